@@ -1,6 +1,6 @@
-// Whole operators, without the dispatcher, on the CPU driver and on the CUDA
-// driver's arithmetic: equal bit for bit. ctest runs this with one and with two
-// threads and with every instruction set.
+// Whole operators, of the library on the CPU and on the CUDA driver's
+// arithmetic: equal bit for bit. ctest runs this with one and with two threads
+// and with every instruction set.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,7 +8,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "apply/cpu.h"
 #include "cuda_on_host.h"
 #include "row_calls.h"
 #include "tensors.h"
@@ -16,13 +15,18 @@
 namespace torch_sgmcmc {
 namespace {
 
+// Whether the device may add to the step.
+constexpr bool HasDeviceStep(const Row& row) {
+  return row.noise == Noise::kUpdate || row.noise == Noise::kGiven;
+}
+
 // From the same state, on both drivers. 7 tensors fit in one table of the CUDA
 // driver, 230 need several a dtype.
 TEST(Drivers, Agree) {
   const auto compare = [](const State& before, const auto& run) {
     State cpu = before;
     State cuda = before;
-    run(cpu, std::type_identity<CpuDriver>());
+    run(cpu, std::type_identity<Library>());
     run(cuda, std::type_identity<cuda_on_host::Driver>());
     const size_t count = before.offsets.size();
     EXPECT_TRUE(cpu == cuda) << count << " tensors, " << before.num_chains;
@@ -50,21 +54,27 @@ TEST(Drivers, AgreeOnAKickAlone) {
     call.numbers[1] = 0;
     return call;
   };
-  Perform<HMCLeapfrog, CpuDriver>(kick(cpu));
-  Perform<HMCLeapfrog, cuda_on_host::Driver>(kick(cuda));
+  PerformBy<HMCLeapfrog, Library>(kick(cpu));
+  PerformBy<HMCLeapfrog, cuda_on_host::Driver>(kick(cuda));
   EXPECT_TRUE(cpu == cuda);
   EXPECT_TRUE(cpu.params == State(7).params);
   EXPECT_FALSE(cpu == State(7));
 }
 
 TEST(Drivers, DeviceStepIsAddedToStep) {
-  State a(7);
-  State b(7);
   std::vector<int64_t> device_step = {75};
-  PerformOn<SGLDStep, CpuDriver>(a, {.step = 77});
-  PerformOn<SGLDStep, CpuDriver>(b,
-                                 {.step = 2, .device_step = View(device_step)});
-  EXPECT_TRUE(a == b);
+  ForEachUpdate([&](auto each) {
+    using Op = typename decltype(each)::type;
+    if (!HasDeviceStep(Op::kRow)) return;
+    How how{.has_all = true, .every = 2, .step = 78};
+    State a(7);
+    PerformOn<Op, Library>(a, how);
+    how.step = 3;
+    how.device_step = View(device_step);
+    State b(7);
+    PerformOn<Op, Library>(b, how);
+    EXPECT_TRUE(a == b);
+  });
 }
 
 // Old momenta are forgotten in the steps that resample and only in those.
@@ -80,10 +90,10 @@ TEST(Drivers, MomentumIsResampledOnMultiplesOfTheInterval) {
     fill.seed = 1;
     fill.step = step;
     fill.purpose = 5;
-    Perform<Gaussian, CpuDriver>(fill);
-    PerformOn<SGHMCStep, CpuDriver>(plain, {.step = step});
-    PerformOn<SGHMCStep, CpuDriver>(resampling, {.every = 5, .step = step});
-    PerformOn<SGHMCStep, CpuDriver>(other_momentum, {.every = 5, .step = step});
+    PerformBy<Gaussian, Library>(fill);
+    PerformOn<SGHMCStep, Library>(plain, {.step = step});
+    PerformOn<SGHMCStep, Library>(resampling, {.every = 5, .step = step});
+    PerformOn<SGHMCStep, Library>(other_momentum, {.every = 5, .step = step});
     EXPECT_EQ(plain == resampling, step % 5 != 0) << "step " << step;
     EXPECT_EQ(other_momentum == resampling, step % 5 == 0) << "step " << step;
   }
@@ -94,13 +104,11 @@ TEST(Drivers, ANegativeDeviceStepLeavesEverythingAsItIs) {
   const State before(230);
   ForEachUpdate([&](auto each) {
     using Op = typename decltype(each)::type;
-    if (Op::kRow.noise == Noise::kNone || Op::kRow.noise == Noise::kMomenta) {
-      return;
-    }
+    if (!HasDeviceStep(Op::kRow)) return;
     for (const int64_t every : {0, 1, 2}) {
       const How how{.every = every, .step = 3, .device_step = View(left_out)};
       State after = before;
-      PerformOn<Op, CpuDriver>(after, how);
+      PerformOn<Op, Library>(after, how);
       PerformOn<Op, cuda_on_host::Driver>(after, how);
       EXPECT_TRUE(after == before);
     }
@@ -173,7 +181,7 @@ TEST(Nonfinite, AnyCountClosesTheGate) {
 TEST(Drivers, SplittingIntoCallsChangesNothing) {
   const How how{.has_all = true};
   State together(9);
-  PerformOn<SGHMCStep, CpuDriver>(together, how);
+  PerformOn<SGHMCStep, Library>(together, how);
   State apart(9);
   const Call all = CallOf(SGHMCStep::kRow, apart, how);
   constexpr size_t kMasterList = SGHMCStep::kRow.lists.count - 1;
@@ -190,7 +198,7 @@ TEST(Drivers, SplittingIntoCallsChangesNothing) {
     one.offsets = {all.offsets[i]};
     const std::vector<int64_t>& rows = *all.rows;
     one.rows = std::vector<int64_t>{rows[2 * i], rows[2 * i + 1]};
-    Perform<SGHMCStep, CpuDriver>(one);
+    PerformBy<SGHMCStep, Library>(one);
   }
   EXPECT_TRUE(together == apart);
 }

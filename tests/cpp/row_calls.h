@@ -1,14 +1,19 @@
 // Calls of operators as their rows say, on tensors of all dtypes that a test
-// owns.
+// owns: by the library, or by a driver of the test's own.
 #pragma once
 
 #include <gtest/gtest.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <optional>
 #include <random>
+#include <string>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -17,6 +22,10 @@
 #include "core/row.h"
 #include "methods/rows.h"
 #include "tensors.h"
+
+#if !defined(STABLE_TORCH_ERROR_CODE_CHECK)  // torch 2.11
+#define STABLE_TORCH_ERROR_CODE_CHECK TORCH_ERROR_CODE_CHECK
+#endif
 
 namespace torch_sgmcmc {
 
@@ -201,9 +210,81 @@ inline Call CallOf(const Row& row, State& s, const How& how) {
   return call;
 }
 
+// What the kernel of a row finds on the stack.
+inline std::vector<StableIValue> StackOf(const Call& call) {
+  using torch::stable::detail::from;
+  const auto value = [&](const Slot& slot) {
+    switch (slot.kind) {
+      case Kind::kList:
+        return from(call.lists[slot.index]);
+      case Kind::kNumber:
+        return from(call.numbers[slot.index]);
+      case Kind::kInteger:
+        return from(call.integers[slot.index]);
+      case Kind::kOffsets:
+        return from(call.offsets);
+      case Kind::kSeed:
+        return from(call.seed);
+      case Kind::kStep:
+        return from(call.step);
+      case Kind::kPurpose:
+        return from(call.purpose);
+      case Kind::kDeviceStep:
+        return from(call.device_step);
+      case Kind::kCommon:
+        return from(call.common.*kCommonNumbers[slot.index].place);
+      case Kind::kPriorMeans:
+        return from(call.prior_means);
+      case Kind::kRows:
+        return from(call.rows);
+      case Kind::kNumChains:
+        break;
+    }
+    return from(call.num_chains);
+  };
+  const Slots slots = SlotsOf(call.row);
+  std::vector<StableIValue> stack;
+  for (size_t i = 0; i < slots.count; ++i) {
+    stack.push_back(value(slots.items[i]));
+  }
+  return stack;
+}
+
+// As any program finds it: by name in torch's dispatcher, in the library.
+inline std::vector<StableIValue> Dispatch(const std::string& op,
+                                          std::vector<StableIValue> stack) {
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(
+      ("torch_sgmcmc::" + op).c_str(), "", stack.data(), TORCH_ABI_VERSION));
+  return stack;
+}
+
+template <class... T>
+std::vector<StableIValue> Dispatch(const std::string& op,
+                                   const std::tuple<T...>& arguments) {
+  return Dispatch(
+      op,
+      std::apply(
+          [](const T&... a) {
+            return std::vector<StableIValue>{torch::stable::detail::from(a)...};
+          },
+          arguments));
+}
+
+// In the place of a driver: what the library has on the CPU.
+struct Library;
+
+template <class Op, class Driver>
+void PerformBy(const Call& call) {
+  if constexpr (std::is_same_v<Driver, Library>) {
+    Dispatch(call.row.op, StackOf(call));
+  } else {
+    Perform<Op, Driver>(call);
+  }
+}
+
 template <class Op, class Driver>
 void PerformOn(State& s, const How& how) {
-  Perform<Op, Driver>(CallOf(Op::kRow, s, how));
+  PerformBy<Op, Driver>(CallOf(Op::kRow, s, how));
 }
 
 // All that return nothing.
