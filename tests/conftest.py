@@ -125,16 +125,11 @@ def consumer_program(
 
             def make(build: Path, source: Path = source) -> None:
                 project = cpp.Project(source, build, bare_path)
-                # LibTorch's headers are most of a compilation: the example's many
-                # files are read as one; the preset gcc compiles each.
-                options = (
-                    "-DCMAKE_UNITY_BUILD=ON",
-                    "-DCMAKE_UNITY_BUILD_BATCH_SIZE=20",
-                )
+                options: tuple[str, ...] = ()
                 if name == "programs":
                     documents = shared_folder / "documents.cpp"
                     documents.write_text(cpp.documents())
-                    options += (f"-DDOCUMENTS={documents}",)
+                    options = (f"-DDOCUMENTS={documents}",)
                 project.configure(
                     cpp_package, torch.utils.cmake_prefix_path, options=options
                 )
