@@ -150,7 +150,7 @@ struct CommonNumbers {
 
 struct CommonNumber {
   Scalar scalar;
-  double CommonNumbers::*place;
+  double CommonNumbers::*place = nullptr;
 };
 
 inline constexpr CommonNumber kCommonNumbers[] = {

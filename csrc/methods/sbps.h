@@ -53,9 +53,9 @@ class SBPSPlaceUpdate {
 };
 
 struct SBPSReflectCoefficients {
-  double weight_decay;  // lambda / N
-  double scale;         // 1 / |v|
-  double gain;          // 2 (v . A g) / (|A g|^2 |v|)
+  double weight_decay = 0;  // lambda / N
+  double scale = 0;         // 1 / |v|
+  double gain = 0;          // 2 (v . A g) / (|A g|^2 |v|)
   CommonNumbers common;
 };
 
@@ -104,8 +104,8 @@ class SBPSPreconditionedReflectUpdate : public SBPSReflection<Real, true> {
 };
 
 struct SBPSAdaptCoefficients {
-  double weight_decay;
-  double decay;
+  double weight_decay = 0;
+  double decay = 0;
   CommonNumbers common;
 };
 
