@@ -31,6 +31,9 @@ sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != CHECKOUT]
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+#: Seconds that a teardown may take.
+TEARDOWN = 60
+
 #: Markers of tests that take their time.
 LONG = ("slow", "cpp", "examples")
 
@@ -60,6 +63,25 @@ def pytest_collection_modifyitems(
         left_out = [item for item in items if item.get_closest_marker("exhaustive")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Limits a teardown, which may end programs of the whole session, to a minute.
+
+    The timer of pytest-timeout, which limits test and fixtures together, is put back.
+    """
+
+    def stop(*_: object) -> None:
+        pytest.fail(f"the teardown of {item.nodeid} took more than {TEARDOWN} s")
+
+    handler = signal.signal(signal.SIGALRM, stop)
+    former = signal.setitimer(signal.ITIMER_REAL, TEARDOWN)
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *former)
+        signal.signal(signal.SIGALRM, handler)
 
 
 @pytest.fixture(scope="session")
@@ -145,14 +167,29 @@ def consumer_program(
 def chain_program(
     consumer_program: Callable[[str], Path],
 ) -> Iterator[subprocess.Popen[str]]:
-    """The consumer's program of chains, which does one job after another."""
-    with subprocess.Popen(
+    """The consumer's program of chains, which does one job after another.
+
+    It ends at the word "end" and not at the end of its input, whose pipe a forked
+    process may hold; what does not end is killed.
+    """
+    program = subprocess.Popen(
         [consumer_program("chain")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-    ) as program:
+    )
+    assert program.stdin and program.stdout
+    try:
         yield program
+        if program.poll() is None:
+            program.stdin.write("end\n")
+            program.stdin.flush()
+        program.wait(timeout=30)
+    finally:
+        program.kill()
+        program.wait()
+        program.stdin.close()
+        program.stdout.close()
 
 
 @pytest.fixture

@@ -230,7 +230,8 @@ int main() {
   torch::set_num_threads(1);
   std::string job;
   std::string result;
-  while (std::getline(std::cin, job) && std::getline(std::cin, result)) {
+  while (std::getline(std::cin, job) && job != "end" &&
+         std::getline(std::cin, result)) {
     try {
       Run(job, result);
     } catch (const std::exception& error) {

@@ -52,11 +52,16 @@ class Minibatches:
         self.position += 1
         return batch
 
-    def _begin(self) -> Iterator[Any]:
+    def close(self) -> None:
+        """Ends the pass in progress and its worker processes."""
+        self._batches = None
         if getattr(self._loader, "persistent_workers", False):
-            # Such workers have the random numbers of the epochs before, and an iterator
-            # that is used again draws others than a new one.
             self._loader._iterator = None
+
+    def _begin(self) -> Iterator[Any]:
+        # Persistent workers have the random numbers of the epochs before, and an
+        # iterator that is used again draws others than a new one.
+        self.close()
         seed = fold_in(self._seed, self.epoch)
         if torch.cuda.is_initialized():
             torch.manual_seed(seed)

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -144,8 +144,8 @@ def look_before(settings: Settings) -> Check:
 def first_of(settings: Settings) -> tuple[nn.Module, Any]:
     """A first chain's model where it begins, and its first minibatch."""
     with _random_numbers(settings, 0) as seed:
-        batches = Minibatches(settings.loader, fold_in(seed, 2))
-        return _model_of(settings), batches.next()
+        with closing(Minibatches(settings.loader, fold_in(seed, 2))) as batches:
+            return _model_of(settings), batches.next()
 
 
 def _model_of(settings: Settings) -> nn.Module:
@@ -215,7 +215,7 @@ class _Run:
                 "a chain in one process (write the loop, with a Collector)"
             )
         self._groups = hyperparameters(self._sampler)
-        self._closure = closure_of(self._sampler, self._loss_of_next)
+        closure_of(self._sampler, self._loss_of_next)  # raises for an HMCECS
         self._schedules = [_checked(make(self._sampler)) for make in settings.schedules]
         self._identity = identity(
             *(self._model, settings.loader, settings.loss, self._schedules),
@@ -269,7 +269,10 @@ class _Run:
 
     def run(self) -> None:
         path = checkpoint_path(self._settings.store, self._chain)
-        with self.collector(self._settings.store) as collector:
+        with (
+            closing(self._batches),
+            self.collector(self._settings.store) as collector,
+        ):
             if path.exists():
                 self._load(checkpoint(path), collector)
             else:  # for a kill before the next
@@ -394,8 +397,10 @@ class _Run:
             callback(state)
 
     def _closure_with(self, collector: Collector) -> Callable[[], Any]:
+        evaluate = closure_of(self._sampler, self._loss_of_next)
+
         def closure() -> Any:
-            value = self._closure()
+            value = evaluate()
             collector.loss = self._loss
             return value
 

@@ -1,0 +1,141 @@
+"""Nothing outlives a call: no worker process, and no cycle through model or loader."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import driver_problem as problem
+import pytest
+from torch import nn
+from torch.utils.data import DataLoader
+
+import torch_sgmcmc as sg
+
+forked = problem.forked
+
+
+@pytest.fixture
+def no_gc() -> Iterator[None]:
+    """Switches the garbage collector off: only reference counts free memory."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Made:
+    """Makes models and remembers them weakly."""
+
+    def __init__(self) -> None:
+        self.models: list[weakref.ref[nn.Module]] = []
+
+    def __call__(self) -> nn.Module:
+        model = problem.model()
+        self.models.append(weakref.ref(model))
+        return model
+
+    @property
+    def num_alive(self) -> int:
+        return sum(model() is not None for model in self.models)
+
+
+def _loader(persistent: bool = False, shuffle: bool = True) -> DataLoader[Any]:
+    return DataLoader(
+        problem.data(),
+        batch_size=10,
+        shuffle=shuffle,
+        num_workers=1,
+        persistent_workers=persistent,
+    )
+
+
+def _children() -> list[Any]:
+    return multiprocessing.active_children()
+
+
+def _sample(loader: Any, made: Any, folder: Path, **options: Any) -> sg.SampleStore:
+    given = {"steps": 14, "burn_in": 3, "every": 1, "seed": 1, "progress": False}
+    return sg.sample(
+        made, problem.sghmc, loader, problem.loss, folder, **{**given, **options}
+    )
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_sample_releases_workers_and_models(
+    persistent: bool, tmp_path: Path, no_gc: None
+) -> None:
+    made, loader = Made(), _loader(persistent)
+    _sample(loader, made, tmp_path)
+    assert made.models
+    assert _children() == []
+    assert made.num_alive == 0
+    loader_alive = weakref.ref(loader)
+    del loader
+    assert loader_alive() is None
+
+
+def test_sample_that_fails_releases_workers(tmp_path: Path, no_gc: None) -> None:
+    made = Made()
+
+    def fail(state: sg.ChainState) -> None:
+        raise OSError("no more")
+
+    # The steps stop within an epoch, whose workers are running.
+    with pytest.raises(OSError, match="no more"):
+        _sample(_loader(), made, tmp_path, callbacks=fail, check=False)
+    assert _children() == []
+
+
+def test_sample_with_a_schedule_releases_models(tmp_path: Path, no_gc: None) -> None:
+    made = Made()
+    _sample(_loader(), made, tmp_path, schedule=problem.cycles)
+    assert _children() == []
+    assert made.num_alive == 0
+
+
+def test_the_tools_release_model_and_loader(tmp_path: Path, no_gc: None) -> None:
+    store = _sample(_loader(), problem.model, tmp_path)
+    x, y = problem.data().tensors
+
+    def released(use: Callable[[nn.Module, DataLoader[Any]], object]) -> None:
+        model, loader = problem.model(), _loader(shuffle=False)
+        alive = weakref.ref(model), weakref.ref(loader)
+        use(model, loader)
+        del model, loader
+        assert _children() == []
+        assert [each() for each in alive] == [None, None]
+
+    def check(model: nn.Module, loader: DataLoader[Any]) -> None:
+        sampler = problem.sghmc(model.named_parameters(), seed=1)
+        print(sg.check(model, problem.loss, loader, sampler))
+
+    released(check)
+    released(lambda model, loader: sg.predict(model, store, loader))
+    released(lambda model, loader: sg.predict(model, store, x).mean.sum())
+    released(lambda model, loader: sg.report(model, store, x, y))
+
+
+def test_a_sampler_is_released(no_gc: None) -> None:
+    """Steps, hooks, gauges and a collector leave no cycle behind."""
+    model = problem.model()
+    sampler = problem.sghmc(model.named_parameters(), seed=1)
+    alive = weakref.ref(model), weakref.ref(sampler)
+    with sg.Collector(
+        sampler, model, sg.SampleStore(), every=1, gauges=sg.Gauges(sampler)
+    ):
+        for _ in range(3):
+            sampler.zero_grad()
+            problem.loss(model, problem.data()[:10]).backward()
+            sampler.step()
+    del model, sampler
+    assert [each() for each in alive] == [None, None]
+
+
+def test_processes_end_with_their_chains(tmp_path: Path, forked: None) -> None:
+    _sample(_loader(), problem.model, tmp_path, chains=2, processes=2)
+    assert _children() == []
