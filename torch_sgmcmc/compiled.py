@@ -12,7 +12,7 @@ from torch.func import grad_and_value
 from torch.torch_version import TorchVersion
 
 from torch_sgmcmc.chain.checks import check_integer
-from torch_sgmcmc.chain.record import has_hooks
+from torch_sgmcmc.chain.record import has_hooks, rescale_momenta
 from torch_sgmcmc.sampler import Sampler, check_sampler
 
 __all__ = ["compiled_steps"]
@@ -152,6 +152,7 @@ def compiled_steps(
         before = sampler.num_skipped
         # What the first step creates is no part of a graph.
         has_begun = int(sampler.param_groups[0]["step"]) > 0
+        rescale_momenta(sampler)  # between blocks, never inside
         losses = (compiled if has_begun else block)(*batches)
         left_out = sampler.num_skipped - before
         if left_out and sampler.param_groups[0]["nonfinite"] == "raise":

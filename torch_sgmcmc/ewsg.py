@@ -33,6 +33,7 @@ from torch_sgmcmc.chain.operators import (
 )
 from torch_sgmcmc.chain.prior import prior_of
 from torch_sgmcmc.chain.record import Chain, Work
+from torch_sgmcmc.chain.rescaling import rests, scales
 from torch_sgmcmc.chain.settings import settings
 from torch_sgmcmc.chain.shared_settings import SharedSettings
 from torch_sgmcmc.chain.state_checks import check_count, check_part
@@ -258,6 +259,7 @@ class EWSG(SharedSettings):
             )
 
     def _check_progress(self, group: dict[str, Any]) -> None:
+        super()._check_progress(group)
         check_part(group, "num_accepted", "num_proposals")
         drawn = check_count("num_drawn", group["num_drawn"])
         numbers = group["minibatches"]
@@ -314,6 +316,8 @@ class EWSG(SharedSettings):
         self._num_drawn = first["num_drawn"]
         numbers = list(former) if former else self._fresh()
         loss = self._evaluate(closure, numbers)
+        if all(map(rests, self.param_groups)):
+            return loss
         work = self._gather_like(again)
         if not work:
             raise RuntimeError(
@@ -506,6 +510,7 @@ class EWSG(SharedSettings):
                 prior_precision=group["prior_precision"],
                 **prior_of(chain.state, group, params),
                 temperature=group["temperature"],
+                momentum_scale=scales(group).get("momentum_scale", 1.0),
                 surrogate=_SURROGATES.index(group["surrogate"]),
                 num_chains=chains,
             )
@@ -578,7 +583,8 @@ class EWSG(SharedSettings):
         return self._METHOD if len(lists) > 1 else self._OVERDAMPED
 
     def _update(self, chain: Chain, work: Work, prepared: list[list[Tensor]]) -> None:
-        self._call_of(prepared).update(chain, work, prepared)
+        instead = self._instead(work.group)
+        self._call_of(prepared).update(chain, work, prepared, **instead)
         if len(prepared) == 1:
             for p in work.params:  # what a schedule of the momentum left behind
                 self._forget(p, "momentum")

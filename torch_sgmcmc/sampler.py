@@ -36,6 +36,19 @@ from torch_sgmcmc.chain.param_groups import (
     with_known_arguments,
 )
 from torch_sgmcmc.chain.record import Chain, Work
+from torch_sgmcmc.chain.rescaling import (
+    ESTIMATE_SETTINGS,
+    finish_rescaling,
+    is_drawn,
+    leaves_momenta,
+    noise_estimate,
+    note_estimate,
+    records_of,
+    redraw_momenta,
+    rescale_now,
+    rests,
+    scales,
+)
 from torch_sgmcmc.chain.turns import take_turn
 
 __all__ = ["Sampler", "check_sampler"]
@@ -119,6 +132,10 @@ class Sampler(Bookkeeping):
         own = cls.__dict__
         if own.get("_METHOD") is not None and "_STATE" not in own:
             cls._STATE = cls._METHOD.state
+        state = cls._METHOD.state if cls._METHOD is not None else cls._STATE
+        cls._RECORDS = records_of(state, [row.name for row in cls._SETTINGS])
+        new = (key for key in cls._RECORDS if key not in cls._MANAGED)
+        cls._MANAGED = (*cls._MANAGED, *new)
         if "__init__" in cls.__dict__:
             cls.__init__ = with_known_arguments(cls.__init__)  # type: ignore[method-assign]
 
@@ -161,7 +178,10 @@ class Sampler(Bookkeeping):
 
     def _instead(self, group: dict[str, Any]) -> dict[str, Any]:
         """Numbers that the operator is given in place of the group's."""
-        return {}
+        numbers: dict[str, Any] = scales(group)
+        if ESTIMATE_SETTINGS in group and not isinstance(group["noise_estimate"], str):
+            numbers["noise_estimate"] = noise_estimate(group)
+        return numbers
 
     # ---- The optimizer interface ----------------------------------------------
 
@@ -284,8 +304,13 @@ class Sampler(Bookkeeping):
         if self._make_again():
             return loss
         work = self._gather()
+        if all(map(rests, chain.groups)):
+            return loss
+        if self._RECORDS and self.defaults["capturable"]:
+            self._rescale_now(chain)
         try:
             check_finite(chain, work, looks_later=self._looks_later)
+            redraw_momenta(chain)
             prepared = self._prepare_all(chain, work)
             self._advance(chain, work, prepared)
             if work and self._repeats(work[0].group) and can_be_made_again(chain, work):
@@ -322,13 +347,17 @@ class Sampler(Bookkeeping):
         if grads is None:
             return False
         group = again.work.group
-        if not again.has_same_numbers():
+        is_same = again.has_same_numbers()
+        if not is_same:
             if distributed.is_laying_out(chain) or not is_plain(group):
                 return False
             self._check_all_groups()
             choice_of(chain)
-            if not self._repeats(group):
+            if not self._repeats(group) or rests(group) or is_drawn(group):
                 return False
+            if self._RECORDS:
+                note_estimate(chain)
+        if not is_same or again.rescales:
             again.note(chain, self._instead(group))
         enabled = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)
@@ -352,6 +381,9 @@ class Sampler(Bookkeeping):
             chain.gauges._observe([again.work._replace(grads=grads)])
         if not again.update(grads):
             return False
+        if not again.is_recorded:
+            finish_rescaling(chain, [again.work])
+            again.is_recorded = True
         chain.placement.have_changed(again.work.params)
         chain.again = again
         return True
@@ -365,6 +397,8 @@ class Sampler(Bookkeeping):
             return False
         if torch.cuda.is_current_stream_capturing():
             return True
+        if self._RECORDS and leaves_momenta(self._chain, work):
+            return False
         return all(
             lists.params[0].device == device and all(map(self._has_begun, lists.params))
             for lists in work
@@ -381,6 +415,8 @@ class Sampler(Bookkeeping):
         """Checks gradients, and groups if need be, and lists what is to be updated."""
         if not checked:
             self._check_all_groups()
+        if self._RECORDS:
+            note_estimate(self._chain_now())
         return gather(self._chain_now())
 
     def _advance(self, chain: Chain, work: list[Work], prepared: list[Any]) -> None:
@@ -393,6 +429,8 @@ class Sampler(Bookkeeping):
                 lists = lists._replace(group={**lists.group, "step": gate})
             self._update(chain, lists, state)
             chain.placement.have_changed(lists.params)
+        if self._RECORDS:
+            finish_rescaling(chain, work)
         for group, own in chain.ledger.entries:
             if gate is not None and torch.is_tensor(group["step"]):
                 group["step"] += gate >= 0
@@ -402,6 +440,11 @@ class Sampler(Bookkeeping):
                 own["step"] = group["step"]
         if chain.created:
             chain.created.clear()
+
+    def _rescale_now(self, chain: Chain) -> None:
+        """Brings the momenta of a capturable sampler to its lr, T and N."""
+        redraw_momenta(chain)
+        rescale_now(chain)
 
     # ---- In words -------------------------------------------------------------
 

@@ -510,7 +510,10 @@ class SGHMC(ManyChains):
         )
 
     def _instead(self, group: dict[str, Any]) -> dict[str, Any]:
-        return {"noise_estimate": 0.0} if group["noise_estimate"] in _CHECKED else {}
+        numbers = super()._instead(group)
+        if group["noise_estimate"] in _CHECKED:
+            numbers["noise_estimate"] = 0.0
+        return numbers
 
     def _update(
         self, chain: Chain, work: Work, prepared: tuple[list[Tensor], ...]

@@ -111,4 +111,4 @@ class SGNHT(ManyChains):
         rate = group["thermostat_rate"]
         if rate is None:
             rate = group["lr"] * group["temperature"] / group["num_data"]
-        return {"thermostat_rate": rate}
+        return {**super()._instead(group), "thermostat_rate": rate}

@@ -138,6 +138,12 @@ inline constexpr Scalar kResampleEvery{
     "resample_momentum_every", Domain::kCount, 0};
 inline constexpr Scalar kThermostatRate{"thermostat_rate",
                                         Domain::kNotNegative};
+// What momenta and thermostats of other settings are multiplied by, see
+// host/rescaling.h.
+inline constexpr Scalar kMomentumScale{
+    "momentum_scale", Domain::kNotNegative, 1};
+inline constexpr Scalar kThermostatScale{
+    "thermostat_scale", Domain::kNotNegative, 1};
 inline constexpr Scalar kNumChains{"num_chains", Domain::kPositiveCount};
 
 }  // namespace rows

@@ -177,7 +177,7 @@ constexpr OfSampler kSamplers[] = {{"SGLD", kSGLD, Motion::kLangevin},
 // clang-format off
 constexpr std::string_view kBesides[] = {
     "seed", "step", "offsets", "sizes", "next_offset", "capturable",
-    "nonfinite", "num_skipped",
+    "nonfinite", "num_skipped", "momentum_settings", "noise_estimate_settings",
     "num_proposals", "num_accepted", "num_trajectories", "num_divergences",
     "dual_averaging", "num_drawn", "minibatches",
     "num_subsamples_accepted", "num_evaluations", "sign", "mean_difference",

@@ -1,15 +1,16 @@
 // The BAOA update, shared by CPU and CUDA: SGHMC whose friction stands between
 // two halves of the drift.
 //
-//   u     <- v - lr g
+//   u     <- f v - lr g
 //   v     <- m u + sqrt((1 + m)^2 (f - beta) lr T / (2 N)) xi
 //   theta <- theta + (u + v) / 2     (the new v)
 //
-// with g = grad + (lambda / N) (theta - mu), m the momentum and f = 2 (1 - m) /
-// (1 + m), so that without beta v has (1 - m^2) lr T / N, what an exact step of
-// Ornstein and Uhlenbeck has: BAOAB of Leimkuhler and Matthews 2013, looked at
-// where its gradient is. beta = lr N Var(grad) / (2 T) is what minibatches
-// bring, to first order in lr.
+// with f = 1 unless lr, T or N have changed (host/rescaling.h), g = grad +
+// (lambda / N) (theta - mu), m the momentum and f = 2 (1 - m) / (1 + m), so
+// that without beta v has (1 - m^2) lr T / N, what an exact step of Ornstein
+// and Uhlenbeck has: BAOAB of Leimkuhler and Matthews 2013, looked at where its
+// gradient is. beta = lr N Var(grad) / (2 T) is what minibatches bring, to
+// first order in lr.
 #pragma once
 
 #include <algorithm>
@@ -33,10 +34,12 @@ struct BAOACoefficients : PriorCoefficients {
                    double prior_precision,
                    double temperature,
                    double noise_estimate,
+                   double momentum_scale = 1,
                    const CommonNumbers& common = {})
       : PriorCoefficients(prior_precision, num_data, common),
         lr(lr),
         momentum(momentum),
+        momentum_scale(momentum_scale),
         noise_variance((1 + momentum) * (1 + momentum) *
                        std::max(0.0, Friction(momentum) - noise_estimate) * lr *
                        temperature / (2 * num_data)) {}
@@ -47,6 +50,7 @@ struct BAOACoefficients : PriorCoefficients {
 
   double lr;
   double momentum;
+  double momentum_scale;  // f
   double noise_variance;
 };
 
@@ -60,13 +64,14 @@ class BAOAUpdate : public PosteriorGradient<Real> {
       : PosteriorGradient<Real>(c),
         minus_lr_(static_cast<Real>(-c.lr)),
         momentum_(static_cast<Real>(c.momentum)),
+        momentum_scale_(static_cast<Real>(c.momentum_scale)),
         noise_scale_(static_cast<Real>(std::sqrt(c.noise_variance))) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
 
   SG_INLINE void operator()(Real (&x)[4], Real xi) const {
     const Real g = this->Gradient(x[0], x[3], x[1]);
-    const Real kicked = Fma(minus_lr_, g, x[2]);
+    const Real kicked = Fma(minus_lr_, g, momentum_scale_ * x[2]);
     x[2] = Fma(momentum_, kicked, noise_scale_ * xi);
     x[0] = Fma(Real(0.5), kicked + x[2], x[0]);
   }
@@ -74,6 +79,7 @@ class BAOAUpdate : public PosteriorGradient<Real> {
  private:
   Real minus_lr_;
   Real momentum_;
+  Real momentum_scale_;
   Real noise_scale_;
 };
 
@@ -86,7 +92,8 @@ struct BAOAStep {
                   rows::kNumData,
                   rows::kPriorPrecision,
                   rows::kTemperature,
-                  rows::kNoiseEstimate},
+                  rows::kNoiseEstimate,
+                  rows::kMomentumScale},
       .noise = Noise::kUpdate,
       .has_prior_mean = true};
   using Coefficients = BAOACoefficients;

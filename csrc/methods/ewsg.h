@@ -34,6 +34,7 @@ struct EWSGCoefficients {
                    double num_data,
                    double prior_precision,
                    double temperature,
+                   double momentum_scale,
                    Surrogate surrogate,
                    double prior_mean)
       : lr(lr),
@@ -43,7 +44,7 @@ struct EWSGCoefficients {
     const double alpha = 1 - momentum;
     switch (surrogate) {
       case Surrogate::kMomentum:
-        twice_share = 2 * alpha;
+        twice_share = 2 * alpha * momentum_scale;
         break;
       case Surrogate::kZero:
         break;
@@ -51,7 +52,7 @@ struct EWSGCoefficients {
         twice_shift = 2 * std::sqrt(2 * alpha * lr * temperature / num_data);
         break;
       case Surrogate::kFullMomentum:
-        twice_share = -2 * momentum;
+        twice_share = -2 * momentum * momentum_scale;
         break;
     }
   }
@@ -120,6 +121,7 @@ struct EWSGLogRatios {
                   rows::kNumData,
                   rows::kPriorPrecision,
                   rows::kPositiveTemperature,
+                  rows::kMomentumScale,
                   {"surrogate", Domain::kCode},
                   rows::kNumChains},
       .has_prior_mean = true,
@@ -127,7 +129,7 @@ struct EWSGLogRatios {
 
   template <class Call>
   static std::string Refusal(const Call& call) {
-    const int64_t surrogate = call.integer(5);
+    const int64_t surrogate = call.integer(6);
     if (surrogate >= 0 && surrogate < kSurrogates) return "";
     return "Invalid surrogate: " + std::to_string(surrogate) +
            " (must be 0, 1, 2 or 3)";
@@ -140,7 +142,8 @@ struct EWSGLogRatios {
                              call.number(2),
                              call.number(3),
                              call.number(4),
-                             static_cast<Surrogate>(call.integer(5)),
+                             call.number(5),
+                             static_cast<Surrogate>(call.integer(6)),
                              call.common.prior_mean);
     const bool has_momentum = !call.list(3).empty() && c.twice_share != 0;
     const auto reduce = [&](auto prior) {

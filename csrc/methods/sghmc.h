@@ -1,15 +1,15 @@
 // The SGHMC update, shared by CPU and CUDA.
 //
-//   v     <- (1 - alpha) v - lr g + sqrt(2 (alpha - beta) lr T / N) xi
+//   v     <- (1 - alpha) f v - lr g + sqrt(2 (alpha - beta) lr T / N) xi
 //   theta <- theta + v     (the new v)
 //
-// with g = grad + (lambda / N) (theta - mu) and alpha = 1 - momentum: eq. 15 of
-// Chen, Fox and Guestrin 2014 with eta = lr / N. beta accounts for the noise
-// that the minibatch itself brings: beta = lr N Var(grad) / (2 T). If Var(grad)
-// is given for each coordinate, 2 (alpha - beta) lr T / N becomes 2 alpha lr T
-// / N - lr^2 Var(grad). With a mass M and a friction C of each coordinate
-// (algorithm 2), lr / M, alpha C / M and beta / M take the places of lr, alpha
-// and beta.
+// with f = 1 unless lr, T or N have changed (host/rescaling.h), g = grad +
+// (lambda / N) (theta - mu) and alpha = 1 - momentum: eq. 15 of Chen, Fox and
+// Guestrin 2014 with eta = lr / N. beta accounts for the noise that the
+// minibatch itself brings: beta = lr N Var(grad) / (2 T). If Var(grad) is given
+// for each coordinate, 2 (alpha - beta) lr T / N becomes 2 alpha lr T / N -
+// lr^2 Var(grad). With a mass M and a friction C of each coordinate (algorithm
+// 2), lr / M, alpha C / M and beta / M take the places of lr, alpha and beta.
 #pragma once
 
 #include <algorithm>
@@ -44,18 +44,21 @@ struct SGHMCCoefficients : PriorCoefficients {
                     double prior_precision,
                     double temperature,
                     double noise_estimate,
+                    double momentum_scale = 1,
                     const CommonNumbers& common = {})
       : PriorCoefficients(prior_precision, num_data, common),
         lr(lr),
         momentum(momentum),
         heat(2 * lr * temperature / num_data),
-        noise_estimate(noise_estimate) {}
+        noise_estimate(noise_estimate),
+        momentum_scale(momentum_scale) {}
 
   // The update that follows a draw of the momentum, and its standard deviation.
   SGHMCCoefficients AfterDraw(int64_t every) const {
     SGHMCCoefficients c = *this;
     c.lr = lr / (1 + momentum);
     c.noise_estimate = noise_estimate / ((1 + momentum) * (1 + momentum));
+    c.momentum_scale = 1;
     c.filter = {every, true};
     return c;
   }
@@ -75,6 +78,7 @@ struct SGHMCCoefficients : PriorCoefficients {
   double momentum;
   double heat;  // 2 lr T / N
   double noise_estimate;
+  double momentum_scale;  // f
   StepFilter filter;
 };
 
@@ -87,7 +91,7 @@ class SGHMCUpdate : public PosteriorGradient<Real> {
   explicit SGHMCUpdate(const SGHMCCoefficients& c)
       : PosteriorGradient<Real>(c),
         minus_lr_(static_cast<Real>(-c.lr)),
-        momentum_(static_cast<Real>(c.momentum)),
+        momentum_(static_cast<Real>(c.momentum * c.momentum_scale)),
         noise_scale_(static_cast<Real>(std::sqrt(c.NoiseVariance()))),
         filter_(c.filter) {}
 
@@ -120,7 +124,7 @@ class SGHMCNoiseAwareUpdate : public PosteriorGradient<Real> {
   explicit SGHMCNoiseAwareUpdate(const SGHMCCoefficients& c)
       : PosteriorGradient<Real>(c),
         minus_lr_(static_cast<Real>(-c.lr)),
-        momentum_(static_cast<Real>(c.momentum)),
+        momentum_(static_cast<Real>(c.momentum * c.momentum_scale)),
         noise_variance_(static_cast<Real>(c.NoiseVariance())),
         minus_lr_squared_(static_cast<Real>(-c.lr * c.lr)),
         filter_(c.filter) {}
@@ -225,6 +229,7 @@ inline constexpr Few<Scalar, kMaxArguments> kSGHMCNumbers = {
     rows::kPriorPrecision,
     rows::kTemperature,
     rows::kNoiseEstimate,
+    rows::kMomentumScale,
     rows::kResampleEvery};
 
 // The update, before every k-th of which momenta are draw_std times normals.
@@ -288,7 +293,7 @@ struct SGHMCStep {
                             Driver,
                             Plan,
                             SGHMCCoefficients>;
-    update(driver, plan, c, stream, c.DrawStd(), call.integer(6));
+    update(driver, plan, c, stream, c.DrawStd(), call.integer(7));
   }
 };
 
@@ -333,7 +338,7 @@ struct SGHMCByCoordinateStep {
             has_variance},
         stream,
         /*draw_std=*/1,
-        call.integer(6));
+        call.integer(7));
   }
 };
 

@@ -155,9 +155,15 @@ DEFAULTS: dict[type[sg.Sampler], dict[str, Any]] = {
         "noise_estimate": 0.0,
         "resample_momentum_every": 0,
         "initial_momentum": "stationary",
+        "momentum_settings": None,
+        "noise_estimate_settings": None,
     },
     sg.PSGLD: {"decay": 0.99, "eps": 1e-5, "adapt": True, "gamma": True},
-    sg.SGNHT: {"momentum": 0.9, "thermostat_rate": None},
+    sg.SGNHT: {
+        "momentum": 0.9,
+        "thermostat_rate": None,
+        "momentum_settings": None,
+    },
     sg.EWSG: {
         "momentum": 0.9,
         "surrogate": "momentum",
@@ -167,6 +173,7 @@ DEFAULTS: dict[type[sg.Sampler], dict[str, Any]] = {
         "persistent_index_chain": False,
         "num_drawn": 0,
         "minibatches": [],
+        "momentum_settings": None,
     },
 }
 
@@ -318,7 +325,7 @@ def test_curvatures_are_probed_with_signs_of_their_own() -> None:
     g = torch.Generator().manual_seed(0)
     p = nn.Parameter(torch.randn(200, generator=g, dtype=torch.float64))
     a = torch.randn(200, 200, generator=g, dtype=torch.float64)
-    sampler = sg.PSGLD([p], 0.0, num_data=7, decay=0.75, seed=3)
+    sampler = sg.PSGLD([p], 1e-30, num_data=7, decay=0.75, seed=3)
     expected = square = torch.zeros_like(p.detach())
     for step in range(2):
         sampler.zero_grad()

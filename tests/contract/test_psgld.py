@@ -86,7 +86,7 @@ def test_it_is_that_of_the_present_v_and_eps(
 def test_it_is_the_same_on_every_processor(dtype: torch.dtype) -> None:
     """Rounded as NumPy's, which is IEEE 754's; torch's roots are not everywhere."""
     p = torch.ones(1000, dtype=dtype, requires_grad=True)
-    sampler = sg.PSGLD([p], lr=0.0, num_data=1, adapt=False, eps=0.1, seed=0)
+    sampler = sg.PSGLD([p], lr=1e-30, num_data=1, adapt=False, eps=0.1, seed=0)
     p.grad = torch.linspace(0.1, 3, 1000, dtype=dtype)
     sampler.step()
     square = p.grad.numpy() ** 2
@@ -129,12 +129,12 @@ def gamma_step(sampler: sg.PSGLD, curvature: torch.Tensor) -> None:
 def test_v_and_its_sensitivity_begin_with_gradient_and_curvature(
     dtype: torch.dtype,
 ) -> None:
-    """Without a gradient V has the mean of the others; lr = 0 shows it, J being 1."""
+    """Without a gradient V has the mean of the others: nothing moves, and J is 1."""
     theta = torch.tensor([0.0, 1.0, -2.0, 3.0, -1e-3], dtype=dtype)
     curvature = torch.tensor([2.0, 0.5, -1.0, 0.0, 4.0], dtype=dtype)
     p = theta.clone().requires_grad_()
     settings = {"num_data": 10, "temperature": 3.0, "decay": 0.75}
-    sampler = sg.PSGLD([p], 0.0, **settings, seed=1)
+    sampler = sg.PSGLD([p], 1e-30, **settings, seed=1)
     gamma_step(sampler, curvature)
     state = sampler.state[p]
     wide = torch.float64 if dtype == torch.float64 else torch.float32
@@ -155,7 +155,7 @@ def test_gamma_that_begins_later() -> None:
     """V may rest on one gradient: it gets the curvature's part, and W begins at 0."""
     p = torch.tensor([1e-6, 2.0]).requires_grad_()
     curvature = torch.tensor([1.0, 3.0])
-    sampler = sg.PSGLD([p], 0.0, num_data=10, decay=0.75, seed=1, gamma=False)
+    sampler = sg.PSGLD([p], 1e-30, num_data=10, decay=0.75, seed=1, gamma=False)
     gamma_step(sampler, curvature)
     v = sampler.state[p]["square_average"].clone()
     grad = p.detach() * curvature
@@ -175,7 +175,7 @@ def test_gamma_that_begins_later() -> None:
 def test_a_checkpoint_goes_on_as_it_was() -> None:
     """V and W that are there, however small, are not begun anew."""
     p = torch.tensor([1.0, 2.0]).requires_grad_()
-    sampler = sg.PSGLD([p], 0.0, num_data=10, decay=0.75, seed=1)
+    sampler = sg.PSGLD([p], 1e-30, num_data=10, decay=0.75, seed=1)
     gamma_step(sampler, torch.ones(2))
     state = sampler.state_dict()
     state["state"][0]["square_average"] = torch.tensor([0.0, 1e-12])

@@ -416,7 +416,7 @@ def test_a_checkpoint_that_looks_for_state_makes_no_step(lr: float) -> None:
     assert is_again(sampler) == (lr > 0)
     sampler.zero_grad()
     get_optimizer_state_dict(model, sampler)
-    assert sampler.param_groups[0]["step"] == 3
+    assert sampler.param_groups[0]["step"] == (3 if lr > 0 else 0)
 
 
 def step_on_one_rank(

@@ -197,7 +197,8 @@ class Compared(Made):
         with_momenta = op == "sghmc_step_"
         self.momenta = self.lists[2] if with_momenta else []
         self.weights = {**dict(lr=0.3, momentum=0.8 * with_momenta, num_data=7.0)}
-        self.weights |= {"prior_precision": 1.9, "temperature": 0.7, "surrogate": 3}
+        self.weights |= {"prior_precision": 1.9, "temperature": 0.7}
+        self.weights |= {"momentum_scale": 1.25, "surrogate": 3}
         self.prior = common("ewsg_log_ratio", **more)
 
     def weight_words(self, **instead: Any) -> Tensor:
@@ -276,7 +277,7 @@ def test_ewsg_changes_nothing_for_what_is_not_finite(which: str, value: float) -
         ("lengths", [1, -1], "weights is no call of ewsg_log_ratio"),
         ("lengths", [10**6, 0], "state has fewer tensors than packed says"),
         ("numbers", [0.1], "packed is not a call of ewsg_log_ratio"),
-        ("numbers", [0.1, 0.9, 7.0, 1.0, 0.7, 9.0, 1.0, 0.0], "Invalid surrogate: 9"),
+        ("numbers", [0.1, 0.9, 7, 1.0, 0.7, 1, 9.0, 1.0, 0.0], "Invalid surrogate: 9"),
     ],
 )
 def test_ewsg_refuses_weights_that_do_not_fit(key: str, value: Any, words: str) -> None:

@@ -199,16 +199,6 @@ def test_what_is_laid_out_is_as_what_the_first_step_makes(kind: str) -> None:
                 assert blank[name][key].shape == value.shape
 
 
-def test_a_step_with_a_learning_rate_of_zero_counts() -> None:
-    # A warm-up that starts from 0, and gradients that vanish.
-    net = Net()
-    sampler = sg.SGLD(groups(net), lr=0.0, num_data=1, seed=0)
-    for p in net.trained():
-        p.grad = torch.zeros_like(p)
-    sampler.step(closure=None)
-    assert [group["step"] for group in sampler.param_groups] == [1, 1]
-
-
 def test_state_that_was_laid_out_in_vain_is_forgotten() -> None:
     nets = Net(), Net()
     one, other = (sampler_of("SGHMC", net) for net in nets)

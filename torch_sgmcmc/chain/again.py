@@ -53,6 +53,9 @@ class Again:
         # Not the gradients, which are to be free when they are dropped.
         self.work = work._replace(grads=[])
         self._method, self.lists = method, lists
+        #: Whether momenta are rescaled in the step that was packed, and whether
+        #: the group's records are of the numbers that were packed.
+        self.rescales, self.is_recorded = False, True
         #: Of EWSG: what minibatches are compared by.
         self.weights: Any = None
         [(group, self._own)] = chain.ledger.entries
@@ -72,6 +75,8 @@ class Again:
         """Takes the hyperparameters as they are now."""
         self._note_numbers()
         self._pack(chain, instead)
+        self.rescales = "momentum_scale" in instead or "thermostat_scale" in instead
+        self.is_recorded = False
 
     def set(self, progress: dict[str, Any]) -> None:
         """Sets what a sampler counts."""

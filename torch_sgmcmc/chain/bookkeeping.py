@@ -41,6 +41,7 @@ from torch_sgmcmc.chain.parameters import (
 from torch_sgmcmc.chain.placement import placement_of
 from torch_sgmcmc.chain.prior import PRIOR_MEAN, copies, number_or
 from torch_sgmcmc.chain.record import Chain
+from torch_sgmcmc.chain.rescaling import check_records, note_estimate
 from torch_sgmcmc.chain.settings import Setting, check_settings
 from torch_sgmcmc.chain.state_checks import (
     Expected,
@@ -61,6 +62,8 @@ class Bookkeeping(Optimizer):
         *("seed", "step", "offsets", "sizes", "next_offset", "capturable"),
         *("nonfinite", "num_skipped"),
     )
+    #: What each group records of the settings that its state belongs to.
+    _RECORDS: ClassVar[tuple[str, ...]] = ()
     #: Its hyperparameters.
     _SETTINGS: ClassVar[tuple[Setting, ...]] = ()
     #: Those that must be equal in all groups.
@@ -136,7 +139,7 @@ class Bookkeeping(Optimizer):
         self._chain = Chain(
             type(self).__name__,
             self._group_keys,
-            Ledger(keys),
+            Ledger(keys, self._RECORDS),
             self._NONFINITE,
             self._CHAINS_HAVE_SEEDS,
         )
@@ -189,6 +192,7 @@ class Bookkeeping(Optimizer):
 
     def _check_progress(self, group: dict[str, Any]) -> None:
         """Raises if what a saved group says of the chain's progress is invalid."""
+        check_records(group, self._RECORDS)
 
     def _check_saved_state(self, index: int, p: Tensor, state: dict[str, Any]) -> None:
         """Raises if what was saved of a parameter, by its parts, is invalid."""
@@ -237,7 +241,7 @@ class Bookkeeping(Optimizer):
             # A state dict may have been loaded.
             self._chain.ledger.put_back(self.param_groups)
             first = self.param_groups[0]
-            each = (*COUNTERS, *OF_GROUP)
+            each = (*COUNTERS, *OF_GROUP, *self._RECORDS)
             shared = {key: first[key] for key in self._MANAGED if key not in each}
         if isinstance(param_group, dict):
             if distributed.is_zero():  # which says to groups what the constructor got
@@ -283,6 +287,7 @@ class Bookkeeping(Optimizer):
             del self.param_groups[before]
             raise
         set_counters(group, self.param_groups[0])
+        group.update(dict.fromkeys(self._RECORDS))
         begin = shared.get(numbering.NEXT, 0)
         numel = self._chain_now().numel
         end = numbering.number(group, [*map(numel, group["params"])], begin)
@@ -292,6 +297,7 @@ class Bookkeeping(Optimizer):
         self._chain.is_settled = False
         self._look_for_shards()
         self._note()
+        note_estimate(self._chain_now())
 
     def renumber(self) -> None:
         """Numbers the noise of parameters that have grown, shrunk or been replaced.
@@ -398,7 +404,7 @@ class Bookkeeping(Optimizer):
         return Expected(
             state=self._STATE,
             common_state=self._COMMON_STATE,
-            equal=[key for key in self._MANAGED if key not in OF_GROUP],
+            equal=[k for k in self._MANAGED if k not in (*OF_GROUP, *self._RECORDS)],
             why_equal=self._WHY_EQUAL,
             capturable=self._CAPTURABLE,
             check_group=self._check_group,

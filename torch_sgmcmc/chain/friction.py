@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch_sgmcmc.chain.rescaling import ESTIMATE_SETTINGS
+from torch_sgmcmc.chain.rescaling import noise_estimate as noise_estimate_of
+
 __all__ = ["check_friction", "check_noise_estimate"]
 
 
@@ -27,7 +30,13 @@ def check_noise_estimate(group: Mapping[str, Any], friction: float, what: str) -
     if noise_estimate == 0:
         return
     if not isinstance(noise_estimate, str):
-        check_friction(noise_estimate, friction, what)
+        scaled, where = noise_estimate_of(group), ""
+        if scaled != noise_estimate:
+            lr = group[ESTIMATE_SETTINGS][1]
+            where = (
+                f" at lr {float(group['lr']):g}, from {noise_estimate:g} at lr {lr:g}"
+            )
+        check_friction(scaled, friction, what, where)
     if group["temperature"] == 0:
         raise ValueError(
             f"Invalid noise_estimate: {noise_estimate!r} (must be 0 at "

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_sgmcmc.chain.fit import check_fits
 from torch_sgmcmc.chain.operators import HAS_CUDA
 from torch_sgmcmc.chain.record import Chain, Work
+from torch_sgmcmc.chain.rescaling import rests
 from torch_sgmcmc.chain.sizes import unlike
 
 __all__ = ["check_cuda", "gather", "refuse_capture"]
@@ -22,6 +23,8 @@ def gather(chain: Chain) -> list[Work]:
         absences.begin()
     work: list[Work] = []
     for group in chain.groups:
+        if rests(group):
+            continue
         if isinstance(group.get("lr"), Tensor):
             group = {**group, "lr": float(group["lr"])}
         work.extend(_of_group(chain, group))

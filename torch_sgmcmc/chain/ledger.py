@@ -26,15 +26,22 @@ class Ledger:
 
     Args:
         keys: of what is the sampler's.
+        records: more of these, of each group by itself.
     """
 
-    def __init__(self, keys: tuple[str, ...]) -> None:
-        self._keys = keys
+    def __init__(self, keys: tuple[str, ...], records: tuple[str, ...] = ()) -> None:
+        self._keys, self._records = (*keys, *records), records
         self.entries: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
     def note(self, groups: list[dict[str, Any]]) -> None:
         """Keeps it as it is now."""
         self.entries = [(g, {key: g[key] for key in self._keys}) for g in groups]
+
+    def note_record(self, group: dict[str, Any], key: str) -> None:
+        """Keeps a record of one group as it is now."""
+        for known, own in self.entries:
+            if known is group:
+                own[key] = group[key]
 
     def note_steps(self) -> None:
         """As :meth:`note`, where only counters can have changed."""
@@ -54,7 +61,8 @@ class Ledger:
                 return
         kept = {id(group): values for group, values in entries}
         # Of a dict that is new, what all groups have alike.
-        alike = {k: v for k, v in entries[0][1].items() if k not in OF_GROUP}
+        each = (*OF_GROUP, *self._records)
+        alike = {k: v for k, v in entries[0][1].items() if k not in each}
         self.entries = [(g, kept.get(id(g), alike)) for g in groups]
         for group, values in self.entries:
             group.update(values)

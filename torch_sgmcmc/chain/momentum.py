@@ -14,7 +14,7 @@ from torch_sgmcmc.chain.master import check_not_capturing
 from torch_sgmcmc.chain.operators import gaussian_
 from torch_sgmcmc.chain.record import Chain
 
-__all__ = ["start_momenta"]
+__all__ = ["draw_stationary", "start_momenta"]
 
 
 def start_momenta(
@@ -37,15 +37,31 @@ def start_momenta(
         return []
     params = [params[i] for i in new]
     check_not_capturing(chain.name, params[0], "momentum")
-    momenta = [torch.zeros_like(p, dtype=state_dtype(p)) for p in params]
-    if stationary:
-        chain.placement.updating(gaussian_)(
-            momenta,
-            std=math.sqrt(group["lr"] * group["temperature"] / group["num_data"]),
-            offsets=[offsets[i] for i in new],
-            purpose=_C.Purpose.MOMENTUM,
-            **chain.noise(group),
-        )
+    momenta = draw_stationary(
+        chain, group, params, [offsets[i] for i in new], stationary=stationary
+    )
     for p, momentum in zip(params, momenta, strict=True):
         chain.create(p, "momentum", momentum)
     return params
+
+
+def draw_stationary(
+    chain: Chain,
+    group: dict[str, Any],
+    params: list[Tensor],
+    offsets: list[int],
+    *,
+    stationary: bool = True,
+) -> list[Tensor]:
+    """Returns momenta drawn from N(0, lr T / N), or zeros."""
+    momenta = [torch.zeros_like(p, dtype=state_dtype(p)) for p in params]
+    if stationary:
+        heat = float(group["lr"]) * group["temperature"] / group["num_data"]
+        chain.placement.updating(gaussian_)(
+            momenta,
+            std=math.sqrt(heat),
+            offsets=offsets,
+            purpose=_C.Purpose.MOMENTUM,
+            **chain.noise(group),
+        )
+    return momenta

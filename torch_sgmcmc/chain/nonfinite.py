@@ -30,6 +30,7 @@ from torch_sgmcmc.chain.gathering import refuse_capture
 from torch_sgmcmc.chain.operators import any_nonfinite, count_nonfinite, step_or_nothing
 from torch_sgmcmc.chain.parameters import name_of
 from torch_sgmcmc.chain.record import Chain, Work
+from torch_sgmcmc.chain.rescaling import MOMENTUM_SETTINGS
 from torch_sgmcmc.chain.seen import Pending, Seen
 from torch_sgmcmc.chain.state_checks import check_equal
 
@@ -181,6 +182,9 @@ def catch_up(chain: Chain) -> None:
     for group in chain.groups:
         group["step"] -= 1
     chain.ledger.note_steps()
+    for group, record in pending.undo:
+        group[MOMENTUM_SETTINGS] = record
+        chain.ledger.note_record(group, MOMENTUM_SETTINGS)
     if pending.choice == "skip":
         leave_out(chain)
     else:

@@ -26,6 +26,8 @@ __all__ = [
     "Work",
     "chain_of",
     "check_groups_of",
+    "has_hooks",
+    "rescale_momenta",
     "state_bytes_of",
     "work_of",
 ]
@@ -82,8 +84,8 @@ class Chain:
         self.placement = Placement()
         #: The Gauges that look on.
         self.gauges: Any = None
-        #: State that a step has created so far: dicts and keys.
-        self.created: list[tuple[dict[str, Any], str]] = []
+        #: State that a step has created so far: dicts, keys, and what was there.
+        self.created: list[tuple[dict[str, Any], str, Any]] = []
         #: Parameters without a gradient.
         self.absences = Absences()
         #: Of gradients: what the device was asked in this step, the steps that it has
@@ -150,13 +152,21 @@ class Chain:
         state = self.state[p]
         state[key] = value
         if not torch.compiler.is_compiling():
-            self.created.append((state, key))
+            self.created.append((state, key, None))
+
+    def replace(self, p: Tensor, key: str, value: Any) -> None:
+        """Puts something else into a parameter's state, until the step has failed."""
+        state = self.state[p]
+        self.created.append((state, key, state[key]))
+        state[key] = value
 
     def undo_created(self) -> None:
         """Takes out of the state what a failed step has put there."""
         created = self.created
-        for state, key in created:
+        for state, key, former in created:
             state.pop(key, None)
+            if former is not None:
+                state[key] = former
         created.clear()
         for p, state in [*self.state.items()]:
             if isinstance(p, Tensor) and not state:
@@ -192,6 +202,11 @@ def work_of(sampler: Optimizer) -> list[Work]:
 def check_groups_of(sampler: Optimizer) -> None:
     """Raises if its hyperparameters are not as they must be."""
     sampler._check_all_groups()  # type: ignore[attr-defined]
+
+
+def rescale_momenta(sampler: Optimizer) -> None:
+    """Brings the momenta of a capturable sampler to its lr, T and N."""
+    sampler._rescale_now(sampler._chain_now())  # type: ignore[attr-defined]
 
 
 def has_hooks(sampler: Optimizer) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,8 @@ class Pending:
 
     def __init__(self, seen: list[Seen], gate: Tensor, choice: str) -> None:
         self.choice = choice
+        #: Records of groups as they were before the step.
+        self.undo: list[tuple[dict[str, Any], Any]] = []
         self._seen = seen
         self._gate = gate.to("cpu", non_blocking=True)
         self._event = None

@@ -33,7 +33,8 @@ class SharedSettings(Sampler):
         if "_SETTINGS" in own and "_SHARED" not in own:
             names = (row.name for row in cls._SETTINGS)
             cls._SHARED = tuple(name for name in names if name not in _OF_GROUP)
-        cls._MANAGED = (*Sampler._MANAGED, *cls._SHARED, *cls._PROGRESS)
+        managed = (*Sampler._MANAGED, *cls._SHARED, *cls._PROGRESS)
+        cls._MANAGED = (*managed, *cls._RECORDS)
 
     def _set(self, **values: Any) -> None:
         """Sets what all groups share."""

@@ -20,6 +20,7 @@ from torch_sgmcmc.chain.given import GIVEN_MASS
 from torch_sgmcmc.chain.operators import gauge_sums
 from torch_sgmcmc.chain.prior import prior_of
 from torch_sgmcmc.chain.record import Chain, Work, chain_of, work_of
+from torch_sgmcmc.chain.rescaling import noise_estimate, scales
 from torch_sgmcmc.chain.state_checks import check_count, check_tensor
 from torch_sgmcmc.chain.trajectory_heat import TrajectoryHeat
 from torch_sgmcmc.judge.centers import centers_of
@@ -395,12 +396,18 @@ class Gauges(Readings):
                 rows += self._by_coordinate(group, params, grads, has_noise)
                 continue
             kind, movers, statistics = _LANGEVIN, [], []
+            factors = {} if plain else scales(group)
             if not plain and "momentum" in states[0]:
                 kind, movers = _MOMENTUM, [s["momentum"] for s in states]
+                if "momentum_scale" in factors:
+                    movers = torch._foreach_mul(movers, factors["momentum_scale"])
             elif motion is _C.Motion.MOMENTUM:
                 motion = _C.Motion.LANGEVIN  # overdamped EWSG
             if motion is _C.Motion.THERMOSTAT:
                 kind, statistics = _THERMOSTAT, [s["thermostat"] for s in states]
+                if "thermostat_scale" in factors:
+                    factor = factors["thermostat_scale"]
+                    statistics = torch._foreach_mul(statistics, factor)
             elif motion is _C.Motion.LATTICE:
                 kind = _LATTICE
             if motion is _C.Motion.LANGEVIN and "square_average" in states[0]:
@@ -543,14 +550,17 @@ def _share_memory(a: Tensor | None, b: Tensor | None) -> bool:
 
 def _settings(group: Mapping[str, Any], motion: Any) -> Any:
     """What a step is made with, for the host."""
-    estimate = group.get("noise_estimate", 0.0)
+    estimate = 0.0
+    if "noise_estimate" in group:
+        is_online = isinstance(group["noise_estimate"], str)
+        estimate = math.nan if is_online else noise_estimate(group)
     return (
         (
             group.get("lr", 0.0),
             group["num_data"],
             group["temperature"],
             group.get("momentum", 0.0),
-            float("nan") if isinstance(estimate, str) else estimate,
+            estimate,
         ),
         (int(motion), group.get("resample_momentum_every", 0), group["step"]),
     )

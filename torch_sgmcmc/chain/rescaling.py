@@ -1,0 +1,284 @@
+"""Momenta follow lr, T and N, which users change while a chain runs.
+
+Note [Rescaled momenta]
+A momentum is the move of a step, √(lr / N) times the momentum of unit mass: in
+equilibrium Var(v) = lr T / N. If lr falls and v stays, v is too hot for about
+1 / (1 - momentum) steps, at every change. So each param group keeps the (lr, T, N) that
+its momenta belong to, and where these have changed, all its momenta are multiplied by
+the change of √(lr T / N), as the table in docs/changing_settings.md says.
+
+The factor is a number of the update, so that it costs no pass over memory; momenta of
+parameters that the step does not update are multiplied after it. The record changes
+with them: a step that is skipped or refused changes neither. Samplers with
+``capturable=True``, of which the host does not know what the device skips, are rescaled
+in a pass of its own before the step, outside of CUDA graphs and compiled blocks.
+
+At lr = 0 a group rests: nothing moves, and momenta and record stay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_sgmcmc.chain.momentum import draw_stationary
+from torch_sgmcmc.chain.record import Chain, Work
+
+__all__ = [
+    "ESTIMATE_SETTINGS",
+    "MOMENTUM_SETTINGS",
+    "check_records",
+    "finish_rescaling",
+    "is_drawn",
+    "leaves_momenta",
+    "noise_estimate",
+    "note_estimate",
+    "records_of",
+    "redraw_momenta",
+    "rescale_now",
+    "rests",
+    "scales",
+    "settings_of",
+]
+
+#: Keys of a group: the (lr, T, N) of its momenta, and ``noise_estimate`` with the
+#: (lr, T, N) at which it was given. None where there are none yet.
+MOMENTUM_SETTINGS = "momentum_settings"
+ESTIMATE_SETTINGS = "noise_estimate_settings"
+
+# Names of the state that is rescaled, and of the operators' numbers for it.
+_SCALED = {"momentum": "momentum_scale", "thermostat": "thermostat_scale"}
+
+
+def records_of(state: Iterable[str], settings: Iterable[str]) -> tuple[str, ...]:
+    """Returns the records that a sampler with this state and these settings keeps."""
+    names = {*settings}
+    has_momenta = "momentum" in state and "lr" in names
+    records = (MOMENTUM_SETTINGS,) if has_momenta else ()
+    return (*records, *((ESTIMATE_SETTINGS,) if "noise_estimate" in names else ()))
+
+
+def rests(group: Mapping[str, Any]) -> bool:
+    """Returns whether a group has lr = 0."""
+    return "lr" in group and float(group["lr"]) == 0
+
+
+def settings_of(group: Mapping[str, Any]) -> list[float]:
+    """Returns lr, T and N of a group."""
+    return [float(group[key]) for key in ("lr", "temperature", "num_data")]
+
+
+def momentum_scale(former: Sequence[float], now: Sequence[float]) -> float | None:
+    """Returns the factor of momenta whose (lr, T, N) change; None if they are drawn.
+
+    In the arithmetic of csrc/host/rescaling.h, and traceable.
+    """
+    lr = now[0] / former[0]
+    if former[1] == 0:
+        return None if now[1] > 0 else lr  # as in SGD, whose buffer is -v / lr
+    if now[1] == 0:
+        return math.sqrt(lr)
+    return math.sqrt((now[0] * now[1] / now[2]) / (former[0] * former[1] / former[2]))
+
+
+def noise_estimate_scale(former: Sequence[float], now: Sequence[float]) -> float:
+    """Returns the factor of β̂, which at T = 0 follows lr and N alone."""
+    scale = now[0] / former[0] * (now[2] / former[2])
+    return scale * (former[1] / now[1]) if former[1] > 0 and now[1] > 0 else scale
+
+
+def scales(group: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the operator's numbers for a step of a group, but for those that are 1.
+
+    Momenta that are to be drawn are drawn before it.
+    """
+    former = group.get(MOMENTUM_SETTINGS)
+    if former is None:
+        return {}
+    now = settings_of(group)
+    if former == now or now[0] == 0:
+        return {}
+    scale = momentum_scale(former, now)
+    found = {} if scale is None else {"momentum_scale": scale}
+    if "thermostat_rate" in group:
+        ratio = noise_estimate_scale(former, now)
+        # The fluctuations of thermostats with a rate of their own do not shrink with
+        # lr, so that a ratio above 1 would diverge.
+        fixed = group["thermostat_rate"] is not None
+        found["thermostat_scale"] = min(1.0, ratio) if fixed else ratio
+    return {name: value for name, value in found.items() if value != 1.0}
+
+
+def is_drawn(group: Mapping[str, Any]) -> bool:
+    """Returns whether a step of a group begins with new momenta, after T = 0."""
+    former = group.get(MOMENTUM_SETTINGS)
+    if former is None or rests(group):
+        return False
+    return former[1] == 0 and group["temperature"] > 0
+
+
+def redraw_momenta(chain: Chain) -> None:
+    """Draws all momenta of the groups whose T is no longer 0, before any update.
+
+    The new ones are other tensors, which a step that fails takes back, but for those of
+    a capturable sampler.
+    """
+    for group in chain.groups:
+        if not is_drawn(group):
+            continue
+        _refuse_capture(chain, group)
+        by_device: dict[torch.device, tuple[list[Tensor], list[int]]] = {}
+        for p, offset in zip(group["params"], group["offsets"], strict=True):
+            if "momentum" in chain.state.get(p, {}):
+                params, offsets = by_device.setdefault(p.device, ([], []))
+                params.append(p)
+                offsets.append(offset)
+        stationary = group.get("initial_momentum", "stationary") == "stationary"
+        for params, offsets in by_device.values():
+            drawn = draw_stationary(
+                chain, group, params, offsets, stationary=stationary
+            )
+            for p, momentum in zip(params, drawn, strict=True):
+                if group["capturable"]:
+                    chain.state[p]["momentum"].copy_(momentum)
+                else:
+                    chain.replace(p, "momentum", momentum)
+
+
+def leaves_momenta(chain: Chain, work: list[Work]) -> bool:
+    """Returns whether there are momenta to rescale that an update leaves out."""
+    updated = {id(p) for lists in work for p in lists.params}
+    return any(
+        id(p) not in updated and "momentum" in chain.state.get(p, {})
+        for group in chain.groups
+        if _changed(group) is not None
+        for p in group["params"]
+    )
+
+
+def finish_rescaling(chain: Chain, work: list[Work]) -> None:
+    """Rescales what an update has left out, and sets the records of its groups.
+
+    Called once the update of ``work`` has been made.
+    """
+    updated: set[int] | None = None
+    for group in chain.groups:
+        now = _changed(group)
+        if now is None:
+            continue
+        found = scales(group)
+        if found:
+            if updated is None:
+                updated = {id(p) for lists in work for p in lists.params}
+            rest = [p for p in group["params"] if id(p) not in updated]
+            _multiply(chain, rest, found)
+        _set_record(chain, group, now)
+
+
+def rescale_now(chain: Chain) -> None:
+    """Rescales all momenta of all groups, and sets their records."""
+    for group in chain.groups:
+        now = _changed(group)
+        if now is None or group[MOMENTUM_SETTINGS] is None:
+            continue
+        _refuse_capture(chain, group)
+        found = scales(group)
+        if found:
+            _multiply(chain, group["params"], found)
+        _set_record(chain, group, now)
+
+
+def _changed(group: Mapping[str, Any]) -> list[float] | None:
+    """Returns lr, T and N of a group if they are not those of its record."""
+    if MOMENTUM_SETTINGS not in group or rests(group):
+        return None
+    now = settings_of(group)
+    return None if group[MOMENTUM_SETTINGS] == now else now
+
+
+def _set_record(chain: Chain, group: dict[str, Any], now: list[float]) -> None:
+    if chain.pending is not None:  # the device may yet have skipped the step
+        chain.pending.undo.append((group, group[MOMENTUM_SETTINGS]))
+    group[MOMENTUM_SETTINGS] = now
+    chain.ledger.note_record(group, MOMENTUM_SETTINGS)
+
+
+def _multiply(chain: Chain, params: list[Tensor], found: Mapping[str, float]) -> None:
+    for key, name in _SCALED.items():
+        tensors = [chain.state[p][key] for p in params if key in chain.state.get(p, {})]
+        if name in found and tensors:
+            torch._foreach_mul_(chain.placement.here(tensors), found[name])
+
+
+def _refuse_capture(chain: Chain, group: Mapping[str, Any]) -> None:
+    if torch.compiler.is_compiling() or not torch.cuda.is_available():
+        return
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"{chain.name} cannot rescale its momenta in a CUDA graph: lr, temperature "
+            f"or num_data of a param group are {settings_of(group)}, and its momenta "
+            f"belong to {group[MOMENTUM_SETTINGS]} (make a step before the capture, "
+            "or between replays)"
+        )
+
+
+# ---- Noise estimates -----------------------------------------------------------------
+
+
+def noise_estimate(group: Mapping[str, Any]) -> float:
+    """Returns β̂ of a step of a group: the number that was given, for its lr, T and N.
+
+    β̂ = lr N Var(ḡ) / (2 T), and Var(ḡ) is what does not change.
+    """
+    given = group["noise_estimate"]
+    known = group.get(ESTIMATE_SETTINGS)
+    if given == 0 or known is None or known[0] != given or rests(group):
+        return float(given)
+    now = settings_of(group)
+    if now == known[1:] or now[1] == 0:
+        return float(given)
+    return float(given) * noise_estimate_scale(known[1:], now)
+
+
+def note_estimate(chain: Chain) -> None:
+    """Records at which lr, T and N a noise estimate was given, where it is new."""
+    for group in chain.groups:
+        if ESTIMATE_SETTINGS not in group:
+            continue
+        given, known = group["noise_estimate"], group[ESTIMATE_SETTINGS]
+        is_number = not isinstance(given, str) and given != 0
+        if not is_number or (known is not None and known[0] == given):
+            continue
+        now = settings_of(group)
+        if now[0] > 0 and now[1] > 0:
+            group[ESTIMATE_SETTINGS] = [float(given), *now]
+            chain.ledger.note_record(group, ESTIMATE_SETTINGS)
+
+
+# ---- Saved records -------------------------------------------------------------------
+
+
+def check_records(group: Mapping[str, Any], records: Iterable[str]) -> None:
+    """Raises if a saved group has a record that no chain leaves."""
+    for key in records:
+        record = group[key]
+        if record is None:
+            continue
+        estimate = 1 if key == ESTIMATE_SETTINGS else 0
+        if not isinstance(record, (list, tuple)) or len(record) != 3 + estimate:
+            raise ValueError(
+                f"Invalid {key}: {record!r} (must be None or a list of "
+                f"{3 + estimate} numbers)"
+            )
+        if not all(type(n) is float and math.isfinite(n) for n in record):
+            raise ValueError(f"Invalid {key}: {record!r} (must be finite floats)")
+        lr, temperature, num_data = record[estimate:]
+        if lr <= 0 or temperature < 0 or num_data <= 0:
+            raise ValueError(
+                f"Invalid {key}: {record!r} (must have lr > 0, temperature >= 0 and "
+                "num_data > 0)"
+            )
