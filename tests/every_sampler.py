@@ -23,7 +23,7 @@ EVERY = (
     *(
         "SGHMC",
         "SGHMC online",
-        "SGHMC with masses",
+        "SGHMC with means",
         "SGHMC capturable",
         "EWSG",
         "PSGLD",

@@ -66,11 +66,6 @@ def operators(
     for statistic in ([], variances):
         lists = (params, grads, momenta, statistic, masters)
         ops.sghmc_step_(*lists, **update, **friction, resample_momentum_every=0)
-    masses = [1 + 10 * v for v in variances]
-    for statistic, frictions in (([], []), (variances, variances)):
-        lists = (params, grads, momenta, statistic, masses, frictions, masters)
-        every = {"resample_momentum_every": 1 if frictions else 0}
-        ops.sghmc_by_coordinate_step_(*lists, **update, **friction, **every)
     squares, curvatures = [v.square() for v in momenta], values(like, 0.4)
     sensitivities, thermostats = values(work, 0.7), values(work, 0.05)
     ops.psgld_frozen_step_(params, grads, squares, masters, **update)

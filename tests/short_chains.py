@@ -35,7 +35,7 @@ KINDS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
     "SGHMC": (sg.SGHMC, {"momentum": 0.9}),
     "SGHMC resampling": (sg.SGHMC, {"momentum": 0.9, "resample_momentum_every": 3}),
     "SGHMC online": (sg.SGHMC, {"momentum": 0.5, "noise_estimate": "online"}),
-    "SGHMC with masses": (sg.SGHMC, {"momentum": 0.8, "resample_momentum_every": 3}),
+    "SGHMC with means": (sg.SGHMC, {"momentum": 0.8, "resample_momentum_every": 3}),
     "SGHMC capturable": (sg.SGHMC, {"momentum": 0.9, "capturable": True}),
     "EWSG": (sg.EWSG, {"momentum": 0.9, "index_chain_length": 2}),
     "EWSG overdamped": (sg.EWSG, {"momentum": 0.0, "surrogate": "zero"}),
@@ -58,7 +58,7 @@ KINDS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
     "SGNHT capturable": (sg.SGNHT, {"momentum": 0.9, "capturable": True}),
 }
 #: Whose parameters have state before the first step.
-WITH_MASSES = "SGHMC with masses"
+WITH_MEANS = "SGHMC with means"
 #: Those that do not ask their closure for minibatches by number.
 ANY_DRAWS = [kind for kind in KINDS if kind != "EWSG persistent"]
 SIZES = (3, 128, 257, 1, 40, 1000)
@@ -76,17 +76,23 @@ def make(
     settings: dict[str, Any] = {**TARGET, **options, **hyperparameters}
     if cls is sg.HMC:  # a step size that accepts some trajectories and rejects others
         settings["step_size"] = 0.6 * settings.pop("lr")
-    sampler = cls(params, **settings, seed=seed)
-    if kind == WITH_MASSES:
-        set_masses(sampler)
-    return sampler
+    if kind == WITH_MEANS:
+        params = with_means(params)
+    return cls(params, **settings, seed=seed)
 
 
-def set_masses(sampler: Any) -> None:
-    """Such that do not depend on how parameters are grouped."""
-    params = [p for group in sampler.param_groups for p in group["params"]]
-    masses = [torch.linspace(0.5, 2.0, p.numel()).view(p.shape) for p in params]
-    sampler.set_mass(masses, [1.5 - m / 2 for m in masses])
+def with_means(params: Any) -> list[dict[str, Any]]:
+    """Groups whose priors have tensors of means, however parameters are grouped."""
+    groups = list(params)
+    if not isinstance(groups[0], dict):
+        groups = [{"params": groups}]
+    for group in groups:
+        group["params"] = list(group["params"])
+        group["prior_mean"] = [
+            torch.linspace(-0.5, 0.5, p.numel(), device=p.device).view(p.shape)
+            for p in group["params"]
+        ]
+    return groups
 
 
 def needs_closure(sampler: sg.Sampler) -> bool:

@@ -38,8 +38,6 @@ from torch_sgmcmc.minibatch import (
     IndependentBatchSampler,
     StratifiedBatchSampler,
     kmeans_strata,
-    minibatch_covariance,
-    minibatch_variance,
 )
 from torch_sgmcmc.posterior import scoring
 from torch_sgmcmc.posterior.driver import ChainState, sample
@@ -117,8 +115,6 @@ __all__ = [
     "load",
     "local_learning_coefficient",
     "losses",
-    "minibatch_covariance",
-    "minibatch_variance",
     "predict",
     "report",
     "sample",

@@ -1,9 +1,9 @@
-"""Batch samplers, independent or stratified, and the noise that minibatches bring."""
+"""Batch samplers, independent or stratified."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,8 +17,6 @@ __all__ = [
     "IndependentBatchSampler",
     "StratifiedBatchSampler",
     "kmeans_strata",
-    "minibatch_covariance",
-    "minibatch_variance",
 ]
 
 
@@ -333,88 +331,3 @@ def _check_batch_fits(batch_size: int, num_data: int) -> None:
             f"Invalid batch_size: {batch_size} (must be <= num_data = {num_data} "
             "without replacement)"
         )
-
-
-def minibatch_variance(
-    gradients: Mapping[str, Tensor] | Iterable[Tensor], num_data: int | None
-) -> list[Tensor]:
-    r"""Var(ḡ) of each coordinate, from the gradients of one minibatch's n examples.
-
-    With :math:`g_i` the gradient of the loss of example i alone,
-
-    .. math::
-        V = \Bigl(1 - \frac{n}{N}\Bigr) \frac{1}{n (n - 1)}
-            \sum_{i=1}^n (g_i - \bar g)^2,
-
-    which is unbiased for a minibatch drawn uniformly without replacement; with
-    replacement the first factor is 1.
-
-    .. code-block:: python
-
-        each = torch.func.vmap(torch.func.grad(loss_of_one), (None, 0, 0))
-        gradients = each(dict(model.named_parameters()), x, y)
-        sampler.set_gradient_variance(minibatch_variance(gradients, num_data))
-
-    Args:
-        gradients: tensors ``[n, *shape]``, one for each parameter in the sampler's
-            order, or a dict of them as :func:`torch.func.grad` makes; n >= 2. The prior
-            is no part of them.
-        num_data: N >= n, or None where minibatches are drawn with replacement.
-
-    Returns:
-        A float64 tensor of each parameter's shape, for
-        :meth:`SGHMC.set_gradient_variance`.
-
-    Raises:
-        ValueError: the tensors are not floating point or not of one n, n < 2 or n > N.
-    """
-    gradients, factor = _of_examples(gradients, num_data)
-    return [each.to(torch.float64).var(0) * factor for each in gradients]
-
-
-def minibatch_covariance(
-    gradients: Mapping[str, Tensor] | Iterable[Tensor], num_data: int | None
-) -> Tensor:
-    """The matrix Var(ḡ) over all d coordinates; see :func:`minibatch_variance`.
-
-    It has at most the rank n - 1.
-
-    Returns:
-        A float64 tensor ``[d, d]``, coordinates in the order of the parameters, for
-        :meth:`SGHMC.set_gradient_covariance`.
-    """
-    gradients, factor = _of_examples(gradients, num_data)
-    n = len(gradients[0])
-    rows = torch.cat([each.to(torch.float64).reshape(n, -1) for each in gradients], 1)
-    rows = rows - rows.mean(0)
-    return rows.T @ rows * (factor / (n - 1))
-
-
-def _of_examples(
-    gradients: Mapping[str, Tensor] | Iterable[Tensor], num_data: int | None
-) -> tuple[list[Tensor], float]:
-    """The gradients, and (1 - n / N) / n."""
-    given = gradients.values() if isinstance(gradients, Mapping) else gradients
-    tensors = [each.detach() for each in given]
-    if not tensors or any(each.dim() == 0 for each in tensors):
-        raise ValueError(
-            "Invalid gradients: none, or without a dimension of examples (must be "
-            "[n, *shape] for each parameter)"
-        )
-    n = len(tensors[0])
-    for i, each in enumerate(tensors):
-        if len(each) != n or not each.is_floating_point():
-            raise ValueError(
-                f"Invalid gradients: number {i} is of {each.dtype} and shape "
-                f"{list(each.shape)} (must be floating point, of {n} examples)"
-            )
-    if n < 2:
-        raise ValueError(f"Invalid gradients: of {n} examples (must be at least 2)")
-    if num_data is None:
-        return tensors, 1 / n
-    check_integer("num_data", num_data, low=1)
-    if num_data < n:
-        raise ValueError(
-            f"Invalid num_data: {num_data} (must be at least the {n} examples)"
-        )
-    return tensors, (1 - n / num_data) / n

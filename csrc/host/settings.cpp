@@ -38,7 +38,7 @@ constexpr Setting kSGHMC[] = {
     kWarm,
     kChains,
     kCarried,
-    Of(rows::kNoiseEstimate, {.words = {"online", "given"}}),
+    Of(rows::kNoiseEstimate, {.words = {"online"}}),
     Of(rows::kResampleEvery),
     {.name = "initial_momentum",
      .kind = kWord,

@@ -17,7 +17,6 @@
 #include "host/flight_heat.h"
 #include "host/gauges.h"
 #include "libtorch/bouncy/flight.h"
-#include "libtorch/core/by_coordinate.h"
 #include "libtorch/core/checks.h"
 #include "libtorch/core/momentum.h"
 #include "libtorch/core/operators.h"
@@ -194,9 +193,7 @@ struct Gauges::Observer : StepObserver {
     std::vector<Row> added;
     added.reserve(work.size());
     for (const Work& lists : work) {
-      if (plain || !sum_by_coordinate(lists, has_noise, added)) {
-        added.push_back(sum(lists, plain, has_noise));
-      }
+      added.push_back(sum(lists, plain, has_noise));
     }
     rows.emplace_back(std::move(added), has_noise);
     if (static_cast<int64_t>(rows.size()) >= kMostRows) read();
@@ -427,44 +424,6 @@ struct Gauges::Observer : StepObserver {
       result.push_back(sum(lists, /*plain=*/true, /*has_noise=*/false));
     }
     return result;
-  }
-
-  // Of each tensor, sums over coordinates with masses of their own; false if
-  // there are none.
-  bool sum_by_coordinate(const Work& lists,
-                         bool has_noise,
-                         std::vector<Row>& added) const {
-    const auto* options = dynamic_cast<const SGHMCOptions*>(lists.options);
-    if (options == nullptr) return false;
-    const bool has_masses = std::any_of(
-        lists.params.begin(), lists.params.end(), [&](const at::Tensor& p) {
-          return GivenTo(sampler->state_of(p)).mass.defined();
-        });
-    if (!has_masses) return false;
-    const Tensors some_centers = centers_of(lists.params);
-    for (size_t i = 0; i < lists.params.size(); ++i) {
-      const at::Tensor& p = lists.params[i];
-      const SamplerParamState& state = sampler->state_of(p);
-      const CoordinateSums found = SumByCoordinate(
-          *options,
-          GivenTo(state),
-          {HasMaster(p) ? state["master"] : p.detach(),
-           lists.prior_means.empty() ? at::Tensor() : lists.prior_means[i],
-           lists.grads[i],
-           state["momentum"]},
-          some_centers.empty() ? at::Tensor() : some_centers[i],
-          has_noise ? previous.at(p.unsafeGetTensorImpl()) : at::Tensor(),
-          IsDrawn(lists));
-      Row row;
-      row.places = {place.at(p.unsafeGetTensorImpl())};
-      row.columns = {0, 1, 2};
-      row.sums = found.sums;
-      row.noise = found.noise;
-      row.settings = settings_of(*options, Motion::kMomentum, lists.step.host);
-      row.settings.noise_estimate *= found.mean_share;
-      added.push_back(std::move(row));
-    }
-    return true;
   }
 
   Row sum(const Work& lists, bool plain, bool has_noise) const {

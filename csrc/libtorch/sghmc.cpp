@@ -10,13 +10,10 @@
 #include <vector>
 
 #include "host/online_variance.h"
-#include "libtorch/core/by_coordinate.h"
 #include "libtorch/core/checks.h"
-#include "libtorch/core/diagonal.h"
 #include "libtorch/core/momentum.h"
 #include "libtorch/core/operators.h"
 #include "libtorch/core/options_of_work.h"
-#include "libtorch/core/roots.h"
 #include "libtorch/core/text.h"
 
 namespace torch_sgmcmc {
@@ -32,28 +29,17 @@ bool IsOnline(const SGHMCOptions& options) {
 }  // namespace
 
 void SGHMCOptions::check_values() const {
-  const NoiseEstimate given = noise_estimate();
-  const auto* word = std::get_if<std::string>(&given);
-  if (word != nullptr && *word != "online") {  // the table has Python's words
-    Invalid("Invalid noise_estimate: " + Shown(*word) +
-            " (must be a number or 'online')");
-  }
   OptionsOf::check_values();
-  if (word != nullptr && capturable()) {
-    Invalid("Invalid noise_estimate: " + Shown(*word) +
-            " is checked on the host at every step and excludes capturable");
+  if (IsOnline(*this) && capturable()) {
+    Invalid(
+        "Invalid noise_estimate: 'online' is checked on the host at every step "
+        "and excludes capturable");
   }
   check_noise_estimate(1 - momentum(), kFriction);
 }
 
 std::vector<std::string> SGHMC::state_keys() const {
-  return {"momentum",
-          "grad_variance",
-          "previous_grad",
-          "num_grads",
-          "given_mass",
-          "given_friction",
-          "master"};
+  return {"momentum", "grad_variance", "previous_grad", "num_grads", "master"};
 }
 
 void SGHMC::check_saved_state(const SamplerParamState& state,
@@ -72,12 +58,6 @@ void SGHMC::check_saved_state(const SamplerParamState& state,
   look_for("num_grads", state.num_grads.has_value());
   look_for("previous_grad", state["previous_grad"].defined());
   if (present > 0 && !missing.empty()) lacks(missing);
-  for (const char* key : {"given_mass", "given_friction"}) {
-    if (state[key].defined()) CheckSavedDiagonal(key, index, state[key]);
-  }
-  if (state["given_friction"].defined() && !state["given_mass"].defined()) {
-    lacks("given_mass");
-  }
 }
 
 void SGHMC::prepare(Work& work) {
@@ -88,31 +68,17 @@ void SGHMC::prepare(Work& work) {
   }
   const auto& options = OptionsOfWork<SGHMCOptions>(work);
   const bool at_rest = options.initial_momentum() == "zeros";
-  for (const size_t i : StartState(
-           work, momenta, at_rest ? Start::kZeros : Start::kStationary)) {
-    const at::Tensor& mass = state_of(work.params[i])["given_mass"];
-    if (mass.defined()) momenta[i]->div_(Root(mass));
-  }
+  StartState(work, momenta, at_rest ? Start::kZeros : Start::kStationary);
   work.state.resize(2);
   work.state[0].reserve(momenta.size());
   for (const at::Tensor* momentum : momenta) {
     work.state[0].push_back(*momentum);
   }
   if (IsOnline(options)) observe_gradients(work);
-  if (has_masses()) {
-    auto [masses, frictions] = MassesAndFrictions(work.params, masses_of(work));
-    work.state.push_back(std::move(masses));
-    work.state.push_back(std::move(frictions));
-  }
   start_masters(work);
 }
 
 void SGHMC::prepare_all(std::vector<Work>& work) {
-  if (has_masses()) {
-    for (const Work& lists : work) {
-      check_rates(lists, {}, ". No parameter has changed");
-    }
-  }
   // An estimate takes gradients in before the update.
   if (std::ranges::any_of(work, [](const Work& lists) {
         return IsOnline(OptionsOfWork<SGHMCOptions>(lists));
@@ -128,47 +94,6 @@ bool SGHMC::looks_later(const std::vector<Work>& work) const {
          std::none_of(work.begin(), work.end(), [](const Work& lists) {
            return IsOnline(OptionsOfWork<SGHMCOptions>(lists));
          });
-}
-
-// Not in a step, which may not read tensors where it is captured.
-void SGHMC::note_masses() {
-  limits_.clear();
-  for (const at::Tensor& param : all_params()) {
-    const MassAndFriction given = GivenTo(state_of(param));
-    if (!given.mass.defined()) continue;
-    const RateLimits made = LimitsOf(given);
-    limits_[param.unsafeGetTensorImpl()] = {made.most_friction,
-                                            made.most_share};
-  }
-}
-
-std::vector<MassAndFriction> SGHMC::masses_of(const Work& work) {
-  std::vector<MassAndFriction> given;
-  given.reserve(work.params.size());
-  for (const at::Tensor& param : work.params) {
-    given.push_back(GivenTo(state_of(param)));
-  }
-  return given;
-}
-
-void SGHMC::check_rates(const Work& work,
-                        const std::vector<at::Tensor>& variances,
-                        const char* state_of_things) {
-  const std::vector<MassAndFriction> given = masses_of(work);
-  std::vector<RateLimits> limits;
-  for (size_t i = 0; i < given.size(); ++i) {
-    const auto found = limits_.find(work.params[i].unsafeGetTensorImpl());
-    if (found == limits_.end()) {
-      limits.emplace_back();
-    } else {
-      limits.push_back({found->second.first, found->second.second});
-    }
-  }
-  CheckRates(OptionsOfWork<SGHMCOptions>(work),
-             given,
-             limits,
-             variances,
-             state_of_things);
 }
 
 // Updates the gradients' variances and checks them against the friction; the
@@ -212,9 +137,6 @@ void SGHMC::observe_gradients(Work& work) {
 
 // Compares the gradients' variances with the friction.
 void SGHMC::check_variances(const Work& work) {
-  constexpr const char* kState =
-      ". No parameter has changed; the gradients have entered the estimate";
-  if (has_masses()) return check_rates(work, work.state[1], kState);
   double largest = 0;
   bool first = true;
   for (const at::Tensor& variance : work.state[1]) {
@@ -229,51 +151,8 @@ void SGHMC::check_variances(const Work& work) {
   CheckFriction(scale * largest,
                 1 - options.momentum(),
                 kFriction,
-                std::string(" in the noisiest coordinate") + kState);
-}
-
-// ---- Mass and friction ------------------------------------------------------
-
-void SGHMC::set_mass(const std::vector<at::Tensor>& mass,
-                     const std::vector<at::Tensor>& friction) {
-  const std::vector<at::Tensor> params = all_params();
-  const std::vector<at::Tensor> masses = Diagonals("mass", mass, params);
-  std::vector<at::Tensor> frictions(params.size());
-  if (!friction.empty()) frictions = Diagonals("friction", friction, params);
-  for (size_t i = 0; i < params.size(); ++i) {
-    replace_mass(own_state_of(params[i]), masses[i], frictions[i]);
-  }
-  note_masses();
-}
-
-void SGHMC::set_mass(std::nullopt_t /*none*/) {
-  for (const at::Tensor& param : all_params()) {
-    const auto found = state_.find(param.unsafeGetTensorImpl());
-    if (found == state_.end()) continue;
-    replace_mass(own_state_of(param), {}, {});
-    if (state_of(param).is_empty()) state_.erase(found);
-  }
-  note_masses();
-}
-
-void SGHMC::parameters_changed() { note_masses(); }
-
-// Momenta are scaled, so that their law is that of the new mass.
-void SGHMC::replace_mass(SamplerParamState& state,
-                         const at::Tensor& mass,
-                         const at::Tensor& friction) {
-  at::Tensor& momentum = state["momentum"];
-  const at::Tensor before = state["given_mass"];
-  if (momentum.defined()) {
-    if (before.defined()) momentum = momentum * Root(before);
-    if (mass.defined()) momentum = momentum / Root(mass);
-  }
-  state["given_mass"] = mass;
-  state["given_friction"] = friction;
-}
-
-void SGHMC::update(const Work& work) {
-  update_by(has_masses() ? "sghmc_by_coordinate_step_" : method(), work);
+                " in the noisiest coordinate. No parameter has changed; the "
+                "gradients have entered the estimate");
 }
 
 }  // namespace torch_sgmcmc

@@ -41,7 +41,6 @@ struct Operators {
 // A step of a sampler: compiled by themselves, in half of the library's time.
 using SamplerOperators = Operators<SGLDStep,
                                    SGHMCStep,
-                                   SGHMCByCoordinateStep,
                                    PSGLDStep,
                                    PSGLDFrozenStep,
                                    SGNHTStep,

@@ -8,8 +8,7 @@
 // Guestrin 2014 with eta = lr / N. beta accounts for the noise that the
 // minibatch itself brings: beta = lr N Var(grad) / (2 T). If Var(grad) is given
 // for each coordinate, 2 (alpha - beta) lr T / N becomes 2 alpha lr T / N -
-// lr^2 Var(grad). With a mass M and a friction C of each coordinate (algorithm
-// 2), lr / M, alpha C / M and beta / M take the places of lr, alpha and beta.
+// lr^2 Var(grad).
 #pragma once
 
 #include <algorithm>
@@ -18,7 +17,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <type_traits>
 
 #include "core/arithmetic.h"
 #include "core/counter.h"
@@ -149,99 +147,12 @@ class SGHMCNoiseAwareUpdate : public PosteriorGradient<Real> {
   StepFilter filter_;
 };
 
-struct SGHMCByCoordinateCoefficients {
-  SGHMCByCoordinateCoefficients AfterDraw(int64_t every) const {
-    return {WithFilter({every, true}), has_variance, /*is_drawn=*/true};
-  }
-  SGHMCByCoordinateCoefficients WithoutDraw(int64_t every) const {
-    return {WithFilter({every, false}), has_variance, /*is_drawn=*/false};
-  }
-  SGHMCCoefficients WithFilter(StepFilter filter) const {
-    SGHMCCoefficients c = group;
-    c.filter = filter;
-    return c;
-  }
-
-  SGHMCCoefficients group;
-  bool has_variance = false;
-  bool is_drawn = false;  // the momentum is a standard normal yet
-};
-
-// Arrays: theta, grad, v, Var(grad), M, C, mu. Without a variance or a C there
-// is another array in its place: no part is taken of the former, and M for C
-// makes a friction of alpha.
-template <class Real>
-class SGHMCByCoordinateUpdate : public PosteriorGradient<Real> {
- public:
-  static constexpr std::array<Role, 7> kRoles = {Role::kParameter,
-                                                 Role::kGradient,
-                                                 Role::kState,
-                                                 Role::kStatistic,
-                                                 Role::kStatistic,
-                                                 Role::kStatistic,
-                                                 Role::kPriorMean};
-
-  explicit SGHMCByCoordinateUpdate(const SGHMCByCoordinateCoefficients& c)
-      : PosteriorGradient<Real>(c.group),
-        lr_(static_cast<Real>(c.group.lr)),
-        friction_(static_cast<Real>(1 - c.group.momentum)),
-        heat_(static_cast<Real>(c.group.heat)),
-        estimate_(static_cast<Real>(c.group.noise_estimate)),
-        minus_variance_(static_cast<Real>(c.has_variance ? -1 : 0)),
-        is_drawn_(c.is_drawn),
-        filter_(c.group.filter) {}
-
-  SG_HOST_DEVICE bool needs_noise() const { return heat_ != 0; }
-  SG_HOST_DEVICE bool skips(uint64_t step) const { return filter_.Skips(step); }
-
-  SG_INLINE void operator()(Real (&x)[7], Real xi) const {
-    const Real g = this->Gradient(x[0], x[6], x[1]);
-    const Real inverse = Real(1) / x[4];
-    const Real friction = friction_ * (x[5] * inverse);
-    const Real heat = heat_ * inverse;
-    // Note [Momentum drawn afresh]: 1 / (1 + m), m = 1 - friction.
-    const Real part = is_drawn_ ? Real(1) / (Real(2) - friction) : Real(1);
-    const Real lr = lr_ * inverse * part;
-    const Real estimate = estimate_ * inverse * part * part;
-    // The caller has checked that this is not negative but for rounding.
-    const Real variance =
-        Fma(minus_variance_ * lr * lr, x[3], (friction - estimate) * heat);
-    const Real noise = SquareRoot(variance > 0 ? variance : Real(0)) * xi;
-    const Real v = is_drawn_ ? SquareRoot(heat * part) * x[2] : x[2];
-    x[2] = Fma(Real(1) - friction, v, Fma(-lr, g, noise));
-    x[0] = x[0] + x[2];
-  }
-
- private:
-  Real lr_;
-  Real friction_;
-  Real heat_;
-  Real estimate_;
-  Real minus_variance_;
-  bool is_drawn_;
-  StepFilter filter_;
-};
-
-inline constexpr Few<Scalar, kMaxArguments> kSGHMCNumbers = {
-    rows::kLr,
-    rows::kMomentum,
-    rows::kNumData,
-    rows::kPriorPrecision,
-    rows::kTemperature,
-    rows::kNoiseEstimate,
-    rows::kMomentumScale,
-    rows::kResampleEvery};
-
-// The update, before every k-th of which momenta are draw_std times normals.
-template <template <class> class Update,
-          class Driver,
-          class Plan,
-          class Coefficients>
+// The update, before every k-th of which momenta are drawn.
+template <template <class> class Update, class Driver, class Plan>
 void UpdateMomenta(const Driver& driver,
                    const Plan& plan,
-                   const Coefficients& coefficients,
+                   const SGHMCCoefficients& coefficients,
                    const NoiseStream& stream,
-                   double draw_std,
                    int64_t every) {
   if (every == 0) {
     driver.template Apply<Update>(coefficients, stream);
@@ -250,7 +161,7 @@ void UpdateMomenta(const Driver& driver,
   NoiseStream draws = stream;
   draws.purpose = static_cast<decltype(draws.purpose)>(Purpose::kMomentum);
   driver.template Apply<GaussianFill>(
-      GaussianCoefficients{draw_std, {every, true}},
+      GaussianCoefficients{coefficients.DrawStd(), {every, true}},
       draws,
       plan.ArithmeticArgument(2));
   driver.template Apply<Update>(coefficients.AfterDraw(every), stream);
@@ -265,7 +176,14 @@ struct SGHMCStep {
                 rows::kMomenta,
                 {"grad_variances", Role::kStatistic, /*is_optional=*/true},
                 rows::kMasterList},
-      .numbers = kSGHMCNumbers,
+      .numbers = {rows::kLr,
+                  rows::kMomentum,
+                  rows::kNumData,
+                  rows::kPriorPrecision,
+                  rows::kTemperature,
+                  rows::kNoiseEstimate,
+                  rows::kMomentumScale,
+                  rows::kResampleEvery},
       .noise = Noise::kUpdate,
       .has_prior_mean = true};
   using Coefficients = SGHMCCoefficients;
@@ -288,57 +206,9 @@ struct SGHMCStep {
     const auto c = call.template CoefficientsOf<SGHMCStep>();
     const auto update =
         call.list(3).empty()
-            ? UpdateMomenta<SGHMCUpdate, Driver, Plan, SGHMCCoefficients>
-            : UpdateMomenta<SGHMCNoiseAwareUpdate,
-                            Driver,
-                            Plan,
-                            SGHMCCoefficients>;
-    update(driver, plan, c, stream, c.DrawStd(), call.integer(7));
-  }
-};
-
-// The same with masses, and frictions and variances where the lists have any.
-// What they make of the friction is for the caller to check.
-struct SGHMCByCoordinateStep {
-  static constexpr Row kRow = {.op = "sghmc_by_coordinate_step_",
-                               .lists = {rows::kParams,
-                                         rows::kGrads,
-                                         rows::kMomenta,
-                                         {"grad_variances", Role::kStatistic},
-                                         {"masses", Role::kStatistic},
-                                         {"frictions", Role::kStatistic},
-                                         rows::kMasterList},
-                               .numbers = kSGHMCNumbers,
-                               .noise = Noise::kUpdate,
-                               .has_prior_mean = true};
-  using Coefficients = SGHMCCoefficients;
-
-  // Masses are in the places of lists that there are not, by their own name.
-  template <class Call>
-  static auto Lists(const Call& call) {
-    const auto all = call.Arguments({});
-    std::decay_t<decltype(all)> arguments;
-    for (size_t i = 0; i < all.size(); ++i) {
-      const bool is_there = (i != 3 && i != 5) || !call.list(i).empty();
-      arguments.push_back(all[is_there ? i : 4]);
-    }
-    return arguments;
-  }
-  template <class Driver, class Plan, class Call>
-  static void Apply(const Driver& driver,
-                    const Plan& plan,
-                    const Call& call,
-                    const NoiseStream& stream) {
-    const bool has_variance = !call.list(3).empty();
-    UpdateMomenta<SGHMCByCoordinateUpdate>(
-        driver,
-        plan,
-        SGHMCByCoordinateCoefficients{
-            call.template CoefficientsOf<SGHMCByCoordinateStep>(),
-            has_variance},
-        stream,
-        /*draw_std=*/1,
-        call.integer(7));
+            ? UpdateMomenta<SGHMCUpdate, Driver, Plan>
+            : UpdateMomenta<SGHMCNoiseAwareUpdate, Driver, Plan>;
+    update(driver, plan, c, stream, call.integer(7));
   }
 };
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from short_chains import ALIKE, set_masses
+from short_chains import ALIKE, with_means
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
@@ -35,16 +35,11 @@ NUM_DATA, BATCH = 32, 8
 _COMMON = {"num_data": NUM_DATA, "prior_precision": 1.0, "seed": 3}
 
 
-def _with_masses(sampler: sg.SGHMC) -> sg.SGHMC:
-    set_masses(sampler)
-    return sampler
-
-
 # Those whose step() follows a backward() of somebody else's.
 PLAIN: dict[str, Callable[[Any], sg.Sampler]] = {
     **{k: partial(cls, lr=0.1, **_COMMON) for k, cls in ALIKE.items()},
     "SGHMC": lambda p: sg.SGHMC(p, 0.1, 0.9, **_COMMON),
-    "SGHMC with masses": lambda p: _with_masses(sg.SGHMC(p, 0.1, 0.8, **_COMMON)),
+    "SGHMC with means": lambda p: sg.SGHMC(with_means(p), 0.1, 0.8, **_COMMON),
     "PSGLD without gamma": lambda p: sg.PSGLD(p, 0.01, gamma=False, **_COMMON),
     "SGNHT": lambda p: sg.SGNHT(p, 0.1, **_COMMON),
 }

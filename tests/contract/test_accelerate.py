@@ -92,7 +92,7 @@ def test_the_chain_is_that_of_a_loop_and_goes_on(kind: str, tmp_path: Path) -> N
     assert_same(resumed.epochs(2), whole)
 
 
-@pytest.mark.parametrize("kind", ["SGHMC", "SGHMC with masses"])
+@pytest.mark.parametrize("kind", ["SGHMC", "SGHMC with means"])
 def test_accumulated_gradients(kind: str) -> None:
     assert_same(Run(kind, parts=2).epochs(2), by_hand(kind, 4, parts=2))
 
@@ -120,7 +120,7 @@ def test_draws_are_those_of_a_loop_and_go_on(
 # ---- accelerate's own tests, with a sampler in the optimizer's place ---------------
 
 
-@pytest.fixture(params=["SGLD", "SGHMC with masses"])
+@pytest.fixture(params=["SGLD", "SGHMC with means"])
 def in_place(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., sg.Sampler]:

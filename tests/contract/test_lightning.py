@@ -171,7 +171,7 @@ def test_draws_are_those_of_a_loop_and_go_on(kind: str, tmp_path: Path) -> None:
     assert files(run / "chain-0") == whole
 
 
-@pytest.mark.parametrize("kind", ["SGHMC", "SGHMC with masses"])
+@pytest.mark.parametrize("kind", ["SGHMC", "SGHMC with means"])
 def test_accumulated_gradients_are_those_of_a_larger_batch(kind: str) -> None:
     module = Automatic(kind)
     trainer(2, accumulate_grad_batches=2).fit(module, loader())
@@ -248,22 +248,27 @@ def test_what_is_set_through_lightnings_wrapper_is_the_samplers() -> None:
     chains = []
     for wrap in (wrapper, lambda sampler: sampler):
         theta = nn.Parameter(torch.ones(3))
-        sampler = sg.SGHMC([theta], lr=0.1, num_data=10, seed=1)
+        sampler = sg.HMC([theta], step_size=0.1, num_steps=2, num_data=10, seed=1)
         wrapped = wrap(sampler)
         wrapped.set_mass([100.0])
         gauges = sg.Gauges(wrapped, every=1)
+
+        def closure(theta: nn.Parameter = theta) -> Tensor:
+            loss = theta.sum()
+            loss.backward()
+            return loss
+
         for step in range(4):
             if step == 2:
                 del wrapped  # the sampler goes on without it
                 gc.collect()
-            theta.grad = torch.ones_like(theta)
-            sampler.step()
+            sampler.step(closure)
         chains.append(theta.detach())
         assert gauges.num_observed == 4
     assert_same([chains[0]], [chains[1]])
 
 
-@pytest.mark.parametrize("kind", ["SGLD", "SGHMC with masses"])
+@pytest.mark.parametrize("kind", ["SGLD", "SGHMC with means"])
 def test_lightnings_own_example(kind: str) -> None:
     # Its boring model, with validation and a schedule of the learning rate.
     class Boring(boring.BoringModel):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import pickle
 from collections.abc import Callable
 from functools import partial
@@ -32,7 +31,6 @@ SAMPLERS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
     **{name: (cls, {"prior_precision": 3.0}) for name, cls in ALIKE.items()},
     "SGHMC": (sg.SGHMC, {"momentum": 0.8, "resample_momentum_every": 4}),
     "SGHMC-online": (sg.SGHMC, {"momentum": 0.1, "noise_estimate": "online"}),
-    "SGHMC-masses": (sg.SGHMC, {"momentum": 0.8, "noise_estimate": 0.01}),
     "PSGLD": (sg.PSGLD, {"gamma": False}),
     "PSGLD-frozen": (sg.PSGLD, {"adapt": False}),
     "SGNHT": (sg.SGNHT, {"momentum": 0.7}),
@@ -49,7 +47,6 @@ class Chains:
 
     def __init__(self, name: str, dtype: torch.dtype, **options: Any) -> None:
         self.method, self.options = SAMPLERS[name][0], dict(SAMPLERS[name][1])
-        self.has_masses = name == "SGHMC-masses"
         self.options.update(options, lr=0.01, num_data=50)
         self.together = [
             normal(CHAINS, *shape, seed=i).to(dtype).requires_grad_()
@@ -74,13 +71,7 @@ class Chains:
         groups = [{"params": params[:2]}, {"params": params[2:], "temperature": 2.0}]
         if means is not None:
             groups[1]["prior_mean"] = means
-        sampler = self.method(groups, **self.options, **arguments)
-        if self.has_masses:  # the same for each chain
-            sizes = map(math.prod, SHAPES)
-            masses = [torch.linspace(0.5, 2, n) for n in sizes]
-            masses = [m.view(s) for m, s in zip(masses, SHAPES, strict=True)]
-            sampler.set_mass(masses, [1.5 - m / 2 for m in masses])
-        return sampler
+        return self.method(groups, **self.options, **arguments)
 
     def step(self, *, missing: int | None = None) -> None:
         for i, p in enumerate(self.together):

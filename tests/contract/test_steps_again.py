@@ -261,18 +261,6 @@ def test_an_estimate_of_noise_that_is_asked_for_later_begins() -> None:
     assert all(sampler.state[p]["num_grads"] == 1 for p in params)
 
 
-def test_masses_are_checked_at_each_step() -> None:
-    """A friction of some coordinate may exceed 1 once the momentum is another."""
-    sampler, params = make("SGHMC", lr=0.01)
-    assert isinstance(sampler, sg.SGHMC)
-    sampler.set_mass([1.0, 1.0], friction=[5.0, 5.0])
-    step(sampler, params, 3)
-    sampler.param_groups[0]["momentum"] = 0.5
-    with pytest.raises(ValueError, match="friction"):
-        step(sampler, params)
-    assert sampler.param_groups[0]["step"] == 3
-
-
 def test_a_learning_rate_that_is_written_into_is_seen() -> None:
     """It is the same object, and another number."""
     chains = []

@@ -95,7 +95,7 @@ def parameters(trainer: Any) -> list[Tensor]:
     return list(trainer.model.parameters())
 
 
-@pytest.mark.parametrize("kind", ["SGLD", "SGHMC with masses", "SGNHT"])
+@pytest.mark.parametrize("kind", ["SGLD", "SGHMC with means", "SGNHT"])
 def test_the_chain_goes_on_from_a_checkpoint(kind: str, tmp_path: Path) -> None:
     # Six steps are two epochs; the checkpoint is in the middle of the second one.
     whole = train(kind, tmp_path / "whole", save_strategy="steps", save_steps=4)

@@ -268,7 +268,6 @@ void ForEach(const Test& test) {
   test("SGHMC",
        SGHMCUpdate<Real>(SGHMCCoefficients(0.1, 0.9, 50, 2, 1, 0.01, {0.7})));
   test("SGHMC, noise-aware", SGHMCNoiseAwareUpdate<Real>(sghmc));
-  test("SGHMC by coordinate", SGHMCByCoordinateUpdate<Real>({sghmc, true}));
   test("PSGLD, frozen",
        PSGLDFrozenUpdate<Real>(
            PSGLDCoefficients(0.1, 50, 2, 1, 0.99, 1e-5, {0.7})));

@@ -219,31 +219,11 @@ def of_control_variates(params: list[Tensor]) -> dict[str, Any]:
     return estimator.state_dict()
 
 
-def of_a_given_variance(params: list[Tensor]) -> dict[str, Any]:
-    """What a sampler does not use it keeps."""
-    sampler = sg.SGHMC(params, lr=0.1, num_data=500)
-    sampler.set_gradient_variance([0.0 for _ in params])
-    return sampler.state_dict()
-
-
-def of_no_variance_yet(params: list[Tensor]) -> dict[str, Any]:
-    return sg.SGHMC(params, lr=1, num_data=1, noise_estimate="given").state_dict()
-
-
-def of_a_given_covariance(params: list[Tensor]) -> dict[str, Any]:
-    sampler = sg.SGHMC(params, lr=0.1, num_data=500)
-    sampler.set_gradient_covariance(torch.eye(sum(p.numel() for p in params)))
-    return sampler.state_dict()
-
-
 @pytest.mark.parametrize(
     ("loads", "saved", "kind"),
     [
         ("HMC", of_hmcecs, "HMCECS"),
         ("SGLD", of_control_variates, "ControlVariates or SVRG"),
-        ("SGHMC", of_a_given_variance, "SGHMC with a Var(ḡ) that was given"),
-        ("SGHMC", of_no_variance_yet, "SGHMC with a Var(ḡ) that was given"),
-        ("SGHMC", of_a_given_covariance, "SGHMC with a Var(ḡ) that was given"),
     ],
 )
 def test_what_python_alone_has_is_refused_by_name(

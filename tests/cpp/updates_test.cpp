@@ -415,66 +415,6 @@ TYPED_TEST(Updates, SGHMCAfterADraw) {
   EXPECT_NEAR(usual.DrawStd(), std::sqrt(part * kHeat), 1e-15);
 }
 
-// Of each coordinate the update that a group has with lr / M, alpha C / M and
-// beta / M, after a draw as well.
-TYPED_TEST(Updates, SGHMCByCoordinate) {
-  using Real = TypeParam;
-  constexpr double kLr = 0.05, kMomentum = 0.75, kN = 20, kT = 1.5, kBeta = 0.1;
-  const SGHMCCoefficients usual(kLr, kMomentum, kN, 2, kT, kBeta);
-  std::mt19937 random(4);
-  std::uniform_real_distribution<double> mass_of(0.7, 3);
-  for (const Inputs& in : RandomInputs()) {
-    const auto mass = static_cast<double>(static_cast<Real>(mass_of(random)));
-    const double friction = in.xi > 0 ? mass : 1.25;
-    const SGHMCCoefficients own(kLr / mass,
-                                1 - (1 - kMomentum) * friction / mass,
-                                kN,
-                                2,
-                                kT,
-                                kBeta / mass);
-    const double variance = 0.01 * std::min(in.statistic, 1.0);
-    for (const bool is_drawn : {false, true}) {
-      const SGHMCCoefficients to_own = is_drawn ? own.AfterDraw(3) : own;
-      Real x[7] = {Real(in.theta),
-                   Real(in.grad),
-                   Real(in.v),
-                   Real(variance),
-                   Real(mass),
-                   Real(friction),
-                   Real(in.mean)};
-      SGHMCByCoordinateCoefficients all{usual, false};
-      if (is_drawn) all = all.AfterDraw(3);
-      const double v = is_drawn ? own.DrawStd() * in.v : in.v;
-      const double terms = std::abs(v) + kLr / mass * std::abs(in.grad) +
-                           std::abs(in.theta) + std::abs(in.mean) + 1;
-      const double bound =
-          40 * static_cast<double>(UnitRoundoff<Real>()) * terms;
-      Real y[4] = {x[0], x[1], Real(v), x[6]};
-      SGHMCUpdate<Real>{to_own}(y, Real(in.xi));
-      Real z[7];
-      std::copy_n(x, 7, z);
-      SGHMCByCoordinateUpdate<Real>{all}(z, Real(in.xi));
-      ASSERT_NEAR(z[2], y[2], bound);
-      ASSERT_NEAR(z[0], y[0], bound);
-      for (int i = 3; i < 7; ++i) ASSERT_EQ(z[i], x[i]);
-
-      // The same with a variance.
-      Real w[5] = {x[0], x[1], Real(v), x[3], x[6]};
-      SGHMCNoiseAwareUpdate<Real>{to_own}(w, Real(in.xi));
-      all.has_variance = true;
-      SGHMCByCoordinateUpdate<Real>{all}(x, Real(in.xi));
-      ASSERT_NEAR(x[2], w[2], bound);
-    }
-  }
-  const SGHMCByCoordinateCoefficients all{usual, false};
-  for (uint64_t step = 0; step < 6; ++step) {
-    EXPECT_EQ(SGHMCByCoordinateUpdate<Real>(all.AfterDraw(3)).skips(step),
-              step % 3 != 0);
-    EXPECT_EQ(SGHMCByCoordinateUpdate<Real>(all.WithoutDraw(3)).skips(step),
-              step % 3 == 0);
-  }
-}
-
 TYPED_TEST(Updates, ControlVariate) {
   using Real = TypeParam;
   const ControlVariateUpdate<Real> update(ControlVariateCoefficients{});

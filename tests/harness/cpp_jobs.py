@@ -57,11 +57,6 @@ CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
         {"lr": 1e-3, "momentum": 0.5},
         {"noise_estimate": "online"},
     ),
-    "SGHMC-mass-online": (
-        sg.SGHMC,
-        {"lr": 1e-3, "momentum": 0.5, "noise_estimate": "online"},
-        {"prior_precision": 2.0},
-    ),
     "PSGLD": (
         sg.PSGLD,
         {"lr": 1e-3, "gamma": False, "prior_precision": 1.0},
@@ -176,11 +171,6 @@ CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
 SHORT: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
     "SGLD-chains": (sg.SGLD, {"lr": 0.1, "num_chains": 5}, {"temperature": 0.5}),
     "SGNHT-chains": (sg.SGNHT, {"lr": 0.02, "num_chains": 5}, {"momentum": 0.8}),
-    "SGHMC-mass": (
-        sg.SGHMC,
-        {"lr": 0.02, "noise_estimate": 0.02, "prior_precision": 2.0},
-        {"momentum": 0.8, "resample_momentum_every": 5, "prior_mean": 0.25},
-    ),
     "PSGLD-chains-frozen": (
         sg.PSGLD,
         {"lr": 1e-3, "adapt": False, "num_chains": 5},
@@ -230,16 +220,7 @@ def make_sampler(
     sampler = method(groups, **common, num_data=500, seed=-(2**38))
     if isinstance(sampler, sg.SBPS) and "-given" in name:
         sampler.set_preconditioner(preconditioner(net))
-    if isinstance(sampler, sg.SGHMC) and "-mass" in name:
-        masses, frictions = masses_of(name, net)
-        sampler.set_mass(masses, frictions)
     return sampler
-
-
-def masses_of(name: str, net: nn.Module) -> tuple[list[Tensor], list[Tensor] | None]:
-    """M, and but for one chain C, some to be broadcast."""
-    masses = [torch.linspace(0.7, 2.0, p.shape[-1]) for p in net.parameters()]
-    return masses, None if "-online" in name else [1.5 - m / 4 for m in masses]
 
 
 def preconditioner(net: nn.Module) -> list[Tensor]:
@@ -282,9 +263,6 @@ def make_job(
         job["means"] = means
     if "-given" in name:
         job["preconditioner"] = preconditioner(net)
-    if "-mass" in name:
-        job["mass"], frictions = masses_of(name, net)
-        job["friction"] = frictions or []
     # PSGLD's first gradients are 0 for some coordinates.
     job["x"][job["batches"][0], 0] = 0
     return job

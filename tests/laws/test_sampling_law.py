@@ -13,6 +13,8 @@ from harness import suite
 from harness.chains import (
     Chains,
     Experiment,
+    Group,
+    assert_caught,
     check_double_well,
     check_extrapolated,
     check_memoryless,
@@ -22,11 +24,12 @@ from harness.chains import (
     check_transient,
 )
 from harness.double_well import double_well_law, target_moment
-from harness.methods import METHODS, THERMOSTATS, Method
+from harness.methods import METHODS, THERMOSTATS, Coordinates, Law, Method
 from harness.preconditioned import memoryless_law, weighted_variance
-from harness.statistics import StatisticalError, check_gaussian, check_z
+from harness.statistics import AffineMap, StatisticalError, check_gaussian, check_z
 from harness.targets import DoubleWell, LogGamma, Quadratic, correlated
 
+import torch_sgmcmc as sg
 from torch_sgmcmc import PSGLD, SGNHT
 
 every_method = pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
@@ -347,6 +350,95 @@ def test_frozen_preconditioner_may_come_from_adaptation() -> None:
     assert step.std() > 0.1 * step.mean()
     whitened = chains.state() * np.sqrt(1 - step / 2)
     check_gaussian(whitened, label="frozen after adaptation")
+
+
+# ---- SGHMC: algorithm 2 of the paper, in its own symbols -------------------------
+
+STEP, DATA, PRIOR = 0.08, 20.0, 2.0
+#: M, C and B̂ of each param group.
+SCALARS = {
+    1: {"mass": 0.8, "friction": 2.0, "estimate": 1.0},
+    2: {"mass": 2.5, "friction": 10.0, "estimate": 5.0},
+}
+
+
+def algorithm_2_law(target: Quadratic, _: Coordinates) -> Law:
+    """r <- r - ε ∇Ũ - ε C M⁻¹ r + N(0, 2 ε (C - B̂)), then θ <- θ + ε M⁻¹ r.
+
+    The paper moves θ first: the same chain half a step later. v is ε M⁻¹ r.
+    """
+    mass, friction, estimate = (
+        np.concatenate([np.full(width, each[key]) for width, each in SCALARS.items()])
+        for key in ("mass", "friction", "estimate")
+    )
+    d = target.dimension
+    one, nothing = np.eye(d), np.zeros((d, d))
+    hessian = DATA * target.hessian
+    noise = np.diag(2 * STEP * (friction - estimate))
+    noise = noise + (STEP * DATA) ** 2 * target.noise
+    kick = AffineMap(
+        np.block(
+            [
+                [one, nothing],
+                [-STEP * (hessian + PRIOR * one), np.diag(1 - STEP * friction / mass)],
+            ]
+        ),
+        np.concatenate([np.zeros(d), STEP * hessian @ target.centre]),
+        np.block([[nothing, nothing], [nothing, noise]]),
+    )
+    move = np.block([[one, np.diag(STEP / mass)], [nothing, one]])
+    step = kick.then(AffineMap(move, np.zeros(2 * d), np.zeros((2 * d, 2 * d))))
+    to_v = np.diag(np.concatenate([np.ones(d), STEP / mass]))
+    cycle = AffineMap(
+        to_v @ step.a @ np.linalg.inv(to_v), to_v @ step.b, to_v @ step.q @ to_v
+    )
+    start = np.block([[nothing, nothing], [nothing, np.diag(mass)]])
+    return Law(cycle, to_v @ start @ to_v, state=("momentum",))
+
+
+def algorithm_2(mistake: str = "") -> Experiment:
+    """SGHMC with the hyperparameters that docs/samplers/sghmc.md says."""
+    groups = []
+    for width, own in SCALARS.items():
+        mass, friction, estimate = own.values()
+        settings = {
+            "lr": STEP**2 * DATA / mass,
+            "momentum": 1 - STEP * friction / mass,
+            "noise_estimate": STEP * estimate / mass,
+        }
+        if mistake == "one mass for both groups":
+            settings["lr"] = STEP**2 * DATA
+        elif mistake == "friction without the mass":
+            settings["momentum"] = 1 - STEP * friction
+        elif mistake == "estimate without the mass":
+            settings["noise_estimate"] = STEP * estimate / 2
+        groups.append(Group((width,), settings))
+    # B̂ = ε V̂ / 2, V̂ = N² Var(ḡ)
+    estimates = [each["estimate"] for w, each in SCALARS.items() for _ in range(w)]
+    noise = 2 * np.diag(estimates) / (STEP * DATA**2)
+    target = Quadratic(
+        correlated(3, seed=5, condition=3.0), np.array([1.0, -1.0, 0.5]), noise
+    )
+    method = Method("algorithm 2", sg.SGHMC, algorithm_2_law, lambda _: (0.0, 0.0))
+    common = {"lr": 0.1, "num_data": DATA, "prior_precision": PRIOR}
+    return Experiment(method, target, common, tuple(groups), seed=12)
+
+
+def test_mass_friction_and_estimate_of_each_group() -> None:
+    check_stationary(algorithm_2())
+    check_transient(algorithm_2())
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        "one mass for both groups",
+        "friction without the mass",
+        "estimate without the mass",
+    ],
+)
+def test_other_units_of_algorithm_2_are_caught(mistake: str) -> None:
+    assert_caught(check_stationary, algorithm_2(mistake))
 
 
 # ---- SGNHT: thermostats ----------------------------------------------------------

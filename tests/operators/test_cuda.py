@@ -49,14 +49,6 @@ def sghmc(
     ops.sghmc_step_(p, g, v, s, m, **numbers, offsets=offsets, **STREAM)
 
 
-def by_coordinate(
-    *lists: Any, masses: Any, masters: Any, offsets: list[int], every: int
-) -> None:
-    lists = (*lists, [m + 0.5 for m in masses], [], masters)
-    numbers = {**TARGET, **FRICTION, "resample_momentum_every": every}
-    ops.sghmc_by_coordinate_step_(*lists, **numbers, offsets=offsets, **STREAM)
-
-
 def psgld(p: Any, g: Any, v: Any, w: Any, h: Any, m: Any, offsets: list[int]) -> None:
     mean = {"decay": 0.9, "eps": 1e-3}
     lists = (p, g, v, w, h, m)
@@ -93,12 +85,6 @@ RUNS: dict[str, Run] = {
     "sghmc_step_ with variances": lambda p, g, v, s, m, o: sghmc(p, g, v, s, m, o, 0),
     "sghmc_step_ that resamples": lambda p, g, v, s, m, o: sghmc(p, g, v, [], m, o, 2),
     "sghmc_step_ that does not": lambda p, g, v, s, m, o: sghmc(p, g, v, [], m, o, 3),
-    "sghmc_by_coordinate_step_": lambda p, g, v, s, m, o: by_coordinate(
-        *(p, g, v, s), masses=s, masters=m, offsets=o, every=0
-    ),
-    "sghmc_by_coordinate_step_ that resamples": lambda p, g, v, s, m, o: by_coordinate(
-        *(p, g, v, []), masses=s, masters=m, offsets=o, every=2
-    ),
     "psgld_step_": lambda p, g, v, s, m, o: psgld(p, g, s, [], [], m, o),
     "psgld_frozen_step_": lambda p, g, v, s, m, o: ops.psgld_frozen_step_(
         p, g, s, m, **TARGET, offsets=o, **STREAM

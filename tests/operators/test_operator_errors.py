@@ -120,17 +120,6 @@ def test_list_lengths(op: str, name: str) -> None:
     check(op, lists, f"{name} has 3 tensors, expected 2 (as many as {first})")
 
 
-def test_a_wrong_mass_is_named_where_it_stands_for_others() -> None:
-    op = "sghmc_by_coordinate_step_"
-    lists = make_lists(op) | {"grad_variances": [], "frictions": []}
-    getattr(ops, op)(*lists.values(), **HYPER[op])
-    wrong = lists | {"masses": [torch.ones(3), torch.ones(4)]}
-    message = "masses[0] has shape [3], expected [2, 3] (that of params[0])"
-    check(op, wrong, message)
-    message = "masses has 0 tensors, expected 2 (as many as params)"
-    check(op, lists | {"masses": []}, message)
-
-
 def test_no_tensors_at_all() -> None:
     # Nothing says which device is meant, so torch itself refuses.
     with pytest.raises(NotImplementedError, match="sum_of_squares"):

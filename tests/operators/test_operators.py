@@ -47,11 +47,6 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
         "sghmc_step_": ((p, g, v, [], []), {**shared, **stream}),
         "sghmc_step_ variances": ((p, g, v, s, []), {**shared, **on_device}),
         "sghmc_step_ bf16": ((b, c, v, [], m32), {**shared, **stream}),
-        "sghmc_by_coordinate_step_": ((p, g, v, s, q, q, []), {**shared, **stream}),
-        "sghmc_by_coordinate_step_ bf16": (
-            (b, c, v, [], q, [], m32),
-            {**shared, **on_device},
-        ),
         "psgld_step_": ((p, g, q, [], [], []), {**preconditioner, **stream}),
         "psgld_frozen_step_": ((p, g, q, []), {**TARGET, **on_device}),
         "psgld_frozen_step_ bf16": ((b, c, q, m32), {**TARGET, **stream}),

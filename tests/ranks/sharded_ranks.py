@@ -262,15 +262,6 @@ def more_chains(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> N
         sampler = sg.SGHMC(alone.groups(), **TARGET, seed=drawn.seed)
         advance(alone, sampler, range(3))
         results[f"drawn, {name}"] = differences((alone, sampler), (net, drawn))
-        # Masses and frictions of whole tensors.
-        one, other = pair_of(KINDS["SGHMC"], place, resample_momentum_every=3)
-        g = torch.Generator().manual_seed(4)
-        params = [p for group in Net().groups() for p in group["params"]]
-        masses = [0.5 + torch.rand(p.shape, generator=g) for p in params]
-        for net, sampler in (one, other):
-            sampler.set_mass(masses, [0.5 + m**2 / 2 for m in masses])
-            advance(net, sampler, range(10))
-        results[f"masses, {name}"] = differences(one, other)
         # Means of priors, whole or in shards.
         pairs = []
         for in_shards in (None, False, True):

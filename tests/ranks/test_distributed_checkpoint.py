@@ -17,6 +17,7 @@ from short_chains import (
     needs_closure,
     set_grads,
     twin_of,
+    with_means,
 )
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -71,7 +72,12 @@ def stranger_of(sampler: sg.Sampler, net: Net) -> sg.Sampler:
     if isinstance(sampler, sg.SBPS):
         twin: sg.Sampler = sg.SBPS(groups(net), num_data=1, seed=99)
     else:
-        twin = twin_of(sampler, groups(net))
+        # torch loads what is there to be filled.
+        has_means = any("prior_mean" in given(s) for s in sampler.state.values())
+        own = with_means(groups(net)) if has_means else groups(net)
+        twin = twin_of(sampler, own)
+        for p in net.trained() if has_means else ():
+            twin.state[p]["prior_mean"].fill_(9.0)
     layout = ("preconditioned", "noise_estimate", "resample_momentum_every", "adapt")
     for ours, theirs in zip(twin.param_groups, sampler.param_groups, strict=True):
         for key in (*layout, "gamma", "momentum", "capturable"):
@@ -81,10 +87,6 @@ def stranger_of(sampler: sg.Sampler, net: Net) -> sg.Sampler:
             if torch.is_tensor(theirs[key]):
                 ours[key] = torch.zeros_like(theirs[key])
     twin._note()  # so that counters are where the other has them
-    # torch loads what is there to be filled.
-    if any("given_mass" in given(state) for state in sampler.state.values()):
-        assert isinstance(twin, sg.SGHMC)
-        twin.set_mass([9.0, 1.0, 9.0], [1.0, 1.0, 2.0])
     if any("preconditioner" in given(state) for state in sampler.state.values()):
         assert isinstance(twin, sg.SBPS)
         twin.set_preconditioner([9.0, 1.0, 9.0])

@@ -42,7 +42,7 @@ from torch_sgmcmc.chain import shards
 
 PROGRAM = Path(sharded_program.__file__)
 RANKS = 2
-MORE = ("online", "drawn", "masses", "means", "loaded")
+MORE = ("online", "drawn", "means", "loaded")
 
 
 @pytest.fixture(scope="module")

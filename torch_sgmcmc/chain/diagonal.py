@@ -1,4 +1,4 @@
-"""Diagonal matrices that users give: HMC's masses, SBPS's preconditioner, variances."""
+"""Diagonal matrices that users give: HMC's masses, SBPS's preconditioner."""
 
 from __future__ import annotations
 
@@ -18,14 +18,11 @@ def diagonals(
     what: str,
     given: Iterable[Tensor | float],
     params: Sequence[Tensor],
-    *,
-    or_zero: bool = False,
 ) -> list[Tensor]:
     """A matrix for each parameter, as it is kept: a copy of its shape and layout.
 
     Raises:
-        ValueError: they are not one for each, that broadcasts to it, finite and > 0, or
-            >= 0.
+        ValueError: they are not one for each, that broadcasts to it, finite and > 0.
     """
     given = list(given)
     if len(given) != len(params):
@@ -34,23 +31,21 @@ def diagonals(
             f"{len(params)} parameters)"
         )
     return [
-        _diagonal(f"{what}: number {i}", value, p, or_zero)
+        _diagonal(f"{what}: number {i}", value, p)
         for i, (value, p) in enumerate(zip(given, params, strict=True))
     ]
 
 
-def check_saved_diagonal(
-    name: str, index: int, value: Tensor, p: Tensor, *, or_zero: bool = False
-) -> None:
+def check_saved_diagonal(name: str, index: int, value: Tensor, p: Tensor) -> None:
     """Raises if the saved diagonal of a parameter is out of range in its precision."""
-    if not _is_positive(value.to(state_dtype(p)), or_zero):
+    if not _is_positive(value.to(state_dtype(p))):
         raise ValueError(
             f"Invalid state_dict: {name} of parameter {index} has elements out of "
-            f"range (must be finite and {_range(or_zero)})"
+            "range (must be finite and > 0)"
         )
 
 
-def _diagonal(name: str, value: Tensor | float, p: Tensor, or_zero: bool) -> Tensor:
+def _diagonal(name: str, value: Tensor | float, p: Tensor) -> Tensor:
     if isinstance(value, Tensor) and shards.is_dtensor(value):
         given = shards.like(p, value, name).to(state_dtype(p))
     else:
@@ -62,22 +57,16 @@ def _diagonal(name: str, value: Tensor | float, p: Tensor, or_zero: bool) -> Ten
             f"Invalid {name} has shape {list(given.shape)} (must broadcast to "
             f"{list(p.shape)})"
         ) from None
-    if not _is_positive(given, or_zero):
+    if not _is_positive(given):
         raise ValueError(
-            f"Invalid {name} has elements out of range (must be finite and "
-            f"{_range(or_zero)})"
+            f"Invalid {name} has elements out of range (must be finite and > 0)"
         )
     expanded = shards.like(p, expanded, name)
     return torch.empty_like(p, dtype=state_dtype(p)).copy_(expanded)
 
 
-def _range(or_zero: bool) -> str:
-    return ">= 0" if or_zero else "> 0"
-
-
-def _is_positive(tensor: Tensor, or_zero: bool) -> bool:
-    """Whether all elements are finite and > 0 (or 0), wherever they are."""
+def _is_positive(tensor: Tensor) -> bool:
+    """Whether all elements are finite and > 0, wherever they are."""
     here = shards.local(tensor)
-    is_right = here >= 0 if or_zero else here > 0
-    is_wrong = not bool((here.isfinite() & is_right).all())
+    is_wrong = not bool((here.isfinite() & (here > 0)).all())
     return shards.max_over_ranks([tensor], float(is_wrong)) == 0

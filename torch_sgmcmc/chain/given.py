@@ -8,9 +8,6 @@ from typing import Any
 from torch_sgmcmc.chain.prior import PRIOR_MEAN, complete_means
 
 __all__ = [
-    "GIVEN_FRICTION",
-    "GIVEN_MASS",
-    "GIVEN_VARIANCE",
     "MASS",
     "PRECONDITIONER",
     "complete_given",
@@ -20,21 +17,13 @@ __all__ = [
 
 #: The key of SBPS's A.
 PRECONDITIONER = "preconditioner"
-#: The key of SGHMC's Var(ḡ).
-GIVEN_VARIANCE = "given_variance"
-#: Those of SGHMC's M and C.
-GIVEN_MASS = "given_mass"
-GIVEN_FRICTION = "given_friction"
 #: That of HMC's M.
 MASS = "mass"
-
-# Of which no sampler makes any itself.
-_NEVER_MADE = (GIVEN_VARIANCE, GIVEN_MASS, GIVEN_FRICTION, MASS)
 
 
 def given(state: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a parameter's state that a user gave."""
-    keys = [PRIOR_MEAN, *_NEVER_MADE]
+    keys = [PRIOR_MEAN, MASS]
     if "square_average" not in state:  # which A is made of where it is learned
         keys.append(PRECONDITIONER)
     return {key: state[key] for key in keys if key in state}
@@ -48,7 +37,7 @@ def complete_given(
     torch.distributed.checkpoint leaves these out.
     """
     complete_means(groups, state, before)
-    for key in (PRECONDITIONER, *_NEVER_MADE):
+    for key in (PRECONDITIONER, MASS):
         if not any(key in given(kept) for kept in state.values()):
             continue
         for p, kept in before.items():

@@ -24,17 +24,14 @@ def start_momenta(
     offsets: list[int],
     *,
     stationary: bool = True,
-) -> list[Tensor]:
+) -> None:
     """Gives a momentum to those parameters that have none yet.
 
     It is drawn from its stationary law N(0, lr T / N), or zero.
-
-    Returns:
-        Those parameters.
     """
     new = [i for i, p in enumerate(params) if "momentum" not in chain.state[p]]
     if not new:
-        return []
+        return
     params = [params[i] for i in new]
     check_not_capturing(chain.name, params[0], "momentum")
     momenta = draw_stationary(
@@ -42,7 +39,6 @@ def start_momenta(
     )
     for p, momentum in zip(params, momenta, strict=True):
         chain.create(p, "momentum", momentum)
-    return params
 
 
 def draw_stationary(

@@ -110,13 +110,10 @@ class Chain:
         self.is_laid_out = False
         #: The last step, if the next can be made like it (again.py).
         self.again: Any = None
-        #: What a sampler has computed of its state, and need not compute again.
-        self.known: dict[str, Any] = {}
 
     def saved(self) -> dict[str, Any]:
         """What :meth:`restore` puts back."""
         saved = {**vars(self), "created": [], "ledger": [*self.ledger.entries]}
-        saved["known"] = {**self.known}
         return {key: saved[key] for key in saved if key not in _OF_TORCH}
 
     def restore(self, saved: dict[str, Any]) -> None:

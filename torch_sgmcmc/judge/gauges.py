@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain.by_coordinate import gauge_sums_of
 from torch_sgmcmc.chain.checks import check_integer
 from torch_sgmcmc.chain.closures import fresh_gradients
 from torch_sgmcmc.chain.dtypes import has_master, state_dtype
-from torch_sgmcmc.chain.given import GIVEN_MASS
 from torch_sgmcmc.chain.operators import gauge_sums
 from torch_sgmcmc.chain.prior import prior_of
 from torch_sgmcmc.chain.record import Chain, Work, chain_of, work_of
@@ -392,9 +390,6 @@ class Gauges(Readings):
         for group, params, grads, _ in work:
             motion = _C.Motion.NONE if plain else self._motion
             states = [state.get(p, {}) for p in params]
-            if motion is _C.Motion.MOMENTUM and any(GIVEN_MASS in s for s in states):
-                rows += self._by_coordinate(group, params, grads, has_noise)
-                continue
             kind, movers, statistics = _LANGEVIN, [], []
             factors = {} if plain else scales(group)
             if not plain and "momentum" in states[0]:
@@ -432,32 +427,6 @@ class Gauges(Readings):
         self._rows.append((rows, has_noise))
         if len(self._rows) >= _C.MOST_ROWS:
             self._read()
-
-    def _by_coordinate(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        has_noise: bool,
-    ) -> list[_Row]:
-        """Of each tensor, sums over coordinates with masses of their own."""
-        rows: list[_Row] = []
-        positions, centers = self._positions(params)
-        before = self._previous[1] if has_noise and self._previous else {}
-        for i, p in enumerate(params):
-            found = gauge_sums_of(
-                *(group, self._seen().state[p], p, positions[i]),
-                *(centers[i] if centers else 0.0, grads[i], before.get(p)),
-            )
-            parts = [((0, 1, 2), found.sums)]
-            if found.noise is not None:
-                parts.append(((4,), found.noise))
-            made_with = group
-            if not isinstance(group["noise_estimate"], str):
-                estimate = group["noise_estimate"] * found.mean_share
-                made_with = {**group, "noise_estimate": estimate}
-            rows.append(([self._place[p]], parts, _settings(made_with, self._motion)))
-        return rows
 
     def _versions(self) -> list[int]:
         return [0 if p.is_inference() else p._version for p in self._params]

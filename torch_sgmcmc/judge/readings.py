@@ -27,7 +27,7 @@ class Temperatures(NamedTuple):
     excess: Reading
     #: What the minibatches' noise adds, as computed from differences of gradients.
     #: NaN where that is not known: SGNHT, SGLRW, trajectories, redrawn momenta, and
-    #: noise estimates that are "online" or "given".
+    #: noise estimates that are "online".
     minibatch_heating: Reading
     #: T_conf by the gradients that were used, less T_conf by those of
     #: :meth:`Gauges.observe`: 0 if the former are unbiased.

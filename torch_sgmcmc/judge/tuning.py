@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from torch_sgmcmc.chain.checks import check_integer, check_real
-from torch_sgmcmc.chain.given import GIVEN_MASS
 from torch_sgmcmc.chain.nonfinite import raise_what_was_found
 from torch_sgmcmc.chain.progress import progress_bar
 from torch_sgmcmc.chain.record import chain_of, check_groups_of
@@ -167,8 +166,3 @@ def _check(sampler: Sampler, closure: object) -> None:
             for p in group["params"]
         ):
             raise ValueError("Invalid sampler: a PSGLD that has not adapted yet")
-        if any(GIVEN_MASS in sampler.state.get(p, {}) for p in group["params"]):
-            raise ValueError(
-                "Invalid sampler: it has masses, by which heat differs between "
-                "coordinates (tune lr without, then set_mass())"
-            )

@@ -7,13 +7,8 @@
 // The training loop is the one of sgld.h, and of torch::optim::SGD.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
-#include <map>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "torch_sgmcmc/export.h"
@@ -21,8 +16,6 @@
 #include "torch_sgmcmc/sampler.h"
 
 namespace torch_sgmcmc {
-
-struct MassAndFriction;
 
 /// Hyperparameters of SGHMC: those of ManyChainsOf, and the following.
 class TORCH_SGMCMC_API SGHMCOptions : public ManyChainsOf<SGHMCOptions> {
@@ -73,7 +66,7 @@ class TORCH_SGMCMC_API SGHMCOptions : public ManyChainsOf<SGHMCOptions> {
 /// neither changes the target.
 ///
 /// State: "momentum"; with noise_estimate("online") "grad_variance" and
-/// "previous_grad"; with set_mass() "given_mass" and "given_friction".
+/// "previous_grad".
 ///
 /// Reference: T. Chen, E. B. Fox and C. Guestrin, Stochastic Gradient
 /// Hamiltonian Monte Carlo, ICML 2014, eq. 15.
@@ -81,47 +74,18 @@ class TORCH_SGMCMC_API SGHMC : public SamplerOf<SGHMCOptions> {
  public:
   using SamplerOf::SamplerOf;
 
-  /// Sets algorithm 2's M and C for each coordinate, a diagonal preconditioner:
-  /// lr / M takes the place of lr, (1 - momentum) C / M that of 1 - momentum,
-  /// and noise_estimate / M that of a noise_estimate that is a number. Neither
-  /// changes the target. Tensors > 0, one for each parameter in the order of
-  /// the groups, that broadcast to its shape; without C it is M, and momentum
-  /// is that of all coordinates. They are copied and are part of the state
-  /// dict; momenta that are there are multiplied by √(old mass / new mass).
-  /// Throws std::invalid_argument, and changes nothing, if they are not as they
-  /// should be. Whether a friction exceeds 1 is seen by the next step, which
-  /// then throws std::invalid_argument.
-  void set_mass(const std::vector<at::Tensor>& mass,
-                const std::vector<at::Tensor>& friction = {});
-  /// Forgets M and C.
-  void set_mass(std::nullopt_t none);
-
  protected:
   const char* method() const override { return "sghmc_step_"; }
   void prepare(Work& work) override;
   void prepare_all(std::vector<Work>& work) override;
-  void update(const Work& work) override;
   bool looks_later(const std::vector<Work>& work) const override;
   std::vector<std::string> state_keys() const override;
   void check_saved_state(const SamplerParamState& state,
                          int64_t index) const override;
-  void parameters_changed() override;
 
  private:
   void observe_gradients(Work& work);
   void check_variances(const Work& work);
-  bool has_masses() const { return !limits_.empty(); }
-  void note_masses();
-  std::vector<MassAndFriction> masses_of(const Work& work);
-  void check_rates(const Work& work,
-                   const std::vector<at::Tensor>& variances,
-                   const char* state_of_things);
-  static void replace_mass(SamplerParamState& state,
-                           const at::Tensor& mass,
-                           const at::Tensor& friction);
-
-  // Of masses that were given: max C / M and max 1 / C.
-  std::map<const void*, std::pair<double, double>> limits_;
 };
 
 }  // namespace torch_sgmcmc

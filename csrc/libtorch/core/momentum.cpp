@@ -24,9 +24,9 @@ bool HasMaster(const at::Tensor& param) {
          param.scalar_type() == at::kHalf;
 }
 
-std::vector<size_t> StartState(const Work& work,
-                               const std::vector<at::Tensor*>& tensors,
-                               Start how) {
+void StartState(const Work& work,
+                const std::vector<at::Tensor*>& tensors,
+                Start how) {
   std::vector<at::Tensor> fresh;
   std::vector<size_t> places;
   std::vector<int64_t> offsets;
@@ -36,7 +36,7 @@ std::vector<size_t> StartState(const Work& work,
     places.push_back(i);
     offsets.push_back(work.offsets[i]);
   }
-  if (fresh.empty()) return places;
+  if (fresh.empty()) return;
   if (how == Start::kStationary) {
     const SamplerOptions& options = *work.options;
     NoiseKey key = KeyOf(work);
@@ -53,7 +53,6 @@ std::vector<size_t> StartState(const Work& work,
         key.num_chains);
   }
   for (size_t i = 0; i < places.size(); ++i) *tensors[places[i]] = fresh[i];
-  return places;
 }
 
 }  // namespace torch_sgmcmc

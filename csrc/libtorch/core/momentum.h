@@ -23,9 +23,9 @@ at::Tensor ZeroState(const at::Tensor& param);
 bool HasMaster(const at::Tensor& param);
 
 // Begins, as a row says, what has not begun: `tensors` points to that of each
-// of work.params. Returns which they were.
-std::vector<size_t> StartState(const Work& work,
-                               const std::vector<at::Tensor*>& tensors,
-                               Start how);
+// of work.params.
+void StartState(const Work& work,
+                const std::vector<at::Tensor*>& tensors,
+                Start how);
 
 }  // namespace torch_sgmcmc

@@ -17,8 +17,6 @@
 namespace torch_sgmcmc {
 namespace {
 
-constexpr const char* kGivenVariance = "SGHMC with a Var(ḡ) that was given";
-
 using Names = std::set<std::string>;  // sorted, as messages list them
 
 Names KeysOf(const SamplerOptions& options) {
@@ -90,20 +88,6 @@ void RefusePythonsAlone(const StateDict& dict) {
       if (!value.isGenericDict()) continue;
       const StateDict group = value;
       if (group.contains("subsample_size")) kind = "HMCECS";
-      if (group.contains("noise_estimate") &&
-          Alike(group.at("noise_estimate"), "given")) {
-        kind = kGivenVariance;
-      }
-    }
-  }
-  if (dict.contains("state") && dict.at("state").isGenericDict()) {
-    const StateDict state = dict.at("state");
-    if (state.contains("gradient_noise")) kind = kGivenVariance;
-    for (const auto& entry : state.entries()) {
-      if (entry.value().isGenericDict() &&
-          StateDict(entry.value()).contains("given_variance")) {
-        kind = kGivenVariance;
-      }
     }
   }
   if (kind == nullptr) return;

@@ -100,11 +100,6 @@ std::unique_ptr<sg::Sampler> Make(const sg::StateDict& job,
       sampler->set_preconditioner(TensorsAt(job, "preconditioner"));
     }
   }
-  if constexpr (std::is_same_v<Method, sg::SGHMC>) {
-    if (job.contains("mass")) {
-      sampler->set_mass(TensorsAt(job, "mass"), TensorsAt(job, "friction"));
-    }
-  }
   return sampler;
 }
 
