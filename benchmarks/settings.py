@@ -1,13 +1,11 @@
 """Which lr and momentum work at the first try: five networks, each with some settings.
 
     python benchmarks/settings.py --data-root DATA [--models relu cnn ...]
-        [--settings 0.03:0.9 ...] [--epochs 20] [--burn-in 5] [--tune]
+        [--settings 0.03:0.9 ...] [--epochs 20] [--burn-in 5]
 
 SGHMC, minibatches of 100, prior N(0, 1), a draw an epoch after burn-in. Printed are the
 test error of the posterior and of its last draw, and the gauges' temperatures after
-burn-in: T_kin of all parameters and of the hottest tensor, T_conf of all. With --tune
-the sampler goes on at the lr that ``tune`` finds after burn-in at the first setting,
-and the same number of epochs is sampled then.
+burn-in: T_kin of all parameters and of the hottest tensor, T_conf of all.
 """
 
 from __future__ import annotations
@@ -108,10 +106,8 @@ class Run:
             seed=0,
         )
 
-    def closure(self, rows: Tensor | None = None) -> Tensor:
+    def closure(self, rows: Tensor) -> Tensor:
         """The mean loss of a minibatch, with its gradient."""
-        if rows is None:
-            rows = torch.randint(len(self.x), (BATCH,))
         self.sampler.zero_grad()
         loss = cross_entropy(self.model(self.x[rows]), self.y[rows])
         loss.backward()
@@ -154,7 +150,6 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", default=["0.03:0.9"])
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--burn-in", type=int, default=5)
-    parser.add_argument("--tune", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
     print("| network | lr, momentum | error | last draw | T_kin | hottest | T_conf |")
@@ -167,11 +162,6 @@ def main() -> None:
             label = f"{lr:g}, {momentum:g}"
             try:
                 run.go(given.burn_in)
-                if given.tune:
-                    found = sg.tune(run.sampler, run.closure, progress=False)
-                    label = f"tune: {found.lr:.3g}, {momentum:g}"
-                    found.apply(run.sampler)
-                    run.go(given.burn_in)
                 row = run.measure(given.epochs - given.burn_in)
             except (RuntimeError, ValueError) as error:
                 row = f"{str(error).partition(chr(10))[0][:80]} | | | |"

@@ -32,8 +32,6 @@ from torch_sgmcmc.judge.learning_coefficient import (
     local_learning_coefficient,
 )
 from torch_sgmcmc.judge.replicas import check_replicas, check_replicas_every
-from torch_sgmcmc.judge.tuned import Tuning
-from torch_sgmcmc.judge.tuning import tune
 from torch_sgmcmc.minibatch import (
     IndependentBatchSampler,
     StratifiedBatchSampler,
@@ -101,7 +99,6 @@ __all__ = [
     "SharedNoiseWarning",
     "StratifiedBatchSampler",
     "TimeAverage",
-    "Tuning",
     "Verdict",
     "__version__",
     "calibration",
@@ -120,7 +117,6 @@ __all__ = [
     "sample",
     "save",
     "scoring",
-    "tune",
 ]
 
 # Public modules, whatever folder they are in: ``import torch_sgmcmc.convergence``.

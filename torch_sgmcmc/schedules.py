@@ -24,7 +24,7 @@ class _Schedule(LRScheduler):
             raise TypeError(
                 f"Invalid sampler: got {type(sampler).__name__} (must be one that goes "
                 "by gradients alone, as SGLD and SGHMC: of the others the step has no "
-                "lr, is tuned or tested, or minibatches are drawn for it)"
+                "lr, is adapted or tested, or minibatches are drawn for it)"
             )
         if sampler.defaults["capturable"]:
             raise ValueError(

@@ -76,38 +76,6 @@ def test_gauges_are_of_what_is_sampled() -> None:
     assert repr(read(True)) == repr(read(False))
 
 
-def tuned(kind: str) -> sg.Sampler:
-    torch.manual_seed(0)
-    body, head = nn.Linear(4, 5), nn.Linear(5, 1)
-    body.requires_grad_(False)
-    x = torch.randn(200, 4)
-    y = head(body(x)).detach() + torch.randn(200, 1)
-    params = [*body.parameters(), *head.parameters()]
-    options = {"gamma": False} if kind == "PSGLD" else {}
-    sampler = getattr(sg, kind)(
-        params, lr=1e-2, num_data=200, prior_precision=1.0, seed=0, **options
-    )
-
-    def closure() -> torch.Tensor:
-        sampler.zero_grad()
-        index = torch.randint(200, (20,))
-        loss = (head(body(x[index])) - y[index]).square().mean() / 2
-        loss.backward()
-        return loss
-
-    for _ in range(50):
-        sampler.step(closure)
-    for group in sampler.param_groups:
-        if "adapt" in group:
-            group["adapt"] = False
-    return sg.tune(sampler, closure, gradients=1500, progress=False)
-
-
-@pytest.mark.parametrize("kind", ["SGLD", "PSGLD"])
-def test_a_network_with_a_frozen_layer_is_tuned(kind: str) -> None:
-    assert all(lr > 0 for lr in tuned(kind).lrs)
-
-
 # ---- Gradients that are missing ------------------------------------------------------
 
 

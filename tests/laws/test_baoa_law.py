@@ -282,11 +282,9 @@ def test_refusals(options: dict[str, Any], message: str) -> None:
     assert torch.equal(p, torch.zeros(3)) and not sampler.state[p]
 
 
-def test_schedules_and_tuning_know_it() -> None:
+def test_schedules_know_it() -> None:
     p = nn.Parameter(torch.zeros(3))
     sampler = sg.BAOA([p], lr=0.1, num_data=10, seed=0)
-    with pytest.raises(ValueError, match="Gauges show it"):
-        sg.tune(sampler, lambda: None)
     sampler.param_groups[0]["noise_estimate"] = 0.05
     with pytest.raises(ValueError, match="explores without noise"):
         sg.CyclicalSchedule(sampler, 4)

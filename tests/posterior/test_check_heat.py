@@ -50,6 +50,95 @@ def test_curvature_and_heat_are_those_of_a_quadratic(kind, limit, part):
     # Eight pairs know it to a factor of exp(± 2 √(2/8)).
     exact = part * 0.01 * N * 16 * float(y.var()) / BATCH / (2 * 0.1)
     assert exact / 2.7 < heat < exact * 2.7
+    # Heat is proportional to lr.
+    assert found.noise_lr == pytest.approx(0.01 * 0.05 / heat, rel=1e-6)
+    assert found.limit == "gradient noise"
+    summary = str(found)
+    assert f"stable up to lr = {found.largest_lr:.2g}." in summary
+    assert f"Minibatches add 5 % to T_kin at lr = {found.noise_lr:.2g}," in summary
+    assert f"smaller limit of lr is gradient noise: {found.noise_lr:.2g}." in summary
+
+
+def flat_and_noisy(y, curvature):
+    """Two parameters: one curved, without noise; one flat, whose gradient is y."""
+    params = [nn.Parameter(torch.ones(1, dtype=torch.float64)) for _ in range(2)]
+    model = nn.ParameterList(params)
+
+    def loss(model, batch):
+        return curvature * (model[0] ** 2).sum() / 2 + (model[1] * batch[0]).mean()
+
+    loader = DataLoader(
+        TensorDataset(y),
+        batch_sampler=sg.IndependentBatchSampler(N, BATCH, replacement=True, seed=0),
+    )
+    return model, loss, loader
+
+
+@pytest.mark.parametrize(
+    ("spread", "limit"), [(1.0, "gradient noise"), (1e-4, "stability")]
+)
+def test_the_smaller_limit_of_lr_is_named(spread, limit):
+    torch.manual_seed(0)
+    y = spread * torch.randn(N, 1, dtype=torch.float64)
+    model, loss, loader = flat_and_noisy(y, curvature=2.0)
+    sampler = sg.SGHMC(model.parameters(), lr=0.01, momentum=0.5, num_data=N, seed=0)
+    found = sg.check(model, loss, loader, sampler)
+    assert found.largest_lr == pytest.approx(2 * 1.5 / 2, rel=1e-6)
+    # Half of the coordinates have all of the heat.
+    exact = 0.05 * 4 * 0.5 * BATCH / (N * float(y.var()))
+    assert exact / 2.7 < found.noise_lr < exact * 2.7
+    assert found.limit == limit
+    smaller = min(found.largest_lr, found.noise_lr)
+    assert f"The smaller limit of lr is {limit}: {smaller:.2g}." in str(found)
+
+
+def test_without_noise_stability_is_the_limit():
+    model, loss, loader = flat_and_noisy(torch.ones(N, 1, dtype=torch.float64), 2.0)
+    sampler = sg.SGLD(model.parameters(), lr=0.01, num_data=N, seed=0)
+    found = sg.check(model, loss, loader, sampler)
+    assert found.noise_lr == math.inf and found.limit == "stability"
+    assert "Minibatches add 5 %" not in str(found)
+
+
+def test_groups_keep_the_ratios_of_their_lrs():
+    """At ``noise_lr`` of the largest group the mean heat is 5 %."""
+    torch.manual_seed(0)
+    y = torch.randn(N, 1, dtype=torch.float64)
+    largest = 0.01
+    for _ in range(2):
+        model, loss, loader = flat_and_noisy(y, curvature=2.0)
+        lrs = (largest, 0.4 * largest)
+        groups = [
+            {"params": [p], "lr": lr, "noise_estimate": 0.02}
+            for p, lr in zip(model, lrs, strict=True)
+        ]
+        sampler = sg.SGHMC(groups, 0.01, 0.5, num_data=N, seed=0)
+        found = sg.check(model, loss, loader, sampler)
+        largest = found.noise_lr
+    assert sum(found.heating.values()) / 2 == pytest.approx(0.05, rel=1e-9)
+    assert largest == pytest.approx(lrs[0], rel=1e-9)
+
+
+def test_noise_that_preconditioners_weigh():
+    """Frozen pSGLD has lr G in the place of lr; while it adapts, heat is unknown."""
+    torch.manual_seed(0)
+    y = torch.randn(N, 1, dtype=torch.float64)
+    model, loss, loader = flat_and_noisy(y, curvature=2.0)
+    plain = sg.SGLD(model.parameters(), lr=0.01, num_data=N, seed=0)
+    expected = sg.check(model, loss, loader, plain)
+    sampler = sg.PSGLD(
+        model.parameters(), lr=0.01, num_data=N, eps=1.0, gamma=False, seed=0
+    )
+    assert math.isnan(sg.check(model, loss, loader, sampler).noise_lr)
+    for p in model:
+        p.grad = torch.zeros_like(p)
+    sampler.step()
+    sampler.param_groups[0]["adapt"] = False
+    for p in model:
+        sampler.state[p]["square_average"].fill_(9.0)  # G = 1 / (3 + 1)
+    found = sg.check(model, loss, loader, sampler)
+    assert found.noise_lr == pytest.approx(4 * expected.noise_lr, rel=1e-6)
+    assert math.isnan(found.largest_lr) and found.limit == ""
 
 
 def test_heat_falls_with_squared_residuals():

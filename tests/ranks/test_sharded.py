@@ -436,7 +436,6 @@ def test_what_takes_no_dtensors(group_of_one: Any, tmp_path: Path) -> None:
     chain = partial(sg.SGLD, lr=0.1)
     for call in (
         lambda: sg.Collector(sampler, model, tmp_path / "draws"),
-        lambda: sg.tune(sampler, placed.sum),
         lambda: sg.local_learning_coefficient(params, len, chain, **run),
     ):
         with pytest.raises(ValueError) as error:

@@ -28,9 +28,7 @@ _LONG = 20
 class Absences:
     """Which parameters had no gradient in which steps, until that has been said."""
 
-    def __init__(
-        self, groups: list[dict[str, Any]] | None = None, *, says: bool = True
-    ) -> None:
+    def __init__(self, groups: list[dict[str, Any]] | None = None) -> None:
         #: Whether there is something to look at after a step.
         self.any = False
         # Steps before any that are seen here.
@@ -39,7 +37,7 @@ class Absences:
         self._moved = True
         # Of a parameter: steps without a gradient, and those after one with it.
         self._missing: dict[Tensor, tuple[int, int]] = {}
-        self._said = set() if says else {"nothing", "sometimes"}
+        self._said: set[str] = set()
 
     def begin(self) -> None:
         """Forgets what was seen earlier in this step."""

@@ -157,7 +157,7 @@ def _warn_of_many(chain: Chain) -> None:
     group = chain.groups[0]
     now = int(group["step"]) + int(group["num_skipped"])
     recent = chain.left_out
-    if recent is not None and len(recent) < 100:  # else it has warned
+    if len(recent) < 100:  # else it has warned
         recent.append(now)
         while recent[0] <= now - 1000:
             recent.popleft()

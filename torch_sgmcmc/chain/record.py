@@ -96,7 +96,7 @@ class Chain:
         self.gates: list[Tensor] = []
         self.pending: Pending | None = None
         self.error: str | None = None
-        self.left_out: deque[int] | None = deque()
+        self.left_out: deque[int] = deque()
         #: Since when it has the turn, with which seed, and whether it has been said
         #: that another one has its noise.
         self.turn: object = None

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_sgmcmc.baoa import BAOA
 from torch_sgmcmc.chain.closures import kept_gradients
 from torch_sgmcmc.chain.record import chain_of, state_bytes_of
 from torch_sgmcmc.chain.rows import halves, rows_of
@@ -29,13 +28,11 @@ from torch_sgmcmc.judge.before.losses import (
     width_of,
 )
 from torch_sgmcmc.judge.before.modes import batch_norms, dropouts, kept, quiet
+from torch_sgmcmc.judge.before.noise import NoiseHeat, is_heat_known
 from torch_sgmcmc.judge.before.outcome import KINDS, Check, Problem
-from torch_sgmcmc.judge.pairs import Pairs
 from torch_sgmcmc.posterior.predictive.forward import model_device, moved
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.sbps import SBPS
-from torch_sgmcmc.sghmc import SGHMC
-from torch_sgmcmc.sgld import SGLD
 
 __all__ = ["check"]
 
@@ -72,6 +69,9 @@ def check(
           - \hat\beta \frac{1}{1 - m}
 
       (:class:`BAOA`: (1 + m) / 2 of it).
+
+    Both limit lr: ``largest_lr`` is stable, at ``noise_lr`` the mean coordinate's heat
+    is 5 %, and ``limit`` says which is smaller.
 
     Parameters, buffers, gradients and torch's default generators are as before when it
     ends, and so are generators of the loader.
@@ -135,6 +135,7 @@ def check(
         loss=looking.loss_here,
         curvature=looking.curvature,
         largest_lr=looking.largest_lr,
+        noise_lr=looking.noise_lr,
         heating=looking.heating,
         residuals=looking.residuals,
         draw_bytes=sum(t.numel() * t.element_size() for t in tensors),
@@ -154,7 +155,8 @@ class _Looking:
         self.problems: list[Problem] = []
         self.unknown: list[str] = []
         self.not_sampled: list[str] = []
-        self.loss_here = self.curvature = self.largest_lr = math.nan
+        self.loss_here = self.curvature = math.nan
+        self.largest_lr = self.noise_lr = math.nan
         self.heating: dict[str, float] = {}
         self.residuals = math.nan
         self.gradients = 0
@@ -456,18 +458,13 @@ class _Looking:
 
     def _at_noise(self, batches: list[Any]) -> None:
         sampler = self.sampler
-        knows = isinstance(sampler, SGLD | SGHMC | BAOA) and all(
-            group["temperature"] > 0
-            and not isinstance(group.get("noise_estimate", 0.0), str)
-            for group in sampler.param_groups
-        )
-        if not knows:
+        if not is_heat_known(sampler):
             self.unknown.append(
                 f"how minibatches heat a {type(sampler).__name__} with these settings "
                 "(Gauges tell while it runs)"
             )
             return
-        pairs, params = Pairs(), chain_of(sampler).params
+        params, pairs = chain_of(sampler).params, []
         with quiet(self.model):
             for first, second in zip(batches[::2], batches[1::2], strict=False):
                 both = []
@@ -475,36 +472,29 @@ class _Looking:
                     self.gradient(batch)
                     grads = (p.grad for p in params)
                     both.append([None if g is None else g.clone() for g in grads])
-                pairs.add(sampler, *both)
-        heats = pairs.parts()[:, 0].tolist()
-        names, sizes = [], []
+                pairs.append((both[0], both[1]))
+        found = NoiseHeat.of(sampler, pairs)
+        heats, names = found.tensors, []
         for group in sampler.param_groups:
             for i, p in enumerate(group["params"]):
                 known = group.get("param_names")
                 names.append(known[i] if known else f"{len(names)} {list(p.shape)}")
-                sizes.append(p.numel())
-                momentum = group.get("momentum", 0.0)
-                taken = group.get("noise_estimate", 0.0) / (1 - momentum)
-                heat = heats[len(names) - 1] - taken
-                # By a friction of 2 (1 - m) / (1 + m).
-                is_exact = isinstance(sampler, BAOA)
-                heats[len(names) - 1] = heat * ((1 + momentum) / 2 if is_exact else 1)
         known = [i for i, heat in enumerate(heats) if not math.isnan(heat)]
         if not known:
             return
         self.heating = {names[i]: heats[i] for i in known}
-        mean = sum(heats[i] * sizes[i] for i in known) / sum(sizes[i] for i in known)
+        self.noise_lr = found.largest_lr
         worst = max(known, key=lambda i: heats[i])
         # A start's residuals are larger than the loss says they will be.
         is_start = self.residuals > 1 and int(sampler.param_groups[0]["step"]) == 0
         too_large = self.residuals if is_start else 1.0
-        too_much = max(mean / _HOT, heats[worst] / _HOT_TENSOR) / too_large
+        too_much = max(found.mean / _HOT, heats[worst] / _HOT_TENSOR) / too_large
         if too_much > 1:
             lr = float(sampler.param_groups[0]["lr"])
             self.found(
                 "hot",
                 "Minibatches would heat the chain: T_kin / T would be "
-                f"{1 + mean:.3g} in the mean of all coordinates and "
+                f"{1 + found.mean:.3g} in the mean of all coordinates and "
                 f"{1 + heats[worst]:.3g} in {names[worst]}, with the noise that "
                 "gradients have here. Heat falls with lr / (1 - momentum): begin with "
                 f"lr = {lr / (1.5 * too_much):.1g}, or take larger minibatches.",

@@ -60,6 +60,10 @@ class Check:
     #: which a chain leaves; NaN where it is not known.
     curvature: float
     largest_lr: float
+    #: The lr at which minibatches add 5 % to T_kin in the mean of all coordinates, with
+    #: the gradients' noise as it is here; NaN where it is not known. Both are the
+    #: largest group's lr; the others keep their ratios to it.
+    noise_lr: float
     #: By tensor, what minibatches would add to T_kin / T with the gradients' noise as
     #: it is here. At a random start the last layer has more than it will have.
     heating: Mapping[str, float]
@@ -71,6 +75,13 @@ class Check:
     state_bytes: int
     #: Gradients that were computed.
     gradients: int
+
+    @property
+    def limit(self) -> str:
+        """The smaller limit of lr: "stability", "gradient noise", or "" if unknown."""
+        if math.isnan(self.largest_lr) or math.isnan(self.noise_lr):
+            return ""
+        return "stability" if self.largest_lr <= self.noise_lr else "gradient noise"
 
     def __str__(self) -> str:
         """The summary."""
@@ -93,6 +104,14 @@ class Check:
                 f"Largest curvature here {self.curvature:.3g}: stable up to lr = "
                 f"{self.largest_lr:.2g}."
             )
+        if math.isfinite(self.noise_lr):
+            lines.append(
+                f"Minibatches add 5 % to T_kin at lr = {self.noise_lr:.2g}, with the "
+                "gradients' noise as it is here."
+            )
+        if self.limit:
+            smaller = min(self.largest_lr, self.noise_lr)
+            lines.append(f"The smaller limit of lr is {self.limit}: {smaller:.2g}.")
         if self.heating:
             hottest = sorted(self.heating.items(), key=lambda item: -item[1])[:4]
             lines.append(
