@@ -20,7 +20,6 @@
 #include "libtorch/core/parameters.h"
 #include "libtorch/core/prior.h"
 #include "libtorch/core/state_checks.h"
-#include "libtorch/core/step_observer.h"
 #include "libtorch/core/text.h"
 #include "libtorch/core/versions.h"
 #include "torch_sgmcmc/has_cuda.h"
@@ -104,11 +103,6 @@ int64_t Sampler::steps_counted() const {
 }
 
 void Sampler::add_param_group(const OptimizerParamGroup& param_group) {
-  if (observer_ != nullptr) {
-    Invalid(
-        "Invalid param group: Gauges observe the groups that there are "
-        "(detach() them first, and make new ones)");
-  }
   catch_up();  // which may put the counters back
   complete_all();
   follow_groups();
@@ -235,7 +229,6 @@ void Sampler::check_fit(const std::vector<Work>& work) const {
 }
 
 void Sampler::advance(const std::vector<Work>& work) {
-  if (observer_ != nullptr) observer_->look(work);
   for (const Work& lists : work) {
     update(lists);
     BumpVersions(lists.params);

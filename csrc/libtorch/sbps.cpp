@@ -7,7 +7,6 @@
 
 #include "core/counter.h"
 #include "host/bounce_clock.h"
-#include "host/flight_heat.h"
 #include "host/ratio.h"
 #include "host/sample_times.h"
 #include "libtorch/bouncy/flight.h"
@@ -15,7 +14,6 @@
 #include "libtorch/core/checks.h"
 #include "libtorch/core/closures.h"
 #include "libtorch/core/nonfinite.h"
-#include "libtorch/core/step_observer.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -60,10 +58,9 @@ torch::Tensor SBPS::step(LossClosure closure) {
   const std::shared_ptr<Flight> before = flight_now(progress, clock);
   const auto line_time = progress.get<double>("line_time");
   std::shared_ptr<Flight> flight = before;
-  FlightPiece piece{};
   torch::Tensor losses;
   try {
-    losses = event(flight, progress, clock, piece, closure);
+    losses = event(flight, progress, clock, closure);
   } catch (const NonfiniteError& error) {
     if (!before->is_at(line_time)) before->place(line_time);
     if (nonfinite() != "skip") throw;
@@ -78,7 +75,6 @@ torch::Tensor SBPS::step(LossClosure closure) {
   flight_ = flight;
   this->progress().take_progress(progress);
   advance({});
-  if (observer() != nullptr) observer()->fly(before, piece);
   if (!warned_) {
     const std::string text =
         BounceClock::Warning(progress.get<int64_t>("num_proposals"),
@@ -92,13 +88,11 @@ torch::Tensor SBPS::step(LossClosure closure) {
   return losses;
 }
 
-// Flies to the next event; `flight` is then the one from there, and `piece`
-// what it came to. Nothing else is changed but the position, the clock and
-// `progress`.
+// Flies to the next event; `flight` is then the one from there. Nothing else is
+// changed but the position, the clock and `progress`.
 torch::Tensor SBPS::event(std::shared_ptr<Flight>& flight,
                           SBPSOptions& progress,
                           BounceClock& clock,
-                          FlightPiece& piece,
                           const LossClosure& closure) {
   const NoiseStream stream = ClockStream(seed(), num_steps());
   const NextEvent next =
@@ -152,7 +146,6 @@ torch::Tensor SBPS::event(std::shared_ptr<Flight>& flight,
   if (next.wait > 0) come_by(*flight, progress, begin, line_begin, line_end);
   if (ahead != flight) ahead->mark(next_line_time);
   flight = ahead;
-  piece = {line_end, next.wait, next.rate, rate.value};
   return seen.losses;
 }
 
@@ -179,9 +172,6 @@ void SBPS::come_by(Flight& flight,
     }
   }
   if (moved) flight.place(line_end);
-  for (const auto& [key, hook] : segment_hooks_) {
-    hook(flight, line_begin, line_end);
-  }
 }
 
 int64_t SBPS::register_sample_hook(SampleHook hook) {
@@ -198,13 +188,6 @@ int64_t SBPS::register_sample_hook(SampleHook hook) {
 }
 
 void SBPS::remove_sample_hook(int64_t key) { hooks_.erase(key); }
-
-int64_t SBPS::register_segment_hook(SegmentHook hook) {
-  segment_hooks_[next_hook_] = std::move(hook);
-  return next_hook_++;
-}
-
-void SBPS::remove_segment_hook(int64_t key) { segment_hooks_.erase(key); }
 
 SBPSDiagnostics SBPS::diagnostics() const {
   const SBPSOptions& o = progress();

@@ -72,28 +72,6 @@ Chain WeightedChains(int64_t width) {
   return chain;
 }
 
-Chain Hamiltonian(int64_t width,
-                  const HMCOptions& options,
-                  bool chains = false) {
-  Chain chain = {TwoParams(width), nullptr, std::make_shared<Calls>(), nullptr};
-  HMCOptions all = options;
-  all.num_data(50).seed(5);
-  auto sampler = std::make_shared<HMC>(chain.params, all);
-  chain.sampler = sampler;
-  const auto closure = [params = chain.params, calls = chain.calls, chains] {
-    return calls->call([&](int64_t) {  // all data
-      ZeroGrad(params);
-      const Tensor loss =
-          chains ? LossesOfChains(params, 0) : Losses(params, 0).mean();
-      loss.sum().backward();
-      return loss;
-    });
-  };
-  chain.step = [=] { sampler->step(closure); };
-  chain.warmup = [=](int64_t steps) { sampler->warmup(closure, steps); };
-  return chain;
-}
-
 Chain Bouncy(int64_t width, bool preconditioned) {
   Chain chain = {TwoParams(width), nullptr, std::make_shared<Calls>(), nullptr};
   auto sampler = std::make_shared<SBPS>(chain.params,
@@ -147,20 +125,6 @@ const std::map<std::string, Maker>& Makers() {
          return Minibatched<EWSG>(width, Common(EWSGOptions(0.1)).momentum(0));
        }},
       {"EWSG, many chains", WeightedChains},
-      {"HMC",
-       [](int64_t width) {
-         return Hamiltonian(width, HMCOptions(0.05).num_steps(3));
-       }},
-      {"HMC, momenta kept",
-       [](int64_t width) {
-         return Hamiltonian(
-             width, HMCOptions(0.05).num_steps(2).resample_momentum_every(2));
-       }},
-      {"HMC, many chains",
-       [](int64_t width) {
-         return Hamiltonian(
-             width, HMCOptions(0.1).num_steps(3).num_chains(4), true);
-       }},
       {"SBPS", [](int64_t width) { return Bouncy(width, false); }},
       {"pSBPS", [](int64_t width) { return Bouncy(width, true); }},
   };

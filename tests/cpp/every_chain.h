@@ -52,7 +52,6 @@ struct Chain {
   std::shared_ptr<Sampler> sampler;
   std::shared_ptr<Calls> calls;
   std::function<void()> step;
-  std::function<void(int64_t)> warmup = nullptr;
 };
 
 // Makes a chain of parameters that are `width` times as large as the smallest.

@@ -26,10 +26,8 @@ using torch::optim::OptimizerParamGroup;
 
 // What options hold beside settings: how far a chain has come.
 bool IsProgress(const std::string& key) {
-  static const std::set<std::string> settings = {
-      "num_data", "num_chains", "num_steps"};
+  static const std::set<std::string> settings = {"num_data", "num_chains"};
   static const std::set<std::string> others = {"clock",
-                                               "dual_averaging",
                                                "line_time",
                                                "observed_interval",
                                                "observed_target",
@@ -78,11 +76,7 @@ std::vector<OptimizerParamGroup> SomeGroups(Choices& random, bool spoils) {
 
 template <typename Options>
 void Require(Options& options) {
-  if constexpr (std::is_same_v<Options, HMCOptions>) {
-    options.step_size(0.1).num_steps(2);
-  } else if constexpr (!std::is_same_v<Options, SBPSOptions>) {
-    options.lr(0.1);
-  }
+  if constexpr (!std::is_same_v<Options, SBPSOptions>) options.lr(0.1);
   options.num_data(50);
 }
 
@@ -171,7 +165,6 @@ bool Makes(Choices& random) {
 TEST(Fuzz, Constructors) {
   const std::vector<std::pair<std::string, bool (*)(Choices&)>> makers = {
       {"EWSG", Makes<EWSG, EWSGOptions>},
-      {"HMC", Makes<HMC, HMCOptions>},
       {"PSGLD", Makes<PSGLD, PSGLDOptions>},
       {"SBPS", Makes<SBPS, SBPSOptions>},
       {"SGHMC", Makes<SGHMC, SGHMCOptions>},

@@ -75,7 +75,6 @@ TEST(PutBack, OptionsRewindNothing) {
   ExpectNoRewind<SGNHT>(SGNHTOptions(0.1).num_data(50));
   ExpectNoRewind<EWSG>(
       EWSGOptions(0.1).num_data(50).index_chain_length(2).momentum(0.5));
-  ExpectNoRewind<HMC>(HMCOptions(0.01).num_steps(2).num_data(50));
   ExpectNoRewind<SBPS>(SBPSOptions().num_data(50));
 }
 
@@ -172,16 +171,17 @@ TEST(Idioms, OptionsOfGroupsAreCopiedAndExchanged) {
   EXPECT_EQ(sampler.options(1).lr(), 0.3);
   EXPECT_EQ(sampler.num_steps(), 2);
 
-  HMC hmc({params[0]}, HMCOptions(0.1).num_steps(2).num_data(5).seed(12));
-  EXPECT_NO_THROW(hmc.add_param_group(
-      OptimizerParamGroup({params[1]}, hmc.options().clone())));
+  EWSG ewsg({params[0]}, EWSGOptions(0.1).num_data(5).seed(12));
+  EXPECT_NO_THROW(ewsg.add_param_group(
+      OptimizerParamGroup({params[1]}, ewsg.options().clone())));
   EXPECT_EQ(MessageOf<std::invalid_argument>([&] {
-              hmc.add_param_group(OptimizerParamGroup(
+              ewsg.add_param_group(OptimizerParamGroup(
                   {Param(2)},
-                  std::make_unique<HMCOptions>(HMCOptions(0.2).num_steps(2))));
+                  std::make_unique<EWSGOptions>(
+                      EWSGOptions(0.2).index_chain_length(2))));
             }),
-            "Invalid param group: 'step_size' is managed by HMC and cannot be "
-            "set for a group");
+            "Invalid param group: 'index_chain_length' is managed by EWSG and "
+            "cannot be set for a group");
 }
 
 // ---- Objects ----------------------------------------------------------------
@@ -194,7 +194,6 @@ TEST(Moved, SamplersAreFollowed) {
     const Tensor p = Param(5);
     auto sampler = std::make_unique<SGLD>(std::vector{p}, Langevin());
     GammaPrecision precision(*sampler);
-    Gauges gauges(*sampler, GaugesOptions().every(1));
     std::vector<double> drawn;
     for (int i = 0; i < 6; ++i) {
       MakeSteps(*sampler, p, 1);
@@ -208,22 +207,21 @@ TEST(Moved, SamplersAreFollowed) {
         sampler = std::make_unique<SGLD>(std::move(other));
       }
     }
-    EXPECT_EQ(gauges.num_observed(), 6);
     return drawn;
   };
   EXPECT_EQ(run(true), run(false));
 }
 
-TEST(Moved, SBPSAndItsAverageAreFollowed) {
+TEST(Moved, SBPSAndItsHooksAreFollowed) {
   const Tensor p = Param(5);
-  SBPS first({p}, SBPSOptions().num_data(50).seed(1));
-  TimeAverage average(first);
+  SBPS first({p}, SBPSOptions().num_data(50).sample_interval(1e-5).seed(1));
+  int64_t samples = 0;
+  first.register_sample_hook([&](SBPS&, double) { ++samples; });
   MakeSteps(first, p, 3);
-  const double time = average.time();
+  const int64_t before = samples;
   SBPS second = std::move(first);
   MakeSteps(second, p, 3);
-  EXPECT_GT(average.time(), time);
-  average.remove();
+  EXPECT_GT(samples, before);
 }
 
 TEST(Moved, SamplersSayWhatTheyAre) {
@@ -245,7 +243,6 @@ TEST(Moved, SamplersSayWhatTheyAre) {
     says([&] { sampler.target_summary(); });
     says([&] { sampler.add_param_group(OptimizerParamGroup({Param(2)})); });
     EXPECT_THROW(sampler.options(), std::exception);
-    EXPECT_THROW(Gauges(sampler).num_observed(), std::exception);
     EXPECT_THROW(GammaPrecision(sampler).step(), std::exception);
     sampler.zero_grad();
     sampler = std::move(other);  // and is one again
@@ -261,28 +258,18 @@ TEST(Moved, SamplersSayWhatTheyAre) {
   check(sgnht);
   EWSG ewsg({Param(3)}, EWSGOptions(0.1).num_data(5).seed(3));
   check(ewsg);
-  HMC hmc({Param(3)}, HMCOptions(0.1).num_steps(2).num_data(5).seed(4));
-  check(hmc);
-  EXPECT_EQ(hmc.num_divergences(), 0);
   SBPS sbps({Param(3)}, SBPSOptions().num_data(5).seed(5));
   check(sbps);
 }
 
 TEST(Destroyed, SamplersAreNotReferredTo) {
   std::optional<GammaPrecision> precision;
-  std::optional<Gauges> gauges;
-  std::optional<TimeAverage> average;
   {
     SBPS sampler({Param(3)}, SBPSOptions().num_data(5).seed(6));
     precision.emplace(sampler);
-    gauges.emplace(sampler);
-    average.emplace(sampler);
   }
   EXPECT_EQ(MessageOf<std::logic_error>([&] { precision->step(); }),
             "the sampler that this belongs to has been destroyed");
-  EXPECT_EQ(gauges->num_observed(), 0);
-  EXPECT_THROW(gauges->observe([] { return torch::zeros({}); }),
-               std::runtime_error);
 }
 
 template <typename Options>
@@ -344,12 +331,6 @@ TEST(LoadedState, IsFinite) {
   const Tensor d = Param(3);
   EWSG ewsg({d}, EWSGOptions(0.1).num_data(5).seed(3));
   check(ewsg, d, 1);
-  const Tensor e = half();
-  HMC hmc(
-      {e},
-      HMCOptions(0.01).num_steps(2).num_data(5).seed(4).resample_momentum_every(
-          0));
-  check(hmc, e, 1);
   const Tensor f = Param(3);
   SBPS sbps({f}, SBPSOptions().num_data(50).preconditioned(true).seed(5));
   check(sbps, f, 1);

@@ -22,7 +22,6 @@ using AllOptions = testing::Types<SGLDOptions,
                                   PSGLDOptions,
                                   SGNHTOptions,
                                   EWSGOptions,
-                                  HMCOptions,
                                   SBPSOptions>;
 TYPED_TEST_SUITE(Settings, AllOptions);
 
@@ -40,8 +39,6 @@ TEST(Defaults, AreTheTables) {
   EXPECT_EQ(SGHMCOptions().momentum(), 0.9);
   EXPECT_EQ(SGHMCOptions().noise_estimate(), SGHMCOptions::NoiseEstimate(0.0));
   EXPECT_EQ(SGHMCOptions().initial_momentum(), "stationary");
-  EXPECT_EQ(HMCOptions().resample_momentum_every(), 1);
-  EXPECT_TRUE(HMCOptions().metropolis());
   EXPECT_FALSE(SBPSOptions().preconditioned());
 }
 

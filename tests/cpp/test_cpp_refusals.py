@@ -100,7 +100,6 @@ def test_the_same_message_of_a_gradient_that_is_not_finite(
         ("EWSG", "momentum", 1.0),
         ("EWSG", "temperature", 0.0),
         ("EWSG", "surrogate", "friction"),
-        ("HMC", "prior_precision", -1.0),
         ("SBPS", "prior_precision", -2.0),
     ],
 )
@@ -120,15 +119,12 @@ def test_the_same_is_refused(
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("HMC", {"step_size": 0.0}),
-        ("HMC", {"num_steps": 0}),
-        ("HMC", {"num_steps": None}),
-        ("HMC", {"trajectory_length": 2.0}),
-        ("HMC", {"num_steps": None, "trajectory_length": -2.0}),
-        ("HMC", {"temperature": 0.0}),
-        ("HMC", {"resample_momentum_every": -1}),
-        ("HMC", {"num_chains": 0}),
-        ("HMC", {"num_chains": 4}),
+        ("EWSG", {"index_chain_length": -1}),
+        ("EWSG-chains", {"num_chains": 0}),
+        ("EWSG-chains", {"num_chains": 4}),
+        ("SBPS", {"temperature": 0.0}),
+        ("SBPS", {"confidence": -1.0}),
+        ("SBPS", {"sample_interval": 0.0}),
     ],
 )
 def test_the_same_is_refused_of_what_groups_share(
@@ -183,10 +179,6 @@ BAD_STATES: list[tuple[str, Callable[[Any, Any], Any]]] = [
     ("EWSG-overdamped", lambda groups, _: groups[1].update(minibatches=[])),
     ("EWSG-overdamped", lambda groups, _: groups[1].update(num_drawn=-1)),
     ("EWSG-overdamped", lambda groups, _: groups[0].update(index_chain_length=0)),
-    ("HMC", lambda groups, _: groups[0].update(num_divergences=10**6)),
-    ("HMC", lambda groups, _: groups[1].update(num_steps=7)),
-    ("HMC", lambda groups, _: groups[1].update(dual_averaging=[1.0])),
-    ("HMC", lambda _, state: state.update({0: {"mass": torch.zeros(33, 7)}})),
     ("SBPS", lambda groups, _: groups[1].update(line_time=-1.0)),
     ("SBPS", lambda groups, _: groups[0].update(num_bounces=10**6)),
     ("SBPS", lambda groups, _: groups[1].update(num_looks=10**6)),
@@ -212,6 +204,10 @@ def of_hmcecs(params: list[Tensor]) -> dict[str, Any]:
     return sg.HMCECS(params, num_data=500, subsample_size=10).state_dict()
 
 
+def of_hmc(params: list[Tensor]) -> dict[str, Any]:
+    return sg.HMC(params, step_size=0.1, num_steps=2, num_data=500).state_dict()
+
+
 def of_control_variates(params: list[Tensor]) -> dict[str, Any]:
     sampler = sg.SGLD(params, lr=0.1, num_data=500)
     estimator = sg.ControlVariates(sampler, lambda _: params[0].sum())
@@ -222,7 +218,8 @@ def of_control_variates(params: list[Tensor]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("loads", "saved", "kind"),
     [
-        ("HMC", of_hmcecs, "HMCECS"),
+        ("SGLD", of_hmcecs, "HMCECS"),
+        ("SGLD", of_hmc, "HMC"),
         ("SGLD", of_control_variates, "ControlVariates or SVRG"),
     ],
 )
@@ -237,17 +234,6 @@ def test_what_python_alone_has_is_refused_by_name(
     assert refusal(run_in_cpp, job) == (
         f"Invalid state_dict: it is of {kind}, which C++ does not have "
         "(continue it in Python)"
-    )
-
-
-def test_an_average_of_a_function_is_refused(
-    run_in_cpp: RunInCpp,
-) -> None:
-    job = begun("SBPS")
-    job["average"] = {**job["average"], "value": torch.ones(3)}
-    assert refusal(run_in_cpp, job) == (
-        "Invalid state_dict: it is of the average of a function, which C++ does not "
-        "have (continue it in Python)"
     )
 
 

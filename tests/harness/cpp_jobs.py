@@ -30,7 +30,7 @@ __all__ = [
 #: What a fixture gives: a job's result in C++, or its error as a ValueError.
 RunInCpp = Callable[..., dict[str, Any]]
 STEPS = 480
-ONE_EACH = (*ALIKE, "SGHMC", "PSGLD", "SGNHT", "EWSG", "HMC", "SBPS")
+ONE_EACH = (*ALIKE, "SGHMC", "PSGLD", "SGNHT", "EWSG", "SBPS")
 #: For each sampler, hyperparameters of its two groups.
 CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
     **{
@@ -131,39 +131,6 @@ CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
         {"lr": 1e-3, "decay": 0.9, "eps": 1e-2, "num_chains": 5},
         {"gamma": False},
     ),
-    "HMC": (
-        sg.HMC,
-        {"step_size": 0.006, "num_steps": 2, "temperature": 1.5},
-        {"prior_precision": 2.0},
-    ),
-    "HMC-kept": (
-        sg.HMC,
-        {
-            "step_size": 0.004,
-            "trajectory_length": 0.01,
-            "resample_momentum_every": 3,
-            "prior_precision": 1.0,
-        },
-        {},
-    ),
-    "HMC-naive": (
-        sg.HMC,
-        {"step_size": 0.002, "num_steps": 1, "metropolis": False},
-        {"prior_precision": 2.0},
-    ),
-    "HMC-naive-kept": (
-        sg.HMC,
-        {
-            **{"step_size": 0.002, "num_steps": 3, "metropolis": False},
-            "resample_momentum_every": 4,
-        },
-        {},
-    ),
-    "HMC-chains": (
-        sg.HMC,
-        {"step_size": 0.006, "num_steps": 2, "num_chains": 5},
-        {"prior_precision": 2.0},
-    ),
 }
 
 
@@ -186,14 +153,7 @@ def width(name: str) -> int:
 def draws(name: str) -> int:
     """The number of minibatches that a step draws, at most."""
     method, common, _ = {**CHAINS, **SHORT}[name]
-    if method is sg.HMC:
-        return 1 + common.get("num_steps", 5)
     return 1 + common.get("index_chain_length", 1) if method is sg.EWSG else 1
-
-
-def step_size_of(method: type[sg.Sampler]) -> str:
-    """What a schedule changes."""
-    return "step_size" if method is sg.HMC else "lr"
 
 
 def make_net(name: str, dtype: torch.dtype) -> nn.Sequential:
@@ -239,7 +199,7 @@ def make_job(
     sampler = make_sampler(name, net, means)
     groups = sampler.state_dict()["param_groups"]
     base = torch.tensor(
-        [group.get(step_size_of(type(sampler)), 0.0) for group in groups],
+        [group.get("lr", 0.0) for group in groups],
         dtype=torch.float64,
     )
     wave = torch.linspace(0, 50, STEPS, dtype=torch.float64).sin()
@@ -253,8 +213,6 @@ def make_job(
         "batches": torch.randint(200, (STEPS * draws(name), 10), generator=generator),
         "lrs": torch.outer(1 + 0.5 * wave, base),
         "create_graph": name in ("PSGLD-gamma", "PSGLD-chains"),
-        # HMC is given a loss for each chain; here all are equal.
-        "rows": 5 if name == "HMC-chains" else 0,
         "per_example": isinstance(sampler, sg.SBPS),
         # A precision would be that of all chains.
         "gibbs_every": 0 if "-chains" in name else 100,
@@ -285,24 +243,17 @@ def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
     net.load_state_dict(job["model"])
     sampler = make_sampler(name, net, job.get("means"))
     precision = sg.GammaPrecision(sampler) if job["gibbs_every"] else None
-    centers = [0.125 for group in sampler.param_groups for _ in group["params"]]
-    gauges = sg.Gauges(sampler, every=11, center=centers)
-    average = sg.TimeAverage(sampler) if isinstance(sampler, sg.SBPS) else None
     if "state" in job:
         sampler.load_state_dict(job["state"])
         if precision is not None:
             precision.load_state_dict(job["precision"])
-        if "gauges" in job:
-            gauges.load_state_dict(job["gauges"])
-        if average is not None:
-            average.load_state_dict(job["average"])
     # Each step has minibatches of its own; it may leave some of them.
     steps = job["batches"].tensor_split(len(job["lrs"]))
     for i, (lrs, drawn) in enumerate(zip(job["lrs"], steps, strict=True)):
         batches = iter(drawn)
         if not job["per_example"]:  # SBPS has no step size
             for group, lr in zip(sampler.param_groups, lrs.tolist(), strict=True):
-                group[step_size_of(type(sampler))] = lr
+                group["lr"] = lr
 
         def closure(i: int = i, batches: Any = batches) -> Tensor:
             sampler.zero_grad()
@@ -318,12 +269,8 @@ def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
             loss.backward(create_graph=job["create_graph"])
             if i % 7 == 3:
                 net[2].bias.grad = None
-            return loss.detach().expand(job["rows"]) if job["rows"] else loss
+            return loss
 
-        if i % 20 == 7 and not job["create_graph"]:
-            gauges.observe(
-                lambda: F.cross_entropy(net(job["x"][:10]), job["y"][:10]).backward()
-            )
         sampler.step(closure)
         if precision is not None and (i + 1) % job["gibbs_every"] == 0:
             precision.step()
@@ -331,9 +278,6 @@ def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
         "model": dict(net.state_dict()),
         "state": sampler.state_dict(),
         "precision": {} if precision is None else precision.state_dict(),
-        "gauges": gauges.state_dict(),
-        "temperatures": gauges.summary(),
-        "average": {} if average is None else average.state_dict(),
         "summary": sampler.target_summary(),
     }
 
@@ -341,7 +285,7 @@ def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
 #: Samplers that look at gradients at different times.
 FAULTY = (
     *("SGLD", "SGHMC-online", "PSGLD-gamma", "SGNHT"),
-    *("EWSG", "EWSG-overdamped", "EWSG-chains", "HMC", "HMC-naive", "SBPS"),
+    *("EWSG", "EWSG-overdamped", "EWSG-chains", "SBPS"),
 )
 
 
@@ -352,12 +296,10 @@ def make_faulty_job(name: str, choice: str) -> dict[str, Any]:
     sampler = make_sampler(name, make_net(name, torch.float32))
     for group in sampler.param_groups:
         group["nonfinite"] = choice
-    average = sg.TimeAverage(sampler) if job["per_example"] else None
     return {
         **job,
         "state": sampler.state_dict(),
         "precision": (
             sg.GammaPrecision(sampler).state_dict() if job["gibbs_every"] else {}
         ),
-        "average": {} if average is None else average.state_dict(),
     }

@@ -71,7 +71,6 @@ struct Work {
 };
 
 class Method;
-class StepObserver;
 
 /// Base class of the samplers.
 ///
@@ -128,7 +127,7 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   ///
   /// State has to be of the new shapes before, or be erased from state() to
   /// begin anew. Throws std::invalid_argument, and changes nothing, if it is
-  /// not, if a parameter cannot be sampled, or if Gauges observe the sampler.
+  /// not, or if a parameter cannot be sampled.
   void renumber();
 
   /// The seed that keys all noise of this sampler.
@@ -254,9 +253,6 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   /// The mean of a parameter's prior, undefined if that is its group's number.
   at::Tensor prior_mean_of(const at::Tensor& param) const;
 
-  /// What looks on while it steps, or null.
-  StepObserver* observer() const { return observer_; }
-
   const char* name() const;
   SamplerOptions& options_of(size_t group);
   const SamplerOptions& options_of(size_t group) const;
@@ -271,7 +267,6 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
  private:
   friend class Collector;
   friend class GammaPrecision;
-  friend class Gauges;
   friend class SamplerRef;
 
   void collect(size_t group, std::vector<Work>& work);
@@ -318,8 +313,6 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   std::unique_ptr<Watch> watch_;
   // What was given as tensors, of parameters by their TensorImpl.
   std::unordered_map<const void*, at::Tensor> prior_means_;
-  // Looks on while it steps; null if nobody does.
-  StepObserver* observer_ = nullptr;
   std::unique_ptr<Ledger> ledger_;
   // Where it is, for those that refer to it.
   std::shared_ptr<Sampler*> place_;

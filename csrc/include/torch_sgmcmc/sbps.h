@@ -32,8 +32,6 @@ namespace torch_sgmcmc {
 
 class BounceClock;
 class Flight;
-struct FlightPiece;
-class TimeAverage;
 
 /// Hyperparameters of SBPS: num_data, prior_precision, prior_mean, temperature
 /// > 0 and seed of OptionsOf, and the following. There is no lr. A param group
@@ -175,12 +173,6 @@ class TORCH_SGMCMC_API SBPS : public SamplerOf<SBPSOptions> {
   void parameters_changed() override { flight_ = nullptr; }
 
  private:
-  friend class TimeAverage;
-  // Called with the flight and the times, since its line began, of a piece.
-  using SegmentHook = std::function<void(const Flight&, double, double)>;
-  int64_t register_segment_hook(SegmentHook hook);
-  void remove_segment_hook(int64_t key);
-
   std::shared_ptr<Flight> moving() const;
   std::shared_ptr<Flight> resumed();
   std::shared_ptr<Flight> flight_now(SBPSOptions& progress, BounceClock& clock);
@@ -188,7 +180,6 @@ class TORCH_SGMCMC_API SBPS : public SamplerOf<SBPSOptions> {
   torch::Tensor event(std::shared_ptr<Flight>& flight,
                       SBPSOptions& progress,
                       BounceClock& clock,
-                      FlightPiece& piece,
                       const LossClosure& closure);
   void come_by(Flight& flight,
                SBPSOptions& progress,
@@ -203,7 +194,6 @@ class TORCH_SGMCMC_API SBPS : public SamplerOf<SBPSOptions> {
 
   std::shared_ptr<Flight> flight_;
   std::map<int64_t, SampleHook> hooks_;
-  std::map<int64_t, SegmentHook> segment_hooks_;
   int64_t next_hook_ = 0;
   bool warned_ = false;
 };

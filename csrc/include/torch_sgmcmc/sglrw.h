@@ -28,7 +28,8 @@ class TORCH_SGMCMC_API SGLRWOptions : public ManyChainsOf<SGLRWOptions> {
 ///
 /// Where nothing clips, the minibatches' noise heats no coordinate, and on a
 /// quadratic the variance is exact at any lr; the part of coordinates that
-/// clips is a reading of Gauges. State: SGLD's. More: docs/samplers/sglrw.md.
+/// clips is a reading of Python's Gauges. State: SGLD's. More:
+/// docs/samplers/sglrw.md.
 ///
 /// Reference: T. Mensch et al., 2026, arXiv 2602.15925.
 class TORCH_SGMCMC_API SGLRW : public SamplerOf<SGLRWOptions> {

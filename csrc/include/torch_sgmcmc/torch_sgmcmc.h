@@ -3,9 +3,7 @@
 
 #include "torch_sgmcmc/baoa.h"
 #include "torch_sgmcmc/ewsg.h"
-#include "torch_sgmcmc/gauges.h"
 #include "torch_sgmcmc/has_cuda.h"
-#include "torch_sgmcmc/hmc.h"
 #include "torch_sgmcmc/minibatch.h"
 #include "torch_sgmcmc/precision.h"
 #include "torch_sgmcmc/predictive.h"
@@ -19,4 +17,3 @@
 #include "torch_sgmcmc/sgnht.h"
 #include "torch_sgmcmc/state_dict.h"
 #include "torch_sgmcmc/store.h"
-#include "torch_sgmcmc/trajectory.h"

@@ -11,7 +11,6 @@
 #include "libtorch/core/checks.h"
 #include "libtorch/core/nonfinite.h"
 #include "libtorch/core/prior.h"
-#include "libtorch/core/step_observer.h"
 #include "libtorch/core/text.h"
 
 namespace torch_sgmcmc {
@@ -29,11 +28,9 @@ Sampler::Sampler(Sampler&& other) noexcept
     : Optimizer(std::move(other)),
       watch_(std::move(other.watch_)),
       prior_means_(std::move(other.prior_means_)),
-      observer_(std::exchange(other.observer_, nullptr)),
       ledger_(std::move(other.ledger_)),
       place_(std::move(other.place_)) {
   if (place_ != nullptr) *place_ = this;
-  if (observer_ != nullptr) observer_->follow(this);
 }
 
 Sampler& Sampler::operator=(Sampler&& other) noexcept {
@@ -43,12 +40,10 @@ Sampler& Sampler::operator=(Sampler&& other) noexcept {
   Optimizer::operator=(std::move(other));
   watch_ = std::move(other.watch_);
   prior_means_ = std::move(other.prior_means_);
-  observer_ = std::exchange(other.observer_, nullptr);
   ledger_ = std::move(other.ledger_);
   place_ = std::move(other.place_);
   // NOLINTEND(bugprone-use-after-move)
   if (place_ != nullptr) *place_ = this;
-  if (observer_ != nullptr) observer_->follow(this);
   return *this;
 }
 
@@ -57,7 +52,6 @@ Sampler::~Sampler() { leave(); }
 // Tells those that refer to it that there is nothing more.
 void Sampler::leave() noexcept {
   if (place_ != nullptr) *place_ = nullptr;
-  if (observer_ != nullptr) observer_->follow(nullptr);
 }
 
 Sampler& SamplerRef::get() const {

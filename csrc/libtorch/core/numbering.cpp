@@ -143,11 +143,6 @@ void Sampler::check_numbers() {
 
 void Sampler::renumber() {
   catch_up();
-  if (observer_ != nullptr) {
-    Invalid(
-        "Invalid parameters: Gauges observe the groups that there are "
-        "(detach() them first, and make new ones)");
-  }
   follow_groups();
   for (size_t i = 0; i < param_groups_.size(); ++i) check_known(i);
   complete_all();

@@ -126,9 +126,6 @@ inline constexpr RowOperator<GradientVarianceStep> gradient_variance_;
 inline constexpr RowOperator<Gaussian> gaussian_;
 inline constexpr RowOperator<SquareRoots> square_root_;
 inline constexpr RowOperator<EWSGLogRatios> ewsg_log_ratio;
-inline constexpr RowOperator<HMCMomenta> hmc_momenta_;
-inline constexpr RowOperator<HMCLeapfrog> hmc_leapfrog_;
-inline constexpr RowOperator<HMCEnergy> hmc_energy;
 inline constexpr RowOperator<SBPSPlace> sbps_place_;
 inline constexpr RowOperator<SBPSReflect> sbps_reflect_;
 inline constexpr RowOperator<SBPSAdapt> sbps_adapt_;
@@ -139,7 +136,6 @@ inline constexpr RowOperator<SBPSSumsOfLine> sbps_line_sums;
 inline constexpr RowOperator<SBPSSumsOfReflection> sbps_reflection_sums;
 inline constexpr RowOperator<SBPSSumOfPreconditioner> sbps_preconditioner_sum;
 inline constexpr RowOperator<SumOfSquares> sum_of_squares;
-inline constexpr RowOperator<SumsForGauges> gauge_sums;
 inline constexpr Operator<"metropolis_decide", at::Tensor(OneTensor, int64_t,
     int64_t, int64_t, int64_t)> metropolis_decide;
 inline constexpr Operator<"select_chains_", void(SomeTensors, SomeTensors,

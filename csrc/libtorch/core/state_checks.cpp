@@ -87,6 +87,7 @@ void RefusePythonsAlone(const StateDict& dict) {
     for (const c10::IValue& value : dict.at("param_groups").toList().vec()) {
       if (!value.isGenericDict()) continue;
       const StateDict group = value;
+      if (group.contains("trajectory_length")) kind = "HMC";
       if (group.contains("subsample_size")) kind = "HMCECS";
     }
   }

@@ -18,7 +18,6 @@
 #include "libtorch/store/chosen_tensors.h"
 #include "libtorch/store/stored_types.h"
 #include "store/chain_writer.h"
-#include "torch_sgmcmc/hmc.h"
 #include "torch_sgmcmc/sbps.h"
 #include "torch_sgmcmc/store.h"
 
@@ -36,13 +35,8 @@ const SamplerOptions& FirstOptions(Sampler& sampler) {
   return SettingsOf(sampler.param_groups().at(0));
 }
 
-double StepSize(Sampler& sampler) {
-  const SamplerOptions& options = FirstOptions(sampler);
-  if (const auto* hmc = dynamic_cast<const HMCOptions*>(&options)) {
-    return hmc->step_size();
-  }
-  return options.lr();  // NaN if there is none
-}
+// NaN if there is none.
+double StepSize(Sampler& sampler) { return FirstOptions(sampler).lr(); }
 
 DrawLayout LayoutOf(const std::map<std::string, at::Tensor>& tensors,
                     const CollectorOptions& options) {

@@ -56,12 +56,6 @@ sg::EWSGOptions OfGroup(const sg::EWSGOptions& all) {
       .surrogate(all.surrogate());
 }
 
-sg::HMCOptions OfGroup(const sg::HMCOptions& all) {
-  return sg::HMCOptions()
-      .prior_precision(all.prior_precision())
-      .prior_mean(all.prior_mean());
-}
-
 sg::SBPSOptions OfGroup(const sg::SBPSOptions& all) {
   return sg::SBPSOptions()
       .prior_precision(all.prior_precision())
@@ -114,7 +108,6 @@ const std::map<std::string,
         {"PSGLD", Make<sg::PSGLD, sg::PSGLDOptions>},
         {"SGNHT", Make<sg::SGNHT, sg::SGNHTOptions>},
         {"EWSG", Make<sg::EWSG, sg::EWSGOptions>},
-        {"HMC", Make<sg::HMC, sg::HMCOptions>},
         {"SBPS", Make<sg::SBPS, sg::SBPSOptions>},
 };
 
@@ -138,7 +131,6 @@ void Run(const std::string& job_path, const std::string& result_path) {
   const torch::Tensor lrs = job.at("lrs").toTensor();
   const bool create_graph = job.at("create_graph").toBool();
   const int64_t gibbs_every = job.at("gibbs_every").toInt();
-  const int64_t rows = job.at("rows").toInt();
   // The closure returns the losses of the examples, and there is no lr.
   const bool per_example = job.at("per_example").toBool();
 
@@ -146,22 +138,9 @@ void Run(const std::string& job_path, const std::string& result_path) {
   const auto sampler = kSamplers.at(job.at("sampler").toStringRef())(job, *net);
   std::optional<sg::GammaPrecision> precision;
   if (gibbs_every > 0) precision.emplace(*sampler);
-  std::vector<torch::Tensor> centers;
-  for (const auto& group : sampler->param_groups()) {
-    for (const torch::Tensor& p : group.params()) {
-      centers.push_back(torch::full_like(p, 0.125));
-    }
-  }
-  sg::Gauges gauges(*sampler, sg::GaugesOptions().every(11).centers(centers));
-  std::optional<sg::TimeAverage> average;
-  if (auto* sbps = dynamic_cast<sg::SBPS*>(sampler.get())) {
-    average.emplace(*sbps);
-  }
   if (job.contains("state")) {
     sampler->load_state_dict(job.at("state"));
     if (precision) precision->load_state_dict(job.at("precision"));
-    if (job.contains("gauges")) gauges.load_state_dict(job.at("gauges"));
-    if (average) average->load_state_dict(job.at("average"));
   }
 
   auto* const ewsg = dynamic_cast<sg::EWSG*>(sampler.get());
@@ -173,15 +152,6 @@ void Run(const std::string& job_path, const std::string& result_path) {
     for (size_t group = 0; group < groups; ++group) {
       sampler->param_groups()[group].options().set_lr(
           lrs[i][static_cast<int64_t>(group)].item<double>());
-    }
-    if (i % 20 == 7 && !create_graph) {
-      gauges.observe([&] {
-        const auto some = torch::indexing::Slice(0, 10);
-        auto loss = nn::functional::cross_entropy(net->forward(x.index({some})),
-                                                  y.index({some}));
-        loss.backward();
-        return loss;
-      });
     }
     sampler->step([&] {
       sampler->zero_grad();
@@ -202,7 +172,7 @@ void Run(const std::string& job_path, const std::string& result_path) {
       loss.backward({}, /*retain_graph=*/std::nullopt, create_graph);
       // A parameter without a gradient must not shift the others' noise.
       if (i % 7 == 3) net[2]->named_parameters()["bias"].mutable_grad().reset();
-      return rows > 0 ? loss.detach().expand({rows}) : loss;
+      return loss;
     });
     if (precision && (i + 1) % gibbs_every == 0) precision->step();
   }
@@ -210,9 +180,6 @@ void Run(const std::string& job_path, const std::string& result_path) {
       {{"model", sg::state_dict(*net)},
        {"state", sampler->state_dict()},
        {"precision", precision ? precision->state_dict() : sg::StateDict()},
-       {"gauges", gauges.state_dict()},
-       {"temperatures", gauges.summary()},
-       {"average", average ? average->state_dict() : sg::StateDict()},
        {"summary", sampler->target_summary()}},
       result_path);
 }
