@@ -16,8 +16,14 @@ from pathlib import Path
 import torch
 from matplotlib import pyplot
 from sklearn.datasets import load_digits
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.functional.classification import (
+    binary_auroc,
+    multiclass_accuracy,
+    multiclass_calibration_error,
+)
 
 import torch_sgmcmc as sg
 from torch_sgmcmc import scoring
@@ -28,6 +34,22 @@ FIRST, LAST = slice(1400), slice(1400, None)
 def network() -> nn.Module:
     """The model."""
     return nn.Sequential(nn.Linear(64, 50), nn.ReLU(), nn.Linear(50, 10))
+
+
+def scored(probabilities: Tensor, labels: Tensor) -> str:
+    """Error, negative log-likelihood and calibration error, in a line."""
+    classes = probabilities.shape[1]
+    p = probabilities.clamp_max(1)  # torchmetrics takes more for logits
+    error = 1 - multiclass_accuracy(p, labels, classes, average="micro")
+    nll = F.nll_loss(p.log(), labels)
+    ece = multiclass_calibration_error(p, labels, classes)
+    return f"error {error:.2%}, NLL {nll:.4f}, ECE {ece:.4f}"
+
+
+def auroc(inside: Tensor, outside: Tensor) -> Tensor:
+    """How well a number tells other inputs from those like the training data."""
+    is_outside = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))])
+    return binary_auroc(torch.cat([inside, outside]), is_outside.long())
 
 
 def main() -> None:
@@ -57,8 +79,8 @@ def main() -> None:
     found = sg.predict(network(), store, x)
     turned = x.view(-1, 8, 8).rot90(dims=(1, 2)).flatten(1)
     other = sg.predict(network(), store, turned)
-    print(scoring.scores(found.mean, y))
-    print(f"AUROC of turned images: {scoring.ood_auroc(found.total, other.total):.3f}")
+    print(scored(found.mean, y))
+    print(f"AUROC of turned images: {auroc(found.total, other.total):.3f}")
 
     each = [sg.predict(network(), store.chain(c), x).mean for c in store.chains]
     figure = pyplot.figure(figsize=(11, 4), layout="constrained")

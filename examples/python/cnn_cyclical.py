@@ -21,7 +21,13 @@ from pathlib import Path
 import torch
 from matplotlib import pyplot
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+from torchmetrics.functional.classification import (
+    binary_auroc,
+    multiclass_accuracy,
+    multiclass_calibration_error,
+)
 from torchvision.datasets import MNIST, FashionMNIST
 from tqdm import trange
 
@@ -40,6 +46,12 @@ def network() -> nn.Module:
         *(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU()),
         *(nn.Flatten(), nn.Linear(1568, 64), nn.ReLU(), nn.Linear(64, 10)),
     )
+
+
+def auroc(inside: Tensor, outside: Tensor) -> Tensor:
+    """How well a number tells other inputs from those like the training data."""
+    is_outside = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))])
+    return binary_auroc(torch.cat([inside, outside]), is_outside.long())
 
 
 def optimized(loader: DataLoader, steps: int, seed: int) -> nn.Module:
@@ -105,17 +117,22 @@ def main() -> None:
     figure, panels = pyplot.subplots(1, 3, figsize=(11, 3.4), layout="constrained")
     print(f"{'':10} draws   error     NLL     ECE  AUROC of digits")
     for name, known in found.items():
-        scores = scoring.scores(known.mean, test_y)
-        area = scoring.ood_auroc(known.total, others[name].total)
+        p = known.mean.clamp_max(1)  # torchmetrics takes more for logits
+        error = 1 - multiclass_accuracy(p, test_y, 10, average="micro")
+        nll, ece = (
+            F.nll_loss(p.log(), test_y),
+            multiclass_calibration_error(p, test_y, 10),
+        )
+        area = auroc(known.total, others[name].total)
         print(
-            f"{name:10} {known.num_draws:5} {scores.error:7.2%} {scores.nll:7.4f} "
-            f"{scores.ece:7.4f} {area:7.4f}"
+            f"{name:10} {known.num_draws:5} {error:7.2%} {nll:7.4f} {ece:7.4f} "
+            f"{area:7.4f}"
         )
         confidence, label = known.mean.max(1)
         wrong = (label != test_y)[confidence.argsort(descending=True)]
         count = torch.arange(1, 1 + len(wrong))
-        error = 100 * wrong.cumsum(0) / count
-        panels[1].plot(100 * count / len(wrong), error, label=name)
+        part = 100 * wrong.cumsum(0) / count
+        panels[1].plot(100 * count / len(wrong), part, label=name)
     means = {name: known.mean for name, known in found.items()}
     scoring.plot_reliability(means, test_y, axes=panels[0])
     panels[1].set_xlabel("images, the surest ones first (%)")

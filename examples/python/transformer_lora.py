@@ -24,6 +24,10 @@ from matplotlib import pyplot
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
+from torchmetrics.functional.classification import (
+    multiclass_accuracy,
+    multiclass_calibration_error,
+)
 from tqdm import tqdm
 
 import torch_sgmcmc as sg
@@ -32,6 +36,16 @@ from torch_sgmcmc import scoring
 LETTERS, LENGTH, WIDTH = 6, 12, 16
 PRECISION = 10.0  # of the adapters' prior
 LOSS = sg.losses.categorical()
+
+
+def scored(probabilities: Tensor, labels: Tensor) -> str:
+    """Error, negative log-likelihood and calibration error, in a line."""
+    classes = probabilities.shape[1]
+    p = probabilities.clamp_max(1)  # torchmetrics takes more for logits
+    error = 1 - multiclass_accuracy(p, labels, classes, average="micro")
+    nll = F.nll_loss(p.log(), labels)
+    ece = multiclass_calibration_error(p, labels, classes)
+    return f"error {error:.2%}, NLL {nll:.4f}, ECE {ece:.4f}"
 
 
 class Transformer(nn.Module):
@@ -127,7 +141,7 @@ def main() -> None:
     methods = {"frozen": [model()], "point": [point], "posterior": store}
     found = {name: sg.predict(model(), some, test_x) for name, some in methods.items()}
     for name, prediction in found.items():
-        print(f"{name:9}: {scoring.scores(prediction.mean, test_y)}")
+        print(f"{name:9}: {scored(prediction.mean, test_y)}")
 
     figure, axes = pyplot.subplots(1, 2, figsize=(8, 3.4), layout="constrained")
     known = {name: p.mean for name, p in found.items()}

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.chain.checks import check_integer
+from torch_sgmcmc.chain.checks import check_integer, wrong_shape
 from torch_sgmcmc.chain.optional import optional
-from torch_sgmcmc.posterior.scoring.scores import checked
 
 __all__ = ["plot_entropies", "plot_reliability"]
+
+# Of a row's sum from 1: what probabilities in low precision may have.
+_ROUNDING = 1e-2
 
 
 def plot_reliability(
@@ -26,8 +28,9 @@ def plot_reliability(
     """Draws accuracy against confidence: calibrated predictions lie on the diagonal.
 
     Args:
-        probabilities: as of :func:`scores`, or several by name.
-        targets: [inputs], their labels.
+        probabilities: [inputs, classes], or [inputs] of the second of two classes;
+            or several by name.
+        targets: [inputs], labels from 0 on.
         bins: of confidence, of equal width. Default: 15.
         at_least: bins of fewer inputs are left out, which say nothing. Default: 20.
         axes: matplotlib's, to draw into; None makes a figure. Default: None.
@@ -36,20 +39,22 @@ def plot_reliability(
         The matplotlib figure.
 
     Raises:
-        TypeError, ValueError: an argument is not as above.
+        TypeError, ValueError: an argument is not as above, probabilities are not finite
+            and >= 0 with rows that sum to 1 (of signed draws they need not be), or
+            labels are no classes.
         ImportError: matplotlib is not installed.
     """
     bins = check_integer("bins", bins, low=1)
     several = probabilities if isinstance(probabilities, Mapping) else None
     pairs = [
-        (name, *checked(p, targets))
+        (name, *_checked(p, targets))
         for name, p in (several or {"": probabilities}).items()
     ]
     figure, axes = _axes(axes, "plot_reliability()")
     axes.plot([0, 1], [0, 1], color="0.6", linewidth=1)
     for name, p, y in pairs:
         confidence, label = p.double().max(1)
-        # Bins are open below, as torchmetrics' are.
+        # Bins are open below, as those of torchmetrics' calibration error are.
         which = ((confidence * bins).ceil().long() - 1).clamp(0, bins - 1)
         count, right, sure = (
             torch.zeros(bins, dtype=torch.float64).index_add_(
@@ -125,3 +130,35 @@ def _axes(axes: Any, user: str) -> tuple[Any, Any]:
         "matplotlib.pyplot", "matplotlib", f"predictive.{user}", "posterior"
     )
     return pyplot.subplots(figsize=(4.8, 3.6), layout="constrained")
+
+
+def _checked(probabilities: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities as [inputs, classes] in [0, 1], and labels on their device."""
+    if not isinstance(probabilities, Tensor) or not probabilities.is_floating_point():
+        raise TypeError("Invalid probabilities: must be a Tensor of a floating dtype")
+    if not isinstance(targets, Tensor) or targets.is_floating_point():
+        raise TypeError("Invalid targets: must be a Tensor of integers")
+    p = probabilities.detach()
+    if p.dim() == 1:
+        p = torch.stack([1 - p, p], 1)
+    if p.dim() != 2 or p.shape[1] < 2 or len(p) == 0:
+        wanted = "[inputs, classes] or [inputs]"
+        raise wrong_shape("probabilities", probabilities, wanted)
+    if targets.shape != p.shape[:1]:
+        raise wrong_shape("targets", targets, f"[{len(p)}]")
+    if p.dtype in (torch.float16, torch.bfloat16):
+        p = p.float()
+    valid = (p >= 0).all(1) & ((p.sum(1) - 1).abs() <= _ROUNDING)
+    if not bool(valid.all()):
+        row = int((~valid).nonzero()[0])
+        raise ValueError(
+            f"Invalid probabilities: row {row} is {p[row].tolist()} (must be >= 0 and "
+            "sum to 1; those of signed draws need not be)"
+        )
+    y = targets.to(p.device).long()
+    if not bool(((y >= 0) & (y < p.shape[1])).all()):
+        raise ValueError(
+            f"Invalid targets: from {int(y.min())} to {int(y.max())} (must be in [0, "
+            f"{p.shape[1] - 1}])"
+        )
+    return p.clamp_max(1), y
