@@ -37,12 +37,6 @@ constexpr const char* kEWSGNeedsClosure =
     "      return loss;\n"
     "    });";
 
-constexpr const char* kEWSGNotAsked =
-    "EWSG got gradients from a closure that did not ask which minibatch they "
-    "are to be of: with persistent_index_chain(true) a step begins with the "
-    "minibatch that the last one ended with, and the closure must evaluate the "
-    "minibatches of the numbers minibatches()";
-
 // The operator's number of a surrogate: its place in the table.
 int64_t IndexOf(const std::string& surrogate) {
   const auto rows = SettingsOf("EWSG");
@@ -86,11 +80,10 @@ void CheckSameParameters(const std::vector<Work>& current,
 void EWSGOptions::check_values() const {
   OptionsOf::check_values();
   refuse_capturable();
-  if (persistent_index_chain() && index_chain_length() == 0) {
+  if (get<bool>("persistent_index_chain")) {
     Invalid(
-        "Invalid index_chain_length: 0 (must be >= 1 with "
-        "persistent_index_chain(true): the first minibatch would stay for "
-        "ever)");
+        "Invalid persistent_index_chain: true (must be false in C++: continue "
+        "it in Python)");
   }
 }
 
@@ -116,40 +109,6 @@ double EWSG::acceptance_rate() const {
                progress().get<double>("num_proposals"));
 }
 
-at::Tensor EWSG::minibatches() const {
-  if (!asked_.defined()) {
-    throw std::logic_error(
-        "EWSG::minibatches() is for the closure that step() calls");
-  }
-  has_asked_ = true;
-  return asked_.clone();
-}
-
-// Numbers of minibatches that are yet to be drawn, one for each chain.
-at::Tensor EWSG::fresh_minibatches() {
-  const int64_t begin = num_drawn_;
-  num_drawn_ += first().num_chains().value_or(1);
-  return at::arange(begin, num_drawn_, at::kLong);
-}
-
-torch::Tensor EWSG::evaluate(const LossClosure& closure,
-                             const at::Tensor& numbers) {
-  asked_ = numbers;
-  has_asked_ = false;
-  torch::Tensor loss;
-  try {
-    loss = FreshGradients(param_groups_, closure);
-  } catch (...) {
-    asked_.reset();
-    throw;
-  }
-  asked_.reset();
-  if (first().persistent_index_chain() && !has_asked_) {
-    throw std::runtime_error(kEWSGNotAsked);
-  }
-  return loss;
-}
-
 // NOLINTNEXTLINE(google-default-arguments): as torch's own.
 torch::Tensor EWSG::step(LossClosure closure) {
   if (closure == nullptr) Invalid(kEWSGNeedsClosure);
@@ -157,14 +116,10 @@ torch::Tensor EWSG::step(LossClosure closure) {
   const at::NoGradGuard no_grad;
   check_groups();
   const int64_t length = first().index_chain_length();
-  const bool is_persistent = first().persistent_index_chain();
-  const auto former = progress().get<std::vector<int64_t>>("minibatches");
-  num_drawn_ = progress().get<int64_t>("num_drawn");
-  at::Tensor numbers = is_persistent && !former.empty()
-                           ? at::tensor(former, at::kLong)
-                           : fresh_minibatches();
+  const int64_t chains = first().num_chains().value_or(1);
+  num_drawn_ = progress().get<int64_t>("num_drawn") + chains;
 
-  torch::Tensor loss = evaluate(closure, numbers);
+  torch::Tensor loss = FreshGradients(param_groups_, closure);
   std::vector<Work> work = gather();
   if (work.empty()) {
     throw std::runtime_error(
@@ -193,17 +148,15 @@ torch::Tensor EWSG::step(LossClosure closure) {
   Count accepted;
   try {
     // Else it is looked at with what it is compared with.
-    if (length == 0 || first().num_chains().value_or(1) > 1) check_finite(work);
+    if (length == 0 || chains > 1) check_finite(work);
     prepare_all(work);
     for (int64_t proposal = 0; proposal < length; ++proposal) {
-      accepted = Sum(accepted, propose(closure, work, numbers, proposal));
+      accepted = Sum(accepted, propose(closure, work, proposal));
     }
   } catch (const StepLeftOut&) {
     put_back();
     leave_out();
-    // What was drawn is not drawn again, nor is it gone on from.
     progress().put("num_drawn", num_drawn_);
-    progress().put("minibatches", std::vector<int64_t>());
     return loss;
   } catch (...) {
     put_back();
@@ -216,18 +169,12 @@ torch::Tensor EWSG::step(LossClosure closure) {
   }
   advance(work);
 
-  const int64_t proposals = progress().get<int64_t>("num_proposals") +
-                            length * first().num_chains().value_or(1);
+  const int64_t proposals =
+      progress().get<int64_t>("num_proposals") + length * chains;
   accepted = Sum(progress().get<Count>("num_accepted"), accepted);
-  std::vector<int64_t> current;
-  if (is_persistent) {
-    const auto* data = numbers.const_data_ptr<int64_t>();
-    current.assign(data, data + numbers.numel());
-  }
   progress().put("num_proposals", proposals);
   progress().put("num_accepted", accepted);
   progress().put("num_drawn", num_drawn_);
-  progress().put("minibatches", current);
   return loss;
 }
 
@@ -236,15 +183,14 @@ bool EWSG::looks_later(const std::vector<Work>& /*work*/) const {
   return false;
 }
 
-// One step of the index chain: `work` gets the gradients that are then current,
-// and `numbers` their minibatches, if anyone will ask. Returns how many chains
-// accepted the proposal, in a tensor if that would take waiting for.
+// One step of the index chain: `work` gets the gradients that are then current.
+// Returns how many chains accepted the proposal, in a tensor if that would take
+// waiting for.
 Count EWSG::propose(const LossClosure& closure,
                     std::vector<Work>& work,
-                    at::Tensor& numbers,
                     int64_t proposal) {
-  const at::Tensor fresh = fresh_minibatches();
-  evaluate(closure, fresh);
+  num_drawn_ += first().num_chains().value_or(1);
+  FreshGradients(param_groups_, closure);
   std::vector<Work> proposed = gather();
   CheckSameParameters(work, proposed);
   const int64_t chains = first().num_chains().value_or(1);
@@ -261,6 +207,7 @@ Count EWSG::propose(const LossClosure& closure,
                                     options.num_data(),
                                     options.prior_precision(),
                                     options.temperature(),
+                                    /*momentum_scale=*/1.0,
                                     IndexOf(options.surrogate()),
                                     chains,
                                     options.prior_mean(),
@@ -285,7 +232,6 @@ Count EWSG::propose(const LossClosure& closure,
       for (size_t i = 0; i < work.size(); ++i) {
         work[i].grads = std::move(proposed[i].grads);
       }
-      numbers = fresh;
     }
     return {accepts ? 1 : 0};
   }
@@ -302,9 +248,6 @@ Count EWSG::propose(const LossClosure& closure,
   for (size_t i = 0; i < work.size(); ++i) {
     select_chains_(
         work[i].grads, proposed[i].grads, mask.to(work[i].params[0].device()));
-  }
-  if (first().persistent_index_chain()) {  // else there is nothing to wait for
-    numbers = at::where(mask.cpu(), fresh, numbers);
   }
   return {0, mask.sum()};
 }

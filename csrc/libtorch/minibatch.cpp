@@ -30,17 +30,4 @@ std::vector<int64_t> draw_minibatch(int64_t num_data,
                          {num_replicas, rank});
 }
 
-std::vector<int64_t> draw_stratified_minibatch(const std::vector<int64_t>& ends,
-                                               int64_t batch_size,
-                                               int64_t seed,
-                                               int64_t step,
-                                               int64_t num_replicas,
-                                               int64_t rank) {
-  return DrawStratifiedMinibatches(ends,
-                                   batch_size,
-                                   /*count=*/1,
-                                   Stream(seed, step, Purpose::kStrata),
-                                   {num_replicas, rank});
-}
-
 }  // namespace torch_sgmcmc

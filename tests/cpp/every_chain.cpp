@@ -35,9 +35,7 @@ Tensor LossesOfChains(const std::vector<Tensor>& params, int64_t draw) {
 }
 
 template <typename Method, typename Options>
-Chain Minibatched(int64_t width,
-                  const Options& options,
-                  bool create_graph = false) {
+Chain Minibatched(int64_t width, const Options& options) {
   Chain chain = {TwoParams(width), nullptr, std::make_shared<Calls>(), nullptr};
   auto sampler = std::make_shared<Method>(chain.params, options);
   chain.sampler = sampler;
@@ -46,7 +44,7 @@ Chain Minibatched(int64_t width,
       return calls->call([&](int64_t draw) {
         ZeroGrad(params);
         const Tensor loss = Losses(params, draw).mean();
-        loss.backward({}, /*retain_graph=*/std::nullopt, create_graph);
+        loss.backward();
         return loss;
       });
     });
@@ -109,7 +107,7 @@ const std::map<std::string, Maker>& Makers() {
        }},
       {"PSGLD",
        [](int64_t width) {
-         return Minibatched<PSGLD>(width, Common(PSGLDOptions(0.1)), true);
+         return Minibatched<PSGLD>(width, Common(PSGLDOptions(0.1)));
        }},
       {"SGNHT",
        [](int64_t width) {

@@ -58,7 +58,7 @@ struct Chain {
 using Maker = std::function<Chain(int64_t width)>;
 const std::map<std::string, Maker>& Makers();
 
-// Lets gradients go, which may have graphs that hold their parameters.
+// Lets gradients go.
 void ZeroGrad(const std::vector<Tensor>& params);
 
 c10::IValue Snapshot(const Chain& chain);

@@ -107,25 +107,13 @@ TEST(EWSG, TakesMinibatchesThatAreOftenTheSame) {
   for (int step = 0; step < 300; ++step) flat.step(closure);
 }
 
-TEST(EWSG, SaysWhatAPersistentIndexChainNeeds) {
-  const auto params = Params();
-  const auto persistent = Weighted().persistent_index_chain(true);
-  EWSG sampler(params, persistent);
-  int calls = 0;
+TEST(EWSG, HasNoPersistentIndexChain) {
+  EWSGOptions persistent = Weighted();
+  persistent.put("persistent_index_chain", true);
   EXPECT_EQ(
-      MessageOf<std::runtime_error>([&] { sampler.step(Draws(params, calls)); })
-          .find("EWSG got gradients from a closure that did not ask which "
-                "minibatch they are to be of"),
-      0U);
-  EXPECT_EQ(sampler.num_steps(), 0);
-  EXPECT_EQ(MessageOf<std::logic_error>([&] { sampler.minibatches(); }),
-            "EWSG::minibatches() is for the closure that step() calls");
-  EXPECT_EQ(MessageOf<std::invalid_argument>([&] {
-              EWSG(Params(), EWSGOptions(persistent).index_chain_length(0));
-            }),
-            "Invalid index_chain_length: 0 (must be >= 1 with "
-            "persistent_index_chain(true): the first minibatch would stay for "
-            "ever)");
+      MessageOf<std::invalid_argument>([&] { EWSG(Params(), persistent); }),
+      "Invalid persistent_index_chain: true (must be false in C++: "
+      "continue it in Python)");
 }
 
 TEST(EWSG, AFailedClosureChangesNothing) {

@@ -66,7 +66,7 @@ std::function<void()> StepOf(const std::shared_ptr<Method>& sampler,
       const Tensor losses = data->losses(params);
       if constexpr (std::is_same_v<Method, SBPS>) return losses;
       const Tensor loss = losses.mean();
-      loss.backward({}, std::nullopt, std::is_same_v<Method, PSGLD>);
+      loss.backward();
       return loss;
     });
   };

@@ -71,7 +71,7 @@ void ExpectNoRewind(const Options& options) {
 TEST(PutBack, OptionsRewindNothing) {
   ExpectNoRewind<SGLD>(SGLDOptions(0.1).num_data(50));
   ExpectNoRewind<SGHMC>(SGHMCOptions(0.1).num_data(50));
-  ExpectNoRewind<PSGLD>(PSGLDOptions(0.1).num_data(50).gamma(false));
+  ExpectNoRewind<PSGLD>(PSGLDOptions(0.1).num_data(50));
   ExpectNoRewind<SGNHT>(SGNHTOptions(0.1).num_data(50));
   ExpectNoRewind<EWSG>(
       EWSGOptions(0.1).num_data(50).index_chain_length(2).momentum(0.5));
@@ -239,7 +239,6 @@ TEST(Moved, SamplersSayWhatTheyAre) {
     says([&] { sampler.num_steps(); });
     says([&] { sampler.num_skipped(); });
     says([&] { sampler.seed(); });
-    says([&] { sampler.renumber(); });
     says([&] { sampler.target_summary(); });
     says([&] { sampler.add_param_group(OptimizerParamGroup({Param(2)})); });
     EXPECT_THROW(sampler.options(), std::exception);
@@ -323,7 +322,7 @@ TEST(LoadedState, IsFinite) {
   SGHMC sghmc({a}, Hamiltonian().noise_estimate("online"));
   check(sghmc, a, 3);
   const Tensor b = Param(3);
-  PSGLD psgld({b}, PSGLDOptions(0.1).num_data(5).gamma(false).seed(1));
+  PSGLD psgld({b}, PSGLDOptions(0.1).num_data(5).seed(1));
   check(psgld, b, 1);
   const Tensor c = Param(3);
   SGNHT sgnht({c}, SGNHTOptions(0.1).num_data(5).seed(2));
@@ -399,53 +398,6 @@ TEST(Warned, OnceOfParametersThatHaveAGradientInSomeSteps) {
             "SGHMC got no gradient for parameter 2 of group 0, of shape [4] in "
             "20 of 21 steps" +
                 text);
-}
-
-TEST(Warned, OnceOfTwoSamplersWithOneSeed) {
-  SGLD one({Param(3)}, Langevin().seed(22));
-  SGHMC two({Param(3)}, Hamiltonian().seed(22));
-  SGLD other({Param(3)}, Langevin().seed(23));
-  const Warnings warnings;
-  for (int i = 0; i < 3; ++i) one.step();
-  for (int i = 0; i < 3; ++i) two.step();  // one after the other is no fault
-  for (int i = 0; i < 3; ++i) other.step();
-  EXPECT_TRUE(warnings.messages.empty());
-  for (int i = 0; i < 3; ++i) {
-    one.step();
-    two.step();
-  }
-  ASSERT_EQ(warnings.messages.size(), 1U);
-  EXPECT_EQ(warnings.messages[0],
-            "Two samplers with seed 22 make steps in turns (SGLD and SGHMC): "
-            "the noise of one is the other's. Give each a seed of its own, "
-            "with torch_sgmcmc::fold_in");
-}
-
-TEST(Warned, OfASamplerMadeAnewWithItsSeed) {
-  const auto warned = [](bool anew, bool from_start, bool loads) {
-    const Tensor p = Param(3);
-    const Tensor start = p.detach().clone();
-    const Warnings warnings;
-    StateDict saved;
-    for (int epoch = 0; epoch < 3; ++epoch) {
-      SGLD sampler({p}, Langevin().seed(anew ? 24 : 30 + epoch));
-      if (loads && epoch > 0) sampler.load_state_dict(saved);
-      for (int i = 0; i < 5; ++i) sampler.step();
-      saved = StateDict(c10::IValue(sampler.state_dict()).deepcopy());
-      if (from_start) p.set_data(start.clone());
-    }
-    return warnings.messages;
-  };
-  const auto periodic = warned(true, false, false);
-  ASSERT_FALSE(periodic.empty());
-  EXPECT_EQ(periodic[0],
-            "SGLD begins with seed 24, with which a sampler has made steps on "
-            "these parameters: its noise is that once more. Keep the sampler, "
-            "load its state dict, or give each a seed of its own, with "
-            "torch_sgmcmc::fold_in");
-  EXPECT_TRUE(warned(true, true, false).empty());
-  EXPECT_TRUE(warned(true, false, true).empty());
-  EXPECT_TRUE(warned(false, false, false).empty());
 }
 
 }  // namespace

@@ -136,7 +136,7 @@ Groups TwoGroups(const std::vector<Tensor>& params) {
   return groups;
 }
 
-TEST(Renumber, OfEverySamplerIsAskedForOnceParametersHaveOtherSizes) {
+TEST(Numbers, OfEverySamplerAreOfParametersWithTheirSizes) {
   for (const Method& method : EveryMethod()) {
     for (const int64_t size : {300, 2}) {
       SCOPED_TRACE(method.name);
@@ -149,44 +149,15 @@ TEST(Renumber, OfEverySamplerIsAskedForOnceParametersHaveOtherSizes) {
       EXPECT_EQ(MessageOf<std::runtime_error>([&] { Step(*sampler); }),
                 method.name + " got a parameter of " + std::to_string(size) +
                     " elements, number 0 of group 0, whose noise is numbered "
-                    "for 3: call renumber() after parameters have grown, "
+                    "for 3: make another sampler after parameters have grown, "
                     "shrunk or been replaced (further ones come with "
                     "add_param_group)");
       EXPECT_TRUE(SameValues(Snapshot(*sampler, params), before));
-
-      const bool has_state =
-          sampler->state().count(params[0].unsafeGetTensorImpl()) > 0;
-      if (has_state) {
-        EXPECT_EQ(MessageOf<std::invalid_argument>([&] {
-                    sampler->renumber();
-                  }).substr(0, 15),
-                  "Invalid state: ");
-        EXPECT_TRUE(SameValues(Snapshot(*sampler, params), before));
-        sampler->state().erase(params[0].unsafeGetTensorImpl());
-      }
-      sampler->renumber();
-      EXPECT_EQ(Numbers(*sampler, 0, "sizes"), Counts({size, 5}));
-      EXPECT_EQ(Numbers(*sampler, 0, "offsets"), Counts({256, 128}));
-      EXPECT_EQ(NextOffset(*sampler), size == 300 ? 640 : 384);
-      const auto at = Copies(params);
-      Step(*sampler);
-      EXPECT_EQ(sampler->num_steps(), 3);
-
-      // A sampler that is built with the new sizes goes on with its chain.
-      const std::vector<Tensor> others = {Param(size), Param(5)};
-      for (size_t i = 0; i < others.size(); ++i)
-        others[i].set_data(params[i].detach().clone());
-      const auto other = method.make({OptimizerParamGroup(others)});
-      EXPECT_NE(MessageOf([&] { other->state_dict(); }), "");
-      other->load_state_dict(sampler->state_dict());
-      EXPECT_TRUE(
-          SameValues(Snapshot(*other, others), Snapshot(*sampler, params)));
-      EXPECT_EQ(NextOffset(*other), NextOffset(*sampler));
     }
   }
 }
 
-TEST(Renumber, GivesListsOfAnotherLengthNewNumbers) {
+TEST(Numbers, OfListsOfAnotherLengthAreRefused) {
   for (const Method& method : EveryMethod()) {
     SCOPED_TRACE(method.name);
     const std::vector<Tensor> params = {Param(3), Param(5)};
@@ -196,52 +167,14 @@ TEST(Renumber, GivesListsOfAnotherLengthNewNumbers) {
     EXPECT_EQ(MessageOf<std::runtime_error>([&] { Step(*sampler); }),
               method.name +
                   " got 3 parameters in group 0, whose noise is numbered for "
-                  "2: call renumber() after parameters have grown, shrunk or "
-                  "been replaced (further ones come with add_param_group)");
-    sampler->renumber();
-    EXPECT_EQ(Numbers(*sampler, 0, "offsets"), Counts({256, 384, 512}));
-    Step(*sampler);
+                  "2: make another sampler after parameters have grown, shrunk "
+                  "or been replaced (further ones come with add_param_group)");
     sampler->param_groups()[0].params().pop_back();
-    EXPECT_NE(MessageOf<std::runtime_error>([&] { Step(*sampler); }),
-              "no error");
-    sampler->renumber();
-    EXPECT_EQ(Numbers(*sampler, 0, "offsets"), Counts({640, 768}));
     Step(*sampler);
-    const size_t kept = sampler->state().size();
-    EXPECT_LE(kept, 2U);  // that of the third is dropped
   }
 }
 
-// Where a parameter has gone without a force: all that moved it is noise.
-TEST(Renumber, KeepsNoiseApart) {
-  const auto draws = [](bool replaces) {
-    torch::NoGradGuard no_grad;
-    const std::vector<Tensor> params = {Param(100), Param(100)};
-    SGLD sampler(params, Langevin());
-    sampler.step();
-    Tensor grown = torch::zeros({400}).set_requires_grad(true);
-    grown.mutable_grad() = torch::zeros({400});
-    if (replaces) {
-      sampler.param_groups()[0].params()[0] = grown;
-    } else {
-      params[0].set_data(torch::zeros({400}));
-      params[0].mutable_grad() = torch::zeros({400});
-    }
-    params[1].set_data(torch::zeros({100}));
-    params[1].mutable_grad() = torch::zeros({100});
-    EXPECT_THROW(sampler.step(), std::runtime_error);
-    sampler.renumber();
-    sampler.step();
-    return torch::cat({sampler.param_groups()[0].params()[0], params[1]});
-  };
-  for (const bool replaces : {false, true}) {
-    const Tensor drawn = draws(replaces);
-    const auto* numbers = drawn.const_data_ptr<float>();
-    EXPECT_EQ(std::set<float>(numbers, numbers + 500).size(), 500U);
-  }
-}
-
-TEST(Renumber, IsAskedForAfterALoadOfOtherSizes) {
+TEST(Numbers, OfALoadOfOtherSizesAreRefused) {
   torch::nn::Linear small(3, 1);
   torch::nn::Linear large(200, 1);
   std::stringstream file;
@@ -255,14 +188,12 @@ TEST(Renumber, IsAskedForAfterALoadOfOtherSizes) {
                 loss.backward();
                 return loss;
               });
-            }).find("call renumber()"),
+            }).find("make another sampler"),
             std::string::npos);
   EXPECT_FALSE(small->weight.grad().defined());  // nor was the closure called
-  sampler.renumber();
-  EXPECT_EQ(Numbers(sampler, 0, "offsets"), Counts({256, 128}));
 }
 
-TEST(Renumber, FollowsGroupsThatAreReorderedOrTakenOut) {
+TEST(Numbers, FollowGroupsThatAreReorderedOrTakenOut) {
   for (const Method& method : EveryMethod()) {
     SCOPED_TRACE(method.name);
     const std::vector<Tensor> params = {Param(300), Param(5), Param(300)};
@@ -283,29 +214,7 @@ TEST(Renumber, FollowsGroupsThatAreReorderedOrTakenOut) {
   }
 }
 
-TEST(Renumber, LeavesStateThatFits) {
-  const std::vector<Tensor> params = {Param(3), Param(5)};
-  SGHMC sampler(params, Hamiltonian());
-  sampler.step();
-  params[0].set_data(torch::cat({params[0].detach(), torch::zeros({2})}));
-  params[0].mutable_grad() = torch::ones({5});
-  const auto momentum = [&](size_t i) -> Tensor& {
-    return sampler.own_state_of(params[i])["momentum"];
-  };
-  EXPECT_EQ(
-      MessageOf<std::invalid_argument>([&] { sampler.renumber(); }),
-      "Invalid state: momentum of shape [3] for a parameter of shape [5] (put "
-      "one of its shape in its place, or erase the parameter's from state() "
-      "to begin anew)");
-  const Tensor longer = torch::cat({momentum(0), torch::zeros({2})});
-  momentum(0) = longer;
-  const Tensor other = momentum(1);
-  sampler.renumber();
-  EXPECT_TRUE(momentum(0).is_same(longer));
-  EXPECT_TRUE(momentum(1).is_same(other));
-}
-
-TEST(Renumber, OfPriorMeans) {
+TEST(Numbers, OfPriorMeans) {
   const std::vector<Tensor> params = {Param(3), Param(5)};
   SGLD sampler(params,
                Langevin().prior_mean({torch::ones({3}), torch::ones({5})}));
@@ -315,11 +224,7 @@ TEST(Renumber, OfPriorMeans) {
             "SGLD has no prior_mean for parameter 1 of group 0, of shape [5], "
             "and tensors for its group: was it replaced? Give one for each by "
             "prior_mean()");
-  EXPECT_EQ(MessageOf<std::invalid_argument>([&] { sampler.renumber(); }),
-            "Invalid prior_mean: none for a parameter of shape [5] in group 0, "
-            "which has tensors (give one for each by prior_mean())");
   sampler.options().prior_mean({torch::ones({3}), torch::ones({5})});
-  sampler.renumber();
   sampler.step();
   EXPECT_EQ(sampler.num_steps(), 2);
 }
@@ -371,7 +276,7 @@ TEST(StateDict, HasRangesOfItsOwn) {
   EXPECT_EQ(Numbers(sampler, 2, "offsets"), Counts({1280}));
 }
 
-// The numbers come from the state dict: there is nothing to renumber.
+// The numbers come from the state dict.
 TEST(StateDict, IsLoadedOnceParametersHaveItsSizes) {
   const std::vector<Tensor> params = {Param(300), Param(5)};
   const std::vector<Tensor> others = {Param(3), Param(5)};

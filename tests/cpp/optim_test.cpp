@@ -375,14 +375,10 @@ TEST(Minibatch, IsThatOfPython) {
             Indices({6, 0, 2, 5}));
   EXPECT_EQ(draw_minibatch(10, 4, -1, 2, /*replacement=*/true),
             Indices({6, 3, 0, 5}));
-  EXPECT_EQ(draw_stratified_minibatch({3, 10}, 4, -1, 2),
-            Indices({2, 7, 4, 9}));
   // And those of two ranks.
   EXPECT_EQ(draw_minibatch(10, 4, -1, 2, false, 2, 0), Indices({6, 2}));
   EXPECT_EQ(draw_minibatch(10, 4, -1, 2, false, 2, 1), Indices({0, 5}));
   EXPECT_EQ(draw_minibatch(10, 4, -1, 2, true, 2, 1), Indices({3, 5}));
-  EXPECT_EQ(draw_stratified_minibatch({3, 10}, 4, -1, 2, 2, 1),
-            Indices({7, 9}));
 }
 
 TEST(Minibatch, RefusesWhatDoesNotFit) {
@@ -392,16 +388,12 @@ TEST(Minibatch, RefusesWhatDoesNotFit) {
   EXPECT_EQ(
       MessageOf<std::invalid_argument>([] { draw_minibatch(3, 1, 0, -1); }),
       "step + count must be in [0, 2^48]");
-  EXPECT_EQ(MessageOf<std::invalid_argument>([] {
-              draw_stratified_minibatch({3, 2}, 1, 0, 0);
-            }),
-            "Invalid ends: 2 (must be increasing and > 0)");
   EXPECT_EQ(MessageOf<std::invalid_argument>(
                 [] { draw_minibatch(9, 4, 0, 0, false, 3, 0); }),
             "Invalid batch_size: 4 (must be a multiple of num_replicas = 3: "
             "gradients of ranks enter their mean alike)");
   EXPECT_EQ(MessageOf<std::invalid_argument>(
-                [] { draw_stratified_minibatch({9}, 4, 0, 0, 2, 2); }),
+                [] { draw_minibatch(9, 4, 0, 0, false, 2, 2); }),
             "Invalid rank: 2 (must be below num_replicas = 2)");
 }
 

@@ -36,8 +36,7 @@ TEST(PSGLD, TheRootIsThatOfThePresentVAndEps) {
 TEST(PSGLD, AdaptationAfterRestIsNotLost) {
   const auto run = [](bool rests) {
     const at::Tensor p = torch::ones({5}).set_requires_grad(true);
-    PSGLD sampler({p},
-                  PSGLDOptions(0.1).num_data(10).gamma(false).eps(0.1).seed(1));
+    PSGLD sampler({p}, PSGLDOptions(0.1).num_data(10).eps(0.1).seed(1));
     for (int step = 0; step < 6; ++step) {
       p.mutable_grad() = p.detach() * (step + 1);
       const bool adapts = step != 2 && step != 5;
@@ -54,21 +53,15 @@ TEST(PSGLD, AdaptationAfterRestIsNotLost) {
   EXPECT_TRUE(torch::equal(run(true), run(false)));
 }
 
-TEST(PSGLD, GammaOfParametersThatHaveChanged) {
+TEST(PSGLD, HasNoGamma) {
   const at::Tensor p = torch::ones({2}).set_requires_grad(true);
-  const at::Tensor q = torch::ones({2}).set_requires_grad(true);
   const PSGLDOptions options = PSGLDOptions(0.1).num_data(10).seed(1);
-  PSGLD first({p}, options);
-  PSGLD second({q}, options);
-  (p * q).square().sum().backward({}, /*retain_graph=*/std::nullopt, true);
-  first.step();
+  EXPECT_FALSE(options.get<bool>("gamma"));
+  PSGLDOptions corrected = options;
+  corrected.put("gamma", true);
   EXPECT_EQ(
-      MessageOf<std::runtime_error>([&] { second.step(); }),
-      "PSGLD got gradients of parameters that have changed since, and Γ needs "
-      "second derivatives: step once for each backward pass, after it, and "
-      "sample all parameters of a loss with one sampler");
-  EXPECT_TRUE(q.equal(torch::ones({2})));
-  for (const at::Tensor& param : {p, q}) param.mutable_grad().reset();
+      MessageOf<std::invalid_argument>([&] { PSGLD({p}, corrected); }),
+      "Invalid gamma: true (must be false in C++: continue it in Python)");
 }
 
 }  // namespace

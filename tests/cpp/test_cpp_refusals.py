@@ -178,7 +178,7 @@ BAD_STATES: list[tuple[str, Callable[[Any, Any], Any]]] = [
     ("EWSG-overdamped", lambda groups, _: groups[0].update(minibatches=[10**6])),
     ("EWSG-overdamped", lambda groups, _: groups[1].update(minibatches=[])),
     ("EWSG-overdamped", lambda groups, _: groups[1].update(num_drawn=-1)),
-    ("EWSG-overdamped", lambda groups, _: groups[0].update(index_chain_length=0)),
+    ("EWSG-overdamped", lambda groups, _: groups[0].update(index_chain_length=-1)),
     ("SBPS", lambda groups, _: groups[1].update(line_time=-1.0)),
     ("SBPS", lambda groups, _: groups[0].update(num_bounces=10**6)),
     ("SBPS", lambda groups, _: groups[1].update(num_looks=10**6)),
@@ -208,6 +208,26 @@ def of_hmc(params: list[Tensor]) -> dict[str, Any]:
     return sg.HMC(params, step_size=0.1, num_steps=2, num_data=500).state_dict()
 
 
+def of_gamma(params: list[Tensor]) -> dict[str, Any]:
+    return sg.PSGLD(params, lr=0.1, num_data=500).state_dict()
+
+
+def of_frozen_gamma(params: list[Tensor]) -> dict[str, Any]:
+    """What is left of Γ in the state, where it is no longer used."""
+    sampler = sg.PSGLD(params, lr=1e-3, num_data=500)
+    loss = sum(p.pow(3).sum() for p in params)
+    loss.backward(create_graph=True)
+    sampler.step()
+    sampler.zero_grad()
+    sampler.param_groups[0].update(adapt=False, gamma=False)
+    return sampler.state_dict()
+
+
+def of_a_persistent_index_chain(params: list[Tensor]) -> dict[str, Any]:
+    settings = {"num_data": 500, "persistent_index_chain": True}
+    return sg.EWSG(params, lr=0.1, **settings).state_dict()
+
+
 def of_control_variates(params: list[Tensor]) -> dict[str, Any]:
     sampler = sg.SGLD(params, lr=0.1, num_data=500)
     estimator = sg.ControlVariates(sampler, lambda _: params[0].sum())
@@ -220,6 +240,9 @@ def of_control_variates(params: list[Tensor]) -> dict[str, Any]:
     [
         ("SGLD", of_hmcecs, "HMCECS"),
         ("SGLD", of_hmc, "HMC"),
+        ("PSGLD", of_gamma, "PSGLD with Γ"),
+        ("PSGLD", of_frozen_gamma, "PSGLD with Γ"),
+        ("EWSG", of_a_persistent_index_chain, "EWSG with a persistent index chain"),
         ("SGLD", of_control_variates, "ControlVariates or SVRG"),
     ],
 )
@@ -258,13 +281,3 @@ def test_the_same_message_of_a_step(
     job = make_job(name, torch.float32)
     job["lrs"] = 1000 * job["lrs"]
     assert_same_message(name, job, run_in_cpp, "in the noisiest coordinate")
-
-
-def test_a_missing_graph(
-    run_in_cpp: RunInCpp,
-) -> None:
-    name = "PSGLD-gamma"
-    job = {**make_job(name, torch.float32), "create_graph": False}
-    with pytest.raises(RuntimeError, match="gradients without a graph") as in_python:
-        run_in_python(name, job)
-    assert_same_refused(refusal(run_in_cpp, job), in_python.value)

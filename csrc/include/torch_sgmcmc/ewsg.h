@@ -33,8 +33,8 @@ class TORCH_SGMCMC_API EWSGOptions : public OptionsOf<EWSGOptions> {
     keep<int64_t>("num_proposals", 0);
     // A tensor, on their device, for several chains.
     keep("num_accepted", Count());
-    // The numbers given to minibatches so far, and those of the minibatches
-    // that a persistent index chain goes on from.
+    // The minibatches drawn so far; and what Python's persistent index chain
+    // goes on from, nothing here.
     keep<int64_t>("num_drawn", 0);
     keep("minibatches", std::vector<int64_t>());
   }
@@ -53,12 +53,6 @@ class TORCH_SGMCMC_API EWSGOptions : public OptionsOf<EWSGOptions> {
   /// M >= 0, the number of further minibatches that a step draws; with 0 the
   /// chain is that of SGHMC. For the whole sampler. Default: 1.
   TORCH_SGMCMC_ARG(int64_t, index_chain_length)
-
-  /// Whether the chain over minibatches goes on from step to step: a step then
-  /// begins with the minibatch that the last one ended with, which the closure
-  /// finds by its number, see EWSG::minibatches. For the whole sampler.
-  /// Default: false, a fresh one.
-  TORCH_SGMCMC_ARG(bool, persistent_index_chain)
 
   /// K makes K independent chains at once: every parameter has a leading
   /// dimension K, and the closure returns the sum of the chains' losses. For
@@ -86,9 +80,7 @@ class TORCH_SGMCMC_API EWSGOptions : public OptionsOf<EWSGOptions> {
 /// One step draws a minibatch, then index_chain_length times another one, with
 /// gradient g', which replaces the current one with probability
 /// min(1, exp(W(g') - W(g))), and makes one update of SGHMC with the gradient
-/// that is left. With
-/// persistent_index_chain it begins with the minibatch that the last step ended
-/// with, at whose gradient it looks again.
+/// that is left.
 ///
 /// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2, up to an error of
 /// the order of lr and what the weights leave of the minibatch noise.
@@ -103,26 +95,14 @@ class TORCH_SGMCMC_API EWSG : public SamplerOf<EWSGOptions> {
 
   /// Draws minibatches, chooses one of them and makes one update with it. The
   /// closure is called index_chain_length + 1 times and must draw a fresh
-  /// minibatch each time, or with persistent_index_chain take the one that
-  /// minibatches() says; the gradients are cleared before. Returns the loss of
+  /// minibatch each time; the gradients are cleared before. Returns the loss of
   /// the first. After the step the parameters' gradients are those used. Throws
-  /// if the first 100 proposals all had the gradient of the minibatch before,
-  /// and if the index chain is persistent and the closure did not call
-  /// minibatches().
+  /// if the first 100 proposals all had the gradient of the minibatch before.
   // NOLINTNEXTLINE(google-default-arguments): as torch's own.
   torch::Tensor step(LossClosure closure = nullptr) override;
 
   /// The part of all proposed minibatches that was accepted; NaN before any.
   double acceptance_rate() const;
-
-  /// The numbers of the minibatches that the closure is to evaluate, int64
-  /// [num_chains or 1], for the closure that step() calls: 0, 1, ... for fresh
-  /// ones, and that of a former one for the same minibatch again. Throws
-  /// std::logic_error at other times.
-  ///
-  ///   const auto number = sampler.minibatches()[0].item<int64_t>();
-  ///   const auto index = draw_minibatch(num_data, 500, seed, number);
-  at::Tensor minibatches() const;
 
  protected:
   const char* method() const override { return "sghmc_step_"; }
@@ -131,11 +111,8 @@ class TORCH_SGMCMC_API EWSG : public SamplerOf<EWSGOptions> {
   bool looks_later(const std::vector<Work>& work) const override;
 
  private:
-  at::Tensor fresh_minibatches();
-  torch::Tensor evaluate(const LossClosure& closure, const at::Tensor& numbers);
   Count propose(const LossClosure& closure,
                 std::vector<Work>& work,
-                at::Tensor& numbers,
                 int64_t proposal);
   void check_draws(const std::vector<Work>& current,
                    const std::vector<Work>& proposed);
@@ -143,10 +120,7 @@ class TORCH_SGMCMC_API EWSG : public SamplerOf<EWSGOptions> {
   // How many proposals had the gradient of the minibatch before, and were not
   // zero; none once a proposal had another.
   std::optional<int64_t> num_equal_ = 0;
-  // While it is called, what the closure is to evaluate, and whether it asked.
-  at::Tensor asked_;
-  mutable bool has_asked_ = false;
-  // The numbers given to minibatches, with those of the step being made.
+  // The minibatches drawn, with those of the step being made.
   int64_t num_drawn_ = 0;
 };
 

@@ -7,10 +7,10 @@
 //     ...
 //   }
 //
-// They are the minibatches of Python's IndependentBatchSampler and
-// StratifiedBatchSampler with the same seed: pure functions of their arguments,
-// of which each step is another draw. A seed may be that of a sampler too; they
-// share no random number. Time and memory are O(batch_size).
+// They are the minibatches of Python's IndependentBatchSampler with the same
+// seed: pure functions of their arguments, of which each step is another draw.
+// A seed may be that of a sampler too; they share no random number. Time and
+// memory are O(batch_size).
 //
 // Data-parallel ranks share a minibatch: of num_replicas = D, rank r has the
 // data at its places r, r + D, ..., so that all together have it.
@@ -35,18 +35,5 @@ TORCH_SGMCMC_API std::vector<int64_t> draw_minibatch(int64_t num_data,
                                                      bool replacement = false,
                                                      int64_t num_replicas = 1,
                                                      int64_t rank = 0);
-
-/// The same of data sorted by stratum, the k-th of which is [ends[k - 1],
-/// ends[k]): from each its share of the minibatch, rounded up or down at random
-/// such that every datum is drawn with probability batch_size / num_data. The
-/// plain mean over it is unbiased. Reference: T. Fu and Z. Zhang, CPSG-MCMC,
-/// AISTATS 2017.
-TORCH_SGMCMC_API std::vector<int64_t> draw_stratified_minibatch(
-    const std::vector<int64_t>& ends,
-    int64_t batch_size,
-    int64_t seed,
-    int64_t step,
-    int64_t num_replicas = 1,
-    int64_t rank = 0);
 
 }  // namespace torch_sgmcmc

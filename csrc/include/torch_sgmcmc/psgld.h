@@ -1,21 +1,19 @@
-// Preconditioned SGLD (Li, Chen, Carlson and Carin 2016): SGLD with RMSprop.
-//
-// Adaptation that ends with burn-in:
+// Preconditioned SGLD (Li, Chen, Carlson and Carin 2016): SGLD with RMSprop,
+// whose adaptation ends with burn-in:
 //
 //   torch_sgmcmc::PSGLD sampler(
 //       net->parameters(),
-//       torch_sgmcmc::PSGLDOptions(1e-3).num_data(50'000).gamma(false));
+//       torch_sgmcmc::PSGLDOptions(1e-3).num_data(50'000));
 //   ... the training loop of sgld.h; after burn-in, for every group:
 //   sampler.options(group).adapt(false);
 //
-// Adaptation throughout, with Γ, needs second derivatives:
-//
-//   loss.backward({}, /*retain_graph=*/std::nullopt, /*create_graph=*/true);
+// Γ, which keeps the target while V adapts, is Python's alone.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -28,7 +26,8 @@ namespace torch_sgmcmc {
 /// Hyperparameters of PSGLD: those of ManyChainsOf, and the following.
 class TORCH_SGMCMC_API PSGLDOptions : public ManyChainsOf<PSGLDOptions> {
  public:
-  using ManyChainsOf::ManyChainsOf;
+  PSGLDOptions();
+  explicit PSGLDOptions(double lr);
   static constexpr const char* kSampler = "PSGLD";
 
   /// a in [0, 1), the memory of V. Default: 0.99.
@@ -40,10 +39,6 @@ class TORCH_SGMCMC_API PSGLDOptions : public ManyChainsOf<PSGLDOptions> {
   /// Whether V follows the gradients; can be set in a group at any time.
   /// Default: true.
   TORCH_SGMCMC_ARG(bool, adapt)
-
-  /// Whether Γ is added while V adapts. It needs gradients with a graph, and
-  /// every step costs about one more backward pass. Default: true.
-  TORCH_SGMCMC_ARG(bool, gamma)
 
   void check_values() const override;
 };
@@ -69,16 +64,13 @@ class TORCH_SGMCMC_API KeptRoot {
 /// With ḡ the gradient of the mean loss of a minibatch, elementwise
 ///
 ///   V ← a V + (1-a) ḡ²,    G = 1 / (√V + ε),    g = ḡ + (λ/N) θ,
-///   θ ← θ - lr G g + (lr T / N) Γ + √(2 lr T G / N) ξ,    ξ ~ N(0, I).
+///   θ ← θ - lr G g + √(2 lr T G / N) ξ,    ξ ~ N(0, I).
 ///
-/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2, once adapt is false,
-/// and with Γ while it is true. With adapt(true).gamma(false), the literature's
-/// usual practice, it does not: the chain is too wide wherever large gradients
-/// mark the tails. What Γ is made of is in docs/samplers/psgld.md.
+/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2, once adapt is false.
+/// While it is true it does not: the chain is too wide wherever large gradients
+/// mark the tails (docs/samplers/psgld.md).
 ///
-/// State: "square_average", V, which starts as the first gradient's square,
-/// with Γ plus (T/N) |h|; with Γ "sensitivity", J W, which starts as 2 ḡ h, as
-/// 0 if V was there before.
+/// State: "square_average", V, which starts as the first gradient's square.
 ///
 /// Reference: C. Li, C. Chen, D. Carlson and L. Carin, Preconditioned
 /// Stochastic Gradient Langevin Dynamics for Deep Neural Networks, AAAI 2016,
@@ -89,9 +81,9 @@ class TORCH_SGMCMC_API PSGLD : public SamplerOf<PSGLDOptions> {
 
  protected:
   const char* method() const override { return "psgld_step_"; }
-  void prepare_all(std::vector<Work>& work) override;
+  void prepare(Work& work) override;
   void update(const Work& work) override;
-  bool looks_later(const std::vector<Work>& work) const override;
+  std::vector<std::string> state_keys() const override;
   void parameters_changed() override { roots_.clear(); }
 
  private:

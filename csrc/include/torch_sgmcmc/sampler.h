@@ -115,21 +115,6 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   virtual void add_param_group(
       const torch::optim::OptimizerParamGroup& param_group);
 
-  /// Numbers the noise of parameters that have grown, shrunk or been replaced.
-  ///
-  /// After set_data(longer), torch::load() of a net of other sizes, or another
-  /// list of parameters in a group, step() refuses to go on: the noise of a
-  /// parameter that grew would be its neighbour's. This gives parameters whose
-  /// size has changed elements of their own in the noise stream, behind all
-  /// that were ever used; the others keep theirs. (In a group with another
-  /// number of parameters all get new ones.) State of parameters that are in no
-  /// group any more is dropped.
-  ///
-  /// State has to be of the new shapes before, or be erased from state() to
-  /// begin anew. Throws std::invalid_argument, and changes nothing, if it is
-  /// not, or if a parameter cannot be sampled.
-  void renumber();
-
   /// The seed that keys all noise of this sampler.
   int64_t seed() const;
 

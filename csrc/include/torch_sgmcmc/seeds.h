@@ -8,10 +8,9 @@
 //
 // Noise is a function of (seed, step, purpose, element), and the elements of
 // every sampler are counted from 0: two samplers with one seed draw the same
-// noise. Two that make steps in turns are warned of, and so is a sampler that
-// is made anew with a seed that has moved its parameters before. Replicas of
-// one chain in several processes, on the other hand, need the same seed in
-// each, which a program has to give: samplers do not communicate.
+// noise, and nothing warns of it in C++. Replicas of one chain in several
+// processes, on the other hand, need the same seed in each, which a program has
+// to give: samplers do not communicate.
 #pragma once
 
 #include <cstdint>

@@ -80,19 +80,6 @@ void Sampler::begin_step() {
   }
   for (size_t i = 0; i < param_groups_.size(); ++i) complete(i);
   check_numbers();
-  const at::Tensor* param = nullptr;
-  for (size_t i = 0; param == nullptr && i < param_groups_.size(); ++i) {
-    if (!param_groups_[i].params().empty()) {
-      param = &param_groups_[i].params().front();
-    }
-  }
-  if (param == nullptr) return;
-  const Count& made = ledger_->groups[0].step;
-  const std::string shared = ledger_->turns.take(
-      ledger_->seed, name(), *param, !made.is_on_device() && made.host == 0);
-  if (!shared.empty()) {
-    TORCH_WARN(shared);
-  }
 }
 
 // Takes what a group's options leave open from the sampler's, and what has been

@@ -7,8 +7,7 @@
 // range of elements of its own, from its offset on and as long as its size;
 // beyond next_offset nothing has ever been numbered. A parameter that grows
 // would reach into its neighbour's range, and independent coordinates would
-// share their noise: every step looks at sizes, and renumber() gives what has
-// changed a range behind all others.
+// share their noise: every step looks at sizes and refuses what has changed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +17,6 @@
 #include <vector>
 
 #include "libtorch/core/method.h"
-#include "libtorch/core/turns.h"
 #include "torch_sgmcmc/count.h"
 #include "torch_sgmcmc/sampler.h"
 
@@ -56,7 +54,6 @@ struct Sampler::Ledger {
   // The parameters of the last step, all of which had a gradient and state that
   // fits.
   std::vector<const void*> moved;
-  Turns turns;
   // The operators that have made updates.
   std::vector<Method> methods;
 

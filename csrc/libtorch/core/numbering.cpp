@@ -41,12 +41,12 @@ bool AreSame(const std::vector<const void*>& impls,
                     });
 }
 
-[[noreturn]] void Renumber(const std::string& sampler,
-                           const std::string& what) {
+[[noreturn]] void RefuseOther(const std::string& sampler,
+                              const std::string& what) {
   throw std::runtime_error(
       sampler + " got " + what +
-      ": call renumber() after parameters have grown, shrunk or been replaced "
-      "(further ones come with add_param_group)");
+      ": make another sampler after parameters have grown, shrunk or been "
+      "replaced (further ones come with add_param_group)");
 }
 
 }  // namespace
@@ -119,81 +119,25 @@ void Sampler::check_numbers() {
     const auto& params = param_groups_[i].params();
     const std::string group = std::to_string(i);
     if (params.size() != known.sizes.size()) {
-      Renumber(name(),
-               std::to_string(params.size()) + " parameters in group " + group +
-                   ", whose noise is numbered for " +
-                   std::to_string(known.sizes.size()));
+      RefuseOther(name(),
+                  std::to_string(params.size()) + " parameters in group " +
+                      group + ", whose noise is numbered for " +
+                      std::to_string(known.sizes.size()));
     }
     for (size_t j = 0; j < params.size(); ++j) {
       const int64_t size = SizeOf(params[j], chains);
       if (size == known.sizes[j]) continue;
-      Renumber(name(),
-               "a parameter of " + std::to_string(size) + " elements, number " +
-                   std::to_string(j) + " of group " + group +
-                   ", whose noise is numbered for " +
-                   std::to_string(known.sizes[j]));
+      RefuseOther(name(),
+                  "a parameter of " + std::to_string(size) +
+                      " elements, number " + std::to_string(j) + " of group " +
+                      group + ", whose noise is numbered for " +
+                      std::to_string(known.sizes[j]));
     }
   }
   if (is_as_before) return;
   for (size_t i = 0; i < param_groups_.size(); ++i) {
     ledger_->groups[i].params = ImplsOf(param_groups_[i].params());
   }
-  parameters_changed();
-}
-
-void Sampler::renumber() {
-  catch_up();
-  follow_groups();
-  for (size_t i = 0; i < param_groups_.size(); ++i) check_known(i);
-  complete_all();
-  std::vector<std::vector<at::Tensor>> all;
-  std::unordered_set<const void*> in_groups;
-  for (size_t i = 0; i < param_groups_.size(); ++i) {
-    all.push_back(param_groups_[i].params());
-    for (const at::Tensor& param : all.back()) {
-      options_of(i).check_param(param);
-      if (!in_groups.insert(param.unsafeGetTensorImpl()).second) {
-        Invalid("Invalid parameters: one is listed twice");
-      }
-      const at::Tensor mean = prior_mean_of(param);
-      if (ledger_->groups[i].has_means && !mean.defined()) {
-        Invalid("Invalid prior_mean: none for a parameter of shape " +
-                Shape(param.sizes()) + " in group " + std::to_string(i) +
-                ", which has tensors (give one for each by prior_mean())");
-      }
-      CheckShape("prior_mean", mean, param);
-      for (const auto& [key, value] : state_of(param).tensors()) {
-        CheckShape(key.c_str(), value, param);
-      }
-    }
-  }
-  CheckMemory(all);
-
-  const int64_t chains = ledger_->progress->chains_with_seeds();
-  int64_t& next = ledger_->next_offset;
-  for (size_t i = 0; i < all.size(); ++i) {
-    Ledger::Group& group = ledger_->groups[i];
-    if (all[i].size() != group.sizes.size()) {
-      next = group.number(all[i], chains, next);
-      continue;
-    }
-    group.params = ImplsOf(all[i]);
-    for (size_t j = 0; j < all[i].size(); ++j) {
-      const int64_t size = SizeOf(all[i][j], chains);
-      if (size == group.sizes[j]) continue;
-      group.sizes[j] = size;
-      group.offsets[j] = std::exchange(next, NextOffset(next, size));
-    }
-  }
-  for (auto kept = state_.begin(); kept != state_.end();) {
-    kept =
-        in_groups.contains(kept->first) ? std::next(kept) : state_.erase(kept);
-  }
-  std::erase_if(prior_means_, [&](const auto& mean) {
-    return !in_groups.contains(mean.first);
-  });
-  ledger_->moved.clear();
-  ledger_->absences = {0, {}, {}, false, ledger_->absences.said};
   parameters_changed();
 }
 

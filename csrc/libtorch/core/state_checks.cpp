@@ -17,6 +17,8 @@
 namespace torch_sgmcmc {
 namespace {
 
+constexpr const char* kWithGamma = "PSGLD with Γ";
+
 using Names = std::set<std::string>;  // sorted, as messages list them
 
 Names KeysOf(const SamplerOptions& options) {
@@ -87,8 +89,25 @@ void RefusePythonsAlone(const StateDict& dict) {
     for (const c10::IValue& value : dict.at("param_groups").toList().vec()) {
       if (!value.isGenericDict()) continue;
       const StateDict group = value;
+      const auto is_true = [&](const char* flag) {
+        return group.contains(flag) && group.at(flag).isBool() &&
+               group.at(flag).toBool();
+      };
+      if (is_true("gamma")) kind = kWithGamma;
+      if (is_true("persistent_index_chain")) {
+        kind = "EWSG with a persistent index chain";
+      }
       if (group.contains("trajectory_length")) kind = "HMC";
       if (group.contains("subsample_size")) kind = "HMCECS";
+    }
+  }
+  if (dict.contains("state") && dict.at("state").isGenericDict()) {
+    const StateDict state = dict.at("state");
+    for (const auto& entry : state.entries()) {
+      if (entry.value().isGenericDict() &&
+          StateDict(entry.value()).contains("sensitivity")) {
+        kind = kWithGamma;
+      }
     }
   }
   if (kind == nullptr) return;
@@ -222,17 +241,6 @@ void CheckFit(const char* name,
       Shape(param.sizes()) + " (must be of " + DtypeName(wanted) +
       ", torch::kStrided and of its shape on " + param.device().str() +
       ", each element with memory of its own): was the parameter replaced?");
-}
-
-void CheckShape(const char* name,
-                const at::Tensor& value,
-                const at::Tensor& param) {
-  if (!value.defined() || value.sizes() == param.sizes()) return;
-  Invalid(std::string("Invalid state: ") + name + " of shape " +
-          Shape(value.sizes()) + " for a parameter of shape " +
-          Shape(param.sizes()) +
-          " (put one of its shape in its place, or erase the parameter's from "
-          "state() to begin anew)");
 }
 
 }  // namespace torch_sgmcmc

@@ -52,11 +52,6 @@ void CheckFit(const char* name,
               const at::Tensor& param,
               const char* sampler);
 
-// Throws unless state has its parameter's shape.
-void CheckShape(const char* name,
-                const at::Tensor& value,
-                const at::Tensor& param);
-
 // Throws unless it is a tensor of this shape and type, or of some float type.
 void CheckTensor(const std::string& what,
                  const c10::IValue& value,

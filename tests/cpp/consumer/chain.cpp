@@ -129,7 +129,6 @@ void Run(const std::string& job_path, const std::string& result_path) {
   const torch::Tensor y = job.at("y").toTensor();
   const torch::Tensor batches = job.at("batches").toTensor();
   const torch::Tensor lrs = job.at("lrs").toTensor();
-  const bool create_graph = job.at("create_graph").toBool();
   const int64_t gibbs_every = job.at("gibbs_every").toInt();
   // The closure returns the losses of the examples, and there is no lr.
   const bool per_example = job.at("per_example").toBool();
@@ -143,7 +142,6 @@ void Run(const std::string& job_path, const std::string& result_path) {
     if (precision) precision->load_state_dict(job.at("precision"));
   }
 
-  auto* const ewsg = dynamic_cast<sg::EWSG*>(sampler.get());
   const int64_t most_draws = batches.size(0) / lrs.size(0);
   for (int64_t i = 0; i < lrs.size(0); ++i) {
     // Each step has minibatches of its own; it may leave some of them.
@@ -155,12 +153,7 @@ void Run(const std::string& job_path, const std::string& result_path) {
     }
     sampler->step([&] {
       sampler->zero_grad();
-      torch::Tensor batch = batches[draws++];
-      if (ewsg != nullptr && ewsg->options().persistent_index_chain()) {
-        const torch::Tensor numbers = ewsg->minibatches();
-        batch = numbers.sum() + numbers.max() + torch::arange(batch.size(0));
-        batch.remainder_(x.size(0));
-      }
+      const torch::Tensor batch = batches[draws++];
       const torch::Tensor logits = net->forward(x.index({batch}));
       if (per_example) {
         return nn::functional::cross_entropy(
@@ -169,7 +162,7 @@ void Run(const std::string& job_path, const std::string& result_path) {
             nn::functional::CrossEntropyFuncOptions().reduction(torch::kNone));
       }
       auto loss = nn::functional::cross_entropy(logits, y.index({batch}));
-      loss.backward({}, /*retain_graph=*/std::nullopt, create_graph);
+      loss.backward();
       // A parameter without a gradient must not shift the others' noise.
       if (i % 7 == 3) net[2]->named_parameters()["bias"].mutable_grad().reset();
       return loss;
