@@ -100,9 +100,9 @@ class HMC(Hamiltonian):
             "skip" or "allow", see :class:`Sampler`, also on clipping. A loss is always
             an error with "allow". Default: "raise".
         process_group: the ranks that sample this chain together, see :class:`Sampler`.
-            Each returns the mean loss of an equal share of the data; the Metropolis
-            test goes by the mean over ranks, as the gradients have to. With DTensors it
-            has all ranks of their mesh. Default: all.
+            The closure returns the mean loss of all ranks' data on each, as the
+            gradients have to be averaged. With DTensors it has all ranks of their mesh.
+            Default: all.
 
     State:
         * ``momentum`` (shape of the parameter; fp64 for fp64 parameters, else fp32):
@@ -117,9 +117,7 @@ class HMC(Hamiltonian):
         TypeError: a hyperparameter of the wrong type, ``step()`` without a closure,
             or a closure that returns no loss where one is needed.
         RuntimeError: the closure leaves no gradients, or others than at its first
-            call, or the loss is not finite at the start of a trajectory; or other
-            ranks differ in parameters or momenta, or do not come to the Metropolis
-            test within the process group's timeout.
+            call, or the loss is not finite at the start of a trajectory.
 
     Warns:
         UserWarning: three trajectories running began with another loss than the one
@@ -272,8 +270,7 @@ class HMC(Hamiltonian):
                 returns it. Called ``num_steps`` + 1 times.
 
         Returns:
-            What the closure returned at its first call, at the trajectory's start
-            (on several ranks, to this one).
+            What the closure returned at its first call, at the trajectory's start.
 
         Raises:
             TypeError: there is no closure, or it returned no loss.

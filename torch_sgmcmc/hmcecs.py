@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any, ClassVar
-from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -15,7 +13,7 @@ from torch.distributed import ProcessGroup
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain.checks import check_integer, check_real
 from torch_sgmcmc.chain.closures import by_lightning, refuse_scaler
-from torch_sgmcmc.chain.distributed import world_size
+from torch_sgmcmc.chain.distributed import refuse_lone_decisions
 from torch_sgmcmc.chain.nonfinite import (
     StepLeftOut,
     choice_of,
@@ -23,14 +21,12 @@ from torch_sgmcmc.chain.nonfinite import (
     nonfinite_error,
 )
 from torch_sgmcmc.chain.operators import hmc_momenta_, metropolis_decide
-from torch_sgmcmc.chain.prior import PRIOR_MEAN
 from torch_sgmcmc.chain.progress import progress_bar
 from torch_sgmcmc.chain.settings import settings
 from torch_sgmcmc.chain.state_checks import check_count, check_part
 from torch_sgmcmc.chain.trajectory_heat import Moving
 from torch_sgmcmc.ecs.anchored import Anchored
 from torch_sgmcmc.ecs.likelihood_graph import Closure, flat
-from torch_sgmcmc.ecs.ranks import values_over_ranks
 from torch_sgmcmc.ecs.sampling import SAMPLING
 from torch_sgmcmc.ecs.sizes import Draw, chosen_sizes
 from torch_sgmcmc.ecs.state import KEYS
@@ -125,9 +121,8 @@ class HMCECS(Anchored):
         nonfinite: what to do where the log density is not finite at the start of a
             step: "raise", or "skip", which leaves the step out and returns NaN, see
             :class:`Sampler`. Default: "raise".
-        process_group: the ranks that sample this chain together, see :class:`Sampler`.
-            All data are at hand on each, and its closure gets a part of a subsample's
-            indices. Default: all.
+        process_group: a group of this rank alone, where ``torch.distributed`` has
+            several: see :class:`Sampler`. Default: all ranks.
 
     State:
         Under string keys, since it belongs to no single parameter:
@@ -143,9 +138,8 @@ class HMCECS(Anchored):
         TypeError: a hyperparameter of the wrong type, ``step()`` without a closure,
             or a closure that returns no tensor.
         RuntimeError: the log-likelihoods have no graph, or are not finite where a step
-            starts or at θ*; or the chain has left the posterior; or other ranks differ
-            in parameters, subsample or settings, or do not come to an evaluation within
-            the process group's timeout.
+            starts or at θ*; or the chain has left the posterior; or the process group
+            has several ranks.
 
     Example:
         >>> theta = torch.zeros(x.shape[1], dtype=torch.float64, requires_grad=True)
@@ -221,6 +215,14 @@ class HMCECS(Anchored):
         self._construct(locals())
 
     # ---- Checks ---------------------------------------------------------------
+
+    def _check_ranks(self) -> None:
+        super()._check_ranks()
+        refuse_lone_decisions(
+            self._chain_now(),
+            "subsamples",
+            "Give each rank its own chain, with a process_group of that rank alone",
+        )
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
@@ -441,20 +443,7 @@ class HMCECS(Anchored):
             self.param_groups[0]["temperature"],
             self._estimator(),
             self.param_groups[0]["max_variance"],
-            self._over_ranks(closure) if world_size(self.process_group) > 1 else None,
             None if sampling is None else sampling.importance,
-        )
-
-    def _over_ranks(self, closure: Closure) -> Any:
-        first, names = self.param_groups[0], ("prior_precision", PRIOR_MEAN)
-        settings = [first[name] for name in self._SHARED]
-        settings += [group[name] for group in self.param_groups for name in names]
-        sampling = self._drawn_by()
-        settings.append(None if sampling is None else sampling.digest)
-        alike = (first["seed"], first["step"], crc32(repr(settings).encode()))
-        return partial(
-            *(values_over_ranks, self._chain_now(), closure, self._all_params()),
-            alike=alike,
         )
 
     def _estimator(self) -> _C.ECSEstimator:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from operator import is_, itemgetter
 from typing import Any, ClassVar
-from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +21,11 @@ from torch_sgmcmc.bouncy.directional import (
     observe,
 )
 from torch_sgmcmc.bouncy.flight import STATE, Flight, Piece, kept_of
-from torch_sgmcmc.bouncy.ranks import over_ranks
 from torch_sgmcmc.bouncy.slots import Slots
 from torch_sgmcmc.bouncy.watched import Watched
 from torch_sgmcmc.chain.checks import check_real
 from torch_sgmcmc.chain.closures import lightning_module, refuse_scaler
-from torch_sgmcmc.chain.distributed import world_size
+from torch_sgmcmc.chain.distributed import refuse_lone_decisions
 from torch_sgmcmc.chain.dtypes import blank
 from torch_sgmcmc.chain.given import PRECONDITIONER, given
 from torch_sgmcmc.chain.nonfinite import StepLeftOut, leave_out, nonfinite_error
@@ -140,9 +138,8 @@ class SBPS(Watched):
         nonfinite: what to do about losses and derivatives that are not finite: "raise",
             or "skip", which leaves the event out, see :class:`Sampler`. Default:
             "raise".
-        process_group: the ranks that sample this chain together, see :class:`Sampler`.
-            Each returns the losses of its part of the minibatch, n >= 2; ``model``
-            is the module itself. Default: all.
+        process_group: a group of this rank alone, where ``torch.distributed`` has
+            several: see :class:`Sampler`. Default: all ranks.
 
     State:
         ``origin`` and ``velocity`` (shape of the parameter; fp64 for fp64 parameters,
@@ -154,9 +151,8 @@ class SBPS(Watched):
         ValueError: a hyperparameter out of range, here or at a later step.
         TypeError: a hyperparameter of the wrong type, or ``step()`` without a closure.
         RuntimeError: the closure returns anything but the finite losses of n >= 2
-            examples, or calls ``backward()``; or other ranks differ in parameters,
-            velocity or settings, or do not come to the event within the process
-            group's timeout. Nothing has moved then.
+            examples, or calls ``backward()``; or the process group has several ranks.
+            Nothing has moved then.
 
     Example:
         >>> sampler = SBPS(model.parameters(), num_data=50_000, prior_precision=1.0,
@@ -221,6 +217,14 @@ class SBPS(Watched):
         self.model = model
 
     # ---- What it is ------------------------------------------------------------
+
+    def _check_ranks(self) -> None:
+        super()._check_ranks()
+        refuse_lone_decisions(
+            self._chain_now(),
+            "minibatches",
+            "Give each rank its own chain, with a process_group of that rank alone",
+        )
 
     @property
     def model(self) -> nn.Module | None:
@@ -288,7 +292,7 @@ class SBPS(Watched):
                 ``backward()``. Called once.
 
         Returns:
-            The losses, without a graph (on several ranks, of this one's examples).
+            The losses, without a graph.
 
         Raises:
             TypeError: there is no closure, or it returned no Tensor.
@@ -403,12 +407,6 @@ class SBPS(Watched):
         seen = observe("SBPS", closure, ahead.params, ahead.tangents, slots, params)
         moments = moments_of(seen.losses, seen.derivatives)
         prior = ahead.prior(line_end if ahead is flight else 0.0)
-        if world_size(self.process_group) > 1:
-            # All that decides, and that says whether a gradient is asked for.
-            settings = crc32(repr(self._checked).encode())
-            alike = (*key.values(), settings, ahead.digest, slots is None, checks)
-            alike += event, wait, rate, prior
-            moments, seen = over_ranks(self._chain_now(), seen, moments, alike)
         value, variance = self._rate(seen, moments, prior, common)
         grads = None
         if checks:

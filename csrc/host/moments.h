@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <vector>
 
 namespace torch_sgmcmc {
 
@@ -29,25 +28,6 @@ Moments MomentsOf(const T* losses, const T* derivatives, int64_t count) {
     m.squares += from_mean * from_mean;
   }
   return m;
-}
-
-// Of all examples of a minibatch by those of its parts, one at least, each of
-// one example at least. Added up in the order of the parts, so that whoever has
-// these has the same bits.
-inline Moments Together(const std::vector<Moments>& parts) {
-  Moments all{0, 0, 0, 0};
-  for (const Moments& part : parts) {
-    all.bad += part.bad;
-    all.count += part.count;
-    all.mean += static_cast<double>(part.count) * part.mean;
-  }
-  all.mean /= static_cast<double>(all.count);
-  for (const Moments& part : parts) {
-    const double from_mean = part.mean - all.mean;
-    all.squares +=
-        part.squares + static_cast<double>(part.count) * from_mean * from_mean;
-  }
-  return all;
 }
 
 struct RateEstimate {

@@ -162,11 +162,6 @@ void BindBouncy(py::module_& m) {
 
   py::class_<torch_sgmcmc::Moments>(
       m, "Moments", "What examples of a minibatch say together, for SBPS.")
-      .def(py::init<int64_t, int64_t, double, double>(),
-           py::arg("bad"),
-           py::arg("count"),
-           py::arg("mean"),
-           py::arg("squares"))
       .def_static(
           "of",
           [](uintptr_t losses,
@@ -190,10 +185,6 @@ void BindBouncy(py::module_& m) {
           py::arg("double_precision"),
           "Of two rows of count numbers at these addresses on the host, in "
           "float64 or float32.")
-      .def_static("together",
-                  &torch_sgmcmc::Together,
-                  py::arg("parts"),
-                  "Of all examples by those of the parts, in their order.")
       .def_readonly("bad", &torch_sgmcmc::Moments::bad)
       .def_readonly("count", &torch_sgmcmc::Moments::count)
       .def_readonly("mean", &torch_sgmcmc::Moments::mean)

@@ -38,29 +38,9 @@ TEST(RateOf, SaysWhatIsNotFinite) {
   EXPECT_EQ(Of({1, kInfinity, 3, -kInfinity}).bad, 2);
 }
 
-TEST(Together, IsOfAllExamplesHoweverTheyWereShared) {
-  const Moments all = Of(kLosses);
-  const auto part = [](int64_t begin, int64_t end) {
-    return MomentsOf(&kLosses[begin], &kDerivatives[begin], end - begin);
-  };
-  for (const auto& parts : {std::vector{part(0, 1), part(1, 4)},
-                            std::vector{part(0, 3), part(3, 4)},
-                            std::vector{part(0, 1), part(1, 2), part(2, 4)},
-                            std::vector{part(0, 4)}}) {
-    const Moments together = Together(parts);
-    EXPECT_EQ(together.bad, 0);
-    EXPECT_EQ(together.count, 4);
-    EXPECT_DOUBLE_EQ(together.mean, all.mean);
-    EXPECT_DOUBLE_EQ(together.squares, all.squares);
-  }
-}
-
-TEST(Together, KnowsWhatIsNotFinite) {
+TEST(Rate, KnowsWhatIsNotFinite) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  const Moments together =
-      Together({{2, 3, 1, 1}, {1, 2, kInfinity, kInfinity}});
-  EXPECT_EQ(together.bad, 3);
-  EXPECT_FALSE(RateOf(together, 16, 1, true, 0).finite());
+  EXPECT_FALSE(RateOf({3, 5, kInfinity, 1}, 16, 1, true, 0).finite());
 }
 
 }  // namespace

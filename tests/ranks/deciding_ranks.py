@@ -1,38 +1,76 @@
-"""Samplers that decide for all: ``python deciding_ranks.py RANK SIZE FOLDER``.
+"""HMC on several ranks, and samplers that decide alone.
 
-Does what test_deciding_ranks.py looks at, and saves it as FOLDER/RANK.pt.
+``python deciding_ranks.py RANK SIZE FOLDER`` does what test_deciding_ranks.py looks at,
+and saves it as FOLDER/RANK.pt.
 """
 
 from pathlib import Path
 from typing import Any
 
 import hmc_ranks
-import hmcecs_ranks
-import sbps_ranks
 import torch
 import torch.distributed as dist
-from one_rank import join, run
+from one_rank import join, run, theta
 
-SAMPLERS: dict[str, Any] = {
-    "HMC": hmc_ranks,
-    "HMCECS": hmcecs_ranks,
-    "SBPS": sbps_ranks,
-}
+import torch_sgmcmc as sg
+
+
+def make(name: str, **settings: Any) -> tuple[torch.Tensor, sg.Sampler, Any]:
+    """A sampler of a small regression, with a closure."""
+    g = torch.Generator().manual_seed(1)
+    x, y = torch.randn(20, 3, generator=g), torch.randn(20, generator=g)
+    p = torch.zeros(3, requires_grad=True)
+    common = {"num_data": 20, "prior_precision": 1.0, "seed": 2, **settings}
+
+    def losses(indices: torch.Tensor | None = None) -> torch.Tensor:
+        rows = slice(None) if indices is None else indices
+        return (x[rows] @ p - y[rows]).square() / 2
+
+    if name == "HMCECS":
+        sampler = sg.HMCECS([p], subsample_size=5, num_blocks=5, **common)
+        return p, sampler, lambda indices: -losses(indices)
+    return p, sg.SBPS([p], **common), losses
+
+
+def refused(name: str) -> str:
+    try:
+        make(name)
+    except RuntimeError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+def refused_later(name: str, sampler: sg.Sampler, closure: Any) -> str:
+    try:
+        sampler.step(closure)
+    except RuntimeError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+def alone(name: str, **settings: Any) -> torch.Tensor:
+    """Where a chain of one rank's own ends."""
+    p, sampler, closure = make(name, **settings)
+    for _ in range(20):
+        sampler.step(closure)
+    return theta([p])
 
 
 def main(rank: int, size: int, folder: Path) -> dict[str, Any]:
-    late = hmc_ranks.late_sampler(rank)
+    early = {name: make(name)[1:] for name in ("SBPS", "HMCECS")}
     join(rank, size, folder)
     group = [dist.new_group([i]) for i in range(size)][rank]
-    results: dict[str, Any] = {
-        "HMC": hmc_ranks.found(rank, size, group, late),
-        "HMCECS": hmcecs_ranks.found(rank, size, group),
-        "SBPS": sbps_ranks.found(rank, size, group),
+    return {
+        "HMC": hmc_ranks.found(rank, size, group),
+        **{
+            name: {
+                "refused": refused(name),
+                "refused later": refused_later(name, *early[name]),
+                "alone": alone(name, process_group=group),
+            }
+            for name in early
+        },
     }
-    for name, sampler in SAMPLERS.items():
-        torch.manual_seed(20 + rank)
-        results[name]["seed"] = sampler.begin(rank, size, seed=None).sampler.seed
-    return results
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,7 @@ from torch import Tensor
 import torch_sgmcmc as sg
 
 __all__ = [
-    *("Run", "advance", "gone_on", "join", "outcome"),
-    *("raising", "refusal", "run", "state_of", "theta"),
+    *("Run", "advance", "gone_on", "join", "refusal", "run", "state_of", "theta"),
 ]
 
 
@@ -113,36 +111,3 @@ def gone_on(
     rest = advance(run, steps // 2)
     lists = [key for key in ("draws", "seen", "samples") if key in rest]
     return {**rest, **{key: torch.cat([first[key], rest[key]]) for key in lists}}
-
-
-def outcome(run: Run, closure: Any = None) -> dict[str, Any]:
-    """What one more step says, and leaves."""
-    group, before = run.sampler.param_groups[0], theta(run.params)
-    names = {"step", "num_skipped", "num_divergences"} & group.keys()
-    counts = {name: group[name] for name in names}
-    return {
-        "message": refusal(partial(run.sampler.step, closure or run.closure)),
-        "stood still": torch.equal(before, theta(run.params)),
-        **{name: group[name] - count for name, count in counts.items()},
-    }
-
-
-def raising(
-    begin: Callable[..., Run], rank: int, ranks: int, steps: int, at: int
-) -> dict[str, Any]:
-    """What becomes of the others when the last rank's closure raises, after a while."""
-    group = dist.new_group(timeout=timedelta(seconds=3))
-    run = begin(rank, ranks, process_group=group)
-    for _ in range(steps):
-        run.sampler.step(run.closure)
-    calls = 0
-
-    def closure(*arguments: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        value = run.closure(*arguments)  # with all ranks' gradients
-        if calls == at and rank == ranks - 1:
-            raise RuntimeError("the closure's own")
-        return value
-
-    return {**outcome(run, closure), "calls": calls}

@@ -152,7 +152,7 @@ def by_fully_shard(results: dict[str, Any], rank: int, ranks: int) -> None:
 
 
 def decisions(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> None:
-    """What is seen on one rank alone: in an element of a parameter, or the loss."""
+    """What is seen on one rank alone, in an element of a parameter, and a loss."""
     for where in ("start", "end", "gradient"):
         net = shard(few(), *meshes["Shard(0)"])
         sampler = begun("kept", net)
@@ -162,7 +162,7 @@ def decisions(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> Non
             nonlocal calls
             calls += 1
             loss = Pull(net)()
-            if rank == 0 and where == "start":
+            if where == "start":  # all ranks have the loss of all data
                 loss = loss * torch.nan
             if rank == 0 and where == "gradient":
                 net.small.grad.to_local()[0, 0] = torch.inf

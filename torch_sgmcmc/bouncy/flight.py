@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain.distributed import digest
 from torch_sgmcmc.chain.dtypes import state_dtype
 from torch_sgmcmc.chain.gathering import check_cuda
 from torch_sgmcmc.chain.given import PRECONDITIONER, given
@@ -109,7 +107,6 @@ class Flight:
         self._prior = self._prior_of(line_sums) if line_sums else None
         self._marks: list[_Mark] = []
         self._marked = math.nan
-        self._digest: int | None = None
 
     # ---- Beginnings -------------------------------------------------------------
 
@@ -198,17 +195,6 @@ class Flight:
                     p,
                     {key: getattr(part, key)[i] for key in STATE if getattr(part, key)},
                 )
-
-    @property
-    def digest(self) -> int:
-        """Of where the line began and where it goes, made once for a line."""
-        if self._digest is None:
-            self._digest = digest(
-                tensor
-                for part in self.parts
-                for tensor in chain(part.origin, part.velocity, part.direction)
-            )
-        return self._digest
 
     @property
     def tangents(self) -> list[Tensor]:

@@ -6,8 +6,9 @@ gradients are averaged, stay equal to the bit if they have one seed, without a w
 between them. What breaks that is refused, where a process group is initialised:
 
 * seeds that each rank draws for itself: ranks agree on the first one's;
-* pSGLD's Γ, for which a rank would go by its own Hessian. (HMC's ranks average their
-  losses, SBPS's put their minibatches together, HMCECS's share a subsample.)
+* pSGLD's Γ, for which a rank would go by its own Hessian, SBPS and HMCECS, whose ranks
+  would go by their own minibatches and subsamples. (HMC's closure returns the loss of
+  all ranks' data.)
 * shards that are optimizers of their own (ZeroRedundancyOptimizer, FSDP1): each counts
   its elements from 0, and different parameters would get the same noise. DTensors say
   which elements they have, see Note [Shards] in shards.py.
@@ -19,9 +20,8 @@ lie side by side, a sampler's process_group has the replicas of its own.
 
 from __future__ import annotations
 
-import struct
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 from zlib import crc32
 
@@ -42,21 +42,17 @@ __all__ = [
     "check_group",
     "device_of_group",
     "digest",
-    "float64",
     "gathered",
-    "gathered_alike",
     "has_ranks",
     "is_laid_out_by_hand",
     "is_laying_out",
     "is_zero",
-    "mean_over_ranks",
     "refuse_common_state",
     "refuse_lone_decisions",
     "refuse_other_meshes",
     "refuse_shards",
     "refuse_zero",
     "settle",
-    "unlike",
     "world_size",
 ]
 
@@ -242,79 +238,6 @@ def device_of_group(chain: Chain) -> torch.device:
         if p.device.type != "cpu":
             return p.device
     return torch.device("cuda", torch.cuda.current_device())
-
-
-def mean_over_ranks(chain: Chain, value: Tensor, alike: list[Tensor]) -> Tensor:
-    """The mean of what the sampler's ranks have, added up in their order.
-
-    Args:
-        chain: of what is to decide by it.
-        value: a row of float64.
-        alike: more such rows, there, of what replicas have alike.
-
-    Raises:
-        RuntimeError: on all ranks, if they differ in these.
-    """
-    group = chain.process_group
-    size = world_size(group)
-    if size == 1:
-        return value
-    both = torch.stack([value, sum(alike, torch.zeros_like(value))])
-    mine = both.to(device_of_group(chain))
-    rows = [torch.empty_like(mine) for _ in range(size)]
-    dist.all_gather(rows, mine, group)
-    total, first = rows[0]
-    for theirs, other in rows[1:]:
-        # NaN, which is not equal to itself, is what a divergence leaves on all.
-        if not torch.equal(first.nan_to_num(torch.inf), other.nan_to_num(torch.inf)):
-            raise unlike(
-                chain, "parameters or momenta", "one seed and averaged gradients"
-            )
-        total = total + theirs
-    return (total / size).to(value.device)
-
-
-def gathered_alike(
-    chain: Chain, row: Sequence[float], alike: Sequence[float], parts: str
-) -> list[tuple[int, ...]]:
-    """The rows of the sampler's ranks, floats being the bits of a float64.
-
-    Args:
-        chain: of what is to decide by them.
-        row: of this rank, integers and floats.
-        alike: more of these, which have to be equal on all ranks, to the bit.
-        parts: what differs where they do.
-
-    Raises:
-        RuntimeError: on all ranks, if they differ in these.
-    """
-    mine = [_int64(number) for number in (*row, *alike)]
-    rows = gathered(mine, device_of_group(chain), chain.process_group)
-    if any(each[len(row) :] != rows[0][len(row) :] for each in rows):
-        raise unlike(chain, parts, "one seed and one state")
-    return [each[: len(row)] for each in rows]
-
-
-def _int64(number: float) -> int:
-    """An integer, or the bits of a float64."""
-    if isinstance(number, int):
-        return number
-    return struct.unpack("<q", struct.pack("<d", number))[0]
-
-
-def float64(bits: int) -> float:
-    """The number with these bits."""
-    return struct.unpack("<d", struct.pack("<q", bits))[0]
-
-
-def unlike(chain: Chain, parts: str, needs: str) -> RuntimeError:
-    """The error of ranks that are to decide together, and differ."""
-    return RuntimeError(
-        f"{chain.name} cannot decide for the "
-        f"{world_size(chain.process_group)} ranks of its process group: they differ "
-        f"in {parts}. Give them {needs} (check_replicas() says which differ), or each "
-        "chain a process_group of its own"
-    )
 
 
 def digest(tensors: Iterable[Tensor]) -> int:

@@ -16,7 +16,6 @@ from torch_sgmcmc.chain.closures import (
     fresh_gradients,
     same_parameters,
 )
-from torch_sgmcmc.chain.distributed import mean_over_ranks
 from torch_sgmcmc.chain.dtypes import blank, has_master, state_dtype
 from torch_sgmcmc.chain.given import MASS
 from torch_sgmcmc.chain.nonfinite import (
@@ -194,7 +193,7 @@ class Hamiltonian(SharedSettings):
     def _energies(
         self, loss: Any, work: list[Work], motion: list[Motion]
     ) -> tuple[Tensor, Tensor]:
-        """The chains' mean losses, over all ranks, and H of each chain."""
+        """The chains' mean losses, and H of each chain."""
         chains = self.param_groups[0]["num_chains"]
         device = work[0].params[0].device
         losses = _losses(loss, chains, device)
@@ -211,7 +210,6 @@ class Hamiltonian(SharedSettings):
                 num_chains=chains or 1,
             )
         ]
-        losses = mean_over_ranks(self._chain_now(), losses, alike=parts)
         energy = self.param_groups[0]["num_data"] * losses
         for part in parts:
             energy = energy + part

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,7 +10,6 @@ from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain.checks import wrong_shape
-from torch_sgmcmc.chain.distributed import digest
 
 __all__ = ["SAMPLING", "Sampling"]
 
@@ -62,8 +60,3 @@ class Sampling:
     def save(self) -> dict[str, Any]:
         """For the sampler's state."""
         return {"weights": self.weights}
-
-    @cached_property
-    def digest(self) -> int:
-        """By which ranks see that theirs is the same."""
-        return digest([self.weights])

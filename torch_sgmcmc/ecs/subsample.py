@@ -80,13 +80,6 @@ class Subsample:
     indices: Tensor
     terms: TaylorTerms
     # Of this process, where several share the subsample.
-    _part: Tensor | None = None
-
-    def part(self, rank: int, size: int) -> Tensor:
-        """A rank's part of the indices, the same object each time."""
-        if self._part is None:
-            self._part = self.indices.tensor_split(size)[rank]
-        return self._part
 
     def save(self, layout: Layout) -> dict[str, Any]:
         """For the sampler's state: tensors, numbers and lists."""

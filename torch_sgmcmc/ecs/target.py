@@ -55,8 +55,6 @@ class SubsampledTarget:
     temperature: float
     estimator: _C.ECSEstimator
     max_variance: float
-    # What looks at a subsample instead, if several ranks share it.
-    over_ranks: Callable[[Subsample], _Look] | None = None
     # [N], of data that are drawn by weights.
     importance: Tensor | None = None
     evaluations: int = 0  # of single data
@@ -66,9 +64,8 @@ class SubsampledTarget:
         theta = place(self.params, theta)
         size = subsample.indices.shape[0]
         self.evaluations += size
-        look = self._look if self.over_ranks is None else self.over_ranks
         # The closure need not know how to do nothing.
-        seen = look(subsample) if size > 0 else (None, self._pull_of_none)
+        seen = self._look(subsample) if size > 0 else (None, self._pull_of_none)
         factors = self.importance
         if factors is not None:
             factors = factors[subsample.indices]
