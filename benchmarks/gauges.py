@@ -3,9 +3,7 @@
     python benchmarks/gauges.py [--threads 1] [--every 20] [--rounds 40]
 
 fp32: updates only, gradients in place, of the MNIST network 784-100-10 and of one
-tensor of 10^7 elements; and training steps of the network, with minibatches of 500 (of
-HMC these alone, trajectories of ten leapfrog steps, with and without the test, and of
-SBPS, whose gauges look at every step).
+tensor of 10^7 elements; and training steps of the network, with minibatches of 500.
 Both kinds of step are made in turns by one sampler; the median of the rounds' ratios of
 processor time is reported, with its quartiles.
 """
@@ -29,14 +27,7 @@ SAMPLERS = {
     "SGHMC": lambda p: sg.SGHMC(p, 1e-6, 0.9, num_data=6e4),
     "PSGLD without Γ": lambda p: sg.PSGLD(p, 1e-6, num_data=6e4, gamma=False),
     "SGNHT": lambda p: sg.SGNHT(p, 1e-6, 0.9, num_data=6e4),
-    "HMC": lambda p: sg.HMC(p, 1e-4, num_steps=10, num_data=500),
-    "HMC without test": lambda p: sg.HMC(
-        p, 1e-4, num_steps=10, num_data=500, metropolis=False
-    ),
-    "SBPS": lambda p: sg.SBPS(p, num_data=6e4, prior_precision=1.0),
 }
-#: Whose steps are made of gradients that they ask for.
-OF_TRAINING = ("HMC", "HMC without test", "SBPS")
 
 
 def network() -> nn.Module:
@@ -58,8 +49,6 @@ def training(name: str) -> tuple[sg.Sampler, Callable]:
     sampler = SAMPLERS[name](model.parameters())
 
     def closure() -> torch.Tensor:
-        if name == "SBPS":
-            return cross_entropy(model(x), y, reduction="none")
         sampler.zero_grad()
         loss = cross_entropy(model(x), y)
         loss.backward()
@@ -102,8 +91,6 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     for name in SAMPLERS:
         for where, make in CASES.items():
-            if name in OF_TRAINING and where != "training step":
-                continue
             large = where == "10^7 elements"
             rounds = max(2, arguments.rounds // 10) if large else arguments.rounds
             measured = ratios(*make(name), arguments.every, rounds)

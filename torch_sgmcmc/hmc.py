@@ -391,30 +391,19 @@ class HMC(Hamiltonian):
                     "a trajectory",
                 )
             self._check_same_target(losses, closure)
-        gauges = chain.gauges
-        heat = None if gauges is None else gauges._trajectory(group["step"], work)
-        if heat is not None and start is not None:
-            heat.look(self._moving(work, motion), force=1.0)
         turned = []
-        keeps = heat is not None or group["resample_momentum_every"] != 1
-        if group["metropolis"] and keeps:
+        if group["metropolis"] and group["resample_momentum_every"] != 1:
             turned = [[-r for r in moving.momenta] for moving in motion]
         masters = [[m.clone() for m in moving.masters] for moving in motion]
         log_ratios = torch.empty(0, dtype=torch.float64)
         with self._undone_on_error(work) as saved:
-            along = heat if start is None else None
-            end = self._integrate(closure, work, motion, most_steps, along)
+            end = self._integrate(closure, work, motion, most_steps)
             if start is not None:
                 end_losses, energy = self._energies(end, work, motion)
                 log_ratios = (start - energy) / group["temperature"]
         if start is not None:
             accepted = self._decide(log_ratios, work, motion, saved, masters, turned)
             losses = torch.where(accepted, end_losses, losses)
-        if heat is not None:
-            if start is not None:
-                heat.look(self._moving(work, motion), heat=1.0)
-            lists = [(of, params) for of, params, _, _ in work]
-            gauges._add_trajectory(heat, lists)
         self._advance(chain, work, motion)
         self._known = (losses, self._marks()) if start is not None else None
         return log_ratios

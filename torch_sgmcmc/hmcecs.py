@@ -24,7 +24,6 @@ from torch_sgmcmc.chain.operators import hmc_momenta_, metropolis_decide
 from torch_sgmcmc.chain.progress import progress_bar
 from torch_sgmcmc.chain.settings import settings
 from torch_sgmcmc.chain.state_checks import check_count, check_part
-from torch_sgmcmc.chain.trajectory_heat import Moving
 from torch_sgmcmc.ecs.anchored import Anchored
 from torch_sgmcmc.ecs.likelihood_graph import Closure, flat
 from torch_sgmcmc.ecs.sampling import SAMPLING
@@ -502,37 +501,13 @@ class HMCECS(Anchored):
         self, target: SubsampledTarget, present: Point, most_steps: int | None
     ) -> tuple[Point, float, bool]:
         """The step for θ: where to go on, the log ratio, and whether it moved."""
-        group, gauges = self.param_groups[0], self._chain.gauges
+        group = self.param_groups[0]
         r = torch.empty_like(present.theta)
         hmc_momenta_(
             [r], [], temperature=1.0, offsets=[0], **self._chain_now().noise(group)
         )
-        heat = None if gauges is None else gauges._trajectory(group["step"], [])
-        if heat is None:
-            return self._travel(target, present, r, most_steps)
-        temperature, turned = group["temperature"], -r
-        # The gradient is that of -U / T.
-        heat.look(self._moving(present, r), force=-temperature / group["num_data"])
-        moved = self._travel(target, present, r, most_steps)
-        heat.look(self._moving(present, r if moved[2] else turned), heat=temperature)
-        gauges._add_trajectory(heat, [(group, self._all_params())])
-        return moved
-
-    def _moving(self, point: Point, r: Tensor) -> list[Moving]:
-        """Where the parameters are, for gauges: flat, as they move."""
-        params = self._all_params()
-        sizes = [p.numel() for p in params]
-        rows = (list(t.split(sizes)) for t in (point.gradient, point.theta, r))
-        prior = {"weight_decay": 0.0}  # the gradient has it
-        return [Moving(params, *rows, masses=[], prior=prior)]
-
-    def _travel(
-        self, target: SubsampledTarget, present: Point, r: Tensor, most: int | None
-    ) -> tuple[Point, float, bool]:
-        """The trajectory with a momentum, which is changed in place, and its test."""
-        group = self.param_groups[0]
         before = present.log - kinetic(r)
-        steps = self._num_steps(most)
+        steps = self._num_steps(most_steps)
         factor = self._anchor.whitening
         point = follow(target, present, r, factor, group["step_size"], steps)
         if point is None:

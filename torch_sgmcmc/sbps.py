@@ -20,7 +20,7 @@ from torch_sgmcmc.bouncy.directional import (
     moments_of,
     observe,
 )
-from torch_sgmcmc.bouncy.flight import STATE, Flight, Piece, kept_of
+from torch_sgmcmc.bouncy.flight import STATE, Flight, kept_of
 from torch_sgmcmc.bouncy.slots import Slots
 from torch_sgmcmc.bouncy.watched import Watched
 from torch_sgmcmc.chain.checks import check_real
@@ -317,9 +317,8 @@ class SBPS(Watched):
         params = self._all_params()
         flight = self._flight_now(params, common, progress, clock)
         line_time = progress["line_time"]
-        before = flight
         try:
-            losses, flight, piece = self._event(
+            losses, flight = self._event(
                 flight, params, common, progress, clock, closure
             )
         except BaseException as error:
@@ -336,8 +335,6 @@ class SBPS(Watched):
             group.update(progress)
             group["step"] += 1
         self._note()
-        if self._chain.gauges is not None:
-            self._chain.gauges._fly(before, piece)
         self._watch_violations(common)
         return losses
 
@@ -386,7 +383,7 @@ class SBPS(Watched):
         progress: dict[str, Any],
         clock: _C.BounceClock,
         closure: Callable[[], Any],
-    ) -> tuple[Tensor, Flight, Piece]:
+    ) -> tuple[Tensor, Flight]:
         """Flies to the next event; returns the losses there and the flight from there.
 
         Nothing is changed but the position, the clock and ``progress``.
@@ -445,7 +442,7 @@ class SBPS(Watched):
         progress["line_time"] = line_time
         if wait > 0:
             self._come_by(flight, common, progress, begin, (line_begin, line_end))
-        return seen.losses, ahead, Piece(line_end, wait, rate, value)
+        return seen.losses, ahead
 
     def _rate(
         self,

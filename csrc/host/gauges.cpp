@@ -53,8 +53,7 @@ std::string Interval(const BatchMeans& means) {
 
 bool HasUnbiasedGradients(std::string_view sampler) {
   const Motion motion = MotionOf(sampler);
-  return sampler != "EWSG" && sampler != "HMCECS" &&
-         motion != Motion::kFlight && motion != Motion::kNone;
+  return sampler != "EWSG" && motion != Motion::kNone;
 }
 
 GaugeValues TemperaturesOf(const GaugeSettings& s,
@@ -67,13 +66,6 @@ GaugeValues TemperaturesOf(const GaugeSettings& s,
   const double friction = FrictionOf(s);
   switch (s.motion) {
     case Motion::kNone:
-      return values;
-    case Motion::kTrajectory:
-      values.kinetic = sums.momentum_square / numel;
-      return values;
-    case Motion::kFlight:
-      values.kinetic *= sums.momentum_square / numel;
-      values.configurational = s.temperature * sums.force / numel;
       return values;
     case Motion::kLattice:
       values.kinetic += scale * (sums.force - sums.clipped_force);
@@ -195,22 +187,6 @@ void Gauges::Add(const std::vector<GaugeSums>& sums,
   }
 }
 
-void Gauges::AddFlight(const FlightPiece& piece,
-                       const std::vector<double>& squares,
-                       const std::vector<double>& products,
-                       const std::vector<GaugeSettings>& settings,
-                       int64_t steps) {
-  for (const FlightWindow& window :
-       flight_.Fly(piece, squares, products, numels_, steps)) {
-    std::vector<GaugeSums> sums;
-    sums.reserve(numels_.size());
-    for (size_t i = 0; i < numels_.size(); ++i) {
-      sums.push_back({window.force[i], 0, window.heat[i], 0, 0, 0, 0});
-    }
-    Add(sums, settings, /*has_noise=*/false);
-  }
-}
-
 void Gauges::AddForces(const std::vector<double>& used,
                        const std::vector<double>& others,
                        const std::vector<GaugeSettings>& settings) {
@@ -283,25 +259,12 @@ void AdviseOnHeat(const GaugeSettings& s,
                   bool takes_noise_estimate,
                   std::string& text) {
   if (s.motion == Motion::kNone) return;
-  if (s.motion == Motion::kFlight) {
-    text +=
-        "; that is the velocity's part in this tensor, which bounces and "
-        "refreshments share out (a refresh_rate, or more time)";
-    return;
-  }
   if (s.motion == Motion::kLattice) {
     Format(
         text,
         "; that is clipping, of %.3g %% of its coordinates' steps: a smaller "
         "lr clips fewer, and so do larger minibatches",
         100 * clipped);
-    return;
-  }
-  if (s.motion == Motion::kTrajectory) {
-    text +=
-        "; with the Metropolis test that is a fault of momenta or energies, "
-        "without it the step is long for the curvature (a smaller step_size or "
-        "the test) or minibatches heat it (SGHMC is what they need)";
     return;
   }
   Format(text,
@@ -419,17 +382,13 @@ std::string Gauges::Summary(const std::vector<std::string>& names,
                    takes_noise_estimate,
                    text);
     } else if (finding.fault == Fault::kCold) {
-      Format(
-          text,
-          " is cold: %.3g times the temperature asked for; %s",
-          kinetic,
-          s.motion == Motion::kFlight
-              ? "the velocity lies in other tensors (a refresh_rate, or more "
-                "time, shares it out)"
-          : s.motion == Motion::kLattice
-              ? "steps clip on its way outward (time, or a smaller lr)"
-              : "noise is missing (a noise estimate that is too large, "
-                "momenta that were changed)");
+      Format(text,
+             " is cold: %.3g times the temperature asked for; %s",
+             kinetic,
+             s.motion == Motion::kLattice
+                 ? "steps clip on its way outward (time, or a smaller lr)"
+                 : "noise is missing (a noise estimate that is too large, "
+                   "momenta that were changed)");
     } else if (finding.fault == Fault::kBiasedGradient) {
       Format(text,
              " has gradients that are not those of the closure that was "
@@ -445,14 +404,6 @@ std::string Gauges::Summary(const std::vector<std::string>& names,
              gauge.configurational.Mean(),
              gauge.kinetic.Mean(),
              spreads ? "moves outward" : "moves inward");
-      if (s.motion == Motion::kTrajectory) {
-        text += ", unless the gradients are not those of the loss";
-      }
-      if (s.motion == Motion::kFlight && !spreads) {
-        text +=
-            ", unless bounces are lost (a violation_rate of diagnostics that "
-            "is not small asks for more confidence)";
-      }
       // What heats a lattice is clipping, which is nothing and then much.
       const double room =
           s.lr > 0 && s.motion != Motion::kLattice ? kinetic - 1 : 0;
@@ -491,9 +442,6 @@ std::vector<std::vector<double>> Gauges::State() const {
                      static_cast<double>(s.resample_momentum_every),
                      static_cast<double>(s.step)});
   }
-  if (std::vector<double> flight = flight_.State(); !flight.empty()) {
-    state.push_back(std::move(flight));
-  }
   return state;
 }
 
@@ -502,8 +450,7 @@ void Gauges::SetState(const std::vector<std::vector<double>>& state) {
   constexpr size_t kNumbers = 8;  // of a tensor's settings
   const size_t series = kEach * gauges_.size();
   const size_t expected = series + settings_.size();
-  const bool has_flight = state.size() == expected + 1;
-  if (state.size() != expected && !has_flight) {
+  if (state.size() != expected) {
     throw std::invalid_argument(
         "Invalid state: " + std::to_string(state.size()) + " series (must be " +
         std::to_string(expected) + ")");
@@ -535,8 +482,6 @@ void Gauges::SetState(const std::vector<std::vector<double>>& state) {
                          static_cast<int64_t>(n[6]),
                          static_cast<int64_t>(n[7])});
   }
-  flight_.SetState(has_flight ? state.back() : std::vector<double>(),
-                   numels_.size());
   gauges_ = std::move(loaded);
   settings_ = std::move(made_with);
 }

@@ -55,9 +55,6 @@
 // they are equal in equilibrium, and T_kin / T - 1 is what clipping heats (on a
 // quadratic N k Var(theta) / T - 1 again). Minibatches heat by it alone.
 //
-// HMC: Note [Heat of a trajectory] in host/trajectory_heat.h; SBPS: Note [Heat
-// of a flight] in host/flight_heat.h.
-//
 // pSGLD multiplies by G: in the sums of g, and for |g|^2 and Var(grad), each
 // coordinate is weighed with it. While G adapts, this holds as far as G stays
 // the same in the time that theta moves.
@@ -77,7 +74,6 @@
 #include <vector>
 
 #include "host/batch_means.h"
-#include "host/flight_heat.h"
 
 namespace torch_sgmcmc {
 
@@ -88,22 +84,18 @@ constexpr int64_t kNoiseEvery = 5;
 // Observations that a device keeps before the host waits for them.
 constexpr int64_t kMostRows = 64;
 
-// How a sampler moves, as its row says (host/settings.cpp); kTrajectory: sums
-// are made along whole trajectories, with momenta on U (Note [Heat of a
-// trajectory]); kFlight: over windows of a flight (Note [Heat of a flight]);
-// kNone: only x . g is used, and T_kin is T.
+// How a sampler moves, as its row says (host/settings.cpp); kNone: only x . g
+// is used, and T_kin is T.
 enum class Motion {
   kLangevin,
   kMomentum,
   kThermostat,
   kLattice,
   kHalfDrifts,
-  kTrajectory,
-  kFlight,
   kNone
 };
 Motion MotionOf(std::string_view sampler);
-// Whether it is observed while it steps, and steps by unbiased gradients.
+// Whether it steps by unbiased gradients.
 bool HasUnbiasedGradients(std::string_view sampler);
 
 // What a tensor's step was made with.
@@ -168,15 +160,6 @@ class Gauges {
            const std::vector<GaugeSettings>& settings,
            bool has_noise);
 
-  // A piece of a line with |v_k|^2 and, where the line begins, y_k . v_k by
-  // tensor (NaN for those that do not move): an observation for each window
-  // that ends, windows of about so many pieces.
-  void AddFlight(const FlightPiece& piece,
-                 const std::vector<double>& squares,
-                 const std::vector<double>& products,
-                 const std::vector<GaugeSettings>& settings,
-                 int64_t steps);
-
   // x . g of the gradient that a step uses, and of another one, at one place. A
   // tensor that was not compared has what is not finite.
   void AddForces(const std::vector<double>& used,
@@ -218,7 +201,6 @@ class Gauges {
   int64_t num_groups_ = 0;
   std::vector<Gauge> gauges_;
   std::vector<GaugeSettings> settings_;
-  FlightHeat flight_;
 };
 
 // In words.

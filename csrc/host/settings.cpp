@@ -168,9 +168,9 @@ constexpr OfSampler kSamplers[] = {{"SGLD", kSGLD, Motion::kLangevin},
                                    {"PSGLD", kPSGLD, Motion::kLangevin},
                                    {"SGNHT", kSGNHT, Motion::kThermostat},
                                    {"EWSG", kEWSG, Motion::kMomentum},
-                                   {"HMC", kHMC, Motion::kTrajectory},
-                                   {"HMCECS", kHMCECS, Motion::kTrajectory},
-                                   {"SBPS", kSBPS, Motion::kFlight}};
+                                   {"HMC", kHMC, Motion::kNone},
+                                   {"HMCECS", kHMCECS, Motion::kNone},
+                                   {"SBPS", kSBPS, Motion::kNone}};
 
 // What groups hold besides: of all samplers, with a Metropolis test, of EWSG,
 // of HMCECS and of SBPS.

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "host/batch_means.h"
-#include "host/trajectory_heat.h"
 
 namespace py = pybind11;
 using torch_sgmcmc::BatchMeans;
@@ -57,8 +56,6 @@ void BindGauges(py::module_& m) {
   motions["THERMOSTAT"] = static_cast<int>(Motion::kThermostat);
   motions["LATTICE"] = static_cast<int>(Motion::kLattice);
   motions["HALF_DRIFTS"] = static_cast<int>(Motion::kHalfDrifts);
-  motions["TRAJECTORY"] = static_cast<int>(Motion::kTrajectory);
-  motions["FLIGHT"] = static_cast<int>(Motion::kFlight);
   motions["NONE"] = static_cast<int>(Motion::kNone);
   m.attr("NOISE_EVERY") = torch_sgmcmc::kNoiseEvery;
   m.attr("MOST_ROWS") = torch_sgmcmc::kMostRows;
@@ -78,26 +75,13 @@ void BindGauges(py::module_& m) {
         return torch_sgmcmc::HasUnbiasedGradients(sampler);
       },
       py::arg("sampler"),
-      "Whether it is observed while it steps, and steps by unbiased gradients.");
+      "Whether it steps by unbiased gradients.");
   m.def(
       "observation_interval",
       &torch_sgmcmc::ObservationInterval,
       py::arg("every"),
       py::arg("resample_momentum_every"),
       "Steps between observations that see all of a cycle of redrawn momenta.");
-
-  m.def(
-      "heat_weights",
-      [](int64_t index, int64_t count, double step_size, bool redrawn) {
-        const auto [force, heat, turn] =
-            torch_sgmcmc::HeatWeightsOf(index, count, step_size, redrawn);
-        return std::make_tuple(force, heat, turn);
-      },
-      py::arg("index"),
-      py::arg("count"),
-      py::arg("step_size"),
-      py::arg("redrawn"),
-      "Of a leapfrog step (csrc/host/trajectory_heat.h).");
 
   py::class_<BatchMeans>(
       m, "BatchMeans", "A mean and its error (csrc/host/batch_means.h).")
@@ -130,26 +114,6 @@ void BindGauges(py::module_& m) {
           py::arg("sums"),
           py::arg("settings"),
           py::arg("has_noise"))
-      .def(
-          "add_flight",
-          [](Gauges& gauges,
-             const std::tuple<double, double, double, double>& piece,
-             const std::vector<double>& squares,
-             const std::vector<double>& products,
-             const SettingsTuples& settings,
-             int64_t steps) {
-            const auto [until, wait, rate, value] = piece;
-            gauges.AddFlight({until, wait, rate, value},
-                             squares,
-                             products,
-                             SettingsOf(settings),
-                             steps);
-          },
-          py::arg("piece"),
-          py::arg("squares"),
-          py::arg("products"),
-          py::arg("settings"),
-          py::arg("steps"))
       .def(
           "add_forces",
           [](Gauges& gauges,

@@ -1,6 +1,6 @@
 """The preconditioner that users give SBPS; test_given_tensors.py has bad ones.
 
-Its law is in ``test_sbps_law.py`` and ``test_gauges_sbps.py``, and that its chains go
+Its law is in ``test_sbps_law.py``, and that its chains go
 on from any checkpoint, in both languages, in ``test_sbps_repeatability.py``,
 ``test_distributed_checkpoint.py`` and ``test_cpp_chains.py``.
 """

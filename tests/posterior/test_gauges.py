@@ -291,30 +291,29 @@ def test_advice_that_is_followed_helps() -> None:
 
 @pytest.mark.quick
 def test_what_is_asked_for_a_sample_at_a_time() -> None:
-    """SBPS: T_conf, by gradients of their own, beside T."""
+    """EWSG: T_conf, by gradients of their own, beside T."""
     k, temperature = 4.0, 0.5
     p = nn.Parameter(torch.zeros(6, 5))
-    sbps = sg.SBPS(
-        [p],
-        num_data=2.0,
-        temperature=temperature,
-        refresh_rate=0.3,
-        sample_interval=2.0,
-        seed=0,
-    )
-    gauges = sg.Gauges(sbps, every=10**9)
+    sampler = sg.EWSG(*([p], 0.01, 0.5), num_data=2.0, temperature=temperature, seed=0)
+    gauges = sg.Gauges(sampler, every=10**9)
 
-    def losses() -> Tensor:  # of two examples: N times their mean is k/2 |p|²
-        return (k / 4 * (p * p).sum()).repeat(2)
+    noise = torch.Generator().manual_seed(1)
 
-    def look(_: sg.SBPS, time: float) -> None:
-        p.grad = torch.full_like(p, 7.0)
-        gauges.observe(lambda: losses().mean().backward())
-        assert bool((p.grad == 7.0).all())
+    def closure() -> Tensor:  # N times the loss is k/2 |p|², and hardly any noise
+        sampler.zero_grad()
+        tilt = 1e-3 * torch.randn(p.shape, generator=noise)
+        loss = k / 4 * (p * p).sum() + (tilt * p).sum()
+        loss.backward()
+        return loss
 
-    sbps.register_sample_hook(look)
-    while gauges.num_observed < 600:
-        sbps.step(losses)
+    sampler.step(closure)
+    gauges.reset()  # the first step is observed by itself
+    for step in range(6000):
+        sampler.step(closure)
+        if step % 10 == 0:
+            p.grad = torch.full_like(p, 7.0)
+            gauges.observe(lambda: closure().detach())
+            assert bool((p.grad == 7.0).all())
     kinetic, configurational, excess, *_ = gauges.all()
     assert kinetic.mean == temperature
     assert_near(excess.mean, 0.0, excess.half_width)
@@ -519,6 +518,16 @@ def test_samplers_that_cannot_be_observed() -> None:
     params = parameters(1, (4,), torch.float32)
     with pytest.raises(ValueError, match="capturable"):
         sg.Gauges(sg.SGLD(params, 0.1, num_data=1.0, capturable=True))
+
+    class Bouncy(sg.SBPS):
+        pass
+
+    for sampler in (
+        sg.HMC(params, 0.1, num_steps=2, num_data=1.0),
+        Bouncy(params, num_data=1.0),
+    ):
+        with pytest.raises(ValueError, match="has no gauges"):
+            sg.Gauges(sampler)
     with pytest.raises(TypeError, match="a SGD"):
         sg.Gauges(torch.optim.SGD(params, 0.1))  # type: ignore[arg-type]
 

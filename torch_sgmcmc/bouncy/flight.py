@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from torch_sgmcmc.chain.operators import (
 from torch_sgmcmc.chain.prior import PRIOR_MEAN
 from torch_sgmcmc.chain.record import Chain
 
-__all__ = ["STATE", "Flight", "Piece", "kept_of"]
+__all__ = ["STATE", "Flight", "kept_of"]
 
 # Which tensor; its version and memory if it may move.
 _Mark = tuple[int, int, int] | tuple[int]
@@ -77,15 +77,6 @@ class _Part:
     @property
     def mean(self) -> dict[str, Any]:
         return {"prior_mean": self.prior_mean, "prior_means": self.prior_means or None}
-
-
-class Piece(NamedTuple):
-    """What a step came to."""
-
-    until: float  # its end, since the line began
-    wait: float  # trajectory time that was flown
-    rate: float  # of proposals at the end, 0 if none was made
-    value: float  # G there
 
 
 class Flight:

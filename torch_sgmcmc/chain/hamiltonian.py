@@ -31,7 +31,6 @@ from torch_sgmcmc.chain.operators import (
 from torch_sgmcmc.chain.prior import prior_of
 from torch_sgmcmc.chain.record import Chain, Work
 from torch_sgmcmc.chain.shared_settings import SharedSettings
-from torch_sgmcmc.chain.trajectory_heat import Moving, TrajectoryHeat
 
 __all__ = ["Hamiltonian", "Motion"]
 
@@ -121,26 +120,15 @@ class Hamiltonian(SharedSettings):
         work: list[Work],
         motion: list[Motion],
         most_steps: int | None,
-        heat: TrajectoryHeat | None,
     ) -> Any:
-        """Makes the leapfrog steps; returns the loss at their end.
-
-        What looks on at every one is None with the Metropolis test.
-        """
+        """Makes the leapfrog steps; returns the loss at their end."""
         group = self.param_groups[0]
         step_size, length = group["step_size"], group["trajectory_length"]
         steps = _C.leapfrog_steps(group["num_steps"], length, step_size, most_steps)
-        every = group["resample_momentum_every"]
-        redrawn = every > 0 and group["step"] % every == 0
         loss = None
         for i in range(steps):
             kick = step_size if i > 0 else step_size / 2
-            if heat is not None:
-                force, warmth, turn = _C.heat_weights(i, steps, step_size, redrawn)
-                heat.look(self._moving(work, motion), force=force, turn=turn)
             self._leapfrog(work, motion, kick, drift=step_size)
-            if heat is not None:
-                heat.look(self._moving(work, motion), heat=warmth)
             loss = fresh_gradients(self, closure)
             following = self._gather(checked=True)
             if not same_parameters(work, following):
@@ -155,21 +143,6 @@ class Hamiltonian(SharedSettings):
             work = following
         self._leapfrog(work, motion, step_size / 2, drift=0.0)
         return loss
-
-    def _moving(self, work: list[Work], motion: list[Motion]) -> list[Moving]:
-        """Where the parameters are on a trajectory, for gauges."""
-        moving = []
-        for (group, params, grads, _), of in zip(work, motion, strict=True):
-            masters = iter(of.masters)
-            positions = [next(masters) if has_master(p) else p.detach() for p in params]
-            prior = {
-                "weight_decay": group["prior_precision"] / group["num_data"],
-                **prior_of(self.state, group, params),
-            }
-            moving.append(
-                Moving(params, grads, positions, of.momenta, of.masses, prior)
-            )
-        return moving
 
     def _leapfrog(
         self, work: list[Work], motion: list[Motion], kick: float, drift: float

@@ -6,7 +6,7 @@ import math
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,15 +20,11 @@ from torch_sgmcmc.chain.prior import prior_of
 from torch_sgmcmc.chain.record import Chain, Work, chain_of, work_of
 from torch_sgmcmc.chain.rescaling import noise_estimate, scales
 from torch_sgmcmc.chain.state_checks import check_count, check_tensor
-from torch_sgmcmc.chain.trajectory_heat import TrajectoryHeat
 from torch_sgmcmc.judge.centers import centers_of
 from torch_sgmcmc.judge.readings import Readings
 from torch_sgmcmc.sampler import Sampler
 
-if TYPE_CHECKING:
-    from torch_sgmcmc.bouncy.flight import Flight, Piece
-
-__all__ = ["Gauges"]
+__all__ = ["Gauges", "has_temperatures"]
 
 # Kinds of sums (csrc/methods/gauge.h).
 _LANGEVIN, _PRECONDITIONED, _MOMENTUM, _THERMOSTAT = range(4)
@@ -81,12 +77,11 @@ class Gauges(Readings):
 
     Args:
         sampler: the sampler that is to be observed, from its next step on, until
-            :meth:`detach`. One ``Gauges`` a sampler, not ``capturable``.
+            :meth:`detach`. One ``Gauges`` a sampler, not ``capturable``. HMC, HMCECS
+            and SBPS have none: their acceptance and violation rates tell.
         every: steps between observations (one more or so with
-            ``resample_momentum_every``). An observation costs about as much as
-            an update, without HMC's test as its leapfrog steps. 1 suits HMC and
-            HMCECS, whose steps are trajectories. Of SBPS all steps are observed, about
-            so many in one window. Default: 20.
+            ``resample_momentum_every``). An observation costs about as much as an
+            update. Default: 20.
         center: c, a tensor or number for each parameter in the order of the groups, or
             "current" for where they are now, or "prior_mean"; None is 0. A good one (a
             mode, the prior's mean) makes intervals shorter. Default: None.
@@ -121,18 +116,18 @@ class Gauges(Readings):
             raise ValueError(
                 "Invalid sampler: it is capturable, and gauges are read on the host"
             )
+        if not has_temperatures(sampler):
+            raise ValueError(
+                f"Invalid sampler: {_kind(sampler)} has no gauges (acceptance and "
+                "violation rates tell of it: diagnostics())"
+            )
         chain = chain_of(sampler)
         if chain.gauges is not None:
             raise ValueError("Invalid sampler: it has Gauges already (detach() them)")
         self._sampler = weakref.ref(sampler)
         # Which outlives a wrapper of the sampler.
         self._chain: weakref.ref[Chain] = weakref.ref(chain)
-        # Of a subclass too.
-        kind = next(
-            base.__name__
-            for base in type(sampler).__mro__
-            if base.__module__.startswith("torch_sgmcmc.")
-        )
+        kind = _kind(sampler)
         self._motion = _C.Motion(_C.motion_of(kind))
         self._compares = _C.has_unbiased_gradients(kind)
         groups = sampler.param_groups
@@ -151,8 +146,6 @@ class Gauges(Readings):
         self._interval = _C.observation_interval(every, redraws)
         self._previous: tuple[int, dict[Tensor, Tensor]] | None = None
         self._rows: list[tuple[list[_Row], bool]] = []
-        # What is summed once for a line of SBPS.
-        self._line: tuple[Flight, list[float], list[float]] | None = None
         # Forces of observe() where the chain still is, and beside those of the step.
         self._others: list[_Row] = []
         self._others_at: list[int] = []
@@ -234,13 +227,11 @@ class Gauges(Readings):
     def observe(self, closure: Callable[[], Any]) -> None:
         r"""Observes where the chain is, by a gradient that is right.
 
-        For :class:`HMCECS`, :class:`SBPS` and :class:`EWSG`, at every sample or at some
-        of them: T_conf beside T, among their own observations (a large ``every`` leaves
-        those out).
+        For :class:`EWSG`, at every sample or at some of them: T_conf beside T, among
+        its own observations (a large ``every`` leaves those out).
 
         For the others, before a step: are the gradients that it uses those of the loss?
-        With h the closure's gradient and g that of the next step, at one θ (that where
-        HMC's trajectory starts),
+        With h the closure's gradient and g that of the next step, at one θ,
 
         .. math::
             \text{gradient\_bias} = \frac{N}{d}\, \overline{(\theta - c) \cdot (g - h)},
@@ -289,7 +280,7 @@ class Gauges(Readings):
 
     def _observe(self, work: list[Work]) -> None:
         """What a sampler calls before each update."""
-        if not work or self._motion is _C.Motion.TRAJECTORY:
+        if not work:
             return
         self._compare(work)
         # Cycles explore at T = 0, where there is no temperature to compare with.
@@ -326,62 +317,6 @@ class Gauges(Readings):
             self._forces.append((self._others, self._forces_of(work)))
         self._others = []
         if len(self._forces) >= _C.MOST_ROWS:
-            self._read()
-
-    def _trajectory(self, step: int, work: list[Work]) -> TrajectoryHeat | None:
-        """What sums along the trajectory that begins, if it is to be observed."""
-        self._compare(work)
-        if self._motion is not _C.Motion.TRAJECTORY or step % self._interval != 0:
-            return None
-        return TrajectoryHeat(self._centers_of)
-
-    def _fly(self, line: Flight, piece: Piece) -> None:
-        """Takes in a piece of a line that was flown."""
-        if self._line is None or self._line[0] is not line:
-            self._line = line, *self._sums_of_line(line)
-        settings = [
-            _settings(group, self._motion)
-            for group in self._seen().groups
-            for _ in group["params"]
-        ]
-        self._read()  # first what observe() has seen
-        self._host.add_flight(piece, *self._line[1:], settings, self._every)
-
-    def _sums_of_line(self, line: Flight) -> tuple[list[float], list[float]]:
-        """Of each tensor, ‖v‖² and, where the line begins, A⁻¹(θ − c) · v."""
-        squares, products = ([float("nan")] * len(self._params) for _ in range(2))
-        for part in line.parts:
-            velocity = whitened = part.velocity
-            if part.preconditioner:
-                whitened = torch._foreach_div(velocity, part.preconditioner)
-            centers = self._centers_of(part.params)
-            sums = gauge_sums(
-                *(whitened, part.origin, centers, velocity, []),
-                kind=_MOMENTUM,
-                weight_decay=0.0,
-                decay=1.0,
-                eps=0.0,
-                prior_mean=0.0,
-                prior_means=None,
-            )
-            for p, row in zip(part.params, sums.tolist(), strict=True):
-                products[self._place[p]], squares[self._place[p]], _ = row
-        return squares, products
-
-    def _add_trajectory(
-        self, heat: TrajectoryHeat, lists: list[tuple[dict[str, Any], list[Tensor]]]
-    ) -> None:
-        """Takes in one that has ended, of params of these groups."""
-        rows: list[_Row] = [
-            (
-                [self._place[p] for p in params],
-                heat.sums(i),
-                _settings(group, self._motion),
-            )
-            for i, (group, params) in enumerate(lists)
-        ]
-        self._rows.append((rows, False))
-        if len(self._rows) >= _C.MOST_ROWS:
             self._read()
 
     def _add(self, work: list[Work], *, plain: bool, has_noise: bool) -> None:
@@ -505,6 +440,20 @@ class Gauges(Readings):
                     for place, value in zip(places, row, strict=True):
                         sums[tensor][place] = value
         return sums, settings
+
+
+def has_temperatures(sampler: Sampler) -> bool:
+    """Whether gauges can observe it: not HMC, HMCECS and SBPS."""
+    return _C.motion_of(_kind(sampler)) != _C.Motion.NONE
+
+
+def _kind(sampler: Sampler) -> str:
+    """The class's name; of a subclass that of what it is derived from."""
+    return next(
+        base.__name__
+        for base in type(sampler).__mro__
+        if base.__module__.startswith("torch_sgmcmc.")
+    )
 
 
 def _share_memory(a: Tensor | None, b: Tensor | None) -> bool:

@@ -19,7 +19,7 @@ from torch_sgmcmc.chain.record import chain_of
 from torch_sgmcmc.chain.shards import refuse
 from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.hmcecs import HMCECS
-from torch_sgmcmc.judge.gauges import Gauges
+from torch_sgmcmc.judge.gauges import Gauges, has_temperatures
 from torch_sgmcmc.judge.panels import panels
 from torch_sgmcmc.psgld import needs_graph
 from torch_sgmcmc.sampler import Sampler
@@ -54,7 +54,7 @@ class LearningCoefficient:
     #: nβ.
     inverse_temperature: float
     #: T_kin and T_conf of each chain in parts of T, [chains, 2], see :class:`Gauges`:
-    #: both 1 if it samples the target. NaN where they are not known (capturable).
+    #: both 1 if it samples the target. NaN where they are not known (capturable, HMC).
     temperatures: Tensor
     #: What speaks against the estimate.
     warnings: tuple[str, ...]
@@ -309,8 +309,9 @@ class _Losses:
 
         row: list[float] = []
         steps, gauges = burn_in + draws, None
+        observed = has_temperatures(sampler) and not sampler.defaults["capturable"]
         for i in range(steps):
-            if i == burn_in and not sampler.defaults["capturable"]:
+            if i == burn_in and observed:
                 every = 1 + draws // _OBSERVATIONS
                 gauges = Gauges(sampler, every=every, center=PRIOR_MEAN)
             next(bar, None)

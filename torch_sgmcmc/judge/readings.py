@@ -26,7 +26,7 @@ class Temperatures(NamedTuple):
     #: T_conf − T_kin: 0 in equilibrium.
     excess: Reading
     #: What the minibatches' noise adds, as computed from differences of gradients.
-    #: NaN where that is not known: SGNHT, SGLRW, trajectories, redrawn momenta, and
+    #: NaN where that is not known: SGNHT, SGLRW, redrawn momenta, and
     #: noise estimates that are "online".
     minibatch_heating: Reading
     #: T_conf by the gradients that were used, less T_conf by those of

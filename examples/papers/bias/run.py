@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
+from torch_sgmcmc._C import BatchMeans
 
 from .methods import METHODS, Cell, Chain, gradient_variance
 from .problems import Problem
 
 CHAINS = 4
 _BURN_IN = 1 / 3
-# Draws that are kept of a chain, and draws of gradients for gauges that need them.
+# Draws that are kept of a chain, and those whose T_conf is computed without gauges.
 _DRAWS, _LOOKS = 1500, 300
 # Heating by minibatches of 100 (of 20,000) at the middle step: a fifth of T.
 _HEATING = 0.2
@@ -116,7 +117,9 @@ def _run(
     sampler, budget = chain.sampler, passes * len(problem.y)
     chains = len(next(model.parameters()))
     thermal = chain.cost is not None and not isinstance(sampler, sg.HMC)
-    gauges = sg.Gauges(sampler, every=20, center="current")
+    gauges = sg.Gauges(sampler, every=20, center="current") if thermal else None
+    centers = [p.detach().clone() for p in model.parameters()]
+    conf = BatchMeans()  # T_conf by gradients of all data
     kept: list[Tensor] = []
 
     def keep(*_: Any) -> None:
@@ -126,10 +129,6 @@ def _run(
 
     if isinstance(sampler, sg.SBPS):
         sampler.register_sample_hook(keep)
-
-    def full() -> None:
-        model.zero_grad()
-        problem.all_losses(model).sum().backward()
 
     at_burn_in, steps, looked = False, 0, 0
     thin = 1
@@ -142,7 +141,8 @@ def _run(
         if not at_burn_in and spent >= _BURN_IN * budget:
             at_burn_in = True
             kept.clear()
-            gauges.reset()
+            if gauges is not None:
+                gauges.reset()
             for group in sampler.param_groups:
                 if isinstance(sampler, (sg.PSGLD, sg.SBPS)):
                     group["adapt"] = False
@@ -161,7 +161,7 @@ def _run(
                 share = (spent / budget - _BURN_IN) / (1 - _BURN_IN)
                 if share * _LOOKS >= looked:
                     looked += 1
-                    gauges.observe(full)
+                    conf.add(_configurational(problem, model, sampler, centers))
     if note or len(kept) < 4:
         nan = [math.nan, math.nan]
         width = sum(p[0].numel() for p in model.parameters())
@@ -179,19 +179,32 @@ def _run(
     if samples.shape[1] > 2 * _DRAWS:
         samples = samples[:, :: samples.shape[1] // _DRAWS]
     probabilities = _probabilities(problem, model, samples)
-    readings = gauges.all()
-    if not thermal:
-        kinetic = (math.nan, math.nan)
-    else:
-        kinetic = tuple(readings.kinetic)
+    kinetic, configurational = (math.nan, math.nan), (conf.mean, conf.half_width(0.95))
+    if gauges is not None:
+        kinetic, configurational, *_ = gauges.all()
     return {
         "samples": samples if problem.name == "logistic" else probabilities,
         "p": probabilities.mean(1),
         "kinetic": list(kinetic),
-        "configurational": list(readings.configurational),
+        "configurational": list(configurational),
         "cost": spent / len(problem.y),
         "note": "",
     }
+
+
+def _configurational(
+    problem: Problem, model: nn.Module, sampler: sg.Sampler, centers: list[Tensor]
+) -> float:
+    """T_conf where the chains are, by gradients of all data."""
+    params, group = list(model.parameters()), sampler.param_groups[0]
+    loss = problem.all_losses(model).sum()
+    decay = group["prior_precision"] / group["num_data"]
+    total = 0.0
+    grads = torch.autograd.grad(loss, params)
+    with torch.no_grad():
+        for p, grad, center in zip(params, grads, centers, strict=True):
+            total += float(((p - center) * (grad + decay * p)).sum())
+    return group["num_data"] * total / sum(p.numel() for p in params)
 
 
 @torch.no_grad()

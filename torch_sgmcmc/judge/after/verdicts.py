@@ -32,6 +32,8 @@ _RHAT = 1.01
 _DRAWS, _ENOUGH = 50, 100
 # The acceptance below which most of HMC's work is lost.
 _ACCEPTANCE = 0.4
+# Samplers that gauges do not observe.
+_WITHOUT = ("HMC", "HMCECS", "SBPS")
 # Of T, that an interval may be wide.
 _WIDE = 0.2
 
@@ -149,14 +151,9 @@ def _of_temperatures(runs: dict[int, Ran | None]) -> list[Verdict]:
         worst = sorted(tensors, key=lambda name: -tensors[name])
         some = ", ".join(f"{name} {_size(fault, tensors[name])}" for name in worst[:3])
         more = f" and {len(worst) - 3} more" if len(worst) > 3 else ""
-        found.append(Verdict(fault, _words(fault, some + more, runs)))
+        words = f"{_WORDS[fault].format(some + more)} {_WAYS[fault]}"
+        found.append(Verdict(fault, words))
     return found
-
-
-def _words(fault: str, tensors: str, runs: dict[int, Ran | None]) -> str:
-    kind = next(ran.sampler for ran in runs.values() if ran and ran.findings)
-    advice = _ADVICE.get(kind, {}).get(fault, "")
-    return f"{_WORDS[fault].format(tensors)} {advice or _WAYS[fault]}"
 
 
 def _size(fault: str, size: float) -> str:
@@ -183,16 +180,6 @@ _WAYS = {
     ),
     "biased gradient": "Are they clipped, or summed, or stale?",
 }
-# Of samplers without momentum, or without lr.
-_TRAJECTORY = {
-    "hot": "A smaller step_size, or the Metropolis test.",
-    "cold": "Are energies those of the loss?",
-}
-_FLIGHT = {
-    "hot": "That is the velocity's part in a tensor: a refresh_rate, or more time.",
-    "cold": "That is the velocity's part in a tensor: a refresh_rate, or more time.",
-}
-_ADVICE = {"HMC": _TRAJECTORY, "HMCECS": _TRAJECTORY, "SBPS": _FLIGHT}
 
 
 def _of_steps(runs: dict[int, Ran | None]) -> list[Verdict]:
@@ -222,7 +209,11 @@ def _of_steps(runs: dict[int, Ran | None]) -> list[Verdict]:
 
 def _unknown_of(runs: dict[int, Ran | None]) -> list[str]:
     unknown = []
-    unseen = [chain for chain, ran in runs.items() if ran is None or not ran.tensors]
+    unseen = [
+        chain
+        for chain, ran in runs.items()
+        if ran is None or not (ran.tensors or ran.sampler in _WITHOUT)
+    ]
     if unseen:
         unknown.append(
             f"temperatures of chain{'s' * (len(unseen) > 1)} "

@@ -24,9 +24,8 @@ from torch_sgmcmc.chain.lengths import length_of
 from torch_sgmcmc.chain.progress import progress_bar
 from torch_sgmcmc.chain.record import chain_of
 from torch_sgmcmc.chain.wrappers import plain_names
-from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.judge.before import Check, check
-from torch_sgmcmc.judge.gauges import Gauges
+from torch_sgmcmc.judge.gauges import Gauges, has_temperatures
 from torch_sgmcmc.posterior.driver.batches import Minibatches
 from torch_sgmcmc.posterior.driver.blocks import Blocks, length_of_blocks
 from torch_sgmcmc.posterior.driver.closures import closure_of, one_gradient_a_step
@@ -238,15 +237,16 @@ class _Run:
 
     def _made_gauges(self) -> Gauges | None:
         """Those of what they can observe."""
-        if not self._settings.reports or self._sampler.defaults["capturable"]:
+        if not self._settings.reports or not has_temperatures(self._sampler):
+            return None
+        if self._sampler.defaults["capturable"]:
             return None
         if not chain_of(self._sampler).placement.is_whole:
             return None
         # Each of whose phases begins anew, with momenta that are cold.
         if any(isinstance(schedule, CyclicalSchedule) for schedule in self._schedules):
             return None
-        # Whose steps are trajectories.
-        return Gauges(self._sampler, every=1 if isinstance(self._sampler, HMC) else 20)
+        return Gauges(self._sampler)
 
     def collector(self, store: str | os.PathLike[str]) -> Collector:
         """What stores its draws."""
