@@ -120,6 +120,7 @@ torch::Tensor EWSG::step(LossClosure closure) {
   num_drawn_ = progress().get<int64_t>("num_drawn") + chains;
 
   torch::Tensor loss = FreshGradients(param_groups_, closure);
+  if (rests()) return loss;
   std::vector<Work> work = gather();
   if (work.empty()) {
     throw std::runtime_error(
@@ -207,7 +208,7 @@ Count EWSG::propose(const LossClosure& closure,
                                     options.num_data(),
                                     options.prior_precision(),
                                     options.temperature(),
-                                    /*momentum_scale=*/1.0,
+                                    work[i].momentum_scale,
                                     IndexOf(options.surrogate()),
                                     chains,
                                     options.prior_mean(),

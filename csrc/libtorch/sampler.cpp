@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/generated/variable_factories.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -19,6 +20,7 @@
 #include "libtorch/core/nonfinite.h"
 #include "libtorch/core/parameters.h"
 #include "libtorch/core/prior.h"
+#include "libtorch/core/rescaling.h"
 #include "libtorch/core/state_checks.h"
 #include "libtorch/core/text.h"
 #include "libtorch/core/versions.h"
@@ -60,6 +62,7 @@ Sampler::Sampler(const std::vector<OptimizerParamGroup>& param_groups,
   const std::optional<int64_t> given = std::exchange(options.seed_, {});
   ledger_->capturable = options.capturable();
   ledger_->progress = options.copy();
+  ledger_->keeps_momenta = !RecordKeys(options).empty();
   // Groups may bring what the defaults leave open; they are checked whole.
   for (const OptimizerParamGroup& group : param_groups) {
     Sampler::add_param_group(group);
@@ -191,6 +194,8 @@ torch::Tensor Sampler::step(LossClosure closure) {
   }
   const at::NoGradGuard no_grad;
   std::vector<Work> work = gather();
+  if (rests()) return loss;
+  if (ledger_->keeps_momenta && ledger_->capturable) rescale_now(work);
   if (work.empty() && !std::exchange(ledger_->said_nothing_moves, true)) {
     TORCH_WARN(name(),
                " has counted a step in which no parameter had a gradient (of "
@@ -199,6 +204,7 @@ torch::Tensor Sampler::step(LossClosure closure) {
   }
   try {
     check_finite(work);
+    if (ledger_->keeps_momenta) redraw_momenta();
     prepare_all(work);
   } catch (const StepLeftOut&) {
     leave_out();
@@ -233,6 +239,7 @@ void Sampler::advance(const std::vector<Work>& work) {
     update(lists);
     BumpVersions(lists.params);
   }
+  if (ledger_->keeps_momenta) finish_rescaling(work);
   const bool is_gated = !work.empty() && work[0].gate.defined();
   for (Ledger::Group& group : ledger_->groups) {
     if (group.step.is_on_device() && is_gated) {
@@ -279,8 +286,15 @@ void Sampler::collect(size_t group, std::vector<Work>& work) {
   SamplerOptions& options = options_of(group);
   const std::vector<at::Tensor>& params = param_groups_[group].params();
   check_known(group);
+  Ledger::Group& own = ledger_->groups[group];
+  const double scale = FollowEstimate(own.records, options);
+  if (scale != options.estimate_scale_) {
+    options.estimate_scale_ = scale;
+    options.are_in_range_ = false;
+  }
   options.check();
-  const Ledger::Group& own = ledger_->groups[group];
+  if (options.lr() == 0) return;
+  const Scales scales = ScalesOf(own.records, options);
   const size_t begin = work.size();
   for (size_t i = 0; i < params.size(); ++i) {
     const at::Tensor& param = params[i];
@@ -310,6 +324,10 @@ void Sampler::collect(size_t group, std::vector<Work>& work) {
       lists.options = &options;
       lists.seed = ledger_->seed;
       lists.step = own.step;
+      lists.momentum_scale = scales.momentum;
+      lists.thermostat_scale = scales.thermostat;
+      const double estimate = options.number_or("noise_estimate", 0);
+      lists.noise_estimate = std::isnan(estimate) ? 0 : estimate * scale;
       lists.params.reserve(params.size());
       lists.grads.reserve(params.size());
       lists.offsets.reserve(params.size());

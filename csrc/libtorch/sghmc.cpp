@@ -60,6 +60,11 @@ void SGHMC::check_saved_state(const SamplerParamState& state,
   if (present > 0 && !missing.empty()) lacks(missing);
 }
 
+Start SGHMC::start_of_momenta(const SamplerOptions& options) const {
+  const auto how = options.get<std::string>("initial_momentum");
+  return how == "zeros" ? Start::kZeros : Start::kStationary;
+}
+
 void SGHMC::prepare(Work& work) {
   std::vector<at::Tensor*> momenta;
   momenta.reserve(work.params.size());
@@ -67,8 +72,7 @@ void SGHMC::prepare(Work& work) {
     momenta.push_back(&own_state_of(param)["momentum"]);
   }
   const auto& options = OptionsOfWork<SGHMCOptions>(work);
-  const bool at_rest = options.initial_momentum() == "zeros";
-  StartState(work, momenta, at_rest ? Start::kZeros : Start::kStationary);
+  StartState(work, momenta, start_of_momenta(options));
   work.state.resize(2);
   work.state[0].reserve(momenta.size());
   for (const at::Tensor* momentum : momenta) {

@@ -115,7 +115,7 @@ TEST_F(OperatorsThatSum, EWSGLogRatio) {
   ReduceOnCpu(
       plan.segments(),
       torch_sgmcmc::EWSGLogRatio<EWSGPrior::kAboutMean, true>(EWSGCoefficients(
-          0.1, 0.9, 5, 2, 0.5, Surrogate::kFullMomentum, 0.25)),
+          0.1, 0.9, 5, 2, 0.5, 1, Surrogate::kFullMomentum, 0.25)),
       7,
       expected);
   for (int k = 0; k < 7; ++k) {

@@ -266,7 +266,7 @@ void ForEach(const Test& test) {
   test("SGLD without noise",
        SGLDUpdate<Real>(SGLDCoefficients(0.1, 50, 2, 0, {0.7})));
   test("SGHMC",
-       SGHMCUpdate<Real>(SGHMCCoefficients(0.1, 0.9, 50, 2, 1, 0.01, {0.7})));
+       SGHMCUpdate<Real>(SGHMCCoefficients(0.1, 0.9, 50, 2, 1, 0.01, 1, {0.7})));
   test("SGHMC, noise-aware", SGHMCNoiseAwareUpdate<Real>(sghmc));
   test("PSGLD, frozen",
        PSGLDFrozenUpdate<Real>(
@@ -277,7 +277,7 @@ void ForEach(const Test& test) {
   test("PSGLD, adapting", PSGLDAdaptingUpdate<Real>(forgets));
   test("PSGLD, corrected", PSGLDCorrectedUpdate<Real>(forgets));
   test("SGNHT",
-       SGNHTUpdate<Real>(SGNHTCoefficients(0.1, 0.9, 50, 2, 1, 0.01, {0.7})));
+       SGNHTUpdate<Real>(SGNHTCoefficients(0.1, 0.9, 50, 2, 1, 0.01, 1, 1, {0.7})));
   test("gradient variance",
        GradientVarianceUpdate<Real>(GradientVarianceCoefficients{0.05}));
   test("control variate",
@@ -296,7 +296,7 @@ TYPED_TEST(Segments, OfEveryUpdate) {
 // length some of the offsets and distances, at others others.
 TYPED_TEST(Segments, InRows) {
   using Update = SGHMCUpdate<Arithmetic<TypeParam>>;
-  const Update update(SGHMCCoefficients(0.1, 0.9, 50, 2, 1, 0.01, {0.7}));
+  const Update update(SGHMCCoefficients(0.1, 0.9, 50, 2, 1, 0.01, 1, {0.7}));
   const int64_t rows[] = {1, 4, 5, 17, 33, 50, 100, 127, 128, 129, 1023, 1500};
   size_t turn = 0;
   for (const int64_t row : rows) {
@@ -316,7 +316,7 @@ TYPED_TEST(Segments, InRows) {
 // Of these nothing is put together but where a part begins within a quad.
 TYPED_TEST(Segments, InRowsOfWholeQuads) {
   using Update = SGHMCUpdate<Arithmetic<TypeParam>>;
-  const Update update(SGHMCCoefficients(0.1, 0.9, 50, 2, 1, 0.01, {0.7}));
+  const Update update(SGHMCCoefficients(0.1, 0.9, 50, 2, 1, 0.01, 1, {0.7}));
   for (const int64_t row : {4, 20, 48, 100, 260}) {
     for (const int64_t gap : {int64_t{4}, 3 * row}) {
       for (const uint64_t offset :

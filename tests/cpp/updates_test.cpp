@@ -313,6 +313,44 @@ long double InjectedBy(const Hyperparameters& h) {
   return 2 * (alpha - h.noise_estimate) * h.lr * h.temperature / h.num_data;
 }
 
+// Factors of momenta and thermostats are those of what is read.
+TYPED_TEST(Updates, StateOfOtherSettings) {
+  using Real = TypeParam;
+  constexpr Real kMomentumScale(0.5);
+  constexpr Real kThermostatScale(0.25);
+  const SGHMCUpdate<Real> sghmc(
+      SGHMCCoefficients(0.1, 0.75, 50, 2, 1, 0.01, kMomentumScale));
+  const SGHMCUpdate<Real> same_sghmc(
+      SGHMCCoefficients(0.1, 0.75, 50, 2, 1, 0.01));
+  const BAOAUpdate<Real> baoa(
+      BAOACoefficients(0.1, 0.75, 50, 2, 1, 0.01, kMomentumScale));
+  const BAOAUpdate<Real> same_baoa(BAOACoefficients(0.1, 0.75, 50, 2, 1, 0.01));
+  const SGNHTUpdate<Real> sgnht(SGNHTCoefficients(
+      0.1, 0.75, 50, 2, 1, 0.01, kMomentumScale, kThermostatScale));
+  const SGNHTUpdate<Real> same_sgnht(
+      SGNHTCoefficients(0.1, 0.75, 50, 2, 1, 0.01));
+  for (const Inputs& in : RandomInputs()) {
+    const Real v(in.v);
+    const Real delta(in.statistic / 1024);
+    const Real xi(in.xi);
+    const auto compare = [&](const auto& update, const auto& same) {
+      Real x[4] = {Real(in.theta), Real(in.grad), v, Real(in.mean)};
+      Real y[4] = {x[0], x[1], kMomentumScale * v, x[3]};
+      update(x, xi);
+      same(y, xi);
+      for (int i = 0; i < 4; ++i) ASSERT_EQ(x[i], y[i]);
+    };
+    compare(sghmc, same_sghmc);
+    compare(baoa, same_baoa);
+    Real x[5] = {Real(in.theta), Real(in.grad), v, delta, Real(in.mean)};
+    Real y[5] = {
+        x[0], x[1], kMomentumScale * v, kThermostatScale * delta, x[4]};
+    sgnht(x, xi);
+    same_sgnht(y, xi);
+    for (int i = 0; i < 5; ++i) ASSERT_EQ(x[i], y[i]);
+  }
+}
+
 TYPED_TEST(Updates, SGHMC) {
   using Real = TypeParam;
   constexpr int kRoundings = 7;

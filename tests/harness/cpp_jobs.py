@@ -192,6 +192,14 @@ def make_job(
         dtype=torch.float64,
     )
     wave = torch.linspace(0, 50, STEPS, dtype=torch.float64).sin()
+    lrs = torch.outer(1 + 0.5 * wave, base)
+    lrs[20:23] = 0
+    lrs[24:27, 1] = 0
+    temperatures = torch.tensor(
+        [[group["temperature"] for group in groups]] * STEPS, dtype=torch.float64
+    )
+    if isinstance(sampler, (sg.SGLD, sg.SGHMC, sg.BAOA, sg.PSGLD, sg.SGNHT)):
+        temperatures[10:18, 0] = 0
     job = {
         "sampler": type(sampler).__name__,
         "seed": sampler.seed,
@@ -200,7 +208,8 @@ def make_job(
         "x": torch.randn(200, 7, generator=generator).to(dtype),
         "y": torch.randint(5, (200,), generator=generator),
         "batches": torch.randint(200, (STEPS * draws(name), 10), generator=generator),
-        "lrs": torch.outer(1 + 0.5 * wave, base),
+        "lrs": lrs,
+        "temperatures": temperatures,
         "per_example": isinstance(sampler, sg.SBPS),
         # A precision would be that of all chains.
         "gibbs_every": 0 if "-chains" in name else 100,
@@ -219,7 +228,8 @@ def steps_from(
 ) -> dict[str, Any]:
     """The job of some of its steps."""
     drawn = slice(begin * draws(name), end * draws(name))
-    return {**job, "batches": job["batches"][drawn], "lrs": job["lrs"][begin:end]}
+    kept = {key: job[key][begin:end] for key in ("lrs", "temperatures")}
+    return {**job, "batches": job["batches"][drawn], **kept}
 
 
 def first_steps(job: dict[str, Any], name: str, count: int = 3) -> dict[str, Any]:
@@ -240,8 +250,11 @@ def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
     for i, (lrs, drawn) in enumerate(zip(job["lrs"], steps, strict=True)):
         batches = iter(drawn)
         if not job["per_example"]:  # SBPS has no step size
-            for group, lr in zip(sampler.param_groups, lrs.tolist(), strict=True):
-                group["lr"] = lr
+            temperatures = job["temperatures"][i].tolist()
+            for group, lr, temperature in zip(
+                sampler.param_groups, lrs.tolist(), temperatures, strict=True
+            ):
+                group.update(lr=lr, temperature=temperature)
 
         def closure(i: int = i, batches: Any = batches) -> Tensor:
             sampler.zero_grad()
@@ -277,6 +290,7 @@ def make_faulty_job(name: str, choice: str) -> dict[str, Any]:
     """A short job with a datum that makes NaN, in a twentieth of the minibatches."""
     job = first_steps(make_job(name, torch.float32), name, 200)
     job["x"][0, 3] = torch.nan
+    job["lrs"].clamp_(min=1e-4)  # every step is made or skipped
     sampler = make_sampler(name, make_net(name, torch.float32))
     for group in sampler.param_groups:
         group["nonfinite"] = choice

@@ -199,6 +199,8 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
   std::optional<int64_t> seed_;
   // Whether they were, as they are now.
   mutable bool are_in_range_ = false;
+  // The factor of a noise estimate that was given at another lr, T or N.
+  double estimate_scale_ = 1;
 
  private:
   friend class Sampler;

@@ -68,9 +68,16 @@ struct Work {
   // Where the device decides whether to make the update: an int64 scalar in
   // place of the step, negative if it does not. Undefined elsewhere.
   at::Tensor gate;
+  // Numbers of operators: what momenta and thermostats of other settings are
+  // multiplied by, and the noise estimate for the present ones.
+  double momentum_scale = 1;
+  double thermostat_scale = 1;
+  double noise_estimate = 0;
 };
 
 class Method;
+enum class Start;
+struct Scales;
 
 /// Base class of the samplers.
 ///
@@ -229,6 +236,12 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   /// "raise", "skip" or "allow", for all groups.
   std::string nonfinite() const;
 
+  /// Whether lr is 0 in all groups: a step then does nothing.
+  bool rests() const;
+
+  /// How momenta begin.
+  virtual Start start_of_momenta(const SamplerOptions& options) const;
+
   /// Makes the update of everything listed and counts the step.
   void advance(const std::vector<Work>& work);
 
@@ -290,6 +303,13 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   void look_for_absences(const std::vector<Work>& work);
   int64_t steps_counted() const;
   void set_gate(std::vector<Work>& work);
+  bool leaves_momenta(const std::vector<Work>& work) const;
+  void redraw_momenta();
+  void multiply_state(size_t group,
+                      const Scales& scales,
+                      const std::vector<Work>& updated);
+  void finish_rescaling(const std::vector<Work>& work);
+  void rescale_now(std::vector<Work>& work);
   void catch_up();
   void throw_what_was_found();
 

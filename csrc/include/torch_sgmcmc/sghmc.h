@@ -79,6 +79,7 @@ class TORCH_SGMCMC_API SGHMC : public SamplerOf<SGHMCOptions> {
   void prepare(Work& work) override;
   void prepare_all(std::vector<Work>& work) override;
   bool looks_later(const std::vector<Work>& work) const override;
+  Start start_of_momenta(const SamplerOptions& options) const override;
   std::vector<std::string> state_keys() const override;
   void check_saved_state(const SamplerParamState& state,
                          int64_t index) const override;

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "libtorch/core/method.h"
+#include "libtorch/core/rescaling.h"
 #include "torch_sgmcmc/count.h"
 #include "torch_sgmcmc/sampler.h"
 
@@ -32,6 +33,8 @@ struct Sampler::Ledger {
     Count num_skipped;
     // Whether the means of its priors are tensors.
     bool has_means = false;
+    // Of what settings momenta and noise estimate are.
+    GroupRecords records;
 
     // Numbers all parameters from `begin` on; returns where the next begin.
     int64_t number(const std::vector<at::Tensor>& all,
@@ -54,6 +57,8 @@ struct Sampler::Ledger {
   // The parameters of the last step, all of which had a gradient and state that
   // fits.
   std::vector<const void*> moved;
+  // Whether there are momenta that follow lr.
+  bool keeps_momenta = false;
   // The operators that have made updates.
   std::vector<Method> methods;
 

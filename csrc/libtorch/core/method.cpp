@@ -70,6 +70,14 @@ auto ArgumentAt(const Work& work,
   }
 }
 
+// Where a number is that work says, and not a hyperparameter.
+double Work::*FromWork(std::string_view name) {
+  if (name == rows::kMomentumScale.name) return &Work::momentum_scale;
+  if (name == rows::kThermostatScale.name) return &Work::thermostat_scale;
+  if (name == rows::kNoiseEstimate.name) return &Work::noise_estimate;
+  return nullptr;
+}
+
 template <class Op>
 void CallUpdate(const Work& work, const UpdateNumbers& numbers) {
   constexpr Slots kSlots = SlotsOf(Op::kRow);
@@ -109,6 +117,7 @@ Method::Method(const char* op, const SamplerOptions& options)
   const std::vector<std::string> known = options.keys();
   for (const Scalar& number : row_.numbers) {
     const auto found = std::ranges::find(known, number.name);
+    from_work_.push_back(FromWork(number.name));
     auto& place = places_.emplace_back();
     if (found != known.end()) place = found - known.begin();
   }
@@ -131,12 +140,18 @@ void Method::update(
         [&](const auto& each) { return each.first == row_.numbers[i].name; });
     if (given != instead.end()) {
       numbers.own[i] = given->second;
+    } else if (from_work_[i] != nullptr) {
+      numbers.own[i] = work.*from_work_[i];
     } else {
       numbers.own[i] = places_[i] ? work.options->number_at(*places_[i])
                                   : row_.numbers[i].fallback;
     }
   }
   call_(work, numbers);
+}
+
+Start Sampler::start_of_momenta(const SamplerOptions& /*options*/) const {
+  return Start::kStationary;
 }
 
 // ---- Samplers as their rows say ---------------------------------------------

@@ -47,7 +47,8 @@ class Method {
   void (*call_)(const Work& work, const UpdateNumbers& numbers) = nullptr;
   // Of the row's numbers among those of the options, which may lack some.
   std::vector<std::optional<size_t>> places_;
-  std::vector<size_t> common_places_;  // of kCommonNumbers
+  std::vector<double Work::*> from_work_;  // null where options have it
+  std::vector<size_t> common_places_;      // of kCommonNumbers
 };
 
 }  // namespace torch_sgmcmc

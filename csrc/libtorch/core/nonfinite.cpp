@@ -134,6 +134,7 @@ void Sampler::check_finite(const std::vector<Work>& work,
 bool Sampler::looks_later(const std::vector<Work>& work) const {
   const c10::Device device = work[0].params[0].device();
   if (!device.is_cuda()) return false;
+  if (ledger_->keeps_momenta && leaves_momenta(work)) return false;
   const std::vector<std::string> keys = state_keys();
   const bool keeps_state = !keys.empty() && keys[0] != "master";
   return std::all_of(work.begin(), work.end(), [&](const Work& lists) {
@@ -186,10 +187,14 @@ void Sampler::leave_out() {
 void Sampler::catch_up() {
   ledger();  // throws if there is none
   const std::vector<Seen> seen = std::exchange(watch_->pending, {});
+  const auto undo = std::exchange(watch_->undo, {});
   if (seen.empty()) return;
   if (watch_->event) watch_->event->synchronize();
   if (!IsAny(seen)) return;
   for (Ledger::Group& group : ledger_->groups) group.step.add(-1);
+  for (const auto& [group, momenta] : undo) {
+    ledger_->groups[group].records.momenta = momenta;
+  }
   if (watch_->choice == "skip") {
     leave_out();
   } else {

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "host/rescaling.h"
 #include "torch_sgmcmc/sampler.h"
 
 namespace torch_sgmcmc {
@@ -45,6 +46,8 @@ struct Sampler::Watch {
   std::vector<Seen> pending;
   std::string choice;
   std::optional<c10::Event> event;
+  // Records of momenta as they were before it, by group.
+  std::vector<std::pair<size_t, std::optional<MomentumSettings>>> undo;
   // The error that this has turned out to be; empty if there is none.
   std::string error;
 };

@@ -192,6 +192,7 @@ TORCH_SGMCMC_CONVERT(Count);
 TORCH_SGMCMC_CONVERT(std::optional<double>);
 TORCH_SGMCMC_CONVERT(std::optional<int64_t>);
 TORCH_SGMCMC_CONVERT(std::vector<double>);
+TORCH_SGMCMC_CONVERT(std::optional<std::vector<double>>);
 TORCH_SGMCMC_CONVERT(std::vector<int64_t>);
 #undef TORCH_SGMCMC_CONVERT
 
@@ -236,7 +237,12 @@ void SamplerOptions::check_noise_estimate(double friction,
   const bool is_word = given.isString();
   const double value = is_word ? 0 : given.toDouble();
   if (!is_word && value == 0) return;
-  CheckFriction(value, friction, what);
+  std::string where;
+  if (estimate_scale_ != 1) {
+    where = " at lr " + FourDigits(lr()) + ", from " + FourDigits(value) +
+            " where it was given";
+  }
+  CheckFriction(value * estimate_scale_, friction, what, where);
   if (temperature() == 0) {
     Invalid("Invalid noise_estimate: " +
             (is_word ? Shown(given.toStringRef()) : Shown(value)) +

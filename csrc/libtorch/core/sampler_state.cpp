@@ -15,6 +15,7 @@
 #include "libtorch/core/momentum.h"
 #include "libtorch/core/nonfinite.h"
 #include "libtorch/core/parameters.h"
+#include "libtorch/core/rescaling.h"
 #include "libtorch/core/state_checks.h"
 #include "libtorch/core/text.h"
 #include "torch_sgmcmc/sampler.h"
@@ -131,6 +132,7 @@ StateDict Sampler::state_dict() const {
     group.set("offsets", ToList(own.offsets));
     group.set("sizes", ToList(own.sizes));
     group.set("next_offset", ledger_->next_offset);
+    WriteRecords(own.records, *options, group);
     std::vector<int64_t> indices;
     for (const at::Tensor& param : param_groups_[i].params()) {
       const auto found = state_.find(param.unsafeGetTensorImpl());
@@ -309,6 +311,7 @@ void Sampler::read_group(const StateDict& group,
   options.check_progress();
   for (const at::Tensor& param : params) options.check_param(param);
   numbers.set_counters(made, skipped, options.capturable(), params);
+  numbers.records = ReadRecords(group, options);
 }
 
 // Takes the means of a saved group's priors, if it has them.

@@ -12,6 +12,7 @@
 #include "libtorch/core/checks.h"
 #include "libtorch/core/momentum.h"
 #include "libtorch/core/parameters.h"
+#include "libtorch/core/rescaling.h"
 #include "libtorch/core/text.h"
 
 namespace torch_sgmcmc {
@@ -31,6 +32,7 @@ Names KeysOf(const SamplerOptions& options) {
                 "nonfinite",
                 "num_skipped"};
   for (std::string& key : options.keys()) keys.insert(std::move(key));
+  for (std::string& key : RecordKeys(options)) keys.insert(std::move(key));
   return keys;
 }
 

@@ -5,7 +5,7 @@
 // The job is a dict that Python's torch.save wrote
 // (tests/harness/cpp_jobs.py has the same loop in Python): a small network
 // and its data, the minibatches in the order in which they are drawn, the class
-// and the hyperparameters of a sampler with the step sizes of every step, and
+// and the hyperparameters of a sampler with lr and T of every step, and
 // optionally the state from which an earlier chain is continued. The result
 // holds the same state after the last step, and torch.load reads it.
 #include <torch/torch.h>
@@ -129,6 +129,7 @@ void Run(const std::string& job_path, const std::string& result_path) {
   const torch::Tensor y = job.at("y").toTensor();
   const torch::Tensor batches = job.at("batches").toTensor();
   const torch::Tensor lrs = job.at("lrs").toTensor();
+  const torch::Tensor temperatures = job.at("temperatures").toTensor();
   const int64_t gibbs_every = job.at("gibbs_every").toInt();
   // The closure returns the losses of the examples, and there is no lr.
   const bool per_example = job.at("per_example").toBool();
@@ -148,8 +149,11 @@ void Run(const std::string& job_path, const std::string& result_path) {
     int64_t draws = i * most_draws;
     const size_t groups = per_example ? 0 : sampler->param_groups().size();
     for (size_t group = 0; group < groups; ++group) {
-      sampler->param_groups()[group].options().set_lr(
-          lrs[i][static_cast<int64_t>(group)].item<double>());
+      const auto column = static_cast<int64_t>(group);
+      auto& options = dynamic_cast<sg::SamplerOptions&>(
+          sampler->param_groups()[group].options());
+      options.set_lr(lrs[i][column].item<double>());
+      options.put("temperature", temperatures[i][column].item<double>());
     }
     sampler->step([&] {
       sampler->zero_grad();
