@@ -1,6 +1,7 @@
 """Options and fixtures that all tests share."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -34,11 +35,29 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 #: Seconds that a teardown may take.
 TEARDOWN = 60
 
-#: Markers of tests that take their time.
-LONG = ("slow", "cpp", "examples")
+#: The levels of tests, each of which includes those before it.
+LEVELS = ("default", "full", "nightly")
+#: Levels of the tests of whole folders, where neither a test nor its file says another.
+FOLDERS = {"cpp": "full", "examples": "full", "papers": "nightly"}
+#: What shows that a file is of a higher level, and that a test in it is default.
+HIGHER = r"^pytestmark = \[?\s*pytest\.mark\.(full|nightly)"
+DEFAULT = r"mark\.default|default=\["
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--level",
+        choices=LEVELS,
+        default="default",
+        help="which tests run: default (five minutes, the law of each sampler), full "
+        "(what decides a change) or nightly (mutants, papers, long runs); each level "
+        "includes those before it",
+    )
+    parser.addoption(
+        "--only-level",
+        action="store_true",
+        help="run what --level adds to the level before it, and nothing else",
+    )
     parser.addoption(
         "--data-root",
         default=os.environ.get("TORCH_SGMCMC_DATA"),
@@ -48,21 +67,49 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_report_header(config: pytest.Config) -> str:
+    only = " alone" if config.getoption("only_level") else ""
+    return f"level: {config.getoption('level')}{only} (of {', '.join(LEVELS)})"
+
+
+def level_of(item: pytest.Item) -> str:
+    """Returns the level of a test.
+
+    The closest marker counts: of the test, of its class, of its file. Of several there
+    (a test's and its parameters'), the highest counts. Without a marker, the folder
+    counts.
+    """
+    for node in reversed(item.listchain()):
+        marked = [m.name for m in node.own_markers if m.name in LEVELS]
+        if marked:
+            return max(marked, key=LEVELS.index)
+    return FOLDERS.get(item.path.parent.name, "default")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves unread what has no test of the default level: imports take time."""
+    if config.getoption("level") != "default":
+        return None
+    if collection_path.is_dir():
+        return True if collection_path.name in FOLDERS else None
+    if not collection_path.name.startswith("test_"):
+        return None
+    text = collection_path.read_text()
+    is_higher = re.search(HIGHER, text, re.MULTILINE)
+    has_default = re.search(DEFAULT, text)
+    return True if is_higher and not has_default else None
+
+
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Marks as quick what daily work needs: no long tests, and no sampled laws.
-
-    And leaves out what takes minutes, unless it is asked for by its marker.
-    """
-    for item in items:
-        sampled = item.path.parent.name == "laws"
-        if not sampled and not any(map(item.get_closest_marker, LONG)):
-            item.add_marker("quick")
-    if "exhaustive" not in config.getoption("markexpr"):
-        left_out = [item for item in items if item.get_closest_marker("exhaustive")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+    """Selects the tests of the level that was asked for."""
+    highest = LEVELS.index(config.getoption("level"))
+    lowest = highest if config.getoption("only_level") else 0
+    levels = LEVELS[lowest : highest + 1]
+    left_out = [item for item in items if level_of(item) not in levels]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if level_of(item) in levels]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,13 +10,13 @@ from ecs_data import Data
 from ecs_data import make as make_ecs
 from sbps_chains import N
 from sbps_chains import make as make_sbps
-from short_chains import ALIKE, take_step
+from short_chains import ALIKE, THREE, take_step
 from short_chains import make as make_short
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
 
-__all__ = ["EVERY", "Chain", "bits"]
+__all__ = ["EVERY", "THREE", "Chain", "bits"]
 
 EVERY = (
     *ALIKE,

@@ -88,7 +88,7 @@ def on_ranks(program: Path) -> Any:
     """A fixture: what a program has found on each of two ranks, or of four."""
 
     @pytest.fixture(
-        scope="module", params=[2, pytest.param(4, marks=pytest.mark.exhaustive)]
+        scope="module", params=[2, pytest.param(4, marks=pytest.mark.nightly)]
     )
     def ranks(
         request: Any, tmp_path_factory: pytest.TempPathFactory

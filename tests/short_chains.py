@@ -57,6 +57,9 @@ KINDS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
     "SGNHT fast": (sg.SGNHT, {"momentum": 0.9, "thermostat_rate": 2e-3}),
     "SGNHT capturable": (sg.SGNHT, {"momentum": 0.9, "capturable": True}),
 }
+#: A sampler without state, one with momenta, one that calls closures: what their base
+#: class does is tested with these.
+THREE = ("SGLD", "SGHMC", "HMC")
 #: Whose parameters have state before the first step.
 WITH_MEANS = "SGHMC with means"
 #: Those that do not ask their closure for minibatches by number.

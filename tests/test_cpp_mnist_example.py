@@ -21,7 +21,7 @@ import pytest
 from harness.examples import run_example
 from stored_files import files
 
-pytestmark = [pytest.mark.cpp, pytest.mark.examples]
+pytestmark = pytest.mark.full
 
 METHODS = ["sgd", "sgdm", "sgld", "sghmc"]
 FILES = {
@@ -261,7 +261,7 @@ def test_table_json_and_progress(
     assert environment["dataset"] == "MNIST"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_python_examples_figures(
     whole: tuple[Path, subprocess.CompletedProcess], images: Path, tmp_path: Path
 ) -> None:

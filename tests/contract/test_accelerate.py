@@ -32,7 +32,7 @@ accelerate = pytest.importorskip("accelerate")
 scripts = pytest.importorskip("accelerate.test_utils.scripts.test_script")
 syncing = pytest.importorskip("accelerate.test_utils.scripts.test_sync")
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,8 @@ from torch.autograd.function import once_differentiable
 
 import torch_sgmcmc as sg
 
+pytestmark = pytest.mark.full
+
 
 def hessian_of(problem: Problem) -> Tensor:
     """Of the mean loss of all data, where the parameters are."""

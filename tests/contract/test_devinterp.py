@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 import torch_sgmcmc as sg
 
+pytestmark = pytest.mark.full
+
 chains = pytest.importorskip("devinterp.slt.sampler")
 SGMCMC = pytest.importorskip("devinterp.optim").SGMCMC
 
@@ -88,7 +90,7 @@ KINDS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_its_chains_take_ours(kind: str) -> None:
     traces = Problem().traces(KINDS[kind], draws=1200)

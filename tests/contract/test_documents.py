@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from harness import cpp
+from levels import at_levels
 from torch.torch_version import TorchVersion
 
 # None where the tests alone are, without the sources.
@@ -26,7 +27,11 @@ def blocks(file: Path, language: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "file",
-    [file for file in DOCUMENTS if file.name in LOUD],
+    at_levels(
+        [file for file in DOCUMENTS if file.name in ("README.md", *LOUD)],
+        default=[file for file in DOCUMENTS if file.name == "README.md"],
+        full=[f for f in DOCUMENTS if f.name in ("frameworks.md", "distributed.md")],
+    ),
     ids=lambda file: str(file.relative_to(cpp.CHECKOUT)),
 )
 def test_python(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,6 +50,8 @@ def test_python(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     try:
         for block in blocks(file, "python"):
             exec(compile(block, str(file), "exec"), names)
+        if file.name == "README.md":
+            assert names["posterior"].num_draws == 3
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()

@@ -8,6 +8,8 @@ from torch import Tensor
 
 import torch_sgmcmc as sg
 
+pytestmark = pytest.mark.full
+
 pytest.importorskip("arviz")
 
 

@@ -377,6 +377,7 @@ def test_a_learning_rate_of_zero_is_no_special_case() -> None:
     assert_same(params, before)
 
 
+@pytest.mark.full
 def test_step_under_torch_compile() -> None:
     params, others = two(), two()
     eager, compiled = sg.EWSG(params, **GOOD), sg.EWSG(others, **GOOD)

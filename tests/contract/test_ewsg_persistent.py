@@ -19,6 +19,8 @@ from torch import Tensor, nn
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
 
+pytestmark = pytest.mark.full
+
 TARGET = {
     **{"lr": 0.1, "momentum": 0.7, "num_data": 20.0},
     **{"prior_precision": 0.5, "temperature": 0.9},

@@ -36,6 +36,7 @@ lightning = pytest.importorskip("lightning")
 boring = pytest.importorskip("lightning.pytorch.demos.boring_classes")
 
 pytestmark = [
+    pytest.mark.full,
     # Of what Lightning warns, all concerns speed or torch.
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.usefixtures("one_thread"),

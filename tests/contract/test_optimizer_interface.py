@@ -6,17 +6,14 @@ from typing import Any
 import pytest
 import torch
 from reference import draw, same_bits
-from short_chains import ALIKE, TARGET, assert_same, make, make_params, one_parameter
+from short_chains import TARGET, assert_same, make, make_params, one_parameter
 from short_chains import set_grads as set_gradients
 from torch import nn
 
 import torch_sgmcmc as sg
 
-# SGLRW has no temperature of 0.
-COLD = [kind for kind in ALIKE if kind != "SGLRW"]
-EACH = pytest.mark.parametrize(
-    "kind", [*COLD, "SGHMC", "PSGLD without gamma", "PSGLD frozen", "SGNHT"]
-)
+# With closures: test_closures.py.
+EACH = pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "PSGLD without gamma"])
 
 
 # ---- step() ----------------------------------------------------------------------

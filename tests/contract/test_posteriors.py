@@ -14,6 +14,8 @@ from torch import Tensor
 
 import torch_sgmcmc as sg
 
+pytestmark = pytest.mark.full
+
 posteriors = pytest.importorskip("posteriors")
 
 N, PRECISION, CURVATURE, TEMPERATURE = 500, 3.0, 0.7, 2.0

@@ -6,18 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from every_sampler import EVERY, Chain, bits
+from every_sampler import THREE, Chain, bits
 from failed_steps import refused
-from short_chains import WITH_MEANS
 from torch import nn
 
 import torch_sgmcmc as sg
 
-# HMC-ECS draws a momentum over all parameters together.
-BY_PARAMETER = [
-    kind for kind in EVERY if not kind.startswith("HMCECS") and kind != WITH_MEANS
-]
-each = pytest.mark.parametrize("kind", EVERY)
+each = pytest.mark.parametrize("kind", THREE)
 
 
 def ranges(sampler: sg.Sampler) -> list[range]:
@@ -83,7 +78,7 @@ def test_so_are_other_lists(kind: str, change: str) -> None:
 # ---- What renumber() does ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", BY_PARAMETER)
+@each
 def test_grown_parameters_get_numbers_behind_all_others(kind: str) -> None:
     chain = Chain(kind)
     chain.run(range(2))
@@ -105,7 +100,7 @@ def test_grown_parameters_get_numbers_behind_all_others(kind: str) -> None:
         chain.run(range(2, 4))
 
 
-@pytest.mark.parametrize("kind", BY_PARAMETER)
+@each
 def test_a_sampler_built_with_the_new_sizes_goes_on(kind: str) -> None:
     chain = Chain(kind)
     chain.run(range(2))

@@ -11,8 +11,7 @@ import torch
 from fingerprint import operators
 from reference import same_bits
 from short_chains import (
-    ANY_DRAWS,
-    KINDS,
+    THREE,
     WITH_MEANS,
     advance,
     assert_same,
@@ -27,6 +26,8 @@ from torch import Tensor, nn
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.chain.given import has_more
+
+each = pytest.mark.parametrize("kind", [*THREE, "EWSG"])
 
 # ---- Threads ---------------------------------------------------------------------
 
@@ -47,6 +48,7 @@ def test_any_number_of_threads_gives_the_same_bits(
         assert_same(operators(dtype, sizes), expected)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_two_threads_are_at_work() -> None:
     # A fresh process that runs nothing but the operator: the threads that are there
@@ -82,7 +84,7 @@ for count in (1, 3):
 # ---- Groups and missing gradients ------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each
 def test_any_split_into_groups_gives_the_same_chain(kind: str) -> None:
     expected = make_params()
     advance(make(kind, expected), expected, range(8))
@@ -103,7 +105,7 @@ def offsets_of(sampler: sg.Sampler) -> list[int]:
     return [o for group in sampler.param_groups for o in group["offsets"]]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each
 def test_missing_gradients_shift_nobody_elses_noise(kind: str) -> None:
     expected = make_params()
     advance(make(kind, expected), expected, range(8))
@@ -146,7 +148,7 @@ def test_a_gradient_that_comes_and_goes() -> None:
     assert_same(params[1:], others[1:])
 
 
-@pytest.mark.parametrize("kind", ANY_DRAWS)
+@each
 def test_frozen_parameters(kind: str) -> None:
     net, twin = (nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2)) for _ in range(2))
     twin.load_state_dict(net.state_dict())
@@ -175,7 +177,7 @@ def test_frozen_parameters(kind: str) -> None:
     assert_same(list(net.parameters()), list(twin.parameters()))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*THREE, "EWSG", WITH_MEANS])
 def test_a_group_added_later_has_the_noise_it_always_would_have(kind: str) -> None:
     # Compared with a sampler that had the group from the start, without gradients.
     early, late = make_params(), make_params()
@@ -195,7 +197,7 @@ def test_a_group_added_later_has_the_noise_it_always_would_have(kind: str) -> No
 # ---- Seeds -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each
 def test_seed_none_follows_manual_seed(kind: str) -> None:
     chains = []
     for _ in range(2):
@@ -214,7 +216,7 @@ def test_seed_none_follows_manual_seed(kind: str) -> None:
     assert make(kind, make_params(), seed=None).seed != seed
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each
 def test_steps_use_no_global_random_state(kind: str) -> None:
     params = make_params()
     sampler = make(kind, params)

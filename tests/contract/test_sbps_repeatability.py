@@ -22,12 +22,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "local": {"refresh_rate": 2.0, "forgetting": 0.5, "confidence": 2.0},
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
-# Each dtype, and each kind with and without masters.
+# Each dtype, each kind, and two of them with and without masters.
 each_kind_and_dtype = pytest.mark.parametrize(
     ("kind", "dtype"),
     [
-        *product(KINDS, (torch.float32, torch.bfloat16)),
-        ("pSBPS", torch.float64),
+        *product(("SBPS", "pSBPS"), (torch.float32, torch.bfloat16)),
+        ("always", torch.float64),
+        ("given", torch.float32),
         ("local", torch.float16),
     ],
 )

@@ -14,6 +14,8 @@ import pytest
 from harness import cpp
 from test_documents import DOCUMENTS, LOUD, blocks
 
+pytestmark = pytest.mark.full
+
 pytest.importorskip("dill")  # torch imports it where it is there
 pytest.importorskip("opt_einsum")
 

@@ -44,6 +44,28 @@ def test_defaults(sampler: type[sg.Sampler]) -> None:
         assert type(found[name]) is type(default)
 
 
+def test_ranges_of_what_several_have() -> None:
+    """What is refused by them is tested with three samplers, in test_errors.py."""
+    hot = {sg.SGLRW, sg.EWSG, sg.HMC, sg.HMCECS, sg.SBPS}
+    for sampler in CLASSES:
+        expected = {
+            "lr": ("real", 0, math.inf, False),
+            "num_data": ("real", 0, math.inf, True),
+            "prior_precision": ("real", 0, math.inf, False),
+            "temperature": ("real", 0, math.inf, sampler in hot),
+            "momentum": ("real", 0, 1, False),
+            "step_size": ("real", 0, math.inf, True),
+            "eps": ("real", 0, math.inf, True),
+        }
+        if sampler is sg.HMCECS:  # whose subsamples are counted
+            expected["num_data"] = ("whole", 1, math.inf, False)
+        rows = {row.name: row for row in sampler._SETTINGS}
+        for name in rows.keys() & expected.keys():
+            row = rows[name]
+            assert (row.kind, row.low, row.high, row.low_open) == expected[name]
+        assert {"num_data", "prior_precision", "temperature"} < rows.keys()
+
+
 def test_there_is_no_table_of_others() -> None:
     with pytest.raises(IndexError, match="no sampler Adam"):
         sg._C.settings("Adam")

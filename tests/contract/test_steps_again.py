@@ -64,8 +64,13 @@ def whole(sampler: sg.Sampler, params: list[nn.Parameter], times: int) -> None:
         step(sampler, params)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("kind", [*KINDS, "EWSG"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        *((kind, torch.float32) for kind in (*KINDS, "EWSG")),
+        *(("SGHMC", dtype) for dtype in (torch.float64, torch.bfloat16)),
+    ],
+)
 def test_the_chain_is_that_of_whole_steps(kind: str, dtype: torch.dtype) -> None:
     one, other = make(kind, dtype), make(kind, dtype)
     step(*one, 5)
@@ -161,7 +166,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("kind", [*KINDS, "EWSG"])
+@pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "EWSG"])
 def test_what_changes_between_two_steps_is_seen(
     kind: str, change: Callable[..., None]
 ) -> None:
@@ -302,7 +307,7 @@ def loss_of(params: list[nn.Parameter], loss: float) -> float:
     return loss
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["SGLD", "SGHMC"])
 def test_closures_and_gauges_go_on(kind: str) -> None:
     chains, readings = [], []
     for each_whole in (False, True):

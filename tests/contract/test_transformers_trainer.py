@@ -18,6 +18,7 @@ import torch_sgmcmc as sg
 transformers = pytest.importorskip("transformers")
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.usefixtures("one_thread"),
 ]

@@ -24,7 +24,7 @@ from torch import nn
 
 import torch_sgmcmc as sg
 
-pytestmark = [pytest.mark.cpp, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # Of float32 see test_each_continues_the_others_chain.

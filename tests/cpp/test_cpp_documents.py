@@ -8,14 +8,11 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
 from harness import cpp
 from stored_files import files
 
 import torch_sgmcmc as sg
-
-pytestmark = pytest.mark.cpp
 
 
 def test_snippets_run(consumer_program: Callable[[str], Path], tmp_path: Path) -> None:
@@ -44,7 +41,6 @@ def test_commands_are_those_of_presets() -> None:
     assert "no tests" in listed
 
 
-@pytest.mark.examples
 def test_an_example_that_was_killed_goes_on(
     consumer_program: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -12,8 +12,6 @@ import pytest
 import torch
 from harness import cpp
 
-pytestmark = [pytest.mark.cpp, pytest.mark.slow]
-
 CONSUMER = cpp.CHECKOUT / "tests" / "cpp" / "consumer"
 TORCH = Path(torch.__file__).parent
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 import torch_sgmcmc as sg
 
-pytestmark = [pytest.mark.cpp, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def in_words_of_cpp(error: BaseException) -> str:

@@ -17,8 +17,6 @@ from stored_files import files
 
 import torch_sgmcmc as sg
 
-pytestmark = pytest.mark.examples
-
 DYING = Path(__file__).with_name("dying_rank.py")
 
 
@@ -86,6 +84,7 @@ def test_shards_and_another_number_of_ranks_go_on_with_the_chain(
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.nightly
 def test_a_rank_that_dies_is_named_and_a_restart_continues_all_chains(
     tmp_path: Path,
 ) -> None:

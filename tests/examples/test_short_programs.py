@@ -14,8 +14,6 @@ from stored_files import files
 
 import torch_sgmcmc as sg
 
-pytestmark = pytest.mark.examples
-
 
 def run(name: str, picture: Path, *options: object) -> str:
     """What a program prints that writes a picture into --out."""

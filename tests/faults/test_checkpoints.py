@@ -24,7 +24,7 @@ import torch
 from children import outcome, start
 from harness.examples import run_example
 
-pytestmark = pytest.mark.examples
+pytestmark = pytest.mark.full
 
 NOBODY = 65534
 

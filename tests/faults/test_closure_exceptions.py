@@ -17,6 +17,7 @@ import torch
 from ecs_data import Data
 from ecs_data import make as make_ecs
 from every_sampler import bits
+from levels import at_levels
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
@@ -175,7 +176,9 @@ WARMUPS: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 @pytest.mark.filterwarnings("ignore:num_blocks")  # it chooses few factors
-@pytest.mark.parametrize("name", WARMUPS)
+@pytest.mark.parametrize(
+    "name", at_levels(WARMUPS, default=["HMC", "HMC-ECS"], otherwise="full")
+)
 def test_a_warmup_that_fails_keeps_its_whole_steps(name: str, one_thread: None) -> None:
     steps, settings = WARMUPS[name]
     whole = make(name, anchored=False)

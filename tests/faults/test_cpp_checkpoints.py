@@ -24,7 +24,7 @@ from harness import cpp
 from harness.examples import run_example
 from stored_files import files
 
-pytestmark = [pytest.mark.cpp, pytest.mark.examples]
+pytestmark = pytest.mark.full
 
 METHODS = ("sgd", "sgdm", "sgld", "sghmc")
 

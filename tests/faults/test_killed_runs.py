@@ -29,7 +29,7 @@ from test_cpp_checkpoints import digits
 
 __all__ = ["digits"]
 
-pytestmark = pytest.mark.examples
+pytestmark = pytest.mark.full
 
 KILLS = int(os.environ.get("TORCH_SGMCMC_KILLS", 10))
 EPOCHS, BURN_IN = 12, 3
@@ -126,7 +126,6 @@ def test_in_python(bnn: SimpleNamespace, tmp_path: Path, one_thread: None) -> No
     kill(go, bnn, methods, tmp_path)
 
 
-@pytest.mark.cpp
 def test_in_cpp(
     bnn: SimpleNamespace,
     consumer_program: Callable[[str], Path],

@@ -25,6 +25,8 @@ from torch import Tensor, nn
 
 import torch_sgmcmc as sg
 
+pytestmark = pytest.mark.full
+
 KILLS = os.environ.get("TORCH_SGMCMC_KILLS")
 STEPS = 200
 #: Of the weights, where draws share a file; with 500 each has its own.
@@ -173,12 +175,10 @@ def test_in_python(tmp_path: Path, one_thread: None, rows: int) -> None:
     kill(in_python(rows), int(KILLS or 10), tmp_path, rows)
 
 
-@pytest.mark.cpp
 def test_in_cpp(in_cpp: Go, tmp_path: Path, one_thread: None) -> None:
     kill(in_cpp, int(KILLS or 5), tmp_path)
 
 
-@pytest.mark.cpp
 def test_both_languages_write_the_same_bytes(
     in_cpp: Go, consumer_program: Callable[[str], Path], tmp_path: Path
 ) -> None:

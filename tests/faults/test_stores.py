@@ -229,6 +229,7 @@ for _ in range(30):
 """
 
 
+@pytest.mark.full
 def test_a_program_that_forgets_to_close(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FORGETFUL, "store"]
     subprocess.run(command, check=True, cwd=tmp_path)  # there are no sources

@@ -185,6 +185,7 @@ def test_gamma_of_parameters_that_have_changed(in_backward: bool) -> None:
 # ---- Forked processes --------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_forked_process_goes_on() -> None:
     kinds = ["SGD", *EVERY]
     # A child that hangs goes too.

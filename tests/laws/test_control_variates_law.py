@@ -13,9 +13,12 @@ import torch
 from harness.methods import Law, sghmc_law, sgld_law
 from harness.statistics import StatisticalError, check_gaussian
 from harness.targets import Quadratic
+from levels import at_levels
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
+
+pytestmark = pytest.mark.full
 
 Loss = Callable[[Tensor], Tensor]
 
@@ -187,13 +190,19 @@ def check_conjugate(kind: type[sg.Sampler], make: Make) -> None:
     check_gaussian(samples, label=kind.__name__, mean=mean[:2], cov=cov[:2, :2])
 
 
-@pytest.mark.parametrize("make", [fixed, refreshed, mutant("none")])
-@pytest.mark.parametrize("kind", [sg.SGLD, sg.SGHMC, sg.EWSG])
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        *((kind, fixed) for kind in (sg.SGLD, sg.SGHMC, sg.EWSG)),
+        (sg.SGHMC, refreshed),
+        pytest.param(sg.SGLD, mutant("none"), marks=pytest.mark.nightly),
+    ],
+)
 def test_conjugate_posterior(kind: type[sg.Sampler], make: Make) -> None:
     check_conjugate(kind, make)
 
 
-@pytest.mark.parametrize("bug", MUTATIONS)
+@pytest.mark.parametrize("bug", at_levels(MUTATIONS, full=[*MUTATIONS][:1]))
 def test_bugs_are_caught(bug: str) -> None:
     with pytest.raises(StatisticalError):
         check_conjugate(sg.SGLD, mutant(bug))
@@ -238,7 +247,7 @@ def test_least_squares_with_order_2(make: Make) -> None:
     check_least_squares(make)
 
 
-@pytest.mark.parametrize("bug", SECOND_ORDER_MUTATIONS)
+@pytest.mark.parametrize("bug", at_levels(SECOND_ORDER_MUTATIONS))
 def test_bugs_of_order_2_are_caught(bug: str) -> None:
     with pytest.raises(StatisticalError):
         check_least_squares(mutant(bug, SecondOrderWrittenOut))
@@ -297,6 +306,7 @@ def test_logistic_regression_has_the_posterior_variance() -> None:
     assert variance_ratio(mutant("anchor gradient on another minibatch")) > 1.8
 
 
+@pytest.mark.nightly
 def test_order_2_samples_as_with_the_full_gradient() -> None:
     def ratio(make: Make) -> float:
         return variance_ratio(make, chains=1000, rate=0.1, draws=6)

@@ -32,10 +32,13 @@ from harness.index_chain import (
     with_settings,
 )
 from harness.statistics import StatisticalError, check_mean, check_z
+from levels import at_levels
 from torch import Tensor
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.chain import operators as ops
+
+pytestmark = pytest.mark.full
 
 SURROGATES = ("momentum", "zero", "one", "full_momentum")
 Build = Callable[..., torch.optim.Optimizer]
@@ -88,7 +91,14 @@ MOVING = np.array([0.3, 0.2])
 
 @pytest.mark.parametrize(
     ("length", "surrogate"),
-    [(0, "momentum"), (1, "momentum"), (5, "one"), *((2, name) for name in SURROGATES)],
+    at_levels(
+        [
+            *((0, "momentum"), (1, "momentum"), (5, "one")),
+            *((2, name) for name in SURROGATES),
+        ],
+        default=[(2, "momentum")],
+        otherwise="full",
+    ),
 )
 def test_transition(length: int, surrogate: str) -> None:
     problem = transition(index_chain_length=length, surrogate=surrogate)
@@ -113,7 +123,7 @@ def test_overdamped_transition() -> None:
     [
         *({"surrogate": name} for name in SURROGATES),
         {"index_chain_length": 0},
-        {"index_chain_length": 4},
+        pytest.param({"index_chain_length": 4}, marks=pytest.mark.nightly),
         {"momentum": 0.0, "surrogate": "zero", "lr": 0.2},
     ],
     ids=str,
@@ -139,6 +149,7 @@ def test_ewsg_is_closer_to_the_posterior_than_sghmc() -> None:
 # ---- The references, and every bug -----------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("surrogate", ["momentum", "full_momentum"])
 def test_the_reference_is_right(surrogate: str) -> None:
     check_transition(transition(ReferenceEWSG, surrogate=surrogate), HERE, MOVING)
@@ -149,7 +160,10 @@ def test_the_reference_is_right(surrogate: str) -> None:
 ACROSS_STEPS = {"chain not restarted", "uniform reused by the next step"}
 
 
-@pytest.mark.parametrize("mutation", EWSG_MUTATIONS)
+@pytest.mark.parametrize(
+    "mutation",
+    at_levels(EWSG_MUTATIONS, default=["T missing"], full=["prior missing in W"]),
+)
 def test_a_bug_is_caught(mutation: str) -> None:
     build = partial(ReferenceEWSG, mutation=mutation)
     with pytest.raises(StatisticalError):
@@ -159,6 +173,7 @@ def test_a_bug_is_caught(mutation: str) -> None:
             check_transition(transition(build), HERE, MOVING)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mutation", ["T missing", "prior missing in W"])
 def test_the_posterior_sees_bugs(mutation: str) -> None:
     build = partial(ReferenceEWSG, mutation=mutation)
@@ -180,19 +195,20 @@ def persistent_law() -> StationaryLaw:
     return stationary_law(persistent(), reach=6.5)
 
 
-@pytest.mark.parametrize("build", [ewsg, ReferenceEWSG])
+@pytest.mark.parametrize("build", at_levels([ewsg, ReferenceEWSG], full=[ewsg]))
 def test_posterior_by_a_persistent_index_chain(
     build: Build, persistent_law: StationaryLaw
 ) -> None:
     check_posterior(persistent(build), reach=6.5, steps=60, law=persistent_law)
 
 
+@pytest.mark.nightly
 def test_overdamped_posterior_by_a_persistent_index_chain() -> None:
     settings = {"momentum": 0.0, "surrogate": "zero", "lr": 0.2}
     check_posterior(persistent(**settings), reach=5.0, steps=60)
 
 
-@pytest.mark.parametrize("build", [ewsg, ReferenceEWSG])
+@pytest.mark.parametrize("build", at_levels([ewsg, ReferenceEWSG], full=[ewsg]))
 @pytest.mark.parametrize("length", [1, 3])
 def test_indices_of_consecutive_steps_of_a_persistent_index_chain(
     build: Build, length: int
@@ -200,6 +216,7 @@ def test_indices_of_consecutive_steps_of_a_persistent_index_chain(
     check_consecutive(build, length, persistent=True)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mutation", PERSISTENT_MUTATIONS)
 def test_a_bug_of_a_persistent_index_chain_is_caught(
     mutation: str, persistent_law: StationaryLaw
@@ -306,6 +323,7 @@ def test_exact_weights_turn_the_kernel_into_the_full_gradients() -> None:
     Theorem2(400_000).check_transition()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("factor", [-1.0, 2.0])
 def test_wrong_weights_do_not(factor: float) -> None:
     with pytest.raises(AssertionError):
@@ -332,7 +350,7 @@ def test_the_index_law_converges_to_the_weights() -> None:
     np.testing.assert_allclose(exact[:, None] * move, (exact[:, None] * move).T)
 
 
-@pytest.mark.parametrize("length", [0, 1, 3, 40])
+@pytest.mark.parametrize("length", at_levels([0, 1, 3, 40], full=[0, 1, 3]))
 def test_indices_of_consecutive_steps(length: int) -> None:
     """Which minibatch is used: after M proposals, afresh in each step."""
     check_consecutive(ewsg, length)
@@ -393,6 +411,7 @@ def local_variances(shape: str, push: float) -> np.ndarray:
     return trace(p) - trace(np.full_like(p, 1 / n))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("shape", "push"), [("uniform", 2.0), ("uniform", -3.0), ("two values", 0.0)]
 )

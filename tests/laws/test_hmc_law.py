@@ -4,6 +4,7 @@ False alarms: see the note in ``harness.statistics``.
 """
 
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,12 @@ from harness.trajectories import (
     check_kept_momenta,
     check_mixing,
 )
+from levels import at_levels
 from torch import Tensor
 
 import torch_sgmcmc as sg
+
+pytestmark = pytest.mark.full
 
 CHECKS = [
     check_invariance,
@@ -36,13 +40,21 @@ CHECKS = [
 BUILDS: dict[str, Any] = {"HMC": sg.HMC, "reference": ReferenceHMC}
 
 
-@pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize(
+    ("name", "check"),
+    at_levels(
+        product(BUILDS, CHECKS),
+        default=[("HMC", check_invariance), ("HMC", check_dynamics)],
+        full=[("HMC", check) for check in CHECKS[1:] if check is not check_dynamics],
+    ),
+)
 def test_law(name: str, check: Any) -> None:
     check(BUILDS[name])
 
 
-@pytest.mark.parametrize("mutation", DYNAMICS_MUTATIONS)
+@pytest.mark.parametrize(
+    "mutation", at_levels(DYNAMICS_MUTATIONS, full=["prior missing in the gradient"])
+)
 def test_a_bug_of_the_dynamics_is_caught(mutation: str) -> None:
     with pytest.raises(StatisticalError):
         check_dynamics(partial(ReferenceHMC, mutation=mutation))
@@ -52,7 +64,14 @@ def test_a_bug_of_the_dynamics_is_caught(mutation: str) -> None:
 ACROSS_STEPS = {"uniform reused by the next step"}
 
 
-@pytest.mark.parametrize("mutation", HMC_MUTATIONS)
+@pytest.mark.parametrize(
+    "mutation",
+    at_levels(
+        HMC_MUTATIONS,
+        default=["Metropolis test without T"],
+        full=["every trajectory accepted"],
+    ),
+)
 def test_a_bug_is_caught(mutation: str) -> None:
     check = check_mixing if mutation in ACROSS_STEPS else check_invariance
     with pytest.raises(StatisticalError):

@@ -13,9 +13,12 @@ import pytest
 import torch
 from harness.ecs import PERTURBED
 from harness.statistics import check_z
+from levels import at_levels
 from torch import Tensor
 
 import torch_sgmcmc as sg
+
+pytestmark = pytest.mark.full
 
 
 def test_the_perturbation_falls_with_the_subsample() -> None:
@@ -47,11 +50,15 @@ def gaussian(eta: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
-        (logistic, {"subsample_size": 100}),
         (logistic, {"subsample_size": 10, "variant": "signed", "num_products": 40}),
-        (poisson, {"subsample_size": 100}),
-        # m so large that the first order's perturbation is far below the error.
-        (gaussian, {"subsample_size": 300, "control_variate": 1}),
+        *at_levels(
+            [
+                (logistic, {"subsample_size": 100}),
+                (poisson, {"subsample_size": 100}),
+                # m so large that the first order's perturbation is far below the error.
+                (gaussian, {"subsample_size": 300, "control_variate": 1}),
+            ]
+        ),
     ],
 )
 def test_regressions_against_hmc(

@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 import torch
 from harness.statistics import StatisticalError, check_p
+from levels import at_levels
 from scipy import stats
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from torch_sgmcmc.ecs.anchor import Anchor
 from torch_sgmcmc.ecs.prior import Prior
 
 # Warm-ups choose few factors here.
-pytestmark = pytest.mark.filterwarnings("ignore:num_blocks")
+pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore:num_blocks")]
 
 D = 2
 SEEDS = range(6)
@@ -106,7 +107,7 @@ SIZES = {"subsample_size": 40}
 LEFT = "has left the posterior: the log posterior of all data is .* below that at θ"
 
 
-@pytest.mark.parametrize(("m", "order"), [(10, 1), (40, 2)])
+@pytest.mark.parametrize(("m", "order"), at_levels([(10, 1), (40, 2)], full=[(10, 1)]))
 def test_the_signed_sampler_stays(m: int, order: int) -> None:
     settings = {**SIGNED, "subsample_size": m, "control_variate": order}
     check_draws([Regression(seed, **settings).run() for seed in SEEDS])

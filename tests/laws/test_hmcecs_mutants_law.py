@@ -45,12 +45,13 @@ from harness.ecs_mutants import (
     run_reference,
 )
 from harness.statistics import StatisticalError
+from levels import at_levels
 from torch import Tensor
 
 import torch_sgmcmc as sg
 
 # Subsamples of a few data.
-pytestmark = pytest.mark.filterwarnings("ignore:num_blocks")
+pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore:num_blocks")]
 
 EXPERIMENTS = {
     "perturbed": PERTURBED,
@@ -190,7 +191,9 @@ def length(variant: str) -> dict[str, int]:
     return {"replicates": 150, "steps": 5}
 
 
-@pytest.mark.parametrize("variant", EXPERIMENTS)
+@pytest.mark.parametrize(
+    "variant", at_levels(EXPERIMENTS, default=["perturbed"], otherwise="full")
+)
 def test_the_sampler_keeps_its_law(variant: str) -> None:
     experiment = EXPERIMENTS[variant]
     seen = run_sampler(experiment, **length(variant))
@@ -212,7 +215,14 @@ def test_a_long_chain_of_the_sampler() -> None:
     assert abs(chain.theta.mean() - mean) > 0.15
 
 
-@pytest.mark.parametrize(("variant", "bug"), pairs(*_BUGS.values()))
+@pytest.mark.parametrize(
+    ("variant", "bug"),
+    at_levels(
+        pairs(*_BUGS.values()),
+        default=[("perturbed", "correction left out")],
+        full=[("signed", "sign ignored"), ("weighted", "weights ignored")],
+    ),
+)
 def test_a_bug_put_into_the_sampler_is_caught(variant: str, bug: str) -> None:
     """By a fourth of the replicates, or by as many again, to twice the whole."""
     experiment, full = EXPERIMENTS[variant], length(variant)
@@ -259,6 +269,7 @@ def energy_errors(variant: str, patch: Patch = nullcontext) -> list[float]:
     return errors
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("variant", EXPERIMENTS)
 def test_energy_is_conserved_by_the_sampler(variant: str) -> None:
     """ΔH = c ε² + O(ε⁴)."""
@@ -267,6 +278,7 @@ def test_energy_is_conserved_by_the_sampler(variant: str) -> None:
     assert 3.8 < errors[1] / errors[2] < 4.2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("variant", "bug"),
     pairs(

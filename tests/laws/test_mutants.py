@@ -39,6 +39,9 @@ from harness.mutants import (
 from harness.precision_mutants import PRECISION_MUTATIONS, ReferencePrecision
 from harness.statistics import StatisticalError
 from harness.targets import LogGamma
+from levels import at_levels
+
+pytestmark = pytest.mark.nightly
 
 REFERENCES = {
     "SGLD": ReferenceSGLD,
@@ -86,19 +89,31 @@ def few(experiment: Experiment) -> Experiment:
 
 @pytest.mark.parametrize(
     ("name", "mutation"),
-    [
-        *(("SGLD", mutation) for mutation in SGLD_MUTATIONS),
-        *(("SGHMC", mutation) for mutation in SGHMC_MUTATIONS),
-        *(("PSGLD frozen", mutation) for mutation in PSGLD_MUTATIONS),
-        *(("SGNHT", mutation) for mutation in SGNHT_MUTATIONS),
-    ],
+    at_levels(
+        [
+            *(("SGLD", mutation) for mutation in SGLD_MUTATIONS),
+            *(("SGHMC", mutation) for mutation in SGHMC_MUTATIONS),
+            *(("PSGLD frozen", mutation) for mutation in PSGLD_MUTATIONS),
+            *(("SGNHT", mutation) for mutation in SGNHT_MUTATIONS),
+        ],
+        default=[
+            ("SGLD", "T instead of sqrt(T)"),
+            ("SGHMC", "friction forgotten in the noise"),
+            ("PSGLD frozen", "preconditioner not in the noise"),
+            ("SGNHT", "explicit Euler"),
+        ],
+        otherwise="full",
+    ),
 )
 def test_a_bug_is_caught(name: str, mutation: str) -> None:
     check, experiment = ELSEWHERE.get(mutation, (check_stationary, suite.all_at_once))
     assert_caught(check, experiment(reference(name, mutation)))
 
 
-@pytest.mark.parametrize("mutation", THERMOSTAT_MUTATIONS)
+@pytest.mark.parametrize(
+    "mutation",
+    at_levels(THERMOSTAT_MUTATIONS, full=["N forgotten in the thermostat"]),
+)
 def test_a_bug_of_the_thermostat_is_caught(mutation: str) -> None:
     assert_caught(check_thermostats, suite.absorbed(at_work(mutation), **QUICKLY))
 
@@ -108,7 +123,9 @@ def test_the_thermostat_reference_is_right() -> None:
     check_thermostats(few(suite.absorbed(at_work(None), **QUICKLY)))
 
 
-@pytest.mark.parametrize("mutation", GAMMA_MUTATIONS)
+@pytest.mark.parametrize(
+    "mutation", at_levels(GAMMA_MUTATIONS, full=["gamma without T"])
+)
 def test_a_bug_of_gamma_is_caught(mutation: str) -> None:
     assert_caught(check_memoryless, suite.memoryless(adapting(mutation), gamma=True))
 
@@ -197,7 +214,9 @@ def test_the_sghmc_reference_is_right(check) -> None:
 GIBBS = {"shape": 3.0, "rate": 0.3, "temperature": 0.5, "seed": 3}
 
 
-@pytest.mark.parametrize("mutation", PRECISION_MUTATIONS)
+@pytest.mark.parametrize(
+    "mutation", at_levels(PRECISION_MUTATIONS, full=PRECISION_MUTATIONS[:1])
+)
 def test_a_bug_in_the_conditional_is_caught(mutation: str) -> None:
     with pytest.raises(StatisticalError):
         check_conditional(partial(ReferencePrecision, mutation=mutation), **GIBBS)

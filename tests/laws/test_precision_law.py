@@ -5,6 +5,8 @@ from harness.gibbs import check_conditional, check_joint
 
 from torch_sgmcmc import GammaPrecision
 
+pytestmark = pytest.mark.full
+
 SETTINGS = [(3.0, 2.0, 0.5), (5.0, 1.0, 2.5)]
 # The conditional of a single weight then has a shape below 1. (The joint test would
 # need far more updates to forget its start.)

@@ -12,6 +12,8 @@ import torch
 
 import torch_sgmcmc as sg
 
+pytestmark = pytest.mark.full
+
 LR = 1e-5
 
 

@@ -32,6 +32,8 @@ from harness.targets import DoubleWell, LogGamma, Quadratic, correlated
 import torch_sgmcmc as sg
 from torch_sgmcmc import PSGLD, SGNHT
 
+pytestmark = pytest.mark.full
+
 every_method = pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 # All but those whose law with noisy gradients has tests of its own.
 under_noise = pytest.mark.parametrize(
@@ -60,6 +62,7 @@ def test_posterior_by_minibatches(method: Method) -> None:
     check_transient(suite.minibatches(method, 2))
 
 
+@pytest.mark.default
 @every_method
 def test_temperature_prior_and_data_scale(method: Method) -> None:
     experiment = suite.all_at_once(method)
@@ -187,6 +190,7 @@ def test_momentum_is_stationary_from_the_start() -> None:
     check_gaussian(momentum / (1e-9 * 0.6 / 20) ** 0.5, label="first momentum")
 
 
+@pytest.mark.default
 def test_noise_account() -> None:
     check_stationary(suite.accounted(SGHMC))
     check_transient(suite.accounted(SGHMC))
@@ -254,6 +258,7 @@ def test_noise_account_online() -> None:
 # ---- pSGLD: Γ while V adapts -----------------------------------------------------
 
 
+@pytest.mark.default
 @pytest.mark.parametrize("gamma", [True, False], ids=["gamma", "plain"])
 def test_preconditioner_without_memory(gamma: bool) -> None:
     check_memoryless(suite.memoryless(ADAPTING, gamma=gamma))
@@ -303,6 +308,7 @@ def test_gamma_on_a_skewed_target() -> None:
         check_extrapolated(without, exact, time=12)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("decay", "gamma", "variance"),
     [
@@ -444,6 +450,7 @@ def test_other_units_of_algorithm_2_are_caught(mistake: str) -> None:
 # ---- SGNHT: thermostats ----------------------------------------------------------
 
 
+@pytest.mark.default
 def test_thermostats_absorb_gradient_noise() -> None:
     check_thermostats(suite.absorbed(THERMOSTATS))
 
@@ -475,6 +482,7 @@ def test_law_with_thermostats() -> None:
     assert min(errors["SGHMC"]) > 0.5
 
 
+@pytest.mark.nightly
 def test_thermostats_estimate_the_noise() -> None:
     """The mean of α - A is β̂ up to O(κ): extrapolated, 2 m(κ / 2) - m(κ)."""
     means, errors = [], []

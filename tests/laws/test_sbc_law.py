@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from levels import at_levels
 from sbc_problem import (
     TARGET,
     Make,
@@ -16,6 +17,8 @@ from sbc_problem import (
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.judge.calibration import sbc
+
+pytestmark = pytest.mark.nightly
 
 #: Samplers, and what each needs of the calibration.
 SAMPLERS: dict[str, tuple[Make, dict[str, Any]]] = {
@@ -48,10 +51,13 @@ SAMPLERS: dict[str, tuple[Make, dict[str, Any]]] = {
 
 @pytest.mark.parametrize(
     ("sampler", "model"),
-    [
-        *((sampler, "Gaussian") for sampler in SAMPLERS if sampler != "HMCECS"),
-        *((sampler, "logistic") for sampler in ("SGHMC", "HMCECS")),
-    ],
+    at_levels(
+        [
+            *((sampler, "Gaussian") for sampler in SAMPLERS if sampler != "HMCECS"),
+            *((sampler, "logistic") for sampler in ("SGHMC", "HMCECS")),
+        ],
+        full=[("SGHMC", "Gaussian"), ("SGHMC", "logistic")],
+    ),
 )
 def test_every_sampler(sampler: str, model: str) -> None:
     """A right one is refused once in a thousand seeds."""
@@ -94,7 +100,7 @@ MUTANTS: dict[str, tuple[Make, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("mutant", at_levels(MUTANTS, full=["temperature"]))
 def test_wrong_samplers_are_flagged(mutant: str) -> None:
     make, options = MUTANTS[mutant]
     shared = {"simulations": 2000, "thin": 2, "warmup": 20}

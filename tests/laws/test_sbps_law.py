@@ -33,6 +33,7 @@ from harness.sbps import (
 )
 from harness.statistics import StatisticalError
 from harness.targets import correlated
+from levels import at_levels
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
@@ -40,6 +41,8 @@ import torch_sgmcmc._C as _C
 from torch_sgmcmc import sbps
 from torch_sgmcmc.bouncy.directional import Observation
 from torch_sgmcmc.chain import operators as ops
+
+pytestmark = pytest.mark.full
 
 
 def gaussian_data(d: int = 2, **settings: Any) -> GaussianData:
@@ -73,6 +76,7 @@ def test_gaussian(noisy: bool) -> None:
     assert chain.violations <= 0.02 * chain.proposals
 
 
+@pytest.mark.default
 def test_posterior_by_minibatches() -> None:
     posterior(gaussian_data())
 
@@ -123,6 +127,7 @@ def quartic(forgetting: float) -> ReferenceSBPS:
     )
 
 
+@pytest.mark.nightly
 def test_quartic_by_a_local_regression() -> None:
     quartic(forgetting=1.0)
 
@@ -145,6 +150,7 @@ def violates_less(forgetting: float) -> bool:
     return violations(forgetting) < 0.7 * violations(0.0)
 
 
+@pytest.mark.nightly
 def test_a_local_regression_violates_its_band_less() -> None:
     """Where slopes change: half as often.
 
@@ -154,6 +160,7 @@ def test_a_local_regression_violates_its_band_less() -> None:
     assert violates_less(1.0)
 
 
+@pytest.mark.nightly
 def test_weights_that_grow_are_seen() -> None:
     assert not violates_less(-1.0)
 
@@ -179,18 +186,27 @@ WHERE: dict[str, Callable[..., object]] = {
 }
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS)
+@pytest.mark.parametrize(
+    "mutation",
+    at_levels(
+        MUTATIONS,
+        default=["gradient noise not fresh"],
+        full=["prior left out of the rate"],
+    ),
+)
 def test_a_bug_is_caught(mutation: str) -> None:
     experiment = WHERE.get(mutation, partial(posterior, gaussian_data()))
     with pytest.raises(StatisticalError):
         experiment(mutation=mutation)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("experiment", [exact, short])
 def test_without_a_bug_they_pass(experiment: Callable[..., None]) -> None:
     experiment()
 
 
+@pytest.mark.nightly
 def test_logistic_regression_sees_a_missing_prior() -> None:
     with pytest.raises(StatisticalError):
         check_average(
@@ -200,6 +216,7 @@ def test_logistic_regression_sees_a_missing_prior() -> None:
         )
 
 
+@pytest.mark.nightly
 def test_a_narrow_band_is_a_bias_that_is_seen() -> None:
     """k = 0: proposals at the predicted rate itself lose the bounces above it."""
     with pytest.raises(StatisticalError):
@@ -209,12 +226,14 @@ def test_a_narrow_band_is_a_bias_that_is_seen() -> None:
 # ---- The noise of minibatches --------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("replacement", [False, True])
 def test_noise_of_a_minibatch(replacement: bool) -> None:
     target = gaussian_data(n=60, replacement=replacement)
     check_noise(target, target.observe)
 
 
+@pytest.mark.nightly
 def test_a_missing_population_factor_is_seen() -> None:
     target = gaussian_data(n=60)
 
@@ -272,12 +291,14 @@ def reference_refreshments(mutation: str | None) -> Refreshments:
     return chain.refreshments
 
 
+@pytest.mark.nightly
 def test_refreshments_of_the_reference() -> None:
     seen = reference_refreshments(None)
     check_refreshments(seen)
     assert len(seen.waits) > 10_000 and seen.bounces > 8000
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mutation", REFRESHMENT_MUTATIONS)
 def test_a_bug_of_refreshments_is_caught(mutation: str) -> None:
     seen = reference_refreshments(mutation)
@@ -285,6 +306,7 @@ def test_a_bug_of_refreshments_is_caught(mutation: str) -> None:
         check_refreshments(seen)
 
 
+@pytest.mark.nightly
 def test_refreshments_in_a_cube_are_seen() -> None:
     random = np.random.default_rng(6)
     v = random.uniform(-1, 1, (6000, 3))
@@ -356,14 +378,14 @@ class Pair:
         return v / np.linalg.norm(v)
 
 
-@pytest.mark.parametrize("model", [False, True])
+@pytest.mark.default
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "model"),
     [
-        {"refresh_rate": 2.0},
-        {"preconditioned": True, "decay": 0.9, "eps": 0.01},
-        {"preconditioned": True, "scale": [1.0, 0.2, 0.5, 2.0, 0.7]},
-        {"refresh_rate": 2.0, "forgetting": 1.5},
+        ({"refresh_rate": 2.0}, True),
+        ({"preconditioned": True, "decay": 0.9, "eps": 0.01}, False),
+        ({"preconditioned": True, "scale": [1.0, 0.2, 0.5, 2.0, 0.7]}, True),
+        ({"refresh_rate": 2.0, "forgetting": 1.5}, False),
     ],
     ids=["plain", "learned", "given", "local"],
 )
@@ -484,7 +506,6 @@ def in_the_bar(variances: np.ndarray) -> bool:
     return bool(0.91 < variances.mean() < 1.10)
 
 
-@pytest.mark.slow
 def test_posterior_of_real_minibatches() -> None:
     """Independent minibatches sample the posterior, those of an epoch do not.
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from harness.philox import philox
-from harness.statistics import Array, check_counts, check_z
+from harness.statistics import Array, StatisticalError, check_counts, check_z
 from torch import nn
 
 import torch_sgmcmc as sg
+
+pytestmark = pytest.mark.full
 
 CHAINS = 200_000
 # Of a mean loss (θ - CENTRE)² / 2 by minibatches whose gradients are NOISE off, up or
@@ -56,11 +59,14 @@ def noisy(p: nn.Parameter, noise: float, generator: torch.Generator) -> None:
     p.grad = p.detach() - CENTRE + noise * signs
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.3])
-@pytest.mark.parametrize("steps", [8, 40])
+@pytest.mark.default
+@pytest.mark.parametrize(("steps", "noise"), [(8, 0.0), (40, 0.3)])
 def test_every_place_is_as_likely_as_it_should_be(steps: int, noise: float) -> None:
     p = nn.Parameter(torch.full((CHAINS,), START, dtype=torch.float64))
-    sampler = sg.SGLRW([p], **TARGET, seed=7)
+    check_places(p, sg.SGLRW([p], **TARGET, seed=7), steps, noise)
+
+
+def check_places(p: nn.Parameter, sampler: Any, steps: int, noise: float) -> None:
     g = torch.Generator().manual_seed(1)
     for _ in range(steps):
         noisy(p, noise, g)
@@ -73,6 +79,33 @@ def test_every_place_is_as_likely_as_it_should_be(steps: int, noise: float) -> N
     law = lattice.after(steps)
     assert not np.any(counts[law == 0])
     check_counts(counts[law > 0], law[law > 0], label="SGLRW's lattice")
+
+
+class Reference:
+    """SGLRW in plain PyTorch, or with a bug: without the prior."""
+
+    def __init__(self, p: nn.Parameter, bug: bool) -> None:
+        self.p, self.lattice = p, Lattice(1, 0.0)
+        self.pull = 0.0 if bug else TARGET["prior_precision"] / TARGET["num_data"]
+        self.generator = torch.Generator().manual_seed(3)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        slope = self.p.grad + self.pull * (self.p - TARGET["prior_mean"])
+        delta = self.lattice.delta
+        up = 0.5 - 0.5 * (TARGET["lr"] * slope / delta).clamp(-1, 1)
+        u = torch.rand(up.shape, generator=self.generator, dtype=up.dtype)
+        self.p += delta * (2 * (u < up).to(up.dtype) - 1)
+
+
+@pytest.mark.default
+def test_a_missing_prior_is_caught() -> None:
+    for bug in (False, True):
+        p = nn.Parameter(torch.full((CHAINS,), START, dtype=torch.float64))
+        # Of other probabilities, or where the law has none.
+        seen = pytest.raises((StatisticalError, AssertionError))
+        with seen if bug else nullcontext():
+            check_places(p, Reference(p, bug), 40, 0.3)
 
 
 @pytest.mark.parametrize("noise", [0.0, 1.0, 3.0])
@@ -88,8 +121,10 @@ def test_noise_that_does_not_clip_heats_nothing(noise: float) -> None:
     assert heating > 10 if noise == 3.0 else abs(heating) < 1e-5
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("numel", [1, 7, 130, 1001])
+@pytest.mark.default
+@pytest.mark.parametrize(
+    ("numel", "dtype"), [(7, torch.float64), (1001, torch.float32)]
+)
 def test_directions_are_drawn_by_the_words(numel: int, dtype: torch.dtype) -> None:
     g = torch.Generator().manual_seed(0)
     p = nn.Parameter(torch.randn(numel, generator=g, dtype=dtype))

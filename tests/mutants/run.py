@@ -5,8 +5,8 @@
 By hand and nightly: a build takes minutes. Works on a copy of the checkout in a
 temporary folder, whose binaries are imported in place of what is installed. First the
 tests must pass without a bug. A mutant is caught if pytest finds a failing test by each
-of its arguments; an error before a test runs is not that. docs/faults.md has the list
-and its result.
+of its arguments, at the level that they name; an error before a test runs is not that.
+docs/faults.md has the list and its result.
 """
 
 from __future__ import annotations
@@ -152,6 +152,10 @@ def main() -> None:
             for mutant in mutants:
                 copy.patch(mutant, back=True)
     print(f"{sum(caught)} of {len(caught)} mutants are caught")
+    mutants = [mutant for build in chosen for mutant in build]
+    pairs = zip(mutants, caught, strict=True)
+    number = sum(is_caught and mutant.is_default for mutant, is_caught in pairs)
+    print(f"{number} of them by the default level of tests")
     sys.exit(not right or not all(caught))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["BUILDS", "Mutant"]
+__all__ = ["BUILDS", "Mutant", "level_of"]
 
 
 class Mutant(NamedTuple):
@@ -20,7 +20,8 @@ class Mutant(NamedTuple):
         file: which has it, under csrc.
         old: the right text, which must be there exactly once.
         new: the wrong text.
-        tests: arguments of pytest, each of which must find a failing test.
+        tests: arguments of pytest, each of which must find a failing test. They begin
+            with their level (--level=full), if that is not the default one.
     """
 
     name: str
@@ -28,6 +29,17 @@ class Mutant(NamedTuple):
     old: str
     new: str
     tests: tuple[str, ...]
+
+    @property
+    def is_default(self) -> bool:
+        """Whether a test of the default level must see the bug."""
+        return any(level_of(arguments) == "default" for arguments in self.tests)
+
+
+def level_of(arguments: str) -> str:
+    """Returns the level of arguments of pytest."""
+    first = arguments.split()[0]
+    return first.removeprefix("--level=") if "--level=" in first else "default"
 
 
 def _updates(k: str) -> str:
@@ -38,7 +50,7 @@ def _law(method: str) -> str:
     return f"tests/laws/test_sampling_law.py -k 'temperature_prior and {method}'"
 
 
-_ECS_LAW = "tests/laws/test_hmcecs_mutants_law.py -k"
+_ECS_LAW = "--level=full tests/laws/test_hmcecs_mutants_law.py -k"
 
 BUILDS: tuple[tuple[Mutant, ...], ...] = (
     (
@@ -190,7 +202,7 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
             "host/bounce_clock.cpp",
             "return Uniforms(stream, kDecision).first * rate < value;",
             "return 0 * Uniforms(stream, kDecision).first * rate < value + rate;",
-            ("tests/laws/test_sbps_law.py -k test_gaussian",),
+            ("--level=full tests/laws/test_sbps_law.py -k test_gaussian",),
         ),
         Mutant(
             "seeds are folded with half of the stream's number",
@@ -206,7 +218,8 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
             "/*num_chains=*/1, {}}",
             (
                 "tests/contract/test_many_chains.py -k each_is_the_chain_alone",
-                "tests/ranks/test_sharded.py -k 'shards_are_parts and SGLD'",
+                "--level=full tests/ranks/test_sharded.py "
+                "-k 'shards_are_parts and SGLD'",
             ),
         ),
     ),

@@ -1,18 +1,74 @@
-"""That the bugs of the table can be built in: sources change, and runs are nightly."""
+"""The table of bugs: each has its place in the sources, and tests at its level."""
 
 import importlib.util
+import shlex
 from pathlib import Path
+from typing import Any
+
+import pytest
+from _pytest.mark import deselect_by_keyword
 
 HERE = Path(__file__).parent
+CHECKOUT = HERE.parents[1]
 
 
-def test_each_bug_has_its_place() -> None:
+@pytest.fixture(scope="module")
+def table() -> Any:
     spec = importlib.util.spec_from_file_location("table_of_bugs", HERE / "table.py")
     assert spec is not None and spec.loader is not None
     table = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(table)
+    return table
+
+
+def test_each_bug_has_its_place(table: Any) -> None:
     bugs = [bug for build in table.BUILDS for bug in build]
     assert len(bugs) >= 20
-    csrc = HERE.parents[1] / "csrc"
     for bug in bugs:
-        assert (csrc / bug.file).read_text().count(bug.old) == 1, bug.name
+        path = CHECKOUT / "csrc" / bug.file
+        assert path.read_text().count(bug.old) == 1, bug.name
+
+
+def test_levels_see_enough_bugs(table: Any) -> None:
+    bugs = [bug for build in table.BUILDS for bug in build]
+    assert sum(bug.is_default for bug in bugs) >= 12
+    levels = {table.level_of(arguments) for bug in bugs for arguments in bug.tests}
+    assert levels == {"default", "full"}
+
+
+class Counts:
+    """A plugin of pytest that counts the tests of files and -k, and collects once."""
+
+    def __init__(self, places: set[tuple[str, str]]) -> None:
+        self.numbers = dict.fromkeys(places, 0)
+
+    @pytest.hookimpl(trylast=True)  # tests of other levels have been deselected
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        for file, keyword in self.numbers:
+            config.option.keyword = keyword
+            left = [item for item in items if item.path == CHECKOUT / file]
+            deselect_by_keyword(left, config)
+            self.numbers[file, keyword] = len(left)
+        config.option.keyword = ""
+
+
+def test_all_arguments_name_tests_of_their_level(
+    table: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(CHECKOUT)
+    each = {a for build in table.BUILDS for bug in build for a in bug.tests}
+    for level in ("default", "full"):
+        places = set()
+        for arguments in each:
+            if table.level_of(arguments) == level:
+                words = shlex.split(arguments.removeprefix(f"--level={level} "))
+                assert len(words) == 1 or words[1] == "-k"
+                places.add((words[0], words[2] if words[1:] else ""))
+        counts = Counts(places)
+        options = ["--collect-only", "-q", "-n", "0", "-p", "no:cacheprovider"]
+        files = {file for file, _ in places}
+        assert pytest.main([*options, f"--level={level}", *files], [counts]) == 0
+        missing = [place for place, number in counts.numbers.items() if number == 0]
+        assert not missing

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from harness.inductor import NEEDS_COMPILER
+from levels import at_levels
 from operator_tensors import arguments_of, by_gradients, registered
 from reference import same_bits
 from short_chains import assert_same
@@ -17,6 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.chain import operators as ops
+
+pytestmark = pytest.mark.full
 
 BACKENDS = ["aot_eager", pytest.param("inductor", marks=NEEDS_COMPILER)]
 TARGET = {"lr": 0.1, "num_data": 5.0, "prior_precision": 1.0, "temperature": 1.0}
@@ -176,7 +179,14 @@ class Training:
 
 
 # Of capturable ones a step is one graph, below; of the others it is broken.
-@pytest.mark.parametrize("kind", [k for k in KINDS if "capturable" not in k])
+@pytest.mark.parametrize(
+    "kind",
+    at_levels(
+        [k for k in KINDS if "capturable" not in k],
+        default=["SGHMC"],
+        otherwise="full",
+    ),
+)
 def test_compiled_training_steps_are_the_same_chain(kind: str) -> None:
     # Twelve steps: past the point where dynamo stops to specialise on the counter.
     eager, compiled = Training(kind), Training(kind)

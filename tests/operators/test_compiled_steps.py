@@ -21,6 +21,8 @@ from torch.nn import functional as F
 
 import torch_sgmcmc as sg
 
+pytestmark = pytest.mark.full
+
 STEPS = 3
 
 

@@ -28,6 +28,8 @@ from torch import Tensor, nn
 import torch_sgmcmc as sg
 from torch_sgmcmc.chain import operators as ops
 
+pytestmark = pytest.mark.full
+
 HAS_GPU = torch.cuda.is_available()
 DEVICE = os.environ.get("TORCH_SGMCMC_TEST_DEVICE", "cuda" if HAS_GPU else "cpu")
 needs_graphs = pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")

@@ -23,6 +23,8 @@ from torch.nn import functional as F
 
 import torch_sgmcmc as sg
 
+pytestmark = pytest.mark.full
+
 N, WIDTH = 200, 5
 
 

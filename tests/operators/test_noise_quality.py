@@ -13,6 +13,8 @@ from torch import Tensor
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain.operators import gaussian_
 
+pytestmark = pytest.mark.full
+
 # Random123's kat_vectors: counter, key, output of philox4x32 10.
 KNOWN_ANSWERS = [
     (
@@ -106,7 +108,6 @@ def run_battery(source: Callable[..., Tensor], count: int) -> Battery:
     return battery
 
 
-@pytest.mark.slow
 def test_gaussian_quality_of_40_million_draws() -> None:
     """Of which bits too few for the tails are seen, below."""
     battery = run_battery(draw, 4 * 10**7)
@@ -179,13 +180,14 @@ BAD_NOISE: dict[str, Callable[..., Tensor]] = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", BAD_NOISE)
 def test_bad_noise_is_caught(name: str) -> None:
     with pytest.raises(StatisticalError):
         run_battery(BAD_NOISE[name], 4 * 10**6).check(name)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_missing_tails_are_caught() -> None:
     """Nothing beyond 4.85: 23 draws too few in 4 10⁷, and all else in order."""
     with pytest.raises(StatisticalError, match="tail beyond ±5"):

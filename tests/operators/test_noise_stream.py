@@ -96,6 +96,7 @@ ISAS = ["avx512", "avx2", "portable"]
 OTHER_ISAS = ISAS[ISAS.index(_C.isa()) + 1 :] or ["portable"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("isa", OTHER_ISAS)
 def test_results_depend_neither_on_instruction_set_nor_on_process(isa: str) -> None:
     process = run([str(HERE / "fingerprint.py")], isa)
@@ -105,6 +106,7 @@ def test_results_depend_neither_on_instruction_set_nor_on_process(isa: str) -> N
     assert theirs["fingerprints"] == fingerprints()
 
 
+@pytest.mark.full
 def test_unknown_instruction_set_is_an_error() -> None:
     program = """
 import torch

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -50,12 +51,11 @@ def is_state(op: str, name: str) -> bool:
     return LISTS[op][name]["is_in_arithmetic_type"]
 
 
-def ranged(*, integers: bool) -> list[Any]:
-    """Operators with each of their numbers that its row has a range for."""
+def ranged(op: str, *, integers: bool) -> list[dict[str, Any]]:
+    """Returns the numbers of an operator that its row has a range for."""
     return [
-        pytest.param(op, each, id=f"{op}-{each['name']}")
-        for op, row in ROWS.items()
-        for each in row["numbers"]
+        each
+        for each in ROWS[op]["numbers"]
         if each["is_integer"] == integers and (each["low"] > -math.inf or not integers)
     ]
 
@@ -66,8 +66,7 @@ WITH_MASTERS = [
 ]
 UPDATES = [op for op in WITH_MASTERS if ROWS[op]["has_noise"]]
 WITH_STREAM = [op for op, row in ROWS.items() if row["has_noise"]]
-EACH = [(op, name) for op, names in ARGUMENTS.items() for name in names]
-each_argument = pytest.mark.parametrize(("op", "name"), EACH)
+each_argument = pytest.mark.parametrize("op", ARGUMENTS)
 FLOATS = "expected float32, float64, bfloat16 or float16"
 
 
@@ -108,16 +107,15 @@ def test_no_operator_is_left_out() -> None:
 
 
 @each_argument
-def test_list_lengths(op: str, name: str) -> None:
-    first = ARGUMENTS[op][0]
-    if name == first:
-        return  # the others are then too long: tested below
-    lists = make_lists(op)
-    lists[name] = lists[name][:1]
-    check(op, lists, f"{name} has 1 tensors, expected 2 (as many as {first})")
-    lists = make_lists(op)
-    lists[name].append(torch.ones(1))
-    check(op, lists, f"{name} has 3 tensors, expected 2 (as many as {first})")
+def test_list_lengths(op: str) -> None:
+    first, *others = ARGUMENTS[op]
+    for name in others:
+        lists = make_lists(op)
+        lists[name] = lists[name][:1]
+        check(op, lists, f"{name} has 1 tensors, expected 2 (as many as {first})")
+        lists = make_lists(op)
+        lists[name].append(torch.ones(1))
+        check(op, lists, f"{name} has 3 tensors, expected 2 (as many as {first})")
 
 
 def test_no_tensors_at_all() -> None:
@@ -127,11 +125,9 @@ def test_no_tensors_at_all() -> None:
 
 
 @each_argument
-def test_shapes(op: str, name: str) -> None:
-    first = ARGUMENTS[op][0]
-    if name == first:
-        return  # defines the shape
-    for shape in ((3, 2), (6,), (2, 3, 1), ()):
+def test_shapes(op: str) -> None:
+    first, *others = ARGUMENTS[op]
+    for name, shape in product(others, ((3, 2), (6,), (2, 3, 1), ())):
         lists = make_lists(op)
         lists[name][0] = torch.full(shape, 0.5)
         check(
@@ -141,63 +137,60 @@ def test_shapes(op: str, name: str) -> None:
         )
 
 
+DTYPES = {
+    torch.int64: "int64",
+    torch.int32: "an unsupported dtype",
+    torch.complex64: "an unsupported dtype",
+    torch.float64: "float64",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
+
+
 @each_argument
-@pytest.mark.parametrize(
-    ("dtype", "shown"),
-    [
-        (torch.int64, "int64"),
-        (torch.int32, "an unsupported dtype"),
-        (torch.complex64, "an unsupported dtype"),
-        (torch.float64, "float64"),
-        (torch.bfloat16, "bfloat16"),
-        (torch.float16, "float16"),
-    ],
-)
-def test_dtypes(op: str, name: str, dtype: torch.dtype, shown: str) -> None:
+def test_dtypes(op: str) -> None:
     first = ARGUMENTS[op][0]
-    lists = make_lists(op)
-    lists[name][1] = lists[name][1].to(dtype)
-    if name == first and op in WITH_MASTERS:
-        lists["masters"] = masters_of(lists[first])
-    if name != first:
-        want = f"expected float32 (for {first}[1] in float32)"
-        check(op, lists, f"{name}[1] has {shown}, {want}")
-    elif not dtype.is_floating_point:
-        check(op, lists, f"{name}[1] has {shown}, {FLOATS}")
-    elif len(ARGUMENTS[op]) > 1:
-        # The next argument no longer fits, but for state that stays in float32.
-        other = ARGUMENTS[op][1]
-        if not is_state(op, other) or dtype == torch.float64:
-            want = f"expected {shown} (for {first}[1] in {shown})"
-            check(op, lists, f"{other}[1] has float32, {want}")
+    for name, (dtype, shown) in product(ARGUMENTS[op], DTYPES.items()):
+        lists = make_lists(op)
+        lists[name][1] = lists[name][1].to(dtype)
+        if name == first and op in WITH_MASTERS:
+            lists["masters"] = masters_of(lists[first])
+        if name != first:
+            want = f"expected float32 (for {first}[1] in float32)"
+            check(op, lists, f"{name}[1] has {shown}, {want}")
+        elif not dtype.is_floating_point:
+            check(op, lists, f"{name}[1] has {shown}, {FLOATS}")
+        elif len(ARGUMENTS[op]) > 1:
+            # The next argument no longer fits, but for state that stays in float32.
+            other = ARGUMENTS[op][1]
+            if not is_state(op, other) or dtype == torch.float64:
+                want = f"expected {shown} (for {first}[1] in {shown})"
+                check(op, lists, f"{other}[1] has float32, {want}")
 
 
-@pytest.mark.parametrize(
-    ("op", "name"),
-    [
-        (op, name)
-        for op, name in EACH
-        if is_state(op, name) and not is_state(op, ARGUMENTS[op][0])
-    ],
-)
-def test_state_is_in_the_type_of_arithmetic(op: str, name: str) -> None:
-    for dtype, state, shown in (
-        (torch.bfloat16, "float32", "bfloat16"),
-        (torch.float16, "float32", "float16"),
-        (torch.float64, "float64", "float64"),
-    ):
-        lists = make_lists(op, dtype)
-        for other in (each for each in LISTS[op] if is_state(op, each)):
-            lists[other] = [t.to(getattr(torch, state)) for t in lists[other]]
-        wrong = torch.float32 if dtype == torch.float64 else dtype
-        lists[name] = [t.to(wrong) for t in lists[name]]
-        got = str(wrong).removeprefix("torch.")
-        check(
-            op,
-            lists,
-            f"{name}[0] has {got}, expected {state} (for {ARGUMENTS[op][0]}[0] in "
-            f"{shown})",
-        )
+@each_argument
+def test_state_is_in_the_type_of_arithmetic(op: str) -> None:
+    first, *others = ARGUMENTS[op]
+    if is_state(op, first):
+        return
+    for name in (each for each in others if is_state(op, each)):
+        for dtype, state, shown in (
+            (torch.bfloat16, "float32", "bfloat16"),
+            (torch.float16, "float32", "float16"),
+            (torch.float64, "float64", "float64"),
+        ):
+            lists = make_lists(op, dtype)
+            for other in (each for each in LISTS[op] if is_state(op, each)):
+                lists[other] = [t.to(getattr(torch, state)) for t in lists[other]]
+            wrong = torch.float32 if dtype == torch.float64 else dtype
+            lists[name] = [t.to(wrong) for t in lists[name]]
+            got = str(wrong).removeprefix("torch.")
+            check(
+                op,
+                lists,
+                f"{name}[0] has {got}, expected {state} (for {ARGUMENTS[op][0]}[0] in "
+                f"{shown})",
+            )
 
 
 @pytest.mark.parametrize("op", WITH_MASTERS)
@@ -230,39 +223,46 @@ def test_masters(op: str) -> None:
 
 
 @each_argument
-def test_expanded_tensors_cannot_be_written(op: str, name: str) -> None:
-    lists = make_lists(op)
-    lists[name][0] = torch.full((3,), 0.5).expand(2, 3)
-    if LISTS[op][name]["is_written"]:
-        check(
-            op,
-            lists,
-            f"{name}[0] is an expanded tensor (several elements share memory) "
-            "and cannot be written",
-        )
-    else:  # reading them is fine
-        other = make_lists(op)
-        results = [getattr(ops, op)(*ts.values(), **HYPER[op]) for ts in (lists, other)]
-        for a, b in zip(lists.values(), other.values(), strict=True):
-            assert all(same_bits(x, y) for x, y in zip(a, b, strict=True))
-        assert results == [None, None] or torch.equal(*map(torch.as_tensor, results))
+def test_expanded_tensors_cannot_be_written(op: str) -> None:
+    for name in ARGUMENTS[op]:
+        lists = make_lists(op)
+        lists[name][0] = torch.full((3,), 0.5).expand(2, 3)
+        if LISTS[op][name]["is_written"]:
+            check(
+                op,
+                lists,
+                f"{name}[0] is an expanded tensor (several elements share memory) "
+                "and cannot be written",
+            )
+        else:  # reading them is fine
+            other = make_lists(op)
+            results = [
+                getattr(ops, op)(*ts.values(), **HYPER[op]) for ts in (lists, other)
+            ]
+            for a, b in zip(lists.values(), other.values(), strict=True):
+                assert all(same_bits(x, y) for x, y in zip(a, b, strict=True))
+            assert results == [None, None] or torch.equal(
+                *map(torch.as_tensor, results)
+            )
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
-@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
 @each_argument
-def test_sparse_tensors(op: str, name: str, layout: torch.layout) -> None:
-    lists = make_lists(op)
-    lists[name][0] = lists[name][0].to_sparse(layout=layout)
-    # The dispatcher is the first to notice: there is no kernel for such tensors.
-    with pytest.raises(NotImplementedError) as error:
-        getattr(ops, op)(*lists.values(), **HYPER[op])
-    assert str(error.value).startswith(
-        f"Could not run 'torch_sgmcmc::{op}' with arguments from the 'Sparse"
-    )
-    fresh = make_lists(op)
-    for key, tensors in lists.items():
-        assert all(map(same_bits, tensors[1:], fresh[key][1:]))
+def test_sparse_tensors(op: str) -> None:
+    layouts = (torch.sparse_coo, torch.sparse_csr)
+    for i, name in enumerate(ARGUMENTS[op]):
+        layout = layouts[i % 2]
+        lists = make_lists(op)
+        lists[name][0] = lists[name][0].to_sparse(layout=layout)
+        # The dispatcher is the first to notice: there is no kernel for such tensors.
+        with pytest.raises(NotImplementedError) as error:
+            getattr(ops, op)(*lists.values(), **HYPER[op])
+        assert str(error.value).startswith(
+            f"Could not run 'torch_sgmcmc::{op}' with arguments from the 'Sparse"
+        )
+        fresh = make_lists(op)
+        for key, tensors in lists.items():
+            assert all(map(same_bits, tensors[1:], fresh[key][1:]))
 
 
 # ---- Numbers ---------------------------------------------------------------------
@@ -277,8 +277,13 @@ def wanted(number: dict[str, Any]) -> str:
     return f"finite and {'>' if is_open else '>='} {low:g}"
 
 
-@pytest.mark.parametrize(("op", "number"), ranged(integers=False))
-def test_numbers(op: str, number: dict[str, Any]) -> None:
+@pytest.mark.parametrize("op", ROWS)
+def test_numbers(op: str) -> None:
+    for number in ranged(op, integers=False):
+        check_number(op, number)
+
+
+def check_number(op: str, number: dict[str, Any]) -> None:
     name, low, high = (number[key] for key in ("name", "low", "high"))
     bad = {math.nan, high, -math.inf, low - 0.5, low if number["low_open"] else -0.1}
     bad |= {math.inf, high + 1.5}
@@ -346,11 +351,12 @@ def test_noise_estimate_above_the_friction() -> None:
     )
 
 
-@pytest.mark.parametrize(("op", "number"), ranged(integers=True))
-def test_counts(op: str, number: dict[str, Any]) -> None:
-    name, least = number["name"], int(number["low"])
-    message = f"Invalid {name}: {least - 1} (must be >= {least})"
-    check(op, make_lists(op), message, **{name: least - 1})
+@pytest.mark.parametrize("op", ROWS)
+def test_counts(op: str) -> None:
+    for number in ranged(op, integers=True):
+        name, least = number["name"], int(number["low"])
+        message = f"Invalid {name}: {least - 1} (must be >= {least})"
+        check(op, make_lists(op), message, **{name: least - 1})
 
 
 def test_refusals_of_gauge_sums() -> None:

@@ -4,8 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from levels import at_levels
 from operator_tensors import TARGET, arguments_of, by_gradients, masters_of, registered
 from torch import Tensor
+
+#: Operators that stand for all others in the default level.
+FEW = ("sgld_step_", "sghmc_step_", "ewsg_log_ratio", "hmc_leapfrog_")
 
 
 def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -148,7 +152,14 @@ def ecs_arguments(kind: str) -> tuple[Any, Any]:
     return (estimate, {**heat, **sizes}), ((*density, *sums), heat)
 
 
-@pytest.mark.parametrize("case", opcheck_cases())
+@pytest.mark.parametrize(
+    "case",
+    at_levels(
+        opcheck_cases(),
+        default=[c for c in opcheck_cases() if c.split()[0] in FEW],
+        otherwise="full",
+    ),
+)
 def test_opcheck(case: str) -> None:
     args, kwargs = opcheck_cases()[case]
     op = getattr(torch.ops.torch_sgmcmc, case.split()[0]).default

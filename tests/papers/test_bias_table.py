@@ -11,8 +11,6 @@ from bias import problems
 from bias.run import Truth, _errors
 from harness.examples import run_example, run_experiment
 
-pytestmark = pytest.mark.examples
-
 
 @pytest.fixture(scope="module")
 def problem(data_root: Path) -> problems.Problem:
@@ -50,6 +48,7 @@ def test_errors_of_known_draws(problem: problems.Problem, tmp_path: Path) -> Non
     assert abs(errors["nll"][0]) < 0.5
 
 
+@pytest.mark.full
 def test_a_table(data_root: Path, problem: problems.Problem, tmp_path: Path) -> None:
     write_truth(tmp_path / "logistic-truth.npz", problem)
     options = ("--data-root", data_root, "--only", "logistic", "--rows", 1000)

@@ -19,8 +19,6 @@ from sghmc2014.pmf.run import Chain, RunConfig, run
 
 import torch_sgmcmc as sg
 
-pytestmark = pytest.mark.examples
-
 RATINGS = data.simulate(data.TINY)
 # User 30 rates two items, item 7 has two ratings.
 ML_1M = "30::7::5::978300760\n30::9::3::978302109\n12::7::1::978301968\n"

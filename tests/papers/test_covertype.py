@@ -13,8 +13,6 @@ import torch
 from ewsg2021 import blr
 from harness.examples import run_experiment
 
-pytestmark = pytest.mark.examples
-
 GRADIENTS = ("sgld", "psgld", "sghmc", "cp_sghmc", "ewsg")
 METHODS = {
     "paper": (*GRADIENTS, "flymc", "flymc_mode"),

@@ -28,8 +28,6 @@ from harness.statistics import StatisticalError, check_mean, check_z
 
 import torch_sgmcmc.ewsg
 
-pytestmark = pytest.mark.examples
-
 TARGET = Gaussian.draw(0)
 GAMMA = 10.0
 
@@ -70,6 +68,7 @@ def check_order(seeds: dict[str, Any]) -> None:
         assert one[-1] < 0.5 * two[-1]
 
 
+@pytest.mark.full
 def test_ewsg_is_below_sghmc_at_equal_budget() -> None:
     results = curves(ewsg=METHODS["EWSG"], sghmc=METHODS["SGHMC"])
     check_order(results)

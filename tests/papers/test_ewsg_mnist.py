@@ -12,8 +12,6 @@ from harness.examples import run_example, run_experiment
 import torch_sgmcmc as sg
 from torch_sgmcmc.chain.operators import ewsg_log_ratio
 
-pytestmark = pytest.mark.examples
-
 METHODS = ["ewsg", "sghmc", "cp_sghmc", "sgld", "psgld"]
 IMAGES = 1400  # training images of the digits, with the validation images
 

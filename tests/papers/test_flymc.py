@@ -22,8 +22,6 @@ from harness.statistics import (
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-pytestmark = pytest.mark.examples
-
 CHAINS, STEPS = 2000, 50
 ROWS, PRIOR = 40, 0.5
 
@@ -239,6 +237,7 @@ class GaussianTarget:
         return self.mean + torch.randn(count, 3, generator=g).double() @ law.T
 
 
+@pytest.mark.full
 def test_a_gaussian_posterior_is_left_as_it_is() -> None:
     target = GaussianTarget()
     factor = torch.linalg.cholesky(target.covariance)

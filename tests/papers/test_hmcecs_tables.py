@@ -18,7 +18,7 @@ from hmcecs2019.simulated import BLOCK, DIMENSION, rows, simulate
 from hmcecs2019.tables import covertype
 
 # A tiny run has fewer data in a subsample than the 100 blocks.
-pytestmark = [pytest.mark.examples, pytest.mark.filterwarnings("ignore:num_blocks")]
+pytestmark = pytest.mark.filterwarnings("ignore:num_blocks")
 
 METHODS = ["HMC", "perturbed", "signed", "SGHMC, CV", "SGLD"]
 
@@ -39,6 +39,7 @@ def laplace(problem: Problem) -> Laplace:
 # ---- The whole -------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_numbers_and_pictures(tmp_path: Path) -> None:
     options = ("--tiny", "--only", "simulated", "figure7", "figure8", "--method")
     printed, found = run_experiment("hmcecs2019.tables", tmp_path, *options, *METHODS)

@@ -13,9 +13,8 @@ from harness.examples import PAPERS, run_example
 from reproduce.kept import kept, kept_arrays
 from reproduce.report import interval, markdown, spread, standard_error
 
-pytestmark = pytest.mark.examples
 
-
+@pytest.mark.full
 def test_the_experiments_are_listed() -> None:
     done = subprocess.run([sys.executable, PAPERS], capture_output=True, text=True)
     assert done.returncode == 1

@@ -15,8 +15,6 @@ from harness.statistics import Array, StatisticalError, check_mean
 from sbps2017.toys.exact import ExactSampler, LipschitzBPS, ZigZag
 from sbps2017.toys.logistic import Problem, simulate
 
-pytestmark = pytest.mark.examples
-
 COMPETITORS = [ZigZag, LipschitzBPS]
 CHAINS, PROPOSALS = 3000, 600
 

@@ -8,8 +8,6 @@ import pytest
 import torch
 from harness.examples import run_experiment
 
-pytestmark = pytest.mark.examples
-
 IMAGES = 563  # training images of scikit-learn's digits 0 to 3
 BATCH = 50
 

@@ -20,8 +20,6 @@ from torch.nn import functional as F
 
 import torch_sgmcmc as sg
 
-pytestmark = pytest.mark.examples
-
 
 @pytest.fixture(scope="module")
 def problem() -> Problem:
@@ -158,6 +156,7 @@ def test_the_noise_of_figure_1() -> None:
     torch.testing.assert_close(plain.detach(), figure1.energy(w).detach().expand(2))
 
 
+@pytest.mark.full
 def test_the_finding_of_figure_1() -> None:
     """Bounces are far more frequent with noise; times and samples are as asked for."""
     waits = {}

@@ -10,12 +10,11 @@ from harness.examples import run_experiment
 from scipy import linalg
 from sghmc2014.toys import correlated, double_well, phase_space
 
-pytestmark = pytest.mark.examples
-
 # Thresholds in standard errors; a right program fails one with probability 6e-5.
 SIGMAS = 4.0
 
 
+@pytest.mark.full
 def test_tables_pictures_and_the_papers_finding(tmp_path: Path) -> None:
     printed, found = run_experiment("sghmc2014.figures", tmp_path, "--tiny")
     for figure in ("figure1", "figure2", "figure3"):

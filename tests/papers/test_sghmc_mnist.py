@@ -21,8 +21,6 @@ from stored_files import files
 
 import torch_sgmcmc as sg
 
-pytestmark = pytest.mark.examples
-
 IMAGES, MINIBATCH = 1200, 100  # the digits'
 BOUNCY = ("--method", "sbps", "psbps", "--start-epochs", "1")
 

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from torch_sgmcmc import convergence
 
+pytestmark = pytest.mark.full
+
 az = pytest.importorskip("arviz")
 
 

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 import torch_sgmcmc as sg
 from torch_sgmcmc.posterior.driver.blocks import length_of_blocks
 
+pytestmark = pytest.mark.full
+
 DATA = torch.randn(24, 5, generator=torch.Generator().manual_seed(0))
 LOADER = DATA.split(4)
 SGHMC = partial(sg.SGHMC, lr=0.05, num_data=24, capturable=True)

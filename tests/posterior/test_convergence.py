@@ -13,6 +13,8 @@ from torch import Tensor, nn
 import torch_sgmcmc as sg
 from torch_sgmcmc import convergence
 
+pytestmark = pytest.mark.full
+
 az = pytest.importorskip("arviz")
 
 

@@ -40,6 +40,7 @@ def test_minibatches_are_independent() -> None:
     check_independent(by_library)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mutation", [None, *UNIFORM_MUTATIONS])
 def test_bugs_of_uniform_minibatches_are_caught(mutation: str | None) -> None:
     draw = mutant_uniform(mutation)
@@ -120,6 +121,7 @@ def test_stratified_minibatches_are_unbiased(n: int) -> None:
     check_plain_mean(batches, VALUES)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mutation", [None, *STRATA_MUTATIONS])
 def test_bugs_of_stratified_minibatches_are_caught(mutation: str | None) -> None:
     batches = mutant_strata(mutation)(STRATA, 8, 20_000)
@@ -288,6 +290,7 @@ def test_a_state_dict_is_that_of_any_number_of_ranks() -> None:
 # ---- k-means ---------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("count", [300, 12_000])
 def test_kmeans_finds_separate_clusters(count: int) -> None:
     pytest.importorskip("sklearn")

@@ -28,7 +28,7 @@ def images(root: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
     return pixels, read(root, part, "labels-idx1", 8).long()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_readme_on_mnist(
     data_root: Path,
     tmp_path: Path,

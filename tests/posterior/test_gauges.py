@@ -22,8 +22,8 @@ import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain.record import chain_of
 
-# Sampled laws, but for what is marked as quick.
-pytestmark = pytest.mark.slow
+# Sampled laws, except what is marked as default.
+pytestmark = pytest.mark.full
 
 N, PRIOR, SPREAD = 100.0, 20.0, 0.4
 Build = Callable[..., sg.Sampler]
@@ -142,6 +142,7 @@ def sgld_temperature(k: np.ndarray, lr: float) -> np.ndarray:
     return N * k * noise / (1 - (1 - lr * k) ** 2)
 
 
+@pytest.mark.nightly
 def test_intervals_cover() -> None:
     """95 % intervals of 400 independent chains hold what is known exactly."""
     count, d, lr, steps = 400, 6, 0.2, 1600
@@ -253,7 +254,7 @@ def test_known_bugs_are_seen(name: str) -> None:
     assert gauges.names[0] in gauges.summary()
 
 
-@pytest.mark.quick
+@pytest.mark.default
 def test_a_chain_far_from_equilibrium_is_told_from_a_hot_one() -> None:
     far, hot = parameters(2, (64,), torch.float32)
     with torch.no_grad():
@@ -275,7 +276,7 @@ def test_a_chain_far_from_equilibrium_is_told_from_a_hot_one() -> None:
     assert 0 < said < 2e-5
 
 
-@pytest.mark.quick
+@pytest.mark.default
 def test_advice_that_is_followed_helps() -> None:
     params = parameters(1, (200,), torch.float32)
     hot = sg.Gauges(sampler := sg.SGLD(params, 0.05, **TARGET), every=2)
@@ -289,7 +290,7 @@ def test_advice_that_is_followed_helps() -> None:
     assert not any(found.fault == "hot" for found in cool.findings(budget=0.06))
 
 
-@pytest.mark.quick
+@pytest.mark.default
 def test_what_is_asked_for_a_sample_at_a_time() -> None:
     """EWSG: T_conf, by gradients of their own, beside T."""
     k, temperature = 4.0, 0.5
@@ -320,7 +321,7 @@ def test_what_is_asked_for_a_sample_at_a_time() -> None:
     assert_near(configurational.mean, temperature, configurational.half_width)
 
 
-@pytest.mark.quick
+@pytest.mark.default
 def test_groups_missing_gradients_and_steps_that_are_left_out() -> None:
     a, b = parameters(2, (30,), torch.float32)
     c = nn.Parameter(torch.zeros(0))
@@ -343,7 +344,7 @@ def test_groups_missing_gradients_and_steps_that_are_left_out() -> None:
     assert "0.0 [30]" in gauges.summary()
 
 
-@pytest.mark.quick
+@pytest.mark.default
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("kind", range(7))
 def test_the_operator_sums_each_tensor_by_itself(kind: int, dtype: Any) -> None:
@@ -394,7 +395,7 @@ def test_the_operator_sums_each_tensor_by_itself(kind: int, dtype: Any) -> None:
         assert row.tolist() == pytest.approx(sums, rel=0, abs=1e-13 * scale)
 
 
-@pytest.mark.quick
+@pytest.mark.default
 def test_threads_and_state_do_not_change_a_bit() -> None:
     def series(threads: int, interrupted: bool) -> Any:
         before = torch.get_num_threads()
@@ -455,7 +456,7 @@ def test_previous_gradients_that_cannot_be() -> None:
         assert gauges.state_dict() == before
 
 
-@pytest.mark.quick
+@pytest.mark.default
 def test_the_state_of_a_sampler_and_its_pickles_know_nothing_of_gauges() -> None:
     params = parameters(1, (4,), torch.float32)
     sampler = sg.SGLD(params, 0.01, **TARGET)
@@ -475,7 +476,7 @@ def test_the_state_of_a_sampler_and_its_pickles_know_nothing_of_gauges() -> None
         gauges.observe(lambda: None)
 
 
-@pytest.mark.quick
+@pytest.mark.default
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -513,7 +514,7 @@ def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
     assert gauges.summary() == "No step was observed yet."
 
 
-@pytest.mark.quick
+@pytest.mark.default
 def test_samplers_that_cannot_be_observed() -> None:
     params = parameters(1, (4,), torch.float32)
     with pytest.raises(ValueError, match="capturable"):
@@ -532,7 +533,7 @@ def test_samplers_that_cannot_be_observed() -> None:
         sg.Gauges(torch.optim.SGD(params, 0.1))  # type: ignore[arg-type]
 
 
-@pytest.mark.quick
+@pytest.mark.default
 def test_plot_shows_every_tensor() -> None:
     pytest.importorskip("matplotlib").use("Agg")
     params = parameters(5, (4,), torch.float32)
@@ -546,7 +547,7 @@ def test_plot_shows_every_tensor() -> None:
     assert np.mean(lines[0].get_ydata()) == pytest.approx(gauges.tensor(0).kinetic.mean)
 
 
-@pytest.mark.quick
+@pytest.mark.default
 def test_batch_means() -> None:
     """Mean and error of AR(1) series; the quantile is Student's."""
     generator = np.random.default_rng(0)

@@ -8,8 +8,6 @@ import torch
 
 import torch_sgmcmc as sg
 
-pytestmark = pytest.mark.quick
-
 
 @pytest.mark.parametrize(("estimate", "noise"), [(0.0, 1.0), ("online", 0.1)])
 def test_what_was_found_is_found_after_loading(estimate: Any, noise: float) -> None:

@@ -17,8 +17,8 @@ from torch.nn.functional import mse_loss
 
 import torch_sgmcmc as sg
 
-# Sampled laws, but for what is marked as quick.
-pytestmark = pytest.mark.slow
+# Sampled laws, except what is marked as default.
+pytestmark = pytest.mark.full
 
 N, STEPS = 200, 2500
 PRIOR = 20.0
@@ -167,7 +167,7 @@ def test_batch_norm_in_training_mode() -> None:
     assert "biased gradient" not in right.run()
 
 
-@pytest.mark.quick
+@pytest.mark.default
 def test_it_is_the_next_step_that_is_compared() -> None:
     """N/d (θ − c)·(g − h), whenever observe() is called; state and reset."""
     p = nn.Parameter(torch.tensor([1.0, -2.0]))
@@ -207,7 +207,7 @@ def test_it_is_the_next_step_that_is_compared() -> None:
     assert gauges.all().gradient_bias.mean == pytest.approx((both + of_p) / 2, rel=1e-5)
 
 
-@pytest.mark.quick
+@pytest.mark.default
 def test_gradients_in_memory_that_every_backward_pass_writes_to() -> None:
     """As DistributedDataParallel's are with gradient_as_bucket_view=True."""
     p = nn.Parameter(torch.ones(4))
@@ -226,7 +226,7 @@ def test_gradients_in_memory_that_every_backward_pass_writes_to() -> None:
     assert gauges.all().gradient_bias.mean == pytest.approx(10 * (2 - 5), rel=1e-5)
 
 
-@pytest.mark.quick
+@pytest.mark.default
 def test_parameters_that_were_moved_are_not_compared() -> None:
     p = nn.Parameter(torch.ones(4))
     sampler = sg.SGLD([p], 1e-9, num_data=10, seed=0)
@@ -239,7 +239,7 @@ def test_parameters_that_were_moved_are_not_compared() -> None:
     assert math.isnan(gauges.all().gradient_bias.mean)
 
 
-@pytest.mark.quick
+@pytest.mark.default
 def test_a_summary_of_comparisons_alone() -> None:
     p = nn.Parameter(torch.ones(4))
     sampler = sg.SGLD([p], 1e-9, num_data=10, seed=0)
@@ -254,7 +254,7 @@ def test_a_summary_of_comparisons_alone() -> None:
     assert "has gradients that are not those of the closure" in gauges.summary()
 
 
-@pytest.mark.quick
+@pytest.mark.default
 def test_ewsg_chooses_its_gradients_on_purpose() -> None:
     p = nn.Parameter(torch.ones(4))
     sampler = sg.EWSG([p], 1e-3, num_data=10, seed=0)

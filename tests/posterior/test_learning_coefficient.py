@@ -19,6 +19,8 @@ from torch_sgmcmc.judge.learning_coefficient import (
     local_learning_coefficient,
 )
 
+pytestmark = pytest.mark.full
+
 
 def sghmc(params: Any, **target: Any) -> sg.SGHMC:
     return sg.SGHMC(params, lr=0.05, momentum=0.9, **target)
@@ -32,7 +34,7 @@ def test_the_formula() -> None:
     assert learning_coefficient((2, 2, 2), 0) == 1.5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("sizes", "rank", "draws"),
     [((5, 4), 4, 1500), ((5, 3, 4), 3, 1500), ((4, 4, 4), 2, 3000)],
@@ -97,7 +99,6 @@ SAMPLERS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_of_every_sampler(kind: str) -> None:
     """A regular model: d/2, by minibatches but for HMC."""
@@ -117,7 +118,6 @@ def test_of_every_sampler(kind: str) -> None:
     assert problem.weight.grad is grad
 
 
-@pytest.mark.slow
 def test_a_localization_that_holds_directions_fast() -> None:
     """½ nβh / (nβh + γ) of each."""
     problem = Regression()
@@ -131,7 +131,6 @@ def test_a_localization_that_holds_directions_fast() -> None:
     assert result.half_width < 0.4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layer", [0, 1])
 def test_of_a_part_of_the_parameters(layer: int) -> None:
     """One layer of 4-4-4 at rank 2 is a regression, in 2 · 4 directions of its 16.
@@ -186,7 +185,6 @@ def test_it_says_what_is_wrong() -> None:
         problem.estimate(lambda p, **t: sg.SGLD(p, lr=1e-3, **t), burn_in=0)
 
 
-@pytest.mark.slow
 def test_heat_is_said() -> None:
     """λ = 5: where minibatches heat, the interval misses it, and that is said."""
     problem = Regression()

@@ -16,6 +16,8 @@ from torch_sgmcmc.posterior.predictive.sums import Sums
 from torch_sgmcmc.posterior.store import collector
 from torch_sgmcmc.posterior.store.chosen import Chosen
 
+pytestmark = pytest.mark.nightly
+
 Patch = pytest.MonkeyPatch
 
 
@@ -107,6 +109,7 @@ PREDICTIONS = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("mutant", "test"), STORES)
 def test_stores(
     mutant: Callable[[Patch], None],

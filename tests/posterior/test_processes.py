@@ -26,7 +26,7 @@ from driver_problem import (
 import torch_sgmcmc as sg
 from torch_sgmcmc.posterior.driver import processes
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 FOREVER = 10**7
 
@@ -142,11 +142,11 @@ def is_alive(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("how", "start", "ignores"),
     [
-        ("Ctrl-C", "spawn", False),
-        ("SIGTERM", "fork", False),
+        pytest.param("Ctrl-C", "spawn", False, marks=pytest.mark.nightly),
         ("SIGKILL", "fork", False),
+        pytest.param("SIGTERM", "fork", False, marks=pytest.mark.nightly),
         # As of a program that a script has begun in the background.
-        ("SIGTERM", "fork", True),
+        pytest.param("SIGTERM", "fork", True, marks=pytest.mark.nightly),
     ],
 )
 def test_what_ends_the_parent_ends_all(

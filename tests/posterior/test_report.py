@@ -15,6 +15,8 @@ from torch_sgmcmc.judge.after.agreement import agreement_of
 from torch_sgmcmc.judge.after.verdicts import verdicts_of
 from torch_sgmcmc.posterior.store.ran import Ran, Trace
 
+pytestmark = pytest.mark.full
+
 N = 100
 INPUTS = torch.eye(5)
 

@@ -41,7 +41,7 @@ class Interrupts:
         return called
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("chains", [2, 1])
 def test_an_interrupted_deletion(chains: int, tmp_path: Path) -> None:
     """At each point: no later call goes on beside what is left of the run before."""

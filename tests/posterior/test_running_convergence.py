@@ -11,6 +11,8 @@ from torch import Tensor
 
 from torch_sgmcmc.judge.convergence import RunningConvergence
 
+pytestmark = pytest.mark.full
+
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
     g = torch.Generator().manual_seed(seed)

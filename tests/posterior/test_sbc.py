@@ -24,6 +24,8 @@ import torch_sgmcmc as sg
 from torch_sgmcmc.judge.calibration import Calibration, sbc
 from torch_sgmcmc.judge.calibration.ecdf import RankLaw
 
+pytestmark = pytest.mark.full
+
 # ---- The law of ranks ----------------------------------------------------------
 
 
@@ -161,6 +163,7 @@ def test_equal_values_have_random_ranks() -> None:
     assert len(set(result.ranks["constant"].tolist())) == 16
 
 
+@pytest.mark.nightly
 def test_draws_that_alternate() -> None:
     """HMC of nearly half a period comes out on the other side: thinned too."""
 

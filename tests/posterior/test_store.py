@@ -224,6 +224,7 @@ def test_a_store_that_is_being_written(tmp_path: Path) -> None:
         assert len(store.refresh()) == 3
 
 
+@pytest.mark.full
 def test_ten_thousand_small_draws_are_few_files(tmp_path: Path) -> None:
     one = {"w": torch.zeros(3)}
     with sg.SampleWriter(tmp_path, one) as writer:

@@ -10,6 +10,8 @@ import torch
 from launch import on_ranks
 from reference import assert_same_bits
 
+pytestmark = pytest.mark.full
+
 #: What the program has found on each rank.
 ranks = on_ranks(Path(deciding_ranks.__file__))
 

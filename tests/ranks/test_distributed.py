@@ -21,9 +21,7 @@ from torch_sgmcmc.chain import distributed
 from torch_sgmcmc.judge.convergence import RunningConvergence
 
 
-@pytest.fixture(
-    scope="module", params=[2, pytest.param(4, marks=pytest.mark.exhaustive)]
-)
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.nightly)])
 def job(
     request: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[list[dict[str, Any]], Path]:

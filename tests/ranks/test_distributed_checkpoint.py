@@ -37,7 +37,10 @@ EACH = pytest.mark.parametrize("kind", ALL)
 SAVED_AFTER = pytest.mark.parametrize("steps", [0, 3])
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.filterwarnings("ignore:torch.distributed is"),
+]
 
 
 class Net(nn.Module):

@@ -40,6 +40,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import torch_sgmcmc as sg
 from torch_sgmcmc.chain import shards
 
+pytestmark = pytest.mark.full
+
 PROGRAM = Path(sharded_program.__file__)
 RANKS = 2
 MORE = ("online", "drawn", "means", "loaded")
@@ -78,8 +80,7 @@ def test_shards_are_parts_of_one_chain(ranks: Any, kind: str, placement: str) ->
         assert 0 < accepted < proposals
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [4, pytest.param(3, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("number", [4, pytest.param(3, marks=pytest.mark.nightly)])
 def test_so_they_are_on_more_ranks(tmp_path: Path, number: int) -> None:
     ways = placements_of(number)
     chains = [

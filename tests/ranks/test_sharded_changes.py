@@ -16,6 +16,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import torch_sgmcmc as sg
 from torch_sgmcmc.chain import shards
 
+pytestmark = pytest.mark.full
+
 COMMON = {"num_data": 10.0, "seed": 3, "nonfinite": "allow"}
 
 

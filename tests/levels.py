@@ -1,0 +1,34 @@
+"""Parameters of tests, each with its level (conftest.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+__all__ = ["at_levels"]
+
+
+def at_levels(
+    cases: Iterable[Any],
+    *,
+    default: Collection[Any] = (),
+    full: Collection[Any] = (),
+    otherwise: str = "nightly",
+) -> list[Any]:
+    """Returns the cases as parameters: some default, some full, all others otherwise.
+
+    Raises:
+        ValueError: a case that is named is not there.
+    """
+    cases = list(cases)
+    for case in (*default, *full):
+        if case not in cases:
+            raise ValueError(f"Invalid case: got {case!r} (must be one of {cases})")
+    found = []
+    for case in cases:
+        level = "default" if case in default else "full" if case in full else otherwise
+        values = case if isinstance(case, tuple) else (case,)
+        found.append(pytest.param(*values, marks=getattr(pytest.mark, level)))
+    return found
