@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from levels import at_levels
 from torch.optim import lr_scheduler
 
 import torch_sgmcmc as sg
@@ -251,7 +252,11 @@ def run(
 @pytest.mark.parametrize(
     ("kind", "name"),
     # EWSG has no T = 0.
-    [(k, n) for k in KINDS for n in _SCHEDULES if (k, n) != ("EWSG", "phases")],
+    at_levels(
+        [(k, n) for k in KINDS for n in _SCHEDULES if (k, n) != ("EWSG", "phases")],
+        default=[("SGHMC 0.9", "drop"), ("BAOA", "drop")],
+        otherwise="full",
+    ),
 )
 def test_variance_follows_the_recursion(kind: str, name: str) -> None:
     assert run(kind, name) < TOLERANCE
@@ -267,6 +272,7 @@ def test_the_rule_keeps_the_target() -> None:
         assert 1 < ratio < 1.012 < without
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", LONG_MEMORY)
 @pytest.mark.parametrize("name", ["cosine", "drop"])
 def test_a_missing_gradient_at_the_change(kind: str, name: str) -> None:
@@ -274,6 +280,7 @@ def test_a_missing_gradient_at_the_change(kind: str, name: str) -> None:
     assert run(kind, name, absent=lambda k: 245 <= k <= 255) < TOLERANCE
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", LONG_MEMORY)
 @pytest.mark.parametrize("name", ["drop", "more_data"])
 def test_a_skipped_step_at_the_change(kind: str, name: str) -> None:
@@ -281,6 +288,7 @@ def test_a_skipped_step_at_the_change(kind: str, name: str) -> None:
     assert run(kind, name, skipped=lambda k: k in (200, 250, 251, 300)) < TOLERANCE
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", LONG_MEMORY)
 @pytest.mark.parametrize("name", ["drop", "through_zero"])
 def test_a_resume_between(kind: str, name: str) -> None:
@@ -288,6 +296,7 @@ def test_a_resume_between(kind: str, name: str) -> None:
     assert run(kind, name, resumed=lambda k: k in (100, 250, 300)) < TOLERANCE
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["SGHMC", "BAOA"])
 @pytest.mark.parametrize("name", ["drop", "more_data", "cooling"])
 def test_a_noise_estimate_belongs_to_its_settings(family: str, name: str) -> None:
@@ -339,6 +348,7 @@ def _lr_of_drop(k: int) -> float:
     return LR if k < _CYCLE // 2 else 0.02 * LR
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rate", [None, 1e-3])
 @pytest.mark.parametrize("noise", [0.0, 0.1, 0.2])
 @pytest.mark.parametrize("lr_of", [_lr_of_cosine, _lr_of_drop])
@@ -586,6 +596,7 @@ def bug(
     yield options
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", LONG_MEMORY)
 def test_bugs_are_caught(kind: str, bug: dict[str, Any]) -> None:
     assert run(kind, "drop", **bug) > 2 * TOLERANCE

@@ -300,8 +300,8 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         Mutant(
             "SGNHT: thermostats rest",
             "methods/sgnht.h",
-            "x[3] = x[3] + Fma(gain_ * u, u, -rate_);",
-            "x[3] = x[3] + 0 * Fma(gain_ * u, u, -rate_);",
+            "x[3] = thermostat + Fma(gain_ * u, u, -rate_);",
+            "x[3] = thermostat + 0 * Fma(gain_ * u, u, -rate_);",
             (
                 _updates("test_sgnht"),
                 "tests/laws/test_sampling_law.py -k absorb_gradient_noise",
