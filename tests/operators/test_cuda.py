@@ -8,6 +8,7 @@ CUDA kernels. TORCH_SGMCMC_TEST_DEVICE, cpu or cuda, chooses otherwise.
 import copy
 import os
 from collections.abc import Callable
+from itertools import cycle, product
 from typing import Any
 
 import pytest
@@ -154,15 +155,15 @@ def compare(run: Run, cpu: list[list[Tensor]], offsets: list[int], by: int) -> N
         assert_same([t.cpu() for t in b], a)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("run", RUNS)
-def test_operators_equal_the_cpu_bit_for_bit(run: str, dtype: torch.dtype) -> None:
+def test_operators_equal_the_cpu_bit_for_bit(run: str) -> None:
     is_cpu = DEVICE == "cpu"
     some = OFFSETS[4:6] if is_cpu else OFFSETS  # on the CPU test_layouts.py has all
-    shapes = [(n,) for n in SIZES for _ in some]
-    offsets = [o + 64 * i for i in range(len(SIZES)) for o in some]
+    each = [*product(range(len(SIZES)), some, DTYPES)]
+    shapes = [(SIZES[i],) for i, _, _ in each]
+    offsets = [o + 64 * i for i, o, _ in each]
     for by in (1,) if is_cpu else (0, 1):  # not with itself
-        cpu = inputs(shapes, [dtype] * len(shapes))
+        cpu = inputs(shapes, [dtype for _, _, dtype in each])
         compare(RUNS[run], cpu, offsets, by)
 
 
@@ -315,10 +316,12 @@ def test_device_step() -> None:
 # ---- Samplers --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ANY_DRAWS)
-def test_samplers_make_the_same_chain(kind: str, dtype: torch.dtype) -> None:
-    params = make_params(dtype)
+def test_samplers_make_the_same_chain(kind: str) -> None:
+    params = [
+        nn.Parameter(p.detach().to(dtype))
+        for p, dtype in zip(make_params(), cycle(DTYPES), strict=False)
+    ]
     others = [nn.Parameter(p.detach().to(DEVICE, copy=True)) for p in params]
     sampler = make(kind, params)
     twin = make(kind, others)

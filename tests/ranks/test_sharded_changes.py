@@ -138,8 +138,7 @@ def _a_group_is_added(chain: Chain) -> None:
     chain.sampler.add_param_group({"params": chain.params[3:], "lr": 0.2})
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "dim"), zip(KINDS, (0, 1, 1, 0, 1), strict=True))
 @pytest.mark.parametrize(
     "change",
     [
