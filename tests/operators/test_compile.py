@@ -267,6 +267,28 @@ def test_a_compiled_step_goes_by_what_the_sampler_has_now(change: str) -> None:
         assert_same(found[half:], found[:half])
 
 
+@pytest.mark.parametrize("cls", [sg.SGHMC, sg.SGNHT])
+@pytest.mark.parametrize("capturable", [False, True])
+def test_a_compiled_step_rescales_momenta(
+    cls: type[sg.Sampler], capturable: bool
+) -> None:
+    """Where lr changes between its calls, as a step that is not compiled."""
+
+    def chain(compiles: bool) -> Tensor:
+        torch.manual_seed(0)
+        p = nn.Parameter(torch.randn(20, dtype=torch.float64))
+        sampler = cls([p], 0.1, num_data=20, seed=3, capturable=capturable)
+        step = torch.compile(sampler.step, backend="aot_eager")
+        for k, lr in enumerate((0.1, 0.1, 0.1, 0.02, 0.02, 0.05)):
+            sampler.param_groups[0]["lr"] = lr
+            p.grad = p.detach().clone()
+            (step if compiles and k > 0 else sampler.step)()
+            assert sampler.param_groups[0]["momentum_settings"][0] == lr
+        return p.detach()
+
+    torch.testing.assert_close(chain(True), chain(False), rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("kind", [k for k in KINDS if k.endswith("capturable")])
 def test_a_counter_in_a_tensor_needs_no_recompilation(kind: str) -> None:
     training = Training(kind)

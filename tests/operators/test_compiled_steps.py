@@ -82,6 +82,32 @@ def test_a_block_is_its_steps() -> None:
 
 @RUNS_BLOCKS
 @pytest.mark.usefixtures("graphs_alone")
+@pytest.mark.parametrize("cls", [sg.SGHMC, sg.BAOA, sg.SGNHT])
+def test_momenta_are_rescaled_between_blocks(cls: type[sg.Sampler]) -> None:
+    """The chain is that of single steps of a capturable sampler, and about the other.
+
+    A pass of its own rounds momenta once more than the update does.
+    """
+    torch._dynamo.reset()
+    chain, single, plain = (
+        Chain(cls, capturable=capturable) for capturable in (True, True, False)
+    )
+    block = sg.compiled_steps(chain.sampler, quadratic, chain.params, steps=STEPS)
+    for k, lr in enumerate((0.05, 0.05, 0.01, 0.04)):
+        for each in (chain, single, plain):
+            each.sampler.param_groups[0]["lr"] = lr
+        rows = range(k * STEPS, (k + 1) * STEPS)
+        block(chain.batches[rows.start : rows.stop])
+        single.eager(rows)
+        plain.eager(rows)
+        assert all(map(same_bits, chain.values(), single.values()))
+        assert chain.sampler.param_groups[0]["momentum_settings"][0] == lr
+    for a, b in zip(chain.values(), plain.values(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@RUNS_BLOCKS
+@pytest.mark.usefixtures("graphs_alone")
 def test_each_sampler_has_graphs_of_its_own() -> None:
     """As many as a process has: torch keeps 8 of a function, and would then refuse."""
     torch._dynamo.reset()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -181,6 +182,20 @@ def test_cycles_are_collected_where_they_sample(tmp_path: Path) -> None:
     wanted = [step for step in range(1, 51) if (step - 1) % 8 >= 4]
     assert [draw.step for draw in store] == wanted
     assert {draw.temperature for draw in store} == {1.0}
+
+
+def test_cycles_keep_temperatures_and_losses(tmp_path: Path) -> None:
+    """Those of sampling phases, and every loss (docs/predict.md)."""
+    run(
+        tmp_path,
+        **{"schedule": cycles, "burn_in": 0, "every": 1, "max_samples": None},
+        **{"steps": 400, "report": True},
+    )
+    kept = json.loads((tmp_path / "ran-0.json").read_text())
+    assert kept["num_observed"] > 5
+    assert set(kept["tensors"]) == {name for name, _ in model().named_parameters()}
+    assert sum(len(kept[name]) for name in ("losses", "kinetic")) > 2
+    assert kept["temperature"] == 1.0
 
 
 def test_some_of_a_cycles_samples(tmp_path: Path) -> None:

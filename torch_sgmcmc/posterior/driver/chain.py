@@ -243,9 +243,6 @@ class _Run:
             return None
         if not chain_of(self._sampler).placement.is_whole:
             return None
-        # Each of whose phases begins anew, with momenta that are cold.
-        if any(isinstance(schedule, CyclicalSchedule) for schedule in self._schedules):
-            return None
         return Gauges(self._sampler)
 
     def collector(self, store: str | os.PathLike[str]) -> Collector:

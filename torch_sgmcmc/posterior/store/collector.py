@@ -387,6 +387,7 @@ class Collector:
         return {
             "gauges": None if self._gauges is None else self._gauges.state_dict(),
             "losses": self._trace.state_dict(),
+            "temperature": self._temperature,
             "count": self._count,
             "mark": self._mark,
             "position": self._writer.checkpoint(),
@@ -421,6 +422,7 @@ class Collector:
             self._gauges.load_state_dict(state_dict["gauges"])
         if "losses" in state_dict:
             self._trace.load_state_dict(state_dict["losses"])
+        self._temperature = state_dict.get("temperature")
         self._count, self._mark = state_dict["count"], state_dict["mark"]
 
     def restart(self) -> None:
@@ -454,10 +456,8 @@ class Collector:
         """Writes what ran beside the draws."""
         if not self._stores or self._mark is None:
             return
-        ran = None
-        if self._gauges is not None:
-            heat = self._temperature
-            ran = ran_of(self.sampler, self._gauges, self._trace, temperature=heat)
+        heat = self._temperature
+        ran = ran_of(self.sampler, self._gauges, self._trace, temperature=heat)
         write_ran(ran, Path(self._writer.path), self._writer.chain)
 
     def _close(self) -> None:
