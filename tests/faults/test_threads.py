@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from every_sampler import EVERY, Chain, bits
+from every_sampler import EVERY, THREE, Chain, bits
 from short_chains import KINDS, make, needs_closure
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -187,7 +187,7 @@ def test_gamma_of_parameters_that_have_changed(in_backward: bool) -> None:
 
 @pytest.mark.full
 def test_a_forked_process_goes_on() -> None:
-    kinds = ["SGD", *EVERY]
+    kinds = ["SGD", *THREE, "PSGLD", "SBPS", "HMCECS"]
     # A child that hangs goes too.
     process = subprocess.Popen(
         [sys.executable, FORKED_STEPS, "1", *kinds],

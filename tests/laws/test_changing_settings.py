@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -348,10 +349,16 @@ def _lr_of_drop(k: int) -> float:
     return LR if k < _CYCLE // 2 else 0.02 * LR
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("rate", [None, 1e-3])
-@pytest.mark.parametrize("noise", [0.0, 0.1, 0.2])
-@pytest.mark.parametrize("lr_of", [_lr_of_cosine, _lr_of_drop])
+@pytest.mark.parametrize(
+    ("lr_of", "noise", "rate"),
+    at_levels(
+        product((_lr_of_cosine, _lr_of_drop), (0.0, 0.1, 0.2), (None, 1e-3)),
+        full=[
+            *((_lr_of_drop, 0.2, None), (_lr_of_drop, 0.0, 1e-3)),
+            *((_lr_of_cosine, 0.2, 1e-3), (_lr_of_cosine, 0.1, None)),
+        ],
+    ),
+)
 def test_thermostats_follow(
     lr_of: Callable[[int], float], noise: float, rate: float | None
 ) -> None:

@@ -120,12 +120,18 @@ def test_overdamped_transition() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        *({"surrogate": name} for name in SURROGATES),
-        {"index_chain_length": 0},
-        pytest.param({"index_chain_length": 4}, marks=pytest.mark.nightly),
-        {"momentum": 0.0, "surrogate": "zero", "lr": 0.2},
-    ],
+    at_levels(
+        [
+            *({"surrogate": name} for name in SURROGATES),
+            {"index_chain_length": 0},
+            {"index_chain_length": 4},
+            {"momentum": 0.0, "surrogate": "zero", "lr": 0.2},
+        ],
+        full=[
+            {"surrogate": "momentum"},
+            {"momentum": 0.0, "surrogate": "zero", "lr": 0.2},
+        ],
+    ),
     ids=str,
 )
 def test_posterior_by_minibatches(settings: dict[str, Any]) -> None:

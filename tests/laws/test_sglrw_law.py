@@ -189,7 +189,7 @@ def test_gauges_see_the_heat_of_clipping_and_nothing_else(noise: float) -> None:
 
 
 def test_gauges_of_a_lattice_that_rests_or_arrives() -> None:
-    """Where lr is 0 nothing clips; far out steps clip, which is not a lack of noise."""
+    """Where lr is 0 nothing is read; far out steps clip: that is no lack of noise."""
     p = nn.Parameter(torch.full((1000,), 5.0))
     sampler = sg.SGLRW([("theta", p)], lr=0.0, num_data=100, seed=0)
     gauges = sg.Gauges(sampler, every=1)
@@ -197,9 +197,7 @@ def test_gauges_of_a_lattice_that_rests_or_arrives() -> None:
         p.grad = p.detach() - 8
         sampler.step()
         if step == 29:
-            read = gauges.all()
-            assert read.kinetic.mean == 1 and read.clipped.mean == 0
-            gauges.reset()
+            assert math.isnan(gauges.all().kinetic.mean)
             sampler.param_groups[0]["lr"] = 0.01
     assert gauges.all().clipped.mean == 1
     assert {finding.fault for finding in gauges.findings()} >= {"cold"}

@@ -121,6 +121,7 @@ def test_each_sampler_has_graphs_of_its_own() -> None:
         assert all(p.grad is None for p in chain.params.values())
 
 
+@pytest.mark.nightly
 @RUNS_BLOCKS
 @NEEDS_COMPILER
 def test_networks_of_several_chains() -> None:

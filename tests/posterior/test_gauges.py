@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map_only
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain.record import chain_of
+from torch_sgmcmc.chain.rescaling import settings_of
 
 # Sampled laws, except what is marked as default.
 pytestmark = pytest.mark.full
@@ -192,8 +193,10 @@ class _Wrong(sg.SGHMC):
     told: dict[str, Any]
 
     def _update(self, chain: Any, work: Any, prepared: Any) -> None:
-        work = work._replace(group={**work.group, **self.told})
-        super()._update(chain, work, prepared)
+        group = {**work.group, **self.told}
+        if group["momentum_settings"] is not None:  # or momenta would be rescaled
+            group["momentum_settings"] = settings_of(group)
+        super()._update(chain, work._replace(group=group), prepared)
 
 
 class _Euler(sg.SGHMC):

@@ -97,7 +97,7 @@ def test_what_was_done_is_saved(name: str, within: bool, tmp_path: Path) -> None
     assert files(tmp_path / "run") == files(tmp_path / "whole")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
     """But where a parent ends its processes, two of them are one (torch's signal)."""
     signals = Signals(signal.SIGINT, 12, within=True, times=2)
