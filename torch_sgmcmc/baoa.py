@@ -49,7 +49,8 @@ class BAOA(ManyChains):
             Default: 1.
         noise_estimate: β̂, the part of the friction's noise that the minibatches
             already bring: β̂ = lr N Var(ḡ) / (2T), in [0, α], equal for all
-            coordinates. β̂ > α is an error that names both numbers. Default: 0.
+            coordinates. It belongs to the lr, T and N at which it is given, and follows
+            them. β̂ > α is an error that names both numbers. Default: 0.
         {num_chains} {seed} {capturable} {nonfinite} {process_group}
 
     State:

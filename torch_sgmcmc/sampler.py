@@ -73,6 +73,9 @@ class Sampler(Bookkeeping):
     * ``offsets`` and ``sizes``: for each parameter, the index of its first element in
       the noise stream, and how many it has; ``next_offset``, equal in all groups,
       where nothing has been numbered yet (:meth:`renumber`);
+    * ``momentum_settings`` and ``noise_estimate_settings``: the lr, T and N that a
+      group's momenta and its noise estimate belong to; they follow where these change
+      (docs/changing_settings.md);
     * ``nonfinite`` and ``num_skipped`` (as ``step``, an int or a scalar), equal in
       all groups.
 

@@ -66,7 +66,8 @@ class CyclicalSchedule(_Schedule):
             T, & \text{otherwise (sampling),} \end{cases}
 
     with ``lr`` and ``temperature`` that each param group has when the schedule is made.
-    Momenta and other state are kept from phase to phase.
+    Momenta follow lr and T, and are drawn where sampling begins; other state is kept
+    from phase to phase. More: docs/changing_settings.md.
 
     It is a :class:`torch.optim.lr_scheduler.LRScheduler`: call :meth:`step` once after
     each step of the sampler, and collect draws before it where :attr:`collecting` is

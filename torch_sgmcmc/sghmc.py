@@ -60,7 +60,8 @@ class SGHMC(ManyChains):
             already bring: β̂ = lr N Var(ḡ) / (2T). A float in [0, α], equal for
             all coordinates, or ``"online"``: estimated for each coordinate from the
             gradients seen, as half the mean squared difference of consecutive
-            gradients, and used after the first 100 of them. β̂ > α is an error that
+            gradients, and used after the first 100 of them. A float belongs to the lr,
+            T and N at which it is given, and follows them. β̂ > α is an error that
             names both numbers. Default: 0.
         resample_momentum_every: k >= 0; before every k-th update the momentum is
             drawn afresh from its stationary law given θ. 0 never does. Default: 0.

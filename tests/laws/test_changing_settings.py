@@ -39,13 +39,15 @@ class Step(NamedTuple):
     momentum: float
     has_gradient: bool = True
     is_skipped: bool = False
+    curvature: float = CURVATURE  # of the mean loss and the prior together
+    noise: float = 0.0  # standard deviation of the gradient's noise
 
 
 def recursion(kind: str, steps: list[Step], estimate: float = 0.0) -> list[float]:
     """Returns the exact variance of θ after each step; a start in equilibrium."""
     first = steps[0]
     cov = np.zeros((2, 2))
-    cov[0, 0] = first.temperature / (first.num_data * CURVATURE)
+    cov[0, 0] = first.temperature / (first.num_data * first.curvature)
     known: Step | None = None
     variances = []
     for step in steps:
@@ -71,19 +73,29 @@ def recursion(kind: str, steps: list[Step], estimate: float = 0.0) -> list[float
         if not step.has_gradient:
             variances.append(cov[0, 0])
             continue
-        m, kick = step.momentum, -step.lr * CURVATURE
+        if kind in ("SGLD", "SGLRW"):
+            kept = 1 - step.lr * step.curvature
+            if kind == "SGLD":
+                cov[0, 0] = kept**2 * cov[0, 0] + (step.lr * step.noise) ** 2
+            else:  # moves have one size, whatever the gradient
+                cov[0, 0] *= 2 * kept - 1
+            cov[0, 0] += 2 * heat
+            variances.append(cov[0, 0])
+            continue
+        m, kick = step.momentum, -step.lr * step.curvature
         beta = estimate * (step.lr / LR) * (step.num_data / NUM_DATA)
         beta /= step.temperature if step.temperature else 1
         if kind == "BAOA":
             friction = 2 * (1 - m) / (1 + m)
             noise = (1 + m) ** 2 * (friction - beta) * heat / 2
             move = np.array([[1 + (1 + m) / 2 * kick, (1 + m) / 2], [m * kick, m]])
-            entry = np.array([0.5, 1.0])
+            entry, kicked = np.array([0.5, 1.0]), np.array([(1 + m) / 2, m])
         else:
             noise = 2 * (1 - m - beta) * heat
             move = np.array([[1 + kick, m], [kick, m]])
-            entry = np.array([1.0, 1.0])
+            entry = kicked = np.array([1.0, 1.0])
         cov = move @ cov @ move.T + noise * np.outer(entry, entry)
+        cov += (step.lr * step.noise) ** 2 * np.outer(kicked, kicked)
         variances.append(cov[0, 0])
     return variances
 
@@ -333,6 +345,153 @@ def test_a_noise_estimate_that_outgrows_the_friction() -> None:
     # Given again, it belongs to the new lr.
     sampler.param_groups[0]["noise_estimate"] = 0.07
     sampler.step()
+
+
+# ---- One change of each kind, for each sampler: docs/changing_settings.md ------------
+
+_MAKERS: dict[str, tuple[str, Make]] = {
+    "SGLD": ("SGLD", lambda params: sg.SGLD(params, LR, **_SHARED)),
+    "SGLRW": ("SGLRW", lambda params: sg.SGLRW(params, LR, **_SHARED)),
+    "PSGLD": (
+        "SGLD",
+        lambda params: sg.PSGLD(params, LR, adapt=False, eps=1e-9, **_SHARED),
+    ),
+    "SGHMC": ("SGHMC", _sghmc(0.9)),
+    "BAOA": ("BAOA", lambda params: sg.BAOA(params, LR, 0.9, **_SHARED)),
+    "EWSG": (
+        "SGHMC",
+        lambda params: sg.EWSG(params, LR, 0.9, index_chain_length=0, **_SHARED),
+    ),
+    # Without adaptation it is SGHMC; the law of thermostats has tests of its own.
+    "SGNHT": (
+        "SGHMC",
+        lambda params: sg.SGNHT(params, LR, 0.9, thermostat_rate=0, **_SHARED),
+    ),
+}
+_CHANGE, _END = 100, 400
+_SETTINGS: dict[str, dict[str, float]] = {
+    "lr": {"lr": 0.03},
+    "temperature": {"temperature": 0.25},
+    "num_data": {"num_data": 4 * NUM_DATA},
+    "prior_precision": {"prior_precision": 2 * NUM_DATA},
+    "momentum": {"momentum": 0.5},
+    "minibatches": {},
+    "groups": {},
+    "frozen": {"lr": 0.03},
+    "sizes": {},
+}
+
+
+def _grown(sampler: sg.Sampler, p: torch.Tensor) -> None:
+    """Makes a parameter and its state twice as long, by rows of its own chains."""
+    with torch.no_grad():
+        half = p.detach().clone()
+        p.data = torch.cat([half, half])
+        p.grad = None
+        for key, value in sampler.state.get(p, {}).items():
+            if torch.is_tensor(value) and value.shape == half.shape:
+                sampler.state[p][key] = torch.cat([value, value])
+    sampler.renumber()
+
+
+@pytest.mark.parametrize("what", _SETTINGS)
+@pytest.mark.parametrize("kind", _MAKERS)
+def test_the_law_after_a_change(kind: str, what: str) -> None:
+    family, make = _MAKERS[kind]
+    generator = torch.Generator().manual_seed(1)
+    start = torch.randn(CHAINS // 2, dtype=torch.float64, generator=generator)
+    p = (start / math.sqrt(NUM_DATA * CURVATURE)).requires_grad_()
+    # Has a gradient while p is frozen.
+    other = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    sampler = make([p, other])
+    params, steps, variances = [p], [], []
+    for k in range(_END):
+        if k == _CHANGE:
+            for group in sampler.param_groups:
+                changes = _SETTINGS[what].items()
+                group.update({key: v for key, v in changes if key in group})
+            if what == "groups":
+                params.append(p.detach().flip(0).requires_grad_())
+                sampler.add_param_group({"params": params[1:]})
+            if what == "sizes":
+                _grown(sampler, p)
+        is_frozen = what == "frozen" and _CHANGE - 10 <= k < _CHANGE + 10
+        p.requires_grad_(not is_frozen)
+        noise = 0.05 if what == "minibatches" and k >= _CHANGE else 0.0
+        group = sampler.param_groups[0]
+        numbers = [group[key] for key in ("lr", "temperature", "num_data")]
+        curvature = CURVATURE + group["prior_precision"] / group["num_data"]
+        momentum = group.get("momentum", 0.0)
+        steps.append(Step(*numbers, momentum, not is_frozen, False, curvature, noise))
+
+        def closure(k: int = k, noise: float = noise, still: bool = is_frozen) -> float:
+            other.grad = torch.zeros_like(other)
+            for each in params:
+                errors = torch.randn(each.shape, dtype=p.dtype, generator=generator)
+                each.grad = CURVATURE * each.detach() + noise * errors
+                if kind == "PSGLD" and k == 0:  # V of the first gradient is kept
+                    each.grad = torch.ones_like(each)
+            if still:
+                p.grad = None
+            return 0.0
+
+        if kind == "PSGLD" and k == 0:
+            group["lr"], lr = 1e-12, group["lr"]
+            sampler.step(closure)
+            group["lr"] = lr
+            steps.pop()
+            continue
+        if kind == "PSGLD" and what == "groups" and k == _CHANGE:
+            for each in params[1:]:  # its V is made like the others'
+                sampler.state[each]["square_average"] = torch.ones_like(each)
+        sampler.step(closure)
+        variances.append(float(torch.cat([q.detach() for q in params]).var()))
+    exact = recursion(family, steps)
+    late = range(int(0.8 * len(exact)), len(exact))
+    assert max(abs(variances[k] / exact[k] - 1) for k in late) < 0.05
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step_size": 0.05},
+        {"temperature": 0.25},
+        {"num_data": 4 * NUM_DATA},
+        {"prior_precision": 2 * NUM_DATA},
+        {"num_steps": 5},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_hmc_after_a_change(changes: dict[str, float]) -> None:
+    """Its next trajectories are of the new settings, and its test is exact."""
+    chains = 5000
+    generator = torch.Generator().manual_seed(1)
+    start = torch.randn(chains, 1, dtype=torch.float64, generator=generator)
+    p = (start / math.sqrt(NUM_DATA * CURVATURE)).requires_grad_()
+    sampler = sg.HMC(
+        [p],
+        step_size=0.02,
+        num_steps=3,  # no half period, after which nothing would have mixed
+        num_data=NUM_DATA,
+        num_chains=chains,
+        seed=3,
+    )
+
+    def closure() -> torch.Tensor:
+        losses = CURVATURE * p.square().sum(1) / 2
+        losses.sum().backward()
+        return losses
+
+    ratios = []
+    for k in range(60):
+        if k == 20:
+            sampler.param_groups[0].update(changes)
+        sampler.step(closure)
+        if k >= 40:
+            ratios.append(float(p.detach().var()))
+    group = sampler.param_groups[0]
+    curvature = group["num_data"] * CURVATURE + group["prior_precision"]
+    assert np.mean(ratios) == pytest.approx(group["temperature"] / curvature, rel=0.05)
 
 
 # ---- SGNHT ---------------------------------------------------------------------------

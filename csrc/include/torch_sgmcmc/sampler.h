@@ -93,6 +93,10 @@ struct Scales;
 /// Different samplers, of different parameters, may step in different threads;
 /// their chains do not depend on it.
 ///
+/// lr, temperature and num_data may change between steps: momenta and noise
+/// estimates follow. At lr 0 nothing moves, and a step in which all groups have
+/// it is not counted. More: docs/changing_settings.md.
+///
 /// What is sampled are the parameters that require a gradient. A parameter that
 /// has none in a step is left out of it, as by torch's optimizers; one that has
 /// a gradient in some steps only has another target, which is warned of, once.
