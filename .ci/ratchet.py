@@ -1,0 +1,73 @@
+"""Compares the sizes of the checkout with those of the last landing.
+
+    python .ci/ratchet.py [SECONDS]
+
+Prints a table of lines of product, tests and documents, and of the SECONDS that the
+default level of the tests took. More than 3 % of growth in lines fails: make something
+smaller, or write the new number and the reason into ``.ci/sizes``.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+GROWTH = 1.03
+CODE = (".py", ".pyi", ".h", ".cpp", ".cu", ".cuh", ".inl")
+KINDS = {
+    "product": (("csrc/", "torch_sgmcmc/"), CODE),
+    "tests": (("tests/",), CODE),
+    "documents": (("",), (".md",)),
+}
+
+
+def measure() -> dict[str, int]:
+    """Returns the lines of each kind."""
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\n")
+    return {
+        kind: sum(
+            len((ROOT / name).read_bytes().splitlines())
+            for name in listed
+            if name.startswith(folders) and name.endswith(endings)
+        )
+        for kind, (folders, endings) in KINDS.items()
+    }
+
+
+def read_last() -> dict[str, tuple[int, str]]:
+    """Returns the numbers of the last landing, with what is said of each."""
+    rows = {}
+    for line in (ROOT / ".ci/sizes").read_text().splitlines():
+        if line and not line.startswith("#"):
+            kind, number, *reason = line.split(maxsplit=2)
+            rows[kind] = int(number), reason[0] if reason else ""
+    return rows
+
+
+def main() -> int:
+    """Prints the table; returns 1 if something has grown too much."""
+    last, found = read_last(), dict(measure())
+    if len(sys.argv) > 1:
+        found["seconds"] = round(float(sys.argv[1]))
+    grown = []
+    print(f"{'':10} {'last':>7} {'now':>7}")
+    for kind, now in found.items():
+        before, reason = last[kind]
+        print(f"{kind:10} {before:7} {now:7}  {now / before - 1:+.1%}  {reason}")
+        if kind in KINDS and now > GROWTH * before:
+            grown.append(kind)
+    for kind in grown:
+        print(
+            f"{kind} has grown by more than 3 % ({last[kind][0]} to {found[kind]} "
+            "lines): make something smaller, or write the new number and the reason "
+            "into .ci/sizes"
+        )
+    return 1 if grown else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
