@@ -1,4 +1,4 @@
-"""A small network: steps of chains a second, eager, compiled, and BlackJAX's.
+"""A small network: steps of chains a second, eager, compiled, and in JAX.
 
     python benchmarks/small.py [--chains 1 10 100] [--steps 20] [--rounds 15] [--relu]
 
@@ -10,8 +10,8 @@ and the ratio to the eager loop of the same round with its quartiles:
   ``nonfinite="allow"``; ``SGD`` torch's, with momentum;
 * ``K = 1``, ...: ``compiled_steps`` of so many chains, in blocks of ``--steps``, and
   with ``nonfinite="allow"``;
-* ``BlackJAX``, if it is installed: SGHMC with one integration step, by ``lax.scan``
-  over blocks of 100, for several chains by ``vmap``;
+* ``JAX``, if it is installed: the same update by hand, by ``lax.scan`` over blocks of
+  100, for several chains by ``vmap``;
 * ``MNIST``: a network 784-100-10, minibatches of 100 of as many random images, an eager
   loop and blocks; ratios are to that loop.
 
@@ -168,50 +168,60 @@ def mnist(steps: int) -> Step:
     return compiled_step
 
 
-def blackjax(chains: int) -> Step:
-    """BlackJAX's kernel, scanned."""
-    import blackjax
+def jax_loop(chains: int) -> Step:
+    """Equation 15 of the SGHMC paper in JAX: momentum, then position, scanned.
+
+    By hand, as BlackJAX's kernel with one integration step moves by a momentum that it
+    has just drawn, so that its gradient has no effect and XLA removes it. Raises if
+    what is compiled here does not depend on the data.
+    """
     import jax
     import jax.numpy as jnp
     import numpy as np
 
     x, y = (jnp.asarray(np.asarray(part)) for part in data())
+    noise = (2 * (1 - MOMENTUM) * LR / POINTS) ** 0.5
 
-    def log_prior(w: dict) -> jax.Array:
-        return -0.5 * PRIOR * sum(jnp.sum(p**2) for p in jax.tree.leaves(w))
-
-    def log_likelihood(w: dict, datum: tuple) -> jax.Array:
-        inputs, target = datum
-        hidden = inputs @ w["a"] + w["b"]
+    def loss(w: dict, x: jax.Array, y: jax.Array) -> jax.Array:
         bend = jax.nn.relu if ACTIVATION == "relu" else jnp.tanh
-        out = bend(hidden) @ w["c"] + w["d"]
-        return -jnp.sum((out - target) ** 2)
+        out = bend(x @ w["a"] + w["b"]) @ w["c"] + w["d"]
+        prior = sum(jnp.sum(p**2) for p in jax.tree.leaves(w)) * PRIOR / (2 * POINTS)
+        return jnp.mean((out - y) ** 2) + prior
 
-    gradient = blackjax.sgmcmc.gradients.grad_estimator(
-        log_prior, log_likelihood, POINTS
-    )
-    sampler = blackjax.sghmc(gradient, 1, 1 - MOMENTUM)
+    def scanned(key: jax.Array, state: tuple, x: jax.Array, y: jax.Array) -> tuple:
+        def body(state: tuple, key: jax.Array) -> tuple[tuple, None]:
+            w, v = state
+            g, keys = jax.grad(loss)(w, x, y), jax.random.split(key, len(w))
+            v = {
+                name: MOMENTUM * v[name]
+                - LR * g[name]
+                + noise * jax.random.normal(each, w[name].shape)
+                for each, name in zip(keys, w, strict=True)
+            }
+            return ({name: w[name] + v[name] for name in w}, v), None
 
-    def scanned(key: jax.Array, w: dict) -> dict:
-        def body(w: dict, key: jax.Array) -> tuple[dict, None]:
-            return sampler.step(key, w, (x, y), LR / POINTS), None
+        return jax.lax.scan(body, state, jax.random.split(key, SCANNED))[0]
 
-        return jax.lax.scan(body, w, jax.random.split(key, SCANNED))[0]
-
-    run = jax.jit(jax.vmap(scanned) if chains > 1 else scanned)
+    many = jax.vmap(scanned, (0, 0, None, None)) if chains > 1 else scanned
+    run = jax.jit(many)
     shapes = {"a": (1, HIDDEN), "b": (HIDDEN,), "c": (HIDDEN, 1), "d": (1,)}
     lead = (chains,) if chains > 1 else ()
-    state = {
+    w = {
         name: 0.3 * jax.random.normal(jax.random.key(i), (*lead, *shape))
         for i, (name, shape) in enumerate(shapes.items())
     }
+    state = w, {name: jnp.zeros_like(p) for name, p in w.items()}
     key = jax.random.key(1)
+    first = jax.random.split(key, chains) if chains > 1 else key
+    with_data, without = (run(first, state, x, targets) for targets in (y, 0 * y))
+    if bool(jnp.array_equal(with_data[0]["a"], without[0]["a"])):
+        raise AssertionError("the compiled chain does not depend on the data")
 
     def step() -> int:
         nonlocal state, key
         key, now = jax.random.split(key)
         keys = jax.random.split(now, chains) if chains > 1 else now
-        state = jax.block_until_ready(run(keys, state))
+        state = jax.block_until_ready(run(keys, state, x, y))
         return chains * SCANNED
 
     return step
@@ -241,8 +251,8 @@ def main() -> None:
         for nonfinite in ("raise", "allow"):
             name = f"K = {chains}" + (", allow" if nonfinite == "allow" else "")
             makes[name] = partial(compiled, chains, arguments.steps, nonfinite)
-        if importlib.util.find_spec("blackjax") is not None:
-            makes[f"BlackJAX, K = {chains}"] = partial(blackjax, chains)
+        if importlib.util.find_spec("jax") is not None:
+            makes[f"JAX, K = {chains}"] = partial(jax_loop, chains)
     makes["MNIST"] = partial(mnist, 0)
     makes["MNIST, compiled"] = partial(mnist, arguments.steps)
     steps = {name: make() for name, make in makes.items()}

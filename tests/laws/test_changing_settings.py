@@ -394,6 +394,7 @@ def _grown(sampler: sg.Sampler, p: torch.Tensor) -> None:
     sampler.renumber()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", _SETTINGS)
 @pytest.mark.parametrize("kind", _MAKERS)
 def test_the_law_after_a_change(kind: str, what: str) -> None:
@@ -451,6 +452,7 @@ def test_the_law_after_a_change(kind: str, what: str) -> None:
     assert max(abs(variances[k] / exact[k] - 1) for k in late) < 0.05
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "changes",
     [

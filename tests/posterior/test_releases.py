@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader
 
 import torch_sgmcmc as sg
 
+pytestmark = pytest.mark.full
+
 forked = problem.forked
 
 
@@ -65,6 +67,7 @@ def _sample(loader: Any, made: Any, folder: Path, **options: Any) -> sg.SampleSt
     )
 
 
+@pytest.mark.default
 @pytest.mark.parametrize("persistent", [False, True])
 def test_sample_releases_workers_and_models(
     persistent: bool, tmp_path: Path, no_gc: None
