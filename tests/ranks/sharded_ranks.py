@@ -156,8 +156,15 @@ def advance(
     size: float = 1.0,
     missing: bool = True,
 ) -> None:
-    """Makes a step for each number, of which the gradients are made."""
+    """Makes a step for each number, of which the gradients are made.
+
+    lr and T change, also where a parameter has no gradient.
+    """
     for step in steps:
+        for group in sampler.param_groups:
+            group["lr"] *= {4: 0.5, 5: 2.0}.get(step % 6, 1.0)
+            if group.get("noise_estimate", "") == 0:
+                group["temperature"] = 0.0 if step % 6 == 2 else TARGET["temperature"]
         calls = count()
 
         def closure(step: int = step, calls: Any = calls) -> Tensor:
