@@ -267,7 +267,7 @@ def run(
     # EWSG has no T = 0.
     at_levels(
         [(k, n) for k in KINDS for n in _SCHEDULES if (k, n) != ("EWSG", "phases")],
-        default=[("SGHMC 0.9", "drop"), ("BAOA", "drop")],
+        default=[("SGHMC 0.99", "drop"), ("BAOA", "drop")],
         otherwise="full",
     ),
 )

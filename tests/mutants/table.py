@@ -50,6 +50,10 @@ def _law(method: str) -> str:
     return f"tests/laws/test_sampling_law.py -k 'temperature_prior and {method}'"
 
 
+def _changes(k: str) -> str:
+    return f"tests/laws/test_changing_settings.py -k '{k}'"
+
+
 _ECS_LAW = "--level=full tests/laws/test_hmcecs_mutants_law.py -k"
 
 BUILDS: tuple[tuple[Mutant, ...], ...] = (
@@ -358,6 +362,36 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
                 "tests/operators/test_sbps_operators.py -k reflect",
                 "tests/laws/test_sbps_law.py -k 'follows and plain'",
             ),
+        ),
+    ),
+    (
+        Mutant(
+            "SGHMC: momenta of another lr are not rescaled",
+            "methods/sghmc.h",
+            "momentum_scale(momentum_scale) {}",
+            "momentum_scale(0 * momentum_scale + 1) {}",
+            (_changes("follows_the_recursion and SGHMC"),),
+        ),
+        Mutant(
+            "BAOA: momenta of another lr are not rescaled",
+            "methods/baoa.h",
+            "Fma(minus_lr_, g, momentum_scale_ * x[2])",
+            "Fma(minus_lr_, g, x[2])",
+            (_changes("follows_the_recursion and BAOA"),),
+        ),
+        Mutant(
+            "SGNHT: thermostats of another lr are not rescaled",
+            "methods/sgnht.h",
+            "const Real thermostat = thermostat_scale_ * x[3];",
+            "const Real thermostat = x[3];",
+            ("--level=full " + _changes("thermostats_follow"),),
+        ),
+        Mutant(
+            "EWSG: minibatches are weighed with momenta of another lr",
+            "methods/ewsg.h",
+            "twice_share = 2 * alpha * momentum_scale;",
+            "twice_share = 2 * alpha;",
+            ("tests/operators/test_ewsg_operators.py -k equals_reference",),
         ),
     ),
 )

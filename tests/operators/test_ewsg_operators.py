@@ -61,6 +61,12 @@ def test_ewsg_log_ratio_equals_reference(
     lists = [params, grads, proposals, momenta]
     untouched = [clones(ts) for ts in lists]
     assert_log_ratio(lists, surrogate, hyper)
+    # Momenta of another lr: the factor is that of what is read.
+    scaled = [2.5 * v for v in momenta]
+    choice = {**hyper, "surrogate": SURROGATES.index(surrogate), "num_chains": 1}
+    expected = ops.ewsg_log_ratio(params, grads, proposals, scaled, **choice)
+    found = ops.ewsg_log_ratio(*lists, **choice, momentum_scale=2.5)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
     for i in range(0, len(params), 5):
         single = [ts[i : i + 1] for ts in lists]
         assert_log_ratio(single, surrogate, hyper)
