@@ -18,7 +18,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.judge.convergence import RunningConvergence
 
 
 def main() -> None:
@@ -56,10 +55,9 @@ def main() -> None:
         burn_in=arguments.steps // 5,
         every=10,
     )
-    running = RunningConvergence(chains, len(x))
     parts = {
         **{"model": model.module, "sampler": sampler, "batches": batches},
-        **{"collector": collector, "running": running},
+        "collector": collector,
     }
     checkpoint = arguments.out / f"chain-{chain}.pt"
     if checkpoint.exists():
@@ -72,9 +70,6 @@ def main() -> None:
         sampler.zero_grad()
         (((model(x[rows]) - y[rows]) / NOISE).square().mean() / 2).backward()
         sampler.step()
-        if step > arguments.steps // 5 and step % 10 == 0:
-            with torch.no_grad():
-                running.update(model.module(x)[:, 0], chain=chain)
         if step % (arguments.steps // 10) == 0:
             sg.check_replicas(sampler)
             state = {name: part.state_dict() for name, part in parts.items()}
@@ -82,10 +77,11 @@ def main() -> None:
                 sg.save(state, checkpoint)
     collector.close()
 
-    report = running.gathered(mesh.get_group("chain")).report()
+    dist.barrier()  # all chains are stored
     if dist.get_rank() == 0:
-        print(report)
-        print(sg.SampleStore(arguments.out / "draws"))
+        store = sg.SampleStore(arguments.out / "draws")
+        print(sg.report(model.module, store, x, link="identity"))
+        print(store)
     dist.barrier()  # a rank that ends while gloo still has its tensors may be aborted
     dist.destroy_process_group()
 

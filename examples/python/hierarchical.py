@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
+import arviz
 import torch
 from matplotlib import pyplot
 from torch import Tensor, nn
@@ -98,7 +99,9 @@ def main() -> None:
         restart=True,
     )
     logs = torch.tensor([*drawn.values()]).log()
-    worth = sg.convergence.parameters(logs, progress=False).ess_bulk
+    worth = torch.tensor(
+        [arviz.ess(one.numpy(), method="bulk") for one in logs.unbind(-1)]
+    )
     grid = torch.linspace(-6, 6, 81, dtype=torch.float64)
     weights = exact(rows, y, grid).sum(0)
 

@@ -244,19 +244,13 @@ def test_sample_leaves_a_report_and_goes_on(tmp_path, capsys):
     assert "R-hat" in capsys.readouterr().out
 
 
-def test_convergence_of_a_store_in_one_call(tmp_path):
+def test_predictions_of_all_draws_are_kept(tmp_path):
     store = run(tmp_path, steps=60, chains=2)
     x = data().tensors[0][:5]
-    found = sg.convergence(model(), store, x, progress=False)
     probs = [
         [sg.predict(model(), [draw], x).mean for draw in store.chain(chain)]
         for chain in (0, 1)
     ]
-    by_hand = sg.convergence.predictions(
-        torch.stack([torch.stack(chain) for chain in probs]), progress=False
-    )
-    assert torch.equal(found.rhat, by_hand.rhat)
-    assert torch.equal(found.ess_bulk, by_hand.ess_bulk)
     kept = sg.predict(model(), store, x, keep_draws=True)
     assert torch.equal(kept.draws, torch.stack([p for c in probs for p in c]))
     assert sg.predict(model(), store, x).draws is None

@@ -19,7 +19,6 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.judge.convergence import RunningConvergence
 
 STEPS = 20
 LONGER = 40
@@ -53,7 +52,6 @@ def train(
     sampler: sg.Sampler,
     batches: sg.IndependentBatchSampler,
     steps: int,
-    after: Callable[[], object] = lambda: None,
 ) -> None:
     x, y = data()
     persistent = sampler.param_groups[0].get("persistent_index_chain", False)
@@ -68,7 +66,6 @@ def train(
 
     for _ in range(steps):
         sampler.step(closure)
-        after()
 
 
 def train_together(
@@ -146,18 +143,13 @@ def side_by_side(chains: int, folder: Path) -> dict[str, Any]:
     batches = sg.IndependentBatchSampler(
         *(NUM_DATA, 12), seed=sampler.seed, num_replicas=replicas, rank=replica
     )
-    running = RunningConvergence(chains, 2) if chains > 1 else None
     sg.check_replicas_every(sampler, 5)
     with sg.Collector(
         sampler, model.module, folder / f"draws-{chains}", chain=index, every=5
     ) as collector:
         assert replica == 0 or collector.num_draws == 0
 
-        def after() -> None:
-            if running is not None:
-                running.update(model.module[2].bias, chain=index)
-
-        train(model, sampler, batches, STEPS, after)
+        train(model, sampler, batches, STEPS)
         state = collector.state_dict()
         collector.load_state_dict(state)
         found = {"draws": collector.num_draws, "position": state["position"]}
@@ -169,10 +161,6 @@ def side_by_side(chains: int, folder: Path) -> dict[str, Any]:
             partial(sg.PSGLD, [theta], **COMMON, seed=1, process_group=group)
         ),
     }
-    if running is not None:
-        all_chains = running.gathered(mesh.get_group("chain"))
-        found |= {"own": running.state_dict(), "all": all_chains.state_dict()}
-        found["report"] = all_chains.report().rhat
     return found
 
 
@@ -240,12 +228,8 @@ def wrong_groups(rank: int) -> dict[str, str]:
     caught = partial(refusal, kind=ValueError)
     theta = [nn.Parameter(torch.ones(3))]
     of_first = dist.new_group([0])
-    own, other = RunningConvergence(2, 1), RunningConvergence(2 + rank, 1)
-    own.update([0.0], chain=0)
     return {
         "not in it": caught(partial(sg.SGLD, theta, **COMMON, process_group=of_first)),
-        "one chain twice": caught(own.gathered),
-        "other sizes": caught(other.gathered),
     }
 
 

@@ -62,7 +62,7 @@ def agreement_of(values: Tensor) -> Agreement:
     return Agreement(
         convergence=Convergence(
             rhat=rhat.reshape(shape),
-            ess={"mean": ess.reshape(shape)},
+            ess=ess.reshape(shape),
             constant=constant.reshape(shape),
             at_most=at_most.reshape(shape),
             num_chains=len(kept),

@@ -86,7 +86,7 @@ def _rhat(axes: Any, convergence: Convergence) -> None:
 
 def _autocorrelations(axes: Any, convergence: Convergence, outputs: Tensor) -> None:
     values = outputs.double().reshape(*outputs.shape[:2], -1)
-    ess = next(iter(convergence.ess.values())).reshape(-1).nan_to_num(nan=torch.inf)
+    ess = convergence.ess.reshape(-1).nan_to_num(nan=torch.inf)
     places = ess.argsort()
     finite = int(ess.isfinite().sum())
     chosen = places[torch.linspace(0, finite - 1, min(_SHOWN, finite)).long()]

@@ -16,9 +16,9 @@ from torch_sgmcmc.chain.checks import check_integer
 from torch_sgmcmc.chain.files import write_text
 from torch_sgmcmc.judge.after.agreement import Agreement, agreement_of
 from torch_sgmcmc.judge.after.plots import page
+from torch_sgmcmc.judge.after.stored import by_chain, outputs_of
 from torch_sgmcmc.judge.after.verdicts import Verdict, verdicts_of
 from torch_sgmcmc.judge.convergence.report import Convergence
-from torch_sgmcmc.judge.convergence.stored import by_chain, outputs_of
 from torch_sgmcmc.judge.gauges import Gauges
 from torch_sgmcmc.posterior.store import SampleStore
 from torch_sgmcmc.posterior.store.ran import Ran, finite, plain, ran_of, read_ran
@@ -86,7 +86,7 @@ class Report:
         found = self.convergence
         if found is None or bool(found.constant.all()):
             return ""
-        rhat, ess = (found.quantiles(0.5, 0.9, 1.0)[k] for k in ("rhat", "mean"))
+        rhat, ess = (found.quantiles(0.5, 0.9, 1.0)[k] for k in ("rhat", "ess"))
         draws = found.num_chains * found.num_draws
         most = "at most " if bool(found.at_most.any()) else ""
         return (

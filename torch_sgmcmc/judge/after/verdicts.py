@@ -118,7 +118,7 @@ def _few_draws(agreement: Agreement) -> Verdict | None:
     if agreement.is_still:
         return None
     found = agreement.convergence
-    worth = float(found.quantiles(0.9)["mean"])
+    worth = float(found.quantiles(0.9)["ess"])
     draws = found.num_chains * found.num_draws
     # Where that is a bound, which is seen to be less than all draws.
     is_bound = _is_bound(agreement) and worth < draws / 2

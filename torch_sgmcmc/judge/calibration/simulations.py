@@ -15,7 +15,6 @@ from torch_sgmcmc.chain.progress import progress_bar
 from torch_sgmcmc.judge.calibration.chain import Chain
 from torch_sgmcmc.judge.calibration.result import Calibration
 from torch_sgmcmc.judge.convergence.batch_means import effective_draws
-from torch_sgmcmc.judge.convergence.probes import coordinate_names
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.seeds import fold_in
 
@@ -315,7 +314,7 @@ class _Simulated:
         names = []
         for name, value in named:
             shape = value.shape[1:]
-            names += coordinate_names(name, shape, torch.arange(shape.numel()))
+            names += _coordinate_names(name, shape)
         if len(names) > _MOST_COORDINATES:
             raise ValueError(
                 f"Invalid quantities: None (there are {len(names)} coordinates, more "
@@ -384,3 +383,11 @@ def _what(value: object) -> str:
     if isinstance(value, Tensor):
         return f"a Tensor of shape {list(value.shape)} and {value.dtype}"
     return f"a {type(value).__name__}"
+
+
+def _coordinate_names(name: str, shape: torch.Size) -> list[str]:
+    """Those of a tensor's elements: "weight[3, 5]"."""
+    if not shape:
+        return [name]
+    places = torch.unravel_index(torch.arange(shape.numel()), shape)
+    return [f"{name}{row}" for row in torch.stack(places, 1).tolist()]

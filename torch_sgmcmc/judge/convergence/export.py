@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from torch_sgmcmc.chain.checks import wrong_type
 from torch_sgmcmc.chain.optional import optional
-from torch_sgmcmc.judge.convergence.probes import _tensors
+from torch_sgmcmc.chain.wrappers import plain_names
+from torch_sgmcmc.judge.convergence.identical import check_different
 
 __all__ = ["to_arviz"]
 
@@ -33,8 +34,7 @@ def to_arviz(
     r"""Chains of draws for ArviZ, with what is to be looked at.
 
     There is one pass over the draws, of which only what is chosen is kept: of a network
-    a few parameters, :class:`Coordinates` or :class:`Projections`, since nobody looks
-    at millions of traces.
+    a few parameters or what it puts out, since nobody looks at millions of traces.
 
     Args:
         draws: ``draws[chain][draw]``, or draws one after the other that have an
@@ -42,8 +42,8 @@ def to_arviz(
             names to Tensors, or modules.
         names: of tensors that are taken as they are. None takes all of a floating
             dtype, if there are no probes and at most 10,000 numbers. Default: None.
-        probes: ``{name: function}`` of a draw that returns a Tensor, as
-            :class:`Coordinates` and :class:`Projections`. Default: none.
+        probes: ``{name: function}`` of a draw that returns a Tensor; labels of its
+            elements are taken from the function's attribute ``names``. Default: none.
         log_likelihood: ``{name: function}`` of a draw that returns :math:`\log p(y_i |
             x_i, \theta)` of each datum, in a group of that name: for ``arviz.loo`` and
             ``arviz.compare``. Default: none.
@@ -57,14 +57,15 @@ def to_arviz(
         ArviZ's own statistics do not look at weights.
 
     Raises:
-        ValueError: there are no draws, chains are of different lengths, a name or a
-            shape is not there in each draw, or too much would be taken.
+        ValueError: there are no draws, chains are of different lengths or identical, a
+            name or a shape is not there in each draw, or too much would be taken.
         TypeError: a draw is neither a mapping nor a module.
         ImportError: ArviZ is not installed.
 
     Example:
         >>> data = convergence.to_arviz(
-        ...     draws, names=["2.bias"], probes={"some": Coordinates(model, 20)})
+        ...     store, names=["2.bias"],
+        ...     probes={"some": lambda draw: draw["0.weight"].flatten()[::1000]})
         >>> arviz.summary(data)
     """
     arviz = optional("arviz", "ArviZ", "convergence.to_arviz()", "posterior")
@@ -100,6 +101,7 @@ def to_arviz(
     assert chosen is not None
     ordered = [chains[chain] for chain in sorted(chains)]
     posterior = {name: _stacked(ordered, name) for name in [*chosen, *probes]}
+    _check_different(posterior)
     told = [statistics[chain] for chain in sorted(chains)]
     stats = {
         key: _numbers([[of[key] for of in chain] for chain in told])
@@ -121,6 +123,20 @@ def to_arviz(
     if int(arviz.__version__.partition(".")[0]) >= 1:
         return arviz.from_dict(groups, coords=coords, dims=dims)
     return arviz.from_dict(**groups, coords=coords, dims=dims)
+
+
+def _check_different(posterior: Mapping[str, Any]) -> None:
+    rows = [torch.from_numpy(values).double() for values in posterior.values()]
+    if rows:
+        flat = [row.reshape(*row.shape[:2], -1) for row in rows]
+        check_different("draws", torch.cat(flat, 2))
+
+
+def _tensors(model: nn.Module | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    if not isinstance(model, nn.Module):
+        return model
+    named = dict(model.named_parameters())
+    return {plain: named[name] for name, plain in plain_names(model, named).items()}
 
 
 def _numbers(rows: list[list[float]]) -> Any:
@@ -147,7 +163,7 @@ def _all(tensors: Mapping[str, Tensor]) -> list[str]:
     if count > _FEW:
         raise ValueError(
             f"Invalid draws: {count:,} numbers each, of which some must be chosen: "
-            "with names, or with Coordinates or Projections as probes"
+            "with names, or with functions as probes"
         )
     return names
 

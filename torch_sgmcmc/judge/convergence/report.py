@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_sgmcmc.chain.checks import check_real
-from torch_sgmcmc.judge.panels import panels
 
 __all__ = ["Convergence"]
 
@@ -36,12 +33,10 @@ class Convergence:
 
     Attributes:
         rhat: R̂, float64, a number for each quantity.
-        ess: effective draws, all chains together, in tensors like ``rhat``: "bulk" and
-            "tail" of stored draws, "mean" of running ones.
+        ess: effective draws for the mean, all chains together, like ``rhat``.
         constant: bool, like ``rhat``: the quantity is the same in all draws.
         at_most: bool, like ``rhat``: the effective draws are at most as many as ``ess``
-            says, since chains are too short for an estimate. All False for stored
-            draws.
+            says, since chains are too short for an estimate.
         num_chains: number of chains.
         num_draws: number of draws of each chain that went in.
         title: what the quantities are, in words.
@@ -53,7 +48,7 @@ class Convergence:
     """
 
     rhat: Tensor
-    ess: Mapping[str, Tensor]
+    ess: Tensor
     constant: Tensor
     at_most: Tensor
     num_chains: int
@@ -63,29 +58,6 @@ class Convergence:
     def __repr__(self) -> str:
         return str(self)
 
-    @property
-    def ess_bulk(self) -> Tensor:
-        """Effective draws for the middle of the distribution; of stored draws."""
-        return self._ess("bulk")
-
-    @property
-    def ess_tail(self) -> Tensor:
-        """Effective draws for the 5 % and the 95 % quantile, the smaller of both."""
-        return self._ess("tail")
-
-    @property
-    def ess_mean(self) -> Tensor:
-        """Effective draws for the mean; of running draws."""
-        return self._ess("mean")
-
-    def _ess(self, kind: str) -> Tensor:
-        if kind not in self.ess:
-            raise ValueError(
-                f"There are no effective draws for {kind!r} here, but for: "
-                f"{', '.join(self.ess)} (bulk and tail need stored draws)"
-            )
-        return self.ess[kind]
-
     def quantiles(self, *levels: float) -> dict[str, Tensor]:
         """Quantiles over the quantities that vary, counted from the best.
 
@@ -94,8 +66,8 @@ class Convergence:
                 the largest and for effective draws the fewest.
 
         Returns:
-            For "rhat" and each of ``ess`` a float64 tensor with a number for each
-            level: that of a quantity (of two, the worse); NaN where nothing varies.
+            For "rhat" and "ess" a float64 tensor with a number for each level: that of
+            a quantity (of two, the worse); NaN where nothing varies.
 
         Raises:
             ValueError: a level is out of range.
@@ -105,10 +77,10 @@ class Convergence:
                 raise ValueError(f"Invalid level: {level} (must be in [0, 1])")
         q = torch.tensor(levels, dtype=torch.float64)
         varying = ~self.constant
-        found = {"rhat": _of_sorted(self.rhat[varying].sort().values, q)}
-        for kind, ess in self.ess.items():
-            found[kind] = _of_sorted(ess[varying].sort(descending=True).values, q)
-        return found
+        return {
+            "rhat": _of_sorted(self.rhat[varying].sort().values, q),
+            "ess": _of_sorted(self.ess[varying].sort(descending=True).values, q),
+        }
 
     def summary(self, rhat: float = 1.01, ess_per_chain: float = 100.0) -> str:
         """A table of quantiles and what to think of it.
@@ -147,7 +119,7 @@ class Convergence:
     def _table(self) -> list[str]:
         lines = [" " * 9 + "".join(f"{head:>9}" for head in _HEADS)]
         for name, values in self.quantiles(*_QUANTILES).items():
-            label = "R-hat" if name == "rhat" else f"ESS {name}"
+            label = "R-hat" if name == "rhat" else "ESS"
             form = ".3f" if name == "rhat" else ".0f"
             row = "".join(f"{value:>9{form}}" for value in values.tolist())
             lines.append(f"{label:<9}{row}")
@@ -156,9 +128,7 @@ class Convergence:
     def _verdict(self, varying: int, rhat: float, ess_per_chain: float) -> list[str]:
         # The comparisons are such that NaN has not converged.
         mixed = ~self.constant & (self.rhat < rhat)
-        enough = ~self.constant
-        for ess in self.ess.values():
-            enough = enough & (ess >= ess_per_chain * self.num_chains)
+        enough = ~self.constant & (self.ess >= ess_per_chain * self.num_chains)
         enough = enough & ~self.at_most
         lines = [
             f"R-hat < {rhat:g}: {int(mixed.sum())} of {varying}",
@@ -178,43 +148,6 @@ class Convergence:
                 "(chains too short to tell)"
             )
         return lines
-
-    def plot(self) -> Any:
-        """Draws the distributions of R̂ and of effective draws over the quantities.
-
-        Each as the part of the quantities that vary which are worse than a value. The
-        dotted lines are the limits of :meth:`summary`: one wants to be left of that for
-        R̂ and right of that for effective draws.
-
-        Returns:
-            The matplotlib figure.
-
-        Raises:
-            ImportError: matplotlib is not installed.
-            ValueError: nothing varies.
-        """
-        varying = ~self.constant
-        if not bool(varying.any()):
-            raise ValueError("There is nothing to plot: no quantity varies")
-        figure, (left, right) = panels("Convergence.plot()", 2, 4.5, 3.5)
-        rhat = self.rhat[varying].sort().values
-        worse = 1 - torch.arange(len(rhat)) / len(rhat)
-        finite = rhat.isfinite()
-        left.step(rhat[finite], worse[finite], where="pre")
-        left.axvline(1.01, linestyle=":", color="gray")
-        stuck = len(rhat) - int(finite.sum())
-        left.set_xlabel("R-hat" + (f" ({stuck} are infinite)" if stuck else ""))
-        left.set_ylabel("part of the quantities above")
-        for kind, ess in self.ess.items():
-            values = ess[varying].sort().values
-            part = torch.arange(1, len(values) + 1) / len(values)
-            right.step(values, part, where="post", label=kind)
-        right.axvline(100 * self.num_chains, linestyle=":", color="gray")
-        right.set_xlabel("effective draws")
-        right.set_ylabel("part of the quantities below")
-        right.legend()
-        figure.suptitle(self.title)
-        return figure
 
 
 def _of_sorted(values: Tensor, levels: Tensor) -> Tensor:
