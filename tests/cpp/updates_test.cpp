@@ -12,6 +12,7 @@
 #include <random>
 #include <vector>
 
+#include "methods/baoa.h"
 #include "methods/control_variate.h"
 #include "methods/gaussian.h"
 #include "methods/gradient_variance.h"
