@@ -34,7 +34,7 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
       "ecs_estimate(Tensor values, Tensor theta, Tensor anchor, "
       "Tensor expansions, Tensor slopes, Tensor? scales, Tensor? hessians, *, "
       "float temperature, float num_data, int batch_size, int num_products, "
-      "float lower_bound, Tensor? importance=None) -> "
+      "float lower_bound) -> "
       "(Tensor, Tensor, Tensor)");
   m.def(
       "ecs_density(Tensor estimate, Tensor pull, Tensor weights, "

@@ -193,11 +193,6 @@ def check_as_begun(
     name: str, now: float | None, begun: float | None, way_out: str = ""
 ) -> None: ...
 
-class SamplingWeights:
-    def __init__(self, weights: int, size: int) -> None: ...
-    @property
-    def mean(self) -> float: ...
-
 class Subsample:
     def __init__(
         self,
@@ -208,7 +203,6 @@ class Subsample:
         batch_size: int,
         poisson: bool,
         seed: int,
-        weights: SamplingWeights | None = None,
     ) -> None: ...
     def begin(self, block: int) -> int: ...
     def draw(self, step: int) -> tuple[list[int], bytearray]: ...

@@ -26,7 +26,6 @@ from torch_sgmcmc.chain.settings import settings
 from torch_sgmcmc.chain.state_checks import check_count, check_part
 from torch_sgmcmc.ecs.anchored import Anchored
 from torch_sgmcmc.ecs.likelihood_graph import Closure, flat
-from torch_sgmcmc.ecs.sampling import SAMPLING
 from torch_sgmcmc.ecs.sizes import Draw, chosen_sizes
 from torch_sgmcmc.ecs.state import KEYS
 from torch_sgmcmc.ecs.target import Point, SubsampledTarget, follow
@@ -68,8 +67,7 @@ class HMCECS(Anchored):
     The estimators are made from :math:`d_k = \ell_k - q_k`, where :math:`\ell_k` is the
     log-likelihood of datum k and :math:`q_k` its Taylor expansion around a fixed point
     :math:`\theta^*`; :math:`\sum_k q_k` is a quadratic form, A and B being summed up
-    once. With m data, drawn uniformly with replacement (or by weights, see
-    :meth:`set_sampling_weights`), ``variant="perturbed"`` has
+    once. With m data, drawn uniformly with replacement, ``variant="perturbed"`` has
 
     .. math::
         \log\hat L = \sum_k q_k + \hat d - \tfrac12\hat\sigma^2,\quad
@@ -128,7 +126,6 @@ class HMCECS(Anchored):
 
         * ``control_variates``: θ*, the sums, and the factor of the mass matrix;
         * ``subsample``: u, in blocks, and the expansions of its data;
-        * ``sampling``: the weights, where :meth:`set_sampling_weights` gave any;
         * ``warmup``: while one is in progress, how far it is.
 
     Raises:
@@ -184,7 +181,7 @@ class HMCECS(Anchored):
     # There is no going on from a density that is not finite.
     _NONFINITE: ClassVar[tuple[str, ...]] = ("raise", "skip")
     _STATE: ClassVar[Mapping[str, type]] = {"prior_mean": Tensor}
-    _COMMON_STATE: ClassVar[tuple[str, ...]] = (*KEYS, SAMPLING)
+    _COMMON_STATE: ClassVar[tuple[str, ...]] = KEYS
 
     def __init__(
         self,
@@ -432,7 +429,6 @@ class HMCECS(Anchored):
         return log_ratio
 
     def _target(self, closure: Closure) -> SubsampledTarget:
-        sampling = self._drawn_by()
         return SubsampledTarget(
             closure,
             self._all_params(),
@@ -442,7 +438,6 @@ class HMCECS(Anchored):
             self.param_groups[0]["temperature"],
             self._estimator(),
             self.param_groups[0]["max_variance"],
-            None if sampling is None else sampling.importance,
         )
 
     def _estimator(self) -> _C.ECSEstimator:

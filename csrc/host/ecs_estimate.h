@@ -123,25 +123,12 @@ inline ECSEstimate ECSBlockPoisson(const ECSEstimator& e,
 }
 
 // Either; `count` is a multiple of the batch size, and not 0 without products.
-//
-// Data that are drawn with probabilities π are worth d / (N π) each (eq. 4.2),
-// which is what enters the estimators: `importance` has 1 / (N π), or is null.
-// Differences are then multiplied in place.
 inline ECSEstimate EstimateLikelihood(const ECSEstimator& e,
-                                      double* differences,
-                                      const double* importance,
+                                      const double* differences,
                                       int64_t count,
                                       double* weights) {
-  if (importance != nullptr) {
-    for (int64_t i = 0; i < count; ++i) differences[i] *= importance[i];
-  }
-  const ECSEstimate result =
-      e.num_products == 0 ? ECSPerturbed(e, differences, count, weights)
-                          : ECSBlockPoisson(e, differences, count, weights);
-  if (importance != nullptr) {
-    for (int64_t i = 0; i < count; ++i) weights[i] *= importance[i];
-  }
-  return result;
+  return e.num_products == 0 ? ECSPerturbed(e, differences, count, weights)
+                             : ECSBlockPoisson(e, differences, count, weights);
 }
 
 // Whether the signed estimate is from a mean below a.

@@ -2,7 +2,6 @@
 
 #include <stdexcept>
 #include <string>
-#include <utility>
 
 #include "host/minibatch.h"
 #include "host/uniforms.h"
@@ -42,26 +41,18 @@ Subsample::Subsample(int64_t num_data,
                      int64_t num_blocks,
                      int64_t batch_size,
                      bool poisson,
-                     int64_t seed,
-                     std::shared_ptr<const SamplingWeights> weights)
+                     int64_t seed)
     : num_data_(num_data),
       num_cells_(num_cells),
       num_blocks_(num_blocks),
       batch_size_(batch_size),
       poisson_(poisson),
-      seed_(static_cast<uint64_t>(seed)),
-      weights_(std::move(weights)) {
+      seed_(static_cast<uint64_t>(seed)) {
   constexpr int64_t kMaxElements = int64_t{1} << 26;
   CheckSize("num_data", num_data, int64_t{1} << 48);
   CheckSize("batch_size", batch_size, kMaxElements);
   CheckSize("num_cells", num_cells, kMaxElements / batch_size);
   CheckSize("num_blocks", num_blocks, num_cells);
-  if (weights_ != nullptr && weights_->size() != num_data) {
-    throw std::invalid_argument("Invalid sampling_weights: there are " +
-                                std::to_string(weights_->size()) +
-                                " (must be " + std::to_string(num_data) +
-                                ", one for each datum)");
-  }
 }
 
 int64_t Subsample::Begin(int64_t block) const {
@@ -99,16 +90,10 @@ Cells Subsample::DrawCells(int64_t count,
   const NoiseStream stream = Stream(Purpose::kSubsample, step);
   cells.indices.reserve(static_cast<size_t>(size));
   for (int64_t i = 0; i < size; ++i) {
-    cells.indices.push_back(DrawDatum(stream, element++));
+    cells.indices.push_back(static_cast<int64_t>(
+        DrawBelow(static_cast<uint64_t>(num_data_), stream, element++)));
   }
   return cells;
-}
-
-int64_t Subsample::DrawDatum(const NoiseStream& stream,
-                             uint64_t element) const {
-  if (weights_ != nullptr) return weights_->Draw(stream, element);
-  return static_cast<int64_t>(
-      DrawBelow(static_cast<uint64_t>(num_data_), stream, element));
 }
 
 NoiseStream Subsample::Stream(Purpose purpose, uint64_t step) const {

@@ -3,8 +3,8 @@
 //
 // A subsample is a row of cells. In the perturbed estimator a cell is one
 // datum; in the block-Poisson estimator it is one factor of the product, with
-// X ~ Poisson(1) minibatches. Data are drawn with replacement, uniformly or by
-// weights. The cells are parted into blocks of equal size (to rounding), and a
+// X ~ Poisson(1) minibatches. Data are drawn with replacement, uniformly. The
+// cells are parted into blocks of equal size (to rounding), and a
 // proposal draws all cells of one block anew, the block chosen uniformly.
 //
 // A draw is a pure function of the layout and of (seed, step), like every other
@@ -14,11 +14,9 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "core/counter.h"
-#include "host/sampling_weights.h"
 
 namespace torch_sgmcmc {
 
@@ -37,16 +35,15 @@ struct BlockProposal {
 
 class Subsample {
  public:
-  // Throws std::invalid_argument unless all sizes are >= 1, no block is empty,
-  // a draw fits the stream, and there are as many weights, if any, as data.
+  // Throws std::invalid_argument unless all sizes are >= 1, no block is empty
+  // and a draw fits the stream.
   // Without `poisson` every cell has one minibatch.
   Subsample(int64_t num_data,
             int64_t num_cells,
             int64_t num_blocks,
             int64_t batch_size,
             bool poisson,
-            int64_t seed,
-            std::shared_ptr<const SamplingWeights> weights = nullptr);
+            int64_t seed);
 
   // The first cell of a block; `num_blocks` has the end of the last one.
   int64_t Begin(int64_t block) const;
@@ -56,7 +53,6 @@ class Subsample {
 
  private:
   Cells DrawCells(int64_t count, uint64_t step, uint64_t element) const;
-  int64_t DrawDatum(const NoiseStream& stream, uint64_t element) const;
   NoiseStream Stream(Purpose purpose, uint64_t step) const;
 
   int64_t num_data_;
@@ -65,7 +61,6 @@ class Subsample {
   int64_t batch_size_;
   bool poisson_;
   uint64_t seed_;
-  std::shared_ptr<const SamplingWeights> weights_;
 };
 
 }  // namespace torch_sgmcmc

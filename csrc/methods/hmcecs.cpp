@@ -133,8 +133,7 @@ std::tuple<Tensor, Tensor, Tensor> ECSEstimateAt(Tensor values,
                                                  double num_data,
                                                  int64_t batch_size,
                                                  int64_t num_products,
-                                                 double lower_bound,
-                                                 ECSMaybe importance) {
+                                                 double lower_bound) {
   constexpr const char* kOp = "ecs_estimate";
   CheckNumber(kOp, "temperature", temperature, {.low_open = true});
   CheckNumber(kOp, "num_data", num_data, {.low_open = true});
@@ -155,7 +154,6 @@ std::tuple<Tensor, Tensor, Tensor> ECSEstimateAt(Tensor values,
   const double* at = arrays.Read("theta", theta, {d});
   const double* around = arrays.Read("anchor", anchor, {d});
   const double* expansion = arrays.Read("expansions", expansions, {m});
-  const double* factors = arrays.Read("importance", importance, {m});
   const ECSTerms terms(arrays, theta, slopes, scales, hessians, m);
 
   const std::vector<double> delta = ECSOffset(at, around, d);
@@ -188,7 +186,7 @@ std::tuple<Tensor, Tensor, Tensor> ECSEstimateAt(Tensor values,
 
   const ECSEstimator estimator{num_data, batch_size, num_products, lower_bound};
   const ECSEstimate result =
-      EstimateLikelihood(estimator, differences.data(), factors, m, weight);
+      EstimateLikelihood(estimator, differences.data(), m, weight);
   Tensor estimate = NewDoubles(values, {kECSEstimate});
   double* out = DoublesOf(estimate);
   out[0] = result.log;

@@ -10,7 +10,6 @@
 #include "host/ecs_estimate.h"
 #include "host/ecs_schedule.h"
 #include "host/ecs_sizes.h"
-#include "host/sampling_weights.h"
 #include "host/subsample.h"
 #include "python/memory.h"
 
@@ -60,13 +59,11 @@ void BindECS(py::module_& m) {
           [](const ECSEstimator& estimator,
              uintptr_t differences,
              int64_t count,
-             uintptr_t weights,
-             uintptr_t importance) {
+             uintptr_t weights) {
             // NOLINTBEGIN(performance-no-int-to-ptr): what data_ptr() gives.
             const auto result = torch_sgmcmc::EstimateLikelihood(
                 estimator,
-                reinterpret_cast<double*>(differences),
-                reinterpret_cast<const double*>(importance),
+                reinterpret_cast<const double*>(differences),
                 count,
                 reinterpret_cast<double*>(weights));
             // NOLINTEND(performance-no-int-to-ptr)
@@ -79,10 +76,8 @@ void BindECS(py::module_& m) {
           py::arg("differences"),
           py::arg("count"),
           py::arg("weights"),
-          py::arg("importance") = 0,
           "Log, variance, mean, sign and lowest, from count float64 numbers at "
-          "an address on the host; the derivatives are written to another. With "
-          "an address of factors the numbers are multiplied by them in place.")
+          "an address on the host; the derivatives are written to another.")
       .def("is_overturned",
            &torch_sgmcmc::IsOverturned,
            py::arg("mean"),
@@ -127,40 +122,19 @@ void BindECS(py::module_& m) {
         py::arg("draws"),
         "Of so many draws of a warm-up, the first that is used.");
 
-  using torch_sgmcmc::SamplingWeights;
-  py::class_<SamplingWeights, std::shared_ptr<SamplingWeights>>(
-      m,
-      "SamplingWeights",
-      "Draws data by weights (csrc/host/sampling_weights.h).")
-      .def(py::init([](uintptr_t weights, int64_t size) {
-             // NOLINTNEXTLINE(performance-no-int-to-ptr): of data_ptr().
-             const auto* numbers = reinterpret_cast<const double*>(weights);
-             return std::make_shared<SamplingWeights>(numbers, size);
-           }),
-           py::arg("weights"),
-           py::arg("size"))
-      .def_property_readonly("mean", &SamplingWeights::mean);
-
   using torch_sgmcmc::Subsample;
   py::class_<Subsample>(m,
                         "Subsample",
                         "Which data HMC-ECS estimates from, and what it "
                         "proposes instead (csrc/host/subsample.h).")
-      .def(py::init<int64_t,
-                    int64_t,
-                    int64_t,
-                    int64_t,
-                    bool,
-                    int64_t,
-                    std::shared_ptr<const SamplingWeights>>(),
+      .def(py::init<int64_t, int64_t, int64_t, int64_t, bool, int64_t>(),
            py::kw_only(),
            py::arg("num_data"),
            py::arg("num_cells"),
            py::arg("num_blocks"),
            py::arg("batch_size"),
            py::arg("poisson"),
-           py::arg("seed"),
-           py::arg("weights") = nullptr)
+           py::arg("seed"))
       .def("begin",
            &Subsample::Begin,
            py::arg("block"),

@@ -118,20 +118,16 @@ def test_a_subsample_of_everything_is_hmc() -> None:
 @pytest.mark.parametrize("kind", ["logistic", "tanh"])
 @pytest.mark.parametrize("variant", ["perturbed", "signed"])
 @pytest.mark.parametrize("order", [2, 1, 0])
-@pytest.mark.parametrize("weighted", [False, True])
 def test_operators_equal_what_other_devices_do(
-    kind: str, variant: str, order: int, weighted: bool
+    kind: str, variant: str, order: int
 ) -> None:
     data = Data(kind)
     sampler = make(data, variant=variant, control_variate=order, temperature=1.7)
-    if weighted:
-        sampler.set_sampling_weights(torch.linspace(1.0, 3.0, N))
     sampler.set_anchor(data, progress=False)
     target, subsample = sampler._target(data), sampler._subsample(data)
     theta = place(data.params, torch.tensor([0.5, -0.4, 0.3, 0.6], dtype=F64))
-    factors = target.importance[subsample.indices] if weighted else None
     ours, theirs = (
-        way(subsample, factors, theta, *target._look(subsample))
+        way(subsample, theta, *target._look(subsample))
         for way in (target._fused, target._composed)
     )
     for point in (ours, theirs):
@@ -268,13 +264,10 @@ def test_bad_warmups() -> None:
 
 @pytest.mark.filterwarnings("ignore:num_blocks")  # the warm-up chooses few factors
 @pytest.mark.parametrize("variant", ["perturbed", "signed"])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_resuming_is_exact(variant: str, weighted: bool) -> None:
+def test_resuming_is_exact(variant: str) -> None:
     data = Data("tanh")
     settings = {"variant": variant, "num_products": 9, "subsample_size": 7}
     sampler = make(data, **settings)
-    if weighted:
-        sampler.set_sampling_weights(torch.linspace(1.0, 2.0, N))
     sampler.warmup(data, 20, anchor_every=10, target_variance=0.5, progress=False)
     chain(sampler, data, 7)  # to the middle of the proposals that are looked up ahead
     saved = through_file(sampler.state_dict())

@@ -69,45 +69,6 @@ TEST(Subsample, DrawsUniformly) {
   }
 }
 
-TEST(Subsample, DrawsByWeights) {
-  const std::vector<double> weights = {1, 5, 0.5, 3.5};
-  const auto law = std::make_shared<const SamplingWeights>(weights.data(), 4);
-  EXPECT_EQ(law->mean(), 2.5);
-  const Subsample subsample(4, 10, 5, 1, false, 1, law);
-  std::vector<double> data(4);
-  std::vector<double> proposed(4);
-  constexpr int kSteps = 4000;
-  for (uint64_t step = 0; step < kSteps; ++step) {
-    for (const int64_t i : subsample.Draw(step).indices) {
-      ++data.at(static_cast<size_t>(i));
-    }
-    for (const int64_t i : subsample.Propose(step).cells.indices) {
-      ++proposed.at(static_cast<size_t>(i));
-    }
-  }
-  for (size_t i = 0; i < 4; ++i) {
-    EXPECT_LT(ZOfShare(data[i], kSteps * 10, weights[i] / 10), kMaxZ);
-    EXPECT_LT(ZOfShare(proposed[i], kSteps * 2, weights[i] / 10), kMaxZ);
-  }
-}
-
-TEST(SamplingWeights, RefusesWhatIsOutOfRange) {
-  const auto refuses = [](const std::vector<double>& weights) {
-    EXPECT_THROW(
-        SamplingWeights(weights.data(), static_cast<int64_t>(weights.size())),
-        std::invalid_argument);
-  };
-  refuses({});
-  refuses({1, 0});
-  refuses({1, -1});
-  refuses({1, std::nan("")});
-  refuses({1e308, 1e308});
-  refuses({1, 0x1p-40});
-  const std::vector<double> least = {1, 0x1p-39};
-  const auto law = std::make_shared<const SamplingWeights>(least.data(), 2);
-  EXPECT_THROW(Subsample(3, 1, 1, 1, false, 0, law), std::invalid_argument);
-}
-
 TEST(Subsample, HasPoissonNumbersOfMinibatches) {
   const Subsample subsample(50, 8, 2, 3, true, 9);
   double zeros = 0;

@@ -14,7 +14,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,9 +24,6 @@ import pytest
 import torch
 from children import outcome
 from stored_files import files
-from test_cpp_checkpoints import digits
-
-__all__ = ["digits"]
 
 pytestmark = pytest.mark.full
 
@@ -124,34 +120,3 @@ def test_in_python(bnn: SimpleNamespace, tmp_path: Path, one_thread: None) -> No
 
     methods = ("sgdm", "sgld", "sghmc", "psbps")
     kill(go, bnn, methods, tmp_path)
-
-
-def test_in_cpp(
-    bnn: SimpleNamespace,
-    consumer_program: Callable[[str], Path],
-    digits: Path,
-    tmp_path: Path,
-) -> None:
-    program = consumer_program("mnist_bnn")
-
-    def go(folder: Path, method: str, kill_after: float | None) -> str | None:
-        command = [program, "--digits", digits, "--threads", 1, "--seeds", 1]
-        command += ["--method", method, "--epochs", EPOCHS, "--burn-in", BURN_IN]
-        process = subprocess.Popen(
-            list(map(str, [*command, "--out", folder])),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        if kill_after is not None:
-            time.sleep(kill_after)
-            process.kill()
-        _, errors = process.communicate()
-        if process.returncode == -9:
-            return None
-        assert process.returncode == 0, errors
-        (run,) = json.loads((folder / "results.json").read_text())["runs"]
-        return json.dumps({key: run[key] for key in ("digest", "samples", "history")})
-
-    kill(go, bnn, ("sgdm", "sgld", "sghmc"), tmp_path)

@@ -41,8 +41,6 @@ __all__ = [
     "MOST",
     "PERTURBED",
     "SIGNED",
-    "WEIGHTED",
-    "WEIGHTED_SIGNED",
     "Experiment",
     "Logistic",
     "Observed",
@@ -82,10 +80,7 @@ class Observed(NamedTuple):
 
 @dataclass(frozen=True)
 class Logistic:
-    """y = 1 with probability σ(x θ), θ ~ N(0, 1 / prior), expanded to order 1 or 0.
-
-    Data are drawn with probabilities proportional to ``weights``, or uniformly.
-    """
+    """y = 1 with probability σ(x θ), θ ~ N(0, 1 / prior), expanded to order 1 or 0."""
 
     x: Array = field(default_factory=lambda: np.array([1.5, -1.0, 0.5, 2.0, -2.5, 1.0]))
     y: Array = field(default_factory=lambda: np.array([1.0, 1, 0, 1, 0, 0]))
@@ -93,20 +88,10 @@ class Logistic:
     anchor: float = 1.2
     m: int = 2
     order: int = 1
-    weights: tuple[float, ...] | None = None
 
     @property
     def n(self) -> int:
         return len(self.x)
-
-    @property
-    def chances(self) -> Array:
-        """πₖ of all data."""
-        weights = np.ones(self.n) if self.weights is None else np.array(self.weights)
-        return weights / weights.sum()
-
-    def importance(self, u: NDArray[np.int64]) -> Array:
-        return 1 / (self.n * self.chances[u])
 
     def log_likelihood(self, theta: Array, u: NDArray[np.int64]) -> Array:
         eta = self.x[u] * theta
@@ -116,11 +101,11 @@ class Logistic:
         return self.x[u] * (self.y[u] - expit(self.x[u] * theta))
 
     def differences(self, theta: Array, u: NDArray[np.int64]) -> tuple[Array, Array]:
-        """d / (n π) and its derivative, for θ [..., 1] and u [..., k]."""
-        at, worth = np.float64(self.anchor), self.importance(u)
+        """d and its derivative, for θ [..., 1] and u [..., k]."""
+        at = np.float64(self.anchor)
         base, slope = self.log_likelihood(at, u), self.order * self.slope(at, u)
         d = self.log_likelihood(theta, u) - base - slope * (theta - at)
-        return worth * d, worth * (self.slope(theta, u) - slope)
+        return d, self.slope(theta, u) - slope
 
     def smooth(self, theta: Array) -> tuple[Array, Array]:
         """Σ qₖ + log prior and its derivative, for θ of any shape."""
@@ -205,16 +190,11 @@ class Experiment:
         """A whole u, with replacement, as it is proposed."""
         chains, m = len(theta), self.model.m
         if self.num_products == 0:
-            u = self._data(rng, (chains, m))
+            u = rng.integers(self.model.n, size=(chains, m))
             return State(theta, u, np.ones((chains, m), dtype=int))
         counts = rng.poisson(1.0, (chains, self.num_products))
-        u = self._data(rng, (chains, self.num_products, MOST, m))
+        u = rng.integers(self.model.n, size=(chains, self.num_products, MOST, m))
         return State(theta, u, np.minimum(counts, MOST))
-
-    def _data(self, rng: Generator, shape: tuple[int, ...]) -> Indices:
-        if self.model.weights is None:
-            return rng.integers(self.model.n, size=shape)
-        return rng.choice(self.model.n, size=shape, p=self.model.chances)
 
     # ---- The exact law ---------------------------------------------------------
 
@@ -224,18 +204,13 @@ class Experiment:
         return np.array(list(product(range(self.model.n), repeat=self.model.m)))
 
     @cached_property
-    def _chances(self) -> Array:
-        """Of these minibatches to be drawn."""
-        return self.model.chances[self._subsamples].prod(axis=1)
-
-    @cached_property
     def _table(self) -> Array:
         """Perturbed: the probabilities of (θ, u), [grid, n^m]."""
         theta = np.broadcast_to(
             self.model.grid()[:, None], (len(self.model.grid()), len(self._subsamples))
         )
         logs, _, _ = self.log_density(State(theta, self._subsamples, self._subsamples))
-        weights = np.exp(logs - logs.max()) * self._chances
+        weights = np.exp(logs - logs.max())
         return weights / weights.sum()
 
     @cached_property
@@ -258,9 +233,9 @@ class Experiment:
     def _signed_logs(self, factors: Array) -> Array:
         """log E Π f with these f, at the grid's points, less the highest of |f|."""
         smooth, _ = self.model.smooth(self.model.grid())
-        size = np.abs(self._signed_table) @ self._chances
+        size = np.abs(self._signed_table).mean(axis=1)
         highest = smooth + self.num_products * size
-        return smooth + self.num_products * (factors @ self._chances) - highest.max()
+        return smooth + self.num_products * factors.mean(axis=1) - highest.max()
 
     @cached_property
     def mean_sign(self) -> float:
@@ -278,7 +253,7 @@ class Experiment:
             theta = np.broadcast_to(self.model.grid()[:, None], self._table.shape)
             state = State(theta, self._subsamples, self._subsamples)
             return float((self._table * self.log_density(state)[2]).sum())
-        rates = self.num_products * (np.abs(self._signed_table) @ self._chances)
+        rates = self.num_products * np.abs(self._signed_table).mean(axis=1)
         return float(self.law @ rates)
 
     def draw(self, rng: Generator, chains: int) -> State:
@@ -294,7 +269,7 @@ class Experiment:
                 np.ones((chains, self.model.m), dtype=int),
             )
         row = rng.choice(len(grid), size=chains, p=self.law)
-        factors = np.abs(self._signed_table) * self._chances
+        factors = np.abs(self._signed_table) / len(self._subsamples)
         rates = factors.sum(axis=1)[row, None]
         counts = rng.poisson(rates, (chains, self.num_products))
         # A minibatch of probability p has now p |f| / Σ p |f|: all rows' sums at once.
@@ -357,16 +332,8 @@ SIGNED = Experiment(
     num_products=3,
     lower_bound=-2.0,
 )
-# Of order 0, uniformly drawn and by weights.
+# Of order 0.
 CONSTANT = replace(PERTURBED, model=Logistic(anchor=0.2, prior=2.0, order=0, m=3))
-WEIGHTED = replace(
-    CONSTANT, model=replace(CONSTANT.model, weights=(1.0, 3.0, 4.0, 2.0, 1.0, 3.0))
-)
-WEIGHTED_SIGNED = replace(
-    SIGNED, model=replace(SIGNED.model, weights=(1.0, 1.0, 1.0, 6.0, 6.0, 1.0))
-)
-
-
 # ---- Checks ---------------------------------------------------------------------
 
 

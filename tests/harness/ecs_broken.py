@@ -30,8 +30,6 @@ __all__ = [
     "FORCE_BUGS",
     "ORDER_BUGS",
     "SIGNED_BUGS",
-    "WEIGHTED_BUGS",
-    "WEIGHTED_FORCE_BUGS",
     "run_sampler",
 ]
 
@@ -64,8 +62,6 @@ def run_sampler(
         seed=seed,
     )
     closure = model.closure(p)
-    if model.weights is not None:
-        sampler.set_sampling_weights(torch.tensor(model.weights))
     sampler.set_anchor(closure, progress=False)
     if signed:  # as a warm-up leaves it: a is λ less than the mean of d̂ there
         mean = experiment.lower_bound + experiment.num_products
@@ -143,25 +139,11 @@ def _ignored(weights: Tensor, numbers: Tensor, scale: float) -> None:
     numbers[3] = 1
 
 
-def _forces_without_weights() -> Any:
-    right = parts.ecs_estimate
-
-    def wrong(*tensors: Tensor, importance: Tensor, **sizes: Any) -> Any:
-        weights, *rest = right(*tensors, importance=importance, **sizes)
-        return weights / importance, *rest
-
-    return mock.patch.object(parts, "ecs_estimate", wrong)
-
-
 def _target(change: Callable[[Any, SubsampledTarget], SubsampledTarget]) -> Any:
     right = HMCECS._target
     return mock.patch.object(
         HMCECS, "_target", lambda self, closure: change(self, right(self, closure))
     )
-
-
-def _without_weights(sampler: Any, target: SubsampledTarget) -> SubsampledTarget:
-    return replace(target, importance=None)
 
 
 def _with_a_gradient(sampler: Any, target: SubsampledTarget) -> SubsampledTarget:
@@ -173,17 +155,6 @@ def _with_a_gradient(sampler: Any, target: SubsampledTarget) -> SubsampledTarget
         (gradient,) = torch.autograd.grad(target.closure(everything).sum(), p)
     parts.place([p], present)
     return replace(target, sums=replace(target.sums, gradient=gradient))
-
-
-def _blocks_drawn_uniformly() -> Any:
-    right, layout = HMCECS._proposed, HMCECS._layout
-
-    def wrong(self: Any, *arguments: Any) -> Any:
-        uniform = replace(layout(self), weights=None)
-        with mock.patch.object(HMCECS, "_layout", lambda _: uniform):
-            return right(self, *arguments)
-
-    return mock.patch.object(HMCECS, "_proposed", wrong)
 
 
 class _Along:
@@ -284,13 +255,6 @@ SIGNED_BUGS: dict[str, Patch] = {
 }
 ORDER_BUGS: dict[str, Patch] = {
     "gradient left in the sum of q": lambda: _target(_with_a_gradient),
-}
-WEIGHTED_BUGS: dict[str, Patch] = {
-    "weights ignored": lambda: _target(_without_weights),
-    "blocks drawn uniformly": _blocks_drawn_uniformly,
-}
-WEIGHTED_FORCE_BUGS: dict[str, Patch] = {
-    "weights missing in the forces": _forces_without_weights,
 }
 FORCE_BUGS: dict[str, Patch] = {
     "correction without its gradient": lambda: _estimate(_without_its_gradient),

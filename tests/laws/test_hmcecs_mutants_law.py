@@ -17,8 +17,6 @@ from harness.ecs import (
     CONSTANT,
     PERTURBED,
     SIGNED,
-    WEIGHTED,
-    WEIGHTED_SIGNED,
     Experiment,
     Observed,
     check_moments,
@@ -29,8 +27,6 @@ from harness.ecs_broken import (
     FORCE_BUGS,
     ORDER_BUGS,
     SIGNED_BUGS,
-    WEIGHTED_BUGS,
-    WEIGHTED_FORCE_BUGS,
     Patch,
     run_sampler,
 )
@@ -57,14 +53,11 @@ EXPERIMENTS = {
     "perturbed": PERTURBED,
     "signed": SIGNED,
     "order 0": CONSTANT,
-    "weighted": WEIGHTED,
-    "weighted signed": WEIGHTED_SIGNED,
 }
 _BUGS = {
     "perturbed": BUGS,
     "signed": SIGNED_BUGS,
     "order 0": ORDER_BUGS,
-    "weighted": WEIGHTED_BUGS,
 }
 
 
@@ -186,7 +179,7 @@ def test_energy_is_conserved_by_the_reference_alone() -> None:
 
 
 def length(variant: str) -> dict[str, int]:
-    if variant in ("order 0", "weighted"):  # whose bugs show later and less
+    if variant == "order 0":  # whose bugs show later and less
         return {"replicates": 200, "steps": 10}
     return {"replicates": 150, "steps": 5}
 
@@ -259,8 +252,6 @@ def energy_errors(variant: str, patch: Patch = nullcontext) -> list[float]:
             eta = x[i] * p[0] + (x[i] ** 2).sin() * p[1] ** 3
             return y[i] * eta - torch.nn.functional.softplus(eta)
 
-        if model.weights is not None:
-            sampler.set_sampling_weights(torch.tensor(model.weights))
         sampler.set_anchor(closure, progress=False)
         with torch.no_grad():
             p.copy_(torch.tensor([0.4, -0.9]))
@@ -281,13 +272,10 @@ def test_energy_is_conserved_by_the_sampler(variant: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("variant", "bug"),
-    pairs(
-        *(FORCE_BUGS, ["fresh u in the forces"], ()),
-        *(WEIGHTED_FORCE_BUGS, WEIGHTED_FORCE_BUGS),
-    ),
+    pairs(FORCE_BUGS, ["fresh u in the forces"], ()),
 )
 def test_a_wrong_force_put_into_the_sampler_is_seen(variant: str, bug: str) -> None:
     """Of the things that the sampler shows, energy alone, as above."""
-    errors = energy_errors(variant, {**FORCE_BUGS, **WEIGHTED_FORCE_BUGS}[bug])
+    errors = energy_errors(variant, FORCE_BUGS[bug])
     assert errors[1] / errors[2] < 2
     assert errors[2] > 30 * energy_errors(variant)[2]

@@ -260,16 +260,6 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
             ("tests/posterior/test_gauges.py -k sums_each_tensor",),
         ),
         Mutant(
-            "HMC-ECS: forces without the data's weights",
-            "host/ecs_estimate.h",
-            "for (int64_t i = 0; i < count; ++i) weights[i] *= importance[i];",
-            "",
-            (
-                "tests/operators/test_ecs_operators.py",
-                f"{_ECS_LAW} 'is_conserved_by_the_sampler and weighted'",
-            ),
-        ),
-        Mutant(
             "control variate: gradient of all data dropped",
             "methods/control_variate.h",
             "x[0] = (x[0] - x[1]) + x[2];",

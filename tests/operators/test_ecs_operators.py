@@ -57,14 +57,11 @@ class Case:
             total = total + delta @ self.sum_hessian @ delta / 2
         return (total - (self.prior * theta**2).sum() / 2) / T
 
-    def estimate(
-        self, sizes: dict[str, Any], importance: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def estimate(self, sizes: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
         return ops.ecs_estimate(
             *(self.values, self.theta, self.anchor, self.expansions, *self.fields),
             temperature=T,
             **sizes,
-            importance=importance,
         )
 
     def density(
@@ -98,20 +95,14 @@ def plain(d: Tensor, sizes: dict[str, Any]) -> tuple[Tensor | float, ...]:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("d", [1, 7, 8, 9, 29, 263])
 @pytest.mark.parametrize("sizes", [PERTURBED, SIGNED], ids=["perturbed", "signed"])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_equal_plain_formulas(
-    form: str, d: int, sizes: dict[str, Any], weighted: bool
-) -> None:
-    """By weights, d / (N π) takes the place of d, in the variance too."""
+def test_equal_plain_formulas(form: str, d: int, sizes: dict[str, Any]) -> None:
     case = Case(form, 21, d)
-    importance = torch.linspace(0.4, 3.0, 21, dtype=F64) if weighted else None
     theta = case.theta.clone().requires_grad_()
     differences = case.differences(theta)
-    worth = differences if importance is None else differences * importance
-    log, variance, mean, sign, lowest = plain(worth, sizes)
+    log, variance, mean, sign, lowest = plain(differences, sizes)
     sign = torch.tensor(sign, dtype=F64)
     expected = torch.stack([log, variance, mean, sign, lowest])
-    weights, _, numbers = estimated = case.estimate(sizes, importance)
+    weights, _, numbers = estimated = case.estimate(sizes)
     torch.testing.assert_close(numbers, expected.detach())
     (by_difference,) = torch.autograd.grad(log, differences, retain_graph=True)
     torch.testing.assert_close(weights, by_difference)
@@ -226,11 +217,6 @@ def test_wrong_arrays(fault: str) -> None:
                 *("ecs_density", name, shape),
                 lambda bad=bad: bad.density(estimated, case.prior),
             )
-    factors = WRONG[fault](case.values)
-    refused(
-        *("ecs_estimate", "importance", "[6]"),
-        lambda: case.estimate(PERTURBED, factors),
-    )
     bad = spoilt(whole, "hessians")
     refused(*("ecs_estimate", "hessians", "[6, 3, 3]"), lambda: bad.estimate(PERTURBED))
     for name, shape in (

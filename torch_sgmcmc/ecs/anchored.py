@@ -17,7 +17,6 @@ from torch_sgmcmc.chain.sizes import check_sizes
 from torch_sgmcmc.ecs.anchor import AllData, Anchor, split
 from torch_sgmcmc.ecs.likelihood_graph import Closure, flat
 from torch_sgmcmc.ecs.prior import Prior
-from torch_sgmcmc.ecs.sampling import SAMPLING, Sampling
 from torch_sgmcmc.ecs.state import KEYS, check_anchored_state, on_device
 from torch_sgmcmc.ecs.subsample import Layout, Proposals, Subsample
 from torch_sgmcmc.ecs.target import Point
@@ -33,7 +32,6 @@ class Anchored(SharedSettings):
     _present: Point | None = None
     _present_key: tuple[Any, ...] = ()
     _proposals: Proposals | None = None
-    _sampling: Sampling | None = None
 
     # ---- What it has done -----------------------------------------------------
 
@@ -81,39 +79,6 @@ class Anchored(SharedSettings):
 
     # ---- What it keeps --------------------------------------------------------
 
-    @torch.no_grad()
-    def set_sampling_weights(self, weights: Tensor | None) -> None:
-        r"""Sets the probabilities π with which data are drawn; u is then drawn anew.
-
-        In all estimates :math:`d_k / (N \pi_k)` takes the place of :math:`d_k`
-        (eq. 4.2), which keeps them unbiased: the variance is least where π is
-        proportional to :math:`|d_k|`, and large where data of large
-        :math:`|d_k|` are rare.
-
-        Args:
-            weights: w [N], real numbers > 0, on any device, none below 2⁻⁴⁰ of their
-                sum; :math:`\pi_k = w_k / \sum w`. They are copied, and are part of
-                the state dict. None draws data uniformly, as at first.
-
-        Raises:
-            TypeError: the weights are no tensor of real numbers.
-            ValueError: there are not as many as data, or one of them is out of range.
-            RuntimeError: there are no parameters. In all cases nothing has changed.
-        """
-        params, sampling = self._all_params(), None
-        if not params:
-            raise RuntimeError("HMCECS has no parameters")
-        if weights is not None:
-            num_data = self.param_groups[0]["num_data"]
-            sampling = Sampling.given(weights, num_data, params[0].device)
-        elif SAMPLING not in self.state:
-            return
-        for key in ("subsample", SAMPLING):
-            self.state.pop(key, None)
-        if sampling is not None:
-            self.state[SAMPLING] = sampling.save()
-        self._sampling, self._present, self._proposals = sampling, None, None
-
     def _check_groups(self) -> None:
         self._check_all_groups()
         check_sizes(self._chain_now())
@@ -123,8 +88,6 @@ class Anchored(SharedSettings):
         kept = self.state.get("control_variates")
         if kept is not None and len(kept["anchor"]) != sum(p.numel() for p in params):
             self._parameters_changed()  # some were frozen
-        if SAMPLING in self.state:
-            self._layout().draws()  # which needs as many weights as data
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a param group, see :meth:`Sampler.add_param_group`.
@@ -157,18 +120,8 @@ class Anchored(SharedSettings):
                 means.append(torch.as_tensor(mean, **like).expand(p.shape).flatten())
         return Prior(torch.cat(precisions), torch.cat(means))
 
-    def _drawn_by(self) -> Sampling | None:
-        """How data are drawn; None if uniformly."""
-        if SAMPLING not in self.state:
-            return None
-        weights = self.state[SAMPLING]["weights"]
-        if self._sampling is None or self._sampling.weights is not weights:
-            self._sampling = Sampling.of(weights)
-        return self._sampling
-
     def _layout(self) -> Layout:
-        sampling = self._drawn_by()
-        return Layout.of(self.param_groups[0], sampling and sampling.law)
+        return Layout.of(self.param_groups[0])
 
     def _data(self, closure: Closure) -> AllData:
         group = self.param_groups[0]
@@ -255,8 +208,6 @@ class Anchored(SharedSettings):
         # torch moves what belongs to a parameter alone.
         kept = {key: self.state.pop(key) for key in KEYS if key in self.state}
         anchor = kept.get("control_variates", {}).get("anchor")
-        if SAMPLING in self.state:
-            self.state[SAMPLING] = on_device(self.state[SAMPLING], params[0].device)
         # With θ* rounded, the sums would not be its.
         if anchor is not None and torch.equal(
             flat(split(anchor, params)).double(), anchor

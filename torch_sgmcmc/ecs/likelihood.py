@@ -24,22 +24,12 @@ class Estimate:
     lowest: float  # the least that a batch has for that
 
 
-def estimate(
-    estimator: _C.ECSEstimator, differences: Tensor, importance: Tensor | None = None
-) -> Estimate:
-    """From the differences dᵢ = ℓᵢ - qᵢ [M], in float64, on any device.
-
-    Those of data that were drawn with probabilities π count by their importance
-    1 / (N π), [M].
-    """
+def estimate(estimator: _C.ECSEstimator, differences: Tensor) -> Estimate:
+    """From the differences dᵢ = ℓᵢ - qᵢ [M], in float64, on any device."""
     on_host = differences.detach().cpu().contiguous()
     weights = torch.empty_like(on_host)
-    address = 0
-    if importance is not None:
-        on_host, factors = on_host.clone(), importance.cpu().contiguous()
-        address = factors.data_ptr()
     log, variance, mean, sign, lowest = estimator.estimate(
-        on_host.data_ptr(), len(on_host), weights.data_ptr(), address
+        on_host.data_ptr(), len(on_host), weights.data_ptr()
     )
     weights = weights.to(differences.device)
     return Estimate(log, weights, int(sign), variance, mean, lowest)

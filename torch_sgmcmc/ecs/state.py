@@ -10,7 +10,6 @@ import torch
 from torch_sgmcmc.chain.checks import check_integer, check_real
 from torch_sgmcmc.chain.rows import mapped
 from torch_sgmcmc.chain.state_checks import check_tensor
-from torch_sgmcmc.ecs.sampling import SAMPLING, Sampling
 from torch_sgmcmc.ecs.taylor import (
     CONSTANT,
     LINEAR,
@@ -34,11 +33,6 @@ _ARGUMENTS = ("steps", "target_acceptance", "anchor_every", "target_variance")
 
 def check_anchored_state(state: dict[str, Any], d: int) -> None:
     """Raises if control variates, subsample or warm-up are not whole, of θ [d]."""
-    if SAMPLING in state:
-        _need(SAMPLING, state[SAMPLING], ("weights",))
-        weights = state[SAMPLING]["weights"]
-        _double("weights", weights, [getattr(weights, "numel", int)()])
-        Sampling.of(weights)
     anchored = state.get("control_variates")
     if anchored is not None:
         _check_anchor(anchored, d)

@@ -29,12 +29,9 @@ class Layout:
     batch_size: int
     poisson: bool
     seed: int
-    weights: _C.SamplingWeights | None = None  # by which data are drawn
 
     @classmethod
-    def of(
-        cls, group: dict[str, Any], weights: _C.SamplingWeights | None = None
-    ) -> Layout:
+    def of(cls, group: dict[str, Any]) -> Layout:
         """That of a param group."""
         signed = group["variant"] == "signed"
         cells = group["num_products"] if signed else group["subsample_size"]
@@ -53,12 +50,11 @@ class Layout:
             batch_size=group["subsample_size"] if signed else 1,
             poisson=signed,
             seed=group["seed"],
-            weights=weights,
         )
 
     def sizes(self) -> list[int]:
-        """What is kept of it: all but the weights."""
-        return list(vars(self).values())[:-1]
+        """What is kept of it."""
+        return list(vars(self).values())
 
     def is_of(self, kept: dict[str, Any] | None) -> bool:
         """Whether a subsample that was saved has it."""

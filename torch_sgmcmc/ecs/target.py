@@ -55,8 +55,6 @@ class SubsampledTarget:
     temperature: float
     estimator: _C.ECSEstimator
     max_variance: float
-    # [N], of data that are drawn by weights.
-    importance: Tensor | None = None
     evaluations: int = 0  # of single data
 
     def at(self, subsample: Subsample, theta: Tensor) -> Point:
@@ -66,12 +64,9 @@ class SubsampledTarget:
         self.evaluations += size
         # The closure need not know how to do nothing.
         seen = self._look(subsample) if size > 0 else (None, self._pull_of_none)
-        factors = self.importance
-        if factors is not None:
-            factors = factors[subsample.indices]
         if theta.is_cpu:
-            return self._fused(subsample, factors, theta, *seen)
-        return self._composed(subsample, factors, theta, *seen)
+            return self._fused(subsample, theta, *seen)
+        return self._composed(subsample, theta, *seen)
 
     def is_out_of_bounds(self, point: Point, present: Point) -> bool:
         """Whether a proposal is rejected by its estimate, whatever its density."""
@@ -94,7 +89,6 @@ class SubsampledTarget:
     def _fused(
         self,
         subsample: Subsample,
-        factors: Tensor | None,
         theta: Tensor,
         values: Tensor | None,
         pull: _Pull,
@@ -113,7 +107,6 @@ class SubsampledTarget:
             batch_size=self.estimator.batch_size,
             num_products=self.estimator.num_products,
             lower_bound=self.estimator.lower_bound,
-            importance=factors,
         )
         density, gradient = ecs_density(
             numbers,
@@ -138,7 +131,6 @@ class SubsampledTarget:
     def _composed(
         self,
         subsample: Subsample,
-        factors: Tensor | None,
         theta: Tensor,
         values: Tensor | None,
         pull: _Pull,
@@ -147,7 +139,7 @@ class SubsampledTarget:
         delta = theta - self.anchor
         expansions, bends = subsample.terms.expand(delta)
         differences = expansions if values is None else values - expansions
-        estimated = estimate(self.estimator, differences / self.temperature, factors)
+        estimated = estimate(self.estimator, differences / self.temperature)
         pulled = pull(estimated.weights)
         pulled = pulled - subsample.terms.pull(estimated.weights, bends)
         total, slope = self.sums.at(delta)
