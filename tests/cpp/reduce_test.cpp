@@ -257,7 +257,7 @@ TYPED_TEST(Reduce, EWSGLogRatio) {
                                Surrogate::kOne,
                                Surrogate::kFullMomentum}) {
     for (const double decay : {0.0, 3.0}) {
-      const EWSGCoefficients c(0.1, 0.8, 20, decay, 0.7, surrogate, 0.7);
+      const EWSGCoefficients c(0.1, 0.8, 20, decay, 0.7, 1, surrogate, 0.7);
       const auto expect = [&](const auto& map, bool has_momentum) {
         long double want = 0;
         long double size = 0;
