@@ -23,7 +23,7 @@ from torch_sgmcmc import hmcecs
 from torch_sgmcmc.ecs import sizes as ecs_sizes
 from torch_sgmcmc.ecs.target import place
 from torch_sgmcmc.ecs.taylor import (
-    RANK_ONE,
+    WHOLE,
 )
 
 # ---- Proposals --------------------------------------------------------------------
@@ -417,7 +417,7 @@ def test_float32_parameters() -> None:
     chain(sampler, data, 30)
     assert sampler.acceptance_rate > 0.7
     assert sampler.num_divergences == 0
-    assert sampler.state["control_variates"]["form"] == RANK_ONE
+    assert sampler.state["control_variates"]["form"] == WHOLE
 
 
 def test_gradients_are_left_alone() -> None:

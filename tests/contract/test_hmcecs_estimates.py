@@ -17,7 +17,6 @@ from torch import Tensor
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain.operators import ecs_estimate
 from torch_sgmcmc.ecs.likelihood import Estimate, estimate
-from torch_sgmcmc.ecs.taylor import RANK_ONE, WHOLE
 from torch_sgmcmc.ecs.whitening import whitening
 
 # ---- Control variates -------------------------------------------------------------
@@ -48,14 +47,6 @@ def test_order_0_keeps_values_alone(mass: str) -> None:
     assert torch.equal(kept["gradient"], torch.zeros(4, dtype=F64))
     assert kept["hessian"] is None
     assert (kept["whitening"] is None) == (mass == "identity")
-
-
-def test_the_form_is_found_out() -> None:
-    for kind, form in (("logistic", RANK_ONE), ("tanh", WHOLE)):
-        data = Data(kind)
-        sampler = make(data)
-        sampler.set_anchor(data, progress=False)
-        assert sampler.state["control_variates"]["form"] == form
 
 
 def test_whitening() -> None:

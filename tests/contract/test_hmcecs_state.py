@@ -182,7 +182,7 @@ def test_a_state_moves_to_the_device_of_the_parameters(
     data = Data("tanh")
     sampler = make(data, **settings)
     with pytest.raises(KeyboardInterrupt):
-        sampler.warmup(Failing(data, 44), 10, **WARMUP)
+        sampler.warmup(Failing(data, 40), 10, **WARMUP)
     state = sampler.state_dict()
     elsewhere = Data("tanh")
     elsewhere.weight, elsewhere.bias = (

@@ -213,7 +213,7 @@ def test_a_long_chain_of_the_sampler() -> None:
     at_levels(
         pairs(*_BUGS.values()),
         default=[("perturbed", "correction left out")],
-        full=[("signed", "sign ignored"), ("weighted", "weights ignored")],
+        full=[("signed", "sign ignored")],
     ),
 )
 def test_a_bug_put_into_the_sampler_is_caught(variant: str, bug: str) -> None:

@@ -137,7 +137,7 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
             "",
             (
                 "tests/operators/test_ecs_operators.py",
-                f"{_ECS_LAW} 'keeps_its_law and signed and not weighted'",
+                f"{_ECS_LAW} 'keeps_its_law and signed'",
             ),
         ),
         Mutant(

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_sgmcmc.chain import operators as ops
 
 F64 = torch.float64
-FORMS = ("constant", "linear", "rank one", "whole")
+FORMS = ("constant", "linear", "predictor", "whole")
 PERTURBED = {"num_data": 700.0, "batch_size": 1, "num_products": 0, "lower_bound": 0.0}
 SIGNED = {"num_data": 20.0, "batch_size": 3, "num_products": 4, "lower_bound": -4.5}
 T = 1.7
@@ -30,14 +30,14 @@ class Case:
         torch.manual_seed(m + d)
         self.theta, self.anchor, self.prior = randn(d), randn(d), randn(d).exp()
         self.values, self.expansions = randn(m), randn(m)
-        kinds = {"constant": 0, "rank one": 2}.get(form, 1)
+        kinds = {"constant": 0, "predictor": 2}.get(form, 1)
         self.slopes = randn(kinds, m, d) / d**0.5
-        self.scales = randn(m) if form == "rank one" else None
+        self.scales = randn(m) if form == "predictor" else None
         root = randn(m, d, d) / d if form == "whole" else None
         self.hessians = None if root is None else root + root.mT
         self.sum_value, self.sum_slope = randn(), randn(d)
         root = randn(d, d)
-        second = form in ("rank one", "whole")
+        second = form in ("predictor", "whole")
         self.sum_hessian = root + root.t() if second else None
         self.fields = (self.slopes, self.scales, self.hessians)
 
@@ -136,7 +136,7 @@ def test_no_data(form: str) -> None:
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_what_is_not_finite_is_marked(number: float) -> None:
-    case = Case("rank one", 21, 9)
+    case = Case("predictor", 21, 9)
     estimated = case.estimate(PERTURBED)
     pull = torch.zeros(9, dtype=F64)
     pull[7] = number
@@ -161,7 +161,7 @@ def test_leapfrog(kind: str, d: int) -> None:
     torch.testing.assert_close(theta, origin + matrix @ moved)
 
 
-@pytest.mark.parametrize("form", ["rank one", "linear"])
+@pytest.mark.parametrize("form", ["predictor", "linear"])
 def test_threads_do_not_matter(form: str, set_threads: Callable[[int], None]) -> None:
     results = []
     for count in (1, 3):
@@ -189,7 +189,7 @@ WRONG = {
 
 @pytest.mark.parametrize("fault", WRONG)
 def test_wrong_arrays(fault: str) -> None:
-    case = Case("rank one", 6, 3)
+    case = Case("predictor", 6, 3)
     whole = Case("whole", 6, 3)
     estimated = case.estimate(PERTURBED)
 
@@ -199,7 +199,7 @@ def test_wrong_arrays(fault: str) -> None:
             call()
 
     def spoilt(owner: Any, name: str) -> Case:
-        other = Case("rank one" if owner is case else "whole", 6, 3)
+        other = Case("predictor" if owner is case else "whole", 6, 3)
         setattr(other, name, WRONG[fault](getattr(other, name)))
         other.fields = (other.slopes, other.scales, other.hessians)
         return other

@@ -39,7 +39,7 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
     leapfrog = {"kick": 0.1, "drift": 0.2, "num_data": 7.0, "prior_precision": 1.9}
     k, m = ([torch.randn(3, 4), torch.randn(3)] for _ in range(2))
     ratios = torch.tensor([-1.0, 0.5, torch.nan], dtype=torch.float64)
-    rows = {kind: ecs_arguments(kind) for kind in ("linear", "rank one", "whole")}
+    rows = {kind: ecs_arguments(kind) for kind in ("linear", "predictor", "whole")}
     return {
         **{
             op: (tensors, {**numbers, **stream})
@@ -140,7 +140,7 @@ def ecs_arguments(kind: str) -> tuple[Any, Any]:
     def ones(*shape: int) -> Tensor:
         return torch.ones(shape, dtype=torch.float64)
 
-    one, whole = kind == "rank one", kind == "whole"
+    one, whole = kind == "predictor", kind == "whole"
     scales, hessians = ones(6) if one else None, ones(6, 3, 3) if whole else None
     terms = (ones(1 + one, 6, 3), scales, hessians)
     bends = ones(6, 3) if whole else ones(6 if one else 0)

@@ -56,12 +56,12 @@ class AllData:
             sums.append(values.detach().double().sum())
         return torch.stack(sums).sum()
 
-    def probes(self, like: Tensor) -> Tensor:
-        """Two random directions, as the parameters' type rounds them."""
-        probes = [torch.empty_like(like) for _ in range(2)]
+    def probe(self, like: Tensor) -> Tensor:
+        """A random direction, as the parameters' type rounds it."""
+        probe = torch.empty_like(like)
         stream = {"purpose": _C.Purpose.PROBE, "seed": self.seed, "step": 0}
-        gaussian_(probes, std=1.0, offsets=[0, len(like)], **stream)
-        return torch.stack([flat(split(z, self.params)).double() for z in probes])
+        gaussian_([probe], std=1.0, offsets=[0], **stream)
+        return flat(split(probe, self.params)).double()
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,13 @@ class Anchor:
         """
         there = split(theta, data.params)
         theta = flat(there).double()  # as it is rounded
-        probes, order = data.probes(theta), group["control_variate"]
+        order = group["control_variate"]
         with exchanged(data.params, there):
             sums = sum_up(
                 data.closure,
                 data.params,
                 partial(data.chunks, "control variates", progress),
-                probes,
+                data.probe(theta),
                 control_variate=order,
                 with_hessian=order == 2 or group["mass_matrix"] != "identity",
             )
@@ -112,10 +112,10 @@ class Anchor:
 
     def expand(self, data: AllData, indices: Tensor) -> TaylorTerms:
         """The expansions of the data with these indices."""
-        probe, params = data.probes(self.theta)[0], data.params
+        params = data.params
         with exchanged(params, split(self.theta, params)):
             return TaylorTerms.at_present(
-                data.closure, params, indices, self.sums.form, probe
+                data.closure, params, indices, self.sums.form, self.theta
             )
 
     def check_near(

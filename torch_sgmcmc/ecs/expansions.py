@@ -14,7 +14,6 @@ from torch_sgmcmc.ecs.taylor import (
     CONSTANT,
     LINEAR,
     PREDICTOR,
-    RANK_ONE,
     WHOLE,
     TaylorSums,
     has_hessian,
@@ -28,22 +27,20 @@ def sum_up(
     closure: Closure,
     params: list[Tensor],
     chunks: Callable[[], Iterable[Tensor]],
-    probes: Tensor,
+    probe: Tensor,
     *,
     control_variate: int,
     with_hessian: bool,
 ) -> TaylorSums:
     """The sums over all data, around the parameters as they are."""
     low = CONSTANT if control_variate == 0 else LINEAR
-    forms = (PREDICTOR,) if has_rows(closure) else (RANK_ONE, WHOLE)
-    for form in forms if with_hessian else (low,):
-        sums = TaylorSums.at_present(closure, params, chunks(), form, probes)
-        if sums is not None:
-            sums.form = sums.form if control_variate == 2 else low
-            if sums.form == CONSTANT:  # the Hessian is the mass matrix's alone
-                sums.gradient = torch.zeros_like(sums.gradient)
-            return sums
-    raise AssertionError("whole Hessians fit any model")
+    second = PREDICTOR if has_rows(closure) else WHOLE
+    form = second if with_hessian else low
+    sums = TaylorSums.at_present(closure, params, chunks(), form, probe)
+    sums.form = sums.form if control_variate == 2 else low
+    if sums.form == CONSTANT:  # the Hessian is the mass matrix's alone
+        sums.gradient = torch.zeros_like(sums.gradient)
+    return sums
 
 
 def kept_of(sums: TaylorSums) -> dict[str, Any]:

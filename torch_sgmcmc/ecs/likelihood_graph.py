@@ -61,16 +61,6 @@ class LikelihoodGraph:
             return self.values.new_zeros(len(self.values), len(z))
         return columns_of_linear(pull, weights).t().contiguous()
 
-    def curvatures(self, z: Tensor) -> Tensor:
-        """zᵀ Hᵢ z: [M]."""
-        pull, weights = self._bent(z)
-        if pull is None:
-            return torch.zeros_like(self.values)
-        (result,) = torch.autograd.grad(
-            pull, weights, z.to(pull.dtype), retain_graph=True
-        )
-        return result
-
     def along(self, z: Tensor) -> Tensor:
         """The derivatives in the direction z, ∇ℓᵢᵀz, with a graph: [M]."""
         return torch.autograd.grad(

@@ -14,7 +14,6 @@ from torch_sgmcmc.ecs.taylor import (
     CONSTANT,
     LINEAR,
     PREDICTOR,
-    RANK_ONE,
     WHOLE,
     has_hessian,
     kinds_of,
@@ -26,7 +25,7 @@ __all__ = ["KEYS", "check_anchored_state", "on_device"]
 # Of what belongs to no single parameter, but goes with θ*.
 KEYS = ("control_variates", "subsample", "warmup")
 
-_FORMS = (CONSTANT, LINEAR, PREDICTOR, RANK_ONE, WHOLE)
+_FORMS = (CONSTANT, LINEAR, PREDICTOR, WHOLE)
 _SIZES = ("num_data", "num_cells", "num_blocks", "batch_size")
 _ARGUMENTS = ("steps", "target_acceptance", "anchor_every", "target_variance")
 

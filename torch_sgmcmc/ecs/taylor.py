@@ -7,12 +7,9 @@ Note [Hessians of rank one]
 In every model whose parameters enter a datum's likelihood through one linear
 predictor ηᵢ = xᵢᵀθ + const (regressions of all kinds), Hᵢ = cᵢ xᵢ xᵢᵀ has rank one.
 Where a :class:`LogLikelihood` says what xᵢ is, cᵢ is a second derivative by ηᵢ, and xᵢ
-is compared with the derivatives of ηᵢ in a random direction. Elsewhere it is found out:
-Hᵢ = yᵢ yᵢᵀ / (zᵀ yᵢ) with yᵢ = Hᵢ z for any z that is not orthogonal to xᵢ, and
-z'ᵀ Hᵢ z' must be (z'ᵀ yᵢ)² / (zᵀ yᵢ) in a second direction z'. The directions are
-random, so that this fails for other models. Rounding in xᵢ or yᵢ does no harm to the
-sampler's target: what is added up over the data is the very expansion that is used for
-each datum.
+is compared with the derivatives of ηᵢ in a random direction. Rounding in xᵢ does no
+harm to the sampler's target: what is added up over the data is the very expansion that
+is used for each datum.
 """
 
 from __future__ import annotations
@@ -32,7 +29,6 @@ __all__ = [
     "CONSTANT",
     "LINEAR",
     "PREDICTOR",
-    "RANK_ONE",
     "WHOLE",
     "TaylorSums",
     "TaylorTerms",
@@ -44,7 +40,7 @@ __all__ = [
 # What is kept of each datum's Hessian, and how it is computed; CONSTANT is without
 # gradients too.
 CONSTANT, LINEAR = "constant", "none"
-PREDICTOR, RANK_ONE, WHOLE = "predictor", "rank one", "whole"
+PREDICTOR, WHOLE = "predictor", "whole"
 
 # Parameters from which on each datum's gradient is a backward pass of its own, and not
 # each parameter's derivatives of all data: about where both cost the same (1000 data of
@@ -64,9 +60,9 @@ class TaylorTerms:
     """Expansions of M data, in float64: qᵢ = vᵢ + gᵢᵀδ + δᵀHᵢδ / 2, δ = θ - θ*."""
 
     values: Tensor  # [M]
-    # [1, M, d], gᵢ; for Hessians of rank one [2, M, d], with yᵢ; constant [0, M, d]
+    # [1, M, d], gᵢ; for Hessians of rank one [2, M, d], with xᵢ; constant [0, M, d]
     slopes: Tensor
-    scales: Tensor | None = None  # [M]: Hᵢ = scaleᵢ yᵢ yᵢᵀ
+    scales: Tensor | None = None  # [M]: Hᵢ = scaleᵢ xᵢ xᵢᵀ
     hessians: Tensor | None = None  # [M, d, d]
 
     @classmethod
@@ -76,21 +72,24 @@ class TaylorTerms:
         params: list[Tensor],
         indices: Tensor,
         form: str,
-        z: Tensor,
+        like: Tensor,
     ) -> TaylorTerms:
-        """Those of the data with these indices, around the parameters as they are."""
+        """Those of the data with these indices, around the parameters as they are.
+
+        ``like`` has the parameters' number, in float64, and their device.
+        """
         if len(indices) == 0:  # the closure need not know how to compute nothing
-            return cls._of_nothing(form, z)
+            return cls._of_nothing(form, like)
         if form == CONSTANT:
-            none = z.new_empty(0, len(indices), len(z))
+            none = like.new_empty(0, len(indices), len(like))
             return cls(_without_graph(closure, indices), none)
         if form == PREDICTOR or (form == LINEAR and has_rows(closure)):
-            value, first, second, rows = _by_predictor(closure, indices, len(z))
+            value, first, second, rows = _by_predictor(closure, indices, len(like))
             gradients = first[:, None] * rows
             if form == LINEAR:
                 return cls(value, gradients[None])
             return cls(value, torch.stack([gradients, rows]), second)
-        if form == LINEAR and len(z) > _MANY:
+        if form == LINEAR and len(like) > _MANY:
             return cls(*_one_by_one(closure, params, indices))
         with torch.enable_grad():
             values = log_likelihoods(closure, indices)
@@ -99,11 +98,7 @@ class TaylorTerms:
         gradients = graph.gradients().double()
         if form == LINEAR:
             return cls(constants, gradients[None].contiguous())
-        if form == RANK_ONE:
-            factors = graph.hessian_products(z).double()
-            slopes = torch.stack([gradients, factors])
-            return cls(constants, slopes, _inverse(factors @ z))
-        basis = torch.eye(len(z), dtype=z.dtype, device=z.device)
+        basis = torch.eye(len(like), dtype=like.dtype, device=like.device)
         columns = [graph.hessian_products(e) for e in basis]
         return cls(
             constants,
@@ -112,13 +107,13 @@ class TaylorTerms:
         )
 
     @classmethod
-    def _of_nothing(cls, form: str, z: Tensor) -> TaylorTerms:
-        d, kinds = len(z), kinds_of(form)
+    def _of_nothing(cls, form: str, like: Tensor) -> TaylorTerms:
+        d, kinds = len(like), kinds_of(form)
         return cls(
-            z.new_empty(0),
-            z.new_empty(kinds, 0, d),
-            z.new_empty(0) if kinds == 2 else None,
-            z.new_empty(0, d, d) if form == WHOLE else None,
+            like.new_empty(0),
+            like.new_empty(kinds, 0, d),
+            like.new_empty(0) if kinds == 2 else None,
+            like.new_empty(0, d, d) if form == WHOLE else None,
         )
 
     def fields(self) -> list[Tensor | None]:
@@ -187,25 +182,24 @@ class TaylorSums:
         params: list[Tensor],
         chunks: Iterable[Tensor],
         form: str,
-        probes: Tensor,
-    ) -> TaylorSums | None:
+        probe: Tensor,
+    ) -> TaylorSums:
         """The sums over all chunks of indices, around the parameters as they are.
 
-        None if the Hessians are not of this form, by two random directions [2, d]. For
-        LINEAR they are not summed up, for CONSTANT gradients neither.
+        For LINEAR Hessians are not summed up, for CONSTANT gradients neither. Rows are
+        tested in a random direction [d].
 
         Raises:
             ValueError: the closure's rows are not the derivatives of its outputs.
         """
-        d = probes.shape[1]
-        like = {"dtype": torch.float64, "device": probes.device}
+        d = len(probe)
+        like = {"dtype": torch.float64, "device": probe.device}
         value, gradient = torch.zeros((), **like), torch.zeros(d, **like)
         hessian = torch.zeros(d, d, **like) if has_hessian(form) else None
-        fit = _Fit(params[0].dtype, probes.device)
         scaled, tested = None, False
         for indices in chunks:
             if has_rows(closure) and not tested:
-                _check_rows(closure, params, indices[:_TESTED], probes[0])
+                _check_rows(closure, params, indices[:_TESTED], probe)
                 tested = True
             if form == CONSTANT:
                 value += _without_graph(closure, indices).sum()
@@ -224,13 +218,6 @@ class TaylorSums:
             gradient += graph.slope.detach().double()
             if form == WHOLE:
                 hessian += graph.hessian().double()
-            elif form == RANK_ONE:
-                factors = graph.hessian_products(probes[0]).double()
-                scales = _inverse(factors @ probes[0])
-                truth = graph.curvatures(probes[1])
-                if not fit.adds(scales * (factors @ probes[1]) ** 2, truth):
-                    return None
-                hessian += (factors.t() * scales) @ factors
         return cls(value, gradient, hessian, form)
 
     def at(self, delta: Tensor) -> tuple[Tensor, Tensor]:
@@ -244,7 +231,7 @@ class TaylorSums:
 
 def kinds_of(form: str) -> int:
     """How many rows [d] are kept of each datum."""
-    return {CONSTANT: 0, PREDICTOR: 2, RANK_ONE: 2}.get(form, 1)
+    return {CONSTANT: 0, PREDICTOR: 2}.get(form, 1)
 
 
 def has_hessian(form: str) -> bool:
@@ -268,11 +255,6 @@ def _one_by_one(
 def _without_graph(closure: Closure, indices: Tensor) -> Tensor:
     with torch.no_grad():
         return log_likelihoods(closure, indices).double()
-
-
-def _inverse(x: Tensor) -> Tensor:
-    """1 / x, and 0 where that is no number of use: for 0 and subnormal numbers."""
-    return torch.where(x.abs() < torch.finfo(x.dtype).tiny, 0.0, 1 / x)
 
 
 def _product(rows: Tensor, scales: Tensor, out: Tensor | None) -> Tensor:
@@ -327,26 +309,12 @@ def _check_rows(
     with torch.enable_grad():
         eta = closure.outputs(indices)
     _check_predictors(eta, indices)
-    truth = LikelihoodGraph(eta, params).along(z).detach()
-    guess = closure.rows(indices, len(z)).double() @ z
-    if not _Fit(params[0].dtype, z.device).adds(guess, truth):
+    truth = LikelihoodGraph(eta, params).along(z).detach().double()
+    told = closure.rows(indices, len(z)).double() @ z
+    tolerance = 1e-6 if params[0].dtype == torch.float64 else 1e-2
+    if not (told - truth).abs().sum() <= tolerance * truth.abs().sum():
         raise ValueError(
             "Invalid rows: they are not the derivatives of the outputs by the "
             "parameters (must be x, where the outputs are x θ + const and θ is the "
             "parameters, flattened, in their order)"
         )
-
-
-class _Fit:
-    """Whether curvatures of one form are those that there are, up to rounding."""
-
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self.error, self.size = torch.zeros(2, dtype=torch.float64, device=device)
-        self.tolerance = 1e-6 if dtype == torch.float64 else 1e-2
-
-    def adds(self, guess: Tensor, truth: Tensor) -> bool:
-        """Takes those of more data into account."""
-        truth = truth.double()
-        self.error += (guess - truth).abs().sum()
-        self.size += truth.abs().sum()
-        return bool(self.error <= self.tolerance * self.size)
