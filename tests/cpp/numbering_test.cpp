@@ -122,12 +122,6 @@ std::vector<int64_t> Numbers(const Sampler& sampler,
   return numbers;
 }
 
-int64_t NextOffset(const Sampler& sampler) {
-  const StateDict saved =
-      sampler.state_dict().at("param_groups").toListRef()[0];
-  return saved.at("next_offset").toInt();
-}
-
 using Counts = std::vector<int64_t>;
 
 Groups TwoGroups(const std::vector<Tensor>& params) {
