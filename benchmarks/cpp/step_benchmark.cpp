@@ -98,6 +98,7 @@ struct Hamiltonian {
                              /*prior_precision=*/0,
                              /*temperature=*/1,
                              /*noise_estimate=*/0,
+                             /*momentum_scale=*/1,
                              /*resample_momentum_every=*/0,
                              lists.offsets,
                              /*seed=*/0,
