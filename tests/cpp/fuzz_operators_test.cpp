@@ -167,7 +167,7 @@ class Arguments {
       call.lengths = {count_of(values_[2]), 0};
       const auto surrogate = static_cast<double>(random_.below(kSurrogates));
       call.numbers.insert(call.numbers.end(),
-                          {random_.fraction(), surrogate, 1.0});
+                          {random_.fraction(), 1.0, surrogate, 1.0});
     }
     for (const CommonNumber& each : kCommonNumbers) {
       if (Has(*row, each)) call.numbers.push_back(random_.fraction());

@@ -94,6 +94,7 @@ TEST_F(OperatorsThatSum, EWSGLogRatio) {
                                     /*num_data=*/5.0,
                                     /*prior_precision=*/2.0,
                                     /*temperature=*/0.5,
+                                    /*momentum_scale=*/1.0,
                                     /*surrogate=*/int64_t{3},
                                     /*num_chains=*/int64_t{7},
                                     /*prior_mean=*/0.25,

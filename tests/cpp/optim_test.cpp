@@ -325,7 +325,7 @@ TEST(Sampler, AFailedStepChangesNothing) {
 
 TEST(Sampler, StateIsLookedAtAndChangedByName) {
   const auto param = Param(3);
-  SGHMC sampler({param}, Hamiltonian().lr(0));
+  SGHMC sampler({param}, Hamiltonian().lr(1e-30));
   EXPECT_FALSE(sampler.state_of(param)["momentum"].defined());
   EXPECT_TRUE(sampler.state().empty());  // looking begins nothing
   sampler.own_state_of(param)["momentum"] = torch::full({3}, 2.0F);

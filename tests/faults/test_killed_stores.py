@@ -186,6 +186,8 @@ def test_both_languages_write_the_same_bytes(
     assert in_python(SHARES)(tmp_path / "python", None)
     assert in_cpp(tmp_path / "cpp", None)
     expected = files(tmp_path / "python")
+    # What ran beside the draws, which C++ does not write.
+    expected = {k: v for k, v in expected.items() if Path(k).name != "ran-0.json"}
     names = {Path(name).name for name in expected}
     assert names == {"index", "lock", "0000000001.draws"}
     assert files(tmp_path / "cpp") == expected
