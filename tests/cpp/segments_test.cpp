@@ -265,8 +265,9 @@ void ForEach(const Test& test) {
   test("SGLD", SGLDUpdate<Real>(SGLDCoefficients(0.1, 50, 2, 1, {0.7})));
   test("SGLD without noise",
        SGLDUpdate<Real>(SGLDCoefficients(0.1, 50, 2, 0, {0.7})));
-  test("SGHMC",
-       SGHMCUpdate<Real>(SGHMCCoefficients(0.1, 0.9, 50, 2, 1, 0.01, 1, {0.7})));
+  test(
+      "SGHMC",
+      SGHMCUpdate<Real>(SGHMCCoefficients(0.1, 0.9, 50, 2, 1, 0.01, 1, {0.7})));
   test("SGHMC, noise-aware", SGHMCNoiseAwareUpdate<Real>(sghmc));
   test("PSGLD, frozen",
        PSGLDFrozenUpdate<Real>(
@@ -277,7 +278,8 @@ void ForEach(const Test& test) {
   test("PSGLD, adapting", PSGLDAdaptingUpdate<Real>(forgets));
   test("PSGLD, corrected", PSGLDCorrectedUpdate<Real>(forgets));
   test("SGNHT",
-       SGNHTUpdate<Real>(SGNHTCoefficients(0.1, 0.9, 50, 2, 1, 0.01, 1, 1, {0.7})));
+       SGNHTUpdate<Real>(
+           SGNHTCoefficients(0.1, 0.9, 50, 2, 1, 0.01, 1, 1, {0.7})));
   test("gradient variance",
        GradientVarianceUpdate<Real>(GradientVarianceCoefficients{0.05}));
   test("control variate",
