@@ -1,7 +1,7 @@
 """The law of HMC, SBPS and HMC-ECS after their target or their steps have changed.
 
-The cells of docs/changing_settings.md for samplers that decide: variances over the exact
-ones, with fixed seeds. A target that is not followed is wrong by a factor of 3 or 4.
+The cells of docs/changing_settings.md for samplers that decide: variances over the
+exact ones, with fixed seeds. A target that is not followed is wrong by a factor of 3.
 """
 
 from __future__ import annotations
