@@ -469,21 +469,28 @@ def _lr_of_drop(k: int) -> float:
 @pytest.mark.parametrize(
     ("lr_of", "noise", "rate"),
     at_levels(
-        product((_lr_of_cosine, _lr_of_drop), (0.0, 0.1, 0.2), (None, 1e-3)),
+        product((_lr_of_cosine, _lr_of_drop), (0.0, 0.1, 0.3), (None, 1e-3, 1e-2)),
         full=[
-            *((_lr_of_drop, 0.2, None), (_lr_of_drop, 0.0, 1e-3)),
-            *((_lr_of_cosine, 0.2, 1e-3), (_lr_of_cosine, 0.1, None)),
+            *((_lr_of_drop, 0.3, None), (_lr_of_drop, 0.0, 1e-3)),
+            *((_lr_of_cosine, 0.3, 1e-3), (_lr_of_cosine, 0.1, None)),
+            *((_lr_of_cosine, 0.3, 1e-2), (_lr_of_drop, 0.3, 1e-2)),
         ],
     ),
 )
 def test_thermostats_follow(
     lr_of: Callable[[int], float], noise: float, rate: float | None
 ) -> None:
-    """The variance over the exact one in the last 40 % of a cycle (METHODS 12)."""
+    """The variance over the exact one in the last 40 % of a cycle.
+
+    Without the rule it was 0.57 and 0.71 for the largest noise, and diverged with a
+    rate of 0.01.
+    """
+    num_data = 50
     generator = torch.Generator().manual_seed(1)
     start = torch.randn(CHAINS // 2, dtype=torch.float64, generator=generator)
-    p = (start / math.sqrt(NUM_DATA * CURVATURE)).requires_grad_()
-    sampler = sg.SGNHT([p], LR, 0.9, thermostat_rate=rate, **_SHARED)
+    p = (start / math.sqrt(num_data * CURVATURE)).requires_grad_()
+    settings = {**_SHARED, "num_data": num_data, "thermostat_rate": rate}
+    sampler = sg.SGNHT([p], LR, 0.9, **settings)
     ratios = []
     for k in range(4 * _CYCLE):
         sampler.param_groups[0]["lr"] = lr_of(k % _CYCLE)
@@ -491,9 +498,9 @@ def test_thermostats_follow(
         p.grad = CURVATURE * p.detach() + noise * errors
         sampler.step()
         if k >= 3.6 * _CYCLE:
-            ratios.append(NUM_DATA * CURVATURE * float(p.detach().var()))
-    # The largest noise needs twice the friction that is injected.
-    assert abs(np.mean(ratios) - 1) < 0.045
+            ratios.append(num_data * CURVATURE * float(p.detach().var()))
+    # The spread of thermostats at a rate of 0.01 is as large as the friction.
+    assert abs(np.mean(ratios) - 1) < (0.05 if rate == 1e-2 else 0.03)
 
 
 # ---- Rules of single changes ---------------------------------------------------------
