@@ -176,7 +176,6 @@ BAD_STATES: list[tuple[str, Callable[[Any, Any], Any]]] = [
     ("EWSG", lambda groups, _: groups[1].update(num_proposals=7)),
     ("EWSG", lambda groups, _: groups[1].update(capturable=True)),
     ("EWSG-overdamped", lambda groups, _: groups[0].update(minibatches=[10**6])),
-    ("EWSG-overdamped", lambda groups, _: groups[1].update(minibatches=[])),
     ("EWSG-overdamped", lambda groups, _: groups[1].update(num_drawn=-1)),
     ("EWSG-overdamped", lambda groups, _: groups[0].update(index_chain_length=-1)),
     ("SBPS", lambda groups, _: groups[1].update(line_time=-1.0)),
