@@ -21,6 +21,7 @@ from torch_sgmcmc.chain.closures import (
     refuse_scaler,
 )
 from torch_sgmcmc.chain.dtypes import blank
+from torch_sgmcmc.chain.group_settings import rests, scales
 from torch_sgmcmc.chain.master import start_masters
 from torch_sgmcmc.chain.method import Method
 from torch_sgmcmc.chain.momentum import start_momenta
@@ -33,7 +34,6 @@ from torch_sgmcmc.chain.operators import (
 )
 from torch_sgmcmc.chain.prior import prior_of
 from torch_sgmcmc.chain.record import Chain, Work
-from torch_sgmcmc.chain.rescaling import rests, scales
 from torch_sgmcmc.chain.settings import settings
 from torch_sgmcmc.chain.shared_settings import SharedSettings
 from torch_sgmcmc.chain.state_checks import check_count, check_part

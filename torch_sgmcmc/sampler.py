@@ -22,6 +22,14 @@ from torch_sgmcmc.chain.bookkeeping import Bookkeeping
 from torch_sgmcmc.chain.dtypes import has_master
 from torch_sgmcmc.chain.gathering import gather
 from torch_sgmcmc.chain.given import has_more
+from torch_sgmcmc.chain.group_settings import (
+    ESTIMATE_SETTINGS,
+    is_drawn,
+    noise_estimate,
+    records_of,
+    rests,
+    scales,
+)
 from torch_sgmcmc.chain.method import Method
 from torch_sgmcmc.chain.nonfinite import (
     StepLeftOut,
@@ -37,17 +45,11 @@ from torch_sgmcmc.chain.param_groups import (
 )
 from torch_sgmcmc.chain.record import Chain, Work
 from torch_sgmcmc.chain.rescaling import (
-    ESTIMATE_SETTINGS,
     finish_rescaling,
-    is_drawn,
     leaves_momenta,
-    noise_estimate,
     note_estimate,
-    records_of,
     redraw_momenta,
     rescale_now,
-    rests,
-    scales,
 )
 from torch_sgmcmc.chain.turns import take_turn
 

@@ -22,18 +22,21 @@ struct MomentumSettings {
 };
 
 // The factor for momenta; none where they are to be drawn, as there was no
-// temperature. Both lr are positive.
+// temperature, or one of the scales underflows. Both lr are positive.
 inline std::optional<double> MomentumScale(const MomentumSettings& from,
                                            const MomentumSettings& to) {
-  const double lr = to.lr / from.lr;
+  double scale = to.lr / from.lr;  // as in SGD, whose buffer is -v / lr
   if (from.temperature == 0) {
     if (to.temperature > 0) return std::nullopt;
-    return lr;  // as in SGD, whose buffer is -v / lr
+  } else if (to.temperature == 0) {
+    scale = std::sqrt(scale);
+  } else {
+    const double before = from.lr * from.temperature / from.num_data;
+    const double after = to.lr * to.temperature / to.num_data;
+    scale = std::sqrt(after / before);
   }
-  if (to.temperature == 0) return std::sqrt(lr);
-  const double before = from.lr * from.temperature / from.num_data;
-  const double after = to.lr * to.temperature / to.num_data;
-  return std::sqrt(after / before);
+  if (!(scale > 0) || !std::isfinite(scale)) return std::nullopt;
+  return scale;
 }
 
 // The factor for beta, which has no meaning at T = 0: it then follows lr and N.

@@ -21,7 +21,7 @@ from torch.optim import lr_scheduler
 
 import torch_sgmcmc as sg
 from torch_sgmcmc import sampler as sampler_module
-from torch_sgmcmc.chain import rescaling
+from torch_sgmcmc.chain import group_settings, rescaling
 
 CHAINS = 40_000  # a variance is known to 0.7 %
 CURVATURE = 1.0
@@ -339,7 +339,7 @@ def test_a_noise_estimate_that_outgrows_the_friction() -> None:
     sampler.step()
     before = p.detach().clone()
     sampler.param_groups[0]["lr"] = 0.2
-    with pytest.raises(ValueError, match=r"0\.12 at lr 0\.2, from 0\.06 at lr 0\.1"):
+    with pytest.raises(ValueError, match=r"0\.12 at lr 0\.2, .*from 0\.06 at lr 0\.1,"):
         sampler.step()
     assert torch.equal(p, before)
     # Given again, it belongs to the new lr.
@@ -633,6 +633,97 @@ def test_capturable_samplers_follow(kind: Any) -> None:
     torch.testing.assert_close(chain(True), chain(False), rtol=1e-9, atol=1e-12)
 
 
+def test_first_momenta_beside_others_that_are_rescaled() -> None:
+    """Each has the variance of the new settings: none is multiplied twice."""
+    a, b = (torch.zeros(20_000, requires_grad=True) for _ in range(2))
+    for kind in (sg.SGHMC, sg.BAOA, sg.SGNHT):
+        for lr in (1e-3, 1.0):
+            sampler = kind([a, b], 0.1, 0.9, num_data=100, seed=1)
+            a.grad, b.grad = torch.zeros_like(a), None
+            sampler.step()
+            sampler.param_groups[0]["lr"] = lr
+            b.grad = torch.zeros_like(b)
+            sampler.step()
+            for p in (a, b):
+                variance = float(sampler.state[p]["momentum"].var())
+                assert variance == pytest.approx(lr / 100, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"temperature": 0.05}, {"num_data": 1600.0}, {"lr": 0.1}]
+)
+def test_thermostats_do_not_blow_up(changes: dict[str, float]) -> None:
+    """Their fluctuations are not multiplied where the ratio of β̂ is above 1."""
+    p = torch.zeros(2000, dtype=torch.float64, requires_grad=True)
+    lr = 0.01 if "lr" in changes else 0.1
+    sampler = sg.SGNHT([p], lr, 0.9, num_data=100, seed=1)
+    worst = 0.0
+    for k in range(1700):
+        if k == 1500:
+            sampler.param_groups[0].update(changes)
+        p.grad = p.detach().clone()
+        sampler.step()
+        if k >= 1500:
+            group = sampler.param_groups[0]
+            scale = group["num_data"] / group["temperature"]
+            worst = max(worst, scale * float(p.detach().var()))
+    # θ itself is still that of the old target, 1.6 and 20 times as wide, at first.
+    first = {"temperature": 20, "num_data": 16, "lr": 1}[next(iter(changes))]
+    assert worst < 1.25 * first
+    assert sampler.state[p]["thermostat"].abs().max() < 1
+
+
+def test_groups_that_are_replaced_keep_their_records() -> None:
+    a, b = (torch.zeros(5000, requires_grad=True) for _ in range(2))
+    for p in (a, b):
+        p.grad = torch.zeros_like(p)
+    groups = [{"params": [a]}, {"params": [b], "lr": 0.001}]
+    sampler = sg.SGHMC(groups, 0.1, 0.9, num_data=100, seed=1)
+    sampler.step()
+    sampler.param_groups = [dict(group) for group in sampler.param_groups]
+    for k in range(5):
+        sampler.step()
+        for p, group in zip((a, b), sampler.param_groups, strict=True):
+            assert group["momentum_settings"] == [group["lr"], 1.0, 100.0]
+            variance = float(sampler.state[p]["momentum"].var())
+            assert variance == pytest.approx(group["lr"] / 100, rel=0.1)
+        if k == 1:
+            for group in sampler.param_groups:
+                group["lr"] *= 0.5
+
+
+def test_an_estimate_is_given_anew_after_none() -> None:
+    _, sampler = _one(noise_estimate=0.05)
+    group = sampler.param_groups[0]
+    for changes in ({"noise_estimate": 0.0}, {"lr": 0.01, "noise_estimate": 0.05}):
+        group.update(changes)
+        sampler.step()
+    assert group["noise_estimate_settings"] == [0.05, 0.01, 1.0, 100.0]
+
+
+def test_a_scale_that_underflows() -> None:
+    """Momenta are then drawn."""
+    p, sampler = _one()
+    for lr in (1e-320, 0.1, 0.1):
+        sampler.param_groups[0]["lr"] = lr
+        sampler.step()
+        assert bool(p.isfinite().all())
+    variance = float(sampler.state[p]["momentum"].var())
+    assert variance == pytest.approx(0.1 / 100, rel=0.2)
+
+
+def test_a_warm_up_from_0_is_silent(recwarn: pytest.WarningsRecorder) -> None:
+    p = torch.zeros(3, requires_grad=True)
+    p.grad = torch.ones(3)
+    sampler = sg.SGLD([p], 0.1, num_data=10, seed=1)
+    scheduler = lr_scheduler.LambdaLR(sampler, lambda k: min(1.0, k / 3))
+    for _ in range(5):
+        sampler.step()
+        scheduler.step()
+    assert not [w for w in recwarn if "counted a step" in str(w.message)]
+    assert sampler.param_groups[0]["step"] == 4
+
+
 def test_groups_have_records_of_their_own() -> None:
     """A change of one group's lr leaves the other's momenta."""
     a, b = (torch.zeros(100, requires_grad=True) for _ in range(2))
@@ -676,13 +767,13 @@ def test_saved_records_are_checked(record: Any) -> None:
 
 
 def _without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rescaling, "momentum_scale", lambda former, now: 1.0)
+    monkeypatch.setattr(group_settings, "momentum_scale", lambda former, now: 1.0)
 
 
 def _squared(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = rescaling.momentum_scale
+    right = group_settings.momentum_scale
     monkeypatch.setattr(
-        rescaling, "momentum_scale", lambda former, now: right(former, now) ** 2
+        group_settings, "momentum_scale", lambda former, now: right(former, now) ** 2
     )
 
 
@@ -704,7 +795,7 @@ def _unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
     def finish(self: sg.Sampler, state_dict: dict[str, Any]) -> None:
         right(self, state_dict)
         for group in self.param_groups:
-            group["momentum_settings"] = rescaling.settings_of(group)
+            group["momentum_settings"] = group_settings.settings_of(group)
 
     monkeypatch.setattr(sampler_module.Sampler, "_finish_loading", finish)
 

@@ -108,6 +108,43 @@ def test_momenta_are_rescaled_between_blocks(cls: type[sg.Sampler]) -> None:
 
 @RUNS_BLOCKS
 @pytest.mark.usefixtures("graphs_alone")
+def test_a_bad_setting_leaves_momenta() -> None:
+    torch._dynamo.reset()
+    chain = Chain(sg.SGHMC, capturable=True)
+    block = sg.compiled_steps(chain.sampler, quadratic, chain.params, steps=1)
+    block(chain.batches[:1])
+    state = [v["momentum"].clone() for v in chain.sampler.state.values()]
+    for changes in ({"lr": float("nan")}, {"lr": -0.1}, {"num_data": 0.0}):
+        group = chain.sampler.param_groups[0]
+        before = {key: group[key] for key in (*changes, "momentum_settings")}
+        group.update(changes)
+        with pytest.raises(ValueError, match="Invalid"):
+            block(chain.batches[:1])
+        group.update({key: before[key] for key in changes})
+        assert group["momentum_settings"] == before["momentum_settings"]
+    for value, kept in zip(chain.sampler.state.values(), state, strict=True):
+        assert same_bits(value["momentum"], kept)
+
+
+@RUNS_BLOCKS
+@pytest.mark.usefixtures("graphs_alone")
+def test_a_noise_estimate_follows_between_blocks() -> None:
+    torch._dynamo.reset()
+    chain, single = (
+        Chain(sg.SGHMC, capturable=True, noise_estimate=0.01) for _ in range(2)
+    )
+    block = sg.compiled_steps(chain.sampler, quadratic, chain.params, steps=STEPS)
+    for k, lr in enumerate((0.05, 0.05, 0.01)):
+        for each in (chain, single):
+            each.sampler.param_groups[0]["lr"] = lr
+        rows = range(k * STEPS, (k + 1) * STEPS)
+        block(chain.batches[rows.start : rows.stop])
+        single.eager(rows)
+        assert all(map(same_bits, chain.values(), single.values()))
+
+
+@RUNS_BLOCKS
+@pytest.mark.usefixtures("graphs_alone")
 def test_each_sampler_has_graphs_of_its_own() -> None:
     """As many as a process has: torch keeps 8 of a function, and would then refuse."""
     torch._dynamo.reset()

@@ -104,19 +104,22 @@ def test_groups_keep_the_ratios_of_their_lrs():
     """At ``noise_lr`` of the largest group the mean heat is 5 %."""
     torch.manual_seed(0)
     y = torch.randn(N, 1, dtype=torch.float64)
-    largest = 0.01
-    for _ in range(2):
-        model, loss, loader = flat_and_noisy(y, curvature=2.0)
-        lrs = (largest, 0.4 * largest)
-        groups = [
-            {"params": [p], "lr": lr, "noise_estimate": 0.02}
-            for p, lr in zip(model, lrs, strict=True)
-        ]
-        sampler = sg.SGHMC(groups, 0.01, 0.5, num_data=N, seed=0)
-        found = sg.check(model, loss, loader, sampler)
-        largest = found.noise_lr
-    assert sum(found.heating.values()) / 2 == pytest.approx(0.05, rel=1e-9)
-    assert largest == pytest.approx(lrs[0], rel=1e-9)
+    model, loss, _ = flat_and_noisy(y, curvature=2.0)
+    groups = [
+        {"params": [p], "lr": lr, "noise_estimate": 1e-3}
+        for p, lr in zip(model, (0.01, 0.004), strict=True)
+    ]
+    sampler = sg.SGHMC(groups, 0.01, 0.5, num_data=N, seed=0)
+    found = sg.check(model, loss, flat_and_noisy(y, 2.0)[2], sampler)
+    # Minibatches' heat and the estimates, which belong to these lrs, follow lr.
+    for group in sampler.param_groups:
+        group["lr"] *= found.noise_lr / 0.01
+    then = sg.check(model, loss, flat_and_noisy(y, 2.0)[2], sampler)
+    assert sum(then.heating.values()) / 2 == pytest.approx(0.05, rel=1e-9)
+    assert then.noise_lr == pytest.approx(found.noise_lr, rel=1e-9)
+    ratio = found.noise_lr / 0.01
+    for name, heat in found.heating.items():
+        assert then.heating[name] == pytest.approx(ratio * heat, rel=1e-9)
 
 
 def test_noise_that_preconditioners_weigh():

@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_map_only
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
+from torch_sgmcmc.chain.group_settings import settings_of
 from torch_sgmcmc.chain.record import chain_of
-from torch_sgmcmc.chain.rescaling import settings_of
 
 # Sampled laws, except what is marked as default.
 pytestmark = pytest.mark.full

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from torch_sgmcmc.chain.fit import check_fits
+from torch_sgmcmc.chain.group_settings import rests
 from torch_sgmcmc.chain.operators import HAS_CUDA
 from torch_sgmcmc.chain.record import Chain, Work
-from torch_sgmcmc.chain.rescaling import rests
 from torch_sgmcmc.chain.sizes import unlike
 
 __all__ = ["check_cuda", "gather", "refuse_capture"]
@@ -28,7 +28,7 @@ def gather(chain: Chain) -> list[Work]:
         if isinstance(group.get("lr"), Tensor):
             group = {**group, "lr": float(group["lr"])}
         work.extend(_of_group(chain, group))
-    if not work:
+    if not work and not all(map(rests, chain.groups)):
         absences.nothing_moves()
     if len(work) > 1:
         # An operator changes nothing if its arguments do not fit, but by then another

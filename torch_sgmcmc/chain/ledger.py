@@ -63,6 +63,6 @@ class Ledger:
         # Of a dict that is new, what all groups have alike.
         each = (*OF_GROUP, *self._records)
         alike = {k: v for k, v in entries[0][1].items() if k not in each}
-        self.entries = [(g, kept.get(id(g), alike)) for g in groups]
+        self.entries = [(g, kept.get(id(g)) or dict(alike)) for g in groups]
         for group, values in self.entries:
             group.update(values)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain.dtypes import state_dtype
+from torch_sgmcmc.chain.group_settings import scales
 from torch_sgmcmc.chain.master import check_not_capturing
 from torch_sgmcmc.chain.operators import gaussian_
 from torch_sgmcmc.chain.record import Chain
@@ -49,13 +50,17 @@ def draw_stationary(
     *,
     stationary: bool = True,
 ) -> list[Tensor]:
-    """Returns momenta drawn from N(0, lr T / N), or zeros."""
+    """Returns momenta drawn from N(0, lr T / N), or zeros.
+
+    Beside momenta of other settings, all of which the update multiplies, they are drawn
+    for those settings.
+    """
     momenta = [torch.zeros_like(p, dtype=state_dtype(p)) for p in params]
     if stationary:
         heat = float(group["lr"]) * group["temperature"] / group["num_data"]
         chain.placement.updating(gaussian_)(
             momenta,
-            std=math.sqrt(heat),
+            std=math.sqrt(heat) / scales(group).get("momentum_scale", 1.0),
             offsets=offsets,
             purpose=_C.Purpose.MOMENTUM,
             **chain.noise(group),

@@ -27,10 +27,10 @@ from torch import Tensor
 
 from torch_sgmcmc.chain.checks import check_choice
 from torch_sgmcmc.chain.gathering import refuse_capture
+from torch_sgmcmc.chain.group_settings import MOMENTUM_SETTINGS
 from torch_sgmcmc.chain.operators import any_nonfinite, count_nonfinite, step_or_nothing
 from torch_sgmcmc.chain.parameters import name_of
 from torch_sgmcmc.chain.record import Chain, Work
-from torch_sgmcmc.chain.rescaling import MOMENTUM_SETTINGS
 from torch_sgmcmc.chain.seen import Pending, Seen
 from torch_sgmcmc.chain.state_checks import check_equal
 

@@ -202,7 +202,11 @@ def check_groups_of(sampler: Optimizer) -> None:
 
 
 def rescale_momenta(sampler: Optimizer) -> None:
-    """Brings the momenta of a capturable sampler to its lr, T and N."""
+    """Brings the momenta of a capturable sampler to its lr, T and N.
+
+    Raises if a hyperparameter has left its range; nothing has changed then.
+    """
+    check_groups_of(sampler)
     sampler._rescale_now(sampler._chain_now())  # type: ignore[attr-defined]
 
 

@@ -19,106 +19,34 @@ At lr = 0 a group rests: nothing moves, and momenta and record stay.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torch_sgmcmc.chain.group_settings import (
+    ESTIMATE_SETTINGS,
+    MOMENTUM_SETTINGS,
+    is_drawn,
+    rests,
+    scales,
+    settings_of,
+)
 from torch_sgmcmc.chain.momentum import draw_stationary
 from torch_sgmcmc.chain.record import Chain, Work
 
 __all__ = [
-    "ESTIMATE_SETTINGS",
-    "MOMENTUM_SETTINGS",
     "check_records",
     "finish_rescaling",
-    "is_drawn",
     "leaves_momenta",
-    "noise_estimate",
     "note_estimate",
-    "records_of",
     "redraw_momenta",
     "rescale_now",
-    "rests",
-    "scales",
-    "settings_of",
 ]
-
-#: Keys of a group: the (lr, T, N) of its momenta, and ``noise_estimate`` with the
-#: (lr, T, N) at which it was given. None where there are none yet.
-MOMENTUM_SETTINGS = "momentum_settings"
-ESTIMATE_SETTINGS = "noise_estimate_settings"
 
 # Names of the state that is rescaled, and of the operators' numbers for it.
 _SCALED = {"momentum": "momentum_scale", "thermostat": "thermostat_scale"}
-
-
-def records_of(state: Iterable[str], settings: Iterable[str]) -> tuple[str, ...]:
-    """Returns the records that a sampler with this state and these settings keeps."""
-    names = {*settings}
-    has_momenta = "momentum" in state and "lr" in names
-    records = (MOMENTUM_SETTINGS,) if has_momenta else ()
-    return (*records, *((ESTIMATE_SETTINGS,) if "noise_estimate" in names else ()))
-
-
-def rests(group: Mapping[str, Any]) -> bool:
-    """Returns whether a group has lr = 0."""
-    return "lr" in group and float(group["lr"]) == 0
-
-
-def settings_of(group: Mapping[str, Any]) -> list[float]:
-    """Returns lr, T and N of a group."""
-    return [float(group[key]) for key in ("lr", "temperature", "num_data")]
-
-
-def momentum_scale(former: Sequence[float], now: Sequence[float]) -> float | None:
-    """Returns the factor of momenta whose (lr, T, N) change; None if they are drawn.
-
-    In the arithmetic of csrc/host/rescaling.h, and traceable.
-    """
-    lr = now[0] / former[0]
-    if former[1] == 0:
-        return None if now[1] > 0 else lr  # as in SGD, whose buffer is -v / lr
-    if now[1] == 0:
-        return math.sqrt(lr)
-    return math.sqrt((now[0] * now[1] / now[2]) / (former[0] * former[1] / former[2]))
-
-
-def noise_estimate_scale(former: Sequence[float], now: Sequence[float]) -> float:
-    """Returns the factor of β̂, which at T = 0 follows lr and N alone."""
-    scale = now[0] / former[0] * (now[2] / former[2])
-    return scale * (former[1] / now[1]) if former[1] > 0 and now[1] > 0 else scale
-
-
-def scales(group: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the operator's numbers for a step of a group, but for those that are 1.
-
-    Momenta that are to be drawn are drawn before it.
-    """
-    former = group.get(MOMENTUM_SETTINGS)
-    if former is None:
-        return {}
-    now = settings_of(group)
-    if former == now or now[0] == 0:
-        return {}
-    scale = momentum_scale(former, now)
-    found = {} if scale is None else {"momentum_scale": scale}
-    if "thermostat_rate" in group:
-        ratio = noise_estimate_scale(former, now)
-        # The fluctuations of thermostats with a rate of their own do not shrink with
-        # lr, so that a ratio above 1 would diverge.
-        fixed = group["thermostat_rate"] is not None
-        found["thermostat_scale"] = min(1.0, ratio) if fixed else ratio
-    return {name: value for name, value in found.items() if value != 1.0}
-
-
-def is_drawn(group: Mapping[str, Any]) -> bool:
-    """Returns whether a step of a group begins with new momenta, after T = 0."""
-    former = group.get(MOMENTUM_SETTINGS)
-    if former is None or rests(group):
-        return False
-    return former[1] == 0 and group["temperature"] > 0
 
 
 def redraw_momenta(chain: Chain) -> None:
@@ -229,33 +157,21 @@ def _refuse_capture(chain: Chain, group: Mapping[str, Any]) -> None:
 # ---- Noise estimates -----------------------------------------------------------------
 
 
-def noise_estimate(group: Mapping[str, Any]) -> float:
-    """Returns β̂ of a step of a group: the number that was given, for its lr, T and N.
-
-    β̂ = lr N Var(ḡ) / (2 T), and Var(ḡ) is what does not change.
-    """
-    given = group["noise_estimate"]
-    known = group.get(ESTIMATE_SETTINGS)
-    if given == 0 or known is None or known[0] != given or rests(group):
-        return float(given)
-    now = settings_of(group)
-    if now == known[1:] or now[1] == 0:
-        return float(given)
-    return float(given) * noise_estimate_scale(known[1:], now)
-
-
 def note_estimate(chain: Chain) -> None:
     """Records at which lr, T and N a noise estimate was given, where it is new."""
     for group in chain.groups:
         if ESTIMATE_SETTINGS not in group:
             continue
         given, known = group["noise_estimate"], group[ESTIMATE_SETTINGS]
-        is_number = not isinstance(given, str) and given != 0
-        if not is_number or (known is not None and known[0] == given):
-            continue
         now = settings_of(group)
-        if now[0] > 0 and now[1] > 0:
-            group[ESTIMATE_SETTINGS] = [float(given), *now]
+        if isinstance(given, str) or given == 0:
+            new = None
+        elif known is not None and known[0] == given:
+            continue
+        else:
+            new = [float(given), *now] if now[0] > 0 and now[1] > 0 else known
+        if new != known:
+            group[ESTIMATE_SETTINGS] = new
             chain.ledger.note_record(group, ESTIMATE_SETTINGS)
 
 

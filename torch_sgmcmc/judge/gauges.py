@@ -15,10 +15,10 @@ import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain.checks import check_integer
 from torch_sgmcmc.chain.closures import fresh_gradients
 from torch_sgmcmc.chain.dtypes import has_master, state_dtype
+from torch_sgmcmc.chain.group_settings import noise_estimate, scales
 from torch_sgmcmc.chain.operators import gauge_sums
 from torch_sgmcmc.chain.prior import prior_of
 from torch_sgmcmc.chain.record import Chain, Work, chain_of, work_of
-from torch_sgmcmc.chain.rescaling import noise_estimate, scales
 from torch_sgmcmc.chain.state_checks import check_count, check_tensor
 from torch_sgmcmc.judge.centers import centers_of
 from torch_sgmcmc.judge.readings import Readings

@@ -43,7 +43,9 @@ void StartState(const Work& work,
     key.offsets = offsets;
     gaussian_(
         fresh,
-        std::sqrt(options.lr() * options.temperature() / options.num_data()),
+        // All momenta are multiplied by the update, if those of others are.
+        std::sqrt(options.lr() * options.temperature() / options.num_data()) /
+            work.momentum_scale,
         key.offsets,
         key.seed,
         key.step,

@@ -71,26 +71,24 @@ Scales ScalesOf(const GroupRecords& records, const SamplerOptions& options) {
   const MomentumSettings& from = *records.momenta;
   const MomentumSettings to = MomentumSettingsOf(options);
   Scales scales{MomentumScale(from, to).value_or(1)};
-  const std::string_view sampler = options.sampler();
-  if (sampler == "SGNHT") {
-    scales.thermostat = NoiseEstimateScale(from, to);
-    // The fluctuations of thermostats with a rate of their own do not shrink
-    // with lr, so that a ratio above 1 would diverge.
-    if (options.get<std::optional<double>>("thermostat_rate")) {
-      scales.thermostat = std::min(1.0, scales.thermostat);
-    }
+  if (options.sampler() == std::string_view("SGNHT")) {
+    // A ratio above 1 would multiply fluctuations beyond the friction.
+    scales.thermostat = std::min(1.0, NoiseEstimateScale(from, to));
   }
   return scales;
 }
 
 bool IsDrawn(const GroupRecords& records, const SamplerOptions& options) {
-  return records.momenta && options.lr() > 0 &&
-         records.momenta->temperature == 0 && options.temperature() > 0;
+  return records.momenta && HasChanged(records, options) &&
+         !MomentumScale(*records.momenta, MomentumSettingsOf(options));
 }
 
 double FollowEstimate(GroupRecords& records, const SamplerOptions& options) {
   const double given = options.number_or("noise_estimate", 0);
-  if (given == 0 || std::isnan(given)) return 1;
+  if (given == 0 || std::isnan(given)) {
+    records.estimate.reset();
+    return 1;
+  }
   const MomentumSettings now = MomentumSettingsOf(options);
   if (now.lr == 0) return 1;
   if (!records.estimate || records.estimate->value != given) {

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torch_sgmcmc.baoa import BAOA
 from torch_sgmcmc.chain.dtypes import state_dtype
+from torch_sgmcmc.chain.group_settings import noise_estimate
 from torch_sgmcmc.psgld import PSGLD
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.sghmc import SGHMC
@@ -48,7 +49,7 @@ class NoiseHeat:
 
     #: lr N V / (2 (1 - m) T), proportional to lr; NaN without gradients.
     minibatches: tuple[float, ...]
-    #: The part that the noise estimate takes off, whatever lr is.
+    #: The part that the noise estimate takes off, proportional to lr.
     estimates: tuple[float, ...]
     #: Coordinates of each tensor.
     sizes: tuple[int, ...]
@@ -66,7 +67,8 @@ class NoiseHeat:
             momentum = group.get("momentum", 0.0)
             # BAOA's friction is 2 (1 - m) / (1 + m).
             factor = (1 + momentum) / 2 if isinstance(sampler, BAOA) else 1.0
-            taken = group.get("noise_estimate", 0.0) / (1 - momentum)
+            known = "noise_estimate" in group
+            taken = noise_estimate(group) / (1 - momentum) if known else 0.0
             for p in group["params"]:
                 factors.append(factor)
                 estimates.append(factor * taken)
@@ -97,12 +99,10 @@ class NoiseHeat:
 
         Infinite without noise, NaN where it is not known. Groups keep their ratios.
         """
-        heat = self._mean(self.minibatches)
+        heat = self._mean(self.tensors)
         if self.lr == 0 or math.isnan(heat):
             return math.nan
-        if heat == 0:
-            return math.inf
-        return self.lr * (HEAT + self._mean(self.estimates)) / heat
+        return math.inf if heat <= 0 else self.lr * HEAT / heat
 
     def _mean(self, values: Sequence[float]) -> float:
         """Returns the mean over coordinates of tensors with gradients."""
