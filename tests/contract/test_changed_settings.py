@@ -1,0 +1,287 @@
+"""What a step does with momenta, records and estimates after lr, T or N have changed.
+
+The laws of such chains are in tests/laws/test_changing_settings.py.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+import torch_sgmcmc as sg
+
+
+def _one(kind: Any = sg.SGHMC, **settings: Any) -> tuple[torch.Tensor, sg.Sampler]:
+    p = torch.zeros(1000, requires_grad=True)
+    p.grad = torch.zeros(1000)
+    shared = {"num_data": 100, "seed": 5, **settings}
+    sampler = kind([p], 0.1, 0.9, **shared)
+    sampler.step()
+    return p, sampler
+
+
+def test_sgd_at_no_temperature() -> None:
+    """At T = 0 momenta follow lr, as in torch's SGD, to the last step."""
+    p, sampler = _one(temperature=0.0)
+    q = torch.zeros(1000, requires_grad=True)
+    q.grad = torch.zeros(1000)
+    sgd = torch.optim.SGD([q], 0.1, 0.9)
+    sgd.step()
+    generator = torch.Generator().manual_seed(1)
+    for lr in (0.1, 0.1, 0.05, 0.05, 0.2, 0.01, 0.01):
+        for each in (p, q):
+            each.grad = torch.randn(
+                1000, generator=generator.manual_seed(int(1e3 * lr))
+            )
+        for optimizer in (sampler, sgd):
+            optimizer.param_groups[0]["lr"] = lr
+            optimizer.step()
+    torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "kind", [sg.SGLD, sg.SGLRW, sg.SGHMC, sg.BAOA, sg.PSGLD, sg.SGNHT, sg.EWSG]
+)
+def test_nothing_happens_at_lr_0(kind: Any) -> None:
+    p = torch.zeros(10, requires_grad=True)
+    options = {"gamma": False} if kind is sg.PSGLD else {}
+    sampler = kind([p], 0.1, num_data=10, seed=1, **options)
+
+    def closure() -> float:
+        p.grad = torch.randn(10)
+        return 1.5
+
+    sampler.step(closure)
+    before, theta = sampler.state_dict(), p.detach().clone()
+    before["state"] = {k: {**v} for k, v in before["state"].items()}
+    kept = {
+        (k, key): value.clone()
+        for k, state in before["state"].items()
+        for key, value in state.items()
+        if torch.is_tensor(value)
+    }
+    sampler.param_groups[0]["lr"] = 0.0
+    for _ in range(3):
+        assert sampler.step(closure) == 1.5
+    after = sampler.state_dict()
+    assert torch.equal(p, theta)
+    for (k, key), value in kept.items():
+        assert torch.equal(after["state"][k][key], value)
+    for key, value in before["param_groups"][0].items():
+        assert key == "lr" or after["param_groups"][0][key] == value
+
+
+def test_first_momenta_are_made_at_the_first_lr() -> None:
+    p = torch.zeros(20_000, requires_grad=True)
+    p.grad = torch.zeros(20_000)
+    sampler = sg.SGHMC([p], 0.0, 0.9, num_data=100, seed=5)
+    sampler.step()
+    assert "momentum" not in sampler.state.get(p, {})
+    assert sampler.param_groups[0]["momentum_settings"] is None
+    sampler.param_groups[0]["lr"] = 0.2
+    sampler.step()
+    assert sampler.param_groups[0]["momentum_settings"] == [0.2, 1.0, 100.0]
+    momentum = sampler.state[p]["momentum"]
+    assert float(momentum.var()) == pytest.approx(0.2 / 100, rel=0.05)
+
+
+def test_a_failed_step_leaves_momenta_and_record() -> None:
+    p, sampler = _one()
+    before = sampler.state[p]["momentum"].clone()
+    for changes in ({"lr": 0.02}, {"temperature": 0.0}):
+        sampler.param_groups[0].update(changes)
+        p.grad = torch.full((1000,), math.inf)
+        with pytest.raises(RuntimeError, match="not finite"):
+            sampler.step()
+        assert torch.equal(sampler.state[p]["momentum"], before)
+        assert sampler.param_groups[0]["momentum_settings"] == [0.1, 1.0, 100.0]
+
+
+def test_a_failed_step_after_no_temperature_keeps_the_old_momenta() -> None:
+    p, sampler = _one(temperature=0.0)
+    before = sampler.state[p]["momentum"].clone()
+    sampler.param_groups[0]["temperature"] = 1.0
+    p.grad = torch.full((1000,), math.inf)
+    with pytest.raises(RuntimeError, match="not finite"):
+        sampler.step()
+    assert torch.equal(sampler.state[p]["momentum"], before)
+
+
+def test_temperatures_are_of_the_new_lr() -> None:
+    """Gauges read momenta as the step will have them."""
+    p = torch.zeros(20_000, requires_grad=True)
+    sampler = sg.SGHMC([p], 0.1, 0.9, num_data=100, prior_precision=100.0, seed=5)
+    gauges = sg.Gauges(sampler, every=1)
+    for k in range(400):
+        for group in sampler.param_groups:
+            group["lr"] = 0.1 * 0.97 ** (k % 100)
+        p.grad = torch.zeros_like(p)
+        sampler.step()
+    assert gauges.all().kinetic.mean == pytest.approx(1.0, abs=0.04)
+
+
+@pytest.mark.parametrize("kind", [sg.SGHMC, sg.SGNHT])
+def test_capturable_samplers_follow(kind: Any) -> None:
+    """In a pass of its own, with the same chain up to rounding."""
+
+    def chain(capturable: bool) -> torch.Tensor:
+        p = torch.zeros(1000, dtype=torch.float64, requires_grad=True)
+        q = torch.zeros(10, dtype=torch.float64, requires_grad=True)
+        sampler = kind([p, q], 0.1, 0.9, num_data=100, seed=5, capturable=capturable)
+        for k in range(60):
+            sampler.param_groups[0]["lr"] = 0.1 if k < 20 else 0.1 * 0.9 ** (k - 20)
+            p.grad = p.detach().clone()
+            q.grad = None if 25 < k < 30 else q.detach().clone()
+            sampler.step()
+        return torch.cat([p.detach(), q.detach()])
+
+    torch.testing.assert_close(chain(True), chain(False), rtol=1e-9, atol=1e-12)
+
+
+def test_first_momenta_beside_others_that_are_rescaled() -> None:
+    """Each has the variance of the new settings: none is multiplied twice."""
+    a, b = (torch.zeros(20_000, requires_grad=True) for _ in range(2))
+    for kind in (sg.SGHMC, sg.BAOA, sg.SGNHT):
+        for lr in (1e-3, 1.0):
+            sampler = kind([a, b], 0.1, 0.9, num_data=100, seed=1)
+            a.grad, b.grad = torch.zeros_like(a), None
+            sampler.step()
+            sampler.param_groups[0]["lr"] = lr
+            b.grad = torch.zeros_like(b)
+            sampler.step()
+            for p in (a, b):
+                variance = float(sampler.state[p]["momentum"].var())
+                assert variance == pytest.approx(lr / 100, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"temperature": 0.05}, {"num_data": 1600.0}, {"lr": 0.1}]
+)
+def test_thermostats_do_not_blow_up(changes: dict[str, float]) -> None:
+    """Their fluctuations are not multiplied where the ratio of β̂ is above 1."""
+    p = torch.zeros(2000, dtype=torch.float64, requires_grad=True)
+    lr = 0.01 if "lr" in changes else 0.1
+    sampler = sg.SGNHT([p], lr, 0.9, num_data=100, seed=1)
+    worst = 0.0
+    for k in range(1700):
+        if k == 1500:
+            sampler.param_groups[0].update(changes)
+        p.grad = p.detach().clone()
+        sampler.step()
+        if k >= 1500:
+            group = sampler.param_groups[0]
+            scale = group["num_data"] / group["temperature"]
+            worst = max(worst, scale * float(p.detach().var()))
+    # θ itself is still that of the old target, 1.6 and 20 times as wide, at first.
+    first = {"temperature": 20, "num_data": 16, "lr": 1}[next(iter(changes))]
+    assert worst < 1.25 * first
+    assert sampler.state[p]["thermostat"].abs().max() < 1
+
+
+def test_groups_that_are_replaced_keep_their_records() -> None:
+    a, b = (torch.zeros(5000, requires_grad=True) for _ in range(2))
+    for p in (a, b):
+        p.grad = torch.zeros_like(p)
+    groups = [{"params": [a]}, {"params": [b], "lr": 0.001}]
+    sampler = sg.SGHMC(groups, 0.1, 0.9, num_data=100, seed=1)
+    sampler.step()
+    sampler.param_groups = [dict(group) for group in sampler.param_groups]
+    for k in range(5):
+        sampler.step()
+        for p, group in zip((a, b), sampler.param_groups, strict=True):
+            assert group["momentum_settings"] == [group["lr"], 1.0, 100.0]
+            variance = float(sampler.state[p]["momentum"].var())
+            assert variance == pytest.approx(group["lr"] / 100, rel=0.1)
+        if k == 1:
+            for group in sampler.param_groups:
+                group["lr"] *= 0.5
+
+
+def test_an_estimate_is_given_anew_after_none() -> None:
+    _, sampler = _one(noise_estimate=0.05)
+    group = sampler.param_groups[0]
+    for changes in ({"noise_estimate": 0.0}, {"lr": 0.01, "noise_estimate": 0.05}):
+        group.update(changes)
+        sampler.step()
+    assert group["noise_estimate_settings"] == [0.05, 0.01, 1.0, 100.0]
+
+
+def test_a_scale_that_underflows() -> None:
+    """Momenta are then drawn."""
+    p, sampler = _one()
+    for lr in (1e-320, 0.1, 0.1):
+        sampler.param_groups[0]["lr"] = lr
+        sampler.step()
+        assert bool(p.isfinite().all())
+    variance = float(sampler.state[p]["momentum"].var())
+    assert variance == pytest.approx(0.1 / 100, rel=0.2)
+
+
+def test_a_warm_up_from_0_is_silent(recwarn: pytest.WarningsRecorder) -> None:
+    p = torch.zeros(3, requires_grad=True)
+    p.grad = torch.ones(3)
+    sampler = sg.SGLD([p], 0.1, num_data=10, seed=1)
+    scheduler = lr_scheduler.LambdaLR(sampler, lambda k: min(1.0, k / 3))
+    for _ in range(5):
+        sampler.step()
+        scheduler.step()
+    assert not [w for w in recwarn if "counted a step" in str(w.message)]
+    assert sampler.param_groups[0]["step"] == 4
+
+
+def test_groups_have_records_of_their_own() -> None:
+    """A change of one group's lr leaves the other's momenta."""
+    a, b = (torch.zeros(100, requires_grad=True) for _ in range(2))
+    for p in (a, b):
+        p.grad = torch.zeros(100)
+
+    def made(change: bool) -> sg.Sampler:
+        for p in (a, b):
+            p.data.zero_()
+        groups = [{"params": [a]}, {"params": [b], "lr": 0.2}]
+        sampler = sg.SGHMC(groups, 0.1, 0.9, num_data=100, seed=5)
+        sampler.step()
+        if change:
+            sampler.param_groups[0]["lr"] = 0.01
+        sampler.step()
+        return sampler
+
+    plain = made(False).state[b]["momentum"].clone()
+    changed = made(True)
+    assert torch.equal(changed.state[b]["momentum"], plain)
+    records = [g["momentum_settings"] for g in changed.param_groups]
+    assert records == [[0.01, 1.0, 100.0], [0.2, 1.0, 100.0]]
+    # A group that is added later begins with a record of its own.
+    c = torch.zeros(5, requires_grad=True)
+    changed.add_param_group({"params": [c], "lr": 0.5})
+    assert changed.param_groups[2]["momentum_settings"] is None
+
+
+@pytest.mark.parametrize(
+    "record", [[0.1, 1.0], [0.0, 1.0, 2.0], [0.1, math.nan, 1.0], "x", [1, 1, 1]]
+)
+def test_saved_records_are_checked(record: Any) -> None:
+    _, sampler = _one()
+    saved = sampler.state_dict()
+    saved["param_groups"][0]["momentum_settings"] = record
+    with pytest.raises(ValueError, match="Invalid momentum_settings"):
+        sampler.load_state_dict(saved)
+
+
+def test_a_noise_estimate_that_outgrows_the_friction() -> None:
+    p = torch.zeros(3, requires_grad=True)
+    p.grad = torch.ones(3)
+    sampler = sg.SGHMC([p], 0.1, 0.9, num_data=10, noise_estimate=0.06, seed=1)
+    sampler.step()
+    before = p.detach().clone()
+    sampler.param_groups[0]["lr"] = 0.2
+    with pytest.raises(ValueError, match=r"0\.12 at lr 0\.2, .*from 0\.06 at lr 0\.1,"):
+        sampler.step()
+    assert torch.equal(p, before)
+    # Given again, it belongs to the new lr.
+    sampler.param_groups[0]["noise_estimate"] = 0.07
+    sampler.step()
