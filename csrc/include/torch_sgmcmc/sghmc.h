@@ -86,7 +86,7 @@ class TORCH_SGMCMC_API SGHMC : public SamplerOf<SGHMCOptions> {
 
  private:
   void observe_gradients(Work& work);
-  void check_variances(const Work& work);
+  static void check_variances(const Work& work);
 };
 
 }  // namespace torch_sgmcmc
