@@ -27,7 +27,7 @@ std::vector<double> Numbers(const MomentumSettings& s) {
 std::optional<std::vector<double>> ReadRecord(const StateDict& group,
                                               const char* key,
                                               size_t count) {
-  const auto record =
+  auto record =
       detail::FromValue<std::optional<std::vector<double>>>(key, group.at(key));
   if (!record) return {};
   const auto is_finite = [](double number) { return std::isfinite(number); };
