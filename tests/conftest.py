@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 # Before torch: each of several test processes has one core, programs that tests start
-# among them; and threads that wait leave it to others.
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# among them; and threads that wait leave it to others. Also with -n 0: a forked child
+# waits for ever for OpenMP threads that its parent had.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
