@@ -38,16 +38,11 @@ from torch_sgmcmc.minibatch import (
     kmeans_strata,
 )
 from torch_sgmcmc.posterior import scoring
+from torch_sgmcmc.posterior.collector import Collector
 from torch_sgmcmc.posterior.driver import ChainState, sample
 from torch_sgmcmc.posterior.predictive import Prediction, Predictive, predict
-from torch_sgmcmc.posterior.store import (
-    Collector,
-    DamagedDraw,
-    Draw,
-    Draws,
-    SampleStore,
-    SampleWriter,
-)
+from torch_sgmcmc.posterior.store import CorruptDrawError, Draw, Draws, SampleStore
+from torch_sgmcmc.posterior.writer import SampleWriter
 from torch_sgmcmc.precision import GammaPrecision
 from torch_sgmcmc.psgld import PSGLD
 from torch_sgmcmc.sampler import Sampler
@@ -77,8 +72,8 @@ __all__ = [
     "Check",
     "Collector",
     "ControlVariates",
+    "CorruptDrawError",
     "CyclicalSchedule",
-    "DamagedDraw",
     "Draw",
     "Draws",
     "ECSReport",

@@ -8,7 +8,7 @@
 #include <system_error>
 
 #include "host/crc32.h"
-#include "store/disk.h"
+#include "libtorch/core/disk.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -141,7 +141,7 @@ bool IsWhole(const Archive& archive, const Part& part) {
 }  // namespace
 
 void WriteWhole(const std::string& path, const std::vector<char>& bytes) {
-  disk::WriteWhole(path, {{bytes.data(), bytes.size()}});
+  disk::Replace(path, {bytes.data(), bytes.size()});
 }
 
 std::vector<char> ReadWhole(const std::string& path) {

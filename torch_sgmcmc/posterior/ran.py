@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.chain.files import write_text
 from torch_sgmcmc.judge.readings import Finding, Reading, Readings, Temperatures
+from torch_sgmcmc.posterior.store import Draw
 from torch_sgmcmc.sampler import Sampler
 
-__all__ = ["Ran", "Trace", "finite", "plain", "ran_of", "read_ran", "write_ran"]
+__all__ = ["Ran", "Trace", "finite", "plain", "ran_of", "read_ran"]
 
 # A trace's points at most, and steps of one at first.
 _POINTS, _WIDTH = 400, 10
@@ -130,25 +128,25 @@ def _known(sampler: Sampler, name: str) -> Any:
 # ---- Beside the draws --------------------------------------------------------------
 
 
-def _path(store: Path, chain: int) -> Path:
-    return store / f"ran-{chain}.json"
+def read_ran(draw: Draw) -> Ran | None:
+    """Returns what a collector has written beside a chain's draws, None if nothing.
 
-
-def write_ran(ran: Ran | None, store: Path, chain: int) -> None:
-    """Writes it into a store's folder; None deletes that of an earlier run."""
-    path = _path(store, chain)
-    if ran is None:
-        path.unlink(missing_ok=True)
-    else:
-        write_text(path, json.dumps(plain(ran)))
-
-
-def read_ran(store: Path, chain: int) -> Ran | None:
-    """What was written there, None if nothing was."""
-    path = _path(store, chain)
-    if not path.exists():
+    Raises:
+        RuntimeError: ``run.json`` cannot be read.
+    """
+    content = draw.read_run()
+    if content is None:
         return None
-    content = json.loads(path.read_text())
+    try:
+        return _parsed(dict(content))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        assert draw.path is not None
+        raise RuntimeError(
+            f"Cannot read {draw.path.with_name('run.json')}: it is damaged ({error!r})"
+        ) from error
+
+
+def _parsed(content: dict[str, Any]) -> Ran:
     content["tensors"] = {k: _temperatures(v) for k, v in content["tensors"].items()}
     if content["all"] is not None:
         content["all"] = _temperatures(content["all"])
