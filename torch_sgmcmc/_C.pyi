@@ -189,9 +189,6 @@ class ECSSchedule:
     def chooses_sizes_after(self, done: int) -> bool: ...
 
 def first_late(draws: int) -> int: ...
-def check_as_begun(
-    name: str, now: float | None, begun: float | None, way_out: str = ""
-) -> None: ...
 
 class Subsample:
     def __init__(

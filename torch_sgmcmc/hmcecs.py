@@ -26,10 +26,9 @@ from torch_sgmcmc.chain.settings import settings
 from torch_sgmcmc.chain.state_checks import check_count, check_part
 from torch_sgmcmc.ecs.anchored import Anchored
 from torch_sgmcmc.ecs.likelihood_graph import Closure, flat
-from torch_sgmcmc.ecs.sizes import Draw, chosen_sizes
+from torch_sgmcmc.ecs.sizes import Draw, chosen_sizes, late
 from torch_sgmcmc.ecs.state import KEYS
 from torch_sgmcmc.ecs.target import Point, SubsampledTarget, follow
-from torch_sgmcmc.ecs.warmup import Warmup
 from torch_sgmcmc.ecs.whitening import kinetic
 
 __all__ = ["HMCECS"]
@@ -125,8 +124,7 @@ class HMCECS(Anchored):
         Under string keys, since it belongs to no single parameter:
 
         * ``control_variates``: θ*, the sums, and the factor of the mass matrix;
-        * ``subsample``: u, in blocks, and the expansions of its data;
-        * ``warmup``: while one is in progress, how far it is.
+        * ``subsample``: u, in blocks, and the expansions of its data.
 
     Raises:
         ValueError: a hyperparameter out of range, here or at a later step; or
@@ -254,7 +252,7 @@ class HMCECS(Anchored):
             raise TypeError(_NO_CLOSURE)
         self._check_groups()
         self._anchor_at(closure, flat(self._all_params()).double(), progress)
-        self.state.pop("warmup", None)
+        self._is_warming_up = False
 
     # ---- Steps ----------------------------------------------------------------
 
@@ -304,9 +302,9 @@ class HMCECS(Anchored):
         step size is adapted by dual averaging, as in :meth:`HMC.warmup`. Then all is
         frozen, and the counts of acceptances and divergences begin afresh.
 
-        If an exception ends it early (the closure's, or that of Ctrl-C), the next call
-        with the same arguments goes on with it, to the same end, bit for bit, also in
-        another process that has loaded the state dict. :meth:`set_anchor` gives it up.
+        A warm-up cannot be saved: until it has ended, :meth:`state_dict` raises. After
+        an exception the parameters are as after the last step made, and the next call
+        starts a warm-up there; :meth:`set_anchor` gives it up.
 
         Args:
             closure: as for :meth:`step`.
@@ -322,10 +320,8 @@ class HMCECS(Anchored):
             progress: show progress bars, if tqdm is installed. Default: True.
 
         Raises:
-            ValueError: an argument is out of range, or differs from that of the warm-up
-                in progress. Nothing has changed.
+            ValueError: an argument is out of range. Nothing has changed.
             RuntimeError: see :meth:`set_anchor`; or the chain has left the posterior.
-                The warm-up is then in progress.
         """
         check_real("target_acceptance", target_acceptance, high=1.0, low_open=True)
         signed = self.param_groups[0]["variant"] == "signed"
@@ -336,51 +332,33 @@ class HMCECS(Anchored):
         schedule = _C.ECSSchedule(steps, anchor_every)
         if target_variance is not None:
             schedule.check_sizing()
-        arguments = {
-            "steps": steps,
-            "target_acceptance": target_acceptance,
-            "anchor_every": anchor_every,
-            "target_variance": target_variance,
-        }
-        self._check_groups()
-        if "warmup" in self.state:
-            warmup = Warmup.load(self.state["warmup"])
-            warmup.check(arguments)
-        else:
-            self.set_anchor(closure, progress=progress)
-            warmup = Warmup.begin(arguments, self.param_groups[0]["step_size"])
-            self.state["warmup"] = warmup.save()
-        warmup = self._move_anchor(closure, warmup, progress)
-        for i in progress_bar(range(warmup.done, steps), "warm-up", progress):
+        self.set_anchor(closure, progress=progress)
+        self._is_warming_up = True
+        step_size = self.param_groups[0]["step_size"]
+        adaptation = _C.DualAveraging(step_size, target_acceptance)
+        draws: list[Draw] = []
+        for done in progress_bar(range(1, steps + 1), "warm-up", progress):
             try:
                 log_ratio = self._sweep(closure, _MOST_WARMUP_STEPS)
             except StepLeftOut as left_out:  # a warm-up needs all of its steps
                 raise RuntimeError(*left_out.args) from None
-            warmup.adaptation.update(_C.mean_acceptance([log_ratio]))
-            self._set(step_size=warmup.adaptation.step_size)
+            adaptation.update(_C.mean_acceptance([log_ratio]))
+            self._set(step_size=adaptation.step_size)
             assert self._present is not None
-            draws = [*warmup.draws, Draw.of(self._present)]
-            if schedule.chooses_sizes_after(i + 1):
+            draws.append(Draw.of(self._present))
+            if schedule.chooses_sizes_after(done):
                 group = self.param_groups[0]
-                self._set(**chosen_sizes(draws, target_variance, group))
+                self._set(**chosen_sizes(late(draws), target_variance, group))
                 self._present = None
-            warmup = Warmup(arguments, i + 1, warmup.adaptation, draws)
-            self.state["warmup"] = warmup.save()
-            warmup = self._move_anchor(closure, warmup, progress)
+            if schedule.moves_anchor_after(done):
+                theta = torch.stack([draw.theta for draw in late(draws)]).mean(0)
+                self._anchor_at(closure, theta, progress, moved=True)
+                self._set(step_size=adaptation.averaged)
+                adaptation = _C.DualAveraging(adaptation.averaged, target_acceptance)
+                draws = []
         self._check_place(closure, progress)
-        averaged = warmup.adaptation.averaged
-        self._set(step_size=averaged, **dict.fromkeys(_COUNTERS, 0))
-        self.state.pop("warmup", None)
-
-    def _move_anchor(self, closure: Closure, warmup: Warmup, progress: bool) -> Warmup:
-        """Chooses θ* and begins to adapt the step size anew, where it is time to."""
-        if not warmup.moves_anchor():
-            return warmup
-        self._anchor_at(closure, warmup.place(), progress, moved=True)
-        self._set(step_size=warmup.adaptation.averaged)
-        warmup = warmup.moved()
-        self.state["warmup"] = warmup.save()
-        return warmup
+        self._set(step_size=adaptation.averaged, **dict.fromkeys(_COUNTERS, 0))
+        self._is_warming_up = False
 
     @torch.no_grad()
     def _sweep(self, closure: Closure | None, most_steps: int | None = None) -> float:

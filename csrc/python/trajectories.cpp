@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "core/counter.h"
-#include "host/as_begun.h"
 #include "host/closure_watch.h"
 #include "host/dual_averaging.h"
 #include "host/hessian_size.h"
@@ -74,14 +73,6 @@ void BindTrajectories(py::module_& m) {
         &torch_sgmcmc::MeanAcceptance,
         py::arg("log_ratios"),
         "The mean of min(1, exp(log_ratio)), 0 for one that is not finite.");
-
-  m.def("check_as_begun",
-        &torch_sgmcmc::CheckAsBegun,
-        py::arg("name"),
-        py::arg("now"),
-        py::arg("begun"),
-        py::arg("way_out") = "",
-        "Raises if a warm-up in progress has another value.");
 
   using torch_sgmcmc::DualAveraging;
   py::class_<DualAveraging>(

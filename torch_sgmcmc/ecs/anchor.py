@@ -130,9 +130,8 @@ class Anchor:
             raise RuntimeError(
                 "HMCECS has left the posterior: the log posterior of all data is "
                 f"{fall:.4g} below that at θ* (that of draws is at most {highest:.4g} "
-                "below). Start again nearer the mode (set_anchor() gives a warm-up "
-                "up), with variant='perturbed', control_variate=2, or a larger "
-                "subsample_size or num_products"
+                "below). Start again nearer the mode, with variant='perturbed', "
+                "control_variate=2, or a larger subsample_size or num_products"
             )
 
     def save(self) -> dict[str, Any]:

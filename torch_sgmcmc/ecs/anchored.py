@@ -32,6 +32,8 @@ class Anchored(SharedSettings):
     _present: Point | None = None
     _present_key: tuple[Any, ...] = ()
     _proposals: Proposals | None = None
+    # From a warm-up's first step on, until it has ended or was given up.
+    _is_warming_up: bool = False
 
     # ---- What it has done -----------------------------------------------------
 
@@ -196,11 +198,25 @@ class Anchored(SharedSettings):
         """See :meth:`Sampler.state_dict`.
 
         Raises:
-            RuntimeError: it is for ``torch.distributed.checkpoint``'s
-                ``get_optimizer_state_dict``, which knows state of parameters alone.
+            RuntimeError: a warm-up has not ended; or it is for
+                ``torch.distributed.checkpoint``'s ``get_optimizer_state_dict``, which
+                knows state of parameters alone.
         """
+        self._check_warmed_up()
         refuse_common_state(self._chain_now())
         return super().state_dict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._check_warmed_up()
+        return super().__getstate__()
+
+    def _check_warmed_up(self) -> None:
+        if self._is_warming_up:
+            raise RuntimeError(
+                "HMCECS cannot be saved inside a warm-up. Finish the warm-up (after an "
+                "exception, call warmup() again), then save. Or give it up by "
+                "set_anchor()"
+            )
 
     def _finish_loading(self, state_dict: dict[str, Any]) -> None:
         super()._finish_loading(state_dict)
@@ -214,6 +230,7 @@ class Anchored(SharedSettings):
         ):
             self.state.update(on_device(kept, params[0].device))
         self._present = self._proposals = None
+        self._is_warming_up = False
 
     def _target_key(self) -> tuple[Any, ...]:
         """What else the estimated density depends on."""

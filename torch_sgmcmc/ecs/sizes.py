@@ -38,17 +38,16 @@ def chosen_sizes(
     draws: list[Draw], target: float | None, group: dict[str, Any]
 ) -> dict[str, Any]:
     """The sizes and a, for a param group, by what the draws had."""
-    used = late(draws)
-    variances = [draw.variance for draw in used]
+    variances = [draw.variance for draw in draws]
     if group["variant"] == "perturbed":
         if target is None:
             return {}
         sizes = group["subsample_size"], target, group["num_data"]
         return {"subsample_size": _C.choose_subsample_size(variances, *sizes)}
-    means, products = [draw.mean for draw in used], group["num_products"]
+    means, products = [draw.mean for draw in draws], group["num_products"]
     chosen: dict[str, Any] = {"mean_difference": _C.mean_of(means)}
     if target == math.inf:
-        lowest = [draw.lowest for draw in used]
+        lowest = [draw.lowest for draw in draws]
         products = _C.choose_num_products_by_lowest(variances, products, means, lowest)
     elif target is not None:
         products = _C.choose_num_products(variances, products, target)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_sgmcmc.chain.checks import check_integer, check_real
+from torch_sgmcmc.chain.checks import check_integer
 from torch_sgmcmc.chain.rows import mapped
 from torch_sgmcmc.chain.state_checks import check_tensor
 from torch_sgmcmc.ecs.taylor import (
@@ -18,32 +18,27 @@ from torch_sgmcmc.ecs.taylor import (
     has_hessian,
     kinds_of,
 )
-from torch_sgmcmc.ecs.warmup import Warmup
 
 __all__ = ["KEYS", "check_anchored_state", "on_device"]
 
 # Of what belongs to no single parameter, but goes with θ*.
-KEYS = ("control_variates", "subsample", "warmup")
+KEYS = ("control_variates", "subsample")
 
 _FORMS = (CONSTANT, LINEAR, PREDICTOR, WHOLE)
 _SIZES = ("num_data", "num_cells", "num_blocks", "batch_size")
-_ARGUMENTS = ("steps", "target_acceptance", "anchor_every", "target_variance")
 
 
 def check_anchored_state(state: dict[str, Any], d: int) -> None:
-    """Raises if control variates, subsample or warm-up are not whole, of θ [d]."""
+    """Raises if control variates or subsample are not whole, of θ [d]."""
     anchored = state.get("control_variates")
     if anchored is not None:
         _check_anchor(anchored, d)
-    for key in ("subsample", "warmup"):
-        if key in state and anchored is None:
-            raise ValueError(
-                f"Invalid state_dict: it has a {key} without control_variates"
-            )
     if "subsample" in state:
+        if anchored is None:
+            raise ValueError(
+                "Invalid state_dict: it has a subsample without control_variates"
+            )
         _check_subsample(state["subsample"], anchored["form"], d)
-    if "warmup" in state:
-        _check_warmup(state["warmup"], d)
 
 
 def on_device(value: Any, device: torch.device) -> Any:
@@ -98,18 +93,6 @@ def _check_subsample(kept: Any, form: str, d: int) -> None:
     _double("slopes", slopes, [kinds, m, d])
     _check_optional("scales", scales, kinds == 2, [m])
     _check_optional("hessians", hessians, form == WHOLE, [m, d, d])
-
-
-def _check_warmup(saved: Any, d: int) -> None:
-    _need("warmup", saved, ("arguments", "done", "adaptation", "draws"))
-    _need("warmup", saved["arguments"], _ARGUMENTS)
-    check_integer("done", saved["done"])
-    for draw in saved["draws"]:
-        _check_number("a draw of its warm-up", draw, 4)
-        _double("a draw of its warm-up", draw[0], [d])
-        for value in draw[1:]:
-            check_real("draws", value, low=-torch.inf)
-    Warmup.load(saved)
 
 
 def _need(what: str, kept: Any, keys: Sequence[str]) -> None:
