@@ -12,14 +12,13 @@ except ImportError as error:
     ) from error
 
 from torch_sgmcmc import losses
+from torch_sgmcmc._ecs.efficiency import ECSReport
+from torch_sgmcmc._ecs.likelihood import GatheredRows, LogLikelihood
 from torch_sgmcmc.baoa import BAOA
 from torch_sgmcmc.bouncy.time_average import TimeAverage
 from torch_sgmcmc.chain.files import load, save
 from torch_sgmcmc.compiled import compiled_steps
 from torch_sgmcmc.control_variates import ControlVariates
-from torch_sgmcmc.ecs.gathered_rows import GatheredRows
-from torch_sgmcmc.ecs.log_likelihood import LogLikelihood
-from torch_sgmcmc.ecs.report import ECSReport
 from torch_sgmcmc.ewsg import EWSG
 from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.hmcecs import HMCECS

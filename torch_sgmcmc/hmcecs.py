@@ -11,6 +11,15 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc._ecs.likelihood import Closure, flat
+from torch_sgmcmc._ecs.state import KEYS, HMCECSBase
+from torch_sgmcmc._ecs.target import (
+    Draw,
+    Point,
+    SubsampledTarget,
+    choose_sizes,
+    follow,
+)
 from torch_sgmcmc.chain.checks import check_integer, check_real
 from torch_sgmcmc.chain.closures import by_lightning, refuse_scaler
 from torch_sgmcmc.chain.distributed import refuse_lone_decisions
@@ -20,16 +29,14 @@ from torch_sgmcmc.chain.nonfinite import (
     leave_out,
     nonfinite_error,
 )
-from torch_sgmcmc.chain.operators import hmc_momenta_, metropolis_decide
+from torch_sgmcmc.chain.operators import (
+    hmc_momenta_,
+    metropolis_decide,
+    sum_of_squares,
+)
 from torch_sgmcmc.chain.progress import progress_bar
 from torch_sgmcmc.chain.settings import settings
 from torch_sgmcmc.chain.state_checks import check_count, check_part
-from torch_sgmcmc.ecs.anchored import Anchored
-from torch_sgmcmc.ecs.likelihood_graph import Closure, flat
-from torch_sgmcmc.ecs.sizes import Draw, chosen_sizes, late
-from torch_sgmcmc.ecs.state import KEYS
-from torch_sgmcmc.ecs.target import Point, SubsampledTarget, follow
-from torch_sgmcmc.ecs.whitening import kinetic
 
 __all__ = ["HMCECS"]
 
@@ -52,7 +59,7 @@ HMCECS.step() needs a closure, which is called several times a step:
     sampler.step(closure)"""
 
 
-class HMCECS(Anchored):
+class HMCECS(HMCECSBase):
     r"""HMC with energy conserving subsampling, perturbed or signed.
 
     The likelihood is estimated from a subsample u of the data, and one and the same u
@@ -346,12 +353,13 @@ class HMCECS(Anchored):
             self._set(step_size=adaptation.step_size)
             assert self._present is not None
             draws.append(Draw.of(self._present))
+            late = draws[_C.first_late(len(draws)) :]
             if schedule.chooses_sizes_after(done):
                 group = self.param_groups[0]
-                self._set(**chosen_sizes(late(draws), target_variance, group))
+                self._set(**choose_sizes(late, target_variance, group))
                 self._present = None
             if schedule.moves_anchor_after(done):
-                theta = torch.stack([draw.theta for draw in late(draws)]).mean(0)
+                theta = torch.stack([draw.theta for draw in late]).mean(0)
                 self._anchor_at(closure, theta, progress, moved=True)
                 self._set(step_size=adaptation.averaged)
                 adaptation = _C.DualAveraging(adaptation.averaged, target_acceptance)
@@ -406,29 +414,6 @@ class HMCECS(Anchored):
         )
         return log_ratio
 
-    def _target(self, closure: Closure) -> SubsampledTarget:
-        return SubsampledTarget(
-            closure,
-            self._all_params(),
-            self._anchor.theta,
-            self._anchor.sums,
-            self._prior(),
-            self.param_groups[0]["temperature"],
-            self._estimator(),
-            self.param_groups[0]["max_variance"],
-        )
-
-    def _estimator(self) -> _C.ECSEstimator:
-        group = self.param_groups[0]
-        if group["variant"] == "perturbed":
-            return _C.ECSEstimator(group["num_data"])
-        return _C.ECSEstimator(
-            num_data=group["num_data"],
-            batch_size=group["subsample_size"],
-            num_products=group["num_products"],
-            lower_bound=group["mean_difference"] - group["num_products"],
-        )
-
     def _start(self, target: SubsampledTarget) -> Point:
         """The last step's end, or where the parameters have been put since."""
         subsample = self._subsample(target.closure)
@@ -479,13 +464,13 @@ class HMCECS(Anchored):
         hmc_momenta_(
             [r], [], temperature=1.0, offsets=[0], **self._chain_now().noise(group)
         )
-        before = present.log - kinetic(r)
+        before = present.log - float(sum_of_squares([r])) / 2
         steps = self._num_steps(most_steps)
         factor = self._anchor.whitening
         point = follow(target, present, r, factor, group["step_size"], steps)
         if point is None:
             return present, -math.inf, False
-        log_ratio = point.log - kinetic(r) - before
+        log_ratio = point.log - float(sum_of_squares([r])) / 2 - before
         if target.is_out_of_bounds(point, present):
             log_ratio = -math.inf
         if self._decide(log_ratio, _OF_TRAJECTORY):

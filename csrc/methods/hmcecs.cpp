@@ -92,7 +92,7 @@ bool IsConstant(const Tensor& slopes, const ECSMaybe& hessians) {
 }
 
 // Expansions of M data: M, d, and what there is of them. See
-// torch_sgmcmc/ecs/taylor.py.
+// torch_sgmcmc/_ecs/taylor.py.
 struct ECSTerms {
   ECSTerms(const ECSArrays& arrays,
            const Tensor& theta,

@@ -20,11 +20,8 @@ from torch import Tensor
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
 from torch_sgmcmc import hmcecs
-from torch_sgmcmc.ecs import sizes as ecs_sizes
-from torch_sgmcmc.ecs.target import place
-from torch_sgmcmc.ecs.taylor import (
-    WHOLE,
-)
+from torch_sgmcmc._ecs.target import choose_sizes, place
+from torch_sgmcmc._ecs.taylor import WHOLE
 
 # ---- Proposals --------------------------------------------------------------------
 
@@ -127,7 +124,7 @@ def test_operators_equal_what_other_devices_do(
     target, subsample = sampler._target(data), sampler._subsample(data)
     theta = place(data.params, torch.tensor([0.5, -0.4, 0.3, 0.6], dtype=F64))
     ours, theirs = (
-        way(subsample, theta, *target._look(subsample))
+        way(subsample, theta, *target._evaluate(subsample))
         for way in (target._fused, target._composed)
     )
     for point in (ours, theirs):
@@ -387,7 +384,6 @@ def test_warmup_of_the_signed_sampler() -> None:
 def test_warmup_of_the_signed_sampler_to_the_least_time() -> None:
     """λ is three times a factor's deepest fall, or that of a variance of 1."""
     plan = {"anchor_every": 12, "target_variance": math.inf, "progress": False}
-    right = ecs_sizes.chosen_sizes
     deciding = set()
     for settings in (
         {"subsample_size": 1, "control_variate": 1},
@@ -395,7 +391,7 @@ def test_warmup_of_the_signed_sampler_to_the_least_time() -> None:
     ):
         data = Data("tanh")
         sampler = make(data, variant="signed", **settings)
-        with mock.patch.object(hmcecs, "chosen_sizes", wraps=right) as watched:
+        with mock.patch.object(hmcecs, "choose_sizes", wraps=choose_sizes) as watched:
             sampler.warmup(data, 24, **plan)
         (seen,) = [call.args[0] for call in watched.call_args_list]
         assert len(seen) == 3

@@ -15,9 +15,9 @@ from ecs_data import F64, Data, N, make
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc._ecs.anchor import whitening
+from torch_sgmcmc._ecs.target import Estimate, estimate
 from torch_sgmcmc.chain.operators import ecs_estimate
-from torch_sgmcmc.ecs.likelihood import Estimate, estimate
-from torch_sgmcmc.ecs.whitening import whitening
 
 # ---- Control variates -------------------------------------------------------------
 

@@ -20,9 +20,8 @@ from torch import Tensor
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
 from harness.ecs import Experiment, Observed, State
-from torch_sgmcmc.ecs import target as parts
-from torch_sgmcmc.ecs.subsample import Subsample
-from torch_sgmcmc.ecs.target import Point, SubsampledTarget
+from torch_sgmcmc._ecs import target as parts
+from torch_sgmcmc._ecs.target import Point, Subsample, SubsampledTarget
 from torch_sgmcmc.hmcecs import _OF_SUBSAMPLE
 
 __all__ = [

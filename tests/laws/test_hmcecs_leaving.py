@@ -21,8 +21,7 @@ from torch import Tensor
 
 import torch_sgmcmc as sg
 from torch_sgmcmc import hmcecs
-from torch_sgmcmc.ecs.anchor import Anchor
-from torch_sgmcmc.ecs.prior import Prior
+from torch_sgmcmc._ecs.anchor import Anchor, Prior
 
 # Warm-ups choose few factors here.
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore:num_blocks")]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torch_sgmcmc.ecs import taylor
-from torch_sgmcmc.ecs.likelihood_graph import LikelihoodGraph
-from torch_sgmcmc.ecs.taylor import (
+from torch_sgmcmc._ecs import taylor
+from torch_sgmcmc._ecs.likelihood import LikelihoodGraph
+from torch_sgmcmc._ecs.taylor import (
     CONSTANT,
     LINEAR,
     WHOLE,

@@ -1,8 +1,9 @@
-"""What HMC-ECS keeps: the anchor, its expansions, a subsample and how it is drawn."""
+"""What HMC-ECS keeps from step to step: θ*, a subsample, and counts."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -10,32 +11,52 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc._ecs.anchor import AllData, Anchor, Prior
+from torch_sgmcmc._ecs.likelihood import Closure, flat, split
+from torch_sgmcmc._ecs.target import (
+    Layout,
+    Point,
+    Proposals,
+    Subsample,
+    SubsampledTarget,
+)
+from torch_sgmcmc._ecs.taylor import (
+    CONSTANT,
+    LINEAR,
+    PREDICTOR,
+    WHOLE,
+    TaylorTerms,
+    has_hessian,
+    kinds_of,
+)
+from torch_sgmcmc.chain.checks import check_integer
 from torch_sgmcmc.chain.distributed import refuse_common_state
 from torch_sgmcmc.chain.prior import PRIOR_MEAN
+from torch_sgmcmc.chain.rows import mapped
 from torch_sgmcmc.chain.shared_settings import SharedSettings
 from torch_sgmcmc.chain.sizes import check_sizes
-from torch_sgmcmc.ecs.anchor import AllData, Anchor, split
-from torch_sgmcmc.ecs.likelihood_graph import Closure, flat
-from torch_sgmcmc.ecs.prior import Prior
-from torch_sgmcmc.ecs.state import KEYS, check_anchored_state, on_device
-from torch_sgmcmc.ecs.subsample import Layout, Proposals, Subsample
-from torch_sgmcmc.ecs.target import Point
-from torch_sgmcmc.ecs.taylor import TaylorTerms
+from torch_sgmcmc.chain.state_checks import check_tensor
 
-__all__ = ["Anchored"]
+__all__ = ["KEYS", "HMCECSBase"]
+
+# Keys of the state that belongs to no single parameter.
+KEYS = ("control_variates", "subsample")
+
+_FORMS = (CONSTANT, LINEAR, PREDICTOR, WHOLE)
+_SIZES = ("num_data", "num_cells", "num_blocks", "batch_size")
 
 
-class Anchored(SharedSettings):
-    """The half of :class:`HMCECS` that lasts from step to step."""
+class HMCECSBase(SharedSettings):
+    """State and statistics of :class:`HMCECS`, and their checks."""
 
-    # What can be computed again from the state, and is not saved.
+    # Computed again from the state, and not saved.
     _present: Point | None = None
     _present_key: tuple[Any, ...] = ()
     _proposals: Proposals | None = None
     # From a warm-up's first step on, until it has ended or was given up.
     _is_warming_up: bool = False
 
-    # ---- What it has done -----------------------------------------------------
+    # ---- Statistics -----------------------------------------------------------
 
     @property
     def sign(self) -> int:
@@ -79,7 +100,7 @@ class Anchored(SharedSettings):
         group = self.param_groups[0]
         return _C.ratio(group[name], group["num_trajectories"])
 
-    # ---- What it keeps --------------------------------------------------------
+    # ---- Parameters -----------------------------------------------------------
 
     def _check_groups(self) -> None:
         self._check_all_groups()
@@ -100,12 +121,12 @@ class Anchored(SharedSettings):
         self._parameters_changed()
 
     def _parameters_changed(self) -> None:
-        for key in KEYS:  # all of them are of other parameters
+        for key in KEYS:
             self.state.pop(key, None)
         self._present = self._proposals = None
 
     def _all_params(self) -> list[Tensor]:
-        return [*filter(_moves, super()._all_params())]
+        return [p for p in super()._all_params() if p.requires_grad]
 
     def _count(self, evaluations: int) -> None:
         group = self.param_groups[0]
@@ -115,12 +136,16 @@ class Anchored(SharedSettings):
         like = {"dtype": torch.float64, "device": self._all_params()[0].device}
         precisions, means = [], []
         for group in self.param_groups:
-            for p in filter(_moves, group["params"]):
+            for p in group["params"]:
+                if not p.requires_grad:
+                    continue
                 precision = float(group["prior_precision"])
                 precisions.append(torch.full((p.numel(),), precision, **like))
                 mean = self.state.get(p, {}).get(PRIOR_MEAN, group[PRIOR_MEAN])
                 means.append(torch.as_tensor(mean, **like).expand(p.shape).flatten())
         return Prior(torch.cat(precisions), torch.cat(means))
+
+    # ---- θ* and the subsample -------------------------------------------------
 
     def _layout(self) -> Layout:
         return Layout.of(self.param_groups[0])
@@ -130,6 +155,42 @@ class Anchored(SharedSettings):
         sizes = group["num_data"], group["chunk_size"], group["seed"]
         return AllData(closure, self._all_params(), *sizes)
 
+    def _target_key(self) -> tuple[Any, ...]:
+        """Returns what else the estimated density depends on."""
+        group = self.param_groups[0]
+        priors = [
+            (group["prior_precision"], group[PRIOR_MEAN]) for group in self.param_groups
+        ]
+        means = [
+            (id(mean), mean._version)
+            for p in self._all_params()
+            if (mean := self.state.get(p, {}).get(PRIOR_MEAN)) is not None
+        ]
+        return (*priors, *means, group["temperature"], group["mean_difference"])
+
+    def _target(self, closure: Closure) -> SubsampledTarget:
+        return SubsampledTarget(
+            closure,
+            self._all_params(),
+            self._anchor.theta,
+            self._anchor.sums,
+            self._prior(),
+            self.param_groups[0]["temperature"],
+            self._estimator(),
+            self.param_groups[0]["max_variance"],
+        )
+
+    def _estimator(self) -> _C.ECSEstimator:
+        group = self.param_groups[0]
+        if group["variant"] == "perturbed":
+            return _C.ECSEstimator(group["num_data"])
+        return _C.ECSEstimator(
+            num_data=group["num_data"],
+            batch_size=group["subsample_size"],
+            num_products=group["num_products"],
+            lower_bound=group["mean_difference"] - group["num_products"],
+        )
+
     @property
     def _anchor(self) -> Anchor:
         return Anchor.load(self.state["control_variates"])
@@ -137,7 +198,7 @@ class Anchored(SharedSettings):
     def _anchor_at(
         self, closure: Closure, theta: Tensor, progress: bool, *, moved: bool = False
     ) -> None:
-        """Puts θ* there. If it is moved by draws, they must be near the last θ*."""
+        """Puts θ* at a place, which must be near the last θ* if draws moved it."""
         group, prior = self.param_groups[0], self._prior()
         chosen = Anchor.choose(self._data(closure), theta, prior, group, progress)
         if moved:
@@ -145,11 +206,10 @@ class Anchored(SharedSettings):
             self._anchor.check_near(total, chosen.theta, prior, temperature)
         kept = self.state.get("subsample")
         if kept is not None and self._layout().is_of(kept):
-            # The same data, with other expansions.
             terms = self._expand(closure, kept["indices"], chosen)
             kept = {**kept, "terms": terms.fields()}
         else:
-            kept = None  # of other sizes: the next step draws one
+            kept = None  # sizes have changed: the next step draws a subsample
         # Nothing fails from here on.
         self.state["control_variates"] = chosen.save()
         self.state.pop("subsample", None)
@@ -175,7 +235,7 @@ class Anchored(SharedSettings):
         return (anchor or self._anchor).expand(self._data(closure), indices)
 
     def _subsample(self, closure: Closure) -> Subsample:
-        """That of the state, or a new one if sizes, blocks or the seed were changed."""
+        """Returns the kept subsample; a new one if sizes or the seed have changed."""
         layout, kept = self._layout(), self.state.get("subsample")
         if layout.is_of(kept):
             return Subsample.load(kept)
@@ -189,10 +249,19 @@ class Anchored(SharedSettings):
             self._proposals = Proposals(layout, step, expand, device)
         return self._proposals.apply(step, current)
 
+    # ---- State dicts ----------------------------------------------------------
+
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
         super()._check_state_dict(state_dict)
-        size = sum(p.numel() for p in self._all_params())
-        check_anchored_state(state_dict["state"], size)
+        state, d = state_dict["state"], sum(p.numel() for p in self._all_params())
+        if "control_variates" in state:
+            _check_anchor(state["control_variates"], d)
+        elif "subsample" in state:
+            raise ValueError(
+                "Invalid state_dict: it has a subsample without control_variates"
+            )
+        if "subsample" in state:
+            _check_subsample(state["subsample"], state["control_variates"]["form"], d)
 
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`Sampler.state_dict`.
@@ -221,31 +290,96 @@ class Anchored(SharedSettings):
     def _finish_loading(self, state_dict: dict[str, Any]) -> None:
         super()._finish_loading(state_dict)
         params = self._all_params()
-        # torch moves what belongs to a parameter alone.
+        # torch only moves the state of single parameters.
         kept = {key: self.state.pop(key) for key in KEYS if key in self.state}
         anchor = kept.get("control_variates", {}).get("anchor")
-        # With θ* rounded, the sums would not be its.
+        # With θ* rounded, the sums would be of another place.
         if anchor is not None and torch.equal(
             flat(split(anchor, params)).double(), anchor
         ):
-            self.state.update(on_device(kept, params[0].device))
+            device = params[0].device
+            self.state.update(mapped(lambda tensor: tensor.to(device), kept))
         self._present = self._proposals = None
         self._is_warming_up = False
 
-    def _target_key(self) -> tuple[Any, ...]:
-        """What else the estimated density depends on."""
-        group = self.param_groups[0]
-        priors = [
-            (group["prior_precision"], group[PRIOR_MEAN]) for group in self.param_groups
-        ]
-        means = [
-            (id(mean), mean._version)
-            for p in self._all_params()
-            if (mean := self.state.get(p, {}).get(PRIOR_MEAN)) is not None
-        ]
-        return (*priors, *means, group["temperature"], group["mean_difference"])
+
+# ---- Checks of a state dict -------------------------------------------------------
 
 
-def _moves(p: Tensor) -> bool:
-    """Whether a parameter is sampled."""
-    return p.requires_grad
+def _check_anchor(kept: Any, d: int) -> None:
+    what = "control_variates"
+    names = ("anchor", "num_data", "value", "gradient", "hessian", "form")
+    _need(what, kept, (*names, "whitening"))
+    form, size = kept["form"], getattr(kept["anchor"], "shape", ())
+    if form not in _FORMS:
+        raise ValueError(f"Invalid state_dict: {what} of the form {form!r}")
+    if len(size) == 1 and size[0] != d:
+        raise ValueError(
+            f"Invalid state_dict: its control variates are those of {size[0]} "
+            f"parameters, expected {d}"
+        )
+    _double("anchor", kept["anchor"], [d])
+    check_integer("num_data", kept["num_data"], low=1)
+    _double("value", kept["value"], [])
+    _double("gradient", kept["gradient"], [d])
+    _check_optional("hessian", kept["hessian"], has_hessian(form), [d, d])
+    whitening = kept["whitening"]
+    if whitening is not None:
+        matrix = getattr(whitening, "ndim", 0) == 2
+        _double("whitening", whitening, [d, d] if matrix else [d])
+
+
+def _check_subsample(kept: Any, form: str, d: int) -> None:
+    _need("subsample", kept, ("layout", "counts", "indices", "terms"))
+    _check_number("layout", kept["layout"], 6)
+    num_data, num_cells, _, batch_size, poisson, seed = kept["layout"]
+    for name, value in zip(_SIZES, kept["layout"], strict=False):
+        check_integer(name, value, low=1)
+    if not isinstance(poisson, bool):
+        raise TypeError(f"Invalid poisson: {poisson!r} (must be a bool)")
+    check_integer("seed", seed, low=-(2**63))
+    _check_number("counts", kept["counts"], num_cells)
+    m = batch_size * sum(check_integer("counts", n) for n in kept["counts"])
+    indices = kept["indices"]
+    check_tensor("indices", indices, [m], torch.int64)
+    if m and not 0 <= int(indices.min()) <= int(indices.max()) < num_data:
+        raise ValueError(
+            f"Invalid state_dict: indices of its subsample are not in [0, {num_data})"
+        )
+    _check_number("terms", kept["terms"], 4)
+    values, slopes, scales, hessians = kept["terms"]
+    _double("values", values, [m])
+    kinds = kinds_of(form)
+    _double("slopes", slopes, [kinds, m, d])
+    _check_optional("scales", scales, kinds == 2, [m])
+    _check_optional("hessians", hessians, form == WHOLE, [m, d, d])
+
+
+def _need(what: str, kept: Any, keys: Sequence[str]) -> None:
+    if not isinstance(kept, dict):
+        raise ValueError(
+            f"Invalid state_dict: {what} is a {type(kept).__name__} (must be a dict)"
+        )
+    missing = sorted(set(keys).difference(kept))
+    if missing:
+        raise ValueError(f"Invalid state_dict: its {what} lacks {', '.join(missing)}")
+
+
+def _check_number(what: str, values: Any, expected: int) -> None:
+    if not isinstance(values, (list, tuple)) or len(values) != expected:
+        raise ValueError(
+            f"Invalid state_dict: {what} is not a list of {expected} elements"
+        )
+
+
+def _check_optional(what: str, value: Any, wanted: bool, shape: Sequence[int]) -> None:
+    if wanted:
+        _double(what, value, shape)
+    elif value is not None:
+        raise ValueError(
+            f"Invalid state_dict: {what} is a {type(value).__name__} (must be None)"
+        )
+
+
+def _double(what: str, value: Any, shape: Sequence[int]) -> None:
+    check_tensor(what, value, shape, torch.float64)
