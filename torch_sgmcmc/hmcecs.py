@@ -14,11 +14,12 @@ import torch_sgmcmc._C as _C
 from torch_sgmcmc._ecs.likelihood import Closure, flat
 from torch_sgmcmc._ecs.state import KEYS, HMCECSBase
 from torch_sgmcmc._ecs.target import (
-    Draw,
+    Estimate,
     Point,
     SubsampledTarget,
     choose_sizes,
     follow,
+    schedule,
 )
 from torch_sgmcmc.chain.checks import check_integer, check_real
 from torch_sgmcmc.chain.closures import by_lightning, refuse_scaler
@@ -47,7 +48,7 @@ _COUNTERS = (
 
 _MOST_WARMUP_STEPS = _C.MOST_WARMUP_STEPS
 
-# Which of a step's two Metropolis tests.
+# A step's two Metropolis tests.
 _OF_TRAJECTORY, _OF_SUBSAMPLE = 0, 1
 
 _NO_CLOSURE = """\
@@ -183,7 +184,7 @@ class HMCECS(HMCECSBase):
         "mean_difference": 0.0,
     }
     _WHY_EQUAL: ClassVar[str] = "there is one trajectory for all"
-    # There is no going on from a density that is not finite.
+    # A chain cannot start from a density that is not finite.
     _NONFINITE: ClassVar[tuple[str, ...]] = ("raise", "skip")
     _STATE: ClassVar[Mapping[str, type]] = {"prior_mean": Tensor}
     _COMMON_STATE: ClassVar[tuple[str, ...]] = KEYS
@@ -240,9 +241,9 @@ class HMCECS(HMCECSBase):
 
     @torch.no_grad()
     def set_anchor(self, closure: Closure, *, progress: bool = True) -> None:
-        """Puts θ* where the parameters are, with a pass through all data.
+        """Puts θ* at the present parameters, by a pass through all data.
 
-        A warm-up in progress is given up.
+        A warm-up in progress is given up. After an error θ* is as before.
 
         Args:
             closure: as for :meth:`step`.
@@ -251,8 +252,6 @@ class HMCECS(HMCECSBase):
         Raises:
             TypeError: there is no closure, or it returns no tensor.
             RuntimeError: a log-likelihood or a derivative is not finite.
-
-        Whatever is raised, the closure's own errors too, θ* is as before.
         """
         refuse_scaler(self)
         if closure is None:
@@ -304,14 +303,13 @@ class HMCECS(HMCECSBase):
     ) -> None:
         """Makes steps that adapt θ*, the mass, the step size, and the subsample's size.
 
-        θ* is first put where the parameters are, and after every ``anchor_every`` steps
-        to the mean of the second half of the draws since, the mass matrix with it. The
-        step size is adapted by dual averaging, as in :meth:`HMC.warmup`. Then all is
-        frozen, and the counts of acceptances and divergences begin afresh.
+        θ* is first put at the present parameters, and every ``anchor_every`` steps at
+        the mean of the second half of the draws since, the mass matrix with it. The
+        step size is adapted by dual averaging, as in :meth:`HMC.warmup`. The counts of
+        acceptances and divergences restart when the warm-up ends.
 
         A warm-up cannot be saved: until it has ended, :meth:`state_dict` raises. After
-        an exception the parameters are as after the last step made, and the next call
-        starts a warm-up there; :meth:`set_anchor` gives it up.
+        an exception the next call starts a warm-up at the present parameters.
 
         Args:
             closure: as for :meth:`step`.
@@ -319,11 +317,10 @@ class HMCECS(HMCECSBase):
             target_acceptance: in (0, 1), of trajectories. Default: 0.8.
             anchor_every: >= 1. Default: 200.
             target_variance: > 0: m ("perturbed") or λ ("signed") is chosen so that the
-                variance of log|L̂| is about this, or with "signed" less, as a adds to
-                the estimate where it was far from its place; 1 is the guideline. m does
-                not fall below 30, or what it was if that is less. ``math.inf``
-                ("signed" alone): as few factors as are safely positive, to save
-                computing time. None leaves the sizes as they are. Default: None.
+                variance of log|L̂| is about this, or less with "signed"; 1 is the
+                guideline. m does not fall below 30, or its value if that is less.
+                ``math.inf`` ("signed" alone): as few factors as are safely positive,
+                to save computing time. None leaves the sizes. Default: None.
             progress: show progress bars, if tqdm is installed. Default: True.
 
         Raises:
@@ -336,14 +333,18 @@ class HMCECS(HMCECSBase):
             check_real("target_variance", target_variance, low_open=True)
         check_integer("steps", steps, low=1)
         check_integer("anchor_every", anchor_every, low=1)
-        schedule = _C.ECSSchedule(steps, anchor_every)
-        if target_variance is not None:
-            schedule.check_sizing()
+        last_anchor, sizing = schedule(steps, anchor_every)
+        if target_variance is not None and sizing == last_anchor:
+            raise ValueError(
+                f"Invalid steps: {steps} (with target_variance, 2 or more must follow "
+                f"the last choice of θ*, which anchor_every = {anchor_every} makes "
+                f"after {last_anchor})"
+            )
         self.set_anchor(closure, progress=progress)
         self._is_warming_up = True
         step_size = self.param_groups[0]["step_size"]
         adaptation = _C.DualAveraging(step_size, target_acceptance)
-        draws: list[Draw] = []
+        draws: list[tuple[Tensor, Estimate]] = []
         for done in progress_bar(range(1, steps + 1), "warm-up", progress):
             try:
                 log_ratio = self._sweep(closure, _MOST_WARMUP_STEPS)
@@ -352,14 +353,14 @@ class HMCECS(HMCECSBase):
             adaptation.update(_C.mean_acceptance([log_ratio]))
             self._set(step_size=adaptation.step_size)
             assert self._present is not None
-            draws.append(Draw.of(self._present))
-            late = draws[_C.first_late(len(draws)) :]
-            if schedule.chooses_sizes_after(done):
+            draws.append((self._present.theta, self._present.estimate))
+            late = draws[len(draws) // 2 :]
+            if done == sizing:
                 group = self.param_groups[0]
-                self._set(**choose_sizes(late, target_variance, group))
+                self._set(**choose_sizes([e for _, e in late], target_variance, group))
                 self._present = None
-            if schedule.moves_anchor_after(done):
-                theta = torch.stack([draw.theta for draw in late]).mean(0)
+            if done <= last_anchor and done % anchor_every == 0:
+                theta = torch.stack([theta for theta, _ in late]).mean(0)
                 self._anchor_at(closure, theta, progress, moved=True)
                 self._set(step_size=adaptation.averaged)
                 adaptation = _C.DualAveraging(adaptation.averaged, target_acceptance)
@@ -370,7 +371,7 @@ class HMCECS(HMCECSBase):
 
     @torch.no_grad()
     def _sweep(self, closure: Closure | None, most_steps: int | None = None) -> float:
-        """One step; returns the log of the ratio in the trajectory's test."""
+        """Makes a step; returns the log of the ratio in the trajectory's test."""
         refuse_scaler(self)
         if closure is None:
             raise TypeError(_NO_CLOSURE)
@@ -386,20 +387,17 @@ class HMCECS(HMCECSBase):
         if kept is None or kept["num_data"] != self.param_groups[0]["num_data"]:
             self._anchor_at(closure, flat(self._all_params()).double(), progress=False)
         target = self._target(closure)
-        start = [p.detach().clone() for p in self._all_params()]
+        start, moved = [p.detach().clone() for p in self._all_params()], False
         try:
             present = self._start(target)
             if most_steps is None and self._is_check_due():
                 self._check_place(closure, progress=False)
             present, renewed = self._update_subsample(target, present)
             present, log_ratio, moved = self._trajectory(target, present, most_steps)
-        except BaseException:
-            for p, before in zip(self._all_params(), start, strict=True):
-                p.copy_(before)
-            raise
-        if not moved:
-            for p, before in zip(self._all_params(), start, strict=True):
-                p.copy_(before)
+        finally:
+            if not moved:
+                for p, before in zip(self._all_params(), start, strict=True):
+                    p.copy_(before)
         self._present, self._present_key = present, self._target_key()
         self.state["subsample"] = present.subsample.save(self._layout())
         group = self.param_groups[0]
@@ -410,12 +408,12 @@ class HMCECS(HMCECSBase):
             num_divergences=group["num_divergences"] + (not math.isfinite(log_ratio)),
             num_subsamples_accepted=group["num_subsamples_accepted"] + renewed,
             num_evaluations=group["num_evaluations"] + target.evaluations,
-            sign=present.estimate.sign,
+            sign=int(present.estimate.sign),
         )
         return log_ratio
 
     def _start(self, target: SubsampledTarget) -> Point:
-        """The last step's end, or where the parameters have been put since."""
+        """Returns the last step's end, or the point where the parameters are now."""
         subsample = self._subsample(target.closure)
         theta = flat(target.params).double()
         last = self._present
@@ -445,7 +443,7 @@ class HMCECS(HMCECSBase):
     def _update_subsample(
         self, target: SubsampledTarget, present: Point
     ) -> tuple[Point, bool]:
-        """The Gibbs step for u: what to go on with, and whether it is new."""
+        """Makes the Gibbs step for u; returns the point, and True if u is new."""
         subsample = self._proposed(target.closure, present.subsample)
         # If it is accepted, as nearly always, the gradient is the trajectory's first.
         proposal = target.at(subsample, present.theta)
@@ -458,7 +456,7 @@ class HMCECS(HMCECSBase):
     def _trajectory(
         self, target: SubsampledTarget, present: Point, most_steps: int | None
     ) -> tuple[Point, float, bool]:
-        """The step for θ: where to go on, the log ratio, and whether it moved."""
+        """Makes the step for θ; returns the point, the log ratio, and if θ moved."""
         group = self.param_groups[0]
         r = torch.empty_like(present.theta)
         hmc_momenta_(
@@ -483,13 +481,14 @@ class HMCECS(HMCECSBase):
         return _C.leapfrog_steps(None, *sizes, most)
 
     def _is_check_due(self) -> bool:
-        """Whether to look at all data, as the warm-up has done at its end."""
+        """Returns True so often that a tenth of the evaluations are checks of θ."""
         group, layout = self.param_groups[0], self._layout()
-        cost = layout.num_cells * layout.batch_size * (self._num_steps() + 1)
-        return _C.is_check_due(group["num_trajectories"], group["num_data"], cost)
+        cost = layout["num_cells"] * layout["batch_size"] * (self._num_steps() + 1)
+        done = group["num_trajectories"]
+        return done > 0 and done % math.ceil(10 * group["num_data"] / cost) == 0
 
     def _decide(self, log_ratio: float, test: int) -> bool:
-        """A Metropolis test; what is not finite is rejected."""
+        """Returns True if a Metropolis test accepts; what is not finite is rejected."""
         if not math.isfinite(log_ratio):
             return False
         accepted = metropolis_decide(

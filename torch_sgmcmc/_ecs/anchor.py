@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -140,7 +141,12 @@ class Anchor:
         change = log_likelihood - self.sums.value
         change = change - prior.energy(theta)
         change = change + prior.energy(self.theta)
-        fall, highest = -float(change) / temperature, _C.deepest_fall(len(theta))
+        # For a log-concave density in d dimensions the fall from its mode to a draw is
+        # more than d + sqrt(2 d x) + x with a probability of at most exp(-x), here with
+        # x = 20: M. Fradelizi, M. Madiman and L. Wang, Optimal Concentration of
+        # Information Content for Log-Concave Densities, 2016.
+        fall, d = -float(change) / temperature, len(theta)
+        highest = d + math.sqrt(40 * d) + 20
         if not fall <= highest:
             raise RuntimeError(
                 "HMCECS has left the posterior: the log posterior of all data is "

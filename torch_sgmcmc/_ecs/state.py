@@ -14,11 +14,11 @@ import torch_sgmcmc._C as _C
 from torch_sgmcmc._ecs.anchor import AllData, Anchor, Prior
 from torch_sgmcmc._ecs.likelihood import Closure, flat, split
 from torch_sgmcmc._ecs.target import (
-    Layout,
     Point,
     Proposals,
     Subsample,
     SubsampledTarget,
+    layout_of,
 )
 from torch_sgmcmc._ecs.taylor import (
     CONSTANT,
@@ -147,8 +147,8 @@ class HMCECSBase(SharedSettings):
 
     # ---- θ* and the subsample -------------------------------------------------
 
-    def _layout(self) -> Layout:
-        return Layout.of(self.param_groups[0])
+    def _layout(self) -> dict[str, Any]:
+        return layout_of(self.param_groups[0])
 
     def _data(self, closure: Closure) -> AllData:
         group = self.param_groups[0]
@@ -205,7 +205,7 @@ class HMCECSBase(SharedSettings):
             total, temperature = chosen.sums.value, group["temperature"]
             self._anchor.check_near(total, chosen.theta, prior, temperature)
         kept = self.state.get("subsample")
-        if kept is not None and self._layout().is_of(kept):
+        if kept is not None and kept["layout"] == self._layout():
             terms = self._expand(closure, kept["indices"], chosen)
             kept = {**kept, "terms": terms.fields()}
         else:
@@ -237,7 +237,7 @@ class HMCECSBase(SharedSettings):
     def _subsample(self, closure: Closure) -> Subsample:
         """Returns the kept subsample; a new one if sizes or the seed have changed."""
         layout, kept = self._layout(), self.state.get("subsample")
-        if layout.is_of(kept):
+        if kept is not None and kept["layout"] == layout:
             return Subsample.load(kept)
         expand, device = partial(self._expand, closure), self._all_params()[0].device
         return Subsample.draw(layout, self.param_groups[0]["step"], expand, device)
@@ -322,7 +322,7 @@ def _check_anchor(kept: Any, d: int) -> None:
     check_integer("num_data", kept["num_data"], low=1)
     _double("value", kept["value"], [])
     _double("gradient", kept["gradient"], [d])
-    _check_optional("hessian", kept["hessian"], has_hessian(form), [d, d])
+    _double("hessian", kept["hessian"], [d, d], has_hessian(form))
     whitening = kept["whitening"]
     if whitening is not None:
         matrix = getattr(whitening, "ndim", 0) == 2
@@ -331,15 +331,16 @@ def _check_anchor(kept: Any, d: int) -> None:
 
 def _check_subsample(kept: Any, form: str, d: int) -> None:
     _need("subsample", kept, ("layout", "counts", "indices", "terms"))
-    _check_number("layout", kept["layout"], 6)
-    num_data, num_cells, _, batch_size, poisson, seed = kept["layout"]
-    for name, value in zip(_SIZES, kept["layout"], strict=False):
-        check_integer(name, value, low=1)
-    if not isinstance(poisson, bool):
-        raise TypeError(f"Invalid poisson: {poisson!r} (must be a bool)")
-    check_integer("seed", seed, low=-(2**63))
-    _check_number("counts", kept["counts"], num_cells)
-    m = batch_size * sum(check_integer("counts", n) for n in kept["counts"])
+    layout = kept["layout"]
+    _need("layout", layout, (*_SIZES, "poisson", "seed"))
+    for name in _SIZES:
+        check_integer(name, layout[name], low=1)
+    if not isinstance(layout["poisson"], bool):
+        raise TypeError(f"Invalid poisson: {layout['poisson']!r} (must be a bool)")
+    check_integer("seed", layout["seed"], low=-(2**63))
+    _check_number("counts", kept["counts"], layout["num_cells"])
+    counts = [check_integer("counts", n) for n in kept["counts"]]
+    m, num_data = layout["batch_size"] * sum(counts), layout["num_data"]
     indices = kept["indices"]
     check_tensor("indices", indices, [m], torch.int64)
     if m and not 0 <= int(indices.min()) <= int(indices.max()) < num_data:
@@ -351,8 +352,8 @@ def _check_subsample(kept: Any, form: str, d: int) -> None:
     _double("values", values, [m])
     kinds = kinds_of(form)
     _double("slopes", slopes, [kinds, m, d])
-    _check_optional("scales", scales, kinds == 2, [m])
-    _check_optional("hessians", hessians, form == WHOLE, [m, d, d])
+    _double("scales", scales, [m], kinds == 2)
+    _double("hessians", hessians, [m, d, d], form == WHOLE)
 
 
 def _need(what: str, kept: Any, keys: Sequence[str]) -> None:
@@ -372,14 +373,10 @@ def _check_number(what: str, values: Any, expected: int) -> None:
         )
 
 
-def _check_optional(what: str, value: Any, wanted: bool, shape: Sequence[int]) -> None:
+def _double(what: str, value: Any, shape: Sequence[int], wanted: bool = True) -> None:
     if wanted:
-        _double(what, value, shape)
+        check_tensor(what, value, shape, torch.float64)
     elif value is not None:
         raise ValueError(
             f"Invalid state_dict: {what} is a {type(value).__name__} (must be None)"
         )
-
-
-def _double(what: str, value: Any, shape: Sequence[int]) -> None:
-    check_tensor(what, value, shape, torch.float64)

@@ -7,7 +7,8 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +20,7 @@ from torch_sgmcmc._ecs.taylor import TaylorSums, TaylorTerms
 from torch_sgmcmc.chain.operators import ecs_density, ecs_estimate, ecs_leapfrog_
 
 __all__ = [
-    "Draw",
     "Estimate",
-    "Layout",
     "Point",
     "Proposals",
     "Subsample",
@@ -29,7 +28,10 @@ __all__ = [
     "choose_sizes",
     "estimate",
     "follow",
+    "layout_of",
+    "num_factors",
     "place",
+    "schedule",
 ]
 
 # Makes the expansions of the data with some indices.
@@ -41,50 +43,26 @@ _Pull = Callable[[Tensor], Tensor]
 # ---- The subsample ----------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The sizes of a subsample, see csrc/host/subsample.h."""
-
-    num_data: int
-    num_cells: int
-    num_blocks: int
-    batch_size: int
-    poisson: bool
-    seed: int
-
-    @classmethod
-    def of(cls, group: dict[str, Any]) -> Layout:
-        """Returns the layout that a param group asks for."""
-        signed = group["variant"] == "signed"
-        cells = group["num_products"] if signed else group["subsample_size"]
-        if group["num_blocks"] > cells:
-            what = "factors of the product" if signed else "data of the subsample"
-            warnings.warn(
-                f"num_blocks = {group['num_blocks']} is more than the {cells} {what}: "
-                f"they are a block each, of which a step proposes one anew (rho = 1 - "
-                f"1/{cells} = {1 - 1 / cells:.3g})",
-                stacklevel=2,
-            )
-        return cls(
-            num_data=group["num_data"],
-            num_cells=cells,
-            num_blocks=min(group["num_blocks"], cells),
-            batch_size=group["subsample_size"] if signed else 1,
-            poisson=signed,
-            seed=group["seed"],
+def layout_of(group: dict[str, Any]) -> dict[str, Any]:
+    """Returns a subsample's sizes, see csrc/host/subsample.h."""
+    signed = group["variant"] == "signed"
+    cells = group["num_products"] if signed else group["subsample_size"]
+    if group["num_blocks"] > cells:
+        what = "factors of the product" if signed else "data of the subsample"
+        warnings.warn(
+            f"num_blocks = {group['num_blocks']} is more than the {cells} {what}: "
+            f"they are a block each, of which a step proposes one anew (rho = 1 - "
+            f"1/{cells} = {1 - 1 / cells:.3g})",
+            stacklevel=3,
         )
-
-    def sizes(self) -> list[int]:
-        """Returns what is saved of the layout."""
-        return list(vars(self).values())
-
-    def is_of(self, kept: dict[str, Any] | None) -> bool:
-        """Returns True if a saved subsample has this layout."""
-        return kept is not None and kept["layout"] == self.sizes()
-
-    def draws(self) -> _C.Subsample:
-        """Returns the source of subsamples and proposals."""
-        return _C.Subsample(**vars(self))
+    return {
+        "num_data": group["num_data"],
+        "num_cells": cells,
+        "num_blocks": min(group["num_blocks"], cells),
+        "batch_size": group["subsample_size"] if signed else 1,
+        "poisson": signed,
+        "seed": group["seed"],
+    }
 
 
 @dataclass
@@ -99,14 +77,10 @@ class Subsample:
     indices: Tensor
     terms: TaylorTerms
 
-    def save(self, layout: Layout) -> dict[str, Any]:
-        """Returns the sampler's state: tensors, numbers and lists."""
-        return {
-            "layout": layout.sizes(),
-            "counts": self.counts,
-            "indices": self.indices,
-            "terms": self.terms.fields(),
-        }
+    def save(self, layout: dict[str, Any]) -> dict[str, Any]:
+        """Returns the sampler's state: tensors, numbers, lists and dicts."""
+        terms = self.terms.fields()
+        return {**vars(self), "terms": terms, "layout": layout}
 
     @classmethod
     def load(cls, kept: dict[str, Any]) -> Subsample:
@@ -115,10 +89,10 @@ class Subsample:
 
     @classmethod
     def draw(
-        cls, layout: Layout, step: int, expand: Expand, device: torch.device
+        cls, layout: dict[str, Any], step: int, expand: Expand, device: torch.device
     ) -> Subsample:
         """Draws a whole subsample."""
-        counts, memory = layout.draws().draw(step)
+        counts, memory = _C.Subsample(**layout).draw(step)
         indices = _tensor(memory).to(device)
         return cls(counts, indices, expand(indices))
 
@@ -133,24 +107,23 @@ class Proposals:
     """
 
     def __init__(
-        self, layout: Layout, step: int, expand: Expand, device: torch.device
+        self, layout: dict[str, Any], step: int, expand: Expand, device: torch.device
     ) -> None:
         self.layout = layout
-        self.first = step - step % layout.num_blocks
-        self._draws = layout.draws()
-        steps = range(self.first, self.first + layout.num_blocks)
+        num_blocks = layout["num_blocks"]
+        self.first = step - step % num_blocks
+        self._draws = _C.Subsample(**layout)
+        steps = range(self.first, self.first + num_blocks)
         drawn = [self._draws.propose(s) for s in steps]
         self._blocks = [(block, counts) for block, counts, _ in drawn]
-        sizes = [layout.batch_size * sum(counts) for _, counts in self._blocks]
-        self._ends = [0]
-        for size in sizes:
-            self._ends.append(self._ends[-1] + size)
+        sizes = (layout["batch_size"] * sum(counts) for _, counts in self._blocks)
+        self._ends = [*accumulate(sizes, initial=0)]
         self._indices = torch.cat([_tensor(memory) for *_, memory in drawn]).to(device)
         self._terms = expand(self._indices)
 
-    def covers(self, layout: Layout, step: int) -> bool:
+    def covers(self, layout: dict[str, Any], step: int) -> bool:
         """Returns True if the proposal of a step with this layout is here."""
-        here = self.first <= step < self.first + self.layout.num_blocks
+        here = self.first <= step < self.first + len(self._blocks)
         return here and self.layout == layout
 
     def apply(self, step: int, current: Subsample) -> Subsample:
@@ -158,7 +131,7 @@ class Proposals:
         block, counts = self._blocks[step - self.first]
         low, high = self._draws.begin(block), self._draws.begin(block + 1)
         begin, middle = (
-            self.layout.batch_size * sum(current.counts[a:b])
+            self.layout["batch_size"] * sum(current.counts[a:b])
             for a, b in ((0, low), (low, high))
         )
         end = begin + middle
@@ -185,27 +158,28 @@ def _tensor(memory: bytearray) -> Tensor:
 # ---- The estimated density --------------------------------------------------------
 
 
-@dataclass
-class Estimate:
-    """An estimate, as the logarithm of its absolute value and its sign."""
+class Estimate(NamedTuple):
+    """An estimate of the likelihood, or rather of exp(Σ dₖ)."""
 
-    log: float
-    weights: Tensor  # [M], its derivatives by the differences
-    sign: int
+    log: float  # of its absolute value
     variance: float  # the estimated variance of ``log``
     mean: float  # the estimate of Σ dₖ
-    lowest: float  # the least such estimate of a batch
+    sign: float
+    lowest: float  # the least estimate of Σ dₖ by a batch
 
 
-def estimate(estimator: _C.ECSEstimator, differences: Tensor) -> Estimate:
-    """Estimates from the differences dᵢ = ℓᵢ - qᵢ [M], in float64, on any device."""
+def estimate(
+    estimator: _C.ECSEstimator, differences: Tensor
+) -> tuple[Estimate, Tensor]:
+    """Estimates from the differences dᵢ = ℓᵢ - qᵢ [M], in float64, on any device.
+
+    Returns:
+        The estimate, and the derivatives of its logarithm by the differences, [M].
+    """
     on_host = differences.detach().cpu().contiguous()
     weights = torch.empty_like(on_host)
-    log, variance, mean, sign, lowest = estimator.estimate(
-        on_host.data_ptr(), len(on_host), weights.data_ptr()
-    )
-    weights = weights.to(differences.device)
-    return Estimate(log, weights, int(sign), variance, mean, lowest)
+    numbers = estimator.estimate(on_host.data_ptr(), len(on_host), weights.data_ptr())
+    return Estimate(*numbers), weights.to(differences.device)
 
 
 @dataclass
@@ -296,10 +270,9 @@ class SubsampledTarget:
             temperature=self.temperature,
             prior_mean=self.prior.mean,
         )
-        log, variance, mean, sign, lowest = numbers.tolist()
-        estimated = Estimate(log, weights, int(sign), variance, mean, lowest)
-        total, finite = density.tolist()
-        return Point(theta, subsample, total, gradient, bool(finite), estimated)
+        log, finite = density.tolist()
+        estimated = Estimate(*numbers.tolist())
+        return Point(theta, subsample, log, gradient, bool(finite), estimated)
 
     def _composed(
         self, subsample: Subsample, theta: Tensor, values: Tensor, pull: _Pull
@@ -308,9 +281,8 @@ class SubsampledTarget:
         delta = theta - self.anchor
         expansions, bends = subsample.terms.expand(delta)
         differences = values - expansions
-        estimated = estimate(self.estimator, differences / self.temperature)
-        pulled = pull(estimated.weights)
-        pulled = pulled - subsample.terms.pull(estimated.weights, bends)
+        estimated, weights = estimate(self.estimator, differences / self.temperature)
+        pulled = pull(weights) - subsample.terms.pull(weights, bends)
         total, slope = self.sums.at(delta)
         rest = (total - self.prior.energy(theta)) / self.temperature
         gradient = (pulled + slope - self.prior.slope(theta)) / self.temperature
@@ -381,40 +353,79 @@ def _times(factor: Tensor, x: Tensor) -> Tensor:
     return factor * x if factor.dim() == 1 else torch.mv(factor, x)
 
 
-# ---- The subsample's size ---------------------------------------------------------
+# ---- Warm-up: when, and which sizes -----------------------------------------------
 
 
-@dataclass(frozen=True)
-class Draw:
-    """A draw of a warm-up, without its subsample."""
+def schedule(steps: int, anchor_every: int) -> tuple[int, int]:
+    """Returns the warm-up steps after which θ* is chosen last, and the sizes.
 
-    theta: Tensor
-    variance: float
-    mean: float
-    lowest: float
-
-    @classmethod
-    def of(cls, point: Point) -> Draw:
-        """Returns the draw at a point."""
-        estimate = point.estimate
-        return cls(point.theta, estimate.variance, estimate.mean, estimate.lowest)
+    The last choice leaves half of ``anchor_every`` or more; 0 is none. The sizes are
+    chosen half-way between that and the end.
+    """
+    room = steps - anchor_every // 2
+    last_anchor = room - room % anchor_every if room >= anchor_every else 0
+    return last_anchor, last_anchor + (steps - last_anchor) // 2
 
 
 def choose_sizes(
-    draws: list[Draw], target: float | None, group: dict[str, Any]
+    estimates: list[Estimate], target: float | None, group: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns sizes and a for a param group, see csrc/host/ecs_sizes.h."""
-    variances = [draw.variance for draw in draws]
+    """Returns sizes and the lower bound for a param group.
+
+    Args:
+        estimates: of a warm-up's draws with the group's sizes.
+        target: the variance of log|L̂|; infinity for few factors, to save computing
+            time; None for the sizes as they are.
+        group: the param group.
+    """
+    variance = _mean([e.variance for e in estimates])
     if group["variant"] == "perturbed":
         if target is None:
             return {}
-        sizes = group["subsample_size"], target, group["num_data"]
-        return {"subsample_size": _C.choose_subsample_size(variances, *sizes)}
-    means, products = [draw.mean for draw in draws], group["num_products"]
-    chosen: dict[str, Any] = {"mean_difference": _C.mean_of(means)}
+        return {"subsample_size": subsample_size(variance, target, group)}
+    mean, factors = _mean([e.mean for e in estimates]), group["num_products"]
+    spread = variance * factors  # of a minibatch's estimate of Σ dₖ
     if target == math.inf:
-        lowest = [draw.lowest for draw in draws]
-        products = _C.choose_num_products_by_lowest(variances, products, means, lowest)
+        # u in blocks bears a larger variance of log|L̂| than 1. But where factors are
+        # negative the chain sticks and leaves (docs/samplers/hmcecs.md).
+        fall = mean - min(e.lowest for e in estimates)
+        factors = min(max(1, _ceil(3 * fall)), num_factors(spread, 1.0))
     elif target is not None:
-        products = _C.choose_num_products(variances, products, target)
-    return {**chosen, "num_products": products}
+        factors = num_factors(spread, target)
+    return {"mean_difference": mean, "num_products": factors}
+
+
+def subsample_size(variance: float, target: float, group: dict[str, Any]) -> int:
+    """Returns the m for which log L̂ of "perturbed" has about the target's variance.
+
+    The variance is proportional to 1 / m. From fewer than 30 data it is poorly
+    estimated, and the estimate is not nearly normal.
+    """
+    size = group["subsample_size"]
+    enough = max(_ceil(size * variance / target), min(30, size))
+    return min(enough, max(int(group["num_data"]), 2))
+
+
+def num_factors(spread: float, target: float) -> int:
+    """Returns the least λ for "signed" by two limits.
+
+    log|L̂| has about the target's variance, ``spread`` / λ; and negative signs cost less
+    than 2 % of the effective draws. (While a is far from its place the variance is
+    more, and λ too large.)
+    """
+    factors = max(1, _ceil(spread / target))
+    while True:
+        # Signs are those of a product of Poisson(λ) minibatches, each negative with
+        # probability p, so that E s = exp(-2 λ p); the effective draws are (E s)².
+        p = 0.5 * math.erfc(factors / math.sqrt(2 * spread)) if spread > 0 else 0.0
+        if math.exp(-4 * factors * p) >= 0.98:
+            return factors
+        factors += 1 + factors // 10
+
+
+def _mean(numbers: list[float]) -> float:
+    return math.fsum(numbers) / len(numbers)  # the same in all versions of Python
+
+
+def _ceil(size: float) -> int:
+    return math.ceil(min(size, 1e15))  # beyond any subsample that there can be

@@ -193,7 +193,7 @@ class TaylorSums:
         like = {"dtype": torch.float64, "device": probe.device}
         value, gradient = torch.zeros((), **like), torch.zeros(d, **like)
         hessian = torch.zeros(d, d, **like) if has_hessian(form) else None
-        scaled, tested = None, False
+        tested = False
         for indices in chunks:
             if has_rows(closure) and not tested:
                 _check_rows(closure, params, indices[:_TESTED], probe)
@@ -205,8 +205,7 @@ class TaylorSums:
                 values, first, second, rows = _by_predictor(closure, indices, d)
                 value += values.sum()
                 gradient += torch.mv(rows.t(), first)
-                scaled = _product(rows, second, scaled)
-                hessian += scaled.t() @ rows
+                hessian += (second[:, None] * rows).t() @ rows
                 continue
             with torch.enable_grad():
                 values = log_likelihoods(closure, indices)
@@ -252,13 +251,6 @@ def _one_by_one(
 def _without_graph(closure: Closure, indices: Tensor) -> Tensor:
     with torch.no_grad():
         return log_likelihoods(closure, indices).double()
-
-
-def _product(rows: Tensor, scales: Tensor, out: Tensor | None) -> Tensor:
-    """Returns the scaled rows; where they fit, in the memory of ``out``."""
-    if out is None or out.shape != rows.shape:
-        out = torch.empty_like(rows)
-    return torch.mul(rows, scales[:, None], out=out)
 
 
 def has_rows(closure: Closure) -> bool:
