@@ -142,7 +142,7 @@ class ECSEstimator:
         self,
         num_data: float,
         batch_size: int = 1,
-        num_products: int = 0,
+        num_factors: int = 0,
         lower_bound: float = 0.0,
     ) -> None: ...
     @property
@@ -150,7 +150,7 @@ class ECSEstimator:
     @property
     def batch_size(self) -> int: ...
     @property
-    def num_products(self) -> int: ...
+    def num_factors(self) -> int: ...
     @property
     def lower_bound(self) -> float: ...
     def estimate(

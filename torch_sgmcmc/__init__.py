@@ -12,8 +12,8 @@ except ImportError as error:
     ) from error
 
 from torch_sgmcmc import losses
-from torch_sgmcmc._ecs.efficiency import ECSReport
-from torch_sgmcmc._ecs.likelihood import GatheredRows, LogLikelihood
+from torch_sgmcmc._ecs.efficiency import ECSEfficiency
+from torch_sgmcmc._ecs.likelihood import PredictorLogLikelihood, RowCache
 from torch_sgmcmc.baoa import BAOA
 from torch_sgmcmc.bouncy.time_average import TimeAverage
 from torch_sgmcmc.chain.files import load, save
@@ -80,18 +80,18 @@ __all__ = [
     "DamagedDraw",
     "Draw",
     "Draws",
-    "ECSReport",
+    "ECSEfficiency",
     "GammaPrecision",
-    "GatheredRows",
     "Gauges",
     "IndependentBatchSampler",
     "LearningCoefficient",
-    "LogLikelihood",
     "PolynomialDecay",
     "Prediction",
     "Predictive",
+    "PredictorLogLikelihood",
     "Problem",
     "Report",
+    "RowCache",
     "SampleStore",
     "SampleWriter",
     "Sampler",

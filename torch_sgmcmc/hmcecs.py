@@ -74,15 +74,15 @@ class HMCECS(HMCECSBase):
     The estimators are made from :math:`d_k = \ell_k - q_k`, where :math:`\ell_k` is the
     log-likelihood of datum k and :math:`q_k` its Taylor expansion around a fixed point
     :math:`\theta^*`; :math:`\sum_k q_k` is a quadratic form, A and B being summed up
-    once. With m data, drawn uniformly with replacement, ``variant="perturbed"`` has
+    once. With m data, drawn uniformly with replacement, ``estimator="perturbed"`` has
 
     .. math::
         \log\hat L = \sum_k q_k + \hat d - \tfrac12\hat\sigma^2,\quad
         \hat d = \tfrac Nm \sum_i d_{u_i},\quad
         \hat\sigma^2 = \tfrac{N^2}{m^2} \sum_i (d_{u_i} - \bar d)^2,
 
-    and ``variant="signed"``, with :math:`X_l \sim \text{Poisson}(1)` minibatches of
-    m data in each of :math:`\lambda` = ``num_products`` factors,
+    and ``estimator="signed"``, with :math:`X_l \sim \text{Poisson}(1)` minibatches of
+    m data in each of :math:`\lambda` = ``num_factors`` factors,
 
     .. math::
         \hat L = e^{\sum_k q_k} \prod_{l=1}^\lambda e^{(a + \lambda)/\lambda}
@@ -100,7 +100,7 @@ class HMCECS(HMCECSBase):
         num_data: N, the number of data, >= 1: the closure is given indices in [0, N).
         subsample_size: m, the number of data in u, >= 2, or for "signed" in each of its
             minibatches, >= 1 (about λ m in all).
-        variant: "perturbed" or "signed". Default: "perturbed".
+        estimator: "perturbed" or "signed". Default: "perturbed".
         step_size: ε > 0, the leapfrog's step; with "dense" in units of the posterior's
             standard deviations, as ``trajectory_length``. None is ``trajectory_length``
             / 6, to begin with. :meth:`warmup` adapts it. Default: None.
@@ -110,14 +110,14 @@ class HMCECS(HMCECSBase):
         num_blocks: G >= 1, the number of blocks that u is parted into, of which one is
             proposed anew in a step. Where there are fewer data (for "signed": factors)
             each is a block, and a UserWarning says so. Default: 100.
-        control_variate: the order of the expansions q: 2, 1 or 0. Default: 2.
+        taylor_order: the order of the expansions q: 2, 1 or 0. Default: 2.
         mass_matrix: "dense", "diagonal" (both from the Hessian of all data at θ*, or
             what the control variates have of it) or "identity", which needs no Hessian.
             Default: "dense".
         {prior_precision} {prior_mean} {temperature}
         seed: key of all randomness, a 64-bit int. None draws one from torch's default
             generator. Default: None.
-        num_products: λ >= 1, the number of factors, for "signed". Default: 100.
+        num_factors: λ >= 1, the number of factors, for "signed". Default: 100.
         max_variance: the target is restricted to θ and u where the estimated variance
             of :math:`\log|\hat L|` is at most this. Default: 1000.
         chunk_size: number of data for which the sums over all data call the closure at
@@ -145,8 +145,8 @@ class HMCECS(HMCECSBase):
 
     Example:
         >>> theta = torch.zeros(x.shape[1], dtype=torch.float64, requires_grad=True)
-        >>> rows = GatheredRows(x, y)  # a step changes few of them
-        >>> closure = LogLikelihood(
+        >>> rows = RowCache(x, y)  # a step changes few of them
+        >>> closure = PredictorLogLikelihood(
         ...     lambda indices: rows(indices)[0] @ theta,
         ...     lambda eta, indices: -F.binary_cross_entropy_with_logits(
         ...         eta, rows(indices)[1], reduction="none"),
@@ -163,8 +163,8 @@ class HMCECS(HMCECSBase):
         Start near the mode. The closure must always be the same function of parameters
         and indices: switch off dropout and batch norm's statistics. Use parameters in
         float64: log-likelihoods enter N / m times, their rounding too. For a regression
-        give a :class:`LogLikelihood` with ``rows``, by which expansions take no
-        backward pass. ``p.grad`` is neither read nor written. More:
+        give a :class:`PredictorLogLikelihood` with ``rows``, by which expansions take
+        no backward pass. ``p.grad`` is neither read nor written. More:
         docs/samplers/hmcecs.md.
 
     Reference:
@@ -195,17 +195,17 @@ class HMCECS(HMCECSBase):
         *,
         num_data: int,
         subsample_size: int,
-        variant: str = "perturbed",
+        estimator: str = "perturbed",
         step_size: float | None = None,
         trajectory_length: float = 1.2,
         num_blocks: int = 100,
-        control_variate: int = 2,
+        taylor_order: int = 2,
         mass_matrix: str = "dense",
         prior_precision: float = 0.0,
         prior_mean: float | Tensor | Iterable[Tensor] = 0.0,
         temperature: float = 1.0,
         seed: int | None = None,
-        num_products: int = 100,
+        num_factors: int = 100,
         max_variance: float = 1000.0,
         chunk_size: int = 8192,
         nonfinite: str = "raise",
@@ -228,7 +228,7 @@ class HMCECS(HMCECSBase):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
-        if group["variant"] == "perturbed":
+        if group["estimator"] == "perturbed":
             check_integer("subsample_size", group["subsample_size"], low=2)
 
     def _check_progress(self, group: dict[str, Any]) -> None:
@@ -328,7 +328,7 @@ class HMCECS(HMCECSBase):
             RuntimeError: see :meth:`set_anchor`; or the chain has left the posterior.
         """
         check_real("target_acceptance", target_acceptance, high=1.0, low_open=True)
-        signed = self.param_groups[0]["variant"] == "signed"
+        signed = self.param_groups[0]["estimator"] == "signed"
         if target_variance is not None and not (signed and target_variance == math.inf):
             check_real("target_variance", target_variance, low_open=True)
         check_integer("steps", steps, low=1)
@@ -436,7 +436,7 @@ class HMCECS(HMCECSBase):
                 f"{last.estimate.mean:.4g} (must be > a = "
                 f"{target.estimator.lower_bound:.4g}: beyond, |L̂| grows as the "
                 "likelihood falls). Choose θ* nearer, by set_anchor() or warmup(), or "
-                "use control_variate=2 or a larger num_products"
+                "use taylor_order=2 or a larger num_factors"
             )
         return last
 

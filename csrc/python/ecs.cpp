@@ -23,11 +23,11 @@ void BindECS(py::module_& m) {
       .def(py::init<double, int64_t, int64_t, double>(),
            py::arg("num_data"),
            py::arg("batch_size") = 1,
-           py::arg("num_products") = 0,
+           py::arg("num_factors") = 0,
            py::arg("lower_bound") = 0.0)
       .def_readonly("num_data", &ECSEstimator::num_data)
       .def_readonly("batch_size", &ECSEstimator::batch_size)
-      .def_readonly("num_products", &ECSEstimator::num_products)
+      .def_readonly("num_factors", &ECSEstimator::num_factors)
       .def_readonly("lower_bound", &ECSEstimator::lower_bound)
       .def(
           "estimate",

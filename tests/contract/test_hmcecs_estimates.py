@@ -30,7 +30,7 @@ def test_the_second_order_of_a_gaussian_model_has_no_variance() -> None:
         assert sampler.estimator_variance < 1e-20
     assert sampler.subsample_acceptance_rate == 1
     first = Data("gaussian")
-    sampler = make(first, subsample_size=5, control_variate=1)
+    sampler = make(first, subsample_size=5, taylor_order=1)
     for _ in range(5):
         sampler.step(first)
     assert sampler.estimator_variance > 1e-4
@@ -40,7 +40,7 @@ def test_the_second_order_of_a_gaussian_model_has_no_variance() -> None:
 def test_order_0_keeps_values_alone(mass: str) -> None:
     """Whatever derivatives the mass takes."""
     data = Data("tanh")
-    sampler = make(data, control_variate=0, mass_matrix=mass)
+    sampler = make(data, taylor_order=0, mass_matrix=mass)
     sampler.set_anchor(data, progress=False)
     kept = sampler.state["control_variates"]
     torch.testing.assert_close(kept["value"], data(torch.arange(N)).sum().detach())
@@ -101,8 +101,8 @@ def test_the_operator_makes_the_same_estimates() -> None:
         d = torch.randn(3 * size, generator=g, dtype=F64)
         zero = torch.zeros(1, dtype=F64)
         for sizes in (
-            {"num_data": 7e3, "batch_size": 1, "num_products": 0, "lower_bound": 0.0},
-            {"num_data": 9.0, "batch_size": size, "num_products": 4, "lower_bound": -5},
+            {"num_data": 7e3, "batch_size": 1, "num_factors": 0, "lower_bound": 0.0},
+            {"num_data": 9.0, "batch_size": size, "num_factors": 4, "lower_bound": -5},
         ):
             weights, _, numbers = ecs_estimate(
                 *(

@@ -45,10 +45,10 @@ def refuses_to_be_saved(sampler: sg.HMCECS) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:num_blocks")  # it chooses few factors
-@pytest.mark.parametrize("variant", ["perturbed", "signed"])
-def test_a_warmup_is_finished_before_it_is_saved(variant: str) -> None:
+@pytest.mark.parametrize("estimator", ["perturbed", "signed"])
+def test_a_warmup_is_finished_before_it_is_saved(estimator: str) -> None:
     data = Data()
-    sampler = make(data, variant=variant, num_products=9, **SHORT)
+    sampler = make(data, estimator=estimator, num_factors=9, **SHORT)
 
     def closure(indices: Tensor) -> Tensor:
         if int(sampler.param_groups[0]["step"]) > 0:
@@ -112,7 +112,7 @@ def tensors(value: Any) -> list[Tensor]:
     return [value] if isinstance(value, Tensor) else []
 
 
-@pytest.mark.parametrize("settings", [{}, {"variant": "signed", "num_products": 9}])
+@pytest.mark.parametrize("settings", [{}, {"estimator": "signed", "num_factors": 9}])
 def test_a_state_moves_to_the_device_of_the_parameters(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

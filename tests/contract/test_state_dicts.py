@@ -415,7 +415,7 @@ def without(kept: dict[str, Any], key: str) -> dict[str, Any]:
     ("settings", "key"),
     [
         (settings, key)
-        for settings in ({}, {"control_variate": 1}, {"kind": "tanh"})
+        for settings in ({}, {"taylor_order": 1}, {"kind": "tanh"})
         for key in ("control_variates", "subsample")
     ],
 )

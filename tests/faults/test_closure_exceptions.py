@@ -120,8 +120,8 @@ SAMPLERS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
     ),
     "HMC, many chains": (sg.HMC, {"step_size": 0.1, "num_steps": 3, "num_chains": 4}),
     "HMC-ECS": (sg.HMCECS, {}),
-    "HMC-ECS, order 1": (sg.HMCECS, {"control_variate": 1}),
-    "HMC-ECS, signed": (sg.HMCECS, {"variant": "signed", "num_products": 9}),
+    "HMC-ECS, order 1": (sg.HMCECS, {"taylor_order": 1}),
+    "HMC-ECS, signed": (sg.HMCECS, {"estimator": "signed", "num_factors": 9}),
     "SBPS": (sg.SBPS, {"prior_precision": 20.0}),
     "pSBPS": (sg.SBPS, {"prior_precision": 20.0, "preconditioned": True}),
 }

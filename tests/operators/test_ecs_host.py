@@ -12,7 +12,12 @@ from ecs_data import Data, make
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._ecs.anchor import Anchor, Prior
-from torch_sgmcmc._ecs.target import Estimate, choose_sizes, num_factors, schedule
+from torch_sgmcmc._ecs.target import (
+    Estimate,
+    choose_num_factors,
+    choose_sizes,
+    schedule,
+)
 from torch_sgmcmc._ecs.taylor import TaylorSums
 
 
@@ -41,7 +46,12 @@ def test_what_a_warm_up_does_when(
 
 
 def group(**settings: Any) -> dict[str, Any]:
-    return {"variant": "signed", "subsample_size": 100, "num_data": 100_000, **settings}
+    return {
+        "estimator": "signed",
+        "subsample_size": 100,
+        "num_data": 100_000,
+        **settings,
+    }
 
 
 def estimates(
@@ -68,7 +78,7 @@ def estimates(
 def test_the_size_of_perturbed_subsamples(
     variances: list[float], size: int, num_data: int, chosen: int
 ) -> None:
-    settings = group(variant="perturbed", subsample_size=size, num_data=num_data)
+    settings = group(estimator="perturbed", subsample_size=size, num_data=num_data)
     found = choose_sizes(estimates(variances), 0.5, settings)
     assert found == {"subsample_size": chosen}
 
@@ -81,13 +91,13 @@ def kept_by_signs(spread: float, factors: int) -> float:
 
 def test_factors_keep_the_signs_positive() -> None:
     # A large variance: that of the log decides. A small one: the signs do.
-    assert num_factors(400.0, 0.5) == 800
+    assert choose_num_factors(400.0, 0.5) == 800
     for spread in (0.5, 4.0, 60.0):
-        chosen = num_factors(spread, 1e9)
+        chosen = choose_num_factors(spread, 1e9)
         assert kept_by_signs(spread, chosen) >= 0.98
         assert chosen > 1
         assert kept_by_signs(spread, chosen - 1 - chosen // 10) < 0.98
-    assert num_factors(0.0, 0.5) == 1
+    assert choose_num_factors(0.0, 0.5) == 1
 
 
 @pytest.mark.parametrize(
@@ -101,10 +111,10 @@ def test_factors_keep_the_signs_positive() -> None:
 def test_factors_for_the_least_time(
     variances: list[float], means: Any, lowest: Any, chosen: int
 ) -> None:
-    settings = group(num_products=50)
+    settings = group(num_factors=50)
     found = choose_sizes(estimates(variances, means, lowest), math.inf, settings)
     mean = sum(means) / len(means)
-    assert found == {"mean_difference": mean, "num_products": chosen}
+    assert found == {"mean_difference": mean, "num_factors": chosen}
 
 
 # ---- Checks against all data ------------------------------------------------------
@@ -134,8 +144,8 @@ def test_how_far_a_draw_may_fall(fall: float, left: bool) -> None:
 
 
 def test_out_of_bounds() -> None:
-    signed = _C.ECSEstimator(400.0, 10, num_products=10, lower_bound=-3.0)
-    few = _C.ECSEstimator(400.0, 10, num_products=9, lower_bound=-3.0)
+    signed = _C.ECSEstimator(400.0, 10, num_factors=10, lower_bound=-3.0)
+    few = _C.ECSEstimator(400.0, 10, num_factors=9, lower_bound=-3.0)
     perturbed = _C.ECSEstimator(400.0)
     assert [signed.is_overturned(mean) for mean in (-3.1, -3.0)] == [True, False]
     assert not few.is_overturned(-3.1)

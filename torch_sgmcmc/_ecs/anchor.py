@@ -35,13 +35,13 @@ class Prior:
     precision: Tensor
     mean: Tensor
 
-    def slope(self, theta: Tensor) -> Tensor:
+    def gradient(self, theta: Tensor) -> Tensor:
         """Returns λ (θ - μ)."""
         return self.precision * (theta - self.mean)
 
     def energy(self, theta: Tensor) -> Tensor:
         """Returns Σ λ (θ - μ)² / 2."""
-        return 0.5 * torch.dot(self.slope(theta), theta - self.mean)
+        return 0.5 * torch.dot(self.gradient(theta), theta - self.mean)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Anchor:
         """
         there = split(theta, data.params)
         theta = flat(there).double()  # as rounded
-        order = group["control_variate"]
+        order = group["taylor_order"]
         form = low = CONSTANT if order == 0 else LINEAR
         if order == 2 or group["mass_matrix"] != "identity":
             form = PREDICTOR if has_rows(data.closure) else WHOLE
@@ -151,8 +151,8 @@ class Anchor:
             raise RuntimeError(
                 "HMCECS has left the posterior: the log posterior of all data is "
                 f"{fall:.4g} below that at θ* (that of draws is at most {highest:.4g} "
-                "below). Start again nearer the mode, with variant='perturbed', "
-                "control_variate=2, or a larger subsample_size or num_products"
+                "below). Start again nearer the mode, with estimator='perturbed', "
+                "taylor_order=2, or a larger subsample_size or num_factors"
             )
 
     def save(self) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from torch_sgmcmc.chain.jacobians import bases, jacobian
 
 __all__ = [
     "Closure",
-    "GatheredRows",
     "LikelihoodGraph",
-    "LogLikelihood",
+    "PredictorLogLikelihood",
+    "RowCache",
     "flat",
     "log_likelihoods",
     "split",
@@ -32,7 +32,7 @@ _SINGLY = 1024
 _FEW = 0.25
 
 
-class LogLikelihood:
+class PredictorLogLikelihood:
     r"""Per-datum log-likelihoods :math:`\ell_k = L_k(f_k(\theta))`, in two parts.
 
     It is a closure for :class:`HMCECS`: ``closure(indices)`` is
@@ -67,7 +67,7 @@ class LogLikelihood:
             derivatives of outputs.
 
     Example:
-        >>> regression = LogLikelihood(
+        >>> regression = PredictorLogLikelihood(
         ...     lambda indices: x[indices] @ weight + bias,
         ...     lambda eta, indices: y[indices] * eta - F.softplus(eta),
         ...     rows=lambda indices: F.pad(x[indices], (0, 1), value=1.0),
@@ -104,8 +104,8 @@ class LogLikelihood:
             raise wrong_shape("outputs", result, wanted)
         if torch.is_grad_enabled() and not result.requires_grad:
             raise RuntimeError(
-                "LogLikelihood got outputs that do not depend on the parameters, or "
-                "have no graph"
+                "PredictorLogLikelihood got outputs that do not depend on the "
+                "parameters, or have no graph"
             )
         return result
 
@@ -137,7 +137,7 @@ class LogLikelihood:
         return self._log_likelihood(outputs, indices)
 
 
-class GatheredRows:
+class RowCache:
     """The rows ``tensor[indices]``, of which only changed ones are fetched.
 
     For the closures of :class:`HMCECS`. One step changes 1 / ``num_blocks`` of its
@@ -152,7 +152,7 @@ class GatheredRows:
         ValueError: no tensors, or of different lengths.
 
     Example:
-        >>> rows = GatheredRows(x, y)
+        >>> rows = RowCache(x, y)
         >>> def closure(indices):
         ...     xs, ys = rows(indices)
         ...     return -F.binary_cross_entropy_with_logits(
@@ -257,31 +257,31 @@ class LikelihoodGraph:
     def __init__(self, values: Tensor, params: list[Tensor]) -> None:
         self.values, self.params = values, params
         self.weights = torch.ones_like(values).requires_grad_()
-        self.slope = _flat_gradient(values, params, self.weights)
+        self.gradient = _flat_gradient(values, params, self.weights)
 
     def gradients(self) -> Tensor:
         """Returns ∇ℓᵢ: [M, d]."""
-        return _columns_of_linear(self.slope, self.weights).t().contiguous()
+        return _columns_of_linear(self.gradient, self.weights).t().contiguous()
 
     def hessian(self) -> Tensor:
         """Returns Σ Hᵢ: [d, d]."""
-        width = len(self.slope) + len(self.values)
-        return jacobian(self.slope, self.params, width)
+        width = len(self.gradient) + len(self.values)
+        return jacobian(self.gradient, self.params, width)
 
     def hessian_products(self, z: Tensor) -> Tensor:
         """Returns Hᵢ z: [M, d]."""
         along = self.along(z)
         if along.requires_grad:  # else ℓ is linear
             weights = torch.ones_like(along).requires_grad_()
-            pull = _flat_gradient(along, self.params, weights)
-            if pull.requires_grad:
-                return _columns_of_linear(pull, weights).t().contiguous()
+            products = _flat_gradient(along, self.params, weights)
+            if products.requires_grad:
+                return _columns_of_linear(products, weights).t().contiguous()
         return self.values.new_zeros(len(self.values), len(z))
 
     def along(self, z: Tensor) -> Tensor:
         """Returns the derivatives in the direction z, ∇ℓᵢᵀz, with a graph: [M]."""
         return torch.autograd.grad(
-            self.slope, self.weights, z.to(self.slope.dtype), create_graph=True
+            self.gradient, self.weights, z.to(self.gradient.dtype), create_graph=True
         )[0]
 
 
@@ -300,22 +300,22 @@ def _flat_gradient(outputs: Tensor, params: list[Tensor], weights: Tensor) -> Te
         )
 
 
-def _columns_of_linear(pull: Tensor, weights: Tensor) -> Tensor:
-    """Returns the derivative of ``pull`` [d], with a graph, by M weights: [d, M]."""
-    d, size = len(pull), weights.numel()
-    out = pull.new_empty(d, size)
+def _columns_of_linear(linear: Tensor, weights: Tensor) -> Tensor:
+    """Returns the derivative of ``linear`` [d], with a graph, by M weights: [d, M]."""
+    d, size = len(linear), weights.numel()
+    out = linear.new_empty(d, size)
     begin = 0
-    for basis in bases(d, pull, d + size):
+    for basis in bases(d, linear, d + size):
         end = begin + len(basis)
         if size < _SINGLY:
             (rows,) = torch.autograd.grad(
-                pull, weights, basis, retain_graph=True, is_grads_batched=True
+                linear, weights, basis, retain_graph=True, is_grads_batched=True
             )
             out[begin:end] = rows.reshape(-1, size)
         else:
             for direction, row in zip(basis, out[begin:end], strict=True):
                 (part,) = torch.autograd.grad(
-                    pull, weights, direction, retain_graph=True
+                    linear, weights, direction, retain_graph=True
                 )
                 row.copy_(part.reshape(size))
         begin = end

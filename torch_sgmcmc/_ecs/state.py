@@ -182,13 +182,13 @@ class HMCECSBase(SharedSettings):
 
     def _estimator(self) -> _C.ECSEstimator:
         group = self.param_groups[0]
-        if group["variant"] == "perturbed":
+        if group["estimator"] == "perturbed":
             return _C.ECSEstimator(group["num_data"])
         return _C.ECSEstimator(
             num_data=group["num_data"],
             batch_size=group["subsample_size"],
-            num_products=group["num_products"],
-            lower_bound=group["mean_difference"] - group["num_products"],
+            num_factors=group["num_factors"],
+            lower_bound=group["mean_difference"] - group["num_factors"],
         )
 
     @property
@@ -348,10 +348,10 @@ def _check_subsample(kept: Any, form: str, d: int) -> None:
             f"Invalid state_dict: indices of its subsample are not in [0, {num_data})"
         )
     _check_number("terms", kept["terms"], 4)
-    values, slopes, scales, hessians = kept["terms"]
+    values, gradients, scales, hessians = kept["terms"]
     _double("values", values, [m])
     kinds = kinds_of(form)
-    _double("slopes", slopes, [kinds, m, d])
+    _double("gradients", gradients, [kinds, m, d])
     _double("scales", scales, [m], kinds == 2)
     _double("hessians", hessians, [m, d, d], form == WHOLE)
 

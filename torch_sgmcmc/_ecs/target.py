@@ -25,11 +25,11 @@ __all__ = [
     "Proposals",
     "Subsample",
     "SubsampledTarget",
+    "choose_num_factors",
     "choose_sizes",
     "estimate",
     "follow",
     "layout_of",
-    "num_factors",
     "place",
     "schedule",
 ]
@@ -37,7 +37,7 @@ __all__ = [
 # Makes the expansions of the data with some indices.
 Expand = Callable[[Tensor], TaylorTerms]
 # Makes Σ wᵢ ∇ℓᵢ [d] of weights [M], in float64.
-_Pull = Callable[[Tensor], Tensor]
+_Sum = Callable[[Tensor], Tensor]
 
 
 # ---- The subsample ----------------------------------------------------------------
@@ -45,8 +45,8 @@ _Pull = Callable[[Tensor], Tensor]
 
 def layout_of(group: dict[str, Any]) -> dict[str, Any]:
     """Returns a subsample's sizes, see csrc/host/subsample.h."""
-    signed = group["variant"] == "signed"
-    cells = group["num_products"] if signed else group["subsample_size"]
+    signed = group["estimator"] == "signed"
+    cells = group["num_factors"] if signed else group["subsample_size"]
     if group["num_blocks"] > cells:
         what = "factors of the product" if signed else "data of the subsample"
         warnings.warn(
@@ -228,22 +228,22 @@ class SubsampledTarget:
             max_variance=self.max_variance,
         )
 
-    def _evaluate(self, subsample: Subsample) -> tuple[Tensor, _Pull]:
+    def _evaluate(self, subsample: Subsample) -> tuple[Tensor, _Sum]:
         """Returns log-likelihoods [M], in float64, and the sum of their gradients."""
         if len(subsample.indices) == 0:  # the closure need not know how to do nothing
             return subsample.terms.values, lambda _: torch.zeros_like(self.anchor)
         with torch.enable_grad():
             values = log_likelihoods(self.closure, subsample.indices)
-        pull = partial(weighted_sum, values, self.params)
-        return values.detach().double().contiguous(), pull
+        weighted = partial(weighted_sum, values, self.params)
+        return values.detach().double().contiguous(), weighted
 
     def _fused(
-        self, subsample: Subsample, theta: Tensor, values: Tensor, pull: _Pull
+        self, subsample: Subsample, theta: Tensor, values: Tensor, weighted: _Sum
     ) -> Point:
         """Computes by two operators, beside which the closure takes nearly all time."""
         terms, sums = subsample.terms, self.sums
-        fields = (terms.slopes, terms.scales, terms.hessians)
-        weights, bends, numbers = ecs_estimate(
+        fields = (terms.gradients, terms.scales, terms.hessians)
+        weights, hessian_terms, numbers = ecs_estimate(
             values,
             theta,
             self.anchor,
@@ -252,14 +252,14 @@ class SubsampledTarget:
             temperature=self.temperature,
             num_data=self.estimator.num_data,
             batch_size=self.estimator.batch_size,
-            num_products=self.estimator.num_products,
+            num_factors=self.estimator.num_factors,
             lower_bound=self.estimator.lower_bound,
         )
         density, gradient = ecs_density(
             numbers,
-            pull(weights),
+            weighted(weights),
             weights,
-            bends,
+            hessian_terms,
             theta,
             self.anchor,
             *fields,
@@ -275,17 +275,17 @@ class SubsampledTarget:
         return Point(theta, subsample, log, gradient, bool(finite), estimated)
 
     def _composed(
-        self, subsample: Subsample, theta: Tensor, values: Tensor, pull: _Pull
+        self, subsample: Subsample, theta: Tensor, values: Tensor, weighted: _Sum
     ) -> Point:
         """Computes by torch's own operations, for other devices."""
         delta = theta - self.anchor
-        expansions, bends = subsample.terms.expand(delta)
+        expansions, hessian_terms = subsample.terms.expand(delta)
         differences = values - expansions
         estimated, weights = estimate(self.estimator, differences / self.temperature)
-        pulled = pull(weights) - subsample.terms.pull(weights, bends)
-        total, slope = self.sums.at(delta)
+        remainder = weighted(weights) - subsample.terms.gradient(weights, hessian_terms)
+        total, summed = self.sums.at(delta)
         rest = (total - self.prior.energy(theta)) / self.temperature
-        gradient = (pulled + slope - self.prior.slope(theta)) / self.temperature
+        gradient = (remainder + summed - self.prior.gradient(theta)) / self.temperature
         scalars = [estimated.log + rest, gradient.isfinite().all().double()]
         log, finite = torch.stack(scalars).tolist()  # waits for the device only once
         whole = bool(finite) and math.isfinite(log)
@@ -379,23 +379,23 @@ def choose_sizes(
         group: the param group.
     """
     variance = _mean([e.variance for e in estimates])
-    if group["variant"] == "perturbed":
+    if group["estimator"] == "perturbed":
         if target is None:
             return {}
-        return {"subsample_size": subsample_size(variance, target, group)}
-    mean, factors = _mean([e.mean for e in estimates]), group["num_products"]
+        return {"subsample_size": choose_subsample_size(variance, target, group)}
+    mean, factors = _mean([e.mean for e in estimates]), group["num_factors"]
     spread = variance * factors  # of a minibatch's estimate of Σ dₖ
     if target == math.inf:
         # u in blocks bears a larger variance of log|L̂| than 1. But where factors are
         # negative the chain sticks and leaves (docs/samplers/hmcecs.md).
         fall = mean - min(e.lowest for e in estimates)
-        factors = min(max(1, _ceil(3 * fall)), num_factors(spread, 1.0))
+        factors = min(max(1, _ceil(3 * fall)), choose_num_factors(spread, 1.0))
     elif target is not None:
-        factors = num_factors(spread, target)
-    return {"mean_difference": mean, "num_products": factors}
+        factors = choose_num_factors(spread, target)
+    return {"mean_difference": mean, "num_factors": factors}
 
 
-def subsample_size(variance: float, target: float, group: dict[str, Any]) -> int:
+def choose_subsample_size(variance: float, target: float, group: dict[str, Any]) -> int:
     """Returns the m for which log L̂ of "perturbed" has about the target's variance.
 
     The variance is proportional to 1 / m. From fewer than 30 data it is poorly
@@ -406,7 +406,7 @@ def subsample_size(variance: float, target: float, group: dict[str, Any]) -> int
     return min(enough, max(int(group["num_data"]), 2))
 
 
-def num_factors(spread: float, target: float) -> int:
+def choose_num_factors(spread: float, target: float) -> int:
     """Returns the least λ for "signed" by two limits.
 
     log|L̂| has about the target's variance, ``spread`` / λ; and negative signs cost less

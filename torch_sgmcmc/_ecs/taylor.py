@@ -5,9 +5,9 @@ A closure maps indices to per-datum log-likelihoods, at the parameters' present 
 Note [Hessians of rank one]
 In every model whose parameters enter a datum's likelihood through one linear
 predictor ηᵢ = xᵢᵀθ + const (regressions of all kinds), Hᵢ = cᵢ xᵢ xᵢᵀ has rank one.
-Where a :class:`LogLikelihood` has rows xᵢ, cᵢ is a second derivative by ηᵢ, and xᵢ is
-compared with the derivatives of ηᵢ in a random direction. Rounding in xᵢ does not
-change the sampler's target: the sum over the data is of the same expansions.
+Where a :class:`PredictorLogLikelihood` has rows xᵢ, cᵢ is a second derivative by ηᵢ,
+and xᵢ is compared with the derivatives of ηᵢ in a random direction. Rounding in xᵢ does
+not change the sampler's target: the sum over the data is of the same expansions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch_sgmcmc._ecs.likelihood import (
     Closure,
     LikelihoodGraph,
-    LogLikelihood,
+    PredictorLogLikelihood,
     log_likelihoods,
 )
 from torch_sgmcmc.chain.checks import wrong_shape
@@ -63,7 +63,7 @@ class TaylorTerms:
 
     values: Tensor  # [M]
     # [1, M, d], gᵢ; for Hessians of rank one [2, M, d], with xᵢ; constant [0, M, d]
-    slopes: Tensor
+    gradients: Tensor
     scales: Tensor | None = None  # [M]: Hᵢ = scaleᵢ xᵢ xᵢᵀ
     hessians: Tensor | None = None  # [M, d, d]
 
@@ -115,13 +115,13 @@ class TaylorTerms:
         )
 
     def fields(self) -> list[Tensor | None]:
-        return [self.values, self.slopes, self.scales, self.hessians]
+        return [self.values, self.gradients, self.scales, self.hessians]
 
     def part(self, begin: int, end: int) -> TaylorTerms:
         """Returns the expansions of the data [begin, end), as views."""
         return TaylorTerms(
             self.values[begin:end],
-            self.slopes[:, begin:end],
+            self.gradients[:, begin:end],
             None if self.scales is None else self.scales[begin:end],
             None if self.hessians is None else self.hessians[begin:end],
         )
@@ -137,30 +137,30 @@ class TaylorTerms:
         return cls(*joined)  # type: ignore[arg-type]
 
     def expand(self, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the values qᵢ at θ* + δ, and an argument of :meth:`pull`."""
-        kinds, size, d = self.slopes.shape
+        """Returns the values qᵢ at θ* + δ, and an argument of :meth:`gradient`."""
+        kinds, size, d = self.gradients.shape
         if kinds == 0:
-            return self.values, self.slopes
-        along = torch.mv(self.slopes.view(kinds * size, d), delta).view(kinds, size)
+            return self.values, self.gradients
+        along = torch.mv(self.gradients.view(kinds * size, d), delta).view(kinds, size)
         values = self.values + along[0]
         if self.scales is not None:
-            bends = self.scales * along[1]
-            return values.addcmul_(bends, along[1], value=0.5), bends
+            hessian_terms = self.scales * along[1]
+            return values.addcmul_(hessian_terms, along[1], value=0.5), hessian_terms
         if self.hessians is not None:
-            bends = self.hessians @ delta
-            return values.add_(bends @ delta, alpha=0.5), bends
+            hessian_terms = self.hessians @ delta
+            return values.add_(hessian_terms @ delta, alpha=0.5), hessian_terms
         return values, along
 
-    def pull(self, weights: Tensor, bends: Tensor) -> Tensor:
+    def gradient(self, weights: Tensor, hessian_terms: Tensor) -> Tensor:
         """Returns Σ wᵢ ∇qᵢ at the δ of :meth:`expand`."""
-        kinds, size, d = self.slopes.shape
+        kinds, size, d = self.gradients.shape
         if kinds == 0:
-            return self.slopes.new_zeros(d)
+            return self.gradients.new_zeros(d)
         if self.scales is not None:
-            weights = torch.cat([weights, weights * bends])
-        result = torch.mv(self.slopes.view(kinds * size, d).t(), weights)
+            weights = torch.cat([weights, weights * hessian_terms])
+        result = torch.mv(self.gradients.view(kinds * size, d).t(), weights)
         if self.hessians is not None:
-            result = result + weights @ bends
+            result = result + weights @ hessian_terms
         return result
 
 
@@ -211,7 +211,7 @@ class TaylorSums:
                 values = log_likelihoods(closure, indices)
             value += values.detach().double().sum()
             graph = LikelihoodGraph(values, params)
-            gradient += graph.slope.detach().double()
+            gradient += graph.gradient.detach().double()
             if form == WHOLE:
                 hessian += graph.hessian().double()
         return cls(value, gradient, hessian, form)
@@ -220,9 +220,9 @@ class TaylorSums:
         """Returns Σ q and its gradient at θ* + δ."""
         if self.hessian is None:
             return self.value + torch.dot(delta, self.gradient), self.gradient
-        bend = torch.mv(self.hessian, delta)
-        total = self.value + torch.dot(delta, self.gradient + 0.5 * bend)
-        return total, self.gradient + bend
+        hessian_term = torch.mv(self.hessian, delta)
+        total = self.value + torch.dot(delta, self.gradient + 0.5 * hessian_term)
+        return total, self.gradient + hessian_term
 
 
 def kinds_of(form: str) -> int:
@@ -254,8 +254,8 @@ def _without_graph(closure: Closure, indices: Tensor) -> Tensor:
 
 
 def has_rows(closure: Closure) -> bool:
-    """Returns True for a LogLikelihood with rows."""
-    return isinstance(closure, LogLikelihood) and closure.has_rows
+    """Returns True for a PredictorLogLikelihood with rows."""
+    return isinstance(closure, PredictorLogLikelihood) and closure.has_rows
 
 
 def _by_predictor(
@@ -264,10 +264,10 @@ def _by_predictor(
     """Returns ℓ, its first and second derivative by η, and the rows x, in float64."""
     if not has_rows(closure):
         raise RuntimeError(
-            "HMCECS's control variates are those of a LogLikelihood with rows: give "
-            "step() such a closure, or call set_anchor() with this one"
+            "HMCECS's control variates are those of a PredictorLogLikelihood with "
+            "rows: give step() such a closure, or call set_anchor() with this one"
         )
-    assert isinstance(closure, LogLikelihood)
+    assert isinstance(closure, PredictorLogLikelihood)
     with torch.no_grad():
         eta = closure.outputs(indices).detach().requires_grad_()
     _check_predictors(eta, indices)
@@ -295,7 +295,7 @@ def _check_rows(
     closure: Closure, params: list[Tensor], indices: Tensor, z: Tensor
 ) -> None:
     """Raises if rows are not the derivatives of the outputs, in the direction z."""
-    assert isinstance(closure, LogLikelihood)
+    assert isinstance(closure, PredictorLogLikelihood)
     with torch.enable_grad():
         eta = closure.outputs(indices)
     _check_predictors(eta, indices)

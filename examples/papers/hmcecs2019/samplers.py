@@ -199,18 +199,18 @@ def hmc_ecs(
             sampler.step(closure)
             draws.append(theta.detach().clone())
             signs.append(sampler.sign)
-        report = sg.ECSReport.of(sampler, torch.stack(draws), signs)
+        report = sg.ECSEfficiency.of(sampler, torch.stack(draws), signs)
         numbers = {k: v for k, v in asdict(report).items() if not isinstance(v, tuple)}
         return {
             "draws": torch.stack(draws).numpy()[None],
             "signs": np.array(signs)[None],
             "subsample_size": sampler.param_groups[0]["subsample_size"],
-            "num_products": sampler.param_groups[0]["num_products"],
+            "num_factors": sampler.param_groups[0]["num_factors"],
             **numbers,
         }
 
-    variant = common.get("variant", "perturbed")
-    name = f"{problem.name}-{variant}-{seed}"
+    estimator = common.get("estimator", "perturbed")
+    name = f"{problem.name}-{estimator}-{seed}"
     return Run.of(kept_arrays(cache, name, [*key, common, warmup], make))
 
 
