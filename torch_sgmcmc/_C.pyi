@@ -23,7 +23,6 @@ class Purpose(IntEnum):
     BOUNCE_CLOCK = 6
     REFRESHMENT = 7
     MINIBATCH = 8
-    STRATA = 9
     SUBSAMPLE = 10
     SUBSAMPLE_BLOCK = 11
     POISSON = 12
@@ -100,16 +99,6 @@ def minibatches(
     *,
     count: int,
     replacement: bool,
-    seed: int,
-    step: int,
-    num_replicas: int,
-    rank: int,
-) -> bytearray: ...
-def stratified_minibatches(
-    ends: Sequence[int],
-    batch_size: int,
-    *,
-    count: int,
     seed: int,
     step: int,
     num_replicas: int,

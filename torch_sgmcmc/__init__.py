@@ -33,8 +33,6 @@ from torch_sgmcmc.judge.learning_coefficient import (
 from torch_sgmcmc.judge.replicas import check_replicas, check_replicas_every
 from torch_sgmcmc.minibatch import (
     IndependentBatchSampler,
-    StratifiedBatchSampler,
-    kmeans_strata,
 )
 from torch_sgmcmc.posterior import scoring
 from torch_sgmcmc.posterior.driver import ChainState, sample
@@ -96,7 +94,6 @@ __all__ = [
     "SampleWriter",
     "Sampler",
     "SharedNoiseWarning",
-    "StratifiedBatchSampler",
     "TimeAverage",
     "Verdict",
     "__version__",
@@ -107,7 +104,6 @@ __all__ = [
     "compiled_steps",
     "convergence",
     "fold_in",
-    "kmeans_strata",
     "load",
     "local_learning_coefficient",
     "losses",
