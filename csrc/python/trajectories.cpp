@@ -8,7 +8,6 @@
 #include "core/counter.h"
 #include "host/closure_watch.h"
 #include "host/dual_averaging.h"
-#include "host/hessian_size.h"
 #include "host/index_chain.h"
 #include "host/leapfrog_steps.h"
 #include "host/metropolis.h"
@@ -57,10 +56,6 @@ void BindTrajectories(py::module_& m) {
         "Of EWSG's minibatches (csrc/host/closure_watch.h).");
 
   m.def("ratio", &torch_sgmcmc::Ratio, py::arg("part"), py::arg("whole"));
-  m.def("check_hessian_size",
-        &torch_sgmcmc::CheckHessianSize,
-        py::arg("num_parameters"),
-        "Of control variates (csrc/host/hessian_size.h).");
   m.attr("MOST_WARMUP_STEPS") = torch_sgmcmc::kMostWarmupSteps;
   m.def("leapfrog_steps",
         &torch_sgmcmc::LeapfrogSteps,

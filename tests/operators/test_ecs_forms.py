@@ -202,7 +202,7 @@ def test_passes_by_single_directions_and_by_batches() -> None:
 
 
 def test_a_hessian_of_many_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_sgmcmc.chain.jacobians._MOST_ELEMENTS", 2 * (4 + 12))
+    monkeypatch.setattr("torch_sgmcmc._ecs.likelihood._MOST_ELEMENTS", 2 * (4 + 12))
     fitted = Fitted(MODELS["two predictors"])
     graph = LikelihoodGraph(fitted(torch.arange(12)), fitted.params)
     h = torch.stack([fitted.derivatives(i)[2] for i in range(12)])

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from torch_sgmcmc.chain.checks import check_callable, wrong_shape
-from torch_sgmcmc.chain.jacobians import bases, jacobian
 
 __all__ = [
     "Closure",
@@ -17,6 +16,7 @@ __all__ = [
     "PredictorLogLikelihood",
     "RowCache",
     "flat",
+    "jacobian",
     "log_likelihoods",
     "split",
     "weighted_sum",
@@ -27,6 +27,9 @@ Closure = Callable[[Tensor], Tensor]
 # Data from which on single backward passes are quicker than a batch of them, in which
 # the products of matrices with vectors become slow batches of products of matrices.
 _SINGLY = 1024
+
+# Elements of what is computed at once for a batch of directions.
+_MOST_ELEMENTS = 2**25
 
 # Below this part of changed rows the unchanged ones are copied from the last call's.
 _FEW = 0.25
@@ -305,7 +308,7 @@ def _columns_of_linear(linear: Tensor, weights: Tensor) -> Tensor:
     d, size = len(linear), weights.numel()
     out = linear.new_empty(d, size)
     begin = 0
-    for basis in bases(d, linear, d + size):
+    for basis in _bases(d, linear, d + size):
         end = begin + len(basis)
         if size < _SINGLY:
             (rows,) = torch.autograd.grad(
@@ -320,3 +323,40 @@ def _columns_of_linear(linear: Tensor, weights: Tensor) -> Tensor:
                 row.copy_(part.reshape(size))
         begin = end
     return out
+
+
+def jacobian(outputs: Tensor, params: list[Tensor], width: int) -> Tensor:
+    """Returns the derivatives of ``outputs`` [n], with a graph, by parameters: [n, d].
+
+    Args:
+        outputs: the numbers that are differentiated.
+        params: the parameters.
+        width: a guess of the elements that the pass for one row takes.
+    """
+    rows = []
+    for basis in _bases(len(outputs), outputs, width):
+        parts = torch.autograd.grad(
+            outputs,
+            params,
+            basis,
+            retain_graph=True,
+            is_grads_batched=True,
+            allow_unused=True,
+        )
+        count = len(basis)
+        columns = [
+            p.new_zeros(count, p.numel()) if g is None else g.reshape(count, -1)
+            for p, g in zip(params, parts, strict=True)
+        ]
+        rows.append(torch.cat(columns, 1))
+    return torch.cat(rows)
+
+
+def _bases(d: int, like: Tensor, width: int) -> Iterable[Tensor]:
+    """Yields the rows of the identity, in pieces that keep memory bounded."""
+    rows = max(1, _MOST_ELEMENTS // width)
+    for begin in range(0, d, rows):
+        count = min(rows, d - begin)
+        basis = torch.zeros(count, d, dtype=like.dtype, device=like.device)
+        basis[:, begin : begin + count].fill_diagonal_(1)
+        yield basis

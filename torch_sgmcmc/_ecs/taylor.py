@@ -22,10 +22,10 @@ from torch_sgmcmc._ecs.likelihood import (
     Closure,
     LikelihoodGraph,
     PredictorLogLikelihood,
+    jacobian,
     log_likelihoods,
 )
 from torch_sgmcmc.chain.checks import wrong_shape
-from torch_sgmcmc.chain.jacobians import jacobian
 
 __all__ = [
     "CONSTANT",
