@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from ewsg2021.strata import StratifiedBatches, kmeans_strata
+from ewsg2021.strata import StratifiedBatches, cluster
 from harness.minibatches import (
     STRATA_MUTATIONS,
     check_inclusion,
@@ -87,12 +87,12 @@ def test_resuming() -> None:
 
 
 @pytest.mark.parametrize("count", [300, 12_000])
-def test_kmeans_finds_separate_clusters(count: int) -> None:
+def test_clusters_are_found(count: int) -> None:
     g = torch.Generator().manual_seed(0)
     truth = torch.randint(3, (count,), generator=g)
     centres = torch.tensor([[0.0, 0.0], [30.0, 0.0], [0.0, 30.0]])
     x = centres[truth] + torch.randn(count, 2, generator=g)
-    strata = kmeans_strata(x, 3, seed=1)
+    strata = cluster(x, 3, seed=1)
     pairs = {(int(a), int(b)) for a, b in zip(truth, strata, strict=True)}
     assert len(pairs) == 3  # each cluster is one stratum
     batch = StratifiedBatches(strata, 30, seed=0).draw(1)[0]

@@ -1,9 +1,10 @@
-"""How efficient a run of HMC-ECS was."""
+"""Efficiency of a run of HMC-ECS."""
 
 from __future__ import annotations
 
 import importlib
 import math
+import statistics
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,7 +115,7 @@ class ECSEfficiency:
         )
 
     def __str__(self) -> str:
-        """A markdown table."""
+        """Returns a markdown table."""
         rows = {
             "α_u": f"{self.subsample_acceptance:.3f}",
             "α_θ": f"{self.acceptance:.3f}",
@@ -140,10 +141,8 @@ def _effective_draws(draws: Tensor) -> list[float]:
 
 
 def _spread(values: list[float]) -> tuple[float, float, float]:
-    """The least, the median (of an even number the mean of two) and the largest."""
-    ordered = sorted(values)
-    n = len(ordered)
-    return ordered[0], (ordered[(n - 1) // 2] + ordered[n // 2]) / 2, ordered[-1]
+    """Returns the least, the median and the largest value."""
+    return min(values), statistics.median(values), max(values)
 
 
 def _numbers(values: tuple[float, float, float]) -> str:

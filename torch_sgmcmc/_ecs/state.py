@@ -1,4 +1,4 @@
-"""What HMC-ECS keeps from step to step: θ*, a subsample, and counts."""
+"""State of HMC-ECS between steps: θ*, a subsample, and counts."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import torch_sgmcmc as sg
 
-__all__ = ["StratifiedBatches", "kmeans_strata"]
+__all__ = ["StratifiedBatches", "cluster"]
 
 
 class StratifiedBatches:
@@ -78,7 +78,7 @@ class StratifiedBatches:
         self.seed, self.num_drawn = state_dict["seed"], state_dict["num_drawn"]
 
 
-def kmeans_strata(x: Tensor, num_strata: int, seed: int) -> Tensor:
+def cluster(x: Tensor, num_strata: int, seed: int) -> Tensor:
     """Returns the cluster of each row of x, by k-means."""
     kind = KMeans if len(x) <= 10_000 else MiniBatchKMeans
     clusters = kind(num_strata, n_init=3, random_state=seed)

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 import torch_sgmcmc as sg
 
-from ..strata import StratifiedBatches, kmeans_strata
+from ..strata import StratifiedBatches, cluster
 from .data import Split
 from .methods import FRICTION, METHODS, Firefly, Method
 from .model import (
@@ -130,7 +130,7 @@ def _minibatches(config: RunConfig, split: Split) -> Iterator[tuple[Tensor, Tens
     size = config.minibatch_size
     batches: sg.IndependentBatchSampler | StratifiedBatches
     if method.stratified:
-        strata = kmeans_strata(split.train_x, config.num_strata, config.seed)
+        strata = cluster(split.train_x, config.num_strata, config.seed)
         batches = StratifiedBatches(strata, size, config.seed)
     else:
         batches = sg.IndependentBatchSampler(len(split.train_x), size, seed=config.seed)
