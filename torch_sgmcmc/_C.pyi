@@ -23,7 +23,6 @@ class Purpose(IntEnum):
     BOUNCE_CLOCK = 6
     REFRESHMENT = 7
     MINIBATCH = 8
-    STRATA = 9
     SUBSAMPLE = 10
     SUBSAMPLE_BLOCK = 11
     POISSON = 12
@@ -105,16 +104,6 @@ def minibatches(
     num_replicas: int,
     rank: int,
 ) -> bytearray: ...
-def stratified_minibatches(
-    ends: Sequence[int],
-    batch_size: int,
-    *,
-    count: int,
-    seed: int,
-    step: int,
-    num_replicas: int,
-    rank: int,
-) -> bytearray: ...
 def check_share(batch_size: int, num_replicas: int, rank: int) -> None: ...
 def changes_running(
     before: int,
@@ -128,7 +117,6 @@ def equal_running(
     before: int | None, equal: bool, zero: bool, *, hint: str, off: str
 ) -> int | None: ...
 def ratio(part: float, whole: float) -> float: ...
-def check_hessian_size(num_parameters: int) -> None: ...
 def leapfrog_steps(
     num_steps: int | None,
     length: float | None,
@@ -136,26 +124,13 @@ def leapfrog_steps(
     most: int | None = None,
 ) -> int: ...
 def mean_acceptance(log_ratios: Sequence[float]) -> float: ...
-def mean_of(numbers: Sequence[float]) -> float: ...
-def choose_subsample_size(
-    variances: Sequence[float], size: int, target: float, num_data: int
-) -> int: ...
-def choose_num_products(
-    variances: Sequence[float], size: int, target: float
-) -> int: ...
-def choose_num_products_by_lowest(
-    variances: Sequence[float],
-    size: int,
-    means: Sequence[float],
-    lowest: Sequence[float],
-) -> int: ...
 
 class ECSEstimator:
     def __init__(
         self,
         num_data: float,
         batch_size: int = 1,
-        num_products: int = 0,
+        num_factors: int = 0,
         lower_bound: float = 0.0,
     ) -> None: ...
     @property
@@ -163,7 +138,7 @@ class ECSEstimator:
     @property
     def batch_size(self) -> int: ...
     @property
-    def num_products(self) -> int: ...
+    def num_factors(self) -> int: ...
     @property
     def lower_bound(self) -> float: ...
     def estimate(
@@ -178,20 +153,6 @@ class ECSEstimator:
         present_variance: float,
         max_variance: float,
     ) -> bool: ...
-
-def is_check_due(trajectories: int, num_data: float, cost: float) -> bool: ...
-def deepest_fall(dimension: int) -> float: ...
-
-class ECSSchedule:
-    def __init__(self, steps: int, anchor_every: int) -> None: ...
-    def check_sizing(self) -> None: ...
-    def moves_anchor_after(self, done: int) -> bool: ...
-    def chooses_sizes_after(self, done: int) -> bool: ...
-
-def first_late(draws: int) -> int: ...
-def check_as_begun(
-    name: str, now: float | None, begun: float | None, way_out: str = ""
-) -> None: ...
 
 class Subsample:
     def __init__(

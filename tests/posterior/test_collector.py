@@ -224,7 +224,7 @@ def test_sbps_stores_points_of_the_trajectory(tmp_path: Path) -> None:
         assert math.isnan(one.lr) and 1 <= one.step <= 60
 
 
-def signed(theta: Tensor) -> tuple[sg.HMCECS, sg.LogLikelihood]:
+def signed(theta: Tensor) -> tuple[sg.HMCECS, sg.PredictorLogLikelihood]:
     """A regression of which so little is seen that estimates become negative."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(200, 2, dtype=torch.float64, generator=generator)
@@ -238,10 +238,10 @@ def signed(theta: Tensor) -> tuple[sg.HMCECS, sg.LogLikelihood]:
         *([theta],),
         num_data=200,
         subsample_size=1,
-        num_products=3,
+        num_factors=3,
         num_blocks=1,
-        variant="signed",
-        control_variate=1,
+        estimator="signed",
+        taylor_order=1,
         mass_matrix="identity",
         prior_precision=1.0,
         step_size=0.05,

@@ -4,7 +4,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "host/as_begun.h"
 #include "libtorch/core/text.h"
 
 namespace torch_sgmcmc {

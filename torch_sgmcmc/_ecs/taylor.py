@@ -1,15 +1,13 @@
 """Taylor expansions of each datum's log-likelihood around a fixed point θ*.
 
-Everything is computed from a closure that maps indices to per-datum log-likelihoods,
-at the parameters' present values.
+A closure maps indices to per-datum log-likelihoods, at the parameters' present values.
 
 Note [Hessians of rank one]
 In every model whose parameters enter a datum's likelihood through one linear
 predictor ηᵢ = xᵢᵀθ + const (regressions of all kinds), Hᵢ = cᵢ xᵢ xᵢᵀ has rank one.
-Where a :class:`LogLikelihood` says what xᵢ is, cᵢ is a second derivative by ηᵢ, and xᵢ
-is compared with the derivatives of ηᵢ in a random direction. Rounding in xᵢ does no
-harm to the sampler's target: what is added up over the data is the very expansion that
-is used for each datum.
+Where a :class:`PredictorLogLikelihood` has rows xᵢ, cᵢ is a second derivative by ηᵢ,
+and xᵢ is compared with the derivatives of ηᵢ in a random direction. Rounding in xᵢ does
+not change the sampler's target: the sum over the data is of the same expansions.
 """
 
 from __future__ import annotations
@@ -20,10 +18,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torch_sgmcmc._ecs.likelihood import (
+    Closure,
+    LikelihoodGraph,
+    PredictorLogLikelihood,
+    jacobian,
+    log_likelihoods,
+)
 from torch_sgmcmc.chain.checks import wrong_shape
-from torch_sgmcmc.chain.jacobians import jacobian
-from torch_sgmcmc.ecs.likelihood_graph import Closure, LikelihoodGraph, log_likelihoods
-from torch_sgmcmc.ecs.log_likelihood import LogLikelihood
 
 __all__ = [
     "CONSTANT",
@@ -37,9 +39,9 @@ __all__ = [
     "kinds_of",
 ]
 
-# What is kept of each datum's Hessian, and how it is computed; CONSTANT is without
-# gradients too.
-CONSTANT, LINEAR = "constant", "none"
+# Forms of an expansion: without derivatives; with gradients; and with Hessians, of rank
+# one from the rows of a linear predictor, or whole.
+CONSTANT, LINEAR = "constant", "linear"
 PREDICTOR, WHOLE = "predictor", "whole"
 
 # Parameters from which on each datum's gradient is a backward pass of its own, and not
@@ -61,7 +63,7 @@ class TaylorTerms:
 
     values: Tensor  # [M]
     # [1, M, d], gᵢ; for Hessians of rank one [2, M, d], with xᵢ; constant [0, M, d]
-    slopes: Tensor
+    gradients: Tensor
     scales: Tensor | None = None  # [M]: Hᵢ = scaleᵢ xᵢ xᵢᵀ
     hessians: Tensor | None = None  # [M, d, d]
 
@@ -74,12 +76,18 @@ class TaylorTerms:
         form: str,
         like: Tensor,
     ) -> TaylorTerms:
-        """Those of the data with these indices, around the parameters as they are.
+        """Expands the data with these indices around the present parameters.
 
         ``like`` has the parameters' number, in float64, and their device.
         """
         if len(indices) == 0:  # the closure need not know how to compute nothing
-            return cls._of_nothing(form, like)
+            d, kinds = len(like), kinds_of(form)
+            return cls(
+                like.new_empty(0),
+                like.new_empty(kinds, 0, d),
+                like.new_empty(0) if kinds == 2 else None,
+                like.new_empty(0, d, d) if form == WHOLE else None,
+            )
         if form == CONSTANT:
             none = like.new_empty(0, len(indices), len(like))
             return cls(_without_graph(closure, indices), none)
@@ -106,31 +114,21 @@ class TaylorTerms:
             hessians=torch.stack(columns, dim=2).double(),
         )
 
-    @classmethod
-    def _of_nothing(cls, form: str, like: Tensor) -> TaylorTerms:
-        d, kinds = len(like), kinds_of(form)
-        return cls(
-            like.new_empty(0),
-            like.new_empty(kinds, 0, d),
-            like.new_empty(0) if kinds == 2 else None,
-            like.new_empty(0, d, d) if form == WHOLE else None,
-        )
-
     def fields(self) -> list[Tensor | None]:
-        return [self.values, self.slopes, self.scales, self.hessians]
+        return [self.values, self.gradients, self.scales, self.hessians]
 
     def part(self, begin: int, end: int) -> TaylorTerms:
-        """Those of the data [begin, end), as views."""
+        """Returns the expansions of the data [begin, end), as views."""
         return TaylorTerms(
             self.values[begin:end],
-            self.slopes[:, begin:end],
+            self.gradients[:, begin:end],
             None if self.scales is None else self.scales[begin:end],
             None if self.hessians is None else self.hessians[begin:end],
         )
 
     @classmethod
     def join(cls, parts: list[TaylorTerms]) -> TaylorTerms:
-        """One after the other."""
+        """Concatenates expansions."""
         columns = list(zip(*(part.fields() for part in parts), strict=True))
         joined = [
             None if column[0] is None else torch.cat(column, dim=int(i == 1))
@@ -139,41 +137,41 @@ class TaylorTerms:
         return cls(*joined)  # type: ignore[arg-type]
 
     def expand(self, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """The values qᵢ at θ* + δ, and what :meth:`pull` needs for that δ."""
-        kinds, size, d = self.slopes.shape
+        """Returns the values qᵢ at θ* + δ, and an argument of :meth:`gradient`."""
+        kinds, size, d = self.gradients.shape
         if kinds == 0:
-            return self.values, self.slopes
-        along = torch.mv(self.slopes.view(kinds * size, d), delta).view(kinds, size)
+            return self.values, self.gradients
+        along = torch.mv(self.gradients.view(kinds * size, d), delta).view(kinds, size)
         values = self.values + along[0]
         if self.scales is not None:
-            bends = self.scales * along[1]
-            return values.addcmul_(bends, along[1], value=0.5), bends
+            hessian_terms = self.scales * along[1]
+            return values.addcmul_(hessian_terms, along[1], value=0.5), hessian_terms
         if self.hessians is not None:
-            bends = self.hessians @ delta
-            return values.add_(bends @ delta, alpha=0.5), bends
+            hessian_terms = self.hessians @ delta
+            return values.add_(hessian_terms @ delta, alpha=0.5), hessian_terms
         return values, along
 
-    def pull(self, weights: Tensor, bends: Tensor) -> Tensor:
-        """Σ wᵢ ∇qᵢ at the δ of :meth:`expand`."""
-        kinds, size, d = self.slopes.shape
+    def gradient(self, weights: Tensor, hessian_terms: Tensor) -> Tensor:
+        """Returns Σ wᵢ ∇qᵢ at the δ of :meth:`expand`."""
+        kinds, size, d = self.gradients.shape
         if kinds == 0:
-            return self.slopes.new_zeros(d)
+            return self.gradients.new_zeros(d)
         if self.scales is not None:
-            weights = torch.cat([weights, weights * bends])
-        result = torch.mv(self.slopes.view(kinds * size, d).t(), weights)
+            weights = torch.cat([weights, weights * hessian_terms])
+        result = torch.mv(self.gradients.view(kinds * size, d).t(), weights)
         if self.hessians is not None:
-            result = result + weights @ bends
+            result = result + weights @ hessian_terms
         return result
 
 
 @dataclass
 class TaylorSums:
-    """The sum over all data of what :class:`TaylorTerms` has of each."""
+    """The sum of the expansions of all data."""
 
     value: Tensor
     gradient: Tensor  # [d]
     hessian: Tensor | None  # [d, d]; None in expansions of order 0 and 1
-    form: str  # of each datum's Hessian
+    form: str  # of each datum's expansion
 
     @classmethod
     def at_present(
@@ -184,10 +182,9 @@ class TaylorSums:
         form: str,
         probe: Tensor,
     ) -> TaylorSums:
-        """The sums over all chunks of indices, around the parameters as they are.
+        """Expands all chunks of indices around the present parameters.
 
-        For LINEAR Hessians are not summed up, for CONSTANT gradients neither. Rows are
-        tested in a random direction [d].
+        Rows are tested in a random direction, ``probe`` [d].
 
         Raises:
             ValueError: the closure's rows are not the derivatives of its outputs.
@@ -196,7 +193,7 @@ class TaylorSums:
         like = {"dtype": torch.float64, "device": probe.device}
         value, gradient = torch.zeros((), **like), torch.zeros(d, **like)
         hessian = torch.zeros(d, d, **like) if has_hessian(form) else None
-        scaled, tested = None, False
+        tested = False
         for indices in chunks:
             if has_rows(closure) and not tested:
                 _check_rows(closure, params, indices[:_TESTED], probe)
@@ -208,41 +205,40 @@ class TaylorSums:
                 values, first, second, rows = _by_predictor(closure, indices, d)
                 value += values.sum()
                 gradient += torch.mv(rows.t(), first)
-                scaled = _product(rows, second, scaled)
-                hessian += scaled.t() @ rows
+                hessian += (second[:, None] * rows).t() @ rows
                 continue
             with torch.enable_grad():
                 values = log_likelihoods(closure, indices)
             value += values.detach().double().sum()
             graph = LikelihoodGraph(values, params)
-            gradient += graph.slope.detach().double()
+            gradient += graph.gradient.detach().double()
             if form == WHOLE:
                 hessian += graph.hessian().double()
         return cls(value, gradient, hessian, form)
 
     def at(self, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ q and its gradient at θ* + δ."""
+        """Returns Σ q and its gradient at θ* + δ."""
         if self.hessian is None:
             return self.value + torch.dot(delta, self.gradient), self.gradient
-        bend = torch.mv(self.hessian, delta)
-        total = self.value + torch.dot(delta, self.gradient + 0.5 * bend)
-        return total, self.gradient + bend
+        hessian_term = torch.mv(self.hessian, delta)
+        total = self.value + torch.dot(delta, self.gradient + 0.5 * hessian_term)
+        return total, self.gradient + hessian_term
 
 
 def kinds_of(form: str) -> int:
-    """How many rows [d] are kept of each datum."""
+    """Returns the number of rows [d] that are kept of each datum."""
     return {CONSTANT: 0, PREDICTOR: 2}.get(form, 1)
 
 
 def has_hessian(form: str) -> bool:
-    """Whether the expansions are of second order."""
+    """Returns True if the expansions are of second order."""
     return form not in (CONSTANT, LINEAR)
 
 
 def _one_by_one(
     closure: Closure, params: list[Tensor], indices: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """ℓ [M] and its gradients [1, M, d], by backward passes for each datum."""
+    """Returns ℓ [M] and its gradients [1, M, d], by a backward pass for each datum."""
     values, rows = [], []
     for part in indices.split(_TOGETHER):
         with torch.enable_grad():
@@ -257,27 +253,21 @@ def _without_graph(closure: Closure, indices: Tensor) -> Tensor:
         return log_likelihoods(closure, indices).double()
 
 
-def _product(rows: Tensor, scales: Tensor, out: Tensor | None) -> Tensor:
-    """The scaled rows; where they fit, in the memory of others."""
-    if out is None or out.shape != rows.shape:
-        out = torch.empty_like(rows)
-    return torch.mul(rows, scales[:, None], out=out)
-
-
 def has_rows(closure: Closure) -> bool:
-    """Whether it says that its outputs are linear predictors."""
-    return isinstance(closure, LogLikelihood) and closure.has_rows
+    """Returns True for a PredictorLogLikelihood with rows."""
+    return isinstance(closure, PredictorLogLikelihood) and closure.has_rows
 
 
 def _by_predictor(
     closure: Closure, indices: Tensor, d: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """ℓ, its first and second derivative by η, and the rows x, in float64."""
-    if not isinstance(closure, LogLikelihood) or not closure.has_rows:
+    """Returns ℓ, its first and second derivative by η, and the rows x, in float64."""
+    if not has_rows(closure):
         raise RuntimeError(
-            "HMCECS's control variates are those of a LogLikelihood with rows: give "
-            "step() such a closure, or call set_anchor() with this one"
+            "HMCECS's control variates are those of a PredictorLogLikelihood with "
+            "rows: give step() such a closure, or call set_anchor() with this one"
         )
+    assert isinstance(closure, PredictorLogLikelihood)
     with torch.no_grad():
         eta = closure.outputs(indices).detach().requires_grad_()
     _check_predictors(eta, indices)
@@ -305,7 +295,7 @@ def _check_rows(
     closure: Closure, params: list[Tensor], indices: Tensor, z: Tensor
 ) -> None:
     """Raises if rows are not the derivatives of the outputs, in the direction z."""
-    assert isinstance(closure, LogLikelihood)
+    assert isinstance(closure, PredictorLogLikelihood)
     with torch.enable_grad():
         eta = closure.outputs(indices)
     _check_predictors(eta, indices)

@@ -1,9 +1,10 @@
-"""How efficient a run of HMC-ECS was."""
+"""Efficiency of a run of HMC-ECS."""
 
 from __future__ import annotations
 
 import importlib
 import math
+import statistics
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +15,16 @@ import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain.checks import wrong_shape
 from torch_sgmcmc.hmcecs import HMCECS
 
-__all__ = ["ECSReport"]
+__all__ = ["ECSEfficiency"]
 
 
 @dataclass(frozen=True)
-class ECSReport:
-    r"""What a run of :class:`HMCECS` cost and gave, as in tables 2 and 4 of its paper.
+class ECSEfficiency:
+    r"""Cost and effective draws of a run of :class:`HMCECS`: the paper's tables 2, 4.
 
     ESS is the effective number of R autocorrelated draws (for their mean,
-    by ArviZ) and IF = R / ESS. A signed run's draws are worth :math:`(2\tau - 1)^2` of
-    theirs, τ being the fraction of positive signs. The computational time, free of any
+    by ArviZ) and IF = R / ESS. Of a signed run the factor :math:`(2\tau - 1)^2` of ESS
+    is left, τ being the fraction of positive signs. The computational time, free of any
     machine, is CT = IF · evaluations / (2τ - 1)² (eq. 3.2 and 5.4).
 
     Attributes:
@@ -46,7 +47,7 @@ class ECSReport:
         ...     sampler.step(closure)
         ...     draws.append(theta.detach().clone())
         ...     signs.append(sampler.sign)
-        >>> print(ECSReport.of(sampler, torch.stack(draws), signs))
+        >>> print(ECSEfficiency.of(sampler, torch.stack(draws), signs))
 
     Reference:
         K.-D. Dang et al., JMLR 20, 2019, section 6.2.
@@ -65,8 +66,10 @@ class ECSReport:
     computational_time: tuple[float, float, float]
 
     @classmethod
-    def of(cls, sampler: HMCECS, draws: Tensor, signs: Any | None = None) -> ECSReport:
-        """The report on a run.
+    def of(
+        cls, sampler: HMCECS, draws: Tensor, signs: Any | None = None
+    ) -> ECSEfficiency:
+        """Computes the efficiency of a run.
 
         Args:
             sampler: whose draws they are.
@@ -92,8 +95,8 @@ class ECSReport:
         factors = [count / ess for ess in effective]
         group = sampler.param_groups[0]
         used = group["subsample_size"]
-        if group["variant"] == "signed":
-            used *= group["num_products"]
+        if group["estimator"] == "signed":
+            used *= group["num_factors"]
         evaluations = sampler.num_evaluations
         times = [f * evaluations / kept if kept > 0 else math.inf for f in factors]
         length, step_size = group["trajectory_length"], group["step_size"]
@@ -112,7 +115,7 @@ class ECSReport:
         )
 
     def __str__(self) -> str:
-        """A markdown table."""
+        """Returns a markdown table."""
         rows = {
             "α_u": f"{self.subsample_acceptance:.3f}",
             "α_θ": f"{self.acceptance:.3f}",
@@ -138,10 +141,8 @@ def _effective_draws(draws: Tensor) -> list[float]:
 
 
 def _spread(values: list[float]) -> tuple[float, float, float]:
-    """The least, the median (of an even number the mean of two) and the largest."""
-    ordered = sorted(values)
-    n = len(ordered)
-    return ordered[0], (ordered[(n - 1) // 2] + ordered[n // 2]) / 2, ordered[-1]
+    """Returns the least, the median and the largest value."""
+    return min(values), statistics.median(values), max(values)
 
 
 def _numbers(values: tuple[float, float, float]) -> str:

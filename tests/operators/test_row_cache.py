@@ -28,7 +28,7 @@ class Counting:
 
 
 def test_equal_indexing(monkeypatch: pytest.MonkeyPatch) -> None:
-    counting, rows = Counting(monkeypatch), sg.GatheredRows(X, Y)
+    counting, rows = Counting(monkeypatch), sg.RowCache(X, Y)
     indices = torch.randint(50, (40,), generator=G)
     for change, looked_up in (
         (range(0), 80),
@@ -51,7 +51,7 @@ def test_equal_indexing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_other_lengths_and_changed_indices() -> None:
-    rows = sg.GatheredRows(X)
+    rows = sg.RowCache(X)
     for size in (10, 12, 0, 0, 3):
         indices = torch.randint(50, (size,), generator=G)
         assert torch.equal(rows(indices)[0], X[indices])
@@ -66,4 +66,4 @@ def test_other_lengths_and_changed_indices() -> None:
 def test_errors(tensors: tuple[Tensor, ...], shapes: str) -> None:
     text = f"Invalid tensors: shapes {shapes} (must be one or more, of equal length)"
     with pytest.raises(ValueError, match=re.escape(text)):
-        sg.GatheredRows(*tensors)
+        sg.RowCache(*tensors)

@@ -19,8 +19,8 @@ def run() -> sg.HMCECS:
         [p],
         num_data=40,
         subsample_size=3,
-        variant="signed",
-        num_products=4,
+        estimator="signed",
+        num_factors=4,
         num_blocks=4,
         trajectory_length=1.0,
         step_size=0.3,
@@ -46,7 +46,7 @@ def test_the_numbers() -> None:
         draws[i, 0] = 0.6 * draws[i - 1, 0] + 0.8 * noise[i, 0]
     signs = torch.ones(4000)
     signs[::10] = -1  # τ = 0.9, (2τ - 1)² = 0.64
-    report = sg.ECSReport.of(sampler, draws, signs)
+    report = sg.ECSEfficiency.of(sampler, draws, signs)
     assert report.positive == pytest.approx(0.9)
     least, median, largest = report.effective_draws
     assert 4000 * 0.64 / 4 * 0.8 < least < 4000 * 0.64 / 4 * 1.25
@@ -61,7 +61,7 @@ def test_the_numbers() -> None:
     assert high == pytest.approx(4000 / least * report.evaluations)
     assert report.acceptance == sampler.acceptance_rate
     assert report.subsample_acceptance == sampler.subsample_acceptance_rate
-    unsigned = sg.ECSReport.of(sampler, draws)
+    unsigned = sg.ECSEfficiency.of(sampler, draws)
     assert unsigned.effective_draws[0] == pytest.approx(least / 0.64)
 
 
@@ -69,7 +69,7 @@ def test_the_table() -> None:
     sampler = run()
     g = torch.Generator().manual_seed(0)
     draws = torch.randn(100, 2, generator=g)
-    table = str(sg.ECSReport.of(sampler, draws)).splitlines()
+    table = str(sg.ECSEfficiency.of(sampler, draws)).splitlines()
     assert table[1] == "| --- | --- |"
     assert all(line.count("|") == 3 for line in table)
     rows = {line.split("|")[1].strip(): line.split("|")[2].strip() for line in table}
@@ -81,13 +81,13 @@ def test_the_table() -> None:
 
 def test_useless_signs() -> None:
     signs = torch.tensor([1.0, -1.0] * 20)
-    report = sg.ECSReport.of(run(), torch.randn(40, 2), signs)
+    report = sg.ECSEfficiency.of(run(), torch.randn(40, 2), signs)
     assert report.computational_time[1] == math.inf
 
 
 def test_bad_arguments() -> None:
     sampler = run()
     with pytest.raises(ValueError, match=r"Invalid draws: shape \[5\] \(must be \[R"):
-        sg.ECSReport.of(sampler, torch.zeros(5))
+        sg.ECSEfficiency.of(sampler, torch.zeros(5))
     with pytest.raises(ValueError, match="Invalid signs: must be 5 numbers"):
-        sg.ECSReport.of(sampler, torch.zeros(5, 2), torch.zeros(5))
+        sg.ECSEfficiency.of(sampler, torch.zeros(5, 2), torch.zeros(5))
