@@ -7,34 +7,16 @@
 #include <cmath>
 #include <set>
 #include <stdexcept>
+#include <utility>
 
-#include "host/settings.h"
 #include "libtorch/core/checks.h"
-#include "libtorch/core/momentum.h"
 #include "libtorch/core/parameters.h"
-#include "libtorch/core/rescaling.h"
-#include "libtorch/core/text.h"
+#include "libtorch/core/tensor_lists.h"
 
 namespace torch_sgmcmc {
 namespace {
 
-constexpr const char* kWithGamma = "PSGLD with Γ";
-
 using Names = std::set<std::string>;  // sorted, as messages list them
-
-Names KeysOf(const SamplerOptions& options) {
-  Names keys = {"seed",
-                "step",
-                "offsets",
-                "sizes",
-                "next_offset",
-                "capturable",
-                "nonfinite",
-                "num_skipped"};
-  for (std::string& key : options.keys()) keys.insert(std::move(key));
-  for (std::string& key : RecordKeys(options)) keys.insert(std::move(key));
-  return keys;
-}
 
 std::string InARow(const Names& names) {
   std::string row;
@@ -59,7 +41,7 @@ std::string TextOf(const c10::IValue& value) {
   if (value.isString()) return Shown(value.toStringRef());
   if (value.isDouble()) return Shown(value.toDouble());
   if (value.isTensor()) {
-    return "tensor(" + std::to_string(value.toTensor().item().toLong()) + ")";
+    return std::to_string(value.toTensor().item<int64_t>());
   }
   std::string text;
   for (const c10::IValue& element : value.toList().vec()) {
@@ -77,6 +59,9 @@ bool Alike(const c10::IValue& a, const c10::IValue& b) {
     return x.size() == y.size() &&
            std::equal(x.begin(), x.end(), y.begin(), Alike);
   }
+  if (a.isTensor() && b.isTensor()) {
+    return a.toTensor().item<int64_t>() == b.toTensor().item<int64_t>();
+  }
   if (a.isDouble() && b.isDouble() && std::isnan(a.toDouble())) {
     return std::isnan(b.toDouble());
   }
@@ -84,64 +69,63 @@ bool Alike(const c10::IValue& a, const c10::IValue& b) {
 }
 
 void RefusePythonsAlone(const StateDict& dict) {
-  const char* kind = nullptr;
-  if (dict.contains("full_grads")) kind = "ControlVariates or SVRG";
+  const auto refuse = [](const std::string& kind) {
+    Invalid("Invalid state dict: got one of " + kind +
+            ", which C++ does not have. Continue it in Python");
+  };
+  constexpr std::pair<const char*, const char*> kByKey[] = {
+      {"full_grads", "ControlVariates or SVRG"},
+      {"series", "Gauges"},
+      {"means", "TimeAverage"}};
+  for (const auto& [key, kind] : kByKey) {
+    if (dict.contains(key)) refuse(kind);
+  }
   // What is of another type is none of them, and refused where it is read.
   if (dict.contains("param_groups") && dict.at("param_groups").isList()) {
     for (const c10::IValue& value : dict.at("param_groups").toList().vec()) {
       if (!value.isGenericDict()) continue;
       const StateDict group = value;
-      const auto is_true = [&](const char* flag) {
-        return group.contains(flag) && group.at(flag).isBool() &&
-               group.at(flag).toBool();
+      const auto has = [&](const char* key, const c10::IValue& wanted) {
+        return group.contains(key) && Alike(group.at(key), wanted);
       };
-      if (is_true("gamma")) kind = kWithGamma;
-      if (is_true("persistent_index_chain")) {
-        kind = "EWSG with a persistent index chain";
+      for (const char* name : {"HMC", "HMCECS"}) {
+        if (has("sampler", name)) refuse(name);
       }
-      if (group.contains("trajectory_length")) kind = "HMC";
-      if (group.contains("subsample_size")) kind = "HMCECS";
-    }
-  }
-  if (dict.contains("state") && dict.at("state").isGenericDict()) {
-    const StateDict state = dict.at("state");
-    for (const auto& entry : state.entries()) {
-      if (entry.value().isGenericDict() &&
-          StateDict(entry.value()).contains("sensitivity")) {
-        kind = kWithGamma;
+      if (has("gamma", true)) refuse("PSGLD with Γ");
+      if (has("persistent_index_chain", true)) {
+        refuse("EWSG with a persistent index chain");
       }
     }
   }
-  if (kind == nullptr) return;
-  Invalid(std::string("Invalid state_dict: it is of ") + kind +
-          ", which C++ does not have (continue it in Python)");
+  if (!dict.contains("state") || !dict.at("state").isGenericDict()) return;
+  const StateDict states = dict.at("state");
+  for (const auto& entry : states.entries()) {
+    if (entry.value().isGenericDict() &&
+        StateDict(entry.value()).contains("sensitivity")) {
+      refuse("PSGLD with Γ");
+    }
+  }
 }
 
 void CheckGroupKeys(const StateDict& group,
                     int64_t index,
-                    const SamplerOptions& ours) {
-  Names saved;
-  for (const auto& entry : group.entries()) {
-    if (entry.key().isString()) saved.insert(entry.key().toStringRef());
+                    const StateDict& ours) {
+  const std::string wanted = ours.at("sampler").toStringRef();
+  if (group.contains("sampler") && !Alike(group.at("sampler"), wanted)) {
+    const c10::IValue name = group.at("sampler");
+    Invalid("Invalid state dict: got one of " +
+            (name.isString() ? name.toStringRef() : "a " + KindOf(name)) +
+            " (must be of " + wanted +
+            "). Load it into a sampler of its class");
   }
-  const Names known = KeysOf(ours);
   Names missing;
-  for (const std::string& key : known) {
-    if (!saved.contains(key)) missing.insert(key);
+  for (const auto& entry : ours.entries()) {
+    const std::string key = entry.key().toStringRef();
+    if (!group.contains(key)) missing.insert(key);
   }
-  const std::string where = "param group " + std::to_string(index);
-  if (!missing.empty()) {
-    Invalid("Invalid state_dict: " + where + " lacks " + InARow(missing) +
-            "; it is not one of " + ours.sampler());
-  }
-  Names unknown;
-  // Of keys that are none of the sampler's own, these tell that a state dict is
-  // another one's; others are whoever's put them there.
-  for (const std::string_view of_any : SamplerKeys()) {
-    const std::string key(of_any);
-    if (saved.contains(key) && !known.contains(key)) unknown.insert(key);
-  }
-  if (!unknown.empty()) Unknown(where, unknown, ours.sampler());
+  if (missing.empty()) return;
+  Invalid("Invalid state_dict: param group " + std::to_string(index) +
+          " lacks " + InARow(missing) + "; it is not one of " + wanted);
 }
 
 void CheckKnownKeys(const StateDict& dict,

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "torch_sgmcmc/options.h"
 #include "torch_sgmcmc/state_dict.h"
 
 namespace torch_sgmcmc {
@@ -16,11 +15,10 @@ namespace torch_sgmcmc {
 // Throws if a state dict is of what Python alone has.
 void RefusePythonsAlone(const StateDict& dict);
 
-// Throws if a saved group lacks a key that must be there, or has one by which
-// it is another sampler's.
+// Throws if a saved group is of another class than ours, or lacks a key.
 void CheckGroupKeys(const StateDict& group,
                     int64_t index,
-                    const SamplerOptions& ours);
+                    const StateDict& ours);
 
 // Throws if a dict has a key that is none of these; `where` names the dict.
 void CheckKnownKeys(const StateDict& dict,

@@ -14,6 +14,7 @@
 #include "host/draw_layout.h"
 #include "host/draw_schedule.h"
 #include "libtorch/core/checks.h"
+#include "libtorch/core/sampler_impl.h"
 #include "libtorch/store/background.h"
 #include "libtorch/store/chosen_tensors.h"
 #include "libtorch/store/stored_types.h"
@@ -206,7 +207,7 @@ struct Collector::Work {
   }
 
   // Without waiting for a GPU to tell what came of the last step.
-  int64_t StepCounter() const { return sampler.get().steps_counted(); }
+  int64_t StepCounter() const { return sampler.impl()->steps_counted(); }
 
   SamplerRef sampler;
   bool is_sbps;
