@@ -69,7 +69,7 @@ class Sampler(Bookkeeping):
     pickle and deepcopy. It is the sampler's: what is written there by hand, or put back
     with hyperparameters that were saved, is what it was again at the next step.
 
-    * ``sampler``: the name of the library's class; another class refuses the state dict;
+    * ``sampler``: the name of its class; another class refuses the state dict;
     * ``seed``: the key of the noise, equal in all groups;
     * ``step``: number of updates made, equal in all groups; an int, or with
       ``capturable`` an int64 scalar on the parameters' device;

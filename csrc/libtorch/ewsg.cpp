@@ -17,7 +17,6 @@
 #include "libtorch/core/checks.h"
 #include "libtorch/core/operators.h"
 #include "libtorch/core/sampler_impl.h"
-#include "libtorch/core/state_checks.h"
 
 namespace torch_sgmcmc {
 namespace {

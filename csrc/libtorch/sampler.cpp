@@ -18,7 +18,6 @@
 #include "libtorch/core/checks.h"
 #include "libtorch/core/parameters.h"
 #include "libtorch/core/sampler_impl.h"
-#include "libtorch/core/state_checks.h"
 
 namespace torch_sgmcmc {
 
@@ -33,6 +32,28 @@ int64_t DrawSeed() {
                         {},
                         at::TensorOptions(at::kLong))
       .item<int64_t>();
+}
+
+// Throws unless state has its parameter's shape and device and the type of
+// state; what is undefined is not there.
+void CheckFit(const char* name,
+              const at::Tensor& value,
+              const at::Tensor& param,
+              const char* sampler) {
+  if (!value.defined()) return;
+  const at::ScalarType wanted = StateDtype(param);
+  if (value.sizes() == param.sizes() && value.scalar_type() == wanted &&
+      value.device() == param.device() && value.layout() == at::kStrided &&
+      (value.is_contiguous() || !MayRepeat(value))) {
+    return;
+  }
+  throw std::runtime_error(
+      std::string(sampler) + " has a " + name + " of " +
+      DtypeName(value.scalar_type()) + " and shape " + Shape(value.sizes()) +
+      " on " + value.device().str() + " for a parameter of shape " +
+      Shape(param.sizes()) + " (must be of " + DtypeName(wanted) +
+      ", torch::kStrided and of its shape on " + param.device().str() +
+      ", each element with memory of its own): was the parameter replaced?");
 }
 
 // What makes the update of each class of samplers.

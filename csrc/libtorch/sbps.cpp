@@ -22,7 +22,6 @@
 #include "libtorch/bouncy/observation.h"
 #include "libtorch/core/checks.h"
 #include "libtorch/core/sampler_impl.h"
-#include "libtorch/core/state_checks.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -44,6 +44,17 @@ void CheckCount(const char* name, int64_t value) {
           " (must be in [0, 2^62))");
 }
 
+void CheckPart(const char* name,
+               int64_t count,
+               const char* whole,
+               int64_t most) {
+  CheckCount(name, count);
+  CheckCount(whole, most);
+  if (count <= most) return;
+  Invalid(std::string("Invalid ") + name + ": " + std::to_string(count) +
+          " (must be at most " + whole + " = " + std::to_string(most) + ")");
+}
+
 void CheckFriction(double noise_estimate,
                    double friction,
                    const char* what,

@@ -33,6 +33,12 @@ void CheckInteger(const char* name,
 // state dict may hold, to which steps can add without an overflow.
 void CheckCount(const char* name, int64_t value);
 
+// Throws std::invalid_argument unless one count is a part of another one.
+void CheckPart(const char* name,
+               int64_t count,
+               const char* whole,
+               int64_t most);
+
 // Throws std::invalid_argument if there is less friction, which is `what`.
 void CheckFriction(double noise_estimate,
                    double friction,

@@ -11,7 +11,6 @@
 #include <variant>
 
 #include "libtorch/core/checks.h"
-#include "libtorch/core/state_checks.h"
 
 namespace torch_sgmcmc {
 
@@ -206,6 +205,64 @@ c10::IValue Narrow(const c10::IValue& value) {
     return value;
   }
   return SavedCount({value.toInt()});
+}
+
+// ---- Equal values -----------------------------------------------------------
+
+namespace {
+
+// NOLINTNEXTLINE(misc-no-recursion): as deep as what is shown.
+std::string TextOf(const c10::IValue& value) {
+  if (value.isNone()) return "none";
+  if (value.isBool()) return value.toBool() ? "true" : "false";
+  if (value.isInt()) return std::to_string(value.toInt());
+  if (value.isString()) return Shown(value.toStringRef());
+  if (value.isDouble()) return Shown(value.toDouble());
+  if (value.isTensor()) {
+    return std::to_string(value.toTensor().item<int64_t>());
+  }
+  std::string text;
+  for (const c10::IValue& element : value.toList().vec()) {
+    text += (text.empty() ? "" : ", ") + TextOf(element);
+  }
+  return "[" + text + "]";
+}
+
+}  // namespace
+
+bool Alike(const c10::IValue& a, const c10::IValue& b) {
+  if (a.isList() && b.isList()) {
+    const auto x = a.toList().vec();
+    const auto y = b.toList().vec();
+    return x.size() == y.size() &&
+           std::equal(x.begin(), x.end(), y.begin(), Alike);
+  }
+  if (a.isTensor() && b.isTensor()) {
+    return a.toTensor().item<int64_t>() == b.toTensor().item<int64_t>();
+  }
+  if (a.isDouble() && b.isDouble() && std::isnan(a.toDouble())) {
+    return std::isnan(b.toDouble());
+  }
+  return a == b;
+}
+
+void CheckEqual(const std::vector<StateDict>& groups,
+                const std::vector<std::string>& keys,
+                const char* why) {
+  if (groups.size() == 1) return;
+  for (const std::string& key : keys) {
+    bool equal = true;
+    std::string text;
+    for (const StateDict& group : groups) {
+      equal = equal && Alike(group.at(key), groups[0].at(key));
+      if (!text.empty()) text += ", ";
+      text += TextOf(group.at(key));
+    }
+    if (equal) continue;
+    // NOLINTNEXTLINE(performance-inefficient-string-concatenation): it throws.
+    Invalid("Invalid " + key + ": [" + text +
+            "] in the param groups (must be equal: " + why + ")");
+  }
 }
 
 // ---- Values by name ---------------------------------------------------------

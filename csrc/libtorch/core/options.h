@@ -50,6 +50,14 @@ c10::IValue SavedCount(const Count& count);
 // The same of an int that is too wide; all else is as it is.
 c10::IValue Narrow(const c10::IValue& value);
 
+// Whether values are equal, where NaN is like NaN.
+bool Alike(const c10::IValue& a, const c10::IValue& b);
+
+// Throws unless the values of these keys are equal in all groups.
+void CheckEqual(const std::vector<StateDict>& groups,
+                const std::vector<std::string>& keys,
+                const char* why);
+
 // Values by their names, each of its type.
 class NamedValues {
  public:

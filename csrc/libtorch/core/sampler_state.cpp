@@ -1,7 +1,9 @@
 // What a sampler saves, and what it must be to be loaded.
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -10,13 +12,143 @@
 
 #include "libtorch/core/checks.h"
 #include "libtorch/core/sampler_impl.h"
-#include "libtorch/core/state_checks.h"
 
 namespace torch_sgmcmc {
 
 namespace {
 
 constexpr std::string_view kNumGrads = "num_grads";
+
+using Names = std::set<std::string>;  // sorted, as messages list them
+
+std::string InARow(const Names& names) {
+  std::string row;
+  for (const std::string& name : names) {
+    row += (row.empty() ? "" : ", ") + name;
+  }
+  return row;
+}
+
+[[noreturn]] void Unknown(const std::string& where,
+                          const Names& keys,
+                          const std::string& sampler) {
+  Invalid("Invalid state_dict: " + where + " has " + InARow(keys) + ", which " +
+          sampler + " does not know; it is not one of " + sampler);
+}
+
+// Throws if a state dict is of what Python alone has.
+void RefusePythonsAlone(const StateDict& dict) {
+  const auto refuse = [](const std::string& kind) {
+    Invalid("Invalid state dict: got one of " + kind +
+            ", which C++ does not have. Continue it in Python");
+  };
+  constexpr std::pair<const char*, const char*> kByKey[] = {
+      {"full_grads", "ControlVariates or SVRG"},
+      {"series", "Gauges"},
+      {"means", "TimeAverage"}};
+  for (const auto& [key, kind] : kByKey) {
+    if (dict.contains(key)) refuse(kind);
+  }
+  // What is of another type is none of them, and refused where it is read.
+  if (dict.contains("param_groups") && dict.at("param_groups").isList()) {
+    for (const c10::IValue& value : dict.at("param_groups").toList().vec()) {
+      if (!value.isGenericDict()) continue;
+      const StateDict group = value;
+      const auto has = [&](const char* key, const c10::IValue& wanted) {
+        return group.contains(key) && Alike(group.at(key), wanted);
+      };
+      for (const char* name : {"HMC", "HMCECS"}) {
+        if (has("sampler", name)) refuse(name);
+      }
+      if (has("gamma", true)) refuse("PSGLD with Γ");
+      if (has("persistent_index_chain", true)) {
+        refuse("EWSG with a persistent index chain");
+      }
+    }
+  }
+  if (!dict.contains("state") || !dict.at("state").isGenericDict()) return;
+  const StateDict states = dict.at("state");
+  for (const auto& entry : states.entries()) {
+    if (entry.value().isGenericDict() &&
+        StateDict(entry.value()).contains("sensitivity")) {
+      refuse("PSGLD with Γ");
+    }
+  }
+}
+
+// Throws if a saved group is of another class than ours, or lacks a key.
+void CheckGroupKeys(const StateDict& group,
+                    int64_t index,
+                    const StateDict& ours) {
+  const std::string wanted = ours.at("sampler").toStringRef();
+  if (group.contains("sampler") && !Alike(group.at("sampler"), wanted)) {
+    const c10::IValue name = group.at("sampler");
+    Invalid("Invalid state dict: got one of " +
+            (name.isString() ? name.toStringRef() : "a " + KindOf(name)) +
+            " (must be of " + wanted +
+            "). Load it into a sampler of its class");
+  }
+  Names missing;
+  for (const auto& entry : ours.entries()) {
+    const std::string key = entry.key().toStringRef();
+    if (!group.contains(key)) missing.insert(key);
+  }
+  if (missing.empty()) return;
+  Invalid("Invalid state_dict: param group " + std::to_string(index) +
+          " lacks " + InARow(missing) + "; it is not one of " + wanted);
+}
+
+// Throws if a dict has a key that is none of these; `where` names the dict.
+void CheckKnownKeys(const StateDict& dict,
+                    const std::vector<std::string>& known,
+                    const std::string& where,
+                    const char* sampler) {
+  Names unknown;
+  for (const auto& entry : dict.entries()) {
+    const c10::IValue& saved = entry.key();
+    const std::string key = saved.isInt() ? std::to_string(saved.toInt())
+                            : saved.isString()
+                                ? saved.toStringRef()
+                                : "a key that is a " + KindOf(saved);
+    if (std::find(known.begin(), known.end(), key) == known.end()) {
+      unknown.insert(key);
+    }
+  }
+  if (!unknown.empty()) Unknown(where, unknown, sampler);
+}
+
+// Throws unless all elements of a parameter's state are finite.
+void CheckFiniteState(const char* name,
+                      int64_t index,
+                      const at::Tensor& value) {
+  if (value.isfinite().all().item<bool>()) return;
+  Invalid("Invalid state_dict: " + std::string(name) + " of parameter " +
+          std::to_string(index) + " has elements that are not finite");
+}
+
+// Throws unless a value is a tensor of this shape and of some float type.
+void CheckTensor(const std::string& what,
+                 const c10::IValue& value,
+                 c10::IntArrayRef shape) {
+  const std::string invalid = "Invalid state_dict: " + what;
+  if (!value.isTensor() || !value.toTensor().defined()) {
+    Invalid(invalid + " is a " + KindOf(value) + " (must be a Tensor)");
+  }
+  const at::Tensor& tensor = value.toTensor();
+  if (!tensor.is_floating_point()) {
+    Invalid(invalid + " is of " + DtypeName(tensor.scalar_type()) +
+            " (must be floating point)");
+  }
+  if (tensor.layout() != at::kStrided || tensor.is_meta()) {
+    Invalid(invalid + " has the layout " + LayoutName(tensor.layout()) +
+            " on the device " + tensor.device().str() +
+            " (must be torch::kStrided, with numbers)");
+  }
+  if (tensor.sizes() != shape) {
+    Invalid(invalid + " has shape " + Shape(tensor.sizes()) + ", expected " +
+            Shape(shape));
+  }
+}
 
 // A tensor of the saved state of a parameter as it is to be; undefined if there
 // is none.
