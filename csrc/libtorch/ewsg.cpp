@@ -176,7 +176,7 @@ torch::Tensor EWSGImpl::step(
   begin_step();
   const at::NoGradGuard no_grad;
   check_groups();
-  const int64_t length = options_of(0).get<int64_t>("index_chain_length");
+  const auto length = options_of(0).get<int64_t>("index_chain_length");
   const int64_t chains = num_chains();
   num_drawn_ = progress_.get<int64_t>("num_drawn") + chains;
 

@@ -77,7 +77,7 @@ Sampler::Sampler(const std::vector<OptimizerParamGroup>& param_groups,
     : Optimizer(std::vector<OptimizerParamGroup>{}, std::move(defaults)),
       impl_(MakeImpl(OptionAccess::Of(*defaults_).sampler())) {
   impl_->set_owner(this);
-  impl_->begin(param_groups);
+  impl_->construct(param_groups);
 }
 
 Sampler::Sampler(Sampler&& other) noexcept
@@ -104,6 +104,10 @@ SamplerImpl& Sampler::impl() const {
         "its parameters now");
   }
   return *impl_;
+}
+
+SamplerRef::SamplerRef(const Sampler& sampler) : impl_(sampler.impl_) {
+  sampler.impl();
 }
 
 std::shared_ptr<SamplerImpl> SamplerRef::impl() const {
@@ -153,7 +157,7 @@ bool has_cuda() {
 
 // ---- Groups -----------------------------------------------------------------
 
-void SamplerImpl::begin(const std::vector<OptimizerParamGroup>& groups) {
+void SamplerImpl::construct(const std::vector<OptimizerParamGroup>& groups) {
   if (groups.empty()) Invalid("optimizer got an empty parameter list");
   for (const OptimizerParamGroup& group : groups) {
     if (group.params().empty() && groups.size() == 1) {

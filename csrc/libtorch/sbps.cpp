@@ -109,7 +109,7 @@ class SBPSImpl : public SamplerImpl {
   void unset_preconditioner();
   int64_t register_sample_hook(SBPS::SampleHook hook);
   void remove_sample_hook(int64_t key) { hooks_.erase(key); }
-  const NamedValues& progress() const { return progress_; }
+  const NamedValues& counts() const { return progress_; }
 
  protected:
   std::vector<std::string> state_keys() const override {
@@ -169,8 +169,9 @@ void SBPSImpl::check_progress(const NamedValues& progress,
   for (const char* time : {"trajectory_time", "line_time"}) {
     CheckReal(time, progress.get<double>(time));
   }
-  for (const char* count : kCounts)
+  for (const char* count : kCounts) {
     CheckCount(count, progress.get<int64_t>(count));
+  }
   const auto all = progress.get<int64_t>("num_proposals");
   for (const char* part : {"num_bounces", "num_violations"}) {
     CheckPart(part, progress.get<int64_t>(part), "num_proposals", all);
@@ -629,7 +630,7 @@ void SBPS::remove_sample_hook(int64_t key) {
 }
 
 SBPSDiagnostics SBPS::diagnostics() const {
-  const NamedValues& o = static_cast<SBPSImpl&>(impl()).progress();
+  const NamedValues& o = static_cast<SBPSImpl&>(impl()).counts();
   const auto time = o.get<double>("trajectory_time");
   const auto bounces = o.get<int64_t>("num_bounces");
   const auto refreshments = o.get<int64_t>("num_refreshments");
@@ -646,7 +647,7 @@ SBPSDiagnostics SBPS::diagnostics() const {
 }
 
 SBPSEvaluations SBPS::evaluations() const {
-  const NamedValues& o = static_cast<SBPSImpl&>(impl()).progress();
+  const NamedValues& o = static_cast<SBPSImpl&>(impl()).counts();
   return {o.get<int64_t>("num_derivatives"), o.get<int64_t>("num_gradients")};
 }
 

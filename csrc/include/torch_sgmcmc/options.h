@@ -29,6 +29,8 @@ namespace torch_sgmcmc {
 class OptionValues;
 
 /// What the options of all samplers have in common.
+// Moving copies: options are never empty.
+// NOLINTNEXTLINE(cppcoreguidelines-special-member-functions)
 class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
  public:
   double lr() const { return number("lr"); }

@@ -70,8 +70,9 @@ auto ArgumentAt(const TensorLists& lists,
 // Where a number is that lists say, and not a hyperparameter.
 double TensorLists::*FromLists(std::string_view name) {
   if (name == rows::kMomentumScale.name) return &TensorLists::momentum_scale;
-  if (name == rows::kThermostatScale.name)
+  if (name == rows::kThermostatScale.name) {
     return &TensorLists::thermostat_scale;
+  }
   if (name == rows::kNoiseEstimate.name) return &TensorLists::noise_estimate;
   return nullptr;
 }

@@ -174,7 +174,8 @@ T FromValue(std::string_view name, const c10::IValue& value) {
     return FromValue<double>(name, value);
   } else {
     static_assert(std::is_same_v<T, Count>);
-    return value.isTensor() ? Count{0, value.toTensor()} : Count{value.toInt()};
+    if (value.isTensor()) return {0, value.toTensor()};
+    return {value.toInt()};
   }
 }
 

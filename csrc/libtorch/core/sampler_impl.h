@@ -152,7 +152,7 @@ class SamplerImpl {
   Sampler& owner() const { return *owner_; }
 
   // Takes its defaults and first groups.
-  void begin(const std::vector<torch::optim::OptimizerParamGroup>& groups);
+  void construct(const std::vector<torch::optim::OptimizerParamGroup>& groups);
 
   // See Sampler.
   virtual torch::Tensor step(
@@ -348,8 +348,8 @@ class SamplerImpl {
 // Refers to a sampler, and follows it when it is moved.
 class SamplerRef {
  public:
-  explicit SamplerRef(Sampler& sampler)
-      : impl_((sampler.impl(), sampler.impl_)) {}
+  // Throws std::logic_error if the sampler was moved from.
+  explicit SamplerRef(const Sampler& sampler);
   explicit SamplerRef(std::weak_ptr<SamplerImpl> impl)
       : impl_(std::move(impl)) {}
 
@@ -358,8 +358,8 @@ class SamplerRef {
   Sampler& get() const { return impl()->owner(); }
   // Or null then.
   Sampler* find() const {
-    const auto impl = impl_.lock();
-    return impl == nullptr ? nullptr : &impl->owner();
+    const auto known = impl_.lock();
+    return known == nullptr ? nullptr : &known->owner();
   }
   const std::weak_ptr<SamplerImpl>& weak() const { return impl_; }
 

@@ -368,9 +368,9 @@ void SamplerImpl::load_state_dict(const StateDict& dict) {
   }
   chain_ = std::move(chain);
   moved_.clear();
-  OptionValues& defaults = OptionAccess::Of(owner_->defaults());
-  defaults.capturable = options_of(0).capturable;
-  defaults.nonfinite = options_of(0).nonfinite;
+  OptionValues& made_of = OptionAccess::Of(owner_->defaults());
+  made_of.capturable = options_of(0).capturable;
+  made_of.nonfinite = options_of(0).nonfinite;
   parameters_changed();
 }
 
@@ -416,7 +416,7 @@ void SamplerImpl::read_group(const StateDict& saved,
             ", expected " + Shape(now.sizes) + ")");
   }
   const auto next = FromValue<int64_t>("next_offset", saved.at("next_offset"));
-  const auto seed = FromValue<int64_t>("seed", saved.at("seed"));
+  const auto key = FromValue<int64_t>("seed", saved.at("seed"));
   options.read(saved);
   progress.read(saved);
   options.capturable = FromValue<bool>("capturable", saved.at("capturable"));
@@ -432,7 +432,7 @@ void SamplerImpl::read_group(const StateDict& saved,
   own.records = ReadRecords(saved, options);
   if (index > 0) return;
   chain.next_offset = next;
-  chain.seed = seed;
+  chain.seed = key;
   chain.capturable = options.is_capturable();
   chain.num_chains = chains_with_seeds(options);
 }

@@ -110,7 +110,7 @@ c10::IValue Unpickled(PyTorchStreamReader& reader, c10::Device device) {
       },
       device);
   unpickler.set_version(reader.version());
-  const c10::IValue value = unpickler.parse_ivalue();
+  c10::IValue value = unpickler.parse_ivalue();
   CheckStorages(value, records);
   return value;
 }
