@@ -11,6 +11,7 @@ from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain.checks import check_integer, draw_seed, wrong_shape
+from torch_sgmcmc.chain.saved_numbers import plain_number, saved_number
 
 __all__ = ["IndependentBatchSampler"]
 
@@ -157,11 +158,11 @@ class IndependentBatchSampler(torch.utils.data.Sampler[list[int]]):
             self._position = position
             yield batch
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """The seed, the number of minibatches drawn, and the place in the iteration."""
         return {
-            "seed": self.seed,
-            "num_drawn": self.num_drawn,
+            "seed": saved_number(self.seed),
+            "num_drawn": saved_number(self.num_drawn),
             "position": self._position % self.num_batches,
         }
 
@@ -174,8 +175,8 @@ class IndependentBatchSampler(torch.utils.data.Sampler[list[int]]):
         Raises:
             ValueError: an entry is out of range. Nothing has been loaded.
         """
-        seed = draw_seed(state_dict["seed"])
-        num_drawn = check_integer("num_drawn", state_dict["num_drawn"])
+        seed = draw_seed(plain_number(state_dict["seed"]))
+        num_drawn = check_integer("num_drawn", plain_number(state_dict["num_drawn"]))
         position = check_integer("position", state_dict["position"])
         if position >= self.num_batches:
             raise ValueError(

@@ -11,6 +11,7 @@ from torch_sgmcmc.chain import shards
 from torch_sgmcmc.chain.checks import check_real
 from torch_sgmcmc.chain.operators import sum_of_squares
 from torch_sgmcmc.chain.prior import away_from_mean
+from torch_sgmcmc.chain.saved_numbers import saved_number
 from torch_sgmcmc.chain.state_checks import check_count
 from torch_sgmcmc.sampler import Sampler, check_sampler
 
@@ -110,7 +111,7 @@ class GammaPrecision:
         return {
             "shape": self.shape,
             "rate": self.rate,
-            "num_updates": self.num_updates,
+            "num_updates": saved_number(self.num_updates),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -69,6 +69,7 @@ class Sampler(Bookkeeping):
     pickle and deepcopy. It is the sampler's: what is written there by hand, or put back
     with hyperparameters that were saved, is what it was again at the next step.
 
+    * ``sampler``: the name of its class; another class refuses the state dict;
     * ``seed``: the key of the noise, equal in all groups;
     * ``step``: number of updates made, equal in all groups; an int, or with
       ``capturable`` an int64 scalar on the parameters' device;
@@ -80,6 +81,8 @@ class Sampler(Bookkeeping):
       (docs/changing_settings.md);
     * ``nonfinite`` and ``num_skipped`` (as ``step``, an int or a scalar), equal in
       all groups.
+
+    In a state dict the seed and all counters are int64 tensors.
 
     **Gradients that are not finite** reach neither parameters nor state, noise and step
     counter: ``nonfinite="raise"`` raises a RuntimeError that names the parameter (on a

@@ -1,6 +1,5 @@
 #include "host/settings.h"
 
-#include <iterator>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -172,20 +171,6 @@ constexpr OfSampler kSamplers[] = {{"SGLD", kSGLD, Motion::kLangevin},
                                    {"HMCECS", kHMCECS, Motion::kNone},
                                    {"SBPS", kSBPS, Motion::kNone}};
 
-// What groups hold besides: of all samplers, with a Metropolis test, of EWSG,
-// of HMCECS and of SBPS.
-// clang-format off
-constexpr std::string_view kBesides[] = {
-    "seed", "step", "offsets", "sizes", "next_offset", "capturable",
-    "nonfinite", "num_skipped", "momentum_settings", "noise_estimate_settings",
-    "num_proposals", "num_accepted", "num_trajectories", "num_divergences",
-    "dual_averaging", "num_drawn", "minibatches",
-    "num_subsamples_accepted", "num_evaluations", "sign", "mean_difference",
-    "trajectory_time", "line_time", "clock", "observed_target",
-    "observed_interval", "num_samples", "num_looks", "num_bounces",
-    "num_violations", "num_refreshments", "num_derivatives", "num_gradients"};
-// clang-format on
-
 }  // namespace
 
 std::span<const Setting> SettingsOf(std::string_view sampler) {
@@ -200,14 +185,6 @@ Motion MotionOf(std::string_view sampler) {
     if (row.sampler == sampler) return row.motion;
   }
   return Motion::kNone;
-}
-
-std::vector<std::string_view> SamplerKeys() {
-  std::vector<std::string_view> keys(std::begin(kBesides), std::end(kBesides));
-  for (const OfSampler& row : kSamplers) {
-    for (const Setting& each : row.settings) keys.emplace_back(each.name);
-  }
-  return keys;
 }
 
 }  // namespace torch_sgmcmc

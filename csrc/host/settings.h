@@ -6,7 +6,6 @@
 #include <limits>
 #include <span>
 #include <string_view>
-#include <vector>
 
 #include "core/row.h"
 
@@ -49,8 +48,5 @@ constexpr Setting Of(const Scalar& number, Setting rest = {}) {
 // Those of the sampler with this name. Throws std::out_of_range if there is
 // none.
 std::span<const Setting> SettingsOf(std::string_view sampler);
-
-// Of all samplers, what their param groups hold in a state dict, in no order.
-std::vector<std::string_view> SamplerKeys();
 
 }  // namespace torch_sgmcmc

@@ -15,14 +15,8 @@
 #include "host/ratio.h"
 #include "host/settings.h"
 #include "libtorch/core/checks.h"
-#include "libtorch/core/closures.h"
-#include "libtorch/core/noise_key.h"
-#include "libtorch/core/nonfinite.h"
 #include "libtorch/core/operators.h"
-#include "libtorch/core/options_of_work.h"
-#include "libtorch/core/prior.h"
-#include "libtorch/core/state_checks.h"
-#include "libtorch/core/text.h"
+#include "libtorch/core/sampler_impl.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -54,8 +48,32 @@ Count Sum(const Count& a, const Count& b) {
   return {0, a.device + b.device.to(a.device.device())};
 }
 
-void CheckSameParameters(const std::vector<Work>& current,
-                         const std::vector<Work>& proposed) {
+// Has the closure make gradients, where there are none; returns its loss.
+torch::Tensor FreshGradients(
+    std::vector<torch::optim::OptimizerParamGroup>& groups,
+    const torch::optim::Optimizer::LossClosure& closure) {
+  for (auto& group : groups) {
+    for (at::Tensor& param : group.params()) param.mutable_grad().reset();
+  }
+  const at::AutoGradMode enable_grad(true);
+  return closure();
+}
+
+// Whether the same parameters have gradients.
+bool SameParameters(const std::vector<TensorLists>& first,
+                    const std::vector<TensorLists>& second) {
+  bool same = first.size() == second.size();
+  for (size_t i = 0; same && i < first.size(); ++i) {
+    same = first[i].params.size() == second[i].params.size();
+    for (size_t j = 0; same && j < first[i].params.size(); ++j) {
+      same = first[i].params[j].is_same(second[i].params[j]);
+    }
+  }
+  return same;
+}
+
+void CheckSameParameters(const std::vector<TensorLists>& current,
+                         const std::vector<TensorLists>& proposed) {
   if (!SameParameters(current, proposed)) {
     throw std::runtime_error(
         "EWSG got gradients of other parameters from the closure than at its "
@@ -75,27 +93,75 @@ void CheckSameParameters(const std::vector<Work>& current,
   }
 }
 
-}  // namespace
-
-void EWSGOptions::check_values() const {
-  OptionsOf::check_values();
-  refuse_capturable();
-  if (get<bool>("persistent_index_chain")) {
-    Invalid(
-        "Invalid persistent_index_chain: true (must be false in C++: continue "
-        "it in Python)");
+class EWSGImpl : public SamplerImpl {
+ public:
+  EWSGImpl() : SamplerImpl("sghmc_step_") {
+    progress_.keep<int64_t>("num_proposals", 0);
+    // A tensor, on their device, for several chains.
+    progress_.keep("num_accepted", Count());
+    // The minibatches drawn so far; and what Python's persistent index chain
+    // goes on from, nothing here.
+    progress_.keep<int64_t>("num_drawn", 0);
+    progress_.keep("minibatches", std::vector<int64_t>());
   }
-}
 
-void EWSGOptions::check_progress() const {
+  torch::Tensor step(
+      const torch::optim::Optimizer::LossClosure& closure) override;
+  double acceptance_rate() const {
+    return Ratio(
+        static_cast<double>(progress_.get<Count>("num_accepted").get()),
+        progress_.get<double>("num_proposals"));
+  }
+
+ protected:
+  void prepare(TensorLists& lists) override;
+  void update(const TensorLists& lists) override;
+  void check_options(const OptionValues& options) const override {
+    CheckNotCapturable(options);
+  }
+  void check_progress(const NamedValues& progress,
+                      const OptionValues& options) const override;
+  std::vector<std::string> shared_names() const override {
+    return {"index_chain_length", "persistent_index_chain", "num_chains"};
+  }
+  const char* why_equal() const override {
+    return "there is one decision for all";
+  }
+  // Chains share a stream.
+  int64_t chains_with_seeds(const OptionValues& /*options*/) const override {
+    return 0;
+  }
+  // Minibatches are compared on the host.
+  bool is_check_deferred(
+      const std::vector<TensorLists>& /*lists*/) const override {
+    return false;
+  }
+
+ private:
+  Count propose(const torch::optim::Optimizer::LossClosure& closure,
+                std::vector<TensorLists>& lists,
+                int64_t proposal);
+  void check_draws(const std::vector<TensorLists>& current,
+                   const std::vector<TensorLists>& proposed);
+  int64_t num_chains() const { return options_of(0).chains().value_or(1); }
+
+  // How many proposals had the gradient of the minibatch before, and were not
+  // zero; none once a proposal had another.
+  std::optional<int64_t> num_equal_ = 0;
+  // The minibatches drawn, with those of the step being made.
+  int64_t num_drawn_ = 0;
+};
+
+void EWSGImpl::check_progress(const NamedValues& progress,
+                              const OptionValues& options) const {
   CheckPart("num_accepted",
-            get<Count>("num_accepted").get(),
+            progress.get<Count>("num_accepted").get(),
             "num_proposals",
-            get<int64_t>("num_proposals"));
-  const auto drawn = get<int64_t>("num_drawn");
+            progress.get<int64_t>("num_proposals"));
+  const auto drawn = progress.get<int64_t>("num_drawn");
   CheckCount("num_drawn", drawn);
-  const auto numbers = get<std::vector<int64_t>>("minibatches");
-  const auto expected = static_cast<size_t>(num_chains().value_or(1));
+  const auto numbers = progress.get<std::vector<int64_t>>("minibatches");
+  const auto expected = static_cast<size_t>(options.chains().value_or(1));
   const bool are_drawn = std::ranges::all_of(
       numbers, [&](int64_t number) { return number >= 0 && number < drawn; });
   if (are_drawn && (numbers.empty() || numbers.size() == expected)) return;
@@ -104,134 +170,125 @@ void EWSGOptions::check_progress() const {
           " in [0, num_drawn = " + std::to_string(drawn) + "), or none)");
 }
 
-double EWSG::acceptance_rate() const {
-  return Ratio(static_cast<double>(progress().get<Count>("num_accepted").get()),
-               progress().get<double>("num_proposals"));
-}
-
-// NOLINTNEXTLINE(google-default-arguments): as torch's own.
-torch::Tensor EWSG::step(LossClosure closure) {
+torch::Tensor EWSGImpl::step(
+    const torch::optim::Optimizer::LossClosure& closure) {
   if (closure == nullptr) Invalid(kEWSGNeedsClosure);
   begin_step();
   const at::NoGradGuard no_grad;
   check_groups();
-  const int64_t length = first().index_chain_length();
-  const int64_t chains = first().num_chains().value_or(1);
-  num_drawn_ = progress().get<int64_t>("num_drawn") + chains;
+  const auto length = options_of(0).get<int64_t>("index_chain_length");
+  const int64_t chains = num_chains();
+  num_drawn_ = progress_.get<int64_t>("num_drawn") + chains;
 
-  torch::Tensor loss = FreshGradients(param_groups_, closure);
+  torch::Tensor loss = FreshGradients(groups(), closure);
   if (rests()) return loss;
-  std::vector<Work> work = gather();
-  if (work.empty()) {
+  std::vector<TensorLists> lists = gather();
+  if (lists.empty()) {
     throw std::runtime_error(
         "EWSG got no gradients from the closure (does it call backward()?)");
   }
   std::vector<
       std::pair<void*, std::unique_ptr<torch::optim::OptimizerParamState>>>
       before;
-  for (const Work& lists : work) {
-    for (const at::Tensor& param : lists.params) {
+  for (const TensorLists& each : lists) {
+    for (const at::Tensor& param : each.params) {
       void* key = param.unsafeGetTensorImpl();
-      const auto found = state_.find(key);
+      const auto found = states().find(key);
       before.emplace_back(
-          key, found == state_.end() ? nullptr : found->second->clone());
+          key, found == states().end() ? nullptr : found->second->clone());
     }
   }
   const auto put_back = [&] {
     for (auto& [key, state] : before) {
       if (state == nullptr) {
-        state_.erase(key);
+        states().erase(key);
       } else {
-        state_[key] = std::move(state);
+        states()[key] = std::move(state);
       }
     }
   };
   Count accepted;
   try {
     // Else it is looked at with what it is compared with.
-    if (length == 0 || chains > 1) check_finite(work);
-    prepare_all(work);
+    if (length == 0 || chains > 1) check_finite(lists);
+    prepare_all(lists);
     for (int64_t proposal = 0; proposal < length; ++proposal) {
-      accepted = Sum(accepted, propose(closure, work, proposal));
+      accepted = Sum(accepted, propose(closure, lists, proposal));
     }
-  } catch (const StepLeftOut&) {
+  } catch (const StepSkipped&) {
     put_back();
-    leave_out();
-    progress().put("num_drawn", num_drawn_);
+    skip_step();
+    progress_.put("num_drawn", num_drawn_);
     return loss;
   } catch (...) {
     put_back();
     throw;
   }
-  for (const Work& lists : work) {
-    for (size_t i = 0; i < lists.params.size(); ++i) {
-      lists.params[i].mutable_grad() = lists.grads[i];
+  for (const TensorLists& each : lists) {
+    for (size_t i = 0; i < each.params.size(); ++i) {
+      each.params[i].mutable_grad() = each.grads[i];
     }
   }
-  advance(work);
+  advance(lists);
 
   const int64_t proposals =
-      progress().get<int64_t>("num_proposals") + length * chains;
-  accepted = Sum(progress().get<Count>("num_accepted"), accepted);
-  progress().put("num_proposals", proposals);
-  progress().put("num_accepted", accepted);
-  progress().put("num_drawn", num_drawn_);
+      progress_.get<int64_t>("num_proposals") + length * chains;
+  accepted = Sum(progress_.get<Count>("num_accepted"), accepted);
+  progress_.put("num_proposals", proposals);
+  progress_.put("num_accepted", accepted);
+  progress_.put("num_drawn", num_drawn_);
   return loss;
 }
 
-// Minibatches are compared on the host.
-bool EWSG::looks_later(const std::vector<Work>& /*work*/) const {
-  return false;
-}
-
-// One step of the index chain: `work` gets the gradients that are then current.
-// Returns how many chains accepted the proposal, in a tensor if that would take
-// waiting for.
-Count EWSG::propose(const LossClosure& closure,
-                    std::vector<Work>& work,
-                    int64_t proposal) {
-  num_drawn_ += first().num_chains().value_or(1);
-  FreshGradients(param_groups_, closure);
-  std::vector<Work> proposed = gather();
-  CheckSameParameters(work, proposed);
-  const int64_t chains = first().num_chains().value_or(1);
+// One step of the index chain: `lists` gets the gradients that are then
+// current. Returns how many chains accepted the proposal, in a tensor if that
+// would take waiting for.
+Count EWSGImpl::propose(const torch::optim::Optimizer::LossClosure& closure,
+                        std::vector<TensorLists>& lists,
+                        int64_t proposal) {
+  num_drawn_ += num_chains();
+  FreshGradients(groups(), closure);
+  std::vector<TensorLists> proposed = gather();
+  CheckSameParameters(lists, proposed);
+  const int64_t chains = num_chains();
   if (chains > 1) check_finite(proposed);
   std::vector<at::Tensor> ratios;
-  for (size_t i = 0; i < work.size(); ++i) {
-    const auto& options = OptionsOfWork<EWSGOptions>(work[i]);
-    ratios.push_back(ewsg_log_ratio(work[i].params,
-                                    work[i].grads,
-                                    proposed[i].grads,
-                                    work[i].state[0],
-                                    options.lr(),
-                                    options.momentum(),
-                                    options.num_data(),
-                                    options.prior_precision(),
-                                    options.temperature(),
-                                    work[i].momentum_scale,
-                                    IndexOf(options.surrogate()),
-                                    chains,
-                                    options.prior_mean(),
-                                    MeansOf(work[i].prior_means)));
+  for (size_t i = 0; i < lists.size(); ++i) {
+    const OptionValues& options = *lists[i].options;
+    ratios.push_back(
+        ewsg_log_ratio(lists[i].params,
+                       lists[i].grads,
+                       proposed[i].grads,
+                       lists[i].state[0],
+                       options.lr(),
+                       options.number("momentum"),
+                       options.num_data(),
+                       options.prior_precision(),
+                       options.temperature(),
+                       lists[i].momentum_scale,
+                       IndexOf(options.get<std::string>("surrogate")),
+                       chains,
+                       options.prior_mean(),
+                       MeansOf(lists[i].prior_means)));
   }
-  check_draws(work, proposed);
+  check_draws(lists, proposed);
   if (chains == 1) {
     double total = 0;
     for (const at::Tensor& ratio : ratios) total += ratio.item<double>();
     // That is (g' - g)(lr (g + g') + ...) over all elements: one that is not
     // finite makes it so.
     if (!std::isfinite(total)) {
-      check_finite(work);
+      check_finite(lists);
       check_finite(proposed);
     }
     const NoiseStream stream{static_cast<uint64_t>(seed()),
-                             static_cast<uint64_t>(work[0].step.host),
+                             static_cast<uint64_t>(lists[0].step.host),
                              static_cast<uint32_t>(Purpose::kIndexChain)};
     const bool accepts = IndexChainAccepts(
         total, stream, /*chain=*/0, static_cast<uint64_t>(proposal));
     if (accepts) {
-      for (size_t i = 0; i < work.size(); ++i) {
-        work[i].grads = std::move(proposed[i].grads);
+      for (size_t i = 0; i < lists.size(); ++i) {
+        lists[i].grads = std::move(proposed[i].grads);
       }
     }
     return {accepts ? 1 : 0};
@@ -245,17 +302,18 @@ Count EWSG::propose(const LossClosure& closure,
                         proposal,
                         static_cast<int64_t>(Purpose::kIndexChain),
                         seed(),
-                        work[0].step.host);
-  for (size_t i = 0; i < work.size(); ++i) {
-    select_chains_(
-        work[i].grads, proposed[i].grads, mask.to(work[i].params[0].device()));
+                        lists[0].step.host);
+  for (size_t i = 0; i < lists.size(); ++i) {
+    select_chains_(lists[i].grads,
+                   proposed[i].grads,
+                   mask.to(lists[i].params[0].device()));
   }
   return {0, mask.sum()};
 }
 
 // Throws if it is plain that the closure does not draw minibatches.
-void EWSG::check_draws(const std::vector<Work>& current,
-                       const std::vector<Work>& proposed) {
+void EWSGImpl::check_draws(const std::vector<TensorLists>& current,
+                           const std::vector<TensorLists>& proposed) {
   if (!num_equal_) return;
   bool equal = true;
   bool zero = true;
@@ -270,27 +328,39 @@ void EWSG::check_draws(const std::vector<Work>& current,
       num_equal_, equal, zero, /*hint=*/"", "index_chain_length(0)");
 }
 
-void EWSG::prepare(Work& work) {
-  if (OptionsOfWork<EWSGOptions>(work).momentum() > 0) {
-    Sampler::prepare(work);
+void EWSGImpl::prepare(TensorLists& lists) {
+  if (lists.options->number("momentum") > 0) {
+    SamplerImpl::prepare(lists);
   } else {
-    start_masters(work);
+    start_masters(lists);
   }
-  work.state.resize(2);  // the momenta, and no variances
+  lists.state.resize(2);  // the momenta, and no variances
 }
 
-void EWSG::update(const Work& work) {
-  if (!work.state[0].empty()) {
-    return update_by(method(), work);
+void EWSGImpl::update(const TensorLists& lists) {
+  if (!lists.state[0].empty()) {
+    return update_by(op_, lists);
   }
-  update_by("sgld_step_", work);
+  update_by("sgld_step_", lists);
   // What a schedule of the momentum left behind.
-  for (const at::Tensor& param : work.params) {
-    const auto found = state_.find(param.unsafeGetTensorImpl());
-    if (found == state_.end()) continue;
+  for (const at::Tensor& param : lists.params) {
+    const auto found = states().find(param.unsafeGetTensorImpl());
+    if (found == states().end()) continue;
     own_state_of(param)["momentum"] = at::Tensor();
-    if (state_of(param).is_empty()) state_.erase(found);
+    const auto& left = state_of(param).tensors();
+    if (std::ranges::none_of(
+            left, [](const auto& kept) { return kept.second.defined(); })) {
+      states().erase(found);
+    }
   }
+}
+
+}  // namespace
+
+std::shared_ptr<SamplerImpl> MakeEWSG() { return std::make_shared<EWSGImpl>(); }
+
+double EWSG::acceptance_rate() const {
+  return static_cast<const EWSGImpl&>(impl()).acceptance_rate();
 }
 
 }  // namespace torch_sgmcmc

@@ -1,7 +1,10 @@
 #include "torch_sgmcmc/minibatch.h"
 
 #include "core/counter.h"
+#include "host/fold_in.h"
 #include "host/minibatch.h"
+#include "libtorch/core/checks.h"
+#include "torch_sgmcmc/seeds.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -14,6 +17,11 @@ NoiseStream Stream(int64_t seed, int64_t step, Purpose purpose) {
 }
 
 }  // namespace
+
+int64_t fold_in(int64_t seed, int64_t stream) {
+  CheckInteger("stream", stream);
+  return FoldIn(seed, static_cast<uint64_t>(stream));
+}
 
 std::vector<int64_t> draw_minibatch(int64_t num_data,
                                     int64_t batch_size,

@@ -2,28 +2,35 @@
 
 #include <ATen/ATen.h>
 
-#include <map>
+#include <memory>
+#include <utility>
 
 #include "core/counter.h"
 #include "host/gamma.h"
 #include "libtorch/core/checks.h"
-#include "libtorch/core/momentum.h"
 #include "libtorch/core/operators.h"
+#include "libtorch/core/sampler_impl.h"
 
 namespace torch_sgmcmc {
 namespace {
 
-const SamplerOptions& OptionsOfGroup(
-    const torch::optim::OptimizerParamGroup& group) {
-  return static_cast<const SamplerOptions&>(group.options());
+// θ - μ of a parameter, in the type of the arithmetic where μ is not 0.
+at::Tensor AwayFromMean(const SamplerImpl& sampler,
+                        double mean_of_group,
+                        const at::Tensor& param) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor mean = sampler.prior_mean_of(param);
+  if (mean.defined()) return param.detach().to(StateDtype(param)) - mean;
+  if (mean_of_group == 0) return param.detach();
+  return param.detach().to(StateDtype(param)) - mean_of_group;
 }
 
 }  // namespace
 
 GammaPrecision::GammaPrecision(Sampler& sampler,
                                const GammaPrecisionOptions& options)
-    : sampler_(sampler), options_(options) {
-  if (sampler.options_of(0).chains()) {
+    : sampler_(SamplerRef(sampler).weak()), options_(options) {
+  if (sampler_.lock()->options_of(0).chains()) {
     Invalid(
         "Invalid sampler: it has num_chains, and a group's prior_precision "
         "would be drawn for all of them (use a sampler for each chain)");
@@ -33,40 +40,30 @@ GammaPrecision::GammaPrecision(Sampler& sampler,
 }
 
 std::vector<double> GammaPrecision::step() {
-  auto& groups = sampler_.get().param_groups();
-  for (const auto& group : groups) {
-    CheckReal(
-        "temperature", OptionsOfGroup(group).temperature(), {.low_open = true});
-  }
+  const auto sampler = SamplerRef(sampler_).impl();
+  const size_t num_groups = sampler->groups().size();
   std::vector<double> precisions;
-  for (size_t i = 0; i < groups.size(); ++i) precisions.push_back(draw(i));
-  for (size_t i = 0; i < groups.size(); ++i) {
-    static_cast<SamplerOptions&>(groups[i].options())
-        .set_prior_precision(precisions[i]);
+  for (size_t i = 0; i < num_groups; ++i) {
+    CheckReal("temperature",
+              sampler->options_of(i).temperature(),
+              {.low_open = true});
+  }
+  for (size_t i = 0; i < num_groups; ++i) precisions.push_back(draw(i));
+  for (size_t i = 0; i < num_groups; ++i) {
+    sampler->options_of(i).put("prior_precision", precisions[i]);
   }
   ++num_updates_;
   return precisions;
 }
 
-// θ - μ of a parameter, in the type of the arithmetic where μ is not 0.
-at::Tensor GammaPrecision::away_from_mean(
-    const torch::optim::OptimizerParamGroup& group,
-    const at::Tensor& param) const {
-  const at::NoGradGuard no_grad;
-  const at::Tensor mean = sampler_.get().prior_mean_of(param);
-  const double number = OptionsOfGroup(group).prior_mean();
-  if (mean.defined()) return param.detach().to(StateDtype(param)) - mean;
-  if (number == 0) return param.detach();
-  return param.detach().to(StateDtype(param)) - number;
-}
-
 double GammaPrecision::draw(size_t index) const {
-  const auto& group = sampler_.get().param_groups()[index];
-  const double t = OptionsOfGroup(group).temperature();
+  const auto sampler = SamplerRef(sampler_).impl();
+  const OptionValues& group = sampler->options_of(index);
+  const double t = group.temperature();
   int64_t dimension = 0;
   // One sum for each device, added in the order in which devices first occur.
   std::vector<std::pair<c10::Device, std::vector<at::Tensor>>> by_device;
-  for (const at::Tensor& param : group.params()) {
+  for (const at::Tensor& param : sampler->groups()[index].params()) {
     if (!param.requires_grad()) continue;  // it is not sampled
     dimension += param.numel();
     auto place = by_device.begin();
@@ -74,7 +71,7 @@ double GammaPrecision::draw(size_t index) const {
     if (place == by_device.end()) {
       place = by_device.insert(place, {param.device(), {}});
     }
-    place->second.push_back(away_from_mean(group, param));
+    place->second.push_back(AwayFromMean(*sampler, group.prior_mean(), param));
   }
   double squares = 0;
   for (const auto& [device, params] : by_device) {
@@ -83,7 +80,7 @@ double GammaPrecision::draw(size_t index) const {
   const double shape =
       (options_.shape() + static_cast<double>(dimension) / 2 - 1) / t + 1;
   const double rate = (options_.rate() + squares / 2) / t;
-  const NoiseStream stream{static_cast<uint64_t>(sampler_.get().seed()),
+  const NoiseStream stream{static_cast<uint64_t>(sampler->seed()),
                            static_cast<uint64_t>(num_updates_),
                            static_cast<uint32_t>(Purpose::kPrecision)};
   return DrawGamma(shape, stream, index) / rate;
@@ -92,14 +89,14 @@ double GammaPrecision::draw(size_t index) const {
 StateDict GammaPrecision::state_dict() const {
   return {{"shape", options_.shape()},
           {"rate", options_.rate()},
-          {"num_updates", num_updates_}};
+          {"num_updates", SavedCount({num_updates_})}};
 }
 
 void GammaPrecision::load_state_dict(const StateDict& dict) {
-  const auto shape = detail::FromValue<double>("shape", dict.at("shape"));
-  const auto rate = detail::FromValue<double>("rate", dict.at("rate"));
+  const auto shape = FromValue<double>("shape", dict.at("shape"));
+  const auto rate = FromValue<double>("rate", dict.at("rate"));
   const auto updates =
-      detail::FromValue<int64_t>("num_updates", dict.at("num_updates"));
+      FromValue<int64_t>("num_updates", dict.at("num_updates"));
   CheckReal("shape", shape, {.low_open = true});
   CheckReal("rate", rate, {.low_open = true});
   CheckCount("num_updates", updates);

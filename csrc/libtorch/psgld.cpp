@@ -3,70 +3,94 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
-#include "libtorch/core/checks.h"
-#include "libtorch/core/momentum.h"
-#include "libtorch/core/options_of_work.h"
-#include "libtorch/core/roots.h"
-#include "libtorch/core/versions.h"
+#include "libtorch/core/operators.h"
+#include "libtorch/core/sampler_impl.h"
 
 namespace torch_sgmcmc {
+namespace {
 
-// Python's default is true.
-PSGLDOptions::PSGLDOptions() { put("gamma", false); }
-
-PSGLDOptions::PSGLDOptions(double lr) : PSGLDOptions() { put("lr", lr); }
-
-void PSGLDOptions::check_values() const {
-  OptionsOf::check_values();
-  if (get<bool>("gamma")) {
-    Invalid(
-        "Invalid gamma: true (must be false in C++: continue it in Python)");
-  }
+// A square root that is the same on every processor.
+at::Tensor Root(const at::Tensor& tensor) {
+  at::Tensor roots = tensor.detach().clone();
+  square_root_({roots});
+  return roots;
 }
 
-const at::Tensor& detail::KeptRoot::of(const at::Tensor& v, double eps) {
-  const int64_t version = VersionOf(v);
-  if (!root_.defined() || !v_.is_same(v) || version_ != version ||
-      eps_ != eps) {
-    // Operations that are rounded in one way only, so that this is the same on
-    // every processor, as all updates are.
-    root_ = Root(Root(v).add_(eps)).reciprocal_();
-    v_ = v;
-    version_ = version;
-    eps_ = eps;
-  }
-  return root_;
-}
-
-void PSGLD::prepare(Work& work) {
-  const auto& options = OptionsOfWork<PSGLDOptions>(work);
-  work.state.resize(3);  // the operator's lists of Γ stay empty
-  for (size_t i = 0; i < work.params.size(); ++i) {
-    const at::Tensor& param = work.params[i];
-    at::Tensor& square = own_state_of(param)["square_average"];
-    if (!square.defined()) {
-      square = ZeroState(param).copy_(work.grads[i]).square_();
+// √G, kept while V, as far as torch knows, and ε are what they were.
+class KeptRoot {
+ public:
+  const at::Tensor& of(const at::Tensor& v, double eps) {
+    const int64_t version = VersionOf(v);
+    if (!root_.defined() || !v_.is_same(v) || version_ != version ||
+        eps_ != eps) {
+      // Operations that are rounded in one way only, so that this is the same
+      // on every processor, as all updates are.
+      root_ = Root(Root(v).add_(eps)).reciprocal_();
+      v_ = v;
+      version_ = version;
+      eps_ = eps;
     }
-    if (options.adapt()) {
-      if (!roots_.empty()) roots_.erase(param.unsafeGetTensorImpl());
-      work.state[0].push_back(square);
-    } else {
-      auto& root = roots_[param.unsafeGetTensorImpl()];
-      work.state[0].push_back(root.of(square, options.eps()));
-    }
+    return root_;
   }
-  start_masters(work);
-}
 
-std::vector<std::string> PSGLD::state_keys() const {
-  return {"square_average", "master"};
-}
+ private:
+  at::Tensor root_;
+  // What it was made of.
+  at::Tensor v_;
+  int64_t version_ = 0;
+  double eps_ = 0;
+};
 
-void PSGLD::update(const Work& work) {
-  const bool adapts = OptionsOfWork<PSGLDOptions>(work).adapt();
-  update_by(adapts ? method() : "psgld_frozen_step_", work);
+class PSGLDImpl : public SamplerImpl {
+ public:
+  PSGLDImpl() : SamplerImpl("psgld_step_") {}
+
+ protected:
+  void prepare(TensorLists& lists) override {
+    const bool adapts = lists.options->get<bool>("adapt");
+    lists.state.resize(3);  // the operator's lists of Γ stay empty
+    for (size_t i = 0; i < lists.params.size(); ++i) {
+      const at::Tensor& param = lists.params[i];
+      at::Tensor& square = own_state_of(param)["square_average"];
+      if (!square.defined()) {
+        square = ZeroState(param).copy_(lists.grads[i]).square_();
+      }
+      if (adapts) {
+        if (!roots_.empty()) roots_.erase(param.unsafeGetTensorImpl());
+        lists.state[0].push_back(square);
+      } else {
+        KeptRoot& root = roots_[param.unsafeGetTensorImpl()];
+        lists.state[0].push_back(root.of(square, lists.options->number("eps")));
+      }
+    }
+    start_masters(lists);
+  }
+
+  void update(const TensorLists& lists) override {
+    const bool adapts = lists.options->get<bool>("adapt");
+    update_by(adapts ? op_ : "psgld_frozen_step_", lists);
+  }
+
+  std::vector<std::string> state_keys() const override {
+    return {"square_average", "master"};
+  }
+
+  void parameters_changed() override { roots_.clear(); }
+
+ private:
+  // Of parameters, by their TensorImpl, whose preconditioner rests.
+  std::unordered_map<const void*, KeptRoot> roots_;
+};
+
+}  // namespace
+
+std::shared_ptr<SamplerImpl> MakePSGLD() {
+  return std::make_shared<PSGLDImpl>();
 }
 
 }  // namespace torch_sgmcmc

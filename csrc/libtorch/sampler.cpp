@@ -1,7 +1,9 @@
 #include "torch_sgmcmc/sampler.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/generated/variable_factories.h>
+#include <torch/serialize/archive.h>
 
 #include <algorithm>
 #include <cmath>
@@ -14,17 +16,8 @@
 
 #include "core/counter.h"
 #include "libtorch/core/checks.h"
-#include "libtorch/core/closures.h"
-#include "libtorch/core/ledger.h"
-#include "libtorch/core/momentum.h"
-#include "libtorch/core/nonfinite.h"
 #include "libtorch/core/parameters.h"
-#include "libtorch/core/prior.h"
-#include "libtorch/core/rescaling.h"
-#include "libtorch/core/state_checks.h"
-#include "libtorch/core/text.h"
-#include "libtorch/core/versions.h"
-#include "torch_sgmcmc/has_cuda.h"
+#include "libtorch/core/sampler_impl.h"
 
 namespace torch_sgmcmc {
 
@@ -41,151 +34,245 @@ int64_t DrawSeed() {
       .item<int64_t>();
 }
 
+// Throws unless state has its parameter's shape and device and the type of
+// state; what is undefined is not there.
+void CheckFit(const char* name,
+              const at::Tensor& value,
+              const at::Tensor& param,
+              const char* sampler) {
+  if (!value.defined()) return;
+  const at::ScalarType wanted = StateDtype(param);
+  if (value.sizes() == param.sizes() && value.scalar_type() == wanted &&
+      value.device() == param.device() && value.layout() == at::kStrided &&
+      (value.is_contiguous() || !MayRepeat(value))) {
+    return;
+  }
+  throw std::runtime_error(
+      std::string(sampler) + " has a " + name + " of " +
+      DtypeName(value.scalar_type()) + " and shape " + Shape(value.sizes()) +
+      " on " + value.device().str() + " for a parameter of shape " +
+      Shape(param.sizes()) + " (must be of " + DtypeName(wanted) +
+      ", torch::kStrided and of its shape on " + param.device().str() +
+      ", each element with memory of its own): was the parameter replaced?");
+}
+
+// What makes the update of each class of samplers.
+std::shared_ptr<SamplerImpl> MakeImpl(const std::string& name) {
+  if (name == "SGLD") return std::make_shared<SamplerImpl>("sgld_step_");
+  if (name == "SGLRW") return std::make_shared<SamplerImpl>("sglrw_step_");
+  if (name == "SGHMC") return MakeSGHMC();
+  if (name == "BAOA") return MakeBAOA();
+  if (name == "PSGLD") return MakePSGLD();
+  if (name == "SGNHT") return MakeSGNHT();
+  if (name == "EWSG") return MakeEWSG();
+  return MakeSBPS();
+}
+
 }  // namespace
+
+// ---- The interface ----------------------------------------------------------
 
 Sampler::Sampler(const std::vector<OptimizerParamGroup>& param_groups,
                  std::unique_ptr<SamplerOptions> defaults)
     : Optimizer(std::vector<OptimizerParamGroup>{}, std::move(defaults)),
-      watch_(std::make_unique<Watch>()),
-      ledger_(std::make_unique<Ledger>()),
-      place_(std::make_shared<Sampler*>(this)) {
-  if (param_groups.empty()) Invalid("optimizer got an empty parameter list");
-  for (const OptimizerParamGroup& group : param_groups) {
-    if (group.params().empty() && param_groups.size() == 1) {
+      impl_(MakeImpl(OptionAccess::Of(*defaults_).sampler())) {
+  impl_->set_owner(this);
+  impl_->construct(param_groups);
+}
+
+Sampler::Sampler(Sampler&& other) noexcept
+    : Optimizer(std::move(other)), impl_(std::move(other.impl_)) {
+  if (impl_ != nullptr) impl_->set_owner(this);
+}
+
+Sampler& Sampler::operator=(Sampler&& other) noexcept {
+  if (this == &other) return *this;
+  // NOLINTBEGIN(bugprone-use-after-move): torch's part is moved, then ours.
+  Optimizer::operator=(std::move(other));
+  impl_ = std::move(other.impl_);
+  // NOLINTEND(bugprone-use-after-move)
+  if (impl_ != nullptr) impl_->set_owner(this);
+  return *this;
+}
+
+Sampler::~Sampler() = default;
+
+SamplerImpl& Sampler::impl() const {
+  if (impl_ == nullptr) {
+    throw std::logic_error(
+        "this sampler was moved from: use the one that has "
+        "its parameters now");
+  }
+  return *impl_;
+}
+
+SamplerRef::SamplerRef(const Sampler& sampler) : impl_(sampler.impl_) {
+  sampler.impl();
+}
+
+std::shared_ptr<SamplerImpl> SamplerRef::impl() const {
+  auto impl = impl_.lock();
+  if (impl == nullptr) {
+    throw std::logic_error(
+        "the sampler that this belongs to has been destroyed");
+  }
+  return impl;
+}
+
+// NOLINTNEXTLINE(google-default-arguments): as torch's own.
+torch::Tensor Sampler::step(LossClosure closure) {
+  return impl().step(closure);
+}
+void Sampler::add_param_group(const OptimizerParamGroup& param_group) {
+  impl().add_param_group(param_group);
+}
+int64_t Sampler::seed() const { return impl().seed(); }
+int64_t Sampler::num_steps() const { return impl().num_steps(); }
+int64_t Sampler::num_skipped() const { return impl().num_skipped(); }
+std::string Sampler::target_summary() const { return impl().target_summary(); }
+StateDict Sampler::state_dict() const { return impl().state_dict(); }
+void Sampler::load_state_dict(const StateDict& dict) {
+  impl().load_state_dict(dict);
+}
+const SamplerParamState& Sampler::state_of(const at::Tensor& param) const {
+  return impl().state_of(param);
+}
+SamplerParamState& Sampler::own_state_of(const at::Tensor& param) {
+  return impl().own_state_of(param);
+}
+void Sampler::save(torch::serialize::OutputArchive& archive) const {
+  archive.write("state_dict", state_dict());
+}
+void Sampler::load(torch::serialize::InputArchive& archive) {
+  c10::IValue dict;
+  archive.read("state_dict", dict);
+  load_state_dict(dict);
+}
+
+bool has_cuda() {
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow("torch_sgmcmc::gaussian_", "")
+      .hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+}
+
+// ---- Groups -----------------------------------------------------------------
+
+void SamplerImpl::construct(const std::vector<OptimizerParamGroup>& groups) {
+  if (groups.empty()) Invalid("optimizer got an empty parameter list");
+  for (const OptimizerParamGroup& group : groups) {
+    if (group.params().empty() && groups.size() == 1) {
       Invalid("optimizer got an empty parameter list");
     }
   }
-  auto& options = static_cast<SamplerOptions&>(*defaults_);
-  if (!options.capturable_) options.capturable_ = false;
-  if (!options.nonfinite_) options.nonfinite_ = "raise";
-  CheckNonfinite(options);
-  const std::optional<int64_t> given = std::exchange(options.seed_, {});
-  ledger_->capturable = options.capturable();
-  ledger_->progress = options.copy();
-  ledger_->keeps_momenta = !RecordKeys(options).empty();
+  OptionValues& options = OptionAccess::Of(owner_->defaults());
+  if (!options.capturable) options.capturable = false;
+  if (!options.nonfinite) options.nonfinite = "raise";
+  check_nonfinite(options);
+  const std::optional<int64_t> given = std::exchange(options.seed, {});
+  chain_.capturable = options.is_capturable();
+  chain_.num_chains = chains_with_seeds(options);
+  keeps_momenta_ = !RecordKeys(options).empty();
   // Groups may bring what the defaults leave open; they are checked whole.
-  for (const OptimizerParamGroup& group : param_groups) {
-    Sampler::add_param_group(group);
-  }
-  options.prior_means_.clear();  // the group has them
-  ledger_->seed = given ? *given : DrawSeed();
+  for (const OptimizerParamGroup& group : groups) add_param_group(group);
+  options.prior_means.clear();  // the group has them
+  chain_.seed = given ? *given : DrawSeed();
 }
 
-const char* Sampler::name() const {
-  ledger();  // throws if there is none
-  return static_cast<const SamplerOptions&>(*defaults_).sampler();
-}
-
-SamplerOptions& Sampler::options_of(size_t group) {
-  ledger();
-  return static_cast<SamplerOptions&>(param_groups_[group].options());
-}
-
-const SamplerOptions& Sampler::options_of(size_t group) const {
-  ledger();
-  return static_cast<const SamplerOptions&>(param_groups_[group].options());
-}
-
-SamplerOptions& Sampler::progress_of() const { return *ledger().progress; }
-
-const std::vector<int64_t>& Sampler::offsets_of(size_t group) const {
-  return ledger_->groups[group].offsets;
-}
-
-int64_t Sampler::seed() const { return ledger().seed; }
-
-int64_t Sampler::num_steps() const {
+int64_t SamplerImpl::num_steps() const {
   num_skipped();  // which waits for the last step
   return steps_counted();
 }
 
 // That before a device has told what came of the last step.
-int64_t Sampler::steps_counted() const {
-  const Ledger& own = ledger();
-  return own.groups.empty() ? 0 : own.groups[0].step.get();
+int64_t SamplerImpl::steps_counted() const {
+  return chain_.groups.empty() ? 0 : chain_.groups[0].step.get();
 }
 
-void Sampler::add_param_group(const OptimizerParamGroup& param_group) {
+void SamplerImpl::add_param_group(const OptimizerParamGroup& param_group) {
   catch_up();  // which may put the counters back
   complete_all();
   follow_groups();
-  const auto& defaults = static_cast<const SamplerOptions&>(*defaults_);
-  auto options = defaults.clone();
+  const auto& made_of = static_cast<const SamplerOptions&>(owner_->defaults());
+  const std::vector<std::string> shared = shared_names();
+  const OptionValues& ours = groups().empty() ? defaults() : options_of(0);
+  auto options = owner_->defaults().clone();
   bool is_default_mean = true;
   if (param_group.has_options()) {
     const auto* own =
         dynamic_cast<const SamplerOptions*>(&param_group.options());
-    if (own == nullptr || typeid(*own) != typeid(defaults)) {
+    if (own == nullptr || typeid(*own) != typeid(made_of)) {
       Invalid(
           std::string("Invalid param group: its options are not of class ") +
           name() + "Options");
     }
-    const auto managed =
-        own->set_for_all(param_groups_.empty() ? defaults : options_of(0));
+    const OptionValues& given = OptionAccess::Of(*own);
+    const auto managed = given.set_for_all(ours, shared);
     if (!managed.empty()) {
       Invalid("Invalid param group: '" + managed[0] + "' is managed by " +
               name() + " and cannot be set for a group");
     }
     options = own->clone();
-    if (own->means_are_kept_) {
+    if (given.means_are_kept) {
       Invalid(
           "Invalid prior_mean: the param group's options are of a group with "
           "tensors, which are its sampler's (give this group its own, or a "
           "number)");
     }
-    is_default_mean = !own->is_set("prior_mean");
-    auto& inheriting = static_cast<SamplerOptions&>(*options);
-    inheriting.inherit(defaults);
-    if (is_default_mean) inheriting.prior_means_ = defaults.prior_means_;
+    is_default_mean = !given.is_set("prior_mean");
+    OptionValues& inheriting = OptionAccess::Of(*options);
+    inheriting.inherit(defaults());
+    if (is_default_mean) inheriting.prior_means = defaults().prior_means;
   }
-  auto& group = static_cast<SamplerOptions&>(*options);
-  group.share(param_groups_.empty() ? defaults : options_of(0));
-  group.check();
+  OptionValues& group = OptionAccess::Of(*options);
+  group.share(ours, shared);
+  check(group);
 
   std::unordered_set<const void*> known;
   std::vector<std::vector<at::Tensor>> all;
-  for (const OptimizerParamGroup& previous : param_groups_) {
+  for (const OptimizerParamGroup& previous : groups()) {
     for (const at::Tensor& param : previous.params()) {
       known.insert(param.unsafeGetTensorImpl());
     }
     all.push_back(previous.params());
   }
   for (const at::Tensor& param : param_group.params()) {
-    group.check_param(param);
+    check_param(param, group);
     if (known.contains(param.unsafeGetTensorImpl())) {
       Invalid("some parameters appear in more than one parameter group");
     }
   }
   all.push_back(param_group.params());
   CheckMemory(all);
-  Ledger::Group numbers;
-  if (!group.prior_means_.empty()) {
-    if (is_default_mean && !param_groups_.empty()) {
+  GroupState numbers;
+  if (!group.prior_means.empty()) {
+    if (is_default_mean && !groups().empty()) {
       Invalid(
           "Invalid prior_mean: tensors for a sampler of several param groups "
           "(give each group its own prior_mean)");
     }
-    const auto means = CopiesOfMeans(group.prior_means_, param_group.params());
-    group.prior_means_.clear();
+    const auto means = CopiesOfMeans(group.prior_means, param_group.params());
+    group.prior_means.clear();
     for (size_t i = 0; i < means.size(); ++i) {
       prior_means_[param_group.params()[i].unsafeGetTensorImpl()] = means[i];
     }
-    numbers.has_means = group.means_are_kept_ = true;
+    numbers.has_means = group.means_are_kept = true;
   }
-  group.is_complete_ = true;
+  group.is_complete = true;
   // It begins where nothing has ever been numbered.
-  ledger_->next_offset = numbers.number(
-      param_group.params(), group.chains_with_seeds(), ledger_->next_offset);
+  chain_.next_offset = numbers.number(
+      param_group.params(), chains_with_seeds(group), chain_.next_offset);
   numbers.set_counters(
-      num_steps(), num_skipped(), ledger_->capturable, param_group.params());
-  param_groups_.emplace_back(param_group.params(), std::move(options));
-  ledger_->groups.push_back(std::move(numbers));
-  ledger_->moved.clear();
-  ledger_->absences = {0, {}, {}, false, ledger_->absences.said};
+      num_steps(), num_skipped(), chain_.capturable, param_group.params());
+  groups().emplace_back(param_group.params(), std::move(options));
+  chain_.groups.push_back(std::move(numbers));
+  moved_.clear();
+  missing_grads_ = {0, {}, {}, false, missing_grads_.is_warned};
 }
 
-// NOLINTNEXTLINE(google-default-arguments): as torch's own.
-torch::Tensor Sampler::step(LossClosure closure) {
+// ---- A step -----------------------------------------------------------------
+
+torch::Tensor SamplerImpl::step(
+    const torch::optim::Optimizer::LossClosure& closure) {
   begin_step();
   torch::Tensor loss;
   if (closure != nullptr) {
@@ -193,87 +280,100 @@ torch::Tensor Sampler::step(LossClosure closure) {
     loss = closure();
   }
   const at::NoGradGuard no_grad;
-  std::vector<Work> work = gather();
+  std::vector<TensorLists> lists = gather();
   if (rests()) return loss;
-  if (ledger_->keeps_momenta && ledger_->capturable) rescale_now(work);
-  if (work.empty() && !std::exchange(ledger_->said_nothing_moves, true)) {
+  if (keeps_momenta_ && chain_.capturable) rescale_now(lists);
+  if (lists.empty() && !std::exchange(is_warned_of_nothing_, true)) {
     TORCH_WARN(name(),
                " has counted a step in which no parameter had a gradient (of "
                "those that require one): nothing has moved. Was backward() "
                "forgotten, or zero_grad() called after it?");
   }
   try {
-    check_finite(work);
-    if (ledger_->keeps_momenta) redraw_momenta();
-    prepare_all(work);
-  } catch (const StepLeftOut&) {
-    leave_out();
+    check_finite(lists);
+    if (keeps_momenta_) redraw_momenta();
+    prepare_all(lists);
+  } catch (const StepSkipped&) {
+    skip_step();
     return loss;
   }
-  set_gate(work);
-  advance(work);
+  set_gate(lists);
+  advance(lists);
   return loss;
 }
 
-std::vector<Work> Sampler::gather() {
+std::vector<TensorLists> SamplerImpl::gather() {
   check_numbers();
-  std::vector<Work> work;
-  for (size_t group = 0; group < param_groups_.size(); ++group) {
-    collect(group, work);
+  std::vector<TensorLists> lists;
+  for (size_t group = 0; group < groups().size(); ++group) {
+    collect(group, lists);
   }
   // An operator changes nothing if its arguments do not fit, but by then
   // another group's operator may have made its update, or a parameter been
   // given its first state.
-  if (work.size() > 1 || !has_moved(work)) check_fit(work);
-  return work;
+  if (lists.size() > 1 || !has_moved(lists)) check_fit(lists);
+  return lists;
 }
 
-void Sampler::check_fit(const std::vector<Work>& work) const {
-  for (const Work& lists : work) {
-    for (size_t i = 0; i < lists.params.size(); ++i) check_fit(lists, i);
+void SamplerImpl::check_fit(const std::vector<TensorLists>& lists) const {
+  for (const TensorLists& each : lists) {
+    for (size_t i = 0; i < each.params.size(); ++i) check_fit(each, i);
   }
 }
 
-void Sampler::advance(const std::vector<Work>& work) {
-  for (const Work& lists : work) {
-    update(lists);
-    BumpVersions(lists.params);
+void SamplerImpl::advance(const std::vector<TensorLists>& lists) {
+  for (const TensorLists& each : lists) {
+    update(each);
+    BumpVersions(each.params);
   }
-  if (ledger_->keeps_momenta) finish_rescaling(work);
-  const bool is_gated = !work.empty() && work[0].gate.defined();
-  for (Ledger::Group& group : ledger_->groups) {
+  if (keeps_momenta_) finish_rescaling(lists);
+  const bool is_gated = !lists.empty() && lists[0].gate.defined();
+  for (GroupState& group : chain_.groups) {
     if (group.step.is_on_device() && is_gated) {
-      group.step.device.add_(work[0].gate.ge(0));
-      group.num_skipped.device.add_(work[0].gate.lt(0));
+      group.step.device.add_(lists[0].gate.ge(0));
+      group.num_skipped.device.add_(lists[0].gate.lt(0));
     } else {
       group.step.add(1);
     }
   }
-  if (!work.empty()) look_for_absences(work);
+  if (!lists.empty()) warn_of_missing_grads(lists);
 }
 
-void Sampler::check_groups() const {
-  ledger();
-  for (size_t group = 0; group < param_groups_.size(); ++group) {
+void SamplerImpl::check_groups() const {
+  const std::vector<std::string> shared = shared_names();
+  for (size_t group = 0; group < groups().size(); ++group) {
     check_known(group);
-    options_of(group).check();
-    if (options_of(group).agrees_with(options_of(0))) continue;
-    std::vector<StateDict> values(param_groups_.size());
+    check(options_of(group));
+    if (options_of(group).agrees_with(options_of(0), shared)) continue;
+    std::vector<StateDict> values(groups().size());
     for (size_t i = 0; i < values.size(); ++i) options_of(i).write(values[i]);
-    CheckEqual(values, options_of(0).common_keys(), options_of(0).why_equal());
+    CheckEqual(values, shared, why_equal());
   }
 }
 
-std::vector<at::Tensor> Sampler::all_params() const {
+void SamplerImpl::check(const OptionValues& options) const {
+  if (options.is_checked()) return;
+  options.check_ranges();
+  check_options(options);
+  options.set_checked(true);
+}
+
+void SamplerImpl::check_param(const at::Tensor& param,
+                              const OptionValues& options) const {
+  CheckParameter(name(), param);
+  CheckChains(param, options.chains());
+}
+
+std::vector<at::Tensor> SamplerImpl::all_params() const {
   std::vector<at::Tensor> params;
-  for (const OptimizerParamGroup& group : param_groups_) {
+  for (const OptimizerParamGroup& group : groups()) {
     params.insert(params.end(), group.params().begin(), group.params().end());
   }
   return params;
 }
 
-void Sampler::check_known(size_t group) const {
-  if (group < ledger_->groups.size()) return;
+void SamplerImpl::check_known(size_t group) const {
+  if (group < chain_.groups.size()) return;
   throw std::runtime_error(
       std::string(name()) + " does not know the parameters of group " +
       std::to_string(group) +
@@ -282,20 +382,20 @@ void Sampler::check_known(size_t group) const {
 }
 
 // The group's parameters that have a gradient, a list for each device.
-void Sampler::collect(size_t group, std::vector<Work>& work) {
-  SamplerOptions& options = options_of(group);
-  const std::vector<at::Tensor>& params = param_groups_[group].params();
+void SamplerImpl::collect(size_t group, std::vector<TensorLists>& lists) {
+  OptionValues& options = options_of(group);
+  const std::vector<at::Tensor>& params = groups()[group].params();
   check_known(group);
-  Ledger::Group& own = ledger_->groups[group];
+  GroupState& own = chain_.groups[group];
   const double scale = FollowEstimate(own.records, options);
-  if (scale != options.estimate_scale_) {
-    options.estimate_scale_ = scale;
-    options.are_in_range_ = false;
+  if (scale != options.estimate_scale) {
+    options.estimate_scale = scale;
+    options.set_checked(false);
   }
-  options.check();
+  check(options);
   if (options.lr() == 0) return;
   const Scales scales = ScalesOf(own.records, options);
-  const size_t begin = work.size();
+  const size_t begin = lists.size();
   for (size_t i = 0; i < params.size(); ++i) {
     const at::Tensor& param = params[i];
     const at::Tensor& grad = param.grad();
@@ -309,49 +409,50 @@ void Sampler::collect(size_t group, std::vector<Work>& work) {
           Shape(param.sizes()) + " (for an Embedding, use sparse(false))");
     }
     size_t place = begin;
-    while (place < work.size() &&
-           work[place].params[0].device() != param.device()) {
+    while (place < lists.size() &&
+           lists[place].params[0].device() != param.device()) {
       ++place;
     }
-    if (place == work.size()) {
+    if (place == lists.size()) {
       if (param.is_cuda() && !has_cuda()) {
         throw std::runtime_error(
             std::string(name()) +
             " got parameters on a CUDA device, but torch_sgmcmc was built "
             "without CUDA kernels: rebuild it with -DTORCH_SGMCMC_CUDA=ON");
       }
-      Work& lists = work.emplace_back();
-      lists.options = &options;
-      lists.seed = ledger_->seed;
-      lists.step = own.step;
-      lists.momentum_scale = scales.momentum;
-      lists.thermostat_scale = scales.thermostat;
+      TensorLists& fresh = lists.emplace_back();
+      fresh.options = &options;
+      fresh.seed = chain_.seed;
+      fresh.step = own.step;
+      fresh.num_chains = chains_with_seeds(options);
+      fresh.momentum_scale = scales.momentum;
+      fresh.thermostat_scale = scales.thermostat;
       const double estimate = options.number_or("noise_estimate", 0);
-      lists.noise_estimate = std::isnan(estimate) ? 0 : estimate * scale;
-      lists.params.reserve(params.size());
-      lists.grads.reserve(params.size());
-      lists.offsets.reserve(params.size());
+      fresh.noise_estimate = std::isnan(estimate) ? 0 : estimate * scale;
+      fresh.params.reserve(params.size());
+      fresh.grads.reserve(params.size());
+      fresh.offsets.reserve(params.size());
     }
-    Work& lists = work[place];
-    lists.params.push_back(param);
+    TensorLists& own_lists = lists[place];
+    own_lists.params.push_back(param);
     const at::Tensor mean = prior_mean_of(param);
-    if (mean.defined()) lists.prior_means.push_back(mean);
+    if (mean.defined()) own_lists.prior_means.push_back(mean);
     if (own.has_means && !mean.defined()) {
       throw std::runtime_error(
           std::string(name()) + " has no prior_mean for parameter " +
-          NameOf(param_groups_, param) +
+          NameOf(groups(), param) +
           ", and tensors for its group: was it replaced? Give one for each by "
           "prior_mean()");
     }
-    lists.grads.push_back(grad);
-    lists.offsets.push_back(own.offsets[i]);
+    own_lists.grads.push_back(grad);
+    own_lists.offsets.push_back(own.offsets[i]);
   }
 }
 
 // Throws if an operator would refuse the parameter, gradient or state.
-void Sampler::check_fit(const Work& work, size_t index) const {
-  const at::Tensor& param = work.params[index];
-  const at::Tensor& grad = work.grads[index];
+void SamplerImpl::check_fit(const TensorLists& lists, size_t index) const {
+  const at::Tensor& param = lists.params[index];
+  const at::Tensor& grad = lists.grads[index];
   if (!param.is_contiguous() || param.layout() != at::kStrided ||
       !param.is_floating_point() || !(param.is_cpu() || param.is_cuda())) {
     CheckParameter(name(), param);
@@ -363,7 +464,7 @@ void Sampler::check_fit(const Work& work, size_t index) const {
           Shape(param.sizes()) + ", strides " + Shape(param.strides()));
     }
   }
-  CheckChains(param, work.options->chains());
+  CheckChains(param, lists.options->chains());
   if (grad.scalar_type() != param.scalar_type() ||
       grad.sizes() != param.sizes() || grad.device() != param.device()) {
     throw std::runtime_error(
@@ -373,16 +474,17 @@ void Sampler::check_fit(const Work& work, size_t index) const {
         DtypeName(param.scalar_type()) + " and shape " + Shape(param.sizes()) +
         " on " + param.device().str() + " (must be equal)");
   }
-  if (work.step.is_on_device() && work.step.device.device() != param.device()) {
+  if (lists.step.is_on_device() &&
+      lists.step.device.device() != param.device()) {
     throw std::runtime_error(
         std::string(name()) + " counts the steps of a group on " +
-        work.step.device.device().str() + ", and has a parameter on " +
+        lists.step.device.device().str() + ", and has a parameter on " +
         param.device().str() +
         " (with capturable each group must lie on one device)");
   }
-  if (!work.step.is_on_device() && work.step.host > kMaxStep) {
+  if (!lists.step.is_on_device() && lists.step.host > kMaxStep) {
     throw std::runtime_error(std::string(name()) + " has made " +
-                             std::to_string(work.step.host) +
+                             std::to_string(lists.step.host) +
                              " steps (must be below 2^48)");
   }
   CheckFit("prior_mean", prior_mean_of(param), param, name());
@@ -391,43 +493,43 @@ void Sampler::check_fit(const Work& work, size_t index) const {
   }
 }
 
-at::Tensor Sampler::prior_mean_of(const at::Tensor& param) const {
+at::Tensor SamplerImpl::prior_mean_of(const at::Tensor& param) const {
   const auto found = prior_means_.find(param.unsafeGetTensorImpl());
   return found == prior_means_.end() ? at::Tensor() : found->second;
 }
 
-void Sampler::start_masters(Work& work) {
-  for (const at::Tensor& param : work.params) {
+void SamplerImpl::start_masters(TensorLists& lists) {
+  for (const at::Tensor& param : lists.params) {
     if (!HasMaster(param)) continue;
     at::Tensor& master = own_state_of(param)["master"];
     if (!master.defined()) master = param.detach().to(at::kFloat);
-    work.masters.push_back(master);
+    lists.masters.push_back(master);
   }
 }
 
-void Sampler::prepare_all(std::vector<Work>& work) {
-  for (Work& lists : work) prepare(lists);
+void SamplerImpl::prepare_all(std::vector<TensorLists>& lists) {
+  for (TensorLists& each : lists) prepare(each);
 }
 
-const SamplerParamState& Sampler::state_of(const at::Tensor& param) const {
+const SamplerParamState& SamplerImpl::state_of(const at::Tensor& param) const {
   static const SamplerParamState none;
-  const auto found = state_.find(param.unsafeGetTensorImpl());
-  if (found == state_.end()) return none;
+  const auto found = states().find(param.unsafeGetTensorImpl());
+  if (found == states().end()) return none;
   return static_cast<const SamplerParamState&>(*found->second);
 }
 
-SamplerParamState& Sampler::own_state_of(const at::Tensor& param) {
-  auto& state = state_[param.unsafeGetTensorImpl()];
+SamplerParamState& SamplerImpl::own_state_of(const at::Tensor& param) {
+  auto& state = states()[param.unsafeGetTensorImpl()];
   if (state == nullptr) state = std::make_unique<SamplerParamState>();
   return static_cast<SamplerParamState&>(*state);
 }
 
-std::string Sampler::target_summary() const {
+std::string SamplerImpl::target_summary() const {
   complete_all();
   std::vector<std::string> means;
   bool are_zero = true;
-  for (size_t i = 0; i < param_groups_.size(); ++i) {
-    const auto& params = param_groups_[i].params();
+  for (size_t i = 0; i < groups().size(); ++i) {
+    const auto& params = groups()[i].params();
     const bool is_tensor = std::ranges::any_of(
         params,
         [&](const at::Tensor& p) { return prior_mean_of(p).defined(); });
@@ -438,13 +540,13 @@ std::string Sampler::target_summary() const {
                      " samples p(θ) ∝ exp(−U(θ)/T), "
                      "U(θ) = N · (mean loss) + Σ λ‖" +
                      (are_zero ? "θ" : "θ − μ") + "‖²/2.";
-  for (size_t i = 0; i < param_groups_.size(); ++i) {
-    const SamplerOptions& options = options_of(i);
+  for (size_t i = 0; i < groups().size(); ++i) {
+    const OptionValues& options = options_of(i);
     const double n = options.num_data();
     const double t = options.temperature();
     const double precision = options.prior_precision();
     int64_t count = 0;
-    for (const at::Tensor& param : param_groups_[i].params()) {
+    for (const at::Tensor& param : groups()[i].params()) {
       if (param.requires_grad()) count += param.numel();
     }
     text += "\nGroup " + std::to_string(i) + ", " + Thousands(count) +

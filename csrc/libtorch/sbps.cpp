@@ -1,9 +1,18 @@
 #include "torch_sgmcmc/sbps.h"
 
+#include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "core/counter.h"
 #include "host/bounce_clock.h"
@@ -12,8 +21,7 @@
 #include "libtorch/bouncy/flight.h"
 #include "libtorch/bouncy/observation.h"
 #include "libtorch/core/checks.h"
-#include "libtorch/core/closures.h"
-#include "libtorch/core/nonfinite.h"
+#include "libtorch/core/sampler_impl.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -33,28 +41,177 @@ NoiseStream ClockStream(int64_t seed, int64_t step) {
           static_cast<uint32_t>(Purpose::kBounceClock)};
 }
 
-}  // namespace
+constexpr const char* kCounts[] = {"num_samples",
+                                   "num_looks",
+                                   "num_proposals",
+                                   "num_bounces",
+                                   "num_violations",
+                                   "num_refreshments",
+                                   "num_derivatives",
+                                   "num_gradients"};
 
-std::vector<std::string> SBPS::state_keys() const {
-  return {
-      "origin", "velocity", "square_average", "preconditioner", "direction"};
+// Whether a user gave the preconditioner.
+bool IsGiven(const SamplerParamState& state) {
+  return state["preconditioner"].defined() &&
+         !state["square_average"].defined();
 }
 
-// A step does all by itself.
-void SBPS::update(const Work&) {}
+bool IsPositive(const at::Tensor& tensor) {
+  return tensor.isfinite().logical_and(tensor > 0).all().item<bool>();
+}
 
-// NOLINTNEXTLINE(google-default-arguments): as torch's own.
-torch::Tensor SBPS::step(LossClosure closure) {
+// A diagonal matrix for each parameter, as it is kept: a copy of its shape and
+// layout. Throws unless they are one for each, that broadcasts to it, finite
+// and > 0.
+std::vector<at::Tensor> Diagonals(const std::vector<at::Tensor>& given,
+                                  const std::vector<at::Tensor>& params) {
+  const std::string invalid = "Invalid preconditioner: ";
+  if (given.size() != params.size()) {
+    Invalid(invalid + std::to_string(given.size()) +
+            " (must be one for each of the " + std::to_string(params.size()) +
+            " parameters)");
+  }
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> kept;
+  for (size_t i = 0; i < params.size(); ++i) {
+    const std::string which = invalid + "number " + std::to_string(i);
+    if (!given[i].defined()) Invalid(which + " is undefined");
+    kept.push_back(ZeroState(params[i]));
+    const at::Tensor value =
+        given[i].to(kept[i].device(), kept[i].scalar_type());
+    try {
+      kept[i].copy_(value.expand(params[i].sizes()));
+    } catch (const c10::Error&) {
+      Invalid(which + " has shape " + Shape(value.sizes()) +
+              " (must broadcast to " + Shape(params[i].sizes()) + ")");
+    }
+    if (!IsPositive(value)) {
+      Invalid(which + " has elements out of range (must be finite and > 0)");
+    }
+  }
+  return kept;
+}
+
+class SBPSImpl : public SamplerImpl {
+ public:
+  SBPSImpl() : SamplerImpl(nullptr) {
+    progress_.keep("trajectory_time", 0.0);
+    progress_.keep("line_time", 0.0);
+    progress_.keep("clock", BounceClock().Save());
+    progress_.keep("observed_target", std::vector<double>());
+    progress_.keep("observed_interval", std::optional<double>());
+    for (const char* count : kCounts) progress_.keep<int64_t>(count, 0);
+  }
+
+  torch::Tensor step(
+      const torch::optim::Optimizer::LossClosure& closure) override;
+  void set_preconditioner(const std::vector<at::Tensor>& preconditioner);
+  void unset_preconditioner();
+  int64_t register_sample_hook(SBPS::SampleHook hook);
+  void remove_sample_hook(int64_t key) { hooks_.erase(key); }
+  const NamedValues& counts() const { return progress_; }
+
+ protected:
+  std::vector<std::string> state_keys() const override {
+    return {
+        "origin", "velocity", "square_average", "preconditioner", "direction"};
+  }
+  // A step does all by itself.
+  void update(const TensorLists& /*lists*/) override {}
+  void check_options(const OptionValues& options) const override {
+    CheckNotCapturable(options);
+  }
+  void check_progress(const NamedValues& progress,
+                      const OptionValues& options) const override;
+  void check_saved_state(const SamplerParamState& state,
+                         int64_t index) const override;
+  std::vector<std::string> shared_names() const override;
+  const char* why_equal() const override {
+    return "there is one particle for all";
+  }
+  // It cannot bounce at a rate that is not finite.
+  std::vector<std::string> nonfinite_choices() const override {
+    return {"raise", "skip"};
+  }
+  void parameters_changed() override { flight_ = nullptr; }
+
+ private:
+  std::shared_ptr<Flight> moving() const;
+  std::shared_ptr<Flight> resumed();
+  std::shared_ptr<Flight> flight_now(NamedValues& progress, BounceClock& clock);
+  bool is_current(const Flight& flight);
+  torch::Tensor event(std::shared_ptr<Flight>& flight,
+                      NamedValues& progress,
+                      BounceClock& clock,
+                      const torch::optim::Optimizer::LossClosure& closure);
+  void come_by(Flight& flight,
+               NamedValues& progress,
+               double begin,
+               double line_begin,
+               double line_end);
+  void remember(const Flight& flight);
+  void check_preconditioned() const;
+  void check_particle() const;
+  bool is_preconditioned() const {
+    return options_of(0).get<bool>("preconditioned");
+  }
+  at::Tensor given_preconditioner(const at::Tensor& param) const;
+  bool is_given(const std::vector<at::Tensor>& params) const;
+
+  std::shared_ptr<Flight> flight_;
+  std::map<int64_t, SBPS::SampleHook> hooks_;
+  int64_t next_hook_ = 0;
+  bool is_warned_ = false;
+};
+
+void SBPSImpl::check_progress(const NamedValues& progress,
+                              const OptionValues& /*options*/) const {
+  for (const char* time : {"trajectory_time", "line_time"}) {
+    CheckReal(time, progress.get<double>(time));
+  }
+  for (const char* count : kCounts) {
+    CheckCount(count, progress.get<int64_t>(count));
+  }
+  const auto all = progress.get<int64_t>("num_proposals");
+  for (const char* part : {"num_bounces", "num_violations"}) {
+    CheckPart(part, progress.get<int64_t>(part), "num_proposals", all);
+  }
+  for (const double value :
+       progress.get<std::vector<double>>("observed_target")) {
+    CheckReal(
+        "observed_target",
+        value,
+        {.low = -std::numeric_limits<double>::infinity(), .low_open = true});
+  }
+  const auto interval =
+      progress.get<std::optional<double>>("observed_interval");
+  if (interval) CheckReal("observed_interval", *interval, {.low_open = true});
+  BounceClock::Load(progress.get<std::vector<double>>("clock"));
+}
+
+std::vector<std::string> SBPSImpl::shared_names() const {
+  std::vector<std::string> names;
+  for (const Setting& row : SettingsOf("SBPS")) {
+    const std::string_view name = row.name;
+    if (!name.starts_with("prior_")) names.emplace_back(name);
+  }
+  return names;
+}
+
+// ---- A step -----------------------------------------------------------------
+
+torch::Tensor SBPSImpl::step(
+    const torch::optim::Optimizer::LossClosure& closure) {
   if (closure == nullptr) Invalid(kSBPSNeedsClosure);
   begin_step();
   const at::NoGradGuard no_grad;
   check_groups();
   check_particle();
-  SBPSOptions progress = options_at(0);
-  progress.take_progress(this->progress());
+  NamedValues progress = progress_;
+  const OptionValues& options = options_of(0);
   BounceClock clock =
       BounceClock::Load(progress.get<std::vector<double>>("clock"));
-  clock.set_forgetting(progress.forgetting());
+  clock.set_forgetting(options.number("forgetting"));
   const std::shared_ptr<Flight> before = flight_now(progress, clock);
   const auto line_time = progress.get<double>("line_time");
   std::shared_ptr<Flight> flight = before;
@@ -64,7 +221,7 @@ torch::Tensor SBPS::step(LossClosure closure) {
   } catch (const NonfiniteError& error) {
     if (!before->is_at(line_time)) before->place(line_time);
     if (nonfinite() != "skip") throw;
-    leave_out();
+    skip_step();
     return error.losses();
   } catch (...) {
     if (!before->is_at(line_time)) before->place(line_time);
@@ -73,15 +230,15 @@ torch::Tensor SBPS::step(LossClosure closure) {
   progress.put("clock", clock.Save());
   if (flight != flight_) remember(*flight);
   flight_ = flight;
-  this->progress().take_progress(progress);
+  progress_ = progress;
   advance({});
-  if (!warned_) {
+  if (!is_warned_) {
     const std::string text =
         BounceClock::Warning(progress.get<int64_t>("num_proposals"),
                              progress.get<int64_t>("num_violations"),
-                             progress.confidence());
+                             options.number("confidence"));
     if (!text.empty()) {
-      warned_ = true;
+      is_warned_ = true;
       TORCH_WARN(text);
     }
   }
@@ -90,35 +247,37 @@ torch::Tensor SBPS::step(LossClosure closure) {
 
 // Flies to the next event; `flight` is then the one from there. Nothing else is
 // changed but the position, the clock and `progress`.
-torch::Tensor SBPS::event(std::shared_ptr<Flight>& flight,
-                          SBPSOptions& progress,
-                          BounceClock& clock,
-                          const LossClosure& closure) {
+torch::Tensor SBPSImpl::event(
+    std::shared_ptr<Flight>& flight,
+    NamedValues& progress,
+    BounceClock& clock,
+    const torch::optim::Optimizer::LossClosure& closure) {
+  const OptionValues& options = options_of(0);
   const NoiseStream stream = ClockStream(seed(), num_steps());
-  const NextEvent next =
-      clock.Next(progress.confidence(), progress.refresh_rate(), stream);
+  const NextEvent next = clock.Next(
+      options.number("confidence"), options.number("refresh_rate"), stream);
   const auto begin = progress.get<double>("trajectory_time");
   const auto line_begin = progress.get<double>("line_time");
   const double line_end = line_begin + next.wait;
   if (next.wait > 0) flight->place(line_end);
   std::shared_ptr<Flight> ahead = flight;
   if (next.event == ClockEvent::kRefreshment) {
-    ahead = flight->refreshed(line_end, progress, seed(), num_steps());
+    ahead = flight->refreshed(line_end, options, seed(), num_steps());
   }
   const MinibatchView seen = Observe(closure, *ahead, all_params());
   const double line_time = ahead == flight ? line_end : 0.0;
-  const RateEstimate rate = RateOf(*ahead, line_time, seen, progress);
+  const RateEstimate rate = RateOf(*ahead, line_time, seen, options);
   const bool proposal = next.event == ClockEvent::kProposal;
   const bool bounces =
       proposal && BounceClock::Accepts(next.rate, rate.value, stream);
-  const bool learns = ahead->learns() && progress.adapt() &&
-                      (bounces || progress.adapt_always());
+  const bool learns = ahead->learns() && options.get<bool>("adapt") &&
+                      (bounces || options.get<bool>("adapt_always"));
   const double next_line_time = bounces ? 0.0 : line_time;
   try {
     if (bounces) {
-      ahead = flight->reflected(line_end, seen.grads, progress);
+      ahead = flight->reflected(line_end, seen.grads, options);
     } else if (learns) {
-      ahead = ahead->learned(seen.grads, progress);
+      ahead = ahead->learned(seen.grads, options);
     }
   } catch (const NonfiniteError& error) {
     throw NonfiniteError(error.what(), seen.losses);
@@ -127,7 +286,7 @@ torch::Tensor SBPS::event(std::shared_ptr<Flight>& flight,
   if (bounces) {
     reflected = -rate.value;
     if (learns) {
-      const double scale = progress.num_data() / progress.temperature();
+      const double scale = options.num_data() / options.temperature();
       reflected = scale * ahead->sums(seen.grads).product;
     }
   }
@@ -150,13 +309,14 @@ torch::Tensor SBPS::event(std::shared_ptr<Flight>& flight,
 }
 
 // Calls the hooks for what lies between the last event and this one.
-void SBPS::come_by(Flight& flight,
-                   SBPSOptions& progress,
-                   double begin,
-                   double line_begin,
-                   double line_end) {
+void SBPSImpl::come_by(Flight& flight,
+                       NamedValues& progress,
+                       double begin,
+                       double line_begin,
+                       double line_end) {
   const auto end = progress.get<double>("trajectory_time");
-  const std::optional<double> interval = progress.sample_interval();
+  const auto interval =
+      options_of(0).get<std::optional<double>>("sample_interval");
   const int64_t first = interval ? SamplesBy(begin, *interval) : 0;
   const int64_t last = interval ? SamplesBy(end, *interval) : 0;
   progress.put("observed_interval", interval);
@@ -168,17 +328,17 @@ void SBPS::come_by(Flight& flight,
     for (const auto& [key, hook] : hooks) {
       flight.place(line_begin + (time - begin));
       moved = true;
-      hook(*this, time);
+      hook(static_cast<SBPS&>(owner()), time);
     }
   }
   if (moved) flight.place(line_end);
 }
 
-int64_t SBPS::register_sample_hook(SampleHook hook) {
+int64_t SBPSImpl::register_sample_hook(SBPS::SampleHook hook) {
   if (hook == nullptr) {
     Invalid("Invalid hook: none (must be something to call at each sample)");
   }
-  if (!options_at(0).sample_interval()) {
+  if (!options_of(0).get<std::optional<double>>("sample_interval")) {
     Invalid(
         "Invalid sample_interval: none (must be a trajectory time, for there "
         "to be samples)");
@@ -187,10 +347,290 @@ int64_t SBPS::register_sample_hook(SampleHook hook) {
   return next_hook_++;
 }
 
-void SBPS::remove_sample_hook(int64_t key) { hooks_.erase(key); }
+// ---- Which line the particle is on
+// -------------------------------------------
+
+// The parameters that require gradients, by device and prior.
+std::shared_ptr<Flight> SBPSImpl::moving() const {
+  std::vector<FlightPart> parts;
+  for (size_t i = 0; i < groups().size(); ++i) {
+    const OptionValues& options = options_of(i);
+    const auto& params = groups()[i].params();
+    check_known(i);
+    for (size_t j = 0; j < params.size(); ++j) {
+      const at::Tensor& p = params[j];
+      if (!p.requires_grad() || p.numel() == 0) continue;
+      if (p.is_cuda() && !has_cuda()) {
+        throw std::runtime_error(
+            "SBPS got parameters on a CUDA device, but torch_sgmcmc was built "
+            "without CUDA kernels: rebuild it with -DTORCH_SGMCMC_CUDA=ON");
+      }
+      const at::Tensor mean = prior_mean_of(p);
+      auto part =
+          std::find_if(parts.begin(), parts.end(), [&](const FlightPart& x) {
+            return x.params[0].device() == p.device() &&
+                   x.prior_precision == options.prior_precision() &&
+                   x.prior_means.empty() != mean.defined() &&
+                   (mean.defined() || x.prior_mean == options.prior_mean());
+          });
+      if (part == parts.end()) {
+        parts.push_back({options.prior_precision(),
+                         options.num_data(),
+                         options.prior_mean(),
+                         {},
+                         {},
+                         {},
+                         {},
+                         {},
+                         {},
+                         {},
+                         {}});
+        part = parts.end() - 1;
+      }
+      part->params.push_back(p);
+      if (mean.defined()) part->prior_means.push_back(mean);
+      part->offsets.push_back(offsets_of(i)[j]);
+    }
+  }
+  if (parts.empty()) {
+    throw std::runtime_error("SBPS has no parameter that requires gradients");
+  }
+  return std::make_shared<Flight>(std::move(parts));
+}
+
+// Throws if an operator would refuse a parameter or its state, as one may after
+// others have moved.
+void SBPSImpl::check_particle() const {
+  std::vector<TensorLists> all(groups().size());
+  for (size_t i = 0; i < all.size(); ++i) {
+    all[i].options = &options_of(i);
+    all[i].step = {num_steps()};
+    for (const at::Tensor& p : groups()[i].params()) {
+      if (!p.requires_grad()) continue;
+      all[i].params.push_back(p);
+      all[i].grads.push_back(p);
+    }
+  }
+  check_fit(all);
+}
+
+// The flight that the state holds; null if it fits no longer.
+std::shared_ptr<Flight> SBPSImpl::resumed() {
+  const std::shared_ptr<Flight> still = moving();
+  const auto flying = std::ranges::count_if(states(), [](const auto& known) {
+    const auto& state = static_cast<const SamplerParamState&>(*known.second);
+    return state["velocity"].defined();
+  });
+  if (static_cast<size_t>(flying) != still->params().size()) return nullptr;
+  const bool preconditioned = is_preconditioned();
+  const bool learns = preconditioned && !is_given(still->params());
+  std::vector<FlightPart> parts = still->parts();
+  for (FlightPart& part : parts) {
+    for (const at::Tensor& p : part.params) {
+      const SamplerParamState& state = state_of(p);
+      const auto take = [&](const char* key, std::vector<at::Tensor>& list) {
+        list.push_back(state[key]);
+        return list.back().defined();
+      };
+      if (!take("origin", part.origin) || !take("velocity", part.velocity)) {
+        return nullptr;
+      }
+      if (!preconditioned) continue;
+      if (!take("direction", part.direction) ||
+          !take("preconditioner", part.preconditioner) ||
+          state["square_average"].defined() != learns) {
+        return nullptr;
+      }
+      if (learns) take("square_average", part.square_average);
+    }
+  }
+  return std::make_shared<Flight>(std::move(parts));
+}
+
+// Whether a flight is the one that the state holds, of the same parameters.
+bool SBPSImpl::is_current(const Flight& flight) {
+  size_t wanted = 0;
+  for (const auto& group : groups()) {
+    for (const at::Tensor& p : group.params()) {
+      if (p.requires_grad() && p.numel() > 0) ++wanted;
+    }
+  }
+  if (wanted != flight.params().size()) return false;
+  if (flight.preconditioned() != is_preconditioned()) return false;
+  for (const FlightPart& part : flight.parts()) {
+    for (size_t i = 0; i < part.params.size(); ++i) {
+      const at::Tensor& p = part.params[i];
+      if (!p.requires_grad()) return false;
+      if (!state_of(p)["origin"].is_same(part.origin[i])) return false;
+    }
+  }
+  return true;
+}
+
+// The current flight; another one if the user has changed something.
+std::shared_ptr<Flight> SBPSImpl::flight_now(NamedValues& progress,
+                                             BounceClock& clock) {
+  const OptionValues& options = options_of(0);
+  std::vector<double> target = {options.num_data(), options.temperature()};
+  for (size_t i = 0; i < groups().size(); ++i) {
+    target.push_back(options_of(i).prior_precision());
+  }
+  std::vector<double> means;
+  for (size_t i = 0; i < groups().size(); ++i) {
+    means.push_back(options_of(i).prior_mean());
+  }
+  // As in Python, which has them only where one is not 0.
+  if (std::ranges::any_of(means, [](double mean) { return mean != 0; })) {
+    target.insert(target.end(), means.begin(), means.end());
+  }
+  const bool same_target =
+      target == progress.get<std::vector<double>>("observed_target");
+  std::shared_ptr<Flight> flight = flight_;
+  if (flight == nullptr || !same_target || !is_current(*flight)) {
+    flight = resumed();
+  }
+  if (flight != nullptr && flight->is_at(progress.get<double>("line_time"))) {
+    if (!same_target) clock.Restart();
+  } else {
+    if (flight != nullptr) {
+      flight = flight->rebased();
+    } else {
+      const std::shared_ptr<Flight> still = moving();
+      const bool preconditioned = is_preconditioned();
+      const bool are_given = preconditioned && is_given(still->params());
+      for (FlightPart& part : still->parts()) {
+        for (const at::Tensor& p : part.params) {
+          part.velocity.push_back(ZeroState(p));
+          part.origin.push_back(p.detach().to(
+              part.velocity.back().scalar_type(), false, /*copy=*/true));
+          if (!preconditioned) continue;
+          if (are_given) {
+            part.preconditioner.push_back(given_preconditioner(p));
+            continue;
+          }
+          const at::Tensor& known = state_of(p)["square_average"];
+          part.square_average.push_back(known.defined() ? known : ZeroState(p));
+        }
+      }
+      flight = still->refreshed(0, options, seed(), num_steps());
+    }
+    flight->mark(0);
+    progress.put("line_time", 0.0);
+    clock.Restart();
+  }
+  progress.put("observed_target", target);
+  return flight;
+}
+
+// Takes a flight into the state of the parameters.
+void SBPSImpl::remember(const Flight& flight) {
+  std::vector<std::pair<at::Tensor, at::Tensor>> given;
+  for (const at::Tensor& p : all_params()) {
+    given.emplace_back(p, given_preconditioner(p));
+  }
+  states().clear();
+  for (const auto& [p, preconditioner] : given) {
+    if (!preconditioner.defined()) continue;
+    own_state_of(p)["preconditioner"] = preconditioner;
+  }
+  for (const FlightPart& part : flight.parts()) {
+    for (size_t i = 0; i < part.params.size(); ++i) {
+      SamplerParamState& state = own_state_of(part.params[i]);
+      state["origin"] = part.origin[i];
+      state["velocity"] = part.velocity[i];
+      if (!flight.preconditioned()) continue;
+      state["direction"] = part.direction[i];
+      state["preconditioner"] = part.preconditioner[i];
+      if (flight.learns()) state["square_average"] = part.square_average[i];
+    }
+  }
+}
+
+// ---- The preconditioner that a user gave ------------------------------------
+
+void SBPSImpl::check_saved_state(const SamplerParamState& state,
+                                 int64_t index) const {
+  if (!IsGiven(state) || IsPositive(state["preconditioner"])) return;
+  Invalid("Invalid state_dict: preconditioner of parameter " +
+          std::to_string(index) +
+          " has elements out of range (must be finite and > 0)");
+}
+
+// Undefined if there is none.
+at::Tensor SBPSImpl::given_preconditioner(const at::Tensor& param) const {
+  const SamplerParamState& state = state_of(param);
+  return IsGiven(state) ? state["preconditioner"] : at::Tensor();
+}
+
+// Whether users gave the preconditioners of these; throws if of a part of them.
+bool SBPSImpl::is_given(const std::vector<at::Tensor>& params) const {
+  const auto lacks = [&](const at::Tensor& p) {
+    return !given_preconditioner(p).defined();
+  };
+  const auto lacking = std::ranges::find_if(params, lacks);
+  if (lacking != params.end() && !std::ranges::all_of(params, lacks)) {
+    throw std::runtime_error(
+        "SBPS has no preconditioner for a parameter of shape " +
+        Shape(lacking->sizes()) +
+        ", and was given those of others: call set_preconditioner() for all");
+  }
+  return lacking == params.end();
+}
+
+void SBPSImpl::set_preconditioner(
+    const std::vector<at::Tensor>& preconditioner) {
+  check_preconditioned();
+  const std::vector<at::Tensor> params = all_params();
+  const std::vector<at::Tensor> kept = Diagonals(preconditioner, params);
+  states().clear();
+  for (size_t i = 0; i < params.size(); ++i) {
+    own_state_of(params[i])["preconditioner"] = kept[i];
+  }
+}
+
+void SBPSImpl::unset_preconditioner() {
+  check_preconditioned();
+  const bool are_given = std::ranges::any_of(
+      all_params(),
+      [&](const at::Tensor& p) { return given_preconditioner(p).defined(); });
+  if (are_given) states().clear();
+}
+
+void SBPSImpl::check_preconditioned() const {
+  if (is_preconditioned()) return;
+  Invalid(
+      "Invalid preconditioned: false (must be true to set a preconditioner)");
+}
+
+}  // namespace
+
+std::shared_ptr<SamplerImpl> MakeSBPS() { return std::make_shared<SBPSImpl>(); }
+
+// ---- The interface ----------------------------------------------------------
+
+double SBPSOptions::get_lr() const {
+  throw std::logic_error(
+      "SBPS has no lr: its particle has unit speed, and a scheduler of learning "
+      "rates would do nothing (change temperature or refresh_rate by hand)");
+}
+
+void SBPSOptions::set_lr(double /*value*/) { get_lr(); }
+
+void SBPS::set_preconditioner(const std::vector<at::Tensor>& preconditioner) {
+  static_cast<SBPSImpl&>(impl()).set_preconditioner(preconditioner);
+}
+void SBPS::set_preconditioner(std::nullopt_t /*none*/) {
+  static_cast<SBPSImpl&>(impl()).unset_preconditioner();
+}
+int64_t SBPS::register_sample_hook(SampleHook hook) {
+  return static_cast<SBPSImpl&>(impl()).register_sample_hook(std::move(hook));
+}
+void SBPS::remove_sample_hook(int64_t key) {
+  static_cast<SBPSImpl&>(impl()).remove_sample_hook(key);
+}
 
 SBPSDiagnostics SBPS::diagnostics() const {
-  const SBPSOptions& o = progress();
+  const NamedValues& o = static_cast<SBPSImpl&>(impl()).counts();
   const auto time = o.get<double>("trajectory_time");
   const auto bounces = o.get<int64_t>("num_bounces");
   const auto refreshments = o.get<int64_t>("num_refreshments");
@@ -207,7 +647,7 @@ SBPSDiagnostics SBPS::diagnostics() const {
 }
 
 SBPSEvaluations SBPS::evaluations() const {
-  const SBPSOptions& o = progress();
+  const NamedValues& o = static_cast<SBPSImpl&>(impl()).counts();
   return {o.get<int64_t>("num_derivatives"), o.get<int64_t>("num_gradients")};
 }
 

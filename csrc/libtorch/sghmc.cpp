@@ -6,15 +6,14 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "host/online_variance.h"
 #include "libtorch/core/checks.h"
-#include "libtorch/core/momentum.h"
 #include "libtorch/core/operators.h"
-#include "libtorch/core/options_of_work.h"
-#include "libtorch/core/text.h"
+#include "libtorch/core/sampler_impl.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -22,28 +21,63 @@ namespace {
 constexpr const char* kFriction = "1 - momentum";
 
 // "online", the one word that there is, and no number.
-bool IsOnline(const SGHMCOptions& options) {
+bool IsOnline(const OptionValues& options) {
   return std::isnan(options.number_or("noise_estimate", 0));
 }
 
-}  // namespace
+// Compares the gradients' variances with the friction.
+void CheckVariances(const TensorLists& lists) {
+  double largest = 0;
+  bool first = true;
+  for (const at::Tensor& variance : lists.state[1]) {
+    if (variance.numel() == 0) continue;
+    const auto value = variance.max().item<double>();
+    if (first || value > largest) largest = value;
+    first = false;
+  }
+  const OptionValues& options = *lists.options;
+  const double scale =
+      options.lr() * options.num_data() / (2 * options.temperature());
+  CheckFriction(scale * largest,
+                1 - options.number("momentum"),
+                kFriction,
+                " in the noisiest coordinate. No parameter has changed; the "
+                "gradients have entered the estimate");
+}
 
-void SGHMCOptions::check_values() const {
-  OptionsOf::check_values();
-  if (IsOnline(*this) && capturable()) {
+class SGHMCImpl : public SamplerImpl {
+ public:
+  SGHMCImpl() : SamplerImpl("sghmc_step_") {}
+
+ protected:
+  void prepare(TensorLists& lists) override;
+  void prepare_all(std::vector<TensorLists>& lists) override;
+  bool is_check_deferred(const std::vector<TensorLists>& lists) const override;
+  Start start_of_momenta(const OptionValues& options) const override;
+  std::vector<std::string> state_keys() const override;
+  void check_options(const OptionValues& options) const override;
+  void check_saved_state(const SamplerParamState& state,
+                         int64_t index) const override;
+
+ private:
+  void observe_gradients(TensorLists& lists);
+};
+
+void SGHMCImpl::check_options(const OptionValues& options) const {
+  if (IsOnline(options) && options.is_capturable()) {
     Invalid(
         "Invalid noise_estimate: 'online' is checked on the host at every step "
         "and excludes capturable");
   }
-  check_noise_estimate(1 - momentum(), kFriction);
+  options.check_noise_estimate(1 - options.number("momentum"), kFriction);
 }
 
-std::vector<std::string> SGHMC::state_keys() const {
+std::vector<std::string> SGHMCImpl::state_keys() const {
   return {"momentum", "grad_variance", "previous_grad", "num_grads", "master"};
 }
 
-void SGHMC::check_saved_state(const SamplerParamState& state,
-                              int64_t index) const {
+void SGHMCImpl::check_saved_state(const SamplerParamState& state,
+                                  int64_t index) const {
   const auto lacks = [&](const std::string& what) {
     Invalid("Invalid state_dict: the state of parameter " +
             std::to_string(index) + " lacks " + what);
@@ -60,103 +94,89 @@ void SGHMC::check_saved_state(const SamplerParamState& state,
   if (present > 0 && !missing.empty()) lacks(missing);
 }
 
-Start SGHMC::start_of_momenta(const SamplerOptions& options) const {
+Start SGHMCImpl::start_of_momenta(const OptionValues& options) const {
   const auto how = options.get<std::string>("initial_momentum");
   return how == "zeros" ? Start::kZeros : Start::kStationary;
 }
 
-void SGHMC::prepare(Work& work) {
+void SGHMCImpl::prepare(TensorLists& lists) {
   std::vector<at::Tensor*> momenta;
-  momenta.reserve(work.params.size());
-  for (const at::Tensor& param : work.params) {
+  momenta.reserve(lists.params.size());
+  for (const at::Tensor& param : lists.params) {
     momenta.push_back(&own_state_of(param)["momentum"]);
   }
-  const auto& options = OptionsOfWork<SGHMCOptions>(work);
-  StartState(work, momenta, start_of_momenta(options));
-  work.state.resize(2);
-  work.state[0].reserve(momenta.size());
+  const OptionValues& options = *lists.options;
+  StartState(lists, momenta, start_of_momenta(options));
+  lists.state.resize(2);
+  lists.state[0].reserve(momenta.size());
   for (const at::Tensor* momentum : momenta) {
-    work.state[0].push_back(*momentum);
+    lists.state[0].push_back(*momentum);
   }
-  if (IsOnline(options)) observe_gradients(work);
-  start_masters(work);
+  if (IsOnline(options)) observe_gradients(lists);
+  start_masters(lists);
 }
 
-void SGHMC::prepare_all(std::vector<Work>& work) {
+void SGHMCImpl::prepare_all(std::vector<TensorLists>& lists) {
   // An estimate takes gradients in before the update.
-  if (std::ranges::any_of(work, [](const Work& lists) {
-        return IsOnline(OptionsOfWork<SGHMCOptions>(lists));
+  if (std::ranges::any_of(lists, [](const TensorLists& each) {
+        return IsOnline(*each.options);
       })) {
-    check_fit(work);
+    check_fit(lists);
   }
-  Sampler::prepare_all(work);
+  SamplerImpl::prepare_all(lists);
 }
 
 // Not with a noise estimate that is checked on the host at every step.
-bool SGHMC::looks_later(const std::vector<Work>& work) const {
-  return Sampler::looks_later(work) &&
-         std::none_of(work.begin(), work.end(), [](const Work& lists) {
-           return IsOnline(OptionsOfWork<SGHMCOptions>(lists));
+bool SGHMCImpl::is_check_deferred(const std::vector<TensorLists>& lists) const {
+  return SamplerImpl::is_check_deferred(lists) &&
+         std::none_of(lists.begin(), lists.end(), [](const TensorLists& each) {
+           return IsOnline(*each.options);
          });
 }
 
 // Updates the gradients' variances and checks them against the friction; the
 // update uses them once all rest on enough gradients.
-void SGHMC::observe_gradients(Work& work) {
-  struct Lists {
+void SGHMCImpl::observe_gradients(TensorLists& lists) {
+  struct Gradients {
     std::vector<at::Tensor> grads;
     std::vector<at::Tensor> variances;
     std::vector<at::Tensor> previous;
   };
-  std::map<int64_t, Lists> by_count;
+  std::map<int64_t, Gradients> by_count;
   int64_t fewest = std::numeric_limits<int64_t>::max();
-  for (size_t i = 0; i < work.params.size(); ++i) {
-    SamplerParamState& state = own_state_of(work.params[i]);
+  for (size_t i = 0; i < lists.params.size(); ++i) {
+    SamplerParamState& state = own_state_of(lists.params[i]);
     const int64_t count = state.num_grads.value_or(0);
     if (count == 0) {
-      state["grad_variance"] = ZeroState(work.params[i]);
-      state["previous_grad"] = ZeroState(work.params[i]).copy_(work.grads[i]);
+      state["grad_variance"] = ZeroState(lists.params[i]);
+      state["previous_grad"] = ZeroState(lists.params[i]).copy_(lists.grads[i]);
     } else {
-      Lists& lists = by_count[count];
-      lists.grads.push_back(work.grads[i]);
-      lists.variances.push_back(state["grad_variance"]);
-      lists.previous.push_back(state["previous_grad"]);
+      Gradients& of_count = by_count[count];
+      of_count.grads.push_back(lists.grads[i]);
+      of_count.variances.push_back(state["grad_variance"]);
+      of_count.previous.push_back(state["previous_grad"]);
     }
     state.num_grads = count + 1;
     fewest = std::min(fewest, count + 1);
   }
-  for (const auto& [count, lists] : by_count) {
-    gradient_variance_(lists.grads,
-                       lists.variances,
-                       lists.previous,
+  for (const auto& [count, of_count] : by_count) {
+    gradient_variance_(of_count.grads,
+                       of_count.variances,
+                       of_count.previous,
                        std::max(1.0 / static_cast<double>(count), kForgetting));
   }
   if (fewest <= kMinGradients) return;
 
-  for (const at::Tensor& param : work.params) {
-    work.state[1].push_back(state_of(param)["grad_variance"]);
+  for (const at::Tensor& param : lists.params) {
+    lists.state[1].push_back(state_of(param)["grad_variance"]);
   }
-  check_variances(work);
+  CheckVariances(lists);
 }
 
-// Compares the gradients' variances with the friction.
-void SGHMC::check_variances(const Work& work) {
-  double largest = 0;
-  bool first = true;
-  for (const at::Tensor& variance : work.state[1]) {
-    if (variance.numel() == 0) continue;
-    const auto value = variance.max().item<double>();
-    if (first || value > largest) largest = value;
-    first = false;
-  }
-  const auto& options = OptionsOfWork<SGHMCOptions>(work);
-  const double scale =
-      options.lr() * options.num_data() / (2 * options.temperature());
-  CheckFriction(scale * largest,
-                1 - options.momentum(),
-                kFriction,
-                " in the noisiest coordinate. No parameter has changed; the "
-                "gradients have entered the estimate");
+}  // namespace
+
+std::shared_ptr<SamplerImpl> MakeSGHMC() {
+  return std::make_shared<SGHMCImpl>();
 }
 
 }  // namespace torch_sgmcmc

@@ -1,16 +1,30 @@
 #include "torch_sgmcmc/sgnht.h"
 
-#include "libtorch/core/options_of_work.h"
+#include <memory>
+
+#include "libtorch/core/sampler_impl.h"
 
 namespace torch_sgmcmc {
+namespace {
 
-void SGNHT::update(const Work& work) {
-  const auto& options = OptionsOfWork<SGNHTOptions>(work);
-  update_by("sgnht_step_",
-            work,
-            {{"thermostat_rate",
-              options.thermostat_rate().value_or(
-                  options.lr() * options.temperature() / options.num_data())}});
+class SGNHTImpl : public SamplerImpl {
+ public:
+  SGNHTImpl() : SamplerImpl("sgnht_step_") {}
+
+ protected:
+  void update(const TensorLists& lists) override {
+    const OptionValues& options = *lists.options;
+    const auto rate = options.get<std::optional<double>>("thermostat_rate");
+    const double unit_mass =
+        options.lr() * options.temperature() / options.num_data();
+    update_by(op_, lists, {{"thermostat_rate", rate.value_or(unit_mass)}});
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<SamplerImpl> MakeSGNHT() {
+  return std::make_shared<SGNHTImpl>();
 }
 
 }  // namespace torch_sgmcmc

@@ -70,7 +70,6 @@ PYBIND11_MODULE(_C, m) {
   m.attr("FORGETTING") = torch_sgmcmc::kForgetting;
   m.attr("MIN_GRADIENTS") = torch_sgmcmc::kMinGradients;
   m.def("settings", &Settings, py::arg("sampler"));
-  m.def("sampler_keys", &torch_sgmcmc::SamplerKeys);
   py::dict purposes;
   purposes["UPDATE"] = static_cast<int>(Purpose::kUpdate);
   purposes["MOMENTUM"] = static_cast<int>(Purpose::kMomentum);

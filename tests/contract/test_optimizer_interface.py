@@ -179,7 +179,8 @@ DEFAULTS: dict[type[sg.Sampler], dict[str, Any]] = {
 def test_defaults(kind: type[sg.Sampler]) -> None:
     sampler = kind([one_parameter()], 0.1, num_data=2, seed=-3)
     group = {k: v for k, v in sampler.param_groups[0].items() if k != "params"}
-    assert group == SHARED_DEFAULTS | DEFAULTS[kind]
+    own = {"sampler": kind.__name__, **DEFAULTS[kind]}
+    assert group == SHARED_DEFAULTS | own
     assert sampler.seed == -3
 
 

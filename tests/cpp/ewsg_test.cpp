@@ -108,12 +108,14 @@ TEST(EWSG, TakesMinibatchesThatAreOftenTheSame) {
 }
 
 TEST(EWSG, HasNoPersistentIndexChain) {
-  EWSGOptions persistent = Weighted();
-  persistent.put("persistent_index_chain", true);
+  EWSG sampler(Params(), Weighted());
+  const StateDict saved = sampler.state_dict();
+  StateDict group = saved.at("param_groups").toListRef()[0];
+  group.set("persistent_index_chain", true);
   EXPECT_EQ(
-      MessageOf<std::invalid_argument>([&] { EWSG(Params(), persistent); }),
-      "Invalid persistent_index_chain: true (must be false in C++: "
-      "continue it in Python)");
+      MessageOf<std::invalid_argument>([&] { sampler.load_state_dict(saved); }),
+      "Invalid state dict: got one of EWSG with a persistent index chain, which "
+      "C++ does not have. Continue it in Python");
 }
 
 TEST(EWSG, AFailedClosureChangesNothing) {

@@ -57,7 +57,7 @@ TEST(Options, OfAGroupAddedLaterAreKept) {
   const StateDict saved = sampler.state_dict();
   const StateDict group = saved.at("param_groups").toListRef()[1];
   EXPECT_EQ(group.at("offsets").toListRef()[0].toInt(), 512);
-  EXPECT_EQ(group.at("next_offset").toInt(), 640);
+  EXPECT_EQ(group.at("next_offset").toTensor().item<int64_t>(), 640);
   sampler.step();
   EXPECT_EQ(sampler.num_steps(), 2);
 }

@@ -3,34 +3,32 @@
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
 
-#include <cmath>
-
 #include "message_of.h"
 
 namespace torch_sgmcmc {
 namespace {
 
-at::Tensor RootOf(const at::Tensor& v, float eps) {
-  at::Tensor root = v.clone();
-  auto* x = root.data_ptr<float>();
-  for (int64_t i = 0; i < root.numel(); ++i) {
-    x[i] = 1 / std::sqrt(std::sqrt(x[i]) + eps);
-  }
-  return root;
-}
-
 TEST(PSGLD, TheRootIsThatOfThePresentVAndEps) {
-  detail::KeptRoot root;
-  at::Tensor v = torch::rand({7});
-  const at::Tensor first = root.of(v, 0.1);
-  EXPECT_TRUE(torch::equal(first, RootOf(v, 0.1f)));
-  EXPECT_TRUE(root.of(v, 0.1).is_same(first));
-
-  EXPECT_TRUE(torch::equal(root.of(v, 0.3), RootOf(v, 0.3f)));
-  v.add_(1);
-  EXPECT_TRUE(torch::equal(root.of(v, 0.3), RootOf(v, 0.3f)));
-  v = torch::rand({7});
-  EXPECT_TRUE(torch::equal(root.of(v, 0.3), RootOf(v, 0.3f)));
+  const at::Tensor p = torch::ones({7}).set_requires_grad(true);
+  PSGLD sampler({p},
+                PSGLDOptions(0.5).num_data(10).temperature(0).eps(0.1).seed(1));
+  p.mutable_grad() = torch::rand({7});
+  sampler.step();
+  sampler.options().adapt(false);
+  const auto expect = [&](double eps) {
+    const at::Tensor v = sampler.state_of(p)["square_average"];
+    const at::Tensor wanted = p.detach() - 0.5 * p.grad() / (v.sqrt() + eps);
+    sampler.step();
+    EXPECT_TRUE(torch::allclose(p.detach(), wanted, 1e-5, 1e-6));
+  };
+  expect(0.1);
+  expect(0.1);  // as it was kept
+  sampler.options().eps(0.3);
+  expect(0.3);
+  sampler.own_state_of(p)["square_average"].add_(1);
+  expect(0.3);
+  sampler.own_state_of(p)["square_average"] = torch::rand({7});
+  expect(0.3);
 }
 
 TEST(PSGLD, AdaptationAfterRestIsNotLost) {
@@ -55,13 +53,15 @@ TEST(PSGLD, AdaptationAfterRestIsNotLost) {
 
 TEST(PSGLD, HasNoGamma) {
   const at::Tensor p = torch::ones({2}).set_requires_grad(true);
-  const PSGLDOptions options = PSGLDOptions(0.1).num_data(10).seed(1);
-  EXPECT_FALSE(options.get<bool>("gamma"));
-  PSGLDOptions corrected = options;
-  corrected.put("gamma", true);
+  PSGLD sampler({p}, PSGLDOptions(0.1).num_data(10).seed(1));
+  const StateDict saved = sampler.state_dict();
+  StateDict group = saved.at("param_groups").toListRef()[0];
+  EXPECT_FALSE(group.at("gamma").toBool());
+  group.set("gamma", true);
   EXPECT_EQ(
-      MessageOf<std::invalid_argument>([&] { PSGLD({p}, corrected); }),
-      "Invalid gamma: true (must be false in C++: continue it in Python)");
+      MessageOf<std::invalid_argument>([&] { sampler.load_state_dict(saved); }),
+      "Invalid state dict: got one of PSGLD with Γ, which C++ does not have. "
+      "Continue it in Python");
 }
 
 }  // namespace

@@ -3,35 +3,13 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <stdexcept>
-#include <string>
-#include <vector>
 
 #include "torch_sgmcmc/torch_sgmcmc.h"
 
 namespace torch_sgmcmc {
 namespace {
-
-template <typename Options>
-class Settings : public testing::Test {};
-
-using AllOptions = testing::Types<SGLDOptions,
-                                  SGHMCOptions,
-                                  PSGLDOptions,
-                                  SGNHTOptions,
-                                  EWSGOptions,
-                                  SBPSOptions>;
-TYPED_TEST_SUITE(Settings, AllOptions);
-
-TYPED_TEST(Settings, AreAll) {
-  const TypeParam options;
-  const auto all = SamplerKeys();
-  for (const std::string& key : options.keys()) {
-    EXPECT_NE(std::find(all.begin(), all.end(), key), all.end()) << key;
-  }
-}
 
 TEST(Defaults, AreTheTables) {
   EXPECT_TRUE(std::isnan(SGLDOptions().num_data()));

@@ -78,6 +78,18 @@ def test_each_continues_the_others_chain(name: str, run_in_cpp: RunInCpp) -> Non
     assert_same(whole, run_in_python(name, {**rest, **begun}))
 
 
+def test_a_checkpoint_of_a_gpu_is_read_without_one(
+    run_in_cpp: RunInCpp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "SGHMC"
+    job = first_steps(make_job(name, torch.float32), name)
+    begun = run_in_python(name, job)
+    expected = run_in_python(name, {**job, **begun})
+    # torch.save has it written to the file that storages are a GPU's.
+    monkeypatch.setattr(torch.serialization, "location_tag", lambda _: "cuda:0")
+    assert_same(expected, run_in_cpp({**job, **begun}))
+
+
 @pytest.mark.parametrize("name", CHAINS)
 def test_priors_about_other_places(name: str, run_in_cpp: RunInCpp) -> None:
     """Means that C++ was given, and those of a state dict that it continues."""

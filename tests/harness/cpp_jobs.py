@@ -202,7 +202,7 @@ def make_job(
         temperatures[10:18, 0] = 0
     job = {
         "sampler": type(sampler).__name__,
-        "seed": sampler.seed,
+        "seed": torch.tensor(sampler.seed),
         "groups": groups,
         "model": dict(net.state_dict()),
         "x": torch.randn(200, 7, generator=generator).to(dtype),

@@ -42,6 +42,7 @@ from torch_sgmcmc.chain.placement import placement_of
 from torch_sgmcmc.chain.prior import PRIOR_MEAN, copies, number_or
 from torch_sgmcmc.chain.record import Chain
 from torch_sgmcmc.chain.rescaling import check_records, note_estimate
+from torch_sgmcmc.chain.saved_numbers import saved_number, saved_numbers
 from torch_sgmcmc.chain.settings import Setting, check_settings
 from torch_sgmcmc.chain.state_checks import (
     Expected,
@@ -59,8 +60,8 @@ class Bookkeeping(Optimizer):
     #: Keys that the sampler manages itself; a param group must not set them. But for
     #: offsets and sizes they are equal in all groups.
     _MANAGED: ClassVar[tuple[str, ...]] = (
-        *("seed", "step", "offsets", "sizes", "next_offset", "capturable"),
-        *("nonfinite", "num_skipped"),
+        *("sampler", "seed", "step", "offsets", "sizes", "next_offset"),
+        *("capturable", "nonfinite", "num_skipped"),
     )
     #: What each group records of the settings that its state belongs to.
     _RECORDS: ClassVar[tuple[str, ...]] = ()
@@ -135,11 +136,11 @@ class Bookkeeping(Optimizer):
         self._note()
 
     def _begin(self) -> None:
-        keys = ("seed", *COUNTERS, numbering.NEXT, *OF_GROUP, *self._PROGRESS)
+        keys = ("sampler", "seed", *COUNTERS, numbering.NEXT, *OF_GROUP)
         self._chain = Chain(
             type(self).__name__,
             self._group_keys,
-            Ledger(keys, self._RECORDS),
+            Ledger((*keys, *self._PROGRESS), self._RECORDS),
             self._NONFINITE,
             self._CHAINS_HAVE_SEEDS,
         )
@@ -236,7 +237,7 @@ class Bookkeeping(Optimizer):
         """
         self._refuse_gauges("param group")
         means: list[Tensor] | None = None
-        shared = dict(self._PROGRESS)
+        shared = {"sampler": self._saved_name(), **self._PROGRESS}
         if self.param_groups:
             # A state dict may have been loaded.
             self._chain.ledger.put_back(self.param_groups)
@@ -397,7 +398,29 @@ class Bookkeeping(Optimizer):
         state_dict = super().state_dict()
         if not by_hand:  # else torch looks at it until it has loaded
             chain.clear_blank_state()
-        return state_dict
+        counters = frozenset(self._MANAGED).difference(self._SHARED)
+        groups = [saved_numbers(g, counters) for g in state_dict["param_groups"]]
+        state = {
+            key: self._saved_state(kept) for key, kept in state_dict["state"].items()
+        }
+        return {**state_dict, "state": state, "param_groups": groups}
+
+    @classmethod
+    def _saved_name(cls) -> str:
+        """The name of the library's class that a sampler is of, or derives from."""
+        library = __name__.partition(".")[0] + "."
+        classes = (c for c in cls.__mro__ if c.__module__.startswith(library))
+        return next(classes).__name__
+
+    def _saved_state(self, kept: Any) -> Any:
+        """What is kept of a parameter as a state dict has it."""
+        counts = [key for key, kind in self._STATE.items() if kind is int]
+        if not isinstance(kept, dict) or not any(key in kept for key in counts):
+            return kept
+        return {
+            key: saved_number(value) if key in counts else value
+            for key, value in kept.items()
+        }
 
     def _expected(self) -> Expected:
         """What a state dict of it has."""

@@ -8,11 +8,8 @@ from difflib import get_close_matches
 from functools import wraps
 from typing import Any
 
-import torch_sgmcmc._C as _C
-
 __all__ = [
     "FOREIGN_KEYS",
-    "SAMPLER_KEYS",
     "check_keys",
     "check_later_keys",
     "with_known_arguments",
@@ -28,10 +25,6 @@ FOREIGN_KEYS = frozenset(
         *("weight_decay", "name"),
     ]
 )
-
-#: What groups of this library's samplers hold. Of keys that are none of a sampler's own
-#: these tell that a state dict is another one's; others are whoever's put them there.
-SAMPLER_KEYS = frozenset(_C.sampler_keys())
 
 # Those of the foreign ones that would change the target if they were known.
 _MEANINGFUL = ("weight_decay", "maximize", "differentiable")

@@ -19,9 +19,9 @@ from torch_sgmcmc.chain.checks import (
 )
 from torch_sgmcmc.chain.given import given
 from torch_sgmcmc.chain.numbering import OFFSETS, SIZES, check_numbers
-from torch_sgmcmc.chain.param_groups import SAMPLER_KEYS
 from torch_sgmcmc.chain.prior import PRIOR_MEAN
 from torch_sgmcmc.chain.record import Chain
+from torch_sgmcmc.chain.saved_numbers import plain_numbers
 from torch_sgmcmc.chain.wrappers import plain_name
 
 __all__ = [
@@ -74,19 +74,26 @@ def in_our_order(
         )
     groups = []
     for i, (saved, present) in enumerate(zip(theirs, ours, strict=True)):
-        keys = chain.keys
-        missing = keys.difference(saved)
+        name = saved.get("sampler", present["sampler"])
+        if name != present["sampler"]:
+            raise ValueError(
+                f"Invalid state dict: got one of {name} (must be of "
+                f"{present['sampler']}). Load it into a sampler of its class"
+            )
+        missing = chain.keys.difference(saved)
         if missing:
             raise ValueError(
                 f"Invalid state_dict: param group {i} lacks {_row(missing)}; it is not "
                 f"one of {chain.name}"
             )
-        unknown = SAMPLER_KEYS.intersection(saved) - keys
-        if unknown:
-            raise ValueError(_unknown(chain.name, f"param group {i}", unknown))
         together = set(state_dict["state"]).intersection(expected.common_state)
-        groups.append(_ordered(i, saved, present, together))
-    return {**state_dict, "param_groups": groups}
+        groups.append(_ordered(i, plain_numbers(saved, chain.keys), present, together))
+    counts = [key for key, kind in expected.state.items() if kind is int]
+    state = {
+        key: plain_numbers(kept, counts) if isinstance(kept, dict) else kept
+        for key, kept in state_dict["state"].items()
+    }
+    return {**state_dict, "state": state, "param_groups": groups}
 
 
 def _ordered(

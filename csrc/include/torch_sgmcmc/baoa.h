@@ -25,12 +25,6 @@ class TORCH_SGMCMC_API BAOAOptions : public ManyChainsOf<BAOAOptions> {
   /// β̂, the part of the friction's noise that the minibatches already bring:
   /// β̂ = lr N Var(ḡ) / (2T), in [0, α], equal for all coordinates. Default: 0.
   TORCH_SGMCMC_ARG(double, noise_estimate)
-
-  void check_values() const override {
-    OptionsOf::check_values();
-    check_noise_estimate(2 * (1 - momentum()) / (1 + momentum()),
-                         "2 (1 - momentum) / (1 + momentum)");
-  }
 };
 
 /// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2. With ḡ the gradient
@@ -49,12 +43,9 @@ class TORCH_SGMCMC_API BAOAOptions : public ManyChainsOf<BAOAOptions> {
 ///
 /// Reference: B. Leimkuhler and C. Matthews, Rational Construction of
 /// Stochastic Numerical Methods for Molecular Sampling, AMRX 2013.
-class TORCH_SGMCMC_API BAOA : public SamplerOf<BAOAOptions> {
+class TORCH_SGMCMC_API BAOA final : public SamplerOf<BAOAOptions> {
  public:
   using SamplerOf::SamplerOf;
-
- protected:
-  const char* method() const override { return "baoa_step_"; }
 };
 
 }  // namespace torch_sgmcmc

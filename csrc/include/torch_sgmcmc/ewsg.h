@@ -11,13 +11,9 @@
 //   });
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
-#include <vector>
 
 #include "torch_sgmcmc/export.h"
 #include "torch_sgmcmc/options.h"
@@ -29,16 +25,7 @@ namespace torch_sgmcmc {
 /// capturable), and the following.
 class TORCH_SGMCMC_API EWSGOptions : public OptionsOf<EWSGOptions> {
  public:
-  EWSGOptions() {
-    keep<int64_t>("num_proposals", 0);
-    // A tensor, on their device, for several chains.
-    keep("num_accepted", Count());
-    // The minibatches drawn so far; and what Python's persistent index chain
-    // goes on from, nothing here.
-    keep<int64_t>("num_drawn", 0);
-    keep("minibatches", std::vector<int64_t>());
-  }
-  explicit EWSGOptions(double lr) : EWSGOptions() { this->lr(lr); }
+  using OptionsOf::OptionsOf;
   static constexpr const char* kSampler = "EWSG";
 
   /// 1 - α in [0, 1); α is the friction. 0 is the overdamped variant: no
@@ -58,17 +45,6 @@ class TORCH_SGMCMC_API EWSGOptions : public OptionsOf<EWSGOptions> {
   /// dimension K, and the closure returns the sum of the chains' losses. For
   /// the whole sampler. Default: none, one chain.
   TORCH_SGMCMC_ARG(std::optional<int64_t>, num_chains)
-
-  void check_values() const override;
-  void check_progress() const override;
-  const char* why_equal() const override {
-    return "there is one decision for all";
-  }
-  std::optional<int64_t> chains() const override { return num_chains(); }
-  bool is_shared(std::string_view name) const override {
-    return name == "index_chain_length" || name == "persistent_index_chain" ||
-           name == "num_chains";
-  }
 };
 
 /// The minibatch of each update is drawn with weights exp(W) that let the
@@ -85,43 +61,23 @@ class TORCH_SGMCMC_API EWSGOptions : public OptionsOf<EWSGOptions> {
 /// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2, up to an error of
 /// the order of lr and what the weights leave of the minibatch noise.
 ///
+/// step() draws minibatches, chooses one of them and makes one update with it.
+/// Its closure is called index_chain_length + 1 times and must draw a fresh
+/// minibatch each time; the gradients are cleared before. It returns the loss
+/// of the first. After the step the parameters' gradients are those used. It
+/// throws if the first 100 proposals all had the gradient of the minibatch
+/// before.
+///
 /// State: "momentum".
 ///
 /// Reference: Improving Sampling Accuracy of Stochastic Gradient MCMC Methods
 /// via Non-uniform Subsampling of Gradients (2021), algorithm 1.
-class TORCH_SGMCMC_API EWSG : public SamplerOf<EWSGOptions> {
+class TORCH_SGMCMC_API EWSG final : public SamplerOf<EWSGOptions> {
  public:
   using SamplerOf::SamplerOf;
 
-  /// Draws minibatches, chooses one of them and makes one update with it. The
-  /// closure is called index_chain_length + 1 times and must draw a fresh
-  /// minibatch each time; the gradients are cleared before. Returns the loss of
-  /// the first. After the step the parameters' gradients are those used. Throws
-  /// if the first 100 proposals all had the gradient of the minibatch before.
-  // NOLINTNEXTLINE(google-default-arguments): as torch's own.
-  torch::Tensor step(LossClosure closure = nullptr) override;
-
   /// The part of all proposed minibatches that was accepted; NaN before any.
   double acceptance_rate() const;
-
- protected:
-  const char* method() const override { return "sghmc_step_"; }
-  void prepare(Work& work) override;
-  void update(const Work& work) override;
-  bool looks_later(const std::vector<Work>& work) const override;
-
- private:
-  Count propose(const LossClosure& closure,
-                std::vector<Work>& work,
-                int64_t proposal);
-  void check_draws(const std::vector<Work>& current,
-                   const std::vector<Work>& proposed);
-
-  // How many proposals had the gradient of the minibatch before, and were not
-  // zero; none once a proposal had another.
-  std::optional<int64_t> num_equal_ = 0;
-  // The minibatches drawn, with those of the step being made.
-  int64_t num_drawn_ = 0;
 };
 
 }  // namespace torch_sgmcmc

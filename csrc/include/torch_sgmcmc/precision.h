@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "torch_sgmcmc/export.h"
@@ -74,11 +75,9 @@ class TORCH_SGMCMC_API GammaPrecision {
   void load_state_dict(const StateDict& dict);
 
  private:
-  at::Tensor away_from_mean(const torch::optim::OptimizerParamGroup& group,
-                            const at::Tensor& param) const;
   double draw(size_t index) const;
 
-  SamplerRef sampler_;
+  std::weak_ptr<SamplerImpl> sampler_;
   GammaPrecisionOptions options_;
   int64_t num_updates_ = 0;
 };

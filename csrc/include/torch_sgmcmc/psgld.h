@@ -10,13 +10,6 @@
 // Γ, which keeps the target while V adapts, is Python's alone.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
-#include <cstdint>
-#include <string>
-#include <unordered_map>
-#include <vector>
-
 #include "torch_sgmcmc/export.h"
 #include "torch_sgmcmc/options.h"
 #include "torch_sgmcmc/sampler.h"
@@ -26,8 +19,9 @@ namespace torch_sgmcmc {
 /// Hyperparameters of PSGLD: those of ManyChainsOf, and the following.
 class TORCH_SGMCMC_API PSGLDOptions : public ManyChainsOf<PSGLDOptions> {
  public:
-  PSGLDOptions();
-  explicit PSGLDOptions(double lr);
+  // Python's default of gamma is true.
+  PSGLDOptions() { put("gamma", false); }
+  explicit PSGLDOptions(double lr) : PSGLDOptions() { put("lr", lr); }
   static constexpr const char* kSampler = "PSGLD";
 
   /// a in [0, 1), the memory of V. Default: 0.99.
@@ -39,26 +33,7 @@ class TORCH_SGMCMC_API PSGLDOptions : public ManyChainsOf<PSGLDOptions> {
   /// Whether V follows the gradients; can be set in a group at any time.
   /// Default: true.
   TORCH_SGMCMC_ARG(bool, adapt)
-
-  void check_values() const override;
 };
-
-namespace detail {
-
-// √G of PSGLD, kept while V, as far as torch knows, and ε are what they were.
-class TORCH_SGMCMC_API KeptRoot {
- public:
-  const at::Tensor& of(const at::Tensor& v, double eps);
-
- private:
-  at::Tensor root_;
-  // What it was made of.
-  at::Tensor v_;
-  int64_t version_ = 0;
-  double eps_ = 0;
-};
-
-}  // namespace detail
 
 /// A step size for each coordinate, from a running mean of squared gradients.
 /// With ḡ the gradient of the mean loss of a minibatch, elementwise
@@ -75,20 +50,9 @@ class TORCH_SGMCMC_API KeptRoot {
 /// Reference: C. Li, C. Chen, D. Carlson and L. Carin, Preconditioned
 /// Stochastic Gradient Langevin Dynamics for Deep Neural Networks, AAAI 2016,
 /// algorithm 1.
-class TORCH_SGMCMC_API PSGLD : public SamplerOf<PSGLDOptions> {
+class TORCH_SGMCMC_API PSGLD final : public SamplerOf<PSGLDOptions> {
  public:
   using SamplerOf::SamplerOf;
-
- protected:
-  const char* method() const override { return "psgld_step_"; }
-  void prepare(Work& work) override;
-  void update(const Work& work) override;
-  std::vector<std::string> state_keys() const override;
-  void parameters_changed() override { roots_.clear(); }
-
- private:
-  // Of parameters, by their TensorImpl, whose preconditioner rests.
-  std::unordered_map<const void*, detail::KeptRoot> roots_;
 };
 
 }  // namespace torch_sgmcmc

@@ -17,11 +17,7 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
-#include <memory>
 #include <optional>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "torch_sgmcmc/export.h"
@@ -30,15 +26,11 @@
 
 namespace torch_sgmcmc {
 
-class BounceClock;
-class Flight;
-
 /// Hyperparameters of SBPS: num_data, prior_precision, prior_mean, temperature
 /// > 0 and seed of OptionsOf, and the following. There is no lr. A param group
 /// can have a prior of its own, all else is for the whole sampler.
 class TORCH_SGMCMC_API SBPSOptions : public OptionsOf<SBPSOptions> {
  public:
-  SBPSOptions();
   static constexpr const char* kSampler = "SBPS";
 
   // The particle has unit speed.
@@ -81,19 +73,6 @@ class TORCH_SGMCMC_API SBPSOptions : public OptionsOf<SBPSOptions> {
   // What torch's learning-rate schedulers use: they throw std::logic_error.
   double get_lr() const override;
   void set_lr(double value) override;
-
-  void check_values() const override;
-  void check_progress() const override;
-  const char* why_equal() const override {
-    return "there is one particle for all";
-  }
-  bool is_shared(std::string_view name) const override {
-    return !name.starts_with("prior_");
-  }
-  // It cannot bounce at a rate that is not finite.
-  std::vector<std::string> nonfinite_choices() const override {
-    return {"raise", "skip"};
-  }
 };
 
 /// What a trajectory has been like so far; NaN where nothing has happened.
@@ -128,22 +107,20 @@ struct SBPSEvaluations {
 /// trajectory time, see register_sample_hook. Derivatives are made in reverse
 /// mode.
 ///
+/// step() moves the particle to its next event and observes a minibatch there.
+/// Its closure draws a fresh minibatch and returns the losses of its examples,
+/// shape [n], n >= 2, without calling backward(). step() returns them, without
+/// a graph. A step that throws has moved nothing.
+///
 /// State: "origin" and "velocity"; only if preconditioned, "square_average",
 /// unless the preconditioner was given, "preconditioner" and "direction".
 ///
 /// Reference: A. Pakman, D. Gilboa, D. Carlson and L. Paninski, Stochastic
 /// Bouncy Particle Sampler, ICML 2017, algorithm 1, eq. 8 to 13, 16.
-class TORCH_SGMCMC_API SBPS : public SamplerOf<SBPSOptions> {
+class TORCH_SGMCMC_API SBPS final : public SamplerOf<SBPSOptions> {
  public:
   using SamplerOf::SamplerOf;
   using SampleHook = std::function<void(SBPS&, double)>;
-
-  /// Moves the particle to its next event and observes a minibatch there. The
-  /// closure draws a fresh minibatch and returns the losses of its examples,
-  /// shape [n], n >= 2, without calling backward(). Returns them, without a
-  /// graph. A step that throws has moved nothing.
-  // NOLINTNEXTLINE(google-default-arguments): as torch's own.
-  torch::Tensor step(LossClosure closure = nullptr) override;
 
   /// Sets the diagonal A, which is then not learned; the velocity is drawn
   /// anew. A tensor for each parameter, in the order of the param groups,
@@ -164,38 +141,6 @@ class TORCH_SGMCMC_API SBPS : public SamplerOf<SBPSOptions> {
 
   SBPSDiagnostics diagnostics() const;
   SBPSEvaluations evaluations() const;
-
- protected:
-  void update(const Work& work) override;
-  std::vector<std::string> state_keys() const override;
-  void check_saved_state(const SamplerParamState& state,
-                         int64_t index) const override;
-  void parameters_changed() override { flight_ = nullptr; }
-
- private:
-  std::shared_ptr<Flight> moving() const;
-  std::shared_ptr<Flight> resumed();
-  std::shared_ptr<Flight> flight_now(SBPSOptions& progress, BounceClock& clock);
-  bool is_current(const Flight& flight);
-  torch::Tensor event(std::shared_ptr<Flight>& flight,
-                      SBPSOptions& progress,
-                      BounceClock& clock,
-                      const LossClosure& closure);
-  void come_by(Flight& flight,
-               SBPSOptions& progress,
-               double begin,
-               double line_begin,
-               double line_end);
-  void remember(const Flight& flight);
-  void check_preconditioned() const;
-  void check_particle() const;
-  at::Tensor given_preconditioner(const at::Tensor& param) const;
-  bool is_given(const std::vector<at::Tensor>& params) const;
-
-  std::shared_ptr<Flight> flight_;
-  std::map<int64_t, SampleHook> hooks_;
-  int64_t next_hook_ = 0;
-  bool warned_ = false;
 };
 
 }  // namespace torch_sgmcmc

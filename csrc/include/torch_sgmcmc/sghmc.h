@@ -9,7 +9,7 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
+#include <variant>
 
 #include "torch_sgmcmc/export.h"
 #include "torch_sgmcmc/options.h"
@@ -21,7 +21,7 @@ namespace torch_sgmcmc {
 class TORCH_SGMCMC_API SGHMCOptions : public ManyChainsOf<SGHMCOptions> {
  public:
   /// A number or "online".
-  using NoiseEstimate = detail::NumberOrWord;
+  using NoiseEstimate = std::variant<double, std::string>;
 
   using ManyChainsOf::ManyChainsOf;
   static constexpr const char* kSampler = "SGHMC";
@@ -51,8 +51,6 @@ class TORCH_SGMCMC_API SGHMCOptions : public ManyChainsOf<SGHMCOptions> {
   /// "stationary" draws the first momentum from N(0, lr T / N), "zeros" starts
   /// at rest. Default: "stationary".
   TORCH_SGMCMC_ARG(std::string, initial_momentum)
-
-  void check_values() const override;
 };
 
 /// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2. With ḡ the gradient
@@ -70,23 +68,9 @@ class TORCH_SGMCMC_API SGHMCOptions : public ManyChainsOf<SGHMCOptions> {
 ///
 /// Reference: T. Chen, E. B. Fox and C. Guestrin, Stochastic Gradient
 /// Hamiltonian Monte Carlo, ICML 2014, eq. 15.
-class TORCH_SGMCMC_API SGHMC : public SamplerOf<SGHMCOptions> {
+class TORCH_SGMCMC_API SGHMC final : public SamplerOf<SGHMCOptions> {
  public:
   using SamplerOf::SamplerOf;
-
- protected:
-  const char* method() const override { return "sghmc_step_"; }
-  void prepare(Work& work) override;
-  void prepare_all(std::vector<Work>& work) override;
-  bool looks_later(const std::vector<Work>& work) const override;
-  Start start_of_momenta(const SamplerOptions& options) const override;
-  std::vector<std::string> state_keys() const override;
-  void check_saved_state(const SamplerParamState& state,
-                         int64_t index) const override;
-
- private:
-  void observe_gradients(Work& work);
-  static void check_variances(const Work& work);
 };
 
 }  // namespace torch_sgmcmc

@@ -41,12 +41,9 @@ class TORCH_SGMCMC_API SGLDOptions : public ManyChainsOf<SGLDOptions> {
 ///
 /// Reference: M. Welling and Y. W. Teh, Bayesian Learning via Stochastic
 /// Gradient Langevin Dynamics, ICML 2011, eq. 4.
-class TORCH_SGMCMC_API SGLD : public SamplerOf<SGLDOptions> {
+class TORCH_SGMCMC_API SGLD final : public SamplerOf<SGLDOptions> {
  public:
   using SamplerOf::SamplerOf;
-
- protected:
-  const char* method() const override { return "sgld_step_"; }
 };
 
 }  // namespace torch_sgmcmc

@@ -32,12 +32,9 @@ class TORCH_SGMCMC_API SGLRWOptions : public ManyChainsOf<SGLRWOptions> {
 /// docs/samplers/sglrw.md.
 ///
 /// Reference: T. Mensch et al., 2026, arXiv 2602.15925.
-class TORCH_SGMCMC_API SGLRW : public SamplerOf<SGLRWOptions> {
+class TORCH_SGMCMC_API SGLRW final : public SamplerOf<SGLRWOptions> {
  public:
   using SamplerOf::SamplerOf;
-
- protected:
-  const char* method() const override { return "sglrw_step_"; }
 };
 
 }  // namespace torch_sgmcmc

@@ -51,13 +51,9 @@ class TORCH_SGMCMC_API SGNHTOptions : public ManyChainsOf<SGNHTOptions> {
 /// Reference: N. Ding et al., Bayesian Sampling Using Stochastic Gradient
 /// Thermostats, NIPS 2014, algorithm 2; C. Li et al., High-Order Stochastic
 /// Gradient Thermostats, AAAI 2016 (one thermostat a coordinate).
-class TORCH_SGMCMC_API SGNHT : public SamplerOf<SGNHTOptions> {
+class TORCH_SGMCMC_API SGNHT final : public SamplerOf<SGNHTOptions> {
  public:
   using SamplerOf::SamplerOf;
-
- protected:
-  const char* method() const override { return "sgnht_step_"; }
-  void update(const Work& work) override;
 };
 
 }  // namespace torch_sgmcmc

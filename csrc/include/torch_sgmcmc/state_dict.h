@@ -24,6 +24,7 @@
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/ivalue.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <initializer_list>
@@ -82,11 +83,12 @@ class TORCH_SGMCMC_API StateDict {
 /// written.
 TORCH_SGMCMC_API void save(const StateDict& dict, const std::string& path);
 
-/// Reads what save() or Python's torch.save wrote. Throws std::runtime_error if
-/// there is no such file, or it is not one of torch's, or holds no dict, or a
-/// bit of it is another than was written: torch.load, in Python, does not check
-/// the sums in the file.
-TORCH_SGMCMC_API StateDict load(const std::string& path);
+/// Reads what save() or Python's torch.save wrote, with all tensors on one
+/// device, wherever they were saved. As torch.load it does not check the sums
+/// in the file. Throws std::runtime_error if there is no such file, or it is
+/// damaged or not one of torch's, or holds no dict.
+TORCH_SGMCMC_API StateDict load(const std::string& path,
+                                c10::Device device = c10::kCPU);
 
 /// The parameters and buffers of a module by name: model.state_dict() of
 /// Python.

@@ -3,7 +3,6 @@
 
 #include "torch_sgmcmc/baoa.h"
 #include "torch_sgmcmc/ewsg.h"
-#include "torch_sgmcmc/has_cuda.h"
 #include "torch_sgmcmc/minibatch.h"
 #include "torch_sgmcmc/precision.h"
 #include "torch_sgmcmc/predictive.h"

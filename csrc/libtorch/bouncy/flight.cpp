@@ -7,10 +7,8 @@
 #include <string>
 
 #include "core/counter.h"
-#include "libtorch/core/nonfinite.h"
 #include "libtorch/core/operators.h"
-#include "libtorch/core/prior.h"
-#include "libtorch/core/versions.h"
+#include "libtorch/core/sampler_impl.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -47,14 +45,14 @@ class Split {
 // Takes gradients into V, if it learns.
 void Learn(FlightPart& part,
            const std::vector<at::Tensor>& grads,
-           const SBPSOptions& options) {
-  if (part.square_average.empty() || !options.adapt()) return;
+           const OptionValues& options) {
+  if (part.square_average.empty() || !options.get<bool>("adapt")) return;
   part.square_average = Clones(part.square_average);
   sbps_adapt_(part.params,
               grads,
               part.square_average,
               part.weight_decay(),
-              options.decay(),
+              options.number("decay"),
               part.prior_mean,
               MeansOf(part.prior_means));
 }
@@ -62,18 +60,19 @@ void Learn(FlightPart& part,
 // A flight of these parts whose A and Av follow from V and v, or Av from A and
 // v. Without them it has the line's sums, if they are known.
 std::shared_ptr<Flight> Steered(std::vector<FlightPart> parts,
-                                const SBPSOptions& options,
+                                const OptionValues& options,
                                 std::vector<at::Tensor> line_sums) {
-  if (options.preconditioned() && parts[0].square_average.empty()) {
+  if (options.get<bool>("preconditioned") && parts[0].square_average.empty()) {
     for (FlightPart& part : parts) {
       part.direction = at::_foreach_mul(part.preconditioner, part.velocity);
     }
-  } else if (options.preconditioned()) {
+  } else if (options.get<bool>("preconditioned")) {
     double total = 0;
     int64_t count = 0;
     for (const FlightPart& part : parts) {
-      total += sbps_preconditioner_sum(part.square_average, options.eps())
-                   .item<double>();
+      total +=
+          sbps_preconditioner_sum(part.square_average, options.number("eps"))
+              .item<double>();
       for (const at::Tensor& p : part.params) count += p.numel();
     }
     for (FlightPart& part : parts) {
@@ -85,7 +84,7 @@ std::shared_ptr<Flight> Steered(std::vector<FlightPart> parts,
                            part.velocity,
                            part.preconditioner,
                            part.direction,
-                           options.eps(),
+                           options.number("eps"),
                            scale);
       } else {
         line_sums.push_back(sbps_precondition_sums_(part.square_average,
@@ -93,7 +92,7 @@ std::shared_ptr<Flight> Steered(std::vector<FlightPart> parts,
                                                     part.preconditioner,
                                                     part.direction,
                                                     part.origin,
-                                                    options.eps(),
+                                                    options.number("eps"),
                                                     scale,
                                                     part.prior_mean,
                                                     MeansOf(part.prior_means)));
@@ -178,7 +177,7 @@ std::shared_ptr<Flight> Flight::rebased() const {
 }
 
 std::shared_ptr<Flight> Flight::refreshed(double time,
-                                          const SBPSOptions& options,
+                                          const OptionValues& options,
                                           int64_t seed,
                                           int64_t step) const {
   const auto here = origins(time);
@@ -214,7 +213,7 @@ std::shared_ptr<Flight> Flight::refreshed(double time,
 
 std::shared_ptr<Flight> Flight::reflected(double time,
                                           const std::vector<at::Tensor>& grads,
-                                          const SBPSOptions& options) const {
+                                          const OptionValues& options) const {
   const FlightSums s = sums(grads);
   if (!(std::isfinite(s.gradient) && s.gradient > 0)) {
     const std::string text =
@@ -235,7 +234,7 @@ std::shared_ptr<Flight> Flight::reflected(double time,
     const std::vector<at::Tensor> part_grads = split.Next(part);
     part.origin = here[i];
     part.velocity = Clones(part.velocity);
-    if (options.preconditioned() || part.prior_precision == 0) {
+    if (options.get<bool>("preconditioned") || part.prior_precision == 0) {
       sbps_reflect_(part.params,
                     part_grads,
                     part.velocity,
@@ -262,7 +261,7 @@ std::shared_ptr<Flight> Flight::reflected(double time,
 }
 
 std::shared_ptr<Flight> Flight::learned(const std::vector<at::Tensor>& grads,
-                                        const SBPSOptions& options) const {
+                                        const OptionValues& options) const {
   if (!std::isfinite(sums(grads).gradient)) {
     throw NonfiniteError(
         "SBPS got a gradient from the closure's losses that is not finite");

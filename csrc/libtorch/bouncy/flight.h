@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "torch_sgmcmc/sbps.h"
+#include "libtorch/core/options.h"
 
 namespace torch_sgmcmc {
 
@@ -76,16 +76,16 @@ class Flight {
   // Other lines from here.
   std::shared_ptr<Flight> rebased() const;
   std::shared_ptr<Flight> refreshed(double time,
-                                    const SBPSOptions& options,
+                                    const OptionValues& options,
                                     int64_t seed,
                                     int64_t step) const;
   std::shared_ptr<Flight> reflected(double time,
                                     const std::vector<at::Tensor>& grads,
-                                    const SBPSOptions& options) const;
+                                    const OptionValues& options) const;
   // The same line with what its V learns here; A follows where it ends. Were A
   // to follow at once, Av would turn within the line that G is regressed on.
   std::shared_ptr<Flight> learned(const std::vector<at::Tensor>& grads,
-                                  const SBPSOptions& options) const;
+                                  const OptionValues& options) const;
 
   FlightSums sums(const std::vector<at::Tensor>& grads) const;
   // The derivative of the prior's part of U along the direction, at a time

@@ -8,8 +8,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "libtorch/core/nonfinite.h"
-#include "libtorch/core/text.h"
+#include "libtorch/core/checks.h"
+#include "libtorch/core/sampler_impl.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -104,9 +104,9 @@ MinibatchView Observe(const torch::optim::Optimizer::LossClosure& closure,
 RateEstimate RateOf(Flight& flight,
                     double time,
                     const MinibatchView& seen,
-                    const SBPSOptions& options) {
+                    const OptionValues& options) {
   const double num_data = options.num_data();
-  if (!options.replacement() &&
+  if (!options.get<bool>("replacement") &&
       static_cast<double>(seen.losses.numel()) > num_data) {
     std::ostringstream text;
     text << "SBPS got the losses of " << seen.losses.numel()
@@ -132,7 +132,7 @@ RateEstimate RateOf(Flight& flight,
   const RateEstimate rate = RateOf(m,
                                    num_data,
                                    options.temperature(),
-                                   options.replacement(),
+                                   options.get<bool>("replacement"),
                                    flight.prior(time));
   if (!rate.finite()) {
     throw NonfiniteError(

@@ -9,7 +9,7 @@
 
 #include "host/moments.h"
 #include "libtorch/bouncy/flight.h"
-#include "torch_sgmcmc/sbps.h"
+#include "libtorch/core/options.h"
 
 namespace torch_sgmcmc {
 
@@ -31,6 +31,6 @@ MinibatchView Observe(const torch::optim::Optimizer::LossClosure& closure,
 RateEstimate RateOf(Flight& flight,
                     double time,
                     const MinibatchView& seen,
-                    const SBPSOptions& options);
+                    const OptionValues& options);
 
 }  // namespace torch_sgmcmc

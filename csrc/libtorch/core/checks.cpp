@@ -1,10 +1,12 @@
 #include "libtorch/core/checks.h"
 
+#include <array>
 #include <cmath>
+#include <cstdio>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 
-#include "libtorch/core/text.h"
 
 namespace torch_sgmcmc {
 
@@ -41,6 +43,17 @@ void CheckCount(const char* name, int64_t value) {
           " (must be in [0, 2^62))");
 }
 
+void CheckPart(const char* name,
+               int64_t count,
+               const char* whole,
+               int64_t most) {
+  CheckCount(name, count);
+  CheckCount(whole, most);
+  if (count <= most) return;
+  Invalid(std::string("Invalid ") + name + ": " + std::to_string(count) +
+          " (must be at most " + whole + " = " + std::to_string(most) + ")");
+}
+
 void CheckFriction(double noise_estimate,
                    double friction,
                    const char* what,
@@ -56,6 +69,62 @@ void CheckFriction(double noise_estimate,
 
 void Invalid(const std::string& message) {
   throw std::invalid_argument(message);
+}
+
+std::string Shape(c10::IntArrayRef sizes) {
+  std::string text = "[";
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(sizes[i]);
+  }
+  return text + "]";
+}
+
+std::string DtypeName(c10::ScalarType dtype) {
+  return std::string("torch::k") + c10::toString(dtype);
+}
+
+std::string LayoutName(c10::Layout layout) {
+  std::ostringstream name;
+  name << "torch::k" << layout;
+  return name.str();
+}
+
+std::string KindOf(const c10::IValue& value) {
+  return value.isNone() ? "none" : value.tagKind();
+}
+
+std::string Thousands(int64_t value) {
+  std::string digits = std::to_string(value);
+  const int64_t first = value < 0 ? 1 : 0;
+  for (auto i = static_cast<int64_t>(digits.size()) - 3; i > first; i -= 3) {
+    digits.insert(static_cast<size_t>(i), 1, ',');
+  }
+  return digits;
+}
+
+std::string Thousands(double value) {
+  constexpr double kExactIntegers = 9007199254740992.0;  // 2^53
+  if (std::abs(value) >= kExactIntegers) return Shown(value);
+  const auto whole = static_cast<int64_t>(value);
+  if (value == static_cast<double>(whole)) return Thousands(whole);
+  std::string text = Shown(value);
+  const size_t point = text.find('.');
+  if (point == std::string::npos || text.find('e') != std::string::npos) {
+    return text;
+  }
+  return Thousands(whole) + text.substr(point);
+}
+
+std::string FourDigits(double value) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.4g", value);
+  return text.data();
+}
+
+std::string SixDigits(double value) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.6g", value);
+  return text.data();
 }
 
 }  // namespace torch_sgmcmc

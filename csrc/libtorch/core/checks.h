@@ -1,5 +1,10 @@
-// Checks of hyperparameters and other arguments.
+// Checks of hyperparameters and other arguments, and values in messages.
 #pragma once
+
+#include <ATen/core/ivalue.h>
+#include <c10/core/Layout.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
 
 #include <cstdint>
 #include <limits>
@@ -28,6 +33,12 @@ void CheckInteger(const char* name,
 // state dict may hold, to which steps can add without an overflow.
 void CheckCount(const char* name, int64_t value);
 
+// Throws std::invalid_argument unless one count is a part of another one.
+void CheckPart(const char* name,
+               int64_t count,
+               const char* whole,
+               int64_t most);
+
 // Throws std::invalid_argument if there is less friction, which is `what`.
 void CheckFriction(double noise_estimate,
                    double friction,
@@ -36,5 +47,27 @@ void CheckFriction(double noise_estimate,
 
 // Throws what Python raises as ValueError.
 [[noreturn]] void Invalid(const std::string& message);
+
+// ---- Values in messages, in the words of LibTorch ---------------------------
+
+// "[2, 3]"
+std::string Shape(c10::IntArrayRef sizes);
+
+// "torch::kFloat"
+std::string DtypeName(c10::ScalarType dtype);
+
+// "torch::kSparse"
+std::string LayoutName(c10::Layout layout);
+
+// "Double", or "none"
+std::string KindOf(const c10::IValue& value);
+
+// "50,000"; a number that is not whole has its decimals.
+std::string Thousands(int64_t value);
+std::string Thousands(double value);
+
+// "%.4g", "%.6g"
+std::string FourDigits(double value);
+std::string SixDigits(double value);
 
 }  // namespace torch_sgmcmc

@@ -7,11 +7,8 @@
 #include <stdexcept>
 #include <type_traits>
 
-#include "libtorch/core/ledger.h"
-#include "libtorch/core/momentum.h"
-#include "libtorch/core/noise_key.h"
 #include "libtorch/core/operators.h"
-#include "libtorch/core/prior.h"
+#include "libtorch/core/sampler_impl.h"
 #include "methods/rows.h"
 
 namespace torch_sgmcmc {
@@ -33,18 +30,18 @@ int64_t WholeOf(double number) {
 
 // An argument of an update, by its slot.
 template <class Op, Slot kSlot>
-auto ArgumentAt(const Work& work,
+auto ArgumentAt(const TensorLists& lists,
                 const NoiseKey& key,
                 const UpdateNumbers& numbers) {
   constexpr Kind kKind = kSlot.kind;
   if constexpr (kKind == Kind::kList) {
     if constexpr (kSlot.index + 1 == Op::kRow.lists.count) {
       static_assert(Op::kRow.lists[kSlot.index].role == Role::kMaster);
-      return SomeTensors(work.masters);
+      return SomeTensors(lists.masters);
     } else if constexpr (kSlot.index >= kFirstState) {
-      return SomeTensors(work.state.at(kSlot.index - kFirstState));
+      return SomeTensors(lists.state.at(kSlot.index - kFirstState));
     } else {
-      return SomeTensors(kSlot.index == 0 ? work.params : work.grads);
+      return SomeTensors(kSlot.index == 0 ? lists.params : lists.grads);
     }
   } else if constexpr (kKind == Kind::kNumber) {
     return numbers.own[kSlot.index];
@@ -61,7 +58,7 @@ auto ArgumentAt(const Work& work,
   } else if constexpr (kKind == Kind::kCommon) {
     return numbers.common.*kCommonNumbers[kSlot.index].place;
   } else if constexpr (kKind == Kind::kPriorMeans) {
-    return MeansOf(work.prior_means);
+    return MeansOf(lists.prior_means);
   } else if constexpr (kKind == Kind::kRows) {
     return std::nullopt;  // of shards, which C++ has none of
   } else {
@@ -70,21 +67,23 @@ auto ArgumentAt(const Work& work,
   }
 }
 
-// Where a number is that work says, and not a hyperparameter.
-double Work::*FromWork(std::string_view name) {
-  if (name == rows::kMomentumScale.name) return &Work::momentum_scale;
-  if (name == rows::kThermostatScale.name) return &Work::thermostat_scale;
-  if (name == rows::kNoiseEstimate.name) return &Work::noise_estimate;
+// Where a number is that lists say, and not a hyperparameter.
+double TensorLists::*FromLists(std::string_view name) {
+  if (name == rows::kMomentumScale.name) return &TensorLists::momentum_scale;
+  if (name == rows::kThermostatScale.name) {
+    return &TensorLists::thermostat_scale;
+  }
+  if (name == rows::kNoiseEstimate.name) return &TensorLists::noise_estimate;
   return nullptr;
 }
 
 template <class Op>
-void CallUpdate(const Work& work, const UpdateNumbers& numbers) {
+void CallUpdate(const TensorLists& lists, const UpdateNumbers& numbers) {
   constexpr Slots kSlots = SlotsOf(Op::kRow);
-  const NoiseKey key = KeyOf(work);
+  const NoiseKey key = KeyOf(lists);
   [&]<size_t... kIndex>(std::index_sequence<kIndex...> /*slots*/) {
     RowOperator<Op>()(
-        ArgumentAt<Op, kSlots.items[kIndex]>(work, key, numbers)...);
+        ArgumentAt<Op, kSlots.items[kIndex]>(lists, key, numbers)...);
   }
   (std::make_index_sequence<kSlots.count>());
 }
@@ -106,7 +105,7 @@ std::vector<std::string> KeysOf(const Row& row) {
   return keys;
 }
 
-Method::Method(const char* op, const SamplerOptions& options)
+Method::Method(const char* op, const OptionValues& options)
     : op_(op), row_(RowNamed(op)) {
   AllOperators::ForEach([&](auto each) {
     using Op = typename decltype(each)::type;
@@ -117,7 +116,7 @@ Method::Method(const char* op, const SamplerOptions& options)
   const std::vector<std::string> known = options.keys();
   for (const Scalar& number : row_.numbers) {
     const auto found = std::ranges::find(known, number.name);
-    from_work_.push_back(FromWork(number.name));
+    from_lists_.push_back(FromLists(number.name));
     auto& place = places_.emplace_back();
     if (found != known.end()) place = found - known.begin();
   }
@@ -127,12 +126,12 @@ Method::Method(const char* op, const SamplerOptions& options)
 }
 
 void Method::update(
-    const Work& work,
+    const TensorLists& lists,
     std::initializer_list<std::pair<std::string_view, double>> instead) const {
   UpdateNumbers numbers;
   for (size_t i = 0; i < common_places_.size(); ++i) {
     numbers.common.*kCommonNumbers[i].place =
-        work.options->number_at(common_places_[i]);
+        lists.options->number_at(common_places_[i]);
   }
   for (size_t i = 0; i < places_.size(); ++i) {
     const auto* const given = std::ranges::find_if(
@@ -140,57 +139,52 @@ void Method::update(
         [&](const auto& each) { return each.first == row_.numbers[i].name; });
     if (given != instead.end()) {
       numbers.own[i] = given->second;
-    } else if (from_work_[i] != nullptr) {
-      numbers.own[i] = work.*from_work_[i];
+    } else if (from_lists_[i] != nullptr) {
+      numbers.own[i] = lists.*from_lists_[i];
     } else {
-      numbers.own[i] = places_[i] ? work.options->number_at(*places_[i])
+      numbers.own[i] = places_[i] ? lists.options->number_at(*places_[i])
                                   : row_.numbers[i].fallback;
     }
   }
-  call_(work, numbers);
-}
-
-Start Sampler::start_of_momenta(const SamplerOptions& /*options*/) const {
-  return Start::kStationary;
+  call_(lists, numbers);
 }
 
 // ---- Samplers as their rows say ---------------------------------------------
 
-std::vector<std::string> Sampler::state_keys() const {
-  return KeysOf(RowNamed(method()));
+std::vector<std::string> SamplerImpl::state_keys() const {
+  return KeysOf(RowNamed(op_));
 }
 
-void Sampler::prepare(Work& work) {
-  for (const List& list : method_of(method(), *work.options).row().lists) {
+void SamplerImpl::prepare(TensorLists& lists) {
+  for (const List& list : method_of(op_, *lists.options).row().lists) {
     if (list.start == Start::kByCode) continue;
     std::vector<at::Tensor*> tensors;
-    tensors.reserve(work.params.size());
-    for (const at::Tensor& param : work.params) {
+    tensors.reserve(lists.params.size());
+    for (const at::Tensor& param : lists.params) {
       tensors.push_back(&own_state_of(param)[list.key]);
     }
-    StartState(work, tensors, list.start);
-    auto& all = work.state.emplace_back();
+    StartState(lists, tensors, list.start);
+    auto& all = lists.state.emplace_back();
     all.reserve(tensors.size());
     for (const at::Tensor* tensor : tensors) all.push_back(*tensor);
   }
-  start_masters(work);
+  start_masters(lists);
 }
 
-void Sampler::update(const Work& work) { update_by(method(), work); }
-
-void Sampler::update_by(const char* op,
-                        const Work& work,
-                        std::initializer_list<Instead> instead) {
-  method_of(op, *work.options).update(work, instead);
+void SamplerImpl::update_by(
+    const char* op,
+    const TensorLists& lists,
+    std::initializer_list<std::pair<std::string_view, double>> instead) {
+  method_of(op, *lists.options).update(lists, instead);
 }
 
 // What a sampler names at every step, by the same literal, is made once.
-const Method& Sampler::method_of(const char* op,
-                                 const SamplerOptions& options) {
-  for (const Method& known : ledger_->methods) {
+const Method& SamplerImpl::method_of(const char* op,
+                                     const OptionValues& options) {
+  for (const Method& known : methods_) {
     if (known.op() == op) return known;
   }
-  return ledger_->methods.emplace_back(op, options);
+  return methods_.emplace_back(op, options);
 }
 
 }  // namespace torch_sgmcmc

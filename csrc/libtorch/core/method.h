@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "core/row.h"
-#include "torch_sgmcmc/sampler.h"
+#include "libtorch/core/tensor_lists.h"
 
 namespace torch_sgmcmc {
 
@@ -22,7 +22,7 @@ const Row& RowNamed(std::string_view op);
 // The keys of what a row keeps of a parameter, that of a master last.
 std::vector<std::string> KeysOf(const Row& row);
 
-// What an update's operator takes besides what work says.
+// What an update's operator takes besides what its lists say.
 struct UpdateNumbers {
   std::array<double, kMaxArguments> own = {};  // of its row
   CommonNumbers common;
@@ -31,24 +31,25 @@ struct UpdateNumbers {
 // An operator with a row, called with the hyperparameters of one class.
 class Method {
  public:
-  Method(const char* op, const SamplerOptions& options);
+  Method(const char* op, const OptionValues& options);
 
   // As it was named.
   const char* op() const { return op_; }
   const Row& row() const { return row_; }
 
   void update(
-      const Work& work,
+      const TensorLists& lists,
       std::initializer_list<std::pair<std::string_view, double>> instead) const;
 
  private:
   const char* op_;
   const Row& row_;
-  void (*call_)(const Work& work, const UpdateNumbers& numbers) = nullptr;
+  void (*call_)(const TensorLists& lists,
+                const UpdateNumbers& numbers) = nullptr;
   // Of the row's numbers among those of the options, which may lack some.
   std::vector<std::optional<size_t>> places_;
-  std::vector<double Work::*> from_work_;  // null where options have it
-  std::vector<size_t> common_places_;      // of kCommonNumbers
+  std::vector<double TensorLists::*> from_lists_;  // or null
+  std::vector<size_t> common_places_;              // of kCommonNumbers
 };
 
 }  // namespace torch_sgmcmc

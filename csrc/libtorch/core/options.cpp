@@ -1,26 +1,27 @@
-#include "torch_sgmcmc/options.h"
+#include "libtorch/core/options.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/List.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
-#include <string_view>
+#include <utility>
+#include <variant>
 
-#include "host/settings.h"
 #include "libtorch/core/checks.h"
-#include "libtorch/core/closures.h"
-#include "libtorch/core/parameters.h"
-#include "libtorch/core/state_checks.h"
-#include "libtorch/core/text.h"
 
 namespace torch_sgmcmc {
 
 namespace {
 
-constexpr double kExactIntegers = 9007199254740992.0;  // 2^53
+using NumberOrWord = std::variant<double, std::string>;
 
-// Whether it is a number that can be looked at.
+constexpr double kExactIntegers = 9007199254740992.0;  // 2^53
+constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+
+// Whether a value is a number that can be read.
 bool IsNumber(const c10::IValue& value) {
   if (!value.isTensor() || !value.toTensor().defined()) return false;
   const at::Tensor& tensor = value.toTensor();
@@ -47,7 +48,6 @@ constexpr bool kIsList<std::vector<T>> = true;
 
 // As a setting's row says that it must be in a state dict.
 c10::IValue ReadSetting(const Setting& row, const c10::IValue& value) {
-  using detail::FromValue;
   if (row.optional && value.isNone()) return value;
   switch (row.kind) {
     case SettingKind::kWhole:
@@ -60,7 +60,7 @@ c10::IValue ReadSetting(const Setting& row, const c10::IValue& value) {
       break;
   }
   if (row.words[0] != nullptr && value.isString()) return value;
-  return detail::ToValue(row.name, FromValue<double>(row.name, value));
+  return ToValue(row.name, FromValue<double>(row.name, value));
 }
 
 c10::IValue DefaultOf(const Setting& row) {
@@ -107,8 +107,6 @@ void CheckSetting(const Setting& row,
 
 }  // namespace
 
-namespace detail {
-
 template <typename T>
 c10::IValue ToValue(std::string_view name, const T& value) {
   if constexpr (kIsOptional<T>) {
@@ -118,7 +116,8 @@ c10::IValue ToValue(std::string_view name, const T& value) {
     for (const auto& element : value) list.push_back(element);
     return list;
   } else if constexpr (std::is_same_v<T, Count>) {
-    return value.saved();
+    return value.is_on_device() ? c10::IValue(value.device)
+                                : c10::IValue(value.host);
   } else if constexpr (std::is_same_v<T, NumberOrWord>) {
     return std::visit([&](const auto& held) { return ToValue(name, held); },
                       value);
@@ -153,13 +152,17 @@ T FromValue(std::string_view name, const c10::IValue& value) {
   } else if constexpr (std::is_same_v<T, double>) {
     if (value.isDouble()) return value.toDouble();
     if (value.isInt()) return static_cast<double>(value.toInt());
-    if (IsNumber(value) && value.toTensor().is_floating_point()) {
+    if (IsNumber(value) && (value.toTensor().is_floating_point() ||
+                            value.toTensor().scalar_type() == at::kLong)) {
       return value.toTensor().item<double>();  // a step size may be one
     }
     WrongType(name, value, "a number");
   } else if constexpr (std::is_same_v<T, int64_t>) {
-    if (!value.isInt()) WrongType(name, value, "an int");
-    return value.toInt();
+    if (value.isInt()) return value.toInt();
+    if (IsNumber(value) && value.toTensor().scalar_type() == at::kLong) {
+      return value.toTensor().item<int64_t>();
+    }
+    WrongType(name, value, "an int, or a Tensor of one int64");
   } else if constexpr (std::is_same_v<T, bool>) {
     if (!value.isBool()) WrongType(name, value, "a bool");
     return value.toBool();
@@ -171,15 +174,12 @@ T FromValue(std::string_view name, const c10::IValue& value) {
     return FromValue<double>(name, value);
   } else {
     static_assert(std::is_same_v<T, Count>);
-    if (value.isInt()) return {value.toInt()};
-    if (IsNumber(value) && value.toTensor().scalar_type() == at::kLong) {
-      return {0, value.toTensor()};
-    }
-    WrongType(name, value, "an int, or a Tensor of one int64");
+    if (value.isTensor()) return {0, value.toTensor()};
+    return {value.toInt()};
   }
 }
 
-// All types of hyperparameters, and of what samplers keep count of.
+// All types of hyperparameters, and of values of the sampler's own.
 #define TORCH_SGMCMC_CONVERT(...)                                     \
   template c10::IValue ToValue(std::string_view, const __VA_ARGS__&); \
   template __VA_ARGS__ FromValue(std::string_view, const c10::IValue&)
@@ -196,24 +196,86 @@ TORCH_SGMCMC_CONVERT(std::optional<std::vector<double>>);
 TORCH_SGMCMC_CONVERT(std::vector<int64_t>);
 #undef TORCH_SGMCMC_CONVERT
 
-}  // namespace detail
+c10::IValue SavedCount(const Count& count) {
+  if (count.is_on_device()) return count.device.clone();
+  return at::scalar_tensor(count.host, at::kLong);
+}
 
-SamplerOptions::SamplerOptions(const char* sampler) : sampler_(sampler) {
-  for (const Setting& row : SettingsOf(sampler)) {
-    values_.push_back({row.name, &row, nullptr, DefaultOf(row)});
+c10::IValue Narrow(const c10::IValue& value) {
+  if (!value.isInt() || value.toInt() == static_cast<int32_t>(value.toInt())) {
+    return value;
+  }
+  return SavedCount({value.toInt()});
+}
+
+// ---- Equal values -----------------------------------------------------------
+
+namespace {
+
+// NOLINTNEXTLINE(misc-no-recursion): as deep as what is shown.
+std::string TextOf(const c10::IValue& value) {
+  if (value.isNone()) return "none";
+  if (value.isBool()) return value.toBool() ? "true" : "false";
+  if (value.isInt()) return std::to_string(value.toInt());
+  if (value.isString()) return Shown(value.toStringRef());
+  if (value.isDouble()) return Shown(value.toDouble());
+  if (value.isTensor()) {
+    return std::to_string(value.toTensor().item<int64_t>());
+  }
+  std::string text;
+  for (const c10::IValue& element : value.toList().vec()) {
+    text += (text.empty() ? "" : ", ") + TextOf(element);
+  }
+  return "[" + text + "]";
+}
+
+}  // namespace
+
+bool Alike(const c10::IValue& a, const c10::IValue& b) {
+  if (a.isList() && b.isList()) {
+    const auto x = a.toList().vec();
+    const auto y = b.toList().vec();
+    return x.size() == y.size() &&
+           std::equal(x.begin(), x.end(), y.begin(), Alike);
+  }
+  if (a.isTensor() && b.isTensor()) {
+    return a.toTensor().item<int64_t>() == b.toTensor().item<int64_t>();
+  }
+  if (a.isDouble() && b.isDouble() && std::isnan(a.toDouble())) {
+    return std::isnan(b.toDouble());
+  }
+  return a == b;
+}
+
+void CheckEqual(const std::vector<StateDict>& groups,
+                const std::vector<std::string>& keys,
+                const char* why) {
+  if (groups.size() == 1) return;
+  for (const std::string& key : keys) {
+    bool equal = true;
+    std::string text;
+    for (const StateDict& group : groups) {
+      equal = equal && Alike(group.at(key), groups[0].at(key));
+      if (!text.empty()) text += ", ";
+      text += TextOf(group.at(key));
+    }
+    if (equal) continue;
+    // NOLINTNEXTLINE(performance-inefficient-string-concatenation): it throws.
+    Invalid("Invalid " + key + ": [" + text +
+            "] in the param groups (must be equal: " + why + ")");
   }
 }
 
-size_t SamplerOptions::place_of(std::string_view name) const {
+// ---- Values by name ---------------------------------------------------------
+
+size_t NamedValues::place_of(std::string_view name) const {
   for (size_t i = 0; i < values_.size(); ++i) {
     if (values_[i].name == name) return i;
   }
-  throw std::out_of_range(std::string(sampler_) + " has no hyperparameter " +
-                          std::string(name));
+  throw std::out_of_range("there is no hyperparameter " + std::string(name));
 }
 
-double SamplerOptions::number_or(std::string_view name,
-                                 double otherwise) const {
+double NamedValues::number_or(std::string_view name, double otherwise) const {
   for (const Value& each : values_) {
     if (each.name != name) continue;
     const c10::IValue& value = each.value;
@@ -224,122 +286,37 @@ double SamplerOptions::number_or(std::string_view name,
   return otherwise;
 }
 
-void SamplerOptions::check_values() const {
-  for (const Value& each : values_) {
-    if (each.row == nullptr) continue;
-    CheckSetting(*each.row, each.value, sampler_, each.is_set);
-  }
+double NamedValues::number(std::string_view name) const {
+  return number_or(name, kNone);
 }
 
-void SamplerOptions::check_noise_estimate(double friction,
-                                          const char* what) const {
-  const c10::IValue& given = values_[place_of("noise_estimate")].value;
-  const bool is_word = given.isString();
-  const double value = is_word ? 0 : given.toDouble();
-  if (!is_word && value == 0) return;
-  std::string where;
-  if (estimate_scale_ != 1) {
-    where = " at lr " + FourDigits(lr()) + ", from " + FourDigits(value) +
-            " where it was given";
-  }
-  CheckFriction(value * estimate_scale_, friction, what, where);
-  if (temperature() == 0) {
-    Invalid("Invalid noise_estimate: " +
-            (is_word ? Shown(given.toStringRef()) : Shown(value)) +
-            " (must be 0 at temperature 0, where no noise is injected)");
-  }
-}
-
-void SamplerOptions::inherit(const SamplerOptions& defaults) {
-  for (size_t i = 0; i < values_.size(); ++i) {
-    if (!values_[i].is_set) values_[i].value = defaults.values_[i].value;
-  }
-  are_in_range_ = false;
-}
-
-void SamplerOptions::refuse_capturable() const {
-  if (!capturable()) return;
-  Invalid(std::string("Invalid capturable: true (") + sampler() +
-          " decides on the host, which a CUDA graph cannot)");
-}
-
-std::vector<std::string> SamplerOptions::set_for_all(
-    const SamplerOptions& ours) const {
-  std::vector<std::string> names;
-  if (seed_) names.emplace_back("seed");
-  if (capturable_ && capturable() != ours.capturable()) {
-    names.emplace_back("capturable");
-  }
-  if (nonfinite_ && nonfinite() != ours.nonfinite()) {
-    names.emplace_back("nonfinite");
-  }
-  for (size_t i = 0; i < values_.size(); ++i) {
-    const Value& own = values_[i];
-    if (own.row != nullptr && own.is_set && is_shared(own.name) &&
-        !Alike(own.value, ours.values_[i].value)) {
-      names.emplace_back(own.name);
-    }
-  }
-  return names;
-}
-
-std::vector<std::string> SamplerOptions::common_keys() const {
-  std::vector<std::string> names;
-  for (const Value& each : values_) {
-    if (each.row == nullptr || is_shared(each.name)) {
-      names.emplace_back(each.name);
-    }
-  }
-  return names;
-}
-
-bool SamplerOptions::agrees_with(const SamplerOptions& other) const {
-  for (size_t i = 0; i < values_.size(); ++i) {
-    if (values_[i].row == nullptr || !is_shared(values_[i].name)) continue;
-    if (!Alike(values_[i].value, other.values_[i].value)) return false;
-  }
-  return true;
-}
-
-void SamplerOptions::share(const SamplerOptions& other) {
-  capturable_ = other.capturable_;
-  nonfinite_ = other.nonfinite_;
-  for (size_t i = 0; i < values_.size(); ++i) {
-    if (values_[i].row == nullptr || is_shared(values_[i].name)) {
-      values_[i] = other.values_[i];
-    }
-  }
-  are_in_range_ = false;
-}
-
-void SamplerOptions::take_progress(const SamplerOptions& other) {
-  for (size_t i = 0; i < values_.size(); ++i) {
-    if (values_[i].row == nullptr) values_[i] = other.values_[i];
-  }
-}
-
-std::vector<std::string> SamplerOptions::keys() const {
+std::vector<std::string> NamedValues::keys() const {
   std::vector<std::string> names;
   for (const Value& each : values_) names.emplace_back(each.name);
   return names;
 }
 
-void SamplerOptions::write(StateDict& group) const {
+void NamedValues::write(StateDict& group) const {
   for (const Value& each : values_) {
     const c10::IValue& value = each.value;
-    group.set(std::string(each.name),
-              value.isList() ? value.toList().copy() : value);
+    const std::string name(each.name);
+    if (value.isList()) {
+      c10::impl::GenericList list(c10::AnyType::get());
+      for (const c10::IValue& element : value.toListRef()) {
+        list.push_back(Narrow(element));
+      }
+      group.set(name, list);
+    } else if (each.row == nullptr && (value.isInt() || value.isTensor())) {
+      group.set(name, SavedCount(FromValue<Count>(each.name, value)));
+    } else {
+      group.set(name, Narrow(value));
+    }
   }
 }
 
-void SamplerOptions::read(const StateDict& group, int64_t index) {
-  are_in_range_ = false;
+void NamedValues::read(const StateDict& group) {
+  is_checked_ = false;
   for (Value& each : values_) {
-    if (!group.contains(std::string(each.name))) {
-      Invalid("Invalid state_dict: param group " + std::to_string(index) +
-              " lacks " + std::string(each.name) + "; it is not one of " +
-              sampler_);
-    }
     const c10::IValue value = group.at(std::string(each.name));
     each.value = each.row == nullptr ? each.read(each.name, value)
                                      : ReadSetting(*each.row, value);
@@ -347,14 +324,139 @@ void SamplerOptions::read(const StateDict& group, int64_t index) {
   }
 }
 
-std::unique_ptr<SamplerOptions> SamplerOptions::copy() const {
-  return std::unique_ptr<SamplerOptions>(
-      static_cast<SamplerOptions*>(clone().release()));
+// ---- Options ----------------------------------------------------------------
+
+OptionValues::OptionValues(const char* sampler) : sampler_(sampler) {
+  for (const Setting& row : SettingsOf(sampler)) {
+    values_.push_back({row.name, &row, nullptr, DefaultOf(row)});
+  }
 }
 
-void SamplerOptions::check_param(const at::Tensor& param) const {
-  CheckParameter(sampler(), param);
-  CheckChains(param, chains());
+std::optional<int64_t> OptionValues::chains() const {
+  const double chains = number_or("num_chains", kNone);
+  if (std::isnan(chains)) return std::nullopt;
+  return static_cast<int64_t>(chains);
+}
+
+void OptionValues::check_ranges() const {
+  for (const Value& each : values_) {
+    CheckSetting(*each.row, each.value, sampler_, each.is_set);
+  }
+}
+
+void OptionValues::check_noise_estimate(double friction,
+                                        const char* what) const {
+  const c10::IValue& given = values_[place_of("noise_estimate")].value;
+  const bool is_word = given.isString();
+  const double value = is_word ? 0 : given.toDouble();
+  if (!is_word && value == 0) return;
+  std::string where;
+  if (estimate_scale != 1) {
+    where = " at lr " + FourDigits(lr()) + ", from " + FourDigits(value) +
+            " where it was given";
+  }
+  CheckFriction(value * estimate_scale, friction, what, where);
+  if (temperature() == 0) {
+    Invalid("Invalid noise_estimate: " +
+            (is_word ? Shown(given.toStringRef()) : Shown(value)) +
+            " (must be 0 at temperature 0, where no noise is injected)");
+  }
+}
+
+void OptionValues::inherit(const OptionValues& defaults) {
+  for (size_t i = 0; i < values_.size(); ++i) {
+    if (!values_[i].is_set) values_[i].value = defaults.values_[i].value;
+  }
+  is_checked_ = false;
+}
+
+bool OptionValues::agrees_with(const OptionValues& other,
+                               const std::vector<std::string>& names) const {
+  return std::ranges::all_of(names, [&](const std::string& name) {
+    const size_t place = place_of(name);
+    return Alike(values_[place].value, other.values_[place].value);
+  });
+}
+
+void OptionValues::share(const OptionValues& other,
+                         const std::vector<std::string>& names) {
+  capturable = other.capturable;
+  nonfinite = other.nonfinite;
+  for (const std::string& name : names) {
+    const size_t place = place_of(name);
+    values_[place] = other.values_[place];
+  }
+  is_checked_ = false;
+}
+
+std::vector<std::string> OptionValues::set_for_all(
+    const OptionValues& ours, const std::vector<std::string>& shared) const {
+  std::vector<std::string> names;
+  if (seed) names.emplace_back("seed");
+  if (capturable && is_capturable() != ours.is_capturable()) {
+    names.emplace_back("capturable");
+  }
+  if (nonfinite && nonfinite_choice() != ours.nonfinite_choice()) {
+    names.emplace_back("nonfinite");
+  }
+  for (const std::string& name : shared) {
+    if (is_set(name) && !agrees_with(ours, {name})) names.push_back(name);
+  }
+  return names;
+}
+
+// ---- As users have them -----------------------------------------------------
+
+SamplerOptions::SamplerOptions(const char* sampler)
+    : values_(std::make_unique<OptionValues>(sampler)) {}
+SamplerOptions::SamplerOptions(const SamplerOptions& other)
+    : values_(std::make_unique<OptionValues>(*other.values_)) {}
+SamplerOptions& SamplerOptions::operator=(const SamplerOptions& other) {
+  if (this != &other) *values_ = *other.values_;
+  return *this;
+}
+SamplerOptions::~SamplerOptions() = default;
+
+bool SamplerOptions::capturable() const { return values_->is_capturable(); }
+std::string SamplerOptions::nonfinite() const {
+  return values_->nonfinite_choice();
+}
+std::optional<int64_t> SamplerOptions::seed() const { return values_->seed; }
+double SamplerOptions::number(std::string_view name) const {
+  return values_->number(name);
+}
+
+template <typename T>
+T SamplerOptions::get(std::string_view name) const {
+  return values_->get<T>(name);
+}
+template <typename T>
+void SamplerOptions::put(std::string_view name, const T& value) {
+  values_->put(name, value);
+}
+#define TORCH_SGMCMC_OPTION(...)                                    \
+  template __VA_ARGS__ SamplerOptions::get(std::string_view) const; \
+  template void SamplerOptions::put(std::string_view, const __VA_ARGS__&)
+TORCH_SGMCMC_OPTION(double);
+TORCH_SGMCMC_OPTION(int64_t);
+TORCH_SGMCMC_OPTION(bool);
+TORCH_SGMCMC_OPTION(std::string);
+TORCH_SGMCMC_OPTION(NumberOrWord);
+TORCH_SGMCMC_OPTION(std::optional<double>);
+TORCH_SGMCMC_OPTION(std::optional<int64_t>);
+#undef TORCH_SGMCMC_OPTION
+
+void SamplerOptions::put_prior_means(const std::vector<at::Tensor>& values) {
+  values_->prior_means = values;
+  values_->means_are_kept = false;
+}
+void SamplerOptions::put_seed(int64_t value) { values_->seed = value; }
+void SamplerOptions::put_capturable(bool value) {
+  values_->capturable = value;
+  values_->set_checked(false);
+}
+void SamplerOptions::put_nonfinite(const std::string& value) {
+  values_->nonfinite = value;
 }
 
 }  // namespace torch_sgmcmc

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "libtorch/core/checks.h"
-#include "libtorch/core/text.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -145,6 +144,16 @@ void CheckParameter(const char* sampler, const at::Tensor& param) {
   Invalid(cannot +
           "an expanded parameter (several elements share memory): shape " +
           Shape(param.sizes()) + ", strides " + Shape(param.strides()));
+}
+
+void CheckChains(const at::Tensor& param,
+                 const std::optional<int64_t>& num_chains) {
+  if (!num_chains) return;
+  if (param.dim() == 0 || param.size(0) != *num_chains) {
+    Invalid("Invalid parameter: shape " + Shape(param.sizes()) +
+            " (must have a leading dimension of num_chains = " +
+            std::to_string(*num_chains) + ")");
+  }
 }
 
 void CheckMemory(const std::vector<std::vector<at::Tensor>>& groups) {

@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace torch_sgmcmc {
@@ -12,6 +14,10 @@ bool MayRepeat(const at::Tensor& param);
 
 // Throws if the sampler of this name cannot sample a parameter.
 void CheckParameter(const char* sampler, const at::Tensor& param);
+
+// Throws unless a parameter holds so many chains.
+void CheckChains(const at::Tensor& param,
+                 const std::optional<int64_t>& num_chains);
 
 // Throws if parameters of the groups, each without repetitions, overlap.
 void CheckMemory(const std::vector<std::vector<at::Tensor>>& groups);

@@ -1,4 +1,5 @@
-#include "libtorch/core/rescaling.h"
+// Momenta follow lr, T and N: Note [Rescaled momenta] of
+// torch_sgmcmc/chain/rescaling.py.
 
 #include <ATen/ATen.h>
 
@@ -7,11 +8,9 @@
 #include <string>
 #include <utility>
 
+#include "host/gauges.h"
 #include "libtorch/core/checks.h"
-#include "libtorch/core/ledger.h"
-#include "libtorch/core/momentum.h"
-#include "libtorch/core/nonfinite.h"
-#include "libtorch/core/operators.h"
+#include "libtorch/core/sampler_impl.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -28,7 +27,7 @@ std::optional<std::vector<double>> ReadRecord(const StateDict& group,
                                               const char* key,
                                               size_t count) {
   auto record =
-      detail::FromValue<std::optional<std::vector<double>>>(key, group.at(key));
+      FromValue<std::optional<std::vector<double>>>(key, group.at(key));
   if (!record) return {};
   const auto is_finite = [](double number) { return std::isfinite(number); };
   if (record->size() != count || !std::ranges::all_of(*record, is_finite) ||
@@ -46,9 +45,25 @@ MomentumSettings LastThree(const std::vector<double>& record) {
   return {record[end - 3], record[end - 2], record[end - 1]};
 }
 
+MomentumSettings MomentumSettingsOf(const OptionValues& options) {
+  return {options.lr(), options.temperature(), options.num_data()};
+}
+
+// Whether the record of the momenta is not of these options.
+bool HasChanged(const GroupRecords& records, const OptionValues& options) {
+  return options.lr() > 0 &&
+         (!records.momenta || *records.momenta != MomentumSettingsOf(options));
+}
+
+// Whether the step begins with new momenta, after T = 0.
+bool IsDrawn(const GroupRecords& records, const OptionValues& options) {
+  return records.momenta && HasChanged(records, options) &&
+         !MomentumScale(*records.momenta, MomentumSettingsOf(options));
+}
+
 }  // namespace
 
-std::vector<std::string> RecordKeys(const SamplerOptions& options) {
+std::vector<std::string> RecordKeys(const OptionValues& options) {
   std::vector<std::string> keys;
   for (const std::string& key : options.keys()) {
     if (key == "momentum") keys.emplace_back(kMomenta);
@@ -57,33 +72,19 @@ std::vector<std::string> RecordKeys(const SamplerOptions& options) {
   return keys;
 }
 
-MomentumSettings MomentumSettingsOf(const SamplerOptions& options) {
-  return {options.lr(), options.temperature(), options.num_data()};
-}
-
-bool HasChanged(const GroupRecords& records, const SamplerOptions& options) {
-  return options.lr() > 0 &&
-         (!records.momenta || *records.momenta != MomentumSettingsOf(options));
-}
-
-Scales ScalesOf(const GroupRecords& records, const SamplerOptions& options) {
+Scales ScalesOf(const GroupRecords& records, const OptionValues& options) {
   if (!records.momenta || !HasChanged(records, options)) return {};
   const MomentumSettings& from = *records.momenta;
   const MomentumSettings to = MomentumSettingsOf(options);
   Scales scales{MomentumScale(from, to).value_or(1)};
-  if (options.sampler() == std::string_view("SGNHT")) {
+  if (MotionOf(options.sampler()) == Motion::kThermostat) {
     // A ratio above 1 would multiply fluctuations beyond the friction.
     scales.thermostat = std::min(1.0, NoiseEstimateScale(from, to));
   }
   return scales;
 }
 
-bool IsDrawn(const GroupRecords& records, const SamplerOptions& options) {
-  return records.momenta && HasChanged(records, options) &&
-         !MomentumScale(*records.momenta, MomentumSettingsOf(options));
-}
-
-double FollowEstimate(GroupRecords& records, const SamplerOptions& options) {
+double FollowEstimate(GroupRecords& records, const OptionValues& options) {
   const double given = options.number_or("noise_estimate", 0);
   if (given == 0 || std::isnan(given)) {
     records.estimate.reset();
@@ -101,7 +102,7 @@ double FollowEstimate(GroupRecords& records, const SamplerOptions& options) {
 }
 
 void WriteRecords(const GroupRecords& records,
-                  const SamplerOptions& options,
+                  const OptionValues& options,
                   StateDict& group) {
   for (const std::string& key : RecordKeys(options)) {
     std::optional<std::vector<double>> record;
@@ -111,12 +112,11 @@ void WriteRecords(const GroupRecords& records,
       record = Numbers(records.estimate->settings);
       record->insert(record->begin(), records.estimate->value);
     }
-    group.set(key, detail::ToValue(key, record));
+    group.set(key, ToValue(key, record));
   }
 }
 
-GroupRecords ReadRecords(const StateDict& group,
-                         const SamplerOptions& options) {
+GroupRecords ReadRecords(const StateDict& group, const OptionValues& options) {
   GroupRecords records;
   for (const std::string& key : RecordKeys(options)) {
     const bool of_momenta = key == kMomenta;
@@ -133,33 +133,34 @@ GroupRecords ReadRecords(const StateDict& group,
 
 // ---- What a sampler does ----------------------------------------------------
 
-bool Sampler::rests() const {
-  for (size_t group = 0; group < param_groups_.size(); ++group) {
+bool SamplerImpl::rests() const {
+  for (size_t group = 0; group < groups().size(); ++group) {
     if (options_of(group).lr() != 0) return false;
   }
-  return !param_groups_.empty();
+  return !groups().empty();
 }
 
 // Draws the momenta of groups whose T is no longer 0, in their own memory where
 // a graph may know it.
-void Sampler::redraw_momenta() {
-  for (size_t g = 0; g < param_groups_.size(); ++g) {
-    const SamplerOptions& options = options_of(g);
-    const Ledger::Group& own = ledger_->groups[g];
+void SamplerImpl::redraw_momenta() {
+  for (size_t g = 0; g < groups().size(); ++g) {
+    const OptionValues& options = options_of(g);
+    const GroupState& own = chain_.groups[g];
     if (!IsDrawn(own.records, options)) continue;
-    const auto& params = param_groups_[g].params();
+    const auto& params = groups()[g].params();
     for (size_t i = 0; i < params.size(); ++i) {
       if (!state_of(params[i])["momentum"].defined()) continue;
-      Work one;
-      one.options = &options_of(g);
-      one.seed = ledger_->seed;
+      TensorLists one;
+      one.options = &options;
+      one.seed = chain_.seed;
       one.step = own.step;
+      one.num_chains = chains_with_seeds(options);
       one.params = {params[i]};
       one.offsets = {own.offsets[i]};
       at::Tensor drawn;
       StartState(one, {&drawn}, start_of_momenta(options));
       at::Tensor& momentum = own_state_of(params[i])["momentum"];
-      if (ledger_->capturable) {
+      if (chain_.capturable) {
         momentum.copy_(drawn);
       } else {
         momentum = drawn;
@@ -169,14 +170,16 @@ void Sampler::redraw_momenta() {
 }
 
 // Multiplies momenta and thermostats of a group, but for those of some.
-void Sampler::multiply_state(size_t group,
-                             const Scales& scales,
-                             const std::vector<Work>& updated) {
-  for (const at::Tensor& param : param_groups_[group].params()) {
-    const bool is_updated = std::ranges::any_of(updated, [&](const Work& work) {
-      return std::ranges::any_of(
-          work.params, [&](const at::Tensor& p) { return p.is_same(param); });
-    });
+void SamplerImpl::multiply_state(size_t group,
+                                 const Scales& scales,
+                                 const std::vector<TensorLists>& updated) {
+  for (const at::Tensor& param : groups()[group].params()) {
+    const bool is_updated =
+        std::ranges::any_of(updated, [&](const TensorLists& lists) {
+          return std::ranges::any_of(lists.params, [&](const at::Tensor& p) {
+            return p.is_same(param);
+          });
+        });
     if (is_updated || !state_of(param)["momentum"].defined()) continue;
     SamplerParamState& state = own_state_of(param);
     if (scales.momentum != 1) state["momentum"].mul_(scales.momentum);
@@ -186,43 +189,45 @@ void Sampler::multiply_state(size_t group,
   }
 }
 
-// Rescales what the update of `work` has left out, and sets the records.
-void Sampler::finish_rescaling(const std::vector<Work>& work) {
-  for (size_t g = 0; g < param_groups_.size(); ++g) {
-    GroupRecords& records = ledger_->groups[g].records;
-    const SamplerOptions& options = options_of(g);
+// Rescales what the update of `lists` has left out, and sets the records.
+void SamplerImpl::finish_rescaling(const std::vector<TensorLists>& lists) {
+  for (size_t g = 0; g < groups().size(); ++g) {
+    GroupRecords& records = chain_.groups[g].records;
+    const OptionValues& options = options_of(g);
     if (!HasChanged(records, options)) continue;
-    if (records.momenta) multiply_state(g, ScalesOf(records, options), work);
-    if (!watch_->pending.empty()) {
+    if (records.momenta) multiply_state(g, ScalesOf(records, options), lists);
+    if (!finite_check_.pending.empty()) {
       // The device may yet have left the step out.
-      watch_->undo.emplace_back(g, records.momenta);
+      finite_check_.undo.emplace_back(g, records.momenta);
     }
     records.momenta = MomentumSettingsOf(options);
   }
 }
 
 // Of a capturable sampler: the host does not know what the device leaves out.
-void Sampler::rescale_now(std::vector<Work>& work) {
+void SamplerImpl::rescale_now(std::vector<TensorLists>& lists) {
   redraw_momenta();
-  for (size_t g = 0; g < param_groups_.size(); ++g) {
-    GroupRecords& records = ledger_->groups[g].records;
-    const SamplerOptions& options = options_of(g);
+  for (size_t g = 0; g < groups().size(); ++g) {
+    GroupRecords& records = chain_.groups[g].records;
+    const OptionValues& options = options_of(g);
     if (!records.momenta || !HasChanged(records, options)) continue;
     multiply_state(g, ScalesOf(records, options), {});
     records.momenta = MomentumSettingsOf(options);
   }
-  for (Work& lists : work) lists.momentum_scale = lists.thermostat_scale = 1;
+  for (TensorLists& each : lists) {
+    each.momentum_scale = each.thermostat_scale = 1;
+  }
 }
 
 // Whether there are momenta to rescale that an update leaves out.
-bool Sampler::leaves_momenta(const std::vector<Work>& work) const {
+bool SamplerImpl::leaves_momenta(const std::vector<TensorLists>& lists) const {
   size_t updated = 0;
-  for (const Work& lists : work) updated += lists.params.size();
+  for (const TensorLists& each : lists) updated += each.params.size();
   size_t all = 0;
   bool any = false;
-  for (size_t g = 0; g < param_groups_.size(); ++g) {
-    any = any || HasChanged(ledger_->groups[g].records, options_of(g));
-    all += param_groups_[g].params().size();
+  for (size_t g = 0; g < groups().size(); ++g) {
+    any = any || HasChanged(chain_.groups[g].records, options_of(g));
+    all += groups()[g].params().size();
   }
   return any && updated < all;
 }

@@ -1,9 +1,9 @@
 // What a sampler saves, and what it must be to be loaded.
 #include <ATen/ATen.h>
-#include <torch/serialize/archive.h>
 
 #include <algorithm>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -11,14 +11,7 @@
 #include <vector>
 
 #include "libtorch/core/checks.h"
-#include "libtorch/core/ledger.h"
-#include "libtorch/core/momentum.h"
-#include "libtorch/core/nonfinite.h"
-#include "libtorch/core/parameters.h"
-#include "libtorch/core/rescaling.h"
-#include "libtorch/core/state_checks.h"
-#include "libtorch/core/text.h"
-#include "torch_sgmcmc/sampler.h"
+#include "libtorch/core/sampler_impl.h"
 
 namespace torch_sgmcmc {
 
@@ -26,30 +19,136 @@ namespace {
 
 constexpr std::string_view kNumGrads = "num_grads";
 
-}  // namespace
+using Names = std::set<std::string>;  // sorted, as messages list them
 
-at::Tensor& SamplerParamState::operator[](std::string_view name) {
-  for (auto& [key, value] : tensors_) {
-    if (key == name) return value;
+std::string InARow(const Names& names) {
+  std::string row;
+  for (const std::string& name : names) {
+    row += (row.empty() ? "" : ", ") + name;
   }
-  return tensors_.emplace_back(name, at::Tensor()).second;
+  return row;
 }
 
-const at::Tensor& SamplerParamState::operator[](std::string_view name) const {
-  static const at::Tensor none;
-  for (const auto& [key, value] : tensors_) {
-    if (key == name) return value;
+[[noreturn]] void Unknown(const std::string& where,
+                          const Names& keys,
+                          const std::string& sampler) {
+  Invalid("Invalid state_dict: " + where + " has " + InARow(keys) + ", which " +
+          sampler + " does not know; it is not one of " + sampler);
+}
+
+// Throws if a state dict is of what Python alone has.
+void RefusePythonsAlone(const StateDict& dict) {
+  const auto refuse = [](const std::string& kind) {
+    Invalid("Invalid state dict: got one of " + kind +
+            ", which C++ does not have. Continue it in Python");
+  };
+  constexpr std::pair<const char*, const char*> kByKey[] = {
+      {"full_grads", "ControlVariates or SVRG"},
+      {"series", "Gauges"},
+      {"means", "TimeAverage"}};
+  for (const auto& [key, kind] : kByKey) {
+    if (dict.contains(key)) refuse(kind);
   }
-  return none;
+  // What is of another type is none of them, and refused where it is read.
+  if (dict.contains("param_groups") && dict.at("param_groups").isList()) {
+    for (const c10::IValue& value : dict.at("param_groups").toList().vec()) {
+      if (!value.isGenericDict()) continue;
+      const StateDict group = value;
+      const auto has = [&](const char* key, const c10::IValue& wanted) {
+        return group.contains(key) && Alike(group.at(key), wanted);
+      };
+      for (const char* name : {"HMC", "HMCECS"}) {
+        if (has("sampler", name)) refuse(name);
+      }
+      if (has("gamma", true)) refuse("PSGLD with Γ");
+      if (has("persistent_index_chain", true)) {
+        refuse("EWSG with a persistent index chain");
+      }
+    }
+  }
+  if (!dict.contains("state") || !dict.at("state").isGenericDict()) return;
+  const StateDict states = dict.at("state");
+  for (const auto& entry : states.entries()) {
+    if (entry.value().isGenericDict() &&
+        StateDict(entry.value()).contains("sensitivity")) {
+      refuse("PSGLD with Γ");
+    }
+  }
 }
 
-bool SamplerParamState::is_empty() const {
-  return !num_grads && std::ranges::none_of(tensors_, [](const auto& kept) {
-    return kept.second.defined();
-  });
+// Throws if a saved group is of another class than ours, or lacks a key.
+void CheckGroupKeys(const StateDict& group,
+                    int64_t index,
+                    const StateDict& ours) {
+  const std::string wanted = ours.at("sampler").toStringRef();
+  if (group.contains("sampler") && !Alike(group.at("sampler"), wanted)) {
+    const c10::IValue name = group.at("sampler");
+    Invalid("Invalid state dict: got one of " +
+            (name.isString() ? name.toStringRef() : "a " + KindOf(name)) +
+            " (must be of " + wanted +
+            "). Load it into a sampler of its class");
+  }
+  Names missing;
+  for (const auto& entry : ours.entries()) {
+    const std::string key = entry.key().toStringRef();
+    if (!group.contains(key)) missing.insert(key);
+  }
+  if (missing.empty()) return;
+  Invalid("Invalid state_dict: param group " + std::to_string(index) +
+          " lacks " + InARow(missing) + "; it is not one of " + wanted);
 }
 
-namespace {
+// Throws if a dict has a key that is none of these; `where` names the dict.
+void CheckKnownKeys(const StateDict& dict,
+                    const std::vector<std::string>& known,
+                    const std::string& where,
+                    const char* sampler) {
+  Names unknown;
+  for (const auto& entry : dict.entries()) {
+    const c10::IValue& saved = entry.key();
+    const std::string key = saved.isInt() ? std::to_string(saved.toInt())
+                            : saved.isString()
+                                ? saved.toStringRef()
+                                : "a key that is a " + KindOf(saved);
+    if (std::find(known.begin(), known.end(), key) == known.end()) {
+      unknown.insert(key);
+    }
+  }
+  if (!unknown.empty()) Unknown(where, unknown, sampler);
+}
+
+// Throws unless all elements of a parameter's state are finite.
+void CheckFiniteState(const char* name,
+                      int64_t index,
+                      const at::Tensor& value) {
+  if (value.isfinite().all().item<bool>()) return;
+  Invalid("Invalid state_dict: " + std::string(name) + " of parameter " +
+          std::to_string(index) + " has elements that are not finite");
+}
+
+// Throws unless a value is a tensor of this shape and of some float type.
+void CheckTensor(const std::string& what,
+                 const c10::IValue& value,
+                 c10::IntArrayRef shape) {
+  const std::string invalid = "Invalid state_dict: " + what;
+  if (!value.isTensor() || !value.toTensor().defined()) {
+    Invalid(invalid + " is a " + KindOf(value) + " (must be a Tensor)");
+  }
+  const at::Tensor& tensor = value.toTensor();
+  if (!tensor.is_floating_point()) {
+    Invalid(invalid + " is of " + DtypeName(tensor.scalar_type()) +
+            " (must be floating point)");
+  }
+  if (tensor.layout() != at::kStrided || tensor.is_meta()) {
+    Invalid(invalid + " has the layout " + LayoutName(tensor.layout()) +
+            " on the device " + tensor.device().str() +
+            " (must be torch::kStrided, with numbers)");
+  }
+  if (tensor.sizes() != shape) {
+    Invalid(invalid + " has shape " + Shape(tensor.sizes()) + ", expected " +
+            Shape(shape));
+  }
+}
 
 // A tensor of the saved state of a parameter as it is to be; undefined if there
 // is none.
@@ -90,174 +189,200 @@ std::vector<int64_t> IntegersOf(const StateDict& dict, const char* key) {
   const c10::IValue list = ListOf(dict, key);
   std::vector<int64_t> result;
   for (const c10::IValue& item : list.toList().vec()) {
-    result.push_back(detail::FromValue<int64_t>(key, item));
+    result.push_back(FromValue<int64_t>(key, item));
   }
   return result;
 }
 
-// A counter, which may be on a device.
 int64_t CountAt(const StateDict& group, const char* key) {
-  const auto count = detail::FromValue<Count>(key, group.at(key));
-  CheckCount(key, count.get());
-  return count.get();
+  const auto count = FromValue<int64_t>(key, group.at(key));
+  CheckCount(key, count);
+  return count;
 }
 
 c10::IValue ToList(const std::vector<int64_t>& integers) {
   c10::impl::GenericList list(c10::AnyType::get());
-  for (const int64_t integer : integers) list.push_back(integer);
+  for (const int64_t integer : integers) list.push_back(Narrow(integer));
   return list;
 }
 
 }  // namespace
 
-StateDict Sampler::state_dict() const {
+at::Tensor& SamplerParamState::operator[](std::string_view name) {
+  for (auto& [key, value] : tensors_) {
+    if (key == name) return value;
+  }
+  return tensors_.emplace_back(name, at::Tensor()).second;
+}
+
+const at::Tensor& SamplerParamState::operator[](std::string_view name) const {
+  static const at::Tensor none;
+  for (const auto& [key, value] : tensors_) {
+    if (key == name) return value;
+  }
+  return none;
+}
+
+// ---- Saving -----------------------------------------------------------------
+
+// A param group but for its parameters' numbers.
+StateDict SamplerImpl::write_group(const OptionValues& options,
+                                   const NamedValues& progress,
+                                   const ChainState& chain,
+                                   size_t index) const {
+  const GroupState& own = chain.groups[index];
+  StateDict group = {{"sampler", name()}};
+  options.write(group);
+  progress.write(group);
+  WriteRecords(own.records, options, group);
+  group.set("capturable", options.is_capturable());
+  group.set("nonfinite", options.nonfinite_choice());
+  group.set("seed", SavedCount({chain.seed}));
+  group.set("step", SavedCount(own.step));
+  group.set("num_skipped", SavedCount(own.num_skipped));
+  group.set("offsets", ToList(own.offsets));
+  group.set("sizes", ToList(own.sizes));
+  group.set("next_offset", SavedCount({chain.next_offset}));
+  return group;
+}
+
+StateDict SamplerImpl::state_dict() const {
   num_skipped();  // which waits for the last step's
   complete_all();
-  StateDict state;
   const std::vector<std::string> keys = state_keys();
-  c10::impl::GenericList groups(c10::AnyType::get());
+  StateDict state;
+  c10::impl::GenericList saved(c10::AnyType::get());
   int64_t index = 0;
-  for (size_t i = 0; i < param_groups_.size(); ++i) {
+  for (size_t i = 0; i < groups().size(); ++i) {
     check_known(i);
-    const auto options = options_of(i).copy();
-    options->take_progress(*ledger_->progress);
-    const Ledger::Group& own = ledger_->groups[i];
-    StateDict group;
-    options->write(group);
-    group.set("capturable", options->capturable());
-    group.set("seed", seed());
-    group.set("nonfinite", options->nonfinite());
-    group.set("step", own.step.saved());
-    group.set("num_skipped", own.num_skipped.saved());
-    group.set("offsets", ToList(own.offsets));
-    group.set("sizes", ToList(own.sizes));
-    group.set("next_offset", ledger_->next_offset);
-    WriteRecords(own.records, *options, group);
+    StateDict group = write_group(options_of(i), progress_, chain_, i);
     std::vector<int64_t> indices;
-    for (const at::Tensor& param : param_groups_[i].params()) {
-      const auto found = state_.find(param.unsafeGetTensorImpl());
+    for (const at::Tensor& param : groups()[i].params()) {
+      const auto found = states().find(param.unsafeGetTensorImpl());
       const at::Tensor mean = prior_mean_of(param);
-      StateDict kept;
       const SamplerParamState& known = state_of(param);
+      StateDict kept;
       for (const std::string& key : keys) {
         if (known[key].defined()) kept.set(key, known[key]);
         if (key == kNumGrads && known.num_grads) {
-          kept.set(key, *known.num_grads);
+          kept.set(key, SavedCount({*known.num_grads}));
         }
       }
       if (mean.defined()) kept.set("prior_mean", mean);
-      if (found != state_.end() || mean.defined()) state.set(index, kept);
+      if (found != states().end() || mean.defined()) state.set(index, kept);
       indices.push_back(index++);
     }
     group.set("params", ToList(indices));
-    groups.push_back(group);
+    saved.push_back(group);
   }
-  return {{"state", state}, {"param_groups", groups}};
+  return {{"state", state}, {"param_groups", saved}};
 }
 
-void Sampler::load_state_dict(const StateDict& dict) {
+// ---- Loading ----------------------------------------------------------------
+
+// All is read and checked first, and put in place when nothing can fail.
+void SamplerImpl::load_state_dict(const StateDict& dict) {
   catch_up();
   follow_groups();
-  for (size_t i = 0; i < param_groups_.size(); ++i) check_known(i);
+  for (size_t i = 0; i < groups().size(); ++i) check_known(i);
   complete_all();
   RefusePythonsAlone(dict);
-  const c10::IValue groups = ListOf(dict, "param_groups");
+  const c10::IValue theirs = ListOf(dict, "param_groups");
   const StateDict state = dict.at("state");
-  const size_t num_groups = groups.toListRef().size();
-  if (num_groups != param_groups_.size()) {
+  const size_t num_groups = theirs.toListRef().size();
+  if (num_groups != groups().size()) {
     Invalid("Invalid state_dict: it has " + std::to_string(num_groups) +
-            " param groups, expected " + std::to_string(param_groups_.size()));
+            " param groups, expected " + std::to_string(groups().size()));
   }
   for (size_t i = 0; i < num_groups; ++i) {
-    CheckGroupKeys(DictAt(groups, i, "param group"),
+    CheckGroupKeys(DictAt(theirs, i, "param group"),
                    static_cast<int64_t>(i),
-                   options_of(i));
+                   write_group(options_of(i), progress_, chain_, i));
   }
-  // All is read and checked first, and put in place when nothing can fail.
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> new_options;
   std::vector<std::pair<void*, std::unique_ptr<SamplerParamState>>> new_states;
   std::unordered_map<const void*, at::Tensor> new_means;
-  std::vector<std::string> known;
-  const std::vector<std::string> keys = state_keys();
-  Ledger saved;
-  saved.capturable = ledger_->capturable;
+  NamedValues first_progress;
+  ChainState chain;
+  std::vector<std::string> indices_of_all;
+  std::vector<std::string> keys = state_keys();
+  keys.emplace_back("prior_mean");
+  std::vector<StateDict> written;
   for (size_t i = 0; i < num_groups; ++i) {
-    const StateDict group = DictAt(groups, i, "param group");
-    auto& ours = param_groups_[i];
-    new_options.push_back(ours.options().clone());
-    auto& options = static_cast<SamplerOptions&>(*new_options.back());
+    const StateDict group = DictAt(theirs, i, "param group");
+    const std::vector<at::Tensor>& params = groups()[i].params();
     const auto indices = IntegersOf(group, "params");
-    if (indices.size() != ours.params().size()) {
+    if (indices.size() != params.size()) {
       Invalid("Invalid state_dict: param group " + std::to_string(i) + " has " +
               std::to_string(indices.size()) + " parameters, expected " +
-              std::to_string(ours.params().size()));
+              std::to_string(params.size()));
     }
-    read_group(group, static_cast<int64_t>(i), ours.params(), options, saved);
-    read_means(
-        state, static_cast<int64_t>(i), ours.params(), indices, new_means);
+    new_options.push_back(groups()[i].options().clone());
+    OptionValues& options = OptionAccess::Of(*new_options.back());
+    NamedValues progress = progress_;
+    read_group(group, i, options, progress, chain);
+    StateDict& values =
+        written.emplace_back(write_group(options, progress, chain, i));
+    for (const char* key : {"seed", "next_offset"}) {
+      values.set(key, SavedCount({FromValue<int64_t>(key, group.at(key))}));
+    }
+    if (i == 0) first_progress = progress;
+    read_means(state, i, indices, new_means);
     for (size_t p = 0; p < indices.size(); ++p) {
-      known.push_back(std::to_string(indices[p]));
+      indices_of_all.push_back(std::to_string(indices[p]));
       if (!state.contains(indices[p])) continue;
       const StateDict kept = state.at(indices[p]);
-      std::vector<std::string> with_mean = keys;
-      with_mean.emplace_back("prior_mean");
       CheckKnownKeys(kept,
-                     with_mean,
+                     keys,
                      "the state of parameter " + std::to_string(indices[p]),
                      name());
       // Before its first step a parameter has no other state.
-      const bool is_mean_alone =
-          kept.contains("prior_mean") && kept.entries().size() == 1;
-      if (is_mean_alone) continue;
-      const at::Tensor& param = ours.params()[p];
-      new_states.emplace_back(param.unsafeGetTensorImpl(),
-                              read_state(kept, keys, param, indices[p]));
+      if (kept.contains("prior_mean") && kept.size() == 1) continue;
+      new_states.emplace_back(params[p].unsafeGetTensorImpl(),
+                              read_state(kept, params[p], indices[p]));
     }
   }
-  CheckKnownKeys(state, known, "its state", name());
-  check_shared(new_options, saved, groups);
-  check_saved(saved);
+  CheckKnownKeys(state, indices_of_all, "its state", name());
+  std::vector<std::string> equal = {
+      "seed", "step", "next_offset", "capturable", "nonfinite", "num_skipped"};
+  for (const auto& names : {shared_names(), first_progress.keys()}) {
+    equal.insert(equal.end(), names.begin(), names.end());
+  }
+  CheckEqual(written, equal, why_equal());
+  CheckRanges(chain);
 
-  *watch_ = Watch();  // that was of the chain that is left
-  state_.clear();
+  finite_check_ = DeferredFiniteCheck();  // of the chain that is left
+  states().clear();
   for (auto& [param, restored] : new_states) {
-    state_[param] = std::move(restored);
+    states()[param] = std::move(restored);
   }
   prior_means_ = std::move(new_means);
-  ledger_->progress->share(static_cast<SamplerOptions&>(*new_options[0]));
+  progress_ = std::move(first_progress);
   for (size_t i = 0; i < num_groups; ++i) {
-    Ledger::Group& own = saved.groups[i];
-    own.has_means = false;
-    for (const at::Tensor& param : param_groups_[i].params()) {
+    GroupState& own = chain.groups[i];
+    for (const at::Tensor& param : groups()[i].params()) {
       own.has_means = own.has_means || prior_mean_of(param).defined();
     }
-    static_cast<SamplerOptions&>(*new_options[i]).means_are_kept_ =
-        own.has_means;
-    param_groups_[i].set_options(std::move(new_options[i]));
+    OptionAccess::Of(*new_options[i]).means_are_kept = own.has_means;
+    groups()[i].set_options(std::move(new_options[i]));
   }
-  ledger_->groups = std::move(saved.groups);
-  ledger_->next_offset = saved.next_offset;
-  ledger_->seed = saved.seed;
-  ledger_->capturable = options_of(0).capturable();
-  ledger_->moved.clear();
-  auto& defaults = static_cast<SamplerOptions&>(*defaults_);
-  defaults.capturable_ = options_of(0).capturable_;
-  defaults.nonfinite_ = options_of(0).nonfinite_;
+  chain_ = std::move(chain);
+  moved_.clear();
+  OptionValues& made_of = OptionAccess::Of(owner_->defaults());
+  made_of.capturable = options_of(0).capturable;
+  made_of.nonfinite = options_of(0).nonfinite;
   parameters_changed();
 }
 
 // What was saved of a parameter, on its device and in the precision that it
 // asks for.
-std::unique_ptr<SamplerParamState> Sampler::read_state(
-    const StateDict& kept,
-    const std::vector<std::string>& keys,
-    const at::Tensor& param,
-    int64_t index) const {
+std::unique_ptr<SamplerParamState> SamplerImpl::read_state(
+    const StateDict& kept, const at::Tensor& param, int64_t index) const {
   auto state = std::make_unique<SamplerParamState>();
-  for (const std::string& key : keys) {
+  for (const std::string& key : state_keys()) {
     if (!kept.contains(key)) continue;
     if (key == kNumGrads) {
-      state->num_grads = detail::FromValue<int64_t>("num_grads", kept.at(key));
+      state->num_grads = FromValue<int64_t>("num_grads", kept.at(key));
       CheckCount("num_grads", *state->num_grads);
     } else {
       (*state)[key] = SavedTensor(kept, key.c_str(), param, index);
@@ -272,55 +397,53 @@ std::unique_ptr<SamplerParamState> Sampler::read_state(
   return state;
 }
 
-// Takes a saved group into options, which are those of a group of ours.
-void Sampler::read_group(const StateDict& group,
-                         int64_t index,
-                         const std::vector<at::Tensor>& params,
-                         SamplerOptions& options,
-                         Ledger& own) const {
-  Ledger::Group& numbers = own.groups.emplace_back();
-  numbers.offsets = IntegersOf(group, "offsets");
-  numbers.sizes = IntegersOf(group, "sizes");
-  Ledger::Group now;
-  now.number(params, ledger_->progress->chains_with_seeds(), /*begin=*/0);
-  numbers.params = std::move(now.params);
-  if (numbers.sizes != now.sizes) {
+// Takes a saved group into options and progress of ours, and into `chain`.
+void SamplerImpl::read_group(const StateDict& saved,
+                             size_t index,
+                             OptionValues& options,
+                             NamedValues& progress,
+                             ChainState& chain) const {
+  const std::vector<at::Tensor>& params = groups()[index].params();
+  GroupState& own = chain.groups.emplace_back();
+  own.offsets = IntegersOf(saved, "offsets");
+  own.sizes = IntegersOf(saved, "sizes");
+  GroupState now;
+  now.number(params, chain_.num_chains, /*begin=*/0);
+  own.params = std::move(now.params);
+  if (own.sizes != now.sizes) {
     Invalid("Invalid state_dict: param group " + std::to_string(index) +
-            " was saved for parameters of other sizes (" +
-            Shape(numbers.sizes) + ", expected " + Shape(now.sizes) + ")");
+            " was saved for parameters of other sizes (" + Shape(own.sizes) +
+            ", expected " + Shape(now.sizes) + ")");
   }
-  const auto next =
-      detail::FromValue<int64_t>("next_offset", group.at("next_offset"));
-  const auto key = detail::FromValue<int64_t>("seed", group.at("seed"));
-  if (index == 0) {
-    own.next_offset = next;
-    own.seed = key;
-  }
-  options.read(group, index);
-  if (!group.at("capturable").isBool()) {
-    Invalid("Invalid capturable in a state dict: a " +
-            KindOf(group.at("capturable")) + " (must be a bool)");
-  }
-  options.capturable_ = group.at("capturable").toBool();
-  const int64_t made = CountAt(group, "step");
-  options.nonfinite_ =
-      detail::FromValue<std::string>("nonfinite", group.at("nonfinite"));
-  CheckNonfinite(options);
-  const int64_t skipped = CountAt(group, "num_skipped");
-  options.check();
-  options.check_progress();
-  for (const at::Tensor& param : params) options.check_param(param);
-  numbers.set_counters(made, skipped, options.capturable(), params);
-  numbers.records = ReadRecords(group, options);
+  const auto next = FromValue<int64_t>("next_offset", saved.at("next_offset"));
+  const auto key = FromValue<int64_t>("seed", saved.at("seed"));
+  options.read(saved);
+  progress.read(saved);
+  options.capturable = FromValue<bool>("capturable", saved.at("capturable"));
+  const int64_t steps = CountAt(saved, "step");
+  options.nonfinite =
+      FromValue<std::string>("nonfinite", saved.at("nonfinite"));
+  check_nonfinite(options);
+  const int64_t skipped = CountAt(saved, "num_skipped");
+  check(options);
+  check_progress(progress, options);
+  for (const at::Tensor& param : params) check_param(param, options);
+  own.set_counters(steps, skipped, options.is_capturable(), params);
+  own.records = ReadRecords(saved, options);
+  if (index > 0) return;
+  chain.next_offset = next;
+  chain.seed = key;
+  chain.capturable = options.is_capturable();
+  chain.num_chains = chains_with_seeds(options);
 }
 
 // Takes the means of a saved group's priors, if it has them.
-void Sampler::read_means(
+void SamplerImpl::read_means(
     const StateDict& state,
-    int64_t group,
-    const std::vector<at::Tensor>& params,
+    size_t group,
     const std::vector<int64_t>& indices,
     std::unordered_map<const void*, at::Tensor>& means) const {
+  const std::vector<at::Tensor>& params = groups()[group].params();
   size_t having = 0;
   std::string lacking;
   std::vector<at::Tensor> still;
@@ -354,44 +477,6 @@ void Sampler::read_means(
   if (lacking.empty()) return;
   Invalid("Invalid state_dict: in param group " + std::to_string(group) +
           " parameter " + lacking + " has no prior_mean, and others have");
-}
-
-// Throws unless what groups share is equal in all of them.
-void Sampler::check_shared(
-    const std::vector<std::unique_ptr<torch::optim::OptimizerOptions>>& options,
-    const Ledger& own,
-    const c10::IValue& saved) {
-  const auto at = [&](size_t i) -> const SamplerOptions& {
-    return static_cast<const SamplerOptions&>(*options[i]);
-  };
-  std::vector<StateDict> groups;
-  for (size_t i = 0; i < options.size(); ++i) {
-    const SamplerOptions& group = at(i);
-    StateDict& values = groups.emplace_back();
-    group.write(values);
-    for (const char* key : {"seed", "next_offset"}) {
-      values.set(key, DictAt(saved, i, "param group").at(key));
-    }
-    values.set("step", own.groups[i].step.get());
-    values.set("capturable", group.capturable());
-    values.set("nonfinite", group.nonfinite());
-    values.set("num_skipped", own.groups[i].num_skipped.get());
-  }
-  std::vector<std::string> keys = {
-      "seed", "step", "next_offset", "capturable", "nonfinite", "num_skipped"};
-  const auto common = at(0).common_keys();
-  keys.insert(keys.end(), common.begin(), common.end());
-  CheckEqual(groups, keys, at(0).why_equal());
-}
-
-void Sampler::save(torch::serialize::OutputArchive& archive) const {
-  archive.write("state_dict", state_dict());
-}
-
-void Sampler::load(torch::serialize::InputArchive& archive) {
-  c10::IValue dict;
-  archive.read("state_dict", dict);
-  load_state_dict(dict);
 }
 
 }  // namespace torch_sgmcmc

@@ -4,22 +4,33 @@
 #include <caffe2/serialize/inline_container.h>
 #include <torch/csrc/jit/serialization/export.h>
 #include <torch/csrc/jit/serialization/pickler.h>
+#include <torch/csrc/jit/serialization/unpickler.h>
 #include <torch/nn/module.h>
 #include <torch/serialize.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <exception>
+#include <fstream>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <system_error>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "libtorch/core/checks.h"
-#include "libtorch/core/files.h"
-#include "libtorch/core/pickles.h"
-#include "libtorch/core/text.h"
+#include "libtorch/core/disk.h"
 
 namespace torch_sgmcmc {
 namespace {
+
+using caffe2::serialize::PyTorchStreamReader;
+using caffe2::serialize::PyTorchStreamWriter;
 
 c10::impl::GenericDict EmptyDict() {
   return c10::impl::GenericDict(c10::AnyType::get(), c10::AnyType::get());
@@ -44,16 +55,64 @@ std::vector<char> Pickled(const c10::IValue& value) {
   pickler.stop();
 
   std::vector<char> archive;
-  caffe2::serialize::PyTorchStreamWriter writer(
-      [&](const void* data, size_t size) {
-        const char* bytes = static_cast<const char*>(data);
-        archive.insert(archive.end(), bytes, bytes + size);
-        return size;
-      });
+  PyTorchStreamWriter writer([&](const void* data, size_t size) {
+    const char* bytes = static_cast<const char*>(data);
+    archive.insert(archive.end(), bytes, bytes + size);
+    return size;
+  });
   torch::jit::writeArchiveAndTensors(
       "data", pickle.data(), pickle.size(), pickler.tensorData(), writer);
   writer.writeEndOfFile();
   return archive;
+}
+
+// The bytes that storages were read from.
+using Records = std::unordered_map<const void*, size_t>;
+
+// torch believes a pickle that says how large its storages are.
+// NOLINTNEXTLINE(misc-no-recursion): as deep as what was saved.
+void CheckStorages(const c10::IValue& value, const Records& records) {
+  if (value.isTensor() && value.toTensor().has_storage()) {
+    const at::Storage& storage = value.toTensor().storage();
+    const auto record = records.find(storage.data());
+    if (record != records.end() && storage.nbytes() > record->second) {
+      throw std::runtime_error("a Tensor is larger than its record");
+    }
+  } else if (value.isGenericDict()) {
+    for (const auto& entry : value.toGenericDict()) {
+      CheckStorages(entry.value(), records);
+    }
+  } else if (value.isList() || value.isTuple()) {
+    const auto elements = value.isList() ? value.toListRef().vec()
+                                         : value.toTupleRef().elements().vec();
+    for (const c10::IValue& each : elements) CheckStorages(each, records);
+  }
+}
+
+c10::IValue Unpickled(PyTorchStreamReader& reader, c10::Device device) {
+  const auto [pickle, pickle_size] = reader.getRecord("data.pkl");
+  const char* next = static_cast<const char*>(pickle.get());
+  const char* const end = next + pickle_size;
+  Records records;
+  torch::jit::Unpickler unpickler(
+      [&](char* to, size_t wanted) {
+        const size_t size = std::min(wanted, static_cast<size_t>(end - next));
+        std::memcpy(to, next, size);
+        next += size;
+        return size;
+      },
+      /*type_resolver=*/nullptr,
+      /*obj_loader=*/nullptr,
+      [&](const std::string& name) {
+        auto [data, size] = reader.getRecord("data/" + name);
+        records[data.get()] = size;
+        return std::move(data);
+      },
+      device);
+  unpickler.set_version(reader.version());
+  c10::IValue value = unpickler.parse_ivalue();
+  CheckStorages(value, records);
+  return value;
 }
 
 // The first line of torch's message, without its stack trace.
@@ -116,29 +175,36 @@ void StateDict::set(int64_t key, const c10::IValue& value) {
 size_t StateDict::size() const { return entries_.size(); }
 
 void save(const StateDict& dict, const std::string& path) {
-  WriteWhole(path, Pickled(dict));
+  const std::vector<char> bytes = Pickled(dict);
+  disk::Replace(path, {bytes.data(), bytes.size()});
 }
 
-StateDict load(const std::string& path) {
-  const std::vector<char> bytes = ReadWhole(path);
+StateDict load(const std::string& path, c10::Device device) {
+  errno = 0;
+  if (!std::ifstream(path, std::ios::binary)) {
+    throw std::runtime_error("Cannot read " + path + ": " +
+                             std::generic_category().message(errno));
+  }
+  const auto refuse = [&](const char* what, const std::exception& error) {
+    throw std::runtime_error("Cannot read " + path + ": " + what + " (" +
+                             FirstLine(error) + ")");
+  };
+  std::optional<PyTorchStreamReader> reader;
   try {
-    CheckArchive(bytes);
-  } catch (const std::runtime_error& error) {
-    throw std::runtime_error("Cannot read " + path +
-                             ": cut off, damaged, or not a file of torch.save "
-                             "(" +
-                             error.what() + ")");
+    reader.emplace(path);
+  } catch (const std::exception& error) {
+    refuse("cut off, damaged, or not a file of torch.save", error);
   }
   c10::IValue value;
   try {
-    value = Unpickled(bytes);
+    value = Unpickled(*reader, device);
   } catch (const std::exception& error) {
-    throw std::runtime_error(
-        "Cannot read " + path +
-        ": not a file of torch.save with dicts, lists, tensors, numbers and "
-        "strings alone; from Python, save dict(model.state_dict()) in place of "
-        "an OrderedDict (" +
-        FirstLine(error) + ")");
+    refuse(
+        "damaged, or not a file of torch.save with dicts, lists, tensors, "
+        "numbers and strings alone; from Python, save "
+        "dict(model.state_dict()) in place of an OrderedDict, and ints that 32 "
+        "bits do not hold as tensors",
+        error);
   }
   if (!value.isGenericDict()) {
     throw std::runtime_error("Cannot read " + path + ": it holds a " +

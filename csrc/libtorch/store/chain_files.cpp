@@ -23,7 +23,6 @@
 #include "host/crc32.h"
 #include "libtorch/core/checks.h"
 #include "libtorch/core/disk.h"
-#include "libtorch/core/text.h"
 #include "libtorch/store/json.h"
 
 namespace torch_sgmcmc {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "libtorch/core/checks.h"
+#include "libtorch/core/sampler_impl.h"
 #include "libtorch/store/chain_files.h"
 #include "torch_sgmcmc/sbps.h"
 #include "torch_sgmcmc/store.h"
@@ -238,7 +239,7 @@ struct Collector::Work {
   }
 
   // Without waiting for a GPU to tell what came of the last step.
-  int64_t StepCounter() const { return sampler.get().steps_counted(); }
+  int64_t StepCounter() const { return sampler.impl()->steps_counted(); }
 
   // ---- Writing
   // ----------------------------------------------------------------

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "libtorch/core/checks.h"
-#include "libtorch/core/text.h"
 #include "libtorch/store/chain_files.h"
 #include "torch_sgmcmc/store.h"
 

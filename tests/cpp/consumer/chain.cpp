@@ -21,6 +21,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace sg = torch_sgmcmc;
@@ -32,12 +33,60 @@ sg::StateDict GroupAt(const sg::StateDict& job, size_t index) {
   return job.at("groups").toListRef()[index];
 }
 
+// A value of a state dict as a hyperparameter has it.
+template <typename T>
+T Value(const c10::IValue& value) {
+  if constexpr (std::is_same_v<T, double>) {
+    return value.toScalar().toDouble();
+  } else if constexpr (std::is_same_v<T, std::optional<double>> ||
+                       std::is_same_v<T, std::optional<int64_t>>) {
+    if (value.isNone()) return std::nullopt;
+    return Value<typename T::value_type>(value);
+  } else if constexpr (std::is_same_v<T, sg::SGHMCOptions::NoiseEstimate>) {
+    if (value.isString()) return value.toStringRef();
+    return Value<double>(value);
+  } else {
+    return value.to<T>();
+  }
+}
+
 // A group's options, from the dict that they are in a state dict.
 template <typename Options>
-Options Read(const sg::StateDict& group, size_t index) {
+Options Read(const sg::StateDict& group) {
   Options options;
-  options.read(group, static_cast<int64_t>(index));
-  return options;
+#define READ(name)                                                  \
+  if constexpr (requires { options.name(options.name()); }) {       \
+    options.name(Value<decltype(options.name())>(group.at(#name))); \
+  }
+  READ(lr)
+  READ(num_data)
+  READ(prior_precision)
+  READ(temperature)
+  READ(num_chains)
+  READ(momentum)
+  READ(noise_estimate)
+  READ(resample_momentum_every)
+  READ(initial_momentum)
+  READ(decay)
+  READ(eps)
+  READ(adapt)
+  READ(thermostat_rate)
+  READ(surrogate)
+  READ(index_chain_length)
+  READ(confidence)
+  READ(forgetting)
+  READ(refresh_rate)
+  READ(preconditioned)
+  READ(adapt_always)
+  READ(sample_interval)
+  READ(replacement)
+#undef READ
+  if constexpr (std::is_same_v<Options, sg::SGHMCOptions>) {
+    std::visit(
+        [&](const auto& value) { options.noise_estimate(value); },
+        Value<sg::SGHMCOptions::NoiseEstimate>(group.at("noise_estimate")));
+  }
+  return options.prior_mean(Value<double>(group.at("prior_mean")));
 }
 
 // Those of its options that a group may set for itself.
@@ -78,16 +127,17 @@ std::unique_ptr<sg::Sampler> Make(const sg::StateDict& job,
   std::vector<torch::optim::OptimizerParamGroup> groups;
   for (const size_t layer : {0, 2}) {
     const size_t index = groups.size();
-    auto options = OfGroup(Read<Options>(GroupAt(job, index), index));
+    auto options = OfGroup(Read<Options>(GroupAt(job, index)));
     if (layer == 2 && job.contains("means")) {
       options.prior_mean(TensorsAt(job, "means"));
     }
     groups.emplace_back(net[layer]->parameters(),
                         std::make_unique<Options>(options));
   }
-  auto defaults = Read<Options>(GroupAt(job, 0), 0);
+  auto defaults = Read<Options>(GroupAt(job, 0));
   torch::manual_seed(0);  // for a seed that is None, to be drawn
-  if (!job.at("seed").isNone()) defaults.seed(job.at("seed").toInt());
+  if (!job.at("seed").isNone())
+    defaults.seed(job.at("seed").toTensor().item<int64_t>());
   auto sampler = std::make_unique<Method>(std::move(groups), defaults);
   if constexpr (std::is_same_v<Method, sg::SBPS>) {
     if (job.contains("preconditioner")) {
@@ -153,7 +203,7 @@ void Run(const std::string& job_path, const std::string& result_path) {
       auto& options = dynamic_cast<sg::SamplerOptions&>(
           sampler->param_groups()[group].options());
       options.set_lr(lrs[i][column].item<double>());
-      options.put("temperature", temperatures[i][column].item<double>());
+      options.set_temperature(temperatures[i][column].item<double>());
     }
     sampler->step([&] {
       sampler->zero_grad();

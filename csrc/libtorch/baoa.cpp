@@ -1,0 +1,26 @@
+#include "torch_sgmcmc/baoa.h"
+
+#include <memory>
+
+#include "libtorch/core/sampler_impl.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+class BAOAImpl : public SamplerImpl {
+ public:
+  BAOAImpl() : SamplerImpl("baoa_step_") {}
+
+ protected:
+  void check_options(const OptionValues& options) const override {
+    const double momentum = options.number("momentum");
+    options.check_noise_estimate(2 * (1 - momentum) / (1 + momentum),
+                                 "2 (1 - momentum) / (1 + momentum)");
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<SamplerImpl> MakeBAOA() { return std::make_shared<BAOAImpl>(); }
+
+}  // namespace torch_sgmcmc
