@@ -49,10 +49,9 @@ const std::map<std::string, std::string>& Shapes() {
       {"hessian_terms", "b"}, {"sum_value", ""},
       {"sum_gradient", "d"},  {"sum_hessian", "dd"},
       {"prior", "d"},         {"x", "d"},
-      {"momentum", "d"},      {"gradient", "d"},
-      {"origin", "d"},        {"log_ratios", "m"},
-      {"chosen", "c"},        {"counts", "n2"},
-      {"device_step", ""},
+      {"momentum", "d"},      {"origin", "d"},
+      {"log_ratios", "m"},    {"chosen", "c"},
+      {"counts", "n2"},       {"device_step", ""},
   };
   return shapes;
 }
