@@ -101,7 +101,7 @@ def found(rank: int, size: int, group: Any) -> dict[str, Any]:
         "all data": all_data_on_each(size),
         "alone": alone(rank, group),
     }
-    seed = results["kept"]["groups"][0]["seed"]
+    seed = int(results["kept"]["groups"][0]["seed"])
     again = partial(make, "kept", seed=seed + 1)
     run = begin(rank, size, seed=seed)
     results["gone on"] = gone_on(run, again, advance, STEPS)

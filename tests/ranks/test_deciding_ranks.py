@@ -34,7 +34,7 @@ def test_ranks_of_hmc_sample_what_one_process_samples(
     """Though their shares of the data are of different sizes."""
     found = ranks[0]["HMC"][kind]
     group = found["groups"][0]
-    expected = hmc_ranks.one_chain(kind, 0, 1, group["seed"])
+    expected = hmc_ranks.one_chain(kind, 0, 1, int(group["seed"]))
     assert counts(found) == counts(expected)
     torch.testing.assert_close(found["draws"], expected["draws"], **hmc_ranks.ROUNDED)
     assert group["step"] == hmc_ranks.STEPS

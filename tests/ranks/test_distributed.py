@@ -52,7 +52,7 @@ def test_ranks_without_a_seed_sample_what_one_process_samples(
     assert group["step"] == LONGER
     if kind.startswith("EWSG"):  # something has been decided on
         assert 0 < group["num_accepted"] < group["num_proposals"]
-    expected = chain_ranks.one_chain(kind, 0, 1, group["seed"])
+    expected = chain_ranks.one_chain(kind, 0, 1, int(group["seed"]))
     torch.testing.assert_close(
         first["params"], expected["params"], rtol=1e-9, atol=1e-11
     )
@@ -178,7 +178,7 @@ def test_replicas_of_each_chain_agree_on_its_seed(job: Any) -> None:
         seeds = set()
         for first, *others in chains.values():
             assert len(others) + 1 == len(ranks) // number
-            seeds.add(first["groups"][0]["seed"])
+            seeds.add(int(first["groups"][0]["seed"]))
             for other in others:
                 for p, q in zip(first["params"], other["params"], strict=True):
                     assert same_bits(p, q)

@@ -228,7 +228,7 @@ def test_hmc_under_fully_shard_samples_what_one_process_samples(
     assert found["seed"] == other["seed"]
     assert torch.equal(found["draws"], other["draws"])
     model = copy.deepcopy(of_hmc[0]["model"])
-    sampler = sg.HMC(model.parameters(), **hmc.FINER, seed=found["seed"])
+    sampler = sg.HMC(model.parameters(), **hmc.FINER, seed=int(found["seed"]))
     loss, draws = Loss(model, 0, 1), []
     for _ in range(len(found["draws"])):
         sampler.step(loss)
