@@ -130,7 +130,7 @@ extensions = [
     ),
     Extension(
         "torch_sgmcmc._C",
-        sources("python/*.cpp", "host/*.cpp", "core/*.cpp", "store/*.cpp"),
+        sources("python/*.cpp", "host/*.cpp", "core/*.cpp"),
         include_dirs=[*INCLUDE_DIRS, pybind11.get_include()],
         extra_compile_args={"cxx": CXX_FLAGS},
         extra_link_args=STRIP,

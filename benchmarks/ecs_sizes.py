@@ -88,9 +88,9 @@ class Regression:
             [theta],
             num_data=len(self.x),
             prior_precision=1.0,
-            variant="signed" if signed else "perturbed",
+            estimator="signed" if signed else "perturbed",
             subsample_size=BATCH if signed else FIRST_SIZE,
-            control_variate=1,
+            taylor_order=1,
             trajectory_length=LENGTH,
             seed=seed,
         )
@@ -98,7 +98,7 @@ class Regression:
         sampler.warmup(closure, WARMUP, target_variance=variance, **arguments)
         (group,) = sampler.param_groups
         if signed:
-            group["num_products"] = max(1, round(part * group["num_products"]))
+            group["num_factors"] = max(1, round(part * group["num_factors"]))
         found, signs = [], []
         for _ in range(draws):
             sampler.step(closure)
@@ -106,7 +106,7 @@ class Regression:
             signs.append(float(sampler.sign))
         white = ((torch.stack(found) - self.mode) @ self.whitening.t()).numpy()
         steps = max(1, round(LENGTH / group["step_size"]))
-        size = group["num_products"] if signed else group["subsample_size"]
+        size = group["num_factors"] if signed else group["subsample_size"]
         cost = size * (BATCH if signed else 1) * (1 + steps)
         times = [
             cost * _inefficiency(values, np.array(signs))

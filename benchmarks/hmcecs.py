@@ -80,7 +80,7 @@ def control_variates(n: int) -> None:
     x, y, mode, _ = map(torch.tensor, simulate(n))
     theta = mode.clone().requires_grad_()
 
-    closure = sg.LogLikelihood(
+    closure = sg.PredictorLogLikelihood(
         lambda indices: x[indices] @ theta,
         lambda eta, indices: y[indices] * eta - torch.nn.functional.softplus(eta),
         rows=lambda indices: x[indices],
@@ -164,9 +164,9 @@ def ours(data: tuple[Array, ...], arguments: argparse.Namespace) -> Any:
     memory, runs = Memory(), []
     for length in arguments.trajectory_lengths:
         theta = mode.clone().requires_grad_()
-        rows = sg.GatheredRows(x)
+        rows = sg.RowCache(x)
 
-        closure = sg.LogLikelihood(
+        closure = sg.PredictorLogLikelihood(
             lambda i, rows=rows, theta=theta: rows(i)[0] @ theta,
             lambda eta, i: torch.nn.functional.logsigmoid(eta),
             rows=lambda i, rows=rows: rows(i)[0],

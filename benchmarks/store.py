@@ -56,9 +56,7 @@ def main() -> None:
     _, _, plain = training(arguments.size, 0)
     model, sampler, storing = training(arguments.size, 1)
     with tempfile.TemporaryDirectory(dir=arguments.out) as folder:
-        collector = sg.Collector(
-            sampler, model, folder, burn_in=1, every=every, max_samples=8
-        )
+        collector = sg.Collector(sampler, model, folder, burn_in=1, every=every)
         spent: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
         for _ in range(arguments.rounds + 1):
             for stores, step in ((False, plain), (True, storing)):

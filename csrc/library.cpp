@@ -32,16 +32,16 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
       "-> ()");
   m.def(
       "ecs_estimate(Tensor values, Tensor theta, Tensor anchor, "
-      "Tensor expansions, Tensor slopes, Tensor? scales, Tensor? hessians, *, "
-      "float temperature, float num_data, int batch_size, int num_products, "
-      "float lower_bound) -> "
+      "Tensor expansions, Tensor gradients, Tensor? scales, "
+      "Tensor? hessians, *, float temperature, float num_data, "
+      "int batch_size, int num_factors, float lower_bound) -> "
       "(Tensor, Tensor, Tensor)");
   m.def(
-      "ecs_density(Tensor estimate, Tensor pull, Tensor weights, "
-      "Tensor bends, Tensor theta, Tensor anchor, Tensor slopes, "
-      "Tensor? scales, Tensor? hessians, Tensor sum_value, Tensor sum_slope, "
-      "Tensor? sum_hessian, Tensor prior, *, float temperature, Tensor? prior_mean=None) -> "
-      "(Tensor, Tensor)");
+      "ecs_density(Tensor estimate, Tensor gradient, Tensor weights, "
+      "Tensor hessian_terms, Tensor theta, Tensor anchor, Tensor gradients, "
+      "Tensor? scales, Tensor? hessians, Tensor sum_value, "
+      "Tensor sum_gradient, Tensor? sum_hessian, Tensor prior, *, "
+      "float temperature, Tensor? prior_mean=None) -> (Tensor, Tensor)");
   m.def(
       "ecs_leapfrog_(Tensor(a!) x, Tensor(b!) momentum, Tensor gradient, "
       "Tensor? whitening, Tensor origin, *, float kick, float drift) -> "

@@ -55,7 +55,7 @@ def cycles(sampler: sg.Sampler) -> Any:
 
 def run(folder: Path, **options: Any) -> sg.SampleStore:
     given: dict[str, Any] = {
-        **{"steps": 50, "burn_in": 3, "every": 2, "max_samples": 12, "seed": 5},
+        **{"steps": 50, "burn_in": 3, "every": 2, "seed": 5},
         **{"checkpoint_every": 7, "progress": False, "check": False},
         **options,
     }

@@ -49,8 +49,8 @@ class Regression(Data):
     """The same that says what its rows are."""
 
     @property
-    def closure(self) -> sg.LogLikelihood:
-        return sg.LogLikelihood(
+    def closure(self) -> sg.PredictorLogLikelihood:
+        return sg.PredictorLogLikelihood(
             lambda indices: self.predictor(self.x[indices]),
             self.of_predictors,
             rows=self.rows,

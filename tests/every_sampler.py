@@ -58,7 +58,7 @@ class Chain:
     def sampler_of(self, params: list[Any], seed: int = 99) -> sg.Sampler:
         groups = [{"params": params[:1]}, {"params": params[1:]}]
         if self.kind.startswith("HMCECS"):
-            signed = {"variant": "signed", "num_products": 9}
+            signed = {"estimator": "signed", "num_factors": 9}
             settings = signed if self.kind == "HMCECS signed" else {}
             sampler = make_ecs(self.data, seed=seed, **settings)
             return type(sampler)(

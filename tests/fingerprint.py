@@ -124,26 +124,29 @@ def subsampled() -> list[Tensor]:
         shapes = (m, d, d, m, (2, m, d), m, (m, d, d), d, (d, d))
         like = [torch.empty(shape, dtype=torch.float64) for shape in shapes]
         made = zip(values(like, 0.3), like, strict=True)
-        y, theta, anchor, v, slopes, scales, hessians, s, b = (
+        y, theta, anchor, v, gradients, scales, hessians, s, b = (
             t.view(shaped.shape) for t, shaped in made
         )
         prior = s.exp()
-        for fields in ((slopes, scales, None), (slopes[:1].clone(), None, hessians)):
-            for products in (0, 5):
-                weights, bends, numbers = ops.ecs_estimate(
+        for fields in (
+            (gradients, scales, None),
+            (gradients[:1].clone(), None, hessians),
+        ):
+            for factors in (0, 5):
+                weights, hessian_terms, numbers = ops.ecs_estimate(
                     *(y, theta, anchor, v, *fields),
                     temperature=0.9,
                     num_data=50.0,
                     batch_size=3,
-                    num_products=products,
+                    num_factors=factors,
                     lower_bound=-5.5,
                 )
                 density, gradient = ops.ecs_density(
-                    *(numbers, s, weights, bends, theta, anchor, *fields),
+                    *(numbers, s, weights, hessian_terms, theta, anchor, *fields),
                     *(v[0].clone(), s, b, prior),
                     temperature=0.9,
                 )
-                results += [weights, bends, numbers, density, gradient]
+                results += [weights, hessian_terms, numbers, density, gradient]
         place = ops.ecs_leapfrog_(theta, s, gradient, b, anchor, kick=0.1, drift=0.3)
         results += [theta, s, place]
     return results

@@ -1,4 +1,4 @@
-"""Bytes of a store, to compare with another's; what a file gives back of a value."""
+"""Draws of two stores, compared; what a file gives back of a value."""
 
 import io
 from pathlib import Path
@@ -6,7 +6,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["files", "through_file"]
+from torch_sgmcmc import Draw, SampleStore
+from torch_sgmcmc.posterior.store_files import COLUMNS
+
+__all__ = ["columns", "contents", "through_file"]
 
 
 def through_file(value: Any, *, weights_only: bool = True) -> Any:
@@ -17,10 +20,32 @@ def through_file(value: Any, *, weights_only: bool = True) -> Any:
     return torch.load(file, weights_only=weights_only)
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    """All files of a store, but for locks and checkpoints, by their path in it."""
-    return {
+def contents(folder: Path) -> dict[str, Any]:
+    """Returns what a store has, to compare with another: draws bitwise, other files.
+
+    Which draws share a file depends on when the writer was told to flush. Locks and
+    checkpoints are left out.
+    """
+    draws = [
+        (columns(draw), {name: as_bytes(draw[name]) for name in draw})
+        for draw in SampleStore(folder)
+    ]
+    others = {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.suffix != ".pt" and "lock" not in path.name
-    }
+        if path.is_file() and path.suffix not in (".pt", ".safetensors", ".jsonl")
+        and path.name != "lock"
+    }  # fmt: skip
+    return {"draws": draws, **others}
+
+
+def columns(draw: Draw) -> str:
+    """Returns what a store keeps beside a draw's tensors, as text: NaN equals NaN."""
+    numbers = {name: getattr(draw, name) for name in COLUMNS}
+    return f"{draw.chain} {numbers} {draw.prior_precision}"
+
+
+def as_bytes(tensor: torch.Tensor) -> bytes:
+    """Returns a tensor's dtype, shape and bytes."""
+    data = bytes(tensor.contiguous().flatten().view(torch.uint8).tolist())
+    return f"{tensor.dtype} {list(tensor.shape)} ".encode() + data

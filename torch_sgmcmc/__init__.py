@@ -12,14 +12,13 @@ except ImportError as error:
     ) from error
 
 from torch_sgmcmc import losses
+from torch_sgmcmc._ecs.efficiency import ECSEfficiency
+from torch_sgmcmc._ecs.likelihood import PredictorLogLikelihood, RowCache
 from torch_sgmcmc.baoa import BAOA
 from torch_sgmcmc.bouncy.time_average import TimeAverage
 from torch_sgmcmc.chain.files import load, save
 from torch_sgmcmc.compiled import compiled_steps
 from torch_sgmcmc.control_variates import ControlVariates
-from torch_sgmcmc.ecs.gathered_rows import GatheredRows
-from torch_sgmcmc.ecs.log_likelihood import LogLikelihood
-from torch_sgmcmc.ecs.report import ECSReport
 from torch_sgmcmc.ewsg import EWSG
 from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.hmcecs import HMCECS
@@ -34,20 +33,13 @@ from torch_sgmcmc.judge.learning_coefficient import (
 from torch_sgmcmc.judge.replicas import check_replicas, check_replicas_every
 from torch_sgmcmc.minibatch import (
     IndependentBatchSampler,
-    StratifiedBatchSampler,
-    kmeans_strata,
 )
 from torch_sgmcmc.posterior import scoring
+from torch_sgmcmc.posterior.collector import Collector
 from torch_sgmcmc.posterior.driver import ChainState, sample
 from torch_sgmcmc.posterior.predictive import Prediction, Predictive, predict
-from torch_sgmcmc.posterior.store import (
-    Collector,
-    DamagedDraw,
-    Draw,
-    Draws,
-    SampleStore,
-    SampleWriter,
-)
+from torch_sgmcmc.posterior.store import CorruptDrawError, Draw, Draws, SampleStore
+from torch_sgmcmc.posterior.writer import SampleWriter
 from torch_sgmcmc.precision import GammaPrecision
 from torch_sgmcmc.psgld import PSGLD
 from torch_sgmcmc.sampler import Sampler
@@ -77,27 +69,26 @@ __all__ = [
     "Check",
     "Collector",
     "ControlVariates",
+    "CorruptDrawError",
     "CyclicalSchedule",
-    "DamagedDraw",
     "Draw",
     "Draws",
-    "ECSReport",
+    "ECSEfficiency",
     "GammaPrecision",
-    "GatheredRows",
     "Gauges",
     "IndependentBatchSampler",
     "LearningCoefficient",
-    "LogLikelihood",
     "PolynomialDecay",
     "Prediction",
     "Predictive",
+    "PredictorLogLikelihood",
     "Problem",
     "Report",
+    "RowCache",
     "SampleStore",
     "SampleWriter",
     "Sampler",
     "SharedNoiseWarning",
-    "StratifiedBatchSampler",
     "TimeAverage",
     "Verdict",
     "__version__",
@@ -108,7 +99,6 @@ __all__ = [
     "compiled_steps",
     "convergence",
     "fold_in",
-    "kmeans_strata",
     "load",
     "local_learning_coefficient",
     "losses",

@@ -325,7 +325,11 @@ class HMC(Hamiltonian):
             )
         if group["dual_averaging"]:
             adaptation = _C.DualAveraging(group["dual_averaging"])
-            _C.check_as_begun("target_acceptance", target_acceptance, adaptation.target)
+            if target_acceptance != adaptation.target:
+                raise ValueError(
+                    f"Invalid target_acceptance: {target_acceptance} (the warm-up in "
+                    f"progress has {adaptation.target})"
+                )
         else:
             adaptation = _C.DualAveraging(group["step_size"], target_acceptance)
         for _ in progress_bar(range(steps), "warm-up", progress):

@@ -11,6 +11,16 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc._ecs.likelihood import Closure, flat
+from torch_sgmcmc._ecs.state import KEYS, HMCECSBase
+from torch_sgmcmc._ecs.target import (
+    Estimate,
+    Point,
+    SubsampledTarget,
+    choose_sizes,
+    follow,
+    schedule,
+)
 from torch_sgmcmc.chain.checks import check_integer, check_real
 from torch_sgmcmc.chain.closures import by_lightning, refuse_scaler
 from torch_sgmcmc.chain.distributed import refuse_lone_decisions
@@ -20,17 +30,14 @@ from torch_sgmcmc.chain.nonfinite import (
     leave_out,
     nonfinite_error,
 )
-from torch_sgmcmc.chain.operators import hmc_momenta_, metropolis_decide
+from torch_sgmcmc.chain.operators import (
+    hmc_momenta_,
+    metropolis_decide,
+    sum_of_squares,
+)
 from torch_sgmcmc.chain.progress import progress_bar
 from torch_sgmcmc.chain.settings import settings
 from torch_sgmcmc.chain.state_checks import check_count, check_part
-from torch_sgmcmc.ecs.anchored import Anchored
-from torch_sgmcmc.ecs.likelihood_graph import Closure, flat
-from torch_sgmcmc.ecs.sizes import Draw, chosen_sizes
-from torch_sgmcmc.ecs.state import KEYS
-from torch_sgmcmc.ecs.target import Point, SubsampledTarget, follow
-from torch_sgmcmc.ecs.warmup import Warmup
-from torch_sgmcmc.ecs.whitening import kinetic
 
 __all__ = ["HMCECS"]
 
@@ -41,7 +48,7 @@ _COUNTERS = (
 
 _MOST_WARMUP_STEPS = _C.MOST_WARMUP_STEPS
 
-# Which of a step's two Metropolis tests.
+# A step's two Metropolis tests.
 _OF_TRAJECTORY, _OF_SUBSAMPLE = 0, 1
 
 _NO_CLOSURE = """\
@@ -53,7 +60,7 @@ HMCECS.step() needs a closure, which is called several times a step:
     sampler.step(closure)"""
 
 
-class HMCECS(Anchored):
+class HMCECS(HMCECSBase):
     r"""HMC with energy conserving subsampling, perturbed or signed.
 
     The likelihood is estimated from a subsample u of the data, and one and the same u
@@ -67,15 +74,15 @@ class HMCECS(Anchored):
     The estimators are made from :math:`d_k = \ell_k - q_k`, where :math:`\ell_k` is the
     log-likelihood of datum k and :math:`q_k` its Taylor expansion around a fixed point
     :math:`\theta^*`; :math:`\sum_k q_k` is a quadratic form, A and B being summed up
-    once. With m data, drawn uniformly with replacement, ``variant="perturbed"`` has
+    once. With m data, drawn uniformly with replacement, ``estimator="perturbed"`` has
 
     .. math::
         \log\hat L = \sum_k q_k + \hat d - \tfrac12\hat\sigma^2,\quad
         \hat d = \tfrac Nm \sum_i d_{u_i},\quad
         \hat\sigma^2 = \tfrac{N^2}{m^2} \sum_i (d_{u_i} - \bar d)^2,
 
-    and ``variant="signed"``, with :math:`X_l \sim \text{Poisson}(1)` minibatches of
-    m data in each of :math:`\lambda` = ``num_products`` factors,
+    and ``estimator="signed"``, with :math:`X_l \sim \text{Poisson}(1)` minibatches of
+    m data in each of :math:`\lambda` = ``num_factors`` factors,
 
     .. math::
         \hat L = e^{\sum_k q_k} \prod_{l=1}^\lambda e^{(a + \lambda)/\lambda}
@@ -93,7 +100,7 @@ class HMCECS(Anchored):
         num_data: N, the number of data, >= 1: the closure is given indices in [0, N).
         subsample_size: m, the number of data in u, >= 2, or for "signed" in each of its
             minibatches, >= 1 (about λ m in all).
-        variant: "perturbed" or "signed". Default: "perturbed".
+        estimator: "perturbed" or "signed". Default: "perturbed".
         step_size: ε > 0, the leapfrog's step; with "dense" in units of the posterior's
             standard deviations, as ``trajectory_length``. None is ``trajectory_length``
             / 6, to begin with. :meth:`warmup` adapts it. Default: None.
@@ -103,14 +110,14 @@ class HMCECS(Anchored):
         num_blocks: G >= 1, the number of blocks that u is parted into, of which one is
             proposed anew in a step. Where there are fewer data (for "signed": factors)
             each is a block, and a UserWarning says so. Default: 100.
-        control_variate: the order of the expansions q: 2, 1 or 0. Default: 2.
+        taylor_order: the order of the expansions q: 2, 1 or 0. Default: 2.
         mass_matrix: "dense", "diagonal" (both from the Hessian of all data at θ*, or
             what the control variates have of it) or "identity", which needs no Hessian.
             Default: "dense".
         {prior_precision} {prior_mean} {temperature}
         seed: key of all randomness, a 64-bit int. None draws one from torch's default
             generator. Default: None.
-        num_products: λ >= 1, the number of factors, for "signed". Default: 100.
+        num_factors: λ >= 1, the number of factors, for "signed". Default: 100.
         max_variance: the target is restricted to θ and u where the estimated variance
             of :math:`\log|\hat L|` is at most this. Default: 1000.
         chunk_size: number of data for which the sums over all data call the closure at
@@ -125,8 +132,7 @@ class HMCECS(Anchored):
         Under string keys, since it belongs to no single parameter:
 
         * ``control_variates``: θ*, the sums, and the factor of the mass matrix;
-        * ``subsample``: u, in blocks, and the expansions of its data;
-        * ``warmup``: while one is in progress, how far it is.
+        * ``subsample``: u, in blocks, and the expansions of its data.
 
     Raises:
         ValueError: a hyperparameter out of range, here or at a later step; or
@@ -139,8 +145,8 @@ class HMCECS(Anchored):
 
     Example:
         >>> theta = torch.zeros(x.shape[1], dtype=torch.float64, requires_grad=True)
-        >>> rows = GatheredRows(x, y)  # a step changes few of them
-        >>> closure = LogLikelihood(
+        >>> rows = RowCache(x, y)  # a step changes few of them
+        >>> closure = PredictorLogLikelihood(
         ...     lambda indices: rows(indices)[0] @ theta,
         ...     lambda eta, indices: -F.binary_cross_entropy_with_logits(
         ...         eta, rows(indices)[1], reduction="none"),
@@ -157,8 +163,8 @@ class HMCECS(Anchored):
         Start near the mode. The closure must always be the same function of parameters
         and indices: switch off dropout and batch norm's statistics. Use parameters in
         float64: log-likelihoods enter N / m times, their rounding too. For a regression
-        give a :class:`LogLikelihood` with ``rows``, by which expansions take no
-        backward pass. ``p.grad`` is neither read nor written. More:
+        give a :class:`PredictorLogLikelihood` with ``rows``, by which expansions take
+        no backward pass. ``p.grad`` is neither read nor written. More:
         docs/samplers/hmcecs.md.
 
     Reference:
@@ -178,7 +184,7 @@ class HMCECS(Anchored):
         "mean_difference": 0.0,
     }
     _WHY_EQUAL: ClassVar[str] = "there is one trajectory for all"
-    # There is no going on from a density that is not finite.
+    # A chain cannot start from a density that is not finite.
     _NONFINITE: ClassVar[tuple[str, ...]] = ("raise", "skip")
     _STATE: ClassVar[Mapping[str, type]] = {"prior_mean": Tensor}
     _COMMON_STATE: ClassVar[tuple[str, ...]] = KEYS
@@ -189,17 +195,17 @@ class HMCECS(Anchored):
         *,
         num_data: int,
         subsample_size: int,
-        variant: str = "perturbed",
+        estimator: str = "perturbed",
         step_size: float | None = None,
         trajectory_length: float = 1.2,
         num_blocks: int = 100,
-        control_variate: int = 2,
+        taylor_order: int = 2,
         mass_matrix: str = "dense",
         prior_precision: float = 0.0,
         prior_mean: float | Tensor | Iterable[Tensor] = 0.0,
         temperature: float = 1.0,
         seed: int | None = None,
-        num_products: int = 100,
+        num_factors: int = 100,
         max_variance: float = 1000.0,
         chunk_size: int = 8192,
         nonfinite: str = "raise",
@@ -222,7 +228,7 @@ class HMCECS(Anchored):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
-        if group["variant"] == "perturbed":
+        if group["estimator"] == "perturbed":
             check_integer("subsample_size", group["subsample_size"], low=2)
 
     def _check_progress(self, group: dict[str, Any]) -> None:
@@ -235,9 +241,9 @@ class HMCECS(Anchored):
 
     @torch.no_grad()
     def set_anchor(self, closure: Closure, *, progress: bool = True) -> None:
-        """Puts θ* where the parameters are, with a pass through all data.
+        """Puts θ* at the present parameters, by a pass through all data.
 
-        A warm-up in progress is given up.
+        A warm-up in progress is given up. After an error θ* is as before.
 
         Args:
             closure: as for :meth:`step`.
@@ -246,15 +252,13 @@ class HMCECS(Anchored):
         Raises:
             TypeError: there is no closure, or it returns no tensor.
             RuntimeError: a log-likelihood or a derivative is not finite.
-
-        Whatever is raised, the closure's own errors too, θ* is as before.
         """
         refuse_scaler(self)
         if closure is None:
             raise TypeError(_NO_CLOSURE)
         self._check_groups()
         self._anchor_at(closure, flat(self._all_params()).double(), progress)
-        self.state.pop("warmup", None)
+        self._is_warming_up = False
 
     # ---- Steps ----------------------------------------------------------------
 
@@ -299,14 +303,13 @@ class HMCECS(Anchored):
     ) -> None:
         """Makes steps that adapt θ*, the mass, the step size, and the subsample's size.
 
-        θ* is first put where the parameters are, and after every ``anchor_every`` steps
-        to the mean of the second half of the draws since, the mass matrix with it. The
-        step size is adapted by dual averaging, as in :meth:`HMC.warmup`. Then all is
-        frozen, and the counts of acceptances and divergences begin afresh.
+        θ* is first put at the present parameters, and every ``anchor_every`` steps at
+        the mean of the second half of the draws since, the mass matrix with it. The
+        step size is adapted by dual averaging, as in :meth:`HMC.warmup`. The counts of
+        acceptances and divergences restart when the warm-up ends.
 
-        If an exception ends it early (the closure's, or that of Ctrl-C), the next call
-        with the same arguments goes on with it, to the same end, bit for bit, also in
-        another process that has loaded the state dict. :meth:`set_anchor` gives it up.
+        A warm-up cannot be saved: until it has ended, :meth:`state_dict` raises. After
+        an exception the next call starts a warm-up at the present parameters.
 
         Args:
             closure: as for :meth:`step`.
@@ -314,77 +317,61 @@ class HMCECS(Anchored):
             target_acceptance: in (0, 1), of trajectories. Default: 0.8.
             anchor_every: >= 1. Default: 200.
             target_variance: > 0: m ("perturbed") or λ ("signed") is chosen so that the
-                variance of log|L̂| is about this, or with "signed" less, as a adds to
-                the estimate where it was far from its place; 1 is the guideline. m does
-                not fall below 30, or what it was if that is less. ``math.inf``
-                ("signed" alone): as few factors as are safely positive, to save
-                computing time. None leaves the sizes as they are. Default: None.
+                variance of log|L̂| is about this, or less with "signed"; 1 is the
+                guideline. m does not fall below 30, or its value if that is less.
+                ``math.inf`` ("signed" alone): as few factors as are safely positive,
+                to save computing time. None leaves the sizes. Default: None.
             progress: show progress bars, if tqdm is installed. Default: True.
 
         Raises:
-            ValueError: an argument is out of range, or differs from that of the warm-up
-                in progress. Nothing has changed.
+            ValueError: an argument is out of range. Nothing has changed.
             RuntimeError: see :meth:`set_anchor`; or the chain has left the posterior.
-                The warm-up is then in progress.
         """
         check_real("target_acceptance", target_acceptance, high=1.0, low_open=True)
-        signed = self.param_groups[0]["variant"] == "signed"
+        signed = self.param_groups[0]["estimator"] == "signed"
         if target_variance is not None and not (signed and target_variance == math.inf):
             check_real("target_variance", target_variance, low_open=True)
         check_integer("steps", steps, low=1)
         check_integer("anchor_every", anchor_every, low=1)
-        schedule = _C.ECSSchedule(steps, anchor_every)
-        if target_variance is not None:
-            schedule.check_sizing()
-        arguments = {
-            "steps": steps,
-            "target_acceptance": target_acceptance,
-            "anchor_every": anchor_every,
-            "target_variance": target_variance,
-        }
-        self._check_groups()
-        if "warmup" in self.state:
-            warmup = Warmup.load(self.state["warmup"])
-            warmup.check(arguments)
-        else:
-            self.set_anchor(closure, progress=progress)
-            warmup = Warmup.begin(arguments, self.param_groups[0]["step_size"])
-            self.state["warmup"] = warmup.save()
-        warmup = self._move_anchor(closure, warmup, progress)
-        for i in progress_bar(range(warmup.done, steps), "warm-up", progress):
+        last_anchor, sizing = schedule(steps, anchor_every)
+        if target_variance is not None and sizing == last_anchor:
+            raise ValueError(
+                f"Invalid steps: {steps} (with target_variance, 2 or more must follow "
+                f"the last choice of θ*, which anchor_every = {anchor_every} makes "
+                f"after {last_anchor})"
+            )
+        self.set_anchor(closure, progress=progress)
+        self._is_warming_up = True
+        step_size = self.param_groups[0]["step_size"]
+        adaptation = _C.DualAveraging(step_size, target_acceptance)
+        draws: list[tuple[Tensor, Estimate]] = []
+        for done in progress_bar(range(1, steps + 1), "warm-up", progress):
             try:
                 log_ratio = self._sweep(closure, _MOST_WARMUP_STEPS)
             except StepLeftOut as left_out:  # a warm-up needs all of its steps
                 raise RuntimeError(*left_out.args) from None
-            warmup.adaptation.update(_C.mean_acceptance([log_ratio]))
-            self._set(step_size=warmup.adaptation.step_size)
+            adaptation.update(_C.mean_acceptance([log_ratio]))
+            self._set(step_size=adaptation.step_size)
             assert self._present is not None
-            draws = [*warmup.draws, Draw.of(self._present)]
-            if schedule.chooses_sizes_after(i + 1):
+            draws.append((self._present.theta, self._present.estimate))
+            late = draws[len(draws) // 2 :]
+            if done == sizing:
                 group = self.param_groups[0]
-                self._set(**chosen_sizes(draws, target_variance, group))
+                self._set(**choose_sizes([e for _, e in late], target_variance, group))
                 self._present = None
-            warmup = Warmup(arguments, i + 1, warmup.adaptation, draws)
-            self.state["warmup"] = warmup.save()
-            warmup = self._move_anchor(closure, warmup, progress)
+            if done <= last_anchor and done % anchor_every == 0:
+                theta = torch.stack([theta for theta, _ in late]).mean(0)
+                self._anchor_at(closure, theta, progress, moved=True)
+                self._set(step_size=adaptation.averaged)
+                adaptation = _C.DualAveraging(adaptation.averaged, target_acceptance)
+                draws = []
         self._check_place(closure, progress)
-        averaged = warmup.adaptation.averaged
-        self._set(step_size=averaged, **dict.fromkeys(_COUNTERS, 0))
-        self.state.pop("warmup", None)
-
-    def _move_anchor(self, closure: Closure, warmup: Warmup, progress: bool) -> Warmup:
-        """Chooses θ* and begins to adapt the step size anew, where it is time to."""
-        if not warmup.moves_anchor():
-            return warmup
-        self._anchor_at(closure, warmup.place(), progress, moved=True)
-        self._set(step_size=warmup.adaptation.averaged)
-        warmup = warmup.moved()
-        self.state["warmup"] = warmup.save()
-        return warmup
+        self._set(step_size=adaptation.averaged, **dict.fromkeys(_COUNTERS, 0))
+        self._is_warming_up = False
 
     @torch.no_grad()
     def _sweep(self, closure: Closure | None, most_steps: int | None = None) -> float:
-        """One step; returns the log of the ratio in the trajectory's test."""
+        """Makes a step; returns the log of the ratio in the trajectory's test."""
         refuse_scaler(self)
         if closure is None:
             raise TypeError(_NO_CLOSURE)
@@ -400,20 +387,17 @@ class HMCECS(Anchored):
         if kept is None or kept["num_data"] != self.param_groups[0]["num_data"]:
             self._anchor_at(closure, flat(self._all_params()).double(), progress=False)
         target = self._target(closure)
-        start = [p.detach().clone() for p in self._all_params()]
+        start, moved = [p.detach().clone() for p in self._all_params()], False
         try:
             present = self._start(target)
             if most_steps is None and self._is_check_due():
                 self._check_place(closure, progress=False)
             present, renewed = self._update_subsample(target, present)
             present, log_ratio, moved = self._trajectory(target, present, most_steps)
-        except BaseException:
-            for p, before in zip(self._all_params(), start, strict=True):
-                p.copy_(before)
-            raise
-        if not moved:
-            for p, before in zip(self._all_params(), start, strict=True):
-                p.copy_(before)
+        finally:
+            if not moved:
+                for p, before in zip(self._all_params(), start, strict=True):
+                    p.copy_(before)
         self._present, self._present_key = present, self._target_key()
         self.state["subsample"] = present.subsample.save(self._layout())
         group = self.param_groups[0]
@@ -424,35 +408,12 @@ class HMCECS(Anchored):
             num_divergences=group["num_divergences"] + (not math.isfinite(log_ratio)),
             num_subsamples_accepted=group["num_subsamples_accepted"] + renewed,
             num_evaluations=group["num_evaluations"] + target.evaluations,
-            sign=present.estimate.sign,
+            sign=int(present.estimate.sign),
         )
         return log_ratio
 
-    def _target(self, closure: Closure) -> SubsampledTarget:
-        return SubsampledTarget(
-            closure,
-            self._all_params(),
-            self._anchor.theta,
-            self._anchor.sums,
-            self._prior(),
-            self.param_groups[0]["temperature"],
-            self._estimator(),
-            self.param_groups[0]["max_variance"],
-        )
-
-    def _estimator(self) -> _C.ECSEstimator:
-        group = self.param_groups[0]
-        if group["variant"] == "perturbed":
-            return _C.ECSEstimator(group["num_data"])
-        return _C.ECSEstimator(
-            num_data=group["num_data"],
-            batch_size=group["subsample_size"],
-            num_products=group["num_products"],
-            lower_bound=group["mean_difference"] - group["num_products"],
-        )
-
     def _start(self, target: SubsampledTarget) -> Point:
-        """The last step's end, or where the parameters have been put since."""
+        """Returns the last step's end, or the point where the parameters are now."""
         subsample = self._subsample(target.closure)
         theta = flat(target.params).double()
         last = self._present
@@ -475,14 +436,14 @@ class HMCECS(Anchored):
                 f"{last.estimate.mean:.4g} (must be > a = "
                 f"{target.estimator.lower_bound:.4g}: beyond, |L̂| grows as the "
                 "likelihood falls). Choose θ* nearer, by set_anchor() or warmup(), or "
-                "use control_variate=2 or a larger num_products"
+                "use taylor_order=2 or a larger num_factors"
             )
         return last
 
     def _update_subsample(
         self, target: SubsampledTarget, present: Point
     ) -> tuple[Point, bool]:
-        """The Gibbs step for u: what to go on with, and whether it is new."""
+        """Makes the Gibbs step for u; returns the point, and True if u is new."""
         subsample = self._proposed(target.closure, present.subsample)
         # If it is accepted, as nearly always, the gradient is the trajectory's first.
         proposal = target.at(subsample, present.theta)
@@ -495,19 +456,19 @@ class HMCECS(Anchored):
     def _trajectory(
         self, target: SubsampledTarget, present: Point, most_steps: int | None
     ) -> tuple[Point, float, bool]:
-        """The step for θ: where to go on, the log ratio, and whether it moved."""
+        """Makes the step for θ; returns the point, the log ratio, and if θ moved."""
         group = self.param_groups[0]
         r = torch.empty_like(present.theta)
         hmc_momenta_(
             [r], [], temperature=1.0, offsets=[0], **self._chain_now().noise(group)
         )
-        before = present.log - kinetic(r)
+        before = present.log - float(sum_of_squares([r])) / 2
         steps = self._num_steps(most_steps)
         factor = self._anchor.whitening
         point = follow(target, present, r, factor, group["step_size"], steps)
         if point is None:
             return present, -math.inf, False
-        log_ratio = point.log - kinetic(r) - before
+        log_ratio = point.log - float(sum_of_squares([r])) / 2 - before
         if target.is_out_of_bounds(point, present):
             log_ratio = -math.inf
         if self._decide(log_ratio, _OF_TRAJECTORY):
@@ -520,13 +481,14 @@ class HMCECS(Anchored):
         return _C.leapfrog_steps(None, *sizes, most)
 
     def _is_check_due(self) -> bool:
-        """Whether to look at all data, as the warm-up has done at its end."""
+        """Returns True so often that a tenth of the evaluations are checks of θ."""
         group, layout = self.param_groups[0], self._layout()
-        cost = layout.num_cells * layout.batch_size * (self._num_steps() + 1)
-        return _C.is_check_due(group["num_trajectories"], group["num_data"], cost)
+        cost = layout["num_cells"] * layout["batch_size"] * (self._num_steps() + 1)
+        done = group["num_trajectories"]
+        return done > 0 and done % math.ceil(10 * group["num_data"] / cost) == 0
 
     def _decide(self, log_ratio: float, test: int) -> bool:
-        """A Metropolis test; what is not finite is rejected."""
+        """Returns True if a Metropolis test accepts; what is not finite is rejected."""
         if not math.isfinite(log_ratio):
             return False
         accepted = metropolis_decide(

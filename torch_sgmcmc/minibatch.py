@@ -1,8 +1,7 @@
-"""Batch samplers, independent or stratified."""
+"""Independent minibatches."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,27 +13,71 @@ import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain.checks import check_integer, draw_seed, wrong_shape
 from torch_sgmcmc.chain.saved_numbers import plain_number, saved_number
 
-__all__ = [
-    "IndependentBatchSampler",
-    "StratifiedBatchSampler",
-    "kmeans_strata",
-]
+__all__ = ["IndependentBatchSampler"]
 
 
-class _BatchSampler(torch.utils.data.Sampler[list[int]]):
-    """Keyed draws of minibatches: iteration, counters and state dicts."""
+class IndependentBatchSampler(torch.utils.data.Sampler[list[int]]):
+    """Minibatches that are drawn independently of each other, uniformly.
+
+    For :class:`torch.utils.data.DataLoader`, in place of ``shuffle=True``, whose
+    minibatches depend on each other: samplers that rely on independent noise lose
+    their law with it. A minibatch of n data takes O(n) time and memory.
+
+    Args:
+        num_data: N, the number of data, >= 1.
+        batch_size: n, in [1, N], or with ``replacement`` >= 1.
+        replacement: whether a datum can be in a minibatch several times. Without, the
+            noise of a minibatch's mean is smaller by the factor 1 - n/N. Default:
+            False.
+        num_batches: length of one iteration, >= 1. Default: N / n, rounded up.
+            Every iteration goes on with new draws.
+        seed: key of the draws, a 64-bit int. None draws one from torch's default
+            generator. A sampler may have the same seed. Default: None.
+        num_replicas: D >= 1 data-parallel ranks that share each minibatch, n / D data
+            each, n a multiple of D. They have one seed. Default: 1.
+        rank: which of them, in [0, D): it gets the data at the places rank, rank + D,
+            ... of the minibatch, so that all ranks together have those of one process.
+            Default: 0.
+
+    Raises:
+        TypeError: a number of the wrong type.
+        ValueError: a number out of range.
+
+    Example:
+        >>> batches = IndependentBatchSampler(len(data), 500, seed=0)
+        >>> loader = torch.utils.data.DataLoader(data, batch_sampler=batches)
+        >>> for x, y in loader:  # one "epoch"
+        ...     ...
+        >>> x, y = data[batches.draw(1)[0]]  # or without a loader
+
+    Note:
+        :meth:`state_dict` resumes to the bit, in the middle of an iteration too, but
+        counts what a loader with ``num_workers`` > 0 drew ahead as used. It does not
+        depend on the rank: any number of ranks goes on with it. More:
+        docs/samplers/minibatch.md.
+    """
 
     def __init__(
         self,
         num_data: int,
         batch_size: int,
-        num_batches: int | None,
-        seed: int | None,
-        num_replicas: int,
-        rank: int,
+        *,
+        replacement: bool = False,
+        num_batches: int | None = None,
+        seed: int | None = None,
+        num_replicas: int = 1,
+        rank: int = 0,
     ) -> None:
         self.num_data = check_integer("num_data", num_data, low=1)
         self.batch_size = check_integer("batch_size", batch_size, low=1)
+        if not isinstance(replacement, bool):
+            raise TypeError(f"Invalid replacement: {replacement!r} (must be a bool)")
+        if not replacement and batch_size > num_data:
+            raise ValueError(
+                f"Invalid batch_size: {batch_size} (must be <= num_data = {num_data} "
+                "without replacement)"
+            )
+        self.replacement = replacement
         if num_batches is None:
             num_batches = -(-num_data // batch_size)
         self.num_batches = check_integer("num_batches", num_batches, low=1)
@@ -52,13 +95,11 @@ class _BatchSampler(torch.utils.data.Sampler[list[int]]):
         self._position = 0  # in the latest iteration
         self._resumes = False  # whether the next iteration is to start there
 
-    @abstractmethod
-    def _memory(self, **drawn: int) -> bytearray:
-        """That of minibatches: how many, from which number on, for which rank."""
-
     def _rows(self, step: int, count: int) -> Tensor:
-        memory = self._memory(
+        memory = _C.minibatches(
+            *(self.num_data, self.batch_size),
             count=count,
+            replacement=self.replacement,
             seed=self.seed,
             step=step,
             num_replicas=self.num_replicas,
@@ -144,191 +185,3 @@ class _BatchSampler(torch.utils.data.Sampler[list[int]]):
             )
         self.seed, self.num_drawn = seed, num_drawn
         self._position, self._resumes = position, True
-
-
-class IndependentBatchSampler(_BatchSampler):
-    """Minibatches that are drawn independently of each other, uniformly.
-
-    For :class:`torch.utils.data.DataLoader`, in place of ``shuffle=True``, whose
-    minibatches depend on each other: samplers that rely on independent noise lose
-    their law with it. A minibatch of n data takes O(n) time and memory.
-
-    Args:
-        num_data: N, the number of data, >= 1.
-        batch_size: n, in [1, N], or with ``replacement`` >= 1.
-        replacement: whether a datum can be in a minibatch several times. Without, the
-            noise of a minibatch's mean is smaller by the factor 1 - n/N. Default:
-            False.
-        num_batches: length of one iteration, >= 1. Default: N / n, rounded up.
-            Every iteration goes on with new draws.
-        seed: key of the draws, a 64-bit int. None draws one from torch's default
-            generator. A sampler may have the same seed. Default: None.
-        num_replicas: D >= 1 data-parallel ranks that share each minibatch, n / D data
-            each, n a multiple of D. They have one seed. Default: 1.
-        rank: which of them, in [0, D): it gets the data at the places rank, rank + D,
-            ... of the minibatch, so that all ranks together have those of one process.
-            Default: 0.
-
-    Raises:
-        TypeError: a number of the wrong type.
-        ValueError: a number out of range.
-
-    Example:
-        >>> batches = IndependentBatchSampler(len(data), 500, seed=0)
-        >>> loader = torch.utils.data.DataLoader(data, batch_sampler=batches)
-        >>> for x, y in loader:  # one "epoch"
-        ...     ...
-        >>> x, y = data[batches.draw(1)[0]]  # or without a loader
-
-    Note:
-        :meth:`state_dict` resumes to the bit, in the middle of an iteration too, but
-        counts what a loader with ``num_workers`` > 0 drew ahead as used. It does not
-        depend on the rank: any number of ranks goes on with it. More:
-        docs/samplers/minibatch.md.
-    """
-
-    def __init__(
-        self,
-        num_data: int,
-        batch_size: int,
-        *,
-        replacement: bool = False,
-        num_batches: int | None = None,
-        seed: int | None = None,
-        num_replicas: int = 1,
-        rank: int = 0,
-    ) -> None:
-        super().__init__(num_data, batch_size, num_batches, seed, num_replicas, rank)
-        if not isinstance(replacement, bool):
-            raise TypeError(f"Invalid replacement: {replacement!r} (must be a bool)")
-        if not replacement:
-            _check_batch_fits(batch_size, num_data)
-        self.replacement = replacement
-
-    def _memory(self, **drawn: int) -> bytearray:
-        sizes = self.num_data, self.batch_size
-        return _C.minibatches(*sizes, replacement=self.replacement, **drawn)
-
-
-class StratifiedBatchSampler(_BatchSampler):
-    r"""Independent minibatches that represent every stratum of the data.
-
-    Of a stratum of :math:`N_k` data a minibatch of n has
-    :math:`n_k = n N_k / N` (proportional allocation), drawn uniformly without
-    replacement, rounded up or down at random. Each datum is in a minibatch with
-    probability n/N, so the **plain mean over a minibatch is unbiased**: no weights are
-    needed. With strata from :func:`kmeans_strata` and :class:`SGHMC` this is CP-SGHMC.
-
-    Args:
-        strata: the stratum of each datum: N integers, any values.
-        batch_size: n in [1, N].
-        num_batches: length of one iteration, >= 1. Default: N / n, rounded up.
-        seed: key of the draws, a 64-bit int. None draws one from torch's default
-            generator. Default: None.
-        num_replicas: D >= 1 data-parallel ranks that share each minibatch, see
-            :class:`IndependentBatchSampler`. Default: 1.
-        rank: which of them, in [0, D). Default: 0.
-
-    Raises:
-        TypeError: a number of the wrong type, or strata that are no integers.
-        ValueError: a number out of range, or strata not in one dimension.
-
-    Example:
-        >>> strata = kmeans_strata(x, 10, seed=0)
-        >>> batches = StratifiedBatchSampler(strata, 500, seed=0)
-        >>> loader = torch.utils.data.DataLoader(data, batch_sampler=batches)
-
-    Note:
-        A minibatch lists its data stratum by stratum: a part of it is no stratified
-        minibatch. Resuming is as for :class:`IndependentBatchSampler`.
-
-    Reference:
-        T. Fu and Z. Zhang, CPSG-MCMC: Clustering-Based Preprocessing method for
-        Stochastic Gradient MCMC, AISTATS 2017.
-    """
-
-    def __init__(
-        self,
-        strata: Any,
-        batch_size: int,
-        *,
-        num_batches: int | None = None,
-        seed: int | None = None,
-        num_replicas: int = 1,
-        rank: int = 0,
-    ) -> None:
-        labels = torch.as_tensor(strata)
-        if labels.is_floating_point() or labels.is_complex():
-            raise TypeError(f"Invalid strata: {labels.dtype} (must be integers)")
-        if labels.dim() != 1 or labels.numel() == 0:
-            raise wrong_shape("strata", labels, "one stratum for each datum")
-        super().__init__(
-            *(labels.numel(), batch_size, num_batches, seed, num_replicas, rank)
-        )
-        _check_batch_fits(batch_size, self.num_data)
-        labels = labels.cpu()
-        _, sizes = torch.unique(labels, return_counts=True)
-        self._order = torch.argsort(labels, stable=True)
-        self._ends = sizes.cumsum(0).tolist()
-
-    @property
-    def num_strata(self) -> int:
-        """The number of strata."""
-        return len(self._ends)
-
-    def _memory(self, **drawn: int) -> bytearray:
-        return _C.stratified_minibatches(self._ends, self.batch_size, **drawn)
-
-    def _rows(self, step: int, count: int) -> Tensor:
-        return self._order[super()._rows(step, count)]
-
-
-def kmeans_strata(x: Any, num_strata: int, *, seed: int = 0) -> Tensor:
-    """Strata of similar data, by k-means clustering.
-
-    Needs scikit-learn, which the library itself does not depend on. Up to 10,000
-    data by ``KMeans``, more by ``MiniBatchKMeans``. Scale the features as they matter
-    before.
-
-    Args:
-        x: N data in rows: a tensor or an array of shape [N, ...].
-        num_strata: number of clusters, in [1, N].
-        seed: of the clustering, in [0, 2^32). Default: 0.
-
-    Returns:
-        The stratum of each datum, int64 of shape [N], in [0, ``num_strata``). A
-        cluster can come out empty.
-
-    Raises:
-        ImportError: scikit-learn is not installed.
-        TypeError: num_strata or seed is not an int.
-        ValueError: num_strata or seed is out of range, or x has no rows.
-    """
-    num_strata = check_integer("num_strata", num_strata, low=1)
-    seed = check_integer("seed", seed)
-    if seed >= 2**32:
-        raise ValueError(f"Invalid seed: {seed} (must be < 2^32)")
-    x = torch.as_tensor(x)
-    if x.dim() == 0 or x.numel() == 0:
-        raise ValueError(f"Invalid x: shape {list(x.shape)} (must have data in rows)")
-    if num_strata > len(x):
-        raise ValueError(f"Invalid num_strata: {num_strata} (must be <= {len(x)})")
-    try:
-        from sklearn.cluster import KMeans, MiniBatchKMeans
-    except ImportError as error:
-        raise ImportError(
-            "kmeans_strata() needs scikit-learn: pip install scikit-learn"
-        ) from error
-    kind = KMeans if len(x) <= 10_000 else MiniBatchKMeans
-    clusters = kind(num_strata, n_init=3, random_state=seed)
-    rows = x.detach().cpu().flatten(1) if x.dim() > 1 else x.detach().cpu()[:, None]
-    labels = clusters.fit_predict(rows.double().numpy())
-    return torch.as_tensor(labels, dtype=torch.int64)
-
-
-def _check_batch_fits(batch_size: int, num_data: int) -> None:
-    if batch_size > num_data:
-        raise ValueError(
-            f"Invalid batch_size: {batch_size} (must be <= num_data = {num_data} "
-            "without replacement)"
-        )

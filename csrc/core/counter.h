@@ -31,7 +31,6 @@ enum class Purpose : uint32_t {
   kBounceClock = 6,  // arrivals and decisions of SBPS's bounce clock
   kRefreshment = 7,  // velocities drawn on the unit sphere
   kMinibatch = 8,    // minibatches drawn uniformly (host side)
-  kStrata = 9,       // stratified minibatches (host side)
   kSubsample = 10,   // the data in HMC-ECS's subsamples (host side)
   kSubsampleBlock = 11,  // which block of a subsample is drawn anew (host side)
   kPoisson = 12,         // numbers of minibatches in its factors (host side)

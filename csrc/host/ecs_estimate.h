@@ -10,13 +10,13 @@
 
 namespace torch_sgmcmc {
 
-// What a likelihood is estimated with; num_products is 0 for the perturbed
+// What a likelihood is estimated with; num_factors is 0 for the perturbed
 // estimator, whose only batch is the subsample.
 struct ECSEstimator {
   double num_data = 1;
-  int64_t batch_size = 1;    // m, of the block-Poisson estimator
-  int64_t num_products = 0;  // λ
-  double lower_bound = 0;    // a
+  int64_t batch_size = 1;   // m, of the block-Poisson estimator
+  int64_t num_factors = 0;  // λ
+  double lower_bound = 0;   // a
 };
 
 // The estimate's logarithm (of its absolute value), the estimated variance of
@@ -98,7 +98,7 @@ inline ECSEstimate ECSBlockPoisson(const ECSEstimator& e,
                                    int64_t count,
                                    double* weights) {
   const double scale = e.num_data / static_cast<double>(e.batch_size);
-  const auto products = static_cast<double>(e.num_products);
+  const auto factors = static_cast<double>(e.num_factors);
   const int64_t batches = count / e.batch_size;
   ECSEstimate result;
   double sum = 0;
@@ -106,7 +106,7 @@ inline ECSEstimate ECSBlockPoisson(const ECSEstimator& e,
     const int64_t begin = b * e.batch_size;
     const double estimate = scale * ECSSum(differences + begin, e.batch_size);
     const double excess = estimate - e.lower_bound;
-    const double log = std::log(std::abs(excess / products));
+    const double log = std::log(std::abs(excess / factors));
     sum += estimate;
     result.lowest = b == 0 ? estimate : std::min(result.lowest, estimate);
     result.log += log;
@@ -117,18 +117,18 @@ inline ECSEstimate ECSBlockPoisson(const ECSEstimator& e,
       weights[begin + i] = scale / excess;
     }
   }
-  result.log += e.lower_bound + products;
+  result.log += e.lower_bound + factors;
   if (batches > 0) result.mean = sum / static_cast<double>(batches);
   return result;
 }
 
-// Either; `count` is a multiple of the batch size, and not 0 without products.
+// Either; `count` is a multiple of the batch size, and not 0 without factors.
 inline ECSEstimate EstimateLikelihood(const ECSEstimator& e,
                                       const double* differences,
                                       int64_t count,
                                       double* weights) {
-  return e.num_products == 0 ? ECSPerturbed(e, differences, count, weights)
-                             : ECSBlockPoisson(e, differences, count, weights);
+  return e.num_factors == 0 ? ECSPerturbed(e, differences, count, weights)
+                            : ECSBlockPoisson(e, differences, count, weights);
 }
 
 // Whether the signed estimate is from a mean below a.
@@ -141,8 +141,8 @@ inline ECSEstimate EstimateLikelihood(const ECSEstimator& e,
 // posterior has next to nothing where the signs are worth anything. Of few
 // factors, all may be below a by chance.
 inline bool IsOverturned(const ECSEstimator& e, double mean) {
-  constexpr int64_t kManyProducts = 10;
-  return e.num_products >= kManyProducts && mean < e.lower_bound;
+  constexpr int64_t kManyFactors = 10;
+  return e.num_factors >= kManyFactors && mean < e.lower_bound;
 }
 
 // Whether a proposal's variance is above the highest allowed one, and was lower

@@ -138,43 +138,4 @@ std::vector<int64_t> DrawMinibatches(int64_t num_data,
   return PlacesOf(share, std::move(result));
 }
 
-std::vector<int64_t> DrawStratifiedMinibatches(const std::vector<int64_t>& ends,
-                                               int64_t batch_size,
-                                               int64_t count,
-                                               NoiseStream stream,
-                                               const Share& share) {
-  int64_t before = 0;
-  for (const int64_t end : ends) {
-    if (end <= before) Invalid("ends", end, "increasing and > 0");
-    before = end;
-  }
-  const int64_t num_data = before;
-  CheckSizes(num_data, batch_size, count, /*replacement=*/false, stream);
-  CheckShare(batch_size, share);
-  if (num_data > std::numeric_limits<int64_t>::max() / (batch_size + 1)) {
-    Invalid("num_data", num_data, "below 2^63 / (batch_size + 1)");
-  }
-  std::vector<int64_t> result;
-  result.reserve(static_cast<size_t>(count * batch_size));
-  for (int64_t k = 0; k < count; ++k, ++stream.step) {
-    // Systematic sampling: ticks at a distance N / n, all shifted by the same
-    // uniform amount, of which each stratum gets as many as it spans. In
-    // integers, so that the mean numbers are exact.
-    const auto shift = static_cast<int64_t>(
-        DrawBelow(static_cast<uint64_t>(num_data), stream, /*element=*/0));
-    uint64_t element = 1;
-    int64_t begin = 0;
-    int64_t taken = 0;
-    for (const int64_t end : ends) {
-      const int64_t ticks = (batch_size * end + shift) / num_data;
-      PartialShuffle shuffle(end - begin, ticks - taken);
-      for (; taken < ticks; ++taken, ++element) {
-        result.push_back(begin + shuffle.Next(stream, element));
-      }
-      begin = end;
-    }
-  }
-  return PlacesOf(share, std::move(result));
-}
-
 }  // namespace torch_sgmcmc

@@ -1,4 +1,4 @@
-// Minibatches as lists of indices: uniform ones and stratified ones.
+// Minibatches as lists of indices.
 //
 // The minibatch of a step is a pure function of (seed, step, purpose) and of
 // the sizes, like every other draw (Note [Counter layout]): the i-th index owns
@@ -37,17 +37,5 @@ std::vector<int64_t> DrawMinibatches(int64_t num_data,
                                      bool replacement,
                                      NoiseStream stream,
                                      const Share& share = {});
-
-// The same for data sorted by stratum, the k-th stratum being [ends[k - 1],
-// ends[k]). A minibatch of n out of N takes n N_k / N data from a stratum of
-// N_k, rounded up or down at random such that this is their mean number and n
-// their sum; within a stratum uniformly without replacement. Every datum is
-// then in the minibatch with probability n / N, so that the plain mean over it
-// is unbiased for strata of any sizes. Data come in the order of their strata.
-std::vector<int64_t> DrawStratifiedMinibatches(const std::vector<int64_t>& ends,
-                                               int64_t batch_size,
-                                               int64_t count,
-                                               NoiseStream stream,
-                                               const Share& share = {});
 
 }  // namespace torch_sgmcmc

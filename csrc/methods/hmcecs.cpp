@@ -85,37 +85,37 @@ std::vector<double> ECSOffset(const double* theta,
   return delta;
 }
 
-// Whether expansions have no gradients: slopes are of shape [0, M, d].
-bool IsConstant(const Tensor& slopes, const ECSMaybe& hessians) {
-  return !hessians && slopes.defined() && slopes.dim() == 3 &&
-         slopes.size(0) == 0;
+// Whether expansions have no gradients: gradients are of shape [0, M, d].
+bool IsConstant(const Tensor& gradients, const ECSMaybe& hessians) {
+  return !hessians && gradients.defined() && gradients.dim() == 3 &&
+         gradients.size(0) == 0;
 }
 
 // Expansions of M data: M, d, and what there is of them. See
-// torch_sgmcmc/ecs/taylor.py.
+// torch_sgmcmc/_ecs/taylor.py.
 struct ECSTerms {
   ECSTerms(const ECSArrays& arrays,
            const Tensor& theta,
-           const Tensor& slopes_of,
+           const Tensor& gradients_of,
            const ECSMaybe& scales_of,
            const ECSMaybe& hessians_of,
            int64_t count)
       : m(count),
         d(theta.numel()),
-        kinds(scales_of ? 2 : (IsConstant(slopes_of, hessians_of) ? 0 : 1)),
-        slopes(arrays.Read("slopes", slopes_of, {kinds, m, d})),
+        kinds(scales_of ? 2 : (IsConstant(gradients_of, hessians_of) ? 0 : 1)),
+        gradients(arrays.Read("gradients", gradients_of, {kinds, m, d})),
         scales(arrays.Read("scales", scales_of, {m})),
         hessians(arrays.Read("hessians", hessians_of, {m, d, d})) {}
 
   int64_t m;
   int64_t d;
   int64_t kinds;
-  const double* slopes;
+  const double* gradients;
   const double* scales;
   const double* hessians;
 
-  // What `bends` holds for each datum: scale yᵀδ, or H δ.
-  std::vector<int64_t> BendsShape() const {
+  // What `hessian_terms` holds for each datum: scale yᵀδ, or H δ.
+  std::vector<int64_t> HessianTermsShape() const {
     if (scales != nullptr) return {m};
     if (hessians != nullptr) return {m, d};
     return {0};
@@ -126,13 +126,13 @@ std::tuple<Tensor, Tensor, Tensor> ECSEstimateAt(Tensor values,
                                                  Tensor theta,
                                                  Tensor anchor,
                                                  Tensor expansions,
-                                                 Tensor slopes,
+                                                 Tensor gradients,
                                                  ECSMaybe scales,
                                                  ECSMaybe hessians,
                                                  double temperature,
                                                  double num_data,
                                                  int64_t batch_size,
-                                                 int64_t num_products,
+                                                 int64_t num_factors,
                                                  double lower_bound) {
   constexpr const char* kOp = "ecs_estimate";
   CheckNumber(kOp, "temperature", temperature, {.low_open = true});
@@ -143,9 +143,9 @@ std::tuple<Tensor, Tensor, Tensor> ECSEstimateAt(Tensor values,
          "Invalid batch_size: " + std::to_string(batch_size) +
              " (must divide " + std::to_string(m) + ", the number of values)");
   }
-  if (num_products < 0 || (num_products == 0 && m == 0)) {
+  if (num_factors < 0 || (num_factors == 0 && m == 0)) {
     Fail(kOp,
-         "Invalid num_products: " + std::to_string(num_products) +
+         "Invalid num_factors: " + std::to_string(num_factors) +
              " (must be >= 1, or 0 with values)");
   }
   const ECSArrays arrays(kOp);
@@ -154,17 +154,17 @@ std::tuple<Tensor, Tensor, Tensor> ECSEstimateAt(Tensor values,
   const double* at = arrays.Read("theta", theta, {d});
   const double* around = arrays.Read("anchor", anchor, {d});
   const double* expansion = arrays.Read("expansions", expansions, {m});
-  const ECSTerms terms(arrays, theta, slopes, scales, hessians, m);
+  const ECSTerms terms(arrays, theta, gradients, scales, hessians, m);
 
   const std::vector<double> delta = ECSOffset(at, around, d);
   Tensor weights = NewDoubles(values, {m});
-  Tensor bends = NewDoubles(values, terms.BendsShape());
+  Tensor hessian_terms = NewDoubles(values, terms.HessianTermsShape());
   double* weight = DoublesOf(weights);
-  double* bend = DoublesOf(bends);
+  double* hessian_term = DoublesOf(hessian_terms);
   // The differences, one term after the other.
   std::vector<double> differences(static_cast<size_t>(m));
   if (terms.kinds > 0) {
-    RowProducts(terms.slopes, m, d, delta.data(), weight);
+    RowProducts(terms.gradients, m, d, delta.data(), weight);
   } else {
     std::fill_n(weight, m, 0.0);
   }
@@ -172,19 +172,19 @@ std::tuple<Tensor, Tensor, Tensor> ECSEstimateAt(Tensor values,
     differences[i] = value[i] - (expansion[i] + weight[i]);
   }
   if (terms.scales != nullptr) {
-    RowProducts(terms.slopes + m * d, m, d, delta.data(), weight);
+    RowProducts(terms.gradients + m * d, m, d, delta.data(), weight);
     for (int64_t i = 0; i < m; ++i) {
-      bend[i] = terms.scales[i] * weight[i];
-      differences[i] -= 0.5 * bend[i] * weight[i];
+      hessian_term[i] = terms.scales[i] * weight[i];
+      differences[i] -= 0.5 * hessian_term[i] * weight[i];
     }
   } else if (terms.hessians != nullptr) {
-    RowProducts(terms.hessians, m * d, d, delta.data(), bend);
-    RowProducts(bend, m, d, delta.data(), weight);
+    RowProducts(terms.hessians, m * d, d, delta.data(), hessian_term);
+    RowProducts(hessian_term, m, d, delta.data(), weight);
     for (int64_t i = 0; i < m; ++i) differences[i] -= 0.5 * weight[i];
   }
   for (double& difference : differences) difference /= temperature;
 
-  const ECSEstimator estimator{num_data, batch_size, num_products, lower_bound};
+  const ECSEstimator estimator{num_data, batch_size, num_factors, lower_bound};
   const ECSEstimate result =
       EstimateLikelihood(estimator, differences.data(), m, weight);
   Tensor estimate = NewDoubles(values, {kECSEstimate});
@@ -194,21 +194,21 @@ std::tuple<Tensor, Tensor, Tensor> ECSEstimateAt(Tensor values,
   out[2] = result.mean;
   out[3] = result.sign;
   out[4] = result.lowest;
-  return {weights, bends, estimate};
+  return {weights, hessian_terms, estimate};
 }
 
 // log |L̂|^(1/T) + log prior / T and whether all is finite; and the gradient.
 std::tuple<Tensor, Tensor> ECSDensityAt(Tensor estimate,
-                                        Tensor pull,
+                                        Tensor gradient,
                                         Tensor weights,
-                                        Tensor bends,
+                                        Tensor hessian_terms,
                                         Tensor theta,
                                         Tensor anchor,
-                                        Tensor slopes,
+                                        Tensor gradients,
                                         ECSMaybe scales,
                                         ECSMaybe hessians,
                                         Tensor sum_value,
-                                        Tensor sum_slope,
+                                        Tensor sum_gradient,
                                         ECSMaybe sum_hessian,
                                         Tensor prior,
                                         double temperature,
@@ -219,14 +219,15 @@ std::tuple<Tensor, Tensor> ECSDensityAt(Tensor estimate,
   const int64_t d = theta.numel();
   const int64_t m = weights.numel();
   const double* log = arrays.Read("estimate", estimate, {kECSEstimate});
-  const double* towards = arrays.Read("pull", pull, {d});
+  const double* towards = arrays.Read("gradient", gradient, {d});
   const double* weight = arrays.Read("weights", weights, {m});
   const double* at = arrays.Read("theta", theta, {d});
   const double* around = arrays.Read("anchor", anchor, {d});
-  const ECSTerms terms(arrays, theta, slopes, scales, hessians, m);
-  const double* bend = arrays.Read("bends", bends, terms.BendsShape());
+  const ECSTerms terms(arrays, theta, gradients, scales, hessians, m);
+  const double* hessian_term =
+      arrays.Read("hessian_terms", hessian_terms, terms.HessianTermsShape());
   const double* value = arrays.Read("sum_value", sum_value, {});
-  const double* slope = arrays.Read("sum_slope", sum_slope, {d});
+  const double* total = arrays.Read("sum_gradient", sum_gradient, {d});
   const double* hessian = arrays.Read("sum_hessian", sum_hessian, {d, d});
   const double* precision = arrays.Read("prior", prior, {d});
   const double* mean = arrays.Read("prior_mean", prior_mean, {d});
@@ -234,28 +235,28 @@ std::tuple<Tensor, Tensor> ECSDensityAt(Tensor estimate,
   const std::vector<double> delta = ECSOffset(at, around, d);
   // Σ wᵢ ∇qᵢ of the subsample.
   std::vector<double> expanded(static_cast<size_t>(d));
-  if (terms.kinds > 0) AddRows(terms.slopes, m, d, weight, expanded.data());
+  if (terms.kinds > 0) AddRows(terms.gradients, m, d, weight, expanded.data());
   if (terms.scales != nullptr) {
-    std::vector<double> bent(static_cast<size_t>(m));
-    for (int64_t i = 0; i < m; ++i) bent[i] = weight[i] * bend[i];
-    AddRows(terms.slopes + m * d, m, d, bent.data(), expanded.data());
+    std::vector<double> scaled(static_cast<size_t>(m));
+    for (int64_t i = 0; i < m; ++i) scaled[i] = weight[i] * hessian_term[i];
+    AddRows(terms.gradients + m * d, m, d, scaled.data(), expanded.data());
   } else if (terms.hessians != nullptr) {
-    AddRows(bend, m, d, weight, expanded.data());
+    AddRows(hessian_term, m, d, weight, expanded.data());
   }
   // Σ ∇q of all data.
   std::vector<double> turn(static_cast<size_t>(d));
   if (hessian != nullptr) {
     RowProducts(hessian, d, d, delta.data(), turn.data());
   }
-  Tensor gradient = NewDoubles(theta, {d});
-  double* out = DoublesOf(gradient);
+  Tensor density_gradient = NewDoubles(theta, {d});
+  double* out = DoublesOf(density_gradient);
   bool finite = true;
   std::vector<double> energy(static_cast<size_t>(d));
   for (int64_t j = 0; j < d; ++j) {
     const double away = mean == nullptr ? at[j] : at[j] - mean[j];
     const double decay = precision[j] * away;
-    energy[j] = delta[j] * (slope[j] + 0.5 * turn[j]) - 0.5 * decay * away;
-    out[j] = (((towards[j] - expanded[j]) + (slope[j] + turn[j])) - decay) /
+    energy[j] = delta[j] * (total[j] + 0.5 * turn[j]) - 0.5 * decay * away;
+    out[j] = (((towards[j] - expanded[j]) + (total[j] + turn[j])) - decay) /
              temperature;
     finite = finite && std::isfinite(out[j]);
   }
@@ -263,7 +264,7 @@ std::tuple<Tensor, Tensor> ECSDensityAt(Tensor estimate,
   double* result = DoublesOf(density);
   result[0] = log[0] + (*value + ECSSum(energy.data(), d)) / temperature;
   result[1] = finite && std::isfinite(result[0]) ? 1 : 0;
-  return {density, gradient};
+  return {density, density_gradient};
 }
 
 // In x with θ = origin + W x, where the mass is 1; W is a matrix, a diagonal,

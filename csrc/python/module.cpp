@@ -80,7 +80,6 @@ PYBIND11_MODULE(_C, m) {
   purposes["BOUNCE_CLOCK"] = static_cast<int>(Purpose::kBounceClock);
   purposes["REFRESHMENT"] = static_cast<int>(Purpose::kRefreshment);
   purposes["MINIBATCH"] = static_cast<int>(Purpose::kMinibatch);
-  purposes["STRATA"] = static_cast<int>(Purpose::kStrata);
   purposes["SUBSAMPLE"] = static_cast<int>(Purpose::kSubsample);
   purposes["SUBSAMPLE_BLOCK"] = static_cast<int>(Purpose::kSubsampleBlock);
   purposes["POISSON"] = static_cast<int>(Purpose::kPoisson);
@@ -162,35 +161,6 @@ PYBIND11_MODULE(_C, m) {
       "The memory of int64[count, batch_size / num_replicas]: a rank's share of "
       "uniform minibatches of the steps from the given one on, each a pure "
       "function of the arguments.");
-
-  m.def(
-      "stratified_minibatches",
-      [](const std::vector<int64_t>& ends,
-         int64_t batch_size,
-         int64_t count,
-         int64_t seed,
-         uint64_t step,
-         int64_t num_replicas,
-         int64_t rank) {
-        return Memory(torch_sgmcmc::DrawStratifiedMinibatches(
-            ends,
-            batch_size,
-            count,
-            {static_cast<uint64_t>(seed),
-             step,
-             static_cast<uint32_t>(Purpose::kStrata)},
-            {num_replicas, rank}));
-      },
-      py::arg("ends"),
-      py::arg("batch_size"),
-      py::kw_only(),
-      py::arg("count"),
-      py::arg("seed"),
-      py::arg("step"),
-      py::arg("num_replicas"),
-      py::arg("rank"),
-      "The same of stratified minibatches, for data in the order of their "
-      "strata, of which the k-th ends before ends[k].");
 
   m.def(
       "check_share",

@@ -6,10 +6,8 @@
 #include <vector>
 
 #include "core/counter.h"
-#include "host/as_begun.h"
 #include "host/closure_watch.h"
 #include "host/dual_averaging.h"
-#include "host/hessian_size.h"
 #include "host/index_chain.h"
 #include "host/leapfrog_steps.h"
 #include "host/metropolis.h"
@@ -58,10 +56,6 @@ void BindTrajectories(py::module_& m) {
         "Of EWSG's minibatches (csrc/host/closure_watch.h).");
 
   m.def("ratio", &torch_sgmcmc::Ratio, py::arg("part"), py::arg("whole"));
-  m.def("check_hessian_size",
-        &torch_sgmcmc::CheckHessianSize,
-        py::arg("num_parameters"),
-        "Of control variates (csrc/host/hessian_size.h).");
   m.attr("MOST_WARMUP_STEPS") = torch_sgmcmc::kMostWarmupSteps;
   m.def("leapfrog_steps",
         &torch_sgmcmc::LeapfrogSteps,
@@ -74,14 +68,6 @@ void BindTrajectories(py::module_& m) {
         &torch_sgmcmc::MeanAcceptance,
         py::arg("log_ratios"),
         "The mean of min(1, exp(log_ratio)), 0 for one that is not finite.");
-
-  m.def("check_as_begun",
-        &torch_sgmcmc::CheckAsBegun,
-        py::arg("name"),
-        py::arg("now"),
-        py::arg("begun"),
-        py::arg("way_out") = "",
-        "Raises if a warm-up in progress has another value.");
 
   using torch_sgmcmc::DualAveraging;
   py::class_<DualAveraging>(

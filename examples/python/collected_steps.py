@@ -1,8 +1,8 @@
-"""Which steps of a chain become draws, with what weight: four ways to collect.
+"""Which steps of a chain become draws, with what weight: three ways to collect.
 
     python examples/python/collected_steps.py [--out runs/collected] [--steps 1000]
 
-Four chains of the regression in ``stored_regression.py``, and a picture of each: the
+Three chains of the regression in ``stored_regression.py``, and a picture of each: the
 step size, and the draws that its store has in the end.
 """
 
@@ -23,10 +23,8 @@ def ways(steps: int) -> dict[str, dict[str, Any]]:
     """By title, what ``sample`` is told besides model, data and sampler."""
     tenth = steps // 10
     cycle, every = 3 * tenth, max(1, steps // 50)
-    often = max(1, every // 4)
     return {
         f"burn_in={2 * tenth}, every={every}": {"burn_in": 2 * tenth, "every": every},
-        f"every={often}, max_samples=20": {"every": often, "max_samples": 20},
         f"CyclicalSchedule({cycle}), draws of sampling phases alone": {
             "schedule": lambda s: sg.CyclicalSchedule(s, cycle, exploration=0.6),
             "every": every // 2,
@@ -46,7 +44,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # of such a network, others would be in the way
     figure, panels = pyplot.subplots(
-        *(4, 1), figsize=(8, 6), sharex=True, layout="constrained"
+        *(3, 1), figsize=(8, 5), sharex=True, layout="constrained"
     )
     chains = zip(panels, ways(arguments.steps).items(), strict=True)
     for i, (axes, (title, options)) in enumerate(chains):

@@ -85,7 +85,6 @@ def main() -> None:
         steps=arguments.steps,
         burn_in=arguments.steps // 5,
         every=10,
-        max_samples=200,
         seed=0,
         checkpoint_every=2000,
         compile=arguments.compile,

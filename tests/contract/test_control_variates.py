@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from control_variate_problems import Batch, Problem, assert_close, assert_same
-from failed_steps import refused
 from reference import DTYPES
 from stored_files import through_file
 from torch import Tensor, nn
@@ -46,10 +45,9 @@ def test_the_formula() -> None:
     assert [p.data_ptr() for p in problem.params] == addresses
 
 
-@pytest.mark.parametrize("order", [1, 2])
-def test_unbiased_over_all_minibatches(order: int) -> None:
+def test_unbiased_over_all_minibatches() -> None:
     problem = Problem()
-    estimator = problem.estimator(order=order)
+    estimator = problem.estimator()
     problem.move()
     full = problem.gradient(range(7))
     for n in (1, 3):
@@ -63,11 +61,10 @@ def test_unbiased_over_all_minibatches(order: int) -> None:
         assert_close(total, full)
 
 
-@pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_no_variance_at_the_anchor(dtype: torch.dtype, order: int) -> None:
+def test_no_variance_at_the_anchor(dtype: torch.dtype) -> None:
     problem = Problem(dtype=dtype)
-    estimator = problem.estimator(order=order)
+    estimator = problem.estimator()
     seen = problem.estimates(estimator)
     for grads in seen:
         assert_same(grads, seen[0])
@@ -84,20 +81,19 @@ def spread(estimates: list[list[Tensor]]) -> float:
     return float(flat.var(dim=0, correction=0).sum())
 
 
-@pytest.mark.parametrize("order", [1, 2])
-def test_the_variance_grows_with_the_distance(order: int) -> None:
+def test_the_variance_grows_with_the_distance() -> None:
     problem = Problem()
-    estimator = problem.estimator(order=order)
+    estimator = problem.estimator()
     start, traces = problem.values(), []
     for size in (1e-4, 2e-4):
         for p, s in zip(problem.params, start, strict=True):
             p.data.copy_(s)
         problem.move(size)
         traces.append(spread(problem.estimates(estimator)))
-    # Like its square with order 1, and the fourth power with order 2.
-    assert traces[1] / traces[0] == pytest.approx(4**order, rel=1e-2)
+    # Like its square.
+    assert traces[1] / traces[0] == pytest.approx(4, rel=1e-2)
     plain = spread([problem.gradient([i]) for i in range(7)])
-    assert traces[1] < 1e-6**order * plain
+    assert traces[1] < 1e-6 * plain
 
 
 def test_unequal_batches_weigh_by_their_size() -> None:
@@ -158,13 +154,12 @@ def test_gradients_add_up() -> None:
     assert_close(problem.grads(), once)
 
 
-@pytest.mark.parametrize("order", [1, 2])
-def test_frozen_and_unused_parameters(order: int) -> None:
+def test_frozen_and_unused_parameters() -> None:
     problem = Problem()
     problem.params[1].requires_grad_(False)
     unused = nn.Parameter(torch.ones(2, dtype=torch.float64))
     problem.sampler.add_param_group({"params": [unused]})
-    estimator = problem.estimator(order=order)
+    estimator = problem.estimator()
     problem.move()
     estimator.backward(problem.batch([2]))
     assert problem.params[1].grad is None and unused.grad is None
@@ -174,14 +169,7 @@ def test_frozen_and_unused_parameters(order: int) -> None:
     estimator.load_state_dict(copy.deepcopy(state))
 
 
-@pytest.mark.parametrize(
-    ("order", "expected"),
-    # b is reached by half of the data: 2 b / 2 = 2 at the anchor, 3 here.
-    [(1, (2.0, 6.0 - 4.0 + 2.0)), (2, (3.0, 3.0))],
-)
-def test_a_parameter_that_some_minibatches_do_not_reach(
-    order: int, expected: tuple[float, float]
-) -> None:
+def test_a_parameter_that_some_minibatches_do_not_reach() -> None:
     a, b = (nn.Parameter(torch.full((2,), v, dtype=torch.float64)) for v in (1.0, 2.0))
     sampler = sg.SGLD([a, b], 0.1, num_data=4)
 
@@ -190,12 +178,13 @@ def test_a_parameter_that_some_minibatches_do_not_reach(
         return loss + b.square().sum() if bool((batch > 2).any()) else loss
 
     data = [torch.tensor([v], dtype=torch.float64) for v in (1.0, 2.0, 3.0, 4.0)]
-    estimator = sg.ControlVariates(sampler, loss_fn, order=order)
+    estimator = sg.ControlVariates(sampler, loss_fn)
     estimator.set_anchor(data)
     with torch.no_grad():
         a += 1
         b += 1
-    for batch, b_grad in zip((data[0], data[3]), expected, strict=True):
+    # b is reached by half of the data: its full gradient at the anchor is 2 b / 2 = 2.
+    for batch, b_grad in ((data[0], 2.0), (data[3], 6.0 - 4.0 + 2.0)):
         sampler.zero_grad()
         estimator.backward(batch)
         assert b.grad is not None and b.grad.tolist() == [b_grad] * 2
@@ -225,15 +214,12 @@ def problem_gradient_negated(problem: Problem) -> list[Tensor]:
     return [-g for g in twin.gradient(range(7))]
 
 
-@pytest.mark.parametrize("order", [1, 2])
-def test_buffers_see_every_evaluation(order: int) -> None:
+def test_buffers_see_every_evaluation() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     sampler = sg.SGLD(net.parameters(), 0.1, num_data=8)
     data = torch.randn(8, 3)
-    estimator = sg.ControlVariates(
-        sampler, lambda batch: net(batch).square().mean(), order=order
-    )
+    estimator = sg.ControlVariates(sampler, lambda batch: net(batch).square().mean())
     estimator.set_anchor([data[:4], data[4:]])
     count = net[1].num_batches_tracked
     assert int(count) == 2
@@ -282,27 +268,15 @@ def advance(problem: Problem, estimator: Any, batches: Iterator[Batch], n: int) 
 class WrittenOut:
     """The estimate by separate evaluations, in place of an estimator."""
 
-    def __init__(self, problem: Problem, order: int) -> None:
-        self.problem, self.anchor, self.order = problem, problem.values(), order
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.anchor = problem, problem.values()
 
     def at_anchor(self, batch: Batch) -> list[Tensor]:
-        """The gradient as it is expanded around the anchor."""
         problem, own = self.problem, self.problem.params
         problem.params = [nn.Parameter(a) for a in self.anchor]
         grads = torch.autograd.grad(problem.loss_fn(batch), problem.params)
         problem.params = own
-        if self.order == 1:
-            return list(grads)
-
-        def loss(*values: Tensor) -> Tensor:
-            problem.params = list(values)  # type: ignore[arg-type]
-            result = problem.loss_fn(batch)
-            problem.params = own
-            return result
-
-        moves = [p.detach() - a for p, a in zip(own, self.anchor, strict=True)]
-        _, bent = torch.autograd.functional.hvp(loss, (*self.anchor,), (*moves,))
-        return [g + b for g, b in zip(grads, bent, strict=True)]
+        return list(grads)
 
     def backward(self, batch: Batch, create_graph: bool = False) -> Tensor:
         problem = self.problem
@@ -316,22 +290,11 @@ class WrittenOut:
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
-@pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize(("kind", "options"), SAMPLERS)
-def test_every_sampler(
-    kind: type[sg.Sampler], options: dict[str, Any], order: int
-) -> None:
+def test_every_sampler(kind: type[sg.Sampler], options: dict[str, Any]) -> None:
     ours, theirs = (Problem(kind, **options) for _ in range(2))
-    if kind is sg.PSGLD and order == 2 and options.get("gamma", True):
-        with refused(
-            ValueError,
-            "Invalid create_graph: True (must be False with order=2, whose expansion "
-            "has no graph: use order=1, or PSGLD's gamma=False)",
-        ):
-            advance(ours, ours.estimator(order=2), minibatches(ours), 1)
-        return
-    advance(ours, ours.estimator(order=order), minibatches(ours), 6)
-    advance(theirs, WrittenOut(theirs, order), minibatches(theirs), 6)
+    advance(ours, ours.estimator(), minibatches(ours), 6)
+    advance(theirs, WrittenOut(theirs), minibatches(theirs), 6)
     for p, q in zip(ours.params, theirs.params, strict=True):
         torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-10)
 
@@ -442,13 +405,9 @@ def test_svrg_gives_the_full_gradient_right_after_a_refresh() -> None:
 # ---- Resuming --------------------------------------------------------------------
 
 
-def second_order(problem: Problem) -> sg.ControlVariates:
-    return problem.estimator(order=2)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", [sg.SGHMC, sg.EWSG])
-@pytest.mark.parametrize("make", [Problem.svrg, Problem.estimator, second_order])
+@pytest.mark.parametrize("make", [Problem.svrg, Problem.estimator])
 def test_resumes_in_the_middle_of_an_epoch(
     make: Callable[..., Any], kind: type[sg.Sampler], dtype: torch.dtype
 ) -> None:
@@ -482,20 +441,16 @@ def test_resumes_in_the_middle_of_an_epoch(
     assert other.calls - calls == 5 * per_step + (3 if make is Problem.svrg else 0)
 
 
-@pytest.mark.parametrize("order", [1, 2])
-def test_a_state_dict_is_a_snapshot(order: int) -> None:
+def test_a_state_dict_is_a_snapshot() -> None:
     problem = Problem()
-    estimator = problem.estimator(order=order)
+    estimator = problem.estimator()
     state = estimator.state_dict()
-    keys = {"anchor", "full_grads", "full_hessian"}
-    assert state.keys() == (keys if order == 2 else keys - {"full_hessian"})
+    assert state.keys() == {"anchor", "full_grads"}
     kept = copy.deepcopy(state)
     problem.move()
     estimator.set_anchor(problem.loader())
     assert_same(state["anchor"], kept["anchor"])
     assert_same(state["full_grads"], kept["full_grads"])
-    if order == 2:
-        assert_same([state["full_hessian"]], [kept["full_hessian"]])
     estimator.load_state_dict(kept)
     assert_same(estimator.state_dict()["anchor"], kept["anchor"])
     empty = sg.ControlVariates(problem.sampler, problem.loss_fn)
@@ -520,12 +475,8 @@ def test_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem()
     problem.estimator()
     problem.estimator(progress=False)
-    problem.estimator(order=2)
     # tqdm's None: a bar on a terminal only.
-    assert seen == [
-        {"desc": name, "leave": False, "disable": None}
-        for name in ("full gradient", "full gradient and Hessian")
-    ]
+    assert seen == [{"desc": "full gradient", "leave": False, "disable": None}]
     monkeypatch.setitem(sys.modules, "tqdm", None)
     problem.estimator().backward(problem.batch([1]))
     assert len(problem.grads()) == 3

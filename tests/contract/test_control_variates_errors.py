@@ -53,16 +53,6 @@ def test_constructor_errors() -> None:
             "Invalid progress: 1 (must be a bool)",
         ),
         (
-            lambda: sg.ControlVariates(sampler, loss, order=2.0),  # type: ignore[arg-type]
-            TypeError,
-            "Invalid order: 2.0 (must be an int, got float)",
-        ),
-        (
-            lambda: sg.ControlVariates(sampler, loss, order=0),
-            ValueError,
-            "Invalid order: 0 (must be in [1, 2])",
-        ),
-        (
             lambda: sg.SVRG(sgd, loss, [], refresh_every=1),  # type: ignore[arg-type]
             TypeError,
             "Invalid sampler: got SGD (must be a torch_sgmcmc sampler)",
@@ -131,11 +121,10 @@ def test_the_parameters_must_be_those_of_the_anchor() -> None:
             estimator.backward(problem.batch([0]))
 
 
-@pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("at_anchor", [True, False])
-def test_an_exception_leaves_everything_as_it_was(at_anchor: bool, order: int) -> None:
+def test_an_exception_leaves_everything_as_it_was(at_anchor: bool) -> None:
     problem = Problem()
-    estimator = problem.estimator(order=order)
+    estimator = problem.estimator()
     problem.move()
     good, calls = estimator.loss_fn, []
 
@@ -235,13 +224,10 @@ def test_a_gradient_that_is_not_finite() -> None:
     assert_same(estimator.state_dict()["full_grads"], anchor["full_grads"])
 
 
-@pytest.mark.parametrize("order", [1, 2])
-def test_gradients_that_are_not_dense(order: int) -> None:
+def test_gradients_that_are_not_dense() -> None:
     table = nn.Embedding(5, 2, sparse=True)
     sampler = sg.SGLD(table.parameters(), 0.1, num_data=5)
-    estimator = sg.ControlVariates(
-        sampler, lambda batch: table(batch).square().mean(), order=order
-    )
+    estimator = sg.ControlVariates(sampler, lambda batch: table(batch).square().mean())
     with refused(
         RuntimeError,
         "ControlVariates does not support sparse gradients (for nn.Embedding, use "

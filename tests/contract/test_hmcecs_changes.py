@@ -20,22 +20,22 @@ def sizes(sampler: sg.HMCECS) -> tuple[int, int]:
 
 @pytest.mark.parametrize("anchored", [True, False])
 @pytest.mark.parametrize(
-    ("variant", "changes"),
+    ("estimator", "changes"),
     [
         ("perturbed", {"subsample_size": 20}),
         ("perturbed", {"subsample_size": 5}),
         ("perturbed", {"num_blocks": 2}),
-        ("signed", {"num_products": 30}),
-        ("signed", {"num_products": 6}),
+        ("signed", {"num_factors": 30}),
+        ("signed", {"num_factors": 6}),
         ("signed", {"subsample_size": 12}),
         ("signed", {"num_data": 50}),
     ],
 )
 def test_a_changed_size_draws_the_subsample_anew(
-    variant: str, changes: dict[str, int], anchored: bool
+    estimator: str, changes: dict[str, int], anchored: bool
 ) -> None:
     data = Data()
-    sampler = make(data, variant=variant, num_products=15)
+    sampler = make(data, estimator=estimator, num_factors=15)
     chain(sampler, data, 5)
     group = sampler.param_groups[0]
     group.update(changes)
@@ -45,8 +45,8 @@ def test_a_changed_size_draws_the_subsample_anew(
         sampler.step(data)
         cells, indices = sizes(sampler)
         counts = sampler.state["subsample"]["counts"]
-        if variant == "signed":
-            assert cells == group["num_products"]
+        if estimator == "signed":
+            assert cells == group["num_factors"]
             assert indices == group["subsample_size"] * sum(counts)
         else:
             assert cells == indices == group["subsample_size"]
@@ -103,7 +103,7 @@ def test_no_subsample_of_one() -> None:
     data = Data()
     with pytest.raises(ValueError, match=r"subsample_size: 1 \(must be >= 2\)"):
         make(data, subsample_size=1)
-    make(data, subsample_size=1, variant="signed")
+    make(data, subsample_size=1, estimator="signed")
     sampler = make(data, subsample_size=40)
     sampler.warmup(data, 30, target_variance=1e6, progress=False)
     assert sampler.param_groups[0]["subsample_size"] == 30
@@ -115,7 +115,7 @@ def test_no_subsample_of_one() -> None:
 def test_a_subsample_that_is_too_uncertain_is_refused() -> None:
     """For u as for θ, or the chain would come to where it may not be."""
     data = Data("tanh")
-    sampler = make(data, subsample_size=5, control_variate=1)
+    sampler = make(data, subsample_size=5, taylor_order=1)
     variances = []
     for _ in range(40):
         sampler.step(data)
@@ -170,9 +170,9 @@ def test_a_warmup_too_short_to_choose_sizes() -> None:
 def test_the_number_of_products_moves_the_lower_bound() -> None:
     """a is the mean less λ, whatever λ has become."""
     data = Data()
-    sampler = make(data, variant="signed", num_products=20)
+    sampler = make(data, estimator="signed", num_factors=20)
     sampler.warmup(data, 20, progress=False)
-    sampler.param_groups[0]["num_products"] = 200
+    sampler.param_groups[0]["num_factors"] = 200
     sampler.step(data)
     # Each factor is near 1, so that the variance of log|L̂| is small.
     assert sampler.estimator_variance < 1

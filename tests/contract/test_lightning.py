@@ -25,7 +25,7 @@ from framework_problem import (
     takes_closure,
 )
 from short_chains import assert_same
-from stored_files import files
+from stored_files import contents
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
@@ -167,9 +167,9 @@ def test_draws_are_those_of_a_loop_and_go_on(kind: str, tmp_path: Path) -> None:
     fit.fit(collecting(kind, run), loader())
     fit.save_checkpoint(tmp_path / "last.ckpt")
     trainer(6).fit(collecting(kind, run), loader(), ckpt_path=tmp_path / "last.ckpt")
-    whole = files(tmp_path / "loop" / "chain-0")
+    whole = contents(tmp_path / "loop")
     assert whole["index"].count(b"\ndraw ") > 2
-    assert files(run / "chain-0") == whole
+    assert contents(run / "chain-0") == whole
 
 
 @pytest.mark.parametrize("kind", ["SGHMC", "SGHMC with means"])

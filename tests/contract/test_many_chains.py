@@ -14,7 +14,7 @@ import torch
 from failed_steps import refused
 from harness.exactness import assert_same
 from short_chains import ALIKE
-from stored_files import files
+from stored_files import contents
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
@@ -330,6 +330,6 @@ def test_each_chain_has_its_draws(tmp_path: Path) -> None:
             each.step()
     for collector in collectors:
         collector.close()
-    together, apart = (files(tmp_path / name) for name in ("together", "alone"))
+    together, apart = (contents(tmp_path / name) for name in ("together", "alone"))
     assert together == apart
     assert len(sg.SampleStore(tmp_path / "together")) == 4 * CHAINS

@@ -60,7 +60,7 @@ SAMPLERS: dict[str, tuple[int, Callable[[Any], sg.Sampler]]] = {
     "HMCECS": (8, lambda p: sg.HMCECS(p, **ECS)),
     "HMCECS signed": (
         8,
-        lambda p: sg.HMCECS(p, variant="signed", num_products=9, **ECS),
+        lambda p: sg.HMCECS(p, estimator="signed", num_factors=9, **ECS),
     ),
 }
 

@@ -17,15 +17,13 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import torch_sgmcmc as sg
 
-SMALL: dict[str, Any] = {"steps": 4, "burn_in": 0, "every": 1, "max_samples": None}
+SMALL: dict[str, Any] = {"steps": 4, "burn_in": 0, "every": 1}
 
 
 def test_zero_is_not_none(tmp_path: Path) -> None:
     run(tmp_path, **SMALL)
     with pytest.raises(ValueError, match=r"^Invalid burn_in: 1 \(the run .* has 0\)$"):
         run(tmp_path, **{**SMALL, "burn_in": 1})
-    with pytest.raises(ValueError, match=r"max_samples: 5 \(the run .* has None\)$"):
-        run(tmp_path, **{**SMALL, "max_samples": 5})
     run(tmp_path, **{**SMALL, "burn_in": 1}, restart=True)
     with pytest.raises(ValueError, match=r"^Invalid burn_in: 0 \(the run .* has 1\)$"):
         run(tmp_path, **SMALL)
@@ -39,14 +37,14 @@ def test_a_relative_store_after_chdir(
     network = model()
     sampler = sghmc(network.parameters(), seed=0)
     store = sg.SampleStore("draws")
-    with sg.Collector(sampler, network, "draws", max_samples=2) as collector:
+    with sg.Collector(sampler, network, "draws") as collector:
         monkeypatch.chdir("elsewhere")
         for _ in range(5):
             for p in network.parameters():
                 p.grad = torch.ones_like(p)
             sampler.step()
         collector.flush()
-    assert len(store.refresh()) == 2 and store[-1]["0.weight"].shape == (8, 4)
+    assert len(store.refresh()) == 5 and store[-1]["0.weight"].shape == (8, 4)
     with sg.SampleWriter("more", {"w": torch.zeros(2)}) as writer:
         monkeypatch.chdir(tmp_path)
         writer.append({"w": torch.ones(2)}, step=1)
@@ -174,7 +172,7 @@ def test_what_is_printed_is_short(tmp_path: Path) -> None:
     sampler = sghmc(network.parameters(), seed=0)
     collector = sg.Collector(sampler, network, tmp_path / "c", burn_in=3, every=2)
     assert repr(collector) == (
-        f"Collector of SGHMC: 0 draws of chain 0 in {tmp_path / 'c'} "
+        f"Collector of SGHMC: 0 draws of chain 0 of {tmp_path / 'c'} "
         "(burn_in=3, every=2)"
     )
     collector.close()

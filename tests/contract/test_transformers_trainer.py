@@ -10,7 +10,7 @@ import pytest
 import torch
 from framework_problem import EVERY, collector_of
 from short_chains import assert_same
-from stored_files import files
+from stored_files import contents
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
@@ -168,11 +168,11 @@ def test_draws_are_those_of_a_loop_and_go_on(tmp_path: Path) -> None:
             sampler.zero_grad()
             model(**batch).loss.backward()
             sampler.step()
-    whole = files(tmp_path / "loop" / "chain-0")
+    whole = contents(tmp_path / "loop")
     assert whole["index"].count(b"\ndraw ") > 2
-    assert files(tmp_path / "run" / "chain-0") == whole
+    assert contents(tmp_path / "run") == whole
     run(18, resume=tmp_path / "checkpoint-9")
-    assert files(tmp_path / "run" / "chain-0") == whole
+    assert contents(tmp_path / "run") == whole
 
 
 @pytest.mark.parametrize("kind", ["PSGLD", "EWSG", "HMC"])

@@ -38,17 +38,20 @@ std::vector<c10::OperatorHandle> OurOperators() {
 }
 
 // Shapes of arguments that are single tensors: d parameters, m data, c chains,
-// n counts, k kinds of slopes, b for what `bends` holds.
+// n counts, k kinds of gradients, b for what `hessian_terms` holds.
 const std::map<std::string, std::string>& Shapes() {
   static const std::map<std::string, std::string> shapes = {
-      {"values", "m"},     {"theta", "d"},        {"anchor", "d"},
-      {"expansions", "m"}, {"slopes", "kmd"},     {"scales", "m"},
-      {"hessians", "mdd"}, {"estimate", "5"},     {"pull", "d"},
-      {"weights", "m"},    {"bends", "b"},        {"sum_value", ""},
-      {"sum_slope", "d"},  {"sum_hessian", "dd"}, {"prior", "d"},
-      {"x", "d"},          {"momentum", "d"},     {"gradient", "d"},
-      {"origin", "d"},     {"log_ratios", "m"},   {"chosen", "c"},
-      {"counts", "n2"},    {"device_step", ""},
+      {"values", "m"},        {"theta", "d"},
+      {"anchor", "d"},        {"expansions", "m"},
+      {"gradients", "kmd"},   {"scales", "m"},
+      {"hessians", "mdd"},    {"estimate", "5"},
+      {"gradient", "d"},      {"weights", "m"},
+      {"hessian_terms", "b"}, {"sum_value", ""},
+      {"sum_gradient", "d"},  {"sum_hessian", "dd"},
+      {"prior", "d"},         {"x", "d"},
+      {"momentum", "d"},      {"origin", "d"},
+      {"log_ratios", "m"},    {"chosen", "c"},
+      {"counts", "n2"},       {"device_step", ""},
   };
   return shapes;
 }

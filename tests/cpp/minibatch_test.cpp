@@ -1,4 +1,4 @@
-// Minibatches: uniform, independent, unbiased over strata; and what is refused.
+// Minibatches: uniform, independent; and what is refused.
 #include "host/minibatch.h"
 
 #include <gtest/gtest.h>
@@ -141,17 +141,12 @@ TEST(Minibatches, OfAstronomicalData) {
 }
 
 TEST(Minibatches, ArePureFunctionsOfTheStep) {
-  const Indices ends = {10, 11, 40};
   const Indices together = DrawMinibatches(40, 6, 5, false, Stream(1, 2));
-  const Indices strata = DrawStratifiedMinibatches(ends, 6, 5, Stream(1, 2));
   std::set<Indices> seen;
   for (uint64_t k = 0; k < 5; ++k) {
     const auto begin = static_cast<int64_t>(6 * k);
     const Indices one = DrawMinibatches(40, 6, 1, false, Stream(1, 2 + k));
     EXPECT_TRUE(std::equal(one.begin(), one.end(), together.begin() + begin));
-    const Indices other =
-        DrawStratifiedMinibatches(ends, 6, 1, Stream(1, 2 + k));
-    EXPECT_TRUE(std::equal(other.begin(), other.end(), strata.begin() + begin));
     seen.insert(one);
   }
   seen.insert(DrawMinibatches(40, 6, 1, false, Stream(2, 2)));
@@ -163,7 +158,6 @@ TEST(Minibatches, ArePureFunctionsOfTheStep) {
 TEST(Minibatches, SharesAreTheirPlaces) {
   constexpr int64_t kSize = 6;
   constexpr int64_t kCount = 5;
-  const Indices ends = {10, 11, 40};
   for (const int64_t ranks : {1, 2, 3, 6}) {
     for (int64_t rank = 0; rank < ranks; ++rank) {
       const Share share{ranks, rank};
@@ -181,62 +175,6 @@ TEST(Minibatches, SharesAreTheirPlaces) {
               DrawMinibatches(
                   40, kSize, kCount, replacement, Stream(1, 2), share));
       }
-      check(
-          DrawStratifiedMinibatches(ends, kSize, kCount, Stream(1, 2)),
-          DrawStratifiedMinibatches(ends, kSize, kCount, Stream(1, 2), share));
-    }
-  }
-}
-
-// Sizes that divide: exact numbers, and all choices equally likely.
-TEST(StratifiedMinibatches, ProportionalAllocation) {
-  std::map<Indices, size_t> numbers;
-  std::vector<double> counts(3 * 15);
-  const Indices all =
-      DrawStratifiedMinibatches({3, 9}, 3, 60000, Stream(10, 0));
-  for (size_t k = 0; k < all.size(); k += 3) {
-    ASSERT_LT(all[k], 3);
-    ASSERT_GE(all[k + 1], 3);
-    ASSERT_NE(all[k + 1], all[k + 2]);
-    const Indices batch = {all[k],
-                           std::min(all[k + 1], all[k + 2]),
-                           std::max(all[k + 1], all[k + 2])};
-    ++counts[numbers.emplace(batch, numbers.size()).first->second];
-  }
-  EXPECT_EQ(numbers.size(), 45U);
-  EXPECT_LT(ZOfEqualCounts(counts), kMaxZ);
-}
-
-// Sizes that do not divide: every datum is drawn with probability n / N, and a
-// stratum gets its share rounded up or down. Some strata are smaller than N /
-// n, one has a single datum.
-TEST(StratifiedMinibatches, EveryDatumIsEquallyLikely) {
-  const Indices ends = {1, 8, 10, 29};
-  for (const int64_t n : {1, 2, 7, 28, 29}) {
-    constexpr int64_t kCount = 40000;
-    std::vector<double> counts(29);
-    const Indices all =
-        DrawStratifiedMinibatches(ends, n, kCount, Stream(11, 0));
-    ASSERT_EQ(static_cast<int64_t>(all.size()), n * kCount);
-    for (int64_t k = 0; k < kCount; ++k) {
-      const auto batch = all.begin() + k * n;
-      const std::set<int64_t> different(batch, batch + n);
-      ASSERT_EQ(static_cast<int64_t>(different.size()), n);
-      for (const int64_t i : different) ++counts[static_cast<size_t>(i)];
-      int64_t begin = 0;
-      for (const int64_t end : ends) {
-        const auto taken = std::distance(different.lower_bound(begin),
-                                         different.lower_bound(end));
-        ASSERT_GE(taken, n * (end - begin) / 29);
-        ASSERT_LE(taken, (n * (end - begin) + 28) / 29);
-        begin = end;
-      }
-    }
-    const double p = static_cast<double>(n) / 29;
-    for (const double c : counts) {
-      EXPECT_LE(std::abs(c - kCount * p),
-                kMaxZ * std::sqrt(kCount * p * (1 - p)))
-          << n;
     }
   }
 }
@@ -260,27 +198,6 @@ TEST(Minibatches, RefuseWhatDoesNotFit) {
       [&] { DrawMinibatches(5, 1, 2, true, Stream(0, uint64_t{kMaxStep})); },
       "step + count must be in [0, 2^48]");
   EXPECT_EQ(DrawMinibatches(5, 1, 1, true, Stream(0, kMaxStep)).size(), 1U);
-  ExpectInvalid([&] { DrawStratifiedMinibatches({}, 1, 1, s); },
-                "Invalid num_data: 0 (must be >= 1)");
-  ExpectInvalid(
-      [&] {
-        DrawStratifiedMinibatches({3, 3}, 1, 1, s);
-      },
-      "Invalid ends: 3 (must be increasing and > 0)");
-  ExpectInvalid(
-      [&] {
-        DrawStratifiedMinibatches({0, 3}, 1, 1, s);
-      },
-      "Invalid ends: 0 (must be increasing and > 0)");
-  ExpectInvalid(
-      [&] {
-        DrawStratifiedMinibatches({3, 5}, 6, 1, s);
-      },
-      "Invalid batch_size: 6 (must be in [1, 5])");
-  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
-  ExpectInvalid([&] { DrawStratifiedMinibatches({kMost}, 1, 1, s); },
-                "Invalid num_data: " + std::to_string(kMost) +
-                    " (must be below 2^63 / (batch_size + 1))");
 }
 
 }  // namespace

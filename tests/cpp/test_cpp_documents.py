@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from harness import cpp
-from stored_files import files
+from stored_files import contents
 
 import torch_sgmcmc as sg
 
@@ -58,5 +58,5 @@ def test_an_example_that_was_killed_goes_on(
     again = cpp.run(program, killed, steps)
     assert again.startswith(f"goes on from step {at}\n")
     assert again.partition("\n")[2] == cpp.run(program, whole, steps)
-    assert files(killed / "draws") == files(whole / "draws")
+    assert contents(killed / "draws") == contents(whole / "draws")
     assert " draws, mean squared error 0.0" in again

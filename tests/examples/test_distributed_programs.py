@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from harness.examples import FOLDER, run_example
 from launch import run_ranks
-from stored_files import files
+from stored_files import contents
 
 import torch_sgmcmc as sg
 
@@ -109,7 +109,9 @@ def test_a_rank_that_dies_is_named_and_a_restart_continues_all_chains(
     assert begun == 40  # two checkpoints
 
     resumed = run("killed")
-    assert files(tmp_path / "killed" / "draws") == files(tmp_path / "whole" / "draws")
+    assert contents(tmp_path / "killed" / "draws") == contents(
+        tmp_path / "whole" / "draws"
+    )
     # The draws and the index of each chain.
-    assert len(files(tmp_path / "whole" / "draws")) == 4
+    assert len(contents(tmp_path / "whole" / "draws")) == 4
     assert resumed.replace("killed", "whole") == whole

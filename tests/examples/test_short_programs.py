@@ -10,7 +10,7 @@ import pytest
 import stored_regression
 import torch
 from harness.examples import run_example
-from stored_files import files
+from stored_files import contents
 
 import torch_sgmcmc as sg
 
@@ -178,8 +178,8 @@ def test_a_regression_is_stored_and_gone_on_with(
     store = sg.SampleStore(whole / "draws")
     assert [draw.step for draw in store] == list(range(510, 2501, 10))
     assert all(0 < draw.loss < 100 for draw in store)
-    stored = files(whole / "draws")
+    stored = contents(whole / "draws")
     # Draws in one file, the index, what ran, and the report's two forms.
     assert len(stored) == 5
-    assert files(parts / "draws") == stored
+    assert contents(parts / "draws") == stored
     assert printed.count("200 draws of chains [0], one in 10") == 2

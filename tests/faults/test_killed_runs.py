@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import torch
 from children import outcome
-from stored_files import files
+from stored_files import contents
 
 pytestmark = pytest.mark.full
 
@@ -86,7 +86,7 @@ def kill(
                 assert scores(now["history"]) == scores(expected)
             epochs[epoch] += 1
         assert end == ends[method]
-        assert files(path.with_suffix("")) == files(whole[method])
+        assert contents(path.with_suffix("")) == contents(whole[method])
         now = bnn.checkpoint.load(path)
         for name, tensor in saved[method]["model"].items():
             assert torch.equal(now["model"][name], tensor)

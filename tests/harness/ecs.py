@@ -142,13 +142,13 @@ class Logistic:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A model and the settings of a sampler; signed if ``num_products`` is not 0."""
+    """A model and the settings of a sampler; signed if ``num_factors`` is not 0."""
 
     model: Logistic
     step_size: float
     num_steps: int
     num_blocks: int
-    num_products: int = 0
+    num_factors: int = 0
     lower_bound: float = 0.0
 
     # ---- Estimates -------------------------------------------------------------
@@ -157,7 +157,7 @@ class Experiment:
         """log |L̂| + log prior, the sign, and the size as in :class:`Observed`."""
         smooth, _ = self.model.smooth(state.theta)
         n, m = self.model.n, self.model.m
-        if self.num_products == 0:
+        if self.num_factors == 0:
             d, _ = self.model.differences(state.theta[..., None], state.u)
             variance = n**2 / m * d.var(axis=-1)
             log = n * d.mean(axis=-1) - variance / 2
@@ -171,7 +171,7 @@ class Experiment:
     def _factors(self, theta: Array, u: Indices) -> Array:
         """(d̂ - a) / λ of minibatches."""
         d, _ = self.model.differences(theta[..., None], u)
-        return (self.model.n * d.mean(axis=-1) - self.lower_bound) / self.num_products
+        return (self.model.n * d.mean(axis=-1) - self.lower_bound) / self.num_factors
 
     def propose(self, rng: Generator, state: State) -> State:
         """One block of u drawn anew."""
@@ -189,11 +189,11 @@ class Experiment:
     def fresh(self, rng: Generator, theta: Array) -> State:
         """A whole u, with replacement, as it is proposed."""
         chains, m = len(theta), self.model.m
-        if self.num_products == 0:
+        if self.num_factors == 0:
             u = rng.integers(self.model.n, size=(chains, m))
             return State(theta, u, np.ones((chains, m), dtype=int))
-        counts = rng.poisson(1.0, (chains, self.num_products))
-        u = rng.integers(self.model.n, size=(chains, self.num_products, MOST, m))
+        counts = rng.poisson(1.0, (chains, self.num_factors))
+        u = rng.integers(self.model.n, size=(chains, self.num_factors, MOST, m))
         return State(theta, u, np.minimum(counts, MOST))
 
     # ---- The exact law ---------------------------------------------------------
@@ -225,7 +225,7 @@ class Experiment:
         Signed, of |L̂|: with f = (d̂ - a) / λ of one minibatch and X ~ Poisson(1),
         E Π |f| is exp(E|f| - 1), and so E|L̂| = exp(Σ q + a + λ E|f|).
         """
-        if self.num_products == 0:
+        if self.num_factors == 0:
             return self._table.sum(axis=1)
         weights = np.exp(self._signed_logs(np.abs(self._signed_table)))
         return weights / weights.sum()
@@ -234,13 +234,13 @@ class Experiment:
         """log E Π f with these f, at the grid's points, less the highest of |f|."""
         smooth, _ = self.model.smooth(self.model.grid())
         size = np.abs(self._signed_table).mean(axis=1)
-        highest = smooth + self.num_products * size
-        return smooth + self.num_products * factors.mean(axis=1) - highest.max()
+        highest = smooth + self.num_factors * size
+        return smooth + self.num_factors * factors.mean(axis=1) - highest.max()
 
     @cached_property
     def mean_sign(self) -> float:
         """Of a draw. Without the absolute values, E L̂ is L."""
-        if self.num_products == 0:
+        if self.num_factors == 0:
             return 1.0
         signed = np.exp(self._signed_logs(self._signed_table))
         total = np.exp(self._signed_logs(np.abs(self._signed_table)))
@@ -249,17 +249,17 @@ class Experiment:
     @cached_property
     def mean_size(self) -> float:
         """Given θ, X is Poisson(E|f|)."""
-        if self.num_products == 0:
+        if self.num_factors == 0:
             theta = np.broadcast_to(self.model.grid()[:, None], self._table.shape)
             state = State(theta, self._subsamples, self._subsamples)
             return float((self._table * self.log_density(state)[2]).sum())
-        rates = self.num_products * np.abs(self._signed_table).mean(axis=1)
+        rates = self.num_factors * np.abs(self._signed_table).mean(axis=1)
         return float(self.law @ rates)
 
     def draw(self, rng: Generator, chains: int) -> State:
         """Independent draws of (θ, u)."""
         grid = self.model.grid()
-        if self.num_products == 0:
+        if self.num_factors == 0:
             flat = self._table.ravel()
             chosen = rng.choice(len(flat), size=chains, p=flat)
             row, column = np.divmod(chosen, self._table.shape[1])
@@ -271,11 +271,11 @@ class Experiment:
         row = rng.choice(len(grid), size=chains, p=self.law)
         factors = np.abs(self._signed_table) / len(self._subsamples)
         rates = factors.sum(axis=1)[row, None]
-        counts = rng.poisson(rates, (chains, self.num_products))
+        counts = rng.poisson(rates, (chains, self.num_factors))
         # A minibatch of probability p has now p |f| / Σ p |f|: all rows' sums at once.
         steps = factors.cumsum(axis=1) / factors.sum(axis=1, keepdims=True)
         steps += np.arange(len(grid))[:, None]
-        shape = (chains, self.num_products, MOST)
+        shape = (chains, self.num_factors, MOST)
         at = np.searchsorted(steps.ravel(), row[:, None, None] + rng.random(shape))
         return State(
             grid[row],
@@ -293,7 +293,7 @@ class Experiment:
         density.
         """
         rng = np.random.default_rng(99)
-        state = self.draw(rng, 100_000 if self.num_products == 0 else 25_000)
+        state = self.draw(rng, 100_000 if self.num_factors == 0 else 25_000)
         proposal = self.propose(rng, state)
         rise = self.log_density(proposal)[0] - self.log_density(state)[0]
         chances = np.stack([self._chance(rng, state), np.exp(np.minimum(rise, 0))])
@@ -329,7 +329,7 @@ SIGNED = Experiment(
     step_size=0.3,
     num_steps=2,
     num_blocks=3,
-    num_products=3,
+    num_factors=3,
     lower_bound=-2.0,
 )
 # Of order 0.
@@ -346,7 +346,7 @@ def check_moments(experiment: Experiment, seen: Observed, *, label: str) -> None
         return powers - np.array([law @ grid, law @ grid**2])[:, None, None]
 
     rows = [*off(experiment.law), seen.size - experiment.mean_size]
-    if experiment.num_products > 0:
+    if experiment.num_factors > 0:
         rows += [*(seen.sign * off(experiment.model.law()))]
         rows += [seen.sign - experiment.mean_sign]
     _check(np.stack(rows), np.zeros(len(rows)), label)

@@ -20,9 +20,8 @@ from torch import Tensor
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
 from harness.ecs import Experiment, Observed, State
-from torch_sgmcmc.ecs import target as parts
-from torch_sgmcmc.ecs.subsample import Subsample
-from torch_sgmcmc.ecs.target import Point, SubsampledTarget
+from torch_sgmcmc._ecs import target as parts
+from torch_sgmcmc._ecs.target import Point, Subsample, SubsampledTarget
 from torch_sgmcmc.hmcecs import _OF_SUBSAMPLE
 
 __all__ = [
@@ -45,16 +44,16 @@ def run_sampler(
     Its randomness depends on how many steps it has made, so that replicates are
     independent.
     """
-    model, signed = experiment.model, experiment.num_products > 0
+    model, signed = experiment.model, experiment.num_factors > 0
     p = torch.tensor([model.anchor], dtype=torch.float64, requires_grad=True)
     sampler = sg.HMCECS(
         [p],
         num_data=model.n,
         subsample_size=model.m,
-        variant="signed" if signed else "perturbed",
-        num_products=max(1, experiment.num_products),
+        estimator="signed" if signed else "perturbed",
+        num_factors=max(1, experiment.num_factors),
         num_blocks=experiment.num_blocks,
-        control_variate=model.order,
+        taylor_order=model.order,
         mass_matrix="identity",
         prior_precision=model.prior,
         step_size=experiment.step_size,
@@ -64,7 +63,7 @@ def run_sampler(
     closure = model.closure(p)
     sampler.set_anchor(closure, progress=False)
     if signed:  # as a warm-up leaves it: a is λ less than the mean of d̂ there
-        mean = experiment.lower_bound + experiment.num_products
+        mean = experiment.lower_bound + experiment.num_factors
         sampler._set(mean_difference=mean)
     starts = experiment.draw(np.random.default_rng(seed), replicates)
     kept: list[tuple[float, ...]] = []
@@ -119,9 +118,9 @@ def _estimate(change: Callable[[Tensor, Tensor, float], None]) -> Any:
     right = parts.ecs_estimate
 
     def wrong(values: Tensor, *rest: Any, **sizes: Any) -> Any:
-        weights, bends, numbers = right(values, *rest, **sizes)
+        weights, hessian_terms, numbers = right(values, *rest, **sizes)
         change(weights, numbers, sizes["num_data"] / max(1, len(values)))
-        return weights, bends, numbers
+        return weights, hessian_terms, numbers
 
     return mock.patch.object(parts, "ecs_estimate", wrong)
 
@@ -219,13 +218,13 @@ def _u_always_accepted() -> Any:
     return mock.patch.object(HMCECS, "_decide", wrong)
 
 
-def _bound_without_products() -> Any:
+def _bound_without_factors() -> Any:
     right = HMCECS._estimator
 
     def wrong(self: Any) -> Any:
         estimator = right(self)
-        bound = estimator.lower_bound + estimator.num_products
-        sizes = estimator.batch_size, estimator.num_products
+        bound = estimator.lower_bound + estimator.num_factors
+        sizes = estimator.batch_size, estimator.num_factors
         return _C.ECSEstimator(estimator.num_data, *sizes, bound)
 
     return mock.patch.object(HMCECS, "_estimator", wrong)
@@ -241,7 +240,7 @@ def _no_prior() -> Any:
     return mock.patch.object(HMCECS, "_prior", wrong)
 
 
-# What either variant does by the same code is broken in one of them.
+# What either estimator does by the same code is broken in one of them.
 BUGS: dict[str, Patch] = {
     "fresh u inside the trajectory": lambda: _fresh(forces_alone=False),
     "Metropolis test with the energy of all data": _energy_of_all_data,
@@ -251,7 +250,7 @@ BUGS: dict[str, Patch] = {
 SIGNED_BUGS: dict[str, Patch] = {
     "prior missing": _no_prior,
     "sign ignored": lambda: _estimate(_ignored),
-    "a without λ": _bound_without_products,
+    "a without λ": _bound_without_factors,
 }
 ORDER_BUGS: dict[str, Patch] = {
     "gradient left in the sum of q": lambda: _target(_with_a_gradient),

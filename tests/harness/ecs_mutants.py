@@ -69,7 +69,7 @@ class ReferenceECS:
     def estimate(self, state: State) -> tuple[Array, Array, Array]:
         """log |L̂| + log prior, its derivative, and the sign."""
         log, slope = self.model.smooth(state.theta)
-        if self.experiment.num_products == 0:
+        if self.experiment.num_factors == 0:
             left, pull, sign = self._perturbed(state)
         else:
             left, pull, sign = self._signed(state)
@@ -95,7 +95,7 @@ class ReferenceECS:
 
     def _signed(self, state: State) -> tuple[Array, Array, Array]:
         bug, scale = self.mutation, self._scale()
-        a, products = self.experiment.lower_bound, self.experiment.num_products
+        a, products = self.experiment.lower_bound, self.experiment.num_factors
         d, slopes = self.model.differences(state.theta[:, None, None, None], state.u)
         there = np.arange(MOST) < state.counts[:, :, None]
         estimates, drifts = scale * d.sum(axis=-1), scale * slopes.sum(axis=-1)
@@ -192,7 +192,7 @@ def run_reference(
     """
     state = experiment.draw(np.random.default_rng(seed), chains)
     if far > 0:
-        still = experiment.num_products == 0
+        still = experiment.num_factors == 0
         state = State(
             np.full(chains, experiment.model.anchor),
             np.zeros_like(state.u),

@@ -50,13 +50,13 @@ def gaussian(eta: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
-        (logistic, {"subsample_size": 10, "variant": "signed", "num_products": 40}),
+        (logistic, {"subsample_size": 10, "estimator": "signed", "num_factors": 40}),
         *at_levels(
             [
                 (logistic, {"subsample_size": 100}),
                 (poisson, {"subsample_size": 100}),
                 # m so large that the first order's perturbation is far below the error.
-                (gaussian, {"subsample_size": 300, "control_variate": 1}),
+                (gaussian, {"subsample_size": 300, "taylor_order": 1}),
             ]
         ),
     ],

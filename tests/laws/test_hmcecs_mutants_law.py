@@ -69,95 +69,89 @@ def check(experiment: Experiment, seen: Observed, label: str) -> None:
 def pairs(*names: Iterable[str]) -> list[tuple[str, str]]:
     """Of an experiment and each of its bugs, in the order of EXPERIMENTS."""
     each = zip(EXPERIMENTS, names, strict=False)
-    return [(variant, bug) for variant, bugs in each for bug in bugs]
+    return [(name, bug) for name, bugs in each for bug in bugs]
 
 
-def is_signed(variant: str) -> bool:
-    return EXPERIMENTS[variant].num_products > 0
+def is_signed(name: str) -> bool:
+    return EXPERIMENTS[name].num_factors > 0
 
 
 # ---- The reference and its mutants ------------------------------------------------
 
 
-def in_law(variant: str, mutation: str | None) -> Observed:
+def in_law(name: str, mutation: str | None) -> Observed:
     """Chains of the reference that start in their law and must keep it."""
-    chains, steps = (1000, 10) if is_signed(variant) else (3000, 20)
-    return run_reference(EXPERIMENTS[variant], mutation, chains=chains, steps=steps)
+    chains, steps = (1000, 10) if is_signed(name) else (3000, 20)
+    return run_reference(EXPERIMENTS[name], mutation, chains=chains, steps=steps)
 
 
-def from_afar(variant: str, mutation: str | None) -> Observed:
+def from_afar(name: str, mutation: str | None) -> Observed:
     """Chains that start all in the same bad place and must come to their law."""
-    far = 40 if EXPERIMENTS[variant].model.order == 1 else 100
+    far = 40 if EXPERIMENTS[name].model.order == 1 else 100
     settings = {"chains": 1500, "steps": 10, "far": far}
-    if is_signed(variant):
+    if is_signed(name):
         settings = {"chains": 500, "steps": 10, "far": 60}
-    return run_reference(EXPERIMENTS[variant], mutation, **settings)
+    return run_reference(EXPERIMENTS[name], mutation, **settings)
 
 
 @lru_cache
-def fine(variant: str) -> Experiment:
+def fine(name: str) -> Experiment:
     """The same trajectories by a quarter of the step."""
-    right = EXPERIMENTS[variant]
+    right = EXPERIMENTS[name]
     return replace(right, step_size=right.step_size / 4, num_steps=4 * right.num_steps)
 
 
-def in_fine_steps(variant: str, mutation: str | None) -> Observed:
-    chains, steps = (800, 3) if is_signed(variant) else (1500, 4)
-    return run_reference(fine(variant), mutation, chains=chains, steps=steps)
+def in_fine_steps(name: str, mutation: str | None) -> Observed:
+    chains, steps = (800, 3) if is_signed(name) else (1500, 4)
+    return run_reference(fine(name), mutation, chains=chains, steps=steps)
 
 
-@pytest.mark.parametrize("variant", EXPERIMENTS)
-def test_the_reference_is_right(variant: str) -> None:
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_reference_is_right(name: str) -> None:
     for run in (in_law, from_afar):
-        check(EXPERIMENTS[variant], run(variant, None), "reference")
+        check(EXPERIMENTS[name], run(name, None), "reference")
 
 
-@pytest.mark.parametrize(("variant", "mutation"), pairs(MUTATIONS, SIGNED_MUTATIONS))
-def test_a_bug_is_caught(variant: str, mutation: str) -> None:
+@pytest.mark.parametrize(("name", "mutation"), pairs(MUTATIONS, SIGNED_MUTATIONS))
+def test_a_bug_is_caught(name: str, mutation: str) -> None:
     with pytest.raises(StatisticalError):
-        check_moments(EXPERIMENTS[variant], in_law(variant, mutation), label=mutation)
+        check_moments(EXPERIMENTS[name], in_law(name, mutation), label=mutation)
 
 
 @pytest.mark.parametrize(
-    ("variant", "mutation"), pairs(MIXING_MUTATIONS, SIGNED_MIXING_MUTATIONS)
+    ("name", "mutation"), pairs(MIXING_MUTATIONS, SIGNED_MIXING_MUTATIONS)
 )
-def test_a_bug_that_keeps_the_law_is_caught_from_afar(
-    variant: str, mutation: str
-) -> None:
+def test_a_bug_that_keeps_the_law_is_caught_from_afar(name: str, mutation: str) -> None:
     with pytest.raises(StatisticalError):
-        check_moments(
-            EXPERIMENTS[variant], from_afar(variant, mutation), label=mutation
-        )
+        check_moments(EXPERIMENTS[name], from_afar(name, mutation), label=mutation)
 
 
-@pytest.mark.parametrize(("variant", "order"), [("perturbed", 2), ("signed", 1)])
-def test_a_right_force_is_accepted(variant: str, order: int) -> None:
+@pytest.mark.parametrize(("name", "order"), [("perturbed", 2), ("signed", 1)])
+def test_a_right_force_is_accepted(name: str, order: int) -> None:
     """Nearly always, if steps are small: 1 - α falls like ε² at least.
 
     Signed, like ε: |L̂| is 0 where its sign changes, where exact trajectories turn
     back, and what a step over such a place does to the energy does not become small.
     """
-    right, small = EXPERIMENTS[variant], fine(variant)
-    check_rates(small, in_fine_steps(variant, None), label="small steps")
+    right, small = EXPERIMENTS[name], fine(name)
+    check_rates(small, in_fine_steps(name, None), label="small steps")
     lost = [1 - e.rates[0, 0] for e in (right, small)]
     assert lost[1] < lost[0] / 4**order
 
 
 @pytest.mark.parametrize(
-    ("variant", "mutation"),
+    ("name", "mutation"),
     pairs(FORCE_MUTATIONS, SIGNED_FORCE_MUTATIONS),
 )
-def test_a_wrong_force_keeps_the_law_and_is_rejected(
-    variant: str, mutation: str
-) -> None:
+def test_a_wrong_force_keeps_the_law_and_is_rejected(name: str, mutation: str) -> None:
     """Only acceptance shows it: the Metropolis test has the right energies.
 
     The error of the energy does not fall with the step, so that small steps are
     accepted less often than the right force's.
     """
-    check_moments(EXPERIMENTS[variant], in_law(variant, mutation), label=mutation)
+    check_moments(EXPERIMENTS[name], in_law(name, mutation), label=mutation)
     with pytest.raises(StatisticalError):
-        check_rates(fine(variant), in_fine_steps(variant, mutation), label=mutation)
+        check_rates(fine(name), in_fine_steps(name, mutation), label=mutation)
 
 
 def energy_error(mutation: str | None, num_steps: int) -> float:
@@ -178,21 +172,21 @@ def test_energy_is_conserved_by_the_reference_alone() -> None:
 # ---- The sampler, right and broken ------------------------------------------------
 
 
-def length(variant: str) -> dict[str, int]:
-    if variant == "order 0":  # whose bugs show later and less
+def length(name: str) -> dict[str, int]:
+    if name == "order 0":  # whose bugs show later and less
         return {"replicates": 200, "steps": 10}
     return {"replicates": 150, "steps": 5}
 
 
 @pytest.mark.parametrize(
-    "variant", at_levels(EXPERIMENTS, default=["perturbed"], full=["signed"])
+    "name", at_levels(EXPERIMENTS, default=["perturbed"], full=["signed"])
 )
-def test_the_sampler_keeps_its_law(variant: str) -> None:
-    experiment = EXPERIMENTS[variant]
-    seen = run_sampler(experiment, **length(variant))
+def test_the_sampler_keeps_its_law(name: str) -> None:
+    experiment = EXPERIMENTS[name]
+    seen = run_sampler(experiment, **length(name))
     for parts in (4, 2, 1):  # by the first of which most bugs are caught
         some = Observed(*(rows[: len(rows) // parts] for rows in seen))
-        check(experiment, some, f"{variant}, a part of {parts}")
+        check(experiment, some, f"{name}, a part of {parts}")
 
 
 def test_a_long_chain_of_the_sampler() -> None:
@@ -209,28 +203,28 @@ def test_a_long_chain_of_the_sampler() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variant", "bug"),
+    ("name", "bug"),
     at_levels(
         pairs(*_BUGS.values()),
         default=[("perturbed", "correction left out")],
         full=[("signed", "sign ignored")],
     ),
 )
-def test_a_bug_put_into_the_sampler_is_caught(variant: str, bug: str) -> None:
+def test_a_bug_put_into_the_sampler_is_caught(name: str, bug: str) -> None:
     """By a fourth of the replicates, or by as many again, to twice the whole."""
-    experiment, full = EXPERIMENTS[variant], length(variant)
+    experiment, full = EXPERIMENTS[name], length(name)
     size, parts = {**full, "replicates": full["replicates"] // 4}, []
     with pytest.raises(StatisticalError):
         for seed in range(11, 19):
-            with _BUGS[variant][bug]():
+            with _BUGS[name][bug]():
                 parts.append(run_sampler(experiment, **size, seed=seed))
             seen = Observed(*map(np.concatenate, zip(*parts, strict=True)))
             check(experiment, seen, bug)
 
 
-def energy_errors(variant: str, patch: Patch = nullcontext) -> list[float]:
+def energy_errors(name: str, patch: Patch = nullcontext) -> list[float]:
     """|ΔH| of trajectories of one length from one place, in 20, 40 and 80 steps."""
-    model, errors = EXPERIMENTS[variant].model, []
+    model, errors = EXPERIMENTS[name].model, []
     x, y = torch.tensor(model.x), torch.tensor(model.y)
     for steps in (20, 40, 80):
         p = torch.tensor([1.9, -0.4], dtype=torch.float64, requires_grad=True)
@@ -238,9 +232,9 @@ def energy_errors(variant: str, patch: Patch = nullcontext) -> list[float]:
             [p],
             num_data=model.n,
             subsample_size=model.m,
-            variant="signed" if is_signed(variant) else "perturbed",
-            num_products=5,
-            control_variate=0 if model.order == 0 else 2,
+            estimator="signed" if is_signed(name) else "perturbed",
+            num_factors=5,
+            taylor_order=0 if model.order == 0 else 2,
             mass_matrix="diagonal",
             prior_precision=0.7,
             temperature=1.7,
@@ -261,21 +255,21 @@ def energy_errors(variant: str, patch: Patch = nullcontext) -> list[float]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("variant", EXPERIMENTS)
-def test_energy_is_conserved_by_the_sampler(variant: str) -> None:
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_energy_is_conserved_by_the_sampler(name: str) -> None:
     """ΔH = c ε² + O(ε⁴)."""
-    errors = energy_errors(variant)
+    errors = energy_errors(name)
     assert errors[-1] > 1e-7  # far above rounding
     assert 3.8 < errors[1] / errors[2] < 4.2
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("variant", "bug"),
+    ("name", "bug"),
     pairs(FORCE_BUGS, ["fresh u in the forces"], ()),
 )
-def test_a_wrong_force_put_into_the_sampler_is_seen(variant: str, bug: str) -> None:
+def test_a_wrong_force_put_into_the_sampler_is_seen(name: str, bug: str) -> None:
     """Of the things that the sampler shows, energy alone, as above."""
-    errors = energy_errors(variant, FORCE_BUGS[bug])
+    errors = energy_errors(name, FORCE_BUGS[bug])
     assert errors[1] / errors[2] < 2
-    assert errors[2] > 30 * energy_errors(variant)[2]
+    assert errors[2] > 30 * energy_errors(name)[2]

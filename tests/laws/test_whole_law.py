@@ -187,7 +187,7 @@ def test_hmcecs() -> None:
         [p, q],
         subsample_size=8,
         num_blocks=4,
-        control_variate=1,  # so that the subsample matters
+        taylor_order=1,  # so that the subsample matters
         step_size=0.3,
         trajectory_length=1.2,
         **TARGET,

@@ -74,12 +74,12 @@ def every_operator(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     total = ops.sbps_preconditioner_sum([square], eps=0.1)
     theta, anchor, d = p.double(), along.double(), s.double()
     fields = (torch.outer(d, theta)[None] / 1024, None, None)
-    sizes = {"num_data": 9.0, "batch_size": 1, "num_products": 0, "lower_bound": 0.0}
-    weights, bends, numbers = ops.ecs_estimate(
+    sizes = {"num_data": 9.0, "batch_size": 1, "num_factors": 0, "lower_bound": 0.0}
+    weights, hessian_terms, numbers = ops.ecs_estimate(
         *(d, theta, anchor, anchor, *fields), temperature=0.7, **sizes
     )
     density, slope = ops.ecs_density(
-        *(numbers, theta, weights, bends, theta, anchor, *fields),
+        *(numbers, theta, weights, hessian_terms, theta, anchor, *fields),
         *(total.sum(), d, None, square.double()),
         temperature=0.7,
     )

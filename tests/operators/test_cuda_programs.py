@@ -94,7 +94,7 @@ PROGRAMS: dict[str, Callable[[Regression], tuple[sg.Sampler, Any]]] = {
     "pSBPS": partial(bouncy, preconditioned=True, eps=0.1),
     "HMCECS": partial(subsampled, subsample_size=20, num_blocks=5),
     "HMCECS signed": partial(
-        subsampled, subsample_size=5, variant="signed", num_products=10, num_blocks=5
+        subsampled, subsample_size=5, estimator="signed", num_factors=10, num_blocks=5
     ),
     "HMC": whole,
     "EWSG": weighted,

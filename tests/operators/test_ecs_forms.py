@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torch_sgmcmc.ecs import taylor
-from torch_sgmcmc.ecs.likelihood_graph import LikelihoodGraph
-from torch_sgmcmc.ecs.taylor import (
+from torch_sgmcmc._ecs import taylor
+from torch_sgmcmc._ecs.likelihood import LikelihoodGraph
+from torch_sgmcmc._ecs.taylor import (
     CONSTANT,
     LINEAR,
     WHOLE,
@@ -136,13 +136,13 @@ def test_terms_of_the_form_that_is_found(name: str, count: int) -> None:
     for i in range(count):
         v, g, h = fitted.derivatives(i)
         torch.testing.assert_close(terms.values[i], v)
-        torch.testing.assert_close(terms.slopes[0, i], g, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(terms.gradients[0, i], g, rtol=1e-10, atol=1e-12)
         if terms.hessians is not None:
             found = terms.hessians[i]
         else:
             assert terms.scales is not None
             found = terms.scales[i] * torch.outer(
-                terms.slopes[1, i], terms.slopes[1, i]
+                terms.gradients[1, i], terms.gradients[1, i]
             )
         torch.testing.assert_close(found, h, rtol=1e-9, atol=1e-11)
 
@@ -150,7 +150,7 @@ def test_terms_of_the_form_that_is_found(name: str, count: int) -> None:
 @pytest.mark.parametrize("form", [CONSTANT, LINEAR, WHOLE])
 @pytest.mark.parametrize("name", MODELS)
 def test_expansions_around_the_anchor(name: str, form: str) -> None:
-    """And what weights of single data pull at θ; the order of the data is free."""
+    """And their weighted gradients at θ; the order of the data is free."""
     fitted, indices = Fitted(MODELS[name]), [5, 0, 5, 11, 7]
     terms = TaylorTerms.at_present(
         *(fitted, fitted.params, torch.tensor(indices), form, fitted.probes[0])
@@ -159,12 +159,14 @@ def test_expansions_around_the_anchor(name: str, form: str) -> None:
     v, g, h = (torch.stack(part) for part in zip(*one_by_one, strict=True))
     g, h = g * (form != CONSTANT), h * (form == WHOLE)
     delta = fitted.probes[1]
-    values, bends = terms.expand(delta)
+    values, hessian_terms = terms.expand(delta)
     expected = v + g @ delta + 0.5 * (h @ delta) @ delta
     torch.testing.assert_close(values, expected, rtol=1e-11, atol=1e-13)
     weights = torch.tensor([0.5, -2.0, 1.0, 3.0, 0.1], dtype=F64)
-    pull = weights @ (g + h @ delta)
-    torch.testing.assert_close(terms.pull(weights, bends), pull, rtol=1e-11, atol=1e-13)
+    gradient = weights @ (g + h @ delta)
+    torch.testing.assert_close(
+        terms.gradient(weights, hessian_terms), gradient, rtol=1e-11, atol=1e-13
+    )
 
 
 def test_first_order_in_many_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +185,7 @@ def test_first_order_in_many_parameters(monkeypatch: pytest.MonkeyPatch) -> None
         if ours is not None:
             torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
     g = torch.stack([fitted.derivatives(i)[1] for i in range(20)])
-    torch.testing.assert_close(both[0].slopes[0], g)
+    torch.testing.assert_close(both[0].gradients[0], g)
 
 
 def test_passes_by_single_directions_and_by_batches() -> None:
@@ -200,7 +202,7 @@ def test_passes_by_single_directions_and_by_batches() -> None:
 
 
 def test_a_hessian_of_many_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_sgmcmc.chain.jacobians._MOST_ELEMENTS", 2 * (4 + 12))
+    monkeypatch.setattr("torch_sgmcmc._ecs.likelihood._MOST_ELEMENTS", 2 * (4 + 12))
     fitted = Fitted(MODELS["two predictors"])
     graph = LikelihoodGraph(fitted(torch.arange(12)), fitted.params)
     h = torch.stack([fitted.derivatives(i)[2] for i in range(12)])

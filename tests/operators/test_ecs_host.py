@@ -1,12 +1,24 @@
-"""HMC-ECS's schedule, and where its chain may not go: csrc/host/ecs_*.h."""
+"""HMC-ECS's schedule, sizes, and where its chain may not go."""
 
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
+import torch
+from ecs_data import Data, make
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc._ecs.anchor import Anchor, Prior
+from torch_sgmcmc._ecs.target import (
+    Estimate,
+    choose_num_factors,
+    choose_sizes,
+    schedule,
+)
+from torch_sgmcmc._ecs.taylor import TaylorSums
 
 
 @pytest.mark.parametrize(
@@ -25,41 +37,115 @@ def test_what_a_warm_up_does_when(
     steps: int, every: int, anchors: list[int], sizing: int
 ) -> None:
     """θ* not so late that less than half as many steps are left."""
-    schedule = _C.ECSSchedule(steps, every)
-    times = range(steps + 1)
-    assert [i for i in times if schedule.moves_anchor_after(i)] == anchors
-    assert [i for i in times if schedule.chooses_sizes_after(i)] == [sizing]
-    if anchors and anchors[-1] == sizing:
-        with pytest.raises(ValueError, match=r"Invalid steps: 5 .*makes after 5\)"):
-            schedule.check_sizing()
-    else:
-        schedule.check_sizing()
+    last_anchor, chosen = schedule(steps, every)
+    assert [i for i in range(1, last_anchor + 1) if i % every == 0] == anchors
+    assert chosen == sizing
 
 
-@pytest.mark.parametrize(("steps", "every"), [(0, 1), (1, 0)])
-def test_schedules_that_are_none(steps: int, every: int) -> None:
-    name = "steps" if steps == 0 else "anchor_every"
-    with pytest.raises(ValueError, match=rf"Invalid {name}: 0 \(must be >= 1\)"):
-        _C.ECSSchedule(steps, every)
+# ---- Sizes ------------------------------------------------------------------------
 
 
-def test_half_of_the_draws_are_used() -> None:
-    assert [_C.first_late(n) for n in range(1, 6)] == [0, 1, 1, 2, 2]
+def group(**settings: Any) -> dict[str, Any]:
+    return {
+        "estimator": "signed",
+        "subsample_size": 100,
+        "num_data": 100_000,
+        **settings,
+    }
+
+
+def estimates(
+    variances: list[float], means: Any = (0.0, 0.0), lowest: Any = (0.0, 0.0)
+) -> list[Estimate]:
+    rows = zip(variances, means, lowest, strict=False)
+    return [Estimate(0.0, v, mean, 1.0, low) for v, mean, low in rows]
+
+
+@pytest.mark.parametrize(
+    ("variances", "size", "num_data", "chosen"),
+    [
+        ([1.5, 2.5], 100, 100_000, 400),  # proportional to the variance
+        ([2.001], 100, 100_000, 401),
+        # Enough to estimate a variance from, unless there were fewer.
+        ([0.01], 100, 100_000, 30),
+        ([0.01], 12, 100_000, 12),
+        # Not more than there are data.
+        ([2.0], 100, 250, 250),
+        ([2.0], 100, 1, 2),
+        ([math.inf], 100, 250, 250),
+    ],
+)
+def test_the_size_of_perturbed_subsamples(
+    variances: list[float], size: int, num_data: int, chosen: int
+) -> None:
+    settings = group(estimator="perturbed", subsample_size=size, num_data=num_data)
+    found = choose_sizes(estimates(variances), 0.5, settings)
+    assert found == {"subsample_size": chosen}
+
+
+def kept_by_signs(spread: float, factors: int) -> float:
+    """Returns the part of effective draws that is left."""
+    negative = 0.5 * math.erfc(factors / math.sqrt(2 * spread))
+    return math.exp(-4 * factors * negative)
+
+
+def test_factors_keep_the_signs_positive() -> None:
+    # A large variance: that of the log decides. A small one: the signs do.
+    assert choose_num_factors(400.0, 0.5) == 800
+    for spread in (0.5, 4.0, 60.0):
+        chosen = choose_num_factors(spread, 1e9)
+        assert kept_by_signs(spread, chosen) >= 0.98
+        assert chosen > 1
+        assert kept_by_signs(spread, chosen - 1 - chosen // 10) < 0.98
+    assert choose_num_factors(0.0, 0.5) == 1
+
+
+@pytest.mark.parametrize(
+    ("variances", "means", "lowest", "chosen"),
+    [
+        ([2.0, 4.0], (-4.0, -6.0), (-9.5, -11.5), 20),  # three times the deepest fall
+        ([2.0, 4.0], (-4.0, -6.0), (-9.5, -999.0), 150),  # or a variance of 1
+        ([0.0], (0.0,), (0.0,), 1),
+    ],
+)
+def test_factors_for_the_least_time(
+    variances: list[float], means: Any, lowest: Any, chosen: int
+) -> None:
+    settings = group(num_factors=50)
+    found = choose_sizes(estimates(variances, means, lowest), math.inf, settings)
+    mean = sum(means) / len(means)
+    assert found == {"mean_difference": mean, "num_factors": chosen}
+
+
+# ---- Checks against all data ------------------------------------------------------
 
 
 def test_a_tenth_of_the_evaluations_are_for_all_data() -> None:
-    due = [i for i in range(100) if _C.is_check_due(i, 400.0, 130.0)]
-    assert due == [31, 62, 93]
-    assert not _C.is_check_due(0, 1.0, 100.0)
+    data = Data()
+    sampler = make(data, trajectory_length=1.2)  # 32 evaluations a step, of 60 data
+    due = []
+    for i in range(100):
+        sampler._set(num_trajectories=i)
+        if sampler._is_check_due():
+            due.append(i)
+    assert due == [19, 38, 57, 76, 95]
 
 
-def test_how_far_a_draw_may_fall() -> None:
-    assert _C.deepest_fall(10) == 10 + 20 + math.sqrt(400)
+@pytest.mark.parametrize(("fall", "left"), [(29.9 + 20, False), (30.1 + 20, True)])
+def test_how_far_a_draw_may_fall(fall: float, left: bool) -> None:
+    """d + sqrt(40 d) + 20, with d = 10."""
+    like = {"dtype": torch.float64}
+    sums = TaylorSums(torch.zeros((), **like), torch.zeros(10, **like), None, "linear")
+    anchor = Anchor(torch.zeros(10, **like), 1, sums, None)
+    prior = Prior(torch.zeros(10, **like), torch.zeros(10, **like))
+    raised = pytest.raises(RuntimeError, match="has left") if left else nullcontext()
+    with raised:
+        anchor.check_near(torch.tensor(-fall, **like), anchor.theta, prior, 1.0)
 
 
 def test_out_of_bounds() -> None:
-    signed = _C.ECSEstimator(400.0, 10, num_products=10, lower_bound=-3.0)
-    few = _C.ECSEstimator(400.0, 10, num_products=9, lower_bound=-3.0)
+    signed = _C.ECSEstimator(400.0, 10, num_factors=10, lower_bound=-3.0)
+    few = _C.ECSEstimator(400.0, 10, num_factors=9, lower_bound=-3.0)
     perturbed = _C.ECSEstimator(400.0)
     assert [signed.is_overturned(mean) for mean in (-3.1, -3.0)] == [True, False]
     assert not few.is_overturned(-3.1)

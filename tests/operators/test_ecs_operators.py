@@ -14,8 +14,8 @@ from torch_sgmcmc.chain import operators as ops
 
 F64 = torch.float64
 FORMS = ("constant", "linear", "predictor", "whole")
-PERTURBED = {"num_data": 700.0, "batch_size": 1, "num_products": 0, "lower_bound": 0.0}
-SIGNED = {"num_data": 20.0, "batch_size": 3, "num_products": 4, "lower_bound": -4.5}
+PERTURBED = {"num_data": 700.0, "batch_size": 1, "num_factors": 0, "lower_bound": 0.0}
+SIGNED = {"num_data": 20.0, "batch_size": 3, "num_factors": 4, "lower_bound": -4.5}
 T = 1.7
 
 
@@ -31,28 +31,28 @@ class Case:
         self.theta, self.anchor, self.prior = randn(d), randn(d), randn(d).exp()
         self.values, self.expansions = randn(m), randn(m)
         kinds = {"constant": 0, "predictor": 2}.get(form, 1)
-        self.slopes = randn(kinds, m, d) / d**0.5
+        self.gradients = randn(kinds, m, d) / d**0.5
         self.scales = randn(m) if form == "predictor" else None
         root = randn(m, d, d) / d if form == "whole" else None
         self.hessians = None if root is None else root + root.mT
-        self.sum_value, self.sum_slope = randn(), randn(d)
+        self.sum_value, self.sum_gradient = randn(), randn(d)
         root = randn(d, d)
         second = form in ("predictor", "whole")
         self.sum_hessian = root + root.t() if second else None
-        self.fields = (self.slopes, self.scales, self.hessians)
+        self.fields = (self.gradients, self.scales, self.hessians)
 
     def differences(self, theta: Tensor) -> Tensor:
         delta = theta - self.anchor
-        q = self.expansions + (self.slopes[:1] @ delta).sum(dim=0)
+        q = self.expansions + (self.gradients[:1] @ delta).sum(dim=0)
         if self.scales is not None:
-            q = q + self.scales * (self.slopes[1] @ delta) ** 2 / 2
+            q = q + self.scales * (self.gradients[1] @ delta) ** 2 / 2
         if self.hessians is not None:
             q = q + torch.einsum("i,mij,j->m", delta, self.hessians, delta) / 2
         return (self.values - q) / T
 
     def log_prior_and_sums(self, theta: Tensor) -> Tensor:
         delta = theta - self.anchor
-        total = self.sum_value + self.sum_slope @ delta
+        total = self.sum_value + self.sum_gradient @ delta
         if self.sum_hessian is not None:
             total = total + delta @ self.sum_hessian @ delta / 2
         return (total - (self.prior * theta**2).sum() / 2) / T
@@ -65,13 +65,13 @@ class Case:
         )
 
     def density(
-        self, estimated: tuple[Tensor, Tensor, Tensor], pull: Tensor
+        self, estimated: tuple[Tensor, Tensor, Tensor], weighted: Tensor
     ) -> tuple[Tensor, Tensor]:
-        weights, bends, numbers = estimated
-        sums = (self.sum_value, self.sum_slope, self.sum_hessian)
+        weights, hessian_terms, numbers = estimated
+        sums = (self.sum_value, self.sum_gradient, self.sum_hessian)
         return ops.ecs_density(
-            *(numbers, pull, weights, bends, self.theta, self.anchor, *self.fields),
-            *(*sums, self.prior),
+            *(numbers, weighted, weights, hessian_terms, self.theta, self.anchor),
+            *(*self.fields, *sums, self.prior),
             temperature=T,
         )
 
@@ -79,13 +79,13 @@ class Case:
 def plain(d: Tensor, sizes: dict[str, Any]) -> tuple[Tensor | float, ...]:
     """Log, variance, mean, sign and the lowest of the estimate."""
     n, m = sizes["num_data"], sizes["batch_size"]
-    if sizes["num_products"] == 0:
+    if sizes["num_factors"] == 0:
         variance = n**2 / len(d) * d.var(correction=0)
         mean = n * d.mean()
         return mean - variance / 2, variance, mean, 1.0, mean
     factors = n * d.view(-1, m).mean(1)
-    x = (factors - sizes["lower_bound"]) / sizes["num_products"]
-    log = x.abs().log().sum() + sizes["lower_bound"] + sizes["num_products"]
+    x = (factors - sizes["lower_bound"]) / sizes["num_factors"]
+    log = x.abs().log().sum() + sizes["lower_bound"] + sizes["num_factors"]
     zero = torch.zeros((), dtype=F64)
     mean, lowest = (factors.mean(), factors.min()) if len(d) else (zero, zero)
     sign = float(x.detach().sign().prod())
@@ -109,9 +109,9 @@ def test_equal_plain_formulas(form: str, d: int, sizes: dict[str, Any]) -> None:
     total = log + case.log_prior_and_sums(theta)
     (slope,) = torch.autograd.grad(total, theta)
     # Values that do not depend on θ, and then ones that do.
-    for pull in (torch.zeros(d, dtype=F64), randn(d)):
-        density, gradient = case.density(estimated, pull)
-        torch.testing.assert_close(gradient, slope + pull / T)
+    for weighted in (torch.zeros(d, dtype=F64), randn(d)):
+        density, gradient = case.density(estimated, weighted)
+        torch.testing.assert_close(gradient, slope + weighted / T)
         torch.testing.assert_close(density[0], total.detach())
         assert density[1] == 1
 
@@ -138,9 +138,9 @@ def test_no_data(form: str) -> None:
 def test_what_is_not_finite_is_marked(number: float) -> None:
     case = Case("predictor", 21, 9)
     estimated = case.estimate(PERTURBED)
-    pull = torch.zeros(9, dtype=F64)
-    pull[7] = number
-    density, _ = case.density(estimated, pull)
+    weighted = torch.zeros(9, dtype=F64)
+    weighted[7] = number
+    density, _ = case.density(estimated, weighted)
     assert density[0].isfinite() and density[1] == 0
     estimated[2][0] = number
     density, gradient = case.density(estimated, torch.zeros(9, dtype=F64))
@@ -169,8 +169,8 @@ def test_threads_do_not_matter(form: str, set_threads: Callable[[int], None]) ->
         case = Case(form, 901, 531)
         estimated = case.estimate(PERTURBED)
         x, r = case.theta.clone(), case.prior.clone()
-        w = case.slopes[0, :531].contiguous()
-        gradient = case.sum_slope
+        w = case.gradients[0, :531].contiguous()
+        gradient = case.sum_gradient
         theta = ops.ecs_leapfrog_(x, r, gradient, w, x, kick=0.1, drift=0.1)
         density = case.density(estimated, case.prior)
         results.append([*estimated, *density, x, r, theta])
@@ -201,13 +201,13 @@ def test_wrong_arrays(fault: str) -> None:
     def spoilt(owner: Any, name: str) -> Case:
         other = Case("predictor" if owner is case else "whole", 6, 3)
         setattr(other, name, WRONG[fault](getattr(other, name)))
-        other.fields = (other.slopes, other.scales, other.hessians)
+        other.fields = (other.gradients, other.scales, other.hessians)
         return other
 
     for name, shape in (
         ("anchor", "[3]"),
         ("expansions", "[6]"),
-        ("slopes", "[2, 6, 3]"),
+        ("gradients", "[2, 6, 3]"),
         ("scales", "[6]"),
     ):
         bad = spoilt(case, name)
@@ -220,7 +220,7 @@ def test_wrong_arrays(fault: str) -> None:
     bad = spoilt(whole, "hessians")
     refused(*("ecs_estimate", "hessians", "[6, 3, 3]"), lambda: bad.estimate(PERTURBED))
     for name, shape in (
-        ("sum_slope", "[3]"),
+        ("sum_gradient", "[3]"),
         ("sum_hessian", "[3, 3]"),
         ("prior", "[3]"),
     ):
@@ -229,7 +229,7 @@ def test_wrong_arrays(fault: str) -> None:
             *("ecs_density", name, shape),
             lambda bad=bad_sums: bad.density(estimated, case.theta),
         )
-    for i, (name, shape) in enumerate((("bends", "[6]"), ("estimate", "[5]"))):
+    for i, (name, shape) in enumerate((("hessian_terms", "[6]"), ("estimate", "[5]"))):
         parts = list(estimated)
         parts[i + 1] = WRONG[fault](parts[i + 1])
         refused(
@@ -237,7 +237,7 @@ def test_wrong_arrays(fault: str) -> None:
             lambda parts=parts: case.density(tuple(parts), case.prior),
         )
     wrong = WRONG[fault](case.prior)
-    refused("ecs_density", "pull", "[3]", lambda: case.density(estimated, wrong))
+    refused("ecs_density", "gradient", "[3]", lambda: case.density(estimated, wrong))
     for i, name in enumerate(("momentum", "gradient", "whitening", "origin"), 1):
         given = [case.theta.clone() for _ in range(5)]
         given[i] = WRONG[fault](given[i])
@@ -255,7 +255,7 @@ def test_wrong_arrays(fault: str) -> None:
         ({"num_data": 0.0}, "Invalid num_data: 0 (must be finite and > 0)"),
         ({"batch_size": 0}, "Invalid batch_size: 0 (must divide 6, the number of"),
         ({"batch_size": 4}, "Invalid batch_size: 4 (must divide 6, the number of"),
-        ({"num_products": -1}, "Invalid num_products: -1 (must be >= 1, or 0 with"),
+        ({"num_factors": -1}, "Invalid num_factors: -1 (must be >= 1, or 0 with"),
     ],
 )
 def test_wrong_numbers_of_an_estimate(change: dict[str, Any], message: str) -> None:
@@ -270,13 +270,13 @@ def test_wrong_numbers_of_an_estimate(change: dict[str, Any], message: str) -> N
 
 def test_other_wrong_numbers() -> None:
     empty, case = Case("linear", 0, 3), Case("linear", 6, 3)
-    with pytest.raises(RuntimeError, match=r"Invalid num_products: 0 \(must be >= 1"):
+    with pytest.raises(RuntimeError, match=r"Invalid num_factors: 0 \(must be >= 1"):
         empty.estimate(PERTURBED)
     with pytest.raises(RuntimeError, match="ecs_density: Invalid temperature: -1"):
-        weights, bends, numbers = case.estimate(PERTURBED)
+        weights, hessian_terms, numbers = case.estimate(PERTURBED)
         ops.ecs_density(
-            *(numbers, case.prior, weights, bends, case.theta, case.anchor),
-            *(*case.fields, case.sum_value, case.sum_slope, None, case.prior),
+            *(numbers, case.prior, weights, hessian_terms, case.theta, case.anchor),
+            *(*case.fields, case.sum_value, case.sum_gradient, None, case.prior),
             temperature=-1.0,
         )
     for name in ("kick", "drift"):

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.ecs.taylor import LINEAR, PREDICTOR, TaylorSums, TaylorTerms
+from torch_sgmcmc._ecs.taylor import LINEAR, PREDICTOR, TaylorSums, TaylorTerms
 
 PROBES = torch.tensor([[0.7, -1.1, 0.4, 0.9], [-0.2, 0.5, 1.3, -0.6]], dtype=F64)
 OfPredictors = Callable[[Tensor, Tensor], Tensor]
@@ -26,8 +26,8 @@ MODELS: dict[str, OfPredictors] = {
 }
 
 
-def closure_of(data: Regression, model: OfPredictors) -> sg.LogLikelihood:
-    return sg.LogLikelihood(
+def closure_of(data: Regression, model: OfPredictors) -> sg.PredictorLogLikelihood:
+    return sg.PredictorLogLikelihood(
         lambda i: data.predictor(data.x[i]),
         lambda eta, i: model(eta, data.y[i]),
         rows=data.rows,
@@ -56,16 +56,18 @@ def test_expansions_and_sums(name: str) -> None:
     indices, delta = torch.tensor([5, 0, 5, 17, 59]), PROBES[1]
     for form in (PREDICTOR, LINEAR):
         terms = TaylorTerms.at_present(closure, params, indices, form, PROBES[0])
-        bend = second * (x @ delta) if form == PREDICTOR else torch.zeros_like(v)
-        q = v + (first + 0.5 * bend) * (x @ delta)
-        values, bends = terms.expand(delta)
+        hessian_term = (
+            second * (x @ delta) if form == PREDICTOR else torch.zeros_like(v)
+        )
+        q = v + (first + 0.5 * hessian_term) * (x @ delta)
+        values, hessian_terms = terms.expand(delta)
         torch.testing.assert_close(values, q[indices])
         weights = torch.linspace(-2, 3, 5, dtype=F64)
-        pull = (weights * (first + bend)[indices]) @ x[indices]
-        torch.testing.assert_close(terms.pull(weights, bends), pull)
+        gradient = (weights * (first + hessian_term)[indices]) @ x[indices]
+        torch.testing.assert_close(terms.gradient(weights, hessian_terms), gradient)
 
 
-@pytest.mark.parametrize("settings", [{}, {"control_variate": 1}])
+@pytest.mark.parametrize("settings", [{}, {"taylor_order": 1}])
 def test_the_same_chain_as_without_them(settings: dict[str, Any]) -> None:
     """To rounding: the expansions are the same."""
     ends = []
@@ -77,7 +79,7 @@ def test_the_same_chain_as_without_them(settings: dict[str, Any]) -> None:
             sampler.step(closure)
         ends.append([p.detach().clone() for p in data.params])
         form = sampler.state["control_variates"]["form"]
-        assert form == ("none" if settings else "predictor" if told else "whole")
+        assert form == ("linear" if settings else "predictor" if told else "whole")
     for ours, theirs in zip(*ends, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
@@ -91,7 +93,7 @@ def test_the_model_is_not_differentiated() -> None:
         graphs.append(eta.requires_grad)
         return eta
 
-    closure = sg.LogLikelihood(outputs, data.of_predictors, rows=data.rows)
+    closure = sg.PredictorLogLikelihood(outputs, data.of_predictors, rows=data.rows)
     make(data, chunk_size=25).set_anchor(closure, progress=False)
     assert graphs == [True, False, False, False]
 
@@ -109,12 +111,12 @@ def test_the_model_is_not_differentiated() -> None:
 )
 def test_rows_that_are_no_derivatives(wrong: Any, order: int) -> None:
     data = Regression()
-    closure = sg.LogLikelihood(
+    closure = sg.PredictorLogLikelihood(
         lambda i: data.predictor(data.x[i]),
         data.of_predictors,
         rows=lambda i: wrong(data, i),
     )
-    sampler = make(data, control_variate=order, mass_matrix="identity")
+    sampler = make(data, taylor_order=order, mass_matrix="identity")
     with pytest.raises(
         ValueError,
         match=r"Invalid rows: they are not the derivatives of the outputs by the param",
@@ -173,7 +175,7 @@ def test_bad_parts(
     data = Regression()
     outputs = changes.pop("outputs", lambda data, i: data.predictor(data.x[i]))
     parts = {"log_likelihood": data.of_predictors, "rows": data.rows, **changes}
-    closure = sg.LogLikelihood(lambda i: outputs(data, i), **parts)
+    closure = sg.PredictorLogLikelihood(lambda i: outputs(data, i), **parts)
     sampler = make(data)
     with pytest.raises(error, match=message):
         sampler.step(closure)
@@ -182,7 +184,7 @@ def test_bad_parts(
         parts = {"outputs": data.predictor, "log_likelihood": data.of_predictors}
         bad: Any = {**parts, name: 3}
         with pytest.raises(TypeError, match=rf"Invalid {name}: 3 \(must be callable"):
-            sg.LogLikelihood(**bad)
+            sg.PredictorLogLikelihood(**bad)
 
 
 def test_another_closure_needs_another_anchor() -> None:
@@ -192,7 +194,7 @@ def test_another_closure_needs_another_anchor() -> None:
     sampler.param_groups[0]["subsample_size"] = 9
     with pytest.raises(
         RuntimeError,
-        match=r"control variates are those of a LogLikelihood with rows: give step\(\)",
+        match=r"those of a PredictorLogLikelihood with rows: give step\(\)",
     ):
         sampler.step(data)
     sampler.set_anchor(data, progress=False)

@@ -143,10 +143,10 @@ def ecs_arguments(kind: str) -> tuple[Any, Any]:
     one, whole = kind == "predictor", kind == "whole"
     scales, hessians = ones(6) if one else None, ones(6, 3, 3) if whole else None
     terms = (ones(1 + one, 6, 3), scales, hessians)
-    bends = ones(6, 3) if whole else ones(6 if one else 0)
-    sizes = {"num_data": 9.0, "batch_size": 2, "num_products": 4, "lower_bound": -3.0}
+    hessian_terms = ones(6, 3) if whole else ones(6 if one else 0)
+    sizes = {"num_data": 9.0, "batch_size": 2, "num_factors": 4, "lower_bound": -3.0}
     estimate = (ones(6), ones(3), ones(3), ones(6), *terms)
-    density = (ones(5), ones(3), ones(6), bends, ones(3), ones(3), *terms)
+    density = (ones(5), ones(3), ones(6), hessian_terms, ones(3), ones(3), *terms)
     sums = (ones(), ones(3), None if kind == "linear" else ones(3, 3), ones(3))
     heat = {"temperature": 1.5}
     return (estimate, {**heat, **sizes}), ((*density, *sums), heat)

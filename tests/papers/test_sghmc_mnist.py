@@ -17,7 +17,7 @@ from sghmc2014.bnn.config import RunConfig
 from sghmc2014.bnn.data import load_digits
 from sghmc2014.bnn.methods import METHODS, build_model
 from sghmc2014.bnn.pairs import difference
-from stored_files import files
+from stored_files import contents
 
 import torch_sgmcmc as sg
 
@@ -122,7 +122,7 @@ def test_a_resumed_run_has_the_same_bits(tmp_path: Path, method: str) -> None:
         assert whole[key] == resumed[key]
     assert all(p not in (0.0, 1.0) for p in whole["final"]["precisions"])
     stores = (tmp_path / out / f"{method}-seed0" for out in ("whole", "parts"))
-    assert files(next(stores)) == files(next(stores))
+    assert contents(next(stores)) == contents(next(stores))
     # Other settings in the same folder are another run.
     with pytest.raises(SystemExit, match="holds a run with other settings"):
         example(tmp_path / "parts", *options, 6, "--batch-size", 50)

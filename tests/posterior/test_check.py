@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from stored_files import files
+from stored_files import contents
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import (
@@ -485,4 +485,4 @@ def test_a_look_changes_no_draw(tmp_path):
     for name in (True, False):
         torch.manual_seed(0)
         in_folder(tmp_path / str(name), check=name)
-    assert files(tmp_path / "True") == files(tmp_path / "False")
+    assert contents(tmp_path / "True") == contents(tmp_path / "False")

@@ -93,7 +93,7 @@ def test_a_chain_goes_on(tmp_path: Path) -> None:
 def test_capped_draws_are_those_of_single_steps() -> None:
     """Whose thinning comes at numbers that are no draws."""
     torch._dynamo.reset()
-    cap = {"max_samples": 2, "steps": 32, "burn_in": 0, "every": 2}
+    cap = {"steps": 32, "burn_in": 0, "every": 2}
     single, store = run(None, compile=False, **cap), run(None, **cap)
     assert len(store) == len(single)
     assert all(map(same_bits, draws_of(store), draws_of(single)))

@@ -1,21 +1,16 @@
-"""Batch samplers: their law, their counters, and strata."""
+"""Independent minibatches: their law and their counters."""
 
 import copy
 import pickle
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from harness.minibatches import (
-    STRATA_MUTATIONS,
     UNIFORM_MUTATIONS,
-    check_inclusion,
     check_independent,
-    check_plain_mean,
     check_uniform,
-    mutant_strata,
     mutant_uniform,
 )
 from harness.philox import philox
@@ -85,78 +80,11 @@ def test_draws_never_change() -> None:
     assert uniform.draw(3)[2].tolist() == [6, 0, 2, 5]
     repeated = sg.IndependentBatchSampler(10, 4, replacement=True, seed=-1)
     assert repeated.draw(3)[2].tolist() == [6, 3, 0, 5]
-    strata = sg.StratifiedBatchSampler([0] * 3 + [1] * 7, 4, seed=-1)
-    assert strata.draw(3)[2].tolist() == [2, 7, 4, 9]
     second = {"seed": -1, "num_replicas": 2, "rank": 1}
     uniform = sg.IndependentBatchSampler(10, 4, **second)
     assert uniform.draw(3)[2].tolist() == [0, 5]
     repeated = sg.IndependentBatchSampler(10, 4, replacement=True, **second)
     assert repeated.draw(3)[2].tolist() == [3, 5]
-    strata = sg.StratifiedBatchSampler([0] * 3 + [1] * 7, 4, **second)
-    assert strata.draw(3)[2].tolist() == [7, 9]
-
-
-# ---- The law of stratified minibatches -------------------------------------------
-
-# Unequal strata of which none divides, one of a single datum; values that differ
-# mostly between strata.
-STRATA = np.repeat([7, -1, 4, 30], [1, 13, 6, 20])[
-    np.random.default_rng(3).permutation(40)
-]
-VALUES = STRATA + np.random.default_rng(4).standard_normal(40)
-
-
-def stratified(n: int, count: int) -> Array:
-    return sg.StratifiedBatchSampler(STRATA, n, seed=1).draw(count).numpy()
-
-
-@pytest.mark.parametrize("n", [1, 3, 8, 39, 40])
-def test_stratified_minibatches_are_unbiased(n: int) -> None:
-    batches = stratified(n, 20_000)
-    assert all(len(set(b)) == n for b in batches[:1000].tolist())
-    if n == 40:
-        assert (np.sort(batches, axis=1) == np.arange(40)).all()
-        return
-    check_inclusion(batches, 40)
-    check_plain_mean(batches, VALUES)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("mutation", [None, *STRATA_MUTATIONS])
-def test_bugs_of_stratified_minibatches_are_caught(mutation: str | None) -> None:
-    batches = mutant_strata(mutation)(STRATA, 8, 20_000)
-    if mutation is None:
-        check_inclusion(batches, 40)
-        check_plain_mean(batches, VALUES)
-        return
-    with pytest.raises(StatisticalError):
-        check_inclusion(batches, 40)
-
-
-def test_every_stratum_gets_its_share() -> None:
-    for n in (3, 8, 20):
-        batches = stratified(n, 500)
-        for k, size in zip(*np.unique(STRATA, return_counts=True), strict=True):
-            taken = (STRATA[batches] == k).sum(axis=1)
-            share = n * size / 40
-            assert set(taken) <= {int(np.floor(share)), int(np.ceil(share))}
-
-
-def test_stratification_reduces_the_variance() -> None:
-    uniform = by_library(40, 8, 20_000)
-    ratio = VALUES[stratified(8, 20_000)].mean(1).var() / VALUES[uniform].mean(1).var()
-    # Within strata the variance is 1 and between them over 100; of the latter the
-    # rounded numbers leave a part.
-    assert ratio < 0.2
-
-
-def test_one_stratum_and_a_stratum_for_each_datum() -> None:
-    one = sg.StratifiedBatchSampler([0] * 12, 5, seed=1)
-    assert one.num_strata == 1
-    check_inclusion(one.draw(5000).numpy(), 12)
-    each = sg.StratifiedBatchSampler(range(12), 5, seed=1)
-    assert each.num_strata == 12
-    check_inclusion(each.draw(5000).numpy(), 12)
 
 
 # ---- Iteration, loaders, resuming ------------------------------------------------
@@ -165,7 +93,7 @@ def test_one_stratum_and_a_stratum_for_each_datum() -> None:
 def both(**options: Any) -> list[Any]:
     return [
         sg.IndependentBatchSampler(40, 6, **options),
-        sg.StratifiedBatchSampler(STRATA, 6, **options),
+        sg.IndependentBatchSampler(40, 6, replacement=True, **options),
     ]
 
 
@@ -200,9 +128,6 @@ def test_seeds() -> None:
     first = both()[0].draw(2)
     torch.manual_seed(1)
     assert torch.equal(both()[0].draw(2), first)
-    # No draw is that of the other kind of sampler.
-    uniform, strata = (s.draw(3) for s in both(seed=0))
-    assert not torch.equal(uniform, strata)
 
 
 @pytest.mark.parametrize("place", [0, 3, 7, 10])
@@ -266,14 +191,6 @@ def test_ranks_have_the_minibatches_of_one_process(ranks: int) -> None:
     assert torch.equal(torch.stack(drawn, 2).flatten(1), whole)
 
 
-def test_a_rank_has_its_part_of_each_stratum() -> None:
-    for rank in range(2):
-        part = sg.StratifiedBatchSampler(
-            [0] * 20 + [1] * 20, 8, seed=0, num_replicas=2, rank=rank
-        )
-        assert ((part.draw(50) < 20).sum(1) == 2).all()
-
-
 def test_a_state_dict_is_that_of_any_number_of_ranks() -> None:
     for whole, part in zip(
         both(seed=3), both(seed=9, num_replicas=2, rank=1), strict=True
@@ -285,44 +202,6 @@ def test_a_state_dict_is_that_of_any_number_of_ranks() -> None:
         assert part.state_dict() == whole.state_dict()
         assert list(part) == [batch[1::2] for batch in iteration]
         assert part.state_dict() == whole.state_dict()
-
-
-# ---- k-means ---------------------------------------------------------------------
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("count", [300, 12_000])
-def test_kmeans_finds_separate_clusters(count: int) -> None:
-    pytest.importorskip("sklearn")
-    g = torch.Generator().manual_seed(0)
-    truth = torch.randint(3, (count,), generator=g)
-    centres = torch.tensor([[0.0, 0.0], [30.0, 0.0], [0.0, 30.0]])
-    x = centres[truth] + torch.randn(count, 2, generator=g)
-    strata = sg.kmeans_strata(x, 3, seed=1)
-    assert strata.dtype == torch.int64 and strata.shape == (count,)
-    pairs = {(int(a), int(b)) for a, b in zip(truth, strata, strict=True)}
-    assert len(pairs) == 3  # each cluster is one stratum
-    assert torch.equal(sg.kmeans_strata(x.numpy(), 3, seed=1), strata)
-    images = x[:, :, None].expand(-1, -1, 2)
-    assert torch.equal(sg.kmeans_strata(images, 3, seed=1), strata)
-    batch = sg.StratifiedBatchSampler(strata, 30, seed=0).draw(1)[0]
-    share = torch.bincount(strata, minlength=3) * 30 / count
-    assert ((torch.bincount(strata[batch], minlength=3) - share).abs() < 1).all()
-
-
-def test_kmeans_of_numbers() -> None:
-    pytest.importorskip("sklearn")
-    x = torch.tensor([0.0, 0.1, 5.0, 5.1])
-    strata = sg.kmeans_strata(x, 2)
-    assert strata[0] == strata[1] != strata[2] == strata[3]
-
-
-def test_kmeans_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
-    with pytest.raises(ImportError) as error:
-        sg.kmeans_strata(torch.zeros(3, 2), 2)
-    message = "kmeans_strata() needs scikit-learn: pip install scikit-learn"
-    assert str(error.value) == message
 
 
 # ---- Errors ----------------------------------------------------------------------
@@ -377,7 +256,7 @@ def test_kmeans_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
             "Invalid numbers: shape [0] (must be one row, not empty)",
         ),
         (
-            lambda: sg.StratifiedBatchSampler([0, 1], 1).at([2, -1]),
+            lambda: sg.IndependentBatchSampler(2, 1).at([2, -1]),
             ValueError,
             "Invalid number: -1 (must be >= 0)",
         ),
@@ -403,50 +282,10 @@ def test_kmeans_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
             "Invalid num_replicas: 0 (must be >= 1)",
         ),
         (
-            lambda: sg.StratifiedBatchSampler([0, 1], 2, num_replicas=2),
+            lambda: sg.IndependentBatchSampler(2, 2, num_replicas=2),
             ValueError,
             "Invalid seed: None (the ranks of one minibatch need one seed, the "
             "sampler's for instance: seed=sampler.seed)",
-        ),
-        (
-            lambda: sg.StratifiedBatchSampler([0, 1], 3),
-            ValueError,
-            "Invalid batch_size: 3 (must be <= num_data = 2 without replacement)",
-        ),
-        (
-            lambda: sg.StratifiedBatchSampler([0.5, 1.0], 1),
-            TypeError,
-            "Invalid strata: torch.float32 (must be integers)",
-        ),
-        (
-            lambda: sg.StratifiedBatchSampler([[0], [1]], 1),
-            ValueError,
-            "Invalid strata: shape [2, 1] (must be one stratum for each datum)",
-        ),
-        (
-            lambda: sg.StratifiedBatchSampler(torch.zeros(0, dtype=torch.int64), 1),
-            ValueError,
-            "Invalid strata: shape [0] (must be one stratum for each datum)",
-        ),
-        (
-            lambda: sg.kmeans_strata(torch.zeros(3, 2), 0),
-            ValueError,
-            "Invalid num_strata: 0 (must be >= 1)",
-        ),
-        (
-            lambda: sg.kmeans_strata(torch.zeros(3, 2), 4),
-            ValueError,
-            "Invalid num_strata: 4 (must be <= 3)",
-        ),
-        (
-            lambda: sg.kmeans_strata(torch.zeros(3, 2), 2, seed=2**32),
-            ValueError,
-            f"Invalid seed: {2**32} (must be < 2^32)",
-        ),
-        (
-            lambda: sg.kmeans_strata(torch.zeros(0, 2), 1),
-            ValueError,
-            "Invalid x: shape [0, 2] (must have data in rows)",
         ),
     ],
 )

@@ -24,7 +24,7 @@ from driver_problem import (
     sghmc,
 )
 from launch import fresh
-from stored_files import files
+from stored_files import contents
 from torch import nn
 from torch.nn import functional as F
 
@@ -42,7 +42,7 @@ def test_a_loop_of_ones_own(tmp_path: Path) -> None:
         sampler = sghmc(network.named_parameters(), seed=fold_in(seed, 1))
         with sg.Collector(
             *(sampler, network, tmp_path / "loop"),
-            **{"chain": chain, "burn_in": 3, "every": 2, "max_samples": 12},
+            **{"chain": chain, "burn_in": 3, "every": 2},
         ) as collector:
             step = 0
             for epoch in range(9):
@@ -56,10 +56,10 @@ def test_a_loop_of_ones_own(tmp_path: Path) -> None:
                     collector.loss = value.detach()
                     sampler.step()
                     step += 1
-    found = files(tmp_path / "sample")
-    assert found == files(tmp_path / "loop")
+    found = contents(tmp_path / "sample")
+    assert found == contents(tmp_path / "loop")
     store = sg.SampleStore(tmp_path / "sample")
-    assert store.chains == [0, 1] and 6 <= len(store.chain(0)) <= 12
+    assert store.chains == [0, 1] and len(store.chain(0)) == 23
     first, second = store.chain(0)[-1], store.chain(1)[-1]
     assert not torch.equal(first["0.weight"], second["0.weight"])
     assert first.step > 40 and first.loss == first.loss
@@ -76,7 +76,7 @@ def test_a_kill_leaves_no_trace(tmp_path: Path) -> None:
         process.join()
         assert process.exitcode == -9
     run(tmp_path / "killed", chains=2, schedule=cycles)
-    assert files(tmp_path / "killed") == files(whole)
+    assert contents(tmp_path / "killed") == contents(whole)
 
 
 @pytest.mark.usefixtures("forked")
@@ -89,7 +89,7 @@ def test_processes(tmp_path: Path) -> None:
         torch.set_num_threads(threads)
     two = run(tmp_path / "two", chains=2, processes=2)
     assert len(one) == len(two) > 0
-    assert files(tmp_path / "one") == files(tmp_path / "two")
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
 @pytest.mark.usefixtures("forked")
@@ -104,22 +104,24 @@ def test_an_error_in_a_process_is_raised(tmp_path: Path) -> None:
 
 
 def test_more_steps(tmp_path: Path) -> None:
-    run(tmp_path / "once", max_samples=None)
-    part = run(tmp_path / "twice", max_samples=None, steps=20)
+    run(tmp_path / "once")
+    part = run(tmp_path / "twice", steps=20)
     assert max(draw.step for draw in part) <= 20
-    run(tmp_path / "twice", max_samples=None, seed=None)  # keeps its own
-    assert files(tmp_path / "twice") == files(tmp_path / "once")
-    again = run(tmp_path / "twice", max_samples=None)  # is done
+    run(tmp_path / "twice", seed=None)  # keeps its own
+    assert contents(tmp_path / "twice") == contents(tmp_path / "once")
+    again = run(tmp_path / "twice")  # is done
     assert len(again) == 23
     with pytest.raises(ValueError, match="has made 50"):
-        run(tmp_path / "twice", max_samples=None, steps=49)
+        run(tmp_path / "twice", steps=49)
     with pytest.raises(ValueError, match=r"Invalid seed: 6 .* has 5"):
-        run(tmp_path / "twice", max_samples=None, seed=6)
+        run(tmp_path / "twice", seed=6)
     with pytest.raises(ValueError, match="Invalid every: 3"):
-        run(tmp_path / "twice", max_samples=None, every=3)
-    assert files(tmp_path / "twice") == files(tmp_path / "once")
-    anew = run(tmp_path / "twice", max_samples=None, seed=6, restart=True)
-    assert len(anew) == 23 and files(tmp_path / "twice") != files(tmp_path / "once")
+        run(tmp_path / "twice", every=3)
+    assert contents(tmp_path / "twice") == contents(tmp_path / "once")
+    anew = run(tmp_path / "twice", seed=6, restart=True)
+    assert len(anew) == 23 and contents(tmp_path / "twice") != contents(
+        tmp_path / "once"
+    )
 
 
 def faster(params: Any, seed: int) -> sg.Sampler:
@@ -128,14 +130,14 @@ def faster(params: Any, seed: int) -> sg.Sampler:
 
 def test_another_samplers_chain_does_not_go_on(tmp_path: Path) -> None:
     run(tmp_path, steps=20)
-    before = files(tmp_path)
+    before = contents(tmp_path)
     with pytest.raises(
         ValueError,
         match=r"^Invalid sampler: group 0 has lr 0.06 \(chain 0 in .* was begun with "
         r"0.05; restart=True begins anew\)$",
     ):
         run(tmp_path, steps=20, sampler=faster)
-    assert files(tmp_path) == before
+    assert contents(tmp_path) == before
     # Neither a schedule nor a callback makes it another one.
     for _ in range(2):
         run(tmp_path / "cycles", schedule=cycles)
@@ -144,13 +146,13 @@ def test_another_samplers_chain_does_not_go_on(tmp_path: Path) -> None:
 def test_to_begin_anew(tmp_path: Path) -> None:
     run(tmp_path / "fresh", steps=10, seed=6)
     run(tmp_path / "store", steps=10, chains=3)
-    before = files(tmp_path / "store")
+    before = contents(tmp_path / "store")
     for bad in ({"every": 0}, {"parameters": ["none"]}, {"sampler": lambda p, seed: p}):
         with pytest.raises((TypeError, ValueError)):
             run(tmp_path / "store", steps=10, restart=True, **bad)
-    assert files(tmp_path / "store") == before
+    assert contents(tmp_path / "store") == before
     run(tmp_path / "store", steps=10, seed=6, restart=True)
-    assert files(tmp_path / "store") == files(tmp_path / "fresh")
+    assert contents(tmp_path / "store") == contents(tmp_path / "fresh")
     assert not (tmp_path / "store" / "checkpoint-2.pt").exists()
     halves = run(tmp_path / "store", steps=10, restart=True, dtype=torch.bfloat16)
     assert halves[0]["0.weight"].dtype == torch.bfloat16
@@ -158,7 +160,7 @@ def test_to_begin_anew(tmp_path: Path) -> None:
 
 def test_a_chain_that_somebody_writes_is_not_deleted(tmp_path: Path) -> None:
     run(tmp_path, steps=10, chains=2)
-    before = files(tmp_path)
+    before = contents(tmp_path)
     writing = model()
     sampler = sghmc(writing.named_parameters(), seed=0)
     for chains in (2, 1):  # nor is one beyond the run's
@@ -167,17 +169,17 @@ def test_a_chain_that_somebody_writes_is_not_deleted(tmp_path: Path) -> None:
             pytest.raises(RuntimeError, match="Cannot write to chain 1 of"),
         ):
             run(tmp_path, steps=10, chains=chains, seed=6, restart=True)
-        assert files(tmp_path) == before
+        assert contents(tmp_path) == before
         assert (tmp_path / "checkpoint-1.pt").exists()
 
 
 def test_epochs(tmp_path: Path) -> None:
-    store = run(tmp_path, steps=None, epochs=3, burn_in=0, every=1, max_samples=None)
+    store = run(tmp_path, steps=None, epochs=3, burn_in=0, every=1)
     assert [draw.step for draw in store] == list(range(1, 19))
 
 
 def test_cycles_are_collected_where_they_sample(tmp_path: Path) -> None:
-    store = run(tmp_path, schedule=cycles, burn_in=0, every=1, max_samples=None)
+    store = run(tmp_path, schedule=cycles, burn_in=0, every=1)
     # Steps are counted from 1: of each cycle of 8 the last four.
     wanted = [step for step in range(1, 51) if (step - 1) % 8 >= 4]
     assert [draw.step for draw in store] == wanted
@@ -188,10 +190,10 @@ def test_cycles_keep_temperatures_and_losses(tmp_path: Path) -> None:
     """Those of sampling phases, and every loss (docs/predict.md)."""
     run(
         tmp_path,
-        **{"schedule": cycles, "burn_in": 0, "every": 1, "max_samples": None},
+        **{"schedule": cycles, "burn_in": 0, "every": 1},
         **{"steps": 400, "report": True},
     )
-    kept = json.loads((tmp_path / "ran-0.json").read_text())
+    kept = json.loads((tmp_path / "chain-0" / "run.json").read_text())
     assert kept["num_observed"] > 5
     assert set(kept["tensors"]) == {name for name, _ in model().named_parameters()}
     assert sum(len(kept[name]) for name in ("losses", "kinetic")) > 2
@@ -202,7 +204,7 @@ def test_some_of_a_cycles_samples(tmp_path: Path) -> None:
     steps = iter(range(1, 51))
     store = run(
         tmp_path,
-        **{"schedule": cycles, "burn_in": 0, "every": 1, "max_samples": None},
+        **{"schedule": cycles, "burn_in": 0, "every": 1},
         when=lambda: next(steps) % 2 == 0,  # asked in sampling phases alone
     )
     wanted = [step for step in range(1, 51) if (step - 1) % 8 >= 4]
@@ -213,7 +215,7 @@ def test_decaying_steps_are_weights(tmp_path: Path) -> None:
     def decays(sampler: sg.Sampler) -> Any:
         return sg.PolynomialDecay(sampler, 10.0)
 
-    store = run(tmp_path, schedule=decays, max_samples=None)
+    store = run(tmp_path, schedule=decays)
     for draw in store:
         lr = 0.05 * (1 + (draw.step - 1) / 10) ** -0.55
         assert draw.weight == pytest.approx(lr) == draw.lr
@@ -244,7 +246,7 @@ def test_closures_of_other_samplers(
     sg.sample(*args, tmp_path / "parts", steps=11, **options)
     sg.sample(*args, tmp_path / "parts", steps=30, **options)
     assert len(store) > 0
-    assert files(tmp_path / "parts") == files(tmp_path / "whole")
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
     if not isinstance(sampler(plain().parameters()), sg.PSGLD):
         with pytest.raises(ValueError, match="give steps"):
             sg.sample(*args, tmp_path / "epochs", epochs=1, **options)
@@ -299,7 +301,7 @@ def test_what_a_loader_remembers(tmp_path: Path, kind: str) -> None:
     next(iter(used))
     sg.sample(*args, tmp_path / "parts", steps=8, **options)
     sg.sample(*args, tmp_path / "parts", steps=20, **options)
-    assert files(tmp_path / "parts") == files(tmp_path / "whole")
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
     losses = [draw.loss for draw in sg.SampleStore(tmp_path / "whole")]
     assert len({*losses}) == 20
 
@@ -359,7 +361,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     assert sg.load(path)["step"] == 7
     assert [file.suffix for file in path.parent.glob("checkpoint*")] == [".pt"]
     assert len(run(tmp_path / "full", steps=20)) == len(whole)
-    assert files(tmp_path / "full") == files(tmp_path / "whole")
+    assert contents(tmp_path / "full") == contents(tmp_path / "whole")
 
 
 def test_an_altered_checkpoint(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from driver_problem import data, loss, model, run, sghmc
 from launch import fresh
-from stored_files import files
+from stored_files import contents
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -94,7 +94,7 @@ def test_what_was_done_is_saved(name: str, within: bool, tmp_path: Path) -> None
     assert sg.load(tmp_path / "run" / "checkpoint-0.pt")["step"] == 12
     go(tmp_path / "run", nothing())
     go(tmp_path / "whole", nothing())
-    assert files(tmp_path / "run") == files(tmp_path / "whole")
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
 @pytest.mark.nightly
@@ -131,7 +131,7 @@ def test_a_handler_of_one_s_own(tmp_path: Path) -> None:
     assert in_a_process(noted, tmp_path) == 0
     assert (tmp_path / "seen").read_text() == f"[{int(signal.SIGTERM)}]"
     go(tmp_path / "whole", nothing())
-    assert files(tmp_path / "run") == files(tmp_path / "whole")
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
 def with_workers(folder: Path, steps: int) -> None:
@@ -161,7 +161,7 @@ def test_workers_of_a_loader(tmp_path: Path) -> None:
     loader = DataLoader(data(), 10, shuffle=True)
     run_with(tmp_path / "run", loader)
     run_with(tmp_path / "whole", loader)
-    assert files(tmp_path / "run") == files(tmp_path / "whole")
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
 class Fails(DataLoader[Any]):
@@ -185,7 +185,7 @@ def test_a_loader_whose_workers_have_ended(tmp_path: Path) -> None:
     loader = DataLoader(data(), 10, shuffle=True)
     run_with(tmp_path / "run", loader)
     run_with(tmp_path / "whole", loader)
-    assert files(tmp_path / "run") == files(tmp_path / "whole")
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
 def test_a_callback_that_interrupts(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_callback_that_interrupts(tmp_path: Path) -> None:
     assert sg.load(tmp_path / "run" / "checkpoint-0.pt")["step"] == 9
     run(tmp_path / "run", **OPTIONS)
     run(tmp_path / "whole", **OPTIONS)
-    assert files(tmp_path / "run") == files(tmp_path / "whole")
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
 def test_a_thread(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_thread(tmp_path: Path) -> None:
     thread.join()
     assert not errors
     run(tmp_path / "main", **OPTIONS)
-    assert files(tmp_path / "thread") == files(tmp_path / "main")
+    assert contents(tmp_path / "thread") == contents(tmp_path / "main")
 
 
 def test_a_checkpoint_every_few_minutes(
@@ -239,4 +239,4 @@ def test_a_checkpoint_every_few_minutes(
 
     assert steps_saved(0.0) == [*range(20)]
     assert steps_saved(1e9) == [0] * 20
-    assert files(tmp_path / "0.0") == files(tmp_path / "1000000000.0")
+    assert contents(tmp_path / "0.0") == contents(tmp_path / "1000000000.0")

@@ -10,11 +10,11 @@ import pytest
 import test_collector
 import test_predict
 
+from torch_sgmcmc.posterior import collector, writer
+from torch_sgmcmc.posterior.chosen import Chosen
 from torch_sgmcmc.posterior.predictive import streaming
 from torch_sgmcmc.posterior.predictive.batch_norm import BatchNorm
 from torch_sgmcmc.posterior.predictive.sums import Sums
-from torch_sgmcmc.posterior.store import collector
-from torch_sgmcmc.posterior.store.chosen import Chosen
 
 pytestmark = pytest.mark.nightly
 
@@ -34,18 +34,7 @@ def stored_before_the_update(patch: Patch) -> None:
 
 
 def alias_of_the_parameter(patch: Patch) -> None:
-    writes = collector.SampleWriter.write
-
-    def write(self: Any, tensors: Any, record: Any) -> None:
-        own = dict(zip(self.names, self.blank().values(), strict=True))
-        for name, memory in own.items():
-            memory.copy_(tensors[name])
-        writes(self, own, record)
-
-    patch.setattr(
-        collector, "copied", lambda draw, into: {name: draw[name] for name in into}
-    )
-    patch.setattr(collector.SampleWriter, "write", write)
+    patch.setattr(writer, "_copied", lambda tensor, dtype: tensor.detach())
 
 
 def no_sign_stored(patch: Patch) -> None:

@@ -116,7 +116,7 @@ def program(folder: Path, start: str, ignores: bool) -> subprocess.Popen[str]:
 def never_ends(folder: Path, start: str) -> None:
     begin = partial(processes.start_processes, start_method=start)
     processes.start_processes = begin
-    options = {"steps": FOREVER, "checkpoint_every": None, "max_samples": 2}
+    options = {"steps": FOREVER, "checkpoint_every": None}
     run(folder / "run", chains=3, processes=2, callbacks=Tells(folder), **options)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from driver_problem import data, loader, loss, model, run, sghmc
-from stored_files import files
+from stored_files import contents
 from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Subset
@@ -74,14 +74,14 @@ STEPS = partial(lr_scheduler.MultiStepLR, milestones=[3, 5])
 )
 def test_another_schedule(begun: Any, given: Any, words: str, tmp_path: Path) -> None:
     run(tmp_path, steps=14, schedule=begun)
-    before = files(tmp_path)
+    before = contents(tmp_path)
     saved = (tmp_path / "checkpoint-0.pt").read_bytes()
     with pytest.raises(ValueError) as caught:
         run(tmp_path, steps=20, schedule=given)
     said = words.replace("W", f"chain 0 in {tmp_path}")
     assert str(caught.value).startswith(f"Invalid schedule: {said}")
     assert str(caught.value).endswith("; restart=True begins anew)")
-    assert files(tmp_path) == before
+    assert contents(tmp_path) == before
     assert (tmp_path / "checkpoint-0.pt").read_bytes() == saved
     run(tmp_path, steps=20, schedule=begun)
     run(tmp_path, steps=20, schedule=given, restart=True)
@@ -122,7 +122,7 @@ def test_gibbs_draws_beside_cycles(tmp_path: Path) -> None:
     assert changes == [t > 0 for t, _ in seen[1:]] and any(changes)
     run(tmp_path / "parts", steps=13, schedule=schedule)
     run(tmp_path / "parts", steps=20, schedule=schedule)
-    assert files(tmp_path / "parts") == files(tmp_path / "whole")
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
     run(tmp_path / "other", steps=20, schedule=schedule[::-1])
 
 
@@ -134,7 +134,7 @@ def test_another_loader(tmp_path: Path) -> None:
         )
 
     go(loader())
-    before = files(tmp_path)
+    before = contents(tmp_path)
     where = rf"\(chain 0 in {tmp_path} was begun with"
     for other, words in (
         (DataLoader(data(), 12), rf"number of minibatches 5 {where} 6; restart"),
@@ -144,7 +144,7 @@ def test_another_loader(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=f"^Invalid loader: {words}"):
             go(other)
-        assert files(tmp_path) == before
+        assert contents(tmp_path) == before
     go([*loader()], 10)  # of which the rest is not known
 
 
@@ -181,11 +181,11 @@ def test_a_checkpoint_that_lacks_a_key(tmp_path: Path) -> None:
     whole = sg.load(path)
     for key in whole:
         sg.save({name: value for name, value in whole.items() if name != key}, path)
-        before = files(tmp_path)
+        before = contents(tmp_path)
         with pytest.raises(ValueError) as error:
             run(tmp_path, steps=8)
         assert str(error.value) == (
             f"Invalid checkpoint: that of chain 0 in {tmp_path} lacks {key} "
             "(restart=True begins anew)"
         )
-        assert files(tmp_path) == before
+        assert contents(tmp_path) == before

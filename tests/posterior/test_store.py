@@ -1,31 +1,35 @@
-"""A store: what is written is what is read, and in which bytes."""
+"""A store: what is written is what is read, and faults are refused by name."""
 
 from __future__ import annotations
 
 import copy
-import gc
+import json
+import math
 import os
 import pickle
+import threading
+import time
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from children import outcome
+from safetensors.torch import load_file
 from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
 
 import torch_sgmcmc as sg
 from torch_sgmcmc import _C
+from torch_sgmcmc.posterior import writer as writers
+from torch_sgmcmc.posterior.store_files import delete_all
 
-# Of a draw's weights: small draws share a file, large ones have their own.
-SMALL, LARGE = 3, 1500
 
-
-def draw(
-    seed: int, dtype: torch.dtype = torch.float32, rows: int = SMALL
-) -> dict[str, Tensor]:
+def draw(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {
-        "b.weight": torch.randn(rows, 4, generator=generator).to(dtype),
+        "b.weight": torch.randn(3, 4, generator=generator).to(dtype),
         "a.bias": torch.randn(4, generator=generator).to(dtype),
         "count": torch.tensor(seed),
     }
@@ -38,18 +42,19 @@ def same(one: object, other: dict[str, Tensor]) -> bool:
     )
 
 
-def write(path: Path, count: int = 5, chain: int = 0, rows: int = SMALL) -> None:
-    with sg.SampleWriter(path, draw(0, rows=rows), chain=chain) as writer:
+def write(path: Path, count: int = 5, chain: int = 0, per_file: int = 0) -> None:
+    with sg.SampleWriter(path, draw(0), chain=chain) as writer:
         for i in range(1, count + 1):
-            one = draw(10 * chain + i, rows=rows)
             writer.append(
-                one,
+                draw(10 * chain + i),
                 step=20 * i,
                 lr=0.1 / i,
                 loss=i / 3,
                 weight=-1.0,
                 prior_precision=[1 / i, i],
             )
+            if per_file and i % per_file == 0:
+                writer.flush()
 
 
 def files(path: Path, chain: int = 0) -> dict[str, bytes]:
@@ -57,27 +62,69 @@ def files(path: Path, chain: int = 0) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in folder.iterdir() if p.name != "lock"}
 
 
+def name(number: int) -> str:
+    return f"draws-{number:06d}.safetensors"
+
+
 # ---- Reading -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows", [SMALL, LARGE])
-def test_what_is_read_is_what_was_written(tmp_path: Path, rows: int) -> None:
-    write(tmp_path, rows=rows)
+@pytest.mark.parametrize("per_file", [0, 1, 2])
+def test_what_is_read_is_what_was_written(tmp_path: Path, per_file: int) -> None:
+    write(tmp_path, per_file=per_file)
     store = sg.SampleStore(tmp_path)
     assert len(store) == 5 and store.chains == [0]
     assert sorted(store.names) == ["a.bias", "b.weight", "count"]
     for i, one in enumerate(store, start=1):
-        assert same(one, draw(i, rows=rows))
-        assert (one.chain, one.number, one.step) == (0, i, 20 * i)
+        assert same(one, draw(i))
+        assert (one.chain, one.step) == (0, 20 * i)
         # To the last bit, through the index's text.
         assert (one.lr, one.loss, one.weight) == (0.1 / i, i / 3, -1.0)
         assert one.temperature == 1.0
         assert one.prior_precision == (1 / i, i)
+    assert len(files(tmp_path)) == 1 + (-(-5 // per_file) if per_file else 1)
+
+
+def test_the_format(tmp_path: Path) -> None:
+    """Anyone reads a store with safetensors and json."""
+    write(tmp_path, 3, per_file=2)
+    info = json.loads((tmp_path / "store.json").read_text())
+    assert info == {
+        "format": 1,
+        "tensors": {
+            "b.weight": {"dtype": "F32", "shape": [3, 4]},
+            "a.bias": {"dtype": "F32", "shape": [4]},
+            "count": {"dtype": "I64", "shape": []},
+        },
+        "not_sampled": {},
+    }
+    folder = tmp_path / "chain-0"
+    lines = (folder / "index.jsonl").read_bytes().splitlines(keepends=True)
+    first, second = map(json.loads, lines)
+    assert first["count"] == 2 and first["step"] == [20, 40]
+    assert first["lr"] == [0.1, 0.05] and first["prior_precision"] == [[1, 1], [0.5, 2]]
+    assert second["file"] == name(1) and second["count"] == 1
+    data = (folder / name(0)).read_bytes()
+    assert first["bytes"] == len(data) and first["crc32"] == zlib.crc32(data)
+    body, _, checksum = lines[0].rpartition(b', "line_crc32": ')
+    assert int(checksum[:-2]) == zlib.crc32(body)
+    tensors = load_file(folder / name(0))
+    assert torch.equal(tensors["a.bias"][1], draw(2)["a.bias"])
+    assert tensors["count"].tolist() == [1, 2]
+
+
+def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
+    with sg.SampleWriter(tmp_path, draw(0)) as writer:
+        writer.append(draw(1), step=1, loss=math.inf)
+    (one,) = sg.SampleStore(tmp_path)
+    assert math.isnan(one.loss) and math.isnan(one.lr)
+    content = (tmp_path / "chain-0" / "index.jsonl").read_text()
+    json.loads(content, parse_constant=pytest.fail)
 
 
 def test_slices_by_chain_draw_and_name(tmp_path: Path) -> None:
     write(tmp_path, 3, chain=0)
-    write(tmp_path, 4, chain=2)
+    write(tmp_path, 4, chain=2, per_file=3)
     store = sg.SampleStore(tmp_path)
     assert store.chains == [0, 2] and len(store) == 7
     last = store.chain(2)[-2:]["a.bias"]
@@ -114,25 +161,16 @@ def test_draws_can_be_compared_and_sent(tmp_path: Path) -> None:
     assert [*one] == ["count"] and (one.lr, one.loss) == (0.1 / 3, 1.0)
 
 
-def test_no_other_tensor_is_read(tmp_path: Path) -> None:
-    """One is there, although all others of the draw are damaged."""
-    write(tmp_path, 1)
-    (one,) = sg.SampleStore(tmp_path)
-    bytes_of = bytearray(one.path.read_bytes())
-    bytes_of[-1] ^= 1
-    one.path.write_bytes(bytes_of)
-    (one,) = sg.SampleStore(tmp_path)
-    assert torch.equal(one["a.bias"], draw(1)["a.bias"])
-    with pytest.raises(sg.DamagedDraw, match=r"'b\.weight' are altered"):
-        one["b.weight"]
-
-
-def test_writing_into_what_was_read_stays_here(tmp_path: Path) -> None:
-    write(tmp_path, 1)
-    (one,) = sg.SampleStore(tmp_path)
-    before = one.path.read_bytes()
+@pytest.mark.parametrize("per_file", [0, 1])
+def test_writing_into_what_was_read_stays_in_it(tmp_path: Path, per_file: int) -> None:
+    write(tmp_path, per_file=per_file)
+    before = files(tmp_path)
+    store = sg.SampleStore(tmp_path)
+    one = store[2]
     one["a.bias"].zero_()
-    assert one.path.read_bytes() == before
+    assert not one["a.bias"].any() and same(store[2], draw(3))
+    assert same(pickle.loads(pickle.dumps(one)), draw(3))
+    assert files(tmp_path) == before
 
 
 DTYPES = (
@@ -151,46 +189,13 @@ def of_all_kinds() -> dict[str, Tensor]:
     return tensors | {"empty": torch.ones(3, 0), "scalar": torch.tensor(2.5)}
 
 
-def test_all_dtypes_shapes_and_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [1, 3])
+def test_all_dtypes_shapes_and_names(tmp_path: Path, count: int) -> None:
     tensors = of_all_kinds()
     with sg.SampleWriter(tmp_path, tensors) as writer:
-        writer.append(tensors, step=1)
-    (one,) = sg.SampleStore(tmp_path)
-    assert same(one, tensors)
-
-
-def test_bytes_are_those_of_safetensors(tmp_path: Path) -> None:
-    safetensors = pytest.importorskip("safetensors")
-    from safetensors.torch import load_file, save
-
-    tensors = of_all_kinds()
-    with sg.SampleWriter(tmp_path, tensors) as writer:
-        writer.append(tensors, step=1)
-    (one,) = sg.SampleStore(tmp_path)
-    with safetensors.safe_open(one.path, "pt") as file:
-        metadata = file.metadata()
-    sums = metadata["crc32"]
-    assert len(sums) == 8 * len(tensors)
-    assert save(tensors, metadata) == one.path.read_bytes()
-    assert same(load_file(one.path), tensors)
-
-
-def test_draws_of_several_blocks(tmp_path: Path) -> None:
-    """Blocks of 1 MiB go by the page cache, and what is left does not."""
-    safetensors = pytest.importorskip("safetensors.torch")
-    header = 184
-    for size in (1 << 20, 3 << 20, (1 << 20) - 8, (2 << 20) + 8, (2 << 20) + 4096):
-        data = os.urandom(size - header)
-        of_draw = {
-            "a": torch.frombuffer(bytearray(data[:-8]), dtype=torch.uint8),
-            "b": torch.frombuffer(bytearray(data[-8:]), dtype=torch.uint8),
-        }
-        with sg.SampleWriter(tmp_path / str(size), of_draw) as writer:
-            writer.append(of_draw, step=1)
-        (one,) = sg.SampleStore(tmp_path / str(size))
-        assert one.path.stat().st_size == size
-        sums = "".join(f"{zlib.crc32(part):08x}" for part in (data[:-8], data[-8:]))
-        assert safetensors.save(of_draw, {"crc32": sums}) == one.path.read_bytes()
+        for i in range(count):
+            writer.append(tensors, step=i)
+    assert all(same(one, tensors) for one in sg.SampleStore(tmp_path))
 
 
 def test_crc32_is_that_of_zlib() -> None:
@@ -217,259 +222,109 @@ def test_a_store_that_is_being_written(tmp_path: Path) -> None:
         assert len(store.refresh()) == 0
         for i in range(1, 4):
             writer.append(draw(i), step=i)
+            assert len(store.refresh()) == i - 1 == len(writer)
+            writer.flush()
             assert len(store) == i - 1
             assert len(store.refresh()) == i and same(store[-1], draw(i))
-        with (tmp_path / "later" / "chain-0" / "index").open("ab") as index:
-            index.write(b"draw 4 step 4 lr 0.1 tem")  # half of a line
+        with (tmp_path / "later" / "chain-0" / "index.jsonl").open("ab") as index:
+            index.write(b'{"file": "draws-000003.safetensors", "cou')
         assert len(store.refresh()) == 3
 
 
-@pytest.mark.full
-def test_ten_thousand_small_draws_are_few_files(tmp_path: Path) -> None:
-    one = {"w": torch.zeros(3)}
-    with sg.SampleWriter(tmp_path, one) as writer:
-        for i in range(1, 2101):
+def test_many_small_draws_are_few_files(tmp_path: Path) -> None:
+    """And a large one is written by itself."""
+    with sg.SampleWriter(tmp_path, {"w": torch.zeros(3)}) as writer:
+        for i in range(1, 2501):
             writer.append({"w": torch.full((3,), float(i))}, step=i)
-    names = ["0000000001.draws", "0000001025.draws", "0000002049.draws", "index"]
-    assert sorted(files(tmp_path)) == names
+    assert sorted(files(tmp_path)) == [*map(name, range(3)), "index.jsonl"]
     store = sg.SampleStore(tmp_path)
-    assert [float(d["w"][1]) for d in store] == [*range(1, 2101)]
-    # At most 4 MiB each: the largest draws that share files, and the next size.
-    for floats, per_file in ((4096 - 32, 256), (4096 - 16, 1)):
-        layout = _C.DrawLayout([("w", "F32", [floats])])
-        assert layout.draws_per_file == per_file
-    assert 10_000 / 256 < 100
+    assert [float(d["w"][1]) for d in store] == [*range(1, 2501)]
+    large = {"w": torch.zeros(1 << 20)}
+    with sg.SampleWriter(tmp_path / "large", large) as writer:
+        for i in range(3):
+            writer.append(large, step=i)
+    assert len(files(tmp_path / "large")) == 1 + 3
 
 
-def test_small_draws_are_safetensors_one_behind_the_other(tmp_path: Path) -> None:
-    safetensors = pytest.importorskip("safetensors.torch")
-    write(tmp_path)
-    (path,) = (tmp_path / "chain-0").glob("*.draws")
-    whole = path.read_bytes()
-    size = len(whole) // 5
-    for i, one in enumerate(sg.SampleStore(tmp_path)):
-        assert one.path == path
-        part = whole[i * size : (i + 1) * size]
-        assert same(one, safetensors.load(part))
+def test_a_draw_does_not_wait_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(writers.time, "monotonic", lambda: clock[0])
+    with sg.SampleWriter(tmp_path, draw(0)) as writer:
+        for i, seconds in enumerate((0, 29, 31, 40)):
+            clock[0] = seconds
+            writer.append(draw(i), step=i)
+    assert [json.loads(line)["count"] for line in
+            files(tmp_path)["index.jsonl"].splitlines()] == [3, 1]  # fmt: skip
 
 
-def test_what_is_written_into_a_small_draw_stays_in_it(tmp_path: Path) -> None:
-    write(tmp_path)
+def test_threads_append_to_one_writer(tmp_path: Path) -> None:
+    shape = (3000,)
+
+    def append(first: int) -> None:
+        for i in range(first, first + 300):
+            writer.append({"w": torch.full(shape, float(i))}, step=i)
+
+    with sg.SampleWriter(tmp_path, {"w": torch.zeros(shape)}) as writer:
+        threads = [threading.Thread(target=append, args=(300 * i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     store = sg.SampleStore(tmp_path)
-    one = store[2]
-    one["a.bias"].zero_()
-    assert not one["a.bias"].any() and same(store[2], draw(3))
-    assert same(pickle.loads(pickle.dumps(one)), draw(3))
+    assert sorted(one.step for one in store) == [*range(1200)]
+    assert all(bool((one["w"] == one.step).all()) for one in store)
 
 
-def test_a_file_of_many_draws_goes_with_the_last(tmp_path: Path) -> None:
-    one = {"w": torch.zeros(4064)}
-    with sg.SampleWriter(tmp_path, one) as writer:
-        for i in range(1, 262):  # 256 share a file
-            writer.append({"w": torch.full((4064,), float(i))}, step=i)
-        writer.thin(258)
-        assert files(tmp_path).keys() == {"0000000257.draws", "index"}
-        for i in range(262, 264):
-            writer.append({"w": torch.full((4064,), float(i))}, step=i)
-        writer.thin(600)
-        # The one that grows stays.
-        assert files(tmp_path).keys() == {"0000000257.draws", "index"}
-        writer.append({"w": torch.full((4064,), 600.0)}, step=600, number=600)
-        (last,) = sg.SampleStore(tmp_path)
-        assert float(last["w"][0]) == 600 and last.path.name == "0000000257.draws"
+def test_any_default_device(tmp_path: Path) -> None:
+    torch.set_default_device("meta")
+    try:
+        with torch.device("cpu"):
+            expected = [draw(i) for i in range(3)]
+        for folder in (tmp_path / "a", None):
+            store = sg.SampleStore(folder)
+            with sg.SampleWriter(store, expected[0]) as writer:
+                for i, one in enumerate(expected):
+                    writer.append(one, step=i)
+            assert all(map(same, store.refresh(), expected))
+    finally:
+        torch.set_default_device(None)
 
 
-@pytest.mark.parametrize("count", [3, 255, 256, 257])
-def test_a_checkpoint_in_a_file_of_many_draws(tmp_path: Path, count: int) -> None:
-    """Cut back, it has the bytes of a chain that went on, also if it was full."""
-    one = {"w": torch.zeros(4064)}
+# ---- Resuming ------------------------------------------------------------------------
 
-    def append(writer: sg.SampleWriter, numbers: range, sign: float = 1.0) -> None:
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_cut_back(tmp_path: Path, memory: bool) -> None:
+    store = sg.SampleStore(None if memory else tmp_path)
+
+    def append(writer: sg.SampleWriter, numbers: range, sign: int = 1) -> None:
         for i in numbers:
-            writer.append({"w": torch.full((4064,), sign * i)}, step=i)
+            writer.append(draw(i), step=sign * i)
+            if i % 3 == 0:
+                writer.flush()
 
-    with sg.SampleWriter(tmp_path / "whole", one) as writer:
-        append(writer, range(1, count + 5))
-    with sg.SampleWriter(tmp_path / "broken", one) as writer:
-        append(writer, range(1, count + 1))
+    with sg.SampleWriter(store, draw(0)) as writer:
+        append(writer, range(5))
         position = writer.checkpoint()
-        kept = files(tmp_path / "broken")
-        append(writer, range(count + 1, count + 8), -1.0)
-    with sg.SampleWriter(tmp_path / "broken", one) as writer:
+        append(writer, range(5, 12), -1)
+    with sg.SampleWriter(store, draw(0)) as writer:
         writer.cut_back(position)
-        assert files(tmp_path / "broken") == kept
-        append(writer, range(count + 1, count + 5))
-    assert files(tmp_path / "broken") == files(tmp_path / "whole")
-
-
-def test_draws_that_a_checkpoint_needs_stay_in_their_file(tmp_path: Path) -> None:
-    one = {"w": torch.zeros(4064)}
-    with sg.SampleWriter(tmp_path, one) as writer:
-        for i in range(1, 260):
-            writer.append({"w": torch.full((4064,), float(i))}, step=i)
-        position = writer.checkpoint()
-        writer.thin(258)
-        assert "0000000001.draws" in files(tmp_path)
-        writer.cut_back(position)
-        assert [float(d["w"][0]) for d in sg.SampleStore(tmp_path)] == [*range(1, 260)]
-        writer.thin(258)
-        writer.checkpoint()  # of which it is not the last but one
-        assert "0000000001.draws" in files(tmp_path)
-        writer.checkpoint()
-        assert "0000000001.draws" not in files(tmp_path)
-        with pytest.warns(UserWarning, match=r"draws \[1, 2, .* were dropped after"):
-            writer.cut_back(position)
-
-
-def test_a_file_stays_for_the_draws_that_the_last_checkpoint_has(
-    tmp_path: Path,
-) -> None:
-    """Where others of it were dropped, and their checkpoints passed, before."""
-    one = {"w": torch.zeros(4064)}
-    with sg.SampleWriter(tmp_path, one) as writer:
-        for i in range(1, 260):
-            writer.append({"w": torch.full((4064,), float(i))}, step=i)
-        writer.thin(2)
-        position = writer.checkpoint()
-        writer.thin(258)
-        writer.checkpoint()
-        assert "0000000001.draws" in files(tmp_path)
-        writer.cut_back(position)
-        found = [float(d["w"][0]) for d in sg.SampleStore(tmp_path)]
-        assert found == [*range(2, 260, 2)]
-
-
-def test_dropped_draws(tmp_path: Path) -> None:
-    with sg.SampleWriter(tmp_path, draw(0, rows=LARGE)) as writer:
-        for i in range(1, 6):
-            writer.append(draw(i, rows=LARGE), step=i)
-        store = sg.SampleStore(tmp_path)
-        writer.thin(2)
-        assert len(writer) == 2
-        with pytest.raises(sg.DamagedDraw, match=r"draw 1 of chain 0.*refresh\(\)"):
-            store[0]["count"]
-        assert [int(one["count"]) for one in store.refresh()] == [2, 4]
-        left = {"0000000002.safetensors", "0000000004.safetensors", "index"}
-        assert files(tmp_path).keys() == left
-
-
-# ---- Damage --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("damage", ["cut off", "header", "numbers", "missing"])
-def test_a_damaged_draw_is_named_and_the_rest_readable(
-    tmp_path: Path, damage: str
-) -> None:
-    write(tmp_path, rows=LARGE)
-    path = tmp_path / "chain-0" / "0000000003.safetensors"
-    whole = bytearray(path.read_bytes())
-    if damage == "cut off":
-        path.write_bytes(whole[:-1])
-    elif damage == "missing":
-        path.unlink()
-    else:
-        whole[30 if damage == "header" else -1] ^= 1
-        path.write_bytes(whole)
-    store = sg.SampleStore(tmp_path)
-    with pytest.raises(sg.DamagedDraw, match="draw 3 of chain 0") as error:
-        dict(store[2])
-    assert str(path) in str(error.value)
-    with pytest.warns(UserWarning, match="draw 3 of chain 0"):
-        intact = store.intact()
-    assert [one.number for one in intact] == [1, 2, 4, 5]
-    for one in intact:
-        assert same(one, draw(one.number, rows=LARGE))
-
-
-@pytest.mark.parametrize("damage", ["cut off", "header", "numbers", "missing"])
-def test_a_damaged_file_of_many_draws(tmp_path: Path, damage: str) -> None:
-    write(tmp_path)
-    (path,) = (tmp_path / "chain-0").glob("*.draws")
-    whole = bytearray(path.read_bytes())
-    size = len(whole) // 5
-    intact = [1, 2, 4, 5]
-    if damage == "cut off":
-        path.write_bytes(whole[: 3 * size - 1])
-        intact = [1, 2]
-    elif damage == "missing":
-        path.unlink()
-        intact = []
-    else:
-        whole[2 * size + 30 if damage == "header" else 3 * size - 1] ^= 1
-        path.write_bytes(whole)
-    store = sg.SampleStore(tmp_path)
-    with pytest.raises(sg.DamagedDraw, match=f"draw 3 of chain 0, {path}: "):
-        dict(store[2])
-    with pytest.warns(UserWarning, match="draw 3 of chain 0"):
-        found = store.intact()
-    assert [one.number for one in found] == intact
-    assert all(same(one, draw(one.number)) for one in found)
-
-
-def test_every_flipped_bit_of_a_draw_is_noticed(tmp_path: Path) -> None:
-    write(tmp_path, 1)
-    (one,) = sg.SampleStore(tmp_path)
-    whole = one.path.read_bytes()
-    for bit in range(0, 8 * len(whole), 7):
-        damaged = bytearray(whole)
-        damaged[bit // 8] ^= 1 << bit % 8
-        one.path.write_bytes(damaged)
-        with pytest.raises(sg.DamagedDraw):
-            dict(sg.SampleStore(tmp_path)[0])
-
-
-def test_every_flipped_bit_of_an_index_is_noticed(tmp_path: Path) -> None:
-    write(tmp_path, 3)
-    index = tmp_path / "chain-0" / "index"
-    whole = index.read_bytes()
-    head = whole.index(b"\ndraw ") + 1
-    for bit in range(0, 8 * len(whole), 5):
-        damaged = bytearray(whole)
-        damaged[bit // 8] ^= 1 << bit % 8
-        index.write_bytes(damaged)
-        if bit // 8 < head:
-            with pytest.raises(RuntimeError, match=r"Cannot read .*index: its line"):
-                sg.SampleStore(tmp_path)
-        elif bit // 8 == len(whole) - 1:
-            assert len(sg.SampleStore(tmp_path)) == 2  # torn, as far as can be seen
-        else:
-            with pytest.warns(UserWarning, match=r"lines \[[\d, ]+\] of .*index are"):
-                store = sg.SampleStore(tmp_path)
-            assert 1 <= len(store) <= 2
-            for one in store:
-                assert same(one, draw(one.number))
-
-
-def test_a_truncated_index_has_the_draws_before(tmp_path: Path) -> None:
-    write(tmp_path, 3)
-    index = tmp_path / "chain-0" / "index"
-    whole = index.read_bytes()
-    head = whole.index(b"\ndraw ") + 1
-    for size in range(head, len(whole) + 1):
-        index.write_bytes(whole[:size])
-        count = whole[head:size].count(b"\n")
-        assert [one.number for one in sg.SampleStore(tmp_path)] == [1, 2, 3][:count]
-
-
-# ---- Refusals ------------------------------------------------------------------------
-
-
-def test_a_store_of_another_model(tmp_path: Path) -> None:
-    write(tmp_path)
-    for other, words in (
-        ({"a.bias": torch.ones(4)}, "it has 'b.weight' besides|it has 'count' besides"),
-        (draw(0) | {"c": torch.ones(1)}, "it has no 'c'"),
-        (
-            draw(0) | {"a.bias": torch.ones(5)},
-            r"its 'a.bias' is F32 of shape \[4\], not F32 of shape \[5\]",
-        ),
-        (draw(0, torch.bfloat16), r"its 'a.bias' is F32 of shape \[4\], not BF16 of"),
-    ):
-        for chain in (0, 1):
-            with pytest.raises(ValueError, match=f"is of another model: ({words})"):
-                sg.SampleWriter(tmp_path, other, chain=chain)
-    assert sg.SampleStore(tmp_path).chains == [0]
-    assert not (tmp_path / "chain-1").exists()
+        assert len(writer) == 5
+        append(writer, range(5, 8))
+    found = [*store.refresh()]
+    assert [one.step for one in found] == [*range(8)]
+    assert all(same(one, draw(i)) for i, one in enumerate(found))
+    if not memory:
+        assert len(files(tmp_path)) == 1 + 5
+    with sg.SampleWriter(store, draw(0)) as writer:
+        wrong = {"size": position["size"] + 1, "crc32": position["crc32"]}
+        with pytest.raises(
+            ValueError, match="Invalid checkpoint: it is not of chain 0"
+        ):
+            writer.cut_back(wrong)
+    assert len(store.refresh()) == 8
 
 
 def test_draws_of_an_earlier_run_are_not_mixed_with(tmp_path: Path) -> None:
@@ -483,7 +338,222 @@ def test_draws_of_an_earlier_run_are_not_mixed_with(tmp_path: Path) -> None:
         assert len(writer) == 0
         writer.append(draw(3), step=3)
     (one,) = sg.SampleStore(tmp_path)
-    assert same(one, draw(3)) and one.number == 1
+    assert same(one, draw(3))
+
+
+# ---- Damage --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["cut off", "altered", "missing"])
+def test_a_corrupt_file_is_named_and_the_rest_readable(
+    tmp_path: Path, damage: str
+) -> None:
+    write(tmp_path, per_file=2)
+    path = tmp_path / "chain-0" / name(1)
+    whole = bytearray(path.read_bytes())
+    if damage == "cut off":
+        path.write_bytes(whole[:-1])
+    elif damage == "missing":
+        path.unlink()
+    else:
+        whole[-1] ^= 1
+        path.write_bytes(whole)
+    store = sg.SampleStore(tmp_path)
+    with pytest.raises(sg.CorruptDrawError, match=f"^Cannot read {path}: "):
+        dict(store[2])
+    with pytest.warns(UserWarning, match=f"Cannot read {path}"):
+        intact = store.intact()
+    assert [one.step for one in intact] == [20, 40, 100]
+    assert all(same(one, draw(one.step // 20)) for one in intact)
+
+
+def test_a_file_deleted_between_stat_and_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path)
+    store = sg.SampleStore(tmp_path)
+    stat = os.stat
+
+    def stat_and_delete(path: Any, *rest: Any, **named: Any) -> os.stat_result:
+        found = stat(path, *rest, **named)
+        if str(path).endswith(".safetensors"):
+            os.unlink(path)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", stat_and_delete)
+        with pytest.raises(sg.CorruptDrawError, match=r"Cannot read .*refresh\(\)"):
+            store[0]["count"]
+
+
+def test_every_flipped_bit_of_a_file_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    path = tmp_path / "chain-0" / name(0)
+    whole = path.read_bytes()
+    for bit in range(0, 8 * len(whole), 7):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with pytest.raises(sg.CorruptDrawError):
+            dict(sg.SampleStore(tmp_path)[0])
+
+
+def test_every_flipped_bit_of_an_index_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, 3, per_file=1)
+    index = tmp_path / "chain-0" / "index.jsonl"
+    whole = index.read_bytes()
+    for bit in range(0, 8 * len(whole) - 8, 5):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        index.write_bytes(damaged)
+        with pytest.raises(
+            RuntimeError, match=r"Cannot read .*index.jsonl: line \d is"
+        ):
+            sg.SampleStore(tmp_path)
+    # Without the last line's end the line is one that is being written.
+    index.write_bytes(whole[:-1])
+    assert len(sg.SampleStore(tmp_path)) == 2
+
+
+def test_a_truncated_index_has_the_draws_before(tmp_path: Path) -> None:
+    write(tmp_path, 3, per_file=1)
+    index = tmp_path / "chain-0" / "index.jsonl"
+    whole = index.read_bytes()
+    for size in range(0, len(whole) + 1, 3):
+        index.write_bytes(whole[:size])
+        count = whole[:size].count(b"\n")
+        assert [one.step for one in sg.SampleStore(tmp_path)] == [20, 40, 60][:count]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"count": 10**18}, "count 1000"),
+        ({"count": 0}, "count 0"),
+        ({"count": 2}, "not 2 numbers for 2 draws"),
+        ({"count": "1"}, "count '1'"),
+        ({"step": [1e300]}, "integer"),
+        ({"step": [10**30]}, "large|big"),
+        ({"lr": ["x"]}, "number"),
+        ({"lr": 3}, "iterable"),
+        ({"loss": None}, "iterable"),
+        ({"prior_precision": [3]}, "iterable"),
+        ({"file": "../../store.json"}, "file '../../store.json'"),
+        ({"file": 3}, "file 3"),
+    ],
+)
+def test_absurd_numbers_with_a_right_checksum(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    write(tmp_path, 1)
+    index = tmp_path / "chain-0" / "index.jsonl"
+    line = json.loads(index.read_bytes())
+    del line["line_crc32"]
+    start = json.dumps(line | change).encode()[:-1]
+    index.write_bytes(start + b', "line_crc32": %d}\n' % zlib.crc32(start))
+    with pytest.raises(RuntimeError, match=f"Cannot read {index}: line 1 .*({words})"):
+        sg.SampleStore(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"format": 1}', b"\xff"])
+def test_a_damaged_store_json_is_named(tmp_path: Path, content: bytes) -> None:
+    write(tmp_path, 1)
+    path = tmp_path / "store.json"
+    path.write_bytes(content)
+    for attempt in (sg.SampleStore, lambda p: sg.SampleWriter(p, draw(0))):
+        with pytest.raises(RuntimeError, match=f"Cannot read {path}: it is"):
+            attempt(tmp_path)
+    path.write_text('{"format": 2}')
+    with pytest.raises(RuntimeError, match=r"format 2 \(must be 1\)"):
+        sg.SampleStore(tmp_path)
+
+
+def test_only_exact_names_are_chains(tmp_path: Path) -> None:
+    write(tmp_path, 2)
+    for other in ("chain-00", "chain-", "chain-0 ", "chain--1", "chain-1x", "Chain-1"):
+        (tmp_path / other).mkdir()
+        (tmp_path / other / "index.jsonl").touch()
+    assert len(sg.SampleStore(tmp_path)) == 2
+
+
+# ---- Writers -------------------------------------------------------------------------
+
+
+def test_a_folder_deleted_while_it_is_written(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    with pytest.raises(RuntimeError, match=r"^Cannot write .*draws-000001"):
+        with sg.SampleWriter(folder, draw(0)) as writer:
+            writer.append(draw(1), step=1)
+            writer.flush()
+            for path in sorted(folder.rglob("*"), reverse=True):
+                path.rmdir() if path.is_dir() else path.unlink()
+            folder.rmdir()
+            (folder / "chain-0").mkdir(parents=True)  # another program's
+            writer.append(draw(2), step=2)
+            writer.flush()
+    assert [p.name for p in folder.rglob("*")] == ["chain-0"]
+
+
+def test_a_copy_of_the_folder_keeps_the_lock(tmp_path: Path) -> None:
+    """POSIX locks are dropped when any file of the same name is closed."""
+    with sg.SampleWriter(tmp_path, draw(0)):
+        (tmp_path / "chain-0" / "lock").read_bytes()
+        held = outcome(lambda: sg.SampleWriter(tmp_path, draw(0)) and None)
+        assert held == (
+            f"RuntimeError: Cannot write to chain 0 of {tmp_path}: process "
+            f"{os.getpid()} writes to it"
+        )
+    assert outcome(lambda: sg.SampleWriter(tmp_path, draw(0)).close()) == ""
+
+
+def test_a_fork_does_not_write(tmp_path: Path) -> None:
+    with sg.SampleWriter(tmp_path, draw(0)) as writer:
+        writer.append(draw(1), step=1)
+        words = f"RuntimeError: Cannot write to chain 0 of {tmp_path}: process "
+        found = outcome(lambda: writer.append(draw(2), step=2))
+        assert found is not None and found.startswith(
+            f"{words}{os.getpid()} has opened"
+        )
+    assert len(sg.SampleStore(tmp_path)) == 1
+    # Nor does a fork that lives on keep the lock.
+    writer = sg.SampleWriter(tmp_path, draw(0), chain=1)
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    try:
+        writer.close()
+        sg.SampleWriter(tmp_path, draw(0), chain=1).close()
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+
+
+def test_a_store_of_another_model(tmp_path: Path) -> None:
+    write(tmp_path)
+    for other, words in (
+        (
+            {"a.bias": torch.ones(4)},
+            r"its '(b.weight|count)' is \w+ of .*, here missing",
+        ),
+        (
+            draw(0) | {"c": torch.ones(1)},
+            r"its 'c' is missing, here F32 of shape \[1\]",
+        ),
+        (
+            draw(0) | {"a.bias": torch.ones(5)},
+            r"its 'a.bias' is F32 of shape \[4\], here F32 of shape \[5\]",
+        ),
+        (draw(0, torch.bfloat16), r"its 'b.weight' is F32 of .*, here BF16 of"),
+    ):
+        for chain in (0, 1):
+            with pytest.raises(ValueError, match=f"are of another model: {words}"):
+                sg.SampleWriter(tmp_path, other, chain=chain)
+    assert sg.SampleStore(tmp_path).chains == [0]
+    assert not (tmp_path / "chain-1").exists()
+    # A store without draws takes what comes.
+    sg.SampleWriter(tmp_path / "new", draw(0)).close()
+    sg.SampleWriter(tmp_path / "new", {"c": torch.ones(1)}).close()
 
 
 def test_a_file_is_no_store(tmp_path: Path) -> None:
@@ -493,66 +563,57 @@ def test_a_file_is_no_store(tmp_path: Path) -> None:
 
 
 def test_other_refusals(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there are none to store"):
-        sg.SampleWriter(tmp_path, {})
-    with pytest.raises(ValueError, match="float8_e5m2"):
-        sg.SampleWriter(tmp_path, {"a": torch.ones(1).to(torch.float8_e5m2)})
-    with pytest.raises(ValueError, match=r"Invalid chain: -1 \(must be >= 0\)"):
-        sg.SampleWriter(tmp_path, draw(0), chain=-1)
-    with pytest.raises(ValueError, match="'__metadata__'"):
-        sg.SampleWriter(tmp_path, {"__metadata__": torch.ones(1)})
+    for tensors, words in (
+        ({}, "there are none to store"),
+        ({"a": torch.ones(1).to(torch.float8_e5m2)}, "'a' is torch.float8_e5m2"),
+        ({"__metadata__": torch.ones(1)}, "'__metadata__'"),
+        ({"a": torch.ones(2).to_sparse()}, "'a' is a torch.sparse_coo tensor"),
+        ({"a": torch.ones(2, device="meta")}, "'a' is a .* on meta"),
+        ({"a": TwoTensor(torch.ones(2), torch.ones(2))}, "'a' is a TwoTensor"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            sg.SampleWriter(tmp_path, tensors)
+    sparse = {"base": torch.ones(2).to_sparse()}
+    with pytest.raises(ValueError, match=r"'base' is a torch\.sparse_coo tensor"):
+        sg.SampleWriter(tmp_path, draw(0), not_sampled=sparse)
+    for chain in (-1, True, 1.0):
+        with pytest.raises(ValueError, match=r"Invalid chain: .* \(must be an integer"):
+            sg.SampleWriter(tmp_path, draw(0), chain=chain)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
     with sg.SampleWriter(tmp_path, draw(0)) as writer:
         with pytest.raises(ValueError, match=r"nothing for 'count' .*shape \[\]\)"):
             writer.append({k: v for k, v in draw(1).items() if k != "count"}, step=1)
         with pytest.raises(ValueError, match=r"shape \[2\] for 'a.bias'"):
             writer.append(draw(1) | {"a.bias": torch.ones(2)}, step=1)
-        writer.append(draw(1), step=1, number=4)
-        with pytest.raises(ValueError, match="Invalid number: 4"):
-            writer.append(draw(1), step=1, number=4)
+        writer.append(draw(1), step=1)
+        writer.flush()
         assert len(writer) == 1
+    with pytest.raises(RuntimeError, match=r"chain 0 of .*: the writer is closed"):
+        writer.append(draw(1), step=1)
 
 
-# ---- Thinning ------------------------------------------------------------------------
+def test_only_the_stores_own_files_are_deleted(tmp_path: Path) -> None:
+    write(tmp_path, 2)
+    write(tmp_path, 2, chain=1)
+    ours = ["checkpoint-0.pt", "report.md", "report.json", "store.json.1-2.partial"]
+    foreign = [
+        *("report.tex", "checkpoint-best-model.pt", "notes.json", "checkpoint-01.pt"),
+        *("chain-0/mine.txt", "chain-0/draws-1.safetensors", "chain-01/index.jsonl"),
+    ]
+    (tmp_path / "chain-01").mkdir()
+    for path in (*ours, *foreign):
+        (tmp_path / path).write_text("x")
+    delete_all(tmp_path)
+    left = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
+    assert left == {*foreign}
+    # A folder without our store.json is left alone.
+    (tmp_path / "chain-5").mkdir()
+    (tmp_path / "chain-5" / "lock").touch()
+    delete_all(tmp_path)
+    assert (tmp_path / "chain-5" / "lock").exists()
 
 
-def naive(burn_in: int, every: int, most: int, steps: int) -> tuple[list[int], int]:
-    """What is kept of steps 1, 2, ..., by dropping every second whenever it is full."""
-    kept: list[int] = []
-    interval = 1
-    for step in range(1, steps + 1):
-        if step <= burn_in or (step - burn_in) % every:
-            continue
-        number = (step - burn_in) // every
-        if number % interval:
-            continue
-        while len(kept) >= most and number % interval == 0:
-            interval *= 2
-            kept = [k for k in kept if k % interval == 0]
-        if number % interval == 0:
-            kept.append(number)
-    return kept, interval
-
-
-@pytest.mark.parametrize("most", [1, 2, 3, 8, 10])
-def test_the_thinning_doubles_when_it_is_full(most: int) -> None:
-    burn_in, every = 7, 3
-    schedule = _C.DrawSchedule(burn_in, every, most)
-    kept: list[int] = []
-    for step in range(1, 700):
-        number = schedule.number(step)
-        if schedule.thins(step):
-            kept = [k for k in kept if k % schedule.interval(number) == 0]
-        if schedule.keeps(step):
-            kept.append(number)
-        expected, interval = naive(burn_in, every, most, step)
-        assert kept == expected and len(kept) <= most, step
-        if number:
-            assert schedule.interval(number) == interval
-    assert len(kept) >= most / 2
-
-
-def test_a_store_in_memory(tmp_path: Path) -> None:
+def test_a_store_in_memory() -> None:
     model = torch.nn.Linear(2, 1)
     sampler = sg.SGLD(model.parameters(), 0.1, num_data=1, seed=0)
     store = sg.SampleStore()
@@ -560,18 +621,15 @@ def test_a_store_in_memory(tmp_path: Path) -> None:
         for _ in range(3):
             model(torch.ones(1, 2)).sum().backward()
             sampler.step()
-    assert len(store.refresh()) == 3
+        with pytest.raises(
+            RuntimeError, match="chain 0 in memory: this process writes"
+        ):
+            sg.Collector(sampler, model, store)
+    assert len(store.refresh()) == 3 and store.path is None
+    one = store[-1]
+    assert torch.equal(one["weight"], model.weight) and one.path is None
+    one["weight"].zero_()
     assert torch.equal(store[-1]["weight"], model.weight)
-    folder = Path(store.path)
-    assert folder.exists()
-    del store
-    gc.collect()
-    assert not folder.exists()
-    # One that only its collector knows is there as long.
-    collector = sg.Collector(sampler, model, sg.SampleStore())
-    gc.collect()
-    model(torch.ones(1, 2)).sum().backward()
-    sampler.step()
-    collector.flush()
-    assert collector.num_draws == 1
-    collector.close()
+    assert pickle.loads(pickle.dumps([*store]))[0]["weight"].equal(store[0]["weight"])
+    with pytest.raises(ValueError, match="of another model: its 'weight' is F32"):
+        sg.SampleWriter(store, {"weight": torch.ones(3)})

@@ -48,7 +48,7 @@ def test_what_would_store_nothing(options: Any, words: str, tmp_path: Path) -> N
 
 
 def test_the_least_that_stores_something(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"steps": 20, "max_samples": None}
+    options: dict[str, Any] = {"steps": 20}
     assert len(run(tmp_path / "1", **options, burn_in=18)) == 1
     assert len(run(tmp_path / "2", **options, burn_in=6, schedule=cycles)) == 1
 
@@ -129,7 +129,9 @@ def test_a_chain_all_of_whose_steps_are_left_out(tmp_path: Path) -> None:
         return loss(model, batch) * torch.nan
 
     sampler = partial(sg.SGLD, lr=0.1, num_data=ROWS, nonfinite="skip")
-    with pytest.warns(UserWarning, match="all 12 steps of SGLD were left out, as grad"):
+    with pytest.warns(
+        UserWarning, match="all 12 steps of SGLD were skipped, since grad"
+    ):
         sg.sample(
             *(linear, sampler, loader(), nan, tmp_path),
             **{"steps": 12, "seed": 1, "progress": False},

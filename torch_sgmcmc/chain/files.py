@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import os
 import sys
 import zipfile
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-__all__ = ["load", "save", "sync_folder", "write_text"]
+__all__ = ["load", "replace_file", "save", "sync_folder"]
 
 
 def save(content: Any, path: str | os.PathLike[str]) -> None:
@@ -43,25 +44,35 @@ def save(content: Any, path: str | os.PathLike[str]) -> None:
     reason = _refusal(content, buffer)
     if reason is not None:
         raise TypeError(_words(content, reason))
-    partial = path.with_name(path.name + ".partial")
+    try:
+        replace_file(path, buffer.getbuffer())
+    except OSError as error:
+        raise RuntimeError(f"Cannot write {path}: {error.strerror}") from error
+
+
+_counter = itertools.count()
+
+
+def replace_file(path: Path, data: bytes | memoryview) -> None:
+    """Writes a file, all of it or nothing, and waits until it is on the disk.
+
+    Raises:
+        OSError: it cannot be written; an older file is as before.
+    """
+    # A name that no other process or thread has.
+    name = f"{path.name}.{os.getpid()}-{next(_counter)}.partial"
+    partial = path.with_name(name)
     try:
         with partial.open("wb") as file:
-            file.write(buffer.getbuffer())
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
         sync_folder(path.parent)
-    except OSError as error:
+    except BaseException:
         with suppress(OSError):
             partial.unlink()
-        raise RuntimeError(f"Cannot write {path}: {error.strerror}") from error
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes what readers see all of or nothing, without waiting for the disk."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text)
-    partial.replace(path)
+        raise
 
 
 def sync_folder(path: Path) -> None:

@@ -113,24 +113,24 @@ def _(
     theta: torch.Tensor,
     anchor: torch.Tensor,
     expansions: torch.Tensor,
-    slopes: torch.Tensor,
+    gradients: torch.Tensor,
     scales: torch.Tensor | None,
     hessians: torch.Tensor | None,
     **sizes: object,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    bends = values.new_empty(0)
+    hessian_terms = values.new_empty(0)
     if scales is not None:
-        bends = torch.empty_like(scales)
+        hessian_terms = torch.empty_like(scales)
     elif hessians is not None:
-        bends = values.new_empty(len(values), len(theta))
-    return torch.empty_like(values), bends, values.new_empty(5)
+        hessian_terms = values.new_empty(len(values), len(theta))
+    return torch.empty_like(values), hessian_terms, values.new_empty(5)
 
 
 @torch.library.register_fake("torch_sgmcmc::ecs_density")
 def _(
-    estimate: torch.Tensor, pull: torch.Tensor, *args: object, **numbers: object
+    estimate: torch.Tensor, gradient: torch.Tensor, *args: object, **numbers: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return estimate.new_empty(2), torch.empty_like(pull)
+    return estimate.new_empty(2), torch.empty_like(gradient)
 
 
 @torch.library.register_fake("torch_sgmcmc::ecs_leapfrog_")

@@ -34,13 +34,13 @@ class Module;
 
 namespace torch_sgmcmc {
 
-/// One draw. Its file is mapped into memory when a tensor is first asked for,
-/// and each tensor's bytes are then checked; copies share this.
+class DrawFile;
+
+/// One draw. Its file is mapped into memory, and compared with its checksum,
+/// when a tensor is first asked for; draws of one file share this.
 class TORCH_SGMCMC_API Draw {
  public:
   int64_t chain = 0;
-  /// Its place among the candidates of its chain, from 1 on.
-  int64_t number = 0;
   /// The sampler's step that made it.
   int64_t step = 0;
   /// NaN if there was none.
@@ -52,10 +52,9 @@ class TORCH_SGMCMC_API Draw {
   double loss = 0;
   /// Of each param group, as a GammaPrecision has last drawn it.
   std::vector<double> prior_precision;
-  /// Its file, in the format of safetensors, or that of many small draws.
+  /// Its file, in the format of safetensors.
   std::string path;
 
-  /// In the order of the file.
   const std::vector<std::string>& names() const;
   bool contains(const std::string& name) const;
   /// The tensor, in the dtype in which it was stored; what is written into it
@@ -71,25 +70,24 @@ class TORCH_SGMCMC_API Draw {
 
  private:
   friend class SampleStore;
-  struct Layout;
-  struct File;
-  std::shared_ptr<const Layout> layout_;
-  std::shared_ptr<File> file_;
+  std::shared_ptr<const std::vector<std::string>> names_;
+  std::shared_ptr<DrawFile> file_;
+  int64_t row_ = 0;
 };
 
-/// The draws of a folder, in the order of chains and steps; the files of Python
-/// and C++ are the same, byte for byte. It can be opened while a collector
+/// The draws of a folder, in the order of chains and steps; Python and C++
+/// write and read the same files. A store can be opened while a collector
 /// writes to it, and has the draws that it had when it was opened or refreshed.
 class TORCH_SGMCMC_API SampleStore {
  public:
-  /// The folder need not exist yet. Throws std::runtime_error if an index
-  /// cannot be read, std::invalid_argument if its chains are of different
-  /// models. Damaged lines of an index are left out and warned about.
+  /// The folder need not exist yet. Throws std::runtime_error, which names the
+  /// line, if store.json or an index cannot be read.
   explicit SampleStore(std::string path);
   const SampleStore& refresh();
 
   size_t size() const { return draws_.size(); }
-  const Draw& operator[](size_t index) const { return draws_.at(index); }
+  /// Throws std::out_of_range.
+  const Draw& operator[](size_t index) const;
   auto begin() const { return draws_.begin(); }
   auto end() const { return draws_.end(); }
   /// Those of one chain.
@@ -109,9 +107,6 @@ struct CollectorOptions {
   TORCH_ARG(int64_t, burn_in) = 0;
   /// Steps from one draw to the next, >= 1.
   TORCH_ARG(int64_t, every) = 1;
-  /// As many draws at most; whenever there would be more, every second is
-  /// dropped, and `every` is twice what it was. 0 is no limit.
-  TORCH_ARG(int64_t, max_samples) = 0;
   /// Names, of which * and ? stand for others; empty for all.
   TORCH_ARG(std::vector<std::string>, parameters);
   /// Only parameters that the sampler has and that require a gradient.
@@ -122,14 +117,12 @@ struct CollectorOptions {
   TORCH_ARG(std::optional<c10::ScalarType>, dtype);
   /// A draw's weight; if empty, 1.
   TORCH_ARG(std::function<double(Sampler&)>, weight);
-  /// Draws in memory, >= 1, that training does not wait for.
-  TORCH_ARG(int64_t, queue_size) = 2;
 };
 
 /// Stores draws of a model while a sampler runs: copies made after a step, or
-/// of SBPS at its samples, which a thread then writes. Steps of a warm-up and
-/// steps that were left out are not counted. More, in Python's words:
-/// docs/store.md.
+/// of SBPS at its samples. They wait in memory until they have 4 MiB or are
+/// 1,024, or one comes 30 seconds after the first of them; then they are
+/// written as one file. Skipped steps are not counted. More: docs/store.md.
 ///
 /// The model must live as long as the collector, and not be moved; a sampler
 /// that is moved is followed.

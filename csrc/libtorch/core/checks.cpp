@@ -7,7 +7,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "host/as_begun.h"
 
 namespace torch_sgmcmc {
 

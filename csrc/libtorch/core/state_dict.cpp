@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "libtorch/core/checks.h"
-#include "store/disk.h"
+#include "libtorch/core/disk.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -176,7 +176,7 @@ size_t StateDict::size() const { return entries_.size(); }
 
 void save(const StateDict& dict, const std::string& path) {
   const std::vector<char> bytes = Pickled(dict);
-  disk::WriteWhole(path, {{bytes.data(), bytes.size()}});
+  disk::Replace(path, {bytes.data(), bytes.size()});
 }
 
 StateDict load(const std::string& path, c10::Device device) {

@@ -257,8 +257,8 @@ def _largest_curvature(problem: Problem, model: nn.Module) -> float:
 
 def _hmcecs(cell: Cell) -> Chain:
     theta = next(cell.model.double().parameters())
-    rows = sg.GatheredRows(cell.problem.x.double(), cell.problem.y.double())
-    closure = sg.LogLikelihood(
+    rows = sg.RowCache(cell.problem.x.double(), cell.problem.y.double())
+    closure = sg.PredictorLogLikelihood(
         lambda indices: rows(indices)[0] @ theta[0],
         lambda eta, indices: rows(indices)[1] * eta - torch.nn.functional.softplus(eta),
         rows=lambda indices: rows(indices)[0],

@@ -21,20 +21,20 @@ from .samplers import Run, Size, gradient_method, hmc, hmc_ecs, starting_point
 #: The variants of HMC-ECS: arguments of `hmc_ecs`.
 ECS: dict[str, dict[str, Any]] = {
     "perturbed": {},
-    "signed": {"variant": "signed"},
+    "signed": {"estimator": "signed"},
     # m and λ as given where the guidelines would choose fewer: ρ is then 0.99.
     "perturbed, G = 100": {"warmup": {}},
-    "signed, G = 100": {"variant": "signed", "warmup": {}},
+    "signed, G = 100": {"estimator": "signed", "warmup": {}},
     "perturbed, ε adapted": {"step_size": None},
     # The variance that expansions of first order leave decides m.
     "perturbed, order 1": {
-        "control_variate": 1,
+        "taylor_order": 1,
         "warmup": {"target_variance": 1.0},
     },
     # The paper bounds no variance. With its ε no trajectory is accepted, and no m
     # brings the variance to 1: ε is adapted, m stays what it is.
     "perturbed, order 0": {
-        "control_variate": 0,
+        "taylor_order": 0,
         "max_variance": 1e300,
         "step_size": None,
         "warmup": {},
@@ -84,7 +84,7 @@ def compare(
         cache: folder for finished runs.
         methods: of :data:`METHODS`. Without "HMC" the Laplace approximation stands for
             the truth.
-        signed: ``subsample_size`` and ``num_products`` of signed HMC-ECS.
+        signed: ``subsample_size`` and ``num_factors`` of signed HMC-ECS.
         guideline: whether the warm-up chooses m and λ by the guidelines.
         share: of the data that HMC-ECS's start is the posterior mean of.
         reference: draws of a run of perturbed HMC-ECS that is the truth, in place of
@@ -103,7 +103,7 @@ def compare(
         of_truth = f"HMC-ECS of order 2, {reference:,} draws"
     for name, settings in ECS.items():
         if name in methods:
-            if settings.get("variant") == "signed":
+            if settings.get("estimator") == "signed":
                 settings = {**settings, **signed}
             if guideline:
                 settings = {"warmup": {"target_variance": 1.0}, **settings}
@@ -174,7 +174,7 @@ def _hmc_ecs(
     is too large; what it costs is counted. Its warm-up moves θ* twice: after once, one
     of eight seeds was still far from Covertype's posterior, and stopped.
     """
-    if settings.get("variant") != "signed":
+    if settings.get("estimator") != "signed":
         return hmc_ecs(problem, start, size, seed, cache, **settings)
     short = replace(size, draws=100, warmup=min(400, size.warmup))
     pilot = hmc_ecs(problem, start, short, seed, cache)

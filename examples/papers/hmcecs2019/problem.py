@@ -105,7 +105,7 @@ class Problem:
             self.prior_precision,
         )
 
-    def log_likelihoods(self, theta: Tensor) -> sg.LogLikelihood:
+    def log_likelihoods(self, theta: Tensor) -> sg.PredictorLogLikelihood:
         """HMC-ECS's closure: those of the data with given indices, at ``theta`` [d]."""
 
         # As long as the subsample is the same, the very same indices come.
@@ -113,7 +113,7 @@ class Problem:
         def rows(indices: Tensor) -> tuple[Tensor, Tensor]:
             return self.x[indices].double(), self.y[indices].double()
 
-        return sg.LogLikelihood(
+        return sg.PredictorLogLikelihood(
             lambda indices: rows(indices)[0] @ theta,
             lambda eta, indices: rows(indices)[1] * eta - F.softplus(eta),
             rows=lambda indices: rows(indices)[0],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from tqdm import tqdm, trange
 import torch_sgmcmc as sg
 
 from .problem import Laplace, Problem
+from .second_order import SecondOrder
 
 #: The paper's trajectory length and step size, in posterior standard deviations.
 LENGTH, STEP_SIZE = 1.2, 0.2
@@ -199,18 +201,18 @@ def hmc_ecs(
             sampler.step(closure)
             draws.append(theta.detach().clone())
             signs.append(sampler.sign)
-        report = sg.ECSReport.of(sampler, torch.stack(draws), signs)
+        report = sg.ECSEfficiency.of(sampler, torch.stack(draws), signs)
         numbers = {k: v for k, v in asdict(report).items() if not isinstance(v, tuple)}
         return {
             "draws": torch.stack(draws).numpy()[None],
             "signs": np.array(signs)[None],
             "subsample_size": sampler.param_groups[0]["subsample_size"],
-            "num_products": sampler.param_groups[0]["num_products"],
+            "num_factors": sampler.param_groups[0]["num_factors"],
             **numbers,
         }
 
-    variant = common.get("variant", "perturbed")
-    name = f"{problem.name}-{variant}-{seed}"
+    estimator = common.get("estimator", "perturbed")
+    name = f"{problem.name}-{estimator}-{seed}"
     return Run.of(kept_arrays(cache, name, [*key, common, warmup], make))
 
 
@@ -242,7 +244,7 @@ def gradient_method(
         problem: the data.
         laplace: where it starts, and where control variates have their anchor.
         kind: "SGLD" or "SGHMC".
-        order: of the library's :class:`ControlVariates`; 0 is without.
+        order: of the control variates; 0 is without.
         step: see above.
         draws: R, after the first tenth.
         subsample: m, data of a minibatch, drawn with replacement.
@@ -286,23 +288,29 @@ def _gradient_run(
             seed=seed,
         )
 
-    def loss_fn(batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss_at(at: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
         x, y = batch
-        theta = laplace.mode + inner @ root.T
+        theta = laplace.mode + at @ root.T
         eta = x @ theta
         prior = 0.5 * problem.prior_precision / n * theta.square().sum()
         return (F.softplus(eta) - y * eta).mean() + prior
 
-    def estimate(batch: tuple[Tensor, Tensor]) -> None:
-        loss_fn(batch).backward()
+    def loss_fn(batch: tuple[Tensor, Tensor]) -> Tensor:
+        return loss_at(inner, batch)
 
-    if order > 0:
-        estimator = sg.ControlVariates(sampler, loss_fn, progress=False, order=order)
-        estimator.set_anchor(
-            (x.double(), y.double())
-            for x, y in zip(problem.x.split(8192), problem.y.split(8192), strict=True)
-        )
-        estimate = estimator.backward  # type: ignore[assignment]
+    estimate: Callable[[tuple[Tensor, Tensor]], Any]
+    parts = zip(problem.x.split(8192), problem.y.split(8192), strict=True)
+    batches = ((x.double(), y.double()) for x, y in parts)
+    if order == 2:
+        second = SecondOrder(inner, loss_at)
+        second.set_anchor((batch, len(batch[0])) for batch in batches)
+        estimate = second.backward
+    elif order == 1:
+        first = sg.ControlVariates(sampler, loss_fn, progress=False)
+        first.set_anchor(batches)
+        estimate = first.backward
+    else:
+        estimate = lambda batch: loss_fn(batch).backward()  # noqa: E731
     generator = torch.Generator().manual_seed(seed)
     burn_in, kept = -(-draws // 10), []
     for i in trange(burn_in + draws, desc=kind, leave=False):

@@ -101,8 +101,8 @@ def _adapt(size: Scaling, order: int, d: int, seed: int) -> dict[str, np.ndarray
     y = x @ torch.randn(d, **like) + torch.randn(size.num_data, **like)
     precision = x.T @ x + _PRIOR * torch.eye(d, dtype=torch.float64)
     theta = torch.linalg.solve(precision, x.T @ y).requires_grad_()
-    rows = sg.GatheredRows(x, y)
-    closure = sg.LogLikelihood(
+    rows = sg.RowCache(x, y)
+    closure = sg.PredictorLogLikelihood(
         lambda indices: rows(indices)[0] @ theta,
         lambda eta, indices: -0.5 * (rows(indices)[1] - eta) ** 2,
         rows=lambda indices: rows(indices)[0],
@@ -113,7 +113,7 @@ def _adapt(size: Scaling, order: int, d: int, seed: int) -> dict[str, np.ndarray
         num_data=size.num_data,
         subsample_size=max(100, d**2 // 2) if order == 1 else 100,
         trajectory_length=LENGTH,
-        control_variate=order,
+        taylor_order=order,
         prior_precision=_PRIOR,
         seed=seed,
     )
@@ -129,7 +129,7 @@ def _adapt(size: Scaling, order: int, d: int, seed: int) -> dict[str, np.ndarray
         sampler.step(closure)
         draws.append(theta.detach().clone())
         variances.append(sampler.estimator_variance)
-    report = sg.ECSReport.of(sampler, torch.stack(draws))
+    report = sg.ECSEfficiency.of(sampler, torch.stack(draws))
     return {
         "step_size": report.step_size,
         "num_steps": report.num_steps,

@@ -68,12 +68,12 @@ class Sizes:
     variances: Variances
 
 
-_SIGNED = {"subsample_size": 30, "num_products": 100}
+_SIGNED = {"subsample_size": 30, "num_factors": 100}
 SIZES = {
     "tiny": Sizes(
         3000,
         Size(2, 24, 40, 20, 100, 8),
-        {"subsample_size": 10, "num_products": 20},
+        {"subsample_size": 10, "num_factors": 20},
         Scaling(1, 3, 200, 20, 10),
         Variances(20, 10, 10, 100),
     ),

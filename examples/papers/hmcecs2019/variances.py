@@ -87,7 +87,7 @@ def _chain(
         subsample_size=size.subsample,
         step_size=STEP_SIZE,
         trajectory_length=LENGTH,
-        control_variate=order,
+        taylor_order=order,
         prior_precision=problem.prior_precision,
         seed=0,
     )

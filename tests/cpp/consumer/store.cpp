@@ -30,14 +30,12 @@ void Run(const std::string& folder) {
   Net net;
   torch_sgmcmc::SGLD sampler(
       net.parameters(), torch_sgmcmc::SGLDOptions(0.1).num_data(10).seed(7));
-  torch_sgmcmc::Collector collector(sampler,
-                                    net,
-                                    folder + "/store",
-                                    torch_sgmcmc::CollectorOptions()
-                                        .burn_in(5)
-                                        .every(2)
-                                        .max_samples(20)
-                                        .dtype(torch::kBFloat16));
+  torch_sgmcmc::Collector collector(
+      sampler,
+      net,
+      folder + "/store",
+      torch_sgmcmc::CollectorOptions().burn_in(5).every(2).dtype(
+          torch::kBFloat16));
   at::Generator data = at::detail::createCPUGenerator(3);
   int first = 0;
   const std::string path = folder + "/run.pt";
@@ -78,8 +76,8 @@ void Read(const std::string& folder) {
     for (const std::string& name : draw.names()) {
       sum += draw.at(name).to(torch::kDouble).sum().item<double>();
     }
-    std::cout << draw.number << ' ' << draw.step << ' ' << draw.weight << ' '
-              << draw.loss << ' ' << sum << '\n';
+    std::cout << draw.step << ' ' << draw.weight << ' ' << draw.loss << ' '
+              << sum << '\n';
   }
 }
 

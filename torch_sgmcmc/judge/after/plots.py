@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_sgmcmc.judge.convergence.report import Convergence
 from torch_sgmcmc.judge.panels import panels
-from torch_sgmcmc.posterior.store.ran import Ran
+from torch_sgmcmc.posterior.ran import Ran
 
 __all__ = ["page"]
 

@@ -13,15 +13,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from torch_sgmcmc.chain.checks import check_integer
-from torch_sgmcmc.chain.files import write_text
+from torch_sgmcmc.chain.files import replace_file
 from torch_sgmcmc.judge.after.agreement import Agreement, agreement_of
 from torch_sgmcmc.judge.after.plots import page
 from torch_sgmcmc.judge.after.stored import by_chain, outputs_of
 from torch_sgmcmc.judge.after.verdicts import Verdict, verdicts_of
 from torch_sgmcmc.judge.convergence.report import Convergence
 from torch_sgmcmc.judge.gauges import Gauges
-from torch_sgmcmc.posterior.store import SampleStore
-from torch_sgmcmc.posterior.store.ran import Ran, finite, plain, ran_of, read_ran
+from torch_sgmcmc.posterior.ran import Ran, finite, plain, ran_of, read_ran
+from torch_sgmcmc.posterior.store import Draw, SampleStore
 
 __all__ = ["Report", "report"]
 
@@ -151,8 +151,8 @@ class Report:
         """Writes ``report.md`` and ``report.json`` into a folder."""
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
-        write_text(path / "report.md", self.markdown())
-        write_text(path / "report.json", self.json())
+        replace_file(path / "report.md", self.markdown().encode())
+        replace_file(path / "report.json", self.json().encode())
 
     def plot(self) -> Any:
         """A page: losses, temperatures, R-hat, autocorrelation, reliability.
@@ -250,7 +250,7 @@ def _runs(
     chains: Mapping[int, list[Any]], gauges: Gauges | Sequence[Gauges] | None
 ) -> dict[int, Ran | None]:
     if gauges is None:
-        return {chain: _found_by(draws[0], chain) for chain, draws in chains.items()}
+        return {chain: _found_by(draws[0]) for chain, draws in chains.items()}
     several = [gauges] if isinstance(gauges, Gauges) else [*gauges]
     if not all(isinstance(each, Gauges) for each in several):
         raise TypeError(f"Invalid gauges: {type(gauges).__name__} (must be Gauges)")
@@ -271,10 +271,9 @@ def _runs(
     }
 
 
-def _found_by(draw: Any, chain: int) -> Ran | None:
+def _found_by(draw: Any) -> Ran | None:
     """What is beside a chain's draws, if they are of a store."""
-    path = getattr(draw, "path", None)
-    return None if path is None else read_ran(Path(path).parents[1], chain)
+    return read_ran(draw) if isinstance(draw, Draw) else None
 
 
 def _agreement(outputs: Tensor) -> tuple[Agreement | None, list[str]]:

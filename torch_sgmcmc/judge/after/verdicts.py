@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from torch_sgmcmc.judge.after.agreement import Agreement
-from torch_sgmcmc.posterior.store.ran import Ran
+from torch_sgmcmc.posterior.ran import Ran
 
 __all__ = ["KINDS", "Verdict", "verdicts_of"]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +24,7 @@ from torch_sgmcmc.chain.record import chain_of
 from torch_sgmcmc.chain.wrappers import plain_names
 from torch_sgmcmc.judge.before import Check, check
 from torch_sgmcmc.judge.gauges import Gauges, has_temperatures
+from torch_sgmcmc.posterior.collector import Collector
 from torch_sgmcmc.posterior.driver.batches import Minibatches
 from torch_sgmcmc.posterior.driver.blocks import Blocks, length_of_blocks
 from torch_sgmcmc.posterior.driver.closures import closure_of, one_gradient_a_step
@@ -36,7 +35,7 @@ from torch_sgmcmc.posterior.driver.identity import (
 )
 from torch_sgmcmc.posterior.driver.interrupts import Interrupts
 from torch_sgmcmc.posterior.predictive.forward import model_device, moved
-from torch_sgmcmc.posterior.store import Collector
+from torch_sgmcmc.posterior.store import SampleStore
 from torch_sgmcmc.precision import GammaPrecision
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.sbps import SBPS
@@ -101,7 +100,7 @@ class Settings:
     sampler: Callable[..., Sampler]
     loader: Iterable[Any]
     loss: Callable[[nn.Module, Any], Tensor]
-    store: Path
+    store: Path | SampleStore
     steps: int | None
     epochs: int | None
     seed: int
@@ -127,11 +126,8 @@ def run_chain(settings: Settings, chain: int) -> None:
 
 def rehearse(settings: Settings) -> None:
     """Raises what a first chain would before its first step; the store is as it was."""
-    with (
-        _random_numbers(settings, 0) as seed,
-        tempfile.TemporaryDirectory(prefix="sgmcmc-rehearsal-") as folder,
-    ):
-        _Run(settings, 0, seed).collector(folder).close()
+    with _random_numbers(settings, 0) as seed:
+        _Run(settings, 0, seed).collector(SampleStore()).close()
 
 
 def look_before(settings: Settings) -> Check:
@@ -245,7 +241,7 @@ class _Run:
             return None
         return Gauges(self._sampler)
 
-    def collector(self, store: str | os.PathLike[str]) -> Collector:
+    def collector(self, store: Path | SampleStore) -> Collector:
         """What stores its draws."""
         options = {**self._settings.collecting, "gauges": self._gauges}
         for schedule in self._schedules:
@@ -270,7 +266,7 @@ class _Run:
             closing(self._batches),
             self.collector(self._settings.store) as collector,
         ):
-            if path.exists():
+            if path is not None and path.exists():
                 self._load(checkpoint(path), collector)
             else:  # for a kill before the next
                 if collector.num_draws:
@@ -282,7 +278,7 @@ class _Run:
                 self._save(collector, path)
             self._go(collector, path)
 
-    def _go(self, collector: Collector, path: Path) -> None:
+    def _go(self, collector: Collector, path: Path | None) -> None:
         if self._blocks is not None and self._done % self._blocks.steps:
             self._blocks = self._made_blocks()  # that fit to where it goes on
         self._stride = 1 if self._blocks is None else self._blocks.steps
@@ -301,7 +297,7 @@ class _Run:
         self,
         steps: Iterator[int],
         collector: Collector,
-        path: Path,
+        path: Path | None,
         interrupts: Interrupts,
     ) -> None:
         every = self._settings.checkpoint_every
@@ -474,7 +470,9 @@ class _Run:
 
     # ---- Checkpoints ----------------------------------------------------------
 
-    def _save(self, collector: Collector, path: Path) -> None:
+    def _save(self, collector: Collector, path: Path | None) -> None:
+        if path is None:  # what is in memory ends with the process
+            return
         content = Saved(
             seed=self._settings.seed,
             begun=self._groups,
@@ -527,8 +525,10 @@ class _Run:
             torch.cuda.set_rng_state_all(content["random_cuda"])
 
 
-def checkpoint_path(store: Path, chain: int) -> Path:
-    """The file."""
+def checkpoint_path(store: Path | SampleStore, chain: int) -> Path | None:
+    """Returns the file; None of a store in memory."""
+    if isinstance(store, SampleStore):
+        return None
     return store / f"checkpoint-{chain}.pt"
 
 

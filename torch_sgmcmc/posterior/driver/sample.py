@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,9 +22,8 @@ from torch_sgmcmc.posterior.driver.chain import (
 )
 from torch_sgmcmc.posterior.driver.processes import check_processes, side_by_side
 from torch_sgmcmc.posterior.driver.verdict import verdict_of
-from torch_sgmcmc.posterior.store import SampleStore
-from torch_sgmcmc.posterior.store.deletion import check_whole, delete_all
-from torch_sgmcmc.posterior.store.sample_store import folder_of
+from torch_sgmcmc.posterior.store import SampleStore, folder_of
+from torch_sgmcmc.posterior.store_files import delete_all
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["sample"]
@@ -42,7 +40,6 @@ def sample(
     epochs: int | None = None,
     burn_in: int = 0,
     every: int = 1,
-    max_samples: int | None = None,
     chains: int = 1,
     processes: int = 1,
     seed: int | None = None,
@@ -76,14 +73,14 @@ def sample(
         loss: ``loss(model, batch)`` returns the mean loss of a minibatch, which has
             been moved to the model's device; for SBPS, the loss of each example.
         store: a folder or a :class:`SampleStore`. There are also the checkpoints,
-            ``checkpoint-<chain>.pt``. None is one in memory, see there. Default: None.
+            ``checkpoint-<chain>.pt``. None keeps draws in memory, without checkpoints,
+            for one process. Default: None.
         steps: of each chain, >= 1; or
         epochs: passes over the loader, >= 1, a step each minibatch. One of the two.
         burn_in: steps of each chain that come first and are not stored. With a
             :class:`CyclicalSchedule`, this and ``every`` count steps of sampling
             phases. Default: 0.
         every: steps from one draw to the next. Default: 1.
-        max_samples: draws of each chain at most, see :class:`Collector`. Default: None.
         chains: how many, >= 1. Default: 1.
         processes: how many chains run at a time, each in a process of its own; what is
             given must then be importable, and the script guarded by
@@ -119,7 +116,7 @@ def sample(
             seen to be right and no chain has a writer. Default: False.
         progress: show a progress bar a chain, if tqdm is installed. Default: True.
         **collecting: others of :class:`Collector`: ``parameters``, ``buffers``,
-            ``dtype``, ``weight``, ``when``, ``queue_size``.
+            ``dtype``, ``weight``, ``when``.
 
     Returns:
         The store with the draws of all chains.
@@ -167,48 +164,54 @@ def sample(
         raise TypeError("Invalid gauges: sample() makes those of each chain (report)")
     if store is None:
         store = SampleStore()
-    folder = Path(folder_of(store))
-    if not restart:
-        check_whole(folder)
-    begun = checkpoint_path(folder, 0)
-    if seed is None and begun.exists() and not restart:
+    folder = folder_of(store)
+    if folder is None and processes > 1:
+        raise ValueError(
+            f"Invalid store: in memory, with processes={processes} (must be a folder, "
+            "into which all processes write)"
+        )
+    begun = None if folder is None else checkpoint_path(folder, 0)
+    goes_on = begun is not None and begun.exists() and not restart
+    if seed is None and goes_on:
         seed = checkpoint(begun)["seed"]
     schedules = _functions("schedule", schedule)
     settings = Settings(
-        *(model, sampler, loader, loss, folder, steps, epochs, draw_seed(seed)),
+        *(model, sampler, loader, loss, folder or store, steps, epochs),
+        draw_seed(seed),
         *(schedules, _functions("callbacks", callbacks), checkpoint_every),
         *(progress, chains, report, bool(compile)),
-        {
-            **{"burn_in": burn_in, "every": every, "max_samples": max_samples},
-            **collecting,
-        },
+        {"burn_in": burn_in, "every": every, **collecting},
     )
     processes = min(processes, chains)
     if processes > 1:
         check_processes(settings, processes)
     is_read_once = isinstance(loader, Iterator)  # of which nothing is to be lost
-    if check and not is_read_once and (restart or not begun.exists()):
+    if check and not is_read_once and not goes_on:
         found = look_before(settings)
         if found.problems:
             words = "\n".join(problem.words for problem in found.problems)
             warnings.warn(f"before the first step:\n{words}", stacklevel=2)
     if restart:
         rehearse(settings)
-        delete_all(folder)
+        if folder is not None:
+            delete_all(folder)
+        else:
+            assert isinstance(store, SampleStore)
+            store.memory.clear()
     if processes > 1:
         side_by_side(settings, processes)
     else:
         for chain in range(chains):
             run_chain(settings, chain)
-    if not report:
-        for path in folder.glob("report.*"):  # of an earlier call
-            path.unlink()
-    else:
-        found = verdict_of(settings)
-        if found is not None:
+    if not report and folder is not None:
+        for name in ("report.md", "report.json"):  # of an earlier call
+            (folder / name).unlink(missing_ok=True)
+    found = verdict_of(settings) if report else None
+    if found is not None:
+        if folder is not None:
             found.save(folder)
-            if progress:
-                print(found.short())
+        if progress:
+            print(found.short())
     return store.refresh() if isinstance(store, SampleStore) else SampleStore(folder)
 
 

@@ -23,7 +23,10 @@ _ROWS, _FEWEST, _STEPS = 50, 100, 20
 
 def verdict_of(settings: Settings) -> Report | None:
     """What can be said of all chains, by the first minibatch, if there are draws."""
-    store = SampleStore(settings.store)
+    store = settings.store
+    if not isinstance(store, SampleStore):
+        store = SampleStore(store)
+    store.refresh()
     if len(store) == 0:
         return None
     words = "whether outputs have converged (the loader can be read once only)"

@@ -15,7 +15,7 @@ from torch_sgmcmc.chain.checks import check_integer, wrong_type
 from torch_sgmcmc.chain.progress import progress_bar
 from torch_sgmcmc.posterior.predictive.prediction import Prediction
 from torch_sgmcmc.posterior.predictive.streaming import Predictive
-from torch_sgmcmc.posterior.store.sample_store import SampleStore
+from torch_sgmcmc.posterior.store import SampleStore
 
 __all__ = ["predict"]
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from torch_sgmcmc.chain.checks import check_real, wrong_type
 from torch_sgmcmc.chain.wrappers import plain_names, resolved
-from torch_sgmcmc.posterior.store.base import base_path, differences
-from torch_sgmcmc.posterior.store.draws import Draw
+from torch_sgmcmc.posterior.store import Draw
+from torch_sgmcmc.posterior.store_files import checksums
 
 __all__ = ["Replacements", "weight_of"]
 
@@ -33,7 +32,7 @@ class Replacements:
             plain: name for name, plain in plain_names(model, self._own).items()
         }
         self._places: dict[str, tuple[Tensor, str]] = {}
-        self._checked: set[str] = set()  # chains' folders
+        self._checked: set[int] = set()  # the checksums of stores, by their objects
 
     def of(self, draw: Any) -> dict[str, Tensor]:
         """The draw's tensors by name.
@@ -86,16 +85,18 @@ class Replacements:
         return place
 
     def _check_base(self, draw: Draw) -> None:
-        """Warns, once a chain, if draws of a part are put into another whole."""
-        if draw.folder in self._checked:
+        """Warns, once a store, if draws of a part are put into another whole."""
+        sums = draw.not_sampled
+        if id(sums) in self._checked:
             return
-        self._checked.add(draw.folder)
-        path = base_path(Path(draw.folder).parent, draw.chain)
+        self._checked.add(id(sums))
         plain = {plain: self._own[name] for plain, name in self._of_plain.items()}
-        others = differences(path, plain)
+        own = checksums({name: plain[name] for name in sums if name in plain})
+        others = [name for name, value in sums.items() if own.get(name) != value]
         if others:
+            place = "memory" if draw.path is None else str(draw.path.parents[1])
             warnings.warn(
-                f"Draws of chain {draw.chain} of {path.parent} are of a part of a "
+                f"Draws of chain {draw.chain} of {place} are of a part of a "
                 f"model, and {len(others)} of its other parameters, {others[0]!r} "
                 "among them, are not those that the draws were made with: load these "
                 "into the model, in their dtype",

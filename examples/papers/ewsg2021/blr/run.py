@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 import torch_sgmcmc as sg
 
+from ..strata import StratifiedBatches, cluster
 from .data import Split
 from .methods import FRICTION, METHODS, Firefly, Method
 from .model import (
@@ -127,10 +128,10 @@ def _minibatches(config: RunConfig, split: Split) -> Iterator[tuple[Tensor, Tens
     method = METHODS[config.method]
     assert isinstance(method, Method)
     size = config.minibatch_size
-    batches: sg.IndependentBatchSampler | sg.StratifiedBatchSampler
+    batches: sg.IndependentBatchSampler | StratifiedBatches
     if method.stratified:
-        strata = sg.kmeans_strata(split.train_x, config.num_strata, seed=config.seed)
-        batches = sg.StratifiedBatchSampler(strata, size, seed=config.seed)
+        strata = cluster(split.train_x, config.num_strata, config.seed)
+        batches = StratifiedBatches(strata, size, config.seed)
     else:
         batches = sg.IndependentBatchSampler(len(split.train_x), size, seed=config.seed)
     while True:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import torch_sgmcmc as sg
 
+from ..strata import StratifiedBatches
 from .config import EnsembleConfig
 from .methods import build_sampler, minibatch_size, minibatches_of
 from .models import build_model
@@ -66,12 +67,12 @@ class NetworkChain:
 
     def _make_batches(
         self, seed: int
-    ) -> sg.IndependentBatchSampler | sg.StratifiedBatchSampler:
+    ) -> sg.IndependentBatchSampler | StratifiedBatches:
         config = self._config
         size = minibatch_size(config.method, config.batch_size, config.halved)
         if self._strata is None:
             return sg.IndependentBatchSampler(len(self._y), size, seed=seed)
-        return sg.StratifiedBatchSampler(self._strata, size, seed=seed)
+        return StratifiedBatches(self._strata, size, seed)
 
     def train(self) -> None:
         """Makes the updates to the next draw."""

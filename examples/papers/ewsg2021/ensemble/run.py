@@ -12,8 +12,7 @@ from sghmc2014.bnn.data import Images
 from sghmc2014.bnn.loop import Chain, run_chain
 from torch import Tensor
 
-import torch_sgmcmc as sg
-
+from ..strata import cluster
 from .chain import NetworkChain
 from .config import EnsembleConfig
 from .diagnostics import diagnose
@@ -49,7 +48,7 @@ class _Ensemble(Chain):
         self._config = config
         strata = None
         if config.method == "cp_sghmc":
-            strata = sg.kmeans_strata(x, _CLUSTERS, seed=0)
+            strata = cluster(x, _CLUSTERS, seed=0)
         # Chains of all seeds have starts, noise and minibatches of their own.
         first = config.seed * config.chains
         seeds = range(first, first + config.chains)

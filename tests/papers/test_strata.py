@@ -1,0 +1,100 @@
+"""Stratified minibatches of the EWSG experiments: their law, and k-means."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from ewsg2021.strata import StratifiedBatches, cluster
+from harness.minibatches import (
+    STRATA_MUTATIONS,
+    check_inclusion,
+    check_plain_mean,
+    mutant_strata,
+)
+from harness.statistics import Array, StatisticalError
+
+import torch_sgmcmc as sg
+
+pytestmark = pytest.mark.full
+
+# Unequal strata of which none divides, one of a single datum; values that differ
+# mostly between strata.
+STRATA = np.repeat([7, -1, 4, 30], [1, 13, 6, 20])[
+    np.random.default_rng(3).permutation(40)
+]
+VALUES = STRATA + np.random.default_rng(4).standard_normal(40)
+
+
+def stratified(n: int, count: int) -> Array:
+    return StratifiedBatches(torch.tensor(STRATA), n, seed=1).draw(count).numpy()
+
+
+@pytest.mark.parametrize("n", [1, 3, 8, 39, 40])
+def test_they_are_unbiased(n: int) -> None:
+    batches = stratified(n, 20_000)
+    assert all(len(set(b)) == n for b in batches[:1000].tolist())
+    if n == 40:
+        assert (np.sort(batches, axis=1) == np.arange(40)).all()
+        return
+    check_inclusion(batches, 40)
+    check_plain_mean(batches, VALUES)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mutation", [None, *STRATA_MUTATIONS])
+def test_bugs_are_caught(mutation: str | None) -> None:
+    batches = mutant_strata(mutation)(STRATA, 8, 20_000)
+    if mutation is None:
+        check_inclusion(batches, 40)
+        check_plain_mean(batches, VALUES)
+        return
+    with pytest.raises(StatisticalError):
+        check_inclusion(batches, 40)
+
+
+def test_every_stratum_gets_its_share() -> None:
+    for n in (3, 8, 20):
+        batches = stratified(n, 500)
+        for k, size in zip(*np.unique(STRATA, return_counts=True), strict=True):
+            taken = (STRATA[batches] == k).sum(axis=1)
+            share = n * size / 40
+            assert set(taken) <= {int(np.floor(share)), int(np.ceil(share))}
+
+
+def test_they_reduce_the_variance() -> None:
+    uniform = sg.IndependentBatchSampler(40, 8, seed=1).draw(20_000).numpy()
+    ratio = VALUES[stratified(8, 20_000)].mean(1).var() / VALUES[uniform].mean(1).var()
+    # Within strata the variance is 1 and between them over 100; of the latter the
+    # rounded numbers leave a part.
+    assert ratio < 0.2
+
+
+def test_one_stratum_and_a_stratum_for_each_datum() -> None:
+    for strata in ([0] * 12, range(12)):
+        batches = StratifiedBatches(torch.tensor([*strata]), 5, seed=1)
+        check_inclusion(batches.draw(5000).numpy(), 12)
+
+
+def test_resuming() -> None:
+    strata = torch.tensor(STRATA)
+    batches, other = (StratifiedBatches(strata, 8, seed) for seed in (1, 2))
+    batches.draw(3)
+    other.load_state_dict(batches.state_dict())
+    rest = batches.draw(4)
+    assert torch.equal(rest, other.draw(4))
+    assert not torch.equal(rest, batches.draw(4))
+
+
+@pytest.mark.parametrize("count", [300, 12_000])
+def test_clusters_are_found(count: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    truth = torch.randint(3, (count,), generator=g)
+    centres = torch.tensor([[0.0, 0.0], [30.0, 0.0], [0.0, 30.0]])
+    x = centres[truth] + torch.randn(count, 2, generator=g)
+    strata = cluster(x, 3, seed=1)
+    pairs = {(int(a), int(b)) for a, b in zip(truth, strata, strict=True)}
+    assert len(pairs) == 3  # each cluster is one stratum
+    batch = StratifiedBatches(strata, 30, seed=0).draw(1)[0]
+    share = torch.bincount(strata, minlength=3) * 30 / count
+    assert ((torch.bincount(strata[batch], minlength=3) - share).abs() < 1).all()

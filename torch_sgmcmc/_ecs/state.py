@@ -1,0 +1,382 @@
+"""State of HMC-ECS between steps: θ*, a subsample, and counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torch_sgmcmc._C as _C
+from torch_sgmcmc._ecs.anchor import AllData, Anchor, Prior
+from torch_sgmcmc._ecs.likelihood import Closure, flat, split
+from torch_sgmcmc._ecs.target import (
+    Point,
+    Proposals,
+    Subsample,
+    SubsampledTarget,
+    layout_of,
+)
+from torch_sgmcmc._ecs.taylor import (
+    CONSTANT,
+    LINEAR,
+    PREDICTOR,
+    WHOLE,
+    TaylorTerms,
+    has_hessian,
+    kinds_of,
+)
+from torch_sgmcmc.chain.checks import check_integer
+from torch_sgmcmc.chain.distributed import refuse_common_state
+from torch_sgmcmc.chain.prior import PRIOR_MEAN
+from torch_sgmcmc.chain.rows import mapped
+from torch_sgmcmc.chain.shared_settings import SharedSettings
+from torch_sgmcmc.chain.sizes import check_sizes
+from torch_sgmcmc.chain.state_checks import check_tensor
+
+__all__ = ["KEYS", "HMCECSBase"]
+
+# Keys of the state that belongs to no single parameter.
+KEYS = ("control_variates", "subsample")
+
+_FORMS = (CONSTANT, LINEAR, PREDICTOR, WHOLE)
+_SIZES = ("num_data", "num_cells", "num_blocks", "batch_size")
+
+
+class HMCECSBase(SharedSettings):
+    """State and statistics of :class:`HMCECS`, and their checks."""
+
+    # Computed again from the state, and not saved.
+    _present: Point | None = None
+    _present_key: tuple[Any, ...] = ()
+    _proposals: Proposals | None = None
+    # From a warm-up's first step on, until it has ended or was given up.
+    _is_warming_up: bool = False
+
+    # ---- Statistics -----------------------------------------------------------
+
+    @property
+    def sign(self) -> int:
+        """The sign of the likelihood's estimate at the last draw: 1 or -1."""
+        return self.param_groups[0]["sign"]
+
+    @property
+    def acceptance_rate(self) -> float:
+        """The part of all trajectories that was accepted since the warm-up."""
+        return self._rate("num_accepted")
+
+    @property
+    def subsample_acceptance_rate(self) -> float:
+        """The part of all proposals for u that was accepted since the warm-up."""
+        return self._rate("num_subsamples_accepted")
+
+    @property
+    def num_divergences(self) -> int:
+        """Trajectories since the warm-up that ended out of bounds.
+
+        Their energy was not finite, or the estimator's variance above ``max_variance``.
+        """
+        return self.param_groups[0]["num_divergences"]
+
+    @property
+    def num_evaluations(self) -> int:
+        """Evaluations of single data's log-likelihoods and gradients, in all.
+
+        Warm-up and control variates included: N for each choice of θ*.
+        """
+        return self.param_groups[0]["num_evaluations"]
+
+    @property
+    def estimator_variance(self) -> float:
+        """The estimated variance of the log of the last draw's estimate; NaN before."""
+        if self._present is None:
+            return math.nan
+        return self._present.estimate.variance
+
+    def _rate(self, name: str) -> float:
+        group = self.param_groups[0]
+        return _C.ratio(group[name], group["num_trajectories"])
+
+    # ---- Parameters -----------------------------------------------------------
+
+    def _check_groups(self) -> None:
+        self._check_all_groups()
+        check_sizes(self._chain_now())
+        params = self._all_params()
+        if not params:
+            raise RuntimeError("HMCECS has no parameters that require gradients")
+        kept = self.state.get("control_variates")
+        if kept is not None and len(kept["anchor"]) != sum(p.numel() for p in params):
+            self._parameters_changed()  # some were frozen
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a param group, see :meth:`Sampler.add_param_group`.
+
+        θ* is then chosen anew.
+        """
+        super().add_param_group(param_group)
+        self._parameters_changed()
+
+    def _parameters_changed(self) -> None:
+        for key in KEYS:
+            self.state.pop(key, None)
+        self._present = self._proposals = None
+
+    def _all_params(self) -> list[Tensor]:
+        return [p for p in super()._all_params() if p.requires_grad]
+
+    def _count(self, evaluations: int) -> None:
+        group = self.param_groups[0]
+        self._set(num_evaluations=group["num_evaluations"] + evaluations)
+
+    def _prior(self) -> Prior:
+        like = {"dtype": torch.float64, "device": self._all_params()[0].device}
+        precisions, means = [], []
+        for group in self.param_groups:
+            for p in group["params"]:
+                if not p.requires_grad:
+                    continue
+                precision = float(group["prior_precision"])
+                precisions.append(torch.full((p.numel(),), precision, **like))
+                mean = self.state.get(p, {}).get(PRIOR_MEAN, group[PRIOR_MEAN])
+                means.append(torch.as_tensor(mean, **like).expand(p.shape).flatten())
+        return Prior(torch.cat(precisions), torch.cat(means))
+
+    # ---- θ* and the subsample -------------------------------------------------
+
+    def _layout(self) -> dict[str, Any]:
+        return layout_of(self.param_groups[0])
+
+    def _data(self, closure: Closure) -> AllData:
+        group = self.param_groups[0]
+        sizes = group["num_data"], group["chunk_size"], group["seed"]
+        return AllData(closure, self._all_params(), *sizes)
+
+    def _target_key(self) -> tuple[Any, ...]:
+        """Returns what else the estimated density depends on."""
+        group = self.param_groups[0]
+        priors = [
+            (group["prior_precision"], group[PRIOR_MEAN]) for group in self.param_groups
+        ]
+        means = [
+            (id(mean), mean._version)
+            for p in self._all_params()
+            if (mean := self.state.get(p, {}).get(PRIOR_MEAN)) is not None
+        ]
+        return (*priors, *means, group["temperature"], group["mean_difference"])
+
+    def _target(self, closure: Closure) -> SubsampledTarget:
+        return SubsampledTarget(
+            closure,
+            self._all_params(),
+            self._anchor.theta,
+            self._anchor.sums,
+            self._prior(),
+            self.param_groups[0]["temperature"],
+            self._estimator(),
+            self.param_groups[0]["max_variance"],
+        )
+
+    def _estimator(self) -> _C.ECSEstimator:
+        group = self.param_groups[0]
+        if group["estimator"] == "perturbed":
+            return _C.ECSEstimator(group["num_data"])
+        return _C.ECSEstimator(
+            num_data=group["num_data"],
+            batch_size=group["subsample_size"],
+            num_factors=group["num_factors"],
+            lower_bound=group["mean_difference"] - group["num_factors"],
+        )
+
+    @property
+    def _anchor(self) -> Anchor:
+        return Anchor.load(self.state["control_variates"])
+
+    def _anchor_at(
+        self, closure: Closure, theta: Tensor, progress: bool, *, moved: bool = False
+    ) -> None:
+        """Puts θ* at a place, which must be near the last θ* if draws moved it."""
+        group, prior = self.param_groups[0], self._prior()
+        chosen = Anchor.choose(self._data(closure), theta, prior, group, progress)
+        if moved:
+            total, temperature = chosen.sums.value, group["temperature"]
+            self._anchor.check_near(total, chosen.theta, prior, temperature)
+        kept = self.state.get("subsample")
+        if kept is not None and kept["layout"] == self._layout():
+            terms = self._expand(closure, kept["indices"], chosen)
+            kept = {**kept, "terms": terms.fields()}
+        else:
+            kept = None  # sizes have changed: the next step draws a subsample
+        # Nothing fails from here on.
+        self.state["control_variates"] = chosen.save()
+        self.state.pop("subsample", None)
+        if kept is not None:
+            self.state["subsample"] = kept
+        self._present = self._proposals = None
+        self._count(group["num_data"])
+        self._set(mean_difference=0.0)
+
+    @torch.no_grad()
+    def _check_place(self, closure: Closure, progress: bool) -> None:
+        """Raises if the parameters are not near θ*, with a pass through all data."""
+        group = self.param_groups[0]
+        total = self._data(closure).log_likelihood(progress)
+        self._count(group["num_data"])
+        theta = flat(self._all_params()).double()
+        self._anchor.check_near(total, theta, self._prior(), group["temperature"])
+
+    def _expand(
+        self, closure: Closure, indices: Tensor, anchor: Anchor | None = None
+    ) -> TaylorTerms:
+        self._count(len(indices))
+        return (anchor or self._anchor).expand(self._data(closure), indices)
+
+    def _subsample(self, closure: Closure) -> Subsample:
+        """Returns the kept subsample; a new one if sizes or the seed have changed."""
+        layout, kept = self._layout(), self.state.get("subsample")
+        if kept is not None and kept["layout"] == layout:
+            return Subsample.load(kept)
+        expand, device = partial(self._expand, closure), self._all_params()[0].device
+        return Subsample.draw(layout, self.param_groups[0]["step"], expand, device)
+
+    def _proposed(self, closure: Closure, current: Subsample) -> Subsample:
+        layout, step = self._layout(), self.param_groups[0]["step"]
+        if self._proposals is None or not self._proposals.covers(layout, step):
+            expand, device = partial(self._expand, closure), current.indices.device
+            self._proposals = Proposals(layout, step, expand, device)
+        return self._proposals.apply(step, current)
+
+    # ---- State dicts ----------------------------------------------------------
+
+    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super()._check_state_dict(state_dict)
+        state, d = state_dict["state"], sum(p.numel() for p in self._all_params())
+        if "control_variates" in state:
+            _check_anchor(state["control_variates"], d)
+        elif "subsample" in state:
+            raise ValueError(
+                "Invalid state_dict: it has a subsample without control_variates"
+            )
+        if "subsample" in state:
+            _check_subsample(state["subsample"], state["control_variates"]["form"], d)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`Sampler.state_dict`.
+
+        Raises:
+            RuntimeError: a warm-up has not ended; or it is for
+                ``torch.distributed.checkpoint``'s ``get_optimizer_state_dict``, which
+                knows state of parameters alone.
+        """
+        self._check_warmed_up()
+        refuse_common_state(self._chain_now())
+        return super().state_dict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._check_warmed_up()
+        return super().__getstate__()
+
+    def _check_warmed_up(self) -> None:
+        if self._is_warming_up:
+            raise RuntimeError(
+                "HMCECS cannot be saved inside a warm-up. Finish the warm-up (after an "
+                "exception, call warmup() again), then save. Or give it up by "
+                "set_anchor()"
+            )
+
+    def _finish_loading(self, state_dict: dict[str, Any]) -> None:
+        super()._finish_loading(state_dict)
+        params = self._all_params()
+        # torch only moves the state of single parameters.
+        kept = {key: self.state.pop(key) for key in KEYS if key in self.state}
+        anchor = kept.get("control_variates", {}).get("anchor")
+        # With θ* rounded, the sums would be of another place.
+        if anchor is not None and torch.equal(
+            flat(split(anchor, params)).double(), anchor
+        ):
+            device = params[0].device
+            self.state.update(mapped(lambda tensor: tensor.to(device), kept))
+        self._present = self._proposals = None
+        self._is_warming_up = False
+
+
+# ---- Checks of a state dict -------------------------------------------------------
+
+
+def _check_anchor(kept: Any, d: int) -> None:
+    what = "control_variates"
+    names = ("anchor", "num_data", "value", "gradient", "hessian", "form")
+    _need(what, kept, (*names, "whitening"))
+    form, size = kept["form"], getattr(kept["anchor"], "shape", ())
+    if form not in _FORMS:
+        raise ValueError(f"Invalid state_dict: {what} of the form {form!r}")
+    if len(size) == 1 and size[0] != d:
+        raise ValueError(
+            f"Invalid state_dict: its control variates are those of {size[0]} "
+            f"parameters, expected {d}"
+        )
+    _double("anchor", kept["anchor"], [d])
+    check_integer("num_data", kept["num_data"], low=1)
+    _double("value", kept["value"], [])
+    _double("gradient", kept["gradient"], [d])
+    _double("hessian", kept["hessian"], [d, d], has_hessian(form))
+    whitening = kept["whitening"]
+    if whitening is not None:
+        matrix = getattr(whitening, "ndim", 0) == 2
+        _double("whitening", whitening, [d, d] if matrix else [d])
+
+
+def _check_subsample(kept: Any, form: str, d: int) -> None:
+    _need("subsample", kept, ("layout", "counts", "indices", "terms"))
+    layout = kept["layout"]
+    _need("layout", layout, (*_SIZES, "poisson", "seed"))
+    for name in _SIZES:
+        check_integer(name, layout[name], low=1)
+    if not isinstance(layout["poisson"], bool):
+        raise TypeError(f"Invalid poisson: {layout['poisson']!r} (must be a bool)")
+    check_integer("seed", layout["seed"], low=-(2**63))
+    _check_number("counts", kept["counts"], layout["num_cells"])
+    counts = [check_integer("counts", n) for n in kept["counts"]]
+    m, num_data = layout["batch_size"] * sum(counts), layout["num_data"]
+    indices = kept["indices"]
+    check_tensor("indices", indices, [m], torch.int64)
+    if m and not 0 <= int(indices.min()) <= int(indices.max()) < num_data:
+        raise ValueError(
+            f"Invalid state_dict: indices of its subsample are not in [0, {num_data})"
+        )
+    _check_number("terms", kept["terms"], 4)
+    values, gradients, scales, hessians = kept["terms"]
+    _double("values", values, [m])
+    kinds = kinds_of(form)
+    _double("gradients", gradients, [kinds, m, d])
+    _double("scales", scales, [m], kinds == 2)
+    _double("hessians", hessians, [m, d, d], form == WHOLE)
+
+
+def _need(what: str, kept: Any, keys: Sequence[str]) -> None:
+    if not isinstance(kept, dict):
+        raise ValueError(
+            f"Invalid state_dict: {what} is a {type(kept).__name__} (must be a dict)"
+        )
+    missing = sorted(set(keys).difference(kept))
+    if missing:
+        raise ValueError(f"Invalid state_dict: its {what} lacks {', '.join(missing)}")
+
+
+def _check_number(what: str, values: Any, expected: int) -> None:
+    if not isinstance(values, (list, tuple)) or len(values) != expected:
+        raise ValueError(
+            f"Invalid state_dict: {what} is not a list of {expected} elements"
+        )
+
+
+def _double(what: str, value: Any, shape: Sequence[int], wanted: bool = True) -> None:
+    if wanted:
+        check_tensor(what, value, shape, torch.float64)
+    elif value is not None:
+        raise ValueError(
+            f"Invalid state_dict: {what} is a {type(value).__name__} (must be None)"
+        )

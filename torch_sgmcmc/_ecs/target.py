@@ -1,0 +1,431 @@
+"""The log density that HMC-ECS follows: estimated from a subsample of the data."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import torch_sgmcmc._C as _C
+from torch_sgmcmc._ecs.anchor import Prior
+from torch_sgmcmc._ecs.likelihood import Closure, flat, log_likelihoods, weighted_sum
+from torch_sgmcmc._ecs.taylor import TaylorSums, TaylorTerms
+from torch_sgmcmc.chain.operators import ecs_density, ecs_estimate, ecs_leapfrog_
+
+__all__ = [
+    "Estimate",
+    "Point",
+    "Proposals",
+    "Subsample",
+    "SubsampledTarget",
+    "choose_num_factors",
+    "choose_sizes",
+    "estimate",
+    "follow",
+    "layout_of",
+    "place",
+    "schedule",
+]
+
+# Makes the expansions of the data with some indices.
+Expand = Callable[[Tensor], TaylorTerms]
+# Makes Σ wᵢ ∇ℓᵢ [d] of weights [M], in float64.
+_Sum = Callable[[Tensor], Tensor]
+
+
+# ---- The subsample ----------------------------------------------------------------
+
+
+def layout_of(group: dict[str, Any]) -> dict[str, Any]:
+    """Returns a subsample's sizes, see csrc/host/subsample.h."""
+    signed = group["estimator"] == "signed"
+    cells = group["num_factors"] if signed else group["subsample_size"]
+    if group["num_blocks"] > cells:
+        what = "factors of the product" if signed else "data of the subsample"
+        warnings.warn(
+            f"num_blocks = {group['num_blocks']} is more than the {cells} {what}: "
+            f"they are a block each, of which a step proposes one anew (rho = 1 - "
+            f"1/{cells} = {1 - 1 / cells:.3g})",
+            stacklevel=3,
+        )
+    return {
+        "num_data": group["num_data"],
+        "num_cells": cells,
+        "num_blocks": min(group["num_blocks"], cells),
+        "batch_size": group["subsample_size"] if signed else 1,
+        "poisson": signed,
+        "seed": group["seed"],
+    }
+
+
+@dataclass
+class Subsample:
+    """A subsample's data in the order of its cells.
+
+    ``indices`` is the same object for as long as the data are the same, so that a
+    closure need not gather the data again.
+    """
+
+    counts: list[int]  # minibatches in each cell
+    indices: Tensor
+    terms: TaylorTerms
+
+    def save(self, layout: dict[str, Any]) -> dict[str, Any]:
+        """Returns the sampler's state: tensors, numbers, lists and dicts."""
+        terms = self.terms.fields()
+        return {**vars(self), "terms": terms, "layout": layout}
+
+    @classmethod
+    def load(cls, kept: dict[str, Any]) -> Subsample:
+        """Returns what was saved."""
+        return cls(kept["counts"], kept["indices"], TaylorTerms(*kept["terms"]))
+
+    @classmethod
+    def draw(
+        cls, layout: dict[str, Any], step: int, expand: Expand, device: torch.device
+    ) -> Subsample:
+        """Draws a whole subsample."""
+        counts, memory = _C.Subsample(**layout).draw(step)
+        indices = _tensor(memory).to(device)
+        return cls(counts, indices, expand(indices))
+
+
+class Proposals:
+    """New blocks for the steps [first, first + num_blocks), looked up in advance.
+
+    Proposals do not depend on the chain. So the expansions of all these blocks, about
+    as many data as a subsample has, are made at once, which takes hardly longer than
+    those of one block. ``first`` is a multiple of num_blocks, so that a chain that is
+    resumed between does the same arithmetic.
+    """
+
+    def __init__(
+        self, layout: dict[str, Any], step: int, expand: Expand, device: torch.device
+    ) -> None:
+        self.layout = layout
+        num_blocks = layout["num_blocks"]
+        self.first = step - step % num_blocks
+        self._draws = _C.Subsample(**layout)
+        steps = range(self.first, self.first + num_blocks)
+        drawn = [self._draws.propose(s) for s in steps]
+        self._blocks = [(block, counts) for block, counts, _ in drawn]
+        sizes = (layout["batch_size"] * sum(counts) for _, counts in self._blocks)
+        self._ends = [*accumulate(sizes, initial=0)]
+        self._indices = torch.cat([_tensor(memory) for *_, memory in drawn]).to(device)
+        self._terms = expand(self._indices)
+
+    def covers(self, layout: dict[str, Any], step: int) -> bool:
+        """Returns True if the proposal of a step with this layout is here."""
+        here = self.first <= step < self.first + len(self._blocks)
+        return here and self.layout == layout
+
+    def apply(self, step: int, current: Subsample) -> Subsample:
+        """Returns a step's proposal in place of the current subsample."""
+        block, counts = self._blocks[step - self.first]
+        low, high = self._draws.begin(block), self._draws.begin(block + 1)
+        begin, middle = (
+            self.layout["batch_size"] * sum(current.counts[a:b])
+            for a, b in ((0, low), (low, high))
+        )
+        end = begin + middle
+        start, stop = self._ends[step - self.first : step - self.first + 2]
+        old = current.indices
+        terms = [
+            current.terms.part(0, begin),
+            self._terms.part(start, stop),
+            current.terms.part(end, len(old)),
+        ]
+        return Subsample(
+            [*current.counts[:low], *counts, *current.counts[high:]],
+            torch.cat([old[:begin], self._indices[start:stop], old[end:]]),
+            TaylorTerms.join(terms),
+        )
+
+
+def _tensor(memory: bytearray) -> Tensor:
+    if len(memory) == 0:
+        return torch.empty(0, dtype=torch.int64)
+    return torch.frombuffer(memory, dtype=torch.int64)
+
+
+# ---- The estimated density --------------------------------------------------------
+
+
+class Estimate(NamedTuple):
+    """An estimate of the likelihood, or rather of exp(Σ dₖ)."""
+
+    log: float  # of its absolute value
+    variance: float  # the estimated variance of ``log``
+    mean: float  # the estimate of Σ dₖ
+    sign: float
+    lowest: float  # the least estimate of Σ dₖ by a batch
+
+
+def estimate(
+    estimator: _C.ECSEstimator, differences: Tensor
+) -> tuple[Estimate, Tensor]:
+    """Estimates from the differences dᵢ = ℓᵢ - qᵢ [M], in float64, on any device.
+
+    Returns:
+        The estimate, and the derivatives of its logarithm by the differences, [M].
+    """
+    on_host = differences.detach().cpu().contiguous()
+    weights = torch.empty_like(on_host)
+    numbers = estimator.estimate(on_host.data_ptr(), len(on_host), weights.data_ptr())
+    return Estimate(*numbers), weights.to(differences.device)
+
+
+@dataclass
+class Point:
+    """The estimated log density and its gradient, at θ and for one subsample."""
+
+    theta: Tensor  # [d], in float64
+    subsample: Subsample
+    log: float
+    gradient: Tensor  # [d], float64
+    finite: bool  # the log density and all of its gradient
+    estimate: Estimate
+
+
+@dataclass
+class SubsampledTarget:
+    """log |L̂(θ, u)^(1/T)| + log prior / T, for any θ and subsample u.
+
+    The per-datum log-likelihoods are divided by T before anything is estimated from
+    them, so that the estimators do for a tempered posterior what they do for T = 1.
+    """
+
+    closure: Closure
+    params: list[Tensor]
+    anchor: Tensor  # [d]
+    sums: TaylorSums
+    prior: Prior
+    temperature: float
+    estimator: _C.ECSEstimator
+    max_variance: float
+    evaluations: int = 0  # of single data
+
+    def at(self, subsample: Subsample, theta: Tensor) -> Point:
+        """Moves the parameters to θ and computes the density there."""
+        theta = place(self.params, theta)
+        self.evaluations += len(subsample.indices)
+        evaluate = self._fused if theta.is_cpu else self._composed
+        return evaluate(subsample, theta, *self._evaluate(subsample))
+
+    def is_out_of_bounds(self, point: Point, present: Point) -> bool:
+        """Returns True if a proposal is rejected by its estimate alone."""
+        return self.estimator.is_out_of_bounds(
+            point.estimate.variance,
+            point.estimate.mean,
+            present_variance=present.estimate.variance,
+            max_variance=self.max_variance,
+        )
+
+    def _evaluate(self, subsample: Subsample) -> tuple[Tensor, _Sum]:
+        """Returns log-likelihoods [M], in float64, and the sum of their gradients."""
+        if len(subsample.indices) == 0:  # the closure need not know how to do nothing
+            return subsample.terms.values, lambda _: torch.zeros_like(self.anchor)
+        with torch.enable_grad():
+            values = log_likelihoods(self.closure, subsample.indices)
+        weighted = partial(weighted_sum, values, self.params)
+        return values.detach().double().contiguous(), weighted
+
+    def _fused(
+        self, subsample: Subsample, theta: Tensor, values: Tensor, weighted: _Sum
+    ) -> Point:
+        """Computes by two operators, beside which the closure takes nearly all time."""
+        terms, sums = subsample.terms, self.sums
+        fields = (terms.gradients, terms.scales, terms.hessians)
+        weights, hessian_terms, numbers = ecs_estimate(
+            values,
+            theta,
+            self.anchor,
+            terms.values,
+            *fields,
+            temperature=self.temperature,
+            num_data=self.estimator.num_data,
+            batch_size=self.estimator.batch_size,
+            num_factors=self.estimator.num_factors,
+            lower_bound=self.estimator.lower_bound,
+        )
+        density, gradient = ecs_density(
+            numbers,
+            weighted(weights),
+            weights,
+            hessian_terms,
+            theta,
+            self.anchor,
+            *fields,
+            sums.value,
+            sums.gradient,
+            sums.hessian,
+            self.prior.precision,
+            temperature=self.temperature,
+            prior_mean=self.prior.mean,
+        )
+        log, finite = density.tolist()
+        estimated = Estimate(*numbers.tolist())
+        return Point(theta, subsample, log, gradient, bool(finite), estimated)
+
+    def _composed(
+        self, subsample: Subsample, theta: Tensor, values: Tensor, weighted: _Sum
+    ) -> Point:
+        """Computes by torch's own operations, for other devices."""
+        delta = theta - self.anchor
+        expansions, hessian_terms = subsample.terms.expand(delta)
+        differences = values - expansions
+        estimated, weights = estimate(self.estimator, differences / self.temperature)
+        remainder = weighted(weights) - subsample.terms.gradient(weights, hessian_terms)
+        total, summed = self.sums.at(delta)
+        rest = (total - self.prior.energy(theta)) / self.temperature
+        gradient = (remainder + summed - self.prior.gradient(theta)) / self.temperature
+        scalars = [estimated.log + rest, gradient.isfinite().all().double()]
+        log, finite = torch.stack(scalars).tolist()  # waits for the device only once
+        whole = bool(finite) and math.isfinite(log)
+        return Point(theta, subsample, log, gradient, whole, estimated)
+
+
+def place(params: list[Tensor], theta: Tensor) -> Tensor:
+    """Writes θ into the parameters; returns θ as they round it, in float64."""
+    with torch.no_grad():
+        parts = theta.split([p.numel() for p in params]) if len(params) > 1 else [theta]
+        for p, part in zip(params, parts, strict=True):
+            p.copy_(part.view(p.shape))
+        if all(p.dtype == torch.float64 for p in params):
+            return theta
+        return flat(params).double()
+
+
+# ---- Trajectories -----------------------------------------------------------------
+
+
+def follow(
+    target: SubsampledTarget,
+    present: Point,
+    r: Tensor,
+    factor: Tensor | None,
+    step_size: float,
+    steps: int,
+) -> Point | None:
+    """Returns the end of a leapfrog trajectory; None if a density is not finite.
+
+    The momentum r is changed in place. The factor is W with θ = θ₀ + W x, W Wᵀ = M⁻¹:
+    along x the mass is 1.
+    """
+    point, origin = present, present.theta
+    x = torch.zeros_like(origin)
+    for i in range(steps):
+        kick = step_size if i > 0 else step_size / 2
+        theta = _leapfrog(x, r, factor, point.gradient, origin, kick, step_size)
+        point = target.at(present.subsample, theta)
+        # Its way back meets the same point, so to stop here is reversible.
+        if not point.finite:
+            return None
+    _leapfrog(x, r, factor, point.gradient, origin, step_size / 2, 0.0)
+    return point
+
+
+def _leapfrog(
+    x: Tensor,
+    r: Tensor,
+    factor: Tensor | None,
+    gradient: Tensor,
+    origin: Tensor,
+    kick: float,
+    drift: float,
+) -> Tensor:
+    """Adds kick Wᵀ ∇ log π to r and drift r to x; returns θ = θ₀ + W x."""
+    if x.is_cpu:
+        return ecs_leapfrog_(x, r, gradient, factor, origin, kick=kick, drift=drift)
+    r.add_(gradient if factor is None else _times(factor.t(), gradient), alpha=kick)
+    x.add_(r, alpha=drift)
+    return origin + (x if factor is None else _times(factor, x))
+
+
+def _times(factor: Tensor, x: Tensor) -> Tensor:
+    return factor * x if factor.dim() == 1 else torch.mv(factor, x)
+
+
+# ---- Warm-up: when, and which sizes -----------------------------------------------
+
+
+def schedule(steps: int, anchor_every: int) -> tuple[int, int]:
+    """Returns the warm-up steps after which θ* is chosen last, and the sizes.
+
+    The last choice leaves half of ``anchor_every`` or more; 0 is none. The sizes are
+    chosen half-way between that and the end.
+    """
+    room = steps - anchor_every // 2
+    last_anchor = room - room % anchor_every if room >= anchor_every else 0
+    return last_anchor, last_anchor + (steps - last_anchor) // 2
+
+
+def choose_sizes(
+    estimates: list[Estimate], target: float | None, group: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns sizes and the lower bound for a param group.
+
+    Args:
+        estimates: of a warm-up's draws with the group's sizes.
+        target: the variance of log|L̂|; infinity for few factors, to save computing
+            time; None for the sizes as they are.
+        group: the param group.
+    """
+    variance = _mean([e.variance for e in estimates])
+    if group["estimator"] == "perturbed":
+        if target is None:
+            return {}
+        return {"subsample_size": choose_subsample_size(variance, target, group)}
+    mean, factors = _mean([e.mean for e in estimates]), group["num_factors"]
+    spread = variance * factors  # of a minibatch's estimate of Σ dₖ
+    if target == math.inf:
+        # u in blocks bears a larger variance of log|L̂| than 1. But where factors are
+        # negative the chain sticks and leaves (docs/samplers/hmcecs.md).
+        fall = mean - min(e.lowest for e in estimates)
+        factors = min(max(1, _ceil(3 * fall)), choose_num_factors(spread, 1.0))
+    elif target is not None:
+        factors = choose_num_factors(spread, target)
+    return {"mean_difference": mean, "num_factors": factors}
+
+
+def choose_subsample_size(variance: float, target: float, group: dict[str, Any]) -> int:
+    """Returns the m for which log L̂ of "perturbed" has about the target's variance.
+
+    The variance is proportional to 1 / m. From fewer than 30 data it is poorly
+    estimated, and the estimate is not nearly normal.
+    """
+    size = group["subsample_size"]
+    enough = max(_ceil(size * variance / target), min(30, size))
+    return min(enough, max(int(group["num_data"]), 2))
+
+
+def choose_num_factors(spread: float, target: float) -> int:
+    """Returns the least λ for "signed" by two limits.
+
+    log|L̂| has about the target's variance, ``spread`` / λ; and negative signs cost less
+    than 2 % of the effective draws. (While a is far from its place the variance is
+    more, and λ too large.)
+    """
+    factors = max(1, _ceil(spread / target))
+    while True:
+        # Signs are those of a product of Poisson(λ) minibatches, each negative with
+        # probability p, so that E s = exp(-2 λ p); the effective draws are (E s)².
+        p = 0.5 * math.erfc(factors / math.sqrt(2 * spread)) if spread > 0 else 0.0
+        if math.exp(-4 * factors * p) >= 0.98:
+            return factors
+        factors += 1 + factors // 10
+
+
+def _mean(numbers: list[float]) -> float:
+    return math.fsum(numbers) / len(numbers)  # the same in all versions of Python
+
+
+def _ceil(size: float) -> int:
+    return math.ceil(min(size, 1e15))  # beyond any subsample that there can be

@@ -1,0 +1,490 @@
+"""Stores draws of a sampler's model beside training."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from torch_sgmcmc.chain.checks import check_function, check_integer
+from torch_sgmcmc.hmc import HMC
+from torch_sgmcmc.judge.gauges import Gauges
+from torch_sgmcmc.posterior.chosen import Chosen
+from torch_sgmcmc.posterior.ran import Trace, plain, ran_of
+from torch_sgmcmc.posterior.store import SampleStore, folder_of
+from torch_sgmcmc.posterior.store_files import checksums
+from torch_sgmcmc.posterior.writer import SampleWriter
+from torch_sgmcmc.sampler import Sampler
+from torch_sgmcmc.sbps import SBPS
+
+__all__ = ["Collector"]
+
+
+# A chain that has not moved in so many draws, or steps, has a fault.
+_MANY = 10
+
+
+class Collector:
+    r"""Stores draws of a model while a sampler runs.
+
+    Three lines are added to a training loop::
+
+        store = sg.SampleStore("draws")
+        collector = sg.Collector(sampler, model, store, burn_in=1000, every=20)
+        ...  # the loop as it was
+        collector.close()
+
+    A draw is the model after a step: a copy made before ``step()`` returns, which
+    :class:`SampleWriter` writes beside training. Of :class:`SBPS` it is a point of the
+    trajectory, at each multiple of ``sample_interval``; ``burn_in`` and ``every`` count
+    these then. Steps of a warm-up and skipped steps (``nonfinite="skip"``) do not
+    count.
+
+    **Resuming.** Put :meth:`state_dict` into the checkpoint, beside the sampler's and
+    the model's. Loading it cuts the store back to the checkpoint, and the chain makes
+    the later draws again. A run that begins again over the draws of a killed one calls
+    :meth:`restart`. More: docs/store.md.
+
+    **Several ranks.** If the sampler has a ``process_group``, its first rank stores the
+    chain. On other ranks the collector does nothing, and loads the first rank's state
+    dict.
+
+    Args:
+        sampler: a :class:`Sampler`.
+        model: the module whose parameters it samples, or a mapping from names to
+            tensors.
+        store: a folder or a :class:`SampleStore`.
+        chain: the number of this chain in the store, >= 0. Each chain has one writer;
+            several processes write their chains side by side. Default: 0.
+        burn_in: first steps, which are not stored, >= 0. Default: 0.
+        every: steps from one draw to the next, >= 1. Default: 1.
+        parameters: "all", "sampled" (those of the sampler), or names, in which ``*``
+            and ``?`` are wildcards: ``["fc.*", "*lora*"]``. Default: "all".
+        buffers: whether to store the buffers of the module's state dict. Default: True.
+        dtype: in which floating-point tensors are stored, such as ``torch.bfloat16``;
+            None is their own. Default: None.
+        weight: ``weight(sampler)`` is a draw's weight. None is the sign of an
+            :class:`HMCECS`, and 1 of all others. Default: None.
+        when: ``when()`` tells after a step whether it counts: ``lambda:
+            schedule.collecting`` of a :class:`CyclicalSchedule`. None is all. Default:
+            None.
+        gauges: of the sampler; temperatures since the burn-in are written beside the
+            draws, for :func:`report`, and are in :meth:`state_dict`. Default: None.
+
+    Attributes:
+        loss: stored with the draw of the next step if set before it, to a number or a
+            scalar tensor. NaN afterwards.
+
+    Raises:
+        ValueError: an argument is out of range, no parameter has a name, the sampler
+            has none of the stored parameters, or the store is of another model. At the
+            first step: the chain has draws already; the sampler is as before.
+        RuntimeError: the store cannot be written, or another writer has the chain. At a
+            step: a draw could not be written; the message says which draws are on the
+            disk. The sampler is as before; the next step tries again, and no draw is
+            lost. (Where several ranks sample a chain, only the first one raises.)
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        model: nn.Module | Mapping[str, Tensor],
+        store: SampleStore | str | os.PathLike[str],
+        *,
+        chain: int = 0,
+        burn_in: int = 0,
+        every: int = 1,
+        parameters: str | Iterable[str] = "all",
+        buffers: bool = True,
+        dtype: torch.dtype | None = None,
+        weight: Callable[[Any], float] | None = None,
+        when: Callable[[], bool] | None = None,
+        gauges: Gauges | None = None,
+    ) -> None:
+        if not isinstance(sampler, Sampler):
+            raise TypeError(
+                f"Invalid sampler: {type(sampler).__name__} (must be a Sampler)"
+            )
+        check_integer("chain", chain, low=0)
+        check_integer("burn_in", burn_in, low=0)
+        check_integer("every", every, low=1)
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise TypeError(f"Invalid dtype: {dtype!r} (must be a torch.dtype)")
+        if dtype is not None and not dtype.is_floating_point:
+            raise ValueError(f"Invalid dtype: {dtype} (must be a floating-point one)")
+        for name, function in {"weight": weight, "when": when}.items():
+            if function is not None:
+                check_function(name, function)
+        if gauges is not None and not isinstance(gauges, Gauges):
+            raise TypeError(f"Invalid gauges: {type(gauges).__name__} (must be Gauges)")
+        if gauges is not None and gauges.sampler is not sampler:
+            raise ValueError("Invalid gauges: they observe another sampler")
+        if any("lookahead_alpha" in group for group in sampler.param_groups):
+            raise ValueError(
+                "Invalid sampler: it is inside of a Lookahead, which averages the "
+                "chain's parameters: draws are those of the posterior without it"
+            )
+        self._settings = {"burn_in": burn_in, "every": every}
+        self._chosen = Chosen(model, sampler, parameters, buffers)
+        group = sampler.process_group
+        self._writer: SampleWriter | None = None
+        if group is None or dist.get_rank(group) == 0:
+            self._writer = SampleWriter(
+                *(store, self._chosen.now()),
+                **{"chain": chain, "dtype": dtype, "not_sampled": self._chosen.rest},
+            )
+            self._compare_rest(self._writer)
+        self._store, self._chain, self._process = store, chain, os.getpid()
+        self._weight, self._when = weight or _sign, when
+        self.loss: float | Tensor = math.nan
+        self.sampler = sampler
+        self._gauges, self._trace = gauges, Trace()
+        self._temperature: float | None = None  # of the last draw
+        # The number of steps that counted, and where the sampler was after the last.
+        self._count = 0
+        self._mark: float | None = None
+        self._skipped = sampler.num_skipped
+        self._handles: list[Any] = []
+        self._add_hooks()
+        self._finish = weakref.finalize(
+            self, _finish, self._handles, self._writer, self._process
+        )
+
+    def __repr__(self) -> str:
+        if self._writer is None:
+            return "Collector of a rank that stores nothing"
+        burn_in, every = self._settings.values()
+        return (
+            f"Collector of {type(self.sampler).__name__}: {self.num_draws} draws of "
+            f"{self._writer.place} (burn_in={burn_in}, every={every})"
+        )
+
+    def _compare_rest(self, writer: SampleWriter) -> None:
+        """Warns if what is not stored is not what earlier draws belong to."""
+        now = checksums(self._chosen.rest)
+        others = [name for name, s in writer.not_sampled.items() if now.get(name) != s]
+        if others:
+            warnings.warn(
+                f"draws of {writer.place} are of a part of the model, and "
+                f"{others[0]!r} and {len(others) - 1} more of its other parameters are "
+                "not those that the draws were made with",
+                stacklevel=4,
+            )
+
+    @property
+    def num_draws(self) -> int:
+        """The number of this chain's draws that are on the disk."""
+        return 0 if self._writer is None else len(self._writer)
+
+    def _is_due(self, count: int) -> bool:
+        """Checks whether the draw after so many steps is stored."""
+        burn_in, every = self._settings.values()
+        return count > burn_in and (count - burn_in) % every == 0
+
+    # ---- Hooks -----------------------------------------------------------------------
+
+    def _add_hooks(self) -> None:
+        if self._writer is None:
+            return
+        sampler = self.sampler
+        self._handles.append(sampler.register_step_pre_hook(self._before_step))
+        if isinstance(sampler, SBPS):
+            self._handles.append(sampler.register_sample_hook(self._at_sample))
+        else:
+            self._handles.append(sampler.register_step_post_hook(self._after_step))
+        self._handles.append(sampler.register_step_post_hook(self._clear_loss))
+
+    def _before_step(self, sampler: Any, *_: Any) -> None:
+        """Raises what would keep a draw from being stored, before the update."""
+        assert self._writer is not None
+        with self._saying_what_is_safe():
+            self._writer.check()
+        if isinstance(sampler, SBPS):
+            return
+        if self._mark is None:
+            self._mark = _steps_made(sampler)
+        elif int(sampler.param_groups[0]["step"]) < self._mark - 1:
+            raise RuntimeError(
+                f"the sampler went back to step {_steps_made(sampler)}, and its "
+                f"collector is at {self._mark}: load the collector's state dict too"
+            )
+        if self._is_due(self._count + 1):
+            self._chosen.now()  # raises if there is no such draw
+
+    def _after_step(self, sampler: Any, *_: Any) -> None:
+        step = int(sampler.param_groups[0]["step"])
+        if step > self._mark and self._is_due(self._count + 1):
+            # A GPU reports a skipped step late.
+            step = _steps_made(sampler)
+        if step > self._mark:
+            self._take(step, step)
+
+    def _clear_loss(self, *_: Any) -> None:
+        if isinstance(self.loss, Tensor) or self.loss == self.loss:
+            self._trace.add(self.loss)
+        self.loss = math.nan
+
+    def _at_sample(self, sampler: SBPS, time: float) -> None:
+        # A step that another hook has undone makes its samples again.
+        if self._mark is None or time > self._mark:
+            self._take(int(sampler.param_groups[0]["step"]) + 1, time)
+
+    def run(self, block: Callable[..., Tensor], *batches: Tensor) -> Tensor:
+        """Makes a block of :func:`compiled_steps`, and takes its draw if one is due.
+
+        The draw is the chain at the block's end: with blocks whose length divides
+        ``burn_in`` and ``every`` it is that of single steps.
+
+        Args:
+            block: what :func:`compiled_steps` returned for this sampler.
+            batches: what it takes.
+
+        Returns:
+            The losses, [steps].
+
+        Raises:
+            ValueError: more than one draw would be due in the block, or there is a
+                ``when``. Nothing has changed.
+            RuntimeError: of the block, or as at any step.
+        """
+        if self._writer is None:
+            return block(*batches)
+        ahead = range(self._count + 1, self._count + len(batches[0]) + 1)
+        if sum(map(self._is_due, ahead)) > 1 or self._when is not None:
+            raise ValueError(
+                f"Invalid block: {len(batches[0])} steps (must have one draw at most, "
+                f"of a collector with every={self._settings['every']} and no when)"
+            )
+        self._before_step(self.sampler)
+        before, mark = self._count, _steps_made(self.sampler)
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        try:
+            losses = block(*batches)
+        finally:
+            self._add_hooks()
+            step = _steps_made(self.sampler)
+            self._count, self._mark = before + step - mark, step
+        for loss in losses:
+            self._trace.add(loss)
+        self.loss = losses[-1]
+        for count in range(before + 1, self._count + 1):
+            if self._is_due(count):
+                self._count = count - 1
+                self._take(step, step)
+        self._count, self.loss = before + step - mark, math.nan
+        return losses
+
+    def _take(self, step: int, mark: float) -> None:
+        """Counts a step, and stores the draw if it is due."""
+        assert self._writer is not None
+        if self._when is not None and not self._when():
+            self._mark = mark
+            return
+        if self._is_due(self._count + 1):
+            groups = self.sampler.param_groups
+            self._temperature = float(groups[0]["temperature"])
+            self._writer.append(
+                self._chosen.now(),
+                step=step,
+                lr=groups[0].get("lr", groups[0].get("step_size", math.nan)),
+                temperature=self._temperature,
+                weight=self._weight(self.sampler),
+                loss=self.loss,  # type: ignore[arg-type]
+                prior_precision=[g["prior_precision"] for g in groups],
+            )
+        self._count, self._mark = self._count + 1, mark
+        if self._gauges is not None and self._count == self._settings["burn_in"]:
+            self._gauges.reset()
+
+    @contextmanager
+    def _saying_what_is_safe(self) -> Iterator[None]:
+        writer = self._writer
+        assert writer is not None
+        try:
+            yield
+        except RuntimeError as error:
+            safe = f"{writer.place} has no draw yet"
+            if writer.last_step is not None:
+                safe = (
+                    f"{len(writer)} draws of {writer.place}, up to step "
+                    f"{writer.last_step}, are safe"
+                )
+            raise RuntimeError(
+                f"{error}. {safe}; {writer.num_waiting} more wait in memory, and the "
+                "next step tries again"
+            ) from error
+
+    # ---- Checkpoints -----------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Waits until all draws so far are on the disk.
+
+        Raises:
+            RuntimeError: a draw cannot be written; the next call tries again.
+        """
+        if self._writer is not None:
+            with self._saying_what_is_safe():
+                self._writer.flush()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns how far collecting is, once all draws so far are on the disk."""
+        self.flush()
+        self._write_run()
+        return {
+            "gauges": None if self._gauges is None else self._gauges.state_dict(),
+            "losses": self._trace.state_dict(),
+            "temperature": self._temperature,
+            "count": self._count,
+            "mark": self._mark,
+            "position": None if self._writer is None else self._writer.checkpoint(),
+            **self._settings,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Cuts the store back to a checkpoint, from which the chain continues.
+
+        Raises:
+            ValueError: the checkpoint is of another store or an earlier run, or made
+                with another ``burn_in`` or ``every``. The store is as before.
+        """
+        for name, value in self._settings.items():
+            if state_dict[name] != value:
+                raise ValueError(
+                    f"Invalid {name}: {value} (the run in progress has "
+                    f"{state_dict[name]})"
+                )
+        if self._writer is not None:
+            if state_dict["position"] is None:
+                raise ValueError(
+                    "Invalid state_dict: of a rank that stores nothing (must be that "
+                    "of the first rank of the sampler's process_group)"
+                )
+            self._writer.cut_back(state_dict["position"])
+        # C++ keeps neither temperatures nor losses.
+        if self._gauges is not None and state_dict.get("gauges") is not None:
+            self._gauges.load_state_dict(state_dict["gauges"])
+        if "losses" in state_dict:
+            self._trace.load_state_dict(state_dict["losses"])
+        self._temperature = state_dict.get("temperature")
+        self._count, self._mark = state_dict["count"], state_dict["mark"]
+
+    def restart(self) -> None:
+        """Deletes the chain's draws, for a run that begins again."""
+        if self._writer is not None:
+            self._writer.restart()
+        self._count, self._mark, self._trace = 0, None, Trace()
+        if self._gauges is not None:
+            self._gauges.reset()
+
+    # ---- The end ---------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Waits until all draws are on the disk, and leaves the sampler.
+
+        A UserWarning is issued if all draws are the same, or all steps were skipped.
+
+        Raises:
+            RuntimeError: a draw cannot be written; the message says which ones are. The
+                collector is closed.
+        """
+        if self._finish.alive:
+            self._close(warns=True)
+
+    def _write_run(self) -> None:
+        """Writes temperatures and losses beside the draws."""
+        if self._writer is None or self._mark is None:
+            return
+        ran = ran_of(
+            self.sampler, self._gauges, self._trace, temperature=self._temperature
+        )
+        self._writer.write_run(plain(ran))
+
+    def _close(self, *, warns: bool) -> None:
+        writer = self._writer
+        if os.getpid() != self._process:
+            return
+        try:
+            self.flush()
+            if warns:
+                self._write_run()
+                self._warn_of_faults()
+        finally:
+            self._finish.detach()
+            for handle in self._handles:
+                handle.remove()
+            if writer is not None:
+                with suppress(RuntimeError):  # flush() has said so
+                    writer.close()
+
+    def _warn_of_faults(self) -> None:
+        """Warns of a chain that has not moved, or of which all steps were skipped."""
+        writer, sampler = self._writer, self.sampler
+        if writer is None:
+            return
+        skipped = sampler.num_skipped - self._skipped
+        if self._count == 0 and skipped >= _MANY:
+            warnings.warn(
+                f"all {skipped} steps of {type(sampler).__name__} were skipped, since "
+                f"gradients were not finite: {writer.place} has no draw of them",
+                stacklevel=4,
+            )
+        elif len(writer) >= _MANY and self._has_not_moved():
+            reason = "it has not moved"
+            if isinstance(sampler, HMC):
+                reason = (
+                    f"{sampler.acceptance_rate:.2g} of its trajectories were accepted: "
+                    "a smaller step_size, or warmup(), is needed"
+                )
+            warnings.warn(
+                f"all {len(writer)} draws of {writer.place} are the same: {reason}",
+                stacklevel=4,
+            )
+
+    def _has_not_moved(self) -> bool:
+        store = self._store
+        if not isinstance(store, SampleStore) or store.path is not None:
+            store = SampleStore(folder_of(store))
+        draws = store.refresh().chain(self._chain)
+        first = draws[0]
+        return all(
+            torch.equal(first[name], other[name])
+            for other in draws[1 :: max(1, len(draws) // _MANY)]
+            for name in first
+        )
+
+    def __enter__(self) -> Collector:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._finish.alive:
+            self._close(warns=error[0] is None)
+
+
+def _steps_made(sampler: Sampler) -> int:
+    """Returns the sampler's step counter, once a GPU has reported its last step."""
+    _ = sampler.num_skipped  # which waits for that
+    return int(sampler.param_groups[0]["step"])
+
+
+def _sign(sampler: Any) -> float:
+    return getattr(sampler, "sign", 1.0)
+
+
+def _finish(handles: Iterable[Any], writer: SampleWriter | None, process: int) -> None:
+    """Closes what nobody has closed; not in a child that was forked."""
+    if os.getpid() != process:
+        return
+    for handle in handles:
+        handle.remove()
+    if writer is not None:
+        writer.close()

@@ -1,0 +1,311 @@
+"""Draws of a model's parameters in files: what is read of them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from torch_sgmcmc.posterior.store_files import (
+    CorruptDrawError,
+    DrawFile,
+    MemoryChain,
+    StoreInfo,
+    chains_in,
+    read_index,
+    read_json,
+)
+
+__all__ = ["CorruptDrawError", "Draw", "Draws", "SampleStore", "folder_of"]
+
+
+def folder_of(store: str | os.PathLike[str] | SampleStore) -> Path | None:
+    """Returns a store's folder as an absolute path, None of a store in memory."""
+    if isinstance(store, SampleStore):
+        return None if store.path is None else Path(store.path)
+    if not isinstance(store, str | os.PathLike):
+        raise TypeError(
+            f"Invalid store: {type(store).__name__} (must be a path or a SampleStore)"
+        )
+    return Path(os.path.abspath(os.path.expanduser(store)))
+
+
+class Draw(Mapping[str, Tensor]):
+    """One draw: tensors by name, read when the first of them is asked for.
+
+    The file's checksum is compared then. What is written into a tensor stays in this
+    object. Draws are equal if they are one draw of one store with the same tensors, and
+    can be sent to other processes.
+
+    Attributes:
+        chain: number of its chain.
+        step: the sampler's step that made it.
+        lr: step size of the first param group; NaN if there was none.
+        temperature: T of the first param group.
+        weight: of the draw in averages: the sign of a signed :class:`HMCECS`, else 1
+            unless the collector was told another.
+        loss: what the collector was told, else NaN.
+        prior_precision: λ of each param group; empty if the writer was not told.
+        path: the file; None of a store in memory.
+
+    Raises:
+        CorruptDrawError: on access: the file is missing, cut off, or altered.
+    """
+
+    step: int
+    lr: float
+    temperature: float
+    weight: float
+    loss: float
+
+    def __init__(self, file: DrawFile, row: int, names: tuple[str, ...]) -> None:
+        self._file, self._row, self._names = file, row, names
+        self.chain = file.chain
+        for name, column in file.columns.items():
+            setattr(self, name, column[row])
+        self.prior_precision = tuple(file.prior_precision[row])
+        self._tensors: dict[str, Tensor] | None = None
+
+    def __repr__(self) -> str:
+        return f"Draw(chain={self.chain}, step={self.step}, {len(self)} tensors)"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Draw):
+            return NotImplemented
+        return self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @property
+    def path(self) -> Path | None:
+        """The file in the format of safetensors; None of a store in memory."""
+        return Path(self._file.path) if self._file.path else None
+
+    @property
+    def _identity(self) -> tuple[Any, ...]:
+        file = self._file
+        of_file = file.path or id(file)
+        return of_file, file.crc32, self._row, self._names
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_tensors": None}
+
+    def read_run(self) -> dict[str, Any] | None:
+        """Returns what is kept beside the draws of the chain, None if nothing is."""
+        if self.path is not None:
+            return read_json(self.path.with_name("run.json"))
+        return self._file.memory and self._file.memory.run
+
+    @property
+    def not_sampled(self) -> dict[str, int]:
+        """Checksums of the model's tensors that are neither sampled nor stored."""
+        return self._file.info.not_sampled
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __getitem__(self, name: str) -> Tensor:
+        if self._tensors is None:
+            found, row = self._file.read(), self._row
+            # Rows of a file that other draws share, and memory, are copied.
+            alone = self._file.count == 1 and self.path is not None
+            self._tensors = {
+                key: found[key][row] if alone else found[key][row].clone()
+                for key in self._names
+            }
+        return self._tensors[name]
+
+
+class Draws(Sequence[Draw]):
+    """Draws of one or several chains, in the order of chains and steps.
+
+    ``draws[i]`` is a :class:`Draw`, ``draws[i:j]`` are some of them, ``draws[name]``
+    and ``draws[names]`` all of them with these tensors alone. None of these reads a
+    tensor.
+    """
+
+    def __init__(
+        self, files: Sequence[DrawFile], rows: Sequence[int], names: tuple[str, ...]
+    ) -> None:
+        self._files, self._rows, self._names = files, rows, names
+        self._ends = list(accumulate(file.count for file in files))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        names = self.names
+        some = ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")
+        return f"{len(self)} draws of chains {self.chains}: {some or 'no tensor'}"
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """Returns one tensor of all draws, [draws, ...], of ``draws[name]``."""
+        if len(self.names) != 1:
+            raise TypeError(
+                f"Invalid draws: an array is of one tensor, and they have "
+                f"{len(self.names)} (draws[name] has one)"
+            )
+        (name,) = self.names
+        values = torch.stack([draw[name] for draw in self])
+        if values.dtype == torch.bfloat16:  # NumPy has none
+            values = values.float()
+        return values.numpy() if dtype is None else values.numpy().astype(dtype)
+
+    @overload
+    def __getitem__(self, index: int) -> Draw: ...
+    @overload
+    def __getitem__(self, index: slice | str | Iterable[str]) -> Draws: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self._some(self._rows[index])
+        if hasattr(index, "__index__"):
+            row = self._rows[index]
+            place = bisect_right(self._ends, row)
+            file = self._files[place]
+            row -= self._ends[place] - file.count
+            return Draw(file, row, self._names)
+        names = [index] if isinstance(index, str) else list(index)
+        for name in names:
+            if name not in self._names:
+                raise KeyError(f"no draw has {name!r} (they have {self.names})")
+        return Draws(self._files, self._rows, tuple(names))
+
+    def _some(self, rows: Sequence[int]) -> Draws:
+        return Draws(self._files, rows, self._names)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the tensors; empty without draws."""
+        return list(self._names) if len(self) else []
+
+    @property
+    def chains(self) -> list[int]:
+        """Numbers of the chains that have draws."""
+        return sorted({self._files[place].chain for place, _ in self._by_file()})
+
+    def chain(self, chain: int) -> Draws:
+        """Returns the draws of one chain.
+
+        Raises:
+            ValueError: there is none.
+        """
+        found = [rows for place, rows in self._by_file()
+                 if self._files[place].chain == chain]  # fmt: skip
+        if not found:
+            raise ValueError(
+                f"Invalid chain: {chain!r} (there are draws of {self.chains})"
+            )
+        return self._some([row for rows in found for row in rows])
+
+    def intact(self) -> Draws:
+        """Returns the draws whose files are as they were written; reads all files.
+
+        A UserWarning names each of the others, and what is wrong.
+        """
+        rows: list[int] = []
+        for place, of_file in self._by_file():
+            try:
+                self._files[place].read()
+            except CorruptDrawError as error:
+                warnings.warn(str(error), stacklevel=2)
+            else:
+                rows += of_file
+        return self._some(rows)
+
+    def _by_file(self) -> Iterator[tuple[int, list[int]]]:
+        """Yields the rows of each file."""
+        found: dict[int, list[int]] = {}
+        for row in self._rows:
+            found.setdefault(bisect_right(self._ends, row), []).append(row)
+        yield from found.items()
+
+
+class SampleStore(Draws):
+    """Draws of a model's parameters, of one or several chains, on disk or in memory.
+
+    A folder of files of safetensors, with an index of JSON lines for each chain that
+    says what belongs to each draw (docs/store.md). C++ writes and reads the same files.
+    A store can be opened while :class:`Collector` or :class:`SampleWriter` write to it,
+    and has the draws that it had when it was opened or last refreshed. Nothing is read
+    but what is asked for::
+
+        store = sg.SampleStore("draws")
+        len(store), store.chains, store.names
+        for draw in store:                      # a Mapping from names to tensors
+            draw["fc.weight"], draw.step, draw.weight
+        store.chain(1)[-10:]["fc.weight"]       # the last ten of chain 1, one tensor
+
+    Args:
+        path: the folder. It need not exist yet: then there are no draws. None keeps
+            draws in the memory of this process, for as long as the object lives.
+            Default: None.
+
+    Raises:
+        RuntimeError: ``store.json`` or an index cannot be read; the message names the
+            line.
+        ValueError: the path is a file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self.path = None if path is None else str(folder_of(path))
+        if self.path is not None and os.path.isfile(self.path):
+            raise ValueError(f"Invalid path: {self.path} is a file (must be a folder)")
+        #: Of a store in memory.
+        self.memory: dict[int, MemoryChain] = {}
+        self.info: StoreInfo | None = None
+        self.refresh()
+
+    def __repr__(self) -> str:
+        place = "in memory" if self.path is None else repr(self.path)
+        return f"SampleStore({place}): {len(self)} draws of chains {self.chains}"
+
+    def open_in_memory(self, chain: int, info: StoreInfo) -> MemoryChain:
+        """Returns a chain in memory for a writer.
+
+        Raises:
+            ValueError: the store has draws of another model.
+            RuntimeError: the chain has a writer.
+        """
+        difference = self.info and self.info.difference(info)
+        if difference:
+            raise ValueError(
+                f"Invalid store: its draws are of another model: {difference}"
+            )
+        self.info = self.info or info
+        found = self.memory.setdefault(chain, MemoryChain(chain, self.info))
+        if found.is_open:
+            raise RuntimeError(
+                f"Cannot write to {found.place}: this process writes to it already"
+            )
+        found.is_open = True
+        return found
+
+    def refresh(self) -> SampleStore:
+        """Takes in what has been written and cut back since, and returns itself."""
+        files: list[DrawFile] = []
+        if self.path is None:
+            for chain in sorted(self.memory):
+                files += self.memory[chain].files
+        else:
+            folder = Path(self.path)
+            self.info = StoreInfo.read(folder)
+            for chain in chains_in(folder) if self.info is not None else ():
+                files += read_index(folder, chain, self.info)
+        names = () if self.info is None else tuple(self.info.tensors)
+        rows = range(sum(file.count for file in files))
+        super().__init__(files, rows, names)
+        return self

@@ -1,0 +1,612 @@
+"""The files of a store, and the writer's side of a chain.
+
+A file of draws is on the disk before its line in the index is, and a line counts once
+it has its end. Format: docs/store.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import re
+import weakref
+from array import array
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+from zlib import crc32
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.chain.files import replace_file, sync_folder
+
+_FORMAT = 1
+_CHAIN = re.compile(r"chain-(0|[1-9][0-9]{0,17})")
+_DRAWS = re.compile(r"draws-[0-9]{6,}\.safetensors")
+_PARTIAL = re.compile(r"(draws-[0-9]{6,}\.safetensors|run\.json)\.[0-9-]+\.partial")
+_OF_CHAIN = re.compile(
+    rf"lock|index\.jsonl|run\.json|{_DRAWS.pattern}|{_PARTIAL.pattern}"
+)
+_OF_STORE = re.compile(
+    r"(report\.(md|json)|checkpoint-(0|[1-9][0-9]*)\.pt|store\.json)(\.[0-9-]+\.partial)?"
+)
+#: The columns of an index: numbers that belong to each draw.
+COLUMNS = ("step", "lr", "temperature", "weight", "loss")
+#: The dtypes of draws, by their names in safetensors.
+DTYPES: dict[str, torch.dtype] = {
+    **{"U64": torch.uint64, "I64": torch.int64, "F64": torch.float64},
+    **{"C64": torch.complex64, "F32": torch.float32, "U32": torch.uint32},
+    **{"I32": torch.int32, "BF16": torch.bfloat16, "F16": torch.float16},
+    **{"U16": torch.uint16, "I16": torch.int16, "I8": torch.int8},
+    **{"U8": torch.uint8, "BOOL": torch.bool},
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def _unreadable(path: str | Path, reason: Any) -> NoReturn:
+    raise RuntimeError(f"Cannot read {path}: {reason}")
+
+
+def _unwritable(path: Any, error: OSError) -> NoReturn:
+    raise RuntimeError(f"Cannot write {path}: {error.strerror}") from error
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Returns the object in a file, None if there is no file.
+
+    Raises:
+        RuntimeError: the file cannot be read, or has no JSON object.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        _unreadable(path, error.strerror)
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        _unreadable(path, "it is empty or damaged")
+    return content
+
+
+@dataclass
+class StoreInfo:
+    """The content of ``store.json``.
+
+    Attributes:
+        tensors: dtype and shape of each tensor of a draw.
+        not_sampled: checksums of the model's tensors that are neither sampled nor
+            stored.
+    """
+
+    tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]]
+    not_sampled: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path) -> StoreInfo | None:
+        """Returns the content of a store's file, None if there is no store.
+
+        Raises:
+            RuntimeError: the file cannot be read, or another version has written it.
+            ValueError: a deletion of the store was interrupted.
+        """
+        path = folder / "store.json"
+        content = read_json(path)
+        if content is None:
+            return None
+        if content.get("deleting"):
+            raise ValueError(
+                f"Invalid store: the deletion of {folder} was interrupted "
+                "(restart=True deletes the rest and begins again)"
+            )
+        if content.get("format") != _FORMAT:
+            _unreadable(path, f"format {content.get('format')!r} (must be {_FORMAT})")
+        try:
+            tensors = {
+                name: (DTYPES[t["dtype"]], tuple(map(int, t["shape"])))
+                for name, t in content["tensors"].items()
+            }
+            return cls(tensors, dict(content["not_sampled"]))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            _unreadable(path, "it is damaged")
+
+    def write(self, folder: Path) -> None:
+        """Writes the file."""
+        tensors = {
+            name: {"dtype": _NAMES[dtype], "shape": list(shape)}
+            for name, (dtype, shape) in self.tensors.items()
+        }
+        content = {"tensors": tensors, "not_sampled": self.not_sampled}
+        text = json.dumps({"format": _FORMAT, **content}, indent=1)
+        replace_file(folder / "store.json", text.encode())
+
+    def difference(self, here: StoreInfo) -> str | None:
+        """Returns how the draws of another model differ, None if they do not."""
+        for name in (*self.tensors, *here.tensors):
+            one, other = self.tensors.get(name), here.tensors.get(name)
+            if one != other:
+                return f"its {name!r} is {_words(one)}, here {_words(other)}"
+        return None
+
+
+def _words(tensor: tuple[torch.dtype, tuple[int, ...]] | None) -> str:
+    if tensor is None:
+        return "missing"
+    return f"{_NAMES[tensor[0]]} of shape {list(tensor[1])}"
+
+
+class CorruptDrawError(RuntimeError):
+    """A file of draws is missing, cut off or altered; the message names it."""
+
+
+@dataclass(eq=False)
+class DrawFile:
+    """A file of draws and its line of the index, or draws of a chain in memory."""
+
+    info: StoreInfo
+    chain: int
+    path: str
+    count: int
+    size: int
+    crc32: int
+    columns: dict[str, Sequence[float]]
+    prior_precision: list[list[float]]
+    memory: MemoryChain | None = None
+    tensors: dict[str, Tensor] | None = None
+
+    def read(self) -> dict[str, Tensor]:
+        """Returns the tensors, [count, ...]; one draw is mapped into memory.
+
+        Raises:
+            CorruptDrawError: the file is missing, or not as it was written.
+        """
+        if self.tensors is not None:
+            return self.tensors
+        try:
+            size = os.stat(self.path).st_size
+            if size != self.size:
+                raise ValueError(f"it has {size} bytes of the {self.size} written")
+            with torch.device("cpu"):  # whatever the default device is
+                tensors = self._many() if self.count > 1 else self._one()
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise CorruptDrawError(
+                f"Cannot read {self.path}: {reason} (if its chain was cut back or "
+                "restarted, refresh() the store)"
+            ) from error
+        if self.count > 1:
+            self.tensors = tensors
+            _recent.append(self)
+            if len(_recent) > 8:
+                _recent.popleft().tensors = None
+        return tensors
+
+    def _many(self) -> dict[str, Tensor]:
+        data = Path(self.path).read_bytes()
+        self._compare(crc32(data))
+        return safetensors.torch.load(data)
+
+    def _one(self) -> dict[str, Tensor]:
+        data = torch.from_file(self.path, False, self.size, dtype=torch.uint8)
+        self._compare(_C.crc32(data.data_ptr(), self.size))
+        return safetensors.torch.load_file(self.path)
+
+    def _compare(self, found: int) -> None:
+        if found != self.crc32:
+            raise ValueError("its bytes are altered")
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {} if self.memory else {"tensors": None}
+        return {**self.__dict__, "memory": None, **kept}
+
+
+#: Files of many draws that were read last, and are kept in memory.
+_recent: deque[DrawFile] = deque()
+
+
+def chains_in(folder: Path) -> list[int]:
+    """Returns the numbers of a store's chains."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        found = (_CHAIN.fullmatch(entry.name) for entry in entries)
+        return sorted(int(match[1]) for match in found if match)
+    return []
+
+
+def read_index(folder: Path, chain: int, info: StoreInfo) -> list[DrawFile]:
+    """Returns the files of a chain's draws, in order.
+
+    Raises:
+        RuntimeError: the index cannot be read; the message names the line.
+    """
+    place = f"{folder}/chain-{chain}"
+    path = f"{place}/index.jsonl"
+    files: list[DrawFile] = []
+    try:
+        with open(path, "rb") as index:
+            for number, line in enumerate(index):
+                if not line.endswith(b"\n"):
+                    break  # A writer has not finished it.
+                try:
+                    files.append(_parsed(line, number, info, chain, place))
+                except (ValueError, KeyError, TypeError, OverflowError) as error:
+                    _unreadable(path, f"line {number + 1} is damaged ({error})")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        _unreadable(path, error.strerror)
+    return files
+
+
+def _has_draws(folder: Path) -> bool:
+    indices = folder.glob("chain-*/index.jsonl")
+    return any(os.path.getsize(path) > 0 for path in indices)
+
+
+_LINE_SUM = b', "line_crc32": '
+
+
+def _line(file: DrawFile) -> bytes:
+    """Returns a line of an index: a JSON object that ends with the line's checksum."""
+    content = {
+        **{"file": os.path.basename(file.path), "count": file.count},
+        **{"bytes": file.size, "crc32": file.crc32},
+        **{
+            k: [x if math.isfinite(x) else None for x in file.columns[k]]
+            for k in COLUMNS
+        },
+        "prior_precision": file.prior_precision,
+    }
+    start = json.dumps(content, allow_nan=False).encode()[:-1]
+    return start + _LINE_SUM + b"%d}\n" % crc32(start)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _parsed(
+    line: bytes, number: int, info: StoreInfo, chain: int, place: str
+) -> DrawFile:
+    start, _, checksum = line.rpartition(_LINE_SUM)
+    if not start or int(checksum.rstrip(b"}\n")) != crc32(start):
+        raise ValueError("its checksum is another")
+    content = json.loads(start + b"}")
+    name, count = content["file"], content["count"]
+    if name != _file_name(number):
+        raise ValueError(f"file {name!r}")
+    if not isinstance(count, int) or not 0 < count < 1 << 31:
+        raise ValueError(f"count {count!r}")
+    columns: dict[str, Sequence[float]] = {"step": array("q", content["step"])}
+    for column in COLUMNS[1:]:
+        values = (math.nan if x is None else x for x in content[column])
+        columns[column] = array("d", values)
+    precisions = [[float(x) for x in p] for p in content["prior_precision"]]
+    if any(len(c) != count for c in (*columns.values(), precisions)):
+        raise ValueError(f"not {count} numbers for {count} draws")
+    size, crc = int(content["bytes"]), int(content["crc32"])
+    path = f"{place}/{name}"
+    return DrawFile(info, chain, path, count, size, crc, columns, precisions)
+
+
+def _file_name(number: int) -> str:
+    return f"draws-{number:06d}.safetensors"
+
+
+def check_plain(name: str, tensor: Tensor) -> None:
+    """Raises a ValueError if a tensor's numbers are not the bytes of its memory."""
+    is_wrapper = is_traceable_wrapper_subclass(tensor)
+    is_dense = tensor.layout == torch.strided and not tensor.is_meta
+    if is_wrapper or tensor.is_quantized or not is_dense:
+        kind = f"{tensor.layout} tensor of {tensor.dtype} on {tensor.device}"
+        if is_wrapper:
+            kind = type(tensor).__name__
+        raise ValueError(
+            f"Invalid model: {name!r} is a {kind} (must be a strided tensor of plain "
+            "numbers). Dequantize it, or write draws with a SampleWriter"
+        )
+
+
+def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Returns a checksum of each tensor's bytes.
+
+    Raises:
+        ValueError: a tensor is quantized, sparse, or a wrapper of others.
+    """
+    sums = {}
+    for name, tensor in tensors.items():
+        check_plain(name, tensor)
+        flat = tensor.detach().cpu().contiguous()
+        sums[name] = int(_C.crc32(flat.data_ptr(), flat.nbytes))
+    return sums
+
+
+# ---- Writing -------------------------------------------------------------------------
+
+
+class _Lock:
+    """Keeps other writers away until it is released or its process ends.
+
+    A lock of ``flock`` belongs to the open file, so that closing another one of the
+    same file does not release it.
+    """
+
+    def __init__(self, path: Path, place: str) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.read(self._file, 20).decode(errors="replace").strip()
+            self.close()
+            if not isinstance(error, BlockingIOError):
+                raise
+            who = f"process {holder or 'of another machine'} writes to it"
+            if holder == str(os.getpid()):
+                who = "this process writes to it already"
+            raise RuntimeError(f"Cannot write to {place}: {who}") from None
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, b"%d\n" % os.getpid(), 0)
+        _locks.add(self)
+
+    def release(self) -> None:
+        """Lets others write."""
+        if self._file >= 0:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            self.close()
+
+    def close(self) -> None:
+        """Closes the file. A fork's copy of the lock ends, the parent's does not."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+_locks: weakref.WeakSet[_Lock] = weakref.WeakSet()
+
+
+def _close_copies() -> None:
+    """Closes a forked child's copies, or a lock would outlive its writer."""
+    for lock in list(_locks):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_close_copies)
+
+
+class FolderChain:
+    """The writer's side of a chain in a folder.
+
+    Raises:
+        RuntimeError: the folder cannot be written, its index cannot be read, or another
+            writer has the chain.
+        ValueError: the store is of another model.
+    """
+
+    def __init__(self, store: Path, chain: int, info: StoreInfo) -> None:
+        self.chain, self.folder = chain, store / f"chain-{chain}"
+        self.place = f"chain {chain} of {store}"
+        self._path = self.folder / "index.jsonl"
+        self._index, self._lock, self._given = -1, None, info
+        try:
+            self.info = self._make_store(store, info)
+            self.folder.mkdir(exist_ok=True)
+            self._lock = _Lock(self.folder / "lock", self.place)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            self._index = os.open(self._path, flags, 0o666)
+            sync_folder(self.folder)
+            sync_folder(store)
+            self._take_index()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
+                _unwritable(error.filename or self.folder, error)
+            raise
+
+    @staticmethod
+    def _make_store(store: Path, info: StoreInfo) -> StoreInfo:
+        made = [p for p in (store, *store.parents) if not p.exists()]
+        store.mkdir(parents=True, exist_ok=True)
+        for path in made:
+            sync_folder(path.parent)
+        there = StoreInfo.read(store)
+        difference = None if there is None else there.difference(info)
+        if difference and _has_draws(store):
+            raise ValueError(
+                f"Invalid store: the draws in {store} are of another model: "
+                f"{difference}. Give restart=True, or another folder"
+            )
+        if there is not None and _has_draws(store):
+            return there
+        info.write(store)
+        return info
+
+    def _take_index(self) -> None:
+        """Counts what the index has, and deletes what it does not name."""
+        files = read_index(self.folder.parent, self.chain, self.info)
+        lines = self._path.read_bytes()
+        self._size = lines.rfind(b"\n") + 1
+        self._crc32 = crc32(lines[: self._size])
+        self.num_files, self.num_draws = len(files), sum(f.count for f in files)
+        self.last_step = int(files[-1].columns["step"][-1]) if files else None
+        self._cut(self._size)
+        kept = {_file_name(n) for n in range(self.num_files)}
+        for path in [
+            *_matching(self.folder, _DRAWS),
+            *_matching(self.folder, _PARTIAL),
+        ]:
+            if os.path.basename(path) not in kept:
+                os.unlink(path)
+
+    def _cut(self, size: int) -> None:
+        if os.fstat(self._index).st_size != size:
+            os.ftruncate(self._index, size)
+            os.fsync(self._index)
+
+    def add(self, tensors: Mapping[str, Tensor], file: DrawFile) -> None:
+        """Writes a file of draws, and its line.
+
+        Raises:
+            RuntimeError: nothing more can be written; the chain is as before.
+        """
+        file.path = str(self.folder / _file_name(self.num_files))
+        data = safetensors.torch.save(dict(tensors))
+        file.size, file.crc32 = len(data), crc32(data)
+        line = _line(file)
+        place: Any = file.path
+        try:
+            if os.fstat(self._index).st_nlink == 0:
+                raise FileNotFoundError(2, "the folder was deleted")
+            replace_file(Path(file.path), data)
+            place = self._path
+            self._append(line)
+        except OSError as error:
+            _unwritable(place, error)
+        self._size += len(line)
+        self._crc32 = crc32(line, self._crc32)
+        self.num_files += 1
+        self.num_draws += file.count
+        self.last_step = int(file.columns["step"][-1])
+
+    def _append(self, line: bytes) -> None:
+        try:
+            done = 0
+            while done < len(line):
+                done += os.pwrite(self._index, line[done:], self._size + done)
+            os.fsync(self._index)
+        except OSError:
+            # A part of a line has no end: readers do not count it.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._index, self._size)
+            raise
+
+    def position(self) -> dict[str, int]:
+        """Returns the length and the checksum of the index."""
+        return {"size": self._size, "crc32": self._crc32}
+
+    def cut_back(self, position: Mapping[str, int]) -> None:
+        """Deletes what was stored after a position.
+
+        Raises:
+            ValueError: the position is not of this chain, which is as before.
+        """
+        size = position["size"]
+        lines = self._path.read_bytes()[:size]
+        if len(lines) != size or crc32(lines) != position["crc32"]:
+            raise ValueError(f"Invalid checkpoint: it is not of {self.place}")
+        self._cut(size)
+        self._take_index()
+
+    def clear(self) -> None:
+        """Deletes all draws."""
+        self._cut(0)
+        self._take_index()
+        (self.folder / "run.json").unlink(missing_ok=True)
+        self.info = self._make_store(self.folder.parent, self._given)
+
+    def write_run(self, content: Mapping[str, Any]) -> None:
+        """Writes what belongs to the chain beside its draws."""
+        path = self.folder / "run.json"
+        try:
+            replace_file(path, json.dumps(content, allow_nan=False).encode())
+        except OSError as error:
+            _unwritable(path, error)
+
+    def close(self) -> None:
+        """Lets others write."""
+        if self._index >= 0:
+            os.close(self._index)
+            self._index = -1
+        if self._lock is not None:
+            self._lock.release()
+
+
+class MemoryChain:
+    """The writer's side of a chain in memory."""
+
+    def __init__(self, chain: int, info: StoreInfo) -> None:
+        self.chain, self.info, self.place = chain, info, f"chain {chain} in memory"
+        self.files: list[DrawFile] = []
+        self.run: dict[str, Any] | None = None
+        self.is_open = False
+
+    @property
+    def num_draws(self) -> int:
+        """The number of draws."""
+        return sum(f.count for f in self.files)
+
+    @property
+    def last_step(self) -> int | None:
+        """The step of the last draw."""
+        return int(self.files[-1].columns["step"][-1]) if self.files else None
+
+    def add(self, tensors: Mapping[str, Tensor], file: DrawFile) -> None:
+        """Keeps draws."""
+        file.tensors, file.memory = dict(tensors), self
+        self.files.append(file)
+
+    def position(self) -> dict[str, int]:
+        """Returns the number of files and of draws."""
+        return {"size": len(self.files), "crc32": self.num_draws}
+
+    def cut_back(self, position: Mapping[str, int]) -> None:
+        """Drops what was added after a position."""
+        size = position["size"]
+        if sum(f.count for f in self.files[:size]) != position["crc32"]:
+            raise ValueError(f"Invalid checkpoint: it is not of {self.place}")
+        del self.files[size:]
+
+    def clear(self) -> None:
+        """Drops all draws."""
+        self.files, self.run = [], None
+
+    def write_run(self, content: Mapping[str, Any]) -> None:
+        """Keeps what belongs to the chain beside its draws."""
+        self.run = dict(content)
+
+    def close(self) -> None:
+        """Lets another writer have the chain."""
+        self.is_open = False
+
+
+def delete_all(store: Path) -> None:
+    """Deletes a store's chains, checkpoints and reports, and nothing else.
+
+    Raises:
+        RuntimeError: a chain has a writer, or the store cannot be read. Nothing has
+            been deleted.
+    """
+    path = store / "store.json"
+    if read_json(path) is None:
+        return
+    chains = {chain: store / f"chain-{chain}" for chain in chains_in(store)}
+    with contextlib.ExitStack() as locks:
+        for chain, folder in chains.items():
+            lock = _Lock(folder / "lock", f"chain {chain} of {store}")
+            locks.callback(lock.release)
+        replace_file(path, b'{"format": %d, "deleting": true}' % _FORMAT)
+        for folder in chains.values():
+            for file in _matching(folder, _OF_CHAIN):
+                os.unlink(file)
+            with contextlib.suppress(OSError):  # there are files of others
+                folder.rmdir()
+        for file in _matching(store, _OF_STORE):
+            if file != str(path):
+                os.unlink(file)
+        sync_folder(store)
+        path.unlink()
+        sync_folder(store)
+
+
+def _matching(folder: Path, names: re.Pattern[str]) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        yield from [e.path for e in entries if names.fullmatch(e.name)]

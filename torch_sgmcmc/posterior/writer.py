@@ -1,0 +1,347 @@
+"""Writes draws of tensors by name, in files of many small draws or one large."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from array import array
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_sgmcmc.posterior.store import SampleStore, folder_of
+from torch_sgmcmc.posterior.store_files import (
+    COLUMNS,
+    DTYPES,
+    DrawFile,
+    FolderChain,
+    MemoryChain,
+    StoreInfo,
+    check_plain,
+    checksums,
+)
+
+__all__ = ["SampleWriter"]
+
+# A file is written when it has so many bytes or draws, or its first draw is so old.
+_BYTES, _DRAWS, _SECONDS = 4 << 20, 1024, 30.0
+
+
+class SampleWriter:
+    """Appends draws to a chain of a :class:`SampleStore`: one writer for each chain.
+
+    Draws wait in memory until they have 4 MiB or are 1,024, or one comes 30 seconds
+    after the first of them; a thread then writes them, one file behind the other.
+    :meth:`flush`, :meth:`checkpoint` and :meth:`close` write all. The methods can be
+    called from several threads.
+
+    Args:
+        store: a folder, which is made if need be, or a :class:`SampleStore`.
+        tensors: a draw, for names, shapes and dtypes; it is not stored.
+        chain: >= 0; processes that write at once write different chains. Default: 0.
+        dtype: in which floating-point tensors are stored; None is their own. Default:
+            None.
+        not_sampled: tensors that are neither stored nor sampled: their checksums are
+            kept, to tell if draws are put into another model. Default: None.
+
+    Raises:
+        ValueError: the store has draws of another model, there is nothing to store, or
+            a tensor is quantized, sparse or of a dtype that cannot be stored.
+        RuntimeError: the folder cannot be written, or another writer has the chain.
+    """
+
+    def __init__(
+        self,
+        store: str | os.PathLike[str] | SampleStore,
+        tensors: Mapping[str, Tensor],
+        *,
+        chain: int = 0,
+        dtype: torch.dtype | None = None,
+        not_sampled: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        if isinstance(chain, bool) or not isinstance(chain, int) or chain < 0:
+            raise ValueError(f"Invalid chain: {chain!r} (must be an integer >= 0)")
+        stored = {name: _stored_in(name, t, dtype) for name, t in tensors.items()}
+        if not stored:
+            raise ValueError("Invalid tensors: there are none to store")
+        info = StoreInfo(
+            {name: (stored[name], tuple(t.shape)) for name, t in tensors.items()},
+            checksums(not_sampled or {}),
+        )
+        self.chain, self._info = chain, info
+        self._store = store  # one in memory lives as long as its writer
+        folder = folder_of(store)
+        self._chain: FolderChain | MemoryChain
+        if folder is None:
+            assert isinstance(store, SampleStore)
+            self._chain = store.open_in_memory(chain, info)
+        else:
+            self._chain = FolderChain(folder, chain, info)
+        self._size = sum(math.prod(s) * t.itemsize for t, s in info.tensors.values())
+        # Draws that belong to an earlier run, until the caller decides about them.
+        self._is_undecided = len(self) > 0
+        self._rows: list[tuple[dict[str, Tensor], dict[str, Any]]] = []
+        self._since = 0.0
+        self._writing: Future[None] | None = None
+        self._being_written: list[tuple[dict[str, Tensor], dict[str, Any]]] = []
+        self._thread: ThreadPoolExecutor | None = None
+        self._lock = threading.RLock()
+        self._process = os.getpid()
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        """The number of draws that are on the disk."""
+        return self._chain.num_draws
+
+    @property
+    def place(self) -> str:
+        """The chain and its store, for messages."""
+        return self._chain.place
+
+    @property
+    def not_sampled(self) -> dict[str, int]:
+        """Checksums of what earlier draws of the store do not have."""
+        return self._chain.info.not_sampled
+
+    @property
+    def last_step(self) -> int | None:
+        """The step of the last draw on the disk; None if there is none."""
+        return self._chain.last_step
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of draws that are in memory."""
+        return len(self._rows) + len(self._being_written)
+
+    @torch.no_grad()
+    def append(
+        self,
+        draw: Mapping[str, Tensor],
+        *,
+        step: int,
+        lr: float = math.nan,
+        temperature: float = 1.0,
+        weight: float = 1.0,
+        loss: float = math.nan,
+        prior_precision: Sequence[float] = (),
+    ) -> None:
+        """Copies a draw, which is on the disk after :meth:`flush` at the latest.
+
+        Args:
+            draw: the tensors, of the shapes of the first; others are left out.
+            step: the sampler's step.
+            lr: step size.
+            temperature: T.
+            weight: in averages; may be negative.
+            loss: any number that belongs to the draw.
+            prior_precision: λ of each param group.
+
+        Raises:
+            ValueError: a tensor is missing or of another shape, or there are draws of
+                an earlier run: :meth:`cut_back` or :meth:`restart` comes first.
+            RuntimeError: earlier draws cannot be written. They stay in memory without
+                this one; the next call tries again.
+        """
+        for name, (_, shape) in self._info.tensors.items():
+            tensor = draw.get(name)
+            if tensor is None or tensor.shape != shape:
+                found = "nothing" if tensor is None else f"shape {list(tensor.shape)}"
+                raise ValueError(
+                    f"Invalid draw: {found} for {name!r} (must have the shape "
+                    f"{list(shape)})"
+                )
+        values = {
+            **{
+                "step": int(step),
+                "lr": _number(lr),
+                "temperature": _number(temperature),
+            },
+            **{"weight": _number(weight), "loss": _number(loss)},
+            "prior_precision": [_number(value) for value in prior_precision],
+        }
+        with self._lock:
+            self.check()
+            copies = {
+                name: _copied(draw[name], dtype)
+                for name, (dtype, _) in self._info.tensors.items()
+            }
+            if not self._rows:
+                self._since = time.monotonic()
+            self._rows.append((copies, values))
+            is_full = (
+                len(self._rows) >= _DRAWS or len(self._rows) * self._size >= _BYTES
+            )
+            if is_full or time.monotonic() - self._since >= _SECONDS:
+                self._start_writing()
+
+    def check(self) -> None:
+        """Raises what would keep the next draw from being stored.
+
+        Raises:
+            ValueError: there are draws of an earlier run.
+            RuntimeError: the writer is closed or of another process, or draws could not
+                be written: they are tried again first.
+        """
+        if self._process != os.getpid():
+            raise RuntimeError(
+                f"Cannot write to {self.place}: process {self._process} has opened it, "
+                "and this is a fork of it (open a chain of its own)"
+            )
+        if self._is_closed:
+            raise RuntimeError(f"Cannot write to {self.place}: the writer is closed")
+        if self._is_undecided:
+            raise ValueError(
+                f"Invalid store: {self.place} has {len(self)} draws of an earlier run "
+                "(load the state dict of its checkpoint, or restart())"
+            )
+        with self._lock:
+            if self._writing is not None and self._writing.done():
+                failed = self._writing.exception() is not None
+                self._wait()
+                if failed:
+                    self._write_rows()
+
+    def flush(self) -> None:
+        """Writes what waits in memory.
+
+        Raises:
+            RuntimeError: draws cannot be written; they stay in memory.
+        """
+        if self._process != os.getpid():
+            return
+        with self._lock:
+            self._wait()
+            self._write_rows()
+
+    def checkpoint(self) -> dict[str, int]:
+        """Writes what waits, and returns where the chain is, for :meth:`cut_back`."""
+        with self._lock:
+            self.flush()
+            return self._chain.position()
+
+    def cut_back(self, position: Mapping[str, int]) -> None:
+        """Deletes what was stored after a checkpoint.
+
+        Raises:
+            ValueError: the checkpoint is not of this chain, which is as before.
+        """
+        with self._lock:
+            self.flush()
+            self._chain.cut_back(position)
+            self._is_undecided = False
+
+    def restart(self) -> None:
+        """Deletes all draws of the chain, for a run that begins again."""
+        with self._lock:
+            self._wait()
+            self._rows.clear()
+            self._chain.clear()
+            self._is_undecided = False
+
+    def write_run(self, content: Mapping[str, Any]) -> None:
+        """Writes ``run.json``, for what belongs to the chain and to no draw."""
+        self._chain.write_run(content)
+
+    def close(self) -> None:
+        """Writes what waits in memory, and lets other writers have the chain.
+
+        Raises:
+            RuntimeError: draws cannot be written; the writer is closed.
+        """
+        if self._is_closed or self._process != os.getpid():
+            return
+        with self._lock:
+            try:
+                self.flush()
+            finally:
+                self._is_closed = True
+                if self._thread is not None:
+                    self._thread.shutdown()
+                self._chain.close()
+
+    def __enter__(self) -> SampleWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # ---- One file at a time ----------------------------------------------------------
+
+    def _start_writing(self) -> None:
+        """Has the thread write what waits, after the file that it is writing."""
+        self._wait()
+        if isinstance(self._chain, MemoryChain):
+            self._write_rows()
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "sgmcmc-store")
+        self._being_written, self._rows = self._rows, []
+        try:
+            self._writing = self._thread.submit(
+                _write, self._chain, self._info, self._being_written
+            )
+        except RuntimeError:  # the interpreter ends, and has no threads any more
+            self._rows, self._being_written = self._being_written, []
+            self._write_rows()
+
+    def _wait(self) -> None:
+        """Waits for the thread. Draws that it could not write wait again."""
+        if self._writing is None:
+            return
+        error = self._writing.exception()
+        if error is not None:
+            self._rows = self._being_written + self._rows
+        self._writing, self._being_written = None, []
+
+    def _write_rows(self) -> None:
+        if self._rows:
+            _write(self._chain, self._info, self._rows)
+            self._rows = []
+
+
+def _write(
+    chain: FolderChain | MemoryChain,
+    info: StoreInfo,
+    rows: Sequence[tuple[dict[str, Tensor], dict[str, Any]]],
+) -> None:
+    """Writes draws as one file."""
+    tensors = {
+        name: rows[0][0][name][None]
+        if len(rows) == 1
+        else torch.stack([draw[name] for draw, _ in rows])
+        for name in info.tensors
+    }
+    columns: dict[str, Sequence[float]] = {
+        name: array("q" if name == "step" else "d", [v[name] for _, v in rows])
+        for name in COLUMNS
+    }
+    precisions = [values["prior_precision"] for _, values in rows]
+    file = DrawFile(info, chain.chain, "", len(rows), 0, 0, columns, precisions)
+    chain.add(tensors, file)
+
+
+def _copied(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty(tensor.shape, dtype=dtype, device="cpu").copy_(tensor)
+
+
+def _number(value: Any) -> float:
+    return float(value.detach() if isinstance(value, Tensor) else value)
+
+
+def _stored_in(name: str, tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """Returns the dtype on disk."""
+    if name == "__metadata__":
+        raise ValueError(f"Invalid tensors: {name!r} is a name that safetensors keeps")
+    check_plain(name, tensor)
+    stored = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+    if stored not in DTYPES.values():
+        known = ", ".join(map(str, DTYPES.values()))
+        raise ValueError(
+            f"Invalid tensors: {name!r} is {stored} (must be one of {known})"
+        )
+    return stored
