@@ -52,7 +52,7 @@ def test_ranks_without_a_seed_sample_what_one_process_samples(
     assert group["step"] == LONGER
     if kind.startswith("EWSG"):  # something has been decided on
         assert 0 < group["num_accepted"] < group["num_proposals"]
-    expected = chain_ranks.one_chain(kind, 0, 1, group["seed"])
+    expected = chain_ranks.one_chain(kind, 0, 1, int(group["seed"]))
     torch.testing.assert_close(
         first["params"], expected["params"], rtol=1e-9, atol=1e-11
     )
