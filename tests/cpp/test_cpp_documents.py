@@ -53,7 +53,7 @@ def test_an_example_that_was_killed_goes_on(
     endless.kill()
     assert endless.wait() == -signal.SIGKILL
     saved = torch.load(killed / "chain.pt")
-    at = saved["sampler"]["param_groups"][0]["step"]
+    at = int(saved["sampler"]["param_groups"][0]["step"])
     steps = str(at + 350)
     again = cpp.run(program, killed, steps)
     assert again.startswith(f"goes on from step {at}\n")
