@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -49,6 +49,11 @@ class Likelihood:
     def forward(self, forward: Forward) -> Forward:
         """Outputs for ``link``, of a function that calls the model with a batch."""
         return forward
+
+    def settings(self) -> dict[str, Any] | None:
+        """What :func:`likelihood_of` makes the same of, None of a user's class."""
+        name = next((k for k, v in _NAMED.items() if type(self) is v), None)
+        return None if name is None else {"name": name}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__.strip('_').lower()}()"
@@ -98,6 +103,9 @@ class _Gaussian(Likelihood):
             log_noise = means.new_full((), math.log(self._noise))
         return log_noise.expand(means.shape)
 
+    def settings(self) -> dict[str, Any] | None:
+        return {"name": "gaussian", "noise": self._noise}
+
     def __repr__(self) -> str:
         return f"gaussian(noise={self._noise!r})"
 
@@ -146,14 +154,18 @@ class _Regression(Likelihood):
         raise TypeError("a regression's loss needs its noise: losses.gaussian(noise)")
 
 
-def likelihood_of(given: str | Likelihood) -> Likelihood:
-    """One that is named, or is one already.
+def likelihood_of(given: str | Likelihood | Mapping[str, Any]) -> Likelihood:
+    """One that is named, is one already, or has these settings.
 
     Raises:
         ValueError: neither.
     """
     if isinstance(given, Likelihood):
         return given
+    if isinstance(given, Mapping):
+        if given.get("name") == "gaussian":
+            return gaussian(given["noise"])
+        given = given["name"]
     if given not in _NAMED:
         raise ValueError(
             f"Invalid likelihood: {given!r} (must be {', '.join(map(repr, _NAMED))} or "

@@ -91,6 +91,7 @@ def test_the_format(tmp_path: Path) -> None:
     info = json.loads((tmp_path / "store.json").read_text())
     assert info == {
         "format": 1,
+        "likelihood": None,
         "tensors": {
             "b.weight": {"dtype": "F32", "shape": [3, 4]},
             "a.bias": {"dtype": "F32", "shape": [4]},

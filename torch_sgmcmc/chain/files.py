@@ -37,7 +37,7 @@ def save(content: Any, path: str | os.PathLike[str]) -> None:
             message says where. An older file is as before.
         RuntimeError: it cannot be written; an older file is as before.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     content = _plain(content, {})
     # Not into the file: what torch raises of a full disk does not say so.
     buffer = io.BytesIO()
@@ -98,6 +98,7 @@ def load(
     Raises:
         RuntimeError: it cannot be read, or a bit of it is another than was written.
     """
+    path = Path(path).expanduser()
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()

@@ -1,4 +1,4 @@
-"""Modules that torch.compile and DistributedDataParallel put around others."""
+"""Modules around others: of torch.compile, DistributedDataParallel, AveragedModel."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 
 __all__ = ["plain_name", "plain_names", "resolved", "unwrapped"]
 
@@ -45,8 +46,8 @@ def plain_name(name: str) -> str:
 def _inside(module: nn.Module) -> str | None:
     if "_orig_mod" in module._modules:  # torch.compile's, whose import takes its time
         return "_orig_mod"
-    is_parallel = isinstance(module, DataParallel | DistributedDataParallel)
-    return "module" if is_parallel else None
+    wrappers = (DataParallel, DistributedDataParallel, AveragedModel)
+    return "module" if isinstance(module, wrappers) else None
 
 
 def _plain(name: str, wrappers: Mapping[str, str]) -> str:

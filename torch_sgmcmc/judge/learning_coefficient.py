@@ -83,7 +83,7 @@ class LearningCoefficient:
             ImportError: matplotlib is not installed.
         """
         count = self.traces.shape[1]
-        draws = torch.arange(1, count + 1)
+        draws = torch.arange(1, count + 1, device="cpu")
         running = self.traces.cumsum(1) / draws
         value, chains = running.mean(0), len(running)
         band = running.std(0) * (_student(chains - 1) / math.sqrt(chains))
@@ -238,8 +238,10 @@ def local_learning_coefficient(
     finally:
         _put(moving, best)
         getattr(bar, "close", lambda: None)()
-    traces = inverse_temperature * torch.tensor(rows, dtype=torch.float64)[:, burn_in:]
-    temperatures = torch.tensor(heats, dtype=torch.float64) / temperature
+    traces = torch.tensor(rows, dtype=torch.float64, device="cpu")[:, burn_in:]
+    traces = inverse_temperature * traces
+    temperatures = torch.tensor(heats, dtype=torch.float64, device="cpu")
+    temperatures = temperatures / temperature
     result = _estimate(traces, base.initial(), inverse_temperature, temperatures)
     for text in result.warnings:
         warnings.warn(text, stacklevel=2)
@@ -292,7 +294,9 @@ class _Losses:
         def closure() -> Tensor:
             indices = self._all
             if self._batch_size is not None:
-                order = torch.randperm(self._num_data, generator=generator)
+                order = torch.randperm(
+                    self._num_data, generator=generator, device="cpu"
+                )
                 indices = order[: self._batch_size].to(indices.device)
             base = 0.0 if first else self._at_best(indices)
             for p in self._params:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch_sgmcmc.chain.checks import check_function, check_integer
 from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.judge.gauges import Gauges
+from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.posterior.chosen import Chosen
 from torch_sgmcmc.posterior.ran import Trace, plain, ran_of
 from torch_sgmcmc.posterior.store import SampleStore, folder_of
@@ -78,6 +79,8 @@ class Collector:
             None.
         gauges: of the sampler; temperatures since the burn-in are written beside the
             draws, for :func:`report`, and are in :meth:`state_dict`. Default: None.
+        likelihood: the loss, if it is one of :mod:`torch_sgmcmc.losses`: predictions
+            with the draws then take it. Default: None.
 
     Attributes:
         loss: stored with the draw of the next step if set before it, to a number or a
@@ -108,6 +111,7 @@ class Collector:
         weight: Callable[[Any], float] | None = None,
         when: Callable[[], bool] | None = None,
         gauges: Gauges | None = None,
+        likelihood: Likelihood | None = None,
     ) -> None:
         if not isinstance(sampler, Sampler):
             raise TypeError(
@@ -120,6 +124,11 @@ class Collector:
             raise TypeError(f"Invalid dtype: {dtype!r} (must be a torch.dtype)")
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"Invalid dtype: {dtype} (must be a floating-point one)")
+        if likelihood is not None and not isinstance(likelihood, Likelihood):
+            raise TypeError(
+                f"Invalid likelihood: {type(likelihood).__name__} (must be one of "
+                "torch_sgmcmc.losses)"
+            )
         for name, function in {"weight": weight, "when": when}.items():
             if function is not None:
                 check_function(name, function)
@@ -140,6 +149,7 @@ class Collector:
             self._writer = SampleWriter(
                 *(store, self._chosen.now()),
                 **{"chain": chain, "dtype": dtype, "not_sampled": self._chosen.rest},
+                likelihood=likelihood,
             )
             self._compare_rest(self._writer)
         self._store, self._chain, self._process = store, chain, os.getpid()
@@ -217,7 +227,7 @@ class Collector:
                 f"collector is at {self._mark}: load the collector's state dict too"
             )
         if self._is_due(self._count + 1):
-            self._chosen.now()  # raises if there is no such draw
+            self._writer.check_draw(self._chosen.now())
 
     def _after_step(self, sampler: Any, *_: Any) -> None:
         step = int(sampler.param_groups[0]["step"])

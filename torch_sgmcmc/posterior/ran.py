@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torch_sgmcmc.judge.readings import Finding, Reading, Readings, Temperatures
@@ -28,12 +27,12 @@ class Trace:
     def __init__(self) -> None:
         self.width = _WIDTH
         self.means: list[float] = []
-        self._sum: Tensor | None = None
+        self._sum: Tensor | float | None = None
         self._count = 0
 
     def add(self, value: Tensor | float) -> None:
         """Takes in a step's, without waiting for a device but once a point."""
-        now = torch.as_tensor(value).detach().double()
+        now = value.detach().double() if isinstance(value, Tensor) else float(value)
         self._sum = now if self._sum is None else self._sum + now
         self._count += 1
         if self._count < self.width:
@@ -57,7 +56,7 @@ class Trace:
         """Goes on from there."""
         self.width, self.means = state_dict["width"], list(state_dict["means"])
         rest, self._count = state_dict["sum"], state_dict["count"]
-        self._sum = None if rest is None else torch.tensor(rest, dtype=torch.float64)
+        self._sum = rest
 
 
 @dataclass(frozen=True)

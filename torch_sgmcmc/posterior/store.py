@@ -188,6 +188,11 @@ class Draws(Sequence[Draw]):
         return Draws(self._files, rows, self._names)
 
     @property
+    def likelihood(self) -> dict[str, Any] | None:
+        """Settings of the likelihood that the chains were run with, if it is known."""
+        return self._files[0].info.likelihood if self._files else None
+
+    @property
     def names(self) -> list[str]:
         """Names of the tensors; empty without draws."""
         return list(self._names) if len(self) else []

@@ -88,10 +88,12 @@ class StoreInfo:
         tensors: dtype and shape of each tensor of a draw.
         not_sampled: checksums of the model's tensors that are neither sampled nor
             stored.
+        likelihood: settings of the loss that the chain was run with.
     """
 
     tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]]
     not_sampled: dict[str, int] = field(default_factory=dict)
+    likelihood: dict[str, Any] | None = None
 
     @classmethod
     def read(cls, folder: Path) -> StoreInfo | None:
@@ -117,7 +119,7 @@ class StoreInfo:
                 name: (DTYPES[t["dtype"]], tuple(map(int, t["shape"])))
                 for name, t in content["tensors"].items()
             }
-            return cls(tensors, dict(content["not_sampled"]))
+            return cls(tensors, dict(content["not_sampled"]), content.get("likelihood"))
         except (KeyError, TypeError, ValueError, AttributeError):
             _unreadable(path, "it is damaged")
 
@@ -127,8 +129,11 @@ class StoreInfo:
             name: {"dtype": _NAMES[dtype], "shape": list(shape)}
             for name, (dtype, shape) in self.tensors.items()
         }
-        content = {"tensors": tensors, "not_sampled": self.not_sampled}
-        text = json.dumps({"format": _FORMAT, **content}, indent=1)
+        content = {
+            **{"format": _FORMAT, "likelihood": self.likelihood, "tensors": tensors},
+            "not_sampled": self.not_sampled,
+        }
+        text = json.dumps(content, indent=1)
         replace_file(folder / "store.json", text.encode())
 
     def difference(self, here: StoreInfo) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.posterior.store import SampleStore, folder_of
 from torch_sgmcmc.posterior.store_files import (
     COLUMNS,
@@ -48,6 +49,8 @@ class SampleWriter:
             None.
         not_sampled: tensors that are neither stored nor sampled: their checksums are
             kept, to tell if draws are put into another model. Default: None.
+        likelihood: one of :mod:`torch_sgmcmc.losses`, which predictions with the draws
+            take. Default: None.
 
     Raises:
         ValueError: the store has draws of another model, there is nothing to store, or
@@ -63,6 +66,7 @@ class SampleWriter:
         chain: int = 0,
         dtype: torch.dtype | None = None,
         not_sampled: Mapping[str, Tensor] | None = None,
+        likelihood: Likelihood | None = None,
     ) -> None:
         if isinstance(chain, bool) or not isinstance(chain, int) or chain < 0:
             raise ValueError(f"Invalid chain: {chain!r} (must be an integer >= 0)")
@@ -72,6 +76,7 @@ class SampleWriter:
         info = StoreInfo(
             {name: (stored[name], tuple(t.shape)) for name, t in tensors.items()},
             checksums(not_sampled or {}),
+            None if likelihood is None else likelihood.settings(),
         )
         self.chain, self._info = chain, info
         self._store = store  # one in memory lives as long as its writer
@@ -147,14 +152,7 @@ class SampleWriter:
             RuntimeError: earlier draws cannot be written. They stay in memory without
                 this one; the next call tries again.
         """
-        for name, (_, shape) in self._info.tensors.items():
-            tensor = draw.get(name)
-            if tensor is None or tensor.shape != shape:
-                found = "nothing" if tensor is None else f"shape {list(tensor.shape)}"
-                raise ValueError(
-                    f"Invalid draw: {found} for {name!r} (must have the shape "
-                    f"{list(shape)})"
-                )
+        self.check_draw(draw)
         values = {
             **{
                 "step": int(step),
@@ -178,6 +176,17 @@ class SampleWriter:
             )
             if is_full or time.monotonic() - self._since >= _SECONDS:
                 self._start_writing()
+
+    def check_draw(self, draw: Mapping[str, Tensor]) -> None:
+        """Raises a ValueError if a tensor is missing or of another shape."""
+        for name, (_, shape) in self._info.tensors.items():
+            tensor = draw.get(name)
+            if tensor is None or tensor.shape != shape:
+                found = "nothing" if tensor is None else f"shape {list(tensor.shape)}"
+                raise ValueError(
+                    f"Invalid draw: {found} for {name!r} (must have the shape "
+                    f"{list(shape)})"
+                )
 
     def check(self) -> None:
         """Raises what would keep the next draw from being stored.

@@ -149,7 +149,7 @@ class Report:
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes ``report.md`` and ``report.json`` into a folder."""
-        path = Path(folder)
+        path = Path(folder).expanduser()
         path.mkdir(parents=True, exist_ok=True)
         replace_file(path / "report.md", self.markdown().encode())
         replace_file(path / "report.json", self.json().encode())

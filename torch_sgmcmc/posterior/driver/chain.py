@@ -24,6 +24,7 @@ from torch_sgmcmc.chain.record import chain_of
 from torch_sgmcmc.chain.wrappers import plain_names
 from torch_sgmcmc.judge.before import Check, check
 from torch_sgmcmc.judge.gauges import Gauges, has_temperatures
+from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.posterior.collector import Collector
 from torch_sgmcmc.posterior.driver.batches import Minibatches
 from torch_sgmcmc.posterior.driver.blocks import Blocks, length_of_blocks
@@ -220,7 +221,7 @@ class _Run:
         self._steps = self._length()
         self._check_stores_some()
         self._done = 0
-        self._loss = torch.full((), torch.nan)
+        self._loss = torch.full((), torch.nan, device="cpu")
         # The first and the last ones, which tell whether the chain has diverged.
         self._first_loss: Tensor | None = None
         self._losses: deque[Tensor] = deque(maxlen=5)
@@ -244,6 +245,8 @@ class _Run:
     def collector(self, store: Path | SampleStore) -> Collector:
         """What stores its draws."""
         options = {**self._settings.collecting, "gauges": self._gauges}
+        if isinstance(self._settings.loss, Likelihood):
+            options["likelihood"] = self._settings.loss
         for schedule in self._schedules:
             if isinstance(schedule, PolynomialDecay):
                 options.setdefault("weight", lambda sampler, s=schedule: s.weight)

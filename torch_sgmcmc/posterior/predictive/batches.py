@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.data import (
     RandomSampler,
@@ -45,6 +46,9 @@ class Batches:
         self._in_order = in_order
         self._probes: list[Tensor | None] | None = None
         self._inputs: Iterable[Any] | None = None
+        #: The first batch of the last pass.
+        self.first: Any = None
+        inputs = _as_tensor(inputs)
         if isinstance(inputs, Tensor):
             if inputs.dim() == 0 or len(inputs) == 0:
                 raise ValueError(
@@ -82,6 +86,8 @@ class Batches:
                 probes.append(_probe(batch))
                 if self._probes is not None:
                     self._compare(probes)
+            if count == 0:
+                self.first = batch
             yield batch
             count += 1
         if count == 0:
@@ -128,6 +134,22 @@ class Batches:
             {key: value[i : i + self._size] for key, value in inputs.items()}
             for i in range(0, count, self._size)
         ]
+
+
+def _as_tensor(inputs: Any) -> Any:
+    """Returns an array or a data frame as a Tensor, others as they are.
+
+    Floating-point numbers get torch's default dtype, as models have it.
+    """
+    if isinstance(inputs, Tensor | Mapping) or not hasattr(inputs, "__array__"):
+        return inputs
+    array = inputs.__array__()
+    if array.dtype.kind not in "fiub":
+        raise TypeError(
+            f"Invalid inputs: an array of dtype {array.dtype} (must have numbers)"
+        )
+    tensor = torch.from_numpy(array.copy())
+    return tensor.to(torch.get_default_dtype()) if array.dtype.kind == "f" else tensor
 
 
 def _probe(batch: Any) -> Tensor | None:

@@ -26,15 +26,26 @@ class Evaluation:
 
     def __init__(self, model: nn.Module, forward: Forward | None) -> None:
         self._caller = _Caller(model, forward or default_forward)
+        self.has_modes = has_modes(model)
 
     def outputs(self, tensors: Mapping[str, Tensor], batches: Iterable[Any]) -> Tensor:
         """Those for all batches, [inputs, ...]; with no tensors, the model as it is."""
-        return functional_call(self._caller, _inside(tensors), (batches,))
+        if self.has_modes:  # train() and eval() may write into the tensors
+            model = self._caller.model
+            named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+            tensors = {k: t.clone() for k, t in {**named, **tensors}.items()}
+            batches = list(batches)
+        return functional_call(
+            self._caller, _inside(tensors), (batches, self.has_modes)
+        )
 
     def together(
         self, draws: Sequence[Mapping[str, Tensor]], batches: Iterable[Any]
     ) -> Tensor:
         """Those of several draws at once, [draws, inputs, ...]."""
+        if self.has_modes:
+            batches = list(batches)
+            return torch.stack([self.outputs(draw, batches) for draw in draws])
         stacked = {
             name: torch.stack([draw[name] for draw in draws]) for name in draws[0]
         }
@@ -49,7 +60,7 @@ class Evaluation:
 
     def run(self, tensors: Mapping[str, Tensor], batches: Iterable[Any]) -> None:
         """The same for what it does to buffers among the tensors."""
-        functional_call(self._caller, _inside(tensors), (batches, False))
+        functional_call(self._caller, _inside(tensors), (batches, False, False))
 
 
 class _Caller(nn.Module):
@@ -59,7 +70,17 @@ class _Caller(nn.Module):
         self.model = model
         self.function = forward
 
-    def forward(self, batches: Iterable[Any], keep: bool = True) -> Tensor | None:
+    def forward(
+        self, batches: Iterable[Any], changes_mode: bool = False, keep: bool = True
+    ) -> Tensor | None:
+        if changes_mode:  # as a user would after loading the draw
+            self.model.eval()
+        outputs = self._outputs(batches, keep)
+        if changes_mode:
+            self.model.train()
+        return outputs
+
+    def _outputs(self, batches: Iterable[Any], keep: bool) -> Tensor | None:
         device = model_device(self.model)
         parts: list[Tensor] = []
         for batch in batches:
@@ -118,20 +139,38 @@ def model_device(model: nn.Module) -> torch.device | None:
     return None
 
 
+def has_modes(model: nn.Module) -> bool:
+    """Checks for a train() that does more than to set flags.
+
+    Merged adapters write into weights, and Gaussian processes keep what they have
+    computed, until the mode changes.
+    """
+    return any(
+        type(m).train is not nn.Module.train or type(m).eval is not nn.Module.eval
+        for m in model.modules()
+    )
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Dropout is off, nothing is recorded, and no random number is used up.
 
-    The flags are set one by one: a method train() may do more than that.
+    Calls the model's eval() and train(), which may write into its tensors: these are
+    put back, and so are the flags of modules that are frozen one by one.
     """
     flags = [(module, module.training) for module in model.modules()]
+    is_training = model.training
+    tensors = [*model.parameters(), *model.buffers()]
+    copies = [t.detach().clone() for t in tensors] if has_modes(model) else []
     device = model_device(model)
     cuda = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(cuda), torch.no_grad():  # loaders draw seeds
         try:
-            for module, _ in flags:
-                module.training = False
+            model.train(has_modes(model))  # its eval() is called with a draw's tensors
             yield
         finally:
+            model.train(is_training)
             for module, training in flags:
                 module.training = training
+            for tensor, copy in zip(tensors, copies, strict=False):
+                tensor.detach().copy_(copy)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice, repeat
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from torch_sgmcmc.chain.checks import check_integer, wrong_type
@@ -42,7 +43,8 @@ def predict(
     for each draw. Memory does not grow with the number of draws.
 
     Args:
-        model: the network that draws are put into; left as it is.
+        model: the network that draws are put into; left as it is. A warning is issued
+            if the first draw, repeated at the end, gives other outputs.
         draws: an iterable of draws: mappings from names to Tensors, of all parameters
             and buffers of the model or of some, or modules; or the folder of a
             :class:`SampleStore`.
@@ -56,7 +58,8 @@ def predict(
         progress: show a progress bar, if tqdm is installed. Default: False.
         **options: those of :class:`Predictive`: ``link``, ``dim``, ``forward``,
             ``likelihood``, ``functions``, ``quantiles``, ``keep_draws``,
-            ``batch_size``, ``refresh_batch_norm``.
+            ``batch_size``, ``refresh_batch_norm``. Stored draws of a chain that was run
+            with one of :mod:`torch_sgmcmc.losses` have this as default ``likelihood``.
 
     Returns:
         Means, variances, entropies, quantiles and averages, rows as the inputs'.
@@ -82,13 +85,43 @@ def predict(
     if isinstance(draws, nn.Module | Mapping | Tensor):
         raise wrong_type("draws", draws, "an iterable of draws: of one, [draw]")
     _check_memory(draws)
+    likelihood = getattr(draws, "likelihood", None)
+    if likelihood is not None and not {"link", "likelihood"} & options.keys():
+        options["likelihood"] = likelihood
     size = check_integer("chunk_size", chunk_size, low=1)
     predictive = Predictive(model, inputs, **options)
     pairs = _pairs(progress_bar(draws, "Draws", progress), weights)
+    can_repeat = isinstance(draws, Sequence) and len(draws) > 1
+    before = None
     while chunk := list(islice(pairs, size)):
         predictive.update_together(*map(list, zip(*chunk, strict=True)))
         del chunk  # or two chunks would be alive at once
+        if can_repeat and before is None:
+            before = predictive.of_first_batch(draws[0])  # type: ignore[index]
+    if before is not None:
+        _check_repeats(predictive, draws[0], before)  # type: ignore[index]
     return predictive.result()
+
+
+def _check_repeats(predictive: Predictive, draw: Any, before: Tensor) -> None:
+    """Warns if the outputs are not a function of the draws."""
+    now = predictive.of_first_batch(draw)
+    if not torch.equal(now.nan_to_num(), before.nan_to_num()):
+        warnings.warn(
+            "The first draw gives other outputs at the end than at first: the model "
+            "keeps something from call to call, or draws random numbers in eval() "
+            "mode, so predictions are not those of the draws. Make the model's outputs "
+            "a function of its parameters and buffers",
+            UserWarning,
+            stacklevel=3,
+        )
+    elif predictive.is_constant:
+        warnings.warn(
+            f"All {predictive.num_draws} draws give the same outputs: the draws are "
+            "the same, or the model does not use the tensors that they have",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 _END = object()

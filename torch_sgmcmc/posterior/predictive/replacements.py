@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from torch_sgmcmc.chain.checks import check_real, wrong_type
-from torch_sgmcmc.chain.wrappers import plain_names, resolved
+from torch_sgmcmc.chain.wrappers import plain_names, resolved, unwrapped
 from torch_sgmcmc.posterior.store import Draw
 from torch_sgmcmc.posterior.store_files import checksums
 
@@ -42,6 +42,7 @@ class Replacements:
             ValueError: it is empty, or has a name or a shape that the model has not.
         """
         if isinstance(draw, nn.Module):
+            draw = unwrapped(draw)
             draw = {**dict(draw.named_parameters()), **dict(draw.named_buffers())}
         elif not isinstance(draw, Mapping):
             wanted = "a mapping from names to tensors, or a module"

@@ -181,6 +181,16 @@ class Predictive:
         tensors = {} if draw is None else self._replacements.of(draw)
         return self._batch_norm.of(tensors, self._evaluation, live=draw is None)
 
+    def of_first_batch(self, draw: Any) -> Tensor:
+        """Returns a draw's outputs for the first batch of inputs."""
+        with evaluating(self._model):
+            return self._evaluation.outputs(self._tensors(draw), [self._batches.first])
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all draws gave the same values."""
+        return self._sums is not None and not bool(self._sums.squares.any())
+
     def _terms(self, draws: list[Mapping[str, Tensor]]) -> list[Terms]:
         outputs: Sequence[Tensor]
         if len(draws) == 1:
@@ -204,7 +214,7 @@ class Predictive:
         """
         if self._sums is None:
             raise ValueError("There is nothing to predict with: no draw was added")
-        weights = torch.tensor(self._weights, dtype=torch.float64)
+        weights = torch.tensor(self._weights, dtype=torch.float64, device="cpu")
         weight = float(weights.sum())
         if weight == 0:
             raise ValueError("Invalid weights: they sum to 0")
@@ -225,7 +235,7 @@ class Predictive:
             total, aleatoric = total.to(dtype), aleatoric.to(dtype)
         quantiles = None
         if self._levels:
-            levels = torch.tensor(self._levels, dtype=torch.float64)
+            levels = torch.tensor(self._levels, dtype=torch.float64, device="cpu")
             values = torch.stack(self._sums.kept)
             quantiles = weighted_quantiles(values, weights, levels)
         return Prediction(
