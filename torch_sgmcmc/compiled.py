@@ -19,6 +19,8 @@ __all__ = ["compiled_steps"]
 
 # With which blocks are seen to be right.
 _FIRST = "2.15"
+# Settings of the param groups whose graphs are kept.
+_GRAPHS = 8
 # Inductor's wrapper in C++: what is called between kernels does not go by Python. And
 # tanh by one exponential, with an absolute error of 1e-7: the other takes most of a
 # small network's time.
@@ -38,6 +40,19 @@ def _of_its_own(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         function.__defaults__,
         function.__closure__,
     )
+
+
+def hyperparameters(sampler: Sampler) -> list[dict[str, Any]]:
+    """Returns the numbers of the param groups that are compiled into a graph."""
+    left_out = ("params", "seed", "step", "num_skipped")
+    return [
+        {
+            name: value
+            for name, value in group.items()
+            if name not in left_out and isinstance(value, bool | int | float | str)
+        }
+        for group in sampler.param_groups
+    ]
 
 
 def compiled_steps(
@@ -112,6 +127,11 @@ def compiled_steps(
             "(must be its parameters, by name)"
         )
 
+    names_of: dict[int, list[str]] = {}
+    for name, p in params.items():
+        names_of.setdefault(id(p), []).append(name)
+    own_names = [(params[names[0]], names) for names in names_of.values()]
+
     def block(*batches: Tensor) -> Tensor:
         losses = []
         for i in range(steps):
@@ -119,17 +139,30 @@ def compiled_steps(
                 {name: p.detach() for name, p in params.items()},
                 *(batch[i] for batch in batches),
             )
-            for name, p in params.items():
-                p.grad = gradients[name]
+            for p, names in own_names:
+                # Under several names it has a part of the gradient for each.
+                p.grad = sum(
+                    (gradients[name] for name in names[1:]), start=gradients[names[0]]
+                )
             sampler.step()
             losses.append(value)
         for p in params.values():
             p.grad = None
         return torch.stack(losses)
 
-    compiled = torch.compile(
-        _of_its_own(block), fullgraph=True, options={**(options or _OPTIONS)}
-    )
+    # A function for each setting of the groups, since torch.compile makes 8 graphs of
+    # one and then fails.
+    compiled: dict[str, Callable[..., Tensor]] = {}
+
+    def graph() -> Callable[..., Tensor]:
+        key = repr(hyperparameters(sampler))
+        if key not in compiled:
+            if len(compiled) == _GRAPHS:
+                del compiled[next(iter(compiled))]
+            compiled[key] = torch.compile(
+                _of_its_own(block), fullgraph=True, options={**(options or _OPTIONS)}
+            )
+        return compiled[key]
 
     def run(*batches: Tensor) -> Tensor:
         for k, batch in enumerate(batches):
@@ -153,7 +186,7 @@ def compiled_steps(
         # What the first step creates is no part of a graph.
         has_begun = int(sampler.param_groups[0]["step"]) > 0
         rescale_momenta(sampler)  # between blocks, never inside
-        losses = (compiled if has_begun else block)(*batches)
+        losses = (graph() if has_begun else block)(*batches)
         left_out = sampler.num_skipped - before
         if left_out and sampler.param_groups[0]["nonfinite"] == "raise":
             raise RuntimeError(

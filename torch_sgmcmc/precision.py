@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor
@@ -46,6 +47,7 @@ class GammaPrecision:
     Raises:
         ValueError: shape or rate out of range, a sampler of several chains, or, in
             :meth:`step`, T = 0.
+        RuntimeError: in :meth:`step`, a parameter is not finite. No group has changed.
 
     Example:
         >>> groups = [{"params": layer.parameters()} for layer in layers]
@@ -101,6 +103,12 @@ class GammaPrecision:
         )
         shape = (self.shape + dimension / 2 - 1) / t + 1
         rate = (self.rate + squares / 2) / t
+        if not math.isfinite(rate):
+            raise RuntimeError(
+                f"Cannot draw prior_precision of group {index}: the sum of squares of "
+                f"its parameters is {squares}. No group has changed. Begin again with "
+                "a smaller lr"
+            )
         unit = _C.gamma(
             shape, seed=self.sampler.seed, step=self.num_updates, element=index
         )

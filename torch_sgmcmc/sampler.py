@@ -203,34 +203,42 @@ class Sampler(Bookkeeping):
         observed = Optimizer.profile_hook_step(func)
         is_own = func is Sampler.step
 
-        @wraps(func)
-        def wrapper(self: Sampler, *args: Any, **kwargs: Any) -> Any:
-            compiling = torch.compiler.is_compiling()
-            hooked = (
+        def is_hooked(self: Sampler) -> bool:
+            return bool(
                 self._optimizer_step_pre_hooks
                 or self._optimizer_step_post_hooks
                 or _global_optimizer_pre_hooks
                 or _global_optimizer_post_hooks
             )
-            watched = not compiling and (hooked or _profiler_enabled())
-            if is_own and not (compiling or watched or args or kwargs):
-                if self._make_again():
+
+        def traced(self: Sampler, *args: Any, **kwargs: Any) -> Any:
+            if is_hooked(self):
+                return observed(self, *args, **kwargs)
+            if self.defaults["capturable"] and self._chain.placement.is_whole:
+                return func(self, *args, **kwargs)
+            # The step counter is a Python int: torch.compile would guard on it and
+            # compile every step anew.
+            return torch.compiler.disable(func)(self, *args, **kwargs)
+
+        @wraps(func)
+        def wrapper(self: Sampler, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return traced(self, *args, **kwargs)
+            # An interrupt inside of any no_grad() may leave autograd switched off.
+            enabled = torch.is_grad_enabled()
+            try:
+                watched = is_hooked(self) or _profiler_enabled()
+                if is_own and not (watched or args or kwargs):
+                    if self._make_again():
+                        return None
+                if self._before_step():
                     return None
-            if not compiling and self._before_step():
-                return None
-            if compiling and not hooked:
-                if self.defaults["capturable"] and self._chain.placement.is_whole:
-                    return func(self, *args, **kwargs)
-                # The step counter is a Python int: torch.compile would guard on it
-                # and compile every step anew.
-                return torch.compiler.disable(func)(self, *args, **kwargs)
-            if hooked or watched:
-                result = observed(self, *args, **kwargs)
-            else:
-                result = func(self, *args, **kwargs)
-            if not compiling and self._chain.absences.any:
-                self._chain.absences.look(type(self).__name__, self.param_groups)
-            return result
+                result = (observed if watched else func)(self, *args, **kwargs)
+                if self._chain.absences.any:
+                    self._chain.absences.look(type(self).__name__, self.param_groups)
+                return result
+            finally:
+                torch._C._set_grad_enabled(enabled)
 
         return wrapper
 
@@ -293,8 +301,8 @@ class Sampler(Bookkeeping):
                 return self._make_step(closure)
         # As no_grad() does, in a third of its time.
         enabled = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
         try:
+            torch._C._set_grad_enabled(False)
             return self._make_step(closure)
         finally:
             torch._C._set_grad_enabled(enabled)
@@ -368,8 +376,8 @@ class Sampler(Bookkeeping):
         if not is_same or again.rescales:
             again.note(chain, self._instead(group))
         enabled = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
         try:
+            torch._C._set_grad_enabled(False)
             if chain.gauges is not None:
                 if group["nonfinite"] != "allow" and any_nonfinite(grads):
                     return False

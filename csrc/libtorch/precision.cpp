@@ -2,7 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include <cmath>
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "core/counter.h"
@@ -80,6 +83,12 @@ double GammaPrecision::draw(size_t index) const {
   const double shape =
       (options_.shape() + static_cast<double>(dimension) / 2 - 1) / t + 1;
   const double rate = (options_.rate() + squares / 2) / t;
+  if (!std::isfinite(rate)) {
+    throw std::runtime_error(
+        "Cannot draw prior_precision of group " + std::to_string(index) +
+        ": the sum of squares of its parameters is " + Shown(squares) +
+        ". No group has changed. Begin again with a smaller lr");
+  }
   const NoiseStream stream{static_cast<uint64_t>(sampler->seed()),
                            static_cast<uint64_t>(num_updates_),
                            static_cast<uint32_t>(Purpose::kPrecision)};

@@ -145,6 +145,48 @@ def test_a_noise_estimate_follows_between_blocks() -> None:
 
 @RUNS_BLOCKS
 @pytest.mark.usefixtures("graphs_alone")
+def test_a_parameter_under_two_names_has_the_sum_of_their_gradients() -> None:
+    torch._dynamo.reset()
+
+    def loss(params: dict[str, Tensor], x: Tensor) -> Tensor:
+        return (params["a"] * x).sum() + 2 * (params["tied"] * x).sum()
+
+    x = torch.randn(STEPS, 5)
+    ends = []
+    for compiled in (False, True):
+        p = nn.Parameter(torch.ones(5))
+        sampler = sg.SGLD([p], 0.1, num_data=20, seed=3, capturable=True)
+        block = sg.compiled_steps(sampler, loss, {"a": p, "tied": p}, steps=STEPS)
+        for _ in range(2):
+            if compiled:
+                block(x)
+                continue
+            for row in x:
+                p.grad = 3 * row
+                sampler.step()
+        ends.append(p.detach().clone())
+    torch.testing.assert_close(ends[1], ends[0])
+
+
+@RUNS_BLOCKS
+@pytest.mark.usefixtures("graphs_alone")
+def test_any_number_of_settings() -> None:
+    """torch.compile makes 8 graphs of a function, and then fails."""
+    torch._dynamo.reset()
+    block_of, single = (Chain(sg.SGHMC, capturable=True) for _ in range(2))
+    block = sg.compiled_steps(block_of.sampler, quadratic, block_of.params, steps=STEPS)
+    for i in range(12):
+        for chain in (block_of, single):
+            chain.sampler.param_groups[0]["lr"] = 0.05 / (i + 1)
+        rows = range(STEPS * (i % 4), STEPS * (i % 4 + 1))
+        block(block_of.batches[rows.start : rows.stop])
+        single.eager(rows)
+    for a, b in zip(block_of.values(), single.values(), strict=True):
+        assert same_bits(a, b)
+
+
+@RUNS_BLOCKS
+@pytest.mark.usefixtures("graphs_alone")
 def test_each_sampler_has_graphs_of_its_own() -> None:
     """As many as a process has: torch keeps 8 of a function, and would then refuse."""
     torch._dynamo.reset()

@@ -111,6 +111,15 @@ def test_gradients_that_are_not_finite_end_it() -> None:
 
 
 @RUNS_BLOCKS
+def test_steps_that_would_be_skipped_are_refused() -> None:
+    """They would move draws into the middle of a block."""
+    skipping = partial(SGHMC, nonfinite="skip")
+    options: dict[str, Any] = {"steps": 8, "compile": True, "progress": False}
+    with pytest.raises(ValueError, match="Invalid compile: with nonfinite='skip'"):
+        sg.sample(Point, skipping, LOADER, loss, **options, check=False)
+
+
+@RUNS_BLOCKS
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [

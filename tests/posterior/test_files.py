@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import collections
+import os
 import pathlib
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from children import start
 from torch import nn
 
 import torch_sgmcmc as sg
@@ -87,3 +90,31 @@ def test_the_reason_of_torch(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(RuntimeError, match=r"Cannot read .*run.pt: File is not a zip"):
         sg.load(path)
+
+
+def test_threads_and_processes_save_to_one_name(tmp_path: Path) -> None:
+    """Each look finds a checkpoint that one of them has written, whole."""
+    path = tmp_path / "run.pt"
+    whole = {i: {"w": torch.full((20_000,), float(i)), "i": i} for i in range(4)}
+    sg.save(whole[0], path)
+
+    def save(i: int) -> None:
+        for _ in range(40):
+            sg.save(whole[i], path)
+
+    threads = [threading.Thread(target=save, args=(i,)) for i in (0, 1)]
+    children = [start(lambda i=i: save(i)) for i in (2, 3)]
+    for thread in threads:
+        thread.start()
+    looks = 0
+    while looks < 40 or any(thread.is_alive() for thread in threads):
+        found = sg.load(path)
+        assert torch.equal(found["w"], whole[found["i"]]["w"])
+        looks += 1
+    for thread in threads:
+        thread.join()
+    for child, reader in children:
+        with os.fdopen(reader) as said:
+            assert said.read() == ""
+        os.waitpid(child, 0)
+    assert [*tmp_path.iterdir()] == [path]

@@ -43,7 +43,7 @@ from torch_sgmcmc.chain.prior import PRIOR_MEAN, copies, number_or
 from torch_sgmcmc.chain.record import Chain
 from torch_sgmcmc.chain.rescaling import check_records, note_estimate
 from torch_sgmcmc.chain.saved_numbers import saved_number, saved_numbers
-from torch_sgmcmc.chain.settings import Setting, check_settings
+from torch_sgmcmc.chain.settings import Setting, check_noise_scale, check_settings
 from torch_sgmcmc.chain.state_checks import (
     Expected,
     check_equal,
@@ -190,6 +190,7 @@ class Bookkeeping(Optimizer):
                 'state[p]["prior_mean"], which can be written to)'
             )
         check_settings(self._SETTINGS, group)
+        check_noise_scale(group)
 
     def _check_progress(self, group: dict[str, Any]) -> None:
         """Raises if what a saved group says of the chain's progress is invalid."""

@@ -89,8 +89,8 @@ def fresh_gradients(sampler: Optimizer, closure: Callable[[], Any]) -> Any:
             p.grad = None
     # As enable_grad() does, in a third of its time.
     enabled = torch.is_grad_enabled()
-    torch._C._set_grad_enabled(True)
     try:
+        torch._C._set_grad_enabled(True)
         return closure()
     finally:
         torch._C._set_grad_enabled(enabled)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain.checks import check_integer, check_real
 
-__all__ = ["Setting", "check_settings", "settings"]
+__all__ = ["Setting", "check_noise_scale", "check_settings", "settings"]
 
 
 class Setting(NamedTuple):
@@ -29,6 +30,8 @@ class Setting(NamedTuple):
 
 # Types of which a value is compared with its range and needs no other check.
 _PLAIN = {"real": (float,), "whole": (int,), "word": (str,), "flag": ()}
+
+_FLOAT32_MAX = 3.4028234663852886e38
 
 
 def settings(sampler: str) -> tuple[Setting, ...]:
@@ -65,3 +68,20 @@ def _check(row: Setting, value: Any) -> None:
         check_integer(row.name, value, low=int(row.low), high=row.high)
     else:
         check_real(row.name, value, low=row.low, high=row.high, low_open=row.low_open)
+
+
+def check_noise_scale(group: Mapping[str, Any]) -> None:
+    """Raises a ValueError if the noise of a step is not finite in float32."""
+    if "lr" not in group:
+        return
+    lr, temperature, num_data = (
+        float(group[name]) for name in ("lr", "temperature", "num_data")
+    )
+    # The products of numbers in range may overflow.
+    scale = math.sqrt(2 * lr) * math.sqrt(temperature / num_data)
+    if not scale <= _FLOAT32_MAX:
+        raise ValueError(
+            f"Invalid lr: {lr:g} with temperature {temperature:g} and num_data "
+            f"{num_data:g}: the noise has standard deviation sqrt(2 lr T / N) = "
+            f"{scale:g}, which float32 cannot hold. Give smaller numbers"
+        )

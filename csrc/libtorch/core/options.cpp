@@ -342,6 +342,17 @@ void OptionValues::check_ranges() const {
   for (const Value& each : values_) {
     CheckSetting(*each.row, each.value, sampler_, each.is_set);
   }
+  // The products of numbers in range may overflow.
+  const double lr = number_or("lr", 0);
+  const double temperature = number_or("temperature", 1);
+  const double num_data = number_or("num_data", 1);
+  const double scale = std::sqrt(2 * lr) * std::sqrt(temperature / num_data);
+  if (!(scale <= std::numeric_limits<float>::max())) {
+    Invalid("Invalid lr: " + Shown(lr) + " with temperature " +
+            Shown(temperature) + " and num_data " + Shown(num_data) +
+            ": the noise has standard deviation sqrt(2 lr T / N) = " +
+            Shown(scale) + ", which float32 cannot hold. Give smaller numbers");
+  }
 }
 
 void OptionValues::check_noise_estimate(double friction,

@@ -55,6 +55,11 @@ class Blocks:
                 f"Invalid compile: {type(sampler).__name__} (must be a sampler whose "
                 "steps take one gradient)"
             )
+        if any(group["nonfinite"] == "skip" for group in sampler.param_groups):
+            raise ValueError(
+                "Invalid compile: with nonfinite='skip', skipped steps would move "
+                "draws into the middle of a block (must be 'raise', or compile=False)"
+            )
         if schedules:
             raise ValueError(
                 f"Invalid compile: with a {type(schedules[0]).__name__}, which changes "

@@ -1,0 +1,107 @@
+"""Numbers that overflow, and interrupts at each point of a step."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torch_sgmcmc as sg
+
+KINDS: dict[str, Callable[..., sg.Sampler]] = {
+    "SGLD": partial(sg.SGLD, lr=0.1),
+    "SGHMC": partial(sg.SGHMC, lr=0.1, momentum=0.9),
+    "EWSG": partial(sg.EWSG, lr=0.1),
+    "HMC": partial(sg.HMC, step_size=0.1, num_steps=2),
+}
+
+
+@pytest.mark.parametrize("cls", [sg.SGLD, sg.SGLRW, sg.SGHMC, sg.BAOA, sg.SGNHT])
+def test_noise_that_overflows_is_refused(cls: type[sg.Sampler]) -> None:
+    p = nn.Parameter(torch.zeros(3))
+    make: Any = partial(cls, [p], num_data=1, seed=0)
+    words = r"Invalid lr: 1e\+300 with temperature 1 .* float32 cannot hold"
+    with pytest.raises(ValueError, match=words):
+        make(lr=1e300)
+    sampler = make(lr=0.1, temperature=1.0)
+    for group in ({"lr": 1e200}, {"lr": 1e70, "temperature": 1e70}):
+        sampler.param_groups[0].update(group)
+        p.grad = torch.zeros(3)
+        with pytest.raises(ValueError, match="Invalid lr: "):
+            sampler.step()
+        assert not p.any()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e30])
+def test_a_precision_that_is_not_finite(value: float) -> None:
+    """1e30 is finite, and its square is not."""
+    params = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))]
+    sampler = sg.SGLD([{"params": [p]} for p in params], 0.1, num_data=1, seed=0)
+    precision = sg.GammaPrecision(sampler)
+    with torch.no_grad():
+        params[1][0] = value
+    words = "Cannot draw prior_precision of group 1: the sum of squares of its"
+    if value == 1e30:
+        assert precision.step()[1] > 0  # the sum of squares is one of float64
+        return
+    with pytest.raises(RuntimeError, match=re.escape(words)):
+        precision.step()
+    assert [g["prior_precision"] for g in sampler.param_groups] == [0.0, 0.0]
+    assert precision.num_updates == 0
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt where Python handles signals, the k-th time.
+
+    That is at the start of a function of Python's and after a call of one of C's.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number, self.raised = number, False
+
+    def __call__(self, frame: Any, event: str, argument: Any) -> None:
+        if event not in ("call", "c_return") or argument is sys.setprofile:
+            return
+        self.number -= 1
+        if self.number == 0:
+            self.raised = True
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("steps_before", [0, 3])
+def test_an_interrupt_leaves_autograd_on(kind: str, steps_before: int) -> None:
+    def closure() -> Tensor:
+        sampler.zero_grad()
+        value = (theta**2).sum()
+        value.backward()
+        return value
+
+    count = 0
+    for number in range(1, 5000):
+        theta = nn.Parameter(torch.ones(3))
+        sampler = KINDS[kind]([theta], num_data=10, seed=number)
+        for _ in range(steps_before):
+            sampler.step(closure)
+        interrupt = Interrupt(number)
+        try:
+            sys.setprofile(interrupt)
+            sampler.step(closure)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+            is_on = torch.is_grad_enabled()
+            torch.set_grad_enabled(True)
+        assert is_on, number
+        if not interrupt.raised:
+            break
+        count += 1
+    assert count > 20
