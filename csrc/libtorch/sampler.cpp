@@ -110,6 +110,16 @@ SamplerRef::SamplerRef(const Sampler& sampler) : impl_(sampler.impl_) {
   sampler.impl();
 }
 
+torch::optim::OptimizerParamGroup& Sampler::group_at(size_t group) {
+  auto& groups = param_groups();
+  if (group >= groups.size()) {
+    throw std::out_of_range("Invalid group: " + std::to_string(group) +
+                            " (the sampler has " +
+                            std::to_string(groups.size()) + " param groups)");
+  }
+  return groups[group];
+}
+
 std::shared_ptr<SamplerImpl> SamplerRef::impl() const {
   auto impl = impl_.lock();
   if (impl == nullptr) {

@@ -43,6 +43,38 @@ void MakeSteps(Kind& sampler, const Tensor& p, int count) {
 
 // ---- Options ----------------------------------------------------------------
 
+TEST(Misuse, AGroupThatIsNotThere) {
+  SGLD sampler(std::vector{Param(5)}, SGLDOptions(0.1).num_data(10).seed(3));
+  EXPECT_EQ(MessageOf([&] { sampler.options(3); }),
+            "Invalid group: 3 (the sampler has 1 param groups)");
+}
+
+TEST(Misuse, NoiseThatOverflows) {
+  const Tensor p = Param(5);
+  SGLD sampler({p}, SGLDOptions(0.1).num_data(1).seed(3));
+  sampler.options().lr(1e70).temperature(1e70);
+  const Tensor before = p.detach().clone();
+  p.mutable_grad() = torch::ones_like(p);
+  EXPECT_NE(MessageOf([&] { sampler.step(); }).find("float32 cannot hold"),
+            std::string::npos);
+  EXPECT_TRUE(torch::equal(p, before));
+}
+
+TEST(Misuse, APrecisionThatIsNotFinite) {
+  const Tensor p = Param(5);
+  SGLD sampler({p}, SGLDOptions(0.1).num_data(1).seed(3).prior_precision(2));
+  GammaPrecision precision(sampler);
+  {
+    const torch::NoGradGuard no_grad;
+    p.fill_(std::numeric_limits<float>::quiet_NaN());
+  }
+  EXPECT_NE(MessageOf([&] { precision.step(); })
+                .find("Cannot draw prior_precision of group 0: the sum of "
+                      "squares of its parameters is nan"),
+            std::string::npos);
+  EXPECT_EQ(sampler.options().prior_precision(), 2);
+}
+
 // A chain whose options are put back, replaced by a copy, or set to another
 // sampler's between steps is the chain in which nobody did.
 template <typename Kind, typename Options>

@@ -187,12 +187,12 @@ TEST_F(Store, HasPointsOfATrajectoryAndLosses) {
 TEST_F(Store, CopiesADrawIntoAModule) {
   Chain chain;
   {
-    Collector collector(chain.sampler, *chain.net, folder);
+    Collector collector(chain.sampler, chain.net, folder);
     chain.Run(collector, 2);
   }
   auto other = Chain::Net();
   const SampleStore store(folder);
-  store[1].copy_to(*other);
+  store[1].copy_to(other);
   const auto wanted = chain.net->named_parameters();
   for (const auto& item : other->named_parameters()) {
     EXPECT_TRUE(torch::equal(item.value(), wanted[item.key()]));

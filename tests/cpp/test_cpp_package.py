@@ -210,3 +210,28 @@ def test_a_missing_torch_is_named(cpp_package: Path, consumer: cpp.Project) -> N
         "LibTorch was not found. Set CMAKE_PREFIX_PATH to a LibTorch directory, or to "
         "what Python says is torch.utils.cmake_prefix_path."
     ) in refusal(consumer, cpp_package)
+
+
+def test_a_component_is_refused(
+    cpp_package: Path, consumer: cpp.Project, tmp_path: Path
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.25)\nproject(p LANGUAGES CXX)\n"
+        "find_package(TorchSGMCMC CONFIG REQUIRED COMPONENTS samplers)\n"
+    )
+    consumer.source = project
+    found = refusal(consumer, cpp_package, torch.utils.cmake_prefix_path)
+    assert "has no component samplers, nor any other. Leave COMPONENTS out." in found
+
+
+@pytest.mark.nightly
+def test_sources_within_another_project(consumer: cpp.Project) -> None:
+    """By FetchContent, which adds the checkout as a subdirectory."""
+    consumer.configure(
+        torch.utils.cmake_prefix_path,
+        options=(f"-DTORCH_SGMCMC_SOURCES={cpp.CHECKOUT}", "-DTORCH_SGMCMC_CUDA=OFF"),
+    )
+    check_line(consumer.program("line"))
+    assert not [*consumer.build.rglob("*_test")]  # tests are not built there

@@ -130,6 +130,8 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
  protected:
   /// Throws std::logic_error if the sampler was moved from.
   SamplerImpl& impl() const;
+  /// Throws std::out_of_range.
+  torch::optim::OptimizerParamGroup& group_at(size_t group);
 
  private:
   template <typename Options>
@@ -160,8 +162,9 @@ class SamplerOf : public Sampler {
   /// The options of a group, which may be changed or exchanged between steps.
   /// What new ones leave open is taken from the sampler's. Seed, counters and
   /// what else the sampler keeps are none of them.
+  /// Throws std::out_of_range if there is no such group.
   Options& options(size_t group = 0) {
-    return dynamic_cast<Options&>(param_groups().at(group).options());
+    return dynamic_cast<Options&>(group_at(group).options());
   }
 };
 

@@ -35,6 +35,8 @@
 
 namespace torch::nn {
 class Module;
+template <typename Contained>
+class ModuleHolder;
 }  // namespace torch::nn
 
 namespace torch_sgmcmc {
@@ -93,10 +95,19 @@ TORCH_SGMCMC_API StateDict load(const std::string& path,
 /// The parameters and buffers of a module by name: model.state_dict() of
 /// Python.
 TORCH_SGMCMC_API StateDict state_dict(const torch::nn::Module& module);
+template <typename Module>
+StateDict state_dict(const torch::nn::ModuleHolder<Module>& net) {
+  return state_dict(*net);
+}
 
 /// Copies parameters and buffers into a module. Throws std::invalid_argument if
 /// a name is missing or unknown, or a shape differs; nothing is copied then.
 TORCH_SGMCMC_API void load_state_dict(torch::nn::Module& module,
                                       const StateDict& dict);
+template <typename Module>
+void load_state_dict(torch::nn::ModuleHolder<Module>& net,
+                     const StateDict& dict) {
+  load_state_dict(*net, dict);
+}
 
 }  // namespace torch_sgmcmc

@@ -67,6 +67,10 @@ class TORCH_SGMCMC_API Draw {
   /// and changes nothing, if the module has none of a name, or of another
   /// shape.
   void copy_to(torch::nn::Module& module) const;
+  template <typename Module>
+  void copy_to(torch::nn::ModuleHolder<Module>& net) const {
+    copy_to(*net);
+  }
 
  private:
   friend class SampleStore;
@@ -137,6 +141,12 @@ class TORCH_SGMCMC_API Collector {
             const torch::nn::Module& model,
             const std::string& store,
             const CollectorOptions& options = {});
+  template <typename Module>
+  Collector(Sampler& sampler,
+            const torch::nn::ModuleHolder<Module>& net,
+            const std::string& store,
+            const CollectorOptions& options = {})
+      : Collector(sampler, *net, store, options) {}
   Collector(Sampler& sampler,
             const Tensors& tensors,
             const std::string& store,

@@ -7,7 +7,6 @@
 #include <stdexcept>
 #include <string>
 
-
 namespace torch_sgmcmc {
 
 std::string Shown(double value) {

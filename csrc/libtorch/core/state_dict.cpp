@@ -118,6 +118,10 @@ c10::IValue Unpickled(PyTorchStreamReader& reader, c10::Device device) {
 // The first line of torch's message, without its stack trace.
 std::string FirstLine(const std::exception& error) {
   const std::string text = error.what();
+  // torch's own words ask for a report to PyTorch.
+  if (text.find("INTERNAL ASSERT") != std::string::npos) {
+    return "it has an object that LibTorch does not read";
+  }
   return text.substr(0, text.find('\n'));
 }
 
