@@ -155,7 +155,9 @@ void Sampler::save(torch::serialize::OutputArchive& archive) const {
 }
 void Sampler::load(torch::serialize::InputArchive& archive) {
   c10::IValue dict;
-  archive.read("state_dict", dict);
+  if (!archive.try_read("state_dict", dict)) {
+    Invalid("Invalid archive: it has no state dict of a sampler");
+  }
   load_state_dict(dict);
 }
 
@@ -245,8 +247,12 @@ void SamplerImpl::add_param_group(const OptimizerParamGroup& param_group) {
     }
     all.push_back(previous.params());
   }
+  size_t number = 0;
   for (const at::Tensor& param : param_group.params()) {
-    check_param(param, group);
+    check_param(param,
+                group,
+                ", number " + std::to_string(number++) + " of group " +
+                    std::to_string(groups().size()));
     if (known.contains(param.unsafeGetTensorImpl())) {
       Invalid("some parameters appear in more than one parameter group");
     }
@@ -369,8 +375,9 @@ void SamplerImpl::check(const OptionValues& options) const {
 }
 
 void SamplerImpl::check_param(const at::Tensor& param,
-                              const OptionValues& options) const {
-  CheckParameter(name(), param);
+                              const OptionValues& options,
+                              const std::string& place) const {
+  CheckParameter(name(), param, place);
   CheckChains(param, options.chains());
 }
 
@@ -465,7 +472,11 @@ void SamplerImpl::check_fit(const TensorLists& lists, size_t index) const {
   const at::Tensor& grad = lists.grads[index];
   if (!param.is_contiguous() || param.layout() != at::kStrided ||
       !param.is_floating_point() || !(param.is_cpu() || param.is_cuda())) {
-    CheckParameter(name(), param);
+    try {
+      CheckParameter(name(), param);
+    } catch (const std::invalid_argument& error) {
+      throw std::runtime_error(error.what());  // a step has found it
+    }
     if (MayRepeat(param)) {
       throw std::runtime_error(
           std::string(name()) +

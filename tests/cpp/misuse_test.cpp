@@ -8,6 +8,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -47,6 +48,15 @@ TEST(Misuse, AGroupThatIsNotThere) {
   SGLD sampler(std::vector{Param(5)}, SGLDOptions(0.1).num_data(10).seed(3));
   EXPECT_EQ(MessageOf([&] { sampler.options(3); }),
             "Invalid group: 3 (the sampler has 1 param groups)");
+}
+
+TEST(Misuse, AnArchiveOfSomethingElse) {
+  const Tensor p = Param(5);
+  SGLD sampler({p}, SGLDOptions(0.1).num_data(10).seed(3));
+  std::stringstream file;
+  torch::save(p, file);
+  EXPECT_EQ(MessageOf([&] { torch::load(sampler, file); }),
+            "Invalid archive: it has no state dict of a sampler");
 }
 
 TEST(Misuse, NoiseThatOverflows) {

@@ -160,11 +160,12 @@ TEST(Options, OfAnotherKindAreRefused) {
 }
 
 TEST(Sampler, RefusesParametersThatItCannotSample) {
-  EXPECT_EQ(MessageOf<std::invalid_argument>(
-                [] { SGLD({torch::zeros({2}, torch::kLong)}, Langevin()); }),
-            "Invalid parameter: SGLD cannot sample torch::kLong (must be "
-            "torch::kFloat, kDouble, kBFloat16 or kHalf; a complex parameter "
-            "can be kept as torch::view_as_real of it)");
+  EXPECT_EQ(
+      MessageOf<std::invalid_argument>(
+          [] { SGLD({torch::zeros({2}, torch::kLong)}, Langevin()); }),
+      "Invalid parameter: SGLD cannot sample torch::kLong, number 0 of "
+      "group 0 (must be torch::kFloat, kDouble, kBFloat16 or kHalf; a complex parameter "
+      "can be kept as torch::view_as_real of it)");
   EXPECT_EQ(MessageOf<std::invalid_argument>(
                 [] { SGLD({Param(2) * 2}, Langevin()); }),
             "can't optimize a non-leaf Tensor");

@@ -302,6 +302,24 @@ TEST_F(Store, RefusesDamagedTexts) {
   EXPECT_EQ(SampleStore(folder).size(), 2);
 }
 
+TEST_F(Store, RefusesWhatIsNotSampledAndWhatHasGrown) {
+  const torch::Tensor p = torch::ones({5}).requires_grad_();
+  torch::Tensor seen = torch::ones({2});
+  SGLD sampler({p}, SGLDOptions(0.1).num_data(10).seed(1));
+  EXPECT_NE(MessageOf([&] {
+              const Collector of_others(sampler, {{"q", seen}}, folder);
+            }).find("the sampler has none of those that would be stored"),
+            std::string::npos);
+  EXPECT_FALSE(fs::exists(folder));
+  Collector collector(sampler, {{"p", p}, {"seen", seen}}, folder);
+  seen.resize_({3});
+  const torch::Tensor before = p.detach().clone();
+  p.mutable_grad() = torch::ones_like(p);
+  EXPECT_EQ(MessageOf([&] { collector.step(); }),
+            "Invalid draw: shape [3] for 'seen' (must have the shape [2])");
+  EXPECT_TRUE(torch::equal(p, before));
+}
+
 TEST_F(Store, RefusesOthers) {
   Chain chain;
   Collector collector(chain.sampler, *chain.net, folder);

@@ -108,7 +108,9 @@ bool MayRepeat(const at::Tensor& param) {
   return false;
 }
 
-void CheckParameter(const char* sampler, const at::Tensor& param) {
+void CheckParameter(const char* sampler,
+                    const at::Tensor& param,
+                    const std::string& place) {
   const std::string cannot =
       std::string("Invalid parameter: ") + sampler + " cannot sample ";
   if (!param.defined()) Invalid(cannot + "an undefined Tensor");
@@ -124,7 +126,7 @@ void CheckParameter(const char* sampler, const at::Tensor& param) {
     case at::kHalf:
       break;
     default:
-      Invalid(cannot + DtypeName(param.scalar_type()) +
+      Invalid(cannot + DtypeName(param.scalar_type()) + place +
               " (must be torch::kFloat, kDouble, kBFloat16 or kHalf; a complex "
               "parameter can be kept as torch::view_as_real of it)");
   }

@@ -13,7 +13,10 @@ namespace torch_sgmcmc {
 bool MayRepeat(const at::Tensor& param);
 
 // Throws if the sampler of this name cannot sample a parameter.
-void CheckParameter(const char* sampler, const at::Tensor& param);
+// `place` is which one, in errors of dtype.
+void CheckParameter(const char* sampler,
+                    const at::Tensor& param,
+                    const std::string& place = "");
 
 // Throws unless a parameter holds so many chains.
 void CheckChains(const at::Tensor& param,

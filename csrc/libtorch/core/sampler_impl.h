@@ -279,7 +279,9 @@ class SamplerImpl {
   }
   void collect(size_t group, std::vector<TensorLists>& lists);
   void check_fit(const TensorLists& lists, size_t index) const;
-  void check_param(const at::Tensor& param, const OptionValues& options) const;
+  void check_param(const at::Tensor& param,
+                   const OptionValues& options,
+                   const std::string& place = "") const;
   void check_nonfinite(const OptionValues& options) const;
   const Method& method_of(const char* op, const OptionValues& options);
   void check_numbers();

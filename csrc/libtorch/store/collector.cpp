@@ -119,6 +119,15 @@ struct Collector::Work {
     if (all.empty()) {
       Invalid("Invalid parameters: none of the model's is chosen");
     }
+    if (std::none_of(named.begin(), named.end(), [&](const auto& item) {
+          return std::find(all.begin(), all.end(), item.first) != all.end() &&
+                 IsSampled(of, item.second);
+        })) {
+      Invalid(
+          "Invalid parameters: the sampler has none of those that would be "
+          "stored, so all draws would be the same (was the model copied after "
+          "the sampler was made?)");
+    }
     if (options.buffers() && model != nullptr) {
       for (const auto& item : model->named_buffers()) {
         all.push_back(item.key());
@@ -170,6 +179,7 @@ struct Collector::Work {
               "checkpoint, or restart())");
     }
     if (has_failed) Flush();
+    if (IsDue(count + 1)) CheckShapes();
     if (is_sbps) return;
     if (!mark) {
       mark = static_cast<double>(sampler.get().num_steps());
@@ -179,6 +189,18 @@ struct Collector::Work {
                                ", and its collector is at " +
                                std::to_string(static_cast<int64_t>(*mark)) +
                                ": load the collector's state dict too");
+    }
+  }
+
+  void CheckShapes() const {
+    const auto now = Now();
+    for (size_t i = 0; i < now.size(); ++i) {
+      const StoredTensor& t = writer.tensors()[i];
+      if (now[i].sizes() != t.shape) {
+        throw std::runtime_error(
+            "Invalid draw: shape " + Shape(now[i].sizes()) + " for '" + t.name +
+            "' (must have the shape " + Shape(t.shape) + ")");
+      }
     }
   }
 
