@@ -93,6 +93,7 @@ class SampleWriter:
         self._rows: list[tuple[dict[str, Tensor], dict[str, Any]]] = []
         self._since = 0.0
         self._writing: Future[None] | None = None
+        self._has_failed = False
         self._being_written: list[tuple[dict[str, Tensor], dict[str, Any]]] = []
         self._thread: ThreadPoolExecutor | None = None
         self._lock = threading.RLock()
@@ -210,10 +211,9 @@ class SampleWriter:
             )
         with self._lock:
             if self._writing is not None and self._writing.done():
-                failed = self._writing.exception() is not None
                 self._wait()
-                if failed:
-                    self._write_rows()
+            if self._has_failed:
+                self._write_rows()
 
     def flush(self) -> None:
         """Writes what waits in memory.
@@ -284,33 +284,31 @@ class SampleWriter:
     def _start_writing(self) -> None:
         """Has the thread write what waits, after the file that it is writing."""
         self._wait()
-        if isinstance(self._chain, MemoryChain):
-            self._write_rows()
-            return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "sgmcmc-store")
-        self._being_written, self._rows = self._rows, []
         try:
             self._writing = self._thread.submit(
-                _write, self._chain, self._info, self._being_written
+                _write, self._chain, self._info, self._rows
             )
         except RuntimeError:  # the interpreter ends, and has no threads any more
-            self._rows, self._being_written = self._being_written, []
-            self._write_rows()
+            self._has_failed = True  # so that the next call writes
+        else:
+            self._being_written, self._rows = self._rows, []
 
     def _wait(self) -> None:
         """Waits for the thread. Draws that it could not write wait again."""
         if self._writing is None:
             return
-        error = self._writing.exception()
-        if error is not None:
+        if self._writing.exception() is not None:
             self._rows = self._being_written + self._rows
+            self._has_failed = True
         self._writing, self._being_written = None, []
 
     def _write_rows(self) -> None:
         if self._rows:
             _write(self._chain, self._info, self._rows)
             self._rows = []
+        self._has_failed = False
 
 
 def _write(

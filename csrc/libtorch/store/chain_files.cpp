@@ -170,7 +170,9 @@ std::string Difference(const std::vector<StoredTensor>& there,
       const std::string one = words(there, t.name);
       const std::string other = words(here, t.name);
       if (one != other) {
-        return "its '" + t.name + "' is " + one + ", here " + other;
+        std::string text = "its '";
+        text.append(t.name).append("' is ").append(one);
+        return text.append(", here ").append(other);
       }
     }
   }
@@ -266,18 +268,17 @@ void DrawFile::Load() {
                     /*shared=*/false,
                     size_,
                     at::TensorOptions(at::kByte).device(at::kCPU));
-  // NOLINTNEXTLINE(*-reinterpret-cast)
-  const std::string_view whole(
-      reinterpret_cast<const char*>(bytes.const_data_ptr<uint8_t>()),
-      static_cast<size_t>(size_));
+  const std::string_view whole(static_cast<const char*>(bytes.const_data_ptr()),
+                               static_cast<size_t>(size_));
   if (SumOf(whole) != crc32_) throw std::runtime_error("its bytes are altered");
   uint64_t header = 0;
-  if (whole.size() < sizeof(header))
+  const size_t size = sizeof(header);
+  if (whole.size() >= size) std::memcpy(&header, whole.data(), size);
+  if (whole.size() < size || header > whole.size() - size) {
     throw std::runtime_error("it is too short");
-  std::memcpy(&header, whole.data(), sizeof(header));
-  const std::string_view rest = whole.substr(sizeof(header));
-  if (header > rest.size()) throw std::runtime_error("it is too short");
-  const auto begin = static_cast<int64_t>(sizeof(header) + header);
+  }
+  const std::string_view rest = whole.substr(size);
+  const auto begin = static_cast<int64_t>(size + header);
   const Json content = Json::Parse(rest.substr(0, header));
   for (const auto& [name, entry] : content.Entries()) {
     if (name == "__metadata__") continue;

@@ -80,6 +80,7 @@ class JsonReader {
     return true;
   }
 
+  // kMaxDepth bounds it. NOLINTNEXTLINE(misc-no-recursion)
   Json Value(int depth) {
     if (depth > kMaxDepth) Fail("it is nested too deeply");
     Json value;

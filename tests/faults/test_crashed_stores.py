@@ -1,0 +1,176 @@
+"""Stores whose writer ends, or finds the disk full, at each of its calls.
+
+A random run appends, flushes, makes checkpoints and goes back to them. At a call of the
+system the writer is given up, before the call or after it, as by a crash; or the call
+fails, as on a full disk, and the run goes on. After a crash the store must open, have a
+prefix of the run's draws with nothing before the last checkpoint lost, and be continued
+to the same end. Calls that were not synced are kept: what a power cut loses is not
+tried.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_sgmcmc as sg
+from torch_sgmcmc.posterior import writer as writers
+
+CALLS = ("fsync", "replace", "pwrite", "ftruncate", "unlink")
+STEPS = 30
+
+
+class Crash(BaseException):
+    """The end of a process."""
+
+
+class Calls:
+    """Ends or fails the k-th call of the system."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, at: int, how: str) -> None:
+        self.left, self.how, self.happened = at, how, False
+        for name in CALLS:
+            patch.setattr(os, name, self.around(getattr(os, name)))
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            self.left -= 1
+            if self.left != 0:
+                return function(*arguments)
+            self.happened = True
+            if self.how == "full":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if self.how == "after":
+                function(*arguments)
+            raise Crash
+
+        return call
+
+
+def draw(step: int) -> dict[str, Tensor]:
+    return {"w": torch.full((3,), float(step)), "n": torch.tensor(step)}
+
+
+class Run:
+    """A chain whose steps are its draws, with checkpoints in memory."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.random = folder, random.Random(seed)
+        self.saved: tuple[int, dict[str, int]] | None = None
+        self.step = 0
+
+    def open(self) -> None:
+        self.writer = sg.SampleWriter(self.folder, draw(0))
+        if self.saved is None:
+            self.writer.restart()
+            self.step = 0
+        else:
+            self.step, position = self.saved
+            self.writer.cut_back(position)
+
+    def go_on(self, patience: int = 0) -> None:
+        """To the end; errors of full disks are as many as there is patience for."""
+        while self.step < STEPS or self.writer.num_waiting:
+            try:
+                choice = self.random.random()
+                if self.step == STEPS:
+                    self.writer.flush()
+                elif choice < 0.7:
+                    self.writer.check()
+                    self.writer.append(draw(self.step), step=self.step)
+                    self.step += 1
+                elif choice < 0.85:
+                    self.writer.flush()
+                else:
+                    self.saved = self.step, self.writer.checkpoint()
+            except RuntimeError as error:
+                assert "No space left" in str(error)
+                patience -= 1
+                assert patience >= 0
+                self.check_prefix()
+        self.writer.close()
+
+    def check_prefix(self) -> int:
+        """Checks that the draws on the disk are the first ones; returns how many."""
+        store = sg.SampleStore(self.folder)
+        for i, one in enumerate(store):
+            assert one.step == i and int(one["n"]) == i
+            assert torch.equal(one["w"], draw(i)["w"])
+        return len(store)
+
+    def abandon(self) -> None:
+        """What the system does with the files of a process that has ended."""
+        chain = self.writer._chain
+        if chain._index < 0:  # type: ignore[union-attr]
+            return  # closed on the way
+        os.close(chain._index)  # type: ignore[union-attr]
+        chain._index = -1  # type: ignore[union-attr]
+        chain._lock.release()  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of three draws at most, written by the thread that asks for it."""
+
+    class Executor:
+        def __init__(self, *arguments: Any) -> None:
+            pass
+
+        def submit(self, *arguments: Any) -> None:
+            raise RuntimeError("no thread")
+
+        def shutdown(self) -> None:
+            pass
+
+    monkeypatch.setattr(writers, "_DRAWS", 3)
+    monkeypatch.setattr(writers, "ThreadPoolExecutor", Executor)
+
+
+def crashes(tmp_path: Path, seeds: range, how: str) -> int:
+    count = 0
+    for seed in seeds:
+        for at in range(1, 1000):
+            folder = tmp_path / f"{seed}-{at}"
+            run = Run(folder, seed)
+            run.open()
+            with pytest.MonkeyPatch.context() as patch:
+                calls = Calls(patch, at, how)
+                try:
+                    run.go_on(patience=1 if how == "full" else 0)
+                except Crash:
+                    pass
+            if not calls.happened:
+                break
+            count += 1
+            if how != "full":
+                found = run.check_prefix()
+                assert found >= (run.saved[0] if run.saved else 0)
+                run.abandon()
+                run.open()
+                run.go_on()
+            assert run.check_prefix() == STEPS
+            names = {p.name for p in (folder / "chain-0").iterdir()}
+            count_of_files = len(sg.SampleStore(folder)._files)
+            assert len(names) == 2 + count_of_files, names
+    return count
+
+
+@pytest.mark.parametrize(("how", "most"), [("before", 1), ("after", 1), ("full", 1)])
+@pytest.mark.usefixtures("at_once")
+def test_a_few(tmp_path: Path, how: str, most: int) -> None:
+    assert crashes(tmp_path, range(most), how) > 20
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", ["before", "after", "full"])
+@pytest.mark.usefixtures("at_once")
+def test_many(tmp_path: Path, how: str) -> None:
+    assert crashes(tmp_path, range(1, 13), how) > 500
