@@ -343,13 +343,13 @@ void OptionValues::check_ranges() const {
     CheckSetting(*each.row, each.value, sampler_, each.is_set);
   }
   // The products of numbers in range may overflow.
-  const double lr = number_or("lr", 0);
-  const double temperature = number_or("temperature", 1);
-  const double num_data = number_or("num_data", 1);
-  const double scale = std::sqrt(2 * lr) * std::sqrt(temperature / num_data);
+  const double step_size = number_or("lr", 0);
+  const double heat = number_or("temperature", 1);
+  const double count = number_or("num_data", 1);
+  const double scale = std::sqrt(2 * step_size) * std::sqrt(heat / count);
   if (!(scale <= std::numeric_limits<float>::max())) {
-    Invalid("Invalid lr: " + Shown(lr) + " with temperature " +
-            Shown(temperature) + " and num_data " + Shown(num_data) +
+    Invalid("Invalid lr: " + Shown(step_size) + " with temperature " +
+            Shown(heat) + " and num_data " + Shown(count) +
             ": the noise has standard deviation sqrt(2 lr T / N) = " +
             Shown(scale) + ", which float32 cannot hold. Give smaller numbers");
   }

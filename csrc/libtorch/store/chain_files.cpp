@@ -272,13 +272,13 @@ void DrawFile::Load() {
                                static_cast<size_t>(size_));
   if (SumOf(whole) != crc32_) throw std::runtime_error("its bytes are altered");
   uint64_t header = 0;
-  const size_t size = sizeof(header);
-  if (whole.size() >= size) std::memcpy(&header, whole.data(), size);
-  if (whole.size() < size || header > whole.size() - size) {
+  constexpr size_t kSize = sizeof(header);
+  if (whole.size() >= kSize) std::memcpy(&header, whole.data(), kSize);
+  if (whole.size() < kSize || header > whole.size() - kSize) {
     throw std::runtime_error("it is too short");
   }
-  const std::string_view rest = whole.substr(size);
-  const auto begin = static_cast<int64_t>(size + header);
+  const std::string_view rest = whole.substr(kSize);
+  const auto begin = static_cast<int64_t>(kSize + header);
   const Json content = Json::Parse(rest.substr(0, header));
   for (const auto& [name, entry] : content.Entries()) {
     if (name == "__metadata__") continue;

@@ -59,12 +59,12 @@ const SampleStore& SampleStore::refresh() {
   if (const auto tensors = ReadStore(path_)) {
     auto names = std::make_shared<std::vector<std::string>>();
     for (const StoredTensor& t : *tensors) names->push_back(t.name);
-    for (const int64_t chain : ChainsIn(path_)) {
-      for (const auto& file : ReadIndex(path_, chain)) {
+    for (const int64_t number : ChainsIn(path_)) {
+      for (const auto& file : ReadIndex(path_, number)) {
         for (size_t row = 0; row < file->draws().size(); ++row) {
           const DrawNumbers& numbers = file->draws()[row];
           Draw draw;
-          draw.chain = chain;
+          draw.chain = number;
           draw.step = numbers.step;
           draw.lr = numbers.lr;
           draw.temperature = numbers.temperature;
