@@ -1,14 +1,18 @@
 """A look before a run names what is commonly done wrong, and is silent otherwise."""
 
 import copy
+import random
 import warnings
+from collections import UserDict, namedtuple
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from stored_files import contents
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.modules import module
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -20,6 +24,7 @@ from torch.utils.data import (
 import torch_sgmcmc as sg
 
 N, BATCH = 600, 50
+Pair = namedtuple("Pair", "x y")
 
 
 def classes():
@@ -214,7 +219,7 @@ def test_names_misuse(name):
     found = sg.check(*setup(**options))
     assert found.problems[0].kind == kind, found
     assert found.problems[0].words in str(found)
-    assert found.gradients <= 60
+    assert found.gradients <= 80
 
 
 def shared_head():
@@ -358,6 +363,7 @@ RIGHT = {
         "model": Words,
         "data": sentences,
         "loss": lambda model, batch: model(**batch)["loss"],
+        "sampler": partial(SGHMC, num_data=0.8 * 6 * N),  # words that are not -100
     },
 }
 
@@ -366,7 +372,7 @@ RIGHT = {
 def test_is_silent_where_all_is_right(name):
     found = sg.check(*setup(**RIGHT[name]))
     assert not found.problems, found
-    assert found.gradients <= 60
+    assert found.gradients <= 80
 
 
 def test_leaves_no_trace():
@@ -415,6 +421,62 @@ def test_leaves_no_trace_in_what_is_further_in():
     assert torch.equal(order.get_state(), before)
 
 
+class Written(nn.Module):
+    """Writes wherever a call may write."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, 8, max_norm=0.1)
+        self.head = nn.Linear(8, 3)
+        self.register_buffer("calls", torch.zeros(1).expand(5))
+        self.register_buffer("last", None)
+
+    def forward(self, ids):
+        self.calls[:1].add_(1)
+        self.last = ids.float()
+        random.random(), np.random.rand()
+        self.train(not self.training)
+        return self.head(self.embed(ids).mean(1))
+
+
+def test_leaves_no_trace_of_what_the_model_writes():
+    torch.manual_seed(0)
+    model, ids = Written(), torch.randint(11, (N, 6))
+    loader = loader_of(TensorDataset(ids, ids[:, 0] % 3))
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    states = random.getstate(), np.random.get_state()[1].tolist()
+    hooks = len(module._global_forward_hooks)
+    found = sg.check(model, mean, loader, SGHMC(model.named_parameters(), seed=0))
+    assert "embed.weight" in found.problems[0].words
+    for name, t in model.state_dict().items():
+        assert torch.equal(t, before[name]), name
+    assert model.last is None and model.calls.stride() == (0,) and model.training
+    assert states == (random.getstate(), np.random.get_state()[1].tolist())
+    assert len(module._global_forward_hooks) == hooks
+    assert {t.dtype for t in model.state_dict().values()} == {torch.float32}
+
+
+class Encoding(UserDict):
+    """Such as transformers' BatchEncoding."""
+
+    def __getattr__(self, name):
+        try:
+            return self.__dict__["data"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def test_batches_keep_their_types():
+    def loss(model, batch):
+        assert type(batch) is Encoding and type(batch.pair) is Pair
+        return F.cross_entropy(model(batch.pair.x), batch.pair.y)
+
+    model, _, loader, sampler = setup()
+    batches = [Encoding(pair=Pair(*batch)) for batch in loader]
+    assert not sg.check(model, loss, batches, sampler).problems
+    assert batches[0].pair.x.dtype == torch.float32
+
+
 def test_leaves_no_trace_when_the_loss_raises():
     model, _, loader, sampler = setup(model=with_dropout)
     before = [p.clone() for p in model.parameters()]
@@ -422,7 +484,7 @@ def test_leaves_no_trace_when_the_loss_raises():
 
     def loss(model, batch):
         calls.append(len(batch[0]))
-        if len(calls) == 20:
+        if len(calls) >= 20:
             raise OSError("no more")
         return mean(model, batch)
 

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.judge.before.losses import look
+from torch_sgmcmc.judge.before.looks import guess_calls
 
 
 @pytest.mark.parametrize(
@@ -144,27 +144,58 @@ def test_noise_that_preconditioners_weigh():
     assert math.isnan(found.largest_lr) and found.limit == ""
 
 
-def test_heat_falls_with_squared_residuals():
-    """What a start's heat is divided by, where features do not change."""
+def test_heat_is_that_of_the_loss_s_own_residuals():
+    """A start's residuals do not count; an offset that all share never did."""
     torch.manual_seed(0)
     x = torch.randn(N, 50)
-    y = x.sum(1, keepdim=True) + 0.1 * torch.randn(N, 1)
+    y = 3 + x.sum(1, keepdim=True) + 0.1 * torch.randn(N, 1)
     model, loss = nn.Linear(50, 1), sg.losses.gaussian(noise=0.1)
     sampler = SGHMC(model.named_parameters(), lr=1e-5, seed=0)
     loader = loader_of(TensorDataset(x, y))
-    nn.init.zeros_(model.bias)
     found = []
     for weight in (0.0, 1.0):
         nn.init.constant_(model.weight, weight)
+        nn.init.constant_(model.bias, 3 * weight)
         found.append(sg.check(model, loss, loader, sampler))
     start, end = found
-    assert start.residuals == pytest.approx(float(y.square().mean()) / 0.01, rel=0.2)
-    assert end.residuals == pytest.approx(1, rel=0.2)
-    assert "Squared residuals are" in str(start)
-    assert "Squared residuals are" not in str(end)
-    # Eight pairs of 50 coordinates know each to 7 %.
-    foretold = start.heating["weight"] / start.residuals
-    assert foretold == pytest.approx(end.heating["weight"], rel=0.3)
+    # lr N (1/σ²) / batch / (2 (1 - m)), known to 50 coordinates of six pairs.
+    exact = 1e-5 * N * 100 / BATCH / (2 * 0.1)
+    assert start.fitted_heating["weight"] == pytest.approx(exact, rel=0.3)
+    assert end.heating["weight"] == pytest.approx(exact, rel=0.3)
+    assert start.heating["weight"] > 20 * exact
+    # 32 draws of one number: 25 %.
+    assert exact / 2 < start.fitted_heating["bias"] < 2 * exact
+    assert "With residuals of the loss's own variance" in str(start)
+    for batch in loader:
+        loss(model, batch).backward()
+        sampler.step()
+    assert not sg.check(model, loss, loader, sampler).fitted_heating
+
+
+def test_heat_above_twice_t_is_remarked():
+    """What is not wrong at a start must not stand under "nothing found"."""
+    found = sg.check(*setup(sampler=partial(SGHMC, lr=0.1)))
+    assert not found.problems
+    name, heat = max(found.heating.items(), key=lambda item: item[1])
+    assert 1 < heat < 40
+    (remark,) = found.remarks
+    assert f"{1 + heat:.3g} in {name}" in remark and remark in str(found)
+    assert "Nothing is seen" not in str(found)
+
+
+def test_a_classifier_that_has_learned_has_the_heat_of_here():
+    """A tensor's larger heat is allowed at a random start alone."""
+    model, loss, loader, sampler = setup(sampler=partial(SGHMC, lr=0.5))
+    assert not sg.check(model, loss, loader, sampler).problems
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for _ in range(6):
+        for batch in loader:
+            optimizer.zero_grad()
+            loss(model, batch).backward()
+            optimizer.step()
+    found = sg.check(model, loss, loader, sampler)
+    (problem,) = found.problems
+    assert problem.kind == "hot" and "5 in a tensor" in problem.words, found
 
 
 def test_heat_of_large_residuals_is_forgiven_before_the_first_step_alone():
@@ -186,7 +217,7 @@ def test_heat_of_large_residuals_is_forgiven_before_the_first_step_alone():
     ids=["classes", "logits", "smoothed"],
 )
 def test_residuals_are_those_of_a_gaussian(options):
-    assert math.isnan(sg.check(*setup(**options)).residuals)
+    assert not sg.check(*setup(**options)).fitted_heating
 
 
 def test_stability_is_that_of_each_group_s_lr():
@@ -230,7 +261,17 @@ def test_heat_of_one_noise_by_other_samplers():
 
 def test_targets_are_where_outputs_are():
     """A loader's are on the CPU, where the model's are on a GPU."""
-    outputs = torch.zeros(4, 3, device="meta")
-    x, y = torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)
-    seen = look(torch.zeros(()), [outputs], (x, y))
-    assert seen.targets.device == outputs.device and y.device.type == "cpu"
+    moves = []
+
+    class Target(torch.Tensor):
+        def to(self, device):
+            moves.append(device)
+            return self.as_subclass(torch.Tensor)
+
+    x, y = torch.zeros(4, 2), torch.zeros(4, dtype=torch.long).as_subclass(Target)
+    outputs = torch.zeros(4, 3)
+    assert [call.name for call in guess_calls([outputs], (y,))] == [
+        "cross_entropy",
+        "nll_loss",
+    ]
+    assert moves == [outputs.device] and guess_calls([x], (y,))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 from torch import Tensor
@@ -23,16 +24,22 @@ def tensors_in(batch: Any) -> Iterator[Tensor]:
 
 
 def mapped(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
-    """The same nest, with what a function makes of each tensor."""
+    """Returns the same nest, of the same types, with the function's tensors."""
     if isinstance(batch, Tensor):
         return function(batch)
     if isinstance(batch, Mapping):
-        return {key: mapped(function, value) for key, value in batch.items()}
+        values = {key: mapped(function, value) for key, value in batch.items()}
+        if type(batch) is dict or not isinstance(batch, MutableMapping):
+            return values
+        same = copy.copy(batch)  # such as a BatchEncoding
+        for key, value in values.items():
+            same[key] = value
+        return same
     if isinstance(batch, list | tuple):
-        values = [mapped(function, value) for value in batch]
+        parts = [mapped(function, value) for value in batch]
         if hasattr(batch, "_fields"):
-            return type(batch)(*values)
-        return tuple(values) if isinstance(batch, tuple) else values
+            return type(batch)(*parts)
+        return type(batch)(parts)
     return batch
 
 

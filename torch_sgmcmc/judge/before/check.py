@@ -1,80 +1,73 @@
-"""``check``: a look before a run."""
+"""``check``: a check of the set-up before a run."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torch_sgmcmc.chain.closures import kept_gradients
 from torch_sgmcmc.chain.record import chain_of, state_bytes_of
-from torch_sgmcmc.chain.rows import halves, rows_of
+from torch_sgmcmc.chain.rows import halves, mapped, rows_of, tensors_in
 from torch_sgmcmc.chain.wrappers import unwrapped
 from torch_sgmcmc.hmcecs import HMCECS
-from torch_sgmcmc.judge.before.curvature import largest_curvature, stable_lr
-from torch_sgmcmc.judge.before.data import data_of, look_at_data
-from torch_sgmcmc.judge.before.losses import (
-    Look,
-    known_loss,
-    look,
-    look_at_outputs,
-    residuals_of,
-    watched,
-    width_of,
-)
-from torch_sgmcmc.judge.before.modes import batch_norms, dropouts, kept, quiet
-from torch_sgmcmc.judge.before.noise import NoiseHeat, is_heat_known
-from torch_sgmcmc.judge.before.outcome import KINDS, Check, Problem
+from torch_sgmcmc.judge.before import data, gradients, looks, noise, trace
+from torch_sgmcmc.judge.before.messages import KINDS, Problem, problem
+from torch_sgmcmc.judge.before.outcome import REMARKED, Check
+from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.posterior.predictive.forward import model_device, moved
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.sbps import SBPS
 
 __all__ = ["check"]
 
-_PAIRS, _ITERATIONS, _CURVED = 8, 10, 2
-# log2 of (gradient of a minibatch) / (mean of its halves'): 0 of means and 1 of sums.
-_EXPONENT = 0.5
-# What of it is in another direction.
-_REST = 0.1
-# Heat that tells of a wrong lr wherever the chain is: at a random start the output's
-# biases have much more than they will have.
-_HOT, _HOT_TENSOR = 0.5, 20.0
+_PAIRS, _ITERATIONS, _CURVED, _LOOKS = 8, 10, 2, 4
+# Minibatches for which residuals are drawn, and how often.
+_DRAWN, _DRAWS = 8, 4
+# log2 of (gradient of a minibatch) / (mean of its halves'): 0 of means and 1 of sums;
+# and the part of a gradient that may have another direction.
+_EXPONENT, _REST = 0.5, 0.1
+# T_kin / T - 1 that is too hot, of the mean coordinate and of a tensor; at a random
+# start, whose noise falls in the first pass (docs/first_run.md), of one target of a
+# datum and of many. At noise_lr the mean coordinate has _HEAT.
+_HOT, _HOT_START, _HOT_MANY, _HEAT = (0.5, 4.0), (0.5, 20.0), (5.0, 40.0), 0.05
 
 Loss = Callable[[nn.Module, Any], Tensor]
+Gradients = list[Tensor | None]
 
 
 def check(
     model: nn.Module, loss: Loss, loader: Iterable[Any], sampler: Sampler
 ) -> Check:
-    r"""Looks at what is going to be sampled, before it is.
+    r"""Checks a set-up before it is sampled.
 
     .. code-block:: python
 
         print(sg.check(model, loss, loader, sampler))
 
-    By at most 60 gradients of a few minibatches: is the loss a mean and that of the
-    model's outputs, ``num_data`` that of the loader, is what is sampled the model's,
-    is each layer a function of one input (docs/first_run.md has all), and
+    At most 80 gradients of a few minibatches show whether the loss is the mean
+    negative log-likelihood of ``num_data`` data, whether its gradient is its
+    derivative, whether all that is sampled gets a gradient, whether minibatches
+    represent the data (docs/first_run.md lists all), and two limits of lr:
+    ``largest_lr`` is stable, :math:`2 (1 + m) / h`, h the largest curvature of the mean
+    loss; at ``noise_lr`` minibatches heat the mean coordinate by 5 %, with m the
+    momentum (SGLD: 0) and V the variance of a gradient's element by
 
-    * lr against the largest curvature h of the mean loss, :math:`2 (1 + m) / h`;
-    * the heat that minibatches would add with m the momentum (SGLD: 0), V the variance
-      of a gradient's element,
+    .. math:: \frac{T_\text{kin}}{T} - 1 \approx \frac{\mathrm{lr}\, N V}{2 (1 - m) T}
+        - \hat\beta \frac{1}{1 - m}
 
-      .. math:: \frac{T_\text{kin}}{T} - 1 \approx \frac{\mathrm{lr}\, N V}{2 (1 - m) T}
-          - \hat\beta \frac{1}{1 - m}
+    (:class:`BAOA`: (1 + m) / 2 of it). ``hot`` is T_kin above 1.5 T in the mean or 5 T
+    in a tensor; above 2 T in a tensor is a remark. Before the first step of a Gaussian
+    likelihood, V is that of residuals with the loss's own variance. A classifier that
+    has learned nothing may have 21 T in a tensor; with many targets of a datum 41 T,
+    and 6 T in the mean.
 
-      (:class:`BAOA`: (1 + m) / 2 of it).
-
-    Both limit lr: ``largest_lr`` is stable, at ``noise_lr`` the mean coordinate's heat
-    is 5 %, and ``limit`` says which is smaller.
-
-    Parameters, buffers, gradients and torch's default generators are as before when it
-    ends, and so are generators of the loader.
+    Parameters, buffers, gradients, training flags, the default random generators
+    (torch, Python, NumPy) and the loader's generators are restored.
 
     Args:
         model: as the loss takes it, in the mode in which it will be trained.
@@ -93,8 +86,9 @@ def check(
         Exception: what the loss raises.
 
     Note:
-        That nothing is found is no proof. Curvature grows while a network is trained,
-        and noise mostly falls: look again after burn-in, and see :class:`Gauges`.
+        That nothing is found is not a proof. Curvature grows while a network is
+        trained, and noise mostly falls: check again after burn-in, and see
+        :class:`Gauges`.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"Invalid model: of type {type(model).__name__} (a Module)")
@@ -110,112 +104,97 @@ def check(
             f"Invalid loader: an iterator of type {type(loader).__name__} (is read "
             "once only, and would lose minibatches: give a list or a DataLoader)"
         )
-    looking = _Looking(model, loss, sampler)
-    with looking.without_trace(loader):
-        batches = [*islice(loader, 2 * _PAIRS)]
-        if not batches:
+    run = _Run(model, loss, loader, sampler)
+    with trace.untouched(model, run.all, loader) as run.before:
+        run.batches = [*islice(loader, 2 * _PAIRS)]
+        if not run.batches:
             raise ValueError("Invalid loader: it has no minibatch")
-        looking.at_parameters()
-        looking.at_potential(batches)
-        if looking.sampled:
-            looking.at_modes()
-            looking.at_loss(loader, batches)
-        looking.at_data(loader, batches)
-        if looking.is_sound:
-            looking.at_steps(batches)
+        run.check_parameters()
+        if run.sampled:
+            run.check_modes()
+            with trace.quiet(model):
+                run.check_loss()
+        run.check_data()
+        with trace.quiet(model):
+            run.check_steps()
     order = {kind: i for i, kind in enumerate(KINDS)}
     tensors = [*unwrapped(model).state_dict().values()]
     return Check(
-        problems=tuple(sorted(looking.problems, key=lambda p: order[p.kind])),
-        unknown=tuple(looking.unknown),
+        problems=tuple(sorted(run.problems, key=lambda p: order[p.kind])),
+        remarks=tuple(run.remarks),
+        unknown=tuple(run.unknown),
         target=sampler.target_summary(),
-        num_data=data_of(loader),
-        num_sampled=sum(p.numel() for p in looking.sampled),
-        not_sampled=tuple(looking.not_sampled),
-        loss=looking.loss_here,
-        curvature=looking.curvature,
-        largest_lr=looking.largest_lr,
-        noise_lr=looking.noise_lr,
-        heating=looking.heating,
-        residuals=looking.residuals,
+        num_data=run.data,
+        num_sampled=sum(p.numel() for p in run.sampled),
         draw_bytes=sum(t.numel() * t.element_size() for t in tensors),
         state_bytes=state_bytes_of(sampler),
-        gradients=looking.gradients,
+        gradients=run.gradients,
+        **run.numbers,
     )
 
 
-class _Looking:
-    """One look, and what has been found so far."""
+class _Run:
+    """One check, and what it has found so far."""
 
-    def __init__(self, model: nn.Module, loss: Loss, sampler: Sampler) -> None:
-        self.model, self.loss, self.sampler = model, loss, sampler
-        params = chain_of(sampler).params
-        self.sampled = [p for p in params if p.requires_grad]
-        self.all = list({id(p): p for p in (*params, *model.parameters())}.values())
+    before: trace.Snapshot
+    batches: list[Any]
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, loader: Any, sampler: Sampler
+    ) -> None:
+        self.model, self.loss = model, loss
+        self.loader, self.sampler = loader, sampler
+        self.params = chain_of(sampler).params
+        self.sampled = [p for p in self.params if p.requires_grad]
+        self.all = list(
+            {id(p): p for p in (*self.params, *model.parameters())}.values()
+        )
+        self.own = {id(p) for p in model.parameters()}
+        self.names = {id(p): name for name, p in unwrapped(model).named_parameters()}
+        for group in sampler.param_groups:
+            for i, p in enumerate(group["params"]):
+                known = group.get("param_names")
+                default = f"{len(self.names)} {list(p.shape)}"
+                self.names[id(p)] = (
+                    known[i] if known else self.names.get(id(p), default)
+                )
+        self.data, self.loss_shape = data.count_data(loader), [0]
         self.problems: list[Problem] = []
+        self.remarks: list[str] = []
         self.unknown: list[str] = []
-        self.not_sampled: list[str] = []
-        self.loss_here = self.curvature = math.nan
-        self.largest_lr = self.noise_lr = math.nan
-        self.heating: dict[str, float] = {}
-        self.residuals = math.nan
         self.gradients = 0
-        self.loss_shape: list[int] = []
-        # Whether the loss is U itself, of all data; and how many targets a datum has,
-        # if it is a mean over these.
-        self.is_potential = False
-        self.width = 1
+        self.numbers: dict[str, Any] = dict.fromkeys(
+            ("loss", "curvature", "largest_lr", "noise_lr"), math.nan
+        )
+        self.numbers |= {"not_sampled": (), "heating": {}, "fitted_heating": {}}
+        self.match: looks.Match | None = None
+        self.is_num_data_settled = False
+        # The tensors that have had a gradient.
+        self.reached: set[int] = set()
 
     @property
-    def is_sound(self) -> bool:
-        """Whether steps can be looked at."""
-        worse = KINDS[: KINDS.index("sum")]
-        return bool(self.sampled) and not any(p.kind in worse for p in self.problems)
+    def num_data(self) -> float:
+        return float(self.sampler.param_groups[0]["num_data"])
 
-    def found(self, kind: str, words: str) -> None:
-        """Notes a problem."""
-        self.problems.append(Problem(kind, words))
+    @property
+    def is_potential(self) -> bool:
+        """The loss is the potential of all data, not a mean."""
+        given = {float(group["num_data"]) for group in self.sampler.param_groups}
+        return given == {1.0} and len(self.batches) == 1
 
-    @contextmanager
-    def without_trace(self, loader: Any) -> Iterator[None]:
-        """All is afterwards as before, as far as it can be known."""
-        indices, batches = (
-            getattr(loader, name, None) for name in ("sampler", "batch_sampler")
-        )
-        inside = (getattr(owner, "sampler", None) for owner in (indices, batches))
-        owners = (loader, indices, batches, *inside)
-        found = [getattr(owner, "generator", None) for owner in owners]
-        generators = {id(g): g for g in found if isinstance(g, torch.Generator)}
-        states = {key: g.get_state() for key, g in generators.items()}
-        drawing = [owner for owner in owners if hasattr(owner, "num_drawn")]
-        draws = [(owner, owner.state_dict()) for owner in drawing]
-        devices = sorted({p.device.index for p in self.all if p.device.type == "cuda"})
-        try:
-            with (
-                torch.random.fork_rng(devices),
-                kept(self.model),
-                kept_gradients(self.all),
-            ):
-                yield
-        finally:
-            for key, generator in generators.items():
-                generator.set_state(states[key])
-            for owner, state in draws:
-                owner.load_state_dict(state)
+    def add(self, key: str, **values: Any) -> None:
+        self.problems.append(problem(key, **values))
 
-    # ---- Gradients ------------------------------------------------------------
+    def has(self, kind: str) -> bool:
+        return any(p.kind == kind for p in self.problems)
 
-    def gradient(self, batch: Any) -> tuple[list[Tensor | None], Look]:
-        """That of the loss of a minibatch, of what is sampled."""
-        for p in self.all:
-            p.grad = None
-        with torch.enable_grad(), watched(self.model) as outputs:
-            value = self._value(batch)
-            value.mean().backward()
-        self.gradients += 1
-        return [p.grad for p in self.sampled], look(value, outputs, batch)
+    def list_names(self, params: Iterable[Tensor]) -> str:
+        return _some([self.names[id(p)] for p in params])
 
-    def _value(self, batch: Any) -> Tensor:
+    # ---- Losses and gradients -------------------------------------------------
+
+    def value(self, batch: Any) -> Tensor:
+        """Returns the loss of a minibatch, or of each example."""
         value = self.loss(self.model, moved(batch, model_device(self.model)))
         if not isinstance(value, Tensor):
             raise TypeError(
@@ -225,299 +204,432 @@ class _Looking:
         self.loss_shape = list(value.shape)
         return value
 
-    def _glance(self, batch: Any) -> Look:
-        """At the loss alone."""
-        with torch.no_grad(), watched(self.model) as outputs:
-            return look(self._value(batch), outputs, batch)
+    def backward(self, root: Callable[[], Tensor], grad: Tensor | None = None) -> float:
+        """Computes gradients of a tensor, and returns its mean."""
+        for p in self.all:
+            p.grad = None
+        with torch.enable_grad():
+            value = root()
+            if value.requires_grad:
+                value.backward(grad, retain_graph=grad is not None)
+        self.gradients += 1
+        for p in self.sampled:
+            if p.grad is not None and p.grad.is_sparse:
+                p.grad = p.grad.to_dense()
+        return float(value.detach().mean())
 
-    def gradient_in_mean(self, batches: list[Any]) -> list[Tensor]:
-        """Over some minibatches; zero where there is none."""
+    def gradient(self, batch: Any) -> Gradients:
+        """Returns the gradient of what is sampled."""
+        self.backward(lambda: self.value(batch).mean())
+        return self._reach()
+
+    def _reach(self) -> Gradients:
+        grads = [p.grad for p in self.sampled]
+        self.reached |= {i for i, grad in enumerate(grads) if grad is not None}
+        return grads
+
+    def flat(self, batch: Any) -> Tensor:
+        """Returns the same as one vector, with 0 for what has no gradient."""
+        grads = zip(self.gradient(batch), self.sampled, strict=True)
+        parts = [torch.zeros_like(p) if g is None else g for g, p in grads]
+        return torch.cat(
+            [trace.local(g.detach()).double().flatten().cpu() for g in parts]
+        )
+
+    def mean_gradient(self, batches: list[Any]) -> list[Tensor]:
+        """Returns the mean over some minibatches; zero where there is none."""
         sums = [torch.zeros_like(p) for p in self.sampled]
         for batch in batches:
-            for s, g in zip(sums, self.gradient(batch)[0], strict=True):
+            for s, g in zip(sums, self.gradient(batch), strict=True):
                 if g is not None:
                     s += g / len(batches)
         return sums
 
-    # ---- Looks ----------------------------------------------------------------
+    def precisely(self, function: Callable[..., Any], *batches: Any) -> Any:
+        """Calls a function with the unit of rounding and minibatches, in float64.
 
-    def at_parameters(self) -> None:
-        """Which parameters are sampled."""
+        A model or a loss that has a dtype of its own is called with that.
+        """
+
+        def double(t: Tensor) -> Tensor:
+            return t.double() if t.is_floating_point() else t
+
+        try:
+            with gradients.in_double(self.model, self.sampled):
+                unit = torch.finfo(torch.float64).eps
+                return function(unit, *(mapped(double, batch) for batch in batches))
+        except Exception:
+            self.before.restore()
+            unit = max(torch.finfo(p.dtype).eps for p in self.sampled)
+            return function(unit, *batches)
+        finally:
+            self.before.restore()
+
+    # ---- Parameters, modes, data ----------------------------------------------
+
+    def check_parameters(self) -> None:
+        """Compares the parameters of the sampler with the model's."""
         own = {id(p) for p in self.sampled}
         named = dict(self.model.named_parameters())
-        self.not_sampled = [name for name, p in named.items() if id(p) not in own]
+        missing = tuple(name for name, p in named.items() if id(p) not in own)
+        self.numbers["not_sampled"] = missing
         if not self.sampled:
-            self.found(
-                "frozen",
-                "No parameter of the sampler requires a gradient: there is nothing to "
-                "sample. Set requires_grad of those that are to be.",
-            )
-        elif len(self.not_sampled) == len(named):
-            self.found(
-                "other model",
-                "None of the model's parameters is the sampler's: it would sample "
-                "another model, or this one before it was copied or moved. Make the "
-                "sampler of model.parameters(), last of all.",
-            )
+            self.add("frozen")
+        elif len(missing) == len(named):
+            self.add("other model")
+        for module in self.model.modules():
+            row = getattr(module, "padding_idx", None)
+            if isinstance(module, nn.Embedding) and id(module.weight) in own:
+                if row is not None:
+                    self._add_zeros([f"{self.names[id(module.weight)]}[{row}]"])
 
-    def at_potential(self, batches: list[Any]) -> None:
-        """Whether the loss is U itself, of all data."""
-        given = {float(group["num_data"]) for group in self.sampler.param_groups}
-        self.is_potential = given == {1.0} and len(batches) == 1
+    def check_modes(self) -> None:
+        """Finds layers that are not a function of one input."""
+        if names := trace.dropouts(self.model):
+            self.add("random loss/dropout", names=_some(names))
+        if names := trace.batch_norms(self.model):
+            self.add("batch norm", names=_some(names))
 
-    def at_data(self, loader: Any, batches: list[Any]) -> None:
-        """Whether the loader has the data that are meant, and how it has them."""
+    def check_data(self) -> None:
+        """Compares ``num_data`` with the loader, and checks the loader's order."""
         if self.is_potential:
             return
-        rows = rows_of(batches[0])
-        self.problems += look_at_data(self.sampler, loader, rows, self.width)
-        if data_of(loader) is None:
+        rows, widths = rows_of(self.batches[0]), set()
+        if rows and not isinstance(self.loss, Likelihood):
+            if self.match is None:
+                widths = {t.numel() // rows for t in tensors_in(self.batches[0])}
+            elif not self.match.is_exact:
+                widths = {round(self.match.width)}
+        if not self.is_num_data_settled:
+            self.problems += data.find_num_data(self.sampler, self.loader, rows, widths)
+        several = len(self.batches) > 1
+        self.problems += data.find_order(self.sampler, self.loader, several)
+        if self.data is None:
             self.unknown.append("whether num_data is the number of the loader's data")
 
-    def at_modes(self) -> None:
-        """Layers that are not a function of one input."""
-        if names := dropouts(self.model):
-            self.found(
-                "random loss",
-                f"Dropout is on ({_some(names)}): the loss is that of another random "
-                "network each time, and not a likelihood. Call model.eval() or set "
-                "p=0; the prior regularises.",
-            )
-        if names := batch_norms(self.model):
-            self.found(
-                "batch norm",
-                f"Batch norm takes the minibatch's statistics ({_some(names)}): the "
-                "loss of an example depends on others, and predictions are another "
-                "function's. Call eval() on these layers once they have statistics, or "
-                "take group norm.",
-            )
+    # ---- The loss -------------------------------------------------------------
 
-    def at_loss(self, loader: Any, batches: list[Any]) -> None:
-        """Whether it is a mean, of what, and finite."""
-        with quiet(self.model):
-            grads, seen = self.gradient(batches[0])
-            self.loss_here = seen.loss
-            if not self._is_usable(grads, seen):
-                return
-            again, _ = self.gradient(batches[0])
-            if _length(_less(again, grads)) > 1e-3 * _length(grads):
-                self.found(
-                    "random loss",
-                    "The loss of one minibatch is another each time: something in the "
-                    "model or the loss is random (dropout as a function, noise), and "
-                    "it is not a likelihood.",
-                )
-                return
-            if self.is_potential:
-                self.unknown.append("what the potential, as num_data is 1, is made of")
-                return
-            looks = [seen, *(self._glance(batch) for batch in batches[1:4])]
-            parts = halves(batches[0])
+    def check_loss(self) -> None:
+        """Checks that the loss is finite, a mean, a likelihood, and its gradient."""
+        first = self.batches[0]
+        self.numbers["loss"] = loss = self.backward(lambda: self.value(first).mean())
+        grads = self._reach()
+        changed = [t for t in self.before.changed() if id(t) in self.names]
+        if not self._is_usable(grads, loss):
+            return
+        if changed:
+            self.add("gradient/written", names=self.list_names(changed))
+        self.before.restore()  # such as buffers that each call changes
+        once = self.flat(first)
+        self.before.restore()
+        again = self.flat(first)
+        if (again - once).norm() > 1e-3 * once.norm():
+            self.add("random loss")
+            return
+        parts = halves(first)
+        self._check_penalty(*(parts[:2] if parts else (first, first)))
+        if not chain_of(self.sampler).placement.is_whole:
+            self.unknown.append("whether gradients of DTensors are derivatives")
+        elif not changed:
+            self.precisely(partial(self._check_derivative, grads, loss), first)
+        self._check_reached()
+        if self.is_potential:
+            self.unknown.append("what the potential, as num_data is 1, is made of")
+        else:
             if parts is None:
                 self.unknown.append("whether the loss is a mean (no rows to cut)")
             else:
-                looks += self._at_halves(*parts)
-        self.residuals = residuals_of(looks)
-        if getattr(self.loss, "is_likelihood", False):
-            return
-        is_mean = not any(p.kind == "sum" for p in self.problems)
-        known = known_loss(looks) if is_mean else None
-        if known is not None:
-            name, factor = known
-            width, data = width_of(seen), data_of(loader)
-            given = {float(group["num_data"]) for group in self.sampler.param_groups}
-            counts_all = data is None or given == {float(width * data)}
-            if abs(factor - 1) < 1e-2 and counts_all:
-                self.width = width
-            self.problems += look_at_outputs(name, factor, looks, counts_all=counts_all)
+                self._check_halves(*parts)
+            if not self.has("sum"):
+                self._check_value([*self.batches[:_LOOKS], *(parts or ())[:2]])
 
-    def _is_usable(self, grads: list[Tensor | None], seen: Look) -> bool:
-        """Whether a first gradient is one, and of all that is sampled."""
+    def _is_usable(self, grads: Gradients, loss: float) -> bool:
+        """Returns whether the first gradient is finite, and of the right tensors."""
         takes_each = isinstance(self.sampler, SBPS)
         if len(self.loss_shape) != takes_each:
             what = (
-                "the loss of each example" if takes_each else "one number, their mean"
+                "the loss of each example" if takes_each else "their mean, one number"
             )
-            self.found(
-                "shape",
-                f"The loss of a minibatch has shape {self.loss_shape}, and "
-                f"{type(self.sampler).__name__} takes {what}.",
-            )
+            kind = type(self.sampler).__name__
+            self.add("shape", shape=self.loss_shape, sampler=kind, what=what)
             return False
         finite = [g is None or bool(g.isfinite().all()) for g in grads]
-        if not math.isfinite(seen.loss) or not all(finite):
-            self.found(
-                "not finite",
-                f"The loss of a minibatch is {seen.loss:.3g}, and "
-                f"{finite.count(False)} of {len(finite)} tensors have gradients that "
-                "are not finite: look at the data and the model's start.",
-            )
+        if not math.isfinite(loss) or not all(finite):
+            some, count = finite.count(False), len(finite)
+            self.add("not finite", loss=loss, some=some, count=count)
             return False
-        own = {id(p) for p in self.model.parameters()}
-        lost = [
-            p
-            for p, grad in zip(self.sampled, grads, strict=True)
-            if grad is None and id(p) not in own
-        ]
-        if lost and len(lost) < len(grads):
-            self.found(
-                "other model",
-                f"{len(lost)} of the sampler's {len(grads)} tensors are not the "
-                "model's, and have no gradient: was a layer replaced after the sampler "
-                "was made? Make it last of all.",
-            )
-        elif all(g is None for g in grads):
-            self.found("other model", "No parameter has a gradient of the loss.")
+        pairs = zip(self.sampled, grads, strict=True)
+        lost = sum(g is None and id(p) not in self.own for p, g in pairs)
+        if all(g is None for g in grads):
+            self.add("other model/none")
             return False
+        if lost:
+            self.add("other model/lost", lost=lost, count=len(grads))
         return True
 
-    def _at_halves(self, first: Any, second: Any, both: Any) -> list[Look]:
+    def _check_penalty(self, first: Any, second: Any) -> None:
+        """Finds what remains of a gradient when the model's outputs are constants."""
+        remains: list[Gradients] = []
+        modules: list[nn.Module] = [self.model]
+        called: list[Any] = []
+
+        def detach(out: Any) -> Any:
+            called.append(out)
+            return mapped(Tensor.detach, out)
+
+        for batch in (first, first, second):
+            with looks.hooked(modules, detach):
+                self.backward(lambda b=batch: self.value(b).mean())
+            if called:
+                remains.append([p.grad for p in self.sampled])
+            else:  # the loss calls the model's parts
+                modules = [*self.model.modules()][1:]
+        priors = {
+            id(p): float(group["prior_precision"])
+            for group in self.sampler.param_groups
+            for p in group["params"]
+        }
+        found: dict[str, float] = {}
+        for p, *grads in zip(self.sampled, *(remains[:1] + remains[-1:]), strict=True):
+            if len(grads) < 2 or grads[0] is None or grads[1] is None:
+                continue
+            size = float(grads[0].norm())
+            if float((grads[0] - grads[1]).norm()) < 1e-4 * size and priors[id(p)] > 0:
+                precision = self.num_data * size / float(p.detach().norm())
+                found[self.names[id(p)]] = precision / priors[id(p)]
+        if found:
+            ratio = max(found.values())
+            self.add("penalty", names=_some([*found]), ratio=ratio)
+
+    def _check_derivative(
+        self, grads: Gradients, expected: float, unit: float, batch: Any
+    ) -> None:
+        """Compares the gradient with differences of losses."""
+        is_double = unit < 1e-12
+
+        def loss() -> float:
+            nonlocal unit
+            with torch.no_grad():
+                value = self.value(batch)
+            unit = max(unit, torch.finfo(value.dtype).eps)  # of a loss in float32
+            return float(value.double().mean())
+
+        error = abs(loss() - expected)
+        if error > max(1e-2, 20 * unit) * abs(expected) + 1e-6:
+            if not is_double:
+                return
+            raise TypeError("the loss depends on the dtype")
+        # Gradients of autocast and TF32 have few digits.
+        part = 0.005 if error <= 1e-5 * abs(expected) + 1e-9 else 0.1
+        failing = gradients.failing_tensors(self.sampled, grads, loss, unit, part)
+        if any(failing.values()):
+            zeros = [i for i, of_zeros in failing.items() if of_zeros]
+            self._add_zeros([self._place(i, grads[i]) for i in zeros])
+        elif failing:
+            self.add(
+                "gradient", names=self.list_names(self.sampled[i] for i in failing)
+            )
+
+    def _place(self, i: int, grad: Tensor | None) -> str:
+        name = self.names[id(self.sampled[i])]
+        if grad is None or not grad.dim() or not bool(grad.any()):
+            return name
+        rows = (grad == 0).flatten(1).all(1) if grad.dim() > 1 else grad == 0
+        some = [str(int(row)) for row in rows.nonzero()]
+        return f"{name}[{_some(some)}]" if some else f"{name} (some elements)"
+
+    def _add_zeros(self, places: list[str], size: str = "") -> None:
+        if not any(places[0] in p.words for p in self.problems):
+            self.add("no gradient", names=_some(places), size=size)
+
+    def _check_reached(self) -> None:
+        """Finds tensors without a gradient."""
+        for batch in self.batches[1:_LOOKS]:
+            if len(self.reached) < len(self.sampled):
+                self.gradient(batch)
+        found = [p for i, p in enumerate(self.sampled) if i not in self.reached]
+        found = [p for p in found if id(p) in self.own]
+        if found and not self.has("no gradient"):
+            size = f" ({sum(p.numel() for p in found):,} numbers)"
+            self._add_zeros([self.names[id(p)] for p in found], size)
+
+    def _check_halves(self, first: Any, second: Any, both: Any) -> None:
+        """Compares the gradient of a minibatch with the mean of its halves'."""
         try:
-            (one, a), (other, b), (whole, _) = map(self.gradient, (first, second, both))
+            one, other, whole = map(self.flat, (first, second, both))
         except Exception as error:
             self.unknown.append(
                 f"whether the loss is a mean (of half a minibatch it raises {error!r})"
             )
-            return []
-        mean = [
-            None if g is None or h is None else (g + h) / 2
-            for g, h in zip(one, other, strict=True)
-        ]
-        square = _dot(mean, mean)
-        ratio = _dot(whole, mean) / square if square > 0 else math.nan
-        rest = _length(_less(whole, [None if g is None else ratio * g for g in mean]))
+            return
+        mean = (one + other) / 2
+        if not mean.any():
+            self.unknown.append("whether the loss is a mean (its gradient is 0)")
+            return
+        ratio = float((whole @ mean) / (mean @ mean))
         exponent = math.log2(ratio) if ratio > 0 else math.nan
-        # What halves with other weights' or words' sums may differ by.
+        # Halves with other sums of weights or tokens may differ by this.
         chance = max(_REST, 2 / math.sqrt(rows_of(both) or 1))
-        if rest > chance * _length(whole) or not -1.5 < exponent < 1.5:
-            if not any(p.kind == "batch norm" for p in self.problems):
-                self.found(
-                    "minibatch",
-                    "The gradient of a minibatch is not the mean of its halves': is it "
-                    "divided by the sum of weights, or of words that are not padding "
-                    "(divide by the number of data), or does the loss of an example "
-                    "depend on others, as in contrastive losses, which are no "
-                    "likelihood?",
-                )
+        is_other = (whole - ratio * mean).norm() > chance * whole.norm()
+        if is_other or not -1.5 < exponent < 1.5:
+            if not self.has("batch norm"):
+                self.add("minibatch")
         elif abs(exponent) > _EXPONENT:
-            is_sum = exponent > 0
-            self.found(
-                "sum",
-                f"The loss is {'a sum over' if is_sum else 'divided twice by'} the "
-                "minibatch: a minibatch of twice the size has "
-                f"{ratio:.3g} times its halves' gradient. Samplers take the mean, and "
-                "num_data for the number of data"
-                + (' (reduction="mean").' if is_sum else "."),
-            )
-        return [a, b]
+            what = "a sum over" if exponent > 0 else "divided twice by"
+            self.add("sum", what=what, ratio=ratio)
 
-    def at_steps(self, batches: list[Any]) -> None:
-        """The lr beside the curvature and the noise."""
-        chain = chain_of(self.sampler)
-        if not chain.placement.is_whole:
+    def _look(self, batch: Any) -> looks.Look:
+        with torch.no_grad(), looks.recorded(self.model) as (outputs, calls):
+            loss = float(self.value(batch).double().mean())
+        guesses = [] if calls else looks.guess_calls(outputs, batch)
+        return looks.Look(loss, rows_of(batch), calls, guesses)
+
+    def _check_value(self, batches: list[Any]) -> None:
+        """Compares the loss with the known likelihoods of the same outputs."""
+
+        def look(unit: float, *batches: Any) -> tuple[list[looks.Look], float]:
+            return [*map(self._look, batches)], max(4 * unit, 1e-6)
+
+        seen, rounding = self.precisely(look, *batches)
+        self.match = match = looks.match_likelihood(seen, rounding)
+        # Probabilities remain probabilities at other weights; logits may be by chance.
+        for batch in batches[:2]:
+            direction = [torch.randn_like(p) for p in self.sampled]
+            with gradients.displaced(self.sampled, direction, 1.0):
+                seen.append(self._look(batch))
+        self.problems += looks.find_outputs(seen, match)
+        if match is not None:
+            is_likelihood = isinstance(self.loss, Likelihood)
+            problems, self.is_num_data_settled = looks.find_scale(
+                match, self.num_data, self.data, is_likelihood=is_likelihood
+            )
+            self.problems += problems
+
+    # ---- Steps ----------------------------------------------------------------
+
+    def check_steps(self) -> None:
+        """Compares lr with the curvature and the noise."""
+        worse = KINDS[: KINDS.index("sum")]
+        if not self.sampled or any(map(self.has, worse)):
+            return
+        if not chain_of(self.sampler).placement.is_whole:
             self.unknown.append("curvature and heat of parameters that are DTensors")
             return
         if any(p.dtype not in (torch.float32, torch.float64) for p in self.sampled):
             self.unknown.append("the curvature of parameters in low precision")
         else:
-            some, scales = batches[:_CURVED], self._scales()
-            with quiet(self.model):
-                of_loss = largest_curvature(
-                    *(self.sampled, scales, lambda: self.gradient_in_mean(some)),
-                    _ITERATIONS,
-                )
-            self._at_curvature(of_loss)
-        if len(batches) > 1:
-            self._at_noise(batches)
+            self._check_curvature()
+        if len(self.batches) > 1 and noise.is_heat_known(self.sampler):
+            self._check_noise()
+        elif len(self.batches) > 1:
+            self.unknown.append(
+                f"how minibatches heat a {type(self.sampler).__name__} with these "
+                "settings (Gauges measure it while it runs)"
+            )
 
-    def _scales(self) -> list[float]:
-        """Of the coordinates in which all have the largest group's lr."""
-        groups = self.sampler.param_groups
+    def _check_curvature(self) -> None:
+        groups, some = self.sampler.param_groups, self.batches[:_CURVED]
         lrs = [float(group.get("lr", 0.0)) for group in groups]
-        return [
-            math.sqrt(lr / max(lrs)) if max(lrs) > 0 else 1.0
-            for lr, group in zip(lrs, groups, strict=True)
+        lr = max(lrs)
+        # In these coordinates all have the largest group's lr.
+        scales = [
+            math.sqrt(own / lr) if lr > 0 else 1.0
+            for own, group in zip(lrs, groups, strict=True)
             for p in group["params"]
             if p.requires_grad
         ]
-
-    def _at_curvature(self, of_loss: float) -> None:
-        groups = self.sampler.param_groups
-        self.curvature = of_loss + max(
-            group["prior_precision"] / group["num_data"] for group in groups
+        of_loss = gradients.largest_curvature(
+            self.sampled, scales, lambda: self.mean_gradient(some), _ITERATIONS
         )
-        self.largest_lr = stable_lr(self.sampler, self.curvature)
-        lr = max(float(group.get("lr", 0.0)) for group in groups)
-        if lr > self.largest_lr:
-            self.found(
-                "unstable",
-                f"lr {lr:.3g} is beyond {self.largest_lr:.2g}, from where on a chain "
-                f"leaves along the largest curvature, {self.curvature:.3g}: begin with "
-                f"{self.largest_lr / 4:.1g}.",
+        priors = [group["prior_precision"] / group["num_data"] for group in groups]
+        curvature = of_loss + max(priors)
+        largest = noise.stable_lr(self.sampler, curvature)
+        self.numbers |= {"curvature": curvature, "largest_lr": largest}
+        if lr > largest:
+            values = {"limit": largest, "curvature": curvature, "begin": largest / 4}
+            self.add("unstable", lr=lr, **values)
+
+    def _grads_of(self, batch: Any) -> Gradients:
+        self.gradient(batch)
+        return [None if p.grad is None else p.grad.clone() for p in self.params]
+
+    def _draw_gradients(self, factor: float) -> list[Gradients]:
+        """Returns gradients for drawn residuals, each before a gradient of 0."""
+        grads: list[Gradients] = []
+        for batch in self.batches[:_DRAWN]:
+            with torch.enable_grad(), looks.recorded(self.model) as (outputs, calls):
+                self.value(batch)
+            out = calls[0].args[0] if calls else looks.output_of(outputs)
+            for _ in range(0 if out is None else _DRAWS):
+                drawn = factor / out.numel() * torch.randn_like(out)
+                self.backward(lambda out=out: out, drawn)
+                found = [p.grad for p in self.params]
+                grads += [found, [None if g is None else g * 0 for g in found]]
+        return grads
+
+    def _check_noise(self) -> None:
+        groups = self.sampler.param_groups
+        pairs = len(self.batches) // 2
+        grads = [self._grads_of(batch) for batch in self.batches[: 2 * pairs]]
+        heats = noise.noise_heat(self.sampler, grads)
+        mean = noise.mean_heat(heats, self.params)
+        if math.isnan(mean):
+            return
+        lr = max(float(group["lr"]) for group in groups)
+        if lr > 0:
+            self.numbers["noise_lr"] = lr * _HEAT / mean if mean > 0 else math.inf
+        self.numbers["heating"] = self._by_name(heats)
+        allowed, where = _HOT, "with the noise that gradients have here"
+        match, is_start = self.match, int(groups[0]["step"]) == 0
+        if is_start and match is not None and match.is_square and match.factor > 0:
+            share = (self.data or self.num_data) / self.num_data * match.width
+            variance = share / (2 * match.factor)
+            # A gradient and its mean differ by half of what two gradients do.
+            factor = 2 * match.factor * math.sqrt(2 * variance)
+            if grads := self._draw_gradients(factor):
+                heats, pairs = noise.noise_heat(self.sampler, grads), len(grads) // 2
+                self.numbers["fitted_heating"] = self._by_name(heats)
+                where = f"once residuals have the loss's own variance {variance:.3g}"
+                mean = noise.mean_heat(heats, self.params)
+        elif is_start and self._has_learned_nothing():
+            many = match is not None and match.width > 1
+            allowed = _HOT_MANY if many else _HOT_START
+        # Of few numbers a tensor's noise is known to this factor only.
+        beyond = [
+            (heat / (1 + math.sqrt(2 / (pairs * p.numel()))), heat, self.names[id(p)])
+            for heat, p in zip(heats, self.params, strict=True)
+            if not math.isnan(heat)
+        ]
+        surely, heat, name = max(beyond)
+        words = (
+            f"T_kin / T would be {1 + mean:.3g} in the mean of all coordinates and "
+            f"{1 + heat:.3g} in {name}, {where}"
+        )
+        too_much = max(mean / allowed[0], surely / allowed[1])
+        if too_much > 1:
+            limits = {"mean": 1 + allowed[0], "tensor": 1 + allowed[1]}
+            self.add("hot", words=words, lr=lr / (1.5 * too_much), **limits)
+        elif heat > REMARKED:
+            self.remarks.append(
+                f"Minibatches heat the chain: {words} (right: 1, remarked: "
+                f"{1 + REMARKED:g}). Check again after burn-in, or use a smaller lr."
             )
 
-    def _at_noise(self, batches: list[Any]) -> None:
-        sampler = self.sampler
-        if not is_heat_known(sampler):
-            self.unknown.append(
-                f"how minibatches heat a {type(sampler).__name__} with these settings "
-                "(Gauges tell while it runs)"
-            )
-            return
-        params, pairs = chain_of(sampler).params, []
-        with quiet(self.model):
-            for first, second in zip(batches[::2], batches[1::2], strict=False):
-                both = []
-                for batch in (first, second):
-                    self.gradient(batch)
-                    grads = (p.grad for p in params)
-                    both.append([None if g is None else g.clone() for g in grads])
-                pairs.append((both[0], both[1]))
-        found = NoiseHeat.of(sampler, pairs)
-        heats, names = found.tensors, []
-        for group in sampler.param_groups:
-            for i, p in enumerate(group["params"]):
-                known = group.get("param_names")
-                names.append(known[i] if known else f"{len(names)} {list(p.shape)}")
-        known = [i for i, heat in enumerate(heats) if not math.isnan(heat)]
-        if not known:
-            return
-        self.heating = {names[i]: heats[i] for i in known}
-        self.noise_lr = found.largest_lr
-        worst = max(known, key=lambda i: heats[i])
-        # A start's residuals are larger than the loss says they will be.
-        is_start = self.residuals > 1 and int(sampler.param_groups[0]["step"]) == 0
-        too_large = self.residuals if is_start else 1.0
-        too_much = max(found.mean / _HOT, heats[worst] / _HOT_TENSOR) / too_large
-        if too_much > 1:
-            lr = float(sampler.param_groups[0]["lr"])
-            self.found(
-                "hot",
-                "Minibatches would heat the chain: T_kin / T would be "
-                f"{1 + found.mean:.3g} in the mean of all coordinates and "
-                f"{1 + heats[worst]:.3g} in {names[worst]}, with the noise that "
-                "gradients have here. Heat falls with lr / (1 - momentum): begin with "
-                f"lr = {lr / (1.5 * too_much):.1g}, or take larger minibatches.",
-            )
+    def _has_learned_nothing(self) -> bool:
+        """Returns whether a classifier's loss is not far below the labels' entropy."""
+        if self.match is None or not self.match.is_exact:
+            return True
+        labels = self.match.calls[0].args[1]
+        if labels.is_floating_point():
+            return True
+        shares = labels.unique(return_counts=True)[1] / labels.numel()
+        entropy = float(-(shares * shares.log()).sum())
+        return self.numbers["loss"] > 0.5 * self.match.factor * entropy
+
+    def _by_name(self, heats: list[float]) -> dict[str, float]:
+        pairs = zip(self.params, heats, strict=True)
+        return {self.names[id(p)]: heat for p, heat in pairs if not math.isnan(heat)}
 
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
-
-
-def _dot(a: list[Tensor | None], b: list[Tensor | None]) -> float:
-    return sum(
-        float((x.double() * y.double()).sum())
-        for x, y in zip(a, b, strict=True)
-        if x is not None and y is not None
-    )
-
-
-def _length(a: list[Tensor | None]) -> float:
-    return math.sqrt(_dot(a, a))
-
-
-def _less(a: list[Tensor | None], b: list[Tensor | None]) -> list[Tensor | None]:
-    return [
-        None if x is None or y is None else x - y for x, y in zip(a, b, strict=True)
-    ]

@@ -1,28 +1,39 @@
-"""The heat of minibatch noise, and the lr that it allows."""
+"""Limits of lr: stability, and the heat of minibatch noise."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from torch_sgmcmc.baoa import BAOA
 from torch_sgmcmc.chain.dtypes import state_dtype
 from torch_sgmcmc.chain.group_settings import noise_estimate
+from torch_sgmcmc.ewsg import EWSG
 from torch_sgmcmc.psgld import PSGLD
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.sghmc import SGHMC
 from torch_sgmcmc.sgld import SGLD
+from torch_sgmcmc.sglrw import SGLRW
+from torch_sgmcmc.sgnht import SGNHT
 
-__all__ = ["HEAT", "NoiseHeat", "is_heat_known"]
+__all__ = ["is_heat_known", "mean_heat", "noise_heat", "stable_lr"]
 
-#: The part of T that minibatches may add at ``NoiseHeat.largest_lr``.
-HEAT = 0.05
 
-Gradients = Sequence[Tensor | None]
+def stable_lr(sampler: Sampler, curvature: float) -> float:
+    """Returns the largest group's lr at which this curvature is stable.
+
+    NaN for samplers without a known limit: pSGLD, HMC and SBPS.
+    """
+    if isinstance(sampler, BAOA) and curvature > 0:
+        return 4 / curvature
+    if not isinstance(sampler, SGLD | SGLRW | SGHMC | SGNHT | EWSG) or curvature <= 0:
+        return math.nan
+    return min(
+        2 * (1 + group.get("momentum", 0.0)) / curvature
+        for group in sampler.param_groups
+    )
 
 
 def is_heat_known(sampler: Sampler) -> bool:
@@ -43,93 +54,43 @@ def is_heat_known(sampler: Sampler) -> bool:
     return isinstance(sampler, SGLD | SGHMC | BAOA | PSGLD)
 
 
-@dataclass(frozen=True)
-class NoiseHeat:
-    """T_kin / T - 1 of each tensor, as pairs of gradients at the same θ tell."""
-
-    #: lr N V / (2 (1 - m) T), proportional to lr; NaN without gradients.
-    minibatches: tuple[float, ...]
-    #: The part that the noise estimate takes off, proportional to lr.
-    estimates: tuple[float, ...]
-    #: Coordinates of each tensor.
-    sizes: tuple[int, ...]
-    #: Of the group with the largest one.
-    lr: float
-
-    @classmethod
-    def of(
-        cls, sampler: Sampler, pairs: Sequence[tuple[Gradients, Gradients]]
-    ) -> NoiseHeat:
-        """Returns the means over pairs of minibatches, parameters in their order."""
-        rows = [_minibatch_heats(sampler, *pair) for pair in pairs]
-        estimates, sizes, factors = [], [], []
-        for group in sampler.param_groups:
-            momentum = group.get("momentum", 0.0)
-            # BAOA's friction is 2 (1 - m) / (1 + m).
-            factor = (1 + momentum) / 2 if isinstance(sampler, BAOA) else 1.0
-            known = "noise_estimate" in group
-            taken = noise_estimate(group) / (1 - momentum) if known else 0.0
-            for p in group["params"]:
-                factors.append(factor)
-                estimates.append(factor * taken)
-                sizes.append(p.numel())
-        means = [
-            factor * sum(heats) / len(heats)
-            for factor, heats in zip(factors, zip(*rows, strict=True), strict=True)
-        ]
-        lr = max(float(group["lr"]) for group in sampler.param_groups)
-        return cls(tuple(means), tuple(estimates), tuple(sizes), lr)
-
-    @property
-    def tensors(self) -> list[float]:
-        """Heat of each tensor; NaN without gradients."""
-        return [
-            heat - taken
-            for heat, taken in zip(self.minibatches, self.estimates, strict=True)
-        ]
-
-    @property
-    def mean(self) -> float:
-        """Heat of the mean coordinate."""
-        return self._mean(self.tensors)
-
-    @property
-    def largest_lr(self) -> float:
-        """The largest group's lr at which the mean heat is :data:`HEAT`.
-
-        Infinite without noise, NaN where it is not known. Groups keep their ratios.
-        """
-        heat = self._mean(self.tensors)
-        if self.lr == 0 or math.isnan(heat):
-            return math.nan
-        return math.inf if heat <= 0 else self.lr * HEAT / heat
-
-    def _mean(self, values: Sequence[float]) -> float:
-        """Returns the mean over coordinates of tensors with gradients."""
-        total, count = 0.0, 0
-        for value, heat, size in zip(values, self.minibatches, self.sizes, strict=True):
-            if not math.isnan(heat):
-                total, count = total + value * size, count + size
-        return total / count if count else math.nan
-
-
-@torch.no_grad()
-def _minibatch_heats(
-    sampler: Sampler, first: Gradients, second: Gradients
+def noise_heat(
+    sampler: Sampler, grads: Sequence[Sequence[Tensor | None]]
 ) -> list[float]:
-    """Returns lr N V / (2 (1 - m) T) of each tensor, V = ‖g₁ - g₂‖² / (2d)."""
+    """Returns T_kin / T - 1 of each tensor, by the noise of minibatches' gradients.
+
+    lr N V / (2 (1 - m) T) less what the noise estimate removes, V = ‖g₁ - g₂‖² / (2d)
+    in the mean over pairs; NaN without gradients. It is proportional to lr.
+    """
     heats = []
-    ours = ((g, p) for g in sampler.param_groups for p in g["params"])
-    for (group, p), a, b in zip(ours, first, second, strict=True):
-        if a is None or b is None or p.numel() == 0:
+    ours = [(group, p) for group in sampler.param_groups for p in group["params"]]
+    for (group, p), each in zip(ours, zip(*grads, strict=True), strict=True):
+        if any(g is None for g in each) or p.numel() == 0:
             heats.append(math.nan)
             continue
-        difference = b.to(state_dtype(p)) - a.to(state_dtype(p))
-        weighted = difference
-        if "square_average" in sampler.state.get(p, {}):
-            root = sampler.state[p]["square_average"].sqrt()
-            weighted = difference / (root + group["eps"])
-        variance = float((difference * weighted).double().sum()) / (2 * p.numel())
+        variance, pairs = 0.0, [*zip(each[::2], each[1::2], strict=True)]
+        for a, b in pairs:
+            weighted = difference = b.to(state_dtype(p)) - a.to(state_dtype(p))
+            if "square_average" in sampler.state.get(p, {}):
+                root = sampler.state[p]["square_average"].sqrt()
+                weighted = difference / (root + group["eps"])
+            square = float((difference * weighted).detach().double().sum())
+            variance += square / (2 * p.numel() * len(pairs))
+        kept = 1 - group.get("momentum", 0.0)
         heat = group["lr"] * group["num_data"] * variance / (2 * group["temperature"])
-        heats.append(float(heat) / (1 - group.get("momentum", 0.0)))
+        taken = noise_estimate(group) if "noise_estimate" in group else 0.0
+        # BAOA's friction is 2 (1 - m) / (1 + m).
+        factor = (2 - kept) / 2 if isinstance(sampler, BAOA) else 1.0
+        heats.append(factor * float(heat - taken) / kept)
     return heats
+
+
+def mean_heat(heats: Sequence[float], params: Sequence[Tensor]) -> float:
+    """Returns the heat of the mean coordinate of tensors with gradients."""
+    known = [
+        (heat * p.numel(), p.numel())
+        for heat, p in zip(heats, params, strict=True)
+        if not math.isnan(heat)
+    ]
+    total = sum(size for _, size in known)
+    return sum(heat for heat, _ in known) / total if total else math.nan

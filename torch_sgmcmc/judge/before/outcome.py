@@ -5,38 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
-__all__ = ["KINDS", "Check", "Problem"]
+from torch_sgmcmc.judge.before.messages import Problem
 
-#: All kinds of problems, the worst first.
-KINDS = (
-    "other model",
-    "frozen",
-    "shape",
-    "not finite",
-    "sum",
-    "broadcast",
-    "num_data",
-    "scaled loss",
-    "probabilities",
-    "random loss",
-    "batch norm",
-    "minibatch",
-    "dependent minibatches",
-    "unstable",
-    "hot",
-    "squared error",
-)
+__all__ = ["REMARKED", "Check"]
 
-
-class Problem(NamedTuple):
-    """Something that makes the sampled distribution another one than is meant."""
-
-    #: One of those in ``Check.summary``'s order: "sum", "num_data", "hot", ...
-    kind: str
-    #: What it is, and what to change.
-    words: str
+#: T_kin / T - 1 of a tensor from which on the summary remarks it.
+REMARKED = 1.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +20,8 @@ class Check:
 
     #: The worst first; empty if nothing was found.
     problems: tuple[Problem, ...]
+    #: Results between right and wrong, such as a tensor with T_kin above 2 T.
+    remarks: tuple[str, ...]
     #: What could not be looked at, and why.
     unknown: tuple[str, ...]
     #: The sampler's target, in words.
@@ -67,9 +44,9 @@ class Check:
     #: By tensor, what minibatches would add to T_kin / T with the gradients' noise as
     #: it is here. At a random start the last layer has more than it will have.
     heating: Mapping[str, float]
-    #: Squared residuals here over the variance that the loss says they have, to which
-    #: heat is proportional; NaN if the loss is not seen to be a Gaussian's.
-    residuals: float
+    #: The same for residuals with the variance of a Gaussian likelihood; empty after
+    #: the first step, and for other likelihoods.
+    fitted_heating: Mapping[str, float]
     #: Bytes of a draw in a store, and of the sampler's state.
     draw_bytes: int
     state_bytes: int
@@ -90,8 +67,9 @@ class Check:
     def summary(self) -> str:
         """Problems and numbers, in words."""
         lines = [f"{i}. {p.words}" for i, p in enumerate(self.problems, 1)]
-        if not lines:
+        if not lines and not self.remarks:
             lines.append("Nothing is seen that is wrong.")
+        lines += [f"Remark: {words}" for words in self.remarks]
         lines += ["", self.target, f"Sampled: {self.num_sampled:,} numbers."]
         if self.not_sampled:
             names = ", ".join(self.not_sampled[:6])
@@ -112,22 +90,14 @@ class Check:
         if self.limit:
             smaller = min(self.largest_lr, self.noise_lr)
             lines.append(f"The smaller limit of lr is {self.limit}: {smaller:.2g}.")
-        if self.heating:
-            hottest = sorted(self.heating.items(), key=lambda item: -item[1])[:4]
-            lines.append(
-                "T_kin / T with the minibatches' noise as it is here: "
-                + ", ".join(f"{name} {1 + heat:.3g}" for name, heat in hottest)
-                + "."
-            )
-            if self.residuals > 2:
-                name, heat = hottest[0]
-                there = 1 + heat / self.residuals
-                lines.append(
-                    f"Squared residuals are {self.residuals:.3g} times the noise's "
-                    f"variance here, and heat falls with them: {name} to {there:.3g} "
-                    "where they are that variance. Features change, too: look again "
-                    "after burn-in."
-                )
+        for words, heats in (
+            ("T_kin / T with the minibatches' noise as it is here", self.heating),
+            ("With residuals of the loss's own variance", self.fitted_heating),
+        ):
+            hottest = sorted(heats.items(), key=lambda item: -item[1])[:4]
+            if hottest:
+                some = [f"{name} {1 + heat:.3g}" for name, heat in hottest]
+                lines.append(f"{words}: {', '.join(some)}.")
         lines.append(
             f"A draw takes {_size(self.draw_bytes)} in a store, the sampler's state "
             f"{_size(self.state_bytes)} of memory."
