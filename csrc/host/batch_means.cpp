@@ -1,5 +1,6 @@
 #include "host/batch_means.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <stdexcept>
@@ -96,6 +97,19 @@ double BatchMeans::HalfWidth(double probability) const {
   if (!std::isfinite(error)) return error;
   return error * StudentQuantile(0.5 + probability / 2,
                                  static_cast<double>(means_.size()) - 1);
+}
+
+double BatchMeans::WidestHalfWidth(double probability) const {
+  BatchMeans merged = *this;
+  double widest = HalfWidth(probability);
+  while (static_cast<int64_t>(merged.means_.size()) >= 2 * kFewest) {
+    std::vector<double>& m = merged.means_;
+    const size_t pairs = m.size() / 2;
+    for (size_t i = 0; i < pairs; ++i) m[i] = 0.5 * (m[2 * i] + m[2 * i + 1]);
+    m.resize(pairs);
+    widest = std::max(widest, merged.HalfWidth(probability));
+  }
+  return widest;
 }
 
 double StudentQuantile(double p, double degrees_of_freedom) {

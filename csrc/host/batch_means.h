@@ -33,6 +33,10 @@ class BatchMeans {
   // Half the width of the interval that holds the series' expectation with a
   // probability, by Student's distribution.
   double HalfWidth(double probability) const;
+  // The largest of HalfWidth for these batches and for neighbours merged, as
+  // long as kFewest remain: batches of a slow series still depend on each
+  // other.
+  double WidestHalfWidth(double probability) const;
   // Of whole batches, in the order of time.
   const std::vector<double>& means() const { return means_; }
   std::vector<double> State() const;

@@ -39,6 +39,23 @@ double FrictionOf(const GaugeSettings& s) {
   return 1 - s.momentum;
 }
 
+// The factor by which a mean of squares of so many normal numbers exceeds its
+// expectation with a probability (Wilson and Hilferty 1931); below it for
+// probabilities under one half.
+double SquaresQuantile(double p, double degrees_of_freedom) {
+  constexpr double kInfinite = 1e12;
+  const double part = 2 / (9 * degrees_of_freedom);
+  const double root =
+      1 - part + StudentQuantile(p, kInfinite) * std::sqrt(part);
+  return std::pow(std::max(root, 0.0), 3);
+}
+
+// Whether T_kin is a mean of squares of momenta or gradients, and no more.
+bool IsSumOfSquares(const GaugeSettings& s) {
+  return s.motion == Motion::kLangevin || s.motion == Motion::kMomentum ||
+         s.motion == Motion::kHalfDrifts;
+}
+
 // A mean with the half width of its 95 % interval.
 std::string Interval(const BatchMeans& means) {
   std::string text;
@@ -225,22 +242,38 @@ std::vector<Gauges::Finding> Gauges::Findings(double budget,
     if (t <= 0) continue;
     const auto tensor = static_cast<int64_t>(i);
     // Whether a mean is beyond doubt not 0.
-    const auto look = [&](const BatchMeans& means, Fault fault) {
+    const auto look = [&](const BatchMeans& means, double width, Fault fault) {
       const double size = std::abs(means.Mean()) / t;
-      if (size > means.HalfWidth(sure) / t && size > kLeastExcess) {
+      if (size > width / t && size > kLeastExcess) {
         findings.push_back({tensor, fault, size});
       }
     };
-    look(gauge.gradient_bias, Fault::kBiasedGradient);
+    look(gauge.gradient_bias,
+         gauge.gradient_bias.HalfWidth(sure),
+         Fault::kBiasedGradient);
     if (gauge.kinetic.count() == 0) continue;
-    const double heating = gauge.kinetic.Mean() / t - 1;
+    const double ratio = gauge.kinetic.Mean() / t;
     const double width = gauge.kinetic.HalfWidth(sure) / t;
-    if (heating - width > budget) {
-      findings.push_back({tensor, Fault::kHot, heating});
-    } else if (heating + width < -budget) {
-      findings.push_back({tensor, Fault::kCold, -heating});
+    const auto numel = static_cast<double>(numels_[i]);
+    const auto count = static_cast<double>(gauge.kinetic.count());
+    const double tail = 0.5 - sure / 2;
+    // Squares of few elements are skewed: a mean that is too small by chance
+    // comes with a width that is too small.
+    const double logarithm = std::log(ratio) + width / ratio;
+    if (ratio - width > 1 + budget) {
+      findings.push_back({tensor, Fault::kHot, ratio - 1});
+    } else if (std::isnan(width) && count > 1 && IsSumOfSquares(settings_[i]) &&
+               // As if the few observations were one.
+               ratio > (1 + budget) * SquaresQuantile(1 - tail, numel)) {
+      findings.push_back({tensor, Fault::kHot, ratio - 1});
+    } else if ((ratio <= 0 && ratio + width < 1 - budget) ||
+               (logarithm < std::log(1 - budget) &&
+                ratio < (1 - budget) * SquaresQuantile(tail, numel * count))) {
+      findings.push_back({tensor, Fault::kCold, 1 - ratio});
     }
-    look(gauge.excess, Fault::kNoEquilibrium);
+    look(gauge.excess,
+         gauge.excess.WidestHalfWidth(sure),
+         Fault::kNoEquilibrium);
   }
   std::stable_sort(
       findings.begin(), findings.end(), [](const Finding& a, const Finding& b) {

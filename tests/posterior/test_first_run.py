@@ -62,7 +62,26 @@ def test_the_readme_on_mnist(
     heats = {name: gauges.tensor(name).kinetic.mean for name in gauges.names}
     hottest = max(heats, key=heats.__getitem__)
     assert heats[hottest] < 2
-    assert f"{heats[hottest]:.3g} in {hottest}, the hottest." in said
+    assert f"{heats[hottest]:.3g} T in {hottest}, the hottest" in said
     found = sg.report(names["model"], names["store"], x_test[:100])
     (hot,) = (v for v in found.verdicts if v.kind == "hot")
-    assert f"{hottest} {heats[hottest]:.3g} T" in hot.words
+    assert f"{heats[hottest]:.3g} T in {hottest}" in hot.words
+
+
+@pytest.mark.full
+def test_the_readme_as_it_stands_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its 3 draws are few, and a tensor is hot; a second run begins again."""
+    readme = (cpp.CHECKOUT / "README.md").read_text()
+    program = "".join(re.findall(r"```python\n(.*?)```", readme, re.DOTALL))
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        torch.manual_seed(0)
+        names: dict[str, object] = {}
+        exec(compile(program, "README.md", "exec"), names)
+        said = capsys.readouterr().out
+        assert "Nothing is seen that speaks against it" not in said
+        assert "3 draws of 1 chain are few" in said
+        assert re.search(r"Sampled too hot, T_kin is 2\.\d+ T in 2\.weight", said)
+        assert len(names["store"]) == 3  # type: ignore[arg-type]

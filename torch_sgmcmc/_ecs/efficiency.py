@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import statistics
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from torch import Tensor
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain.checks import wrong_shape
 from torch_sgmcmc.hmcecs import HMCECS
+from torch_sgmcmc.judge.convergence.report import arviz
 
 __all__ = ["ECSEfficiency"]
 
@@ -78,7 +78,6 @@ class ECSEfficiency:
 
         Raises:
             ValueError: an argument of a wrong shape.
-            ImportError: ArviZ is not installed.
         """
         if draws.dim() != 2 or len(draws) < 4:
             raise wrong_shape("draws", draws, "[R, d], R >= 4")
@@ -135,9 +134,7 @@ class ECSEfficiency:
 
 
 def _effective_draws(draws: Tensor) -> list[float]:
-    arviz = importlib.import_module("arviz")
-    array = draws.detach().double().cpu().numpy()
-    return [float(arviz.ess(column, method="mean")) for column in array.T]
+    return arviz("ess", draws.detach()[None], method="mean").tolist()
 
 
 def _spread(values: list[float]) -> tuple[float, float, float]:

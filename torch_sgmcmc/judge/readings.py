@@ -52,6 +52,8 @@ class Readings:
     _names: list[str]
     # A weak reference.
     _sampler: Any
+    #: Steps from one observation to the next.
+    _interval: int
 
     def _read(self) -> None:
         """Takes in what devices have summed since the last time."""
@@ -66,6 +68,11 @@ class Readings:
     def num_observed(self) -> int:
         """The number of observed steps."""
         return self._series(-1)[0].count
+
+    @property
+    def interval(self) -> int:
+        """The number of steps from one observation to the next."""
+        return self._interval
 
     def tensor(self, name: str | int) -> Temperatures:
         """The temperatures of a tensor, by its name or place."""

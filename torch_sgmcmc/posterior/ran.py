@@ -17,8 +17,11 @@ __all__ = ["Ran", "Trace", "finite", "plain", "ran_of", "read_ran"]
 
 # A trace's points at most, and steps of one at first.
 _POINTS, _WIDTH = 400, 10
-# Of false alarms of a chain: 1 % of four together.
-_RATE = 0.0025
+# Of false alarms of a chain: 1 % of ten together.
+_RATE = 0.001
+# Settings of param groups that say which posterior a chain samples, and with which
+# error.
+_SETTINGS = ("num_data", "prior_precision", "temperature", "lr", "step_size")
 
 
 class Trace:
@@ -81,6 +84,12 @@ class Ran:
     #: The mean loss of so many steps each.
     loss_width: int = 0
     losses: tuple[float, ...] = ()
+    #: Steps from one observation to the next.
+    interval: int = 1
+    #: The sampler's, which is that of its noise.
+    seed: int | None = None
+    #: Of each param group num_data, prior_precision, temperature and lr.
+    settings: tuple[Mapping[str, float], ...] = ()
 
 
 def ran_of(
@@ -99,6 +108,7 @@ def ran_of(
         kinetic, configurational = gauges.over_time()
         of_all = {
             "num_observed": gauges.num_observed,
+            "interval": gauges.interval,
             "tensors": {name: gauges.tensor(name) for name in gauges.names},
             "all": gauges.all(),
             "findings": tuple(gauges.findings(rate=_RATE)),
@@ -115,8 +125,20 @@ def ran_of(
         num_divergences=_known(sampler, "num_divergences"),
         loss_width=0 if losses is None else losses.width,
         losses=() if losses is None else tuple(losses.means),
+        seed=int(sampler.seed),
+        settings=tuple(map(_settings, sampler.param_groups)),
         **of_all,
     )
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, float]:
+    values = {name: group.get(name) for name in _SETTINGS}
+    return {
+        name: float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float)
+        or (isinstance(value, Tensor) and value.numel() == 1)
+    }
 
 
 def _known(sampler: Sampler, name: str) -> Any:
@@ -150,8 +172,8 @@ def _parsed(content: dict[str, Any]) -> Ran:
     if content["all"] is not None:
         content["all"] = _temperatures(content["all"])
     content["findings"] = tuple(Finding(**f) for f in content["findings"])
-    for name in ("kinetic", "configurational", "losses"):
-        content[name] = tuple(content[name])
+    for name in ("kinetic", "configurational", "losses", "settings"):
+        content[name] = tuple(content.get(name, ()))
     return Ran(**content)
 
 

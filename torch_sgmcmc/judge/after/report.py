@@ -5,20 +5,28 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from torch_sgmcmc.chain.checks import check_integer
 from torch_sgmcmc.chain.files import replace_file
-from torch_sgmcmc.judge.after.agreement import Agreement, agreement_of
-from torch_sgmcmc.judge.after.plots import page
-from torch_sgmcmc.judge.after.stored import by_chain, outputs_of
-from torch_sgmcmc.judge.after.verdicts import Verdict, verdicts_of
-from torch_sgmcmc.judge.convergence.report import Convergence
+from torch_sgmcmc.judge.after.plots import classes_of, page
+from torch_sgmcmc.judge.after.stored import Series, by_chain, read
+from torch_sgmcmc.judge.after.verdicts import (
+    Verdict,
+    few_draws,
+    of_chains,
+    of_runs,
+    of_values,
+    sorted_by_kind,
+)
+from torch_sgmcmc.judge.convergence.report import Convergence, convergence_of
 from torch_sgmcmc.judge.gauges import Gauges
 from torch_sgmcmc.posterior.ran import Ran, finite, plain, ran_of, read_ran
 from torch_sgmcmc.posterior.store import Draw, SampleStore
@@ -26,9 +34,15 @@ from torch_sgmcmc.posterior.store import Draw, SampleStore
 __all__ = ["Report", "report"]
 
 
+# Quantities of the outputs that are compared; rows of the table of tensors.
+_MOST, _ROWS = 2000, 12
+# Fewest draws of a chain for R-hat, and for a comparison of chains.
+_DEFINED, _COMPARED = 4, 16
+
+
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What :func:`report` has found; it can be printed, saved and plotted."""
+    """Verdicts of :func:`report`, which can be printed, saved and plotted."""
 
     #: What speaks against the run, the worst first; empty if nothing does.
     verdicts: tuple[Verdict, ...]
@@ -36,24 +50,31 @@ class Report:
     unknown: tuple[str, ...]
     #: By chain what ran beside it, None where that is not known.
     runs: Mapping[int, Ran | None]
-    #: R-hat and effective draws of outputs; None without inputs.
+    #: R-hat and effective sample sizes of outputs; None without inputs.
     convergence: Convergence | None
-    #: What the draws put out, [chains, draws, ...], and labels of the inputs.
+    #: Outputs of the draws, [chains, draws, ...], and targets of the inputs.
     outputs: Tensor | None
     targets: Tensor | None
+    #: R-hat and effective sample sizes of the norm of each tensor, and the names.
+    norms: Convergence | None = None
+    names: tuple[str, ...] = ()
+    #: Steps from one draw to the next; None if that is not known.
+    spacing: float | None = None
 
     def __str__(self) -> str:
         """Numbers, verdicts, and what is not known."""
-        parts = [self._heats(), self._worth(), *self._lines(len(self.verdicts))]
+        parts = [*self._numbers(), *self._lines(len(self.verdicts))]
         if self.convergence is not None and not bool(self.convergence.constant.all()):
             parts.append(str(self.convergence))
-        return "\n".join(p for p in parts if p)
+        return "\n".join(parts)
 
     def short(self) -> str:
         """The same in at most five lines."""
-        return "\n".join(
-            line for line in (self._heats(), self._worth(), *self._lines(2)) if line
-        )
+        return "\n".join([*self._numbers()[:2], *self._lines(2)])
+
+    def _numbers(self) -> list[str]:
+        lines = (self._heats(), self._worth(), self._score())
+        return [line for line in lines if line]
 
     def _lines(self, most: int) -> list[str]:
         lines = [verdict.words for verdict in self.verdicts[:most]]
@@ -70,82 +91,115 @@ class Report:
         known = [ran for ran in self.runs.values() if ran and ran.tensors]
         if not known:
             return ""
-        temperature = known[0].temperature
-        hottest, heat = "", -math.inf
-        for ran in known:
-            for name, read in ran.tensors.items():
-                if read.kinetic.mean > heat:
-                    hottest, heat = name, read.kinetic.mean
-        of_all = [ran.all.kinetic.mean for ran in known if ran.all]
+        heat, hottest = max(
+            (read.kinetic.mean / ran.temperature, name)
+            for ran in known
+            for name, read in ran.tensors.items()
+        )
+        of_all = [r.all.kinetic.mean / r.temperature for r in known if r.all]
+        temperatures = " or ".join(f"{t:g}" for t in {r.temperature: 0 for r in known})
         return (
-            f"T_kin {sum(of_all) / len(of_all):.3g} in the mean (T = {temperature:g}), "
-            f"{heat:.3g} in {hottest}, the hottest."
+            f"T_kin is {sum(of_all) / len(of_all):.3g} T in the mean, {heat:.3g} T in "
+            f"{hottest}, the hottest (T = {temperatures})."
         )
 
     def _worth(self) -> str:
-        found = self.convergence
+        found, of = self.convergence, "outputs"
+        if found is None:
+            found, of = self.norms, "tensors' norms"
         if found is None or bool(found.constant.all()):
             return ""
-        rhat, ess = (found.quantiles(0.5, 0.9, 1.0)[k] for k in ("rhat", "ess"))
-        draws = found.num_chains * found.num_draws
-        most = "at most " if bool(found.at_most.any()) else ""
+        rhat, ess, tail = found.quantiles(0.5, 0.9, 1.0).values()
+        draws, s = found.num_chains * found.num_draws, "s" * (found.num_chains > 1)
         return (
-            f"{draws} draws of {found.num_chains} chains are worth {most}{ess[0]:.3g} "
-            f"(worst tenth of outputs: {ess[1]:.3g}); R-hat {rhat[0]:.3f}, "
-            f"{rhat[2]:.3f} in the worst."
+            f"{draws} draws of {found.num_chains} chain{s} are worth {ess[0]:.3g} "
+            f"(worst tenth of {of}: {ess[1]:.3g}, for their tails {tail[1]:.3g}); "
+            f"R-hat {rhat[0]:.3f}, {rhat[2]:.3f} in the worst."
         )
+
+    def _score(self) -> str:
+        """How good the mean of the outputs is, beside that of one draw."""
+        if self.outputs is None or self.targets is None:
+            return ""
+        targets, outputs = self.targets.cpu(), self.outputs.double().cpu()
+        if classes_of(outputs, targets):
+            wrong = [(outputs.mean((0, 1)).argmax(-1) != targets).double().mean()]
+            wrong += [(outputs.argmax(-1) != targets).double().mean()]
+            name, form = "Error", "{:.2%}"
+        elif targets.is_floating_point() and targets.numel() == outputs[0, 0].numel():
+            off = outputs - targets.double().reshape(outputs.shape[2:])
+            wrong = [off.mean((0, 1)).square().mean().sqrt()]
+            wrong += [off.square().mean().sqrt()]
+            name, form = "Root mean squared error", "{:.3g}"
+        else:
+            return ""
+        mean, one = (form.format(float(value)) for value in wrong)
+        return f"{name} of all draws together {mean}, of one draw {one}."
 
     # ---- Other forms ----------------------------------------------------------
 
     def json(self) -> str:
-        """All numbers but the outputs, as JSON; what is not finite is null."""
-        found = self.convergence
-        convergence = None
-        if found is not None:
-            levels = (0.5, 0.9, 0.99, 1.0)
-            quantiles = found.quantiles(*levels)
-            convergence = {
-                "num_chains": found.num_chains,
-                "num_draws": found.num_draws,
-                "levels": levels,
-                **{name: values.tolist() for name, values in quantiles.items()},
-            }
+        """All numbers but the outputs, as JSON; what is not finite is null.
+
+        Temperatures are absolute there, beside each chain's T. A part has a line.
+        """
         content = {
             "verdicts": [verdict._asdict() for verdict in self.verdicts],
             "unknown": self.unknown,
-            "convergence": convergence,
+            "convergence": _numbers_of(self.convergence),
+            "norms": _numbers_of(self.norms),
             "chains": {
                 chain: None if ran is None else plain(ran)
                 for chain, ran in self.runs.items()
             },
         }
-        return json.dumps(finite(content), indent=1)
+        parts = (
+            f"{json.dumps(k)}: {json.dumps(finite(v))}" for k, v in content.items()
+        )
+        return "{\n" + ",\n".join(parts) + "\n}\n"
 
     def markdown(self) -> str:
-        """For people: verdicts, and a table of temperatures."""
-        lines = ["# What was sampled", "", self._heats(), "", self._worth(), ""]
+        """For people: verdicts, and a table of the hottest tensors."""
+        lines = ["# What was sampled", "", *self._numbers(), ""]
         if self.verdicts:
             lines += [f"* **{v.kind}**: {v.words}" for v in self.verdicts]
         else:
             lines.append("Nothing is seen that speaks against it.")
         lines += ["", *(f"Not known: {words}.\n" for words in self.unknown)]
-        for chain, ran in self.runs.items():
-            if ran is None or not ran.tensors:
-                continue
-            lines += [
-                f"## Chain {chain}, {ran.sampler}, {ran.steps:,} steps",
-                "",
-                "| tensor | T_kin | T_conf | T_conf − T_kin |",
-                "| --- | --- | --- | --- |",
+        return "\n".join(lines + self._table())
+
+    def _table(self) -> list[str]:
+        """T_kin and T_conf in units of T, of all chains together; R-hat of norms."""
+        known = [ran for ran in self.runs.values() if ran and ran.tensors]
+        rows: dict[str, list[str]] = {}
+        heats: dict[str, float] = {}
+        for name in {name: 0 for ran in known for name in ran.tensors}:
+            reads = [
+                (r.tensors[name], r.temperature) for r in known if name in r.tensors
             ]
-            for name, read in ran.tensors.items():
-                cells = (
-                    f"{r.mean:.3g} ± {r.half_width:.2g}"
-                    for r in (read.kinetic, read.configurational, read.excess)
-                )
-                lines.append(f"| {name} | {' | '.join(cells)} |")
-            lines.append("")
-        return "\n".join(lines)
+            rows[name] = [
+                _interval([(getattr(read, key), t) for read, t in reads])
+                for key in ("kinetic", "configurational", "excess")
+            ]
+            heats[name] = -sum(read.kinetic.mean / t for read, t in reads) / len(reads)
+        if self.norms is not None:
+            pairs = zip(self.names, self.norms.rhat, self.norms.ess, strict=True)
+            for name, rhat, ess in pairs:
+                row = rows.setdefault(name, ["", "", ""])
+                row += [f"{float(rhat):.3f}", f"{float(ess):.0f}"]
+        if not rows:
+            return []
+        order = sorted(rows, key=lambda name: heats.get(name, 0.0))
+        lines = [
+            "| tensor | T_kin / T | T_conf / T | difference | R-hat of norm | ESS |",
+            "| --- | --- | --- | --- | --- | --- |",
+        ]
+        for name in order[:_ROWS]:
+            cells = [*rows[name], "", ""][:5]
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+        if len(order) > _ROWS:
+            lines += ["", f"{len(order) - _ROWS} more are in report.json."]
+        return [*lines, ""]
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes ``report.md`` and ``report.json`` into a folder."""
@@ -163,7 +217,29 @@ class Report:
         Raises:
             ImportError: matplotlib is not installed.
         """
-        return page(self.runs, self.convergence, self.outputs, self.targets)
+        return page(
+            self.runs, self.convergence, self.outputs, self.targets, self.spacing
+        )
+
+
+def _numbers_of(found: Convergence | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    levels = (0.5, 0.9, 0.99, 1.0)
+    return {
+        "num_chains": found.num_chains,
+        "num_draws": found.num_draws,
+        "levels": levels,
+        **{name: values.tolist() for name, values in found.quantiles(*levels).items()},
+    }
+
+
+def _interval(reads: list[tuple[Any, float]]) -> str:
+    """The mean over chains in units of their T, with its 95 % interval."""
+    mean = sum(read.mean / t for read, t in reads) / len(reads)
+    squares = sum((read.half_width / t) ** 2 for read, t in reads)
+    width = math.sqrt(squares) / len(reads)
+    return f"{mean:.3g} ± {width:.2g}" if math.isfinite(width) else f"{mean:.3g}"
 
 
 def report(
@@ -174,7 +250,7 @@ def report(
     *,
     gauges: Gauges | Sequence[Gauges] | None = None,
     max_draws: int | None = None,
-    link: str | Callable[[Tensor], Tensor] = "softmax",
+    link: str | Callable[[Tensor], Tensor] | None = None,
     progress: bool = False,
     **options: Any,
 ) -> Report:
@@ -184,11 +260,14 @@ def report(
 
         print(sg.report(model, store, x_test, y_test))
 
-    From what ran beside the chains: T_kin and T_conf of each tensor (:class:`Gauges`),
-    steps that were left out, HMC's acceptance. From what the draws put out for some
-    inputs: R̂ and effective draws in function space, and whether chains, and their
-    halves, differ by more than their errors, at a rate of false alarms of 2 % for all
-    of the report together. What cannot be known is said as such.
+    All draws of all chains are read. R̂ and effective sample sizes, of ranks and of
+    tails (ArviZ's), are those of outputs for some inputs and of the norm of each
+    tensor. Chains and their halves are compared beyond their errors. Chains that are
+    identical, share their noise, stand still or were run with other settings are named
+    by their numbers. From what ran beside the chains: T_kin and T_conf of each tensor
+    (:class:`Gauges`), in units of T, skipped steps, HMC's acceptance. The rate of false
+    alarms of all of the report together is at most 2 %. What cannot be known is said as
+    such.
 
     :func:`sample` leaves beside the draws what ran beside each chain, and its report.
 
@@ -197,12 +276,14 @@ def report(
         store: a :class:`SampleStore`, its folder, or draws with an attribute ``chain``.
         inputs: what outputs are computed for, as for :func:`predict`: a hundred or so
             are enough. None leaves outputs out. Default: None.
-        targets: labels of the inputs, for the picture of calibration. Default: None.
+        targets: of the inputs, labels of classes or numbers: for the error, and the
+            picture of calibration. Default: None.
         gauges: that have observed the chains, in their order, where it is not
             ``sample`` that ran them. Default: what the store has.
-        max_draws: draws of each chain, evenly spaced, that outputs are computed for;
-            None is all. Default: None.
-        link: as for :func:`predict`; "identity" for regression. Default: "softmax".
+        max_draws: draws of each chain, evenly spaced, that are read; None is all.
+            Default: None.
+        link: as for :func:`predict`; "identity" for regression. None is that of the
+            likelihood that the store knows, else "softmax". Default: None.
         progress: show a progress bar, if tqdm is installed. Default: False.
         **options: others of :class:`Predictive`.
 
@@ -219,31 +300,116 @@ def report(
         raise ValueError("Invalid store: it has no draws")
     chains = by_chain(draws)
     runs = _runs(chains, gauges)
-    outputs = agreement = None
-    unknown, is_thinned = [], False
+    unknown = []
     if inputs is None:
+        model = None
         unknown.append("whether outputs have converged (no inputs were given)")
+    elif not isinstance(model, nn.Module):
+        raise TypeError(f"Invalid model: of type {type(model).__name__} (a Module)")
+    if "likelihood" not in options and link is not None:
+        options["link"] = link
+    elif link is None and getattr(draws, "likelihood", None) is not None:
+        options.setdefault("likelihood", draws.likelihood)
+    options["progress"] = progress
+    series, outputs = read(chains, model, inputs, max_draws=max_draws, **options)
+    count = sum(map(len, chains.values()))
+    is_thinned = sum(len(each.norms) for each in series.values()) < count
+    found = of_chains(series, runs)
+    is_finite = not any(verdict.kind == "not finite" for verdict in found)
+    names, norms = _norms(series, runs)
+    shared = norms.shape[1]
+    if shared < max(map(len, chains.values())) and not is_thinned:
+        lengths = ", ".join(str(len(chain)) for chain in chains.values())
+        unknown.append(
+            f"whether the first draws of longer chains agree (chains have {lengths} "
+            f"draws: the last {shared} of each are compared)"
+        )
+    convergence = of_norms = None
+    if is_finite and shared >= _DEFINED:
+        if outputs is not None:
+            convergence, of_outputs, why = _of_outputs(outputs, [*chains])
+            found += of_outputs
+            unknown += why
+        if norms.shape[2]:
+            of_norms = convergence_of(norms, "Norms of tensors")
+            found += of_values(
+                norms, of_norms, [*chains], lambda i: f"the norm of {names[i]}"
+            )
+    few = few_draws(convergence, count, len(chains))
+    if few and is_thinned and shared >= _DEFINED:
+        unknown.append(
+            "how many draws they are worth (a part of them was read: "
+            "sg.report(model, store, inputs))"
+        )
     else:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"Invalid model: of type {type(model).__name__} (a Module)")
-        if "likelihood" not in options:
-            options["link"] = link
-        options["progress"] = progress
-        outputs = outputs_of(model, draws, inputs, max_draws=max_draws, **options)
-        is_thinned = outputs.shape[1] < min(map(len, chains.values()))
-        agreement, why = _agreement(outputs)
-        unknown += why
-        if len({getattr(draw, "weight", 1.0) for draw in draws}) > 1:
-            unknown.append("what weights of draws change (each counts alike here)")
-    found, not_known = verdicts_of(agreement, runs, is_thinned=is_thinned)
+        found += few
+    if shared < _COMPARED and not few:
+        unknown.append(f"whether chains agree (there are {shared} draws of each)")
+    if len(chains) == 1:
+        unknown.append(
+            "whether there are other modes (there is one chain: run some more, begun "
+            "at different places)"
+        )
+    if len(set().union(*(each.weights for each in series.values()))) > 1:
+        unknown.append("what weights of draws change (each counts alike here)")
+    judged, not_known = of_runs(runs)
     return Report(
-        verdicts=tuple(found),
+        verdicts=sorted_by_kind([*judged, *found]),
         unknown=(*unknown, *not_known),
         runs=runs,
-        convergence=None if agreement is None else agreement.convergence,
+        convergence=convergence,
         outputs=outputs,
         targets=targets,
+        norms=of_norms,
+        names=names,
+        spacing=_spacing(series),
     )
+
+
+def _norms(
+    series: Mapping[int, Series], runs: Mapping[int, Ran | None]
+) -> tuple[tuple[str, ...], Tensor]:
+    """Names of the sampled tensors, and [chains, draws, tensors] of the last draws."""
+    sampled = {name for ran in runs.values() if ran for name in ran.tensors}
+    first = next(iter(series.values())).names
+    names = tuple(name for name in first if name in sampled) or tuple(first)
+    length = min(len(each.norms) for each in series.values())
+    rows = []
+    for each in series.values():
+        places = [each.names.index(name) for name in names]
+        rows.append(torch.stack(each.norms[len(each.norms) - length :])[:, places])
+    return names, torch.stack(rows)
+
+
+def _of_outputs(
+    outputs: Tensor, chains: Sequence[int]
+) -> tuple[Convergence | None, list[Verdict], list[str]]:
+    if not bool(outputs.isfinite().all()):
+        return None, [], ["whether outputs have converged (some are not finite)"]
+    values = outputs.reshape(*outputs.shape[:2], -1)
+    if values.shape[2] > _MOST:
+        values = values[:, :, :: -(-values.shape[2] // _MOST)]
+        shape = values.shape[2:]
+    else:
+        shape = outputs.shape[2:]
+    values = values.double().cpu()
+    found = convergence_of(values.reshape(*values.shape[:2], *shape), "Outputs")
+    if bool(found.constant.all()):
+        words = "All draws put out the same: the chain has not moved."
+        return found, [Verdict("still", words)], []
+    judged = of_values(values, found, chains, lambda i: f"output {i}")
+    return found, judged, []
+
+
+def _spacing(series: Mapping[int, Series]) -> float | None:
+    """The median number of steps between draws."""
+    gaps = [
+        after - before
+        for each in series.values()
+        for before, after in zip(each.steps, each.steps[1:], strict=False)
+        if before is not None and after is not None
+    ]
+    return statistics.median(gaps) if gaps else None
 
 
 def _runs(
@@ -274,11 +440,3 @@ def _runs(
 def _found_by(draw: Any) -> Ran | None:
     """What is beside a chain's draws, if they are of a store."""
     return read_ran(draw) if isinstance(draw, Draw) else None
-
-
-def _agreement(outputs: Tensor) -> tuple[Agreement | None, list[str]]:
-    if outputs.shape[1] < 4:
-        return None, [f"whether outputs have converged ({outputs.shape[1]} draws)"]
-    if not bool(outputs.isfinite().all()):
-        return None, ["whether outputs have converged (some are not finite)"]
-    return agreement_of(outputs), []

@@ -1,19 +1,44 @@
-"""From numbers to what is to be thought of them."""
+"""Verdicts: what speaks against a run, and what to do."""
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
 
-from torch_sgmcmc.judge.after.agreement import Agreement
+import torch
+from torch import Tensor
+
+from torch_sgmcmc.judge.after.stored import Series
+from torch_sgmcmc.judge.convergence.chains import (
+    identical_chains,
+    is_still,
+    shared_noise,
+)
+from torch_sgmcmc.judge.convergence.compare import differences, short_burn_in
+from torch_sgmcmc.judge.convergence.report import Convergence
 from torch_sgmcmc.posterior.ran import Ran
 
-__all__ = ["KINDS", "Verdict", "verdicts_of"]
+__all__ = [
+    "KINDS",
+    "Verdict",
+    "few_draws",
+    "of_chains",
+    "of_runs",
+    "of_values",
+    "sorted_by_kind",
+]
 
 #: All kinds, the worst first.
 KINDS = (
+    "not finite",
     "still",
+    "identical",
+    "shared noise",
+    "settings differ",
     "biased gradient",
+    "burn-in too short",
     "not in equilibrium",
     "chains differ",
     "not arrived",
@@ -24,18 +49,22 @@ KINDS = (
     "few draws",
 )
 
-# The rate of false alarms of each comparison of outputs; R-hat of a quantity that has
-# converged (Vehtari et al. 2021); effective draws that nine tenths of quantities must
-# have, and should.
-_RATE_OF_CHAINS, _RATE_OF_HALVES = 0.005, 0.001
-_RHAT = 1.01
-_DRAWS, _ENOUGH = 50, 100
+# The rates of false alarms of comparisons; R-hat of a quantity that has converged, and
+# the effective sample size of a chain that it needs (Vehtari et al. 2021).
+_RATES = {"chains": 0.002, "halves": 0.0005}
+_RHAT, _EACH = 1.01, 100
+# Quantities whose chains are compared, those of the largest R-hat.
+_COMPARED = 100
+# Fewest effective draws: in the median quantity, and in the worst tenth.
+_MEDIAN, _WORST = 50, 25
+# Draws of a chain without which R-hat is not defined.
+_DEFINED = 4
 # The acceptance below which most of HMC's work is lost.
 _ACCEPTANCE = 0.4
-# Samplers that gauges do not observe.
-_WITHOUT = ("HMC", "HMCECS", "SBPS")
-# Of T, that an interval may be wide.
-_WIDE = 0.2
+# Samplers that gauges do not observe, and those whose warm-up sets each chain's step.
+_WITHOUT, _TUNED = ("HMC", "HMCECS", "SBPS"), ("HMC", "HMCECS")
+# T_kin at first over what it is later that ends a burn-in too early.
+_FALLEN = 1.5
 
 
 class Verdict(NamedTuple):
@@ -47,191 +76,328 @@ class Verdict(NamedTuple):
     words: str
 
 
-def verdicts_of(
-    agreement: Agreement | None,
-    runs: dict[int, Ran | None],
-    *,
-    is_thinned: bool = False,
-) -> tuple[list[Verdict], list[str]]:
-    """What speaks against a run, the worst first; and what is not known.
-
-    By what outputs say, of all draws or some, and by what ran beside the chains.
-    """
-    found = [*_of_temperatures(runs), *_of_steps(runs)]
-    unknown = _unknown_of(runs)
-    if agreement is not None:
-        few = _few_draws(agreement)
-        of_outputs = _of_outputs(agreement)
-        if few and is_thinned:
-            unknown.append(
-                "how many draws they are worth (a part of them was looked at: "
-                "sg.report(model, store, inputs))"
-            )
-        elif few and not of_outputs:
-            of_outputs = [few]
-        found += of_outputs
-        if math.isnan(agreement.of_halves) and not few and not agreement.is_still:
-            unknown.append(
-                "whether chains agree (there are but "
-                f"{agreement.convergence.num_draws} draws of each)"
-            )
-        elif agreement.convergence.num_chains == 1:
-            unknown.append(
-                "whether there are other modes (there is one chain: run some more, "
-                "begun at different places)"
-            )
-    found.sort(key=lambda v: KINDS.index(v.kind))
-    return found, unknown
-
-
-def _of_outputs(agreement: Agreement) -> list[Verdict]:
-    if agreement.is_still:
-        return [
-            Verdict("still", "All draws put out the same: the chain has not moved.")
-        ]
-    found = []
-    common, worst = agreement.convergence.quantiles(0.9, 1.0)["rhat"].tolist()
-    if worst > _RHAT:
-        told = f"R-hat {worst:.3g} in the worst output, {common:.3g} in the worst tenth"
-        if agreement.of_halves < _RATE_OF_HALVES:
-            found.append(
-                Verdict(
-                    "not arrived",
-                    f"Second halves of the chains differ from the first ones ({told}): "
-                    "they are on their way. Run longer, with a longer burn-in.",
-                )
-            )
-        if agreement.of_chains < _RATE_OF_CHAINS:
-            found.append(
-                Verdict(
-                    "chains differ",
-                    f"Chains differ by more than their errors ({told}): each has a "
-                    "part of the posterior. Together they are a mean over the modes "
-                    "that were found; more chains or longer ones find more.",
-                )
-            )
-    return found
-
-
-def _few_draws(agreement: Agreement) -> Verdict | None:
-    """That draws are worth too few, if they are."""
-    if agreement.is_still:
-        return None
-    found = agreement.convergence
-    worth = float(found.quantiles(0.9)["ess"])
-    draws = found.num_chains * found.num_draws
-    # Where that is a bound, which is seen to be less than all draws.
-    is_bound = _is_bound(agreement) and worth < draws / 2
-    if worth >= (_ENOUGH if is_bound else _DRAWS):
-        return None
-    most = "at most " if _is_bound(agreement) else ""
-    return Verdict(
-        "few draws",
-        f"{draws} draws are worth {most}{worth:.2g} independent ones for the worst "
-        "tenth of outputs, since they come slowly to be others: a run "
-        f"{max(2.0, _ENOUGH / worth):.2g} times as long.",
-    )
-
-
-def _is_bound(agreement: Agreement) -> bool:
-    """Whether a tenth of the outputs has fewer effective draws than can be counted."""
-    varying = ~agreement.convergence.constant
-    return float(agreement.convergence.at_most[varying].double().mean()) > 0.1
-
-
-def _of_temperatures(runs: dict[int, Ran | None]) -> list[Verdict]:
-    """Of each fault one, with the tensors that have it most."""
-    sizes: dict[str, dict[str, float]] = {}
-    for ran in runs.values():
-        for name, fault, size in ran.findings if ran else ():
-            of_fault = sizes.setdefault(fault, {})
-            of_fault[name] = max(of_fault.get(name, 0.0), size)
-    found = []
-    for fault, tensors in sizes.items():
-        worst = sorted(tensors, key=lambda name: -tensors[name])
-        some = ", ".join(f"{name} {_size(fault, tensors[name])}" for name in worst[:3])
-        more = f" and {len(worst) - 3} more" if len(worst) > 3 else ""
-        words = f"{_WORDS[fault].format(some + more)} {_WAYS[fault]}"
-        found.append(Verdict(fault, words))
-    return found
-
-
-def _size(fault: str, size: float) -> str:
-    return f"{1 + size:.3g} T" if fault == "hot" else f"by {size:.2g} T"
-
-
+# What each kind says: what happened, why it matters, what to do.
 _WORDS = {
-    "hot": "Sampled too hot: {}. Spreads are too wide.",
-    "cold": "Sampled too cold: {}. Spreads are too narrow.",
-    "not in equilibrium": "Not in equilibrium, T_conf is not T_kin: {}.",
-    "biased gradient": "Gradients are not the loss's: {}.",
-}
-_WAYS = {
+    "not finite": (
+        "Draws of {chains} are not finite, in chain {first} from {where} on: the chain "
+        "has diverged. Lower lr, and sample again."
+    ),
+    "still": (
+        "{chains} are the same: the chain has not moved. Is lr 0, is every proposal "
+        "rejected, or has the model no gradients?"
+    ),
+    "identical": (
+        "{chains} are identical, number for number at the end: they count as one "
+        "chain, and R-hat says nothing. Give each its own seed "
+        "(torch_sgmcmc.fold_in(seed, chain))."
+    ),
+    "shared noise": (
+        "{chains} share their noise, step by step: they are not independent, and R-hat "
+        "is too small. Give each its own seed (torch_sgmcmc.fold_in(seed, chain))."
+    ),
+    "settings differ": (
+        "Chains differ in {settings}: they sample different laws, and are no sample of "
+        "any together. Report each by itself, store.chain(i), or run all with one "
+        "setting."
+    ),
+    "burn-in too short": (
+        "{what}: means and standard deviations are those of the way there. A longer "
+        "burn_in{advice}."
+    ),
+    "not arrived": (
+        "Second halves of the chains differ from the first ones{spreads}: most in "
+        "chain {chain}, {quantity} (R-hat {rhat:.3g}). They have not converged. Run "
+        "longer, with a longer burn_in."
+    ),
+    "chains differ": (
+        "Chains differ{spreads} by more than their errors: chain {chain} most, in "
+        "{quantity} (R-hat {rhat:.3g}). Each samples a part of the posterior, or they "
+        "have different faults. Compare their settings; more and longer chains find "
+        "more."
+    ),
     "hot": (
-        "Heat falls with lr / (1 - momentum), and that of minibatches with their size."
+        "Sampled too hot, T_kin is {}: spreads are too wide. Heat falls with lr / (1 - "
+        "momentum), and that of minibatches with their size."
     ),
     "cold": (
-        "Is noise taken off twice (noise_estimate), or lr changed by something else?"
+        "Sampled too cold, T_kin is {}: spreads are too narrow. Is noise taken off "
+        "twice (noise_estimate), or lr changed by something else?"
     ),
     "not in equilibrium": (
-        "The chain is on its way, or flat directions take longer than the run: a "
-        "longer burn-in. (Outputs may have converged where weights have not: R-hat "
-        "tells.)"
+        "Not in equilibrium, T_conf is not T_kin: {}. The chain has not converged, or "
+        "flat directions take longer than the run: a longer burn_in. (Outputs may have "
+        "converged where weights have not: R-hat tells.)"
     ),
-    "biased gradient": "Are they clipped, or summed, or stale?",
+    "biased gradient": (
+        "Gradients are not the loss's, T_conf is off: {}. Are they clipped, or summed, "
+        "or stale?"
+    ),
+    "rejected": (
+        "{rate:.2g} of the trajectories were accepted in {chains}: most of the work is "
+        "lost. A smaller step_size, or warmup()."
+    ),
+    "left out": (
+        "{count} of {steps} steps of {chains} were skipped, since gradients were not "
+        "finite: the target is another one there. A smaller lr, or look at the data."
+    ),
 }
 
 
-def _of_steps(runs: dict[int, Ran | None]) -> list[Verdict]:
+def _verdict(kind: str, *args: Any, **names: Any) -> Verdict:
+    return Verdict(kind, _WORDS[kind].format(*args, **names))
+
+
+def sorted_by_kind(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
+    """The worst first, each kind once."""
+    first: dict[str, Verdict] = {}
+    for verdict in verdicts:
+        first.setdefault(verdict.kind, verdict)
+    return tuple(sorted(first.values(), key=lambda v: KINDS.index(v.kind)))
+
+
+def _chains(numbers: Iterable[int]) -> str:
+    several = sorted(numbers)
+    return f"chain{'s' * (len(several) > 1)} {', '.join(map(str, several))}"
+
+
+# ---- Of chains together ------------------------------------------------------------
+
+
+def of_chains(
+    series: Mapping[int, Series], runs: Mapping[int, Ran | None]
+) -> list[Verdict]:
+    """Finds chains that are one, stand still, share noise or have other settings."""
+    elements = {i: torch.stack(each.elements) for i, each in series.items()}
+    broken = [i for i, e in elements.items() if not bool(e.isfinite().all())]
+    if broken:
+        first = broken[0]
+        draw = int((~elements[first].isfinite().all(1)).nonzero()[0])
+        step = series[first].steps[draw]
+        where = f"draw {draw}" if step is None else f"step {step}"
+        return [
+            _verdict("not finite", chains=_chains(broken), first=first, where=where)
+        ]
     found = []
-    known = [ran for ran in runs.values() if ran is not None]
-    skipped = sum(ran.num_skipped for ran in known)
-    if skipped:
-        found.append(
-            Verdict(
-                "left out",
-                f"{skipped} of {skipped + sum(r.steps for r in known)} steps were left "
-                "out, as gradients were not finite: the target is another one there. A "
-                "smaller lr, or look at the data.",
-            )
-        )
-    rates = [ran.acceptance for ran in known if ran.acceptance is not None]
-    if rates and min(rates) < _ACCEPTANCE:
-        found.append(
-            Verdict(
-                "rejected",
-                f"{min(rates):.2g} of the trajectories were accepted: a smaller "
-                "step_size, or warmup().",
-            )
-        )
+    still = [i for i, e in elements.items() if is_still(e)]
+    if still:
+        every = len(still) == len(elements)
+        which = "All draws" if every else f"Draws of {_chains(still)}"
+        found.append(_verdict("still", chains=which))
+    moving = {i: e for i, e in elements.items() if i not in still}
+    alike = {i for pair in identical_chains(moving) for i in pair}
+    shared = set() if alike else _sharing(series, runs, moving)
+    for kind, chains in (("identical", alike), ("shared noise", shared)):
+        if chains:
+            found.append(_verdict(kind, chains=_chains(chains).capitalize()))
+    settings = _different_settings(series, runs)
+    if settings:
+        found.append(_verdict("settings differ", settings=", ".join(settings)))
     return found
 
 
-def _unknown_of(runs: dict[int, Ran | None]) -> list[str]:
-    unknown = []
+def _sharing(
+    series: Mapping[int, Series],
+    runs: Mapping[int, Ran | None],
+    moving: Mapping[int, Tensor],
+) -> set[int]:
+    """Chains with one seed at the same steps, or whose increments go together."""
+    found = {i for pair in shared_noise(moving) for i in pair}
+    for i, j in combinations(moving, 2):
+        one, other = runs.get(i), runs.get(j)
+        if one is None or other is None or one is other:
+            continue
+        steps = [series[k].steps for k in (i, j)]
+        is_apart = all(s[0] is not None for s in steps) and (
+            steps[0][-1] < steps[1][0] or steps[1][-1] < steps[0][0]  # type: ignore[operator]
+        )
+        if one.seed is not None and one.seed == other.seed and not is_apart:
+            found |= {i, j}
+    return found
+
+
+def _different_settings(
+    series: Mapping[int, Series], runs: Mapping[int, Ran | None]
+) -> list[str]:
+    found = []
+    is_tuned = any(ran and ran.sampler in _TUNED for ran in runs.values())
+    for name in ("temperature", "prior_precision", "num_data", "lr"):
+        if name == "lr" and is_tuned:
+            continue
+        groups: dict[Any, list[int]] = {}
+        for chain, value in _settings(name, series, runs).items():
+            groups.setdefault(value, []).append(chain)
+        if len(groups) > 1:
+            each = (f"{_plain(v)} in {_chains(some)}" for v, some in groups.items())
+            found.append(f"{name} ({'; '.join(each)})")
+    return found
+
+
+def _plain(value: Any) -> str:
+    values = value if isinstance(value, tuple) else (value,)
+    return ", ".join(f"{v:.6g}" for v in dict.fromkeys(values))
+
+
+def _settings(
+    name: str, series: Mapping[int, Series], runs: Mapping[int, Ran | None]
+) -> dict[int, Any]:
+    """A setting of each chain that can be compared."""
+    stored = {i: s.settings[name] for i, s in series.items() if name in s.settings}
+    if len(stored) == len(series):
+        if all(series[i].settled(name) is not None for i in series):
+            return {i: series[i].settled(name) for i in series}
+        if name == "prior_precision":  # drawn with the parameters
+            return {}
+        # Schedules: at the steps that all have.
+        at = {i: dict(zip(series[i].steps, stored[i], strict=False)) for i in series}
+        common = set.intersection(*(set(steps) for steps in at.values()))
+        last = max((s for s in common if s is not None), default=None)
+        return {} if last is None else {i: at[i][last] for i in series}
+    known = {i: ran for i, ran in runs.items() if ran is not None and ran.settings}
+    if name == "lr" and len({ran.steps for ran in known.values()}) > 1:
+        return {}
+    keys = ("lr", "step_size") if name == "lr" else (name,)
+    return {
+        i: tuple(group[key] for group in ran.settings for key in keys if key in group)
+        for i, ran in known.items()
+    }
+
+
+# ---- Of outputs and norms ----------------------------------------------------------
+
+
+def of_values(
+    values: Tensor,
+    convergence: Convergence,
+    chains: Sequence[int],
+    name: Callable[[int], str],
+) -> list[Verdict]:
+    """Compares chains and halves of [chains, draws, quantities], by R-hat and ESS."""
+    if bool(convergence.constant.all()):
+        return []
+    found = []
+    short = short_burn_in(values)
+    if short is not None:
+        what = (
+            f"The first draws of chain {chains[short.chain]} are far outside of the "
+            f"later ones, and widen {name(short.quantity)} {short.factor:.2g} times"
+        )
+        advice = ", or leave the first draws out"
+        found.append(_verdict("burn-in too short", what=what, advice=advice))
+    rhat = convergence.rhat.flatten().nan_to_num(nan=0.0, posinf=torch.inf)
+    order = rhat.argsort(descending=True)[:_COMPARED]
+    order = order[rhat[order] > _RHAT]
+    for each in differences(values[:, :, order], int((rhat > 0).sum())):
+        if each.probability < _RATES[each.between]:
+            place = int(order[each.quantity])
+            found.append(
+                _verdict(
+                    "not arrived" if each.between == "halves" else "chains differ",
+                    spreads=" in their spread" if each.what == "scale" else "",
+                    chain=chains[each.chain],
+                    quantity=name(place),
+                    rhat=float(rhat[place]),
+                )
+            )
+    return found
+
+
+def few_draws(
+    convergence: Convergence | None, draws: int, chains: int
+) -> list[Verdict]:
+    """Finds that draws are worth too few, by the outputs, or by their number."""
+    wanted = _EACH * chains
+    told = f"{draws} draws of {chains} chain{'s' * (chains > 1)} are"
+    if convergence is None or convergence.num_draws < _DEFINED:
+        if draws >= _MEDIAN:
+            return []
+        return [
+            Verdict(
+                "few draws",
+                f"{told} few: errors of what they predict are unknown, and large. "
+                f"{wanted} are a beginning: more steps, or a smaller every.",
+            )
+        ]
+    if bool(convergence.constant.all()):
+        return []
+    median, worst = convergence.quantiles(0.5, 0.9)["ess"].tolist()
+    if median >= _MEDIAN and worst >= _WORST:
+        return []
+    # So few are hardly more than an estimate of none gives.
+    least = "at least " if worst < 10 * chains else ""
+    return [
+        Verdict(
+            "few draws",
+            f"{told} worth {worst:.2g} independent ones in the worst tenth of outputs "
+            f"({median:.2g} in the median): run {least}{max(2.0, wanted / worst):.2g} "
+            f"times as long, to {_EACH} of each chain.",
+        )
+    ]
+
+
+# ---- Of what ran beside ------------------------------------------------------------
+
+
+def of_runs(runs: Mapping[int, Ran | None]) -> tuple[list[Verdict], list[str]]:
+    """Judges temperatures, skipped steps, acceptance; returns what is unknown too."""
+    known = {i: ran for i, ran in runs.items() if ran is not None}
+    found = [*_of_burn_in(known), *_of_temperatures(known)]
+    skipped = {i: ran for i, ran in known.items() if ran.num_skipped}
+    if skipped:
+        count = sum(ran.num_skipped for ran in skipped.values())
+        steps = count + sum(ran.steps for ran in skipped.values())
+        chains = _chains(skipped)
+        found.append(_verdict("left out", count=count, steps=steps, chains=chains))
+    rates = {i: r.acceptance for i, r in known.items() if r.acceptance is not None}
+    low = {i: rate for i, rate in rates.items() if rate < _ACCEPTANCE}
+    if low:
+        lowest = min(low.values())
+        found.append(_verdict("rejected", rate=lowest, chains=_chains(low)))
     unseen = [
-        chain
-        for chain, ran in runs.items()
+        i
+        for i, ran in runs.items()
         if ran is None or not (ran.tensors or ran.sampler in _WITHOUT)
     ]
-    if unseen:
-        unknown.append(
-            f"temperatures of chain{'s' * (len(unseen) > 1)} "
-            f"{', '.join(map(str, unseen[:6]))} (no gauges have observed them)"
-        )
-    wide: dict[str, tuple[float, float]] = {}
-    for ran in runs.values():
-        for name, read in (ran.tensors if ran else {}).items():
-            excess = read.excess
-            is_wide = not excess.half_width <= _WIDE * ran.temperature  # type: ignore[union-attr]
-            if is_wide and excess.half_width > wide.get(name, (0.0, 0.0))[1]:
-                wide[name] = excess
-    if wide:
-        worst = max(wide, key=lambda name: wide[name][1])
-        mean, width = wide[worst]
-        unknown.append(
-            f"whether {len(wide)} tensors are in equilibrium: T_conf less T_kin of "
-            f"{worst} is {mean:.2g} ± {width:.2g} (a longer run, or "
-            "Gauges(center=...) at a mode)"
-        )
-    return unknown
+    if not unseen:
+        return found, []
+    some = _chains(unseen[:6])
+    return found, [f"temperatures of {some} (no gauges have observed them)"]
+
+
+def _of_burn_in(runs: Mapping[int, Ran]) -> list[Verdict]:
+    for i, ran in runs.items():
+        count = len(ran.kinetic)
+        if count < 8:
+            continue
+        last = ran.kinetic[count // 2 :]
+        later, spread = statistics.fmean(last), statistics.stdev(last)
+        first, mean = ran.kinetic[0], statistics.fmean(ran.kinetic)
+        is_far = first > later + 8 * spread and first > _FALLEN * max(last)
+        if later > 0 and is_far and mean > 1.1 * later:
+            what = (
+                f"T_kin of chain {i} fell from {first / ran.temperature:.3g} T to "
+                f"{later / ran.temperature:.3g} T while it was observed"
+            )
+            advice = ", or gauges.reset() after it"
+            return [_verdict("burn-in too short", what=what, advice=advice)]
+    return []
+
+
+def _of_temperatures(runs: Mapping[int, Ran]) -> list[Verdict]:
+    """Of each fault one, with the tensors that have it most, relative to T."""
+    sizes: dict[str, dict[str, dict[int, float]]] = {}
+    for i, ran in runs.items():
+        for name, fault, size in ran.findings:
+            sizes.setdefault(fault, {}).setdefault(name, {})[i] = size
+    found = []
+    for fault, tensors in sizes.items():
+        worst = sorted(tensors, key=lambda name: -max(tensors[name].values()))
+        told = []
+        for name in worst[:3]:
+            size = max(tensors[name].values())
+            number = {"hot": 1 + size, "cold": 1 - size}.get(fault, size)
+            by = "" if fault in ("hot", "cold") else "by "
+            where = "" if len(tensors[name]) == len(runs) else _chains(tensors[name])
+            told.append(f"{by}{number:.3g} T in {name}{where and f' ({where})'}")
+        more = f" and {len(worst) - 3} more" if len(worst) > 3 else ""
+        found.append(_verdict(fault, ", ".join(told) + more))
+    return found

@@ -14,7 +14,7 @@ from torch_sgmcmc.chain.checks import check_integer, draw_seed
 from torch_sgmcmc.chain.progress import progress_bar
 from torch_sgmcmc.judge.calibration.chain import Chain
 from torch_sgmcmc.judge.calibration.result import Calibration
-from torch_sgmcmc.judge.convergence.batch_means import effective_draws
+from torch_sgmcmc.judge.convergence.report import arviz
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.seeds import fold_in
 
@@ -27,6 +27,8 @@ _MOST_COORDINATES = 64
 
 # Steps in which draws' correlation is measured: first, and at most.
 _FIRST_PILOT, _LONGEST_PILOT = 256, 65_536
+# Fewest effective draws of a pilot that tell how many it has.
+_FEWEST = 40
 
 # What is left of it does not show in ranks.
 _CORRELATED = 0.2
@@ -328,15 +330,15 @@ def _measured_thin(chain: Chain, found: Callable[[list[Tensor]], Tensor]) -> int
     values, length = [], _FIRST_PILOT
     while length <= _LONGEST_PILOT:
         values += [found(chain.move()) for _ in range(length - len(values))]
-        # One chain of [steps, simulations, quantities], a batch a step to begin with.
-        means = torch.stack(values)[None]
-        ess, at_most = effective_draws(means, torch.zeros_like(means), 1)
-        if bool((at_most.double().mean(0) < 0.1).all()):
+        traces = torch.stack(values)  # [steps, simulations, quantities]
+        ess = arviz("ess", traces[None], method="mean")
+        # Of so few the number is hardly more than an estimate of none gives.
+        if bool(((ess < _FEWEST).double().mean(0) < 0.1).all()):
             ratio = (length / ess).nan_to_num(1.0).median(0).values.max()
             thin = max(1, math.ceil(float(ratio)))
             # Draws that alternate are worth more than one each, and not independent.
             while thin < length // 4:
-                correlation = _autocorrelation(means[0], thin).nan_to_num(0.0)
+                correlation = _autocorrelation(traces, thin).nan_to_num(0.0)
                 if float(correlation.abs().max()) <= _CORRELATED:
                     break
                 thin += 1

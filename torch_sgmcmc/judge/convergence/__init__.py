@@ -1,4 +1,4 @@
-"""Have several chains converged? Their draws for ArviZ, and what a report says."""
+"""Convergence of chains: their draws for ArviZ, and its numbers of many quantities."""
 
 from torch_sgmcmc.judge.convergence.export import to_arviz
 from torch_sgmcmc.judge.convergence.report import Convergence

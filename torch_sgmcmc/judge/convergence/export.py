@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch_sgmcmc.chain.checks import wrong_type
 from torch_sgmcmc.chain.optional import optional
 from torch_sgmcmc.chain.wrappers import plain_names
-from torch_sgmcmc.judge.convergence.identical import check_different
+from torch_sgmcmc.judge.convergence.chains import check_different
 
 __all__ = ["to_arviz"]
 

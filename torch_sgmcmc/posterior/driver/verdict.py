@@ -16,9 +16,8 @@ from torch_sgmcmc.posterior.store import SampleStore
 
 __all__ = ["verdict_of"]
 
-# Rows that outputs are computed for; draws of a chain, the fewest of many, and steps of
-# the run to one of them: looking back must not cost what sampling does.
-_ROWS, _FEWEST, _STEPS = 50, 100, 20
+# Rows that outputs are computed for.
+_ROWS = 50
 
 
 def verdict_of(settings: Settings) -> Report | None:
@@ -46,25 +45,23 @@ def _by_outputs(settings: Settings, store: SampleStore) -> Report:
     model, batch = first_of(settings)
     batch = first_rows(batch, _ROWS)
     targets = _targets_of(batch)
-    options: dict[str, Any] = {"max_draws": max(_FEWEST, store[-1].step // _STEPS)}
     if isinstance(settings.loss, Likelihood):
-        options["likelihood"] = settings.loss
-        return report(model, store, [batch], targets, **options)
-    if targets is not None:
+        return report(model, store, [batch], targets, likelihood=settings.loss)
+    if targets is not None and not targets.is_floating_point():
         try:
-            return report(model, store, [batch], targets, **options)
+            return report(model, store, [batch], targets, link="softmax")
         except ValueError:  # it has no classes
-            pass
-    return report(model, store, [batch], link="identity", **options)
+            targets = None
+    return report(model, store, [batch], targets, link="identity")
 
 
 def _targets_of(batch: Any) -> Tensor | None:
-    """Labels of classes, where these are what a minibatch ends with."""
+    """Labels of classes, or numbers, where these are what a minibatch ends with."""
     if isinstance(batch, Mapping):
         batch = [batch["labels"]] if "labels" in batch else []
-    if not isinstance(batch, list | tuple) or not batch:
+    if not isinstance(batch, list | tuple) or len(batch) < 2:
         return None
     last = batch[-1]
-    if not isinstance(last, Tensor) or last.is_floating_point() or last.dim() != 1:
+    if not isinstance(last, Tensor):
         return None
-    return last
+    return last if last.is_floating_point() or last.dim() == 1 else None
