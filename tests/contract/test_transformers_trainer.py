@@ -168,11 +168,11 @@ def test_draws_are_those_of_a_loop_and_go_on(tmp_path: Path) -> None:
             sampler.zero_grad()
             model(**batch).loss.backward()
             sampler.step()
-    whole = contents(tmp_path / "loop")
-    assert whole["index"].count(b"\ndraw ") > 2
-    assert contents(tmp_path / "run") == whole
+    whole = contents(tmp_path / "loop")["draws"]
+    assert len(whole) > 2
+    assert contents(tmp_path / "run")["draws"] == whole
     run(18, resume=tmp_path / "checkpoint-9")
-    assert contents(tmp_path / "run") == whole
+    assert contents(tmp_path / "run")["draws"] == whole
 
 
 @pytest.mark.parametrize("kind", ["PSGLD", "EWSG", "HMC"])

@@ -129,14 +129,13 @@ def test_how_groups_differ_is_sampled_right(tmp_path: Path, one_thread: None) ->
 def test_which_steps_become_draws(tmp_path: Path, one_thread: None) -> None:
     printed = run("collected_steps", tmp_path / "collected.png", "--steps", 200)
     assert "40 draws of burn_in=40, every=4" in printed
-    stores = [sg.SampleStore(tmp_path / f"draws-{i}") for i in range(4)]
-    burn_in, capped, cyclical, decaying = ([d.step for d in s] for s in stores)
+    stores = [sg.SampleStore(tmp_path / f"draws-{i}") for i in range(3)]
+    burn_in, cyclical, decaying = ([d.step for d in s] for s in stores)
     assert burn_in == list(range(44, 201, 4))
-    assert capped == list(range(16, 201, 16))  # doubled four times
     # Of cycles of 60 steps the last 24.
     assert cyclical and all((step - 1) % 60 >= 36 for step in cyclical)
     assert decaying == list(range(4, 201, 4))
-    assert all(draw.weight == pytest.approx(draw.lr) for draw in stores[3])
+    assert all(draw.weight == pytest.approx(draw.lr) for draw in stores[2])
 
 
 def test_points_that_grow_and_rest(tmp_path: Path, one_thread: None) -> None:

@@ -163,7 +163,7 @@ def test_refusals(make: Any, kind: type[Exception], words: str, tmp_path: Path) 
     """Before anything is written."""
     with pytest.raises(kind, match=words):
         make(tmp_path / "store")
-    assert not list(tmp_path.glob("store/*.draws"))
+    assert not list(tmp_path.rglob("draws-*"))
 
 
 @RUNS_BLOCKS
