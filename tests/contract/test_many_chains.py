@@ -330,6 +330,8 @@ def test_each_chain_has_its_draws(tmp_path: Path) -> None:
             each.step()
     for collector in collectors:
         collector.close()
-    together, apart = (contents(tmp_path / name) for name in ("together", "alone"))
+    together, apart = (
+        contents(tmp_path / name)["draws"] for name in ("together", "alone")
+    )
     assert together == apart
     assert len(sg.SampleStore(tmp_path / "together")) == 4 * CHAINS
