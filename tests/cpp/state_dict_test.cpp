@@ -12,6 +12,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -178,13 +179,27 @@ TEST_F(Files, ThatAreCutOffAreRefused) {
   EXPECT_EQ(Refusal(Path("x.pt"), whole), "");
 }
 
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kHasAsan = true;
+#elif defined(__has_feature)
+constexpr bool kHasAsan = __has_feature(address_sanitizer);
+#else
+constexpr bool kHasAsan = false;
+#endif
+
 TEST_F(Files, WithAFlippedBitAreReadOrRefused) {
   save({{"a", torch::randn({40})}, {"b", 0.5}, {"c", torch::ones({2, 2})}},
        Path("x.pt"));
   const auto whole = Bytes(Path("x.pt"));
+  const std::string_view text(whole.data(), whole.size());
+  const size_t pickle = text.find("data.pkl");
+  const size_t pickle_end = text.find("PK\x03\x04", pickle);
   size_t refused = 0;
   size_t damaged_files = 0;
   for (size_t bit = 0; bit < 8 * whole.size(); bit += 37) {
+    // torch's reader asks for as much memory as a damaged pickle says, and
+    // catches std::bad_alloc, in place of which the sanitizer ends the program.
+    if (kHasAsan && bit / 8 >= pickle && bit / 8 < pickle_end) continue;
     auto damaged = whole;
     damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ 1 << bit % 8);
     refused += Refusal(Path("x.pt"), damaged).empty() ? 0 : 1;

@@ -335,7 +335,8 @@ OptionValues::OptionValues(const char* sampler) : sampler_(sampler) {
 std::optional<int64_t> OptionValues::chains() const {
   const double chains = number_or("num_chains", kNone);
   if (std::isnan(chains)) return std::nullopt;
-  return static_cast<int64_t>(chains);
+  // Of a number that int64 does not hold, what check_ranges() refuses too.
+  return static_cast<int64_t>(std::clamp(chains, -1.0, 0x1p62));
 }
 
 void OptionValues::check_ranges() const {
