@@ -260,15 +260,18 @@ std::vector<Gauges::Finding> Gauges::Findings(double budget,
     // Squares of few elements are skewed: a mean that is too small by chance
     // comes with a width that is too small.
     const double logarithm = std::log(ratio) + width / ratio;
-    if (ratio - width > 1 + budget) {
+    const bool is_hot =
+        ratio - width > 1 + budget ||
+        // As if the few observations were one.
+        (std::isnan(width) && count > 1 && IsSumOfSquares(settings_[i]) &&
+         ratio > (1 + budget) * SquaresQuantile(1 - tail, numel));
+    const bool is_cold =
+        (ratio <= 0 && ratio + width < 1 - budget) ||
+        (logarithm < std::log(1 - budget) &&
+         ratio < (1 - budget) * SquaresQuantile(tail, numel * count));
+    if (is_hot) {
       findings.push_back({tensor, Fault::kHot, ratio - 1});
-    } else if (std::isnan(width) && count > 1 && IsSumOfSquares(settings_[i]) &&
-               // As if the few observations were one.
-               ratio > (1 + budget) * SquaresQuantile(1 - tail, numel)) {
-      findings.push_back({tensor, Fault::kHot, ratio - 1});
-    } else if ((ratio <= 0 && ratio + width < 1 - budget) ||
-               (logarithm < std::log(1 - budget) &&
-                ratio < (1 - budget) * SquaresQuantile(tail, numel * count))) {
+    } else if (is_cold) {
       findings.push_back({tensor, Fault::kCold, 1 - ratio});
     }
     look(gauge.excess,
