@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 4 examples/python/distributed_chains.py [--chains 2]
 
 A chain on each rank, or fewer chains of several ranks each: two of two here, on a mesh
-of chains × replicas. Killed and started again, all chains go on to the same bytes.
+of chains × replicas. Killed and started again, all chains go on to the same draws.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 A network 1-32-32-1 on 40 noisy points of a curve with a gap, SGHMC. The run stores at
 most 200 draws and makes a checkpoint every 2,000 steps; killed and started again, it
-goes on to the same bytes. The picture has the predictions of the stored draws, and how
+goes on to the same draws. The picture has the predictions of the stored draws, and how
 two of them come along the chain. With --compile (torch 2.15) its steps are made in
 blocks of ten by one compiled call, several times as fast once that is made.
 """
