@@ -46,20 +46,30 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
       "ecs_leapfrog_(Tensor(a!) x, Tensor(b!) momentum, Tensor gradient, "
       "Tensor? whitening, Tensor origin, *, float kick, float drift) -> "
       "Tensor");
-  // A sampler's step once more, on the CPU: `packed` has what is not a list or
-  // the step (core/packed_call.h), `state` all lists but the first two and the
-  // prior's means. Returns false, with nothing changed, if gradients are to be
-  // finite and are not.
+  // A step of all param groups on a device: `packed` has what is not a tensor
+  // (core/packed_step.h), `state` each group's lists but the first two, and
+  // then its prior's means. `step` is the counter, on the host, which is
+  // advanced. Returns false, with nothing changed, if gradients must be finite
+  // and are not.
   m.def(
-      "step_again_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] state, "
-      "Tensor packed, int step) -> bool");
-  // The same of EWSG, with the decision on its last proposal: `weights` is a
-  // packed call of ewsg_log_ratio. Returns whether it was accepted, 1 or 0, or
-  // -1 where gradients are to be finite and are not.
+      "fused_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] state, "
+      "Tensor packed, Tensor(c!) step) -> bool");
+  // The same without waiting for the device, which leaves the updates out if
+  // gradients are not finite. With `num_skipped` both counters are the
+  // device's, and it counts; otherwise the step is counted in any case.
+  // `counts` are those of count_nonfinite, if the caller has them. Returns the
+  // counts and the step, -1 if it was left out.
   m.def(
-      "ewsg_step_again_(Tensor(a!)[] params, Tensor[] grads, "
-      "Tensor[] proposals, Tensor(b!)[] state, Tensor packed, Tensor weights, "
-      "int step, int proposal) -> int");
+      "deferred_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] state, "
+      "Tensor packed, Tensor(c!) step, Tensor(d!)? num_skipped=None, "
+      "Tensor? counts=None) -> (Tensor, Tensor)");
+  // EWSG's step with the decision on its last proposal, on the CPU: `weights`
+  // has a packed call of ewsg_log_ratio for each group. Returns whether it was
+  // accepted, 1 or 0, or -1 where gradients must be finite and are not.
+  m.def(
+      "ewsg_step_(Tensor(a!)[] params, Tensor[] grads, Tensor[] proposals, "
+      "Tensor(b!)[] state, Tensor packed, Tensor weights, Tensor(c!) step, "
+      "int proposal) -> int");
   // Whether any element is not finite: on the CPU, where the host need not
   // wait.
   m.def("any_nonfinite(Tensor[] tensors) -> bool");

@@ -24,7 +24,11 @@ ALIKE: dict[str, type[sg.Sampler]] = {
     and cls._METHOD.operator in [getattr(ops, op) for op in by_gradients()]
 }
 #: Those that keep nothing.
-PLAIN = {k: cls for k, cls in ALIKE.items() if not cls._METHOD.keeps_state}
+PLAIN = {
+    k: cls
+    for k, cls in ALIKE.items()
+    if cls._METHOD.state.keys() <= {"master", "prior_mean"}
+}
 assert "SGLD" in PLAIN
 CLASSES = (
     *(*ALIKE.values(), sg.SGHMC, sg.PSGLD, sg.SGNHT),

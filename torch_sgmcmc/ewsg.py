@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -12,8 +11,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain.again import Again, can_be_made_again
+from torch_sgmcmc.chain.checks import warn
 from torch_sgmcmc.chain.closures import (
+    OTHER_PARAMETERS,
     check_comparable,
     fresh_gradients,
     lightning_module,
@@ -21,22 +21,24 @@ from torch_sgmcmc.chain.closures import (
     refuse_scaler,
 )
 from torch_sgmcmc.chain.dtypes import blank
+from torch_sgmcmc.chain.finite_check import StepLeftOut, check_finite, leave_out
+from torch_sgmcmc.chain.gathering import gather
 from torch_sgmcmc.chain.group_settings import rests, scales
 from torch_sgmcmc.chain.master import start_masters
 from torch_sgmcmc.chain.method import Method
 from torch_sgmcmc.chain.momentum import start_momenta
-from torch_sgmcmc.chain.nonfinite import StepLeftOut, check_finite, leave_out
 from torch_sgmcmc.chain.operators import (
     ewsg_log_ratio,
-    ewsg_step_again_,
     metropolis_decide,
     select_chains_,
 )
 from torch_sgmcmc.chain.prior import prior_of
 from torch_sgmcmc.chain.record import Chain, Work
+from torch_sgmcmc.chain.rescaling import rescalings
 from torch_sgmcmc.chain.settings import settings
 from torch_sgmcmc.chain.shared_settings import SharedSettings
 from torch_sgmcmc.chain.state_checks import check_count, check_part
+from torch_sgmcmc.chain.step_plan import StepPlan
 
 __all__ = ["EWSG"]
 
@@ -171,6 +173,8 @@ class EWSG(SharedSettings):
     _SHARED: ClassVar[tuple[str, ...]] = (
         *("index_chain_length", "persistent_index_chain", "num_chains"),
     )
+    # Minibatches are compared on the host.
+    _WAITS = True
     # The last two: how many minibatches got numbers so far, and the numbers of those
     # that a persistent index chain goes on from.
     _PROGRESS: ClassVar[Mapping[str, Any]] = {
@@ -247,8 +251,8 @@ class EWSG(SharedSettings):
         1 means that minibatches hardly differ in weight (as for small ``lr``), and
         EWSG hardly from SGHMC.
         """
-        group = self.param_groups[0]
-        return _C.ratio(group["num_accepted"], group["num_proposals"])
+        progress = self._rng.progress
+        return _C.ratio(progress["num_accepted"], progress["num_proposals"])
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
@@ -275,7 +279,6 @@ class EWSG(SharedSettings):
                 f"num_drawn = {drawn}), or none)"
             )
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Draws minibatches, chooses one of them and makes one update with it.
 
@@ -293,109 +296,142 @@ class EWSG(SharedSettings):
             RuntimeError: the gradients are not as they should be (see the class). No
                 parameter has changed.
         """
+        return super().step(closure)
+
+    def _run_step(self, closure: Callable[[], Any] | None) -> Any:
         refuse_scaler(self)
         if closure is None:
+            if self._begin_step():
+                return None
             raise TypeError(_NO_CLOSURE)
-        again = self._again_now()
-        if again is None:
+        chain = self._chain_now()
+        if chain.plan is None or not chain.plan.has_same_numbers():
             self._check_all_groups()
-        length = self.param_groups[0]["index_chain_length"]
+        first, progress = self.param_groups[0], chain.rng.progress
+        length = first["index_chain_length"]
         refuse_accumulation(self, closure)
         if length > 0 and not self._warned and lightning_module(closure) is not None:
             self._warned = True
-            warnings.warn(
+            warn(
                 "EWSG draws several minibatches a step, but in Lightning's automatic "
                 "optimization training_step is given the same batch each time: "
-                + _MANUAL,
-                stacklevel=4,
+                + _MANUAL
             )
 
-        first = self.param_groups[0]
         persistent = first["persistent_index_chain"]
-        former = first["minibatches"] if persistent else []
-        self._num_drawn = first["num_drawn"]
+        former = progress["minibatches"] if persistent else []
+        self._num_drawn = progress["num_drawn"]
         numbers = list(former) if former else self._fresh()
-        loss = self._evaluate(closure, numbers)
+        loss = self._evaluate_minibatch(closure, numbers)
         if all(map(rests, self.param_groups)):
             return loss
-        work = self._gather_like(again)
-        if not work:
-            raise RuntimeError(
-                "EWSG got no gradients from the closure (does it call backward()?)"
-            )
-        accepted: int | Tensor = 0
-        chain = self._chain_now()
+        chain, plan = self._chain_now(), None
         try:
-            # Else it is looked at with what it is compared with.
-            if length == 0 or (first["num_chains"] or 1) > 1:
-                check_finite(chain, work, looks_later=self._looks_later)
-            if again is not None and again.work.params is work[0].params:
-                prepared = [again.lists]
-            else:
-                again, prepared = None, self._prepare_all(chain, work)
-            is_made = False
-            for proposal in range(length):
-                proposed, fresh = self._propose(closure, work, again)
-                decision = None
-                if again is not None and proposal == length - 1:
-                    decision = self._step_again(chain, again, work, proposed, proposal)
-                    is_made = decision is not None
-                work, numbers, more = self._decide(
-                    *(work, proposed, numbers, fresh), prepared, proposal, decision
-                )
-                accepted = accepted + more
-            for _, params, grads, _ in work:
-                for p, grad in zip(params, grads, strict=True):
-                    p.grad = grad
-            if again is not None and not is_made and not again.has_same_numbers():
-                again = None  # the closure has set others
-            if again is None:
-                self._advance(chain, work, prepared)
-            elif not is_made:
-                self._advance_again(chain, again, work[0].grads)
-        except BaseException as error:
-            chain.undo_created()
-            if isinstance(error, StepLeftOut):
-                leave_out(chain)
-                # What was drawn is not drawn again, nor is it gone on from.
-                self._set(num_drawn=self._num_drawn, minibatches=[])
+            plan, grads = self._plan(chain)
+            if plan is None:
                 return loss
-            raise
-        proposals = first["num_proposals"] + length * (first["num_chains"] or 1)
-        progress = {
-            "num_proposals": proposals,
-            "num_accepted": first["num_accepted"] + accepted,
-            "num_drawn": self._num_drawn,
-            "minibatches": numbers if persistent else [],
-        }
-        if again is not None:
-            again.set(progress)
+            numbers, accepted = self._choose(closure, chain, plan, grads, numbers)
+        except BaseException as error:
+            self._settle_created(chain, plan)
+            if not isinstance(error, StepLeftOut):
+                raise
+            leave_out(chain)
+            # What was drawn is not drawn again, nor is it gone on from.
+            self._set(num_drawn=self._num_drawn, minibatches=[])
             return loss
-        self._set(**progress)
-        is_one = length > 0 and first["num_chains"] is None
-        if is_one and can_be_made_again(chain, work):
-            method, lists = self._call_of(prepared[0]), prepared[0]
-            again = Again(chain, method, work[0], lists, {})
-            again.weights = self._weights_of(chain, again.work, lists)
-            chain.again = again
+        proposals = length * (first["num_chains"] or 1)
+        self._set(
+            num_proposals=progress["num_proposals"] + proposals,
+            num_accepted=progress["num_accepted"] + accepted,
+            num_drawn=self._num_drawn,
+            minibatches=numbers if persistent else [],
+        )
         return loss
 
-    def _again_now(self) -> Again | None:
-        """What the last step was made of, if nothing that is known yet is another."""
-        chain = self._chain_now()
-        again, chain.again = chain.again, None
-        if again is None or not again.has_same_numbers():
-            return None
-        return again
+    def _choose(
+        self,
+        closure: Callable[[], Any],
+        chain: Chain,
+        plan: StepPlan,
+        grads: list[Tensor],
+        numbers: list[int],
+    ) -> tuple[list[int], int | Tensor]:
+        """Runs the index chain, and makes the update with the gradients that are left.
 
-    def _gather_like(self, again: Again | None) -> list[Work]:
-        """The gradients that the closure has left, and what they are of."""
-        if again is not None and again.has_same_numbers():
-            grads = again.gradients(self.param_groups, self.state)
-            if grads is not None:
-                group, params, _, offsets = again.work
-                return [Work(group, params, grads, offsets)]
-        return self._gather(checked=True)
+        Returns:
+            The numbers of their minibatches, if anyone will ask, and how many proposals
+            were accepted (a tensor, if that would take waiting for).
+        """
+        length = self.param_groups[0]["index_chain_length"]
+        chains = self.param_groups[0]["num_chains"]
+        if length == 0 or (chains or 1) > 1:  # else by what they are compared by
+            check_finite(chain, plan.observed(grads))
+        accepted: int | Tensor = 0
+        for proposal in range(length):
+            fresh = self._fresh()
+            self._evaluate_minibatch(closure, fresh)
+            proposed = self._gradients_like(chain, plan)
+            work, other = plan.observed(grads), plan.observed(proposed)
+            check_comparable(work, other, chain.placement)
+            self._check_draws(work, other)
+            if not plan.has_same_values():  # the closure has set others
+                self._check_all_groups()
+                plan.note_numbers()
+                changes = rescalings(chain)
+                plan.pack([self._instead(lists.group) for lists in plan.work], changes)
+            is_last = proposal == length - 1 and chain.gauges is None
+            is_fused = is_last and chains is None and plan.decides
+            more: int | Tensor
+            try:
+                if is_fused:
+                    of_ratio = (self._LOG_RATIO, self._ratio_numbers, proposal)
+                    more = plan.decide(grads, proposed, *of_ratio)
+                    if more < 0:
+                        check_finite(chain, work)
+                        check_finite(chain, other)
+                    grads, numbers = (proposed, fresh) if more else (grads, numbers)
+                else:
+                    grads, numbers, more = self._decide(
+                        chain, plan, grads, proposed, numbers, fresh, proposal
+                    )
+            except RuntimeError:
+                self._gather()  # which names the parameter
+                raise
+            accepted = accepted + more
+            if is_fused:
+                self._show_gradients(plan, grads)
+                return numbers, accepted
+        self._show_gradients(plan, grads)
+        self._launch(chain, plan, grads)
+        return numbers, accepted
+
+    def _show_gradients(self, plan: StepPlan, grads: list[Tensor]) -> None:
+        """Leaves the gradients of the update in the parameters."""
+        for p, grad in zip(plan.params, grads, strict=True):
+            p.grad = grad
+
+    def _gradients_like(self, chain: Chain, plan: StepPlan) -> list[Tensor]:
+        """Returns the gradients that the closure has left, in the plan's order.
+
+        Raises:
+            RuntimeError: they are of other parameters.
+        """
+        grads = plan.gradients()
+        if grads is not None:
+            return grads
+        found = {
+            id(p): grad
+            for lists in gather(chain)
+            for p, grad in zip(lists.params, lists.grads, strict=True)
+        }
+        if {id(p) for p in plan.params} != found.keys():
+            raise RuntimeError(OTHER_PARAMETERS)
+        return [found[id(p)] for p in plan.params]
+
+    def _handle_no_gradients(self, chain: Chain) -> None:
+        raise RuntimeError(
+            "EWSG got no gradients from the closure (does it call backward()?)"
+        )
 
     def _fresh(self) -> list[int]:
         """Numbers of minibatches that are yet to be drawn, one for each chain."""
@@ -403,7 +439,9 @@ class EWSG(SharedSettings):
         self._num_drawn += self.param_groups[0]["num_chains"] or 1
         return [*range(begin, self._num_drawn)]
 
-    def _evaluate(self, closure: Callable[[], Any], numbers: list[int]) -> Any:
+    def _evaluate_minibatch(
+        self, closure: Callable[[], Any], numbers: list[int]
+    ) -> Any:
         """Has the closure make the gradients of these minibatches."""
         self._asked, self._has_asked = numbers, False
         try:
@@ -414,134 +452,77 @@ class EWSG(SharedSettings):
             raise RuntimeError(_NOT_ASKED)
         return loss
 
-    def _looks_later(self, work: list[Work]) -> bool:
-        """Minibatches are compared on the host."""
-        return False
-
-    def _propose(
-        self, closure: Callable[[], Any], work: list[Work], again: Again | None
-    ) -> tuple[list[Work], list[int]]:
-        """The gradients of a proposed minibatch, and its number."""
-        fresh = self._fresh()
-        self._evaluate(closure, fresh)
-        proposed = self._gather_like(again)
-        check_comparable(work, proposed, self._chain.placement)
-        self._check_draws(work, proposed)
-        return proposed, fresh
-
-    def _weights_of(
-        self, chain: Chain, work: Work, lists: list[list[Tensor]]
-    ) -> Tensor:
-        """The packed call of what minibatches are compared by."""
-        momenta = lists[0] if len(lists) > 1 else []
-        surrogate = _SURROGATES.index(work.group["surrogate"])
-        _, weights = self._LOG_RATIO.packed(
-            *(chain, work, [work.params, momenta]),
-            looks=False,
-            surrogate=surrogate,
-            num_chains=1,
-        )
-        return weights
-
-    def _step_again(
-        self,
-        chain: Chain,
-        again: Again,
-        current: list[Work],
-        proposed: list[Work],
-        proposal: int,
-    ) -> bool | None:
-        """Decides and makes the update at once.
-
-        Returns:
-            Whether the proposal was accepted; None, and nothing has changed, if the one
-            must come before the other.
-        """
-        if chain.gauges is not None or again.work.params is not proposed[0].params:
-            return None
-        decision = ewsg_step_again_(
-            *(again.work.params, current[0].grads, proposed[0].grads, again.state),
-            *(again.packed, again.weights, again.work.group["step"], proposal),
-        )
-        if decision < 0:
-            return None
-        again.count_step()
-        chain.placement.have_changed(again.work.params)
-        chain.again = again
-        return decision == 1
+    def _ratio_numbers(self, work: Work) -> dict[str, Any]:
+        """Numbers of the comparison in place of the group's."""
+        group = work.group
+        return {
+            "lr": float(group["lr"]),
+            "momentum_scale": scales(group).get("momentum_scale", 1.0),
+            "surrogate": _SURROGATES.index(group["surrogate"]),
+            "num_chains": group["num_chains"] or 1,
+        }
 
     def _decide(
         self,
-        work: list[Work],
-        proposed: list[Work],
+        chain: Chain,
+        plan: StepPlan,
+        grads: list[Tensor],
+        proposed: list[Tensor],
         numbers: list[int],
         fresh: list[int],
-        prepared: list[list[list[Tensor]]],
         proposal: int,
-        decision: bool | None,
-    ) -> tuple[list[Work], list[int], int | Tensor]:
-        """One step of the index chain, if it has not been decided yet.
+    ) -> tuple[list[Tensor], list[int], int | Tensor]:
+        """Makes one step of the index chain.
 
         Returns:
-            The work with the gradients that are now current, the numbers of their
-            minibatches, if anyone will ask, and how many chains accepted the proposal
-            (a tensor, if that would take waiting for).
+            The gradients that are now current, the numbers of their minibatches, and
+            how many chains accepted the proposal.
         """
-        if decision is not None:
-            return (proposed, fresh, 1) if decision else (work, numbers, 0)
-        chain = self._chain_now()
         chains = self.param_groups[0]["num_chains"] or 1
+        work, other = plan.observed(grads), plan.observed(proposed)
         if chains > 1:
-            check_finite(chain, proposed, looks_later=self._looks_later)
-        ratios = [
-            ratio
-            for (group, params, grads, _), (_, _, proposals, _), lists in zip(
-                work, proposed, prepared, strict=True
-            )
-            for ratio in chain.placement.sums(
-                ewsg_log_ratio,
-                params,
-                grads,
-                proposals,
-                lists[0] if len(lists) > 1 else [],
-                lr=group["lr"],
-                momentum=group["momentum"],
-                num_data=group["num_data"],
-                prior_precision=group["prior_precision"],
+            check_finite(chain, other)
+        ratios: list[Tensor] = []
+        for (group, params, current, _), (_, _, proposals, _) in zip(
+            work, other, strict=True
+        ):
+            momenta = []
+            if group["momentum"] > 0:
+                momenta = [self.state[p]["momentum"] for p in params]
+            keys = ("momentum", "num_data", "prior_precision", "temperature")
+            ratios += chain.placement.sums(
+                *(ewsg_log_ratio, params, current, proposals, momenta),
+                **{key: group[key] for key in keys},
+                **self._ratio_numbers(work[0]._replace(group=group)),
                 **prior_of(chain.state, group, params),
-                temperature=group["temperature"],
-                momentum_scale=scales(group).get("momentum_scale", 1.0),
-                surrogate=_SURROGATES.index(group["surrogate"]),
-                num_chains=chains,
             )
-        ]
-        log_ratio = 0.0
+        stream = chain.noise()
         if chains == 1:
+            log_ratio = 0.0
             for ratio in ratios:  # sum() does not round alike in all versions
                 log_ratio += float(ratio)
             # That is (g' - g)(lr (g + g') + ...) over all elements: one that is not
             # finite makes it so.
             if not math.isfinite(log_ratio):
-                for each in (work, proposed):
-                    check_finite(chain, each, looks_later=self._looks_later)
-        stream = chain.noise(self.param_groups[0])
-        if chains == 1:
-            accepted = _C.index_chain_accepts(log_ratio, **stream, proposal=proposal)
-            return (proposed, fresh, 1) if accepted else (work, numbers, 0)
+                check_finite(chain, work)
+                check_finite(chain, other)
+            if _C.index_chain_accepts(log_ratio, **stream, proposal=proposal):
+                return proposed, fresh, 1
+            return grads, numbers, 0
         total = ratios[0]
         for ratio in ratios[1:]:
             total = total + ratio.to(total.device)
         mask = metropolis_decide(
             total, **stream, proposal=proposal, purpose=_C.Purpose.INDEX_CHAIN
         )
-        for (_, params, grads, _), (_, _, proposals, _) in zip(
-            work, proposed, strict=True
+        for (_, params, current, _), (_, _, proposals, _) in zip(
+            work, other, strict=True
         ):
-            select_chains_(grads, proposals, mask.to(params[0].device))
+            select_chains_(current, proposals, mask.to(params[0].device))
         if self.param_groups[0]["persistent_index_chain"]:
             triples = zip(mask.tolist(), fresh, numbers, strict=True)
             numbers = [new if chosen else old for chosen, new, old in triples]
-        return work, numbers, mask.sum()
+        return grads, numbers, mask.sum()
 
     def _check_draws(self, current: list[Work], proposed: list[Work]) -> None:
         """Raises if it is plain that the closure does not draw minibatches."""
@@ -570,21 +551,16 @@ class EWSG(SharedSettings):
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         return blank(p, "momentum") if group["momentum"] > 0 else {}
 
+    def _method_of(self, group: dict[str, Any]) -> Method:
+        return self._METHOD if group["momentum"] > 0 else self._OVERDAMPED
+
     def _prepare(self, chain: Chain, work: Work) -> list[list[Tensor]]:
         """Returns the lists of the operator, the momenta first if there are any."""
         group, params, _, offsets = work
         masters = start_masters(chain, params)
         if group["momentum"] == 0:
+            for p in params:  # what a schedule of the momentum left behind
+                chain.remove(p, "momentum")
             return [masters]
         start_momenta(chain, group, params, offsets)
         return [[self.state[p]["momentum"] for p in params], [], masters]
-
-    def _call_of(self, lists: list[list[Tensor]]) -> Method:
-        return self._METHOD if len(lists) > 1 else self._OVERDAMPED
-
-    def _update(self, chain: Chain, work: Work, prepared: list[list[Tensor]]) -> None:
-        instead = self._instead(work.group)
-        self._call_of(prepared).update(chain, work, prepared, **instead)
-        if len(prepared) == 1:
-            for p in work.params:  # what a schedule of the momentum left behind
-                self._forget(p, "momentum")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain.checks import check_integer, check_real
+from torch_sgmcmc.chain.checks import check_integer, check_real, warn
 from torch_sgmcmc.chain.closures import (
     fresh_gradients,
     lightning_module,
@@ -20,15 +19,15 @@ from torch_sgmcmc.chain.closures import (
 )
 from torch_sgmcmc.chain.diagonal import check_saved_diagonal, diagonals
 from torch_sgmcmc.chain.distributed import refuse_other_meshes
-from torch_sgmcmc.chain.given import MASS
-from torch_sgmcmc.chain.hamiltonian import Hamiltonian
-from torch_sgmcmc.chain.nonfinite import (
+from torch_sgmcmc.chain.finite_check import (
     StepLeftOut,
     check_finite,
     choice_of,
     leave_out,
     nonfinite_error,
 )
+from torch_sgmcmc.chain.given import MASS
+from torch_sgmcmc.chain.hamiltonian import Hamiltonian
 from torch_sgmcmc.chain.progress import progress_bar
 from torch_sgmcmc.chain.record import Work
 from torch_sgmcmc.chain.settings import settings
@@ -279,8 +278,10 @@ class HMC(Hamiltonian):
             RuntimeError: gradients or loss are not as they should be (see the class).
                 No parameter has changed.
         """
-        loss, _ = self._trajectory(closure)
-        return loss
+        return super().step(closure)
+
+    def _run_step(self, closure: Callable[[], Any] | None) -> Any:
+        return self._trajectory(closure)[0]
 
     def warmup(
         self,
@@ -317,7 +318,6 @@ class HMC(Hamiltonian):
         check_integer("steps", steps, low=1)
         check_real("target_acceptance", target_acceptance, high=1.0, low_open=True)
         self._check_all_groups()
-        self._settle()
         group = self.param_groups[0]
         if not group["metropolis"]:
             raise ValueError(
@@ -357,6 +357,8 @@ class HMC(Hamiltonian):
             row).
         """
         refuse_scaler(self)
+        if self._begin_step():
+            return None, torch.empty(0, dtype=torch.float64)
         if closure is None:
             raise TypeError(_NO_CLOSURE)
         self._check_all_groups()
@@ -383,7 +385,7 @@ class HMC(Hamiltonian):
         """Goes on with a step once there are gradients; returns the log ratios."""
         group = self.param_groups[0]
         chain = self._chain_now()
-        check_finite(chain, work, looks_later=self._looks_later)
+        check_finite(chain, work)
         motion = self._prepare_all(chain, work)
         start = None
         if group["metropolis"]:
@@ -408,7 +410,12 @@ class HMC(Hamiltonian):
         if start is not None:
             accepted = self._decide(log_ratios, work, motion, saved, masters, turned)
             losses = torch.where(accepted, end_losses, losses)
-        self._advance(chain, work, motion)
+        if chain.gauges is not None:
+            chain.gauges._observe(work)
+        for lists, moving in zip(work, motion, strict=True):
+            self._keep(lists, moving)
+            chain.placement.have_changed(lists.params)
+        chain.rng.count()
         self._known = (losses, self._marks()) if start is not None else None
         return log_ratios
 
@@ -441,4 +448,4 @@ class HMC(Hamiltonian):
                 "must be all data. SGHMC is what minibatches need"
             )
         if self._num_changes == _C.MOST_CHANGES:
-            warnings.warn(_C.changed_target(), stacklevel=7)
+            warn(_C.changed_target())

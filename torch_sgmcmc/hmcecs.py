@@ -24,7 +24,7 @@ from torch_sgmcmc._ecs.target import (
 from torch_sgmcmc.chain.checks import check_integer, check_real
 from torch_sgmcmc.chain.closures import by_lightning, refuse_scaler
 from torch_sgmcmc.chain.distributed import refuse_lone_decisions
-from torch_sgmcmc.chain.nonfinite import (
+from torch_sgmcmc.chain.finite_check import (
     StepLeftOut,
     choice_of,
     leave_out,
@@ -281,6 +281,11 @@ class HMCECS(HMCECSBase):
             RuntimeError: log-likelihoods are not as they should be (see the class), or
                 the chain has left. No parameter has changed.
         """
+        return super().step(closure)
+
+    def _run_step(self, closure: Closure | None) -> Any:
+        if self._begin_step():
+            return None
         try:
             self._sweep(closure)
         except StepLeftOut:
@@ -401,8 +406,8 @@ class HMCECS(HMCECSBase):
         self._present, self._present_key = present, self._target_key()
         self.state["subsample"] = present.subsample.save(self._layout())
         group = self.param_groups[0]
+        self._rng.count()
         self._set(
-            step=group["step"] + 1,
             num_trajectories=group["num_trajectories"] + 1,
             num_accepted=group["num_accepted"] + moved,
             num_divergences=group["num_divergences"] + (not math.isfinite(log_ratio)),
@@ -459,9 +464,7 @@ class HMCECS(HMCECSBase):
         """Makes the step for θ; returns the point, the log ratio, and if θ moved."""
         group = self.param_groups[0]
         r = torch.empty_like(present.theta)
-        hmc_momenta_(
-            [r], [], temperature=1.0, offsets=[0], **self._chain_now().noise(group)
-        )
+        hmc_momenta_([r], [], temperature=1.0, offsets=[0], **self._chain_now().noise())
         before = present.log - float(sum_of_squares([r])) / 2
         steps = self._num_steps(most_steps)
         factor = self._anchor.whitening
@@ -495,6 +498,6 @@ class HMCECS(HMCECSBase):
             torch.tensor([log_ratio], dtype=torch.float64),
             proposal=test,
             purpose=_C.Purpose.METROPOLIS,
-            **self._chain_now().noise(self.param_groups[0]),
+            **self._chain_now().noise(),
         )
         return bool(accepted)

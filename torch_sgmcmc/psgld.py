@@ -13,10 +13,10 @@ import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain.closures import refuse_scaler
 from torch_sgmcmc.chain.distributed import refuse_lone_decisions
 from torch_sgmcmc.chain.dtypes import blank, state_dtype
+from torch_sgmcmc.chain.finite_check import check_finite
 from torch_sgmcmc.chain.many_chains import ManyChains
 from torch_sgmcmc.chain.master import check_not_capturing, start_masters
 from torch_sgmcmc.chain.method import Method
-from torch_sgmcmc.chain.nonfinite import check_finite
 from torch_sgmcmc.chain.operators import gaussian_, sum_of_squares
 from torch_sgmcmc.chain.record import Chain, Work
 from torch_sgmcmc.chain.roots import root
@@ -177,14 +177,24 @@ class PSGLD(ManyChains):
         """
         return needs_graph(self)
 
-    def _gather(self, *, checked: bool = False) -> list[Work]:
+    def _begin_step(self) -> bool:
         refuse_scaler(
             self,
             "PSGLD with Γ",
             "the loss and so its curvature",
             ", or gamma=False and adapt=False after burn-in",
         )
-        return super()._gather(checked=checked)
+        return super()._begin_step()
+
+    def _method_of(self, group: dict[str, Any]) -> Method:
+        return self._METHOD if group["adapt"] else self._FROZEN
+
+    def _uses_gradients(self, group: dict[str, Any]) -> bool:
+        return group["adapt"] and group["gamma"]
+
+    def _is_repeated(self, group: dict[str, Any]) -> bool:
+        # A preconditioner that stays may be written to, which no guard sees.
+        return group["adapt"] and not group["gamma"]
 
     def _check_ranks(self) -> None:
         if needs_graph(self):
@@ -206,7 +216,7 @@ class PSGLD(ManyChains):
         curvatures = self._curvatures(chain, probed) if probed else {}
         second = [[curvatures[p] for p in lists.params] for lists in probed]
         what = "second derivative (for Γ)"
-        check_finite(chain, probed, second, what, looks_later=self._looks_later)
+        check_finite(chain, probed, second, what)
         roots = self._roots
         prepared: list[tuple[list[Tensor], ...]] = []
         for group, params, grads, _ in work:
@@ -222,7 +232,7 @@ class PSGLD(ManyChains):
                     start = _begin_gamma(chain, group, p, grad, curvatures[p], is_new)
                     chain.create(p, "sensitivity", start)
                 elif group["adapt"] and not corrected:  # V moves on without it
-                    state.pop("sensitivity", None)
+                    chain.remove(p, "sensitivity")
             squares = [state["square_average"] for state in states]
             masters = start_masters(chain, params)
             if group["adapt"]:
@@ -245,15 +255,6 @@ class PSGLD(ManyChains):
             prepared.append(([roots[p].value for p in params], masters))
         return prepared
 
-    def _looks_later(self, work: list[Work]) -> bool:
-        """Not where the first h enters the state before the update."""
-        return super()._looks_later(work) and all(
-            "sensitivity" in self.state[p]
-            for group, params, _, _ in work
-            if group["adapt"] and group["gamma"]
-            for p in params
-        )
-
     def _curvatures(self, chain: Chain, work: list[Work]) -> dict[Tensor, Tensor]:
         """Estimates the diagonal of the Hessian (Hutchinson), of all groups at once.
 
@@ -263,14 +264,14 @@ class PSGLD(ManyChains):
         params: list[Tensor] = []
         grads: list[Tensor] = []
         probes: list[Tensor] = []
-        for group, some, theirs, offsets in work:
+        for _, some, theirs, offsets in work:
             normal = [torch.empty_like(p) for p in some]
             gaussian_(
                 normal,
                 std=1.0,
                 offsets=offsets,
                 purpose=_C.Purpose.PROBE,
-                **chain.noise(group),
+                **chain.noise(),
             )
             params += some
             grads += theirs
@@ -302,12 +303,6 @@ class PSGLD(ManyChains):
             p: torch.zeros_like(z) if product is None else product * z
             for p, z, product in zip(params, probes, products, strict=True)
         }
-
-    def _update(
-        self, chain: Chain, work: Work, prepared: tuple[list[Tensor], ...]
-    ) -> None:
-        method = self._METHOD if work.group["adapt"] else self._FROZEN
-        method.update(chain, work, prepared)
 
 
 def needs_graph(sampler: Sampler) -> bool:

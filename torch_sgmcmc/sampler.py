@@ -16,42 +16,39 @@ from torch.optim.optimizer import (
 )
 
 from torch_sgmcmc.chain import distributed, summary
-from torch_sgmcmc.chain.again import Again, can_be_made_again, goes_on, is_plain
 from torch_sgmcmc.chain.arguments import documented
 from torch_sgmcmc.chain.bookkeeping import Bookkeeping
-from torch_sgmcmc.chain.dtypes import has_master
-from torch_sgmcmc.chain.gathering import gather
-from torch_sgmcmc.chain.given import has_more
-from torch_sgmcmc.chain.group_settings import (
-    ESTIMATE_SETTINGS,
-    is_drawn,
-    noise_estimate,
-    records_of,
-    rests,
-    scales,
-)
-from torch_sgmcmc.chain.method import Method
-from torch_sgmcmc.chain.nonfinite import (
+from torch_sgmcmc.chain.finite_check import (
     StepLeftOut,
     check_finite,
     choice_of,
-    gate_of,
+    is_any_nonfinite,
     leave_out,
+    raise_nonfinite,
     raise_what_was_found,
 )
-from torch_sgmcmc.chain.operators import any_nonfinite
+from torch_sgmcmc.chain.fit import check_fits
+from torch_sgmcmc.chain.gathering import gather
+from torch_sgmcmc.chain.group_settings import (
+    ESTIMATE_SETTINGS,
+    noise_estimate,
+    records_of,
+    rests,
+)
+from torch_sgmcmc.chain.method import Method
 from torch_sgmcmc.chain.param_groups import (
     with_known_arguments,
 )
+from torch_sgmcmc.chain.prior import PRIOR_MEAN
 from torch_sgmcmc.chain.record import Chain, Work
 from torch_sgmcmc.chain.rescaling import (
-    finish_rescaling,
-    leaves_momenta,
     note_estimate,
     redraw_momenta,
     rescale_now,
+    rescalings,
 )
-from torch_sgmcmc.chain.turns import take_turn
+from torch_sgmcmc.chain.step_plan import StepPlan, Update
+from torch_sgmcmc.chain.turns import has_turn, take_turn
 
 __all__ = ["Sampler", "check_sampler"]
 
@@ -133,6 +130,8 @@ class Sampler(Bookkeeping):
     #: The operator that makes its updates, if they are one; ``_STATE`` is then what its
     #: row says, but for a class that says it itself.
     _METHOD: ClassVar[Method | None] = None
+    #: Whether the host waits for each step's check on a GPU.
+    _WAITS: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -164,31 +163,45 @@ class Sampler(Bookkeeping):
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         return {} if self._METHOD is None else self._METHOD.blank_state(p)
 
+    def _method_of(self, group: dict[str, Any]) -> Method:
+        """Returns the operator that updates a group."""
+        assert self._METHOD is not None
+        return self._METHOD
+
     def _prepare(self, chain: Chain, work: Work) -> Any:
         """Initialises state and makes checks that need it, before any update.
 
         Returns:
-            The state that :meth:`_update` will be given.
+            The lists of state that the operator takes, in its row's order.
         """
-        if self._METHOD is None:
-            return None
-        return self._METHOD.prepare(chain, work)
+        return self._method_of(work.group).prepare(chain, work)
 
     def _prepare_all(self, chain: Chain, work: list[Work]) -> list[Any]:
         """Calls :meth:`_prepare` for all lists; for what concerns them together."""
         return [self._prepare(chain, lists) for lists in work]
 
-    def _update(self, chain: Chain, work: Work, prepared: Any) -> None:
-        """Makes one update of a list."""
-        if self._METHOD is None:
-            raise NotImplementedError
-        self._METHOD.update(chain, work, prepared, **self._instead(work.group))
+    def _uses_gradients(self, group: dict[str, Any]) -> bool:
+        """Returns whether each step's gradients enter a group's state before it.
+
+        Gradients are then checked first, and each step has a plan for itself.
+        """
+        return False
+
+    def _is_repeated(self, group: dict[str, Any]) -> bool:
+        """Returns whether a plan holds for further steps of a group."""
+        return not self._uses_gradients(group)
+
+    def _handle_no_gradients(self, chain: Chain) -> None:
+        """Handles a step in which no parameter has a gradient: it is counted."""
+        chain.rng.count()
 
     def _instead(self, group: dict[str, Any]) -> dict[str, Any]:
         """Numbers that the operator is given in place of the group's."""
-        numbers: dict[str, Any] = scales(group)
+        numbers: dict[str, Any] = {}
         if ESTIMATE_SETTINGS in group and not isinstance(group["noise_estimate"], str):
             numbers["noise_estimate"] = noise_estimate(group)
+        if isinstance(group.get("lr"), Tensor):
+            numbers["lr"] = float(group["lr"])
         return numbers
 
     # ---- The optimizer interface ----------------------------------------------
@@ -201,7 +214,6 @@ class Sampler(Bookkeeping):
         longer than a step of a small network.
         """
         observed = Optimizer.profile_hook_step(func)
-        is_own = func is Sampler.step
 
         def is_hooked(self: Sampler) -> bool:
             return bool(
@@ -224,21 +236,9 @@ class Sampler(Bookkeeping):
         def wrapper(self: Sampler, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return traced(self, *args, **kwargs)
-            # An interrupt inside of any no_grad() may leave autograd switched off.
-            enabled = torch.is_grad_enabled()
-            try:
-                watched = is_hooked(self) or _profiler_enabled()
-                if is_own and not (watched or args or kwargs):
-                    if self._make_again():
-                        return None
-                if self._before_step():
-                    return None
-                result = (observed if watched else func)(self, *args, **kwargs)
-                if self._chain.absences.any:
-                    self._chain.absences.look(type(self).__name__, self.param_groups)
-                return result
-            finally:
-                torch._C._set_grad_enabled(enabled)
+            if is_hooked(self) or _profiler_enabled():
+                return observed(self, *args, **kwargs)
+            return func(self, *args, **kwargs)
 
         return wrapper
 
@@ -254,7 +254,7 @@ class Sampler(Bookkeeping):
         else:
             super().zero_grad(set_to_none)
 
-    def _before_step(self) -> bool:
+    def _begin_step(self) -> bool:
         """Checks what is around the sampler.
 
         Returns:
@@ -264,7 +264,7 @@ class Sampler(Bookkeeping):
         if distributed.is_laying_out(chain):
             self._lay_out()
             return True
-        chain.ledger.put_back(chain.groups)
+        chain.rng.check(chain.name, chain.groups)
         chain.clear_blank_state()
         self._settle()
         take_turn(chain)
@@ -298,164 +298,199 @@ class Sampler(Bookkeeping):
         """
         if torch.compiler.is_compiling():
             with torch.no_grad():
-                return self._make_step(closure)
-        # As no_grad() does, in a third of its time.
+                return self._run_step(closure)
+        # As no_grad() does, in a third of its time. An interrupt inside of any
+        # no_grad() may leave autograd switched off.
         enabled = torch.is_grad_enabled()
         try:
             torch._C._set_grad_enabled(False)
-            return self._make_step(closure)
+            result = self._run_step(closure)
         finally:
             torch._C._set_grad_enabled(enabled)
+        if self._chain.absences.any:
+            self._chain.absences.look(type(self).__name__, self.param_groups)
+        return result
 
-    def _make_step(self, closure: Callable[[], Any] | None) -> Any:
+    def _run_step(self, closure: Callable[[], Any] | None) -> Any:
+        """Makes a step, without autograd; samplers whose loop is their own override it.
+
+        Returns:
+            What the closure returned.
+        """
+        loss = self._evaluate(closure)
+        chain, plan = self._chain_now(), None
+        try:
+            plan, grads = self._plan(chain)
+            if plan is not None:
+                self._launch(chain, plan, grads)
+        except BaseException as error:
+            self._settle_created(chain, plan)
+            if not isinstance(error, StepLeftOut):
+                raise
+            leave_out(chain)
+        return loss
+
+    def _settle_created(self, chain: Chain, plan: StepPlan | None) -> None:
+        """Undoes what a failed step has created; an interrupted one may be made."""
+        if plan is not None and plan.was_made():
+            chain.keep_created()
+        else:
+            chain.undo_created()
+
+    def _evaluate(self, closure: Callable[[], Any] | None) -> Any:
+        """Raises what a GPU found in the last step, then calls the closure."""
         chain = self._chain_now()
         if chain.pending is not None or chain.error is not None:
             raise_what_was_found(chain)
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-            chain = self._chain_now()  # which may have put other groups or state there
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()
 
-        if self._make_again():
-            return loss
-        work = self._gather()
+    def _plan(self, chain: Chain) -> tuple[StepPlan | None, list[Tensor]]:
+        """Returns the plan of a step and its gradients: the last one if it is valid."""
+        plan, chain.plan = chain.plan, None  # after any error the next step builds one
+        if plan is not None and has_turn(chain):
+            if chain.is_settled or distributed.world_size() == 1:
+                grads = plan.gradients()
+                if grads is not None:
+                    if plan.has_same_numbers() or self._pack_again(chain, plan):
+                        chain.plan = plan
+                        return plan, grads
+        return self._build_plan(chain)
+
+    def _pack_again(self, chain: Chain, plan: StepPlan) -> bool:
+        """Packs the groups' numbers; False if the plan is to be built again."""
+        self._check_all_groups()
+        choice_of(chain)
+        changes = rescalings(chain) if self._RECORDS else []
+        if self._kinds(chain) != plan.kinds or any(each.draws for each in changes):
+            return False
+        if self._RECORDS:
+            note_estimate(chain)
+        plan.note_numbers()
+        plan.pack([self._instead(work.group) for work in plan.work], changes)
+        return True
+
+    def _kinds(self, chain: Chain) -> list[Any]:
+        """Returns what decides which operator updates which groups, and how."""
+        kinds: list[Any] = [choice_of(chain), chain.groups[0]["capturable"]]
+        for group in chain.groups:
+            kinds.append(None if rests(group) else self._method_of(group))
+            kinds.append(self._uses_gradients(group))
+        return kinds
+
+    def _build_plan(self, chain: Chain) -> tuple[StepPlan | None, list[Tensor]]:
+        """Checks groups and gradients, creates state, and makes a plan of both."""
+        is_compiling = torch.compiler.is_compiling()
+        if not is_compiling and self._begin_step():
+            return None, []
+        self._check_all_groups()
+        if self._RECORDS:
+            note_estimate(chain)
+        work = gather(chain)
         if all(map(rests, chain.groups)):
-            return loss
+            return None, []
         if self._RECORDS and self.defaults["capturable"]:
             self._rescale_now(chain)
-        try:
-            check_finite(chain, work, looks_later=self._looks_later)
-            redraw_momenta(chain)
-            prepared = self._prepare_all(chain, work)
-            self._advance(chain, work, prepared)
-            if work and self._repeats(work[0].group) and can_be_made_again(chain, work):
-                instead = self._instead(work[0].group)
-                chain.again = Again(chain, self._METHOD, work[0], prepared[0], instead)
-        except StepLeftOut:
-            chain.undo_created()
-            leave_out(chain)
-        except Exception:
-            chain.undo_created()
-            raise
-        return loss
+        if not work:
+            self._handle_no_gradients(chain)
+            return None, []
+        return self._plan_of(chain, work)
 
-    def _repeats(self, group: dict[str, Any]) -> bool:
-        """Whether steps prepare alike, once there is state."""
-        cls = type(self)
-        return (
-            cls._METHOD is not None
-            and cls._gather is Sampler._gather
-            and cls._prepare is Sampler._prepare
-            and cls._prepare_all is Sampler._prepare_all
-            and cls._check_ranks is Sampler._check_ranks
-            and cls._update is Sampler._update
-            and cls._advance is Sampler._advance
+    def _plan_of(self, chain: Chain, work: list[Work]) -> tuple[StepPlan, list[Tensor]]:
+        """Returns the plan of lists that were gathered, and their gradients."""
+        uses_gradients = any(self._uses_gradients(lists.group) for lists in work)
+        is_apart = len({lists.params[0].device for lists in work}) > 1
+        if is_apart or (uses_gradients and len(work) > 1):
+            # An operator changes nothing if its arguments do not fit, but by then
+            # other state, or another device's parameters, may have changed.
+            check_fits(chain, work)
+        if uses_gradients:
+            check_finite(chain, work)
+        redraw_momenta(chain)
+        prepared = self._prepare_all(chain, work)
+        updates = [
+            Update(self._method_of(lists.group), lists._replace(grads=[]), state)
+            for lists, state in zip(work, prepared, strict=True)
+        ]
+        plan = StepPlan(
+            chain,
+            updates,
+            checks=choice_of(chain) != "allow" and not uses_gradients,
+            waits=self._WAITS,
         )
-
-    def _make_again(self) -> bool:
-        """Makes a step like the last one; False if it is to be a whole one."""
-        chain = self._chain_now()
-        again, chain.again = chain.again, None
-        if again is None or not goes_on(chain):
-            return False
-        grads = again.gradients(chain.groups, chain.state)
-        if grads is None:
-            return False
-        group = again.work.group
-        is_same = again.has_same_numbers()
-        if not is_same:
-            if distributed.is_laying_out(chain) or not is_plain(group):
-                return False
-            self._check_all_groups()
-            choice_of(chain)
-            if not self._repeats(group) or rests(group) or is_drawn(group):
-                return False
-            if self._RECORDS:
-                note_estimate(chain)
-        if not is_same or again.rescales:
-            again.note(chain, self._instead(group))
-        enabled = torch.is_grad_enabled()
-        try:
-            torch._C._set_grad_enabled(False)
-            if chain.gauges is not None:
-                if group["nonfinite"] != "allow" and any_nonfinite(grads):
-                    return False
-            if not self._advance_again(chain, again, grads):
-                return False  # a whole one says of what
-        except RuntimeError:
-            if chain.gauges is not None:
-                raise
-            return False  # a whole one says whose
-        finally:
-            torch._C._set_grad_enabled(enabled)
-        return True
-
-    def _advance_again(self, chain: Chain, again: Again, grads: list[Tensor]) -> bool:
-        """As :meth:`_advance`; False, and nothing has changed, if it cannot be."""
-        if chain.gauges is not None:
-            chain.gauges._observe([again.work._replace(grads=grads)])
-        if not again.update(grads):
-            return False
-        if not again.is_recorded:
-            finish_rescaling(chain, [again.work])
-            again.is_recorded = True
-        chain.placement.have_changed(again.work.params)
-        chain.again = again
-        return True
-
-    def _looks_later(self, work: list[Work]) -> bool:
-        """Whether the host waits until the next step to see what was found."""
+        grads_of = {id(lists.params): lists.grads for lists in work}
+        grads = [g for lists in plan.work for g in grads_of[id(lists.params)]]
         if torch.compiler.is_compiling():
-            return True
-        device = work[0].params[0].device
-        if device.type != "cuda":
-            return False
-        if torch.cuda.is_current_stream_capturing():
-            return True
-        if self._RECORDS and leaves_momenta(self._chain, work):
-            return False
-        return all(
-            lists.params[0].device == device and all(map(self._has_begun, lists.params))
-            for lists in work
+            return plan, grads
+        changes = rescalings(chain) if self._RECORDS else []
+        plan.pack([self._instead(lists.group) for lists in plan.work], changes)
+        if self._can_be_watched(chain, work):
+            plan.kinds = self._kinds(chain)
+            plan.watch(self._hyperparameters())
+            chain.plan = plan
+        return plan, grads
+
+    def _can_be_watched(self, chain: Chain, work: list[Work]) -> bool:
+        """Returns whether a guard sees all that a plan depends on."""
+        wanted = [
+            p
+            for group in chain.groups
+            if not rests(group)
+            for p in group["params"]
+            if p.requires_grad
+        ]
+        return (
+            chain.placement.is_whole
+            and len(wanted) == sum(len(lists.params) for lists in work)
+            and all(self._is_repeated(lists.group) for lists in work)
+            and all(type(group) is dict for group in chain.groups)
+            and all(isinstance(state, dict) for state in chain.state.values())
         )
 
-    def _has_begun(self, p: Tensor) -> bool:
-        """Whether a parameter has the state that its first step creates."""
-        method = self._METHOD
-        if method is not None and not method.keeps_state and not has_master(p):
-            return True
-        return has_more(self.state.get(p, {}))
+    def _launch(self, chain: Chain, plan: StepPlan, grads: list[Tensor]) -> None:
+        """Makes the updates of a plan and counts the step.
+
+        Raises:
+            RuntimeError: gradients are not finite, or do not fit. Nothing has changed.
+            StepLeftOut: gradients are not finite, and the step is left out.
+        """
+        if torch.compiler.is_compiling():
+            plan.trace(grads, [self._instead(lists.group) for lists in plan.work])
+            return
+        if chain.gauges is not None:
+            if plan.checks and is_any_nonfinite(chain, plan.params, grads):
+                raise_nonfinite(chain, plan.params, grads)
+            chain.gauges._observe(plan.observed(grads))
+        try:
+            is_made = plan.launch(grads)
+        except RuntimeError:
+            self._gather()  # which names the parameter
+            raise
+        if not is_made:
+            if chain.error is not None:
+                raise_what_was_found(chain)
+            raise_nonfinite(chain, plan.params, grads)
+
+    def _hyperparameters(self) -> list[str]:
+        """Returns the keys of groups that a plan depends on."""
+        names = [row.name for row in self._SETTINGS]
+        return [*dict.fromkeys((*names, PRIOR_MEAN, "nonfinite", "capturable"))]
 
     def _gather(self, *, checked: bool = False) -> list[Work]:
         """Checks gradients, and groups if need be, and lists what is to be updated."""
         if not checked:
             self._check_all_groups()
+        chain = self._chain_now()
         if self._RECORDS:
-            note_estimate(self._chain_now())
-        return gather(self._chain_now())
-
-    def _advance(self, chain: Chain, work: list[Work], prepared: list[Any]) -> None:
-        """Makes the update of everything listed and counts the step."""
-        if chain.gauges is not None:
-            chain.gauges._observe(work)
-        gate = gate_of(chain, work)
-        for lists, state in zip(work, prepared, strict=True):
-            if gate is not None:
-                lists = lists._replace(group={**lists.group, "step": gate})
-            self._update(chain, lists, state)
-            chain.placement.have_changed(lists.params)
-        if self._RECORDS:
-            finish_rescaling(chain, work)
-        for group, own in chain.ledger.entries:
-            if gate is not None and torch.is_tensor(group["step"]):
-                group["step"] += gate >= 0
-                group["num_skipped"] += gate < 0
-            else:
-                group["step"] += 1  # in place if it is a tensor
-                own["step"] = group["step"]
-        if chain.created:
-            chain.created.clear()
+            note_estimate(chain)
+        work = gather(chain)
+        if len(work) > 1:
+            # An operator changes nothing if its arguments do not fit, but by then
+            # another group's may have made its update.
+            check_fits(chain, work)
+        return work
 
     def _rescale_now(self, chain: Chain) -> None:
         """Brings the momenta of a capturable sampler to its lr, T and N."""

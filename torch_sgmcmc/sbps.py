@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from operator import is_, itemgetter
@@ -23,15 +22,15 @@ from torch_sgmcmc.bouncy.directional import (
 from torch_sgmcmc.bouncy.flight import STATE, Flight, kept_of
 from torch_sgmcmc.bouncy.slots import Slots
 from torch_sgmcmc.bouncy.watched import Watched
-from torch_sgmcmc.chain.checks import check_real
+from torch_sgmcmc.chain.checks import check_real, warn
 from torch_sgmcmc.chain.closures import lightning_module, refuse_scaler
 from torch_sgmcmc.chain.distributed import refuse_lone_decisions
 from torch_sgmcmc.chain.dtypes import blank
+from torch_sgmcmc.chain.finite_check import StepLeftOut, leave_out, nonfinite_error
+from torch_sgmcmc.chain.fit import check_sizes
 from torch_sgmcmc.chain.given import PRECONDITIONER, given
-from torch_sgmcmc.chain.nonfinite import StepLeftOut, leave_out, nonfinite_error
 from torch_sgmcmc.chain.prior import PRIOR_MEAN
 from torch_sgmcmc.chain.settings import settings
-from torch_sgmcmc.chain.sizes import check_sizes
 from torch_sgmcmc.chain.state_checks import check_count, check_part
 
 __all__ = ["SBPS"]
@@ -282,7 +281,6 @@ class SBPS(Watched):
 
     # ---- One event -------------------------------------------------------------
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Moves the particle to its next event and observes a minibatch there.
 
@@ -300,7 +298,12 @@ class SBPS(Watched):
             RuntimeError: the closure's losses are not as they should be (see the
                 class). Nothing has moved.
         """
+        return super().step(closure)
+
+    def _run_step(self, closure: Callable[[], Any] | None) -> Any:
         refuse_scaler(self)
+        if self._begin_step():
+            return None
         if closure is None:
             raise TypeError(_NO_CLOSURE)
         if lightning_module(closure) is not None:
@@ -311,7 +314,7 @@ class SBPS(Watched):
                 "closure that returns the losses of the examples"
             )
         common = self._check_common()
-        progress = {key: common[key] for key in _PROGRESS}
+        progress = dict(self._rng.progress)
         clock = common["clock"].copy()
         clock.forgetting = common["forgetting"]
         params = self._all_params()
@@ -331,10 +334,8 @@ class SBPS(Watched):
         progress["clock"] = clock
         flight.leave(progress["line_time"], params)
         self._remember(flight)
-        for group in self.param_groups:
-            group.update(progress)
-            group["step"] += 1
-        self._note()
+        self._set(**progress)
+        self._rng.count()
         self._watch_violations(common)
         return losses
 
@@ -388,7 +389,7 @@ class SBPS(Watched):
 
         Nothing is changed but the position, the clock and ``progress``.
         """
-        key = {"seed": common["seed"], "step": common["step"]}
+        key = {"seed": self._rng.seed, "step": self._rng.steps}
         event, wait, rate = clock.next(
             common["confidence"], common["refresh_rate"], **key
         )
@@ -558,4 +559,4 @@ class SBPS(Watched):
         text = _C.BounceClock.warning(*counts, common["confidence"])
         if text:
             self._warned = True
-            warnings.warn(text, stacklevel=5)
+            warn(text)

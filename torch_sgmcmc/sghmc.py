@@ -166,22 +166,8 @@ class SGHMC(ManyChains):
         momenta = [self.state[p]["momentum"] for p in params]
         return momenta, variances, start_masters(chain, params)
 
-    def _repeats(self, group: dict[str, Any]) -> bool:
-        """Not with a noise estimate that follows gradients."""
-        cls = type(self)
-        return (
-            cls._prepare is SGHMC._prepare
-            and cls._prepare_all is SGHMC._prepare_all
-            and cls._update is SGHMC._update
-            and cls._advance is SGHMC._advance
-            and group["noise_estimate"] != "online"
-        )
-
-    def _looks_later(self, work: list[Work]) -> bool:
-        """Not with a noise estimate that is checked on the host at every step."""
-        return super()._looks_later(work) and not any(
-            lists.group["noise_estimate"] == "online" for lists in work
-        )
+    def _uses_gradients(self, group: dict[str, Any]) -> bool:
+        return group["noise_estimate"] == "online"
 
     def _observe_gradients(self, chain: Chain, work: Work) -> list[Tensor]:
         """Updates the gradients' variances and checks them against the friction.

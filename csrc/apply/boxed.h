@@ -60,21 +60,47 @@ void CheckCall(const Call& call) {
   }
 }
 
-// The call of an update. Whatever is thrown, nothing has changed.
+// An update that has been checked, and is yet to be made.
+class PreparedUpdate {
+ public:
+  PreparedUpdate() = default;
+  PreparedUpdate(const PreparedUpdate&) = delete;
+  PreparedUpdate& operator=(const PreparedUpdate&) = delete;
+  virtual ~PreparedUpdate() = default;
+  virtual void Apply() = 0;
+};
+
+// Refers to its call. Whatever its constructor throws, nothing has changed.
 template <class Op, class Driver>
-void Perform(const Call& call) {
-  CheckCall<Op>(call);
-  const NoiseStream stream = call.Stream();
-  Plan plan = call.MakePlan(ArgumentsOf<Op>(call));
-  const Driver driver(call.row.op, plan, call.device_step);
-  if constexpr (kHasUpdate<Op>) {
-    driver.template Apply<Op::template Update>(call.CoefficientsOf<Op>(),
-                                               stream);
-  } else {
-    Op::Apply(driver, plan, call, stream);
+class Update final : public PreparedUpdate {
+ public:
+  explicit Update(const Call& call)
+      : call_(Checked(call)),
+        stream_(call.Stream()),
+        plan_(call.MakePlan(ArgumentsOf<Op>(call))),
+        driver_(call.row.op, plan_, call.device_step) {}
+
+  void Apply() override {
+    if constexpr (kHasUpdate<Op>) {
+      driver_.template Apply<Op::template Update>(call_.CoefficientsOf<Op>(),
+                                                  stream_);
+    } else {
+      Op::Apply(driver_, plan_, call_, stream_);
+    }
+    plan_.Finish();
   }
-  plan.Finish();
-}
+
+ private:
+  static const Call& Checked(const Call& call) {
+    CheckCall<Op>(call);
+    return call;
+  }
+
+  const Call& call_;
+  NoiseStream stream_;
+  Plan plan_;
+  Driver driver_;
+};
 
 // The call of an operator that sums.
 template <class Op, class Reducer>
@@ -114,7 +140,7 @@ void Boxed(StableIValue* stack, uint64_t inputs, uint64_t outputs) {
   if constexpr (Op::kRow.sums != 0) {
     stack[0] = torch::stable::detail::from(Sum<Op, Driver>(call));
   } else {
-    Perform<Op, Driver>(call);
+    Update<Op, Driver>(call).Apply();
   }
 }
 

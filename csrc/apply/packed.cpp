@@ -4,59 +4,45 @@
 #include <cstddef>
 #include <exception>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace torch_sgmcmc {
-namespace {
 
-// Hands out the lists of state one after another.
-class Lists {
- public:
-  Lists(const char* op, const TensorList& tensors)
-      : op_(op), tensors_(tensors) {}
-
-  TensorList Next(int64_t length) {
-    const auto begin = tensors_.begin() + taken_;
-    if (length < 0 || length > tensors_.end() - begin) {
-      Fail(op_, "state has fewer tensors than packed says");
-    }
-    taken_ += length;
-    return {begin, begin + length};
-  }
-  bool is_empty() const {
-    return taken_ == static_cast<int64_t>(tensors_.size());
-  }
-
- private:
-  const char* op_;
-  const TensorList& tensors_;
-  int64_t taken_ = 0;
-};
-
-}  // namespace
-
-PackedCall Unpacked(const char* op, const char* name, const Tensor& packed) {
+PackedStep Unpacked(const char* op, const char* name, const Tensor& packed) {
   if (!packed.defined() || packed.scalar_type() != ScalarType::Long ||
       !packed.is_contiguous() || !packed.is_cpu()) {
     Fail(op,
          std::string(name) + " must be contiguous, of int64 and on the CPU");
   }
   try {
-    return PackedCall::Unpack(static_cast<const int64_t*>(packed.data_ptr()),
+    return PackedStep::Unpack(static_cast<const int64_t*>(packed.data_ptr()),
                               static_cast<size_t>(packed.numel()));
   } catch (const std::exception& error) {
     Fail(op, std::string(name) + ": " + error.what());
   }
 }
 
-Call CallOf(const char* op,
-            const Row& row,
-            const PackedCall& packed,
-            TensorList params,
-            TensorList grads,
-            const TensorList& state,
-            int64_t step) {
+PackedTensors::PackedTensors(const char* op,
+                             const TensorList& params,
+                             const TensorList& grads,
+                             const TensorList& state)
+    : op_(op), params_(params), grads_(grads), state_(state) {}
+
+TensorList PackedTensors::Take(const TensorList& tensors,
+                               int64_t& taken,
+                               int64_t length) {
+  const auto begin = tensors.begin() + taken;
+  if (length < 0 || length > tensors.end() - begin) {
+    const char* name = "state";
+    if (&tensors == &params_) name = "params";
+    if (&tensors == &grads_) name = "grads";
+    Fail(op_, std::string(name) + " has fewer tensors than packed says");
+  }
+  taken += length;
+  return {begin, begin + length};
+}
+
+Call PackedTensors::Next(const Row& row, const PackedCall& packed) {
   constexpr size_t kFirst = 2;  // params, grads
   size_t count = row.numbers.count;
   for (const CommonNumber& each : kCommonNumbers) {
@@ -64,19 +50,18 @@ Call CallOf(const char* op,
   }
   if (packed.lengths.size() + kFirst != row.lists.count ||
       packed.numbers.size() != count) {
-    Fail(op, std::string("packed is not a call of ") + row.op);
+    Fail(op_, std::string("packed is not a call of ") + row.op);
   }
   Call call(row);
-  Lists lists(op, state);
+  const auto length = static_cast<int64_t>(packed.offsets.size());
+  call.lists[0] = Take(params_, num_params_, length);
+  call.lists[1] = Take(grads_, num_grads_, length);
   for (size_t i = 0; i < packed.lengths.size(); ++i) {
-    call.lists[kFirst + i] = lists.Next(packed.lengths[i]);
+    call.lists[kFirst + i] = Take(state_, num_state_, packed.lengths[i]);
   }
   if (packed.has_means != 0) {
-    call.prior_means = lists.Next(static_cast<int64_t>(params.size()));
+    call.prior_means = Take(state_, num_state_, length);
   }
-  if (!lists.is_empty()) Fail(op, "state has more tensors than packed says");
-  call.lists[0] = std::move(params);
-  call.lists[1] = std::move(grads);
   for (size_t i = 0; i < row.numbers.count; ++i) {
     const double number = packed.numbers[i];
     if (!IsInteger(row.numbers[i].domain)) {
@@ -84,20 +69,29 @@ Call CallOf(const char* op,
     } else if (std::fabs(number) < 0x1p53) {
       call.integers[i] = static_cast<int64_t>(number);
     } else {
-      Fail(op,
+      Fail(op_,
            std::string("packed has a ") + row.numbers[i].name +
                " that is no whole number");
     }
   }
-  call.offsets = packed.offsets;
-  call.seed = packed.seed;
-  call.step = step;
   size_t next = row.numbers.count;
   for (const CommonNumber& each : kCommonNumbers) {
     if (Has(row, each)) call.common.*each.place = packed.numbers[next++];
   }
-  call.num_chains = packed.num_chains;
+  call.offsets = packed.offsets;
+  if (!packed.rows.empty()) call.rows = packed.rows;
   return call;
+}
+
+void PackedTensors::CheckIsEmpty() const {
+  const auto check =
+      [&](const TensorList& tensors, int64_t taken, const char* name) {
+        if (taken == static_cast<int64_t>(tensors.size())) return;
+        Fail(op_, std::string(name) + " has more tensors than packed says");
+      };
+  check(params_, num_params_, "params");
+  check(grads_, num_grads_, "grads");
+  check(state_, num_state_, "state");
 }
 
 }  // namespace torch_sgmcmc

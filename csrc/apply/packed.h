@@ -1,29 +1,47 @@
-// A call of a sampler's step of what was packed (core/packed_call.h).
+// The calls of a step that was packed (core/packed_step.h).
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
 
 #include <cstdint>
+#include <optional>
+#include <vector>
 
 #include "apply/call.h"
-#include "core/packed_call.h"
+#include "core/packed_step.h"
 #include "core/row.h"
 
 namespace torch_sgmcmc {
 
 // Throws std::runtime_error unless the argument of this name has the words of a
-// call.
-PackedCall Unpacked(const char* op, const char* name, const Tensor& packed);
+// step.
+PackedStep Unpacked(const char* op, const char* name, const Tensor& packed);
 
-// The call of a row's operator; `state` has all of its lists but the first two,
-// and the prior's means. Throws std::runtime_error where these are not what was
-// packed.
-Call CallOf(const char* op,
-            const Row& row,
-            const PackedCall& packed,
-            TensorList params,
-            TensorList grads,
-            const TensorList& state,
-            int64_t step);
+// The tensors of a packed step, handed out call by call.
+class PackedTensors {
+ public:
+  PackedTensors(const char* op,
+                const TensorList& params,
+                const TensorList& grads,
+                const TensorList& state);
+
+  // The next call, of a row's operator: `state` has its lists but for the first
+  // two, and then the prior's means. Throws std::runtime_error where these are
+  // not what was packed.
+  Call Next(const Row& row, const PackedCall& packed);
+  // Throws std::runtime_error if tensors are left over.
+  void CheckIsEmpty() const;
+
+ private:
+  TensorList Take(const TensorList& tensors, int64_t& taken, int64_t length);
+
+  const char* op_;
+  const TensorList& params_;
+  const TensorList& grads_;
+  const TensorList& state_;
+  int64_t num_params_ = 0;
+  int64_t num_grads_ = 0;
+  int64_t num_state_ = 0;
+};
 
 }  // namespace torch_sgmcmc

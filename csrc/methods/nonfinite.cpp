@@ -73,14 +73,10 @@ bool AnyNonfiniteOf(const char* op,
   return any;
 }
 
-namespace {
-
-bool AnyNonfinite(TensorList tensors) {
-  return AnyNonfiniteOf("any_nonfinite", tensors);
-}
-
-Tensor CountNonfinite(TensorList tensors) {
-  const Plan plan = PlanToCount("count_nonfinite", tensors);
+Tensor CountNonfiniteOf(const char* op,
+                        const TensorList& tensors,
+                        const char* name) {
+  const Plan plan = PlanToCount(op, tensors, name);
   Tensor result = NoCounts(tensors);
   auto* all = static_cast<int64_t*>(result.data_ptr());
   const Isa isa = ActiveIsa();
@@ -93,6 +89,16 @@ Tensor CountNonfinite(TensorList tensors) {
         std::atomic_ref(mine[1]).fetch_add(counts.infinities);
       });
   return result;
+}
+
+namespace {
+
+bool AnyNonfinite(TensorList tensors) {
+  return AnyNonfiniteOf("any_nonfinite", tensors);
+}
+
+Tensor CountNonfinite(TensorList tensors) {
+  return CountNonfiniteOf("count_nonfinite", tensors);
 }
 
 // The step, or -1, as a tensor on the device of one that is given.

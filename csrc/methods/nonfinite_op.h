@@ -38,10 +38,19 @@ inline void CheckCounts(const char* op, const Tensor& counts) {
   }
 }
 
-// Whether any element is not finite; on the CPU alone.
+// Counts a step that was made, or left out, where the device counts both.
+SG_INLINE void CountStep(bool any, int64_t* step, int64_t* num_skipped) {
+  int64_t* count = any && num_skipped != nullptr ? num_skipped : step;
+  ++*count;
+}
+
+// Both on the CPU alone.
 bool AnyNonfiniteOf(const char* op,
                     const TensorList& tensors,
                     const char* name = "tensors");
+Tensor CountNonfiniteOf(const char* op,
+                        const TensorList& tensors,
+                        const char* name = "tensors");
 
 // Checks the step that an operator is to return, on a tensor's device.
 inline const int64_t* CheckedDeviceStep(

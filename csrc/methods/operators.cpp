@@ -3,7 +3,7 @@
 #include "apply/boxed.h"
 #include "apply/cpu.h"
 #include "apply/reduce.h"
-#include "methods/again.h"
+#include "methods/fused_step.h"
 #include "methods/rows.h"
 
 double torch_sgmcmc::LogRatioOf(const Call& call) {

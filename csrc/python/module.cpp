@@ -48,16 +48,15 @@ py::list Settings(const std::string& sampler) {
 }  // namespace
 
 // csrc/python/bouncy.cpp
-void BindAgain(py::module_& m);
 void BindBouncy(py::module_& m);
 // csrc/python/ecs.cpp
 void BindECS(py::module_& m);
 // csrc/python/gauges.cpp
 void BindGauges(py::module_& m);
+// csrc/python/plan_guard.cpp
+void BindPlanGuard(py::module_& m);
 // csrc/python/rows.cpp
 void BindRows(py::module_& m);
-// csrc/python/shards.cpp
-void BindShards(py::module_& m);
 // csrc/python/store.cpp
 void BindStore(py::module_& m);
 // csrc/python/trajectories.cpp
@@ -172,12 +171,11 @@ PYBIND11_MODULE(_C, m) {
       py::arg("rank"),
       "Raises unless ranks can share minibatches (csrc/host/minibatch.h).");
 
-  BindAgain(m);
   BindBouncy(m);
   BindECS(m);
   BindGauges(m);
+  BindPlanGuard(m);
   BindRows(m);
-  BindShards(m);
   BindStore(m);
   BindTrajectories(m);
 }

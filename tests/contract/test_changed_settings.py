@@ -81,7 +81,7 @@ def test_first_momenta_are_made_at_the_first_lr() -> None:
     sampler = sg.SGHMC([p], 0.0, 0.9, num_data=100, seed=5)
     sampler.step()
     assert "momentum" not in sampler.state.get(p, {})
-    assert sampler.param_groups[0]["momentum_settings"] is None
+    assert sampler.param_groups[0]["momentum_settings"] == []
     sampler.param_groups[0]["lr"] = 0.2
     sampler.step()
     assert sampler.param_groups[0]["momentum_settings"] == [0.2, 1.0, 100.0]
@@ -258,7 +258,7 @@ def test_groups_have_records_of_their_own() -> None:
     # A group that is added later begins with a record of its own.
     c = torch.zeros(5, requires_grad=True)
     changed.add_param_group({"params": [c], "lr": 0.5})
-    assert changed.param_groups[2]["momentum_settings"] is None
+    assert changed.param_groups[2]["momentum_settings"] == []
 
 
 @pytest.mark.parametrize(

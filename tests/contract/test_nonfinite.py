@@ -11,14 +11,13 @@ import torch
 from ecs_data import Data
 from ecs_data import make as make_ecs
 from failed_steps import assert_unchanged, refused, snapshot
-from reference import DTYPES, same_bits
+from reference import DTYPES
 from sbps_chains import Draws
 from sbps_chains import make as make_sbps
 from sbps_chains import two as two_for_sbps
 from short_chains import (
     ANY_DRAWS,
     KINDS,
-    PLAIN,
     SIZES,
     THREE,
     advance,
@@ -31,7 +30,8 @@ from short_chains import (
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.chain import nonfinite
+from torch_sgmcmc.chain import finite_check, step_plan
+from torch_sgmcmc.chain.operators import fused_step_
 
 BAD = {"nan": torch.nan, "inf": torch.inf, "-inf": -torch.inf}
 EACH = pytest.mark.parametrize("value", BAD)
@@ -418,30 +418,21 @@ def test_checkpoints(kind: str) -> None:
         make(kind, make_params()).load_state_dict(saved)
 
 
-# ---- Where the host looks later ---------------------------------------------------
+# ---- Where the host learns later ---------------------------------------------------
 
-LATER = ["SGLD", "SGHMC", "PSGLD"]
+LATER = ["SGLD", "SGHMC", "PSGLD without gamma"]
 
 
-def make_later(kind: str, params: Any, **settings: Any) -> sg.Sampler:
-    """A sampler that treats the CPU as it treats a GPU, from its second step on."""
-    cls, _ = KINDS[kind]
-
-    class Later(cls):
-        def _looks_later(self, work: Any) -> bool:
-            keeps_nothing = cls in PLAIN.values()
-            return keeps_nothing or all(p in self.state for w in work for p in w[1])
-
-    Later.__name__ = cls.__name__
-    sampler = make(kind, params, **settings)
-    sampler.__class__ = Later
-    return sampler
+@pytest.fixture
+def deferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Treats the CPU as a GPU is treated, once there is state."""
+    monkeypatch.setattr(finite_check, "DEFERS_ON_CPU", True)
 
 
 @pytest.mark.parametrize("kind", LATER)
-def test_what_the_device_finds_is_raised_later(kind: str) -> None:
+def test_what_the_device_finds_is_raised_later(kind: str, deferred: None) -> None:
     params, others = make_params(), make_params()
-    sampler, unbroken = make_later(kind, params), make(kind, others)
+    sampler, unbroken = make(kind, params), make(kind, others)
     advance(sampler, params, range(2))
     advance(unbroken, others, range(2))
     assert_same(params, others)
@@ -462,9 +453,9 @@ def test_what_the_device_finds_is_raised_later(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", LATER)
-def test_what_the_device_leaves_out_is_counted(kind: str) -> None:
+def test_what_the_device_leaves_out_is_counted(kind: str, deferred: None) -> None:
     params, others = make_params(), make_params()
-    sampler, unbroken = make_later(kind, params, nonfinite="skip"), make(kind, others)
+    sampler, unbroken = make(kind, params, nonfinite="skip"), make(kind, others)
     advance(sampler, params, range(2))
     advance(unbroken, others, range(2))
     for i in range(2, 5):
@@ -483,9 +474,9 @@ def test_what_the_device_leaves_out_is_counted(kind: str) -> None:
     assert saved["param_groups"][0]["num_skipped"] == 5
 
 
-def test_what_the_device_found_is_forgotten_with_its_chain() -> None:
+def test_what_the_device_found_is_forgotten_with_its_chain(deferred: None) -> None:
     params = make_params()
-    sampler = make_later("SGLD", params)
+    sampler = make("SGLD", params)
     advance(sampler, params, range(2))
     saved = copy.deepcopy(sampler.state_dict())
     bad_step(sampler, params, 2, "nan")
@@ -494,40 +485,17 @@ def test_what_the_device_found_is_forgotten_with_its_chain() -> None:
     assert sampler.param_groups[0]["step"] == 3
 
 
-def test_second_derivatives_on_a_device() -> None:
-    p, q = (nn.Parameter(torch.tensor([1.0, 2.0, 4.0])) for _ in "ab")
-    sampler = sg.PSGLD([p], 0.01, num_data=5, seed=0)
-    unbroken = sg.PSGLD([q], 0.01, num_data=5, seed=0)
-    for _ in range(2):
-        for x, one in ((p, sampler), (q, unbroken)):
-            x.grad = x * 1.0
-            one.step()
-    sampler._looks_later = lambda work: True
-    before = snapshot(sampler)
-    p.grad = p + (p * 0).sqrt()
-    assert bool(p.grad.isfinite().all())
-    sampler.step()
-    with pytest.raises(RuntimeError, match="PSGLD got in its last step a second"):
-        sampler.step()
-    assert_unchanged(sampler, before)
-    for x, one in ((p, sampler), (q, unbroken)):
-        x.grad = x * 1.0
-        one.step()
-    assert same_bits(p, q)
-
-
 CAPTURABLE = [k for k in KINDS if "capturable" in k]
 
 
 @pytest.mark.parametrize("kind", CAPTURABLE)
-def test_counters_on_the_device(kind: str) -> None:
+def test_counters_on_the_device(kind: str, deferred: None) -> None:
     # As in a CUDA graph, which the host does not see: nothing is raised.
     params, others = make_params(), make_params()
     choice = "raise" if kind == CAPTURABLE[0] else "skip"
     sampler, unbroken = make(kind, params, nonfinite=choice), make(kind, others)
     advance(sampler, params, range(2))
     advance(unbroken, others, range(2))
-    sampler._looks_later = lambda work: True
     for i in range(2, 5):
         for value in BAD:
             bad_step(sampler, params, 7, value)
@@ -586,12 +554,18 @@ MUTANTS: dict[str, Callable[[Count], Count]] = {
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_mutants_are_caught(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = nonfinite.count_nonfinite
-    count = MUTANTS[mutant](real)
-    monkeypatch.setattr(nonfinite, "count_nonfinite", count)
-    monkeypatch.setattr(
-        nonfinite, "any_nonfinite", lambda tensors: bool(count(tensors).any())
-    )
+    count = MUTANTS[mutant](finite_check.count_nonfinite)
+
+    def launched(
+        params: Any, grads: list[Tensor], state: Any, packed: Tensor, step: Any
+    ) -> bool:
+        if bool(count(grads).any()):
+            return False
+        unchecked = packed.clone()
+        unchecked[0] = 0
+        return fused_step_(params, grads, state, unchecked, step)
+
+    monkeypatch.setattr(step_plan, "fused_step_", launched)
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         for value in BAD:
             test_raise_and_skip(value, "SGLD", 0)

@@ -152,14 +152,14 @@ DEFAULTS: dict[type[sg.Sampler], dict[str, Any]] = {
         "noise_estimate": 0.0,
         "resample_momentum_every": 0,
         "initial_momentum": "stationary",
-        "momentum_settings": None,
-        "noise_estimate_settings": None,
+        "momentum_settings": [],
+        "noise_estimate_settings": [],
     },
     sg.PSGLD: {"decay": 0.99, "eps": 1e-5, "adapt": True, "gamma": True},
     sg.SGNHT: {
         "momentum": 0.9,
         "thermostat_rate": None,
-        "momentum_settings": None,
+        "momentum_settings": [],
     },
     sg.EWSG: {
         "momentum": 0.9,
@@ -170,7 +170,7 @@ DEFAULTS: dict[type[sg.Sampler], dict[str, Any]] = {
         "persistent_index_chain": False,
         "num_drawn": 0,
         "minibatches": [],
-        "momentum_settings": None,
+        "momentum_settings": [],
     },
 }
 

@@ -75,22 +75,42 @@ class Interrupt:
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("steps_before", [0, 3])
-def test_an_interrupt_leaves_autograd_on(kind: str, steps_before: int) -> None:
+def chain_of(kind: str) -> tuple[nn.Parameter, sg.Sampler, Callable[[], Tensor]]:
+    theta = nn.Parameter(torch.ones(3))
+    sampler = KINDS[kind]([theta], num_data=10, seed=4)
+
     def closure() -> Tensor:
         sampler.zero_grad()
         value = (theta**2).sum()
         value.backward()
         return value
 
+    return theta, sampler, closure
+
+
+def advance(sampler: sg.Sampler, closure: Callable[[], Tensor], steps: int) -> None:
+    """Makes steps until there are so many; the fourth has another lr."""
+    while sampler.param_groups[0]["step"] < steps:
+        if sampler.param_groups[0]["step"] == 3 and "lr" in sampler.param_groups[0]:
+            sampler.param_groups[0]["lr"] = 0.05
+        sampler.step(closure)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("steps_before", [0, 2, 3])
+def test_an_interrupt_leaves_a_whole_number_of_steps(
+    kind: str, steps_before: int
+) -> None:
+    """And autograd on. Parameters, state and counter are before a step or after it."""
+    expected, sampler, closure = chain_of(kind)
+    advance(sampler, closure, 6)
     count = 0
     for number in range(1, 5000):
-        theta = nn.Parameter(torch.ones(3))
-        sampler = KINDS[kind]([theta], num_data=10, seed=number)
-        for _ in range(steps_before):
-            sampler.step(closure)
+        theta, sampler, closure = chain_of(kind)
+        advance(sampler, closure, steps_before)
         interrupt = Interrupt(number)
+        if steps_before == 3 and "lr" in sampler.param_groups[0]:
+            sampler.param_groups[0]["lr"] = 0.05
         try:
             sys.setprofile(interrupt)
             sampler.step(closure)
@@ -101,6 +121,9 @@ def test_an_interrupt_leaves_autograd_on(kind: str, steps_before: int) -> None:
             is_on = torch.is_grad_enabled()
             torch.set_grad_enabled(True)
         assert is_on, number
+        if kind in ("SGLD", "SGHMC"):  # others choose minibatches, and trajectories
+            advance(sampler, closure, 6)
+            assert torch.equal(theta, expected), number
         if not interrupt.raised:
             break
         count += 1

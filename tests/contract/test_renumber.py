@@ -148,8 +148,7 @@ def test_the_noise_of_grown_neighbours_is_independent() -> None:
         params[0].data = torch.zeros(2000)
         sampler.renumber()
         if mutant:
-            sampler.param_groups[0]["offsets"] = [0, 128]
-            sampler._note()
+            sampler.param_groups[0]["offsets"][:] = [0, 128]
         first, second = noise(params, sampler)
         rows = torch.stack([first[128:1128], second[:1000]])
         assert (float(torch.corrcoef(rows)[0, 1].abs()) > 0.2) is mutant
@@ -272,9 +271,11 @@ def test_saved_numbers_that_cannot_be(change: dict[str, Any], message: str) -> N
 @each
 def test_settings_that_are_put_back_rewind_nothing(kind: str) -> None:
     chain, same = Chain(kind), Chain(kind)
-    saved = [copy.deepcopy({**g, "params": None}) for g in chain.sampler.param_groups]
-    for group in saved:
-        del group["params"]
+    counted = ("params", *chain.sampler._PROGRESS)
+    saved = [
+        {k: v for k, v in g.items() if k not in counted}
+        for g in chain.sampler.param_groups
+    ]
     for step in range(4):
         chain.run(range(step, step + 1))
         same.run(range(step, step + 1))
@@ -287,9 +288,9 @@ def test_settings_that_are_put_back_rewind_nothing(kind: str) -> None:
         other.sampler.param_groups, chain.sampler.param_groups, strict=True
     ):
         group.update({k: v for k, v in theirs.items() if k != "params"})
-    other.sampler.renumber()
+    with pytest.raises(RuntimeError, match="was replaced"):
+        other.sampler.renumber()
     assert other.sampler.seed == 6
-    assert int(other.sampler.param_groups[0]["step"]) == 2
 
 
 @pytest.mark.parametrize("kind", ["SGHMC", "EWSG", "HMC"])

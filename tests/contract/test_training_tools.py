@@ -109,7 +109,7 @@ def test_profiler_shows_the_step(kind: str) -> None:
     names = {event.key for event in profile.key_averages()}
     name = type(sampler).__name__
     assert f"Optimizer.step#{name}.step" in names
-    operator = "ewsg_log_ratio" if kind == "EWSG" else f"{name.lower()}_step_"
+    operator = "ewsg_step_" if kind == "EWSG" else "fused_step_"
     assert f"torch_sgmcmc::{operator}" in names
     assert same_bits(p, q)
 

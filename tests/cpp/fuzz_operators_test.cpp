@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "core/packed_call.h"
+#include "core/packed_step.h"
 #include "fuzz.h"
 #include "methods/rows.h"
 
@@ -52,6 +52,7 @@ const std::map<std::string, std::string>& Shapes() {
       {"momentum", "d"},      {"origin", "d"},
       {"log_ratios", "m"},    {"chosen", "c"},
       {"counts", "n2"},       {"device_step", ""},
+      {"step", ""},           {"num_skipped", ""},
   };
   return shapes;
 }
@@ -158,13 +159,11 @@ class Arguments {
   Tensor words(const std::string& name) {
     PackedCall call;
     const Row* row = nullptr;
-    call.looks = random_.below(2);
-    call.seed = random_.any();
+    call.offsets.assign(shapes_.size(), 0);
     for (int i = 0; i < 4; ++i) call.numbers.push_back(random_.fraction());
     if (name == "packed") {
       row = &SGLDStep::kRow;
       call.lengths = {count_of(values_.back())};
-      call.offsets.assign(shapes_.size(), 0);
     } else {
       row = &EWSGLogRatios::kRow;
       call.lengths = {count_of(values_[2]), 0};
@@ -176,7 +175,11 @@ class Arguments {
       if (Has(*row, each)) call.numbers.push_back(random_.fraction());
     }
     call.row = PlaceOf(*row);
-    return at::tensor(call.Pack(), at::kLong);
+    PackedStep step;
+    step.checks = random_.below(2);
+    step.seed = random_.any();
+    step.calls.push_back(std::move(call));
+    return at::tensor(step.Pack(), at::kLong);
   }
   static int64_t count_of(const c10::IValue& list) {
     return static_cast<int64_t>(list.toTensorVector().size());
@@ -212,7 +215,8 @@ class Arguments {
     }
     return random_.tensor(sizes,
                           name == "chosen" ? at::kBool
-                          : name == "counts" || name == "device_step"
+                          : name == "counts" || name == "device_step" ||
+                                  name == "step" || name == "num_skipped"
                               ? at::kLong
                               : at::kDouble);
   }
@@ -352,7 +356,11 @@ bool NamesAnArgument(const std::string& message,
                      const c10::FunctionSchema& schema) {
   if (IsOfDispatcher(message, schema.name())) return true;
   if (!message.starts_with(schema.name() + ": ")) {
-    if (!schema.name().ends_with("step_again_")) return false;
+    const std::string& name = schema.name();
+    if (!name.ends_with("fused_step_") && !name.ends_with("deferred_step_") &&
+        !name.ends_with("ewsg_step_")) {
+      return false;
+    }
     // It may be of the operator whose call was packed.
     const auto packed = c10::Dispatcher::singleton().findSchema(
         {message.substr(0, message.find(": ")), ""});

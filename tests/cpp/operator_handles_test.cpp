@@ -54,12 +54,13 @@ TEST(OperatorHandles, EverySchemaHasOneOfItsTypes) {
                                    "torch_sgmcmc::ecs_density",
                                    "torch_sgmcmc::ecs_estimate",
                                    "torch_sgmcmc::ecs_leapfrog_",
-                                   "torch_sgmcmc::ewsg_step_again_",
+                                   "torch_sgmcmc::deferred_step_",
+                                   "torch_sgmcmc::ewsg_step_",
                                    "torch_sgmcmc::gauge_sums",
                                    "torch_sgmcmc::hmc_energy",
                                    "torch_sgmcmc::hmc_leapfrog_",
                                    "torch_sgmcmc::hmc_momenta_",
-                                   "torch_sgmcmc::step_again_",
+                                   "torch_sgmcmc::fused_step_",
                                    "torch_sgmcmc::step_if_finite"}));
 }
 

@@ -58,7 +58,7 @@ def go_on_after_errors(
     errors = []
     while sampler.param_groups[0]["step"] < steps:
         before = [p.detach().clone() for p in model.parameters()]
-        made = sampler.param_groups[0]["step"]
+        made = int(sampler.param_groups[0]["step"])
         writer = collector._writer
         assert writer is not None
         if writer._writing is not None:

@@ -43,7 +43,8 @@ ARGUMENTS = {op: list(lists) for op, lists in LISTS.items()}
 OTHERS = {
     *("ecs_density", "ecs_estimate", "ecs_leapfrog_"),
     *("metropolis_decide", "select_chains_"),
-    *("step_again_", "ewsg_step_again_", "step_if_finite", "step_or_nothing"),
+    *("fused_step_", "deferred_step_", "ewsg_step_"),
+    *("step_if_finite", "step_or_nothing"),
 }
 
 

@@ -351,7 +351,7 @@ def mutants(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> None:
                 if mutant == "seeds by rank":
                     for group in other.param_groups:
                         group["seed"] += rank
-                    other._note()
+                    other._show()
                 advance(net, other, range(3))
             found = differences((one, sampler), (net, other))
             parts = {key for key, _ in net.named_parameters()}.intersection(found)
@@ -482,7 +482,7 @@ def checkpointed(results: dict[str, Any], folder: Path, meshes: dict[str, Any]) 
     net = shard(Net(), *meshes["Shard(0)"])
     sampler = KINDS["SGHMC"](net.groups(), seed=99)
     load(net, sampler, folder / "begun")
-    step = sampler.param_groups[0]["step"]
+    step = int(sampler.param_groups[0]["step"])
     alone = Net()
     reference = KINDS["SGHMC"](alone.groups(), seed=5)
     advance(alone, reference, range(step + 5), missing=False)

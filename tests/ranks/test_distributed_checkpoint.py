@@ -89,7 +89,7 @@ def stranger_of(sampler: sg.Sampler, net: Net) -> sg.Sampler:
         for key in ("step", "num_skipped"):
             if torch.is_tensor(theirs[key]):
                 ours[key] = torch.zeros_like(theirs[key])
-    twin._note()  # so that counters are where the other has them
+    twin._show()  # so that counters are where the other has them
     if any("preconditioner" in given(state) for state in sampler.state.values()):
         assert isinstance(twin, sg.SBPS)
         twin.set_preconditioner([9.0, 1.0, 9.0])

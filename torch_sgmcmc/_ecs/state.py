@@ -31,10 +31,10 @@ from torch_sgmcmc._ecs.taylor import (
 )
 from torch_sgmcmc.chain.checks import check_integer
 from torch_sgmcmc.chain.distributed import refuse_common_state
+from torch_sgmcmc.chain.fit import check_sizes
 from torch_sgmcmc.chain.prior import PRIOR_MEAN
 from torch_sgmcmc.chain.rows import mapped
 from torch_sgmcmc.chain.shared_settings import SharedSettings
-from torch_sgmcmc.chain.sizes import check_sizes
 from torch_sgmcmc.chain.state_checks import check_tensor
 
 __all__ = ["KEYS", "HMCECSBase"]
@@ -152,7 +152,7 @@ class HMCECSBase(SharedSettings):
 
     def _data(self, closure: Closure) -> AllData:
         group = self.param_groups[0]
-        sizes = group["num_data"], group["chunk_size"], group["seed"]
+        sizes = group["num_data"], group["chunk_size"], self._rng.seed
         return AllData(closure, self._all_params(), *sizes)
 
     def _target_key(self) -> tuple[Any, ...]:
@@ -240,10 +240,10 @@ class HMCECSBase(SharedSettings):
         if kept is not None and kept["layout"] == layout:
             return Subsample.load(kept)
         expand, device = partial(self._expand, closure), self._all_params()[0].device
-        return Subsample.draw(layout, self.param_groups[0]["step"], expand, device)
+        return Subsample.draw(layout, self._rng.steps, expand, device)
 
     def _proposed(self, closure: Closure, current: Subsample) -> Subsample:
-        layout, step = self._layout(), self.param_groups[0]["step"]
+        layout, step = self._layout(), self._rng.steps
         if self._proposals is None or not self._proposals.covers(layout, step):
             expand, device = partial(self._expand, closure), current.indices.device
             self._proposals = Proposals(layout, step, expand, device)

@@ -14,9 +14,9 @@ from torch.autograd.graph import increment_version
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain.dtypes import state_dtype
+from torch_sgmcmc.chain.finite_check import nonfinite_error
 from torch_sgmcmc.chain.gathering import check_cuda
 from torch_sgmcmc.chain.given import PRECONDITIONER, given
-from torch_sgmcmc.chain.nonfinite import nonfinite_error
 from torch_sgmcmc.chain.operators import (
     gaussian_,
     sbps_adapt_,
@@ -259,7 +259,7 @@ class Flight:
         """From where this flight is at that time, a velocity on the unit sphere."""
         key = {
             "seed": common["seed"],
-            "step": common["step"],
+            "step": int(common["step"]),
             "purpose": _C.Purpose.REFRESHMENT,
         }
         parts = [

@@ -11,12 +11,12 @@ counted too often, and its posterior is too narrow.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torch_sgmcmc.chain.checks import warn
 from torch_sgmcmc.chain.parameters import name_of
 
 __all__ = ["Absences"]
@@ -65,7 +65,7 @@ class Absences:
         if "sometimes" in self._said:
             self.any = False
             return
-        if isinstance(groups[0]["step"], Tensor) and _is_capturing():
+        if groups[0]["step"].is_cuda and _is_capturing():
             return  # counters are not to be read now
         steps = _steps(groups) - self._before
         for p in absent:
@@ -89,7 +89,7 @@ class Absences:
     def _say(self, name: str, what: str, message: str) -> None:
         if what not in self._said:
             self._said.add(what)
-            warnings.warn(f"{name} {message}", stacklevel=4)
+            warn(f"{name} {message}")
 
 
 def _steps(groups: list[dict[str, Any]]) -> int:

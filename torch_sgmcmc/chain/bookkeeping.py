@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from torch_sgmcmc.chain import distributed, numbering, sizes
+from torch_sgmcmc.chain import distributed
 from torch_sgmcmc.chain.absence import Absences
 from torch_sgmcmc.chain.checks import (
     check_capturable,
@@ -19,20 +20,11 @@ from torch_sgmcmc.chain.checks import (
     plain,
 )
 from torch_sgmcmc.chain.dtypes import blank, has_master
+from torch_sgmcmc.chain.finite_check import catch_up
+from torch_sgmcmc.chain.fit import renumber
 from torch_sgmcmc.chain.given import complete_given
-from torch_sgmcmc.chain.ledger import COUNTERS, OF_GROUP, Ledger
-from torch_sgmcmc.chain.loading import (
-    finish_loading,
-    forget_blank_state,
-    set_counters,
-)
-from torch_sgmcmc.chain.nonfinite import (
-    catch_up,
-)
-from torch_sgmcmc.chain.param_groups import (
-    check_keys,
-    check_later_keys,
-)
+from torch_sgmcmc.chain.loading import finish_loading, forget_blank_state
+from torch_sgmcmc.chain.param_groups import check_keys, check_later_keys
 from torch_sgmcmc.chain.parameters import (
     check_chains,
     check_memory,
@@ -42,6 +34,7 @@ from torch_sgmcmc.chain.placement import placement_of
 from torch_sgmcmc.chain.prior import PRIOR_MEAN, copies, number_or
 from torch_sgmcmc.chain.record import Chain
 from torch_sgmcmc.chain.rescaling import check_records, note_estimate
+from torch_sgmcmc.chain.rng import OF_GROUP, RandomState
 from torch_sgmcmc.chain.saved_numbers import saved_number, saved_numbers
 from torch_sgmcmc.chain.settings import Setting, check_noise_scale, check_settings
 from torch_sgmcmc.chain.state_checks import (
@@ -119,12 +112,13 @@ class Bookkeeping(Optimizer):
         defaults = plain(defaults)
         defaults[PRIOR_MEAN], self._first_means = number_or(defaults[PRIOR_MEAN])
         self._check_group(defaults)
-        defaults["seed"] = draw_seed(seed)
         # Not to be read off ``defaults`` later, where torch puts keys of its own.
         self._group_keys = frozenset((*defaults, *self._MANAGED))
         if distributed.is_zero():
             distributed.refuse_zero(type(self).__name__)
-        self._begin()
+        rng = RandomState(self._saved_name(), self._PROGRESS, self._RECORDS)
+        rng.seed = draw_seed(seed)
+        self._begin(rng)
         self._is_complete = False
         super().__init__(params, defaults)
         del self._is_complete
@@ -133,17 +127,20 @@ class Bookkeeping(Optimizer):
         self._check_ranks()
         self._chain.seed_is_drawn = seed is None
         self._agree()
-        self._note()
 
-    def _begin(self) -> None:
-        keys = ("sampler", "seed", *COUNTERS, numbering.NEXT, *OF_GROUP)
+    def _begin(self, rng: RandomState) -> None:
         self._chain = Chain(
             type(self).__name__,
             self._group_keys,
-            Ledger((*keys, *self._PROGRESS), self._RECORDS),
+            rng,
             self._NONFINITE,
             self._CHAINS_HAVE_SEEDS,
         )
+
+    @property
+    def _rng(self) -> RandomState:
+        """What owns the seed, the counters and the noise offsets."""
+        return self._chain.rng
 
     def _chain_now(self) -> Chain:
         """Itself, as its parts see it."""
@@ -157,26 +154,33 @@ class Bookkeeping(Optimizer):
             chain.process_group = self.process_group
         return chain
 
-    def _note(self) -> None:
-        """Keeps what is the sampler's own in its groups, as it is now."""
-        self._chain.again = None
-        self._chain.ledger.note(self.param_groups)
+    def _show(self) -> None:
+        """Has groups show what the sampler owns, and drops the plan."""
+        self._chain.plan = None
+        params = [p for group in self.param_groups for p in group["params"]]
+        is_on_device = self.param_groups[0]["capturable"] and params
+        self._rng.put_on(params[0].device if is_on_device else torch.device("cpu"))
+        self._rng.show(self.param_groups)
 
     def __getstate__(self) -> dict[str, Any]:
-        self._bring_up_to_date()
+        catch_up(self._chain_now())
+        self._rng.check(type(self).__name__, self.param_groups)
         self._chain_now().clear_blank_state()
         return {**super().__getstate__(), "_group_keys": self._group_keys}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("process_group", None)
-        if not hasattr(self, "_chain"):
-            self._begin()
-        self._chain.created, self._chain.seen = [], []
-        self._chain.absences = Absences(self.param_groups)
+        groups = self.param_groups
+        is_copied = not hasattr(self, "_chain")  # and not loading a state dict
+        if is_copied:
+            self._begin(RandomState.of(groups, self._PROGRESS, self._RECORDS))
+        self._chain.keep_created()
+        self._chain.absences = Absences(groups)
         self._look_for_shards()
-        self._lengths = tuple(map(len, self.param_groups))
-        self._note()
+        self._lengths = tuple(map(len, groups))
+        if is_copied:
+            self._show()
         self._chain_now()
 
     def _check_group(self, group: dict[str, Any]) -> None:
@@ -217,13 +221,13 @@ class Bookkeeping(Optimizer):
     @property
     def seed(self) -> int:
         """The seed that keys all noise of this sampler."""
-        return self.param_groups[0]["seed"]
+        return self._rng.seed
 
     @property
     def num_skipped(self) -> int:
         """The number of steps that were left out, their gradients not being finite."""
         catch_up(self._chain_now())
-        return int(self.param_groups[0]["num_skipped"])
+        return int(self._rng.num_skipped)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a param group; its noise follows that of the existing groups.
@@ -238,13 +242,13 @@ class Bookkeeping(Optimizer):
         """
         self._refuse_gauges("param group")
         means: list[Tensor] | None = None
-        shared = {"sampler": self._saved_name(), **self._PROGRESS}
+        shared: dict[str, Any] = {}
         if self.param_groups:
             # A state dict may have been loaded.
-            self._chain.ledger.put_back(self.param_groups)
+            self._rng.check(type(self).__name__, self.param_groups)
             first = self.param_groups[0]
-            each = (*COUNTERS, *OF_GROUP, *self._RECORDS)
-            shared = {key: first[key] for key in self._MANAGED if key not in each}
+            keys = ("capturable", "nonfinite", *self._SHARED)
+            shared = {key: first[key] for key in keys}
         if isinstance(param_group, dict):
             if distributed.is_zero():  # which says to groups what the constructor got
                 param_group = {
@@ -288,17 +292,11 @@ class Bookkeeping(Optimizer):
         except BaseException:
             del self.param_groups[before]
             raise
-        set_counters(group, self.param_groups[0])
-        group.update(dict.fromkeys(self._RECORDS))
-        begin = shared.get(numbering.NEXT, 0)
-        numel = self._chain_now().numel
-        end = numbering.number(group, [*map(numel, group["params"])], begin)
-        for each_group in self.param_groups:
-            each_group[numbering.NEXT] = end
+        self._rng.add_group([*map(self._chain_now().numel, group["params"])])
         self._lengths = tuple(map(len, self.param_groups))
         self._chain.is_settled = False
         self._look_for_shards()
-        self._note()
+        self._show()
         note_estimate(self._chain_now())
 
     def renumber(self) -> None:
@@ -322,11 +320,11 @@ class Bookkeeping(Optimizer):
                 sampler. Nothing has changed.
         """
         self._refuse_gauges("parameters")
-        self._chain.ledger.put_back(self.param_groups)
-        if sizes.renumber(self._chain_now(), self._check_parameter):
+        self._rng.check(type(self).__name__, self.param_groups)
+        if renumber(self._chain_now(), self._check_parameter):
             self._look_for_shards()
             self._parameters_changed()
-            self._note()
+            self._show()
 
     def _parameters_changed(self) -> None:
         """Forgets what was computed of parameters that may be others now."""
@@ -369,14 +367,7 @@ class Bookkeeping(Optimizer):
 
     def _agree(self) -> bool:
         """Has ranks agree on a seed, if nobody has given one; whether there are any."""
-        is_settled = distributed.settle(self._chain_now())
-        if is_settled:
-            self.defaults["seed"] = self.param_groups[0]["seed"]
-        return is_settled
-
-    def _bring_up_to_date(self) -> None:
-        catch_up(self._chain_now())
-        self._chain.ledger.put_back(self.param_groups)
+        return distributed.settle(self._chain_now())
 
     def _lay_out(self) -> None:
         for group in self.param_groups:
@@ -388,7 +379,7 @@ class Bookkeeping(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The param groups, with seed and step, and the state of the parameters."""
-        self._bring_up_to_date()
+        catch_up(self._chain_now())
         chain = self._chain_now()
         # Where users gave any, torch does not ask for state by a step.
         by_hand = distributed.is_laid_out_by_hand(chain)
@@ -400,7 +391,11 @@ class Bookkeeping(Optimizer):
         if not by_hand:  # else torch looks at it until it has loaded
             chain.clear_blank_state()
         counters = frozenset(self._MANAGED).difference(self._SHARED)
-        groups = [saved_numbers(g, counters) for g in state_dict["param_groups"]]
+        groups = []
+        for i, group in enumerate(state_dict["param_groups"]):
+            owned = {**self._rng.owned(i), **self._rng.progress}
+            owned |= {key: owned[key] or None for key in self._RECORDS}
+            groups.append(saved_numbers({**group, **owned}, counters))
         state = {
             key: self._saved_state(kept) for key, kept in state_dict["state"].items()
         }
@@ -460,7 +455,8 @@ class Bookkeeping(Optimizer):
         def finish(_: Optimizer) -> None:
             complete_given(self.param_groups, self.state, present["state"])
             self._finish_loading(loading)
-            self._note()
+            self._rng.load(self.param_groups)
+            self._show()
 
         present, chain = {**self.__dict__}, self._chain.saved()
         # So that ours is the last of torch's hooks before, and the first after.
@@ -477,7 +473,7 @@ class Bookkeeping(Optimizer):
             before.remove()
             after.remove()
         first = self.param_groups[0]
-        kept = ("seed", "capturable", "nonfinite")
+        kept = ("capturable", "nonfinite")
         self.defaults.update({key: first[key] for key in kept})
         self._chain.pending = self._chain.error = None  # of the chain that is left
         self._chain.seed_is_drawn = self._chain.is_laid_out = False
@@ -494,5 +490,5 @@ class Bookkeeping(Optimizer):
     def _finish_loading(self, state_dict: dict[str, Any]) -> None:
         """Does what torch leaves undone once a checked state dict is loaded."""
         finish_loading(self._chain_now(), state_dict)
-        if int(self.param_groups[0]["step"]) == 0:
+        if int(state_dict["param_groups"][0]["step"]) == 0:
             forget_blank_state(self._chain_now(), self._all_blank_state)

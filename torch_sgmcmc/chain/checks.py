@@ -2,8 +2,11 @@
 
 import math
 import operator
+import sys
+import warnings
 from collections.abc import Sequence
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +23,7 @@ __all__ = [
     "draw_seed",
     "number_of_lr",
     "plain",
+    "warn",
     "wrong_shape",
     "wrong_type",
 ]
@@ -156,3 +160,15 @@ def _plain(value: object) -> object:
     if isinstance(value, Integral):
         return operator.index(value)
     return float(value) if isinstance(value, Real) else value
+
+
+# torch's decorators and wrappers are between a program and a step.
+_LIBRARIES = tuple(str(Path(f).parent) for f in (Path(__file__).parent, torch.__file__))
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Issues a warning at the line of the program that called the library."""
+    level, frame = 1, sys._getframe(0)
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        level, frame = level + 1, frame.f_back  # type: ignore[assignment]
+    warnings.warn(message, category, stacklevel=level)

@@ -16,6 +16,7 @@ from torch_sgmcmc.chain.placement import Placement
 from torch_sgmcmc.chain.record import Work
 
 __all__ = [
+    "OTHER_PARAMETERS",
     "by_lightning",
     "check_comparable",
     "exchanged",
@@ -105,15 +106,16 @@ def same_parameters(first: list[Work], second: list[Work]) -> bool:
     )
 
 
+OTHER_PARAMETERS = (
+    "EWSG got gradients of other parameters from the closure than at its first call in "
+    "this step: minibatches could not be compared"
+)
+
+
 def check_comparable(
     current: list[Work], proposed: list[Work], placement: Placement
 ) -> None:
-    """Raises if gradients are not of the same parameters, each in its own memory."""
-    if not same_parameters(current, proposed):
-        raise RuntimeError(
-            "EWSG got gradients of other parameters from the closure than at its "
-            "first call in this step: minibatches could not be compared"
-        )
+    """Raises if minibatches' gradients share memory."""
     for a, b in zip(current, proposed, strict=True):
         old, new = (map(_ADDRESS, placement.here(work.grads)) for work in (a, b))
         # Empty tensors have none.

@@ -176,7 +176,7 @@ def settle(chain: Chain) -> bool:
 
 def _agree_on_seed(chain: Chain) -> None:
     groups = chain.groups
-    mine = [groups[0]["seed"], int(groups[0]["step"])]
+    mine = [chain.rng.seed, int(chain.rng.step)]
     rows = gathered(mine, device_of_group(chain), chain.process_group)
     seeds, steps = zip(*rows, strict=True)
     if any(steps) and len({*zip(seeds, steps, strict=True)}) > 1:
@@ -190,17 +190,15 @@ def _agree_on_seed(chain: Chain) -> None:
     if len(ranks) < world_size():
         # Chains would have one noise if all ranks had called torch.manual_seed(0).
         seed = fold_in(seed, ranks[0])
-    for group in groups:
-        group["seed"] = seed
-    chain.ledger.note(groups)
+    chain.rng.seed = seed
+    chain.rng.show(groups)
     chain.seed_is_drawn = False
 
 
 def _check_seeds(chain: Chain) -> None:
     """Raises if ranks that have parts of one chain differ in their seeds or steps."""
     meshes = {p.device_mesh: None for p in chain.params if is_dtensor(p)}
-    first = chain.groups[0]
-    least = most = (first["seed"], int(first["step"]))
+    least = most = (chain.rng.seed, int(chain.rng.step))
     for mesh in meshes:
         if mesh.get_coordinate() is None:
             continue
@@ -277,7 +275,7 @@ def is_laid_out_by_hand(chain: Chain) -> bool:
             chain.is_laid_out
             or not any(has_more(state) for state in chain.state.values())
         )
-        and int(chain.groups[0]["step"]) == 0
+        and int(chain.rng.step) == 0
         and called_from(CHECKPOINT)
     )
 

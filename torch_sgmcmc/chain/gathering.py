@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.chain.fit import check_fits
+from torch_sgmcmc.chain.fit import unlike_sizes
 from torch_sgmcmc.chain.group_settings import rests
 from torch_sgmcmc.chain.operators import HAS_CUDA
 from torch_sgmcmc.chain.record import Chain, Work
-from torch_sgmcmc.chain.sizes import unlike
 
 __all__ = ["check_cuda", "gather", "refuse_capture"]
 
@@ -25,15 +24,9 @@ def gather(chain: Chain) -> list[Work]:
     for group in chain.groups:
         if rests(group):
             continue
-        if isinstance(group.get("lr"), Tensor):
-            group = {**group, "lr": float(group["lr"])}
         work.extend(_of_group(chain, group))
     if not work and not all(map(rests, chain.groups)):
         absences.nothing_moves()
-    if len(work) > 1:
-        # An operator changes nothing if its arguments do not fit, but by then another
-        # group's operator may have made its update.
-        check_fits(chain, work)
     return work
 
 
@@ -46,14 +39,14 @@ def _of_group(chain: Chain, group: dict[str, Any]) -> list[Work]:
     if chain.chains_have_seeds and group["num_chains"] is not None:
         sizes = [group["num_chains"] * size for size in sizes]
     if len(group["params"]) != len(sizes):
-        raise unlike(chain, group)
+        raise unlike_sizes(chain, group)
     strided, on_cpu = torch.strided, True
     check_gradient = chain.placement.check_gradient
     for p, offset, size in zip(group["params"], group["offsets"], sizes, strict=True):
         if not p.requires_grad:
             continue
         if p.numel() != size:
-            raise unlike(chain, group)
+            raise unlike_sizes(chain, group)
         grad = p.grad
         if grad is None:
             chain.absences.add(p)

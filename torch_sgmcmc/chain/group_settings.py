@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 #: Keys of a group: the (lr, T, N) of its momenta, and ``noise_estimate`` with the
-#: (lr, T, N) at which it was given. None where there are none yet.
+#: (lr, T, N) at which it was given. Empty where there are none yet.
 MOMENTUM_SETTINGS = "momentum_settings"
 ESTIMATE_SETTINGS = "noise_estimate_settings"
 
@@ -75,7 +75,7 @@ def scales(group: Mapping[str, Any]) -> dict[str, float]:
     Momenta that are to be drawn are drawn before it.
     """
     former = group.get(MOMENTUM_SETTINGS)
-    if former is None:
+    if not former:
         return {}
     now = settings_of(group)
     if former == now or now[0] == 0:
@@ -92,7 +92,7 @@ def scales(group: Mapping[str, Any]) -> dict[str, float]:
 def is_drawn(group: Mapping[str, Any]) -> bool:
     """Returns whether a step of a group begins with new momenta, as after T = 0."""
     former = group.get(MOMENTUM_SETTINGS)
-    if former is None or rests(group):
+    if not former or rests(group):
         return False
     now = settings_of(group)
     return former != now and momentum_scale(former, now) is None
@@ -105,7 +105,7 @@ def noise_estimate(group: Mapping[str, Any]) -> float:
     """
     given = group["noise_estimate"]
     known = group.get(ESTIMATE_SETTINGS)
-    if given == 0 or known is None or known[0] != given or rests(group):
+    if given == 0 or not known or known[0] != given or rests(group):
         return float(given)
     now = settings_of(group)
     if now == known[1:] or now[1] == 0:

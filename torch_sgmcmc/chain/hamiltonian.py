@@ -17,10 +17,10 @@ from torch_sgmcmc.chain.closures import (
     same_parameters,
 )
 from torch_sgmcmc.chain.dtypes import blank, has_master, state_dtype
-from torch_sgmcmc.chain.given import MASS
-from torch_sgmcmc.chain.nonfinite import (
+from torch_sgmcmc.chain.finite_check import (
     check_finite,
 )
+from torch_sgmcmc.chain.given import MASS
 from torch_sgmcmc.chain.operators import (
     hmc_energy,
     hmc_leapfrog_,
@@ -47,10 +47,6 @@ class Motion:
 class Hamiltonian(SharedSettings):
     """The half of :class:`HMC` that moves."""
 
-    def _looks_later(self, work: list[Work]) -> bool:
-        """Trajectories are decided on by the host."""
-        return False
-
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         return blank(p, "momentum") if group["resample_momentum_every"] != 1 else {}
 
@@ -67,7 +63,7 @@ class Hamiltonian(SharedSettings):
                 for p, state in zip(params, states, strict=True)
             ]
         every = group["resample_momentum_every"]
-        draws_all = every > 0 and group["step"] % every == 0
+        draws_all = every > 0 and self._rng.steps % every == 0
         momenta = [
             torch.zeros_like(p, dtype=state_dtype(p))
             if draws_all or "momentum" not in state
@@ -81,7 +77,7 @@ class Hamiltonian(SharedSettings):
                 [masses[i] for i in new] if masses else [],
                 temperature=group["temperature"],
                 offsets=[offsets[i] for i in new],
-                **chain.noise(group),
+                **chain.noise(),
             )
         masters = [
             state.get("master", p.detach()).to(state_dtype(p), copy=True)
@@ -90,8 +86,8 @@ class Hamiltonian(SharedSettings):
         ]
         return Motion(momenta, masses, masters)
 
-    def _update(self, chain: Chain, work: Work, prepared: Motion) -> None:
-        """Remembers momenta that are kept, and masters; the parameters have moved."""
+    def _keep(self, work: Work, prepared: Motion) -> None:
+        """Keeps masters and momenta; the parameters have moved."""
         group, params = work.group, work.params
         low = [p for p in params if has_master(p)]
         for p, master in zip(low, prepared.masters, strict=True):
@@ -137,9 +133,7 @@ class Hamiltonian(SharedSettings):
                     "its first call in this step"
                 )
             if not group["metropolis"]:  # which would reject it
-                check_finite(
-                    self._chain_now(), following, looks_later=self._looks_later
-                )
+                check_finite(self._chain_now(), following)
             work = following
         self._leapfrog(work, motion, step_size / 2, drift=0.0)
         return loss
@@ -208,7 +202,7 @@ class Hamiltonian(SharedSettings):
             log_ratios,
             proposal=0,
             purpose=_C.Purpose.METROPOLIS,
-            **self._chain_now().noise(group),
+            **self._chain_now().noise(),
         )
         num_accepted = int(accepted.sum())
 

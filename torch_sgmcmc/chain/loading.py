@@ -10,14 +10,13 @@ from torch import Tensor
 
 from torch_sgmcmc.chain import shards
 from torch_sgmcmc.chain.dtypes import has_master, state_dtype
-from torch_sgmcmc.chain.ledger import COUNTERS
 from torch_sgmcmc.chain.record import Chain
 
-__all__ = ["finish_loading", "forget_blank_state", "set_counters"]
+__all__ = ["finish_loading", "forget_blank_state"]
 
 
 def finish_loading(chain: Chain, state_dict: Mapping[str, Any]) -> None:
-    """Gives tensors their types, and counters their place."""
+    """Gives tensors their types."""
     groups = zip(state_dict["param_groups"], chain.groups, strict=True)
     for theirs, ours in groups:
         for index, p in zip(theirs["params"], ours["params"], strict=True):
@@ -29,16 +28,6 @@ def finish_loading(chain: Chain, state_dict: Mapping[str, Any]) -> None:
                     )
             if not has_master(p):  # the chain was one in lower precision
                 chain.state.get(p, {}).pop("master", None)
-        set_counters(ours, ours)
-
-
-def set_counters(group: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Gives a group counters with the values of these, on its device if capturable."""
-    for key in COUNTERS:
-        group[key] = count = int(values.get(key, 0))
-        if group["capturable"]:
-            device = group["params"][0].device if group["params"] else None
-            group[key] = torch.tensor(count, device=device)
 
 
 def forget_blank_state(

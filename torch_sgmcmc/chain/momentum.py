@@ -63,6 +63,6 @@ def draw_stationary(
             std=math.sqrt(heat) / scales(group).get("momentum_scale", 1.0),
             offsets=offsets,
             purpose=_C.Purpose.MOMENTUM,
-            **chain.noise(group),
+            **chain.noise(),
         )
     return momenta

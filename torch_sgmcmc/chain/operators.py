@@ -40,7 +40,7 @@ ROWS: dict[str, dict[str, Any]] = {row["op"]: row for row in _C.operator_rows()}
 _NAMES = [
     *ROWS,
     *("any_nonfinite", "count_nonfinite", "step_if_finite", "step_or_nothing"),
-    *("step_again_", "ewsg_step_again_"),
+    *("fused_step_", "deferred_step_", "ewsg_step_"),
     *("ecs_density", "ecs_estimate", "ecs_leapfrog_"),
     *("metropolis_decide", "select_chains_"),
 ]

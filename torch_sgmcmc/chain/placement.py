@@ -13,11 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from torch_sgmcmc.chain import shards
-from torch_sgmcmc.chain.operators import (
-    count_nonfinite,
-    step_if_finite,
-    step_or_nothing,
-)
+from torch_sgmcmc.chain.operators import count_nonfinite
 
 __all__ = ["Parts", "Placement", "placement_of"]
 
@@ -53,9 +49,20 @@ class Placement:
         """How many elements of each tensor are NaN, and infinite, on all ranks."""
         return count_nonfinite(tensors)
 
-    def gate(self, params: list[Tensor], tensors: list[Tensor], step: Tensor) -> Tensor:
-        """The device's step, or a negative one if an element is not finite anywhere."""
-        return step_if_finite(tensors, step=0, device_step=step)
+    def local_parts(
+        self,
+        params: list[Tensor],
+        lists: list[list[Tensor]],
+        offsets: list[int],
+    ) -> list[Any]:
+        """Returns what an operator takes of lists of tensors, offsets and rows."""
+        return [*lists, offsets, []]
+
+    def local_gradients(
+        self, params: list[Tensor], grads: list[Tensor]
+    ) -> list[Tensor]:
+        """Returns the gradients that go with the local parts of parameters."""
+        return grads
 
     def largest(self, params: list[Tensor], value: float) -> float:
         """The largest of the numbers that ranks have for their parts."""
@@ -103,9 +110,18 @@ class Parts(Placement):
         shards.count_over_ranks(params, counts)
         return counts
 
-    def gate(self, params: list[Tensor], tensors: list[Tensor], step: Tensor) -> Tensor:
-        counts = self.count_nonfinite(params, tensors)
-        return step_or_nothing(counts, step=0, device_step=step)
+    def local_parts(
+        self,
+        params: list[Tensor],
+        lists: list[list[Tensor]],
+        offsets: list[int],
+    ) -> list[Any]:
+        return self._layouts.local_parts(params, lists, offsets)
+
+    def local_gradients(
+        self, params: list[Tensor], grads: list[Tensor]
+    ) -> list[Tensor]:
+        return self._layouts.cut(params, grads)
 
     def largest(self, params: list[Tensor], value: float) -> float:
         return shards.max_over_ranks(params, value)

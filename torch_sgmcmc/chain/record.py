@@ -17,9 +17,8 @@ from torch.optim import Optimizer
 
 from torch_sgmcmc.chain.absence import Absences
 from torch_sgmcmc.chain.given import given
-from torch_sgmcmc.chain.ledger import Ledger
 from torch_sgmcmc.chain.placement import Placement
-from torch_sgmcmc.chain.seen import Pending, Seen
+from torch_sgmcmc.chain.rng import RandomState
 
 __all__ = [
     "Chain",
@@ -58,7 +57,7 @@ class Chain:
     Args:
         name: of the sampler's class.
         keys: those of a param group.
-        ledger: what is the sampler's own in its groups.
+        rng: what owns seed, counters and noise offsets.
         choices: what can be done about gradients that are not finite.
         chains_have_seeds: see :class:`ManyChains`.
     """
@@ -67,7 +66,7 @@ class Chain:
         self,
         name: str,
         keys: frozenset[str],
-        ledger: Ledger,
+        rng: RandomState,
         choices: tuple[str, ...],
         chains_have_seeds: bool,
     ) -> None:
@@ -77,25 +76,24 @@ class Chain:
         self.state: dict[Any, Any] = {}
         self.process_group: ProcessGroup | None = None
         self.keys = keys
-        self.ledger = ledger
+        self.rng = rng
         self.choices = choices
         self.chains_have_seeds = chains_have_seeds
         #: Where the parameters are: whole, or DTensors among them.
         self.placement = Placement()
         #: The Gauges that look on.
         self.gauges: Any = None
-        #: State that a step has created so far: dicts, keys, and what was there.
+        #: State that a step has changed so far: dicts, keys, and what was there.
         self.created: list[tuple[dict[str, Any], str, Any]] = []
+        #: Records of settings that it has changed, and what they were.
+        self.changed_records: list[tuple[list[float], list[float]]] = []
         #: Parameters without a gradient.
         self.absences = Absences()
-        #: Of gradients: what the device was asked in this step, the steps that it has
-        #: made of that itself, what it has yet to tell of the last one, the error that
-        #: this has turned out to be, and when steps were left out (None once that has
-        #: been said).
-        self.seen: list[Seen] = []
-        self.gates: list[Tensor] = []
-        self.pending: Pending | None = None
+        #: What a GPU has yet to tell of the last step, the error that this has turned
+        #: out to be, the word and event that it tells by, and when steps were left out.
+        self.pending: Any = None
         self.error: str | None = None
+        self.found: tuple[Tensor, Any, torch.device] | None = None
         self.left_out: deque[int] = deque()
         #: Since when it has the turn, with which seed, and whether it has been said
         #: that another one has its noise.
@@ -108,63 +106,85 @@ class Chain:
         self.is_settled = False
         #: Whether a checkpoint has been given state that no step has made.
         self.is_laid_out = False
-        #: The last step, if the next can be made like it (again.py).
-        self.again: Any = None
+        #: What the last step gave to its operators (step_plan.py).
+        self.plan: Any = None
 
     def saved(self) -> dict[str, Any]:
         """What :meth:`restore` puts back."""
-        saved = {**vars(self), "created": [], "ledger": [*self.ledger.entries]}
+        saved = {
+            **vars(self),
+            "created": [],
+            "changed_records": [],
+            "rng": self.rng.snapshot(),
+        }
         return {key: saved[key] for key in saved if key not in _OF_TORCH}
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Puts back what was there."""
-        ledger = self.ledger
-        ledger.entries = saved["ledger"]
-        vars(self).update({**saved, "ledger": ledger})
+        rng = self.rng
+        rng.restore(saved["rng"])
+        vars(self).update({**saved, "rng": rng})
 
     @property
     def params(self) -> list[Tensor]:
         """All parameters, in the order of the groups."""
         return [p for group in self.groups for p in group["params"]]
 
-    def noise(self, group: dict[str, Any]) -> dict[str, Any]:
+    @property
+    def num_chains(self) -> int | None:
+        """The number of chains that have a seed each."""
+        return self.groups[0]["num_chains"] if self.chains_have_seeds else None
+
+    def noise(self) -> dict[str, Any]:
         """The arguments of an operator that say which noise it draws."""
-        step = group["step"]
-        if isinstance(step, int):
-            arguments = {"seed": group["seed"], "step": step}
+        arguments: dict[str, Any] = {"seed": self.rng.seed}
+        if self.groups[0]["capturable"]:
+            arguments |= {"step": 0, "device_step": self.rng.step}
         else:
-            arguments = {"seed": group["seed"], "step": 0, "device_step": step}
-        if self.chains_have_seeds and group["num_chains"] is not None:
-            arguments["num_chains"] = group["num_chains"]
+            arguments["step"] = int(self.rng.step)
+        if self.num_chains is not None:
+            arguments["num_chains"] = self.num_chains
         return arguments
 
     def numel(self, p: Tensor) -> int:
         """The elements that a parameter has in the noise stream."""
-        if self.chains_have_seeds:
-            return p.numel() // (self.groups[0]["num_chains"] or 1)
-        return p.numel()
+        return p.numel() // (self.num_chains or 1)
 
     def create(self, p: Tensor, key: str, value: Any) -> None:
-        """Puts what is new into a parameter's state, until the step has failed."""
+        """Puts something into a parameter's state, until the step has failed."""
         state = self.state[p]
-        state[key] = value
         if not torch.compiler.is_compiling():
-            self.created.append((state, key, None))
-
-    def replace(self, p: Tensor, key: str, value: Any) -> None:
-        """Puts something else into a parameter's state, until the step has failed."""
-        state = self.state[p]
-        self.created.append((state, key, state[key]))
+            self.created.append((state, key, state.get(key)))
         state[key] = value
+
+    def remove(self, p: Tensor, key: str) -> None:
+        """Takes something out of a parameter's state, until the step has failed."""
+        state = self.state.get(p, {})
+        if key in state:
+            self.created.append((state, key, state.pop(key)))
 
     def undo_created(self) -> None:
-        """Takes out of the state what a failed step has put there."""
+        """Puts back the state as it was before a step that has failed."""
         created = self.created
-        for state, key, former in created:
+        for state, key, former in reversed(created):
             state.pop(key, None)
             if former is not None:
                 state[key] = former
-        created.clear()
+        for record, former in self.changed_records:
+            record[:] = former
+        self.keep_created()
+        self.drop_empty_state()
+
+    def keep_created(self) -> None:
+        """Takes it that the step was made."""
+        if self.created:
+            self.created.clear()
+            self.drop_empty_state()
+        if self.changed_records:
+            self.changed_records.clear()
+
+    def drop_empty_state(self) -> None:
+        """Drops the dicts of parameters of which nothing is kept."""
         for p, state in [*self.state.items()]:
             if isinstance(p, Tensor) and not state:
                 del self.state[p]

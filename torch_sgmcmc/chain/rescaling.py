@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,15 +34,18 @@ from torch_sgmcmc.chain.group_settings import (
     settings_of,
 )
 from torch_sgmcmc.chain.momentum import draw_stationary
-from torch_sgmcmc.chain.record import Chain, Work
+from torch_sgmcmc.chain.record import Chain
 
 __all__ = [
+    "Rescaling",
     "check_records",
-    "finish_rescaling",
     "leaves_momenta",
     "note_estimate",
     "redraw_momenta",
     "rescale_now",
+    "rescale_others",
+    "rescalings",
+    "set_records",
 ]
 
 # Names of the state that is rescaled, and of the operators' numbers for it.
@@ -74,50 +77,68 @@ def redraw_momenta(chain: Chain) -> None:
                 if group["capturable"]:
                     chain.state[p]["momentum"].copy_(momentum)
                 else:
-                    chain.replace(p, "momentum", momentum)
+                    chain.create(p, "momentum", momentum)
 
 
-def leaves_momenta(chain: Chain, work: list[Work]) -> bool:
-    """Returns whether there are momenta to rescale that an update leaves out."""
-    updated = {id(p) for lists in work for p in lists.params}
+def leaves_momenta(chain: Chain, params: list[Tensor]) -> bool:
+    """Returns whether there are momenta of other parameters."""
+    updated = {id(p) for p in params}
     return any(
         id(p) not in updated and "momentum" in chain.state.get(p, {})
         for group in chain.groups
-        if _changed(group) is not None
         for p in group["params"]
     )
 
 
-def finish_rescaling(chain: Chain, work: list[Work]) -> None:
-    """Rescales what an update has left out, and sets the records of its groups.
+class Rescaling(NamedTuple):
+    """What a step makes of a group whose lr, T or N have changed."""
 
-    Called once the update of ``work`` has been made.
-    """
-    updated: set[int] | None = None
+    group: dict[str, Any]
+    now: list[float]
+    factors: dict[str, float]
+    draws: bool  # momenta, as after T = 0
+
+
+def rescalings(chain: Chain) -> list[Rescaling]:
+    """Returns what the next step rescales."""
+    changes = []
     for group in chain.groups:
         now = _changed(group)
-        if now is None:
-            continue
-        found = scales(group)
-        if found:
-            if updated is None:
-                updated = {id(p) for lists in work for p in lists.params}
-            rest = [p for p in group["params"] if id(p) not in updated]
-            _multiply(chain, rest, found)
-        _set_record(chain, group, now)
+        if now is not None:
+            factors = scales(group)
+            draws = "momentum_scale" not in factors and is_drawn(group)
+            changes.append(Rescaling(group, now, factors, draws))
+    return changes
+
+
+def set_records(chain: Chain, changes: list[Rescaling]) -> None:
+    """Sets the records of groups that a step rescales, until the step has failed."""
+    for group, now, *_ in changes:
+        record = group[MOMENTUM_SETTINGS]
+        chain.changed_records.append((record, [*record]))
+        record[:] = now
+
+
+def rescale_others(
+    chain: Chain, changes: list[Rescaling], params: list[Tensor]
+) -> None:
+    """Rescales what the update of some parameters has left out."""
+    updated = {id(p) for p in params}
+    for group, _, factors, _ in changes:
+        _multiply(chain, [p for p in group["params"] if id(p) not in updated], factors)
 
 
 def rescale_now(chain: Chain) -> None:
     """Rescales all momenta of all groups, and sets their records."""
     for group in chain.groups:
         now = _changed(group)
-        if now is None or group[MOMENTUM_SETTINGS] is None:
+        if now is None or not group[MOMENTUM_SETTINGS]:
             continue
         _refuse_capture(chain, group)
         found = scales(group)
         if found:
             _multiply(chain, group["params"], found)
-        _set_record(chain, group, now)
+        group[MOMENTUM_SETTINGS][:] = now
 
 
 def _changed(group: Mapping[str, Any]) -> list[float] | None:
@@ -126,13 +147,6 @@ def _changed(group: Mapping[str, Any]) -> list[float] | None:
         return None
     now = settings_of(group)
     return None if group[MOMENTUM_SETTINGS] == now else now
-
-
-def _set_record(chain: Chain, group: dict[str, Any], now: list[float]) -> None:
-    if chain.pending is not None:  # the device may yet have skipped the step
-        chain.pending.undo.append((group, group[MOMENTUM_SETTINGS]))
-    group[MOMENTUM_SETTINGS] = now
-    chain.ledger.note_record(group, MOMENTUM_SETTINGS)
 
 
 def _multiply(chain: Chain, params: list[Tensor], found: Mapping[str, float]) -> None:
@@ -165,14 +179,11 @@ def note_estimate(chain: Chain) -> None:
         given, known = group["noise_estimate"], group[ESTIMATE_SETTINGS]
         now = settings_of(group)
         if isinstance(given, str) or given == 0:
-            new = None
-        elif known is not None and known[0] == given:
+            known.clear()
+        elif known and known[0] == given:
             continue
-        else:
-            new = [float(given), *now] if now[0] > 0 and now[1] > 0 else known
-        if new != known:
-            group[ESTIMATE_SETTINGS] = new
-            chain.ledger.note_record(group, ESTIMATE_SETTINGS)
+        elif now[0] > 0 and now[1] > 0:
+            known[:] = [float(given), *now]
 
 
 # ---- Saved records -------------------------------------------------------------------
@@ -182,7 +193,7 @@ def check_records(group: Mapping[str, Any], records: Iterable[str]) -> None:
     """Raises if a saved group has a record that no chain leaves."""
     for key in records:
         record = group[key]
-        if record is None:
+        if record is None or record == []:
             continue
         estimate = 1 if key == ESTIMATE_SETTINGS else 0
         if not isinstance(record, (list, tuple)) or len(record) != 3 + estimate:

@@ -16,7 +16,6 @@ are they taken apart.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -25,7 +24,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain.dtypes import has_master
 
 __all__ = [
@@ -94,7 +92,6 @@ class Layout(NamedTuple):
     shape: tuple[int, ...]
     order: tuple[int, ...]  # dimensions as they are in memory, the outermost first
     pieces: tuple[Piece, ...]
-    is_one: bool  # piece, in that order
 
 
 def layout_of(tensor: Any) -> Layout:
@@ -102,7 +99,7 @@ def layout_of(tensor: Any) -> Layout:
     mesh = tensor.device_mesh
     here = mesh.get_coordinate()
     if here is None:  # a rank that is not of the mesh
-        return Layout((0,), (0,), (), False)
+        return Layout((0,), (0,), ())
     shape = tuple(tensor.shape)
     order = _order(shape, tensor.stride())
     indices = [
@@ -116,8 +113,7 @@ def layout_of(tensor: Any) -> Layout:
         pieces += _pieces(box, sizes)
     if len(pieces) == 1:
         pieces[0] = pieces[0]._replace(index=None)
-    is_one = len(pieces) == 1 and order == tuple(range(len(shape)))
-    return Layout(local_shape, order, tuple(pieces), is_one)
+    return Layout(local_shape, order, tuple(pieces))
 
 
 def _order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
@@ -188,16 +184,6 @@ def _pieces(box: Sequence[Run], sizes: Sequence[int]) -> Iterator[Piece]:
 # ---- Operators -------------------------------------------------------------------
 
 
-class Places(NamedTuple):
-    """Where parameters are whose local tensors operators take as they are."""
-
-    specs: list[Any]  # of the parameters; the types of plain ones
-    given: list[int]  # the offsets of the parameters
-    offsets: list[int]
-    rows: list[int]
-    follow: bool  # elements of each, if its local tensor is contiguous
-
-
 class Layouts:
     """What a sampler has asked of its shards, each worked out once.
 
@@ -209,7 +195,6 @@ class Layouts:
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, Layout]] = {}
         self._alike: dict[int, tuple[Any, Any]] = {}
-        self._places: dict[int, Places] = {}  # by the first offset
 
     def of(self, tensor: Tensor) -> Layout | None:
         """The layout of a DTensor, or None."""
@@ -240,43 +225,53 @@ class Layouts:
 
     def on_shards(self, operator: Callable[..., None]) -> Callable[..., None]:
         """An operator on lists of tensors, for lists that may have DTensors."""
-        # Without what torch's overloads do around it, which is to pass arguments on.
-        plain = getattr(operator, "_op", operator)
-        return partial(_C.on_shards, self._places, self._call, plain)
 
-    def _call(
+        def call(
+            params: list[Tensor],
+            *lists: list[Tensor],
+            offsets: list[int],
+            prior_means: list[Tensor] | None = None,
+            **arguments: Any,
+        ) -> None:
+            all_lists = [params, *lists, prior_means or []]
+            *cut, means, places, rows = self.local_parts(params, all_lists, offsets)
+            if not places:
+                return
+            if prior_means is not None:
+                arguments["prior_means"] = means
+            operator(*cut, offsets=places, rows=rows or None, **arguments)
+
+        return call
+
+    def local_parts(
         self,
-        operator: Callable[..., None],
         params: Sequence[Tensor],
-        *lists: Sequence[Tensor],
+        lists: Iterable[Sequence[Tensor]],
         offsets: Sequence[int],
-        prior_means: Sequence[Tensor] | None = None,
-        **arguments: Any,
-    ) -> None:
-        """Calls an operator for parameters whose places are not known."""
-        layouts = list(map(self.of, params))
-        cut = partial(_pieces_of, params, layouts)
+    ) -> list[Any]:
+        """Cuts lists of tensors into the pieces that an operator takes.
+
+        Returns:
+            The lists, the pieces' offsets, and their rows: two numbers for each.
+        """
+        layouts = [self.of(p) for p in params]
         places, rows = [], []
         for offset, layout in zip(offsets, layouts, strict=True):
             for piece in (_WHOLE,) if layout is None else layout.pieces:
                 places.append(offset + piece.begin)
                 rows += (piece.row, piece.pitch)
-        if not places:
-            return
-        if all(layout is None or layout.is_one for layout in layouts):
-            self._places[offsets[0]] = Places(
-                [getattr(p, "_spec", type(p)) for p in params],
-                list(offsets),
-                places,
-                rows,
-                all(
-                    layout is None or layout.pieces[0].row == prod(layout.shape)
-                    for layout in layouts
-                ),
-            )
-        if prior_means is not None:
-            arguments["prior_means"] = cut(prior_means)
-        operator(cut(params), *map(cut, lists), offsets=places, rows=rows, **arguments)
+        cut = [_pieces_of(params, layouts, each) for each in lists]
+        # Rows take an operator's time, and say nothing where elements are contiguous.
+        if all(
+            row in (0, p.numel()) and p.is_contiguous()
+            for row, p in zip(rows[::2], cut[0], strict=True)
+        ):
+            rows = []
+        return [*cut, places, rows]
+
+    def cut(self, params: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Returns the pieces of tensors that belong to the parameters."""
+        return _pieces_of(params, [self.of(p) for p in params], tensors)
 
 
 _MOST_KNOWN = 65536

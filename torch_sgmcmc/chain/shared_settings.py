@@ -37,10 +37,11 @@ class SharedSettings(Sampler):
         cls._MANAGED = (*managed, *cls._RECORDS)
 
     def _set(self, **values: Any) -> None:
-        """Sets what all groups share."""
+        """Sets what all groups share: hyperparameters, and what is counted."""
+        progress = {k: v for k, v in values.items() if k in self._PROGRESS}
+        self._rng.set_progress(self.param_groups, **progress)
         for group in self.param_groups:
             group.update(values)
-        self._note()
 
     def _forget(self, p: Tensor, name: str) -> None:
         """Takes something out of a parameter's state."""

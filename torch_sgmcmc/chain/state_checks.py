@@ -18,9 +18,9 @@ from torch_sgmcmc.chain.checks import (
     check_seed,
 )
 from torch_sgmcmc.chain.given import given
-from torch_sgmcmc.chain.numbering import OFFSETS, SIZES, check_numbers
 from torch_sgmcmc.chain.prior import PRIOR_MEAN
 from torch_sgmcmc.chain.record import Chain
+from torch_sgmcmc.chain.rng import OFFSETS, SIZES, check_numbers
 from torch_sgmcmc.chain.saved_numbers import plain_numbers
 from torch_sgmcmc.chain.wrappers import plain_name
 

@@ -6,7 +6,6 @@ run while the interpreter exits, when the globals that it needs are none any mor
 
 from __future__ import annotations
 
-import warnings
 import weakref
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 
 from torch_sgmcmc.chain import shards
+from torch_sgmcmc.chain.checks import warn
 from torch_sgmcmc.chain.record import Chain
 from torch_sgmcmc.seeds import SharedNoiseWarning
 
@@ -43,7 +43,7 @@ _limit = 1024
 
 def has_turn(chain: Chain) -> bool:
     """Whether no other sampler with its seed has made a step since its last one."""
-    last = _last.get(chain.groups[0]["seed"])
+    last = _last.get(chain.rng.seed)
     return last is not None and last is chain.turn
 
 
@@ -55,27 +55,28 @@ def take_turn(chain: Chain) -> None:
     """
     if has_turn(chain):
         return
-    group = chain.groups[0]
-    seed = group["seed"]
+    seed = chain.rng.seed
     last = _last.get(seed)
     is_new = chain.turn_of != seed
-    begins = is_new and _begins(group["step"])
+    begins = is_new and _begins(chain.rng.step)
     if last is not None and not chain.shared_noise_said:
         other = last.chain()
         if not is_new and other is not None:
             chain.shared_noise_said = other.shared_noise_said = True
-            _warn(
+            warn(
                 f"Two samplers with seed {seed} make steps in turns ({chain.name} and "
                 f"{last.name}): the noise of one is the other's. Give each a seed of "
-                "its own, with torch_sgmcmc.fold_in"
+                "its own, with torch_sgmcmc.fold_in",
+                SharedNoiseWarning,
             )
         elif begins and _has_moved(last, chain):
             chain.shared_noise_said = True
-            _warn(
+            warn(
                 f"A new {chain.name} begins with seed {seed}, with which another "
                 "sampler has made steps on these parameters: it draws the same noise "
                 "again. Go on with that sampler (or its state dict), or give each a "
-                "seed of its own, with torch_sgmcmc.fold_in"
+                "seed of its own, with torch_sgmcmc.fold_in",
+                SharedNoiseWarning,
             )
     chain.turn_of = seed
     first = next((p for g in chain.groups for p in g["params"]), None)
@@ -83,9 +84,9 @@ def take_turn(chain: Chain) -> None:
     _forget_gone()
 
 
-def _begins(step: int | Tensor) -> bool:
+def _begins(step: Tensor) -> bool:
     """Whether no step has been made; not asked of a device that is being captured."""
-    if isinstance(step, Tensor) and step.is_cuda:
+    if step.is_cuda:
         if torch.cuda.is_current_stream_capturing():
             return False
     return int(step) == 0
@@ -120,7 +121,3 @@ def _forget_gone() -> None:
         if turn.chain() is None:
             _last.pop(seed, None)  # by now another thread may have
     _limit = max(1024, 2 * len(_last))
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, SharedNoiseWarning, stacklevel=5)

@@ -287,7 +287,7 @@ class Gauges(Readings):
         work = [lists for lists in work if lists.group["temperature"] > 0]
         if not work:
             return
-        step, interval = work[0].group["step"], self._interval
+        step, interval = self._seen().rng.steps, self._interval
         if step % interval == 0:
             at, previous = self._previous or (-1, {})
             has_noise = at == step - 1 and all(
@@ -480,7 +480,7 @@ def _settings(group: Mapping[str, Any], motion: Any) -> Any:
             group.get("momentum", 0.0),
             estimate,
         ),
-        (int(motion), group.get("resample_momentum_every", 0), group["step"]),
+        (int(motion), group.get("resample_momentum_every", 0), int(group["step"])),
     )
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from collections import defaultdict
+from collections import UserDict, defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from reference import same_bits
@@ -20,8 +21,8 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.chain import again, distributed
-from torch_sgmcmc.chain.operators import step_again_
+from torch_sgmcmc.chain import distributed, step_plan
+from torch_sgmcmc.chain.operators import fused_step_
 from torch_sgmcmc.chain.record import chain_of
 
 # That go by gradients alone; EWSG has more tests in test_ewsg_again.py.
@@ -53,14 +54,14 @@ def minibatch(sampler: sg.EWSG, params: list[nn.Parameter]) -> None:
         p.grad = p.detach() ** 3 + sampler.minibatches.sin().to(p.dtype)
 
 
-def is_again(sampler: sg.Sampler) -> bool:
-    return chain_of(sampler).again is not None
+def has_plan(sampler: sg.Sampler) -> bool:
+    return chain_of(sampler).plan is not None
 
 
 def whole(sampler: sg.Sampler, params: list[nn.Parameter], times: int) -> None:
     """Steps none of which is made like the last one."""
     for _ in range(times):
-        chain_of(sampler).again = None
+        chain_of(sampler).plan = None
         step(sampler, params)
 
 
@@ -75,7 +76,7 @@ def test_the_chain_is_that_of_whole_steps(kind: str, dtype: torch.dtype) -> None
     one, other = make(kind, dtype), make(kind, dtype)
     step(*one, 5)
     whole(*other, 5)
-    assert is_again(one[0])
+    assert has_plan(one[0])
     assert_same(one[1], other[1])
     assert one[0].param_groups[0]["step"] == 5
 
@@ -145,10 +146,6 @@ def longer(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
     sampler.renumber()
 
 
-def seed_by_hand(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
-    sampler.param_groups[0].update(seed=77, step=99)
-
-
 def double(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
     for p in params:
         p.data = p.data.double()
@@ -158,10 +155,46 @@ def double(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
                 sampler.state[p][name] = value.double()
 
 
+def lr_of_numpy(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+    sampler.param_groups[0]["lr"] = np.float32(0.1)  # equal to 0.1 in float32 alone
+
+
+def lr_of_float32(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+    sampler.param_groups[0]["lr"] = torch.tensor(0.1)
+
+
+def moved_state(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+    """The same dicts and tensors, of other parameters."""
+    for p, other in zip(params, params[::-1], strict=True):
+        p.data = torch.ones(3)
+        p.grad = None
+        sampler.state[p] = {k: v[:3] for k, v in sampler.state[p].items()}
+        assert other is not p
+    sampler.renumber()
+    step(sampler, params)
+    kept = [sampler.state.pop(p) for p in params]
+    for p, state in zip(params, kept[::-1], strict=True):
+        sampler.state[p] = state
+
+
+class OwnDict(dict):
+    """A mapping that is no dict to C."""
+
+
+def own_dict(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+    sampler.param_groups[0] = OwnDict(sampler.param_groups[0])
+
+
+def own_state(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+    for p in params:
+        sampler.state[p] = UserDict(sampler.state[p])
+
+
 CHANGES = [
+    *(lr_of_numpy, lr_of_float32, moved_state, own_dict, own_state),
     *(lower_lr, other_prior, prior_mean_of_state, other_momenta, other_dicts),
     *(no_state, other_state, freeze, replaced_dict, loaded, more_parameters, longer),
-    *(replaced_parameter, seed_by_hand, double),
+    *(replaced_parameter, double),
 ]
 
 
@@ -191,6 +224,12 @@ def test_what_changes_between_two_steps_is_seen(
         (lambda s, ps: s.param_groups[0]["params"].pop(), r"parameters"),
         (lambda s, ps: s.param_groups[0].update(mommentum=1.0), r"mommentum"),
         (lambda s, ps: setattr(ps[1], "data", torch.ones(7)), r"renumber"),
+        # As many bytes, and other elements.
+        (lambda s, ps: setattr(ps[0], "data", torch.ones(10).half()), r"renumber"),
+        (lambda s, ps: s.param_groups[0].update(temperature=True), r"temperature"),
+        (lambda s, ps: s.param_groups[0].update(temperature=1 + 0j), r"temperature"),
+        (lambda s, ps: s.param_groups[0].update(lr=np.array([0.1])), r"Invalid lr"),
+        (lambda s, ps: s.param_groups[0].update(momentum=np.array(0.9)), r"momentum"),
     ],
 )
 def test_what_is_refused_is_refused(change: Callable[..., None], words: str) -> None:
@@ -198,10 +237,39 @@ def test_what_is_refused_is_refused(change: Callable[..., None], words: str) -> 
     step(sampler, params, 2)
     before = params[0].detach().clone()
     change(sampler, params)
-    with pytest.raises((ValueError, RuntimeError), match=words):
+    with pytest.raises((ValueError, RuntimeError, TypeError), match=words):
+        step(sampler, params)
+    assert params[0].numel() == 10 or same_bits(params[0].detach(), before)
+    assert sampler.param_groups[0]["step"] == 2
+
+
+@pytest.mark.parametrize("kind", ["SGHMC", "EWSG"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("seed", 77),
+        ("step", torch.tensor(2)),
+        ("num_skipped", 0),
+        ("offsets", [0, 128]),
+        ("sizes", [5, 3]),
+        ("next_offset", 0),
+        ("sampler", "SGLD"),
+        ("momentum_settings", [1.0, 1.0, 10.0]),
+    ],
+)
+def test_what_the_sampler_owns_is_not_replaced(kind: str, key: str, value: Any) -> None:
+    sampler, params = make(kind)
+    step(sampler, params, 2)
+    before = params[0].detach().clone()
+    former = sampler.param_groups[0][key]
+    sampler.param_groups[0][key] = value
+    with pytest.raises(RuntimeError, match=f"Invalid param group 0: '{key}' was"):
         step(sampler, params)
     assert same_bits(params[0].detach(), before)
-    assert sampler.param_groups[0]["step"] == 2
+    assert sampler.state_dict()["param_groups"][0]["step"] == 2
+    sampler.param_groups[0][key] = former
+    step(sampler, params)
+    assert sampler.param_groups[0]["step"] == 3
 
 
 @pytest.mark.parametrize("choice", ["raise", "skip", "allow"])
@@ -218,6 +286,20 @@ def test_gradients_that_are_not_finite(choice: str) -> None:
         sampler.step()
     assert same_bits(params[0].detach(), before) == (choice != "allow")
     assert sampler.num_skipped == (choice == "skip")
+
+
+def test_lists_of_a_state_dict_are_copies() -> None:
+    sampler, params = make("SGHMC", noise_estimate=0.01)
+    step(sampler, params, 2)
+    saved = sampler.state_dict()["param_groups"][0]
+    for value in saved.values():
+        if isinstance(value, list):
+            value.append(3)
+        if isinstance(value, Tensor):
+            value += 1
+    assert sampler.param_groups[0]["step"] == 2
+    step(sampler, params)
+    assert sampler.param_groups[0]["offsets"] == [0, 128]
 
 
 def test_a_missing_gradient_and_hooks_are_seen() -> None:
@@ -252,17 +334,17 @@ def test_estimates_of_noise_go_on(estimate: str | float) -> None:
     one, other = (make("SGHMC", noise_estimate=estimate, lr=0.01) for _ in "ab")
     step(*one, 110)
     whole(*other, 110)
-    assert is_again(one[0]) == (estimate != "online")
+    assert has_plan(one[0]) == (estimate != "online")
     assert_same(one[1], other[1])
 
 
 def test_an_estimate_of_noise_that_is_asked_for_later_begins() -> None:
     sampler, params = make("SGHMC", lr=0.01)
     step(sampler, params, 2)
-    assert is_again(sampler)
+    assert has_plan(sampler)
     sampler.param_groups[0]["noise_estimate"] = "online"
     step(sampler, params)
-    assert not is_again(sampler)
+    assert not has_plan(sampler)
     assert all(sampler.state[p]["num_grads"] == 1 for p in params)
 
 
@@ -276,14 +358,14 @@ def test_a_learning_rate_that_is_written_into_is_seen() -> None:
             if i == 2:
                 sampler.param_groups[0]["lr"] = value
             if each_whole:
-                chain_of(sampler).again = None
+                chain_of(sampler).plan = None
             step(sampler, params)
             value *= 0.5
         chains.append(params)
     assert_same(*chains)
 
 
-@pytest.mark.parametrize("method", ["step", "_update", "_advance"])
+@pytest.mark.parametrize("method", ["step", "_run_step", "_launch"])
 def test_what_a_subclass_does_is_done_at_each_step(method: str) -> None:
     calls: list[int] = []
 
@@ -316,10 +398,10 @@ def test_closures_and_gauges_go_on(kind: str) -> None:
         losses = []
         for i in range(6):
             if each_whole:
-                chain_of(sampler).again = None
+                chain_of(sampler).plan = None
             losses.append(sampler.step(partial(loss_of, params, i * 1.5)))
         assert losses == [i * 1.5 for i in range(6)]
-        assert is_again(sampler)
+        assert has_plan(sampler)
         chains.append(params)
         readings.append(gauges.state_dict())
     assert_same(*chains)
@@ -342,7 +424,7 @@ def test_what_torch_keeps_of_its_own(enabled: bool) -> None:
     """Versions of parameters, which autograd compares, and whether it is on."""
     sampler, params = make("SGHMC")
     step(sampler, params, 2)
-    assert is_again(sampler)
+    assert has_plan(sampler)
     versions = [p._version for p in params]
     with torch.set_grad_enabled(enabled):
         sampler.step()
@@ -391,7 +473,7 @@ def test_a_parameter_that_knows_its_sampler_does_not_keep_it() -> None:
     for p in params:
         p.owner = sampler  # type: ignore[attr-defined]
     step(sampler, params, 3)
-    assert is_again(sampler)
+    assert has_plan(sampler)
     gone = weakref.ref(sampler), weakref.ref(params[0])
     del sampler, params, p
     gc.collect()
@@ -406,7 +488,7 @@ def test_a_checkpoint_that_looks_for_state_makes_no_step(lr: float) -> None:
     for _ in range(3):
         model(torch.ones(3, 2)).sum().backward()
         sampler.step()
-    assert is_again(sampler) == (lr > 0)
+    assert has_plan(sampler) == (lr > 0)
     sampler.zero_grad()
     get_optimizer_state_dict(model, sampler)
     assert sampler.param_groups[0]["step"] == (3 if lr > 0 else 0)
@@ -428,7 +510,7 @@ def test_ranks_that_come_later_are_seen(
 ) -> None:
     sampler, params = make("SGLD")
     step(sampler, params, 3)
-    assert is_again(sampler)
+    assert has_plan(sampler)
     settled: list[Any] = []
     monkeypatch.setattr(distributed, "settle", lambda c: not settled.append(c))
     monkeypatch.setattr(distributed, "world_size", lambda *_: 2)
@@ -444,10 +526,10 @@ def test_one_rank_alone_goes_on(
     made: list[int] = []
 
     def counted(*given: Any) -> bool:
-        made.append(given[-1])
-        return step_again_(*given)
+        made.append(int(given[-1]))
+        return fused_step_(*given)
 
-    monkeypatch.setattr(again, "step_again_", counted)
+    monkeypatch.setattr(step_plan, "fused_step_", counted)
     step_on_one_rank(sampler, params, tmp_path)
     assert made == [2, 3, 4]
 
@@ -465,4 +547,4 @@ def test_a_parameter_that_comes_later_is_told_of() -> None:
                 sampler.step()
         else:
             sampler.step()
-        assert is_again(sampler) == (i not in (0, 5))
+        assert has_plan(sampler) == (i not in (0, 5))

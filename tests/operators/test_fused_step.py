@@ -1,4 +1,4 @@
-"""``step_again_``: a sampler's step, of a call that was packed."""
+"""Fused steps: a sampler's step of all groups, of calls that were packed."""
 
 import math
 from collections.abc import Iterator
@@ -30,10 +30,14 @@ def common(op: str, **more: Any) -> dict[str, float]:
     return {n["name"]: more.get(n["name"], n["default"]) for n in ROWS[op]["common"]}
 
 
+def counter(step: int = STREAM["step"]) -> Tensor:
+    return torch.tensor(step)
+
+
 class Made:
     """A call of an operator, and the same as words."""
 
-    def __init__(self, op: str, *, looks: bool = True, **more: Any) -> None:
+    def __init__(self, op: str, *, checks: bool = True, **more: Any) -> None:
         self.row = ROWS[op]
         params = mixed_list(1)
         self.num_chains = more.get("num_chains", 0)
@@ -54,20 +58,30 @@ class Made:
         self.offsets = scattered_offsets(params)
         self.common = common(op, **more)
         self.means = states(params, 9) if more.get("means") else None
-        self.looks = looks
+        self.checks = checks
 
-    def words(self, **instead: Any) -> Tensor:
+    def call(self, **instead: Any) -> tuple[Any, ...]:
+        """Returns the packed call; ``instead`` has other parts of it."""
         called = {
             "row": [*ROWS].index(self.row["op"]),
-            "looks": self.looks,
-            "seed": STREAM["seed"],
-            "num_chains": self.num_chains,
             "has_means": self.means is not None,
             "lengths": [*map(len, self.lists[2:])],
             "offsets": self.offsets,
+            "rows": [],
             "numbers": [*map(float, [*self.numbers.values(), *self.common.values()])],
         }
-        return torch.frombuffer(_C.packed_call(**called | instead), dtype=torch.int64)
+        return (*(called | instead).values(),)
+
+    def words(self, *more: "Made", **instead: Any) -> Tensor:
+        step = {
+            "checks": self.checks,
+            "seed": STREAM["seed"],
+            "num_chains": self.num_chains,
+        }
+        of_step = {key: instead.pop(key) for key in [*step] if key in instead}
+        calls = [self.call(**instead), *(each.call() for each in more)]
+        memory = _C.packed_step(**step | of_step, calls=calls)
+        return torch.frombuffer(memory, dtype=torch.int64)
 
     def by_name(self) -> list[list[Tensor]]:
         lists = [*map(clones, self.lists)]
@@ -86,7 +100,9 @@ class Made:
         lists = [*map(clones, self.lists)]
         state = [t for each in (*lists[2:], self.means or []) for t in each]
         words = self.words() if words is None else words
-        made = ops.step_again_(*lists[:2], state, words, STREAM["step"])
+        step = counter()
+        made = ops.fused_step_(*lists[:2], state, words, step)
+        assert int(step) == STREAM["step"] + made
         return made, lists
 
 
@@ -118,14 +134,91 @@ def test_gradients_that_are_not_finite_change_nothing(op: str, value: float) -> 
     made, lists = call.packed()
     assert not made
     assert_lists_same(lists, call.lists)
-    call.looks = False
+    call.checks = False
     made, lists = call.packed()
     assert made
     assert_lists_same(lists[:1], call.by_name()[:1])
 
 
+def both(name: str) -> tuple[list[Made], list[list[Tensor]], list[Tensor]]:
+    """Two groups' calls, with their lists one after the other."""
+    calls = [Made(name, prior_mean=0.4), Made("sgld_step_", means=True)]
+    for each in calls[1].lists[0]:
+        each.add_(1.0)
+    joined = [[t for c in calls for t in clones(c.lists[i])] for i in (0, 1)]
+    state = [
+        t for c in calls for each in (*c.lists[2:], c.means or []) for t in each.copy()
+    ]
+    return calls, joined, [t.clone() for t in state]
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_several_groups_are_one_call(name: str) -> None:
+    calls, (params, grads), state = both(name)
+    step = counter()
+    assert ops.fused_step_(params, grads, state, calls[0].words(calls[1]), step)
+    expected = [call.by_name() for call in calls]
+    assert_all_same(params, [t for lists in expected for t in lists[0]])
+    assert int(step) == STREAM["step"] + 1
+
+
+def test_all_groups_are_checked_before_the_first_update() -> None:
+    calls, (params, grads), state = both("sghmc_step_")
+    before = [*map(clones, (params, state))]
+    grads[-1].view(-1)[-1] = math.inf
+    words, step = calls[0].words(calls[1]), counter()
+    assert not ops.fused_step_(params, grads, state, words, step)
+    grads[-1] = grads[-1].double()
+    with pytest.raises(RuntimeError, match="sgld_step_: grads"):
+        ops.fused_step_(params, grads, state, words, step)
+    assert_lists_same([params, state], before)
+    assert int(step) == STREAM["step"]
+
+
+@pytest.mark.parametrize("counts_there", [True, False])
+@pytest.mark.parametrize("value", [None, math.nan])
+def test_a_deferred_step_leaves_out_what_is_not_finite(
+    value: float | None, counts_there: bool
+) -> None:
+    calls, (params, grads), state = both("sghmc_step_")
+    before = [*map(clones, (params, state))]
+    if value is not None:
+        grads[-1].view(-1)[-1] = value
+    step, skipped = counter(), torch.tensor(4)
+    counts, gate = ops.deferred_step_(
+        *(params, grads, state, calls[0].words(calls[1]), step),
+        skipped if counts_there else None,
+    )
+    assert_all_same([counts], [ops.count_nonfinite(grads)])
+    if value is None:
+        expected = [call.by_name() for call in calls]
+        assert_all_same(params, [t for lists in expected for t in lists[0]])
+    else:
+        assert_lists_same([params, state], before)
+    is_made = value is None or not counts_there
+    assert int(gate) == (STREAM["step"] if value is None else -1)
+    assert int(step) == STREAM["step"] + is_made
+    assert int(skipped) == 4 + (not is_made)
+
+
+def test_a_deferred_step_takes_counts() -> None:
+    """Such as those of all ranks."""
+    calls, (params, grads), state = both("sghmc_step_")
+    before = clones(params)
+    counts = torch.zeros(len(params), 2, dtype=torch.int64)
+    counts[0, 1] = 1
+    words = calls[0].words(calls[1], checks=False)
+    _, gate = ops.deferred_step_(params, grads, state, words, counter(), None, counts)
+    assert int(gate) == -1
+    assert_all_same(params, before)
+    with pytest.raises(RuntimeError, match="counts must be contiguous and of int64"):
+        ops.deferred_step_(
+            *(params, grads, state, words, counter(), None, counts.double())
+        )
+
+
 def wrong() -> Iterator[tuple[str, Any, str]]:
-    yield "row", [*ROWS].index("gaussian_"), "is no call of a sampler's step"
+    yield "row", [*ROWS].index("gradient_variance_"), "is (no call|not a call) of"
     yield "row", -1, "is no call of a sampler's step"
     yield "row", 1000, "is no call of a sampler's step"
     yield "numbers", [0.1], "packed is not a call of sgld_step_"
@@ -134,7 +227,7 @@ def wrong() -> Iterator[tuple[str, Any, str]]:
     yield "lengths", [-1], "state has fewer tensors than packed says"
     yield "lengths", [0], "state has more tensors than packed says"
     yield "has_means", True, "state has fewer tensors than packed says"
-    yield "offsets", [0], "offsets"
+    yield "offsets", [0], "state has more tensors|params has more tensors"
     yield "num_chains", -1, "num_chains"
 
 
@@ -143,7 +236,7 @@ def test_words_that_do_not_fit_change_nothing(key: str, value: Any, words: str) 
     call = Made("sgld_step_")
     lists = [*map(clones, call.lists)]
     with pytest.raises(RuntimeError, match=words):
-        ops.step_again_(*lists, call.words(**{key: value}), STREAM["step"])
+        ops.fused_step_(*lists, call.words(**{key: value}), counter())
     assert_lists_same(lists, call.lists)
 
 
@@ -152,17 +245,20 @@ def test_numbers_out_of_range_change_nothing() -> None:
     with pytest.raises(RuntimeError, match="Invalid lr: -1"):
         call.packed(call.words(numbers=[-1.0, 7.0, 1.0, 1.0, *call.common.values()]))
     with pytest.raises(RuntimeError, match="Invalid step"):
-        ops.step_again_(*call.lists, call.words(), -1)
+        ops.fused_step_(*call.lists, call.words(), counter(-1))
+    for step in (torch.tensor(3.0), torch.tensor([1, 2])):
+        with pytest.raises(RuntimeError, match="step must be a single int64"):
+            ops.fused_step_(*call.lists, call.words(), step)
 
 
 @pytest.mark.parametrize(
     ("cut", "words"),
     [
-        (lambda w: w[:-1], "not the words of a packed call"),
-        (lambda w: torch.cat((w, w[:1])), "not the words of a packed call"),
-        (lambda w: w[:0], "not the words of a packed call"),
-        (lambda w: w.index_fill(0, torch.tensor(5), 2**62), "not the words"),
-        (lambda w: w.index_fill(0, torch.tensor(5), -1), "not the words"),
+        (lambda w: w[:-1], "not the words of a packed step"),
+        (lambda w: torch.cat((w, w[:1])), "not the words of a packed step"),
+        (lambda w: w[:0], "not the words of a packed step"),
+        (lambda w: w.index_fill(0, torch.tensor(3), 2**62), "not the words"),
+        (lambda w: w.index_fill(0, torch.tensor(3), -1), "not the words"),
         (lambda w: w.double(), "packed must be contiguous, of int64"),
         (lambda w: w.repeat_interleave(2)[::2], "packed must be contiguous"),
     ],
@@ -176,11 +272,11 @@ def test_what_is_no_call_is_refused(cut: Any, words: str) -> None:
 def test_opcheck() -> None:
     call = Made("sghmc_step_", means=True)
     state = [t for each in (*call.lists[2:], call.means or []) for t in each]
-    arguments = (*call.lists[:2], state, call.words(), 3)
+    arguments = (*call.lists[:2], state, call.words(), counter())
     # It answers the host, and so is no part of a graph: there is nothing to fake.
     with torch.no_grad():
         result = torch.library.opcheck(
-            torch.ops.torch_sgmcmc.step_again_.default,
+            torch.ops.torch_sgmcmc.fused_step_.default,
             arguments,
             test_utils=("test_schema", "test_autograd_registration"),
         )
@@ -204,19 +300,21 @@ class Compared(Made):
     def weight_words(self, **instead: Any) -> Tensor:
         called = {
             "row": [*ROWS].index("ewsg_log_ratio"),
-            **dict(looks=False, seed=0, num_chains=0),
             "has_means": self.means is not None,
             "lengths": [len(self.proposals), len(self.momenta)],
-            "offsets": [],
+            "offsets": self.offsets,
+            "rows": [],
             "numbers": [*map(float, self.weights.values()), 1.0, *self.prior.values()],
         }
-        return torch.frombuffer(_C.packed_call(**called | instead), dtype=torch.int64)
+        calls = [(*(called | instead).values(),)]
+        memory = _C.packed_step(checks=False, seed=0, num_chains=0, calls=calls)
+        return torch.frombuffer(memory, dtype=torch.int64)
 
     def step(self, proposal: int, weights: Tensor) -> tuple[int, list[list[Tensor]]]:
         lists = [*map(clones, self.lists)]
         state = [t for each in (*lists[2:], self.means or []) for t in each]
-        numbers = (self.words(), weights, STREAM["step"], proposal)
-        return ops.ewsg_step_again_(*lists[:2], self.proposals, state, *numbers), lists
+        numbers = (self.words(), weights, counter(), proposal)
+        return ops.ewsg_step_(*lists[:2], self.proposals, state, *numbers), lists
 
     def log_ratio(self) -> float:
         lists = (*self.lists[:2], self.proposals, self.momenta)
@@ -264,7 +362,7 @@ def test_ewsg_changes_nothing_for_what_is_not_finite(which: str, value: float) -
     made, lists = call.step(0, call.weight_words())
     assert made == -1
     assert_lists_same(lists, call.lists)
-    call.looks = False
+    call.checks = False
     assert call.step(0, call.weight_words())[0] >= 0
 
 
@@ -273,7 +371,7 @@ def test_ewsg_changes_nothing_for_what_is_not_finite(which: str, value: float) -
     [
         ("row", 0, "weights is no call of ewsg_log_ratio"),
         ("lengths", [], "weights is no call of ewsg_log_ratio"),
-        ("lengths", [1, 10**9], "weights is no call of ewsg_log_ratio"),
+        ("lengths", [1, 10**9], "weights is no call|fewer tensors"),
         ("lengths", [1, -1], "weights is no call of ewsg_log_ratio"),
         ("lengths", [10**6, 0], "state has fewer tensors than packed says"),
         ("numbers", [0.1], "packed is not a call of ewsg_log_ratio"),

@@ -1,8 +1,8 @@
-// What a sampler's step is told, as integers: of a call with a dozen arguments
-// most time is torch's, which looks for each by its name.
+// A sampler's step as integers: what its operator is told besides tensors.
 //
-// Python packs it once and hands it over at every step that is like the last
-// one (torch_sgmcmc/chain/again.py).
+// torch looks for each of a call's arguments by its name, which takes most of
+// the time of a call with a dozen of them. Python packs a step once, and hands
+// it over until a hyperparameter changes (torch_sgmcmc/chain/step_plan.py).
 #pragma once
 
 #include <bit>
@@ -13,16 +13,32 @@
 
 namespace torch_sgmcmc {
 
+// The update of one param group.
 struct PackedCall {
-  int64_t row = 0;    // its place in the list of rows
-  int64_t looks = 0;  // whether gradients must be finite
-  int64_t seed = 0;
-  int64_t num_chains = 0;
+  int64_t row = 0;        // its place in the list of rows
   int64_t has_means = 0;  // whether tensors of the prior's means come last
   std::vector<int64_t> lengths;  // of the lists of state, in the row's order
-  std::vector<int64_t> offsets;
+  std::vector<int64_t> offsets;  // one for each parameter
+  std::vector<int64_t> rows;     // of shards; empty: all parameters are whole
   // In the row's order, integers among them, and the common ones that it has.
   std::vector<double> numbers;
+
+  template <class Call, class Visitor>
+  static void Visit(Call& call, Visitor visit) {
+    visit(call.row);
+    visit(call.has_means);
+    visit(call.lengths);
+    visit(call.offsets);
+    visit(call.rows);
+    visit(call.numbers);
+  }
+};
+
+struct PackedStep {
+  int64_t checks = 0;  // whether gradients must be finite
+  int64_t seed = 0;
+  int64_t num_chains = 0;
+  std::vector<PackedCall> calls;
 
   std::vector<int64_t> Pack() const {
     std::vector<int64_t> words;
@@ -30,26 +46,22 @@ struct PackedCall {
     return words;
   }
 
-  // Throws std::runtime_error unless these are the words of a call.
-  static PackedCall Unpack(const int64_t* words, size_t count) {
-    PackedCall call;
+  // Throws std::runtime_error unless these are the words of a step.
+  static PackedStep Unpack(const int64_t* words, size_t count) {
+    PackedStep step;
     const int64_t* end = words + count;
-    Visit(call, [&](auto& item) { Take(item, words, end); });
+    Visit(step, [&](auto& item) { Take(item, words, end); });
     if (words != end) FailToUnpack();
-    return call;
+    return step;
   }
 
  private:
-  template <class Call, class Visitor>
-  static void Visit(Call& call, Visitor visit) {
-    visit(call.row);
-    visit(call.looks);
-    visit(call.seed);
-    visit(call.num_chains);
-    visit(call.has_means);
-    visit(call.lengths);
-    visit(call.offsets);
-    visit(call.numbers);
+  template <class Step, class Visitor>
+  static void Visit(Step& step, Visitor visit) {
+    visit(step.checks);
+    visit(step.seed);
+    visit(step.num_chains);
+    visit(step.calls);
   }
 
   static void Put(int64_t item, std::vector<int64_t>& words) {
@@ -58,6 +70,9 @@ struct PackedCall {
   static void Put(double item, std::vector<int64_t>& words) {
     words.push_back(std::bit_cast<int64_t>(item));
   }
+  static void Put(const PackedCall& call, std::vector<int64_t>& words) {
+    PackedCall::Visit(call, [&](const auto& item) { Put(item, words); });
+  }
   template <class T>
   static void Put(const std::vector<T>& items, std::vector<int64_t>& words) {
     words.push_back(static_cast<int64_t>(items.size()));
@@ -65,7 +80,7 @@ struct PackedCall {
   }
 
   [[noreturn]] static void FailToUnpack() {
-    throw std::runtime_error("these are not the words of a packed call");
+    throw std::runtime_error("these are not the words of a packed step");
   }
   static void Take(int64_t& item, const int64_t*& words, const int64_t* end) {
     if (words == end) FailToUnpack();
@@ -75,6 +90,11 @@ struct PackedCall {
     int64_t bits = 0;
     Take(bits, words, end);
     item = std::bit_cast<double>(bits);
+  }
+  static void Take(PackedCall& call,
+                   const int64_t*& words,
+                   const int64_t* end) {
+    PackedCall::Visit(call, [&](auto& item) { Take(item, words, end); });
   }
   template <class T>
   static void Take(std::vector<T>& items,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from reference import same_bits
 from short_chains import assert_same
-from test_steps_again import is_again
+from test_step_plan import has_plan
 from torch import nn
 
 import torch_sgmcmc as sg
@@ -50,14 +50,14 @@ def test_ewsg_goes_on(settings: dict[str, Any], gauged: bool) -> None:
         gauges = sg.Gauges(sampler, every=1) if gauged else None
         for i in range(12):
             if each_whole:
-                chain_of(sampler).again = None
+                chain_of(sampler).plan = None
             if i == 5:
                 sampler.param_groups[0]["lr"] = 0.05
             if i == 8:
                 for p in params:
                     sampler.state[p]["prior_mean"] = torch.ones_like(p.detach())
             assert sampler.step(closure) == 2.5
-            assert is_again(sampler)
+            assert has_plan(sampler)
         group = {k: v for k, v in sampler.param_groups[0].items() if k != "params"}
         ends.append((params, group, str(gauges and gauges.state_dict())))
     assert_same(ends[0][0], ends[1][0])
@@ -138,7 +138,7 @@ def test_ewsg_goes_by_what_its_closure_sets(call: int) -> None:
 
         for _ in range(5):
             if each_whole:
-                chain_of(sampler).again = None
+                chain_of(sampler).plan = None
             sampler.step(sets)
         ends.append(params)
     assert_same(*ends)

@@ -1,0 +1,365 @@
+"""What a step gives to its operators, made once and used until something changes.
+
+Note [Step plans]
+Most of a small network's step would be Python: groups are checked, parameters and their
+state listed. A plan is what all this comes to: for each device the lists of tensors of
+all param groups, and their numbers packed into one tensor. Before each step its guard
+(csrc/python/plan_guard.cpp) compares what it was made of, object by object. Where only
+hyperparameters have changed, they are checked and packed again; where anything else
+has, the plan is built again. There is no other way to a step.
+
+A plan keeps no gradients, so that their memory is free when they are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.chain import finite_check
+from torch_sgmcmc.chain.finite_check import DeferredFiniteCheck, catch_up
+from torch_sgmcmc.chain.group_settings import rests
+from torch_sgmcmc.chain.operators import (
+    deferred_step_,
+    ewsg_step_,
+    fused_step_,
+    step_if_finite,
+)
+from torch_sgmcmc.chain.prior import means_of
+from torch_sgmcmc.chain.record import Chain, Work
+from torch_sgmcmc.chain.rescaling import (
+    Rescaling,
+    leaves_momenta,
+    rescale_others,
+    set_records,
+)
+
+if TYPE_CHECKING:
+    from torch_sgmcmc.chain.method import Method
+
+__all__ = ["StepPlan", "Update"]
+
+
+class Update(NamedTuple):
+    """The update of a group's parameters on a device: its operator and its state."""
+
+    method: Method
+    work: Work
+    state: list[list[Tensor]]
+
+
+class _Call(NamedTuple):
+    """One operator call: all updates on a device."""
+
+    updates: list[Update]
+    params: list[Tensor]
+    state: list[Tensor]
+    places: list[tuple[list[int], list[int], list[int]]]  # lengths, offsets, rows
+    begin: int  # of its gradients among all
+
+
+class StepPlan:
+    """What a step gives to its operators.
+
+    Args:
+        chain: the sampler's.
+        updates: what is updated, in the order of the groups.
+        checks: whether the step's operator is to check gradients.
+        waits: whether the host waits for a device's check in any case.
+    """
+
+    def __init__(
+        self, chain: Chain, updates: list[Update], *, checks: bool, waits: bool
+    ) -> None:
+        self._chain = chain
+        # Gradients of devices that are not updated together are checked before.
+        by_device: dict[torch.device, list[Update]] = {}
+        for update in updates:
+            by_device.setdefault(update.work.params[0].device, []).append(update)
+        self.params = [
+            p for some in by_device.values() for u in some for p in u.work.params
+        ]
+        self.work = [u.work for some in by_device.values() for u in some]
+        self._is_alone = len(by_device) == 1 and chain.placement.is_whole
+        self.checks = checks
+        self._calls = [self._call_of(some) for some in by_device.values()]
+        begin = 0
+        for i, call in enumerate(self._calls):
+            self._calls[i] = call._replace(begin=begin)
+            begin += sum(len(u.work.params) for u in call.updates)
+        self.packed: list[Tensor] = []
+        self._waits = waits
+        self._leaves_momenta = leaves_momenta(chain, self.params)
+        self._holds = False  # what was packed, for further steps
+        self._weights: Tensor | None = None
+        self._changes: list[Rescaling] = []
+        self._steps: int | None = None
+        self._guard: Any = None
+        #: What decided on the operators, compared before numbers are packed again.
+        self.kinds: Any = None
+
+    def _call_of(self, updates: list[Update]) -> _Call:
+        params: list[Tensor] = []
+        state: list[Tensor] = []
+        places = []
+        for _, work, lists in updates:
+            means = means_of(self._chain.state, work.params) or []
+            own, *cut, offsets, rows = self._chain.placement.local_parts(
+                work.params, [work.params, *lists, means], work.offsets
+            )
+            params += own
+            state += [tensor for each in cut for tensor in each]
+            places.append(([*map(len, cut[:-1])], offsets, rows))
+        return _Call(updates, params, state, places, 0)
+
+    # ---- Numbers -----------------------------------------------------------------
+
+    def pack(
+        self, instead: Sequence[Mapping[str, Any]], changes: list[Rescaling]
+    ) -> None:
+        """Packs the groups' numbers, but for those given instead.
+
+        Args:
+            instead: for each update, in the order of :attr:`work`.
+            changes: what the step rescales.
+        """
+        factors = {id(each.group): each.factors for each in changes}
+        numbers = (
+            {**work.group, **own, **factors.get(id(work.group), {})}
+            for work, own in zip(self.work, instead, strict=True)
+        )
+        self.packed = [
+            _packed(
+                checks=self.checks and self._is_alone,
+                seed=self._chain.rng.seed,
+                num_chains=self._chain.num_chains or 0,
+                calls=[
+                    self._packed_call(update, next(numbers), i)
+                    for update, i in zip(call.updates, call.places, strict=True)
+                ],
+            )
+            for call in self._calls
+        ]
+        self._weights = None
+        self._changes = changes
+        self._holds = not any(factors.values())
+        on_host = not self._chain.groups[0]["capturable"]
+        self._steps = self._chain.rng.steps if on_host else None
+
+    def _packed_call(
+        self, update: Update, group: Mapping[str, Any], places: Any
+    ) -> tuple[Any, ...]:
+        has_means = means_of(self._chain.state, update.work.params) is not None
+        numbers = update.method.numbers(group)
+        return (update.method.place, has_means, *places, numbers)
+
+    # ---- The guard ---------------------------------------------------------------
+
+    def watch(self, hyperparameters: Sequence[str]) -> None:
+        """Has a guard compare what the plan was made of."""
+        chain, groups = self._chain, self._chain.groups
+        self._guard = _C.PlanGuard(
+            groups,
+            [chain.rng.owned(i) for i in range(len(groups))],
+            [not rests(group) for group in groups],
+            [*hyperparameters],
+            chain.state,
+        )
+
+    def gradients(self) -> list[Tensor] | None:
+        """Returns the parameters' gradients; None if the plan is no longer valid."""
+        if self._guard is None:
+            return None
+        return self._guard.gradients(self._chain.groups, self._chain.state)
+
+    def has_same_numbers(self) -> bool:
+        """Returns whether what was packed still holds."""
+        return self._holds and self.has_same_values()
+
+    def has_same_values(self) -> bool:
+        """Returns whether hyperparameters are those that were packed."""
+        return self._guard is not None and self._guard.has_same_values()
+
+    def note_numbers(self) -> None:
+        """Takes hyperparameters as they are now."""
+        if self._guard is not None:
+            self._guard.note()
+
+    # ---- Steps -------------------------------------------------------------------
+
+    def launch(self, grads: list[Tensor]) -> bool:
+        """Checks gradients, makes all updates and counts the step.
+
+        Returns:
+            Whether it was made; where the host does not wait for a device, True.
+
+        Raises:
+            RuntimeError: an operator refuses its arguments. Nothing has changed.
+        """
+        chain, changes = self._chain, self._changes
+        if changes:
+            set_records(chain, changes)
+        if not self._is_alone:
+            is_made = self._launch_apart(grads)
+        elif self._defers(self._calls[0]):
+            is_made = self._launch_deferred(grads)
+        else:
+            [call], [packed] = self._calls, self.packed
+            step = chain.rng.step
+            is_made = fused_step_(call.params, grads, call.state, packed, step)
+        if is_made:
+            self.finish()
+        return is_made
+
+    @property
+    def decides(self) -> bool:
+        """Whether :meth:`decide` can make the step."""
+        return self._is_alone and self.params[0].is_cpu
+
+    def decide(
+        self,
+        grads: list[Tensor],
+        proposals: list[Tensor],
+        ratio: Method,
+        numbers: Callable[[Work], dict[str, Any]],
+        proposal: int,
+    ) -> int:
+        """Decides on EWSG's last proposal, and makes the step with what is chosen.
+
+        Args:
+            grads: of the current minibatch.
+            proposals: the gradients of the proposed one.
+            ratio: the operator that compares them.
+            numbers: what it is given in place of a group's numbers.
+            proposal: the number of the proposal.
+
+        Returns:
+            1 if it was accepted, otherwise 0. -1, and nothing has changed, if gradients
+            are to be finite and are not.
+        """
+        [call], [packed] = self._calls, self.packed
+        if self._weights is None:
+            calls = [
+                (
+                    ratio.place,
+                    means_of(self._chain.state, work.params) is not None,
+                    [len(work.params), 0 if len(state) == 1 else len(work.params)],
+                    *(places[1], []),
+                    ratio.numbers({**work.group, **numbers(work)}),
+                )
+                for (_, work, state), places in zip(
+                    call.updates, call.places, strict=True
+                )
+            ]
+            self._weights = _packed(checks=False, seed=0, num_chains=0, calls=calls)
+        if self._changes:
+            set_records(self._chain, self._changes)
+        decision = ewsg_step_(
+            *(call.params, grads, proposals, call.state, packed, self._weights),
+            *(self._chain.rng.step, proposal),
+        )
+        if decision >= 0:
+            self.finish()
+        return decision
+
+    def finish(self) -> None:
+        """Does what follows the updates, once they were made."""
+        if self._changes:
+            if self._leaves_momenta and not self._holds:
+                rescale_others(self._chain, self._changes, self.params)
+            self._changes = []
+        self._chain.placement.have_changed(self.params)
+        self._chain.keep_created()
+
+    def was_made(self) -> bool:
+        """Returns whether a step that was interrupted has been counted.
+
+        Of steps that change more than parameters and momenta.
+        """
+        return self._steps is not None and self._chain.rng.steps != self._steps
+
+    def observed(self, grads: list[Tensor]) -> list[Work]:
+        """Returns what is updated, with these gradients."""
+        work, rest = [], iter(grads)
+        for lists in self.work:
+            work.append(lists._replace(grads=[next(rest) for _ in lists.params]))
+        return work
+
+    def _defers(self, call: _Call) -> bool:
+        return not call.params[0].is_cpu or finite_check.DEFERS_ON_CPU
+
+    def _launch_deferred(
+        self, grads: list[Tensor], counts: Tensor | None = None
+    ) -> bool:
+        chain, [call], [packed] = self._chain, self._calls, self.packed
+        rng, capturable = chain.rng, chain.groups[0]["capturable"]
+        found, gate = deferred_step_(
+            *(call.params, grads, call.state, packed, rng.step),
+            rng.num_skipped if capturable else None,
+            counts,
+        )
+        # What a step creates, or rescales besides, no device leaves out.
+        waits = self._waits or bool(chain.created)
+        waits |= self._leaves_momenta and bool(self._changes)
+        if not self.checks or (capturable and not waits):
+            return True
+        chain.pending = DeferredFiniteCheck(chain, self.params, found, gate)
+        chain.pending.undo = [*chain.changed_records]
+        return not (waits and catch_up(chain))
+
+    def _launch_apart(self, grads: list[Tensor]) -> bool:
+        """Launches what is cut among ranks, or on several devices."""
+        chain = self._chain
+        placement, rng = chain.placement, chain.rng
+        parts = [
+            placement.local_gradients(
+                [p for u in call.updates for p in u.work.params],
+                grads[call.begin :][: sum(len(u.work.params) for u in call.updates)],
+            )
+            for call in self._calls
+        ]
+        is_one = len(self._calls) == 1
+        if self.checks:
+            if is_one and self._defers(self._calls[0]):
+                counts = placement.count_nonfinite(self.params, grads)
+                return self._launch_deferred(parts[0], counts)
+            if finite_check.is_any_nonfinite(chain, self.params, grads):
+                return False
+        for call, packed, own in zip(self._calls, self.packed, parts, strict=True):
+            step = rng.step if is_one else rng.step.cpu().clone()
+            launch = deferred_step_ if self._defers(call) else fused_step_
+            if call.params:
+                launch(call.params, own, call.state, packed, step)
+            elif is_one:  # this rank has no part of any parameter
+                rng.count()
+        if not is_one:
+            rng.count()
+        return True
+
+    # ---- torch.compile -----------------------------------------------------------
+
+    def trace(self, grads: list[Tensor], instead: Sequence[Mapping[str, Any]]) -> None:
+        """Makes the step of the operators by their names, as torch.compile traces it.
+
+        The guard and what it saves are not traceable.
+        """
+        chain = self._chain
+        work = self.observed(grads)
+        gate = chain.rng.step
+        if self.checks:
+            for lists in work:
+                gate = step_if_finite(lists.grads, step=0, device_step=gate)
+        updates = [u for call in self._calls for u in call.updates]
+        for update, lists, numbers in zip(updates, work, instead, strict=True):
+            update.method.update(chain, lists, update.state, gate, numbers)
+        chain.placement.have_changed(self.params)
+        chain.rng.step.add_(gate >= 0)
+        chain.rng.num_skipped.add_(gate < 0)
+
+
+def _packed(**step: Any) -> Tensor:
+    return torch.frombuffer(_C.packed_step(**step), dtype=torch.int64)
