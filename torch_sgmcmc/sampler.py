@@ -319,6 +319,9 @@ class Sampler(Bookkeeping):
         """
         loss = self._evaluate(closure)
         chain, plan = self._chain_now(), None
+        if torch.compiler.is_compiling():
+            self._trace_step(chain)
+            return loss
         try:
             plan, grads = self._plan(chain)
             if plan is not None:
@@ -362,7 +365,8 @@ class Sampler(Bookkeeping):
     def _pack_again(self, chain: Chain, plan: StepPlan) -> bool:
         """Packs the groups' numbers; False if the plan is to be built again."""
         self._check_all_groups()
-        choice_of(chain)
+        if self._RECORDS and self.defaults["capturable"]:
+            self._rescale_now(chain)
         changes = rescalings(chain) if self._RECORDS else []
         if self._kinds(chain) != plan.kinds or any(each.draws for each in changes):
             return False
@@ -382,21 +386,40 @@ class Sampler(Bookkeeping):
 
     def _build_plan(self, chain: Chain) -> tuple[StepPlan | None, list[Tensor]]:
         """Checks groups and gradients, creates state, and makes a plan of both."""
-        is_compiling = torch.compiler.is_compiling()
-        if not is_compiling and self._begin_step():
+        if self._begin_step():
             return None, []
+        work = self._work_of(chain)
+        if not work:
+            return None, []
+        plan, grads = self._plan_of(chain, work)
+        changes = rescalings(chain) if self._RECORDS else []
+        plan.pack([self._instead(lists.group) for lists in plan.work], changes)
+        if self._can_be_watched(chain, work):
+            plan.kinds = self._kinds(chain)
+            plan.watch(self._hyperparameters())
+            chain.plan = plan
+        return plan, grads
+
+    def _trace_step(self, chain: Chain) -> None:
+        """Makes a step that torch.compile traces, which guards are not."""
+        work = self._work_of(chain)
+        if work:
+            plan, grads = self._plan_of(chain, work)
+            plan.trace(grads, [self._instead(lists.group) for lists in plan.work])
+
+    def _work_of(self, chain: Chain) -> list[Work]:
+        """Checks groups and gradients; returns what is to be updated."""
         self._check_all_groups()
         if self._RECORDS:
             note_estimate(chain)
         work = gather(chain)
         if all(map(rests, chain.groups)):
-            return None, []
+            return []
         if self._RECORDS and self.defaults["capturable"]:
             self._rescale_now(chain)
         if not work:
             self._handle_no_gradients(chain)
-            return None, []
-        return self._plan_of(chain, work)
+        return work
 
     def _plan_of(self, chain: Chain, work: list[Work]) -> tuple[StepPlan, list[Tensor]]:
         """Returns the plan of lists that were gathered, and their gradients."""
@@ -422,14 +445,6 @@ class Sampler(Bookkeeping):
         )
         grads_of = {id(lists.params): lists.grads for lists in work}
         grads = [g for lists in plan.work for g in grads_of[id(lists.params)]]
-        if torch.compiler.is_compiling():
-            return plan, grads
-        changes = rescalings(chain) if self._RECORDS else []
-        plan.pack([self._instead(lists.group) for lists in plan.work], changes)
-        if self._can_be_watched(chain, work):
-            plan.kinds = self._kinds(chain)
-            plan.watch(self._hyperparameters())
-            chain.plan = plan
         return plan, grads
 
     def _can_be_watched(self, chain: Chain, work: list[Work]) -> bool:
@@ -456,9 +471,6 @@ class Sampler(Bookkeeping):
             RuntimeError: gradients are not finite, or do not fit. Nothing has changed.
             StepLeftOut: gradients are not finite, and the step is left out.
         """
-        if torch.compiler.is_compiling():
-            plan.trace(grads, [self._instead(lists.group) for lists in plan.work])
-            return
         if chain.gauges is not None:
             if plan.checks and is_any_nonfinite(chain, plan.params, grads):
                 raise_nonfinite(chain, plan.params, grads)

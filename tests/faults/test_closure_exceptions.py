@@ -196,7 +196,7 @@ def test_a_warmup_that_fails_keeps_its_whole_steps(name: str, one_thread: None) 
 
             broken.closure.begin(at, late)
             fails(lambda: warmup(steps), late)
-            done = broken.sampler.param_groups[0]["step"]
+            done = int(broken.sampler.param_groups[0]["step"])
             ecs = isinstance(broken.sampler, sg.HMCECS)
             place = bits(broken.params) if ecs else snapshot(broken)[:3]
             assert place == places.setdefault(done, place), (at, late)

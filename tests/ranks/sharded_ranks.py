@@ -349,8 +349,7 @@ def mutants(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> None:
                 net = shard(Net(), *meshes[name])
                 other = KINDS[kind](net.groups(), seed=5)
                 if mutant == "seeds by rank":
-                    for group in other.param_groups:
-                        group["seed"] += rank
+                    other._rng.seed += rank
                     other._show()
                 advance(net, other, range(3))
             found = differences((one, sampler), (net, other))

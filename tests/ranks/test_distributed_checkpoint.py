@@ -213,13 +213,6 @@ def test_state_that_was_laid_out_in_vain_is_forgotten() -> None:
     assert_same_chain((nets[0], one), (nets[1], other))
 
 
-def test_hooks_see_no_step() -> None:
-    net = Net()
-    sampler = sampler_of("SGLD", net)
-    sampler.register_step_pre_hook(lambda *_: pytest.fail("a step"))
-    get_optimizer_state_dict(net, sampler)
-
-
 def test_a_learning_rate_that_changes_before_the_first_step(tmp_path: Path) -> None:
     # The first momentum belongs to the learning rate of the first step.
     nets = Net(), Net()
