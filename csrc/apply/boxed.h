@@ -2,7 +2,8 @@
 // of tensors do alike.
 //
 // An Op is a struct with a row (core/row.h) and either Update and
-// Coefficients, or Apply(driver, plan, call, stream). It may besides have
+// Coefficients, which are made of a call, or Apply(driver, plan, call, stream).
+// Its functions are given a NamedCall. It may besides have
 //   Refusal(call)    a message if its numbers do not go together, or none;
 //   Lead(call)       the role of its first list, if that depends on the call;
 //   Lists(call)      its arguments, where they are not the row's lists.
@@ -24,15 +25,15 @@
 namespace torch_sgmcmc {
 
 template <class Op>
-constexpr bool kHasLists = requires(const Call& call) {
+constexpr bool kHasLists = requires(const NamedCall<Op>& call) {
   Op::Lists(call);
 };
 template <class Op>
-constexpr bool kHasLead = requires(const Call& call) {
+constexpr bool kHasLead = requires(const NamedCall<Op>& call) {
   Op::Lead(call);
 };
 template <class Op>
-constexpr bool kHasRefusal = requires(const Call& call) {
+constexpr bool kHasRefusal = requires(const NamedCall<Op>& call) {
   Op::Refusal(call);
 };
 template <class Op>
@@ -43,9 +44,9 @@ constexpr bool kHasUpdate = requires {
 template <class Op>
 std::vector<Argument> ArgumentsOf(const Call& call) {
   if constexpr (kHasLists<Op>) {
-    return Op::Lists(call);
+    return Op::Lists(NamedCall<Op>(call));
   } else if constexpr (kHasLead<Op>) {
-    return call.Arguments(Op::Lead(call));
+    return call.Arguments(Op::Lead(NamedCall<Op>(call)));
   } else {
     return call.Arguments(std::nullopt);
   }
@@ -55,7 +56,7 @@ template <class Op>
 void CheckCall(const Call& call) {
   call.CheckNumbers();
   if constexpr (kHasRefusal<Op>) {
-    const std::string refusal = Op::Refusal(call);
+    const std::string refusal = Op::Refusal(NamedCall<Op>(call));
     if (!refusal.empty()) Fail(call.row.op, refusal);
   }
 }
@@ -81,11 +82,12 @@ class Update final : public PreparedUpdate {
         driver_(call.row.op, plan_, call.device_step) {}
 
   void Apply() override {
+    const NamedCall<Op> named(call_);
     if constexpr (kHasUpdate<Op>) {
-      driver_.template Apply<Op::template Update>(call_.CoefficientsOf<Op>(),
-                                                  stream_);
+      driver_.template Apply<Op::template Update>(
+          typename Op::Coefficients(named), stream_);
     } else {
-      Op::Apply(driver_, plan_, call_, stream_);
+      Op::Apply(driver_, plan_, named, stream_);
     }
     plan_.Finish();
   }
@@ -106,14 +108,14 @@ class Update final : public PreparedUpdate {
 template <class Op, class Reducer>
 Tensor Sum(const Call& call) {
   CheckCall<Op>(call);
-  const TensorList& first = call.list(0);
+  const TensorList& first = call.lists[0];
   if (first.empty()) {
     Fail(call.row.op, std::string(call.row.lists[0].name) + " is empty");
   }
   Plan plan = call.MakePlan(ArgumentsOf<Op>(call));
   std::vector<int64_t> sizes;
   if constexpr (Op::kRow.sums == kByCode) {
-    sizes = Op::Sizes(call);
+    sizes = Op::Sizes(NamedCall<Op>(call));
   } else if constexpr (Op::kRow.sums == kForEachChain) {
     constexpr size_t kLast = Op::kRow.numbers.count - 1;
     static_assert(Op::kRow.numbers[kLast].domain == Domain::kPositiveCount);
@@ -123,7 +125,7 @@ Tensor Sum(const Call& call) {
   }
   Tensor result = torch::stable::new_empty(first[0], sizes, ScalarType::Double);
   if constexpr (Op::kRow.sums == kByCode) torch::stable::zero_(result);
-  Op::template Reduce<Reducer>(plan, call, result);
+  Op::template Reduce<Reducer>(plan, NamedCall<Op>(call), result);
   plan.Finish();
   return result;
 }

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
+#include <string_view>
 #include <vector>
 
 #include "apply/plan.h"
@@ -37,24 +37,6 @@ struct Call {
   // How many chains tensors hold of what sums for each.
   int64_t chains() const;
 
-  // The coefficients of an update: its row's numbers in their order, but for
-  // integers, which come last, and the common ones.
-  template <class Op>
-  typename Op::Coefficients CoefficientsOf() const {
-    constexpr size_t kReal = [] {
-      size_t real = 0;
-      for (const Scalar& n : Op::kRow.numbers) real += !IsInteger(n.domain);
-      return real;
-    }();
-    static_assert(kReal == Op::kRow.numbers.count ||
-                  IsInteger(Op::kRow.numbers[kReal].domain));
-    return CoefficientsOf<Op>(std::make_index_sequence<kReal>());
-  }
-
-  const TensorList& list(size_t i) const { return lists[i]; }
-  double number(size_t i) const { return numbers[i]; }
-  int64_t integer(size_t i) const { return integers[i]; }
-
   const Row& row;
   std::array<TensorList, kMaxArguments> lists;
   std::array<double, kMaxArguments> numbers = {};
@@ -68,17 +50,63 @@ struct Call {
   std::optional<TensorList> prior_means;
   Rows rows;
   int64_t num_chains = 0;
+};
+
+// A call of the operator Op, which finds its arguments by their names in the
+// row, at compile time: a name that the row does not have does not compile.
+template <class Op>
+class NamedCall {
+ public:
+  explicit NamedCall(const Call& call) : call_(call) {}
+
+  struct Number {
+    // Written as a literal.
+    // cppcheck-suppress noExplicitConstructor
+    // NOLINTNEXTLINE(google-explicit-constructor)
+    consteval Number(const char* name)
+        : is_common(name == std::string_view(rows::kPriorMean.name) &&
+                    Op::kRow.has_prior_mean),
+          place(is_common ? 0 : PlaceOfName(Op::kRow.numbers, name)) {
+      if (!is_common && IsInteger(Op::kRow.numbers[place].domain)) {
+        throw "the number is an integer";
+      }
+    }
+    bool is_common;
+    size_t place;
+  };
+  struct Integer {
+    // Written as a literal.
+    // cppcheck-suppress noExplicitConstructor
+    // NOLINTNEXTLINE(google-explicit-constructor)
+    consteval Integer(const char* name)
+        : place(PlaceOfName(Op::kRow.numbers, name)) {
+      if (!IsInteger(Op::kRow.numbers[place].domain)) {
+        throw "the number is not an integer";
+      }
+    }
+    size_t place;
+  };
+  struct ListName {
+    // Written as a literal.
+    // cppcheck-suppress noExplicitConstructor
+    // NOLINTNEXTLINE(google-explicit-constructor)
+    consteval ListName(const char* name)
+        : place(PlaceOfName(Op::kRow.lists, name)) {}
+    size_t place;
+  };
+
+  double operator()(Number number) const {
+    return number.is_common ? call_.common.prior_mean
+                            : call_.numbers[number.place];
+  }
+  int64_t integer(Integer name) const { return call_.integers[name.place]; }
+  const TensorList& list(ListName name) const {
+    return call_.lists[name.place];
+  }
+  const Call* operator->() const { return &call_; }
 
  private:
-  template <class Op, size_t... kIndex>
-  typename Op::Coefficients CoefficientsOf(
-      std::index_sequence<kIndex...> /*indices*/) const {
-    if constexpr (Op::kRow.has_prior_mean) {
-      return {numbers[kIndex]..., common};
-    } else {
-      return {numbers[kIndex]...};
-    }
-  }
+  const Call& call_;
 };
 
 }  // namespace torch_sgmcmc

@@ -12,6 +12,7 @@
 #include <initializer_list>
 #include <iterator>
 #include <limits>
+#include <string_view>
 
 #include "core/range.h"
 #include "core/roles.h"
@@ -111,6 +112,13 @@ inline constexpr int kOneNumber = -1;
 inline constexpr int kForEachChain = -2;
 inline constexpr int kByCode = -3;
 
+// Of an operator without numbers.
+struct NoCoefficients {
+  NoCoefficients() = default;
+  template <class Call>
+  explicit NoCoefficients(const Call& /*call*/) {}
+};
+
 // What samplers have in common.
 namespace rows {
 
@@ -164,6 +172,16 @@ inline constexpr CommonNumber kCommonNumbers[] = {
 
 constexpr bool Has(const Row& row, const CommonNumber& /*number*/) {
   return row.has_prior_mean;
+}
+
+// The place of what is named so, at compile time: a name that no item has does
+// not compile.
+template <class Items>
+consteval size_t PlaceOfName(const Items& items, std::string_view name) {
+  for (size_t i = 0; i < items.count; ++i) {
+    if (items[i].name == name) return i;
+  }
+  throw "the row has no item of this name";
 }
 
 // An operator's arguments in their order.

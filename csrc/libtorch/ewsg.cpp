@@ -59,31 +59,26 @@ torch::Tensor FreshGradients(
   return closure();
 }
 
-// Whether the same parameters have gradients.
-bool SameParameters(const std::vector<TensorLists>& first,
-                    const std::vector<TensorLists>& second) {
-  bool same = first.size() == second.size();
-  for (size_t i = 0; same && i < first.size(); ++i) {
-    same = first[i].params.size() == second[i].params.size();
-    for (size_t j = 0; same && j < first[i].params.size(); ++j) {
-      same = first[i].params[j].is_same(second[i].params[j]);
-    }
-  }
-  return same;
-}
-
-void CheckSameParameters(const std::vector<TensorLists>& current,
-                         const std::vector<TensorLists>& proposed) {
-  if (!SameParameters(current, proposed)) {
+// Throws unless both have gradients of the same parameters, in other memory.
+void CheckComparable(const std::vector<TensorLists>& current,
+                     const std::vector<TensorLists>& proposed) {
+  const auto is_same = [](const at::Tensor& a, const at::Tensor& b) {
+    return a.is_same(b);
+  };
+  const bool are_same = std::ranges::equal(
+      current, proposed, [&](const TensorLists& a, const TensorLists& b) {
+        return std::ranges::equal(a.params, b.params, is_same);
+      });
+  if (!are_same) {
     throw std::runtime_error(
         "EWSG got gradients of other parameters from the closure than at its "
         "first call in this step: minibatches could not be compared");
   }
   for (size_t i = 0; i < current.size(); ++i) {
     for (size_t j = 0; j < current[i].grads.size(); ++j) {
-      const at::Tensor& old = current[i].grads[j];
       const at::Tensor& fresh = proposed[i].grads[j];
-      if (fresh.numel() > 0 && fresh.const_data_ptr() == old.const_data_ptr()) {
+      if (fresh.numel() > 0 &&
+          fresh.const_data_ptr() == current[i].grads[j].const_data_ptr()) {
         throw std::runtime_error(
             "EWSG got the gradients of a minibatch in the memory of those of "
             "the minibatch before, which it still needs: the closure must not "
@@ -235,7 +230,7 @@ torch::Tensor EWSGImpl::step(
       progress_.get<int64_t>("num_proposals") + length * chains;
   accepted = Sum(progress_.get<Count>("num_accepted"), accepted);
   progress_.put("num_proposals", proposals);
-  progress_.put("num_accepted", accepted);
+  progress_.put("num_accepted", ToValue("num_accepted", accepted));
   progress_.put("num_drawn", num_drawn_);
   return loss;
 }
@@ -249,7 +244,7 @@ Count EWSGImpl::propose(const torch::optim::Optimizer::LossClosure& closure,
   num_drawn_ += num_chains();
   FreshGradients(groups(), closure);
   std::vector<TensorLists> proposed = gather();
-  CheckSameParameters(lists, proposed);
+  CheckComparable(lists, proposed);
   const int64_t chains = num_chains();
   if (chains > 1) check_finite(proposed);
   std::vector<at::Tensor> ratios;

@@ -32,8 +32,8 @@ at::Tensor AwayFromMean(const SamplerImpl& sampler,
 
 GammaPrecision::GammaPrecision(Sampler& sampler,
                                const GammaPrecisionOptions& options)
-    : sampler_(SamplerRef(sampler).weak()), options_(options) {
-  if (sampler_.lock()->options_of(0).chains()) {
+    : sampler_(SamplerAccess::Of(sampler)), options_(options) {
+  if (Locked(sampler_)->options_of(0).chains()) {
     Invalid(
         "Invalid sampler: it has num_chains, and a group's prior_precision "
         "would be drawn for all of them (use a sampler for each chain)");
@@ -43,7 +43,7 @@ GammaPrecision::GammaPrecision(Sampler& sampler,
 }
 
 std::vector<double> GammaPrecision::step() {
-  const auto sampler = SamplerRef(sampler_).impl();
+  const auto sampler = Locked(sampler_);
   const size_t num_groups = sampler->groups().size();
   std::vector<double> precisions;
   for (size_t i = 0; i < num_groups; ++i) {
@@ -60,7 +60,7 @@ std::vector<double> GammaPrecision::step() {
 }
 
 double GammaPrecision::draw(size_t index) const {
-  const auto sampler = SamplerRef(sampler_).impl();
+  const auto sampler = Locked(sampler_);
   const OptionValues& group = sampler->options_of(index);
   const double t = group.temperature();
   int64_t dimension = 0;

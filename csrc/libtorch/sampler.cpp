@@ -106,10 +106,6 @@ SamplerImpl& Sampler::impl() const {
   return *impl_;
 }
 
-SamplerRef::SamplerRef(const Sampler& sampler) : impl_(sampler.impl_) {
-  sampler.impl();
-}
-
 torch::optim::OptimizerParamGroup& Sampler::group_at(size_t group) {
   auto& groups = param_groups();
   if (group >= groups.size()) {
@@ -120,13 +116,10 @@ torch::optim::OptimizerParamGroup& Sampler::group_at(size_t group) {
   return groups[group];
 }
 
-std::shared_ptr<SamplerImpl> SamplerRef::impl() const {
-  auto impl = impl_.lock();
-  if (impl == nullptr) {
-    throw std::logic_error(
-        "the sampler that this belongs to has been destroyed");
-  }
-  return impl;
+std::shared_ptr<SamplerImpl> Locked(const std::weak_ptr<SamplerImpl>& impl) {
+  auto locked = impl.lock();
+  if (locked != nullptr) return locked;
+  throw std::logic_error("the sampler that this belongs to has been destroyed");
 }
 
 // NOLINTNEXTLINE(google-default-arguments): as torch's own.
@@ -139,7 +132,6 @@ void Sampler::add_param_group(const OptimizerParamGroup& param_group) {
 int64_t Sampler::seed() const { return impl().seed(); }
 int64_t Sampler::num_steps() const { return impl().num_steps(); }
 int64_t Sampler::num_skipped() const { return impl().num_skipped(); }
-std::string Sampler::target_summary() const { return impl().target_summary(); }
 StateDict Sampler::state_dict() const { return impl().state_dict(); }
 void Sampler::load_state_dict(const StateDict& dict) {
   impl().load_state_dict(dict);
@@ -282,7 +274,6 @@ void SamplerImpl::add_param_group(const OptimizerParamGroup& param_group) {
   groups().emplace_back(param_group.params(), std::move(options));
   chain_.groups.push_back(std::move(numbers));
   moved_.clear();
-  missing_grads_ = {0, {}, {}, false, missing_grads_.is_warned};
 }
 
 // ---- A step -----------------------------------------------------------------
@@ -352,7 +343,26 @@ void SamplerImpl::advance(const std::vector<TensorLists>& lists) {
       group.step.add(1);
     }
   }
-  if (!lists.empty()) warn_of_missing_grads(lists);
+  if (lists.empty() || has_moved(lists)) return;
+  moved_.clear();
+  for (const TensorLists& each : lists) {
+    for (const at::Tensor& param : each.params) {
+      moved_.push_back(param.unsafeGetTensorImpl());
+    }
+  }
+}
+
+// Whether these parameters are all that moved in the last step.
+bool SamplerImpl::has_moved(const std::vector<TensorLists>& lists) const {
+  auto known = moved_.begin();
+  for (const TensorLists& each : lists) {
+    for (const at::Tensor& param : each.params) {
+      if (known == moved_.end() || *known++ != param.unsafeGetTensorImpl()) {
+        return false;
+      }
+    }
+  }
+  return known == moved_.end();
 }
 
 void SamplerImpl::check_groups() const {
@@ -543,51 +553,6 @@ SamplerParamState& SamplerImpl::own_state_of(const at::Tensor& param) {
   auto& state = states()[param.unsafeGetTensorImpl()];
   if (state == nullptr) state = std::make_unique<SamplerParamState>();
   return static_cast<SamplerParamState&>(*state);
-}
-
-std::string SamplerImpl::target_summary() const {
-  complete_all();
-  std::vector<std::string> means;
-  bool are_zero = true;
-  for (size_t i = 0; i < groups().size(); ++i) {
-    const auto& params = groups()[i].params();
-    const bool is_tensor = std::ranges::any_of(
-        params,
-        [&](const at::Tensor& p) { return prior_mean_of(p).defined(); });
-    means.push_back(is_tensor ? "μ" : FourDigits(options_of(i).prior_mean()));
-    are_zero = are_zero && means.back() == "0";
-  }
-  std::string text = std::string(name()) +
-                     " samples p(θ) ∝ exp(−U(θ)/T), "
-                     "U(θ) = N · (mean loss) + Σ λ‖" +
-                     (are_zero ? "θ" : "θ − μ") + "‖²/2.";
-  for (size_t i = 0; i < groups().size(); ++i) {
-    const OptionValues& options = options_of(i);
-    const double n = options.num_data();
-    const double t = options.temperature();
-    const double precision = options.prior_precision();
-    int64_t count = 0;
-    for (const at::Tensor& param : groups()[i].params()) {
-      if (param.requires_grad()) count += param.numel();
-    }
-    text += "\nGroup " + std::to_string(i) + ", " + Thousands(count) +
-            " parameters: ";
-    text += n == 1 ? std::string("the loss is U itself (N = 1)")
-                   : "the loss is a mean over N = " + Thousands(n) + " data";
-    text += precision == 0
-                ? std::string("; flat prior (λ = 0)")
-                : "; prior N(" + means[i] + ", " + FourDigits(1 / precision) +
-                      ") on each (λ = " + FourDigits(precision) + ")";
-    if (t == 1) {
-      text += "; T = 1: the Bayesian posterior.";
-    } else if (t == 0) {
-      text += "; T = 0: no noise, an optimizer and not a sampler.";
-    } else {
-      text += "; T = " + FourDigits(t) + ": " + (t < 1 ? "colder" : "hotter") +
-              " than the posterior.";
-    }
-  }
-  return text;
 }
 
 }  // namespace torch_sgmcmc

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -19,7 +20,6 @@
 #include "host/ratio.h"
 #include "host/sample_times.h"
 #include "libtorch/bouncy/flight.h"
-#include "libtorch/bouncy/observation.h"
 #include "libtorch/core/checks.h"
 #include "libtorch/core/sampler_impl.h"
 
@@ -50,48 +50,6 @@ constexpr const char* kCounts[] = {"num_samples",
                                    "num_derivatives",
                                    "num_gradients"};
 
-// Whether a user gave the preconditioner.
-bool IsGiven(const SamplerParamState& state) {
-  return state["preconditioner"].defined() &&
-         !state["square_average"].defined();
-}
-
-bool IsPositive(const at::Tensor& tensor) {
-  return tensor.isfinite().logical_and(tensor > 0).all().item<bool>();
-}
-
-// A diagonal matrix for each parameter, as it is kept: a copy of its shape and
-// layout. Throws unless they are one for each, that broadcasts to it, finite
-// and > 0.
-std::vector<at::Tensor> Diagonals(const std::vector<at::Tensor>& given,
-                                  const std::vector<at::Tensor>& params) {
-  const std::string invalid = "Invalid preconditioner: ";
-  if (given.size() != params.size()) {
-    Invalid(invalid + std::to_string(given.size()) +
-            " (must be one for each of the " + std::to_string(params.size()) +
-            " parameters)");
-  }
-  const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> kept;
-  for (size_t i = 0; i < params.size(); ++i) {
-    const std::string which = invalid + "number " + std::to_string(i);
-    if (!given[i].defined()) Invalid(which + " is undefined");
-    kept.push_back(ZeroState(params[i]));
-    const at::Tensor value =
-        given[i].to(kept[i].device(), kept[i].scalar_type());
-    try {
-      kept[i].copy_(value.expand(params[i].sizes()));
-    } catch (const c10::Error&) {
-      Invalid(which + " has shape " + Shape(value.sizes()) +
-              " (must broadcast to " + Shape(params[i].sizes()) + ")");
-    }
-    if (!IsPositive(value)) {
-      Invalid(which + " has elements out of range (must be finite and > 0)");
-    }
-  }
-  return kept;
-}
-
 class SBPSImpl : public SamplerImpl {
  public:
   SBPSImpl() : SamplerImpl(nullptr) {
@@ -105,16 +63,15 @@ class SBPSImpl : public SamplerImpl {
 
   torch::Tensor step(
       const torch::optim::Optimizer::LossClosure& closure) override;
-  void set_preconditioner(const std::vector<at::Tensor>& preconditioner);
-  void unset_preconditioner();
   int64_t register_sample_hook(SBPS::SampleHook hook);
   void remove_sample_hook(int64_t key) { hooks_.erase(key); }
   const NamedValues& counts() const { return progress_; }
 
  protected:
   std::vector<std::string> state_keys() const override {
-    return {
-        "origin", "velocity", "square_average", "preconditioner", "direction"};
+    std::vector<std::string> keys;
+    for (const auto& [key, member] : kFlightState) keys.emplace_back(key);
+    return keys;
   }
   // A step does all by itself.
   void update(const TensorLists& /*lists*/) override {}
@@ -123,8 +80,6 @@ class SBPSImpl : public SamplerImpl {
   }
   void check_progress(const NamedValues& progress,
                       const OptionValues& options) const override;
-  void check_saved_state(const SamplerParamState& state,
-                         int64_t index) const override;
   std::vector<std::string> shared_names() const override;
   const char* why_equal() const override {
     return "there is one particle for all";
@@ -150,13 +105,15 @@ class SBPSImpl : public SamplerImpl {
                double line_begin,
                double line_end);
   void remember(const Flight& flight);
-  void check_preconditioned() const;
   void check_particle() const;
   bool is_preconditioned() const {
     return options_of(0).get<bool>("preconditioned");
   }
-  at::Tensor given_preconditioner(const at::Tensor& param) const;
-  bool is_given(const std::vector<at::Tensor>& params) const;
+
+  // What a flight keeps now.
+  auto kept_state() const {
+    return std::span(kFlightState).first(is_preconditioned() ? 5 : 2);
+  }
 
   std::shared_ptr<Flight> flight_;
   std::map<int64_t, SBPS::SampleHook> hooks_;
@@ -270,7 +227,7 @@ torch::Tensor SBPSImpl::event(
   const bool proposal = next.event == ClockEvent::kProposal;
   const bool bounces =
       proposal && BounceClock::Accepts(next.rate, rate.value, stream);
-  const bool learns = ahead->learns() && options.get<bool>("adapt") &&
+  const bool learns = ahead->preconditioned() && options.get<bool>("adapt") &&
                       (bounces || options.get<bool>("adapt_always"));
   const double next_line_time = bounces ? 0.0 : line_time;
   try {
@@ -374,17 +331,9 @@ std::shared_ptr<Flight> SBPSImpl::moving() const {
                    (mean.defined() || x.prior_mean == options.prior_mean());
           });
       if (part == parts.end()) {
-        parts.push_back({options.prior_precision(),
-                         options.num_data(),
-                         options.prior_mean(),
-                         {},
-                         {},
-                         {},
-                         {},
-                         {},
-                         {},
-                         {},
-                         {}});
+        parts.push_back({.prior_precision = options.prior_precision(),
+                         .num_data = options.num_data(),
+                         .prior_mean = options.prior_mean()});
         part = parts.end() - 1;
       }
       part->params.push_back(p);
@@ -422,26 +371,14 @@ std::shared_ptr<Flight> SBPSImpl::resumed() {
     return state["velocity"].defined();
   });
   if (static_cast<size_t>(flying) != still->params().size()) return nullptr;
-  const bool preconditioned = is_preconditioned();
-  const bool learns = preconditioned && !is_given(still->params());
   std::vector<FlightPart> parts = still->parts();
   for (FlightPart& part : parts) {
     for (const at::Tensor& p : part.params) {
-      const SamplerParamState& state = state_of(p);
-      const auto take = [&](const char* key, std::vector<at::Tensor>& list) {
-        list.push_back(state[key]);
-        return list.back().defined();
-      };
-      if (!take("origin", part.origin) || !take("velocity", part.velocity)) {
-        return nullptr;
+      for (const auto& [key, member] : kept_state()) {
+        const at::Tensor& kept = state_of(p)[key];
+        if (!kept.defined()) return nullptr;
+        (part.*member).push_back(kept);
       }
-      if (!preconditioned) continue;
-      if (!take("direction", part.direction) ||
-          !take("preconditioner", part.preconditioner) ||
-          state["square_average"].defined() != learns) {
-        return nullptr;
-      }
-      if (learns) take("square_average", part.square_average);
     }
   }
   return std::make_shared<Flight>(std::move(parts));
@@ -497,17 +434,12 @@ std::shared_ptr<Flight> SBPSImpl::flight_now(NamedValues& progress,
     } else {
       const std::shared_ptr<Flight> still = moving();
       const bool preconditioned = is_preconditioned();
-      const bool are_given = preconditioned && is_given(still->params());
       for (FlightPart& part : still->parts()) {
         for (const at::Tensor& p : part.params) {
           part.velocity.push_back(ZeroState(p));
           part.origin.push_back(p.detach().to(
               part.velocity.back().scalar_type(), false, /*copy=*/true));
           if (!preconditioned) continue;
-          if (are_given) {
-            part.preconditioner.push_back(given_preconditioner(p));
-            continue;
-          }
           const at::Tensor& known = state_of(p)["square_average"];
           part.square_average.push_back(known.defined() ? known : ZeroState(p));
         }
@@ -524,82 +456,15 @@ std::shared_ptr<Flight> SBPSImpl::flight_now(NamedValues& progress,
 
 // Takes a flight into the state of the parameters.
 void SBPSImpl::remember(const Flight& flight) {
-  std::vector<std::pair<at::Tensor, at::Tensor>> given;
-  for (const at::Tensor& p : all_params()) {
-    given.emplace_back(p, given_preconditioner(p));
-  }
   states().clear();
-  for (const auto& [p, preconditioner] : given) {
-    if (!preconditioner.defined()) continue;
-    own_state_of(p)["preconditioner"] = preconditioner;
-  }
   for (const FlightPart& part : flight.parts()) {
     for (size_t i = 0; i < part.params.size(); ++i) {
       SamplerParamState& state = own_state_of(part.params[i]);
-      state["origin"] = part.origin[i];
-      state["velocity"] = part.velocity[i];
-      if (!flight.preconditioned()) continue;
-      state["direction"] = part.direction[i];
-      state["preconditioner"] = part.preconditioner[i];
-      if (flight.learns()) state["square_average"] = part.square_average[i];
+      for (const auto& [key, member] : kept_state()) {
+        state[key] = (part.*member)[i];
+      }
     }
   }
-}
-
-// ---- The preconditioner that a user gave ------------------------------------
-
-void SBPSImpl::check_saved_state(const SamplerParamState& state,
-                                 int64_t index) const {
-  if (!IsGiven(state) || IsPositive(state["preconditioner"])) return;
-  Invalid("Invalid state_dict: preconditioner of parameter " +
-          std::to_string(index) +
-          " has elements out of range (must be finite and > 0)");
-}
-
-// Undefined if there is none.
-at::Tensor SBPSImpl::given_preconditioner(const at::Tensor& param) const {
-  const SamplerParamState& state = state_of(param);
-  return IsGiven(state) ? state["preconditioner"] : at::Tensor();
-}
-
-// Whether users gave the preconditioners of these; throws if of a part of them.
-bool SBPSImpl::is_given(const std::vector<at::Tensor>& params) const {
-  const auto lacks = [&](const at::Tensor& p) {
-    return !given_preconditioner(p).defined();
-  };
-  const auto lacking = std::ranges::find_if(params, lacks);
-  if (lacking != params.end() && !std::ranges::all_of(params, lacks)) {
-    throw std::runtime_error(
-        "SBPS has no preconditioner for a parameter of shape " +
-        Shape(lacking->sizes()) +
-        ", and was given those of others: call set_preconditioner() for all");
-  }
-  return lacking == params.end();
-}
-
-void SBPSImpl::set_preconditioner(
-    const std::vector<at::Tensor>& preconditioner) {
-  check_preconditioned();
-  const std::vector<at::Tensor> params = all_params();
-  const std::vector<at::Tensor> kept = Diagonals(preconditioner, params);
-  states().clear();
-  for (size_t i = 0; i < params.size(); ++i) {
-    own_state_of(params[i])["preconditioner"] = kept[i];
-  }
-}
-
-void SBPSImpl::unset_preconditioner() {
-  check_preconditioned();
-  const bool are_given = std::ranges::any_of(
-      all_params(),
-      [&](const at::Tensor& p) { return given_preconditioner(p).defined(); });
-  if (are_given) states().clear();
-}
-
-void SBPSImpl::check_preconditioned() const {
-  if (is_preconditioned()) return;
-  Invalid(
-      "Invalid preconditioned: false (must be true to set a preconditioner)");
 }
 
 }  // namespace
@@ -616,12 +481,6 @@ double SBPSOptions::get_lr() const {
 
 void SBPSOptions::set_lr(double /*value*/) { get_lr(); }
 
-void SBPS::set_preconditioner(const std::vector<at::Tensor>& preconditioner) {
-  static_cast<SBPSImpl&>(impl()).set_preconditioner(preconditioner);
-}
-void SBPS::set_preconditioner(std::nullopt_t /*none*/) {
-  static_cast<SBPSImpl&>(impl()).unset_preconditioner();
-}
 int64_t SBPS::register_sample_hook(SampleHook hook) {
   return static_cast<SBPSImpl&>(impl()).register_sample_hook(std::move(hook));
 }
@@ -644,11 +503,6 @@ SBPSDiagnostics SBPS::diagnostics() const {
           Ratio(p, b),
           Ratio(o.get<double>("num_violations"), p),
           Ratio(time, b + r)};
-}
-
-SBPSEvaluations SBPS::evaluations() const {
-  const NamedValues& o = static_cast<SBPSImpl&>(impl()).counts();
-  return {o.get<int64_t>("num_derivatives"), o.get<int64_t>("num_gradients")};
 }
 
 }  // namespace torch_sgmcmc

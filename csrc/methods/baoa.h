@@ -28,21 +28,16 @@
 namespace torch_sgmcmc {
 
 struct BAOACoefficients : PriorCoefficients {
-  BAOACoefficients(double lr,
-                   double momentum,
-                   double num_data,
-                   double prior_precision,
-                   double temperature,
-                   double noise_estimate,
-                   double momentum_scale = 1,
-                   const CommonNumbers& common = {})
-      : PriorCoefficients(prior_precision, num_data, common),
-        lr(lr),
-        momentum(momentum),
-        momentum_scale(momentum_scale),
-        noise_variance((1 + momentum) * (1 + momentum) *
-                       std::max(0.0, Friction(momentum) - noise_estimate) * lr *
-                       temperature / (2 * num_data)) {}
+  template <class Call>
+  explicit BAOACoefficients(const Call& number)
+      : PriorCoefficients(number),
+        lr(number("lr")),
+        momentum(number("momentum")),
+        momentum_scale(number("momentum_scale")),
+        noise_variance(
+            (1 + momentum) * (1 + momentum) *
+            std::max(0.0, Friction(momentum) - number("noise_estimate")) * lr *
+            number("temperature") / (2 * number("num_data"))) {}
 
   static double Friction(double momentum) {
     return 2 * (1 - momentum) / (1 + momentum);
@@ -102,8 +97,8 @@ struct BAOAStep {
 
   template <class Call>
   static std::string Refusal(const Call& call) {
-    const double friction = BAOACoefficients::Friction(call.number(1));
-    const double estimate = call.number(5);
+    const double friction = BAOACoefficients::Friction(call("momentum"));
+    const double estimate = call("noise_estimate");
     // Up to rounding, as in SGHMC.
     if (estimate <= friction + 1e-12) return "";
     return "Invalid noise_estimate: " + std::to_string(estimate) +

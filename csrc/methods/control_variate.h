@@ -18,15 +18,13 @@
 
 namespace torch_sgmcmc {
 
-struct ControlVariateCoefficients {};
-
 template <class Real>
 class ControlVariateUpdate {
  public:
   static constexpr std::array<Role, 3> kRoles = {
       Role::kInPlace, Role::kGradient, Role::kStatistic};
 
-  explicit ControlVariateUpdate(const ControlVariateCoefficients& /*none*/) {}
+  explicit ControlVariateUpdate(const NoCoefficients& /*none*/) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return false; }
   SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
@@ -41,7 +39,7 @@ struct ControlVariate {
                                .lists = {{"grads", Role::kInPlace},
                                          {"anchor_grads", Role::kGradient},
                                          {"full_grads", Role::kStatistic}}};
-  using Coefficients = ControlVariateCoefficients;
+  using Coefficients = NoCoefficients;
   template <class Real>
   using Update = ControlVariateUpdate<Real>;
 };

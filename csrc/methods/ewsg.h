@@ -29,27 +29,25 @@ enum class Surrogate : int64_t {
 constexpr int64_t kSurrogates = 4;
 
 struct EWSGCoefficients {
-  EWSGCoefficients(double lr,
-                   double momentum,
-                   double num_data,
-                   double prior_precision,
-                   double temperature,
-                   double momentum_scale,
-                   Surrogate surrogate,
-                   double prior_mean)
-      : lr(lr),
-        twice_decay(2 * lr * prior_precision / num_data),
-        scale(num_data / (4 * (1 - momentum) * temperature)),
-        prior_mean(prior_mean) {
+  template <class Call>
+  explicit EWSGCoefficients(const Call& number)
+      : lr(number("lr")),
+        twice_decay(2 * lr * number("prior_precision") / number("num_data")),
+        scale(number("num_data") /
+              (4 * (1 - number("momentum")) * number("temperature"))),
+        prior_mean(number("prior_mean")) {
+    const double momentum = number("momentum");
+    const double momentum_scale = number("momentum_scale");
     const double alpha = 1 - momentum;
-    switch (surrogate) {
+    switch (static_cast<Surrogate>(number.integer("surrogate"))) {
       case Surrogate::kMomentum:
         twice_share = 2 * alpha * momentum_scale;
         break;
       case Surrogate::kZero:
         break;
       case Surrogate::kOne:
-        twice_shift = 2 * std::sqrt(2 * alpha * lr * temperature / num_data);
+        twice_shift = 2 * std::sqrt(2 * alpha * lr * number("temperature") /
+                                    number("num_data"));
         break;
       case Surrogate::kFullMomentum:
         twice_share = -2 * momentum * momentum_scale;
@@ -129,7 +127,7 @@ struct EWSGLogRatios {
 
   template <class Call>
   static std::string Refusal(const Call& call) {
-    const int64_t surrogate = call.integer(6);
+    const int64_t surrogate = call.integer("surrogate");
     if (surrogate >= 0 && surrogate < kSurrogates) return "";
     return "Invalid surrogate: " + std::to_string(surrogate) +
            " (must be 0, 1, 2 or 3)";
@@ -137,18 +135,12 @@ struct EWSGLogRatios {
   // With a map that reads no more than it needs.
   template <class Reducer, class Plan, class Call, class Tensor>
   static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
-    const EWSGCoefficients c(call.number(0),
-                             call.number(1),
-                             call.number(2),
-                             call.number(3),
-                             call.number(4),
-                             call.number(5),
-                             static_cast<Surrogate>(call.integer(6)),
-                             call.common.prior_mean);
-    const bool has_momentum = !call.list(3).empty() && c.twice_share != 0;
+    const EWSGCoefficients c(call);
+    const bool has_momentum =
+        !call.list("momenta").empty() && c.twice_share != 0;
     const auto reduce = [&](auto prior) {
       const auto sum = [&](const auto& map) {
-        Reducer::Reduce(plan, map, call.chains(), result);
+        Reducer::Reduce(plan, map, call->chains(), result);
       };
       if (has_momentum) {
         sum(EWSGLogRatio<prior.value, true>(c));
@@ -159,7 +151,7 @@ struct EWSGLogRatios {
     using Prior = EWSGPrior;
     if (c.twice_decay == 0) {
       reduce(std::integral_constant<Prior, Prior::kFlat>());
-    } else if (call.common.prior_mean == 0 && !call.prior_means) {
+    } else if (call("prior_mean") == 0 && !call->prior_means) {
       reduce(std::integral_constant<Prior, Prior::kAboutZero>());
     } else {
       reduce(std::integral_constant<Prior, Prior::kAboutMean>());

@@ -132,20 +132,20 @@ struct SumsForGauges {
 
   template <class Call>
   static std::string Refusal(const Call& call) {
-    const int64_t kind = call.integer(0);
+    const int64_t kind = call.integer("kind");
     if (kind < 0 || kind > static_cast<int64_t>(kLastGaugeKind)) {
       return "Invalid kind: " + std::to_string(kind) + " (must be in [0, 6])";
     }
-    if (call.number(2) < 0 || call.number(2) > 1) {
-      return "Invalid decay: " + std::to_string(call.number(2)) +
+    if (call("decay") < 0 || call("decay") > 1) {
+      return "Invalid decay: " + std::to_string(call("decay")) +
              " (must be in [0, 1])";
     }
     return "";
   }
   template <class Call>
   static std::vector<int64_t> Sizes(const Call& call) {
-    const size_t count = CountOf(static_cast<GaugeKind>(call.integer(0)));
-    return {static_cast<int64_t>(call.list(0).size()),
+    const size_t count = CountOf(static_cast<GaugeKind>(call.integer("kind")));
+    return {static_cast<int64_t>(call.list("grads").size()),
             static_cast<int64_t>(count)};
   }
   template <class Call>
@@ -156,12 +156,12 @@ struct SumsForGauges {
     const auto roles = ForKind(call, [](const auto* map) {
       return std::decay_t<decltype(*map)>::kRoles;
     });
-    const auto all = call.Arguments({});
+    const auto all = call->Arguments({});
     std::decay_t<decltype(all)> chosen;
     for (size_t i = 0; i < all.size(); ++i) {
       // What is not looked at, and centers, may be absent.
       const bool may_be_absent = i < 5 && (!reads[i] || i == 2);
-      const bool is_replaced = may_be_absent && call.list(i).empty();
+      const bool is_replaced = may_be_absent && call->lists[i].empty();
       chosen.push_back(
           {all[i].name, roles[i], all[is_replaced ? 1 : i].tensors});
     }
@@ -169,15 +169,17 @@ struct SumsForGauges {
   }
   template <class Reducer, class Plan, class Call, class Tensor>
   static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
-    const GaugeNumbers numbers{call.number(1),
-                               call.list(2).empty() ? 0.0 : 1.0,
-                               call.number(2),
-                               call.number(3),
-                               call.common.prior_mean};
+    const GaugeNumbers numbers{
+        .weight_decay = call("weight_decay"),
+        .center_scale = call.list("centers").empty() ? 0.0 : 1.0,
+        .decay = call("decay"),
+        .eps = call("eps"),
+        .prior_mean = call("prior_mean")};
     // A plan leaves empty tensors out: their sums stay 0.
     std::vector<int64_t> rows;
-    for (size_t i = 0; i < call.list(0).size(); ++i) {
-      if (call.list(0)[i].numel() > 0) rows.push_back(static_cast<int64_t>(i));
+    const auto& grads = call.list("grads");
+    for (size_t i = 0; i < grads.size(); ++i) {
+      if (grads[i].numel() > 0) rows.push_back(static_cast<int64_t>(i));
     }
     ForKind(call, [&](const auto* map) {
       using Map = std::decay_t<decltype(*map)>;
@@ -192,7 +194,7 @@ struct SumsForGauges {
       return use(
           static_cast<const GaugeTerms<decltype(kind)::value>*>(nullptr));
     };
-    switch (static_cast<GaugeKind>(call.integer(0))) {
+    switch (static_cast<GaugeKind>(call.integer("kind"))) {
       case GaugeKind::kLangevin:
         return of(std::integral_constant<GaugeKind, GaugeKind::kLangevin>());
       case GaugeKind::kPreconditioned:

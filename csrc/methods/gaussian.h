@@ -15,7 +15,12 @@
 namespace torch_sgmcmc {
 
 struct GaussianCoefficients {
-  double std = 0;
+  explicit GaussianCoefficients(double std, StepFilter filter = {})
+      : std(std), filter(filter) {}
+  template <class Call>
+  explicit GaussianCoefficients(const Call& number) : std(number("std")) {}
+
+  double std;
   StepFilter filter = {};
 };
 
@@ -49,7 +54,7 @@ struct Gaussian {
   // The device may leave `out` as it is, which must then be known.
   template <class Call>
   static Role Lead(const Call& call) {
-    return call.device_step ? Role::kParameter : Role::kOutput;
+    return call->device_step ? Role::kParameter : Role::kOutput;
   }
 };
 

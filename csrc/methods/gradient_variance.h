@@ -19,6 +19,10 @@
 namespace torch_sgmcmc {
 
 struct GradientVarianceCoefficients {
+  template <class Call>
+  explicit GradientVarianceCoefficients(const Call& number)
+      : weight(number("weight")) {}
+
   double weight;
 };
 

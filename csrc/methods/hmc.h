@@ -24,20 +24,17 @@
 namespace torch_sgmcmc {
 
 struct LeapfrogCoefficients {
-  LeapfrogCoefficients(double kick,
-                       double drift,
-                       double num_data,
-                       double prior_precision,
-                       const CommonNumbers& common = {})
-      : pull(-kick * num_data),
-        decay(-kick * prior_precision),
-        drift(drift),
-        common(common) {}
+  template <class Call>
+  explicit LeapfrogCoefficients(const Call& number)
+      : pull(-number("kick") * number("num_data")),
+        decay(-number("kick") * number("prior_precision")),
+        drift(number("drift")),
+        prior_mean(number("prior_mean")) {}
 
   double pull;   // of the mean loss's gradient
   double decay;  // of theta - mu
   double drift;
-  CommonNumbers common;
+  double prior_mean;
 };
 
 // What leapfrogs have in common: r + kick grad U, without the mass.
@@ -47,7 +44,7 @@ class Kicks {
   explicit Kicks(const LeapfrogCoefficients& c)
       : pull_(static_cast<Real>(c.pull)),
         decay_(static_cast<Real>(c.decay)),
-        prior_mean_(static_cast<Real>(c.common.prior_mean)) {}
+        prior_mean_(static_cast<Real>(c.prior_mean)) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return false; }
   SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
@@ -190,8 +187,8 @@ struct HMCMomenta {
                     const Plan& /*plan*/,
                     const Call& call,
                     const NoiseStream& stream) {
-    const double std = std::sqrt(call.number(0));
-    if (call.list(1).empty()) {
+    const double std = std::sqrt(call("temperature"));
+    if (call.list("masses").empty()) {
       driver.template Apply<GaussianFill>(GaussianCoefficients{std}, stream);
     } else {
       driver.template Apply<MomentumFill>(MomentumCoefficients{std}, stream);
@@ -216,7 +213,7 @@ struct HMCLeapfrog {
 
   template <class Call>
   static bool Moves(const Call& call) {
-    return call.number(1) != 0;
+    return call("drift") != 0;
   }
   template <class Call>
   static Role Lead(const Call& call) {
@@ -227,10 +224,10 @@ struct HMCLeapfrog {
                     const Plan& /*plan*/,
                     const Call& call,
                     const NoiseStream& none) {
-    const auto coefficients = call.template CoefficientsOf<HMCLeapfrog>();
+    const LeapfrogCoefficients coefficients(call);
     if (!Moves(call)) {
       driver.template Apply<KickUpdate>(coefficients, none);
-    } else if (call.list(3).empty()) {
+    } else if (call.list("masses").empty()) {
       driver.template Apply<LeapfrogUpdate>(coefficients, none);
     } else {
       driver.template Apply<LeapfrogMassUpdate>(coefficients, none);
@@ -251,11 +248,11 @@ struct HMCEnergy {
   // With a map that reads no more than it needs.
   template <class Reducer, class Plan, class Call, class Tensor>
   static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
-    const double precision = call.number(0);
-    const double mean = call.common.prior_mean;
-    const bool has_mass = !call.list(2).empty();
+    const double precision = call("prior_precision");
+    const double mean = call("prior_mean");
+    const bool has_mass = !call.list("masses").empty();
     const auto reduce = [&](const auto& map) {
-      Reducer::Reduce(plan, map, call.chains(), result);
+      Reducer::Reduce(plan, map, call->chains(), result);
     };
     if (precision != 0 && has_mass) {
       reduce(EnergyTerm<true, true>(precision, mean));

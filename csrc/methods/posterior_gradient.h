@@ -9,18 +9,19 @@
 
 #include "core/arithmetic.h"
 #include "core/macros.h"
-#include "core/row.h"
 
 namespace torch_sgmcmc {
 
+// Coefficients are made of numbers by their names: number("lr") is a number of
+// a call (NamedCall, apply/call.h).
 struct PriorCoefficients {
-  PriorCoefficients(double prior_precision,
-                    double num_data,
-                    const CommonNumbers& common)
-      : weight_decay(prior_precision / num_data), common(common) {}
+  template <class Call>
+  explicit PriorCoefficients(const Call& number)
+      : weight_decay(number("prior_precision") / number("num_data")),
+        prior_mean(number("prior_mean")) {}
 
   double weight_decay;  // lambda / N
-  CommonNumbers common;
+  double prior_mean;    // mu, where there is no array of it
 };
 
 // An update by this gradient, at every step.
@@ -31,7 +32,7 @@ class PosteriorGradient {
   template <class Coefficients>
   explicit PosteriorGradient(const Coefficients& c)
       : weight_decay_(static_cast<Real>(c.weight_decay)),
-        prior_mean_(static_cast<Real>(c.common.prior_mean)) {}
+        prior_mean_(static_cast<Real>(c.prior_mean)) {}
 
   SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
   SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }

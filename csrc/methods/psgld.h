@@ -18,6 +18,7 @@
 #include "core/macros.h"
 #include "core/roles.h"
 #include "core/row.h"
+#include "methods/posterior_gradient.h"
 
 namespace torch_sgmcmc {
 
@@ -27,35 +28,23 @@ namespace torch_sgmcmc {
 // [0, 1 / a], so that W can never grow on its own; docs/samplers/psgld.md tells
 // why, and where Gamma begins.
 
-struct PSGLDMoveCoefficients {
-  PSGLDMoveCoefficients(double lr,
-                        double num_data,
-                        double prior_precision,
-                        double temperature,
-                        const CommonNumbers& common = {})
-      : lr(lr),
-        weight_decay(prior_precision / num_data),
-        heat(lr * temperature / num_data),
-        common(common) {}
+struct PSGLDMoveCoefficients : PriorCoefficients {
+  template <class Call>
+  explicit PSGLDMoveCoefficients(const Call& number)
+      : PriorCoefficients(number),
+        lr(number("lr")),
+        heat(lr * number("temperature") / number("num_data")) {}
 
   double lr;
-  double weight_decay;
   double heat;  // lr T / N
-  CommonNumbers common;
 };
 
 struct PSGLDCoefficients : PSGLDMoveCoefficients {
-  PSGLDCoefficients(double lr,
-                    double num_data,
-                    double prior_precision,
-                    double temperature,
-                    double decay,
-                    double eps,
-                    const CommonNumbers& common = {})
-      : PSGLDMoveCoefficients(
-            lr, num_data, prior_precision, temperature, common),
-        decay(decay),
-        eps(eps) {}
+  template <class Call>
+  explicit PSGLDCoefficients(const Call& number)
+      : PSGLDMoveCoefficients(number),
+        decay(number("decay")),
+        eps(number("eps")) {}
 
   double decay;
   double eps;
@@ -69,7 +58,7 @@ class PSGLDMove {
       : minus_lr_(static_cast<Real>(-c.lr)),
         weight_decay_(static_cast<Real>(c.weight_decay)),
         noise_scale_(static_cast<Real>(std::sqrt(2 * c.heat))),
-        prior_mean_(static_cast<Real>(c.common.prior_mean)) {}
+        prior_mean_(static_cast<Real>(c.prior_mean)) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
   SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
@@ -229,8 +218,8 @@ struct PSGLDStep {
                     const Plan& /*plan*/,
                     const Call& call,
                     const NoiseStream& stream) {
-    const auto coefficients = call.template CoefficientsOf<PSGLDStep>();
-    if (call.list(3).empty()) {
+    const PSGLDCoefficients coefficients(call);
+    if (call.list("sensitivities").empty()) {
       driver.template Apply<PSGLDAdaptingUpdate>(coefficients, stream);
     } else {
       driver.template Apply<PSGLDCorrectedUpdate>(coefficients, stream);

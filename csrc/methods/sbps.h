@@ -28,6 +28,9 @@
 namespace torch_sgmcmc {
 
 struct SBPSPlaceCoefficients {
+  template <class Call>
+  explicit SBPSPlaceCoefficients(const Call& number) : time(number("time")) {}
+
   double time;
 };
 
@@ -53,10 +56,17 @@ class SBPSPlaceUpdate {
 };
 
 struct SBPSReflectCoefficients {
-  double weight_decay = 0;  // lambda / N
-  double scale = 0;         // 1 / |v|
-  double gain = 0;          // 2 (v . A g) / (|A g|^2 |v|)
-  CommonNumbers common;
+  template <class Call>
+  explicit SBPSReflectCoefficients(const Call& number)
+      : weight_decay(number("weight_decay")),
+        scale(number("scale")),
+        gain(number("gain")),
+        prior_mean(number("prior_mean")) {}
+
+  double weight_decay;  // lambda / N
+  double scale;         // 1 / |v|
+  double gain;          // 2 (v . A g) / (|A g|^2 |v|)
+  double prior_mean;
 };
 
 // v <- scale v - gain A g. Arrays: theta, grad, v, A if preconditioned, and mu.
@@ -104,9 +114,15 @@ class SBPSPreconditionedReflectUpdate : public SBPSReflection<Real, true> {
 };
 
 struct SBPSAdaptCoefficients {
-  double weight_decay = 0;
-  double decay = 0;
-  CommonNumbers common;
+  template <class Call>
+  explicit SBPSAdaptCoefficients(const Call& number)
+      : weight_decay(number("weight_decay")),
+        decay(number("decay")),
+        prior_mean(number("prior_mean")) {}
+
+  double weight_decay;
+  double decay;
+  double prior_mean;
 };
 
 // V <- b V + (1 - b) g^2. Arrays: theta, grad, V, mu.
@@ -135,6 +151,10 @@ class SBPSAdaptUpdate : public PosteriorGradient<Real> {
 };
 
 struct SBPSPreconditionCoefficients {
+  template <class Call>
+  explicit SBPSPreconditionCoefficients(const Call& number)
+      : eps(number("eps")), scale(number("scale")) {}
+
   double eps;
   double scale;  // 1 / mean of 1 / (sqrt(V) + eps)
 };
@@ -269,8 +289,8 @@ struct SBPSReflect {
                     const Plan& /*plan*/,
                     const Call& call,
                     const NoiseStream& none) {
-    const auto c = call.template CoefficientsOf<SBPSReflect>();
-    if (call.list(3).empty()) {
+    const SBPSReflectCoefficients c(call);
+    if (call.list("preconditioners").empty()) {
       driver.template Apply<SBPSReflectUpdate>(c, none);
     } else {
       driver.template Apply<SBPSPreconditionedReflectUpdate>(c, none);
@@ -318,8 +338,8 @@ struct SBPSReflectSums {
     Reducer::template UpdateAndReduce<SBPSReflectUpdate>(
         kRow.op,
         plan,
-        call.template CoefficientsOf<SBPSReflectSums>(),
-        Line(call.common.prior_mean),
+        SBPSReflectCoefficients(call),
+        Line(call("prior_mean")),
         result);
   }
 };
@@ -343,8 +363,8 @@ struct SBPSPreconditionSums {
     Reducer::template UpdateAndReduce<SBPSPreconditionUpdate>(
         kRow.op,
         plan,
-        SBPSPreconditionCoefficients{call.number(0), call.number(1)},
-        Line(call.common.prior_mean),
+        SBPSPreconditionCoefficients(call),
+        Line(call("prior_mean")),
         result);
   }
 };
@@ -359,8 +379,7 @@ struct SBPSSumsOfLine {
   template <class Reducer, class Plan, class Call, class Tensor>
   static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
     using Line = SBPSLineSums</*kArrays=*/2, /*kOrigin=*/0, /*kDirection=*/1>;
-    Reducer::Reduce(
-        plan, Line(call.common.prior_mean), /*num_chains=*/1, result);
+    Reducer::Reduce(plan, Line(call("prior_mean")), /*num_chains=*/1, result);
   }
 };
 
@@ -380,10 +399,12 @@ struct SBPSSumsOfReflection {
     const auto reduce = [&](const auto& map) {
       Reducer::Reduce(plan, map, /*num_chains=*/1, result);
     };
-    if (call.list(3).empty()) {
-      reduce(SBPSReflectionSums<false>(call.number(0), call.common.prior_mean));
+    if (call.list("preconditioners").empty()) {
+      reduce(
+          SBPSReflectionSums<false>(call("weight_decay"), call("prior_mean")));
     } else {
-      reduce(SBPSReflectionSums<true>(call.number(0), call.common.prior_mean));
+      reduce(
+          SBPSReflectionSums<true>(call("weight_decay"), call("prior_mean")));
     }
   }
 };
@@ -397,7 +418,7 @@ struct SBPSSumOfPreconditioner {
   template <class Reducer, class Plan, class Call, class Tensor>
   static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
     Reducer::Reduce(
-        plan, SBPSPreconditionerSum(call.number(0)), /*num_chains=*/1, result);
+        plan, SBPSPreconditionerSum(call("eps")), /*num_chains=*/1, result);
   }
 };
 

@@ -36,20 +36,14 @@ namespace torch_sgmcmc {
 // gradient, and with it of the minibatch's noise.
 
 struct SGHMCCoefficients : PriorCoefficients {
-  SGHMCCoefficients(double lr,
-                    double momentum,
-                    double num_data,
-                    double prior_precision,
-                    double temperature,
-                    double noise_estimate,
-                    double momentum_scale = 1,
-                    const CommonNumbers& common = {})
-      : PriorCoefficients(prior_precision, num_data, common),
-        lr(lr),
-        momentum(momentum),
-        heat(2 * lr * temperature / num_data),
-        noise_estimate(noise_estimate),
-        momentum_scale(momentum_scale) {}
+  template <class Call>
+  explicit SGHMCCoefficients(const Call& number)
+      : PriorCoefficients(number),
+        lr(number("lr")),
+        momentum(number("momentum")),
+        heat(2 * lr * number("temperature") / number("num_data")),
+        noise_estimate(number("noise_estimate")),
+        momentum_scale(number("momentum_scale")) {}
 
   // The update that follows a draw of the momentum, and its standard deviation.
   SGHMCCoefficients AfterDraw(int64_t every) const {
@@ -190,8 +184,8 @@ struct SGHMCStep {
 
   template <class Call>
   static std::string Refusal(const Call& call) {
-    const double friction = 1 - call.number(1);
-    const double estimate = call.number(5);
+    const double friction = 1 - call("momentum");
+    const double estimate = call("noise_estimate");
     // Up to rounding: momentum 0.9 and noise_estimate 0.1 are parts of 1.
     if (estimate <= friction + 1e-12) return "";
     return "Invalid noise_estimate: " + std::to_string(estimate) +
@@ -203,12 +197,12 @@ struct SGHMCStep {
                     const Plan& plan,
                     const Call& call,
                     const NoiseStream& stream) {
-    const auto c = call.template CoefficientsOf<SGHMCStep>();
+    const SGHMCCoefficients c(call);
     const auto update =
-        call.list(3).empty()
+        call.list("grad_variances").empty()
             ? UpdateMomenta<SGHMCUpdate, Driver, Plan>
             : UpdateMomenta<SGHMCNoiseAwareUpdate, Driver, Plan>;
-    update(driver, plan, c, stream, call.integer(7));
+    update(driver, plan, c, stream, call.integer("resample_momentum_every"));
   }
 };
 

@@ -19,14 +19,12 @@
 namespace torch_sgmcmc {
 
 struct SGLDCoefficients : PriorCoefficients {
-  SGLDCoefficients(double lr,
-                   double num_data,
-                   double prior_precision,
-                   double temperature,
-                   const CommonNumbers& common = {})
-      : PriorCoefficients(prior_precision, num_data, common),
-        lr(lr),
-        noise_scale(std::sqrt(2 * lr * temperature / num_data)) {}
+  template <class Call>
+  explicit SGLDCoefficients(const Call& number)
+      : PriorCoefficients(number),
+        lr(number("lr")),
+        noise_scale(
+            std::sqrt(2 * lr * number("temperature") / number("num_data"))) {}
 
   double lr;
   double noise_scale;

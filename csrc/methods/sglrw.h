@@ -21,14 +21,11 @@
 namespace torch_sgmcmc {
 
 struct SGLRWCoefficients : PriorCoefficients {
-  SGLRWCoefficients(double lr,
-                    double num_data,
-                    double prior_precision,
-                    double temperature,
-                    const CommonNumbers& common = {})
-      : PriorCoefficients(prior_precision, num_data, common),
-        lr(lr),
-        delta(std::sqrt(2 * lr * temperature / num_data)) {}
+  template <class Call>
+  explicit SGLRWCoefficients(const Call& number)
+      : PriorCoefficients(number),
+        lr(number("lr")),
+        delta(std::sqrt(2 * lr * number("temperature") / number("num_data"))) {}
 
   double lr;
   double delta;

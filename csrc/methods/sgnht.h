@@ -26,23 +26,16 @@
 namespace torch_sgmcmc {
 
 struct SGNHTCoefficients : PriorCoefficients {
-  SGNHTCoefficients(double lr,
-                    double momentum,
-                    double num_data,
-                    double prior_precision,
-                    double temperature,
-                    double thermostat_rate,
-                    double momentum_scale = 1,
-                    double thermostat_scale = 1,
-                    const CommonNumbers& common = {})
-      : PriorCoefficients(prior_precision, num_data, common),
-        lr(lr),
-        momentum(momentum),
-        heat(lr * temperature / num_data),
+  template <class Call>
+  explicit SGNHTCoefficients(const Call& number)
+      : PriorCoefficients(number),
+        lr(number("lr")),
+        momentum(number("momentum")),
+        heat(lr * number("temperature") / number("num_data")),
         // Where no momentum is to be had in equilibrium, the thermostat rests.
-        rate(heat > 0 ? thermostat_rate : 0),
-        momentum_scale(momentum_scale),
-        thermostat_scale(thermostat_scale) {}
+        rate(heat > 0 ? number("thermostat_rate") : 0),
+        momentum_scale(number("momentum_scale")),
+        thermostat_scale(number("thermostat_scale")) {}
 
   double lr;
   double momentum;

@@ -12,8 +12,6 @@
 
 namespace torch_sgmcmc {
 
-struct NoCoefficients {};
-
 template <class Real>
 class RootUpdate {
  public:

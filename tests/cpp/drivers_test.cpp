@@ -185,15 +185,15 @@ TEST(Drivers, SplittingIntoCallsChangesNothing) {
   State apart(9);
   const Call all = CallOf(SGHMCStep::kRow, apart, how);
   constexpr size_t kMasterList = SGHMCStep::kRow.lists.count - 1;
-  size_t masters = all.list(kMasterList).size();
-  for (size_t i = all.list(0).size(); i-- > 0;) {
+  size_t masters = all.lists[kMasterList].size();
+  for (size_t i = all.lists[0].size(); i-- > 0;) {
     Call one = all;
-    for (size_t k = 0; k < kMasterList; ++k) one.lists[k] = {all.list(k)[i]};
+    for (size_t k = 0; k < kMasterList; ++k) one.lists[k] = {all.lists[k][i]};
     one.prior_means = TensorList{(*all.prior_means)[i]};
-    const ScalarType type = all.list(0)[i].scalar_type();
+    const ScalarType type = all.lists[0][i].scalar_type();
     one.lists[kMasterList].clear();
     if (type == ScalarType::BFloat16 || type == ScalarType::Half) {
-      one.lists[kMasterList].push_back(all.list(kMasterList)[--masters]);
+      one.lists[kMasterList].push_back(all.lists[kMasterList][--masters]);
     }
     one.offsets = {all.offsets[i]};
     const std::vector<int64_t>& rows = *all.rows;

@@ -107,17 +107,6 @@ TEST(EWSG, TakesMinibatchesThatAreOftenTheSame) {
   for (int step = 0; step < 300; ++step) flat.step(closure);
 }
 
-TEST(EWSG, HasNoPersistentIndexChain) {
-  EWSG sampler(Params(), Weighted());
-  const StateDict saved = sampler.state_dict();
-  StateDict group = saved.at("param_groups").toListRef()[0];
-  group.set("persistent_index_chain", true);
-  EXPECT_EQ(
-      MessageOf<std::invalid_argument>([&] { sampler.load_state_dict(saved); }),
-      "Invalid state dict: got one of EWSG with a persistent index chain, which "
-      "C++ does not have. Continue it in Python");
-}
-
 TEST(EWSG, AFailedClosureChangesNothing) {
   const auto params = Params();
   EWSG sampler(params, Weighted().index_chain_length(2));
@@ -227,22 +216,6 @@ TEST(EWSG, IsSavedAndLoadedByTorch) {
       MessageOf<std::invalid_argument>([&] { other.load_state_dict(dict); }),
       "Invalid parameter: shape [4, 6] (must have a leading dimension of "
       "num_chains = 5)");
-}
-
-TEST(EWSG, RefusesWhatIsOutOfRange) {
-  const auto refused = [](const EWSGOptions& options) {
-    return MessageOf<std::invalid_argument>([&] { EWSG(Params(), options); });
-  };
-  EXPECT_EQ(refused(Weighted().index_chain_length(-1)),
-            "Invalid index_chain_length: -1 (must be >= 0)");
-  EXPECT_EQ(refused(Weighted().num_chains(300)),
-            "Invalid parameter: shape [5] (must have a leading dimension of "
-            "num_chains = 300)");
-  EXPECT_EQ(refused(Weighted().num_chains(0)),
-            "Invalid num_chains: 0 (must be >= 1)");
-  EXPECT_EQ(refused(Weighted().capturable(true)),
-            "Invalid capturable: true (EWSG decides on the host, which a CUDA "
-            "graph cannot)");
 }
 
 }  // namespace

@@ -85,15 +85,12 @@ Subject SubjectOf(const char* name,
 }
 
 template <typename Method, typename Options>
-Subject SamplerOf(const char* name,
-                  Options options,
-                  const std::function<void(Method&)>& set_up = {}) {
+Subject SamplerOf(const char* name, Options options) {
   const Tensors params = TwoParams();
   options.num_data(50).seed(5);
   Groups groups;
   for (const Tensor& p : params) groups.emplace_back(Tensors{p});
   const auto sampler = std::make_shared<Method>(groups, options);
-  if (set_up) set_up(*sampler);
   return SubjectOf(name, sampler, params, StepOf(sampler, params));
 }
 
@@ -122,7 +119,6 @@ Subject Module() {
 std::vector<Subject> Subjects() {
   SBPSOptions bouncy;
   bouncy.prior_precision(20).preconditioned(true).sample_interval(0.1);
-  const Tensor two = torch::full({1}, 2.0);
   std::vector<Subject> all = {
       SamplerOf<SGLD>("SGLD", SGLDOptions(0.1)),
       SamplerOf<SGLD>("SGLD, capturable", SGLDOptions(0.1).capturable(true)),
@@ -131,11 +127,6 @@ std::vector<Subject> Subjects() {
       SamplerOf<SGNHT>("SGNHT", SGNHTOptions(0.1)),
       SamplerOf<EWSG>("EWSG", EWSGOptions(0.1).index_chain_length(2)),
       SamplerOf<SBPS>("SBPS", bouncy),
-      SamplerOf<SBPS>("SBPS with a preconditioner",
-                      bouncy,
-                      [&](SBPS& sampler) {
-                        sampler.set_preconditioner({two, two});
-                      }),
       Precision(),
       Module()};
   for (Subject& subject : all) {

@@ -1,4 +1,6 @@
-// Minibatches: uniform, independent; and what is refused.
+// Minibatches: numbers below a bound, extreme sizes, and what is refused. That
+// they are uniform, independent and shared by ranks:
+// tests/posterior/test_data.py.
 #include "host/minibatch.h"
 
 #include <gtest/gtest.h>
@@ -8,7 +10,6 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
-#include <map>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -69,54 +70,6 @@ TEST(DrawBelow, HasNoBiasForHugeBounds) {
   EXPECT_LT(ZOfEqualCounts(counts), kMaxZ);
 }
 
-// Every ordered sample is equally likely: 5 * 4 * 3 of them.
-TEST(Minibatches, WithoutReplacementAreUniform) {
-  std::map<Indices, size_t> numbers;
-  std::vector<double> counts(60);
-  const Indices all = DrawMinibatches(5, 3, 60000, false, Stream(5, 0));
-  for (size_t k = 0; k < all.size(); k += 3) {
-    const Indices batch(all.begin() + static_cast<int64_t>(k),
-                        all.begin() + static_cast<int64_t>(k) + 3);
-    const std::set<int64_t> different(batch.begin(), batch.end());
-    ASSERT_EQ(different.size(), 3U);
-    ASSERT_GE(*different.begin(), 0);
-    ASSERT_LT(*different.rbegin(), 5);
-    const size_t number = numbers.emplace(batch, numbers.size()).first->second;
-    ++counts[number];
-  }
-  EXPECT_EQ(numbers.size(), 60U);
-  EXPECT_LT(ZOfEqualCounts(counts), kMaxZ);
-}
-
-TEST(Minibatches, WithReplacementAreUniform) {
-  std::vector<double> counts(4 * 4 * 4);
-  const Indices all = DrawMinibatches(4, 3, 60000, true, Stream(6, 0));
-  for (size_t k = 0; k < all.size(); k += 3) {
-    ++counts[static_cast<size_t>(16 * all[k] + 4 * all[k + 1] + all[k + 2])];
-  }
-  EXPECT_LT(ZOfEqualCounts(counts), kMaxZ);
-  const Indices more = DrawMinibatches(2, 5, 1, true, Stream(6, 0));
-  EXPECT_EQ(more.size(), 5U);
-}
-
-// Consecutive minibatches know nothing of each other: all pairs of them are
-// equally likely. (Dealt from one shuffle, half the pairs would not occur.)
-TEST(Minibatches, AreIndependent) {
-  std::vector<double> counts(6 * 6);
-  std::map<Indices, size_t> numbers;
-  const Indices all = DrawMinibatches(4, 2, 60001, false, Stream(7, 0));
-  size_t last = 0;
-  for (size_t k = 0; k < all.size(); k += 2) {
-    Indices batch = {all[k], all[k + 1]};
-    std::sort(batch.begin(), batch.end());
-    const size_t number = numbers.emplace(batch, numbers.size()).first->second;
-    if (k > 0) ++counts[6 * last + number];
-    last = number;
-  }
-  EXPECT_EQ(numbers.size(), 6U);
-  EXPECT_LT(ZOfEqualCounts(counts), kMaxZ);
-}
-
 TEST(Minibatches, OfAllDataAreShuffles) {
   for (uint64_t step = 0; step < 50; ++step) {
     Indices batch = DrawMinibatches(100, 100, 1, false, Stream(8, step));
@@ -152,31 +105,6 @@ TEST(Minibatches, ArePureFunctionsOfTheStep) {
   seen.insert(DrawMinibatches(40, 6, 1, false, Stream(2, 2)));
   seen.insert(DrawMinibatches(40, 6, 1, false, {1, 2, 0}));
   EXPECT_EQ(seen.size(), 7U);
-}
-
-// Of several minibatches, each rank has its places of every one.
-TEST(Minibatches, SharesAreTheirPlaces) {
-  constexpr int64_t kSize = 6;
-  constexpr int64_t kCount = 5;
-  for (const int64_t ranks : {1, 2, 3, 6}) {
-    for (int64_t rank = 0; rank < ranks; ++rank) {
-      const Share share{ranks, rank};
-      const auto check = [&](const Indices& whole, const Indices& part) {
-        Indices expected;
-        for (int64_t k = 0; k < kCount; ++k) {
-          for (int64_t i = rank; i < kSize; i += ranks) {
-            expected.push_back(whole[static_cast<size_t>(k * kSize + i)]);
-          }
-        }
-        EXPECT_EQ(part, expected);
-      };
-      for (const bool replacement : {false, true}) {
-        check(DrawMinibatches(40, kSize, kCount, replacement, Stream(1, 2)),
-              DrawMinibatches(
-                  40, kSize, kCount, replacement, Stream(1, 2), share));
-      }
-    }
-  }
 }
 
 void ExpectInvalid(const std::function<void()>& call,

@@ -113,8 +113,6 @@ void ExpectNoRewind(const Options& options) {
 TEST(PutBack, OptionsRewindNothing) {
   ExpectNoRewind<SGLD>(SGLDOptions(0.1).num_data(50));
   ExpectNoRewind<SGHMC>(SGHMCOptions(0.1).num_data(50));
-  ExpectNoRewind<PSGLD>(PSGLDOptions(0.1).num_data(50));
-  ExpectNoRewind<SGNHT>(SGNHTOptions(0.1).num_data(50));
   ExpectNoRewind<EWSG>(
       EWSGOptions(0.1).num_data(50).index_chain_length(2).momentum(0.5));
   ExpectNoRewind<SBPS>(SBPSOptions().num_data(50));
@@ -202,7 +200,6 @@ TEST(Idioms, OptionsOfGroupsAreCopiedAndExchanged) {
   sampler.step();
   sampler.options() = SGHMCOptions(0.2);  // what it leaves open is as before
   sampler.param_groups()[1].set_options(std::make_unique<SGHMCOptions>(0.3));
-  EXPECT_NE(sampler.target_summary().find("N = 50"), std::string::npos);
   sampler.step();
   for (const size_t group : {0, 1}) {
     EXPECT_EQ(sampler.options(group).momentum(), 0.5);
@@ -281,7 +278,6 @@ TEST(Moved, SamplersSayWhatTheyAre) {
     says([&] { sampler.num_steps(); });
     says([&] { sampler.num_skipped(); });
     says([&] { sampler.seed(); });
-    says([&] { sampler.target_summary(); });
     says([&] { sampler.add_param_group(OptimizerParamGroup({Param(2)})); });
     EXPECT_THROW(sampler.options(), std::exception);
     EXPECT_THROW(GammaPrecision(sampler).step(), std::exception);
@@ -293,12 +289,6 @@ TEST(Moved, SamplersSayWhatTheyAre) {
   check(sgld);
   SGHMC sghmc({Param(3)}, Hamiltonian());
   check(sghmc);
-  PSGLD psgld({Param(3)}, PSGLDOptions(0.1).num_data(5).seed(1));
-  check(psgld);
-  SGNHT sgnht({Param(3)}, SGNHTOptions(0.1).num_data(5).seed(2));
-  check(sgnht);
-  EWSG ewsg({Param(3)}, EWSGOptions(0.1).num_data(5).seed(3));
-  check(ewsg);
   SBPS sbps({Param(3)}, SBPSOptions().num_data(5).seed(5));
   check(sbps);
 }
@@ -393,53 +383,6 @@ TEST(Warned, OnceOfStepsWithoutAnyGradient) {
             "SGLD has counted a step in which no parameter had a gradient (of "
             "those that require one): nothing has moved. Was backward() "
             "forgotten, or zero_grad() called after it?");
-}
-
-TEST(Warned, OnceOfParametersThatHaveAGradientInSomeSteps) {
-  const auto warned = [](const std::vector<std::vector<bool>>& steps,
-                         bool requires_grad = true) {
-    const std::vector<Tensor> params = {Param(2), Param(3), Param(4)};
-    params[2].set_requires_grad(requires_grad);
-    SGHMC sampler(params, Hamiltonian().seed(21));
-    const Warnings warnings;
-    for (const auto& has : steps) {
-      for (size_t i = 0; i < params.size(); ++i) {
-        params[i].mutable_grad() =
-            has[i] ? torch::zeros(params[i].sizes()) : Tensor();
-      }
-      sampler.step();
-    }
-    EXPECT_LE(warnings.messages.size(), 1U);
-    return warnings.messages.empty() ? "" : warnings.messages[0];
-  };
-  const std::vector<bool> all = {true, true, true};
-  const std::vector<bool> left = {true, true, false};
-  const std::vector<bool> right = {true, false, true};
-  EXPECT_EQ(warned({all, all, all}), "");
-  EXPECT_EQ(warned({left, left, left}), "");      // it is not sampled
-  EXPECT_EQ(warned({left, left, all, all}), "");  // it is, from there on
-  EXPECT_EQ(warned({all, left, left}), "");       // it may have ended
-  EXPECT_EQ(warned({all, left, all}, false), "");
-  const std::string text =
-      ", and left it out there. That samples another target: num_data counts "
-      "its data in each step that it has a gradient in. Call "
-      "zero_grad(/*set_to_none=*/false), so that it is zero in the others, give "
-      "it a param group with the num_data of its own data, or sum the losses "
-      "of all tasks";
-  EXPECT_EQ(warned({all, left, left, all, left, all}),
-            "SGHMC got no gradient for parameter 2 of group 0, of shape [4] in "
-            "2 of 4 steps" +
-                text);
-  EXPECT_EQ(warned({left, right, left, right}),
-            "SGHMC got no gradient for parameter 1 of group 0, of shape [3] "
-            "(and 1 more) in 1 of 3 steps" +
-                text);
-  std::vector<std::vector<bool>> ends(22, left);
-  ends[0] = all;
-  EXPECT_EQ(warned(ends),
-            "SGHMC got no gradient for parameter 2 of group 0, of shape [4] in "
-            "20 of 21 steps" +
-                text);
 }
 
 }  // namespace

@@ -434,8 +434,6 @@ TEST(Frozen, ParametersOfEverySamplerStayWhereTheyAre) {
 TEST(Frozen, ParametersAreNotCounted) {
   const std::vector<Tensor> params = {Param(100), torch::full({900}, 0.01)};
   SGLD sampler(params, Langevin().prior_precision(1));
-  EXPECT_NE(sampler.target_summary().find("Group 0, 100 parameters"),
-            std::string::npos);
   const std::vector<Tensor> alone = {Param(100)};
   SGLD other(alone, Langevin().prior_precision(1));
   EXPECT_EQ(GammaPrecision(sampler).step(), GammaPrecision(other).step());

@@ -51,18 +51,5 @@ TEST(PSGLD, AdaptationAfterRestIsNotLost) {
   EXPECT_TRUE(torch::equal(run(true), run(false)));
 }
 
-TEST(PSGLD, HasNoGamma) {
-  const at::Tensor p = torch::ones({2}).set_requires_grad(true);
-  PSGLD sampler({p}, PSGLDOptions(0.1).num_data(10).seed(1));
-  const StateDict saved = sampler.state_dict();
-  StateDict group = saved.at("param_groups").toListRef()[0];
-  EXPECT_FALSE(group.at("gamma").toBool());
-  group.set("gamma", true);
-  EXPECT_EQ(
-      MessageOf<std::invalid_argument>([&] { sampler.load_state_dict(saved); }),
-      "Invalid state dict: got one of PSGLD with Γ, which C++ does not have. "
-      "Continue it in Python");
-}
-
 }  // namespace
 }  // namespace torch_sgmcmc

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "cuda_on_host.h"
-#include "methods/ewsg.h"
 #include "methods/hmc.h"
 #include "methods/sum_of_squares.h"
 #include "tensors.h"
@@ -212,74 +211,6 @@ TYPED_TEST(Reduce, UpdatesFirst) {
 // Where there is no array of means, and not exactly a float.
 template <class T>
 constexpr Arithmetic<T> kMean = static_cast<Arithmetic<T>>(0.7);
-
-// W(g') - W(g) by its definition, from the hyperparameters, in long double.
-template <class T>
-long double LogRatio(const Segment& s,
-                     bool has_momentum,
-                     Surrogate surrogate,
-                     long double lr,
-                     long double momentum,
-                     long double n,
-                     long double decay,
-                     long double t,
-                     long double* size) {
-  const long double alpha = 1 - momentum;
-  const long double variance = 2 * alpha * lr * t / n;
-  long double sum = 0;
-  *size = 0;
-  for (int64_t i = 0; i < s.numel; ++i) {
-    const auto at = [&](int j) -> long double {
-      return static_cast<double>(static_cast<const T*>(s.data[j])[i]);
-    };
-    const long double v =
-        has_momentum ? static_cast<const Arithmetic<T>*>(s.data[3])[i] : 0;
-    long double u = 0;
-    if (surrogate == Surrogate::kMomentum) u = alpha * v;
-    if (surrogate == Surrogate::kOne) u = std::sqrt(variance);
-    if (surrogate == Surrogate::kFullMomentum) u = -(1 - alpha) * v;
-    const auto* means = static_cast<const Arithmetic<T>*>(s.data[kPriorMeans]);
-    const long double mean = means == nullptr ? kMean<T> : means[i];
-    const long double prior = decay / n * (at(0) - mean);
-    const long double before = u + lr * (at(1) + prior);
-    const long double after = u + lr * (at(2) + prior);
-    sum += (after * after - before * before) / (2 * variance);
-    *size += (after * after + before * before) / (2 * variance);
-  }
-  return sum;
-}
-
-TYPED_TEST(Reduce, EWSGLogRatio) {
-  const std::vector<Segment> segments = {this->Random(1000),
-                                         this->WithoutMeans(kStretch + 7)};
-  for (const auto surrogate : {Surrogate::kMomentum,
-                               Surrogate::kZero,
-                               Surrogate::kOne,
-                               Surrogate::kFullMomentum}) {
-    for (const double decay : {0.0, 3.0}) {
-      const EWSGCoefficients c(0.1, 0.8, 20, decay, 0.7, 1, surrogate, 0.7);
-      const auto expect = [&](const auto& map, bool has_momentum) {
-        long double want = 0;
-        long double size = 0;
-        for (const Segment& s : segments) {
-          long double more = 0;
-          want += LogRatio<TypeParam>(
-              s, has_momentum, surrogate, 0.1, 0.8, 20, decay, 0.7, &more);
-          size += more;
-        }
-        EXPECT_NEAR(Everywhere(segments, map, 1)[0],
-                    static_cast<double>(want),
-                    1e-13 * static_cast<double>(size));
-      };
-      if (decay == 0) {
-        expect(EWSGLogRatio<EWSGPrior::kFlat, true>(c), true);
-        expect(EWSGLogRatio<EWSGPrior::kFlat, false>(c), false);
-      }
-      expect(EWSGLogRatio<EWSGPrior::kAboutMean, true>(c), true);
-      expect(EWSGLogRatio<EWSGPrior::kAboutMean, false>(c), false);
-    }
-  }
-}
 
 TYPED_TEST(Reduce, EnergyTerm) {
   std::vector<Segment> segments;

@@ -24,6 +24,7 @@
 #include "methods/sghmc.h"
 #include "methods/sgld.h"
 #include "methods/sgnht.h"
+#include "numbers.h"
 #include "tensors.h"
 
 namespace torch_sgmcmc {
@@ -257,33 +258,40 @@ class Segments : public testing::Test {};
 using Types = testing::Types<float, double, BFloat16, Half>;
 TYPED_TEST_SUITE(Segments, Types);
 
+const Numbers kNumbers({{"lr", 0.1},
+                        {"momentum", 0.9},
+                        {"num_data", 50},
+                        {"prior_precision", 2},
+                        {"temperature", 1},
+                        {"noise_estimate", 0.01},
+                        {"decay", 0.99},
+                        {"eps", 1e-5},
+                        {"thermostat_rate", 0.01},
+                        {"weight", 0.05},
+                        {"prior_mean", 0.7}});
+
 // Calls a test with every update, as a sampler of the stored type makes it.
 template <class T, class Test>
 void ForEach(const Test& test) {
   using Real = Arithmetic<T>;
-  const SGHMCCoefficients sghmc(0.1, 0.5, 10, 2, 1, 0, {0.7});
-  test("SGLD", SGLDUpdate<Real>(SGLDCoefficients(0.1, 50, 2, 1, {0.7})));
+  test("SGLD", SGLDUpdate<Real>(SGLDCoefficients(kNumbers)));
   test("SGLD without noise",
-       SGLDUpdate<Real>(SGLDCoefficients(0.1, 50, 2, 0, {0.7})));
-  test(
-      "SGHMC",
-      SGHMCUpdate<Real>(SGHMCCoefficients(0.1, 0.9, 50, 2, 1, 0.01, 1, {0.7})));
-  test("SGHMC, noise-aware", SGHMCNoiseAwareUpdate<Real>(sghmc));
-  test("PSGLD, frozen",
-       PSGLDFrozenUpdate<Real>(
-           PSGLDCoefficients(0.1, 50, 2, 1, 0.99, 1e-5, {0.7})));
+       SGLDUpdate<Real>(SGLDCoefficients(kNumbers.With({{"temperature", 0}}))));
+  test("SGHMC", SGHMCUpdate<Real>(SGHMCCoefficients(kNumbers)));
+  // With so much heat that state of either sign leaves some.
+  test("SGHMC, noise-aware",
+       SGHMCNoiseAwareUpdate<Real>(SGHMCCoefficients(kNumbers.With(
+           {{"momentum", 0.5}, {"num_data", 10}, {"noise_estimate", 0}}))));
+  test("PSGLD, frozen", PSGLDFrozenUpdate<Real>(PSGLDCoefficients(kNumbers)));
   // State is filled with numbers of both signs: without memory V, a square,
   // does not depend on it.
-  const PSGLDCoefficients forgets(0.1, 50, 2, 1, 0, 1e-5, {0.7});
+  const PSGLDCoefficients forgets(kNumbers.With({{"decay", 0}}));
   test("PSGLD, adapting", PSGLDAdaptingUpdate<Real>(forgets));
   test("PSGLD, corrected", PSGLDCorrectedUpdate<Real>(forgets));
-  test("SGNHT",
-       SGNHTUpdate<Real>(
-           SGNHTCoefficients(0.1, 0.9, 50, 2, 1, 0.01, 1, 1, {0.7})));
+  test("SGNHT", SGNHTUpdate<Real>(SGNHTCoefficients(kNumbers)));
   test("gradient variance",
-       GradientVarianceUpdate<Real>(GradientVarianceCoefficients{0.05}));
-  test("control variate",
-       ControlVariateUpdate<Real>(ControlVariateCoefficients{}));
+       GradientVarianceUpdate<Real>(GradientVarianceCoefficients(kNumbers)));
+  test("control variate", ControlVariateUpdate<Real>(NoCoefficients{}));
   test("Gaussian", GaussianFill<Real>(GaussianCoefficients{0.7}));
 }
 
@@ -298,7 +306,7 @@ TYPED_TEST(Segments, OfEveryUpdate) {
 // length some of the offsets and distances, at others others.
 TYPED_TEST(Segments, InRows) {
   using Update = SGHMCUpdate<Arithmetic<TypeParam>>;
-  const Update update(SGHMCCoefficients(0.1, 0.9, 50, 2, 1, 0.01, 1, {0.7}));
+  const Update update{SGHMCCoefficients(kNumbers)};
   const int64_t rows[] = {1, 4, 5, 17, 33, 50, 100, 127, 128, 129, 1023, 1500};
   size_t turn = 0;
   for (const int64_t row : rows) {
@@ -318,7 +326,7 @@ TYPED_TEST(Segments, InRows) {
 // Of these nothing is put together but where a part begins within a quad.
 TYPED_TEST(Segments, InRowsOfWholeQuads) {
   using Update = SGHMCUpdate<Arithmetic<TypeParam>>;
-  const Update update(SGHMCCoefficients(0.1, 0.9, 50, 2, 1, 0.01, 1, {0.7}));
+  const Update update{SGHMCCoefficients(kNumbers)};
   for (const int64_t row : {4, 20, 48, 100, 260}) {
     for (const int64_t gap : {int64_t{4}, 3 * row}) {
       for (const uint64_t offset :
@@ -352,7 +360,7 @@ TEST(Segments, InRowsAcrossMultiplesOfTwoToThe32Quads) {
 // The noise must depend on every part of the stream.
 TEST(Segments, NoiseDependsOnSeedStepAndPurpose) {
   using Update = GaussianFill<float>;
-  const Update update(GaussianCoefficients{1});
+  const Update update(GaussianCoefficients{1.0});
   const NoiseStream streams[] = {{0, 0, 0},
                                  {1, 0, 0},
                                  {0, 1, 0},

@@ -125,10 +125,9 @@ TEST_F(Store, TakesSubsetsAndDtypes) {
   const auto states = chain.Run(collector, 11);
   collector.close();
   const SampleStore store(folder);
-  EXPECT_EQ(store.chains(), std::vector<int64_t>{2});
-  EXPECT_EQ(store.chain(0).size(), 0);
-  ASSERT_EQ(store.chain(2).size(), 2);  // 4 and 8
+  ASSERT_EQ(store.size(), 2);  // 4 and 8
   for (const Draw& draw : store) {
+    EXPECT_EQ(draw.chain, 2);
     EXPECT_EQ(draw.names(), (std::vector<std::string>{"0.weight", "0.bias"}));
     EXPECT_TRUE(
         torch::equal(draw.at("0.bias"),
@@ -155,7 +154,8 @@ TEST_F(Store, HasNoStepThatWasLeftOut) {
 
 TEST_F(Store, HasPointsOfATrajectoryAndLosses) {
   const auto options = torch::dtype(torch::kDouble);
-  auto theta = torch::ones({3}, options).requires_grad_();
+  torch::nn::Module model;
+  auto& theta = model.register_parameter("theta", torch::ones({3}, options));
   torch_sgmcmc::SBPS sampler({theta},
                              torch_sgmcmc::SBPSOptions()
                                  .num_data(20)
@@ -167,7 +167,7 @@ TEST_F(Store, HasPointsOfATrajectoryAndLosses) {
     points.push_back(theta.detach().clone());
   });
   {
-    Collector collector(sampler, {{"theta", theta}}, folder);
+    Collector collector(sampler, model, folder);
     collector.set_loss(0.5);
     for (int i = 0; i < 40; ++i) {
       collector.step(
@@ -303,15 +303,16 @@ TEST_F(Store, RefusesDamagedTexts) {
 }
 
 TEST_F(Store, RefusesWhatIsNotSampledAndWhatHasGrown) {
-  const torch::Tensor p = torch::ones({5}).requires_grad_();
-  torch::Tensor seen = torch::ones({2});
+  torch::nn::Module model;
+  const auto p = model.register_parameter("p", torch::ones({5}));
+  auto seen = model.register_buffer("seen", torch::ones({2}));
   SGLD sampler({p}, SGLDOptions(0.1).num_data(10).seed(1));
   EXPECT_NE(MessageOf([&] {
-              const Collector of_others(sampler, {{"q", seen}}, folder);
+              const Collector of_others(sampler, Chain::Net(), folder);
             }).find("the sampler has none of those that would be stored"),
             std::string::npos);
   EXPECT_FALSE(fs::exists(folder));
-  Collector collector(sampler, {{"p", p}, {"seen", seen}}, folder);
+  Collector collector(sampler, model, folder);
   seen.resize_({3});
   const torch::Tensor before = p.detach().clone();
   p.mutable_grad() = torch::ones_like(p);

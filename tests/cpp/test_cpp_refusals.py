@@ -227,6 +227,12 @@ def of_a_persistent_index_chain(params: list[Tensor]) -> dict[str, Any]:
     return sg.EWSG(params, lr=0.1, **settings).state_dict()
 
 
+def of_a_given_preconditioner(params: list[Tensor]) -> dict[str, Any]:
+    sampler = sg.SBPS(params, num_data=500, preconditioned=True)
+    sampler.set_preconditioner([torch.ones(1)] * len(params))
+    return sampler.state_dict()
+
+
 def of_gauges(params: list[Tensor]) -> dict[str, Any]:
     return sg.Gauges(sg.SGLD(params, lr=0.1, num_data=500)).state_dict()
 
@@ -250,6 +256,7 @@ def of_control_variates(params: list[Tensor]) -> dict[str, Any]:
         ("PSGLD", of_gamma, "PSGLD with Γ"),
         ("PSGLD", of_frozen_gamma, "PSGLD with Γ"),
         ("EWSG", of_a_persistent_index_chain, "EWSG with a persistent index chain"),
+        ("PSBPS", of_a_given_preconditioner, "SBPS with a given preconditioner"),
         ("SGLD", of_gauges, "Gauges"),
         ("SBPS", of_a_time_average, "TimeAverage"),
         ("SGLD", of_control_variates, "ControlVariates or SVRG"),

@@ -79,7 +79,10 @@ CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
     ),
     "SBPS": (
         sg.SBPS,
-        {"prior_precision": 2.0, "refresh_rate": 1.0, "sample_interval": 0.3},
+        {
+            **{"prior_precision": 2.0, "refresh_rate": 1.0, "sample_interval": 0.3},
+            **{"confidence": 2.0, "forgetting": 1.5},
+        },
         {"prior_precision": 1.0},
     ),
     "PSBPS": (
@@ -92,14 +95,6 @@ CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
         {
             **{"preconditioned": True, "refresh_rate": 1.0, "decay": 0.9},
             "adapt_always": True,
-        },
-        {"prior_precision": 2.0},
-    ),
-    "PSBPS-given": (
-        sg.SBPS,
-        {
-            **{"preconditioned": True, "refresh_rate": 1.0, "confidence": 2.0},
-            "forgetting": 1.5,
         },
         {"prior_precision": 2.0},
     ),
@@ -167,17 +162,7 @@ def make_sampler(
         groups[0]["prior_mean"] = -0.75
         groups[1]["prior_mean"] = means
     sampler = method(groups, **common, num_data=500, seed=-(2**38))
-    if isinstance(sampler, sg.SBPS) and "-given" in name:
-        sampler.set_preconditioner(preconditioner(net))
     return sampler
-
-
-def preconditioner(net: nn.Module) -> list[Tensor]:
-    """One for each parameter, in a precision of their own, some to be broadcast."""
-    return [
-        torch.linspace(0.2, 2.0, p.shape[-1], dtype=torch.float64)
-        for p in net.parameters()
-    ]
 
 
 def make_job(
@@ -216,8 +201,6 @@ def make_job(
     }
     if means is not None:
         job["means"] = means
-    if "-given" in name:
-        job["preconditioner"] = preconditioner(net)
     # PSGLD's first gradients are 0 for some coordinates.
     job["x"][job["batches"][0], 0] = 0
     return job
@@ -275,7 +258,6 @@ def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
         "model": dict(net.state_dict()),
         "state": sampler.state_dict(),
         "precision": {} if precision is None else precision.state_dict(),
-        "summary": sampler.target_summary(),
     }
 
 

@@ -61,22 +61,22 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         Mutant(
             "SGLD: noise scale without its 2",
             "methods/sgld.h",
-            "noise_scale(std::sqrt(2 * lr * temperature / num_data))",
-            "noise_scale(std::sqrt(lr * temperature / num_data))",
+            '2 * lr * number("temperature") / number("num_data")',
+            'lr * number("temperature") / number("num_data")',
             (_updates("test_sgld"), _law("SGLD")),
         ),
         Mutant(
             "SGLRW: steps without their 2",
             "methods/sglrw.h",
-            "delta(std::sqrt(2 * lr * temperature / num_data))",
-            "delta(std::sqrt(lr * temperature / num_data))",
+            '2 * lr * number("temperature") / number("num_data")',
+            'lr * number("temperature") / number("num_data")',
             ("tests/laws/test_sglrw_law.py -k every_place",),
         ),
         Mutant(
             "SGHMC: temperature forgotten",
             "methods/sghmc.h",
-            "heat(2 * lr * temperature / num_data)",
-            "heat(2 * lr * (temperature > 0) / num_data)",
+            'heat(2 * lr * number("temperature") / number("num_data"))',
+            'heat(2 * lr * (number("temperature") > 0) / number("num_data"))',
             (_updates("test_sghmc"), _law("SGHMC")),
         ),
         Mutant(
@@ -278,8 +278,8 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         Mutant(
             "SGLD: N forgotten in the noise",
             "methods/sgld.h",
-            "noise_scale(std::sqrt(2 * lr * temperature / num_data))",
-            "noise_scale(std::sqrt(2 * lr * temperature))",
+            '2 * lr * number("temperature") / number("num_data")',
+            '2 * lr * number("temperature")',
             (_updates("test_sgld"), _law("SGLD")),
         ),
         Mutant(
@@ -358,8 +358,8 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         Mutant(
             "SGHMC: momenta of another lr are not rescaled",
             "methods/sghmc.h",
-            "momentum_scale(momentum_scale) {}",
-            "momentum_scale(0 * momentum_scale + 1) {}",
+            'momentum_scale(number("momentum_scale")) {}',
+            "momentum_scale(1) {}",
             (_changes("follows_the_recursion and SGHMC"),),
         ),
         Mutant(

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
@@ -60,12 +61,10 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
 
   /// A hyperparameter by its name. Its default and range are in the table of
   /// all hyperparameters (csrc/host/settings.cpp).
-  template <typename T>
-  TORCH_SGMCMC_API T get(std::string_view name) const;
+  c10::IValue value(std::string_view name) const;
   /// A number; NaN if the sampler has none of this name.
   double number(std::string_view name) const;
-  template <typename T>
-  TORCH_SGMCMC_API void put(std::string_view name, const T& value);
+  void put(std::string_view name, const c10::IValue& value);
   void put_prior_means(const std::vector<at::Tensor>& values);
   void put_seed(int64_t value);
   void put_capturable(bool value);
@@ -165,7 +164,7 @@ class ManyChainsOf : public OptionsOf<Derived> {
   using OptionsOf<Derived>::OptionsOf;
 
   std::optional<int64_t> num_chains() const {
-    return this->template get<std::optional<int64_t>>("num_chains");
+    return this->value("num_chains").template to<std::optional<int64_t>>();
   }
   /// K makes K independent chains at once, one for each index of the
   /// parameters' leading dimension, whose loss is the sum of the chains' mean
@@ -179,11 +178,11 @@ class ManyChainsOf : public OptionsOf<Derived> {
 // A hyperparameter of a class of options, as torch's TORCH_ARG: read by its
 // name, and set by it in a chain.
 // NOLINTBEGIN(bugprone-macro-parentheses)
-#define TORCH_SGMCMC_ARG(T, name)              \
-  T name() const { return get<T>(#name); }     \
-  auto name(const T& value)->decltype(*this) { \
-    put(#name, value);                         \
-    return *this;                              \
+#define TORCH_SGMCMC_ARG(T, name)                 \
+  T name() const { return value(#name).to<T>(); } \
+  auto name(const T& value)->decltype(*this) {    \
+    put(#name, value);                            \
+    return *this;                                 \
   }
 // NOLINTEND(bugprone-macro-parentheses)
 

@@ -68,7 +68,7 @@ class SamplerImpl;
 ///
 /// What is sampled are the parameters that require a gradient. A parameter that
 /// has none in a step is left out of it, as by torch's optimizers; one that has
-/// a gradient in some steps only has another target, which is warned of, once.
+/// a gradient in some steps only has another target.
 ///
 /// Gradients that are not finite reach neither parameters nor state, noise and
 /// step counter: nonfinite("raise"), the default, throws std::runtime_error,
@@ -100,9 +100,6 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   int64_t num_steps() const;
   /// The number of skipped steps, whose gradients were not finite.
   int64_t num_skipped() const;
-
-  /// Says which distribution is sampled: data scale, prior, temperature.
-  std::string target_summary() const;
 
   /// What Python's state_dict() of the same sampler returns. Tensors of
   /// parameters are shared with the sampler: save them before the next step.
@@ -136,7 +133,7 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
  private:
   template <typename Options>
   friend class SamplerOf;
-  friend class SamplerRef;
+  friend struct SamplerAccess;
   Sampler(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
           std::unique_ptr<SamplerOptions> defaults);
 

@@ -86,13 +86,6 @@ struct SBPSDiagnostics {
   double mean_segment_length;   // between two changes of velocity
 };
 
-/// How many examples have been differentiated: along the direction, and by all
-/// parameters.
-struct SBPSEvaluations {
-  int64_t derivatives;
-  int64_t gradients;
-};
-
 /// A particle moves at unit speed along straight lines, θ(t) = θ₀ + vt. With g
 /// the stochastic gradient of U/T on a fresh, independent minibatch, it bounces
 /// at the rate [v·g]₊,
@@ -101,7 +94,7 @@ struct SBPSEvaluations {
 ///
 /// by thinning of proposals at the rate of the upper end of the band in which a
 /// regression predicts the next v·g. Preconditioned, θ moves along Av and
-/// bounces with Ag, A diagonal and learned or given.
+/// bounces with Ag, A diagonal and learned.
 ///
 /// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2: points uniform in
 /// trajectory time, see register_sample_hook. Derivatives are made in reverse
@@ -113,7 +106,7 @@ struct SBPSEvaluations {
 /// a graph. A step that throws has moved nothing.
 ///
 /// State: "origin" and "velocity"; only if preconditioned, "square_average",
-/// unless the preconditioner was given, "preconditioner" and "direction".
+/// "preconditioner" and "direction".
 ///
 /// Reference: A. Pakman, D. Gilboa, D. Carlson and L. Paninski, Stochastic
 /// Bouncy Particle Sampler, ICML 2017, algorithm 1, eq. 8 to 13, 16.
@@ -122,17 +115,6 @@ class TORCH_SGMCMC_API SBPS final : public SamplerOf<SBPSOptions> {
   using SamplerOf::SamplerOf;
   using SampleHook = std::function<void(SBPS&, double)>;
 
-  /// Sets the diagonal A, which is then not learned; the velocity is drawn
-  /// anew. A tensor for each parameter, in the order of the param groups,
-  /// finite and > 0, that broadcasts to its shape; about the posterior standard
-  /// deviations are best. They are copied and used as they are: trajectory time
-  /// is in units of A⁻¹θ, and adapt, decay and eps have no effect. Throws
-  /// std::invalid_argument, and changes nothing, if they are not as they should
-  /// be, or the sampler is not preconditioned.
-  void set_preconditioner(const std::vector<at::Tensor>& preconditioner);
-  /// Has A learned again, from the beginning.
-  void set_preconditioner(std::nullopt_t none);
-
   /// Calls the hook, at every multiple of sample_interval of trajectory time
   /// that a step passes, with the parameters standing where the particle is at
   /// that very time. Returns a key for remove_sample_hook.
@@ -140,7 +122,6 @@ class TORCH_SGMCMC_API SBPS final : public SamplerOf<SBPSOptions> {
   void remove_sample_hook(int64_t key);
 
   SBPSDiagnostics diagnostics() const;
-  SBPSEvaluations evaluations() const;
 };
 
 }  // namespace torch_sgmcmc

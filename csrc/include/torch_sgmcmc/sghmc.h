@@ -30,7 +30,9 @@ class TORCH_SGMCMC_API SGHMCOptions : public ManyChainsOf<SGHMCOptions> {
   TORCH_SGMCMC_ARG(double, momentum)
 
   NoiseEstimate noise_estimate() const {
-    return get<NoiseEstimate>("noise_estimate");
+    const c10::IValue given = value("noise_estimate");
+    if (given.isString()) return given.toStringRef();
+    return given.toDouble();
   }
   /// β̂, the part of the friction's noise that the minibatches already bring:
   /// β̂ = lr N Var(ḡ) / (2T), in [0, α], equal for all coordinates. Default: 0.

@@ -16,8 +16,6 @@
 #include <torch/arg.h>
 
 #include <cstdint>
-#include <functional>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -36,27 +34,30 @@ namespace torch_sgmcmc {
 
 class DrawFile;
 
-/// One draw. Its file is mapped into memory, and compared with its checksum,
-/// when a tensor is first asked for; draws of one file share this.
-class TORCH_SGMCMC_API Draw {
- public:
-  int64_t chain = 0;
+/// What is stored beside a draw's tensors.
+struct DrawNumbers {
   /// The sampler's step that made it.
   int64_t step = 0;
   /// NaN if there was none.
   double lr = 0;
   double temperature = 1;
-  /// In averages: what the collector was told, in Python the sign of an HMCECS.
+  /// In averages: in Python the sign of an HMCECS, else 1.
   double weight = 1;
   /// NaN if the collector was not told.
   double loss = 0;
   /// Of each param group, as a GammaPrecision has last drawn it.
-  std::vector<double> prior_precision;
+  std::vector<double> prior_precision = {};
+};
+
+/// One draw. Its file is mapped into memory, and compared with its checksum,
+/// when a tensor is first asked for; draws of one file share this.
+class TORCH_SGMCMC_API Draw : public DrawNumbers {
+ public:
+  int64_t chain = 0;
   /// Its file, in the format of safetensors.
   std::string path;
 
-  const std::vector<std::string>& names() const;
-  bool contains(const std::string& name) const;
+  const std::vector<std::string>& names() const { return *names_; }
   /// The tensor, in the dtype in which it was stored; what is written into it
   /// stays in this process. Throws std::invalid_argument if there is none of
   /// this name, std::runtime_error, which names the file, if it is missing, cut
@@ -86,7 +87,7 @@ class TORCH_SGMCMC_API SampleStore {
  public:
   /// The folder need not exist yet. Throws std::runtime_error, which names the
   /// line, if store.json or an index cannot be read.
-  explicit SampleStore(std::string path);
+  explicit SampleStore(std::string path) : path_(std::move(path)) { refresh(); }
   const SampleStore& refresh();
 
   size_t size() const { return draws_.size(); }
@@ -94,9 +95,6 @@ class TORCH_SGMCMC_API SampleStore {
   const Draw& operator[](size_t index) const;
   auto begin() const { return draws_.begin(); }
   auto end() const { return draws_.end(); }
-  /// Those of one chain.
-  std::vector<Draw> chain(int64_t chain) const;
-  std::vector<int64_t> chains() const;
   const std::string& path() const { return path_; }
 
  private:
@@ -113,14 +111,10 @@ struct CollectorOptions {
   TORCH_ARG(int64_t, every) = 1;
   /// Names, of which * and ? stand for others; empty for all.
   TORCH_ARG(std::vector<std::string>, parameters);
-  /// Only parameters that the sampler has and that require a gradient.
-  TORCH_ARG(bool, sampled) = false;
   /// Whether a module's buffers are stored as well.
   TORCH_ARG(bool, buffers) = true;
   /// In which floating-point tensors are stored; their own if there is none.
   TORCH_ARG(std::optional<c10::ScalarType>, dtype);
-  /// A draw's weight; if empty, 1.
-  TORCH_ARG(std::function<double(Sampler&)>, weight);
 };
 
 /// Stores draws of a model while a sampler runs: copies made after a step, or
@@ -132,8 +126,6 @@ struct CollectorOptions {
 /// that is moved is followed.
 class TORCH_SGMCMC_API Collector {
  public:
-  using Tensors = std::vector<std::pair<std::string, at::Tensor>>;
-
   /// Throws std::invalid_argument if an option is out of range or the store is
   /// of another model, std::runtime_error if it cannot be written or somebody
   /// else writes this chain.
@@ -147,10 +139,6 @@ class TORCH_SGMCMC_API Collector {
             const std::string& store,
             const CollectorOptions& options = {})
       : Collector(sampler, *net, store, options) {}
-  Collector(Sampler& sampler,
-            const Tensors& tensors,
-            const std::string& store,
-            const CollectorOptions& options = {});
   /// Waits until all draws are on the disk; close() says what went wrong.
   ~Collector();
   Collector(const Collector&) = delete;
@@ -171,9 +159,6 @@ class TORCH_SGMCMC_API Collector {
 
   /// The loss that is stored with the next draws if the closure returns none.
   void set_loss(double loss);
-
-  /// The draws of this chain that are on the disk.
-  size_t num_draws() const;
 
   /// Waits until all draws so far are on the disk.
   void flush();

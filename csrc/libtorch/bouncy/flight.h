@@ -5,6 +5,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
 
 #include <cstdint>
 #include <limits>
@@ -13,31 +14,41 @@
 #include <utility>
 #include <vector>
 
+#include "host/moments.h"
 #include "libtorch/core/options.h"
 
 namespace torch_sgmcmc {
 
 // The moving parameters on one device with one prior, and their state.
 struct FlightPart {
-  double prior_precision;
-  double num_data;
-  double prior_mean;
+  double prior_precision = 0;
+  double num_data = 1;
+  double prior_mean = 0;
   // Empty if that is the mean of all.
-  std::vector<at::Tensor> prior_means;
-  std::vector<at::Tensor> params;
-  std::vector<int64_t> offsets;
-  std::vector<at::Tensor> origin;
-  std::vector<at::Tensor> velocity;
+  std::vector<at::Tensor> prior_means = {};
+  std::vector<at::Tensor> params = {};
+  std::vector<int64_t> offsets = {};
+  std::vector<at::Tensor> origin = {};
+  std::vector<at::Tensor> velocity = {};
   // Empty unless preconditioned:
-  std::vector<at::Tensor> square_average;  // and if a user gave A
-  std::vector<at::Tensor> preconditioner;
-  std::vector<at::Tensor> direction;
+  std::vector<at::Tensor> square_average = {};
+  std::vector<at::Tensor> preconditioner = {};
+  std::vector<at::Tensor> direction = {};
 
   const std::vector<at::Tensor>& directions() const {
     return direction.empty() ? velocity : direction;
   }
   double weight_decay() const { return prior_precision / num_data; }
 };
+
+// What the state of a parameter keeps of a flight, by its keys; unless it is
+// preconditioned, of the first two alone.
+constexpr std::pair<const char*, std::vector<at::Tensor> FlightPart::*>
+    kFlightState[] = {{"origin", &FlightPart::origin},
+                      {"velocity", &FlightPart::velocity},
+                      {"square_average", &FlightPart::square_average},
+                      {"preconditioner", &FlightPart::preconditioner},
+                      {"direction", &FlightPart::direction}};
 
 struct FlightSums {
   double product = 0;   // v . Ag
@@ -63,8 +74,6 @@ class Flight {
   const std::vector<at::Tensor>& params() const { return params_; }
   std::vector<at::Tensor> directions() const;
   bool preconditioned() const { return !parts_[0].preconditioner.empty(); }
-  // Whether A follows from V, which learns if it may (adapt).
-  bool learns() const { return !parts_[0].square_average.empty(); }
 
   // Moves the parameters to a time since the line began.
   void place(double time);
@@ -104,5 +113,25 @@ class Flight {
   std::vector<std::pair<int64_t, const void*>> marks_;
   double marked_ = std::numeric_limits<double>::quiet_NaN();
 };
+
+// What a minibatch says along a direction.
+struct MinibatchView {
+  at::Tensor losses;
+  at::Tensor derivatives;
+  std::vector<at::Tensor> grads;  // of the mean loss
+};
+
+// Calls the closure once and differentiates what it returns along the flight's
+// directions. Throws if that is not the losses of at least 2 examples, or if
+// any of `all_params` has a gradient then.
+MinibatchView Observe(const torch::optim::Optimizer::LossClosure& closure,
+                      const Flight& flight,
+                      const std::vector<at::Tensor>& all_params);
+
+// The rate of change of U / T along the flight, at a time since its line began.
+RateEstimate RateOf(Flight& flight,
+                    double time,
+                    const MinibatchView& seen,
+                    const OptionValues& options);
 
 }  // namespace torch_sgmcmc

@@ -1,5 +1,7 @@
 #include "libtorch/core/checks.h"
 
+#include <ATen/core/Tensor.h>
+
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -59,15 +61,33 @@ void CheckFriction(double noise_estimate,
                    const std::string& where) {
   // momentum 0.9 and noise_estimate 0.1 are equal parts of 1, but for rounding.
   if (noise_estimate > friction + 1e-12) {
-    Invalid("Invalid noise_estimate: " + SixDigits(noise_estimate) + where +
+    Invalid("Invalid noise_estimate: " + Rounded(noise_estimate) + where +
             " (must not exceed the friction " + what + " = " +
-            SixDigits(friction) +
+            Rounded(friction) +
             ": lower momentum or lr, or take larger minibatches)");
   }
 }
 
 void Invalid(const std::string& message) {
   throw std::invalid_argument(message);
+}
+
+void CheckTensor(const std::string& what,
+                 const c10::IValue& value,
+                 c10::IntArrayRef shape) {
+  if (!value.isTensor() || !value.toTensor().defined()) {
+    Invalid(what + " is a " + KindOf(value) + " (must be a Tensor)");
+  }
+  const at::Tensor& tensor = value.toTensor();
+  if (tensor.layout() != at::kStrided || tensor.is_meta()) {
+    Invalid(what + " has the layout " + LayoutName(tensor.layout()) +
+            " on the device " + tensor.device().str() +
+            " (must be torch::kStrided, with numbers)");
+  }
+  if (tensor.sizes() != shape) {
+    Invalid(what + " has shape " + Shape(tensor.sizes()) + ", expected " +
+            Shape(shape));
+  }
 }
 
 std::string Shape(c10::IntArrayRef sizes) {
@@ -92,37 +112,15 @@ std::string KindOf(const c10::IValue& value) {
   return value.isNone() ? "none" : value.tagKind();
 }
 
-std::string Thousands(int64_t value) {
-  std::string digits = std::to_string(value);
-  const int64_t first = value < 0 ? 1 : 0;
-  for (auto i = static_cast<int64_t>(digits.size()) - 3; i > first; i -= 3) {
-    digits.insert(static_cast<size_t>(i), 1, ',');
-  }
-  return digits;
+std::string KeyText(const c10::IValue& key) {
+  if (key.isString()) return key.toStringRef();
+  return key.isInt() ? std::to_string(key.toInt())
+                     : "a key that is a " + KindOf(key);
 }
 
-std::string Thousands(double value) {
-  constexpr double kExactIntegers = 9007199254740992.0;  // 2^53
-  if (std::abs(value) >= kExactIntegers) return Shown(value);
-  const auto whole = static_cast<int64_t>(value);
-  if (value == static_cast<double>(whole)) return Thousands(whole);
-  std::string text = Shown(value);
-  const size_t point = text.find('.');
-  if (point == std::string::npos || text.find('e') != std::string::npos) {
-    return text;
-  }
-  return Thousands(whole) + text.substr(point);
-}
-
-std::string FourDigits(double value) {
+std::string Rounded(double value, int digits) {
   std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.4g", value);
-  return text.data();
-}
-
-std::string SixDigits(double value) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.6g", value);
+  std::snprintf(text.data(), text.size(), "%.*g", digits, value);
   return text.data();
 }
 

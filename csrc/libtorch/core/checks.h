@@ -48,6 +48,12 @@ void CheckFriction(double noise_estimate,
 // Throws what Python raises as ValueError.
 [[noreturn]] void Invalid(const std::string& message);
 
+// Throws, beginning with `what`, unless a value of a state dict is a tensor
+// with numbers, of this shape.
+void CheckTensor(const std::string& what,
+                 const c10::IValue& value,
+                 c10::IntArrayRef shape);
+
 // ---- Values in messages, in the words of LibTorch ---------------------------
 
 // "[2, 3]"
@@ -62,12 +68,10 @@ std::string LayoutName(c10::Layout layout);
 // "Double", or "none"
 std::string KindOf(const c10::IValue& value);
 
-// "50,000"; a number that is not whole has its decimals.
-std::string Thousands(int64_t value);
-std::string Thousands(double value);
+// A key of a dict.
+std::string KeyText(const c10::IValue& key);
 
-// "%.4g", "%.6g"
-std::string FourDigits(double value);
-std::string SixDigits(double value);
+// With so many digits at most.
+std::string Rounded(double value, int digits = 6);
 
 }  // namespace torch_sgmcmc

@@ -1,4 +1,4 @@
-// What a step checks of gradients: that they are finite, and there.
+// What a step checks of gradients: that they are finite.
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -14,10 +14,6 @@
 
 namespace torch_sgmcmc {
 namespace {
-
-// A parameter without a gradient for so many steps, after one with it, is
-// warned of at once.
-constexpr int64_t kLong = 20;
 
 std::atomic<bool> defers_on_cpu = false;
 
@@ -226,79 +222,6 @@ int64_t SamplerImpl::num_skipped() const {
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
   const_cast<SamplerImpl*>(this)->catch_up();
   return chain_.groups.empty() ? 0 : chain_.groups[0].num_skipped.get();
-}
-
-// ---- Missing gradients
-// --------------------------------------------------------
-
-// Whether these parameters are all that moved in the last step.
-bool SamplerImpl::has_moved(const std::vector<TensorLists>& lists) const {
-  auto known = moved_.begin();
-  for (const TensorLists& each : lists) {
-    for (const at::Tensor& param : each.params) {
-      if (known == moved_.end() || *known++ != param.unsafeGetTensorImpl()) {
-        return false;
-      }
-    }
-  }
-  return known == moved_.end();
-}
-
-// Note [Steps without a gradient] in torch_sgmcmc/chain/absence.py.
-void SamplerImpl::warn_of_missing_grads(const std::vector<TensorLists>& lists) {
-  MissingGrads& seen = missing_grads_;
-  ++seen.steps;
-  if (has_moved(lists) && (!seen.any || seen.is_warned)) return;
-  moved_.clear();
-  for (const TensorLists& each : lists) {
-    for (const at::Tensor& param : each.params) {
-      moved_.push_back(param.unsafeGetTensorImpl());
-    }
-  }
-  if (seen.is_warned) return;
-  seen.any = false;
-  bool returned = false;
-  int64_t more = -1;
-  std::string first;
-  seen.missed.resize(groups().size());
-  seen.later.resize(groups().size());
-  for (size_t g = 0; g < groups().size(); ++g) {
-    const auto& params = groups()[g].params();
-    seen.missed[g].resize(params.size());
-    seen.later[g].resize(params.size());
-    for (size_t i = 0; i < params.size(); ++i) {
-      int64_t& missed = seen.missed[g][i];
-      int64_t& later = seen.later[g][i];
-      const bool is_sampled = params[i].requires_grad();
-      const bool has_one = params[i].grad().defined();
-      if (is_sampled && !has_one) {
-        if (seen.steps > missed + 1) ++later;
-        ++missed;
-        seen.any = true;
-      }
-      if (later == 0) continue;
-      if (++more == 0) {
-        first = NameOf(groups(), params[i]) + "# in " + std::to_string(missed) +
-                " of " + std::to_string(seen.steps) + " steps";
-      }
-      returned = returned || has_one || later >= kLong;
-    }
-  }
-  // Until all have one again, those that are to come are looked at.
-  seen.any = seen.any || more >= 0;
-  if (!returned) return;
-  seen.is_warned = true;
-  const std::string others =
-      more > 0 ? " (and " + std::to_string(more) + " more)" : "";
-  first.replace(first.find('#'), 1, others);
-  TORCH_WARN(name(),
-             " got no gradient for parameter ",
-             first,
-             ", and left it out there. That samples another target: num_data "
-             "counts its data in each step that it has a gradient in. Call "
-             "zero_grad(/*set_to_none=*/false), so that it is zero in the "
-             "others, give it a param group with the num_data of its own data, "
-             "or sum the losses of all tasks");
 }
 
 }  // namespace torch_sgmcmc

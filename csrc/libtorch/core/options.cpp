@@ -8,15 +8,12 @@
 #include <limits>
 #include <stdexcept>
 #include <utility>
-#include <variant>
 
 #include "libtorch/core/checks.h"
 
 namespace torch_sgmcmc {
 
 namespace {
-
-using NumberOrWord = std::variant<double, std::string>;
 
 constexpr double kExactIntegers = 9007199254740992.0;  // 2^53
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
@@ -46,6 +43,16 @@ constexpr bool kIsList = false;
 template <typename T>
 constexpr bool kIsList<std::vector<T>> = true;
 
+// A count of data is an int where it can be, as Python's users give it.
+c10::IValue WholeIfData(std::string_view name, const c10::IValue& value) {
+  if (name != "num_data" || !value.isDouble()) return value;
+  const double number = value.toDouble();
+  if (number != std::floor(number) || std::abs(number) >= kExactIntegers) {
+    return value;
+  }
+  return static_cast<int64_t>(number);
+}
+
 // As a setting's row says that it must be in a state dict.
 c10::IValue ReadSetting(const Setting& row, const c10::IValue& value) {
   if (row.optional && value.isNone()) return value;
@@ -60,7 +67,7 @@ c10::IValue ReadSetting(const Setting& row, const c10::IValue& value) {
       break;
   }
   if (row.words[0] != nullptr && value.isString()) return value;
-  return ToValue(row.name, FromValue<double>(row.name, value));
+  return WholeIfData(row.name, FromValue<double>(row.name, value));
 }
 
 c10::IValue DefaultOf(const Setting& row) {
@@ -118,17 +125,7 @@ c10::IValue ToValue(std::string_view name, const T& value) {
   } else if constexpr (std::is_same_v<T, Count>) {
     return value.is_on_device() ? c10::IValue(value.device)
                                 : c10::IValue(value.host);
-  } else if constexpr (std::is_same_v<T, NumberOrWord>) {
-    return std::visit([&](const auto& held) { return ToValue(name, held); },
-                      value);
   } else {
-    if constexpr (std::is_same_v<T, double>) {
-      // A count of data, which Python's users give as an int.
-      if (name == "num_data" && value == std::floor(value) &&
-          std::abs(value) < kExactIntegers) {
-        return static_cast<int64_t>(value);
-      }
-    }
     return value;
   }
 }
@@ -169,9 +166,6 @@ T FromValue(std::string_view name, const c10::IValue& value) {
   } else if constexpr (std::is_same_v<T, std::string>) {
     if (!value.isString()) WrongType(name, value, "a string");
     return value.toStringRef();
-  } else if constexpr (std::is_same_v<T, NumberOrWord>) {
-    if (value.isString()) return value.toStringRef();
-    return FromValue<double>(name, value);
   } else {
     static_assert(std::is_same_v<T, Count>);
     if (value.isTensor()) return {0, value.toTensor()};
@@ -187,7 +181,6 @@ TORCH_SGMCMC_CONVERT(double);
 TORCH_SGMCMC_CONVERT(int64_t);
 TORCH_SGMCMC_CONVERT(bool);
 TORCH_SGMCMC_CONVERT(std::string);
-TORCH_SGMCMC_CONVERT(NumberOrWord);
 TORCH_SGMCMC_CONVERT(Count);
 TORCH_SGMCMC_CONVERT(std::optional<double>);
 TORCH_SGMCMC_CONVERT(std::optional<int64_t>);
@@ -267,6 +260,13 @@ void CheckEqual(const std::vector<StateDict>& groups,
 }
 
 // ---- Values by name ---------------------------------------------------------
+
+void NamedValues::put(std::string_view name, const c10::IValue& value) {
+  Value& own = values_[place_of(name)];
+  own.value = WholeIfData(name, value);
+  own.is_set = true;
+  is_checked_ = false;
+}
 
 size_t NamedValues::place_of(std::string_view name) const {
   for (size_t i = 0; i < values_.size(); ++i) {
@@ -364,7 +364,7 @@ void OptionValues::check_noise_estimate(double friction,
   if (!is_word && value == 0) return;
   std::string where;
   if (estimate_scale != 1) {
-    where = " at lr " + FourDigits(lr()) + ", from " + FourDigits(value) +
+    where = " at lr " + Rounded(lr(), 4) + ", from " + Rounded(value, 4) +
             " where it was given";
   }
   CheckFriction(value * estimate_scale, friction, what, where);
@@ -438,25 +438,12 @@ double SamplerOptions::number(std::string_view name) const {
   return values_->number(name);
 }
 
-template <typename T>
-T SamplerOptions::get(std::string_view name) const {
-  return values_->get<T>(name);
+c10::IValue SamplerOptions::value(std::string_view name) const {
+  return values_->value_of(name);
 }
-template <typename T>
-void SamplerOptions::put(std::string_view name, const T& value) {
+void SamplerOptions::put(std::string_view name, const c10::IValue& value) {
   values_->put(name, value);
 }
-#define TORCH_SGMCMC_OPTION(...)                                    \
-  template __VA_ARGS__ SamplerOptions::get(std::string_view) const; \
-  template void SamplerOptions::put(std::string_view, const __VA_ARGS__&)
-TORCH_SGMCMC_OPTION(double);
-TORCH_SGMCMC_OPTION(int64_t);
-TORCH_SGMCMC_OPTION(bool);
-TORCH_SGMCMC_OPTION(std::string);
-TORCH_SGMCMC_OPTION(NumberOrWord);
-TORCH_SGMCMC_OPTION(std::optional<double>);
-TORCH_SGMCMC_OPTION(std::optional<int64_t>);
-#undef TORCH_SGMCMC_OPTION
 
 void SamplerOptions::put_prior_means(const std::vector<at::Tensor>& values) {
   values_->prior_means = values;

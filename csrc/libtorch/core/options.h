@@ -61,21 +61,14 @@ void CheckEqual(const std::vector<StateDict>& groups,
 // Values by their names, each of its type.
 class NamedValues {
  public:
+  const c10::IValue& value_of(std::string_view name) const {
+    return values_[place_of(name)].value;
+  }
   template <typename T>
   T get(std::string_view name) const {
-    return get_at<T>(place_of(name));
+    return FromValue<T>(name, value_of(name));
   }
-  template <typename T>
-  T get_at(size_t place) const {
-    return FromValue<T>(values_[place].name, values_[place].value);
-  }
-  template <typename T>
-  void put(std::string_view name, const T& value) {
-    Value& own = values_[place_of(name)];
-    own.value = ToValue(own.name, value);
-    own.is_set = true;
-    is_checked_ = false;
-  }
+  void put(std::string_view name, const c10::IValue& value);
   void add(std::string_view name, int64_t more) {
     put(name, get<int64_t>(name) + more);
   }

@@ -37,57 +37,47 @@ int64_t Extent(const at::Tensor& param) {
   return extent;
 }
 
-// The addresses of all bytes, and whose they are.
-using Bytes = std::vector<std::pair<intptr_t, size_t>>;
-
-void AppendBytes(const at::Tensor& param, size_t owner, Bytes& bytes) {
-  std::vector<int64_t> offsets = {0};
-  for (int64_t i = 0; i < param.dim(); ++i) {
-    std::vector<int64_t> longer;
-    for (const int64_t offset : offsets) {
-      for (int64_t j = 0; j < param.size(i); ++j) {
-        longer.push_back(offset + j * param.stride(i));
-      }
-    }
-    offsets = std::move(longer);
-  }
+// The address of each byte.
+at::Tensor BytesOf(const at::Tensor& param) {
   const auto size = static_cast<int64_t>(param.element_size());
-  for (const int64_t offset : offsets) {
-    for (int64_t byte = 0; byte < size; ++byte) {
-      bytes.emplace_back(Address(param) + offset * size + byte, owner);
-    }
-  }
+  const at::TensorOptions integers(at::kLong);
+  const at::Tensor elements = at::arange(Extent(param), integers)
+                                  .as_strided(param.sizes(), param.strides())
+                                  .reshape({-1, 1});
+  return (elements * size + at::arange(size, integers)).flatten() +
+         Address(param);
 }
 
-// The owners of a byte that there is twice.
-std::optional<std::pair<size_t, size_t>> SharedBy(Bytes bytes) {
-  std::sort(bytes.begin(), bytes.end());
-  for (size_t i = 1; i < bytes.size(); ++i) {
-    if (bytes[i].first == bytes[i - 1].first) {
-      return std::pair(bytes[i - 1].second, bytes[i].second);
-    }
-  }
-  return std::nullopt;
+// The places, in order, of the first two equal numbers; empty if all differ.
+std::vector<int64_t> FirstTwoEqual(const at::Tensor& numbers) {
+  const auto [sorted, order] = at::sort(numbers);
+  const at::Tensor equal = sorted.diff().eq(0).nonzero();
+  if (equal.numel() == 0) return {};
+  const auto first = equal.min().item<int64_t>();
+  return {order[first].item<int64_t>(), order[first + 1].item<int64_t>()};
 }
 
 // Throws if any of the spans [begin, end), which overlap as wholes, overlap.
 // Columns of a matrix, say, interleave without sharing anything.
 void CheckCluster(const std::vector<Span>& spans, size_t begin, size_t end) {
   if (end - begin < 2) return;
-  Bytes bytes;
-  for (size_t i = begin; i < end; ++i) AppendBytes(spans[i].param, i, bytes);
-  const auto shared = SharedBy(std::move(bytes));
-  if (!shared) return;
-  const auto place = [&](size_t i) {
-    return std::pair(spans[i].group, spans[i].number);
-  };
+  std::vector<at::Tensor> bytes;
+  for (size_t i = begin; i < end; ++i) {
+    bytes.push_back(BytesOf(spans[i].param));
+  }
+  std::vector<std::pair<size_t, size_t>> owners;
+  for (int64_t place : FirstTwoEqual(at::cat(bytes))) {
+    size_t i = 0;
+    while (place >= bytes[i].numel()) place -= bytes[i++].numel();
+    owners.emplace_back(spans[begin + i].group, spans[begin + i].number);
+  }
+  if (owners.empty()) return;
+  std::sort(owners.begin(), owners.end());
   const auto text = [](const std::pair<size_t, size_t>& at) {
     return "number " + std::to_string(at.second) + " of group " +
            std::to_string(at.first);
   };
-  const auto [first, second] =
-      std::minmax({place(shared->first), place(shared->second)});
-  Invalid("Invalid parameters: " + text(first) + " and " + text(second) +
+  Invalid("Invalid parameters: " + text(owners[0]) + " and " + text(owners[1]) +
           " overlap in memory (each must have its own)");
 }
 
@@ -139,10 +129,7 @@ void CheckParameter(const char* sampler,
     Invalid(cannot + "a negative view (take resolve_neg() of it)");
   }
   if (!param.is_leaf()) Invalid("can't optimize a non-leaf Tensor");
-  if (!MayRepeat(param)) return;
-  Bytes bytes;
-  AppendBytes(param, 0, bytes);
-  if (!SharedBy(std::move(bytes))) return;
+  if (!MayRepeat(param) || FirstTwoEqual(BytesOf(param)).empty()) return;
   Invalid(cannot +
           "an expanded parameter (several elements share memory): shape " +
           Shape(param.sizes()) + ", strides " + Shape(param.strides()));

@@ -2,12 +2,22 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/ordered_dict.h>
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
+namespace torch::nn {
+class Module;
+}  // namespace torch::nn
+
 namespace torch_sgmcmc {
+
+// A module's parameters and buffers by their names.
+torch::OrderedDict<std::string, at::Tensor> TensorsOf(
+    const torch::nn::Module& module);
 
 // Whether strides leave open that elements share memory.
 bool MayRepeat(const at::Tensor& param);

@@ -161,7 +161,6 @@ class SamplerImpl {
   int64_t seed() const { return chain_.seed; }
   int64_t num_steps() const;
   int64_t num_skipped() const;
-  std::string target_summary() const;
   StateDict state_dict() const;
   void load_state_dict(const StateDict& dict);
   const SamplerParamState& state_of(const at::Tensor& param) const;
@@ -290,7 +289,6 @@ class SamplerImpl {
   void complete_means(size_t group, OptionValues& options);
   void complete_all() const;
   bool has_moved(const std::vector<TensorLists>& lists) const;
-  void warn_of_missing_grads(const std::vector<TensorLists>& lists);
   void set_gate(std::vector<TensorLists>& lists);
   void catch_up();
   void throw_what_was_found();
@@ -335,39 +333,20 @@ class SamplerImpl {
   // The operators that have made updates.
   std::vector<Method> methods_;
 
-  // Steps and, by group, what had no gradient in some: Note [Steps without a
-  // gradient] in torch_sgmcmc/chain/absence.py.
-  struct MissingGrads {
-    int64_t steps = 0;
-    std::vector<std::vector<int64_t>> missed;
-    std::vector<std::vector<int64_t>> later;  // after a step with one
-    bool any = false;                         // is there one to look at
-    bool is_warned = false;
-  } missing_grads_;
   bool is_warned_of_nothing_ = false;
 };
 
-// Refers to a sampler, and follows it when it is moved.
-class SamplerRef {
- public:
-  // Throws std::logic_error if the sampler was moved from.
-  explicit SamplerRef(const Sampler& sampler);
-  explicit SamplerRef(std::weak_ptr<SamplerImpl> impl)
-      : impl_(std::move(impl)) {}
-
-  // Throws std::logic_error if there is no sampler any more.
-  std::shared_ptr<SamplerImpl> impl() const;
-  Sampler& get() const { return impl()->owner(); }
-  // Or null then.
-  Sampler* find() const {
-    const auto known = impl_.lock();
-    return known == nullptr ? nullptr : &known->owner();
+// What follows a sampler when it is moved. Throws std::logic_error if it was
+// moved from.
+struct SamplerAccess {
+  static std::weak_ptr<SamplerImpl> Of(const Sampler& sampler) {
+    sampler.impl();
+    return sampler.impl_;
   }
-  const std::weak_ptr<SamplerImpl>& weak() const { return impl_; }
-
- private:
-  std::weak_ptr<SamplerImpl> impl_;
 };
+
+// Throws std::logic_error if there is no sampler any more.
+std::shared_ptr<SamplerImpl> Locked(const std::weak_ptr<SamplerImpl>& impl);
 
 // "0 of group 1, of shape [2, 3]"
 std::string NameOf(const std::vector<torch::optim::OptimizerParamGroup>& groups,

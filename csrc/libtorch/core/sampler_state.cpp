@@ -6,6 +6,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -54,24 +55,26 @@ void RefusePythonsAlone(const StateDict& dict) {
     for (const c10::IValue& value : dict.at("param_groups").toList().vec()) {
       if (!value.isGenericDict()) continue;
       const StateDict group = value;
-      const auto has = [&](const char* key, const c10::IValue& wanted) {
-        return group.contains(key) && Alike(group.at(key), wanted);
-      };
-      for (const char* name : {"HMC", "HMCECS"}) {
-        if (has("sampler", name)) refuse(name);
-      }
-      if (has("gamma", true)) refuse("PSGLD with Γ");
-      if (has("persistent_index_chain", true)) {
-        refuse("EWSG with a persistent index chain");
+      const std::tuple<const char*, c10::IValue, const char*> kByValue[] = {
+          {"sampler", "HMC", "HMC"},
+          {"sampler", "HMCECS", "HMCECS"},
+          {"gamma", true, "PSGLD with Γ"},
+          {"persistent_index_chain",
+           true,
+           "EWSG with a persistent index chain"}};
+      for (const auto& [key, wanted, kind] : kByValue) {
+        if (group.contains(key) && Alike(group.at(key), wanted)) refuse(kind);
       }
     }
   }
   if (!dict.contains("state") || !dict.at("state").isGenericDict()) return;
   const StateDict states = dict.at("state");
   for (const auto& entry : states.entries()) {
-    if (entry.value().isGenericDict() &&
-        StateDict(entry.value()).contains("sensitivity")) {
-      refuse("PSGLD with Γ");
+    if (!entry.value().isGenericDict()) continue;
+    const StateDict state = entry.value();
+    if (state.contains("sensitivity")) refuse("PSGLD with Γ");
+    if (state.contains("preconditioner") && !state.contains("square_average")) {
+      refuse("SBPS with a given preconditioner");
     }
   }
 }
@@ -105,11 +108,7 @@ void CheckKnownKeys(const StateDict& dict,
                     const char* sampler) {
   Names unknown;
   for (const auto& entry : dict.entries()) {
-    const c10::IValue& saved = entry.key();
-    const std::string key = saved.isInt() ? std::to_string(saved.toInt())
-                            : saved.isString()
-                                ? saved.toStringRef()
-                                : "a key that is a " + KindOf(saved);
+    const std::string key = KeyText(entry.key());
     if (std::find(known.begin(), known.end(), key) == known.end()) {
       unknown.insert(key);
     }
@@ -126,30 +125,6 @@ void CheckFiniteState(const char* name,
           std::to_string(index) + " has elements that are not finite");
 }
 
-// Throws unless a value is a tensor of this shape and of some float type.
-void CheckTensor(const std::string& what,
-                 const c10::IValue& value,
-                 c10::IntArrayRef shape) {
-  const std::string invalid = "Invalid state_dict: " + what;
-  if (!value.isTensor() || !value.toTensor().defined()) {
-    Invalid(invalid + " is a " + KindOf(value) + " (must be a Tensor)");
-  }
-  const at::Tensor& tensor = value.toTensor();
-  if (!tensor.is_floating_point()) {
-    Invalid(invalid + " is of " + DtypeName(tensor.scalar_type()) +
-            " (must be floating point)");
-  }
-  if (tensor.layout() != at::kStrided || tensor.is_meta()) {
-    Invalid(invalid + " has the layout " + LayoutName(tensor.layout()) +
-            " on the device " + tensor.device().str() +
-            " (must be torch::kStrided, with numbers)");
-  }
-  if (tensor.sizes() != shape) {
-    Invalid(invalid + " has shape " + Shape(tensor.sizes()) + ", expected " +
-            Shape(shape));
-  }
-}
-
 // A tensor of the saved state of a parameter as it is to be; undefined if there
 // is none.
 at::Tensor SavedTensor(const StateDict& kept,
@@ -158,9 +133,14 @@ at::Tensor SavedTensor(const StateDict& kept,
                        int64_t index) {
   if (!kept.contains(name)) return {};
   const c10::IValue value = kept.at(name);
-  CheckTensor(std::string(name) + " of parameter " + std::to_string(index),
-              value,
-              param.sizes());
+  const std::string what =
+      std::string(name) + " of parameter " + std::to_string(index);
+  CheckTensor("Invalid state_dict: " + what, value, param.sizes());
+  if (!value.toTensor().is_floating_point()) {
+    Invalid("Invalid state_dict: " + what + " is of " +
+            DtypeName(value.toTensor().scalar_type()) +
+            " (must be floating point)");
+  }
   // A copy: the chain must not change what the caller holds.
   return value.toTensor().detach().to(
       param.device(), StateDtype(param), /*non_blocking=*/false, true);

@@ -14,7 +14,6 @@
 #include <exception>
 #include <fstream>
 #include <optional>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -25,6 +24,7 @@
 
 #include "libtorch/core/checks.h"
 #include "libtorch/core/disk.h"
+#include "libtorch/core/parameters.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -217,21 +217,12 @@ StateDict load(const std::string& path, c10::Device device) {
   return value;
 }
 
-namespace {
-
 torch::OrderedDict<std::string, at::Tensor> TensorsOf(
     const torch::nn::Module& module) {
-  torch::OrderedDict<std::string, at::Tensor> tensors;
-  for (const auto& item : module.named_parameters()) {
-    tensors.insert(item.key(), item.value());
-  }
-  for (const auto& item : module.named_buffers()) {
-    tensors.insert(item.key(), item.value());
-  }
+  auto tensors = module.named_parameters();
+  tensors.update(module.named_buffers());
   return tensors;
 }
-
-}  // namespace
 
 StateDict state_dict(const torch::nn::Module& module) {
   StateDict dict;
@@ -246,33 +237,14 @@ StateDict state_dict(const torch::nn::Module& module) {
 void load_state_dict(torch::nn::Module& module, const StateDict& dict) {
   auto tensors = TensorsOf(module);
   for (const auto& item : tensors) {
-    const c10::IValue value = dict.at(item.key());
-    if (!value.isTensor() || !value.toTensor().defined()) {
-      Invalid("Invalid state dict: " + item.key() + " is a " + KindOf(value) +
-              " (must be a Tensor)");
-    }
-    const at::Tensor& tensor = value.toTensor();
-    if (tensor.layout() != at::kStrided || tensor.is_meta()) {
-      Invalid("Invalid state dict: " + item.key() + " has the layout " +
-              LayoutName(tensor.layout()) + " on the device " +
-              tensor.device().str() +
-              " (must be torch::kStrided, with numbers)");
-    }
-    if (value.toTensor().sizes() != item.value().sizes()) {
-      std::ostringstream message;
-      message << "Invalid state dict: " << item.key() << " has shape "
-              << value.toTensor().sizes() << ", expected "
-              << item.value().sizes();
-      Invalid(message.str());
-    }
+    CheckTensor("Invalid state dict: " + item.key(),
+                dict.at(item.key()),
+                item.value().sizes());
   }
   for (const auto& entry : dict.entries()) {
-    if (!entry.key().isString() ||
-        !tensors.contains(entry.key().toStringRef())) {
-      std::ostringstream message;
-      message << "Invalid state dict: the module has nothing named "
-              << entry.key();
-      Invalid(message.str());
+    const std::string key = KeyText(entry.key());
+    if (!entry.key().isString() || !tensors.contains(key)) {
+      Invalid("Invalid state dict: the module has nothing named " + key);
     }
   }
   const at::NoGradGuard no_grad;

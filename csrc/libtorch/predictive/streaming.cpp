@@ -2,21 +2,18 @@
 
 #include <cmath>
 #include <limits>
-#include <sstream>
-#include <stdexcept>
 #include <string>
 #include <utility>
 
+#include "libtorch/core/checks.h"
 #include "torch_sgmcmc/predictive.h"
 
 namespace torch_sgmcmc {
 namespace {
 
 [[noreturn]] void Refuse(const at::Tensor& outputs, const std::string& wanted) {
-  std::ostringstream message;
-  message << "Invalid outputs: shape " << outputs.sizes() << " (" << wanted
-          << ")";
-  throw std::invalid_argument(message.str());
+  Invalid("Invalid outputs: shape " + Shape(outputs.sizes()) + " (" + wanted +
+          ")");
 }
 
 double Tiniest(const at::Tensor& p) {
@@ -50,12 +47,10 @@ at::Tensor Predictive::Entropy(const at::Tensor& values) const {
 
 void Predictive::update(const at::Tensor& outputs, double weight) {
   if (!std::isfinite(weight)) {
-    throw std::invalid_argument("Invalid weight: " + std::to_string(weight) +
-                                " (must be finite)");
+    Invalid("Invalid weight: " + std::to_string(weight) + " (must be finite)");
   }
   if (!outputs.defined() || !outputs.is_floating_point()) {
-    throw std::invalid_argument(
-        "Invalid outputs: undefined, or no floating-point numbers");
+    Invalid("Invalid outputs: undefined, or no floating-point numbers");
   }
   if (outputs.dim() == 0) Refuse(outputs, "must have a row for each input");
   const at::NoGradGuard no_graph;
@@ -65,9 +60,7 @@ void Predictive::update(const at::Tensor& outputs, double weight) {
   const at::Tensor values =
       Values(is_low ? outputs.to(at::kFloat) : outputs.detach());
   if (!weights_.empty() && values.sizes() != origin_.sizes()) {
-    std::ostringstream wanted;
-    wanted << "earlier draws gave " << origin_.sizes();
-    Refuse(outputs, wanted.str());
+    Refuse(outputs, "earlier draws gave " + Shape(origin_.sizes()));
   }
   const bool has_entropy = link_ != Link::kIdentity;
   if (weights_.empty()) {
@@ -92,8 +85,7 @@ void Predictive::update(const at::Tensor& outputs, double weight) {
 
 Prediction Predictive::result() const {
   if (weights_.empty()) {
-    throw std::invalid_argument(
-        "There is nothing to predict with: no draw was added");
+    Invalid("There is nothing to predict with: no draw was added");
   }
   double sum = 0;
   double squares = 0;
@@ -102,7 +94,7 @@ Prediction Predictive::result() const {
     squares += weight * weight;
   }
   if (sum == 0) {
-    throw std::invalid_argument("Invalid weights: they sum to 0");
+    Invalid("Invalid weights: they sum to 0");
   }
   Prediction result;
   const at::Tensor shift = distances_ / sum;
@@ -152,7 +144,7 @@ void Predictive::load_state_dict(const StateDict& state, c10::Device device) {
     if (means.contains("") != has_entropy ||
         means.size() != (has_entropy ? 1U : 0U) ||
         !sums.at("kept").toListRef().empty()) {
-      throw std::invalid_argument(
+      Invalid(
           "Invalid state_dict: it has other averages, or quantiles (must be of "
           "a Predictive with the same link, and no functions)");
     }

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <torch/nn/module.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,15 +16,18 @@
 #include <fstream>
 #include <iterator>
 #include <regex>
+#include <set>
 #include <stdexcept>
 #include <string_view>
 #include <system_error>
-#include <utility>
 
 #include "host/crc32.h"
 #include "libtorch/core/checks.h"
 #include "libtorch/core/disk.h"
+#include "libtorch/core/options.h"
+#include "libtorch/core/parameters.h"
 #include "libtorch/store/json.h"
+#include "torch_sgmcmc/state_dict.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -31,7 +35,7 @@ namespace {
 namespace fs = std::filesystem;
 using c10::ScalarType;
 
-constexpr std::array<std::pair<const char*, ScalarType>, 14> kDtypes = {{
+constexpr std::pair<const char*, ScalarType> kDtypes[] = {
     {"U64", ScalarType::UInt64},
     {"I64", ScalarType::Long},
     {"F64", ScalarType::Double},
@@ -46,7 +50,14 @@ constexpr std::array<std::pair<const char*, ScalarType>, 14> kDtypes = {{
     {"I8", ScalarType::Char},
     {"U8", ScalarType::Byte},
     {"BOOL", ScalarType::Bool},
-}};
+};
+// The columns of an index besides the steps and the groups' precisions.
+constexpr std::pair<const char*, double DrawNumbers::*> kColumns[] = {
+    {"lr", &DrawNumbers::lr},
+    {"temperature", &DrawNumbers::temperature},
+    {"weight", &DrawNumbers::weight},
+    {"loss", &DrawNumbers::loss}};
+constexpr std::string_view kLineSum = ", \"line_crc32\": ";
 
 std::string NameOf(ScalarType dtype) {
   for (const auto& [name, type] : kDtypes) {
@@ -55,16 +66,22 @@ std::string NameOf(ScalarType dtype) {
   Invalid("Invalid tensors: " + DtypeName(dtype) + " cannot be stored");
 }
 
-ScalarType DtypeOf(const std::string& name) {
-  for (const auto& [known, type] : kDtypes) {
-    if (known == name) return type;
-  }
-  throw std::runtime_error("there is no dtype " + Quoted(name));
+uint32_t SumOf(std::string_view bytes, uint32_t before = 0) {
+  return Crc32(bytes.data(), bytes.size(), before);
 }
 
 [[noreturn]] void Unreadable(const std::string& path,
                              const std::string& reason) {
   throw std::runtime_error("Cannot read " + path + ": " + reason);
+}
+
+void Expect(bool is_so, const std::string& otherwise) {
+  if (!is_so) throw std::runtime_error(otherwise);
+}
+
+template <class T>
+T Value(const StateDict& dict, const char* key) {
+  return FromValue<T>(key, dict.at(key));
 }
 
 // Nothing where there is no file.
@@ -83,15 +100,53 @@ std::string FileName(size_t number) {
   return name.data();
 }
 
-constexpr std::string_view kLineSum = ", \"line_crc32\": ";
-
-uint32_t SumOf(std::string_view bytes, uint32_t before = 0) {
-  return Crc32(bytes.data(), bytes.size(), before);
+std::string FolderOf(const std::string& store, int64_t chain) {
+  return store + "/chain-" + std::to_string(chain);
 }
+
+// Tensors as store.json and the headers of safetensors describe them.
+StoredTensor TensorOf(const std::string& name, const StateDict& entry) {
+  const c10::IValue dtype = entry.at("dtype");
+  for (const auto& [known, type] : kDtypes) {
+    if (!Alike(dtype, known)) continue;
+    return {name, type, Value<std::vector<int64_t>>(entry, "shape")};
+  }
+  throw std::runtime_error("no dtype");
+}
+
+// Each tensor's dtype and shape in words.
+std::map<std::string, std::string> WordsOf(
+    const std::vector<StoredTensor>& tensors) {
+  std::map<std::string, std::string> words;
+  for (const StoredTensor& t : tensors) {
+    words[t.name] = NameOf(t.dtype) + " of shape " + Shape(t.shape);
+  }
+  return words;
+}
+
+// Where draws of another model differ; empty if they do not.
+std::string Difference(const std::vector<StoredTensor>& there,
+                       const std::vector<StoredTensor>& here) {
+  auto one = WordsOf(there);
+  auto other = WordsOf(here);
+  for (const auto* tensors : {&there, &here}) {
+    for (const StoredTensor& t : *tensors) {
+      if (one[t.name] == other[t.name]) continue;
+      const auto text = [](const std::string& words) {
+        return words.empty() ? "missing" : words;
+      };
+      return "its '" + t.name + "' is " + text(one[t.name]) + ", here " +
+             text(other[t.name]);
+    }
+  }
+  return "";
+}
+
+// ---- What is written --------------------------------------------------------
 
 // The header of a file of safetensors with so many draws.
 std::string HeaderOf(const std::vector<StoredTensor>& tensors, size_t count) {
-  std::string entries;
+  StateDict entries;
   int64_t begin = 0;
   for (const StoredTensor& t : tensors) {
     std::vector<int64_t> shape = t.shape;
@@ -99,141 +154,168 @@ std::string HeaderOf(const std::vector<StoredTensor>& tensors, size_t count) {
     const int64_t end =
         begin + c10::multiply_integers(shape) *
                     static_cast<int64_t>(c10::elementSize(t.dtype));
-    const auto whole = [](int64_t i) { return std::to_string(i); };
-    entries += (entries.empty() ? "{" : ", ") + Quoted(t.name) +
-               R"(: {"dtype": ")" + NameOf(t.dtype) + R"(", "shape": )" +
-               JsonArray(shape, whole) + R"(, "data_offsets": [)" +
-               whole(begin) + ", " + whole(end) + "]}";
+    entries.set(t.name,
+                StateDict{{"dtype", NameOf(t.dtype)},
+                          {"shape", shape},
+                          {"data_offsets", std::vector<int64_t>{begin, end}}});
     begin = end;
   }
-  entries += "}";
-  entries.append((8 - entries.size() % 8) % 8, ' ');
-  const uint64_t size = entries.size();
+  std::string text = ToJson(entries);
+  text.append((8 - text.size() % 8) % 8, ' ');
+  const uint64_t size = text.size();
   std::string header(sizeof(size), '\0');
   std::memcpy(header.data(), &size, sizeof(size));
-  return header + entries;
+  return header + text;
 }
 
 std::string LineOf(const std::vector<DrawToWrite>& draws,
                    const std::string& file,
-                   size_t size,
-                   uint32_t crc32) {
-  const auto column = [&](const char* name, auto text_of) {
-    return ", \"" + std::string(name) +
-           "\": " + JsonArray(draws, [&](const DrawToWrite& draw) {
-             return text_of(draw.numbers);
-           });
+                   std::string_view bytes) {
+  StateDict line = {{"file", file},
+                    {"count", static_cast<int64_t>(draws.size())},
+                    {"bytes", static_cast<int64_t>(bytes.size())},
+                    {"crc32", static_cast<int64_t>(SumOf(bytes))}};
+  const auto set_column = [&](const char* name, const auto& value_of) {
+    c10::impl::GenericList column(c10::AnyType::get());
+    for (const DrawToWrite& draw : draws) {
+      column.push_back(value_of(draw.numbers));
+    }
+    line.set(name, column);
   };
-  using Numbers = const DrawNumbers&;
-  const std::string start =
-      R"({"file": ")" + file + R"(", "count": )" +
-      std::to_string(draws.size()) + R"(, "bytes": )" + std::to_string(size) +
-      R"(, "crc32": )" + std::to_string(crc32) +
-      column("step", [](Numbers d) { return std::to_string(d.step); }) +
-      column("lr", [](Numbers d) { return JsonNumber(d.lr); }) +
-      column("temperature",
-             [](Numbers d) { return JsonNumber(d.temperature); }) +
-      column("weight", [](Numbers d) { return JsonNumber(d.weight); }) +
-      column("loss", [](Numbers d) { return JsonNumber(d.loss); }) +
-      column("prior_precision", [](Numbers d) {
-        return JsonArray(d.prior_precision, JsonNumber);
-      });
-  return start + std::string(kLineSum) + std::to_string(SumOf(start)) + "}\n";
+  set_column("step", [](const DrawNumbers& of) { return of.step; });
+  for (const auto& column : kColumns) {
+    set_column(column.first,
+               [&](const DrawNumbers& of) { return of.*column.second; });
+  }
+  set_column("prior_precision",
+             [](const DrawNumbers& of) { return of.prior_precision; });
+  std::string text = ToJson(line);
+  text.pop_back();
+  return text + std::string(kLineSum) + std::to_string(SumOf(text)) + "}\n";
 }
 
-std::string TextOf(const std::vector<StoredTensor>& tensors) {
-  std::string entries;
+// Of store.json; nothing where there is no store. Throws std::runtime_error if
+// it cannot be read.
+std::optional<std::vector<StoredTensor>> ReadStore(const std::string& store) {
+  const std::string path = store + "/store.json";
+  const auto text = TextOfFile(path);
+  if (!text) return std::nullopt;
+  std::string reason = "it is empty or damaged";
+  try {
+    const StateDict content = ParseJson(*text);
+    if (content.contains("deleting")) {
+      reason = "the deletion of the store was interrupted";
+    } else if (const auto format = Value<int64_t>(content, "format");
+               format != 1) {
+      reason = "format " + std::to_string(format) + " (must be 1)";
+    } else {
+      std::vector<StoredTensor> tensors;
+      const StateDict entries = content.at("tensors");
+      for (const auto& entry : entries.entries()) {
+        tensors.push_back(TensorOf(entry.key().toStringRef(), entry.value()));
+      }
+      return tensors;
+    }
+  } catch (const std::exception&) {  // said below
+  }
+  Unreadable(path, reason);
+}
+
+void WriteStore(const std::string& store,
+                const std::vector<StoredTensor>& tensors) {
+  StateDict entries;
   for (const StoredTensor& t : tensors) {
-    entries += (entries.empty() ? "" : ",") + ("\n  " + Quoted(t.name)) +
-               R"(: {"dtype": ")" + NameOf(t.dtype) + R"(", "shape": )" +
-               JsonArray(t.shape, [](int64_t i) { return std::to_string(i); }) +
-               "}";
+    entries.set(t.name,
+                StateDict{{"dtype", NameOf(t.dtype)}, {"shape", t.shape}});
   }
-  return "{\n \"format\": 1,\n \"tensors\": {" + entries +
-         "\n },\n \"not_sampled\": {}\n}";
+  const StateDict content = {
+      {"format", 1}, {"tensors", entries}, {"not_sampled", StateDict()}};
+  disk::Replace(store + "/store.json", ToJson(content));
 }
 
-// Where draws of another model differ; empty if they do not.
-std::string Difference(const std::vector<StoredTensor>& there,
-                       const std::vector<StoredTensor>& here) {
-  const auto words = [](const std::vector<StoredTensor>& tensors,
-                        const std::string& name) -> std::string {
-    for (const StoredTensor& t : tensors) {
-      if (t.name == name) {
-        return NameOf(t.dtype) + " of shape " + Shape(t.shape);
-      }
-    }
-    return "missing";
-  };
-  for (const auto* tensors : {&there, &here}) {
-    for (const StoredTensor& t : *tensors) {
-      const std::string one = words(there, t.name);
-      const std::string other = words(here, t.name);
-      if (one != other) {
-        std::string text = "its '";
-        text.append(t.name).append("' is ").append(one);
-        return text.append(", here ").append(other);
-      }
+// The numbers of a store's chains, sorted.
+std::vector<int64_t> ChainsIn(const std::string& store) {
+  static const std::regex kName("chain-(0|[1-9][0-9]{0,17})");
+  std::vector<int64_t> chains;
+  std::error_code error;
+  for (fs::directory_iterator at(store, error), end; !error && at != end;
+       at.increment(error)) {
+    const std::string name = at->path().filename();
+    std::smatch match;
+    if (std::regex_match(name, match, kName)) {
+      chains.push_back(std::stoll(match[1]));
     }
   }
-  return "";
+  std::sort(chains.begin(), chains.end());
+  return chains;
 }
 
 bool HasDraws(const std::string& store) {
-  const auto chains = ChainsIn(store);
-  return std::any_of(chains.begin(), chains.end(), [&](int64_t chain) {
-    const fs::path folder =
-        fs::path(store) / ("chain-" + std::to_string(chain));
+  return std::ranges::any_of(ChainsIn(store), [&](int64_t chain) {
     std::error_code none;
-    const auto size = fs::file_size(folder / "index.jsonl", none);
+    const auto size =
+        fs::file_size(FolderOf(store, chain) + "/index.jsonl", none);
     return !none && size > 0;
   });
 }
 
+// Throws std::runtime_error that names the line.
+ChainIndex ReadIndex(const std::string& folder) {
+  const std::string path = folder + "/index.jsonl";
+  ChainIndex index;
+  std::ifstream file(path, std::ios::binary);
+  for (std::string line; std::getline(file, line);) {
+    if (file.eof()) break;  // A writer has not finished it.
+    try {
+      index.files.push_back(
+          std::make_shared<DrawFile>(line, index.num_files++, folder));
+    } catch (const std::exception&) {
+      Unreadable(path,
+                 "line " + std::to_string(index.num_files) + " is damaged");
+    }
+    const auto& draws = index.files.back()->draws();
+    line += '\n';
+    index.size += static_cast<int64_t>(line.size());
+    index.crc32 = SumOf(line, index.crc32);
+    index.num_draws += static_cast<int64_t>(draws.size());
+    index.last_step = draws.back().step;
+  }
+  return index;
+}
+
 }  // namespace
+
+// ---- Reading ----------------------------------------------------------------
 
 DrawFile::DrawFile(const std::string& line,
                    size_t number,
-                   const std::string& folder) {
+                   const std::string& folder)
+    : path_(folder + "/" + FileName(number)) {
   const size_t at = line.rfind(kLineSum);
-  if (at == std::string::npos ||
-      line.substr(at + kLineSum.size()) !=
-          std::to_string(SumOf({line.data(), at})) + "}") {
-    throw std::runtime_error("its checksum is another");
+  Expect(at != std::string::npos &&
+             line.substr(at + kLineSum.size()) ==
+                 std::to_string(SumOf({line.data(), at})) + "}",
+         "damaged");
+  const StateDict content = ParseJson(line.substr(0, at) + "}");
+  Expect(Value<std::string>(content, "file") == FileName(number), "damaged");
+  size_ = Value<int64_t>(content, "bytes");
+  crc32_ = Value<int64_t>(content, "crc32");
+  const auto steps = Value<std::vector<int64_t>>(content, "step");
+  const auto precisions = content.at("prior_precision").toList();
+  const size_t count = steps.size();
+  Expect(count > 0 && precisions.size() == count &&
+             Value<int64_t>(content, "count") == static_cast<int64_t>(count),
+         "damaged");
+  draws_.resize(count);
+  for (size_t i = 0; i < count; ++i) {
+    draws_[i].step = steps[i];
+    draws_[i].prior_precision =
+        FromValue<std::vector<double>>("prior_precision", precisions.get(i));
   }
-  const Json content = Json::Parse(line.substr(0, at) + "}");
-  if (content.At("file").Text() != FileName(number)) {
-    throw std::runtime_error("file " + content.At("file").Text());
-  }
-  path_ = folder + "/" + FileName(number);
-  size_ = content.At("bytes").Integer();
-  crc32_ = static_cast<uint32_t>(content.At("crc32").Integer());
-  const int64_t count = content.At("count").Integer();
-  const auto& steps = content.At("step").Items();
-  const auto column = [&](const char* name) -> const Json::Array& {
-    const auto& items = content.At(name).Items();
-    if (count < 1 || items.size() != static_cast<size_t>(count)) {
-      throw std::runtime_error("not " + std::to_string(count) +
-                               " numbers for as many draws");
-    }
-    return items;
-  };
-  const auto& lrs = column("lr");
-  const auto& temperatures = column("temperature");
-  const auto& weights = column("weight");
-  const auto& losses = column("loss");
-  const auto& precisions = column("prior_precision");
-  for (size_t i = 0; i < column("step").size(); ++i) {
-    DrawNumbers draw{steps[i].Integer(),
-                     lrs[i].Number(),
-                     temperatures[i].Number(),
-                     weights[i].Number(),
-                     losses[i].Number(),
-                     {}};
-    for (const Json& value : precisions[i].Items()) {
-      draw.prior_precision.push_back(value.Number());
-    }
-    draws_.push_back(std::move(draw));
+  for (const auto& [name, member] : kColumns) {
+    const auto numbers = Value<std::vector<double>>(content, name);
+    Expect(numbers.size() == count, "damaged");
+    for (size_t i = 0; i < count; ++i) draws_[i].*member = numbers[i];
   }
 }
 
@@ -257,12 +339,10 @@ at::Tensor DrawFile::Read(const std::string& name) {
 void DrawFile::Load() {
   std::error_code error;
   const uint64_t found = fs::file_size(path_, error);
-  if (error) throw std::runtime_error(error.message());
-  if (found != static_cast<uint64_t>(size_)) {
-    throw std::runtime_error("it has " + std::to_string(found) +
-                             " bytes of the " + std::to_string(size_) +
-                             " written");
-  }
+  Expect(!error, error.message());
+  Expect(found == static_cast<uint64_t>(size_),
+         "it has " + std::to_string(found) + " bytes of the " +
+             std::to_string(size_) + " written");
   const at::Tensor bytes =
       at::from_file(path_,
                     /*shared=*/false,
@@ -270,101 +350,94 @@ void DrawFile::Load() {
                     at::TensorOptions(at::kByte).device(at::kCPU));
   const std::string_view whole(static_cast<const char*>(bytes.const_data_ptr()),
                                static_cast<size_t>(size_));
-  if (SumOf(whole) != crc32_) throw std::runtime_error("its bytes are altered");
+  Expect(SumOf(whole) == crc32_, "its bytes are altered");
   uint64_t header = 0;
   constexpr size_t kSize = sizeof(header);
-  if (whole.size() >= kSize) std::memcpy(&header, whole.data(), kSize);
-  if (whole.size() < kSize || header > whole.size() - kSize) {
-    throw std::runtime_error("it is too short");
-  }
-  const std::string_view rest = whole.substr(kSize);
+  Expect(whole.size() >= kSize, "it is too short");
+  std::memcpy(&header, whole.data(), kSize);
+  Expect(header <= whole.size() - kSize, "it is too short");
   const auto begin = static_cast<int64_t>(kSize + header);
-  const Json content = Json::Parse(rest.substr(0, header));
-  for (const auto& [name, entry] : content.Entries()) {
+  const StateDict content = ParseJson(whole.substr(kSize, header));
+  for (const auto& entry : content.entries()) {
+    const std::string& name = entry.key().toStringRef();
     if (name == "__metadata__") continue;
-    std::vector<int64_t> shape;
-    for (const Json& size : entry.At("shape").Items()) {
-      shape.push_back(size.Integer());
-    }
-    const auto& ends = entry.At("data_offsets").Items();
-    if (shape.empty() || shape[0] != static_cast<int64_t>(draws_.size()) ||
-        ends.size() != 2) {
-      throw std::runtime_error("its header is damaged");
-    }
-    tensors_[name] =
-        bytes.slice(0, begin + ends[0].Integer(), begin + ends[1].Integer())
-            .view(DtypeOf(entry.At("dtype").Text()))
-            .view(shape);
+    const StoredTensor t = TensorOf(name, entry.value());
+    const auto ends =
+        Value<std::vector<int64_t>>(entry.value(), "data_offsets");
+    Expect(t.shape.at(0) == static_cast<int64_t>(draws_.size()),
+           "its header is damaged");
+    tensors_[name] = bytes.slice(0, begin + ends.at(0), begin + ends.at(1))
+                         .view(t.dtype)
+                         .view(t.shape);
   }
 }
 
-std::optional<std::vector<StoredTensor>> ReadStore(const std::string& store) {
-  const std::string path = store + "/store.json";
-  const auto text = TextOfFile(path);
-  if (!text) return std::nullopt;
-  std::vector<StoredTensor> tensors;
-  try {
-    const Json content = Json::Parse(*text);
-    if (content.Find("deleting") != nullptr) {
-      throw std::runtime_error("the deletion of the store was interrupted");
+at::Tensor Draw::at(const std::string& name) const {
+  const bool is_stored = std::ranges::count(*names_, name) > 0;
+  const at::Tensor all = is_stored ? file_->Read(name) : at::Tensor();
+  if (!all.defined()) Invalid("Invalid name: no draw has '" + name + "'");
+  return all.select(0, row_);
+}
+
+// Not const: what the module holds changes.
+// cppcheck-suppress constParameter
+void Draw::copy_to(torch::nn::Module& module) const {
+  const auto own = TensorsOf(module);
+  std::vector<std::pair<at::Tensor, at::Tensor>> pairs;
+  for (const std::string& name : names()) {
+    const at::Tensor tensor = at(name);
+    const at::Tensor* into = own.find(name);
+    if (into == nullptr || into->sizes() != tensor.sizes()) {
+      Invalid("Invalid module: '" + name + "' of the draw has the shape " +
+              Shape(tensor.sizes()) + ", the module's " +
+              (into != nullptr ? Shape(into->sizes()) : "is missing"));
     }
-    if (content.At("format").Integer() != 1) {
-      throw std::runtime_error("format " +
-                               std::to_string(content.At("format").Integer()) +
-                               " (must be 1)");
-    }
-    for (const auto& [name, entry] : content.At("tensors").Entries()) {
-      tensors.push_back({name, DtypeOf(entry.At("dtype").Text()), {}});
-      for (const Json& size : entry.At("shape").Items()) {
-        tensors.back().shape.push_back(size.Integer());
+    pairs.emplace_back(*into, tensor);
+  }
+  const at::NoGradGuard no_graph;
+  for (auto& [into, tensor] : pairs) into.copy_(tensor);
+}
+
+const SampleStore& SampleStore::refresh() {
+  std::vector<Draw> draws;
+  if (const auto tensors = ReadStore(path_)) {
+    auto names = std::make_shared<std::vector<std::string>>();
+    for (const StoredTensor& t : *tensors) names->push_back(t.name);
+    for (const int64_t chain : ChainsIn(path_)) {
+      for (const auto& file : ReadIndex(FolderOf(path_, chain)).files) {
+        int64_t row = 0;
+        for (const DrawNumbers& numbers : file->draws()) {
+          Draw& draw = draws.emplace_back();
+          static_cast<DrawNumbers&>(draw) = numbers;
+          draw.chain = chain;
+          draw.path = file->path();
+          draw.names_ = names;
+          draw.file_ = file;
+          draw.row_ = row++;
+        }
       }
     }
-  } catch (const std::runtime_error& error) {
-    Unreadable(path, error.what());
   }
-  return tensors;
+  draws_ = std::move(draws);
+  return *this;
 }
 
-std::vector<int64_t> ChainsIn(const std::string& store) {
-  static const std::regex kName("chain-(0|[1-9][0-9]{0,17})");
-  std::vector<int64_t> chains;
-  std::error_code error;
-  for (fs::directory_iterator at(store, error), end; !error && at != end;
-       at.increment(error)) {
-    const std::string name = at->path().filename();
-    std::smatch match;
-    if (std::regex_match(name, match, kName)) {
-      chains.push_back(std::stoll(match[1]));
-    }
+const Draw& SampleStore::operator[](size_t index) const {
+  if (index >= draws_.size()) {
+    throw std::out_of_range("Invalid index: " + std::to_string(index) + " (" +
+                            path_ + " has " + std::to_string(draws_.size()) +
+                            " draws)");
   }
-  std::sort(chains.begin(), chains.end());
-  return chains;
+  return draws_[index];
 }
 
-std::vector<std::shared_ptr<DrawFile>> ReadIndex(const std::string& store,
-                                                 int64_t chain) {
-  const std::string folder = store + "/chain-" + std::to_string(chain);
-  const std::string path = folder + "/index.jsonl";
-  std::vector<std::shared_ptr<DrawFile>> files;
-  std::ifstream index(path, std::ios::binary);
-  for (std::string line; std::getline(index, line);) {
-    if (index.eof()) break;  // A writer has not finished it.
-    try {
-      files.push_back(std::make_shared<DrawFile>(line, files.size(), folder));
-    } catch (const std::runtime_error& error) {
-      Unreadable(path,
-                 "line " + std::to_string(files.size() + 1) + " is damaged (" +
-                     error.what() + ")");
-    }
-  }
-  return files;
-}
+// ---- Writing ----------------------------------------------------------------
 
 ChainWriter::ChainWriter(const std::string& store,
                          int64_t chain,
                          std::vector<StoredTensor> tensors)
     : store_(fs::absolute(store)),
-      folder_(store_ + "/chain-" + std::to_string(chain)),
+      folder_(FolderOf(store_, chain)),
       place_("chain " + std::to_string(chain) + " of " + store),
       index_path_(folder_ + "/index.jsonl"),
       tensors_(std::move(tensors)) {
@@ -380,9 +453,7 @@ ChainWriter::ChainWriter(const std::string& store,
   std::error_code error;
   fs::create_directories(store_, error);
   if (error) disk::Unwritable(store_, error.value());
-  if (!there || !difference.empty()) {
-    disk::Replace(store_ + "/store.json", TextOf(tensors_));
-  }
+  if (!there || !difference.empty()) WriteStore(store_, tensors_);
   if (::mkdir(folder_.c_str(), 0777) != 0 && errno != EEXIST) {
     disk::Unwritable(folder_);
   }
@@ -403,60 +474,50 @@ ChainWriter::ChainWriter(const std::string& store,
                                   : "process " + id + " writes to it"));
   }
   const std::string id = std::to_string(::getpid()) + "\n";
-  index_ = ::open(index_path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  index_file_ = ::open(index_path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   try {
-    if (index_ < 0 || ::ftruncate(lock_, 0) != 0 ||
+    if (index_file_ < 0 || ::ftruncate(lock_, 0) != 0 ||
         !disk::WriteAll(lock_, id, 0) || !disk::Sync(folder_) ||
         !disk::Sync(store_)) {
       disk::Unwritable(index_path_);
     }
-    TakeIndex();
+    ReadIndexAgain();
   } catch (const std::exception&) {
     Close();
     throw;
   }
 }
 
-ChainWriter::~ChainWriter() { Close(); }
-
 void ChainWriter::Close() {
-  if (index_ >= 0) ::close(index_);
+  if (index_file_ >= 0) ::close(index_file_);
   if (lock_ >= 0) {
     ::flock(lock_, LOCK_UN);
     ::close(lock_);
   }
-  index_ = lock_ = -1;
+  index_file_ = lock_ = -1;
 }
 
-void ChainWriter::TakeIndex() {
-  const std::string whole = TextOfFile(index_path_).value_or("");
-  const auto files =
-      ReadIndex(store_, std::stoll(folder_.substr(folder_.rfind('-') + 1)));
-  num_files_ = files.size();
-  num_draws_ = 0;
-  last_step_.reset();
-  for (const auto& file : files) {
-    num_draws_ += static_cast<int64_t>(file->draws().size());
-    last_step_ = file->draws().back().step;
-  }
-  size_ = static_cast<int64_t>(whole.rfind('\n') + 1);
-  crc32_ = SumOf({whole.data(), static_cast<size_t>(size_)});
-  if (static_cast<int64_t>(whole.size()) != size_ &&
-      (::ftruncate(index_, size_) != 0 || ::fsync(index_) != 0)) {
+void ChainWriter::ReadIndexAgain() {
+  index_ = ReadIndex(folder_);
+  index_.files.clear();
+  struct stat status = {};
+  if (::fstat(index_file_, &status) != 0 ||
+      (status.st_size != index_.size &&
+       (::ftruncate(index_file_, index_.size) != 0 ||
+        ::fsync(index_file_) != 0))) {
     disk::Unwritable(index_path_);
   }
   // What the index does not name was not finished, or was cut back.
   static const std::regex kOurs(
       R"((draws-[0-9]{6,}\.safetensors)(\.[0-9-]+\.partial)?)");
+  std::set<std::string> kept;
+  for (size_t i = 0; i < index_.num_files; ++i) kept.insert(FileName(i));
   std::vector<std::string> left;
   for (const auto& entry : fs::directory_iterator(folder_)) {
     const std::string name = entry.path().filename();
-    if (!std::regex_match(name, kOurs)) continue;
-    const bool is_kept =
-        std::any_of(files.begin(), files.end(), [&](const auto& file) {
-          return fs::path(file->path()).filename() == name;
-        });
-    if (!is_kept) left.push_back(entry.path());
+    if (std::regex_match(name, kOurs) && !kept.contains(name)) {
+      left.push_back(entry.path());
+    }
   }
   for (const std::string& path : left) ::unlink(path.c_str());
 }
@@ -469,25 +530,25 @@ void ChainWriter::Write(const std::vector<DrawToWrite>& draws) {
       bytes.append(static_cast<const char*>(t.const_data_ptr()), t.nbytes());
     }
   }
-  const std::string path = folder_ + "/" + FileName(num_files_);
+  const std::string name = FileName(index_.num_files);
   struct stat status = {};
-  if (::fstat(index_, &status) != 0 || status.st_nlink == 0) {
-    disk::Unwritable(path, ENOENT);  // the folder was deleted
+  if (::fstat(index_file_, &status) != 0 || status.st_nlink == 0) {
+    disk::Unwritable(folder_ + "/" + name, ENOENT);  // the folder was deleted
   }
-  disk::Replace(path, bytes);
-  const std::string line =
-      LineOf(draws, FileName(num_files_), bytes.size(), SumOf(bytes));
-  if (!disk::WriteAll(index_, line, size_) || ::fsync(index_) != 0) {
+  disk::Replace(folder_ + "/" + name, bytes);
+  const std::string line = LineOf(draws, name, bytes);
+  if (!disk::WriteAll(index_file_, line, index_.size) ||
+      ::fsync(index_file_) != 0) {
     const int reason = errno;
     // A part of a line has no end: readers do not count it.
-    [[maybe_unused]] const int cut = ::ftruncate(index_, size_);
+    [[maybe_unused]] const int cut = ::ftruncate(index_file_, index_.size);
     disk::Unwritable(index_path_, reason);
   }
-  size_ += static_cast<int64_t>(line.size());
-  crc32_ = SumOf(line, crc32_);
-  ++num_files_;
-  num_draws_ += static_cast<int64_t>(draws.size());
-  last_step_ = draws.back().numbers.step;
+  index_.size += static_cast<int64_t>(line.size());
+  index_.crc32 = SumOf(line, index_.crc32);
+  ++index_.num_files;
+  index_.num_draws += static_cast<int64_t>(draws.size());
+  index_.last_step = draws.back().numbers.step;
 }
 
 void ChainWriter::CutBack(int64_t size, int64_t crc32) {
@@ -496,10 +557,10 @@ void ChainWriter::CutBack(int64_t size, int64_t crc32) {
       SumOf({whole.data(), static_cast<size_t>(size)}) != crc32) {
     Invalid("Invalid checkpoint: it is not of " + place_);
   }
-  if (::ftruncate(index_, size) != 0 || ::fsync(index_) != 0) {
+  if (::ftruncate(index_file_, size) != 0 || ::fsync(index_file_) != 0) {
     disk::Unwritable(index_path_);
   }
-  TakeIndex();
+  ReadIndexAgain();
 }
 
 }  // namespace torch_sgmcmc

@@ -11,7 +11,10 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "torch_sgmcmc/store.h"
 
 namespace torch_sgmcmc {
 
@@ -20,16 +23,6 @@ struct StoredTensor {
   std::string name;
   c10::ScalarType dtype;
   std::vector<int64_t> shape;
-};
-
-// What an index says of a draw.
-struct DrawNumbers {
-  int64_t step = 0;
-  double lr = 0;
-  double temperature = 1;
-  double weight = 1;
-  double loss = 0;
-  std::vector<double> prior_precision;
 };
 
 // A file of draws, as a line of an index describes it.
@@ -50,20 +43,21 @@ class DrawFile {
 
   std::string path_;
   int64_t size_ = 0;
-  uint32_t crc32_ = 0;
+  int64_t crc32_ = 0;
   std::vector<DrawNumbers> draws_;
   std::mutex mutex_;  // of the tensors, once they were read
   std::map<std::string, at::Tensor> tensors_;
 };
 
-// Of store.json; nothing where there is no store. Throws std::runtime_error if
-// it cannot be read.
-std::optional<std::vector<StoredTensor>> ReadStore(const std::string& store);
-// The numbers of a store's chains, sorted.
-std::vector<int64_t> ChainsIn(const std::string& store);
-// Throws std::runtime_error that names the line.
-std::vector<std::shared_ptr<DrawFile>> ReadIndex(const std::string& store,
-                                                 int64_t chain);
+// The complete lines of an index.
+struct ChainIndex {
+  std::vector<std::shared_ptr<DrawFile>> files;
+  int64_t size = 0;
+  uint32_t crc32 = 0;
+  size_t num_files = 0;
+  int64_t num_draws = 0;
+  std::optional<int64_t> last_step;
+};
 
 // A draw, with tensors in the order of the store's.
 struct DrawToWrite {
@@ -80,7 +74,7 @@ class ChainWriter {
   ChainWriter(const std::string& store,
               int64_t chain,
               std::vector<StoredTensor> tensors);
-  ~ChainWriter();
+  ~ChainWriter() { Close(); }
   ChainWriter(const ChainWriter&) = delete;
   ChainWriter(ChainWriter&&) = delete;
   ChainWriter& operator=(const ChainWriter&) = delete;
@@ -88,19 +82,16 @@ class ChainWriter {
 
   const std::vector<StoredTensor>& tensors() const { return tensors_; }
   const std::string& place() const { return place_; }
-  int64_t num_draws() const { return num_draws_; }
-  std::optional<int64_t> last_step() const { return last_step_; }
+  const ChainIndex& index() const { return index_; }
 
   void Write(const std::vector<DrawToWrite>& draws);
-  // Length and checksum of the index.
-  std::pair<int64_t, int64_t> position() const { return {size_, crc32_}; }
-  // Throws std::invalid_argument if the position is not of this chain.
+  // Throws std::invalid_argument unless the index begins with so many bytes of
+  // this checksum.
   void CutBack(int64_t size, int64_t crc32);
-  void Clear() { CutBack(0, 0); }
   void Close();
 
  private:
-  void TakeIndex();
+  void ReadIndexAgain();
 
   std::string store_;
   std::string folder_;
@@ -108,12 +99,8 @@ class ChainWriter {
   std::string index_path_;
   std::vector<StoredTensor> tensors_;
   int lock_ = -1;
-  int index_ = -1;
-  int64_t size_ = 0;
-  uint32_t crc32_ = 0;
-  size_t num_files_ = 0;
-  int64_t num_draws_ = 0;
-  std::optional<int64_t> last_step_;
+  int index_file_ = -1;
+  ChainIndex index_;
 };
 
 }  // namespace torch_sgmcmc

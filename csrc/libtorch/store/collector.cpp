@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
-#include <map>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "libtorch/core/checks.h"
+#include "libtorch/core/parameters.h"
 #include "libtorch/core/sampler_impl.h"
 #include "libtorch/store/chain_files.h"
 #include "torch_sgmcmc/sbps.h"
@@ -29,18 +29,9 @@ constexpr size_t kBytes = size_t{4} << 20;
 constexpr size_t kDraws = 1024;
 constexpr std::chrono::seconds kAge(30);
 
-const SamplerOptions& SettingsOf(
-    const torch::optim::OptimizerParamGroup& group) {
-  return static_cast<const SamplerOptions&>(group.options());
-}
-
-bool Matches(const std::vector<std::string>& patterns,
-             const std::string& name) {
-  return std::any_of(
-      patterns.begin(), patterns.end(), [&](const std::string& pattern) {
-        return pattern == name ||
-               ::fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
-      });
+bool Matches(const std::string& pattern, const std::string& name) {
+  return pattern == name ||
+         ::fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
 }
 
 bool IsSampled(Sampler& sampler, const at::Tensor& tensor) {
@@ -52,121 +43,101 @@ bool IsSampled(Sampler& sampler, const at::Tensor& tensor) {
   return false;
 }
 
+// The names of what is to be stored.
+std::vector<std::string> Chosen(Sampler& sampler,
+                                const torch::nn::Module& model,
+                                const CollectorOptions& options) {
+  const auto named = model.named_parameters();
+  const std::vector<std::string>& patterns = options.parameters();
+  for (const std::string& pattern : patterns) {
+    if (std::ranges::none_of(named.keys(), [&](const std::string& name) {
+          return Matches(pattern, name);
+        })) {
+      Invalid("Invalid parameters: no parameter is named '" + pattern + "'");
+    }
+  }
+  std::vector<std::string> all;
+  bool is_any_sampled = false;
+  for (const auto& item : named) {
+    const bool is_chosen =
+        patterns.empty() ||
+        std::ranges::any_of(patterns, [&](const std::string& pattern) {
+          return Matches(pattern, item.key());
+        });
+    if (!is_chosen) continue;
+    all.push_back(item.key());
+    is_any_sampled = is_any_sampled || IsSampled(sampler, item.value());
+  }
+  if (!is_any_sampled) {
+    Invalid(
+        "Invalid parameters: the sampler has none of those that would be "
+        "stored, so all draws would be the same (was the model copied after "
+        "the sampler was made?)");
+  }
+  if (options.buffers()) {
+    for (const auto& item : model.named_buffers()) all.push_back(item.key());
+  }
+  return all;
+}
+
+const CollectorOptions& Checked(const CollectorOptions& options) {
+  CheckInteger("burn_in", options.burn_in());
+  CheckInteger("every", options.every(), 1);
+  if (options.dtype() && !c10::isFloatingType(*options.dtype())) {
+    Invalid("Invalid dtype: " + DtypeName(*options.dtype()) +
+            " (must be a floating-point one)");
+  }
+  return options;
+}
+
 }  // namespace
 
 struct Collector::Work {
   Work(Sampler& of,
-       const torch::nn::Module* its_model,
-       Tensors its_tensors,
+       const torch::nn::Module& its_model,
        const std::string& store,
        const CollectorOptions& chosen)
-      : sampler(of),
+      : impl(SamplerAccess::Of(of)),
         is_sbps(dynamic_cast<SBPS*>(&of) != nullptr),
         options(Checked(chosen)),
         model(its_model),
-        tensors(std::move(its_tensors)),
-        names(Chosen(of)),
+        names(Chosen(of, model, options)),
         writer(store, options.chain(), Stored()),
-        is_undecided(writer.num_draws() > 0) {
+        is_undecided(writer.index().num_draws > 0) {
     for (const StoredTensor& t : writer.tensors()) {
       draw_bytes += static_cast<size_t>(c10::multiply_integers(t.shape)) *
                     c10::elementSize(t.dtype);
     }
     if (is_sbps) {
       hook = static_cast<SBPS&>(of).register_sample_hook(
-          [this](SBPS&, double time) { AtSample(time); });
+          // A step that another hook has undone makes its samples again.
+          [this](SBPS&, double time) {
+            if (!mark || time > *mark) Take(StepCounter() + 1, time);
+          });
     }
-  }
-
-  static const CollectorOptions& Checked(const CollectorOptions& options) {
-    CheckInteger("burn_in", options.burn_in());
-    CheckInteger("every", options.every(), 1);
-    if (options.dtype() && !c10::isFloatingType(*options.dtype())) {
-      Invalid("Invalid dtype: " + std::string(c10::toString(*options.dtype())) +
-              " (must be a floating-point one)");
-    }
-    return options;
-  }
-
-  // ---- What is stored -------------------------------------------------------
-
-  Tensors Parameters() const {
-    if (model == nullptr) return tensors;
-    Tensors named;
-    for (const auto& item : model->named_parameters()) {
-      named.emplace_back(item.key(), item.value());
-    }
-    return named;
-  }
-
-  std::vector<std::string> Chosen(Sampler& of) const {
-    const Tensors named = Parameters();
-    const auto& patterns = options.parameters();
-    for (const std::string& pattern : patterns) {
-      if (std::none_of(named.begin(), named.end(), [&](const auto& item) {
-            return Matches({pattern}, item.first);
-          })) {
-        Invalid("Invalid parameters: no parameter is named '" + pattern + "'");
-      }
-    }
-    std::vector<std::string> all;
-    for (const auto& [name, tensor] : named) {
-      if ((patterns.empty() || Matches(patterns, name)) &&
-          (!options.sampled() || IsSampled(of, tensor))) {
-        all.push_back(name);
-      }
-    }
-    if (all.empty()) {
-      Invalid("Invalid parameters: none of the model's is chosen");
-    }
-    if (std::none_of(named.begin(), named.end(), [&](const auto& item) {
-          return std::find(all.begin(), all.end(), item.first) != all.end() &&
-                 IsSampled(of, item.second);
-        })) {
-      Invalid(
-          "Invalid parameters: the sampler has none of those that would be "
-          "stored, so all draws would be the same (was the model copied after "
-          "the sampler was made?)");
-    }
-    if (options.buffers() && model != nullptr) {
-      for (const auto& item : model->named_buffers()) {
-        all.push_back(item.key());
-      }
-    }
-    return all;
   }
 
   std::vector<at::Tensor> Now() const {
-    std::map<std::string, at::Tensor> all;
-    for (const auto& [name, tensor] : Parameters()) all[name] = tensor;
-    if (model != nullptr) {
-      for (const auto& item : model->named_buffers()) {
-        all[item.key()] = item.value();
-      }
-    }
+    const auto all = TensorsOf(model);
     std::vector<at::Tensor> now;
-    for (const std::string& name : names) now.push_back(all.at(name));
+    for (const std::string& name : names) now.push_back(all[name]);
     return now;
   }
 
   std::vector<StoredTensor> Stored() const {
     std::vector<StoredTensor> stored;
-    const auto now = Now();
-    for (size_t i = 0; i < names.size(); ++i) {
-      const bool converts = options.dtype() && now[i].is_floating_point();
-      stored.push_back({names[i],
-                        converts ? *options.dtype() : now[i].scalar_type(),
-                        now[i].sizes().vec()});
+    for (const at::Tensor& t : Now()) {
+      const bool converts = options.dtype() && t.is_floating_point();
+      stored.push_back({names[stored.size()],
+                        converts ? *options.dtype() : t.scalar_type(),
+                        t.sizes().vec()});
     }
     return stored;
   }
 
-  // ---- Steps
-  // ------------------------------------------------------------------
-
-  bool IsDue(int64_t of_count) const {
-    return of_count > options.burn_in() &&
-           (of_count - options.burn_in()) % options.every() == 0;
+  bool IsNextDue() const {
+    const int64_t after = count + 1 - options.burn_in();
+    return after > 0 && after % options.every() == 0;
   }
 
   // Whatever keeps a draw from being stored is an error before the update.
@@ -174,18 +145,18 @@ struct Collector::Work {
     CheckOpen();
     if (is_undecided) {
       Invalid("Invalid store: " + writer.place() + " has " +
-              std::to_string(writer.num_draws()) +
+              std::to_string(writer.index().num_draws) +
               " draws of an earlier run (load the state dict of its "
               "checkpoint, or restart())");
     }
     if (has_failed) Flush();
-    if (IsDue(count + 1)) CheckShapes();
+    if (IsNextDue()) CheckShapes();
     if (is_sbps) return;
     if (!mark) {
-      mark = static_cast<double>(sampler.get().num_steps());
+      mark = static_cast<double>(Locked(impl)->num_steps());
     } else if (static_cast<double>(StepCounter()) < *mark - 1) {
       throw std::runtime_error("the sampler went back to step " +
-                               std::to_string(sampler.get().num_steps()) +
+                               std::to_string(Locked(impl)->num_steps()) +
                                ", and its collector is at " +
                                std::to_string(static_cast<int64_t>(*mark)) +
                                ": load the collector's state dict too");
@@ -204,25 +175,23 @@ struct Collector::Work {
     }
   }
 
-  void AfterStep() {
+  void AfterStep(const at::Tensor& result) {
     int64_t step = StepCounter();
-    if (static_cast<double>(step) > *mark && IsDue(count + 1)) {
+    if (static_cast<double>(step) <= *mark) return;
+    const double told = loss;
+    if (IsNextDue()) {
       // A GPU reports a skipped step late.
-      step = sampler.get().num_steps();
+      step = Locked(impl)->num_steps();
+      if (static_cast<double>(step) <= *mark) return;
+      if (result.defined() && result.numel() == 1) loss = result.item<double>();
     }
-    if (static_cast<double>(step) > *mark) {
-      Take(step, static_cast<double>(step));
-    }
-  }
-
-  void AtSample(double time) {
-    // A step that another hook has undone makes its samples again.
-    if (!mark || time > *mark) Take(StepCounter() + 1, time);
+    Take(step, static_cast<double>(step));
+    loss = told;
   }
 
   // Counts a step, and stores the draw if it is due.
   void Take(int64_t step, double at) {
-    if (IsDue(count + 1)) {
+    if (IsNextDue()) {
       const at::NoGradGuard no_grad;
       DrawToWrite draw;
       const auto now = Now();
@@ -232,17 +201,15 @@ struct Collector::Work {
             at::empty(t.shape, at::TensorOptions(t.dtype).device(at::kCPU)));
         draw.tensors.back().copy_(now[i]);
       }
-      const auto& groups = sampler.get().param_groups();
-      const SamplerOptions& first = SettingsOf(groups.at(0));
-      draw.numbers = {step,
-                      first.lr(),
-                      first.temperature(),
-                      options.weight() ? options.weight()(sampler.get()) : 1.0,
-                      loss,
-                      {}};
-      for (const auto& group : groups) {
+      const auto sampler = Locked(impl);
+      const OptionValues& first = sampler->options_of(0);
+      draw.numbers = {.step = step,
+                      .lr = first.lr(),
+                      .temperature = first.temperature(),
+                      .loss = loss};
+      for (size_t i = 0; i < sampler->groups().size(); ++i) {
         draw.numbers.prior_precision.push_back(
-            SettingsOf(group).prior_precision());
+            sampler->options_of(i).prior_precision());
       }
       if (waiting.empty()) since = Clock::now();
       waiting.push_back(std::move(draw));
@@ -261,10 +228,7 @@ struct Collector::Work {
   }
 
   // Without waiting for a GPU to tell what came of the last step.
-  int64_t StepCounter() const { return sampler.impl()->steps_counted(); }
-
-  // ---- Writing
-  // ----------------------------------------------------------------
+  int64_t StepCounter() const { return Locked(impl)->steps_counted(); }
 
   void CheckOpen() const {
     if (is_closed) {
@@ -279,8 +243,8 @@ struct Collector::Work {
       writer.Write(waiting);
     } catch (const std::exception& error) {
       std::string safe = writer.place() + " has no draw yet";
-      if (const auto last = writer.last_step()) {
-        safe = std::to_string(writer.num_draws()) + " draws of " +
+      if (const auto last = writer.index().last_step) {
+        safe = std::to_string(writer.index().num_draws) + " draws of " +
                writer.place() + ", up to step " + std::to_string(*last) +
                ", are safe";
       }
@@ -293,21 +257,21 @@ struct Collector::Work {
     has_failed = false;
   }
 
-  void Close() {
-    if (is_closed) return;
-    is_closed = true;
-    Sampler* const known = sampler.find();
-    if (is_sbps && known != nullptr) {
-      static_cast<SBPS&>(*known).remove_sample_hook(hook);
-    }
-    writer.Close();
+  // Resumes collecting from an index of this length.
+  void Resume(int64_t size,
+              int64_t crc32,
+              int64_t from_count,
+              std::optional<double> from_mark) {
+    writer.CutBack(size, crc32);
+    is_undecided = has_failed = false;
+    count = from_count;
+    mark = from_mark;
   }
 
-  SamplerRef sampler;
+  std::weak_ptr<SamplerImpl> impl;
   bool is_sbps;
   CollectorOptions options;
-  const torch::nn::Module* model;
-  Tensors tensors;
+  const torch::nn::Module& model;
   std::vector<std::string> names;
   ChainWriter writer;
   // Whether draws of an earlier run are there, about which nobody has decided.
@@ -329,15 +293,7 @@ Collector::Collector(Sampler& sampler,
                      const torch::nn::Module& model,
                      const std::string& store,
                      const CollectorOptions& options)
-    : work_(
-          std::make_unique<Work>(sampler, &model, Tensors(), store, options)) {}
-
-Collector::Collector(Sampler& sampler,
-                     const Tensors& tensors,
-                     const std::string& store,
-                     const CollectorOptions& options)
-    : work_(std::make_unique<Work>(sampler, nullptr, tensors, store, options)) {
-}
+    : work_(std::make_unique<Work>(sampler, model, store, options)) {}
 
 Collector::~Collector() {
   try {
@@ -350,25 +306,12 @@ Collector::~Collector() {
 torch::Tensor Collector::step(
     const torch::optim::Optimizer::LossClosure& closure) {
   work_->BeforeStep();
-  torch::Tensor result = work_->sampler.get().step(closure);
-  if (!work_->is_sbps) {
-    const double told = work_->loss;
-    // Read only if it is stored, as a GPU may have to be waited for.
-    if (result.defined() && result.numel() == 1 &&
-        work_->IsDue(work_->count + 1)) {
-      work_->loss = result.item<double>();
-    }
-    work_->AfterStep();
-    work_->loss = told;
-  }
+  torch::Tensor result = Locked(work_->impl)->step(closure);
+  if (!work_->is_sbps) work_->AfterStep(result);
   return result;
 }
 
 void Collector::set_loss(double loss) { work_->loss = loss; }
-
-size_t Collector::num_draws() const {
-  return static_cast<size_t>(work_->writer.num_draws());
-}
 
 void Collector::flush() {
   work_->CheckOpen();
@@ -377,7 +320,7 @@ void Collector::flush() {
 
 StateDict Collector::state_dict() {
   flush();
-  const auto [size, crc32] = work_->writer.position();
+  const ChainIndex& index = work_->writer.index();
   c10::IValue mark;
   if (work_->mark && work_->is_sbps) {
     mark = *work_->mark;
@@ -386,7 +329,9 @@ StateDict Collector::state_dict() {
   }
   return {{"count", work_->count},
           {"mark", mark},
-          {"position", StateDict{{"size", size}, {"crc32", crc32}}},
+          {"position",
+           StateDict{{"size", index.size},
+                     {"crc32", static_cast<int64_t>(index.crc32)}}},
           {"burn_in", work_->options.burn_in()},
           {"every", work_->options.every()}};
 }
@@ -402,35 +347,35 @@ void Collector::load_state_dict(const StateDict& dict) {
     }
   }
   const StateDict position = dict.at("position");
-  const c10::IValue mark = dict.at("mark");
+  const c10::IValue saved = dict.at("mark");
+  std::optional<double> mark;
+  if (!saved.isNone()) mark = saved.toScalar().toDouble();
   const int64_t count = dict.at("count").toInt();
   flush();
-  work_->writer.CutBack(position.at("size").toInt(),
-                        position.at("crc32").toInt());
-  work_->is_undecided = false;
-  work_->count = count;
-  work_->mark.reset();
-  if (!mark.isNone()) work_->mark = mark.toScalar().toDouble();
+  work_->Resume(
+      position.at("size").toInt(), position.at("crc32").toInt(), count, mark);
 }
 
 void Collector::restart() {
   work_->CheckOpen();
   work_->waiting.clear();
-  work_->writer.Clear();
-  work_->is_undecided = work_->has_failed = false;
-  work_->count = 0;
-  work_->mark.reset();
+  work_->Resume(0, 0, 0, std::nullopt);
 }
 
 void Collector::close() {
   if (work_->is_closed) return;
+  work_->is_closed = true;
+  const auto known = work_->impl.lock();
+  if (work_->is_sbps && known != nullptr) {
+    static_cast<SBPS&>(known->owner()).remove_sample_hook(work_->hook);
+  }
   try {
     work_->Flush();
   } catch (const std::exception&) {
-    work_->Close();
+    work_->writer.Close();
     throw;
   }
-  work_->Close();
+  work_->writer.Close();
 }
 
 }  // namespace torch_sgmcmc

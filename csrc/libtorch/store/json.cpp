@@ -1,148 +1,132 @@
 #include "libtorch/store/json.h"
 
+#include <ATen/core/Dict.h>
+#include <ATen/core/List.h>
+
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <cstdint>
+#include <cstdio>
 #include <limits>
 #include <stdexcept>
 #include <system_error>
+#include <utility>
 
 namespace torch_sgmcmc {
 namespace {
 
-[[noreturn]] void Fail(const char* reason) { throw std::runtime_error(reason); }
+// Deeper nests would exhaust the stack; a store's have four levels.
+constexpr int kMaxDepth = 32;
 
-template <typename T, typename Value>
-const T& As(const Value& value, const char* wanted) {
-  if (const T* found = std::get_if<T>(&value)) return *found;
-  throw std::runtime_error(std::string("there is no ") + wanted);
-}
+[[noreturn]] void Fail() { throw std::runtime_error("it is damaged"); }
 
 // A code point in UTF-8.
-void AppendUtf8(std::string& text, uint32_t code) {
-  const auto byte = [&](uint32_t bits) { text += static_cast<char>(bits); };
-  if (code < 0x80) {
-    byte(code);
-  } else if (code < 0x800) {
-    byte(0xC0 | (code >> 6));
-    byte(0x80 | (code & 0x3F));
-  } else if (code < 0x10000) {
-    byte(0xE0 | (code >> 12));
-    byte(0x80 | ((code >> 6) & 0x3F));
-    byte(0x80 | (code & 0x3F));
-  } else {
-    byte(0xF0 | (code >> 18));
-    byte(0x80 | ((code >> 12) & 0x3F));
-    byte(0x80 | ((code >> 6) & 0x3F));
-    byte(0x80 | (code & 0x3F));
+std::string Utf8(uint32_t code) {
+  if (code < 0x80) return {static_cast<char>(code)};
+  std::string text;
+  uint32_t first = 0x40;  // what the first byte has room for, once halved
+  for (; code >= first; code >>= 6) {
+    text.insert(text.begin(), static_cast<char>(0x80 | (code & 0x3F)));
+    first = text.size() == 1 ? 0x20 : first >> 1;
   }
+  const uint32_t marks = 0xFF & ~(2 * first - 1);
+  return static_cast<char>(marks | code) + text;
 }
 
-}  // namespace
-
-class JsonReader {
+class Reader {
  public:
-  explicit JsonReader(std::string_view text) : text_(text) {}
+  explicit Reader(std::string_view text) : text_(text) {}
 
-  Json Whole() {
-    Json value = Value(0);
+  c10::IValue Whole() {
+    c10::IValue value = Value(0);
     SkipSpace();
-    if (at_ != text_.size()) Fail("there is more than one value");
+    if (!text_.empty()) Fail();
     return value;
   }
 
  private:
-  // Deeper nests would exhaust the stack; a store's have four levels.
-  static constexpr int kMaxDepth = 32;
-
   void SkipSpace() {
-    while (at_ < text_.size() && std::string_view(" \t\r\n").find(text_[at_]) !=
-                                     std::string_view::npos) {
-      ++at_;
-    }
+    text_.remove_prefix(
+        std::min(text_.find_first_not_of(" \t\r\n"), text_.size()));
+  }
+
+  bool Takes(std::string_view word) {
+    if (!text_.starts_with(word)) return false;
+    text_.remove_prefix(word.size());
+    return true;
   }
 
   char Next() {
-    if (at_ == text_.size()) Fail("it ends too early");
-    return text_[at_++];
+    if (text_.empty()) Fail();
+    const char next = text_[0];
+    text_.remove_prefix(1);
+    return next;
   }
 
-  bool Takes(char expected) {
+  // Calls `item` for what stands between commas up to the end.
+  template <class Item>
+  void Items(char end, const Item& item) {
     SkipSpace();
-    if (at_ == text_.size() || text_[at_] != expected) return false;
-    ++at_;
-    return true;
-  }
-
-  bool TakesWord(std::string_view word) {
-    if (text_.substr(at_, word.size()) != word) return false;
-    at_ += word.size();
-    return true;
+    if (Takes({&end, 1})) return;
+    do {
+      SkipSpace();
+      item();
+      SkipSpace();
+    } while (Takes(","));
+    if (!Takes({&end, 1})) Fail();
   }
 
   // kMaxDepth bounds it. NOLINTNEXTLINE(misc-no-recursion)
-  Json Value(int depth) {
-    if (depth > kMaxDepth) Fail("it is nested too deeply");
-    Json value;
-    if (Takes('{')) {
-      Json::Object entries;
-      if (!Takes('}')) {
-        do {
-          if (!Takes('"')) Fail("there is no key");
-          std::string key = String();
-          if (!Takes(':')) Fail("there is no colon");
-          entries.emplace_back(std::move(key), Value(depth + 1));
-        } while (Takes(','));
-        if (!Takes('}')) Fail("an object has no end");
-      }
-      value.value_ = std::move(entries);
-    } else if (Takes('[')) {
-      Json::Array items;
-      if (!Takes(']')) {
-        do {
-          items.push_back(Value(depth + 1));
-        } while (Takes(','));
-        if (!Takes(']')) Fail("an array has no end");
-      }
-      value.value_ = std::move(items);
-    } else if (Takes('"')) {
-      value.value_ = String();
-    } else if (TakesWord("true")) {
-      value.value_ = true;
-    } else if (TakesWord("false")) {
-      value.value_ = false;
-    } else if (!TakesWord("null")) {
-      Number(value);
+  c10::IValue Value(int depth) {
+    if (depth > kMaxDepth) Fail();
+    SkipSpace();
+    if (Takes("{")) {
+      c10::impl::GenericDict entries(c10::AnyType::get(), c10::AnyType::get());
+      Items('}', [&] {
+        if (!Takes("\"")) Fail();
+        std::string key = String();
+        SkipSpace();
+        if (!Takes(":")) Fail();
+        entries.insert_or_assign(std::move(key), Value(depth + 1));
+      });
+      return entries;
     }
-    return value;
+    if (Takes("[")) {
+      c10::impl::GenericList items(c10::AnyType::get());
+      Items(']', [&] { items.push_back(Value(depth + 1)); });
+      return items;
+    }
+    if (Takes("\"")) return String();
+    if (Takes("true")) return true;
+    if (Takes("false")) return false;
+    if (Takes("null")) return std::numeric_limits<double>::quiet_NaN();
+    return Number();
   }
 
-  void Number(Json& value) {
-    const char* const begin = text_.data() + at_;
+  c10::IValue Number() {
     const char* const end = text_.data() + text_.size();
     int64_t integer = 0;
-    const auto whole = std::from_chars(begin, end, integer);
+    const auto whole = std::from_chars(text_.data(), end, integer);
     double number = 0;
-    const auto real = std::from_chars(begin, end, number);
+    const auto real = std::from_chars(text_.data(), end, number);
     if (real.ec != std::errc() || !std::isfinite(number)) {
-      Fail("there is no value");
+      Fail();
     }
-    if (whole.ec == std::errc() && whole.ptr == real.ptr) {
-      value.value_ = integer;
-    } else {
-      value.value_ = number;
-    }
-    at_ += static_cast<size_t>(real.ptr - begin);
+    text_.remove_prefix(static_cast<size_t>(real.ptr - text_.data()));
+    if (whole.ec == std::errc() && whole.ptr == real.ptr) return integer;
+    return number;
   }
 
   uint32_t Hex() {
     uint32_t code = 0;
-    if (at_ + 4 > text_.size()) Fail("a string has no end");
-    const char* const begin = text_.data() + at_;
-    if (std::from_chars(begin, begin + 4, code, 16).ptr != begin + 4) {
-      Fail("a string has a wrong escape");
+    const std::string_view digits = text_.substr(0, 4);
+    const char* const end = digits.data() + digits.size();
+    if (digits.size() < 4 ||
+        std::from_chars(digits.data(), end, code, 16).ptr != end) {
+      Fail();
     }
-    at_ += 4;
+    text_.remove_prefix(4);
     return code;
   }
 
@@ -155,81 +139,66 @@ class JsonReader {
         text += c;
         continue;
       }
-      c = Next();
-      if (c == 'u') {
+      if (Takes("u")) {
         uint32_t code = Hex();
-        if (code >= 0xD800 && code < 0xDC00 && TakesWord("\\u")) {
+        if (code >= 0xD800 && code < 0xDC00 && Takes("\\u")) {
           code = 0x10000 + ((code - 0xD800) << 10) + (Hex() - 0xDC00);
         }
-        AppendUtf8(text, code);
+        text += Utf8(code);
         continue;
       }
-      const size_t which = kEscapes.find(c);
-      if (which == std::string_view::npos) Fail("a string has a wrong escape");
+      const size_t which = kEscapes.find(Next());
+      if (which == std::string_view::npos) Fail();
       text += kMeanings[which];
     }
     return text;
   }
 
   std::string_view text_;
-  size_t at_ = 0;
 };
 
-Json Json::Parse(std::string_view text) { return JsonReader(text).Whole(); }
-
-int64_t Json::Integer() const { return As<int64_t>(value_, "integer"); }
-
-double Json::Number() const {
-  if (IsNull()) return std::numeric_limits<double>::quiet_NaN();
-  if (const auto* integer = std::get_if<int64_t>(&value_)) {
-    return static_cast<double>(*integer);
-  }
-  return As<double>(value_, "number");
-}
-
-const std::string& Json::Text() const {
-  return As<std::string>(value_, "string");
-}
-const Json::Array& Json::Items() const { return As<Array>(value_, "array"); }
-const Json::Object& Json::Entries() const {
-  return As<Object>(value_, "object");
-}
-
-const Json* Json::Find(std::string_view key) const {
-  for (const auto& [name, value] : Entries()) {
-    if (name == key) return &value;
-  }
-  return nullptr;
-}
-
-const Json& Json::At(std::string_view key) const {
-  if (const Json* found = Find(key)) return *found;
-  throw std::runtime_error("there is no " + Quoted(key));
-}
-
-std::string Quoted(std::string_view text) {
-  constexpr std::string_view kDigits = "0123456789abcdef";
+std::string Quoted(const std::string& text) {
   std::string quoted = "\"";
   for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      quoted += '\\';
-      quoted += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      quoted += "\\u00";
-      quoted += kDigits[static_cast<unsigned char>(c) >> 4];
-      quoted += kDigits[static_cast<unsigned char>(c) & 15];
-    } else {
-      quoted += c;
+    if (static_cast<unsigned char>(c) < 0x20) {
+      std::array<char, 8> escape{};
+      std::snprintf(escape.data(), escape.size(), "\\u%04x", c);
+      quoted += escape.data();
+      continue;
     }
+    if (c == '"' || c == '\\') quoted += '\\';
+    quoted += c;
   }
   return quoted + '"';
 }
 
-std::string JsonNumber(double value) {
-  if (!std::isfinite(value)) return "null";
-  std::array<char, 32> digits{};
-  const auto end = std::to_chars(digits.begin(), digits.end(), value);
-  return {digits.data(), end.ptr};
+}  // namespace
+
+c10::IValue ParseJson(std::string_view text) { return Reader(text).Whole(); }
+
+// NOLINTNEXTLINE(misc-no-recursion): as deep as what is written.
+std::string ToJson(const c10::IValue& value) {
+  if (value.isString()) return Quoted(value.toStringRef());
+  if (value.isInt()) return std::to_string(value.toInt());
+  if (value.isDouble() && std::isfinite(value.toDouble())) {
+    std::array<char, 32> digits{};
+    const auto end =
+        std::to_chars(digits.begin(), digits.end(), value.toDouble());
+    return {digits.data(), end.ptr};
+  }
+  std::string text;
+  if (value.isList()) {
+    for (const c10::IValue& item : value.toListRef()) {
+      text += (text.empty() ? "" : ", ") + ToJson(item);
+    }
+    return "[" + text + "]";
+  }
+  if (!value.isGenericDict()) return "null";
+  for (const auto& entry : value.toGenericDict()) {
+    text += (text.empty() ? "" : ", ") + Quoted(entry.key().toStringRef()) +
+            ": " + ToJson(entry.value());
+  }
+  return "{" + text + "}";
 }
 
 }  // namespace torch_sgmcmc

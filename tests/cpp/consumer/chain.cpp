@@ -138,13 +138,7 @@ std::unique_ptr<sg::Sampler> Make(const sg::StateDict& job,
   torch::manual_seed(0);  // for a seed that is None, to be drawn
   if (!job.at("seed").isNone())
     defaults.seed(job.at("seed").toTensor().item<int64_t>());
-  auto sampler = std::make_unique<Method>(std::move(groups), defaults);
-  if constexpr (std::is_same_v<Method, sg::SBPS>) {
-    if (job.contains("preconditioner")) {
-      sampler->set_preconditioner(TensorsAt(job, "preconditioner"));
-    }
-  }
-  return sampler;
+  return std::make_unique<Method>(std::move(groups), defaults);
 }
 
 const std::map<std::string,
@@ -226,8 +220,7 @@ void Run(const std::string& job_path, const std::string& result_path) {
   sg::save(
       {{"model", sg::state_dict(*net)},
        {"state", sampler->state_dict()},
-       {"precision", precision ? precision->state_dict() : sg::StateDict()},
-       {"summary", sampler->target_summary()}},
+       {"precision", precision ? precision->state_dict() : sg::StateDict()}},
       result_path);
 }
 
