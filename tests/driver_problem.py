@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.posterior.driver import processes
+from torch_sgmcmc.posterior import run as driver
 
 ROWS = 60
 
@@ -86,11 +86,11 @@ def run_until_full(folder: Path) -> None:
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains' processes are forked from this one, whose torch is imported.
 
-    To import it takes longer than all that they do. Tests of processes.py's own start
+    To import it takes longer than all that they do. Tests of start_processes itself
     (`spawn`) do not use this.
     """
-    start = partial(processes.start_processes, start_method="fork")
-    monkeypatch.setattr(processes, "start_processes", start)
+    start = partial(driver.start_processes, start_method="fork")
+    monkeypatch.setattr(driver, "start_processes", start)
 
 
 class KilledAt:

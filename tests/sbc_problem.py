@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.judge.calibration import Calibration, sbc
+from torch_sgmcmc.diagnostics.calibration import Calibration, sbc
 
 N = 6
 #: A constant and a contrast.

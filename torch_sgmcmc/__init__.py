@@ -19,25 +19,28 @@ from torch_sgmcmc.bouncy.time_average import TimeAverage
 from torch_sgmcmc.chain.files import load, save
 from torch_sgmcmc.compiled import compiled_steps
 from torch_sgmcmc.control_variates import ControlVariates
-from torch_sgmcmc.ewsg import EWSG
-from torch_sgmcmc.hmc import HMC
-from torch_sgmcmc.hmcecs import HMCECS
-from torch_sgmcmc.judge import calibration, convergence
-from torch_sgmcmc.judge.after import Report, Verdict, report
-from torch_sgmcmc.judge.before import Check, Problem, check
-from torch_sgmcmc.judge.gauges import Gauges
-from torch_sgmcmc.judge.learning_coefficient import (
+from torch_sgmcmc.diagnostics import calibration, convergence
+from torch_sgmcmc.diagnostics.learning_coefficient import (
     LearningCoefficient,
     local_learning_coefficient,
 )
-from torch_sgmcmc.judge.replicas import check_replicas, check_replicas_every
+from torch_sgmcmc.diagnostics.replicas import check_replicas, check_replicas_every
+from torch_sgmcmc.diagnostics.report import Report, report
+from torch_sgmcmc.diagnostics.run_findings import Verdict
+from torch_sgmcmc.diagnostics.setup_check import check
+from torch_sgmcmc.diagnostics.setup_findings import Check, Problem
+from torch_sgmcmc.diagnostics.temperatures import Gauges
+from torch_sgmcmc.ewsg import EWSG
+from torch_sgmcmc.hmc import HMC
+from torch_sgmcmc.hmcecs import HMCECS
 from torch_sgmcmc.minibatch import (
     IndependentBatchSampler,
 )
-from torch_sgmcmc.posterior import scoring
+from torch_sgmcmc.posterior import scores as scoring
+from torch_sgmcmc.posterior.chain import ChainState
 from torch_sgmcmc.posterior.collector import Collector
-from torch_sgmcmc.posterior.driver import ChainState, sample
-from torch_sgmcmc.posterior.predictive import Prediction, Predictive, predict
+from torch_sgmcmc.posterior.predict import Prediction, Predictive, predict
+from torch_sgmcmc.posterior.run import sample
 from torch_sgmcmc.posterior.store import CorruptDrawError, Draw, Draws, SampleStore
 from torch_sgmcmc.posterior.writer import SampleWriter
 from torch_sgmcmc.precision import GammaPrecision
@@ -110,5 +113,5 @@ __all__ = [
 ]
 
 # Public modules, whatever folder they are in: ``import torch_sgmcmc.convergence``.
-for _module in (calibration, convergence, scoring):
-    _sys.modules[f"{__name__}.{_module.__name__.rpartition('.')[2]}"] = _module
+for _name in ("calibration", "convergence", "scoring"):
+    _sys.modules[f"{__name__}.{_name}"] = globals()[_name]

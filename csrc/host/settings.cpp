@@ -4,8 +4,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "host/gauges.h"
-
 namespace torch_sgmcmc {
 namespace {
 
@@ -157,19 +155,18 @@ constexpr Setting kSBPS[] = {
 struct OfSampler {
   std::string_view sampler;
   std::span<const Setting> settings;
-  Motion motion;
 };
 
-constexpr OfSampler kSamplers[] = {{"SGLD", kSGLD, Motion::kLangevin},
-                                   {"SGLRW", kSGLRW, Motion::kLattice},
-                                   {"SGHMC", kSGHMC, Motion::kMomentum},
-                                   {"BAOA", kBAOA, Motion::kHalfDrifts},
-                                   {"PSGLD", kPSGLD, Motion::kLangevin},
-                                   {"SGNHT", kSGNHT, Motion::kThermostat},
-                                   {"EWSG", kEWSG, Motion::kMomentum},
-                                   {"HMC", kHMC, Motion::kNone},
-                                   {"HMCECS", kHMCECS, Motion::kNone},
-                                   {"SBPS", kSBPS, Motion::kNone}};
+constexpr OfSampler kSamplers[] = {{"SGLD", kSGLD},
+                                   {"SGLRW", kSGLRW},
+                                   {"SGHMC", kSGHMC},
+                                   {"BAOA", kBAOA},
+                                   {"PSGLD", kPSGLD},
+                                   {"SGNHT", kSGNHT},
+                                   {"EWSG", kEWSG},
+                                   {"HMC", kHMC},
+                                   {"HMCECS", kHMCECS},
+                                   {"SBPS", kSBPS}};
 
 }  // namespace
 
@@ -178,13 +175,6 @@ std::span<const Setting> SettingsOf(std::string_view sampler) {
     if (row.sampler == sampler) return row.settings;
   }
   throw std::out_of_range("no sampler " + std::string(sampler));
-}
-
-Motion MotionOf(std::string_view sampler) {
-  for (const OfSampler& row : kSamplers) {
-    if (row.sampler == sampler) return row.motion;
-  }
-  return Motion::kNone;
 }
 
 }  // namespace torch_sgmcmc

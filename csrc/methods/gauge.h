@@ -9,8 +9,8 @@
 //   kNoise, kPreconditionedNoise  sum w (grad - grad before)^2 / 2
 // w = 1 / (sqrt(V) + eps) with V as the update will have it, else 1; s what a
 // thermostat has learnt; clip(g) is within a bound, given as eps. Temperatures
-// are made of them in host/gauges.h. A list that is not there is replaced by
-// another one, which is not looked at.
+// are made of them in torch_sgmcmc/diagnostics/temperature_means.py. A list
+// that is not there is replaced by another one, which is not looked at.
 #pragma once
 
 #include <math.h>

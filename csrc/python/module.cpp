@@ -51,8 +51,6 @@ py::list Settings(const std::string& sampler) {
 void BindBouncy(py::module_& m);
 // csrc/python/ecs.cpp
 void BindECS(py::module_& m);
-// csrc/python/gauges.cpp
-void BindGauges(py::module_& m);
 // csrc/python/plan_guard.cpp
 void BindPlanGuard(py::module_& m);
 // csrc/python/rows.cpp
@@ -173,7 +171,6 @@ PYBIND11_MODULE(_C, m) {
 
   BindBouncy(m);
   BindECS(m);
-  BindGauges(m);
   BindPlanGuard(m);
   BindRows(m);
   BindStore(m);

@@ -16,7 +16,7 @@ from sbc_problem import (
 )
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.judge.calibration import sbc
+from torch_sgmcmc.diagnostics.calibration import sbc
 
 pytestmark = pytest.mark.nightly
 

@@ -134,83 +134,42 @@ MISUSES = {
     "divided twice": ({"loss": lambda m, b: mean(m, b) / len(b[0])}, "sum"),
     "times N": ({"loss": partial(scaled, by=N)}, "scaled loss"),
     "N of a batch": ({"sampler": partial(SGHMC, num_data=BATCH)}, "num_data"),
-    "N of the batches": (
-        {"sampler": partial(SGHMC, num_data=N // BATCH)},
-        "num_data",
-    ),
-    "softmax in the model": (
-        {"model": lambda: mlp(3, nn.Softmax(1))},
-        "probabilities",
-    ),
-    "sigmoid in the model": (
-        {
-            "model": lambda: mlp(1, nn.Sigmoid()),
-            "data": labels,
-            "loss": partial(scaled, loss=F.binary_cross_entropy_with_logits),
-        },
-        "probabilities",
-    ),
-    "logits into nll_loss": (
-        {"loss": partial(scaled, loss=F.nll_loss)},
-        "probabilities",
-    ),
-    "mean squared error": (
-        {
-            "model": lambda: mlp(1),
-            "data": numbers,
-            "loss": partial(scaled, loss=F.mse_loss),
-        },
-        "squared error",
-    ),
-    "half of it, of two outputs": (
-        {
-            "model": lambda: mlp(2),
-            "data": partial(numbers, 2),
-            "loss": partial(scaled, loss=F.mse_loss, by=0.5),
-        },
-        "squared error",
-    ),
+    "N of the batches": ({"sampler": partial(SGHMC, num_data=N // BATCH)}, "num_data"),
+    "softmax in the model": ({"model": lambda: mlp(3, nn.Softmax(1))}, "probabilities"),
+    "sigmoid in the model": ({"model": lambda: mlp(1, nn.Sigmoid()), "data": labels,
+     "loss": partial(scaled, loss=F.binary_cross_entropy_with_logits)},
+     "probabilities"),
+    "logits into nll_loss": ({"loss": partial(scaled, loss=F.nll_loss)},
+     "probabilities"),
+    "mean squared error": ({"model": lambda: mlp(1), "data": numbers,
+     "loss": partial(scaled, loss=F.mse_loss)}, "squared error"),
+    "half of it, of two outputs": ({"model": lambda: mlp(2),
+     "data": partial(numbers, 2), "loss": partial(scaled, loss=F.mse_loss, by=0.5)},
+     "squared error"),
     "dropout": ({"model": with_dropout}, "random loss"),
     "dropout as a function": ({"loss": random_itself}, "random loss"),
     "batch norm": ({"model": with_batch_norm}, "batch norm"),
-    "standardised by the minibatch": (
-        {"loss": standardised, "loader": partial(loader_of, batch_size=6)},
-        "minibatch",
-    ),
-    "all pairs": (
-        {"model": lambda: mlp(1), "data": row_of_numbers, "loss": all_pairs},
-        "broadcast",
-    ),
-    "a mean over labels": (
-        {
-            "data": several_labels,
-            "loss": partial(scaled, loss=F.binary_cross_entropy_with_logits),
-        },
-        "scaled loss",
-    ),
+    "standardised by the minibatch": ({"loss": standardised,
+     "loader": partial(loader_of, batch_size=6)}, "minibatch"),
+    "all pairs": ({"model": lambda: mlp(1), "data": row_of_numbers, "loss": all_pairs},
+     "broadcast"),
+    "a mean over labels": ({"data": several_labels,
+     "loss": partial(scaled, loss=F.binary_cross_entropy_with_logits)}, "scaled loss"),
     "a head that was replaced": ({"other": with_another_head}, "other model"),
     "the loss of each example": ({"loss": each}, "shape"),
-    "one loss for SBPS": (
-        {"sampler": SBPS, "loader": lambda d: independent(d)},
-        "shape",
-    ),
+    "one loss for SBPS": ({"sampler": SBPS, "loader": lambda d: independent(d)},
+     "shape"),
     "too hot": ({"sampler": partial(SGHMC, lr=3.0, momentum=0.99)}, "hot"),
-    "too hot where residuals are large": (
-        {**SMALL_NOISE, "sampler": partial(SGHMC, lr=3e-4, momentum=0.99)},
-        "hot",
-    ),
+    "too hot where residuals are large": ({**SMALL_NOISE,
+     "sampler": partial(SGHMC, lr=3e-4, momentum=0.99)}, "hot"),
     "unstable": ({"sampler": partial(SGLD, lr=30.0)}, "unstable"),
-    "a shuffled epoch for SBPS": (
-        {"sampler": SBPS, "loss": each},
-        "dependent minibatches",
-    ),
+    "a shuffled epoch for SBPS": ({"sampler": SBPS, "loss": each},
+     "dependent minibatches"),
     "frozen": ({"other": frozen}, "frozen"),
     "another model": ({"other": copy.deepcopy}, "other model"),
-    "not finite": (
-        {"loss": lambda m, b: mean(m, b) + m(b[0]).sum().sub(1e9).sqrt()},
-        "not finite",
-    ),
-}
+    "not finite": ({"loss": lambda m, b: mean(m, b) + m(b[0]).sum().sub(1e9).sqrt()},
+     "not finite"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MISUSES)
@@ -265,107 +224,58 @@ def evaluated():
     return with_batch_norm().eval()
 
 
+# Of "sentences" the data are the words that are not -100.
 RIGHT = {
     "SGHMC": {},
     "SGLD": {"sampler": SGLD},
     "BAOA": {"sampler": partial(sg.BAOA, lr=0.003, num_data=N, prior_precision=1.0)},
-    "a sigmoid network": {
-        "model": lambda: nn.Sequential(nn.Linear(8, 9), nn.Sigmoid(), nn.Linear(9, 3))
-    },
+    "a sigmoid network": {"model": lambda: nn.Sequential(nn.Linear(8, 9), nn.Sigmoid(),
+     nn.Linear(9, 3))},
     "batches that differ in size": {"loader": partial(loader_of, batch_size=70)},
     "drop_last": {"loader": partial(loader_of, batch_size=70, drop_last=True)},
     "a list of batches": {"loader": lambda data: [*loader_of(data)]},
-    "independent minibatches": {
-        "sampler": SBPS,
-        "loss": each,
-        "loader": independent,
-    },
-    "logits and labels": {
-        "model": lambda: mlp(1),
-        "data": labels,
-        "loss": partial(scaled, loss=F.binary_cross_entropy_with_logits),
-    },
-    "log-probabilities": {
-        "model": lambda: mlp(3, nn.LogSoftmax(1)),
-        "loss": partial(scaled, loss=F.nll_loss),
-    },
-    "half the squared error": {
-        "model": lambda: mlp(1),
-        "data": numbers,
-        "loss": partial(scaled, loss=F.mse_loss, by=0.5),
-    },
-    "the same of a column, squeezed": {
-        "model": lambda: nn.Sequential(mlp(1), nn.Flatten(0)),
-        "data": row_of_numbers,
-        "loss": partial(scaled, loss=F.mse_loss, by=0.5),
-    },
-    "a sum over labels": {
-        "data": several_labels,
-        "loss": partial(scaled, loss=F.binary_cross_entropy_with_logits, by=3.0),
-    },
-    "all labels counted": {
-        "data": several_labels,
-        "loss": partial(scaled, loss=F.binary_cross_entropy_with_logits),
-        "sampler": partial(SGHMC, num_data=3 * N),
-    },
-    "one datum at a time": {
-        "loss": partial(scaled, label_smoothing=0.3),
-        "loader": partial(loader_of, batch_size=1),
-        "sampler": partial(SGHMC, lr=1e-4),
-    },
-    "a part of the data in batches": {
-        "loader": lambda data: DataLoader(
-            data,
-            batch_sampler=BatchSampler(SubsetRandomSampler(range(300)), BATCH, False),
-        ),
-        "sampler": partial(SGHMC, num_data=300),
-    },
+    "independent minibatches": {"sampler": SBPS, "loss": each, "loader": independent},
+    "logits and labels": {"model": lambda: mlp(1), "data": labels,
+     "loss": partial(scaled, loss=F.binary_cross_entropy_with_logits)},
+    "log-probabilities": {"model": lambda: mlp(3, nn.LogSoftmax(1)),
+     "loss": partial(scaled, loss=F.nll_loss)},
+    "half the squared error": {"model": lambda: mlp(1), "data": numbers,
+     "loss": partial(scaled, loss=F.mse_loss, by=0.5)},
+    "the same of a column, squeezed": {"model": lambda: nn.Sequential(mlp(1),
+     nn.Flatten(0)), "data": row_of_numbers,
+     "loss": partial(scaled, loss=F.mse_loss, by=0.5)},
+    "a sum over labels": {"data": several_labels,
+     "loss": partial(scaled, loss=F.binary_cross_entropy_with_logits, by=3.0)},
+    "all labels counted": {"data": several_labels,
+     "loss": partial(scaled, loss=F.binary_cross_entropy_with_logits),
+     "sampler": partial(SGHMC, num_data=3 * N)},
+    "one datum at a time": {"loss": partial(scaled, label_smoothing=0.3),
+     "loader": partial(loader_of, batch_size=1), "sampler": partial(SGHMC, lr=1e-4)},
+    "a part of the data in batches": {"loader": lambda data: DataLoader(data,
+     batch_sampler=BatchSampler(SubsetRandomSampler(range(300)), BATCH, False)),
+     "sampler": partial(SGHMC, num_data=300)},
     "a flat layer with a large lr": {"sampler": lambda named, seed: layered(named)},
-    "a known Gaussian noise": {
-        "model": lambda: mlp(2),
-        "data": partial(numbers, 2),
-        "loss": sg.losses.gaussian(noise=0.5**0.5),
-    },
-    "a small noise": {
-        **SMALL_NOISE,
-        "sampler": partial(SGHMC, lr=3e-5, momentum=0.99),
-    },
-    "a small noise by a factor": {
-        **SMALL_NOISE,
-        "loss": partial(scaled, loss=F.mse_loss, by=50.0),
-        "sampler": partial(SGHMC, lr=3e-5, momentum=0.99),
-    },
+    "a known Gaussian noise": {"model": lambda: mlp(2), "data": partial(numbers, 2),
+     "loss": sg.losses.gaussian(noise=0.5**0.5)},
+    "a small noise": {**SMALL_NOISE, "sampler": partial(SGHMC, lr=3e-5, momentum=0.99)},
+    "a small noise by a factor": {**SMALL_NOISE,
+     "loss": partial(scaled, loss=F.mse_loss, by=50.0),
+     "sampler": partial(SGHMC, lr=3e-5, momentum=0.99)},
     "batch norm that is over": {"model": evaluated},
     "label smoothing": {"loss": partial(scaled, label_smoothing=0.1)},
-    "weights of classes": {
-        "loss": partial(scaled, weight=torch.tensor([1.0, 2.0, 3.0]))
-    },
-    "a part of the data": {
-        "loader": lambda data: DataLoader(
-            data, BATCH, sampler=SubsetRandomSampler(range(300))
-        ),
-        "sampler": partial(SGHMC, num_data=300),
-    },
-    "minibatches taken at once": {
-        "loader": lambda data: DataLoader(
-            data,
-            sampler=BatchSampler(RandomSampler(data), BATCH, False),
-            batch_size=None,
-        )
-    },
-    "a potential of all data": {
-        "loss": partial(scaled, reduction="sum"),
-        "loader": partial(loader_of, batch_size=N),
-        "sampler": partial(sg.HMC, step_size=1e-3, num_steps=5, num_data=1.0),
-    },
+    "weights of classes": {"loss": partial(scaled,
+     weight=torch.tensor([1.0, 2.0, 3.0]))},
+    "a part of the data": {"loader": lambda data: DataLoader(data, BATCH,
+     sampler=SubsetRandomSampler(range(300))), "sampler": partial(SGHMC, num_data=300)},
+    "minibatches taken at once": {"loader": lambda data: DataLoader(data,
+     sampler=BatchSampler(RandomSampler(data), BATCH, False), batch_size=None)},
+    "a potential of all data": {"loss": partial(scaled, reduction="sum"),
+     "loader": partial(loader_of, batch_size=N),
+     "sampler": partial(sg.HMC, step_size=1e-3, num_steps=5, num_data=1.0)},
     "a frozen layer": {"model": shared_head},
-    "sentences": {
-        "model": Words,
-        "data": sentences,
-        "loss": lambda model, batch: model(**batch)["loss"],
-        "sampler": partial(SGHMC, num_data=0.8 * 6 * N),  # words that are not -100
-    },
-}
+    "sentences": {"model": Words, "data": sentences, "loss": lambda model,
+     batch: model(**batch)["loss"], "sampler": partial(SGHMC, num_data=0.8 * 6 * N)},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RIGHT)

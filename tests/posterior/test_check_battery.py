@@ -139,11 +139,9 @@ class Through(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        return {
-            "sign": grad,
-            "reversed": -grad,
-            "clipped": grad.clamp(-1e-5, 1e-5),
-        }[ctx.kind], None
+        return {"sign": grad, "reversed": -grad, "clipped": grad.clamp(-1e-5, 1e-5)}[
+            ctx.kind
+        ], None
 
 
 class Altered(nn.Module):

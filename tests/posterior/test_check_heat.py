@@ -6,21 +6,12 @@ from functools import partial
 
 import pytest
 import torch
-from test_check import (
-    BATCH,
-    RIGHT,
-    SGHMC,
-    SMALL_NOISE,
-    N,
-    classes,
-    loader_of,
-    setup,
-)
+from test_check import BATCH, RIGHT, SGHMC, SMALL_NOISE, N, classes, loader_of, setup
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.judge.before.looks import guess_calls
+from torch_sgmcmc.diagnostics.setup_gradients import guess_calls
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from reference import same_bits
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.posterior.driver.blocks import length_of_blocks
+from torch_sgmcmc.posterior.minibatches import length_of_blocks
 
 pytestmark = pytest.mark.full
 
@@ -123,42 +123,21 @@ def test_steps_that_would_be_skipped_are_refused() -> None:
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [
-        (
-            lambda path: run(path, schedule=sg.CyclicalSchedule),
-            *(TypeError, "missing"),
-        ),
-        (
-            lambda path: run(
-                path, schedule=lambda s: torch.optim.lr_scheduler.ConstantLR(s)
-            ),
-            *(ValueError, r"Invalid compile: with a ConstantLR"),
-        ),
-        (
-            lambda path: run(path, when=lambda: True),
-            *(ValueError, r"Invalid when: with compile"),
-        ),
-        (
-            lambda path: sg.sample(
-                *(Point, partial(SGHMC, capturable=False), LOADER, loss, path),
-                **{"steps": 4, "compile": True, "check": False, "progress": False},
-            ),
-            *(ValueError, r"SGHMC with capturable=False"),
-        ),
-        (
-            lambda path: sg.sample(
-                *(
-                    Point,
-                    partial(sg.HMC, step_size=0.1, num_steps=2, num_data=24),
-                    LOADER,
-                    loss,
-                ),
-                *(path,),
-                **{"steps": 4, "compile": True, "check": False, "progress": False},
-            ),
-            *(ValueError, r"Invalid compile: HMC \(must be a sampler whose steps"),
-        ),
+        (lambda path: run(path, schedule=sg.CyclicalSchedule), *(TypeError, "missing")),
+        (lambda path: run(path,
+         schedule=lambda s: torch.optim.lr_scheduler.ConstantLR(s)),
+         *(ValueError, r"Invalid compile: with a ConstantLR")),
+        (lambda path: run(path, when=lambda: True),
+         *(ValueError, r"Invalid when: with compile")),
+        (lambda path: sg.sample(*(Point, partial(SGHMC, capturable=False), LOADER, loss,
+         path), **{"steps": 4, "compile": True, "check": False, "progress": False}),
+         *(ValueError, r"SGHMC with capturable=False")),
+        (lambda path: sg.sample(*(Point,
+         partial(sg.HMC, step_size=0.1, num_steps=2, num_data=24), LOADER, loss),
+         *(path,), **{"steps": 4, "compile": True, "check": False, "progress": False}),
+         *(ValueError, r"Invalid compile: HMC \(must be a sampler whose steps")),
     ],
-)
+)  # fmt: skip
 def test_refusals(make: Any, kind: type[Exception], words: str, tmp_path: Path) -> None:
     """Before anything is written."""
     with pytest.raises(kind, match=words):

@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.judge.convergence.chains import shared_noise
-from torch_sgmcmc.judge.convergence.report import Convergence, convergence_of
+from torch_sgmcmc.diagnostics.convergence import (
+    Convergence,
+    convergence_of,
+    shared_noise,
+)
 
 pytestmark = pytest.mark.full
 

@@ -210,85 +210,40 @@ def test_a_state_dict_is_that_of_any_number_of_ranks() -> None:
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [
-        (
-            lambda: sg.IndependentBatchSampler(0, 1),
-            ValueError,
-            "Invalid num_data: 0 (must be >= 1)",
-        ),
-        (
-            lambda: sg.IndependentBatchSampler(3.0, 1),
-            TypeError,
-            "Invalid num_data: 3.0 (must be an int, got float)",
-        ),
-        (
-            lambda: sg.IndependentBatchSampler(3, 0, replacement=True),
-            ValueError,
-            "Invalid batch_size: 0 (must be >= 1)",
-        ),
-        (
-            lambda: sg.IndependentBatchSampler(3, 4),
-            ValueError,
-            "Invalid batch_size: 4 (must be <= num_data = 3 without replacement)",
-        ),
-        (
-            lambda: sg.IndependentBatchSampler(3, 1, replacement=1),
-            TypeError,
-            "Invalid replacement: 1 (must be a bool)",
-        ),
-        (
-            lambda: sg.IndependentBatchSampler(3, 1, num_batches=0),
-            ValueError,
-            "Invalid num_batches: 0 (must be >= 1)",
-        ),
-        (
-            lambda: sg.IndependentBatchSampler(3, 1, seed=2**63),
-            ValueError,
-            f"Invalid seed: {2**63} (must fit in 64 bits)",
-        ),
-        (
-            lambda: sg.IndependentBatchSampler(3, 1).draw(0),
-            ValueError,
-            "Invalid count: 0 (must be >= 1)",
-        ),
-        (
-            lambda: sg.IndependentBatchSampler(3, 1).at([]),
-            ValueError,
-            "Invalid numbers: shape [0] (must be one row, not empty)",
-        ),
-        (
-            lambda: sg.IndependentBatchSampler(2, 1).at([2, -1]),
-            ValueError,
-            "Invalid number: -1 (must be >= 0)",
-        ),
-        (
-            lambda: sg.IndependentBatchSampler(3, 1).at([0.5]),
-            TypeError,
-            "Invalid number: 0.5 (must be an int, got float)",
-        ),
-        (
-            lambda: sg.IndependentBatchSampler(30, 10, seed=0, num_replicas=4),
-            ValueError,
-            "Invalid batch_size: 10 (must be a multiple of num_replicas = 4: gradients "
-            "of ranks enter their mean alike)",
-        ),
-        (
-            lambda: sg.IndependentBatchSampler(30, 9, seed=0, num_replicas=3, rank=3),
-            ValueError,
-            "Invalid rank: 3 (must be below num_replicas = 3)",
-        ),
-        (
-            lambda: sg.IndependentBatchSampler(30, 9, seed=0, num_replicas=0),
-            ValueError,
-            "Invalid num_replicas: 0 (must be >= 1)",
-        ),
-        (
-            lambda: sg.IndependentBatchSampler(2, 2, num_replicas=2),
-            ValueError,
-            "Invalid seed: None (the ranks of one minibatch need one seed, the "
-            "sampler's for instance: seed=sampler.seed)",
-        ),
+        (lambda: sg.IndependentBatchSampler(0, 1), ValueError,
+         "Invalid num_data: 0 (must be >= 1)"),
+        (lambda: sg.IndependentBatchSampler(3.0, 1), TypeError,
+         "Invalid num_data: 3.0 (must be an int, got float)"),
+        (lambda: sg.IndependentBatchSampler(3, 0, replacement=True), ValueError,
+         "Invalid batch_size: 0 (must be >= 1)"),
+        (lambda: sg.IndependentBatchSampler(3, 4), ValueError,
+         "Invalid batch_size: 4 (must be <= num_data = 3 without replacement)"),
+        (lambda: sg.IndependentBatchSampler(3, 1, replacement=1), TypeError,
+         "Invalid replacement: 1 (must be a bool)"),
+        (lambda: sg.IndependentBatchSampler(3, 1, num_batches=0), ValueError,
+         "Invalid num_batches: 0 (must be >= 1)"),
+        (lambda: sg.IndependentBatchSampler(3, 1, seed=2**63), ValueError,
+         f"Invalid seed: {2**63} (must fit in 64 bits)"),
+        (lambda: sg.IndependentBatchSampler(3, 1).draw(0), ValueError,
+         "Invalid count: 0 (must be >= 1)"),
+        (lambda: sg.IndependentBatchSampler(3, 1).at([]), ValueError,
+         "Invalid numbers: shape [0] (must be one row, not empty)"),
+        (lambda: sg.IndependentBatchSampler(2, 1).at([2, -1]), ValueError,
+         "Invalid number: -1 (must be >= 0)"),
+        (lambda: sg.IndependentBatchSampler(3, 1).at([0.5]), TypeError,
+         "Invalid number: 0.5 (must be an int, got float)"),
+        (lambda: sg.IndependentBatchSampler(30, 10, seed=0, num_replicas=4), ValueError,
+         "Invalid batch_size: 10 (must be a multiple of num_replicas = 4: gradients "
+         "of ranks enter their mean alike)"),
+        (lambda: sg.IndependentBatchSampler(30, 9, seed=0, num_replicas=3, rank=3),
+         ValueError, "Invalid rank: 3 (must be below num_replicas = 3)"),
+        (lambda: sg.IndependentBatchSampler(30, 9, seed=0, num_replicas=0), ValueError,
+         "Invalid num_replicas: 0 (must be >= 1)"),
+        (lambda: sg.IndependentBatchSampler(2, 2, num_replicas=2), ValueError,
+         "Invalid seed: None (the ranks of one minibatch need one seed, the "
+         "sampler's for instance: seed=sampler.seed)"),
     ],
-)
+)  # fmt: skip
 def test_errors(call: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind) as error:
         call()
@@ -303,11 +258,7 @@ def test_a_bad_state_dict_changes_nothing() -> None:
             ("seed", 2**64, f"Invalid seed: {2**64} (must fit in 64 bits)"),
             ("num_drawn", -1, "Invalid num_drawn: -1 (must be >= 0)"),
             ("position", -1, "Invalid position: -1 (must be >= 0)"),
-            (
-                "position",
-                7,
-                "Invalid position: 7 (must be below num_batches = 7)",
-            ),
+            ("position", 7, "Invalid position: 7 (must be below num_batches = 7)"),
         ):
             with pytest.raises(ValueError) as error:
                 sampler.load_state_dict({**before, key: value})

@@ -343,12 +343,6 @@ def test_a_damaged_checkpoint(tmp_path: Path) -> None:
     run(tmp_path, steps=6, restart=True)
 
 
-def test_the_kill_is_once(tmp_path: Path) -> None:
-    kill = KilledAt(tmp_path, 0, 1)
-    kill.done.touch()
-    assert len(run(tmp_path / "run", steps=5, callbacks=[kill])) > 0
-
-
 def test_a_full_disk(tmp_path: Path) -> None:
     """Of the checkpoint: the one before is there, and the chain goes on from it."""
     whole = run(tmp_path / "whole", steps=20)

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 import torch_sgmcmc as sg
-import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain.group_settings import settings_of
 from torch_sgmcmc.chain.record import chain_of
+from torch_sgmcmc.diagnostics.temperature_means import BatchMeans
 
 # Sampled laws, except what is marked as default.
 pytestmark = pytest.mark.full
@@ -174,12 +174,7 @@ def test_intervals_cover() -> None:
     covered = np.zeros(4)
     for i in range(count):
         kinetic, configurational, excess, _, bias, _ = gauges.tensor(i)
-        known = (
-            (kinetic, exact),
-            (configurational, exact),
-            (excess, 0.0),
-            (bias, 0.0),
-        )
+        known = ((kinetic, exact), (configurational, exact), (excess, 0.0), (bias, 0.0))
         covered += [abs(r.mean - value) < r.half_width for r, value in known]
     assert (covered > 0.92 * count).all() and (covered < 0.98 * count).all(), covered
     # No alarm but for heat, at the rate that is promised for all of them.
@@ -558,7 +553,7 @@ def test_batch_means() -> None:
     covered = 0
     for _ in range(count):
         noise = generator.standard_normal(length)
-        means, x = _C.BatchMeans(), noise[0] / math.sqrt(1 - rho**2)
+        means, x = BatchMeans(), noise[0] / math.sqrt(1 - rho**2)
         total = 0.0
         for z in noise:
             x = rho * x + z
@@ -575,4 +570,22 @@ def test_batch_means() -> None:
         assert means.half_width(p) / means.error == pytest.approx(quantile, rel=2e-3)
     expected = math.sqrt(1 / (1 - rho) ** 2 / length)
     assert 0.5 * expected < means.error < 2 * expected
-    assert math.isnan(_C.BatchMeans().mean)
+    assert math.isnan(BatchMeans().mean)
+
+
+@pytest.mark.default
+@pytest.mark.parametrize(("estimate", "noise"), [(0.0, 1.0), ("online", 0.1)])
+def test_what_was_found_is_found_after_loading(estimate: Any, noise: float) -> None:
+    p = torch.zeros(500, requires_grad=True)
+    sampler = sg.SGHMC([p], 0.02, 0.5, num_data=50, noise_estimate=estimate, seed=0)
+    gauges = sg.Gauges(sampler, every=1)
+    g = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        p.grad = p.detach() + noise * torch.randn(500, generator=g)
+        sampler.step()
+    assert estimate == "online" or "is hot" in gauges.summary()
+    twin = copy.deepcopy(sampler)
+    again = sg.Gauges(twin, every=1)
+    again.load_state_dict(copy.deepcopy(gauges.state_dict()))
+    assert again.summary() == gauges.summary()
+    assert again.state_dict()["series"] == gauges.state_dict()["series"]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.posterior.driver import chain as driver
+from torch_sgmcmc.posterior import chain as driver
 
 OPTIONS: dict[str, Any] = {"checkpoint_every": None, "steps": 20}
 

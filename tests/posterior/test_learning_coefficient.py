@@ -14,10 +14,7 @@ from linear_networks import learning_coefficient, linear_network
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.judge.learning_coefficient import (
-    _student,
-    local_learning_coefficient,
-)
+from torch_sgmcmc import local_learning_coefficient
 
 pytestmark = pytest.mark.full
 
@@ -265,9 +262,3 @@ def test_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ImportError, match=r"LearningCoefficient\.plot\(\) needs"):
         result.plot()
-
-
-def test_student() -> None:
-    table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 10: 2.228, 30: 2.042}
-    for freedom, expected in table.items():
-        assert _student(freedom) == pytest.approx(expected, abs=6e-4)

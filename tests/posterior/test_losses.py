@@ -6,12 +6,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from torch.distributions import (
-    Bernoulli,
-    Categorical,
-    MixtureSameFamily,
-    Normal,
-)
+from torch.distributions import Bernoulli, Categorical, MixtureSameFamily, Normal
 
 import torch_sgmcmc as sg
 from torch_sgmcmc import scoring
@@ -39,28 +34,13 @@ SIGMAS = torch.tensor([0.2, 1.0, 3.0])
     ("loss", "model", "targets", "density"),
     [
         (sg.losses.gaussian(0.3), Fixed(F), Y, Normal(F, 0.3)),
-        (
-            sg.losses.gaussian("log_noise"),
-            Fixed(F, SIGMAS.log()),
-            Y,
-            Normal(F, SIGMAS),
-        ),
-        (
-            sg.losses.heteroscedastic(),
-            Fixed(torch.cat([F, SIGMAS.log().expand(6, 3)], 1)),
-            Y,
-            Normal(F, SIGMAS),
-        ),
-        (
-            sg.losses.categorical(),
-            Fixed(F),
-            torch.arange(6) % 3,
-            Categorical(logits=F),
-        ),
+        (sg.losses.gaussian("log_noise"), Fixed(F, SIGMAS.log()), Y, Normal(F, SIGMAS)),
+        (sg.losses.heteroscedastic(),
+         Fixed(torch.cat([F, SIGMAS.log().expand(6, 3)], 1)), Y, Normal(F, SIGMAS)),
+        (sg.losses.categorical(), Fixed(F), torch.arange(6) % 3, Categorical(logits=F)),
         (sg.losses.bernoulli(), Fixed(F), (Y > 0).float(), Bernoulli(logits=F)),
     ],
-    ids=["gaussian", "sampled noise", "heteroscedastic", "categorical", "bernoulli"],
-)
+)  # fmt: skip
 def test_is_a_log_density(loss, model, targets, density):
     exact = -density.log_prob(targets).sum() / 6
     torch.testing.assert_close(loss(model, (X, targets)), exact)

@@ -10,11 +10,10 @@ import pytest
 import test_collector
 import test_predict
 
-from torch_sgmcmc.posterior import collector, writer
-from torch_sgmcmc.posterior.chosen import Chosen
-from torch_sgmcmc.posterior.predictive import streaming
-from torch_sgmcmc.posterior.predictive.batch_norm import BatchNorm
-from torch_sgmcmc.posterior.predictive.sums import Sums
+from torch_sgmcmc.posterior import collector, predict, writer
+from torch_sgmcmc.posterior.collector import Chosen
+from torch_sgmcmc.posterior.forward import BatchNorm
+from torch_sgmcmc.posterior.predict import Sums
 
 pytestmark = pytest.mark.nightly
 
@@ -42,8 +41,8 @@ def no_sign_stored(patch: Patch) -> None:
 
 
 def no_sign_in_averages(patch: Patch) -> None:
-    weight_of = streaming.weight_of
-    patch.setattr(streaming, "weight_of", lambda *draw: abs(weight_of(*draw)))
+    weight_of = predict.weight_of
+    patch.setattr(predict, "weight_of", lambda *draw: abs(weight_of(*draw)))
 
 
 def no_weight_in_sums(patch: Patch) -> None:

@@ -24,7 +24,7 @@ from driver_problem import (
 )
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.posterior.driver import processes
+from torch_sgmcmc.posterior import run as driver
 
 pytestmark = pytest.mark.full
 
@@ -114,8 +114,8 @@ def program(folder: Path, start: str, ignores: bool) -> subprocess.Popen[str]:
 
 
 def never_ends(folder: Path, start: str) -> None:
-    begin = partial(processes.start_processes, start_method=start)
-    processes.start_processes = begin
+    begin = partial(driver.start_processes, start_method=start)
+    driver.start_processes = begin
     options = {"steps": FOREVER, "checkpoint_every": None}
     run(folder / "run", chains=3, processes=2, callbacks=Tells(folder), **options)
 

@@ -8,71 +8,16 @@ import pytest
 import torch
 from driver_problem import data, loader, loss, model, run, sghmc
 from stored_files import contents
+from test_report_battery import INPUTS, Drawn, Line, N, slow
+from test_report_battery import run as chains_of
 from torch import nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.judge.convergence.compare import differences
+from torch_sgmcmc.diagnostics.convergence import differences
 from torch_sgmcmc.posterior.ran import _RATE as RATE
 from torch_sgmcmc.posterior.ran import Ran, Trace
 
 pytestmark = pytest.mark.full
-
-N = 100
-INPUTS = torch.eye(5)
-
-
-class Line(nn.Module):
-    """f(x) = x θ, of which inputs show the parameters themselves."""
-
-    def __init__(self, start=0.0):
-        super().__init__()
-        self.theta = nn.Parameter(torch.full((5,), start))
-
-    def forward(self, x):
-        return x @ self.theta
-
-
-def quadratic(theta):
-    """The gradient of a potential whose law is N(0, 1/N)."""
-    return theta
-
-
-class Drawn(dict):
-    """A draw in memory, with its chain."""
-
-    def __init__(self, line, chain):
-        theta = line if isinstance(line, torch.Tensor) else line.theta
-        super().__init__(theta=theta.detach().clone())
-        self.chain = chain
-
-
-def chain(number, *, start=0.0, force=quadratic, noise=0.0, seed=0, **options):
-    """A chain's draws, its sampler and its gauges."""
-    given = {"lr": 0.1, "momentum": 0.5, "burn_in": 50, "steps": 1000, **options}
-    seed = sg.fold_in(seed, number)
-    generator = torch.Generator().manual_seed(seed)
-    line = Line(start)
-    sampler = sg.SGHMC(
-        line.parameters(),
-        *(given["lr"], given["momentum"]),
-        num_data=N,
-        temperature=given.get("temperature", 1.0),
-        seed=seed,
-        nonfinite="skip",
-    )
-    gauges = sg.Gauges(sampler, every=2)
-    draws = []
-    for step in range(given["steps"]):
-        if step == given["burn_in"]:
-            gauges.reset()
-        shift = noise * torch.randn(5, generator=generator)
-        if given.get("spoils") and step % 37 == 0:
-            shift[0] = torch.nan
-        line.theta.grad = force(line.theta.detach()) + shift
-        sampler.step()
-        if step > given["burn_in"] and step % 4 == 0:
-            draws.append(Drawn(line, number))
-    return draws, sampler, gauges
 
 
 def alarms_of(size, steps, monkeypatch, seed=0):
@@ -102,9 +47,11 @@ def alarms_of(size, steps, monkeypatch, seed=0):
             )
             for i, name in enumerate(names)
         }
-        module = sys.modules["torch_sgmcmc.judge.after.report"]
+        module = sys.modules["torch_sgmcmc.diagnostics.report"]
         monkeypatch.setattr(module, "_runs", lambda *_, runs=runs: runs)
-        some = [Drawn(draw[first + i], i) for i in range(4) for draw in draws]
+        some = [
+            Drawn({"theta": draw[first + i]}, i) for i in range(4) for draw in draws
+        ]
         model = nn.Module()
         model.theta = nn.Parameter(torch.zeros(size))
         forward = lambda model, _: model.theta[None, :5]  # noqa: E731
@@ -125,8 +72,7 @@ def test_false_alarms(monkeypatch):
 
 
 def test_without_inputs_and_gauges_all_is_unknown():
-    draws, *_ = chain(0, steps=400)
-    found = sg.report(None, draws)
+    found = sg.report(None, chains_of(chains=1, steps=400)[0])
     assert not found.verdicts
     assert len(found.unknown) == 3
     assert "there is one chain" in str(found)
@@ -135,9 +81,7 @@ def test_without_inputs_and_gauges_all_is_unknown():
 
 
 def test_other_forms(tmp_path):
-    made = [chain(i, steps=600, noise=0.3) for i in range(2)]
-    draws = [draw for of_chain, *_ in made for draw in of_chain]
-    gauges = [each for *_, each in made]
+    draws, gauges, _samplers = chains_of(chains=2, steps=600, noise=0.3)
     found = sg.report(Line(), draws, INPUTS, gauges=gauges, link="identity")
     assert len(found.short().splitlines()) <= 5
     found.save(tmp_path)
@@ -211,17 +155,6 @@ def test_sample_without_a_folder():
     assert sg.report(model(), store, data().tensors[0]).runs[1].steps == 20
 
 
-def slow(chains, draws, rho, seed):
-    """Chains of a stationary law that forget slowly, [chains, draws, 5]."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(chains, 5, generator=generator)
-    series = []
-    for _ in range(draws):
-        x = rho * x + (1 - rho**2) ** 0.5 * torch.randn(chains, 5, generator=generator)
-        series.append(x)
-    return torch.stack(series, 1)
-
-
 @pytest.mark.parametrize(
     ("chains", "draws", "rho"), [(4, 40, 0.9), (8, 40, 0.9), (4, 200, 0.97)]
 )
@@ -229,7 +162,9 @@ def test_slow_chains_are_few_draws_and_not_on_their_way(chains, draws, rho):
     wrong = 0
     for i in range(40):
         values = slow(chains, draws, rho, i)
-        some = [Drawn(theta, c) for c in range(chains) for theta in values[c]]
+        some = [
+            Drawn({"theta": theta}, c) for c in range(chains) for theta in values[c]
+        ]
         found = sg.report(Line(), some, INPUTS, link="identity").verdicts
         kinds = {verdict.kind for verdict in found}
         wrong += "few draws" not in kinds or "not arrived" in kinds
@@ -238,8 +173,7 @@ def test_slow_chains_are_few_draws_and_not_on_their_way(chains, draws, rho):
 
 def test_targets_of_a_regression_are_used(tmp_path):
     """The root mean squared error of the mean of all draws, and of one draw."""
-    made = [chain(i, steps=600) for i in range(2)]
-    draws = [draw for of_chain, *_ in made for draw in of_chain]
+    draws, *_ = chains_of(chains=2, steps=600)
     targets = torch.linspace(-0.2, 0.2, 5)
     found = sg.report(Line(), draws, INPUTS, targets, link="identity")
     mean = torch.stack([draw["theta"] for draw in draws]).mean(0)
@@ -259,14 +193,13 @@ def test_targets_of_a_regression_are_used(tmp_path):
 
 
 def test_temperatures_have_one_unit():
-    made = [chain(i, temperature=0.25, noise=0.2) for i in range(2)]
-    draws = [draw for of_chain, *_ in made for draw in of_chain]
-    found = sg.report(None, draws, gauges=[each for *_, each in made])
-    heat = max(g.all().kinetic.mean for *_, g in made) / 0.25
-    assert f"{heat:.3g} T in 0.0 [5], the hottest (T = 0.25)" in str(found)
+    draws, gauges, _samplers = chains_of(chains=2, temperature=0.25, noise=0.2)
+    found = sg.report(None, draws, gauges=gauges)
+    heat = max(g.all().kinetic.mean for g in gauges) / 0.25
+    assert f"{heat:.3g} T in theta, the hottest (T = 0.25)" in str(found)
     (hot,) = (v for v in found.verdicts if v.kind == "hot")
-    assert f"{heat:.3g} T in 0.0 [5]" in hot.words
-    assert "| 0.0 [5] | " in found.markdown() and "T_kin / T" in found.markdown()
+    assert f"{heat:.3g} T in theta" in hot.words
+    assert "| theta | " in found.markdown() and "T_kin / T" in found.markdown()
 
 
 def test_autocorrelations_end_where_noise_begins(tmp_path):
@@ -283,7 +216,7 @@ def test_autocorrelations_end_where_noise_begins(tmp_path):
 
 
 def test_some_of_the_draws_do_not_tell_how_many_they_are_worth():
-    draws, *_ = chain(0, steps=4000)
+    draws, *_ = chains_of(chains=1, steps=4000)
     few = sg.report(Line(), draws, INPUTS, link="identity", max_draws=30)
     assert not few.verdicts
     assert any("a part of them was read" in words for words in few.unknown)
@@ -325,14 +258,6 @@ def test_a_rate_is_that_of_all_outputs_together():
     sets = [torch.randn(4, 64, 500, generator=generator) for _ in range(20)]
     found = [each.probability for values in sets for each in differences(values)]
     assert sum(probability < 0.05 for probability in found) <= 6
-
-
-def test_a_fault_of_any_chain_is_heard():
-    made = [chain(0), chain(1, noise=0.3)]
-    draws = [draw for of_chain, *_ in made for draw in of_chain]
-    found = sg.report(None, draws, gauges=[each for *_, each in made])
-    assert {verdict.kind for verdict in found.verdicts} == {"hot", "chains differ"}
-    assert "(chain 1)" in str(found)
 
 
 def test_a_burn_in_s_temperatures_are_forgotten(tmp_path):

@@ -46,7 +46,7 @@ def two_wells(theta: Tensor) -> Tensor:
     return theta - 3 * torch.tanh(300 * theta)
 
 
-def sampled(
+def run(
     *,
     chains: int = 4,
     steps: int = 1000,
@@ -63,9 +63,9 @@ def sampled(
     sizes: tuple[int, ...] = (5,),
     each: dict[int, dict[str, Any]] | None = None,
     **options: Any,
-) -> Any:
-    """Reports chains of this law; ``each`` has what differs by chain."""
-    draws, gauges = [], []
+) -> tuple[list[Drawn], list[sg.Gauges], list[sg.Sampler]]:
+    """Draws of chains of this law; ``each`` has what differs by chain."""
+    draws, gauges, samplers = [], [], []
     for chain in range(chains):
         own = {"lr": lr, "momentum": momentum, **options, **(each or {}).get(chain, {})}
         own.setdefault("num_data", N)
@@ -86,11 +86,16 @@ def sampled(
             if step >= burn_in and step % every == 0:
                 now = {k: p.detach().clone() for k, p in line.named_parameters()}
                 draws.append(Drawn(now, chain))
-        gauges.append((walker, gauge))
+        gauges.append(gauge)
+        samplers.append(walker)  # which gauges hold weakly
+    return draws, gauges, samplers
+
+
+def sampled(*, sizes: tuple[int, ...] = (5,), **options: Any) -> Any:
+    """Reports such chains."""
+    draws, gauges, _samplers = run(sizes=sizes, **options)
     model = Line(0.0, sizes)
-    return sg.report(
-        model, draws, INPUTS, gauges=[g for _, g in gauges], link="identity"
-    )
+    return sg.report(model, draws, INPUTS, gauges=gauges, link="identity")
 
 
 def series(values: Tensor) -> Any:
@@ -175,88 +180,45 @@ RIGHT: dict[str, Callable[[], Any]] = {
 WRONG: dict[str, tuple[Callable[[], Any], str, str]] = {
     "too hot": (lambda: sampled(noise=0.3), "hot", r"1\.\d+ T"),
     "too hot by lr": (lambda: sampled(lr=1.5), "hot", "T in"),
-    "one chain too hot": (
-        lambda: sampled(each={2: {"lr": 1.5}}),
-        "hot",
-        r"\(chain 2\)",
-    ),
-    "hot in few steps": (
-        lambda: sampled(noise=0.5, steps=64, burn_in=50, every=1, sizes=(5, 800)),
-        "hot",
-        "other0",
-    ),
-    "on the way": (
-        lambda: sampled(lr=1e-6, starts=(9.0, 8.0, 7.0, 6.0), burn_in=0),
-        "not arrived",
-        r"chain \d",
-    ),
+    "one chain too hot": (lambda: sampled(each={2: {"lr": 1.5}}), "hot",
+     r"\(chain 2\)"),
+    "hot in few steps": (lambda: sampled(noise=0.5, steps=64, burn_in=50, every=1,
+     sizes=(5, 800)), "hot", "other0"),
+    "on the way": (lambda: sampled(lr=1e-6, starts=(9.0, 8.0, 7.0, 6.0), burn_in=0),
+     "not arrived", r"chain \d"),
     "drift": (lambda: series(drifting()), "not arrived", r"chain \d"),
-    "two modes": (
-        lambda: sampled(force=two_wells, starts=(3.0, -3.0)),
-        "chains differ",
-        r"chain \d",
-    ),
+    "two modes": (lambda: sampled(force=two_wells, starts=(3.0, -3.0)), "chains differ",
+     r"chain \d"),
     "scale": (lambda: series(scaled()), "chains differ", "spread.* chain 2"),
-    "slow": (
-        lambda: sampled(lr=4e-3, burn_in=1000, steps=3000),
-        "few draws",
-        "times as long",
-    ),
-    "hundred times too short": (
-        lambda: series(slow(4, 400, 0.999)),
-        "few draws",
-        r"at least (\d{2,}|1e\+02)",
-    ),
+    "slow": (lambda: sampled(lr=4e-3, burn_in=1000, steps=3000), "few draws",
+     "times as long"),
+    "hundred times too short": (lambda: series(slow(4, 400, 0.999)), "few draws",
+     r"at least (\d{2,}|1e\+02)"),
     "three draws": (lambda: series(slow(1, 3, 0.0)), "few draws", "3 draws"),
     "twelve draws": (lambda: series(slow(2, 6, 0.0)), "few draws", "12 draws"),
     "identical": (lambda: series(doubled()), "identical", "Chains 1, 3"),
     "one seed": (lambda: sampled(seeds=lambda i: 7), "identical", "Chains 0, 1, 2, 3"),
-    "one seed, two modes": (
-        lambda: sampled(
-            seeds=lambda i: 5 + i // 2, force=two_wells, starts=(3.0, -3.0)
-        ),
-        "shared noise",
-        "Chains 0, 1, 2, 3",
-    ),
-    "half the noise": (
-        lambda: series(half_shared()),
-        "shared noise",
-        "Chains 0, 1, 2, 3",
-    ),
+    "one seed, two modes": (lambda: sampled(seeds=lambda i: 5 + i // 2, force=two_wells,
+     starts=(3.0, -3.0)), "shared noise", "Chains 0, 1, 2, 3"),
+    "half the noise": (lambda: series(half_shared()), "shared noise",
+     "Chains 0, 1, 2, 3"),
     "never moved": (lambda: series(frozen()), "still", "chain 2 are"),
     "all still": (lambda: sampled(lr=0.0), "still", "All draws"),
-    "temperature": (
-        lambda: sampled(each={1: {"temperature": 0.8}}),
-        "settings differ",
-        r"temperature \(1 in chains 0, 2, 3; 0\.8 in chain 1\)",
-    ),
-    "prior_precision": (
-        lambda: sampled(prior_precision=1.0, each={3: {"prior_precision": 2.0}}),
-        "settings differ",
-        "prior_precision .*2 in chain 3",
-    ),
-    "num_data": (
-        lambda: sampled(each={0: {"num_data": 110}}),
-        "settings differ",
-        "num_data .*110 in chain 0",
-    ),
-    "lr": (
-        lambda: sampled(each={2: {"lr": 0.05}}),
-        "settings differ",
-        "lr .*0.05 in chain 2",
-    ),
-    "burn-in, by draws": (
-        lambda: series(transient()),
-        "burn-in too short",
-        r"chain \d.*widen output \d [\d.e+]+ times",
-    ),
-    "burn-in, by T_kin": (
-        lambda: sampled(starts=(20.0,), burn_in=0),
-        "burn-in too short",
-        r"T_kin of chain \d fell from \d+",
-    ),
+    "temperature": (lambda: sampled(each={1: {"temperature": 0.8}}), "settings differ",
+     r"temperature \(1 in chains 0, 2, 3; 0\.8 in chain 1\)"),
+    "prior_precision": (lambda: sampled(prior_precision=1.0,
+     each={3: {"prior_precision": 2.0}}), "settings differ",
+     "prior_precision .*2 in chain 3"),
+    "num_data": (lambda: sampled(each={0: {"num_data": 110}}), "settings differ",
+     "num_data .*110 in chain 0"),
+    "lr": (lambda: sampled(each={2: {"lr": 0.05}}), "settings differ",
+     "lr .*0.05 in chain 2"),
+    "burn-in, by draws": (lambda: series(transient()), "burn-in too short",
+     r"chain \d.*widen output \d [\d.e+]+ times"),
+    "burn-in, by T_kin": (lambda: sampled(starts=(20.0,), burn_in=0),
+     "burn-in too short", r"T_kin of chain \d fell from \d+"),
     "not finite": (lambda: series(diverged()), "not finite", "chain 1.* draw 150"),
-}
+}  # fmt: skip
 
 _DEFAULT = {"four chains", "scale", "three draws", "one seed", "temperature"}
 

@@ -18,7 +18,7 @@ from stored_files import contents
 import torch_sgmcmc as sg
 from torch_sgmcmc.posterior import store_files
 
-driver = sys.modules["torch_sgmcmc.posterior.driver.sample"]
+driver = sys.modules["torch_sgmcmc.posterior.run"]
 
 
 class Interrupts:

@@ -30,48 +30,24 @@ STEPS = partial(lr_scheduler.MultiStepLR, milestones=[3, 5])
         (CYCLES, None, "none (W was begun with CyclicalSchedule"),
         (None, CYCLES, "CyclicalSchedule (W was begun with none"),
         (CYCLES, DECAY, "PolynomialDecay (W was begun with CyclicalSchedule"),
-        (
-            partial(CYCLES, steps_per_cycle=7),
-            CYCLES,
-            "CyclicalSchedule has steps_per_cycle 8 (W was begun with 7",
-        ),
-        (
-            partial(CYCLES, exploration=0.25),
-            CYCLES,
-            "CyclicalSchedule has exploration 0.5 (W was begun with 0.25",
-        ),
-        (
-            partial(DECAY, b=9.0),
-            DECAY,
-            "PolynomialDecay has b 10.0 (W was begun with 9",
-        ),
-        (
-            partial(DECAY, gamma=0.6),
-            DECAY,
-            "PolynomialDecay has gamma 0.55 (W was begun with 0.6",
-        ),
-        (
-            partial(COSINE, T_max=10),
-            COSINE,
-            "CosineAnnealingLR has T_max 20 (W was begun with 10",
-        ),
-        (
-            partial(STEPS, milestones=[3, 6]),
-            STEPS,
-            "MultiStepLR has milestones {3: 1, 5: 1} (W was begun with {3: 1, 6: 1}",
-        ),
-        (
-            [CYCLES, sg.GammaPrecision],
-            CYCLES,
-            "CyclicalSchedule (W was begun with CyclicalSchedule and GammaPrecision",
-        ),
-        (
-            [CYCLES, partial(sg.GammaPrecision, rate=2.0)],
-            [CYCLES, sg.GammaPrecision],
-            "GammaPrecision has rate 1.0 (W was begun with 2.0",
-        ),
+        (partial(CYCLES, steps_per_cycle=7), CYCLES,
+         "CyclicalSchedule has steps_per_cycle 8 (W was begun with 7"),
+        (partial(CYCLES, exploration=0.25), CYCLES,
+         "CyclicalSchedule has exploration 0.5 (W was begun with 0.25"),
+        (partial(DECAY, b=9.0), DECAY,
+         "PolynomialDecay has b 10.0 (W was begun with 9"),
+        (partial(DECAY, gamma=0.6), DECAY,
+         "PolynomialDecay has gamma 0.55 (W was begun with 0.6"),
+        (partial(COSINE, T_max=10), COSINE,
+         "CosineAnnealingLR has T_max 20 (W was begun with 10"),
+        (partial(STEPS, milestones=[3, 6]), STEPS,
+         "MultiStepLR has milestones {3: 1, 5: 1} (W was begun with {3: 1, 6: 1}"),
+        ([CYCLES, sg.GammaPrecision], CYCLES,
+         "CyclicalSchedule (W was begun with CyclicalSchedule and GammaPrecision"),
+        ([CYCLES, partial(sg.GammaPrecision, rate=2.0)], [CYCLES, sg.GammaPrecision],
+         "GammaPrecision has rate 1.0 (W was begun with 2.0"),
     ],
-)
+)  # fmt: skip
 def test_another_schedule(begun: Any, given: Any, words: str, tmp_path: Path) -> None:
     run(tmp_path, steps=14, schedule=begun)
     before = contents(tmp_path)

@@ -8,21 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from sbc_problem import (
-    TARGET,
-    N,
-    calibrate,
-    gaussian,
-    gaussian_loss,
-    hmc,
-    prior,
-    sgld,
-)
+from sbc_problem import TARGET, N, calibrate, gaussian, gaussian_loss, hmc, prior, sgld
 from torch import Tensor
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.judge.calibration import Calibration, sbc
-from torch_sgmcmc.judge.calibration.ecdf import RankLaw
+from torch_sgmcmc.diagnostics.calibration import Calibration, RankLaw, sbc
 
 pytestmark = pytest.mark.full
 
@@ -245,51 +235,28 @@ def test_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"batch_size": 0}, "Invalid batch_size: 0"),
         ({"batch_size": 7}, r"Invalid batch_size: 7 \(must be in \[1, 6\]\)"),
         ({"quantities": {}}, "Invalid quantities: there are none"),
-        (
-            {"quantities": {"f": lambda theta, data: theta}},
-            r"Invalid quantity: 'f' is a Tensor of shape \[20, 2\]",
-        ),
-        (
-            {"quantities": {"f": lambda theta, data: theta[:, 0] / 0}},
-            "Invalid quantity: 'f' is not finite",
-        ),
-        (
-            {"prior": lambda n, g: torch.zeros(n + 1, 2)},
-            r"prior\(\) returned a Tensor of shape \[21, 2\].* \(must be a Tensor",
-        ),
-        (
-            {
-                "prior": lambda n, g: torch.zeros(n, 65),
-                "simulate": lambda theta, g: torch.zeros(20, 6),
-            },
-            "there are 65 coordinates",
-        ),
-        (
-            {"simulate": lambda theta, g: torch.zeros(20)},
-            r"simulate\(\) returned a Tensor of shape \[20\]",
-        ),
-        (
-            {"simulate": lambda theta, g: (torch.zeros(20, 6), torch.zeros(20, 5))},
-            r"simulate\(\) returned a Tensor of shape \[20, 5\]",
-        ),
-        (
-            {"loss": lambda theta, data: gaussian_loss(theta, data).mean(1)},
-            r"loss\(\) returned a Tensor of shape \[20\].* of shape \[20, 6\]",
-        ),
-        (
-            {"sampler": lambda p, s: sg.SGLD(p, 0.1, num_data=7)},
-            r"Invalid num_data: 7.* \(simulate\(\) makes 6 data\)",
-        ),
-        (
-            {"sampler": lambda p, s: sg.SGLD([torch.zeros(2)], 0.1, num_data=6)},
-            "its parameters are not all those that it was given",
-        ),
-        (
-            {"sampler": lambda p, s: sg.SBPS(p, num_data=6)},
-            "Invalid sample_interval: None",
-        ),
+        ({"quantities": {"f": lambda theta, data: theta}},
+         r"Invalid quantity: 'f' is a Tensor of shape \[20, 2\]"),
+        ({"quantities": {"f": lambda theta, data: theta[:, 0] / 0}},
+         "Invalid quantity: 'f' is not finite"),
+        ({"prior": lambda n, g: torch.zeros(n + 1, 2)},
+         r"prior\(\) returned a Tensor of shape \[21, 2\].* \(must be a Tensor"),
+        ({"prior": lambda n, g: torch.zeros(n, 65), "simulate": lambda theta,
+         g: torch.zeros(20, 6)}, "there are 65 coordinates"),
+        ({"simulate": lambda theta, g: torch.zeros(20)},
+         r"simulate\(\) returned a Tensor of shape \[20\]"),
+        ({"simulate": lambda theta, g: (torch.zeros(20, 6), torch.zeros(20, 5))},
+         r"simulate\(\) returned a Tensor of shape \[20, 5\]"),
+        ({"loss": lambda theta, data: gaussian_loss(theta, data).mean(1)},
+         r"loss\(\) returned a Tensor of shape \[20\].* of shape \[20, 6\]"),
+        ({"sampler": lambda p, s: sg.SGLD(p, 0.1, num_data=7)},
+         r"Invalid num_data: 7.* \(simulate\(\) makes 6 data\)"),
+        ({"sampler": lambda p, s: sg.SGLD([torch.zeros(2)], 0.1, num_data=6)},
+         "its parameters are not all those that it was given"),
+        ({"sampler": lambda p, s: sg.SBPS(p, num_data=6)},
+         "Invalid sample_interval: None"),
     ],
-)
+)  # fmt: skip
 def test_bad_arguments(change: dict[str, Any], error: str) -> None:
     options: dict[str, Any] = {
         **{"prior": prior, "simulate": gaussian, "loss": gaussian_loss},
@@ -307,8 +274,8 @@ def test_no_sampler() -> None:
 
 
 def test_chains_too_slow_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch_sgmcmc.judge.calibration import simulations
+    from torch_sgmcmc.diagnostics import calibration
 
-    monkeypatch.setattr(simulations, "_LONGEST_PILOT", 512)
+    monkeypatch.setattr(calibration, "_LONGEST_PILOT", 512)
     with pytest.raises(RuntimeError, match="still correlate over 512 steps"):
         calibrate(lambda p, s: sg.SGLD(p, 1e-5, **TARGET, seed=s), simulations=20)

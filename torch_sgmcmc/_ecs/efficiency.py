@@ -12,8 +12,8 @@ from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.chain.checks import wrong_shape
+from torch_sgmcmc.diagnostics.convergence import arviz
 from torch_sgmcmc.hmcecs import HMCECS
-from torch_sgmcmc.judge.convergence.report import arviz
 
 __all__ = ["ECSEfficiency"]
 

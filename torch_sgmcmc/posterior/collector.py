@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import fnmatch
 import math
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from torch_sgmcmc.chain.checks import check_function, check_integer
+from torch_sgmcmc.chain.shards import is_dtensor, refuse
+from torch_sgmcmc.chain.wrappers import plain_names
+from torch_sgmcmc.diagnostics.temperatures import Gauges
 from torch_sgmcmc.hmc import HMC
-from torch_sgmcmc.judge.gauges import Gauges
 from torch_sgmcmc.losses import Likelihood
-from torch_sgmcmc.posterior.chosen import Chosen
 from torch_sgmcmc.posterior.ran import Trace, plain, ran_of
 from torch_sgmcmc.posterior.store import SampleStore, folder_of
 from torch_sgmcmc.posterior.store_files import checksums
@@ -27,6 +30,133 @@ from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.sbps import SBPS
 
 __all__ = ["Collector"]
+
+
+class Chosen:
+    """Names that are chosen once, and the tensors that have them at a time.
+
+    The arguments are those of :class:`Collector`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Mapping[str, Tensor],
+        sampler: Any,
+        parameters: str | Iterable[str],
+        buffers: bool,
+    ) -> None:
+        self._model, is_module = model, isinstance(model, nn.Module)
+        every, self._plain = model, {}
+        if is_module:
+            every = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+            self._plain = plain_names(model, every)
+        named = self._parameters()
+        params = [p for group in sampler.param_groups for p in group["params"]]
+        sampled = {id(p) for p in params if p.requires_grad}
+        if parameters == "all":
+            self._names = list(named)
+        elif parameters == "sampled":
+            self._names = [name for name, p in named.items() if id(p) in sampled]
+        elif isinstance(parameters, str) or not isinstance(parameters, Iterable):
+            raise ValueError(
+                f"Invalid parameters: {parameters!r} (must be 'all', 'sampled' or a "
+                "list of names)"
+            )
+        else:
+            self._names = self._matching(list(parameters), list(named))
+        if not self._names:
+            raise ValueError("Invalid parameters: none of the model's is chosen")
+        refuse("parameters", (named[name] for name in self._names))
+        for name, tensor in every.items():
+            if is_lazy(tensor):
+                raise ValueError(
+                    f"Invalid model: {name!r} has no shape yet (call the model once)"
+                )
+        # The objects that have these names, of a module.
+        chosen = {name: named[name] for name in self._names if is_module}
+        self._objects = {k: p for k, p in chosen.items() if isinstance(p, nn.Parameter)}
+        self._check_sampled(params, named)
+        #: What is neither stored nor sampled.
+        rest = {k: t for k, t in named.items() if k not in self._names}
+        self.rest = {k: t for k, t in rest.items() if id(t) not in sampled}
+        self._buffers: list[str] = []
+        if buffers and is_module:
+            saved = model.state_dict()
+            held = [name for name, _ in model.named_buffers() if name in saved]
+            self._buffers = [self._plain[name] for name in held]
+
+    def _check_sampled(
+        self, params: Sequence[Tensor], named: Mapping[str, Tensor]
+    ) -> None:
+        """Raises unless the sampler's parameters are those that are stored."""
+        own, sampled = {*map(_place, named.values())}, {_place(p): p for p in params}
+        if sampled.keys().isdisjoint(_place(named[name]) for name in self._names):
+            raise ValueError(
+                "Invalid parameters: the sampler has none of those that would be "
+                "stored, so all draws would be the same (was the model copied after "
+                "the sampler was made?)"
+            )
+        missing = [p for place, p in sampled.items() if place not in own]
+        # Of a mapping, users choose what is in it.
+        if missing and isinstance(self._model, nn.Module):
+            raise ValueError(
+                f"Invalid model: it lacks {len(missing)} of the sampler's parameters, "
+                f"one of shape {list(missing[0].shape)} (was a layer replaced after "
+                "the sampler was made? Make the sampler after it; or give a mapping "
+                "from names to all tensors that are to be stored)"
+            )
+
+    @staticmethod
+    def _matching(patterns: list[str], names: list[str]) -> list[str]:
+        found: set[str] = set()
+        for pattern in patterns:
+            # "w[0]" is the name of a parameter before it is a pattern for "w0".
+            some = [pattern] if pattern in names else fnmatch.filter(names, pattern)
+            if not some:
+                raise ValueError(
+                    f"Invalid parameters: no parameter is named {pattern!r} (there are "
+                    f"{names})"
+                )
+            found.update(some)
+        return [name for name in names if name in found]
+
+    def _parameters(self) -> dict[str, Tensor]:
+        if isinstance(self._model, nn.Module):
+            return self._by_plain_name(self._model.named_parameters())
+        return dict(self._model)
+
+    def _by_plain_name(self, named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        return {self._plain.get(name, name): tensor for name, tensor in named}
+
+    def now(self) -> dict[str, Tensor]:
+        """The tensors by name, those of the model itself."""
+        named = self._parameters()
+        gone = next((name for name in self._names if name not in named), None)
+        if gone is not None:
+            raise RuntimeError(
+                f"the model has no parameter {gone!r} any more (weight_norm and the "
+                "like rename parameters: make the collector after them)"
+            )
+        other = next((n for n, p in self._objects.items() if named[n] is not p), None)
+        if other is not None:
+            raise RuntimeError(
+                f"the model's parameter {other!r} is another tensor than when the "
+                "collector was made (was a layer replaced? Make the sampler and the "
+                "collector after it)"
+            )
+        tensors = {name: named[name].detach() for name in self._names}
+        if self._buffers:
+            assert isinstance(self._model, nn.Module)
+            held = self._by_plain_name(self._model.named_buffers())
+            tensors |= {name: held[name] for name in self._buffers}
+        return tensors
+
+
+def _place(tensor: Tensor) -> int:
+    """What tells a parameter from others, also where a view of it is sampled."""
+    if is_dtensor(tensor) or tensor.numel() == 0:
+        return id(tensor)
+    return tensor.untyped_storage().data_ptr()
 
 
 # A chain that has not moved in so many draws, or steps, has a fault.
@@ -122,18 +252,19 @@ class Collector:
         check_integer("every", every, low=1)
         if dtype is not None and not isinstance(dtype, torch.dtype):
             raise TypeError(f"Invalid dtype: {dtype!r} (must be a torch.dtype)")
+        for name, given, kind, words in (
+            ("likelihood", likelihood, Likelihood, "one of torch_sgmcmc.losses"),
+            ("gauges", gauges, Gauges, "Gauges"),
+        ):
+            if given is not None and not isinstance(given, kind):
+                raise TypeError(
+                    f"Invalid {name}: {type(given).__name__} (must be {words})"
+                )
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"Invalid dtype: {dtype} (must be a floating-point one)")
-        if likelihood is not None and not isinstance(likelihood, Likelihood):
-            raise TypeError(
-                f"Invalid likelihood: {type(likelihood).__name__} (must be one of "
-                "torch_sgmcmc.losses)"
-            )
         for name, function in {"weight": weight, "when": when}.items():
             if function is not None:
                 check_function(name, function)
-        if gauges is not None and not isinstance(gauges, Gauges):
-            raise TypeError(f"Invalid gauges: {type(gauges).__name__} (must be Gauges)")
         if gauges is not None and gauges.sampler is not sampler:
             raise ValueError("Invalid gauges: they observe another sampler")
         if any("lookahead_alpha" in group for group in sampler.param_groups):
@@ -212,6 +343,10 @@ class Collector:
             self._handles.append(sampler.register_step_post_hook(self._after_step))
         self._handles.append(sampler.register_step_post_hook(self._clear_loss))
 
+    def _remove_hooks(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
     def _before_step(self, sampler: Any, *_: Any) -> None:
         """Raises what would keep a draw from being stored, before the update."""
         assert self._writer is not None
@@ -275,9 +410,7 @@ class Collector:
             )
         self._before_step(self.sampler)
         before, mark = self._count, _steps_made(self.sampler)
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._remove_hooks()
         try:
             losses = block(*batches)
         finally:
@@ -323,12 +456,10 @@ class Collector:
         try:
             yield
         except RuntimeError as error:
-            safe = f"{writer.place} has no draw yet"
-            if writer.last_step is not None:
-                safe = (
-                    f"{len(writer)} draws of {writer.place}, up to step "
-                    f"{writer.last_step}, are safe"
-                )
+            safe, last = f"{writer.place} has no draw yet", writer.last_step
+            if last is not None:
+                count = f"{len(writer)} draws of {writer.place}"
+                safe = f"{count}, up to step {last}, are safe"
             raise RuntimeError(
                 f"{error}. {safe}; {writer.num_waiting} more wait in memory, and the "
                 "next step tries again"
@@ -420,7 +551,6 @@ class Collector:
         self._writer.write_run(plain(ran))
 
     def _close(self, *, warns: bool) -> None:
-        writer = self._writer
         if os.getpid() != self._process:
             return
         try:
@@ -430,11 +560,10 @@ class Collector:
                 self._warn_of_faults()
         finally:
             self._finish.detach()
-            for handle in self._handles:
-                handle.remove()
-            if writer is not None:
+            self._remove_hooks()
+            if self._writer is not None:
                 with suppress(RuntimeError):  # flush() has said so
-                    writer.close()
+                    self._writer.close()
 
     def _warn_of_faults(self) -> None:
         """Warns of a chain that has not moved, or of which all steps were skipped."""

@@ -9,11 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from torch_sgmcmc.judge.readings import Finding, Reading, Readings, Temperatures
+from torch_sgmcmc.diagnostics.temperatures import Finding, Gauges, Reading, Temperatures
 from torch_sgmcmc.posterior.store import Draw
 from torch_sgmcmc.sampler import Sampler
-
-__all__ = ["Ran", "Trace", "finite", "plain", "ran_of", "read_ran"]
 
 # A trace's points at most, and steps of one at first.
 _POINTS, _WIDTH = 400, 10
@@ -94,7 +92,7 @@ class Ran:
 
 def ran_of(
     sampler: Sampler,
-    gauges: Readings | None = None,
+    gauges: Gauges | None = None,
     losses: Trace | None = None,
     *,
     temperature: float | None = None,

@@ -23,7 +23,7 @@ from torch_sgmcmc.posterior.store_files import (
     read_json,
 )
 
-__all__ = ["CorruptDrawError", "Draw", "Draws", "SampleStore", "folder_of"]
+__all__ = ["CorruptDrawError", "Draw", "Draws", "SampleStore"]
 
 
 def folder_of(store: str | os.PathLike[str] | SampleStore) -> Path | None:
@@ -77,9 +77,7 @@ class Draw(Mapping[str, Tensor]):
         return f"Draw(chain={self.chain}, step={self.step}, {len(self)} tensors)"
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Draw):
-            return NotImplemented
-        return self._identity == other._identity
+        return isinstance(other, Draw) and self._identity == other._identity
 
     def __hash__(self) -> int:
         return hash(self._identity)
@@ -92,8 +90,7 @@ class Draw(Mapping[str, Tensor]):
     @property
     def _identity(self) -> tuple[Any, ...]:
         file = self._file
-        of_file = file.path or id(file)
-        return of_file, file.crc32, self._row, self._names
+        return file.path or id(file), file.crc32, self._row, self._names
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_tensors": None}
@@ -200,7 +197,7 @@ class Draws(Sequence[Draw]):
     @property
     def chains(self) -> list[int]:
         """Numbers of the chains that have draws."""
-        return sorted({self._files[place].chain for place, _ in self._by_file()})
+        return sorted({file.chain for file in self._by_file()})
 
     def chain(self, chain: int) -> Draws:
         """Returns the draws of one chain.
@@ -208,8 +205,7 @@ class Draws(Sequence[Draw]):
         Raises:
             ValueError: there is none.
         """
-        found = [rows for place, rows in self._by_file()
-                 if self._files[place].chain == chain]  # fmt: skip
+        found = [rows for file, rows in self._by_file().items() if file.chain == chain]
         if not found:
             raise ValueError(
                 f"Invalid chain: {chain!r} (there are draws of {self.chains})"
@@ -222,21 +218,22 @@ class Draws(Sequence[Draw]):
         A UserWarning names each of the others, and what is wrong.
         """
         rows: list[int] = []
-        for place, of_file in self._by_file():
+        for file, of_file in self._by_file().items():
             try:
-                self._files[place].read()
+                file.read()
             except CorruptDrawError as error:
                 warnings.warn(str(error), stacklevel=2)
             else:
                 rows += of_file
         return self._some(rows)
 
-    def _by_file(self) -> Iterator[tuple[int, list[int]]]:
-        """Yields the rows of each file."""
-        found: dict[int, list[int]] = {}
+    def _by_file(self) -> dict[DrawFile, list[int]]:
+        """Returns the rows of each file."""
+        found: dict[DrawFile, list[int]] = {}
         for row in self._rows:
-            found.setdefault(bisect_right(self._ends, row), []).append(row)
-        yield from found.items()
+            file = self._files[bisect_right(self._ends, row)]
+            found.setdefault(file, []).append(row)
+        return found
 
 
 class SampleStore(Draws):
@@ -279,12 +276,7 @@ class SampleStore(Draws):
         return f"SampleStore({place}): {len(self)} draws of chains {self.chains}"
 
     def open_in_memory(self, chain: int, info: StoreInfo) -> MemoryChain:
-        """Returns a chain in memory for a writer.
-
-        Raises:
-            ValueError: the store has draws of another model.
-            RuntimeError: the chain has a writer.
-        """
+        """Returns a chain in memory for its one writer."""
         difference = self.info and self.info.difference(info)
         if difference:
             raise ValueError(

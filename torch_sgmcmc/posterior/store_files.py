@@ -57,16 +57,17 @@ def _unreadable(path: str | Path, reason: Any) -> NoReturn:
     raise RuntimeError(f"Cannot read {path}: {reason}")
 
 
-def _unwritable(path: Any, error: OSError) -> NoReturn:
-    raise RuntimeError(f"Cannot write {path}: {error.strerror}") from error
+@contextlib.contextmanager
+def _writing(path: str | Path) -> Iterator[None]:
+    """Turns an OSError into the store's error, which names what was written."""
+    try:
+        yield
+    except OSError as error:
+        raise RuntimeError(f"Cannot write {path}: {error.strerror}") from error
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Returns the object in a file, None if there is no file.
-
-    Raises:
-        RuntimeError: the file cannot be read, or has no JSON object.
-    """
+    """Returns the object in a file, None if there is no file."""
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -82,27 +83,18 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 @dataclass
 class StoreInfo:
-    """The content of ``store.json``.
+    """The content of ``store.json``."""
 
-    Attributes:
-        tensors: dtype and shape of each tensor of a draw.
-        not_sampled: checksums of the model's tensors that are neither sampled nor
-            stored.
-        likelihood: settings of the loss that the chain was run with.
-    """
-
+    #: Dtype and shape of each tensor of a draw.
     tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]]
+    #: Checksums of the model's tensors that are neither sampled nor stored.
     not_sampled: dict[str, int] = field(default_factory=dict)
+    #: Settings of the loss that the chain was run with.
     likelihood: dict[str, Any] | None = None
 
     @classmethod
     def read(cls, folder: Path) -> StoreInfo | None:
-        """Returns the content of a store's file, None if there is no store.
-
-        Raises:
-            RuntimeError: the file cannot be read, or another version has written it.
-            ValueError: a deletion of the store was interrupted.
-        """
+        """Returns the content of a store's file, None if there is no store."""
         path = folder / "store.json"
         content = read_json(path)
         if content is None:
@@ -129,12 +121,9 @@ class StoreInfo:
             name: {"dtype": _NAMES[dtype], "shape": list(shape)}
             for name, (dtype, shape) in self.tensors.items()
         }
-        content = {
-            **{"format": _FORMAT, "likelihood": self.likelihood, "tensors": tensors},
-            "not_sampled": self.not_sampled,
-        }
-        text = json.dumps(content, indent=1)
-        replace_file(folder / "store.json", text.encode())
+        content = {"format": _FORMAT, "likelihood": self.likelihood}
+        content |= {"tensors": tensors, "not_sampled": self.not_sampled}
+        replace_file(folder / "store.json", json.dumps(content, indent=1).encode())
 
     def difference(self, here: StoreInfo) -> str | None:
         """Returns how the draws of another model differ, None if they do not."""
@@ -171,11 +160,7 @@ class DrawFile:
     tensors: dict[str, Tensor] | None = None
 
     def read(self) -> dict[str, Tensor]:
-        """Returns the tensors, [count, ...]; one draw is mapped into memory.
-
-        Raises:
-            CorruptDrawError: the file is missing, or not as it was written.
-        """
+        """Returns the tensors, [count, ...]; one draw is mapped into memory."""
         if self.tensors is not None:
             return self.tensors
         try:
@@ -183,7 +168,16 @@ class DrawFile:
             if size != self.size:
                 raise ValueError(f"it has {size} bytes of the {self.size} written")
             with torch.device("cpu"):  # whatever the default device is
-                tensors = self._many() if self.count > 1 else self._one()
+                if self.count > 1:
+                    data = Path(self.path).read_bytes()
+                    self._compare(crc32(data))
+                    tensors = safetensors.torch.load(data)
+                else:
+                    mapped = torch.from_file(
+                        self.path, False, self.size, dtype=torch.uint8
+                    )
+                    self._compare(_C.crc32(mapped.data_ptr(), self.size))
+                    tensors = safetensors.torch.load_file(self.path)
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or error
             raise CorruptDrawError(
@@ -196,16 +190,6 @@ class DrawFile:
             if len(_recent) > 8:
                 _recent.popleft().tensors = None
         return tensors
-
-    def _many(self) -> dict[str, Tensor]:
-        data = Path(self.path).read_bytes()
-        self._compare(crc32(data))
-        return safetensors.torch.load(data)
-
-    def _one(self) -> dict[str, Tensor]:
-        data = torch.from_file(self.path, False, self.size, dtype=torch.uint8)
-        self._compare(_C.crc32(data.data_ptr(), self.size))
-        return safetensors.torch.load_file(self.path)
 
     def _compare(self, found: int) -> None:
         if found != self.crc32:
@@ -229,23 +213,19 @@ def chains_in(folder: Path) -> list[int]:
 
 
 def read_index(folder: Path, chain: int, info: StoreInfo) -> list[DrawFile]:
-    """Returns the files of a chain's draws, in order.
-
-    Raises:
-        RuntimeError: the index cannot be read; the message names the line.
-    """
+    """Returns the files of a chain's draws, in order."""
     place = f"{folder}/chain-{chain}"
     path = f"{place}/index.jsonl"
     files: list[DrawFile] = []
     try:
         with open(path, "rb") as index:
-            for number, line in enumerate(index):
+            for line in index:
                 if not line.endswith(b"\n"):
                     break  # A writer has not finished it.
                 try:
-                    files.append(_parsed(line, number, info, chain, place))
+                    files.append(_parsed(line, len(files), info, chain, place))
                 except (ValueError, KeyError, TypeError, OverflowError) as error:
-                    _unreadable(path, f"line {number + 1} is damaged ({error})")
+                    _unreadable(path, f"line {len(files) + 1} is damaged ({error})")
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -253,31 +233,18 @@ def read_index(folder: Path, chain: int, info: StoreInfo) -> list[DrawFile]:
     return files
 
 
-def _has_draws(folder: Path) -> bool:
-    indices = folder.glob("chain-*/index.jsonl")
-    return any(os.path.getsize(path) > 0 for path in indices)
-
-
 _LINE_SUM = b', "line_crc32": '
 
 
 def _line(file: DrawFile) -> bytes:
     """Returns a line of an index: a JSON object that ends with the line's checksum."""
-    content = {
-        **{"file": os.path.basename(file.path), "count": file.count},
-        **{"bytes": file.size, "crc32": file.crc32},
-        **{
-            k: [x if math.isfinite(x) else None for x in file.columns[k]]
-            for k in COLUMNS
-        },
-        "prior_precision": file.prior_precision,
-    }
+    content: dict[str, Any] = {"file": os.path.basename(file.path), "count": file.count}
+    content |= {"bytes": file.size, "crc32": file.crc32}
+    for name in COLUMNS:
+        content[name] = [x if math.isfinite(x) else None for x in file.columns[name]]
+    content["prior_precision"] = file.prior_precision
     start = json.dumps(content, allow_nan=False).encode()[:-1]
     return start + _LINE_SUM + b"%d}\n" % crc32(start)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _parsed(
@@ -294,8 +261,9 @@ def _parsed(
         raise ValueError(f"count {count!r}")
     columns: dict[str, Sequence[float]] = {"step": array("q", content["step"])}
     for column in COLUMNS[1:]:
-        values = (math.nan if x is None else x for x in content[column])
-        columns[column] = array("d", values)
+        columns[column] = array(
+            "d", (math.nan if x is None else x for x in content[column])
+        )
     precisions = [[float(x) for x in p] for p in content["prior_precision"]]
     if any(len(c) != count for c in (*columns.values(), precisions)):
         raise ValueError(f"not {count} numbers for {count} draws")
@@ -323,11 +291,7 @@ def check_plain(name: str, tensor: Tensor) -> None:
 
 
 def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Returns a checksum of each tensor's bytes.
-
-    Raises:
-        ValueError: a tensor is quantized, sparse, or a wrapper of others.
-    """
+    """Returns a checksum of each tensor's bytes."""
     sums = {}
     for name, tensor in tensors.items():
         check_plain(name, tensor)
@@ -379,23 +343,12 @@ class _Lock:
 _locks: weakref.WeakSet[_Lock] = weakref.WeakSet()
 
 
-def _close_copies() -> None:
-    """Closes a forked child's copies, or a lock would outlive its writer."""
-    for lock in list(_locks):
-        lock.close()
-
-
-os.register_at_fork(after_in_child=_close_copies)
+# A forked child's copies are closed, or a lock would outlive its writer.
+os.register_at_fork(after_in_child=lambda: [lock.close() for lock in [*_locks]])
 
 
 class FolderChain:
-    """The writer's side of a chain in a folder.
-
-    Raises:
-        RuntimeError: the folder cannot be written, its index cannot be read, or another
-            writer has the chain.
-        ValueError: the store is of another model.
-    """
+    """The writer's side of a chain in a folder."""
 
     def __init__(self, store: Path, chain: int, info: StoreInfo) -> None:
         self.chain, self.folder = chain, store / f"chain-{chain}"
@@ -414,7 +367,8 @@ class FolderChain:
         except BaseException as error:
             self.close()
             if isinstance(error, OSError):
-                _unwritable(error.filename or self.folder, error)
+                with _writing(error.filename or self.folder):
+                    raise
             raise
 
     @staticmethod
@@ -424,13 +378,14 @@ class FolderChain:
         for path in made:
             sync_folder(path.parent)
         there = StoreInfo.read(store)
-        difference = None if there is None else there.difference(info)
-        if difference and _has_draws(store):
-            raise ValueError(
-                f"Invalid store: the draws in {store} are of another model: "
-                f"{difference}. Give restart=True, or another folder"
-            )
-        if there is not None and _has_draws(store):
+        indices = store.glob("chain-*/index.jsonl")
+        if there is not None and any(os.path.getsize(path) > 0 for path in indices):
+            difference = there.difference(info)
+            if difference:
+                raise ValueError(
+                    f"Invalid store: the draws in {store} are of another model: "
+                    f"{difference}. Give restart=True, or another folder"
+                )
             return there
         info.write(store)
         return info
@@ -445,10 +400,10 @@ class FolderChain:
         self.last_step = int(files[-1].columns["step"][-1]) if files else None
         self._cut(self._size)
         kept = {_file_name(n) for n in range(self.num_files)}
-        for path in [
+        for path in (
             *_matching(self.folder, _DRAWS),
             *_matching(self.folder, _PARTIAL),
-        ]:
+        ):
             if os.path.basename(path) not in kept:
                 os.unlink(path)
 
@@ -458,52 +413,37 @@ class FolderChain:
             os.fsync(self._index)
 
     def add(self, tensors: Mapping[str, Tensor], file: DrawFile) -> None:
-        """Writes a file of draws, and its line.
-
-        Raises:
-            RuntimeError: nothing more can be written; the chain is as before.
-        """
+        """Writes a file of draws, and its line; after an error nothing has changed."""
         file.path = str(self.folder / _file_name(self.num_files))
         data = safetensors.torch.save(dict(tensors))
         file.size, file.crc32 = len(data), crc32(data)
-        line = _line(file)
-        place: Any = file.path
-        try:
+        line, done = _line(file), 0
+        with _writing(file.path):
             if os.fstat(self._index).st_nlink == 0:
                 raise FileNotFoundError(2, "the folder was deleted")
             replace_file(Path(file.path), data)
-            place = self._path
-            self._append(line)
-        except OSError as error:
-            _unwritable(place, error)
+        with _writing(self._path):
+            try:
+                while done < len(line):
+                    done += os.pwrite(self._index, line[done:], self._size + done)
+                os.fsync(self._index)
+            except OSError:
+                # A part of a line has no end: readers do not count it.
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._index, self._size)
+                raise
         self._size += len(line)
         self._crc32 = crc32(line, self._crc32)
         self.num_files += 1
         self.num_draws += file.count
         self.last_step = int(file.columns["step"][-1])
 
-    def _append(self, line: bytes) -> None:
-        try:
-            done = 0
-            while done < len(line):
-                done += os.pwrite(self._index, line[done:], self._size + done)
-            os.fsync(self._index)
-        except OSError:
-            # A part of a line has no end: readers do not count it.
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._index, self._size)
-            raise
-
     def position(self) -> dict[str, int]:
         """Returns the length and the checksum of the index."""
         return {"size": self._size, "crc32": self._crc32}
 
     def cut_back(self, position: Mapping[str, int]) -> None:
-        """Deletes what was stored after a position.
-
-        Raises:
-            ValueError: the position is not of this chain, which is as before.
-        """
+        """Deletes what was stored after a position, if it is one of this chain."""
         size = position["size"]
         lines = self._path.read_bytes()[:size]
         if len(lines) != size or crc32(lines) != position["crc32"]:
@@ -521,10 +461,8 @@ class FolderChain:
     def write_run(self, content: Mapping[str, Any]) -> None:
         """Writes what belongs to the chain beside its draws."""
         path = self.folder / "run.json"
-        try:
+        with _writing(path):
             replace_file(path, json.dumps(content, allow_nan=False).encode())
-        except OSError as error:
-            _unwritable(path, error)
 
     def close(self) -> None:
         """Lets others write."""
@@ -536,60 +474,44 @@ class FolderChain:
 
 
 class MemoryChain:
-    """The writer's side of a chain in memory."""
+    """The writer's side of a chain in memory, with the methods of a FolderChain."""
 
     def __init__(self, chain: int, info: StoreInfo) -> None:
         self.chain, self.info, self.place = chain, info, f"chain {chain} in memory"
         self.files: list[DrawFile] = []
-        self.run: dict[str, Any] | None = None
+        self.run: Mapping[str, Any] | None = None
         self.is_open = False
 
-    @property
-    def num_draws(self) -> int:
-        """The number of draws."""
-        return sum(f.count for f in self.files)
+    num_draws = property(lambda self: sum(f.count for f in self.files))
+    last_step = property(
+        lambda self: int(self.files[-1].columns["step"][-1]) if self.files else None
+    )
 
-    @property
-    def last_step(self) -> int | None:
-        """The step of the last draw."""
-        return int(self.files[-1].columns["step"][-1]) if self.files else None
-
-    def add(self, tensors: Mapping[str, Tensor], file: DrawFile) -> None:
-        """Keeps draws."""
+    def add(self, tensors: Mapping[str, Tensor], file: DrawFile) -> None:  # noqa: D102
         file.tensors, file.memory = dict(tensors), self
         self.files.append(file)
 
-    def position(self) -> dict[str, int]:
-        """Returns the number of files and of draws."""
+    def position(self) -> dict[str, int]:  # noqa: D102
         return {"size": len(self.files), "crc32": self.num_draws}
 
-    def cut_back(self, position: Mapping[str, int]) -> None:
-        """Drops what was added after a position."""
-        size = position["size"]
-        if sum(f.count for f in self.files[:size]) != position["crc32"]:
+    def cut_back(self, position: Mapping[str, int]) -> None:  # noqa: D102
+        kept = self.files[: position["size"]]
+        if sum(f.count for f in kept) != position["crc32"]:
             raise ValueError(f"Invalid checkpoint: it is not of {self.place}")
-        del self.files[size:]
+        self.files = kept
 
-    def clear(self) -> None:
-        """Drops all draws."""
+    def clear(self) -> None:  # noqa: D102
         self.files, self.run = [], None
 
-    def write_run(self, content: Mapping[str, Any]) -> None:
-        """Keeps what belongs to the chain beside its draws."""
+    def write_run(self, content: Mapping[str, Any]) -> None:  # noqa: D102
         self.run = dict(content)
 
-    def close(self) -> None:
-        """Lets another writer have the chain."""
+    def close(self) -> None:  # noqa: D102
         self.is_open = False
 
 
 def delete_all(store: Path) -> None:
-    """Deletes a store's chains, checkpoints and reports, and nothing else.
-
-    Raises:
-        RuntimeError: a chain has a writer, or the store cannot be read. Nothing has
-            been deleted.
-    """
+    """Deletes a store's chains, checkpoints and reports, if no chain has a writer."""
     path = store / "store.json"
     if read_json(path) is None:
         return

@@ -32,6 +32,8 @@ __all__ = ["SampleWriter"]
 # A file is written when it has so many bytes or draws, or its first draw is so old.
 _BYTES, _DRAWS, _SECONDS = 4 << 20, 1024, 30.0
 
+_Row = tuple[dict[str, Tensor], dict[str, Any]]
+
 
 class SampleWriter:
     """Appends draws to a chain of a :class:`SampleStore`: one writer for each chain.
@@ -70,35 +72,30 @@ class SampleWriter:
     ) -> None:
         if isinstance(chain, bool) or not isinstance(chain, int) or chain < 0:
             raise ValueError(f"Invalid chain: {chain!r} (must be an integer >= 0)")
-        stored = {name: _stored_in(name, t, dtype) for name, t in tensors.items()}
-        if not stored:
+        if not tensors:
             raise ValueError("Invalid tensors: there are none to store")
-        info = StoreInfo(
-            {name: (stored[name], tuple(t.shape)) for name, t in tensors.items()},
+        self.chain, self._store = chain, store  # one in memory lives with its writer
+        self._info = StoreInfo(
+            {k: (_stored_in(k, t, dtype), tuple(t.shape)) for k, t in tensors.items()},
             checksums(not_sampled or {}),
             None if likelihood is None else likelihood.settings(),
         )
-        self.chain, self._info = chain, info
-        self._store = store  # one in memory lives as long as its writer
         folder = folder_of(store)
         self._chain: FolderChain | MemoryChain
-        if folder is None:
-            assert isinstance(store, SampleStore)
-            self._chain = store.open_in_memory(chain, info)
+        if isinstance(store, SampleStore) and folder is None:
+            self._chain = store.open_in_memory(chain, self._info)
         else:
-            self._chain = FolderChain(folder, chain, info)
-        self._size = sum(math.prod(s) * t.itemsize for t, s in info.tensors.values())
+            self._chain = FolderChain(folder, chain, self._info)
+        tensors_of_draw = self._info.tensors.values()
+        self._size = sum(math.prod(shape) * t.itemsize for t, shape in tensors_of_draw)
         # Draws that belong to an earlier run, until the caller decides about them.
         self._is_undecided = len(self) > 0
-        self._rows: list[tuple[dict[str, Tensor], dict[str, Any]]] = []
-        self._since = 0.0
+        self._rows: list[_Row] = []
+        self._being_written: list[_Row] = []
+        self._since, self._has_failed, self._is_closed = 0.0, False, False
         self._writing: Future[None] | None = None
-        self._has_failed = False
-        self._being_written: list[tuple[dict[str, Tensor], dict[str, Any]]] = []
         self._thread: ThreadPoolExecutor | None = None
-        self._lock = threading.RLock()
-        self._process = os.getpid()
-        self._is_closed = False
+        self._lock, self._process = threading.RLock(), os.getpid()
 
     def __len__(self) -> int:
         """The number of draws that are on the disk."""
@@ -154,28 +151,21 @@ class SampleWriter:
                 this one; the next call tries again.
         """
         self.check_draw(draw)
-        values = {
-            **{
-                "step": int(step),
-                "lr": _number(lr),
-                "temperature": _number(temperature),
-            },
-            **{"weight": _number(weight), "loss": _number(loss)},
-            "prior_precision": [_number(value) for value in prior_precision],
-        }
+        numbers = {"lr": lr, "temperature": temperature, "weight": weight, "loss": loss}
+        values: dict[str, Any] = {k: _number(v) for k, v in numbers.items()}
+        values |= {"step": int(step)}
+        values |= {"prior_precision": [_number(value) for value in prior_precision]}
         with self._lock:
             self.check()
             copies = {
-                name: _copied(draw[name], dtype)
-                for name, (dtype, _) in self._info.tensors.items()
+                k: _copied(draw[k], dtype)
+                for k, (dtype, _) in self._info.tensors.items()
             }
             if not self._rows:
                 self._since = time.monotonic()
             self._rows.append((copies, values))
-            is_full = (
-                len(self._rows) >= _DRAWS or len(self._rows) * self._size >= _BYTES
-            )
-            if is_full or time.monotonic() - self._since >= _SECONDS:
+            count, age = len(self._rows), time.monotonic() - self._since
+            if count >= _DRAWS or count * self._size >= _BYTES or age >= _SECONDS:
                 self._start_writing()
 
     def check_draw(self, draw: Mapping[str, Tensor]) -> None:
@@ -221,11 +211,10 @@ class SampleWriter:
         Raises:
             RuntimeError: draws cannot be written; they stay in memory.
         """
-        if self._process != os.getpid():
-            return
-        with self._lock:
-            self._wait()
-            self._write_rows()
+        if self._process == os.getpid():
+            with self._lock:
+                self._wait()
+                self._write_rows()
 
     def checkpoint(self) -> dict[str, int]:
         """Writes what waits, and returns where the chain is, for :meth:`cut_back`."""
@@ -279,13 +268,10 @@ class SampleWriter:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # ---- One file at a time ----------------------------------------------------------
-
     def _start_writing(self) -> None:
         """Has the thread write what waits, after the file that it is writing."""
         self._wait()
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "sgmcmc-store")
+        self._thread = self._thread or ThreadPoolExecutor(1, "sgmcmc-store")
         try:
             self._writing = self._thread.submit(
                 _write, self._chain, self._info, self._rows
@@ -297,9 +283,7 @@ class SampleWriter:
 
     def _wait(self) -> None:
         """Waits for the thread. Draws that it could not write wait again."""
-        if self._writing is None:
-            return
-        if self._writing.exception() is not None:
+        if self._writing is not None and self._writing.exception() is not None:
             self._rows = self._being_written + self._rows
             self._has_failed = True
         self._writing, self._being_written = None, []
@@ -312,9 +296,7 @@ class SampleWriter:
 
 
 def _write(
-    chain: FolderChain | MemoryChain,
-    info: StoreInfo,
-    rows: Sequence[tuple[dict[str, Tensor], dict[str, Any]]],
+    chain: FolderChain | MemoryChain, info: StoreInfo, rows: Sequence[_Row]
 ) -> None:
     """Writes draws as one file."""
     tensors = {

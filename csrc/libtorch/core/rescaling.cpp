@@ -8,7 +8,6 @@
 #include <string>
 #include <utility>
 
-#include "host/gauges.h"
 #include "libtorch/core/checks.h"
 #include "libtorch/core/sampler_impl.h"
 
@@ -77,7 +76,7 @@ Scales ScalesOf(const GroupRecords& records, const OptionValues& options) {
   const MomentumSettings& from = *records.momenta;
   const MomentumSettings to = MomentumSettingsOf(options);
   Scales scales{MomentumScale(from, to).value_or(1)};
-  if (MotionOf(options.sampler()) == Motion::kThermostat) {
+  if (options.sampler() == "SGNHT") {
     // A ratio above 1 would multiply fluctuations beyond the friction.
     scales.thermostat = std::min(1.0, NoiseEstimateScale(from, to));
   }

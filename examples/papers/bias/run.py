@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._C import BatchMeans
+from torch_sgmcmc.diagnostics.temperature_means import BatchMeans
 
 from .methods import METHODS, Cell, Chain, gradient_variance
 from .problems import Problem

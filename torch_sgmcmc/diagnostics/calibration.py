@@ -1,0 +1,731 @@
+"""Simulation-based calibration of a sampler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_sgmcmc.chain.checks import check_integer, check_real, draw_seed
+from torch_sgmcmc.chain.progress import progress_bar
+from torch_sgmcmc.diagnostics.convergence import arviz
+from torch_sgmcmc.diagnostics.temperatures import panels
+from torch_sgmcmc.hmc import HMC
+from torch_sgmcmc.hmcecs import HMCECS
+from torch_sgmcmc.posterior.minibatches import closure_of
+from torch_sgmcmc.sampler import Sampler
+from torch_sgmcmc.sbps import SBPS
+from torch_sgmcmc.seeds import fold_in
+
+__all__ = ["Calibration", "sbc"]
+
+# Steps of an SBPS within one interval between two samples, before something is wrong.
+_MOST_EVENTS = 100_000
+
+
+class Chain:
+    """A sampler with a closure of its kind, which makes one move after another.
+
+    Its parameters are [simulations, ...] each, and ``losses(indices)`` the negative
+    log-likelihoods [simulations, len(indices)] of these data.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        params: list[Tensor],
+        losses: Callable[[Tensor], Tensor],
+        num_data: int,
+        draw_indices: Callable[[], Tensor],
+    ) -> None:
+        self.sampler, self._params = sampler, params
+        self._losses, self._draw_indices = losses, draw_indices
+        groups = sampler.param_groups
+        for group in groups:
+            if group["num_data"] != num_data:
+                raise ValueError(
+                    f"Invalid num_data: {group['num_data']} of the sampler (simulate() "
+                    f"makes {num_data} data)"
+                )
+        if {*map(id, params)} != {id(p) for g in groups for p in g["params"]}:
+            raise ValueError(
+                "Invalid sampler: its parameters are not all those that it was given"
+            )
+        self.closure: Callable[..., Any]
+        self._samples: list[list[Tensor]] | None = None
+        if isinstance(sampler, SBPS):
+            self.closure, self._samples = self._examples, []
+            sampler.register_sample_hook(self._keep)
+        elif isinstance(sampler, HMCECS):
+            self.closure = self._log_likelihoods
+        elif isinstance(sampler, HMC):
+            self.closure = self._each_chain
+        else:
+            self.closure = closure_of(sampler, self._sum)
+
+    def move(self) -> list[Tensor]:
+        """One step, or one sample of an SBPS; returns where it ends."""
+        if self._samples is None:
+            self.sampler.step(self.closure)
+            return [p.detach() for p in self._params]
+        for _ in range(_MOST_EVENTS):
+            if self._samples:
+                return self._samples.pop(0)
+            self.sampler.step(self.closure)
+        raise RuntimeError(
+            f"There was no sample in {_MOST_EVENTS} events: sample_interval is too long"
+        )
+
+    def _keep(self, sampler: SBPS, time: float) -> None:
+        assert self._samples is not None
+        self._samples.append([p.detach().clone() for p in self._params])
+
+    # The mean loss of each simulation: what is summed is that of independent chains,
+    # each with the gradient that it would have alone.
+
+    def _sum(self) -> Tensor:
+        return self._losses(self._draw_indices()).mean(1).sum()
+
+    def _each_chain(self) -> Tensor:
+        rows = self._losses(self._draw_indices()).mean(1)
+        rows.sum().backward()
+        chains = self.sampler.param_groups[0]["num_chains"]
+        return rows.detach() if chains is not None else rows.sum().detach()
+
+    # One chain for all simulations, in the product of their posteriors.
+
+    def _examples(self) -> Tensor:
+        return self._losses(self._draw_indices()).sum(0)
+
+    def _log_likelihoods(self, indices: Tensor) -> Tensor:
+        return -self._losses(indices).sum(0)
+
+
+# At how many ranks the distribution is looked at, if there are more.
+_MOST_POINTS = 100
+
+# Farther out than this, a count is impossible: there are so many of them otherwise.
+_NEGLIGIBLE = 1e-14
+
+
+class RankLaw:
+    r"""Of the ranks of S independent simulations, uniform on 0, ..., L.
+
+    Looks at :math:`N_j`, the number of ranks up to :math:`r_j`, which is binomial with
+    the probability :math:`z_j = (r_j + 1) / (L + 1)`. How far out a value of it is,
+
+    .. math:: t_j(x) = 2 \min(P(N_j \le x), P(N_j \ge x)),
+
+    is compared at all points with one level γ. Given :math:`N_j = x`, the rest of the
+    ranks is uniform on what is left, so that :math:`N_{j+1} - x` is binomial too: the
+    probability that all :math:`t_j(N_j) > \gamma` is a sum over a Markov chain's paths,
+    as in algorithm 2 of Säilynoja, Bürkner and Vehtari 2022 (:class:`Calibration`).
+    """
+
+    def __init__(self, simulations: int, draws: int) -> None:
+        self._count = simulations
+        points = min(draws, _MOST_POINTS)
+        #: r, [points].
+        self.ranks = torch.linspace(0, draws - 1, points, dtype=torch.float64).long()
+        #: z, [points].
+        self.levels = (self.ranks + 1) / torch.tensor(draws + 1, dtype=torch.float64)
+        x = torch.arange(simulations + 1, dtype=torch.float64)
+        mass = _binomial(x[-1], x, self.levels[:, None])
+        low, high = mass.cumsum(1), mass.flip(1).cumsum(1).flip(1)
+        #: t, [points, simulations + 1].
+        self.tails = 2 * torch.minimum(low, high)
+
+    def counts(self, ranks: Tensor) -> Tensor:
+        """N, [points], of ranks [simulations]."""
+        return (ranks[None] <= self.ranks[:, None]).sum(1)
+
+    def p_value(self, ranks: Tensor) -> float:
+        """The probability that uniform ranks are as far out, at their worst point.
+
+        To 1e-12.
+        """
+        counts = self.counts(ranks)
+        worst = float(self.tails.gather(1, counts[:, None]).min())
+        return min(1.0, max(0.0, 1 - self._coverage(worst)))
+
+    def band(self, coverage: float) -> tuple[Tensor, Tensor]:
+        """The least and the largest counts of the narrowest band that covers.
+
+        All of N is within with at least this probability.
+        """
+        # Coverage falls with the level. With the first it is enough by Bonferroni's
+        # inequality; a point alone covers as little as the last says.
+        low, high = (1 - coverage) / len(self.ranks), 1 - coverage
+        for _ in range(20):
+            middle = (low + high) / 2
+            if self._coverage(middle) >= coverage:
+                low = middle
+            else:
+                high = middle
+        return self._within(low)
+
+    def _within(self, level: float) -> tuple[Tensor, Tensor]:
+        inside = (self.tails > level).long()
+        last = inside.shape[1] - 1
+        return inside.argmax(1), last - inside.flip(1).argmax(1)
+
+    def _coverage(self, level: float) -> float:
+        """The probability that all N are less far out than a level."""
+        if not bool((self.tails > level).any(1).all()):
+            return 0.0
+        level = max(level, _NEGLIGIBLE)
+        lows, highs = (bound.tolist() for bound in self._within(level))
+        before = torch.zeros(1, dtype=torch.float64)  # N = 0 at z = 0
+        paths, z = torch.ones(1, dtype=torch.float64), 0.0
+        for low, high, here in zip(lows, highs, self.levels.tolist(), strict=True):
+            after = torch.arange(low, high + 1, dtype=torch.float64)
+            more, left = after - before[:, None], self._count - before[:, None]
+            step = torch.tensor((here - z) / (1 - z), dtype=torch.float64)
+            paths = paths @ _binomial(left, more, step)
+            before, z = after, here
+        return float(paths.sum())
+
+
+# Not scipy's: values that are equal by symmetry must be equal to the last bit.
+def _binomial(count: Tensor, x: Tensor, p: Tensor) -> Tensor:
+    """The probability of x of count; 0 of what cannot be."""
+    possible = (x >= 0) & (x <= count)
+    x = torch.where(possible, x, 0)
+    ways = torch.lgamma(count + 1) - torch.lgamma(x + 1) - torch.lgamma(count - x + 1)
+    log_mass = ways + torch.xlogy(x, p) + torch.special.xlog1py(count - x, -p)
+    return torch.where(possible, log_mass, -torch.inf).exp()
+
+
+# Above this, ranks of correlated draws are visibly not uniform.
+_CORRELATED = 0.3
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    r"""Ranks of what was drawn from the prior among draws of its posterior.
+
+    If the draws are independent draws of the posterior, ranks are uniform on
+    :math:`0, \dots, L`. The difference of their empirical distribution to that one is
+    looked at for every quantity: above 0 on the left and below 0 on the right, ranks
+    are crowded at both ends, and what is sampled is too narrow; the other way round
+    it is too wide; above 0 everywhere, ranks are small, and what is sampled is too far
+    up. Draws that are correlated look like a sampler that is too narrow, and
+    draws that alternate like one that is too wide.
+
+    Attributes:
+        ranks: for each quantity by its name, an int64 tensor [simulations] of numbers
+            from 0 to ``draws``.
+        draws: L, of each posterior.
+        simulations: S.
+        thin: how many steps there were from one draw to the next.
+        autocorrelation: of each quantity's consecutive draws, on average over the
+            simulations.
+
+    Reference:
+        S. Talts, M. Betancourt, D. Simpson, A. Vehtari and A. Gelman, Validating
+        Bayesian Inference Algorithms with Simulation-Based Calibration,
+        arXiv:1804.06788, 2018; T. Säilynoja, P.-C. Bürkner and A. Vehtari, Graphical
+        test for discrete uniformity and its applications in goodness-of-fit evaluation
+        and multiple sample comparison, Statistics and Computing 32, 2022.
+    """
+
+    ranks: Mapping[str, Tensor]
+    draws: int
+    simulations: int
+    thin: int
+    autocorrelation: Mapping[str, float]
+
+    @cached_property
+    def _law(self) -> RankLaw:
+        return RankLaw(self.simulations, self.draws)
+
+    @cached_property
+    def p_values(self) -> Mapping[str, float]:
+        """For each quantity, how likely uniform ranks are to look as bad.
+
+        At the point where their distribution is farthest out, among all points (at most
+        100), with that many looks counted: exact to 1e-12. For one quantity: several
+        are several chances.
+        """
+        return {name: self._law.p_value(ranks) for name, ranks in self.ranks.items()}
+
+    def passed(self, rate: float = 0.01) -> bool:
+        """Whether all quantities look uniform.
+
+        Args:
+            rate: in (0, 1), how often a right sampler may be refused, at most: by
+                Bonferroni's inequality, the least p-value times the number of
+                quantities is compared with it. Default: 0.01.
+
+        Raises:
+            ValueError: rate is out of range.
+        """
+        check_real("rate", rate, high=1.0, low_open=True)
+        return min(self.p_values.values()) * len(self.ranks) > rate
+
+    def ecdf_difference(self, name: str) -> tuple[Tensor, Tensor]:
+        """The points z, and there the part of the ranks up to z, less z.
+
+        Raises:
+            ValueError: there is no such quantity.
+        """
+        if name not in self.ranks:
+            raise ValueError(
+                f"Invalid name: {name!r} (must be one of {', '.join(self.ranks)})"
+            )
+        counts = self._law.counts(self.ranks[name])
+        return self._law.levels, counts.double() / self.simulations - self._law.levels
+
+    def band(self, coverage: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Where the differences of uniform ranks are, at all points together.
+
+        Args:
+            coverage: in (0, 1), the probability that one quantity's differences are all
+                within.
+
+        Returns:
+            The lower and the upper bound at the points of :meth:`ecdf_difference`.
+
+        Raises:
+            ValueError: coverage is out of range.
+        """
+        check_real("coverage", coverage, high=1.0, low_open=True)
+        low, high = self._law.band(coverage)
+        levels = self._law.levels
+        parts = (bound.double() / self.simulations for bound in (low, high))
+        lower, upper = (part - levels for part in parts)
+        return lower, upper
+
+    def summary(self, rate: float = 0.01) -> str:
+        """A table of the quantities, and whether they pass at a rate."""
+        passed = self.passed(rate)
+        lines = [
+            f"{self.simulations} simulations, {self.draws} draws of each posterior, "
+            f"one in {self.thin} steps",
+            f"{'quantity':<20}{'p-value':>10}{'ECDF off by':>13}{'lag 1':>8}",
+        ]
+        for name, p in self.p_values.items():
+            _, off = self.ecdf_difference(name)
+            farthest = float(off[off.abs().argmax()])
+            correlation = self.autocorrelation[name]
+            lines.append(f"{name:<20}{p:>10.2g}{farthest:>+13.3f}{correlation:>8.2f}")
+        count = len(self.ranks)
+        verdict = "all ranks look uniform" if passed else "ranks are NOT uniform"
+        lines.append(
+            f"{verdict} (at a rate of {rate:g} for "
+            f"{'the quantity' if count == 1 else f'the {count} together'})"
+        )
+        worst = max(self.autocorrelation.values(), key=abs)
+        if abs(worst) > _CORRELATED:
+            where = "at both ends" if worst > 0 else "in the middle"
+            lines.append(
+                f"draws are correlated ({worst:.2f} from one to the next): their ranks "
+                f"crowd {where}, whatever the sampler; take another thin"
+            )
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        """The summary."""
+        return self.summary()
+
+    def plot(self, coverage: float = 0.95) -> Any:
+        """Draws the differences of all quantities, and the band that one should keep.
+
+        Returns:
+            The matplotlib figure.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+            ValueError: coverage is out of range.
+        """
+        low, high = self.band(coverage)
+        figure, (axes,) = panels("Calibration.plot()", 1, 6, 3.5)
+        levels = self._law.levels
+        label = f"{100 * coverage:g} % of uniform ranks"
+        axes.fill_between(levels, low, high, color="lightgray", label=label)
+        for name in self.ranks:
+            axes.step(*self.ecdf_difference(name), where="post", label=name)
+        axes.set_xlabel("rank / draws")
+        axes.set_ylabel("ECDF difference")
+        axes.legend(fontsize="small")
+        return figure
+
+
+Quantity = Callable[[Any, Any], Tensor]
+
+# More coordinates than these have to be chosen from.
+_MOST_COORDINATES = 64
+
+# Steps in which draws' correlation is measured: first, and at most.
+_FIRST_PILOT, _LONGEST_PILOT = 256, 65_536
+# Fewest effective draws of a pilot that tell how many it has.
+_FEWEST = 40
+
+# What is left of it does not show in ranks.
+_CORRELATED = 0.2
+
+
+def sbc(
+    prior: Callable[[int, torch.Generator], Any],
+    simulate: Callable[[Any, torch.Generator], Any],
+    loss: Callable[[Any, Any], Tensor],
+    sampler: Callable[[list[Tensor], int], Sampler],
+    *,
+    simulations: int = 200,
+    draws: int = 63,
+    thin: int | None = None,
+    warmup: int = 1000,
+    prepare: Callable[[Sampler, Callable[..., Any]], object] | None = None,
+    batch_size: int | None = None,
+    quantities: Mapping[str, Quantity] | None = None,
+    at_once: int | None = None,
+    seed: int | None = None,
+    progress: bool = True,
+) -> Calibration:
+    r"""Simulation-based calibration: is what a sampler samples the posterior?
+
+    Each of S simulations draws :math:`\tilde\theta` from the prior, data from the model
+    with :math:`\tilde\theta`, and then has the sampler draw
+    :math:`\theta_1, \dots, \theta_L` from the posterior of these data, begun at a draw
+    from the prior of its own. :math:`\tilde\theta` is a draw from the posterior too, so
+    that for any quantity f the rank
+
+    .. math:: \#\{l : f(\theta_l) < f(\tilde\theta)\}
+
+    is uniform on 0, ..., L, if the sampler, its warm-up and all of its settings are
+    right, as far as the quantities see it.
+
+    All functions work on n simulations at once, a leading dimension of all tensors:
+    independent blocks of one sampler's parameters, each with the gradient that it would
+    have alone, so that ``num_data``, ``lr`` and all else are those of one. Which
+    samplers need ``num_chains`` or a small ``at_once``: docs/sbc.md. A minibatch has
+    the same places of each simulation's data.
+
+    Ranks of correlated draws look like a sampler that is too narrow. With ``thin=None``
+    one draw is kept in as many steps as one effective draw takes: by batch means of a
+    pilot run, after the first warm-up, the median over simulations of the slowest
+    quantity; and in more, while draws that far apart correlate by more than 0.2, of
+    whatever sign. What correlation is left is in the result.
+
+    Args:
+        prior: ``prior(n, generator)`` returns n draws of the parameters: a Tensor
+            [n, ...], or a dict of such.
+        simulate: ``simulate(theta, generator)`` returns the data of each, N of them: a
+            Tensor [n, N, ...] or a tuple of such. N is always the same.
+        loss: ``loss(theta, data)`` returns the negative log-likelihoods [n, N'] of some
+            or all data, given as by ``simulate``. Of a prior that is not the sampler's
+            Gaussian, it takes in the negative log density divided by N.
+        sampler: ``sampler(params, seed)`` returns a sampler of a list of parameters,
+            with ``num_data=N`` and the prior's precision.
+        simulations: S, >= 10. With S = 200 a quantity's distribution has to be off by
+            some 0.1 to be noticed, with 2000 by 0.03. Default: 200.
+        draws: L, >= 3. Default: 63.
+        thin: steps from one draw to the next, >= 1; of an SBPS, samples. None measures
+            it. Default: None.
+        warmup: steps before the first, >= 0. Default: 1000.
+        prepare: ``prepare(sampler, closure)``, called before the warm-up, with a
+            closure such as ``sampler.step(closure)`` takes: for ``sampler.warmup``, or
+            to freeze what adapts. None does nothing. Default: None.
+        batch_size: of minibatches, drawn afresh at every call of the closure, without
+            replacement; in [1, N]. None is all data. Not for HMCECS, which chooses
+            itself. Default: None.
+        quantities: f by their names: ``f(theta, data)`` returns [n]. None is all
+            coordinates of all parameters, at most 64, their "squared norm" and the "log
+            likelihood", which see what coordinates do not (a sampler without a prior,
+            or with too high a temperature). Default: None.
+        at_once: how many simulations share a sampler, >= 1. None is all. Default: None.
+        seed: of all that is random, a 64-bit int. None draws one from torch's default
+            generator. Default: None.
+        progress: show a progress bar, if tqdm is installed. Default: True.
+
+    Returns:
+        Ranks, and what they say.
+
+    Raises:
+        ValueError: an argument is out of range; a function returns another shape than
+            above, or quantities that are not finite; ``num_data`` is not N.
+        TypeError: an argument is not what it should be.
+        RuntimeError: draws still correlate over the longest pilot run, of 65536 steps:
+            give ``thin``.
+
+    Example:
+        >>> def prior(n, generator):
+        ...     return torch.randn(n, 3, generator=generator)
+        >>> def simulate(theta, generator):  # x is [N, 3]
+        ...     return torch.bernoulli((theta @ x.T).sigmoid(), generator=generator)
+        >>> def loss(theta, y): ...  # of a minibatch: see docs/sbc.md
+        >>> result = sbc(prior, simulate, loss, lambda params, seed: SGHMC(
+        ...     params, lr=0.1, num_data=len(x), prior_precision=1.0, seed=seed))
+        >>> print(result.summary()), result.passed(rate=0.01)
+
+    Reference:
+        S. Talts et al. 2018, algorithm 2, see :class:`Calibration`. For quantities that
+        depend on the data: M. Modrák et al., Simulation-Based Calibration Checking for
+        Bayesian Computation: The Choice of Test Quantities Shapes Sensitivity, Bayesian
+        Analysis 20, 2025.
+    """
+    check_integer("simulations", simulations, low=10)
+    check_integer("draws", draws, low=3)
+    check_integer("warmup", warmup)
+    if thin is not None:
+        check_integer("thin", thin, low=1)
+    if batch_size is not None:
+        check_integer("batch_size", batch_size, low=1)
+    at_once = simulations if at_once is None else at_once
+    check_integer("at_once", at_once, low=1)
+    seed = draw_seed(seed)
+    sizes = [
+        min(at_once, simulations - begin) for begin in range(0, simulations, at_once)
+    ]
+    truths: list[Tensor] = []
+    values: list[Tensor] = []
+    names: list[str] = []
+    for i in progress_bar(
+        range(len(sizes)), "calibration", progress and len(sizes) > 1
+    ):
+        model = _Simulated(
+            prior, simulate, loss, sizes[i], batch_size, fold_in(seed, 2 * i)
+        )
+        names, found = model.quantities(quantities)
+        chain = model.chain(sampler, fold_in(seed, 2 * i + 1))
+        if prepare is not None:
+            prepare(chain.sampler, chain.closure)
+        shown = progress and len(sizes) == 1
+        for _ in progress_bar(range(warmup), "warm-up", shown):
+            chain.move()
+        if thin is None:
+            thin = _measured_thin(chain, found)
+        kept = []
+        for _ in progress_bar(range(draws), "draws", shown):
+            for _ in range(thin - 1):
+                chain.move()
+            kept.append(found(chain.move()))
+        truths.append(found(model.truth))
+        values.append(torch.stack(kept))
+    assert thin is not None
+    return _ranked(
+        names, torch.cat(truths), torch.cat(values, 1), thin, fold_in(seed, 2**62)
+    )
+
+
+class _Simulated:
+    """Some simulations: parameters drawn from the prior, and data of each."""
+
+    def __init__(
+        self,
+        prior: Callable[[int, torch.Generator], Any],
+        simulate: Callable[[Any, torch.Generator], Any],
+        loss: Callable[[Any, Any], Tensor],
+        size: int,
+        batch_size: int | None,
+        seed: int,
+    ) -> None:
+        self._size, self._loss, self._batch_size = size, loss, batch_size
+        self._generator = torch.Generator().manual_seed(seed)
+        theta = prior(size, self._generator)
+        #: The parameters' names; None where there is one Tensor without a name.
+        self._names = list(theta) if isinstance(theta, Mapping) else None
+        self.truth = self._parameters(theta)
+        self.start = self._parameters(prior(size, self._generator))
+        data = simulate(theta, self._generator)
+        self._is_tuple = isinstance(data, (tuple, list))
+        self._data = tuple(data) if self._is_tuple else (data,)
+        for each in self._data:
+            if (
+                not isinstance(each, Tensor)
+                or each.dim() < 2
+                or len(each) != size
+                or each.shape[1] != self._data[0].shape[1]
+            ):
+                raise ValueError(
+                    f"Invalid data: simulate() returned {_what(each)} (must be Tensors "
+                    f"[{size}, N, ...] with one N)"
+                )
+        self.num_data = self._data[0].shape[1]
+        self._everything = torch.arange(self.num_data)
+        if batch_size is not None and batch_size > self.num_data:
+            raise ValueError(
+                f"Invalid batch_size: {batch_size} (must be in [1, {self.num_data}])"
+            )
+
+    def _parameters(self, theta: Any) -> list[Tensor]:
+        values = list(theta.values()) if isinstance(theta, Mapping) else [theta]
+        for value in values:
+            if (
+                not isinstance(value, Tensor)
+                or not value.is_floating_point()
+                or value.dim() < 1
+                or len(value) != self._size
+            ):
+                raise ValueError(
+                    f"Invalid theta: prior() returned {_what(value)} (must be a Tensor "
+                    f"[{self._size}, ...] of a floating dtype, or a dict of such)"
+                )
+        return [value.detach().clone() for value in values]
+
+    def _theta(self, params: list[Tensor]) -> Any:
+        if self._names is None:
+            return params[0]
+        return dict(zip(self._names, params, strict=True))
+
+    def _some(self, indices: Tensor) -> Any:
+        some = tuple(each[:, indices.to(each.device)] for each in self._data)
+        return some if self._is_tuple else some[0]
+
+    def losses(self, params: list[Tensor], indices: Tensor) -> Tensor:
+        """[simulations, len(indices)]."""
+        losses = self._loss(self._theta(params), self._some(indices))
+        wanted = [self._size, len(indices)]
+        if not isinstance(losses, Tensor) or list(losses.shape) != wanted:
+            raise ValueError(
+                f"Invalid loss: loss() returned {_what(losses)} (must be a Tensor of "
+                f"shape {wanted}, a negative log-likelihood for each datum)"
+            )
+        return losses
+
+    def chain(self, make: Callable[[list[Tensor], int], Sampler], seed: int) -> Chain:
+        """A sampler of these posteriors, at its start."""
+        params = [value.requires_grad_() for value in self.start]
+        sampler = make(params, seed)
+        if not isinstance(sampler, Sampler):
+            raise TypeError(
+                f"Invalid sampler: sampler() returned {_what(sampler)} (must be a "
+                "Sampler)"
+            )
+        losses = partial(self.losses, params)
+        return Chain(sampler, params, losses, self.num_data, self._draw_indices)
+
+    def _draw_indices(self) -> Tensor:
+        """Of a minibatch without replacement, or of all data, in order."""
+        if self._batch_size is None:
+            return self._everything
+        order = torch.randperm(self.num_data, generator=self._generator)
+        return order[: self._batch_size]
+
+    def quantities(
+        self, chosen: Mapping[str, Quantity] | None
+    ) -> tuple[list[str], Callable[[list[Tensor]], Tensor]]:
+        """Names, and a function of the parameters that returns [simulations, names]."""
+        if chosen is not None:
+            names = list(chosen)
+            if not names:
+                raise ValueError("Invalid quantities: there are none")
+        else:
+            names = [*self._coordinates(), "squared norm", "log likelihood"]
+
+        @torch.no_grad()
+        def found(params: list[Tensor]) -> Tensor:
+            if chosen is None:
+                flat = [p.reshape(self._size, -1).double() for p in params]
+                theta = torch.cat(flat, 1)
+                log_likelihood = -self.losses(params, self._everything).double().sum(1)
+                both = (theta.square().sum(1), log_likelihood)
+                values = torch.cat([theta, torch.stack(both, 1)], 1)
+            else:
+                given = self._theta(params), self._some(self._everything)
+                columns = [
+                    self._quantity(name, f(*given)) for name, f in chosen.items()
+                ]
+                values = torch.stack(columns, 1)
+            if not bool(values.isfinite().all()):
+                wrong = names[int((~values.isfinite()).any(0).nonzero()[0])]
+                raise ValueError(f"Invalid quantity: {wrong!r} is not finite")
+            return values.cpu()
+
+        return names, found
+
+    def _quantity(self, name: str, value: Any) -> Tensor:
+        if not isinstance(value, Tensor) or list(value.shape) != [self._size]:
+            raise ValueError(
+                f"Invalid quantity: {name!r} is {_what(value)} (must be a Tensor of "
+                f"shape [{self._size}], a number for each simulation)"
+            )
+        return value.double()
+
+    def _coordinates(self) -> list[str]:
+        named = zip(self._names or ["theta"], self.truth, strict=True)
+        names = []
+        for name, value in named:
+            shape = value.shape[1:]
+            names += _coordinate_names(name, shape)
+        if len(names) > _MOST_COORDINATES:
+            raise ValueError(
+                f"Invalid quantities: None (there are {len(names)} coordinates, more "
+                f"than {_MOST_COORDINATES}: choose)"
+            )
+        return names
+
+
+def _measured_thin(chain: Chain, found: Callable[[list[Tensor]], Tensor]) -> int:
+    """Steps that one effective draw takes, of the slowest quantity."""
+    values, length = [], _FIRST_PILOT
+    while length <= _LONGEST_PILOT:
+        values += [found(chain.move()) for _ in range(length - len(values))]
+        traces = torch.stack(values)  # [steps, simulations, quantities]
+        ess = arviz("ess", traces[None], method="mean")
+        # Of so few the number is hardly more than an estimate of none gives.
+        if bool(((ess < _FEWEST).double().mean(0) < 0.1).all()):
+            ratio = (length / ess).nan_to_num(1.0).median(0).values.max()
+            thin = max(1, math.ceil(float(ratio)))
+            # Draws that alternate are worth more than one each, and not independent.
+            while thin < length // 4:
+                correlation = _autocorrelation(traces, thin).nan_to_num(0.0)
+                if float(correlation.abs().max()) <= _CORRELATED:
+                    break
+                thin += 1
+            return thin
+        length *= 2
+    raise RuntimeError(
+        f"The chains' draws still correlate over {_LONGEST_PILOT} steps: they mix too "
+        "slowly for their correlation to be measured (give thin, or larger steps)"
+    )
+
+
+def _autocorrelation(values: Tensor, lag: int) -> Tensor:
+    """Of [steps, simulations, quantities], over all simulations together.
+
+    NaN where nothing varies.
+    """
+    off = values - values.mean(0)
+    lagged = (off[lag:] * off[:-lag]).sum((0, 1)) / (len(off) - lag)
+    return lagged / (off.square().sum((0, 1)) / len(off))
+
+
+def _ranked(
+    names: list[str], truth: Tensor, values: Tensor, thin: int, seed: int
+) -> Calibration:
+    """Of values [draws, simulations, names]."""
+    draws, simulations, _ = values.shape
+    # Where values are equal, any order is as good as any other.
+    equal = (values == truth).sum(0)
+    generator = torch.Generator().manual_seed(seed)
+    chance = torch.rand(equal.shape, generator=generator, dtype=torch.float64)
+    ranks = (values < truth).sum(0) + (chance * (equal + 1)).long()
+    # The mean of few draws is near them all, which takes about 1 / L off.
+    lagged = _autocorrelation(values, 1) + 1 / draws
+    return Calibration(
+        ranks={name: ranks[:, j] for j, name in enumerate(names)},
+        draws=draws,
+        simulations=simulations,
+        thin=thin,
+        autocorrelation={name: float(lagged[j]) for j, name in enumerate(names)},
+    )
+
+
+def _what(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a Tensor of shape {list(value.shape)} and {value.dtype}"
+    return f"a {type(value).__name__}"
+
+
+def _coordinate_names(name: str, shape: torch.Size) -> list[str]:
+    """Those of a tensor's elements: "weight[3, 5]"."""
+    if not shape:
+        return [name]
+    places = torch.unravel_index(torch.arange(shape.numel()), shape)
+    return [f"{name}{row}" for row in torch.stack(places, 1).tolist()]

@@ -1,0 +1,540 @@
+"""Convergence of chains: their draws for ArviZ, and its numbers of many quantities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torch_sgmcmc.chain.checks import check_real, wrong_type
+from torch_sgmcmc.chain.optional import optional
+from torch_sgmcmc.chain.wrappers import plain_names
+
+__all__ = ["Convergence", "to_arviz"]
+
+# Levels of the quantiles that are shown, the worst last.
+_QUANTILES = (0.5, 0.9, 0.99, 1.0)
+_HEADS = ("median", "90 %", "99 %", "worst")
+
+
+@dataclass(frozen=True, eq=False)
+class Convergence:
+    r"""R-hat and effective sample sizes of each of many quantities.
+
+    The rank-normalised R̂ compares all draws with the draws within the halves of the
+    chains, their location and their scale: 1 if all halves of all chains are alike. The
+    effective sample size (ESS) of a chain of n draws with autocorrelations ρ is
+    :math:`n / (1 + 2 \sum_t \rho_t)`. The numbers are ArviZ's (``arviz_stats``).
+
+    Quantities that are one and the same number in all draws of all chains have neither:
+    all are NaN, ``constant`` is True, and no quantile takes them. Where each chain
+    stands still at another number, :math:`\hat R = \infty`. A single chain is cut into
+    two.
+
+    Attributes:
+        rhat: R̂, float64, a number for each quantity.
+        ess: bulk-ESS, all chains together, like ``rhat``.
+        ess_tail: tail-ESS, the smaller one of the 5 % and the 95 % quantile.
+        constant: bool, like ``rhat``: the quantity is the same in all draws.
+        num_chains: number of chains.
+        num_draws: number of draws of each chain.
+        title: name of the quantities.
+
+    Reference:
+        A. Vehtari, A. Gelman, D. Simpson, B. Carpenter and P.-C. Bürkner,
+        Rank-Normalization, Folding, and Localization: An Improved R̂ for Assessing
+        Convergence of MCMC, Bayesian Analysis 16, 2021.
+    """
+
+    rhat: Tensor
+    ess: Tensor
+    ess_tail: Tensor
+    constant: Tensor
+    num_chains: int
+    num_draws: int
+    title: str
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def quantiles(self, *levels: float) -> dict[str, Tensor]:
+        """Returns quantiles over the quantities that vary, counted from the best.
+
+        Args:
+            levels: in [0, 1]; 0 is the best of all quantities and 1 the worst, for R̂
+                the largest and for effective sample sizes the smallest.
+
+        Returns:
+            For "rhat", "ess" and "ess_tail" a float64 tensor with a number for each
+            level, of a quantity (of two, the worse); NaN where nothing varies.
+
+        Raises:
+            ValueError: a level is out of range.
+        """
+        for level in levels:
+            if check_real("level", level) > 1:
+                raise ValueError(f"Invalid level: {level} (must be in [0, 1])")
+        q = torch.tensor(levels, dtype=torch.float64)
+        varying = ~self.constant
+        found = {"rhat": _of_sorted(self.rhat[varying].sort().values, q)}
+        for name in ("ess", "ess_tail"):
+            values = getattr(self, name)[varying]
+            found[name] = _of_sorted(values.sort(descending=True).values, q)
+        return found
+
+    def __str__(self) -> str:
+        """A table of quantiles."""
+        count, constant = self.rhat.numel(), int(self.constant.sum())
+        lines = [
+            f"{self.title}: {self.num_chains} chains of {self.num_draws} draws, "
+            f"{count} quantities"
+        ]
+        if constant < count:
+            lines.append(" " * 9 + "".join(f"{head:>9}" for head in _HEADS))
+            labels = {"rhat": "R-hat", "ess": "bulk-ESS", "ess_tail": "tail-ESS"}
+            for name, values in self.quantiles(*_QUANTILES).items():
+                form = ".3f" if name == "rhat" else ".0f"
+                row = "".join(f"{value:>9{form}}" for value in values.tolist())
+                lines.append(f"{labels[name]:<9}{row}")
+        if constant:
+            lines.append(f"constant in all draws: {constant} of {count}")
+        return "\n".join(lines)
+
+
+def _of_sorted(values: Tensor, levels: Tensor) -> Tensor:
+    """Of values from best to worst; not interpolated, as some may be infinite."""
+    if len(values) == 0:
+        return torch.full_like(levels, torch.nan)
+    index = (levels * (len(values) - 1)).ceil().long()
+    return values[index]
+
+
+def arviz(name: str, values: Tensor, **options: Any) -> Tensor:
+    """Calls a function of ArviZ with [chains, draws, ...].
+
+    It is imported here, since the import takes as long as that of torch.
+    """
+    import numpy as np
+    from arviz_stats.base import array_stats
+
+    array = values.double().cpu().numpy()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = getattr(array_stats, name)(array, chain_axis=0, draw_axis=1, **options)
+    return torch.as_tensor(np.asarray(found), dtype=torch.float64)
+
+
+def convergence_of(values: Tensor, title: str) -> Convergence:
+    """Returns R-hat and effective sample sizes of [chains, draws, ...].
+
+    Args:
+        values: finite, at least 4 draws.
+        title: the quantities' name.
+    """
+    chains, draws, *shape = values.shape
+    flat = values.double().cpu().reshape(chains, draws, -1)
+    constant = (flat == flat[:1, :1]).flatten(0, 1).all(0)
+    parts = flat
+    if chains == 1:  # ArviZ compares chains, two at least
+        parts = flat[0, draws % 2 :].reshape(2, draws // 2, -1)
+    found = torch.full((3, flat.shape[2]), torch.nan, dtype=torch.float64)
+    if not bool(constant.all()):
+        varying = flat[:, :, ~constant]
+        found[0, ~constant] = arviz("rhat", parts[:, :, ~constant], method="rank")
+        found[1, ~constant] = arviz("ess", varying, method="bulk")
+        found[2, ~constant] = arviz("ess", varying, method="tail", prob=(0.05, 0.95))
+        is_still = (flat == flat[:, :1]).flatten(0, 1).all(0) & ~constant
+        found[0, is_still] = torch.inf  # which ranks would round
+    rhat, ess, tail = (row.reshape(shape) for row in found)
+    return Convergence(rhat, ess, tail, constant.reshape(shape), chains, draws, title)
+
+
+# Fewest draws of chains whose increments are compared; the correlation that counts,
+# and how many standard deviations it is above those at other lags.
+_FEWEST_SHARED, _CORRELATION, _SIGMAS = 20, 0.1, 8.0
+
+
+def is_still(chain: Tensor) -> bool:
+    """Returns whether draws [draws, ...] are all the same."""
+    return len(chain) > 1 and bool((chain == chain[:1]).all())
+
+
+def identical_chains(chains: Mapping[int, Tensor]) -> list[tuple[int, int]]:
+    """Finds pairs of chains, not at rest, that are equal, or become so.
+
+    One seed brings chains of one mode together from wherever they begin.
+    """
+    found = []
+    for i, j in combinations(chains, 2):
+        length = min(len(chains[i]), len(chains[j]))
+        part = slice(0 if length < 4 else 3 * length // 4, length)
+        one, other = chains[i][part], chains[j][part]
+        if length and torch.equal(one[-1], other[-1]) and torch.equal(one, other):
+            if not is_still(chains[i]):
+                found.append((i, j))
+    return found
+
+
+def check_different(name: str, chains: Tensor) -> None:
+    """Raises if two of [chains, draws, ...] are the same, and not at rest."""
+    for i, j in identical_chains(dict(enumerate(chains))):
+        raise ValueError(
+            f"Invalid {name}: chains {i} and {j} are identical, number for number "
+            "(were they run with one seed? R-hat and effective sample sizes need "
+            "independent chains: give each its own seed, with torch_sgmcmc.fold_in)"
+        )
+
+
+def shared_noise(chains: Mapping[int, Tensor]) -> list[tuple[int, int]]:
+    """Finds pairs of chains whose increments go together, draw by draw.
+
+    The correlation of second differences, which no common drift has, is compared with
+    those at other lags, which have the same law in independent chains.
+
+    Args:
+        chains: of each chain [draws, elements], from the first draw on.
+    """
+    length = min(map(len, chains.values()), default=0)
+    if length < _FEWEST_SHARED:
+        return []
+    signs, spectra = {}, {}
+    for i, chain in chains.items():
+        bends = chain[:length].double().diff(n=2, dim=0)
+        # Signs against heavy tails, and every element alike.
+        signs[i] = (bends / bends.abs().mean(0).clamp_min(1e-300)).tanh()
+        spectra[i] = torch.fft.rfft(signs[i], 2 * len(bends), dim=0)
+    found = []
+    for i, j in combinations(chains, 2):
+        product = (spectra[i].conj() * spectra[j]).sum(1)
+        norm = (signs[i].square().sum() * signs[j].square().sum()).sqrt()
+        by_lag = torch.fft.irfft(product, 2 * (length - 2)) / norm.clamp_min(1e-300)
+        reach = length // 2 - 1  # other lags, up to a half of the draws
+        others = torch.cat([by_lag[3:reach], by_lag[-reach:-2]])
+        if float(by_lag[0]) > max(_CORRELATION, _SIGMAS * float(others.std())):
+            found.append((i, j))
+    return found
+
+
+# Fewest draws of a chain, and fewest effective ones of each half: with fewer, chance
+# and slow movement cannot be told from a difference.
+_DRAWS, _EFFECTIVE = 16, 10
+# Distances in standard deviations that settle it with fewer: halves of a straight way
+# are 3.5 apart, those of a random walk up to 2.
+_APART = 2.5
+# Fewest draws for a look at the burn-in, and the least part by which it widens.
+_FEWEST_LATE, _WIDENED = 32, 1.3
+
+
+class Difference(NamedTuple):
+    """The quantity in which chains, or their halves, differ most."""
+
+    #: "chains" or "halves", and "location" or "scale".
+    between: str
+    what: str
+    #: Probability of a larger one without fault, of all quantities together.
+    probability: float
+    quantity: int
+    #: The chain that differs most.
+    chain: int
+
+
+class TooShort(NamedTuple):
+    """The quantity that the beginning of a chain widens most."""
+
+    quantity: int
+    chain: int
+    #: Standard deviation of all its draws over that of the second half.
+    factor: float
+
+
+def differences(values: Tensor, tests: int | None = None) -> list[Difference]:
+    """Compares the chains, and their halves, in location and scale.
+
+    Means of ranks, turned into normal scores, are compared with their errors by
+    ArviZ's effective sample size of each half: an F-test for each quantity, whose
+    probability is multiplied by the number of tests.
+
+    Args:
+        values: [chains, draws, quantities], finite; constants are left out.
+        tests: the number of quantities that these were chosen from.
+    """
+    chains, draws, _ = values.shape
+    varying = (values != values[:1, :1]).flatten(0, 1).any(0).nonzero().flatten()
+    length = draws // 2
+    if draws < _DRAWS or len(varying) == 0:
+        return []
+    flat = values[:, draws - 2 * length :, varying].double()
+    centers = flat.median(1, keepdim=True).values
+    found = [
+        _most("halves", "location", _normal_scores(flat, 1)),
+        _most("halves", "scale", _normal_scores((flat - centers).abs(), 1)),
+    ]
+    if chains > 1:
+        centers = flat.flatten(0, 1).median(0).values
+        found += [
+            _most("chains", "location", _normal_scores(flat, None)),
+            _most("chains", "scale", _normal_scores((flat - centers).abs(), None)),
+        ]
+    tests = len(varying) if tests is None else tests
+    return [
+        each._replace(
+            quantity=int(varying[each.quantity]),
+            probability=min(1.0, 2 * tests * each.probability),
+        )
+        for each in found
+    ]
+
+
+def _most(between: str, what: str, scores: Tensor) -> Difference:
+    """The quantity of [chains, draws, quantities] that differs most."""
+    chains, draws, count = scores.shape
+    halves = scores.reshape(2 * chains, draws // 2, count)
+    parts = halves.permute(1, 0, 2)[None]  # each half is a chain to itself
+    effective = arviz("ess", parts, method="mean").nan_to_num(1.0)
+    effective = effective.clamp(1.0, draws // 2).mean(0)
+    within = halves.var(1).mean(0).clamp_min(1e-12)
+    means = halves.mean(1).reshape(chains, 2, count)
+    if between == "halves":
+        square = (means[:, 1] - means[:, 0]).square()
+        chain, square, over = square.argmax(0), square.mean(0), chains
+        ratio = square * effective / (2 * within)
+    else:
+        of_chains = means.mean(1)
+        chain = (of_chains - of_chains.median(0).values).abs().argmax(0)
+        square, over = of_chains.var(0), chains - 1
+        ratio = 2 * square * effective / within
+    chance = _beyond(ratio, over, (2 * chains * effective / 5).clamp_min(4.0))
+    is_far = square > _APART**2 * within
+    chance[(effective < _EFFECTIVE) & ~is_far] = 1.0
+    chance[is_far] = 0.0
+    worst = int((chance - 1e-9 * ratio.clamp_max(1e6)).argmin())
+    return Difference(between, what, float(chance[worst]), worst, int(chain[worst]))
+
+
+def _beyond(ratio: Tensor, over: int, under: Tensor) -> Tensor:
+    from scipy.stats import f
+
+    return torch.as_tensor(f.sf(ratio.numpy(), over, under.numpy()))
+
+
+def _normal_scores(values: Tensor, axis: int | None) -> Tensor:
+    """Ranks in each chain (axis 1), or in all together, as normal quantiles."""
+    from scipy.stats import rankdata
+
+    rows = values if axis else values.reshape(1, -1, values.shape[2])
+    ranks = torch.as_tensor(rankdata(rows.numpy(), axis=1), dtype=torch.float64)
+    scores = torch.special.ndtri((ranks - 0.375) / (rows.shape[1] + 0.25))
+    return scores.view_as(values)
+
+
+def short_burn_in(values: Tensor) -> TooShort | None:
+    """Finds chains whose first draws are far outside of their second half.
+
+    Ranks do not show it where these draws are few, and they widen standard deviations.
+
+    Args:
+        values: [chains, draws, quantities], finite.
+    """
+    chains, draws, count = values.shape
+    if draws < _FEWEST_LATE or count == 0:
+        return None
+    from scipy.stats import t
+
+    values = _unbounded(values.double())
+    last = values[:, draws // 2 :]
+    center, spread = last.mean(1), last.std(1)
+    off = (values - center[:, None]) / spread[:, None]
+    far = torch.zeros(chains, count, dtype=torch.float64)
+    lengths = [2**i for i in range(int(math.log2(draws // 8)) + 1)]
+    for length in lengths:
+        windows = off[:, draws // 2 :].unfold(1, length, length).mean(3).abs()
+        first = off[:, :length].mean(1).abs()
+        is_out = first > 3 * windows.amax(1)
+        far = torch.maximum(far, first.where(is_out, 0.0))
+    factor = (values.std(1) / spread).where(spread > 0, 0.0)
+    places = (far > _APART) & (factor >= _WIDENED)
+    if not bool(places.any()):
+        return None
+    # Slow chains have a second half that is too narrow by chance.
+    parts = last.permute(1, 0, 2)[:, places][None]
+    freedom = arviz("ess", parts, method="mean").clamp(2.0, len(last[0])) - 1
+    limit = t.isf(0.001 / (2 * chains * count * len(lengths)), freedom.numpy())
+    is_sure = far[places] > 1.5 * torch.as_tensor(limit)
+    if not bool(is_sure.any()):
+        return None
+    factors = torch.zeros_like(far)
+    factors[places] = factor[places].where(is_sure, 0.0)
+    place = int(factors.argmax())
+    return TooShort(place % count, place // count, float(factors.max()))
+
+
+def _unbounded(values: Tensor) -> Tensor:
+    """Log-odds of probabilities, logarithms of positive quantities.
+
+    Near their bound a few of them are larger than the rest by any factor.
+    """
+    positive = (values >= 0).flatten(0, 1).all(0)
+    parts = positive & (values <= 1).flatten(0, 1).all(0)
+    logs = values.clamp_min(1e-38).log()
+    odds = logs - torch.log1p(-values.clamp(0, 1 - 6e-8))
+    return torch.where(parts, odds, torch.where(positive, logs, values))
+
+
+# Numbers a draw that are taken without having been chosen.
+_FEW = 10_000
+# What draws may say of themselves.
+_STATISTICS = ("weight", "step")
+
+Probe = Callable[[Any], Tensor]
+
+
+def to_arviz(
+    draws: Iterable[Any],
+    *,
+    names: Iterable[str] | None = None,
+    probes: Mapping[str, Probe] | None = None,
+    log_likelihood: Mapping[str, Probe] | None = None,
+    posterior_predictive: Mapping[str, Probe] | None = None,
+) -> Any:
+    r"""Chains of draws for ArviZ, with what is to be looked at.
+
+    There is one pass over the draws, of which only what is chosen is kept: of a network
+    a few parameters or what it puts out, since nobody looks at millions of traces.
+
+    Args:
+        draws: ``draws[chain][draw]``, or draws one after the other that have an
+            attribute ``chain`` (without one they are all of one chain): mappings from
+            names to Tensors, or modules.
+        names: of tensors that are taken as they are. None takes all of a floating
+            dtype, if there are no probes and at most 10,000 numbers. Default: None.
+        probes: ``{name: function}`` of a draw that returns a Tensor; labels of its
+            elements are taken from the function's attribute ``names``. Default: none.
+        log_likelihood: ``{name: function}`` of a draw that returns :math:`\log p(y_i |
+            x_i, \theta)` of each datum, in a group of that name: for ``arviz.loo`` and
+            ``arviz.compare``. Default: none.
+        posterior_predictive: ``{name: function}`` of a draw that returns new data, for
+            ``arviz.plot_ppc``. Default: none.
+
+    Returns:
+        An ``arviz.InferenceData``, or with ArviZ 1.x an ``xarray.DataTree``: the
+        variables in the group "posterior", with chains in the order of their numbers.
+        Attributes ``weight`` and ``step`` that all draws have are in "sample_stats";
+        ArviZ's own statistics do not look at weights.
+
+    Raises:
+        ValueError: there are no draws, chains are of different lengths or identical, a
+            name or a shape is not there in each draw, or too much would be taken.
+        TypeError: a draw is neither a mapping nor a module.
+        ImportError: ArviZ is not installed.
+
+    Example:
+        >>> data = convergence.to_arviz(
+        ...     store, names=["2.bias"],
+        ...     probes={"some": lambda draw: draw["0.weight"].flatten()[::1000]})
+        >>> arviz.summary(data)
+    """
+    arviz = optional("arviz", "ArviZ", "convergence.to_arviz()", "posterior")
+    probes, chosen = dict(probes or {}), None if names is None else list(names)
+    functions = {("posterior", name): probe for name, probe in probes.items()}
+    for group, given in (
+        ("log_likelihood", log_likelihood),
+        ("posterior_predictive", posterior_predictive),
+    ):
+        functions |= {
+            (group, name): function for name, function in (given or {}).items()
+        }
+    chains: dict[int, list[dict[tuple[str, str], Tensor]]] = {}
+    for chain, draw in _numbered(draws):
+        if not isinstance(draw, Mapping | nn.Module):
+            wanted = "a mapping from names to Tensors, or a module"
+            raise wrong_type("draw", draw, wanted)
+        tensors = _tensors(draw)
+        if chosen is None:
+            chosen = [] if probes else _all(tensors)
+        missing = [name for name in chosen if name not in tensors]
+        if missing:
+            raise ValueError(f"Invalid names: a draw has no tensor {missing[0]!r}")
+        row = {("posterior", name): tensors[name] for name in chosen}
+        row |= {place: function(draw) for place, function in functions.items()}
+        for name in _STATISTICS:
+            if not isinstance(draw, nn.Module) and hasattr(draw, name):
+                value = getattr(draw, name)
+                dtype = torch.float64 if isinstance(value, float) else torch.int64
+                row["sample_stats", name] = torch.tensor(
+                    value, dtype=dtype, device="cpu"
+                )
+        kept = {place: _kept(tensor) for place, tensor in row.items()}
+        chains.setdefault(chain, []).append(kept)
+    ordered = [chains[chain] for chain in sorted(chains)]
+    lengths = [*map(len, ordered)]
+    if not lengths or min(lengths) != max(lengths):
+        raise ValueError(
+            f"Invalid draws: chains of {lengths} draws (must be chains of one length)"
+        )
+    groups: dict[str, Any] = {"posterior": {}}
+    rows: list[Tensor] = []
+    for group, name in ordered[0][0]:
+        # Not every draw may have a weight.
+        if all((group, name) in row for of_chain in ordered for row in of_chain):
+            values = _stacked(ordered, (group, name))
+            groups.setdefault(group, {})[name] = values.numpy()
+            if group == "posterior":
+                rows.append(values.double().reshape(*values.shape[:2], -1))
+    if rows:
+        check_different("draws", torch.cat(rows, 2))
+    coords, dims = {}, {}
+    for name, probe in probes.items():
+        labels = getattr(probe, "names", None)
+        if labels is not None and groups["posterior"][name].ndim == 3:
+            coords[f"{name}_of"] = list(labels)
+            dims[name] = [f"{name}_of"]
+    if int(arviz.__version__.partition(".")[0]) >= 1:
+        return arviz.from_dict(groups, coords=coords, dims=dims)
+    return arviz.from_dict(**groups, coords=coords, dims=dims)
+
+
+def _tensors(model: nn.Module | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    if not isinstance(model, nn.Module):
+        return model
+    named = dict(model.named_parameters())
+    return {plain: named[name] for name, plain in plain_names(model, named).items()}
+
+
+def _numbered(draws: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """Each draw with its chain."""
+    for i, item in enumerate(draws):
+        if isinstance(item, Iterable) and not isinstance(item, Mapping | nn.Module):
+            yield from ((i, draw) for draw in item)
+        else:
+            is_module = isinstance(item, nn.Module)
+            yield 0 if is_module else getattr(item, "chain", 0), item
+
+
+def _all(tensors: Mapping[str, Tensor]) -> list[str]:
+    names = [name for name in tensors if tensors[name].is_floating_point()]
+    count = sum(tensors[name].numel() for name in names)
+    if count > _FEW:
+        raise ValueError(
+            f"Invalid draws: {count:,} numbers each, of which some must be chosen: "
+            "with names, or with functions as probes"
+        )
+    return names
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    # In float32 ArviZ rounds distances from a median so that their ranks change.
+    dtype = torch.float64 if tensor.is_floating_point() else tensor.dtype
+    return tensor.detach().to("cpu", dtype, copy=True)
+
+
+def _stacked(chains: list[list[dict[Any, Tensor]]], place: tuple[str, str]) -> Tensor:
+    """[chains, draws, ...]."""
+    shapes = {tuple(draw[place].shape) for chain in chains for draw in chain}
+    if len(shapes) > 1:
+        some = " and ".join(str(list(shape)) for shape in sorted(shapes))
+        raise ValueError(f"Invalid draws: {place[1]!r} has shapes {some}")
+    return torch.stack([torch.stack([row[place] for row in chain]) for chain in chains])

@@ -1,0 +1,549 @@
+"""``report``: a verdict on what was sampled."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_sgmcmc.chain.checks import check_integer
+from torch_sgmcmc.chain.files import replace_file
+from torch_sgmcmc.diagnostics.convergence import Convergence, convergence_of
+from torch_sgmcmc.diagnostics.run_findings import (
+    Series,
+    Verdict,
+    by_chain,
+    few_draws,
+    of_chains,
+    of_runs,
+    of_values,
+    read,
+    sorted_by_kind,
+)
+from torch_sgmcmc.diagnostics.temperatures import Gauges, panels
+from torch_sgmcmc.posterior.ran import Ran, finite, plain, ran_of, read_ran
+from torch_sgmcmc.posterior.store import Draw, SampleStore
+
+__all__ = ["Report", "report"]
+
+# Quantities of the outputs that are compared; rows of the table of tensors.
+_MOST, _ROWS = 2000, 12
+# Outputs whose autocorrelations are drawn.
+_SHOWN = 5
+# Fewest draws of a chain for R-hat, and for a comparison of chains.
+_DEFINED, _COMPARED = 4, 16
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """Verdicts of :func:`report`, which can be printed, saved and plotted."""
+
+    #: What speaks against the run, the worst first; empty if nothing does.
+    verdicts: tuple[Verdict, ...]
+    #: What could not be known, and why.
+    unknown: tuple[str, ...]
+    #: By chain what ran beside it, None where that is not known.
+    runs: Mapping[int, Ran | None]
+    #: R-hat and effective sample sizes of outputs; None without inputs.
+    convergence: Convergence | None
+    #: Outputs of the draws, [chains, draws, ...], and targets of the inputs.
+    outputs: Tensor | None
+    targets: Tensor | None
+    #: R-hat and effective sample sizes of the norm of each tensor, and the names.
+    norms: Convergence | None = None
+    names: tuple[str, ...] = ()
+    #: Steps from one draw to the next; None if that is not known.
+    spacing: float | None = None
+
+    def __str__(self) -> str:
+        """Numbers, verdicts, and what is not known."""
+        parts = [*self._numbers(), *self._lines(len(self.verdicts))]
+        if self.convergence is not None and not bool(self.convergence.constant.all()):
+            parts.append(str(self.convergence))
+        return "\n".join(parts)
+
+    def short(self) -> str:
+        """The same in at most five lines."""
+        return "\n".join([*self._numbers()[:2], *self._lines(2)])
+
+    def _numbers(self) -> list[str]:
+        return [line for line in (self._heats(), self._worth(), self._score()) if line]
+
+    def _lines(self, most: int) -> list[str]:
+        lines = [verdict.words for verdict in self.verdicts[:most]]
+        lines = lines or ["Nothing is seen that speaks against it."]
+        if len(self.verdicts) > most:
+            lines[-1] += f" ({len(self.verdicts) - most} more: print(report).)"
+        if self.unknown:
+            lines.append(f"Not known: {'; '.join(self.unknown)}.")
+        return lines
+
+    def _heats(self) -> str:
+        known = [ran for ran in self.runs.values() if ran and ran.tensors]
+        if not known:
+            return ""
+        heat, hottest = max(
+            (read.kinetic.mean / ran.temperature, name)
+            for ran in known
+            for name, read in ran.tensors.items()
+        )
+        of_all = [r.all.kinetic.mean / r.temperature for r in known if r.all]
+        temperatures = " or ".join(f"{t:g}" for t in {r.temperature: 0 for r in known})
+        return (
+            f"T_kin is {sum(of_all) / len(of_all):.3g} T in the mean, {heat:.3g} T in "
+            f"{hottest}, the hottest (T = {temperatures})."
+        )
+
+    def _worth(self) -> str:
+        found, of = self.convergence, "outputs"
+        if found is None:
+            found, of = self.norms, "tensors' norms"
+        if found is None or bool(found.constant.all()):
+            return ""
+        rhat, ess, tail = found.quantiles(0.5, 0.9, 1.0).values()
+        draws, s = found.num_chains * found.num_draws, "s" * (found.num_chains > 1)
+        return (
+            f"{draws} draws of {found.num_chains} chain{s} are worth {ess[0]:.3g} "
+            f"(worst tenth of {of}: {ess[1]:.3g}, for their tails {tail[1]:.3g}); "
+            f"R-hat {rhat[0]:.3f}, {rhat[2]:.3f} in the worst."
+        )
+
+    def _score(self) -> str:
+        """How good the mean of the outputs is, beside that of one draw."""
+        if self.outputs is None or self.targets is None:
+            return ""
+        targets, outputs = self.targets.cpu(), self.outputs.double().cpu()
+        if _are_classes(outputs, targets):
+            wrong = [outputs.mean((0, 1)), outputs]
+            wrong = [(p.argmax(-1) != targets).double().mean() for p in wrong]
+            name, form = "Error", "{:.2%}"
+        elif targets.is_floating_point() and targets.numel() == outputs[0, 0].numel():
+            off = outputs - targets.double().reshape(outputs.shape[2:])
+            wrong = [e.square().mean().sqrt() for e in (off.mean((0, 1)), off)]
+            name, form = "Root mean squared error", "{:.3g}"
+        else:
+            return ""
+        mean, one = (form.format(float(value)) for value in wrong)
+        return f"{name} of all draws together {mean}, of one draw {one}."
+
+    # ---- Other forms ----------------------------------------------------------
+
+    def json(self) -> str:
+        """All numbers but the outputs, as JSON; what is not finite is null.
+
+        Temperatures are absolute there, beside each chain's T. A part has a line.
+        """
+        content = {
+            "verdicts": [verdict._asdict() for verdict in self.verdicts],
+            "unknown": self.unknown,
+            "convergence": _numbers_of(self.convergence),
+            "norms": _numbers_of(self.norms),
+            "chains": {
+                chain: None if ran is None else plain(ran)
+                for chain, ran in self.runs.items()
+            },
+        }
+        parts = (
+            f"{json.dumps(k)}: {json.dumps(finite(v))}" for k, v in content.items()
+        )
+        return "{\n" + ",\n".join(parts) + "\n}\n"
+
+    def markdown(self) -> str:
+        """For people: verdicts, and a table of the hottest tensors."""
+        lines = ["# What was sampled", "", *self._numbers(), ""]
+        lines += [f"* **{v.kind}**: {v.words}" for v in self.verdicts]
+        if not self.verdicts:
+            lines.append("Nothing is seen that speaks against it.")
+        lines += ["", *(f"Not known: {words}.\n" for words in self.unknown)]
+        return "\n".join(lines + self._table())
+
+    def _table(self) -> list[str]:
+        """T_kin and T_conf in units of T, of all chains together; R-hat of norms."""
+        known = [ran for ran in self.runs.values() if ran and ran.tensors]
+        rows: dict[str, tuple[float, list[str]]] = {}
+        for name in {name: 0 for ran in known for name in ran.tensors}:
+            runs = [ran for ran in known if name in ran.tensors]
+            cells = [
+                _interval(
+                    [(getattr(r.tensors[name], key), r.temperature) for r in runs]
+                )
+                for key in ("kinetic", "configurational", "excess")
+            ]
+            heats = [r.tensors[name].kinetic.mean / r.temperature for r in runs]
+            rows[name] = (-statistics.fmean(heats), cells)
+        norms = self.norms
+        for i, name in enumerate(self.names if norms is not None else ()):
+            _, cells = rows.setdefault(name, (0.0, ["", "", ""]))
+            cells += [f"{float(norms.rhat[i]):.3f}", f"{float(norms.ess[i]):.0f}"]
+        if not rows:
+            return []
+        lines = [
+            "| tensor | T_kin / T | T_conf / T | difference | R-hat of norm | ESS |",
+            "| --- | --- | --- | --- | --- | --- |",
+        ]
+        for name in sorted(rows, key=lambda name: rows[name][0])[:_ROWS]:
+            cells = [*rows[name][1], "", ""][:5]
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+        if len(rows) > _ROWS:
+            lines += ["", f"{len(rows) - _ROWS} more are in report.json."]
+        return [*lines, ""]
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Writes ``report.md`` and ``report.json`` into a folder."""
+        path = Path(folder).expanduser()
+        path.mkdir(parents=True, exist_ok=True)
+        replace_file(path / "report.md", self.markdown().encode())
+        replace_file(path / "report.json", self.json().encode())
+
+    def plot(self) -> Any:
+        """A page: losses, temperatures, R-hat, autocorrelation, reliability.
+
+        Returns:
+            The matplotlib figure; what is not known is not drawn.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        return _page(
+            self.runs, self.convergence, self.outputs, self.targets, self.spacing
+        )
+
+
+def _numbers_of(found: Convergence | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    levels = (0.5, 0.9, 0.99, 1.0)
+    numbers = {name: v.tolist() for name, v in found.quantiles(*levels).items()}
+    counts = {"num_chains": found.num_chains, "num_draws": found.num_draws}
+    return {**counts, "levels": levels, **numbers}
+
+
+def _interval(reads: list[tuple[Any, float]]) -> str:
+    """The mean over chains in units of their T, with its 95 % interval."""
+    mean = statistics.fmean(read.mean / t for read, t in reads)
+    width = math.hypot(*(read.half_width / t for read, t in reads)) / len(reads)
+    return f"{mean:.3g} ± {width:.2g}" if math.isfinite(width) else f"{mean:.3g}"
+
+
+def report(
+    model: nn.Module | None,
+    store: str | os.PathLike[str] | Any,
+    inputs: Any = None,
+    targets: Tensor | None = None,
+    *,
+    gauges: Gauges | Sequence[Gauges] | None = None,
+    max_draws: int | None = None,
+    link: str | Callable[[Tensor], Tensor] | None = None,
+    progress: bool = False,
+    **options: Any,
+) -> Report:
+    """Says whether to believe what was sampled, and what to do if not.
+
+    .. code-block:: python
+
+        print(sg.report(model, store, x_test, y_test))
+
+    All draws of all chains are read. R̂ and effective sample sizes, of ranks and of
+    tails (ArviZ's), are those of outputs for some inputs and of the norm of each
+    tensor. Chains and their halves are compared beyond their errors. Chains that are
+    identical, share their noise, stand still or were run with other settings are named
+    by their numbers. From what ran beside the chains: T_kin and T_conf of each tensor
+    (:class:`Gauges`), in units of T, skipped steps, HMC's acceptance. The rate of false
+    alarms of all of the report together is at most 2 %. What cannot be known is said as
+    such.
+
+    :func:`sample` leaves beside the draws what ran beside each chain, and its report.
+
+    Args:
+        model: the network that draws are put into; None without inputs.
+        store: a :class:`SampleStore`, its folder, or draws with an attribute ``chain``.
+        inputs: what outputs are computed for, as for :func:`predict`: a hundred or so
+            are enough. None leaves outputs out. Default: None.
+        targets: of the inputs, labels of classes or numbers: for the error, and the
+            picture of calibration. Default: None.
+        gauges: that have observed the chains, in their order, where it is not
+            ``sample`` that ran them. Default: what the store has.
+        max_draws: draws of each chain, evenly spaced, that are read; None is all.
+            Default: None.
+        link: as for :func:`predict`; "identity" for regression. None is that of the
+            likelihood that the store knows, else "softmax". Default: None.
+        progress: show a progress bar, if tqdm is installed. Default: False.
+        **options: others of :class:`Predictive`.
+
+    Returns:
+        A :class:`Report`.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above; there are no draws.
+    """
+    if max_draws is not None:
+        check_integer("max_draws", max_draws, low=1)
+    draws = SampleStore(store) if isinstance(store, str | os.PathLike) else store
+    if len(draws) == 0:
+        raise ValueError("Invalid store: it has no draws")
+    chains = by_chain(draws)
+    runs = _runs(chains, gauges)
+    unknown = []
+    if inputs is None:
+        model = None
+        unknown.append("whether outputs have converged (no inputs were given)")
+    elif not isinstance(model, nn.Module):
+        raise TypeError(f"Invalid model: of type {type(model).__name__} (a Module)")
+    if "likelihood" not in options and link is not None:
+        options["link"] = link
+    elif link is None and getattr(draws, "likelihood", None) is not None:
+        options.setdefault("likelihood", draws.likelihood)
+    options["progress"] = progress
+    series, outputs = read(chains, model, inputs, max_draws=max_draws, **options)
+    count = sum(map(len, chains.values()))
+    is_thinned = sum(len(each.norms) for each in series.values()) < count
+    found = of_chains(series, runs)
+    is_finite = not any(verdict.kind == "not finite" for verdict in found)
+    names, norms = _norms(series, runs)
+    shared = norms.shape[1]
+    if shared < max(map(len, chains.values())) and not is_thinned:
+        lengths = ", ".join(str(len(chain)) for chain in chains.values())
+        unknown.append(
+            f"whether the first draws of longer chains agree (chains have {lengths} "
+            f"draws: the last {shared} of each are compared)"
+        )
+    convergence = of_norms = None
+    if is_finite and shared >= _DEFINED:
+        if outputs is not None:
+            convergence, of_outputs, why = _of_outputs(outputs, [*chains])
+            found += of_outputs
+            unknown += why
+        if norms.shape[2]:
+            of_norms = convergence_of(norms, "Norms of tensors")
+            found += of_values(
+                norms, of_norms, [*chains], lambda i: f"the norm of {names[i]}"
+            )
+    few = few_draws(convergence, count, len(chains))
+    if few and is_thinned and shared >= _DEFINED:
+        unknown.append(
+            "how many draws they are worth (a part of them was read: "
+            "sg.report(model, store, inputs))"
+        )
+    else:
+        found += few
+    if shared < _COMPARED and not few:
+        unknown.append(f"whether chains agree (there are {shared} draws of each)")
+    if len(chains) == 1:
+        unknown.append(
+            "whether there are other modes (there is one chain: run some more, begun "
+            "at different places)"
+        )
+    if len(set().union(*(each.weights for each in series.values()))) > 1:
+        unknown.append("what weights of draws change (each counts alike here)")
+    judged, not_known = of_runs(runs)
+    return Report(
+        verdicts=sorted_by_kind([*judged, *found]),
+        unknown=(*unknown, *not_known),
+        runs=runs,
+        convergence=convergence,
+        outputs=outputs,
+        targets=targets,
+        norms=of_norms,
+        names=names,
+        spacing=_spacing(series),
+    )
+
+
+def _norms(
+    series: Mapping[int, Series], runs: Mapping[int, Ran | None]
+) -> tuple[tuple[str, ...], Tensor]:
+    """Names of the sampled tensors, and [chains, draws, tensors] of the last draws."""
+    sampled = {name for ran in runs.values() if ran for name in ran.tensors}
+    first = next(iter(series.values())).names
+    names = tuple(name for name in first if name in sampled) or tuple(first)
+    length = min(len(each.norms) for each in series.values())
+    rows = []
+    for each in series.values():
+        places = [each.names.index(name) for name in names]
+        rows.append(torch.stack(each.norms[len(each.norms) - length :])[:, places])
+    return names, torch.stack(rows)
+
+
+def _of_outputs(
+    outputs: Tensor, chains: Sequence[int]
+) -> tuple[Convergence | None, list[Verdict], list[str]]:
+    if not bool(outputs.isfinite().all()):
+        return None, [], ["whether outputs have converged (some are not finite)"]
+    values = outputs.reshape(*outputs.shape[:2], -1)
+    every = -(-values.shape[2] // _MOST)
+    values = values[:, :, ::every].double().cpu()
+    shaped = values.reshape(outputs.shape) if every == 1 else values
+    found = convergence_of(shaped, "Outputs")
+    if bool(found.constant.all()):
+        words = "All draws put out the same: the chain has not moved."
+        return found, [Verdict("still", words)], []
+    return found, of_values(values, found, chains, lambda i: f"output {i}"), []
+
+
+def _spacing(series: Mapping[int, Series]) -> float | None:
+    """The median number of steps between draws."""
+    gaps = [
+        after - before
+        for each in series.values()
+        for before, after in zip(each.steps, each.steps[1:], strict=False)
+        if before is not None and after is not None
+    ]
+    return statistics.median(gaps) if gaps else None
+
+
+def _runs(
+    chains: Mapping[int, list[Any]], gauges: Gauges | Sequence[Gauges] | None
+) -> dict[int, Ran | None]:
+    if gauges is None:
+        firsts = {chain: draws[0] for chain, draws in chains.items()}
+        return {
+            chain: read_ran(draw) if isinstance(draw, Draw) else None
+            for chain, draw in firsts.items()
+        }
+    several = [gauges] if isinstance(gauges, Gauges) else [*gauges]
+    if not all(isinstance(each, Gauges) for each in several):
+        raise TypeError(f"Invalid gauges: {type(gauges).__name__} (must be Gauges)")
+    if len(several) == 1:  # of many chains in one sampler, say
+        several *= len(chains)
+    if len(several) != len(chains):
+        raise ValueError(
+            f"Invalid gauges: {len(several)} (there are {len(chains)} chains)"
+        )
+    if any(each.sampler is None for each in several):
+        raise ValueError(
+            "Invalid gauges: the sampler that they have observed is no more (keep it "
+            "until the report)"
+        )
+    pairs = zip(chains, several, strict=True)
+    return {chain: ran_of(each.sampler, each) for chain, each in pairs}
+
+
+# ---- The page of pictures ------------------------------------------------------------
+
+
+def _page(
+    runs: Mapping[int, Ran | None],
+    convergence: Convergence | None,
+    outputs: Tensor | None,
+    targets: Tensor | None,
+    spacing: float | None,
+) -> Any:
+    """Draws what is known, draws being so many steps apart."""
+    known = {chain: ran for chain, ran in runs.items() if ran is not None}
+    parts: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+    if any(ran.losses for ran in known.values()):
+        parts.append((_losses, (known,)))
+    if any(ran.kinetic for ran in known.values()):
+        parts += [(_temperatures, (known,)), (_tensors, (known,))]
+    if convergence is not None and outputs is not None:
+        if not bool(convergence.constant.all()):
+            parts.append((_rhat, (convergence,)))
+            parts.append((_autocorrelations, (convergence, outputs, spacing)))
+        if targets is not None and _are_classes(outputs, targets):
+            parts.append((_reliability, (outputs, targets)))
+        elif targets is not None and targets.numel() == outputs[0, 0].numel():
+            parts.append((_against_targets, (outputs, targets)))
+    figure, axes = panels("Report.plot()", len(parts), 4, 3)
+    for (draw, values), panel in zip(parts, axes, strict=True):
+        draw(panel, *values)
+    return figure
+
+
+def _are_classes(outputs: Tensor, targets: Tensor) -> bool:
+    """Returns whether outputs are probabilities of classes, and targets labels."""
+    are_labels = not targets.is_floating_point()
+    if outputs.dim() != 4 or not are_labels or targets.shape != outputs.shape[2:3]:
+        return False
+    return bool((outputs >= 0).all())
+
+
+def _losses(axes: Any, runs: Mapping[int, Ran]) -> None:
+    for chain, ran in runs.items():
+        steps = [(i + 1) * ran.loss_width for i in range(len(ran.losses))]
+        axes.plot(steps, ran.losses, label=f"chain {chain}", linewidth=1)
+    axes.set(title="loss of minibatches", xlabel="step")
+    axes.legend(fontsize="small")
+
+
+def _temperatures(axes: Any, runs: Mapping[int, Ran]) -> None:
+    for chain, ran in runs.items():
+        for series, line in ((ran.kinetic, "-"), (ran.configurational, ":")):
+            each = ran.num_observed * ran.interval / max(1, len(series))
+            times = [(i + 0.5) * each for i in range(len(series))]
+            heats = [value / ran.temperature for value in series]
+            axes.plot(times, heats, line, color=f"C{chain % 10}")
+    axes.axhline(1, color="0.6", linewidth=1)
+    axes.set(title="T_kin / T, and T_conf / T (dotted)", xlabel="step since burn-in")
+
+
+def _tensors(axes: Any, runs: Mapping[int, Ran]) -> None:
+    ran = next(r for r in runs.values() if r.tensors)
+    names = sorted(ran.tensors, key=lambda n: -ran.tensors[n].kinetic.mean)[:12]
+    for chain, each in runs.items():
+        reads = [each.tensors[n].kinetic for n in names if n in each.tensors]
+        places = [i + 0.1 * (chain % 6) for i in range(len(reads))]
+        heats, widths = (
+            [getattr(r, key) / each.temperature for r in reads]
+            for key in ("mean", "half_width")
+        )
+        axes.errorbar(heats, places, xerr=widths, fmt=".")
+    axes.axvline(1, color="0.6", linewidth=1)
+    axes.set_yticks(range(len(names)), names, fontsize="small")
+    axes.invert_yaxis()
+    axes.set(title="T_kin / T of the hottest tensors")
+
+
+def _rhat(axes: Any, convergence: Convergence) -> None:
+    worst = convergence.rhat[convergence.rhat.isfinite()]
+    axes.plot(worst.sort().values, ".", markersize=3)
+    axes.axhline(1.01, color="0.6", linewidth=1)
+    axes.set(title="R-hat of outputs, sorted", xlabel="output")
+
+
+def _autocorrelations(
+    axes: Any, convergence: Convergence, outputs: Tensor, spacing: float | None
+) -> None:
+    from arviz_stats.base import array_stats
+
+    values = outputs.reshape(*outputs.shape[:2], -1)
+    ess = convergence.ess.flatten().nan_to_num(nan=torch.inf)
+    values = values[:, :, :: -(-values.shape[2] // len(ess))].double().cpu()
+    finite = int(ess.isfinite().sum())
+    places = torch.linspace(0, finite - 1, min(_SHOWN, finite)).long()
+    noise = 2 / math.sqrt(values.shape[0] * values.shape[1])
+    for place in ess.argsort()[places].unique_consecutive().tolist():
+        each = torch.as_tensor(array_stats.autocorr(values[:, :, place].numpy()))
+        mean = each.nan_to_num(nan=0.0).mean(0)
+        below = (mean < noise).nonzero().flatten().tolist()
+        end = min([*below, len(mean)][0], len(mean) // 2) + 1
+        times = [lag * (spacing or 1) for lag in range(end)]
+        axes.plot(times, mean[:end], ".-", linewidth=1, markersize=3)
+    axes.axhspan(-noise, noise, color="0.9")
+    lags = "steps" if spacing else "draws"
+    axes.set(title="autocorrelation, to where noise begins", xlabel=lags)
+
+
+def _against_targets(axes: Any, outputs: Tensor, targets: Tensor) -> None:
+    values, known = outputs.double().cpu().flatten(0, 1).flatten(1), targets.cpu()
+    options = {"fmt": ".", "markersize": 3, "linewidth": 1}
+    axes.errorbar(known.flatten(), values.mean(0), yerr=2 * values.std(0), **options)
+    ends = [float(known.min()), float(known.max())]
+    axes.plot(ends, ends, color="0.6", linewidth=1)
+    axes.set(title="mean of outputs ± 2 sd of draws", xlabel="target")
+
+
+def _reliability(axes: Any, outputs: Tensor, targets: Tensor) -> None:
+    from torch_sgmcmc.posterior.scores import plot_reliability
+
+    means = {"posterior": outputs.mean((0, 1)), "last draw": outputs[-1, -1]}
+    means = {name: p / p.sum(-1, keepdim=True) for name, p in means.items()}
+    plot_reliability(means, targets.cpu(), at_least=5, axes=axes)
+    axes.set_title("reliability")

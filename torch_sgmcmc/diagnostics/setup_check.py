@@ -1,0 +1,648 @@
+"""``check``: a check of the set-up before a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_sgmcmc.chain.record import chain_of, state_bytes_of
+from torch_sgmcmc.chain.rows import halves, mapped, rows_of, tensors_in
+from torch_sgmcmc.chain.wrappers import unwrapped
+from torch_sgmcmc.diagnostics.setup_findings import (
+    KINDS,
+    Check,
+    Loader,
+    Problem,
+    Snapshot,
+    has_dropout,
+    local,
+    problem,
+    quiet,
+    some_of,
+    untouched,
+    uses_minibatch,
+)
+from torch_sgmcmc.diagnostics.setup_gradients import (
+    Look,
+    Match,
+    as_double,
+    displaced,
+    failing_tensors,
+    find_outputs,
+    find_scale,
+    guess_calls,
+    hooked,
+    in_double,
+    is_heat_known,
+    largest_curvature,
+    match_likelihood,
+    mean_heat,
+    noise_heat,
+    output_of,
+    recorded,
+    stable_lr,
+)
+from torch_sgmcmc.hmcecs import HMCECS
+from torch_sgmcmc.losses import Likelihood
+from torch_sgmcmc.posterior.forward import model_device, moved
+from torch_sgmcmc.sampler import Sampler
+from torch_sgmcmc.sbps import SBPS
+
+__all__ = ["check"]
+
+_PAIRS, _ITERATIONS, _CURVED, _LOOKS = 8, 10, 2, 4
+# Minibatches for which residuals are drawn, and how often.
+_DRAWN, _DRAWS = 8, 4
+# log2 of (gradient of a minibatch) / (mean of its halves'): 0 of means and 1 of sums;
+# and the part of a gradient that may have another direction.
+_EXPONENT, _REST = 0.5, 0.1
+# T_kin / T - 1 that is too hot, of the mean coordinate and of a tensor; at a random
+# start, whose noise falls in the first pass (docs/first_run.md), of one target of a
+# datum and of many. At noise_lr the mean coordinate has _HEAT; a tensor that has
+# _REMARKED is remarked.
+_HOT, _HOT_START, _HOT_MANY = (0.5, 4.0), (0.5, 20.0), (5.0, 40.0)
+_HEAT, _REMARKED = 0.05, 1.0
+
+Loss = Callable[[nn.Module, Any], Tensor]
+Gradients = list[Tensor | None]
+
+
+def check(
+    model: nn.Module, loss: Loss, loader: Iterable[Any], sampler: Sampler
+) -> Check:
+    r"""Checks a set-up before it is sampled.
+
+    .. code-block:: python
+
+        print(sg.check(model, loss, loader, sampler))
+
+    At most 80 gradients of a few minibatches show whether the loss is the mean
+    negative log-likelihood of ``num_data`` data, whether its gradient is its
+    derivative, whether all that is sampled gets a gradient, whether minibatches
+    represent the data (docs/first_run.md lists all), and two limits of lr:
+    ``largest_lr`` is stable, :math:`2 (1 + m) / h`, h the largest curvature of the mean
+    loss; at ``noise_lr`` minibatches heat the mean coordinate by 5 %, with m the
+    momentum (SGLD: 0) and V the variance of a gradient's element by
+
+    .. math:: \frac{T_\text{kin}}{T} - 1 \approx \frac{\mathrm{lr}\, N V}{2 (1 - m) T}
+        - \hat\beta \frac{1}{1 - m}
+
+    (:class:`BAOA`: (1 + m) / 2 of it). ``hot`` is T_kin above 1.5 T in the mean or 5 T
+    in a tensor; above 2 T in a tensor is a remark. Before the first step of a Gaussian
+    likelihood, V is that of residuals with the loss's own variance. A classifier that
+    has learned nothing may have 21 T in a tensor; with many targets of a datum 41 T,
+    and 6 T in the mean.
+
+    Parameters, buffers, gradients, training flags, the default random generators
+    (torch, Python, NumPy) and the loader's generators are restored.
+
+    Args:
+        model: as the loss takes it, in the mode in which it will be trained.
+        loss: ``loss(model, batch)``, as for :func:`sample`: the mean loss of a
+            minibatch, which has been moved to the model's device; of each example for
+            SBPS.
+        loader: minibatches, an iterable that can be read again.
+        sampler: the sampler, before its first step or later. Not an HMCECS.
+
+    Returns:
+        A :class:`Check` that can be printed: problems, the worst first, and numbers.
+
+    Raises:
+        TypeError: an argument is not as above.
+        ValueError: the loader has no minibatch.
+        Exception: what the loss raises.
+
+    Note:
+        That nothing is found is not a proof. Curvature grows while a network is
+        trained, and noise mostly falls: check again after burn-in, and see
+        :class:`Gauges`.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"Invalid model: of type {type(model).__name__} (a Module)")
+    if not isinstance(sampler, Sampler) or isinstance(sampler, HMCECS):
+        raise TypeError(
+            f"Invalid sampler: a {type(sampler).__name__} (must be a sampler of "
+            "torch_sgmcmc, and no HMCECS, which draws its own subsamples)"
+        )
+    if not callable(loss):
+        raise TypeError(f"Invalid loss: {loss!r} (must be a function)")
+    if isinstance(loader, Iterator):
+        raise TypeError(
+            f"Invalid loader: an iterator of type {type(loader).__name__} (is read "
+            "once only, and would lose minibatches: give a list or a DataLoader)"
+        )
+    run = _Run(model, loss, loader, sampler)
+    with untouched(model, run.all, loader) as run.before:
+        run.batches = [*islice(loader, 2 * _PAIRS)]
+        if not run.batches:
+            raise ValueError("Invalid loader: it has no minibatch")
+        run.check_parameters()
+        if run.sampled:
+            run.check_modes()
+            with quiet(model):
+                run.check_loss()
+        run.check_data()
+        with quiet(model):
+            run.check_steps()
+    order = {kind: i for i, kind in enumerate(KINDS)}
+    tensors = [*unwrapped(model).state_dict().values()]
+    return Check(
+        problems=tuple(sorted(run.problems, key=lambda p: order[p.kind])),
+        remarks=tuple(run.remarks),
+        unknown=tuple(run.unknown),
+        target=sampler.target_summary(),
+        num_data=run.data.num_data,
+        num_sampled=sum(p.numel() for p in run.sampled),
+        draw_bytes=sum(t.numel() * t.element_size() for t in tensors),
+        state_bytes=state_bytes_of(sampler),
+        gradients=run.gradients,
+        **run.numbers,
+    )
+
+
+class _Run:
+    """One check, and what it has found so far."""
+
+    before: Snapshot
+    batches: list[Any]
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, loader: Any, sampler: Sampler
+    ) -> None:
+        self.model, self.loss = model, loss
+        self.sampler, self.params = sampler, chain_of(sampler).params
+        self.sampled = [p for p in self.params if p.requires_grad]
+        self.own = {id(p) for p in model.parameters()}
+        self.all = [*{id(p): p for p in (*self.params, *model.parameters())}.values()]
+        self.names = {id(p): name for name, p in unwrapped(model).named_parameters()}
+        for group in sampler.param_groups:
+            for i, p in enumerate(group["params"]):
+                name = self.names.get(id(p), f"{len(self.names)} {list(p.shape)}")
+                self.names[id(p)] = group.get("param_names", {i: name})[i]
+        self.data, self.loss_shape = Loader(loader), [0]
+        self.problems: list[Problem] = []
+        self.remarks: list[str] = []
+        self.unknown: list[str] = []
+        numbers = ("loss", "curvature", "largest_lr", "noise_lr")
+        self.numbers: dict[str, Any] = dict.fromkeys(numbers, math.nan)
+        self.numbers |= {"not_sampled": (), "heating": {}, "fitted_heating": {}}
+        self.match: Match | None = None
+        self.gradients, self.is_num_data_settled = 0, False
+        # The tensors that have had a gradient.
+        self.reached: set[int] = set()
+
+    @property
+    def num_data(self) -> float:
+        return float(self.sampler.param_groups[0]["num_data"])
+
+    @property
+    def is_potential(self) -> bool:
+        """The loss is the potential of all data, not a mean."""
+        given = {float(group["num_data"]) for group in self.sampler.param_groups}
+        return given == {1.0} and len(self.batches) == 1
+
+    def add(self, key: str, **values: Any) -> None:
+        self.problems.append(problem(key, **values))
+
+    def has(self, kind: str) -> bool:
+        return any(p.kind == kind for p in self.problems)
+
+    def list_names(self, params: Iterable[Tensor]) -> str:
+        return some_of([self.names[id(p)] for p in params])
+
+    # ---- Losses and gradients -------------------------------------------------
+
+    def value(self, batch: Any) -> Tensor:
+        """Returns the loss of a minibatch, or of each example."""
+        value = self.loss(self.model, moved(batch, model_device(self.model)))
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"Invalid loss: the function returned {type(value).__name__} (must "
+                "return the mean loss of the minibatch, a Tensor)"
+            )
+        self.loss_shape = list(value.shape)
+        return value
+
+    def backward(self, root: Callable[[], Tensor], grad: Tensor | None = None) -> float:
+        """Computes gradients of a tensor, and returns its mean."""
+        for p in self.all:
+            p.grad = None
+        with torch.enable_grad():
+            value = root()
+            if value.requires_grad:
+                value.backward(grad, retain_graph=grad is not None)
+        self.gradients += 1
+        for p in self.sampled:
+            if p.grad is not None and p.grad.is_sparse:
+                p.grad = p.grad.to_dense()
+        return float(value.detach().mean())
+
+    def gradient(self, batch: Any) -> Gradients:
+        """Returns the gradient of what is sampled."""
+        self.backward(lambda: self.value(batch).mean())
+        return self._reach()
+
+    def _reach(self) -> Gradients:
+        grads = [p.grad for p in self.sampled]
+        self.reached |= {i for i, grad in enumerate(grads) if grad is not None}
+        return grads
+
+    def flat(self, batch: Any) -> Tensor:
+        """Returns the same as one vector, with 0 for what has no gradient."""
+        grads = zip(self.gradient(batch), self.sampled, strict=True)
+        parts = [torch.zeros_like(p) if g is None else g for g, p in grads]
+        return torch.cat([local(g.detach()).double().flatten().cpu() for g in parts])
+
+    def mean_gradient(self, batches: list[Any]) -> list[Tensor]:
+        """Returns the mean over some minibatches; zero where there is none."""
+        sums = [torch.zeros_like(p) for p in self.sampled]
+        for batch in batches:
+            for s, g in zip(sums, self.gradient(batch), strict=True):
+                if g is not None:
+                    s += g / len(batches)
+        return sums
+
+    def precisely(self, function: Callable[..., Any], *batches: Any) -> Any:
+        """Calls a function with the unit of rounding and minibatches, in float64.
+
+        A model or a loss that has a dtype of its own is called with that.
+        """
+        try:
+            with in_double(self.model, self.sampled):
+                unit = torch.finfo(torch.float64).eps
+                return function(unit, *(mapped(as_double, batch) for batch in batches))
+        except Exception:
+            self.before.restore()
+            unit = max(torch.finfo(p.dtype).eps for p in self.sampled)
+            return function(unit, *batches)
+        finally:
+            self.before.restore()
+
+    # ---- Parameters, modes, data ----------------------------------------------
+
+    def check_parameters(self) -> None:
+        """Compares the parameters of the sampler with the model's."""
+        own = {id(p) for p in self.sampled}
+        named = dict(self.model.named_parameters())
+        missing = tuple(name for name, p in named.items() if id(p) not in own)
+        self.numbers["not_sampled"] = missing
+        if not self.sampled:
+            self.add("frozen")
+        elif len(missing) == len(named):
+            self.add("other model")
+        for module in self.model.modules():
+            row = getattr(module, "padding_idx", None)
+            if isinstance(module, nn.Embedding) and id(module.weight) in own:
+                if row is not None:
+                    self._add_zeros([f"{self.names[id(module.weight)]}[{row}]"])
+
+    def check_modes(self) -> None:
+        """Finds layers that are not a function of one input."""
+        named = [(n or type(m).__name__, m) for n, m in self.model.named_modules()]
+        for kind, is_one in (
+            ("random loss/dropout", has_dropout),
+            ("batch norm", uses_minibatch),
+        ):
+            if names := [name for name, module in named if is_one(module)]:
+                self.add(kind, names=some_of(names))
+
+    def check_data(self) -> None:
+        """Compares ``num_data`` with the loader, and checks the loader's order."""
+        if self.is_potential:
+            return
+        rows, widths = rows_of(self.batches[0]), set()
+        if rows and not isinstance(self.loss, Likelihood):
+            if self.match is None:
+                widths = {t.numel() // rows for t in tensors_in(self.batches[0])}
+            elif not self.match.is_exact:
+                widths = {round(self.match.width)}
+        if not self.is_num_data_settled:
+            self.problems += self.data.find_num_data(self.sampler, rows, widths)
+        self.problems += self.data.find_order(self.sampler, len(self.batches) > 1)
+        if self.data.num_data is None:
+            self.unknown.append("whether num_data is the number of the loader's data")
+
+    # ---- The loss -------------------------------------------------------------
+
+    def check_loss(self) -> None:
+        """Checks that the loss is finite, a mean, a likelihood, and its gradient."""
+        first = self.batches[0]
+        self.numbers["loss"] = loss = self.backward(lambda: self.value(first).mean())
+        grads = self._reach()
+        changed = [t for t in self.before.changed() if id(t) in self.names]
+        if not self._is_usable(grads, loss):
+            return
+        if changed:
+            self.add("gradient/written", names=self.list_names(changed))
+        self.before.restore()  # such as buffers that each call changes
+        once = self.flat(first)
+        self.before.restore()
+        again = self.flat(first)
+        if (again - once).norm() > 1e-3 * once.norm():
+            self.add("random loss")
+            return
+        parts = halves(first)
+        self._check_penalty(*(parts[:2] if parts else (first, first)))
+        if not chain_of(self.sampler).placement.is_whole:
+            self.unknown.append("whether gradients of DTensors are derivatives")
+        elif not changed:
+            self.precisely(partial(self._check_derivative, grads, loss), first)
+        self._check_reached()
+        if self.is_potential:
+            self.unknown.append("what the potential, as num_data is 1, is made of")
+        else:
+            if parts is None:
+                self.unknown.append("whether the loss is a mean (no rows to cut)")
+            else:
+                self._check_halves(*parts)
+            if not self.has("sum"):
+                self._check_value([*self.batches[:_LOOKS], *(parts or ())[:2]])
+
+    def _is_usable(self, grads: Gradients, loss: float) -> bool:
+        """Returns whether the first gradient is finite, and of the right tensors."""
+        takes_each = isinstance(self.sampler, SBPS)
+        if len(self.loss_shape) != takes_each:
+            wanted = ("their mean, one number", "the loss of each example")[takes_each]
+            kind = type(self.sampler).__name__
+            self.add("shape", shape=self.loss_shape, sampler=kind, what=wanted)
+            return False
+        finite = [g is None or bool(g.isfinite().all()) for g in grads]
+        if not math.isfinite(loss) or not all(finite):
+            some = finite.count(False)
+            self.add("not finite", loss=loss, some=some, count=len(finite))
+            return False
+        pairs = zip(self.sampled, grads, strict=True)
+        lost = sum(g is None and id(p) not in self.own for p, g in pairs)
+        if all(g is None for g in grads):
+            self.add("other model/none")
+            return False
+        if lost:
+            self.add("other model/lost", lost=lost, count=len(grads))
+        return True
+
+    def _check_penalty(self, first: Any, second: Any) -> None:
+        """Finds what remains of a gradient when the model's outputs are constants."""
+        remains: list[Gradients] = []
+        modules: list[nn.Module] = [self.model]
+        called: list[Any] = []
+
+        def detach(out: Any) -> Any:
+            called.append(out)
+            return mapped(Tensor.detach, out)
+
+        for batch in (first, first, second):
+            with hooked(modules, detach):
+                self.backward(lambda b=batch: self.value(b).mean())
+            if called:
+                remains.append([p.grad for p in self.sampled])
+            else:  # the loss calls the model's parts
+                modules = [*self.model.modules()][1:]
+        found: dict[str, float] = {}
+        last = [dict(zip([*map(id, self.sampled)], r, strict=True)) for r in remains]
+        for group in self.sampler.param_groups if len(remains) > 1 else ():
+            prior = float(group["prior_precision"])
+            for p in group["params"] if prior > 0 else ():
+                one, other = (grads.get(id(p)) for grads in last[-2:])
+                if one is None or other is None:
+                    continue
+                size = float(one.norm())
+                if float((one - other).norm()) < 1e-4 * size:
+                    precision = self.num_data * size / float(p.detach().norm())
+                    found[self.names[id(p)]] = precision / prior
+        if found:
+            self.add("penalty", names=some_of(found), ratio=max(found.values()))
+
+    def _check_derivative(
+        self, grads: Gradients, expected: float, unit: float, batch: Any
+    ) -> None:
+        """Compares the gradient with differences of losses."""
+        is_double = unit < 1e-12
+
+        def loss() -> float:
+            nonlocal unit
+            with torch.no_grad():
+                value = self.value(batch)
+            unit = max(unit, torch.finfo(value.dtype).eps)  # of a loss in float32
+            return float(value.double().mean())
+
+        error = abs(loss() - expected)
+        if error > max(1e-2, 20 * unit) * abs(expected) + 1e-6:
+            if not is_double:
+                return
+            raise TypeError("the loss depends on the dtype")
+        # Gradients of autocast and TF32 have few digits.
+        part = 0.005 if error <= 1e-5 * abs(expected) + 1e-9 else 0.1
+        failing = failing_tensors(self.sampled, grads, loss, unit, part)
+        if any(failing.values()):
+            zeros = [i for i, of_zeros in failing.items() if of_zeros]
+            self._add_zeros([self._place(i, grads[i]) for i in zeros])
+        elif failing:
+            self.add(
+                "gradient", names=self.list_names(self.sampled[i] for i in failing)
+            )
+
+    def _place(self, i: int, grad: Tensor | None) -> str:
+        name = self.names[id(self.sampled[i])]
+        if grad is None or not grad.dim() or not bool(grad.any()):
+            return name
+        rows = (grad == 0).flatten(1).all(1) if grad.dim() > 1 else grad == 0
+        some = [str(int(row)) for row in rows.nonzero()]
+        return f"{name}[{some_of(some)}]" if some else f"{name} (some elements)"
+
+    def _add_zeros(self, places: list[str], size: str = "") -> None:
+        if not any(places[0] in p.words for p in self.problems):
+            self.add("no gradient", names=some_of(places), size=size)
+
+    def _check_reached(self) -> None:
+        """Finds tensors without a gradient."""
+        for batch in self.batches[1:_LOOKS]:
+            if len(self.reached) < len(self.sampled):
+                self.gradient(batch)
+        found = [p for i, p in enumerate(self.sampled) if i not in self.reached]
+        found = [p for p in found if id(p) in self.own]
+        if found and not self.has("no gradient"):
+            size = f" ({sum(p.numel() for p in found):,} numbers)"
+            self._add_zeros([self.names[id(p)] for p in found], size)
+
+    def _check_halves(self, first: Any, second: Any, both: Any) -> None:
+        """Compares the gradient of a minibatch with the mean of its halves'."""
+        try:
+            one, other, whole = map(self.flat, (first, second, both))
+        except Exception as error:
+            self.unknown.append(
+                f"whether the loss is a mean (of half a minibatch it raises {error!r})"
+            )
+            return
+        mean = (one + other) / 2
+        if not mean.any():
+            self.unknown.append("whether the loss is a mean (its gradient is 0)")
+            return
+        ratio = float((whole @ mean) / (mean @ mean))
+        exponent = math.log2(ratio) if ratio > 0 else math.nan
+        # Halves with other sums of weights or tokens may differ by this.
+        chance = max(_REST, 2 / math.sqrt(rows_of(both) or 1))
+        is_other = (whole - ratio * mean).norm() > chance * whole.norm()
+        if is_other or not -1.5 < exponent < 1.5:
+            if not self.has("batch norm"):
+                self.add("minibatch")
+        elif abs(exponent) > _EXPONENT:
+            what = "a sum over" if exponent > 0 else "divided twice by"
+            self.add("sum", what=what, ratio=ratio)
+
+    def _look(self, batch: Any) -> Look:
+        with torch.no_grad(), recorded(self.model) as (outputs, calls):
+            loss = float(self.value(batch).double().mean())
+        guesses = [] if calls else guess_calls(outputs, batch)
+        return Look(loss, rows_of(batch), calls, guesses)
+
+    def _check_value(self, batches: list[Any]) -> None:
+        """Compares the loss with the known likelihoods of the same outputs."""
+
+        def look(unit: float, *batches: Any) -> tuple[list[Look], float]:
+            return [*map(self._look, batches)], max(4 * unit, 1e-6)
+
+        seen, rounding = self.precisely(look, *batches)
+        self.match = match = match_likelihood(seen, rounding)
+        # Probabilities remain probabilities at other weights; logits may be by chance.
+        for batch in batches[:2]:
+            direction = [torch.randn_like(p) for p in self.sampled]
+            with displaced(self.sampled, direction, 1.0):
+                seen.append(self._look(batch))
+        self.problems += find_outputs(seen, match)
+        if match is not None:
+            is_likelihood = isinstance(self.loss, Likelihood)
+            problems, self.is_num_data_settled = find_scale(
+                match, self.num_data, self.data.num_data, is_likelihood=is_likelihood
+            )
+            self.problems += problems
+
+    # ---- Steps ----------------------------------------------------------------
+
+    def check_steps(self) -> None:
+        """Compares lr with the curvature and the noise."""
+        worse = KINDS[: KINDS.index("sum")]
+        if not self.sampled or any(map(self.has, worse)):
+            return
+        if not chain_of(self.sampler).placement.is_whole:
+            self.unknown.append("curvature and heat of parameters that are DTensors")
+            return
+        if any(p.dtype not in (torch.float32, torch.float64) for p in self.sampled):
+            self.unknown.append("the curvature of parameters in low precision")
+        else:
+            self._check_curvature()
+        if len(self.batches) > 1 and is_heat_known(self.sampler):
+            self._check_noise()
+        elif len(self.batches) > 1:
+            self.unknown.append(
+                f"how minibatches heat a {type(self.sampler).__name__} with these "
+                "settings (Gauges measure it while it runs)"
+            )
+
+    def _check_curvature(self) -> None:
+        groups, some = self.sampler.param_groups, self.batches[:_CURVED]
+        lrs = [float(group.get("lr", 0.0)) for group in groups]
+        lr = max(lrs)
+        # In these coordinates all have the largest group's lr.
+        scales = [
+            math.sqrt(own / lr) if lr > 0 else 1.0
+            for own, group in zip(lrs, groups, strict=True)
+            for p in group["params"]
+            if p.requires_grad
+        ]
+        of_loss = largest_curvature(
+            self.sampled, scales, lambda: self.mean_gradient(some), _ITERATIONS
+        )
+        priors = [group["prior_precision"] / group["num_data"] for group in groups]
+        curvature = of_loss + max(priors)
+        largest = stable_lr(self.sampler, curvature)
+        self.numbers |= {"curvature": curvature, "largest_lr": largest}
+        if lr > largest:
+            values = {"limit": largest, "curvature": curvature, "begin": largest / 4}
+            self.add("unstable", lr=lr, **values)
+
+    def _grads_of(self, batch: Any) -> Gradients:
+        self.gradient(batch)
+        return [None if p.grad is None else p.grad.clone() for p in self.params]
+
+    def _draw_gradients(self, factor: float) -> list[Gradients]:
+        """Returns gradients for drawn residuals, each before a gradient of 0."""
+        grads: list[Gradients] = []
+        for batch in self.batches[:_DRAWN]:
+            with torch.enable_grad(), recorded(self.model) as (outputs, calls):
+                self.value(batch)
+            out = calls[0].args[0] if calls else output_of(outputs)
+            for _ in range(0 if out is None else _DRAWS):
+                drawn = factor / out.numel() * torch.randn_like(out)
+                self.backward(lambda out=out: out, drawn)
+                found = [p.grad for p in self.params]
+                grads += [found, [None if g is None else g * 0 for g in found]]
+        return grads
+
+    def _check_noise(self) -> None:
+        groups = self.sampler.param_groups
+        pairs = len(self.batches) // 2
+        grads = [self._grads_of(batch) for batch in self.batches[: 2 * pairs]]
+        heats = noise_heat(self.sampler, grads)
+        mean = mean_heat(heats, self.params)
+        if math.isnan(mean):
+            return
+        lr = max(float(group["lr"]) for group in groups)
+        if lr > 0:
+            self.numbers["noise_lr"] = lr * _HEAT / mean if mean > 0 else math.inf
+        self.numbers["heating"] = self._by_name(heats)
+        allowed, where = _HOT, "with the noise that gradients have here"
+        match, is_start = self.match, int(groups[0]["step"]) == 0
+        if is_start and match is not None and match.is_square and match.factor > 0:
+            share = (self.data.num_data or self.num_data) / self.num_data * match.width
+            variance = share / (2 * match.factor)
+            # A gradient and its mean differ by half of what two gradients do.
+            factor = 2 * match.factor * math.sqrt(2 * variance)
+            if grads := self._draw_gradients(factor):
+                heats, pairs = noise_heat(self.sampler, grads), len(grads) // 2
+                self.numbers["fitted_heating"] = self._by_name(heats)
+                where = f"once residuals have the loss's own variance {variance:.3g}"
+                mean = mean_heat(heats, self.params)
+        elif is_start and self._has_learned_nothing():
+            many = match is not None and match.width > 1
+            allowed = _HOT_MANY if many else _HOT_START
+        # Of few numbers a tensor's noise is known to this factor only.
+        beyond = [
+            (heat / (1 + math.sqrt(2 / (pairs * p.numel()))), heat, self.names[id(p)])
+            for heat, p in zip(heats, self.params, strict=True)
+            if not math.isnan(heat)
+        ]
+        surely, heat, name = max(beyond)
+        words = (
+            f"T_kin / T would be {1 + mean:.3g} in the mean of all coordinates and "
+            f"{1 + heat:.3g} in {name}, {where}"
+        )
+        too_much = max(mean / allowed[0], surely / allowed[1])
+        if too_much > 1:
+            limits = {"mean": 1 + allowed[0], "tensor": 1 + allowed[1]}
+            self.add("hot", words=words, lr=lr / (1.5 * too_much), **limits)
+        elif heat > _REMARKED:
+            self.remarks.append(
+                f"Minibatches heat the chain: {words} (right: 1, remarked: "
+                f"{1 + _REMARKED:g}). Check again after burn-in, or use a smaller lr."
+            )
+
+    def _has_learned_nothing(self) -> bool:
+        """Returns whether a classifier's loss is not far below the labels' entropy."""
+        if self.match is None or not self.match.is_exact:
+            return True
+        labels = self.match.calls[0].args[1]
+        if labels.is_floating_point():
+            return True
+        shares = labels.unique(return_counts=True)[1] / labels.numel()
+        entropy = float(-(shares * shares.log()).sum())
+        return self.numbers["loss"] > 0.5 * self.match.factor * entropy
+
+    def _by_name(self, heats: list[float]) -> dict[str, float]:
+        pairs = zip(self.params, heats, strict=True)
+        return {self.names[id(p)]: heat for p, heat in pairs if not math.isnan(heat)}

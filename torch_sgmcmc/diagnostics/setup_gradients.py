@@ -1,0 +1,530 @@
+"""Examinations of gradients, losses and limits of lr for ``check``."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.module import register_module_forward_hook
+from torch.overrides import TorchFunctionMode
+
+from torch_sgmcmc.baoa import BAOA
+from torch_sgmcmc.chain.dtypes import state_dtype
+from torch_sgmcmc.chain.group_settings import noise_estimate
+from torch_sgmcmc.chain.rows import mapped, tensors_in
+from torch_sgmcmc.diagnostics.setup_findings import Problem, problem
+from torch_sgmcmc.ewsg import EWSG
+from torch_sgmcmc.psgld import PSGLD
+from torch_sgmcmc.sampler import Sampler
+from torch_sgmcmc.sghmc import SGHMC
+from torch_sgmcmc.sgld import SGLD
+from torch_sgmcmc.sglrw import SGLRW
+from torch_sgmcmc.sgnht import SGNHT
+
+
+def stable_lr(sampler: Sampler, curvature: float) -> float:
+    """Returns the largest group's lr at which this curvature is stable.
+
+    NaN for samplers without a known limit: pSGLD, HMC and SBPS.
+    """
+    if isinstance(sampler, BAOA) and curvature > 0:
+        return 4 / curvature
+    if not isinstance(sampler, SGLD | SGLRW | SGHMC | SGNHT | EWSG) or curvature <= 0:
+        return math.nan
+    return min(
+        2 * (1 + group.get("momentum", 0.0)) / curvature
+        for group in sampler.param_groups
+    )
+
+
+def is_heat_known(sampler: Sampler) -> bool:
+    """Returns whether a closed form gives the heat of this sampler's settings."""
+    for group in sampler.param_groups:
+        is_online = isinstance(group.get("noise_estimate", 0.0), str)
+        if is_online or not group["temperature"] > 0:
+            return False
+        if isinstance(sampler, PSGLD):
+            states = (
+                sampler.state.get(p, {}) for p in group["params"] if p.requires_grad
+            )
+            if group["adapt"] or not all("square_average" in s for s in states):
+                return False
+    return isinstance(sampler, SGLD | SGHMC | BAOA | PSGLD)
+
+
+def noise_heat(
+    sampler: Sampler, grads: Sequence[Sequence[Tensor | None]]
+) -> list[float]:
+    """Returns T_kin / T - 1 of each tensor, by the noise of minibatches' gradients.
+
+    lr N V / (2 (1 - m) T) less what the noise estimate removes, V = ‖g₁ - g₂‖² / (2d)
+    in the mean over pairs; NaN without gradients. It is proportional to lr.
+    """
+    heats = []
+    ours = [(group, p) for group in sampler.param_groups for p in group["params"]]
+    for (group, p), each in zip(ours, zip(*grads, strict=True), strict=True):
+        if any(g is None for g in each) or p.numel() == 0:
+            heats.append(math.nan)
+            continue
+        variance, pairs = 0.0, [*zip(each[::2], each[1::2], strict=True)]
+        for a, b in pairs:
+            weighted = difference = b.to(state_dtype(p)) - a.to(state_dtype(p))
+            if "square_average" in sampler.state.get(p, {}):
+                root = sampler.state[p]["square_average"].sqrt()
+                weighted = difference / (root + group["eps"])
+            square = float((difference * weighted).detach().double().sum())
+            variance += square / (2 * p.numel() * len(pairs))
+        kept = 1 - group.get("momentum", 0.0)
+        heat = group["lr"] * group["num_data"] * variance / (2 * group["temperature"])
+        taken = noise_estimate(group) if "noise_estimate" in group else 0.0
+        # BAOA's friction is 2 (1 - m) / (1 + m).
+        factor = (2 - kept) / 2 if isinstance(sampler, BAOA) else 1.0
+        heats.append(factor * float(heat - taken) / kept)
+    return heats
+
+
+def mean_heat(heats: Sequence[float], params: Sequence[Tensor]) -> float:
+    """Returns the heat of the mean coordinate of tensors with gradients."""
+    pairs = zip(heats, params, strict=True)
+    known = [(heat, p.numel()) for heat, p in pairs if not math.isnan(heat)]
+    total = sum(size for _, size in known)
+    return sum(heat * size for heat, size in known) / total if total else math.nan
+
+
+# Distances along a direction whose elements are about as large as the parameters'.
+_DISTANCES = {torch.float64: (1e-3, 1e-5, 1e-7), torch.float32: (1e-2, 1e-3)}
+# The least size of a direction's elements, the most elements to double, the distance
+# of a curvature's gradients, and the most tensors to name.
+_LEAST, _MOST, _APART, _NAMED = 0.1, 200_000_000, 0.01, 8
+
+Tensors = Sequence[Tensor | None]
+
+
+@contextmanager
+def displaced(params: Sequence[Tensor], along: Tensors, by: float) -> Iterator[None]:
+    """Moves the parameters by a multiple of a direction, and back."""
+    moved = [(p, d) for p, d in zip(params, along, strict=True) if d is not None]
+    values = [p.detach().clone() for p, _ in moved]
+    try:
+        with torch.no_grad():
+            for p, d in moved:
+                p.add_(d.to(p.dtype), alpha=by)
+        yield
+    finally:
+        with torch.no_grad():
+            for (p, _), value in zip(moved, values, strict=True):
+                p.copy_(value)
+
+
+@contextmanager
+def in_double(model: nn.Module, params: Sequence[Tensor]) -> Iterator[None]:
+    """Holds the model's tensors in float64, for losses without gradients."""
+    held = {id(t): t for t in (*params, *model.parameters(), *model.buffers())}
+    tensors = [(t, t.data) for t in held.values() if t.is_floating_point()]
+    if sum(data.numel() for _, data in tensors) > _MOST:
+        raise MemoryError
+    try:
+        for t, data in tensors:
+            t.data = data.double()
+        yield
+    finally:
+        for t, data in tensors:
+            t.data = data
+
+
+def failing_tensors(
+    params: Sequence[Tensor],
+    grads: Tensors,
+    loss: Callable[[], float],
+    unit: float,
+    part_allowed: float,
+) -> dict[int, bool]:
+    """Finds gradients that are not the derivative of the loss.
+
+    A smooth loss has ``(L(θ + εd) - L(θ - εd)) / 2ε = g·d`` at some distance ε, to a
+    part of what the tensors contribute to g·d (kinks, rounding of gradients) and
+    rounding of losses by ``unit`` u, ``20 u |L| / ε``. The scales of d let all tensors
+    contribute about the same.
+
+    Returns:
+        Indices of tensors, and whether elements of gradient 0 are what differs.
+    """
+    known = [
+        torch.zeros_like(p, dtype=torch.float64) if g is None else g.double()
+        for p, g in zip(params, grads, strict=True)
+    ]
+    norms = [float(g.norm()) for g in known]
+    squares = [float(p.detach().double().square().mean()) for p in params]
+    sizes = [3 * max(square**0.5, _LEAST) for square in squares]
+    parts = sorted(n * s for n, s in zip(norms, sizes, strict=True) if n > 0)
+    part, here = parts[len(parts) // 2] if parts else 0.0, loss()
+    sizes = [min(s, part / n) if n else s for n, s in zip(norms, sizes, strict=True)]
+    dtype = torch.float64 if unit < 1e-12 else torch.float32
+
+    def differs(along: Tensors, scale: float) -> bool:
+        pairs = zip(known, along, strict=True)
+        slope = sum(float((g * d).sum()) for g, d in pairs if d is not None)
+        for distance in _DISTANCES[dtype]:
+            ends = []
+            for sign in (1, -1):
+                with displaced(params, along, sign * distance):
+                    ends.append(loss())
+            # At a minimum, what the loss has of even order must cancel.
+            even = 0.01 * abs(sum(ends) - 2 * here) / distance
+            rounding = (20 * unit / distance + 1e-6) * abs(here) + even
+            off = abs((ends[0] - ends[1]) / (2 * distance) - slope)
+            if off <= part_allowed * scale + rounding or not math.isfinite(off):
+                return False
+        return True
+
+    def fails(chosen: Sequence[int], zeros: bool = False) -> bool:
+        # Contributions add up along the gradient, and not along random directions.
+        along: list[Tensor | None] = [None] * len(known)
+        for i in chosen if not zeros else ():
+            along[i] = known[i] * (sizes[i] / norms[i]) if norms[i] > 0 else None
+        if not zeros and differs(along, part * len(chosen)):
+            return True
+        for _ in range(2):
+            for i in chosen:
+                along[i] = torch.randn_like(known[i]) * sizes[i]
+                along[i] = along[i] * (known[i] == 0) if zeros else along[i]
+            if differs(along, part * math.sqrt(len(chosen))):
+                return True
+        return False
+
+    # A loop, since a closure that calls itself would keep the model alive.
+    def search(zeros: bool) -> Iterator[int]:
+        left = [range(len(known))]
+        while left:
+            if not fails(chosen := left.pop(), zeros):
+                continue
+            if len(chosen) == 1:
+                yield chosen[0]
+            else:
+                half = len(chosen) // 2
+                left += [chosen[half:], chosen[:half]]
+
+    found = dict.fromkeys(islice(search(True), _NAMED), True)
+    return found or dict.fromkeys(islice(search(False), _NAMED), False)
+
+
+@torch.no_grad()
+def largest_curvature(
+    params: list[Tensor],
+    scales: list[float],
+    gradient: Callable[[], list[Tensor]],
+    iterations: int,
+) -> float:
+    """Returns the curvature of the mean loss, by power iterations.
+
+    The coordinates are parameters divided by their scales: the result approaches the
+    largest eigenvalue of D H D, D the scales, from below, and is >= 0. Each iteration
+    takes a gradient of one and the same loss, and the start another one.
+    """
+
+    def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+        pairs = zip(a, b, strict=True)
+        return sum(float((x.double() * y.double()).sum()) for x, y in pairs)
+
+    start = gradient()
+    apart = _APART * (math.sqrt(dot(params, params)) or 1.0)
+    direction, largest = [s * g for s, g in zip(scales, start, strict=True)], 0.0
+    for _ in range(iterations):
+        length = math.sqrt(dot(direction, direction))
+        if not 0 < length < math.inf:
+            return largest
+        direction = [d / length for d in direction]
+        scaled = [s * d for s, d in zip(scales, direction, strict=True)]
+        with displaced(params, scaled, apart):
+            there = gradient()
+        product = [
+            s * (b - a) / apart for s, a, b in zip(scales, start, there, strict=True)
+        ]
+        found = dot(direction, product)
+        if not math.isfinite(found):
+            return largest
+        largest, direction = max(largest, found), product
+    return largest
+
+
+_BCE, _CLASSES = F.binary_cross_entropy_with_logits, (F.cross_entropy, F.nll_loss)
+#: Losses whose factor is a power of the likelihood, and not the noise's scale.
+_EXACT = (*_CLASSES, F.binary_cross_entropy, _BCE, F.gaussian_nll_loss)
+_EXACT += (F.poisson_nll_loss,)
+_LOSSES = {*_EXACT, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss}
+
+
+class Call(NamedTuple):
+    """One call of a loss of torch's."""
+
+    function: Callable[..., Tensor]
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.function.__name__
+
+    @property
+    def count(self) -> int:
+        """The number of targets in the mean."""
+        out, y = self.args[:2]
+        if self.function not in _CLASSES:
+            return math.prod(torch.broadcast_shapes(out.shape, y.shape))
+        if y.is_floating_point():
+            return out.numel() // self.rows().shape[1]
+        return int((y != self.options.get("ignore_index", -100)).sum())
+
+    def rows(self) -> Tensor:
+        """The outputs with classes in dimension 1."""
+        out = self.args[0].detach().double()
+        return out if out.dim() > 1 else out[None]
+
+    def mean(self) -> float:
+        """The loss of these outputs in the mean over all targets."""
+        options = {**self.options, "reduction": "mean"}
+        options |= {k: None for k in ("size_average", "reduce") if k in options}
+        args, options = mapped(as_double, (self.args, options))
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            return float(self.function(*args, **options))
+
+
+def as_double(t: Tensor) -> Tensor:
+    """Returns floating-point tensors in float64, and others as they are."""
+    return t.detach().double() if t.is_floating_point() else t.detach()
+
+
+class Look(NamedTuple):
+    """A loss, and the calls that may have computed it."""
+
+    loss: float
+    rows: int | None
+    #: Of torch's losses, while the loss was computed.
+    calls: list[Call]
+    #: Calls of the model's outputs and the minibatch's tensors.
+    guesses: list[Call]
+
+
+@contextmanager
+def hooked(
+    modules: Sequence[nn.Module], function: Callable[[Any], Any]
+) -> Iterator[None]:
+    """Calls a function with what these modules return, and replaces it by the result.
+
+    With a hook of all modules, the only kind that ScriptModules call.
+    """
+    chosen = {id(module) for module in modules}
+    handle = register_module_forward_hook(
+        lambda module, args, out: function(out) if id(module) in chosen else None
+    )
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+class _Recorder(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if len(args) > 1 and func in _LOSSES:
+            self.calls.append(Call(func, args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def recorded(model: nn.Module) -> Iterator[tuple[list[Any], list[Call]]]:
+    """Records what the model returns, and the calls of torch's losses."""
+    outputs: list[Any] = []
+    with hooked([model], outputs.append), _Recorder() as mode:
+        yield outputs, mode.calls
+
+
+def output_of(outputs: Sequence[Any]) -> Tensor | None:
+    """Returns the tensor of outputs or logits that a model returned, if it is one."""
+    out = outputs[0] if len(outputs) == 1 else None
+    out = out.get("logits") if isinstance(out, Mapping) else getattr(out, "logits", out)
+    out = out[0] if isinstance(out, list | tuple) and out else out
+    is_usable = isinstance(out, Tensor) and out.is_floating_point() and out.dim() > 0
+    return out if is_usable and len(out) else None
+
+
+def guess_calls(outputs: Sequence[Any], batch: Any) -> list[Call]:
+    """Lists losses that could be computed from outputs and a tensor of the batch."""
+    out, found = output_of(outputs), []
+    for y in tensors_in(batch) if out is not None else ():
+        y = y.to(out.device)  # where the loss was given it
+        if y.dim() == 0 or len(y) != len(out):
+            continue
+        if not y.is_floating_point() and y.dtype != torch.bool:
+            for pair in _of_classes(out, y):
+                found += [Call(function, pair, {}) for function in _CLASSES]
+        y = y.to(out.dtype)
+        if out.numel() != y.numel():
+            continue
+        pair = out, y.reshape(out.shape)
+        if 0 <= y.min() and y.max() <= 1:
+            found.append(Call(_BCE, pair, {}))
+        found.append(Call(F.mse_loss, pair, {}))
+        # A column beside a row: all pairs, if the loss does not align them.
+        if len(out) > 1 and out.dim() != y.dim() and 1 in (out.dim(), y.dim()):
+            found.append(Call(F.mse_loss, (out, y), {}))
+    return found
+
+
+def _of_classes(out: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    pairs = [(out, y)]
+    if y.dim() == 2 and out.dim() == 3 and y.shape[1] > 1:  # of next tokens
+        pairs += [(out, y[:, 1:]), (out[:, :-1], y[:, 1:])]
+    for o, t in pairs:
+        valid = t[t != -100]
+        for logits in (o, o.movedim(-1, 1)) if o.dim() > 2 else (o,):
+            fits = logits.dim() == t.dim() + 1 and logits[:, 0].shape == t.shape
+            if fits and valid.numel() and 0 <= valid.min():
+                if valid.max() < logits.shape[1]:
+                    yield logits, t.long()
+
+
+class Match(NamedTuple):
+    """A loss that is ``factor`` times a known mean loss, and a constant."""
+
+    calls: list[Call]
+    factor: float
+    #: Targets of a datum, and the tolerance with which the looks show it.
+    width: float
+    tolerance: float
+
+    @property
+    def is_exact(self) -> bool:
+        """The factor is a power of the likelihood."""
+        return self.calls[0].function in _EXACT
+
+    @property
+    def is_square(self) -> bool:
+        """The loss is a squared error."""
+        return self.calls[0].function is F.mse_loss
+
+
+def match_likelihood(looks: Sequence[Look], rounding: float) -> Match | None:
+    """Finds the known loss to which all looks are proportional."""
+    if len(looks) < 3 or rounding > 1e-4 or not all(look.rows for look in looks):
+        return None
+    candidates: list[tuple[Call, ...]] = []
+    for lists in ([k.calls for k in looks], [k.guesses for k in looks]):
+        if len({tuple(call.name for call in calls) for calls in lists}) == 1:
+            candidates += zip(*lists, strict=True)
+    is_called = bool(looks[0].calls)
+    for calls in candidates if len(looks[0].calls) < 2 else ():
+        means = [call.mean() for call in calls]
+        factor = _factor([look.loss for look in looks], means, rounding, is_called)
+        if factor:
+            pairs = zip(calls, looks, strict=True)
+            widths = torch.tensor([c.count / (k.rows or 1) for c, k in pairs])
+            width = float(widths.mean())
+            error = float(widths.std()) / len(looks) ** 0.5 / max(width, 1e-9)
+            return Match([*calls], factor, width, 0.01 + 4 * error)
+    return None
+
+
+def _factor(
+    losses: list[float], means: list[float], rounding: float, is_called: bool
+) -> float:
+    """Returns a where losses are a · means + b; 0 where they are not."""
+    x, m = (torch.tensor(v, dtype=torch.float64) for v in (losses, means))
+    size = rounding * float(x.abs().max())
+    if not math.isfinite(size * float(m.square().sum())) or size == 0 or not m.any():
+        return 0.0
+    for centre in (0.0, 1.0):  # without b, and with it
+        y, r = x - centre * x.mean(), m - centre * m.mean()
+        factor = float((y @ r) / (r @ r)) if r.any() else 0.0
+        is_varied = abs(factor) * float(m.max() - m.min()) > 100 * size
+        # A constant is a multiple of any other.
+        is_known = is_varied or (not centre and (is_called or abs(factor - 1) < 1e-4))
+        if is_known and float((y - factor * r).abs().max()) <= size:
+            return factor
+    return 0.0
+
+
+def find_outputs(looks: Sequence[Look], match: Match | None) -> list[Problem]:
+    """Finds outputs that the called loss does not take."""
+    calls = [call for look in looks for call in look.calls]
+    calls = calls or (match.calls if match else [])
+    for function in {call.function for call in calls}:
+        call = next(call for call in calls if call.function is function)
+        shapes = [list(t.shape) for t in call.args[:2]]
+        if function not in _CLASSES and shapes[0] != shapes[1]:
+            return [problem("broadcast", outputs=shapes[0], targets=shapes[1])]
+        outputs = [call.rows() for call in calls if call.function is function]
+        within = all(bool(((o >= 0) & (o <= 1)).all()) for o in outputs)
+        if function is _BCE and within and any(bool(o.any()) for o in outputs):
+            return [problem("probabilities/sigmoid", name=_BCE.__name__)]
+        if function not in _CLASSES:
+            continue
+        if within and all(bool(((o.sum(1) - 1).abs() < 1e-3).all()) for o in outputs):
+            takes = "logits" if function is F.cross_entropy else "their logarithms"
+            return [problem("probabilities", name=function.__name__, takes=takes)]
+        logs = all(bool((o.logsumexp(1).abs() < 1e-3).all()) for o in outputs)
+        if function is F.nll_loss and not logs:
+            return [problem("probabilities/logits")]
+    return []
+
+
+def find_scale(
+    match: Match, num_data: float, data: int | None, *, is_likelihood: bool
+) -> tuple[list[Problem], bool]:
+    """Compares the factor of a loss with ``num_data``.
+
+    Returns:
+        Problems, and whether they settle what ``num_data`` must be.
+    """
+    factor, width, call = match.factor, match.width, match.calls[0]
+    scaled = problem("scaled loss", factor=factor, name=call.name)
+    if match.is_square:
+        found = _find_square(scaled, factor, round(width), num_data, data)
+        return ([] if is_likelihood else found), False
+    if not match.is_exact:
+        return [], False
+    if data is not None and _near(num_data * factor, data * width, match.tolerance):
+        return [], True
+    if _near(factor, width, match.tolerance):  # a sum over the targets of a datum
+        return [], False
+    if not _near(factor, 1.0):
+        return [scaled], False
+    if data is None:
+        return [], True
+    values = {"width": width, "number": num_data, "total": round(data * width)}
+    found = problem("num_data/targets", **values, power=num_data / (data * width))
+    return [found._replace(kind="scaled loss") if num_data == data else found], True
+
+
+def _near(a: float, b: float, part: float = 0.01) -> bool:
+    return abs(a - b) <= part * abs(b)
+
+
+def _find_square(
+    scaled: Problem, factor: float, width: int, num_data: float, data: int | None
+) -> list[Problem]:
+    sums = {factor * c for c in (1, 2, 1 / width, 2 / width)}
+    counts = {num_data, float(data or num_data)} - {1.0}
+    if any(_near(s, n, 1e-4) or _near(s * n, 1, 1e-4) for s in sums for n in counts):
+        return [scaled]  # the sampler multiplies by num_data itself
+    is_counted = width > 1 and _near(num_data, (data or 0) * width)
+    is_half = _near(factor, 0.5) and width > 1 and not is_counted
+    if not _near(factor, 1.0) and not is_half:
+        return []
+    over = f", a mean over {width} outputs too" if width > 1 else ""
+    variance, half = (1 if is_counted else width) / (2 * factor), "half " * is_half
+    return [problem("squared error", half=half, over=over, variance=variance)]

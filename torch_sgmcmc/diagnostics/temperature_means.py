@@ -1,0 +1,509 @@
+"""Temperatures of steps, their means over time, and what is wrong with them.
+
+Let x = θ - c for any constant c, d the number of coordinates of a sum, N the number of
+data, and g the gradient that a step uses at θ, prior included. In equilibrium a step
+changes no expectation. SGLD's step θ' = θ - lr g + noise keeps E|x|², which says 2 lr
+E[x·g] = lr² E|g|² + 2 lr T d / N:
+
+    T_conf = N E[x·g] / d,   T_kin = T + lr N E|g|² / (2 d),   T_conf = T_kin.
+
+With momentum m, v' = m v - lr g + noise and θ' = θ + v', E|x'|² = E|x|² and E[x'·v'] =
+E[x·v] give E[x·v] = E|v|² / 2 and lr E[x·g] = (1 + m) E|v|² / 2:
+
+    T_conf as above,   T_kin = N (1 + m) E|v|² / (2 lr d).
+
+Neither the potential, nor the minibatches' noise, nor a noise estimate enters: T_kin ≠
+T_conf means that there is no equilibrium, or a step that is not the one said. T_kin / T
+- 1 is the heating by minibatches and by discretisation; on a quadratic T_kin is N k
+Var(θ). The minibatches' part is, per coordinate,
+
+    (lr N Var(grad) / (2 T) - β) / α,   α = 1 - m (SGLD: 1),
+
+β the noise estimate, Var(grad) half the mean squared difference of the gradients of two
+consecutive steps. It is not known of SGNHT, whose thermostat takes it off, nor with
+redrawn momenta. The other samplers:
+
+* Momenta that are drawn afresh before every k-th step: that step takes 1 / (1 + m) of
+  its gradient and none of the old momentum. Summed over k steps, v the momentum before
+  a step: Σ (|v|² / 2 + m x·v [not drawn]) = lr Σ x·g ([drawn] / (1 + m) + [not drawn]).
+* SGNHT's momentum is 1 - A - s, A its constant and s its learnt friction: lr E[x·g] =
+  (2 - A) E|v|² / 2 - E[x·(s v)], by coordinate.
+* BAOA: a kick u = v - lr g, a drift of u / 2, friction v' = m u + noise, whose variance
+  is s², a drift of v' / 2. With f = 2 (1 - m) / (1 + m) in the place of α and s² = lr T
+  (1 + m)² (f - β) / (2 N), T_kin = N (1 + m)² E|u|² / (4 lr d) + T (1 + m) (3 + m) (f -
+  β) / 8.
+* SGLRW: θ' = θ ± δ, up with probability (1 - clip(lr g / δ)) / 2. |θ' - θ|² is always
+  2 lr T d / N, and E|x'|² = E|x|² says N E[x·clip(g)] / d = T, clip(g) within δ / lr:
+  T_kin = T + N E[x·(g - clip(g))] / d. Minibatches heat by clipping alone.
+* pSGLD multiplies by G: in the sums of g, and for |g|² and Var(grad), each coordinate
+  is weighed with G. This holds as far as G stays the same in the time that θ moves.
+
+The identities hold for whatever g a step uses. An unbiased gradient h, computed at the
+same θ by other minibatches, shows whether g is the loss's: the gradient bias N E[x·(g -
+h)] / d is T_conf by the gradients in use less T_conf by unbiased ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+# Observations between two looks at the minibatches' noise, which takes a copy of the
+# gradients, and those that a device keeps before the host waits for them.
+NOISE_EVERY, MOST_ROWS = 5, 64
+# A lack of equilibrium or a bias that is not worth a word, in units of T.
+_LEAST_EXCESS = 0.01
+
+
+class BatchMeans:
+    """The mean of a correlated series and its error, in constant memory.
+
+    The series is cut into batches of equal length, whose means are nearly independent
+    once they are longer than the series remembers; when there are 32, neighbours are
+    merged. With b whole batches the standard error is sd(batch means) / √b, with b - 1
+    degrees of freedom. (Flegal and Jones 2010; here batches grow with the series.)
+    """
+
+    MOST, FEWEST = 32, 8  # batches, and those that have an error
+
+    def __init__(self, state: Sequence[float] = (0, 1, 0, 0.0)) -> None:
+        count, length, rest, *total = state[:4] if len(state) > 3 else (-1, 1, 0, 0)
+        self.means = list(state[4:])
+        counts = (count, length, rest)
+        is_whole = all(x >= 0 and float(x).is_integer() for x in counts)
+        is_right = is_whole and rest < length and len(self.means) < self.MOST
+        if not is_right or count != len(self.means) * length + rest:
+            raise ValueError("Invalid state of batch means")
+        self.count, self._length, self._rest = int(count), int(length), int(rest)
+        self._total = total[0]
+
+    @property
+    def state(self) -> list[float]:
+        """The numbers of which the constructor makes the same again."""
+        counts = map(float, (self.count, self._length, self._rest))
+        return [*counts, self._total, *self.means]
+
+    def add(self, value: float) -> None:
+        """Takes in the next number."""
+        self.count += 1
+        self._rest += 1
+        self._total += value
+        if self._rest == self._length:
+            self.means.append(self._total / self._length)
+            self._rest, self._total = 0, 0.0
+            if len(self.means) == self.MOST:
+                self.means, self._length = _merged(self.means), 2 * self._length
+
+    @property
+    def mean(self) -> float:
+        """The mean of all numbers; NaN before any."""
+        total = sum(self.means) * self._length + self._total
+        return total / self.count if self.count else math.nan
+
+    @property
+    def error(self) -> float:
+        """The mean's standard error; NaN with few batches."""
+        return _error(self.means)
+
+    def half_width(self, probability: float, *, widest: bool = False) -> float:
+        """Half the width of Student's interval of the series' expectation.
+
+        Args:
+            probability: that the interval holds it.
+            widest: the largest for these batches and for merged neighbours, as long as
+                8 remain: batches of a slow series still depend on each other.
+        """
+        from scipy.special import stdtrit
+
+        means, widths = self.means, []
+        while not widths or (widest and len(means) >= self.FEWEST):
+            quantile = stdtrit(max(len(means) - 1, 1), 0.5 + probability / 2)
+            widths.append(_error(means) * float(quantile))
+            means = _merged(means)
+        return max(widths)
+
+
+def _merged(means: Sequence[float]) -> list[float]:
+    return [0.5 * (a + b) for a, b in zip(means[::2], means[1::2], strict=False)]
+
+
+def _error(means: Sequence[float]) -> float:
+    count = len(means)
+    if count < BatchMeans.FEWEST:
+        return math.nan
+    mean = sum(means) / count
+    return math.sqrt(sum((x - mean) ** 2 for x in means) / (count - 1) / count)
+
+
+class Motion(IntEnum):
+    """How a sampler moves; with NONE only x·g is used, and T_kin is T."""
+
+    LANGEVIN, MOMENTUM, THERMOSTAT, LATTICE, HALF_DRIFTS, NONE = range(6)
+
+
+MOTIONS = {
+    **{"SGLD": Motion.LANGEVIN, "PSGLD": Motion.LANGEVIN, "SGLRW": Motion.LATTICE},
+    **{"SGHMC": Motion.MOMENTUM, "EWSG": Motion.MOMENTUM, "SGNHT": Motion.THERMOSTAT},
+    "BAOA": Motion.HALF_DRIFTS,
+}
+
+
+class Step(NamedTuple):
+    """The settings that a tensor's step was made with."""
+
+    motion: Motion = Motion.LANGEVIN
+    lr: float = 0.0
+    num_data: float = 0.0
+    temperature: float = 0.0
+    momentum: float = 0.0
+    noise_estimate: float = 0.0  # NaN where it is not known
+    resample_momentum_every: int = 0
+    step: int = 0  # the number of steps before this one
+
+    @property
+    def friction(self) -> float:
+        """The part of the heat that a step takes off."""
+        if self.motion == Motion.LANGEVIN:
+            return 1.0
+        kept = 1 - self.momentum
+        half_drifts = self.motion == Motion.HALF_DRIFTS
+        return 2 * kept / (1 + self.momentum) if half_drifts else kept
+
+    def temperatures(
+        self, sums: Sequence[float], numel: int, has_noise: bool
+    ) -> tuple[float, float, float, float]:
+        """T_kin, T_conf, minibatches' heating and the part of clipped coordinates.
+
+        What is not known is NaN.
+
+        Args:
+            sums: x·g, Σ w g², v·v (of half drifts u·u), x·v (SGNHT: Σ x s v), Σ w (grad
+                - grad before)² / 2, x·clip(g), the number of clipped coordinates
+                (csrc/methods/gauge.h).
+            numel: the number of elements.
+            has_noise: whether there is the fifth.
+        """
+        force, grad_square, square, position, noise, clipped_force, clipped = sums
+        m, t, scale = self.momentum, self.temperature, self.num_data / max(numel, 1)
+        kinetic, configurational, every = t, scale * force, self.resample_momentum_every
+        if self.motion == Motion.NONE:
+            return kinetic, configurational, math.nan, math.nan
+        if self.motion == Motion.LATTICE:
+            kinetic += scale * (force - clipped_force)
+            return kinetic, configurational, math.nan, clipped / max(numel, 1)
+        per_lr = scale / self.lr if self.lr else math.nan
+        if self.motion == Motion.LANGEVIN:
+            kinetic += self.lr * scale / 2 * grad_square
+        elif self.motion == Motion.HALF_DRIFTS:
+            rest = t * (3 + m) * (self.friction - self.noise_estimate)
+            kinetic = (1 + m) / 8 * (2 * per_lr * (1 + m) * square + rest)
+        elif self.motion == Motion.THERMOSTAT:
+            kinetic = per_lr * ((1 + m) / 2 * square - position)
+        elif every == 0:
+            kinetic = per_lr * (1 + m) / 2 * square
+        else:
+            is_drawn = self.step % every == 0
+            part = 1 / (1 + m) if is_drawn else 1.0
+            mean_part = (every - 1 + 1 / (1 + m)) / every
+            kept = 0.0 if is_drawn else m * position
+            kinetic = per_lr / mean_part * (square / 2 + kept)
+            configurational *= part / mean_part
+        minibatch = math.nan
+        # The thermostat takes the minibatches' heat off, redrawn momenta some of it.
+        if has_noise and self.motion != Motion.THERMOSTAT and every == 0:
+            heat = self.lr * scale / 2 * noise - self.noise_estimate * t
+            minibatch = heat / self.friction
+        return kinetic, configurational, minibatch, math.nan
+
+
+class Gauge(NamedTuple):
+    """Means over time of one tensor, group, or all."""
+
+    kinetic: BatchMeans
+    configurational: BatchMeans
+    excess: BatchMeans  # T_conf - T_kin
+    minibatch: BatchMeans
+    gradient_bias: BatchMeans
+    clipped: BatchMeans
+
+
+class Means:
+    """Temperatures of each tensor, each group, and all.
+
+    Args:
+        numels: sizes of the tensors.
+        groups: the group of each, from 0 in order.
+    """
+
+    def __init__(self, numels: Sequence[int], groups: Sequence[int]) -> None:
+        self._numels, self._groups = numels, groups
+        self.num_tensors, self.num_groups = len(numels), 1 + max(groups, default=-1)
+        total = self.num_tensors + self.num_groups + 1
+        #: Those of tensors, then of groups, then of all: means over coordinates.
+        self.gauges = [Gauge(*(BatchMeans() for _ in range(6))) for _ in range(total)]
+        self._steps = [Step()] * self.num_tensors
+
+    def _sums_of(self, tensor: int) -> tuple[int, int]:
+        return self.num_tensors + self._groups[tensor], len(self.gauges) - 1
+
+    def add(
+        self, observed: Iterable[tuple[int, Sequence[float], Step]], has_noise: bool
+    ) -> None:
+        """Takes in an observation: tensors with their sums and settings."""
+        values: dict[int, list[float]] = {}
+        sizes: dict[int, int] = {}
+        for tensor, sums, step in observed:
+            numel = self._numels[tensor]
+            found = step.temperatures(sums, numel, has_noise)
+            if numel == 0 or not (math.isfinite(found[0]) and math.isfinite(found[1])):
+                continue
+            self._steps[tensor] = step
+            group, every = self._sums_of(tensor)
+            for place, size in ((tensor, 1), (group, numel), (every, numel)):
+                totals = values.setdefault(place, [0.0] * 4)
+                for i, value in enumerate(found):
+                    totals[i] += size * value
+                sizes[place] = sizes.get(place, 0) + size
+        for place, totals in values.items():
+            gauge, size = self.gauges[place], sizes[place]
+            kinetic, configurational, minibatch, clipped = (v / size for v in totals)
+            gauge.kinetic.add(kinetic)
+            gauge.configurational.add(configurational)
+            gauge.excess.add(configurational - kinetic)
+            if math.isfinite(minibatch):
+                gauge.minibatch.add(minibatch)
+            if math.isfinite(clipped):
+                gauge.clipped.add(clipped)
+
+    def add_forces(
+        self,
+        used: Iterable[tuple[int, Sequence[float], Step]],
+        others: Iterable[tuple[int, Sequence[float], Step]],
+    ) -> None:
+        """Takes in x·g of the gradient that a step uses, and of another one there."""
+        forces = {tensor: sums[0] for tensor, sums, _ in others}
+        totals: dict[int, tuple[float, int]] = {}
+        for tensor, sums, step in used:
+            bias = step.num_data * (sums[0] - forces.get(tensor, math.nan))
+            if self._numels[tensor] == 0 or not math.isfinite(bias):
+                continue
+            temperature = step.temperature
+            self._steps[tensor] = self._steps[tensor]._replace(temperature=temperature)
+            for place in (tensor, *self._sums_of(tensor)):
+                total, size = totals.get(place, (0.0, 0))
+                totals[place] = total + bias, size + self._numels[tensor]
+        for place, (total, size) in totals.items():
+            self.gauges[place].gradient_bias.add(total / size)
+
+    @property
+    def state(self) -> list[list[float]]:
+        """All means, and the last settings of each tensor."""
+        means = [series.state for gauge in self.gauges for series in gauge]
+        steps = [[*map(float, step)] for step in self._steps]
+        # NaN is not like itself, and states are compared.
+        return means + [[-1.0 if x != x else x for x in step] for step in steps]
+
+    @state.setter
+    def state(self, state: Sequence[Sequence[float]]) -> None:
+        count = 6 * len(self.gauges)
+        if len(state) != count + self.num_tensors:
+            raise ValueError(
+                f"Invalid state: {len(state)} series (must be "
+                f"{count + self.num_tensors})"
+            )
+        means = [BatchMeans(one) for one in state[:count]]
+        steps = []
+        for numbers in state[count:]:
+            if len(numbers) != 8 or not all(0 <= numbers[i] < 2**53 for i in (0, 6, 7)):
+                raise ValueError("Invalid state: settings of a tensor")
+            motion, *reals, estimate, every, step = numbers
+            estimate = math.nan if estimate < 0 else estimate
+            steps.append(
+                Step(Motion(int(motion)), *reals, estimate, int(every), int(step))
+            )
+        self.gauges = [Gauge(*means[i : i + 6]) for i in range(0, count, 6)]
+        self._steps = steps
+
+    # ---- What is wrong --------------------------------------------------------
+
+    def findings(self, budget: float, rate: float) -> list[tuple[int, str, float]]:
+        """What is wrong, worst first: a tensor, its fault, and how much of T it is."""
+        found: list[tuple[int, str, float]] = []
+        # Each tensor is looked at twice, or thrice.
+        looks = 3 if self.gauges[-1].gradient_bias.count else 2
+        sure = 1 - rate / (looks * max(self.num_tensors, 1))
+        for i, (step, gauge) in enumerate(zip(self._steps, self.gauges, strict=False)):
+            t, kinetic = step.temperature, gauge.kinetic
+            if t <= 0:
+                continue
+            for series, fault in (
+                (gauge.gradient_bias, "biased gradient"),
+                (gauge.excess, "not in equilibrium"),
+            ):
+                is_excess = series is gauge.excess
+                size = abs(series.mean) / t
+                width = series.half_width(sure, widest=is_excess) / t
+                if is_excess and kinetic.count:
+                    fault_of_heat, heat = self._heat_of(i, budget, sure)
+                    if fault_of_heat:
+                        found.append((i, fault_of_heat, heat))
+                # Beyond doubt not 0.
+                if size > width and size > _LEAST_EXCESS:
+                    found.append((i, fault, size))
+        return sorted(found, key=lambda each: -each[2])
+
+    def _heat_of(self, tensor: int, budget: float, sure: float) -> tuple[str, float]:
+        """Whether a tensor is hot or cold beyond doubt, and by how much of T."""
+        step, series = self._steps[tensor], self.gauges[tensor].kinetic
+        numel, count, tail = self._numels[tensor], series.count, 0.5 - sure / 2
+        ratio = series.mean / step.temperature
+        width = series.half_width(sure) / step.temperature
+        is_sum = step.motion in (Motion.LANGEVIN, Motion.MOMENTUM, Motion.HALF_DRIFTS)
+        if ratio - width > 1 + budget or (
+            # As if the few observations were one.
+            math.isnan(width)
+            and count > 1
+            and is_sum
+            and ratio > (1 + budget) * _squares_quantile(1 - tail, numel)
+        ):
+            return "hot", ratio - 1
+        # Squares of few elements are skewed: a mean that is too small by chance comes
+        # with a width that is too small.
+        is_cold = ratio <= 0 and ratio + width < 1 - budget
+        lowest = math.log(1 - budget) if budget < 1 else -math.inf
+        if ratio > 0 and math.log(ratio) + width / ratio < lowest:
+            is_cold = ratio < (1 - budget) * _squares_quantile(tail, numel * count)
+        return ("cold", 1 - ratio) if is_cold else ("", 0.0)
+
+    def summary(
+        self, names: Sequence[str], takes_estimate: bool, budget: float, rate: float
+    ) -> str:
+        """The findings in words, with the way out, behind a table of all tensors."""
+        every = self.gauges[-1]
+        compared = every.gradient_bias.count > 0
+        if every.kinetic.count == 0 and not compared:
+            return "No step was observed yet."
+        found = self.findings(budget, rate)
+        order = dict.fromkeys([*(i for i, *_ in found), *range(self.num_tensors)])
+        widest = max(6, *map(len, names), 0)
+        last = "clipped" if every.clipped.count else "minibatches"
+        lines = [
+            f"Temperatures over {every.kinetic.count} observed steps (T_kin: of the "
+            "motion, T_conf: of the position; equal in equilibrium, and T if nothing "
+            "heats)",
+            f"  {'tensor':<{widest}}    elements"
+            + f"  {'T_kin':<18}  {'T_conf':<18}  {last}",
+        ]
+        rows = [(names[i], self._numels[i], self.gauges[i]) for i in order]
+        rows = [row for row in rows if row[1] > 0]
+        for name, numel, gauge in [*rows, ("all", sum(self._numels), every)]:
+            cells = map(_interval, (gauge.kinetic, gauge.configurational))
+            line = f"  {name:<{widest}}  {numel:>10}"
+            line += "".join(f"  {cell:<18}" for cell in cells)
+            if gauge.minibatch.count:
+                line += f"  {gauge.minibatch.mean:+.3g}"
+            if gauge.clipped.count:
+                line += f"  {100 * gauge.clipped.mean:.3g} %"
+            lines.append(line.rstrip())
+        if not found and not math.isfinite(every.kinetic.error):
+            lines.append("Too few steps for a verdict.")
+        elif not found:
+            more = " or with gradients that are not the closure's" if compared else ""
+            lines.append(
+                "Nothing is found: no tensor is heated by more than "
+                f"{100 * budget:.3g} %, and none is seen out of equilibrium{more}."
+            )
+        for tensor, fault, size in found:
+            words = self._words(tensor, fault, size, budget, takes_estimate)
+            lines.append(f"- {names[tensor]} {words}.")
+        return "\n".join(lines)
+
+    def _words(
+        self, i: int, fault: str, size: float, budget: float, takes_estimate: bool
+    ) -> str:
+        step, gauge = self._steps[i], self.gauges[i]
+        ratio = gauge.kinetic.mean / step.temperature
+        is_lattice = step.motion == Motion.LATTICE
+        if fault == "hot":
+            advice = _advice(step, gauge, size, budget, takes_estimate)
+            return f"is hot: {ratio:.3g} times the temperature asked for{advice}"
+        if fault == "cold":
+            why = (
+                "steps clip on its way outward (time, or a smaller lr)"
+                if is_lattice
+                else "noise is missing (a noise estimate that is too large, momenta "
+                "that were changed)"
+            )
+            return f"is cold: {ratio:.3g} times the temperature asked for; {why}"
+        bias = _interval(gauge.gradient_bias)
+        if fault == "biased gradient":
+            return (
+                "has gradients that are not those of the closure that was observed: "
+                f"T_conf by them, less T_conf by those, is {bias}"
+                " (clipped, stale or summed ones, a penalty in the loss, minibatches "
+                "that depend on the parameters, batch norm in training mode)"
+            )
+        kinetic, configurational = gauge.kinetic.mean, gauge.configurational.mean
+        way = "outward" if configurational < kinetic else "inward"
+        text = (
+            f"is not in equilibrium: T_conf is {configurational:.3g} and T_kin "
+            f"{kinetic:.3g}; it still moves {way}. Time lacks, not a smaller step"
+        )
+        # What heats a lattice is clipping, which is nothing and then much.
+        if step.lr > 0 and not is_lattice and 0 < ratio - 1 < budget / 2:
+            times = budget / (ratio - 1)
+            words = f"lr could be {times:.2g} times as large within the budget of heat"
+            text += f": {words}"
+        return text
+
+
+def _squares_quantile(p: float, freedom: float) -> float:
+    """The factor by which a mean of squares of so many normal numbers exceeds 1."""
+    from scipy.special import chdtri
+
+    return float(chdtri(freedom, 1 - p)) / freedom
+
+
+def _interval(means: BatchMeans) -> str:
+    """A mean with the half width of its 95 % interval."""
+    if means.count == 0:
+        return "-"
+    width = means.half_width(0.95)
+    return f"{means.mean:.3g}" + (f" ± {width:.2g}" if math.isfinite(width) else "")
+
+
+def _advice(
+    step: Step, gauge: Gauge, heating: float, budget: float, takes_estimate: bool
+) -> str:
+    """What to do about heat."""
+    if step.motion == Motion.NONE:
+        return ""
+    if step.motion == Motion.LATTICE:
+        return (
+            f"; that is clipping, of {100 * gauge.clipped.mean:.3g} % of its "
+            "coordinates' steps: a smaller lr clips fewer, and so do larger minibatches"
+        )
+    lr = step.lr * budget / heating
+    text = f"; heating grows with lr: within {100 * budget:.3g} % it takes lr <= "
+    text += f"{lr:.2g}"
+    minibatch, friction = gauge.minibatch.mean / step.temperature, step.friction
+    if not minibatch > heating / 2:
+        return text + (
+            " (little of it is the minibatches': the step is long for the curvature)"
+        )
+    times = math.ceil(10 * minibatch / budget) / 10
+    text += f", or minibatches {times:.2g} times as large"
+    wanted = friction * minibatch / budget
+    drifts_twice = step.motion == Motion.HALF_DRIFTS
+    momentum = (2 - wanted) / (2 + wanted) if drifts_twice else 1 - wanted
+    if (drifts_twice or step.motion == Motion.MOMENTUM) and momentum > 0:
+        text += f", or momentum <= {momentum:.3g}"
+    estimate = minibatch * friction + step.noise_estimate
+    if takes_estimate and estimate <= friction:
+        text += (
+            ", or an estimate of the minibatches' noise (noise_estimate; beta is "
+            f"{estimate:.2g} here)"
+        )
+    return text

@@ -1,0 +1,704 @@
+"""Temperatures of a chain: whether a sampler has the one that it should have."""
+
+from __future__ import annotations
+
+import math
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from torch_sgmcmc.chain.checks import check_integer, check_real
+from torch_sgmcmc.chain.closures import fresh_gradients
+from torch_sgmcmc.chain.dtypes import has_master, state_dtype
+from torch_sgmcmc.chain.group_settings import noise_estimate, scales
+from torch_sgmcmc.chain.operators import gauge_sums
+from torch_sgmcmc.chain.optional import optional
+from torch_sgmcmc.chain.prior import PRIOR_MEAN, prior_of
+from torch_sgmcmc.chain.record import Chain, Work, chain_of, work_of
+from torch_sgmcmc.chain.state_checks import check_count, check_tensor
+from torch_sgmcmc.diagnostics.temperature_means import (
+    MOST_ROWS,
+    MOTIONS,
+    NOISE_EVERY,
+    BatchMeans,
+    Gauge,
+    Means,
+    Motion,
+    Step,
+)
+from torch_sgmcmc.sampler import Sampler
+
+__all__ = ["Gauges"]
+
+
+def panels(user: str, count: int, width: float, height: float) -> tuple[Any, list[Any]]:
+    """A figure and its axes, three in a row at most, each of this size in inches."""
+    pyplot = optional("matplotlib.pyplot", "matplotlib", user)
+    columns = min(3, max(1, count))
+    rows = max(1, -(-count // columns))
+    figure, axes = pyplot.subplots(
+        rows,
+        columns,
+        figsize=(width * columns, height * rows),
+        squeeze=False,
+        layout="constrained",
+    )
+    for unused in axes.flat[count:]:
+        unused.set_axis_off()
+    return figure, [*axes.flat[:count]]
+
+
+class Reading(NamedTuple):
+    """A mean over the observed steps and half the width of its 95 % interval."""
+
+    mean: float
+    half_width: float
+
+
+class Temperatures(NamedTuple):
+    """Of a tensor, a group (the mean over its coordinates), or all parameters."""
+
+    kinetic: Reading
+    configurational: Reading
+    #: T_conf − T_kin: 0 in equilibrium.
+    excess: Reading
+    #: What the minibatches' noise adds, as computed from differences of gradients.
+    #: NaN where that is not known: SGNHT, SGLRW, redrawn momenta, and
+    #: noise estimates that are "online".
+    minibatch_heating: Reading
+    #: T_conf by the gradients that were used, less T_conf by those of
+    #: :meth:`Gauges.observe`: 0 if the former are unbiased.
+    gradient_bias: Reading
+    #: The part of coordinates whose step was clipped: SGLRW, else NaN.
+    clipped: Reading
+
+
+class Finding(NamedTuple):
+    """Something that is wrong: with which tensor, what, and how much of T it is."""
+
+    name: str
+    fault: str
+    size: float
+
+
+def _temperatures(series: Iterable[BatchMeans]) -> Temperatures:
+    return Temperatures(*(Reading(s.mean, s.half_width(0.95)) for s in series))
+
+
+def centers_of(
+    center: Iterable[Tensor | float] | str | None,
+    sampler: Optimizer,
+    params: list[Tensor],
+) -> list[Tensor] | None:
+    """A tensor for each parameter, in the type of arithmetic."""
+    if center is None:
+        return None
+    if isinstance(center, str):
+        if center == "current":
+            center = [p.detach().clone() for p in params]
+        elif center == PRIOR_MEAN:
+            center = [
+                sampler.state.get(p, {}).get(PRIOR_MEAN, group[PRIOR_MEAN])
+                for group in sampler.param_groups
+                for p in group["params"]
+            ]
+        else:
+            raise ValueError(
+                f"Invalid center: {center!r} (must be 'current' or '{PRIOR_MEAN}')"
+            )
+    given = list(center)
+    if len(given) != len(params):
+        raise ValueError(
+            f"Invalid center: {len(given)} (must be one for each of the {len(params)} "
+            "parameters)"
+        )
+    centers = []
+    for i, (c, p) in enumerate(zip(given, params, strict=True)):
+        value = torch.as_tensor(c, dtype=state_dtype(p), device=p.device).detach()
+        if value.dim() > 0 and value.shape != p.shape:
+            raise ValueError(
+                f"Invalid center: number {i} has shape {list(value.shape)} (must be "
+                f"{list(p.shape)}, or a number)"
+            )
+        if not bool(value.isfinite().all()):
+            raise ValueError(f"Invalid center: number {i} is not finite")
+        centers.append(torch.empty_like(p, dtype=state_dtype(p)).copy_(value))
+    return centers
+
+
+# Kinds of sums (csrc/methods/gauge.h).
+_LANGEVIN, _PRECONDITIONED, _MOMENTUM, _THERMOSTAT = range(4)
+_NOISE, _PRECONDITIONED_NOISE, _LATTICE = range(4, 7)
+# A kind's sums among those of the host, and those of noise.
+_PLACES = {
+    _LANGEVIN: (0, 1),
+    _PRECONDITIONED: (0, 1),
+    _MOMENTUM: (0, 2, 3),
+    _THERMOSTAT: (0, 2, 3),
+    _LATTICE: (0, 5, 6),
+}
+_COUNT = 7  # of sums
+
+
+# Of tensors by place: which sums, and the step's settings.
+_Row = tuple[list[int], list[tuple[tuple[int, ...], Tensor]], Step]
+
+
+class Gauges:
+    r"""Temperatures of a chain, by tensor: is it the posterior that is sampled?
+
+    .. code-block:: python
+
+        gauges = torch_sgmcmc.Gauges(sampler)
+        ...  # the training loop as it was
+        print(gauges.summary())
+
+    With d the elements of a tensor, N ``num_data``, m the momentum and g the gradient
+    that a step uses (prior included), the gauges are means over steps of
+
+    .. math::
+        T_\text{conf} = \frac{N}{d}\, (\theta - c) \cdot g, \qquad
+        T_\text{kin} = \frac{N (1 + m)}{2\, \mathrm{lr}\, d} \|v\|^2
+        \quad\text{or (SGLD)}\quad T + \frac{\mathrm{lr}\, N}{2 d} \|g\|^2,
+
+    c any constant. **In equilibrium both are equal**, for any potential, step size,
+    noise of minibatches and estimate: E‖θ − c‖² and E[θ·v] do not change. So
+
+    * T_kin ≠ T_conf: not in equilibrium (or not the dynamics that it seems to be);
+    * T_kin / T − 1 is the **heating** by minibatches and by the step's length, on a
+      quadratic the relative error of the variance; the minibatches' part of it is
+      lr N Var(ḡ) / (2 T α), α = 1 − m (SGLD: 1), less what ``noise_estimate`` takes.
+
+    Equations of samplers that move otherwise are in docs/gauges.md, and derived in
+    ``temperature_means.py``. Intervals are by batch means (16 to 31 batches that grow
+    with the chain), which takes account of autocorrelation, not of what a chain has
+    never seen. Equality holds for whatever g is used. That it is the loss's, which
+    clipped, stale or summed gradients are not, is seen by :meth:`observe`.
+
+    Args:
+        sampler: the sampler that is to be observed, from its next step on, until
+            :meth:`detach`. One ``Gauges`` a sampler, not ``capturable``. HMC, HMCECS
+            and SBPS have none: their acceptance and violation rates tell.
+        every: steps between observations (one more or so with
+            ``resample_momentum_every``). An observation costs about as much as an
+            update. Default: 20.
+        center: c, a tensor or number for each parameter in the order of the groups, or
+            "current" for where they are now, or "prior_mean"; None is 0. A good one (a
+            mode, the prior's mean) makes intervals shorter. Default: None.
+        names: of the parameters, for tables; None takes those of named parameters.
+
+    Raises:
+        TypeError, ValueError: an argument is not as it should be.
+
+    Note:
+        Steps without a parameter's gradient or left out are not observed.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        *,
+        every: int = 20,
+        center: Iterable[Tensor | float] | str | None = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        if not isinstance(sampler, Sampler):
+            raise TypeError(
+                f"Invalid sampler: a {type(sampler).__name__} (must be a sampler of "
+                "torch_sgmcmc)"
+            )
+        check_integer("every", every, low=1)
+        chain_of(sampler).placement.refuse(
+            "Invalid sampler: it has DTensors, and gauges take sums over whole "
+            "parameters (observe replicas under DistributedDataParallel)"
+        )
+        if sampler.defaults["capturable"]:
+            raise ValueError(
+                "Invalid sampler: it is capturable, and gauges are read on the host"
+            )
+        if not has_temperatures(sampler):
+            raise ValueError(
+                f"Invalid sampler: {_kind(sampler)} has no gauges (acceptance and "
+                "violation rates tell of it: diagnostics())"
+            )
+        chain = chain_of(sampler)
+        if chain.gauges is not None:
+            raise ValueError("Invalid sampler: it has Gauges already (detach() them)")
+        self._sampler = weakref.ref(sampler)
+        # Which outlives a wrapper of the sampler.
+        self._chain: weakref.ref[Chain] = weakref.ref(chain)
+        kind = _kind(sampler)
+        self._motion = MOTIONS[kind]
+        self._compares = kind != "EWSG"  # whose gradients are biased by design
+        groups = sampler.param_groups
+        self._params = [p for group in groups for p in group["params"]]
+        self._group_of = [i for i, g in enumerate(groups) for _ in g["params"]]
+        self._place = {p: i for i, p in enumerate(self._params)}
+        self._names = _names(groups) if names is None else [str(n) for n in names]
+        if len(self._names) != len(self._params):
+            raise ValueError(
+                f"Invalid names: {len(self._names)} (must be one for each of the "
+                f"{len(self._params)} parameters)"
+            )
+        self._centers = centers_of(center, sampler, self._params)
+        self._every = every
+        redraws = groups[0].get("resample_momentum_every", 0)
+        self._interval = _interval_of(every, redraws)
+        self._previous: tuple[int, dict[Tensor, Tensor]] | None = None
+        self._rows: list[tuple[list[_Row], bool]] = []
+        # Forces of observe() where the chain still is, and beside those of the step.
+        self._others: list[_Row] = []
+        self._others_at: list[int] = []
+        self._forces: list[tuple[list[_Row], list[_Row]]] = []
+        self.reset()
+        chain.gauges = self
+
+    def reset(self) -> None:
+        """Forgets what was observed, as after a burn-in."""
+        self._rows.clear()
+        self._others = []
+        self._forces.clear()
+        self._means = Means([p.numel() for p in self._params], self._group_of)
+
+    def detach(self) -> None:
+        """Ends the observation; what was read stays."""
+        sampler = self._sampler()
+        if sampler is not None and chain_of(sampler).gauges is self:
+            chain_of(sampler).gauges = None
+
+    # ---- Checkpoints ----------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was observed, as lists of numbers.
+
+        And, where the next observation will compare gradients with those of the step
+        before it, these: ``previous_gradients``.
+        """
+        self._read()
+        kept = {"every": self._every, "series": self._means.state}
+        if self._previous is not None:
+            step, grads = self._previous
+            by_place = {self._place[p]: grad for p, grad in grads.items()}
+            kept["previous_gradients"] = {"step": step, "gradients": by_place}
+        return kept
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes on from what :meth:`state_dict` returned, for the same parameters.
+
+        Raises:
+            ValueError: it is of other parameters. Nothing has been loaded.
+        """
+        check_integer("every", state_dict["every"], low=1)
+        previous = self._read_previous(state_dict.get("previous_gradients"))
+        self._means.state = state_dict["series"]
+        self._rows.clear()
+        self._others = []
+        self._forces.clear()
+        self._every, self._previous = state_dict["every"], previous
+        redraws = self._attached().param_groups[0].get("resample_momentum_every", 0)
+        self._interval = _interval_of(self._every, redraws)
+
+    def _read_previous(
+        self, saved: Mapping[str, Any] | None
+    ) -> tuple[int, dict[Tensor, Tensor]] | None:
+        if saved is None:
+            return None
+        step = check_count("step", saved["step"])
+        grads = {}
+        for place, grad in saved["gradients"].items():
+            if place not in range(len(self._params)):
+                raise ValueError(
+                    "Invalid state_dict: previous_gradients (must be of the "
+                    f"{len(self._params)} parameters, by their numbers)"
+                )
+            p = self._params[place]
+            what = f"previous gradient of parameter {place}"
+            check_tensor(what, grad, p.shape)
+            if not bool(grad.isfinite().all()):
+                raise ValueError(
+                    f"Invalid state_dict: {what} has elements that are not finite"
+                )
+            grads[p] = grad.detach().to(p.device, p.dtype, copy=True)
+        return step, grads
+
+    # ---- Observations ---------------------------------------------------------
+
+    @torch.no_grad()
+    def observe(self, closure: Callable[[], Any]) -> None:
+        r"""Observes where the chain is, by a gradient that is right.
+
+        For :class:`EWSG`, at every sample or at some of them: T_conf beside T, among
+        its own observations (a large ``every`` leaves those out).
+
+        For the others, before a step: are the gradients that it uses those of the loss?
+        With h the closure's gradient and g that of the next step, at one θ,
+
+        .. math::
+            \text{gradient\_bias} = \frac{N}{d}\, \overline{(\theta - c) \cdot (g - h)},
+
+        which is 0 but for chance if g is unbiased. It is not if gradients are clipped,
+        stale, summed in place of averaged, of minibatches that depend on θ, or of batch
+        norm in training mode while evaluation mode predicts. (A difference that is the
+        same everywhere shows where c is not the mean: with c = 0.) Parameters' ``grad``
+        are as before when it ends.
+
+        Args:
+            closure: computes the mean loss, without the prior, of a fresh minibatch
+                that is drawn uniformly, or of all data, and calls ``backward()``.
+        """
+        sampler = self._attached()
+        before = [p.grad for p in self._params]
+        values = [None if grad is None else grad.clone() for grad in before]
+        try:
+            fresh_gradients(sampler, closure)
+            work = work_of(sampler)
+            if self._compares:
+                self._others, self._others_at = self._forces_of(work), self._versions()
+            else:
+                self._add(work, plain=True, has_noise=False)
+        finally:
+            for p, grad, value in zip(self._params, before, values, strict=True):
+                # Gradients may be views of memory that each backward pass writes to,
+                # such as DistributedDataParallel's. Others are not touched: autograd
+                # may have saved them.
+                if _share_memory(p.grad, grad):
+                    grad.copy_(value)
+                p.grad = grad
+
+    def _seen(self) -> Chain:
+        """What is observed, by whatever name the sampler was given here."""
+        chain = self._chain()
+        if chain is None:
+            raise RuntimeError("these Gauges are detached from their sampler")
+        return chain
+
+    def _attached(self) -> Sampler:
+        sampler = self._sampler()
+        if sampler is None or chain_of(sampler).gauges is not self:
+            raise RuntimeError("these Gauges are detached from their sampler")
+        return sampler
+
+    def _observe(self, work: list[Work]) -> None:
+        """What a sampler calls before each update."""
+        if not work:
+            return
+        self._compare(work)
+        # Cycles explore at T = 0, where there is no temperature to compare with.
+        work = [lists for lists in work if lists.group["temperature"] > 0]
+        if not work:
+            return
+        step, interval = self._seen().rng.steps, self._interval
+        if step % interval == 0:
+            at, previous = self._previous or (-1, {})
+            has_noise = at == step - 1 and all(
+                p in previous for _, params, _, _ in work for p in params
+            )
+            self._add(work, plain=False, has_noise=has_noise)
+            self._previous = None
+            every = work[0].group.get("resample_momentum_every", 0)
+            self._interval = interval = _interval_of(self._every, every)
+        if (step + 1) % (NOISE_EVERY * interval) == 0:
+            # A clone: a later backward pass may add to the same memory.
+            self._previous = (
+                step,
+                {
+                    p: grad.detach().clone()
+                    for _, params, grads, _ in work
+                    for p, grad in zip(params, grads, strict=True)
+                },
+            )
+
+    def _compare(self, work: list[Work]) -> None:
+        """Sets the step's gradients beside those of observe()."""
+        if not self._others:
+            return
+        # Somebody else, a checkpoint, may have moved the parameters.
+        if self._versions() == self._others_at:
+            self._forces.append((self._others, self._forces_of(work)))
+        self._others = []
+        if len(self._forces) >= MOST_ROWS:
+            self._read()
+
+    def _add(self, work: list[Work], *, plain: bool, has_noise: bool) -> None:
+        state = self._seen().state
+        rows = []
+        for group, params, grads, _ in work:
+            motion = Motion.NONE if plain else self._motion
+            states = [state.get(p, {}) for p in params]
+            kind, movers, statistics = _LANGEVIN, [], []
+            factors = {} if plain else scales(group)
+            if not plain and "momentum" in states[0]:
+                kind, movers = _MOMENTUM, [s["momentum"] for s in states]
+                if "momentum_scale" in factors:
+                    movers = torch._foreach_mul(movers, factors["momentum_scale"])
+            elif motion is Motion.MOMENTUM:
+                motion = Motion.LANGEVIN  # overdamped EWSG
+            if motion is Motion.THERMOSTAT:
+                kind, statistics = _THERMOSTAT, [s["thermostat"] for s in states]
+                if "thermostat_scale" in factors:
+                    factor = factors["thermostat_scale"]
+                    statistics = torch._foreach_mul(statistics, factor)
+            elif motion is Motion.LATTICE:
+                kind = _LATTICE
+            if motion is Motion.LANGEVIN and "square_average" in states[0]:
+                kind = _PRECONDITIONED
+                statistics = [s["square_average"] for s in states]
+            numbers = self._numbers(group, params)
+            positions, centers = self._positions(params)
+            of_step = gauge_sums(
+                *(grads, positions, centers, movers, statistics), kind=kind, **numbers
+            )
+            sums = [(_PLACES[kind], of_step)]
+            if has_noise and self._previous is not None:
+                noise = _PRECONDITIONED_NOISE if kind == _PRECONDITIONED else _NOISE
+                before = [self._previous[1][p] for p in params]
+                weights = statistics if kind == _PRECONDITIONED else []
+                of_noise = gauge_sums(
+                    *(grads, positions, [], before, weights), kind=noise, **numbers
+                )
+                sums.append(((4,), of_noise))
+            places = [self._place[p] for p in params]
+            rows.append((places, sums, _step_of(group, motion)))
+        self._rows.append((rows, has_noise))
+        if len(self._rows) >= MOST_ROWS:
+            self._read()
+
+    def _versions(self) -> list[int]:
+        return [0 if p.is_inference() else p._version for p in self._params]
+
+    def _forces_of(self, work: list[Work]) -> list[_Row]:
+        """Of each tensor, x · g."""
+        rows: list[_Row] = []
+        for group, params, grads, _ in work:
+            sums = gauge_sums(
+                *(grads, *self._positions(params), [], []),
+                kind=_LANGEVIN,
+                **self._numbers(group, params),
+            )
+            places = [self._place[p] for p in params]
+            step = _step_of(group, self._motion)
+            rows.append((places, [(_PLACES[_LANGEVIN], sums)], step))
+        return rows
+
+    def _numbers(self, group: dict[str, Any], params: list[Tensor]) -> dict[str, Any]:
+        return {
+            "weight_decay": group["prior_precision"] / group["num_data"],
+            "decay": group["decay"] if group.get("adapt", False) else 1.0,
+            "eps": self._constant(group),
+            **prior_of(self._seen().state, group, params),
+        }
+
+    def _constant(self, group: dict[str, Any]) -> float:
+        """ε of a preconditioner, beyond what a lattice clips, or the lr of a kick."""
+        if self._motion is Motion.HALF_DRIFTS:
+            return float(group["lr"])
+        if self._motion is Motion.LATTICE:
+            heat, lr = 2 * group["temperature"] / group["num_data"], group["lr"]
+            bound = math.sqrt(heat / lr) if lr else math.inf  # without a move
+            return min(bound, sys.float_info.max)
+        return group.get("eps", 0.0)
+
+    def _positions(self, params: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Where they are, and the centers, in the type of arithmetic."""
+        state = self._seen().state
+        positions = [
+            state.get(p, {}).get("master", p).to(state_dtype(p))
+            if has_master(p)
+            else p.detach()
+            for p in params
+        ]
+        return positions, self._centers_of(params)
+
+    def _centers_of(self, params: list[Tensor]) -> list[Tensor]:
+        if self._centers is None:
+            return []
+        return [self._centers[self._place[p]] for p in params]
+
+    # ---- Readings -------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Takes in what devices have summed since the last time."""
+        for rows, has_noise in self._rows:
+            self._means.add(_observed(rows), has_noise)
+        self._rows.clear()
+        for others, used in self._forces:
+            self._means.add_forces(_observed(used), _observed(others))
+        self._forces.clear()
+
+    def _series(self, place: int) -> Gauge:
+        self._read()
+        return self._means.gauges[place]
+
+    def _index(self, name: str | int) -> int:
+        if isinstance(name, int) and 0 <= name < len(self._names):
+            return name
+        if name not in self._names:
+            raise ValueError(f"Invalid name: {name!r} (must be one of {self._names})")
+        return self._names.index(name)
+
+    @property
+    def sampler(self) -> Any:
+        """The sampler that is observed; None if it is no more."""
+        return self._sampler()
+
+    @property
+    def num_observed(self) -> int:
+        """The number of observed steps."""
+        return self._series(-1).kinetic.count
+
+    @property
+    def interval(self) -> int:
+        """The number of steps from one observation to the next."""
+        return self._interval
+
+    @property
+    def names(self) -> list[str]:
+        """The tensors' names."""
+        return list(self._names)
+
+    def tensor(self, name: str | int) -> Temperatures:
+        """The temperatures of a tensor, by its name or place."""
+        return _temperatures(self._series(self._index(name)))
+
+    def group(self, index: int) -> Temperatures:
+        """The temperatures of a param group."""
+        check_integer("index", index, low=0)
+        count = self._means.num_groups
+        if index >= count:
+            raise ValueError(f"Invalid index: {index} (there are {count} groups)")
+        return _temperatures(self._series(self._means.num_tensors + index))
+
+    def all(self) -> Temperatures:
+        """The temperatures of all parameters together."""
+        return _temperatures(self._series(-1))
+
+    def over_time(self, name: str | int | None = None) -> tuple[list[float], ...]:
+        """T_kin and T_conf of a tensor, or of all, by batches of observations."""
+        series = self._series(-1 if name is None else self._index(name))
+        return list(series.kinetic.means), list(series.configurational.means)
+
+    def findings(self, budget: float = 0.05, rate: float = 0.01) -> list[Finding]:
+        """What is wrong, worst first; empty if nothing is seen.
+
+        Args:
+            budget: heating that is allowed, a part of T. Default: 0.05.
+            rate: the probability that a chain without fault is blamed for anything.
+                Default: 0.01.
+
+        Returns:
+            Tensors that are "hot", "cold", "not in equilibrium" or have a "biased
+            gradient".
+        """
+        check_real("budget", budget, low_open=True)
+        check_real("rate", rate, high=1.0, low_open=True)
+        self._read()
+        found = self._means.findings(budget, rate)
+        return [Finding(self._names[i], fault, size) for i, fault, size in found]
+
+    def summary(self, budget: float = 0.05, rate: float = 0.01) -> str:
+        """The temperatures of all tensors, what is wrong, and the way out, in words.
+
+        The arguments are those of :meth:`findings`.
+        """
+        check_real("budget", budget, low_open=True)
+        check_real("rate", rate, high=1.0, low_open=True)
+        self._read()
+        sampler = self.sampler
+        takes = sampler is not None and "noise_estimate" in sampler.defaults
+        return self._means.summary(self._names, takes, budget, rate)
+
+    def plot(self, names: Sequence[str] | None = None) -> Any:
+        """T_kin and T_conf of each tensor over time, by batches of observations.
+
+        Args:
+            names: the tensors to show; None shows all, 24 at most.
+
+        Returns:
+            A matplotlib figure.
+        """
+        shown = self._names[:24] if names is None else list(names)
+        figure, axes = panels("Gauges.plot()", len(shown), 3.6, 2.4)
+        for name, axis in zip(shown, axes, strict=True):
+            for means, label in zip(
+                self.over_time(name), ("T_kin", "T_conf"), strict=True
+            ):
+                each = self.num_observed / max(1, len(means))
+                times = [(i + 0.5) * each for i in range(len(means))]
+                axis.plot(times, means, label=label)
+            axis.set_title(name, fontsize="small")
+            axis.set_xlabel("observation")
+        if len(shown) > 0:
+            axes[0].legend(fontsize="small")
+        return figure
+
+
+def _observed(rows: list[_Row]) -> Iterator[tuple[int, list[float], Step]]:
+    """Yields the tensors that were observed, with their sums and settings."""
+    for tensors, parts, step in rows:
+        lists = [(places, part.tolist()) for places, part in parts]
+        for i, tensor in enumerate(tensors):
+            sums = [0.0] * _COUNT
+            for places, values in lists:
+                for place, value in zip(places, values[i], strict=True):
+                    sums[place] = value
+            yield tensor, sums, step
+
+
+def _interval_of(every: int, redraws: int) -> int:
+    """Steps between observations that see all of a cycle of redrawn momenta."""
+    while redraws > 0 and math.gcd(every, redraws) > 1:
+        every += 1
+    return every
+
+
+def has_temperatures(sampler: Sampler) -> bool:
+    """Whether gauges can observe it: not HMC, HMCECS and SBPS."""
+    return _kind(sampler) in MOTIONS
+
+
+def _kind(sampler: Sampler) -> str:
+    """The class's name; of a subclass that of what it is derived from."""
+    return next(
+        base.__name__
+        for base in type(sampler).__mro__
+        if base.__module__.startswith("torch_sgmcmc.")
+    )
+
+
+def _share_memory(a: Tensor | None, b: Tensor | None) -> bool:
+    return (
+        a is not None
+        and b is not None
+        and a is not b
+        and a.numel() > 0
+        and a.data_ptr() == b.data_ptr()
+    )
+
+
+def _step_of(group: Mapping[str, Any], motion: Motion) -> Step:
+    """The settings that a step is made with."""
+    estimate = 0.0
+    if "noise_estimate" in group:
+        is_online = isinstance(group["noise_estimate"], str)
+        estimate = math.nan if is_online else noise_estimate(group)
+    names = ("num_data", "temperature")
+    return Step(
+        *(motion, float(group.get("lr", 0.0)), *(float(group[name]) for name in names)),
+        *(float(group.get("momentum", 0.0)), float(estimate)),
+        *(int(group.get("resample_momentum_every", 0)), int(group["step"])),
+    )
+
+
+def _names(groups: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Those of named parameters, else by group, place and shape."""
+    names = []
+    for i, group in enumerate(groups):
+        known = group.get("param_names")
+        for j, p in enumerate(group["params"]):
+            names.append(known[j] if known else f"{i}.{j} {list(p.shape)}")
+    return names

@@ -1,1 +1,0 @@
-"""Whether to believe a chain: gauges, convergence, calibration, tuning."""

@@ -1,0 +1,689 @@
+"""One chain: its model, its sampler, its minibatches, its draws."""
+
+from __future__ import annotations
+
+import copy
+import math
+import signal
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import parent_process
+from numbers import Real
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from torch_sgmcmc.chain.distributed import world_size
+from torch_sgmcmc.chain.files import load, save
+from torch_sgmcmc.chain.lengths import length_of
+from torch_sgmcmc.chain.progress import progress_bar
+from torch_sgmcmc.chain.record import chain_of
+from torch_sgmcmc.chain.wrappers import plain_names
+from torch_sgmcmc.diagnostics.setup_check import check
+from torch_sgmcmc.diagnostics.setup_findings import Check
+from torch_sgmcmc.diagnostics.temperatures import Gauges, has_temperatures
+from torch_sgmcmc.losses import Likelihood
+from torch_sgmcmc.posterior.collector import Collector
+from torch_sgmcmc.posterior.forward import model_device, moved
+from torch_sgmcmc.posterior.minibatches import (
+    Blocks,
+    Minibatches,
+    closure_of,
+    length_of_blocks,
+    one_gradient_a_step,
+)
+from torch_sgmcmc.posterior.store import SampleStore
+from torch_sgmcmc.precision import GammaPrecision
+from torch_sgmcmc.sampler import Sampler
+from torch_sgmcmc.sbps import SBPS
+from torch_sgmcmc.schedules import CyclicalSchedule, PolynomialDecay
+from torch_sgmcmc.seeds import fold_in
+
+__all__ = ["ChainState"]
+
+_ANEW = "restart=True begins anew"
+
+
+def identity(
+    model: nn.Module, loader: Any, loss: Any, schedules: Sequence[Any], compiles: bool
+) -> dict[str, Any]:
+    """Of what a run was given but a sampler, before its first step."""
+    return {
+        "model": type(model).__qualname__,
+        "loss": _name(loss),
+        "compile": compiles,
+        "loader": {
+            "number of minibatches": length_of(loader),
+            "batch_size": getattr(loader, "batch_size", None)
+            or getattr(getattr(loader, "batch_sampler", None), "batch_size", None),
+            "number of data": length_of(getattr(loader, "dataset", None)),
+        },
+        "schedules": [
+            {"kind": type(schedule).__name__, **_plain(schedule.state_dict())}
+            for schedule in schedules
+        ],
+    }
+
+
+def hyperparameters(sampler: Sampler) -> list[dict[str, Any]]:
+    """What says which chain it is, but for the seed, before a step is made."""
+    counters = ("seed", "step", "num_skipped")
+    scalars = (bool, int, float, str, Tensor)
+    return [
+        {
+            name: _plain(value)
+            for name, value in group.items()
+            if name not in counters and isinstance(value, scalars)
+            if not isinstance(value, Tensor) or value.numel() == 1
+        }
+        for group in sampler.param_groups
+    ]
+
+
+def check_same(former: Mapping[str, Any], now: Mapping[str, Any], where: str) -> None:
+    """Raises a ValueError if a chain is another one; warns where it may be.
+
+    By :func:`hyperparameters` as "groups", and the keys of :func:`identity`, of the run
+    that goes on and of what was given.
+    """
+
+    def differs(argument: str, given: Any, before: Any) -> ValueError:
+        return ValueError(
+            f"Invalid {argument}: {given} ({where} was begun with {before}; {_ANEW})"
+        )
+
+    def compare(argument: str, what: str, one: Any, other: Any) -> None:
+        for name, value in one.items():
+            # Another version of torch may have other keys.
+            if name in other and other[name] != value:
+                raise differs(argument, f"{what}{name} {other[name]}", value)
+
+    for i, pair in enumerate(zip(former["groups"], now["groups"], strict=False)):
+        compare("sampler", f"group {i} has ", *pair)
+    known = {k: v for k, v in now["loader"].items() if v is not None}
+    before = {k: v for k, v in former["loader"].items() if v is not None}
+    compare("loader", "", before, known)
+    if former["compile"] != now["compile"]:
+        raise differs("compile", now["compile"], former["compile"])
+    begun, given = (
+        " and ".join(schedule["kind"] for schedule in run["schedules"]) or "none"
+        for run in (former, now)
+    )
+    if begun != given:
+        raise differs("schedule", given, begun)
+    for one, other in zip(former["schedules"], now["schedules"], strict=True):
+        compare("schedule", f"{one['kind']} has ", one, other)
+    for name in ("loss", "model"):
+        if former[name] != now[name]:
+            warnings.warn(
+                f"the {name} is {now[name]}, and {where} was begun with "
+                f"{former[name]}: if that is another posterior, {_ANEW}",
+                stacklevel=2,
+            )
+
+
+def _name(function: Any) -> str:
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__qualname__", type(function).__qualname__)
+
+
+def _plain(value: Any) -> Any:
+    """What can be compared, in types that a checkpoint has."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, Mapping):
+        return {key: _plain(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value if isinstance(value, str | Real) else None
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """SIGINT (Ctrl-C) and SIGTERM within it are noted, and come about at its end.
+
+    A second SIGINT does so at once, but not in a process that another one sees to: the
+    end of a parent's threads may send it several. Elsewhere than in the main thread,
+    where Python would not call handlers, nothing is put off; nor are signals that are
+    ignored, or have a handler that is not Python's.
+    """
+
+    def __init__(self) -> None:
+        self.pending: int | None = None
+        self._former: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                former = signal.getsignal(number)
+                if former not in (signal.SIG_IGN, None):
+                    self._former[number] = former
+                    signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._restore()
+        if self.pending is not None:
+            signal.raise_signal(self.pending)
+
+    def _note(self, number: int, frame: Any) -> None:
+        if self.pending == number == signal.SIGINT and parent_process() is None:
+            self.pending = None
+            self._restore()
+            signal.raise_signal(number)
+        elif self.pending is None:
+            self.pending = number
+
+    def _restore(self) -> None:
+        while self._former:
+            signal.signal(*self._former.popitem())
+
+
+#: From one checkpoint to the next, where ``checkpoint_every`` is None.
+CHECKPOINT_SECONDS = 300.0
+
+
+# From one look at the progress bar's loss to the next.
+_SECONDS = 1.0
+
+# A loss has, that is so many times the first one and 1.
+_EXPLODED = 100.0
+
+
+@dataclass
+class ChainState:
+    """What callbacks see, after each step.
+
+    Attributes:
+        chain: its number, from 0.
+        step: steps made.
+        loss: what the step's (last) minibatch had, a scalar tensor.
+        model: the module at its present parameters.
+        sampler: the sampler.
+        collector: the :class:`Collector`.
+        schedule: the learning-rate scheduler, a tuple if there are several, or None.
+        gauges: those that observe the chain, or None.
+    """
+
+    chain: int
+    step: int
+    loss: Tensor
+    model: nn.Module
+    sampler: Sampler
+    collector: Collector
+    schedule: Any
+    gauges: Gauges | None = None
+
+    def __repr__(self) -> str:
+        return f"ChainState(chain={self.chain}, step={self.step}, loss={self.loss:.4g})"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of :func:`sample` that all chains share."""
+
+    model: nn.Module | Callable[[], nn.Module]
+    sampler: Callable[..., Sampler]
+    loader: Iterable[Any]
+    loss: Callable[[nn.Module, Any], Tensor]
+    store: Path | SampleStore
+    steps: int | None
+    epochs: int | None
+    seed: int
+    schedules: tuple[Callable[[Sampler], Any], ...]
+    callbacks: tuple[Callable[[ChainState], Any], ...]
+    checkpoint_every: int | None
+    progress: bool
+    chains: int
+    reports: bool
+    compiles: bool
+    collecting: dict[str, Any] = field(default_factory=dict)
+
+
+def run_chain(settings: Settings, chain: int) -> None:
+    """Runs a chain to its end, from its last checkpoint if it has one.
+
+    What is random follows from the seed and the chain's number, but for what the loss
+    and the callbacks draw elsewhere than from torch's default generator.
+    """
+    with _random_numbers(settings, chain) as seed:
+        _Run(settings, chain, seed).run()
+
+
+def rehearse(settings: Settings) -> None:
+    """Raises what a first chain would before its first step; the store is as it was."""
+    with _random_numbers(settings, 0) as seed:
+        _Run(settings, 0, seed).collector(SampleStore()).close()
+
+
+def look_before(settings: Settings) -> Check:
+    """Looks at what a first chain would sample; nothing is stored."""
+    with _random_numbers(settings, 0) as seed:
+        return _Run(settings, 0, seed).check()
+
+
+def first_of(settings: Settings) -> tuple[nn.Module, Any]:
+    """A first chain's model where it begins, and its first minibatch."""
+    with _random_numbers(settings, 0) as seed:
+        with closing(Minibatches(settings.loader, fold_in(seed, 2))) as batches:
+            return _model_of(settings), batches.next()
+
+
+def _model_of(settings: Settings) -> nn.Module:
+    given = settings.model
+    model = copy.deepcopy(given) if isinstance(given, nn.Module) else given()
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"Invalid model: the function returned {type(model).__name__} (must return "
+            "a torch.nn.Module)"
+        )
+    return model
+
+
+@contextmanager
+def _random_numbers(settings: Settings, chain: int) -> Iterator[int]:
+    """Those of a chain, within; its seed."""
+    seed = fold_in(settings.seed, chain)
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(fold_in(seed, 0))
+        yield seed
+
+
+def checkpoint(path: Path) -> dict[str, Any]:
+    """What a chain has saved."""
+    try:
+        return load(path)
+    except RuntimeError as error:
+        raise RuntimeError(f"{error} (restart=True begins anew)") from error
+
+
+class Saved(NamedTuple):
+    """What a checkpoint holds, under these keys."""
+
+    seed: int
+    begun: Any
+    identity: dict[str, Any]
+    step: int
+    epoch: int
+    position: int
+    model: dict[str, Any]
+    sampler: dict[str, Any]
+    schedule: list[Any]
+    collector: dict[str, Any]
+    random: Tensor
+    random_cuda: list[Tensor]
+
+
+class _Run:
+    def __init__(self, settings: Settings, chain: int, seed: int) -> None:
+        self._settings, self._chain = settings, chain
+        self._model = _model_of(settings)
+        self._device = model_device(self._model)
+        named = dict(self._model.named_parameters())
+        plain = plain_names(self._model, named)
+        trained = [(plain[name], p) for name, p in named.items() if p.requires_grad]
+        self._sampler = settings.sampler(trained, seed=fold_in(seed, 1))
+        if not isinstance(self._sampler, Sampler):
+            raise TypeError(
+                "Invalid sampler: the function returned "
+                f"{type(self._sampler).__name__} (must return a sampler)"
+            )
+        group = self._sampler.process_group
+        if group is not None and world_size(group) > 1:
+            raise ValueError(
+                "Invalid sampler: its process_group has other ranks, and sample() runs "
+                "a chain in one process (write the loop, with a Collector)"
+            )
+        self._groups = hyperparameters(self._sampler)
+        closure_of(self._sampler, self._loss_of_next)  # raises for an HMCECS
+        self._schedules = [_checked(make(self._sampler)) for make in settings.schedules]
+        self._identity = identity(
+            *(self._model, settings.loader, settings.loss, self._schedules),
+            settings.compiles,
+        )
+        self._batches = Minibatches(settings.loader, fold_in(seed, 2))
+        self._steps = self._length()
+        self._check_stores_some()
+        self._done = 0
+        self._loss = torch.full((), torch.nan, device="cpu")
+        # The first and the last ones, which tell whether the chain has diverged.
+        self._first_loss: Tensor | None = None
+        self._losses: deque[Tensor] = deque(maxlen=5)
+        self._gauges = self._made_gauges()
+        self._blocks = self._made_blocks() if settings.compiles else None
+        self._bar: Any = None
+        self._shown = -math.inf
+        # Whether the step in progress has come as far as to change something.
+        self._has_begun = False
+
+    def _made_gauges(self) -> Gauges | None:
+        """Those of what they can observe."""
+        if not self._settings.reports or not has_temperatures(self._sampler):
+            return None
+        if self._sampler.defaults["capturable"]:
+            return None
+        if not chain_of(self._sampler).placement.is_whole:
+            return None
+        return Gauges(self._sampler)
+
+    def collector(self, store: Path | SampleStore) -> Collector:
+        """What stores its draws."""
+        options = {**self._settings.collecting, "gauges": self._gauges}
+        if isinstance(self._settings.loss, Likelihood):
+            options["likelihood"] = self._settings.loss
+        for schedule in self._schedules:
+            if isinstance(schedule, PolynomialDecay):
+                options.setdefault("weight", lambda sampler, s=schedule: s.weight)
+        cycles = [s for s in self._schedules if hasattr(s, "collecting")]
+        if cycles:
+            given = options.get("when") or (lambda: True)
+            options["when"] = lambda: all(s.collecting for s in cycles) and given()
+        return Collector(
+            self._sampler, self._model, store, chain=self._chain, **options
+        )
+
+    def check(self) -> Check:
+        """A look at what it would sample."""
+        settings = self._settings
+        return check(self._model, settings.loss, settings.loader, self._sampler)
+
+    def run(self) -> None:
+        path = checkpoint_path(self._settings.store, self._chain)
+        with closing(self._batches), self.collector(self._settings.store) as collector:
+            if path is not None and path.exists():
+                self._load(checkpoint(path), collector)
+            else:  # for a kill before the next
+                if collector.num_draws:
+                    raise ValueError(
+                        f"Invalid store: chain {self._chain} in {self._settings.store} "
+                        f"has {collector.num_draws} draws and no checkpoint: they are "
+                        "not of sample() (restart=True deletes them)"
+                    )
+                self._save(collector, path)
+            self._go(collector, path)
+
+    def _go(self, collector: Collector, path: Path | None) -> None:
+        if self._blocks is not None and self._done % self._blocks.steps:
+            self._blocks = self._made_blocks()  # that fit to where it goes on
+        self._stride = 1 if self._blocks is None else self._blocks.steps
+        bar = progress_bar(
+            range(self._done, self._steps, self._stride),
+            f"chain {self._chain + 1} of {self._settings.chains}",
+            self._settings.progress,
+            unit_scale=self._stride,
+        )
+        steps, self._bar = iter(bar), bar
+        while self._done < self._steps:
+            with Interrupts() as interrupts:
+                self._until_interrupted(steps, collector, path, interrupts)
+
+    def _until_interrupted(
+        self,
+        steps: Iterator[int],
+        collector: Collector,
+        path: Path | None,
+        interrupts: Interrupts,
+    ) -> None:
+        every = self._settings.checkpoint_every
+        saved = time.monotonic()
+        for _ in steps:
+            self._has_begun = False
+            try:
+                self._step(collector)
+            except BaseException:
+                # Of workers of a loader, say, that the signal has ended.
+                if interrupts.pending is not None and not self._has_begun:
+                    self._save(collector, path)
+                raise
+            self._done += self._stride
+            self._look()
+            try:
+                self._call_back(collector)
+            except KeyboardInterrupt:
+                self._save(collector, path)
+                raise
+            if every is None:
+                due = time.monotonic() - saved >= CHECKPOINT_SECONDS
+            else:
+                due = self._done // every > (self._done - self._stride) // every
+            if due or self._done == self._steps or interrupts.pending is not None:
+                self._save(collector, path)
+                saved = time.monotonic()
+            if interrupts.pending is not None:
+                return
+
+    def _look(self) -> None:
+        """Shows how it goes, in the progress bar."""
+        now = time.monotonic()
+        if now - self._shown < _SECONDS or not hasattr(self._bar, "set_postfix_str"):
+            return
+        self._shown = now
+        words = f"loss {float(self._loss):.3g}"
+        if self._gauges is not None and self._gauges.num_observed:
+            heats = (self._gauges.tensor(name) for name in self._gauges.names)
+            words += f", T_kin up to {max(h.kinetic.mean for h in heats):.3g}"
+        self._bar.set_postfix_str(words, refresh=False)
+
+    def _step(self, collector: Collector) -> None:
+        try:
+            if self._blocks is None:
+                self._sampler.step(self._closure_with(collector))
+            else:
+                self._make_block(collector, self._blocks)
+        except RuntimeError as error:
+            if "not finite" not in str(error):
+                raise
+            raise RuntimeError(self._of_loss(str(error))) from error
+        for schedule in self._schedules:
+            # It has none to draw while cycles explore.
+            if not isinstance(schedule, GammaPrecision) or all(
+                group["temperature"] > 0 for group in self._sampler.param_groups
+            ):
+                schedule.step()
+
+    def _made_blocks(self) -> Blocks:
+        """Blocks in which no draw is missed, from here to the end."""
+        given = self._settings.collecting
+        if given.get("when") is not None:
+            raise ValueError("Invalid when: with compile, draws are those of `every`")
+        return Blocks(
+            *(self._model, self._sampler, self._settings.loss, self._schedules),
+            length_of_blocks(given["burn_in"], given["every"], self._done, self._steps),
+        )
+
+    def _make_block(self, collector: Collector, blocks: Blocks) -> None:
+        batches = [
+            moved(self._batches.next(), self._device) for _ in range(blocks.steps)
+        ]
+        self._has_begun = True
+        rows = blocks.stacked(batches)
+        losses = collector.run(blocks.block, *rows)
+        if self._first_loss is None:
+            self._first_loss = losses[0]
+        self._losses.extend(losses)
+        self._loss = losses[-1]
+
+    def _call_back(self, collector: Collector) -> None:
+        schedules: Any = tuple(self._schedules) or None
+        state = ChainState(
+            *(self._chain, self._done, self._loss, self._model, self._sampler),
+            *(collector, schedules[0] if len(self._schedules) == 1 else schedules),
+            self._gauges,
+        )
+        for callback in self._settings.callbacks:
+            callback(state)
+
+    def _closure_with(self, collector: Collector) -> Callable[[], Any]:
+        evaluate = closure_of(self._sampler, self._loss_of_next)
+
+        def closure() -> Any:
+            value = evaluate()
+            collector.loss = self._loss
+            return value
+
+        return closure
+
+    def _loss_of_next(self) -> Tensor:
+        batch = moved(self._batches.next(), self._device)
+        self._has_begun = True
+        with torch.enable_grad():
+            loss = self._settings.loss(self._model, batch)
+        if not isinstance(loss, Tensor):
+            raise TypeError(
+                f"Invalid loss: the function returned {type(loss).__name__} (must "
+                "return the mean loss of the minibatch, a Tensor)"
+            )
+        self._loss = loss.detach().mean()
+        if self._first_loss is None:
+            self._first_loss = self._loss
+        self._losses.append(self._loss)
+        return loss
+
+    def _of_loss(self, error: str) -> str:
+        """What to say of a step in which something was not finite."""
+        where = f"chain {self._chain}, step {self._done + 1}"
+        losses = [float(loss) for loss in self._losses]
+        first = 0.0 if self._first_loss is None else float(self._first_loss)
+        worst = max(map(abs, filter(math.isfinite, losses)), default=0.0)
+        if not worst > _EXPLODED * max(abs(first), 1.0):
+            return f"{where}: {error}"
+        group = self._sampler.param_groups[0]
+        name = "lr" if "lr" in group else "step_size"
+        advice = ""
+        if name in group:
+            rate = float(self._groups[0].get(name, group[name]))
+            advice = f" {name} {rate:g} is too large: {rate / 10:g} may be stable, and"
+        return (
+            f"{where}: the chain has diverged: its loss was {first:.3g} at first, and "
+            f"{', '.join(f'{loss:.3g}' for loss in losses)} in the end.{advice} "
+            "restart=True begins anew"
+        )
+
+    def _length(self) -> int:
+        """Steps of the whole chain."""
+        steps, epochs = self._settings.steps, self._settings.epochs
+        if steps is not None:
+            return steps
+        assert epochs is not None
+        if not one_gradient_a_step(self._sampler):
+            raise ValueError(
+                f"Invalid epochs: steps of {type(self._sampler).__name__} take several "
+                "minibatches (give steps)"
+            )
+        length = length_of(self._settings.loader)
+        assert length is not None  # sample() has seen to it
+        return epochs * length
+
+    def _check_stores_some(self) -> None:
+        """Raises if the chain would end without a draw, as far as can be known."""
+        if isinstance(self._sampler, SBPS):  # which counts samples
+            return
+        given = self._settings.collecting
+        count, phases = self._steps, ""
+        for schedule in self._schedules:
+            if isinstance(schedule, CyclicalSchedule):
+                count = schedule.count_collecting(count)
+                phases = f", {count} of them in sampling phases"
+        first = given["burn_in"] + given["every"]
+        if count < first:
+            raise ValueError(
+                f"Invalid steps: {self._steps}{phases}, and the first draw would be "
+                f"number {first} (burn_in {given['burn_in']}, every {given['every']}): "
+                "nothing would be stored"
+            )
+
+    # ---- Checkpoints ----------------------------------------------------------
+
+    def _save(self, collector: Collector, path: Path | None) -> None:
+        if path is None:  # what is in memory ends with the process
+            return
+        content = Saved(
+            seed=self._settings.seed,
+            begun=self._groups,
+            identity=self._identity,
+            step=self._done,
+            epoch=self._batches.epoch,
+            position=self._batches.position,
+            model=self._model.state_dict(),
+            sampler=self._sampler.state_dict(),
+            schedule=[schedule.state_dict() for schedule in self._schedules],
+            collector=collector.state_dict(),
+            random=torch.get_rng_state(),
+            random_cuda=_cuda_state(),
+        )
+        save(content._asdict(), path)
+
+    def _load(self, content: dict[str, Any], collector: Collector) -> None:
+        folder, steps = self._settings.store, self._steps
+        missing = [key for key in Saved._fields if key not in content]
+        if missing:
+            raise ValueError(
+                f"Invalid checkpoint: that of chain {self._chain} in {folder} lacks "
+                f"{', '.join(missing)} (restart=True begins anew)"
+            )
+        if content["seed"] != self._settings.seed:
+            raise ValueError(
+                f"Invalid seed: {self._settings.seed} (the chain in {folder} has "
+                f"{content['seed']}; restart=True begins anew)"
+            )
+        check_same(
+            {"groups": content["begun"], **content["identity"]},
+            {"groups": self._groups, **self._identity},
+            f"chain {self._chain} in {folder}",
+        )
+        if content["step"] > steps:
+            name = "steps" if self._settings.epochs is None else "epochs"
+            raise ValueError(
+                f"Invalid {name}: {steps} steps (chain {self._chain} in {folder} has "
+                f"made {content['step']}; restart=True begins anew)"
+            )
+        self._model.load_state_dict(content["model"])
+        self._sampler.load_state_dict(content["sampler"])
+        for schedule, state in zip(self._schedules, content["schedule"], strict=True):
+            schedule.load_state_dict(state)
+        collector.load_state_dict(content["collector"])
+        self._batches.move_to(content["epoch"], content["position"])
+        self._done = content["step"]
+        torch.set_rng_state(content["random"])
+        if content["random_cuda"]:
+            torch.cuda.set_rng_state_all(content["random_cuda"])
+
+
+def checkpoint_path(store: Path | SampleStore, chain: int) -> Path | None:
+    """Returns the file; None of a store in memory."""
+    if isinstance(store, SampleStore):
+        return None
+    return store / f"checkpoint-{chain}.pt"
+
+
+def _checked(schedule: Any) -> Any:
+    """Returns a scheduler if it is one, else raises."""
+    if isinstance(schedule, ReduceLROnPlateau):
+        raise TypeError(
+            "Invalid schedule: ReduceLROnPlateau, whose lr follows a loss (must follow "
+            "from the number of steps: a chain that looks at its loss has another law)"
+        )
+    for name in ("step", "state_dict", "load_state_dict"):
+        if not callable(getattr(schedule, name, None)):
+            raise TypeError(
+                f"Invalid schedule: the function returned {type(schedule).__name__} "
+                f"(must return a scheduler, and this has no {name}())"
+            )
+    return schedule
+
+
+def _cuda_state() -> list[Tensor]:
+    return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []

@@ -1,0 +1,524 @@
+"""Evaluation of a model with the tensors of draws, on batches of inputs."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+
+from torch_sgmcmc.chain.checks import check_integer, check_real, wrong_type
+from torch_sgmcmc.chain.rows import mapped, tensors_in
+from torch_sgmcmc.chain.wrappers import plain_names, resolved, unwrapped
+from torch_sgmcmc.posterior.store import Draw
+from torch_sgmcmc.posterior.store_files import checksums
+
+Forward = Callable[[nn.Module, Any], Any]
+
+
+class Evaluation:
+    """Calls ``forward(model, batch)`` with some of the model's tensors replaced.
+
+    Nothing is copied into the model, whose own tensors are back afterwards, whatever is
+    raised. They are replaced once for all batches: it takes as long as a layer.
+    """
+
+    def __init__(self, model: nn.Module, forward: Forward | None) -> None:
+        self._caller = _Caller(model, forward or default_forward)
+        self.has_modes = has_modes(model)
+
+    def outputs(self, tensors: Mapping[str, Tensor], batches: Iterable[Any]) -> Tensor:
+        """Those for all batches, [inputs, ...]; with no tensors, the model as it is."""
+        if self.has_modes:  # train() and eval() may write into the tensors
+            model = self._caller.model
+            named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+            tensors = {k: t.clone() for k, t in {**named, **tensors}.items()}
+            batches = list(batches)
+        return functional_call(
+            self._caller, _inside(tensors), (batches, self.has_modes)
+        )
+
+    def together(
+        self, draws: Sequence[Mapping[str, Tensor]], batches: Iterable[Any]
+    ) -> Tensor:
+        """Those of several draws at once, [draws, inputs, ...]."""
+        if self.has_modes:
+            batches = list(batches)
+            return torch.stack([self.outputs(draw, batches) for draw in draws])
+        stacked = {
+            name: torch.stack([draw[name] for draw in draws]) for name in draws[0]
+        }
+        tensors = _inside(stacked)
+
+        def one(tensors: Mapping[str, Tensor], batch: Any) -> Tensor:
+            return functional_call(self._caller, tensors, ([batch],))
+
+        # The loop is outside of vmap, in which loaders may not draw their seeds.
+        parts = [vmap(lambda t, b=batch: one(t, b))(tensors) for batch in batches]
+        return torch.cat(parts, 1)
+
+    def run(self, tensors: Mapping[str, Tensor], batches: Iterable[Any]) -> None:
+        """The same for what it does to buffers among the tensors."""
+        functional_call(self._caller, _inside(tensors), (batches, False, False))
+
+
+class _Caller(nn.Module):
+    # functional_call replaces tensors for a call of a module: this one.
+    def __init__(self, model: nn.Module, forward: Forward) -> None:
+        super().__init__()
+        self.model = model
+        self.function = forward
+
+    def forward(
+        self, batches: Iterable[Any], changes_mode: bool = False, keep: bool = True
+    ) -> Tensor | None:
+        if changes_mode:  # as a user would after loading the draw
+            self.model.eval()
+        outputs = self._outputs(batches, keep)
+        if changes_mode:
+            self.model.train()
+        return outputs
+
+    def _outputs(self, batches: Iterable[Any], keep: bool) -> Tensor | None:
+        device = model_device(self.model)
+        parts: list[Tensor] = []
+        for batch in batches:
+            outputs = self.function(self.model, moved(batch, device))
+            if not keep:
+                continue
+            _check(outputs, parts)
+            # So that log and softmax have the digits that the sums keep.
+            low = outputs.dtype in (torch.float16, torch.bfloat16)
+            parts.append(outputs.float() if low else outputs)
+        return torch.cat(parts) if keep else None
+
+
+def _check(outputs: Any, parts: list[Tensor]) -> None:
+    if not isinstance(outputs, Tensor) or outputs.dim() == 0:
+        is_scalar = isinstance(outputs, Tensor)
+        got = "a scalar" if is_scalar else f"of type {type(outputs).__name__}"
+        raise TypeError(
+            f"Invalid outputs: {got} (must be a Tensor with a row for each input; "
+            "forward=function(model, batch) may take it from what the model returns)"
+        )
+    if parts and outputs.shape[1:] != parts[0].shape[1:]:
+        raise ValueError(
+            f"Invalid outputs: shape {list(outputs.shape)} for a batch, and "
+            f"{list(parts[0].shape)} for the first (but for rows, must be equal)"
+        )
+
+
+def _inside(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"model.{name}": tensor for name, tensor in tensors.items()}
+
+
+def default_forward(model: nn.Module, batch: Any) -> Any:
+    """Of tensors, of tuples that begin with one, or of Hugging Face's mappings."""
+    if isinstance(batch, Mapping):
+        outputs = model(**batch)
+    elif isinstance(batch, tuple | list):
+        return default_forward(model, batch[0])
+    else:
+        outputs = model(batch)
+    if isinstance(outputs, Mapping) and "logits" in outputs:
+        return outputs["logits"]
+    return getattr(outputs, "logits", outputs)
+
+
+def moved(batch: Any, device: torch.device | None) -> Any:
+    """A batch of tensors, mappings, lists and tuples with its tensors on a device."""
+    return mapped(lambda t: t.to(device, non_blocking=True) if device else t, batch)
+
+
+def model_device(model: nn.Module) -> torch.device | None:
+    """That of the first tensor."""
+    for tensors in (model.parameters(), model.buffers()):
+        for tensor in tensors:
+            return tensor.device
+    return None
+
+
+def has_modes(model: nn.Module) -> bool:
+    """Checks for a train() that does more than to set flags.
+
+    Merged adapters write into weights, and Gaussian processes keep what they have
+    computed, until the mode changes.
+    """
+    return any(
+        type(m).train is not nn.Module.train or type(m).eval is not nn.Module.eval
+        for m in model.modules()
+    )
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Dropout is off, nothing is recorded, and no random number is used up.
+
+    Calls the model's eval() and train(), which may write into its tensors: these are
+    put back, and so are the flags of modules that are frozen one by one.
+    """
+    flags = [(module, module.training) for module in model.modules()]
+    is_training = model.training
+    tensors = [*model.parameters(), *model.buffers()]
+    copies = [t.detach().clone() for t in tensors] if has_modes(model) else []
+    device = model_device(model)
+    cuda = [device] if device is not None and device.type == "cuda" else []
+    with torch.random.fork_rng(cuda), torch.no_grad():  # loaders draw seeds
+        try:
+            model.train(has_modes(model))  # its eval() is called with a draw's tensors
+            yield
+        finally:
+            model.train(is_training)
+            for module, training in flags:
+                module.training = training
+            for tensor, copy in zip(tensors, copies, strict=False):
+                tensor.detach().copy_(copy)
+
+
+class Replacements:
+    """Checks that a draw fits a model, and brings it to the model's types."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._own: dict[str, Tensor] = {}
+        self._first: dict[str, str] = {}  # of the names of tied weights
+        seen: dict[int, str] = {}
+        for named in (model.named_parameters, model.named_buffers):
+            for name, tensor in named(remove_duplicate=False):
+                self._own[name] = tensor
+                self._first[name] = seen.setdefault(id(tensor), name)
+        self._of_plain = {
+            plain: name for name, plain in plain_names(model, self._own).items()
+        }
+        self._places: dict[str, tuple[Tensor, str]] = {}
+        self._checked: set[int] = set()  # the checksums of stores, by their objects
+
+    def of(self, draw: Any) -> dict[str, Tensor]:
+        """The draw's tensors by name.
+
+        Raises:
+            TypeError: it is neither a mapping nor a module, or has what is no tensor.
+            ValueError: it is empty, or has a name or a shape that the model has not.
+        """
+        if isinstance(draw, nn.Module):
+            draw = unwrapped(draw)
+            draw = {**dict(draw.named_parameters()), **dict(draw.named_buffers())}
+        elif not isinstance(draw, Mapping):
+            wanted = "a mapping from names to tensors, or a module"
+            raise wrong_type("draw", draw, wanted)
+        if isinstance(draw, Draw):
+            self._check_base(draw)
+        found: dict[str, Tensor] = {}
+        for name in draw:
+            if name.rpartition(".")[2] == "_extra_state":
+                continue  # of a state dict, and no tensor of the model
+            value = draw[name]
+            own, first = self._place(name)
+            if not isinstance(value, Tensor):
+                raise TypeError(
+                    f"Invalid draw: {name!r} is of type {type(value).__name__} (must "
+                    "be a Tensor)"
+                )
+            if value.shape != own.shape:
+                raise ValueError(
+                    f"Invalid draw: {name!r} has shape {list(value.shape)}, in the "
+                    f"model {list(own.shape)}"
+                )
+            # Looked at first: for thousands of small draws it would take most of all.
+            if value.dtype != own.dtype or value.device != own.device:
+                value = value.to(own.device, own.dtype)
+            found.setdefault(first, value)
+        if not found:
+            raise ValueError("Invalid draw: it has no tensor")
+        return found
+
+    def _place(self, given: str) -> tuple[Tensor, str]:
+        """The model's tensor, and its first name, for the name in a draw."""
+        place = self._places.get(given)
+        if place is None:
+            name = self._of_plain.get(resolved(given, self._of_plain), given)
+            if name not in self._own:
+                raise ValueError(
+                    f"Invalid draw: the model has no parameter or buffer {given!r}"
+                )
+            place = self._places[given] = self._own[name], self._first[name]
+        return place
+
+    def _check_base(self, draw: Draw) -> None:
+        """Warns, once a store, if draws of a part are put into another whole."""
+        sums = draw.not_sampled
+        if id(sums) in self._checked:
+            return
+        self._checked.add(id(sums))
+        plain = {plain: self._own[name] for plain, name in self._of_plain.items()}
+        own = checksums({name: plain[name] for name in sums if name in plain})
+        others = [name for name, value in sums.items() if own.get(name) != value]
+        if others:
+            place = "memory" if draw.path is None else str(draw.path.parents[1])
+            warnings.warn(
+                f"Draws of chain {draw.chain} of {place} are of a part of a "
+                f"model, and {len(others)} of its other parameters, {others[0]!r} "
+                "among them, are not those that the draws were made with: load these "
+                "into the model, in their dtype",
+                UserWarning,
+                stacklevel=2,
+            )
+
+
+def weight_of(draw: Any, weight: Any) -> float:
+    """The weight that is given, else the draw's own, else 1.
+
+    Raises:
+        TypeError, ValueError: it is no finite number.
+    """
+    if weight is None:
+        # A module's weight is a parameter.
+        weight = 1.0 if isinstance(draw, nn.Module) else getattr(draw, "weight", 1.0)
+    if isinstance(weight, Tensor) and weight.numel() == 1:
+        weight = weight.item()
+    number = check_real("weight", weight, low=-math.inf)
+    if number == -math.inf:
+        raise ValueError(f"Invalid weight: {number} (must be finite)")
+    return number
+
+
+_SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+# So many numbers of a batch tell it from another.
+_PROBED = 64
+
+
+class Batches:
+    """The batches of inputs, the same ones in the same order at each pass.
+
+    Args:
+        name: the argument that they are, for messages.
+        inputs: a Tensor, a mapping from names to Tensors with as many rows, or an
+            iterable of batches that can be read again.
+        batch_size: rows of a batch, if it is not the inputs that have batches.
+        in_order: refuse what is shuffled.
+
+    Raises:
+        TypeError: an iterator, which can be read once only, or no iterable.
+        ValueError: no inputs, or shuffled ones.
+    """
+
+    def __init__(
+        self, name: str, inputs: Any, batch_size: int, *, in_order: bool
+    ) -> None:
+        self._name = name
+        self._size = check_integer("batch_size", batch_size, low=1)
+        self._in_order = in_order
+        self._probes: list[Tensor | None] | None = None
+        self._inputs: Iterable[Any] | None = None
+        #: The first batch of the last pass.
+        self.first: Any = None
+        inputs = _as_tensor(inputs)
+        if isinstance(inputs, Tensor):
+            if inputs.dim() == 0 or len(inputs) == 0:
+                raise ValueError(
+                    f"Invalid {name}: shape {list(inputs.shape)} (there is no input)"
+                )
+            self._inputs = inputs.split(self._size)
+        elif isinstance(inputs, Mapping):
+            self._inputs = self._split(inputs)
+        if self._inputs is not None:
+            self._in_order = False  # there is nothing to look after
+            return
+        if isinstance(inputs, Iterator):
+            raise TypeError(
+                f"Invalid {name}: an iterator of type {type(inputs).__name__} (is read "
+                "once for each draw: give a list or a DataLoader)"
+            )
+        if isinstance(inputs, tuple) or not isinstance(inputs, Iterable):
+            raise TypeError(
+                f"Invalid {name}: of type {type(inputs).__name__} (must be a Tensor, a "
+                "mapping from names to Tensors, or a list or DataLoader of batches)"
+            )
+        if in_order and isinstance(getattr(inputs, "sampler", None), _SHUFFLING):
+            raise ValueError(
+                f"Invalid {name}: a DataLoader that shuffles (rows of predictions are "
+                "in the order of the inputs: shuffle=False)"
+            )
+        self._inputs = inputs
+
+    def __iter__(self) -> Iterator[Any]:
+        assert self._inputs is not None
+        count = 0
+        probes: list[Tensor | None] = []
+        for batch in self._inputs:
+            if self._in_order:
+                probes.append(_probe(batch))
+                if self._probes is not None:
+                    self._compare(probes)
+            if count == 0:
+                self.first = batch
+            yield batch
+            count += 1
+        if count == 0:
+            raise ValueError(f"Invalid {self._name}: there is no batch")
+        if not self._in_order:
+            return
+        if self._probes is not None and count < len(self._probes):
+            raise self._differ(f"{count} batches, and {len(self._probes)} before")
+        self._probes = probes
+
+    def _compare(self, probes: list[Tensor | None]) -> None:
+        assert self._probes is not None
+        number, probe = len(probes), probes[-1]
+        if number > len(self._probes):
+            raise self._differ(f"batch {number}, and {len(self._probes)} before")
+        before = self._probes[number - 1]
+        if probe is None or before is None:
+            return
+        same = probe.shape == before.shape and bool(
+            ((probe == before) | ((probe != probe) & (before != before))).all()
+        )
+        if not same:
+            raise self._differ(f"batch {number} is another than before")
+
+    def _differ(self, how: str) -> ValueError:
+        return ValueError(
+            f"Invalid {self._name}: other batches at another pass: {how} (they must "
+            "be the same in the same order, without shuffling and augmentation)"
+        )
+
+    def _split(self, inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
+        rows = {
+            len(value)
+            for value in inputs.values()
+            if isinstance(value, Tensor) and value.dim()
+        }
+        if len(rows) != 1 or not all(isinstance(v, Tensor) for v in inputs.values()):
+            raise ValueError(
+                f"Invalid {self._name}: a mapping with values of {sorted(rows)} rows "
+                "(must be Tensors of as many rows each)"
+            )
+        (count,) = rows
+        return [
+            {key: value[i : i + self._size] for key, value in inputs.items()}
+            for i in range(0, count, self._size)
+        ]
+
+
+def _as_tensor(inputs: Any) -> Any:
+    """Returns an array or a data frame as a Tensor, others as they are.
+
+    Floating-point numbers get torch's default dtype, as models have it.
+    """
+    if isinstance(inputs, Tensor | Mapping) or not hasattr(inputs, "__array__"):
+        return inputs
+    array = inputs.__array__()
+    if array.dtype.kind not in "fiub":
+        raise TypeError(
+            f"Invalid inputs: an array of dtype {array.dtype} (must have numbers)"
+        )
+    tensor = torch.from_numpy(array.copy())
+    return tensor.to(torch.get_default_dtype()) if array.dtype.kind == "f" else tensor
+
+
+def _probe(batch: Any) -> Tensor | None:
+    """Some numbers of the first tensor in a batch."""
+    for tensor in tensors_in(batch):
+        flat = tensor.reshape(-1)
+        return flat[:: max(1, len(flat) // _PROBED)].clone()
+    return None
+
+
+class BatchNorm:
+    """Those layers of a model that have running statistics.
+
+    Each draw's are computed anew on the data ``refresh``, or are the draw's own, with a
+    warning once if it has none.
+    """
+
+    def __init__(self, model: nn.Module, refresh: Batches | None) -> None:
+        self._layers = {
+            name: layer
+            for name, layer in model.named_modules()
+            if isinstance(layer, _BatchNorm) and layer.running_mean is not None
+        }
+        self._refresh = refresh
+        self._buffers = [
+            f"{name}.{kind}" if name else kind
+            for name in self._layers
+            for kind in ("running_mean", "running_var")
+        ]
+        self._before = _before_last(model, list(self._layers))
+        self._warned = False
+
+    def of(
+        self, tensors: Mapping[str, Tensor], evaluation: Evaluation, *, live: bool
+    ) -> Mapping[str, Tensor]:
+        """A draw's tensors, with statistics that fit."""
+        if not self._layers:
+            return tensors
+        if self._refresh is not None:
+            return self._refreshed(tensors, evaluation, self._refresh)
+        if not live and not self._warned and self._are_stale(tensors):
+            self._warned = True
+            missing = next(name for name in self._buffers if name not in tensors)
+            warnings.warn(
+                "The model has batch norm, and a draw has parameters before it but no "
+                f"statistics ({missing!r}): those of the model are used, which belong "
+                "to other parameters. Keep buffers with the draws, or give "
+                "refresh_batch_norm=loader",
+                UserWarning,
+                stacklevel=2,
+            )
+        return tensors
+
+    def _are_stale(self, tensors: Mapping[str, Tensor]) -> bool:
+        complete = all(name in tensors for name in self._buffers)
+        return not complete and not self._before.isdisjoint(tensors)
+
+    def _refreshed(
+        self, tensors: Mapping[str, Tensor], evaluation: Evaluation, batches: Batches
+    ) -> dict[str, Tensor]:
+        fresh: dict[str, Tensor] = {}
+        for name, layer in self._layers.items():
+            for kind, make in (
+                ("running_mean", torch.zeros_like),
+                ("running_var", torch.ones_like),
+                ("num_batches_tracked", torch.zeros_like),
+            ):
+                own = getattr(layer, kind)
+                fresh[f"{name}.{kind}" if name else kind] = make(own)
+        together = {**tensors, **fresh}
+        with self._averaging():
+            evaluation.run(together, batches)  # which writes into the fresh ones
+        return together
+
+    @contextmanager
+    def _averaging(self) -> Iterator[None]:
+        """All batches count alike, and only these layers are in training mode."""
+        before = [(m, m.momentum, m.training) for m in self._layers.values()]
+        try:
+            for layer in self._layers.values():
+                layer.momentum = None
+                layer.training = True
+            yield
+        finally:
+            for layer, momentum, training in before:
+                layer.momentum = momentum
+                layer.training = training
+
+
+def _before_last(model: nn.Module, layers: list[str]) -> set[str]:
+    """Names of parameters that come before the last layer, and change its inputs.
+
+    By the order in which modules are registered, which is mostly that of their use.
+    """
+    found: set[str] = set()
+    if layers:
+        for name, module in model.named_modules():
+            if name == layers[-1]:
+                break
+            for own, _ in module.named_parameters(recurse=False):
+                found.add(f"{name}.{own}" if name else own)
+    return found

@@ -1,0 +1,429 @@
+"""Runs chains of a model from start to end."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.spawn import ProcessException, start_processes
+
+from torch_sgmcmc.chain.checks import check_function, check_integer, draw_seed
+from torch_sgmcmc.chain.lengths import length_of
+from torch_sgmcmc.chain.rows import first_rows
+from torch_sgmcmc.diagnostics.report import Report, report
+from torch_sgmcmc.losses import Likelihood
+from torch_sgmcmc.posterior.chain import (
+    ChainState,
+    Settings,
+    checkpoint,
+    checkpoint_path,
+    first_of,
+    look_before,
+    rehearse,
+    run_chain,
+)
+from torch_sgmcmc.posterior.store import SampleStore, folder_of
+from torch_sgmcmc.posterior.store_files import delete_all
+from torch_sgmcmc.sampler import Sampler
+
+__all__ = ["sample"]
+
+# Rows that outputs are computed for.
+_ROWS = 50
+
+
+def verdict_of(settings: Settings) -> Report | None:
+    """What can be said of all chains, by the first minibatch, if there are draws."""
+    store = settings.store
+    if not isinstance(store, SampleStore):
+        store = SampleStore(store)
+    store.refresh()
+    if len(store) == 0:
+        return None
+    words = "whether outputs have converged (the loader can be read once only)"
+    if not isinstance(settings.loader, Iterator):
+        try:
+            return _by_outputs(settings, store)
+        except Exception as error:  # of a model that is called in another way
+            words = (
+                f"whether outputs have converged ({type(error).__name__} {error}: say "
+                "sg.report(model, store, inputs, link=..., forward=...))"
+            )
+    found = report(None, store)
+    return replace(found, unknown=(words, *found.unknown[1:]))
+
+
+def _by_outputs(settings: Settings, store: SampleStore) -> Report:
+    model, batch = first_of(settings)
+    batch = first_rows(batch, _ROWS)
+    targets = _targets_of(batch)
+    if isinstance(settings.loss, Likelihood):
+        return report(model, store, [batch], targets, likelihood=settings.loss)
+    if targets is not None and not targets.is_floating_point():
+        try:
+            return report(model, store, [batch], targets, link="softmax")
+        except ValueError:  # it has no classes
+            targets = None
+    return report(model, store, [batch], targets, link="identity")
+
+
+def _targets_of(batch: Any) -> Tensor | None:
+    """Labels of classes, or numbers, where these are what a minibatch ends with."""
+    if isinstance(batch, Mapping):
+        batch = [batch["labels"]] if "labels" in batch else []
+    if not isinstance(batch, list | tuple) or len(batch) < 2:
+        return None
+    last = batch[-1]
+    if not isinstance(last, Tensor):
+        return None
+    return last if last.is_floating_point() or last.dim() == 1 else None
+
+
+# Of Linux's <sys/prctl.h>.
+_PR_SET_PDEATHSIG = 1
+
+# Seconds for processes that are ended to save their chains.
+_GRACE = 30.0
+
+_GUARD = (
+    "functions belong into a file that can be imported, and the call of sample() under "
+    'if __name__ == "__main__":'
+)
+
+
+def check_processes(settings: Settings, processes: int) -> None:
+    """Raises if there cannot be any, before something is changed.
+
+    Raises:
+        RuntimeError: this is one of them, which reads the script that has begun it.
+        TypeError: what is given cannot be sent to them.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            f"sample(processes={processes}) was called by a process that it has begun "
+            f"itself, and which reads this script: {_GUARD}"
+        )
+    try:
+        content = pickle.dumps(settings)
+    except Exception as error:
+        raise TypeError(
+            f"Invalid processes: {processes}, and what is given cannot be sent to them "
+            f"({error}): give functions that can be imported, or processes=1"
+        ) from error
+    main = sys.modules["__main__"]
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    is_lost = spec is None and file is not None and not os.path.exists(file)
+    if is_lost or (file is None and b"__main__" in content):
+        raise TypeError(
+            f"Invalid processes: {processes}, and what is defined in a notebook or on "
+            "standard input cannot be imported by them (put the functions into a file "
+            "and import them, or processes=1)"
+        )
+
+
+def side_by_side(settings: Settings, processes: int) -> None:
+    """Runs all chains, so many at a time.
+
+    Raises:
+        Exception: what a chain has raised, its own with the process's traceback as its
+            cause; then all others have been ended.
+        RuntimeError: a process has ended otherwise.
+    """
+    context = multiprocessing.get_context("spawn")
+    threads = max(1, torch.get_num_threads() // processes)
+    others = {*multiprocessing.active_children()}
+    running = None
+    with tempfile.TemporaryDirectory() as folder:
+        errors = Path(folder)
+        work = (settings, context.Value("q", 0), threads, errors, os.getpid())
+        try:
+            running = start_processes(_work, work, processes, join=False)
+            while not running.join():  # for the first that ends
+                pass
+        except ProcessException as error:
+            own, said = _told(errors, error)
+            raise own from RuntimeError(said)
+        finally:
+            if running is None:  # it was interrupted
+                _end({*multiprocessing.active_children()} - others)
+            else:
+                _end(running.processes)
+
+
+def _work(
+    index: int, settings: Settings, begun: Any, threads: int, errors: Path, parent: int
+) -> None:
+    """What a process does: chains, until all have been begun."""
+    chain = None
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        torch.set_num_threads(threads)
+        while os.getppid() == parent:
+            with begun.get_lock():
+                chain = begun.value
+                begun.value += 1
+            if chain >= settings.chains:
+                return
+            (errors / f"chain-{index}").write_text(str(chain))
+            run_chain(settings, chain)
+    except BaseException as error:
+        _tell(error, errors / f"error-{index}")
+        sys.exit(1)
+
+
+def _tell(error: BaseException, path: Path) -> None:
+    """Writes an exception into a file, and how it came about."""
+    said = traceback.format_exc()
+    try:
+        content = pickle.dumps((error, said))
+        pickle.loads(content)  # some cannot be made again
+    except Exception:
+        content = pickle.dumps((RuntimeError(f"{type(error).__name__}: {error}"), said))
+    path.write_bytes(content)
+
+
+def _told(errors: Path, ended: ProcessException) -> tuple[BaseException, str]:
+    """What a process has told, or what can be said of one that has not."""
+    index = ended.error_index
+    told = errors / f"error-{index}"
+    if told.exists():
+        error, said = pickle.loads(told.read_bytes())
+        return error, f"\n{said}"
+    chain = errors / f"chain-{index}"
+    if not chain.exists():
+        words = f"A process for chains could not begin (see what it printed): {_GUARD}"
+    else:
+        words = (
+            f"The process of chain {chain.read_text()} has ended (was there too little "
+            "memory?): sample() goes on from its last checkpoint when called again"
+        )
+    return RuntimeError(words), str(ended)
+
+
+def _end(processes: Iterable[BaseProcess]) -> None:
+    """Ends processes, once they have saved their chains or time is over."""
+    try:
+        for process in processes:
+            process.terminate()
+        end = time.monotonic() + _GRACE
+        for process in processes:
+            process.join(max(0.0, end - time.monotonic()))
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def sample(
+    model: nn.Module | Callable[[], nn.Module],
+    sampler: Callable[..., Sampler],
+    loader: Iterable[Any],
+    loss: Callable[[nn.Module, Any], Tensor],
+    store: str | os.PathLike[str] | SampleStore | None = None,
+    *,
+    steps: int | None = None,
+    epochs: int | None = None,
+    burn_in: int = 0,
+    every: int = 1,
+    chains: int = 1,
+    processes: int = 1,
+    seed: int | None = None,
+    schedule: Callable[[Sampler], Any]
+    | Iterable[Callable[[Sampler], Any]]
+    | None = None,
+    callbacks: Callable[[ChainState], Any] | Iterable[Callable[[ChainState], Any]] = (),
+    checkpoint_every: int | None = None,
+    check: bool = True,
+    report: bool = True,
+    compile: bool = False,
+    restart: bool = False,
+    progress: bool = True,
+    **collecting: Any,
+) -> SampleStore:
+    """Runs chains of a model, and stores their draws.
+
+    For those who have no training loop of their own; with one, a :class:`Collector` is
+    three lines. A chain is killed at any moment and goes on when this is called again
+    with the same arguments, to the same draws to the last byte; with more ``steps`` or
+    ``epochs``, a finished one goes on as well.
+
+    Args:
+        model: a function that returns a module on its device, called for each chain:
+            chains begin at different points; or a module, of which each chain has a
+            copy and begins there, and which is not changed.
+        sampler: ``sampler(params, seed=seed)`` returns a sampler of named parameters:
+            ``partial(SGHMC, lr=0.03, momentum=0.9, num_data=N, prior_precision=1)``.
+            Not an HMCECS.
+        loader: minibatches, an iterable that can be read again: a DataLoader.
+        loss: ``loss(model, batch)`` returns the mean loss of a minibatch, which has
+            been moved to the model's device; for SBPS, the loss of each example.
+        store: a folder or a :class:`SampleStore`. There are also the checkpoints,
+            ``checkpoint-<chain>.pt``. None keeps draws in memory, without checkpoints,
+            for one process. Default: None.
+        steps: of each chain, >= 1; or
+        epochs: passes over the loader, >= 1, a step each minibatch. One of the two.
+        burn_in: steps of each chain that come first and are not stored. With a
+            :class:`CyclicalSchedule`, this and ``every`` count steps of sampling
+            phases. Default: 0.
+        every: steps from one draw to the next. Default: 1.
+        chains: how many, >= 1. Default: 1.
+        processes: how many chains run at a time, each in a process of its own; what is
+            given must then be importable, and the script guarded by
+            ``if __name__ == "__main__"``. The first error ends all. Default: 1, one
+            after another.
+        seed: of all that is random, a 64-bit int; chains have seeds of their own. None
+            is that of the run that goes on, or draws one from torch's default
+            generator. Default: None.
+        schedule: ``schedule(sampler)`` returns a scheduler, stepped after each step, or
+            several such functions, as :class:`GammaPrecision` beside a schedule, whose
+            draws are left out at T = 0. Of a :class:`CyclicalSchedule` only sampling
+            phases are stored, and of a :class:`PolynomialDecay` draws are weighted with
+            their step size.
+        callbacks: a function or several, called with a :class:`ChainState` after each
+            step.
+        checkpoint_every: steps from one checkpoint to the next; None is five minutes.
+            There is one at the end, and after the step in which Ctrl-C or SIGTERM end
+            the program. Default: None.
+        check: look before the first step of a run with :func:`check`, a few gradients
+            that leave no trace; what it finds is a UserWarning. Default: True.
+        report: observe each chain with :class:`Gauges`, and end with a :class:`Report`,
+            of the outputs for the loader's first minibatch: ``report.md`` and
+            ``report.json`` beside the draws, its short form printed with the progress
+            bars. Default: True.
+        compile: make steps in blocks of one compiled call, :func:`compiled_steps`, as
+            small networks want it; callbacks, checkpoints and gradients that are not
+            finite come at their ends. For samplers that go by gradients alone, with
+            ``capturable=True``, without a schedule; minibatches are tensors of one
+            shape (``drop_last=True``), or tuples, lists or dicts of such. What ``loss``
+            reads beside its arguments is compiled in. More: docs/small_networks.md.
+            Default: False.
+        restart: delete all chains of the store and begin anew, once the arguments are
+            seen to be right and no chain has a writer. Default: False.
+        progress: show a progress bar a chain, if tqdm is installed. Default: True.
+        **collecting: others of :class:`Collector`: ``parameters``, ``buffers``,
+            ``dtype``, ``weight``, ``when``.
+
+    Returns:
+        The store with the draws of all chains.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above, or not that of the run that
+            goes on: the seed, the schedule and its settings, the collector's, the
+            sampler's hyperparameters, numbers of minibatches and of data. (Another name
+            of the loss or the model is a warning.)
+        RuntimeError: of a step or of the store; the chain goes on from its last
+            checkpoint when this is called again. A chain that has diverged says so.
+
+    Example:
+        >>> def loss(model, batch):
+        ...     x, y = batch
+        ...     return F.cross_entropy(model(x), y)
+        >>> store = sg.sample(
+        ...     make_model, partial(sg.SGHMC, lr=0.03, momentum=0.9, num_data=60_000),
+        ...     loader, loss, "draws", epochs=100, burn_in=20 * len(loader),
+        ...     every=100, chains=4, seed=0, checkpoint_every=1000)
+        >>> prediction = sg.predict(make_model(), store, x_test)
+
+    Note:
+        Torch's own operations may round differently with another number of threads:
+        the same bits need the same number. In processes, each has its part of those
+        that this one has.
+    """
+    if (steps is None) == (epochs is None):
+        raise ValueError("Invalid steps: give steps or epochs, one of the two")
+    given = {"steps": steps, "epochs": epochs, "checkpoint_every": checkpoint_every}
+    for name, value in given.items():
+        if value is not None:
+            check_integer(name, value, low=1)
+    chains = check_integer("chains", chains, low=1)
+    check_integer("burn_in", burn_in)
+    check_integer("every", every, low=1)
+    processes = check_integer("processes", processes, low=1)
+    if epochs is not None and length_of(loader) is None:
+        raise TypeError("Invalid loader: it has no length (give steps, not epochs)")
+    for name, function in {"model": model, "sampler": sampler, "loss": loss}.items():
+        check_function(name, function)
+    if "chain" in collecting:
+        raise TypeError("Invalid chain: sample() numbers its chains from 0 on")
+    if "gauges" in collecting:
+        raise TypeError("Invalid gauges: sample() makes those of each chain (report)")
+    if store is None:
+        store = SampleStore()
+    folder = folder_of(store)
+    if folder is None and processes > 1:
+        raise ValueError(
+            f"Invalid store: in memory, with processes={processes} (must be a folder, "
+            "into which all processes write)"
+        )
+    begun = None if folder is None else checkpoint_path(folder, 0)
+    goes_on = begun is not None and begun.exists() and not restart
+    if seed is None and goes_on:
+        seed = checkpoint(begun)["seed"]
+    schedules = _functions("schedule", schedule)
+    settings = Settings(
+        *(model, sampler, loader, loss, folder or store, steps, epochs),
+        draw_seed(seed),
+        *(schedules, _functions("callbacks", callbacks), checkpoint_every),
+        *(progress, chains, report, bool(compile)),
+        {"burn_in": burn_in, "every": every, **collecting},
+    )
+    processes = min(processes, chains)
+    if processes > 1:
+        check_processes(settings, processes)
+    is_read_once = isinstance(loader, Iterator)  # of which nothing is to be lost
+    if check and not is_read_once and not goes_on:
+        found = look_before(settings)
+        if found.problems:
+            words = "\n".join(problem.words for problem in found.problems)
+            warnings.warn(f"before the first step:\n{words}", stacklevel=2)
+    if restart:
+        rehearse(settings)
+        if folder is not None:
+            delete_all(folder)
+        else:
+            assert isinstance(store, SampleStore)
+            store.memory.clear()
+    if processes > 1:
+        side_by_side(settings, processes)
+    else:
+        for chain in range(chains):
+            run_chain(settings, chain)
+    if not report and folder is not None:
+        for name in ("report.md", "report.json"):  # of an earlier call
+            (folder / name).unlink(missing_ok=True)
+    found = verdict_of(settings) if report else None
+    if found is not None:
+        if folder is not None:
+            found.save(folder)
+        if progress:
+            print(found.short())
+    return store.refresh() if isinstance(store, SampleStore) else SampleStore(folder)
+
+
+def _functions(name: str, given: Any) -> tuple[Any, ...]:
+    """One function, several, or None; as a tuple."""
+    functions = tuple(given) if isinstance(given, Iterable) else (given,)
+    if given is None:
+        functions = ()
+    for function in functions:
+        if not callable(function):
+            raise TypeError(
+                f"Invalid {name}: {type(function).__name__} (must be a function, or a "
+                "list of functions)"
+            )
+    return functions

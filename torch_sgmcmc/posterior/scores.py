@@ -1,0 +1,299 @@
+"""Scores of predictions of numbers, and pictures of calibration and uncertainty."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_sgmcmc.chain.checks import check_integer, check_real, wrong_shape
+from torch_sgmcmc.chain.optional import optional
+from torch_sgmcmc.losses import Likelihood, likelihood_of
+from torch_sgmcmc.posterior.forward import default_forward
+from torch_sgmcmc.posterior.predict import predict
+
+__all__ = [
+    "RegressionScores",
+    "plot_entropies",
+    "plot_reliability",
+    "regression_scores",
+]
+
+# Of a row's sum from 1: what probabilities in low precision may have.
+_ROUNDING = 1e-2
+
+
+def plot_reliability(
+    probabilities: Tensor | Mapping[str, Tensor],
+    targets: Tensor,
+    *,
+    bins: int = 15,
+    at_least: int = 20,
+    axes: Any = None,
+) -> Any:
+    """Draws accuracy against confidence: calibrated predictions lie on the diagonal.
+
+    Args:
+        probabilities: [inputs, classes], or [inputs] of the second of two classes;
+            or several by name.
+        targets: [inputs], labels from 0 on.
+        bins: of confidence, of equal width. Default: 15.
+        at_least: bins of fewer inputs are left out, which say nothing. Default: 20.
+        axes: matplotlib's, to draw into; None makes a figure. Default: None.
+
+    Returns:
+        The matplotlib figure.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above, probabilities are not finite
+            and >= 0 with rows that sum to 1 (of signed draws they need not be), or
+            labels are no classes.
+        ImportError: matplotlib is not installed.
+    """
+    bins = check_integer("bins", bins, low=1)
+    several = probabilities if isinstance(probabilities, Mapping) else None
+    pairs = [
+        (name, *_checked(p, targets))
+        for name, p in (several or {"": probabilities}).items()
+    ]
+    figure, axes = _axes(axes, "plot_reliability()")
+    axes.plot([0, 1], [0, 1], color="0.6", linewidth=1)
+    for name, p, y in pairs:
+        confidence, label = p.double().max(1)
+        # Bins are open below, as those of torchmetrics' calibration error are.
+        which = ((confidence * bins).ceil().long() - 1).clamp(0, bins - 1)
+        count, right, sure = (
+            torch.zeros(bins, dtype=torch.float64).index_add_(
+                0, which.cpu(), weights.double().cpu()
+            )
+            for weights in (torch.ones_like(confidence), label == y, confidence)
+        )
+        used = count >= at_least
+        axes.plot(
+            (sure / count)[used].tolist(),
+            (right / count)[used].tolist(),
+            "o-",
+            markersize=3,
+            label=name,
+        )
+    axes.set_xlabel("confidence")
+    axes.set_ylabel("accuracy")
+    if several is not None:
+        axes.legend(fontsize="small")
+    return figure
+
+
+def plot_entropies(
+    entropies: Mapping[str, Tensor], *, bins: int = 40, axes: Any = None
+) -> Any:
+    """Draws histograms of predictive entropies, of known and of other inputs.
+
+    Args:
+        entropies: by name, ``total``, ``aleatoric`` or ``epistemic`` of inputs.
+        bins: of the histograms. Default: 40.
+        axes: matplotlib's, to draw into; None makes a figure. Default: None.
+
+    Returns:
+        The matplotlib figure.
+
+    Raises:
+        ValueError: there are none, or numbers that are not finite.
+        ImportError: matplotlib is not installed.
+    """
+    bins = check_integer("bins", bins, low=1)
+    flat = {name: e.detach().double().reshape(-1) for name, e in entropies.items()}
+    for name, values in flat.items():
+        if len(values) == 0 or not bool(values.isfinite().all()):
+            raise ValueError(
+                f"Invalid entropies: {name!r} has no numbers, or some that are not "
+                "finite"
+            )
+    if not flat:
+        raise ValueError("Invalid entropies: there are none")
+    figure, axes = _axes(axes, "plot_entropies()")
+    low = min(0.0, *(float(values.min()) for values in flat.values()))
+    high = max(float(values.max()) for values in flat.values())
+    for name, values in flat.items():
+        axes.hist(
+            values.tolist(),
+            bins,
+            range=(low, high if high > low else low + 1),
+            density=True,
+            histtype="step",
+            label=f"{name}, mean {float(values.mean()):.2f}",
+        )
+    axes.set_yscale("log")
+    axes.set_xlabel("predictive entropy (nats)")
+    axes.set_ylabel("density")
+    axes.legend(fontsize="small")
+    return figure
+
+
+def _axes(axes: Any, user: str) -> tuple[Any, Any]:
+    if axes is not None:
+        return axes.figure, axes
+    pyplot = optional(
+        "matplotlib.pyplot", "matplotlib", f"predictive.{user}", "posterior"
+    )
+    return pyplot.subplots(figsize=(4.8, 3.6), layout="constrained")
+
+
+def _checked(probabilities: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities as [inputs, classes] in [0, 1], and labels on their device."""
+    if not isinstance(probabilities, Tensor) or not probabilities.is_floating_point():
+        raise TypeError("Invalid probabilities: must be a Tensor of a floating dtype")
+    if not isinstance(targets, Tensor) or targets.is_floating_point():
+        raise TypeError("Invalid targets: must be a Tensor of integers")
+    p = probabilities.detach()
+    if p.dim() == 1:
+        p = torch.stack([1 - p, p], 1)
+    if p.dim() != 2 or p.shape[1] < 2 or len(p) == 0:
+        wanted = "[inputs, classes] or [inputs]"
+        raise wrong_shape("probabilities", probabilities, wanted)
+    if targets.shape != p.shape[:1]:
+        raise wrong_shape("targets", targets, f"[{len(p)}]")
+    if p.dtype in (torch.float16, torch.bfloat16):
+        p = p.float()
+    valid = (p >= 0).all(1) & ((p.sum(1) - 1).abs() <= _ROUNDING)
+    if not bool(valid.all()):
+        row = int((~valid).nonzero()[0])
+        raise ValueError(
+            f"Invalid probabilities: row {row} is {p[row].tolist()} (must be >= 0 and "
+            "sum to 1; those of signed draws need not be)"
+        )
+    y = targets.to(p.device).long()
+    if not bool(((y >= 0) & (y < p.shape[1])).all()):
+        raise ValueError(
+            f"Invalid targets: from {int(y.min())} to {int(y.max())} (must be in [0, "
+            f"{p.shape[1] - 1}])"
+        )
+    return p.clamp_max(1), y
+
+
+@dataclass(frozen=True)
+class RegressionScores:
+    r"""Scores of predictive densities, mixtures of a Gaussian for each draw.
+
+    Attributes:
+        rmse: root of the mean squared error of predictive means.
+        nll: :math:`-\frac1n \sum_i \log \frac1J \sum_j p(y_i | x_i, \theta_j)` (minus
+            lppd / n), of all outputs of an input together.
+        crps: continuous ranked probability score, in the units of y; of each output,
+            the mean. Of a point it is the absolute error.
+        coverage: the part of targets that lie in their central predictive intervals.
+        level: of these intervals: what ``coverage`` should be.
+        num_inputs: n.
+    """
+
+    rmse: float
+    nll: float
+    crps: float
+    coverage: float
+    level: float
+    num_inputs: int
+
+    def __str__(self) -> str:
+        """All in a line."""
+        return (
+            f"RMSE {self.rmse:.4g}, NLL {self.nll:.4f}, CRPS {self.crps:.4g}, "
+            f"{self.coverage:.1%} in {100 * self.level:g} % intervals, "
+            f"{self.num_inputs} inputs"
+        )
+
+
+def regression_scores(
+    model: nn.Module,
+    draws: Iterable[Any] | str,
+    inputs: Any,
+    targets: Tensor,
+    likelihood: str | Likelihood,
+    *,
+    level: float = 0.9,
+    **options: Any,
+) -> RegressionScores:
+    r"""RMSE, negative log-likelihood, CRPS and coverage of a regression.
+
+    All exact for the mixture of the draws. With :math:`A(\mu, s) = 2 s\, \varphi(\mu /
+    s) + \mu\, (2 \Phi(\mu / s) - 1)`,
+
+    .. math::
+        \mathrm{CRPS} = \frac1J \sum_j A(y - f_j, \sigma_j) - \frac{1}{2 J^2} \sum_{jk}
+        A\bigl(f_j - f_k, \sqrt{\sigma_j^2 + \sigma_k^2}\bigr).
+
+    Args:
+        model: as for :func:`~torch_sgmcmc.predict`.
+        draws: as for that; all count alike.
+        inputs: as for that.
+        targets: y, of the shape of the model's outputs, or of their means.
+        likelihood: one of :mod:`torch_sgmcmc.losses` that is Gaussian, or
+            "heteroscedastic".
+        level: of central intervals, in (0, 1). Default: 0.9.
+        **options: those of :class:`~torch_sgmcmc.Predictive`.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above.
+
+    Reference:
+        E. P. Grimit, T. Gneiting, V. J. Berrocal and N. A. Johnson, The continuous
+        ranked probability score for circular variables and its application to mesoscale
+        forecast ensemble verification, QJRMS 132, 2006, for mixtures of Gaussians.
+    """
+    check_real("level", level, high=1.0, low_open=True)
+    if "link" in options:
+        raise TypeError("Invalid link: it is the likelihood's")
+    chosen = likelihood_of(likelihood)
+    if chosen.link != "gaussian":
+        raise ValueError(
+            f"Invalid likelihood: {likelihood!r} (must be Gaussian, with its noise: "
+            "losses.gaussian(noise) or 'heteroscedastic')"
+        )
+    forward = chosen.forward(options.pop("forward", None) or default_forward)
+    found = predict(
+        *(model, draws, inputs),
+        link="identity",
+        forward=forward,
+        keep_draws=True,
+        **options,
+    )
+    assert found.draws is not None
+    if found.draws.dim() < 3 or found.draws.shape[-1] % 2:
+        raise ValueError(
+            f"Invalid outputs: shape {list(found.draws.shape[1:])} (the last dimension "
+            "must have means and log σ, as many of each)"
+        )
+    means, logs = found.draws.double().chunk(2, -1)
+    y = targets.detach().cpu().double()
+    if y.shape != means.shape[1:]:
+        raise wrong_shape("targets", y, list(means.shape[1:]))
+    sigmas = logs.exp()
+    densities = -((y - means) / sigmas).square() / 2 - logs - math.log(2 * math.pi) / 2
+    of_inputs = densities.flatten(2).sum(2)
+    ranks = torch.special.ndtr((y - means) / sigmas).mean(0)
+    inside = (ranks - 0.5).abs() <= level / 2
+    return RegressionScores(
+        rmse=float((means.mean(0) - y).square().mean().sqrt()),
+        nll=float(math.log(len(means)) - of_inputs.logsumexp(0).mean()),
+        crps=float(_crps(y, means, sigmas).mean()),
+        coverage=float(inside.double().mean()),
+        level=level,
+        num_inputs=len(y),
+    )
+
+
+def _crps(y: Tensor, means: Tensor, sigmas: Tensor) -> Tensor:
+    total = _absolute(y - means, sigmas).mean(0)
+    for mean, sigma in zip(means, sigmas, strict=True):  # memory for one of the sums
+        both = (sigmas.square() + sigma.square()).sqrt()
+        total -= _absolute(means - mean, both).mean(0) / (2 * len(means))
+    return total
+
+
+def _absolute(mu: Tensor, sigma: Tensor) -> Tensor:
+    """E|X| of a normal X."""
+    z = mu / sigma
+    density = (-z.square() / 2).exp() / math.sqrt(2 * math.pi)
+    return 2 * sigma * density + mu * (2 * torch.special.ndtr(z) - 1)
