@@ -47,8 +47,8 @@ from torch.nn import functional as F
 import torch_sgmcmc._C as _C
 from torch_sgmcmc import SBPS
 from torch_sgmcmc import sbps as sbps_module
+from torch_sgmcmc._impl.ops import sbps_place_, sbps_reflect_, sbps_reflect_sums_
 from torch_sgmcmc.bouncy.directional import Observation, moments, observe
-from torch_sgmcmc.chain.operators import sbps_place_, sbps_reflect_, sbps_reflect_sums_
 
 
 def seconds(run: Callable[[], object]) -> float:

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain import operators
+from torch_sgmcmc._impl import ops
 
 LR, NUM_DATA, MOMENTUM = 0.1, 50_000, 0.9
 NOISE = (2 * LR / NUM_DATA) ** 0.5
@@ -256,11 +256,11 @@ def report_overhead(rounds: int) -> None:
 
     def sgld_operator() -> None:
         with torch.no_grad():
-            operators.sgld_step_(params, grads, [], **shared)
+            ops.sgld_step_(params, grads, [], **shared)
 
     def sghmc_operator() -> None:
         with torch.no_grad():
-            operators.sghmc_step_(params, grads, momenta, [], [], **shared, **extra)
+            ops.sghmc_step_(params, grads, momenta, [], [], **shared, **extra)
 
     times = measure(
         {

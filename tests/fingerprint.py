@@ -15,7 +15,7 @@ from torch import Tensor
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain import operators as ops
+from torch_sgmcmc._impl import ops as ops
 
 __all__ = ["digest", "fingerprints", "operators"]
 

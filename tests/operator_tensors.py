@@ -6,7 +6,7 @@ import torch
 from reference import DTYPES, SIZES, Exact, arithmetic, assert_rounded, same_bits
 from torch import Tensor
 
-from torch_sgmcmc.chain.operators import ROWS
+from torch_sgmcmc._impl.ops import ROWS
 
 __all__ = [
     "STREAM",

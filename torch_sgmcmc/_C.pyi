@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, overload
 
@@ -37,36 +37,28 @@ def gamma(shape: float, *, seed: int, step: int, element: int) -> float: ...
 def index_chain_accepts(
     log_ratio: float, *, seed: int, step: int, proposal: int
 ) -> bool: ...
-def on_shards(
-    known: dict[int, Any],
-    otherwise: Callable[..., None],
-    operator: Callable[..., None],
-    *lists: list[Any],
-    **arguments: Any,
-) -> None: ...
-def packed_call(
+def packed_step(
     *,
-    row: int,
-    looks: bool,
+    checks: bool,
     seed: int,
     num_chains: int,
-    has_means: bool,
-    lengths: Sequence[int],
-    offsets: Sequence[int],
-    numbers: Sequence[float],
+    calls: Sequence[
+        tuple[int, bool, Sequence[int], Sequence[int], Sequence[int], Sequence[float]]
+    ],
 ) -> bytearray: ...
 def samples_by(time: float, interval: float) -> int: ...
 
-class Sameness:
+class PlanGuard:
     def __init__(
         self,
-        group: dict[str, Any],
-        own: dict[str, Any],
+        groups: list[dict[str, Any]],
+        owned: Sequence[dict[str, Any]],
+        is_updated: Sequence[bool],
+        hyperparameters: Sequence[str],
         state: dict[Any, Any],
-        others: Sequence[str],
     ) -> None: ...
     def note(self) -> None: ...
-    def has_same_numbers(self) -> bool: ...
+    def has_same_values(self) -> bool: ...
     def gradients(self, groups: Any, state: Any) -> list[Any] | None: ...
 
 class Moments:

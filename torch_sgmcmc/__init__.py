@@ -14,9 +14,9 @@ except ImportError as error:
 from torch_sgmcmc import losses
 from torch_sgmcmc._ecs.efficiency import ECSEfficiency
 from torch_sgmcmc._ecs.likelihood import PredictorLogLikelihood, RowCache
+from torch_sgmcmc._impl.io import load, save
 from torch_sgmcmc.baoa import BAOA
 from torch_sgmcmc.bouncy.time_average import TimeAverage
-from torch_sgmcmc.chain.files import load, save
 from torch_sgmcmc.compiled import compiled_steps
 from torch_sgmcmc.control_variates import ControlVariates
 from torch_sgmcmc.diagnostics import calibration, convergence

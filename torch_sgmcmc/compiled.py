@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.func import grad_and_value
 from torch.torch_version import TorchVersion
 
-from torch_sgmcmc.chain.checks import check_integer
-from torch_sgmcmc.chain.record import has_hooks, rescale_momenta
+from torch_sgmcmc._impl.context import has_hooks, rescale_momenta
+from torch_sgmcmc._impl.hyperparams import check_integer
 from torch_sgmcmc.sampler import Sampler, check_sampler
 
 __all__ = ["compiled_steps"]

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from torch_sgmcmc.chain.checks import check_callable, check_real
-from torch_sgmcmc.chain.closures import exchanged, kept_gradients
-from torch_sgmcmc.chain.dtypes import state_dtype
-from torch_sgmcmc.chain.operators import control_variate_
-from torch_sgmcmc.chain.rows import tensors_in
-from torch_sgmcmc.chain.shards import refuse
-from torch_sgmcmc.chain.state_checks import check_tensor
+from torch_sgmcmc._impl.closures import exchanged, kept_gradients
+from torch_sgmcmc._impl.dtensor import refuse
+from torch_sgmcmc._impl.hyperparams import check_callable, check_real
+from torch_sgmcmc._impl.ops import control_variate_
+from torch_sgmcmc._impl.state_dict import check_tensor
+from torch_sgmcmc._impl.utils import state_dtype, tensors_in
 
 __all__ = ["ControlVariates", "LossFunction"]
 

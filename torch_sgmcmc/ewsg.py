@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain.checks import warn
-from torch_sgmcmc.chain.closures import (
+from torch_sgmcmc._impl.closures import (
     OTHER_PARAMETERS,
     check_comparable,
     fresh_gradients,
@@ -20,25 +19,21 @@ from torch_sgmcmc.chain.closures import (
     refuse_accumulation,
     refuse_scaler,
 )
-from torch_sgmcmc.chain.dtypes import blank
-from torch_sgmcmc.chain.finite_check import StepLeftOut, check_finite, leave_out
-from torch_sgmcmc.chain.gathering import gather
-from torch_sgmcmc.chain.group_settings import rests, scales
-from torch_sgmcmc.chain.master import start_masters
-from torch_sgmcmc.chain.method import Method
-from torch_sgmcmc.chain.momentum import start_momenta
-from torch_sgmcmc.chain.operators import (
+from torch_sgmcmc._impl.context import Chain, Work
+from torch_sgmcmc._impl.finite_check import StepLeftOut, check_finite, leave_out
+from torch_sgmcmc._impl.hyperparams import rests, scales, settings, warn
+from torch_sgmcmc._impl.ops import (
     ewsg_log_ratio,
     metropolis_decide,
     select_chains_,
 )
-from torch_sgmcmc.chain.prior import prior_of
-from torch_sgmcmc.chain.record import Chain, Work
-from torch_sgmcmc.chain.rescaling import rescalings
-from torch_sgmcmc.chain.settings import settings
-from torch_sgmcmc.chain.shared_settings import SharedSettings
-from torch_sgmcmc.chain.state_checks import check_count, check_part
-from torch_sgmcmc.chain.step_plan import StepPlan
+from torch_sgmcmc._impl.parameters import gather
+from torch_sgmcmc._impl.state import rescalings, start_masters, start_momenta
+from torch_sgmcmc._impl.state_dict import check_count, check_part
+from torch_sgmcmc._impl.step_plan import Method, StepPlan
+from torch_sgmcmc._impl.user_state import prior_of
+from torch_sgmcmc._impl.utils import blank
+from torch_sgmcmc.sampler import SharedSettings
 
 __all__ = ["EWSG"]
 

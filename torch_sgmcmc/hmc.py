@@ -10,28 +10,26 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain.checks import check_integer, check_real, warn
-from torch_sgmcmc.chain.closures import (
+from torch_sgmcmc._impl.closures import (
     fresh_gradients,
     lightning_module,
     refuse_accumulation,
     refuse_scaler,
 )
-from torch_sgmcmc.chain.diagonal import check_saved_diagonal, diagonals
-from torch_sgmcmc.chain.distributed import refuse_other_meshes
-from torch_sgmcmc.chain.finite_check import (
+from torch_sgmcmc._impl.context import Work
+from torch_sgmcmc._impl.distributed import refuse_other_meshes
+from torch_sgmcmc._impl.finite_check import (
     StepLeftOut,
     check_finite,
     choice_of,
     leave_out,
     nonfinite_error,
 )
-from torch_sgmcmc.chain.given import MASS
-from torch_sgmcmc.chain.hamiltonian import Hamiltonian
-from torch_sgmcmc.chain.progress import progress_bar
-from torch_sgmcmc.chain.record import Work
-from torch_sgmcmc.chain.settings import settings
-from torch_sgmcmc.chain.state_checks import check_part, dual_averaging
+from torch_sgmcmc._impl.hmc_dynamics import Hamiltonian
+from torch_sgmcmc._impl.hyperparams import check_integer, check_real, settings, warn
+from torch_sgmcmc._impl.state_dict import check_part, dual_averaging
+from torch_sgmcmc._impl.user_state import MASS, check_saved_diagonal, diagonals
+from torch_sgmcmc._impl.utils import progress_bar
 
 __all__ = ["HMC"]
 

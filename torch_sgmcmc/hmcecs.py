@@ -21,23 +21,22 @@ from torch_sgmcmc._ecs.target import (
     follow,
     schedule,
 )
-from torch_sgmcmc.chain.checks import check_integer, check_real
-from torch_sgmcmc.chain.closures import by_lightning, refuse_scaler
-from torch_sgmcmc.chain.distributed import refuse_lone_decisions
-from torch_sgmcmc.chain.finite_check import (
+from torch_sgmcmc._impl.closures import by_lightning, refuse_scaler
+from torch_sgmcmc._impl.distributed import refuse_lone_decisions
+from torch_sgmcmc._impl.finite_check import (
     StepLeftOut,
     choice_of,
     leave_out,
     nonfinite_error,
 )
-from torch_sgmcmc.chain.operators import (
+from torch_sgmcmc._impl.hyperparams import check_integer, check_real, settings
+from torch_sgmcmc._impl.ops import (
     hmc_momenta_,
     metropolis_decide,
     sum_of_squares,
 )
-from torch_sgmcmc.chain.progress import progress_bar
-from torch_sgmcmc.chain.settings import settings
-from torch_sgmcmc.chain.state_checks import check_count, check_part
+from torch_sgmcmc._impl.state_dict import check_count, check_part
+from torch_sgmcmc._impl.utils import progress_bar
 
 __all__ = ["HMCECS"]
 

@@ -10,8 +10,8 @@ import torch.utils.data
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain.checks import check_integer, draw_seed, wrong_shape
-from torch_sgmcmc.chain.saved_numbers import plain_number, saved_number
+from torch_sgmcmc._impl.hyperparams import check_integer, draw_seed, wrong_shape
+from torch_sgmcmc._impl.state_dict import plain_number, saved_number
 
 __all__ = ["IndependentBatchSampler"]
 

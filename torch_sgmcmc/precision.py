@@ -8,12 +8,11 @@ from typing import Any
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain import shards
-from torch_sgmcmc.chain.checks import check_real
-from torch_sgmcmc.chain.operators import sum_of_squares
-from torch_sgmcmc.chain.prior import away_from_mean
-from torch_sgmcmc.chain.saved_numbers import saved_number
-from torch_sgmcmc.chain.state_checks import check_count
+from torch_sgmcmc._impl import dtensor
+from torch_sgmcmc._impl.hyperparams import check_real
+from torch_sgmcmc._impl.ops import sum_of_squares
+from torch_sgmcmc._impl.state_dict import check_count, saved_number
+from torch_sgmcmc._impl.user_state import away_from_mean
 from torch_sgmcmc.sampler import Sampler, check_sampler
 
 __all__ = ["GammaPrecision"]
@@ -95,10 +94,10 @@ class GammaPrecision:
         # Those that are on one device, and spread over the same ranks.
         together: dict[Any, list[Tensor]] = {}
         for p in params:
-            away = shards.local(away_from_mean(self.sampler.state, group, p))
-            together.setdefault((p.device, shards.groups_of(p)), []).append(away)
+            away = dtensor.local(away_from_mean(self.sampler.state, group, p))
+            together.setdefault((p.device, dtensor.groups_of(p)), []).append(away)
         squares = sum(
-            float(shards.sum_over_ranks(groups, sum_of_squares(ps)))
+            float(dtensor.sum_over_ranks(groups, sum_of_squares(ps)))
             for (_, groups), ps in together.items()
         )
         shape = (self.shape + dimension / 2 - 1) / t + 1

@@ -10,18 +10,16 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain.closures import refuse_scaler
-from torch_sgmcmc.chain.distributed import refuse_lone_decisions
-from torch_sgmcmc.chain.dtypes import blank, state_dtype
-from torch_sgmcmc.chain.finite_check import check_finite
-from torch_sgmcmc.chain.many_chains import ManyChains
-from torch_sgmcmc.chain.master import check_not_capturing, start_masters
-from torch_sgmcmc.chain.method import Method
-from torch_sgmcmc.chain.operators import gaussian_, sum_of_squares
-from torch_sgmcmc.chain.record import Chain, Work
-from torch_sgmcmc.chain.roots import root
-from torch_sgmcmc.chain.settings import settings
-from torch_sgmcmc.sampler import Sampler
+from torch_sgmcmc._impl.closures import refuse_scaler
+from torch_sgmcmc._impl.context import Chain, Work
+from torch_sgmcmc._impl.distributed import refuse_lone_decisions
+from torch_sgmcmc._impl.finite_check import check_finite
+from torch_sgmcmc._impl.hyperparams import settings
+from torch_sgmcmc._impl.ops import gaussian_, sum_of_squares
+from torch_sgmcmc._impl.state import check_not_capturing, root, start_masters
+from torch_sgmcmc._impl.step_plan import Method
+from torch_sgmcmc._impl.utils import blank, state_dtype
+from torch_sgmcmc.sampler import ManyChains, Sampler
 
 __all__ = ["PSGLD", "needs_graph"]
 

@@ -1,4 +1,13 @@
-"""What all samplers share: a torch optimizer that keeps track of its noise."""
+"""What all samplers share: a torch optimizer that keeps track of its noise.
+
+Note [Chains with seeds of their own]
+With ``num_chains=K`` every parameter has a leading dimension of K chains, as
+:func:`torch.func.stack_module_state` makes them. Elements are numbered as those of one
+chain, and chain k draws its noise with the seed ``fold_in(seed, k)`` (Note [Chains side
+by side], csrc/apply/plan.h): it is, bit for bit, the chain of a sampler with that seed
+that gets chain k's gradients. Nothing is decided together but what stops all: a step
+that is left out is left out for every chain.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +24,11 @@ from torch.optim.optimizer import (
     _global_optimizer_pre_hooks,
 )
 
-from torch_sgmcmc.chain import distributed, summary
-from torch_sgmcmc.chain.arguments import documented
-from torch_sgmcmc.chain.bookkeeping import Bookkeeping
-from torch_sgmcmc.chain.finite_check import (
+from torch_sgmcmc._impl import bookkeeping, distributed
+from torch_sgmcmc._impl.bookkeeping import Bookkeeping
+from torch_sgmcmc._impl.context import Chain, Work
+from torch_sgmcmc._impl.distributed import has_turn, take_turn
+from torch_sgmcmc._impl.finite_check import (
     StepLeftOut,
     check_finite,
     choice_of,
@@ -27,30 +37,25 @@ from torch_sgmcmc.chain.finite_check import (
     raise_nonfinite,
     raise_what_was_found,
 )
-from torch_sgmcmc.chain.fit import check_fits
-from torch_sgmcmc.chain.gathering import gather
-from torch_sgmcmc.chain.group_settings import (
+from torch_sgmcmc._impl.hyperparams import (
     ESTIMATE_SETTINGS,
+    documented,
     noise_estimate,
     records_of,
     rests,
-)
-from torch_sgmcmc.chain.method import Method
-from torch_sgmcmc.chain.param_groups import (
     with_known_arguments,
 )
-from torch_sgmcmc.chain.prior import PRIOR_MEAN
-from torch_sgmcmc.chain.record import Chain, Work
-from torch_sgmcmc.chain.rescaling import (
+from torch_sgmcmc._impl.parameters import check_fits, gather
+from torch_sgmcmc._impl.state import (
     note_estimate,
     redraw_momenta,
     rescale_now,
     rescalings,
 )
-from torch_sgmcmc.chain.step_plan import StepPlan, Update
-from torch_sgmcmc.chain.turns import has_turn, take_turn
+from torch_sgmcmc._impl.step_plan import Method, StepPlan, Update
+from torch_sgmcmc._impl.user_state import PRIOR_MEAN
 
-__all__ = ["Sampler", "check_sampler"]
+__all__ = ["ManyChains", "Sampler", "SharedSettings", "check_sampler"]
 
 
 class Sampler(Bookkeeping):
@@ -513,7 +518,58 @@ class Sampler(Bookkeeping):
 
     def target_summary(self) -> str:
         """Says which distribution is sampled: data scale, prior, temperature."""
-        return summary.target_summary(self._chain_now())
+        return bookkeeping.target_summary(self._chain_now())
+
+
+class ManyChains(Sampler):
+    """A sampler that goes by gradients alone, of which many chains can run at once."""
+
+    _CHAINS_HAVE_SEEDS: ClassVar[bool] = True
+    _SHARED: ClassVar[tuple[str, ...]] = ("num_chains",)
+    _MANAGED: ClassVar[tuple[str, ...]] = (*Sampler._MANAGED, "num_chains")
+
+
+# What groups may have each for itself, unless a sampler says otherwise.
+_OF_GROUP = ("prior_precision", PRIOR_MEAN)
+
+
+class SharedSettings(Sampler):
+    """A sampler that makes one decision for all param groups, on the host.
+
+    A subclass names in ``_SHARED`` the hyperparameters that must be equal in all groups
+    (a group cannot set them), unless these are all but the prior's, and in
+    ``_PROGRESS`` what it counts.
+    """
+
+    _CAPTURABLE: ClassVar[bool] = False
+    # GradScaler.step() then leaves a mark on the sampler, by which step() sees it.
+    _step_supports_amp_scaling = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = vars(cls)
+        if "_SETTINGS" in own and "_SHARED" not in own:
+            names = (row.name for row in cls._SETTINGS)
+            cls._SHARED = tuple(name for name in names if name not in _OF_GROUP)
+        managed = (*Sampler._MANAGED, *cls._SHARED, *cls._PROGRESS)
+        cls._MANAGED = (*managed, *cls._RECORDS)
+
+    def _set(self, **values: Any) -> None:
+        """Sets what all groups share: hyperparameters, and what is counted."""
+        progress = {k: v for k, v in values.items() if k in self._PROGRESS}
+        self._rng.set_progress(self.param_groups, **progress)
+        for group in self.param_groups:
+            group.update(values)
+
+    def _forget(self, p: Tensor, name: str) -> None:
+        """Takes something out of a parameter's state."""
+        state = self.state.get(p, {})
+        state.pop(name, None)
+        if not state:
+            self.state.pop(p, None)
+
+    def _all_params(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
 
 
 def check_sampler(sampler: object) -> None:

@@ -13,6 +13,14 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc._impl.closures import lightning_module, refuse_scaler
+from torch_sgmcmc._impl.distributed import refuse_lone_decisions
+from torch_sgmcmc._impl.finite_check import StepLeftOut, leave_out, nonfinite_error
+from torch_sgmcmc._impl.hyperparams import check_real, settings, warn
+from torch_sgmcmc._impl.parameters import check_sizes
+from torch_sgmcmc._impl.state_dict import check_count, check_part
+from torch_sgmcmc._impl.user_state import PRECONDITIONER, PRIOR_MEAN, given
+from torch_sgmcmc._impl.utils import blank
 from torch_sgmcmc.bouncy.directional import (
     Observation,
     check_model,
@@ -22,16 +30,6 @@ from torch_sgmcmc.bouncy.directional import (
 from torch_sgmcmc.bouncy.flight import STATE, Flight, kept_of
 from torch_sgmcmc.bouncy.slots import Slots
 from torch_sgmcmc.bouncy.watched import Watched
-from torch_sgmcmc.chain.checks import check_real, warn
-from torch_sgmcmc.chain.closures import lightning_module, refuse_scaler
-from torch_sgmcmc.chain.distributed import refuse_lone_decisions
-from torch_sgmcmc.chain.dtypes import blank
-from torch_sgmcmc.chain.finite_check import StepLeftOut, leave_out, nonfinite_error
-from torch_sgmcmc.chain.fit import check_sizes
-from torch_sgmcmc.chain.given import PRECONDITIONER, given
-from torch_sgmcmc.chain.prior import PRIOR_MEAN
-from torch_sgmcmc.chain.settings import settings
-from torch_sgmcmc.chain.state_checks import check_count, check_part
 
 __all__ = ["SBPS"]
 

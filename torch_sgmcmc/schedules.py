@@ -8,9 +8,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from torch_sgmcmc.chain.checks import check_integer, check_real
-from torch_sgmcmc.chain.many_chains import ManyChains
-from torch_sgmcmc.sampler import Sampler
+from torch_sgmcmc._impl.hyperparams import check_integer, check_real
+from torch_sgmcmc.sampler import ManyChains, Sampler
 from torch_sgmcmc.sglrw import SGLRW
 
 __all__ = ["CyclicalSchedule", "PolynomialDecay"]

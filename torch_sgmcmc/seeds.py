@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain.checks import check_integer, draw_seed
+from torch_sgmcmc._impl.hyperparams import check_integer, draw_seed
 
 __all__ = ["SharedNoiseWarning", "fold_in"]
 

@@ -10,16 +10,18 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain.dtypes import blank, state_dtype
-from torch_sgmcmc.chain.fit import check_fits
-from torch_sgmcmc.chain.friction import check_friction, check_noise_estimate
-from torch_sgmcmc.chain.many_chains import ManyChains
-from torch_sgmcmc.chain.master import start_masters
-from torch_sgmcmc.chain.method import Method
-from torch_sgmcmc.chain.momentum import start_momenta
-from torch_sgmcmc.chain.operators import gradient_variance_
-from torch_sgmcmc.chain.record import Chain, Work
-from torch_sgmcmc.chain.settings import settings
+from torch_sgmcmc._impl.context import Chain, Work
+from torch_sgmcmc._impl.hyperparams import (
+    check_friction,
+    check_noise_estimate,
+    settings,
+)
+from torch_sgmcmc._impl.ops import gradient_variance_
+from torch_sgmcmc._impl.parameters import check_fits
+from torch_sgmcmc._impl.state import start_masters, start_momenta
+from torch_sgmcmc._impl.step_plan import Method
+from torch_sgmcmc._impl.utils import blank, state_dtype
+from torch_sgmcmc.sampler import ManyChains
 
 __all__ = ["SGHMC"]
 

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from torch_sgmcmc.chain.many_chains import ManyChains
-from torch_sgmcmc.chain.method import Method
-from torch_sgmcmc.chain.settings import settings
+from torch_sgmcmc._impl.hyperparams import settings
+from torch_sgmcmc._impl.step_plan import Method
+from torch_sgmcmc.sampler import ManyChains
 
 __all__ = ["SGNHT"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torch_sgmcmc.chain.checks import check_integer
+from torch_sgmcmc._impl.hyperparams import check_integer
 from torch_sgmcmc.control_variates import ControlVariates, LossFunction
 from torch_sgmcmc.sampler import Sampler, check_sampler
 

@@ -2,7 +2,7 @@
 //
 // torch looks for each of a call's arguments by its name, which takes most of
 // the time of a call with a dozen of them. Python packs a step once, and hands
-// it over until a hyperparameter changes (torch_sgmcmc/chain/step_plan.py).
+// it over until a hyperparameter changes (torch_sgmcmc/_impl/step_plan.py).
 #pragma once
 
 #include <bit>

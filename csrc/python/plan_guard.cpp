@@ -1,4 +1,4 @@
-// Whether a step plan is still valid (torch_sgmcmc/chain/step_plan.py).
+// Whether a step plan is still valid (torch_sgmcmc/_impl/step_plan.py).
 //
 // A plan was made of param groups, parameters and state, which are compared
 // object by object. They are Python's, and so are compared by its C interface:

@@ -13,7 +13,7 @@ from test_step_plan import has_plan
 from torch import nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.chain.record import chain_of
+from torch_sgmcmc._impl.context import chain_of
 
 
 def ewsg(**settings: Any) -> tuple[sg.EWSG, list[nn.Parameter], Callable[[], float]]:

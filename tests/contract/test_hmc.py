@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain import operators as ops
+from torch_sgmcmc._impl import ops as ops
 
 # ---- Decisions -------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from torch import Tensor
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._ecs.anchor import whitening
 from torch_sgmcmc._ecs.target import Estimate, estimate
-from torch_sgmcmc.chain.operators import ecs_estimate
+from torch_sgmcmc._impl.ops import ecs_estimate
 
 # ---- Control variates -------------------------------------------------------------
 

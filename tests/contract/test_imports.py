@@ -54,4 +54,4 @@ def test_nobody_touches_what_is_a_samplers_own() -> None:
     ]
     # The doors, through which tools see a sampler's parts, are in one place.
     doors = {place.partition(":")[0] for place in touched}
-    assert doors == {"torch_sgmcmc.chain.record"}, touched
+    assert doors == {"torch_sgmcmc._impl.context"}, touched

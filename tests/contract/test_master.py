@@ -29,7 +29,7 @@ from short_chains import (
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.chain import operators as ops
+from torch_sgmcmc._impl import ops as ops
 
 LOW = (torch.bfloat16, torch.float16)
 # What is rounded is each sampler's own; to which type it is, their base class's.
@@ -168,7 +168,7 @@ def law_of(kind: str, dtype: torch.dtype, *, forget: bool) -> list[float]:
     leapfrog = rounded_leapfrog if forget else ops.hmc_leapfrog_
     for _ in range(steps):
         if needs_closure(sampler):
-            with mock.patch("torch_sgmcmc.chain.hamiltonian.hmc_leapfrog_", leapfrog):
+            with mock.patch("torch_sgmcmc._impl.hmc_dynamics.hmc_leapfrog_", leapfrog):
                 sampler.step(closure)
         else:
             closure()

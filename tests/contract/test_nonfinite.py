@@ -30,8 +30,8 @@ from short_chains import (
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.chain import finite_check, step_plan
-from torch_sgmcmc.chain.operators import fused_step_
+from torch_sgmcmc._impl import finite_check, step_plan
+from torch_sgmcmc._impl.ops import fused_step_
 
 BAD = {"nan": torch.nan, "inf": torch.inf, "-inf": -torch.inf}
 EACH = pytest.mark.parametrize("value", BAD)

@@ -25,7 +25,7 @@ from short_chains import (
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.chain.given import has_more
+from torch_sgmcmc._impl.user_state import has_more
 
 each = pytest.mark.parametrize("kind", [*THREE, "EWSG"])
 
@@ -56,7 +56,7 @@ def test_two_threads_are_at_work() -> None:
     # kernel tells it, shows that they took part.
     program = """
 import os, torch
-from torch_sgmcmc.chain.operators import gaussian_
+from torch_sgmcmc._impl.ops import gaussian_
 def threads():
     return {int(t) for t in os.listdir("/proc/self/task")}
 def has_worked(thread):

@@ -13,7 +13,7 @@ from torch import nn
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain import turns
+from torch_sgmcmc._impl import distributed
 
 SEEDS = (0, 1, -1, 2**63 - 1, -(2**63), 5)
 
@@ -175,9 +175,9 @@ def test_nothing_is_kept_of_samplers(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = [weakref.ref(p) for p in kept_by(range(1000, 1010))]
     gc.collect()
     assert not any(p() for p in gone)
-    monkeypatch.setattr(turns, "_limit", 0)
+    monkeypatch.setattr(distributed, "_limit", 0)
     sampler(1010).step()
-    assert not {*range(1000, 1010)} & {*turns._last}
+    assert not {*range(1000, 1010)} & {*distributed._last}
 
 
 def kept_by(seeds: range) -> list[torch.Tensor]:

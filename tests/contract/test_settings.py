@@ -10,7 +10,7 @@ import pytest
 from short_chains import CLASSES
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.chain.settings import Setting
+from torch_sgmcmc._impl.hyperparams import Setting
 
 # What the table does not have: what is more than a number, a word or a flag.
 ELSEWHERE = {"self", "params", "seed", "capturable", "nonfinite", "model"}

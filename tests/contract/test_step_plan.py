@@ -21,9 +21,9 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.chain import distributed, step_plan
-from torch_sgmcmc.chain.operators import fused_step_
-from torch_sgmcmc.chain.record import chain_of
+from torch_sgmcmc._impl import distributed, step_plan
+from torch_sgmcmc._impl.context import chain_of
+from torch_sgmcmc._impl.ops import fused_step_
 
 # That go by gradients alone; EWSG has more tests in test_ewsg_again.py.
 KINDS = ("SGLD", "SGLRW", "SGHMC", "BAOA", "SGNHT")

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.chain.wrappers import plain_names, unwrapped
+from torch_sgmcmc._impl.utils import plain_names, unwrapped
 
 X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
 

@@ -35,7 +35,7 @@ from scipy.integrate import quad
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.chain import operators as ops
+from torch_sgmcmc._impl import ops as ops
 
 pytestmark = pytest.mark.full
 

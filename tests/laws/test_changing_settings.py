@@ -21,7 +21,7 @@ from torch.optim import lr_scheduler
 
 import torch_sgmcmc as sg
 from torch_sgmcmc import sampler as sampler_module
-from torch_sgmcmc.chain import group_settings, rescaling
+from torch_sgmcmc._impl import hyperparams, state
 
 CHAINS = 40_000  # a variance is known to 0.7 %
 CURVATURE = 1.0
@@ -492,25 +492,25 @@ def test_thermostats_follow(
 
 
 def _without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_settings, "momentum_scale", lambda former, now: 1.0)
+    monkeypatch.setattr(hyperparams, "momentum_scale", lambda former, now: 1.0)
 
 
 def _squared(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = group_settings.momentum_scale
+    right = hyperparams.momentum_scale
     monkeypatch.setattr(
-        group_settings, "momentum_scale", lambda former, now: right(former, now) ** 2
+        hyperparams, "momentum_scale", lambda former, now: right(former, now) ** 2
     )
 
 
 def _twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = rescaling.finish_rescaling
+    right = state.finish_rescaling
     monkeypatch.setattr(
         sampler_module, "finish_rescaling", lambda chain, work: right(chain, [])
     )
 
 
 def _with_gradient_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rescaling, "_multiply", lambda *args: None)
+    monkeypatch.setattr(state, "_multiply", lambda *args: None)
 
 
 def _unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -520,7 +520,7 @@ def _unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
     def finish(self: sg.Sampler, state_dict: dict[str, Any]) -> None:
         right(self, state_dict)
         for group in self.param_groups:
-            group["momentum_settings"] = group_settings.settings_of(group)
+            group["momentum_settings"] = hyperparams.settings_of(group)
 
     monkeypatch.setattr(sampler_module.Sampler, "_finish_loading", finish)
 

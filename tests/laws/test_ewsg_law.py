@@ -36,7 +36,7 @@ from levels import at_levels
 from torch import Tensor
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.chain import operators as ops
+from torch_sgmcmc._impl import ops as ops
 
 pytestmark = pytest.mark.full
 

@@ -39,8 +39,8 @@ from torch import Tensor, nn
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
 from torch_sgmcmc import sbps
+from torch_sgmcmc._impl import ops as ops
 from torch_sgmcmc.bouncy.directional import Observation
-from torch_sgmcmc.chain import operators as ops
 
 pytestmark = pytest.mark.full
 

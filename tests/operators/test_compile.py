@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.chain import operators as ops
+from torch_sgmcmc._impl import ops as ops
 
 pytestmark = pytest.mark.full
 

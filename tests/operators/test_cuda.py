@@ -27,7 +27,7 @@ from short_chains import (
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.chain import operators as ops
+from torch_sgmcmc._impl import ops as ops
 
 pytestmark = pytest.mark.full
 
@@ -558,7 +558,7 @@ def test_a_sampler_of_parameters_on_two_devices(kind: str) -> None:
 
 @needs_graphs
 def test_a_library_without_kernels_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_sgmcmc.chain.gathering.HAS_CUDA", False)
+    monkeypatch.setattr("torch_sgmcmc._impl.parameters.HAS_CUDA", False)
     params, sampler = on_gpu("SGLD")
     before = [p.detach().clone() for p in params]
     with refused(

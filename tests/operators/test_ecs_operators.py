@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.chain import operators as ops
+from torch_sgmcmc._impl import ops as ops
 
 F64 = torch.float64
 FORMS = ("constant", "linear", "predictor", "whole")

@@ -23,7 +23,7 @@ from reference import (
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain import operators as ops
+from torch_sgmcmc._impl import ops as ops
 
 SURROGATES = ("momentum", "zero", "one", "full_momentum")
 

@@ -18,8 +18,8 @@ from operator_tensors import (
 from torch import Tensor
 
 from torch_sgmcmc import _C
-from torch_sgmcmc.chain import operators as ops
-from torch_sgmcmc.chain.operators import ROWS
+from torch_sgmcmc._impl import ops as ops
+from torch_sgmcmc._impl.ops import ROWS
 
 STEPS = [op for op in ROWS if op.endswith("step_")]
 NUMBERS = {"decay": 0.9, "eps": 0.1, "momentum": 0.8, "noise_estimate": 0.05}

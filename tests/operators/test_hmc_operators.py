@@ -23,7 +23,7 @@ from reference import (
 )
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain import operators as ops
+from torch_sgmcmc._impl import ops as ops
 
 
 @pytest.mark.parametrize("massive", [False, True])

@@ -19,7 +19,7 @@ from reference import (
 )
 from torch import Tensor
 
-from torch_sgmcmc.chain import operators as ops
+from torch_sgmcmc._impl import ops as ops
 
 FRICTION = {"momentum": 0.8, "noise_estimate": 0.05}
 THERMOSTAT = {"momentum": 0.8, "thermostat_rate": 0.05}

@@ -11,7 +11,7 @@ from harness.statistics import StatisticalError
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain.operators import gaussian_
+from torch_sgmcmc._impl.ops import gaussian_
 
 pytestmark = pytest.mark.full
 

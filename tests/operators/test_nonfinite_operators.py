@@ -10,7 +10,7 @@ from short_chains import assert_same
 from test_layouts import LAYOUTS
 from torch import Tensor
 
-from torch_sgmcmc.chain import operators as ops
+from torch_sgmcmc._impl import ops as ops
 
 
 def expected_counts(tensors: list[Tensor]) -> list[list[int]]:

@@ -11,8 +11,8 @@ from operator_tensors import masters_of, registered
 from reference import same_bits
 from torch import Tensor
 
-from torch_sgmcmc.chain import operators as ops
-from torch_sgmcmc.chain.operators import ROWS
+from torch_sgmcmc._impl import ops as ops
+from torch_sgmcmc._impl.ops import ROWS
 
 #: Good values of numbers; all others are 0.1.
 GOOD = {

@@ -9,8 +9,8 @@ import torch
 from reference import DTYPES, SIZES, Exact, arithmetic, assert_rounded, same_bits
 from torch import Tensor
 
+from torch_sgmcmc._impl import ops as ops
 from torch_sgmcmc.bouncy.directional import moments_of
-from torch_sgmcmc.chain import operators as ops
 
 DECAY = 0.37  # λ / N
 

@@ -10,7 +10,7 @@ import torch
 from harness.examples import run_example, run_experiment
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.chain.operators import ewsg_log_ratio
+from torch_sgmcmc._impl.ops import ewsg_log_ratio
 
 METHODS = ["ewsg", "sghmc", "cp_sghmc", "sgld", "psgld"]
 IMAGES = 1400  # training images of the digits, with the validation images

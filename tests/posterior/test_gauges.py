@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.chain.group_settings import settings_of
-from torch_sgmcmc.chain.record import chain_of
+from torch_sgmcmc._impl.context import chain_of
+from torch_sgmcmc._impl.hyperparams import settings_of
 from torch_sgmcmc.diagnostics.temperature_means import BatchMeans
 
 # Sampled laws, except what is marked as default.

@@ -32,7 +32,7 @@ from torch.distributed.tensor import (
 )
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.chain import distributed, shards
+from torch_sgmcmc._impl import distributed, dtensor
 
 STEPS = 6
 EITHER = ("Shard(0)", "Shard(1)")
@@ -311,7 +311,7 @@ def more_chains(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> N
         results[f"precisions, {name}"] = draws
 
 
-def _local_offsets(tensor: Any, layout_of: Any = shards.layout_of) -> shards.Layout:
+def _local_offsets(tensor: Any, layout_of: Any = dtensor.layout_of) -> dtensor.Layout:
     """Elements numbered as if the shard were all there is."""
     layout = layout_of(tensor)
     pieces = tuple(piece._replace(begin=0) for piece in layout.pieces)
@@ -328,8 +328,8 @@ def _padded(p: DTensor) -> int:
 
 #: What is put in the place of what, where shards might go wrong.
 MUTANTS: dict[str, Any] = {
-    "local offsets": patch.object(shards, "layout_of", _local_offsets),
-    "local sums": patch.object(shards, "sum_over_ranks", lambda groups, value: value),
+    "local offsets": patch.object(dtensor, "layout_of", _local_offsets),
+    "local sums": patch.object(dtensor, "sum_over_ranks", lambda groups, value: value),
     "padding counted": patch.object(DTensor, "numel", _padded),
     # Without the check that refuses such seeds.
     "seeds by rank": patch.object(distributed, "_check_seeds", lambda *_: None),

@@ -38,7 +38,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.chain import shards
+from torch_sgmcmc._impl import dtensor
 
 pytestmark = pytest.mark.full
 
@@ -303,7 +303,7 @@ def test_pieces_are_all_of_a_box_in_its_order(sizes: tuple[int, ...]) -> None:
         box = [(0, first, length) for first, length in runs]
         expected = indices[tuple(slice(first, first + n) for first, n in runs)]
         found = torch.full_like(expected, -1)
-        for piece in shards._pieces(box, sizes):
+        for piece in dtensor._pieces(box, sizes):
             part = found[piece.index]
             k = torch.arange(part.numel())
             values = piece.begin + k // piece.row * piece.pitch + k % piece.row
@@ -331,12 +331,12 @@ def test_where_the_elements_of_shards_are(rank: int) -> None:
                 back = sorted(range(3), key=order.__getitem__)
                 memory = indices.view([shape[d] for d in order]).permute(back)
                 whole = distribute_tensor(memory, mesh, placements, src_data_rank=None)
-                layout = shards.layout_of(whole)
+                layout = dtensor.layout_of(whole)
                 here = whole.to_local()
                 assert layout.shape == here.shape
                 found = []
                 for piece, part in zip(
-                    layout.pieces, shards._cut(here, layout), strict=True
+                    layout.pieces, dtensor._cut(here, layout), strict=True
                 ):
                     k = torch.arange(part.numel())
                     at = piece.begin + k // piece.row * piece.pitch + k % piece.row
@@ -351,17 +351,17 @@ def test_layouts_that_are_kept_are_those_of_the_placements_there_are() -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
     try:
         mesh = init_device_mesh("cpu", (4,))
-        kept = shards.Layouts()
+        kept = dtensor.Layouts()
         p, *others = (
             distribute_tensor(torch.ones(6, 5), mesh, [way], src_data_rank=None)
             for way in (Shard(0), Shard(1), Replicate())
         )
         assert kept.of(torch.ones(6, 5)) is None
         for other in others:
-            assert kept.of(p) == shards.layout_of(p)
+            assert kept.of(p) == dtensor.layout_of(p)
             assert kept.of(p) is kept.of(p)
             torch.utils.swap_tensors(p, other)
-        assert kept.of(p) == shards.layout_of(p)
+        assert kept.of(p) == dtensor.layout_of(p)
     finally:
         dist.destroy_process_group()
 
@@ -379,7 +379,7 @@ def test_another_order_of_cuts_is_refused() -> None:
         other.shard_order = back
         turned = DTensor(p.to_local(), other, requires_grad=False)
         assert turned.placements == p.placements
-        assert not shards.same_shards(p, turned) and shards.same_shards(p, p.clone())
+        assert not dtensor.same_shards(p, turned) and dtensor.same_shards(p, p.clone())
         with pytest.raises(ValueError) as error:
             sg.SGLD([turned.requires_grad_()], 0.1, num_data=5, seed=0)
         assert str(error.value) == (

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.chain import shards
+from torch_sgmcmc._impl import dtensor
 
 pytestmark = pytest.mark.full
 
@@ -66,7 +66,7 @@ class Chain:
     def step(self, seed: int, without: int | None = None) -> None:
         for i, p in enumerate(self.params):
             grad = random(10 * seed + i).to(p.dtype)
-            p.grad = self.cut(grad) if shards.is_dtensor(p) else grad
+            p.grad = self.cut(grad) if dtensor.is_dtensor(p) else grad
             if i == without:
                 p.grad = None
         self.sampler.step()
@@ -120,11 +120,11 @@ def _one_is_whole_and_one_has_a_master(chain: Chain) -> None:
 
 def _memory_is_in_another_order(chain: Chain) -> None:
     for i, p in enumerate(chain.params):
-        other = shards.local(chain.cut(random(20 + i)))
+        other = dtensor.local(chain.cut(random(20 + i)))
         if chain.dim is not None:  # a whole one would be numbered otherwise, too
             other = other.t().contiguous().t()
         with torch.no_grad():
-            shards.local(p).set_(other)
+            dtensor.local(p).set_(other)
 
 
 def _a_state_dict_is_loaded(chain: Chain) -> None:
@@ -165,9 +165,9 @@ def test_shards_go_on_as_the_whole(
         chain.step(5)
     for p, part in zip(whole.params, cut.params, strict=True):
         expected = p.detach()
-        if shards.is_dtensor(part):
+        if dtensor.is_dtensor(part):
             expected = expected.chunk(2, part.placements[0].dim)[1]
-        assert torch.equal(shards.local(part), expected)
+        assert torch.equal(dtensor.local(part), expected)
 
 
 def test_each_gradient_must_be_cut_as_its_parameter(mesh: Any) -> None:

@@ -21,9 +21,9 @@ from torch_sgmcmc._ecs.taylor import (
     TaylorTerms,
     has_rows,
 )
-from torch_sgmcmc.chain.closures import exchanged
-from torch_sgmcmc.chain.operators import gaussian_
-from torch_sgmcmc.chain.progress import progress_bar
+from torch_sgmcmc._impl.closures import exchanged
+from torch_sgmcmc._impl.ops import gaussian_
+from torch_sgmcmc._impl.utils import progress_bar
 
 __all__ = ["AllData", "Anchor", "Prior", "whitening"]
 

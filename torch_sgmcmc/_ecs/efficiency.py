@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain.checks import wrong_shape
+from torch_sgmcmc._impl.hyperparams import wrong_shape
 from torch_sgmcmc.diagnostics.convergence import arviz
 from torch_sgmcmc.hmcecs import HMCECS
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.chain.checks import check_callable, wrong_shape
+from torch_sgmcmc._impl.hyperparams import check_callable, wrong_shape
 
 __all__ = [
     "Closure",

@@ -29,13 +29,13 @@ from torch_sgmcmc._ecs.taylor import (
     has_hessian,
     kinds_of,
 )
-from torch_sgmcmc.chain.checks import check_integer
-from torch_sgmcmc.chain.distributed import refuse_common_state
-from torch_sgmcmc.chain.fit import check_sizes
-from torch_sgmcmc.chain.prior import PRIOR_MEAN
-from torch_sgmcmc.chain.rows import mapped
-from torch_sgmcmc.chain.shared_settings import SharedSettings
-from torch_sgmcmc.chain.state_checks import check_tensor
+from torch_sgmcmc._impl.distributed import refuse_common_state
+from torch_sgmcmc._impl.hyperparams import check_integer
+from torch_sgmcmc._impl.parameters import check_sizes
+from torch_sgmcmc._impl.state_dict import check_tensor
+from torch_sgmcmc._impl.user_state import PRIOR_MEAN
+from torch_sgmcmc._impl.utils import mapped
+from torch_sgmcmc.sampler import SharedSettings
 
 __all__ = ["KEYS", "HMCECSBase"]
 

@@ -17,7 +17,7 @@ import torch_sgmcmc._C as _C
 from torch_sgmcmc._ecs.anchor import Prior
 from torch_sgmcmc._ecs.likelihood import Closure, flat, log_likelihoods, weighted_sum
 from torch_sgmcmc._ecs.taylor import TaylorSums, TaylorTerms
-from torch_sgmcmc.chain.operators import ecs_density, ecs_estimate, ecs_leapfrog_
+from torch_sgmcmc._impl.ops import ecs_density, ecs_estimate, ecs_leapfrog_
 
 __all__ = [
     "Estimate",

@@ -25,7 +25,7 @@ from torch_sgmcmc._ecs.likelihood import (
     jacobian,
     log_likelihoods,
 )
-from torch_sgmcmc.chain.checks import wrong_shape
+from torch_sgmcmc._impl.hyperparams import wrong_shape
 
 __all__ = [
     "CONSTANT",

@@ -13,11 +13,9 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain.dtypes import state_dtype
-from torch_sgmcmc.chain.finite_check import nonfinite_error
-from torch_sgmcmc.chain.gathering import check_cuda
-from torch_sgmcmc.chain.given import PRECONDITIONER, given
-from torch_sgmcmc.chain.operators import (
+from torch_sgmcmc._impl.context import Chain
+from torch_sgmcmc._impl.finite_check import nonfinite_error
+from torch_sgmcmc._impl.ops import (
     gaussian_,
     sbps_adapt_,
     sbps_line_sums,
@@ -30,8 +28,9 @@ from torch_sgmcmc.chain.operators import (
     sbps_reflection_sums,
     sum_of_squares,
 )
-from torch_sgmcmc.chain.prior import PRIOR_MEAN
-from torch_sgmcmc.chain.record import Chain
+from torch_sgmcmc._impl.parameters import check_cuda
+from torch_sgmcmc._impl.user_state import PRECONDITIONER, PRIOR_MEAN, given
+from torch_sgmcmc._impl.utils import state_dtype
 
 __all__ = ["STATE", "Flight", "kept_of"]
 

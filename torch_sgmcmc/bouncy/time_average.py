@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_sgmcmc._impl.hyperparams import check_real
+from torch_sgmcmc._impl.state_dict import check_tensor
 from torch_sgmcmc.bouncy.flight import Flight
-from torch_sgmcmc.chain.checks import check_real
-from torch_sgmcmc.chain.state_checks import check_tensor
 from torch_sgmcmc.sbps import SBPS
 
 __all__ = ["TimeAverage"]

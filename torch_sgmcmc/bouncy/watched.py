@@ -12,10 +12,14 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc._impl.user_state import (
+    PRECONDITIONER,
+    check_saved_diagonal,
+    diagonals,
+    given,
+)
 from torch_sgmcmc.bouncy.flight import STATE, Flight
-from torch_sgmcmc.chain.diagonal import check_saved_diagonal, diagonals
-from torch_sgmcmc.chain.given import PRECONDITIONER, given
-from torch_sgmcmc.chain.shared_settings import SharedSettings
+from torch_sgmcmc.sampler import SharedSettings
 
 __all__ = ["Diagnostics", "Evaluations", "Watched"]
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.chain.checks import check_integer, check_real, draw_seed
-from torch_sgmcmc.chain.progress import progress_bar
+from torch_sgmcmc._impl.hyperparams import check_integer, check_real, draw_seed
+from torch_sgmcmc._impl.utils import progress_bar
 from torch_sgmcmc.diagnostics.convergence import arviz
 from torch_sgmcmc.diagnostics.temperatures import panels
 from torch_sgmcmc.hmc import HMC

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torch_sgmcmc.chain.checks import check_real, wrong_type
-from torch_sgmcmc.chain.optional import optional
-from torch_sgmcmc.chain.wrappers import plain_names
+from torch_sgmcmc._impl.hyperparams import check_real, wrong_type
+from torch_sgmcmc._impl.utils import optional, plain_names
 
 __all__ = ["Convergence", "to_arviz"]
 

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.chain.checks import check_integer, check_real, draw_seed
-from torch_sgmcmc.chain.closures import exchanged, kept_gradients
-from torch_sgmcmc.chain.prior import PRIOR_MEAN
-from torch_sgmcmc.chain.progress import progress_bar
-from torch_sgmcmc.chain.record import chain_of
-from torch_sgmcmc.chain.shards import refuse
+from torch_sgmcmc._impl.closures import exchanged, kept_gradients
+from torch_sgmcmc._impl.context import chain_of
+from torch_sgmcmc._impl.dtensor import refuse
+from torch_sgmcmc._impl.hyperparams import check_integer, check_real, draw_seed
+from torch_sgmcmc._impl.user_state import PRIOR_MEAN
+from torch_sgmcmc._impl.utils import progress_bar
 from torch_sgmcmc.diagnostics.temperatures import Gauges, has_temperatures, panels
 from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.hmcecs import HMCECS

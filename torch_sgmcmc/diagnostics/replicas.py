@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from torch_sgmcmc.chain.checks import check_integer
-from torch_sgmcmc.chain.distributed import device_of_group, digest, gathered, world_size
-from torch_sgmcmc.chain.record import chain_of
-from torch_sgmcmc.chain.shards import refuse
+from torch_sgmcmc._impl.context import chain_of
+from torch_sgmcmc._impl.distributed import device_of_group, digest, gathered, world_size
+from torch_sgmcmc._impl.dtensor import refuse
+from torch_sgmcmc._impl.hyperparams import check_integer
 from torch_sgmcmc.sampler import Sampler
 
 __all__ = ["check_replicas", "check_replicas_every"]

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_sgmcmc.chain.checks import check_integer
-from torch_sgmcmc.chain.files import replace_file
+from torch_sgmcmc._impl.hyperparams import check_integer
+from torch_sgmcmc._impl.io import replace_file
 from torch_sgmcmc.diagnostics.convergence import Convergence, convergence_of
 from torch_sgmcmc.diagnostics.run_findings import (
     Series,

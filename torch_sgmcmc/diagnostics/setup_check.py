@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_sgmcmc.chain.record import chain_of, state_bytes_of
-from torch_sgmcmc.chain.rows import halves, mapped, rows_of, tensors_in
-from torch_sgmcmc.chain.wrappers import unwrapped
+from torch_sgmcmc._impl.context import chain_of, state_bytes_of
+from torch_sgmcmc._impl.utils import halves, mapped, rows_of, tensors_in, unwrapped
 from torch_sgmcmc.diagnostics.setup_findings import (
     KINDS,
     Check,

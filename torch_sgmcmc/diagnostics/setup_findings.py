@@ -22,9 +22,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from torch_sgmcmc.chain.closures import kept_gradients
-from torch_sgmcmc.chain.lengths import length_of
-from torch_sgmcmc.chain.rows import rows_of, tensors_in
+from torch_sgmcmc._impl.closures import kept_gradients
+from torch_sgmcmc._impl.utils import length_of, rows_of, tensors_in
 from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.sampler import Sampler
 from torch_sgmcmc.sbps import SBPS

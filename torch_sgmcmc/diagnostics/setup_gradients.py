@@ -15,10 +15,9 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
+from torch_sgmcmc._impl.hyperparams import noise_estimate
+from torch_sgmcmc._impl.utils import mapped, state_dtype, tensors_in
 from torch_sgmcmc.baoa import BAOA
-from torch_sgmcmc.chain.dtypes import state_dtype
-from torch_sgmcmc.chain.group_settings import noise_estimate
-from torch_sgmcmc.chain.rows import mapped, tensors_in
 from torch_sgmcmc.diagnostics.setup_findings import Problem, problem
 from torch_sgmcmc.ewsg import EWSG
 from torch_sgmcmc.psgld import PSGLD

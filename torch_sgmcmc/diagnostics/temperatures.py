@@ -12,15 +12,18 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from torch_sgmcmc.chain.checks import check_integer, check_real
-from torch_sgmcmc.chain.closures import fresh_gradients
-from torch_sgmcmc.chain.dtypes import has_master, state_dtype
-from torch_sgmcmc.chain.group_settings import noise_estimate, scales
-from torch_sgmcmc.chain.operators import gauge_sums
-from torch_sgmcmc.chain.optional import optional
-from torch_sgmcmc.chain.prior import PRIOR_MEAN, prior_of
-from torch_sgmcmc.chain.record import Chain, Work, chain_of, work_of
-from torch_sgmcmc.chain.state_checks import check_count, check_tensor
+from torch_sgmcmc._impl.closures import fresh_gradients
+from torch_sgmcmc._impl.context import Chain, Work, chain_of, work_of
+from torch_sgmcmc._impl.hyperparams import (
+    check_integer,
+    check_real,
+    noise_estimate,
+    scales,
+)
+from torch_sgmcmc._impl.ops import gauge_sums
+from torch_sgmcmc._impl.state_dict import check_count, check_tensor
+from torch_sgmcmc._impl.user_state import PRIOR_MEAN, prior_of
+from torch_sgmcmc._impl.utils import has_master, optional, state_dtype
 from torch_sgmcmc.diagnostics.temperature_means import (
     MOST_ROWS,
     MOTIONS,

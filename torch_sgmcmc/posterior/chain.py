@@ -22,12 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from torch_sgmcmc.chain.distributed import world_size
-from torch_sgmcmc.chain.files import load, save
-from torch_sgmcmc.chain.lengths import length_of
-from torch_sgmcmc.chain.progress import progress_bar
-from torch_sgmcmc.chain.record import chain_of
-from torch_sgmcmc.chain.wrappers import plain_names
+from torch_sgmcmc._impl.context import chain_of
+from torch_sgmcmc._impl.distributed import world_size
+from torch_sgmcmc._impl.io import load, save
+from torch_sgmcmc._impl.utils import length_of, plain_names, progress_bar
 from torch_sgmcmc.diagnostics.setup_check import check
 from torch_sgmcmc.diagnostics.setup_findings import Check
 from torch_sgmcmc.diagnostics.temperatures import Gauges, has_temperatures

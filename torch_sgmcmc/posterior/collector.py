@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from torch_sgmcmc.chain.checks import check_function, check_integer
-from torch_sgmcmc.chain.shards import is_dtensor, refuse
-from torch_sgmcmc.chain.wrappers import plain_names
+from torch_sgmcmc._impl.dtensor import is_dtensor, refuse
+from torch_sgmcmc._impl.hyperparams import check_function, check_integer
+from torch_sgmcmc._impl.utils import plain_names
 from torch_sgmcmc.diagnostics.temperatures import Gauges
 from torch_sgmcmc.hmc import HMC
 from torch_sgmcmc.losses import Likelihood

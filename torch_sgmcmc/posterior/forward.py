@@ -14,9 +14,14 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from torch_sgmcmc.chain.checks import check_integer, check_real, wrong_type
-from torch_sgmcmc.chain.rows import mapped, tensors_in
-from torch_sgmcmc.chain.wrappers import plain_names, resolved, unwrapped
+from torch_sgmcmc._impl.hyperparams import check_integer, check_real, wrong_type
+from torch_sgmcmc._impl.utils import (
+    mapped,
+    plain_names,
+    resolved,
+    tensors_in,
+    unwrapped,
+)
 from torch_sgmcmc.posterior.store import Draw
 from torch_sgmcmc.posterior.store_files import checksums
 

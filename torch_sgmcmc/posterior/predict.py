@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_sgmcmc.chain.checks import check_integer, check_real, wrong_type
-from torch_sgmcmc.chain.progress import progress_bar
-from torch_sgmcmc.chain.wrappers import unwrapped
+from torch_sgmcmc._impl.hyperparams import check_integer, check_real, wrong_type
+from torch_sgmcmc._impl.utils import progress_bar, unwrapped
 from torch_sgmcmc.losses import Likelihood, likelihood_of
 from torch_sgmcmc.posterior.forward import (
     Batches,

@@ -22,9 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import ProcessException, start_processes
 
-from torch_sgmcmc.chain.checks import check_function, check_integer, draw_seed
-from torch_sgmcmc.chain.lengths import length_of
-from torch_sgmcmc.chain.rows import first_rows
+from torch_sgmcmc._impl.hyperparams import check_function, check_integer, draw_seed
+from torch_sgmcmc._impl.utils import first_rows, length_of
 from torch_sgmcmc.diagnostics.report import Report, report
 from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.posterior.chain import (

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_sgmcmc.chain.checks import check_integer, check_real, wrong_shape
-from torch_sgmcmc.chain.optional import optional
+from torch_sgmcmc._impl.hyperparams import check_integer, check_real, wrong_shape
+from torch_sgmcmc._impl.utils import optional
 from torch_sgmcmc.losses import Likelihood, likelihood_of
 from torch_sgmcmc.posterior.forward import default_forward
 from torch_sgmcmc.posterior.predict import predict

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain.files import replace_file, sync_folder
+from torch_sgmcmc._impl.io import replace_file, sync_folder
 
 _FORMAT = 1
 _CHAIN = re.compile(r"chain-(0|[1-9][0-9]{0,17})")

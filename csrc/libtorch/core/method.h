@@ -1,5 +1,5 @@
 // What a step makes of the row of an operator that updates parameters:
-// torch_sgmcmc/chain/method.py in C++.
+// torch_sgmcmc/_impl/step_plan.py in C++.
 #pragma once
 
 #include <array>

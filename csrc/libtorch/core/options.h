@@ -45,7 +45,7 @@ template <typename T>
 T FromValue(std::string_view name, const c10::IValue& value);
 
 // As a state dict has it: Note [Ints of state dicts] in
-// torch_sgmcmc/chain/saved_numbers.py.
+// torch_sgmcmc/_impl/state_dict.py.
 c10::IValue SavedCount(const Count& count);
 // The same of an int that is too wide; all else is as it is.
 c10::IValue Narrow(const c10::IValue& value);

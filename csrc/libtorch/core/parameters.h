@@ -1,4 +1,4 @@
-// What a sampler can sample: torch_sgmcmc/chain/parameters.py in C++.
+// What a sampler can sample: torch_sgmcmc/_impl/parameters.py in C++.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,5 @@
 // Momenta follow lr, T and N: Note [Rescaled momenta] of
-// torch_sgmcmc/chain/rescaling.py.
+// torch_sgmcmc/_impl/state.py.
 
 #include <ATen/ATen.h>
 

@@ -48,7 +48,7 @@ class NonfiniteError : public std::runtime_error {
 };
 
 // The lr, T and N that the state of a param group belongs to: Note [Rescaled
-// momenta] of torch_sgmcmc/chain/rescaling.py.
+// momenta] of torch_sgmcmc/_impl/state.py.
 struct GroupRecords {
   struct Estimate {
     double value = 0;
@@ -122,7 +122,7 @@ struct FiniteCheck {
 };
 
 // What is known of gradients that are not finite: Note [Who looks at gradients]
-// of torch_sgmcmc/chain/nonfinite.py.
+// of torch_sgmcmc/_impl/nonfinite.py.
 struct DeferredFiniteCheck {
   // What the device was asked in this step.
   std::vector<FiniteCheck> asked;

@@ -1,5 +1,13 @@
 """What the parts of a sampler are given of it.
 
+Note [Steps without a gradient]
+A parameter whose gradient is None is left out of a step, as torch does. If it never has
+one, it is not sampled. If it has one in some steps only, as a head that is trained in
+turns with others, those steps count as if they were all, each with ``num_data`` data:
+the force is right per step of its own, and the noise comes as often, but a gradient of
+zeros in the other steps would have been the mean over all tasks. So its data are
+counted too often, and its posterior is too narrow.
+
 What a sampler does is in functions of its :class:`Chain`, which do not know its class.
 Groups and state are the optimizer's, which users and frameworks may replace: a chain is
 told them anew before it is used.
@@ -15,21 +23,115 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from torch_sgmcmc.chain.absence import Absences
-from torch_sgmcmc.chain.given import given
-from torch_sgmcmc.chain.placement import Placement
-from torch_sgmcmc.chain.rng import RandomState
+from torch_sgmcmc._impl.dtensor import Placement
+from torch_sgmcmc._impl.hyperparams import warn
+from torch_sgmcmc._impl.random_state import RandomState
+from torch_sgmcmc._impl.user_state import given
 
 __all__ = [
+    "Absences",
     "Chain",
     "Work",
     "chain_of",
     "check_groups_of",
     "has_hooks",
+    "name_of",
     "rescale_momenta",
     "state_bytes_of",
     "work_of",
 ]
+
+# So many steps without a gradient, after one with it, are not waited for to end.
+_LONG = 20
+
+
+class Absences:
+    """Which parameters had no gradient in which steps, until that has been said."""
+
+    def __init__(self, groups: list[dict[str, Any]] | None = None) -> None:
+        #: Whether there is something to look at after a step.
+        self.any = False
+        # Steps before any that are seen here.
+        self._before = 0 if groups is None else _steps(groups)
+        self._now: list[Tensor] = []
+        self._moved = True
+        # Of a parameter: steps without a gradient, and those after one with it.
+        self._missing: dict[Tensor, tuple[int, int]] = {}
+        self._said: set[str] = set()
+
+    def begin(self) -> None:
+        """Forgets what was seen earlier in this step."""
+        if self._now:
+            self._now.clear()
+
+    def add(self, p: Tensor) -> None:
+        """Takes a parameter that requires a gradient, and is without one."""
+        if not torch.compiler.is_compiling():
+            self._now.append(p)
+            self.any = True
+
+    def nothing_moves(self) -> None:
+        """Takes that this is so of all parameters, or that none requires one."""
+        if not torch.compiler.is_compiling():
+            self._moved, self.any = False, True
+
+    def look(self, name: str, groups: list[dict[str, Any]]) -> None:
+        """Says, once each, that nothing has moved, and that a target is another."""
+        if not self._moved:
+            self._say(name, "nothing", _NOTHING)
+        self._moved = True
+        absent = set(self._now)
+        self._now.clear()
+        if "sometimes" in self._said:
+            self.any = False
+            return
+        if groups[0]["step"].is_cuda and _is_capturing():
+            return  # counters are not to be read now
+        steps = _steps(groups) - self._before
+        for p in absent:
+            missed, later = self._missing.get(p, (0, 0))
+            had_one = steps > missed + 1
+            self._missing[p] = missed + 1, later + had_one
+        found = [
+            p
+            for p, (_, later) in self._missing.items()
+            if later and (p not in absent or later >= _LONG)
+        ]
+        if found:
+            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+            missed, _ = self._missing[found[0]]
+            who = f"parameter {name_of(groups, found[0])}{more}"
+            how_often = f"in {missed} of {steps} steps"
+            self._missing.clear()
+            self._say(name, "sometimes", _SOMETIMES.format(who, how_often))
+        self.any = bool(self._missing)
+
+    def _say(self, name: str, what: str, message: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            warn(f"{name} {message}")
+
+
+def _steps(groups: list[dict[str, Any]]) -> int:
+    """Those that were made or left out."""
+    group = groups[0]
+    return int(group["step"]) + int(group["num_skipped"])
+
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+_NOTHING = (
+    "has counted a step in which no parameter had a gradient (of those that require "
+    "one): nothing has moved. Was backward() forgotten, or zero_grad() called after it?"
+)
+_SOMETIMES = (
+    "got no gradient (None) for {} {}, and left it out there. That samples another "
+    "target: num_data counts its data in each step that it has a gradient in. Call "
+    "zero_grad(set_to_none=False), so that it is zero in the others, give it a param "
+    "group with the num_data of its own data, or sum the losses of all tasks"
+)
 
 
 # What a chain has of its optimizer.
@@ -201,6 +303,18 @@ class Chain:
             self.state.clear()
             self.state.update(kept)
             self.is_laid_out = False
+
+
+def name_of(groups: list[dict[str, Any]], p: Tensor) -> str:
+    """A sampler's parameter as errors and warnings name it."""
+    for g, group in enumerate(groups):
+        for i, other in enumerate(group["params"]):
+            if other is p:
+                names: Any = group.get("param_names")
+                if names is not None:
+                    return repr(names[i])
+                return f"{i} of group {g}, of shape {list(p.shape)}"
+    return f"of shape {list(p.shape)}"
 
 
 # ---- The doors, for what looks at a sampler from outside ---------------------------

@@ -1,4 +1,4 @@
-"""The mean of the Gaussian prior: a number for a group, or a tensor for each parameter.
+"""State that users give: prior means, masses, preconditioners.
 
 Tensors are copies of what was given, in the type of the arithmetic, and belong to the
 sampler's state; a number is a hyperparameter as any other.
@@ -12,14 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.chain import shards
-from torch_sgmcmc.chain.dtypes import state_dtype
+from torch_sgmcmc._impl import dtensor
+from torch_sgmcmc._impl.utils import state_dtype
 
 __all__ = [
+    "MASS",
+    "PRECONDITIONER",
     "PRIOR_MEAN",
     "away_from_mean",
+    "check_saved_diagonal",
+    "complete_given",
     "complete_means",
     "copies",
+    "diagonals",
+    "given",
+    "has_more",
     "means_of",
     "number_or",
     "prior_of",
@@ -73,9 +80,9 @@ def copies(means: Sequence[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
                 f"Invalid prior_mean: number {i} has shape {list(mean.shape)} (must be "
                 f"{list(p.shape)}, that of its parameter)"
             )
-        mean = shards.like(p, mean, f"prior_mean: number {i}")
+        mean = dtensor.like(p, mean, f"prior_mean: number {i}")
         result.append(torch.empty_like(p, dtype=state_dtype(p)).copy_(mean))
-        if not shards.is_finite(result[-1]):
+        if not dtensor.is_finite(result[-1]):
             raise ValueError(
                 f"Invalid prior_mean: number {i} has elements that are not finite"
             )
@@ -123,3 +130,97 @@ def away_from_mean(
     if not isinstance(mean, Tensor) and mean == 0:
         return p.detach()
     return p.detach().to(state_dtype(p)) - mean
+
+
+#: The key of SBPS's A.
+PRECONDITIONER = "preconditioner"
+#: That of HMC's M.
+MASS = "mass"
+
+
+def given(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a parameter's state that a user gave."""
+    keys = [PRIOR_MEAN, MASS]
+    if "square_average" not in state:  # which A is made of where it is learned
+        keys.append(PRECONDITIONER)
+    return {key: state[key] for key in keys if key in state}
+
+
+def complete_given(
+    groups: Iterable[dict[str, Any]], state: Any, before: Mapping[Any, Any]
+) -> None:
+    """Gives a loaded state what it may lack of parameters that do not move.
+
+    torch.distributed.checkpoint leaves these out.
+    """
+    complete_means(groups, state, before)
+    for key in (PRECONDITIONER, MASS):
+        if not any(key in given(kept) for kept in state.values()):
+            continue
+        for p, kept in before.items():
+            if key in given(kept) and not p.requires_grad:
+                state[p].setdefault(key, kept[key])
+
+
+def has_more(state: Mapping[str, Any]) -> bool:
+    """Whether a parameter has other state."""
+    return len(state) > len(given(state))
+
+
+@torch.no_grad()
+def diagonals(
+    what: str,
+    given: Iterable[Tensor | float],
+    params: Sequence[Tensor],
+) -> list[Tensor]:
+    """A matrix for each parameter, as it is kept: a copy of its shape and layout.
+
+    Raises:
+        ValueError: they are not one for each, that broadcasts to it, finite and > 0.
+    """
+    given = list(given)
+    if len(given) != len(params):
+        raise ValueError(
+            f"Invalid {what}: {len(given)} (must be one for each of the "
+            f"{len(params)} parameters)"
+        )
+    return [
+        _diagonal(f"{what}: number {i}", value, p)
+        for i, (value, p) in enumerate(zip(given, params, strict=True))
+    ]
+
+
+def check_saved_diagonal(name: str, index: int, value: Tensor, p: Tensor) -> None:
+    """Raises if the saved diagonal of a parameter is out of range in its precision."""
+    if not _is_positive(value.to(state_dtype(p))):
+        raise ValueError(
+            f"Invalid state_dict: {name} of parameter {index} has elements out of "
+            "range (must be finite and > 0)"
+        )
+
+
+def _diagonal(name: str, value: Tensor | float, p: Tensor) -> Tensor:
+    if isinstance(value, Tensor) and dtensor.is_dtensor(value):
+        given = dtensor.like(p, value, name).to(state_dtype(p))
+    else:
+        given = torch.as_tensor(value, dtype=state_dtype(p), device=p.device)
+    try:
+        expanded = given.expand(p.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"Invalid {name} has shape {list(given.shape)} (must broadcast to "
+            f"{list(p.shape)})"
+        ) from None
+    if not _is_positive(given):
+        raise ValueError(
+            f"Invalid {name} has elements out of range (must be finite and > 0)"
+        )
+    expanded = dtensor.like(p, expanded, name)
+    return torch.empty_like(p, dtype=state_dtype(p)).copy_(expanded)
+
+
+def _is_positive(tensor: Tensor) -> bool:
+    """Whether all elements are finite and > 0, wherever they are."""
+    here = dtensor.local(tensor)
+    is_wrong = not bool((here.isfinite() & (here > 0)).all())
+    return dtensor.max_over_ranks([tensor], float(is_wrong)) == 0

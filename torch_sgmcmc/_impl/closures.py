@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from torch_sgmcmc.chain.placement import Placement
-from torch_sgmcmc.chain.record import Work
+from torch_sgmcmc._impl.context import Work
+from torch_sgmcmc._impl.dtensor import Placement
 
 __all__ = [
     "OTHER_PARAMETERS",

@@ -1,5 +1,7 @@
 """Loads the operator libraries and describes the operators to torch.compile."""
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +10,11 @@ from typing import Any
 import torch
 
 from torch_sgmcmc import _C
+
+__all__ = [
+    "HAS_CUDA",
+    "ROWS",
+]
 
 _HERE = Path(__file__).parent.parent
 _CUDA_LIBRARY = _HERE / "_operators_cuda.so"
@@ -48,8 +55,6 @@ _NAMES = [
 globals().update(
     {name: getattr(torch.ops.torch_sgmcmc, name).default for name in _NAMES}
 )
-
-__all__ = ["HAS_CUDA", "ROWS", *_NAMES]
 
 
 def _nothing_to_allocate(*args: object, **kwargs: object) -> None:

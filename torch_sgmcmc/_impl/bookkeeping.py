@@ -10,41 +10,86 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from torch_sgmcmc.chain import distributed
-from torch_sgmcmc.chain.absence import Absences
-from torch_sgmcmc.chain.checks import (
+from torch_sgmcmc._impl import distributed
+from torch_sgmcmc._impl.context import Absences, Chain
+from torch_sgmcmc._impl.dtensor import placement_of
+from torch_sgmcmc._impl.finite_check import catch_up
+from torch_sgmcmc._impl.hyperparams import (
+    Setting,
     check_capturable,
     check_choice,
+    check_keys,
+    check_later_keys,
+    check_noise_scale,
+    check_settings,
     draw_seed,
     number_of_lr,
     plain,
 )
-from torch_sgmcmc.chain.dtypes import blank, has_master
-from torch_sgmcmc.chain.finite_check import catch_up
-from torch_sgmcmc.chain.fit import renumber
-from torch_sgmcmc.chain.given import complete_given
-from torch_sgmcmc.chain.loading import finish_loading, forget_blank_state
-from torch_sgmcmc.chain.param_groups import check_keys, check_later_keys
-from torch_sgmcmc.chain.parameters import (
+from torch_sgmcmc._impl.parameters import (
     check_chains,
     check_memory,
     check_parameter,
+    renumber,
 )
-from torch_sgmcmc.chain.placement import placement_of
-from torch_sgmcmc.chain.prior import PRIOR_MEAN, copies, number_or
-from torch_sgmcmc.chain.record import Chain
-from torch_sgmcmc.chain.rescaling import check_records, note_estimate
-from torch_sgmcmc.chain.rng import OF_GROUP, RandomState
-from torch_sgmcmc.chain.saved_numbers import saved_number, saved_numbers
-from torch_sgmcmc.chain.settings import Setting, check_noise_scale, check_settings
-from torch_sgmcmc.chain.state_checks import (
+from torch_sgmcmc._impl.random_state import OF_GROUP, RandomState
+from torch_sgmcmc._impl.state import check_records, note_estimate
+from torch_sgmcmc._impl.state_dict import (
     Expected,
     check_equal,
     check_state_dict,
+    finish_loading,
+    forget_blank_state,
     in_our_order,
+    saved_number,
+    saved_numbers,
 )
+from torch_sgmcmc._impl.user_state import PRIOR_MEAN, complete_given, copies, number_or
+from torch_sgmcmc._impl.utils import blank, has_master
 
-__all__ = ["Bookkeeping"]
+__all__ = [
+    "Bookkeeping",
+    "target_summary",
+]
+
+
+def target_summary(chain: Chain) -> str:
+    """Data scale, prior and temperature of each group."""
+    means = [_mean(chain, group) for group in chain.groups]
+    away = "θ" if set(means) == {"0"} else "θ − μ"
+    lines = [
+        f"{chain.name} samples p(θ) ∝ exp(−U(θ)/T), "
+        f"U(θ) = N · (mean loss) + Σ λ‖{away}‖²/2."
+    ]
+    for i, group in enumerate(chain.groups):
+        n, t = group["num_data"], group["temperature"]
+        precision = group["prior_precision"]
+        count = sum(p.numel() for p in group["params"] if p.requires_grad)
+        data = (
+            "the loss is U itself (N = 1)"
+            if n == 1
+            else f"the loss is a mean over N = {n:,} data"
+        )
+        prior = (
+            "flat prior (λ = 0)"
+            if precision == 0
+            else f"prior N({means[i]}, {1 / precision:.4g}) on each "
+            f"(λ = {precision:.4g})"
+        )
+        if t == 1:
+            heat = "T = 1: the Bayesian posterior"
+        elif t == 0:
+            heat = "T = 0: no noise, an optimizer and not a sampler"
+        else:
+            heat = f"T = {t:.4g}: {'colder' if t < 1 else 'hotter'} than the posterior"
+        lines.append(f"Group {i}, {count:,} parameters: {data}; {prior}; {heat}.")
+    return "\n".join(lines)
+
+
+def _mean(chain: Chain, group: dict[str, Any]) -> str:
+    if any(PRIOR_MEAN in chain.state.get(p, {}) for p in group["params"]):
+        return "μ"
+    return f"{group[PRIOR_MEAN]:.4g}"
 
 
 class Bookkeeping(Optimizer):

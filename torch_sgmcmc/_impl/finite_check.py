@@ -22,12 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.chain.checks import check_choice, warn
-from torch_sgmcmc.chain.gathering import refuse_capture
-from torch_sgmcmc.chain.operators import any_nonfinite, count_nonfinite
-from torch_sgmcmc.chain.parameters import name_of
-from torch_sgmcmc.chain.record import Chain, Work
-from torch_sgmcmc.chain.state_checks import check_equal
+from torch_sgmcmc._impl.context import Chain, Work, name_of
+from torch_sgmcmc._impl.hyperparams import check_choice, warn
+from torch_sgmcmc._impl.ops import any_nonfinite, count_nonfinite
+from torch_sgmcmc._impl.parameters import refuse_capture
+from torch_sgmcmc._impl.state_dict import check_equal
 
 __all__ = [
     "DeferredFiniteCheck",

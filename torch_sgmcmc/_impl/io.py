@@ -18,7 +18,12 @@ from typing import Any
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-__all__ = ["load", "replace_file", "save", "sync_folder"]
+__all__ = [
+    "load",
+    "replace_file",
+    "save",
+    "sync_folder",
+]
 
 
 def save(content: Any, path: str | os.PathLike[str]) -> None:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain.checks import check_integer
+from torch_sgmcmc._impl.hyperparams import check_integer
 
 __all__ = [
     "COUNTERS",

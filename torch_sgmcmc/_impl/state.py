@@ -1,4 +1,4 @@
-"""Momenta follow lr, T and N, which users change while a chain runs.
+"""State that samplers create and rescale: masters, momenta.
 
 Note [Rescaled momenta]
 A momentum is the move of a step, √(lr / N) times the momentum of unit mass: in
@@ -25,7 +25,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.chain.group_settings import (
+import torch_sgmcmc._C as _C
+from torch_sgmcmc._impl.context import Chain
+from torch_sgmcmc._impl.hyperparams import (
     ESTIMATE_SETTINGS,
     MOMENTUM_SETTINGS,
     is_drawn,
@@ -33,20 +35,102 @@ from torch_sgmcmc.chain.group_settings import (
     scales,
     settings_of,
 )
-from torch_sgmcmc.chain.momentum import draw_stationary
-from torch_sgmcmc.chain.record import Chain
+from torch_sgmcmc._impl.ops import gaussian_, square_root_
+from torch_sgmcmc._impl.utils import has_master, state_dtype
 
 __all__ = [
     "Rescaling",
+    "check_not_capturing",
     "check_records",
+    "draw_stationary",
     "leaves_momenta",
     "note_estimate",
     "redraw_momenta",
     "rescale_now",
     "rescale_others",
     "rescalings",
+    "root",
     "set_records",
+    "start_masters",
+    "start_momenta",
 ]
+
+
+def check_not_capturing(sampler: str, p: Tensor, what: str) -> None:
+    """Raises if state would be created inside of a CUDA graph."""
+    if p.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"{sampler} must make one step before it is captured in a CUDA graph: a "
+            f"parameter has no {what} yet"
+        )
+
+
+def start_masters(chain: Chain, params: list[Tensor]) -> list[Tensor]:
+    """Gives a master to the parameters in bf16 and fp16 that have none yet.
+
+    Returns:
+        The masters, in the order of their parameters, as the operators take them.
+    """
+    masters = []
+    for p in params:
+        if has_master(p):
+            state = chain.state[p]
+            if "master" not in state:
+                check_not_capturing(chain.name, p, "master")
+                chain.create(p, "master", p.detach().to(state_dtype(p)))
+            masters.append(state["master"])
+    return masters
+
+
+def start_momenta(
+    chain: Chain,
+    group: dict[str, Any],
+    params: list[Tensor],
+    offsets: list[int],
+    *,
+    stationary: bool = True,
+) -> None:
+    """Gives a momentum to those parameters that have none yet.
+
+    It is drawn from its stationary law N(0, lr T / N), or zero.
+    """
+    new = [i for i, p in enumerate(params) if "momentum" not in chain.state[p]]
+    if not new:
+        return
+    params = [params[i] for i in new]
+    check_not_capturing(chain.name, params[0], "momentum")
+    momenta = draw_stationary(
+        chain, group, params, [offsets[i] for i in new], stationary=stationary
+    )
+    for p, momentum in zip(params, momenta, strict=True):
+        chain.create(p, "momentum", momentum)
+
+
+def draw_stationary(
+    chain: Chain,
+    group: dict[str, Any],
+    params: list[Tensor],
+    offsets: list[int],
+    *,
+    stationary: bool = True,
+) -> list[Tensor]:
+    """Returns momenta drawn from N(0, lr T / N), or zeros.
+
+    Beside momenta of other settings, all of which the update multiplies, they are drawn
+    for those settings.
+    """
+    momenta = [torch.zeros_like(p, dtype=state_dtype(p)) for p in params]
+    if stationary:
+        heat = float(group["lr"]) * group["temperature"] / group["num_data"]
+        chain.placement.updating(gaussian_)(
+            momenta,
+            std=math.sqrt(heat) / scales(group).get("momentum_scale", 1.0),
+            offsets=offsets,
+            purpose=_C.Purpose.MOMENTUM,
+            **chain.noise(),
+        )
+    return momenta
+
 
 # Names of the state that is rescaled, and of the operators' numbers for it.
 _SCALED = {"momentum": "momentum_scale", "thermostat": "thermostat_scale"}
@@ -209,3 +293,14 @@ def check_records(group: Mapping[str, Any], records: Iterable[str]) -> None:
                 f"Invalid {key}: {record!r} (must have lr > 0, temperature >= 0 and "
                 "num_data > 0)"
             )
+
+
+def root(chain: Chain, tensor: Tensor) -> Tensor:
+    """The square root of what a chain is made of, correctly rounded.
+
+    torch's own on a CPU are a unit in the last place off at up to a fifth of all
+    numbers, at others on each maker's processors, and at none on a GPU.
+    """
+    roots = tensor.detach().clone()
+    chain.placement.without_noise(square_root_)([roots])
+    return roots

@@ -11,16 +11,20 @@ between them. What breaks that is refused, where a process group is initialised:
   all ranks' data.)
 * shards that are optimizers of their own (ZeroRedundancyOptimizer, FSDP1): each counts
   its elements from 0, and different parameters would get the same noise. DTensors say
-  which elements they have, see Note [Shards] in shards.py.
+  which elements they have, see Note [Shards] in dtensor.py.
 
 A seed that was given is respected without communication, whatever other ranks have:
 chains on different ranks have different ones on purpose. Where chains of several ranks
 lie side by side, a sampler's process_group has the replicas of its own.
+
+Nothing here needs to be told when a sampler is gone: a weak reference's callback would
+run while the interpreter exits, when the globals that it needs are none any more.
 """
 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterable
 from typing import Any
 from zlib import crc32
@@ -28,13 +32,16 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain.given import given, has_more
-from torch_sgmcmc.chain.record import Chain
-from torch_sgmcmc.chain.shards import is_dtensor
-from torch_sgmcmc.seeds import fold_in
+from torch_sgmcmc._impl import dtensor
+from torch_sgmcmc._impl.context import Chain
+from torch_sgmcmc._impl.dtensor import is_dtensor
+from torch_sgmcmc._impl.hyperparams import warn
+from torch_sgmcmc._impl.user_state import given, has_more
+from torch_sgmcmc.seeds import SharedNoiseWarning, fold_in
 
 __all__ = [
     "CHECKPOINT",
@@ -44,6 +51,7 @@ __all__ = [
     "digest",
     "gathered",
     "has_ranks",
+    "has_turn",
     "is_laid_out_by_hand",
     "is_laying_out",
     "is_zero",
@@ -53,6 +61,7 @@ __all__ = [
     "refuse_shards",
     "refuse_zero",
     "settle",
+    "take_turn",
     "world_size",
 ]
 
@@ -288,3 +297,107 @@ def refuse_common_state(chain: Chain) -> None:
             "which get_optimizer_state_dict cannot hold: save its state_dict() with "
             "torch.save"
         )
+
+
+# So many elements of a parameter tell whether it is where it was.
+_SAMPLE = 64
+
+
+class _Turn:
+    """A sampler's, until another one with its seed makes a step."""
+
+    __slots__ = ("chain", "name", "param", "start")
+
+    def __init__(self, chain: Chain, param: Tensor | None) -> None:
+        self.name = chain.name
+        self.chain = weakref.ref(chain)
+        # Where its chain has begun, if it was here.
+        self.param = None if param is None else weakref.ref(param)
+        self.start = None if param is None else _sample(param)
+
+
+# The last one of each seed.
+_last: dict[int, _Turn] = {}
+_limit = 1024
+
+
+def has_turn(chain: Chain) -> bool:
+    """Whether no other sampler with its seed has made a step since its last one."""
+    last = _last.get(chain.rng.seed)
+    return last is not None and last is chain.turn
+
+
+def take_turn(chain: Chain) -> None:
+    """Warns if two samplers with one seed make steps in turns: A, B, A.
+
+    And if a chain begins with a seed with which another has moved these parameters: a
+    sampler that is made anew every 20 steps repeats the noise of 20.
+    """
+    if has_turn(chain):
+        return
+    seed = chain.rng.seed
+    last = _last.get(seed)
+    is_new = chain.turn_of != seed
+    begins = is_new and _begins(chain.rng.step)
+    if last is not None and not chain.shared_noise_said:
+        other = last.chain()
+        if not is_new and other is not None:
+            chain.shared_noise_said = other.shared_noise_said = True
+            warn(
+                f"Two samplers with seed {seed} make steps in turns ({chain.name} and "
+                f"{last.name}): the noise of one is the other's. Give each a seed of "
+                "its own, with torch_sgmcmc.fold_in",
+                SharedNoiseWarning,
+            )
+        elif begins and _has_moved(last, chain):
+            chain.shared_noise_said = True
+            warn(
+                f"A new {chain.name} begins with seed {seed}, with which another "
+                "sampler has made steps on these parameters: it draws the same noise "
+                "again. Go on with that sampler (or its state dict), or give each a "
+                "seed of its own, with torch_sgmcmc.fold_in",
+                SharedNoiseWarning,
+            )
+    chain.turn_of = seed
+    first = next((p for g in chain.groups for p in g["params"]), None)
+    chain.turn = _last[seed] = _Turn(chain, first if begins else None)
+    _forget_gone()
+
+
+def _begins(step: Tensor) -> bool:
+    """Whether no step has been made; not asked of a device that is being captured."""
+    if step.is_cuda:
+        if torch.cuda.is_current_stream_capturing():
+            return False
+    return int(step) == 0
+
+
+def _has_moved(last: _Turn, chain: Chain) -> bool:
+    """Whether the last one has begun on one of these parameters, elsewhere."""
+    param = None if last.param is None else last.param()
+    if param is None or last.start is None:
+        return False
+    if not any(p is param for group in chain.groups for p in group["params"]):
+        return False
+    now = _sample(param)
+    return now is not None and not torch.equal(now, last.start)
+
+
+@torch.no_grad()
+def _sample(param: Tensor) -> Tensor | None:
+    """A few of a parameter's elements."""
+    local = dtensor.local(param).detach()
+    if isinstance(local, FakeTensor) or local.device.type not in ("cpu", "cuda"):
+        return None
+    return local.reshape(-1)[:_SAMPLE].to("cpu", copy=True)
+
+
+def _forget_gone() -> None:
+    """Keeps the table small where very many samplers come and go."""
+    global _limit
+    if len(_last) <= _limit:
+        return
+    for seed, turn in [*_last.items()]:
+        if turn.chain() is None:
+            _last.pop(seed, None)  # by now another thread may have
+    _limit = max(1024, 2 * len(_last))

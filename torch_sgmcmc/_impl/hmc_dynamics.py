@@ -11,28 +11,30 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain import shards
-from torch_sgmcmc.chain.closures import (
+from torch_sgmcmc._impl import dtensor
+from torch_sgmcmc._impl.closures import (
     fresh_gradients,
     same_parameters,
 )
-from torch_sgmcmc.chain.dtypes import blank, has_master, state_dtype
-from torch_sgmcmc.chain.finite_check import (
+from torch_sgmcmc._impl.context import Chain, Work
+from torch_sgmcmc._impl.finite_check import (
     check_finite,
 )
-from torch_sgmcmc.chain.given import MASS
-from torch_sgmcmc.chain.operators import (
+from torch_sgmcmc._impl.ops import (
     hmc_energy,
     hmc_leapfrog_,
     hmc_momenta_,
     metropolis_decide,
     select_chains_,
 )
-from torch_sgmcmc.chain.prior import prior_of
-from torch_sgmcmc.chain.record import Chain, Work
-from torch_sgmcmc.chain.shared_settings import SharedSettings
+from torch_sgmcmc._impl.user_state import MASS, prior_of
+from torch_sgmcmc._impl.utils import blank, has_master, state_dtype
+from torch_sgmcmc.sampler import SharedSettings
 
-__all__ = ["Hamiltonian", "Motion"]
+__all__ = [
+    "Hamiltonian",
+    "Motion",
+]
 
 
 @dataclass
@@ -236,7 +238,7 @@ def _losses(loss: Any, chains: int | None, device: torch.device) -> Tensor:
             "Metropolis test (metropolis=False makes none)"
         )
     loss = torch.as_tensor(loss).detach()
-    if shards.is_dtensor(loss):
+    if dtensor.is_dtensor(loss):
         loss = loss.full_tensor()  # type: ignore[attr-defined]
     expected = [] if chains is None else [chains]
     if list(loss.shape) != expected:

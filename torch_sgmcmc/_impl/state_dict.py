@@ -1,4 +1,10 @@
-"""What a state dict must be for a sampler to load it."""
+"""State dicts: what is saved, and what can be loaded.
+
+Note [Ints of state dicts]
+LibTorch reads no int of Python that 32 bits do not hold. The seed and all counters of a
+state dict are int64 tensors, therefore, and so is any other int that is too wide.
+Samplers themselves hold ints.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +16,17 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain import shards
-from torch_sgmcmc.chain.checks import (
+from torch_sgmcmc._impl import dtensor
+from torch_sgmcmc._impl.context import Chain
+from torch_sgmcmc._impl.hyperparams import (
     check_capturable,
     check_choice,
     check_integer,
     check_seed,
 )
-from torch_sgmcmc.chain.given import given
-from torch_sgmcmc.chain.prior import PRIOR_MEAN
-from torch_sgmcmc.chain.record import Chain
-from torch_sgmcmc.chain.rng import OFFSETS, SIZES, check_numbers
-from torch_sgmcmc.chain.saved_numbers import plain_numbers
-from torch_sgmcmc.chain.wrappers import plain_name
+from torch_sgmcmc._impl.random_state import OFFSETS, SIZES, check_numbers
+from torch_sgmcmc._impl.user_state import PRIOR_MEAN, given
+from torch_sgmcmc._impl.utils import has_master, plain_name, state_dtype
 
 __all__ = [
     "Expected",
@@ -32,7 +36,13 @@ __all__ = [
     "check_state_dict",
     "check_tensor",
     "dual_averaging",
+    "finish_loading",
+    "forget_blank_state",
     "in_our_order",
+    "plain_number",
+    "plain_numbers",
+    "saved_number",
+    "saved_numbers",
 ]
 
 
@@ -260,9 +270,9 @@ def _check_state(
     for key, value in state.items():
         if expected.state[key] is Tensor:
             check_tensor(f"{key} of parameter {index}", value, p.shape)
-            shards.like(p, value, f"state_dict: {key} of parameter {index}")
+            dtensor.like(p, value, f"state_dict: {key} of parameter {index}")
             has_range = key in ranged and key != PRIOR_MEAN
-            if not has_range and not shards.is_finite(value):
+            if not has_range and not dtensor.is_finite(value):
                 raise ValueError(
                     f"Invalid state_dict: {key} of parameter {index} has elements that "
                     "are not finite"
@@ -287,3 +297,86 @@ def _unknown(name: str, where: str, keys: Collection[object]) -> str:
 
 def _row(keys: Collection[object]) -> str:
     return ", ".join(sorted(map(str, keys)))
+
+
+def saved_number(value: int | Tensor) -> Tensor:
+    """Returns an int as a state dict has it; of a counter on a device a copy."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    return torch.tensor(value, dtype=torch.int64, device="cpu")
+
+
+def saved_numbers(group: dict[str, Any], counters: Collection[str]) -> dict[str, Any]:
+    """Returns a group with its counters and wide ints as a state dict has them."""
+    saved = {}
+    for key, value in group.items():
+        if key in counters and (_is_count(value) or isinstance(value, Tensor)):
+            saved[key] = saved_number(value)
+        elif isinstance(value, list):
+            saved[key] = [_narrow(number) for number in value]
+        else:
+            saved[key] = _narrow(value)
+    return saved
+
+
+def plain_number(value: Any) -> Any:
+    """Returns what a state dict has as the sampler holds it; other values as they are.
+
+    Of a list, all its elements.
+    """
+    if isinstance(value, list):
+        return [*map(plain_number, value)]
+    is_number = (
+        isinstance(value, Tensor)
+        and value.dtype is torch.int64
+        and value.numel() == 1
+        and not value.is_meta
+    )
+    return int(value) if is_number else value
+
+
+def plain_numbers(saved: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    """Returns a dict whose values of these keys are as the sampler holds them."""
+    return {
+        key: plain_number(value) if key in keys else value
+        for key, value in saved.items()
+    }
+
+
+def _is_count(value: object) -> bool:
+    """Returns whether a value is an int and no flag."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _narrow(value: Any) -> Any:
+    if _is_count(value) and not -(2**31) <= value < 2**31:
+        return saved_number(value)
+    return value
+
+
+def finish_loading(chain: Chain, state_dict: Mapping[str, Any]) -> None:
+    """Gives tensors their types."""
+    groups = zip(state_dict["param_groups"], chain.groups, strict=True)
+    for theirs, ours in groups:
+        for index, p in zip(theirs["params"], ours["params"], strict=True):
+            # torch casts to the parameter's dtype, and shares what need not be.
+            for key, value in state_dict["state"].get(index, {}).items():
+                if torch.is_tensor(value):
+                    chain.state[p][key] = dtensor.like(p, value, key).to(
+                        device=p.device, dtype=state_dtype(p), copy=True
+                    )
+            if not has_master(p):  # the chain was one in lower precision
+                chain.state.get(p, {}).pop("master", None)
+
+
+def forget_blank_state(
+    chain: Chain, blank: Callable[[dict[str, Any], Tensor], dict[str, Any]]
+) -> None:
+    """Drops what a checkpoint has filled of what was blank, of a chain at its start."""
+    for group in chain.groups:
+        for p in group["params"]:
+            state = chain.state.get(p, {})
+            for key in blank(group, p):
+                state.pop(key, None)
+            if not state:
+                chain.state.pop(p, None)

@@ -14,34 +14,115 @@ A plan keeps no gradients, so that their memory is free when they are dropped.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.chain import finite_check
-from torch_sgmcmc.chain.finite_check import DeferredFiniteCheck, catch_up
-from torch_sgmcmc.chain.group_settings import rests
-from torch_sgmcmc.chain.operators import (
+from torch_sgmcmc._impl import finite_check, ops
+from torch_sgmcmc._impl.context import Chain, Work
+from torch_sgmcmc._impl.finite_check import DeferredFiniteCheck, catch_up
+from torch_sgmcmc._impl.hyperparams import rests
+from torch_sgmcmc._impl.ops import (
     deferred_step_,
     ewsg_step_,
     fused_step_,
     step_if_finite,
 )
-from torch_sgmcmc.chain.prior import means_of
-from torch_sgmcmc.chain.record import Chain, Work
-from torch_sgmcmc.chain.rescaling import (
+from torch_sgmcmc._impl.state import (
     Rescaling,
     leaves_momenta,
     rescale_others,
     set_records,
+    start_masters,
+    start_momenta,
 )
+from torch_sgmcmc._impl.user_state import PRIOR_MEAN, means_of
+from torch_sgmcmc._impl.utils import blank, state_dtype
 
-if TYPE_CHECKING:
-    from torch_sgmcmc.chain.method import Method
+__all__ = [
+    "Method",
+    "StepPlan",
+    "Update",
+]
 
-__all__ = ["StepPlan", "Update"]
+
+class Method:
+    """An operator with a row (``csrc/core/row.h``).
+
+    Args:
+        operator: its name.
+    """
+
+    def __init__(self, operator: str) -> None:
+        row = ops.ROWS[operator]
+        self.operator = getattr(ops, operator)
+        #: Where the row stands among all.
+        self.place = [*ops.ROWS].index(operator)
+        self._numbers = [
+            (each["name"], each["default"])
+            for each in (*row["numbers"], *row["common"])
+        ]
+        self._integers = {n["name"] for n in row["numbers"] if n["is_integer"]}
+        own = {each["key"]: each["start"] for each in row["lists"] if each["key"]}
+        #: The keys of the state that begins as the row says, and how.
+        self.starts: Mapping[str, str] = {k: how for k, how in own.items() if how}
+        #: All that is kept of a parameter.
+        self.state: Mapping[str, type] = dict.fromkeys((*own, PRIOR_MEAN), Tensor)
+
+    def blank_state(self, p: Tensor) -> dict[str, Any]:
+        """See ``Sampler._blank_state``."""
+        return blank(p, *self.starts)
+
+    def prepare(self, chain: Chain, work: Work) -> list[list[Tensor]]:
+        """Begins state that is not there; returns its lists and the masters.
+
+        State that begins by code is for the sampler's own ``_prepare``.
+        """
+        group, params, _, offsets = work
+        lists = []
+        for key, how in self.starts.items():
+            if how == "stationary":
+                start_momenta(chain, group, params, offsets)
+            else:
+                _start_zeros(chain, params, key)
+            lists.append([chain.state[p][key] for p in params])
+        lists.append(start_masters(chain, params))
+        return lists
+
+    def numbers(self, group: Mapping[str, Any]) -> list[float]:
+        """Returns the group's numbers in the row's order; defaults of what it lacks."""
+        return [group.get(name, default) for name, default in self._numbers]
+
+    def update(
+        self,
+        chain: Chain,
+        work: Work,
+        lists: list[list[Tensor]],
+        device_step: Tensor,
+        instead: Mapping[str, Any],
+    ) -> None:
+        """Calls the operator by its name, for torch.compile to trace."""
+        group, params, grads, offsets = work
+        group = {**group, **instead}
+        numbers = {
+            name: int(value) if name in self._integers else value
+            for (name, _), value in zip(self._numbers, self.numbers(group), strict=True)
+        }
+        self.operator(
+            *(params, grads, *lists),
+            **numbers,
+            offsets=offsets,
+            prior_means=means_of(chain.state, params),
+            **{**chain.noise(), "step": 0, "device_step": device_step},
+        )
+
+
+def _start_zeros(chain: Chain, params: list[Tensor], key: str) -> None:
+    for p in params:
+        if key not in chain.state[p]:
+            chain.create(p, key, torch.zeros_like(p, dtype=state_dtype(p)))
 
 
 class Update(NamedTuple):

@@ -1,0 +1,1 @@
+"""Parts of samplers; nothing here is public."""

@@ -1,0 +1,577 @@
+"""Hyperparameters: checks, the table of ranges, and keys of param groups.
+
+Pure functions of a group: Note [Rescaled momenta] in rescaling.py has the reasons.
+
+A line of names in braces, in the docstring of a sampler, stands for these.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import operator
+import re
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import wraps
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import torch_sgmcmc._C as _C
+
+__all__ = [
+    "ESTIMATE_SETTINGS",
+    "FOREIGN_KEYS",
+    "MOMENTUM_SETTINGS",
+    "Setting",
+    "check_callable",
+    "check_capturable",
+    "check_choice",
+    "check_friction",
+    "check_function",
+    "check_integer",
+    "check_keys",
+    "check_later_keys",
+    "check_noise_estimate",
+    "check_noise_scale",
+    "check_real",
+    "check_seed",
+    "check_settings",
+    "documented",
+    "draw_seed",
+    "is_drawn",
+    "momentum_scale",
+    "noise_estimate",
+    "noise_estimate_scale",
+    "number_of_lr",
+    "plain",
+    "records_of",
+    "rests",
+    "scales",
+    "settings",
+    "settings_of",
+    "warn",
+    "with_known_arguments",
+    "wrong_shape",
+    "wrong_type",
+]
+
+
+def check_real(
+    name: str,
+    value: object,
+    *,
+    low: float = 0.0,
+    high: float = math.inf,
+    low_open: bool = False,
+) -> float:
+    """Returns value as a float if it is a number in [low, high), else raises.
+
+    With ``low_open`` the interval is (low, high).
+    """
+    if type(value) is float and low < value < high:
+        return value  # the common case first: samplers check at every step
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(
+            f"Invalid {name}: {value!r} (must be a number, got {type(value).__name__})"
+        )
+    number = float(value)
+    if (number > low if low_open else number >= low) and number < high:
+        return number
+    if high == math.inf:
+        wanted = "must be finite"
+        if low > -math.inf:
+            wanted += f" and {'>' if low_open else '>='} {low:g}"
+    else:
+        wanted = f"must be in {'(' if low_open else '['}{low:g}, {high:g})"
+    raise ValueError(f"Invalid {name}: {value} ({wanted})")
+
+
+def number_of_lr(lr: Tensor, capturable: bool) -> float | Tensor:
+    """The number of a Tensor of one, which is read at every step, or what it is.
+
+    Raises:
+        ValueError: it is to be read in a CUDA graph, which cannot.
+    """
+    if lr.numel() != 1 or not lr.is_floating_point():
+        return lr
+    if capturable:
+        raise ValueError(
+            "Invalid lr: a Tensor is read on the host at every step and excludes "
+            "capturable=True"
+        )
+    return float(lr)
+
+
+def check_integer(
+    name: str, value: object, *, low: int = 0, high: float = math.inf
+) -> int:
+    """Returns value as an int if it is one in [low, high), else raises."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(
+            f"Invalid {name}: {value!r} (must be an int, got {type(value).__name__})"
+        )
+    if not low <= value < high:
+        wanted = f">= {low}" if high == math.inf else f"in [{low}, {high - 1:g}]"
+        raise ValueError(f"Invalid {name}: {value} (must be {wanted})")
+    return operator.index(value)
+
+
+def check_callable(name: str, value: object) -> None:
+    """Raises unless it can be called."""
+    if not callable(value):
+        raise TypeError(
+            f"Invalid {name}: {value!r} (must be callable, got {type(value).__name__})"
+        )
+
+
+def check_function(name: str, value: object) -> None:
+    """The same of what is a function or, by mistake, what it would return."""
+    if not callable(value):
+        raise TypeError(f"Invalid {name}: {type(value).__name__} (must be a function)")
+
+
+def wrong_shape(name: str, tensor: Tensor, wanted: object) -> ValueError:
+    """The error of a tensor that should be as is said in words, or of this shape."""
+    return ValueError(f"Invalid {name}: shape {list(tensor.shape)} (must be {wanted})")
+
+
+def wrong_type(name: str, value: object, wanted: str) -> TypeError:
+    """The same of what is of another type."""
+    return TypeError(
+        f"Invalid {name}: of type {type(value).__name__} (must be {wanted})"
+    )
+
+
+def check_capturable(value: object) -> None:
+    """Raises unless it is a bool."""
+    if not isinstance(value, bool):
+        raise TypeError(f"Invalid capturable: {value!r} (must be a bool)")
+
+
+def check_choice(value: object, choices: Sequence[str]) -> None:
+    """Raises unless it is one of these values of ``nonfinite``."""
+    if not isinstance(value, str) or value not in choices:
+        *some, last = map(repr, choices)
+        raise ValueError(
+            f"Invalid nonfinite: {value!r} (must be {', '.join(some)} or {last})"
+        )
+
+
+def check_seed(seed: object) -> int:
+    """Returns a seed as an int if it is one of 64 bits, else raises."""
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
+        raise TypeError(
+            f"Invalid seed: {seed!r} (must be an int or None, "
+            f"got {type(seed).__name__})"
+        )
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"Invalid seed: {seed} (must fit in 64 bits)")
+    return operator.index(seed)
+
+
+def draw_seed(seed: object) -> int:
+    """Checks a seed; None draws one from torch's default generator."""
+    if seed is None:
+        return int(torch.randint(2**63 - 1, (), dtype=torch.int64).item())
+    return check_seed(seed)
+
+
+def plain(values: dict[str, Any]) -> dict[str, Any]:
+    """The same with NumPy's numbers as Python's, which a state dict can hold."""
+    return {key: _plain(value) for key, value in values.items()}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):
+        return operator.index(value)
+    return float(value) if isinstance(value, Real) else value
+
+
+# torch's decorators and wrappers are between a program and a step.
+_LIBRARIES = tuple(str(Path(f).parent) for f in (Path(__file__).parent, torch.__file__))
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Issues a warning at the line of the program that called the library."""
+    level, frame = 1, sys._getframe(0)
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        level, frame = level + 1, frame.f_back  # type: ignore[assignment]
+    warnings.warn(message, category, stacklevel=level)
+
+
+class Setting(NamedTuple):
+    """A hyperparameter: its kind ("real", "whole", "flag" or "word") and range.
+
+    ``default`` is NaN where there is none; that of a word is the first of its words.
+    """
+
+    name: str
+    kind: str
+    default: float
+    low: float
+    high: float
+    low_open: bool
+    optional: bool
+    words: tuple[str, ...]
+
+
+# Types of which a value is compared with its range and needs no other check.
+_PLAIN = {"real": (float,), "whole": (int,), "word": (str,), "flag": ()}
+
+_FLOAT32_MAX = 3.4028234663852886e38
+
+
+def settings(sampler: str) -> tuple[Setting, ...]:
+    """Those of the sampler of this name."""
+    return tuple(Setting(*row) for row in _C.settings(sampler))
+
+
+def check_settings(rows: Sequence[Setting], group: Mapping[str, Any]) -> None:
+    """Raises if a hyperparameter of a group is of another type or out of range."""
+    for row in rows:
+        value = group[row.name]
+        if type(value) in _PLAIN[row.kind]:  # the common case first: at every step
+            if row.kind == "word":
+                if value in row.words:
+                    continue
+            elif row.low < value < row.high or (value == row.low and not row.low_open):
+                continue
+        if value is None and row.optional:
+            continue
+        _check(row, value)
+
+
+def _check(row: Setting, value: Any) -> None:
+    if row.kind == "flag":
+        if not isinstance(value, bool):
+            raise TypeError(f"Invalid {row.name}: {value!r} (must be a bool)")
+    elif row.kind == "word" or (isinstance(value, str) and row.words):
+        if value not in row.words:
+            numbers = ["a number"] if row.kind == "real" else []
+            *others, last = (*numbers, *map(repr, row.words))
+            wanted = f"{', '.join(others)} or {last}"
+            raise ValueError(f"Invalid {row.name}: {value!r} (must be {wanted})")
+    elif row.kind == "whole":
+        check_integer(row.name, value, low=int(row.low), high=row.high)
+    else:
+        check_real(row.name, value, low=row.low, high=row.high, low_open=row.low_open)
+
+
+def check_noise_scale(group: Mapping[str, Any]) -> None:
+    """Raises a ValueError if the noise of a step is not finite in float32."""
+    if "lr" not in group:
+        return
+    lr, temperature, num_data = (
+        float(group[name]) for name in ("lr", "temperature", "num_data")
+    )
+    # The products of numbers in range may overflow.
+    scale = math.sqrt(2 * lr) * math.sqrt(temperature / num_data)
+    if not scale <= _FLOAT32_MAX:
+        raise ValueError(
+            f"Invalid lr: {lr:g} with temperature {temperature:g} and num_data "
+            f"{num_data:g}: the noise has standard deviation sqrt(2 lr T / N) = "
+            f"{scale:g}, which float32 cannot hold. Give smaller numbers"
+        )
+
+
+#: What torch and its tools write into the groups of any optimizer.
+FOREIGN_KEYS = frozenset(
+    [
+        *("params", "param_names", "differentiable", "foreach", "fused", "maximize"),
+        # Of torch's schedulers and SWA.
+        *("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"),
+        # Of Hugging Face's Trainer, always 0 with samplers, and Lightning's monitor.
+        *("weight_decay", "name"),
+    ]
+)
+
+# Those of the foreign ones that would change the target if they were known.
+_MEANINGFUL = ("weight_decay", "maximize", "differentiable")
+
+
+def check_keys(
+    sampler: str,
+    settable: Collection[str],
+    group: Mapping[str, Any],
+    num_data: float,
+) -> None:
+    """Raises if a group that is to be added has a key that would be ignored.
+
+    Args:
+        sampler: the name of its class.
+        settable: its hyperparameters.
+        group: as it was given.
+        num_data: that of the group.
+    """
+    _check_meaningful(sampler, settable, group, num_data)
+    for key in group:
+        if key not in settable and key not in FOREIGN_KEYS:
+            near = get_close_matches(key, settable, n=1)
+            names = f"did you mean {near[0]!r}?" if near else f"it has {_row(settable)}"
+            raise ValueError(_unknown(sampler, key, names))
+
+
+def with_known_arguments(constructor: Callable[..., None]) -> Callable[..., None]:
+    """A constructor that says of other optimizers' arguments what they are here."""
+    known = inspect.signature(constructor).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in known.values()):
+        return constructor
+
+    @wraps(constructor)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        for key in kwargs:
+            if key not in known:
+                near = get_close_matches(key, known, n=1)
+                names = {*known} - {"self"}
+                reason = (
+                    f"did you mean {near[0]!r}?" if near else f"it has {_row(names)}"
+                )
+                if key == "weight_decay":
+                    reason = "prior_precision = weight_decay * num_data is that prior"
+                raise TypeError(
+                    f"{type(self).__name__} has no argument {key!r} ({reason})"
+                )
+        constructor(self, *args, **kwargs)
+
+    return checked
+
+
+def check_later_keys(
+    sampler: str, known: Collection[str], group: Mapping[str, Any]
+) -> None:
+    """Raises if what was set in a group later looks like a hyperparameter.
+
+    Others may keep there what they like, under names of their own.
+    """
+    _check_meaningful(sampler, known, group, group["num_data"])
+    if "lookahead_alpha" in group:
+        raise ValueError(
+            f"Invalid optimizer: {sampler} is inside of a Lookahead, which pulls the "
+            "parameters back every few steps: that samples no posterior (step the "
+            "sampler itself)"
+        )
+    for key in group:
+        if key not in known and key not in FOREIGN_KEYS:
+            near = get_close_matches(key, known, n=1, cutoff=0.85)
+            if near:
+                raise ValueError(_unknown(sampler, key, f"did you mean {near[0]!r}?"))
+
+
+def _check_meaningful(
+    sampler: str,
+    settable: Collection[str],
+    group: Mapping[str, Any],
+    num_data: float,
+) -> None:
+    for key in _MEANINGFUL:
+        value = group.get(key)
+        if not value:
+            continue
+        reason = f"it has {_row(settable)}"
+        if key == "weight_decay":
+            # g = ḡ + weight_decay θ of torch is g = ḡ + (λ/N) θ.
+            reason = (
+                f"weight_decay = {value:g} is prior_precision = weight_decay * "
+                f"num_data = {value * num_data:g}"
+            )
+        raise ValueError(_unknown(sampler, key, reason))
+
+
+def _unknown(sampler: str, key: str, reason: str) -> str:
+    return f"Invalid param group: {sampler} has no hyperparameter {key!r} ({reason})"
+
+
+def _row(names: Collection[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def check_friction(
+    noise_estimate: float, friction: float, what: str, where: str = ""
+) -> None:
+    """Raises a ValueError if there is less friction, which is ``what``."""
+    # momentum 0.9 and noise_estimate 0.1 are equal parts of 1, but for rounding.
+    if noise_estimate > friction + 1e-12:
+        raise ValueError(
+            f"Invalid noise_estimate: {noise_estimate:.6g}{where} (must not exceed "
+            f"the friction {what} = {friction:.6g}: lower momentum or lr, or "
+            "take larger minibatches)"
+        )
+
+
+def check_noise_estimate(group: Mapping[str, Any], friction: float, what: str) -> None:
+    """Raises if a group's exceeds the friction, or if there is one, and no noise."""
+    given = group["noise_estimate"]
+    if given == 0:
+        return
+    if not isinstance(given, str):
+        scaled = noise_estimate(group)
+        if scaled > friction:  # a message costs more than the comparison
+            check_friction(scaled, friction, what, _origin(group, scaled))
+    if group["temperature"] == 0:
+        raise ValueError(
+            f"Invalid noise_estimate: {given!r} (must be 0 at "
+            "temperature 0, where no noise is injected)"
+        )
+
+
+def _origin(group: Mapping[str, Any], scaled: float) -> str:
+    """Returns where an estimate comes from, if not from the settings of now."""
+    given = group["noise_estimate"]
+    if scaled == given:
+        return ""
+    then, now = group[ESTIMATE_SETTINGS][1:], settings_of(group)
+    words = [
+        f" at lr {n[0]:g}, temperature {n[1]:g} and num_data {n[2]:g}"
+        for n in (now, then)
+    ]
+    return f"{words[0]}, from {given:g}{words[1]}"
+
+
+#: Keys of a group: the (lr, T, N) of its momenta, and ``noise_estimate`` with the
+#: (lr, T, N) at which it was given. Empty where there are none yet.
+MOMENTUM_SETTINGS = "momentum_settings"
+ESTIMATE_SETTINGS = "noise_estimate_settings"
+
+
+def records_of(state: Iterable[str], settings: Iterable[str]) -> tuple[str, ...]:
+    """Returns the records that a sampler with this state and these settings keeps."""
+    names = {*settings}
+    has_momenta = "momentum" in state and "lr" in names
+    records = (MOMENTUM_SETTINGS,) if has_momenta else ()
+    return (*records, *((ESTIMATE_SETTINGS,) if "noise_estimate" in names else ()))
+
+
+def rests(group: Mapping[str, Any]) -> bool:
+    """Returns whether a group has lr = 0."""
+    return "lr" in group and float(group["lr"]) == 0
+
+
+def settings_of(group: Mapping[str, Any]) -> list[float]:
+    """Returns lr, T and N of a group."""
+    return [float(group[key]) for key in ("lr", "temperature", "num_data")]
+
+
+def momentum_scale(former: Sequence[float], now: Sequence[float]) -> float | None:
+    """Returns the factor of momenta whose (lr, T, N) change; None if they are drawn.
+
+    In the arithmetic of csrc/host/rescaling.h, and traceable.
+    """
+    lr = now[0] / former[0]
+    if former[1] == 0:
+        scale = math.inf if now[1] > 0 else lr  # as in SGD, whose buffer is -v / lr
+    elif now[1] == 0:
+        scale = math.sqrt(lr)
+    else:
+        before, after = (n[0] * n[1] / n[2] for n in (former, now))
+        # A product that underflows says nothing of momenta.
+        scale = math.sqrt(after / before) if before > 0 else math.inf
+    return scale if 0 < scale < math.inf else None
+
+
+def noise_estimate_scale(former: Sequence[float], now: Sequence[float]) -> float:
+    """Returns the factor of β̂, which at T = 0 follows lr and N alone."""
+    scale = now[0] / former[0] * (now[2] / former[2])
+    return scale * (former[1] / now[1]) if former[1] > 0 and now[1] > 0 else scale
+
+
+def scales(group: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the operator's numbers for a step of a group, but for those that are 1.
+
+    Momenta that are to be drawn are drawn before it.
+    """
+    former = group.get(MOMENTUM_SETTINGS)
+    if not former:
+        return {}
+    now = settings_of(group)
+    if former == now or now[0] == 0:
+        return {}
+    scale = momentum_scale(former, now)
+    found = {} if scale is None else {"momentum_scale": scale}
+    if "thermostat_rate" in group:
+        # A thermostat's mean is β̂, but its fluctuations do not follow the ratio: one
+        # above 1 would multiply them beyond the friction, and the chain diverges.
+        found["thermostat_scale"] = min(1.0, noise_estimate_scale(former, now))
+    return {name: value for name, value in found.items() if value != 1.0}
+
+
+def is_drawn(group: Mapping[str, Any]) -> bool:
+    """Returns whether a step of a group begins with new momenta, as after T = 0."""
+    former = group.get(MOMENTUM_SETTINGS)
+    if not former or rests(group):
+        return False
+    now = settings_of(group)
+    return former != now and momentum_scale(former, now) is None
+
+
+def noise_estimate(group: Mapping[str, Any]) -> float:
+    """Returns β̂ of a step of a group: the number that was given, for its lr, T and N.
+
+    β̂ = lr N Var(ḡ) / (2 T), and Var(ḡ) is what does not change.
+    """
+    given = group["noise_estimate"]
+    known = group.get(ESTIMATE_SETTINGS)
+    if given == 0 or not known or known[0] != given or rests(group):
+        return float(given)
+    now = settings_of(group)
+    if now == known[1:] or now[1] == 0:
+        return float(given)
+    return float(given) * noise_estimate_scale(known[1:], now)
+
+
+_ARGUMENTS = {
+    "num_data": "N, the number of training examples, > 0. 1 means that the loss is U "
+    "itself.",
+    "prior_precision": "λ >= 0, precision of the Gaussian prior N(μ, 1/λ) on each "
+    "parameter; 0 is a flat prior. Default: 0.",
+    "prior_mean": "μ, a number, or tensors, one for each parameter and of its shape, "
+    "which are copied, see :class:`Sampler`. Default: 0.",
+    "temperature": "T > 0; 1 is the Bayesian posterior. Default: 1.",
+    "num_chains": "K makes K independent chains at once: every parameter has a leading "
+    "dimension K, as :func:`torch.func.stack_module_state` makes them, and the loss is "
+    "the sum of the chains' mean losses. Chain k is the chain of a sampler with the "
+    "seed ``fold_in(seed, k)``, bit for bit. Default: None, one chain.",
+    "seed": "key of the noise, a 64-bit int; None draws one, see :class:`Sampler`. "
+    "Default: None.",
+    "capturable": "keep the step counter in device memory, so that ``step()`` can be "
+    "captured in a CUDA graph after one ordinary step, see :class:`SGLD`. Default: "
+    "False.",
+    "nonfinite": 'what to do about gradients that are not finite: "raise", "skip" or '
+    '"allow", see :class:`Sampler`, also on clipping. Default: "raise".',
+    "process_group": "the ranks that sample this chain together, see "
+    ":class:`Sampler`. Default: all.",
+}
+_NAMES = re.compile(r"^( +)(\{\w+\}(?: \{\w+\})*)$", re.MULTILINE)
+
+
+def documented(docstring: str | None) -> str | None:
+    """Puts the texts of arguments where a docstring names them."""
+    if docstring is None:
+        return None
+    return _NAMES.sub(_texts, docstring)
+
+
+def _texts(names: re.Match[str]) -> str:
+    indent, known = names[1], re.findall(r"\w+", names[2])
+    if not all(name in _ARGUMENTS for name in known):
+        return names[0]  # of somebody else
+    return "\n".join(
+        textwrap.fill(
+            f"{name}: {_ARGUMENTS[name]}",
+            width=88,
+            initial_indent=indent,
+            subsequent_indent=indent + "    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for name in known
+    )

@@ -1,0 +1,376 @@
+"""Checks of parameters and gradients, and the lists that a step updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch.nn.parameter import is_lazy
+
+from torch_sgmcmc._impl import dtensor
+from torch_sgmcmc._impl.context import Chain, Work, name_of
+from torch_sgmcmc._impl.hyperparams import rests
+from torch_sgmcmc._impl.ops import HAS_CUDA
+from torch_sgmcmc._impl.random_state import SIZES
+from torch_sgmcmc._impl.utils import DTYPES, state_dtype
+
+__all__ = [
+    "check_chains",
+    "check_cuda",
+    "check_fits",
+    "check_memory",
+    "check_parameter",
+    "check_sizes",
+    "gather",
+    "refuse_capture",
+    "renumber",
+    "unlike_sizes",
+]
+
+
+def check_parameter(sampler: str, p: Tensor, takes_shards: bool = True) -> None:
+    """Raises if the sampler of this name cannot sample a parameter."""
+    cannot = f"Invalid parameter: {sampler} cannot sample"
+    if dtensor.is_dtensor(p):
+        if not takes_shards:
+            raise ValueError(
+                f"{cannot} a DTensor (it decides by all parameters together: sample "
+                "with one that does not, as SGHMC)"
+            )
+        p = dtensor.check_shard(cannot, p)
+    if is_lazy(p):
+        raise ValueError(
+            f"{cannot} an uninitialized parameter (run the lazy module once before)"
+        )
+    if p.layout is not torch.strided or p.is_nested:
+        layout = "nested" if p.is_nested else p.layout
+        raise ValueError(f"{cannot} the layout {layout} (must be torch.strided)")
+    if p.dtype not in DTYPES:
+        raise ValueError(
+            f"{cannot} {p.dtype} (must be float32, float64, bfloat16 or float16; a "
+            "complex parameter can be kept as torch.view_as_real of it)"
+        )
+    if p.device.type not in ("cpu", "cuda"):
+        raise ValueError(
+            f"{cannot} on the device {p.device} (must be cpu or cuda; a module on meta "
+            "has no numbers before to_empty() and its initialisation)"
+        )
+    if p.is_neg():
+        raise ValueError(f"{cannot} a negative view (take resolve_neg() of it)")
+    if _may_repeat(p) and _shared_by([p]) is not None:
+        raise ValueError(
+            f"{cannot} an expanded parameter (several elements share memory): shape "
+            f"{list(p.shape)}, strides {list(p.stride())}"
+        )
+
+
+def check_chains(p: Tensor, num_chains: int | None) -> None:
+    """Raises if a parameter does not hold so many chains."""
+    if num_chains is not None and dtensor.is_dtensor(p):
+        raise ValueError(
+            f"Invalid num_chains: {num_chains} (a DTensor belongs to one chain)"
+        )
+    if num_chains is not None and (p.dim() == 0 or p.shape[0] != num_chains):
+        raise ValueError(
+            f"Invalid parameter: shape {list(p.shape)} (must have a leading dimension "
+            f"of num_chains = {num_chains})"
+        )
+
+
+def check_memory(groups: Iterable[Iterable[Tensor]]) -> None:
+    """Raises if parameters, each without repetitions, overlap each other."""
+    spans = []
+    for i, params in enumerate(groups):
+        for j, p in enumerate(dtensor.locals_of(params)):
+            if p.numel() > 0 and not isinstance(p, FakeTensor):
+                begin = p.data_ptr()
+                end = begin + _extent(p) * p.element_size()
+                spans.append((str(p.device), begin, end, (i, j), p))
+    spans.sort(key=lambda span: span[:2])
+    for cluster in _clusters(spans):
+        # Columns of a matrix, say, interleave without sharing anything.
+        shared = _shared_by([p for *_, p in cluster])
+        if shared is not None:
+            first, second = (
+                "number {1} of group {0}".format(*place)
+                for place in sorted(cluster[index][3] for index in shared)
+            )
+            raise ValueError(
+                f"Invalid parameters: {first} and {second} overlap in memory (each "
+                "must have its own)"
+            )
+
+
+_Span = tuple[str, int, int, tuple[int, int], Tensor]
+
+
+def _clusters(spans: list[_Span]) -> Iterator[list[_Span]]:
+    """Those, of sorted spans, that overlap as wholes."""
+    number, device, furthest = 0, "", 0
+    numbered = []
+    for span in spans:
+        if span[0] != device or span[1] >= furthest:
+            number, device, furthest = number + 1, span[0], span[2]
+        furthest = max(furthest, span[2])
+        numbered.append((number, span))
+    for _, members in groupby(numbered, key=lambda each: each[0]):
+        cluster = [span for _, span in members]
+        if len(cluster) > 1:
+            yield cluster
+
+
+def _extent(p: Tensor) -> int:
+    """The number of elements from the first in memory to the last."""
+    return 1 + sum((n - 1) * s for n, s in zip(p.shape, p.stride(), strict=True))
+
+
+def _may_repeat(p: Tensor) -> bool:
+    """Whether strides leave open that elements share memory."""
+    extent = 1
+    for s, n in sorted(zip(p.stride(), p.shape, strict=True)):
+        if n > 1 and s < extent:
+            return p.numel() > 0
+        extent += (n - 1) * s
+    return False
+
+
+def _shared_by(params: list[Tensor]) -> tuple[int, int] | None:
+    """The indices of two parameters that have a byte in common, if there are."""
+    rows, owners = [], []
+    for i, p in enumerate(params):
+        offsets = torch.zeros(1, dtype=torch.int64)
+        for n, s in zip(p.shape, p.stride(), strict=True):
+            offsets = (offsets[:, None] + s * torch.arange(n)).flatten()
+        size = p.element_size()
+        bytes_ = (size * offsets)[:, None] + torch.arange(size)
+        rows.append(bytes_.flatten() + (p.data_ptr() - params[0].data_ptr()))
+        owners.append(torch.full_like(rows[-1], i))
+    sorted_, order = torch.cat(rows).sort(stable=True)
+    twice = (sorted_[1:] == sorted_[:-1]).nonzero()
+    if len(twice) == 0:
+        return None
+    at = int(twice[0])
+    owner = torch.cat(owners)[order]
+    return int(owner[at]), int(owner[at + 1])
+
+
+def check_fits(chain: Chain, work: list[Work]) -> None:
+    """Raises if an operator would refuse a parameter, its gradient or its state.
+
+    One operator changes nothing then. Before the first of several all that they would
+    refuse has to be known.
+    """
+    states = chain.state
+    for group, params, grads, _ in work:
+        device = params[0].device  # that of all in a list
+        on_cpu = device.type == "cpu"
+        if not on_cpu:
+            _check_device(chain, group, device)
+        for p, grad in zip(params, grads, strict=True):
+            shape, dtype = p.shape, p.dtype
+            # (A device is compared by the shortest way.)
+            if (
+                grad.dtype is not dtype
+                or grad.shape != shape
+                or not (grad.is_cpu if on_cpu else grad.device == device)
+            ):
+                raise _unlike_gradient(chain, p, grad)
+            if not p.is_contiguous() or dtype not in DTYPES:
+                _check_parameter(chain, p)
+            wanted = torch.float64 if dtype is torch.float64 else torch.float32
+            state = states.get(p)
+            for key, value in state.items() if state else ():
+                if isinstance(value, Tensor) and (
+                    value.shape != shape
+                    or value.dtype is not wanted
+                    or value.layout is not torch.strided
+                    or not (value.is_cpu if on_cpu else value.device == device)
+                ):
+                    raise _unlike_state(chain, p, key, value)
+
+
+def _check_parameter(chain: Chain, p: Tensor) -> None:
+    try:
+        check_parameter(chain.name, p)
+    except ValueError as error:  # it was right when it was given
+        raise RuntimeError(str(error)) from error
+
+
+def _unlike_gradient(chain: Chain, p: Tensor, grad: Tensor) -> RuntimeError:
+    return RuntimeError(
+        f"{chain.name} got a gradient of {grad.dtype} and shape "
+        f"{list(grad.shape)} on {grad.device} for a parameter of {p.dtype} and shape "
+        f"{list(p.shape)} on {p.device} (must be equal)"
+    )
+
+
+def _unlike_state(chain: Chain, p: Tensor, key: str, value: Tensor) -> RuntimeError:
+    return RuntimeError(
+        f"{chain.name} has a {key} of {value.dtype}, shape "
+        f"{list(value.shape)} and layout {value.layout} on {value.device} for "
+        f"parameter {name_of(chain.groups, p)} (must be of {state_dtype(p)}, "
+        f"{list(p.shape)} and torch.strided on {p.device}): was the parameter "
+        "replaced, or moved?"
+    )
+
+
+def _check_device(chain: Chain, group: Mapping[str, Any], device: torch.device) -> None:
+    name, step = chain.name, chain.rng.step
+    if device.type != "cuda":
+        raise RuntimeError(
+            f"{name} got a parameter on the device {device} (must be cpu or cuda)"
+        )
+    if group["capturable"] and step.device != device:
+        raise RuntimeError(
+            f"{name} counts its steps on {step.device}, and has a parameter "
+            f"on {device} (with capturable=True all parameters must lie on one device)"
+        )
+
+
+# ---- Sizes ---------------------------------------------------------------------------
+
+
+def unlike_sizes(chain: Chain, group: dict[str, Any]) -> RuntimeError:
+    """The error of a step with parameters that are not as they were numbered."""
+    params, sizes = group["params"], group[SIZES]
+    at = next(i for i, g in enumerate(chain.groups) if g["params"] is params)
+    if len(params) != len(sizes):
+        what = f"{len(params)} parameters in group {at}, whose noise is numbered for "
+        what += f"{len(sizes)}"
+    else:
+        now = map(chain.numel, params)
+        i, new, old = next(
+            (i, new, old)
+            for i, (new, old) in enumerate(zip(now, sizes, strict=True))
+            if new != old
+        )
+        what = f"a parameter of {new} elements, number {i} of group {at}, whose noise "
+        what += f"is numbered for {old}"
+    return RuntimeError(
+        f"{chain.name} got {what}: call renumber() after parameters have grown, shrunk "
+        "or been replaced (further ones come with add_param_group)"
+    )
+
+
+def check_sizes(chain: Chain) -> None:
+    """Raises if parameters are not as their noise is numbered."""
+    for group in chain.groups:
+        if [chain.numel(p) for p in group["params"]] != group[SIZES]:
+            raise unlike_sizes(chain, group)
+
+
+def renumber(chain: Chain, check: Callable[[Tensor], None]) -> bool:
+    """See :meth:`Sampler.renumber`; returns whether something has changed."""
+    params = chain.params
+    if len({id(p) for p in params}) < len(params):
+        raise ValueError("Invalid parameters: one is listed twice")
+    for p in params:
+        check(p)
+        for key, value in chain.state.get(p, {}).items():
+            if isinstance(value, Tensor) and value.shape != p.shape:
+                raise ValueError(
+                    f"Invalid state: {key} of shape {list(value.shape)} for a "
+                    f"parameter of shape {list(p.shape)} (put one of its shape into "
+                    f"state[p][{key!r}], or delete it to begin anew)"
+                )
+    check_memory(group["params"] for group in chain.groups)
+    sizes = [[chain.numel(p) for p in group["params"]] for group in chain.groups]
+    changed = chain.rng.renumber(sizes)
+    known = set(params)
+    for p in [p for p in chain.state if isinstance(p, Tensor) and p not in known]:
+        del chain.state[p]
+        changed = True
+    return changed
+
+
+def gather(chain: Chain) -> list[Work]:
+    """Checks gradients and lists what is to be updated."""
+    absences = chain.absences
+    if absences.any:
+        absences.begin()
+    work: list[Work] = []
+    for group in chain.groups:
+        if rests(group):
+            continue
+        work.extend(_of_group(chain, group))
+    if not work and not all(map(rests, chain.groups)):
+        absences.nothing_moves()
+    return work
+
+
+def _of_group(chain: Chain, group: dict[str, Any]) -> list[Work]:
+    """The group's parameters that have a gradient, a list for each device."""
+    params: list[Tensor] = []
+    grads: list[Tensor] = []
+    offsets: list[int] = []
+    sizes = group["sizes"]
+    if chain.chains_have_seeds and group["num_chains"] is not None:
+        sizes = [group["num_chains"] * size for size in sizes]
+    if len(group["params"]) != len(sizes):
+        raise unlike_sizes(chain, group)
+    strided, on_cpu = torch.strided, True
+    check_gradient = chain.placement.check_gradient
+    for p, offset, size in zip(group["params"], group["offsets"], sizes, strict=True):
+        if not p.requires_grad:
+            continue
+        if p.numel() != size:
+            raise unlike_sizes(chain, group)
+        grad = p.grad
+        if grad is None:
+            chain.absences.add(p)
+            continue
+        if grad.layout is not strided:
+            raise RuntimeError(
+                f"{chain.name} does not support sparse gradients: got one of layout "
+                f"{grad.layout} for a parameter of shape {list(p.shape)} (for "
+                "nn.Embedding, use sparse=False)"
+            )
+        check_gradient(chain.name, p, grad)
+        params.append(p)
+        grads.append(grad)
+        offsets.append(offset)
+        if not p.is_cpu:
+            on_cpu = False
+    if not params:
+        return []
+    if on_cpu:
+        return [Work(group, params, grads, offsets)]
+    devices = {p.device for p in params}
+    if any(device.type == "cuda" for device in devices):
+        check_cuda(chain.name, group)
+    if len(devices) == 1:
+        return [Work(group, params, grads, offsets)]
+    work: dict[torch.device, Work] = {}
+    for p, grad, offset in zip(params, grads, offsets, strict=True):
+        lists = work.setdefault(p.device, Work(group, [], [], []))
+        lists.params.append(p)
+        lists.grads.append(grad)
+        lists.offsets.append(offset)
+    return list(work.values())
+
+
+def check_cuda(sampler: str, group: dict[str, Any]) -> None:
+    """Raises if the sampler of this name cannot move parameters on a GPU now."""
+    if not HAS_CUDA:
+        raise RuntimeError(
+            f"{sampler} got parameters on a CUDA device, but torch_sgmcmc was built "
+            "without CUDA kernels: reinstall it with TORCH_SGMCMC_CUDA=1"
+        )
+    refuse_capture(sampler, group)
+
+
+def refuse_capture(sampler: str, group: dict[str, Any]) -> None:
+    """Raises in the capture of a CUDA graph, if the sampler is not capturable.
+
+    A step counter on the host would be frozen into the graph, and every replay would
+    inject the same noise.
+    """
+    if not group["capturable"] and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"{sampler} cannot be captured in a CUDA graph: construct it with "
+            "capturable=True"
+        )

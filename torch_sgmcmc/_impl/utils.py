@@ -1,0 +1,204 @@
+"""Small helpers without any state."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
+
+__all__ = [
+    "DTYPES",
+    "blank",
+    "first_rows",
+    "halves",
+    "has_master",
+    "length_of",
+    "mapped",
+    "optional",
+    "plain_name",
+    "plain_names",
+    "progress_bar",
+    "resolved",
+    "rows_of",
+    "state_dtype",
+    "tensors_in",
+    "unwrapped",
+]
+
+#: What parameters can be in.
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def state_dtype(p: Tensor) -> torch.dtype:
+    """The type of arithmetic and of state for a parameter."""
+    return torch.float64 if p.dtype == torch.float64 else torch.float32
+
+
+def has_master(p: Tensor) -> bool:
+    """Whether a parameter is the rounded value of a master.
+
+    See Note [Master parameters] in ``csrc/core/roles.h``.
+    """
+    dtype = p.dtype
+    return dtype is torch.bfloat16 or dtype is torch.float16
+
+
+def blank(p: Tensor, *names: str) -> dict[str, Any]:
+    """State of these names, of the type and shape that a parameter's has."""
+    return {name: torch.zeros_like(p, dtype=state_dtype(p)) for name in names}
+
+
+T = TypeVar("T")
+
+
+def progress_bar(
+    items: Iterable[T], name: str, shown: bool, *, unit_scale: int = 1
+) -> Iterable[T]:
+    """The items, with a bar if it is wanted and there can be one.
+
+    It counts ``unit_scale`` an item.
+    """
+    if not shown:
+        return items
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        return items
+    return tqdm(items, desc=name, unit_scale=unit_scale if unit_scale > 1 else False)
+
+
+def length_of(loader: Any) -> int | None:
+    """How many it has, if that is known."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):  # torch's loader of an IterableDataset
+        return None
+
+
+def tensors_in(batch: Any) -> Iterator[Tensor]:
+    """All of its tensors, in their order."""
+    if isinstance(batch, Tensor):
+        yield batch
+    if isinstance(batch, Mapping):
+        batch = [*batch.values()]
+    if isinstance(batch, list | tuple):
+        for part in batch:
+            yield from tensors_in(part)
+
+
+def mapped(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
+    """Returns the same nest, of the same types, with the function's tensors."""
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if isinstance(batch, Mapping):
+        values = {key: mapped(function, value) for key, value in batch.items()}
+        if type(batch) is dict or not isinstance(batch, MutableMapping):
+            return values
+        same = copy.copy(batch)  # such as a BatchEncoding
+        for key, value in values.items():
+            same[key] = value
+        return same
+    if isinstance(batch, list | tuple):
+        parts = [mapped(function, value) for value in batch]
+        if hasattr(batch, "_fields"):
+            return type(batch)(*parts)
+        return type(batch)(parts)
+    return batch
+
+
+def rows_of(batch: Any) -> int | None:
+    """The rows of a minibatch: the length that its tensors share.
+
+    None where there is no tensor, or none shares its length with another.
+    """
+    tensors = (t for t in tensors_in(batch) if t.dim())
+    lengths = Counter(map(len, tensors)).most_common()
+    if not lengths or (len(lengths) > 1 and lengths[0][1] == 1):
+        return None
+    return lengths[0][0]
+
+
+def first_rows(batch: Any, count: int) -> Any:
+    """So many of them, or as many as there are."""
+    rows = rows_of(batch)
+    return batch if rows is None else _cut(batch, rows, slice(count))
+
+
+def halves(batch: Any) -> tuple[Any, Any, Any] | None:
+    """Its two halves and both together; None if it cannot be cut."""
+    rows = rows_of(batch)
+    if rows is None or rows < 2:
+        return None
+    half = rows // 2
+    parts = (slice(half), slice(half, 2 * half), slice(2 * half))
+    first, second, both = (_cut(batch, rows, part) for part in parts)
+    return first, second, both
+
+
+def _cut(batch: Any, rows: int, part: slice) -> Any:
+    return mapped(lambda t: t[part] if t.dim() and len(t) == rows else t, batch)
+
+
+def optional(module: str, package: str, user: str, extra: str = "diagnostics") -> Any:
+    """The module, or an error that says who needs it and how it is installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f"{user} needs {package}, which is not installed: pip install "
+            f"'torch_sgmcmc[{extra}]'"
+        ) from error
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module that is inside of a wrapper, or of several."""
+    while (inside := _inside(model)) is not None:
+        model = model.get_submodule(inside)
+    return model
+
+
+def plain_names(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
+    """From tensors' names in a module to those that they have without wrappers."""
+    wrappers = {
+        path: inside
+        for path, module in model.named_modules(remove_duplicate=False)
+        if (inside := _inside(module)) is not None
+    }
+    return {name: _plain(name, wrappers) for name in names}
+
+
+def resolved(name: str, known: Mapping[str, Any]) -> str:
+    """A plain name that is known, for one of a model that was wrapped otherwise."""
+    plain = name.replace("_orig_mod.", "")
+    while plain not in known and plain.startswith("module."):
+        plain = plain.removeprefix("module.")
+    return plain
+
+
+def plain_name(name: str) -> str:
+    """A name without all that may be a wrapper's, to be compared with others."""
+    parts = name.split(".")
+    return ".".join(p for p in parts if p not in ("_orig_mod", "module"))
+
+
+def _inside(module: nn.Module) -> str | None:
+    if "_orig_mod" in module._modules:  # torch.compile's, whose import takes its time
+        return "_orig_mod"
+    wrappers = (DataParallel, DistributedDataParallel, AveragedModel)
+    return "module" if isinstance(module, wrappers) else None
+
+
+def _plain(name: str, wrappers: Mapping[str, str]) -> str:
+    path, kept = "", []
+    for part in name.split("."):
+        if wrappers.get(path) != part:
+            kept.append(part)
+        path = f"{path}.{part}" if path else part
+    return ".".join(kept)

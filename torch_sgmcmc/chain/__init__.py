@@ -1,1 +1,0 @@
-"""What all samplers have in common."""
