@@ -71,6 +71,15 @@ ANY_DRAWS = [kind for kind in KINDS if kind != "EWSG persistent"]
 SIZES = (3, 128, 257, 1, 40, 1000)
 
 
+def kept_state(sampler: sg.Sampler) -> dict[Any, dict[str, Any]]:
+    """What the sampler keeps of parameters besides the step counter."""
+    kept = {
+        p: {key: value for key, value in state.items() if key != "step"}
+        for p, state in sampler.state.items()
+    }
+    return {p: state for p, state in kept.items() if state}
+
+
 def make_params(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
     g = torch.Generator().manual_seed(3)
     return [nn.Parameter(torch.randn(n, generator=g).to(dtype)) for n in SIZES]

@@ -296,8 +296,6 @@ class EWSG(SharedSettings):
     def _run_step(self, closure: Callable[[], Any] | None) -> Any:
         refuse_scaler(self)
         if closure is None:
-            if self._begin_step():
-                return None
             raise TypeError(_NO_CLOSURE)
         chain = self._chain_now()
         if chain.plan is None or not chain.plan.has_same_numbers():

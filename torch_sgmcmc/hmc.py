@@ -255,6 +255,7 @@ class HMC(Hamiltonian):
                 self._forget(p, MASS)
             else:
                 self.state[p][MASS] = mass
+        self._fill_state()
 
     # ---- Trajectories ---------------------------------------------------------
 
@@ -355,10 +356,9 @@ class HMC(Hamiltonian):
             row).
         """
         refuse_scaler(self)
-        if self._begin_step():
-            return None, torch.empty(0, dtype=torch.float64)
         if closure is None:
             raise TypeError(_NO_CLOSURE)
+        self._begin_step()
         self._check_all_groups()
         refuse_accumulation(self, closure)
         loss = fresh_gradients(self, closure)

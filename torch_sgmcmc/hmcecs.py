@@ -283,8 +283,7 @@ class HMCECS(HMCECSBase):
         return super().step(closure)
 
     def _run_step(self, closure: Closure | None) -> Any:
-        if self._begin_step():
-            return None
+        self._begin_step()
         try:
             self._sweep(closure)
         except StepLeftOut:

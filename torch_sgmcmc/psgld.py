@@ -175,14 +175,14 @@ class PSGLD(ManyChains):
         """
         return needs_graph(self)
 
-    def _begin_step(self) -> bool:
+    def _begin_step(self) -> None:
         refuse_scaler(
             self,
             "PSGLD with Γ",
             "the loss and so its curvature",
             ", or gamma=False and adapt=False after burn-in",
         )
-        return super()._begin_step()
+        super()._begin_step()
 
     def _method_of(self, group: dict[str, Any]) -> Method:
         return self._METHOD if group["adapt"] else self._FROZEN

@@ -259,21 +259,12 @@ class Sampler(Bookkeeping):
         else:
             super().zero_grad(set_to_none)
 
-    def _begin_step(self) -> bool:
-        """Checks what is around the sampler.
-
-        Returns:
-            Whether this is no step at all, but a checkpoint's call for state to fill.
-        """
+    def _begin_step(self) -> None:
+        """Checks what is around the sampler."""
         chain = self._chain_now()
-        if distributed.is_laying_out(chain):
-            self._lay_out()
-            return True
         chain.rng.check(chain.name, chain.groups)
-        chain.clear_blank_state()
         self._settle()
         take_turn(chain)
-        return False
 
     def _settle(self) -> None:
         """Does what is to be done where there are other ranks, once there are."""
@@ -306,12 +297,14 @@ class Sampler(Bookkeeping):
                 return self._run_step(closure)
         # As no_grad() does, in a third of its time. An interrupt inside of any
         # no_grad() may leave autograd switched off.
-        enabled = torch.is_grad_enabled()
+        enabled, was_blank = torch.is_grad_enabled(), self._chain.has_blank_state
         try:
             torch._C._set_grad_enabled(False)
             result = self._run_step(closure)
         finally:
             torch._C._set_grad_enabled(enabled)
+            if was_blank:  # and the step has failed, or was left out
+                self._fill_state()
         if self._chain.absences.any:
             self._chain.absences.look(type(self).__name__, self.param_groups)
         return result
@@ -391,8 +384,7 @@ class Sampler(Bookkeeping):
 
     def _build_plan(self, chain: Chain) -> tuple[StepPlan | None, list[Tensor]]:
         """Checks groups and gradients, creates state, and makes a plan of both."""
-        if self._begin_step():
-            return None, []
+        self._begin_step()
         work = self._work_of(chain)
         if not work:
             return None, []
@@ -418,8 +410,14 @@ class Sampler(Bookkeeping):
         if self._RECORDS:
             note_estimate(chain)
         work = gather(chain)
+        is_compiling = torch.compiler.is_compiling()
         if all(map(rests, chain.groups)):
+            if not is_compiling and not any(chain.state.values()):
+                self._fill_state()
             return []
+        if not is_compiling:
+            chain.clear_blank_state()
+            chain.link_step()
         if self._RECORDS and self.defaults["capturable"]:
             self._rescale_now(chain)
         if not work:
@@ -542,6 +540,7 @@ class SharedSettings(Sampler):
     """
 
     _CAPTURABLE: ClassVar[bool] = False
+    _NEEDS_CLOSURE: ClassVar[bool] = True
     # GradScaler.step() then leaves a mark on the sampler, by which step() sees it.
     _step_supports_amp_scaling = True
 
@@ -553,6 +552,12 @@ class SharedSettings(Sampler):
             cls._SHARED = tuple(name for name in names if name not in _OF_GROUP)
         managed = (*Sampler._MANAGED, *cls._SHARED, *cls._PROGRESS)
         cls._MANAGED = (*managed, *cls._RECORDS)
+
+    def _begin_step(self) -> None:
+        super()._begin_step()
+        chain = self._chain_now()
+        chain.clear_blank_state()
+        chain.link_step()
 
     def _set(self, **values: Any) -> None:
         """Sets what all groups share: hyperparameters, and what is counted."""

@@ -300,10 +300,9 @@ class SBPS(Watched):
 
     def _run_step(self, closure: Callable[[], Any] | None) -> Any:
         refuse_scaler(self)
-        if self._begin_step():
-            return None
         if closure is None:
             raise TypeError(_NO_CLOSURE)
+        self._begin_step()
         if lightning_module(closure) is not None:
             raise RuntimeError(
                 "SBPS cannot be used in Lightning's automatic optimization, whose "

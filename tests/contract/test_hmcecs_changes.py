@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from ecs_data import Data, N, chain, make
+from short_chains import kept_state
 from torch import Tensor
 
 import torch_sgmcmc as sg
@@ -164,7 +165,7 @@ def test_a_warmup_too_short_to_choose_sizes() -> None:
         sampler.warmup(data, 1, target_variance=1.0)
     with pytest.raises(ValueError, match=r"Invalid steps: 20 .* makes after 20"):
         sampler.warmup(data, 20, anchor_every=1, target_variance=1.0)
-    assert not sampler.state
+    assert not kept_state(sampler)
 
 
 def test_the_number_of_products_moves_the_lower_bound() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from failed_steps import refused
 from harness.exactness import assert_same
-from short_chains import ALIKE
+from short_chains import ALIKE, kept_state
 from stored_files import contents
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
@@ -87,7 +87,7 @@ class Chains:
         ):
             for p, own in zip(self.together, params, strict=True):
                 assert torch.equal(p[k], own), k
-                for key, value in sampler.state[own].items():
+                for key, value in kept_state(sampler).get(own, {}).items():
                     theirs = self.sampler.state[p][key]
                     if torch.is_tensor(value):
                         theirs = theirs[k]

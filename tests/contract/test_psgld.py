@@ -103,7 +103,7 @@ def test_it_is_made_once_and_not_saved() -> None:
     assert root.shape == first.shape and len(kept) == 2
     step(sampler)
     assert kept[first].value is root
-    assert set(sampler.state_dict()["state"][0]) == {"square_average"}
+    assert set(sampler.state_dict()["state"][0]) == {"square_average", "step"}
     adapt_for_a_step(sampler)
     assert not kept
 
@@ -169,7 +169,7 @@ def test_gamma_that_begins_later() -> None:
     # While V goes on without it, W loses its meaning.
     sampler.param_groups[0]["gamma"] = False
     gamma_step(sampler, curvature)
-    assert set(sampler.state[p]) == {"square_average"}
+    assert set(sampler.state[p]) == {"square_average", "step"}
 
 
 def test_a_checkpoint_goes_on_as_it_was() -> None:

@@ -25,7 +25,6 @@ from short_chains import (
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl.user_state import has_more
 
 each = pytest.mark.parametrize("kind", [*THREE, "EWSG"])
 

@@ -25,7 +25,7 @@ from torch_sgmcmc._impl import distributed, step_plan
 from torch_sgmcmc._impl.context import chain_of
 from torch_sgmcmc._impl.ops import fused_step_
 
-# That go by gradients alone; EWSG has more tests in test_ewsg_again.py.
+# That go by gradients alone; EWSG has more tests in test_ewsg_plan.py.
 KINDS = ("SGLD", "SGLRW", "SGHMC", "BAOA", "SGNHT")
 
 
@@ -168,7 +168,8 @@ def moved_state(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
     for p, other in zip(params, params[::-1], strict=True):
         p.data = torch.ones(3)
         p.grad = None
-        sampler.state[p] = {k: v[:3] for k, v in sampler.state[p].items()}
+        for key, value in sampler.state[p].items():
+            sampler.state[p][key] = value if key == "step" else value[:3]
         assert other is not p
     sampler.renumber()
     step(sampler, params)

@@ -203,5 +203,41 @@ TEST(Drivers, SplittingIntoCallsChangesNothing) {
   EXPECT_TRUE(together == apart);
 }
 
+// SGHMC's row in another order.
+struct Reordered {
+  static constexpr Row kRow = {.op = "reordered_",
+                               .lists = {rows::kGrads, rows::kParams},
+                               .numbers = {rows::kResampleEvery,
+                                           rows::kMomentumScale,
+                                           rows::kTemperature,
+                                           rows::kNumData,
+                                           rows::kNoiseEstimate,
+                                           rows::kLr,
+                                           rows::kPriorPrecision,
+                                           rows::kMomentum},
+                               .has_prior_mean = true};
+};
+
+TEST(NamedCall, FindsArgumentsByTheirNames) {
+  Call call(Reordered::kRow);
+  call.numbers = {0, 0.5, 2, 10, 0.25, 0.125, 40, 0.75};
+  call.integers[0] = 7;
+  call.common.prior_mean = 3;
+  std::vector<float> data = {1};
+  call.lists[1] = {View(data)};
+  const NamedCall<Reordered> named(call);
+  const SGHMCCoefficients c(named);
+  EXPECT_EQ(c.lr, 0.125);
+  EXPECT_EQ(c.momentum, 0.75);
+  EXPECT_EQ(c.heat, 2 * 0.125 * 2 / 10);
+  EXPECT_EQ(c.weight_decay, 40.0 / 10);
+  EXPECT_EQ(c.noise_estimate, 0.25);
+  EXPECT_EQ(c.momentum_scale, 0.5);
+  EXPECT_EQ(c.prior_mean, 3);
+  EXPECT_EQ(named.integer("resample_momentum_every"), 7);
+  EXPECT_EQ(named.list("params").size(), 1U);
+  EXPECT_TRUE(named.list("grads").empty());
+}
+
 }  // namespace
 }  // namespace torch_sgmcmc

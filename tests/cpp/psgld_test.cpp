@@ -3,8 +3,6 @@
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
 
-#include "message_of.h"
-
 namespace torch_sgmcmc {
 namespace {
 

@@ -278,7 +278,7 @@ void PerformBy(const Call& call) {
   if constexpr (std::is_same_v<Driver, Library>) {
     Dispatch(call.row.op, StackOf(call));
   } else {
-    Perform<Op, Driver>(call);
+    Update<Op, Driver>(call).Apply();
   }
 }
 

@@ -29,7 +29,6 @@ from torch_sgmcmc._ecs.taylor import (
     has_hessian,
     kinds_of,
 )
-from torch_sgmcmc._impl.distributed import refuse_common_state
 from torch_sgmcmc._impl.hyperparams import check_integer
 from torch_sgmcmc._impl.parameters import check_sizes
 from torch_sgmcmc._impl.state_dict import check_tensor
@@ -260,6 +259,12 @@ class HMCECSBase(SharedSettings):
             raise ValueError(
                 "Invalid state_dict: it has a subsample without control_variates"
             )
+        elif int(state_dict["param_groups"][0]["step"]) > 0:
+            raise ValueError(
+                "Invalid state_dict: it has steps and no control_variates, as "
+                "torch.distributed.checkpoint leaves them out (save state_dict() with "
+                "torch.save)"
+            )
         if "subsample" in state:
             _check_subsample(state["subsample"], state["control_variates"]["form"], d)
 
@@ -267,12 +272,13 @@ class HMCECSBase(SharedSettings):
         """See :meth:`Sampler.state_dict`.
 
         Raises:
-            RuntimeError: a warm-up has not ended; or it is for
-                ``torch.distributed.checkpoint``'s ``get_optimizer_state_dict``, which
-                knows state of parameters alone.
+            RuntimeError: a warm-up has not ended.
+
+        Note:
+            ``torch.distributed.checkpoint`` knows state of parameters alone: what its
+            ``get_optimizer_state_dict`` returns cannot be loaded. Use ``torch.save``.
         """
         self._check_warmed_up()
-        refuse_common_state(self._chain_now())
         return super().state_dict()
 
     def __getstate__(self) -> dict[str, Any]:

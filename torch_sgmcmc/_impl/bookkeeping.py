@@ -44,7 +44,14 @@ from torch_sgmcmc._impl.state_dict import (
     saved_number,
     saved_numbers,
 )
-from torch_sgmcmc._impl.user_state import PRIOR_MEAN, complete_given, copies, number_or
+from torch_sgmcmc._impl.user_state import (
+    PRIOR_MEAN,
+    STEP,
+    complete_given,
+    copies,
+    given,
+    number_or,
+)
 from torch_sgmcmc._impl.utils import blank, has_master
 
 __all__ = [
@@ -98,7 +105,7 @@ class Bookkeeping(Optimizer):
     #: Keys that the sampler manages itself; a param group must not set them. But for
     #: offsets and sizes they are equal in all groups.
     _MANAGED: ClassVar[tuple[str, ...]] = (
-        *("sampler", "seed", "step", "offsets", "sizes", "next_offset"),
+        *("sampler", "format", "seed", "step", "offsets", "sizes", "next_offset"),
         *("capturable", "nonfinite", "num_skipped"),
     )
     #: What each group records of the settings that its state belongs to.
@@ -121,6 +128,8 @@ class Bookkeeping(Optimizer):
 
     #: What it keeps of a parameter: tensors of the parameter's shape, and counts.
     _STATE: ClassVar[Mapping[str, type]] = {}
+    #: Whether its step needs a closure.
+    _NEEDS_CLOSURE: ClassVar[bool] = False
     #: What it keeps besides, under string keys.
     _COMMON_STATE: ClassVar[tuple[str, ...]] = ()
 
@@ -172,6 +181,7 @@ class Bookkeeping(Optimizer):
         self._check_ranks()
         self._chain.seed_is_drawn = seed is None
         self._agree()
+        self._fill_state_early()
 
     def _begin(self, rng: RandomState) -> None:
         self._chain = Chain(
@@ -206,11 +216,13 @@ class Bookkeeping(Optimizer):
         is_on_device = self.param_groups[0]["capturable"] and params
         self._rng.put_on(params[0].device if is_on_device else torch.device("cpu"))
         self._rng.show(self.param_groups)
+        if self.state and self._rng.steps > 0:
+            self._chain_now().link_step()
+            self._chain.keep_created()
 
     def __getstate__(self) -> dict[str, Any]:
         catch_up(self._chain_now())
         self._rng.check(type(self).__name__, self.param_groups)
-        self._chain_now().clear_blank_state()
         return {**super().__getstate__(), "_group_keys": self._group_keys}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -225,6 +237,7 @@ class Bookkeeping(Optimizer):
         self._look_for_shards()
         self._lengths = tuple(map(len, groups))
         if is_copied:
+            self._chain_now().has_blank_state = self._rng.steps == 0
             self._show()
         self._chain_now()
 
@@ -343,6 +356,8 @@ class Bookkeeping(Optimizer):
         self._look_for_shards()
         self._show()
         note_estimate(self._chain_now())
+        if self._is_complete:
+            self._fill_state_early()
 
     def renumber(self) -> None:
         """Numbers the noise of parameters that have grown, shrunk or been replaced.
@@ -414,35 +429,47 @@ class Bookkeeping(Optimizer):
         """Has ranks agree on a seed, if nobody has given one; whether there are any."""
         return distributed.settle(self._chain_now())
 
-    def _lay_out(self) -> None:
+    def _fill_state(self) -> None:
+        """Gives a chain at its start the state that torch's checkpoints fill.
+
+        torch.distributed.checkpoint makes a step with lr = 0 to have some, unless there
+        is any. So samplers that need a closure have it from the beginning, and so have
+        those of which a user gave some.
+        """
+        chain = self._chain_now()
+        if self._rng.steps > 0:
+            return
+        chain.clear_blank_state()
         for group in self.param_groups:
             for p in group["params"]:
-                state = self._all_blank_state(group, p) if p.requires_grad else {}
-                if state:
-                    self.state[p].update(state)
-        self._chain.is_laid_out = True
+                if p.requires_grad:
+                    blank = self._all_blank_state(group, p)
+                    self.state[p].update({**blank, **given(self.state[p])})
+        chain.link_step()
+        chain.keep_created()
+        chain.has_blank_state = True
+
+    def _fill_state_early(self) -> None:
+        """Fills the state where torch would not ask for it by a step."""
+        if self._NEEDS_CLOSURE or any(
+            given(state) for p, state in self.state.items() if isinstance(p, Tensor)
+        ):
+            self._fill_state()
 
     def state_dict(self) -> dict[str, Any]:
         """The param groups, with seed and step, and the state of the parameters."""
         catch_up(self._chain_now())
-        chain = self._chain_now()
-        # Where users gave any, torch does not ask for state by a step.
-        by_hand = distributed.is_laid_out_by_hand(chain)
-        if by_hand:
-            self._lay_out()
-        elif not distributed.called_from(distributed.CHECKPOINT):
-            chain.clear_blank_state()
         state_dict = super().state_dict()
-        if not by_hand:  # else torch looks at it until it has loaded
-            chain.clear_blank_state()
         counters = frozenset(self._MANAGED).difference(self._SHARED)
         groups = []
         for i, group in enumerate(state_dict["param_groups"]):
             owned = {**self._rng.owned(i), **self._rng.progress}
             owned |= {key: owned[key] or None for key in self._RECORDS}
             groups.append(saved_numbers({**group, **owned}, counters))
+        step = self._rng.step.clone()
         state = {
-            key: self._saved_state(kept) for key, kept in state_dict["state"].items()
+            key: self._saved_state(kept, step) if isinstance(key, int) else kept
+            for key, kept in state_dict["state"].items()
         }
         return {**state_dict, "state": state, "param_groups": groups}
 
@@ -453,15 +480,14 @@ class Bookkeeping(Optimizer):
         classes = (c for c in cls.__mro__ if c.__module__.startswith(library))
         return next(classes).__name__
 
-    def _saved_state(self, kept: Any) -> Any:
+    def _saved_state(self, kept: Any, step: Tensor) -> dict[str, Any]:
         """What is kept of a parameter as a state dict has it."""
         counts = [key for key, kind in self._STATE.items() if kind is int]
-        if not isinstance(kept, dict) or not any(key in kept for key in counts):
-            return kept
-        return {
+        saved = {
             key: saved_number(value) if key in counts else value
             for key, value in kept.items()
         }
+        return {**saved, STEP: step} if STEP in saved else saved
 
     def _expected(self) -> Expected:
         """What a state dict of it has."""
@@ -521,7 +547,8 @@ class Bookkeeping(Optimizer):
         kept = ("capturable", "nonfinite")
         self.defaults.update({key: first[key] for key in kept})
         self._chain.pending = self._chain.error = None  # of the chain that is left
-        self._chain.seed_is_drawn = self._chain.is_laid_out = False
+        self._chain.seed_is_drawn = self._chain.has_blank_state = False
+        self._fill_state_early()
         self._chain.absences = Absences(self.param_groups)
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from torch_sgmcmc._impl.dtensor import Placement
 from torch_sgmcmc._impl.hyperparams import warn
 from torch_sgmcmc._impl.random_state import RandomState
-from torch_sgmcmc._impl.user_state import given
+from torch_sgmcmc._impl.user_state import STEP, given
 
 __all__ = [
     "Absences",
@@ -206,8 +206,8 @@ class Chain:
         self.seed_is_drawn = False
         #: Whether it is known that there are other ranks, and they agree.
         self.is_settled = False
-        #: Whether a checkpoint has been given state that no step has made.
-        self.is_laid_out = False
+        #: Whether there is blank state, which checkpoints fill and no step has made.
+        self.has_blank_state = False
         #: What the last step gave to its operators (step_plan.py).
         self.plan: Any = None
 
@@ -291,18 +291,28 @@ class Chain:
             if isinstance(p, Tensor) and not state:
                 del self.state[p]
 
+    def link_step(self) -> None:
+        """Has each parameter's state show the step counter.
+
+        torch.distributed.checkpoint takes a parameter without state for one that was
+        never updated.
+        """
+        for group in self.groups:
+            for p in group["params"]:
+                if p.requires_grad and self.state[p].get(STEP) is not self.rng.step:
+                    self.create(p, STEP, self.rng.step)
+
     def clear_blank_state(self) -> None:
         """Drops what a checkpoint was given to fill; what users gave stays."""
-        if self.is_laid_out:
-            # Dicts of their own: those laid out may be in a state dict.
+        if self.has_blank_state:
+            # Dicts of their own: the blank ones may be in a state dict.
             kept = {
-                p: known
+                p: given(state) if isinstance(p, Tensor) else state
                 for p, state in self.state.items()
-                if (known := given(state) if isinstance(p, Tensor) else state)
             }
             self.state.clear()
-            self.state.update(kept)
-            self.is_laid_out = False
+            self.state.update({p: state for p, state in kept.items() if state})
+            self.has_blank_state = False
 
 
 def name_of(groups: list[dict[str, Any]], p: Tensor) -> str:
@@ -357,8 +367,10 @@ def state_bytes_of(sampler: Optimizer) -> int:
             if not p.requires_grad:
                 continue
             blank = sampler._all_blank_state(group, p)  # type: ignore[attr-defined]
-            kept = {**blank, **sampler.state.get(p, {})}.values()
+            kept = {**blank, **sampler.state.get(p, {})}
             total += sum(
-                t.numel() * t.element_size() for t in kept if torch.is_tensor(t)
+                t.numel() * t.element_size()
+                for key, t in kept.items()
+                if torch.is_tensor(t) and key != STEP
             )
     return total

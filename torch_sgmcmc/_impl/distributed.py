@@ -40,11 +40,9 @@ from torch_sgmcmc._impl import dtensor
 from torch_sgmcmc._impl.context import Chain
 from torch_sgmcmc._impl.dtensor import is_dtensor
 from torch_sgmcmc._impl.hyperparams import warn
-from torch_sgmcmc._impl.user_state import given, has_more
 from torch_sgmcmc.seeds import SharedNoiseWarning, fold_in
 
 __all__ = [
-    "CHECKPOINT",
     "called_from",
     "check_group",
     "device_of_group",
@@ -52,10 +50,7 @@ __all__ = [
     "gathered",
     "has_ranks",
     "has_turn",
-    "is_laid_out_by_hand",
-    "is_laying_out",
     "is_zero",
-    "refuse_common_state",
     "refuse_lone_decisions",
     "refuse_other_meshes",
     "refuse_shards",
@@ -66,7 +61,6 @@ __all__ = [
 ]
 
 _IS_AVAILABLE = dist.is_available()
-CHECKPOINT = "torch.distributed.checkpoint.state_dict"
 
 
 def has_ranks() -> bool:
@@ -97,8 +91,8 @@ def check_group(group: Any) -> None:
 def called_from(module: str) -> bool:
     """Whether a function of this module is being executed.
 
-    The one place that walks the stack: torch's checkpoint and ZeroRedundancyOptimizer
-    call an optimizer as users do, and have no hook by which it could tell.
+    The one place that walks the stack: ZeroRedundancyOptimizer constructs an optimizer
+    as users do, and has no hook by which it could tell.
     """
     if module not in sys.modules:
         return False
@@ -255,48 +249,6 @@ def digest(tensors: Iterable[Tensor]) -> int:
         of_one = _C.crc32(on_host.data_ptr(), on_host.nbytes)
         result = crc32(of_one.to_bytes(4, "little"), result)
     return result
-
-
-# ---- Steps that are none ---------------------------------------------------------
-
-
-def is_laying_out(chain: Chain) -> bool:
-    """Whether torch.distributed.checkpoint calls step(), to have state to fill.
-
-    It does so with an optimizer that has no state, with learning rates of 0.
-    """
-    if chain.state:
-        return False
-    for group in chain.groups:
-        if group.get("lr", 0):
-            return False
-    return called_from(CHECKPOINT)
-
-
-def is_laid_out_by_hand(chain: Chain) -> bool:
-    """Whether it then asks for the state at once, since there is some.
-
-    What users gave is there before the first step, and would be all that is filled.
-    """
-    return (
-        any(given(state) for state in chain.state.values())
-        and (
-            chain.is_laid_out
-            or not any(has_more(state) for state in chain.state.values())
-        )
-        and int(chain.rng.step) == 0
-        and called_from(CHECKPOINT)
-    )
-
-
-def refuse_common_state(chain: Chain) -> None:
-    """Raises where torch.distributed.checkpoint asks for state that is common."""
-    if called_from(CHECKPOINT):
-        raise RuntimeError(
-            f"{chain.name} has state that belongs to no single parameter, "
-            "which get_optimizer_state_dict cannot hold: save its state_dict() with "
-            "torch.save"
-        )
 
 
 # So many elements of a parameter tell whether it is where it was.

@@ -13,7 +13,7 @@ A parameter, its gradient and its state are DTensors of the same placements; onl
 are they taken apart.
 
 What a sampler does with lists of tensors goes by its placement; how parts are taken and
-put together is told in dtensor.py, Note [Shards].
+put together is told in py, Note [Shards].
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from torch_sgmcmc._impl import dtensor
 from torch_sgmcmc._impl.ops import count_nonfinite
 from torch_sgmcmc._impl.utils import has_master
 
@@ -577,16 +576,16 @@ class Parts(Placement):
     is_whole = False
 
     def __init__(self) -> None:
-        self._layouts = dtensor.Layouts()
+        self._layouts = Layouts()
 
     def updating(self, operator: Callable[..., None]) -> Callable[..., None]:
         return self._layouts.on_shards(operator)
 
     def without_noise(self, operator: Callable[..., None]) -> Callable[..., None]:
-        return dtensor.on_locals(operator)
+        return on_locals(operator)
 
     def here(self, tensors: list[Tensor]) -> list[Tensor]:
-        return dtensor.locals_of(tensors)
+        return locals_of(tensors)
 
     def sums(
         self,
@@ -595,11 +594,11 @@ class Parts(Placement):
         *lists: list[Tensor],
         **arguments: Any,
     ) -> list[Tensor]:
-        return dtensor.sums(operator, params, *lists, **arguments)
+        return sums(operator, params, *lists, **arguments)
 
     def count_nonfinite(self, params: list[Tensor], tensors: list[Tensor]) -> Tensor:
-        counts = count_nonfinite(dtensor.locals_of(tensors))
-        dtensor.count_over_ranks(params, counts)
+        counts = count_nonfinite(locals_of(tensors))
+        count_over_ranks(params, counts)
         return counts
 
     def local_parts(
@@ -616,10 +615,10 @@ class Parts(Placement):
         return self._layouts.cut(params, grads)
 
     def largest(self, params: list[Tensor], value: float) -> float:
-        return dtensor.max_over_ranks(params, value)
+        return max_over_ranks(params, value)
 
     def have_changed(self, params: list[Tensor]) -> None:
-        increment_version([*params, *dtensor.locals_of(params)])
+        increment_version([*params, *locals_of(params)])
 
     def check_gradient(self, name: str, p: Tensor, grad: Tensor) -> None:
         self._layouts.check_same(name, p, grad)
@@ -630,4 +629,4 @@ class Parts(Placement):
 
 def placement_of(params: Iterable[Tensor]) -> Placement:
     """That of these parameters."""
-    return Parts() if any(map(dtensor.is_dtensor, params)) else Placement()
+    return Parts() if any(map(is_dtensor, params)) else Placement()

@@ -1,6 +1,6 @@
 """Hyperparameters: checks, the table of ranges, and keys of param groups.
 
-Pure functions of a group: Note [Rescaled momenta] in rescaling.py has the reasons.
+Pure functions of a group: Note [Rescaled momenta] in state.py has the reasons.
 
 A line of names in braces, in the docstring of a sampler, stands for these.
 """

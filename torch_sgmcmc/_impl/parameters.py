@@ -16,6 +16,7 @@ from torch_sgmcmc._impl.context import Chain, Work, name_of
 from torch_sgmcmc._impl.hyperparams import rests
 from torch_sgmcmc._impl.ops import HAS_CUDA
 from torch_sgmcmc._impl.random_state import SIZES
+from torch_sgmcmc._impl.user_state import STEP
 from torch_sgmcmc._impl.utils import DTYPES, state_dtype
 
 __all__ = [
@@ -184,11 +185,15 @@ def check_fits(chain: Chain, work: list[Work]) -> None:
             wanted = torch.float64 if dtype is torch.float64 else torch.float32
             state = states.get(p)
             for key, value in state.items() if state else ():
-                if isinstance(value, Tensor) and (
-                    value.shape != shape
-                    or value.dtype is not wanted
-                    or value.layout is not torch.strided
-                    or not (value.is_cpu if on_cpu else value.device == device)
+                if (
+                    isinstance(value, Tensor)
+                    and key != STEP
+                    and (
+                        value.shape != shape
+                        or value.dtype is not wanted
+                        or value.layout is not torch.strided
+                        or not (value.is_cpu if on_cpu else value.device == device)
+                    )
                 ):
                     raise _unlike_state(chain, p, key, value)
 
@@ -271,7 +276,7 @@ def renumber(chain: Chain, check: Callable[[Tensor], None]) -> bool:
     for p in params:
         check(p)
         for key, value in chain.state.get(p, {}).items():
-            if isinstance(value, Tensor) and value.shape != p.shape:
+            if isinstance(value, Tensor) and key != STEP and value.shape != p.shape:
                 raise ValueError(
                     f"Invalid state: {key} of shape {list(value.shape)} for a "
                     f"parameter of shape {list(p.shape)} (put one of its shape into "

@@ -28,6 +28,7 @@ from torch_sgmcmc._impl.hyperparams import check_integer
 
 __all__ = [
     "COUNTERS",
+    "FORMAT",
     "NEXT",
     "OFFSETS",
     "OF_GROUP",
@@ -43,6 +44,9 @@ OFFSETS, SIZES, NEXT = "offsets", "sizes", "next_offset"
 COUNTERS = ("step", "num_skipped")
 #: What each group has for itself.
 OF_GROUP = (OFFSETS, SIZES)
+
+#: The format of state dicts. Another number is refused.
+FORMAT = 1
 
 _MOST = 2**62  # C++ has 64 bits to add to it
 
@@ -91,6 +95,7 @@ class RandomState:
         """Returns what a group shows, but for the progress."""
         return {
             "sampler": self._sampler,
+            "format": FORMAT,
             "seed": self.seed,
             "step": self.step,
             "num_skipped": self.num_skipped,

@@ -24,8 +24,8 @@ from torch_sgmcmc._impl.hyperparams import (
     check_integer,
     check_seed,
 )
-from torch_sgmcmc._impl.random_state import OFFSETS, SIZES, check_numbers
-from torch_sgmcmc._impl.user_state import PRIOR_MEAN, given
+from torch_sgmcmc._impl.random_state import FORMAT, OFFSETS, SIZES, check_numbers
+from torch_sgmcmc._impl.user_state import PRIOR_MEAN, STEP, given
 from torch_sgmcmc._impl.utils import has_master, plain_name, state_dtype
 
 __all__ = [
@@ -96,13 +96,20 @@ def in_our_order(
                 f"Invalid state_dict: param group {i} lacks {_row(missing)}; it is not "
                 f"one of {chain.name}"
             )
+        if plain_number(saved["format"]) != FORMAT:
+            raise ValueError(
+                f"Invalid state_dict: its format is {saved['format']} (must be "
+                f"{FORMAT}: load it with the version of torch_sgmcmc that saved it)"
+            )
         together = set(state_dict["state"]).intersection(expected.common_state)
         groups.append(_ordered(i, plain_numbers(saved, chain.keys), present, together))
     counts = [key for key, kind in expected.state.items() if kind is int]
-    state = {
-        key: plain_numbers(kept, counts) if isinstance(kept, dict) else kept
-        for key, kept in state_dict["state"].items()
-    }
+    state = {}
+    for key, kept in state_dict["state"].items():
+        if isinstance(kept, dict) and key not in expected.common_state:
+            # The step is that of the groups.
+            kept = plain_numbers({k: v for k, v in kept.items() if k != STEP}, counts)
+        state[key] = kept
     return {**state_dict, "state": state, "param_groups": groups}
 
 

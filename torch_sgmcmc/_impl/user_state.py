@@ -19,6 +19,7 @@ __all__ = [
     "MASS",
     "PRECONDITIONER",
     "PRIOR_MEAN",
+    "STEP",
     "away_from_mean",
     "check_saved_diagonal",
     "complete_given",
@@ -26,7 +27,6 @@ __all__ = [
     "copies",
     "diagonals",
     "given",
-    "has_more",
     "means_of",
     "number_or",
     "prior_of",
@@ -132,6 +132,8 @@ def away_from_mean(
     return p.detach().to(state_dtype(p)) - mean
 
 
+#: The key of the sampler's step counter, one tensor for all parameters.
+STEP = "step"
 #: The key of SBPS's A.
 PRECONDITIONER = "preconditioner"
 #: That of HMC's M.
@@ -160,11 +162,6 @@ def complete_given(
         for p, kept in before.items():
             if key in given(kept) and not p.requires_grad:
                 state[p].setdefault(key, kept[key])
-
-
-def has_more(state: Mapping[str, Any]) -> bool:
-    """Whether a parameter has other state."""
-    return len(state) > len(given(state))
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl.user_state import (
     PRECONDITIONER,
+    STEP,
     check_saved_diagonal,
     diagonals,
     given,
@@ -172,6 +173,7 @@ class Watched(SharedSettings):
                 state[PRECONDITIONER] = new[i]
             if state:
                 self.state[p] = state
+        self._fill_state()
 
     def _check_saved_state(self, index: int, p: Tensor, state: dict[str, Any]) -> None:
         if PRECONDITIONER in given(state):
@@ -182,7 +184,8 @@ class Watched(SharedSettings):
         if flight is self.__dict__.get("_flight"):
             return
         self._flight = flight
-        states = {p: known for p, kept in self.state.items() if (known := given(kept))}
+        step = self._rng.step
+        states = {p: {**given(kept), STEP: step} for p, kept in self.state.items()}
         for p, kept in flight.states():
             states.setdefault(p, {}).update(kept)
         self.state.clear()

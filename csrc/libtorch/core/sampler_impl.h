@@ -122,7 +122,7 @@ struct FiniteCheck {
 };
 
 // What is known of gradients that are not finite: Note [Who looks at gradients]
-// of torch_sgmcmc/_impl/nonfinite.py.
+// of torch_sgmcmc/_impl/finite_check.py.
 struct DeferredFiniteCheck {
   // What the device was asked in this step.
   std::vector<FiniteCheck> asked;

@@ -20,6 +20,9 @@ namespace {
 
 constexpr std::string_view kNumGrads = "num_grads";
 
+// The format of state dicts; torch_sgmcmc/_impl/random_state.py has it, too.
+constexpr int64_t kFormat = 1;
+
 using Names = std::set<std::string>;  // sorted, as messages list them
 
 std::string InARow(const Names& names) {
@@ -79,6 +82,12 @@ void RefusePythonsAlone(const StateDict& dict) {
   }
 }
 
+int64_t CountAt(const StateDict& group, const char* key) {
+  const auto count = FromValue<int64_t>(key, group.at(key));
+  CheckCount(key, count);
+  return count;
+}
+
 // Throws if a saved group is of another class than ours, or lacks a key.
 void CheckGroupKeys(const StateDict& group,
                     int64_t index,
@@ -96,9 +105,16 @@ void CheckGroupKeys(const StateDict& group,
     const std::string key = entry.key().toStringRef();
     if (!group.contains(key)) missing.insert(key);
   }
-  if (missing.empty()) return;
-  Invalid("Invalid state_dict: param group " + std::to_string(index) +
-          " lacks " + InARow(missing) + "; it is not one of " + wanted);
+  if (!missing.empty()) {
+    Invalid("Invalid state_dict: param group " + std::to_string(index) +
+            " lacks " + InARow(missing) + "; it is not one of " + wanted);
+  }
+  const int64_t format = CountAt(group, "format");
+  if (format != kFormat) {
+    Invalid("Invalid state_dict: its format is " + std::to_string(format) +
+            " (must be " + std::to_string(kFormat) +
+            ": load it with the version of torch_sgmcmc that saved it)");
+  }
 }
 
 // Throws if a dict has a key that is none of these; `where` names the dict.
@@ -174,12 +190,6 @@ std::vector<int64_t> IntegersOf(const StateDict& dict, const char* key) {
   return result;
 }
 
-int64_t CountAt(const StateDict& group, const char* key) {
-  const auto count = FromValue<int64_t>(key, group.at(key));
-  CheckCount(key, count);
-  return count;
-}
-
 c10::IValue ToList(const std::vector<int64_t>& integers) {
   c10::impl::GenericList list(c10::AnyType::get());
   for (const int64_t integer : integers) list.push_back(Narrow(integer));
@@ -211,7 +221,7 @@ StateDict SamplerImpl::write_group(const OptionValues& options,
                                    const ChainState& chain,
                                    size_t index) const {
   const GroupState& own = chain.groups[index];
-  StateDict group = {{"sampler", name()}};
+  StateDict group = {{"sampler", name()}, {"format", SavedCount({kFormat})}};
   options.write(group);
   progress.write(group);
   WriteRecords(own.records, options, group);
@@ -287,6 +297,7 @@ void SamplerImpl::load_state_dict(const StateDict& dict) {
   std::vector<std::string> indices_of_all;
   std::vector<std::string> keys = state_keys();
   keys.emplace_back("prior_mean");
+  keys.emplace_back("step");  // in Python's, that of the groups
   std::vector<StateDict> written;
   for (size_t i = 0; i < num_groups; ++i) {
     const StateDict group = DictAt(theirs, i, "param group");
@@ -316,10 +327,14 @@ void SamplerImpl::load_state_dict(const StateDict& dict) {
                      keys,
                      "the state of parameter " + std::to_string(indices[p]),
                      name());
-      // Before its first step a parameter has no other state.
-      if (kept.contains("prior_mean") && kept.size() == 1) continue;
+      // Before the first step other state is blank, and a parameter that has
+      // made none has no other.
+      const size_t own =
+          kept.size() - kept.contains("prior_mean") - kept.contains("step");
+      auto restored = read_state(kept, params[p], indices[p]);
+      if (own == 0 || CountAt(group, "step") == 0) continue;
       new_states.emplace_back(params[p].unsafeGetTensorImpl(),
-                              read_state(kept, params[p], indices[p]));
+                              std::move(restored));
     }
   }
   CheckKnownKeys(state, indices_of_all, "its state", name());
