@@ -184,8 +184,10 @@ class Watched(SharedSettings):
         if flight is self.__dict__.get("_flight"):
             return
         self._flight = flight
-        step = self._rng.step
-        states = {p: {**given(kept), STEP: step} for p, kept in self.state.items()}
+        states = {
+            p: {key: kept[key] for key in (STEP, *given(kept)) if key in kept}
+            for p, kept in self.state.items()
+        }
         for p, kept in flight.states():
             states.setdefault(p, {}).update(kept)
         self.state.clear()
