@@ -297,7 +297,7 @@ class Sampler(Bookkeeping):
                 return self._run_step(closure)
         # As no_grad() does, in a third of its time. An interrupt inside of any
         # no_grad() may leave autograd switched off.
-        enabled, was_blank = torch.is_grad_enabled(), self._chain.has_blank_state
+        enabled, was_blank = torch.is_grad_enabled(), bool(self._chain.blank)
         try:
             torch._C._set_grad_enabled(False)
             result = self._run_step(closure)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from ecs_data import F64, Data, N, Regression, chain, make
+from short_chains import kept_state
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -122,7 +123,7 @@ def test_rows_that_are_no_derivatives(wrong: Any, order: int) -> None:
         match=r"Invalid rows: they are not the derivatives of the outputs by the param",
     ):
         sampler.set_anchor(closure, progress=False)
-    assert not sampler.state
+    assert not kept_state(sampler)
     sampler.step(data.closure)
 
 
@@ -179,7 +180,7 @@ def test_bad_parts(
     sampler = make(data)
     with pytest.raises(error, match=message):
         sampler.step(closure)
-    assert not sampler.state
+    assert not kept_state(sampler)
     for name in ("outputs", "log_likelihood", "rows"):
         parts = {"outputs": data.predictor, "log_likelihood": data.of_predictors}
         bad: Any = {**parts, name: 3}

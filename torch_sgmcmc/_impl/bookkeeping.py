@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -223,7 +224,12 @@ class Bookkeeping(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         catch_up(self._chain_now())
         self._rng.check(type(self).__name__, self.param_groups)
-        return {**super().__getstate__(), "_group_keys": self._group_keys}
+        self._chain_now().clear_blank_state()  # which a copy could not tell
+        state = {**super().__getstate__(), "_group_keys": self._group_keys}
+        kept = {p: dict(each) for p, each in self.state.items()}
+        state["state"] = defaultdict(dict, kept)
+        self._fill_state_early()
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -237,8 +243,8 @@ class Bookkeeping(Optimizer):
         self._look_for_shards()
         self._lengths = tuple(map(len, groups))
         if is_copied:
-            self._chain_now().has_blank_state = self._rng.steps == 0
             self._show()
+            self._fill_state_early()
         self._chain_now()
 
     def _check_group(self, group: dict[str, Any]) -> None:
@@ -443,11 +449,9 @@ class Bookkeeping(Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.requires_grad:
-                    blank = self._all_blank_state(group, p)
-                    self.state[p].update({**blank, **given(self.state[p])})
+                    chain.add_blank_state(p, self._all_blank_state(group, p))
         chain.link_step()
         chain.keep_created()
-        chain.has_blank_state = True
 
     def _fill_state_early(self) -> None:
         """Fills the state where torch would not ask for it by a step."""
@@ -547,7 +551,8 @@ class Bookkeeping(Optimizer):
         kept = ("capturable", "nonfinite")
         self.defaults.update({key: first[key] for key in kept})
         self._chain.pending = self._chain.error = None  # of the chain that is left
-        self._chain.seed_is_drawn = self._chain.has_blank_state = False
+        self._chain.seed_is_drawn = False
+        self._chain.blank = []
         self._fill_state_early()
         self._chain.absences = Absences(self.param_groups)
 

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from torch_sgmcmc._impl.dtensor import Placement
 from torch_sgmcmc._impl.hyperparams import warn
 from torch_sgmcmc._impl.random_state import RandomState
-from torch_sgmcmc._impl.user_state import STEP, given
+from torch_sgmcmc._impl.user_state import STEP
 
 __all__ = [
     "Absences",
@@ -206,8 +206,9 @@ class Chain:
         self.seed_is_drawn = False
         #: Whether it is known that there are other ranks, and they agree.
         self.is_settled = False
-        #: Whether there is blank state, which checkpoints fill and no step has made.
-        self.has_blank_state = False
+        #: Blank state, which checkpoints fill and no step has made: dicts, keys,
+        #: values, and the values' versions.
+        self.blank: list[tuple[dict[str, Any], str, Any, int]] = []
         #: What the last step gave to its operators (step_plan.py).
         self.plan: Any = None
 
@@ -217,6 +218,7 @@ class Chain:
             **vars(self),
             "created": [],
             "changed_records": [],
+            "blank": [*self.blank],
             "rng": self.rng.snapshot(),
         }
         return {key: saved[key] for key in saved if key not in _OF_TORCH}
@@ -302,17 +304,25 @@ class Chain:
                 if p.requires_grad and self.state[p].get(STEP) is not self.rng.step:
                     self.create(p, STEP, self.rng.step)
 
+    def add_blank_state(self, p: Tensor, blank: dict[str, Any]) -> None:
+        """Gives a parameter the state that it lacks, until its first step."""
+        state = self.state[p]
+        for key, value in blank.items():
+            if key not in state:
+                state[key] = value
+                version = value._version if isinstance(value, Tensor) else 0
+                self.blank.append((state, key, value, version))
+
     def clear_blank_state(self) -> None:
-        """Drops what a checkpoint was given to fill; what users gave stays."""
-        if self.has_blank_state:
-            # Dicts of their own: the blank ones may be in a state dict.
-            kept = {
-                p: given(state) if isinstance(p, Tensor) else state
-                for p, state in self.state.items()
-            }
-            self.state.clear()
-            self.state.update({p: state for p, state in kept.items() if state})
-            self.has_blank_state = False
+        """Drops what a checkpoint was given to fill, where nobody has written to it."""
+        if not self.blank:
+            return
+        for state, key, value, version in self.blank:
+            is_same = state.get(key) is value
+            if is_same and (not isinstance(value, Tensor) or value._version == version):
+                del state[key]
+        self.blank.clear()
+        self.drop_empty_state()
 
 
 def name_of(groups: list[dict[str, Any]], p: Tensor) -> str:
