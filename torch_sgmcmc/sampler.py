@@ -62,27 +62,27 @@ class Sampler(Bookkeeping):
     r"""Base class of the samplers: a :class:`torch.optim.Optimizer`.
 
     A subclass is its signature and its ``_METHOD``, the operator whose row says what it
-    keeps of a parameter and how it updates a list of them; what no row can say it does
-    in ``_STATE``, :meth:`_check_group`, :meth:`_prepare` and :meth:`_update`.
-    Everything else is here: param groups, seeds and noise offsets, missing gradients,
-    closures, state dicts.
+    keeps of a parameter and how it updates a list of them. What no row can say is in
+    its hooks: :meth:`_check_group`, :meth:`_prepare`, :meth:`_instead`,
+    :meth:`_uses_gradients`, :meth:`_run_step`.
 
-    All bookkeeping is shown in the param groups, and so goes through ``state_dict``,
-    pickle and deepcopy. It is the sampler's: what is written there by hand, or put back
-    with hyperparameters that were saved, is what it was again at the next step.
+    The sampler owns its seed, counters and noise offsets, and shows them in the param
+    groups, so that they go through ``state_dict``, pickle and deepcopy. A group that
+    holds another object raises at the next step. Hyperparameters may be set at any
+    time.
 
     * ``sampler``: the name of its class; another class refuses the state dict;
     * ``seed``: the key of the noise, equal in all groups;
-    * ``step``: number of updates made, equal in all groups; an int, or with
-      ``capturable`` an int64 scalar on the parameters' device;
+    * ``format``: the format of its state dicts;
+    * ``step``: number of updates made, a 0-dim int64 tensor, the same in all groups
+      and in ``state[p]["step"]``; with ``capturable`` on the parameters' device;
     * ``offsets`` and ``sizes``: for each parameter, the index of its first element in
       the noise stream, and how many it has; ``next_offset``, equal in all groups,
       where nothing has been numbered yet (:meth:`renumber`);
     * ``momentum_settings`` and ``noise_estimate_settings``: the lr, T and N that a
       group's momenta and its noise estimate belong to; they follow where these change
       (docs/changing_settings.md);
-    * ``nonfinite`` and ``num_skipped`` (as ``step``, an int or a scalar), equal in
-      all groups.
+    * ``nonfinite`` and ``num_skipped`` (as ``step``), equal in all groups.
 
     In a state dict the seed and all counters are int64 tensors.
 
@@ -294,7 +294,7 @@ class Sampler(Bookkeeping):
         """
         if torch.compiler.is_compiling():
             with torch.no_grad():
-                return self._run_step(closure)
+                return self._trace_step(closure)
         # As no_grad() does, in a third of its time. An interrupt inside of any
         # no_grad() may leave autograd switched off.
         enabled, was_blank = torch.is_grad_enabled(), bool(self._chain.blank)
@@ -317,9 +317,6 @@ class Sampler(Bookkeeping):
         """
         loss = self._evaluate(closure)
         chain, plan = self._chain_now(), None
-        if torch.compiler.is_compiling():
-            self._trace_step(chain)
-            return loss
         try:
             plan, grads = self._plan(chain)
             if plan is not None:
@@ -397,12 +394,15 @@ class Sampler(Bookkeeping):
             chain.plan = plan
         return plan, grads
 
-    def _trace_step(self, chain: Chain) -> None:
+    def _trace_step(self, closure: Callable[[], Any] | None) -> Any:
         """Makes a step that torch.compile traces, which guards are not."""
+        loss = self._evaluate(closure)
+        chain = self._chain_now()
         work = self._work_of(chain)
         if work:
             plan, grads = self._plan_of(chain, work)
             plan.trace(grads, [self._instead(lists.group) for lists in plan.work])
+        return loss
 
     def _work_of(self, chain: Chain) -> list[Work]:
         """Checks groups and gradients; returns what is to be updated."""

@@ -166,6 +166,7 @@ class StepPlan:
         ]
         self.work = [u.work for some in by_device.values() for u in some]
         self._is_alone = len(by_device) == 1 and chain.placement.is_whole
+        self._is_deferred = self._is_alone and self._defers(self.params[0])
         self.checks = checks
         self._calls = [self._call_of(some) for some in by_device.values()]
         begin = 0
@@ -286,7 +287,7 @@ class StepPlan:
             set_records(chain, changes)
         if not self._is_alone:
             is_made = self._launch_apart(grads)
-        elif self._defers(self._calls[0]):
+        elif self._is_deferred:
             is_made = self._launch_deferred(grads)
         else:
             [call], [packed] = self._calls, self.packed
@@ -370,8 +371,9 @@ class StepPlan:
             work.append(lists._replace(grads=[next(rest) for _ in lists.params]))
         return work
 
-    def _defers(self, call: _Call) -> bool:
-        return not call.params[0].is_cpu or finite_check.DEFERS_ON_CPU
+    @staticmethod
+    def _defers(p: Tensor) -> bool:
+        return not p.is_cpu or finite_check.DEFERS_ON_CPU
 
     def _launch_deferred(
         self, grads: list[Tensor], counts: Tensor | None = None
@@ -405,19 +407,25 @@ class StepPlan:
         ]
         is_one = len(self._calls) == 1
         if self.checks:
-            if is_one and self._defers(self._calls[0]):
+            if is_one and self._defers(self.params[0]) and self._calls[0].params:
                 counts = placement.count_nonfinite(self.params, grads)
                 return self._launch_deferred(parts[0], counts)
             if finite_check.is_any_nonfinite(chain, self.params, grads):
                 return False
+        capturable = chain.groups[0]["capturable"]
         for call, packed, own in zip(self._calls, self.packed, parts, strict=True):
-            step = rng.step if is_one else rng.step.cpu().clone()
-            launch = deferred_step_ if self._defers(call) else fused_step_
-            if call.params:
-                launch(call.params, own, call.state, packed, step)
-            elif is_one:  # this rank has no part of any parameter
-                rng.count()
-        if not is_one:
+            # One call counts the step; of several each counts in a copy.
+            step = rng.step if is_one else rng.step.clone()
+            if not call.params:  # this rank has no part of any parameter
+                continue
+            lists = (call.params, own, call.state, packed, step)
+            if not self._defers(call.params[0]):
+                fused_step_(*lists)
+            elif capturable:
+                deferred_step_(*lists, rng.num_skipped)
+            else:
+                deferred_step_(*lists)
+        if not is_one or not self._calls[0].params:
             rng.count()
         return True
 
