@@ -151,7 +151,19 @@ class PSGLD(ManyChains):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        self._construct(locals())
+        defaults = dict(
+            lr=lr,
+            num_data=num_data,
+            prior_precision=prior_precision,
+            prior_mean=prior_mean,
+            temperature=temperature,
+            num_chains=num_chains,
+            decay=decay,
+            eps=eps,
+            adapt=adapt,
+            gamma=gamma,
+        )
+        super().__init__(params, defaults, seed, nonfinite, capturable, process_group)
         self._roots: dict[Tensor, _Root] = {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -151,18 +151,6 @@ class Sampler(Bookkeeping):
         if "__init__" in cls.__dict__:
             cls.__init__ = with_known_arguments(cls.__init__)  # type: ignore[method-assign]
 
-    def _construct(self, given: dict[str, Any]) -> None:
-        """Calls :class:`Sampler` with the arguments of a constructor, its locals()."""
-        Sampler.__init__(
-            self,
-            given["params"],
-            {row.name: given[row.name] for row in self._SETTINGS},
-            given["seed"],
-            given["nonfinite"],
-            given.get("capturable", False),
-            process_group=given["process_group"],
-        )
-
     # ---- For subclasses -------------------------------------------------------
 
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:

@@ -210,7 +210,23 @@ class SBPS(Watched):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        self._construct(locals())
+        defaults = dict(
+            num_data=num_data,
+            prior_precision=prior_precision,
+            prior_mean=prior_mean,
+            temperature=temperature,
+            confidence=confidence,
+            forgetting=forgetting,
+            refresh_rate=refresh_rate,
+            preconditioned=preconditioned,
+            adapt=adapt,
+            adapt_always=adapt_always,
+            decay=decay,
+            eps=eps,
+            sample_interval=sample_interval,
+            replacement=replacement,
+        )
+        super().__init__(params, defaults, seed, nonfinite, False, process_group)
         self.model = model
 
     # ---- What it is ------------------------------------------------------------

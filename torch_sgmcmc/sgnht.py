@@ -105,7 +105,17 @@ class SGNHT(ManyChains):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        self._construct(locals())
+        defaults = dict(
+            lr=lr,
+            num_data=num_data,
+            prior_precision=prior_precision,
+            prior_mean=prior_mean,
+            temperature=temperature,
+            num_chains=num_chains,
+            momentum=momentum,
+            thermostat_rate=thermostat_rate,
+        )
+        super().__init__(params, defaults, seed, nonfinite, capturable, process_group)
 
     def _instead(self, group: dict[str, Any]) -> dict[str, Any]:
         rate = group["thermostat_rate"]
