@@ -64,9 +64,6 @@ void CheckCall(const Call& call) {
 // An update that has been checked, and is yet to be made.
 class PreparedUpdate {
  public:
-  PreparedUpdate() = default;
-  PreparedUpdate(const PreparedUpdate&) = delete;
-  PreparedUpdate& operator=(const PreparedUpdate&) = delete;
   virtual ~PreparedUpdate() = default;
   virtual void Apply() = 0;
 };
