@@ -472,8 +472,6 @@ class Sampler(Bookkeeping):
             self._gather()  # which names the parameter
             raise
         if not is_made:
-            if chain.error is not None:
-                raise_what_was_found(chain)
             raise_nonfinite(chain, plan.params, grads)
 
     def _hyperparameters(self) -> list[str]:

@@ -452,6 +452,14 @@ def test_what_the_device_finds_is_raised_later(kind: str, deferred: None) -> Non
     assert sampler.param_groups[0]["step"] == 6
 
 
+@pytest.mark.parametrize("kind", [*LATER, "SGHMC capturable"])
+@pytest.mark.parametrize("value", BAD)
+def test_the_host_waits_for_a_step_that_creates_state(
+    kind: str, value: str, deferred: None
+) -> None:
+    test_raise_and_skip(value, kind, 0)
+
+
 @pytest.mark.parametrize("kind", LATER)
 def test_what_the_device_leaves_out_is_counted(kind: str, deferred: None) -> None:
     params, others = make_params(), make_params()

@@ -39,6 +39,7 @@ __all__ = [
     "nonfinite_error",
     "raise_nonfinite",
     "raise_what_was_found",
+    "take_back",
 ]
 
 # Tests set it, so that deferred checks run on the CPU, too.
@@ -187,32 +188,28 @@ def _warn_of_many(chain: Chain) -> None:
             )
 
 
-def catch_up(chain: Chain) -> bool:
-    """Takes into account what the last step's device found, if it is yet to be.
-
-    Returns:
-        Whether that step was left out.
-    """
+def catch_up(chain: Chain) -> None:
+    """Takes into account what the last step's device found, if it is yet to be."""
     pending, chain.pending = chain.pending, None
     counts = [] if pending is None else pending.wait()
     if pending is None or not counts:
-        return False
+        return
+    take_back(chain, pending)
+    if pending.choice == "skip":
+        leave_out(chain)
+    else:
+        got = "got in its last step a gradient"
+        chain.error = _message(chain, pending.params, counts, got)
+
+
+def take_back(chain: Chain, pending: DeferredFiniteCheck) -> None:
+    """Takes back what was counted and recorded of a step that no device made."""
     for record, former in pending.undo:
         record[:] = former
-    is_counted_there = chain.groups[0]["capturable"]
-    if not is_counted_there:
-        chain.rng.count(-1)
-    if pending.choice == "skip":
-        if not is_counted_there:
-            chain.rng.skip()
-        _warn_of_many(chain)
+    if chain.groups[0]["capturable"]:  # the device has counted it as left out
+        chain.rng.num_skipped.sub_(1)
     else:
-        if is_counted_there:
-            chain.rng.num_skipped.sub_(1)
-        chain.error = _message(
-            chain, pending.params, counts, "got in its last step a gradient"
-        )
-    return True
+        chain.rng.count(-1)
 
 
 def raise_what_was_found(chain: Chain) -> None:

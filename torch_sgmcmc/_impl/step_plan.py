@@ -22,7 +22,7 @@ from torch import Tensor
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import finite_check, ops
 from torch_sgmcmc._impl.context import Chain, Work
-from torch_sgmcmc._impl.finite_check import DeferredFiniteCheck, catch_up
+from torch_sgmcmc._impl.finite_check import DeferredFiniteCheck, take_back
 from torch_sgmcmc._impl.hyperparams import rests
 from torch_sgmcmc._impl.ops import (
     deferred_step_,
@@ -390,9 +390,14 @@ class StepPlan:
         waits |= self._leaves_momenta and bool(self._changes)
         if not self.checks or (capturable and not waits):
             return True
-        chain.pending = DeferredFiniteCheck(chain, self.params, found, gate)
-        chain.pending.undo = [*chain.changed_records]
-        return not (waits and catch_up(chain))
+        pending = DeferredFiniteCheck(chain, self.params, found, gate)
+        pending.undo = [*chain.changed_records]
+        if not waits:
+            chain.pending = pending
+        elif pending.wait():
+            take_back(chain, pending)
+            return False
+        return True
 
     def _launch_apart(self, grads: list[Tensor]) -> bool:
         """Launches what is cut among ranks, or on several devices."""
