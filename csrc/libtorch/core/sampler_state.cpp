@@ -329,8 +329,10 @@ void SamplerImpl::load_state_dict(const StateDict& dict) {
                      name());
       // Before the first step other state is blank, and a parameter that has
       // made none has no other.
-      const size_t own =
-          kept.size() - kept.contains("prior_mean") - kept.contains("step");
+      size_t own = kept.size();
+      for (const char* key : {"prior_mean", "step"}) {
+        if (kept.contains(key)) --own;
+      }
       auto restored = read_state(kept, params[p], indices[p]);
       if (own == 0 || CountAt(group, "step") == 0) continue;
       new_states.emplace_back(params[p].unsafeGetTensorImpl(),

@@ -64,6 +64,7 @@ class Reader {
     return next;
   }
 
+  // NOLINTBEGIN(misc-no-recursion): kMaxDepth bounds it.
   // Calls `item` for what stands between commas up to the end.
   template <class Item>
   void Items(char end, const Item& item) {
@@ -77,7 +78,6 @@ class Reader {
     if (!Takes({&end, 1})) Fail();
   }
 
-  // kMaxDepth bounds it. NOLINTNEXTLINE(misc-no-recursion)
   c10::IValue Value(int depth) {
     if (depth > kMaxDepth) Fail();
     SkipSpace();
@@ -103,6 +103,7 @@ class Reader {
     if (Takes("null")) return std::numeric_limits<double>::quiet_NaN();
     return Number();
   }
+  // NOLINTEND(misc-no-recursion)
 
   c10::IValue Number() {
     const char* const end = text_.data() + text_.size();
