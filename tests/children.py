@@ -1,15 +1,11 @@
 """Pieces of a test in processes of their own: to be killed, or with fewer rights."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
-
-__all__ = ["outcome", "start"]
 
 
 def start(call: Callable[[], str | None]) -> tuple[int, int]:

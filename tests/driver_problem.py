@@ -1,7 +1,5 @@
 """A small classification for sample(), in functions that processes can import."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

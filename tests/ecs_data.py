@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 import torch_sgmcmc as sg
 
-__all__ = ["F64", "Data", "N", "Regression", "chain", "make"]
-
 N = 60
 F64 = torch.float64
 

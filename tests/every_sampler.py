@@ -1,7 +1,5 @@
 """Short chains of every sampler, HMC-ECS and SBPS included, behind one interface."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,16 +18,8 @@ __all__ = ["EVERY", "THREE", "Chain", "bits"]
 
 EVERY = (
     *ALIKE,
-    *(
-        "SGHMC",
-        "SGHMC online",
-        "SGHMC with means",
-        "SGHMC capturable",
-        "EWSG",
-        "PSGLD",
-        "SGNHT",
-    ),
-    *("HMC", "HMC of given length", "SBPS", "SBPS preconditioned"),
+    *("SGHMC", "SGHMC online", "SGHMC with means", "SGHMC capturable", "EWSG", "PSGLD"),
+    *("SGNHT", "HMC", "HMC of given length", "SBPS", "SBPS preconditioned"),
     *("HMCECS", "HMCECS signed"),
 )
 SIZES = (3, 130, 4)
@@ -77,7 +67,7 @@ class Chain:
             )
         return make_short(self.kind, groups, seed=seed)
 
-    def twin(self, dtype: torch.dtype | None = None) -> Chain:
+    def twin(self, dtype: torch.dtype | None = None) -> "Chain":
         """Equal parameters, but for a dtype, with a sampler of another seed."""
         other = object.__new__(Chain)
         other.kind = self.kind

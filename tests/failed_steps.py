@@ -11,15 +11,6 @@ from short_chains import assert_same
 
 import torch_sgmcmc as sg
 
-__all__ = [
-    "assert_unchanged",
-    "bad_numbers",
-    "bad_types",
-    "refused",
-    "snapshot",
-    "step_fails",
-]
-
 #: A hyperparameter, a value of it, and the error.
 Bad = tuple[str, Any, type[Exception], str]
 
@@ -34,6 +25,16 @@ def bad_types(name: str, *values: Any, kind: str = "a number") -> list[Bad]:
         for v in values
         for given in [type(v).__name__]
     ]
+
+
+def bad_words(name: str, wanted: str, *values: Any) -> list[Bad]:
+    text = f"(must be {wanted})"
+    return [(name, v, ValueError, f"Invalid {name}: {v!r} {text}") for v in values]
+
+
+def bad_flags(name: str, *values: Any) -> list[Bad]:
+    text = "(must be a bool)"
+    return [(name, v, TypeError, f"Invalid {name}: {v!r} {text}") for v in values]
 
 
 @contextmanager

@@ -17,8 +17,6 @@ import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import ops as ops
 
-__all__ = ["digest", "fingerprints", "operators"]
-
 
 def digest(tensors: Iterable[Tensor]) -> str:
     """A hash of the bits of some tensors."""

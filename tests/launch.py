@@ -15,8 +15,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-__all__ = ["launch", "on_ranks", "run_ranks"]
-
 fresh = multiprocessing.get_context("forkserver")
 # What DistributedDataParallel imports when there is one, and so torch. Not this
 # library: from the folder of the sources, it would be theirs, without binaries.

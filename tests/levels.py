@@ -1,13 +1,9 @@
 """Parameters of tests, each with its level (conftest.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
-
-__all__ = ["at_levels"]
 
 
 def at_levels(

@@ -8,22 +8,6 @@ from torch import Tensor
 
 from torch_sgmcmc._impl.ops import ROWS
 
-__all__ = [
-    "STREAM",
-    "TARGET",
-    "arguments_of",
-    "assert_all_same",
-    "assert_updated",
-    "by_gradients",
-    "clones",
-    "masters_of",
-    "mixed_list",
-    "registered",
-    "scattered_offsets",
-    "states",
-    "values_of",
-]
-
 # Large steps, so that no term of an update hides behind another.
 TARGET = {"lr": 0.3, "num_data": 7.0, "prior_precision": 1.9, "temperature": 0.7}
 FRICTION = {"momentum": 0.9, "noise_estimate": 0.05}
@@ -75,10 +59,7 @@ def values_of(params: list[Tensor], masters: list[Tensor]) -> list[Tensor]:
 
 
 def assert_updated(
-    params: list[Tensor],
-    masters: list[Tensor],
-    expected: list[Exact],
-    **roundings: int,
+    params: list[Tensor], masters: list[Tensor], expected: list[Exact], **roundings: int
 ) -> None:
     """Asserts masters as exact as the arithmetic, and parameters that they round to."""
     values = values_of(params, masters)

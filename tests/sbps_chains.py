@@ -9,17 +9,6 @@ from torch import Tensor, nn
 
 import torch_sgmcmc as sg
 
-__all__ = [
-    "Closure",
-    "Draws",
-    "N",
-    "make",
-    "run",
-    "segments",
-    "two",
-    "uneven",
-]
-
 Closure = Callable[[], Any]
 N = 50
 

@@ -9,8 +9,6 @@ import torch
 from torch_sgmcmc import Draw, SampleStore
 from torch_sgmcmc.posterior.store_files import COLUMNS
 
-__all__ = ["columns", "contents", "through_file"]
-
 
 def through_file(value: Any, *, weights_only: bool = True) -> Any:
     """What torch.load reads of what torch.save has written."""

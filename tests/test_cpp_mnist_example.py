@@ -4,8 +4,6 @@ The data are made up where they need not be MNIST: idx files of MNIST's size wit
 patterns under heavy noise, easy enough to be learnt in an epoch.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

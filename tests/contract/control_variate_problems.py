@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 import torch_sgmcmc as sg
 
-__all__ = ["Batch", "Problem", "assert_close", "assert_same"]
-
 Batch = tuple[Tensor, Tensor]
 
 

@@ -5,8 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["GOOD", "Draws"]
-
 GOOD: dict[str, Any] = {"lr": 0.1, "num_data": 10, "seed": 0}
 
 

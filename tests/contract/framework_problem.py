@@ -1,7 +1,5 @@
 """A small regression with every sampler, for tests inside training frameworks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,22 +12,6 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 import torch_sgmcmc as sg
-
-__all__ = [
-    "CLOSED",
-    "EVERY",
-    "NUM_DATA",
-    "PLAIN",
-    "by_hand",
-    "closure_of",
-    "collector_of",
-    "data",
-    "graphs",
-    "loader",
-    "new_model",
-    "new_sampler",
-    "takes_closure",
-]
 
 NUM_DATA, BATCH = 32, 8
 _COMMON = {"num_data": NUM_DATA, "prior_precision": 1.0, "seed": 3}

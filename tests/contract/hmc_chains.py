@@ -5,8 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["GOOD", "NO_CLOSURE", "Quartic"]
-
 GOOD: dict[str, Any] = {"step_size": 0.1, "num_steps": 3, "num_data": 10, "seed": 0}
 NO_CLOSURE = """\
 HMC.step() needs a closure, since it computes several gradients a step:

@@ -1,7 +1,5 @@
 """Samplers with Hugging Face's accelerate, and in its own tests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -115,9 +113,6 @@ def test_draws_are_those_of_a_loop_and_go_on(
     whole = contents(tmp_path / "loop")["draws"]
     assert len(whole) > 2
     assert contents(tmp_path / "run")["draws"] == whole
-
-
-# ---- accelerate's own tests, with a sampler in the optimizer's place ---------------
 
 
 @pytest.fixture(params=["SGLD", "SGHMC with means"])

@@ -3,8 +3,6 @@
 More of EWSG's closures is in test_ewsg.py, of HMC's in test_hmc_errors.py.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

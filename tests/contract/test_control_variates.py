@@ -231,9 +231,6 @@ def test_buffers_see_every_evaluation() -> None:
     assert int(count) == 4
 
 
-# ---- What composes with it -------------------------------------------------------
-
-
 def minibatches(problem: Problem, seed: int = 5) -> Iterator[Batch]:
     batches = sg.IndependentBatchSampler(len(problem.x), 2, seed=seed)
     while True:
@@ -393,18 +390,6 @@ def test_an_anchor_before_its_time_and_a_count_that_goes_back() -> None:
     assert_close(estimator.state_dict()["full_grads"], want)
 
 
-def test_svrg_gives_the_full_gradient_right_after_a_refresh() -> None:
-    problem = Problem()
-    estimator = problem.svrg(refresh_every=1)
-    advance(problem, estimator, minibatches(problem), 3)
-    problem.sampler.zero_grad()
-    estimator.backward(problem.batch([5]))
-    assert_close(problem.grads(), problem.gradient(range(7)))
-
-
-# ---- Resuming --------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", [sg.SGHMC, sg.EWSG])
 @pytest.mark.parametrize("make", [Problem.svrg, Problem.estimator])
@@ -457,9 +442,6 @@ def test_a_state_dict_is_a_snapshot() -> None:
     estimator.load_state_dict(empty.state_dict())
     with pytest.raises(RuntimeError, match="no anchor yet"):
         estimator.backward(problem.batch([0]))
-
-
-# ---- Progress --------------------------------------------------------------------
 
 
 def test_progress(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,9 @@ from failed_steps import refused
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
+
+CALLABLE = "must be callable, got int"
+EVERY = "refresh_every: 0 (must be >= 1)"
 
 
 @contextmanager
@@ -29,41 +34,21 @@ def fails(problem: Problem, kind: type[Exception], text: str) -> Iterator[None]:
 def test_constructor_errors() -> None:
     problem = Problem()
     sampler, loss = problem.sampler, problem.loss_fn
-    sgd = torch.optim.SGD(problem.params, 0.1)
+    sgd: Any = torch.optim.SGD(problem.params, 0.1)
     sg.ControlVariates(sgd, loss)  # an optimizer is fine: there is no schedule
+    make: Any = sg.ControlVariates
+    ours, svrg = partial(make, sampler, loss), partial(sg.SVRG, loss_fn=loss, loader=[])
+    no_optimizer = "sampler: got list (must be a sampler or another torch optimizer)"
+    no_sampler = "sampler: got SGD (must be a torch_sgmcmc sampler)"
     for call, kind, text in (
-        (
-            lambda: sg.ControlVariates(problem.params, loss),  # type: ignore[arg-type]
-            TypeError,
-            "Invalid sampler: got list (must be a sampler or another torch optimizer)",
-        ),
-        (
-            lambda: sg.ControlVariates(sampler, 3),  # type: ignore[arg-type]
-            TypeError,
-            "Invalid loss_fn: 3 (must be callable, got int)",
-        ),
-        (
-            lambda: sg.ControlVariates(sampler, loss, batch_size=3),  # type: ignore[arg-type]
-            TypeError,
-            "Invalid batch_size: 3 (must be callable, got int)",
-        ),
-        (
-            lambda: sg.ControlVariates(sampler, loss, progress=1),  # type: ignore[arg-type]
-            TypeError,
-            "Invalid progress: 1 (must be a bool)",
-        ),
-        (
-            lambda: sg.SVRG(sgd, loss, [], refresh_every=1),  # type: ignore[arg-type]
-            TypeError,
-            "Invalid sampler: got SGD (must be a torch_sgmcmc sampler)",
-        ),
-        (
-            lambda: sg.SVRG(sampler, loss, [], refresh_every=0),
-            ValueError,
-            "Invalid refresh_every: 0 (must be >= 1)",
-        ),
+        (partial(make, problem.params, loss), TypeError, no_optimizer),
+        (partial(make, sampler, 3), TypeError, f"loss_fn: 3 ({CALLABLE})"),
+        (partial(ours, batch_size=3), TypeError, f"batch_size: 3 ({CALLABLE})"),
+        (partial(ours, progress=1), TypeError, "progress: 1 (must be a bool)"),
+        (partial(svrg, sgd, refresh_every=1), TypeError, no_sampler),
+        (partial(svrg, sampler, refresh_every=0), ValueError, EVERY),
     ):
-        with fails(problem, kind, text):
+        with fails(problem, kind, f"Invalid {text}"):
             call()
 
 
@@ -152,35 +137,25 @@ def test_the_loss_must_be_one_number_with_a_graph() -> None:
         loss.backward()
         return loss
 
-    def of_other_parameters(batch: Batch) -> Tensor:
-        return right(batch).detach()
-
-    for loss_fn, text in (
-        (
-            calls_backward,
-            "loss_fn has made gradients: it must return the loss and leave backward() "
-            "to the estimator",
+    functions: dict[str, Any] = {
+        "has made gradients: it must return the loss and leave backward() to the "
+        "estimator": calls_backward,
+        "returned a loss without a graph: it must compute it from the sampler's "
+        "parameters, with gradients enabled": lambda batch: right(batch).detach(),
+        "returned float, expected the loss as a tensor": lambda batch: float(
+            right(batch).detach()
         ),
-        (
-            of_other_parameters,
-            "loss_fn returned a loss without a graph: it must compute it from the "
-            "sampler's parameters, with gradients enabled",
+        "returned a tensor of shape [3, 4], expected one number": lambda batch: (
+            problem.params[0] * right(batch)
         ),
-        (
-            lambda batch: float(right(batch).detach()),
-            "loss_fn returned float, expected the loss as a tensor",
-        ),
-        (
-            lambda batch: problem.params[0] * right(batch),
-            "loss_fn returned a tensor of shape [3, 4], expected one number",
-        ),
-    ):
-        estimator.loss_fn = loss_fn  # type: ignore[assignment]
+    }
+    for text, loss_fn in functions.items():
+        estimator.loss_fn = loss_fn
         for call in (
             lambda: estimator.backward(problem.batch([0])),
             lambda: estimator.set_anchor(problem.loader()),
         ):
-            with fails(problem, RuntimeError, text):
+            with fails(problem, RuntimeError, f"loss_fn {text}"):
                 call()
 
 
@@ -264,24 +239,16 @@ def test_state_dicts_of_other_parameters() -> None:
     estimator = problem.svrg()
     estimator.set_anchor()
     good = estimator.state_dict()
-    cut = {**good, "anchor": good["anchor"][:2]}
-    wrong = {**good, "full_grads": [torch.zeros(1), *good["full_grads"][1:]]}
-    for state, text in (
-        (cut, "Invalid state_dict: anchor has 2 tensors, expected 3"),
-        (
-            {**good, "anchor": [None, *good["anchor"][1:]]},
-            "Invalid state_dict: anchor of parameter 0 is a NoneType (must be a "
-            "Tensor)",
-        ),
-        (
-            wrong,
-            "Invalid state_dict: full_grads of parameter 0 has shape [1], expected "
-            "[3, 4]",
-        ),
-        ({**good, "anchor_step": -1}, "Invalid anchor_step: -1 (must be >= 0)"),
-        ({**good, "refresh_every": 0}, "Invalid refresh_every: 0 (must be >= 1)"),
+    no_tensor = "state_dict: anchor of parameter 0 is a NoneType (must be a Tensor)"
+    shape = "state_dict: full_grads of parameter 0 has shape [1], expected [3, 4]"
+    for key, value, text in (
+        ("anchor", good["anchor"][:2], "state_dict: anchor has 2 tensors, expected 3"),
+        ("anchor", [None, *good["anchor"][1:]], no_tensor),
+        ("full_grads", [torch.zeros(1), *good["full_grads"][1:]], shape),
+        ("anchor_step", -1, "anchor_step: -1 (must be >= 0)"),
+        ("refresh_every", 0, EVERY),
     ):
-        with fails(problem, ValueError, text):
-            estimator.load_state_dict(state)
+        with fails(problem, ValueError, f"Invalid {text}"):
+            estimator.load_state_dict({**good, key: value})
         assert_same(estimator.state_dict()["anchor"], good["anchor"])
         assert estimator.refresh_every == 3

@@ -4,8 +4,6 @@ Needs ``pip install devinterp`` (2.0.1), which no extra has: it brings datasets,
 and zarr.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from every_sampler import bits
-from failed_steps import bad_numbers, bad_types, refused
+from failed_steps import Bad, bad_flags, bad_numbers, bad_types, bad_words, refused
 from torch import nn
 
 import torch_sgmcmc as sg
@@ -63,6 +63,7 @@ COMMON = [
     *bad_numbers("lr", "must be finite and >= 0", -0.1, *NOT_FINITE),
     *bad_numbers("num_data", "must be finite and > 0", 0, -3, 0.0, *NOT_FINITE),
     *bad_numbers("prior_precision", "must be finite and >= 0", -1, *NOT_FINITE),
+    *bad_numbers("prior_mean", "must be finite", *NOT_FINITE),
     *bad_types("lr", None, "0.1", True, torch.tensor([0.1, 0.1]), [0.1]),
     *bad_types("num_data", None, "10", False),
     *bad_types("prior_precision", None, (1.0,)),
@@ -78,66 +79,52 @@ def is_hot(kind: type[sg.Sampler]) -> bool:
     return row.low_open
 
 
-ONLY_SGHMC = [
-    *bad_numbers("momentum", "must be in [0, 1)", -0.1, 1, 1.0, 1.5, *NOT_FINITE),
-    *bad_numbers("resample_momentum_every", "must be >= 0", -1),
-    *bad_numbers("noise_estimate", "must be finite and >= 0", -0.1, *NOT_FINITE),
-    *bad_types("momentum", None, "0.9", True),
-    *bad_types("resample_momentum_every", None, 2.0, True, "5", kind="an int"),
-    *bad_types("noise_estimate", None, [0.1], torch.tensor(0.0)),
-    (
-        "noise_estimate",
-        "offline",
-        ValueError,
-        "Invalid noise_estimate: 'offline' (must be a number or 'online')",
-    ),
-    (
-        "initial_momentum",
-        "random",
-        ValueError,
-        "Invalid initial_momentum: 'random' (must be 'stationary' or 'zeros')",
-    ),
-    (
-        "noise_estimate",
-        0.3,
-        ValueError,
-        "Invalid noise_estimate: 0.3 (must not exceed the friction 1 - momentum = "
-        "0.25: lower momentum or lr, or take larger minibatches)",
-    ),
-]
-SURROGATES = "'momentum', 'zero', 'one' or 'full_momentum'"
-ONLY_EWSG = [
+MOMENTUM = [
     *bad_numbers("momentum", "must be in [0, 1)", -0.1, 1, 1.0, 1.5, *NOT_FINITE),
     *bad_types("momentum", None, "0.9", True),
-    *(
-        ("surrogate", v, ValueError, f"Invalid surrogate: {v!r} (must be {SURROGATES})")
-        for v in ("friction", None, 0)
-    ),
 ]
-ONLY_PSGLD = [
-    *bad_numbers("decay", "must be in [0, 1)", -0.1, 1, 1.0, *NOT_FINITE),
-    *bad_numbers("eps", "must be finite and > 0", 0, -1e-5, *NOT_FINITE),
-    *bad_types("decay", None, "0.9", True),
-    *bad_types("eps", None, torch.tensor(1e-5)),
-    *(
-        (name, value, TypeError, f"Invalid {name}: {value!r} (must be a bool)")
-        for name in ("adapt", "gamma")
-        for value in (None, 1, "yes")
-    ),
-]
-ONLY_SGNHT = [
-    *bad_numbers("momentum", "must be in [0, 1)", -0.1, 1, 1.0, 1.5, *NOT_FINITE),
-    *bad_numbers("thermostat_rate", "must be finite and >= 0", -0.1, *NOT_FINITE),
-    *bad_types("momentum", None, "0.9", True),
-    *bad_types("thermostat_rate", "0.1", True),
-]
+FRICTION = (
+    "must not exceed the friction 1 - momentum = 0.25: lower momentum or lr, or take "
+    "larger minibatches"
+)
+# What samplers alone have. Words are shown in quotes.
+OWN: dict[type[sg.Sampler], list[Bad]] = {
+    sg.SGHMC: [
+        *MOMENTUM,
+        *bad_numbers("resample_momentum_every", "must be >= 0", -1),
+        *bad_numbers("noise_estimate", "must be finite and >= 0", -0.1, *NOT_FINITE),
+        *bad_types("resample_momentum_every", None, 2.0, True, "5", kind="an int"),
+        *bad_types("noise_estimate", None, [0.1], torch.tensor(0.0)),
+        *bad_numbers("noise_estimate", FRICTION, 0.3),
+        *bad_words("noise_estimate", "a number or 'online'", "offline"),
+        *bad_words("initial_momentum", "'stationary' or 'zeros'", "random"),
+    ],
+    sg.EWSG: [
+        *MOMENTUM,
+        *bad_words(
+            "surrogate",
+            "'momentum', 'zero', 'one' or 'full_momentum'",
+            *("friction", None, 0),
+        ),
+    ],
+    sg.PSGLD: [
+        *bad_numbers("decay", "must be in [0, 1)", -0.1, 1, 1.0, *NOT_FINITE),
+        *bad_numbers("eps", "must be finite and > 0", 0, -1e-5, *NOT_FINITE),
+        *bad_types("decay", None, "0.9", True),
+        *bad_types("eps", None, torch.tensor(1e-5)),
+        *bad_flags("adapt", None, 1, "yes"),
+        *bad_flags("gamma", None, 1, "yes"),
+    ],
+    sg.SGNHT: [
+        *MOMENTUM,
+        *bad_numbers("thermostat_rate", "must be finite and >= 0", -0.1, *NOT_FINITE),
+        *bad_types("thermostat_rate", "0.1", True),
+    ],
+}
 CASES = [
     *((kind, *case) for kind in KINDS for case in COMMON),
     *((kind, *case) for kind in KINDS for case in (HOT if is_hot(kind) else COLD)),
-    *((sg.SGHMC, *case) for case in ONLY_SGHMC),
-    *((sg.EWSG, *case) for case in ONLY_EWSG),
-    *((sg.PSGLD, *case) for case in ONLY_PSGLD),
-    *((sg.SGNHT, *case) for case in ONLY_SGNHT),
+    *((kind, *case) for kind, cases in OWN.items() for case in cases),
 ]
 
 
@@ -285,9 +272,6 @@ def test_online_estimate_above_the_friction() -> None:
     assert sampler.param_groups[0]["step"] == 101
 
 
-# ---- The preconditioner's Γ -------------------------------------------------------
-
-
 def test_gamma_needs_a_graph() -> None:
     p, q = parameter(), parameter(1)
     sampler = sg.PSGLD([{"params": [p]}, {"params": [q], "gamma": False}], **GOOD)
@@ -322,31 +306,6 @@ def test_gamma_excludes_capturable() -> None:
 
 
 # ---- Parameters and gradients ----------------------------------------------------
-
-
-@each_kind
-def test_complex_parameters(kind: type[sg.Sampler]) -> None:
-    dtype = torch.complex128 if kind is sg.SGLD else torch.complex64
-    text = (
-        f"Invalid parameter: {kind.__name__} cannot sample {dtype} (must be float32, "
-        "float64, bfloat16 or float16; a complex parameter can be kept as "
-        "torch.view_as_real of it)"
-    )
-    bad = nn.Parameter(torch.ones(3, dtype=dtype))
-    with refused(ValueError, text):
-        kind([parameter(), bad], **GOOD)
-    sampler = kind([parameter()], **options(kind))
-    step(sampler)
-    before = snapshot(sampler)
-    with refused(ValueError, text):
-        sampler.add_param_group({"params": [bad]})
-    assert snapshot(sampler) == before
-    # What the message advises works.
-    real = nn.Parameter(torch.view_as_real(bad.detach()).clone())
-    sampler.add_param_group({"params": [real]})
-    torch.view_as_complex(real).abs().square().sum().backward()
-    step(sampler)
-    assert not torch.equal(real, torch.view_as_real(bad))
 
 
 @each_kind

@@ -64,10 +64,12 @@ class Mean:
 
 @pytest.mark.parametrize("momentum", [0.7, 0.0])
 @pytest.mark.parametrize("chains", [None, 1, 6])
-def test_every_decision(chains: int | None, momentum: float) -> None:
-    """A step goes on from its minibatches' gradients at the present θ."""
+@pytest.mark.parametrize("persistent", [True, False])
+def test_every_decision(persistent: bool, chains: int | None, momentum: float) -> None:
+    """A step goes on from its minibatches' gradients at the present θ, or afresh."""
     length, count = 2, chains or 1
-    mean = Mean(chains, index_chain_length=length, momentum=momentum)
+    settings = {"momentum": momentum, "persistent_index_chain": persistent}
+    mean = Mean(chains, index_chain_length=length, **settings)
     mean.run(1)
     accepted = stayed = 0
     for step in range(1, 40):
@@ -77,9 +79,12 @@ def test_every_decision(chains: int | None, momentum: float) -> None:
         former, drawn = mean.group["minibatches"], mean.group["num_drawn"]
         mean.asked.clear()
         mean.run(1)
-        fresh = torch.arange(drawn, drawn + length * count).view(length, count)
-        assert mean.asked == [former, *fresh.tolist()]
-        assert mean.group["num_drawn"] == drawn + length * count
+        new = (length if persistent else length + 1) * count
+        fresh = [*torch.arange(drawn, drawn + new).view(-1, count)]
+        current, *proposals = [torch.tensor(former), *fresh] if persistent else fresh
+        assert mean.asked == [each.tolist() for each in (current, *proposals)]
+        assert mean.group["num_drawn"] == drawn + new
+        first = current
 
         def weight(numbers: Tensor, theta: Any = theta, v: Any = v) -> Tensor:
             return ewsg_log_weights(
@@ -90,26 +95,19 @@ def test_every_decision(chains: int | None, momentum: float) -> None:
                 num_chains=count,
             )
 
-        current = torch.tensor(former)
-        for m, proposed in enumerate(fresh):
+        for m, proposed in enumerate(proposals):
             rise = weight(proposed) - weight(current)
             yes = torch.ops.torch_sgmcmc.metropolis_decide(
                 rise, proposal=m, purpose=_C.Purpose.INDEX_CHAIN, seed=3, step=step
             )
             accepted += int(yes.sum())
             current = torch.where(yes, proposed, current)
-        assert mean.group["minibatches"] == current.tolist()
-        stayed += int((current == torch.tensor(former)).sum())
+        assert mean.group["minibatches"] == (current.tolist() if persistent else [])
+        stayed += int((current == first).sum())
         torch.testing.assert_close(mean.p.grad, mean.gradients(current, theta))
+    assert accepted <= mean.group["num_accepted"] <= accepted + length * count
     assert 0.1 < accepted / (39 * length * count) < 0.9
     assert stayed > 3
-
-
-def test_without_it_all_minibatches_are_fresh() -> None:
-    mean = Mean(5, persistent_index_chain=False).run(10)
-    numbers = torch.arange(10 * 2 * 5)
-    assert mean.asked == numbers.view(20, 5).tolist()
-    assert mean.group["minibatches"] == [] and mean.group["num_drawn"] == 100
 
 
 def test_switched_on_and_off() -> None:
@@ -148,8 +146,6 @@ def test_resumes_bit_for_bit(chains: int | None, way: Callable[..., Any]) -> Non
         "params": None
     }
 
-
-# ---- Steps that fail -------------------------------------------------------------
 
 NOT_ASKED = (
     "EWSG got gradients from a closure that did not ask which minibatch they are to be "
@@ -211,9 +207,6 @@ def test_gradients_that_are_not_finite(choice: str) -> None:
     mean.asked.clear()
     mean.run(1)
     assert mean.asked == torch.arange(before + 6, before + 18).view(2, 6).tolist()
-
-
-# ---- Settings and state dicts ----------------------------------------------------
 
 
 def test_a_chain_that_would_never_move() -> None:

@@ -1,7 +1,5 @@
 """Masses and preconditioners that users give: what is refused."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

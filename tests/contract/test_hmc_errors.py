@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from failed_steps import bad_numbers, bad_types, refused, step_fails
+from failed_steps import bad_flags, bad_numbers, bad_types, refused, step_fails
 from hmc_chains import GOOD, Quartic
 from short_chains import two
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-
-# ---- Hyperparameters -------------------------------------------------------------
-
 
 ONE_OF_TWO = "Invalid num_steps and trajectory_length: {} and {} (give exactly one of "
 BAD = [
@@ -32,10 +29,7 @@ BAD = [
     *bad_types("num_steps", 1.0, True, kind="an int"),
     *bad_types("resample_momentum_every", None, False, 1.5, kind="an int"),
     *bad_types("num_chains", 2.0, kind="an int"),
-    *(
-        ("metropolis", v, TypeError, f"Invalid metropolis: {v!r} (must be a bool)")
-        for v in (None, 1, "yes")
-    ),
+    *bad_flags("metropolis", None, 1, "yes"),
     ("num_steps", None, ValueError, ONE_OF_TWO.format(None, None) + "them)"),
     ("trajectory_length", 1.0, ValueError, ONE_OF_TWO.format(3, 1.0) + "them)"),
 ]
@@ -85,9 +79,6 @@ def test_groups_must_stay_equal() -> None:
         "Invalid step_size: [0.07, 0.08] in the param groups (must be equal: there is "
         "one trajectory for all)",
     )
-
-
-# ---- The closure -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,7 @@ def test_warmup_resumes_bit_for_bit(stop: int) -> None:
     ):
         late.warmup(Quartic(resumed), 3, 0.7)
     late.warmup(Quartic(resumed), 30 - stop, progress=False)
-    for a, b in ((sampler, late),):
-        assert a.param_groups[0]["step_size"] == b.param_groups[0]["step_size"]
+    assert sampler.param_groups[0]["step_size"] == late.param_groups[0]["step_size"]
     for _ in range(3):
         sampler.step(Quartic(params))
         late.step(Quartic(resumed))

@@ -1,7 +1,5 @@
 """Who may know whom: no module of the package imports itself by a detour."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 from functools import cache

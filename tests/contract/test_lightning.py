@@ -1,7 +1,5 @@
 """Samplers inside Lightning's Trainer, and what it says where one cannot work."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import warnings

@@ -99,9 +99,6 @@ def test_values_out_of_range(kind: type[sg.Sampler]) -> None:
         refuses(sampler, state, message)
 
 
-# ---- GammaPrecision --------------------------------------------------------------
-
-
 def hyperprior() -> sg.GammaPrecision:
     return sg.GammaPrecision(make(sg.SGLD))
 

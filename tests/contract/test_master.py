@@ -5,8 +5,6 @@ of the chain itself is that of fp32 (``test_sampling_law.py``). The law is teste
 as well, where rounding after every update would spoil it.
 """
 
-from __future__ import annotations
-
 import copy
 from itertools import count
 from typing import Any
@@ -99,8 +97,6 @@ def test_rounding_is_no_part_of_the_chain(kind: str, dtype: torch.dtype) -> None
         for m, p in zip(masters(sampler, low), low, strict=True)
     )
 
-
-# ---- The law -----------------------------------------------------------------------
 
 # 4 units in the last place above the mean of 1, and 8 below it. For bf16, 0.03.
 SD = {dtype: 3.84 * torch.finfo(dtype).eps for dtype in LOW}
@@ -196,9 +192,6 @@ def test_the_law_of_small_moves(kind: str, dtype: torch.dtype) -> None:
     assert max(map(abs, law_of(kind, dtype, forget=False))) < 5
     if dtype is torch.bfloat16:  # the other's chains are the same, in other units
         assert max(map(abs, law_of(kind, dtype, forget=True))) > 9
-
-
-# ---- The state ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", THREE)

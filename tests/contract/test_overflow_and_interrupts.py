@@ -1,7 +1,5 @@
 """Numbers that overflow, and interrupts at each point of a step."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable

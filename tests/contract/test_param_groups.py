@@ -1,7 +1,5 @@
 """Which parameters, keys and kinds of numbers param groups may have."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -228,34 +226,25 @@ def test_parameters_that_cannot_be_sampled(kind: str, which: str) -> None:
 def test_parameters_in_the_same_memory(kind: str) -> None:
     chain = Chain(kind)
     memory = torch.zeros(6, 7)
-    twice = "(each must have its own)"
+    overlap = (
+        "Invalid parameters: number {} of group {} and number {} of group {} overlap "
+        "in memory (each must have its own)"
+    )
     overlaps = [
         (memory[:3], memory[2:]),
         (memory[1], memory[:, 2]),
         (memory, memory.view(torch.int16).view(torch.bfloat16)[5:, 3:5]),
     ]
     for a, b in overlaps:
-        with refused(
-            ValueError,
-            "Invalid parameters: number 0 of group 0 and number 0 of group 1 overlap "
-            f"in memory {twice}",
-        ):
+        with refused(ValueError, overlap.format(0, 0, 0, 1)):
             chain.sampler_of([a, b])
     first = chain.params[0].detach()
-    with refused(
-        ValueError,
-        "Invalid parameters: number 0 of group 0 and number 1 of group 2 overlap in "
-        f"memory {twice}",
-    ):
+    with refused(ValueError, overlap.format(0, 0, 1, 2)):
         chain.sampler.add_param_group({"params": [parameter(), first]})
     assert len(chain.sampler.param_groups) == 2
     with pytest.warns(UserWarning, match="duplicate parameters"):
         p = parameter()
-        with refused(
-            ValueError,
-            f"Invalid parameters: number 0 of group 1 and number 1 of group 1 overlap "
-            f"in memory {twice}",
-        ):
+        with refused(ValueError, overlap.format(0, 1, 1, 1)):
             chain.sampler_of([parameter(), p, p])
 
 
@@ -310,23 +299,16 @@ def test_numbers_of_numpy(kind: str) -> None:
         return np.float64(value) if isinstance(value, float) else value
 
     sampler = chain.sampler
-    managed = ("step", "offsets", "capturable")
+    own = sampler._group_keys & type(sampler).__init__.__annotations__.keys()
     given = {
         key: numpy_s(value)
         for key, value in sampler.param_groups[0].items()
-        if key in sampler._group_keys and key not in managed
+        if key in own - {"step", "offsets", "capturable"}
     }
-    counted = {
-        key for key in given if key not in type(sampler).__init__.__annotations__
-    }
-    for key in counted:
-        del given[key]
     groups = [{"params": other.params[:1]}, {"params": other.params[1:]}]
     groups[1]["prior_precision"] = np.float64(
         sampler.param_groups[1]["prior_precision"]
     )
-    if sampler.param_groups[0]["capturable"]:
-        given["capturable"] = True
     other.sampler = type(sampler)(groups, **given)
     expected = chain.run(range(2))
     assert all(map(torch.equal, expected, other.run(range(2))))
@@ -347,13 +329,8 @@ def test_lr_as_a_tensor(kind: str) -> None:
         torch.optim.lr_scheduler.ExponentialLR(c.sampler, 0.5) for c in (chain, other)
     ]
     for step in range(3):
-        assert all(
-            map(
-                torch.equal,
-                chain.run(range(step, step + 1)),
-                other.run(range(step, step + 1)),
-            )
-        )
+        now = (each.run(range(step, step + 1)) for each in (chain, other))
+        assert all(map(torch.equal, *now))
         for scheduler in schedulers:
             scheduler.step()
     assert other.sampler.param_groups[0]["lr"] is lr

@@ -3,8 +3,6 @@
 Needs ``pip install posteriors`` (0.1.3), which no extra has.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """prior_mean: priors about other places than 0, in every sampler."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable
@@ -281,9 +279,7 @@ def test_a_chain_resumes_with_its_means(kind: str) -> None:
         second: dict[str, Any] = {"params": params[1:]}
         if means is not None:
             first["prior_mean"], second["prior_mean"] = means[:1], means[1:]
-        capturable = "capturable" in kind
-        extra = {"capturable": True} if capturable else {}
-        return type(chain.sampler)([first, second], **settings, **extra, seed=seed)
+        return type(chain.sampler)([first, second], **settings, seed=seed)
 
     chain.sampler = make(means, 5)
     before = copy.deepcopy(chain.sampler.state_dict())
@@ -334,9 +330,6 @@ def test_in_words() -> None:
     assert "prior N(μ, 0.3333) on each" in text
     assert "prior N(0.25, 0.3333) on each" in text
     assert "Σ λ‖θ‖²/2" in sgld(two()).target_summary()
-
-
-# ---- What looks at the prior besides ----------------------------------------------
 
 
 @pytest.mark.parametrize("mean", [10.0, None], ids=["number", "tensors"])

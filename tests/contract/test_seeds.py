@@ -18,9 +18,6 @@ from torch_sgmcmc._impl import distributed
 SEEDS = (0, 1, -1, 2**63 - 1, -(2**63), 5)
 
 
-# ---- fold_in -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("seed", "stream", "folded"),
     [
@@ -106,9 +103,6 @@ def test_errors(arguments: tuple, error: type[Exception], message: str) -> None:
         sg.fold_in(*arguments)
 
 
-# ---- Samplers that share a seed ----------------------------------------------------
-
-
 def sampler(seed: int, kind: type[sg.Sampler] = sg.SGLD) -> sg.Sampler:
     p = nn.Parameter(torch.zeros(3))
     p.grad = torch.ones(3)
@@ -188,9 +182,6 @@ def kept_by(seeds: range) -> list[torch.Tensor]:
     return [each.param_groups[0]["params"][0] for each in samplers]
 
 
-# ---- A seed that was used here -------------------------------------------------------
-
-
 def steps_of(p: nn.Parameter, seed: int, steps: int = 2, **options: object) -> None:
     made = sg.SGHMC([p], lr=0.1, num_data=10, seed=seed, **options)
     for _ in range(steps):
@@ -211,20 +202,6 @@ def test_a_sampler_made_anew_with_its_seed_is_heard() -> None:
     assert record[0].filename == __file__
     with pytest.warns(sg.SharedNoiseWarning):  # and so is the next
         steps_of(p, 51)
-
-
-def test_the_noise_of_such_samplers_is_periodic() -> None:
-    p = nn.Parameter(torch.zeros(1000))
-    moves = []
-    for _ in range(2):
-        before = p.detach().clone()
-        sampler = sg.SGLD([p], lr=0.1, num_data=10, seed=52)
-        p.grad = torch.zeros_like(p)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            sampler.step()
-        moves.append(p.detach() - before)
-    torch.testing.assert_close(*moves)
 
 
 @pytest.mark.usefixtures("no_warnings")

@@ -1,7 +1,5 @@
 """Signatures of the samplers say what the table of hyperparameters does."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """What hands do to stores, predictions and constructors: the right thing, or words."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from functools import partial

@@ -5,8 +5,6 @@ Inputs, errors, schedules and devices come from torch's test suite (the installe
 states, copies and gradients is in test_state_dicts.py and test_optimizer_interface.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Samplers inside the Trainer of Hugging Face's transformers."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -15,9 +15,6 @@ import torch_sgmcmc as sg
 each = pytest.mark.parametrize("kind", [*THREE, "SBPS", "HMCECS"])
 
 
-# ---- Frozen parameters ---------------------------------------------------------------
-
-
 @each
 def test_a_frozen_parameter_does_not_move(kind: str) -> None:
     chain = Chain(kind)
@@ -74,9 +71,6 @@ def test_gauges_are_of_what_is_sampled() -> None:
         return gauges.all(), gauges.group(0)
 
     assert repr(read(True)) == repr(read(False))
-
-
-# ---- Gradients that are missing ------------------------------------------------------
 
 
 def heads(**options: Any) -> tuple[list[nn.Parameter], sg.Sampler]:
@@ -178,9 +172,6 @@ def test_in_turns_the_variance_is_half_and_the_ways_out_are_right() -> None:
     assert abs(50 * posterior_variance(in_turns) - 0.5) < 0.04
     for way_out in (zeros, of_its_own_data, summed):
         assert abs(50 * posterior_variance(way_out) - 1) < 0.08
-
-
-# ---- No gradient at all --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "PSGLD", "SGNHT"])

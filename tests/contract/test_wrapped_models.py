@@ -1,7 +1,5 @@
 """Draws and models that were wrapped, shared, or are parts of others."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -12,8 +12,6 @@ of threads is THREADS, or what it was before if that is 0. Prints whether all en
 ``SGD`` is torch's.
 """
 
-from __future__ import annotations
-
 import hashlib
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Checkpoints of the examples: on the disk, whole, the run's own, and one run's."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import importlib
@@ -244,8 +242,6 @@ def test_a_checkpoint_that_is_not_there_or_no_archive(
     assert refusal(checkpoint, path) == f"Cannot read {path}: File is not a zip file"
 
 
-# ---- Of another run ------------------------------------------------------------------
-
 RUN = ("--digits", "--threads", "1", "--seeds", "1", "--epochs", "2", "--burn-in", "1")
 
 
@@ -297,9 +293,6 @@ def test_a_checkpoint_of_another_run_or_sampler(
     example(tmp_path, "--method", "sghmc", "--epochs", "3")
 
 
-# ---- One run in a folder -------------------------------------------------------------
-
-
 def test_a_folder_is_one_runs(checkpoint: ModuleType, tmp_path: Path) -> None:
     message = (
         f"Another run writes to {tmp_path}.\n"
@@ -335,9 +328,6 @@ def test_a_killed_run_leaves_its_folder(checkpoint: ModuleType, tmp_path: Path) 
     os.close(reader)
     with checkpoint.owned(tmp_path):
         pass
-
-
-# ---- Lengths that are left to the data set ------------------------------------------
 
 
 def test_sizes_depend_on_the_data(monkeypatch: pytest.MonkeyPatch) -> None:

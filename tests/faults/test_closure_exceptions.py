@@ -6,8 +6,6 @@ step, and the chain that goes on must be the one that was never interrupted. Eve
 second failure is an interrupt, which is no Exception.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ The program is examples/cpp/resumable.cpp. What becomes of damaged files is test
 tests/cpp/state_dict_test.cpp, bit by bit.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import resource

@@ -6,8 +6,6 @@ run's; a run that ends must have its parameters, predictions and scores. The mom
 drawn uniformly over the time that the whole run takes.
 """
 
-from __future__ import annotations
-
 import collections
 import importlib
 import json

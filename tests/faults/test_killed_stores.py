@@ -7,8 +7,6 @@ checkpoint lost; a run that ends must have all of them, bitwise. The moments are
 over the time that the whole run takes.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import shutil
@@ -58,10 +56,7 @@ def run(folder: Path) -> None:
     net = Net()
     sampler = sg.SGLD(net.parameters(), 0.1, num_data=10, seed=7)
     collector = sg.Collector(
-        *(sampler, net, folder / "store"),
-        burn_in=5,
-        every=2,
-        dtype=torch.bfloat16,
+        *(sampler, net, folder / "store"), burn_in=5, every=2, dtype=torch.bfloat16
     )
     data = torch.Generator().manual_seed(3)
     first, path = 0, folder / "run.pt"

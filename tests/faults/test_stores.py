@@ -1,7 +1,5 @@
 """Stores on full disks and in folders that are not ours to write."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

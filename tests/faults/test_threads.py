@@ -4,8 +4,6 @@ A sampler belongs to one thread at a time. Those of other parameters may step at
 and each draws the chain that it draws alone.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -43,9 +41,6 @@ def hasty() -> Iterator[None]:
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(interval)
-
-
-# ---- Several threads ---------------------------------------------------------------
 
 
 def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
@@ -87,9 +82,6 @@ def test_two_samplers_share_the_threads_of_operators(
     sizes = (3, 50_000, 4)  # for three threads in an update
     calls = [lambda seed=seed: end(kind, seed, sizes=sizes) for seed in (5, 6)]
     assert at_once(calls) == [call() for call in calls]
-
-
-# ---- Steps inside a backward pass --------------------------------------------------
 
 
 class Network(nn.Module):
@@ -180,9 +172,6 @@ def test_gamma_of_parameters_that_have_changed(in_backward: bool) -> None:
     )
     assert in_backward or torch.equal(before, p)
     net.zero_grad()
-
-
-# ---- Forked processes --------------------------------------------------------------
 
 
 @pytest.mark.full

@@ -5,8 +5,6 @@ folder of its own, the programs by ``find_package`` and against that folder alon
 must need neither Python nor a CUDA toolkit, so neither is on the path of their builds.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -15,11 +13,6 @@ import sys
 from pathlib import Path
 
 import torch
-
-__all__ = [
-    *("CHECKOUT", "PROGRAMS_IN_ONE", "Project"),
-    *("compiler", "documents", "install", "path_without", "run"),
-]
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 #: What tests/cpp/consumer/programs.cpp is called by.

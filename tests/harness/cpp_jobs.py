@@ -1,7 +1,5 @@
 """Chains that a program in C++ runs as well (``tests/cpp/consumer/chain.cpp``)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -11,21 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import torch_sgmcmc as sg
-
-__all__ = [
-    "CHAINS",
-    "FAULTY",
-    "ONE_EACH",
-    "SHORT",
-    "RunInCpp",
-    "first_steps",
-    "make_faulty_job",
-    "make_job",
-    "make_net",
-    "make_sampler",
-    "run_in_python",
-    "steps_from",
-]
 
 #: What a fixture gives: a job's result in C++, or its error as a ValueError.
 RunInCpp = Callable[..., dict[str, Any]]
@@ -172,10 +155,7 @@ def make_job(
     net = make_net(name, dtype)
     sampler = make_sampler(name, net, means)
     groups = sampler.state_dict()["param_groups"]
-    base = torch.tensor(
-        [group.get("lr", 0.0) for group in groups],
-        dtype=torch.float64,
-    )
+    base = torch.tensor([group.get("lr", 0.0) for group in groups], dtype=torch.float64)
     wave = torch.linspace(0, 50, STEPS, dtype=torch.float64).sin()
     lrs = torch.outer(1 + 0.5 * wave, base)
     lrs[20:23] = 0

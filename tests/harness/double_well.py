@@ -6,49 +6,20 @@ relative error of 2 exp(-2π²) = 5e-9, so that the power iteration finds the ch
 stationary law, step-size bias included: nothing needs a tolerance.
 """
 
-from __future__ import annotations
-
 import math
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from scipy import integrate, stats
+from scipy import integrate
 
-from harness.statistics import Array
+from harness.statistics import Mixture
 from harness.targets import DoubleWell
-
-__all__ = ["DoubleWellLaw", "double_well_law", "target_moment"]
 
 _REACH = 2.4  # exp(-U) is 1e-9 of its maximum there
 
 
-@dataclass(frozen=True)
-class DoubleWellLaw:
-    """Stationary law of θ as a mixture of the N(centre, σ²) of its last move."""
-
-    centres: Array
-    weights: Array
-    sigma: float
-    rate: float  # what one step leaves of a difference between the wells
-
-    def burn_in(self, forgotten: float) -> int:
-        return math.ceil(math.log(forgotten) / math.log(self.rate))
-
-    def moment(self, power: int) -> float:
-        nodes, weights = np.polynomial.hermite_e.hermegauss(6)
-        values = (self.centres[:, None] + self.sigma * nodes) ** power
-        return float(self.weights @ values @ weights / weights.sum())
-
-    def probabilities(self, edges: Array) -> Array:
-        """Of (-∞, edges[0]), [edges[0], edges[1]), ..., [edges[-1], ∞)."""
-        z = (edges - self.centres[:, None]) / self.sigma
-        below = self.weights @ stats.norm.cdf(z)
-        return np.diff(np.concatenate([[0.0], below, [1.0]]))
-
-
 @cache
-def double_well_law(lr: float, carry: float, noise_variance: float) -> DoubleWellLaw:
+def double_well_law(lr: float, carry: float, noise_variance: float) -> Mixture:
     """The law for the step lr, inertia m = carry and σ² = noise_variance."""
     sigma = math.sqrt(noise_variance)
     count = 2 * math.ceil(_REACH / sigma) + 1
@@ -69,7 +40,7 @@ def double_well_law(lr: float, carry: float, noise_variance: float) -> DoubleWel
         pair /= pair.sum()
         last, mean = mean, float(pair.sum(axis=0) @ grid)
         rate = mean / last
-    return DoubleWellLaw(centres.ravel(), pair.ravel(), sigma, rate)
+    return Mixture(centres.ravel(), sigma, pair.ravel(), rate)
 
 
 def target_moment(power: int) -> float:

@@ -19,8 +19,6 @@ A constant factor of the estimate, as the block-Poisson estimator's exp(a + λ),
 part of any of this: to leave it out is no bug.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -35,19 +33,6 @@ from scipy.special import expit
 from torch import Tensor
 
 from harness.statistics import Array, check_z
-
-__all__ = [
-    "CONSTANT",
-    "MOST",
-    "PERTURBED",
-    "SIGNED",
-    "Experiment",
-    "Logistic",
-    "Observed",
-    "State",
-    "check_moments",
-    "check_rates",
-]
 
 Indices = NDArray[np.int64]
 
@@ -334,7 +319,6 @@ SIGNED = Experiment(
 )
 # Of order 0.
 CONSTANT = replace(PERTURBED, model=Logistic(anchor=0.2, prior=2.0, order=0, m=3))
-# ---- Checks ---------------------------------------------------------------------
 
 
 def check_moments(experiment: Experiment, seen: Observed, *, label: str) -> None:

@@ -4,8 +4,6 @@ The bugs are those of ``harness.ecs_mutants`` that a wrapper around a part of th
 sampler can bring about.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -23,17 +21,6 @@ from harness.ecs import Experiment, Observed, State
 from torch_sgmcmc._ecs import target as parts
 from torch_sgmcmc._ecs.target import Point, Subsample, SubsampledTarget
 from torch_sgmcmc.hmcecs import _OF_SUBSAMPLE
-
-__all__ = [
-    "BUGS",
-    "FORCE_BUGS",
-    "ORDER_BUGS",
-    "SIGNED_BUGS",
-    "run_sampler",
-]
-
-
-# ---- The sampler ----------------------------------------------------------------
 
 
 def run_sampler(
@@ -102,8 +89,6 @@ def _put(
     with torch.no_grad():
         p.fill_(float(state.theta))
 
-
-# ---- Its bugs -------------------------------------------------------------------
 
 # Makes what brings a bug about for as long as it is entered.
 Patch = Callable[[], AbstractContextManager[Any]]
@@ -253,7 +238,7 @@ SIGNED_BUGS: dict[str, Patch] = {
     "a without λ": _bound_without_factors,
 }
 ORDER_BUGS: dict[str, Patch] = {
-    "gradient left in the sum of q": lambda: _target(_with_a_gradient),
+    "gradient left in the sum of q": lambda: _target(_with_a_gradient)
 }
 FORCE_BUGS: dict[str, Patch] = {
     "correction without its gradient": lambda: _estimate(_without_its_gradient),

@@ -4,23 +4,10 @@
 ``mutation=None`` it must pass every check of ``harness.ecs``.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from harness.ecs import MOST, Experiment, Observed, State
 from harness.statistics import Array
-
-__all__ = [
-    "FORCE_MUTATIONS",
-    "MIXING_MUTATIONS",
-    "MUTATIONS",
-    "SIGNED_FORCE_MUTATIONS",
-    "SIGNED_MIXING_MUTATIONS",
-    "SIGNED_MUTATIONS",
-    "ReferenceECS",
-    "run_reference",
-]
 
 # Bugs that change what is sampled: they show in moments. One of each class that
 # ``harness.ecs_broken`` does not put into the sampler itself.

@@ -1,20 +1,11 @@
 """EWSG in plain PyTorch, and its known bugs as mutations (see ``harness.mutants``)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-
-__all__ = [
-    "EWSG_MUTATIONS",
-    "PERSISTENT_MUTATIONS",
-    "WEIGHT_MUTATIONS",
-    "ReferenceEWSG",
-]
 
 # Bugs in W, by which the wrong W differs from the right one: the nearest to it.
 WEIGHT_MUTATIONS: dict[str, Callable[[dict[str, Any]], float]] = {
@@ -64,11 +55,8 @@ class ReferenceEWSG(Optimizer):
         mutation: str | None = None,
     ) -> None:
         defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "num_data": num_data,
-            "prior_precision": prior_precision,
-            "temperature": temperature,
+            **{"lr": lr, "momentum": momentum, "num_data": num_data},
+            **{"prior_precision": prior_precision, "temperature": temperature},
         }
         super().__init__(params, defaults)
         self.length, self.surrogate, self.mutation = (

@@ -1,11 +1,7 @@
 """Whether two results are the same, to the last bit."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
-
-__all__ = ["assert_same"]
 
 
 def assert_same(ours: object, theirs: object, where: str = "") -> None:

@@ -3,8 +3,6 @@
 pyproject.toml puts their folders on pytest's path.
 """
 
-from __future__ import annotations
-
 import importlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Checks of Gibbs updates of prior precisions (``GammaPrecision``)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +9,6 @@ from scipy import stats
 
 from harness.statistics import check_gaussian, check_ks
 from torch_sgmcmc import SGLD
-
-__all__ = ["Build", "check_conditional", "check_joint"]
 
 # Makes a Gibbs update of a sampler: build(sampler, shape=a, rate=b).
 Build = Callable[..., Any]

@@ -1,15 +1,11 @@
 """HMC in plain PyTorch, and its known bugs as mutations (see ``harness.mutants``)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-
-__all__ = ["DYNAMICS_MUTATIONS", "HMC_MUTATIONS", "ReferenceHMC"]
 
 # Bugs of the dynamics, which a test of the uncorrected leapfrog sees. A gradient of
 # another function than U is among them alone: the Metropolis test puts it right.

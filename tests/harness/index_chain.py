@@ -6,31 +6,15 @@ known in closed form; so the transition has an exact law, and in one dimension t
 stationary law follows by quadrature.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
 from torch.optim import Optimizer
 
-from harness.statistics import Array, check_counts, check_mean
-
-__all__ = [
-    "Problem",
-    "Run",
-    "check_consecutive",
-    "check_posterior",
-    "check_transition",
-    "exact_weights",
-    "index_law",
-    "index_moves",
-    "stationary_law",
-    "with_settings",
-]
+from harness.statistics import Array, Mixture, check_counts, check_mean
 
 
 def exact_weights(log_weights: Array) -> Array:
@@ -218,29 +202,9 @@ def _features(x: Array) -> Array:
     return np.column_stack([x, *second, *third, fourth])
 
 
-@dataclass(frozen=True)
-class StationaryLaw:
-    """Law of θ as a mixture of the N(centre, ν²) of its last move."""
-
-    centres: Array
-    weights: Array
-    nu: float
-
-    def moment(self, power: int, about: float = 0.0) -> float:
-        nodes, weights = np.polynomial.hermite_e.hermegauss(6)
-        values = (self.centres[:, None] - about + self.nu * nodes) ** power
-        return float(self.weights @ values @ weights / weights.sum())
-
-    def probabilities(self, edges: Array) -> Array:
-        """Of (-∞, edges[0]), [edges[0], edges[1]), ..., [edges[-1], ∞)."""
-        z = (edges[:, None] - self.centres) / self.nu
-        below = np.array([self.weights @ stats.norm.cdf(row) for row in z])
-        return np.diff(np.concatenate([[0.0], below, [1.0]]))
-
-
 def stationary_law(
     problem: Problem, *, reach: float, points_per_sigma: float = 3.0
-) -> StationaryLaw:
+) -> Mixture:
     """The stationary law in one dimension, by quadrature in the pair (θ, θ').
 
     The Gaussian kernels are integrated exactly (see ``harness.double_well``), the
@@ -271,7 +235,7 @@ def stationary_law(
             change = float(np.abs(after - state).sum())
             state = after
         used = np.einsum("abi,abij->abj", state, moves)
-        return StationaryLaw(centres.ravel(), used.ravel(), nu)
+        return Mixture(centres.ravel(), nu, used.ravel())
     law = problem.probabilities(theta, v)
     kernel = np.zeros((*now.shape, len(grid)))
     for i in range(len(problem.data)):
@@ -283,29 +247,20 @@ def stationary_law(
         after /= after.sum()
         change = float(np.abs(after - pair).sum())
         pair = after
-    return StationaryLaw(centres.ravel(), (pair[..., None] * law).ravel(), nu)
+    return Mixture(centres.ravel(), nu, (pair[..., None] * law).ravel())
 
 
 def check_posterior(
-    problem: Problem, *, reach: float, steps: int, law: StationaryLaw | None = None
+    problem: Problem, *, reach: float, steps: int, law: Mixture | None = None
 ) -> None:
     """Checks the law of θ after ``steps`` steps against the stationary law."""
     law = law or stationary_law(problem, reach=reach)
     run = Run(problem, np.array([problem.data.mean()]))
     run.advance(steps)
-    theta = run.theta[:, 0]
-    label = f"posterior {problem.settings}"
     about = law.moment(1)
-    powers = np.arange(1, 5)
-    check_mean(
-        (theta - about)[:, None] ** powers,
-        np.array([law.moment(k, about) for k in powers]),
-        label=label,
-    )
-    deviation = law.moment(2, about) ** 0.5
-    edges = about + deviation * np.linspace(-3, 3, 25)
-    counts = np.histogram(theta, np.concatenate([[-np.inf], edges, [np.inf]]))[0]
-    check_counts(counts, law.probabilities(edges), label=label)
+    edges = about + law.moment(2, about) ** 0.5 * np.linspace(-3, 3, 25)
+    label = f"posterior {problem.settings}"
+    law.check(run.theta[:, 0], range(1, 5), edges, label=label, about=about)
 
 
 def check_consecutive(

@@ -1,15 +1,11 @@
 """What tests of compiled graphs need."""
 
-from __future__ import annotations
-
 import os
 import shutil
 
 import pytest
 import torch
 from torch.torch_version import TorchVersion
-
-__all__ = ["IS_OLD", "NEEDS_COMPILER", "RUNS_BLOCKS", "graphs_alone"]
 
 #: Inductor builds what it makes.
 NEEDS_COMPILER = pytest.mark.skipif(

@@ -4,8 +4,6 @@ To put another sampler through every test of ``test_sampling_law.py``, add one
 :class:`Method` to :data:`METHODS`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,18 +15,6 @@ from torch.optim import Optimizer
 from harness.statistics import AffineMap, Array
 from harness.targets import GaussianMean, Quadratic
 from torch_sgmcmc import EWSG, PSGLD, SGHMC, SGLD, SGNHT
-
-__all__ = [
-    "METHODS",
-    "THERMOSTATS",
-    "Coordinates",
-    "Law",
-    "Method",
-    "psgld_law",
-    "sghmc_law",
-    "sgld_law",
-    "sgnht_law",
-]
 
 # Every numeric hyperparameter as an array with one value for each coordinate.
 Coordinates = Mapping[str, Array]
@@ -185,12 +171,7 @@ def sgnht_law(target: Quadratic | GaussianMean, c: Coordinates) -> Law:
 
 
 METHODS: tuple[Method, ...] = (
-    Method(
-        "SGLD",
-        SGLD,
-        sgld_law,
-        lambda c: (0.0, float(_injected(c, 1.0)[0])),
-    ),
+    Method("SGLD", SGLD, sgld_law, lambda c: (0.0, float(_injected(c, 1.0)[0]))),
     Method(
         "SGHMC",
         SGHMC,
@@ -205,10 +186,7 @@ METHODS: tuple[Method, ...] = (
         "EWSG",
         _ewsg,
         sghmc_law,
-        lambda c: (
-            float(c["momentum"][0]),
-            float(_injected(c, 1 - c["momentum"])[0]),
-        ),
+        lambda c: (float(c["momentum"][0]), float(_injected(c, 1 - c["momentum"])[0])),
         {"momentum": 0.6},
         chooses=True,
     ),

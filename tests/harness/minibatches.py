@@ -1,24 +1,11 @@
 """Checks of batch samplers: uniform, independent, unbiased; and bugs of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import combinations
 
 import numpy as np
 
 from harness.statistics import Array, check_counts, check_z
-
-__all__ = [
-    "STRATA_MUTATIONS",
-    "UNIFORM_MUTATIONS",
-    "check_inclusion",
-    "check_independent",
-    "check_plain_mean",
-    "check_uniform",
-    "mutant_strata",
-    "mutant_uniform",
-]
 
 # Makes so many minibatches of n out of N: draw(N, n, count) -> [count, n].
 Draw = Callable[[int, int, int], Array]

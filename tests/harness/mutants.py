@@ -9,27 +9,12 @@ mutations are the switches below, nothing else knows of them. Bugs in the sample
 own code: ``tests/mutants``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-
-__all__ = [
-    "GAMMA_MUTATIONS",
-    "PSGLD_MUTATIONS",
-    "SGHMC_MUTATIONS",
-    "SGLD_MUTATIONS",
-    "SGNHT_MUTATIONS",
-    "THERMOSTAT_MUTATIONS",
-    "ReferencePSGLD",
-    "ReferenceSGHMC",
-    "ReferenceSGLD",
-    "ReferenceSGNHT",
-]
 
 Group = dict[str, Any]
 

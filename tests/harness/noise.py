@@ -5,16 +5,12 @@ draws need no memory. See Note [False alarms] in ``harness.statistics``: a batte
 is one check.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from scipy import stats
 from torch import Tensor
 
 from harness.statistics import Array, check_p, check_z, chi_square
-
-__all__ = ["Battery"]
 
 _LAGS = (1, 2, 3, 4, 5, 8, 128, 1024)
 _TAILS = (3.0, 4.0, 5.0)

@@ -4,14 +4,10 @@ Nothing is shared with the library: Philox4x32-10 is written from Salmon et al. 
 the normals come from float64 logarithms, sines and cosines.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.statistics import Array
-
-__all__ = ["normals", "philox"]
 
 Words = NDArray[np.uint64]
 

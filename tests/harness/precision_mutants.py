@@ -1,12 +1,8 @@
 """A reference for ``GammaPrecision`` in NumPy, and its bugs as mutations."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from torch_sgmcmc import Sampler
-
-__all__ = ["PRECISION_MUTATIONS", "ReferencePrecision"]
 
 PRECISION_MUTATIONS = (
     "d instead of d/2",

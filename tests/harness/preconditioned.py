@@ -6,41 +6,12 @@ where ḡ = 0; Gauss-Legendre panels that meet there, far narrower than the nois
 its stationary law, step-size bias included: nothing needs a tolerance.
 """
 
-from __future__ import annotations
-
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
 
-from harness.statistics import Array
-
-__all__ = ["MemorylessLaw", "memoryless_law", "weighted_variance"]
-
-
-@dataclass(frozen=True)
-class MemorylessLaw:
-    """Stationary law of θ as a mixture of N(centre, deviation²) of its last move."""
-
-    centres: Array
-    deviations: Array
-    weights: Array
-    rate: float  # what one step leaves of a difference from it
-
-    def burn_in(self, forgotten: float) -> int:
-        return math.ceil(math.log(forgotten) / math.log(self.rate))
-
-    def moment(self, power: int) -> float:
-        nodes, weights = np.polynomial.hermite_e.hermegauss(6)
-        values = (self.centres[:, None] + self.deviations[:, None] * nodes) ** power
-        return float(self.weights @ values @ weights / weights.sum())
-
-    def probabilities(self, edges: Array) -> Array:
-        """Of (-∞, edges[0]), [edges[0], edges[1]), ..., [edges[-1], ∞)."""
-        z = (edges - self.centres[:, None]) / self.deviations[:, None]
-        below = self.weights @ stats.norm.cdf(z)
-        return np.diff(np.concatenate([[0.0], below, [1.0]]))
+from harness.statistics import Array, Mixture
 
 
 def memoryless_law(
@@ -53,7 +24,7 @@ def memoryless_law(
     temperature: float,
     eps: float,
     gamma: bool,
-) -> MemorylessLaw:
+) -> Mixture:
     """For the mean loss curvature (θ - centre)² / 2."""
     precision = num_data * curvature + prior_precision
     mode = num_data * curvature * centre / precision
@@ -95,7 +66,7 @@ def memoryless_law(
         difference -= weights @ difference
         rate = float(np.linalg.norm(difference))
         difference /= rate
-    return MemorylessLaw(centres, deviations, weights, rate)
+    return Mixture(centres, deviations, weights, rate)
 
 
 def weighted_variance(eps: float) -> float:

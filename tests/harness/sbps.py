@@ -10,8 +10,6 @@ more careful: ``check_noise`` sees it. Refreshments at another rate leave the ta
 it is: ``check_refreshments`` sees what they are like.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,23 +22,6 @@ from scipy import stats
 
 import torch_sgmcmc._C as _C
 from harness.statistics import Array, check_ks, check_mean, check_z
-
-__all__ = [
-    "MUTATIONS",
-    "REFRESHMENT_MUTATIONS",
-    "GaussianData",
-    "LogisticData",
-    "Noisy",
-    "Quartic",
-    "ReferenceSBPS",
-    "Refreshments",
-    "Sight",
-    "check_average",
-    "check_noise",
-    "check_refreshments",
-    "check_sphere",
-    "on_sphere",
-]
 
 MUTATIONS = (
     "gradient noise not fresh",
@@ -83,8 +64,23 @@ class Target(Protocol):
         """What a minibatch says at θ."""
 
 
+class Gaussian:
+    """N(c, T H⁻¹)."""
+
+    hessian: Any
+    centre: Any
+    temperature: float
+
+    @property
+    def covariance(self) -> Array:
+        return self.temperature * np.linalg.inv(self.hessian)
+
+    def draw(self, random: Generator) -> Array:
+        return random.multivariate_normal(self.centre, self.covariance)
+
+
 @dataclass(frozen=True)
-class Noisy:
+class Noisy(Gaussian):
     """N(c, T H⁻¹), the gradient of U exact or with noise of covariance S."""
 
     hessian: Array
@@ -95,13 +91,6 @@ class Noisy:
     @property
     def dimension(self) -> int:
         return len(self.centre)
-
-    @property
-    def covariance(self) -> Array:
-        return self.temperature * np.linalg.inv(self.hessian)
-
-    def draw(self, random: Generator) -> Array:
-        return random.multivariate_normal(self.centre, self.covariance)
 
     def batch(self, random: Generator) -> Array:
         white = random.standard_normal(self.dimension)
@@ -144,7 +133,7 @@ class Quartic:
 
 
 @dataclass(frozen=True)
-class GaussianData:
+class GaussianData(Gaussian):
     """The mean of Gaussian data of precision P, minibatches without replacement.
 
     ℓᵢ = (θ - xᵢ)ᵀ P (θ - xᵢ) / 2: the posterior is N((N P + λ)⁻¹ N P x̄,
@@ -171,13 +160,6 @@ class GaussianData:
     def centre(self) -> Array:
         pull = len(self.data) * self.precision @ self.data.mean(axis=0)
         return np.linalg.solve(self.hessian, pull)
-
-    @property
-    def covariance(self) -> Array:
-        return self.temperature * np.linalg.inv(self.hessian)
-
-    def draw(self, random: Generator) -> Array:
-        return random.multivariate_normal(self.centre, self.covariance)
 
     def batch(self, random: Generator) -> Array:
         return random.choice(

@@ -1,8 +1,8 @@
 """The experiments that every sampler must pass and that catch the mutants."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,33 +10,14 @@ import torch
 
 from harness.chains import Experiment, Group
 from harness.methods import Method
-from harness.targets import (
-    DoubleWell,
-    GaussianMean,
-    LogGamma,
-    Quadratic,
-    correlated,
-)
-
-__all__ = [
-    "FELT_GAMMA",
-    "absorbed",
-    "accounted",
-    "all_at_once",
-    "double_well",
-    "gaussian",
-    "localised",
-    "memoryless",
-    "minibatches",
-    "normal",
-    "per_group",
-    "resampled",
-    "skewed",
-]
+from harness.targets import DoubleWell, GaussianMean, LogGamma, Quadratic, correlated
 
 # Replicates for a given dimension: pooled variances are then known to 0.45 %, and in
 # four dimensions, where a gradient 2 % too large must show, to 0.35 %.
 _CHAINS = {1: 100_000, 2: 50_000, 4: 40_000, 20: 10_000}
+
+
+POSTERIOR = {"num_data": 20, "prior_precision": 8.0, "temperature": 0.6}
 
 
 def _centre(d: int) -> np.ndarray:
@@ -71,13 +52,7 @@ def all_at_once(method: Method, **settings: Any) -> Experiment:
     """T ≠ 1, λ ≠ 0, N ≠ 1, noisy gradients, correlated, two parameters."""
     noise = None if method.chooses else 0.05 * correlated(4, seed=41)
     target = Quadratic(correlated(4, seed=40), _centre(4), noise)
-    shared = {
-        "lr": 0.5,
-        "num_data": 20,
-        "prior_precision": 8.0,
-        "temperature": 0.6,
-        **settings,
-    }
+    shared = {"lr": 0.5, **POSTERIOR, **settings}
     return Experiment(method, target, shared, chains=_CHAINS[4], seed=42)
 
 
@@ -111,7 +86,7 @@ def per_group(method: Method) -> Experiment:
     return Experiment(
         method,
         target,
-        {"lr": 0.5, "num_data": 20, "prior_precision": 8.0, "temperature": 0.6},
+        {"lr": 0.5, **POSTERIOR},
         groups=(Group((1, 1)), Group((2,), other)),
         chains=_CHAINS[4],
         seed=52,
@@ -130,28 +105,14 @@ def absorbed(method: Method, **settings: Any) -> Experiment:
     """Gradient noise of very different size, from half the heat to none."""
     noise = np.diag([0.12, 0.03, 1e-9])
     target = Quadratic(correlated(3, seed=80, condition=3.0), _centre(3), noise)
-    shared = {
-        "lr": 0.1,
-        "num_data": 20,
-        "prior_precision": 8.0,
-        "temperature": 0.6,
-        **settings,
-    }
+    shared = {"lr": 0.1, **POSTERIOR, **settings}
     return Experiment(method, target, shared, chains=10_000, seed=81)
 
 
 def memoryless(method: Method, *, gamma: bool) -> Experiment:
     """pSGLD whose V is the gradient at hand, on a Gaussian away from the prior."""
     target = Quadratic(np.array([[0.8]]), np.array([0.3]))
-    settings = {
-        "lr": 0.05,
-        "num_data": 20,
-        "prior_precision": 8.0,
-        "temperature": 0.6,
-        "decay": 0.0,
-        "eps": 0.2,
-        "gamma": gamma,
-    }
+    settings = {"lr": 0.05, **POSTERIOR, "decay": 0.0, "eps": 0.2, "gamma": gamma}
     return Experiment(method, target, settings, chains=50_000, seed=82)
 
 
@@ -177,3 +138,17 @@ def skewed(method: Method, **settings: Any) -> Experiment:
     """The same on a skewed target."""
     shared = {"lr": 0.02, "num_data": 1, "decay": 0.5, "eps": 1.0, **settings}
     return Experiment(method, LogGamma(), shared, chains=50_000, seed=84)
+
+
+#: Experiments on Gaussian targets, for all methods.
+EXPERIMENTS: dict[str, Callable[[Method], Experiment]] = {
+    "Gaussian": partial(gaussian, d=2),
+    "noisy, d = 1": partial(gaussian, d=1, noisy=True),
+    "noisy, d = 20": partial(gaussian, d=20, noisy=True),
+    "minibatches": partial(minibatches, d=2),
+    "all at once": all_at_once,
+    "groups": per_group,
+    "prior mean": localised,
+}
+#: Experiments of which methods that choose among minibatches have other laws.
+NOISY = ("noisy, d = 1", "noisy, d = 20", "minibatches")

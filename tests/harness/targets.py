@@ -5,8 +5,6 @@ over chains of the mean negative log-likelihood, so that ``backward()`` leaves e
 chain its own stochastic gradient.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,15 +13,6 @@ from scipy import special
 from torch import Generator, Tensor
 
 from harness.statistics import Array
-
-__all__ = [
-    "DoubleWell",
-    "GaussianMean",
-    "LogGamma",
-    "Quadratic",
-    "correlated",
-    "tensor_like",
-]
 
 
 def tensor_like(array: Array, theta: Tensor) -> Tensor:

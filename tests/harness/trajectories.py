@@ -6,8 +6,6 @@ large that a good part of the trajectories is rejected; without one the leapfrog
 Gaussian target is a linear map, and the law of its chain is exact at every step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -27,16 +25,6 @@ from harness.statistics import (
     check_z,
 )
 from harness.targets import DoubleWell
-
-__all__ = [
-    "Build",
-    "GaussianProblem",
-    "check_double_well",
-    "check_dynamics",
-    "check_invariance",
-    "check_kept_momenta",
-    "check_mixing",
-]
 
 # Makes a sampler from groups of parameters of shape [chains, width] and settings.
 Build = Callable[..., Any]
@@ -140,7 +128,7 @@ class Run:
         loss.sum().backward()
         return loss
 
-    def advance(self, steps: int) -> Run:
+    def advance(self, steps: int) -> "Run":
         for _ in range(steps):
             self.sampler.step(self.closure)
         return self
@@ -253,11 +241,7 @@ def check_double_well(build: Build) -> None:
     moments = np.array([integral(-3, 3, int(k)) / total for k in powers])
     check_mean(samples[:, None] ** powers, moments, label="HMC, double well")
     edges = np.linspace(-2, 2, 41)
-    bins = [
-        (-3.0, edges[0]),
-        *pairwise(edges),
-        (edges[-1], 3.0),
-    ]
+    bins = [(-3.0, edges[0]), *pairwise(edges), (edges[-1], 3.0)]
     probabilities = np.array([integral(a, b) for a, b in bins]) / total
     counts = np.histogram(samples, np.concatenate([[-np.inf], edges, [np.inf]]))[0]
     check_counts(counts, probabilities, label="HMC, double well")

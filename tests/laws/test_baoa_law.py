@@ -1,7 +1,5 @@
 """BAOA: the exact law of its chain on a Gaussian, and what its gauges read."""
 
-from __future__ import annotations
-
 import math
 import re
 from contextlib import nullcontext
@@ -168,21 +166,6 @@ def test_no_step_has_an_error_on_a_quadratic(lr: float, momentum: float) -> None
     check_gaussian(
         places(sampler, p), mean=np.array([MEAN, 0.0]), cov=exact, label="the target"
     )
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
-def test_minibatches_heat_as_is_said_and_their_estimate_takes_it_off(
-    momentum: float,
-) -> None:
-    alpha, lr = friction(momentum), 1e-3
-    beta = 0.3 * alpha
-    noise = math.sqrt(2 * beta * HEAT / lr)
-    for estimate in (0.0, beta):
-        step = one_step(lr, momentum, noise, estimate)
-        variance = step.stationary()[1][0, 0]
-        heating = CURVATURE * variance / HEAT - 1
-        later = beta / (1 - lr * CURVATURE / 4)
-        assert heating == pytest.approx((later - estimate) / alpha, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ The cells of docs/changing_settings.md for samplers that decide: variances over 
 exact ones, with fixed seeds. A target that is not followed is wrong by a factor of 3.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

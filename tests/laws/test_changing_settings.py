@@ -6,8 +6,6 @@ are multiplied by the change of √(lr T / N). The recursion is written here in 
 uses nothing of the library.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -21,7 +19,7 @@ from torch.optim import lr_scheduler
 
 import torch_sgmcmc as sg
 from torch_sgmcmc import sampler as sampler_module
-from torch_sgmcmc._impl import hyperparams, state
+from torch_sgmcmc._impl import hyperparams, state, step_plan
 
 CHAINS = 40_000  # a variance is known to 0.7 %
 CURVATURE = 1.0
@@ -100,110 +98,76 @@ def recursion(kind: str, steps: list[Step], estimate: float = 0.0) -> list[float
     return variances
 
 
-# ---- Schedules: each sets up what changes a sampler before every step ----------------
-
 Change = Callable[[int], None]
-_SCHEDULES: dict[str, tuple[int, Callable[[sg.Sampler], Change]]] = {}
+SetUp = Callable[[sg.Sampler], Change]
 
 
-def schedule(length: int) -> Callable[[Any], Any]:
-    def add(make: Callable[[sg.Sampler], Change]) -> Any:
-        _SCHEDULES[make.__name__] = length, make
-        return make
+def _of_torch(make: Callable[[sg.Sampler], Any]) -> SetUp:
+    def set_up(sampler: sg.Sampler) -> Change:
+        scheduler = make(sampler)
+        return lambda k: scheduler.step() if k > 0 else None
 
-    return add
-
-
-def _of_torch(scheduler: Any) -> Change:
-    return lambda k: scheduler.step() if k > 0 else None
+    return set_up
 
 
-@schedule(1000)
-def cosine(sampler: sg.Sampler) -> Change:
-    return _of_torch(lr_scheduler.CosineAnnealingWarmRestarts(sampler, 500))
+def _of_setting(name: str, value: Callable[[int], float]) -> SetUp:
+    def set_up(sampler: sg.Sampler) -> Change:
+        def change(k: int) -> None:
+            for group in sampler.param_groups:
+                group[name] = value(k)
+
+        return change
+
+    return set_up
 
 
-@schedule(600)
-def one_cycle(sampler: sg.Sampler) -> Change:
-    return _of_torch(
-        lr_scheduler.OneCycleLR(
-            sampler, LR, total_steps=600, base_momentum=0.85, max_momentum=0.95
-        )
-    )
-
-
-@schedule(500)
-def drop(sampler: sg.Sampler) -> Change:
-    return _of_torch(lr_scheduler.MultiStepLR(sampler, [250], gamma=0.02))
-
-
-@schedule(600)
-def through_zero(sampler: sg.Sampler) -> Change:
-    """Falls to 0, rests there, and comes back."""
-    return _of_torch(
-        lr_scheduler.LambdaLR(sampler, lambda k: max(0.0, abs(k - 300) / 300 - 0.05))
-    )
-
-
-@schedule(600)
-def warm_up(sampler: sg.Sampler) -> Change:
-    return _of_torch(lr_scheduler.LambdaLR(sampler, lambda k: min(k / 300, 1.0)))
-
-
-@schedule(500)
-def tensor(sampler: sg.Sampler) -> Change:
+def _decay_of_tensor(sampler: sg.Sampler) -> Any:
     for group in sampler.param_groups:
         group["lr"] = torch.tensor(float(group["lr"]), dtype=torch.float64)
-    return _of_torch(lr_scheduler.ExponentialLR(sampler, 0.99))
+    return lr_scheduler.ExponentialLR(sampler, 0.99)
 
 
-@schedule(400)
-def more_data(sampler: sg.Sampler) -> Change:
-    def change(k: int) -> None:
-        for group in sampler.param_groups:
-            group["num_data"] = NUM_DATA * (1 + 3 * (k >= 200) + 12 * (k >= 300))
-
-    return change
+def _of_lambda(factor: Callable[[int], float]) -> SetUp:
+    return _of_torch(lambda sampler: lr_scheduler.LambdaLR(sampler, factor))
 
 
-@schedule(400)
-def cooling(sampler: sg.Sampler) -> Change:
-    def change(k: int) -> None:
-        for group in sampler.param_groups:
-            group["temperature"] = 1.0 if k < 200 else 0.1
-
-    return change
-
-
-@schedule(600)
-def phases(sampler: sg.Sampler) -> Change:
-    """Cycles that explore at T = 0."""
-    return _of_torch(sg.CyclicalSchedule(sampler, 300, exploration=0.3))
-
-
-# ---- Runs ----------------------------------------------------------------------------
+_CYCLE_MOMENTA = {"base_momentum": 0.85, "max_momentum": 0.95}
+_SCHEDULES: dict[str, tuple[int, SetUp]] = {
+    "cosine": (
+        *(1000, _of_torch(lambda s: lr_scheduler.CosineAnnealingWarmRestarts(s, 500))),
+    ),
+    "one_cycle": (
+        600,
+        _of_torch(lambda s: lr_scheduler.OneCycleLR(s, LR, 600, **_CYCLE_MOMENTA)),
+    ),
+    "drop": (500, _of_torch(lambda s: lr_scheduler.MultiStepLR(s, [250], 0.02))),
+    # Falls to 0, rests there, and comes back.
+    "through_zero": (600, _of_lambda(lambda k: max(0.0, abs(k - 300) / 300 - 0.05))),
+    "warm_up": (600, _of_lambda(lambda k: min(k / 300, 1.0))),
+    "tensor": (500, _of_torch(_decay_of_tensor)),
+    "more_data": (
+        400,
+        _of_setting("num_data", lambda k: NUM_DATA * (1, 1, 4, 16)[k // 100]),
+    ),
+    "cooling": (400, _of_setting("temperature", lambda k: 1.0 if k < 200 else 0.1)),
+    # Cycles that explore at T = 0.
+    "phases": (600, _of_torch(lambda s: sg.CyclicalSchedule(s, 300, exploration=0.3))),
+}
 
 Make = Callable[[list[torch.Tensor]], sg.Sampler]
 _SHARED = {"num_data": NUM_DATA, "seed": 3, "nonfinite": "skip"}
 
 
-def _sghmc(momentum: float, **settings: Any) -> Make:
-    return lambda params: sg.SGHMC(params, LR, momentum, **_SHARED, **settings)
-
-
-def _baoa(params: list[torch.Tensor]) -> sg.Sampler:
-    return sg.BAOA(params, LR, 0.99, **_SHARED)
-
-
-def _ewsg(params: list[torch.Tensor]) -> sg.Sampler:
-    return sg.EWSG(params, LR, 0.99, index_chain_length=0, **_SHARED)
+def _make(kind: str, *momentum: float, **settings: Any) -> Make:
+    options = {**_SHARED, **settings}
+    return lambda params: getattr(sg, kind)(params, LR, *momentum, **options)
 
 
 KINDS: dict[str, tuple[str, Make]] = {
-    "SGHMC 0.9": ("SGHMC", _sghmc(0.9)),
-    "SGHMC 0.99": ("SGHMC", _sghmc(0.99)),
-    "BAOA": ("BAOA", _baoa),
-    "EWSG": ("SGHMC", _ewsg),
+    "SGHMC 0.9": ("SGHMC", _make("SGHMC", 0.9)),
+    "SGHMC 0.99": ("SGHMC", _make("SGHMC", 0.99)),
+    "BAOA": ("BAOA", _make("BAOA", 0.99)),
+    "EWSG": ("SGHMC", _make("EWSG", 0.99, index_chain_length=0)),
 }
 #: A wrong momentum shows for a hundred steps.
 LONG_MEMORY = ["SGHMC 0.99", "BAOA", "EWSG"]
@@ -285,28 +249,22 @@ def test_the_rule_keeps_the_target() -> None:
         assert 1 < ratio < 1.012 < without
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("kind", LONG_MEMORY)
-@pytest.mark.parametrize("name", ["cosine", "drop"])
-def test_a_missing_gradient_at_the_change(kind: str, name: str) -> None:
-    """Its momenta are rescaled all the same."""
-    assert run(kind, name, absent=lambda k: 245 <= k <= 255) < TOLERANCE
+# What happens at the change: momenta of a missing gradient are rescaled all the same, a
+# skipped step leaves momenta and record to the next one, and the record is loaded.
+EVENTS: list[tuple[dict[str, Callable[[int], bool]], tuple[str, str]]] = [
+    ({"absent": lambda k: 245 <= k <= 255}, ("cosine", "drop")),
+    ({"skipped": lambda k: k in (200, 250, 251, 300)}, ("drop", "more_data")),
+    ({"resumed": lambda k: k in (100, 250, 300)}, ("drop", "through_zero")),
+]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", LONG_MEMORY)
-@pytest.mark.parametrize("name", ["drop", "more_data"])
-def test_a_skipped_step_at_the_change(kind: str, name: str) -> None:
-    """It leaves momenta and record: the next step that is made rescales."""
-    assert run(kind, name, skipped=lambda k: k in (200, 250, 251, 300)) < TOLERANCE
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("kind", LONG_MEMORY)
-@pytest.mark.parametrize("name", ["drop", "through_zero"])
-def test_a_resume_between(kind: str, name: str) -> None:
-    """The record is saved and loaded: after the change, and before its first step."""
-    assert run(kind, name, resumed=lambda k: k in (100, 250, 300)) < TOLERANCE
+@pytest.mark.parametrize(
+    ("event", "name"), [(event, name) for event, names in EVENTS for name in names]
+)
+def test_an_event_at_the_change(kind: str, name: str, event: Any) -> None:
+    assert run(kind, name, **event) < TOLERANCE
 
 
 @pytest.mark.full
@@ -315,43 +273,26 @@ def test_a_resume_between(kind: str, name: str) -> None:
 def test_a_noise_estimate_belongs_to_its_settings(family: str, name: str) -> None:
     """β̂ = lr N Var(ḡ) / (2 T): it follows lr, N and T."""
     estimate = 0.002
-    if family == "SGHMC":
-        make = _sghmc(0.9, noise_estimate=estimate)
-    else:
-
-        def make(params: list[torch.Tensor]) -> sg.Sampler:
-            return sg.BAOA(params, LR, 0.9, noise_estimate=estimate, **_SHARED)
-
     kind = {"SGHMC": "SGHMC 0.9", "BAOA": "BAOA"}[family]
+    make = _make(family, 0.9, noise_estimate=estimate)
     assert run(kind, name, make=make, estimate=estimate) < TOLERANCE
 
 
 def test_a_large_noise_estimate() -> None:
     """Half of the friction; not scaled the variance would be 0.51 (METHODS 12)."""
-    make = _sghmc(0.9, noise_estimate=0.05)
+    make = _make("SGHMC", 0.9, noise_estimate=0.05)
     assert run("SGHMC 0.9", "drop", make=make, estimate=0.05) < TOLERANCE
 
 
-# ---- One change of each kind, for each sampler: docs/changing_settings.md ------------
-
 _MAKERS: dict[str, tuple[str, Make]] = {
-    "SGLD": ("SGLD", lambda params: sg.SGLD(params, LR, **_SHARED)),
-    "SGLRW": ("SGLRW", lambda params: sg.SGLRW(params, LR, **_SHARED)),
-    "PSGLD": (
-        "SGLD",
-        lambda params: sg.PSGLD(params, LR, adapt=False, eps=1e-9, **_SHARED),
-    ),
-    "SGHMC": ("SGHMC", _sghmc(0.9)),
-    "BAOA": ("BAOA", lambda params: sg.BAOA(params, LR, 0.9, **_SHARED)),
-    "EWSG": (
-        "SGHMC",
-        lambda params: sg.EWSG(params, LR, 0.9, index_chain_length=0, **_SHARED),
-    ),
+    "SGLD": ("SGLD", _make("SGLD")),
+    "SGLRW": ("SGLRW", _make("SGLRW")),
+    "PSGLD": ("SGLD", _make("PSGLD", adapt=False, eps=1e-9)),
+    "SGHMC": ("SGHMC", _make("SGHMC", 0.9)),
+    "BAOA": ("BAOA", _make("BAOA", 0.9)),
+    "EWSG": ("SGHMC", _make("EWSG", 0.9, index_chain_length=0)),
     # Without adaptation it is SGHMC; the law of thermostats has tests of its own.
-    "SGNHT": (
-        "SGHMC",
-        lambda params: sg.SGNHT(params, LR, 0.9, thermostat_rate=0, **_SHARED),
-    ),
+    "SGNHT": ("SGHMC", _make("SGNHT", 0.9, thermostat_rate=0)),
 }
 _CHANGE, _END = 100, 400
 _SETTINGS: dict[str, dict[str, float]] = {
@@ -437,9 +378,6 @@ def test_the_law_after_a_change(kind: str, what: str) -> None:
     assert max(abs(variances[k] / exact[k] - 1) for k in late) < 0.05
 
 
-# ---- SGNHT ---------------------------------------------------------------------------
-
-
 _CYCLE = 400
 
 
@@ -488,9 +426,6 @@ def test_thermostats_follow(
     assert abs(np.mean(ratios) - 1) < (0.05 if rate == 1e-2 else 0.03)
 
 
-# ---- Known bugs that the experiments above must catch --------------------------------
-
-
 def _without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hyperparams, "momentum_scale", lambda former, now: 1.0)
 
@@ -503,10 +438,7 @@ def _squared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = state.finish_rescaling
-    monkeypatch.setattr(
-        sampler_module, "finish_rescaling", lambda chain, work: right(chain, [])
-    )
+    monkeypatch.setattr(step_plan, "set_records", lambda chain, changes: None)
 
 
 def _with_gradient_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,14 +97,9 @@ def run(sampler: Any, estimator: Any, batches: Iterator[Tensor], steps: int) -> 
             sampler.step()
 
 
-# ---- A conjugate posterior: the exact law -----------------------------------------
-
 SETTINGS = {
-    "lr": 0.4,
-    "num_data": 60,
-    "prior_precision": 12.0,
-    "prior_mean": 0.0,
-    "temperature": 0.8,
+    **{"lr": 0.4, "num_data": 60, "prior_precision": 12.0, "prior_mean": 0.0},
+    **{"temperature": 0.8},
 }
 
 
@@ -158,9 +153,6 @@ def test_conjugate_posterior(kind: type[sg.Sampler], make: Make) -> None:
 def test_bugs_are_caught(bug: str) -> None:
     with pytest.raises(StatisticalError):
         check_conjugate(sg.SGLD, mutant(bug))
-
-
-# ---- Logistic regression: the posterior's variance -------------------------------
 
 
 def logistic_data() -> Tensor:

@@ -32,9 +32,6 @@ def test_the_perturbation_falls_with_the_subsample() -> None:
     assert far[1] < 0.3 * far[0]
 
 
-# ---- Larger models against HMC ----------------------------------------------------
-
-
 def poisson(eta: Tensor, y: Tensor) -> Tensor:
     return y * eta - eta.exp()
 

@@ -6,8 +6,6 @@ warm-up is enough; see the note in ``csrc/host/ecs_estimate.h``. False
 alarms: see the note in ``harness.statistics``.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 from unittest import mock

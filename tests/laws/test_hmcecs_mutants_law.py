@@ -49,16 +49,8 @@ import torch_sgmcmc as sg
 # Subsamples of a few data.
 pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore:num_blocks")]
 
-EXPERIMENTS = {
-    "perturbed": PERTURBED,
-    "signed": SIGNED,
-    "order 0": CONSTANT,
-}
-_BUGS = {
-    "perturbed": BUGS,
-    "signed": SIGNED_BUGS,
-    "order 0": ORDER_BUGS,
-}
+EXPERIMENTS = {"perturbed": PERTURBED, "signed": SIGNED, "order 0": CONSTANT}
+_BUGS = {"perturbed": BUGS, "signed": SIGNED_BUGS, "order 0": ORDER_BUGS}
 
 
 def check(experiment: Experiment, seen: Observed, label: str) -> None:
@@ -74,9 +66,6 @@ def pairs(*names: Iterable[str]) -> list[tuple[str, str]]:
 
 def is_signed(name: str) -> bool:
     return EXPERIMENTS[name].num_factors > 0
-
-
-# ---- The reference and its mutants ------------------------------------------------
 
 
 def in_law(name: str, mutation: str | None) -> Observed:
@@ -140,8 +129,7 @@ def test_a_right_force_is_accepted(name: str, order: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "mutation"),
-    pairs(FORCE_MUTATIONS, SIGNED_FORCE_MUTATIONS),
+    ("name", "mutation"), pairs(FORCE_MUTATIONS, SIGNED_FORCE_MUTATIONS)
 )
 def test_a_wrong_force_keeps_the_law_and_is_rejected(name: str, mutation: str) -> None:
     """Only acceptance shows it: the Metropolis test has the right energies.
@@ -167,9 +155,6 @@ def test_energy_is_conserved_by_the_reference_alone() -> None:
     assert 3.7 < energy_error(None, 20) / energy_error(None, 40) < 4.3
     for mutation in FORCE_MUTATIONS:
         assert energy_error(mutation, 20) / energy_error(mutation, 40) < 2
-
-
-# ---- The sampler, right and broken ------------------------------------------------
 
 
 def length(name: str) -> dict[str, int]:
@@ -265,8 +250,7 @@ def test_energy_is_conserved_by_the_sampler(name: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("name", "bug"),
-    pairs(FORCE_BUGS, ["fresh u in the forces"], ()),
+    ("name", "bug"), pairs(FORCE_BUGS, ["fresh u in the forces"], ())
 )
 def test_a_wrong_force_put_into_the_sampler_is_seen(name: str, bug: str) -> None:
     """Of the things that the sampler shows, energy alone, as above."""

@@ -6,6 +6,7 @@ mutants differ only in the class that :class:`harness.methods.Method` builds.
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -111,8 +112,7 @@ def test_a_bug_is_caught(name: str, mutation: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "mutation",
-    at_levels(THERMOSTAT_MUTATIONS, full=["N forgotten in the thermostat"]),
+    "mutation", at_levels(THERMOSTAT_MUTATIONS, full=["N forgotten in the thermostat"])
 )
 def test_a_bug_of_the_thermostat_is_caught(mutation: str) -> None:
     assert_caught(check_thermostats, suite.absorbed(at_work(mutation), **QUICKLY))
@@ -165,22 +165,16 @@ def test_the_adapting_reference_is_right() -> None:
     check_start(few(suite.started(adapting(None))))
 
 
-# One mild bug in every experiment: none of them is blind.
-EXPERIMENTS = {
-    "Gaussian": (check_stationary, lambda m: suite.gaussian(m, 2)),
-    "noisy, d = 1": (check_stationary, lambda m: suite.gaussian(m, 1, noisy=True)),
-    "noisy, d = 20": (check_stationary, lambda m: suite.gaussian(m, 20, noisy=True)),
-    "minibatches": (check_stationary, lambda m: suite.minibatches(m, 2)),
-    "groups": (check_stationary, suite.per_group),
-    "Gaussian, transient": (check_transient, lambda m: suite.gaussian(m, 2)),
-    "minibatches, transient": (check_transient, lambda m: suite.minibatches(m, 2)),
-    "groups, transient": (check_transient, suite.per_group),
-}
-
-
-@pytest.mark.parametrize("case", EXPERIMENTS)
-def test_every_experiment_sees_noise_2_percent_too_large(case: str) -> None:
-    check, experiment = EXPERIMENTS[case]
+@pytest.mark.parametrize(
+    ("check", "name"),
+    [
+        *product([check_stationary], ["Gaussian", *suite.NOISY, "groups"]),
+        *product([check_transient], ["Gaussian", "minibatches", "groups"]),
+    ],
+)
+def test_every_experiment_sees_noise_2_percent_too_large(check, name: str) -> None:
+    """One mild bug in every experiment: none of them is blind."""
+    experiment = suite.EXPERIMENTS[name]
     assert_caught(check, experiment(reference("SGHMC", "noise 2 % too large")))
 
 
@@ -207,8 +201,6 @@ def test_the_sghmc_reference_is_right(check) -> None:
         check(experiment)
         check(few(experiment))
 
-
-# ---- Gibbs updates of prior precisions -------------------------------------------
 
 # T ≠ 1, and a shape and rate that matter beside the weights.
 GIBBS = {"shape": 3.0, "rate": 0.3, "temperature": 0.5, "seed": 3}

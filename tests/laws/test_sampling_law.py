@@ -5,6 +5,7 @@ shown in ``test_mutants.py``.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from harness.methods import METHODS, THERMOSTATS, Coordinates, Law, Method
 from harness.preconditioned import memoryless_law, weighted_variance
 from harness.statistics import AffineMap, StatisticalError, check_gaussian, check_z
 from harness.targets import DoubleWell, LogGamma, Quadratic, correlated
+from levels import at_levels
 
 import torch_sgmcmc as sg
 from torch_sgmcmc import PSGLD, SGNHT
@@ -35,51 +37,27 @@ from torch_sgmcmc import PSGLD, SGNHT
 pytestmark = pytest.mark.full
 
 every_method = pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
-# All but those whose law with noisy gradients has tests of its own.
-under_noise = pytest.mark.parametrize(
-    "method", [m for m in METHODS if not m.chooses], ids=lambda m: m.name
-)
 SGHMC = next(m for m in METHODS if m.name == "SGHMC")
 ADAPTING = Method("PSGLD", PSGLD, lambda *_: None, lambda *_: None)
 
 
-@every_method
-def test_gaussian_target(method: Method) -> None:
-    check_stationary(suite.gaussian(method, 2))
-    check_transient(suite.gaussian(method, 2))
-
-
-@under_noise
-@pytest.mark.parametrize("d", [1, 20])
-def test_gaussian_target_by_noisy_gradients(method: Method, d: int) -> None:
-    check_stationary(suite.gaussian(method, d, noisy=True))
-    check_transient(suite.gaussian(method, d, noisy=True))
-
-
-@under_noise
-def test_posterior_by_minibatches(method: Method) -> None:
-    check_stationary(suite.minibatches(method, 2))
-    check_transient(suite.minibatches(method, 2))
-
-
-@pytest.mark.default
-@every_method
-def test_temperature_prior_and_data_scale(method: Method) -> None:
-    experiment = suite.all_at_once(method)
-    check_stationary(experiment)
-    check_transient(experiment)
-
-
-@every_method
-def test_hyperparameters_of_each_group(method: Method) -> None:
-    check_stationary(suite.per_group(method))
-    check_transient(suite.per_group(method))
-
-
-@every_method
-def test_prior_mean(method: Method) -> None:
-    check_stationary(suite.localised(method))
-    check_transient(suite.localised(method))
+@pytest.mark.parametrize(
+    ("name", "experiment"),
+    at_levels(
+        [
+            (method.name, experiment)
+            for experiment in suite.EXPERIMENTS
+            for method in METHODS
+            if not (method.chooses and experiment in suite.NOISY)
+        ],
+        default=[(method.name, "all at once") for method in METHODS],
+        otherwise="full",
+    ),
+)
+def test_gaussian_targets(name: str, experiment: str) -> None:
+    (method,) = (each for each in METHODS if each.name == name)
+    check_stationary(suite.EXPERIMENTS[experiment](method))
+    check_transient(suite.EXPERIMENTS[experiment](method))
 
 
 @every_method
@@ -99,9 +77,6 @@ def test_double_well_with_the_noise_accounted_for() -> None:
         SGHMC.inertia(e.coordinates) for e in (accounted, suite.double_well(SGHMC))
     ]
     assert inertia[0][1] + lr**2 * 4 == pytest.approx(inertia[1][1])
-
-
-# ---- The laws themselves: what they are for small steps, in closed form ----------
 
 
 @every_method
@@ -136,16 +111,6 @@ def test_double_well_law_tends_to_its_target(method: Method) -> None:
     assert np.all(np.abs(coarse) < 0.02)
     assert np.all(np.abs(fine) < 0.6 * np.abs(coarse))
     assert np.all(np.abs(2 * fine - coarse) < 1e-3)
-
-
-@every_method
-def test_closed_form_on_the_standard_normal(method: Method) -> None:
-    """For curvature 1: 1 / (1 - lr/2), with inertia 1 / (1 - lr / (2 (1 + m)))."""
-    target = Quadratic(np.eye(1), np.zeros(1))
-    experiment = Experiment(method, target, {"lr": 0.3, "num_data": 1})
-    carry, _ = method.inertia(experiment.coordinates)
-    _, cov = experiment.law.cycle.stationary()
-    assert cov[0, 0] == pytest.approx(1 / (1 - 0.3 / 2 / (1 + carry)))
 
 
 # ---- SGHMC: momentum, and the account of the gradients' noise --------------------
@@ -206,12 +171,7 @@ def test_noise_account_restores_the_variance(
     experiment = Experiment(
         SGHMC,
         Quadratic(np.eye(1), np.zeros(1), np.eye(1)),
-        {
-            "lr": 0.05,
-            "momentum": 0.95,
-            "num_data": 1,
-            "noise_estimate": noise_estimate,
-        },
+        {"lr": 0.05, "momentum": 0.95, "num_data": 1, "noise_estimate": noise_estimate},
         chains=100_000,
         seed=70,
     )
@@ -267,12 +227,8 @@ def test_preconditioner_without_memory(gamma: bool) -> None:
 def test_gamma_restores_the_target() -> None:
     """With Γ the variance of N(0, 1) is 1 + O(lr), without that of another density."""
     common = {
-        "curvature": 1.0,
-        "centre": 0.0,
-        "num_data": 1.0,
-        "prior_precision": 0.0,
-        "temperature": 1.0,
-        "eps": 0.5,
+        **{"curvature": 1.0, "centre": 0.0, "num_data": 1.0, "prior_precision": 0.0},
+        **{"temperature": 1.0, "eps": 0.5},
     }
     for gamma, limit in ((True, 1.0), (False, weighted_variance(0.5))):
         errors = []
@@ -290,22 +246,20 @@ def test_gamma_from_the_first_step_on() -> None:
     check_start(suite.started(ADAPTING))
 
 
-def test_gamma_with_a_memory() -> None:
-    exact = np.array([0.0, 1.0])
-    check_extrapolated(suite.normal(ADAPTING, **suite.FELT_GAMMA), exact, time=12)
-    without = suite.normal(ADAPTING, gamma=False, **suite.FELT_GAMMA)
-    without = replace(without, chains=5000)
+@pytest.mark.parametrize(
+    ("make", "exact"),
+    [
+        (suite.normal, (0.0, 1.0)),
+        (suite.skewed, (LogGamma.mean, LogGamma.variance + LogGamma.mean**2)),
+    ],
+    ids=["normal", "skewed"],
+)
+def test_gamma_with_a_memory(make: Any, exact: tuple[float, float]) -> None:
+    moments = np.array(exact)
+    check_extrapolated(make(ADAPTING, **suite.FELT_GAMMA), moments, time=12)
+    without = make(ADAPTING, gamma=False, **suite.FELT_GAMMA)
     with pytest.raises(StatisticalError):
-        check_extrapolated(without, exact, time=12)
-
-
-def test_gamma_on_a_skewed_target() -> None:
-    exact = np.array([LogGamma.mean, LogGamma.variance + LogGamma.mean**2])
-    check_extrapolated(suite.skewed(ADAPTING, **suite.FELT_GAMMA), exact, time=12)
-    without = suite.skewed(ADAPTING, gamma=False, **suite.FELT_GAMMA)
-    without = replace(without, chains=5000)
-    with pytest.raises(StatisticalError):
-        check_extrapolated(without, exact, time=12)
+        check_extrapolated(replace(without, chains=5000), moments, time=12)
 
 
 @pytest.mark.nightly
@@ -357,8 +311,6 @@ def test_frozen_preconditioner_may_come_from_adaptation() -> None:
     whitened = chains.state() * np.sqrt(1 - step / 2)
     check_gaussian(whitened, label="frozen after adaptation")
 
-
-# ---- SGHMC: algorithm 2 of the paper, in its own symbols -------------------------
 
 STEP, DATA, PRIOR = 0.08, 20.0, 2.0
 #: M, C and B̂ of each param group.
@@ -513,40 +465,3 @@ def test_thermostat_rate_by_default() -> None:
         rates[rate] = chains.state(["thermostat"])
     first, second = rates.values()
     assert np.array_equal(first, second)
-
-
-# ---- Temperature 0 ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "method",
-    [m for m in METHODS if not m.chooses and "PSGLD" not in m.name],
-    ids=lambda m: m.name,
-)
-def test_temperature_zero_is_sgd(method: Method) -> None:
-    """With numbers that fp64 adds and multiplies exactly: to the last bit."""
-    hessian = np.array([[1.0, 0.5], [0.5, 2.0]])
-    settings = {"lr": 0.25, "num_data": 8, "prior_precision": 2, "temperature": 0}
-    inertia = {"momentum": 0.5} if "momentum" in method.settings else {}
-    experiment = Experiment(
-        method,
-        Quadratic(hessian, np.array([1.0, -2.0])),
-        {**settings, **inertia},
-        chains=3,
-        dtype=torch.float64,
-    )
-    start = np.array([3.0, 5.0])
-    ours, other_seed = (
-        Chains(replace(experiment, seed=seed), start) for seed in (1, 2)
-    )
-    theta = torch.tensor(start).repeat(3, 1).requires_grad_()
-    sgd = torch.optim.SGD([theta], lr=0.25, weight_decay=2 / 8, **inertia)
-    for _ in range(8):
-        ours.advance(1)
-        other_seed.advance(1)
-        sgd.zero_grad()
-        experiment.target.loss(theta, ours.generator).backward()
-        sgd.step()
-        assert np.array_equal(ours.state(), theta.detach().numpy())
-        assert np.array_equal(other_seed.state(), ours.state())
-    assert not np.array_equal(ours.state()[0], start)

@@ -6,8 +6,6 @@ event by event; and in ``test_posterior_of_real_minibatches`` the library's samp
 itself is measured. False alarms: see the note in ``harness.statistics``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from typing import Any
@@ -57,10 +55,7 @@ def gaussian_data(d: int = 2, **settings: Any) -> GaussianData:
 def posterior(target: Any, **settings: Any) -> ReferenceSBPS:
     shared = {"confidence": 4.0}
     return check_average(
-        target,
-        mean=target.centre,
-        cov=target.covariance,
-        **{**shared, **settings},
+        target, mean=target.centre, cov=target.covariance, **{**shared, **settings}
     )
 
 
@@ -223,9 +218,6 @@ def test_a_narrow_band_is_a_bias_that_is_seen() -> None:
         posterior(gaussian_data(), confidence=0.0)
 
 
-# ---- The noise of minibatches --------------------------------------------------------
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("replacement", [False, True])
 def test_noise_of_a_minibatch(replacement: bool) -> None:
@@ -312,9 +304,6 @@ def test_refreshments_in_a_cube_are_seen() -> None:
     v = random.uniform(-1, 1, (6000, 3))
     with pytest.raises(StatisticalError):
         check_sphere(v / np.linalg.norm(v, axis=1)[:, None])
-
-
-# ---- The library's sampler follows ---------------------------------------------------
 
 
 class Pair:

@@ -1,7 +1,5 @@
 """SGLRW: the exact law of its lattice, its words, and what its gauges read."""
 
-from __future__ import annotations
-
 import math
 from contextlib import nullcontext
 from typing import Any
@@ -22,11 +20,8 @@ CHAINS = 200_000
 # down as often.
 CENTRE, START = -0.4, 0.6
 TARGET: dict[str, Any] = {
-    "lr": 0.3,
-    "num_data": 20.0,
-    "prior_precision": 3.0,
-    "prior_mean": 0.5,
-    "temperature": 0.7,
+    **{"lr": 0.3, "num_data": 20.0, "prior_precision": 3.0, "prior_mean": 0.5},
+    **{"temperature": 0.7},
 }
 
 

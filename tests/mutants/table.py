@@ -47,7 +47,7 @@ def _updates(k: str) -> str:
 
 
 def _law(method: str) -> str:
-    return f"tests/laws/test_sampling_law.py -k 'temperature_prior and {method}'"
+    return f"tests/laws/test_sampling_law.py -k 'gaussian_targets and {method}'"
 
 
 def _changes(k: str) -> str:

@@ -1,9 +1,8 @@
 """Blocks of compiled steps are the chain of single ones."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -54,11 +53,20 @@ class Chain:
 SIZES = {"a": 5, "b": 7}
 
 
+def graphs_without_code(test: Any) -> Any:
+    """Marks a test that needs torch's graphs of blocks, and no compiler."""
+    return RUNS_BLOCKS(pytest.mark.usefixtures("graphs_alone")(test))
+
+
+@pytest.fixture(autouse=True)
+def forget_compiled_code() -> None:
+    torch._dynamo.reset()
+
+
 @RUNS_BLOCKS
 @NEEDS_COMPILER
 def test_a_block_is_its_steps() -> None:
     """Also after a checkpoint, and between blocks that are not compiled."""
-    torch._dynamo.reset()
     eager = Chain(sg.SGHMC)
     chain = Chain(sg.SGHMC, capturable=True)
     block = sg.compiled_steps(chain.sampler, quadratic, chain.params, steps=STEPS)
@@ -80,15 +88,13 @@ def test_a_block_is_its_steps() -> None:
     assert all(map(same_bits, again.values(), eager.values()))
 
 
-@RUNS_BLOCKS
-@pytest.mark.usefixtures("graphs_alone")
+@graphs_without_code
 @pytest.mark.parametrize("cls", [sg.SGHMC, sg.BAOA, sg.SGNHT])
 def test_momenta_are_rescaled_between_blocks(cls: type[sg.Sampler]) -> None:
     """The chain is that of single steps of a capturable sampler, and about the other.
 
     A pass of its own rounds momenta once more than the update does.
     """
-    torch._dynamo.reset()
     chain, single, plain = (
         Chain(cls, capturable=capturable) for capturable in (True, True, False)
     )
@@ -106,10 +112,8 @@ def test_momenta_are_rescaled_between_blocks(cls: type[sg.Sampler]) -> None:
         torch.testing.assert_close(a, b)
 
 
-@RUNS_BLOCKS
-@pytest.mark.usefixtures("graphs_alone")
+@graphs_without_code
 def test_a_bad_setting_leaves_momenta() -> None:
-    torch._dynamo.reset()
     chain = Chain(sg.SGHMC, capturable=True)
     block = sg.compiled_steps(chain.sampler, quadratic, chain.params, steps=1)
     block(chain.batches[:1])
@@ -126,10 +130,8 @@ def test_a_bad_setting_leaves_momenta() -> None:
         assert same_bits(value["momentum"], kept)
 
 
-@RUNS_BLOCKS
-@pytest.mark.usefixtures("graphs_alone")
+@graphs_without_code
 def test_a_noise_estimate_follows_between_blocks() -> None:
-    torch._dynamo.reset()
     chain, single = (
         Chain(sg.SGHMC, capturable=True, noise_estimate=0.01) for _ in range(2)
     )
@@ -143,10 +145,8 @@ def test_a_noise_estimate_follows_between_blocks() -> None:
         assert all(map(same_bits, chain.values(), single.values()))
 
 
-@RUNS_BLOCKS
-@pytest.mark.usefixtures("graphs_alone")
+@graphs_without_code
 def test_a_parameter_under_two_names_has_the_sum_of_their_gradients() -> None:
-    torch._dynamo.reset()
 
     def loss(params: dict[str, Tensor], x: Tensor) -> Tensor:
         return (params["a"] * x).sum() + 2 * (params["tied"] * x).sum()
@@ -168,11 +168,9 @@ def test_a_parameter_under_two_names_has_the_sum_of_their_gradients() -> None:
     torch.testing.assert_close(ends[1], ends[0])
 
 
-@RUNS_BLOCKS
-@pytest.mark.usefixtures("graphs_alone")
+@graphs_without_code
 def test_any_number_of_settings() -> None:
     """torch.compile makes 8 graphs of a function, and then fails."""
-    torch._dynamo.reset()
     block_of, single = (Chain(sg.SGHMC, capturable=True) for _ in range(2))
     block = sg.compiled_steps(block_of.sampler, quadratic, block_of.params, steps=STEPS)
     for i in range(12):
@@ -185,11 +183,9 @@ def test_any_number_of_settings() -> None:
         assert same_bits(a, b)
 
 
-@RUNS_BLOCKS
-@pytest.mark.usefixtures("graphs_alone")
+@graphs_without_code
 def test_each_sampler_has_graphs_of_its_own() -> None:
     """As many as a process has: torch keeps 8 of a function, and would then refuse."""
-    torch._dynamo.reset()
     for seed in range(10):
         chain, eager = (Chain(sg.SGLD, seed=seed, capturable=c) for c in (True, False))
         block = sg.compiled_steps(chain.sampler, quadratic, chain.params, steps=1)
@@ -205,7 +201,6 @@ def test_each_sampler_has_graphs_of_its_own() -> None:
 @NEEDS_COMPILER
 def test_networks_of_several_chains() -> None:
     """By vmap: each is, to rounding of inductor's gradients, the eager one."""
-    torch._dynamo.reset()
     torch.manual_seed(0)
     steps = 2
     nets = [nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 1)) for _ in "ab"]
@@ -239,11 +234,9 @@ def test_networks_of_several_chains() -> None:
             torch.testing.assert_close(p, plain[name], rtol=1e-4, atol=1e-5)
 
 
-@RUNS_BLOCKS
-@pytest.mark.usefixtures("graphs_alone")
+@graphs_without_code
 def test_gradients_that_are_not_finite() -> None:
     """Their steps are left out of a block, and heard at its end."""
-    torch._dynamo.reset()
     chain, eager = Chain(sg.SGLD, capturable=True), Chain(sg.SGLD)
     for each in (chain, eager):
         each.batches[STEPS + 1, 2] = float("nan")
@@ -257,10 +250,12 @@ def test_gradients_that_are_not_finite() -> None:
     assert all(map(same_bits, chain.values(), eager.values()))
 
 
-def block_of(**settings: Any) -> Callable[[], Any]:
-    def make() -> Any:
+def block_of(names: str = "ab", steps: int = 20, **settings: Any) -> Callable[..., Any]:
+    def make(*batches: Any) -> Any:
         chain = Chain(sg.SGLD, **{"capturable": True, **settings})
-        return sg.compiled_steps(chain.sampler, quadratic, chain.params)
+        params = {name: chain.params[name] for name in names}
+        block = sg.compiled_steps(chain.sampler, quadratic, params, steps=steps)
+        return block(*batches)
 
     return make
 
@@ -275,31 +270,14 @@ def block_of(**settings: Any) -> Callable[[], Any]:
             TypeError,
             r"Invalid sampler: got SGD",
         ),
+        (block_of("a"), ValueError, r"params: 1 that are not the sampler's 2"),
+        (block_of(steps=0), ValueError, r"Invalid steps: 0"),
         (
-            lambda: sg.compiled_steps(
-                (chain := Chain(sg.SGLD, capturable=True)).sampler,
-                quadratic,
-                {"a": chain.params["a"]},
-            ),
-            ValueError,
-            r"Invalid params: 1 that are not the sampler's 2",
-        ),
-        (
-            lambda: sg.compiled_steps(
-                (chain := Chain(sg.SGLD, capturable=True)).sampler,
-                quadratic,
-                chain.params,
-                steps=0,
-            ),
-            ValueError,
-            r"Invalid steps: 0",
-        ),
-        (
-            lambda: block_of()()(torch.ones(9, 7)),
+            partial(block_of(), torch.ones(9, 7)),
             ValueError,
             r"Invalid batches\[0\]: shape \[9, 7\] .*each of the 20 steps",
         ),
-        (lambda: block_of()()([1.0] * 20), ValueError, r"Invalid batches\[0\]: list"),
+        (partial(block_of(), [1.0] * 20), ValueError, r"Invalid batches\[0\]: list"),
     ],
 )
 def test_refusals(make: Callable[[], Any], kind: type[Exception], words: str) -> None:
@@ -307,8 +285,7 @@ def test_refusals(make: Callable[[], Any], kind: type[Exception], words: str) ->
         make()
 
 
-@RUNS_BLOCKS
-@pytest.mark.usefixtures("graphs_alone")
+@graphs_without_code
 def test_hooks_are_refused() -> None:
     """As they would not be called."""
     chain = Chain(sg.SGLD, capturable=True)

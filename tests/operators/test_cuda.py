@@ -16,14 +16,7 @@ import torch
 from failed_steps import refused
 from operator_tensors import TARGET, arguments_of, by_gradients, masters_of
 from reference import DTYPES, SIZES, arithmetic, same_bits
-from short_chains import (
-    ANY_DRAWS,
-    assert_same,
-    make,
-    make_params,
-    set_grads,
-    take_step,
-)
+from short_chains import ANY_DRAWS, assert_same, make, make_params, set_grads, take_step
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
@@ -420,17 +413,9 @@ def on_gpu(kind: str) -> tuple[list[nn.Parameter], sg.Sampler]:
     params = [nn.Parameter(p.detach().cuda()) for p in make_params()]
     for p in params:
         p.grad = torch.ones_like(p)
-    options = {
-        "SGHMC": {"resample_momentum_every": 3},
-        "PSGLD": {"gamma": False},
-    }
+    options = {"SGHMC": {"resample_momentum_every": 3}, "PSGLD": {"gamma": False}}
     sampler = getattr(sg, kind)(
-        params,
-        lr=0.1,
-        num_data=50,
-        seed=5,
-        capturable=True,
-        **options.get(kind, {}),
+        params, lr=0.1, num_data=50, seed=5, capturable=True, **options.get(kind, {})
     )
     return params, sampler
 

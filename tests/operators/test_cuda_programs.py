@@ -152,9 +152,6 @@ def test_svrg() -> None:
     torch.testing.assert_close(chains[1], chains[0], rtol=1e-9, atol=1e-9)
 
 
-# ---- Beside and after a step ---------------------------------------------------------
-
-
 def network() -> nn.Module:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, 2))

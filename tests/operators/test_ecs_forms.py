@@ -1,7 +1,5 @@
 """How HMC-ECS finds out the form of each datum's Hessian, whatever the model's code."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,13 +10,7 @@ from torch.nn import functional as F
 
 from torch_sgmcmc._ecs import taylor
 from torch_sgmcmc._ecs.likelihood import LikelihoodGraph
-from torch_sgmcmc._ecs.taylor import (
-    CONSTANT,
-    LINEAR,
-    WHOLE,
-    TaylorSums,
-    TaylorTerms,
-)
+from torch_sgmcmc._ecs.taylor import CONSTANT, LINEAR, WHOLE, TaylorSums, TaylorTerms
 
 F64 = torch.float64
 Function = Callable[[list[Tensor], Tensor, Tensor], Tensor]
@@ -28,49 +20,34 @@ def logistic(y: Tensor, eta: Tensor) -> Tensor:
     return y * eta - F.softplus(eta)
 
 
-def summed(p: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
-    return logistic(y, (x * p[0]).sum(dim=1))
-
-
-def layered(p: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
-    return logistic(y, F.linear(x, p[0][None], p[1]).squeeze(-1))
-
-
-def twice(p: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
-    return y * (x @ p[0]) - F.softplus(x @ p[0])
-
-
-def scaled(p: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
-    return logistic(y, x @ (torch.tensor([2.0, 0.5, 1.0], dtype=x.dtype) * p[0]))
-
-
-def penalised(p: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
-    return logistic(y, x @ p[0]) - 0.1 * (p[0] ** 2).sum()
-
-
-def bent(p: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
-    return logistic(y, x @ p[0].exp())
-
-
 @dataclass(frozen=True)
 class Model:
     function: Function
     shapes: tuple[int, ...] = (3,)
 
 
+SCALES = torch.tensor([2.0, 0.5, 1.0], dtype=F64)
 MODELS = {
     "products with a matrix": Model(lambda p, x, y: logistic(y, x @ p[0])),
     "a weight and a bias": Model(lambda p, x, y: logistic(y, x @ p[0] + p[1]), (3, 1)),
-    "a linear layer": Model(layered, (3, 1)),
-    "sums of products": Model(summed),
-    "scaled parameters": Model(scaled),
+    "a linear layer": Model(
+        lambda p, x, y: logistic(y, F.linear(x, p[0][None], p[1]).squeeze(-1)), (3, 1)
+    ),
+    "sums of products": Model(lambda p, x, y: logistic(y, (x * p[0]).sum(dim=1))),
+    "scaled parameters": Model(lambda p, x, y: logistic(y, x @ (SCALES * p[0]))),
     "no curvature": Model(lambda p, x, y: y * (x @ p[0])),
     "a part that is not used": Model(
         lambda p, x, y: -0.5 * (y - x @ p[1]) ** 2, (2, 3)
     ),
-    "a predictor that is computed twice": Model(twice),
-    "a predictor that is not linear": Model(bent),
-    "another way to the parameters": Model(penalised),
+    "a predictor that is computed twice": Model(
+        lambda p, x, y: y * (x @ p[0]) - F.softplus(x @ p[0])
+    ),
+    "a predictor that is not linear": Model(
+        lambda p, x, y: logistic(y, x @ p[0].exp())
+    ),
+    "another way to the parameters": Model(
+        lambda p, x, y: logistic(y, x @ p[0]) - 0.1 * (p[0] ** 2).sum()
+    ),
     "two predictors": Model(
         lambda p, x, y: -0.5 * (y - (x @ p[0]).tanh() * p[1]) ** 2, (3, 1)
     ),
@@ -127,11 +104,7 @@ def test_terms_of_the_form_that_is_found(name: str, count: int) -> None:
     fitted = Fitted(MODELS[name])
     sums = fitted.found()
     terms = TaylorTerms.at_present(
-        fitted,
-        fitted.params,
-        torch.arange(count),
-        sums.form,
-        fitted.probes[0],
+        fitted, fitted.params, torch.arange(count), sums.form, fitted.probes[0]
     )
     for i in range(count):
         v, g, h = fitted.derivatives(i)

@@ -1,7 +1,5 @@
 """HMC-ECS's schedule, sizes, and where its chain may not go."""
 
-from __future__ import annotations
-
 import math
 from contextlib import nullcontext
 from typing import Any
@@ -40,9 +38,6 @@ def test_what_a_warm_up_does_when(
     last_anchor, chosen = schedule(steps, every)
     assert [i for i in range(1, last_anchor + 1) if i % every == 0] == anchors
     assert chosen == sizing
-
-
-# ---- Sizes ------------------------------------------------------------------------
 
 
 def group(**settings: Any) -> dict[str, Any]:
@@ -115,9 +110,6 @@ def test_factors_for_the_least_time(
     found = choose_sizes(estimates(variances, means, lowest), math.inf, settings)
     mean = sum(means) / len(means)
     assert found == {"mean_difference": mean, "num_factors": chosen}
-
-
-# ---- Checks against all data ------------------------------------------------------
 
 
 def test_a_tenth_of_the_evaluations_are_for_all_data() -> None:

@@ -1,9 +1,8 @@
 """The operators of HMC-ECS against plain formulas and their derivatives by autograd."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -178,8 +177,6 @@ def test_threads_do_not_matter(form: str, set_threads: Callable[[int], None]) ->
         assert torch.equal(one, other)
 
 
-# ---- Errors ----------------------------------------------------------------------
-
 WRONG = {
     "shape": lambda t: torch.cat([t.reshape(-1), t.reshape(-1)]),
     "dtype": lambda t: t.float(),
@@ -190,7 +187,6 @@ WRONG = {
 @pytest.mark.parametrize("fault", WRONG)
 def test_wrong_arrays(fault: str) -> None:
     case = Case("predictor", 6, 3)
-    whole = Case("whole", 6, 3)
     estimated = case.estimate(PERTURBED)
 
     def refused(op: str, name: str, shape: str, call: Any) -> None:
@@ -198,53 +194,34 @@ def test_wrong_arrays(fault: str) -> None:
         with pytest.raises(RuntimeError, match=re.escape(text)):
             call()
 
-    def spoilt(owner: Any, name: str) -> Case:
-        other = Case("predictor" if owner is case else "whole", 6, 3)
+    def spoilt(name: str, form: str = "predictor") -> Case:
+        other = Case(form, 6, 3)
         setattr(other, name, WRONG[fault](getattr(other, name)))
         other.fields = (other.gradients, other.scales, other.hessians)
         return other
 
-    for name, shape in (
-        ("anchor", "[3]"),
-        ("expansions", "[6]"),
-        ("gradients", "[2, 6, 3]"),
-        ("scales", "[6]"),
-    ):
-        bad = spoilt(case, name)
-        refused("ecs_estimate", name, shape, lambda bad=bad: bad.estimate(PERTURBED))
-        if name != "expansions":
-            refused(
-                *("ecs_density", name, shape),
-                lambda bad=bad: bad.density(estimated, case.prior),
-            )
-    bad = spoilt(whole, "hessians")
-    refused(*("ecs_estimate", "hessians", "[6, 3, 3]"), lambda: bad.estimate(PERTURBED))
-    for name, shape in (
-        ("sum_gradient", "[3]"),
-        ("sum_hessian", "[3, 3]"),
-        ("prior", "[3]"),
-    ):
-        bad_sums = spoilt(case, name)
-        refused(
-            *("ecs_density", name, shape),
-            lambda bad=bad_sums: bad.density(estimated, case.theta),
-        )
+    of_estimate = {"anchor": "[3]", "gradients": "[2, 6, 3]", "scales": "[6]"}
+    of_sums = {"sum_gradient": "[3]", "sum_hessian": "[3, 3]", "prior": "[3]"}
+    for name, shape in {**of_estimate, "expansions": "[6]"}.items():
+        call = partial(spoilt(name).estimate, PERTURBED)
+        refused("ecs_estimate", name, shape, call)
+    call = partial(spoilt("hessians", "whole").estimate, PERTURBED)
+    refused("ecs_estimate", "hessians", "[6, 3, 3]", call)
+    for name, shape in (of_estimate | of_sums).items():
+        call = partial(spoilt(name).density, estimated, case.theta)
+        refused("ecs_density", name, shape, call)
     for i, (name, shape) in enumerate((("hessian_terms", "[6]"), ("estimate", "[5]"))):
         parts = list(estimated)
         parts[i + 1] = WRONG[fault](parts[i + 1])
-        refused(
-            *("ecs_density", name, shape),
-            lambda parts=parts: case.density(tuple(parts), case.prior),
-        )
+        call = partial(case.density, tuple(parts), case.prior)
+        refused("ecs_density", name, shape, call)
     wrong = WRONG[fault](case.prior)
     refused("ecs_density", "gradient", "[3]", lambda: case.density(estimated, wrong))
     for i, name in enumerate(("momentum", "gradient", "whitening", "origin"), 1):
         given = [case.theta.clone() for _ in range(5)]
         given[i] = WRONG[fault](given[i])
-        refused(
-            *("ecs_leapfrog_", name, "[3]"),
-            lambda given=given: ops.ecs_leapfrog_(*given, kick=0.1, drift=0.1),
-        )
+        call = partial(ops.ecs_leapfrog_, *given, kick=0.1, drift=0.1)
+        refused("ecs_leapfrog_", name, "[3]", call)
         assert torch.equal(given[0], case.theta)
 
 

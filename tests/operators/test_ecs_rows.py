@@ -1,7 +1,5 @@
 """HMC-ECS with the rows of a linear predictor, as the user says them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -7,19 +7,8 @@ import numpy as np
 import pytest
 import torch
 from harness.philox import philox
-from operator_tensors import (
-    TARGET,
-    assert_all_same,
-    clones,
-    mixed_list,
-    states,
-)
-from reference import (
-    DTYPES,
-    arithmetic,
-    ewsg_log_weights,
-    same_bits,
-)
+from operator_tensors import TARGET, assert_all_same, clones, mixed_list, states
+from reference import DTYPES, arithmetic, ewsg_log_weights, same_bits
 from torch import Tensor
 
 import torch_sgmcmc._C as _C

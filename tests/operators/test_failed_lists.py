@@ -11,7 +11,6 @@ from torch import Tensor, nn
 # A sampler without state, one with momenta, one with more state, and those that call
 # closures and update list by list. (SBPS and HMC-ECS move all parameters as one.)
 LISTS = ["SGLD", "SGHMC", "PSGLD", "EWSG", "HMC"]
-GRADIENTS = LISTS[:3]
 
 
 def second(chain: Chain) -> nn.Parameter:
@@ -52,14 +51,6 @@ STATE: dict[str, Callable[[Tensor], Tensor]] = {
     "shorter": lambda t: t[:-1].clone(),
     "device": lambda t: t.to("meta"),
     "layout": lambda t: t.to_sparse(),
-}
-RANGES = {
-    "lr": float("nan"),
-    "num_data": 0.0,
-    "temperature": -1.0,
-    "prior_precision": float("inf"),
-    "prior_mean": float("nan"),
-    "momentum": 1.0,
 }
 
 
@@ -102,44 +93,6 @@ def test_state(kind: str, change: str) -> None:
     chain.run(range(2))
     state_of(chain, STATE[change])
     fails(chain)
-
-
-@pytest.mark.parametrize("kind", LISTS)
-def test_ranges(kind: str) -> None:
-    chain = Chain(kind)
-    chain.run(range(2))
-    group = chain.sampler.param_groups[1]
-    for name in RANGES.keys() & group.keys():
-        kept = group[name]
-        group[name] = RANGES[name]
-        fails(chain)
-        group[name] = kept
-
-
-@pytest.mark.parametrize("what", ["dtype", "layout", "shape"])
-@pytest.mark.parametrize("kind", GRADIENTS)
-def test_gradients(kind: str, what: str) -> None:
-    """Those that a program puts there itself, past autograd's own checks."""
-    chain = Chain(kind)
-    chain.run(range(2))
-    sampler, p = chain.sampler, second(chain)
-    for q in chain.params:
-        q.grad = torch.ones_like(q)
-    if what == "layout":
-        p.grad = torch.ones_like(p).to_sparse()
-    else:
-        kept = p.data
-        p.data = kept.double() if what == "dtype" else kept[:, None].clone()
-        p.grad = None
-        p.grad = torch.ones_like(p)
-        p.data = kept
-    before = bits([[q.detach() for q in chain.params], sampler.state_dict()])
-    for _ in range(2):
-        with pytest.raises(RuntimeError):
-            sampler.step()
-        assert (
-            bits([[q.detach() for q in chain.params], sampler.state_dict()]) == before
-        )
 
 
 def test_the_first_step_of_one_list_leaves_no_state_behind() -> None:

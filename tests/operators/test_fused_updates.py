@@ -272,18 +272,6 @@ def test_gradient_variance_equals_reference() -> None:
     assert_all_same(grads, untouched)
 
 
-def test_gradient_variance_is_an_unbiased_mean() -> None:
-    # With weights 1, 1/2, 1/3, ... it is the plain mean of half the squared
-    # differences of consecutive gradients.
-    g = torch.Generator().manual_seed(0)
-    seen = torch.randn(6, 5, generator=g, dtype=torch.float64)
-    variance, previous = torch.zeros(5, dtype=torch.float64), seen[0].clone()
-    for i in range(1, 6):
-        ops.gradient_variance_([seen[i]], [variance], [previous], weight=1 / i)
-    expected = seen.diff(dim=0).square().mean(0) / 2
-    torch.testing.assert_close(variance, expected, rtol=1e-14, atol=0)
-
-
 def test_control_variate_equals_reference() -> None:
     grads, anchors = mixed_list(1), mixed_list(2)
     full = states(grads, 3)
@@ -307,9 +295,6 @@ def test_control_variate_at_the_anchor_is_the_full_gradient() -> None:
     full = states(grads, 3)
     ops.control_variate_(grads, clones(grads), full)
     assert_all_same(grads, [f.to(g.dtype) for f, g in zip(full, grads, strict=True)])
-
-
-# ---- Zero temperature is SGD -----------------------------------------------------
 
 
 def dyadic(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:

@@ -75,9 +75,6 @@ def test_device_step_is_added_to_step() -> None:
         assert same_bits(out, fill(1000, 5, step=2**33 + 2, purpose=1))
 
 
-# ---- Other instruction sets, other processes -------------------------------------
-
-
 def run(program: list[str], isa: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "TORCH_SGMCMC_ISA": isa, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
@@ -123,8 +120,6 @@ print(out.tolist())
 """
     process = run(["-c", program], "sse9")
     text = "Invalid TORCH_SGMCMC_ISA: 'sse9' (must be portable, avx2 or avx512)"
-    assert process.stdout.splitlines() == [
-        text,
-        text,
-        "[0.0, 0.0, 0.0]",
-    ], process.stderr
+    assert process.stdout.splitlines() == [text, text, "[0.0, 0.0, 0.0]"], (
+        process.stderr
+    )

@@ -1,7 +1,7 @@
 """Every error of the operators: its exact text, and that nothing has changed."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
@@ -341,17 +341,6 @@ def test_gamma_needs_both_of_its_lists_or_none() -> None:
     ops.psgld_step_(*lists.values(), **HYPER["psgld_step_"])
 
 
-def test_noise_estimate_above_the_friction() -> None:
-    check(
-        "sghmc_step_",
-        make_lists("sghmc_step_"),
-        "Invalid noise_estimate: 0.300000 (must not exceed the friction 1 - momentum "
-        "= 0.250000)",
-        noise_estimate=0.3,
-        momentum=0.75,
-    )
-
-
 @pytest.mark.parametrize("op", ROWS)
 def test_counts(op: str) -> None:
     for number in ranged(op, integers=True):
@@ -360,30 +349,41 @@ def test_counts(op: str) -> None:
         check(op, make_lists(op), message, **{name: least - 1})
 
 
-def test_refusals_of_gauge_sums() -> None:
-    lists = make_lists("gauge_sums")
-    for name, value, shown, wanted in (
-        ("kind", -1, "-1", "[0, 6]"),
-        ("kind", 7, "7", "[0, 6]"),
-        ("decay", -0.5, "-0.500000", "[0, 1]"),
-        ("decay", 1.5, "1.500000", "[0, 1]"),
-    ):
-        message = f"Invalid {name}: {shown} (must be in {wanted})"
-        check("gauge_sums", lists, message, **{name: value})
+FRICTION = "(must not exceed the friction 1 - momentum = 0.250000)"
+OF_ONE: list[tuple[str, dict[str, Any], str]] = [
+    (
+        *("sghmc_step_", {"noise_estimate": 0.3, "momentum": 0.75}),
+        f"noise_estimate: 0.300000 {FRICTION}",
+    ),
+    *(
+        ("gauge_sums", {"kind": kind}, f"kind: {kind} (must be in [0, 6])")
+        for kind in (-1, 7)
+    ),
+    *(
+        ("gauge_sums", {"decay": decay}, f"decay: {decay:.6f} (must be in [0, 1])")
+        for decay in (-0.5, 1.5)
+    ),
+    *(
+        ("ewsg_log_ratio", {"surrogate": i}, f"surrogate: {i} (must be 0, 1, 2 or 3)")
+        for i in (-1, 4)
+    ),
+    *(
+        (op, {"num_chains": number}, f"num_chains: {number} (must be >= 1)")
+        for op in ("ewsg_log_ratio", "hmc_energy")
+        for number in (-1, 0)
+    ),
+]
 
 
-def test_surrogate() -> None:
-    op = "ewsg_log_ratio"
-    for value in (-1, 4):
-        message = f"Invalid surrogate: {value} (must be 0, 1, 2 or 3)"
-        check(op, make_lists(op), message, surrogate=value)
+@pytest.mark.parametrize(("op", "numbers", "message"), OF_ONE)
+def test_numbers_of_one_operator(
+    op: str, numbers: dict[str, Any], message: str
+) -> None:
+    check(op, make_lists(op), f"Invalid {message}", **numbers)
 
 
 @pytest.mark.parametrize("op", ["ewsg_log_ratio", "hmc_energy"])
 def test_num_chains(op: str) -> None:
-    for value in (-1, 0):
-        message = f"Invalid num_chains: {value} (must be >= 1)"
-        check(op, make_lists(op), message, num_chains=value)
     for value, index, shape in ((2, 1, "[4]"), (4, 0, "[2, 3]")):
         message = (
             f"params[{index}] has shape {shape}, expected a leading dimension of "
@@ -411,9 +411,6 @@ def test_lists_that_may_be_left_out_but_not_in_part(op: str, name: str) -> None:
     lists = make_lists(op)
     lists[name] = []
     getattr(ops, op)(*lists.values(), **HYPER[op])
-
-
-# ---- Operators of another kind ----------------------------------------------------
 
 
 def fails(call: Callable[[], object], message: str) -> None:
@@ -481,74 +478,40 @@ def test_selection() -> None:
     )
 
 
-# ---- Counters --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("op", WITH_STREAM)
-def test_steps_and_purposes(op: str) -> None:
+def bad_counters(op: str) -> Iterator[tuple[str, Any, str]]:
+    """Yields bad values of counters, and their errors."""
+    first = ARGUMENTS[op][0]
+    numel = make_lists(op)[first][1].numel()
     for step in (-1, 2**48):
-        message = f"Invalid step: {step} (must be in [0, 2^48))"
-        check(op, make_lists(op), message, step=step)
+        yield "step", step, f"Invalid step: {step} (must be in [0, 2^48))"
+    for offsets in ([], [0], [0, 128, 256]):
+        wanted = f"expected 2 (one for each tensor of {first})"
+        yield "offsets", offsets, f"offsets has {len(offsets)} entries, {wanted}"
+    yield "offsets", [0, -4], "Invalid offsets[1]: -4 (must be >= 0)"
     if op == "gaussian_":
         for purpose in (-1, 2**16):
-            message = f"Invalid purpose: {purpose} (must be in [0, 2^16))"
-            check(op, make_lists(op), message, purpose=purpose)
-
-
-@pytest.mark.parametrize("op", WITH_STREAM)
-def test_offsets(op: str) -> None:
-    first = ARGUMENTS[op][0]
-    for offsets in ([], [0], [0, 128, 256]):
-        check(
-            op,
-            make_lists(op),
-            f"offsets has {len(offsets)} entries, expected 2 (one for each tensor of "
-            f"{first})",
-            offsets=offsets,
-        )
-    message = "Invalid offsets[1]: -4 (must be >= 0)"
-    check(op, make_lists(op), message, offsets=[0, -4])
-
-
-@pytest.mark.parametrize("op", [*UPDATES, "gaussian_"])
-def test_rows(op: str) -> None:
-    first = ARGUMENTS[op][0]
+            range_ = "(must be in [0, 2^16))"
+            yield "purpose", purpose, f"Invalid purpose: {purpose} {range_}"
+    elif op not in UPDATES:
+        return
     for rows in ([], [0, 0], [0, 0, 0, 0, 0, 0]):
-        check(
-            op,
-            make_lists(op),
-            f"rows has {len(rows)} entries, expected 4 (two for each tensor of "
-            f"{first})",
-            rows=rows,
-        )
-    numel = make_lists(op)[first][1].numel()
-    for row, pitch in (
-        (0, 1),
-        (-1, 2),
-        (numel, numel - 1),
-        (numel + 1, 99),
-        (1, 2**41),
-    ):
-        check(
-            op,
-            make_lists(op),
-            f"Invalid rows[1]: ({row}, {pitch}) for {numel} elements (must be (0, 0), "
-            "or a length that divides their number, and a pitch from it to 2^40)",
-            rows=[0, 0, row, pitch],
-        )
-
-
-@pytest.mark.parametrize("op", [*UPDATES, "gaussian_"])
-def test_device_step(op: str) -> None:
+        wanted = f"expected 4 (two for each tensor of {first})"
+        yield "rows", rows, f"rows has {len(rows)} entries, {wanted}"
+    for row in ((0, 1), (-1, 2), (numel, numel - 1), (numel + 1, 99), (1, 2**41)):
+        wanted = "(must be (0, 0), or a length that divides their number, and a pitch"
+        message = f"Invalid rows[1]: {row} for {numel} elements {wanted} from it to"
+        yield "rows", [0, 0, *row], f"{message} 2^40)"
     for value, shown in (
         (torch.tensor([1, 2]), "2 elements of int64"),
         (torch.empty(0, dtype=torch.int64), "0 elements of int64"),
         (torch.tensor(1.0), "1 elements of float32"),
         (torch.tensor(1, dtype=torch.int32), "1 elements of an unsupported dtype"),
     ):
-        check(
-            op,
-            make_lists(op),
-            f"device_step must hold a single int64, got {shown}",
-            device_step=value,
-        )
+        message = f"device_step must hold a single int64, got {shown}"
+        yield "device_step", value, message
+
+
+@pytest.mark.parametrize("op", WITH_STREAM)
+def test_counters(op: str) -> None:
+    for name, value, message in bad_counters(op):
+        check(op, make_lists(op), message, **{name: value})

@@ -1,7 +1,5 @@
 """SBPS's operators equal their formulas in float64, to rounding, everywhere."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

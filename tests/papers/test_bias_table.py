@@ -1,7 +1,5 @@
 """The table of biases: its errors, a short table, and the data for the truth."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Table 1 of the SGHMC paper on small sets of ratings."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial
@@ -177,10 +175,7 @@ def test_precisions_have_their_conditionals() -> None:
 
 @pytest.mark.parametrize("method", ["sgdm", "sghmc"])
 def test_a_killed_run_goes_on_to_the_same_bits(
-    method: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    one_thread: None,
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
 ) -> None:
     ratings, folders = RATINGS, []
     for name in ("whole", "parts"):

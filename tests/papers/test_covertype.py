@@ -1,7 +1,5 @@
 """The logistic regression example on a small file of Covertype's form."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -4,8 +4,6 @@ False alarms: z-tests by ``harness.statistics``; other bounds lie at least six s
 errors from what a right sampler gives, at fixed seeds.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,7 @@ from ewsg2021.gaussian.chains import METHODS, Chains, Method
 from ewsg2021.gaussian.errors import error_orders, run_pairs
 from ewsg2021.gaussian.exact import linear_errors
 from ewsg2021.gaussian.learning import learning_curves
-from ewsg2021.gaussian.target import (
-    Gaussian,
-    fitted_kl,
-    floor,
-    negentropy,
-)
+from ewsg2021.gaussian.target import Gaussian, fitted_kl, floor, negentropy
 from harness.examples import run_experiment
 from harness.statistics import StatisticalError, check_mean, check_z
 
@@ -30,9 +23,6 @@ import torch_sgmcmc.ewsg
 
 TARGET = Gaussian.draw(0)
 GAMMA = 10.0
-
-
-# ---- The measure of accuracy -----------------------------------------------------
 
 
 def test_floor_is_what_exact_draws_show() -> None:
@@ -53,9 +43,6 @@ def test_negentropy() -> None:
     exponential = torch.empty(400_000, 2, dtype=torch.float64)
     exponential.exponential_(generator=g)
     assert negentropy(exponential @ skew) == pytest.approx(13 / 6, rel=0.15)
-
-
-# ---- Panels a to e ---------------------------------------------------------------
 
 
 def curves(**methods: Method) -> dict[str, Any]:
@@ -107,9 +94,6 @@ def test_gradients_are_counted(method: Method, steps: int, used: int) -> None:
     assert run.gradients == used
 
 
-# ---- Exact errors ----------------------------------------------------------------
-
-
 def simulated(steps: int, h: float) -> np.ndarray:
     """Squared errors of SGHMC's time averages, one for each chain."""
     g = torch.Generator().manual_seed(3)
@@ -148,9 +132,6 @@ def test_exact_bias_is_the_closed_form() -> None:
         variance = (2 - alpha) * s2 / (alpha * eta * n * (4 - 2 * alpha - eta * n))
         _, bias = linear_errors(TARGET, h, GAMMA, [h], kind)
         assert bias == pytest.approx(variance.sum() - 2 / n, rel=1e-9)
-
-
-# ---- Panels j to l ---------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -199,12 +180,8 @@ def test_slope_against_time(orders: dict[str, Any]) -> None:
 def test_everything_is_reported(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the pairs for three step sizes are there already, unless it runs alone."""
     for name, few in {
-        "STEPS": (0.02, 0.08),
-        "LENGTHS": (0, 1, 4),
-        "LENGTHS_ELSEWHERE": (4,),
-        "DATA_SIZES": (20, 25),
-        "LONGER": (0, 1, 4),
-        "STEPS_BY_KIND": (0.02, 0.05),
+        **{"STEPS": (0.02, 0.08), "LENGTHS": (0, 1, 4), "LENGTHS_ELSEWHERE": (4,)},
+        **{"DATA_SIZES": (20, 25), "LONGER": (0, 1, 4), "STEPS_BY_KIND": (0.02, 0.05)},
     }.items():
         monkeypatch.setattr(f"ewsg2021.figure1.{name}", few)
     options = "--chains 100 --passes 3 --seeds 2 --other-data 2 --error-chains 400"

@@ -1,13 +1,17 @@
 """EWSG's figure 3 as a user runs it: equal budgets, learning, resuming, diagnostics."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from ewsg2021.ensemble.chain import NetworkChain
+from ewsg2021.ensemble.diagnostics import log_weight_difference, noise_ratio
+from ewsg2021.ensemble.methods import PAPER, build_sampler
+from ewsg2021.ensemble.models import build_model
+from ewsg2021.ensemble.report import differences
 from harness.examples import run_example, run_experiment
+from sghmc2014.bnn.data import load_digits
 
 import torch_sgmcmc as sg
 from torch_sgmcmc._impl.ops import ewsg_log_ratio
@@ -18,11 +22,8 @@ IMAGES = 1400  # training images of the digits, with the validation images
 # The step sizes are for MNIST's 60,000 images; the digits need larger ones.
 UNDERDAMPED = ("--h", "7e-3", "--gamma", "15")
 STEP_SIZES = {
-    "ewsg": UNDERDAMPED,
-    "sghmc": UNDERDAMPED,
-    "cp_sghmc": UNDERDAMPED,
-    "sgld": ("--h", "3e-4"),
-    "psgld": ("--h", "1e-3"),
+    **{"ewsg": UNDERDAMPED, "sghmc": UNDERDAMPED, "cp_sghmc": UNDERDAMPED},
+    **{"sgld": ("--h", "3e-4"), "psgld": ("--h", "1e-3")},
 }
 
 
@@ -87,9 +88,6 @@ def test_runs_are_independent_and_documented(
 def test_predictions_are_the_mean_of_the_draws_of_all_chains(
     everything: tuple[Path, str, dict],
 ) -> None:
-    from ewsg2021.ensemble.models import build_model
-    from sghmc2014.bnn.data import load_digits
-
     images = load_digits()
     model = build_model("mlp", 64, seed=1)
     for r in everything[2]["runs"]:
@@ -131,8 +129,6 @@ def test_the_cnn_learns(tmp_path: Path) -> None:
 def test_an_interrupted_run_continues_to_the_same_bits(
     tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ewsg2021.ensemble.chain import NetworkChain
-
     options = ("--method", method, "--passes", "4", "--burn-in", "1", "--chains", "2")
     interrupted = tmp_path / "interrupted"
     (whole,) = run(tmp_path / "whole", *options)[1]["runs"]
@@ -203,8 +199,6 @@ def test_tune_chooses_among_finalists_with_all_seeds(tmp_path: Path) -> None:
 
 
 def test_the_papers_networks() -> None:
-    from ewsg2021.ensemble.models import build_model
-
     convolutions = 32 * (25 + 1) + 64 * (32 * 25 + 1)
     dense = 200 * (4 * 4 * 64 + 1) + 200 * (200 + 1) + 10 * (200 + 1)
     for name, inputs, parameters in (
@@ -218,8 +212,6 @@ def test_the_papers_networks() -> None:
 
 
 def test_the_papers_step_sizes_in_ours() -> None:
-    from ewsg2021.ensemble.methods import PAPER, build_sampler
-
     model = torch.nn.Linear(2, 2)
     expected = {
         "ewsg": {"lr": 1.6e-5, "momentum": 1 - 4e-4},
@@ -237,8 +229,6 @@ def test_the_papers_step_sizes_in_ours() -> None:
 
 
 def test_noise_ratio() -> None:
-    from ewsg2021.ensemble.diagnostics import noise_ratio
-
     p = torch.nn.Parameter(torch.zeros(2))
     gradients = torch.tensor([[1.0, 5.0], [3.0, 5.0]])  # variances 2 and 0
     sghmc = sg.SGHMC([p], 0.1, 0.75, num_data=10)
@@ -254,8 +244,6 @@ def test_noise_ratio() -> None:
 
 
 def test_log_weight_difference_is_that_of_the_index_chain() -> None:
-    from ewsg2021.ensemble.diagnostics import log_weight_difference
-
     generator = torch.Generator().manual_seed(0)
     p = torch.nn.Parameter(torch.randn(7, generator=generator))
     settings = {"lr": 0.3, "momentum": 0.8, "num_data": 11.0, "prior_precision": 2.0}
@@ -284,8 +272,6 @@ def test_log_weight_difference_is_that_of_the_index_chain() -> None:
 
 
 def test_differences() -> None:
-    from ewsg2021.ensemble.report import differences
-
     def states(*errors: float) -> list[dict]:
         return [{"history": [{"error": e, "nll": e}]} for e in errors]
 

@@ -4,8 +4,6 @@ Chains start at exact draws of a known posterior, and must still have its law, a
 brightnesses their law given θ, after many steps. False alarms: ``harness.statistics``.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -152,9 +150,6 @@ def test_a_bug_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         check(run(FlyMC, bound("untuned")), "untuned")
 
 
-# ---- The bound -----------------------------------------------------------------
-
-
 def test_the_bound_is_below_the_likelihood_and_touches_it() -> None:
     """In one dimension, x = 1, for many ξ and both labels."""
     xi = torch.tensor([0.0, 1e-8, 1e-3, 0.5, 2.0, 8.0, 30.0, 200.0]).double()
@@ -198,9 +193,6 @@ def test_the_bounds_product_is_that_of_all_data(centre: str) -> None:
     posterior = log_likelihood(theta).sum(1) - prior
     difference = target.log_bounds(theta) + ratio.sum(1) - posterior
     torch.testing.assert_close(difference, difference[:1].expand(50))
-
-
-# ---- Another target, whose posterior is Gaussian ---------------------------------
 
 
 class GaussianTarget:

@@ -1,7 +1,5 @@
 """The tables and figures of the HMC-ECS paper: a tiny run, and what it is made of."""
 
-from __future__ import annotations
-
 import gzip
 from dataclasses import replace
 from pathlib import Path
@@ -34,9 +32,6 @@ def problem(tmp_path_factory: pytest.TempPathFactory) -> Problem:
 @pytest.fixture(scope="module")
 def laplace(problem: Problem) -> Laplace:
     return problem.laplace(torch.zeros(5, dtype=torch.float64))
-
-
-# ---- The whole -------------------------------------------------------------------
 
 
 @pytest.mark.full
@@ -212,9 +207,6 @@ def test_bad_files_of_higgs(tmp_path: Path) -> None:
     assert not list((tmp_path / "data").glob("higgs*"))
 
 
-# ---- The model -------------------------------------------------------------------
-
-
 def test_potential_and_laplace_approximation(
     problem: Problem, laplace: Laplace
 ) -> None:
@@ -250,9 +242,6 @@ def test_potential_and_laplace_approximation(
     torch.testing.assert_close(
         laplace.deviations**2, torch.linalg.inv(laplace.hessian).diag()
     )
-
-
-# ---- The methods -----------------------------------------------------------------
 
 
 def test_all_methods_sample_the_posterior(

@@ -1,7 +1,5 @@
 """What all experiments of examples/papers share, and what their programs refuse."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Chains start at exact draws of a posterior in two dimensions, known by quadratur
 must still have its law after many proposals. False alarms: ``harness.statistics``.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -132,9 +130,6 @@ def test_the_size_of_blocks_does_not_matter(kind: type[ExactSampler]) -> None:
         turns.append(sampler.turns * sampler.rate / 400)
     # The bound does not change how often velocities turn, per time.
     assert turns[0] == pytest.approx(turns[1], rel=0.04)
-
-
-# ---- What they are compared on ---------------------------------------------------
 
 
 def test_the_problem_has_its_derivatives_and_its_mode() -> None:

@@ -1,12 +1,15 @@
 """SBPS's figure 6 as a user runs it: data, reference, budgets, scores, resuming."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import torch
 from harness.examples import run_experiment
+from sbps2017.mnist7.chains import ChainConfig, _Chain, run_chain
+from sbps2017.mnist7.data import SmallImages, load_digits4, load_mnist7
+from sbps2017.mnist7.model import PRIOR_PRECISION, Softmax, most_probable, potential
+from sbps2017.mnist7.reference import Reference, make_reference, mean_prediction
+from sbps2017.mnist7.report import score
 
 IMAGES = 563  # training images of scikit-learn's digits 0 to 3
 BATCH = 50
@@ -61,9 +64,6 @@ def test_table_and_picture(everything: tuple[Path, str, list]) -> None:
 def test_an_interrupted_run_continues_to_the_same_bits(
     everything: tuple[Path, str, list], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sbps2017.mnist7.chains import ChainConfig, _Chain, run_chain
-    from sbps2017.mnist7.data import load_digits4
-
     images = load_digits4()
     advance, calls = _Chain.advance, []
 
@@ -95,9 +95,6 @@ def test_an_interrupted_run_continues_to_the_same_bits(
 
 def test_sums_of_blocks_are_another_unit_and_a_weaker_prior(tmp_path: Path) -> None:
     """Logits of w are those of ``added`` · w by means, whose prior is as much wider."""
-    from sbps2017.mnist7.data import load_digits4
-    from sbps2017.mnist7.model import PRIOR_PRECISION, potential
-
     mean, total = load_digits4(), load_digits4(summed=True)
     assert total.added == 4 and torch.equal(total.test_x, 4 * mean.test_x)
     g = torch.Generator().manual_seed(0)
@@ -118,12 +115,7 @@ def test_sums_of_blocks_are_another_unit_and_a_weaker_prior(tmp_path: Path) -> N
     )
 
 
-# ---- The posterior and its reference -------------------------------------------------
-
-
 def test_mnist_has_the_papers_dimension(data_root: Path) -> None:
-    from sbps2017.mnist7.data import load_mnist7
-
     images = load_mnist7(data_root)
     assert images.train_x.shape == (8340, 48)  # times four digits: d = 192
     assert sorted(images.train_y.unique().tolist()) == [0, 1, 2, 3]
@@ -132,8 +124,6 @@ def test_mnist_has_the_papers_dimension(data_root: Path) -> None:
 
 
 def test_potential_is_that_of_the_samplers() -> None:
-    from sbps2017.mnist7.model import PRIOR_PRECISION, Softmax, most_probable, potential
-
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(30, 5, generator=generator)
     y = torch.randint(4, (30,), generator=generator)
@@ -153,9 +143,6 @@ def test_potential_is_that_of_the_samplers() -> None:
 
 def test_the_reference_of_a_known_posterior(tmp_path: Path) -> None:
     """Images without pixels say nothing: the posterior is the prior, N(0, 500)."""
-    from sbps2017.mnist7.data import SmallImages
-    from sbps2017.mnist7.reference import make_reference
-
     x, y = torch.zeros(6, 2), torch.tensor([0, 1, 2, 3, 0, 1])
     images = SmallImages("none", x, y, x, y)
     reference = make_reference(images, 4, 200, tmp_path)
@@ -171,11 +158,6 @@ def test_the_reference_of_a_known_posterior(tmp_path: Path) -> None:
 
 
 def test_scores() -> None:
-    from sbps2017.mnist7.chains import ChainConfig
-    from sbps2017.mnist7.data import SmallImages
-    from sbps2017.mnist7.reference import Reference, mean_prediction
-    from sbps2017.mnist7.report import score
-
     generator = torch.Generator().manual_seed(1)
     d, draws = 8, 1500
     directions, _ = torch.linalg.qr(torch.randn(d, d, generator=generator).double())

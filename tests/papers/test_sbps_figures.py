@@ -1,7 +1,5 @@
 """The figures of the SBPS paper, at a tiny size and against what is known."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any
@@ -43,9 +41,6 @@ def test_tables_and_pictures_of_which_nothing_is_made_twice(tmp_path: Path) -> N
         assert file.stat().st_mtime_ns == made[file]
 
 
-# ---- Trajectories ----------------------------------------------------------------
-
-
 def test_the_corners_are_those_of_the_trajectory(problem: Problem) -> None:
     """It has unit speed, and passes where the sampler's own samples are."""
     start = problem.laplace_draws(1, seed=0)[0]
@@ -71,9 +66,6 @@ def test_the_corners_are_those_of_the_trajectory(problem: Problem) -> None:
     for _ in range(300):
         sampler.step(closure)
     np.testing.assert_allclose(path.samples(40)[:39], samples[:39], atol=1e-9)
-
-
-# ---- What is measured ------------------------------------------------------------
 
 
 def test_autocorrelations_of_a_known_chain() -> None:
@@ -132,9 +124,6 @@ def test_the_finding_of_figure_4(problem: Problem) -> None:
         assert 0.6 * begin < excess[slow] < begin
 
 
-# ---- Figure 1 --------------------------------------------------------------------
-
-
 def test_the_noise_of_figure_1() -> None:
     """Fresh each time, and N(0, 5²) in each component about the gradient of U."""
     w = torch.nn.Parameter(torch.tensor([0.7, -0.4], dtype=torch.float64))
@@ -172,9 +161,6 @@ def test_the_finding_of_figure_1() -> None:
     assert waits["noisy gradient"] < 0.5 * waits["exact gradient"]
 
 
-# ---- Figure 2 --------------------------------------------------------------------
-
-
 def test_the_clock_is_read_right() -> None:
     """Against the full gradient, the geometry of lines, and the law of thinning."""
     problem = simulate(2, figure2.DATA_SEED)
@@ -202,9 +188,6 @@ def test_the_clock_is_read_right() -> None:
     check_mean(surprises[:, None], 0.0, label="thinning")
 
 
-# ---- Figure 3 --------------------------------------------------------------------
-
-
 def test_the_targets_of_figure_3() -> None:
     """That of the authors' program is wide along the first axis, the paper's is not."""
     words, program = (
@@ -228,9 +211,6 @@ def test_the_finding_of_figure_3() -> None:
         moved[name] = np.square(along[200:] - along[:-200]).mean()
     for name in figure3.METHODS.keys() - {"SBPS"}:
         assert moved[name] > 10 * moved["SBPS"], name
-
-
-# ---- Figure 5 --------------------------------------------------------------------
 
 
 def test_averages_are_those_of_the_library() -> None:

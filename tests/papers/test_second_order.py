@@ -1,7 +1,5 @@
 """Control variates of second order: unbiased, small variance, and the exact law."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -57,9 +55,6 @@ class WrittenOut(SecondOrder):
         self.theta.grad = difference - term + self.gradient + full
 
 
-# ---- The estimate ----------------------------------------------------------------
-
-
 def logistic(theta: Tensor, batch: Tensor) -> Tensor:
     return nn.functional.softplus(-batch @ theta).mean()
 
@@ -99,8 +94,6 @@ def test_unbiased_with_a_variance_like_the_fourth_power() -> None:
         traces.append(float(estimates.var(dim=0, correction=0).sum()))
     assert traces[1] / traces[0] == pytest.approx(16, rel=0.1)
 
-
-# ---- Least squares: the exact law --------------------------------------------------
 
 SETTINGS = {
     "num_data": 40,

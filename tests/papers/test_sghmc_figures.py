@@ -1,7 +1,5 @@
 """The simulated scenarios of the SGHMC paper, at a tiny size and against theory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

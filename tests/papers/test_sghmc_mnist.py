@@ -3,8 +3,6 @@
 That runs survive is in tests/faults.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stratified minibatches of the EWSG experiments: their law, and k-means."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

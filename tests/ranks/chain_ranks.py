@@ -229,7 +229,7 @@ def wrong_groups(rank: int) -> dict[str, str]:
     theta = [nn.Parameter(torch.ones(3))]
     of_first = dist.new_group([0])
     return {
-        "not in it": caught(partial(sg.SGLD, theta, **COMMON, process_group=of_first)),
+        "not in it": caught(partial(sg.SGLD, theta, **COMMON, process_group=of_first))
     }
 
 

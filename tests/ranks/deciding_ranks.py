@@ -4,13 +4,14 @@
 and saves it as FOLDER/RANK.pt.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import hmc_ranks
 import torch
 import torch.distributed as dist
-from one_rank import join, run, theta
+from one_rank import join, refusal, run, theta
 
 import torch_sgmcmc as sg
 
@@ -32,22 +33,6 @@ def make(name: str, **settings: Any) -> tuple[torch.Tensor, sg.Sampler, Any]:
     return p, sg.SBPS([p], **common), losses
 
 
-def refused(name: str) -> str:
-    try:
-        make(name)
-    except RuntimeError as error:
-        return str(error)
-    return "nothing was raised"
-
-
-def refused_later(name: str, sampler: sg.Sampler, closure: Any) -> str:
-    try:
-        sampler.step(closure)
-    except RuntimeError as error:
-        return str(error)
-    return "nothing was raised"
-
-
 def alone(name: str, **settings: Any) -> torch.Tensor:
     """Where a chain of one rank's own ends."""
     p, sampler, closure = make(name, **settings)
@@ -57,15 +42,18 @@ def alone(name: str, **settings: Any) -> torch.Tensor:
 
 
 def main(rank: int, size: int, folder: Path) -> dict[str, Any]:
-    early = {name: make(name)[1:] for name in ("SBPS", "HMCECS")}
+    early = {}
+    for name in ("SBPS", "HMCECS"):
+        _, sampler, closure = make(name)
+        early[name] = sampler.step, closure
     join(rank, size, folder)
     group = [dist.new_group([i]) for i in range(size)][rank]
     return {
         "HMC": hmc_ranks.found(rank, size, group),
         **{
             name: {
-                "refused": refused(name),
-                "refused later": refused_later(name, *early[name]),
+                "refused": refusal(partial(make, name)),
+                "refused later": refusal(partial(*early[name])),
                 "alone": alone(name, process_group=group),
             }
             for name in early

@@ -19,10 +19,6 @@ from torch import Tensor
 
 import torch_sgmcmc as sg
 
-__all__ = [
-    *("Run", "advance", "gone_on", "join", "refusal", "run", "state_of", "theta"),
-]
-
 
 def join(rank: int, ranks: int, folder: Path) -> None:
     """Begins the group of all ranks: gloo, over the loopback."""

@@ -1,7 +1,6 @@
 """Ranks that sample one chain, or chains side by side, and what is refused there."""
 
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,17 +69,6 @@ def test_a_seed_that_is_given_stays(ranks: Any) -> None:
     assert [rank["seed given"] for rank in ranks] == [*range(len(ranks))]
 
 
-def test_ranks_that_made_steps_with_seeds_of_their_own(ranks: Any) -> None:
-    for rank in ranks:
-        message = rank["refused"]["early"]
-        assert message.startswith(
-            "SGLD has made steps before the process group was initialised, and ranks "
-            "differ: seeds ["
-        )
-        steps = [1] * len(ranks)
-        assert message.endswith(f"], steps {steps}. Give all ranks one seed")
-
-
 def gamma_is_refused(size: int) -> str:
     return (
         f"PSGLD cannot run in a process group of {size} ranks: each would go by its "
@@ -89,25 +77,26 @@ def gamma_is_refused(size: int) -> str:
     )
 
 
-def test_psgld_with_gamma_is_refused(ranks: Any) -> None:
-    for rank, key in product(ranks, ("PSGLD", "PSGLD step")):
-        assert rank["refused"][key] == gamma_is_refused(len(ranks))
-
-
-def test_shards_that_are_optimizers_are_refused(ranks: Any) -> None:
+def test_refusals(ranks: Any) -> None:
+    fully_sharded = (
+        "SGLD cannot sample the parameters of FullyShardedDataParallel: each rank's "
+        "shard would get the same noise. Use fully_shard, or DistributedDataParallel"
+    )
     for rank in ranks:
-        refusals = rank["refused"]
-        assert refusals["zero"] == (
-            "SGLD cannot be the optimizer_class of ZeroRedundancyOptimizer: each "
-            "rank's part of the parameters would get the same noise. Construct SGLD "
-            "itself, with all parameters of the DistributedDataParallel model"
+        found = dict(rank["refused"])
+        early = found.pop("early")  # of seeds of their own
+        assert early.startswith(
+            "SGLD has made steps before the process group was initialised, and ranks "
+            "differ: seeds ["
         )
-        for shards in ("FSDP False", "FSDP True", "FSDP late"):
-            assert refusals[shards] == (
-                "SGLD cannot sample the parameters of FullyShardedDataParallel: each "
-                "rank's shard would get the same noise. Use fully_shard, or "
-                "DistributedDataParallel"
-            )
+        assert early.endswith(f"], steps {[1] * len(ranks)}. Give all ranks one seed")
+        assert found == {
+            **dict.fromkeys(("PSGLD", "PSGLD step"), gamma_is_refused(len(ranks))),
+            "zero": "SGLD cannot be the optimizer_class of ZeroRedundancyOptimizer: "
+            "each rank's part of the parameters would get the same noise. Construct "
+            "SGLD itself, with all parameters of the DistributedDataParallel model",
+            **dict.fromkeys(("FSDP False", "FSDP True", "FSDP late"), fully_sharded),
+        }
 
 
 def test_the_ranks_that_differ_are_named(job: Any) -> None:
@@ -240,9 +229,6 @@ def test_a_checkpoint_of_a_rank_that_stores_nothing(tmp_path: Path) -> None:
     )
 
 
-# ---- Where ranks agree -------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("backends", "device"),
     [
@@ -278,8 +264,7 @@ def test_all_samplers_run_in_a_group_of_one(group_of_one: None) -> None:
 
 
 def test_the_constructor_and_the_first_step_look_at_other_ranks(
-    group_of_one: None,
-    monkeypatch: pytest.MonkeyPatch,
+    group_of_one: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[str] = []
 

@@ -1,7 +1,5 @@
 """Runs that store nothing of worth: an error where it can be known, else a warning."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 from pathlib import Path
@@ -17,9 +15,6 @@ import torch_sgmcmc as sg
 
 def linear() -> nn.Module:
     return nn.Linear(4, 3)
-
-
-# ---- Known before the first step -----------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -96,9 +91,6 @@ def test_a_model_whose_parameters_are_renamed(tmp_path: Path) -> None:
     collector.close()
 
 
-# ---- Known in the end ----------------------------------------------------------------
-
-
 def test_a_chain_that_never_accepts(tmp_path: Path) -> None:
     sampler = partial(sg.HMC, step_size=50.0, num_steps=3, num_data=ROWS)
     with pytest.warns(
@@ -148,9 +140,6 @@ def test_an_error_is_not_hidden_by_a_warning(tmp_path: Path) -> None:
         for _ in range(12):
             sampler.step()
         raise KeyError
-
-
-# ---- Divergence ----------------------------------------------------------------------
 
 
 def quartic(model: nn.Module, batch: Any) -> Tensor:

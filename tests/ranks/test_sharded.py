@@ -1,6 +1,8 @@
 """DTensors on two ranks: chains of shards are those of whole tensors, to the bit."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -27,6 +29,7 @@ from sharded_ranks import (
     save,
 )
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import (
     DTensor,
     Replicate,
@@ -93,10 +96,12 @@ def test_so_they_are_on_more_ranks(tmp_path: Path, number: int) -> None:
         assert {chain: rank[chain] for chain in chains if rank[chain]} == {}
 
 
-@pytest.mark.parametrize("chain", [*product(MORE, EITHER)])
-def test_more_chains(ranks: Any, chain: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    "chain", [*map(", ".join, product(MORE, EITHER)), "fully_shard"]
+)
+def test_more_chains(ranks: Any, chain: str) -> None:
     for rank in ranks:
-        assert rank[", ".join(chain)] == []
+        assert rank[chain] == []
 
 
 @pytest.mark.parametrize(
@@ -112,11 +117,6 @@ def test_known_bugs_of_shards_are_seen(
 ) -> None:
     for rank in ranks:
         assert rank[f"{mutant}: {kind}, {placement}"]
-
-
-def test_fully_shard(ranks: Any) -> None:
-    for rank in ranks:
-        assert rank["fully_shard"] == []
 
 
 @pytest.mark.parametrize("placement", EITHER)
@@ -153,6 +153,11 @@ def test_refusals(ranks: Any) -> None:
     state = "ValueError: Invalid state_dict: momentum of parameter 0 is"
     mean = "ValueError: Invalid prior_mean: number 0 is"
     cannot = "ValueError: Invalid parameter: SGLD cannot sample"
+    whole = (
+        "ValueError: Invalid parameters: some are DTensors, which only steps and "
+        "checkpoints of samplers take (keep whole parameters on every rank, as "
+        "DistributedDataParallel does)"
+    )
     for rank in ranks:
         found = dict(rank["refusals"])
         size = found.pop("size")
@@ -176,12 +181,8 @@ def test_refusals(ranks: Any) -> None:
             "gauges": "ValueError: Invalid sampler: it has DTensors, and gauges take "
             "sums over whole parameters (observe replicas under "
             "DistributedDataParallel)",
-            "variates": "ValueError: Invalid parameters: some are DTensors, which only "
-            "steps and checkpoints of samplers take (keep whole parameters on every "
-            "rank, as DistributedDataParallel does)",
-            "replicas": "ValueError: Invalid parameters: some are DTensors, which only "
-            "steps and checkpoints of samplers take (keep whole parameters on every "
-            "rank, as DistributedDataParallel does)",
+            "variates": whole,
+            "replicas": whole,
         }
 
 
@@ -275,9 +276,6 @@ def test_refusals_of_hmc(of_hmc: Any) -> None:
         }
 
 
-# ---- Checkpoints -----------------------------------------------------------------
-
-
 def test_a_chain_goes_on_in_other_numbers_of_processes(
     ranks: Any, folder: Path
 ) -> None:
@@ -318,11 +316,19 @@ def _runs_in(n: int) -> list[tuple[int, int]]:
 WAYS = (Replicate(), Shard(0), Shard(1), Shard(2), _StridedShard(0, split_factor=2))
 
 
-@pytest.mark.parametrize("rank", range(4))
-def test_where_the_elements_of_shards_are(rank: int) -> None:
+@contextmanager
+def mesh_of(shape: tuple[int, ...], rank: int = 1) -> Iterator[DeviceMesh]:
+    """That of one of four ranks, which never hears of the others."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
     try:
-        mesh = init_device_mesh("cpu", (2, 2))
+        yield init_device_mesh("cpu", shape)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_where_the_elements_of_shards_are(rank: int) -> None:
+    with mesh_of((2, 2), rank) as mesh:
         for shape, placements in product(
             ((5, 3, 4), (1, 2, 7), (8, 8, 2), (2, 0, 3)), product(WAYS, WAYS)
         ):
@@ -343,14 +349,10 @@ def test_where_the_elements_of_shards_are(rank: int) -> None:
                     assert torch.equal(part.flatten(), at)
                     found.append(at)
                 assert sum(map(len, found)) == here.numel()
-    finally:
-        dist.destroy_process_group()
 
 
 def test_layouts_that_are_kept_are_those_of_the_placements_there_are() -> None:
-    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
-    try:
-        mesh = init_device_mesh("cpu", (4,))
+    with mesh_of((4,)) as mesh:
         kept = dtensor.Layouts()
         p, *others = (
             distribute_tensor(torch.ones(6, 5), mesh, [way], src_data_rank=None)
@@ -362,15 +364,11 @@ def test_layouts_that_are_kept_are_those_of_the_placements_there_are() -> None:
             assert kept.of(p) is kept.of(p)
             torch.utils.swap_tensors(p, other)
         assert kept.of(p) == dtensor.layout_of(p)
-    finally:
-        dist.destroy_process_group()
 
 
 def test_another_order_of_cuts_is_refused() -> None:
     """It has the local shape of the usual one, and other elements."""
-    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
-    try:
-        mesh = init_device_mesh("cpu", (2, 2))
+    with mesh_of((2, 2)) as mesh:
         ways = [Shard(0), Shard(0)]
         p = distribute_tensor(torch.ones(8, 2), mesh, ways, src_data_rank=None)
         (entry,) = p._spec.shard_order
@@ -387,8 +385,6 @@ def test_another_order_of_cuts_is_refused() -> None:
             "along dimensions [1, 0] of the mesh, in this order (must be ascending: "
             "redistribute it)"
         )
-    finally:
-        dist.destroy_process_group()
 
 
 @pytest.fixture

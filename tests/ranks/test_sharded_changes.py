@@ -85,20 +85,11 @@ def _other_gradients_are_missing(chain: Chain) -> None:
     chain.step(3, without=2)
 
 
-def _a_parameter_is_replaced(chain: Chain) -> None:
-    chain.replace(1, random(20))
-
-
 def _parameters_are_cut_otherwise(chain: Chain) -> None:
     if chain.dim is not None:
         chain.dim = 1 - chain.dim
     for i in range(3):
         chain.replace(i, random(20 + i))
-
-
-def _a_parameter_is_of_another_dtype(chain: Chain) -> None:
-    """It has a master then, and the others have none."""
-    chain.replace(1, random(20).bfloat16())
 
 
 def _one_is_whole(chain: Chain) -> None:
@@ -111,11 +102,6 @@ def _one_is_whole_for_a_step(chain: Chain) -> None:
     _one_is_whole(chain)
     chain.step(2)
     chain.replace(0, random(21))
-
-
-def _one_is_whole_and_one_has_a_master(chain: Chain) -> None:
-    _one_is_whole(chain)
-    _a_parameter_is_of_another_dtype(chain)
 
 
 def _memory_is_in_another_order(chain: Chain) -> None:
@@ -138,29 +124,31 @@ def _a_group_is_added(chain: Chain) -> None:
     chain.sampler.add_param_group({"params": chain.params[3:], "lr": 0.2})
 
 
-@pytest.mark.parametrize(("kind", "dim"), zip(KINDS, (0, 1, 1, 0, 1), strict=True))
-@pytest.mark.parametrize(
-    "change",
-    [
-        _other_gradients_are_missing,
-        _a_parameter_is_replaced,
-        _parameters_are_cut_otherwise,
-        _a_parameter_is_of_another_dtype,
-        _one_is_whole_for_a_step,
-        _one_is_whole_and_one_has_a_master,
-        _memory_is_in_another_order,
-        _a_state_dict_is_loaded,
-        _a_group_is_added,
-    ],
-)
-def test_shards_go_on_as_the_whole(
-    mesh: Any, kind: str, dim: int, change: Callable[[Chain], None]
-) -> None:
+CHANGES: dict[str, Callable[[Chain], object]] = {
+    "other gradients are missing": _other_gradients_are_missing,
+    "a parameter is replaced": lambda chain: chain.replace(1, random(20)),
+    "parameters are cut otherwise": _parameters_are_cut_otherwise,
+    # A parameter has a master then, and the others have none.
+    "another dtype": lambda chain: chain.replace(1, random(20).bfloat16()),
+    "one is whole for a step": _one_is_whole_for_a_step,
+    "one is whole and one has a master": lambda chain: (
+        _one_is_whole(chain),
+        chain.replace(1, random(20).bfloat16()),
+    ),
+    "memory is in another order": _memory_is_in_another_order,
+    "a state dict is loaded": _a_state_dict_is_loaded,
+    "a group is added": _a_group_is_added,
+}
+
+
+@pytest.mark.parametrize(("kind", "dim"), [*zip(KINDS, (0, 1, 1, 0, 1), strict=True)])
+@pytest.mark.parametrize("change", CHANGES)
+def test_shards_go_on_as_the_whole(mesh: Any, kind: str, dim: int, change: str) -> None:
     whole, cut = (Chain(kind, mesh, d) for d in (None, dim))
     for chain in (whole, cut):
         chain.step(0)
         chain.step(1)
-        change(chain)
+        CHANGES[change](chain)
         chain.step(4)
         chain.step(5)
     for p, part in zip(whole.params, cut.params, strict=True):
