@@ -1,11 +1,9 @@
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any, overload
+from typing import Any
 
 FORGETTING: float
 MIN_GRADIENTS: int
-MOST_CHANGES: int
-MOST_WARMUP_STEPS: int
 NOISE_BLOCK: int
 LOOK: int
 PROPOSAL: int
@@ -61,27 +59,16 @@ class PlanGuard:
     def has_same_values(self) -> bool: ...
     def gradients(self, groups: Any, state: Any) -> list[Any] | None: ...
 
-class Moments:
-    @staticmethod
-    def of(
-        losses: int, derivatives: int, count: int, double_precision: bool
-    ) -> Moments: ...
-    @property
-    def bad(self) -> int: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def mean(self) -> float: ...
-    @property
-    def squares(self) -> float: ...
-
 def rate_of(
-    moments: Moments,
+    losses: int,
+    derivatives: int,
+    count: int,
+    double_precision: bool,
     num_data: float,
     temperature: float,
     replacement: bool,
     prior: float,
-) -> tuple[float, float, bool]: ...
+) -> tuple[int, float, float]: ...
 def minibatches(
     num_data: int,
     batch_size: int,
@@ -94,86 +81,13 @@ def minibatches(
     rank: int,
 ) -> bytearray: ...
 def check_share(batch_size: int, num_replicas: int, rank: int) -> None: ...
-def changes_running(
-    before: int,
-    known: Sequence[float],
-    now: Sequence[float],
-    temperature: float,
-    num_data: float,
-) -> int: ...
-def changed_target() -> str: ...
 def equal_running(
     before: int | None, equal: bool, zero: bool, *, hint: str, off: str
 ) -> int | None: ...
 def ratio(part: float, whole: float) -> float: ...
-def leapfrog_steps(
-    num_steps: int | None,
-    length: float | None,
-    step_size: float,
-    most: int | None = None,
-) -> int: ...
-def mean_acceptance(log_ratios: Sequence[float]) -> float: ...
-
-class ECSEstimator:
-    def __init__(
-        self,
-        num_data: float,
-        batch_size: int = 1,
-        num_factors: int = 0,
-        lower_bound: float = 0.0,
-    ) -> None: ...
-    @property
-    def num_data(self) -> float: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def num_factors(self) -> int: ...
-    @property
-    def lower_bound(self) -> float: ...
-    def estimate(
-        self, differences: int, count: int, weights: int
-    ) -> tuple[float, float, float, float]: ...
-    def is_overturned(self, mean: float) -> bool: ...
-    def is_out_of_bounds(
-        self,
-        variance: float,
-        mean: float,
-        *,
-        present_variance: float,
-        max_variance: float,
-    ) -> bool: ...
-
-class Subsample:
-    def __init__(
-        self,
-        *,
-        num_data: int,
-        num_cells: int,
-        num_blocks: int,
-        batch_size: int,
-        poisson: bool,
-        seed: int,
-    ) -> None: ...
-    def begin(self, block: int) -> int: ...
-    def draw(self, step: int) -> tuple[list[int], bytearray]: ...
-    def propose(self, step: int) -> tuple[int, list[int], bytearray]: ...
-
-class DualAveraging:
-    @overload
-    def __init__(self, step_size: float, target: float) -> None: ...
-    @overload
-    def __init__(self, state: Sequence[float]) -> None: ...
-    def update(self, acceptance: float) -> float: ...
-    @property
-    def target(self) -> float: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def step_size(self) -> float: ...
-    @property
-    def averaged(self) -> float: ...
-    @property
-    def state(self) -> list[float]: ...
+def draw_below(
+    bound: int, count: int, *, purpose: int, seed: int, step: int, element: int
+) -> bytearray: ...
 
 class BounceClock:
     def __init__(self) -> None: ...

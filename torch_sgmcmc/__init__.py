@@ -18,7 +18,7 @@ from torch_sgmcmc._impl.io import load, save
 from torch_sgmcmc.baoa import BAOA
 from torch_sgmcmc.bouncy.time_average import TimeAverage
 from torch_sgmcmc.compiled import compiled_steps
-from torch_sgmcmc.control_variates import ControlVariates
+from torch_sgmcmc.control_variates import SVRG, ControlVariates
 from torch_sgmcmc.diagnostics import calibration, convergence
 from torch_sgmcmc.diagnostics.learning_coefficient import (
     LearningCoefficient,
@@ -53,7 +53,6 @@ from torch_sgmcmc.sghmc import SGHMC
 from torch_sgmcmc.sgld import SGLD
 from torch_sgmcmc.sglrw import SGLRW
 from torch_sgmcmc.sgnht import SGNHT
-from torch_sgmcmc.svrg import SVRG
 from torch_sgmcmc.version import __version__
 
 __all__ = [

@@ -28,18 +28,10 @@ _OPTIONS = {"cpp_wrapper": True, "cpp.use_decompose_tanh": True}
 
 
 def _of_its_own(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The function with code of its own.
-
-    torch.compile keeps what it has compiled with the code, which all closures share: of
-    one process's samplers each looks through the graphs of all, of which it keeps 8.
-    """
-    return FunctionType(
-        function.__code__.replace(),
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
+    """The function with code of its own: torch.compile keeps 8 graphs for a code."""
+    names = ("__globals__", "__name__", "__defaults__", "__closure__")
+    parts = (getattr(function, name) for name in names)
+    return FunctionType(function.__code__.replace(), *parts)
 
 
 def hyperparameters(sampler: Sampler) -> list[dict[str, Any]]:

@@ -25,9 +25,17 @@ from torch_sgmcmc._impl.finite_check import (
     leave_out,
     nonfinite_error,
 )
-from torch_sgmcmc._impl.hmc_dynamics import Hamiltonian
+from torch_sgmcmc._impl.hmc_dynamics import (
+    MOST_CHANGES,
+    MOST_WARMUP_STEPS,
+    DualAveraging,
+    Hamiltonian,
+    changed_target,
+    changes_running,
+    mean_acceptance,
+)
 from torch_sgmcmc._impl.hyperparams import check_integer, check_real, settings, warn
-from torch_sgmcmc._impl.state_dict import check_part, dual_averaging
+from torch_sgmcmc._impl.state_dict import check_part
 from torch_sgmcmc._impl.user_state import MASS, check_saved_diagonal, diagonals
 from torch_sgmcmc._impl.utils import progress_bar
 
@@ -232,7 +240,7 @@ class HMC(Hamiltonian):
         for name in ("num_accepted", "num_divergences"):
             check_part(group, name, "num_trajectories")
         if group["dual_averaging"]:
-            dual_averaging(group["dual_averaging"])
+            DualAveraging.load(group["dual_averaging"])
 
     def _check_saved_state(self, index: int, p: Tensor, state: dict[str, Any]) -> None:
         if MASS in state:
@@ -335,19 +343,19 @@ class HMC(Hamiltonian):
                 "Invalid metropolis: False (warmup() adapts to the acceptance rate)"
             )
         if group["dual_averaging"]:
-            adaptation = _C.DualAveraging(group["dual_averaging"])
+            adaptation = DualAveraging.load(group["dual_averaging"])
             if target_acceptance != adaptation.target:
                 raise ValueError(
                     f"Invalid target_acceptance: {target_acceptance} (the warm-up in "
                     f"progress has {adaptation.target})"
                 )
         else:
-            adaptation = _C.DualAveraging(group["step_size"], target_acceptance)
+            adaptation = DualAveraging(group["step_size"], target_acceptance)
         for _ in progress_bar(range(steps), "warm-up", progress):
-            _, log_ratios = self._trajectory(closure, _C.MOST_WARMUP_STEPS)
+            _, log_ratios = self._trajectory(closure, MOST_WARMUP_STEPS)
             if len(log_ratios) == 0:
                 continue  # left out
-            adaptation.update(_C.mean_acceptance(log_ratios.tolist()))
+            adaptation.update(mean_acceptance(log_ratios.tolist()))
             self._set(step_size=adaptation.step_size, dual_averaging=adaptation.state)
         if finish:
             self._set(
@@ -443,19 +451,19 @@ class HMC(Hamiltonian):
         if self._known is None or self._known[1] != self._marks():
             return
         group = self.param_groups[0]
-        self._num_changes = _C.changes_running(
+        self._num_changes = changes_running(
             self._num_changes,
             self._known[0].tolist(),
             losses.tolist(),
             group["temperature"],
             group["num_data"],
         )
-        if self._num_changes < _C.MOST_CHANGES:
+        if self._num_changes < MOST_CHANGES:
             return
         if lightning_module(closure) is not None:
             raise RuntimeError(
-                f"{_C.changed_target()}. In Lightning's automatic optimization a batch "
+                f"{changed_target()}. In Lightning's automatic optimization a batch "
                 "must be all data. SGHMC is what minibatches need"
             )
-        if self._num_changes == _C.MOST_CHANGES:
-            warn(_C.changed_target())
+        if self._num_changes == MOST_CHANGES:
+            warn(changed_target())

@@ -29,6 +29,12 @@ from torch_sgmcmc._impl.finite_check import (
     leave_out,
     nonfinite_error,
 )
+from torch_sgmcmc._impl.hmc_dynamics import (
+    MOST_WARMUP_STEPS,
+    DualAveraging,
+    leapfrog_steps,
+    mean_acceptance,
+)
 from torch_sgmcmc._impl.hyperparams import check_integer, check_real, settings
 from torch_sgmcmc._impl.ops import (
     hmc_momenta_,
@@ -44,8 +50,6 @@ _COUNTERS = (
     *("num_trajectories", "num_accepted", "num_divergences"),
     "num_subsamples_accepted",
 )
-
-_MOST_WARMUP_STEPS = _C.MOST_WARMUP_STEPS
 
 # A step's two Metropolis tests.
 _OF_TRAJECTORY, _OF_SUBSAMPLE = 0, 1
@@ -362,14 +366,14 @@ class HMCECS(HMCECSBase):
         self.set_anchor(closure, progress=progress)
         self._is_warming_up = True
         step_size = self.param_groups[0]["step_size"]
-        adaptation = _C.DualAveraging(step_size, target_acceptance)
+        adaptation = DualAveraging(step_size, target_acceptance)
         draws: list[tuple[Tensor, Estimate]] = []
         for done in progress_bar(range(1, steps + 1), "warm-up", progress):
             try:
-                log_ratio = self._sweep(closure, _MOST_WARMUP_STEPS)
+                log_ratio = self._sweep(closure, MOST_WARMUP_STEPS)
             except StepLeftOut as left_out:  # a warm-up needs all of its steps
                 raise RuntimeError(*left_out.args) from None
-            adaptation.update(_C.mean_acceptance([log_ratio]))
+            adaptation.update(mean_acceptance([log_ratio]))
             self._set(step_size=adaptation.step_size)
             assert self._present is not None
             draws.append((self._present.theta, self._present.estimate))
@@ -382,7 +386,7 @@ class HMCECS(HMCECSBase):
                 theta = torch.stack([theta for theta, _ in late]).mean(0)
                 self._anchor_at(closure, theta, progress, moved=True)
                 self._set(step_size=adaptation.averaged)
-                adaptation = _C.DualAveraging(adaptation.averaged, target_acceptance)
+                adaptation = DualAveraging(adaptation.averaged, target_acceptance)
                 draws = []
         self._check_place(closure, progress)
         self._set(step_size=adaptation.averaged, **dict.fromkeys(_COUNTERS, 0))
@@ -495,7 +499,7 @@ class HMCECS(HMCECSBase):
     def _num_steps(self, most: int | None = None) -> int:
         group = self.param_groups[0]
         sizes = group["trajectory_length"], group["step_size"]
-        return _C.leapfrog_steps(None, *sizes, most)
+        return leapfrog_steps(None, *sizes, most)
 
     def _is_check_due(self) -> bool:
         """Returns True so often that a tenth of the evaluations are checks of θ."""

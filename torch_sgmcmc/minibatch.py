@@ -98,12 +98,8 @@ class IndependentBatchSampler(torch.utils.data.Sampler[list[int]]):
     def _rows(self, step: int, count: int) -> Tensor:
         memory = _C.minibatches(
             *(self.num_data, self.batch_size),
-            count=count,
-            replacement=self.replacement,
-            seed=self.seed,
-            step=step,
-            num_replicas=self.num_replicas,
-            rank=self.rank,
+            **{"count": count, "step": step, "seed": self.seed, "rank": self.rank},
+            **{"replacement": self.replacement, "num_replicas": self.num_replicas},
         )
         flat = torch.frombuffer(memory, dtype=torch.int64)
         return flat.view(count, self.batch_size // self.num_replicas)

@@ -180,20 +180,12 @@ class PSGLD(ManyChains):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether GradScaler.step() leaves a mark, by which step() sees it.
-
-        Its scale is in the graph of the gradients, hence in h, and is not known here
-        after ``scaler.unscale_``. Without Γ, gradients come unscaled as always.
-        """
+        """Whether GradScaler.step() leaves a mark: its scale would be in h unseen."""
         return needs_graph(self)
 
     def _begin_step(self) -> None:
-        refuse_scaler(
-            self,
-            "PSGLD with Γ",
-            "the loss and so its curvature",
-            ", or gamma=False and adapt=False after burn-in",
-        )
+        more = ", or gamma=False and adapt=False after burn-in"
+        refuse_scaler(self, "PSGLD with Γ", "the loss and so its curvature", more)
         super()._begin_step()
 
     def _method_of(self, group: dict[str, Any]) -> Method:
@@ -249,14 +241,8 @@ class PSGLD(ManyChains):
                 for p in params:
                     roots.pop(p, None)
                 sensitivities = [state["sensitivity"] for state in states if corrected]
-                prepared.append(
-                    (
-                        squares,
-                        sensitivities,
-                        [curvatures[p] for p in params] if corrected else [],
-                        masters,
-                    )
-                )
+                second_ones = [curvatures[p] for p in params if corrected]
+                prepared.append((squares, sensitivities, second_ones, masters))
                 continue
             for p, square in zip(params, squares, strict=True):
                 if p not in roots or not roots[p].is_of(square, group["eps"]):
@@ -266,23 +252,12 @@ class PSGLD(ManyChains):
         return prepared
 
     def _curvatures(self, chain: Chain, work: list[Work]) -> dict[Tensor, Tensor]:
-        """Estimates the diagonal of the Hessian (Hutchinson), of all groups at once.
-
-        The Hessian couples the groups, so probes for each alone would make the chain
-        depend on how parameters are grouped.
-        """
-        params: list[Tensor] = []
-        grads: list[Tensor] = []
-        probes: list[Tensor] = []
+        """Estimates the diagonal of all groups' one Hessian (Hutchinson)."""
+        params, grads, probes = [], [], []  # type: ignore[var-annotated]
+        stream = {"purpose": _C.Purpose.PROBE, **chain.noise()}
         for _, some, theirs, offsets in work:
             normal = [torch.empty_like(p) for p in some]
-            gaussian_(
-                normal,
-                std=1.0,
-                offsets=offsets,
-                purpose=_C.Purpose.PROBE,
-                **chain.noise(),
-            )
+            gaussian_(normal, std=1.0, offsets=offsets, **stream)
             params += some
             grads += theirs
             probes += [torch.ones_like(z).copysign_(z) for z in normal]
@@ -294,13 +269,9 @@ class PSGLD(ManyChains):
                 "adaptation (adapt=False) after burn-in"
             )
         try:
-            products = torch.autograd.grad(
-                [grads[i] for i in with_graph],
-                params,
-                [probes[i] for i in with_graph],
-                retain_graph=True,
-                allow_unused=True,
-            )
+            roots, along = ([ts[i] for i in with_graph] for ts in (grads, probes))
+            more = {"retain_graph": True, "allow_unused": True}
+            products = torch.autograd.grad(roots, params, along, **more)
         except RuntimeError as error:
             if "modified by an inplace operation" not in str(error):
                 raise
@@ -355,11 +326,8 @@ class _Root:
 
     def is_of(self, square: Tensor, eps: float) -> bool:
         """Whether this was made of the same V, as it is now."""
-        return (
-            square is self._square
-            and eps == self._eps
-            and _version(square) == self._version
-        )
+        now = square is self._square, eps, _version(square)
+        return now == (True, self._eps, self._version)
 
 
 def _version(tensor: Tensor) -> int:

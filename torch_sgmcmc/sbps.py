@@ -23,12 +23,12 @@ from torch_sgmcmc._impl.user_state import PRECONDITIONER, PRIOR_MEAN, given
 from torch_sgmcmc._impl.utils import blank
 from torch_sgmcmc.bouncy.directional import (
     Observation,
+    Slots,
     check_model,
-    moments_of,
     observe,
+    rate_of,
 )
 from torch_sgmcmc.bouncy.flight import STATE, Flight, kept_of
-from torch_sgmcmc.bouncy.slots import Slots
 from torch_sgmcmc.bouncy.watched import Watched
 
 __all__ = ["SBPS"]
@@ -43,14 +43,9 @@ _PROGRESS: dict[str, Any] = {
     "clock": _C.BounceClock(),
     "observed_target": [],
     "observed_interval": None,
-    "num_samples": 0,
-    "num_looks": 0,
-    "num_proposals": 0,
-    "num_bounces": 0,
-    "num_violations": 0,
-    "num_refreshments": 0,
-    "num_derivatives": 0,
-    "num_gradients": 0,
+    **dict.fromkeys(("num_samples", "num_looks", "num_proposals", "num_bounces"), 0),
+    **dict.fromkeys(("num_violations", "num_refreshments"), 0),
+    **dict.fromkeys(("num_derivatives", "num_gradients"), 0),
 }
 
 _NO_CLOSURE = """\
@@ -376,15 +371,12 @@ class SBPS(Watched):
             or not flight.same_as(params, preconditioned)
         ):
             flight = Flight.resumed(self._chain_now(), preconditioned)
-        if flight is not None and flight.is_at(line_time):
-            if not same_target:
-                clock.restart()
-        else:
-            if flight is None:
-                flight = Flight.started(self._chain_now(), common)
-            else:
-                flight = flight.rebased()
+        if flight is None or not flight.is_at(line_time):
+            begun = flight and flight.rebased()
+            flight = begun or Flight.started(self._chain_now(), common)
             progress["line_time"] = 0.0
+            clock.restart()
+        elif not same_target:
             clock.restart()
         progress["observed_target"] = self._target
         return flight
@@ -398,10 +390,7 @@ class SBPS(Watched):
         clock: _C.BounceClock,
         closure: Callable[[], Any],
     ) -> tuple[Tensor, Flight]:
-        """Flies to the next event; returns the losses there and the flight from there.
-
-        Nothing is changed but the position, the clock and ``progress``.
-        """
+        """Flies to the next event; returns the losses and the flight from there."""
         key = {"seed": self._rng.seed, "step": self._rng.steps}
         event, wait, rate = clock.next(
             common["confidence"], common["refresh_rate"], **key
@@ -416,9 +405,8 @@ class SBPS(Watched):
         slots = self.__dict__.get("_slots")
         checks = slots is not None and not self._model_checked
         seen = observe("SBPS", closure, ahead.params, ahead.tangents, slots, params)
-        moments = moments_of(seen.losses, seen.derivatives)
         prior = ahead.prior(line_end if ahead is flight else 0.0)
-        value, variance = self._rate(seen, moments, prior, common)
+        value, variance = self._rate(seen, prior, common)
         grads = None
         if checks:
             grads = self._check_forward_mode(ahead, seen, value, common)
@@ -449,9 +437,9 @@ class SBPS(Watched):
         progress["num_bounces"] += bounces
         progress["num_violations"] += event == _C.PROPOSAL and value > rate
         progress["num_refreshments"] += event == _C.REFRESHMENT
-        progress["num_derivatives"] += moments.count
+        progress["num_derivatives"] += len(seen.losses)
         if seen.free or bounces or learns:
-            progress["num_gradients"] += moments.count
+            progress["num_gradients"] += len(seen.losses)
         progress["trajectory_time"] = end
         progress["line_time"] = line_time
         if wait > 0:
@@ -459,50 +447,30 @@ class SBPS(Watched):
         return seen.losses, ahead
 
     def _rate(
-        self,
-        seen: Observation,
-        moments: _C.Moments,
-        prior: float,
-        common: dict[str, Any],
+        self, seen: Observation, prior: float, common: dict[str, Any]
     ) -> tuple[float, float]:
         """G and the variance c² of its estimate, of the whole U / T."""
-        n, num_data = moments.count, common["num_data"]
+        n, num_data = len(seen.losses), common["num_data"]
         if not common["replacement"] and n > num_data:
             raise RuntimeError(
                 f"SBPS got the losses of {n} examples from the closure, and num_data = "
                 f"{num_data} (must not be more; if examples are drawn with "
                 "replacement, set replacement=True)"
             )
-        if moments.bad:
-            raise nonfinite_error(
-                common["nonfinite"],
-                f"SBPS got {moments.bad} of {n} losses from the closure that are not "
-                "finite",
-                seen.losses,
-            )
-        value, variance, finite = _C.rate_of(
-            moments, num_data, common["temperature"], common["replacement"], prior
-        )
-        if not finite:
-            raise nonfinite_error(
-                common["nonfinite"],
-                "SBPS got losses from the closure whose derivatives are not finite",
-                seen.losses,
-            )
+        numbers = num_data, common["temperature"], common["replacement"], prior
+        bad, value, variance = rate_of(seen.losses, seen.derivatives, *numbers)
+        if bad or not (math.isfinite(value) and math.isfinite(variance)):
+            what = "losses from the closure whose derivatives are not finite"
+            if bad:
+                what = f"{bad} of {n} losses from the closure that are not finite"
+            choice = common["nonfinite"]
+            raise nonfinite_error(choice, f"SBPS got {what}", seen.losses)
         return value, variance
 
     def _check_forward_mode(
-        self,
-        flight: Flight,
-        seen: Observation,
-        value: float,
-        common: dict[str, Any],
+        self, flight: Flight, seen: Observation, value: float, common: dict[str, Any]
     ) -> list[Tensor]:
-        """Compares the first derivatives by the model with their gradient.
-
-        Returns:
-            The gradient.
-        """
+        """Compares the model's first derivatives with their gradient; returns it."""
         grads = seen.gradient()
         product, gradient, velocity = flight.sums(grads)
         expected = product * common["num_data"] / common["temperature"]
@@ -526,10 +494,7 @@ class SBPS(Watched):
         begin: float,
         line: tuple[float, float],
     ) -> None:
-        """Calls the hooks for what lies between the last event and this one.
-
-        The last was at the time ``begin``; ``line`` has both on the time of the line.
-        """
+        """Calls the hooks of a piece, from ``begin`` on; ``line`` has its times."""
         line_begin, line_end = line
         moved = False
         interval, end = common["sample_interval"], progress["trajectory_time"]

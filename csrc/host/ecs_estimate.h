@@ -1,7 +1,6 @@
 // The two estimators of HMC-ECS as functions of the differences d between the
 // log-likelihoods of a subsample's data and their expansions (Dang, Quiroz,
-// Kohn, Tran and Villani 2019), and where the chain may not go by them. Both
-// estimate exp(Σ d) over all data.
+// Kohn, Tran and Villani 2019). Both estimate exp(Σ d) over all data.
 #pragma once
 
 #include <algorithm>
@@ -129,32 +128,6 @@ inline ECSEstimate EstimateLikelihood(const ECSEstimator& e,
                                       double* weights) {
   return e.num_factors == 0 ? ECSPerturbed(e, differences, count, weights)
                             : ECSBlockPoisson(e, differences, count, weights);
-}
-
-// Whether the signed estimate is from a mean below a.
-//
-// Note [Beyond the lower bound]
-// The mean of |L̂| over u is L exp(2 E max(a - d̂, 0)): where d̂ is below a, it
-// grows as the likelihood falls, and far away it is larger than anywhere in the
-// posterior. A trajectory that gets there, as one of too large a step may, is
-// accepted and never comes back. So all this is out of bounds, of which the
-// posterior has next to nothing where the signs are worth anything. Of few
-// factors, all may be below a by chance.
-inline bool IsOverturned(const ECSEstimator& e, double mean) {
-  constexpr int64_t kManyFactors = 10;
-  return e.num_factors >= kManyFactors && mean < e.lower_bound;
-}
-
-// Whether a proposal's variance is above the highest allowed one, and was lower
-// before, or it is overturned. The same for u as for θ, so that the target is
-// the density where neither is so.
-inline bool IsOutOfBounds(const ECSEstimator& e,
-                          double variance,
-                          double mean,
-                          double present_variance,
-                          double max_variance) {
-  return variance > std::max(max_variance, present_variance) ||
-         IsOverturned(e, mean);
 }
 
 }  // namespace torch_sgmcmc

@@ -25,8 +25,8 @@ using torch::optim::OptimizerParamGroup;
 
 namespace {
 
-// As draw_seed of torch_sgmcmc/_impl/hyperparams.py: the same seed from the same
-// state of torch's generator.
+// As draw_seed of torch_sgmcmc/_impl/hyperparams.py: the same seed from the
+// same state of torch's generator.
 int64_t DrawSeed() {
   return torch::randint(std::numeric_limits<int64_t>::max(),
                         {},

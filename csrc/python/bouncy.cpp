@@ -36,7 +36,7 @@ void BindBouncy(py::module_& m) {
                           "When SBPS's particle looks, may bounce, and gets a "
                           "new velocity (csrc/host/bounce_clock.h).")
       .def(py::init<>())
-      .def_static("load", &BounceClock::Load, py::arg("saved"))
+      .def_static("load", &BounceClock::Load)
       .def("save", &BounceClock::Save)
       .def("copy", [](const BounceClock& clock) { return clock; })
       .def("__deepcopy__",
@@ -87,17 +87,8 @@ void BindBouncy(py::module_& m) {
           py::arg("step"),
           "Whether a proposal that observed G = value bounces: with "
           "probability min(1, [value]+ / rate).")
-      .def("observe",
-           &BounceClock::Observe,
-           py::arg("wait"),
-           py::arg("value"),
-           py::arg("variance"))
-      .def("bounce",
-           &BounceClock::Bounce,
-           py::arg("wait"),
-           py::arg("value"),
-           py::arg("variance"),
-           py::arg("reflected"))
+      .def("observe", &BounceClock::Observe)
+      .def("bounce", &BounceClock::Bounce)
       .def(
           "take",
           [](BounceClock& clock,
@@ -112,20 +103,11 @@ void BindBouncy(py::module_& m) {
                        variance,
                        reflected);
           },
-          py::arg("event"),
-          py::arg("wait"),
-          py::arg("value"),
-          py::arg("variance"),
-          py::arg("reflected"),
           "What a step comes to: observe() or bounce(), on a new line if it has "
           "refreshed.")
       .def_property(
           "forgetting", &BounceClock::forgetting, &BounceClock::set_forgetting)
-      .def_static("warning",
-                  &BounceClock::Warning,
-                  py::arg("proposals"),
-                  py::arg("violations"),
-                  py::arg("confidence"))
+      .def_static("warning", &BounceClock::Warning)
       .def("restart", &BounceClock::Restart)
       .def(
           "rate",
@@ -142,8 +124,6 @@ void BindBouncy(py::module_& m) {
             for (const double time : times) values.push_back(rate.Value(time));
             return values;
           },
-          py::arg("confidence"),
-          py::arg("times"),
           "The polygon whose positive part is the rate of proposals, at times "
           "since the line began.")
       .def_property_readonly("now", &BounceClock::now)
@@ -156,55 +136,33 @@ void BindBouncy(py::module_& m) {
       });
   m.def("samples_by",
         &torch_sgmcmc::SamplesBy,
-        py::arg("time"),
-        py::arg("interval"),
         "How many multiples of the interval are not after the time.");
 
-  py::class_<torch_sgmcmc::Moments>(
-      m, "Moments", "What examples of a minibatch say together, for SBPS.")
-      .def_static(
-          "of",
-          [](uintptr_t losses,
-             uintptr_t derivatives,
-             int64_t count,
-             bool double_precision) {
-            const auto of = [&](auto zero) {
-              using T = decltype(zero);
-              // NOLINTBEGIN(performance-no-int-to-ptr): what data_ptr() gives.
-              return torch_sgmcmc::MomentsOf(
-                  reinterpret_cast<const T*>(losses),
-                  reinterpret_cast<const T*>(derivatives),
-                  count);
-              // NOLINTEND(performance-no-int-to-ptr)
-            };
-            return double_precision ? of(double{}) : of(float{});
-          },
-          py::arg("losses"),
-          py::arg("derivatives"),
-          py::arg("count"),
-          py::arg("double_precision"),
-          "Of two rows of count numbers at these addresses on the host, in "
-          "float64 or float32.")
-      .def_readonly("bad", &torch_sgmcmc::Moments::bad)
-      .def_readonly("count", &torch_sgmcmc::Moments::count)
-      .def_readonly("mean", &torch_sgmcmc::Moments::mean)
-      .def_readonly("squares", &torch_sgmcmc::Moments::squares);
   m.def(
       "rate_of",
-      [](const torch_sgmcmc::Moments& moments,
+      [](uintptr_t losses,
+         uintptr_t derivatives,
+         int64_t count,
+         bool double_precision,
          double num_data,
          double temperature,
          bool replacement,
          double prior) {
-        const torch_sgmcmc::RateEstimate rate = torch_sgmcmc::RateOf(
-            moments, num_data, temperature, replacement, prior);
-        return std::make_tuple(rate.value, rate.variance, rate.finite());
+        const auto of = [&](auto zero) {
+          using T = decltype(zero);
+          // NOLINTBEGIN(performance-no-int-to-ptr): what data_ptr() gives.
+          const torch_sgmcmc::Moments moments =
+              torch_sgmcmc::MomentsOf(reinterpret_cast<const T*>(losses),
+                                      reinterpret_cast<const T*>(derivatives),
+                                      count);
+          // NOLINTEND(performance-no-int-to-ptr)
+          const torch_sgmcmc::RateEstimate rate = torch_sgmcmc::RateOf(
+              moments, num_data, temperature, replacement, prior);
+          return std::make_tuple(moments.bad, rate.value, rate.variance);
+        };
+        return double_precision ? of(double{}) : of(float{});
       },
-      py::arg("moments"),
-      py::arg("num_data"),
-      py::arg("temperature"),
-      py::arg("replacement"),
-      py::arg("prior"),
-      "The rate of change of U / T along a line, its variance, and whether "
-      "these are finite.");
+      "Of two rows of count numbers at these addresses on the host, in float64 "
+      "or float32: how many losses are not finite, the rate of change of U / T "
+      "along a line, and its variance.");
 }

@@ -10,10 +10,13 @@
 #include "core/counter.h"
 #include "core/isa.h"
 #include "core/portable_noise.h"
+#include "host/closure_watch.h"
 #include "host/fold_in.h"
 #include "host/gamma.h"
+#include "host/index_chain.h"
 #include "host/minibatch.h"
 #include "host/online_variance.h"
+#include "host/ratio.h"
 #include "host/settings.h"
 #include "python/memory.h"
 
@@ -49,16 +52,12 @@ py::list Settings(const std::string& sampler) {
 
 // csrc/python/bouncy.cpp
 void BindBouncy(py::module_& m);
-// csrc/python/ecs.cpp
-void BindECS(py::module_& m);
 // csrc/python/plan_guard.cpp
 void BindPlanGuard(py::module_& m);
 // csrc/python/rows.cpp
 void BindRows(py::module_& m);
 // csrc/python/store.cpp
 void BindStore(py::module_& m);
-// csrc/python/trajectories.cpp
-void BindTrajectories(py::module_& m);
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "Host-side algorithms of torch_sgmcmc, in C++.";
@@ -105,8 +104,6 @@ PYBIND11_MODULE(_C, m) {
 
   m.def("fold_in",
         &torch_sgmcmc::FoldIn,
-        py::arg("seed"),
-        py::arg("stream"),
         "The seed of a stream: 64 bits of Philox, a pure function.");
 
   m.def(
@@ -125,6 +122,60 @@ PYBIND11_MODULE(_C, m) {
       py::arg("step"),
       py::arg("element"),
       "One Gamma(shape, 1) variate, a pure function of its arguments.");
+
+  m.def(
+      "index_chain_accepts",
+      [](double log_ratio, int64_t seed, uint64_t step, uint64_t proposal) {
+        return torch_sgmcmc::IndexChainAccepts(
+            log_ratio,
+            {static_cast<uint64_t>(seed),
+             step,
+             static_cast<uint32_t>(Purpose::kIndexChain)},
+            /*chain=*/0,
+            proposal);
+      },
+      py::arg("log_ratio"),
+      py::kw_only(),
+      py::arg("seed"),
+      py::arg("step"),
+      py::arg("proposal"),
+      "Whether EWSG's index chain takes a proposed minibatch: with probability "
+      "min(1, exp(log_ratio)), a pure function of the arguments.");
+  m.def("equal_running",
+        &torch_sgmcmc::EqualRunning,
+        py::arg("before"),
+        py::arg("equal"),
+        py::arg("zero"),
+        py::kw_only(),
+        py::arg("hint"),
+        py::arg("off"),
+        "Of EWSG's minibatches (csrc/host/closure_watch.h).");
+  m.def("ratio", &torch_sgmcmc::Ratio);
+
+  m.def(
+      "draw_below",
+      [](uint64_t bound,
+         int64_t count,
+         uint32_t purpose,
+         int64_t seed,
+         uint64_t step,
+         uint64_t element) {
+        std::vector<int64_t> numbers;
+        for (int64_t i = 0; i < count; ++i) {
+          numbers.push_back(static_cast<int64_t>(torch_sgmcmc::DrawBelow(
+              bound, {static_cast<uint64_t>(seed), step, purpose}, element++)));
+        }
+        return Memory(numbers);
+      },
+      py::arg("bound"),
+      py::arg("count"),
+      py::kw_only(),
+      py::arg("purpose"),
+      py::arg("seed"),
+      py::arg("step"),
+      py::arg("element"),
+      "The memory of int64 numbers, uniform in [0, bound), of elements from "
+      "the given one on.");
 
   m.def(
       "minibatches",
@@ -164,15 +215,10 @@ PYBIND11_MODULE(_C, m) {
       [](int64_t batch_size, int64_t num_replicas, int64_t rank) {
         torch_sgmcmc::CheckShare(batch_size, {num_replicas, rank});
       },
-      py::arg("batch_size"),
-      py::arg("num_replicas"),
-      py::arg("rank"),
       "Raises unless ranks can share minibatches (csrc/host/minibatch.h).");
 
   BindBouncy(m);
-  BindECS(m);
   BindPlanGuard(m);
   BindRows(m);
   BindStore(m);
-  BindTrajectories(m);
 }

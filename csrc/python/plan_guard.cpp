@@ -293,16 +293,17 @@ void BindPlanGuard(py::module_& m) {
       [](bool checks,
          int64_t seed,
          int64_t num_chains,
-         std::vector<Call> calls) {
+         const std::vector<Call>& calls) {
         torch_sgmcmc::PackedStep step{
             static_cast<int64_t>(checks), seed, num_chains, {}};
-        for (auto& [row, has_means, lengths, offsets, rows, numbers] : calls) {
+        for (const auto& [row, has_means, lengths, offsets, rows, numbers] :
+             calls) {
           step.calls.push_back({row,
                                 static_cast<int64_t>(has_means),
-                                std::move(lengths),
-                                std::move(offsets),
-                                std::move(rows),
-                                std::move(numbers)});
+                                lengths,
+                                offsets,
+                                rows,
+                                numbers});
         }
         return torch_sgmcmc::Memory(step.Pack());
       },

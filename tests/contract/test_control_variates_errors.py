@@ -38,7 +38,9 @@ def test_constructor_errors() -> None:
     sg.ControlVariates(sgd, loss)  # an optimizer is fine: there is no schedule
     make: Any = sg.ControlVariates
     ours, svrg = partial(make, sampler, loss), partial(sg.SVRG, loss_fn=loss, loader=[])
-    no_optimizer = "sampler: got list (must be a sampler or another torch optimizer)"
+    no_optimizer = (
+        "sampler: of type list (must be a sampler or another torch optimizer)"
+    )
     no_sampler = "sampler: got SGD (must be a torch_sgmcmc sampler)"
     for call, kind, text in (
         (partial(make, problem.params, loss), TypeError, no_optimizer),

@@ -1,7 +1,4 @@
-"""The warm-up of HMC: the step size it finds, and a run that is cut short.
-
-Dual averaging itself is in ``cpp/dual_averaging_test.cpp``.
-"""
+"""The warm-up of HMC: the step size it finds, and a run that is cut short."""
 
 import builtins
 import math
@@ -16,6 +13,16 @@ from stored_files import through_file
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
+import torch_sgmcmc._C as _C
+from torch_sgmcmc._impl.hmc_dynamics import (
+    MOST_CHANGES,
+    MOST_WARMUP_STEPS,
+    DualAveraging,
+    changed_target,
+    changes_running,
+    leapfrog_steps,
+    mean_acceptance,
+)
 
 
 @pytest.mark.parametrize("target", [0.6, 0.9])
@@ -155,3 +162,122 @@ def test_warmup_shows_progress(
     monkeypatch.setattr(builtins, "__import__", without)
     warmed(params).warmup(Quartic(params), 2)
     assert capsys.readouterr().err == ""
+
+
+# ---- What it is made of ----------------------------------------------------------
+
+
+def test_dual_averaging_follows_the_paper() -> None:
+    accepted = (0.1, 0.9, 1.0, 0.0, 0.75, 0.3)
+    mu, error, log_average = math.log(10 * 0.3), 0.0, 0.0
+    adaptation = DualAveraging(0.3, 0.8)
+    assert math.isclose(adaptation.step_size, 0.3, rel_tol=1e-15)
+    for t in range(1, 61):
+        a = accepted[t % len(accepted)]
+        error = (1 - 1 / (t + 10)) * error + (0.8 - a) / (t + 10)
+        log = mu - math.sqrt(t) / 0.05 * error
+        share = t**-0.75
+        log_average = share * log + (1 - share) * log_average
+        adaptation.update(a)
+        assert math.isclose(adaptation.step_size, math.exp(log), rel_tol=1e-12)
+        assert math.isclose(adaptation.averaged, math.exp(log_average), rel_tol=1e-12)
+        assert adaptation.state[2] == t
+
+
+def test_dual_averaging_finds_the_size_of_a_target() -> None:
+    """Accepted with probability exp(-size): 0.65 at -log 0.65."""
+    adaptation = DualAveraging(100, 0.65)
+    for _ in range(3000):
+        adaptation.update(math.exp(-adaptation.step_size))
+    assert math.isclose(adaptation.averaged, -math.log(0.65), rel_tol=0.02)
+
+
+def test_dual_averaging_goes_on_from_its_state() -> None:
+    whole = DualAveraging(0.5, 0.7)
+    for t in range(20):
+        whole.update(t % 3 / 2)
+    rest = DualAveraging.load(whole.state)
+    assert rest.target == 0.7
+    for t in range(20):
+        whole.update(t % 5 / 4)
+        rest.update(t % 5 / 4)
+        assert rest.step_size == whole.step_size
+    assert rest.state == whole.state
+
+
+def test_dual_averaging_stays_finite() -> None:
+    adaptation = DualAveraging(1, 0.5)
+    for acceptance, times in ((0, 1000), (1, 100_000)):
+        for _ in range(times):
+            adaptation.update(acceptance)
+            assert 0 < adaptation.step_size < math.inf
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        *([0.8, x, n, 0, 0, y] for x, n, y in ((math.nan, 0, 0), (0, -1, 0))),
+        *([0.8, 0, n, 0, 0, y] for n, y in ((0.5, 0), (0, math.inf))),
+        *([0.5] * size for size in (1, 5, 7)),
+        *([0.8, 0, 0, 0, 0, "1"], 0.5),
+    ],
+)
+def test_what_is_no_state_of_dual_averaging(state: Any) -> None:
+    message = "Invalid state of dual averaging (must be finite, with a whole count)"
+    with refused(ValueError, message):
+        DualAveraging.load(state)
+
+
+@pytest.mark.parametrize("target", [0.0, 1.0])
+def test_a_target_of_dual_averaging_out_of_range(target: float) -> None:
+    with refused(ValueError, f"Invalid target: {target} (must be in (0, 1))"):
+        DualAveraging.load([target, 0, 0, 0, 0, 0])
+
+
+def test_mean_acceptance_counts_what_is_not_finite_as_rejected() -> None:
+    assert mean_acceptance([]) == 0
+    assert mean_acceptance([0, 5]) == 1
+    rejected = (math.nan, math.inf, -math.inf)
+    assert mean_acceptance([-1, *rejected]) == math.exp(-1) / 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "steps"),
+    [
+        *(((7, None, 0.1), 7), ((7, None, 0.1, 5), 5)),
+        ((7, None, 0.1, MOST_WARMUP_STEPS), 7),
+        *(((None, 1.0, 0.25), 4), ((None, 1.24, 0.5), 2), ((None, 1.25, 0.5), 3)),
+        *(((None, 0.01, 0.5), 1), ((None, 1.0, 1e-3), 1000)),
+        ((None, 1.0, 1e-4, MOST_WARMUP_STEPS), 1024),
+        *(((None, 1e30, 1e-300), 2**53), ((None, 1e300, 1e-300), 2**53)),
+        *(((None, x, 1e-300, 1024), 1024) for x in (1e30, 1e300)),
+    ],
+)
+def test_the_number_of_leapfrog_steps(arguments: tuple[Any, ...], steps: int) -> None:
+    """As given, or the nearest to the length; bounded where the quotient is not."""
+    assert leapfrog_steps(*arguments) == steps
+
+
+def test_ratios_are_no_number_before_there_is_any() -> None:
+    assert _C.ratio(1, 4) == 0.25 and _C.ratio(0, 4) == 0
+    assert math.isnan(_C.ratio(0, 0))
+
+
+def test_changed_losses_are_counted() -> None:
+    """Changed is what is beyond rounding, and matters."""
+
+    def after(before: int, known: list[float], first: float) -> int:
+        return changes_running(before, known, [first, *known[1:]], 2, 100)
+
+    assert [after(0, [5, 7], x) for x in (5, 6)] == [0, 1]
+    assert [after(2, [5, 7], x) for x in (4, 5)] == [3, 0]
+    # Of small losses 0.1 T / N = 0.002, and of large ones a thousandth.
+    assert [after(1, [0.5], x) for x in (0.5019, 0.5021)] == [0, 2]
+    assert after(1, [-0.5], -0.5021) == 2
+    assert [after(1, [-1000], x) for x in (-1000.9, -1001.1)] == [0, 2]
+    # Any chain's is enough; other chains are not to be compared.
+    assert changes_running(0, [1, 1, 1], [1, 1, 2], 1, 1) == 1
+    assert changes_running(2, [1], [5, 6], 1, 1) == 0
+    assert changes_running(2, [5, 6], [1], 1, 1) == 0
+    assert MOST_CHANGES == 3
+    assert "start of 3 trajectories running" in changed_target()

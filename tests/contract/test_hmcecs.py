@@ -18,9 +18,8 @@ from stored_files import through_file
 from torch import Tensor
 
 import torch_sgmcmc as sg
-import torch_sgmcmc._C as _C
 from torch_sgmcmc import hmcecs
-from torch_sgmcmc._ecs.target import choose_num_factors, choose_sizes, place
+from torch_sgmcmc._ecs.target import Draws, choose_num_factors, choose_sizes, place
 from torch_sgmcmc._ecs.taylor import WHOLE
 
 # ---- Proposals --------------------------------------------------------------------
@@ -34,13 +33,13 @@ def test_one_block_is_proposed_anew(estimator: str) -> None:
     for _ in range(12):
         kept = sampler.state["subsample"]
         before, counts = kept["indices"], list(kept["counts"])
-        layout, step = sampler._layout(), sampler.param_groups[0]["step"]
-        draws = _C.Subsample(**layout)
-        block, fresh, memory = draws.propose(step)
+        layout, step = sampler._layout(), int(sampler.param_groups[0]["step"])
+        draws = Draws(layout)
+        block, fresh, indices = draws.propose(step)
         low, high = draws.begin(block), draws.begin(block + 1)
         expected = [
             *before[: layout["batch_size"] * sum(counts[:low])].tolist(),
-            *np.frombuffer(memory, dtype=np.int64).tolist(),
+            *indices.tolist(),
             *before[layout["batch_size"] * sum(counts[:high]) :].tolist(),
         ]
         accepted = sampler.param_groups[0]["num_subsamples_accepted"]
@@ -163,7 +162,11 @@ def test_divergences_are_rejected_and_counted() -> None:
 @pytest.mark.parametrize(
     ("closure", "error", "message"),
     [
-        (lambda data, i: None, TypeError, r"the closure returned NoneType \(must be a"),
+        (
+            lambda data, i: None,
+            TypeError,
+            r"the function returned NoneType \(must return a",
+        ),
         (
             lambda data, i: data(i).sum(),
             ValueError,

@@ -6,7 +6,7 @@ Expansions of single data, and their sums, are in test_ecs_forms.py.
 from __future__ import annotations
 
 import math
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -14,9 +14,8 @@ import torch
 from ecs_data import F64, Data, N, make
 from torch import Tensor
 
-import torch_sgmcmc._C as _C
 from torch_sgmcmc._ecs.anchor import whitening
-from torch_sgmcmc._ecs.target import Estimate, estimate
+from torch_sgmcmc._ecs.target import Draws, Estimate, Estimator, estimate
 from torch_sgmcmc._impl.ops import ecs_estimate
 
 # ---- Control variates -------------------------------------------------------------
@@ -68,17 +67,111 @@ def test_whitening() -> None:
     )
 
 
+# ---- Subsamples -------------------------------------------------------------------
+
+
+def draws_of(
+    num_data: int, cells: int, blocks: int, batch_size: int, poisson: bool, seed: int
+) -> Draws:
+    sizes = {"num_data": num_data, "num_cells": cells, "num_blocks": blocks}
+    return Draws({**sizes, "batch_size": batch_size, "poisson": poisson, "seed": seed})
+
+
+def z_of_share(count: float, draws: int, share: float) -> float:
+    return abs(count - draws * share) / math.sqrt(draws * share * (1 - share))
+
+
+def test_cells_are_parted_into_blocks() -> None:
+    draws = draws_of(100, 13, 5, 1, False, 0)
+    begins = [draws.begin(block) for block in range(6)]
+    assert (begins[0], begins[5]) == (0, 13)
+    assert {b - a for a, b in pairwise(begins)} == {2, 3}
+
+
+def test_data_and_blocks_are_drawn_uniformly() -> None:
+    """Thirteen z-tests of |z| < 5: one fails once in 10^5 seeds."""
+    draws, steps = draws_of(4, 10, 5, 1, False, 1), 4000
+    data, proposed, blocks = np.zeros(4), np.zeros(4), np.zeros(5)
+    for step in range(steps):
+        counts, indices = draws.draw(step)
+        assert counts == [1] * 10 and len(indices) == 10
+        data += np.bincount(indices, minlength=4)
+        block, counts, indices = draws.propose(step)
+        assert counts == [1, 1] and len(indices) == 2
+        blocks[block] += 1
+        proposed += np.bincount(indices, minlength=4)
+    assert all(z_of_share(count, 10 * steps, 1 / 4) < 5 for count in data)
+    assert all(z_of_share(count, 2 * steps, 1 / 4) < 5 for count in proposed)
+    assert all(z_of_share(count, steps, 1 / 5) < 5 for count in blocks)
+
+
+def test_numbers_of_minibatches_are_poisson() -> None:
+    """Seven z-tests of |z| < 5: one fails once in 2 10^5 seeds."""
+    draws, found = draws_of(50, 8, 2, 3, True, 9), []
+    for step in range(6000):
+        for *_, counts, indices in (draws.draw(step), draws.propose(step)):
+            assert len(indices) == 3 * sum(counts)
+            found += counts
+    assert len(found) == 12 * 6000
+    for k in range(7):
+        share = math.exp(-1) / math.factorial(k)
+        assert z_of_share(found.count(k), len(found), share) < 5, k
+
+
+def test_draws_are_pure_functions_of_layout_and_step() -> None:
+    a, b = (draws_of(1000, 50, 10, 2, True, seed) for seed in (7, 8))
+
+    def drawn(draws: Draws, step: int) -> list[int]:
+        return draws.draw(step)[1].tolist()
+
+    assert drawn(a, 3) == drawn(a, 3)
+    assert drawn(a, 3) != drawn(a, 4) and drawn(a, 3) != drawn(b, 3)
+    assert a.propose(3)[2].tolist() != b.propose(3)[2].tolist()
+    one = draws_of(1_000_000, 20, 1, 1, False, 7)
+    assert drawn(one, 3) != one.propose(3)[2].tolist()
+    # As they have always been.
+    small = draws_of(4, 10, 5, 1, False, -3)
+    assert drawn(small, 2**40 + 3) == [3, 2, 0, 3, 3, 1, 0, 0, 1, 1]
+    assert small.propose(2**40 + 3)[0] == 0
+    counts, indices = draws_of(50, 8, 2, 3, True, 9).draw(3)
+    assert counts == [0, 1, 0, 0, 2, 1, 1, 1] and indices[:3].tolist() == [49, 6, 21]
+    assert draws_of(50, 8, 2, 3, True, 9).propose(3)[:2] == (1, [2, 2, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("num_data", (0, 1, 1, 1)),
+        ("num_cells", (1, 0, 1, 1)),
+        ("num_blocks", (1, 1, 2, 1)),
+        ("batch_size", (1, 1, 1, 0)),
+        ("num_cells", (1, 2**27, 1, 1)),
+        ("num_cells", (1, 2**25, 1, 3)),
+    ],
+)
+def test_sizes_of_draws_out_of_range(name: str, sizes: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=f"Invalid {name}: "):
+        draws_of(*sizes, False, 0)  # type: ignore[call-arg, misc]
+
+
+def test_steps_of_draws_out_of_range() -> None:
+    draws = draws_of(5, 1, 1, 1, False, 0)
+    for draw in (draws.draw, draws.propose):
+        with pytest.raises(ValueError, match="Invalid step: "):
+            draw(2**48)
+
+
 # ---- Estimators -------------------------------------------------------------------
 
 
 def perturbed(d: Tensor, n: float) -> tuple[Estimate, Tensor]:
-    return estimate(_C.ECSEstimator(n), d)
+    return estimate(Estimator(n), d)
 
 
 def block_poisson(
     d: Tensor, n: float, m: int, products: int, low: float
 ) -> tuple[Estimate, Tensor]:
-    return estimate(_C.ECSEstimator(n, m, products, low), d)
+    return estimate(Estimator(n, m, products, low), d)
 
 
 def test_weights_are_derivatives() -> None:
@@ -116,7 +209,7 @@ def test_the_operator_makes_the_same_estimates() -> None:
                 temperature=1.0,
                 **sizes,
             )
-            ours, derivatives = estimate(_C.ECSEstimator(**sizes), d)
+            ours, derivatives = estimate(Estimator(**sizes), d)
             assert torch.equal(derivatives, weights)
             assert [*ours] == numbers.tolist()
 
@@ -160,13 +253,10 @@ def test_the_signed_estimator_is_unbiased() -> None:
 def test_the_signed_estimator_over_its_own_draws() -> None:
     """A z-test of |z| < 4.4: it fails once in 10^5 seeds."""
     d = torch.tensor([0.4, -0.9, 0.3, 0.1], dtype=F64)
-    draws = _C.Subsample(
-        num_data=4, num_cells=3, num_blocks=3, batch_size=2, poisson=True, seed=7
-    )
+    draws = draws_of(4, 3, 3, 2, True, 7)
     values = []
     for step in range(4000):
-        _, memory = draws.draw(step)
-        indices = torch.tensor(np.frombuffer(memory, dtype=np.int64).copy())
+        _, indices = draws.draw(step)
         found, _ = block_poisson(d[indices], 4.0, 2, 3, -3.0)
         values.append(found.sign * math.exp(found.log))
     error = np.std(values) / len(values) ** 0.5

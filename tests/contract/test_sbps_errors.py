@@ -67,8 +67,8 @@ def test_models_that_are_none() -> None:
     params = two()
     with refused(
         TypeError,
-        "Invalid model: got builtin_function_or_method (must be a torch.nn.Module or "
-        "None)",
+        "Invalid model: of type builtin_function_or_method (must be a torch.nn.Module "
+        "or None)",
     ):
         make(params, model=len)
     with refused(

@@ -107,7 +107,7 @@ def test_time_averages_are_integrals_along_the_lines() -> None:
 def test_time_averages_refuse() -> None:
     params = two()
     sampler = make(params)
-    with refused(TypeError, "Invalid sampler: got SGLD (must be an SBPS)"):
+    with refused(TypeError, "Invalid sampler: of type SGLD (must be an SBPS)"):
         sg.TimeAverage(sg.SGLD(params, lr=1, num_data=1))  # type: ignore[arg-type]
     with refused(ValueError, "Invalid max_piece: 0.0 (must be finite and > 0)"):
         sg.TimeAverage(sampler, max_piece=0.0)

@@ -127,9 +127,9 @@ def test_types_have_words(tmp_path: Path) -> None:
             make(**options)
     with pytest.raises(ValueError, match="Invalid parameters: 5 "):
         make(parameters=5)
-    with pytest.raises(TypeError, match=r"Invalid store: NoneType .must be a path"):
+    with pytest.raises(TypeError, match=r"store: of type NoneType .must be a path"):
         sg.Collector(sampler, network, None)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="Invalid store: int"):
+    with pytest.raises(TypeError, match="Invalid store: of type int"):
         sg.sample(model, sghmc, loader(), loss, 5, steps=1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="Invalid model: str"):
         sg.sample("net", sghmc, loader(), loss, tmp_path, steps=1)  # type: ignore
@@ -156,7 +156,7 @@ def test_a_lookahead_is_heard(tmp_path: Path) -> None:
         sampler.step()
     with pytest.raises(ValueError, match="inside of a Lookahead, which averages"):
         sg.Collector(sampler, network, tmp_path)
-    with pytest.raises(TypeError, match=r"Invalid sampler: Lookahead .must be a Sam"):
+    with pytest.raises(TypeError, match=r"sampler: of type Lookahead .must be a Sam"):
         sg.Collector(outside, network, tmp_path)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="the function returned Lookahead"):
         run(tmp_path, sampler=lambda params, seed: Lookahead(sghmc(params, seed)))

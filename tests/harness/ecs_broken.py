@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc as sg
-import torch_sgmcmc._C as _C
 from harness.ecs import Experiment, Observed, State
 from torch_sgmcmc._ecs import target as parts
-from torch_sgmcmc._ecs.target import Point, Subsample, SubsampledTarget
+from torch_sgmcmc._ecs.target import Estimator, Point, Subsample, SubsampledTarget
 from torch_sgmcmc.hmcecs import _OF_SUBSAMPLE
 
 
@@ -210,7 +209,7 @@ def _bound_without_factors() -> Any:
         estimator = right(self)
         bound = estimator.lower_bound + estimator.num_factors
         sizes = estimator.batch_size, estimator.num_factors
-        return _C.ECSEstimator(estimator.num_data, *sizes, bound)
+        return Estimator(estimator.num_data, *sizes, bound)
 
     return mock.patch.object(HMCECS, "_estimator", wrong)
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from ecs_data import Data, make
 
-import torch_sgmcmc._C as _C
 from torch_sgmcmc._ecs.anchor import Anchor, Prior
 from torch_sgmcmc._ecs.target import (
     Estimate,
+    Estimator,
     choose_num_factors,
     choose_sizes,
     schedule,
@@ -136,9 +136,9 @@ def test_how_far_a_draw_may_fall(fall: float, left: bool) -> None:
 
 
 def test_out_of_bounds() -> None:
-    signed = _C.ECSEstimator(400.0, 10, num_factors=10, lower_bound=-3.0)
-    few = _C.ECSEstimator(400.0, 10, num_factors=9, lower_bound=-3.0)
-    perturbed = _C.ECSEstimator(400.0)
+    signed = Estimator(400.0, 10, num_factors=10, lower_bound=-3.0)
+    few = Estimator(400.0, 10, num_factors=9, lower_bound=-3.0)
+    perturbed = Estimator(400.0)
     assert [signed.is_overturned(mean) for mean in (-3.1, -3.0)] == [True, False]
     assert not few.is_overturned(-3.1)
     assert not perturbed.is_overturned(-3.1)

@@ -131,7 +131,7 @@ def test_rows_that_are_no_derivatives(wrong: Any, order: int) -> None:
         (
             {"rows": lambda i: 3.0},
             TypeError,
-            r"Invalid rows: got float \(must be a tensor\)",
+            r"Invalid rows: of type float \(must be a tensor\)",
         ),
         (
             {"rows": lambda i: torch.zeros(len(i), 3)},
@@ -141,7 +141,7 @@ def test_rows_that_are_no_derivatives(wrong: Any, order: int) -> None:
         (
             {"outputs": lambda data, i: 3.0},
             TypeError,
-            r"Invalid outputs: got float \(must be a tensor\)",
+            r"Invalid outputs: of type float \(must be a tensor\)",
         ),
         *(
             (

@@ -400,7 +400,7 @@ def test_refusals(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=f"Invalid {words}"):
             make(sampler, model, tmp_path, **settings)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="Invalid sampler: SGD"):
+    with pytest.raises(TypeError, match="Invalid sampler: of type SGD"):
         make(torch.optim.SGD(model.parameters(), 0.1), model, tmp_path)  # type: ignore
     assert list(tmp_path.iterdir()) == []
     with make(sampler, model, tmp_path):

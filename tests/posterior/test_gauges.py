@@ -527,7 +527,7 @@ def test_samplers_that_cannot_be_observed() -> None:
     ):
         with pytest.raises(ValueError, match="has no gauges"):
             sg.Gauges(sampler)
-    with pytest.raises(TypeError, match="a SGD"):
+    with pytest.raises(TypeError, match="of type SGD"):
         sg.Gauges(torch.optim.SGD(params, 0.1))  # type: ignore[arg-type]
 
 

@@ -399,7 +399,7 @@ def test_a_failed_update_adds_nothing() -> None:
     for wrong, error, match in (
         (bad, ValueError, r"'3.bias' has shape \[5\], in the model \[4\]"),
         ({"bias": torch.zeros(4)}, ValueError, "no parameter or buffer 'bias'"),
-        ({"3.bias": 1.0}, TypeError, "'3.bias' is of type float"),
+        ({"3.bias": 1.0}, TypeError, "'3.bias': of type float"),
         ({}, ValueError, "it has no tensor"),
         (torch.zeros(4), TypeError, "of type Tensor .must be a mapping"),
     ):

@@ -25,8 +25,6 @@ from torch_sgmcmc._impl.closures import exchanged
 from torch_sgmcmc._impl.ops import gaussian_
 from torch_sgmcmc._impl.utils import progress_bar
 
-__all__ = ["AllData", "Anchor", "Prior", "whitening"]
-
 
 @dataclass(frozen=True)
 class Prior:
@@ -95,10 +93,7 @@ class Anchor:
         group: dict[str, Any],
         progress: bool,
     ) -> Anchor:
-        """Puts θ* at a place, by a pass through all data.
-
-        The param group says which expansions, which mass, and the temperature.
-        """
+        """Puts θ* at a place, by a pass through all data, as a param group says."""
         there = split(theta, data.params)
         theta = flat(there).double()  # as rounded
         order = group["taylor_order"]

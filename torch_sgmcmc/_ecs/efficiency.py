@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import torch_sgmcmc._C as _C
+from torch_sgmcmc._impl.hmc_dynamics import leapfrog_steps
 from torch_sgmcmc._impl.hyperparams import wrong_shape
 from torch_sgmcmc.diagnostics.convergence import arviz
 from torch_sgmcmc.hmcecs import HMCECS
@@ -90,7 +90,7 @@ class ECSEfficiency:
             )
         positive = float((signs > 0).double().mean())
         kept = (2 * positive - 1) ** 2
-        effective = _effective_draws(draws)
+        effective = arviz("ess", draws.detach()[None], method="mean").tolist()
         factors = [count / ess for ess in effective]
         group = sampler.param_groups[0]
         used = group["subsample_size"]
@@ -104,7 +104,7 @@ class ECSEfficiency:
             acceptance=sampler.acceptance_rate,
             divergences=sampler.num_divergences,
             step_size=step_size,
-            num_steps=_C.leapfrog_steps(None, length, step_size),
+            num_steps=leapfrog_steps(None, length, step_size),
             inefficiency=_spread(factors)[1],
             effective_draws=_spread([ess * kept for ess in effective]),
             data_used=100 * used / group["num_data"],
@@ -131,10 +131,6 @@ class ECSEfficiency:
         width = max(map(len, rows))
         lines = [f"| {name:<{width}} | {value} |" for name, value in rows.items()]
         return "\n".join([f"| {'HMC-ECS':<{width}} | |", "| --- | --- |", *lines])
-
-
-def _effective_draws(draws: Tensor) -> list[float]:
-    return arviz("ess", draws.detach()[None], method="mean").tolist()
 
 
 def _spread(values: list[float]) -> tuple[float, float, float]:

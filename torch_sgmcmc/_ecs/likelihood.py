@@ -8,19 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_sgmcmc._impl.hyperparams import check_callable, wrong_shape
+from torch_sgmcmc._impl.hyperparams import (
+    check_callable,
+    wrong_result,
+    wrong_shape,
+    wrong_type,
+)
 
-__all__ = [
-    "Closure",
-    "LikelihoodGraph",
-    "PredictorLogLikelihood",
-    "RowCache",
-    "flat",
-    "jacobian",
-    "log_likelihoods",
-    "split",
-    "weighted_sum",
-]
+__all__ = ["PredictorLogLikelihood", "RowCache"]
 
 Closure = Callable[[Tensor], Tensor]
 
@@ -99,9 +94,7 @@ class PredictorLogLikelihood:
         """Returns the model's outputs for the data with these indices, [M, ...]."""
         result = self._outputs(indices)
         if not isinstance(result, Tensor):
-            raise TypeError(
-                f"Invalid outputs: got {type(result).__name__} (must be a tensor)"
-            )
+            raise wrong_type("outputs", result, "a tensor")
         if result.dim() == 0 or len(result) != len(indices):
             wanted = f"[{len(indices)}, ...], one row for each index"
             raise wrong_shape("outputs", result, wanted)
@@ -122,21 +115,14 @@ class PredictorLogLikelihood:
         assert self._rows is not None
         result = self._rows(indices)
         if not isinstance(result, Tensor):
-            raise TypeError(
-                f"Invalid rows: got {type(result).__name__} (must be a tensor)"
-            )
+            raise wrong_type("rows", result, "a tensor")
         if result.shape != (len(indices), d):
             wanted = f"[{len(indices)}, {d}], one row for each index"
             raise wrong_shape("rows", result, wanted)
         return result.detach()
 
     def of_outputs(self, outputs: Tensor, indices: Tensor) -> Any:
-        """Returns the log-likelihoods of data with these outputs.
-
-        Args:
-            outputs: as :meth:`outputs` returns them.
-            indices: of the data, [M].
-        """
+        """Returns the log-likelihoods of data with these outputs and indices [M]."""
         return self._log_likelihood(outputs, indices)
 
 
@@ -221,10 +207,8 @@ def log_likelihoods(closure: Closure, indices: Tensor) -> Tensor:
     """Calls the closure and checks its result."""
     values = closure(indices)
     if not isinstance(values, Tensor):
-        raise TypeError(
-            "Invalid log-likelihoods: the closure returned "
-            f"{type(values).__name__} (must be a tensor, of one for each index)"
-        )
+        wanted = "a tensor, of one for each index"
+        raise wrong_result("log-likelihoods", values, wanted)
     if values.shape != indices.shape:
         wanted = f"{list(indices.shape)}, one for each index"
         raise wrong_shape("log-likelihoods", values, wanted)
@@ -238,13 +222,8 @@ def log_likelihoods(closure: Closure, indices: Tensor) -> Tensor:
 
 def weighted_sum(values: Tensor, params: list[Tensor], weights: Tensor) -> Tensor:
     """Returns Σ wᵢ ∇ℓᵢ, in float64: [d]."""
-    grads = torch.autograd.grad(
-        values,
-        params,
-        weights.to(values.dtype),
-        allow_unused=True,
-        materialize_grads=True,
-    )
+    weights, more = weights.to(values.dtype), {"materialize_grads": True}
+    grads = torch.autograd.grad(values, params, weights, allow_unused=True, **more)
     row = grads[0].reshape(-1) if len(grads) == 1 else flat(grads)
     return row.double().contiguous()  # a single gradient may be an expanded one
 
@@ -291,16 +270,8 @@ class LikelihoodGraph:
 def _flat_gradient(outputs: Tensor, params: list[Tensor], weights: Tensor) -> Tensor:
     """Returns the weighted outputs' gradient by all parameters, [d], with a graph."""
     with torch.enable_grad():
-        return flat(
-            torch.autograd.grad(
-                outputs,
-                params,
-                weights,
-                create_graph=True,
-                allow_unused=True,
-                materialize_grads=True,
-            )
-        )
+        more = {"create_graph": True, "allow_unused": True, "materialize_grads": True}
+        return flat(torch.autograd.grad(outputs, params, weights, **more))
 
 
 def _columns_of_linear(linear: Tensor, weights: Tensor) -> Tensor:
@@ -328,21 +299,12 @@ def _columns_of_linear(linear: Tensor, weights: Tensor) -> Tensor:
 def jacobian(outputs: Tensor, params: list[Tensor], width: int) -> Tensor:
     """Returns the derivatives of ``outputs`` [n], with a graph, by parameters: [n, d].
 
-    Args:
-        outputs: the numbers that are differentiated.
-        params: the parameters.
-        width: a guess of the elements that the pass for one row takes.
+    ``width`` is a guess of the elements that the pass for one row takes.
     """
     rows = []
+    more = {"retain_graph": True, "is_grads_batched": True, "allow_unused": True}
     for basis in _bases(len(outputs), outputs, width):
-        parts = torch.autograd.grad(
-            outputs,
-            params,
-            basis,
-            retain_graph=True,
-            is_grads_batched=True,
-            allow_unused=True,
-        )
+        parts = torch.autograd.grad(outputs, params, basis, **more)
         count = len(basis)
         columns = [
             p.new_zeros(count, p.numel()) if g is None else g.reshape(count, -1)

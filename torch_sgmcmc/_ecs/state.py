@@ -14,6 +14,7 @@ import torch_sgmcmc._C as _C
 from torch_sgmcmc._ecs.anchor import AllData, Anchor, Prior
 from torch_sgmcmc._ecs.likelihood import Closure, flat, split
 from torch_sgmcmc._ecs.target import (
+    Estimator,
     Point,
     Proposals,
     Subsample,
@@ -135,10 +136,8 @@ class HMCECSBase(SharedSettings):
         like = {"dtype": torch.float64, "device": self._all_params()[0].device}
         precisions, means = [], []
         for group in self.param_groups:
-            for p in group["params"]:
-                if not p.requires_grad:
-                    continue
-                precision = float(group["prior_precision"])
+            precision = float(group["prior_precision"])
+            for p in (p for p in group["params"] if p.requires_grad):
                 precisions.append(torch.full((p.numel(),), precision, **like))
                 mean = self.state.get(p, {}).get(PRIOR_MEAN, group[PRIOR_MEAN])
                 means.append(torch.as_tensor(mean, **like).expand(p.shape).flatten())
@@ -168,27 +167,19 @@ class HMCECSBase(SharedSettings):
         return (*priors, *means, group["temperature"], group["mean_difference"])
 
     def _target(self, closure: Closure) -> SubsampledTarget:
+        group, anchor = self.param_groups[0], self._anchor
         return SubsampledTarget(
-            closure,
-            self._all_params(),
-            self._anchor.theta,
-            self._anchor.sums,
-            self._prior(),
-            self.param_groups[0]["temperature"],
-            self._estimator(),
-            self.param_groups[0]["max_variance"],
+            *(closure, self._all_params(), anchor.theta, anchor.sums, self._prior()),
+            *(group["temperature"], self._estimator(), group["max_variance"]),
         )
 
-    def _estimator(self) -> _C.ECSEstimator:
+    def _estimator(self) -> Estimator:
         group = self.param_groups[0]
         if group["estimator"] == "perturbed":
-            return _C.ECSEstimator(group["num_data"])
-        return _C.ECSEstimator(
-            num_data=group["num_data"],
-            batch_size=group["subsample_size"],
-            num_factors=group["num_factors"],
-            lower_bound=group["mean_difference"] - group["num_factors"],
-        )
+            return Estimator(group["num_data"])
+        size, factors = group["subsample_size"], group["num_factors"]
+        bound = group["mean_difference"] - factors
+        return Estimator(group["num_data"], size, factors, bound)
 
     @property
     def _anchor(self) -> Anchor:
@@ -210,11 +201,10 @@ class HMCECSBase(SharedSettings):
         else:
             kept = None  # sizes have changed: the next step draws a subsample
         # Nothing fails from here on.
+        self._parameters_changed()
         self.state["control_variates"] = chosen.save()
-        self.state.pop("subsample", None)
         if kept is not None:
             self.state["subsample"] = kept
-        self._present = self._proposals = None
         self._count(group["num_data"])
         self._set(mean_difference=0.0)
 

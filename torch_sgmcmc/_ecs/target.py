@@ -17,22 +17,8 @@ import torch_sgmcmc._C as _C
 from torch_sgmcmc._ecs.anchor import Prior
 from torch_sgmcmc._ecs.likelihood import Closure, flat, log_likelihoods, weighted_sum
 from torch_sgmcmc._ecs.taylor import TaylorSums, TaylorTerms
+from torch_sgmcmc._impl.hyperparams import check_integer
 from torch_sgmcmc._impl.ops import ecs_density, ecs_estimate, ecs_leapfrog_
-
-__all__ = [
-    "Estimate",
-    "Point",
-    "Proposals",
-    "Subsample",
-    "SubsampledTarget",
-    "choose_num_factors",
-    "choose_sizes",
-    "estimate",
-    "follow",
-    "layout_of",
-    "place",
-    "schedule",
-]
 
 # Makes the expansions of the data with some indices.
 Expand = Callable[[Tensor], TaylorTerms]
@@ -44,7 +30,7 @@ _Sum = Callable[[Tensor], Tensor]
 
 
 def layout_of(group: dict[str, Any]) -> dict[str, Any]:
-    """Returns a subsample's sizes, see csrc/host/subsample.h."""
+    """Returns a subsample's sizes, see :class:`Draws`."""
     signed = group["estimator"] == "signed"
     cells = group["num_factors"] if signed else group["subsample_size"]
     if group["num_blocks"] > cells:
@@ -63,6 +49,77 @@ def layout_of(group: dict[str, Any]) -> dict[str, Any]:
         "poisson": signed,
         "seed": group["seed"],
     }
+
+
+class Draws:
+    """The data that a chain estimates from, and those that it proposes instead.
+
+    Algorithm 1 of Dang et al. 2019. A subsample is a row of cells. In the perturbed
+    estimator a cell is one datum; in the signed one it is a factor of the product,
+    with X ~ Poisson(1) minibatches. Data are drawn with replacement, uniformly. The
+    cells are parted into blocks of equal size (to rounding), and a proposal draws all
+    cells of one block anew, the block chosen uniformly.
+
+    A draw is a pure function of the layout and of the step (Note [Counter layout]), and
+    not of the chain, so proposals of later steps can be looked at ahead of time. Whole
+    subsamples own the elements below 2^32 of each stream, proposals those from there
+    on. It is (the minibatches in each cell, the indices of their data in order).
+    """
+
+    def __init__(self, layout: dict[str, Any]) -> None:
+        self.layout = layout
+        batch_size = check_integer("batch_size", layout["batch_size"], low=1)
+        for name, most in (
+            *(("num_data", 2**48), ("batch_size", 2**26)),
+            *(("num_cells", 2**26 // batch_size), ("num_blocks", layout["num_cells"])),
+        ):
+            check_integer(name, layout[name], low=1, high=most + 1)
+
+    def begin(self, block: int) -> int:
+        """Returns a block's first cell; of num_blocks the end of the last one."""
+        return block * self.layout["num_cells"] // self.layout["num_blocks"]
+
+    def draw(self, step: int) -> tuple[list[int], Tensor]:
+        """Draws a whole subsample."""
+        return self._cells(self.layout["num_cells"], step, 0)
+
+    def propose(self, step: int) -> tuple[int, list[int], Tensor]:
+        """Draws a block, and its new cells."""
+        block = self._below("num_blocks", 1, _C.Purpose.SUBSAMPLE_BLOCK, step, 0).item()
+        size = self.begin(block + 1) - self.begin(block)
+        return block, *self._cells(size, step, 2**32)
+
+    def _cells(self, count: int, step: int, element: int) -> tuple[list[int], Tensor]:
+        check_integer("step", step, high=2**48)
+        counts = [1] * count
+        if self.layout["poisson"]:
+            counts = [self._poisson(step, element + i) for i in range(count)]
+        size, purpose = self.layout["batch_size"] * sum(counts), _C.Purpose.SUBSAMPLE
+        return counts, self._below("num_data", size, purpose, step, element)
+
+    def _below(
+        self, bound: str, count: int, purpose: int, step: int, element: int
+    ) -> Tensor:
+        if count == 0:
+            return torch.empty(0, dtype=torch.int64)
+        stream = {"purpose": purpose, "seed": self.layout["seed"], "step": step}
+        drawn = _C.draw_below(self.layout[bound], count, element=element, **stream)
+        return torch.frombuffer(drawn, dtype=torch.int64)
+
+    def _poisson(self, step: int, element: int) -> int:
+        """Returns one Poisson(1) variate, by inversion of a uniform of 52 bits."""
+        quad, seed, low = element << 16, self.layout["seed"], 2**32 - 1
+        counter = [quad & low, quad >> 32, step & low, step >> 32]
+        counter[3] |= _C.Purpose.POISSON << 16
+        high_word, low_word, *_ = _C.philox4x32(counter, [seed & low, seed >> 32 & low])
+        u = (((high_word << 32 | low_word) >> 12) + 0.5) * 2.0**-52
+        k, term = 0, 0.36787944117144233  # exp(-1)
+        total = term
+        while u >= total and k < 32:
+            k += 1
+            term /= k
+            total += term
+        return k
 
 
 @dataclass
@@ -92,8 +149,8 @@ class Subsample:
         cls, layout: dict[str, Any], step: int, expand: Expand, device: torch.device
     ) -> Subsample:
         """Draws a whole subsample."""
-        counts, memory = _C.Subsample(**layout).draw(step)
-        indices = _tensor(memory).to(device)
+        counts, indices = Draws(layout).draw(step)
+        indices = indices.to(device)
         return cls(counts, indices, expand(indices))
 
 
@@ -112,13 +169,13 @@ class Proposals:
         self.layout = layout
         num_blocks = layout["num_blocks"]
         self.first = step - step % num_blocks
-        self._draws = _C.Subsample(**layout)
+        self._draws = Draws(layout)
         steps = range(self.first, self.first + num_blocks)
         drawn = [self._draws.propose(s) for s in steps]
         self._blocks = [(block, counts) for block, counts, _ in drawn]
         sizes = (layout["batch_size"] * sum(counts) for _, counts in self._blocks)
         self._ends = [*accumulate(sizes, initial=0)]
-        self._indices = torch.cat([_tensor(memory) for *_, memory in drawn]).to(device)
+        self._indices = torch.cat([indices for *_, indices in drawn]).to(device)
         self._terms = expand(self._indices)
 
     def covers(self, layout: dict[str, Any], step: int) -> bool:
@@ -149,12 +206,6 @@ class Proposals:
         )
 
 
-def _tensor(memory: bytearray) -> Tensor:
-    if len(memory) == 0:
-        return torch.empty(0, dtype=torch.int64)
-    return torch.frombuffer(memory, dtype=torch.int64)
-
-
 # ---- The estimated density --------------------------------------------------------
 
 
@@ -168,18 +219,60 @@ class Estimate(NamedTuple):
     lowest: float  # the least estimate of Σ dₖ by a batch
 
 
-def estimate(
-    estimator: _C.ECSEstimator, differences: Tensor
-) -> tuple[Estimate, Tensor]:
+class Estimator(NamedTuple):
+    """How a likelihood is estimated, and where the chain may not go by it.
+
+    See csrc/host/ecs_estimate.h. Without factors it is the perturbed estimator, whose
+    only batch is the subsample.
+
+    Note [Beyond the lower bound]
+    The mean of |L̂| over u is L exp(2 E max(a - d̂, 0)): where d̂ is below a, it grows as
+    the likelihood falls, and far away it is larger than anywhere in the posterior. A
+    trajectory that gets there, as one of too large a step may, is accepted and never
+    comes back. So all this is out of bounds, of which the posterior has next to nothing
+    where the signs are worth anything. Of few factors, all may be below a by chance.
+    """
+
+    num_data: float
+    batch_size: int = 1  # m, of the block-Poisson estimator
+    num_factors: int = 0  # λ
+    lower_bound: float = 0.0  # a
+
+    def is_overturned(self, mean: float) -> bool:
+        """Returns True for a signed estimate from a mean below its lower bound."""
+        return self.num_factors >= 10 and mean < self.lower_bound
+
+    def is_out_of_bounds(
+        self,
+        variance: float,
+        mean: float,
+        *,
+        present_variance: float,
+        max_variance: float,
+    ) -> bool:
+        """Returns True for too large a variance that was less before, or overturned.
+
+        The same for u as for θ, so that the target is the density where neither is so.
+        """
+        highest = max(max_variance, present_variance)
+        return variance > highest or self.is_overturned(mean)
+
+
+def estimate(estimator: Estimator, differences: Tensor) -> tuple[Estimate, Tensor]:
     """Estimates from the differences dᵢ = ℓᵢ - qᵢ [M], in float64, on any device.
 
     Returns:
         The estimate, and the derivatives of its logarithm by the differences, [M].
     """
     on_host = differences.detach().cpu().contiguous()
-    weights = torch.empty_like(on_host)
-    numbers = estimator.estimate(on_host.data_ptr(), len(on_host), weights.data_ptr())
-    return Estimate(*numbers), weights.to(differences.device)
+    none = on_host.new_empty(0)  # expansions around a point of no parameters
+    expansions = torch.zeros_like(on_host), on_host.new_empty(0, len(on_host), 0)
+    weights, _, numbers = ecs_estimate(
+        *(on_host, none, none, *expansions, None, None),
+        temperature=1.0,
+        **estimator._asdict(),
+    )
+    return Estimate(*numbers.tolist()), weights.to(differences.device)
 
 
 @dataclass
@@ -208,7 +301,7 @@ class SubsampledTarget:
     sums: TaylorSums
     prior: Prior
     temperature: float
-    estimator: _C.ECSEstimator
+    estimator: Estimator
     max_variance: float
     evaluations: int = 0  # of single data
 
@@ -244,29 +337,13 @@ class SubsampledTarget:
         terms, sums = subsample.terms, self.sums
         fields = (terms.gradients, terms.scales, terms.hessians)
         weights, hessian_terms, numbers = ecs_estimate(
-            values,
-            theta,
-            self.anchor,
-            terms.values,
-            *fields,
+            *(values, theta, self.anchor, terms.values, *fields),
             temperature=self.temperature,
-            num_data=self.estimator.num_data,
-            batch_size=self.estimator.batch_size,
-            num_factors=self.estimator.num_factors,
-            lower_bound=self.estimator.lower_bound,
+            **self.estimator._asdict(),
         )
         density, gradient = ecs_density(
-            numbers,
-            weighted(weights),
-            weights,
-            hessian_terms,
-            theta,
-            self.anchor,
-            *fields,
-            sums.value,
-            sums.gradient,
-            sums.hessian,
-            self.prior.precision,
+            *(numbers, weighted(weights), weights, hessian_terms, theta, self.anchor),
+            *(*fields, sums.value, sums.gradient, sums.hessian, self.prior.precision),
             temperature=self.temperature,
             prior_mean=self.prior.mean,
         )

@@ -27,18 +27,6 @@ from torch_sgmcmc._ecs.likelihood import (
 )
 from torch_sgmcmc._impl.hyperparams import wrong_shape
 
-__all__ = [
-    "CONSTANT",
-    "LINEAR",
-    "PREDICTOR",
-    "WHOLE",
-    "TaylorSums",
-    "TaylorTerms",
-    "has_hessian",
-    "has_rows",
-    "kinds_of",
-]
-
 # Forms of an expansion: without derivatives; with gradients; and with Hessians, of rank
 # one from the rows of a linear predictor, or whole.
 CONSTANT, LINEAR = "constant", "linear"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -12,14 +14,10 @@ from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import dtensor
-from torch_sgmcmc._impl.closures import (
-    fresh_gradients,
-    same_parameters,
-)
+from torch_sgmcmc._impl.closures import fresh_gradients, same_parameters
 from torch_sgmcmc._impl.context import Chain, Work
-from torch_sgmcmc._impl.finite_check import (
-    check_finite,
-)
+from torch_sgmcmc._impl.finite_check import check_finite
+from torch_sgmcmc._impl.hyperparams import check_real
 from torch_sgmcmc._impl.ops import (
     hmc_energy,
     hmc_leapfrog_,
@@ -31,10 +29,15 @@ from torch_sgmcmc._impl.user_state import MASS, prior_of
 from torch_sgmcmc._impl.utils import blank, has_master, state_dtype
 from torch_sgmcmc.sampler import SharedSettings
 
-__all__ = [
-    "Hamiltonian",
-    "Motion",
-]
+__all__ = ["DualAveraging", "Hamiltonian", "Motion"]
+
+# Early in a warm-up the step size may be far too small, and a trajectory of given
+# length endless.
+MOST_WARMUP_STEPS = 1024
+
+# After so many trajectories running at whose start the loss was another, at the same
+# parameters, HMC complains; a loss may change once as it pleases.
+MOST_CHANGES = 3
 
 
 @dataclass
@@ -122,7 +125,7 @@ class Hamiltonian(SharedSettings):
         """Makes the leapfrog steps; returns the loss at their end."""
         group = self.param_groups[0]
         step_size, length = group["step_size"], group["trajectory_length"]
-        steps = _C.leapfrog_steps(group["num_steps"], length, step_size, most_steps)
+        steps = leapfrog_steps(group["num_steps"], length, step_size, most_steps)
         loss = None
         for i in range(steps):
             kick = step_size if i > 0 else step_size / 2
@@ -250,3 +253,116 @@ def _losses(loss: Any, chains: int | None, device: torch.device) -> Tensor:
         )
         raise ValueError(f"Invalid loss: shape {list(loss.shape)} ({wanted})")
     return loss.to(device, torch.float64).reshape(-1)
+
+
+def leapfrog_steps(
+    num_steps: int | None, length: float | None, size: float, most: int | None = None
+) -> int:
+    """Returns the number of steps: as given, or nearest to length / size, 1 at least.
+
+    And at most ``most``, or 2^53: the quotient may be beyond all integers.
+    """
+    most = 2**53 if most is None else most
+    if num_steps is not None:
+        return min(num_steps, most)
+    assert length is not None
+    return int(min(max(math.floor(min(length / size, most) + 0.5), 1), most))
+
+
+def mean_acceptance(log_ratios: list[float]) -> float:
+    """Returns the mean of min(1, exp(log ratio)), 0 for one that is not finite."""
+    total = 0.0
+    for ratio in log_ratios:  # sum() adds in other ways in later versions of Python
+        if math.isfinite(ratio):
+            total += math.exp(min(ratio, 0.0))
+    return total / max(len(log_ratios), 1)
+
+
+def changes_running(
+    before: int, known: list[float], now: list[float], temperature: float, size: float
+) -> int:
+    """Returns how many trajectories running have begun with another loss.
+
+    Counts from ``before``, by the chains' losses at the last one's end and now, at the
+    same parameters; changed is what is beyond rounding and matters in the test.
+    """
+    least = 0.1 * temperature / size
+    changed = len(known) == len(now) and any(
+        abs(new - old) > max(1e-3 * abs(new), least)
+        for old, new in zip(known, now, strict=True)
+    )
+    return before + 1 if changed else 0
+
+
+def changed_target() -> str:
+    """Returns what HMC says after ``MOST_CHANGES`` of them."""
+    return (
+        f"HMC got another loss at the start of {MOST_CHANGES} trajectories running "
+        "than there was at the end of the one before, at the same parameters: the "
+        "closure must compute the loss of all data, always the same (no minibatches, "
+        "no dropout), unless what else it depends on is sampled in between"
+    )
+
+
+class DualAveraging:
+    """Adapts a step size to a target acceptance probability, 0 < target < 1.
+
+    Nesterov's dual averaging, section 3.2 of M. D. Hoffman and A. Gelman, JMLR 2014.
+    After trajectory t, accepted with probability a_t,
+      h_t       = (1 - 1 / (t + t0)) h_{t-1} + (target - a_t) / (t + t0),
+      log e_t   = mu - sqrt(t) / gamma h_t,
+      log avg_t = t^-kappa log e_t + (1 - t^-kappa) log avg_{t-1},
+    with mu = log(10 e_0), gamma = 0.05, t0 = 10 and kappa = 0.75. The next trajectory
+    has the size e_t; what is kept when adaptation ends is avg_t.
+    """
+
+    def __init__(self, step_size: float, target: float) -> None:
+        log = math.log(step_size)
+        # All there is to know: target, mu, t, h, log e, log avg.
+        self.state = [float(target), math.log(10.0) + log, 0.0, 0.0, log, log]
+
+    @classmethod
+    def load(cls, state: Any) -> DualAveraging:
+        """Goes on from a state that was saved; raises ValueError if it is none."""
+        if not (
+            isinstance(state, (list, tuple))
+            and len(state) == 6
+            and all(isinstance(x, Real) and math.isfinite(x) for x in state)
+            and state[2] >= 0
+            and state[2] == math.floor(state[2])
+        ):
+            raise ValueError(
+                "Invalid state of dual averaging (must be finite, with a whole count)"
+            )
+        check_real("target", state[0], high=1.0, low_open=True)
+        loaded = cls(1.0, state[0])
+        loaded.state = [float(x) for x in state]
+        return loaded
+
+    def update(self, acceptance: float) -> None:
+        """Takes in the acceptance probability of a trajectory, in [0, 1]."""
+        target, mu, t, error, _, average = self.state
+        t += 1
+        weight, share = 1 / (t + 10), t**-0.75
+        error = (1 - weight) * error + weight * (target - acceptance)
+        log = mu - math.sqrt(t) / 0.05 * error
+        self.state = [target, mu, t, error, log, share * log + (1 - share) * average]
+
+    @property
+    def target(self) -> float:
+        return self.state[0]
+
+    @property
+    def step_size(self) -> float:
+        """The size to try next, never 0 nor infinite."""
+        return _exp(self.state[4])
+
+    @property
+    def averaged(self) -> float:
+        """The size to keep, never 0 nor infinite."""
+        return _exp(self.state[5])
+
+
+def _exp(log: float) -> float:
+    # A target that no size reaches drives the logarithm on for ever.
+    return math.exp(min(max(log, -300.0), 300.0))

@@ -150,6 +150,14 @@ def wrong_type(name: str, value: object, wanted: str) -> TypeError:
     )
 
 
+def wrong_result(name: str, value: object, wanted: str) -> TypeError:
+    """The same of what a function returned."""
+    kind = type(value).__name__
+    return TypeError(
+        f"Invalid {name}: the function returned {kind} (must return {wanted})"
+    )
+
+
 def check_capturable(value: object) -> None:
     """Raises unless it is a bool."""
     if not isinstance(value, bool):

@@ -9,13 +9,11 @@ Samplers themselves hold ints.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import dtensor
 from torch_sgmcmc._impl.context import Chain
 from torch_sgmcmc._impl.hyperparams import (
@@ -35,7 +33,6 @@ __all__ = [
     "check_part",
     "check_state_dict",
     "check_tensor",
-    "dual_averaging",
     "finish_loading",
     "forget_blank_state",
     "in_our_order",
@@ -225,18 +222,6 @@ def check_part(group: dict[str, Any], name: str, whole: str) -> None:
     count, most = check_count(name, group[name]), check_count(whole, group[whole])
     if count > most:
         raise ValueError(f"Invalid {name}: {count} (must be at most {whole} = {most})")
-
-
-def dual_averaging(state: object) -> _C.DualAveraging:
-    """The adaptation of a step size that was saved, or an error."""
-    if not (
-        isinstance(state, (list, tuple))
-        and all(isinstance(value, Real) for value in state)
-    ):
-        raise ValueError(
-            "Invalid state of dual averaging (must be finite, with a whole count)"
-        )
-    return _C.DualAveraging(state)
 
 
 def check_tensor(

@@ -8,7 +8,9 @@ same minibatch to be had afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import chain
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +18,52 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.bouncy.slots import Slots
+from torch_sgmcmc._impl.hyperparams import wrong_type
 
-__all__ = ["Observation", "check_model", "moments_of", "observe"]
+__all__ = ["Observation", "Slots", "check_model", "observe", "rate_of"]
+
+
+# A module's dict of parameters, the key in it, and the parameter.
+Slot = tuple[dict[str, Any], str, Tensor]
+
+
+class Slots:
+    """The places of a module's parameters, wherever they are.
+
+    The module and all in it are gone through once. From then on it is only looked
+    whether they still hold the very same parameters and modules under the same names.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._views: list[Collection[object]] = []
+        self._known: list[object] = []
+        self._lengths: list[int] = []
+        self._slots: list[Slot] = []
+
+    def of(self, ids: Iterable[int]) -> list[Slot]:
+        """The places of the parameters with these ids, some of them in several."""
+        if not self._are_as_known():
+            self._find()
+        ids = set(ids)
+        return [slot for slot in self._slots if id(slot[2]) in ids]
+
+    def _are_as_known(self) -> bool:
+        return (
+            bool(self._views)
+            and list(map(len, self._views)) == self._lengths
+            and all(map(is_, chain.from_iterable(self._views), self._known))
+        )
+
+    def _find(self) -> None:
+        modules = list(self.model.modules())
+        dicts = [d for m in modules for d in (m._modules, m._parameters)]
+        # Views follow their dicts: they need not be made anew to be compared.
+        self._views = [view for d in dicts for view in (d.keys(), d.values())]
+        self._lengths = list(map(len, self._views))
+        self._known = list(chain.from_iterable(self._views))
+        held = [(d, *item) for d in dicts[1::2] for item in d.items()]
+        self._slots = [slot for slot in held if slot[2] is not None]
 
 
 class Observation(NamedTuple):
@@ -64,8 +109,13 @@ def observe(
             p.grad = None
 
 
-def moments_of(losses: Tensor, derivatives: Tensor) -> _C.Moments:
-    """What n >= 2 examples say together (csrc/host/moments.h), [n] of any dtype."""
+def rate_of(
+    losses: Tensor, derivatives: Tensor, *numbers: float
+) -> tuple[int, float, float]:
+    """What n >= 2 examples say together (csrc/host/moments.h), [n] of any dtype.
+
+    The numbers are N, T, whether with replacement, and the prior's part of it.
+    """
     single = losses.dtype is derivatives.dtype is torch.float32
     dtype = torch.float32 if single else torch.float64
     # No operator: they are few, and to call one takes longer than to add them up.
@@ -74,7 +124,7 @@ def moments_of(losses: Tensor, derivatives: Tensor) -> _C.Moments:
     if not (single and derivatives.is_cpu and derivatives.is_contiguous()):
         derivatives = derivatives.to("cpu", dtype).contiguous()
     rows = losses.data_ptr(), derivatives.data_ptr()
-    return _C.Moments.of(*rows, losses.shape[0], not single)
+    return _C.rate_of(*rows, losses.shape[0], not single, *numbers)
 
 
 def _forward(
@@ -135,12 +185,8 @@ def _reverse(
             [g for g, _ in used], weights, [u for _, u in used]
         )
     fixed = [None if g is None else g.detach() for g in grads]
-    return Observation(
-        losses.detach(),
-        derivatives.detach(),
-        lambda: _without_none(params, fixed),
-        True,
-    )
+    gradient = lambda: _without_none(params, fixed)  # noqa: E731
+    return Observation(losses.detach(), derivatives.detach(), gradient, True)
 
 
 def _without_none(
@@ -195,10 +241,7 @@ def check_model(name: str, model: object, params: Sequence[Tensor]) -> nn.Module
     if model is None:
         return None
     if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"Invalid model: got {type(model).__name__} (must be a torch.nn.Module or "
-            "None)"
-        )
+        raise wrong_type("model", model, "a torch.nn.Module or None")
     known = {id(p) for p in model.parameters()}
     foreign = sum(id(p) not in known for p in params)
     if foreign:

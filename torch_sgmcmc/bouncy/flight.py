@@ -43,14 +43,7 @@ STATE = ("origin", "velocity", "square_average", "preconditioner", "direction")
 
 @dataclass
 class _Part:
-    """The moving parameters on one device with one prior, and their state.
-
-    How they are spread over param groups does not matter, not even for the order of
-    sums.
-
-    Lists of tensors, one for each parameter: where the line began, v, and, empty
-    unless preconditioned, V (empty if a user gave A), A and Av.
-    """
+    """The moving parameters on one device with one prior, however grouped."""
 
     prior_precision: float
     num_data: float
@@ -59,23 +52,28 @@ class _Part:
     prior_means: list[Tensor] = field(default_factory=list)
     params: list[Tensor] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
+    # Where the line began, v, and, empty unless preconditioned, V (empty if a user gave
+    # A), A and Av.
     origin: list[Tensor] = field(default_factory=list)
     velocity: list[Tensor] = field(default_factory=list)
     square_average: list[Tensor] = field(default_factory=list)
     preconditioner: list[Tensor] = field(default_factory=list)
     direction: list[Tensor] = field(default_factory=list)
 
+    def here(self) -> list[Tensor]:
+        return [p.detach().to(state_dtype(p), copy=True) for p in self.params]
+
     @property
     def directions(self) -> list[Tensor]:
         return self.direction or self.velocity
 
     @property
-    def weight_decay(self) -> float:
-        return self.prior_precision / self.num_data
-
-    @property
     def mean(self) -> dict[str, Any]:
         return {"prior_mean": self.prior_mean, "prior_means": self.prior_means or None}
+
+    @property
+    def prior(self) -> dict[str, Any]:
+        return {"weight_decay": self.prior_precision / self.num_data, **self.mean}
 
 
 class Flight:
@@ -146,9 +144,9 @@ class Flight:
         parts = cls.moving(chain)
         is_given = common["preconditioned"] and _is_given(chain, parts)
         for part in parts:
+            part.origin = part.here()
             for p in part.params:
                 known = chain.state.get(p, {})
-                part.origin.append(p.detach().to(state_dtype(p), copy=True))
                 part.velocity.append(torch.zeros_like(p, dtype=state_dtype(p)))
                 if is_given:
                     part.preconditioner.append(known[PRECONDITIONER])
@@ -181,10 +179,8 @@ class Flight:
         """What the sampler is to remember of each parameter."""
         for part in self.parts:
             for i, p in enumerate(part.params):
-                yield (
-                    p,
-                    {key: getattr(part, key)[i] for key in STATE if getattr(part, key)},
-                )
+                kept = {key: getattr(part, key) for key in STATE}
+                yield p, {key: kept[key][i] for key in STATE if kept[key]}
 
     @property
     def tangents(self) -> list[Tensor]:
@@ -214,10 +210,7 @@ class Flight:
         return True
 
     def leave(self, time: float, params: Sequence[Tensor]) -> None:
-        """Remembers a sampler's parameters, those that move being there at that time.
-
-        So that :meth:`is_as_left` need not look at numbers.
-        """
+        """Remembers a sampler's parameters, for :meth:`is_as_left`."""
         self._marked = time
         self._marks = _marks(params)
 
@@ -241,32 +234,14 @@ class Flight:
 
     def rebased(self) -> Flight:
         """The same velocity, from where the parameters are now."""
-        return Flight(
-            [
-                replace(
-                    part,
-                    origin=[
-                        p.detach().to(x.dtype, copy=True)
-                        for p, x in zip(part.params, part.origin, strict=True)
-                    ],
-                )
-                for part in self.parts
-            ]
-        )
+        return Flight([replace(part, origin=part.here()) for part in self.parts])
 
     def refreshed(self, time: float, common: dict[str, Any]) -> Flight:
         """From where this flight is at that time, a velocity on the unit sphere."""
-        key = {
-            "seed": common["seed"],
-            "step": int(common["step"]),
-            "purpose": _C.Purpose.REFRESHMENT,
-        }
+        key = {"seed": common["seed"], "step": int(common["step"])}
+        key["purpose"] = _C.Purpose.REFRESHMENT
         parts = [
-            replace(
-                part,
-                origin=origin,
-                velocity=[torch.empty_like(v) for v in part.velocity],
-            )
+            replace(part, origin=origin, velocity=[*map(torch.empty_like, origin)])
             for part, origin in zip(self.parts, self._origins(time), strict=True)
         ]
         # The same normals twice: for their length, and divided by it.
@@ -305,24 +280,14 @@ class Flight:
         ):
             velocities = [v.clone() for v in part.velocity]
             lists = part.params, part_grads, velocities
-            turn = {
-                "weight_decay": part.weight_decay,
-                "scale": scale,
-                "gain": gain,
-                **part.mean,
-            }
+            turn = {"scale": scale, "gain": gain, **part.prior}
             if common["preconditioned"] or part.prior_precision == 0:
                 sbps_reflect_(*lists, part.preconditioner, **turn)
             else:
                 line_sums.append(sbps_reflect_sums_(*lists, origin, **turn))
-            parts.append(
-                replace(
-                    part,
-                    origin=origin,
-                    velocity=velocities,
-                    square_average=_learned(part, part_grads, common),
-                )
-            )
+            squares = _learned(part, part_grads, common)
+            moved = {"origin": origin, "velocity": velocities}
+            parts.append(replace(part, **moved, square_average=squares))
         return _steered(parts, common, line_sums)
 
     def learned(self, grads: Sequence[Tensor], common: dict[str, Any]) -> Flight:
@@ -348,14 +313,8 @@ class Flight:
         """V . Ag, ‖Ag‖² and ‖v‖² with g the gradient with the prior's, by N."""
         product = gradient = velocity = 0.0
         for part, part_grads in zip(self.parts, self._split(grads), strict=True):
-            a, b, c = sbps_reflection_sums(
-                part.params,
-                part_grads,
-                part.velocity,
-                part.preconditioner,
-                weight_decay=part.weight_decay,
-                **part.mean,
-            ).tolist()
+            lists = part.params, part_grads, part.velocity, part.preconditioner
+            a, b, c = sbps_reflection_sums(*lists, **part.prior).tolist()
             product, gradient, velocity = product + a, gradient + b, velocity + c
         return product, gradient, velocity
 
@@ -366,12 +325,9 @@ class Flight:
         the rounded parameters.
         """
         if self._prior is None:
+            parts = [part for part in self.parts if part.prior_precision > 0]
             self._prior = self._prior_of(
-                [
-                    sbps_line_sums(part.origin, part.directions, **part.mean)
-                    for part in self.parts
-                    if part.prior_precision > 0
-                ]
+                [sbps_line_sums(p.origin, p.directions, **p.mean) for p in parts]
             )
         begin, slope = self._prior
         return begin + time * slope
@@ -397,14 +353,7 @@ def _learned(
     if not (part.square_average and common["adapt"]):
         return part.square_average
     squares = [v.clone() for v in part.square_average]
-    sbps_adapt_(
-        part.params,
-        grads,
-        squares,
-        weight_decay=part.weight_decay,
-        decay=common["decay"],
-        **part.mean,
-    )
+    sbps_adapt_(part.params, grads, squares, decay=common["decay"], **part.prior)
     return squares
 
 
@@ -422,11 +371,7 @@ def kept_of(preconditioned: bool, is_given: bool) -> list[str]:
 
 
 def _is_given(chain: Chain, parts: list[_Part]) -> bool:
-    """Whether users gave the A of what moves.
-
-    Raises:
-        RuntimeError: of a part of it.
-    """
+    """Whether users gave the A of what moves; raises if of a part of it."""
     params = [p for part in parts for p in part.params]
     lacking = [p for p in params if PRECONDITIONER not in given(chain.state.get(p, {}))]
     if lacking and len(lacking) < len(params):
@@ -441,32 +386,22 @@ def _is_given(chain: Chain, parts: list[_Part]) -> bool:
 def _steered(
     parts: list[_Part], common: dict[str, Any], line_sums: Sequence[Tensor] = ()
 ) -> Flight:
-    """A flight of these parts whose A and Av follow from V and v, or Av from A and v.
-
-    Without them it has the line's sums, if they are known.
-    """
+    """A flight of these parts; A and Av follow from V and v, or Av from A and v."""
     if not common["preconditioned"]:
         return Flight(parts, line_sums)
     if not parts[0].square_average:
         for part in parts:
             part.direction = torch._foreach_mul(part.preconditioner, part.velocity)
         return Flight(parts)
-    eps = common["eps"]
-    total = 0.0
-    count = 0
+    eps, total, count = common["eps"], 0.0, 0
     for part in parts:
         total += float(sbps_preconditioner_sum(part.square_average, eps=eps))
         count += sum(p.numel() for p in part.params)
     line_sums = []
     for part in parts:
-        part.preconditioner = [torch.empty_like(v) for v in part.velocity]
-        part.direction = [torch.empty_like(v) for v in part.velocity]
-        lists = (
-            part.square_average,
-            part.velocity,
-            part.preconditioner,
-            part.direction,
-        )
+        part.preconditioner = [*map(torch.empty_like, part.velocity)]
+        part.direction = [*map(torch.empty_like, part.velocity)]
+        lists = part.square_average, part.velocity, part.preconditioner, part.direction
         scale = {"eps": eps, "scale": count / total}
         if part.prior_precision == 0:
             sbps_precondition_(*lists, **scale)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_sgmcmc._impl.hyperparams import check_real
+from torch_sgmcmc._impl.hyperparams import check_real, wrong_type
 from torch_sgmcmc._impl.state_dict import check_tensor
 from torch_sgmcmc.bouncy.flight import Flight
 from torch_sgmcmc.sbps import SBPS
@@ -65,14 +65,10 @@ class TimeAverage:
         max_piece: float | None = None,
     ) -> None:
         if not isinstance(sampler, SBPS):
-            raise TypeError(
-                f"Invalid sampler: got {type(sampler).__name__} (must be an SBPS)"
-            )
+            raise wrong_type("sampler", sampler, "an SBPS")
         if max_piece is not None:
             check_real("max_piece", max_piece, low_open=True)
-        self.sampler = sampler
-        self.function = function
-        self.max_piece = max_piece
+        self.sampler, self.function, self.max_piece = sampler, function, max_piece
         #: Trajectory time that has been averaged over.
         self.time = 0.0
         self._means: dict[Tensor, tuple[Tensor, Tensor]] = {}
@@ -174,21 +170,16 @@ class TimeAverage:
 
     def _follow_function(self, flight: Flight, begin: float, end: float) -> None:
         assert self.function is not None
-        pieces = 1
-        if self.max_piece is not None:
-            pieces = max(1, math.ceil((end - begin) / self.max_piece))
+        longest = self.max_piece or math.inf
+        pieces = max(1, math.ceil((end - begin) / longest))
         length = (end - begin) / pieces
         for i in range(pieces):
-            middle = begin + (i + 0.5) * length
-            total: Tensor | None = None
+            middle, terms = begin + (i + 0.5) * length, []
             for node, weight in zip(_NODES, _WEIGHTS, strict=True):
                 flight.place(middle + node * length / 2)
                 with torch.no_grad():
-                    term = weight * self.function().double()
-                total = term if total is None else total + term
-            assert total is not None
-            share = length / (self.time + length)
-            self._value = (
-                total if self._value is None else torch.lerp(self._value, total, share)
-            )
+                    terms.append(weight * self.function().double())
+            total = terms[0] + terms[1] + terms[2]
+            value = total if self._value is None else self._value
+            self._value = torch.lerp(value, total, length / (self.time + length))
             self.time += length

@@ -145,10 +145,7 @@ class RankLaw:
         return (ranks[None] <= self.ranks[:, None]).sum(1)
 
     def p_value(self, ranks: Tensor) -> float:
-        """The probability that uniform ranks are as far out, at their worst point.
-
-        To 1e-12.
-        """
+        """The probability that uniform ranks are as far out somewhere, to 1e-12."""
         counts = self.counts(ranks)
         worst = float(self.tails.gather(1, counts[:, None]).min())
         return min(1.0, max(0.0, 1 - self._coverage(worst)))
@@ -295,11 +292,8 @@ class Calibration:
             ValueError: coverage is out of range.
         """
         check_real("coverage", coverage, high=1.0, low_open=True)
-        low, high = self._law.band(coverage)
-        levels = self._law.levels
-        parts = (bound.double() / self.simulations for bound in (low, high))
-        lower, upper = (part - levels for part in parts)
-        return lower, upper
+        low, high = (b.double() / self.simulations for b in self._law.band(coverage))
+        return low - self._law.levels, high - self._law.levels
 
     def summary(self, rate: float = 0.01) -> str:
         """A table of the quantities, and whether they pass at a rate."""
@@ -479,23 +473,17 @@ def sbc(
     at_once = simulations if at_once is None else at_once
     check_integer("at_once", at_once, low=1)
     seed = draw_seed(seed)
-    sizes = [
-        min(at_once, simulations - begin) for begin in range(0, simulations, at_once)
-    ]
-    truths: list[Tensor] = []
-    values: list[Tensor] = []
-    names: list[str] = []
-    for i in progress_bar(
-        range(len(sizes)), "calibration", progress and len(sizes) > 1
-    ):
-        model = _Simulated(
-            prior, simulate, loss, sizes[i], batch_size, fold_in(seed, 2 * i)
-        )
+    begins = range(0, simulations, at_once)
+    sizes = [min(at_once, simulations - begin) for begin in begins]
+    truths, values, names = [], [], []  # type: ignore[var-annotated]
+    several, functions = len(sizes) > 1, (prior, simulate, loss)
+    for i in progress_bar(range(len(sizes)), "calibration", progress and several):
+        model = _Simulated(*functions, sizes[i], batch_size, fold_in(seed, 2 * i))
         names, found = model.quantities(quantities)
         chain = model.chain(sampler, fold_in(seed, 2 * i + 1))
         if prepare is not None:
             prepare(chain.sampler, chain.closure)
-        shown = progress and len(sizes) == 1
+        shown = progress and not several
         for _ in progress_bar(range(warmup), "warm-up", shown):
             chain.move()
         if thin is None:
@@ -508,9 +496,8 @@ def sbc(
         truths.append(found(model.truth))
         values.append(torch.stack(kept))
     assert thin is not None
-    return _ranked(
-        names, torch.cat(truths), torch.cat(values, 1), thin, fold_in(seed, 2**62)
-    )
+    drawn = torch.cat(truths), torch.cat(values, 1)
+    return _ranked(names, *drawn, thin, fold_in(seed, 2**62))
 
 
 class _Simulated:
@@ -536,16 +523,10 @@ class _Simulated:
         self._is_tuple = isinstance(data, (tuple, list))
         self._data = tuple(data) if self._is_tuple else (data,)
         for each in self._data:
-            if (
-                not isinstance(each, Tensor)
-                or each.dim() < 2
-                or len(each) != size
-                or each.shape[1] != self._data[0].shape[1]
-            ):
-                raise ValueError(
-                    f"Invalid data: simulate() returned {_what(each)} (must be Tensors "
-                    f"[{size}, N, ...] with one N)"
-                )
+            fits = isinstance(each, Tensor) and each.dim() > 1 and len(each) == size
+            if not fits or each.shape[1] != self._data[0].shape[1]:
+                wanted = f"Tensors [{size}, N, ...] with one N"
+                raise _invalid("data: simulate() returned", each, wanted)
         self.num_data = self._data[0].shape[1]
         self._everything = torch.arange(self.num_data)
         if batch_size is not None and batch_size > self.num_data:
@@ -556,16 +537,10 @@ class _Simulated:
     def _parameters(self, theta: Any) -> list[Tensor]:
         values = list(theta.values()) if isinstance(theta, Mapping) else [theta]
         for value in values:
-            if (
-                not isinstance(value, Tensor)
-                or not value.is_floating_point()
-                or value.dim() < 1
-                or len(value) != self._size
-            ):
-                raise ValueError(
-                    f"Invalid theta: prior() returned {_what(value)} (must be a Tensor "
-                    f"[{self._size}, ...] of a floating dtype, or a dict of such)"
-                )
+            fits = isinstance(value, Tensor) and value.is_floating_point()
+            if not fits or value.dim() < 1 or len(value) != self._size:
+                wanted = f"a Tensor [{self._size}, ...] of a floating dtype, or a dict "
+                raise _invalid("theta: prior() returned", value, wanted + "of such")
         return [value.detach().clone() for value in values]
 
     def _theta(self, params: list[Tensor]) -> Any:
@@ -582,10 +557,9 @@ class _Simulated:
         losses = self._loss(self._theta(params), self._some(indices))
         wanted = [self._size, len(indices)]
         if not isinstance(losses, Tensor) or list(losses.shape) != wanted:
-            raise ValueError(
-                f"Invalid loss: loss() returned {_what(losses)} (must be a Tensor of "
-                f"shape {wanted}, a negative log-likelihood for each datum)"
-            )
+            shape = f"a Tensor of shape {wanted}, "
+            each = "a negative log-likelihood for each datum"
+            raise _invalid("loss: loss() returned", losses, shape + each)
         return losses
 
     def chain(self, make: Callable[[list[Tensor], int], Sampler], seed: int) -> Chain:
@@ -611,12 +585,10 @@ class _Simulated:
         self, chosen: Mapping[str, Quantity] | None
     ) -> tuple[list[str], Callable[[list[Tensor]], Tensor]]:
         """Names, and a function of the parameters that returns [simulations, names]."""
-        if chosen is not None:
-            names = list(chosen)
-            if not names:
-                raise ValueError("Invalid quantities: there are none")
-        else:
-            names = [*self._coordinates(), "squared norm", "log likelihood"]
+        names = [*self._coordinates()] if chosen is None else list(chosen)
+        names += ["squared norm", "log likelihood"] if chosen is None else []
+        if not names:
+            raise ValueError("Invalid quantities: there are none")
 
         @torch.no_grad()
         def found(params: list[Tensor]) -> Tensor:
@@ -628,10 +600,8 @@ class _Simulated:
                 values = torch.cat([theta, torch.stack(both, 1)], 1)
             else:
                 given = self._theta(params), self._some(self._everything)
-                columns = [
-                    self._quantity(name, f(*given)) for name, f in chosen.items()
-                ]
-                values = torch.stack(columns, 1)
+                columns = (self._quantity(k, f(*given)) for k, f in chosen.items())
+                values = torch.stack([*columns], 1)
             if not bool(values.isfinite().all()):
                 wrong = names[int((~values.isfinite()).any(0).nonzero()[0])]
                 raise ValueError(f"Invalid quantity: {wrong!r} is not finite")
@@ -641,18 +611,14 @@ class _Simulated:
 
     def _quantity(self, name: str, value: Any) -> Tensor:
         if not isinstance(value, Tensor) or list(value.shape) != [self._size]:
-            raise ValueError(
-                f"Invalid quantity: {name!r} is {_what(value)} (must be a Tensor of "
-                f"shape [{self._size}], a number for each simulation)"
-            )
+            wanted = f"a Tensor of shape [{self._size}], a number for each simulation"
+            raise _invalid(f"quantity: {name!r} is", value, wanted)
         return value.double()
 
     def _coordinates(self) -> list[str]:
-        named = zip(self._names or ["theta"], self.truth, strict=True)
         names = []
-        for name, value in named:
-            shape = value.shape[1:]
-            names += _coordinate_names(name, shape)
+        for name, value in zip(self._names or ["theta"], self.truth, strict=True):
+            names += _coordinate_names(name, value.shape[1:])
         if len(names) > _MOST_COORDINATES:
             raise ValueError(
                 f"Invalid quantities: None (there are {len(names)} coordinates, more "
@@ -687,10 +653,7 @@ def _measured_thin(chain: Chain, found: Callable[[list[Tensor]], Tensor]) -> int
 
 
 def _autocorrelation(values: Tensor, lag: int) -> Tensor:
-    """Of [steps, simulations, quantities], over all simulations together.
-
-    NaN where nothing varies.
-    """
+    """Of [steps, simulations, quantities], over all simulations; NaN of a constant."""
     off = values - values.mean(0)
     lagged = (off[lag:] * off[:-lag]).sum((0, 1)) / (len(off) - lag)
     return lagged / (off.square().sum((0, 1)) / len(off))
@@ -715,6 +678,10 @@ def _ranked(
         thin=thin,
         autocorrelation={name: float(lagged[j]) for j, name in enumerate(names)},
     )
+
+
+def _invalid(what: str, value: object, wanted: str) -> ValueError:
+    return ValueError(f"Invalid {what} {_what(value)} (must be {wanted})")
 
 
 def _what(value: object) -> str:

@@ -268,23 +268,18 @@ def differences(values: Tensor, tests: int | None = None) -> list[Difference]:
         return []
     flat = values[:, draws - 2 * length :, varying].double()
     centers = flat.median(1, keepdim=True).values
-    found = [
-        _most("halves", "location", _normal_scores(flat, 1)),
-        _most("halves", "scale", _normal_scores((flat - centers).abs(), 1)),
-    ]
+    kinds = [("halves", 1, centers)]
     if chains > 1:
-        centers = flat.flatten(0, 1).median(0).values
-        found += [
-            _most("chains", "location", _normal_scores(flat, None)),
-            _most("chains", "scale", _normal_scores((flat - centers).abs(), None)),
-        ]
+        kinds.append(("chains", None, flat.flatten(0, 1).median(0).values))
+    found = []
+    for between, axis, center in kinds:
+        for what, off in (("location", flat), ("scale", (flat - center).abs())):
+            found.append(_most(between, what, _normal_scores(off, axis)))
     tests = len(varying) if tests is None else tests
+    pairs = ((each, min(1.0, 2 * tests * each.probability)) for each in found)
     return [
-        each._replace(
-            quantity=int(varying[each.quantity]),
-            probability=min(1.0, 2 * tests * each.probability),
-        )
-        for each in found
+        each._replace(quantity=int(varying[each.quantity]), probability=p)
+        for each, p in pairs
     ]
 
 
@@ -372,10 +367,7 @@ def short_burn_in(values: Tensor) -> TooShort | None:
 
 
 def _unbounded(values: Tensor) -> Tensor:
-    """Log-odds of probabilities, logarithms of positive quantities.
-
-    Near their bound a few of them are larger than the rest by any factor.
-    """
+    """Log-odds of probabilities, logarithms of positive quantities: without bounds."""
     positive = (values >= 0).flatten(0, 1).all(0)
     parts = positive & (values <= 1).flatten(0, 1).all(0)
     logs = values.clamp_min(1e-38).log()
@@ -439,13 +431,10 @@ def to_arviz(
     arviz = optional("arviz", "ArviZ", "convergence.to_arviz()", "posterior")
     probes, chosen = dict(probes or {}), None if names is None else list(names)
     functions = {("posterior", name): probe for name, probe in probes.items()}
-    for group, given in (
-        ("log_likelihood", log_likelihood),
-        ("posterior_predictive", posterior_predictive),
-    ):
-        functions |= {
-            (group, name): function for name, function in (given or {}).items()
-        }
+    more = {"log_likelihood": log_likelihood or {}}
+    more["posterior_predictive"] = posterior_predictive or {}
+    for group, given in more.items():
+        functions |= {(group, name): function for name, function in given.items()}
     chains: dict[int, list[dict[tuple[str, str], Tensor]]] = {}
     for chain, draw in _numbered(draws):
         if not isinstance(draw, Mapping | nn.Module):
@@ -463,9 +452,8 @@ def to_arviz(
             if not isinstance(draw, nn.Module) and hasattr(draw, name):
                 value = getattr(draw, name)
                 dtype = torch.float64 if isinstance(value, float) else torch.int64
-                row["sample_stats", name] = torch.tensor(
-                    value, dtype=dtype, device="cpu"
-                )
+                number = torch.tensor(value, dtype=dtype, device="cpu")
+                row["sample_stats", name] = number
         kept = {place: _kept(tensor) for place, tensor in row.items()}
         chains.setdefault(chain, []).append(kept)
     ordered = [chains[chain] for chain in sorted(chains)]

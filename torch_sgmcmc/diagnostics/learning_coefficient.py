@@ -14,7 +14,12 @@ from torch import Tensor
 from torch_sgmcmc._impl.closures import exchanged, kept_gradients
 from torch_sgmcmc._impl.context import chain_of
 from torch_sgmcmc._impl.dtensor import refuse
-from torch_sgmcmc._impl.hyperparams import check_integer, check_real, draw_seed
+from torch_sgmcmc._impl.hyperparams import (
+    check_integer,
+    check_real,
+    draw_seed,
+    wrong_type,
+)
 from torch_sgmcmc._impl.user_state import PRIOR_MEAN
 from torch_sgmcmc._impl.utils import progress_bar
 from torch_sgmcmc.diagnostics.temperatures import Gauges, has_temperatures, panels
@@ -96,9 +101,8 @@ class LearningCoefficient:
         right.fill_between(draws, low, high, color="0.85", label="95 %")
         right.plot(draws, value, color="black", label="all chains")
         right.axhline(self.value, color="0.5", linestyle=":")
-        right.set(
-            xlabel="draws so far", title=f"λ̂ = {self.value:.4g} ± {self.half_width:.2g}"
-        )
+        title = f"λ̂ = {self.value:.4g} ± {self.half_width:.2g}"
+        right.set(xlabel="draws so far", title=title)
         settled = running[:, count // 20 :]  # the first few are wild
         if settled.isfinite().all():
             low, high = float(settled.min()), float(settled.max())
@@ -282,10 +286,7 @@ class _Losses:
     def along(
         self, sampler: Sampler, burn_in: int, draws: int, seed: int, bar: Any
     ) -> tuple[list[float], tuple[float, float]]:
-        """L(w) − L(w*) where each step begins; infinite once the chain has left.
-
-        And T_kin and T_conf after burn-in.
-        """
+        """L(w) − L(w*) where steps begin, infinite once it has left; T_kin, T_conf."""
         generator = torch.Generator().manual_seed(seed)
         twice = needs_graph(sampler)
         first: list[float] = []
@@ -293,9 +294,8 @@ class _Losses:
         def closure() -> Tensor:
             indices = self._all
             if self._batch_size is not None:
-                order = torch.randperm(
-                    self._num_data, generator=generator, device="cpu"
-                )
+                on_host = {"generator": generator, "device": "cpu"}
+                order = torch.randperm(self._num_data, **on_host)
                 indices = order[: self._batch_size].to(indices.device)
             base = 0.0 if first else self._at_best(indices)
             for p in self._params:
@@ -356,10 +356,7 @@ def _check(
     batch_size: int | None,
 ) -> None:
     if not isinstance(sampler, Sampler) or isinstance(sampler, (SBPS, HMCECS)):
-        raise TypeError(
-            f"Invalid sampler: a {type(sampler).__name__} (must be a sampler, and not "
-            "SBPS or HMCECS)"
-        )
+        raise wrong_type("sampler", sampler, "a sampler, and not SBPS or HMCECS")
     if isinstance(sampler, HMC) and batch_size is not None:
         raise ValueError("Invalid batch_size: HMC needs all data (None)")
     groups = sampler.param_groups

@@ -100,13 +100,9 @@ def _row(sampler: Sampler) -> list[int]:
     kept = [sorted(sampler.state.get(p, {}).items()) for p in params]
     tensors = [v for each in kept for _, v in each if isinstance(v, Tensor)]
     rest = [[k if isinstance(v, Tensor) else (k, v) for k, v in each] for each in kept]
-    return [
-        int(groups[0]["step"]),
-        groups[0]["seed"],
-        crc32(repr(settings).encode()),
-        digest(params),
-        crc32(repr(rest).encode(), digest(tensors)),
-    ]
+    sums = crc32(repr(settings).encode()), digest(params)
+    of_state = crc32(repr(rest).encode(), digest(tensors))
+    return [int(groups[0]["step"]), groups[0]["seed"], *sums, of_state]
 
 
 def _plain(value: Any) -> Any:

@@ -8,13 +8,14 @@ import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torch_sgmcmc._impl.hyperparams import check_integer
+from torch_sgmcmc._impl.hyperparams import check_integer, wrong_type
 from torch_sgmcmc._impl.io import replace_file
 from torch_sgmcmc.diagnostics.convergence import Convergence, convergence_of
 from torch_sgmcmc.diagnostics.run_findings import (
@@ -151,9 +152,8 @@ class Report:
                 for chain, ran in self.runs.items()
             },
         }
-        parts = (
-            f"{json.dumps(k)}: {json.dumps(finite(v))}" for k, v in content.items()
-        )
+        pairs = finite(content).items()
+        parts = (f"{json.dumps(k)}: {json.dumps(v)}" for k, v in pairs)
         return "{\n" + ",\n".join(parts) + "\n}\n"
 
     def markdown(self) -> str:
@@ -171,10 +171,9 @@ class Report:
         rows: dict[str, tuple[float, list[str]]] = {}
         for name in {name: 0 for ran in known for name in ran.tensors}:
             runs = [ran for ran in known if name in ran.tensors]
+            reads = [(ran.tensors[name], ran.temperature) for ran in runs]
             cells = [
-                _interval(
-                    [(getattr(r.tensors[name], key), r.temperature) for r in runs]
-                )
+                _interval([(getattr(read, key), t) for read, t in reads])
                 for key in ("kinetic", "configurational", "excess")
             ]
             heats = [r.tensors[name].kinetic.mean / r.temperature for r in runs]
@@ -212,9 +211,7 @@ class Report:
         Raises:
             ImportError: matplotlib is not installed.
         """
-        return _page(
-            self.runs, self.convergence, self.outputs, self.targets, self.spacing
-        )
+        return _page(self)
 
 
 def _numbers_of(found: Convergence | None) -> dict[str, Any] | None:
@@ -296,7 +293,7 @@ def report(
         model = None
         unknown.append("whether outputs have converged (no inputs were given)")
     elif not isinstance(model, nn.Module):
-        raise TypeError(f"Invalid model: of type {type(model).__name__} (a Module)")
+        raise wrong_type("model", model, "a Module")
     if "likelihood" not in options and link is not None:
         options["link"] = link
     elif link is None and getattr(draws, "likelihood", None) is not None:
@@ -390,12 +387,8 @@ def _of_outputs(
 
 def _spacing(series: Mapping[int, Series]) -> float | None:
     """The median number of steps between draws."""
-    gaps = [
-        after - before
-        for each in series.values()
-        for before, after in zip(each.steps, each.steps[1:], strict=False)
-        if before is not None and after is not None
-    ]
+    pairs = [pair for each in series.values() for pair in pairwise(each.steps)]
+    gaps = [b - a for a, b in pairs if a is not None and b is not None]
     return statistics.median(gaps) if gaps else None
 
 
@@ -403,11 +396,8 @@ def _runs(
     chains: Mapping[int, list[Any]], gauges: Gauges | Sequence[Gauges] | None
 ) -> dict[int, Ran | None]:
     if gauges is None:
-        firsts = {chain: draws[0] for chain, draws in chains.items()}
-        return {
-            chain: read_ran(draw) if isinstance(draw, Draw) else None
-            for chain, draw in firsts.items()
-        }
+        firsts = ((chain, draws[0]) for chain, draws in chains.items())
+        return {i: read_ran(d) if isinstance(d, Draw) else None for i, d in firsts}
     several = [gauges] if isinstance(gauges, Gauges) else [*gauges]
     if not all(isinstance(each, Gauges) for each in several):
         raise TypeError(f"Invalid gauges: {type(gauges).__name__} (must be Gauges)")
@@ -429,15 +419,10 @@ def _runs(
 # ---- The page of pictures ------------------------------------------------------------
 
 
-def _page(
-    runs: Mapping[int, Ran | None],
-    convergence: Convergence | None,
-    outputs: Tensor | None,
-    targets: Tensor | None,
-    spacing: float | None,
-) -> Any:
-    """Draws what is known, draws being so many steps apart."""
-    known = {chain: ran for chain, ran in runs.items() if ran is not None}
+def _page(found: Report) -> Any:
+    """Draws what is known."""
+    convergence, outputs, targets = found.convergence, found.outputs, found.targets
+    known = {chain: ran for chain, ran in found.runs.items() if ran is not None}
     parts: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
     if any(ran.losses for ran in known.values()):
         parts.append((_losses, (known,)))
@@ -446,7 +431,7 @@ def _page(
     if convergence is not None and outputs is not None:
         if not bool(convergence.constant.all()):
             parts.append((_rhat, (convergence,)))
-            parts.append((_autocorrelations, (convergence, outputs, spacing)))
+            parts.append((_autocorrelations, (convergence, outputs, found.spacing)))
         if targets is not None and _are_classes(outputs, targets):
             parts.append((_reliability, (outputs, targets)))
         elif targets is not None and targets.numel() == outputs[0, 0].numel():

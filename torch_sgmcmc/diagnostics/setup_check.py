@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_sgmcmc._impl.context import chain_of, state_bytes_of
+from torch_sgmcmc._impl.hyperparams import wrong_result
 from torch_sgmcmc._impl.utils import halves, mapped, rows_of, tensors_in, unwrapped
 from torch_sgmcmc.diagnostics.setup_findings import (
     KINDS,
@@ -221,10 +222,8 @@ class _Run:
         """Returns the loss of a minibatch, or of each example."""
         value = self.loss(self.model, moved(batch, model_device(self.model)))
         if not isinstance(value, Tensor):
-            raise TypeError(
-                f"Invalid loss: the function returned {type(value).__name__} (must "
-                "return the mean loss of the minibatch, a Tensor)"
-            )
+            wanted = "the mean loss of the minibatch, a Tensor"
+            raise wrong_result("loss", value, wanted)
         self.loss_shape = list(value.shape)
         return value
 
@@ -268,10 +267,7 @@ class _Run:
         return sums
 
     def precisely(self, function: Callable[..., Any], *batches: Any) -> Any:
-        """Calls a function with the unit of rounding and minibatches, in float64.
-
-        A model or a loss that has a dtype of its own is called with that.
-        """
+        """Calls a function with the unit of rounding and batches, mostly in float64."""
         try:
             with in_double(self.model, self.sampled):
                 unit = torch.finfo(torch.float64).eps
@@ -442,9 +438,8 @@ class _Run:
             zeros = [i for i, of_zeros in failing.items() if of_zeros]
             self._add_zeros([self._place(i, grads[i]) for i in zeros])
         elif failing:
-            self.add(
-                "gradient", names=self.list_names(self.sampled[i] for i in failing)
-            )
+            names = self.list_names(self.sampled[i] for i in failing)
+            self.add("gradient", names=names)
 
     def _place(self, i: int, grad: Tensor | None) -> str:
         name = self.names[id(self.sampled[i])]
@@ -565,10 +560,6 @@ class _Run:
             values = {"limit": largest, "curvature": curvature, "begin": largest / 4}
             self.add("unstable", lr=lr, **values)
 
-    def _grads_of(self, batch: Any) -> Gradients:
-        self.gradient(batch)
-        return [None if p.grad is None else p.grad.clone() for p in self.params]
-
     def _draw_gradients(self, factor: float) -> list[Gradients]:
         """Returns gradients for drawn residuals, each before a gradient of 0."""
         grads: list[Gradients] = []
@@ -586,7 +577,11 @@ class _Run:
     def _check_noise(self) -> None:
         groups = self.sampler.param_groups
         pairs = len(self.batches) // 2
-        grads = [self._grads_of(batch) for batch in self.batches[: 2 * pairs]]
+        grads: list[Gradients] = []
+        for batch in self.batches[: 2 * pairs]:
+            self.gradient(batch)
+            some = [p.grad for p in self.params]
+            grads.append([None if g is None else g.clone() for g in some])
         heats = noise_heat(self.sampler, grads)
         mean = mean_heat(heats, self.params)
         if math.isnan(mean):

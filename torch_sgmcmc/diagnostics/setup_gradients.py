@@ -37,10 +37,8 @@ def stable_lr(sampler: Sampler, curvature: float) -> float:
         return 4 / curvature
     if not isinstance(sampler, SGLD | SGLRW | SGHMC | SGNHT | EWSG) or curvature <= 0:
         return math.nan
-    return min(
-        2 * (1 + group.get("momentum", 0.0)) / curvature
-        for group in sampler.param_groups
-    )
+    momenta = [group.get("momentum", 0.0) for group in sampler.param_groups]
+    return min(2 * (1 + momentum) / curvature for momentum in momenta)
 
 
 def is_heat_known(sampler: Sampler) -> bool:
@@ -50,9 +48,8 @@ def is_heat_known(sampler: Sampler) -> bool:
         if is_online or not group["temperature"] > 0:
             return False
         if isinstance(sampler, PSGLD):
-            states = (
-                sampler.state.get(p, {}) for p in group["params"] if p.requires_grad
-            )
+            moving = (p for p in group["params"] if p.requires_grad)
+            states = (sampler.state.get(p, {}) for p in moving)
             if group["adapt"] or not all("square_average" in s for s in states):
                 return False
     return isinstance(sampler, SGLD | SGHMC | BAOA | PSGLD)

@@ -19,6 +19,7 @@ from torch_sgmcmc._impl.hyperparams import (
     check_real,
     noise_estimate,
     scales,
+    wrong_type,
 )
 from torch_sgmcmc._impl.ops import gauge_sums
 from torch_sgmcmc._impl.state_dict import check_count, check_tensor
@@ -44,13 +45,8 @@ def panels(user: str, count: int, width: float, height: float) -> tuple[Any, lis
     pyplot = optional("matplotlib.pyplot", "matplotlib", user)
     columns = min(3, max(1, count))
     rows = max(1, -(-count // columns))
-    figure, axes = pyplot.subplots(
-        rows,
-        columns,
-        figsize=(width * columns, height * rows),
-        squeeze=False,
-        layout="constrained",
-    )
+    options = {"figsize": (width * columns, height * rows), "layout": "constrained"}
+    figure, axes = pyplot.subplots(rows, columns, squeeze=False, **options)
     for unused in axes.flat[count:]:
         unused.set_axis_off()
     return figure, [*axes.flat[:count]]
@@ -211,10 +207,7 @@ class Gauges:
         names: Sequence[str] | None = None,
     ) -> None:
         if not isinstance(sampler, Sampler):
-            raise TypeError(
-                f"Invalid sampler: a {type(sampler).__name__} (must be a sampler of "
-                "torch_sgmcmc)"
-            )
+            raise wrong_type("sampler", sampler, "a sampler of torch_sgmcmc")
         check_integer("every", every, low=1)
         chain_of(sampler).placement.refuse(
             "Invalid sampler: it has DTensors, and gauges take sums over whole "
@@ -407,14 +400,9 @@ class Gauges:
             self._interval = interval = _interval_of(self._every, every)
         if (step + 1) % (NOISE_EVERY * interval) == 0:
             # A clone: a later backward pass may add to the same memory.
-            self._previous = (
-                step,
-                {
-                    p: grad.detach().clone()
-                    for _, params, grads, _ in work
-                    for p, grad in zip(params, grads, strict=True)
-                },
-            )
+            pairs = (zip(w.params, w.grads, strict=True) for w in work)
+            kept = {p: g.detach().clone() for some in pairs for p, g in some}
+            self._previous = step, kept
 
     def _compare(self, work: list[Work]) -> None:
         """Sets the step's gradients beside those of observe()."""
@@ -453,17 +441,15 @@ class Gauges:
                 statistics = [s["square_average"] for s in states]
             numbers = self._numbers(group, params)
             positions, centers = self._positions(params)
-            of_step = gauge_sums(
-                *(grads, positions, centers, movers, statistics), kind=kind, **numbers
-            )
+            lists = grads, positions, centers, movers, statistics
+            of_step = gauge_sums(*lists, kind=kind, **numbers)
             sums = [(_PLACES[kind], of_step)]
             if has_noise and self._previous is not None:
                 noise = _PRECONDITIONED_NOISE if kind == _PRECONDITIONED else _NOISE
                 before = [self._previous[1][p] for p in params]
                 weights = statistics if kind == _PRECONDITIONED else []
-                of_noise = gauge_sums(
-                    *(grads, positions, [], before, weights), kind=noise, **numbers
-                )
+                lists = grads, positions, [], before, weights
+                of_noise = gauge_sums(*lists, kind=noise, **numbers)
                 sums.append(((4,), of_noise))
             places = [self._place[p] for p in params]
             rows.append((places, sums, _step_of(group, motion)))
@@ -478,11 +464,9 @@ class Gauges:
         """Of each tensor, x · g."""
         rows: list[_Row] = []
         for group, params, grads, _ in work:
-            sums = gauge_sums(
-                *(grads, *self._positions(params), [], []),
-                kind=_LANGEVIN,
-                **self._numbers(group, params),
-            )
+            lists = grads, *self._positions(params), [], []
+            numbers = self._numbers(group, params)
+            sums = gauge_sums(*lists, kind=_LANGEVIN, **numbers)
             places = [self._place[p] for p in params]
             step = _step_of(group, self._motion)
             rows.append((places, [(_PLACES[_LANGEVIN], sums)], step))
@@ -515,12 +499,9 @@ class Gauges:
             else p.detach()
             for p in params
         ]
-        return positions, self._centers_of(params)
-
-    def _centers_of(self, params: list[Tensor]) -> list[Tensor]:
         if self._centers is None:
-            return []
-        return [self._centers[self._place[p]] for p in params]
+            return positions, []
+        return positions, [self._centers[self._place[p]] for p in params]
 
     # ---- Readings -------------------------------------------------------------
 
@@ -627,9 +608,8 @@ class Gauges:
         shown = self._names[:24] if names is None else list(names)
         figure, axes = panels("Gauges.plot()", len(shown), 3.6, 2.4)
         for name, axis in zip(shown, axes, strict=True):
-            for means, label in zip(
-                self.over_time(name), ("T_kin", "T_conf"), strict=True
-            ):
+            series = zip(self.over_time(name), ("T_kin", "T_conf"), strict=True)
+            for means, label in series:
                 each = self.num_observed / max(1, len(means))
                 times = [(i + 0.5) * each for i in range(len(means))]
                 axis.plot(times, means, label=label)
@@ -674,13 +654,9 @@ def _kind(sampler: Sampler) -> str:
 
 
 def _share_memory(a: Tensor | None, b: Tensor | None) -> bool:
-    return (
-        a is not None
-        and b is not None
-        and a is not b
-        and a.numel() > 0
-        and a.data_ptr() == b.data_ptr()
-    )
+    if a is None or b is None or a is b:
+        return False
+    return a.numel() > 0 and a.data_ptr() == b.data_ptr()
 
 
 def _step_of(group: Mapping[str, Any], motion: Motion) -> Step:

@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from torch_sgmcmc._impl.context import chain_of
 from torch_sgmcmc._impl.distributed import world_size
+from torch_sgmcmc._impl.hyperparams import wrong_result
 from torch_sgmcmc._impl.io import load, save
 from torch_sgmcmc._impl.utils import length_of, plain_names, progress_bar
 from torch_sgmcmc.diagnostics.setup_check import check
@@ -283,10 +284,7 @@ def _model_of(settings: Settings) -> nn.Module:
     given = settings.model
     model = copy.deepcopy(given) if isinstance(given, nn.Module) else given()
     if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"Invalid model: the function returned {type(model).__name__} (must return "
-            "a torch.nn.Module)"
-        )
+        raise wrong_result("model", model, "a torch.nn.Module")
     return model
 
 
@@ -335,10 +333,7 @@ class _Run:
         trained = [(plain[name], p) for name, p in named.items() if p.requires_grad]
         self._sampler = settings.sampler(trained, seed=fold_in(seed, 1))
         if not isinstance(self._sampler, Sampler):
-            raise TypeError(
-                "Invalid sampler: the function returned "
-                f"{type(self._sampler).__name__} (must return a sampler)"
-            )
+            raise wrong_result("sampler", self._sampler, "a sampler")
         group = self._sampler.process_group
         if group is not None and world_size(group) > 1:
             raise ValueError(
@@ -369,13 +364,12 @@ class _Run:
 
     def _made_gauges(self) -> Gauges | None:
         """Those of what they can observe."""
-        if not self._settings.reports or not has_temperatures(self._sampler):
+        sampler = self._sampler
+        if not self._settings.reports or not has_temperatures(sampler):
             return None
-        if self._sampler.defaults["capturable"]:
-            return None
-        if not chain_of(self._sampler).placement.is_whole:
-            return None
-        return Gauges(self._sampler)
+        is_whole = chain_of(sampler).placement.is_whole
+        is_seen = is_whole and not sampler.defaults["capturable"]
+        return Gauges(sampler) if is_seen else None
 
     def collector(self, store: Path | SampleStore) -> Collector:
         """What stores its draws."""
@@ -540,10 +534,7 @@ class _Run:
         with torch.enable_grad():
             loss = self._settings.loss(self._model, batch)
         if not isinstance(loss, Tensor):
-            raise TypeError(
-                f"Invalid loss: the function returned {type(loss).__name__} (must "
-                "return the mean loss of the minibatch, a Tensor)"
-            )
+            raise wrong_result("loss", loss, "the mean loss of the minibatch, a Tensor")
         self._loss = loss.detach().mean()
         if self._first_loss is None:
             self._first_loss = self._loss
@@ -608,6 +599,7 @@ class _Run:
     def _save(self, collector: Collector, path: Path | None) -> None:
         if path is None:  # what is in memory ends with the process
             return
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         content = Saved(
             seed=self._settings.seed,
             begun=self._groups,
@@ -620,7 +612,7 @@ class _Run:
             schedule=[schedule.state_dict() for schedule in self._schedules],
             collector=collector.state_dict(),
             random=torch.get_rng_state(),
-            random_cuda=_cuda_state(),
+            random_cuda=cuda,
         )
         save(content._asdict(), path)
 
@@ -628,15 +620,11 @@ class _Run:
         folder, steps = self._settings.store, self._steps
         missing = [key for key in Saved._fields if key not in content]
         if missing:
-            raise ValueError(
-                f"Invalid checkpoint: that of chain {self._chain} in {folder} lacks "
-                f"{', '.join(missing)} (restart=True begins anew)"
-            )
+            lacking = f"chain {self._chain} in {folder} lacks {', '.join(missing)}"
+            raise ValueError(f"Invalid checkpoint: that of {lacking} ({_ANEW})")
         if content["seed"] != self._settings.seed:
-            raise ValueError(
-                f"Invalid seed: {self._settings.seed} (the chain in {folder} has "
-                f"{content['seed']}; restart=True begins anew)"
-            )
+            other = f"the chain in {folder} has {content['seed']}; {_ANEW}"
+            raise ValueError(f"Invalid seed: {self._settings.seed} ({other})")
         check_same(
             {"groups": content["begun"], **content["identity"]},
             {"groups": self._groups, **self._identity},
@@ -644,10 +632,8 @@ class _Run:
         )
         if content["step"] > steps:
             name = "steps" if self._settings.epochs is None else "epochs"
-            raise ValueError(
-                f"Invalid {name}: {steps} steps (chain {self._chain} in {folder} has "
-                f"made {content['step']}; restart=True begins anew)"
-            )
+            made = f"chain {self._chain} in {folder} has made {content['step']}"
+            raise ValueError(f"Invalid {name}: {steps} steps ({made}; {_ANEW})")
         self._model.load_state_dict(content["model"])
         self._sampler.load_state_dict(content["sampler"])
         for schedule, state in zip(self._schedules, content["schedule"], strict=True):
@@ -676,12 +662,6 @@ def _checked(schedule: Any) -> Any:
         )
     for name in ("step", "state_dict", "load_state_dict"):
         if not callable(getattr(schedule, name, None)):
-            raise TypeError(
-                f"Invalid schedule: the function returned {type(schedule).__name__} "
-                f"(must return a scheduler, and this has no {name}())"
-            )
+            wanted = f"a scheduler, and this has no {name}()"
+            raise wrong_result("schedule", schedule, wanted)
     return schedule
-
-
-def _cuda_state() -> list[Tensor]:
-    return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from torch_sgmcmc._impl.dtensor import is_dtensor, refuse
-from torch_sgmcmc._impl.hyperparams import check_function, check_integer
+from torch_sgmcmc._impl.hyperparams import check_function, check_integer, wrong_type
 from torch_sgmcmc._impl.utils import plain_names
 from torch_sgmcmc.diagnostics.temperatures import Gauges
 from torch_sgmcmc.hmc import HMC
@@ -244,11 +244,9 @@ class Collector:
         likelihood: Likelihood | None = None,
     ) -> None:
         if not isinstance(sampler, Sampler):
-            raise TypeError(
-                f"Invalid sampler: {type(sampler).__name__} (must be a Sampler)"
-            )
-        check_integer("chain", chain, low=0)
-        check_integer("burn_in", burn_in, low=0)
+            raise wrong_type("sampler", sampler, "a Sampler")
+        check_integer("chain", chain)
+        check_integer("burn_in", burn_in)
         check_integer("every", every, low=1)
         if dtype is not None and not isinstance(dtype, torch.dtype):
             raise TypeError(f"Invalid dtype: {dtype!r} (must be a torch.dtype)")
@@ -257,9 +255,7 @@ class Collector:
             ("gauges", gauges, Gauges, "Gauges"),
         ):
             if given is not None and not isinstance(given, kind):
-                raise TypeError(
-                    f"Invalid {name}: {type(given).__name__} (must be {words})"
-                )
+                raise wrong_type(name, given, words)
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"Invalid dtype: {dtype} (must be a floating-point one)")
         for name, function in {"weight": weight, "when": when}.items():
@@ -295,9 +291,8 @@ class Collector:
         self._skipped = sampler.num_skipped
         self._handles: list[Any] = []
         self._add_hooks()
-        self._finish = weakref.finalize(
-            self, _finish, self._handles, self._writer, self._process
-        )
+        left = self._handles, self._writer, self._process
+        self._finish = weakref.finalize(self, _finish, *left)
 
     def __repr__(self) -> str:
         if self._writer is None:
@@ -335,13 +330,13 @@ class Collector:
     def _add_hooks(self) -> None:
         if self._writer is None:
             return
-        sampler = self.sampler
-        self._handles.append(sampler.register_step_pre_hook(self._before_step))
+        sampler, after = self.sampler, self.sampler.register_step_post_hook
+        self._handles += [sampler.register_step_pre_hook(self._before_step)]
         if isinstance(sampler, SBPS):
-            self._handles.append(sampler.register_sample_hook(self._at_sample))
+            self._handles += [sampler.register_sample_hook(self._at_sample)]
         else:
-            self._handles.append(sampler.register_step_post_hook(self._after_step))
-        self._handles.append(sampler.register_step_post_hook(self._clear_loss))
+            self._handles += [after(self._after_step)]
+        self._handles += [after(self._clear_loss)]
 
     def _remove_hooks(self) -> None:
         while self._handles:
@@ -482,11 +477,9 @@ class Collector:
         self.flush()
         self._write_run()
         return {
-            "gauges": None if self._gauges is None else self._gauges.state_dict(),
-            "losses": self._trace.state_dict(),
-            "temperature": self._temperature,
-            "count": self._count,
-            "mark": self._mark,
+            "gauges": self._gauges and self._gauges.state_dict(),
+            **{"losses": self._trace.state_dict(), "temperature": self._temperature},
+            **{"count": self._count, "mark": self._mark},
             "position": None if self._writer is None else self._writer.checkpoint(),
             **self._settings,
         }
@@ -500,10 +493,8 @@ class Collector:
         """
         for name, value in self._settings.items():
             if state_dict[name] != value:
-                raise ValueError(
-                    f"Invalid {name}: {value} (the run in progress has "
-                    f"{state_dict[name]})"
-                )
+                run = f"the run in progress has {state_dict[name]}"
+                raise ValueError(f"Invalid {name}: {value} ({run})")
         if self._writer is not None:
             if state_dict["position"] is None:
                 raise ValueError(
@@ -545,9 +536,8 @@ class Collector:
         """Writes temperatures and losses beside the draws."""
         if self._writer is None or self._mark is None:
             return
-        ran = ran_of(
-            self.sampler, self._gauges, self._trace, temperature=self._temperature
-        )
+        beside = self._gauges, self._trace
+        ran = ran_of(self.sampler, *beside, temperature=self._temperature)
         self._writer.write_run(plain(ran))
 
     def _close(self, *, warns: bool) -> None:
@@ -580,10 +570,10 @@ class Collector:
         elif len(writer) >= _MANY and self._has_not_moved():
             reason = "it has not moved"
             if isinstance(sampler, HMC):
-                reason = (
-                    f"{sampler.acceptance_rate:.2g} of its trajectories were accepted: "
-                    "a smaller step_size, or warmup(), is needed"
+                rate = (
+                    f"{sampler.acceptance_rate:.2g} of its trajectories were accepted"
                 )
+                reason = f"{rate}: a smaller step_size, or warmup(), is needed"
             warnings.warn(
                 f"all {len(writer)} draws of {writer.place} are the same: {reason}",
                 stacklevel=4,

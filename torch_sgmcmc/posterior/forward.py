@@ -46,9 +46,8 @@ class Evaluation:
             named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
             tensors = {k: t.clone() for k, t in {**named, **tensors}.items()}
             batches = list(batches)
-        return functional_call(
-            self._caller, _inside(tensors), (batches, self.has_modes)
-        )
+        given = batches, self.has_modes
+        return functional_call(self._caller, _inside(tensors), given)
 
     def together(
         self, draws: Sequence[Mapping[str, Tensor]], batches: Iterable[Any]
@@ -57,10 +56,7 @@ class Evaluation:
         if self.has_modes:
             batches = list(batches)
             return torch.stack([self.outputs(draw, batches) for draw in draws])
-        stacked = {
-            name: torch.stack([draw[name] for draw in draws]) for name in draws[0]
-        }
-        tensors = _inside(stacked)
+        tensors = _inside({k: torch.stack([d[k] for d in draws]) for k in draws[0]})
 
         def one(tensors: Mapping[str, Tensor], batch: Any) -> Tensor:
             return functional_call(self._caller, tensors, ([batch],))
@@ -198,9 +194,8 @@ class Replacements:
             for name, tensor in named(remove_duplicate=False):
                 self._own[name] = tensor
                 self._first[name] = seen.setdefault(id(tensor), name)
-        self._of_plain = {
-            plain: name for name, plain in plain_names(model, self._own).items()
-        }
+        named = plain_names(model, self._own).items()
+        self._of_plain = {plain: name for name, plain in named}
         self._places: dict[str, tuple[Tensor, str]] = {}
         self._checked: set[int] = set()  # the checksums of stores, by their objects
 
@@ -226,10 +221,7 @@ class Replacements:
             value = draw[name]
             own, first = self._place(name)
             if not isinstance(value, Tensor):
-                raise TypeError(
-                    f"Invalid draw: {name!r} is of type {type(value).__name__} (must "
-                    "be a Tensor)"
-                )
+                raise wrong_type(f"draw: {name!r}", value, "a Tensor")
             if value.shape != own.shape:
                 raise ValueError(
                     f"Invalid draw: {name!r} has shape {list(value.shape)}, in the "
@@ -341,10 +333,10 @@ class Batches:
                 "once for each draw: give a list or a DataLoader)"
             )
         if isinstance(inputs, tuple) or not isinstance(inputs, Iterable):
-            raise TypeError(
-                f"Invalid {name}: of type {type(inputs).__name__} (must be a Tensor, a "
-                "mapping from names to Tensors, or a list or DataLoader of batches)"
+            wanted = (
+                "a Tensor, a mapping from names to Tensors, or a list or DataLoader"
             )
+            raise wrong_type(name, inputs, f"{wanted} of batches")
         if in_order and isinstance(getattr(inputs, "sampler", None), _SHUFFLING):
             raise ValueError(
                 f"Invalid {name}: a DataLoader that shuffles (rows of predictions are "
@@ -394,12 +386,9 @@ class Batches:
         )
 
     def _split(self, inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
-        rows = {
-            len(value)
-            for value in inputs.values()
-            if isinstance(value, Tensor) and value.dim()
-        }
-        if len(rows) != 1 or not all(isinstance(v, Tensor) for v in inputs.values()):
+        tensors = [value for value in inputs.values() if isinstance(value, Tensor)]
+        rows = {len(tensor) for tensor in tensors if tensor.dim()}
+        if len(rows) != 1 or len(tensors) < len(inputs):
             raise ValueError(
                 f"Invalid {self._name}: a mapping with values of {sorted(rows)} rows "
                 "(must be Tensors of as many rows each)"
@@ -412,10 +401,7 @@ class Batches:
 
 
 def _as_tensor(inputs: Any) -> Any:
-    """Returns an array or a data frame as a Tensor, others as they are.
-
-    Floating-point numbers get torch's default dtype, as models have it.
-    """
+    """Returns an array or a data frame as a Tensor of the default dtype, or others."""
     if isinstance(inputs, Tensor | Mapping) or not hasattr(inputs, "__array__"):
         return inputs
     array = inputs.__array__()
@@ -487,13 +473,9 @@ class BatchNorm:
     ) -> dict[str, Tensor]:
         fresh: dict[str, Tensor] = {}
         for name, layer in self._layers.items():
-            for kind, make in (
-                ("running_mean", torch.zeros_like),
-                ("running_var", torch.ones_like),
-                ("num_batches_tracked", torch.zeros_like),
-            ):
-                own = getattr(layer, kind)
-                fresh[f"{name}.{kind}" if name else kind] = make(own)
+            for kind in ("running_mean", "running_var", "num_batches_tracked"):
+                new = torch.full_like(getattr(layer, kind), kind == "running_var")
+                fresh[f"{name}.{kind}" if name else kind] = new
         together = {**tensors, **fresh}
         with self._averaging():
             evaluation.run(together, batches)  # which writes into the fresh ones
@@ -515,10 +497,7 @@ class BatchNorm:
 
 
 def _before_last(model: nn.Module, layers: list[str]) -> set[str]:
-    """Names of parameters that come before the last layer, and change its inputs.
-
-    By the order in which modules are registered, which is mostly that of their use.
-    """
+    """Names of parameters that are registered before the last of these layers."""
     found: set[str] = set()
     if layers:
         for name, module in model.named_modules():

@@ -155,10 +155,8 @@ class Blocks:
         steps: int,
     ) -> None:
         if not one_gradient_a_step(sampler):
-            raise ValueError(
-                f"Invalid compile: {type(sampler).__name__} (must be a sampler whose "
-                "steps take one gradient)"
-            )
+            kind, wanted = type(sampler).__name__, "a sampler whose steps take one"
+            raise ValueError(f"Invalid compile: {kind} (must be {wanted} gradient)")
         if any(group["nonfinite"] == "skip" for group in sampler.param_groups):
             raise ValueError(
                 "Invalid compile: with nonfinite='skip', skipped steps would move "

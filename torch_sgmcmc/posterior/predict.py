@@ -108,11 +108,8 @@ class Link:
                 f"Invalid link: {link!r} (must be 'softmax', 'sigmoid', 'identity', "
                 "'gaussian' or a function of the outputs)"
             )
-        if isinstance(dim, bool) or not isinstance(dim, int):
-            raise TypeError(f"Invalid dim: {dim!r} (must be an int)")
-        self._link = link
-        self._dim = dim
-        self._has_looked = False
+        self._link, self._has_looked = link, False
+        self._dim = check_integer("dim", dim, low=-(2**31))
 
     @property
     def has_entropy(self) -> bool:
@@ -241,12 +238,9 @@ class Terms:
     ) -> None:
         # Functions may return the outputs, or a part of them.
         self.values = link.values(outputs, overwrite=not functions)
-        self.means: dict[str, Tensor] = {}
         aleatoric = link.aleatoric(self.values, outputs)
-        if aleatoric is not None:
-            self.means[""] = aleatoric
-        for name, function in functions.items():
-            self.means[name] = function(outputs)
+        self.means = {} if aleatoric is None else {"": aleatoric}
+        self.means |= {name: f(outputs) for name, f in functions.items()}
         self._check(len(outputs))
 
     def _check(self, rows: int) -> None:
@@ -263,6 +257,9 @@ class Terms:
                 )
 
 
+_SUMS = ("origin", "distances", "squares")
+
+
 class Sums:
     r"""Weighted sums, in float64: memory does not grow with draws, but for ``kept``.
 
@@ -272,10 +269,10 @@ class Sums:
 
     def __init__(self, terms: Terms) -> None:
         self.origin = terms.values.to(torch.float64, copy=True)
-        self.distances = _zeros(terms.values)
-        self.squares = _zeros(terms.values)
+        self.distances, self.squares, self._distance = (
+            torch.zeros_like(self.origin) for _ in range(3)
+        )
         self.means = {name: _zeros(term) for name, term in terms.means.items()}
-        self._distance = _zeros(terms.values)
         #: Of means: the values', or if they are integers, the default.
         self.dtype = (terms.values / 1).dtype
         #: The values of all draws, if they are kept.
@@ -312,21 +309,16 @@ class Sums:
 
     def state_dict(self) -> dict[str, Any]:
         """The sums; tensors are shared, not copied. C++ has the same."""
-        return {
-            "origin": self.origin,
-            "distances": self.distances,
-            "squares": self.squares,
-            "means": dict(self.means),
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "kept": list(self.kept),
-        }
+        state: dict[str, Any] = {name: getattr(self, name) for name in _SUMS}
+        dtype = str(self.dtype).removeprefix("torch.")
+        return state | {"means": {**self.means}, "dtype": dtype, "kept": [*self.kept]}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], device: Any) -> Sums:
         """Those of a state dict, copied."""
         sums = cls.__new__(cls)
         sums.dtype = getattr(torch, str(state["dtype"]).removeprefix("torch."))
-        for name in ("origin", "distances", "squares"):
+        for name in _SUMS:
             setattr(sums, name, state[name].to(device, copy=True))
         sums._distance = torch.empty_like(sums.origin)
         sums.means = {k: t.to(device, copy=True) for k, t in state["means"].items()}
@@ -429,9 +421,8 @@ class Predictive:
         self._replacements = Replacements(model)
         refresh = None
         if refresh_batch_norm is not None:
-            refresh = Batches(
-                "refresh_batch_norm", refresh_batch_norm, batch_size, in_order=False
-            )
+            of = "refresh_batch_norm", refresh_batch_norm, batch_size
+            refresh = Batches(*of, in_order=False)
         self._batch_norm = BatchNorm(model, refresh)
         self._sums: Sums | None = None
         self._weights: list[float] = []
@@ -576,10 +567,7 @@ class Predictive:
                 options. Nothing has been loaded.
         """
         if not isinstance(state_dict, Mapping):
-            raise ValueError(
-                f"Invalid state_dict: of type {type(state_dict).__name__} (must be a "
-                "mapping)"
-            )
+            raise ValueError(str(wrong_type("state_dict", state_dict, "a mapping")))
         if set(state_dict) != {"weights", "sums"}:
             raise ValueError(
                 f"Invalid state_dict: it has {', '.join(map(str, state_dict))} (must "
@@ -587,9 +575,9 @@ class Predictive:
             )
         state, loaded = state_dict["sums"], None
         if state is not None:
-            names = {*self._functions} | (
-                {""} if self._link.has_entropy or self._link.has_noise else set()
-            )
+            names = {*self._functions}
+            if self._link.has_entropy or self._link.has_noise:
+                names.add("")
             kept = len(state_dict["weights"]) if self._keeps else 0
             if {*state["means"]} != names or len(state["kept"]) != kept:
                 raise ValueError(

@@ -20,6 +20,7 @@ _RATE = 0.001
 # Settings of param groups that say which posterior a chain samples, and with which
 # error.
 _SETTINGS = ("num_data", "prior_precision", "temperature", "lr", "step_size")
+_NUMBERS = (int, float, Tensor)
 
 
 class Trace:
@@ -48,16 +49,13 @@ class Trace:
     def state_dict(self) -> dict[str, Any]:
         """All that it has."""
         rest = None if self._sum is None else float(self._sum)
-        return {
-            **{"width": self.width, "means": list(self.means)},
-            **{"sum": rest, "count": self._count},
-        }
+        kept = {"width": self.width, "means": list(self.means)}
+        return {**kept, "sum": rest, "count": self._count}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on from there."""
         self.width, self.means = state_dict["width"], list(state_dict["means"])
-        rest, self._count = state_dict["sum"], state_dict["count"]
-        self._sum = rest
+        self._sum, self._count = state_dict["sum"], state_dict["count"]
 
 
 @dataclass(frozen=True)
@@ -103,15 +101,12 @@ def ran_of(
     """
     of_all: dict[str, Any] = {}
     if gauges is not None and gauges.num_observed:
-        kinetic, configurational = gauges.over_time()
+        over_time = zip(("kinetic", "configurational"), gauges.over_time(), strict=True)
         of_all = {
-            "num_observed": gauges.num_observed,
-            "interval": gauges.interval,
+            **{"num_observed": gauges.num_observed, "interval": gauges.interval},
             "tensors": {name: gauges.tensor(name) for name in gauges.names},
-            "all": gauges.all(),
-            "findings": tuple(gauges.findings(rate=_RATE)),
-            "kinetic": tuple(kinetic),
-            "configurational": tuple(configurational),
+            **{"all": gauges.all(), "findings": tuple(gauges.findings(rate=_RATE))},
+            **{name: tuple(series) for name, series in over_time},
         }
     group = sampler.param_groups[0]
     return Ran(
@@ -130,13 +125,9 @@ def ran_of(
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, float]:
-    values = {name: group.get(name) for name in _SETTINGS}
-    return {
-        name: float(value)
-        for name, value in values.items()
-        if isinstance(value, int | float)
-        or (isinstance(value, Tensor) and value.numel() == 1)
-    }
+    values = {k: group[k] for k in _SETTINGS if isinstance(group.get(k), _NUMBERS)}
+    is_one = {k: not isinstance(v, Tensor) or v.numel() == 1 for k, v in values.items()}
+    return {k: float(v) for k, v in values.items() if is_one[k]}
 
 
 def _known(sampler: Sampler, name: str) -> Any:
@@ -198,8 +189,5 @@ def finite(value: Any) -> Any:
 
 
 def _temperatures(content: Mapping[str, list[float | None]]) -> Temperatures:
-    pairs = {
-        name: Reading(*(math.nan if number is None else number for number in pair))
-        for name, pair in content.items()
-    }
-    return Temperatures(**pairs)
+    pairs = {k: [math.nan if x is None else x for x in v] for k, v in content.items()}
+    return Temperatures(**{name: Reading(*pair) for name, pair in pairs.items()})

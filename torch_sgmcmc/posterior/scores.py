@@ -73,13 +73,8 @@ def plot_reliability(
             for weights in (torch.ones_like(confidence), label == y, confidence)
         )
         used = count >= at_least
-        axes.plot(
-            (sure / count)[used].tolist(),
-            (right / count)[used].tolist(),
-            "o-",
-            markersize=3,
-            label=name,
-        )
+        parts = ((part / count)[used].tolist() for part in (sure, right))
+        axes.plot(*parts, "o-", markersize=3, label=name)
     axes.set_xlabel("confidence")
     axes.set_ylabel("accuracy")
     if several is not None:
@@ -117,15 +112,11 @@ def plot_entropies(
     figure, axes = _axes(axes, "plot_entropies()")
     low = min(0.0, *(float(values.min()) for values in flat.values()))
     high = max(float(values.max()) for values in flat.values())
+    ends = low, high if high > low else low + 1
     for name, values in flat.items():
-        axes.hist(
-            values.tolist(),
-            bins,
-            range=(low, high if high > low else low + 1),
-            density=True,
-            histtype="step",
-            label=f"{name}, mean {float(values.mean()):.2f}",
-        )
+        label = f"{name}, mean {float(values.mean()):.2f}"
+        options = {"range": ends, "density": True, "histtype": "step", "label": label}
+        axes.hist(values.tolist(), bins, **options)
     axes.set_yscale("log")
     axes.set_xlabel("predictive entropy (nats)")
     axes.set_ylabel("density")
@@ -136,9 +127,8 @@ def plot_entropies(
 def _axes(axes: Any, user: str) -> tuple[Any, Any]:
     if axes is not None:
         return axes.figure, axes
-    pyplot = optional(
-        "matplotlib.pyplot", "matplotlib", f"predictive.{user}", "posterior"
-    )
+    user = f"predictive.{user}"
+    pyplot = optional("matplotlib.pyplot", "matplotlib", user, "posterior")
     return pyplot.subplots(figsize=(4.8, 3.6), layout="constrained")
 
 
@@ -252,13 +242,8 @@ def regression_scores(
             "losses.gaussian(noise) or 'heteroscedastic')"
         )
     forward = chosen.forward(options.pop("forward", None) or default_forward)
-    found = predict(
-        *(model, draws, inputs),
-        link="identity",
-        forward=forward,
-        keep_draws=True,
-        **options,
-    )
+    options |= {"link": "identity", "forward": forward, "keep_draws": True}
+    found = predict(model, draws, inputs, **options)
     assert found.draws is not None
     if found.draws.dim() < 3 or found.draws.shape[-1] % 2:
         raise ValueError(

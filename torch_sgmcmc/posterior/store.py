@@ -7,12 +7,14 @@ import warnings
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from itertools import chain as flattened
 from pathlib import Path
 from typing import Any, overload
 
 import torch
 from torch import Tensor
 
+from torch_sgmcmc._impl.hyperparams import wrong_type
 from torch_sgmcmc.posterior.store_files import (
     CorruptDrawError,
     DrawFile,
@@ -31,9 +33,7 @@ def folder_of(store: str | os.PathLike[str] | SampleStore) -> Path | None:
     if isinstance(store, SampleStore):
         return None if store.path is None else Path(store.path)
     if not isinstance(store, str | os.PathLike):
-        raise TypeError(
-            f"Invalid store: {type(store).__name__} (must be a path or a SampleStore)"
-        )
+        raise wrong_type("store", store, "a path or a SampleStore")
     return Path(os.path.abspath(os.path.expanduser(store)))
 
 
@@ -168,7 +168,7 @@ class Draws(Sequence[Draw]):
     def __getitem__(self, index: slice | str | Iterable[str]) -> Draws: ...
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return self._some(self._rows[index])
+            return Draws(self._files, self._rows[index], self._names)
         if hasattr(index, "__index__"):
             row = self._rows[index]
             place = bisect_right(self._ends, row)
@@ -180,9 +180,6 @@ class Draws(Sequence[Draw]):
             if name not in self._names:
                 raise KeyError(f"no draw has {name!r} (they have {self.names})")
         return Draws(self._files, self._rows, tuple(names))
-
-    def _some(self, rows: Sequence[int]) -> Draws:
-        return Draws(self._files, rows, self._names)
 
     @property
     def likelihood(self) -> dict[str, Any] | None:
@@ -210,7 +207,7 @@ class Draws(Sequence[Draw]):
             raise ValueError(
                 f"Invalid chain: {chain!r} (there are draws of {self.chains})"
             )
-        return self._some([row for rows in found for row in rows])
+        return Draws(self._files, [*flattened(*found)], self._names)
 
     def intact(self) -> Draws:
         """Returns the draws whose files are as they were written; reads all files.
@@ -225,7 +222,7 @@ class Draws(Sequence[Draw]):
                 warnings.warn(str(error), stacklevel=2)
             else:
                 rows += of_file
-        return self._some(rows)
+        return Draws(self._files, rows, self._names)
 
     def _by_file(self) -> dict[DrawFile, list[int]]:
         """Returns the rows of each file."""

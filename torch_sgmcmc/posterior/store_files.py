@@ -173,9 +173,8 @@ class DrawFile:
                     self._compare(crc32(data))
                     tensors = safetensors.torch.load(data)
                 else:
-                    mapped = torch.from_file(
-                        self.path, False, self.size, dtype=torch.uint8
-                    )
+                    as_bytes = {"size": self.size, "dtype": torch.uint8}
+                    mapped = torch.from_file(self.path, False, **as_bytes)
                     self._compare(_C.crc32(mapped.data_ptr(), self.size))
                     tensors = safetensors.torch.load_file(self.path)
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
@@ -261,9 +260,8 @@ def _parsed(
         raise ValueError(f"count {count!r}")
     columns: dict[str, Sequence[float]] = {"step": array("q", content["step"])}
     for column in COLUMNS[1:]:
-        columns[column] = array(
-            "d", (math.nan if x is None else x for x in content[column])
-        )
+        values = (math.nan if x is None else x for x in content[column])
+        columns[column] = array("d", values)
     precisions = [[float(x) for x in p] for p in content["prior_precision"]]
     if any(len(c) != count for c in (*columns.values(), precisions)):
         raise ValueError(f"not {count} numbers for {count} draws")
@@ -304,11 +302,7 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 class _Lock:
-    """Keeps other writers away until it is released or its process ends.
-
-    A lock of ``flock`` belongs to the open file, so that closing another one of the
-    same file does not release it.
-    """
+    """Keeps other writers away until it is released or its process ends (``flock``)."""
 
     def __init__(self, path: Path, place: str) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

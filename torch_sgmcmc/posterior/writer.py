@@ -157,10 +157,8 @@ class SampleWriter:
         values |= {"prior_precision": [_number(value) for value in prior_precision]}
         with self._lock:
             self.check()
-            copies = {
-                k: _copied(draw[k], dtype)
-                for k, (dtype, _) in self._info.tensors.items()
-            }
+            kept = self._info.tensors.items()
+            copies = {k: _copied(draw[k], dtype) for k, (dtype, _) in kept}
             if not self._rows:
                 self._since = time.monotonic()
             self._rows.append((copies, values))
@@ -273,9 +271,8 @@ class SampleWriter:
         self._wait()
         self._thread = self._thread or ThreadPoolExecutor(1, "sgmcmc-store")
         try:
-            self._writing = self._thread.submit(
-                _write, self._chain, self._info, self._rows
-            )
+            work = self._chain, self._info, self._rows
+            self._writing = self._thread.submit(_write, *work)
         except RuntimeError:  # the interpreter ends, and has no threads any more
             self._has_failed = True  # so that the next call writes
         else:
@@ -299,11 +296,10 @@ def _write(
     chain: FolderChain | MemoryChain, info: StoreInfo, rows: Sequence[_Row]
 ) -> None:
     """Writes draws as one file."""
+    draws = [draw for draw, _ in rows]
     tensors = {
-        name: rows[0][0][name][None]
-        if len(rows) == 1
-        else torch.stack([draw[name] for draw, _ in rows])
-        for name in info.tensors
+        k: torch.stack([d[k] for d in draws]) if len(draws) > 1 else draws[0][k][None]
+        for k in info.tensors
     }
     columns: dict[str, Sequence[float]] = {
         name: array("q" if name == "step" else "d", [v[name] for _, v in rows])
@@ -330,7 +326,5 @@ def _stored_in(name: str, tensor: Tensor, dtype: torch.dtype | None) -> torch.dt
     stored = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
     if stored not in DTYPES.values():
         known = ", ".join(map(str, DTYPES.values()))
-        raise ValueError(
-            f"Invalid tensors: {name!r} is {stored} (must be one of {known})"
-        )
+        raise ValueError(f"Invalid tensors: {name!r} is {stored} (not of {known})")
     return stored
