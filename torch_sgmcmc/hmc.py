@@ -428,8 +428,6 @@ class HMC(Hamiltonian):
         if start is not None:
             accepted = self._decide(log_ratios, work, motion, saved, masters, turned)
             losses = torch.where(accepted, end_losses, losses)
-        if chain.gauges is not None:
-            chain.gauges._observe(work)
         for lists, moving in zip(work, motion, strict=True):
             self._keep(lists, moving)
             chain.placement.have_changed(lists.params)

@@ -462,7 +462,7 @@ class Sampler(Bookkeeping):
             RuntimeError: gradients are not finite, or do not fit. Nothing has changed.
             StepLeftOut: gradients are not finite, and the step is left out.
         """
-        if chain.gauges is not None:
+        if chain.gauges is not None and chain.gauges._is_due():
             if plan.checks and is_any_nonfinite(chain, plan.params, grads):
                 raise_nonfinite(chain, plan.params, grads)
             chain.gauges._observe(plan.observed(grads))

@@ -379,8 +379,14 @@ class Gauges:
             raise RuntimeError("these Gauges are detached from their sampler")
         return sampler
 
+    def _is_due(self) -> bool:
+        """Returns whether the sampler's next update is observed."""
+        step, interval = self._seen().rng.steps, self._interval
+        is_before = (step + 1) % (NOISE_EVERY * interval) == 0
+        return step % interval == 0 or is_before or bool(self._others)
+
     def _observe(self, work: list[Work]) -> None:
-        """What a sampler calls before each update."""
+        """What a sampler calls before an update that is due."""
         if not work:
             return
         self._compare(work)
