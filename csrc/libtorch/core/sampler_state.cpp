@@ -245,6 +245,7 @@ StateDict SamplerImpl::state_dict() const {
   int64_t index = 0;
   for (size_t i = 0; i < groups().size(); ++i) {
     check_known(i);
+    const int64_t steps = chain_.groups[i].step.get();
     StateDict group = write_group(options_of(i), progress_, chain_, i);
     std::vector<int64_t> indices;
     for (const at::Tensor& param : groups()[i].params()) {
@@ -259,7 +260,11 @@ StateDict SamplerImpl::state_dict() const {
         }
       }
       if (mean.defined()) kept.set("prior_mean", mean);
-      if (found != states().end() || mean.defined()) state.set(index, kept);
+      const bool has_state = found != states().end();
+      if (steps > 0 && (has_state || param.requires_grad())) {
+        kept.set("step", SavedCount(chain_.groups[i].step));
+      }
+      if (has_state || kept.size() > 0) state.set(index, kept);
       indices.push_back(index++);
     }
     group.set("params", ToList(indices));
