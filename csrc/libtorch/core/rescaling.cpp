@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "libtorch/core/checks.h"
@@ -76,7 +77,7 @@ Scales ScalesOf(const GroupRecords& records, const OptionValues& options) {
   const MomentumSettings& from = *records.momenta;
   const MomentumSettings to = MomentumSettingsOf(options);
   Scales scales{MomentumScale(from, to).value_or(1)};
-  if (options.sampler() == "SGNHT") {
+  if (std::string_view(options.sampler()) == "SGNHT") {
     // A ratio above 1 would multiply fluctuations beyond the friction.
     scales.thermostat = std::min(1.0, NoiseEstimateScale(from, to));
   }
