@@ -221,8 +221,7 @@ class Sampler(Bookkeeping):
                 return observed(self, *args, **kwargs)
             if self.defaults["capturable"] and self._chain.placement.is_whole:
                 return func(self, *args, **kwargs)
-            # The step counter is a Python int: torch.compile would guard on it and
-            # compile every step anew.
+            # The host reads the step counter, which torch.compile cannot trace.
             return torch.compiler.disable(func)(self, *args, **kwargs)
 
         @wraps(func)
@@ -544,6 +543,7 @@ class SharedSettings(Sampler):
         chain = self._chain_now()
         chain.clear_blank_state()
         chain.link_step()
+        chain.keep_created()
 
     def _set(self, **values: Any) -> None:
         """Sets what all groups share: hyperparameters, and what is counted."""

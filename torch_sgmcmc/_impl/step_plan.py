@@ -203,7 +203,7 @@ class StepPlan:
     def pack(
         self, instead: Sequence[Mapping[str, Any]], changes: list[Rescaling]
     ) -> None:
-        """Packs the groups' numbers, but for those given instead.
+        """Packs the groups' numbers, with those given instead of the groups'.
 
         Args:
             instead: for each update, in the order of :attr:`work`.
