@@ -41,7 +41,9 @@ def grow(sampler: sg.Sampler, keep: Tensor, new: int) -> None:
 
     group["params"][0] = weights = nn.Parameter(rows(old))
     state = sampler.state.pop(old)
-    sampler.state[weights] = {name: rows(kept) for name, kept in state.items()}
+    sampler.state[weights] = {
+        name: kept if name == "step" else rows(kept) for name, kept in state.items()
+    }
     sampler.renumber()  # without it, step() refuses to go on
 
 

@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_map_only
 
 import torch_sgmcmc as sg
 from torch_sgmcmc._impl.context import chain_of
-from torch_sgmcmc._impl.hyperparams import settings_of
 from torch_sgmcmc.diagnostics.temperature_means import BatchMeans
 
 # Sampled laws, except what is marked as default.
@@ -187,21 +186,18 @@ class _Wrong(sg.SGHMC):
 
     told: dict[str, Any]
 
-    def _update(self, chain: Any, work: Any, prepared: Any) -> None:
-        group = {**work.group, **self.told}
-        if group["momentum_settings"] is not None:  # or momenta would be rescaled
-            group["momentum_settings"] = settings_of(group)
-        super()._update(chain, work._replace(group=group), prepared)
+    def _instead(self, group: dict[str, Any]) -> dict[str, Any]:
+        return {**super()._instead(group), **self.told}
 
 
 class _Euler(sg.SGHMC):
     """Moves θ with the momentum of the step before."""
 
-    def _update(self, chain: Any, work: Any, prepared: Any) -> None:
-        start = [p.detach().clone() for p in work.params]
-        old = [self.state[p]["momentum"].clone() for p in work.params]
-        super()._update(chain, work, prepared)
-        for p, x, v in zip(work.params, start, old, strict=True):
+    def _launch(self, chain: Any, plan: Any, grads: Any) -> None:
+        start = [p.detach().clone() for p in plan.params]
+        old = [self.state[p]["momentum"].clone() for p in plan.params]
+        super()._launch(chain, plan, grads)
+        for p, x, v in zip(plan.params, start, old, strict=True):
             p.copy_(x + v)
 
 
