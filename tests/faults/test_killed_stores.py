@@ -135,7 +135,12 @@ def kill(go: Go, kills: int, tmp_path: Path) -> None:
             left -= {draw.path.name for draw in store if draw.path}
             partial += any(name.endswith(".partial") for name in left)
             unnamed += any(not name.endswith(".partial") for name in left)
-        assert contents(folder / "store") == contents(whole / "store")
+        found = contents(folder / "store")
+        # A kill while store.json is written leaves its partial file. Nobody deletes it,
+        # since it may be that of another chain's writer, which begins just then.
+        for name in [name for name in found if name.startswith("store.json.")]:
+            del found[name]
+        assert found == contents(whole / "store")
         shutil.rmtree(folder)
         runs += 1
         print(
@@ -163,7 +168,11 @@ def test_in_cpp(in_cpp: Go, tmp_path: Path, one_thread: None) -> None:
 
 
 def test_both_languages_continue_each_other(
-    in_cpp: Go, consumer_program: Callable[[str], Path], tmp_path: Path
+    in_cpp: Go,
+    consumer_program: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    one_thread: None,
 ) -> None:
     """A run that one language has begun and the other ends has the draws of one."""
     assert in_python(tmp_path / "python", None)
@@ -179,6 +188,15 @@ def test_both_languages_continue_each_other(
             seconds *= 1.3
         second(folder, None)
         assert contents(folder / "store")["draws"] == expected
+    # From a checkpoint whose checksum 31 bits do not hold.
+    folder = tmp_path / "large sum"
+    folder.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setitem(globals(), "STEPS", 100)
+        run(folder)
+    assert torch.load(folder / "run.pt")["collector"]["position"]["crc32"] < 0
+    assert in_cpp(folder, None)
+    assert contents(folder / "store")["draws"] == expected
     program = str(consumer_program("store"))
     for written_by in ("python", "cpp"):
         folder = tmp_path / written_by

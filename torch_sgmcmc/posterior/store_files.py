@@ -433,14 +433,18 @@ class FolderChain:
         self.last_step = int(file.columns["step"][-1])
 
     def position(self) -> dict[str, int]:
-        """Returns the length and the checksum of the index."""
-        return {"size": self._size, "crc32": self._crc32}
+        """Returns the length and the checksum of the index, as a signed number.
+
+        LibTorch reads no pickled int that 32 bits do not hold.
+        """
+        signed = self._crc32 - (self._crc32 >> 31 << 32)
+        return {"size": self._size, "crc32": signed}
 
     def cut_back(self, position: Mapping[str, int]) -> None:
         """Deletes what was stored after a position, if it is one of this chain."""
         size = position["size"]
         lines = self._path.read_bytes()[:size]
-        if len(lines) != size or crc32(lines) != position["crc32"]:
+        if len(lines) != size or crc32(lines) != position["crc32"] % 2**32:
             raise ValueError(f"Invalid checkpoint: it is not of {self.place}")
         self._cut(size)
         self._take_index()

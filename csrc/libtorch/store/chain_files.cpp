@@ -554,7 +554,8 @@ void ChainWriter::Write(const std::vector<DrawToWrite>& draws) {
 void ChainWriter::CutBack(int64_t size, int64_t crc32) {
   const std::string whole = TextOfFile(index_path_).value_or("");
   if (size < 0 || static_cast<size_t>(size) > whole.size() ||
-      SumOf({whole.data(), static_cast<size_t>(size)}) != crc32) {
+      SumOf({whole.data(), static_cast<size_t>(size)}) !=
+          static_cast<uint32_t>(crc32)) {
     Invalid("Invalid checkpoint: it is not of " + place_);
   }
   if (::ftruncate(index_file_, size) != 0 || ::fsync(index_file_) != 0) {
