@@ -52,7 +52,7 @@ from torch_sgmcmc._impl.state import (
     rescale_now,
     rescalings,
 )
-from torch_sgmcmc._impl.step_plan import Method, StepPlan, Update
+from torch_sgmcmc._impl.step_plan import Method, StepPlan, Update, trace
 from torch_sgmcmc._impl.user_state import PRIOR_MEAN
 
 __all__ = ["ManyChains", "Sampler", "SharedSettings", "check_sampler"]
@@ -387,8 +387,9 @@ class Sampler(Bookkeeping):
         chain = self._chain_now()
         work = self._work_of(chain)
         if work:
-            plan, grads = self._plan_of(chain, work)
-            plan.trace(grads, [self._instead(lists.group) for lists in plan.work])
+            updates, checks = self._updates_of(chain, work)
+            instead = [self._instead(lists.group) for lists in work]
+            trace(chain, updates, work, instead, checks=checks)
         return loss
 
     def _work_of(self, chain: Chain) -> list[Work]:
@@ -413,6 +414,14 @@ class Sampler(Bookkeeping):
 
     def _plan_of(self, chain: Chain, work: list[Work]) -> tuple[StepPlan, list[Tensor]]:
         """Returns the plan of lists that were gathered, and their gradients."""
+        updates, checks = self._updates_of(chain, work)
+        plan = StepPlan(chain, updates, checks=checks, waits=self._WAITS)
+        grads_of = {id(lists.params): lists.grads for lists in work}
+        grads = [g for lists in plan.work for g in grads_of[id(lists.params)]]
+        return plan, grads
+
+    def _updates_of(self, chain: Chain, work: list[Work]) -> tuple[list[Update], bool]:
+        """Creates state; returns the updates, and if gradients must be checked."""
         uses_gradients = any(self._uses_gradients(lists.group) for lists in work)
         is_apart = len({lists.params[0].device for lists in work}) > 1
         if is_apart or (uses_gradients and len(work) > 1):
@@ -427,15 +436,7 @@ class Sampler(Bookkeeping):
             Update(self._method_of(lists.group), lists._replace(grads=[]), state)
             for lists, state in zip(work, prepared, strict=True)
         ]
-        plan = StepPlan(
-            chain,
-            updates,
-            checks=choice_of(chain) != "allow" and not uses_gradients,
-            waits=self._WAITS,
-        )
-        grads_of = {id(lists.params): lists.grads for lists in work}
-        grads = [g for lists in plan.work for g in grads_of[id(lists.params)]]
-        return plan, grads
+        return updates, choice_of(chain) != "allow" and not uses_gradients
 
     def _can_be_watched(self, chain: Chain, work: list[Work]) -> bool:
         """Returns whether a guard sees all that a plan depends on."""

@@ -217,6 +217,7 @@ class Bookkeeping(Optimizer):
         is_on_device = self.param_groups[0]["capturable"] and params
         self._rng.put_on(params[0].device if is_on_device else torch.device("cpu"))
         self._rng.show(self.param_groups)
+        self._lengths = tuple(map(len, self.param_groups))
         if self.state and self._rng.steps > 0:
             self._chain_now().link_step()
             self._chain.keep_created()
@@ -241,7 +242,6 @@ class Bookkeeping(Optimizer):
         self._chain.keep_created()
         self._chain.absences = Absences(groups)
         self._look_for_shards()
-        self._lengths = tuple(map(len, groups))
         if is_copied:
             self._show()
             self._fill_state_early()
@@ -357,7 +357,6 @@ class Bookkeeping(Optimizer):
             del self.param_groups[before]
             raise
         self._rng.add_group([*map(self._chain_now().numel, group["params"])])
-        self._lengths = tuple(map(len, self.param_groups))
         self._chain.is_settled = False
         self._look_for_shards()
         self._show()

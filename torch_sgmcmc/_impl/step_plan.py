@@ -45,6 +45,7 @@ __all__ = [
     "Method",
     "StepPlan",
     "Update",
+    "trace",
 ]
 
 
@@ -434,25 +435,28 @@ class StepPlan:
             rng.count()
         return True
 
-    # ---- torch.compile -----------------------------------------------------------
 
-    def trace(self, grads: list[Tensor], instead: Sequence[Mapping[str, Any]]) -> None:
-        """Makes the step of the operators by their names, as torch.compile traces it.
+def trace(
+    chain: Chain,
+    updates: list[Update],
+    work: list[Work],
+    instead: Sequence[Mapping[str, Any]],
+    *,
+    checks: bool,
+) -> None:
+    """Makes a step of the operators by their names, as torch.compile traces it.
 
-        The guard and what it saves are not traceable.
-        """
-        chain = self._chain
-        work = self.observed(grads)
-        gate = chain.rng.step
-        if self.checks:
-            for lists in work:
-                gate = step_if_finite(lists.grads, step=0, device_step=gate)
-        updates = [u for call in self._calls for u in call.updates]
-        for update, lists, numbers in zip(updates, work, instead, strict=True):
-            update.method.update(chain, lists, update.state, gate, numbers)
-        chain.placement.have_changed(self.params)
-        chain.rng.step.add_(gate >= 0)
-        chain.rng.num_skipped.add_(gate < 0)
+    The guard is not traceable, and torch 2.11 makes no objects inside of a graph.
+    """
+    gate = chain.rng.step
+    if checks:
+        for lists in work:
+            gate = step_if_finite(lists.grads, step=0, device_step=gate)
+    for update, lists, numbers in zip(updates, work, instead, strict=True):
+        update.method.update(chain, lists, update.state, gate, numbers)
+        chain.placement.have_changed(lists.params)
+    chain.rng.step.add_(gate >= 0)
+    chain.rng.num_skipped.add_(gate < 0)
 
 
 def _packed(**step: Any) -> Tensor:
