@@ -122,7 +122,7 @@ STRIP = ["-Wl,--strip-all"]
 extensions = [
     CppExtension(
         "torch_sgmcmc._operators",
-        sources("*.cpp", "apply/*.cpp", "core/*.cpp", "methods/*.cpp"),
+        sources("launch/*.cpp", "ops/*.cpp", "random/*.cpp"),
         include_dirs=[*INCLUDE_DIRS],
         extra_compile_args={"cxx": CXX_FLAGS},
         extra_link_args=STRIP,
@@ -130,7 +130,7 @@ extensions = [
     ),
     Extension(
         "torch_sgmcmc._C",
-        sources("python/*.cpp", "host/*.cpp", "core/*.cpp"),
+        sources("bindings/*.cpp", "host/*.cpp", "random/*.cpp"),
         include_dirs=[*INCLUDE_DIRS, pybind11.get_include()],
         extra_compile_args={"cxx": CXX_FLAGS},
         extra_link_args=STRIP,
@@ -144,7 +144,7 @@ if wants_cuda():
     extensions.append(
         CUDAExtension(
             "torch_sgmcmc._operators_cuda",
-            sources("apply/*.cpp", "methods/*.cu"),
+            sources("launch/*.cpp", "ops/*.cu"),
             include_dirs=[*INCLUDE_DIRS],
             extra_compile_args={"cxx": [*CXX_FLAGS, "-DUSE_CUDA"], "nvcc": NVCC_FLAGS},
             extra_link_args=STRIP,

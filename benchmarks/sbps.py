@@ -46,9 +46,9 @@ from torch.nn import functional as F
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc import SBPS
-from torch_sgmcmc import sbps as sbps_module
 from torch_sgmcmc._impl.ops import sbps_place_, sbps_reflect_, sbps_reflect_sums_
-from torch_sgmcmc.bouncy.directional import Observation, moments, observe
+from torch_sgmcmc._sbps.directional import Observation, moments, observe
+from torch_sgmcmc.samplers import sbps as sbps_module
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -116,7 +116,7 @@ class Network:
             self.params,
             num_data=50_000,
             prior_precision=1.0,
-            confidence=3.0,
+            num_std=3.0,
             model=self.net if forward else None,
             seed=0,
         )

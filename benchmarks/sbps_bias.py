@@ -1,4 +1,4 @@
-"""Bias and violations of SBPS against the confidence k and the minibatch size n.
+"""Bias and violations of SBPS against the num_std k and the minibatch size n.
 
     python benchmarks/sbps_bias.py
 
@@ -30,7 +30,7 @@ def measure(k: float, n: int, chains: int, events: int) -> str:
     ratios = []
     proposals = bounces = violations = 0
     for seed in range(chains):
-        chain = ReferenceSBPS(target, seed, confidence=k)
+        chain = ReferenceSBPS(target, seed, num_std=k)
         for _ in range(events):
             chain.step()
         mean = target.centre
@@ -53,9 +53,7 @@ def main() -> None:
     parser.add_argument("--chains", type=int, default=12)
     parser.add_argument("--events", type=int, default=4000)
     parser.add_argument("--sizes", type=int, nargs="+", default=[10, 100, 500])
-    parser.add_argument(
-        "--confidences", type=float, nargs="+", default=list(range(1, 9))
-    )
+    parser.add_argument("--num-stds", type=float, nargs="+", default=list(range(1, 9)))
     arguments = parser.parse_args()
     print("| k | n | of proposals | of bounces | proposals/bounce | variance |")
     print("| --- | --- | --- | --- | --- | --- |")

@@ -4,7 +4,7 @@
         [--settings 0.03:0.9 ...] [--epochs 20] [--burn-in 5]
 
 SGHMC, minibatches of 100, prior N(0, 1), a draw an epoch after burn-in. Printed are the
-test error of the posterior and of its last draw, and the gauges' temperatures after
+test error of the posterior and of its last draw, and the monitor' temperatures after
 burn-in: T_kin of all parameters and of the hottest tensor, T_conf of all.
 """
 
@@ -93,7 +93,7 @@ def load(name: str, root: Path) -> tuple[Tensor, ...]:
 
 
 class Run:
-    """A chain of a network, with its gauges."""
+    """A chain of a network, with its monitor."""
 
     def __init__(self, name: str, data: tuple[Tensor, ...], lr: float, momentum: float):
         self.x, self.y, self.test_x, self.test_y = data
@@ -123,7 +123,7 @@ class Run:
 
     def measure(self, epochs: int) -> str:
         """Samples, and what came of it."""
-        gauges = sg.Gauges(self.sampler, every=10)
+        monitor = sg.TemperatureMonitor(self.sampler, every=10)
         predictive = sg.Predictive(self.model, self.test_x)
         self.go(epochs, predictive)
         last = sg.Predictive(self.model, self.test_x)
@@ -132,9 +132,9 @@ class Run:
             100 * float((p.result().mean.argmax(1) != self.test_y).float().mean())
             for p in (predictive, last)
         ]
-        hottest = max(gauges.names, key=lambda n: gauges.tensor(n).kinetic.mean)
-        total, worst = gauges.all(), gauges.tensor(hottest)
-        gauges.detach()
+        hottest = max(monitor.names, key=lambda n: monitor.tensor(n).kinetic.mean)
+        total, worst = monitor.all(), monitor.tensor(hottest)
+        monitor.detach()
         return (
             f"{errors[0]:.2f} % | {errors[1]:.2f} % | {total.kinetic.mean:.2f} | "
             f"{worst.kinetic.mean:.2f} (`{hottest}`) | "

@@ -7,9 +7,9 @@ Printed are steps of chains a second in the median of rounds in which all take t
 and the ratio to the eager loop of the same round with its quartiles:
 
 * ``eager``: ``zero_grad()``, ``backward()``, ``step()`` in a loop; ``allow`` with
-  ``nonfinite="allow"``; ``SGD`` torch's, with momentum;
-* ``K = 1``, ...: ``compiled_steps`` of so many chains, in blocks of ``--steps``, and
-  with ``nonfinite="allow"``;
+  ``nonfinite="ignore"``; ``SGD`` torch's, with momentum;
+* ``K = 1``, ...: ``compile_steps`` of so many chains, in blocks of ``--steps``, and
+  with ``nonfinite="ignore"``;
 * ``JAX``, if it is installed: the same update by hand, by ``lax.scan`` over blocks of
   100, for several chains by ``vmap``;
 * ``MNIST``: a network 784-100-10, minibatches of 100 of as many random images, an eager
@@ -62,12 +62,12 @@ def eager(optimizer: str) -> Step:
 
     x, y = data()
     model = network()
-    seed = optimizer == "allow"  # one for each, or they have one noise
+    seed = optimizer == "ignore"  # one for each, or they have one noise
     settings = {"num_data": POINTS, "prior_precision": PRIOR, "seed": int(seed)}
     make = {
         "eager": partial(sg.SGHMC, lr=LR, momentum=MOMENTUM, **settings),
-        "allow": partial(
-            sg.SGHMC, lr=LR, momentum=MOMENTUM, nonfinite="allow", **settings
+        "ignore": partial(
+            sg.SGHMC, lr=LR, momentum=MOMENTUM, nonfinite="ignore", **settings
         ),
         "SGD": partial(torch.optim.SGD, lr=LR, momentum=MOMENTUM),
     }[optimizer]
@@ -84,7 +84,7 @@ def eager(optimizer: str) -> Step:
 
 
 def compiled(chains: int, steps: int, nonfinite: str) -> Step:
-    """Blocks of ``compiled_steps``."""
+    """Blocks of ``compile_steps``."""
     import copy
 
     from torch.func import functional_call, stack_module_state, vmap
@@ -115,7 +115,7 @@ def compiled(chains: int, steps: int, nonfinite: str) -> Step:
         nonfinite=nonfinite,
         capturable=True,
     )
-    block = sg.compiled_steps(sampler, loss, params, steps=steps)
+    block = sg.compile_steps(sampler, loss, params, steps=steps)
     batches = [t.expand(steps, *t.shape) for t in (x, y)]
 
     def step() -> int:
@@ -158,7 +158,7 @@ def mnist(steps: int) -> Step:
 
     if steps == 0:
         return step
-    block = sg.compiled_steps(sampler, loss, params, steps=steps)
+    block = sg.compile_steps(sampler, loss, params, steps=steps)
 
     def compiled_step() -> int:
         rows = torch.randint(count, (steps, 100))
@@ -245,11 +245,11 @@ def main() -> None:
 
     torch.set_num_threads(1)
     makes: dict[str, Callable[[], Step]] = {
-        name: partial(eager, name) for name in ("eager", "allow", "SGD")
+        name: partial(eager, name) for name in ("eager", "ignore", "SGD")
     }
     for chains in arguments.chains:
-        for nonfinite in ("raise", "allow"):
-            name = f"K = {chains}" + (", allow" if nonfinite == "allow" else "")
+        for nonfinite in ("raise", "ignore"):
+            name = f"K = {chains}" + (", allow" if nonfinite == "ignore" else "")
             makes[name] = partial(compiled, chains, arguments.steps, nonfinite)
         if importlib.util.find_spec("jax") is not None:
             makes[f"JAX, K = {chains}"] = partial(jax_loop, chains)

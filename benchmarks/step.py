@@ -306,7 +306,7 @@ def report_nonfinite(device: torch.device, rounds: int) -> None:
     """
     from torchvision.models import resnet18
 
-    print("\nnonfinite='raise', relative to 'allow' (medians of steps in turns):")
+    print("\nnonfinite='raise', relative to 'ignore' (medians of steps in turns):")
     cases = {
         "MNIST network, batch 500": (mnist_network, torch.rand(500, 784), 20 * rounds),
         "ResNet-18, batch 16": (resnet18, torch.rand(16, 3, 224, 224), rounds),
@@ -320,8 +320,8 @@ def report_nonfinite(device: torch.device, rounds: int) -> None:
             sampler = getattr(sg, name)(
                 model.parameters(), LR / 1000, num_data=NUM_DATA
             )
-            whole: dict[str, list[float]] = {"raise": [], "allow": []}
-            alone: dict[str, list[float]] = {"raise": [], "allow": []}
+            whole: dict[str, list[float]] = {"raise": [], "ignore": []}
+            alone: dict[str, list[float]] = {"raise": [], "ignore": []}
             for pair in range(pairs + 2):
                 for choice in sorted(whole, reverse=bool(pair % 2)):
                     sampler.param_groups[0]["nonfinite"] = choice

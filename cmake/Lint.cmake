@@ -13,7 +13,7 @@ execute_process(
   COMMAND ${Python_EXECUTABLE} -c "import pybind11; print(pybind11.get_include())"
   OUTPUT_VARIABLE pybind11_include OUTPUT_STRIP_TRAILING_WHITESPACE
   COMMAND_ERROR_IS_FATAL ANY)
-find_sources(sources python/*.cpp)
+find_sources(sources bindings/*.cpp)
 add_library(torch_sgmcmc_python OBJECT EXCLUDE_FROM_ALL ${sources})
 configure_target(torch_sgmcmc_python)
 set_target_properties(torch_sgmcmc_python PROPERTIES UNITY_BUILD OFF)
@@ -50,7 +50,7 @@ endforeach()
 
 # The build folder is below the project's .clang-tidy; that of the operators' folder
 # has to stand beside their batches.
-file(COPY ${PROJECT_SOURCE_DIR}/csrc/methods/.clang-tidy
+file(COPY ${PROJECT_SOURCE_DIR}/csrc/ops/.clang-tidy
      DESTINATION
        ${PROJECT_BINARY_DIR}/CMakeFiles/torch_sgmcmc_operators.dir/Unity)
 

@@ -108,7 +108,7 @@ def operators(
     roots = [s.clone() for s in squares]
     ops.square_root_(roots)
     gauged = {"kind": 3, "weight_decay": 0.1, "decay": 1.0, "eps": 0.0}
-    found.append(ops.gauge_sums(grads, momenta, [], drawn, squares, **gauged))
+    found.append(ops.temperature_sums(grads, momenta, [], drawn, squares, **gauged))
     states = [*momenta, *variances, *squares, *sensitivities, *thermostats, *roots]
     moved = [*drawn, *placed, *turned, *again, *scales, *along, *others[0], *others[1]]
     return [*noise, *params, *masters, *grads, *states, *moved, *found]

@@ -6,7 +6,7 @@ import torch
 from reference import DTYPES, SIZES, Exact, arithmetic, assert_rounded, same_bits
 from torch import Tensor
 
-from torch_sgmcmc._impl.ops import ROWS
+from torch_sgmcmc._impl.ops import OP_SPECS
 
 # Large steps, so that no term of an update hides behind another.
 TARGET = {"lr": 0.3, "num_data": 7.0, "prior_precision": 1.9, "temperature": 0.7}
@@ -106,7 +106,7 @@ def by_gradients() -> dict[str, bool]:
     }
     return {
         op: with_momenta
-        for op, row in ROWS.items()
+        for op, row in OP_SPECS.items()
         for with_momenta, (lists, numbers) in wanted.items()
         if [each["name"] for each in row["lists"]] == lists
         and {each["name"] for each in row["numbers"]} - {"momentum_scale"} == numbers

@@ -35,7 +35,7 @@ def make(
     params: Any, *, given: Callable[[Tensor], Any] | None = None, **settings: Any
 ) -> sg.SBPS:
     """A sampler; the A of each parameter may be given."""
-    shared = {"num_data": N, "prior_precision": 20.0, "confidence": 3.0, "seed": 5}
+    shared = {"num_data": N, "prior_precision": 20.0, "num_std": 3.0, "seed": 5}
     sampler = sg.SBPS(params, **{**shared, **settings})
     if given is not None:
         sampler.set_preconditioner(map(given, sampler._all_params()))

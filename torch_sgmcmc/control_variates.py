@@ -21,7 +21,7 @@ from torch_sgmcmc._impl.hyperparams import (
 from torch_sgmcmc._impl.ops import control_variate_
 from torch_sgmcmc._impl.state_dict import check_tensor
 from torch_sgmcmc._impl.utils import state_dtype, tensors_in
-from torch_sgmcmc.sampler import Sampler, check_sampler
+from torch_sgmcmc.samplers.sampler import Sampler, check_sampler
 
 __all__ = ["SVRG", "ControlVariates", "LossFunction"]
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from torch_sgmcmc._impl.hyperparams import check_integer, check_real
-from torch_sgmcmc.sampler import ManyChains, Sampler
-from torch_sgmcmc.sglrw import SGLRW
+from torch_sgmcmc.samplers.sampler import ManyChains, Sampler
+from torch_sgmcmc.samplers.sglrw import SGLRW
 
 __all__ = ["CyclicalSchedule", "PolynomialDecay"]
 

@@ -95,7 +95,7 @@ class Chain {
   explicit Chain(const std::vector<std::vector<int64_t>>& shapes)
       : sampler_(
             MakeParams(shapes),
-            SBPSOptions().num_data(50000).prior_precision(1).confidence(3).seed(
+            SBPSOptions().num_data(50000).prior_precision(1).num_std(3).seed(
                 0)) {
     for (Stored& stored : stored_) {
       stored.losses = torch::rand({kBatch});

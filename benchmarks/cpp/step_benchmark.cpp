@@ -19,7 +19,7 @@
 #include <memory>
 #include <vector>
 
-#include "libtorch/core/operators.h"
+#include "libtorch/operators.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -41,10 +41,10 @@ constexpr size_t kEach = 3;
 
 // The band is a line and a branch of a hyperbola, which is convex: its chords
 // lie above.
-PiecewiseRate BounceClock::Rate(double confidence) const {
+PiecewiseRate BounceClock::Rate(double num_std) const {
   const LineFit fit = regression_.Fit();
   const auto upper = [&](double time) {
-    return fit.Mean(time) + confidence * std::sqrt(fit.Variance(time));
+    return fit.Mean(time) + num_std * std::sqrt(fit.Variance(time));
   };
   const double spread = fit.slope_variance + fit.curvature;
   // Where the hyperbola bends, and how widely.
@@ -54,10 +54,10 @@ PiecewiseRate BounceClock::Rate(double confidence) const {
   // The horizon: twice as far as the rate takes to become another, or far
   // enough to arrive (but for a chance of e^-8) at a rate that grows from 0.
   const double level =
-      std::abs(fit.Mean(now_)) + confidence * std::sqrt(fit.Variance(now_));
-  const double change = std::abs(fit.slope) + confidence * std::sqrt(spread);
+      std::abs(fit.Mean(now_)) + num_std * std::sqrt(fit.Variance(now_));
+  const double change = std::abs(fit.slope) + num_std * std::sqrt(spread);
   const bool blind = !(level > std::sqrt(std::numeric_limits<double>::min()) *
-                                   (4 + 4 * confidence));
+                                   (4 + 4 * num_std));
   double reach =
       blind ? blind_ : std::max(2 * level / change, 4 / std::sqrt(change));
   // Before a line has ended, the scale of the slope is a guess, far too small
@@ -80,18 +80,18 @@ PiecewiseRate BounceClock::Rate(double confidence) const {
   return rate;
 }
 
-NextEvent BounceClock::Next(double confidence,
+NextEvent BounceClock::Next(double num_std,
                             double refresh_rate,
                             const NoiseStream& stream) const {
-  if (regression_.empty()) return {ClockEvent::kLook, 0, 0};
+  if (regression_.empty()) return {ClockEvent::kObserve, 0, 0};
   const UniformPair u = Uniforms(stream, kArrivals);
-  const PiecewiseRate rate = Rate(confidence);
+  const PiecewiseRate rate = Rate(num_std);
   const PiecewiseRate::Arrival arrival = rate.Find(-std::log(u.first));
   const double wait = std::max(0.0, arrival.time - now_);
   const double refreshment =
       refresh_rate > 0 ? -std::log(u.second) / refresh_rate : kInfinity;
   if (refreshment < wait) return {ClockEvent::kRefreshment, refreshment, 0};
-  if (!arrival.found) return {ClockEvent::kLook, wait, 0};
+  if (!arrival.found) return {ClockEvent::kObserve, wait, 0};
   return {ClockEvent::kProposal, wait, arrival.value};
 }
 
@@ -137,25 +137,25 @@ void BounceClock::Restart() {
 
 std::string BounceClock::Warning(int64_t proposals,
                                  int64_t violations,
-                                 double confidence) {
+                                 double num_std) {
   constexpr int64_t kEnough = 1000;
   const auto all = static_cast<double>(proposals);
   const double rate = static_cast<double>(violations) / all;
-  const double expected = 0.5 * std::erfc(confidence / std::sqrt(2));
+  const double expected = 0.5 * std::erfc(num_std / std::sqrt(2));
   if (proposals < kEnough || rate <= 3 * expected + 0.01) return "";
   std::array<char, 512> text{};
   std::snprintf(
       text.data(),
       text.size(),
       "At %.0f of %.0f proposals of SBPS (%.1f%%) the observed rate was above "
-      "the proposed one; %.1f%% are expected with confidence = %g. Bounces are "
-      "lost there, which biases the posterior: use a larger confidence or "
+      "the proposed one; %.1f%% are expected with num_std = %g. Bounces are "
+      "lost there, which biases the posterior: use a larger num_std or "
       "larger minibatches, and make sure that these are independent",
       static_cast<double>(violations),
       all,
       100 * rate,
       100 * expected,
-      confidence);
+      num_std);
   return text.data();
 }
 

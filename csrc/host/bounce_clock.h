@@ -18,14 +18,14 @@
 #include <string>
 #include <vector>
 
-#include "core/counter.h"
 #include "host/line_regression.h"
 #include "host/piecewise_rate.h"
+#include "random/counter.h"
 
 namespace torch_sgmcmc {
 
 // Values are known to Python.
-enum class ClockEvent : int { kLook = 0, kProposal = 1, kRefreshment = 2 };
+enum class ClockEvent : int { kObserve = 0, kProposal = 1, kRefreshment = 2 };
 
 struct NextEvent {
   ClockEvent event;
@@ -35,9 +35,9 @@ struct NextEvent {
 
 class BounceClock {
  public:
-  // What happens next. `confidence` is the half width k of the band in standard
+  // What happens next. `num_std` is the half width k of the band in standard
   // deviations; the rate of refreshments may be 0.
-  NextEvent Next(double confidence,
+  NextEvent Next(double num_std,
                  double refresh_rate,
                  const NoiseStream& stream) const;
 
@@ -64,7 +64,7 @@ class BounceClock {
   void Restart();
 
   // The rate of proposals from now on, up to the horizon. Needs an observation.
-  PiecewiseRate Rate(double confidence) const;
+  PiecewiseRate Rate(double num_std) const;
 
   // Since the line began.
   double now() const { return now_; }
@@ -76,13 +76,13 @@ class BounceClock {
   // nothing.
   static std::string Warning(int64_t proposals,
                              int64_t violations,
-                             double confidence);
+                             double num_std);
 
   // How fast observations of a line are forgotten: a setting, which the clock
   // does not remember (host/line_regression.h).
-  double forgetting() const { return regression_.forgetting(); }
-  void set_forgetting(double forgetting) {
-    regression_.set_forgetting(forgetting);
+  double observation_decay() const { return regression_.observation_decay(); }
+  void set_observation_decay(double observation_decay) {
+    regression_.set_observation_decay(observation_decay);
   }
 
   // All that the clock remembers, and a clock that remembers it. Throws

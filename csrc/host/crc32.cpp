@@ -10,8 +10,8 @@
 namespace torch_sgmcmc {
 namespace {
 
-// Row k: what a byte comes to that k more follow. Eight bytes are then looked
-// up at once, instead of each having to wait for the one before.
+// OpSpec k: what a byte comes to that k more follow. Eight bytes are then
+// looked up at once, instead of each having to wait for the one before.
 constexpr std::array<std::array<uint32_t, 256>, 8> Crc32Tables() {
   std::array<std::array<uint32_t, 256>, 8> tables{};
   for (uint32_t i = 0; i < 256; ++i) {

@@ -30,7 +30,7 @@ struct ECSEstimate {
 
 namespace detail {
 
-// a · b, with the bits of Product in csrc/apply/rows.h: eight running sums.
+// a · b, with the bits of Product in csrc/launch/rows.h: eight running sums.
 inline double ProductOf(const double* a, const double* b, int64_t count) {
   constexpr int64_t kEights = 8;
   if (count < kEights) {

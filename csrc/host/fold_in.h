@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "core/portable_noise.h"
+#include "random/portable_noise.h"
 
 namespace torch_sgmcmc {
 

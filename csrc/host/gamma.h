@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "core/counter.h"
+#include "random/counter.h"
 
 namespace torch_sgmcmc {
 

@@ -11,9 +11,9 @@
 
 #include <cstdint>
 
-#include "core/counter.h"
-#include "core/macros.h"
-#include "core/portable_noise.h"
+#include "random/counter.h"
+#include "random/macros.h"
+#include "random/portable_noise.h"
 
 namespace torch_sgmcmc {
 

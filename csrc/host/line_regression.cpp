@@ -56,7 +56,8 @@ LineRegression::Sums LineRegression::Weigh() const {
   const double slope =
       is_first ? curvature : std::abs(prior_.mean) + std::sqrt(prior_.variance);
   // Never infinite, for the last observation to have a weight.
-  const double decay = std::min(kLargest, forgetting_ * std::sqrt(slope));
+  const double decay =
+      std::min(kLargest, observation_decay_ * std::sqrt(slope));
   const auto weight = [&](const Observation& o) {
     return std::exp(-decay * (last_time() - o.time)) / (o.variance + floor);
   };

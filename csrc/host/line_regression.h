@@ -13,10 +13,10 @@
 // (see Note [Prior of the slope]).
 //
 // The regression is local, if it is to be, by weights that decay: 1 / c^2 is
-// multiplied by exp(-forgetting sqrt(b) (t_last - t)). The paper leaves open
-// how they do. Here it is by the time that was flown since, and forgetting has
-// no unit: b is the scale of slopes that were seen, |m| + s, and 1 / sqrt(b)
-// the standard deviation of a Gaussian of such a slope.
+// multiplied by exp(-observation_decay sqrt(b) (t_last - t)). The paper leaves
+// open how they do. Here it is by the time that was flown since, and
+// observation_decay has no unit: b is the scale of slopes that were seen, |m| +
+// s, and 1 / sqrt(b) the standard deviation of a Gaussian of such a slope.
 #pragma once
 
 #include <cstddef>
@@ -79,8 +79,10 @@ class LineRegression {
   static constexpr size_t kHistory = 32;
 
   // Of the weights, >= 0; with 0 they do not decay.
-  double forgetting() const { return forgetting_; }
-  void set_forgetting(double forgetting) { forgetting_ = forgetting; }
+  double observation_decay() const { return observation_decay_; }
+  void set_observation_decay(double observation_decay) {
+    observation_decay_ = observation_decay;
+  }
 
   bool empty() const { return history_.empty(); }
   double last_time() const { return history_.back().time; }
@@ -106,7 +108,7 @@ class LineRegression {
 
   std::vector<Observation> history_;
   SlopePrior prior_;
-  double forgetting_ = 0;
+  double observation_decay_ = 0;
 };
 
 }  // namespace torch_sgmcmc

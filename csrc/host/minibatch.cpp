@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "core/portable_noise.h"
+#include "random/portable_noise.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/counter.h"
+#include "random/counter.h"
 
 namespace torch_sgmcmc {
 

@@ -1,5 +1,5 @@
 // The running variance of the gradients that SGHMC takes for
-// noise_estimate="online": a plain mean over the first 1 / kForgetting
+// noise_estimate="online": a plain mean over the first 1 / kVarianceDecay
 // gradients, and exponentially forgetting from then on.
 #pragma once
 
@@ -8,7 +8,7 @@
 namespace torch_sgmcmc {
 
 // The weight of a gradient, once there have been many.
-constexpr double kForgetting = 1e-3;
+constexpr double kVarianceDecay = 1e-3;
 
 // So many have to have been seen for the largest coordinate's variance to mean
 // something; it is not used before.

@@ -10,33 +10,36 @@ namespace {
 using enum SettingKind;
 
 constexpr Setting kStep =
-    Of(rows::kLr, {.purpose = "a step size, on SGD's scale"});
+    Of(args::kLr, {.purpose = "a step size, on SGD's scale"});
 constexpr Setting kData = Of(
-    rows::kNumData,
+    args::kNumData,
     {.purpose = "the number of training examples; 1 if the loss is U itself"});
-constexpr Setting kPrior = Of(rows::kPriorPrecision, {.fallback = 0});
-constexpr Setting kMean = Of(rows::kPriorMean);
-constexpr Setting kWarm = Of(rows::kTemperature, {.fallback = 1});
-constexpr Setting kHot = Of(rows::kPositiveTemperature, {.fallback = 1});
-constexpr Setting kCarried = Of(rows::kMomentum, {.fallback = 0.9});
-constexpr Setting kMemory = Of(rows::kDecay, {.fallback = 0.99});
+constexpr Setting kPrior = Of(args::kPriorPrecision, {.fallback = 0});
+constexpr Setting kMean = Of(args::kPriorMean);
+constexpr Setting kTemperature = Of(args::kTemperature, {.fallback = 1});
+constexpr Setting kPositiveTemperature =
+    Of(args::kPositiveTemperature, {.fallback = 1});
+constexpr Setting kMomentum = Of(args::kMomentum, {.fallback = 0.9});
+constexpr Setting kDecay = Of(args::kDecay, {.fallback = 0.99});
 constexpr Setting kAdapt{.name = "adapt", .kind = kFlag, .fallback = 1};
-constexpr Setting kChains = Of(rows::kNumChains, {.optional = true});
+constexpr Setting kChains = Of(args::kNumChains, {.optional = true});
 
-constexpr Setting kSGLD[] = {kStep, kData, kPrior, kMean, kWarm, kChains};
+constexpr Setting kSGLD[] = {
+    kStep, kData, kPrior, kMean, kTemperature, kChains};
 
-constexpr Setting kSGLRW[] = {kStep, kData, kPrior, kMean, kHot, kChains};
+constexpr Setting kSGLRW[] = {
+    kStep, kData, kPrior, kMean, kPositiveTemperature, kChains};
 
 constexpr Setting kSGHMC[] = {
     kStep,
     kData,
     kPrior,
     kMean,
-    kWarm,
+    kTemperature,
     kChains,
-    kCarried,
-    Of(rows::kNoiseEstimate, {.words = {"online"}}),
-    Of(rows::kResampleEvery),
+    kMomentum,
+    Of(args::kNoiseEstimate, {.words = {"online"}}),
+    Of(args::kResampleEvery),
     {.name = "initial_momentum",
      .kind = kWord,
      .words = {"stationary", "zeros"}},
@@ -47,10 +50,10 @@ constexpr Setting kBAOA[] = {
     kData,
     kPrior,
     kMean,
-    kWarm,
+    kTemperature,
     kChains,
-    kCarried,
-    Of(rows::kNoiseEstimate, {.fallback = 0}),
+    kMomentum,
+    Of(args::kNoiseEstimate, {.fallback = 0}),
 };
 
 constexpr Setting kPSGLD[] = {
@@ -58,10 +61,10 @@ constexpr Setting kPSGLD[] = {
     kData,
     kPrior,
     kMean,
-    kWarm,
+    kTemperature,
     kChains,
-    kMemory,
-    Of(rows::kEps, {.fallback = 1e-5}),
+    kDecay,
+    Of(args::kEps, {.fallback = 1e-5}),
     kAdapt,
     {.name = "gamma", .kind = kFlag, .fallback = 1},
 };
@@ -71,10 +74,10 @@ constexpr Setting kSGNHT[] = {
     kData,
     kPrior,
     kMean,
-    kWarm,
+    kTemperature,
     kChains,
-    kCarried,
-    Of(rows::kThermostatRate, {.optional = true}),
+    kMomentum,
+    Of(args::kThermostatRate, {.optional = true}),
 };
 
 constexpr Setting kEWSG[] = {
@@ -82,9 +85,9 @@ constexpr Setting kEWSG[] = {
     kData,
     kPrior,
     kMean,
-    kHot,
-    kCarried,
-    // In the order of csrc/methods/ewsg.h.
+    kPositiveTemperature,
+    kMomentum,
+    // In the order of csrc/ops/ewsg.h.
     {.name = "surrogate",
      .kind = kWord,
      .words = {"momentum", "zero", "one", "full_momentum"}},
@@ -98,11 +101,11 @@ constexpr Setting kHMC[] = {
     kData,
     kPrior,
     kMean,
-    kHot,
+    kPositiveTemperature,
     {.name = "num_steps", .kind = kWhole, .low = 1, .optional = true},
     {.name = "trajectory_length", .low_open = true, .optional = true},
     {.name = "metropolis", .kind = kFlag, .fallback = 1},
-    Of(rows::kResampleEvery, {.fallback = 1}),
+    Of(args::kResampleEvery, {.fallback = 1}),
     kChains,
 };
 
@@ -113,7 +116,7 @@ constexpr Setting kHMCECS[] = {
      .purpose = "the number of data"},
     kPrior,
     kMean,
-    kHot,
+    kPositiveTemperature,
     {.name = "estimator", .kind = kWord, .words = {"perturbed", "signed"}},
     {.name = "subsample_size",
      .kind = kWhole,
@@ -139,15 +142,15 @@ constexpr Setting kSBPS[] = {
     kData,
     kPrior,
     kMean,
-    kHot,
-    {.name = "confidence", .fallback = 5},
-    {.name = "forgetting", .fallback = 0},
+    kPositiveTemperature,
+    {.name = "num_std", .fallback = 5},
+    {.name = "observation_decay", .fallback = 0},
     {.name = "refresh_rate", .fallback = 0},
     {.name = "preconditioned", .kind = kFlag, .fallback = 0},
     kAdapt,
-    {.name = "adapt_always", .kind = kFlag, .fallback = 0},
-    kMemory,
-    Of(rows::kEps, {.fallback = 1e-4}),
+    {.name = "adapt_every_step", .kind = kFlag, .fallback = 0},
+    kDecay,
+    Of(args::kEps, {.fallback = 1e-4}),
     {.name = "sample_interval", .low_open = true, .optional = true},
     {.name = "replacement", .kind = kFlag, .fallback = 0},
 };

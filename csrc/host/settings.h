@@ -7,7 +7,7 @@
 #include <span>
 #include <string_view>
 
-#include "core/row.h"
+#include "ops/op_spec.h"
 
 namespace torch_sgmcmc {
 
@@ -34,7 +34,7 @@ struct Setting {
 };
 
 // A setting that operators take as well, in the same domain.
-constexpr Setting Of(const Scalar& number, Setting rest = {}) {
+constexpr Setting Of(const ScalarArg& number, Setting rest = {}) {
   rest.name = number.name;
   rest.kind = IsInteger(number.domain) ? SettingKind::kWhole : rest.kind;
   const Range range = RangeOf(number.domain);

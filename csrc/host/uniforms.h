@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "core/counter.h"
-#include "core/portable_noise.h"
+#include "random/counter.h"
+#include "random/portable_noise.h"
 
 namespace torch_sgmcmc {
 

@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "libtorch/core/sampler_impl.h"
+#include "libtorch/sampler_impl.h"
 
 namespace torch_sgmcmc {
 namespace {

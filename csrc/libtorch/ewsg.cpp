@@ -9,14 +9,14 @@
 #include <string>
 #include <utility>
 
-#include "core/counter.h"
 #include "host/closure_watch.h"
 #include "host/index_chain.h"
 #include "host/ratio.h"
 #include "host/settings.h"
-#include "libtorch/core/checks.h"
-#include "libtorch/core/operators.h"
-#include "libtorch/core/sampler_impl.h"
+#include "libtorch/checks.h"
+#include "libtorch/operators.h"
+#include "libtorch/sampler_impl.h"
+#include "random/counter.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -1,9 +1,9 @@
 #include "torch_sgmcmc/minibatch.h"
 
-#include "core/counter.h"
 #include "host/fold_in.h"
 #include "host/minibatch.h"
-#include "libtorch/core/checks.h"
+#include "libtorch/checks.h"
+#include "random/counter.h"
 #include "torch_sgmcmc/seeds.h"
 
 namespace torch_sgmcmc {

@@ -8,8 +8,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "libtorch/core/operators.h"
-#include "libtorch/core/sampler_impl.h"
+#include "libtorch/operators.h"
+#include "libtorch/sampler_impl.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -14,10 +14,10 @@
 #include <unordered_set>
 #include <utility>
 
-#include "core/counter.h"
-#include "libtorch/core/checks.h"
-#include "libtorch/core/parameters.h"
-#include "libtorch/core/sampler_impl.h"
+#include "libtorch/checks.h"
+#include "libtorch/parameters.h"
+#include "libtorch/sampler_impl.h"
+#include "random/counter.h"
 
 namespace torch_sgmcmc {
 

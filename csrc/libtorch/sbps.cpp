@@ -15,13 +15,13 @@
 #include <utility>
 #include <vector>
 
-#include "core/counter.h"
 #include "host/bounce_clock.h"
 #include "host/ratio.h"
 #include "host/sample_times.h"
-#include "libtorch/bouncy/flight.h"
-#include "libtorch/core/checks.h"
-#include "libtorch/core/sampler_impl.h"
+#include "libtorch/checks.h"
+#include "libtorch/sampler_impl.h"
+#include "libtorch/trajectory.h"
+#include "random/counter.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -42,7 +42,7 @@ NoiseStream ClockStream(int64_t seed, int64_t step) {
 }
 
 constexpr const char* kCounts[] = {"num_samples",
-                                   "num_looks",
+                                   "num_observations",
                                    "num_proposals",
                                    "num_bounces",
                                    "num_violations",
@@ -91,20 +91,21 @@ class SBPSImpl : public SamplerImpl {
   void parameters_changed() override { flight_ = nullptr; }
 
  private:
-  std::shared_ptr<Flight> moving() const;
-  std::shared_ptr<Flight> resumed();
-  std::shared_ptr<Flight> flight_now(NamedValues& progress, BounceClock& clock);
-  bool is_current(const Flight& flight);
-  torch::Tensor event(std::shared_ptr<Flight>& flight,
+  std::shared_ptr<Trajectory> moving() const;
+  std::shared_ptr<Trajectory> resumed();
+  std::shared_ptr<Trajectory> flight_now(NamedValues& progress,
+                                         BounceClock& clock);
+  bool is_current(const Trajectory& flight);
+  torch::Tensor event(std::shared_ptr<Trajectory>& flight,
                       NamedValues& progress,
                       BounceClock& clock,
                       const torch::optim::Optimizer::LossClosure& closure);
-  void come_by(Flight& flight,
+  void come_by(Trajectory& flight,
                NamedValues& progress,
                double begin,
                double line_begin,
                double line_end);
-  void remember(const Flight& flight);
+  void remember(const Trajectory& flight);
   void check_particle() const;
   bool is_preconditioned() const {
     return options_of(0).get<bool>("preconditioned");
@@ -115,7 +116,7 @@ class SBPSImpl : public SamplerImpl {
     return std::span(kFlightState).first(is_preconditioned() ? 5 : 2);
   }
 
-  std::shared_ptr<Flight> flight_;
+  std::shared_ptr<Trajectory> flight_;
   std::map<int64_t, SBPS::SampleHook> hooks_;
   int64_t next_hook_ = 0;
   bool is_warned_ = false;
@@ -168,10 +169,10 @@ torch::Tensor SBPSImpl::step(
   const OptionValues& options = options_of(0);
   BounceClock clock =
       BounceClock::Load(progress.get<std::vector<double>>("clock"));
-  clock.set_forgetting(options.number("forgetting"));
-  const std::shared_ptr<Flight> before = flight_now(progress, clock);
+  clock.set_observation_decay(options.number("observation_decay"));
+  const std::shared_ptr<Trajectory> before = flight_now(progress, clock);
   const auto line_time = progress.get<double>("line_time");
-  std::shared_ptr<Flight> flight = before;
+  std::shared_ptr<Trajectory> flight = before;
   torch::Tensor losses;
   try {
     losses = event(flight, progress, clock, closure);
@@ -193,7 +194,7 @@ torch::Tensor SBPSImpl::step(
     const std::string text =
         BounceClock::Warning(progress.get<int64_t>("num_proposals"),
                              progress.get<int64_t>("num_violations"),
-                             options.number("confidence"));
+                             options.number("num_std"));
     if (!text.empty()) {
       is_warned_ = true;
       TORCH_WARN(text);
@@ -205,19 +206,19 @@ torch::Tensor SBPSImpl::step(
 // Flies to the next event; `flight` is then the one from there. Nothing else is
 // changed but the position, the clock and `progress`.
 torch::Tensor SBPSImpl::event(
-    std::shared_ptr<Flight>& flight,
+    std::shared_ptr<Trajectory>& flight,
     NamedValues& progress,
     BounceClock& clock,
     const torch::optim::Optimizer::LossClosure& closure) {
   const OptionValues& options = options_of(0);
   const NoiseStream stream = ClockStream(seed(), num_steps());
   const NextEvent next = clock.Next(
-      options.number("confidence"), options.number("refresh_rate"), stream);
+      options.number("num_std"), options.number("refresh_rate"), stream);
   const auto begin = progress.get<double>("trajectory_time");
   const auto line_begin = progress.get<double>("line_time");
   const double line_end = line_begin + next.wait;
   if (next.wait > 0) flight->place(line_end);
-  std::shared_ptr<Flight> ahead = flight;
+  std::shared_ptr<Trajectory> ahead = flight;
   if (next.event == ClockEvent::kRefreshment) {
     ahead = flight->refreshed(line_end, options, seed(), num_steps());
   }
@@ -228,7 +229,7 @@ torch::Tensor SBPSImpl::event(
   const bool bounces =
       proposal && BounceClock::Accepts(next.rate, rate.value, stream);
   const bool learns = ahead->preconditioned() && options.get<bool>("adapt") &&
-                      (bounces || options.get<bool>("adapt_always"));
+                      (bounces || options.get<bool>("adapt_every_step"));
   const double next_line_time = bounces ? 0.0 : line_time;
   try {
     if (bounces) {
@@ -249,7 +250,7 @@ torch::Tensor SBPSImpl::event(
   }
   clock.Take(next.event, next.wait, rate.value, rate.variance, reflected);
   const bool violated = proposal && rate.value > next.rate;
-  progress.add("num_looks", next.event == ClockEvent::kLook ? 1 : 0);
+  progress.add("num_observations", next.event == ClockEvent::kObserve ? 1 : 0);
   progress.add("num_proposals", proposal ? 1 : 0);
   progress.add("num_bounces", reflected ? 1 : 0);
   progress.add("num_violations", violated ? 1 : 0);
@@ -266,7 +267,7 @@ torch::Tensor SBPSImpl::event(
 }
 
 // Calls the hooks for what lies between the last event and this one.
-void SBPSImpl::come_by(Flight& flight,
+void SBPSImpl::come_by(Trajectory& flight,
                        NamedValues& progress,
                        double begin,
                        double line_begin,
@@ -308,7 +309,7 @@ int64_t SBPSImpl::register_sample_hook(SBPS::SampleHook hook) {
 // -------------------------------------------
 
 // The parameters that require gradients, by device and prior.
-std::shared_ptr<Flight> SBPSImpl::moving() const {
+std::shared_ptr<Trajectory> SBPSImpl::moving() const {
   std::vector<FlightPart> parts;
   for (size_t i = 0; i < groups().size(); ++i) {
     const OptionValues& options = options_of(i);
@@ -344,7 +345,7 @@ std::shared_ptr<Flight> SBPSImpl::moving() const {
   if (parts.empty()) {
     throw std::runtime_error("SBPS has no parameter that requires gradients");
   }
-  return std::make_shared<Flight>(std::move(parts));
+  return std::make_shared<Trajectory>(std::move(parts));
 }
 
 // Throws if an operator would refuse a parameter or its state, as one may after
@@ -364,8 +365,8 @@ void SBPSImpl::check_particle() const {
 }
 
 // The flight that the state holds; null if it fits no longer.
-std::shared_ptr<Flight> SBPSImpl::resumed() {
-  const std::shared_ptr<Flight> still = moving();
+std::shared_ptr<Trajectory> SBPSImpl::resumed() {
+  const std::shared_ptr<Trajectory> still = moving();
   const auto flying = std::ranges::count_if(states(), [](const auto& known) {
     const auto& state = static_cast<const SamplerParamState&>(*known.second);
     return state["velocity"].defined();
@@ -381,11 +382,11 @@ std::shared_ptr<Flight> SBPSImpl::resumed() {
       }
     }
   }
-  return std::make_shared<Flight>(std::move(parts));
+  return std::make_shared<Trajectory>(std::move(parts));
 }
 
 // Whether a flight is the one that the state holds, of the same parameters.
-bool SBPSImpl::is_current(const Flight& flight) {
+bool SBPSImpl::is_current(const Trajectory& flight) {
   size_t wanted = 0;
   for (const auto& group : groups()) {
     for (const at::Tensor& p : group.params()) {
@@ -405,8 +406,8 @@ bool SBPSImpl::is_current(const Flight& flight) {
 }
 
 // The current flight; another one if the user has changed something.
-std::shared_ptr<Flight> SBPSImpl::flight_now(NamedValues& progress,
-                                             BounceClock& clock) {
+std::shared_ptr<Trajectory> SBPSImpl::flight_now(NamedValues& progress,
+                                                 BounceClock& clock) {
   const OptionValues& options = options_of(0);
   std::vector<double> target = {options.num_data(), options.temperature()};
   for (size_t i = 0; i < groups().size(); ++i) {
@@ -422,7 +423,7 @@ std::shared_ptr<Flight> SBPSImpl::flight_now(NamedValues& progress,
   }
   const bool same_target =
       target == progress.get<std::vector<double>>("observed_target");
-  std::shared_ptr<Flight> flight = flight_;
+  std::shared_ptr<Trajectory> flight = flight_;
   if (flight == nullptr || !same_target || !is_current(*flight)) {
     flight = resumed();
   }
@@ -432,7 +433,7 @@ std::shared_ptr<Flight> SBPSImpl::flight_now(NamedValues& progress,
     if (flight != nullptr) {
       flight = flight->rebased();
     } else {
-      const std::shared_ptr<Flight> still = moving();
+      const std::shared_ptr<Trajectory> still = moving();
       const bool preconditioned = is_preconditioned();
       for (FlightPart& part : still->parts()) {
         for (const at::Tensor& p : part.params) {
@@ -455,7 +456,7 @@ std::shared_ptr<Flight> SBPSImpl::flight_now(NamedValues& progress,
 }
 
 // Takes a flight into the state of the parameters.
-void SBPSImpl::remember(const Flight& flight) {
+void SBPSImpl::remember(const Trajectory& flight) {
   states().clear();
   for (const FlightPart& part : flight.parts()) {
     for (size_t i = 0; i < part.params.size(); ++i) {

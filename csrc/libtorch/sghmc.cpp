@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "host/online_variance.h"
-#include "libtorch/core/checks.h"
-#include "libtorch/core/operators.h"
-#include "libtorch/core/sampler_impl.h"
+#include "libtorch/checks.h"
+#include "libtorch/operators.h"
+#include "libtorch/sampler_impl.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -160,10 +160,11 @@ void SGHMCImpl::observe_gradients(TensorLists& lists) {
     fewest = std::min(fewest, count + 1);
   }
   for (const auto& [count, of_count] : by_count) {
-    gradient_variance_(of_count.grads,
-                       of_count.variances,
-                       of_count.previous,
-                       std::max(1.0 / static_cast<double>(count), kForgetting));
+    gradient_variance_(
+        of_count.grads,
+        of_count.variances,
+        of_count.previous,
+        std::max(1.0 / static_cast<double>(count), kVarianceDecay));
   }
   if (fewest <= kMinGradients) return;
 

@@ -4,9 +4,9 @@
 
 A curve is a sum of bumps, each at a point of its own, and a straight line. Every 200
 steps points come where the curve misses the data, and those of small weight go, as in
-Gaussian splatting: rows of the parameter and of what the sampler keeps of it are chosen
-and added alike, and then ``sampler.renumber()`` gives the parameter that has changed
-noise of its own. Once points rest, the posterior of all weights is a Gaussian that is
+Gaussian splatting. Rows of the parameter and of its state are selected and added alike;
+``sampler.reassign_noise_offsets()`` then gives the changed parameter a separate range
+of the noise. Once points rest, the posterior of all weights is a Gaussian that is
 known: the picture has both.
 """
 
@@ -44,7 +44,7 @@ def grow(sampler: sg.Sampler, keep: Tensor, new: int) -> None:
     sampler.state[weights] = {
         name: kept if name == "step" else rows(kept) for name, kept in state.items()
     }
-    sampler.renumber()  # without it, step() refuses to go on
+    sampler.reassign_noise_offsets()  # without it, step() refuses to go on
 
 
 def main() -> None:

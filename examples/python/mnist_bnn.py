@@ -102,9 +102,9 @@ def main() -> None:
         seed=0,
     )
     store, burn_in = arguments.out / "draws", arguments.burn_in * epoch_steps
-    gauges = sg.Gauges(sampler, every=10)
+    monitor = sg.TemperatureMonitor(sampler, every=10)
     with sg.Collector(
-        sampler, model, store, burn_in=burn_in, every=epoch_steps, gauges=gauges
+        sampler, model, store, burn_in=burn_in, every=epoch_steps, monitor=monitor
     ) as collector:
         collector.restart()  # over what an earlier run has left
         for _ in trange(arguments.epochs, unit="epoch"):
@@ -113,7 +113,7 @@ def main() -> None:
                 F.cross_entropy(model(x[batch]), y[batch]).backward()
                 sampler.step()
     draws = sg.SampleStore(store)
-    print(gauges.summary())
+    print(monitor.summary())
     print(sg.report(model, draws, test_x[:200]).short())
 
     found = {

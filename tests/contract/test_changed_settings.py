@@ -112,16 +112,16 @@ def test_a_failed_step_after_no_temperature_keeps_the_old_momenta() -> None:
 
 
 def test_temperatures_are_of_the_new_lr() -> None:
-    """Gauges read momenta as the step will have them."""
+    """TemperatureMonitor read momenta as the step will have them."""
     p = torch.zeros(20_000, requires_grad=True)
     sampler = sg.SGHMC([p], 0.1, 0.9, num_data=100, prior_precision=100.0, seed=5)
-    gauges = sg.Gauges(sampler, every=1)
+    monitor = sg.TemperatureMonitor(sampler, every=1)
     for k in range(400):
         for group in sampler.param_groups:
             group["lr"] = 0.1 * 0.97 ** (k % 100)
         p.grad = torch.zeros_like(p)
         sampler.step()
-    assert gauges.all().kinetic.mean == pytest.approx(1.0, abs=0.04)
+    assert monitor.all().kinetic.mean == pytest.approx(1.0, abs=0.04)
 
 
 @pytest.mark.parametrize("kind", [sg.SGHMC, sg.SGNHT])

@@ -334,8 +334,8 @@ def test_gradients_that_do_not_fit(kind: type[sg.Sampler]) -> None:
         sampler,
         RuntimeError,
         f"{kind.__name__} got a parameter of 5 elements, number 0 of group 1, whose "
-        "noise is numbered for 12: call renumber() after parameters have grown, shrunk "
-        "or been replaced (further ones come with add_param_group)",
+        "noise is numbered for 12: call reassign_noise_offsets() after parameters "
+        "have grown, shrunk or been replaced (add_param_group adds further ones)",
     )
     second.data = torch.zeros(3, 4)
     step_fails(

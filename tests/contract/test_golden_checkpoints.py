@@ -33,7 +33,7 @@ SAMPLERS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
         {"step_size": 0.1, "num_steps": 2, "resample_momentum_every": 3},
     ),
     "sbps": (sg.SBPS, {"preconditioned": True}),
-    "hmcecs": (sg.HMCECS, {"subsample_size": 4, "num_blocks": 4, "step_size": 0.1}),
+    "hmc_ecs": (sg.HMCECS, {"subsample_size": 4, "num_blocks": 4, "step_size": 0.1}),
 }
 
 
@@ -41,7 +41,7 @@ def begin(name: str) -> tuple[sg.Sampler, list[nn.Parameter]]:
     cls, settings = SAMPLERS[name]
     shapes, dtype = [(5,), (3, 2)], torch.float64
     params = [nn.Parameter(torch.full(s, 0.5, dtype=dtype)) for s in shapes]
-    if name not in ("hmcecs", "sbps"):
+    if name not in ("hmc_ecs", "sbps"):
         params[0] = nn.Parameter(params[0].detach().bfloat16())
     return cls(params, **COMMON, **settings), params
 

@@ -18,9 +18,9 @@ from stored_files import through_file
 from torch import Tensor
 
 import torch_sgmcmc as sg
-from torch_sgmcmc import hmcecs
 from torch_sgmcmc._ecs.target import Draws, choose_num_factors, choose_sizes, place
 from torch_sgmcmc._ecs.taylor import WHOLE
+from torch_sgmcmc.samplers import hmc_ecs
 
 # ---- Proposals --------------------------------------------------------------------
 
@@ -394,7 +394,7 @@ def test_warmup_of_the_signed_sampler_to_the_least_time() -> None:
     ):
         data = Data("tanh")
         sampler = make(data, estimator="signed", **settings)
-        with mock.patch.object(hmcecs, "choose_sizes", wraps=choose_sizes) as watched:
+        with mock.patch.object(hmc_ecs, "choose_sizes", wraps=choose_sizes) as watched:
             sampler.warmup(data, 24, **plan)
         (seen,) = [call.args[0] for call in watched.call_args_list]
         assert len(seen) == 3

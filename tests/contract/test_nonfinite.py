@@ -130,7 +130,7 @@ def test_raise_and_skip(value: str, kind: str, done: int) -> None:
 @EACH
 def test_allow(value: str, kind: str) -> None:
     params = make_params()
-    sampler = make(kind, params, nonfinite="allow")
+    sampler = make(kind, params, nonfinite="ignore")
     bad_step(sampler, params, 0, value)
     assert sampler.num_skipped == 0 and sampler.param_groups[0]["step"] == 1
     finite = [bool(p.isfinite().all()) for p in params]
@@ -142,7 +142,7 @@ def test_allow(value: str, kind: str) -> None:
 
 @EACH
 def test_a_trajectory_that_meets_one_is_rejected(value: str) -> None:
-    for choice in ("raise", "skip", "allow"):
+    for choice in ("raise", "skip", "ignore"):
         params = make_params()
         sampler = make("HMC", params, nonfinite=choice)
         before = [p.detach().clone() for p in params]
@@ -261,7 +261,7 @@ def test_sbps_where_only_the_gradient_is_not_finite(always: bool) -> None:
     for choice in ("raise", "skip"):
         params = [nn.Parameter(torch.zeros(6, dtype=torch.float64))]
         draws = Draws(params)
-        learning = {"preconditioned": always, "adapt_always": always}
+        learning = {"preconditioned": always, "adapt_every_step": always}
         sampler = make_sbps(params, nonfinite=choice, **learning)
         bad = 0
         for _ in range(40):
@@ -373,26 +373,26 @@ def test_grad_scaler_skips_first() -> None:
 
 def test_choices() -> None:
     p = nn.Parameter(torch.ones(2))
-    for value in ("ignore", None, True, 1):
+    for value in ("warn", None, True, 1):
         with refused(
             ValueError,
-            f"Invalid nonfinite: {value!r} (must be 'raise', 'skip' or 'allow')",
+            f"Invalid nonfinite: {value!r} (must be 'raise', 'skip' or 'ignore')",
         ):
             sg.SGLD([p], 0.1, num_data=1, nonfinite=value)
     for make_one in (make_sbps, lambda q, **s: make_ecs(Data(), **s)):
         with refused(
-            ValueError, "Invalid nonfinite: 'allow' (must be 'raise' or 'skip')"
+            ValueError, "Invalid nonfinite: 'ignore' (must be 'raise' or 'skip')"
         ):
-            make_one([p], nonfinite="allow")
+            make_one([p], nonfinite="ignore")
     with pytest.raises(ValueError, match="'nonfinite' is managed by SGLD"):
         sg.SGLD([{"params": [p], "nonfinite": "skip"}], 0.1, num_data=1)
     q = nn.Parameter(torch.ones(2))
     sampler = sg.SGLD([{"params": [p]}, {"params": [q]}], 0.1, num_data=1)
     p.grad = q.grad = torch.ones(2)
-    sampler.param_groups[1]["nonfinite"] = "allow"
+    sampler.param_groups[1]["nonfinite"] = "ignore"
     with refused(
         ValueError,
-        "Invalid nonfinite: ['raise', 'allow'] in the param groups (must be equal: a "
+        "Invalid nonfinite: ['raise', 'ignore'] in the param groups (must be equal: a "
         "step is left out as a whole)",
     ):
         sampler.step()
@@ -413,8 +413,8 @@ def test_checkpoints(kind: str) -> None:
     assert int(twin.param_groups[1]["num_skipped"]) == 1
     assert twin.param_groups[1]["nonfinite"] == "skip"
     saved = sampler.state_dict()
-    saved["param_groups"][0]["nonfinite"] = "ignore"
-    with pytest.raises(ValueError, match="Invalid nonfinite: 'ignore'"):
+    saved["param_groups"][0]["nonfinite"] = "warn"
+    with pytest.raises(ValueError, match="Invalid nonfinite: 'warn'"):
         make(kind, make_params()).load_state_dict(saved)
 
 

@@ -73,7 +73,7 @@ class Interrupt:
             raise KeyboardInterrupt
 
 
-def chain_of(kind: str) -> tuple[nn.Parameter, sg.Sampler, Callable[[], Tensor]]:
+def context_of(kind: str) -> tuple[nn.Parameter, sg.Sampler, Callable[[], Tensor]]:
     theta = nn.Parameter(torch.ones(3))
     sampler = KINDS[kind]([theta], num_data=10, seed=4)
 
@@ -100,11 +100,11 @@ def test_an_interrupt_leaves_a_whole_number_of_steps(
     kind: str, steps_before: int
 ) -> None:
     """And autograd on. Parameters, state and counter are before a step or after it."""
-    expected, sampler, closure = chain_of(kind)
+    expected, sampler, closure = context_of(kind)
     advance(sampler, closure, 6)
     count = 0
     for number in range(1, 5000):
-        theta, sampler, closure = chain_of(kind)
+        theta, sampler, closure = context_of(kind)
         advance(sampler, closure, steps_before)
         interrupt = Interrupt(number)
         if steps_before == 3 and "lr" in sampler.param_groups[0]:

@@ -344,7 +344,7 @@ def test_gamma_precision_looks_at_the_distance(mean: float | None) -> None:
 
 
 @pytest.mark.parametrize("tensors", [False, True])
-def test_gauges_look_at_the_whole_gradient(tensors: bool) -> None:
+def test_temperatures_look_at_the_whole_gradient(tensors: bool) -> None:
     readings = []
     for shift in (0.0, 4.0):
         p = nn.Parameter(torch.full((200,), shift, dtype=torch.float64))
@@ -352,11 +352,11 @@ def test_gauges_look_at_the_whole_gradient(tensors: bool) -> None:
         sampler = sg.SGLD(
             [p], 0.5, num_data=10, prior_precision=5, seed=1, prior_mean=mean
         )
-        gauges = sg.Gauges(sampler, every=1, center="prior_mean")
+        monitor = sg.TemperatureMonitor(sampler, every=1, center="prior_mean")
         for _ in range(200):
             p.grad = torch.zeros_like(p)
             sampler.step()
-        readings.append(gauges.all().configurational)
+        readings.append(monitor.all().configurational)
     assert readings[0].mean == pytest.approx(readings[1].mean, rel=1e-9)
     assert readings[1].mean == pytest.approx(1.0, abs=0.3)
 

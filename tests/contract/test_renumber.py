@@ -50,7 +50,9 @@ def test_a_parameter_that_grew_is_heard_before_anything_moves(kind: str) -> None
     before = bits([chain.params, chain.sampler.state_dict()])
     name = type(chain.sampler).__name__
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"call renumber\(\) after") as error:
+        with pytest.raises(
+            RuntimeError, match=r"call reassign_noise_offsets\(\) after"
+        ) as error:
             chain.run(range(2, 3))
         assert str(error.value).startswith(
             f"{name} got a parameter of {p.numel()} elements, number 0 of group 0, "
@@ -71,11 +73,13 @@ def test_so_are_other_lists(kind: str, change: str) -> None:
         params.append(nn.Parameter(torch.zeros(3, dtype=params[0].dtype)))
     else:
         params.pop()
-    with pytest.raises(RuntimeError, match=r"renumber\(\) after parameters have"):
+    with pytest.raises(
+        RuntimeError, match=r"reassign_noise_offsets\(\) after parameters have"
+    ):
         chain.run(range(1, 2))
 
 
-# ---- What renumber() does ----------------------------------------------------------
+# ---- What reassign_noise_offsets() does ---------------------------------------------
 
 
 @each
@@ -89,7 +93,7 @@ def test_grown_parameters_get_numbers_behind_all_others(kind: str) -> None:
         p.data = torch.linspace(-1, 1, numel, dtype=p.dtype)
         p.grad = None
         forget_state(sampler, p)
-        sampler.renumber()
+        sampler.reassign_noise_offsets()
         mine, *rest = ranges(sampler)
         assert rest == others and are_apart(sampler)
         assert mine.start >= end and not used.intersection(mine)
@@ -108,7 +112,7 @@ def test_a_sampler_built_with_the_new_sizes_goes_on(kind: str) -> None:
     p.data = torch.linspace(-1, 1, 200, dtype=p.dtype)
     p.grad = None
     forget_state(chain.sampler, p)
-    chain.sampler.renumber()
+    chain.sampler.reassign_noise_offsets()
     chain.run(range(2, 4))
     saved = copy.deepcopy(chain.sampler.state_dict())
     twin = chain.twin()
@@ -125,7 +129,7 @@ def test_nothing_changes_where_nothing_has(kind: str) -> None:
     chain, same = Chain(kind), Chain(kind)
     for step in range(3):
         chain.run(range(step, step + 1))
-        chain.sampler.renumber()
+        chain.sampler.reassign_noise_offsets()
     assert bits(same.run(range(3))) == bits([p.detach() for p in chain.params])
     assert bits(same.sampler.state_dict()) == bits(chain.sampler.state_dict())
 
@@ -139,14 +143,14 @@ def noise(params: list[nn.Parameter], sampler: sg.Sampler) -> list[torch.Tensor]
 
 
 def test_the_noise_of_grown_neighbours_is_independent() -> None:
-    # As offsets would be without renumber(): correlation 1 (the mutant), else below 0.2
+    # Without reassign_noise_offsets() (the mutant) the correlation is 1, else below 0.2
     # (of 1,000 pairs, six deviations of 0.032).
     for mutant in (False, True):
         params = [nn.Parameter(torch.zeros(100)), nn.Parameter(torch.zeros(2000))]
         sampler = sg.SGLD(params, lr=0.5, num_data=1, seed=0)
         noise(params, sampler)
         params[0].data = torch.zeros(2000)
-        sampler.renumber()
+        sampler.reassign_noise_offsets()
         if mutant:
             sampler.param_groups[0]["offsets"][:] = [0, 128]
         first, second = noise(params, sampler)
@@ -198,9 +202,9 @@ def test_a_program_that_prunes_and_grows_points() -> None:
     step()
     keep = torch.arange(50) % 3 != 0
     rebuild(lambda x: torch.cat([x[keep], x[keep][:20], x[keep][:20]]))
-    with pytest.raises(RuntimeError, match=r"call renumber\(\)"):
+    with pytest.raises(RuntimeError, match=r"call reassign_noise_offsets\(\)"):
         step()
-    sampler.renumber()
+    sampler.reassign_noise_offsets()
     assert are_apart(sampler)
     for _ in range(3):
         step()
@@ -231,15 +235,17 @@ def test_state_of_another_shape_is_refused_and_nothing_changes() -> None:
         "Invalid state: momentum of shape [3] for a parameter of shape [9] (put one of "
         "its shape into state[p]['momentum'], or delete it to begin anew)",
     ):
-        chain.sampler.renumber()
+        chain.sampler.reassign_noise_offsets()
     assert chain.sampler.param_groups[0]["offsets"] == before
-    gauges = sg.Gauges(chain.sampler)
-    with pytest.raises(ValueError, match=r"Gauges observe .* \(detach\(\) them first"):
-        chain.sampler.renumber()
-    gauges.detach()
+    monitor = sg.TemperatureMonitor(chain.sampler)
+    with pytest.raises(
+        ValueError, match=r"TemperatureMonitor observe .* \(detach\(\) them first"
+    ):
+        chain.sampler.reassign_noise_offsets()
+    monitor.detach()
     chain.sampler.param_groups[1]["params"].append(p)
     with pytest.raises(ValueError, match="one is listed twice"):
-        chain.sampler.renumber()
+        chain.sampler.reassign_noise_offsets()
 
 
 @pytest.mark.parametrize(
@@ -290,7 +296,7 @@ def test_settings_that_are_put_back_rewind_nothing(kind: str) -> None:
     ):
         group.update({k: v for k, v in theirs.items() if k != "params"})
     with pytest.raises(RuntimeError, match="was replaced"):
-        other.sampler.renumber()
+        other.sampler.reassign_noise_offsets()
     assert other.sampler.seed == 6
 
 
@@ -309,10 +315,10 @@ def test_chains_in_one_tensor(kind: str) -> None:
     sampler.step(closure)
     assert sampler.param_groups[0]["sizes"] == [200 if kind == "SGHMC" else 600]
     p.data = torch.zeros(3, 201)
-    with pytest.raises(RuntimeError, match=r"call renumber\(\)"):
+    with pytest.raises(RuntimeError, match=r"call reassign_noise_offsets\(\)"):
         sampler.step(closure)
     forget_state(sampler, p)
     p.grad = None
-    sampler.renumber()
+    sampler.reassign_noise_offsets()
     sampler.step(closure)
     assert sampler.param_groups[0]["sizes"] == [201 if kind == "SGHMC" else 603]

@@ -51,7 +51,7 @@ def test_the_preconditioner_learns_until_it_is_frozen() -> None:
 def test_v_learns_from_every_minibatch_and_a_where_lines_end() -> None:
     params = two()
     settings = {"preconditioned": True, "decay": 0.8, "eps": 0.1, "refresh_rate": 2.0}
-    sampler = make(params, adapt_always=True, **settings)
+    sampler = make(params, adapt_every_step=True, **settings)
     closure = Draws(params)
     squares = [torch.zeros_like(p) for p in params]
     old: list[Tensor] = []
@@ -130,10 +130,10 @@ def test_a_parameter_changed_from_outside() -> None:
     with torch.no_grad():
         params[0].add_(5.0)
         jumped = params[0].clone()
-    looks = sampler.param_groups[0]["num_looks"]
+    looks = sampler.param_groups[0]["num_observations"]
     sampler.step(closure)  # observes there, with the same velocity
     assert torch.equal(params[0], jumped)
-    assert sampler.param_groups[0]["num_looks"] == looks + 1
+    assert sampler.param_groups[0]["num_observations"] == looks + 1
     assert torch.equal(sampler.state[params[0]]["velocity"], velocity)
     params[1].data = torch.full((2, 2), 7.0, dtype=torch.float64)
     sampler.step(closure)
@@ -162,11 +162,11 @@ def test_another_target_is_observed_afresh() -> None:
     precision = sg.GammaPrecision(sampler)
     precision.step()
     before = [p.detach().clone() for p in params]
-    looks = sampler.param_groups[0]["num_looks"]
+    looks = sampler.param_groups[0]["num_observations"]
     state = closure.generator.get_state()
     sampler.step(closure)
     assert_same(before, [p.detach() for p in params])
-    assert sampler.param_groups[0]["num_looks"] == looks + 1
+    assert sampler.param_groups[0]["num_observations"] == looks + 1
     ((time, value, _),) = sampler.param_groups[0]["clock"].observations
     assert time == 0
     # G has the new priors in it: they alone differ from a twin's at the same place.
@@ -233,7 +233,7 @@ def test_diagnostics() -> None:
     assert d.proposals_per_bounce == group["num_proposals"] / d.bounces > 1
     assert d.mean_segment_length == times[-1] / (d.bounces + d.refreshments)
     assert d.violation_rate == group["num_violations"] / group["num_proposals"]
-    kinds = ("num_looks", "num_proposals", "num_refreshments")
+    kinds = ("num_observations", "num_proposals", "num_refreshments")
     assert sum(group[kind] for kind in kinds) == 300
     assert min(d.bounces, d.refreshments) > 10
 
@@ -254,8 +254,8 @@ def test_many_violations_are_warned_of_once() -> None:
             sampler.step(closure)
     mine = [w for w in caught if "proposals of SBPS" in str(w.message)]
     assert len(mine) == 1 and mine[0].filename == __file__
-    assert "0.1% are expected with confidence = 3" in str(mine[0].message)
-    assert "use a larger confidence" in str(mine[0].message)
+    assert "0.1% are expected with num_std = 3" in str(mine[0].message)
+    assert "use a larger num_std" in str(mine[0].message)
 
 
 @pytest.mark.usefixtures("no_warnings")

@@ -25,9 +25,9 @@ SBPS.step() needs a closure, which returns the losses of the examples:
         ("num_data", 0, "must be finite and > 0"),
         ("prior_precision", -1.0, "must be finite and >= 0"),
         ("temperature", 0, "must be finite and > 0"),
-        ("confidence", -0.5, "must be finite and >= 0"),
-        ("confidence", float("nan"), "must be finite and >= 0"),
-        ("forgetting", -1.0, "must be finite and >= 0"),
+        ("num_std", -0.5, "must be finite and >= 0"),
+        ("num_std", float("nan"), "must be finite and >= 0"),
+        ("observation_decay", -1.0, "must be finite and >= 0"),
         ("refresh_rate", float("inf"), "must be finite and >= 0"),
         ("decay", 1.0, "must be in [0, 1)"),
         ("eps", 0, "must be finite and > 0"),
@@ -45,7 +45,7 @@ def test_hyperparameters_out_of_range(name: str, value: float, wanted: str) -> N
 
 
 @pytest.mark.parametrize(
-    "name", ["preconditioned", "adapt", "adapt_always", "replacement"]
+    "name", ["preconditioned", "adapt", "adapt_every_step", "replacement"]
 )
 def test_switches_are_bools(name: str) -> None:
     with refused(TypeError, f"Invalid {name}: 1 (must be a bool)"):

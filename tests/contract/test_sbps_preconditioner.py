@@ -103,14 +103,14 @@ def test_another_one_begins_a_line_where_the_particle_is() -> None:
     run(sampler, closure, 30)
     saved = sampler.state_dict()["state"][0]
     before = dict(saved)
-    looks = sampler.param_groups[0]["num_looks"]
+    looks = sampler.param_groups[0]["num_observations"]
     for value in ([0.5, 2.0], None, None):
         here = [p.detach().clone() for p in params]
         sampler.set_preconditioner(value)
         run(sampler, closure, 1)
         assert_same([p.detach() for p in params], here)
         looks += 1
-        assert sampler.param_groups[0]["num_looks"] == looks
+        assert sampler.param_groups[0]["num_observations"] == looks
         velocity = [sampler.state[p]["velocity"].flatten() for p in params]
         assert torch.cat(velocity).norm() == pytest.approx(1)
         for p, a in zip(params, value or [1.0, 1.0], strict=True):
@@ -119,7 +119,7 @@ def test_another_one_begins_a_line_where_the_particle_is() -> None:
             assert ("square_average" in state) == (value is None)
             assert (state["preconditioner"] == a).all()
         run(sampler, closure, 20)
-        looks = sampler.param_groups[0]["num_looks"]
+        looks = sampler.param_groups[0]["num_observations"]
         if value is None:
             break
     # What was saved is what it was.

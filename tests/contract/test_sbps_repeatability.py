@@ -17,9 +17,14 @@ from torch import Tensor, nn
 KINDS: dict[str, dict[str, Any]] = {
     "SBPS": {"refresh_rate": 2.0},
     "pSBPS": {"preconditioned": True, "decay": 0.8, "eps": 0.1},
-    "always": {"preconditioned": True, "adapt_always": True, "decay": 0.8, "eps": 0.1},
+    "always": {
+        "preconditioned": True,
+        "adapt_every_step": True,
+        "decay": 0.8,
+        "eps": 0.1,
+    },
     "given": {"preconditioned": True, "given": uneven},
-    "local": {"refresh_rate": 2.0, "forgetting": 0.5, "confidence": 2.0},
+    "local": {"refresh_rate": 2.0, "observation_decay": 0.5, "num_std": 2.0},
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
 # Each dtype, each kind, and two of them with and without masters.

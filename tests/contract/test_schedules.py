@@ -290,20 +290,20 @@ def test_cycles_and_a_noise_estimate(estimate: Any) -> None:
         schedule.step()
 
 
-def test_gauges_read_sampling_phases() -> None:
+def test_temperatures_read_sampling_phases() -> None:
     """T_kin of phases of 100 steps with noise and without, in turns, is nearly T."""
     torch.manual_seed(0)
     p = torch.zeros(2000, requires_grad=True)
     sampler = sg.SGHMC([p], 0.01, 0.5, num_data=1.0, seed=0)
-    gauges = sg.Gauges(sampler, every=1)
+    monitor = sg.TemperatureMonitor(sampler, every=1)
     for k in range(1000):
         sampler.param_groups[0]["temperature"] = float(k % 200 >= 100)
         quadratic(p)
         sampler.step()
-    assert gauges.num_observed == 500
+    assert monitor.num_observed == 500
     # Of each phase, the first steps have momenta without heat.
-    assert 0.95 < gauges.all().kinetic.mean < 1.0
-    gauges.reset()
+    assert 0.95 < monitor.all().kinetic.mean < 1.0
+    monitor.reset()
     schedule = sg.CyclicalSchedule(sampler, 20, exploration=0.75)
     moved(sampler, schedule, 100)
-    assert gauges.num_observed == 25
+    assert monitor.num_observed == 25

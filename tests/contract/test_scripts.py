@@ -59,7 +59,7 @@ import torch, torch_sgmcmc as sg
 p, q = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(3))
 net = {"p": p}
 s, t = sg.SGHMC([p], lr=.1, num_data=10), sg.SBPS([q], num_data=10, sample_interval=.1)
-gauges = sg.Gauges(s, every=1)
+monitor = sg.TemperatureMonitor(s, every=1)
 precision = sg.GammaPrecision(s)
 schedule = sg.PolynomialDecay(s, b=100)
 collector = sg.Collector(s, net, "draws")
@@ -73,7 +73,7 @@ LOUD_SCRIPTS = {"loud": 'import warnings; warnings.warn("old")'}
 PREDICTED = """
 assert posterior.num_draws == 3
 torch.testing.assert_close(posterior.mean.sum(1), torch.ones(200))
-assert posterior.epistemic.shape == (200,) and gauges.num_observed == 7
+assert posterior.epistemic.shape == (200,) and monitor.num_observed == 7
 """
 
 

@@ -109,15 +109,15 @@ def sampler(seed: int, kind: type[sg.Sampler] = sg.SGLD) -> sg.Sampler:
     return kind([p], lr=0.1, num_data=10, seed=seed)
 
 
-def test_steps_in_turns_with_one_seed_warn_once() -> None:
+def test_alternate_steps_with_one_seed_warn_once() -> None:
     a, b = sampler(41), sampler(41, sg.SGHMC)
     a.step()
     b.step()
     with pytest.warns(sg.SharedNoiseWarning) as record:
         a.step()
     assert [str(warning.message) for warning in record] == [
-        "Two samplers with seed 41 make steps in turns (SGLD and SGHMC): the noise of "
-        "one is the other's. Give each a seed of its own, with torch_sgmcmc.fold_in"
+        "Two samplers with seed 41 step alternately (SGLD and SGHMC): they draw the "
+        "same noise. Give each a different seed, with torch_sgmcmc.fold_in"
     ]
     assert record[0].filename == __file__
     with warnings.catch_warnings():

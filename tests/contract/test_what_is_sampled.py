@@ -58,17 +58,17 @@ def test_precisions_are_of_what_is_sampled() -> None:
     assert "Group 0, 1,000 parameters" in sampler.target_summary()
 
 
-def test_gauges_are_of_what_is_sampled() -> None:
+def test_temperatures_are_of_what_is_sampled() -> None:
     def read(frozen: bool) -> Any:
         p = nn.Parameter(torch.ones(50))
         other = nn.Parameter(torch.full((70,), 9.0), requires_grad=False)
         params = [p, other] if frozen else [p]
         sampler = sg.SGHMC(params, lr=0.1, num_data=10, seed=0)
-        gauges = sg.Gauges(sampler, every=1)
+        monitor = sg.TemperatureMonitor(sampler, every=1)
         for _ in range(60):
             p.grad, other.grad = p.detach().clone(), torch.zeros(70)
             sampler.step()
-        return gauges.all(), gauges.group(0)
+        return monitor.all(), monitor.group(0)
 
     assert repr(read(True)) == repr(read(False))
 

@@ -14,10 +14,10 @@
 #include <string>
 #include <vector>
 
-#include "core/counter.h"
 #include "host/line_regression.h"
 #include "host/piecewise_rate.h"
 #include "message_of.h"
+#include "random/counter.h"
 #include "statistics.h"
 
 namespace torch_sgmcmc {
@@ -98,7 +98,7 @@ TEST_P(ClockCases, ArrivalsFollowTheIntegratedRate) {
   for (int i = 0; i < kDraws; ++i) {
     const NextEvent next = clock.Next(3, 0, Stream(17, i));
     ASSERT_GE(next.wait, 0);
-    if (next.event == ClockEvent::kLook) {
+    if (next.event == ClockEvent::kObserve) {
       EXPECT_EQ(clock.now() + next.wait, end);
       ++looks;
       continue;
@@ -133,7 +133,7 @@ TEST_P(ClockCases, HasNoUnits) {
   BounceClock there = ClockWith(scaled, prior);
   for (int i = 0; i < 100; ++i) {
     for (BounceClock* clock : {&here, &there}) {
-      clock->set_forgetting(i % 2 == 0 ? 0 : 0.7);
+      clock->set_observation_decay(i % 2 == 0 ? 0 : 0.7);
     }
     const NextEvent a = here.Next(3, 0.5, Stream(1, i));
     const NextEvent b = there.Next(3, 0.5 * kUnit, Stream(1, i));
@@ -161,7 +161,7 @@ TEST(BounceClock, RefreshmentsCompete) {
   for (int i = 0; i < kDraws; ++i) {
     const NextEvent next = clock.Next(0, 1, Stream(2, i));
     refreshments += next.event == ClockEvent::kRefreshment;
-    looks += next.event == ClockEvent::kLook;
+    looks += next.event == ClockEvent::kObserve;
     sum += next.wait;
     EXPECT_EQ(next.rate > 0, next.event == ClockEvent::kProposal);
   }
@@ -263,7 +263,7 @@ TEST(BounceClock, LooksFirst) {
   BounceClock clock;
   for (int i = 0; i < 2; ++i) {
     const NextEvent next = clock.Next(3, 1e9, Stream(0, i));
-    EXPECT_EQ(next.event, ClockEvent::kLook);
+    EXPECT_EQ(next.event, ClockEvent::kObserve);
     EXPECT_EQ(next.wait, 0);
     clock.Observe(0, -2, 1);
     EXPECT_GT(clock.Next(3, 0, Stream(0, i)).wait, 0);
@@ -301,7 +301,7 @@ TEST(BounceClock, AStepComesToWhatItsEventIs) {
   clock.Observe(0, 2, 0.5);
   BounceClock observes = clock;
   observes.Observe(0.25, 3, 0.125);
-  EXPECT_EQ(took(ClockEvent::kLook, {}), observes.Save());
+  EXPECT_EQ(took(ClockEvent::kObserve, {}), observes.Save());
   EXPECT_EQ(took(ClockEvent::kProposal, {}), observes.Save());
   BounceClock bounces = clock;
   bounces.Bounce(0.25, 3, 0.125, -4);
@@ -328,7 +328,7 @@ TEST(BounceClock, LooksFurtherAndFurtherWhereAllIsZero) {
   double wait = 0x1p-10;
   for (int i = 0; i < 40; ++i) {
     const NextEvent next = clock.Next(3, 0, Stream(0, i));
-    EXPECT_EQ(next.event, ClockEvent::kLook);
+    EXPECT_EQ(next.event, ClockEvent::kObserve);
     EXPECT_EQ(next.wait, wait);
     clock.Observe(next.wait, 0, 0);
     wait *= 2;

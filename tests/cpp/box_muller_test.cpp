@@ -1,6 +1,6 @@
 // The transform from random words to normals, against the formulas that
-// core/noise.inl documents, in double precision. lanes_test.cpp extends what is
-// proved here for the portable lanes to all others.
+// random/noise.inl documents, in double precision. lanes_test.cpp extends what
+// is proved here for the portable lanes to all others.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // The CUDA driver's index arithmetic, exhaustively, on the host.
-#include "apply/chunks.h"
+#include "launch/chunks.h"
 
 #include <gtest/gtest.h>
 

@@ -1,8 +1,8 @@
-// The CUDA drivers on the host: apply/cuda.cuh and apply/reduce.cuh with
+// The CUDA drivers on the host: launch/cuda.cuh and launch/reduce.cuh with
 // launches and threads turned into loops.
 //
-// What a thread does (apply/tables.h, apply/reduce.h) is the very code that the
-// kernels call; only the launches are mirrored here.
+// What a thread does (launch/tables.h, launch/reduce.h) is the very code that
+// the kernels call; only the launches are mirrored here.
 #pragma once
 
 #include <torch/headeronly/util/BFloat16.h>
@@ -13,12 +13,12 @@
 #include <optional>
 #include <vector>
 
-#include "apply/chunks.h"
-#include "apply/plan.h"
-#include "apply/reduce.h"
-#include "apply/tables.h"
-#include "core/counter.h"
-#include "methods/nonfinite_op.h"
+#include "launch/chunks.h"
+#include "launch/plan.h"
+#include "launch/reduce.h"
+#include "launch/tables.h"
+#include "ops/nonfinite_op.h"
+#include "random/counter.h"
 
 namespace torch_sgmcmc::cuda_on_host {
 
@@ -81,7 +81,7 @@ class Driver {
   const int64_t* device_step_;
 };
 
-// CountNonfinite of methods/nonfinite_cuda.cu.
+// CountNonfinite of ops/nonfinite_cuda.cu.
 template <class T>
 void CountAll(const Plan& plan, ScalarType dtype, int64_t* counts) {
   ForEachTable(
@@ -124,7 +124,7 @@ inline int64_t StepOrNothing(const std::vector<int64_t>& counts,
   return GatedStep(any, step, device_step);
 }
 
-// The kernels of apply/reduce.cuh.
+// The kernels of launch/reduce.cuh.
 template <class Map, class T>
 void ReduceSegment(const Map& map,
                    const Segment& segment,

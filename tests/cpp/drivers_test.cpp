@@ -9,14 +9,14 @@
 #include <vector>
 
 #include "cuda_on_host.h"
-#include "row_calls.h"
+#include "op_calls.h"
 #include "tensors.h"
 
 namespace torch_sgmcmc {
 namespace {
 
 // Whether the device may add to the step.
-constexpr bool HasDeviceStep(const Row& row) {
+constexpr bool HasDeviceStep(const OpSpec& row) {
   return row.noise == Noise::kUpdate || row.noise == Noise::kGiven;
 }
 
@@ -50,7 +50,7 @@ TEST(Drivers, AgreeOnAKickAlone) {
   State cpu(7);
   State cuda(7);
   const auto kick = [](State& s) {
-    Call call = CallOf(HMCLeapfrog::kRow, s, {});
+    Call call = CallOf(HMCLeapfrog::kSpec, s, {});
     call.numbers[1] = 0;
     return call;
   };
@@ -65,7 +65,7 @@ TEST(Drivers, DeviceStepIsAddedToStep) {
   std::vector<int64_t> device_step = {75};
   ForEachUpdate([&](auto each) {
     using Op = typename decltype(each)::type;
-    if (!HasDeviceStep(Op::kRow)) return;
+    if (!HasDeviceStep(Op::kSpec)) return;
     How how{.has_all = true, .every = 2, .step = 78};
     State a(7);
     PerformOn<Op, Library>(a, how);
@@ -83,7 +83,7 @@ TEST(Drivers, MomentumIsResampledOnMultiplesOfTheInterval) {
     State plain(7);
     State resampling(7);
     State other_momentum(7);
-    Call fill(Gaussian::kRow);
+    Call fill(Gaussian::kSpec);
     fill.lists[0] = other_momentum.kept[0].Tensors();
     fill.numbers[0] = 1;
     fill.offsets = other_momentum.offsets;
@@ -104,7 +104,7 @@ TEST(Drivers, ANegativeDeviceStepLeavesEverythingAsItIs) {
   const State before(230);
   ForEachUpdate([&](auto each) {
     using Op = typename decltype(each)::type;
-    if (!HasDeviceStep(Op::kRow)) return;
+    if (!HasDeviceStep(Op::kSpec)) return;
     for (const int64_t every : {0, 1, 2}) {
       const How how{.every = every, .step = 3, .device_step = View(left_out)};
       State after = before;
@@ -183,8 +183,8 @@ TEST(Drivers, SplittingIntoCallsChangesNothing) {
   State together(9);
   PerformOn<SGHMCStep, Library>(together, how);
   State apart(9);
-  const Call all = CallOf(SGHMCStep::kRow, apart, how);
-  constexpr size_t kMasterList = SGHMCStep::kRow.lists.count - 1;
+  const Call all = CallOf(SGHMCStep::kSpec, apart, how);
+  constexpr size_t kMasterList = SGHMCStep::kSpec.lists.count - 1;
   size_t masters = all.lists[kMasterList].size();
   for (size_t i = all.lists[0].size(); i-- > 0;) {
     Call one = all;
@@ -205,21 +205,21 @@ TEST(Drivers, SplittingIntoCallsChangesNothing) {
 
 // SGHMC's row in another order.
 struct Reordered {
-  static constexpr Row kRow = {.op = "reordered_",
-                               .lists = {rows::kGrads, rows::kParams},
-                               .numbers = {rows::kResampleEvery,
-                                           rows::kMomentumScale,
-                                           rows::kTemperature,
-                                           rows::kNumData,
-                                           rows::kNoiseEstimate,
-                                           rows::kLr,
-                                           rows::kPriorPrecision,
-                                           rows::kMomentum},
-                               .has_prior_mean = true};
+  static constexpr OpSpec kSpec = {.op = "reordered_",
+                                   .lists = {args::kGrads, args::kParams},
+                                   .numbers = {args::kResampleEvery,
+                                               args::kMomentumScale,
+                                               args::kTemperature,
+                                               args::kNumData,
+                                               args::kNoiseEstimate,
+                                               args::kLr,
+                                               args::kPriorPrecision,
+                                               args::kMomentum},
+                                   .has_prior_mean = true};
 };
 
 TEST(NamedCall, FindsArgumentsByTheirNames) {
-  Call call(Reordered::kRow);
+  Call call(Reordered::kSpec);
   call.numbers = {0, 0.5, 2, 10, 0.25, 0.125, 40, 0.75};
   call.integers[0] = 7;
   call.common.prior_mean = 3;

@@ -14,9 +14,9 @@
 #include <string>
 #include <vector>
 
-#include "core/packed_step.h"
 #include "fuzz.h"
-#include "methods/rows.h"
+#include "launch/packed_step.h"
+#include "ops/registry.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -158,14 +158,14 @@ class Arguments {
   // Of a step of SGLD, and of what EWSG compares by.
   Tensor words(const std::string& name) {
     PackedCall call;
-    const Row* row = nullptr;
+    const OpSpec* row = nullptr;
     call.offsets.assign(shapes_.size(), 0);
     for (int i = 0; i < 4; ++i) call.numbers.push_back(random_.fraction());
     if (name == "packed") {
-      row = &SGLDStep::kRow;
+      row = &SGLDStep::kSpec;
       call.lengths = {count_of(values_.back())};
     } else {
-      row = &EWSGLogRatios::kRow;
+      row = &EWSGLogRatios::kSpec;
       call.lengths = {count_of(values_[2]), 0};
       const auto surrogate = static_cast<double>(random_.below(kSurrogates));
       call.numbers.insert(call.numbers.end(),
@@ -174,7 +174,7 @@ class Arguments {
     for (const CommonNumber& each : kCommonNumbers) {
       if (Has(*row, each)) call.numbers.push_back(random_.fraction());
     }
-    call.row = PlaceOf(*row);
+    call.op = PlaceOf(*row);
     PackedStep step;
     step.checks = random_.below(2);
     step.seed = random_.any();

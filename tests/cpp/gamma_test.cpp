@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "core/counter.h"
+#include "random/counter.h"
 #include "statistics.h"
 
 namespace torch_sgmcmc {

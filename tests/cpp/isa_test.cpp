@@ -1,5 +1,5 @@
 // The choice of the instruction set: its names and the environment variable.
-#include "core/isa.h"
+#include "random/isa.h"
 
 #include <gtest/gtest.h>
 

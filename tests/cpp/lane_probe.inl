@@ -1,5 +1,5 @@
-// Ordinary functions around core/noise.inl, for code that is compiled for the
-// baseline instruction set. Included once per region, after core/noise.inl.
+// Ordinary functions around random/noise.inl, for code that is compiled for the
+// baseline instruction set. Included once per region, after random/noise.inl.
 
 constexpr int kFloatLanes =
     static_cast<int>(sizeof(Lanes::F32) / sizeof(float));

@@ -1,15 +1,15 @@
 #include "lane_probes.h"
 
-#include "core/isa.h"
-#include "core/macros.h"
-#include "core/portable_noise.h"
+#include "random/isa.h"
+#include "random/macros.h"
+#include "random/portable_noise.h"
 
 #if defined(SG_X86)
 SG_REGION_AVX512
 namespace torch_sgmcmc::avx512 {
 namespace {
-#include "core/lanes_avx512.inl"
-#include "core/noise.inl"
+#include "random/lanes_avx512.inl"
+#include "random/noise.inl"
 #include "lane_probe.inl"
 }  // namespace
 }  // namespace torch_sgmcmc::avx512
@@ -18,8 +18,8 @@ SG_REGION_END
 SG_REGION_AVX2
 namespace torch_sgmcmc::avx2 {
 namespace {
-#include "core/lanes_avx2.inl"
-#include "core/noise.inl"
+#include "random/lanes_avx2.inl"
+#include "random/noise.inl"
 #include "lane_probe.inl"
 }  // namespace
 }  // namespace torch_sgmcmc::avx2

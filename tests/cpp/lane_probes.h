@@ -10,7 +10,7 @@
 #include <ostream>
 #include <vector>
 
-#include "core/counter.h"
+#include "random/counter.h"
 
 namespace torch_sgmcmc {
 

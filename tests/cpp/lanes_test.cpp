@@ -7,8 +7,8 @@
 #include <random>
 #include <vector>
 
-#include "core/portable_noise.h"
 #include "lane_probes.h"
+#include "random/portable_noise.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -76,13 +76,13 @@ TEST(LineRegression, IsThePosteriorOfTheNormalEquations) {
 }
 
 TEST(LineRegression, ALocalOneForgets) {
-  constexpr double kForgetting = 0.8;
+  constexpr double kObservationDecay = 0.8;
   for (const double lines : {0, 3}) {
     for (int count = 1; count < 12; ++count) {
       std::vector<Observation> data = SomeData(7, count);
       const SlopePrior prior = {-1.5, 0.7, lines, 0, 0};
       LineRegression regression(data, prior);
-      regression.set_forgetting(kForgetting);
+      regression.set_observation_decay(kObservationDecay);
       const LineFit fit = regression.Fit();
       double square = 0;
       for (const auto& o : data) {
@@ -95,7 +95,7 @@ TEST(LineRegression, ALocalOneForgets) {
       for (auto& o : data) {
         const double past = data.back().time - o.time;
         o.variance = (o.variance + floor) *
-                         std::exp(kForgetting * std::sqrt(slope) * past) -
+                         std::exp(kObservationDecay * std::sqrt(slope) * past) -
                      floor;
       }
       const Posterior p = lines > 0 ? Solve(data, -1.5, 0.7)
@@ -122,9 +122,9 @@ TEST(LineRegression, ExactObservationsHaveFiniteWeights) {
 }
 
 TEST(LineRegression, TheLastObservationIsNeverForgotten) {
-  for (const double forgetting : {1e10, 1e300}) {
+  for (const double observation_decay : {1e10, 1e300}) {
     LineRegression regression;
-    regression.set_forgetting(forgetting);
+    regression.set_observation_decay(observation_decay);
     for (const double time : {0, 1, 2}) regression.Add({time, 3 * time, 0});
     EXPECT_EQ(regression.Fit().Mean(2), 6);
   }

@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "core/counter.h"
 #include "message_of.h"
+#include "random/counter.h"
 #include "statistics.h"
 
 namespace torch_sgmcmc {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "libtorch/core/sampler_impl.h"
+#include "libtorch/sampler_impl.h"
 #include "message_of.h"
 #include "small_chains.h"
 
@@ -74,7 +74,7 @@ TEST(Nonfinite, AStepIsRefusedOrLeftOut) {
 
 TEST(Nonfinite, AllowDoesNotLook) {
   auto params = Params();
-  SGLD sampler(params, Langevin().nonfinite("allow"));
+  SGLD sampler(params, Langevin().nonfinite("ignore"));
   BadStep(sampler, params, kBad[0]);
   EXPECT_TRUE(params[1][-1].isnan().item<bool>());
   EXPECT_EQ(sampler.num_skipped(), 0);
@@ -165,11 +165,11 @@ TEST(Nonfinite, IsSavedAndMayBeMissing) {
 
 TEST(Nonfinite, RefusesOtherWords) {
   EXPECT_EQ(MessageOf([] { SGLD(Params(), Langevin().nonfinite("ignore")); }),
-            "Invalid nonfinite: 'ignore' (must be 'raise', 'skip' or 'allow')");
+            "Invalid nonfinite: 'warn' (must be 'raise', 'skip' or 'ignore')");
   EXPECT_EQ(MessageOf([] {
-              SBPS(Params(), SBPSOptions().num_data(5).nonfinite("allow"));
+              SBPS(Params(), SBPSOptions().num_data(5).nonfinite("ignore"));
             }),
-            "Invalid nonfinite: 'allow' (must be 'raise' or 'skip')");
+            "Invalid nonfinite: 'ignore' (must be 'raise' or 'skip')");
   std::vector<OptimizerParamGroup> groups;
   groups.emplace_back(
       Params(), std::make_unique<SGLDOptions>(SGLDOptions().nonfinite("skip")));

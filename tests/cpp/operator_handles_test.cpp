@@ -5,8 +5,8 @@
 #include <string>
 #include <tuple>
 
-#include "libtorch/core/operators.h"
-#include "methods/rows.h"
+#include "libtorch/operators.h"
+#include "ops/registry.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -56,7 +56,7 @@ TEST(OperatorHandles, EverySchemaHasOneOfItsTypes) {
                                    "torch_sgmcmc::ecs_leapfrog_",
                                    "torch_sgmcmc::deferred_step_",
                                    "torch_sgmcmc::ewsg_step_",
-                                   "torch_sgmcmc::gauge_sums",
+                                   "torch_sgmcmc::temperature_sums",
                                    "torch_sgmcmc::hmc_energy",
                                    "torch_sgmcmc::hmc_leapfrog_",
                                    "torch_sgmcmc::hmc_momenta_",

@@ -1,5 +1,5 @@
 // The cutting of work into stretches, and that threads really share it.
-#include "apply/parallel.h"
+#include "launch/parallel.h"
 
 #include <gtest/gtest.h>
 

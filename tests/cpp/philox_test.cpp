@@ -5,8 +5,8 @@
 #include <array>
 #include <cstdint>
 
-#include "core/portable_noise.h"
 #include "lane_probes.h"
+#include "random/portable_noise.h"
 
 namespace torch_sgmcmc {
 namespace {

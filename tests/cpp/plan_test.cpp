@@ -1,7 +1,7 @@
 // Plans: which memory is worked on. What is copied back where, and every
 // message for what cannot be: tests/operators/test_layouts.py,
 // test_operator_errors.py.
-#include "apply/plan.h"
+#include "launch/plan.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // Sums: exact where they can be, accurate otherwise, and added in one order on
 // the CPU (with any number of threads and instruction set) and in the CUDA
 // kernels, over all elements and for each of many chains.
-#include "apply/reduce.h"
+#include "launch/reduce.h"
 
 #include <gtest/gtest.h>
 
@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "cuda_on_host.h"
-#include "methods/hmc.h"
-#include "methods/sum_of_squares.h"
+#include "ops/hmc.h"
+#include "ops/sum_of_squares.h"
 #include "tensors.h"
 
 namespace torch_sgmcmc {

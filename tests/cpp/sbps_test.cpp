@@ -16,7 +16,7 @@ namespace torch_sgmcmc {
 namespace {
 
 SBPSOptions Bouncing() {
-  return SBPSOptions().num_data(50).prior_precision(20).confidence(3).seed(5);
+  return SBPSOptions().num_data(50).prior_precision(20).num_std(3).seed(5);
 }
 
 at::Tensor Parameter(at::IntArrayRef shape) {

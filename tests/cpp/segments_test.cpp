@@ -14,17 +14,17 @@
 #include <utility>
 #include <vector>
 
-#include "apply/cpu.h"
 #include "cuda_on_host.h"
 #include "lane_probes.h"
-#include "methods/control_variate.h"
-#include "methods/gaussian.h"
-#include "methods/gradient_variance.h"
-#include "methods/psgld.h"
-#include "methods/sghmc.h"
-#include "methods/sgld.h"
-#include "methods/sgnht.h"
+#include "launch/cpu.h"
 #include "numbers.h"
+#include "ops/control_variate.h"
+#include "ops/gaussian.h"
+#include "ops/gradient_variance.h"
+#include "ops/psgld.h"
+#include "ops/sghmc.h"
+#include "ops/sgld.h"
+#include "ops/sgnht.h"
 #include "tensors.h"
 
 namespace torch_sgmcmc {

@@ -159,7 +159,7 @@ TEST_F(Store, HasPointsOfATrajectoryAndLosses) {
   torch_sgmcmc::SBPS sampler({theta},
                              torch_sgmcmc::SBPSOptions()
                                  .num_data(20)
-                                 .confidence(3)
+                                 .num_std(3)
                                  .sample_interval(0.3)
                                  .seed(0));
   std::vector<torch::Tensor> points;

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "apply/plan.h"
+#include "launch/plan.h"
 
 namespace torch_sgmcmc {
 

@@ -122,7 +122,7 @@ def test_the_same_is_refused(
         ("EWSG-chains", {"num_chains": 0}),
         ("EWSG-chains", {"num_chains": 4}),
         ("SBPS", {"temperature": 0.0}),
-        ("SBPS", {"confidence": -1.0}),
+        ("SBPS", {"num_std": -1.0}),
         ("SBPS", {"sample_interval": 0.0}),
     ],
 )
@@ -145,7 +145,7 @@ def test_the_same_is_refused_of_what_groups_share(
         ("temperature", 2.0),
         ("preconditioned", True),
         ("sample_interval", None),
-        ("confidence", 2.5),
+        ("num_std", 2.5),
     ],
 )
 def test_groups_that_differ(key: str, value: object, run_in_cpp: RunInCpp) -> None:
@@ -180,7 +180,7 @@ BAD_STATES: list[tuple[str, Callable[[Any, Any], Any]]] = [
     ("EWSG-overdamped", lambda groups, _: groups[0].update(index_chain_length=-1)),
     ("SBPS", lambda groups, _: groups[1].update(line_time=-1.0)),
     ("SBPS", lambda groups, _: groups[0].update(num_bounces=10**6)),
-    ("SBPS", lambda groups, _: groups[1].update(num_looks=10**6)),
+    ("SBPS", lambda groups, _: groups[1].update(num_observations=10**6)),
     ("SBPS", lambda groups, _: groups[1].update(observed_interval=0.0)),
     ("SBPS", lambda groups, _: groups[1].update(observed_target=[1.0, 2.0])),
     ("PSBPS", lambda groups, _: groups[1].update(capturable=True)),
@@ -234,7 +234,7 @@ def of_a_given_preconditioner(params: list[Tensor]) -> dict[str, Any]:
 
 
 def of_gauges(params: list[Tensor]) -> dict[str, Any]:
-    return sg.Gauges(sg.SGLD(params, lr=0.1, num_data=500)).state_dict()
+    return sg.TemperatureMonitor(sg.SGLD(params, lr=0.1, num_data=500)).state_dict()
 
 
 def of_a_time_average(params: list[Tensor]) -> dict[str, Any]:
@@ -257,7 +257,7 @@ def of_control_variates(params: list[Tensor]) -> dict[str, Any]:
         ("PSGLD", of_frozen_gamma, "PSGLD with Γ"),
         ("EWSG", of_a_persistent_index_chain, "EWSG with a persistent index chain"),
         ("PSBPS", of_a_given_preconditioner, "SBPS with a given preconditioner"),
-        ("SGLD", of_gauges, "Gauges"),
+        ("SGLD", of_gauges, "TemperatureMonitor"),
         ("SBPS", of_a_time_average, "TimeAverage"),
         ("SGLD", of_control_variates, "ControlVariates or SVRG"),
     ],

@@ -13,11 +13,11 @@
 #include <random>
 #include <vector>
 
-#include "methods/baoa.h"
-#include "methods/psgld.h"
-#include "methods/sghmc.h"
-#include "methods/sgnht.h"
 #include "numbers.h"
+#include "ops/baoa.h"
+#include "ops/psgld.h"
+#include "ops/sghmc.h"
+#include "ops/sgnht.h"
 
 namespace torch_sgmcmc {
 namespace {

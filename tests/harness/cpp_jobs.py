@@ -64,20 +64,20 @@ CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
         sg.SBPS,
         {
             **{"prior_precision": 2.0, "refresh_rate": 1.0, "sample_interval": 0.3},
-            **{"confidence": 2.0, "forgetting": 1.5},
+            **{"num_std": 2.0, "observation_decay": 1.5},
         },
         {"prior_precision": 1.0},
     ),
     "PSBPS": (
         sg.SBPS,
-        {"preconditioned": True, "decay": 0.9, "confidence": 2.0},
+        {"preconditioned": True, "decay": 0.9, "num_std": 2.0},
         {"prior_precision": 2.0},
     ),
     "PSBPS-always": (
         sg.SBPS,
         {
             **{"preconditioned": True, "refresh_rate": 1.0, "decay": 0.9},
-            "adapt_always": True,
+            "adapt_every_step": True,
         },
         {"prior_precision": 2.0},
     ),

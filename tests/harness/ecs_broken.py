@@ -19,7 +19,7 @@ import torch_sgmcmc as sg
 from harness.ecs import Experiment, Observed, State
 from torch_sgmcmc._ecs import target as parts
 from torch_sgmcmc._ecs.target import Estimator, Point, Subsample, SubsampledTarget
-from torch_sgmcmc.hmcecs import _OF_SUBSAMPLE
+from torch_sgmcmc.samplers.hmc_ecs import _OF_SUBSAMPLE
 
 
 def run_sampler(

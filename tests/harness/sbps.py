@@ -238,8 +238,8 @@ class ReferenceSBPS:
     Args:
         target: what to sample, with ``draw``, ``batch`` and ``observe``.
         seed: of the clock and of the rest.
-        confidence: k.
-        forgetting: of the regression.
+        num_std: k.
+        observation_decay: of the regression.
         refresh_rate: of new velocities.
         scale: diagonal of A; None is the identity.
         mutation: one of :data:`MUTATIONS` or :data:`REFRESHMENT_MUTATIONS`.
@@ -252,8 +252,8 @@ class ReferenceSBPS:
         target: Target,
         seed: int,
         *,
-        confidence: float = 3.0,
-        forgetting: float = 0.0,
+        num_std: float = 3.0,
+        observation_decay: float = 0.0,
         refresh_rate: float = 0.0,
         scale: Array | None = None,
         mutation: str | None = None,
@@ -261,7 +261,7 @@ class ReferenceSBPS:
         velocity: Callable[[int], Array] | None = None,
     ) -> None:
         self.target, self.seed, self.mutation = target, seed, mutation
-        self.confidence, self.refresh_rate = confidence, refresh_rate
+        self.num_std, self.refresh_rate = num_std, refresh_rate
         self.random = np.random.default_rng(seed)
         d = target.dimension
         self.scale = np.ones(d) if scale is None else scale
@@ -270,7 +270,7 @@ class ReferenceSBPS:
         self.theta, self.v = start
         self.velocity = velocity or (lambda step: on_sphere(self.random, d))
         self.clock = _C.BounceClock()
-        self.clock.forgetting = forgetting
+        self.clock.observation_decay = observation_decay
         self.step_count = 0
         self.time = 0.0
         self.first = np.zeros(d)
@@ -353,13 +353,13 @@ class ReferenceSBPS:
             rate = 0.0
         elif self.mutation == "their times restart at bounces":
             return self._next_restarting(**key)
-        return self.clock.next(self.confidence, rate, **key)
+        return self.clock.next(self.num_std, rate, **key)
 
     def _next_restarting(self, **key: int) -> tuple[int, float, float]:
         """With one exponential time a refreshment, begun again at bounces."""
         if self._due == math.inf:
             self._due = self.random.exponential() / self.refresh_rate
-        event, wait, rate = self.clock.next(self.confidence, 0.0, **key)
+        event, wait, rate = self.clock.next(self.num_std, 0.0, **key)
         left = self._due - self._passed
         if left < wait:
             self._due = math.inf

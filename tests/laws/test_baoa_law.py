@@ -1,4 +1,4 @@
-"""BAOA: the exact law of its chain on a Gaussian, and what its gauges read."""
+"""BAOA: the exact law of its chain on a Gaussian, and what its monitor read."""
 
 import math
 import re
@@ -171,7 +171,7 @@ def test_no_step_has_an_error_on_a_quadratic(lr: float, momentum: float) -> None
 @pytest.mark.parametrize(
     ("momentum", "noise", "part"), [(0.9, 0.0, 0.0), (0.0, 0.5, 0.0), (0.9, 0.5, 0.8)]
 )
-def test_gauges_see_the_heat_of_minibatches(
+def test_temperatures_see_the_heat_of_minibatches(
     momentum: float, noise: float, part: float
 ) -> None:
     lr, estimate = 0.3, part * friction(momentum)
@@ -179,13 +179,13 @@ def test_gauges_see_the_heat_of_minibatches(
     step = one_step(lr, momentum, noise, estimate)
     g = torch.Generator().manual_seed(2)
     burn_in, steps = 120, 40
-    gauges = sg.Gauges(sampler, every=1, center=[MEAN])
+    monitor = sg.TemperatureMonitor(sampler, every=1, center=[MEAN])
     for i in range(burn_in + steps):
         if i == burn_in:
-            gauges.reset()
+            monitor.reset()
         set_noisy(p, noise, g)
         sampler.step()
-    read = gauges.tensor("theta")
+    read = monitor.tensor("theta")
     (_, covariance) = step.stationary()
     heat = CURVATURE * covariance[0, 0] / HEAT * TARGET["temperature"]
     # Of 40 steps at least one is independent of all others: no more than its errors.
@@ -195,7 +195,7 @@ def test_gauges_see_the_heat_of_minibatches(
         "kinetic": (read.kinetic.mean - heat) / error,
         "excess": read.excess.mean / error,
     }
-    check_z(scores, label="BAOA's gauges")
+    check_z(scores, label="BAOA's monitor")
     # Half the mean square of differences of gradients, which θ's move is in, too.
     square = (covariance - step.a @ covariance)[0, 0]
     square += noise**2 * (1 + (1 + momentum) / 2 * lr)
@@ -204,13 +204,16 @@ def test_gauges_see_the_heat_of_minibatches(
     assert said == pytest.approx(heating, rel=0.01)
 
 
-def test_gauges_say_what_would_take_the_heat_off() -> None:
+def test_temperatures_say_what_would_take_the_heat_off() -> None:
     lr, noise = 0.02, 0.5
     p, sampler = started(lr, 0.9)
-    g, gauges = torch.Generator().manual_seed(2), sg.Gauges(sampler, every=1)
+    g, monitor = (
+        torch.Generator().manual_seed(2),
+        sg.TemperatureMonitor(sampler, every=1),
+    )
     for i in range(140):
         if i == 100:
-            gauges.reset()
+            monitor.reset()
         set_noisy(p, noise, g)
         sampler.step()
     # Minibatches' heat is β / α, and θ's moves are in what is seen of β.
@@ -218,7 +221,7 @@ def test_gauges_say_what_would_take_the_heat_off() -> None:
     covariance = step.stationary()[1]
     square = (covariance - step.a @ covariance)[0, 0] + noise**2 * (1 + 0.95 * lr)
     beta = lr * square / (2 * HEAT)
-    said = re.search(r"momentum <= (\S+), .*beta is (\S+) here", gauges.summary())
+    said = re.search(r"momentum <= (\S+), .*beta is (\S+) here", monitor.summary())
     assert said is not None
     assert float(said[1]) == pytest.approx((2 - beta / 0.05) / (2 + beta / 0.05), 0.02)
     assert float(said[2]) == pytest.approx(beta, rel=0.02)
@@ -236,17 +239,17 @@ def test_of_a_quartic_hardly_an_error_is_left(momentum: float) -> None:
     for kind in (sg.BAOA, sg.SGHMC):
         p = nn.Parameter(torch.zeros(CHAINS, dtype=torch.float64))
         sampler = kind([p], 0.1, momentum, num_data=1, seed=5)
-        gauges = sg.Gauges(sampler, every=1)
+        monitor = sg.TemperatureMonitor(sampler, every=1)
         squares = []
         for i in range(300):
             if i == 200:
-                gauges.reset()
+                monitor.reset()
             p.grad = p.detach() + p.detach() ** 3
             sampler.step()
             if i >= 200:
                 squares.append(float(p.detach().square().mean()))
         error = 8 * exact / math.sqrt(CHAINS)
-        assert abs(gauges.all().excess.mean) < error
+        assert abs(monitor.all().excess.mean) < error
         errors[kind] = np.mean(squares) / exact - 1
     assert abs(errors[sg.BAOA]) < 0.005 < 0.035 < errors[sg.SGHMC]
 

@@ -18,8 +18,8 @@ from scipy import stats
 from torch import Tensor
 
 import torch_sgmcmc as sg
-from torch_sgmcmc import hmcecs
 from torch_sgmcmc._ecs.anchor import Anchor, Prior
+from torch_sgmcmc.samplers import hmc_ecs
 
 # Warm-ups choose few factors here.
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore:num_blocks")]
@@ -123,7 +123,7 @@ def test_a_warmup_that_leaves_says_so(settings: dict[str, Any]) -> None:
 def test_without_a_guard_the_draws_are_elsewhere(settings: dict[str, Any]) -> None:
     regression = Regression(3, **settings)
     # Far away the steps become tiny, and trajectories would be long.
-    short = mock.patch.object(hmcecs, "MOST_WARMUP_STEPS", 16)
+    short = mock.patch.object(hmc_ecs, "MOST_WARMUP_STEPS", 16)
     with without_bound(), short, mock.patch.object(Anchor, "check_near"):
         height = regression.run(draws=0)
     with pytest.raises(StatisticalError):

@@ -36,9 +36,9 @@ from torch import Tensor, nn
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
-from torch_sgmcmc import sbps
 from torch_sgmcmc._impl import ops as ops
-from torch_sgmcmc.bouncy.directional import Observation
+from torch_sgmcmc._sbps.directional import Observation
+from torch_sgmcmc.samplers import sbps
 
 pytestmark = pytest.mark.full
 
@@ -53,7 +53,7 @@ def gaussian_data(d: int = 2, **settings: Any) -> GaussianData:
 
 
 def posterior(target: Any, **settings: Any) -> ReferenceSBPS:
-    shared = {"confidence": 4.0}
+    shared = {"num_std": 4.0}
     return check_average(
         target, mean=target.centre, cov=target.covariance, **{**shared, **settings}
     )
@@ -67,7 +67,7 @@ def test_gaussian(noisy: bool) -> None:
     d = 4
     noise = 3.0 * correlated(d, seed=100 + d) if noisy else None
     target = Noisy(correlated(d, seed=d), np.linspace(-1, 2, d), noise)
-    chain = posterior(target, confidence=4.0, refresh_rate=0.0 if noisy else 0.3)
+    chain = posterior(target, num_std=4.0, refresh_rate=0.0 if noisy else 0.3)
     assert chain.violations <= 0.02 * chain.proposals
 
 
@@ -101,39 +101,41 @@ def logistic_moments(target: LogisticData) -> dict[str, Any]:
 def test_logistic_regression() -> None:
     """Against quadrature on a grid."""
     target = logistic()
-    check_average(target, **logistic_moments(target), confidence=6.0)
+    check_average(target, **logistic_moments(target), num_std=6.0)
 
 
 # ---- A local regression ----------------------------------------------------------
 
 
 def test_gaussian_by_a_local_regression() -> None:
-    posterior(gaussian_data(), forgetting=1.0)
+    posterior(gaussian_data(), observation_decay=1.0)
 
 
-def quartic(forgetting: float) -> ReferenceSBPS:
+def quartic(observation_decay: float) -> ReferenceSBPS:
     target = Quartic(noise=0.2)
     return check_average(
         *(target,),
         mean=np.zeros(3),
         cov=target.covariance,
         refresh_rate=0.2,
-        forgetting=forgetting,
+        observation_decay=observation_decay,
     )
 
 
 @pytest.mark.nightly
 def test_quartic_by_a_local_regression() -> None:
-    quartic(forgetting=1.0)
+    quartic(observation_decay=1.0)
 
 
 @lru_cache
-def violations(forgetting: float) -> int:
+def violations(observation_decay: float) -> int:
     """Of about 19,000 proposals at k = 3."""
     count = 0
     for seed in range(30):
         chain = ReferenceSBPS(
-            *(Quartic(noise=0.2), seed), forgetting=forgetting, refresh_rate=0.2
+            *(Quartic(noise=0.2), seed),
+            observation_decay=observation_decay,
+            refresh_rate=0.2,
         )
         for _ in range(800):
             chain.step()
@@ -141,8 +143,8 @@ def violations(forgetting: float) -> int:
     return count
 
 
-def violates_less(forgetting: float) -> bool:
-    return violations(forgetting) < 0.7 * violations(0.0)
+def violates_less(observation_decay: float) -> bool:
+    return violations(observation_decay) < 0.7 * violations(0.0)
 
 
 @pytest.mark.nightly
@@ -207,7 +209,7 @@ def test_logistic_regression_sees_a_missing_prior() -> None:
         check_average(
             logistic(prior_precision=0.0),
             **logistic_moments(logistic()),
-            confidence=6.0,
+            num_std=6.0,
         )
 
 
@@ -215,7 +217,7 @@ def test_logistic_regression_sees_a_missing_prior() -> None:
 def test_a_narrow_band_is_a_bias_that_is_seen() -> None:
     """k = 0: proposals at the predicted rate itself lose the bounces above it."""
     with pytest.raises(StatisticalError):
-        posterior(gaussian_data(), confidence=0.0)
+        posterior(gaussian_data(), num_std=0.0)
 
 
 @pytest.mark.nightly
@@ -243,7 +245,7 @@ def test_a_missing_population_factor_is_seen() -> None:
 def refreshments(steps: int, rate: float, curvature: float) -> Refreshments:
     """Those of the library's sampler, on N(0, I / curvature)."""
     params = [nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(2))]
-    sampler = sg.SBPS(params, num_data=2, confidence=3.0, refresh_rate=rate, seed=5)
+    sampler = sg.SBPS(params, num_data=2, num_std=3.0, refresh_rate=rate, seed=5)
 
     def closure() -> Tensor:
         square = params[0].square().sum() + params[1].square().sum()
@@ -324,7 +326,7 @@ class Pair:
             num_data=200,
             prior_precision=60.0,
             temperature=1.7,
-            confidence=3.0,
+            num_std=3.0,
             seed=11,
             model=self.net if model else None,
             **settings,
@@ -374,7 +376,7 @@ class Pair:
         ({"refresh_rate": 2.0}, True),
         ({"preconditioned": True, "decay": 0.9, "eps": 0.01}, False),
         ({"preconditioned": True, "scale": [1.0, 0.2, 0.5, 2.0, 0.7]}, True),
-        ({"refresh_rate": 2.0, "forgetting": 1.5}, False),
+        ({"refresh_rate": 2.0, "observation_decay": 1.5}, False),
     ],
     ids=["plain", "learned", "given", "local"],
 )
@@ -386,7 +388,7 @@ def test_it_follows_the_reference(settings: dict[str, Any], model: bool) -> None
         pair.target,
         11,
         refresh_rate=settings.get("refresh_rate", 0.0),
-        forgetting=settings.get("forgetting", 0.0),
+        observation_decay=settings.get("observation_decay", 0.0),
         scale=None if scale is None else np.array(scale),
         start=(start, pair.velocity(0)),
         velocity=pair.velocity,
@@ -432,7 +434,7 @@ class MeanOfData:
         self.sampler = sg.SBPS(
             [nn.Parameter(torch.tensor(start))],
             num_data=self.SIZE,
-            confidence=3.0,
+            num_std=3.0,
             seed=seed,
         )
         draw = self.epochs if shuffled else self.independent

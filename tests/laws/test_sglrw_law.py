@@ -1,4 +1,4 @@
-"""SGLRW: the exact law of its lattice, its words, and what its gauges read."""
+"""SGLRW: the exact law of its lattice, its words, and what its monitor read."""
 
 import math
 from contextlib import nullcontext
@@ -148,18 +148,18 @@ def test_directions_are_drawn_by_the_words(numel: int, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3])
-def test_gauges_see_the_heat_of_clipping_and_nothing_else(noise: float) -> None:
+def test_temperatures_see_the_heat_of_clipping_and_nothing_else(noise: float) -> None:
     p = nn.Parameter(torch.full((CHAINS,), START, dtype=torch.float64))
     sampler = sg.SGLRW([("theta", p)], **TARGET, seed=3)
     g = torch.Generator().manual_seed(2)
     burn_in, steps = 60, 40
-    gauges = sg.Gauges(sampler, every=1)
+    monitor = sg.TemperatureMonitor(sampler, every=1)
     for step in range(burn_in + steps):
         if step == burn_in:
-            gauges.reset()
+            monitor.reset()
         noisy(p, noise, g)
         sampler.step()
-    read = gauges.tensor("theta")
+    read = monitor.tensor("theta")
     lattice = Lattice(burn_in + steps, noise)
     laws = [lattice.after(n) for n in range(burn_in, burn_in + steps)]
     forces = lattice.theta * lattice.grads / lattice.heat * TARGET["temperature"]
@@ -176,27 +176,27 @@ def test_gauges_see_the_heat_of_clipping_and_nothing_else(noise: float) -> None:
         # No more than that of one step: steps are correlated.
         error = math.sqrt((square - np.mean(means) ** 2) / CHAINS)
         scores[name] = (getattr(read, name).mean - np.mean(means)) / error
-    check_z(scores, label="SGLRW's gauges")
+    check_z(scores, label="SGLRW's monitor")
     assert abs(read.excess.mean) < 0.01 < read.clipped.mean
-    (finding,) = gauges.findings() if noise else gauges.findings(budget=0.001)
-    assert finding.fault == "hot"
-    assert "is clipping, of" in gauges.summary(budget=0.001)
+    (finding,) = monitor.issues() if noise else monitor.issues(budget=0.001)
+    assert finding.fault == "above T"
+    assert "is clipping, of" in monitor.summary(budget=0.001)
 
 
-def test_gauges_of_a_lattice_that_rests_or_arrives() -> None:
+def test_temperatures_of_a_lattice_that_rests_or_arrives() -> None:
     """Where lr is 0 nothing is read; far out steps clip: that is no lack of noise."""
     p = nn.Parameter(torch.full((1000,), 5.0))
     sampler = sg.SGLRW([("theta", p)], lr=0.0, num_data=100, seed=0)
-    gauges = sg.Gauges(sampler, every=1)
+    monitor = sg.TemperatureMonitor(sampler, every=1)
     for step in range(60):
         p.grad = p.detach() - 8
         sampler.step()
         if step == 29:
-            assert math.isnan(gauges.all().kinetic.mean)
+            assert math.isnan(monitor.all().kinetic.mean)
             sampler.param_groups[0]["lr"] = 0.01
-    assert gauges.all().clipped.mean == 1
-    assert {finding.fault for finding in gauges.findings()} >= {"cold"}
-    summary = gauges.summary()
+    assert monitor.all().clipped.mean == 1
+    assert {finding.fault for finding in monitor.issues()} >= {"below T"}
+    summary = monitor.summary()
     assert "steps clip on its way outward" in summary and "  100 %" in summary
     assert "times as large within the budget" not in summary
 
@@ -219,7 +219,7 @@ def test_schedules_know_its_limits() -> None:
 
 def test_what_is_not_finite_is_not_walked_over() -> None:
     p = nn.Parameter(torch.zeros(5))
-    sampler = sg.SGLRW([p], lr=0.1, num_data=10, nonfinite="allow", seed=0)
+    sampler = sg.SGLRW([p], lr=0.1, num_data=10, nonfinite="ignore", seed=0)
     p.grad = torch.tensor([-1e30, math.nan, math.inf, -math.inf, 1e30])
     sampler.step()
     delta = math.sqrt(0.02)

@@ -60,28 +60,28 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
     (
         Mutant(
             "SGLD: noise scale without its 2",
-            "methods/sgld.h",
+            "ops/sgld.h",
             '2 * lr * number("temperature") / number("num_data")',
             'lr * number("temperature") / number("num_data")',
             (_updates("test_sgld"), _law("SGLD")),
         ),
         Mutant(
             "SGLRW: steps without their 2",
-            "methods/sglrw.h",
+            "ops/sglrw.h",
             '2 * lr * number("temperature") / number("num_data")',
             'lr * number("temperature") / number("num_data")',
             ("tests/laws/test_sglrw_law.py -k every_place",),
         ),
         Mutant(
             "SGHMC: temperature forgotten",
-            "methods/sghmc.h",
+            "ops/sghmc.h",
             'heat(2 * lr * number("temperature") / number("num_data"))',
             'heat(2 * lr * (number("temperature") > 0) / number("num_data"))',
             (_updates("test_sghmc"), _law("SGHMC")),
         ),
         Mutant(
             "BAOA: parameters move by the new momentum alone",
-            "methods/baoa.h",
+            "ops/baoa.h",
             "x[0] = Fma(Real(0.5), kicked + x[2], x[0]);",
             "x[0] = x[0] + x[2];",
             (
@@ -91,28 +91,28 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         ),
         Mutant(
             "SGNHT: parameters move by the old momentum",
-            "methods/sgnht.h",
+            "ops/sgnht.h",
             "x[2] = v;\n    x[0] = x[0] + v;",
             "x[0] = x[0] + x[2];\n    x[2] = v;",
             (_updates("test_sgnht"), _law("SGNHT")),
         ),
         Mutant(
             "PSGLD: prior dropped",
-            "methods/psgld.h",
+            "ops/psgld.h",
             "const Real g = Fma(weight_decay_, theta - mean, grad);",
             "const Real g = grad + 0 * (theta - mean);",
             (_updates("test_frozen_psgld"), _law("PSGLD")),
         ),
         Mutant(
             "EWSG: weights ignored",
-            "methods/ewsg.h",
+            "ops/ewsg.h",
             "return c_.scale * sum;",
             "return 0 * sum;",
             ("tests/operators/test_ewsg_operators.py -k equals_reference",),
         ),
         Mutant(
             "HMC: last half step of the momentum missing",
-            "methods/hmc.h",
+            "ops/hmc.h",
             "    x[2] = this->Kicked(x[2], x[0], x[3], x[1]);\n  }\n};",
             "    x[2] = x[2] + 0 * (x[1] + x[3]);\n  }\n};",
             (
@@ -122,7 +122,7 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         ),
         Mutant(
             "SBPS: reflections of the wrong sign",
-            "methods/sbps.h",
+            "ops/sbps.h",
             "minus_gain_(static_cast<Real>(-c.gain))",
             "minus_gain_(static_cast<Real>(c.gain))",
             (
@@ -142,58 +142,58 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         ),
         Mutant(
             "control variate: gradient at the anchor dropped",
-            "methods/control_variate.h",
+            "ops/control_variate.h",
             "x[0] = (x[0] - x[1]) + x[2];",
             "x[0] = (x[0] - 0 * x[1]) + x[2];",
             (_updates("test_control_variate"),),
         ),
         Mutant(
-            "gauges: the center is not taken off",
-            "methods/gauge.h",
+            "monitor: the center is not taken off",
+            "ops/temperature_sums.h",
             "const double position = x[1] - n_.center_scale * x[2];",
             "const double position = x[1] - 0 * n_.center_scale * x[2];",
-            ("tests/posterior/test_gauges.py -k sums_each_tensor",),
+            ("tests/posterior/test_temperatures.py -k sums_each_tensor",),
         ),
     ),
     (
         Mutant(
             "SGLD: prior dropped",
-            "methods/sgld.h",
+            "ops/sgld.h",
             "const Real g = this->Gradient(x[0], x[2], x[1]);",
             "const Real g = x[1] + 0 * x[2];",
             (_updates("test_sgld"), _law("SGLD")),
         ),
         Mutant(
             "SGHMC: half the noise",
-            "methods/sghmc.h",
+            "ops/sghmc.h",
             "noise_scale_(static_cast<Real>(std::sqrt(c.NoiseVariance())))",
             "noise_scale_(static_cast<Real>(0.5 * std::sqrt(c.NoiseVariance())))",
             (_updates("test_sghmc"), _law("SGHMC")),
         ),
         Mutant(
             "SGNHT: no noise",
-            "methods/sgnht.h",
+            "ops/sgnht.h",
             "std::sqrt(2 * (1 - c.momentum) * c.heat)",
             "0 * std::sqrt(2 * (1 - c.momentum) * c.heat)",
             (_updates("test_sgnht"), _law("SGNHT")),
         ),
         Mutant(
             "PSGLD: noise without the preconditioner",
-            "methods/psgld.h",
+            "ops/psgld.h",
             "root_of_g * Fma(minus_lr_ * root_of_g, g, noise_scale_ * xi);",
             "Fma(minus_lr_ * root_of_g * root_of_g, g, noise_scale_ * xi);",
             (_updates("test_frozen_psgld"), _law("PSGLD")),
         ),
         Mutant(
             "EWSG: ratio inverted",
-            "methods/ewsg.h",
+            "ops/ewsg.h",
             "return (x[2] - x[1]) * s;",
             "return (x[1] - x[2]) * s;",
             ("tests/operators/test_ewsg_operators.py -k equals_reference",),
         ),
         Mutant(
             "HMC: momenta drawn without their mass",
-            "methods/hmc.h",
+            "ops/hmc.h",
             "x[0] = std_ * sqrt(x[1]) * xi;",
             "x[0] = std_ * (1 + 0 * x[1]) * xi;",
             (
@@ -217,7 +217,7 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         ),
         Mutant(
             "rows dropped: chains share the numbers of their noise",
-            "apply/call.cpp",
+            "launch/call.cpp",
             "/*num_chains=*/1, {rows, num_chains}}",
             "/*num_chains=*/1, {}}",
             (
@@ -230,9 +230,9 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
     (
         Mutant(
             "the step is not in the counter: the same noise at each",
-            "apply/call.cpp",
-            "return MakeStream(row.op, seed, step, Purpose::kUpdate);",
-            "return MakeStream(row.op, seed, 0, Purpose::kUpdate);",
+            "launch/call.cpp",
+            "return MakeStream(spec.op, seed, step, Purpose::kUpdate);",
+            "return MakeStream(spec.op, seed, 0, Purpose::kUpdate);",
             (_updates("test_sgld"), _law("SGLD")),
         ),
         Mutant(
@@ -247,21 +247,21 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         ),
         Mutant(
             "infinities are not counted",
-            "methods/nonfinite_loop.inl",
+            "ops/nonfinite_loop.inl",
             "total.infinities += infinities;",
             "total.infinities += 0 * infinities;",
             ("tests/operators/test_nonfinite_operators.py -k every_position",),
         ),
         Mutant(
-            "gauges: the momentum's sum is of the position",
-            "methods/gauge.h",
+            "monitor: the momentum's sum is of the position",
+            "ops/temperature_sums.h",
             "return {position * g, kicked * kicked, position * kicked};",
             "return {position * g, x[1] * x[1], position * kicked};",
-            ("tests/posterior/test_gauges.py -k sums_each_tensor",),
+            ("tests/posterior/test_temperatures.py -k sums_each_tensor",),
         ),
         Mutant(
             "control variate: gradient of all data dropped",
-            "methods/control_variate.h",
+            "ops/control_variate.h",
             "x[0] = (x[0] - x[1]) + x[2];",
             "x[0] = (x[0] - x[1]) + 0 * x[2];",
             (_updates("test_control_variate"),),
@@ -270,21 +270,21 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
     (
         Mutant(
             "means of priors dropped where they are tensors",
-            "apply/call.cpp",
+            "launch/call.cpp",
             "arguments.push_back(PriorMeans(prior_means));",
             "arguments.push_back(PriorMeans(std::nullopt));",
             ("tests/contract/test_prior_mean.py -k origin_elsewhere",),
         ),
         Mutant(
             "SGLD: N forgotten in the noise",
-            "methods/sgld.h",
+            "ops/sgld.h",
             '2 * lr * number("temperature") / number("num_data")',
             '2 * lr * number("temperature")',
             (_updates("test_sgld"), _law("SGLD")),
         ),
         Mutant(
             "SGHMC: parameters move by the old momentum",
-            "methods/sghmc.h",
+            "ops/sghmc.h",
             "    x[2] = Fma(momentum_, x[2], Fma(minus_lr_, g, noise_scale_ * xi));\n"
             "    x[0] = x[0] + x[2];",
             "    x[0] = x[0] + x[2];\n"
@@ -293,7 +293,7 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         ),
         Mutant(
             "SGNHT: thermostats rest",
-            "methods/sgnht.h",
+            "ops/sgnht.h",
             "x[3] = thermostat + Fma(gain_ * u, u, -rate_);",
             "x[3] = thermostat + 0 * Fma(gain_ * u, u, -rate_);",
             (
@@ -303,14 +303,14 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         ),
         Mutant(
             "PSGLD: noise by half",
-            "methods/psgld.h",
+            "ops/psgld.h",
             "std::sqrt(2 * c.heat)",
             "std::sqrt(c.heat / 2)",
             (_updates("test_frozen_psgld"), _law("PSGLD")),
         ),
         Mutant(
             "EWSG: prior left out of the weights",
-            "methods/ewsg.h",
+            "ops/ewsg.h",
             "    if constexpr (prior == EWSGPrior::kAboutZero) "
             "s += c_.twice_decay * x[0];\n"
             "    if constexpr (prior == EWSGPrior::kAboutMean) {\n"
@@ -320,7 +320,7 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         ),
         Mutant(
             "HMC: the leapfrog moves as with unit masses",
-            "methods/hmc.h",
+            "ops/hmc.h",
             "x[0] = Fma(drift_, x[2] / x[3], x[0]);",
             "x[0] = Fma(drift_, x[2] + 0 * x[3], x[0]);",
             (
@@ -338,14 +338,14 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         ),
         Mutant(
             "infinities pass the look before a step",
-            "methods/nonfinite_loop.inl",
+            "ops/nonfinite_loop.inl",
             "return largest >= BitsOf<T>::kInfinity;",
             "return largest > BitsOf<T>::kInfinity;",
             ("tests/operators/test_nonfinite_operators.py -k every_position",),
         ),
         Mutant(
             "SBPS: reflections without the prior",
-            "methods/sbps.h",
+            "ops/sbps.h",
             "Real g = this->Gradient(x[0], x[kMean], x[1]);",
             "Real g = x[1] + 0 * x[kMean];",
             (
@@ -357,28 +357,28 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
     (
         Mutant(
             "SGHMC: momenta of another lr are not rescaled",
-            "methods/sghmc.h",
+            "ops/sghmc.h",
             'momentum_scale(number("momentum_scale")) {}',
             "momentum_scale(1) {}",
             (_changes("follows_the_recursion and SGHMC"),),
         ),
         Mutant(
             "BAOA: momenta of another lr are not rescaled",
-            "methods/baoa.h",
+            "ops/baoa.h",
             "Fma(minus_lr_, g, momentum_scale_ * x[2])",
             "Fma(minus_lr_, g, x[2])",
             (_changes("follows_the_recursion and BAOA"),),
         ),
         Mutant(
             "SGNHT: thermostats of another lr are not rescaled",
-            "methods/sgnht.h",
+            "ops/sgnht.h",
             "const Real thermostat = thermostat_scale_ * x[3];",
             "const Real thermostat = x[3];",
             ("--level=full " + _changes("thermostats_follow"),),
         ),
         Mutant(
             "EWSG: minibatches are weighed with momenta of another lr",
-            "methods/ewsg.h",
+            "ops/ewsg.h",
             "twice_share = 2 * alpha * momentum_scale;",
             "twice_share = 2 * alpha;",
             ("tests/operators/test_ewsg_operators.py -k equals_reference",),

@@ -69,7 +69,7 @@ def test_a_block_is_its_steps() -> None:
     """Also after a checkpoint, and between blocks that are not compiled."""
     eager = Chain(sg.SGHMC)
     chain = Chain(sg.SGHMC, capturable=True)
-    block = sg.compiled_steps(chain.sampler, quadratic, chain.params, steps=STEPS)
+    block = sg.compile_steps(chain.sampler, quadratic, chain.params, steps=STEPS)
     for k in range(2):
         rows = range(k * STEPS, (k + 1) * STEPS)
         losses = block(chain.batches[rows.start : rows.stop])
@@ -82,7 +82,7 @@ def test_a_block_is_its_steps() -> None:
     for p, value in zip(again.params.values(), chain.values(), strict=True):
         p.data.copy_(value)
     again.sampler.load_state_dict(saved)
-    block = sg.compiled_steps(again.sampler, quadratic, again.params, steps=STEPS)
+    block = sg.compile_steps(again.sampler, quadratic, again.params, steps=STEPS)
     block(chain.batches[2 * STEPS : 3 * STEPS])
     eager.eager(range(2 * STEPS, 3 * STEPS))
     assert all(map(same_bits, again.values(), eager.values()))
@@ -98,7 +98,7 @@ def test_momenta_are_rescaled_between_blocks(cls: type[sg.Sampler]) -> None:
     chain, single, plain = (
         Chain(cls, capturable=capturable) for capturable in (True, True, False)
     )
-    block = sg.compiled_steps(chain.sampler, quadratic, chain.params, steps=STEPS)
+    block = sg.compile_steps(chain.sampler, quadratic, chain.params, steps=STEPS)
     for k, lr in enumerate((0.05, 0.05, 0.01, 0.04)):
         for each in (chain, single, plain):
             each.sampler.param_groups[0]["lr"] = lr
@@ -115,7 +115,7 @@ def test_momenta_are_rescaled_between_blocks(cls: type[sg.Sampler]) -> None:
 @graphs_without_code
 def test_a_bad_setting_leaves_momenta() -> None:
     chain = Chain(sg.SGHMC, capturable=True)
-    block = sg.compiled_steps(chain.sampler, quadratic, chain.params, steps=1)
+    block = sg.compile_steps(chain.sampler, quadratic, chain.params, steps=1)
     block(chain.batches[:1])
     state = [v["momentum"].clone() for v in chain.sampler.state.values()]
     for changes in ({"lr": float("nan")}, {"lr": -0.1}, {"num_data": 0.0}):
@@ -135,7 +135,7 @@ def test_a_noise_estimate_follows_between_blocks() -> None:
     chain, single = (
         Chain(sg.SGHMC, capturable=True, noise_estimate=0.01) for _ in range(2)
     )
-    block = sg.compiled_steps(chain.sampler, quadratic, chain.params, steps=STEPS)
+    block = sg.compile_steps(chain.sampler, quadratic, chain.params, steps=STEPS)
     for k, lr in enumerate((0.05, 0.05, 0.01)):
         for each in (chain, single):
             each.sampler.param_groups[0]["lr"] = lr
@@ -156,7 +156,7 @@ def test_a_parameter_under_two_names_has_the_sum_of_their_gradients() -> None:
     for compiled in (False, True):
         p = nn.Parameter(torch.ones(5))
         sampler = sg.SGLD([p], 0.1, num_data=20, seed=3, capturable=True)
-        block = sg.compiled_steps(sampler, loss, {"a": p, "tied": p}, steps=STEPS)
+        block = sg.compile_steps(sampler, loss, {"a": p, "tied": p}, steps=STEPS)
         for _ in range(2):
             if compiled:
                 block(x)
@@ -172,7 +172,7 @@ def test_a_parameter_under_two_names_has_the_sum_of_their_gradients() -> None:
 def test_any_number_of_settings() -> None:
     """torch.compile makes 8 graphs of a function, and then fails."""
     block_of, single = (Chain(sg.SGHMC, capturable=True) for _ in range(2))
-    block = sg.compiled_steps(block_of.sampler, quadratic, block_of.params, steps=STEPS)
+    block = sg.compile_steps(block_of.sampler, quadratic, block_of.params, steps=STEPS)
     for i in range(12):
         for chain in (block_of, single):
             chain.sampler.param_groups[0]["lr"] = 0.05 / (i + 1)
@@ -188,7 +188,7 @@ def test_each_sampler_has_graphs_of_its_own() -> None:
     """As many as a process has: torch keeps 8 of a function, and would then refuse."""
     for seed in range(10):
         chain, eager = (Chain(sg.SGLD, seed=seed, capturable=c) for c in (True, False))
-        block = sg.compiled_steps(chain.sampler, quadratic, chain.params, steps=1)
+        block = sg.compile_steps(chain.sampler, quadratic, chain.params, steps=1)
         for k in range(2):
             block(chain.batches[k : k + 1])
         eager.eager(range(2))
@@ -219,7 +219,7 @@ def test_networks_of_several_chains() -> None:
         return params, sg.SGHMC(params.values(), 0.01, 0.9, **common, **settings)
 
     params, sampler = make(capturable=True)
-    block = sg.compiled_steps(sampler, loss, params, steps=steps)
+    block = sg.compile_steps(sampler, loss, params, steps=steps)
     plain, eager = make()
     for k in range(2):
         rows = slice(k * steps, (k + 1) * steps)
@@ -240,7 +240,7 @@ def test_gradients_that_are_not_finite() -> None:
     chain, eager = Chain(sg.SGLD, capturable=True), Chain(sg.SGLD)
     for each in (chain, eager):
         each.batches[STEPS + 1, 2] = float("nan")
-    block = sg.compiled_steps(chain.sampler, quadratic, chain.params, steps=STEPS)
+    block = sg.compile_steps(chain.sampler, quadratic, chain.params, steps=STEPS)
     block(chain.batches[:STEPS])
     with pytest.raises(RuntimeError, match=r"^1 of 3 steps of SGLD were left out"):
         block(chain.batches[STEPS : 2 * STEPS])
@@ -254,7 +254,7 @@ def block_of(names: str = "ab", steps: int = 20, **settings: Any) -> Callable[..
     def make(*batches: Any) -> Any:
         chain = Chain(sg.SGLD, **{"capturable": True, **settings})
         params = {name: chain.params[name] for name in names}
-        block = sg.compiled_steps(chain.sampler, quadratic, params, steps=steps)
+        block = sg.compile_steps(chain.sampler, quadratic, params, steps=steps)
         return block(*batches)
 
     return make
@@ -266,7 +266,7 @@ def block_of(names: str = "ab", steps: int = 20, **settings: Any) -> Callable[..
     [
         (block_of(capturable=False), ValueError, r"SGLD with capturable=False"),
         (
-            lambda: sg.compiled_steps(torch.optim.SGD([torch.ones(1)]), quadratic, {}),
+            lambda: sg.compile_steps(torch.optim.SGD([torch.ones(1)]), quadratic, {}),
             TypeError,
             r"Invalid sampler: got SGD",
         ),
@@ -289,7 +289,7 @@ def test_refusals(make: Callable[[], Any], kind: type[Exception], words: str) ->
 def test_hooks_are_refused() -> None:
     """As they would not be called."""
     chain = Chain(sg.SGLD, capturable=True)
-    block = sg.compiled_steps(chain.sampler, quadratic, chain.params, steps=STEPS)
+    block = sg.compile_steps(chain.sampler, quadratic, chain.params, steps=STEPS)
     hook = chain.sampler.register_step_post_hook(lambda *_: None)
     with pytest.raises(ValueError, match=r"Invalid sampler: it has hooks"):
         block(chain.batches[:STEPS])
@@ -301,7 +301,5 @@ def test_hooks_are_refused() -> None:
 
 @pytest.mark.skipif(not IS_OLD, reason="of an older torch")
 def test_an_older_torch_is_refused() -> None:
-    with pytest.raises(
-        RuntimeError, match=r"compiled_steps needs torch 2\.15 or newer"
-    ):
+    with pytest.raises(RuntimeError, match=r"compile_steps needs torch 2\.15 or newer"):
         block_of()()

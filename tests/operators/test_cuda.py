@@ -273,7 +273,7 @@ def test_gradients_that_are_not_finite(kind: str, choice: str) -> None:
 
 
 @pytest.mark.parametrize("kind", range(7))
-def test_gauge_sums_equal_the_cpu_bit_for_bit(kind: int) -> None:
+def test_temperature_sums_equal_the_cpu_bit_for_bit(kind: int) -> None:
     generator = torch.Generator().manual_seed(kind)
     tensors = [
         [torch.rand(n, generator=generator) for n in (5, 0, 70_001)] for _ in range(5)
@@ -281,8 +281,10 @@ def test_gauge_sums_equal_the_cpu_bit_for_bit(kind: int) -> None:
     used = [*tensors[:3], tensors[3] if 2 <= kind < 6 else []]
     used.append(tensors[4] if kind in (1, 3, 5) else [])
     numbers = {"kind": kind, "weight_decay": 0.3, "decay": 0.9, "eps": 0.1}
-    on_cpu = ops.gauge_sums(*used, **numbers)
-    on_device = ops.gauge_sums(*[[t.to(DEVICE) for t in u] for u in used], **numbers)
+    on_cpu = ops.temperature_sums(*used, **numbers)
+    on_device = ops.temperature_sums(
+        *[[t.to(DEVICE) for t in u] for u in used], **numbers
+    )
     assert same_bits(on_device.cpu(), on_cpu)
 
 

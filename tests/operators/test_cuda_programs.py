@@ -199,12 +199,12 @@ def test_a_run_is_resumed_and_predicts(sampler: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(found, mean, rtol=1e-4, atol=1e-5)
 
 
-def test_gauges_read_what_the_cpu_reads() -> None:
+def test_temperatures_read_what_the_cpu_reads() -> None:
     summaries = []
     for device in ("cpu", DEVICE):
         params = [nn.Parameter(p.detach().to(device)) for p in make_params()]
         sampler = make("SGHMC", params)
-        gauges = sg.Gauges(sampler)
+        gauges = sg.TemperatureMonitor(sampler)
         for step in range(30):
             take_step(sampler, params, step)
         summaries.append(str(gauges.summary()))

@@ -19,15 +19,17 @@ from torch import Tensor
 
 from torch_sgmcmc import _C
 from torch_sgmcmc._impl import ops as ops
-from torch_sgmcmc._impl.ops import ROWS
+from torch_sgmcmc._impl.ops import OP_SPECS
 
-STEPS = [op for op in ROWS if op.endswith("step_")]
+STEPS = [op for op in OP_SPECS if op.endswith("step_")]
 NUMBERS = {"decay": 0.9, "eps": 0.1, "momentum": 0.8, "noise_estimate": 0.05}
 
 
 def common(op: str, **more: Any) -> dict[str, float]:
     """Numbers that the operator's row does not list."""
-    return {n["name"]: more.get(n["name"], n["default"]) for n in ROWS[op]["common"]}
+    return {
+        n["name"]: more.get(n["name"], n["default"]) for n in OP_SPECS[op]["common"]
+    }
 
 
 def counter(step: int = STREAM["step"]) -> Tensor:
@@ -38,7 +40,7 @@ class Made:
     """A call of an operator, and the same as words."""
 
     def __init__(self, op: str, *, checks: bool = True, **more: Any) -> None:
-        self.row = ROWS[op]
+        self.row = OP_SPECS[op]
         params = mixed_list(1)
         self.num_chains = more.get("num_chains", 0)
         if self.num_chains:
@@ -63,7 +65,7 @@ class Made:
     def call(self, **instead: Any) -> tuple[Any, ...]:
         """Returns the packed call; ``instead`` has other parts of it."""
         called = {
-            "row": [*ROWS].index(self.row["op"]),
+            "row": [*OP_SPECS].index(self.row["op"]),
             "has_means": self.means is not None,
             "lengths": [*map(len, self.lists[2:])],
             "offsets": self.offsets,
@@ -218,7 +220,7 @@ def test_a_deferred_step_takes_counts() -> None:
 
 
 def wrong() -> Iterator[tuple[str, Any, str]]:
-    yield "row", [*ROWS].index("gradient_variance_"), "is (no call|not a call) of"
+    yield "row", [*OP_SPECS].index("gradient_variance_"), "is (no call|not a call) of"
     yield "row", -1, "is no call of a sampler's step"
     yield "row", 1000, "is no call of a sampler's step"
     yield "numbers", [0.1], "packed is not a call of sgld_step_"
@@ -299,7 +301,7 @@ class Compared(Made):
 
     def weight_words(self, **instead: Any) -> Tensor:
         called = {
-            "row": [*ROWS].index("ewsg_log_ratio"),
+            "row": [*OP_SPECS].index("ewsg_log_ratio"),
             "has_means": self.means is not None,
             "lengths": [len(self.proposals), len(self.momenta)],
             "offsets": self.offsets,

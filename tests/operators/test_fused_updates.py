@@ -233,7 +233,7 @@ def test_momentum_is_resampled_every_kth_step(step: int) -> None:
         update.stream |= {"seed": 5, "step": step}
     drawn = step % 3 == 0
     if drawn:
-        # Note [Momentum drawn afresh] in csrc/methods/sghmc.h: the update takes a part
+        # Note [Momentum drawn afresh] in csrc/ops/sghmc.h: the update takes a part
         # of its gradient, at unchanged heat lr T.
         hyper = theirs.hyper
         part = 1 / (1 + hyper["momentum"])

@@ -12,7 +12,7 @@ from reference import same_bits
 from torch import Tensor
 
 from torch_sgmcmc._impl import ops as ops
-from torch_sgmcmc._impl.ops import ROWS
+from torch_sgmcmc._impl.ops import OP_SPECS
 
 #: Good values of numbers; all others are 0.1.
 GOOD = {
@@ -31,11 +31,11 @@ def good_numbers(row: dict[str, Any]) -> dict[str, Any]:
 
 # Of the rows, and two more that are like them.
 COUNTS = ("any_nonfinite", "count_nonfinite")
-HYPER: dict[str, dict[str, Any]] = {op: good_numbers(row) for op, row in ROWS.items()}
+HYPER: dict[str, dict[str, Any]] = {op: good_numbers(s) for op, s in OP_SPECS.items()}
 HYPER |= {op: {} for op in COUNTS}
 LISTS: dict[str, dict[str, dict[str, Any]]] = {
     op: {each["name"]: each for each in row["lists"] if not each["is_master"]}
-    for op, row in ROWS.items()
+    for op, row in OP_SPECS.items()
 }
 LISTS |= dict.fromkeys(COUNTS, LISTS["sum_of_squares"])
 ARGUMENTS = {op: list(lists) for op, lists in LISTS.items()}
@@ -56,17 +56,17 @@ def ranged(op: str, *, integers: bool) -> list[dict[str, Any]]:
     """Returns the numbers of an operator that its row has a range for."""
     return [
         each
-        for each in ROWS[op]["numbers"]
+        for each in OP_SPECS[op]["numbers"]
         if each["is_integer"] == integers and (each["low"] > -math.inf or not integers)
     ]
 
 
 # What comes last in their arguments, for parameters in bfloat16 or float16 alone.
 WITH_MASTERS = [
-    op for op, row in ROWS.items() if any(each["is_master"] for each in row["lists"])
+    op for op, s in OP_SPECS.items() if any(each["is_master"] for each in s["lists"])
 ]
-UPDATES = [op for op in WITH_MASTERS if ROWS[op]["has_noise"]]
-WITH_STREAM = [op for op, row in ROWS.items() if row["has_noise"]]
+UPDATES = [op for op in WITH_MASTERS if OP_SPECS[op]["has_noise"]]
+WITH_STREAM = [op for op, row in OP_SPECS.items() if row["has_noise"]]
 each_argument = pytest.mark.parametrize("op", ARGUMENTS)
 FLOATS = "expected float32, float64, bfloat16 or float16"
 
@@ -278,7 +278,7 @@ def wanted(number: dict[str, Any]) -> str:
     return f"finite and {'>' if is_open else '>='} {low:g}"
 
 
-@pytest.mark.parametrize("op", ROWS)
+@pytest.mark.parametrize("op", OP_SPECS)
 def test_numbers(op: str) -> None:
     for number in ranged(op, integers=False):
         check_number(op, number)
@@ -296,7 +296,7 @@ def check_number(op: str, number: dict[str, Any]) -> None:
         getattr(ops, op)(*make_lists(op).values(), **{**HYPER[op], name: value})
 
 
-WITH_PRIOR = [op for op, row in ROWS.items() if row["has_prior_mean"]]
+WITH_PRIOR = [op for op, row in OP_SPECS.items() if row["has_prior_mean"]]
 
 
 @pytest.mark.parametrize("op", WITH_PRIOR)
@@ -341,7 +341,7 @@ def test_gamma_needs_both_of_its_lists_or_none() -> None:
     ops.psgld_step_(*lists.values(), **HYPER["psgld_step_"])
 
 
-@pytest.mark.parametrize("op", ROWS)
+@pytest.mark.parametrize("op", OP_SPECS)
 def test_counts(op: str) -> None:
     for number in ranged(op, integers=True):
         name, least = number["name"], int(number["low"])
@@ -356,11 +356,15 @@ OF_ONE: list[tuple[str, dict[str, Any], str]] = [
         f"noise_estimate: 0.300000 {FRICTION}",
     ),
     *(
-        ("gauge_sums", {"kind": kind}, f"kind: {kind} (must be in [0, 6])")
+        ("temperature_sums", {"kind": kind}, f"kind: {kind} (must be in [0, 6])")
         for kind in (-1, 7)
     ),
     *(
-        ("gauge_sums", {"decay": decay}, f"decay: {decay:.6f} (must be in [0, 1])")
+        (
+            "temperature_sums",
+            {"decay": decay},
+            f"decay: {decay:.6f} (must be in [0, 1])",
+        )
         for decay in (-0.5, 1.5)
     ),
     *(

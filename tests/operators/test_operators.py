@@ -65,7 +65,7 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
         "gaussian_ on device": ((p,), {"std": 0.5, "purpose": 1, **on_device}),
         "sum_of_squares": ((p,), {}),
         **{
-            f"gauge_sums of kind {kind}": (
+            f"temperature_sums of kind {kind}": (
                 (g, p, s if kind % 2 else [], movers, q if kind in (1, 3, 5) else []),
                 {"kind": kind, "weight_decay": 0.1, "decay": 0.9, "eps": 0.1},
             )
@@ -127,7 +127,7 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
             {"prior_precision": 2.0, "num_chains": 1, **means},
         ),
         "sbps_line_sums about means": ((v, s), means),
-        "gauge_sums about means": (
+        "temperature_sums about means": (
             (g, p, [], [], []),
             {"kind": 0, "weight_decay": 0.1, "decay": 1.0, "eps": 0.1, **means},
         ),

@@ -7,7 +7,7 @@ from sbps_chains import Closure, N, make, run
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torch_sgmcmc.bouncy.watched import Evaluations
+from torch_sgmcmc._sbps.segment_stats import Evaluations
 
 
 class Net(nn.Module):
@@ -65,7 +65,7 @@ def test_what_learns_always_takes_gradients_always() -> None:
     places, counts = [], []
     for forward in (False, True):
         net = Net()
-        options = {"preconditioned": True, "adapt_always": True, "eps": 0.1}
+        options = {"preconditioned": True, "adapt_every_step": True, "eps": 0.1}
         sampler = make(net.parameters(), model=net if forward else None, **options)
         places.append(run(sampler, net_closure(net), 100)[1])
         counts.append(sampler.evaluations)

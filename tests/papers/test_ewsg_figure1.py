@@ -19,7 +19,7 @@ from ewsg2021.gaussian.target import Gaussian, fitted_kl, floor, negentropy
 from harness.examples import run_experiment
 from harness.statistics import StatisticalError, check_mean, check_z
 
-import torch_sgmcmc.ewsg
+import torch_sgmcmc.samplers.ewsg
 
 TARGET = Gaussian.draw(0)
 GAMMA = 10.0
@@ -66,12 +66,12 @@ def test_ewsg_is_below_sghmc_at_equal_budget() -> None:
 
 
 def test_wrong_weights_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = torch_sgmcmc.ewsg.ewsg_log_ratio
+    right = torch_sgmcmc.samplers.ewsg.ewsg_log_ratio
 
     def wrong(*args: Any, **settings: Any) -> torch.Tensor:
         return -right(*args, **settings)
 
-    monkeypatch.setattr(torch_sgmcmc.ewsg, "ewsg_log_ratio", wrong)
+    monkeypatch.setattr(torch_sgmcmc.samplers.ewsg, "ewsg_log_ratio", wrong)
     with pytest.raises(AssertionError):
         check_order(curves(ewsg=METHODS["EWSG"], sghmc=METHODS["SGHMC"]))
 

@@ -20,7 +20,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, lis
     """Two step sizes, SBPS with two k, two seeds: what was printed and the runs."""
     out = tmp_path_factory.mktemp("everything")
     options = ("--digits", "--draws", 10, "--batch-size", BATCH)
-    options += ("--epochs", 30, "--seeds", 2, "--lr", 0.1, 1, "--confidence", 3, 5)
+    options += ("--epochs", 30, "--seeds", 2, "--lr", 0.1, 1, "--num_std", 3, 5)
     printed, found = run_experiment("sbps2017.figure6", out, *options)
     return out, printed, found["runs"]
 
@@ -34,13 +34,13 @@ def test_every_run_has_the_same_budget(everything: tuple[Path, str, list]) -> No
         config = r["config"]
         name = f"{config['method']}-{config['setting']:g}"
         if config["method"] == "sbps":
-            name += f"-k{config['confidence']:g}"
+            name += f"-k{config['num_std']:g}"
         saved = torch.load(out / f"{name}-seed{config['seed']}.pt", weights_only=True)
         (group,) = saved["sampler"]["param_groups"]
         assert group["prior_precision"] == 0.002
         assert group["num_data"] == IMAGES
         if config["method"] == "sbps":
-            assert group["confidence"] == config["confidence"]
+            assert group["num_std"] == config["num_std"]
             gradients = BATCH * group["num_bounces"]
             assert 0 <= group["num_derivatives"] + gradients - budget < 2 * BATCH
             assert len(saved["costs"]) == int(group["trajectory_time"] / 0.5)

@@ -50,9 +50,7 @@ def test_the_corners_are_those_of_the_trajectory(problem: Problem) -> None:
 
     w = torch.nn.Parameter(torch.from_numpy(start.copy()))
     interval = path.times[-1] / 40
-    sampler = sg.SBPS(
-        [w], num_data=1000, confidence=3.0, seed=4, sample_interval=interval
-    )
+    sampler = sg.SBPS([w], num_data=1000, num_std=3.0, seed=4, sample_interval=interval)
     samples: list[Array] = []
     sampler.register_sample_hook(
         lambda sampler, time: samples.append(w.detach().numpy().copy())
@@ -219,7 +217,7 @@ def test_averages_are_those_of_the_library() -> None:
     start = problem.laplace_draws(1, seed=0)[0]
     r = 0.05
     w = torch.nn.Parameter(torch.from_numpy(start.copy()))
-    sampler = sg.SBPS([w], num_data=1000, confidence=3.0, seed=0)
+    sampler = sg.SBPS([w], num_data=1000, num_std=3.0, seed=0)
     average = sg.TimeAverage(
         sampler, lambda: torch.sin((w[0] - problem.mode[0]) / r), max_piece=0.1 * r
     )

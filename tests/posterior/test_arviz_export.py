@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torch_sgmcmc import convergence
+import torch_sgmcmc as sg
 
 pytestmark = pytest.mark.full
 
@@ -45,7 +45,7 @@ def chains(count: int = 2, length: int = 5) -> list[list[dict[str, Tensor]]]:
 
 def test_all_of_a_small_model() -> None:
     draws = chains()
-    data = convergence.to_arviz(draws)
+    data = sg.to_arviz(draws)
     posterior = data["posterior"]
     assert set(posterior.data_vars) == {"0.weight", "0.bias", "1.weight", "1.bias"}
     for c in range(2):
@@ -74,9 +74,7 @@ def test_names_and_probes_of_a_network() -> None:
         return torch.stack([draw[name].sum() for name in sorted(draw)])
 
     draws, some = chains(), Some()
-    data = convergence.to_arviz(
-        draws, names=["1.bias"], probes={"some": some, "sums": sums}
-    )
+    data = sg.to_arviz(draws, names=["1.bias"], probes={"some": some, "sums": sums})
     posterior = data["posterior"]
     assert set(posterior.data_vars) == {"1.bias", "some", "sums"}
     assert posterior["some"].coords["some_of"].values.tolist() == list(some.names)
@@ -85,7 +83,7 @@ def test_names_and_probes_of_a_network() -> None:
             at = posterior.sel(chain=c, draw=d)
             assert np.array_equal(at["some"].values, some(draws[c][d]).numpy())
             assert np.array_equal(at["sums"].values, sums(draws[c][d]).numpy())
-    only = convergence.to_arviz(draws, probes={"sums": sums})["posterior"]
+    only = sg.to_arviz(draws, probes={"sums": sums})["posterior"]
     assert set(only.data_vars) == {"sums"}
 
 
@@ -96,14 +94,14 @@ def test_draws_one_after_the_other_with_their_chains_weights_and_steps() -> None
         Draw(of_chains[c][d], chain=10 * c, weight=0.5 - d, step=7 * d + c)
         for c, d in rows
     )
-    data = convergence.to_arviz(stored)
+    data = sg.to_arviz(stored)
     for c in range(2):
         for d in range(5):
             at = data["posterior"].sel(chain=c, draw=d)
             assert np.array_equal(at["0.bias"].values, of_chains[c][d]["0.bias"])
             stats = data["sample_stats"].sel(chain=c, draw=d)
             assert (float(stats["weight"]), int(stats["step"])) == (0.5 - d, 7 * d + c)
-    one = convergence.to_arviz(of_chains[0])["posterior"]
+    one = sg.to_arviz(of_chains[0])["posterior"]
     assert one["0.bias"].shape == (1, 5, 2)
 
 
@@ -116,7 +114,7 @@ def test_modules_and_low_precision_and_a_draw_that_is_written_again() -> None:
                 model[1].bias.fill_(i)
             yield model
 
-    found = convergence.to_arviz(live(), names=["1.bias"])
+    found = sg.to_arviz(live(), names=["1.bias"])
     assert found["posterior"]["1.bias"].values.ravel().tolist() == [0, 1, 2, 3]
     assert "sample_stats" not in found
 
@@ -139,9 +137,9 @@ def test_wrong_arguments() -> None:
         ),
     ):
         with pytest.raises(error, match=match):
-            convergence.to_arviz(given)
+            sg.to_arviz(given)
     with pytest.raises(ValueError, match=r"a draw has no tensor '2\.bias'"):
-        convergence.to_arviz(draws, names=["2.bias"])
+        sg.to_arviz(draws, names=["2.bias"])
 
 
 def test_without_arviz_the_error_says_how_to_install_it(
@@ -149,7 +147,7 @@ def test_without_arviz_the_error_says_how_to_install_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "arviz", None)
     with pytest.raises(ImportError, match=r"'torch_sgmcmc\[posterior\]'"):
-        convergence.to_arviz(chains())
+        sg.to_arviz(chains())
 
 
 def test_leave_one_out_is_that_of_a_normal_mean() -> None:
@@ -164,7 +162,7 @@ def test_leave_one_out_is_that_of_a_normal_mean() -> None:
         for _ in range(2)
     ]
     normal = torch.distributions.Normal
-    data = convergence.to_arviz(
+    data = sg.to_arviz(
         draws,
         log_likelihood={"y": lambda d: normal(d["mean"], 1).log_prob(y)},
         posterior_predictive={"y": lambda d: d["mean"] + torch.randn(20, generator=g)},
@@ -184,6 +182,6 @@ def test_identical_chains_are_called_so() -> None:
     draws = chains(3)
     draws[2] = draws[0]
     with pytest.raises(ValueError, match=r"chains 0 and 2 are identical, .*fold_in"):
-        convergence.to_arviz(draws)
+        sg.to_arviz(draws)
     still = {"a": torch.zeros(2)}
-    convergence.to_arviz([[still] * 5] * 2)
+    sg.to_arviz([[still] * 5] * 2)

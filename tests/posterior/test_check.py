@@ -159,9 +159,9 @@ MISUSES = {
     "the loss of each example": ({"loss": each}, "shape"),
     "one loss for SBPS": ({"sampler": SBPS, "loader": lambda d: independent(d)},
      "shape"),
-    "too hot": ({"sampler": partial(SGHMC, lr=3.0, momentum=0.99)}, "hot"),
+    "too hot": ({"sampler": partial(SGHMC, lr=3.0, momentum=0.99)}, "above T"),
     "too hot where residuals are large": ({**SMALL_NOISE,
-     "sampler": partial(SGHMC, lr=3e-4, momentum=0.99)}, "hot"),
+     "sampler": partial(SGHMC, lr=3e-4, momentum=0.99)}, "above T"),
     "unstable": ({"sampler": partial(SGLD, lr=30.0)}, "unstable"),
     "a shuffled epoch for SBPS": ({"sampler": SBPS, "loss": each},
      "dependent minibatches"),
@@ -175,9 +175,9 @@ MISUSES = {
 @pytest.mark.parametrize("name", MISUSES)
 def test_names_misuse(name):
     options, kind = MISUSES[name]
-    found = sg.check(*setup(**options))
-    assert found.problems[0].kind == kind, found
-    assert found.problems[0].words in str(found)
+    found = sg.check_setup(*setup(**options))
+    assert found.issues[0].kind == kind, found
+    assert found.issues[0].message in str(found)
     assert found.gradients <= 80
 
 
@@ -280,8 +280,8 @@ RIGHT = {
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_is_silent_where_all_is_right(name):
-    found = sg.check(*setup(**RIGHT[name]))
-    assert not found.problems, found
+    found = sg.check_setup(*setup(**RIGHT[name]))
+    assert not found.issues, found
     assert found.gradients <= 80
 
 
@@ -298,7 +298,7 @@ def test_leaves_no_trace():
     grads = [p.grad for p in model.parameters()]
     values = [g.clone() for g in grads]
     state, order = torch.get_rng_state(), loader.generator.get_state()
-    sg.check(model, loss, loader, sampler)
+    sg.check_setup(model, loss, loader, sampler)
     for name, t in model.state_dict().items():
         assert torch.equal(t, before[name]), name
     for p, grad, value in zip(model.parameters(), grads, values, strict=True):
@@ -326,7 +326,7 @@ def test_leaves_no_trace_in_what_is_further_in():
     data, order = classes(), torch.Generator().manual_seed(1)
     batches = BatchSampler(RandomSampler(data, generator=order), BATCH, False)
     loader, before = DataLoader(data, batch_sampler=batches), order.get_state()
-    sg.check(model, loss, loader, SGHMC(model.named_parameters(), seed=0))
+    sg.check_setup(model, loss, loader, SGHMC(model.named_parameters(), seed=0))
     assert model.calls == 0
     assert torch.equal(order.get_state(), before)
 
@@ -356,8 +356,8 @@ def test_leaves_no_trace_of_what_the_model_writes():
     before = {name: t.clone() for name, t in model.state_dict().items()}
     states = random.getstate(), np.random.get_state()[1].tolist()
     hooks = len(module._global_forward_hooks)
-    found = sg.check(model, mean, loader, SGHMC(model.named_parameters(), seed=0))
-    assert "embed.weight" in found.problems[0].words
+    found = sg.check_setup(model, mean, loader, SGHMC(model.named_parameters(), seed=0))
+    assert "embed.weight" in found.issues[0].message
     for name, t in model.state_dict().items():
         assert torch.equal(t, before[name]), name
     assert model.last is None and model.calls.stride() == (0,) and model.training
@@ -383,7 +383,7 @@ def test_batches_keep_their_types():
 
     model, _, loader, sampler = setup()
     batches = [Encoding(pair=Pair(*batch)) for batch in loader]
-    assert not sg.check(model, loss, batches, sampler).problems
+    assert not sg.check_setup(model, loss, batches, sampler).issues
     assert batches[0].pair.x.dtype == torch.float32
 
 
@@ -399,7 +399,7 @@ def test_leaves_no_trace_when_the_loss_raises():
         return mean(model, batch)
 
     with pytest.raises(OSError, match="no more"):
-        sg.check(model, loss, loader, sampler)
+        sg.check_setup(model, loss, loader, sampler)
     for p, value in zip(model.parameters(), before, strict=True):
         assert torch.equal(p, value) and p.grad is None
     assert model.training and model[1].training
@@ -407,7 +407,7 @@ def test_leaves_no_trace_when_the_loss_raises():
 
 def test_numbers_in_words():
     model, loss, loader, sampler = setup(model=shared_head)
-    found = sg.check(model, loss, loader, sampler)
+    found = sg.check_setup(model, loss, loader, sampler)
     assert found.num_data == N
     assert found.num_sampled == 63
     assert found.not_sampled == ("0.weight", "0.bias")
@@ -432,7 +432,7 @@ def test_arguments(change, error, words):
     names = ("model", "loss", "loader", "sampler")
     given = dict(zip(names, setup(), strict=True))
     with pytest.raises(error, match=words):
-        sg.check(**{**given, **change})
+        sg.check_setup(**{**given, **change})
 
 
 def in_folder(folder, loss=mean, **options):

@@ -466,7 +466,7 @@ SEG = {"model": segmenter, "data": images, "sampler": with_lr(0.003)}
 AUTO = {"model": autoencoder, "data": images, "sampler": with_lr(0.003)}
 HMC = partial(sg.HMC, step_size=1e-3, num_steps=3, num_data=N, prior_precision=1.0)
 
-# Point, name, set-up, kind of the worst problem (None of a right one).
+# Point, name, set-up, kind of the worst issue (None of a right one).
 SETUPS = [
     # 1: the loss's value.
     (1, "a softmax, ten classes", TEN | {"model": softmax_ten}, "probabilities"),
@@ -649,11 +649,11 @@ SETUPS = [
             "sampler": with_lr(0.03)}, None),
     (7, "a mean that stays hot",
      {"model": Mean, "data": offset, "loss": sg.losses.gaussian(noise=1.0),
-      "sampler": with_lr(0.06, momentum=0.96)}, "hot"),
+      "sampler": with_lr(0.06, momentum=0.96)}, "above T"),
     (7, "a bias at T_kin = 11.8",
      {"model": Mean, "data": offset, "loss": sg.losses.gaussian(noise=0.2),
-      "sampler": with_lr(0.0108, momentum=0.85)}, "hot"),
-    (7, "hot with any noise", {"sampler": with_lr(3.0, momentum=0.99)}, "hot"),
+      "sampler": with_lr(0.0108, momentum=0.85)}, "above T"),
+    (7, "hot with any noise", {"sampler": with_lr(3.0, momentum=0.99)}, "above T"),
     # 8: no trace.
     (8, "max_norm", bag(max_norm=0.5), "gradient"),
     (8, "an expanded buffer", {"model": Expanded}, None),
@@ -714,7 +714,7 @@ def cases():
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize(("options", "kind", "seed"), [*cases()])
 def test_finds_what_is_wrong_and_nothing_else(options, kind, seed):
-    found = sg.check(*made(seed, **options))
-    kinds = [problem.kind for problem in found.problems]
+    found = sg.check_setup(*made(seed, **options))
+    kinds = [issue.kind for issue in found.issues]
     assert (kind in kinds) if kind else not kinds, found
     assert found.gradients <= 80 and math.isfinite(found.loss)

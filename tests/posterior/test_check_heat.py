@@ -32,7 +32,7 @@ def test_curvature_and_heat_are_those_of_a_quadratic(kind, limit, part):
     sampler = kind(
         model.parameters(), lr=0.01, momentum=0.9, num_data=N, prior_precision=60.0
     )
-    found = sg.check(
+    found = sg.check_setup(
         model, lambda m, b: 2 * (m.weight - b[0]).square().mean(), loader, sampler
     )
     assert found.curvature == pytest.approx(4.1, rel=1e-6)
@@ -73,7 +73,7 @@ def test_the_smaller_limit_of_lr_is_named(spread, limit):
     y = spread * torch.randn(N, 1, dtype=torch.float64)
     model, loss, loader = flat_and_noisy(y, curvature=2.0)
     sampler = sg.SGHMC(model.parameters(), lr=0.01, momentum=0.5, num_data=N, seed=0)
-    found = sg.check(model, loss, loader, sampler)
+    found = sg.check_setup(model, loss, loader, sampler)
     assert found.largest_lr == pytest.approx(2 * 1.5 / 2, rel=1e-6)
     # Half of the coordinates have all of the heat.
     exact = 0.05 * 4 * 0.5 * BATCH / (N * float(y.var()))
@@ -86,7 +86,7 @@ def test_the_smaller_limit_of_lr_is_named(spread, limit):
 def test_without_noise_stability_is_the_limit():
     model, loss, loader = flat_and_noisy(torch.ones(N, 1, dtype=torch.float64), 2.0)
     sampler = sg.SGLD(model.parameters(), lr=0.01, num_data=N, seed=0)
-    found = sg.check(model, loss, loader, sampler)
+    found = sg.check_setup(model, loss, loader, sampler)
     assert found.noise_lr == math.inf and found.limit == "stability"
     assert "Minibatches add 5 %" not in str(found)
 
@@ -101,11 +101,11 @@ def test_groups_keep_the_ratios_of_their_lrs():
         for p, lr in zip(model, (0.01, 0.004), strict=True)
     ]
     sampler = sg.SGHMC(groups, 0.01, 0.5, num_data=N, seed=0)
-    found = sg.check(model, loss, flat_and_noisy(y, 2.0)[2], sampler)
+    found = sg.check_setup(model, loss, flat_and_noisy(y, 2.0)[2], sampler)
     # Minibatches' heat and the estimates, which belong to these lrs, follow lr.
     for group in sampler.param_groups:
         group["lr"] *= found.noise_lr / 0.01
-    then = sg.check(model, loss, flat_and_noisy(y, 2.0)[2], sampler)
+    then = sg.check_setup(model, loss, flat_and_noisy(y, 2.0)[2], sampler)
     assert sum(then.heating.values()) / 2 == pytest.approx(0.05, rel=1e-9)
     assert then.noise_lr == pytest.approx(found.noise_lr, rel=1e-9)
     ratio = found.noise_lr / 0.01
@@ -119,18 +119,18 @@ def test_noise_that_preconditioners_weigh():
     y = torch.randn(N, 1, dtype=torch.float64)
     model, loss, loader = flat_and_noisy(y, curvature=2.0)
     plain = sg.SGLD(model.parameters(), lr=0.01, num_data=N, seed=0)
-    expected = sg.check(model, loss, loader, plain)
+    expected = sg.check_setup(model, loss, loader, plain)
     sampler = sg.PSGLD(
         model.parameters(), lr=0.01, num_data=N, eps=1.0, gamma=False, seed=0
     )
-    assert math.isnan(sg.check(model, loss, loader, sampler).noise_lr)
+    assert math.isnan(sg.check_setup(model, loss, loader, sampler).noise_lr)
     for p in model:
         p.grad = torch.zeros_like(p)
     sampler.step()
     sampler.param_groups[0]["adapt"] = False
     for p in model:
         sampler.state[p]["square_average"].fill_(9.0)  # G = 1 / (3 + 1)
-    found = sg.check(model, loss, loader, sampler)
+    found = sg.check_setup(model, loss, loader, sampler)
     assert found.noise_lr == pytest.approx(4 * expected.noise_lr, rel=1e-6)
     assert math.isnan(found.largest_lr) and found.limit == ""
 
@@ -147,7 +147,7 @@ def test_heat_is_that_of_the_loss_s_own_residuals():
     for weight in (0.0, 1.0):
         nn.init.constant_(model.weight, weight)
         nn.init.constant_(model.bias, 3 * weight)
-        found.append(sg.check(model, loss, loader, sampler))
+        found.append(sg.check_setup(model, loss, loader, sampler))
     start, end = found
     # lr N (1/σ²) / batch / (2 (1 - m)), known to 50 coordinates of six pairs.
     exact = 1e-5 * N * 100 / BATCH / (2 * 0.1)
@@ -160,13 +160,13 @@ def test_heat_is_that_of_the_loss_s_own_residuals():
     for batch in loader:
         loss(model, batch).backward()
         sampler.step()
-    assert not sg.check(model, loss, loader, sampler).fitted_heating
+    assert not sg.check_setup(model, loss, loader, sampler).fitted_heating
 
 
 def test_heat_above_twice_t_is_remarked():
     """What is not wrong at a start must not stand under "nothing found"."""
-    found = sg.check(*setup(sampler=partial(SGHMC, lr=0.1)))
-    assert not found.problems
+    found = sg.check_setup(*setup(sampler=partial(SGHMC, lr=0.1)))
+    assert not found.issues
     name, heat = max(found.heating.items(), key=lambda item: item[1])
     assert 1 < heat < 40
     (remark,) = found.remarks
@@ -177,29 +177,29 @@ def test_heat_above_twice_t_is_remarked():
 def test_a_classifier_that_has_learned_has_the_heat_of_here():
     """A tensor's larger heat is allowed at a random start alone."""
     model, loss, loader, sampler = setup(sampler=partial(SGHMC, lr=0.5))
-    assert not sg.check(model, loss, loader, sampler).problems
+    assert not sg.check_setup(model, loss, loader, sampler).issues
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     for _ in range(6):
         for batch in loader:
             optimizer.zero_grad()
             loss(model, batch).backward()
             optimizer.step()
-    found = sg.check(model, loss, loader, sampler)
-    (problem,) = found.problems
-    assert problem.kind == "hot" and "5 in a tensor" in problem.words, found
+    found = sg.check_setup(model, loss, loader, sampler)
+    (issue,) = found.issues
+    assert issue.kind == "above T" and "5 in a tensor" in issue.message, found
 
 
 def test_heat_of_large_residuals_is_forgiven_before_the_first_step_alone():
     model, loss, loader, sampler = setup(
         **SMALL_NOISE, sampler=partial(SGHMC, lr=3e-5, momentum=0.99)
     )
-    assert not sg.check(model, loss, loader, sampler).problems
+    assert not sg.check_setup(model, loss, loader, sampler).issues
     start = copy.deepcopy(model.state_dict())
     loss(model, next(iter(loader))).backward()
     sampler.step()
     model.load_state_dict(start)
-    (problem,) = sg.check(model, loss, loader, sampler).problems
-    assert problem.kind == "hot"
+    (issue,) = sg.check_setup(model, loss, loader, sampler).issues
+    assert issue.kind == "above T"
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_heat_of_large_residuals_is_forgiven_before_the_first_step_alone():
     ids=["classes", "logits", "smoothed"],
 )
 def test_residuals_are_those_of_a_gaussian(options):
-    assert not sg.check(*setup(**options)).fitted_heating
+    assert not sg.check_setup(*setup(**options)).fitted_heating
 
 
 def test_stability_is_that_of_each_group_s_lr():
@@ -225,7 +225,9 @@ def test_stability_is_that_of_each_group_s_lr():
     for lrs, is_stable in (((3.0, 0.03), True), ((3.0, 0.05), False)):
         groups = [{"params": [p], "lr": lr} for p, lr in zip(params, lrs, strict=True)]
         sampler = sg.SGHMC(groups, 0.1, 0.9, num_data=N, seed=0)
-        kinds = {p.kind for p in sg.check(model, quadratic, loader, sampler).problems}
+        kinds = {
+            p.kind for p in sg.check_setup(model, quadratic, loader, sampler).issues
+        }
         assert ("unstable" not in kinds) == is_stable
 
 
@@ -239,7 +241,9 @@ def test_heat_of_one_noise_by_other_samplers():
             data, batch_sampler=sg.IndependentBatchSampler(N, BATCH, seed=0)
         )
         sampler = kind(model.named_parameters(), num_data=N, **settings)
-        return torch.tensor([*sg.check(model, loss, loader, sampler).heating.values()])
+        return torch.tensor(
+            [*sg.check_setup(model, loss, loader, sampler).heating.values()]
+        )
 
     plain = heats(sg.SGHMC, lr=0.01, momentum=0.9)
     torch.testing.assert_close(heats(sg.SGLD, lr=0.1), plain)

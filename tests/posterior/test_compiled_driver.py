@@ -160,7 +160,7 @@ def test_a_block_has_one_draw_at_most() -> None:
     """For a collector in a loop of one's own."""
     model = Point()
     sampler = SGHMC([model.at], seed=0)
-    block = sg.compiled_steps(
+    block = sg.compile_steps(
         sampler, lambda p, x: ((p["at"] - x[0]) ** 2).sum(), {"at": model.at}, steps=4
     )
     rows = DATA[:16].reshape(4, 4, 5)

@@ -330,7 +330,7 @@ def test_errors(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="numbers its chains from 0 on"):
         run(tmp_path, chain=3)
     with pytest.raises(TypeError, match="makes those of each chain"):
-        run(tmp_path, gauges=None)
+        run(tmp_path, monitor=None)
     with pytest.raises(TypeError, match="unexpected keyword"):
         run(tmp_path, bufers=False)
 

@@ -58,14 +58,14 @@ def test_the_readme_on_mnist(
     assert "Nothing is seen that is wrong." in said
     error = float((names["posterior"].mean.argmax(1) != y_test).double().mean())
     assert error <= 0.03
-    gauges = names["gauges"]
-    heats = {name: gauges.tensor(name).kinetic.mean for name in gauges.names}
+    monitor = names["monitor"]
+    heats = {name: monitor.tensor(name).kinetic.mean for name in monitor.names}
     hottest = max(heats, key=heats.__getitem__)
     assert heats[hottest] < 2
     assert f"{heats[hottest]:.3g} T in {hottest}, the hottest" in said
     found = sg.report(names["model"], names["store"], x_test[:100])
-    (hot,) = (v for v in found.verdicts if v.kind == "hot")
-    assert f"{heats[hottest]:.3g} T in {hottest}" in hot.words
+    (hot,) = (v for v in found.issues if v.kind == "above T")
+    assert f"{heats[hottest]:.3g} T in {hottest}" in hot.message
 
 
 @pytest.mark.full

@@ -1,4 +1,4 @@
-"""Gauges.observe: are the gradients that a step uses those of the loss?
+"""TemperatureMonitor.observe: are the gradients that a step uses those of the loss?
 
 Fixed seeds, and data of which every minibatch is drawn: what is wrong here is wrong in
 training loops.
@@ -44,7 +44,7 @@ class Loop:
         # From the start on errors would be small beside what chance does.
         for _ in range(500):
             self.step()
-        self.gauges = sg.Gauges(self.sampler, center=center)
+        self.monitor = sg.TemperatureMonitor(self.sampler, center=center)
 
     def draw(self) -> Tensor:
         return torch.randint(N, (self.size,), generator=self.generator)
@@ -69,10 +69,10 @@ class Loop:
         found: set[str] = set()
         for step in range(STEPS):
             if step % 5 == 0:
-                self.gauges.observe(self.right)
+                self.monitor.observe(self.right)
             self.step()
             if step % (STEPS // 10) == STEPS // 10 - 1:
-                found |= {finding.fault for finding in self.gauges.findings()}
+                found |= {finding.fault for finding in self.monitor.issues()}
             if sought in found:
                 break
         return found
@@ -138,7 +138,7 @@ WRONG: dict[str, tuple[Callable[[Loop], None], str]] = {
     "gradients scaled": (scaled, "biased gradient"),
     "minibatches that depend on the parameters": (mined, "biased gradient"),
     "the prior in the loss too": (prior_in_the_loss, "biased gradient"),
-    "stale gradients": (stale, "hot"),
+    "stale gradients": (stale, "above T"),
 }
 
 
@@ -153,7 +153,7 @@ def test_what_is_wrong_is_seen(name: str) -> None:
 def test_a_right_loop_is_not_blamed() -> None:
     loop = Loop(linear())
     assert loop.run() == set()
-    assert loop.gauges.all().gradient_bias.half_width < 0.5
+    assert loop.monitor.all().gradient_bias.half_width < 0.5
 
 
 def test_batch_norm_in_training_mode() -> None:
@@ -161,7 +161,7 @@ def test_batch_norm_in_training_mode() -> None:
     loop = Loop(batch_norm(), None)  # the bias is nearly the same everywhere
     loop.size = 20
     assert "biased gradient" in loop.run("biased gradient")
-    assert "batch norm in training mode" in loop.gauges.summary()
+    assert "batch norm in training mode" in loop.monitor.summary()
     right = Loop(batch_norm().eval(), None)
     right.size = 20
     assert "biased gradient" not in right.run()
@@ -173,7 +173,7 @@ def test_it_is_the_next_step_that_is_compared() -> None:
     p = nn.Parameter(torch.tensor([1.0, -2.0]))
     q = nn.Parameter(torch.tensor([3.0]))
     sampler = sg.SGLD([p, q], 1e-9, num_data=10, prior_precision=7.0, seed=0)
-    gauges = sg.Gauges(sampler, center=[torch.tensor([0.0, 1.0]), 0.0])
+    monitor = sg.TemperatureMonitor(sampler, center=[torch.tensor([0.0, 1.0]), 0.0])
 
     def right() -> None:
         (2 * p.sum() + 5 * q.sum()).backward()
@@ -183,28 +183,32 @@ def test_it_is_the_next_step_that_is_compared() -> None:
         q.grad = None if q_grad is None else torch.tensor([q_grad])
         sampler.step()
 
-    gauges.observe(right)
+    monitor.observe(right)
     assert p.grad is None and q.grad is None
     step(6.0)
     of_p = 10 / 2 * (1 * (3 - 2) + (-3) * (4 - 2))
     of_q = 10 / 1 * 3 * (6 - 5)
-    assert gauges.tensor(0).gradient_bias.mean == pytest.approx(of_p, rel=1e-5)
-    assert gauges.tensor(1).gradient_bias.mean == pytest.approx(of_q, rel=1e-5)
-    both = gauges.all().gradient_bias.mean
+    assert monitor.tensor(0).gradient_bias.mean == pytest.approx(of_p, rel=1e-5)
+    assert monitor.tensor(1).gradient_bias.mean == pytest.approx(of_q, rel=1e-5)
+    both = monitor.all().gradient_bias.mean
     assert both == pytest.approx((2 * of_p + of_q) / 3, rel=1e-5)
     step(6.0)  # without observe(), nothing is compared
-    assert gauges.all().gradient_bias.mean == both
-    gauges.observe(right)
+    assert monitor.all().gradient_bias.mean == both
+    monitor.observe(right)
     step(None)  # nor what has no gradient
-    assert gauges.tensor(1).gradient_bias.mean == pytest.approx(of_q, rel=1e-5)
-    assert gauges.all().gradient_bias.mean == pytest.approx((both + of_p) / 2, rel=1e-5)
-    state = copy.deepcopy(gauges.state_dict())
-    gauges.observe(right)
-    gauges.reset()
+    assert monitor.tensor(1).gradient_bias.mean == pytest.approx(of_q, rel=1e-5)
+    assert monitor.all().gradient_bias.mean == pytest.approx(
+        (both + of_p) / 2, rel=1e-5
+    )
+    state = copy.deepcopy(monitor.state_dict())
+    monitor.observe(right)
+    monitor.reset()
     step(6.0)
-    assert math.isnan(gauges.all().gradient_bias.mean)
-    gauges.load_state_dict(state)
-    assert gauges.all().gradient_bias.mean == pytest.approx((both + of_p) / 2, rel=1e-5)
+    assert math.isnan(monitor.all().gradient_bias.mean)
+    monitor.load_state_dict(state)
+    assert monitor.all().gradient_bias.mean == pytest.approx(
+        (both + of_p) / 2, rel=1e-5
+    )
 
 
 @pytest.mark.default
@@ -212,7 +216,7 @@ def test_gradients_in_memory_that_every_backward_pass_writes_to() -> None:
     """As DistributedDataParallel's are with gradient_as_bucket_view=True."""
     p = nn.Parameter(torch.ones(4))
     sampler = sg.SGLD([p], 1e-9, num_data=10, seed=0)
-    gauges = sg.Gauges(sampler)
+    monitor = sg.TemperatureMonitor(sampler)
     bucket = torch.zeros(4)
 
     def backward(value: float) -> None:
@@ -220,45 +224,45 @@ def test_gradients_in_memory_that_every_backward_pass_writes_to() -> None:
         p.grad = bucket.view(4)
 
     backward(2.0)
-    gauges.observe(lambda: backward(5.0))
+    monitor.observe(lambda: backward(5.0))
     assert p.grad is not None and bool((p.grad == 2.0).all())
     sampler.step()
-    assert gauges.all().gradient_bias.mean == pytest.approx(10 * (2 - 5), rel=1e-5)
+    assert monitor.all().gradient_bias.mean == pytest.approx(10 * (2 - 5), rel=1e-5)
 
 
 @pytest.mark.default
 def test_parameters_that_were_moved_are_not_compared() -> None:
     p = nn.Parameter(torch.ones(4))
     sampler = sg.SGLD([p], 1e-9, num_data=10, seed=0)
-    gauges = sg.Gauges(sampler)
-    gauges.observe(lambda: p.sum().backward())
+    monitor = sg.TemperatureMonitor(sampler)
+    monitor.observe(lambda: p.sum().backward())
     with torch.no_grad():
         p.fill_(100.0)
     p.grad = torch.ones(4)
     sampler.step()
-    assert math.isnan(gauges.all().gradient_bias.mean)
+    assert math.isnan(monitor.all().gradient_bias.mean)
 
 
 @pytest.mark.default
 def test_a_summary_of_comparisons_alone() -> None:
     p = nn.Parameter(torch.ones(4))
     sampler = sg.SGLD([p], 1e-9, num_data=10, seed=0)
-    gauges = sg.Gauges(sampler, every=1000)
+    monitor = sg.TemperatureMonitor(sampler, every=1000)
     for i in range(40):
         if i == 1:
-            gauges.reset()
-        gauges.observe(lambda: p.sum().backward())
+            monitor.reset()
+        monitor.observe(lambda: p.sum().backward())
         p.grad = 2 * torch.ones(4)
         sampler.step()
-    assert [found.fault for found in gauges.findings()] == ["biased gradient"]
-    assert "has gradients that are not those of the closure" in gauges.summary()
+    assert [found.fault for found in monitor.issues()] == ["biased gradient"]
+    assert "has gradients that are not those of the closure" in monitor.summary()
 
 
 @pytest.mark.default
 def test_ewsg_chooses_its_gradients_on_purpose() -> None:
     p = nn.Parameter(torch.ones(4))
     sampler = sg.EWSG([p], 1e-3, num_data=10, seed=0)
-    gauges = sg.Gauges(sampler, every=1000)
-    gauges.observe(lambda: p.square().sum().backward())
-    assert gauges.num_observed == 1
-    assert math.isnan(gauges.all().gradient_bias.mean)
+    monitor = sg.TemperatureMonitor(sampler, every=1000)
+    monitor.observe(lambda: p.square().sum().backward())
+    assert monitor.num_observed == 1
+    assert math.isnan(monitor.all().gradient_bias.mean)

@@ -99,31 +99,31 @@ SAMPLERS = {
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_of_every_sampler(kind: str) -> None:
     """A regular model: d/2, by minibatches but for HMC."""
-    problem = Regression()
-    start, grad = problem.weight.detach().clone(), torch.ones(10)
-    problem.weight.grad = grad
+    issue = Regression()
+    start, grad = issue.weight.detach().clone(), torch.ones(10)
+    issue.weight.grad = grad
     # HMC's gradients are of all data, and its draws nearly independent.
     batch_size, draws = (None, 100) if kind == "HMC" else (400, 400)
-    result = problem.estimate(SAMPLERS[kind], batch_size=batch_size, draws=draws)
+    result = issue.estimate(SAMPLERS[kind], batch_size=batch_size, draws=draws)
     assert abs(result.value - 5) < result.half_width + 0.5
     assert result.half_width < 1
     assert result.traces.shape == (4, draws)
     assert result.chains == pytest.approx(result.traces.mean(1))
-    loss = float(problem.loss(torch.arange(problem.n)).detach())
+    loss = float(issue.loss(torch.arange(issue.n)).detach())
     assert result.initial_loss == pytest.approx(loss, rel=0.02)
-    assert bits(problem.weight.detach()) == bits(start)
-    assert problem.weight.grad is grad
+    assert bits(issue.weight.detach()) == bits(start)
+    assert issue.weight.grad is grad
 
 
 def test_a_localization_that_holds_directions_fast() -> None:
     """½ nβh / (nβh + γ) of each."""
-    problem = Regression()
-    n_beta = problem.n / math.log(problem.n)
-    hessian = problem.x.T @ problem.x / problem.n
+    issue = Regression()
+    n_beta = issue.n / math.log(issue.n)
+    hessian = issue.x.T @ issue.x / issue.n
     curvatures = n_beta * torch.linalg.eigvalsh(hessian)
     expected = float((0.5 * curvatures / (curvatures + 300)).sum())
     assert expected < 3
-    result = problem.estimate(sghmc, localization=300.0, draws=1500)
+    result = issue.estimate(sghmc, localization=300.0, draws=1500)
     assert abs(result.value - expected) < result.half_width + 0.15
     assert result.half_width < 0.4
 
@@ -157,43 +157,43 @@ def test_of_a_part_of_the_parameters(layer: int) -> None:
 
 
 def test_it_repeats_itself() -> None:
-    problem = Regression()
-    first = problem.estimate(sghmc, draws=20, batch_size=50)
-    second = problem.estimate(sghmc, draws=20, batch_size=50)
+    issue = Regression()
+    first = issue.estimate(sghmc, draws=20, batch_size=50)
+    second = issue.estimate(sghmc, draws=20, batch_size=50)
     assert bits(first.traces) == bits(second.traces)
-    other = problem.estimate(sghmc, draws=20, batch_size=50, seed=4)
+    other = issue.estimate(sghmc, draws=20, batch_size=50, seed=4)
     assert bits(first.traces) != bits(other.traces)
     assert len({*map(str, first.chains.tolist())}) == 4
 
 
 @pytest.mark.filterwarnings("ignore:The estimate is negative")
 def test_it_says_what_is_wrong() -> None:
-    problem = Regression()
+    issue = Regression()
     with pytest.warns(UserWarning, match="diverged"):
-        result = problem.estimate(lambda p, **t: sg.SGLD(p, lr=3.0, **t), draws=300)
+        result = issue.estimate(lambda p, **t: sg.SGLD(p, lr=3.0, **t), draws=300)
     assert not math.isfinite(result.value)
     assert "diverged" in result.summary()
     with torch.no_grad():
-        problem.weight.add_(1.0)  # no minimum
+        issue.weight.add_(1.0)  # no minimum
     with pytest.warns(UserWarning, match="negative"):
-        result = problem.estimate(sghmc)
+        result = issue.estimate(sghmc)
     assert result.value < 0
     with pytest.warns(UserWarning, match="have not settled"):
-        problem.estimate(lambda p, **t: sg.SGLD(p, lr=1e-3, **t), burn_in=0)
+        issue.estimate(lambda p, **t: sg.SGLD(p, lr=1e-3, **t), burn_in=0)
 
 
 def test_heat_is_said() -> None:
     """λ = 5: where minibatches heat, the interval misses it, and that is said."""
-    problem = Regression()
+    issue = Regression()
     options = {"batch_size": 50, "draws": 400}
     with pytest.warns(UserWarning, match="Chains are hotter than their target: T_kin"):
-        hot = problem.estimate(lambda p, **t: sg.SGLD(p, lr=0.1, **t), **options)
+        hot = issue.estimate(lambda p, **t: sg.SGLD(p, lr=0.1, **t), **options)
     assert hot.value - hot.half_width > 5
     heat = float(hot.temperatures[:, 0].mean())
     assert abs(hot.value / (5 * heat) - 1) < 0.15
     assert "thermostat_rate=1e-2" in hot.summary()
     with pytest.warns(UserWarning, match="Chains are hotter than their target"):
-        problem.estimate(lambda p, **t: sg.SGNHT(p, lr=0.02, **t), **options)
+        issue.estimate(lambda p, **t: sg.SGNHT(p, lr=0.02, **t), **options)
     right = {
         "SGNHT": lambda p, **t: sg.SGNHT(p, lr=0.02, thermostat_rate=1e-2, **t),
         "all data": lambda p, **t: sg.SGHMC(p, lr=0.01, **t),
@@ -203,26 +203,26 @@ def test_heat_is_said() -> None:
             options["batch_size"] = None
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            result = problem.estimate(sampler, **options)
+            result = issue.estimate(sampler, **options)
         assert abs(result.value - 5) < result.half_width + 0.15
         assert result.temperatures.shape == (4, 2)
 
 
 def test_chains_out_of_equilibrium_are_said() -> None:
-    problem = Regression()
+    issue = Regression()
     with pytest.warns(UserWarning, match="not in equilibrium: T_conf is"):
-        problem.estimate(lambda p, **t: sg.SGLD(p, lr=1e-4, **t), burn_in=0)
+        issue.estimate(lambda p, **t: sg.SGLD(p, lr=1e-4, **t), burn_in=0)
 
 
 def test_errors() -> None:
-    problem = Regression()
-    start = problem.weight.detach().clone()
+    issue = Regression()
+    start = issue.weight.detach().clone()
 
     def refused(words: str, sampler: Any = sghmc, **settings: Any) -> None:
         with pytest.raises((TypeError, ValueError)) as info:
-            problem.estimate(sampler, **settings)
+            issue.estimate(sampler, **settings)
         assert words in str(info.value)
-        assert bits(problem.weight.detach()) == bits(start)
+        assert bits(issue.weight.detach()) == bits(start)
 
     refused("Invalid localization: 0.0 (must be finite and > 0)", localization=0.0)
     refused("Invalid chains: 1 (must be >= 2)", chains=1)
@@ -238,7 +238,7 @@ def test_errors() -> None:
         "lacks the prior_mean",
         lambda p, **t: sg.SGLD(p, lr=0.1, **{**t, "prior_mean": 0.0}),
     )
-    problem.loss = lambda indices: torch.ones(3)  # type: ignore[method-assign]
+    issue.loss = lambda indices: torch.ones(3)  # type: ignore[method-assign]
     refused("Invalid loss: [3] (must be a scalar")
 
 

@@ -115,7 +115,7 @@ def test_the_tools_release_model_and_loader(tmp_path: Path, no_gc: None) -> None
 
     def check(model: nn.Module, loader: DataLoader[Any]) -> None:
         sampler = problem.sghmc(model.named_parameters(), seed=1)
-        print(sg.check(model, problem.loss, loader, sampler))
+        print(sg.check_setup(model, problem.loss, loader, sampler))
 
     released(check)
     released(lambda model, loader: sg.predict(model, store, loader))
@@ -124,12 +124,16 @@ def test_the_tools_release_model_and_loader(tmp_path: Path, no_gc: None) -> None
 
 
 def test_a_sampler_is_released(no_gc: None) -> None:
-    """Steps, hooks, gauges and a collector leave no cycle behind."""
+    """Steps, hooks, monitor and a collector leave no cycle behind."""
     model = problem.model()
     sampler = problem.sghmc(model.named_parameters(), seed=1)
     alive = weakref.ref(model), weakref.ref(sampler)
     with sg.Collector(
-        sampler, model, sg.SampleStore(), every=1, gauges=sg.Gauges(sampler)
+        sampler,
+        model,
+        sg.SampleStore(),
+        every=1,
+        monitor=sg.TemperatureMonitor(sampler),
     ):
         for _ in range(3):
             sampler.zero_grad()

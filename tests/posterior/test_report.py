@@ -1,4 +1,4 @@
-"""A verdict after a run: right on chains of which the truth is known."""
+"""A issue after a run: right on chains of which the truth is known."""
 
 import gc
 import json
@@ -14,8 +14,8 @@ from torch import nn
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.diagnostics.convergence import differences
-from torch_sgmcmc.posterior.ran import _RATE as RATE
-from torch_sgmcmc.posterior.ran import Ran, Trace
+from torch_sgmcmc.posterior.run_record import _RATE as RATE
+from torch_sgmcmc.posterior.run_record import Ran, Trace
 
 pytestmark = pytest.mark.full
 
@@ -24,26 +24,26 @@ def alarms_of(size, steps, monkeypatch, seed=0):
     """Verdicts on 50 reports of four chains without fault, a tensor each."""
     chains = [nn.Parameter(torch.zeros(size)) for _ in range(200)]
     sampler = sg.SGHMC(chains, 0.1, 0.5, num_data=N, seed=seed)
-    gauges = sg.Gauges(sampler, every=2)
+    monitor = sg.TemperatureMonitor(sampler, every=2)
     draws = []
     for step in range(steps):
         if step == 50:
-            gauges.reset()
+            monitor.reset()
         for theta in chains:
             theta.grad = theta.detach().clone()
         sampler.step()
         if step >= 50 and step % 4 == 0:
             draws.append([theta.detach().clone() for theta in chains])
-    found = gauges.findings(rate=RATE * 200)
+    found = monitor.issues(rate=RATE * 200)
     alarms = []
     for first in range(0, 200, 4):
-        names = gauges.names[first : first + 4]
+        names = monitor.names[first : first + 4]
         runs = {
             i: Ran(
                 *("SGHMC", 1.0, steps, 0),
-                tensors={"theta": gauges.tensor(name)},
-                findings=tuple(f for f in found if f.name == name),
-                kinetic=tuple(gauges.over_time(name)[0]),
+                tensors={"theta": monitor.tensor(name)},
+                issues=tuple(f for f in found if f.name == name),
+                kinetic=tuple(monitor.over_time(name)[0]),
             )
             for i, name in enumerate(names)
         }
@@ -56,7 +56,7 @@ def alarms_of(size, steps, monkeypatch, seed=0):
         model.theta = nn.Parameter(torch.zeros(size))
         forward = lambda model, _: model.theta[None, :5]  # noqa: E731
         one = {"link": "identity", "forward": forward}
-        alarms += sg.report(model, some, torch.zeros(1, 1), **one).verdicts
+        alarms += sg.report(model, some, torch.zeros(1, 1), **one).issues
     return alarms
 
 
@@ -73,33 +73,33 @@ def test_false_alarms(monkeypatch):
 
 def test_without_inputs_and_gauges_all_is_unknown():
     found = sg.report(None, chains_of(chains=1, steps=400)[0])
-    assert not found.verdicts
+    assert not found.issues
     assert len(found.unknown) == 3
     assert "there is one chain" in str(found)
     assert "no inputs were given" in str(found)
-    assert "no gauges have observed" in str(found)
+    assert "no monitor have observed" in str(found)
 
 
 def test_other_forms(tmp_path):
-    draws, gauges, _samplers = chains_of(chains=2, steps=600, noise=0.3)
-    found = sg.report(Line(), draws, INPUTS, gauges=gauges, link="identity")
+    draws, monitor, _samplers = chains_of(chains=2, steps=600, noise=0.3)
+    found = sg.report(Line(), draws, INPUTS, monitor=monitor, link="identity")
     assert len(found.short().splitlines()) <= 5
     found.save(tmp_path)
     content = json.loads((tmp_path / "report.json").read_text())
-    assert content["verdicts"][0]["kind"] == "hot"
+    assert content["issues"][0]["kind"] == "above T"
     (kinetic,) = (t["kinetic"] for t in content["chains"]["0"]["tensors"].values())
-    assert kinetic[0] == pytest.approx(gauges[0].all().kinetic.mean)
+    assert kinetic[0] == pytest.approx(monitor[0].all().kinetic.mean)
     assert content["convergence"]["num_draws"] == found.convergence.num_draws
     table = (tmp_path / "report.md").read_text()
-    both = sum(gauge.all().kinetic.mean for gauge in gauges) / 2
-    assert f"| {gauges[0].names[0]} | {both:.3g} ±" in table
+    both = sum(gauge.all().kinetic.mean for gauge in monitor) / 2
+    assert f"| {monitor[0].names[0]} | {both:.3g} ±" in table
     assert content["norms"]["num_draws"] == content["convergence"]["num_draws"]
     titles = [axes.get_title() for axes in found.plot().axes]
     assert "autocorrelation, to where noise begins" in titles
-    with pytest.raises(ValueError, match="Invalid gauges: 3"):
-        sg.report(None, draws, gauges=[*gauges, gauges[0]])
-    with pytest.raises(TypeError, match="Invalid gauges: str"):
-        sg.report(None, draws, gauges="x")
+    with pytest.raises(ValueError, match="Invalid monitor: 3"):
+        sg.report(None, draws, monitor=[*monitor, monitor[0]])
+    with pytest.raises(TypeError, match="Invalid monitor: str"):
+        sg.report(None, draws, monitor="x")
     with pytest.raises(ValueError, match="no draws"):
         sg.report(Line(), [], INPUTS)
     few = sg.report(Line(), draws, INPUTS, link="identity", max_draws=10)
@@ -165,9 +165,9 @@ def test_slow_chains_are_few_draws_and_not_on_their_way(chains, draws, rho):
         some = [
             Drawn({"theta": theta}, c) for c in range(chains) for theta in values[c]
         ]
-        found = sg.report(Line(), some, INPUTS, link="identity").verdicts
-        kinds = {verdict.kind for verdict in found}
-        wrong += "few draws" not in kinds or "not arrived" in kinds
+        found = sg.report(Line(), some, INPUTS, link="identity").issues
+        kinds = {issue.kind for issue in found}
+        wrong += "few draws" not in kinds or "not converged" in kinds
     assert wrong <= 2
 
 
@@ -193,12 +193,12 @@ def test_targets_of_a_regression_are_used(tmp_path):
 
 
 def test_temperatures_have_one_unit():
-    draws, gauges, _samplers = chains_of(chains=2, temperature=0.25, noise=0.2)
-    found = sg.report(None, draws, gauges=gauges)
-    heat = max(g.all().kinetic.mean for g in gauges) / 0.25
+    draws, monitor, _samplers = chains_of(chains=2, temperature=0.25, noise=0.2)
+    found = sg.report(None, draws, monitor=monitor)
+    heat = max(g.all().kinetic.mean for g in monitor) / 0.25
     assert f"{heat:.3g} T in theta, the hottest (T = 0.25)" in str(found)
-    (hot,) = (v for v in found.verdicts if v.kind == "hot")
-    assert f"{heat:.3g} T in theta" in hot.words
+    (hot,) = (v for v in found.issues if v.kind == "above T")
+    assert f"{heat:.3g} T in theta" in hot.message
     assert "| theta | " in found.markdown() and "T_kin / T" in found.markdown()
 
 
@@ -218,7 +218,7 @@ def test_autocorrelations_end_where_noise_begins(tmp_path):
 def test_some_of_the_draws_do_not_tell_how_many_they_are_worth():
     draws, *_ = chains_of(chains=1, steps=4000)
     few = sg.report(Line(), draws, INPUTS, link="identity", max_draws=30)
-    assert not few.verdicts
+    assert not few.issues
     assert any("a part of them was read" in words for words in few.unknown)
 
 
@@ -263,11 +263,11 @@ def test_a_rate_is_that_of_all_outputs_together():
 def test_a_burn_in_s_temperatures_are_forgotten(tmp_path):
     line = Line()
     sampler = sg.SGHMC(line.parameters(), 0.1, 0.5, num_data=N, seed=0)
-    gauges = sg.Gauges(sampler, every=1)
-    options = {"burn_in": 40, "every": 10, "gauges": gauges}
+    monitor = sg.TemperatureMonitor(sampler, every=1)
+    options = {"burn_in": 40, "every": 10, "monitor": monitor}
     with sg.Collector(sampler, line, tmp_path, **options):
         for _ in range(100):
             line.theta.grad = line.theta.detach().clone()
             sampler.step()
-    assert gauges.num_observed == 60
+    assert monitor.num_observed == 60
     assert sg.report(None, tmp_path).runs[0].num_observed == 60

@@ -63,9 +63,9 @@ def run(
     sizes: tuple[int, ...] = (5,),
     each: dict[int, dict[str, Any]] | None = None,
     **options: Any,
-) -> tuple[list[Drawn], list[sg.Gauges], list[sg.Sampler]]:
+) -> tuple[list[Drawn], list[sg.TemperatureMonitor], list[sg.Sampler]]:
     """Draws of chains of this law; ``each`` has what differs by chain."""
-    draws, gauges, samplers = [], [], []
+    draws, monitor, samplers = [], [], []
     for chain in range(chains):
         own = {"lr": lr, "momentum": momentum, **options, **(each or {}).get(chain, {})}
         own.setdefault("num_data", N)
@@ -75,7 +75,7 @@ def run(
         generator = torch.Generator().manual_seed(sg.fold_in(seed, chain))
         line = Line(starts[chain % len(starts)], sizes)
         walker = sampler(line.named_parameters(), seed=key, nonfinite="skip", **own)
-        gauge = sg.Gauges(walker, every=2)
+        gauge = sg.TemperatureMonitor(walker, every=2)
         for step in range(steps):
             if step == burn_in:
                 gauge.reset()
@@ -86,20 +86,20 @@ def run(
             if step >= burn_in and step % every == 0:
                 now = {k: p.detach().clone() for k, p in line.named_parameters()}
                 draws.append(Drawn(now, chain))
-        gauges.append(gauge)
-        samplers.append(walker)  # which gauges hold weakly
-    return draws, gauges, samplers
+        monitor.append(gauge)
+        samplers.append(walker)  # which monitor hold weakly
+    return draws, monitor, samplers
 
 
 def sampled(*, sizes: tuple[int, ...] = (5,), **options: Any) -> Any:
     """Reports such chains."""
-    draws, gauges, _samplers = run(sizes=sizes, **options)
+    draws, monitor, _samplers = run(sizes=sizes, **options)
     model = Line(0.0, sizes)
-    return sg.report(model, draws, INPUTS, gauges=gauges, link="identity")
+    return sg.report(model, draws, INPUTS, monitor=monitor, link="identity")
 
 
 def series(values: Tensor) -> Any:
-    """Reports chains of such values, [chains, draws, 5], without gauges."""
+    """Reports chains of such values, [chains, draws, 5], without monitor."""
     draws = [
         Drawn({"theta": value.float()}, chain)
         for chain, of_chain in enumerate(values)
@@ -176,17 +176,17 @@ RIGHT: dict[str, Callable[[], Any]] = {
     "heavy tails": lambda: series(slow(4, 500, 0.3) / slow(4, 500, 0.3, 1).abs()),
 }
 
-# How a chain is run, the verdict it must have, and what its words must name.
+# How a chain is run, the issue it must have, and what its words must name.
 WRONG: dict[str, tuple[Callable[[], Any], str, str]] = {
-    "too hot": (lambda: sampled(noise=0.3), "hot", r"1\.\d+ T"),
-    "too hot by lr": (lambda: sampled(lr=1.5), "hot", "T in"),
-    "one chain too hot": (lambda: sampled(each={2: {"lr": 1.5}}), "hot",
+    "too hot": (lambda: sampled(noise=0.3), "above T", r"1\.\d+ T"),
+    "too hot by lr": (lambda: sampled(lr=1.5), "above T", "T in"),
+    "one chain too hot": (lambda: sampled(each={2: {"lr": 1.5}}), "above T",
      r"\(chain 2\)"),
     "hot in few steps": (lambda: sampled(noise=0.5, steps=64, burn_in=50, every=1,
-     sizes=(5, 800)), "hot", "other0"),
+     sizes=(5, 800)), "above T", "other0"),
     "on the way": (lambda: sampled(lr=1e-6, starts=(9.0, 8.0, 7.0, 6.0), burn_in=0),
-     "not arrived", r"chain \d"),
-    "drift": (lambda: series(drifting()), "not arrived", r"chain \d"),
+     "not converged", r"chain \d"),
+    "drift": (lambda: series(drifting()), "not converged", r"chain \d"),
     "two modes": (lambda: sampled(force=two_wells, starts=(3.0, -3.0)), "chains differ",
      r"chain \d"),
     "scale": (lambda: series(scaled()), "chains differ", "spread.* chain 2"),
@@ -202,8 +202,8 @@ WRONG: dict[str, tuple[Callable[[], Any], str, str]] = {
      starts=(3.0, -3.0)), "shared noise", "Chains 0, 1, 2, 3"),
     "half the noise": (lambda: series(half_shared()), "shared noise",
      "Chains 0, 1, 2, 3"),
-    "never moved": (lambda: series(frozen()), "still", "chain 2 are"),
-    "all still": (lambda: sampled(lr=0.0), "still", "All draws"),
+    "never moved": (lambda: series(frozen()), "not moving", "chain 2 are"),
+    "all still": (lambda: sampled(lr=0.0), "not moving", "All draws"),
     "temperature": (lambda: sampled(each={1: {"temperature": 0.8}}), "settings differ",
      r"temperature \(1 in chains 0, 2, 3; 0\.8 in chain 1\)"),
     "prior_precision": (lambda: sampled(prior_precision=1.0,
@@ -233,7 +233,7 @@ def _named(names: Any) -> list[Any]:
 @pytest.mark.parametrize("name", _named(RIGHT))
 def test_right_chains_have_no_verdict(name: str) -> None:
     found = RIGHT[name]()
-    assert not found.verdicts, str(found)
+    assert not found.issues, str(found)
     assert not re.search("equilibrium", str(found))
     assert len(found.markdown().splitlines()) < 40
     assert len(found.json().splitlines()) < 20
@@ -243,7 +243,7 @@ def test_right_chains_have_no_verdict(name: str) -> None:
 def test_faults_are_named(name: str) -> None:
     build, kind, words = WRONG[name]
     found = build()
-    told = {verdict.kind: verdict.words for verdict in found.verdicts}
+    told = {issue.kind: issue.message for issue in found.issues}
     assert kind in told, str(found)
     assert re.search(words, told[kind]), told[kind]
     assert told[kind] in found.markdown()

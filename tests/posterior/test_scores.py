@@ -7,7 +7,7 @@ from torch import Tensor
 from torch_sgmcmc import scoring
 
 
-def problem(rows: int = 400, classes: int = 5) -> tuple[Tensor, Tensor]:
+def issue(rows: int = 400, classes: int = 5) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(rows, classes, generator=g)
     y = torch.multinomial((0.6 * logits).softmax(1), 1, generator=g)[:, 0]
@@ -15,7 +15,7 @@ def problem(rows: int = 400, classes: int = 5) -> tuple[Tensor, Tensor]:
 
 
 def test_wrong_arguments() -> None:
-    p, y = problem(10)
+    p, y = issue(10)
     for arguments, error, match in (
         ((p.log(), y), ValueError, "Invalid probabilities: row 0 is"),
         ((2 * p, y), ValueError, "must be >= 0 and sum to 1"),
@@ -37,7 +37,7 @@ def test_wrong_arguments() -> None:
 def test_pictures() -> None:
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
-    p, y = problem(2000)
+    p, y = issue(2000)
     figure = scoring.plot_reliability({"a": p, "b": p**2 / (p**2).sum(1, True)}, y)
     (axes,) = figure.axes
     _, first, second = axes.lines

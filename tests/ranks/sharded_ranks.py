@@ -446,7 +446,7 @@ def refusals(rank: int, meshes: dict[str, Any]) -> dict[str, str]:
         "a partial one": error_of(partial(sg.SGLD, [partly], **TARGET, seed=1)),
         "seeds": error_of(partial(sg.SGLD, [p], **TARGET, seed=rank)),
         "chains": error_of(partial(sg.EWSG, [p], **TARGET, num_chains=5, seed=1)),
-        "gauges": error_of(partial(sg.Gauges, sampler)),
+        "monitor": error_of(partial(sg.TemperatureMonitor, sampler)),
         "variates": error_of(partial(sg.ControlVariates, sampler, p.sum)),
         "replicas": error_of(partial(sg.check_replicas, sampler)),
     }

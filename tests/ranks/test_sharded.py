@@ -178,7 +178,7 @@ def test_refusals(ranks: Any) -> None:
             "none and a process_group that has all ranks of the mesh",
             "chains": "ValueError: Invalid num_chains: 5 (a DTensor belongs to one "
             "chain)",
-            "gauges": "ValueError: Invalid sampler: it has DTensors, and gauges take "
+            "monitor": "ValueError: Invalid sampler: it has DTensors, and monitor take "
             "sums over whole parameters (observe replicas under "
             "DistributedDataParallel)",
             "variates": whole,

@@ -18,7 +18,7 @@ from torch_sgmcmc._impl import dtensor
 
 pytestmark = pytest.mark.full
 
-COMMON = {"num_data": 10.0, "seed": 3, "nonfinite": "allow"}
+COMMON = {"num_data": 10.0, "seed": 3, "nonfinite": "ignore"}
 
 
 def random(seed: int) -> Tensor:

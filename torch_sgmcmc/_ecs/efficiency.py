@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_sgmcmc._impl.hmc_dynamics import leapfrog_steps
 from torch_sgmcmc._impl.hyperparams import wrong_shape
 from torch_sgmcmc.diagnostics.convergence import arviz
-from torch_sgmcmc.hmcecs import HMCECS
+from torch_sgmcmc.samplers.hmc_ecs import HMCECS
 
 __all__ = ["ECSEfficiency"]
 

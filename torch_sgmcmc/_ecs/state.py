@@ -35,7 +35,7 @@ from torch_sgmcmc._impl.parameters import check_sizes
 from torch_sgmcmc._impl.state_dict import check_tensor
 from torch_sgmcmc._impl.user_state import PRIOR_MEAN
 from torch_sgmcmc._impl.utils import mapped
-from torch_sgmcmc.sampler import SharedSettings
+from torch_sgmcmc.samplers.sampler import SharedSettings
 
 __all__ = ["KEYS", "HMCECSBase"]
 
@@ -104,7 +104,7 @@ class HMCECSBase(SharedSettings):
 
     def _check_groups(self) -> None:
         self._check_all_groups()
-        check_sizes(self._chain_now())
+        check_sizes(self._current_context())
         params = self._all_params()
         if not params:
             raise RuntimeError("HMCECS has no parameters that require gradients")

@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from torch_sgmcmc._impl import distributed
-from torch_sgmcmc._impl.context import Absences, Chain
+from torch_sgmcmc._impl.context import MissingGrads, StepContext
 from torch_sgmcmc._impl.dtensor import placement_of
 from torch_sgmcmc._impl.finite_check import catch_up
 from torch_sgmcmc._impl.hyperparams import (
@@ -31,7 +31,7 @@ from torch_sgmcmc._impl.parameters import (
     check_chains,
     check_memory,
     check_parameter,
-    renumber,
+    reassign_noise_offsets,
 )
 from torch_sgmcmc._impl.random_state import OF_GROUP, RandomState
 from torch_sgmcmc._impl.state import check_records, note_estimate
@@ -61,15 +61,15 @@ __all__ = [
 ]
 
 
-def target_summary(chain: Chain) -> str:
+def target_summary(context: StepContext) -> str:
     """Data scale, prior and temperature of each group."""
-    means = [_mean(chain, group) for group in chain.groups]
+    means = [_mean(context, group) for group in context.groups]
     away = "θ" if set(means) == {"0"} else "θ − μ"
     lines = [
-        f"{chain.name} samples p(θ) ∝ exp(−U(θ)/T), "
+        f"{context.name} samples p(θ) ∝ exp(−U(θ)/T), "
         f"U(θ) = N · (mean loss) + Σ λ‖{away}‖²/2."
     ]
-    for i, group in enumerate(chain.groups):
+    for i, group in enumerate(context.groups):
         n, t = group["num_data"], group["temperature"]
         precision = group["prior_precision"]
         count = sum(p.numel() for p in group["params"] if p.requires_grad)
@@ -94,8 +94,8 @@ def target_summary(chain: Chain) -> str:
     return "\n".join(lines)
 
 
-def _mean(chain: Chain, group: dict[str, Any]) -> str:
-    if any(PRIOR_MEAN in chain.state.get(p, {}) for p in group["params"]):
+def _mean(context: StepContext, group: dict[str, Any]) -> str:
+    if any(PRIOR_MEAN in context.state.get(p, {}) for p in group["params"]):
         return "μ"
     return f"{group[PRIOR_MEAN]:.4g}"
 
@@ -119,7 +119,7 @@ class Bookkeeping(Optimizer):
     _PROGRESS: ClassVar[Mapping[str, Any]] = {}
     _WHY_EQUAL: ClassVar[str] = "there is one stream of noise for all"
     #: Values of ``nonfinite`` that it takes.
-    _NONFINITE: ClassVar[tuple[str, ...]] = ("raise", "skip", "allow")
+    _NONFINITE: ClassVar[tuple[str, ...]] = ("raise", "skip", "ignore")
 
     #: Whether ``num_chains`` are numbered as one chain, with a seed each.
     _CHAINS_HAVE_SEEDS: ClassVar[bool] = False
@@ -148,7 +148,7 @@ class Bookkeeping(Optimizer):
     #: The ranks that sample this chain together; None is all. Not saved.
     process_group: ProcessGroup | None = None
     #: What else is not saved.
-    _chain: Chain
+    _context: StepContext
 
     def __init__(
         self,
@@ -180,12 +180,12 @@ class Bookkeeping(Optimizer):
         del self._first_means
         self._check_memory()
         self._check_ranks()
-        self._chain.seed_is_drawn = seed is None
+        self._context.seed_is_drawn = seed is None
         self._agree()
         self._fill_state_early()
 
     def _begin(self, rng: RandomState) -> None:
-        self._chain = Chain(
+        self._context = StepContext(
             type(self).__name__,
             self._group_keys,
             rng,
@@ -196,36 +196,36 @@ class Bookkeeping(Optimizer):
     @property
     def _rng(self) -> RandomState:
         """What owns the seed, the counters and the noise offsets."""
-        return self._chain.rng
+        return self._context.rng
 
-    def _chain_now(self) -> Chain:
+    def _current_context(self) -> StepContext:
         """Itself, as its parts see it."""
-        chain = self._chain
+        context = self._context
         # Only what is another one: dynamo of torch 2.11 cannot always set attributes.
-        if chain.groups is not self.param_groups:
-            chain.groups = self.param_groups
-        if chain.state is not self.state:
-            chain.state = self.state
-        if chain.process_group is not self.process_group:
-            chain.process_group = self.process_group
-        return chain
+        if context.groups is not self.param_groups:
+            context.groups = self.param_groups
+        if context.state is not self.state:
+            context.state = self.state
+        if context.process_group is not self.process_group:
+            context.process_group = self.process_group
+        return context
 
     def _show(self) -> None:
         """Has groups show what the sampler owns, and drops the plan."""
-        self._chain.plan = None
+        self._context.plan = None
         params = [p for group in self.param_groups for p in group["params"]]
         is_on_device = self.param_groups[0]["capturable"] and params
         self._rng.put_on(params[0].device if is_on_device else torch.device("cpu"))
         self._rng.show(self.param_groups)
         self._lengths = tuple(map(len, self.param_groups))
         if self.state and self._rng.steps > 0:
-            self._chain_now().link_step()
-            self._chain.keep_created()
+            self._current_context().link_step()
+            self._context.keep_created()
 
     def __getstate__(self) -> dict[str, Any]:
-        catch_up(self._chain_now())
+        catch_up(self._current_context())
         self._rng.check(type(self).__name__, self.param_groups)
-        self._chain_now().clear_blank_state()  # which a copy could not tell
+        self._current_context().clear_blank_state()  # which a copy could not tell
         state = {**super().__getstate__(), "_group_keys": self._group_keys}
         kept = {p: dict(each) for p, each in self.state.items()}
         state["state"] = defaultdict(dict, kept)
@@ -236,16 +236,16 @@ class Bookkeeping(Optimizer):
         super().__setstate__(state)
         self.__dict__.setdefault("process_group", None)
         groups = self.param_groups
-        is_copied = not hasattr(self, "_chain")  # and not loading a state dict
+        is_copied = not hasattr(self, "_context")  # and not loading a state dict
         if is_copied:
             self._begin(RandomState.of(groups, self._PROGRESS, self._RECORDS))
-        self._chain.keep_created()
-        self._chain.absences = Absences(groups)
+        self._context.keep_created()
+        self._context.missing_grads = MissingGrads(groups)
         self._look_for_shards()
         if is_copied:
             self._show()
             self._fill_state_early()
-        self._chain_now()
+        self._current_context()
 
     def _check_group(self, group: dict[str, Any]) -> None:
         """Raises if a hyperparameter of the group is invalid."""
@@ -290,7 +290,7 @@ class Bookkeeping(Optimizer):
     @property
     def num_skipped(self) -> int:
         """The number of steps that were left out, their gradients not being finite."""
-        catch_up(self._chain_now())
+        catch_up(self._current_context())
         return int(self._rng.num_skipped)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -304,7 +304,7 @@ class Bookkeeping(Optimizer):
             ValueError: a hyperparameter is unknown or out of range, or a parameter
                 cannot be sampled (see the class). Nothing is added then.
         """
-        self._refuse_gauges("param group")
+        self._refuse_monitor("param group")
         means: list[Tensor] | None = None
         shared: dict[str, Any] = {}
         if self.param_groups:
@@ -356,15 +356,15 @@ class Bookkeeping(Optimizer):
         except BaseException:
             del self.param_groups[before]
             raise
-        self._rng.add_group([*map(self._chain_now().numel, group["params"])])
-        self._chain.is_settled = False
+        self._rng.add_group([*map(self._current_context().numel, group["params"])])
+        self._context.is_settled = False
         self._look_for_shards()
         self._show()
-        note_estimate(self._chain_now())
+        note_estimate(self._current_context())
         if self._is_complete:
             self._fill_state_early()
 
-    def renumber(self) -> None:
+    def reassign_noise_offsets(self) -> None:
         """Numbers the noise of parameters that have grown, shrunk or been replaced.
 
         After ``p.data = longer``, or where a parameter in a group's ``params`` was
@@ -380,13 +380,13 @@ class Bookkeeping(Optimizer):
         optimizer: rows of parameters and of ``state[p]`` are chosen and added alike.
 
         Raises:
-            ValueError: a tensor of the state has not its parameter's shape, a parameter
-                cannot be sampled or is listed twice, or :class:`Gauges` observe the
-                sampler. Nothing has changed.
+            ValueError: a tensor of the state does not have its parameter's shape, a
+                parameter cannot be sampled or is listed twice, or a
+                :class:`TemperatureMonitor` observes the sampler. Nothing has changed.
         """
-        self._refuse_gauges("parameters")
+        self._refuse_monitor("parameters")
         self._rng.check(type(self).__name__, self.param_groups)
-        if renumber(self._chain_now(), self._check_parameter):
+        if reassign_noise_offsets(self._current_context(), self._check_parameter):
             self._look_for_shards()
             self._parameters_changed()
             self._show()
@@ -394,15 +394,15 @@ class Bookkeeping(Optimizer):
     def _parameters_changed(self) -> None:
         """Forgets what was computed of parameters that may be others now."""
 
-    def _refuse_gauges(self, what: str) -> None:
-        if self._chain.gauges is not None:
+    def _refuse_monitor(self, what: str) -> None:
+        if self._context.monitor is not None:
             raise ValueError(
-                f"Invalid {what}: Gauges observe the groups that there are "
+                f"Invalid {what}: TemperatureMonitor observe the groups that there are "
                 "(detach() them first, and make new ones)"
             )
 
     def _look_for_shards(self) -> None:
-        self._chain.placement = placement_of(
+        self._context.placement = placement_of(
             p for group in self.param_groups for p in group["params"]
         )
 
@@ -432,7 +432,7 @@ class Bookkeeping(Optimizer):
 
     def _agree(self) -> bool:
         """Has ranks agree on a seed, if nobody has given one; whether there are any."""
-        return distributed.settle(self._chain_now())
+        return distributed.settle(self._current_context())
 
     def _fill_state(self) -> None:
         """Gives a chain at its start the state that torch's checkpoints fill.
@@ -441,16 +441,16 @@ class Bookkeeping(Optimizer):
         is any. So samplers that need a closure have it from the beginning, and so have
         those of which a user gave some.
         """
-        chain = self._chain_now()
+        context = self._current_context()
         if self._rng.steps > 0:
             return
-        chain.clear_blank_state()
+        context.clear_blank_state()
         for group in self.param_groups:
             for p in group["params"]:
                 if p.requires_grad:
-                    chain.add_blank_state(p, self._all_blank_state(group, p))
-        chain.link_step()
-        chain.keep_created()
+                    context.add_blank_state(p, self._all_blank_state(group, p))
+        context.link_step()
+        context.keep_created()
 
     def _fill_state_early(self) -> None:
         """Fills the state where torch would not ask for it by a step."""
@@ -461,7 +461,7 @@ class Bookkeeping(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The param groups, with seed and step, and the state of the parameters."""
-        catch_up(self._chain_now())
+        catch_up(self._current_context())
         state_dict = super().state_dict()
         counters = frozenset(self._MANAGED).difference(self._SHARED)
         groups = []
@@ -522,7 +522,9 @@ class Bookkeeping(Optimizer):
         loading: dict[str, Any] = {}
 
         def check(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
-            loading.update(in_our_order(self._chain_now(), self._expected(), given))
+            loading.update(
+                in_our_order(self._current_context(), self._expected(), given)
+            )
             self._check_state_dict(loading)
             return loading
 
@@ -532,7 +534,7 @@ class Bookkeeping(Optimizer):
             self._rng.load(self.param_groups)
             self._show()
 
-        present, chain = {**self.__dict__}, self._chain.saved()
+        present, context = {**self.__dict__}, self._context.saved()
         # So that ours is the last of torch's hooks before, and the first after.
         before = self.register_load_state_dict_pre_hook(check)
         after = self.register_load_state_dict_post_hook(finish, prepend=True)
@@ -540,8 +542,8 @@ class Bookkeeping(Optimizer):
             super().load_state_dict(state_dict)
         except BaseException:
             self.__dict__.update(present)
-            self._chain.restore(chain)
-            self._chain_now()
+            self._context.restore(context)
+            self._current_context()
             raise
         finally:
             before.remove()
@@ -549,15 +551,15 @@ class Bookkeeping(Optimizer):
         first = self.param_groups[0]
         kept = ("capturable", "nonfinite")
         self.defaults.update({key: first[key] for key in kept})
-        self._chain.pending = self._chain.error = None  # of the chain that is left
-        self._chain.seed_is_drawn = False
-        self._chain.blank = []
+        self._context.pending = self._context.error = None  # of the chain that is left
+        self._context.seed_is_drawn = False
+        self._context.blank = []
         self._fill_state_early()
-        self._chain.absences = Absences(self.param_groups)
+        self._context.missing_grads = MissingGrads(self.param_groups)
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raises if it is none of this sampler, or of other parameters."""
-        check_state_dict(self._chain_now(), self._expected(), state_dict)
+        check_state_dict(self._current_context(), self._expected(), state_dict)
         num_chains = state_dict["param_groups"][0].get("num_chains")
         for group in self.param_groups:
             for p in group["params"]:
@@ -565,6 +567,6 @@ class Bookkeeping(Optimizer):
 
     def _finish_loading(self, state_dict: dict[str, Any]) -> None:
         """Does what torch leaves undone once a checked state dict is loaded."""
-        finish_loading(self._chain_now(), state_dict)
+        finish_loading(self._current_context(), state_dict)
         if int(state_dict["param_groups"][0]["step"]) == 0:
-            forget_blank_state(self._chain_now(), self._all_blank_state)
+            forget_blank_state(self._current_context(), self._all_blank_state)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from torch_sgmcmc._impl.context import Work
-from torch_sgmcmc._impl.dtensor import Placement
+from torch_sgmcmc._impl.context import TensorLists
+from torch_sgmcmc._impl.dtensor import Replicated
 
 __all__ = [
     "OTHER_PARAMETERS",
@@ -97,7 +97,7 @@ def fresh_gradients(sampler: Optimizer, closure: Callable[[], Any]) -> Any:
         torch._C._set_grad_enabled(enabled)
 
 
-def same_parameters(first: list[Work], second: list[Work]) -> bool:
+def same_parameters(first: list[TensorLists], second: list[TensorLists]) -> bool:
     """Whether the same parameters have gradients."""
     return len(first) == len(second) and all(
         a.params is b.params
@@ -113,7 +113,7 @@ OTHER_PARAMETERS = (
 
 
 def check_comparable(
-    current: list[Work], proposed: list[Work], placement: Placement
+    current: list[TensorLists], proposed: list[TensorLists], placement: Replicated
 ) -> None:
     """Raises if minibatches' gradients share memory."""
     for a, b in zip(current, proposed, strict=True):

@@ -23,29 +23,29 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from torch_sgmcmc._impl.dtensor import Placement
+from torch_sgmcmc._impl.dtensor import Replicated
 from torch_sgmcmc._impl.hyperparams import warn
 from torch_sgmcmc._impl.random_state import RandomState
 from torch_sgmcmc._impl.user_state import STEP
 
 __all__ = [
-    "Absences",
-    "Chain",
-    "Work",
-    "chain_of",
+    "MissingGrads",
+    "StepContext",
+    "TensorLists",
     "check_groups_of",
+    "context_of",
     "has_hooks",
     "name_of",
     "rescale_momenta",
     "state_bytes_of",
-    "work_of",
+    "tensor_lists_of",
 ]
 
 # So many steps without a gradient, after one with it, are not waited for to end.
 _LONG = 20
 
 
-class Absences:
+class MissingGrads:
     """Which parameters had no gradient in which steps, until that has been said."""
 
     def __init__(self, groups: list[dict[str, Any]] | None = None) -> None:
@@ -138,7 +138,7 @@ _SOMETIMES = (
 _OF_TORCH = ("groups", "state", "process_group")
 
 
-class Work(NamedTuple):
+class TensorLists(NamedTuple):
     """A group, its parameters with a gradient on one device, and what goes with them.
 
     That is their gradients, and where their noise begins.
@@ -150,7 +150,7 @@ class Work(NamedTuple):
     offsets: list[int]
 
 
-class Chain:
+class StepContext:
     """A sampler, as its parts see it: what is of this process, and never saved.
 
     Lightning's wrapper of an optimizer shares it: it reads the optimizer's attributes,
@@ -182,15 +182,15 @@ class Chain:
         self.choices = choices
         self.chains_have_seeds = chains_have_seeds
         #: Where the parameters are: whole, or DTensors among them.
-        self.placement = Placement()
-        #: The Gauges that look on.
-        self.gauges: Any = None
+        self.placement = Replicated()
+        #: The TemperatureMonitor that look on.
+        self.monitor: Any = None
         #: State that a step has changed so far: dicts, keys, and what was there.
         self.created: list[tuple[dict[str, Any], str, Any]] = []
         #: Records of settings that it has changed, and what they were.
         self.changed_records: list[tuple[list[float], list[float]]] = []
         #: Parameters without a gradient.
-        self.absences = Absences()
+        self.missing_grads = MissingGrads()
         #: What a GPU has yet to tell of the last step, the error that this has turned
         #: out to be, the word and event that it tells by, and when steps were left out.
         self.pending: Any = None
@@ -340,12 +340,12 @@ def name_of(groups: list[dict[str, Any]], p: Tensor) -> str:
 # ---- The doors, for what looks at a sampler from outside ---------------------------
 
 
-def chain_of(sampler: Optimizer) -> Chain:
+def context_of(sampler: Optimizer) -> StepContext:
     """Its chain."""
-    return sampler._chain_now()  # type: ignore[attr-defined]
+    return sampler._current_context()  # type: ignore[attr-defined]
 
 
-def work_of(sampler: Optimizer) -> list[Work]:
+def tensor_lists_of(sampler: Optimizer) -> list[TensorLists]:
     """What its next step would update; groups and gradients are checked."""
     return sampler._gather()  # type: ignore[attr-defined]
 
@@ -361,7 +361,7 @@ def rescale_momenta(sampler: Optimizer) -> None:
     Raises if a hyperparameter has left its range; nothing has changed then.
     """
     check_groups_of(sampler)
-    sampler._rescale_now(sampler._chain_now())  # type: ignore[attr-defined]
+    sampler._rescale_now(sampler._current_context())  # type: ignore[attr-defined]
 
 
 def has_hooks(sampler: Optimizer) -> bool:

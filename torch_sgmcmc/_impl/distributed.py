@@ -37,7 +37,7 @@ from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import dtensor
-from torch_sgmcmc._impl.context import Chain
+from torch_sgmcmc._impl.context import StepContext
 from torch_sgmcmc._impl.dtensor import is_dtensor
 from torch_sgmcmc._impl.hyperparams import warn
 from torch_sgmcmc.seeds import SharedNoiseWarning, fold_in
@@ -107,12 +107,12 @@ def called_from(module: str) -> bool:
 # ---- What cannot be replicated ---------------------------------------------------
 
 
-def refuse_lone_decisions(chain: Chain, by: str, instead: str) -> None:
+def refuse_lone_decisions(context: StepContext, by: str, instead: str) -> None:
     """Raises if there are other ranks, which would decide otherwise."""
-    size = world_size(chain.process_group)
+    size = world_size(context.process_group)
     if size > 1:
         raise RuntimeError(
-            f"{chain.name} cannot run in a process group of {size} ranks: "
+            f"{context.name} cannot run in a process group of {size} ranks: "
             f"each would go by its own {by}, and replicas would drift apart. {instead}"
         )
 
@@ -142,16 +142,16 @@ def refuse_shards(name: str, params: Iterable[Tensor]) -> None:
         )
 
 
-def refuse_other_meshes(chain: Chain) -> None:
+def refuse_other_meshes(context: StepContext) -> None:
     """Raises if parts of DTensors are with ranks that do not decide with this one."""
-    together = dist.get_process_group_ranks(chain.process_group)
-    for mesh in {p.device_mesh: None for p in chain.params if is_dtensor(p)}:
+    together = dist.get_process_group_ranks(context.process_group)
+    for mesh in {p.device_mesh: None for p in context.params if is_dtensor(p)}:
         ranks = mesh.mesh.flatten().tolist()
         if dist.get_rank() not in ranks or not set(ranks) <= {*together}:
             raise ValueError(
                 f"Invalid process_group: ranks {together}, of which {dist.get_rank()} "
                 f"has DTensors on ranks {ranks} (it must be one of these, and the "
-                f"group of {chain.name}, which decides by the loss, must "
+                f"group of {context.name}, which decides by the loss, must "
                 "have them all)"
             )
 
@@ -159,7 +159,7 @@ def refuse_other_meshes(chain: Chain) -> None:
 # ---- One seed for all replicas ---------------------------------------------------
 
 
-def settle(chain: Chain) -> bool:
+def settle(context: StepContext) -> bool:
     """Does what is to be done where there are other ranks; returns if there are.
 
     Raises:
@@ -167,41 +167,41 @@ def settle(chain: Chain) -> bool:
     """
     if world_size() == 1:
         return False
-    name = chain.name
-    for group in chain.groups:
+    name = context.name
+    for group in context.groups:
         refuse_shards(name, group["params"])
-    if chain.seed_is_drawn:
-        _agree_on_seed(chain)
-    if not chain.placement.is_whole:
-        _check_seeds(chain)
+    if context.seed_is_drawn:
+        _agree_on_seed(context)
+    if context.placement.is_sharded:
+        _check_seeds(context)
     return True
 
 
-def _agree_on_seed(chain: Chain) -> None:
-    groups = chain.groups
-    mine = [chain.rng.seed, int(chain.rng.step)]
-    rows = gathered(mine, device_of_group(chain), chain.process_group)
+def _agree_on_seed(context: StepContext) -> None:
+    groups = context.groups
+    mine = [context.rng.seed, int(context.rng.step)]
+    rows = gathered(mine, device_of_group(context), context.process_group)
     seeds, steps = zip(*rows, strict=True)
     if any(steps) and len({*zip(seeds, steps, strict=True)}) > 1:
         raise RuntimeError(
-            f"{chain.name} has made steps before the process group was "
+            f"{context.name} has made steps before the process group was "
             f"initialised, and ranks differ: seeds {[*seeds]}, steps {[*steps]}. Give "
             "all ranks one seed"
         )
     seed = seeds[0]
-    ranks = dist.get_process_group_ranks(chain.process_group)
+    ranks = dist.get_process_group_ranks(context.process_group)
     if len(ranks) < world_size():
         # Chains would have one noise if all ranks had called torch.manual_seed(0).
         seed = fold_in(seed, ranks[0])
-    chain.rng.seed = seed
-    chain.rng.show(groups)
-    chain.seed_is_drawn = False
+    context.rng.seed = seed
+    context.rng.show(groups)
+    context.seed_is_drawn = False
 
 
-def _check_seeds(chain: Chain) -> None:
+def _check_seeds(context: StepContext) -> None:
     """Raises if ranks that have parts of one chain differ in their seeds or steps."""
-    meshes = {p.device_mesh: None for p in chain.params if is_dtensor(p)}
-    least = most = (chain.rng.seed, int(chain.rng.step))
+    meshes = {p.device_mesh: None for p in context.params if is_dtensor(p)}
+    least = most = (context.rng.seed, int(context.rng.step))
     for mesh in meshes:
         if mesh.get_coordinate() is None:
             continue
@@ -215,7 +215,7 @@ def _check_seeds(chain: Chain) -> None:
     if least != most:
         seeds, steps = zip(least, most, strict=True)
         raise RuntimeError(
-            f"{chain.name} has DTensors, which are parts of one chain, and "
+            f"{context.name} has DTensors, which are parts of one chain, and "
             f"ranks differ: seeds {[*seeds]}, steps {[*steps]}. Give all ranks one "
             "seed, or none and a process_group that has all ranks of the mesh"
         )
@@ -231,11 +231,11 @@ def gathered(
     return [tuple(each.tolist()) for each in rows]
 
 
-def device_of_group(chain: Chain) -> torch.device:
+def device_of_group(context: StepContext) -> torch.device:
     """Where the sampler's ranks communicate: on the CPU if they can."""
-    if "cpu:" in dist.get_backend_config(chain.process_group):
+    if "cpu:" in dist.get_backend_config(context.process_group):
         return torch.device("cpu")
-    for p in chain.params:
+    for p in context.params:
         if p.device.type != "cpu":
             return p.device
     return torch.device("cuda", torch.cuda.current_device())
@@ -258,11 +258,11 @@ _SAMPLE = 64
 class _Turn:
     """A sampler's, until another one with its seed makes a step."""
 
-    __slots__ = ("chain", "name", "param", "start")
+    __slots__ = ("context", "name", "param", "start")
 
-    def __init__(self, chain: Chain, param: Tensor | None) -> None:
-        self.name = chain.name
-        self.chain = weakref.ref(chain)
+    def __init__(self, context: StepContext, param: Tensor | None) -> None:
+        self.name = context.name
+        self.context = weakref.ref(context)
         # Where its chain has begun, if it was here.
         self.param = None if param is None else weakref.ref(param)
         self.start = None if param is None else _sample(param)
@@ -273,46 +273,46 @@ _last: dict[int, _Turn] = {}
 _limit = 1024
 
 
-def has_turn(chain: Chain) -> bool:
+def has_turn(context: StepContext) -> bool:
     """Whether no other sampler with its seed has made a step since its last one."""
-    last = _last.get(chain.rng.seed)
-    return last is not None and last is chain.turn
+    last = _last.get(context.rng.seed)
+    return last is not None and last is context.turn
 
 
-def take_turn(chain: Chain) -> None:
+def take_turn(context: StepContext) -> None:
     """Warns if two samplers with one seed make steps in turns: A, B, A.
 
     And if a chain begins with a seed with which another has moved these parameters: a
     sampler that is made anew every 20 steps repeats the noise of 20.
     """
-    if has_turn(chain):
+    if has_turn(context):
         return
-    seed = chain.rng.seed
+    seed = context.rng.seed
     last = _last.get(seed)
-    is_new = chain.turn_of != seed
-    begins = is_new and _begins(chain.rng.step)
-    if last is not None and not chain.shared_noise_said:
-        other = last.chain()
+    is_new = context.turn_of != seed
+    begins = is_new and _begins(context.rng.step)
+    if last is not None and not context.shared_noise_said:
+        other = last.context()
         if not is_new and other is not None:
-            chain.shared_noise_said = other.shared_noise_said = True
+            context.shared_noise_said = other.shared_noise_said = True
             warn(
-                f"Two samplers with seed {seed} make steps in turns ({chain.name} and "
-                f"{last.name}): the noise of one is the other's. Give each a seed of "
-                "its own, with torch_sgmcmc.fold_in",
+                f"Two samplers with seed {seed} step alternately ({context.name} and "
+                f"{last.name}): they draw the same noise. Give each a different seed, "
+                "with torch_sgmcmc.fold_in",
                 SharedNoiseWarning,
             )
-        elif begins and _has_moved(last, chain):
-            chain.shared_noise_said = True
+        elif begins and _has_moved(last, context):
+            context.shared_noise_said = True
             warn(
-                f"A new {chain.name} begins with seed {seed}, with which another "
+                f"A new {context.name} begins with seed {seed}, with which another "
                 "sampler has made steps on these parameters: it draws the same noise "
                 "again. Go on with that sampler (or its state dict), or give each a "
                 "seed of its own, with torch_sgmcmc.fold_in",
                 SharedNoiseWarning,
             )
-    chain.turn_of = seed
-    first = next((p for g in chain.groups for p in g["params"]), None)
-    chain.turn = _last[seed] = _Turn(chain, first if begins else None)
+    context.turn_of = seed
+    first = next((p for g in context.groups for p in g["params"]), None)
+    context.turn = _last[seed] = _Turn(context, first if begins else None)
     _forget_gone()
 
 
@@ -324,12 +324,12 @@ def _begins(step: Tensor) -> bool:
     return int(step) == 0
 
 
-def _has_moved(last: _Turn, chain: Chain) -> bool:
+def _has_moved(last: _Turn, context: StepContext) -> bool:
     """Whether the last one has begun on one of these parameters, elsewhere."""
     param = None if last.param is None else last.param()
     if param is None or last.start is None:
         return False
-    if not any(p is param for group in chain.groups for p in group["params"]):
+    if not any(p is param for group in context.groups for p in group["params"]):
         return False
     now = _sample(param)
     return now is not None and not torch.equal(now, last.start)
@@ -350,6 +350,6 @@ def _forget_gone() -> None:
     if len(_last) <= _limit:
         return
     for seed, turn in [*_last.items()]:
-        if turn.chain() is None:
+        if turn.context() is None:
             _last.pop(seed, None)  # by now another thread may have
     _limit = max(1024, 2 * len(_last))

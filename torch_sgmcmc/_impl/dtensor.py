@@ -33,8 +33,8 @@ from torch_sgmcmc._impl.utils import has_master
 
 __all__ = [
     "Layouts",
-    "Parts",
-    "Placement",
+    "Replicated",
+    "Sharded",
     "by_groups",
     "check_shard",
     "count_over_ranks",
@@ -509,10 +509,10 @@ def sum_over_ranks(groups: Iterable[Any], value: Tensor) -> Tensor:
     return value
 
 
-class Placement:
-    """Of parameters that are whole; :class:`Parts` is the other."""
+class Replicated:
+    """Of parameters that are whole; :class:`Sharded` is the other."""
 
-    is_whole = True
+    is_sharded = False
 
     def updating(self, operator: Callable[..., None]) -> Callable[..., None]:
         """An operator that updates lists of tensors and draws noise by offsets."""
@@ -570,10 +570,10 @@ class Placement:
         """Raises a ValueError with these words where parameters are cut."""
 
 
-class Parts(Placement):
+class Sharded(Replicated):
     """Of parameters of which some are DTensors."""
 
-    is_whole = False
+    is_sharded = True
 
     def __init__(self) -> None:
         self._layouts = Layouts()
@@ -627,6 +627,6 @@ class Parts(Placement):
         raise ValueError(message)
 
 
-def placement_of(params: Iterable[Tensor]) -> Placement:
+def placement_of(params: Iterable[Tensor]) -> Replicated:
     """That of these parameters."""
-    return Parts() if any(map(is_dtensor, params)) else Placement()
+    return Sharded() if any(map(is_dtensor, params)) else Replicated()

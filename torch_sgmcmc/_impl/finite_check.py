@@ -1,14 +1,13 @@
 """What samplers do about gradients that are not finite.
 
 Note [Who checks gradients]
-What an update would bring into parameters and state is counted by its bits before
-anything is changed. On the CPU the host knows at once. On a GPU it would have to wait:
-there one operator call launches the check and the update, which reads what the check
-has found and does nothing if that is not 0 (Note [Steps that are left out],
-csrc/core/counter.h). The host reads it at the beginning of the next step. It is then as
-if the step had not been made: the counter is put back, and the same noise is drawn
-again, which nothing has used. With ``capturable`` the device counts, since the host may
-not be there when a graph is replayed.
+Non-finite values are counted before anything changes. On the CPU the host knows the
+result at once. On a GPU it would have to wait: there one operator call launches the
+check and the update, which does nothing if the count is not 0 (Note [Skipped steps],
+csrc/random/counter.h). The host reads the result at the beginning of the next step and
+puts the counter back, so that the next step draws the noise that nothing has used. With
+``capturable`` the device counts, since the host may not be there when a graph is
+replayed.
 
 A parameter's first step creates its state, partly from the gradient, outside of what
 the device leaves out; there the host waits. Of DTensors the counts of all ranks are
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_sgmcmc._impl.context import Chain, Work, name_of
+from torch_sgmcmc._impl.context import StepContext, TensorLists, name_of
 from torch_sgmcmc._impl.hyperparams import check_choice, warn
 from torch_sgmcmc._impl.ops import any_nonfinite, count_nonfinite
 from torch_sgmcmc._impl.parameters import refuse_capture
@@ -58,16 +57,16 @@ class DeferredFiniteCheck:
     """What a device found in a step; whether anything was comes to the host.
 
     Args:
-        chain: the step's.
+        context: the step's.
         params: the parameters.
         counts: a row for each of their gradients.
         gate: the step that updates were given, negative if anything was found.
     """
 
     def __init__(
-        self, chain: Chain, params: list[Tensor], counts: Tensor, gate: Tensor
+        self, context: StepContext, params: list[Tensor], counts: Tensor, gate: Tensor
     ) -> None:
-        self.choice = choice_of(chain)
+        self.choice = choice_of(context)
         self.params = params
         #: Records of groups, and what they were before the step.
         self.undo: list[tuple[list[float], list[float]]] = []
@@ -76,10 +75,10 @@ class DeferredFiniteCheck:
         self._gate = gate
         if gate.is_cuda:
             # One pinned word and one event for all of a sampler's steps.
-            if chain.found is None or chain.found[2] != gate.device:
+            if context.found is None or context.found[2] != gate.device:
                 word = torch.empty((), dtype=torch.int64, pin_memory=True)
-                chain.found = (word, torch.cuda.Event(), gate.device)
-            self._gate, self._event, _ = chain.found
+                context.found = (word, torch.cuda.Event(), gate.device)
+            self._gate, self._event, _ = context.found
             self._gate.copy_(gate, non_blocking=True)
             self._event.record(torch.cuda.current_stream(gate.device))
 
@@ -95,10 +94,10 @@ class DeferredFiniteCheck:
         return [] if int(self._gate) >= 0 else self._counts.tolist()
 
 
-def choice_of(chain: Chain) -> str:
+def choice_of(context: StepContext) -> str:
     """What to do, for all groups."""
-    groups = chain.groups
-    check_choice(groups[0]["nonfinite"], chain.choices)
+    groups = context.groups
+    check_choice(groups[0]["nonfinite"], context.choices)
     check_equal(groups, ["nonfinite"], "a step is left out as a whole")
     return groups[0]["nonfinite"]
 
@@ -112,10 +111,12 @@ def nonfinite_error(
     return RuntimeError(message)
 
 
-def is_any_nonfinite(chain: Chain, params: list[Tensor], tensors: list[Tensor]) -> bool:
+def is_any_nonfinite(
+    context: StepContext, params: list[Tensor], tensors: list[Tensor]
+) -> bool:
     """Returns whether an element is not finite, on any rank."""
-    if not chain.placement.is_whole:
-        counts = chain.placement.count_nonfinite(params, tensors)
+    if context.placement.is_sharded:
+        counts = context.placement.count_nonfinite(params, tensors)
         return bool(counts.any())
     by_device: dict[torch.device, list[Tensor]] = {}
     for tensor in tensors:
@@ -127,15 +128,15 @@ def is_any_nonfinite(chain: Chain, params: list[Tensor], tensors: list[Tensor]) 
 
 
 def check_finite(
-    chain: Chain,
-    work: list[Work],
+    context: StepContext,
+    work: list[TensorLists],
     tensors: list[list[Tensor]] | None = None,
     what: str = "gradient",
 ) -> None:
     """Raises if something is not finite, unless it is to be let through.
 
     Args:
-        chain: the chain.
+        context: the step's.
         work: the lists that would be updated.
         tensors: for each of them, a tensor for each parameter. None: the gradients.
         what: the name of such a tensor.
@@ -144,87 +145,90 @@ def check_finite(
         RuntimeError: something is not finite, and the choice is "raise".
         StepLeftOut: something is not finite, and the choice is "skip".
     """
-    if choice_of(chain) == "allow" or not work:
+    if choice_of(context) == "ignore" or not work:
         return
     params = [p for lists in work for p in lists.params]
     parts = [lists.grads for lists in work] if tensors is None else tensors
     flat = [tensor for part in parts for tensor in part]
-    if is_any_nonfinite(chain, params, flat):
-        raise_nonfinite(chain, params, flat, what)
+    if is_any_nonfinite(context, params, flat):
+        raise_nonfinite(context, params, flat, what)
 
 
 def raise_nonfinite(
-    chain: Chain, params: list[Tensor], tensors: list[Tensor], what: str = "gradient"
+    context: StepContext,
+    params: list[Tensor],
+    tensors: list[Tensor],
+    what: str = "gradient",
 ) -> None:
     """Raises what :func:`check_finite` would; something is not finite."""
-    if choice_of(chain) == "skip":
+    if choice_of(context) == "skip":
         raise StepLeftOut
     counts = []
     for p, tensor in zip(params, tensors, strict=True):
-        counts += chain.placement.count_nonfinite([p], [tensor]).tolist()
-    raise RuntimeError(_message(chain, params, counts, f"got a {what}"))
+        counts += context.placement.count_nonfinite([p], [tensor]).tolist()
+    raise RuntimeError(_message(context, params, counts, f"got a {what}"))
 
 
-def leave_out(chain: Chain) -> None:
+def leave_out(context: StepContext) -> None:
     """Counts a step that was left out."""
-    chain.rng.skip()
-    _warn_of_many(chain)
+    context.rng.skip()
+    _warn_of_many(context)
 
 
-def _warn_of_many(chain: Chain) -> None:
+def _warn_of_many(context: StepContext) -> None:
     """Warns, once, of a sampler that leaves out a tenth of its last 1,000 steps."""
-    now = int(chain.rng.step) + int(chain.rng.num_skipped)
-    recent = chain.left_out
+    now = int(context.rng.step) + int(context.rng.num_skipped)
+    recent = context.left_out
     if len(recent) < 100:  # else it has warned
         recent.append(now)
         while recent[0] <= now - 1000:
             recent.popleft()
         if len(recent) == 100:
             warn(
-                f"{chain.name} has left out 100 of its last "
+                f"{context.name} has left out 100 of its last "
                 f"{now - recent[0] + 1} steps, as gradients were not finite: if the "
                 "chain has diverged, its lr is too large; and without these steps the "
                 "target is another one"
             )
 
 
-def catch_up(chain: Chain) -> None:
+def catch_up(context: StepContext) -> None:
     """Takes into account what the last step's device found, if it is yet to be."""
-    pending, chain.pending = chain.pending, None
+    pending, context.pending = context.pending, None
     counts = [] if pending is None else pending.wait()
     if pending is None or not counts:
         return
-    take_back(chain, pending)
+    take_back(context, pending)
     if pending.choice == "skip":
-        leave_out(chain)
+        leave_out(context)
     else:
         got = "got in its last step a gradient"
-        chain.error = _message(chain, pending.params, counts, got)
+        context.error = _message(context, pending.params, counts, got)
 
 
-def take_back(chain: Chain, pending: DeferredFiniteCheck) -> None:
+def take_back(context: StepContext, pending: DeferredFiniteCheck) -> None:
     """Takes back what was counted and recorded of a step that no device made."""
     for record, former in pending.undo:
         record[:] = former
-    if chain.groups[0]["capturable"]:  # the device has counted it as left out
-        chain.rng.num_skipped.sub_(1)
+    if context.groups[0]["capturable"]:  # the device has counted it as left out
+        context.rng.num_skipped.sub_(1)
     else:
-        chain.rng.count(-1)
+        context.rng.count(-1)
 
 
-def raise_what_was_found(chain: Chain) -> None:
+def raise_what_was_found(context: StepContext) -> None:
     """Raises what the last step's device found, once."""
-    if chain.pending is not None and chain.pending.is_on_gpu:
+    if context.pending is not None and context.pending.is_on_gpu:
         # A graph that is being captured would be broken by the wait, and say only that.
-        refuse_capture(chain.name, chain.groups[0])
-    catch_up(chain)
-    error, chain.error = chain.error, None
+        refuse_capture(context.name, context.groups[0])
+    catch_up(context)
+    error, context.error = context.error, None
     if error is not None:
         raise RuntimeError(error)
 
 
 def _message(
-    chain: Chain, params: list[Tensor], counts: list[list[int]], got: str
+    context: StepContext, params: list[Tensor], counts: list[list[int]], got: str
 ) -> str:
     found: list[tuple[Any, int, int]] = [
         (p, nans, infinities)
@@ -233,14 +237,14 @@ def _message(
     ]
     p, nans, infinities = found[0]
     text = (
-        f"{chain.name} {got} that is not finite: {nans} NaN and "
+        f"{context.name} {got} that is not finite: {nans} NaN and "
         f"{infinities} infinite of {p.numel()} elements, for parameter "
-        f"{name_of(chain.groups, p)}"
+        f"{name_of(context.groups, p)}"
     )
     if len(found) > 1:
         text += f" (and for {len(found) - 1} more)"
     text += ". The step was not made"
-    if "skip" in chain.choices:
+    if "skip" in context.choices:
         text += (
             ". If losses have grown, the chain has diverged and needs a smaller lr; "
             "where it is rare, nonfinite='skip' leaves such steps out"

@@ -15,7 +15,7 @@ from torch import Tensor
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import dtensor
 from torch_sgmcmc._impl.closures import fresh_gradients, same_parameters
-from torch_sgmcmc._impl.context import Chain, Work
+from torch_sgmcmc._impl.context import StepContext, TensorLists
 from torch_sgmcmc._impl.finite_check import check_finite
 from torch_sgmcmc._impl.hyperparams import check_real
 from torch_sgmcmc._impl.ops import (
@@ -27,7 +27,7 @@ from torch_sgmcmc._impl.ops import (
 )
 from torch_sgmcmc._impl.user_state import MASS, prior_of
 from torch_sgmcmc._impl.utils import blank, has_master, state_dtype
-from torch_sgmcmc.sampler import SharedSettings
+from torch_sgmcmc.samplers.sampler import SharedSettings
 
 __all__ = ["DualAveraging", "Hamiltonian", "Motion"]
 
@@ -55,7 +55,7 @@ class Hamiltonian(SharedSettings):
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         return blank(p, "momentum") if group["resample_momentum_every"] != 1 else {}
 
-    def _prepare(self, chain: Chain, work: Work) -> Motion:
+    def _prepare(self, context: StepContext, work: TensorLists) -> Motion:
         """Returns copies of the momenta and masters, or new ones, and the masses."""
         group, params, _, offsets = work
         states = [self.state.get(p, {}) for p in params]
@@ -77,12 +77,12 @@ class Hamiltonian(SharedSettings):
         ]
         new = [i for i, s in enumerate(states) if draws_all or "momentum" not in s]
         if new:
-            chain.placement.updating(hmc_momenta_)(
+            context.placement.updating(hmc_momenta_)(
                 [momenta[i] for i in new],
                 [masses[i] for i in new] if masses else [],
                 temperature=group["temperature"],
                 offsets=[offsets[i] for i in new],
-                **chain.noise(),
+                **context.noise(),
             )
         masters = [
             state.get("master", p.detach()).to(state_dtype(p), copy=True)
@@ -91,7 +91,7 @@ class Hamiltonian(SharedSettings):
         ]
         return Motion(momenta, masses, masters)
 
-    def _keep(self, work: Work, prepared: Motion) -> None:
+    def _keep(self, work: TensorLists, prepared: Motion) -> None:
         """Keeps masters and momenta; the parameters have moved."""
         group, params = work.group, work.params
         low = [p for p in params if has_master(p)]
@@ -104,7 +104,7 @@ class Hamiltonian(SharedSettings):
                 self._forget(p, "momentum")
 
     @contextmanager
-    def _undone_on_error(self, work: list[Work]) -> Iterator[list[list[Tensor]]]:
+    def _undone_on_error(self, work: list[TensorLists]) -> Iterator[list[list[Tensor]]]:
         """Gives copies of the parameters, which are put back on an exception."""
         saved = [[p.detach().clone() for p in params] for _, params, _, _ in work]
         try:
@@ -118,7 +118,7 @@ class Hamiltonian(SharedSettings):
     def _integrate(
         self,
         closure: Callable[[], Any],
-        work: list[Work],
+        work: list[TensorLists],
         motion: list[Motion],
         most_steps: int | None,
     ) -> Any:
@@ -138,15 +138,15 @@ class Hamiltonian(SharedSettings):
                     "its first call in this step"
                 )
             if not group["metropolis"]:  # which would reject it
-                check_finite(self._chain_now(), following)
+                check_finite(self._current_context(), following)
             work = following
         self._leapfrog(work, motion, step_size / 2, drift=0.0)
         return loss
 
     def _leapfrog(
-        self, work: list[Work], motion: list[Motion], kick: float, drift: float
+        self, work: list[TensorLists], motion: list[Motion], kick: float, drift: float
     ) -> None:
-        leapfrog_ = self._chain.placement.without_noise(hmc_leapfrog_)
+        leapfrog_ = self._context.placement.without_noise(hmc_leapfrog_)
         for (group, params, grads, _), moving in zip(work, motion, strict=True):
             leapfrog_(
                 params,
@@ -160,10 +160,10 @@ class Hamiltonian(SharedSettings):
                 prior_precision=group["prior_precision"],
                 **prior_of(self.state, group, params),
             )
-            self._chain.placement.have_changed(params)
+            self._context.placement.have_changed(params)
 
     def _energies(
-        self, loss: Any, work: list[Work], motion: list[Motion]
+        self, loss: Any, work: list[TensorLists], motion: list[Motion]
     ) -> tuple[Tensor, Tensor]:
         """The chains' mean losses, and H of each chain."""
         chains = self.param_groups[0]["num_chains"]
@@ -172,7 +172,7 @@ class Hamiltonian(SharedSettings):
         parts = [
             part.to(device)
             for (group, params, _, _), moving in zip(work, motion, strict=True)
-            for part in self._chain.placement.sums(
+            for part in self._context.placement.sums(
                 hmc_energy,
                 params,
                 moving.momenta,
@@ -190,7 +190,7 @@ class Hamiltonian(SharedSettings):
     def _decide(
         self,
         log_ratios: Tensor,
-        work: list[Work],
+        work: list[TensorLists],
         motion: list[Motion],
         saved: list[list[Tensor]],
         masters: list[list[Tensor]],
@@ -207,11 +207,11 @@ class Hamiltonian(SharedSettings):
             log_ratios,
             proposal=0,
             purpose=_C.Purpose.METROPOLIS,
-            **self._chain_now().noise(),
+            **self._current_context().noise(),
         )
         num_accepted = int(accepted.sum())
 
-        select = self._chain.placement.without_noise(select_chains_)
+        select = self._context.placement.without_noise(select_chains_)
 
         def put_back(tensors: list[Tensor], before: list[Tensor], mask: Tensor) -> None:
             select(tensors, before, chosen=mask)
@@ -220,7 +220,7 @@ class Hamiltonian(SharedSettings):
             for i, (_, params, _, _) in enumerate(work):
                 rejected = (~accepted).to(params[0].device)
                 put_back(params, saved[i], rejected)
-                self._chain.placement.have_changed(params)
+                self._context.placement.have_changed(params)
                 if masters[i]:
                     put_back(motion[i].masters, masters[i], rejected)
                 if turned:

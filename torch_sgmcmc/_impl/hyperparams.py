@@ -554,7 +554,7 @@ _ARGUMENTS = {
     "captured in a CUDA graph after one ordinary step, see :class:`SGLD`. Default: "
     "False.",
     "nonfinite": 'what to do about gradients that are not finite: "raise", "skip" or '
-    '"allow", see :class:`Sampler`, also on clipping. Default: "raise".',
+    '"ignore", see :class:`Sampler`, also on clipping. Default: "raise".',
     "process_group": "the ranks that sample this chain together, see "
     ":class:`Sampler`. Default: all.",
 }

@@ -13,7 +13,7 @@ from torch_sgmcmc import _C
 
 __all__ = [
     "HAS_CUDA",
-    "ROWS",
+    "OP_SPECS",
 ]
 
 _HERE = Path(__file__).parent.parent
@@ -41,11 +41,11 @@ def _load() -> bool:
 
 HAS_CUDA: bool = _load()
 
-#: What the operators on lists of tensors are, csrc/methods/rows.h.
-ROWS: dict[str, dict[str, Any]] = {row["op"]: row for row in _C.operator_rows()}
+#: What the operators on lists of tensors are, csrc/ops/registry.h.
+OP_SPECS: dict[str, dict[str, Any]] = {spec["op"]: spec for spec in _C.op_specs()}
 
 _NAMES = [
-    *ROWS,
+    *OP_SPECS,
     *("any_nonfinite", "count_nonfinite", "step_if_finite", "step_or_nothing"),
     *("fused_step_", "deferred_step_", "ewsg_step_"),
     *("ecs_density", "ecs_estimate", "ecs_leapfrog_"),
@@ -71,8 +71,8 @@ def _sums(count: int) -> Callable[..., torch.Tensor]:
     return fake
 
 
-for _row in ROWS.values():
-    if _row["op"] != "gauge_sums":
+for _row in OP_SPECS.values():
+    if _row["op"] != "temperature_sums":
         torch.library.register_fake(
             f"torch_sgmcmc::{_row['op']}",
             _sums(_row["sums"]) if _row["sums"] else _nothing_to_allocate,
@@ -80,7 +80,7 @@ for _row in ROWS.values():
 torch.library.register_fake("torch_sgmcmc::select_chains_", _nothing_to_allocate)
 
 
-@torch.library.register_fake("torch_sgmcmc::gauge_sums")
+@torch.library.register_fake("torch_sgmcmc::temperature_sums")
 def _(
     grads: list[torch.Tensor], *args: object, kind: int, **numbers: object
 ) -> torch.Tensor:

@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensor
 from torch.nn.parameter import is_lazy
 
 from torch_sgmcmc._impl import dtensor
-from torch_sgmcmc._impl.context import Chain, Work, name_of
+from torch_sgmcmc._impl.context import StepContext, TensorLists, name_of
 from torch_sgmcmc._impl.hyperparams import rests
 from torch_sgmcmc._impl.ops import HAS_CUDA
 from torch_sgmcmc._impl.random_state import SIZES
@@ -27,8 +27,8 @@ __all__ = [
     "check_parameter",
     "check_sizes",
     "gather",
+    "reassign_noise_offsets",
     "refuse_capture",
-    "renumber",
     "unlike_sizes",
 ]
 
@@ -159,18 +159,18 @@ def _shared_by(params: list[Tensor]) -> tuple[int, int] | None:
     return int(owner[at]), int(owner[at + 1])
 
 
-def check_fits(chain: Chain, work: list[Work]) -> None:
+def check_fits(context: StepContext, work: list[TensorLists]) -> None:
     """Raises if an operator would refuse a parameter, its gradient or its state.
 
     One operator changes nothing then. Before the first of several all that they would
     refuse has to be known.
     """
-    states = chain.state
+    states = context.state
     for group, params, grads, _ in work:
         device = params[0].device  # that of all in a list
         on_cpu = device.type == "cpu"
         if not on_cpu:
-            _check_device(chain, group, device)
+            _check_device(context, group, device)
         for p, grad in zip(params, grads, strict=True):
             shape, dtype = p.shape, p.dtype
             # (A device is compared by the shortest way.)
@@ -179,9 +179,9 @@ def check_fits(chain: Chain, work: list[Work]) -> None:
                 or grad.shape != shape
                 or not (grad.is_cpu if on_cpu else grad.device == device)
             ):
-                raise _unlike_gradient(chain, p, grad)
+                raise _unlike_gradient(context, p, grad)
             if not p.is_contiguous() or dtype not in DTYPES:
-                _check_parameter(chain, p)
+                _check_parameter(context, p)
             wanted = torch.float64 if dtype is torch.float64 else torch.float32
             state = states.get(p)
             for key, value in state.items() if state else ():
@@ -195,36 +195,40 @@ def check_fits(chain: Chain, work: list[Work]) -> None:
                         or not (value.is_cpu if on_cpu else value.device == device)
                     )
                 ):
-                    raise _unlike_state(chain, p, key, value)
+                    raise _unlike_state(context, p, key, value)
 
 
-def _check_parameter(chain: Chain, p: Tensor) -> None:
+def _check_parameter(context: StepContext, p: Tensor) -> None:
     try:
-        check_parameter(chain.name, p)
+        check_parameter(context.name, p)
     except ValueError as error:  # it was right when it was given
         raise RuntimeError(str(error)) from error
 
 
-def _unlike_gradient(chain: Chain, p: Tensor, grad: Tensor) -> RuntimeError:
+def _unlike_gradient(context: StepContext, p: Tensor, grad: Tensor) -> RuntimeError:
     return RuntimeError(
-        f"{chain.name} got a gradient of {grad.dtype} and shape "
+        f"{context.name} got a gradient of {grad.dtype} and shape "
         f"{list(grad.shape)} on {grad.device} for a parameter of {p.dtype} and shape "
         f"{list(p.shape)} on {p.device} (must be equal)"
     )
 
 
-def _unlike_state(chain: Chain, p: Tensor, key: str, value: Tensor) -> RuntimeError:
+def _unlike_state(
+    context: StepContext, p: Tensor, key: str, value: Tensor
+) -> RuntimeError:
     return RuntimeError(
-        f"{chain.name} has a {key} of {value.dtype}, shape "
+        f"{context.name} has a {key} of {value.dtype}, shape "
         f"{list(value.shape)} and layout {value.layout} on {value.device} for "
-        f"parameter {name_of(chain.groups, p)} (must be of {state_dtype(p)}, "
+        f"parameter {name_of(context.groups, p)} (must be of {state_dtype(p)}, "
         f"{list(p.shape)} and torch.strided on {p.device}): was the parameter "
         "replaced, or moved?"
     )
 
 
-def _check_device(chain: Chain, group: Mapping[str, Any], device: torch.device) -> None:
-    name, step = chain.name, chain.rng.step
+def _check_device(
+    context: StepContext, group: Mapping[str, Any], device: torch.device
+) -> None:
+    name, step = context.name, context.rng.step
     if device.type != "cuda":
         raise RuntimeError(
             f"{name} got a parameter on the device {device} (must be cpu or cuda)"
@@ -239,15 +243,15 @@ def _check_device(chain: Chain, group: Mapping[str, Any], device: torch.device) 
 # ---- Sizes ---------------------------------------------------------------------------
 
 
-def unlike_sizes(chain: Chain, group: dict[str, Any]) -> RuntimeError:
+def unlike_sizes(context: StepContext, group: dict[str, Any]) -> RuntimeError:
     """The error of a step with parameters that are not as they were numbered."""
     params, sizes = group["params"], group[SIZES]
-    at = next(i for i, g in enumerate(chain.groups) if g["params"] is params)
+    at = next(i for i, g in enumerate(context.groups) if g["params"] is params)
     if len(params) != len(sizes):
         what = f"{len(params)} parameters in group {at}, whose noise is numbered for "
         what += f"{len(sizes)}"
     else:
-        now = map(chain.numel, params)
+        now = map(context.numel, params)
         i, new, old = next(
             (i, new, old)
             for i, (new, old) in enumerate(zip(now, sizes, strict=True))
@@ -256,85 +260,87 @@ def unlike_sizes(chain: Chain, group: dict[str, Any]) -> RuntimeError:
         what = f"a parameter of {new} elements, number {i} of group {at}, whose noise "
         what += f"is numbered for {old}"
     return RuntimeError(
-        f"{chain.name} got {what}: call renumber() after parameters have grown, shrunk "
-        "or been replaced (further ones come with add_param_group)"
+        f"{context.name} got {what}: call reassign_noise_offsets() after parameters "
+        "have grown, shrunk or been replaced (add_param_group adds further ones)"
     )
 
 
-def check_sizes(chain: Chain) -> None:
+def check_sizes(context: StepContext) -> None:
     """Raises if parameters are not as their noise is numbered."""
-    for group in chain.groups:
-        if [chain.numel(p) for p in group["params"]] != group[SIZES]:
-            raise unlike_sizes(chain, group)
+    for group in context.groups:
+        if [context.numel(p) for p in group["params"]] != group[SIZES]:
+            raise unlike_sizes(context, group)
 
 
-def renumber(chain: Chain, check: Callable[[Tensor], None]) -> bool:
-    """See :meth:`Sampler.renumber`; returns whether something has changed."""
-    params = chain.params
+def reassign_noise_offsets(
+    context: StepContext, check: Callable[[Tensor], None]
+) -> bool:
+    """Reassigns offsets; returns whether one has changed. See :class:`Sampler`."""
+    params = context.params
     if len({id(p) for p in params}) < len(params):
         raise ValueError("Invalid parameters: one is listed twice")
     for p in params:
         check(p)
-        for key, value in chain.state.get(p, {}).items():
+        for key, value in context.state.get(p, {}).items():
             if isinstance(value, Tensor) and key != STEP and value.shape != p.shape:
                 raise ValueError(
                     f"Invalid state: {key} of shape {list(value.shape)} for a "
                     f"parameter of shape {list(p.shape)} (put one of its shape into "
                     f"state[p][{key!r}], or delete it to begin anew)"
                 )
-    check_memory(group["params"] for group in chain.groups)
-    sizes = [[chain.numel(p) for p in group["params"]] for group in chain.groups]
-    changed = chain.rng.renumber(sizes)
+    check_memory(group["params"] for group in context.groups)
+    sizes = [[context.numel(p) for p in group["params"]] for group in context.groups]
+    changed = context.rng.reassign_noise_offsets(sizes)
     known = set(params)
-    for p in [p for p in chain.state if isinstance(p, Tensor) and p not in known]:
-        del chain.state[p]
+    for p in [p for p in context.state if isinstance(p, Tensor) and p not in known]:
+        del context.state[p]
         changed = True
     return changed
 
 
-def gather(chain: Chain) -> list[Work]:
+def gather(context: StepContext) -> list[TensorLists]:
     """Checks gradients and lists what is to be updated."""
-    absences = chain.absences
-    if absences.any:
-        absences.begin()
-    work: list[Work] = []
-    for group in chain.groups:
+    missing_grads = context.missing_grads
+    if missing_grads.any:
+        missing_grads.begin()
+    work: list[TensorLists] = []
+    for group in context.groups:
         if rests(group):
             continue
-        work.extend(_of_group(chain, group))
-    if not work and not all(map(rests, chain.groups)):
-        absences.nothing_moves()
+        work.extend(_of_group(context, group))
+    if not work and not all(map(rests, context.groups)):
+        missing_grads.nothing_moves()
     return work
 
 
-def _of_group(chain: Chain, group: dict[str, Any]) -> list[Work]:
+def _of_group(context: StepContext, group: dict[str, Any]) -> list[TensorLists]:
     """The group's parameters that have a gradient, a list for each device."""
     params: list[Tensor] = []
     grads: list[Tensor] = []
     offsets: list[int] = []
     sizes = group["sizes"]
-    if chain.chains_have_seeds and group["num_chains"] is not None:
+    if context.chains_have_seeds and group["num_chains"] is not None:
         sizes = [group["num_chains"] * size for size in sizes]
     if len(group["params"]) != len(sizes):
-        raise unlike_sizes(chain, group)
+        raise unlike_sizes(context, group)
     strided, on_cpu = torch.strided, True
-    check_gradient = chain.placement.check_gradient
+    check_gradient = context.placement.check_gradient
     for p, offset, size in zip(group["params"], group["offsets"], sizes, strict=True):
         if not p.requires_grad:
             continue
         if p.numel() != size:
-            raise unlike_sizes(chain, group)
+            raise unlike_sizes(context, group)
         grad = p.grad
         if grad is None:
-            chain.absences.add(p)
+            context.missing_grads.add(p)
             continue
         if grad.layout is not strided:
             raise RuntimeError(
-                f"{chain.name} does not support sparse gradients: got one of layout "
+                f"{context.name} does not support sparse gradients: got one of layout "
                 f"{grad.layout} for a parameter of shape {list(p.shape)} (for "
                 "nn.Embedding, use sparse=False)"
             )
-        check_gradient(chain.name, p, grad)
+        check_gradient(context.name, p, grad)
         params.append(p)
         grads.append(grad)
         offsets.append(offset)
@@ -343,15 +349,15 @@ def _of_group(chain: Chain, group: dict[str, Any]) -> list[Work]:
     if not params:
         return []
     if on_cpu:
-        return [Work(group, params, grads, offsets)]
+        return [TensorLists(group, params, grads, offsets)]
     devices = {p.device for p in params}
     if any(device.type == "cuda" for device in devices):
-        check_cuda(chain.name, group)
+        check_cuda(context.name, group)
     if len(devices) == 1:
-        return [Work(group, params, grads, offsets)]
-    work: dict[torch.device, Work] = {}
+        return [TensorLists(group, params, grads, offsets)]
+    work: dict[torch.device, TensorLists] = {}
     for p, grad, offset in zip(params, grads, offsets, strict=True):
-        lists = work.setdefault(p.device, Work(group, [], [], []))
+        lists = work.setdefault(p.device, TensorLists(group, [], [], []))
         lists.params.append(p)
         lists.grads.append(grad)
         lists.offsets.append(offset)

@@ -5,8 +5,8 @@ Noise is a function of (seed, step, purpose, element). Each parameter has a rang
 elements of its own: ``offsets`` are where the ranges begin, ``sizes`` how long they
 are, and ``next_offset`` is the first element that was never used. A parameter that
 grows would reach into its neighbour's range, and two independent coordinates would
-share their noise. So a step compares sizes, and :meth:`Sampler.renumber` gives what has
-changed a range behind all others.
+share their noise. So a step compares sizes, and
+:meth:`Sampler.reassign_noise_offsets` gives what has changed a range behind all others.
 
 Note [What groups show]
 ``torch.distributed.checkpoint`` keeps only the keys of live param groups, so groups
@@ -198,7 +198,7 @@ class RandomState:
         own: dict[str, Any] = {key: [] for key in self._records}
         self.of_groups.append({**own, OFFSETS: self._number(sizes), SIZES: sizes})
 
-    def renumber(self, sizes: Sequence[list[int]]) -> bool:
+    def reassign_noise_offsets(self, sizes: Sequence[list[int]]) -> bool:
         """Gives what has changed its size new elements; returns if anything has."""
         changed = False
         for own, new in zip(self.of_groups, sizes, strict=True):

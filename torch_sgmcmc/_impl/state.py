@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl.context import Chain
+from torch_sgmcmc._impl.context import StepContext
 from torch_sgmcmc._impl.hyperparams import (
     ESTIMATE_SETTINGS,
     MOMENTUM_SETTINGS,
@@ -65,7 +65,7 @@ def check_not_capturing(sampler: str, p: Tensor, what: str) -> None:
         )
 
 
-def start_masters(chain: Chain, params: list[Tensor]) -> list[Tensor]:
+def start_masters(context: StepContext, params: list[Tensor]) -> list[Tensor]:
     """Gives a master to the parameters in bf16 and fp16 that have none yet.
 
     Returns:
@@ -74,16 +74,16 @@ def start_masters(chain: Chain, params: list[Tensor]) -> list[Tensor]:
     masters = []
     for p in params:
         if has_master(p):
-            state = chain.state[p]
+            state = context.state[p]
             if "master" not in state:
-                check_not_capturing(chain.name, p, "master")
-                chain.create(p, "master", p.detach().to(state_dtype(p)))
+                check_not_capturing(context.name, p, "master")
+                context.create(p, "master", p.detach().to(state_dtype(p)))
             masters.append(state["master"])
     return masters
 
 
 def start_momenta(
-    chain: Chain,
+    context: StepContext,
     group: dict[str, Any],
     params: list[Tensor],
     offsets: list[int],
@@ -94,20 +94,20 @@ def start_momenta(
 
     It is drawn from its stationary law N(0, lr T / N), or zero.
     """
-    new = [i for i, p in enumerate(params) if "momentum" not in chain.state[p]]
+    new = [i for i, p in enumerate(params) if "momentum" not in context.state[p]]
     if not new:
         return
     params = [params[i] for i in new]
-    check_not_capturing(chain.name, params[0], "momentum")
+    check_not_capturing(context.name, params[0], "momentum")
     momenta = draw_stationary(
-        chain, group, params, [offsets[i] for i in new], stationary=stationary
+        context, group, params, [offsets[i] for i in new], stationary=stationary
     )
     for p, momentum in zip(params, momenta, strict=True):
-        chain.create(p, "momentum", momentum)
+        context.create(p, "momentum", momentum)
 
 
 def draw_stationary(
-    chain: Chain,
+    context: StepContext,
     group: dict[str, Any],
     params: list[Tensor],
     offsets: list[int],
@@ -122,12 +122,12 @@ def draw_stationary(
     momenta = [torch.zeros_like(p, dtype=state_dtype(p)) for p in params]
     if stationary:
         heat = float(group["lr"]) * group["temperature"] / group["num_data"]
-        chain.placement.updating(gaussian_)(
+        context.placement.updating(gaussian_)(
             momenta,
             std=math.sqrt(heat) / scales(group).get("momentum_scale", 1.0),
             offsets=offsets,
             purpose=_C.Purpose.MOMENTUM,
-            **chain.noise(),
+            **context.noise(),
         )
     return momenta
 
@@ -136,40 +136,40 @@ def draw_stationary(
 _SCALED = {"momentum": "momentum_scale", "thermostat": "thermostat_scale"}
 
 
-def redraw_momenta(chain: Chain) -> None:
+def redraw_momenta(context: StepContext) -> None:
     """Draws all momenta of the groups whose T is no longer 0, before any update.
 
     The new ones are other tensors, which a step that fails takes back, but for those of
     a capturable sampler.
     """
-    for group in chain.groups:
+    for group in context.groups:
         if not is_drawn(group):
             continue
-        _refuse_capture(chain, group)
+        _refuse_capture(context, group)
         by_device: dict[torch.device, tuple[list[Tensor], list[int]]] = {}
         for p, offset in zip(group["params"], group["offsets"], strict=True):
-            if "momentum" in chain.state.get(p, {}):
+            if "momentum" in context.state.get(p, {}):
                 params, offsets = by_device.setdefault(p.device, ([], []))
                 params.append(p)
                 offsets.append(offset)
         stationary = group.get("initial_momentum", "stationary") == "stationary"
         for params, offsets in by_device.values():
             drawn = draw_stationary(
-                chain, group, params, offsets, stationary=stationary
+                context, group, params, offsets, stationary=stationary
             )
             for p, momentum in zip(params, drawn, strict=True):
                 if group["capturable"]:
-                    chain.state[p]["momentum"].copy_(momentum)
+                    context.state[p]["momentum"].copy_(momentum)
                 else:
-                    chain.create(p, "momentum", momentum)
+                    context.create(p, "momentum", momentum)
 
 
-def leaves_momenta(chain: Chain, params: list[Tensor]) -> bool:
+def leaves_momenta(context: StepContext, params: list[Tensor]) -> bool:
     """Returns whether there are momenta of other parameters."""
     updated = {id(p) for p in params}
     return any(
-        id(p) not in updated and "momentum" in chain.state.get(p, {})
-        for group in chain.groups
+        id(p) not in updated and "momentum" in context.state.get(p, {})
+        for group in context.groups
         for p in group["params"]
     )
 
@@ -183,10 +183,10 @@ class Rescaling(NamedTuple):
     draws: bool  # momenta, as after T = 0
 
 
-def rescalings(chain: Chain) -> list[Rescaling]:
+def rescalings(context: StepContext) -> list[Rescaling]:
     """Returns what the next step rescales."""
     changes = []
-    for group in chain.groups:
+    for group in context.groups:
         now = _changed(group)
         if now is not None:
             factors = scales(group)
@@ -195,33 +195,35 @@ def rescalings(chain: Chain) -> list[Rescaling]:
     return changes
 
 
-def set_records(chain: Chain, changes: list[Rescaling]) -> None:
+def set_records(context: StepContext, changes: list[Rescaling]) -> None:
     """Sets the records of groups that a step rescales, until the step has failed."""
     for group, now, *_ in changes:
         record = group[MOMENTUM_SETTINGS]
-        chain.changed_records.append((record, [*record]))
+        context.changed_records.append((record, [*record]))
         record[:] = now
 
 
 def rescale_others(
-    chain: Chain, changes: list[Rescaling], params: list[Tensor]
+    context: StepContext, changes: list[Rescaling], params: list[Tensor]
 ) -> None:
     """Rescales what the update of some parameters has left out."""
     updated = {id(p) for p in params}
     for group, _, factors, _ in changes:
-        _multiply(chain, [p for p in group["params"] if id(p) not in updated], factors)
+        _multiply(
+            context, [p for p in group["params"] if id(p) not in updated], factors
+        )
 
 
-def rescale_now(chain: Chain) -> None:
+def rescale_now(context: StepContext) -> None:
     """Rescales all momenta of all groups, and sets their records."""
-    for group in chain.groups:
+    for group in context.groups:
         now = _changed(group)
         if now is None or not group[MOMENTUM_SETTINGS]:
             continue
-        _refuse_capture(chain, group)
+        _refuse_capture(context, group)
         found = scales(group)
         if found:
-            _multiply(chain, group["params"], found)
+            _multiply(context, group["params"], found)
         group[MOMENTUM_SETTINGS][:] = now
 
 
@@ -233,31 +235,35 @@ def _changed(group: Mapping[str, Any]) -> list[float] | None:
     return None if group[MOMENTUM_SETTINGS] == now else now
 
 
-def _multiply(chain: Chain, params: list[Tensor], found: Mapping[str, float]) -> None:
+def _multiply(
+    context: StepContext, params: list[Tensor], found: Mapping[str, float]
+) -> None:
     for key, name in _SCALED.items():
-        tensors = [chain.state[p][key] for p in params if key in chain.state.get(p, {})]
+        tensors = [
+            context.state[p][key] for p in params if key in context.state.get(p, {})
+        ]
         if name in found and tensors:
-            torch._foreach_mul_(chain.placement.here(tensors), found[name])
+            torch._foreach_mul_(context.placement.here(tensors), found[name])
 
 
-def _refuse_capture(chain: Chain, group: Mapping[str, Any]) -> None:
+def _refuse_capture(context: StepContext, group: Mapping[str, Any]) -> None:
     if torch.compiler.is_compiling() or not torch.cuda.is_available():
         return
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            f"{chain.name} cannot rescale its momenta in a CUDA graph: lr, temperature "
-            f"or num_data of a param group are {settings_of(group)}, and its momenta "
-            f"belong to {group[MOMENTUM_SETTINGS]} (make a step before the capture, "
-            "or between replays)"
+            f"{context.name} cannot rescale its momenta in a CUDA graph: lr, "
+            f"temperature or num_data of a param group are {settings_of(group)}, and "
+            f"its momenta belong to {group[MOMENTUM_SETTINGS]} (make a step before the "
+            "capture, or between replays)"
         )
 
 
 # ---- Noise estimates -----------------------------------------------------------------
 
 
-def note_estimate(chain: Chain) -> None:
+def note_estimate(context: StepContext) -> None:
     """Records at which lr, T and N a noise estimate was given, where it is new."""
-    for group in chain.groups:
+    for group in context.groups:
         if ESTIMATE_SETTINGS not in group:
             continue
         given, known = group["noise_estimate"], group[ESTIMATE_SETTINGS]
@@ -295,12 +301,12 @@ def check_records(group: Mapping[str, Any], records: Iterable[str]) -> None:
             )
 
 
-def root(chain: Chain, tensor: Tensor) -> Tensor:
+def root(context: StepContext, tensor: Tensor) -> Tensor:
     """The square root of what a chain is made of, correctly rounded.
 
     torch's own on a CPU are a unit in the last place off at up to a fifth of all
     numbers, at others on each maker's processors, and at none on a GPU.
     """
     roots = tensor.detach().clone()
-    chain.placement.without_noise(square_root_)([roots])
+    context.placement.without_noise(square_root_)([roots])
     return roots

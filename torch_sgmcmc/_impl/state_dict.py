@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torch_sgmcmc._impl import dtensor
-from torch_sgmcmc._impl.context import Chain
+from torch_sgmcmc._impl.context import StepContext
 from torch_sgmcmc._impl.hyperparams import (
     check_capturable,
     check_choice,
@@ -63,7 +63,7 @@ class Expected(NamedTuple):
 
 
 def in_our_order(
-    chain: Chain, expected: Expected, state_dict: dict[str, Any]
+    context: StepContext, expected: Expected, state_dict: dict[str, Any]
 ) -> dict[str, Any]:
     """The state dict with its groups' parameters where those of the same names are.
 
@@ -73,7 +73,7 @@ def in_our_order(
     for key in ("param_groups", "state"):
         if key not in state_dict:
             raise ValueError(f"Invalid state dict: it has no key {key!r}")
-    theirs, ours = state_dict["param_groups"], chain.groups
+    theirs, ours = state_dict["param_groups"], context.groups
     if len(theirs) != len(ours):
         raise ValueError(
             f"Invalid state_dict: it has {len(theirs)} param groups, expected "
@@ -87,11 +87,11 @@ def in_our_order(
                 f"Invalid state dict: got one of {name} (must be of "
                 f"{present['sampler']}). Load it into a sampler of its class"
             )
-        missing = chain.keys.difference(saved)
+        missing = context.keys.difference(saved)
         if missing:
             raise ValueError(
                 f"Invalid state_dict: param group {i} lacks {_row(missing)}; it is not "
-                f"one of {chain.name}"
+                f"one of {context.name}"
             )
         if plain_number(saved["format"]) != FORMAT:
             raise ValueError(
@@ -99,7 +99,9 @@ def in_our_order(
                 f"{FORMAT}: load it with the version of torch_sgmcmc that saved it)"
             )
         together = set(state_dict["state"]).intersection(expected.common_state)
-        groups.append(_ordered(i, plain_numbers(saved, chain.keys), present, together))
+        groups.append(
+            _ordered(i, plain_numbers(saved, context.keys), present, together)
+        )
     counts = [key for key, kind in expected.state.items() if kind is int]
     state = {}
     for key, kept in state_dict["state"].items():
@@ -150,28 +152,28 @@ def _ordered(
 
 
 def check_state_dict(
-    chain: Chain, expected: Expected, state_dict: dict[str, Any]
+    context: StepContext, expected: Expected, state_dict: dict[str, Any]
 ) -> None:
     """Raises if a state dict in our order is not one for this sampler."""
     groups, state = state_dict["param_groups"], state_dict["state"]
-    check_numbers(groups, chain.groups, chain.numel)
+    check_numbers(groups, context.groups, context.numel)
     indices = set()
-    for i, (theirs, ours) in enumerate(zip(groups, chain.groups, strict=True)):
+    for i, (theirs, ours) in enumerate(zip(groups, context.groups, strict=True)):
         check_seed(theirs["seed"])
         check_count("step", theirs["step"])
         check_capturable(theirs["capturable"])
-        check_choice(theirs["nonfinite"], chain.choices)
+        check_choice(theirs["nonfinite"], context.choices)
         check_count("num_skipped", theirs["num_skipped"])
         expected.check_group(theirs)
         if theirs["capturable"] and not expected.capturable:
             raise ValueError(
-                f"Invalid capturable: True ({chain.name} decides on the "
+                f"Invalid capturable: True ({context.name} decides on the "
                 "host, which a CUDA graph cannot)"
             )
         expected.check_progress(theirs)
         for index, p in zip(theirs["params"], ours["params"], strict=True):
             indices.add(index)
-            _check_state(chain.name, expected, index, p, state.get(index, {}))
+            _check_state(context.name, expected, index, p, state.get(index, {}))
         pairs = zip(theirs["params"], ours["params"], strict=True)
         # torch.distributed.checkpoint leaves out what does not require gradients.
         having = {
@@ -185,7 +187,7 @@ def check_state_dict(
             )
     unknown = set(state).difference(indices, expected.common_state)
     if unknown:
-        raise ValueError(_unknown(chain.name, "its state", unknown))
+        raise ValueError(_unknown(context.name, "its state", unknown))
     check_equal(groups, expected.equal, expected.why_equal)
 
 
@@ -346,29 +348,29 @@ def _narrow(value: Any) -> Any:
     return value
 
 
-def finish_loading(chain: Chain, state_dict: Mapping[str, Any]) -> None:
+def finish_loading(context: StepContext, state_dict: Mapping[str, Any]) -> None:
     """Gives tensors their types."""
-    groups = zip(state_dict["param_groups"], chain.groups, strict=True)
+    groups = zip(state_dict["param_groups"], context.groups, strict=True)
     for theirs, ours in groups:
         for index, p in zip(theirs["params"], ours["params"], strict=True):
             # torch casts to the parameter's dtype, and shares what need not be.
             for key, value in state_dict["state"].get(index, {}).items():
                 if torch.is_tensor(value):
-                    chain.state[p][key] = dtensor.like(p, value, key).to(
+                    context.state[p][key] = dtensor.like(p, value, key).to(
                         device=p.device, dtype=state_dtype(p), copy=True
                     )
             if not has_master(p):  # the chain was one in lower precision
-                chain.state.get(p, {}).pop("master", None)
+                context.state.get(p, {}).pop("master", None)
 
 
 def forget_blank_state(
-    chain: Chain, blank: Callable[[dict[str, Any], Tensor], dict[str, Any]]
+    context: StepContext, blank: Callable[[dict[str, Any], Tensor], dict[str, Any]]
 ) -> None:
     """Drops what a checkpoint has filled of what was blank, of a chain at its start."""
-    for group in chain.groups:
+    for group in context.groups:
         for p in group["params"]:
-            state = chain.state.get(p, {})
+            state = context.state.get(p, {})
             for key in blank(group, p):
                 state.pop(key, None)
             if not state:
-                chain.state.pop(p, None)
+                context.state.pop(p, None)

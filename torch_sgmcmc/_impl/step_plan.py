@@ -3,10 +3,10 @@
 Note [Step plans]
 Most of a small network's step would be Python: groups are checked, parameters and their
 state listed. A plan is what all this comes to: for each device the lists of tensors of
-all param groups, and their numbers packed into one tensor. Before each step its guard
-(csrc/python/plan_guard.cpp) compares what it was made of, object by object. Where only
-hyperparameters have changed, they are checked and packed again; where anything else
-has, the plan is built again. There is no other way to a step.
+all param groups, and their numbers packed into one tensor. Before each step the guard
+(csrc/bindings/plan_guard.cpp) compares the objects that the plan was built from. Where
+only hyperparameters have changed, they are checked and packed again; where anything
+else has, the plan is built again. All steps take this path.
 
 A plan keeps no gradients, so that their memory is free when they are dropped.
 """
@@ -21,7 +21,7 @@ from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import finite_check, ops
-from torch_sgmcmc._impl.context import Chain, Work
+from torch_sgmcmc._impl.context import StepContext, TensorLists
 from torch_sgmcmc._impl.finite_check import DeferredFiniteCheck, take_back
 from torch_sgmcmc._impl.hyperparams import rests
 from torch_sgmcmc._impl.ops import (
@@ -50,24 +50,24 @@ __all__ = [
 
 
 class Method:
-    """An operator with a row (``csrc/core/row.h``).
+    """An operator with a spec (``csrc/ops/op_spec.h``).
 
     Args:
         operator: its name.
     """
 
     def __init__(self, operator: str) -> None:
-        row = ops.ROWS[operator]
+        spec = ops.OP_SPECS[operator]
         self.operator = getattr(ops, operator)
-        #: Where the row stands among all.
-        self.place = [*ops.ROWS].index(operator)
+        #: Where the spec stands among all.
+        self.place = [*ops.OP_SPECS].index(operator)
         self._numbers = [
             (each["name"], each["default"])
-            for each in (*row["numbers"], *row["common"])
+            for each in (*spec["numbers"], *spec["common"])
         ]
-        self._integers = {n["name"] for n in row["numbers"] if n["is_integer"]}
-        own = {each["key"]: each["start"] for each in row["lists"] if each["key"]}
-        #: The keys of the state that begins as the row says, and how.
+        self._integers = {n["name"] for n in spec["numbers"] if n["is_integer"]}
+        own = {each["key"]: each["start"] for each in spec["lists"] if each["key"]}
+        #: The keys of the state that begins as the spec says, and how.
         self.starts: Mapping[str, str] = {k: how for k, how in own.items() if how}
         #: All that is kept of a parameter.
         self.state: Mapping[str, type] = dict.fromkeys((*own, PRIOR_MEAN), Tensor)
@@ -76,7 +76,7 @@ class Method:
         """See ``Sampler._blank_state``."""
         return blank(p, *self.starts)
 
-    def prepare(self, chain: Chain, work: Work) -> list[list[Tensor]]:
+    def prepare(self, context: StepContext, work: TensorLists) -> list[list[Tensor]]:
         """Begins state that is not there; returns its lists and the masters.
 
         State that begins by code is for the sampler's own ``_prepare``.
@@ -85,21 +85,21 @@ class Method:
         lists = []
         for key, how in self.starts.items():
             if how == "stationary":
-                start_momenta(chain, group, params, offsets)
+                start_momenta(context, group, params, offsets)
             else:
-                _start_zeros(chain, params, key)
-            lists.append([chain.state[p][key] for p in params])
-        lists.append(start_masters(chain, params))
+                _start_zeros(context, params, key)
+            lists.append([context.state[p][key] for p in params])
+        lists.append(start_masters(context, params))
         return lists
 
     def numbers(self, group: Mapping[str, Any]) -> list[float]:
-        """Returns the group's numbers in the row's order; defaults of what it lacks."""
+        """Returns the numbers of a group in the spec's order, with defaults."""
         return [group.get(name, default) for name, default in self._numbers]
 
     def update(
         self,
-        chain: Chain,
-        work: Work,
+        context: StepContext,
+        work: TensorLists,
         lists: list[list[Tensor]],
         device_step: Tensor,
         instead: Mapping[str, Any],
@@ -115,22 +115,22 @@ class Method:
             *(params, grads, *lists),
             **numbers,
             offsets=offsets,
-            prior_means=means_of(chain.state, params),
-            **{**chain.noise(), "step": 0, "device_step": device_step},
+            prior_means=means_of(context.state, params),
+            **{**context.noise(), "step": 0, "device_step": device_step},
         )
 
 
-def _start_zeros(chain: Chain, params: list[Tensor], key: str) -> None:
+def _start_zeros(context: StepContext, params: list[Tensor], key: str) -> None:
     for p in params:
-        if key not in chain.state[p]:
-            chain.create(p, key, torch.zeros_like(p, dtype=state_dtype(p)))
+        if key not in context.state[p]:
+            context.create(p, key, torch.zeros_like(p, dtype=state_dtype(p)))
 
 
 class Update(NamedTuple):
     """The update of a group's parameters on a device: its operator and its state."""
 
     method: Method
-    work: Work
+    work: TensorLists
     state: list[list[Tensor]]
 
 
@@ -155,9 +155,9 @@ class StepPlan:
     """
 
     def __init__(
-        self, chain: Chain, updates: list[Update], *, checks: bool, waits: bool
+        self, context: StepContext, updates: list[Update], *, checks: bool, waits: bool
     ) -> None:
-        self._chain = chain
+        self._context = context
         # Gradients of devices that are not updated together are checked before.
         by_device: dict[torch.device, list[Update]] = {}
         for update in updates:
@@ -166,7 +166,7 @@ class StepPlan:
             p for some in by_device.values() for u in some for p in u.work.params
         ]
         self.work = [u.work for some in by_device.values() for u in some]
-        self._is_alone = len(by_device) == 1 and chain.placement.is_whole
+        self._is_alone = len(by_device) == 1 and not context.placement.is_sharded
         self._is_deferred = self._is_alone and self._defers(self.params[0])
         self.checks = checks
         self._calls = [self._call_of(some) for some in by_device.values()]
@@ -176,7 +176,7 @@ class StepPlan:
             begin += sum(len(u.work.params) for u in call.updates)
         self.packed: list[Tensor] = []
         self._waits = waits
-        self._leaves_momenta = leaves_momenta(chain, self.params)
+        self._leaves_momenta = leaves_momenta(context, self.params)
         self._holds = False  # what was packed, for further steps
         self._weights: Tensor | None = None
         self._changes: list[Rescaling] = []
@@ -190,8 +190,8 @@ class StepPlan:
         state: list[Tensor] = []
         places = []
         for _, work, lists in updates:
-            means = means_of(self._chain.state, work.params) or []
-            own, *cut, offsets, rows = self._chain.placement.local_parts(
+            means = means_of(self._context.state, work.params) or []
+            own, *cut, offsets, rows = self._context.placement.local_parts(
                 work.params, [work.params, *lists, means], work.offsets
             )
             params += own
@@ -218,8 +218,8 @@ class StepPlan:
         self.packed = [
             _packed(
                 checks=self.checks and self._is_alone,
-                seed=self._chain.rng.seed,
-                num_chains=self._chain.num_chains or 0,
+                seed=self._context.rng.seed,
+                num_chains=self._context.num_chains or 0,
                 calls=[
                     self._packed_call(update, next(numbers), i)
                     for update, i in zip(call.updates, call.places, strict=True)
@@ -230,13 +230,13 @@ class StepPlan:
         self._weights = None
         self._changes = changes
         self._holds = not any(factors.values())
-        on_host = not self._chain.groups[0]["capturable"]
-        self._steps = self._chain.rng.steps if on_host else None
+        on_host = not self._context.groups[0]["capturable"]
+        self._steps = self._context.rng.steps if on_host else None
 
     def _packed_call(
         self, update: Update, group: Mapping[str, Any], places: Any
     ) -> tuple[Any, ...]:
-        has_means = means_of(self._chain.state, update.work.params) is not None
+        has_means = means_of(self._context.state, update.work.params) is not None
         numbers = update.method.numbers(group)
         return (update.method.place, has_means, *places, numbers)
 
@@ -244,20 +244,20 @@ class StepPlan:
 
     def watch(self, hyperparameters: Sequence[str]) -> None:
         """Has a guard compare what the plan was made of."""
-        chain, groups = self._chain, self._chain.groups
+        context, groups = self._context, self._context.groups
         self._guard = _C.PlanGuard(
             groups,
-            [chain.rng.owned(i) for i in range(len(groups))],
+            [context.rng.owned(i) for i in range(len(groups))],
             [not rests(group) for group in groups],
             [*hyperparameters],
-            chain.state,
+            context.state,
         )
 
     def gradients(self) -> list[Tensor] | None:
         """Returns the parameters' gradients; None if the plan is no longer valid."""
         if self._guard is None:
             return None
-        return self._guard.gradients(self._chain.groups, self._chain.state)
+        return self._guard.gradients(self._context.groups, self._context.state)
 
     def has_same_numbers(self) -> bool:
         """Returns whether what was packed still holds."""
@@ -283,16 +283,16 @@ class StepPlan:
         Raises:
             RuntimeError: an operator refuses its arguments. Nothing has changed.
         """
-        chain, changes = self._chain, self._changes
+        context, changes = self._context, self._changes
         if changes:
-            set_records(chain, changes)
+            set_records(context, changes)
         if not self._is_alone:
             is_made = self._launch_apart(grads)
         elif self._is_deferred:
             is_made = self._launch_deferred(grads)
         else:
             [call], [packed] = self._calls, self.packed
-            step = chain.rng.step
+            step = context.rng.step
             is_made = fused_step_(call.params, grads, call.state, packed, step)
         if is_made:
             self.finish()
@@ -308,7 +308,7 @@ class StepPlan:
         grads: list[Tensor],
         proposals: list[Tensor],
         ratio: Method,
-        numbers: Callable[[Work], dict[str, Any]],
+        numbers: Callable[[TensorLists], dict[str, Any]],
         proposal: int,
     ) -> int:
         """Decides on EWSG's last proposal, and makes the step with what is chosen.
@@ -329,7 +329,7 @@ class StepPlan:
             calls = [
                 (
                     ratio.place,
-                    means_of(self._chain.state, work.params) is not None,
+                    means_of(self._context.state, work.params) is not None,
                     [len(work.params), 0 if len(state) == 1 else len(work.params)],
                     *(places[1], []),
                     ratio.numbers({**work.group, **numbers(work)}),
@@ -340,10 +340,10 @@ class StepPlan:
             ]
             self._weights = _packed(checks=False, seed=0, num_chains=0, calls=calls)
         if self._changes:
-            set_records(self._chain, self._changes)
+            set_records(self._context, self._changes)
         decision = ewsg_step_(
             *(call.params, grads, proposals, call.state, packed, self._weights),
-            *(self._chain.rng.step, proposal),
+            *(self._context.rng.step, proposal),
         )
         if decision >= 0:
             self.finish()
@@ -353,19 +353,19 @@ class StepPlan:
         """Does what follows the updates, once they were made."""
         if self._changes:
             if self._leaves_momenta and not self._holds:
-                rescale_others(self._chain, self._changes, self.params)
+                rescale_others(self._context, self._changes, self.params)
             self._changes = []
-        self._chain.placement.have_changed(self.params)
-        self._chain.keep_created()
+        self._context.placement.have_changed(self.params)
+        self._context.keep_created()
 
     def was_made(self) -> bool:
         """Returns whether a step that was interrupted has been counted.
 
         Of steps that change more than parameters and momenta.
         """
-        return self._steps is not None and self._chain.rng.steps != self._steps
+        return self._steps is not None and self._context.rng.steps != self._steps
 
-    def observed(self, grads: list[Tensor]) -> list[Work]:
+    def observed(self, grads: list[Tensor]) -> list[TensorLists]:
         """Returns what is updated, with these gradients."""
         work, rest = [], iter(grads)
         for lists in self.work:
@@ -379,31 +379,31 @@ class StepPlan:
     def _launch_deferred(
         self, grads: list[Tensor], counts: Tensor | None = None
     ) -> bool:
-        chain, [call], [packed] = self._chain, self._calls, self.packed
-        rng, capturable = chain.rng, chain.groups[0]["capturable"]
+        context, [call], [packed] = self._context, self._calls, self.packed
+        rng, capturable = context.rng, context.groups[0]["capturable"]
         found, gate = deferred_step_(
             *(call.params, grads, call.state, packed, rng.step),
             rng.num_skipped if capturable else None,
             counts,
         )
         # What a step creates, or rescales besides, no device leaves out.
-        waits = self._waits or bool(chain.created)
+        waits = self._waits or bool(context.created)
         waits |= self._leaves_momenta and bool(self._changes)
         if not self.checks or (capturable and not waits):
             return True
-        pending = DeferredFiniteCheck(chain, self.params, found, gate)
-        pending.undo = [*chain.changed_records]
+        pending = DeferredFiniteCheck(context, self.params, found, gate)
+        pending.undo = [*context.changed_records]
         if not waits:
-            chain.pending = pending
+            context.pending = pending
         elif pending.wait():
-            take_back(chain, pending)
+            take_back(context, pending)
             return False
         return True
 
     def _launch_apart(self, grads: list[Tensor]) -> bool:
         """Launches what is cut among ranks, or on several devices."""
-        chain = self._chain
-        placement, rng = chain.placement, chain.rng
+        context = self._context
+        placement, rng = context.placement, context.rng
         parts = [
             placement.local_gradients(
                 [p for u in call.updates for p in u.work.params],
@@ -416,9 +416,9 @@ class StepPlan:
             if is_one and self._defers(self.params[0]) and self._calls[0].params:
                 counts = placement.count_nonfinite(self.params, grads)
                 return self._launch_deferred(parts[0], counts)
-            if finite_check.is_any_nonfinite(chain, self.params, grads):
+            if finite_check.is_any_nonfinite(context, self.params, grads):
                 return False
-        capturable = chain.groups[0]["capturable"]
+        capturable = context.groups[0]["capturable"]
         for call, packed, own in zip(self._calls, self.packed, parts, strict=True):
             # One call counts the step; of several each counts in a copy.
             step = rng.step if is_one else rng.step.clone()
@@ -437,9 +437,9 @@ class StepPlan:
 
 
 def trace(
-    chain: Chain,
+    context: StepContext,
     updates: list[Update],
-    work: list[Work],
+    work: list[TensorLists],
     instead: Sequence[Mapping[str, Any]],
     *,
     checks: bool,
@@ -448,15 +448,15 @@ def trace(
 
     The guard is not traceable, and torch 2.11 makes no objects inside of a graph.
     """
-    gate = chain.rng.step
+    gate = context.rng.step
     if checks:
         for lists in work:
             gate = step_if_finite(lists.grads, step=0, device_step=gate)
     for update, lists, numbers in zip(updates, work, instead, strict=True):
-        update.method.update(chain, lists, update.state, gate, numbers)
-        chain.placement.have_changed(lists.params)
-    chain.rng.step.add_(gate >= 0)
-    chain.rng.num_skipped.add_(gate < 0)
+        update.method.update(context, lists, update.state, gate, numbers)
+        context.placement.have_changed(lists.params)
+    context.rng.step.add_(gate >= 0)
+    context.rng.num_skipped.add_(gate < 0)
 
 
 def _packed(**step: Any) -> Tensor:

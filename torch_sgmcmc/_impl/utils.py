@@ -44,7 +44,7 @@ def state_dtype(p: Tensor) -> torch.dtype:
 def has_master(p: Tensor) -> bool:
     """Whether a parameter is the rounded value of a master.
 
-    See Note [Master parameters] in ``csrc/core/roles.h``.
+    See Note [Master parameters] in ``csrc/ops/roles.h``.
     """
     dtype = p.dtype
     return dtype is torch.bfloat16 or dtype is torch.float16

@@ -15,11 +15,11 @@ from torch_sgmcmc._impl.hyperparams import check_integer, check_real, draw_seed
 from torch_sgmcmc._impl.utils import progress_bar
 from torch_sgmcmc.diagnostics.convergence import arviz
 from torch_sgmcmc.diagnostics.temperatures import panels
-from torch_sgmcmc.hmc import HMC
-from torch_sgmcmc.hmcecs import HMCECS
 from torch_sgmcmc.posterior.minibatches import closure_of
-from torch_sgmcmc.sampler import Sampler
-from torch_sgmcmc.sbps import SBPS
+from torch_sgmcmc.samplers.hmc import HMC
+from torch_sgmcmc.samplers.hmc_ecs import HMCECS
+from torch_sgmcmc.samplers.sampler import Sampler
+from torch_sgmcmc.samplers.sbps import SBPS
 from torch_sgmcmc.seeds import fold_in
 
 __all__ = ["Calibration", "sbc"]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torch_sgmcmc._impl.closures import exchanged, kept_gradients
-from torch_sgmcmc._impl.context import chain_of
+from torch_sgmcmc._impl.context import context_of
 from torch_sgmcmc._impl.dtensor import refuse
 from torch_sgmcmc._impl.hyperparams import (
     check_integer,
@@ -22,12 +22,16 @@ from torch_sgmcmc._impl.hyperparams import (
 )
 from torch_sgmcmc._impl.user_state import PRIOR_MEAN
 from torch_sgmcmc._impl.utils import progress_bar
-from torch_sgmcmc.diagnostics.temperatures import Gauges, has_temperatures, panels
-from torch_sgmcmc.hmc import HMC
-from torch_sgmcmc.hmcecs import HMCECS
-from torch_sgmcmc.psgld import needs_graph
-from torch_sgmcmc.sampler import Sampler
-from torch_sgmcmc.sbps import SBPS
+from torch_sgmcmc.diagnostics.temperatures import (
+    TemperatureMonitor,
+    has_temperatures,
+    panels,
+)
+from torch_sgmcmc.samplers.hmc import HMC
+from torch_sgmcmc.samplers.hmc_ecs import HMCECS
+from torch_sgmcmc.samplers.psgld import needs_graph
+from torch_sgmcmc.samplers.sampler import Sampler
+from torch_sgmcmc.samplers.sbps import SBPS
 from torch_sgmcmc.seeds import fold_in
 
 __all__ = ["LearningCoefficient", "local_learning_coefficient"]
@@ -57,8 +61,9 @@ class LearningCoefficient:
     initial_loss: float
     #: nβ.
     inverse_temperature: float
-    #: T_kin and T_conf of each chain in parts of T, [chains, 2], see :class:`Gauges`:
-    #: both 1 if it samples the target. NaN where they are not known (capturable, HMC).
+    #: T_kin and T_conf of each chain in units of T, [chains, 2], see
+    #: :class:`TemperatureMonitor`: 1 if the chain samples the target. NaN where they
+    #: are not known (capturable, HMC).
     temperatures: Tensor
     #: What speaks against the estimate.
     warnings: tuple[str, ...]
@@ -182,8 +187,8 @@ def local_learning_coefficient(
     Warns:
         UserWarning: λ̂ is negative (w* is no minimum, or there are too few draws), a
             chain has diverged, or the second halves of the chains differ from the
-            first; chains are hotter or colder than their target by their
-            :class:`Gauges`, as by the noise of minibatches, or not in equilibrium.
+            first; by their :class:`TemperatureMonitor`, chains are above or below T (as
+            by the noise of minibatches), or not in equilibrium.
 
     Example:
         >>> def loss(indices):
@@ -234,7 +239,7 @@ def local_learning_coefficient(
                 chain = sampler(moving, **target, prior_mean=best, seed=key)
                 _check(chain, moving, target, batch_size)
                 # The seed is used again by design: of each estimate, at other w* too.
-                chain_of(chain).shared_noise_said = True
+                context_of(chain).shared_noise_said = True
                 row, heat = base.along(chain, burn_in, draws, fold_in(key, 1), bar)
                 rows.append(row)
                 heats.append(heat)
@@ -311,12 +316,12 @@ class _Losses:
             return value.detach()
 
         row: list[float] = []
-        steps, gauges = burn_in + draws, None
+        steps, monitor = burn_in + draws, None
         observed = has_temperatures(sampler) and not sampler.defaults["capturable"]
         for i in range(steps):
             if i == burn_in and observed:
                 every = 1 + draws // _OBSERVATIONS
-                gauges = Gauges(sampler, every=every, center=PRIOR_MEAN)
+                monitor = TemperatureMonitor(sampler, every=every, center=PRIOR_MEAN)
             next(bar, None)
             first.clear()
             try:
@@ -324,9 +329,9 @@ class _Losses:
             except _LeftError:
                 return row + [math.inf] * (steps - len(row)), (math.nan, math.nan)
             row.append(first[0])
-        if gauges is None:
+        if monitor is None:
             return row, (math.nan, math.nan)
-        heat = gauges.all()
+        heat = monitor.all()
         return row, (heat.kinetic.mean, heat.configurational.mean)
 
 
@@ -411,7 +416,7 @@ def _estimate(
 
 
 def _of_temperatures(temperatures: Tensor) -> list[str]:
-    """What gauges have against the chains: another temperature, no equilibrium."""
+    """What monitor have against the chains: another temperature, no equilibrium."""
     found = []
     heat, error = _interval(temperatures[:, 0])
     if abs(heat - 1) > max(error, _HEAT):

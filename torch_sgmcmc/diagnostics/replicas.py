@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from torch_sgmcmc._impl.context import chain_of
+from torch_sgmcmc._impl.context import context_of
 from torch_sgmcmc._impl.distributed import device_of_group, digest, gathered, world_size
 from torch_sgmcmc._impl.dtensor import refuse
 from torch_sgmcmc._impl.hyperparams import check_integer
-from torch_sgmcmc.sampler import Sampler
+from torch_sgmcmc.samplers.sampler import Sampler
 
 __all__ = ["check_replicas", "check_replicas_every"]
 
@@ -49,7 +49,7 @@ def check_replicas(sampler: Sampler) -> None:
     size = world_size(group)
     if size == 1:
         return
-    rows = gathered(_row(sampler), device_of_group(chain_of(sampler)), group)
+    rows = gathered(_row(sampler), device_of_group(context_of(sampler)), group)
     most, count = Counter(rows).most_common(1)[0]  # of equals, the first
     if count == size:
         return
@@ -95,7 +95,7 @@ def _row(sampler: Sampler) -> list[int]:
     _ = sampler.num_skipped  # a GPU may have yet to tell what came of the last step
     groups = sampler.param_groups
     params = [p for group in groups for p in group["params"]]
-    keys = sorted(chain_of(sampler).keys - {"step", "seed"})
+    keys = sorted(context_of(sampler).keys - {"step", "seed"})
     settings = [[_plain(group.get(key)) for key in keys] for group in groups]
     kept = [sorted(sampler.state.get(p, {}).items()) for p in params]
     tensors = [v for each in kept for _, v in each if isinstance(v, Tensor)]

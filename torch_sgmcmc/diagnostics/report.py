@@ -1,4 +1,4 @@
-"""``report``: a verdict on what was sampled."""
+"""``report``: a issue on what was sampled."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch_sgmcmc._impl.hyperparams import check_integer, wrong_type
 from torch_sgmcmc._impl.io import replace_file
 from torch_sgmcmc.diagnostics.convergence import Convergence, convergence_of
-from torch_sgmcmc.diagnostics.run_findings import (
+from torch_sgmcmc.diagnostics.run_issues import (
+    Issue,
     Series,
-    Verdict,
     by_chain,
     few_draws,
     of_chains,
@@ -29,8 +29,8 @@ from torch_sgmcmc.diagnostics.run_findings import (
     read,
     sorted_by_kind,
 )
-from torch_sgmcmc.diagnostics.temperatures import Gauges, panels
-from torch_sgmcmc.posterior.ran import Ran, finite, plain, ran_of, read_ran
+from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor, panels
+from torch_sgmcmc.posterior.run_record import Ran, finite, plain, ran_of, read_ran
 from torch_sgmcmc.posterior.store import Draw, SampleStore
 
 __all__ = ["Report", "report"]
@@ -48,7 +48,7 @@ class Report:
     """Verdicts of :func:`report`, which can be printed, saved and plotted."""
 
     #: What speaks against the run, the worst first; empty if nothing does.
-    verdicts: tuple[Verdict, ...]
+    issues: tuple[Issue, ...]
     #: What could not be known, and why.
     unknown: tuple[str, ...]
     #: By chain what ran beside it, None where that is not known.
@@ -65,8 +65,8 @@ class Report:
     spacing: float | None = None
 
     def __str__(self) -> str:
-        """Numbers, verdicts, and what is not known."""
-        parts = [*self._numbers(), *self._lines(len(self.verdicts))]
+        """Numbers, issues, and what is not known."""
+        parts = [*self._numbers(), *self._lines(len(self.issues))]
         if self.convergence is not None and not bool(self.convergence.constant.all()):
             parts.append(str(self.convergence))
         return "\n".join(parts)
@@ -79,10 +79,10 @@ class Report:
         return [line for line in (self._heats(), self._worth(), self._score()) if line]
 
     def _lines(self, most: int) -> list[str]:
-        lines = [verdict.words for verdict in self.verdicts[:most]]
+        lines = [issue.message for issue in self.issues[:most]]
         lines = lines or ["Nothing is seen that speaks against it."]
-        if len(self.verdicts) > most:
-            lines[-1] += f" ({len(self.verdicts) - most} more: print(report).)"
+        if len(self.issues) > most:
+            lines[-1] += f" ({len(self.issues) - most} more: print(report).)"
         if self.unknown:
             lines.append(f"Not known: {'; '.join(self.unknown)}.")
         return lines
@@ -143,7 +143,7 @@ class Report:
         Temperatures are absolute there, beside each chain's T. A part has a line.
         """
         content = {
-            "verdicts": [verdict._asdict() for verdict in self.verdicts],
+            "issues": [issue._asdict() for issue in self.issues],
             "unknown": self.unknown,
             "convergence": _numbers_of(self.convergence),
             "norms": _numbers_of(self.norms),
@@ -157,10 +157,10 @@ class Report:
         return "{\n" + ",\n".join(parts) + "\n}\n"
 
     def markdown(self) -> str:
-        """For people: verdicts, and a table of the hottest tensors."""
+        """For people: issues, and a table of the hottest tensors."""
         lines = ["# What was sampled", "", *self._numbers(), ""]
-        lines += [f"* **{v.kind}**: {v.words}" for v in self.verdicts]
-        if not self.verdicts:
+        lines += [f"* **{v.kind}**: {v.message}" for v in self.issues]
+        if not self.issues:
             lines.append("Nothing is seen that speaks against it.")
         lines += ["", *(f"Not known: {words}.\n" for words in self.unknown)]
         return "\n".join(lines + self._table())
@@ -236,7 +236,7 @@ def report(
     inputs: Any = None,
     targets: Tensor | None = None,
     *,
-    gauges: Gauges | Sequence[Gauges] | None = None,
+    monitor: TemperatureMonitor | Sequence[TemperatureMonitor] | None = None,
     max_draws: int | None = None,
     link: str | Callable[[Tensor], Tensor] | None = None,
     progress: bool = False,
@@ -252,10 +252,9 @@ def report(
     tails (ArviZ's), are those of outputs for some inputs and of the norm of each
     tensor. Chains and their halves are compared beyond their errors. Chains that are
     identical, share their noise, stand still or were run with other settings are named
-    by their numbers. From what ran beside the chains: T_kin and T_conf of each tensor
-    (:class:`Gauges`), in units of T, skipped steps, HMC's acceptance. The rate of false
-    alarms of all of the report together is at most 2 %. What cannot be known is said as
-    such.
+    by their numbers. Records of the run add T_kin and T_conf of each tensor in units of
+    T (:class:`TemperatureMonitor`), skipped steps, and HMC's acceptance. The report's
+    rate of false alarms is at most 2 %. It names what cannot be known.
 
     :func:`sample` leaves beside the draws what ran beside each chain, and its report.
 
@@ -266,7 +265,7 @@ def report(
             are enough. None leaves outputs out. Default: None.
         targets: of the inputs, labels of classes or numbers: for the error, and the
             picture of calibration. Default: None.
-        gauges: that have observed the chains, in their order, where it is not
+        monitor: that have observed the chains, in their order, where it is not
             ``sample`` that ran them. Default: what the store has.
         max_draws: draws of each chain, evenly spaced, that are read; None is all.
             Default: None.
@@ -287,7 +286,7 @@ def report(
     if len(draws) == 0:
         raise ValueError("Invalid store: it has no draws")
     chains = by_chain(draws)
-    runs = _runs(chains, gauges)
+    runs = _runs(chains, monitor)
     unknown = []
     if inputs is None:
         model = None
@@ -303,7 +302,7 @@ def report(
     count = sum(map(len, chains.values()))
     is_thinned = sum(len(each.norms) for each in series.values()) < count
     found = of_chains(series, runs)
-    is_finite = not any(verdict.kind == "not finite" for verdict in found)
+    is_finite = not any(issue.kind == "not finite" for issue in found)
     names, norms = _norms(series, runs)
     shared = norms.shape[1]
     if shared < max(map(len, chains.values())) and not is_thinned:
@@ -342,7 +341,7 @@ def report(
         unknown.append("what weights of draws change (each counts alike here)")
     judged, not_known = of_runs(runs)
     return Report(
-        verdicts=sorted_by_kind([*judged, *found]),
+        issues=sorted_by_kind([*judged, *found]),
         unknown=(*unknown, *not_known),
         runs=runs,
         convergence=convergence,
@@ -371,7 +370,7 @@ def _norms(
 
 def _of_outputs(
     outputs: Tensor, chains: Sequence[int]
-) -> tuple[Convergence | None, list[Verdict], list[str]]:
+) -> tuple[Convergence | None, list[Issue], list[str]]:
     if not bool(outputs.isfinite().all()):
         return None, [], ["whether outputs have converged (some are not finite)"]
     values = outputs.reshape(*outputs.shape[:2], -1)
@@ -381,7 +380,7 @@ def _of_outputs(
     found = convergence_of(shaped, "Outputs")
     if bool(found.constant.all()):
         words = "All draws put out the same: the chain has not moved."
-        return found, [Verdict("still", words)], []
+        return found, [Issue("not moving", words)], []
     return found, of_values(values, found, chains, lambda i: f"output {i}"), []
 
 
@@ -393,23 +392,26 @@ def _spacing(series: Mapping[int, Series]) -> float | None:
 
 
 def _runs(
-    chains: Mapping[int, list[Any]], gauges: Gauges | Sequence[Gauges] | None
+    chains: Mapping[int, list[Any]],
+    monitor: TemperatureMonitor | Sequence[TemperatureMonitor] | None,
 ) -> dict[int, Ran | None]:
-    if gauges is None:
+    if monitor is None:
         firsts = ((chain, draws[0]) for chain, draws in chains.items())
         return {i: read_ran(d) if isinstance(d, Draw) else None for i, d in firsts}
-    several = [gauges] if isinstance(gauges, Gauges) else [*gauges]
-    if not all(isinstance(each, Gauges) for each in several):
-        raise TypeError(f"Invalid gauges: {type(gauges).__name__} (must be Gauges)")
+    several = [monitor] if isinstance(monitor, TemperatureMonitor) else [*monitor]
+    if not all(isinstance(each, TemperatureMonitor) for each in several):
+        raise TypeError(
+            f"Invalid monitor: {type(monitor).__name__} (must be TemperatureMonitor)"
+        )
     if len(several) == 1:  # of many chains in one sampler, say
         several *= len(chains)
     if len(several) != len(chains):
         raise ValueError(
-            f"Invalid gauges: {len(several)} (there are {len(chains)} chains)"
+            f"Invalid monitor: {len(several)} (there are {len(chains)} chains)"
         )
     if any(each.sampler is None for each in several):
         raise ValueError(
-            "Invalid gauges: the sampler that they have observed is no more (keep it "
+            "Invalid monitor: the sampler that they have observed is no more (keep it "
             "until the report)"
         )
     pairs = zip(chains, several, strict=True)

@@ -11,23 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_sgmcmc._impl.context import chain_of, state_bytes_of
+from torch_sgmcmc._impl.context import context_of, state_bytes_of
 from torch_sgmcmc._impl.hyperparams import wrong_result
 from torch_sgmcmc._impl.utils import halves, mapped, rows_of, tensors_in, unwrapped
-from torch_sgmcmc.diagnostics.setup_findings import (
-    KINDS,
-    Check,
-    Loader,
-    Problem,
-    Snapshot,
-    has_dropout,
-    local,
-    problem,
-    quiet,
-    some_of,
-    untouched,
-    uses_minibatch,
-)
 from torch_sgmcmc.diagnostics.setup_gradients import (
     Look,
     Match,
@@ -48,13 +34,27 @@ from torch_sgmcmc.diagnostics.setup_gradients import (
     recorded,
     stable_lr,
 )
-from torch_sgmcmc.hmcecs import HMCECS
+from torch_sgmcmc.diagnostics.setup_issues import (
+    KINDS,
+    Issue,
+    Loader,
+    SetupReport,
+    Snapshot,
+    has_dropout,
+    issue,
+    local,
+    quiet,
+    some_of,
+    untouched,
+    uses_minibatch,
+)
 from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.posterior.forward import model_device, moved
-from torch_sgmcmc.sampler import Sampler
-from torch_sgmcmc.sbps import SBPS
+from torch_sgmcmc.samplers.hmc_ecs import HMCECS
+from torch_sgmcmc.samplers.sampler import Sampler
+from torch_sgmcmc.samplers.sbps import SBPS
 
-__all__ = ["check"]
+__all__ = ["check_setup"]
 
 _PAIRS, _ITERATIONS, _CURVED, _LOOKS = 8, 10, 2, 4
 # Minibatches for which residuals are drawn, and how often.
@@ -73,14 +73,14 @@ Loss = Callable[[nn.Module, Any], Tensor]
 Gradients = list[Tensor | None]
 
 
-def check(
+def check_setup(
     model: nn.Module, loss: Loss, loader: Iterable[Any], sampler: Sampler
-) -> Check:
+) -> SetupReport:
     r"""Checks a set-up before it is sampled.
 
     .. code-block:: python
 
-        print(sg.check(model, loss, loader, sampler))
+        print(sg.check_setup(model, loss, loader, sampler))
 
     At most 80 gradients of a few minibatches show whether the loss is the mean
     negative log-likelihood of ``num_data`` data, whether its gradient is its
@@ -111,7 +111,7 @@ def check(
         sampler: the sampler, before its first step or later. Not an HMCECS.
 
     Returns:
-        A :class:`Check` that can be printed: problems, the worst first, and numbers.
+        A :class:`SetupReport` to print: issues, the worst first, and numbers.
 
     Raises:
         TypeError: an argument is not as above.
@@ -121,7 +121,7 @@ def check(
     Note:
         That nothing is found is not a proof. Curvature grows while a network is
         trained, and noise mostly falls: check again after burn-in, and see
-        :class:`Gauges`.
+        :class:`TemperatureMonitor`.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"Invalid model: of type {type(model).__name__} (a Module)")
@@ -152,8 +152,8 @@ def check(
             run.check_steps()
     order = {kind: i for i, kind in enumerate(KINDS)}
     tensors = [*unwrapped(model).state_dict().values()]
-    return Check(
-        problems=tuple(sorted(run.problems, key=lambda p: order[p.kind])),
+    return SetupReport(
+        issues=tuple(sorted(run.issues, key=lambda p: order[p.kind])),
         remarks=tuple(run.remarks),
         unknown=tuple(run.unknown),
         target=sampler.target_summary(),
@@ -176,7 +176,7 @@ class _Run:
         self, model: nn.Module, loss: Loss, loader: Any, sampler: Sampler
     ) -> None:
         self.model, self.loss = model, loss
-        self.sampler, self.params = sampler, chain_of(sampler).params
+        self.sampler, self.params = sampler, context_of(sampler).params
         self.sampled = [p for p in self.params if p.requires_grad]
         self.own = {id(p) for p in model.parameters()}
         self.all = [*{id(p): p for p in (*self.params, *model.parameters())}.values()]
@@ -186,7 +186,7 @@ class _Run:
                 name = self.names.get(id(p), f"{len(self.names)} {list(p.shape)}")
                 self.names[id(p)] = group.get("param_names", {i: name})[i]
         self.data, self.loss_shape = Loader(loader), [0]
-        self.problems: list[Problem] = []
+        self.issues: list[Issue] = []
         self.remarks: list[str] = []
         self.unknown: list[str] = []
         numbers = ("loss", "curvature", "largest_lr", "noise_lr")
@@ -208,10 +208,10 @@ class _Run:
         return given == {1.0} and len(self.batches) == 1
 
     def add(self, key: str, **values: Any) -> None:
-        self.problems.append(problem(key, **values))
+        self.issues.append(issue(key, **values))
 
     def has(self, kind: str) -> bool:
-        return any(p.kind == kind for p in self.problems)
+        return any(p.kind == kind for p in self.issues)
 
     def list_names(self, params: Iterable[Tensor]) -> str:
         return some_of([self.names[id(p)] for p in params])
@@ -318,8 +318,8 @@ class _Run:
             elif not self.match.is_exact:
                 widths = {round(self.match.width)}
         if not self.is_num_data_settled:
-            self.problems += self.data.find_num_data(self.sampler, rows, widths)
-        self.problems += self.data.find_order(self.sampler, len(self.batches) > 1)
+            self.issues += self.data.find_num_data(self.sampler, rows, widths)
+        self.issues += self.data.find_order(self.sampler, len(self.batches) > 1)
         if self.data.num_data is None:
             self.unknown.append("whether num_data is the number of the loader's data")
 
@@ -344,7 +344,7 @@ class _Run:
             return
         parts = halves(first)
         self._check_penalty(*(parts[:2] if parts else (first, first)))
-        if not chain_of(self.sampler).placement.is_whole:
+        if context_of(self.sampler).placement.is_sharded:
             self.unknown.append("whether gradients of DTensors are derivatives")
         elif not changed:
             self.precisely(partial(self._check_derivative, grads, loss), first)
@@ -450,7 +450,7 @@ class _Run:
         return f"{name}[{some_of(some)}]" if some else f"{name} (some elements)"
 
     def _add_zeros(self, places: list[str], size: str = "") -> None:
-        if not any(places[0] in p.words for p in self.problems):
+        if not any(places[0] in p.message for p in self.issues):
             self.add("no gradient", names=some_of(places), size=size)
 
     def _check_reached(self) -> None:
@@ -508,13 +508,13 @@ class _Run:
             direction = [torch.randn_like(p) for p in self.sampled]
             with displaced(self.sampled, direction, 1.0):
                 seen.append(self._look(batch))
-        self.problems += find_outputs(seen, match)
+        self.issues += find_outputs(seen, match)
         if match is not None:
             is_likelihood = isinstance(self.loss, Likelihood)
-            problems, self.is_num_data_settled = find_scale(
+            issues, self.is_num_data_settled = find_scale(
                 match, self.num_data, self.data.num_data, is_likelihood=is_likelihood
             )
-            self.problems += problems
+            self.issues += issues
 
     # ---- Steps ----------------------------------------------------------------
 
@@ -523,7 +523,7 @@ class _Run:
         worse = KINDS[: KINDS.index("sum")]
         if not self.sampled or any(map(self.has, worse)):
             return
-        if not chain_of(self.sampler).placement.is_whole:
+        if context_of(self.sampler).placement.is_sharded:
             self.unknown.append("curvature and heat of parameters that are DTensors")
             return
         if any(p.dtype not in (torch.float32, torch.float64) for p in self.sampled):
@@ -535,7 +535,7 @@ class _Run:
         elif len(self.batches) > 1:
             self.unknown.append(
                 f"how minibatches heat a {type(self.sampler).__name__} with these "
-                "settings (Gauges measure it while it runs)"
+                "settings (TemperatureMonitor measure it while it runs)"
             )
 
     def _check_curvature(self) -> None:
@@ -619,11 +619,12 @@ class _Run:
         too_much = max(mean / allowed[0], surely / allowed[1])
         if too_much > 1:
             limits = {"mean": 1 + allowed[0], "tensor": 1 + allowed[1]}
-            self.add("hot", words=words, lr=lr / (1.5 * too_much), **limits)
+            self.add("above T", words=words, lr=lr / (1.5 * too_much), **limits)
         elif heat > _REMARKED:
             self.remarks.append(
-                f"Minibatches heat the chain: {words} (right: 1, remarked: "
-                f"{1 + _REMARKED:g}). Check again after burn-in, or use a smaller lr."
+                f"Minibatches raise the chain's temperature: {words} (exact: 1, "
+                f"reported from {1 + _REMARKED:g}). Check again after "
+                "burn-in, or lower lr."
             )
 
     def _has_learned_nothing(self) -> bool:

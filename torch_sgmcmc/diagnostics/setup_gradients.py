@@ -17,15 +17,15 @@ from torch.overrides import TorchFunctionMode
 
 from torch_sgmcmc._impl.hyperparams import noise_estimate
 from torch_sgmcmc._impl.utils import mapped, state_dtype, tensors_in
-from torch_sgmcmc.baoa import BAOA
-from torch_sgmcmc.diagnostics.setup_findings import Problem, problem
-from torch_sgmcmc.ewsg import EWSG
-from torch_sgmcmc.psgld import PSGLD
-from torch_sgmcmc.sampler import Sampler
-from torch_sgmcmc.sghmc import SGHMC
-from torch_sgmcmc.sgld import SGLD
-from torch_sgmcmc.sglrw import SGLRW
-from torch_sgmcmc.sgnht import SGNHT
+from torch_sgmcmc.diagnostics.setup_issues import Issue, issue
+from torch_sgmcmc.samplers.baoa import BAOA
+from torch_sgmcmc.samplers.ewsg import EWSG
+from torch_sgmcmc.samplers.psgld import PSGLD
+from torch_sgmcmc.samplers.sampler import Sampler
+from torch_sgmcmc.samplers.sghmc import SGHMC
+from torch_sgmcmc.samplers.sgld import SGLD
+from torch_sgmcmc.samplers.sglrw import SGLRW
+from torch_sgmcmc.samplers.sgnht import SGNHT
 
 
 def stable_lr(sampler: Sampler, curvature: float) -> float:
@@ -454,7 +454,7 @@ def _factor(
     return 0.0
 
 
-def find_outputs(looks: Sequence[Look], match: Match | None) -> list[Problem]:
+def find_outputs(looks: Sequence[Look], match: Match | None) -> list[Issue]:
     """Finds outputs that the called loss does not take."""
     calls = [call for look in looks for call in look.calls]
     calls = calls or (match.calls if match else [])
@@ -462,32 +462,32 @@ def find_outputs(looks: Sequence[Look], match: Match | None) -> list[Problem]:
         call = next(call for call in calls if call.function is function)
         shapes = [list(t.shape) for t in call.args[:2]]
         if function not in _CLASSES and shapes[0] != shapes[1]:
-            return [problem("broadcast", outputs=shapes[0], targets=shapes[1])]
+            return [issue("broadcast", outputs=shapes[0], targets=shapes[1])]
         outputs = [call.rows() for call in calls if call.function is function]
         within = all(bool(((o >= 0) & (o <= 1)).all()) for o in outputs)
         if function is _BCE and within and any(bool(o.any()) for o in outputs):
-            return [problem("probabilities/sigmoid", name=_BCE.__name__)]
+            return [issue("probabilities/sigmoid", name=_BCE.__name__)]
         if function not in _CLASSES:
             continue
         if within and all(bool(((o.sum(1) - 1).abs() < 1e-3).all()) for o in outputs):
             takes = "logits" if function is F.cross_entropy else "their logarithms"
-            return [problem("probabilities", name=function.__name__, takes=takes)]
+            return [issue("probabilities", name=function.__name__, takes=takes)]
         logs = all(bool((o.logsumexp(1).abs() < 1e-3).all()) for o in outputs)
         if function is F.nll_loss and not logs:
-            return [problem("probabilities/logits")]
+            return [issue("probabilities/logits")]
     return []
 
 
 def find_scale(
     match: Match, num_data: float, data: int | None, *, is_likelihood: bool
-) -> tuple[list[Problem], bool]:
+) -> tuple[list[Issue], bool]:
     """Compares the factor of a loss with ``num_data``.
 
     Returns:
         Problems, and whether they settle what ``num_data`` must be.
     """
     factor, width, call = match.factor, match.width, match.calls[0]
-    scaled = problem("scaled loss", factor=factor, name=call.name)
+    scaled = issue("scaled loss", factor=factor, name=call.name)
     if match.is_square:
         found = _find_square(scaled, factor, round(width), num_data, data)
         return ([] if is_likelihood else found), False
@@ -502,7 +502,7 @@ def find_scale(
     if data is None:
         return [], True
     values = {"width": width, "number": num_data, "total": round(data * width)}
-    found = problem("num_data/targets", **values, power=num_data / (data * width))
+    found = issue("num_data/targets", **values, power=num_data / (data * width))
     return [found._replace(kind="scaled loss") if num_data == data else found], True
 
 
@@ -511,8 +511,8 @@ def _near(a: float, b: float, part: float = 0.01) -> bool:
 
 
 def _find_square(
-    scaled: Problem, factor: float, width: int, num_data: float, data: int | None
-) -> list[Problem]:
+    scaled: Issue, factor: float, width: int, num_data: float, data: int | None
+) -> list[Issue]:
     sums = {factor * c for c in (1, 2, 1 / width, 2 / width)}
     counts = {num_data, float(data or num_data)} - {1.0}
     if any(_near(s, n, 1e-4) or _near(s * n, 1, 1e-4) for s in sums for n in counts):
@@ -523,4 +523,4 @@ def _find_square(
         return []
     over = f", a mean over {width} outputs too" if width > 1 else ""
     variance, half = (1 if is_counted else width) / (2 * factor), "half " * is_half
-    return [problem("squared error", half=half, over=over, variance=variance)]
+    return [issue("squared error", half=half, over=over, variance=variance)]

@@ -181,7 +181,7 @@ class Step(NamedTuple):
         Args:
             sums: x·g, Σ w g², v·v (of half drifts u·u), x·v (SGNHT: Σ x s v), Σ w (grad
                 - grad before)² / 2, x·clip(g), the number of clipped coordinates
-                (csrc/methods/gauge.h).
+                (csrc/ops/means.h).
             numel: the number of elements.
             has_noise: whether there is the fifth.
         """
@@ -218,7 +218,7 @@ class Step(NamedTuple):
         return kinetic, configurational, minibatch, math.nan
 
 
-class Gauge(NamedTuple):
+class TemperatureMeans(NamedTuple):
     """Means over time of one tensor, group, or all."""
 
     kinetic: BatchMeans
@@ -242,11 +242,13 @@ class Means:
         self.num_tensors, self.num_groups = len(numels), 1 + max(groups, default=-1)
         total = self.num_tensors + self.num_groups + 1
         #: Those of tensors, then of groups, then of all: means over coordinates.
-        self.gauges = [Gauge(*(BatchMeans() for _ in range(6))) for _ in range(total)]
+        self.monitor = [
+            TemperatureMeans(*(BatchMeans() for _ in range(6))) for _ in range(total)
+        ]
         self._steps = [Step()] * self.num_tensors
 
     def _sums_of(self, tensor: int) -> tuple[int, int]:
-        return self.num_tensors + self._groups[tensor], len(self.gauges) - 1
+        return self.num_tensors + self._groups[tensor], len(self.monitor) - 1
 
     def add(
         self, observed: Iterable[tuple[int, Sequence[float], Step]], has_noise: bool
@@ -267,15 +269,15 @@ class Means:
                     totals[i] += size * value
                 sizes[place] = sizes.get(place, 0) + size
         for place, totals in values.items():
-            gauge, size = self.gauges[place], sizes[place]
+            means, size = self.monitor[place], sizes[place]
             kinetic, configurational, minibatch, clipped = (v / size for v in totals)
-            gauge.kinetic.add(kinetic)
-            gauge.configurational.add(configurational)
-            gauge.excess.add(configurational - kinetic)
+            means.kinetic.add(kinetic)
+            means.configurational.add(configurational)
+            means.excess.add(configurational - kinetic)
             if math.isfinite(minibatch):
-                gauge.minibatch.add(minibatch)
+                means.minibatch.add(minibatch)
             if math.isfinite(clipped):
-                gauge.clipped.add(clipped)
+                means.clipped.add(clipped)
 
     def add_forces(
         self,
@@ -295,19 +297,19 @@ class Means:
                 total, size = totals.get(place, (0.0, 0))
                 totals[place] = total + bias, size + self._numels[tensor]
         for place, (total, size) in totals.items():
-            self.gauges[place].gradient_bias.add(total / size)
+            self.monitor[place].gradient_bias.add(total / size)
 
     @property
     def state(self) -> list[list[float]]:
         """All means, and the last settings of each tensor."""
-        means = [series.state for gauge in self.gauges for series in gauge]
+        means = [series.state for means in self.monitor for series in means]
         steps = [[*map(float, step)] for step in self._steps]
         # NaN is not like itself, and states are compared.
         return means + [[-1.0 if x != x else x for x in step] for step in steps]
 
     @state.setter
     def state(self, state: Sequence[Sequence[float]]) -> None:
-        count = 6 * len(self.gauges)
+        count = 6 * len(self.monitor)
         if len(state) != count + self.num_tensors:
             raise ValueError(
                 f"Invalid state: {len(state)} series (must be "
@@ -323,26 +325,26 @@ class Means:
             steps.append(
                 Step(Motion(int(motion)), *reals, estimate, int(every), int(step))
             )
-        self.gauges = [Gauge(*means[i : i + 6]) for i in range(0, count, 6)]
+        self.monitor = [TemperatureMeans(*means[i : i + 6]) for i in range(0, count, 6)]
         self._steps = steps
 
     # ---- What is wrong --------------------------------------------------------
 
-    def findings(self, budget: float, rate: float) -> list[tuple[int, str, float]]:
+    def issues(self, budget: float, rate: float) -> list[tuple[int, str, float]]:
         """What is wrong, worst first: a tensor, its fault, and how much of T it is."""
         found: list[tuple[int, str, float]] = []
         # Each tensor is looked at twice, or thrice.
-        looks = 3 if self.gauges[-1].gradient_bias.count else 2
+        looks = 3 if self.monitor[-1].gradient_bias.count else 2
         sure = 1 - rate / (looks * max(self.num_tensors, 1))
-        for i, (step, gauge) in enumerate(zip(self._steps, self.gauges, strict=False)):
-            t, kinetic = step.temperature, gauge.kinetic
+        for i, (step, means) in enumerate(zip(self._steps, self.monitor, strict=False)):
+            t, kinetic = step.temperature, means.kinetic
             if t <= 0:
                 continue
             for series, fault in (
-                (gauge.gradient_bias, "biased gradient"),
-                (gauge.excess, "not in equilibrium"),
+                (means.gradient_bias, "biased gradient"),
+                (means.excess, "not in equilibrium"),
             ):
-                is_excess = series is gauge.excess
+                is_excess = series is means.excess
                 size = abs(series.mean) / t
                 width = series.half_width(sure, widest=is_excess) / t
                 if is_excess and kinetic.count:
@@ -356,7 +358,7 @@ class Means:
 
     def _heat_of(self, tensor: int, budget: float, sure: float) -> tuple[str, float]:
         """Whether a tensor is hot or cold beyond doubt, and by how much of T."""
-        step, series = self._steps[tensor], self.gauges[tensor].kinetic
+        step, series = self._steps[tensor], self.monitor[tensor].kinetic
         numel, count, tail = self._numels[tensor], series.count, 0.5 - sure / 2
         ratio = series.mean / step.temperature
         width = series.half_width(sure) / step.temperature
@@ -368,24 +370,24 @@ class Means:
             and is_sum
             and ratio > (1 + budget) * _squares_quantile(1 - tail, numel)
         ):
-            return "hot", ratio - 1
+            return "above T", ratio - 1
         # Squares of few elements are skewed: a mean that is too small by chance comes
         # with a width that is too small.
         is_cold = ratio <= 0 and ratio + width < 1 - budget
         lowest = math.log(1 - budget) if budget < 1 else -math.inf
         if ratio > 0 and math.log(ratio) + width / ratio < lowest:
             is_cold = ratio < (1 - budget) * _squares_quantile(tail, numel * count)
-        return ("cold", 1 - ratio) if is_cold else ("", 0.0)
+        return ("below T", 1 - ratio) if is_cold else ("", 0.0)
 
     def summary(
         self, names: Sequence[str], takes_estimate: bool, budget: float, rate: float
     ) -> str:
-        """The findings in words, with the way out, behind a table of all tensors."""
-        every = self.gauges[-1]
+        """The issues in words, with the way out, behind a table of all tensors."""
+        every = self.monitor[-1]
         compared = every.gradient_bias.count > 0
         if every.kinetic.count == 0 and not compared:
             return "No step was observed yet."
-        found = self.findings(budget, rate)
+        found = self.issues(budget, rate)
         order = dict.fromkeys([*(i for i, *_ in found), *range(self.num_tensors)])
         widest = max(6, *map(len, names), 0)
         last = "clipped" if every.clipped.count else "minibatches"
@@ -396,19 +398,19 @@ class Means:
             f"  {'tensor':<{widest}}    elements"
             + f"  {'T_kin':<18}  {'T_conf':<18}  {last}",
         ]
-        rows = [(names[i], self._numels[i], self.gauges[i]) for i in order]
+        rows = [(names[i], self._numels[i], self.monitor[i]) for i in order]
         rows = [row for row in rows if row[1] > 0]
-        for name, numel, gauge in [*rows, ("all", sum(self._numels), every)]:
-            cells = map(_interval, (gauge.kinetic, gauge.configurational))
+        for name, numel, means in [*rows, ("all", sum(self._numels), every)]:
+            cells = map(_interval, (means.kinetic, means.configurational))
             line = f"  {name:<{widest}}  {numel:>10}"
             line += "".join(f"  {cell:<18}" for cell in cells)
-            if gauge.minibatch.count:
-                line += f"  {gauge.minibatch.mean:+.3g}"
-            if gauge.clipped.count:
-                line += f"  {100 * gauge.clipped.mean:.3g} %"
+            if means.minibatch.count:
+                line += f"  {means.minibatch.mean:+.3g}"
+            if means.clipped.count:
+                line += f"  {100 * means.clipped.mean:.3g} %"
             lines.append(line.rstrip())
         if not found and not math.isfinite(every.kinetic.error):
-            lines.append("Too few steps for a verdict.")
+            lines.append("Too few steps for a issue.")
         elif not found:
             more = " or with gradients that are not the closure's" if compared else ""
             lines.append(
@@ -423,13 +425,13 @@ class Means:
     def _words(
         self, i: int, fault: str, size: float, budget: float, takes_estimate: bool
     ) -> str:
-        step, gauge = self._steps[i], self.gauges[i]
-        ratio = gauge.kinetic.mean / step.temperature
+        step, means = self._steps[i], self.monitor[i]
+        ratio = means.kinetic.mean / step.temperature
         is_lattice = step.motion == Motion.LATTICE
-        if fault == "hot":
-            advice = _advice(step, gauge, size, budget, takes_estimate)
+        if fault == "above T":
+            advice = _advice(step, means, size, budget, takes_estimate)
             return f"is hot: {ratio:.3g} times the temperature asked for{advice}"
-        if fault == "cold":
+        if fault == "below T":
             why = (
                 "steps clip on its way outward (time, or a smaller lr)"
                 if is_lattice
@@ -437,7 +439,7 @@ class Means:
                 "that were changed)"
             )
             return f"is cold: {ratio:.3g} times the temperature asked for; {why}"
-        bias = _interval(gauge.gradient_bias)
+        bias = _interval(means.gradient_bias)
         if fault == "biased gradient":
             return (
                 "has gradients that are not those of the closure that was observed: "
@@ -445,7 +447,7 @@ class Means:
                 " (clipped, stale or summed ones, a penalty in the loss, minibatches "
                 "that depend on the parameters, batch norm in training mode)"
             )
-        kinetic, configurational = gauge.kinetic.mean, gauge.configurational.mean
+        kinetic, configurational = means.kinetic.mean, means.configurational.mean
         way = "outward" if configurational < kinetic else "inward"
         text = (
             f"is not in equilibrium: T_conf is {configurational:.3g} and T_kin "
@@ -475,20 +477,24 @@ def _interval(means: BatchMeans) -> str:
 
 
 def _advice(
-    step: Step, gauge: Gauge, heating: float, budget: float, takes_estimate: bool
+    step: Step,
+    means: TemperatureMeans,
+    heating: float,
+    budget: float,
+    takes_estimate: bool,
 ) -> str:
     """What to do about heat."""
     if step.motion == Motion.NONE:
         return ""
     if step.motion == Motion.LATTICE:
         return (
-            f"; that is clipping, of {100 * gauge.clipped.mean:.3g} % of its "
+            f"; that is clipping, of {100 * means.clipped.mean:.3g} % of its "
             "coordinates' steps: a smaller lr clips fewer, and so do larger minibatches"
         )
     lr = step.lr * budget / heating
     text = f"; heating grows with lr: within {100 * budget:.3g} % it takes lr <= "
     text += f"{lr:.2g}"
-    minibatch, friction = gauge.minibatch.mean / step.temperature, step.friction
+    minibatch, friction = means.minibatch.mean / step.temperature, step.friction
     if not minibatch > heating / 2:
         return text + (
             " (little of it is the minibatches': the step is long for the curvature)"

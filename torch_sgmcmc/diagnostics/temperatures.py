@@ -13,7 +13,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from torch_sgmcmc._impl.closures import fresh_gradients
-from torch_sgmcmc._impl.context import Chain, Work, chain_of, work_of
+from torch_sgmcmc._impl.context import (
+    StepContext,
+    TensorLists,
+    context_of,
+    tensor_lists_of,
+)
 from torch_sgmcmc._impl.hyperparams import (
     check_integer,
     check_real,
@@ -21,7 +26,7 @@ from torch_sgmcmc._impl.hyperparams import (
     scales,
     wrong_type,
 )
-from torch_sgmcmc._impl.ops import gauge_sums
+from torch_sgmcmc._impl.ops import temperature_sums
 from torch_sgmcmc._impl.state_dict import check_count, check_tensor
 from torch_sgmcmc._impl.user_state import PRIOR_MEAN, prior_of
 from torch_sgmcmc._impl.utils import has_master, optional, state_dtype
@@ -30,14 +35,14 @@ from torch_sgmcmc.diagnostics.temperature_means import (
     MOTIONS,
     NOISE_EVERY,
     BatchMeans,
-    Gauge,
     Means,
     Motion,
     Step,
+    TemperatureMeans,
 )
-from torch_sgmcmc.sampler import Sampler
+from torch_sgmcmc.samplers.sampler import Sampler
 
-__all__ = ["Gauges"]
+__all__ = ["TemperatureMonitor"]
 
 
 def panels(user: str, count: int, width: float, height: float) -> tuple[Any, list[Any]]:
@@ -71,13 +76,13 @@ class Temperatures(NamedTuple):
     #: noise estimates that are "online".
     minibatch_heating: Reading
     #: T_conf by the gradients that were used, less T_conf by those of
-    #: :meth:`Gauges.observe`: 0 if the former are unbiased.
+    #: :meth:`TemperatureMonitor.observe`: 0 if the former are unbiased.
     gradient_bias: Reading
     #: The part of coordinates whose step was clipped: SGLRW, else NaN.
     clipped: Reading
 
 
-class Finding(NamedTuple):
+class TemperatureIssue(NamedTuple):
     """Something that is wrong: with which tensor, what, and how much of T it is."""
 
     name: str
@@ -130,7 +135,7 @@ def centers_of(
     return centers
 
 
-# Kinds of sums (csrc/methods/gauge.h).
+# Kinds of sums (csrc/ops/means.h).
 _LANGEVIN, _PRECONDITIONED, _MOMENTUM, _THERMOSTAT = range(4)
 _NOISE, _PRECONDITIONED_NOISE, _LATTICE = range(4, 7)
 # A kind's sums among those of the host, and those of noise.
@@ -148,17 +153,17 @@ _COUNT = 7  # of sums
 _Row = tuple[list[int], list[tuple[tuple[int, ...], Tensor]], Step]
 
 
-class Gauges:
+class TemperatureMonitor:
     r"""Temperatures of a chain, by tensor: is it the posterior that is sampled?
 
     .. code-block:: python
 
-        gauges = torch_sgmcmc.Gauges(sampler)
+        monitor = torch_sgmcmc.TemperatureMonitor(sampler)
         ...  # the training loop as it was
-        print(gauges.summary())
+        print(monitor.summary())
 
     With d the elements of a tensor, N ``num_data``, m the momentum and g the gradient
-    that a step uses (prior included), the gauges are means over steps of
+    that a step uses (prior included), the monitor are means over steps of
 
     .. math::
         T_\text{conf} = \frac{N}{d}\, (\theta - c) \cdot g, \qquad
@@ -173,7 +178,7 @@ class Gauges:
       quadratic the relative error of the variance; the minibatches' part of it is
       lr N Var(ḡ) / (2 T α), α = 1 − m (SGLD: 1), less what ``noise_estimate`` takes.
 
-    Equations of samplers that move otherwise are in docs/gauges.md, and derived in
+    Equations of samplers that move otherwise are in docs/monitor.md, and derived in
     ``temperature_means.py``. Intervals are by batch means (16 to 31 batches that grow
     with the chain), which takes account of autocorrelation, not of what a chain has
     never seen. Equality holds for whatever g is used. That it is the loss's, which
@@ -181,8 +186,8 @@ class Gauges:
 
     Args:
         sampler: the sampler that is to be observed, from its next step on, until
-            :meth:`detach`. One ``Gauges`` a sampler, not ``capturable``. HMC, HMCECS
-            and SBPS have none: their acceptance and violation rates tell.
+            :meth:`detach`. One monitor for each sampler, not ``capturable``. HMC,
+            HMCECS and SBPS have none: use their acceptance and violation rates.
         every: steps between observations (one more or so with
             ``resample_momentum_every``). An observation costs about as much as an
             update. Default: 20.
@@ -209,25 +214,27 @@ class Gauges:
         if not isinstance(sampler, Sampler):
             raise wrong_type("sampler", sampler, "a sampler of torch_sgmcmc")
         check_integer("every", every, low=1)
-        chain_of(sampler).placement.refuse(
-            "Invalid sampler: it has DTensors, and gauges take sums over whole "
+        context_of(sampler).placement.refuse(
+            "Invalid sampler: it has DTensors, and monitor take sums over whole "
             "parameters (observe replicas under DistributedDataParallel)"
         )
         if sampler.defaults["capturable"]:
             raise ValueError(
-                "Invalid sampler: it is capturable, and gauges are read on the host"
+                "Invalid sampler: it is capturable, and monitor are read on the host"
             )
         if not has_temperatures(sampler):
             raise ValueError(
-                f"Invalid sampler: {_kind(sampler)} has no gauges (acceptance and "
+                f"Invalid sampler: {_kind(sampler)} has no monitor (acceptance and "
                 "violation rates tell of it: diagnostics())"
             )
-        chain = chain_of(sampler)
-        if chain.gauges is not None:
-            raise ValueError("Invalid sampler: it has Gauges already (detach() them)")
+        chain = context_of(sampler)
+        if chain.monitor is not None:
+            raise ValueError(
+                "Invalid sampler: it has TemperatureMonitor already (detach() them)"
+            )
         self._sampler = weakref.ref(sampler)
         # Which outlives a wrapper of the sampler.
-        self._chain: weakref.ref[Chain] = weakref.ref(chain)
+        self._context: weakref.ref[StepContext] = weakref.ref(chain)
         kind = _kind(sampler)
         self._motion = MOTIONS[kind]
         self._compares = kind != "EWSG"  # whose gradients are biased by design
@@ -252,7 +259,7 @@ class Gauges:
         self._others_at: list[int] = []
         self._forces: list[tuple[list[_Row], list[_Row]]] = []
         self.reset()
-        chain.gauges = self
+        chain.monitor = self
 
     def reset(self) -> None:
         """Forgets what was observed, as after a burn-in."""
@@ -264,8 +271,8 @@ class Gauges:
     def detach(self) -> None:
         """Ends the observation; what was read stays."""
         sampler = self._sampler()
-        if sampler is not None and chain_of(sampler).gauges is self:
-            chain_of(sampler).gauges = None
+        if sampler is not None and context_of(sampler).monitor is self:
+            context_of(sampler).monitor = None
 
     # ---- Checkpoints ----------------------------------------------------------
 
@@ -352,7 +359,7 @@ class Gauges:
         values = [None if grad is None else grad.clone() for grad in before]
         try:
             fresh_gradients(sampler, closure)
-            work = work_of(sampler)
+            work = tensor_lists_of(sampler)
             if self._compares:
                 self._others, self._others_at = self._forces_of(work), self._versions()
             else:
@@ -366,17 +373,21 @@ class Gauges:
                     grad.copy_(value)
                 p.grad = grad
 
-    def _seen(self) -> Chain:
+    def _seen(self) -> StepContext:
         """What is observed, by whatever name the sampler was given here."""
-        chain = self._chain()
+        chain = self._context()
         if chain is None:
-            raise RuntimeError("these Gauges are detached from their sampler")
+            raise RuntimeError(
+                "these TemperatureMonitor are detached from their sampler"
+            )
         return chain
 
     def _attached(self) -> Sampler:
         sampler = self._sampler()
-        if sampler is None or chain_of(sampler).gauges is not self:
-            raise RuntimeError("these Gauges are detached from their sampler")
+        if sampler is None or context_of(sampler).monitor is not self:
+            raise RuntimeError(
+                "these TemperatureMonitor are detached from their sampler"
+            )
         return sampler
 
     def _is_due(self) -> bool:
@@ -385,7 +396,7 @@ class Gauges:
         is_before = (step + 1) % (NOISE_EVERY * interval) == 0
         return step % interval == 0 or is_before or bool(self._others)
 
-    def _observe(self, work: list[Work]) -> None:
+    def _observe(self, work: list[TensorLists]) -> None:
         """What a sampler calls before an update that is due."""
         if not work:
             return
@@ -410,7 +421,7 @@ class Gauges:
             kept = {p: g.detach().clone() for some in pairs for p, g in some}
             self._previous = step, kept
 
-    def _compare(self, work: list[Work]) -> None:
+    def _compare(self, work: list[TensorLists]) -> None:
         """Sets the step's gradients beside those of observe()."""
         if not self._others:
             return
@@ -421,7 +432,7 @@ class Gauges:
         if len(self._forces) >= MOST_ROWS:
             self._read()
 
-    def _add(self, work: list[Work], *, plain: bool, has_noise: bool) -> None:
+    def _add(self, work: list[TensorLists], *, plain: bool, has_noise: bool) -> None:
         state = self._seen().state
         rows = []
         for group, params, grads, _ in work:
@@ -448,14 +459,14 @@ class Gauges:
             numbers = self._numbers(group, params)
             positions, centers = self._positions(params)
             lists = grads, positions, centers, movers, statistics
-            of_step = gauge_sums(*lists, kind=kind, **numbers)
+            of_step = temperature_sums(*lists, kind=kind, **numbers)
             sums = [(_PLACES[kind], of_step)]
             if has_noise and self._previous is not None:
                 noise = _PRECONDITIONED_NOISE if kind == _PRECONDITIONED else _NOISE
                 before = [self._previous[1][p] for p in params]
                 weights = statistics if kind == _PRECONDITIONED else []
                 lists = grads, positions, [], before, weights
-                of_noise = gauge_sums(*lists, kind=noise, **numbers)
+                of_noise = temperature_sums(*lists, kind=noise, **numbers)
                 sums.append(((4,), of_noise))
             places = [self._place[p] for p in params]
             rows.append((places, sums, _step_of(group, motion)))
@@ -466,13 +477,13 @@ class Gauges:
     def _versions(self) -> list[int]:
         return [0 if p.is_inference() else p._version for p in self._params]
 
-    def _forces_of(self, work: list[Work]) -> list[_Row]:
+    def _forces_of(self, work: list[TensorLists]) -> list[_Row]:
         """Of each tensor, x · g."""
         rows: list[_Row] = []
         for group, params, grads, _ in work:
             lists = grads, *self._positions(params), [], []
             numbers = self._numbers(group, params)
-            sums = gauge_sums(*lists, kind=_LANGEVIN, **numbers)
+            sums = temperature_sums(*lists, kind=_LANGEVIN, **numbers)
             places = [self._place[p] for p in params]
             step = _step_of(group, self._motion)
             rows.append((places, [(_PLACES[_LANGEVIN], sums)], step))
@@ -520,9 +531,9 @@ class Gauges:
             self._means.add_forces(_observed(used), _observed(others))
         self._forces.clear()
 
-    def _series(self, place: int) -> Gauge:
+    def _series(self, place: int) -> TemperatureMeans:
         self._read()
-        return self._means.gauges[place]
+        return self._means.monitor[place]
 
     def _index(self, name: str | int) -> int:
         if isinstance(name, int) and 0 <= name < len(self._names):
@@ -572,7 +583,9 @@ class Gauges:
         series = self._series(-1 if name is None else self._index(name))
         return list(series.kinetic.means), list(series.configurational.means)
 
-    def findings(self, budget: float = 0.05, rate: float = 0.01) -> list[Finding]:
+    def issues(
+        self, budget: float = 0.05, rate: float = 0.01
+    ) -> list[TemperatureIssue]:
         """What is wrong, worst first; empty if nothing is seen.
 
         Args:
@@ -581,19 +594,21 @@ class Gauges:
                 Default: 0.01.
 
         Returns:
-            Tensors that are "hot", "cold", "not in equilibrium" or have a "biased
-            gradient".
+            Tensors that are "above T", "below T", "not in equilibrium" or have a
+            "biased gradient".
         """
         check_real("budget", budget, low_open=True)
         check_real("rate", rate, high=1.0, low_open=True)
         self._read()
-        found = self._means.findings(budget, rate)
-        return [Finding(self._names[i], fault, size) for i, fault, size in found]
+        found = self._means.issues(budget, rate)
+        return [
+            TemperatureIssue(self._names[i], fault, size) for i, fault, size in found
+        ]
 
     def summary(self, budget: float = 0.05, rate: float = 0.01) -> str:
         """The temperatures of all tensors, what is wrong, and the way out, in words.
 
-        The arguments are those of :meth:`findings`.
+        The arguments are those of :meth:`issues`.
         """
         check_real("budget", budget, low_open=True)
         check_real("rate", rate, high=1.0, low_open=True)
@@ -612,7 +627,7 @@ class Gauges:
             A matplotlib figure.
         """
         shown = self._names[:24] if names is None else list(names)
-        figure, axes = panels("Gauges.plot()", len(shown), 3.6, 2.4)
+        figure, axes = panels("TemperatureMonitor.plot()", len(shown), 3.6, 2.4)
         for name, axis in zip(shown, axes, strict=True):
             series = zip(self.over_time(name), ("T_kin", "T_conf"), strict=True)
             for means, label in series:
@@ -646,7 +661,7 @@ def _interval_of(every: int, redraws: int) -> int:
 
 
 def has_temperatures(sampler: Sampler) -> bool:
-    """Whether gauges can observe it: not HMC, HMCECS and SBPS."""
+    """Whether monitor can observe it: not HMC, HMCECS and SBPS."""
     return _kind(sampler) in MOTIONS
 
 

@@ -22,14 +22,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from torch_sgmcmc._impl.context import chain_of
+from torch_sgmcmc._impl.context import context_of
 from torch_sgmcmc._impl.distributed import world_size
 from torch_sgmcmc._impl.hyperparams import wrong_result
 from torch_sgmcmc._impl.io import load, save
 from torch_sgmcmc._impl.utils import length_of, plain_names, progress_bar
-from torch_sgmcmc.diagnostics.setup_check import check
-from torch_sgmcmc.diagnostics.setup_findings import Check
-from torch_sgmcmc.diagnostics.temperatures import Gauges, has_temperatures
+from torch_sgmcmc.diagnostics.setup_check import check_setup
+from torch_sgmcmc.diagnostics.setup_issues import SetupReport
+from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor, has_temperatures
+from torch_sgmcmc.gibbs import GammaPrecision
 from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.posterior.collector import Collector
 from torch_sgmcmc.posterior.forward import model_device, moved
@@ -41,9 +42,8 @@ from torch_sgmcmc.posterior.minibatches import (
     one_gradient_a_step,
 )
 from torch_sgmcmc.posterior.store import SampleStore
-from torch_sgmcmc.precision import GammaPrecision
-from torch_sgmcmc.sampler import Sampler
-from torch_sgmcmc.sbps import SBPS
+from torch_sgmcmc.samplers.sampler import Sampler
+from torch_sgmcmc.samplers.sbps import SBPS
 from torch_sgmcmc.schedules import CyclicalSchedule, PolynomialDecay
 from torch_sgmcmc.seeds import fold_in
 
@@ -213,7 +213,7 @@ class ChainState:
         sampler: the sampler.
         collector: the :class:`Collector`.
         schedule: the learning-rate scheduler, a tuple if there are several, or None.
-        gauges: those that observe the chain, or None.
+        monitor: those that observe the chain, or None.
     """
 
     chain: int
@@ -223,7 +223,7 @@ class ChainState:
     sampler: Sampler
     collector: Collector
     schedule: Any
-    gauges: Gauges | None = None
+    monitor: TemperatureMonitor | None = None
 
     def __repr__(self) -> str:
         return f"ChainState(chain={self.chain}, step={self.step}, loss={self.loss:.4g})"
@@ -267,7 +267,7 @@ def rehearse(settings: Settings) -> None:
         _Run(settings, 0, seed).collector(SampleStore()).close()
 
 
-def look_before(settings: Settings) -> Check:
+def look_before(settings: Settings) -> SetupReport:
     """Looks at what a first chain would sample; nothing is stored."""
     with _random_numbers(settings, 0) as seed:
         return _Run(settings, 0, seed).check()
@@ -355,25 +355,25 @@ class _Run:
         # The first and the last ones, which tell whether the chain has diverged.
         self._first_loss: Tensor | None = None
         self._losses: deque[Tensor] = deque(maxlen=5)
-        self._gauges = self._made_gauges()
+        self._monitor = self._make_monitor()
         self._blocks = self._made_blocks() if settings.compiles else None
         self._bar: Any = None
         self._shown = -math.inf
         # Whether the step in progress has come as far as to change something.
         self._has_begun = False
 
-    def _made_gauges(self) -> Gauges | None:
+    def _make_monitor(self) -> TemperatureMonitor | None:
         """Those of what they can observe."""
         sampler = self._sampler
         if not self._settings.reports or not has_temperatures(sampler):
             return None
-        is_whole = chain_of(sampler).placement.is_whole
+        is_whole = not context_of(sampler).placement.is_sharded
         is_seen = is_whole and not sampler.defaults["capturable"]
-        return Gauges(sampler) if is_seen else None
+        return TemperatureMonitor(sampler) if is_seen else None
 
     def collector(self, store: Path | SampleStore) -> Collector:
         """What stores its draws."""
-        options = {**self._settings.collecting, "gauges": self._gauges}
+        options = {**self._settings.collecting, "monitor": self._monitor}
         if isinstance(self._settings.loss, Likelihood):
             options["likelihood"] = self._settings.loss
         for schedule in self._schedules:
@@ -387,10 +387,10 @@ class _Run:
             self._sampler, self._model, store, chain=self._chain, **options
         )
 
-    def check(self) -> Check:
+    def check(self) -> SetupReport:
         """A look at what it would sample."""
         settings = self._settings
-        return check(self._model, settings.loss, settings.loader, self._sampler)
+        return check_setup(self._model, settings.loss, settings.loader, self._sampler)
 
     def run(self) -> None:
         path = checkpoint_path(self._settings.store, self._chain)
@@ -464,8 +464,8 @@ class _Run:
             return
         self._shown = now
         words = f"loss {float(self._loss):.3g}"
-        if self._gauges is not None and self._gauges.num_observed:
-            heats = (self._gauges.tensor(name) for name in self._gauges.names)
+        if self._monitor is not None and self._monitor.num_observed:
+            heats = (self._monitor.tensor(name) for name in self._monitor.names)
             words += f", T_kin up to {max(h.kinetic.mean for h in heats):.3g}"
         self._bar.set_postfix_str(words, refresh=False)
 
@@ -513,7 +513,7 @@ class _Run:
         state = ChainState(
             *(self._chain, self._done, self._loss, self._model, self._sampler),
             *(collector, schedules[0] if len(self._schedules) == 1 else schedules),
-            self._gauges,
+            self._monitor,
         )
         for callback in self._settings.callbacks:
             callback(state)

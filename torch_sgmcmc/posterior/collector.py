@@ -19,15 +19,15 @@ from torch.nn.parameter import is_lazy
 from torch_sgmcmc._impl.dtensor import is_dtensor, refuse
 from torch_sgmcmc._impl.hyperparams import check_function, check_integer, wrong_type
 from torch_sgmcmc._impl.utils import plain_names
-from torch_sgmcmc.diagnostics.temperatures import Gauges
-from torch_sgmcmc.hmc import HMC
+from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor
 from torch_sgmcmc.losses import Likelihood
-from torch_sgmcmc.posterior.ran import Trace, plain, ran_of
+from torch_sgmcmc.posterior.run_record import Trace, plain, ran_of
 from torch_sgmcmc.posterior.store import SampleStore, folder_of
 from torch_sgmcmc.posterior.store_files import checksums
 from torch_sgmcmc.posterior.writer import SampleWriter
-from torch_sgmcmc.sampler import Sampler
-from torch_sgmcmc.sbps import SBPS
+from torch_sgmcmc.samplers.hmc import HMC
+from torch_sgmcmc.samplers.sampler import Sampler
+from torch_sgmcmc.samplers.sbps import SBPS
 
 __all__ = ["Collector"]
 
@@ -207,7 +207,7 @@ class Collector:
         when: ``when()`` tells after a step whether it counts: ``lambda:
             schedule.collecting`` of a :class:`CyclicalSchedule`. None is all. Default:
             None.
-        gauges: of the sampler; temperatures since the burn-in are written beside the
+        monitor: of the sampler; temperatures since the burn-in are written beside the
             draws, for :func:`report`, and are in :meth:`state_dict`. Default: None.
         likelihood: the loss, if it is one of :mod:`torch_sgmcmc.losses`: predictions
             with the draws then take it. Default: None.
@@ -240,7 +240,7 @@ class Collector:
         dtype: torch.dtype | None = None,
         weight: Callable[[Any], float] | None = None,
         when: Callable[[], bool] | None = None,
-        gauges: Gauges | None = None,
+        monitor: TemperatureMonitor | None = None,
         likelihood: Likelihood | None = None,
     ) -> None:
         if not isinstance(sampler, Sampler):
@@ -252,7 +252,7 @@ class Collector:
             raise TypeError(f"Invalid dtype: {dtype!r} (must be a torch.dtype)")
         for name, given, kind, words in (
             ("likelihood", likelihood, Likelihood, "one of torch_sgmcmc.losses"),
-            ("gauges", gauges, Gauges, "Gauges"),
+            ("monitor", monitor, TemperatureMonitor, "TemperatureMonitor"),
         ):
             if given is not None and not isinstance(given, kind):
                 raise wrong_type(name, given, words)
@@ -261,8 +261,8 @@ class Collector:
         for name, function in {"weight": weight, "when": when}.items():
             if function is not None:
                 check_function(name, function)
-        if gauges is not None and gauges.sampler is not sampler:
-            raise ValueError("Invalid gauges: they observe another sampler")
+        if monitor is not None and monitor.sampler is not sampler:
+            raise ValueError("Invalid monitor: they observe another sampler")
         if any("lookahead_alpha" in group for group in sampler.param_groups):
             raise ValueError(
                 "Invalid sampler: it is inside of a Lookahead, which averages the "
@@ -283,7 +283,7 @@ class Collector:
         self._weight, self._when = weight or _sign, when
         self.loss: float | Tensor = math.nan
         self.sampler = sampler
-        self._gauges, self._trace = gauges, Trace()
+        self._monitor, self._trace = monitor, Trace()
         self._temperature: float | None = None  # of the last draw
         # The number of steps that counted, and where the sampler was after the last.
         self._count = 0
@@ -378,13 +378,13 @@ class Collector:
             self._take(int(sampler.param_groups[0]["step"]) + 1, time)
 
     def run(self, block: Callable[..., Tensor], *batches: Tensor) -> Tensor:
-        """Makes a block of :func:`compiled_steps`, and takes its draw if one is due.
+        """Makes a block of :func:`compile_steps`, and takes its draw if one is due.
 
         The draw is the chain at the block's end: with blocks whose length divides
         ``burn_in`` and ``every`` it is that of single steps.
 
         Args:
-            block: what :func:`compiled_steps` returned for this sampler.
+            block: what :func:`compile_steps` returned for this sampler.
             batches: what it takes.
 
         Returns:
@@ -441,8 +441,8 @@ class Collector:
                 prior_precision=[g["prior_precision"] for g in groups],
             )
         self._count, self._mark = self._count + 1, mark
-        if self._gauges is not None and self._count == self._settings["burn_in"]:
-            self._gauges.reset()
+        if self._monitor is not None and self._count == self._settings["burn_in"]:
+            self._monitor.reset()
 
     @contextmanager
     def _saying_what_is_safe(self) -> Iterator[None]:
@@ -477,7 +477,7 @@ class Collector:
         self.flush()
         self._write_run()
         return {
-            "gauges": self._gauges and self._gauges.state_dict(),
+            "monitor": self._monitor and self._monitor.state_dict(),
             **{"losses": self._trace.state_dict(), "temperature": self._temperature},
             **{"count": self._count, "mark": self._mark},
             "position": None if self._writer is None else self._writer.checkpoint(),
@@ -503,8 +503,8 @@ class Collector:
                 )
             self._writer.cut_back(state_dict["position"])
         # C++ keeps neither temperatures nor losses.
-        if self._gauges is not None and state_dict.get("gauges") is not None:
-            self._gauges.load_state_dict(state_dict["gauges"])
+        if self._monitor is not None and state_dict.get("monitor") is not None:
+            self._monitor.load_state_dict(state_dict["monitor"])
         if "losses" in state_dict:
             self._trace.load_state_dict(state_dict["losses"])
         self._temperature = state_dict.get("temperature")
@@ -515,8 +515,8 @@ class Collector:
         if self._writer is not None:
             self._writer.restart()
         self._count, self._mark, self._trace = 0, None, Trace()
-        if self._gauges is not None:
-            self._gauges.reset()
+        if self._monitor is not None:
+            self._monitor.reset()
 
     # ---- The end ---------------------------------------------------------------------
 
@@ -536,7 +536,7 @@ class Collector:
         """Writes temperatures and losses beside the draws."""
         if self._writer is None or self._mark is None:
             return
-        beside = self._gauges, self._trace
+        beside = self._monitor, self._trace
         ran = ran_of(self.sampler, *beside, temperature=self._temperature)
         self._writer.write_run(plain(ran))
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from torch_sgmcmc.compiled import compiled_steps
-from torch_sgmcmc.ewsg import EWSG
-from torch_sgmcmc.hmc import HMC
-from torch_sgmcmc.hmcecs import HMCECS
-from torch_sgmcmc.psgld import needs_graph
-from torch_sgmcmc.sampler import Sampler
-from torch_sgmcmc.sbps import SBPS
+from torch_sgmcmc.compile import compile_steps
+from torch_sgmcmc.samplers.ewsg import EWSG
+from torch_sgmcmc.samplers.hmc import HMC
+from torch_sgmcmc.samplers.hmc_ecs import HMCECS
+from torch_sgmcmc.samplers.psgld import needs_graph
+from torch_sgmcmc.samplers.sampler import Sampler
+from torch_sgmcmc.samplers.sbps import SBPS
 from torch_sgmcmc.seeds import fold_in
 
 
@@ -179,7 +179,7 @@ class Blocks:
             batch = self._put_together(list(parts))  # type: ignore[misc]
             return functional_call(whole, params, (batch,))
 
-        self.block = compiled_steps(sampler, of_minibatch, params, steps=steps)
+        self.block = compile_steps(sampler, of_minibatch, params, steps=steps)
 
     def stacked(self, batches: list[Any]) -> list[Tensor]:
         """Minibatches as the block takes them: what each has, in rows."""

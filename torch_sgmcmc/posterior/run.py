@@ -38,7 +38,7 @@ from torch_sgmcmc.posterior.chain import (
 )
 from torch_sgmcmc.posterior.store import SampleStore, folder_of
 from torch_sgmcmc.posterior.store_files import delete_all
-from torch_sgmcmc.sampler import Sampler
+from torch_sgmcmc.samplers.sampler import Sampler
 
 __all__ = ["sample"]
 
@@ -298,13 +298,13 @@ def sample(
         checkpoint_every: steps from one checkpoint to the next; None is five minutes.
             There is one at the end, and after the step in which Ctrl-C or SIGTERM end
             the program. Default: None.
-        check: look before the first step of a run with :func:`check`, a few gradients
-            that leave no trace; what it finds is a UserWarning. Default: True.
-        report: observe each chain with :class:`Gauges`, and end with a :class:`Report`,
-            of the outputs for the loader's first minibatch: ``report.md`` and
-            ``report.json`` beside the draws, its short form printed with the progress
-            bars. Default: True.
-        compile: make steps in blocks of one compiled call, :func:`compiled_steps`, as
+        check: call :func:`check_setup` before the first step, a few gradients that
+            leave no trace. Issues are a UserWarning. Default: True.
+        report: observe each chain with a :class:`TemperatureMonitor`, and end with a
+            :class:`Report` of the outputs for the loader's first minibatch:
+            ``report.md`` and ``report.json`` beside the draws, a short form printed
+            with the progress bars. Default: True.
+        compile: make steps in blocks of one compiled call, :func:`compile_steps`, as
             small networks want it; callbacks, checkpoints and gradients that are not
             finite come at their ends. For samplers that go by gradients alone, with
             ``capturable=True``, without a schedule; minibatches are tensors of one
@@ -359,8 +359,8 @@ def sample(
         check_function(name, function)
     if "chain" in collecting:
         raise TypeError("Invalid chain: sample() numbers its chains from 0 on")
-    if "gauges" in collecting:
-        raise TypeError("Invalid gauges: sample() makes those of each chain (report)")
+    if "monitor" in collecting:
+        raise TypeError("Invalid monitor: sample() makes those of each chain (report)")
     if store is None:
         store = SampleStore()
     folder = folder_of(store)
@@ -387,8 +387,8 @@ def sample(
     is_read_once = isinstance(loader, Iterator)  # of which nothing is to be lost
     if check and not is_read_once and not goes_on:
         found = look_before(settings)
-        if found.problems:
-            words = "\n".join(problem.words for problem in found.problems)
+        if found.issues:
+            words = "\n".join(issue.message for issue in found.issues)
             warnings.warn(f"before the first step:\n{words}", stacklevel=2)
     if restart:
         rehearse(settings)

@@ -134,8 +134,9 @@ class OptionsOf : public SamplerOptions {
     put_capturable(value);
     return self();
   }
-  /// What to do about gradients that are not finite: "raise", "skip" or "allow"
-  /// (see Sampler, also on clipping). For the whole sampler. Default: "raise".
+  /// What to do about gradients that are not finite: "raise", "skip" or
+  /// "ignore" (see Sampler, also on clipping). For the whole sampler. Default:
+  /// "raise".
   Derived& nonfinite(const std::string& value) {
     put_nonfinite(value);
     return self();

@@ -74,7 +74,7 @@ class SamplerImpl;
 /// step counter: nonfinite("raise"), the default, throws std::runtime_error,
 /// which names the parameter (on a GPU at the next step; with capturable it
 /// does not, and the step is left out), "skip" leaves the step out and counts
-/// it in num_skipped(), "allow" does not look. Clipping gradients changes the
+/// it in num_skipped(), "ignore" does not look. Clipping gradients changes the
 /// target density, and so does leaving out steps. More:
 /// docs/samplers/sampler.md.
 class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {

@@ -38,12 +38,12 @@ class TORCH_SGMCMC_API SBPSOptions : public OptionsOf<SBPSOptions> {
 
   /// k >= 0, half width of the band of predictions in standard deviations: more
   /// is less bias and more proposals; the paper has 3. Default: 5.
-  TORCH_SGMCMC_ARG(double, confidence)
+  TORCH_SGMCMC_ARG(double, num_std)
 
   /// Decay, >= 0, of the weights of observations in the regression, per 1 / √b
   /// that was flown since, b the scale of slopes: local, for targets whose
   /// slope changes along a line. Default: 0.
-  TORCH_SGMCMC_ARG(double, forgetting)
+  TORCH_SGMCMC_ARG(double, observation_decay)
 
   /// Rate, per trajectory time, of drawing a new velocity; >= 0. Default: 0.
   TORCH_SGMCMC_ARG(double, refresh_rate)
@@ -56,7 +56,7 @@ class TORCH_SGMCMC_API SBPSOptions : public OptionsOf<SBPSOptions> {
 
   /// Whether V learns from every minibatch and not only from those at which the
   /// particle bounces. A follows at bounces and refreshments. Default: false.
-  TORCH_SGMCMC_ARG(bool, adapt_always)
+  TORCH_SGMCMC_ARG(bool, adapt_every_step)
 
   /// Of the preconditioner's running mean, in [0, 1). Default: 0.99.
   TORCH_SGMCMC_ARG(double, decay)

@@ -28,7 +28,7 @@ class TORCH_SGMCMC_API SGLRWOptions : public ManyChainsOf<SGLRWOptions> {
 ///
 /// Where nothing clips, the minibatches' noise heats no coordinate, and on a
 /// quadratic the variance is exact at any lr; the part of coordinates that
-/// clips is a reading of Python's Gauges. State: SGLD's. More:
+/// clips is a reading of Python's TemperatureMonitor. State: SGLD's. More:
 /// docs/samplers/sglrw.md.
 ///
 /// Reference: T. Mensch et al., 2026, arXiv 2602.15925.

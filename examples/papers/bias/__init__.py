@@ -1,1 +1,1 @@
-"""Every sampler's bias, beside what the gauges say: ours, not a paper's."""
+"""Every sampler's bias, beside what the monitor say: ours, not a paper's."""

@@ -279,7 +279,7 @@ def _sbps(preconditioned: bool) -> Callable[[Cell], Chain]:
         draw = cell.minibatches(cell.size)
         sampler = sg.SBPS(
             cell.model.named_parameters(),
-            confidence=3.0,
+            num_std=3.0,
             preconditioned=preconditioned,
             sample_interval=0.02 if cell.problem.name == "logistic" else 0.1,
             model=cell.model,

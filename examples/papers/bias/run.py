@@ -1,4 +1,4 @@
-"""A line of the table: chains from a mode, their draws, gauges and errors."""
+"""A line of the table: chains from a mode, their draws, monitor and errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .problems import Problem
 
 CHAINS = 4
 _BURN_IN = 1 / 3
-# Draws that are kept of a chain, and those whose T_conf is computed without gauges.
+# Draws that are kept of a chain, and those whose T_conf is computed without monitor.
 _DRAWS, _LOOKS = 1500, 300
 # Heating by minibatches of 100 (of 20,000) at the middle step: a fifth of T.
 _HEATING = 0.2
@@ -117,7 +117,9 @@ def _run(
     sampler, budget = chain.sampler, passes * len(problem.y)
     chains = len(next(model.parameters()))
     thermal = chain.cost is not None and not isinstance(sampler, sg.HMC)
-    gauges = sg.Gauges(sampler, every=20, center="current") if thermal else None
+    monitor = (
+        sg.TemperatureMonitor(sampler, every=20, center="current") if thermal else None
+    )
     centers = [p.detach().clone() for p in model.parameters()]
     conf = BatchMeans()  # T_conf by gradients of all data
     kept: list[Tensor] = []
@@ -141,8 +143,8 @@ def _run(
         if not at_burn_in and spent >= _BURN_IN * budget:
             at_burn_in = True
             kept.clear()
-            if gauges is not None:
-                gauges.reset()
+            if monitor is not None:
+                monitor.reset()
             for group in sampler.param_groups:
                 if isinstance(sampler, (sg.PSGLD, sg.SBPS)):
                     group["adapt"] = False
@@ -180,8 +182,8 @@ def _run(
         samples = samples[:, :: samples.shape[1] // _DRAWS]
     probabilities = _probabilities(problem, model, samples)
     kinetic, configurational = (math.nan, math.nan), (conf.mean, conf.half_width(0.95))
-    if gauges is not None:
-        kinetic, configurational, *_ = gauges.all()
+    if monitor is not None:
+        kinetic, configurational, *_ = monitor.all()
     return {
         "samples": samples if problem.name == "logistic" else probabilities,
         "p": probabilities.mean(1),

@@ -1,4 +1,4 @@
-"""Which sampler should I take? Every sampler's bias, beside what the gauges say.
+"""Which sampler should I take? Every sampler's bias, beside what the monitor say.
 
 Logistic regression on 20,000 rows of Covertype, and a network 10-10-1 on 1,000: every
 sampler at three step sizes and two sizes of minibatches, with equal numbers of

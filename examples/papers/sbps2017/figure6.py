@@ -8,7 +8,7 @@ with all data and a Metropolis test.
     python examples/papers sbps2017.figure6                  # 1500 epochs, 2 seeds
     python examples/papers sbps2017.figure6 --paper          # 10,000 epochs, 3 seeds
     python examples/papers sbps2017.figure6 --paper --refresh-rate 0 0.003
-    python examples/papers sbps2017.figure6 --paper --lr --confidence 3 5
+    python examples/papers sbps2017.figure6 --paper --lr --num_std 3 5
     python examples/papers sbps2017.figure6 --paper --summed --refresh-rate 0.05
     python examples/papers sbps2017.figure6 --digits         # no data needed
 
@@ -37,7 +37,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--seeds", type=int, help="number of seeds (default: 2, --paper 3)")
     add("--lr", type=float, nargs="*", default=[0.01, 0.1, 1.0], help="SGLD's lr")
     add("--refresh-rate", type=float, nargs="*", default=[0.0], help="of SBPS")
-    add("--confidence", type=float, nargs="*", default=[3.0], help="k of SBPS")
+    add("--num_std", type=float, nargs="*", default=[3.0], help="k of SBPS")
     add("--summed", action="store_true", help="pixels are sums of blocks, not means")
     add("--batch-size", type=int, default=500)
     add("--draws", type=int, help="of the reference's 4 chains (default: 250, 1000)")
@@ -63,7 +63,7 @@ def run_all(args: argparse.Namespace) -> None:
         images = load_mnist7(args.data_root, summed=args.summed)
     reference = make_reference(images, 4, args.draws, args.out)
     methods = [("sgld", lr, 3.0) for lr in args.lr] + [
-        ("sbps", rate, k) for k in args.confidence for rate in args.refresh_rate
+        ("sbps", rate, k) for k in args.num_std for rate in args.refresh_rate
     ]
     runs: dict[str, list[Run]] = {}
     first_results = {}

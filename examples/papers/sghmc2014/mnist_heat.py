@@ -3,7 +3,7 @@
 The chain of ``sghmc2014.mnist --paper`` (SGHMC, 784-100-10, a prior precision a layer,
 drawn after every epoch) at the page's settings and at settings at which every layer
 runs within 5 % of T = 1. All runs of a seed go on from the same network, to which the
-page's settings have led; their last epochs are what the gauges observe and what the
+page's settings have led; their last epochs are what the monitor observe and what the
 predictions are the mean over.
 
     python examples/papers sghmc2014.mnist_heat --data-root DATA
@@ -117,19 +117,19 @@ def run(
     model.load_state_dict(saved["model"])
     sampler, hyperprior = build(model, num_data, seed + 500, SETTINGS[name])
     set_precisions(sampler, saved["precisions"])
-    gauges, predictive = None, sg.Predictive(model, images.test_x)
+    monitor, predictive = None, sg.Predictive(model, images.test_x)
     precisions: list[list[float]] = []
     title = f"{name}, seed {seed}"
     for epoch in trange(start + 1, epochs + 1, desc=title, unit="epoch"):
         if epoch == epochs - observe + 1:
-            gauges = sg.Gauges(sampler, every=10, names=TENSORS)
+            monitor = sg.TemperatureMonitor(sampler, every=10, names=TENSORS)
         batches = minibatches(images.train_x, images.train_y, batch_size, seed, epoch)
         train_epoch(model, sampler, hyperprior, batches)
         if epoch > epochs - observe:
             predictive.update()
             precisions.append([g["prior_precision"] for g in sampler.param_groups[::2]])
-    assert gauges is not None
-    print(gauges.summary())
+    assert monitor is not None
+    print(monitor.summary())
     mean = predictive.result().mean
     alone = sg.predict(model, [model], images.test_x).mean
     scores = evaluate(mean, images.test_y)
@@ -146,8 +146,8 @@ def run(
         "precisions": torch.tensor(precisions).mean(0).tolist(),
         "temperatures": {
             tensor: {
-                "kinetic": list(gauges.tensor(tensor).kinetic),
-                "configurational": list(gauges.tensor(tensor).configurational),
+                "kinetic": list(monitor.tensor(tensor).kinetic),
+                "configurational": list(monitor.tensor(tensor).configurational),
             }
             for tensor in TENSORS
         },

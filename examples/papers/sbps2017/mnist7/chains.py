@@ -33,7 +33,7 @@ class ChainConfig:
             along the flight.
         batch_size: n.
         dataset: its name.
-        confidence: of SBPS, k.
+        num_std: of SBPS, k.
         sample_interval: of SBPS, in trajectory time. SGLD has a sample an epoch.
     """
 
@@ -43,13 +43,13 @@ class ChainConfig:
     epochs: int
     batch_size: int
     dataset: str
-    confidence: float = 3.0
+    num_std: float = 3.0
     sample_interval: float = 0.5
 
     @property
     def name(self) -> str:
         """A file name."""
-        band = f"-k{self.confidence:g}" if self.method == "sbps" else ""
+        band = f"-k{self.num_std:g}" if self.method == "sbps" else ""
         return f"{self.method}-{self.setting:g}{band}-seed{self.seed}"
 
 
@@ -77,7 +77,7 @@ class _Chain:
         else:
             self.sampler = sg.SBPS(
                 self.model.parameters(),
-                confidence=config.confidence,
+                num_std=config.num_std,
                 refresh_rate=config.setting,
                 sample_interval=config.sample_interval,
                 model=self.model,

@@ -85,7 +85,7 @@ def name_of(run: Run) -> str:
     config = run["config"]
     if config["method"] == "sgld":
         return f"SGLD, lr {config['setting']:g}"
-    return f"SBPS, k = {config['confidence']:g}, rate {config['setting']:g}"
+    return f"SBPS, k = {config['num_std']:g}, rate {config['setting']:g}"
 
 
 def table(runs: dict[str, list[Run]]) -> str:

@@ -92,12 +92,12 @@ def simulate(case: str, time: float, seed: int) -> dict[str, Array]:
         the continuous trajectory; ``bounces``, the times of bounces; ``corners`` up to
         the 50th bounce; and ``violations``, of the proposals.
     """
-    noisy, confidence = CASES[case]
+    noisy, num_std = CASES[case]
     w = nn.Parameter(torch.from_numpy(exact_draws(1, 1000 + seed)[0]))
     sampler = sg.SBPS(
         [w],
         num_data=1,
-        confidence=confidence,
+        num_std=num_std,
         refresh_rate=REFRESH_RATE,
         sample_interval=INTERVAL,
         replacement=True,

@@ -20,7 +20,7 @@ import torch_sgmcmc as sg
 
 from .exact import LipschitzBPS, ZigZag
 from .logistic import NUM_DATA, Array, Problem, simulate
-from .paths import CONFIDENCE, EPOCH, minibatches
+from .paths import EPOCH, NUM_STD, minibatches
 
 DATA_SEED = 0
 PROPOSALS = range(6, 10)  # on the line that is shown
@@ -74,7 +74,7 @@ class Line:
 def follow(problem: Problem, start: Array, steps: int, seed: int) -> list[Line]:
     """The lines of a trajectory, without the last, from its first bounce on."""
     w = nn.Parameter(torch.from_numpy(start.copy()))
-    sampler = sg.SBPS([w], num_data=NUM_DATA, confidence=CONFIDENCE, seed=seed)
+    sampler = sg.SBPS([w], num_data=NUM_DATA, num_std=NUM_STD, seed=seed)
     (group,) = sampler.param_groups
     batches = minibatches(problem, 1, seed)
 
@@ -93,7 +93,7 @@ def follow(problem: Problem, start: Array, steps: int, seed: int) -> list[Line]:
         sampler.step(closure)
         end = begin + group["trajectory_time"] - time_before
         times = np.linspace(begin, end, 50)
-        rates = np.array(clock.rate(CONFIDENCE, times.tolist()))
+        rates = np.array(clock.rate(NUM_STD, times.tolist()))
         bounced = group["num_bounces"] > bounces
         # A bounced line's last observation is the next one's first, turned round.
         after = group["clock"].observations[-1]

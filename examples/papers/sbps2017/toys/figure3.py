@@ -18,7 +18,7 @@ from .methods import Method
 from .paths import EPOCH
 
 PRECONDITIONED = {"preconditioned": True, "decay": 0.99, "eps": 1e-4}
-ALWAYS = {**PRECONDITIONED, "adapt_always": True}
+ALWAYS = {**PRECONDITIONED, "adapt_every_step": True}
 FREEZE = {"freeze_after": 20 * EPOCH}
 METHODS = {
     "SBPS": Method(sg.SBPS),
@@ -54,7 +54,7 @@ def run(size: Size, cache: Path) -> dict[str, Any]:
             epochs = times * size.stationary_epochs
             own = replace(size, seeds=1, stationary_epochs=epochs)
             methods = {
-                name: replace(method, options={**method.options, "confidence": k})
+                name: replace(method, options={**method.options, "num_std": k})
                 for name, method in METHODS.items()
             }
             label = f"figure 3, {wide:g}, k = {k:g}"

@@ -18,7 +18,7 @@ import torch_sgmcmc as sg
 from .exact import ExactSampler
 from .logistic import BATCH_SIZE, NUM_DATA, Array, Problem
 
-CONFIDENCE = 3.0  # of SBPS
+NUM_STD = 3.0  # of SBPS
 EPOCH = NUM_DATA // BATCH_SIZE  # minibatches
 
 _DRAWN_AT_ONCE = 200
@@ -82,7 +82,7 @@ def bounce(
         options: of the sampler.
     """
     w = nn.Parameter(torch.from_numpy(start.copy()))
-    options = {"confidence": CONFIDENCE, **options}
+    options = {"num_std": NUM_STD, **options}
     sampler = sg.SBPS([w], num_data=NUM_DATA, seed=seed, **options)
     batches = minibatches(problem, 1, seed)
 

@@ -17,7 +17,7 @@ import torch_sgmcmc as sg
 
 # Not searched for: the sampler's defaults, and two or three samples an epoch.
 _BOUNCY = {
-    "confidence": 3.0,
+    "num_std": 3.0,
     "refresh_rate": 0.0,
     "sample_interval": 0.5,
     "start_epochs": 5,
@@ -139,7 +139,7 @@ def build_sbps(
         _layers(model),
         num_data=num_data,
         prior_precision=settings.get("precision", 1.0),
-        confidence=settings["confidence"],
+        num_std=settings["num_std"],
         refresh_rate=settings["refresh_rate"],
         preconditioned=method == "psbps",
         sample_interval=settings["sample_interval"],

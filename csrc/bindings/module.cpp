@@ -1,0 +1,224 @@
+// torch_sgmcmc._C: host-side algorithms and constants, without any torch type.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+#include <cstdint>
+#include <tuple>
+#include <vector>
+
+#include "bindings/memory.h"
+#include "host/closure_watch.h"
+#include "host/fold_in.h"
+#include "host/gamma.h"
+#include "host/index_chain.h"
+#include "host/minibatch.h"
+#include "host/online_variance.h"
+#include "host/ratio.h"
+#include "host/settings.h"
+#include "random/counter.h"
+#include "random/isa.h"
+#include "random/portable_noise.h"
+
+namespace py = pybind11;
+using torch_sgmcmc::Memory;
+using torch_sgmcmc::Purpose;
+
+namespace {
+
+// Of each hyperparameter of a sampler: name, kind, default, range, whether it
+// may be None, and words.
+py::list Settings(const std::string& sampler) {
+  constexpr const char* kKinds[] = {"real", "whole", "flag", "word"};
+  py::list rows;
+  for (const torch_sgmcmc::Setting& row : torch_sgmcmc::SettingsOf(sampler)) {
+    py::list words;
+    for (const char* word : row.words) {
+      if (word != nullptr) words.append(word);
+    }
+    rows.append(py::make_tuple(row.name,
+                               kKinds[static_cast<int>(row.kind)],
+                               row.fallback,
+                               row.low,
+                               row.high,
+                               row.low_open,
+                               row.optional,
+                               py::tuple(words)));
+  }
+  return rows;
+}
+
+}  // namespace
+
+// csrc/bindings/sbps.cpp
+void BindBouncy(py::module_& m);
+// csrc/bindings/plan_guard.cpp
+void BindPlanGuard(py::module_& m);
+// csrc/bindings/op_specs.cpp
+void BindOpSpecs(py::module_& m);
+// csrc/bindings/store.cpp
+void BindStore(py::module_& m);
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "Host-side algorithms of torch_sgmcmc, in C++.";
+
+  m.attr("NOISE_BLOCK") = torch_sgmcmc::kNoiseBlock;
+  m.attr("FORGETTING") = torch_sgmcmc::kVarianceDecay;
+  m.attr("MIN_GRADIENTS") = torch_sgmcmc::kMinGradients;
+  m.def("settings", &Settings, py::arg("sampler"));
+  py::dict purposes;
+  purposes["UPDATE"] = static_cast<int>(Purpose::kUpdate);
+  purposes["MOMENTUM"] = static_cast<int>(Purpose::kMomentum);
+  purposes["PRECISION"] = static_cast<int>(Purpose::kPrecision);
+  purposes["INDEX_CHAIN"] = static_cast<int>(Purpose::kIndexChain);
+  purposes["PROBE"] = static_cast<int>(Purpose::kProbe);
+  purposes["METROPOLIS"] = static_cast<int>(Purpose::kMetropolis);
+  purposes["BOUNCE_CLOCK"] = static_cast<int>(Purpose::kBounceClock);
+  purposes["REFRESHMENT"] = static_cast<int>(Purpose::kRefreshment);
+  purposes["MINIBATCH"] = static_cast<int>(Purpose::kMinibatch);
+  purposes["SUBSAMPLE"] = static_cast<int>(Purpose::kSubsample);
+  purposes["SUBSAMPLE_BLOCK"] = static_cast<int>(Purpose::kSubsampleBlock);
+  purposes["POISSON"] = static_cast<int>(Purpose::kPoisson);
+  purposes["SEED"] = static_cast<int>(Purpose::kSeed);
+  m.attr("Purpose") = py::module_::import("enum").attr("IntEnum")(
+      "Purpose", purposes, py::arg("module") = m.attr("__name__"));
+
+  m.def(
+      "isa",
+      [] { return torch_sgmcmc::IsaName(torch_sgmcmc::ActiveIsa()); },
+      "The instruction set of the CPU loops: portable, avx2 or avx512.");
+
+  m.def(
+      "philox4x32",
+      [](const std::array<uint32_t, 4>& counter,
+         const std::array<uint32_t, 2>& key) {
+        const uint32_t c[4] = {counter[0], counter[1], counter[2], counter[3]};
+        uint32_t out[4];
+        torch_sgmcmc::portable::PhiloxBlock(
+            c, static_cast<uint64_t>(key[1]) << 32 | key[0], out);
+        return std::array<uint32_t, 4>{out[0], out[1], out[2], out[3]};
+      },
+      py::arg("counter"),
+      py::arg("key"),
+      "One block of Philox4x32-10 (Salmon et al. 2011).");
+
+  m.def("fold_in",
+        &torch_sgmcmc::FoldIn,
+        "The seed of a stream: 64 bits of Philox, a pure function.");
+
+  m.def(
+      "gamma",
+      [](double shape, int64_t seed, uint64_t step, uint64_t element) {
+        return torch_sgmcmc::DrawGamma(
+            shape,
+            {static_cast<uint64_t>(seed),
+             step,
+             static_cast<uint32_t>(Purpose::kPrecision)},
+            element);
+      },
+      py::arg("shape"),
+      py::kw_only(),
+      py::arg("seed"),
+      py::arg("step"),
+      py::arg("element"),
+      "One Gamma(shape, 1) variate, a pure function of its arguments.");
+
+  m.def(
+      "index_chain_accepts",
+      [](double log_ratio, int64_t seed, uint64_t step, uint64_t proposal) {
+        return torch_sgmcmc::IndexChainAccepts(
+            log_ratio,
+            {static_cast<uint64_t>(seed),
+             step,
+             static_cast<uint32_t>(Purpose::kIndexChain)},
+            /*chain=*/0,
+            proposal);
+      },
+      py::arg("log_ratio"),
+      py::kw_only(),
+      py::arg("seed"),
+      py::arg("step"),
+      py::arg("proposal"),
+      "Whether EWSG's index chain takes a proposed minibatch: with probability "
+      "min(1, exp(log_ratio)), a pure function of the arguments.");
+  m.def("equal_running",
+        &torch_sgmcmc::EqualRunning,
+        py::arg("before"),
+        py::arg("equal"),
+        py::arg("zero"),
+        py::kw_only(),
+        py::arg("hint"),
+        py::arg("off"),
+        "Of EWSG's minibatches (csrc/host/closure_watch.h).");
+  m.def("ratio", &torch_sgmcmc::Ratio);
+
+  m.def(
+      "draw_below",
+      [](uint64_t bound,
+         int64_t count,
+         uint32_t purpose,
+         int64_t seed,
+         uint64_t step,
+         uint64_t element) {
+        std::vector<int64_t> numbers;
+        for (int64_t i = 0; i < count; ++i) {
+          numbers.push_back(static_cast<int64_t>(torch_sgmcmc::DrawBelow(
+              bound, {static_cast<uint64_t>(seed), step, purpose}, element++)));
+        }
+        return Memory(numbers);
+      },
+      py::arg("bound"),
+      py::arg("count"),
+      py::kw_only(),
+      py::arg("purpose"),
+      py::arg("seed"),
+      py::arg("step"),
+      py::arg("element"),
+      "The memory of int64 numbers, uniform in [0, bound), of elements from "
+      "the given one on.");
+
+  m.def(
+      "minibatches",
+      [](int64_t num_data,
+         int64_t batch_size,
+         int64_t count,
+         bool replacement,
+         int64_t seed,
+         uint64_t step,
+         int64_t num_replicas,
+         int64_t rank) {
+        return Memory(torch_sgmcmc::DrawMinibatches(
+            num_data,
+            batch_size,
+            count,
+            replacement,
+            {static_cast<uint64_t>(seed),
+             step,
+             static_cast<uint32_t>(Purpose::kMinibatch)},
+            {num_replicas, rank}));
+      },
+      py::arg("num_data"),
+      py::arg("batch_size"),
+      py::kw_only(),
+      py::arg("count"),
+      py::arg("replacement"),
+      py::arg("seed"),
+      py::arg("step"),
+      py::arg("num_replicas"),
+      py::arg("rank"),
+      "The memory of int64[count, batch_size / num_replicas]: a rank's share of "
+      "uniform minibatches of the steps from the given one on, each a pure "
+      "function of the arguments.");
+
+  m.def(
+      "check_share",
+      [](int64_t batch_size, int64_t num_replicas, int64_t rank) {
+        torch_sgmcmc::CheckShare(batch_size, {num_replicas, rank});
+      },
+      "Raises unless ranks can share minibatches (csrc/host/minibatch.h).");
+
+  BindBouncy(m);
+  BindPlanGuard(m);
+  BindOpSpecs(m);
+  BindStore(m);
+}

@@ -1,0 +1,157 @@
+// From an operator's spec to its kernel on a device: what all operators on
+// lists of tensors do alike.
+//
+// An Op is a struct with a spec (ops/op_spec.h) and either Update and
+// Coefficients, which are made of a call, or Apply(driver, plan, call, stream).
+// Its functions are given a NamedCall. It may besides have
+//   Refusal(call)    a message if its numbers do not go together, or none;
+//   Lead(call)       the role of its first list, if that depends on the call;
+//   Lists(call)      its arguments, where they are not the spec's lists.
+// One that sums has Reduce<Reducer>(plan, call, result), and Sizes(call), those
+// of its result, where the spec does not tell.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launch/call.h"
+#include "launch/plan.h"
+
+namespace torch_sgmcmc {
+
+template <class Op>
+constexpr bool kHasLists = requires(const NamedCall<Op>& call) {
+  Op::Lists(call);
+};
+template <class Op>
+constexpr bool kHasLead = requires(const NamedCall<Op>& call) {
+  Op::Lead(call);
+};
+template <class Op>
+constexpr bool kHasRefusal = requires(const NamedCall<Op>& call) {
+  Op::Refusal(call);
+};
+template <class Op>
+constexpr bool kHasUpdate = requires {
+  typename Op::template Update<float>;
+};
+
+template <class Op>
+std::vector<Argument> ArgumentsOf(const Call& call) {
+  if constexpr (kHasLists<Op>) {
+    return Op::Lists(NamedCall<Op>(call));
+  } else if constexpr (kHasLead<Op>) {
+    return call.Arguments(Op::Lead(NamedCall<Op>(call)));
+  } else {
+    return call.Arguments(std::nullopt);
+  }
+}
+
+template <class Op>
+void CheckCall(const Call& call) {
+  call.CheckNumbers();
+  if constexpr (kHasRefusal<Op>) {
+    const std::string refusal = Op::Refusal(NamedCall<Op>(call));
+    if (!refusal.empty()) Fail(call.spec.op, refusal);
+  }
+}
+
+// An update that has been checked, and is yet to be made.
+class PreparedUpdate {
+ public:
+  virtual ~PreparedUpdate() = default;
+  virtual void Apply() = 0;
+};
+
+// Refers to its call. Whatever its constructor throws, nothing has changed.
+template <class Op, class Driver>
+class Update final : public PreparedUpdate {
+ public:
+  explicit Update(const Call& call)
+      : call_(Checked(call)),
+        stream_(call.Stream()),
+        plan_(call.MakePlan(ArgumentsOf<Op>(call))),
+        driver_(call.spec.op, plan_, call.device_step) {}
+
+  void Apply() override {
+    const NamedCall<Op> named(call_);
+    if constexpr (kHasUpdate<Op>) {
+      driver_.template Apply<Op::template Update>(
+          typename Op::Coefficients(named), stream_);
+    } else {
+      Op::Apply(driver_, plan_, named, stream_);
+    }
+    plan_.Finish();
+  }
+
+ private:
+  static const Call& Checked(const Call& call) {
+    CheckCall<Op>(call);
+    return call;
+  }
+
+  const Call& call_;
+  NoiseStream stream_;
+  Plan plan_;
+  Driver driver_;
+};
+
+// The call of an operator that sums.
+template <class Op, class Reducer>
+Tensor Sum(const Call& call) {
+  CheckCall<Op>(call);
+  const TensorList& first = call.lists[0];
+  if (first.empty()) {
+    Fail(call.spec.op, std::string(call.spec.lists[0].name) + " is empty");
+  }
+  Plan plan = call.MakePlan(ArgumentsOf<Op>(call));
+  std::vector<int64_t> sizes;
+  if constexpr (Op::kSpec.sums == kCustom) {
+    sizes = Op::Sizes(NamedCall<Op>(call));
+  } else if constexpr (Op::kSpec.sums == kForEachChain) {
+    constexpr size_t kLast = Op::kSpec.numbers.count - 1;
+    static_assert(Op::kSpec.numbers[kLast].domain == Domain::kPositiveCount);
+    sizes = {call.chains()};
+  } else if constexpr (Op::kSpec.sums > 0) {
+    sizes = {Op::kSpec.sums};
+  }
+  Tensor result = torch::stable::new_empty(first[0], sizes, ScalarType::Double);
+  if constexpr (Op::kSpec.sums == kCustom) torch::stable::zero_(result);
+  Op::template Reduce<Reducer>(plan, NamedCall<Op>(call), result);
+  plan.Finish();
+  return result;
+}
+
+// As torch's dispatcher calls them.
+template <class Op, class Driver>
+void Boxed(StableIValue* stack, uint64_t inputs, uint64_t outputs) {
+  constexpr size_t kInputs = ArgLayoutOf(Op::kSpec).count;
+  constexpr size_t kOutputs = Op::kSpec.sums == 0 ? 0 : 1;
+  if (inputs != kInputs || outputs != kOutputs) {
+    Fail(Op::kSpec.op, "is of another version than its schema");
+  }
+  const Call call(Op::kSpec, stack);
+  if constexpr (Op::kSpec.sums != 0) {
+    stack[0] = torch::stable::detail::from(Sum<Op, Driver>(call));
+  } else {
+    Update<Op, Driver>(call).Apply();
+  }
+}
+
+// Registers the kernels of operators (ops/registry.h) on the device of a
+// driver, or a reducer.
+template <class Driver,
+          template <class...>
+          class List,
+          class... Ops,
+          class Library>
+void Register(List<Ops...> /*operators*/, Library& library) {
+  (library.impl(Ops::kSpec.op, &Boxed<Ops, Driver>), ...);
+}
+
+}  // namespace torch_sgmcmc

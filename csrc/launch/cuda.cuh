@@ -1,0 +1,161 @@
+// The CUDA driver: plan -> tables of segments -> one kernel launch per table.
+//
+// A table travels in the kernel's arguments, so a launch needs no copy, no
+// allocation and no synchronisation, and can be captured in a CUDA graph. What
+// a thread does is in launch/tables.h, where CPU tests run it; what is written
+// here is only the kernel and its launch.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "launch/chunks.h"
+#include "launch/plan.h"
+#include "launch/tables.h"
+#include "ops/roles.h"
+#include "random/portable_noise.h"
+
+namespace torch_sgmcmc {
+
+inline void CheckCuda(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) {
+    throw std::runtime_error("torch_sgmcmc: " + std::string(what) + ": " +
+                             cudaGetErrorString(error));
+  }
+}
+
+inline cudaStream_t CurrentStream(int32_t device) {
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+  return static_cast<cudaStream_t>(stream);
+}
+
+// A graph that is being captured would freeze the step counter of the host, and
+// every replay would inject the same noise.
+inline void RefuseCapture(const char* op, int32_t device) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  CheckCuda(cudaStreamIsCapturing(CurrentStream(device), &status),
+            "cudaStreamIsCapturing");
+  if (status != cudaStreamCaptureStatusNone) {
+    Fail(op,
+         "noise cannot be captured in a CUDA graph with a step counter on the "
+         "host: give device_step (samplers: construct with capturable=True)");
+  }
+}
+
+// The type for which a functor is compiled for parameters of type T: where it
+// works on nothing in their type, that of the arithmetic does.
+template <class Functor>
+constexpr bool kIsArithmeticAlone = [] {
+  for (const Role role : Functor::kRoles) {
+    if (!IsInArithmeticType(role)) return false;
+  }
+  return true;
+}();
+template <class Functor, class T>
+using CompiledFor =
+    std::conditional_t<kIsArithmeticAlone<Functor>, Arithmetic<T>, T>;
+
+template <class Update, class T>
+__global__ void __launch_bounds__(kThreads)
+    UpdateKernel(const Update update,
+                 const __grid_constant__ SegmentTable table,
+                 NoiseStream stream,
+                 const int64_t* device_step) {
+  if (!AddDeviceStep(device_step, stream)) return;
+  if (update.skips(stream.step)) return;
+  const int64_t chain = int64_t{blockIdx.z} * gridDim.y + blockIdx.y;
+  if (chain > 0 && chain >= table.num_chains) return;
+  UpdateThread<Update, T>(update,
+                          table,
+                          stream,
+                          int64_t{blockIdx.x},
+                          chain,
+                          static_cast<int>(threadIdx.x));
+}
+
+// Applies update functors to a plan on its CUDA device, on torch's current
+// stream.
+class CudaDriver {
+ public:
+  CudaDriver(const char* op,
+             const Plan& plan,
+             const std::optional<Tensor>& device_step)
+      : op_(op), plan_(plan), device_step_(DeviceStep(op, plan, device_step)) {}
+
+  template <template <class> class Update, class Coefficients>
+  void Apply(const Coefficients& coefficients,
+             const NoiseStream& stream) const {
+    Apply<Update>(coefficients, stream, plan_.segments());
+  }
+
+  template <template <class> class Update, class Coefficients>
+  void Apply(const Coefficients& coefficients,
+             const NoiseStream& stream,
+             const std::vector<Segment>& segments) const {
+    if (segments.empty()) return;
+    const torch::stable::accelerator::DeviceGuard guard(plan_.device_index());
+    const Update<float> single(coefficients);
+    const Update<double> twice(coefficients);
+    if (single.needs_noise() && device_step_ == nullptr) {
+      RefuseCapture(op_, plan_.device_index());
+    }
+    LaunchAll<double>(twice, stream, segments, ScalarType::Double);
+    LaunchAll<float>(single, stream, segments, ScalarType::Float);
+    LaunchAll<torch::headeronly::BFloat16>(
+        single, stream, segments, ScalarType::BFloat16);
+    LaunchAll<torch::headeronly::Half>(
+        single, stream, segments, ScalarType::Half);
+  }
+
+ private:
+  template <class T, class Update>
+  void LaunchAll(const Update& update,
+                 const NoiseStream& stream,
+                 const std::vector<Segment>& segments,
+                 ScalarType dtype) const {
+    ForEachTable(
+        segments, dtype, [&](const SegmentTable& table, int64_t blocks) {
+          Launch<T>(update, stream, table, blocks);
+        });
+  }
+
+  template <class T, class Update>
+  void Launch(const Update& update,
+              const NoiseStream& stream,
+              const SegmentTable& table,
+              int64_t blocks) const {
+    // What a grid takes in its second dimension, and further chains in its
+    // third.
+    constexpr int64_t kMost = 65535;
+    const int64_t chains = std::max<int64_t>(1, table.num_chains);
+    const auto row = static_cast<unsigned>(std::min(kMost, chains));
+    const auto rows = static_cast<unsigned>((chains + kMost - 1) / kMost);
+    UpdateKernel<Update, CompiledFor<Update, T>>
+        <<<dim3(static_cast<unsigned>(blocks), row, rows),
+           kThreads,
+           0,
+           CurrentStream(plan_.device_index())>>>(
+            update, table, stream, device_step_);
+    CheckCuda(cudaGetLastError(), "kernel launch failed");
+  }
+
+  const char* op_;
+  const Plan& plan_;
+  const int64_t* device_step_;
+};
+
+}  // namespace torch_sgmcmc

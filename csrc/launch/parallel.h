@@ -1,0 +1,62 @@
+// Cuts segments into stretches at fixed places and spreads them over threads.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "launch/plan.h"
+
+namespace torch_sgmcmc {
+
+// The unit of scheduling, in elements: a multiple of the noise block, small
+// enough to balance two threads over a network of 10^5 weights.
+constexpr int64_t kStretch = 4096;
+// Stretches a thread gets at least: below about 10 us of work a second thread
+// costs more than it brings.
+constexpr int64_t kGrain = 4;
+
+// Segments, of which each has one chain; `storage` is for them if they had
+// more.
+inline const std::vector<Segment>& Apart(const std::vector<Segment>& segments,
+                                         std::vector<Segment>& storage) {
+  if (segments.empty() || segments[0].num_chains == 0) return segments;
+  for (const Segment& s : segments) {
+    for (int64_t k = 0; k < s.num_chains; ++k) {
+      storage.push_back(OfChain(s, k));
+    }
+  }
+  return storage;
+}
+
+// Calls run(segment, begin, end) on ranges of elements that cover all segments.
+// Every begin is a multiple of kStretch, whatever the number of threads.
+template <class Run>
+void ParallelOverStretches(const std::vector<Segment>& segments,
+                           const Run& run,
+                           int64_t grain = kGrain) {
+  std::vector<int64_t> first_stretch(segments.size() + 1, 0);
+  for (size_t i = 0; i < segments.size(); ++i) {
+    first_stretch[i + 1] =
+        first_stretch[i] + (segments[i].numel + kStretch - 1) / kStretch;
+  }
+  const auto work = [&](int64_t begin, int64_t end) {
+    size_t i = static_cast<size_t>(
+        std::upper_bound(first_stretch.begin(), first_stretch.end(), begin) -
+        first_stretch.begin() - 1);
+    while (begin < end) {
+      const Segment& s = segments[i];
+      const int64_t stop = std::min(end, first_stretch[i + 1]);
+      run(s,
+          (begin - first_stretch[i]) * kStretch,
+          std::min(s.numel, (stop - first_stretch[i]) * kStretch));
+      begin = stop;
+      ++i;
+    }
+  };
+  torch::stable::parallel_for(0, first_stretch.back(), grain, work);
+}
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,429 @@
+#include "launch/plan.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+#include <stdexcept>
+
+namespace torch_sgmcmc {
+namespace {
+
+template <class Range>
+std::string Shape(const Range& sizes) {
+  std::ostringstream out;
+  out << "[";
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    out << (i == 0 ? "" : ", ") << sizes[i];
+  }
+  out << "]";
+  return out.str();
+}
+
+const char* Name(ScalarType type) {
+  switch (type) {
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::Long:
+      return "int64";
+    default:
+      return "an unsupported dtype";
+  }
+}
+
+ScalarType Type(const Tensor& t) { return t.scalar_type(); }
+
+bool IsSupported(ScalarType type) {
+  return type == ScalarType::Float || type == ScalarType::Double ||
+         type == ScalarType::BFloat16 || type == ScalarType::Half;
+}
+
+ScalarType ArithmeticType(ScalarType type) {
+  return type == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
+bool IsStrided(const Tensor& t) {
+  int32_t layout = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(t.get(), &layout));
+  return layout == aoti_torch_layout_strided();
+}
+
+template <class A, class B>
+bool Equal(const A& a, const B& b) {
+  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin());
+}
+
+// The dimensions that matter, smallest stride first.
+std::vector<size_t> DimensionsByStride(const Tensor& t) {
+  const auto sizes = t.sizes();
+  const auto strides = t.strides();
+  std::vector<size_t> order;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] != 1) order.push_back(i);
+  }
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return strides[a] < strides[b];
+  });
+  return order;
+}
+
+// True if the elements fill their memory without gaps or overlap, in any order
+// of the dimensions.
+bool IsDense(const Tensor& t) {
+  const auto sizes = t.sizes();
+  const auto strides = t.strides();
+  int64_t expected = 1;
+  for (const size_t i : DimensionsByStride(t)) {
+    if (strides[i] != expected) return false;
+    expected *= sizes[i];
+  }
+  return true;
+}
+
+bool SameStrides(const Tensor& a, const Tensor& b) {
+  const auto sizes = a.sizes();
+  const auto sa = a.strides();
+  const auto sb = b.strides();
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] != 1 && sa[i] != sb[i]) return false;
+  }
+  return true;
+}
+
+// True if elements share memory, or if strides are so entangled that this
+// cannot be ruled out: with dimensions in the order of their strides, each
+// stride must reach beyond everything that the smaller ones span.
+bool MayOverlap(const Tensor& t) {
+  const auto sizes = t.sizes();
+  const auto strides = t.strides();
+  const std::vector<size_t> order = DimensionsByStride(t);
+  int64_t span = 1;
+  for (const size_t i : order) {
+    if (strides[i] < span) return true;
+    span += (sizes[i] - 1) * strides[i];
+  }
+  return false;
+}
+
+// True if a dense tensor has its leading dimension outermost in memory.
+bool IsChainByChain(const Tensor& t, int64_t num_chains) {
+  return num_chains == 1 || t.numel() == 0 ||
+         t.strides()[0] == t.numel() / num_chains;
+}
+
+std::string Where(const char* name, size_t index) {
+  return std::string(name) + "[" + std::to_string(index) + "]";
+}
+
+// The memory of t as a tensor that autograd knows nothing of: what requires
+// gradients, or was made in inference mode, would not be copied into.
+Tensor Untracked(const Tensor& t) {
+  return torch::stable::from_blob(
+      t.data_ptr(), t.sizes(), t.strides(), t.device(), Type(t));
+}
+
+bool NeedsMaster(const Tensor& param) {
+  return Type(param) == ScalarType::BFloat16 || Type(param) == ScalarType::Half;
+}
+
+uint8_t Bytes(ScalarType type) {
+  switch (type) {
+    case ScalarType::Double:
+      return 8;
+    case ScalarType::Float:
+      return 4;
+    default:
+      return 2;
+  }
+}
+
+// Element indices must be different, and fit.
+void CheckRow(
+    const char* op, size_t i, int64_t row, int64_t pitch, int64_t numel) {
+  if (row == 0 && pitch == 0) return;
+  constexpr int64_t kMaxPitch = int64_t{1} << 40;
+  if (row > 0 && row <= pitch && pitch <= kMaxPitch && numel % row == 0) return;
+  Fail(op,
+       "Invalid " + Where("rows", i) + ": (" + std::to_string(row) + ", " +
+           std::to_string(pitch) + ") for " + std::to_string(numel) +
+           " elements (must be (0, 0), or a length that divides their number, "
+           "and a pitch from it to 2^40)");
+}
+
+// Whether a parameter has no such argument.
+bool IsAbsent(const Argument& a, const Tensor& param) {
+  return (a.role == Role::kMaster && !NeedsMaster(param)) ||
+         (a.role == Role::kPriorMean && a.tensors.empty());
+}
+
+}  // namespace
+
+void Fail(const char* op, const std::string& message) {
+  throw std::runtime_error("torch_sgmcmc::" + std::string(op) + ": " + message);
+}
+
+void CheckNumber(const char* op,
+                 const char* name,
+                 double value,
+                 const Range& range) {
+  if (range.Has(value)) return;
+  Fail(op,
+       std::string("Invalid ") + name + ": " + Shortest(value) + " (must be " +
+           range.Wanted() + ")");
+}
+
+void CheckCount(const char* op,
+                const char* name,
+                int64_t value,
+                int64_t least) {
+  if (value >= least) return;
+  Fail(op,
+       std::string("Invalid ") + name + ": " + std::to_string(value) +
+           " (must be >= " + std::to_string(least) + ")");
+}
+
+Argument PriorMeans(const std::optional<TensorList>& tensors) {
+  static const TensorList kNone;
+  return {"prior_means", Role::kPriorMean, tensors ? *tensors : kNone};
+}
+
+NoiseStream MakeStream(const char* op,
+                       int64_t seed,
+                       int64_t step,
+                       int64_t purpose) {
+  if (step < 0 || step > kMaxStep) {
+    Fail(op,
+         "Invalid step: " + std::to_string(step) + " (must be in [0, 2^48))");
+  }
+  if (purpose < 0 || purpose > kMaxPurpose) {
+    Fail(op,
+         "Invalid purpose: " + std::to_string(purpose) +
+             " (must be in [0, 2^16))");
+  }
+  return {static_cast<uint64_t>(seed),
+          static_cast<uint64_t>(step),
+          static_cast<uint32_t>(purpose)};
+}
+
+NoiseStream MakeStream(const char* op,
+                       int64_t seed,
+                       int64_t step,
+                       Purpose purpose) {
+  return MakeStream(op, seed, step, static_cast<int64_t>(purpose));
+}
+
+const int64_t* DeviceStep(const char* op,
+                          const Plan& plan,
+                          const std::optional<Tensor>& device_step) {
+  return DeviceStep(op, plan.on_cuda(), plan.device_index(), device_step);
+}
+
+const int64_t* DeviceStep(const char* op,
+                          bool on_cuda,
+                          int32_t device_index,
+                          const std::optional<Tensor>& device_step) {
+  if (!device_step.has_value()) return nullptr;
+  const Tensor& t = *device_step;
+  if (!t.defined()) Fail(op, "device_step is undefined");
+  if (Type(t) != ScalarType::Long || t.numel() != 1) {
+    Fail(op,
+         "device_step must hold a single int64, got " +
+             std::to_string(t.numel()) + " elements of " + Name(Type(t)));
+  }
+  if (t.is_cuda() != on_cuda || t.get_device_index() != device_index) {
+    Fail(op, "device_step is on another device than the parameters");
+  }
+  return static_cast<const int64_t*>(t.data_ptr());
+}
+
+std::vector<Segment> Plan::ArithmeticArgument(int j) const {
+  std::vector<Segment> result = segments_;
+  for (Segment& s : result) {
+    s.data[0] = s.data[j];
+    s.bytes[0] = s.bytes[j];
+    s.dtype = ArithmeticType(s.dtype);
+  }
+  return result;
+}
+
+Plan::Plan(const char* op,
+           const std::vector<Argument>& arguments,
+           const std::vector<int64_t>& offsets,
+           int64_t num_chains,
+           const Numbering& numbering) {
+  const Argument& first = arguments[0];
+  const Rows& rows = numbering.rows;
+  const int64_t with_seeds = numbering.num_chains;
+  if (with_seeds < 0 || (with_seeds > 0 && rows)) {
+    Fail(op,
+         "Invalid num_chains: " + std::to_string(with_seeds) +
+             " (must be >= 0, and 0 with rows)");
+  }
+  if (with_seeds > 0) num_chains = with_seeds;
+  const size_t count = first.tensors.size();
+  for (const Argument& a : arguments) {
+    for (size_t i = 0; i < a.tensors.size(); ++i) {
+      if (!a.tensors[i].defined()) Fail(op, Where(a.name, i) + " is undefined");
+    }
+  }
+  for (const Argument& a : arguments) {
+    if (a.role == Role::kMaster) {
+      const auto needed = static_cast<size_t>(std::count_if(
+          first.tensors.begin(), first.tensors.end(), NeedsMaster));
+      if (a.tensors.size() == needed) continue;
+      Fail(op,
+           std::string(a.name) + " has " + std::to_string(a.tensors.size()) +
+               " tensors, expected " + std::to_string(needed) +
+               " (one for each of " + first.name + " in bfloat16 or float16)");
+    }
+    if (a.role == Role::kPriorMean && a.tensors.empty()) continue;
+    if (a.tensors.size() != count) {
+      Fail(op,
+           std::string(a.name) + " has " + std::to_string(a.tensors.size()) +
+               " tensors, expected " + std::to_string(count) + " (as many as " +
+               first.name + ")");
+    }
+  }
+  if (offsets.size() != count) {
+    Fail(op,
+         "offsets has " + std::to_string(offsets.size()) +
+             " entries, expected " + std::to_string(count) +
+             " (one for each tensor of " + first.name + ")");
+  }
+
+  if (rows && rows->size() != 2 * count) {
+    Fail(op,
+         "rows has " + std::to_string(rows->size()) + " entries, expected " +
+             std::to_string(2 * count) + " (two for each tensor of " +
+             first.name + ")");
+  }
+
+  segments_.reserve(count);
+  size_t master = 0;  // of the next parameter that has one
+  for (size_t i = 0; i < count; ++i) {
+    const Tensor& lead = first.tensors[i];
+    const ScalarType dtype = Type(lead);
+    if (!IsSupported(dtype)) {
+      Fail(op,
+           Where(first.name, i) + " has " + Name(dtype) +
+               ", expected float32, float64, bfloat16 or float16");
+    }
+    if ((num_chains > 1 || with_seeds > 0) &&
+        (lead.dim() == 0 || lead.sizes()[0] != num_chains)) {
+      Fail(op,
+           Where(first.name, i) + " has shape " + Shape(lead.sizes()) +
+               ", expected a leading dimension of " +
+               std::to_string(num_chains) + " chains");
+    }
+    if (offsets[i] < 0) {
+      Fail(op,
+           "Invalid " + Where("offsets", i) + ": " +
+               std::to_string(offsets[i]) + " (must be >= 0)");
+    }
+    if (rows) CheckRow(op, i, (*rows)[2 * i], (*rows)[2 * i + 1], lead.numel());
+    if (i == 0) {
+      on_cuda_ = lead.is_cuda();
+      device_index_ = lead.get_device_index();
+    }
+    for (const Argument& a : arguments) {
+      if (IsAbsent(a, lead)) continue;
+      const size_t place = a.role == Role::kMaster ? master++ : i;
+      const Tensor& t = a.tensors[place];
+      if (!IsStrided(t)) {
+        Fail(op,
+             Where(a.name, place) + " is sparse, expected a strided tensor");
+      }
+      if (t.is_cuda() != on_cuda_ || (!on_cuda_ && !t.is_cpu()) ||
+          t.get_device_index() != device_index_) {
+        Fail(op,
+             Where(a.name, place) +
+                 " is on another device than the first tensor of " +
+                 first.name + "; call the operator once for each device");
+      }
+      const ScalarType want =
+          IsInArithmeticType(a.role) ? ArithmeticType(dtype) : dtype;
+      if (Type(t) != want) {
+        Fail(op,
+             Where(a.name, place) + " has " + Name(Type(t)) + ", expected " +
+                 Name(want) + " (for " + Where(first.name, i) + " in " +
+                 Name(dtype) + ")");
+      }
+      if (!Equal(t.sizes(), lead.sizes())) {
+        Fail(op,
+             Where(a.name, place) + " has shape " + Shape(t.sizes()) +
+                 ", expected " + Shape(lead.sizes()) + " (that of " +
+                 Where(first.name, i) + ")");
+      }
+      if (IsWritten(a.role) && !t.is_contiguous() && t.numel() > 0 &&
+          MayOverlap(t)) {
+        Fail(op,
+             Where(a.name, place) +
+                 " is an expanded tensor (several elements share memory) "
+                 "and cannot be written");
+      }
+    }
+  }
+
+  // Everything is valid; from here on only memory is arranged.
+  master = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const Tensor& lead = first.tensors[i];
+    Segment segment{};
+    segment.numel = lead.numel();
+    segment.offset = static_cast<uint64_t>(offsets[i]);
+    segment.num_chains = with_seeds;
+    segment.dtype = Type(lead);
+    const bool in_rows = rows && (*rows)[2 * i] > 0;
+    if (in_rows && (*rows)[2 * i] < segment.numel) {
+      segment.row = (*rows)[2 * i];
+      segment.pitch = (*rows)[2 * i + 1];
+    }
+    if (segment.numel == 0) {
+      if (NeedsMaster(lead)) ++master;
+      continue;
+    }
+    // A tensor with the layout to work in: the parameter itself if it is dense.
+    const bool contiguous = lead.is_contiguous();
+    const bool dense = contiguous || (!in_rows && IsDense(lead) &&
+                                      IsChainByChain(lead, num_chains));
+    const Tensor layout = dense ? lead : torch::stable::contiguous(lead);
+    for (size_t j = 0; j < arguments.size(); ++j) {
+      const Argument& a = arguments[j];
+      const bool is_master = a.role == Role::kMaster;
+      if (IsAbsent(a, lead)) continue;
+      const Tensor& t = a.tensors[is_master ? master++ : i];
+      const auto slot = is_master ? kMasters : SlotOf(a.role, j);
+      segment.bytes[slot] = Bytes(Type(t));
+      void*& data = segment.data[slot];
+      if (contiguous ? t.is_contiguous() : SameStrides(t, layout)) {
+        data = t.data_ptr();
+        continue;
+      }
+      Tensor work = torch::stable::empty_like(layout);
+      if (Type(t) != segment.dtype) {
+        work = torch::stable::to(work, Type(t));
+      }
+      if (IsRead(a.role)) torch::stable::copy_(work, Untracked(t));
+      data = work.data_ptr();
+      if (IsWritten(a.role)) copy_backs_.push_back({t, work});
+      keep_alive_.push_back(work);
+    }
+    segments_.push_back(segment);
+  }
+}
+
+void Plan::Finish() {
+  for (CopyBack& c : copy_backs_) {
+    Tensor memory = Untracked(c.destination);
+    torch::stable::copy_(memory, c.source);
+  }
+}
+
+}  // namespace torch_sgmcmc

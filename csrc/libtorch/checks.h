@@ -1,0 +1,77 @@
+// Checks of hyperparameters and other arguments, and values in messages.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <c10/core/Layout.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "random/range.h"
+
+namespace torch_sgmcmc {
+
+// A number with as many digits as it takes to read it back, and a string in
+// quotes.
+std::string Shown(double value);
+std::string Shown(const std::string& value);
+
+// Throws std::invalid_argument unless value is in its range. NaN stands for a
+// value that was not set.
+void CheckReal(const char* name, double value, const Range& range = {});
+
+// Throws std::invalid_argument unless value is in [low, high).
+void CheckInteger(const char* name,
+                  int64_t value,
+                  int64_t low = 0,
+                  double high = std::numeric_limits<double>::infinity());
+
+// Throws std::invalid_argument unless value is in [0, 2^62): a count that a
+// state dict may hold, to which steps can add without an overflow.
+void CheckCount(const char* name, int64_t value);
+
+// Throws std::invalid_argument unless one count is a part of another one.
+void CheckPart(const char* name,
+               int64_t count,
+               const char* whole,
+               int64_t most);
+
+// Throws std::invalid_argument if there is less friction, which is `what`.
+void CheckFriction(double noise_estimate,
+                   double friction,
+                   const char* what,
+                   const std::string& where = "");
+
+// Throws what Python raises as ValueError.
+[[noreturn]] void Invalid(const std::string& message);
+
+// Throws, beginning with `what`, unless a value of a state dict is a tensor
+// with numbers, of this shape.
+void CheckTensor(const std::string& what,
+                 const c10::IValue& value,
+                 c10::IntArrayRef shape);
+
+// ---- Values in messages, in the words of LibTorch ---------------------------
+
+// "[2, 3]"
+std::string Shape(c10::IntArrayRef sizes);
+
+// "torch::kFloat"
+std::string DtypeName(c10::ScalarType dtype);
+
+// "torch::kSparse"
+std::string LayoutName(c10::Layout layout);
+
+// "Double", or "none"
+std::string KindOf(const c10::IValue& value);
+
+// A key of a dict.
+std::string KeyText(const c10::IValue& key);
+
+// With so many digits at most.
+std::string Rounded(double value, int digits = 6);
+
+}  // namespace torch_sgmcmc

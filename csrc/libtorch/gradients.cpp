@@ -1,0 +1,227 @@
+// What a step checks of gradients: that they are finite.
+#include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <atomic>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "libtorch/checks.h"
+#include "libtorch/operators.h"
+#include "libtorch/sampler_impl.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+std::atomic<bool> defers_on_cpu = false;
+
+bool IsAny(const std::vector<FiniteCheck>& seen) {
+  return std::any_of(seen.begin(), seen.end(), [](const FiniteCheck& s) {
+    return s.counts.any().item<bool>();
+  });
+}
+
+bool IsAnyNonfinite(const std::vector<at::Tensor>& tensors) {
+  if (tensors.empty()) return false;
+  if (tensors[0].is_cpu()) return any_nonfinite(tensors);
+  return count_nonfinite(tensors).any().item<bool>();
+}
+
+std::string MessageOf(
+    const std::string& got,
+    const std::vector<FiniteCheck>& seen,
+    const std::vector<torch::optim::OptimizerParamGroup>& groups) {
+  std::string text;
+  int64_t more = -1;
+  for (const FiniteCheck& s : seen) {
+    const at::Tensor counts = s.counts.cpu();
+    const auto* numbers = counts.const_data_ptr<int64_t>();
+    for (size_t i = 0; i < s.params.size(); ++i) {
+      const int64_t nans = numbers[2 * i];
+      const int64_t infinities = numbers[2 * i + 1];
+      if (nans == 0 && infinities == 0) continue;
+      if (++more > 0) continue;
+      text = got + " a " + s.what +
+             " that is not finite: " + std::to_string(nans) + " NaN and " +
+             std::to_string(infinities) + " infinite of " +
+             std::to_string(s.params[i].numel()) + " elements, for parameter " +
+             NameOf(groups, s.params[i]);
+    }
+  }
+  if (more > 0) text += " (and for " + std::to_string(more) + " more)";
+  return text +
+         ". The step was not made. If losses have grown, the chain has diverged "
+         "and needs a smaller lr; where it is rare, nonfinite(\"skip\") leaves "
+         "such steps out";
+}
+
+}  // namespace
+
+void DeferFiniteChecksOnCpu(bool value) { defers_on_cpu = value; }
+
+std::string NameOf(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                   const at::Tensor& param) {
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (size_t i = 0; i < groups[g].params().size(); ++i) {
+      if (groups[g].params()[i].is_same(param)) {
+        return std::to_string(i) + " of group " + std::to_string(g) +
+               ", of shape " + Shape(param.sizes());
+      }
+    }
+  }
+  return "of shape " + Shape(param.sizes());
+}
+
+void SamplerImpl::check_nonfinite(const OptionValues& options) const {
+  const std::vector<std::string> choices = nonfinite_choices();
+  const std::string value = options.nonfinite_choice();
+  if (std::find(choices.begin(), choices.end(), value) != choices.end()) return;
+  std::string wanted;
+  for (size_t i = 0; i < choices.size(); ++i) {
+    if (i > 0) wanted += i + 1 < choices.size() ? ", " : " or ";
+    wanted += Shown(choices[i]);
+  }
+  Invalid("Invalid nonfinite: " + Shown(value) + " (must be " + wanted + ")");
+}
+
+// What to do, for all groups.
+std::string SamplerImpl::nonfinite() const {
+  std::string choice = options_of(0).nonfinite_choice();
+  check_nonfinite(options_of(0));
+  bool equal = true;
+  std::string all;
+  for (size_t group = 0; group < groups().size(); ++group) {
+    const std::string own = options_of(group).nonfinite_choice();
+    equal = equal && own == choice;
+    all += (all.empty() ? "" : ", ") + Shown(own);
+  }
+  if (!equal) {
+    Invalid("Invalid nonfinite: [" + all +
+            "] in the param groups (must be equal: a step is left out as a "
+            "whole)");
+  }
+  return choice;
+}
+
+void SamplerImpl::check_finite(const std::vector<TensorLists>& lists) {
+  finite_check_.asked.clear();
+  std::vector<std::vector<at::Tensor>> grads;
+  grads.reserve(lists.size());
+  for (const TensorLists& each : lists) grads.push_back(each.grads);
+  check_finite(lists, grads, "gradient");
+}
+
+void SamplerImpl::check_finite(
+    const std::vector<TensorLists>& lists,
+    const std::vector<std::vector<at::Tensor>>& tensors,
+    const char* what) {
+  const std::string choice = nonfinite();
+  if (choice == "ignore") return;
+  if (lists.empty()) return;
+  const bool later = is_check_deferred(lists);
+  if (!later && std::none_of(tensors.begin(), tensors.end(), IsAnyNonfinite)) {
+    return;
+  }
+  if (!later && choice == "skip") throw StepSkipped();
+  std::vector<FiniteCheck> seen;
+  for (size_t i = 0; i < lists.size(); ++i) {
+    if (tensors[i].empty()) continue;
+    seen.push_back({what, lists[i].params, count_nonfinite(tensors[i])});
+  }
+  if (!later) {
+    throw std::runtime_error(
+        MessageOf(std::string(name()) + " got", seen, groups()));
+  }
+  for (FiniteCheck& s : seen) finite_check_.asked.push_back(std::move(s));
+}
+
+bool SamplerImpl::is_check_deferred(
+    const std::vector<TensorLists>& lists) const {
+  const c10::Device device = lists[0].params[0].device();
+  if (!device.is_cuda() && !defers_on_cpu) return false;
+  if (keeps_momenta_ && leaves_momenta(lists)) return false;
+  const std::vector<std::string> keys = state_keys();
+  const bool keeps_state = !keys.empty() && keys[0] != "master";
+  return std::all_of(lists.begin(), lists.end(), [&](const TensorLists& each) {
+    if (each.params[0].device() != device) return false;
+    return !keeps_state ||
+           std::all_of(each.params.begin(),
+                       each.params.end(),
+                       [&](const at::Tensor& param) {
+                         return states().count(param.unsafeGetTensorImpl()) > 0;
+                       });
+  });
+}
+
+// Lets the device decide whether to make the update, if the host has not
+// looked.
+void SamplerImpl::set_gate(std::vector<TensorLists>& lists) {
+  const std::vector<FiniteCheck> seen = std::exchange(finite_check_.asked, {});
+  if (seen.empty()) return;
+  std::vector<at::Tensor> counts;
+  counts.reserve(seen.size());
+  for (const FiniteCheck& s : seen) counts.push_back(s.counts);
+  const Count& made = lists[0].step;
+  std::optional<at::Tensor> device_step;
+  if (made.is_on_device()) device_step = made.device;
+  const at::Tensor gate = step_or_nothing(
+      counts.size() == 1 ? counts[0] : at::cat(counts), made.host, device_step);
+  for (TensorLists& each : lists) each.gate = gate;
+  if (device_step) return;
+  const c10::Device device = gate.device();
+  finite_check_.choice = lists[0].options->nonfinite_choice();
+  for (const FiniteCheck& s : seen) {
+    finite_check_.pending.push_back(
+        {s.what,
+         s.params,
+         s.counts.to(at::kCPU, s.counts.scalar_type(), /*non_blocking=*/true)});
+  }
+  finite_check_.event.reset();
+  if (device.is_cuda()) {
+    finite_check_.event.emplace(device.type());
+    finite_check_.event->record(
+        c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  }
+}
+
+void SamplerImpl::skip_step() {
+  for (GroupState& group : chain_.groups) group.num_skipped.add(1);
+}
+
+// Takes into account what the last step's device found, if it is yet to be.
+void SamplerImpl::catch_up() {
+  const std::vector<FiniteCheck> seen =
+      std::exchange(finite_check_.pending, {});
+  const auto undo = std::exchange(finite_check_.undo, {});
+  if (seen.empty()) return;
+  if (finite_check_.event) finite_check_.event->synchronize();
+  if (!IsAny(seen)) return;
+  for (GroupState& group : chain_.groups) group.step.add(-1);
+  for (const auto& [group, momenta] : undo) {
+    chain_.groups[group].records.momenta = momenta;
+  }
+  if (finite_check_.choice == "skip") {
+    skip_step();
+  } else {
+    finite_check_.error = MessageOf(
+        std::string(name()) + " got in its last step", seen, groups());
+  }
+}
+
+// Throws what the last step's device found, once.
+void SamplerImpl::throw_what_was_found() {
+  catch_up();
+  const std::string error = std::exchange(finite_check_.error, {});
+  if (!error.empty()) throw std::runtime_error(error);
+}
+
+int64_t SamplerImpl::num_skipped() const {
+  // What is yet to come of the last step is a part of what is asked for.
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
+  const_cast<SamplerImpl*>(this)->catch_up();
+  return chain_.groups.empty() ? 0 : chain_.groups[0].num_skipped.get();
+}
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,273 @@
+// Whose elements are which in the noise stream, and what options may say: Note
+// [Numbers of elements] in sampler_impl.h.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include "libtorch/checks.h"
+#include "libtorch/sampler_impl.h"
+#include "random/counter.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+std::vector<const void*> ImplsOf(const std::vector<at::Tensor>& params) {
+  std::vector<const void*> impls;
+  impls.reserve(params.size());
+  for (const at::Tensor& param : params) {
+    impls.push_back(param.unsafeGetTensorImpl());
+  }
+  return impls;
+}
+
+bool AreSame(const std::vector<const void*>& impls,
+             const std::vector<at::Tensor>& params) {
+  return std::equal(impls.begin(),
+                    impls.end(),
+                    params.begin(),
+                    params.end(),
+                    [](const void* impl, const at::Tensor& param) {
+                      return impl == param.unsafeGetTensorImpl();
+                    });
+}
+
+[[noreturn]] void RefuseOther(const std::string& sampler,
+                              const std::string& what) {
+  throw std::runtime_error(
+      sampler + " got " + what +
+      ": make another sampler after parameters have grown, shrunk or been "
+      "replaced (further ones come with add_param_group)");
+}
+
+}  // namespace
+
+void CheckNotCapturable(const OptionValues& options) {
+  if (!options.is_capturable()) return;
+  Invalid(std::string("Invalid capturable: true (") + options.sampler() +
+          " decides on the host, which a CUDA graph cannot)");
+}
+
+int64_t NextOffset(int64_t offset, int64_t size) {
+  return (offset + size + kNoiseBlock - 1) / kNoiseBlock * kNoiseBlock;
+}
+
+int64_t SizeOf(const at::Tensor& param, int64_t num_chains) {
+  return num_chains > 1 ? param.numel() / num_chains : param.numel();
+}
+
+int64_t GroupState::number(const std::vector<at::Tensor>& all,
+                           int64_t num_chains,
+                           int64_t begin) {
+  params = ImplsOf(all);
+  offsets.clear();
+  sizes.clear();
+  for (const at::Tensor& param : all) {
+    offsets.push_back(begin);
+    sizes.push_back(SizeOf(param, num_chains));
+    begin = NextOffset(begin, sizes.back());
+  }
+  return begin;
+}
+
+void GroupState::set_counters(int64_t steps,
+                              int64_t skipped,
+                              bool capturable,
+                              const std::vector<at::Tensor>& all) {
+  step = {steps};
+  num_skipped = {skipped};
+  if (!capturable || all.empty()) return;
+  const auto like = all[0].options().dtype(at::kLong);
+  step = {0, at::full({}, steps, like)};
+  num_skipped = {0, at::full({}, skipped, like)};
+}
+
+// Groups may have been put in another order, or taken out.
+void SamplerImpl::follow_groups() {
+  std::vector<GroupState>& known = chain_.groups;
+  for (size_t i = 0; i < std::min(known.size(), groups().size()); ++i) {
+    const auto& params = groups()[i].params();
+    const auto from = known.begin() + static_cast<int64_t>(i);
+    const auto found = std::find_if(from, known.end(), [&](const auto& group) {
+      return AreSame(group.params, params);
+    });
+    if (found != known.end()) std::iter_swap(from, found);
+  }
+  if (known.size() > groups().size()) known.resize(groups().size());
+}
+
+// Throws unless the parameters are as they were numbered.
+void SamplerImpl::check_numbers() {
+  const auto are_followed = [&] {
+    if (chain_.groups.size() != groups().size()) return false;
+    for (size_t i = 0; i < groups().size(); ++i) {
+      if (!AreSame(chain_.groups[i].params, groups()[i].params())) {
+        return false;
+      }
+    }
+    return true;
+  };
+  const bool is_as_before = are_followed();
+  if (!is_as_before) follow_groups();
+  const int64_t chains = chain_.num_chains;
+  for (size_t i = 0; i < groups().size(); ++i) {
+    check_known(i);
+    const GroupState& known = chain_.groups[i];
+    const auto& params = groups()[i].params();
+    const std::string group = std::to_string(i);
+    if (params.size() != known.sizes.size()) {
+      RefuseOther(name(),
+                  std::to_string(params.size()) + " parameters in group " +
+                      group + ", whose noise is numbered for " +
+                      std::to_string(known.sizes.size()));
+    }
+    for (size_t j = 0; j < params.size(); ++j) {
+      const int64_t size = SizeOf(params[j], chains);
+      if (size == known.sizes[j]) continue;
+      RefuseOther(name(),
+                  "a parameter of " + std::to_string(size) +
+                      " elements, number " + std::to_string(j) + " of group " +
+                      group + ", whose noise is numbered for " +
+                      std::to_string(known.sizes[j]));
+    }
+  }
+  if (is_as_before) return;
+  for (size_t i = 0; i < groups().size(); ++i) {
+    chain_.groups[i].params = ImplsOf(groups()[i].params());
+  }
+  parameters_changed();
+}
+
+void CheckRanges(const ChainState& saved) {
+  std::vector<std::pair<int64_t, int64_t>> ranges;
+  for (size_t i = 0; i < saved.groups.size(); ++i) {
+    const GroupState& group = saved.groups[i];
+    const std::string where = "param group " + std::to_string(i);
+    const auto& ours = group.sizes;
+    if (group.offsets.size() != ours.size()) {
+      Invalid("Invalid state_dict: " + where + " has " +
+              std::to_string(group.offsets.size()) + " offsets for " +
+              std::to_string(ours.size()) + " parameters");
+    }
+    for (size_t j = 0; j < ours.size(); ++j) {
+      const int64_t offset = group.offsets[j];
+      CheckCount("offsets", offset);
+      if (offset % kNoiseBlock != 0) {
+        Invalid("Invalid offsets: " + std::to_string(offset) + " in " + where +
+                " (must be multiples of " + std::to_string(kNoiseBlock) + ")");
+      }
+      if (ours[j] > 0) ranges.emplace_back(offset, NextOffset(offset, ours[j]));
+    }
+  }
+  const int64_t next = saved.next_offset;
+  CheckCount("next_offset", next);
+  if (next % kNoiseBlock != 0) {
+    Invalid("Invalid next_offset: " + std::to_string(next) +
+            " (must be a multiple of " + std::to_string(kNoiseBlock) + ")");
+  }
+  std::sort(ranges.begin(), ranges.end());
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const int64_t following =
+        i + 1 < ranges.size() ? ranges[i + 1].first : next;
+    if (ranges[i].second <= following) continue;
+    Invalid("Invalid offsets: the range [" + std::to_string(ranges[i].first) +
+            ", " + std::to_string(ranges[i].second) + ") reaches beyond " +
+            std::to_string(following) +
+            " (each parameter needs one of its own, before next_offset = " +
+            std::to_string(next) + ")");
+  }
+}
+
+// ---- Before a step ----------------------------------------------------------
+
+void SamplerImpl::begin_step() {
+  throw_what_was_found();
+  if (groups().empty()) {
+    throw std::runtime_error(std::string(name()) + " has no param groups");
+  }
+  for (size_t i = 0; i < groups().size(); ++i) complete(i);
+  check_numbers();
+}
+
+// Takes what a group's options leave open from the sampler's, and what has been
+// set late, unless it is refused.
+void SamplerImpl::complete(size_t group) {
+  check_known(group);
+  const auto& kept = groups()[group];
+  const std::string where = " of group " + std::to_string(group);
+  const torch::optim::OptimizerOptions& made_of = owner_->defaults();
+  const auto& own = kept.has_options() ? kept.options() : made_of;
+  if (!kept.has_options() || typeid(own) != typeid(made_of)) {
+    Invalid("Invalid options: those" + where + " are not of class " + name() +
+            "Options");
+  }
+  OptionValues& options = options_of(group);
+  if (options.seed) {
+    Invalid("Invalid seed: " + std::to_string(*options.seed) +
+            " in the options" + where + " (" + name() + " has seed " +
+            std::to_string(seed()) + "; set it for a sampler to be)");
+  }
+  if (!options.is_complete) {
+    options.inherit(defaults());
+    if (!options.capturable) options.capturable = chain_.capturable;
+    if (!options.nonfinite) options.nonfinite = defaults().nonfinite_choice();
+    options.is_complete = true;
+  }
+  if (options.is_capturable() != chain_.capturable) {
+    const auto shown = [](bool value) { return value ? "true" : "false"; };
+    Invalid(std::string("Invalid capturable: ") +
+            shown(options.is_capturable()) + " in the options" + where + " (" +
+            name() + " has " + shown(chain_.capturable) +
+            "; set it for a sampler to be)");
+  }
+  if (chains_with_seeds(options) != chain_.num_chains) {
+    Invalid(
+        "Invalid num_chains: " + std::to_string(chains_with_seeds(options)) +
+        " in the options" + where + " (" + name() + " has " +
+        std::to_string(chain_.num_chains) + "; set it for a sampler to be)");
+  }
+  complete_means(group, options);
+}
+
+void SamplerImpl::complete_means(size_t group, OptionValues& options) {
+  bool& has_means = chain_.groups[group].has_means;
+  const auto& params = groups()[group].params();
+  if (!options.prior_means.empty()) {
+    const auto means = CopiesOfMeans(options.prior_means, params);
+    options.prior_means.clear();
+    for (size_t i = 0; i < means.size(); ++i) {
+      prior_means_[params[i].unsafeGetTensorImpl()] = means[i];
+    }
+    options.means_are_kept = has_means = true;
+  }
+  if (has_means == options.means_are_kept) return;
+  if (!has_means) {
+    Invalid("Invalid prior_mean: the options of group " +
+            std::to_string(group) +
+            " are of a group with tensors, which are its sampler's (give this "
+            "group its own, or a number)");
+  }
+  if (!options.is_set("prior_mean")) {  // left open
+    options.means_are_kept = true;
+    return;
+  }
+  for (const at::Tensor& param : params) {
+    prior_means_.erase(param.unsafeGetTensorImpl());
+  }
+  has_means = false;
+}
+
+// What is left open is no part of what is seen from outside.
+void SamplerImpl::complete_all() const {
+  for (size_t i = 0; i < groups().size(); ++i) {
+    // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
+    if (i < chain_.groups.size()) const_cast<SamplerImpl*>(this)->complete(i);
+  }
+}
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,461 @@
+#include "libtorch/options.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/List.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <utility>
+
+#include "libtorch/checks.h"
+
+namespace torch_sgmcmc {
+
+namespace {
+
+constexpr double kExactIntegers = 9007199254740992.0;  // 2^53
+constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+
+// Whether a value is a number that can be read.
+bool IsNumber(const c10::IValue& value) {
+  if (!value.isTensor() || !value.toTensor().defined()) return false;
+  const at::Tensor& tensor = value.toTensor();
+  return tensor.numel() == 1 && tensor.layout() == at::kStrided &&
+         !tensor.is_meta();
+}
+
+[[noreturn]] void WrongType(std::string_view name,
+                            const c10::IValue& value,
+                            const char* wanted) {
+  Invalid("Invalid " + std::string(name) + " in a state dict: a " +
+          KindOf(value) + " (must be " + wanted + ")");
+}
+
+// Something or none, or something of one kind.
+template <typename T>
+constexpr bool kIsOptional = false;
+template <typename T>
+constexpr bool kIsOptional<std::optional<T>> = true;
+template <typename T>
+constexpr bool kIsList = false;
+template <typename T>
+constexpr bool kIsList<std::vector<T>> = true;
+
+// A count of data is an int where it can be, as Python's users give it.
+c10::IValue WholeIfData(std::string_view name, const c10::IValue& value) {
+  if (name != "num_data" || !value.isDouble()) return value;
+  const double number = value.toDouble();
+  if (number != std::floor(number) || std::abs(number) >= kExactIntegers) {
+    return value;
+  }
+  return static_cast<int64_t>(number);
+}
+
+// As a setting's row says that it must be in a state dict.
+c10::IValue ReadSetting(const Setting& row, const c10::IValue& value) {
+  if (row.optional && value.isNone()) return value;
+  switch (row.kind) {
+    case SettingKind::kWhole:
+      return FromValue<int64_t>(row.name, value);
+    case SettingKind::kFlag:
+      return FromValue<bool>(row.name, value);
+    case SettingKind::kWord:
+      return FromValue<std::string>(row.name, value);
+    case SettingKind::kReal:
+      break;
+  }
+  if (row.words[0] != nullptr && value.isString()) return value;
+  return WholeIfData(row.name, FromValue<double>(row.name, value));
+}
+
+c10::IValue DefaultOf(const Setting& row) {
+  if (row.optional) return {};
+  if (row.kind == SettingKind::kWhole && !std::isnan(row.fallback)) {
+    return static_cast<int64_t>(row.fallback);
+  }
+  if (row.kind == SettingKind::kFlag) return row.fallback == 1;
+  if (row.kind == SettingKind::kWord) return std::string(row.words[0]);
+  return row.fallback;
+}
+
+void CheckWord(const Setting& row, const std::string& value) {
+  std::string wanted = row.kind == SettingKind::kWord ? "" : "a number";
+  for (const char* word : row.words) {
+    if (word == nullptr) break;
+    if (value == word) return;
+    wanted += (wanted.empty() ? "" : " or ") + Shown(word);
+  }
+  Invalid(std::string("Invalid ") + row.name + ": " + Shown(value) +
+          " (must be " + wanted + ")");
+}
+
+// Throws if a value was left open that has no default, or is not in the range
+// of its row.
+void CheckSetting(const Setting& row,
+                  const c10::IValue& value,
+                  const char* sampler,
+                  bool is_set) {
+  if (value.isNone() || value.isBool()) return;
+  if (value.isString()) return CheckWord(row, value.toStringRef());
+  if (row.kind == SettingKind::kWhole) {
+    return CheckInteger(
+        row.name, value.toInt(), static_cast<int64_t>(row.low), row.high);
+  }
+  const double number =
+      value.isInt() ? static_cast<double>(value.toInt()) : value.toDouble();
+  if (row.purpose != nullptr && !is_set && std::isnan(number)) {
+    Invalid(std::string("Invalid ") + row.name + ": not set (" + sampler +
+            " needs " + row.purpose + ")");
+  }
+  CheckReal(row.name, number, row.range());
+}
+
+}  // namespace
+
+template <typename T>
+c10::IValue ToValue(std::string_view name, const T& value) {
+  if constexpr (kIsOptional<T>) {
+    return value ? ToValue(name, *value) : c10::IValue();
+  } else if constexpr (kIsList<T>) {
+    c10::impl::GenericList list(c10::AnyType::get());
+    for (const auto& element : value) list.push_back(element);
+    return list;
+  } else if constexpr (std::is_same_v<T, Count>) {
+    return value.is_on_device() ? c10::IValue(value.device)
+                                : c10::IValue(value.host);
+  } else {
+    return value;
+  }
+}
+
+template <typename T>
+T FromValue(std::string_view name, const c10::IValue& value) {
+  if constexpr (kIsOptional<T>) {
+    if (value.isNone()) return {};
+    return FromValue<typename T::value_type>(name, value);
+  } else if constexpr (kIsList<T>) {
+    using Element = typename T::value_type;
+    constexpr bool kIsReal = std::is_same_v<Element, double>;
+    if (!value.isList()) {
+      WrongType(name, value, kIsReal ? "a list of numbers" : "a list of ints");
+    }
+    T result;
+    for (const c10::IValue& element : value.toListRef()) {
+      result.push_back(FromValue<Element>(name, element));
+    }
+    return result;
+  } else if constexpr (std::is_same_v<T, double>) {
+    if (value.isDouble()) return value.toDouble();
+    if (value.isInt()) return static_cast<double>(value.toInt());
+    if (IsNumber(value) && (value.toTensor().is_floating_point() ||
+                            value.toTensor().scalar_type() == at::kLong)) {
+      return value.toTensor().item<double>();  // a step size may be one
+    }
+    WrongType(name, value, "a number");
+  } else if constexpr (std::is_same_v<T, int64_t>) {
+    if (value.isInt()) return value.toInt();
+    if (IsNumber(value) && value.toTensor().scalar_type() == at::kLong) {
+      return value.toTensor().item<int64_t>();
+    }
+    WrongType(name, value, "an int, or a Tensor of one int64");
+  } else if constexpr (std::is_same_v<T, bool>) {
+    if (!value.isBool()) WrongType(name, value, "a bool");
+    return value.toBool();
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    if (!value.isString()) WrongType(name, value, "a string");
+    return value.toStringRef();
+  } else {
+    static_assert(std::is_same_v<T, Count>);
+    if (value.isTensor()) return {0, value.toTensor()};
+    return {value.toInt()};
+  }
+}
+
+// All types of hyperparameters, and of values of the sampler's own.
+#define TORCH_SGMCMC_CONVERT(...)                                     \
+  template c10::IValue ToValue(std::string_view, const __VA_ARGS__&); \
+  template __VA_ARGS__ FromValue(std::string_view, const c10::IValue&)
+TORCH_SGMCMC_CONVERT(double);
+TORCH_SGMCMC_CONVERT(int64_t);
+TORCH_SGMCMC_CONVERT(bool);
+TORCH_SGMCMC_CONVERT(std::string);
+TORCH_SGMCMC_CONVERT(Count);
+TORCH_SGMCMC_CONVERT(std::optional<double>);
+TORCH_SGMCMC_CONVERT(std::optional<int64_t>);
+TORCH_SGMCMC_CONVERT(std::vector<double>);
+TORCH_SGMCMC_CONVERT(std::optional<std::vector<double>>);
+TORCH_SGMCMC_CONVERT(std::vector<int64_t>);
+#undef TORCH_SGMCMC_CONVERT
+
+c10::IValue SavedCount(const Count& count) {
+  if (count.is_on_device()) return count.device.clone();
+  return at::scalar_tensor(count.host, at::kLong);
+}
+
+c10::IValue Narrow(const c10::IValue& value) {
+  if (!value.isInt() || value.toInt() == static_cast<int32_t>(value.toInt())) {
+    return value;
+  }
+  return SavedCount({value.toInt()});
+}
+
+// ---- Equal values -----------------------------------------------------------
+
+namespace {
+
+// NOLINTNEXTLINE(misc-no-recursion): as deep as what is shown.
+std::string TextOf(const c10::IValue& value) {
+  if (value.isNone()) return "none";
+  if (value.isBool()) return value.toBool() ? "true" : "false";
+  if (value.isInt()) return std::to_string(value.toInt());
+  if (value.isString()) return Shown(value.toStringRef());
+  if (value.isDouble()) return Shown(value.toDouble());
+  if (value.isTensor()) {
+    return std::to_string(value.toTensor().item<int64_t>());
+  }
+  std::string text;
+  for (const c10::IValue& element : value.toList().vec()) {
+    text += (text.empty() ? "" : ", ") + TextOf(element);
+  }
+  return "[" + text + "]";
+}
+
+}  // namespace
+
+bool Alike(const c10::IValue& a, const c10::IValue& b) {
+  if (a.isList() && b.isList()) {
+    const auto x = a.toList().vec();
+    const auto y = b.toList().vec();
+    return x.size() == y.size() &&
+           std::equal(x.begin(), x.end(), y.begin(), Alike);
+  }
+  if (a.isTensor() && b.isTensor()) {
+    return a.toTensor().item<int64_t>() == b.toTensor().item<int64_t>();
+  }
+  if (a.isDouble() && b.isDouble() && std::isnan(a.toDouble())) {
+    return std::isnan(b.toDouble());
+  }
+  return a == b;
+}
+
+void CheckEqual(const std::vector<StateDict>& groups,
+                const std::vector<std::string>& keys,
+                const char* why) {
+  if (groups.size() == 1) return;
+  for (const std::string& key : keys) {
+    bool equal = true;
+    std::string text;
+    for (const StateDict& group : groups) {
+      equal = equal && Alike(group.at(key), groups[0].at(key));
+      if (!text.empty()) text += ", ";
+      text += TextOf(group.at(key));
+    }
+    if (equal) continue;
+    // NOLINTNEXTLINE(performance-inefficient-string-concatenation): it throws.
+    Invalid("Invalid " + key + ": [" + text +
+            "] in the param groups (must be equal: " + why + ")");
+  }
+}
+
+// ---- Values by name ---------------------------------------------------------
+
+void NamedValues::put(std::string_view name, const c10::IValue& value) {
+  Value& own = values_[place_of(name)];
+  own.value = WholeIfData(name, value);
+  own.is_set = true;
+  is_checked_ = false;
+}
+
+size_t NamedValues::place_of(std::string_view name) const {
+  for (size_t i = 0; i < values_.size(); ++i) {
+    if (values_[i].name == name) return i;
+  }
+  throw std::out_of_range("there is no hyperparameter " + std::string(name));
+}
+
+double NamedValues::number_or(std::string_view name, double otherwise) const {
+  for (const Value& each : values_) {
+    if (each.name != name) continue;
+    const c10::IValue& value = each.value;
+    if (value.isDouble()) return value.toDouble();
+    if (value.isInt()) return static_cast<double>(value.toInt());
+    return value.isBool() ? static_cast<double>(value.toBool()) : kNone;
+  }
+  return otherwise;
+}
+
+double NamedValues::number(std::string_view name) const {
+  return number_or(name, kNone);
+}
+
+std::vector<std::string> NamedValues::keys() const {
+  std::vector<std::string> names;
+  for (const Value& each : values_) names.emplace_back(each.name);
+  return names;
+}
+
+void NamedValues::write(StateDict& group) const {
+  for (const Value& each : values_) {
+    const c10::IValue& value = each.value;
+    const std::string name(each.name);
+    if (value.isList()) {
+      c10::impl::GenericList list(c10::AnyType::get());
+      for (const c10::IValue& element : value.toListRef()) {
+        list.push_back(Narrow(element));
+      }
+      group.set(name, list);
+    } else if (each.row == nullptr && (value.isInt() || value.isTensor())) {
+      group.set(name, SavedCount(FromValue<Count>(each.name, value)));
+    } else {
+      group.set(name, Narrow(value));
+    }
+  }
+}
+
+void NamedValues::read(const StateDict& group) {
+  is_checked_ = false;
+  for (Value& each : values_) {
+    const c10::IValue value = group.at(std::string(each.name));
+    each.value = each.row == nullptr ? each.read(each.name, value)
+                                     : ReadSetting(*each.row, value);
+    each.is_set = true;
+  }
+}
+
+// ---- Options ----------------------------------------------------------------
+
+OptionValues::OptionValues(const char* sampler) : sampler_(sampler) {
+  for (const Setting& row : SettingsOf(sampler)) {
+    values_.push_back({row.name, &row, nullptr, DefaultOf(row)});
+  }
+}
+
+std::optional<int64_t> OptionValues::chains() const {
+  const double chains = number_or("num_chains", kNone);
+  if (std::isnan(chains)) return std::nullopt;
+  // Of a number that int64 does not hold, what check_ranges() refuses too.
+  return static_cast<int64_t>(std::clamp(chains, -1.0, 0x1p62));
+}
+
+void OptionValues::check_ranges() const {
+  for (const Value& each : values_) {
+    CheckSetting(*each.row, each.value, sampler_, each.is_set);
+  }
+  // The products of numbers in range may overflow.
+  const double step_size = number_or("lr", 0);
+  const double heat = number_or("temperature", 1);
+  const double count = number_or("num_data", 1);
+  const double scale = std::sqrt(2 * step_size) * std::sqrt(heat / count);
+  if (!(scale <= std::numeric_limits<float>::max())) {
+    Invalid("Invalid lr: " + Shown(step_size) + " with temperature " +
+            Shown(heat) + " and num_data " + Shown(count) +
+            ": the noise has standard deviation sqrt(2 lr T / N) = " +
+            Shown(scale) + ", which float32 cannot hold. Give smaller numbers");
+  }
+}
+
+void OptionValues::check_noise_estimate(double friction,
+                                        const char* what) const {
+  const c10::IValue& given = values_[place_of("noise_estimate")].value;
+  const bool is_word = given.isString();
+  const double value = is_word ? 0 : given.toDouble();
+  if (!is_word && value == 0) return;
+  std::string where;
+  if (estimate_scale != 1) {
+    where = " at lr " + Rounded(lr(), 4) + ", from " + Rounded(value, 4) +
+            " where it was given";
+  }
+  CheckFriction(value * estimate_scale, friction, what, where);
+  if (temperature() == 0) {
+    Invalid("Invalid noise_estimate: " +
+            (is_word ? Shown(given.toStringRef()) : Shown(value)) +
+            " (must be 0 at temperature 0, where no noise is injected)");
+  }
+}
+
+void OptionValues::inherit(const OptionValues& defaults) {
+  for (size_t i = 0; i < values_.size(); ++i) {
+    if (!values_[i].is_set) values_[i].value = defaults.values_[i].value;
+  }
+  is_checked_ = false;
+}
+
+bool OptionValues::agrees_with(const OptionValues& other,
+                               const std::vector<std::string>& names) const {
+  return std::ranges::all_of(names, [&](const std::string& name) {
+    const size_t place = place_of(name);
+    return Alike(values_[place].value, other.values_[place].value);
+  });
+}
+
+void OptionValues::share(const OptionValues& other,
+                         const std::vector<std::string>& names) {
+  capturable = other.capturable;
+  nonfinite = other.nonfinite;
+  for (const std::string& name : names) {
+    const size_t place = place_of(name);
+    values_[place] = other.values_[place];
+  }
+  is_checked_ = false;
+}
+
+std::vector<std::string> OptionValues::set_for_all(
+    const OptionValues& ours, const std::vector<std::string>& shared) const {
+  std::vector<std::string> names;
+  if (seed) names.emplace_back("seed");
+  if (capturable && is_capturable() != ours.is_capturable()) {
+    names.emplace_back("capturable");
+  }
+  if (nonfinite && nonfinite_choice() != ours.nonfinite_choice()) {
+    names.emplace_back("nonfinite");
+  }
+  for (const std::string& name : shared) {
+    if (is_set(name) && !agrees_with(ours, {name})) names.push_back(name);
+  }
+  return names;
+}
+
+// ---- As users have them -----------------------------------------------------
+
+SamplerOptions::SamplerOptions(const char* sampler)
+    : values_(std::make_unique<OptionValues>(sampler)) {}
+SamplerOptions::SamplerOptions(const SamplerOptions& other)
+    : values_(std::make_unique<OptionValues>(*other.values_)) {}
+SamplerOptions& SamplerOptions::operator=(const SamplerOptions& other) {
+  if (this != &other) *values_ = *other.values_;
+  return *this;
+}
+SamplerOptions::~SamplerOptions() = default;
+
+bool SamplerOptions::capturable() const { return values_->is_capturable(); }
+std::string SamplerOptions::nonfinite() const {
+  return values_->nonfinite_choice();
+}
+std::optional<int64_t> SamplerOptions::seed() const { return values_->seed; }
+double SamplerOptions::number(std::string_view name) const {
+  return values_->number(name);
+}
+
+c10::IValue SamplerOptions::value(std::string_view name) const {
+  return values_->value_of(name);
+}
+void SamplerOptions::put(std::string_view name, const c10::IValue& value) {
+  values_->put(name, value);
+}
+
+void SamplerOptions::put_prior_means(const std::vector<at::Tensor>& values) {
+  values_->prior_means = values;
+  values_->means_are_kept = false;
+}
+void SamplerOptions::put_seed(int64_t value) { values_->seed = value; }
+void SamplerOptions::put_capturable(bool value) {
+  values_->capturable = value;
+  values_->set_checked(false);
+}
+void SamplerOptions::put_nonfinite(const std::string& value) {
+  values_->nonfinite = value;
+}
+
+}  // namespace torch_sgmcmc

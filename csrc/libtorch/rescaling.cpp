@@ -1,0 +1,235 @@
+// Momenta follow lr, T and N: Note [Rescaled momenta] of
+// torch_sgmcmc/_impl/state.py.
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "libtorch/checks.h"
+#include "libtorch/sampler_impl.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+constexpr const char* kMomenta = "momentum_settings";
+constexpr const char* kEstimate = "noise_estimate_settings";
+
+std::vector<double> Numbers(const MomentumSettings& s) {
+  return {s.lr, s.temperature, s.num_data};
+}
+
+// The numbers of a record, of which the last three are settings.
+std::optional<std::vector<double>> ReadRecord(const StateDict& group,
+                                              const char* key,
+                                              size_t count) {
+  auto record =
+      FromValue<std::optional<std::vector<double>>>(key, group.at(key));
+  if (!record) return {};
+  const auto is_finite = [](double number) { return std::isfinite(number); };
+  if (record->size() != count || !std::ranges::all_of(*record, is_finite) ||
+      (*record)[count - 3] <= 0 || (*record)[count - 2] < 0 ||
+      (*record)[count - 1] <= 0) {
+    Invalid(std::string("Invalid ") + key + " in a state dict (must be None " +
+            "or " + std::to_string(count) +
+            " finite numbers, with lr > 0, temperature >= 0 and num_data > 0)");
+  }
+  return record;
+}
+
+MomentumSettings LastThree(const std::vector<double>& record) {
+  const size_t end = record.size();
+  return {record[end - 3], record[end - 2], record[end - 1]};
+}
+
+MomentumSettings MomentumSettingsOf(const OptionValues& options) {
+  return {options.lr(), options.temperature(), options.num_data()};
+}
+
+// Whether the record of the momenta is not of these options.
+bool HasChanged(const GroupRecords& records, const OptionValues& options) {
+  return options.lr() > 0 &&
+         (!records.momenta || *records.momenta != MomentumSettingsOf(options));
+}
+
+// Whether the step begins with new momenta, after T = 0.
+bool IsDrawn(const GroupRecords& records, const OptionValues& options) {
+  return records.momenta && HasChanged(records, options) &&
+         !MomentumScale(*records.momenta, MomentumSettingsOf(options));
+}
+
+}  // namespace
+
+std::vector<std::string> RecordKeys(const OptionValues& options) {
+  std::vector<std::string> keys;
+  for (const std::string& key : options.keys()) {
+    if (key == "momentum") keys.emplace_back(kMomenta);
+    if (key == "noise_estimate") keys.emplace_back(kEstimate);
+  }
+  return keys;
+}
+
+Scales ScalesOf(const GroupRecords& records, const OptionValues& options) {
+  if (!records.momenta || !HasChanged(records, options)) return {};
+  const MomentumSettings& from = *records.momenta;
+  const MomentumSettings to = MomentumSettingsOf(options);
+  Scales scales{MomentumScale(from, to).value_or(1)};
+  if (std::string_view(options.sampler()) == "SGNHT") {
+    // A ratio above 1 would multiply fluctuations beyond the friction.
+    scales.thermostat = std::min(1.0, NoiseEstimateScale(from, to));
+  }
+  return scales;
+}
+
+double FollowEstimate(GroupRecords& records, const OptionValues& options) {
+  const double given = options.number_or("noise_estimate", 0);
+  if (given == 0 || std::isnan(given)) {
+    records.estimate.reset();
+    return 1;
+  }
+  const MomentumSettings now = MomentumSettingsOf(options);
+  if (now.lr == 0) return 1;
+  if (!records.estimate || records.estimate->value != given) {
+    if (now.temperature > 0) records.estimate = {given, now};
+    return 1;
+  }
+  const MomentumSettings& from = records.estimate->settings;
+  if (now == from || now.temperature == 0) return 1;
+  return NoiseEstimateScale(from, now);
+}
+
+void WriteRecords(const GroupRecords& records,
+                  const OptionValues& options,
+                  StateDict& group) {
+  for (const std::string& key : RecordKeys(options)) {
+    std::optional<std::vector<double>> record;
+    if (key == kMomenta && records.momenta) {
+      record = Numbers(*records.momenta);
+    } else if (key == kEstimate && records.estimate) {
+      record = Numbers(records.estimate->settings);
+      record->insert(record->begin(), records.estimate->value);
+    }
+    group.set(key, ToValue(key, record));
+  }
+}
+
+GroupRecords ReadRecords(const StateDict& group, const OptionValues& options) {
+  GroupRecords records;
+  for (const std::string& key : RecordKeys(options)) {
+    const bool of_momenta = key == kMomenta;
+    const auto record = ReadRecord(group, key.c_str(), of_momenta ? 3 : 4);
+    if (!record) continue;
+    if (of_momenta) {
+      records.momenta = LastThree(*record);
+    } else {
+      records.estimate = {(*record)[0], LastThree(*record)};
+    }
+  }
+  return records;
+}
+
+// ---- What a sampler does ----------------------------------------------------
+
+bool SamplerImpl::rests() const {
+  for (size_t group = 0; group < groups().size(); ++group) {
+    if (options_of(group).lr() != 0) return false;
+  }
+  return !groups().empty();
+}
+
+// Draws the momenta of groups whose T is no longer 0, in their own memory where
+// a graph may know it.
+void SamplerImpl::redraw_momenta() {
+  for (size_t g = 0; g < groups().size(); ++g) {
+    const OptionValues& options = options_of(g);
+    const GroupState& own = chain_.groups[g];
+    if (!IsDrawn(own.records, options)) continue;
+    const auto& params = groups()[g].params();
+    for (size_t i = 0; i < params.size(); ++i) {
+      if (!state_of(params[i])["momentum"].defined()) continue;
+      TensorLists one;
+      one.options = &options;
+      one.seed = chain_.seed;
+      one.step = own.step;
+      one.num_chains = chains_with_seeds(options);
+      one.params = {params[i]};
+      one.offsets = {own.offsets[i]};
+      at::Tensor drawn;
+      StartState(one, {&drawn}, start_of_momenta(options));
+      at::Tensor& momentum = own_state_of(params[i])["momentum"];
+      if (chain_.capturable) {
+        momentum.copy_(drawn);
+      } else {
+        momentum = drawn;
+      }
+    }
+  }
+}
+
+// Multiplies momenta and thermostats of a group, but for those of some.
+void SamplerImpl::multiply_state(size_t group,
+                                 const Scales& scales,
+                                 const std::vector<TensorLists>& updated) {
+  for (const at::Tensor& param : groups()[group].params()) {
+    const bool is_updated =
+        std::ranges::any_of(updated, [&](const TensorLists& lists) {
+          return std::ranges::any_of(lists.params, [&](const at::Tensor& p) {
+            return p.is_same(param);
+          });
+        });
+    if (is_updated || !state_of(param)["momentum"].defined()) continue;
+    SamplerParamState& state = own_state_of(param);
+    if (scales.momentum != 1) state["momentum"].mul_(scales.momentum);
+    if (scales.thermostat != 1 && state["thermostat"].defined()) {
+      state["thermostat"].mul_(scales.thermostat);
+    }
+  }
+}
+
+// Rescales what the update of `lists` has left out, and sets the records.
+void SamplerImpl::finish_rescaling(const std::vector<TensorLists>& lists) {
+  for (size_t g = 0; g < groups().size(); ++g) {
+    GroupRecords& records = chain_.groups[g].records;
+    const OptionValues& options = options_of(g);
+    if (!HasChanged(records, options)) continue;
+    if (records.momenta) multiply_state(g, ScalesOf(records, options), lists);
+    if (!finite_check_.pending.empty()) {
+      // The device may yet have left the step out.
+      finite_check_.undo.emplace_back(g, records.momenta);
+    }
+    records.momenta = MomentumSettingsOf(options);
+  }
+}
+
+// Of a capturable sampler: the host does not know what the device leaves out.
+void SamplerImpl::rescale_now(std::vector<TensorLists>& lists) {
+  redraw_momenta();
+  for (size_t g = 0; g < groups().size(); ++g) {
+    GroupRecords& records = chain_.groups[g].records;
+    const OptionValues& options = options_of(g);
+    if (!records.momenta || !HasChanged(records, options)) continue;
+    multiply_state(g, ScalesOf(records, options), {});
+    records.momenta = MomentumSettingsOf(options);
+  }
+  for (TensorLists& each : lists) {
+    each.momentum_scale = each.thermostat_scale = 1;
+  }
+}
+
+// Whether there are momenta to rescale that an update leaves out.
+bool SamplerImpl::leaves_momenta(const std::vector<TensorLists>& lists) const {
+  size_t updated = 0;
+  for (const TensorLists& each : lists) updated += each.params.size();
+  size_t all = 0;
+  bool any = false;
+  for (size_t g = 0; g < groups().size(); ++g) {
+    any = any || HasChanged(chain_.groups[g].records, options_of(g));
+    all += groups()[g].params().size();
+  }
+  return any && updated < all;
+}
+
+}  // namespace torch_sgmcmc

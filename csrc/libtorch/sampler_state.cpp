@@ -1,0 +1,484 @@
+// What a sampler saves, and what it must be to be loaded.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "libtorch/checks.h"
+#include "libtorch/sampler_impl.h"
+
+namespace torch_sgmcmc {
+
+namespace {
+
+constexpr std::string_view kNumGrads = "num_grads";
+
+// The format of state dicts; torch_sgmcmc/_impl/random_state.py has it, too.
+constexpr int64_t kFormat = 1;
+
+using Names = std::set<std::string>;  // sorted, as messages list them
+
+std::string InARow(const Names& names) {
+  std::string row;
+  for (const std::string& name : names) {
+    row += (row.empty() ? "" : ", ") + name;
+  }
+  return row;
+}
+
+[[noreturn]] void Unknown(const std::string& where,
+                          const Names& keys,
+                          const std::string& sampler) {
+  Invalid("Invalid state_dict: " + where + " has " + InARow(keys) + ", which " +
+          sampler + " does not know; it is not one of " + sampler);
+}
+
+// Throws if a state dict is of what Python alone has.
+void RefusePythonsAlone(const StateDict& dict) {
+  const auto refuse = [](const std::string& kind) {
+    Invalid("Invalid state dict: got one of " + kind +
+            ", which C++ does not have. Continue it in Python");
+  };
+  constexpr std::pair<const char*, const char*> kByKey[] = {
+      {"full_grads", "ControlVariates or SVRG"},
+      {"series", "TemperatureMonitor"},
+      {"means", "TimeAverage"}};
+  for (const auto& [key, kind] : kByKey) {
+    if (dict.contains(key)) refuse(kind);
+  }
+  // What is of another type is none of them, and refused where it is read.
+  if (dict.contains("param_groups") && dict.at("param_groups").isList()) {
+    for (const c10::IValue& value : dict.at("param_groups").toList().vec()) {
+      if (!value.isGenericDict()) continue;
+      const StateDict group = value;
+      const std::tuple<const char*, c10::IValue, const char*> kByValue[] = {
+          {"sampler", "HMC", "HMC"},
+          {"sampler", "HMCECS", "HMCECS"},
+          {"gamma", true, "PSGLD with Γ"},
+          {"persistent_index_chain",
+           true,
+           "EWSG with a persistent index chain"}};
+      for (const auto& [key, wanted, kind] : kByValue) {
+        if (group.contains(key) && Alike(group.at(key), wanted)) refuse(kind);
+      }
+    }
+  }
+  if (!dict.contains("state") || !dict.at("state").isGenericDict()) return;
+  const StateDict states = dict.at("state");
+  for (const auto& entry : states.entries()) {
+    if (!entry.value().isGenericDict()) continue;
+    const StateDict state = entry.value();
+    if (state.contains("sensitivity")) refuse("PSGLD with Γ");
+    if (state.contains("preconditioner") && !state.contains("square_average")) {
+      refuse("SBPS with a given preconditioner");
+    }
+  }
+}
+
+int64_t CountAt(const StateDict& group, const char* key) {
+  const auto count = FromValue<int64_t>(key, group.at(key));
+  CheckCount(key, count);
+  return count;
+}
+
+// Throws if a saved group is of another class than ours, or lacks a key.
+void CheckGroupKeys(const StateDict& group,
+                    int64_t index,
+                    const StateDict& ours) {
+  const std::string wanted = ours.at("sampler").toStringRef();
+  if (group.contains("sampler") && !Alike(group.at("sampler"), wanted)) {
+    const c10::IValue name = group.at("sampler");
+    Invalid("Invalid state dict: got one of " +
+            (name.isString() ? name.toStringRef() : "a " + KindOf(name)) +
+            " (must be of " + wanted +
+            "). Load it into a sampler of its class");
+  }
+  Names missing;
+  for (const auto& entry : ours.entries()) {
+    const std::string key = entry.key().toStringRef();
+    if (!group.contains(key)) missing.insert(key);
+  }
+  if (!missing.empty()) {
+    Invalid("Invalid state_dict: param group " + std::to_string(index) +
+            " lacks " + InARow(missing) + "; it is not one of " + wanted);
+  }
+  const int64_t format = CountAt(group, "format");
+  if (format != kFormat) {
+    Invalid("Invalid state_dict: its format is " + std::to_string(format) +
+            " (must be " + std::to_string(kFormat) +
+            ": load it with the version of torch_sgmcmc that saved it)");
+  }
+}
+
+// Throws if a dict has a key that is none of these; `where` names the dict.
+void CheckKnownKeys(const StateDict& dict,
+                    const std::vector<std::string>& known,
+                    const std::string& where,
+                    const char* sampler) {
+  Names unknown;
+  for (const auto& entry : dict.entries()) {
+    const std::string key = KeyText(entry.key());
+    if (std::find(known.begin(), known.end(), key) == known.end()) {
+      unknown.insert(key);
+    }
+  }
+  if (!unknown.empty()) Unknown(where, unknown, sampler);
+}
+
+// Throws unless all elements of a parameter's state are finite.
+void CheckFiniteState(const char* name,
+                      int64_t index,
+                      const at::Tensor& value) {
+  if (value.isfinite().all().item<bool>()) return;
+  Invalid("Invalid state_dict: " + std::string(name) + " of parameter " +
+          std::to_string(index) + " has elements that are not finite");
+}
+
+// A tensor of the saved state of a parameter as it is to be; undefined if there
+// is none.
+at::Tensor SavedTensor(const StateDict& kept,
+                       const char* name,
+                       const at::Tensor& param,
+                       int64_t index) {
+  if (!kept.contains(name)) return {};
+  const c10::IValue value = kept.at(name);
+  const std::string what =
+      std::string(name) + " of parameter " + std::to_string(index);
+  CheckTensor("Invalid state_dict: " + what, value, param.sizes());
+  if (!value.toTensor().is_floating_point()) {
+    Invalid("Invalid state_dict: " + what + " is of " +
+            DtypeName(value.toTensor().scalar_type()) +
+            " (must be floating point)");
+  }
+  // A copy: the chain must not change what the caller holds.
+  return value.toTensor().detach().to(
+      param.device(), StateDtype(param), /*non_blocking=*/false, true);
+}
+
+StateDict DictAt(const c10::IValue& list, size_t index, const char* what) {
+  const c10::IValue entry = list.toListRef()[index];
+  if (!entry.isGenericDict()) {
+    Invalid(std::string("Invalid state_dict: ") + what + " " +
+            std::to_string(index) + " is a " + KindOf(entry) +
+            " (must be a dict)");
+  }
+  return entry;
+}
+
+c10::IValue ListOf(const StateDict& dict, const char* key) {
+  c10::IValue value = dict.at(key);
+  if (!value.isList()) {
+    Invalid(std::string("Invalid state_dict: ") + key + " is a " +
+            KindOf(value) + " (must be a list)");
+  }
+  return value;
+}
+
+std::vector<int64_t> IntegersOf(const StateDict& dict, const char* key) {
+  const c10::IValue list = ListOf(dict, key);
+  std::vector<int64_t> result;
+  for (const c10::IValue& item : list.toList().vec()) {
+    result.push_back(FromValue<int64_t>(key, item));
+  }
+  return result;
+}
+
+c10::IValue ToList(const std::vector<int64_t>& integers) {
+  c10::impl::GenericList list(c10::AnyType::get());
+  for (const int64_t integer : integers) list.push_back(Narrow(integer));
+  return list;
+}
+
+}  // namespace
+
+at::Tensor& SamplerParamState::operator[](std::string_view name) {
+  for (auto& [key, value] : tensors_) {
+    if (key == name) return value;
+  }
+  return tensors_.emplace_back(name, at::Tensor()).second;
+}
+
+const at::Tensor& SamplerParamState::operator[](std::string_view name) const {
+  static const at::Tensor none;
+  for (const auto& [key, value] : tensors_) {
+    if (key == name) return value;
+  }
+  return none;
+}
+
+// ---- Saving -----------------------------------------------------------------
+
+// A param group but for its parameters' numbers.
+StateDict SamplerImpl::write_group(const OptionValues& options,
+                                   const NamedValues& progress,
+                                   const ChainState& chain,
+                                   size_t index) const {
+  const GroupState& own = chain.groups[index];
+  StateDict group = {{"sampler", name()}, {"format", SavedCount({kFormat})}};
+  options.write(group);
+  progress.write(group);
+  WriteRecords(own.records, options, group);
+  group.set("capturable", options.is_capturable());
+  group.set("nonfinite", options.nonfinite_choice());
+  group.set("seed", SavedCount({chain.seed}));
+  group.set("step", SavedCount(own.step));
+  group.set("num_skipped", SavedCount(own.num_skipped));
+  group.set("offsets", ToList(own.offsets));
+  group.set("sizes", ToList(own.sizes));
+  group.set("next_offset", SavedCount({chain.next_offset}));
+  return group;
+}
+
+StateDict SamplerImpl::state_dict() const {
+  num_skipped();  // which waits for the last step's
+  complete_all();
+  const std::vector<std::string> keys = state_keys();
+  StateDict state;
+  c10::impl::GenericList saved(c10::AnyType::get());
+  int64_t index = 0;
+  for (size_t i = 0; i < groups().size(); ++i) {
+    check_known(i);
+    const int64_t steps = chain_.groups[i].step.get();
+    StateDict group = write_group(options_of(i), progress_, chain_, i);
+    std::vector<int64_t> indices;
+    for (const at::Tensor& param : groups()[i].params()) {
+      const auto found = states().find(param.unsafeGetTensorImpl());
+      const at::Tensor mean = prior_mean_of(param);
+      const SamplerParamState& known = state_of(param);
+      StateDict kept;
+      for (const std::string& key : keys) {
+        if (known[key].defined()) kept.set(key, known[key]);
+        if (key == kNumGrads && known.num_grads) {
+          kept.set(key, SavedCount({*known.num_grads}));
+        }
+      }
+      if (mean.defined()) kept.set("prior_mean", mean);
+      const bool has_state = found != states().end();
+      if (steps > 0 && (has_state || param.requires_grad())) {
+        kept.set("step", SavedCount(chain_.groups[i].step));
+      }
+      if (has_state || kept.size() > 0) state.set(index, kept);
+      indices.push_back(index++);
+    }
+    group.set("params", ToList(indices));
+    saved.push_back(group);
+  }
+  return {{"state", state}, {"param_groups", saved}};
+}
+
+// ---- Loading ----------------------------------------------------------------
+
+// All is read and checked first, and put in place when nothing can fail.
+void SamplerImpl::load_state_dict(const StateDict& dict) {
+  catch_up();
+  follow_groups();
+  for (size_t i = 0; i < groups().size(); ++i) check_known(i);
+  complete_all();
+  RefusePythonsAlone(dict);
+  const c10::IValue theirs = ListOf(dict, "param_groups");
+  const StateDict state = dict.at("state");
+  const size_t num_groups = theirs.toListRef().size();
+  if (num_groups != groups().size()) {
+    Invalid("Invalid state_dict: it has " + std::to_string(num_groups) +
+            " param groups, expected " + std::to_string(groups().size()));
+  }
+  for (size_t i = 0; i < num_groups; ++i) {
+    CheckGroupKeys(DictAt(theirs, i, "param group"),
+                   static_cast<int64_t>(i),
+                   write_group(options_of(i), progress_, chain_, i));
+  }
+  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> new_options;
+  std::vector<std::pair<void*, std::unique_ptr<SamplerParamState>>> new_states;
+  std::unordered_map<const void*, at::Tensor> new_means;
+  NamedValues first_progress;
+  ChainState chain;
+  std::vector<std::string> indices_of_all;
+  std::vector<std::string> keys = state_keys();
+  keys.emplace_back("prior_mean");
+  keys.emplace_back("step");  // in Python's, that of the groups
+  std::vector<StateDict> written;
+  for (size_t i = 0; i < num_groups; ++i) {
+    const StateDict group = DictAt(theirs, i, "param group");
+    const std::vector<at::Tensor>& params = groups()[i].params();
+    const auto indices = IntegersOf(group, "params");
+    if (indices.size() != params.size()) {
+      Invalid("Invalid state_dict: param group " + std::to_string(i) + " has " +
+              std::to_string(indices.size()) + " parameters, expected " +
+              std::to_string(params.size()));
+    }
+    new_options.push_back(groups()[i].options().clone());
+    OptionValues& options = OptionAccess::Of(*new_options.back());
+    NamedValues progress = progress_;
+    read_group(group, i, options, progress, chain);
+    StateDict& values =
+        written.emplace_back(write_group(options, progress, chain, i));
+    for (const char* key : {"seed", "next_offset"}) {
+      values.set(key, SavedCount({FromValue<int64_t>(key, group.at(key))}));
+    }
+    if (i == 0) first_progress = progress;
+    read_means(state, i, indices, new_means);
+    for (size_t p = 0; p < indices.size(); ++p) {
+      indices_of_all.push_back(std::to_string(indices[p]));
+      if (!state.contains(indices[p])) continue;
+      const StateDict kept = state.at(indices[p]);
+      CheckKnownKeys(kept,
+                     keys,
+                     "the state of parameter " + std::to_string(indices[p]),
+                     name());
+      // Before the first step other state is blank, and a parameter that has
+      // made none has no other.
+      size_t own = kept.size();
+      for (const char* key : {"prior_mean", "step"}) {
+        if (kept.contains(key)) --own;
+      }
+      auto restored = read_state(kept, params[p], indices[p]);
+      if (own == 0 || CountAt(group, "step") == 0) continue;
+      new_states.emplace_back(params[p].unsafeGetTensorImpl(),
+                              std::move(restored));
+    }
+  }
+  CheckKnownKeys(state, indices_of_all, "its state", name());
+  std::vector<std::string> equal = {
+      "seed", "step", "next_offset", "capturable", "nonfinite", "num_skipped"};
+  for (const auto& names : {shared_names(), first_progress.keys()}) {
+    equal.insert(equal.end(), names.begin(), names.end());
+  }
+  CheckEqual(written, equal, why_equal());
+  CheckRanges(chain);
+
+  finite_check_ = DeferredFiniteCheck();  // of the chain that is left
+  states().clear();
+  for (auto& [param, restored] : new_states) {
+    states()[param] = std::move(restored);
+  }
+  prior_means_ = std::move(new_means);
+  progress_ = std::move(first_progress);
+  for (size_t i = 0; i < num_groups; ++i) {
+    GroupState& own = chain.groups[i];
+    for (const at::Tensor& param : groups()[i].params()) {
+      own.has_means = own.has_means || prior_mean_of(param).defined();
+    }
+    OptionAccess::Of(*new_options[i]).means_are_kept = own.has_means;
+    groups()[i].set_options(std::move(new_options[i]));
+  }
+  chain_ = std::move(chain);
+  moved_.clear();
+  OptionValues& made_of = OptionAccess::Of(owner_->defaults());
+  made_of.capturable = options_of(0).capturable;
+  made_of.nonfinite = options_of(0).nonfinite;
+  parameters_changed();
+}
+
+// What was saved of a parameter, on its device and in the precision that it
+// asks for.
+std::unique_ptr<SamplerParamState> SamplerImpl::read_state(
+    const StateDict& kept, const at::Tensor& param, int64_t index) const {
+  auto state = std::make_unique<SamplerParamState>();
+  for (const std::string& key : state_keys()) {
+    if (!kept.contains(key)) continue;
+    if (key == kNumGrads) {
+      state->num_grads = FromValue<int64_t>("num_grads", kept.at(key));
+      CheckCount("num_grads", *state->num_grads);
+    } else {
+      (*state)[key] = SavedTensor(kept, key.c_str(), param, index);
+    }
+  }
+  check_saved_state(*state, index);
+  for (const auto& [key, value] : state->tensors()) {
+    CheckFiniteState(key.c_str(), index, value);
+  }
+  // In lower precision the chain had one.
+  if (!HasMaster(param)) (*state)["master"] = at::Tensor();
+  return state;
+}
+
+// Takes a saved group into options and progress of ours, and into `chain`.
+void SamplerImpl::read_group(const StateDict& saved,
+                             size_t index,
+                             OptionValues& options,
+                             NamedValues& progress,
+                             ChainState& chain) const {
+  const std::vector<at::Tensor>& params = groups()[index].params();
+  GroupState& own = chain.groups.emplace_back();
+  own.offsets = IntegersOf(saved, "offsets");
+  own.sizes = IntegersOf(saved, "sizes");
+  GroupState now;
+  now.number(params, chain_.num_chains, /*begin=*/0);
+  own.params = std::move(now.params);
+  if (own.sizes != now.sizes) {
+    Invalid("Invalid state_dict: param group " + std::to_string(index) +
+            " was saved for parameters of other sizes (" + Shape(own.sizes) +
+            ", expected " + Shape(now.sizes) + ")");
+  }
+  const auto next = FromValue<int64_t>("next_offset", saved.at("next_offset"));
+  const auto key = FromValue<int64_t>("seed", saved.at("seed"));
+  options.read(saved);
+  progress.read(saved);
+  options.capturable = FromValue<bool>("capturable", saved.at("capturable"));
+  const int64_t steps = CountAt(saved, "step");
+  options.nonfinite =
+      FromValue<std::string>("nonfinite", saved.at("nonfinite"));
+  check_nonfinite(options);
+  const int64_t skipped = CountAt(saved, "num_skipped");
+  check(options);
+  check_progress(progress, options);
+  for (const at::Tensor& param : params) check_param(param, options);
+  own.set_counters(steps, skipped, options.is_capturable(), params);
+  own.records = ReadRecords(saved, options);
+  if (index > 0) return;
+  chain.next_offset = next;
+  chain.seed = key;
+  chain.capturable = options.is_capturable();
+  chain.num_chains = chains_with_seeds(options);
+}
+
+// Takes the means of a saved group's priors, if it has them.
+void SamplerImpl::read_means(
+    const StateDict& state,
+    size_t group,
+    const std::vector<int64_t>& indices,
+    std::unordered_map<const void*, at::Tensor>& means) const {
+  const std::vector<at::Tensor>& params = groups()[group].params();
+  size_t having = 0;
+  std::string lacking;
+  std::vector<at::Tensor> still;
+  for (size_t p = 0; p < indices.size(); ++p) {
+    at::Tensor mean;
+    if (state.contains(indices[p])) {
+      mean = SavedTensor(
+          state.at(indices[p]), "prior_mean", params[p], indices[p]);
+      if (mean.defined()) CheckFiniteState("prior_mean", indices[p], mean);
+    }
+    const std::string index = std::to_string(indices[p]);
+    if (!mean.defined()) {
+      // torch.distributed.checkpoint leaves out what requires no gradients.
+      if (!params[p].requires_grad()) {
+        still.push_back(params[p]);
+      } else if (lacking.empty()) {
+        lacking = index;
+      }
+      continue;
+    }
+    means[params[p].unsafeGetTensorImpl()] = mean;
+    ++having;
+  }
+  if (having == 0) return;
+  for (const at::Tensor& param : still) {
+    const at::Tensor own = prior_mean_of(param);
+    means[param.unsafeGetTensorImpl()] =
+        own.defined() ? own
+                      : ZeroState(param).fill_(options_of(group).prior_mean());
+  }
+  if (lacking.empty()) return;
+  Invalid("Invalid state_dict: in param group " + std::to_string(group) +
+          " parameter " + lacking + " has no prior_mean, and others have");
+}
+
+}  // namespace torch_sgmcmc

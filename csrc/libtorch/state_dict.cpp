@@ -1,0 +1,256 @@
+#include "torch_sgmcmc/state_dict.h"
+
+#include <ATen/ATen.h>
+#include <caffe2/serialize/inline_container.h>
+#include <torch/csrc/jit/serialization/export.h>
+#include <torch/csrc/jit/serialization/pickler.h>
+#include <torch/csrc/jit/serialization/unpickler.h>
+#include <torch/nn/module.h>
+#include <torch/serialize.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <exception>
+#include <fstream>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "libtorch/checks.h"
+#include "libtorch/disk.h"
+#include "libtorch/parameters.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+using caffe2::serialize::PyTorchStreamReader;
+using caffe2::serialize::PyTorchStreamWriter;
+
+c10::impl::GenericDict EmptyDict() {
+  return c10::impl::GenericDict(c10::AnyType::get(), c10::AnyType::get());
+}
+
+// torch::pickle_save tags dicts and lists with the types of their contents,
+// which torch.load refuses to read unless it is told to trust the file. Plain
+// dicts and lists, as torch.save writes them, need no tags.
+std::vector<char> Pickled(const c10::IValue& value) {
+  std::vector<char> pickle;
+  torch::jit::Pickler pickler(
+      [&](const char* data, size_t size) {
+        pickle.insert(pickle.end(), data, data + size);
+      },
+      /*tensor_table=*/nullptr,
+      /*type_renamer=*/nullptr,
+      /*memoized_class_types=*/nullptr,
+      /*get_tensor_id=*/nullptr,
+      /*tag_aggregates=*/false);
+  pickler.protocol();
+  pickler.pushIValue(value);
+  pickler.stop();
+
+  std::vector<char> archive;
+  PyTorchStreamWriter writer([&](const void* data, size_t size) {
+    const char* bytes = static_cast<const char*>(data);
+    archive.insert(archive.end(), bytes, bytes + size);
+    return size;
+  });
+  torch::jit::writeArchiveAndTensors(
+      "data", pickle.data(), pickle.size(), pickler.tensorData(), writer);
+  writer.writeEndOfFile();
+  return archive;
+}
+
+// The bytes that storages were read from.
+using Records = std::unordered_map<const void*, size_t>;
+
+// torch believes a pickle that says how large its storages are.
+// NOLINTNEXTLINE(misc-no-recursion): as deep as what was saved.
+void CheckStorages(const c10::IValue& value, const Records& records) {
+  if (value.isTensor() && value.toTensor().has_storage()) {
+    const at::Storage& storage = value.toTensor().storage();
+    const auto record = records.find(storage.data());
+    if (record != records.end() && storage.nbytes() > record->second) {
+      throw std::runtime_error("a Tensor is larger than its record");
+    }
+  } else if (value.isGenericDict()) {
+    for (const auto& entry : value.toGenericDict()) {
+      CheckStorages(entry.value(), records);
+    }
+  } else if (value.isList() || value.isTuple()) {
+    const auto elements = value.isList() ? value.toListRef().vec()
+                                         : value.toTupleRef().elements().vec();
+    for (const c10::IValue& each : elements) CheckStorages(each, records);
+  }
+}
+
+c10::IValue Unpickled(PyTorchStreamReader& reader, c10::Device device) {
+  const auto [pickle, pickle_size] = reader.getRecord("data.pkl");
+  const char* next = static_cast<const char*>(pickle.get());
+  const char* const end = next + pickle_size;
+  Records records;
+  torch::jit::Unpickler unpickler(
+      [&](char* to, size_t wanted) {
+        const size_t size = std::min(wanted, static_cast<size_t>(end - next));
+        std::memcpy(to, next, size);
+        next += size;
+        return size;
+      },
+      /*type_resolver=*/nullptr,
+      /*obj_loader=*/nullptr,
+      [&](const std::string& name) {
+        auto [data, size] = reader.getRecord("data/" + name);
+        records[data.get()] = size;
+        return std::move(data);
+      },
+      device);
+  unpickler.set_version(reader.version());
+  c10::IValue value = unpickler.parse_ivalue();
+  CheckStorages(value, records);
+  return value;
+}
+
+// The first line of torch's message, without its stack trace.
+std::string FirstLine(const std::exception& error) {
+  const std::string text = error.what();
+  // torch's own words ask for a report to PyTorch.
+  if (text.find("INTERNAL ASSERT") != std::string::npos) {
+    return "it has an object that LibTorch does not read";
+  }
+  return text.substr(0, text.find('\n'));
+}
+
+}  // namespace
+
+StateDict::StateDict() : entries_(EmptyDict()) {}
+
+StateDict::StateDict(
+    std::initializer_list<std::pair<std::string, c10::IValue>> entries)
+    : StateDict() {
+  for (const auto& [key, value] : entries) set(key, value);
+}
+
+StateDict::StateDict(const c10::IValue& value) : entries_(EmptyDict()) {
+  if (!value.isGenericDict()) {
+    Invalid("Invalid state dict: a " + KindOf(value) +
+            " (must be a dict; from Python, save dict(model.state_dict()) in "
+            "place of an OrderedDict)");
+  }
+  entries_ = value.toGenericDict();
+}
+
+StateDict::operator c10::IValue() const { return entries_; }
+
+bool StateDict::contains(const std::string& key) const {
+  return entries_.contains(key);
+}
+
+bool StateDict::contains(int64_t key) const { return entries_.contains(key); }
+
+c10::IValue StateDict::at(const std::string& key) const {
+  const auto entry = entries_.find(key);
+  if (entry == entries_.end()) {
+    Invalid("Invalid state dict: it has no key " + Shown(key));
+  }
+  return entry->value();
+}
+
+c10::IValue StateDict::at(int64_t key) const {
+  const auto entry = entries_.find(key);
+  if (entry == entries_.end()) {
+    Invalid("Invalid state dict: it has no key " + std::to_string(key));
+  }
+  return entry->value();
+}
+
+void StateDict::set(const std::string& key, const c10::IValue& value) {
+  entries_.insert_or_assign(key, value);
+}
+
+void StateDict::set(int64_t key, const c10::IValue& value) {
+  entries_.insert_or_assign(key, value);
+}
+
+size_t StateDict::size() const { return entries_.size(); }
+
+void save(const StateDict& dict, const std::string& path) {
+  const std::vector<char> bytes = Pickled(dict);
+  disk::Replace(path, {bytes.data(), bytes.size()});
+}
+
+StateDict load(const std::string& path, c10::Device device) {
+  errno = 0;
+  if (!std::ifstream(path, std::ios::binary)) {
+    throw std::runtime_error("Cannot read " + path + ": " +
+                             std::generic_category().message(errno));
+  }
+  const auto refuse = [&](const char* what, const std::exception& error) {
+    throw std::runtime_error("Cannot read " + path + ": " + what + " (" +
+                             FirstLine(error) + ")");
+  };
+  std::optional<PyTorchStreamReader> reader;
+  try {
+    reader.emplace(path);
+  } catch (const std::exception& error) {
+    refuse("cut off, damaged, or not a file of torch.save", error);
+  }
+  c10::IValue value;
+  try {
+    value = Unpickled(*reader, device);
+  } catch (const std::exception& error) {
+    refuse(
+        "damaged, or not a file of torch.save with dicts, lists, tensors, "
+        "numbers and strings alone; from Python, save "
+        "dict(model.state_dict()) in place of an OrderedDict, and ints that 32 "
+        "bits do not hold as tensors",
+        error);
+  }
+  if (!value.isGenericDict()) {
+    throw std::runtime_error("Cannot read " + path + ": it holds a " +
+                             KindOf(value) + " (must be a dict)");
+  }
+  return value;
+}
+
+torch::OrderedDict<std::string, at::Tensor> TensorsOf(
+    const torch::nn::Module& module) {
+  auto tensors = module.named_parameters();
+  tensors.update(module.named_buffers());
+  return tensors;
+}
+
+StateDict state_dict(const torch::nn::Module& module) {
+  StateDict dict;
+  for (const auto& item : TensorsOf(module)) {
+    dict.set(item.key(), item.value().detach());
+  }
+  return dict;
+}
+
+// Not const: what the module holds changes.
+// cppcheck-suppress constParameter
+void load_state_dict(torch::nn::Module& module, const StateDict& dict) {
+  auto tensors = TensorsOf(module);
+  for (const auto& item : tensors) {
+    CheckTensor("Invalid state dict: " + item.key(),
+                dict.at(item.key()),
+                item.value().sizes());
+  }
+  for (const auto& entry : dict.entries()) {
+    const std::string key = KeyText(entry.key());
+    if (!entry.key().isString() || !tensors.contains(key)) {
+      Invalid("Invalid state dict: the module has nothing named " + key);
+    }
+  }
+  const at::NoGradGuard no_grad;
+  for (auto& item : tensors) {
+    item.value().copy_(dict.at(item.key()).toTensor());
+  }
+}
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,138 @@
+// A straight line of the bouncy particle: torch_sgmcmc/_sbps/trajectory.py in
+// C++.
+//
+// A flight is never changed: a bounce or a refreshment makes another one, so
+// that nothing is lost where a step fails.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "host/moments.h"
+#include "libtorch/options.h"
+
+namespace torch_sgmcmc {
+
+// The moving parameters on one device with one prior, and their state.
+struct FlightPart {
+  double prior_precision = 0;
+  double num_data = 1;
+  double prior_mean = 0;
+  // Empty if that is the mean of all.
+  std::vector<at::Tensor> prior_means = {};
+  std::vector<at::Tensor> params = {};
+  std::vector<int64_t> offsets = {};
+  std::vector<at::Tensor> origin = {};
+  std::vector<at::Tensor> velocity = {};
+  // Empty unless preconditioned:
+  std::vector<at::Tensor> square_average = {};
+  std::vector<at::Tensor> preconditioner = {};
+  std::vector<at::Tensor> direction = {};
+
+  const std::vector<at::Tensor>& directions() const {
+    return direction.empty() ? velocity : direction;
+  }
+  double weight_decay() const { return prior_precision / num_data; }
+};
+
+// What the state of a parameter keeps of a flight, by its keys; unless it is
+// preconditioned, of the first two alone.
+constexpr std::pair<const char*, std::vector<at::Tensor> FlightPart::*>
+    kFlightState[] = {{"origin", &FlightPart::origin},
+                      {"velocity", &FlightPart::velocity},
+                      {"square_average", &FlightPart::square_average},
+                      {"preconditioner", &FlightPart::preconditioner},
+                      {"direction", &FlightPart::direction}};
+
+struct FlightSums {
+  double product = 0;   // v . Ag
+  double gradient = 0;  // |Ag|^2
+  double velocity = 0;  // |v|^2
+};
+
+// The prior's part of the directional derivative along a line.
+struct PriorLine {
+  double begin = 0;
+  double slope = 0;
+};
+
+class Trajectory {
+ public:
+  // `line_sums` are sbps_line_sums of the parts with a prior, if a pass over
+  // them has taken them already.
+  explicit Trajectory(std::vector<FlightPart> parts,
+                      const std::vector<at::Tensor>& line_sums = {});
+
+  const std::vector<FlightPart>& parts() const { return parts_; }
+  std::vector<FlightPart>& parts() { return parts_; }
+  const std::vector<at::Tensor>& params() const { return params_; }
+  std::vector<at::Tensor> directions() const;
+  bool preconditioned() const { return !parts_[0].preconditioner.empty(); }
+
+  // Moves the parameters to a time since the line began.
+  void place(double time);
+  // Remembers that the parameters are where they are at that time.
+  void mark(double time);
+  // Whether the parameters are where this flight has them at that time.
+  bool is_at(double time);
+
+  // Other lines from here.
+  std::shared_ptr<Trajectory> rebased() const;
+  std::shared_ptr<Trajectory> refreshed(double time,
+                                        const OptionValues& options,
+                                        int64_t seed,
+                                        int64_t step) const;
+  std::shared_ptr<Trajectory> reflected(double time,
+                                        const std::vector<at::Tensor>& grads,
+                                        const OptionValues& options) const;
+  // The same line with what its V learns here; A follows where it ends. Were A
+  // to follow at once, Av would turn within the line that G is regressed on.
+  std::shared_ptr<Trajectory> learned(const std::vector<at::Tensor>& grads,
+                                      const OptionValues& options) const;
+
+  FlightSums sums(const std::vector<at::Tensor>& grads) const;
+  // The derivative of the prior's part of U along the direction, at a time
+  // since the line began: the line's own, not of the rounded parameters.
+  double prior(double time);
+
+ private:
+  std::vector<std::vector<at::Tensor>> origins(double time) const;
+  std::vector<std::pair<int64_t, const void*>> marks() const;
+
+  void set_prior(const std::vector<at::Tensor>& line_sums);
+
+  std::vector<FlightPart> parts_;
+  std::vector<at::Tensor> params_;
+  std::optional<PriorLine> prior_;
+  std::vector<std::pair<int64_t, const void*>> marks_;
+  double marked_ = std::numeric_limits<double>::quiet_NaN();
+};
+
+// What a minibatch says along a direction.
+struct MinibatchView {
+  at::Tensor losses;
+  at::Tensor derivatives;
+  std::vector<at::Tensor> grads;  // of the mean loss
+};
+
+// Calls the closure once and differentiates what it returns along the flight's
+// directions. Throws if that is not the losses of at least 2 examples, or if
+// any of `all_params` has a gradient then.
+MinibatchView Observe(const torch::optim::Optimizer::LossClosure& closure,
+                      const Trajectory& flight,
+                      const std::vector<at::Tensor>& all_params);
+
+// The rate of change of U / T along the flight, at a time since its line began.
+RateEstimate RateOf(Trajectory& flight,
+                    double time,
+                    const MinibatchView& seen,
+                    const OptionValues& options);
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,111 @@
+// The BAOA update, shared by CPU and CUDA: SGHMC whose friction stands between
+// two halves of the drift.
+//
+//   u     <- f v - lr g
+//   v     <- m u + sqrt((1 + m)^2 (f - beta) lr T / (2 N)) xi
+//   theta <- theta + (u + v) / 2     (the new v)
+//
+// with f = 1 unless lr, T or N have changed (host/rescaling.h), g = grad +
+// (lambda / N) (theta - mu), m the momentum and f = 2 (1 - m) / (1 + m), so
+// that without beta v has (1 - m^2) lr T / N, what an exact step of Ornstein
+// and Uhlenbeck has: BAOAB of Leimkuhler and Matthews 2013, looked at where its
+// gradient is. beta = lr N Var(grad) / (2 T) is what minibatches bring, to
+// first order in lr.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <string>
+
+#include "ops/op_spec.h"
+#include "ops/posterior_gradient.h"
+#include "ops/roles.h"
+#include "random/arithmetic.h"
+#include "random/macros.h"
+
+namespace torch_sgmcmc {
+
+struct BAOACoefficients : PriorCoefficients {
+  template <class Call>
+  explicit BAOACoefficients(const Call& number)
+      : PriorCoefficients(number),
+        lr(number("lr")),
+        momentum(number("momentum")),
+        momentum_scale(number("momentum_scale")),
+        noise_variance(
+            (1 + momentum) * (1 + momentum) *
+            std::max(0.0, Friction(momentum) - number("noise_estimate")) * lr *
+            number("temperature") / (2 * number("num_data"))) {}
+
+  static double Friction(double momentum) {
+    return 2 * (1 - momentum) / (1 + momentum);
+  }
+
+  double lr;
+  double momentum;
+  double momentum_scale;  // f
+  double noise_variance;
+};
+
+template <class Real>
+class BAOAUpdate : public PosteriorGradient<Real> {
+ public:
+  static constexpr std::array<Role, 4> kRoles = {
+      Role::kParameter, Role::kGradient, Role::kState, Role::kPriorMean};
+
+  explicit BAOAUpdate(const BAOACoefficients& c)
+      : PosteriorGradient<Real>(c),
+        minus_lr_(static_cast<Real>(-c.lr)),
+        momentum_(static_cast<Real>(c.momentum)),
+        momentum_scale_(static_cast<Real>(c.momentum_scale)),
+        noise_scale_(static_cast<Real>(std::sqrt(c.noise_variance))) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
+
+  SG_INLINE void operator()(Real (&x)[4], Real xi) const {
+    const Real g = this->Gradient(x[0], x[3], x[1]);
+    const Real kicked = Fma(minus_lr_, g, momentum_scale_ * x[2]);
+    x[2] = Fma(momentum_, kicked, noise_scale_ * xi);
+    x[0] = Fma(Real(0.5), kicked + x[2], x[0]);
+  }
+
+ private:
+  Real minus_lr_;
+  Real momentum_;
+  Real momentum_scale_;
+  Real noise_scale_;
+};
+
+struct BAOAStep {
+  static constexpr OpSpec kSpec = {
+      .op = "baoa_step_",
+      .lists = {args::kParams, args::kGrads, args::kMomenta, args::kMasterList},
+      .numbers = {args::kLr,
+                  args::kMomentum,
+                  args::kNumData,
+                  args::kPriorPrecision,
+                  args::kTemperature,
+                  args::kNoiseEstimate,
+                  args::kMomentumScale},
+      .noise = Noise::kUpdate,
+      .has_prior_mean = true};
+  using Coefficients = BAOACoefficients;
+  template <class Real>
+  using Update = BAOAUpdate<Real>;
+
+  template <class Call>
+  static std::string Refusal(const Call& call) {
+    const double friction = BAOACoefficients::Friction(call("momentum"));
+    const double estimate = call("noise_estimate");
+    // Up to rounding, as in SGHMC.
+    if (estimate <= friction + 1e-12) return "";
+    return "Invalid noise_estimate: " + std::to_string(estimate) +
+           " (must not exceed the friction 2 (1 - momentum) / (1 + momentum)"
+           " = " +
+           std::to_string(friction) + ")";
+  }
+};
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,144 @@
+// torch_sgmcmc::fused_step_, deferred_step_ and ewsg_step_: whole steps of a
+// sampler, all of its param groups on a device in one call.
+//
+// All updates are checked before the first is made. The step counter is an
+// argument that the operator advances itself: no interrupt of Python can come
+// between an update and its count, so no noise is drawn twice.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "launch/boxed.h"
+#include "launch/packed.h"
+#include "ops/nonfinite_op.h"
+#include "ops/registry.h"
+
+namespace torch_sgmcmc {
+
+// The updates of a step, on one device.
+class Updates {
+ public:
+  virtual ~Updates() = default;
+  // Throws std::runtime_error, with nothing changed, where an operator would.
+  virtual std::unique_ptr<PreparedUpdate> Prepare(const char* op,
+                                                  int64_t index,
+                                                  const Call& call) const = 0;
+};
+
+template <class Driver>
+class UpdatesOn final : public Updates {
+ public:
+  std::unique_ptr<PreparedUpdate> Prepare(const char* op,
+                                          int64_t index,
+                                          const Call& call) const override {
+    std::unique_ptr<PreparedUpdate> update;
+    SamplerOperators::ForEach([&]<class Op>(std::type_identity<Op> /*op*/) {
+      if (index == PlaceOf(Op::kSpec)) {
+        update = std::make_unique<Update<Op, Driver>>(call);
+      }
+    });
+    if (update == nullptr) Fail(op, "packed is no call of a sampler's step");
+    return update;
+  }
+};
+
+const Updates& CpuUpdates();
+const Updates& CudaUpdates();
+
+// A step whose updates have been checked. With `device_step` the device knows
+// the step; `step` is 0 then.
+class PreparedStep {
+ public:
+  PreparedStep(const char* op,
+               const Updates& device,
+               const PackedStep& packed,
+               const TensorList& params,
+               const TensorList& grads,
+               const TensorList& state,
+               int64_t step,
+               const std::optional<Tensor>& device_step = std::nullopt) {
+    PackedTensors tensors(op, params, grads, state);
+    calls_.reserve(packed.calls.size());  // updates refer to them
+    for (const PackedCall& each : packed.calls) {
+      if (each.op < 0 || each.op >= static_cast<int64_t>(kOpSpecs.size())) {
+        Fail(op, "packed is no call of a sampler's step");
+      }
+      const auto index = static_cast<size_t>(each.op);
+      calls_.push_back(tensors.Next(*kOpSpecs[index], each));
+      Call& call = calls_.back();
+      call.seed = packed.seed;
+      call.step = step;
+      call.device_step = device_step;
+      call.num_chains = packed.num_chains;
+    }
+    tensors.CheckIsEmpty();
+    for (size_t i = 0; i < calls_.size(); ++i) {
+      updates_.push_back(device.Prepare(op, packed.calls[i].op, calls_[i]));
+    }
+  }
+
+  // Makes all updates, and counts the step if it is the host's to count.
+  void Apply(int64_t* step) {
+    if (step != nullptr) ++*step;
+    try {
+      for (const auto& update : updates_) update->Apply();
+    } catch (...) {
+      if (step != nullptr) --*step;
+      throw;
+    }
+  }
+
+ private:
+  std::vector<Call> calls_;
+  std::vector<std::unique_ptr<PreparedUpdate>> updates_;
+};
+
+// The address of a step counter of the host.
+inline int64_t* HostCounter(const char* op, const Tensor& step) {
+  if (!step.defined() || step.scalar_type() != ScalarType::Long ||
+      step.numel() != 1 || !step.is_cpu()) {
+    Fail(op, "step must be a single int64 on the CPU");
+  }
+  return static_cast<int64_t*>(step.data_ptr());
+}
+
+// The same of a counter on a GPU.
+inline int64_t* DeviceCounter(const char* op,
+                              const char* name,
+                              const Tensor& counter,
+                              int32_t device) {
+  if (!counter.defined() || counter.scalar_type() != ScalarType::Long ||
+      counter.numel() != 1 || !counter.is_cuda() ||
+      counter.get_device_index() != device) {
+    Fail(op,
+         std::string(name) + " must be a single int64 on the device of grads");
+  }
+  return static_cast<int64_t*>(counter.data_ptr());
+}
+
+// fused_step_: false, with nothing changed, if gradients must be finite and are
+// not. The host waits for the answer.
+template <class AnyNonfinite>
+bool FusedStepOn(const Updates& device,
+                 const AnyNonfinite& any_nonfinite,
+                 const TensorList& params,
+                 const TensorList& grads,
+                 const TensorList& state,
+                 const Tensor& packed,
+                 const Tensor& step) {
+  constexpr const char* kOp = "fused_step_";
+  const PackedStep known = Unpacked(kOp, "packed", packed);
+  int64_t* count = HostCounter(kOp, step);
+  PreparedStep prepared(kOp, device, known, params, grads, state, *count);
+  if (known.checks != 0 && any_nonfinite(kOp, grads)) return false;
+  prepared.Apply(count);
+  return true;
+}
+
+}  // namespace torch_sgmcmc

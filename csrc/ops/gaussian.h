@@ -1,0 +1,61 @@
+// Gaussian fill, shared by CPU and CUDA: out <- std xi.
+//
+// It writes the very noise that an update with the same seed, step, purpose and
+// offsets injects, which is how the tests take an update apart.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "ops/every_k_steps.h"
+#include "ops/op_spec.h"
+#include "ops/roles.h"
+#include "random/macros.h"
+
+namespace torch_sgmcmc {
+
+struct GaussianCoefficients {
+  explicit GaussianCoefficients(double std, EveryKSteps filter = {})
+      : std(std), filter(filter) {}
+  template <class Call>
+  explicit GaussianCoefficients(const Call& number) : std(number("std")) {}
+
+  double std;
+  EveryKSteps filter = {};
+};
+
+template <class Real>
+class GaussianFill {
+ public:
+  static constexpr std::array<Role, 1> kRoles = {Role::kOutput};
+
+  explicit GaussianFill(const GaussianCoefficients& c)
+      : std_(static_cast<Real>(c.std)), filter_(c.filter) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return std_ != 0; }
+  SG_HOST_DEVICE bool skips(uint64_t step) const { return filter_.Skips(step); }
+
+  SG_INLINE void operator()(Real (&x)[1], Real xi) const { x[0] = std_ * xi; }
+
+ private:
+  Real std_;
+  EveryKSteps filter_;
+};
+
+struct Gaussian {
+  static constexpr OpSpec kSpec = {.op = "gaussian_",
+                                   .lists = {{"out", Role::kOutput}},
+                                   .numbers = {{"std", Domain::kNotNegative}},
+                                   .noise = Noise::kGiven};
+  using Coefficients = GaussianCoefficients;
+  template <class Real>
+  using Update = GaussianFill<Real>;
+
+  // The device may leave `out` as it is, which must then be known.
+  template <class Call>
+  static Role Lead(const Call& call) {
+    return call->device_step ? Role::kParameter : Role::kOutput;
+  }
+};
+
+}  // namespace torch_sgmcmc

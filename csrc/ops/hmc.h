@@ -1,0 +1,269 @@
+// The leapfrog of Hamiltonian Monte Carlo, shared by CPU and CUDA.
+//
+// With H(theta, r) = U(theta) + r^T M^-1 r / 2, M diagonal, one call makes
+//   r     <- r - kick grad U(theta),   grad U = N grad + lambda theta,
+//   theta <- theta + drift M^-1 r,
+// and a trajectory of m steps of size eps (algorithm 1 of Chen, Fox and
+// Guestrin 2014) is kick eps / 2, drift eps; m - 1 times kick eps, drift eps;
+// kick eps / 2 without a drift. Each call is a shear, so the trajectory keeps
+// volume, and with the sign of r turned round it runs back to where it began,
+// to rounding.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+
+#include "ops/gaussian.h"
+#include "ops/op_spec.h"
+#include "ops/roles.h"
+#include "random/arithmetic.h"
+#include "random/counter.h"
+#include "random/macros.h"
+
+namespace torch_sgmcmc {
+
+struct LeapfrogCoefficients {
+  template <class Call>
+  explicit LeapfrogCoefficients(const Call& number)
+      : pull(-number("kick") * number("num_data")),
+        decay(-number("kick") * number("prior_precision")),
+        drift(number("drift")),
+        prior_mean(number("prior_mean")) {}
+
+  double pull;   // of the mean loss's gradient
+  double decay;  // of theta - mu
+  double drift;
+  double prior_mean;
+};
+
+// What leapfrogs have in common: r + kick grad U, without the mass.
+template <class Real>
+class Kicks {
+ public:
+  explicit Kicks(const LeapfrogCoefficients& c)
+      : pull_(static_cast<Real>(c.pull)),
+        decay_(static_cast<Real>(c.decay)),
+        prior_mean_(static_cast<Real>(c.prior_mean)) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return false; }
+  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+  SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
+
+ protected:
+  SG_INLINE Real Kicked(Real r, Real theta, Real mean, Real grad) const {
+    return Fma(pull_, grad, Fma(decay_, theta - mean, r));
+  }
+
+ private:
+  Real pull_;
+  Real decay_;
+  Real prior_mean_;
+};
+
+// theta, grad, r, mu.
+template <class Real>
+class LeapfrogUpdate : public Kicks<Real> {
+ public:
+  static constexpr std::array<Role, 4> kRoles = {
+      Role::kParameter, Role::kGradient, Role::kState, Role::kPriorMean};
+
+  explicit LeapfrogUpdate(const LeapfrogCoefficients& c)
+      : Kicks<Real>(c), drift_(static_cast<Real>(c.drift)) {}
+
+  SG_INLINE void operator()(Real (&x)[4], Real /*xi*/) const {
+    x[2] = this->Kicked(x[2], x[0], x[3], x[1]);
+    x[0] = Fma(drift_, x[2], x[0]);
+  }
+
+ private:
+  Real drift_;
+};
+
+// theta, grad, r, mass, mu.
+template <class Real>
+class LeapfrogMassUpdate : public Kicks<Real> {
+ public:
+  static constexpr std::array<Role, 5> kRoles = {Role::kParameter,
+                                                 Role::kGradient,
+                                                 Role::kState,
+                                                 Role::kStatistic,
+                                                 Role::kPriorMean};
+
+  explicit LeapfrogMassUpdate(const LeapfrogCoefficients& c)
+      : Kicks<Real>(c), drift_(static_cast<Real>(c.drift)) {}
+
+  SG_INLINE void operator()(Real (&x)[5], Real /*xi*/) const {
+    x[2] = this->Kicked(x[2], x[0], x[4], x[1]);
+    x[0] = Fma(drift_, x[2] / x[3], x[0]);
+  }
+
+ private:
+  Real drift_;
+};
+
+// theta, grad, r, mu: the last half step, which leaves theta alone. It pulls
+// from theta's master as the other half steps do, so that the trajectory can be
+// reversed.
+template <class Real>
+class KickUpdate : public Kicks<Real> {
+ public:
+  static constexpr std::array<Role, 4> kRoles = {
+      Role::kPosition, Role::kGradient, Role::kState, Role::kPriorMean};
+
+  using Kicks<Real>::Kicks;
+
+  SG_INLINE void operator()(Real (&x)[4], Real /*xi*/) const {
+    x[2] = this->Kicked(x[2], x[0], x[3], x[1]);
+  }
+};
+
+struct MomentumCoefficients {
+  double std;  // of a unit mass: sqrt(T)
+};
+
+// r, mass: r <- sqrt(T m) xi.
+template <class Real>
+class MomentumFill {
+ public:
+  static constexpr std::array<Role, 2> kRoles = {Role::kOutput,
+                                                 Role::kStatistic};
+
+  explicit MomentumFill(const MomentumCoefficients& c)
+      : std_(static_cast<Real>(c.std)) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return true; }
+  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+
+  SG_INLINE void operator()(Real (&x)[2], Real xi) const {
+    x[0] = std_ * sqrt(x[1]) * xi;
+  }
+
+ private:
+  Real std_;
+};
+
+// A term of lambda (theta - mu)^2 / 2 + r^2 / (2 m). Arrays: theta, r, mass,
+// mu; all but r are read only if they matter.
+template <bool has_prior, bool has_mass>
+class EnergyTerm {
+ public:
+  static constexpr std::array<Role, 4> kRoles = {
+      Role::kGradient, Role::kStatistic, Role::kStatistic, Role::kPriorMean};
+  static constexpr std::array<bool, 4> kReads = {
+      has_prior, true, has_mass, has_prior};
+
+  EnergyTerm(double prior_precision, double prior_mean)
+      : prior_precision_(prior_precision), prior_mean_(prior_mean) {}
+
+  SG_INLINE double prior_mean() const { return prior_mean_; }
+
+  SG_INLINE double operator()(const double (&x)[4]) const {
+    double term = x[1] * x[1];
+    if constexpr (has_mass) term /= x[2];
+    if constexpr (has_prior) {
+      const double away = x[0] - x[3];
+      term += prior_precision_ * (away * away);
+    }
+    return term;
+  }
+  SG_INLINE static double Finish(double sum) { return 0.5 * sum; }
+
+ private:
+  double prior_precision_;
+  double prior_mean_;
+};
+
+struct HMCMomenta {
+  static constexpr OpSpec kSpec = {
+      .op = "hmc_momenta_",
+      .lists = {{"momenta", Role::kOutput},
+                {"masses", Role::kStatistic, /*is_optional=*/true}},
+      .numbers = {args::kPositiveTemperature},
+      .noise = Noise::kMomenta};
+
+  template <class Driver, class Plan, class Call>
+  static void Apply(const Driver& driver,
+                    const Plan& /*plan*/,
+                    const Call& call,
+                    const NoiseStream& stream) {
+    const double std = std::sqrt(call("temperature"));
+    if (call.list("masses").empty()) {
+      driver.template Apply<GaussianFill>(GaussianCoefficients{std}, stream);
+    } else {
+      driver.template Apply<MomentumFill>(MomentumCoefficients{std}, stream);
+    }
+  }
+};
+
+struct HMCLeapfrog {
+  static constexpr OpSpec kSpec = {
+      .op = "hmc_leapfrog_",
+      .lists = {args::kParams,
+                args::kGrads,
+                {"momenta", Role::kState},
+                {"masses", Role::kStatistic, /*is_optional=*/true},
+                args::kMasterList},
+      .numbers = {{"kick", Domain::kNotNegative},
+                  {"drift", Domain::kNotNegative},
+                  args::kNumData,
+                  args::kPriorPrecision},
+      .has_prior_mean = true};
+  using Coefficients = LeapfrogCoefficients;
+
+  template <class Call>
+  static bool Moves(const Call& call) {
+    return call("drift") != 0;
+  }
+  template <class Call>
+  static Role Lead(const Call& call) {
+    return Moves(call) ? Role::kParameter : Role::kPosition;
+  }
+  template <class Driver, class Plan, class Call>
+  static void Apply(const Driver& driver,
+                    const Plan& /*plan*/,
+                    const Call& call,
+                    const NoiseStream& none) {
+    const LeapfrogCoefficients coefficients(call);
+    if (!Moves(call)) {
+      driver.template Apply<KickUpdate>(coefficients, none);
+    } else if (call.list("masses").empty()) {
+      driver.template Apply<LeapfrogUpdate>(coefficients, none);
+    } else {
+      driver.template Apply<LeapfrogMassUpdate>(coefficients, none);
+    }
+  }
+};
+
+struct HMCEnergy {
+  static constexpr OpSpec kSpec = {
+      .op = "hmc_energy",
+      .lists = {{"params", Role::kGradient},
+                {"momenta", Role::kStatistic},
+                {"masses", Role::kStatistic, /*is_optional=*/true}},
+      .numbers = {args::kPriorPrecision, args::kNumChains},
+      .has_prior_mean = true,
+      .sums = kForEachChain};
+
+  // With a map that reads no more than it needs.
+  template <class Reducer, class Plan, class Call, class Tensor>
+  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
+    const double precision = call("prior_precision");
+    const double mean = call("prior_mean");
+    const bool has_mass = !call.list("masses").empty();
+    const auto reduce = [&](const auto& map) {
+      Reducer::Reduce(plan, map, call->chains(), result);
+    };
+    if (precision != 0 && has_mass) {
+      reduce(EnergyTerm<true, true>(precision, mean));
+    } else if (precision != 0) {
+      reduce(EnergyTerm<true, false>(precision, mean));
+    } else if (has_mass) {
+      reduce(EnergyTerm<false, true>(precision, mean));
+    } else {
+      reduce(EnergyTerm<false, false>(precision, mean));
+    }
+  }
+};
+
+}  // namespace torch_sgmcmc

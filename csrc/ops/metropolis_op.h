@@ -1,0 +1,60 @@
+// torch_sgmcmc::metropolis_decide and select_chains_: what they have in common
+// on all devices. A Metropolis test of many chains at once is two operators,
+// one that decides for each chain and one that moves what belongs to the
+// chosen.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "host/index_chain.h"
+#include "launch/plan.h"
+
+namespace torch_sgmcmc {
+
+// Checks the arguments of metropolis_decide.
+inline NoiseStream MetropolisDecisions(const Tensor& log_ratios,
+                                       int64_t proposal,
+                                       int64_t purpose,
+                                       int64_t seed,
+                                       int64_t step) {
+  constexpr const char* kOp = "metropolis_decide";
+  if (proposal < 0 || proposal >= kMaxProposals) {
+    Fail(kOp,
+         "Invalid proposal: " + std::to_string(proposal) +
+             " (must be in [0, 2^24))");
+  }
+  if (!log_ratios.defined() || log_ratios.scalar_type() != ScalarType::Double ||
+      log_ratios.dim() != 1 || !log_ratios.is_contiguous()) {
+    Fail(kOp, "log_ratios must be one contiguous row of float64");
+  }
+  return MakeStream(kOp, seed, step, purpose);
+}
+
+// Checks the arguments of select_chains_.
+inline Plan ChainSelection(const TensorList& tensors,
+                           const TensorList& others,
+                           const Tensor& chosen) {
+  constexpr const char* kOp = "select_chains_";
+  if (!chosen.defined() || chosen.scalar_type() != ScalarType::Bool ||
+      chosen.dim() != 1 || !chosen.is_contiguous() || chosen.numel() == 0) {
+    Fail(kOp, "chosen must be one contiguous row of bool");
+  }
+  Plan plan(kOp,
+            {{"tensors", Role::kInPlace, tensors},
+             {"others", Role::kGradient, others}},
+            std::vector<int64_t>(tensors.size(), 0),
+            chosen.numel());
+  if (!tensors.empty() && (chosen.is_cuda() != plan.on_cuda() ||
+                           chosen.get_device_index() != plan.device_index())) {
+    Fail(kOp, "chosen is on another device than the tensors");
+  }
+  return plan;
+}
+
+inline int64_t BytesOf(ScalarType type) {
+  return type == ScalarType::Double ? 8 : type == ScalarType::Float ? 4 : 2;
+}
+
+}  // namespace torch_sgmcmc

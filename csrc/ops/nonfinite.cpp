@@ -1,0 +1,146 @@
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "launch/parallel.h"
+#include "ops/nonfinite_op.h"
+#include "random/isa.h"
+
+#define SG_EACH_ISA "ops/nonfinite_loop.inl"
+#include "random/each_isa.inl"
+
+namespace torch_sgmcmc {
+namespace {
+
+// To count takes a tenth of the time of an update (see kGrain).
+constexpr int64_t kGrainToCount = 10 * kGrain;
+
+template <class T>
+bool AnyOnIsa(const void* data, int64_t begin, int64_t end, Isa isa) {
+#if defined(SG_X86)
+  if (isa == Isa::kAvx512) return avx512::AnyNonfiniteIn<T>(data, begin, end);
+  if (isa == Isa::kAvx2) return avx2::AnyNonfiniteIn<T>(data, begin, end);
+#endif
+  static_cast<void>(isa);
+  return portable::AnyNonfiniteIn<T>(data, begin, end);
+}
+
+template <class T>
+Nonfinite CountOnIsa(const void* data, int64_t begin, int64_t end, Isa isa) {
+#if defined(SG_X86)
+  if (isa == Isa::kAvx512) {
+    return avx512::CountNonfiniteIn<T>(data, begin, end);
+  }
+  if (isa == Isa::kAvx2) return avx2::CountNonfiniteIn<T>(data, begin, end);
+#endif
+  static_cast<void>(isa);
+  return portable::CountNonfiniteIn<T>(data, begin, end);
+}
+
+// Calls look(element of the segment's type, segment, begin, end) for each
+// stretch.
+template <class Look>
+void ForEachStretch(const Plan& plan, const Look& look) {
+  ParallelOverStretches(
+      plan.segments(),
+      [&](const Segment& s, int64_t begin, int64_t end) {
+        switch (s.dtype) {
+          case ScalarType::Double:
+            return look(double{}, s, begin, end);
+          case ScalarType::BFloat16:
+            return look(torch::headeronly::BFloat16{}, s, begin, end);
+          case ScalarType::Half:
+            return look(torch::headeronly::Half{}, s, begin, end);
+          default:
+            return look(float{}, s, begin, end);
+        }
+      },
+      kGrainToCount);
+}
+
+}  // namespace
+
+bool AnyNonfiniteOf(const char* op,
+                    const TensorList& tensors,
+                    const char* name) {
+  std::atomic<bool> any = false;
+  const Isa isa = ActiveIsa();
+  ForEachStretch(PlanToCount(op, tensors, name),
+                 [&]<class T>(T, const Segment& s, int64_t begin, int64_t end) {
+                   if (AnyOnIsa<T>(s.data[0], begin, end, isa)) any = true;
+                 });
+  return any;
+}
+
+Tensor CountNonfiniteOf(const char* op,
+                        const TensorList& tensors,
+                        const char* name) {
+  const Plan plan = PlanToCount(op, tensors, name);
+  Tensor result = NoCounts(tensors);
+  auto* all = static_cast<int64_t*>(result.data_ptr());
+  const Isa isa = ActiveIsa();
+  ForEachStretch(
+      plan, [&]<class T>(T, const Segment& s, int64_t begin, int64_t end) {
+        const Nonfinite counts = CountOnIsa<T>(s.data[0], begin, end, isa);
+        if (counts.nans == 0 && counts.infinities == 0) return;
+        int64_t* mine = all + PlaceOfCounts(s.offset);
+        std::atomic_ref(mine[0]).fetch_add(counts.nans);
+        std::atomic_ref(mine[1]).fetch_add(counts.infinities);
+      });
+  return result;
+}
+
+namespace {
+
+bool AnyNonfinite(TensorList tensors) {
+  return AnyNonfiniteOf("any_nonfinite", tensors);
+}
+
+Tensor CountNonfinite(TensorList tensors) {
+  return CountNonfiniteOf("count_nonfinite", tensors);
+}
+
+// The step, or -1, as a tensor on the device of one that is given.
+Tensor Gate(const char* op,
+            bool any,
+            const Tensor& like,
+            int64_t step,
+            const std::optional<Tensor>& device_step) {
+  const int64_t* more = CheckedDeviceStep(op, like, step, device_step);
+  if (more != nullptr && *more > kMaxStep - step) {
+    Fail(op, "step + device_step must be in [0, 2^48)");
+  }
+  Tensor result = torch::stable::new_empty(like, {}, ScalarType::Long);
+  *static_cast<int64_t*>(result.data_ptr()) = GatedStep(any, step, more);
+  return result;
+}
+
+Tensor StepOrNothing(Tensor counts,
+                     int64_t step,
+                     std::optional<Tensor> device_step) {
+  constexpr const char* kOp = "step_or_nothing";
+  CheckCounts(kOp, counts);
+  const bool any = AnyCount(static_cast<const int64_t*>(counts.data_ptr()),
+                            counts.numel(),
+                            /*thread=*/0,
+                            /*threads=*/1);
+  return Gate(kOp, any, counts, step, device_step);
+}
+
+Tensor StepIfFinite(TensorList tensors,
+                    int64_t step,
+                    std::optional<Tensor> device_step) {
+  const bool any = AnyNonfiniteOf("step_if_finite", tensors);
+  return Gate("step_if_finite", any, tensors[0], step, device_step);
+}
+
+}  // namespace
+}  // namespace torch_sgmcmc
+
+STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CPU, m) {
+  m.impl("any_nonfinite", TORCH_BOX(&torch_sgmcmc::AnyNonfinite));
+  m.impl("count_nonfinite", TORCH_BOX(&torch_sgmcmc::CountNonfinite));
+  m.impl("step_or_nothing", TORCH_BOX(&torch_sgmcmc::StepOrNothing));
+  m.impl("step_if_finite", TORCH_BOX(&torch_sgmcmc::StepIfFinite));
+}

@@ -1,0 +1,247 @@
+// An operator on lists of tensors, as data: its spec.
+//
+// Rows stand beside functors (ops/*.h) and are listed in ops/registry.h.
+// Whatever is said of an operator is made of its spec: its schema and the
+// checks of its numbers (launch/call.h), its boxed kernels (launch/boxed.h),
+// how C++ calls it (libtorch/operators.h, method.h) and what torch.compile is
+// told of it. What needs an `if` is code of the struct that holds the spec.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <initializer_list>
+#include <iterator>
+#include <limits>
+#include <string_view>
+
+#include "ops/roles.h"
+#include "random/range.h"
+
+namespace torch_sgmcmc {
+
+// Where a number may be: all are finite. The last are integers, that are not
+// negative, positive, or what the operator's code says.
+enum class Domain {
+  kFinite,
+  kNotNegative,
+  kPositive,
+  kBelowOne,
+  kCount,
+  kPositiveCount,
+  kCode
+};
+
+constexpr bool IsInteger(Domain domain) { return domain >= Domain::kCount; }
+
+constexpr Range RangeOf(Domain domain) {
+  constexpr double kEndless = std::numeric_limits<double>::infinity();
+  switch (domain) {
+    case Domain::kPositive:
+      return {.low_open = true};
+    case Domain::kBelowOne:
+      return {.high = 1};
+    case Domain::kPositiveCount:
+      return {.low = 1};
+    case Domain::kFinite:
+    case Domain::kCode:
+      return {.low = -kEndless, .low_open = true};
+    case Domain::kNotNegative:
+    case Domain::kCount:
+      break;
+  }
+  return {};
+}
+
+struct ScalarArg {
+  const char* name = nullptr;
+  Domain domain = Domain::kFinite;
+  // What it is where nobody says; NaN if it must be said.
+  double fallback = std::numeric_limits<double>::quiet_NaN();
+};
+
+// How a parameter's state begins: by code, with zeros, or drawn from the
+// momentum's stationary law N(0, lr T / N).
+enum class Start { kCustom, kZeros, kStationary };
+
+struct TensorListArg {
+  const char* name = nullptr;
+  Role role = Role::kGradient;
+  // Lists that may all be empty together, and then are not there.
+  bool is_optional = false;
+  // Its key in a parameter's state, if it is kept there.
+  const char* key = nullptr;
+  Start start = Start::kCustom;
+};
+
+// What is said of the noise.
+enum class Noise {
+  kNone,
+  kUpdate,   // Purpose::kUpdate; the device may add to the step
+  kMomenta,  // Purpose::kMomentum; drawn by the host alone
+  kGiven     // as kUpdate, for any purpose
+};
+
+template <class T, size_t kMost>
+struct InlineVector {
+  constexpr InlineVector() = default;  // nvcc takes {} for a list of one
+  // NOLINTNEXTLINE(google-explicit-constructor): written as a list.
+  constexpr InlineVector(std::initializer_list<T> list) {
+    for (const T& item : list) items[count++] = item;
+  }
+  constexpr const T& operator[](size_t i) const { return items[i]; }
+  constexpr const T* begin() const { return items.data(); }
+  constexpr const T* end() const { return items.data() + count; }
+
+  std::array<T, kMost> items = {};
+  size_t count = 0;
+};
+
+struct OpSpec {
+  const char* op = nullptr;
+  InlineVector<TensorListArg, kMaxArguments> lists;
+  InlineVector<ScalarArg, kMaxArguments> numbers = {};
+  Noise noise = Noise::kNone;
+  // prior_mean, a common number, and prior_means, tensors that go before it.
+  bool has_prior_mean = false;
+  // How many numbers it returns, as a tensor of float64, or one of kOneNumber,
+  // kForEachChain (of a number num_chains, its last), kCustom.
+  int sums = 0;
+};
+
+inline constexpr int kOneNumber = -1;
+inline constexpr int kForEachChain = -2;
+inline constexpr int kCustom = -3;
+
+// Of an operator without numbers.
+struct NoCoefficients {
+  NoCoefficients() = default;
+  template <class Call>
+  explicit NoCoefficients(const Call& /*call*/) {}
+};
+
+// What samplers have in common.
+namespace args {
+
+inline constexpr TensorListArg kParams{"params", Role::kParameter};
+inline constexpr TensorListArg kGrads{"grads", Role::kGradient};
+inline constexpr TensorListArg kMomenta{.name = "momenta",
+                                        .role = Role::kState,
+                                        .key = "momentum",
+                                        .start = Start::kStationary};
+inline constexpr TensorListArg kMasterList{
+    .name = "masters", .role = Role::kMaster, .key = "master"};
+inline constexpr ScalarArg kLr{"lr", Domain::kNotNegative};
+inline constexpr ScalarArg kMomentum{"momentum", Domain::kBelowOne};
+inline constexpr ScalarArg kNumData{"num_data", Domain::kPositive};
+inline constexpr ScalarArg kPriorPrecision{"prior_precision",
+                                           Domain::kNotNegative};
+inline constexpr ScalarArg kPriorMean{"prior_mean", Domain::kFinite, 0};
+inline constexpr ScalarArg kTemperature{"temperature", Domain::kNotNegative};
+inline constexpr ScalarArg kPositiveTemperature{"temperature",
+                                                Domain::kPositive};
+inline constexpr ScalarArg kDecay{"decay", Domain::kBelowOne};
+inline constexpr ScalarArg kEps{"eps", Domain::kPositive};
+inline constexpr ScalarArg kNoiseEstimate{
+    "noise_estimate", Domain::kNotNegative, 0};
+inline constexpr ScalarArg kResampleEvery{
+    "resample_momentum_every", Domain::kCount, 0};
+inline constexpr ScalarArg kThermostatRate{"thermostat_rate",
+                                           Domain::kNotNegative};
+// What momenta and thermostats of other settings are multiplied by, see
+// host/rescaling.h.
+inline constexpr ScalarArg kMomentumScale{
+    "momentum_scale", Domain::kNotNegative, 1};
+inline constexpr ScalarArg kThermostatScale{
+    "thermostat_scale", Domain::kNotNegative, 1};
+inline constexpr ScalarArg kNumChains{"num_chains", Domain::kPositiveCount};
+
+}  // namespace args
+
+// Numbers that operators have in common and no spec lists: one more is a
+// member, a line of the table, which operators have it, and what an update
+// makes of it.
+struct CommonNumbers {
+  double prior_mean = args::kPriorMean.fallback;  // where there are no tensors
+};
+
+struct CommonNumber {
+  ScalarArg scalar;
+  double CommonNumbers::*place = nullptr;
+};
+
+inline constexpr CommonNumber kCommonNumbers[] = {
+    {args::kPriorMean, &CommonNumbers::prior_mean}};
+
+constexpr bool Has(const OpSpec& spec, const CommonNumber& /*number*/) {
+  return spec.has_prior_mean;
+}
+
+// The place of what is named so, at compile time: a name that no item has does
+// not compile.
+template <class Items>
+consteval size_t PlaceOfName(const Items& items, std::string_view name) {
+  for (size_t i = 0; i < items.count; ++i) {
+    if (items[i].name == name) return i;
+  }
+  throw "the spec has no item of this name";
+}
+
+// An operator's arguments in their order.
+enum class Kind {
+  kList,
+  kNumber,
+  kInteger,
+  kOffsets,
+  kSeed,
+  kStep,
+  kPurpose,
+  kDeviceStep,
+  kCommon,
+  kPriorMeans,
+  kShardRows,
+  kNumChains
+};
+
+struct Slot {
+  Kind kind = Kind::kList;
+  size_t index = 0;  // of a list or a number among its like
+};
+
+constexpr int kMaxSlots =
+    2 * kMaxArguments + 9 + static_cast<int>(std::size(kCommonNumbers));
+
+struct ArgLayout {
+  constexpr void Add(Kind kind, size_t index = 0) {
+    items[count++] = {kind, index};
+  }
+
+  std::array<Slot, kMaxSlots> items = {};
+  size_t count = 0;
+};
+
+constexpr ArgLayout ArgLayoutOf(const OpSpec& spec) {
+  ArgLayout slots;
+  for (size_t i = 0; i < spec.lists.count; ++i) slots.Add(Kind::kList, i);
+  for (size_t i = 0; i < spec.numbers.count; ++i) {
+    const bool is_integer = IsInteger(spec.numbers[i].domain);
+    slots.Add(is_integer ? Kind::kInteger : Kind::kNumber, i);
+  }
+  const bool has_noise = spec.noise != Noise::kNone;
+  const bool has_device = has_noise && spec.noise != Noise::kMomenta;
+  if (has_noise) {
+    slots.Add(Kind::kOffsets);
+    slots.Add(Kind::kSeed);
+    slots.Add(Kind::kStep);
+  }
+  if (spec.noise == Noise::kGiven) slots.Add(Kind::kPurpose);
+  if (has_device) slots.Add(Kind::kDeviceStep);
+  for (size_t i = 0; i < std::size(kCommonNumbers); ++i) {
+    if (Has(spec, kCommonNumbers[i])) slots.Add(Kind::kCommon, i);
+  }
+  if (spec.has_prior_mean) slots.Add(Kind::kPriorMeans);
+  if (has_noise) slots.Add(Kind::kShardRows);
+  if (has_device) slots.Add(Kind::kNumChains);
+  return slots;
+}
+
+}  // namespace torch_sgmcmc

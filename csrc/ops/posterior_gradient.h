@@ -1,0 +1,50 @@
+// The gradient that updates go by, shared by CPU and CUDA: that of U / N,
+//
+//   g = grad + (lambda / N) (theta - mu),
+//
+// grad being that of the mean loss, and the rest the prior's.
+#pragma once
+
+#include <cstdint>
+
+#include "random/arithmetic.h"
+#include "random/macros.h"
+
+namespace torch_sgmcmc {
+
+// Coefficients are made of numbers by their names: number("lr") is a number of
+// a call (NamedCall, launch/call.h).
+struct PriorCoefficients {
+  template <class Call>
+  explicit PriorCoefficients(const Call& number)
+      : weight_decay(number("prior_precision") / number("num_data")),
+        prior_mean(number("prior_mean")) {}
+
+  double weight_decay;  // lambda / N
+  double prior_mean;    // mu, where there is no array of it
+};
+
+// An update by this gradient, at every step.
+template <class Real>
+class PosteriorGradient {
+ public:
+  // Of coefficients that have those of a prior.
+  template <class Coefficients>
+  explicit PosteriorGradient(const Coefficients& c)
+      : weight_decay_(static_cast<Real>(c.weight_decay)),
+        prior_mean_(static_cast<Real>(c.prior_mean)) {}
+
+  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+  SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
+
+ protected:
+  SG_INLINE Real Gradient(Real theta, Real mean, Real grad) const {
+    return Fma(weight_decay_, theta - mean, grad);
+  }
+
+ private:
+  Real weight_decay_;
+  Real prior_mean_;
+};
+
+}  // namespace torch_sgmcmc

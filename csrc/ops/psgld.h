@@ -1,0 +1,247 @@
+// The pSGLD update, shared by CPU and CUDA.
+//
+//   V     <- a V + (1 - a) grad^2,   G = 1 / (sqrt(V) + eps)   (elementwise)
+//   theta <- theta - lr G g + (lr T / N) Gamma + sqrt(2 lr T G / N) xi
+//
+// with g = grad + (lambda / N) (theta - mu) and a = decay: Li, Chen, Carlson
+// and Carin 2016, algorithm 1. With V frozen it is SGLD with a step size for
+// each coordinate, which leaves the target alone; while V adapts, Gamma is
+// needed.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+
+#include "ops/op_spec.h"
+#include "ops/posterior_gradient.h"
+#include "ops/roles.h"
+#include "random/arithmetic.h"
+#include "random/counter.h"
+#include "random/macros.h"
+
+namespace torch_sgmcmc {
+
+// Note [Gamma of a running mean]
+//   Gamma = dG/dV W,   W_t = a J_{t - 1} W_{t - 1} + 2 (1 - a) grad h_t,
+// with h_t = d grad / d theta of the same minibatch and J = 1 - lr G h kept in
+// [0, 1 / a], so that W can never grow on its own; docs/samplers/psgld.md tells
+// why, and where Gamma begins.
+
+struct PSGLDMoveCoefficients : PriorCoefficients {
+  template <class Call>
+  explicit PSGLDMoveCoefficients(const Call& number)
+      : PriorCoefficients(number),
+        lr(number("lr")),
+        heat(lr * number("temperature") / number("num_data")) {}
+
+  double lr;
+  double heat;  // lr T / N
+};
+
+struct PSGLDCoefficients : PSGLDMoveCoefficients {
+  template <class Call>
+  explicit PSGLDCoefficients(const Call& number)
+      : PSGLDMoveCoefficients(number),
+        decay(number("decay")),
+        eps(number("eps")) {}
+
+  double decay;
+  double eps;
+};
+
+// The move with a given G: the last lines of all three variants.
+template <class Real>
+class PSGLDMove {
+ public:
+  explicit PSGLDMove(const PSGLDMoveCoefficients& c)
+      : minus_lr_(static_cast<Real>(-c.lr)),
+        weight_decay_(static_cast<Real>(c.weight_decay)),
+        noise_scale_(static_cast<Real>(std::sqrt(2 * c.heat))),
+        prior_mean_(static_cast<Real>(c.prior_mean)) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
+  SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
+
+  // theta after the move, without Gamma.
+  SG_INLINE Real
+  Theta(Real theta, Real mean, Real grad, Real root_of_g, Real xi) const {
+    const Real g = Fma(weight_decay_, theta - mean, grad);
+    const Real step =
+        root_of_g * Fma(minus_lr_ * root_of_g, g, noise_scale_ * xi);
+    return theta + step;
+  }
+
+  // 1 - lr G h, h the curvature of g.
+  SG_INLINE Real Jacobian(Real g_factor, Real curvature) const {
+    return Fma(minus_lr_ * g_factor, curvature + weight_decay_, Real(1));
+  }
+
+ private:
+  Real minus_lr_;
+  Real weight_decay_;
+  Real noise_scale_;
+  Real prior_mean_;
+};
+
+// G is given as its root and stays: two roots an element less, which cost more
+// than the memory of a third tensor.
+template <class Real>
+class PSGLDFrozenUpdate {
+ public:
+  static constexpr std::array<Role, 4> kRoles = {
+      Role::kParameter, Role::kGradient, Role::kStatistic, Role::kPriorMean};
+
+  explicit PSGLDFrozenUpdate(const PSGLDMoveCoefficients& c) : move_(c) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return move_.needs_noise(); }
+  SG_HOST_DEVICE Real prior_mean() const { return move_.prior_mean(); }
+  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+
+  SG_INLINE void operator()(Real (&x)[4], Real xi) const {
+    x[0] = move_.Theta(x[0], x[3], x[1], x[2], xi);
+  }
+
+ private:
+  PSGLDMove<Real> move_;
+};
+
+// V adapts, Gamma is left out.
+template <class Real>
+class PSGLDAdaptingUpdate {
+ public:
+  static constexpr std::array<Role, 4> kRoles = {
+      Role::kParameter, Role::kGradient, Role::kState, Role::kPriorMean};
+
+  explicit PSGLDAdaptingUpdate(const PSGLDCoefficients& c)
+      : move_(c),
+        eps_(static_cast<Real>(c.eps)),
+        decay_(static_cast<Real>(c.decay)),
+        weight_(static_cast<Real>(1 - c.decay)) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return move_.needs_noise(); }
+  SG_HOST_DEVICE Real prior_mean() const { return move_.prior_mean(); }
+  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+
+  SG_INLINE void operator()(Real (&x)[4], Real xi) const {
+    x[2] = Fma(weight_ * x[1], x[1], decay_ * x[2]);
+    const Real root_of_g = ReciprocalRoot(SquareRoot(x[2]) + eps_);
+    x[0] = move_.Theta(x[0], x[3], x[1], root_of_g, xi);
+  }
+
+ private:
+  PSGLDMove<Real> move_;
+  Real eps_;
+  Real decay_;
+  Real weight_;
+};
+
+// V adapts, and so does its sensitivity to theta, of which Gamma is made: see
+// Note [Gamma of a running mean]. The state holds J W. The second gradient is
+// the diagonal of the minibatch's Hessian.
+template <class Real>
+class PSGLDCorrectedUpdate {
+ public:
+  static constexpr std::array<Role, 6> kRoles = {Role::kParameter,
+                                                 Role::kGradient,
+                                                 Role::kState,
+                                                 Role::kState,
+                                                 Role::kGradient,
+                                                 Role::kPriorMean};
+
+  explicit PSGLDCorrectedUpdate(const PSGLDCoefficients& c)
+      : move_(c),
+        eps_(static_cast<Real>(c.eps)),
+        decay_(static_cast<Real>(c.decay)),
+        weight_(static_cast<Real>(1 - c.decay)),
+        minus_half_heat_(static_cast<Real>(-0.5 * c.heat)),
+        largest_jacobian_(static_cast<Real>(c.decay > 0 ? 1 / c.decay : 1)) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return move_.needs_noise(); }
+  SG_HOST_DEVICE Real prior_mean() const { return move_.prior_mean(); }
+  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+
+  SG_INLINE void operator()(Real (&x)[6], Real xi) const {
+    const Real weighted = weight_ * x[1];
+    x[2] = Fma(weighted, x[1], decay_ * x[2]);
+    const Real w = Fma(weighted + weighted, x[4], decay_ * x[3]);
+    const Real root = SquareRoot(x[2]);
+    const Real root_of_g = ReciprocalRoot(root + eps_);
+    const Real g = root_of_g * root_of_g;
+    // dG/dV = -G^2 / (2 sqrt(V)). V = 0 only if all gradients were 0 or too
+    // small to be squared, and then W is 0 or as small.
+    const Real slope = w / (root + Real(0x1p-63));
+    const Real gamma = minus_half_heat_ * (g * g) * slope;
+    x[0] = move_.Theta(x[0], x[5], x[1], root_of_g, xi) + gamma;
+    Real jacobian = move_.Jacobian(g, x[4]);
+    jacobian = jacobian > 0 ? jacobian : Real(0);
+    jacobian = jacobian < largest_jacobian_ ? jacobian : largest_jacobian_;
+    x[3] = w * jacobian;
+  }
+
+ private:
+  PSGLDMove<Real> move_;
+  Real eps_;
+  Real decay_;
+  Real weight_;
+  Real minus_half_heat_;
+  Real largest_jacobian_;
+};
+
+struct PSGLDStep {
+  static constexpr OpSpec kSpec = {
+      .op = "psgld_step_",
+      .lists = {args::kParams,
+                args::kGrads,
+                {.name = "square_averages",
+                 .role = Role::kState,
+                 .key = "square_average"},
+                {.name = "sensitivities",
+                 .role = Role::kState,
+                 .is_optional = true,
+                 .key = "sensitivity"},
+                {"curvatures", Role::kGradient, /*is_optional=*/true},
+                args::kMasterList},
+      .numbers = {args::kLr,
+                  args::kNumData,
+                  args::kPriorPrecision,
+                  args::kTemperature,
+                  args::kDecay,
+                  args::kEps},
+      .noise = Noise::kUpdate,
+      .has_prior_mean = true};
+  using Coefficients = PSGLDCoefficients;
+
+  // With Gamma where there is what it is made of.
+  template <class Driver, class Plan, class Call>
+  static void Apply(const Driver& driver,
+                    const Plan& /*plan*/,
+                    const Call& call,
+                    const NoiseStream& stream) {
+    const PSGLDCoefficients coefficients(call);
+    if (call.list("sensitivities").empty()) {
+      driver.template Apply<PSGLDAdaptingUpdate>(coefficients, stream);
+    } else {
+      driver.template Apply<PSGLDCorrectedUpdate>(coefficients, stream);
+    }
+  }
+};
+
+struct PSGLDFrozenStep {
+  static constexpr OpSpec kSpec = {.op = "psgld_frozen_step_",
+                                   .lists = {args::kParams,
+                                             args::kGrads,
+                                             {"roots", Role::kStatistic},
+                                             args::kMasterList},
+                                   .numbers = {args::kLr,
+                                               args::kNumData,
+                                               args::kPriorPrecision,
+                                               args::kTemperature},
+                                   .noise = Noise::kUpdate,
+                                   .has_prior_mean = true};
+  using Coefficients = PSGLDMoveCoefficients;
+  template <class Real>
+  using Update = PSGLDFrozenUpdate<Real>;
+};
+
+}  // namespace torch_sgmcmc

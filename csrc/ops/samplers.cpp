@@ -1,0 +1,16 @@
+#include <torch/csrc/stable/library.h>
+
+#include "launch/boxed.h"
+#include "launch/cpu.h"
+#include "ops/fused_step.h"
+#include "ops/registry.h"
+
+const torch_sgmcmc::Updates& torch_sgmcmc::CpuUpdates() {
+  static const UpdatesOn<CpuDriver> updates;
+  return updates;
+}
+
+STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CPU, m) {
+  using namespace torch_sgmcmc;  // NOLINT(google-build-using-namespace)
+  Register<CpuDriver>(SamplerOperators(), m);
+}

@@ -1,0 +1,16 @@
+#include <torch/csrc/stable/library.h>
+
+#include "launch/boxed.h"
+#include "launch/cuda.cuh"
+#include "ops/fused_step.h"
+#include "ops/registry.h"
+
+const torch_sgmcmc::Updates& torch_sgmcmc::CudaUpdates() {
+  static const UpdatesOn<CudaDriver> updates;
+  return updates;
+}
+
+STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CUDA, m) {
+  using namespace torch_sgmcmc;  // NOLINT(google-build-using-namespace)
+  Register<CudaDriver>(SamplerOperators(), m);
+}

@@ -1,0 +1,428 @@
+// The tensor work of SBPS and pSBPS, shared by CPU and CUDA.
+//
+//   theta(t) = origin + t A v            position on a straight line
+//   v . A g, |A g|^2, |v|^2              sums over all parameters
+//   v <- (v - 2 (v . A g) / |A g|^2 A g) / |v|
+//                                        reflection (Pakman et al. 2017, eq.
+//                                        16)
+//   V <- b V + (1 - b) g^2,  A = 1 / (sqrt(V) + eps) / (mean of the same)
+//
+// with g = grad + (lambda / N) (theta - mu). Positions are computed from the
+// line's origin, so that going back and forth leaves no trace, and the
+// reflection normalises v, so that its length stays 1 to rounding for ever.
+#pragma once
+
+#include <math.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "ops/op_spec.h"
+#include "ops/posterior_gradient.h"
+#include "ops/roles.h"
+#include "random/arithmetic.h"
+#include "random/counter.h"
+#include "random/macros.h"
+
+namespace torch_sgmcmc {
+
+struct SBPSPlaceCoefficients {
+  template <class Call>
+  explicit SBPSPlaceCoefficients(const Call& number) : time(number("time")) {}
+
+  double time;
+};
+
+// Arrays: theta, origin, direction A v.
+template <class Real>
+class SBPSPlaceUpdate {
+ public:
+  static constexpr std::array<Role, 3> kRoles = {
+      Role::kOutput, Role::kStatistic, Role::kStatistic};
+
+  explicit SBPSPlaceUpdate(const SBPSPlaceCoefficients& c)
+      : time_(static_cast<Real>(c.time)) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return false; }
+  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+
+  SG_INLINE void operator()(Real (&x)[3], Real /*xi*/) const {
+    x[0] = Fma(time_, x[2], x[1]);
+  }
+
+ private:
+  Real time_;
+};
+
+struct SBPSReflectCoefficients {
+  template <class Call>
+  explicit SBPSReflectCoefficients(const Call& number)
+      : weight_decay(number("weight_decay")),
+        scale(number("scale")),
+        gain(number("gain")),
+        prior_mean(number("prior_mean")) {}
+
+  double weight_decay;  // lambda / N
+  double scale;         // 1 / |v|
+  double gain;          // 2 (v . A g) / (|A g|^2 |v|)
+  double prior_mean;
+};
+
+// v <- scale v - gain A g. Arrays: theta, grad, v, A if preconditioned, and mu.
+template <class Real, bool preconditioned>
+class SBPSReflection : public PosteriorGradient<Real> {
+ public:
+  explicit SBPSReflection(const SBPSReflectCoefficients& c)
+      : PosteriorGradient<Real>(c),
+        scale_(static_cast<Real>(c.scale)),
+        minus_gain_(static_cast<Real>(-c.gain)) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return false; }
+
+  SG_INLINE void operator()(Real (&x)[preconditioned ? 5 : 4],
+                            Real /*xi*/) const {
+    constexpr int kMean = preconditioned ? 4 : 3;
+    Real g = this->Gradient(x[0], x[kMean], x[1]);
+    if constexpr (preconditioned) g *= x[3];
+    x[2] = Fma(minus_gain_, g, scale_ * x[2]);
+  }
+
+ private:
+  Real scale_;
+  Real minus_gain_;
+  Real prior_mean_;
+};
+
+template <class Real>
+class SBPSReflectUpdate : public SBPSReflection<Real, false> {
+ public:
+  using SBPSReflection<Real, false>::SBPSReflection;
+  static constexpr std::array<Role, 4> kRoles = {
+      Role::kGradient, Role::kGradient, Role::kState, Role::kPriorMean};
+};
+
+template <class Real>
+class SBPSPreconditionedReflectUpdate : public SBPSReflection<Real, true> {
+ public:
+  using SBPSReflection<Real, true>::SBPSReflection;
+  static constexpr std::array<Role, 5> kRoles = {Role::kGradient,
+                                                 Role::kGradient,
+                                                 Role::kState,
+                                                 Role::kStatistic,
+                                                 Role::kPriorMean};
+};
+
+struct SBPSAdaptCoefficients {
+  template <class Call>
+  explicit SBPSAdaptCoefficients(const Call& number)
+      : weight_decay(number("weight_decay")),
+        decay(number("decay")),
+        prior_mean(number("prior_mean")) {}
+
+  double weight_decay;
+  double decay;
+  double prior_mean;
+};
+
+// V <- b V + (1 - b) g^2. Arrays: theta, grad, V, mu.
+template <class Real>
+class SBPSAdaptUpdate : public PosteriorGradient<Real> {
+ public:
+  static constexpr std::array<Role, 4> kRoles = {
+      Role::kGradient, Role::kGradient, Role::kState, Role::kPriorMean};
+
+  explicit SBPSAdaptUpdate(const SBPSAdaptCoefficients& c)
+      : PosteriorGradient<Real>(c),
+        decay_(static_cast<Real>(c.decay)),
+        weight_(static_cast<Real>(1 - c.decay)) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return false; }
+
+  SG_INLINE void operator()(Real (&x)[4], Real /*xi*/) const {
+    const Real g = this->Gradient(x[0], x[3], x[1]);
+    x[2] = Fma(weight_ * g, g, decay_ * x[2]);
+  }
+
+ private:
+  Real decay_;
+  Real weight_;
+  Real prior_mean_;
+};
+
+struct SBPSPreconditionCoefficients {
+  template <class Call>
+  explicit SBPSPreconditionCoefficients(const Call& number)
+      : eps(number("eps")), scale(number("scale")) {}
+
+  double eps;
+  double scale;  // 1 / mean of 1 / (sqrt(V) + eps)
+};
+
+// A = scale / (sqrt(V) + eps) and A v. Arrays: V, v, A, A v.
+template <class Real>
+class SBPSPreconditionUpdate {
+ public:
+  static constexpr std::array<Role, 4> kRoles = {
+      Role::kStatistic, Role::kStatistic, Role::kState, Role::kState};
+
+  explicit SBPSPreconditionUpdate(const SBPSPreconditionCoefficients& c)
+      : eps_(static_cast<Real>(c.eps)), scale_(static_cast<Real>(c.scale)) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return false; }
+  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+
+  SG_INLINE void operator()(Real (&x)[4], Real /*xi*/) const {
+    x[2] = scale_ / (sqrt(x[0]) + eps_);
+    x[3] = x[2] * x[1];
+  }
+
+ private:
+  Real eps_;
+  Real scale_;
+};
+
+// (origin - mu) . A v and |A v|^2 of a line, of which two of a plan's arrays
+// are the origin and A v.
+template <size_t kArrays, size_t kOrigin, size_t kDirection>
+class SBPSLineSums {
+ public:
+  static constexpr std::array<Role, kArrays + 1> kRoles = [] {
+    std::array<Role, kArrays + 1> roles = {};
+    for (Role& role : roles) role = Role::kStatistic;
+    roles[kArrays] = Role::kPriorMean;
+    return roles;
+  }();
+  static constexpr std::array<bool, kArrays + 1> kReads = [] {
+    std::array<bool, kArrays + 1> reads = {};
+    reads[kOrigin] = reads[kDirection] = reads[kArrays] = true;
+    return reads;
+  }();
+
+  explicit SBPSLineSums(double prior_mean) : prior_mean_(prior_mean) {}
+
+  SG_INLINE double prior_mean() const { return prior_mean_; }
+  SG_INLINE std::array<double, 2> operator()(
+      const double (&x)[kArrays + 1]) const {
+    return {(x[kOrigin] - x[kArrays]) * x[kDirection],
+            x[kDirection] * x[kDirection]};
+  }
+  SG_INLINE static double Finish(double sum) { return sum; }
+
+ private:
+  double prior_mean_;
+};
+
+// v . A g, |A g|^2 and |v|^2. Arrays: theta, grad, v, A, mu.
+template <bool preconditioned>
+class SBPSReflectionSums {
+ public:
+  static constexpr std::array<Role, 5> kRoles = {Role::kGradient,
+                                                 Role::kGradient,
+                                                 Role::kStatistic,
+                                                 Role::kStatistic,
+                                                 Role::kPriorMean};
+  static constexpr std::array<bool, 5> kReads = {
+      true, true, true, preconditioned, true};
+
+  SBPSReflectionSums(double weight_decay, double prior_mean)
+      : weight_decay_(weight_decay), prior_mean_(prior_mean) {}
+
+  SG_INLINE double prior_mean() const { return prior_mean_; }
+  SG_INLINE std::array<double, 3> operator()(const double (&x)[5]) const {
+    double g = x[1] + weight_decay_ * (x[0] - x[4]);
+    if constexpr (preconditioned) g *= x[3];
+    return {g * x[2], g * g, x[2] * x[2]};
+  }
+  SG_INLINE static double Finish(double sum) { return sum; }
+
+ private:
+  double weight_decay_;
+  double prior_mean_;
+};
+
+// Sum of 1 / (sqrt(V) + eps).
+class SBPSPreconditionerSum {
+ public:
+  static constexpr std::array<Role, 1> kRoles = {Role::kStatistic};
+  static constexpr std::array<bool, 1> kReads = {true};
+  explicit SBPSPreconditionerSum(double eps) : eps_(eps) {}
+  SG_INLINE double operator()(const double (&x)[1]) const {
+    return 1 / (sqrt(x[0]) + eps_);
+  }
+  SG_INLINE static double Finish(double sum) { return sum; }
+
+ private:
+  double eps_;
+};
+
+inline constexpr TensorListArg kVelocities{"velocities", Role::kState};
+inline constexpr TensorListArg kPositions{"params", Role::kGradient};
+inline constexpr TensorListArg kOrigins{"origins", Role::kStatistic};
+inline constexpr ScalarArg kWeightDecay{"weight_decay", Domain::kNotNegative};
+inline constexpr ScalarArg kScale{"scale", Domain::kPositive};
+
+struct SBPSPlace {
+  static constexpr OpSpec kSpec = {.op = "sbps_place_",
+                                   .lists = {{"params", Role::kOutput},
+                                             kOrigins,
+                                             {"directions", Role::kStatistic}},
+                                   .numbers = {{"time"}}};
+  using Coefficients = SBPSPlaceCoefficients;
+  template <class Real>
+  using Update = SBPSPlaceUpdate<Real>;
+};
+
+struct SBPSReflect {
+  static constexpr OpSpec kSpec = {
+      .op = "sbps_reflect_",
+      .lists = {kPositions,
+                args::kGrads,
+                kVelocities,
+                {"preconditioners", Role::kStatistic, /*is_optional=*/true}},
+      .numbers = {kWeightDecay, kScale, {"gain"}},
+      .has_prior_mean = true};
+  using Coefficients = SBPSReflectCoefficients;
+
+  template <class Driver, class Plan, class Call>
+  static void Apply(const Driver& driver,
+                    const Plan& /*plan*/,
+                    const Call& call,
+                    const NoiseStream& none) {
+    const SBPSReflectCoefficients c(call);
+    if (call.list("preconditioners").empty()) {
+      driver.template Apply<SBPSReflectUpdate>(c, none);
+    } else {
+      driver.template Apply<SBPSPreconditionedReflectUpdate>(c, none);
+    }
+  }
+};
+
+struct SBPSAdapt {
+  static constexpr OpSpec kSpec = {
+      .op = "sbps_adapt_",
+      .lists = {kPositions, args::kGrads, {"square_averages", Role::kState}},
+      .numbers = {kWeightDecay, args::kDecay},
+      .has_prior_mean = true};
+  using Coefficients = SBPSAdaptCoefficients;
+  template <class Real>
+  using Update = SBPSAdaptUpdate<Real>;
+};
+
+struct SBPSPrecondition {
+  static constexpr OpSpec kSpec = {
+      .op = "sbps_precondition_",
+      .lists = {{"square_averages", Role::kStatistic},
+                {"velocities", Role::kStatistic},
+                {"preconditioners", Role::kState},
+                {"directions", Role::kState}},
+      .numbers = {args::kEps, kScale}};
+  using Coefficients = SBPSPreconditionCoefficients;
+  template <class Real>
+  using Update = SBPSPreconditionUpdate<Real>;
+};
+
+// SBPSReflect without a preconditioner, and the sums of the line that the new
+// velocities make from `origins`, in one pass.
+struct SBPSReflectSums {
+  static constexpr OpSpec kSpec = {
+      .op = "sbps_reflect_sums_",
+      .lists = {kPositions, args::kGrads, kVelocities, kOrigins},
+      .numbers = {kWeightDecay, kScale, {"gain"}},
+      .has_prior_mean = true,
+      .sums = 2};
+  using Coefficients = SBPSReflectCoefficients;
+
+  template <class Reducer, class Plan, class Call, class Tensor>
+  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
+    using Line = SBPSLineSums</*kArrays=*/4, /*kOrigin=*/3, /*kDirection=*/2>;
+    Reducer::template UpdateAndReduce<SBPSReflectUpdate>(
+        kSpec.op,
+        plan,
+        SBPSReflectCoefficients(call),
+        Line(call("prior_mean")),
+        result);
+  }
+};
+
+// SBPSPrecondition, and the sums of the line that the directions make from
+// `origins`, in one pass.
+struct SBPSPreconditionSums {
+  static constexpr OpSpec kSpec = {
+      .op = "sbps_precondition_sums_",
+      .lists = {{"square_averages", Role::kStatistic},
+                {"velocities", Role::kStatistic},
+                {"preconditioners", Role::kState},
+                {"directions", Role::kState},
+                kOrigins},
+      .numbers = {args::kEps, kScale},
+      .has_prior_mean = true,
+      .sums = 2};
+
+  template <class Reducer, class Plan, class Call, class Tensor>
+  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
+    using Line = SBPSLineSums</*kArrays=*/5, /*kOrigin=*/4, /*kDirection=*/3>;
+    Reducer::template UpdateAndReduce<SBPSPreconditionUpdate>(
+        kSpec.op,
+        plan,
+        SBPSPreconditionCoefficients(call),
+        Line(call("prior_mean")),
+        result);
+  }
+};
+
+struct SBPSSumsOfLine {
+  static constexpr OpSpec kSpec = {
+      .op = "sbps_line_sums",
+      .lists = {kOrigins, {"directions", Role::kStatistic}},
+      .has_prior_mean = true,
+      .sums = 2};
+
+  template <class Reducer, class Plan, class Call, class Tensor>
+  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
+    using Line = SBPSLineSums</*kArrays=*/2, /*kOrigin=*/0, /*kDirection=*/1>;
+    Reducer::Reduce(plan, Line(call("prior_mean")), /*num_chains=*/1, result);
+  }
+};
+
+struct SBPSSumsOfReflection {
+  static constexpr OpSpec kSpec = {
+      .op = "sbps_reflection_sums",
+      .lists = {kPositions,
+                args::kGrads,
+                {"velocities", Role::kStatistic},
+                {"preconditioners", Role::kStatistic, /*is_optional=*/true}},
+      .numbers = {kWeightDecay},
+      .has_prior_mean = true,
+      .sums = 3};
+
+  template <class Reducer, class Plan, class Call, class Tensor>
+  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
+    const auto reduce = [&](const auto& map) {
+      Reducer::Reduce(plan, map, /*num_chains=*/1, result);
+    };
+    if (call.list("preconditioners").empty()) {
+      reduce(
+          SBPSReflectionSums<false>(call("weight_decay"), call("prior_mean")));
+    } else {
+      reduce(
+          SBPSReflectionSums<true>(call("weight_decay"), call("prior_mean")));
+    }
+  }
+};
+
+struct SBPSSumOfPreconditioner {
+  static constexpr OpSpec kSpec = {
+      .op = "sbps_preconditioner_sum",
+      .lists = {{"square_averages", Role::kStatistic}},
+      .numbers = {args::kEps},
+      .sums = 1};
+
+  template <class Reducer, class Plan, class Call, class Tensor>
+  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
+    Reducer::Reduce(
+        plan, SBPSPreconditionerSum(call("eps")), /*num_chains=*/1, result);
+  }
+};
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,76 @@
+// The SGLRW update, shared by CPU and CUDA: a walk on a lattice.
+//
+//   theta <- theta + delta  with probability (1 - clip(lr g / delta)) / 2,
+//   theta <- theta - delta  else,      delta = sqrt(2 lr T / N),
+//
+// with g = grad + (lambda / N) (theta - mu) and clip(x) within [-1, 1]: Mensch
+// et al. 2026. With u uniform on (-1, 1), up is where delta u < -lr g, which
+// clips by itself.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+
+#include "ops/op_spec.h"
+#include "ops/posterior_gradient.h"
+#include "ops/roles.h"
+#include "random/arithmetic.h"
+#include "random/macros.h"
+
+namespace torch_sgmcmc {
+
+struct SGLRWCoefficients : PriorCoefficients {
+  template <class Call>
+  explicit SGLRWCoefficients(const Call& number)
+      : PriorCoefficients(number),
+        lr(number("lr")),
+        delta(std::sqrt(2 * lr * number("temperature") / number("num_data"))) {}
+
+  double lr;
+  double delta;
+};
+
+template <class Real>
+class SGLRWUpdate : public PosteriorGradient<Real> {
+ public:
+  static constexpr bool kUniformNoise = true;
+  static constexpr std::array<Role, 3> kRoles = {
+      Role::kParameter, Role::kGradient, Role::kPriorMean};
+
+  explicit SGLRWUpdate(const SGLRWCoefficients& c)
+      : PosteriorGradient<Real>(c),
+        minus_lr_(static_cast<Real>(-c.lr)),
+        delta_(static_cast<Real>(c.delta)) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return delta_ != 0; }
+
+  SG_INLINE void operator()(Real (&x)[3], Real u) const {
+    const Real move = minus_lr_ * this->Gradient(x[0], x[2], x[1]);
+    const Real step = delta_ * u < move ? delta_ : -delta_;
+    // What is not finite is not to walk on as if it were.
+    // cppcheck-suppress knownConditionTrueFalse
+    x[0] = x[0] + (move * 0 == 0 ? step : move);
+  }
+
+ private:
+  Real minus_lr_;
+  Real delta_;
+};
+
+struct SGLRWStep {
+  static constexpr OpSpec kSpec = {
+      .op = "sglrw_step_",
+      .lists = {args::kParams, args::kGrads, args::kMasterList},
+      .numbers = {args::kLr,
+                  args::kNumData,
+                  args::kPriorPrecision,
+                  args::kPositiveTemperature},
+      .noise = Noise::kUpdate,
+      .has_prior_mean = true};
+  using Coefficients = SGLRWCoefficients;
+  template <class Real>
+  using Update = SGLRWUpdate<Real>;
+};
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,38 @@
+// Square roots in place, correctly rounded, shared by CPU and CUDA: torch's own
+// are not on every processor, and a chain would depend on which one it is.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "ops/op_spec.h"
+#include "ops/roles.h"
+#include "random/arithmetic.h"
+#include "random/macros.h"
+
+namespace torch_sgmcmc {
+
+template <class Real>
+class RootUpdate {
+ public:
+  static constexpr std::array<Role, 1> kRoles = {Role::kInPlace};
+
+  explicit RootUpdate(const NoCoefficients& /*none*/) {}
+
+  SG_HOST_DEVICE bool needs_noise() const { return false; }
+  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+
+  SG_INLINE void operator()(Real (&x)[1], Real /*xi*/) const {
+    x[0] = SquareRoot(x[0]);
+  }
+};
+
+struct SquareRoots {
+  static constexpr OpSpec kSpec = {.op = "square_root_",
+                                   .lists = {{"tensors", Role::kInPlace}}};
+  using Coefficients = NoCoefficients;
+  template <class Real>
+  using Update = RootUpdate<Real>;
+};
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,47 @@
+// Which instruction set the CPU loops use.
+//
+// The hot loops are compiled for several instruction sets in one binary: a file
+// with the suffix .inl is included once per region below, each time inside a
+// namespace of its own (see launch/cpu.h). All regions give the same bits; the
+// choice, made once per process, only affects speed. TORCH_SGMCMC_ISA=portable
+// (or avx2) lowers it, which is how the tests compare the regions.
+#pragma once
+
+#if defined(__x86_64__) && !defined(__CUDACC__)
+#define SG_X86 1
+// gcc 12 takes the undefined vectors of its own header for uninitialised ones.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+#endif
+
+#define SG_PRAGMA(x) _Pragma(#x)
+#if defined(__clang__)
+#define SG_REGION_BEGIN(isa) \
+  SG_PRAGMA(                 \
+      clang attribute push(__attribute__((target(isa))), apply_to = function))
+#define SG_REGION_END SG_PRAGMA(clang attribute pop)
+#define SG_REGION_AVX512 \
+  SG_REGION_BEGIN("popcnt,avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,f16c")
+#else
+#define SG_REGION_BEGIN(isa)  \
+  SG_PRAGMA(GCC push_options) \
+  SG_PRAGMA(GCC target(isa))
+#define SG_REGION_END SG_PRAGMA(GCC pop_options)
+#define SG_REGION_AVX512 \
+  SG_REGION_BEGIN(       \
+      "popcnt,avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,f16c,prefer-vector-width=512")
+#endif
+#define SG_REGION_AVX2 SG_REGION_BEGIN("popcnt,avx2,fma,f16c")
+
+namespace torch_sgmcmc {
+
+enum class Isa { kPortable = 0, kAvx2 = 1, kAvx512 = 2 };
+
+// The best instruction set of this processor that TORCH_SGMCMC_ISA allows.
+// Throws std::runtime_error if that variable holds an unknown name.
+Isa ActiveIsa();
+const char* IsaName(Isa isa);
+
+}  // namespace torch_sgmcmc

@@ -1,0 +1,1 @@
+"""The samplers, each in a file of its name."""

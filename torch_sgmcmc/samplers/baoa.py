@@ -1,0 +1,114 @@
+"""SGHMC without an error of its step: BAOA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from torch_sgmcmc._impl.hyperparams import check_noise_estimate, settings
+from torch_sgmcmc._impl.step_plan import Method
+from torch_sgmcmc.samplers.sampler import ManyChains
+
+__all__ = ["BAOA"]
+
+
+class BAOA(ManyChains):
+    r"""SGHMC without an error of its step (Leimkuhler and Matthews 2013).
+
+    Takes the place of :class:`SGHMC`, and of ``torch.optim.SGD(params, lr, momentum)``:
+    the friction's step is exact and stands between two halves of the drift. With
+    :math:`\bar g` = ``p.grad``, the gradient of the *mean* loss of a minibatch, m =
+    ``momentum`` and :math:`\alpha = 2 (1 - m) / (1 + m)`,
+
+    .. math::
+        g &= \bar g + \tfrac{\lambda}{N} (\theta - \mu), \\
+        u &= v - \mathrm{lr}\, g, \\
+        v &\leftarrow m u
+            + (1 + m) \sqrt{(\alpha - \hat\beta)\, \mathrm{lr}\, T / (2 N)}\; \xi,
+            \qquad \xi \sim N(0, I), \\
+        \theta &\leftarrow \theta + \tfrac12 (u + v) \quad \text{(the new } v).
+
+    **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with :math:`U =
+    -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`. On a quadratic
+    the variance of θ is **exact at any lr** at which the chain is stable, lr k < 4 with
+    k the curvature of U / N, and so is that of v; else what is left is of the order of
+    lr, as with SGHMC, but small. Minibatches heat as in SGHMC, by lr N Var(ḡ) / (2 T
+    α), less what ``noise_estimate`` takes. Neither ``lr`` nor ``momentum`` changes the
+    target.
+
+    Args:
+        params: parameters or param groups, as for :class:`torch.optim.SGD`.
+        lr: step size on SGD's scale, >= 0.
+        momentum: m in [0, 1), what is left of v in a step. Default: 0.9.
+        {num_data} {prior_precision} {prior_mean}
+        temperature: T >= 0; 1 is the Bayesian posterior, 0 gives SGD with momentum.
+            Default: 1.
+        noise_estimate: β̂, the part of the friction's noise that the minibatches
+            already bring: β̂ = lr N Var(ḡ) / (2T), in [0, α], equal for all
+            coordinates. It belongs to the lr, T and N at which it is given, and follows
+            them. β̂ > α is an error that names both numbers. Default: 0.
+        {num_chains} {seed} {capturable} {nonfinite} {process_group}
+
+    State:
+        * ``momentum`` (shape of the parameter; fp64 for fp64 parameters, else fp32):
+          v. Starts from its stationary law N(0, lr T / N).
+        * ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, see
+          :class:`SGLD`.
+
+    Raises:
+        ValueError: a hyperparameter out of range, here or at a later step.
+        TypeError: a hyperparameter that is not a number.
+
+    Example:
+        In the loop of :class:`SGLD`:
+
+        >>> sampler = BAOA(model.parameters(), lr=0.03, momentum=0.9,
+        ...                num_data=50_000, prior_precision=1.0, seed=0)
+
+    Note:
+        More: docs/samplers/baoa.md.
+
+    Reference:
+        B. Leimkuhler and C. Matthews, Rational Construction of Stochastic Numerical
+        Methods for Molecular Sampling, AMRX 2013.
+    """
+
+    _SETTINGS = settings("BAOA")
+    _METHOD = Method("baoa_step_")
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        momentum: float = 0.9,
+        *,
+        num_data: float,
+        prior_precision: float = 0.0,
+        prior_mean: float | Tensor | Iterable[Tensor] = 0.0,
+        temperature: float = 1.0,
+        noise_estimate: float = 0.0,
+        num_chains: int | None = None,
+        seed: int | None = None,
+        capturable: bool = False,
+        nonfinite: str = "raise",
+        process_group: ProcessGroup | None = None,
+    ) -> None:
+        defaults = dict(
+            lr=lr,
+            num_data=num_data,
+            prior_precision=prior_precision,
+            prior_mean=prior_mean,
+            temperature=temperature,
+            num_chains=num_chains,
+            momentum=momentum,
+            noise_estimate=noise_estimate,
+        )
+        super().__init__(params, defaults, seed, nonfinite, capturable, process_group)
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        friction = 2 * (1 - group["momentum"]) / (1 + group["momentum"])
+        check_noise_estimate(group, friction, "2 (1 - momentum) / (1 + momentum)")

@@ -1,0 +1,573 @@
+"""Exponentially weighted stochastic gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+import torch_sgmcmc._C as _C
+from torch_sgmcmc._impl.closures import (
+    OTHER_PARAMETERS,
+    check_comparable,
+    fresh_gradients,
+    lightning_module,
+    refuse_accumulation,
+    refuse_scaler,
+)
+from torch_sgmcmc._impl.context import StepContext, TensorLists
+from torch_sgmcmc._impl.finite_check import StepLeftOut, check_finite, leave_out
+from torch_sgmcmc._impl.hyperparams import rests, scales, settings, warn
+from torch_sgmcmc._impl.ops import (
+    ewsg_log_ratio,
+    metropolis_decide,
+    select_chains_,
+)
+from torch_sgmcmc._impl.parameters import gather
+from torch_sgmcmc._impl.state import rescalings, start_masters, start_momenta
+from torch_sgmcmc._impl.state_dict import check_count, check_part
+from torch_sgmcmc._impl.step_plan import Method, StepPlan
+from torch_sgmcmc._impl.user_state import prior_of
+from torch_sgmcmc._impl.utils import blank
+from torch_sgmcmc.samplers.sampler import SharedSettings
+
+__all__ = ["EWSG"]
+
+_SURROGATES = next(s.words for s in settings("EWSG") if s.name == "surrogate")
+
+_MANUAL = (
+    "set self.automatic_optimization = False, and in training_step call "
+    "self.optimizers().step(closure) with a closure that draws a minibatch and calls "
+    "self.manual_backward(loss)"
+)
+
+_NO_CLOSURE = """\
+EWSG.step() needs a closure, since it draws several minibatches a step:
+
+    def closure():
+        x, y = draw_minibatch()  # a fresh one at each call, uniform
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    sampler.step(closure)"""
+
+_NOT_ASKED = (
+    "EWSG got gradients from a closure that did not ask which minibatch they are to be "
+    "of: with persistent_index_chain=True a step begins with the minibatch that the "
+    "last one ended with, and the closure must evaluate the minibatches of the numbers "
+    "minibatches"
+)
+
+
+class EWSG(SharedSettings):
+    r"""SGHMC with exponentially weighted stochastic gradients.
+
+    The minibatch of each update is drawn with weights that let the update with a
+    minibatch follow the law of the update with the full gradient. With
+    :math:`\bar g` the gradient of the mean loss of a minibatch,
+    :math:`g = \bar g + \tfrac{\lambda}{N} (\theta - \mu)` and
+    :math:`\alpha = 1 - \mathrm{momentum}`, a minibatch has the weight :math:`e^W`,
+
+    .. math::
+        W(g) = \frac{N}{4 \alpha\, \mathrm{lr}\, T}
+               \| \alpha v + \mathrm{lr}\, g \|^2,
+
+    summed over all parameters of the sampler. One step draws a minibatch, then
+    ``index_chain_length`` times another one, with gradient :math:`g'`, which replaces
+    the current one with probability :math:`\min(1, e^{W(g') - W(g)})`, and makes one
+    update with the gradient that is left:
+
+    .. math::
+        v \leftarrow (1 - \alpha) v - \mathrm{lr}\, g
+            + \sqrt{2 \alpha\, \mathrm{lr}\, T / N}\; \xi, \qquad
+        \theta \leftarrow \theta + v.
+
+    **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with :math:`U =
+    -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`,
+    up to an error of the order of ``lr`` and what the weights leave of the minibatch
+    noise. Neither ``lr`` nor ``momentum`` changes the target. With
+    ``persistent_index_chain`` it is (θ, v, minibatch) that is Markov; at large ``lr``
+    it lags behind the weights.
+
+    Args:
+        params: parameters or param groups, as for :class:`torch.optim.SGD`.
+        lr: step size on SGD's scale, >= 0. In the paper's notation h² = lr / N.
+        momentum: 1 - α in [0, 1); α = γh is the friction. 0 is the overdamped
+            variant: no momentum is carried over or kept (v = 0 in W), the update is
+            that of :class:`SGLD`, and :math:`W(g) = \mathrm{lr}\, N \|g\|^2 / (4T)`.
+            Default: 0.9.
+        {num_data} {prior_precision} {prior_mean} {temperature}
+        index_chain_length: M >= 0, the number of further minibatches that a step
+            draws; a step costs M + 1 gradients, so use minibatches of n / (M + 1) in
+            place of n. With 0 the chain is that of :class:`SGHMC`. Default: 1.
+        persistent_index_chain: whether the chain over minibatches goes on from step to
+            step: a step then begins with the minibatch that the last one ended with,
+            evaluated again at the new θ, in place of a fresh one; see
+            :attr:`minibatches`. M must be >= 1, and a step still costs M + 1 gradients.
+            Default: False.
+        surrogate: what stands for the new momentum, which the exact weights depend
+            on, in :math:`W = \|u + \mathrm{lr}\, g\|^2 / (2 \nu^2)` with
+            :math:`\nu^2 = 2 \alpha\, \mathrm{lr}\, T / N`: ``"momentum"``, the old
+            momentum, u = αv; ``"zero"``, u = 0; ``"one"``, u = ν;
+            ``"full_momentum"``, u = -(1 - α)v. Default: "momentum".
+        num_chains: K makes K independent chains at once: every parameter has a
+            leading dimension K, the closure returns the sum of the chains' losses,
+            each on a minibatch of its own, and weights and decisions are made for
+            each chain. None is one chain. Default: None.
+        seed: key of the noise and of the decisions, a 64-bit int; None draws one, see
+            :class:`Sampler`. Default: None.
+        nonfinite: what to do about gradients that are not finite: "raise", "skip" or
+            "ignore", see :class:`Sampler`, also on clipping. A step with one such
+            minibatch is left out whole. Default: "raise".
+        {process_group}
+
+    State:
+        ``momentum`` (shape of the parameter; fp64 for fp64 parameters, else fp32): v,
+        drawn from its stationary law N(0, lr T / N) at first. None if ``momentum`` is
+        0. ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, see
+        :class:`SGLD`.
+
+    Raises:
+        ValueError: a hyperparameter out of range, here or at a later step.
+        TypeError: a hyperparameter of the wrong type, or ``step()`` without a closure.
+        RuntimeError: the closure leaves no gradients, or others than at its first
+            call, or writes over the gradients of its last call, or draws the same
+            minibatch each time (which is plain after the first 100 proposals), or with
+            ``persistent_index_chain`` does not look at :attr:`minibatches`.
+
+    Example:
+        >>> sampler = EWSG(model.parameters(), lr=0.03, momentum=0.9,
+        ...                num_data=50_000, prior_precision=1.0, seed=0)
+        >>> def closure():
+        ...     x, y = next(minibatches)
+        ...     loss = F.cross_entropy(model(x), y)
+        ...     loss.backward()
+        ...     return loss
+        >>> for _ in range(steps):
+        ...     loss = sampler.step(closure)
+        >>> sampler.acceptance_rate
+
+    Note:
+        Gradients are cleared before each call of the closure; ``p.grad`` is then that
+        of the update, with ``num_chains`` chain by chain. Running statistics of batch
+        norm are updated M + 1 times. Ranks of a process group decide alike if the
+        closure leaves the mean of their gradients, as ``DistributedDataParallel``
+        does. Not for ``torch.amp.GradScaler``: use bfloat16 autocast. More:
+        docs/samplers/ewsg.md.
+
+    Reference:
+        Improving Sampling Accuracy of Stochastic Gradient MCMC Methods via
+        Non-uniform Subsampling of Gradients (2021), algorithm 1, theorem 2, eq. 5.
+    """
+
+    _SHARED: ClassVar[tuple[str, ...]] = (
+        *("index_chain_length", "persistent_index_chain", "num_chains"),
+    )
+    # Minibatches are compared on the host.
+    _WAITS = True
+    # The last two: how many minibatches got numbers so far, and the numbers of those
+    # that a persistent index chain goes on from.
+    _PROGRESS: ClassVar[Mapping[str, Any]] = {
+        **{"num_proposals": 0, "num_accepted": 0},
+        **{"num_drawn": 0, "minibatches": []},
+    }
+    # How many proposals had the gradient of the minibatch before, and were not zero;
+    # None once a proposal had another.
+    _num_equal: int | None = 0
+    _warned = False
+    # While the closure is called, what it is to evaluate, and whether it asked.
+    _asked: list[int] | None = None
+    _has_asked = False
+    # The group's, with those of the step that is being made.
+    _num_drawn = 0
+
+    _WHY_EQUAL: ClassVar[str] = "there is one decision for all"
+    _SETTINGS = settings("EWSG")
+    _METHOD = Method("sghmc_step_")
+    _OVERDAMPED = Method("sgld_step_")
+    _LOG_RATIO = Method("ewsg_log_ratio")
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        momentum: float = 0.9,
+        *,
+        num_data: float,
+        prior_precision: float = 0.0,
+        prior_mean: float | Tensor | Iterable[Tensor] = 0.0,
+        temperature: float = 1.0,
+        index_chain_length: int = 1,
+        persistent_index_chain: bool = False,
+        surrogate: str = "momentum",
+        num_chains: int | None = None,
+        seed: int | None = None,
+        nonfinite: str = "raise",
+        process_group: ProcessGroup | None = None,
+    ) -> None:
+        defaults = dict(
+            lr=lr,
+            num_data=num_data,
+            prior_precision=prior_precision,
+            prior_mean=prior_mean,
+            temperature=temperature,
+            momentum=momentum,
+            surrogate=surrogate,
+            index_chain_length=index_chain_length,
+            persistent_index_chain=persistent_index_chain,
+            num_chains=num_chains,
+        )
+        super().__init__(params, defaults, seed, nonfinite, False, process_group)
+
+    @property
+    def minibatches(self) -> Tensor:
+        """Which minibatches the closure is to evaluate, for the closure only.
+
+        Numbers, int64 of shape [``num_chains`` or 1] on the CPU: 0, 1, ... for fresh
+        minibatches, one for each chain, and the number of a former one for the very
+        same minibatch again. They are independent of ``seed``, and go on with state
+        dicts. Batch samplers have the minibatch of a number:
+
+        >>> batches = IndependentBatchSampler(len(x), 50, seed=0)
+        >>> def closure():
+        ...     (index,) = batches.at(sampler.minibatches)
+        ...     loss = F.cross_entropy(model(x[index]), y[index])
+        ...     loss.backward()
+        ...     return loss
+
+        A closure may draw fresh minibatches in any other way, unless
+        ``persistent_index_chain`` is set.
+
+        Raises:
+            RuntimeError: no step is calling its closure.
+        """
+        if self._asked is None:
+            raise RuntimeError("EWSG.minibatches is for the closure that step() calls")
+        self._has_asked = True
+        return torch.tensor(self._asked, device="cpu")
+
+    @property
+    def acceptance_rate(self) -> float:
+        """The part of all proposed minibatches that was accepted; NaN before any.
+
+        1 means that minibatches hardly differ in weight (as for small ``lr``), and
+        EWSG hardly from SGHMC.
+        """
+        progress = self._rng.progress
+        return _C.ratio(progress["num_accepted"], progress["num_proposals"])
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        if group["persistent_index_chain"] and group["index_chain_length"] == 0:
+            raise ValueError(
+                "Invalid index_chain_length: 0 (must be >= 1 with "
+                "persistent_index_chain=True: the first minibatch would stay for ever)"
+            )
+
+    def _check_progress(self, group: dict[str, Any]) -> None:
+        super()._check_progress(group)
+        check_part(group, "num_accepted", "num_proposals")
+        drawn = check_count("num_drawn", group["num_drawn"])
+        numbers = group["minibatches"]
+        if not isinstance(numbers, list) or any(type(n) is not int for n in numbers):
+            raise TypeError(
+                "Invalid minibatches in a state dict (must be a list of ints)"
+            )
+        chains = group["num_chains"] or 1
+        are_drawn = all(0 <= n < drawn for n in numbers)
+        if not are_drawn or len(numbers) not in (0, chains):
+            raise ValueError(
+                f"Invalid minibatches: {len(numbers)} numbers (must be {chains} in [0, "
+                f"num_drawn = {drawn}), or none)"
+            )
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Draws minibatches, chooses one of them and makes one update with it.
+
+        Args:
+            closure: draws a fresh minibatch, uniformly, or takes that of
+                :attr:`minibatches`, computes its mean loss, calls ``backward()`` and
+                returns the loss. Called ``index_chain_length`` + 1 times.
+
+        Returns:
+            What the closure returned at its first call.
+
+        Raises:
+            TypeError: there is no closure.
+            ValueError: a hyperparameter has left its range. No parameter has changed.
+            RuntimeError: the gradients are not as they should be (see the class). No
+                parameter has changed.
+        """
+        return super().step(closure)
+
+    def _run_step(self, closure: Callable[[], Any] | None) -> Any:
+        refuse_scaler(self)
+        if closure is None:
+            raise TypeError(_NO_CLOSURE)
+        context = self._current_context()
+        if context.plan is None or not context.plan.has_same_numbers():
+            self._check_all_groups()
+        first, progress = self.param_groups[0], context.rng.progress
+        length = first["index_chain_length"]
+        refuse_accumulation(self, closure)
+        if length > 0 and not self._warned and lightning_module(closure) is not None:
+            self._warned = True
+            warn(
+                "EWSG draws several minibatches a step, but in Lightning's automatic "
+                "optimization training_step is given the same batch each time: "
+                + _MANUAL
+            )
+
+        persistent = first["persistent_index_chain"]
+        former = progress["minibatches"] if persistent else []
+        self._num_drawn = progress["num_drawn"]
+        numbers = list(former) if former else self._fresh()
+        loss = self._evaluate_minibatch(closure, numbers)
+        if all(map(rests, self.param_groups)):
+            return loss
+        context, plan = self._current_context(), None
+        try:
+            plan, grads = self._plan(context)
+            if plan is None:
+                return loss
+            numbers, accepted = self._choose(closure, context, plan, grads, numbers)
+        except BaseException as error:
+            self._settle_created(context, plan)
+            if not isinstance(error, StepLeftOut):
+                raise
+            leave_out(context)
+            # What was drawn is not drawn again, nor is it gone on from.
+            self._set(num_drawn=self._num_drawn, minibatches=[])
+            return loss
+        proposals = length * (first["num_chains"] or 1)
+        self._set(
+            num_proposals=progress["num_proposals"] + proposals,
+            num_accepted=progress["num_accepted"] + accepted,
+            num_drawn=self._num_drawn,
+            minibatches=numbers if persistent else [],
+        )
+        return loss
+
+    def _choose(
+        self,
+        closure: Callable[[], Any],
+        context: StepContext,
+        plan: StepPlan,
+        grads: list[Tensor],
+        numbers: list[int],
+    ) -> tuple[list[int], int | Tensor]:
+        """Runs the index chain, and makes the update with the gradients that are left.
+
+        Returns:
+            The numbers of their minibatches, if anyone will ask, and how many proposals
+            were accepted (a tensor, if that would take waiting for).
+        """
+        length = self.param_groups[0]["index_chain_length"]
+        chains = self.param_groups[0]["num_chains"]
+        if length == 0 or (chains or 1) > 1:  # else by what they are compared by
+            check_finite(context, plan.observed(grads))
+        accepted: int | Tensor = 0
+        for proposal in range(length):
+            fresh = self._fresh()
+            self._evaluate_minibatch(closure, fresh)
+            proposed = self._gradients_like(context, plan)
+            work, other = plan.observed(grads), plan.observed(proposed)
+            check_comparable(work, other, context.placement)
+            self._check_draws(work, other)
+            if not plan.has_same_values():  # the closure has set others
+                self._check_all_groups()
+                plan.note_numbers()
+                changes = rescalings(context)
+                plan.pack([self._instead(lists.group) for lists in plan.work], changes)
+            is_last = proposal == length - 1 and context.monitor is None
+            is_fused = is_last and chains is None and plan.decides
+            more: int | Tensor
+            try:
+                if is_fused:
+                    of_ratio = (self._LOG_RATIO, self._ratio_numbers, proposal)
+                    more = plan.decide(grads, proposed, *of_ratio)
+                    if more < 0:
+                        check_finite(context, work)
+                        check_finite(context, other)
+                    grads, numbers = (proposed, fresh) if more else (grads, numbers)
+                else:
+                    grads, numbers, more = self._decide(
+                        context, plan, grads, proposed, numbers, fresh, proposal
+                    )
+            except RuntimeError:
+                self._gather()  # which names the parameter
+                raise
+            accepted = accepted + more
+            if is_fused:
+                self._show_gradients(plan, grads)
+                return numbers, accepted
+        self._show_gradients(plan, grads)
+        self._launch(context, plan, grads)
+        return numbers, accepted
+
+    def _show_gradients(self, plan: StepPlan, grads: list[Tensor]) -> None:
+        """Leaves the gradients of the update in the parameters."""
+        for p, grad in zip(plan.params, grads, strict=True):
+            p.grad = grad
+
+    def _gradients_like(self, context: StepContext, plan: StepPlan) -> list[Tensor]:
+        """Returns the gradients that the closure has left, in the plan's order.
+
+        Raises:
+            RuntimeError: they are of other parameters.
+        """
+        grads = plan.gradients()
+        if grads is not None:
+            return grads
+        found = {
+            id(p): grad
+            for lists in gather(context)
+            for p, grad in zip(lists.params, lists.grads, strict=True)
+        }
+        if {id(p) for p in plan.params} != found.keys():
+            raise RuntimeError(OTHER_PARAMETERS)
+        return [found[id(p)] for p in plan.params]
+
+    def _handle_no_gradients(self, context: StepContext) -> None:
+        raise RuntimeError(
+            "EWSG got no gradients from the closure (does it call backward()?)"
+        )
+
+    def _fresh(self) -> list[int]:
+        """Numbers of minibatches that are yet to be drawn, one for each chain."""
+        begin = self._num_drawn
+        self._num_drawn += self.param_groups[0]["num_chains"] or 1
+        return [*range(begin, self._num_drawn)]
+
+    def _evaluate_minibatch(
+        self, closure: Callable[[], Any], numbers: list[int]
+    ) -> Any:
+        """Has the closure make the gradients of these minibatches."""
+        self._asked, self._has_asked = numbers, False
+        try:
+            loss = fresh_gradients(self, closure)
+        finally:
+            self._asked = None
+        if self.param_groups[0]["persistent_index_chain"] and not self._has_asked:
+            raise RuntimeError(_NOT_ASKED)
+        return loss
+
+    def _ratio_numbers(self, work: TensorLists) -> dict[str, Any]:
+        """Numbers of the comparison in place of the group's."""
+        group = work.group
+        return {
+            "lr": float(group["lr"]),
+            "momentum_scale": scales(group).get("momentum_scale", 1.0),
+            "surrogate": _SURROGATES.index(group["surrogate"]),
+            "num_chains": group["num_chains"] or 1,
+        }
+
+    def _decide(
+        self,
+        context: StepContext,
+        plan: StepPlan,
+        grads: list[Tensor],
+        proposed: list[Tensor],
+        numbers: list[int],
+        fresh: list[int],
+        proposal: int,
+    ) -> tuple[list[Tensor], list[int], int | Tensor]:
+        """Makes one step of the index chain.
+
+        Returns:
+            The gradients that are now current, the numbers of their minibatches, and
+            how many chains accepted the proposal.
+        """
+        chains = self.param_groups[0]["num_chains"] or 1
+        work, other = plan.observed(grads), plan.observed(proposed)
+        if chains > 1:
+            check_finite(context, other)
+        ratios: list[Tensor] = []
+        for (group, params, current, _), (_, _, proposals, _) in zip(
+            work, other, strict=True
+        ):
+            momenta = []
+            if group["momentum"] > 0:
+                momenta = [self.state[p]["momentum"] for p in params]
+            keys = ("momentum", "num_data", "prior_precision", "temperature")
+            ratios += context.placement.sums(
+                *(ewsg_log_ratio, params, current, proposals, momenta),
+                **{key: group[key] for key in keys},
+                **self._ratio_numbers(work[0]._replace(group=group)),
+                **prior_of(context.state, group, params),
+            )
+        stream = context.noise()
+        if chains == 1:
+            log_ratio = 0.0
+            for ratio in ratios:  # sum() does not round alike in all versions
+                log_ratio += float(ratio)
+            # That is (g' - g)(lr (g + g') + ...) over all elements: one that is not
+            # finite makes it so.
+            if not math.isfinite(log_ratio):
+                check_finite(context, work)
+                check_finite(context, other)
+            if _C.index_chain_accepts(log_ratio, **stream, proposal=proposal):
+                return proposed, fresh, 1
+            return grads, numbers, 0
+        total = ratios[0]
+        for ratio in ratios[1:]:
+            total = total + ratio.to(total.device)
+        mask = metropolis_decide(
+            total, **stream, proposal=proposal, purpose=_C.Purpose.INDEX_CHAIN
+        )
+        for (_, params, current, _), (_, _, proposals, _) in zip(
+            work, other, strict=True
+        ):
+            select_chains_(current, proposals, mask.to(params[0].device))
+        if self.param_groups[0]["persistent_index_chain"]:
+            triples = zip(mask.tolist(), fresh, numbers, strict=True)
+            numbers = [new if chosen else old for chosen, new, old in triples]
+        return grads, numbers, mask.sum()
+
+    def _check_draws(
+        self, current: list[TensorLists], proposed: list[TensorLists]
+    ) -> None:
+        """Raises if it is plain that the closure does not draw minibatches."""
+        if self._num_equal is None:
+            return
+        here = self._context.placement.here
+        equal = all(
+            all(map(torch.equal, here(old), here(new)))
+            for (_, _, old, _), (_, _, new, _) in zip(current, proposed, strict=True)
+        )
+        zero = equal and not any(
+            bool(g.any()) for work in proposed for g in here(work.grads)
+        )
+        # Whoever sees most of a difference.
+        params = [p for work in proposed for p in work.params]
+        found = self._context.placement.largest(params, 2.0 - equal - zero)
+        equal, zero = found < 2, found == 0
+        self._num_equal = _C.equal_running(
+            self._num_equal,
+            equal,
+            zero,
+            hint=f" (in Lightning, {_MANUAL})",
+            off="index_chain_length=0",
+        )
+
+    def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
+        return blank(p, "momentum") if group["momentum"] > 0 else {}
+
+    def _method_of(self, group: dict[str, Any]) -> Method:
+        return self._METHOD if group["momentum"] > 0 else self._OVERDAMPED
+
+    def _prepare(self, context: StepContext, work: TensorLists) -> list[list[Tensor]]:
+        """Returns the lists of the operator, the momenta first if there are any."""
+        group, params, _, offsets = work
+        masters = start_masters(context, params)
+        if group["momentum"] == 0:
+            for p in params:  # what a schedule of the momentum left behind
+                context.remove(p, "momentum")
+            return [masters]
+        start_momenta(context, group, params, offsets)
+        return [[self.state[p]["momentum"] for p in params], [], masters]

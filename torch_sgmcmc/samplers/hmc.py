@@ -1,0 +1,467 @@
+"""Hamiltonian Monte Carlo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+import torch_sgmcmc._C as _C
+from torch_sgmcmc._impl.closures import (
+    fresh_gradients,
+    lightning_module,
+    refuse_accumulation,
+    refuse_scaler,
+)
+from torch_sgmcmc._impl.context import TensorLists
+from torch_sgmcmc._impl.distributed import refuse_other_meshes
+from torch_sgmcmc._impl.finite_check import (
+    StepLeftOut,
+    check_finite,
+    choice_of,
+    leave_out,
+    nonfinite_error,
+)
+from torch_sgmcmc._impl.hmc_dynamics import (
+    MOST_CHANGES,
+    MOST_WARMUP_STEPS,
+    DualAveraging,
+    Hamiltonian,
+    changed_target,
+    changes_running,
+    mean_acceptance,
+)
+from torch_sgmcmc._impl.hyperparams import check_integer, check_real, settings, warn
+from torch_sgmcmc._impl.state_dict import check_part
+from torch_sgmcmc._impl.user_state import MASS, check_saved_diagonal, diagonals
+from torch_sgmcmc._impl.utils import progress_bar
+
+__all__ = ["HMC"]
+
+_COUNTERS = ("num_trajectories", "num_accepted", "num_divergences")
+
+_NO_CLOSURE = """\
+HMC.step() needs a closure, since it computes several gradients a step:
+
+    def closure():
+        loss = F.cross_entropy(model(x), y)  # of all data
+        loss.backward()
+        return loss
+
+    sampler.step(closure)"""
+
+
+class HMC(Hamiltonian):
+    r"""Hamiltonian Monte Carlo, with the leapfrog and a Metropolis test.
+
+    One step is one trajectory. With :math:`U(\theta) = N \cdot \text{loss} +
+    \lambda \|\theta - \mu\|^2 / 2`, a momentum :math:`r \sim N(0, T M)` and a step size
+    :math:`\epsilon` = ``step_size``, it makes ``num_steps`` leapfrog steps
+
+    .. math::
+        r &\leftarrow r - \tfrac{\epsilon}{2} \nabla U(\theta), \\
+        \theta &\leftarrow \theta + \epsilon M^{-1} r, \\
+        r &\leftarrow r - \tfrac{\epsilon}{2} \nabla U(\theta),
+
+    and accepts the end with probability
+    :math:`\min(1, e^{-(H_\text{end} - H_\text{start}) / T})`,
+    :math:`H = U(\theta) + \tfrac12 r^\top M^{-1} r`; otherwise θ is again what it
+    was, bit for bit.
+
+    **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)`, exactly if the
+    closure computes the loss of all data and always the same; λ is that of each param
+    group. Neither the step size, nor the length of the trajectory, nor the mass
+    changes the target. With ``metropolis=False`` the error is of the order of ε².
+
+    Fed minibatches, this is the *naive* stochastic gradient HMC of Chen et al. 2014,
+    which samples another distribution; :class:`SGHMC` is what minibatches need.
+
+    Args:
+        params: parameters or param groups; of the hyperparameters a group can set
+            ``prior_precision`` and ``prior_mean`` alone.
+        step_size: ε > 0, the leapfrog's step on U: ε² = ``lr`` / N in terms of the
+            other samplers' ``lr`` (with M = I). :meth:`warmup` adapts it.
+        num_steps: m >= 1, the number of leapfrog steps of a trajectory. Either it or
+            ``trajectory_length`` must be given.
+        trajectory_length: τ > 0: the number of steps is the nearest to τ / ε, and at
+            least 1, whatever ε becomes. (During :meth:`warmup` it is at most 1024.)
+        {num_data} {prior_precision} {prior_mean} {temperature}
+        metropolis: whether to make the Metropolis test. Without it the closure need
+            not return the loss. Default: True.
+        resample_momentum_every: k >= 0; the momentum is drawn afresh before every k-th
+            trajectory, and with 0 but once, at the start. One that is kept is turned
+            round when a trajectory is rejected, so the target stays exact. Default: 1.
+        num_chains: K makes K independent chains at once: every parameter has a
+            leading dimension K, the closure returns the K chains' mean losses and
+            calls ``backward()`` on their sum, and decisions are made for each chain.
+            None is one chain. Default: None.
+        seed: key of the momenta and of the decisions, a 64-bit int; None draws one,
+            see :class:`Sampler`. Default: None.
+        nonfinite: what to do about a gradient (or a loss) that is not finite at the
+            start of a trajectory, and without the Metropolis test, anywhere: "raise",
+            "skip" or "ignore", see :class:`Sampler`, also on clipping. A loss is always
+            an error with "ignore". Default: "raise".
+        process_group: the ranks that sample this chain together, see :class:`Sampler`.
+            The closure returns the mean loss of all ranks' data on each, as the
+            gradients have to be averaged. With DTensors it has all ranks of their mesh.
+            Default: all.
+
+    State:
+        * ``momentum`` (shape of the parameter; fp64 for fp64 parameters, else fp32):
+          r, unless it is drawn afresh for every trajectory.
+        * ``mass`` (same shape and dtype): the diagonal of M, after :meth:`set_mass`.
+        * ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, see
+          :class:`SGLD`.
+
+    Raises:
+        ValueError: a hyperparameter out of range, here or at a later step; or a loss
+            of a wrong shape.
+        TypeError: a hyperparameter of the wrong type, ``step()`` without a closure,
+            or a closure that returns no loss where one is needed.
+        RuntimeError: the closure leaves no gradients, or others than at its first
+            call, or the loss is not finite at the start of a trajectory.
+
+    Warns:
+        UserWarning: three trajectories running began with another loss than the one
+            before had ended with, at the same parameters. It is an error in
+            Lightning's automatic optimization, where minibatches are the reason.
+
+    Example:
+        >>> sampler = HMC(model.parameters(), step_size=1e-3, trajectory_length=0.05,
+        ...               num_data=len(x), prior_precision=1.0, seed=0)
+        >>> def closure():
+        ...     loss = F.cross_entropy(model(x), y)
+        ...     loss.backward()
+        ...     return loss
+        >>> sampler.warmup(closure, 200)
+        >>> for _ in range(1000):
+        ...     loss = sampler.step(closure)
+        >>> sampler.acceptance_rate, sampler.num_divergences
+
+    Note:
+        A step costs m + 1 gradients and clears them before each call of the closure;
+        ``p.grad`` is then that at the end of the trajectory, accepted or not. N times
+        the rounding of a float32 loss enters the energy: return the loss in float64
+        where that matters. Switch off dropout and running statistics of batch norm.
+        Not for ``torch.amp.GradScaler``: use bfloat16 autocast. More:
+        docs/samplers/hmc.md.
+
+    Reference:
+        S. Duane, A. D. Kennedy, B. J. Pendleton and D. Roweth, Hybrid Monte Carlo,
+        Physics Letters B 1987; algorithm 1 of T. Chen, E. B. Fox and C. Guestrin,
+        Stochastic Gradient Hamiltonian Monte Carlo, ICML 2014. For momenta that are
+        kept: A. M. Horowitz, A generalized guided Monte Carlo algorithm, Physics
+        Letters B 1991.
+    """
+
+    _PROGRESS: ClassVar[Mapping[str, Any]] = {
+        **dict.fromkeys(_COUNTERS, 0),
+        # The state of the step size's adaptation; empty when there is none.
+        "dual_averaging": [],
+    }
+    _WHY_EQUAL: ClassVar[str] = "there is one trajectory for all"
+    _SETTINGS = settings("HMC")
+    _STATE: ClassVar[Mapping[str, type]] = dict.fromkeys(
+        ("momentum", MASS, "master", "prior_mean"), Tensor
+    )
+    # The chains' losses at the end of the last step, the parameters then (versions and
+    # memory), and how many steps running began with another loss at the same ones.
+    _known: tuple[Tensor, list[tuple[int, int]]] | None = None
+    _num_changes = 0
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        step_size: float,
+        *,
+        num_steps: int | None = None,
+        trajectory_length: float | None = None,
+        num_data: float,
+        prior_precision: float = 0.0,
+        prior_mean: float | Tensor | Iterable[Tensor] = 0.0,
+        temperature: float = 1.0,
+        metropolis: bool = True,
+        resample_momentum_every: int = 1,
+        num_chains: int | None = None,
+        seed: int | None = None,
+        nonfinite: str = "raise",
+        process_group: ProcessGroup | None = None,
+    ) -> None:
+        defaults = dict(
+            step_size=step_size,
+            num_data=num_data,
+            prior_precision=prior_precision,
+            prior_mean=prior_mean,
+            temperature=temperature,
+            num_steps=num_steps,
+            trajectory_length=trajectory_length,
+            metropolis=metropolis,
+            resample_momentum_every=resample_momentum_every,
+            num_chains=num_chains,
+        )
+        super().__init__(params, defaults, seed, nonfinite, False, process_group)
+
+    # ---- What it has done -----------------------------------------------------
+
+    @property
+    def acceptance_rate(self) -> float:
+        """The part of all trajectories that was accepted since the warm-up.
+
+        NaN before any, and with ``metropolis=False``.
+        """
+        group = self.param_groups[0]
+        return _C.ratio(group["num_accepted"], group["num_trajectories"])
+
+    @property
+    def num_divergences(self) -> int:
+        """The number of trajectories since the warm-up whose energy was not finite."""
+        return self.param_groups[0]["num_divergences"]
+
+    # ---- Checks ---------------------------------------------------------------
+
+    def _check_ranks(self) -> None:
+        super()._check_ranks()
+        if self._context.placement.is_sharded:
+            refuse_other_meshes(self._current_context())
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        steps, length = group["num_steps"], group["trajectory_length"]
+        if (steps is None) == (length is None):
+            raise ValueError(
+                f"Invalid num_steps and trajectory_length: {steps} and {length} (give "
+                "exactly one of them)"
+            )
+
+    def _check_progress(self, group: dict[str, Any]) -> None:
+        for name in ("num_accepted", "num_divergences"):
+            check_part(group, name, "num_trajectories")
+        if group["dual_averaging"]:
+            DualAveraging.load(group["dual_averaging"])
+
+    def _check_saved_state(self, index: int, p: Tensor, state: dict[str, Any]) -> None:
+        if MASS in state:
+            check_saved_diagonal(MASS, index, state[MASS], p)
+
+    # ---- Mass -----------------------------------------------------------------
+
+    def set_mass(self, masses: Iterable[Tensor | float] | None) -> None:
+        """Sets the mass M, a number for each element of each parameter.
+
+        The best mass of a coordinate is about 1 / its posterior variance. Momenta that
+        were kept are drawn afresh.
+
+        Args:
+            masses: a tensor (or number) for each parameter, in the order of the param
+                groups, finite and > 0, that broadcasts to the parameter's shape, or for
+                a DTensor is cut as it is. None sets all masses to 1.
+
+        Raises:
+            ValueError: there are not as many masses as parameters, or one of them has
+                a wrong shape or elements out of range. Nothing has changed.
+        """
+        context = self._current_context()
+        params = context.params
+        new: Sequence[Tensor | None] = [None] * len(params)
+        if masses is not None:
+            new = diagonals("masses", masses, params)
+        context.clear_blank_state()
+        for p, mass in zip(params, new, strict=True):
+            self._forget(p, "momentum")
+            if mass is None:
+                self._forget(p, MASS)
+            else:
+                self.state[p][MASS] = mass
+        self._fill_state()
+
+    # ---- Trajectories ---------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Simulates one trajectory and decides on it.
+
+        Args:
+            closure: computes the mean loss (with ``num_chains``, the row of the
+                chains' mean losses), calls ``backward()`` on it (on its sum) and
+                returns it. Called ``num_steps`` + 1 times.
+
+        Returns:
+            What the closure returned at its first call, at the trajectory's start.
+
+        Raises:
+            TypeError: there is no closure, or it returned no loss.
+            ValueError: a hyperparameter has left its range, or the loss is of a wrong
+                shape. No parameter has changed.
+            RuntimeError: gradients or loss are not as they should be (see the class).
+                No parameter has changed.
+        """
+        return super().step(closure)
+
+    def _run_step(self, closure: Callable[[], Any] | None) -> Any:
+        return self._trajectory(closure)[0]
+
+    def warmup(
+        self,
+        closure: Callable[[], Any],
+        steps: int,
+        target_acceptance: float = 0.8,
+        *,
+        finish: bool = True,
+        progress: bool = True,
+    ) -> None:
+        """Makes steps that adapt the step size to a probability of acceptance.
+
+        By dual averaging (M. D. Hoffman and A. Gelman, JMLR 2014, section 3.2, with
+        their γ = 0.05, t₀ = 10, κ = 0.75 and μ = log(10 ``step_size``)); with several
+        chains, by their mean. The step size when it ends is the average of those
+        tried. Steps of a warm-up are no samples of the target. The counts of
+        acceptances and divergences begin afresh when it ends.
+
+        Args:
+            closure: as for :meth:`step`.
+            steps: number of trajectories, >= 1.
+            target_acceptance: in (0, 1); 0.65 is about the most efficient, and more is
+                safer. Default: 0.8.
+            finish: whether the warm-up ends with these steps. If not, or if the
+                closure raises, the next call goes on with it, also in another process
+                that has loaded the state dict: two calls are exactly one call of as
+                many steps.
+            progress: show a progress bar, if tqdm is installed. Default: True.
+
+        Raises:
+            ValueError: an argument is out of range, or differs from that of the warm-up
+                in progress; or ``metropolis`` is False.
+        """
+        check_integer("steps", steps, low=1)
+        check_real("target_acceptance", target_acceptance, high=1.0, low_open=True)
+        self._check_all_groups()
+        group = self.param_groups[0]
+        if not group["metropolis"]:
+            raise ValueError(
+                "Invalid metropolis: False (warmup() adapts to the acceptance rate)"
+            )
+        if group["dual_averaging"]:
+            adaptation = DualAveraging.load(group["dual_averaging"])
+            if target_acceptance != adaptation.target:
+                raise ValueError(
+                    f"Invalid target_acceptance: {target_acceptance} (the warm-up in "
+                    f"progress has {adaptation.target})"
+                )
+        else:
+            adaptation = DualAveraging(group["step_size"], target_acceptance)
+        for _ in progress_bar(range(steps), "warm-up", progress):
+            _, log_ratios = self._trajectory(closure, MOST_WARMUP_STEPS)
+            if len(log_ratios) == 0:
+                continue  # left out
+            adaptation.update(mean_acceptance(log_ratios.tolist()))
+            self._set(step_size=adaptation.step_size, dual_averaging=adaptation.state)
+        if finish:
+            self._set(
+                step_size=adaptation.averaged,
+                dual_averaging=[],
+                **dict.fromkeys(_COUNTERS, 0),
+            )
+
+    @torch.no_grad()
+    def _trajectory(
+        self, closure: Callable[[], Any] | None, most_steps: int | None = None
+    ) -> tuple[Any, Tensor]:
+        """One step.
+
+        Returns:
+            What the closure returned first, and the logarithms of the chains' ratios
+            in the Metropolis test (without one, or if the step was left out, an empty
+            row).
+        """
+        refuse_scaler(self)
+        if closure is None:
+            raise TypeError(_NO_CLOSURE)
+        self._begin_step()
+        self._check_all_groups()
+        refuse_accumulation(self, closure)
+        loss = fresh_gradients(self, closure)
+        work = self._gather(checked=True)
+        if not work:
+            raise RuntimeError(
+                "HMC got no gradients from the closure (does it call backward()?)"
+            )
+        try:
+            return loss, self._simulate(closure, loss, work, most_steps)
+        except StepLeftOut:
+            leave_out(self._current_context())
+            return loss, torch.empty(0, dtype=torch.float64)
+
+    def _simulate(
+        self,
+        closure: Callable[[], Any],
+        loss: Any,
+        work: list[TensorLists],
+        most_steps: int | None,
+    ) -> Tensor:
+        """Goes on with a step once there are gradients; returns the log ratios."""
+        group = self.param_groups[0]
+        context = self._current_context()
+        check_finite(context, work)
+        motion = self._prepare_all(context, work)
+        start = None
+        if group["metropolis"]:
+            losses, start = self._energies(loss, work, motion)
+            if not bool(start.isfinite().all()):
+                raise nonfinite_error(
+                    choice_of(context),
+                    "HMC got a loss or parameters that are not finite at the start of "
+                    "a trajectory",
+                )
+            self._check_same_target(losses, closure)
+        turned = []
+        if group["metropolis"] and group["resample_momentum_every"] != 1:
+            turned = [[-r for r in moving.momenta] for moving in motion]
+        masters = [[m.clone() for m in moving.masters] for moving in motion]
+        log_ratios = torch.empty(0, dtype=torch.float64)
+        with self._undone_on_error(work) as saved:
+            end = self._integrate(closure, work, motion, most_steps)
+            if start is not None:
+                end_losses, energy = self._energies(end, work, motion)
+                log_ratios = (start - energy) / group["temperature"]
+        if start is not None:
+            accepted = self._decide(log_ratios, work, motion, saved, masters, turned)
+            losses = torch.where(accepted, end_losses, losses)
+        for lists, moving in zip(work, motion, strict=True):
+            self._keep(lists, moving)
+            context.placement.have_changed(lists.params)
+        context.rng.count()
+        self._known = (losses, self._marks()) if start is not None else None
+        return log_ratios
+
+    def _marks(self) -> list[tuple[int, int]]:
+        """Differ if parameters have been written to."""
+        params = self._context.placement.here(self._all_params())
+        return [(p._version, p.data_ptr()) for p in params]
+
+    def _check_same_target(self, losses: Tensor, closure: Callable[[], Any]) -> None:
+        """Sees losses that change where the parameters do not, as of minibatches.
+
+        Rounding may change them, and a Gibbs step what they depend on. So it raises
+        only in Lightning's automatic optimization, and otherwise warns, once.
+        """
+        if self._known is None or self._known[1] != self._marks():
+            return
+        group = self.param_groups[0]
+        self._num_changes = changes_running(
+            self._num_changes,
+            self._known[0].tolist(),
+            losses.tolist(),
+            group["temperature"],
+            group["num_data"],
+        )
+        if self._num_changes < MOST_CHANGES:
+            return
+        if lightning_module(closure) is not None:
+            raise RuntimeError(
+                f"{changed_target()}. In Lightning's automatic optimization a batch "
+                "must be all data. SGHMC is what minibatches need"
+            )
+        if self._num_changes == MOST_CHANGES:
+            warn(changed_target())

@@ -1,0 +1,248 @@
+"""Stochastic gradient Hamiltonian Monte Carlo."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+import torch_sgmcmc._C as _C
+from torch_sgmcmc._impl.context import StepContext, TensorLists
+from torch_sgmcmc._impl.hyperparams import (
+    check_friction,
+    check_noise_estimate,
+    settings,
+)
+from torch_sgmcmc._impl.ops import gradient_variance_
+from torch_sgmcmc._impl.parameters import check_fits
+from torch_sgmcmc._impl.state import start_masters, start_momenta
+from torch_sgmcmc._impl.step_plan import Method
+from torch_sgmcmc._impl.utils import blank, state_dtype
+from torch_sgmcmc.samplers.sampler import ManyChains
+
+__all__ = ["SGHMC"]
+
+_FRICTION = "1 - momentum"
+
+# What is kept for "online".
+_ONLINE = {"grad_variance": Tensor, "num_grads": int, "previous_grad": Tensor}
+
+
+class SGHMC(ManyChains):
+    r"""Stochastic gradient Hamiltonian Monte Carlo (Chen, Fox and Guestrin 2014).
+
+    Swap it in for ``torch.optim.SGD(params, lr, momentum)``: both numbers keep their
+    meaning, and the iterates become samples of the posterior. With
+    :math:`\bar g` = ``p.grad``, the gradient of the *mean* loss of a minibatch,
+    and :math:`\alpha = 1 - \mathrm{momentum}`,
+
+    .. math::
+        g &= \bar g + \tfrac{\lambda}{N} (\theta - \mu), \\
+        v &\leftarrow (1 - \alpha) v - \mathrm{lr}\, g
+            + \sqrt{2 (\alpha - \hat\beta)\, \mathrm{lr}\, T / N}\; \xi,
+            \qquad \xi \sim N(0, I), \\
+        \theta &\leftarrow \theta + v \quad \text{(the new } v).
+
+    **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with :math:`U =
+    -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`,
+    up to an error of the order of ``lr`` and what is left of the minibatch noise
+    after ``noise_estimate``. Neither ``lr`` nor ``momentum`` changes the target.
+
+    Args:
+        params: parameters or param groups, as for :class:`torch.optim.SGD`.
+        lr: step size on SGD's scale, >= 0. In the paper's notation η = lr / N.
+        momentum: 1 - α in [0, 1); α is the friction. Default: 0.9.
+        {num_data} {prior_precision} {prior_mean}
+        temperature: T >= 0; 1 is the Bayesian posterior, 0 gives SGD with momentum.
+            Default: 1.
+        noise_estimate: β̂, the part of the friction's noise that the minibatches
+            already bring: β̂ = lr N Var(ḡ) / (2T). A float in [0, α], equal for
+            all coordinates, or ``"online"``: estimated for each coordinate from the
+            gradients seen, as half the mean squared difference of consecutive
+            gradients, and used after the first 100 of them. A float belongs to the lr,
+            T and N at which it is given, and follows them. β̂ > α is an error that
+            names both numbers. Default: 0.
+        resample_momentum_every: k >= 0; before every k-th update the momentum is
+            drawn afresh from its stationary law given θ. 0 never does. Default: 0.
+        initial_momentum: ``"stationary"`` draws the first momentum from its
+            stationary law N(0, lr T / N), ``"zeros"`` starts at rest. Default:
+            "stationary".
+        {num_chains} {seed}
+        capturable: keep the step counter in device memory, so that ``step()`` can be
+            captured in a CUDA graph after one ordinary step. Excludes "online", which
+            needs the host. Default: False.
+        {nonfinite} {process_group}
+
+    State:
+        * ``momentum`` (shape of the parameter; fp64 for fp64 parameters, else fp32):
+          v.
+        * ``previous_grad``, ``grad_variance`` (same shape and dtype) and
+          ``num_grads`` (int), only with ``noise_estimate="online"``.
+        * ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, see
+          :class:`SGLD`.
+
+    Raises:
+        ValueError: a hyperparameter out of range, here or at a later step.
+        TypeError: a hyperparameter that is not a number.
+
+    Example:
+        >>> sampler = SGHMC(model.parameters(), lr=0.03, momentum=0.9,
+        ...                 num_data=50_000, prior_precision=1.0, seed=0)
+        >>> for x, y in loader:
+        ...     sampler.zero_grad()
+        ...     F.cross_entropy(model(x), y).backward()
+        ...     sampler.step()
+
+    Note:
+        ``momentum = 0`` carries no momentum over: that is SGLD. If β̂ > α stops the
+        chain early in training, where gradients are noisiest, start with 0 and set
+        ``group["noise_estimate"] = "online"`` after burn-in. More:
+        docs/samplers/sghmc.md.
+
+    Reference:
+        T. Chen, E. B. Fox and C. Guestrin, Stochastic Gradient Hamiltonian Monte
+        Carlo, ICML 2014, eq. 15.
+    """
+
+    _SETTINGS = settings("SGHMC")
+    _METHOD = Method("sghmc_step_")
+    _STATE: ClassVar[Mapping[str, type]] = {**_METHOD.state, **_ONLINE}
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        momentum: float = 0.9,
+        *,
+        num_data: float,
+        prior_precision: float = 0.0,
+        prior_mean: float | Tensor | Iterable[Tensor] = 0.0,
+        temperature: float = 1.0,
+        noise_estimate: float | str = 0.0,
+        resample_momentum_every: int = 0,
+        initial_momentum: str = "stationary",
+        num_chains: int | None = None,
+        seed: int | None = None,
+        capturable: bool = False,
+        nonfinite: str = "raise",
+        process_group: ProcessGroup | None = None,
+    ) -> None:
+        defaults = dict(
+            lr=lr,
+            num_data=num_data,
+            prior_precision=prior_precision,
+            prior_mean=prior_mean,
+            temperature=temperature,
+            num_chains=num_chains,
+            momentum=momentum,
+            noise_estimate=noise_estimate,
+            resample_momentum_every=resample_momentum_every,
+            initial_momentum=initial_momentum,
+        )
+        super().__init__(params, defaults, seed, nonfinite, capturable, process_group)
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        if group["noise_estimate"] == "online" and group["capturable"]:
+            raise ValueError(
+                "Invalid noise_estimate: 'online' is checked on the host at every step "
+                "and excludes capturable=True"
+            )
+        check_noise_estimate(group, 1.0 - group["momentum"], _FRICTION)
+
+    def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
+        state = super()._blank_state(group, p)
+        if group["noise_estimate"] == "online":
+            state |= {**blank(p, "grad_variance", "previous_grad"), "num_grads": 0}
+        return state
+
+    def _check_saved_state(self, index: int, p: Tensor, state: dict[str, Any]) -> None:
+        missing = [key for key in _ONLINE if key not in state]
+        if 0 < len(missing) < len(_ONLINE):
+            raise ValueError(
+                f"Invalid state_dict: the state of parameter {index} lacks "
+                f"{', '.join(missing)}"
+            )
+
+    def _prepare(
+        self, context: StepContext, work: TensorLists
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Returns momenta, the gradients' variances if they are used, and masters."""
+        group, params, _, offsets = work
+        stationary = group["initial_momentum"] == "stationary"
+        start_momenta(context, group, params, offsets, stationary=stationary)
+        variances: list[Tensor] = []
+        if group["noise_estimate"] == "online":
+            variances = self._observe_gradients(context, work)
+        momenta = [self.state[p]["momentum"] for p in params]
+        return momenta, variances, start_masters(context, params)
+
+    def _uses_gradients(self, group: dict[str, Any]) -> bool:
+        return group["noise_estimate"] == "online"
+
+    def _observe_gradients(
+        self, context: StepContext, work: TensorLists
+    ) -> list[Tensor]:
+        """Updates the gradients' variances and checks them against the friction.
+
+        Returns:
+            The variances once all rest on enough gradients, until then nothing.
+        """
+        group, params, grads, _ = work
+        # An operator that refuses the momenta would do so when this has been changed.
+        states = [self.state[p] for p in params]
+        for p, state in zip(params, states, strict=True):
+            momentum = state["momentum"]
+            if momentum.dtype is not state_dtype(p) or momentum.shape != p.shape:
+                check_fits(context, [work])
+        by_count: dict[int, list[tuple[dict[str, Any], Tensor]]] = {}
+        for p, state, grad in zip(params, states, grads, strict=True):
+            count = state.get("num_grads", 0)
+            if count == 0:
+                like = {"dtype": state_dtype(p)}
+                context.create(p, "grad_variance", torch.zeros_like(p, **like))
+                previous = torch.zeros_like(p, **like).copy_(grad)
+                context.create(p, "previous_grad", previous)
+                context.create(p, "num_grads", 0)
+            else:
+                by_count.setdefault(count, []).append((state, grad))
+            state["num_grads"] = count + 1
+        for count, members in by_count.items():
+            self._context.placement.without_noise(gradient_variance_)(
+                [grad for _, grad in members],
+                [state["grad_variance"] for state, _ in members],
+                [state["previous_grad"] for state, _ in members],
+                weight=max(1.0 / count, _C.FORGETTING),
+            )
+        if min(state["num_grads"] for state in states) <= _C.MIN_GRADIENTS:
+            return []
+        variances = [state["grad_variance"] for state in states]
+        self._check_variances(group, params, variances)
+        return variances
+
+    def _check_variances(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        variances: list[Tensor],
+    ) -> None:
+        here = [v for v in self._context.placement.here(variances) if v.numel()]
+        largest = max((float(v.max()) for v in here), default=0.0)
+        largest = self._context.placement.largest(params, largest)
+        scale = group["lr"] * group["num_data"] / (2 * group["temperature"])
+        check_friction(
+            scale * largest,
+            1.0 - group["momentum"],
+            _FRICTION,
+            " in the noisiest coordinate. No parameter has changed; the gradients have "
+            "entered the estimate",
+        )
+
+    def _instead(self, group: dict[str, Any]) -> dict[str, Any]:
+        numbers = super()._instead(group)
+        if group["noise_estimate"] == "online":
+            numbers["noise_estimate"] = 0.0
+        return numbers

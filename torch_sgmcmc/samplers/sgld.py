@@ -1,0 +1,104 @@
+"""Stochastic gradient Langevin dynamics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from torch_sgmcmc._impl.hyperparams import settings
+from torch_sgmcmc._impl.step_plan import Method
+from torch_sgmcmc.samplers.sampler import ManyChains
+
+__all__ = ["SGLD"]
+
+
+class SGLD(ManyChains):
+    r"""Stochastic gradient Langevin dynamics (Welling and Teh 2011).
+
+    Swap it in for :class:`torch.optim.SGD`: ``lr`` keeps its meaning, and the
+    iterates become samples of the posterior. With :math:`\bar g` = ``p.grad``, the
+    gradient of the *mean* loss of a minibatch that ``loss.backward()`` leaves,
+
+    .. math::
+        g = \bar g + \tfrac{\lambda}{N} (\theta - \mu), \qquad
+        \theta \leftarrow \theta - \mathrm{lr}\, g
+            + \sqrt{2\, \mathrm{lr}\, T / N}\; \xi, \qquad \xi \sim N(0, I).
+
+    **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with :math:`U =
+    -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`,
+    up to an error of the order of ``lr`` (on a quadratic with curvature h in
+    the mean loss the variance is 1 / (1 - lr h / 2) times the exact one) and the
+    noise of the minibatches, which adds variance: keep ``lr`` small, or lower it.
+
+    Args:
+        params: parameters or param groups, as for :class:`torch.optim.SGD`.
+        lr: step size on SGD's scale, >= 0. In Welling and Teh's notation
+            ε = 2 lr / N.
+        {num_data} {prior_precision} {prior_mean}
+        temperature: T >= 0; 1 is the Bayesian posterior, 0 gives plain SGD.
+            Default: 1.
+        {num_chains} {seed}
+        capturable: keep the step counter in device memory, so that ``step()`` can be
+            captured in a CUDA graph: every replay then injects fresh noise.
+            Hyperparameters are frozen into the graph. Each param group must lie on
+            one device; with parameters in bf16 or fp16, after one ordinary step.
+            Default: False.
+        {nonfinite} {process_group}
+
+    State:
+        ``master`` (shape of the parameter, fp32), only of parameters in bf16 or fp16:
+        θ, see the Note. Else none but a ``prior_mean`` (:class:`Sampler`), and the
+        seed, the step counter and the noise offsets in the param groups.
+
+    Raises:
+        ValueError: a hyperparameter out of range, here or at a later step.
+        TypeError: a hyperparameter that is not a number.
+
+    Example:
+        >>> sampler = SGLD(model.parameters(), lr=0.5, num_data=50_000, seed=0)
+        >>> for x, y in loader:
+        ...     sampler.zero_grad()
+        ...     F.cross_entropy(model(x), y).backward()
+        ...     sampler.step()
+
+    Note:
+        With every sampler of this library, of a parameter in bf16 or fp16 θ is kept in
+        fp32, as ``state[p]["master"]``; the parameter is θ rounded to nearest, and the
+        gradient is that at the rounded θ. Where the parameter is changed between steps
+        (clamped, loaded), θ is what it then is. More: docs/samplers/sgld.md.
+
+    Reference:
+        M. Welling and Y. W. Teh, Bayesian Learning via Stochastic Gradient Langevin
+        Dynamics, ICML 2011, eq. 4.
+    """
+
+    _SETTINGS = settings("SGLD")
+    _METHOD = Method("sgld_step_")
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        *,
+        num_data: float,
+        prior_precision: float = 0.0,
+        prior_mean: float | Tensor | Iterable[Tensor] = 0.0,
+        temperature: float = 1.0,
+        num_chains: int | None = None,
+        seed: int | None = None,
+        capturable: bool = False,
+        nonfinite: str = "raise",
+        process_group: ProcessGroup | None = None,
+    ) -> None:
+        defaults = dict(
+            lr=lr,
+            num_data=num_data,
+            prior_precision=prior_precision,
+            prior_mean=prior_mean,
+            temperature=temperature,
+            num_chains=num_chains,
+        )
+        super().__init__(params, defaults, seed, nonfinite, capturable, process_group)
