@@ -51,7 +51,7 @@ class Likelihood:
         return forward
 
     def settings(self) -> dict[str, Any] | None:
-        """What :func:`likelihood_of` makes the same of, None of a user's class."""
+        """Returns arguments that rebuild this likelihood; None for a user's class."""
         name = next((k for k, v in _NAMED.items() if type(self) is v), None)
         return None if name is None else {"name": name}
 

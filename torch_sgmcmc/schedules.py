@@ -16,7 +16,7 @@ __all__ = ["CyclicalSchedule", "PolynomialDecay"]
 
 
 class _Schedule(LRScheduler):
-    """What follows of the number of steps made alone."""
+    """A schedule of the lr by the number of a sampler's steps."""
 
     def __init__(self, sampler: Sampler) -> None:
         if not isinstance(sampler, ManyChains):
@@ -33,7 +33,7 @@ class _Schedule(LRScheduler):
         super().__init__(sampler)
 
     def _factor(self) -> float:
-        """What the first lr is multiplied with, in the step that comes next."""
+        """Returns the factor of the first lr for the next step."""
         raise NotImplementedError
 
     def step(self, epoch: Any = None) -> None:
@@ -151,7 +151,7 @@ class CyclicalSchedule(_Schedule):
 
     @property
     def place(self) -> float:
-        """How far the sampler's last step was in its cycle, r in [0, 1).
+        """The position of the sampler's last step in its cycle, r in [0, 1).
 
         After :meth:`step`, that is how far the next will be.
         """
@@ -159,18 +159,18 @@ class CyclicalSchedule(_Schedule):
 
     @property
     def collecting(self) -> bool:
-        """Whether the sampler's last step was one of a sampling phase."""
+        """True if the sampler's last step was one of a sampling phase."""
         return self.place >= self.exploration
 
     def count_collecting(self, steps: int) -> int:
-        """How many of the first steps are of sampling phases."""
+        """The number of sampling-phase steps among the first ``steps``."""
         length = self.steps_per_cycle
         each = [k / length >= self.exploration for k in range(length)]
         return steps // length * sum(each) + sum(each[: steps % length])
 
     @property
     def cycle(self) -> int:
-        """In which cycle it was, counted from 0."""
+        """The cycle of the sampler's last step, counted from 0."""
         return self.last_epoch // self.steps_per_cycle
 
     def _factor(self) -> float:

@@ -7,22 +7,23 @@
 #include <tuple>
 #include <vector>
 
-#include "bindings/memory.h"
-#include "host/closure_watch.h"
-#include "host/fold_in.h"
 #include "host/gamma.h"
 #include "host/index_chain.h"
 #include "host/minibatch.h"
-#include "host/online_variance.h"
-#include "host/ratio.h"
 #include "host/settings.h"
+#include "host/uniforms.h"
+#include "ops/op_spec.h"
+#include "ops/registry.h"
 #include "random/counter.h"
 #include "random/isa.h"
 #include "random/portable_noise.h"
 
 namespace py = pybind11;
-using torch_sgmcmc::Memory;
+using torch_sgmcmc::OpSpec;
 using torch_sgmcmc::Purpose;
+using torch_sgmcmc::ScalarArg;
+using torch_sgmcmc::Start;
+using torch_sgmcmc::TensorListArg;
 
 namespace {
 
@@ -48,16 +49,77 @@ py::list Settings(const std::string& sampler) {
   return rows;
 }
 
+// The memory of int64 numbers, for an array of Python's.
+py::bytearray Memory(const std::vector<int64_t>& numbers) {
+  return {reinterpret_cast<const char*>(numbers.data()),
+          numbers.size() * sizeof(int64_t)};
+}
+
+using torch_sgmcmc::OpSpec;
+using torch_sgmcmc::ScalarArg;
+using torch_sgmcmc::Start;
+using torch_sgmcmc::TensorListArg;
+
+const char* NameOf(Start start) {
+  switch (start) {
+    case Start::kZeros:
+      return "zeros";
+    case Start::kStationary:
+      return "stationary";
+    case Start::kCustom:
+      break;
+  }
+  return "";
+}
+
+py::dict AsDict(const ScalarArg& number) {
+  const torch_sgmcmc::Range range = torch_sgmcmc::RangeOf(number.domain);
+  py::dict item;
+  item["name"] = number.name;
+  item["is_integer"] = torch_sgmcmc::IsInteger(number.domain);
+  item["low"] = range.low;
+  item["high"] = range.high;
+  item["low_open"] = range.low_open;
+  item["default"] = number.fallback;
+  return item;
+}
+
+py::dict AsDict(const OpSpec& spec) {
+  py::list lists;
+  for (const TensorListArg& list : spec.lists) {
+    py::dict item;
+    item["name"] = list.name;
+    item["is_written"] = torch_sgmcmc::IsWritten(list.role);
+    item["is_master"] = list.role == torch_sgmcmc::Role::kMaster;
+    item["is_in_arithmetic_type"] = torch_sgmcmc::IsInArithmeticType(list.role);
+    item["key"] = list.key == nullptr ? "" : list.key;
+    item["start"] = NameOf(list.start);
+    lists.append(item);
+  }
+  py::list numbers;
+  for (const ScalarArg& number : spec.numbers) numbers.append(AsDict(number));
+  py::list common;
+  for (const torch_sgmcmc::CommonNumber& number :
+       torch_sgmcmc::kCommonNumbers) {
+    if (Has(spec, number)) common.append(AsDict(number.scalar));
+  }
+  py::dict result;
+  result["op"] = spec.op;
+  result["lists"] = lists;
+  result["numbers"] = numbers;
+  result["has_noise"] = spec.noise != torch_sgmcmc::Noise::kNone;
+  result["common"] = common;
+  result["has_prior_mean"] = spec.has_prior_mean;
+  result["sums"] = spec.sums;
+  return result;
+}
+
 }  // namespace
 
 // csrc/bindings/sbps.cpp
 void BindBouncy(py::module_& m);
 // csrc/bindings/plan_guard.cpp
 void BindPlanGuard(py::module_& m);
-// csrc/bindings/op_specs.cpp
-void BindOpSpecs(py::module_& m);
-// csrc/bindings/store.cpp
-void BindStore(py::module_& m);
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "Host-side algorithms of torch_sgmcmc, in C++.";
@@ -149,7 +211,7 @@ PYBIND11_MODULE(_C, m) {
         py::kw_only(),
         py::arg("hint"),
         py::arg("off"),
-        "Of EWSG's minibatches (csrc/host/closure_watch.h).");
+        "Of EWSG's minibatches (csrc/host/index_chain.h).");
   m.def("ratio", &torch_sgmcmc::Ratio);
 
   m.def(
@@ -219,6 +281,15 @@ PYBIND11_MODULE(_C, m) {
 
   BindBouncy(m);
   BindPlanGuard(m);
-  BindOpSpecs(m);
-  BindStore(m);
+  m.def(
+      "op_specs",
+      [] {
+        py::list specs;
+        for (const OpSpec* spec : torch_sgmcmc::kOpSpecs)
+          specs.append(AsDict(*spec));
+        return specs;
+      },
+      "What operators on lists of tensors are (csrc/ops/op_spec.h): names of "
+      "lists and numbers, the numbers' ranges and defaults (NaN: none), and "
+      "the like of those that operators have in common.");
 }

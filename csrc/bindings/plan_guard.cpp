@@ -13,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/memory.h"
 #include "launch/packed_step.h"
 
 namespace py = pybind11;
@@ -305,7 +304,9 @@ void BindPlanGuard(py::module_& m) {
                                 rows,
                                 numbers});
         }
-        return torch_sgmcmc::Memory(step.Pack());
+        const std::vector<int64_t> numbers = step.Pack();
+        return py::bytearray(reinterpret_cast<const char*>(numbers.data()),
+                             numbers.size() * sizeof(int64_t));
       },
       py::kw_only(),
       py::arg("checks"),

@@ -9,7 +9,6 @@
 
 #include "host/bounce_clock.h"
 #include "host/moments.h"
-#include "host/sample_times.h"
 #include "random/counter.h"
 
 namespace py = pybind11;

@@ -13,16 +13,46 @@
 // kBounceClock a step (Note [Counter layout]).
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "host/line_regression.h"
-#include "host/piecewise_rate.h"
 #include "random/counter.h"
 
 namespace torch_sgmcmc {
+
+// A Poisson process whose rate is the positive part of a polygon.
+//
+// The rate is [y(t)]+ with y linear between nodes. Its integral is a piecewise
+// quadratic, which is inverted exactly: the first arrival is where it reaches a
+// unit exponential variable. Everything is computed relative to the height and
+// the length of a piece, so that no scale overflows or loses digits.
+class PiecewiseRate {
+ public:
+  // Appends a node. Times must not decrease.
+  void Add(double time, double value);
+
+  struct Arrival {
+    bool found;    // false if the rate ends before
+    double time;   // else the time of the last node
+    double value;  // y there
+  };
+  // Where the integral of the rate from the first node on reaches `area`.
+  Arrival Find(double area) const;
+
+  // The integral of the rate from the first node to `time`.
+  double Integral(double time) const;
+
+  // y at `time`, which must be within the nodes.
+  double Value(double time) const;
+
+ private:
+  std::vector<double> times_;
+  std::vector<double> values_;
+};
 
 // Values are known to Python.
 enum class ClockEvent : int { kObserve = 0, kProposal = 1, kRefreshment = 2 };
@@ -99,5 +129,17 @@ class BounceClock {
   // every such look.
   static constexpr double kBlind = 0x1p-10;
 };
+
+// How many multiples k * interval, k >= 1, are not after the time. Products
+// decide, which are the times of the samples, for a quotient may be rounded up
+// or down to another whole number.
+inline int64_t SamplesBy(double time, double interval) {
+  const double quotient = std::floor(time / interval);
+  if (quotient >= 0x1p53) return int64_t{1} << 53;  // nearer than times can be
+  const auto count = static_cast<int64_t>(quotient);
+  if (static_cast<double>(count) * interval > time) return count - 1;
+  const bool more = static_cast<double>(count + 1) * interval <= time;
+  return count + static_cast<int64_t>(more);
+}
 
 }  // namespace torch_sgmcmc

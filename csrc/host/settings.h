@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <limits>
 #include <span>
 #include <string_view>
@@ -48,5 +49,17 @@ constexpr Setting Of(const ScalarArg& number, Setting rest = {}) {
 // Those of the sampler with this name. Throws std::out_of_range if there is
 // none.
 std::span<const Setting> SettingsOf(std::string_view sampler);
+
+// The ratio of two counts: part / whole; NaN if there is no whole.
+inline double Ratio(double part, double whole) {
+  return whole > 0 ? part / whole : std::numeric_limits<double>::quiet_NaN();
+}
+
+// SGHMC's noise_estimate="online": the mean over the first 1 / kVarianceDecay
+// gradients, then an exponential mean. The weight of a gradient in it:
+constexpr double kVarianceDecay = 1e-3;
+
+// The estimate is not used before so many gradients.
+constexpr int64_t kMinGradients = 100;
 
 }  // namespace torch_sgmcmc

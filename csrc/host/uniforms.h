@@ -24,4 +24,10 @@ inline UniformPair Uniforms(const NoiseStream& stream, uint64_t quad) {
   return {uniform(w[0], w[1]), uniform(w[2], w[3])};
 }
 
+// The seed of a stream: 64 bits of Philox, a pure function of its arguments.
+inline int64_t FoldIn(int64_t seed, uint64_t stream) {
+  return static_cast<int64_t>(
+      portable::ChainSeed(static_cast<uint64_t>(seed), stream));
+}
+
 }  // namespace torch_sgmcmc

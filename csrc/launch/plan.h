@@ -16,9 +16,9 @@
 #include <string>
 #include <vector>
 
+#include "ops/op_spec.h"
 #include "ops/roles.h"
 #include "random/counter.h"
-#include "random/range.h"
 
 namespace torch_sgmcmc {
 

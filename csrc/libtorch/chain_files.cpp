@@ -24,9 +24,8 @@
 #include "host/crc32.h"
 #include "libtorch/checks.h"
 #include "libtorch/disk.h"
-#include "libtorch/json.h"
 #include "libtorch/options.h"
-#include "libtorch/parameters.h"
+#include "libtorch/tensor_lists.h"
 #include "torch_sgmcmc/state_dict.h"
 
 namespace torch_sgmcmc {

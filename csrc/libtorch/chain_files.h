@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -102,5 +104,15 @@ class ChainWriter {
   int index_file_ = -1;
   ChainIndex index_;
 };
+
+// ---- JSON of a store's files: dicts, lists, strings, numbers
+// ------------------
+
+// null is NaN. Throws std::runtime_error if the text is not one value of JSON.
+c10::IValue ParseJson(std::string_view text);
+
+// Numbers have as many digits as it takes to read them back; those that are not
+// finite are null.
+std::string ToJson(const c10::IValue& value);
 
 }  // namespace torch_sgmcmc

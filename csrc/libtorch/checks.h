@@ -10,7 +10,7 @@
 #include <limits>
 #include <string>
 
-#include "random/range.h"
+#include "ops/op_spec.h"
 
 namespace torch_sgmcmc {
 

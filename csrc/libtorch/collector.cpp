@@ -13,8 +13,8 @@
 
 #include "libtorch/chain_files.h"
 #include "libtorch/checks.h"
-#include "libtorch/parameters.h"
 #include "libtorch/sampler_impl.h"
+#include "libtorch/tensor_lists.h"
 #include "torch_sgmcmc/sbps.h"
 #include "torch_sgmcmc/store.h"
 

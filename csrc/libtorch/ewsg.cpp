@@ -9,9 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "host/closure_watch.h"
 #include "host/index_chain.h"
-#include "host/ratio.h"
 #include "host/settings.h"
 #include "libtorch/checks.h"
 #include "libtorch/operators.h"

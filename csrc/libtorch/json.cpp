@@ -1,5 +1,3 @@
-#include "libtorch/json.h"
-
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 
@@ -12,6 +10,8 @@
 #include <stdexcept>
 #include <system_error>
 #include <utility>
+
+#include "libtorch/chain_files.h"
 
 namespace torch_sgmcmc {
 namespace {

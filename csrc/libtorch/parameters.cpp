@@ -1,5 +1,3 @@
-#include "libtorch/parameters.h"
-
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 #include <utility>
 
 #include "libtorch/checks.h"
+#include "libtorch/tensor_lists.h"
 
 namespace torch_sgmcmc {
 namespace {

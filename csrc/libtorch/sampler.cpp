@@ -15,8 +15,8 @@
 #include <utility>
 
 #include "libtorch/checks.h"
-#include "libtorch/parameters.h"
 #include "libtorch/sampler_impl.h"
+#include "libtorch/tensor_lists.h"
 #include "random/counter.h"
 
 namespace torch_sgmcmc {

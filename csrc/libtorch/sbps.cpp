@@ -16,8 +16,7 @@
 #include <vector>
 
 #include "host/bounce_clock.h"
-#include "host/ratio.h"
-#include "host/sample_times.h"
+#include "host/settings.h"
 #include "libtorch/checks.h"
 #include "libtorch/sampler_impl.h"
 #include "libtorch/trajectory.h"

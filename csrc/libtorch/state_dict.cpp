@@ -24,7 +24,7 @@
 
 #include "libtorch/checks.h"
 #include "libtorch/disk.h"
-#include "libtorch/parameters.h"
+#include "libtorch/tensor_lists.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/ordered_dict.h>
 
 #include <cstdint>
 #include <optional>
@@ -10,6 +11,10 @@
 
 #include "libtorch/options.h"
 #include "ops/op_spec.h"
+
+namespace torch::nn {
+class Module;
+}  // namespace torch::nn
 
 namespace torch_sgmcmc {
 
@@ -86,5 +91,28 @@ int64_t VersionOf(const at::Tensor& tensor);
 
 // Tells autograd, and whoever looks, that an operator changed these.
 void BumpVersions(at::TensorList tensors);
+
+// ---- Parameters that a sampler accepts (parameters.cpp)
+// ----------------------
+
+// A module's parameters and buffers by their names.
+torch::OrderedDict<std::string, at::Tensor> TensorsOf(
+    const torch::nn::Module& module);
+
+// Whether strides leave open that elements share memory.
+bool MayRepeat(const at::Tensor& param);
+
+// Throws if the sampler of this name cannot sample a parameter.
+// `place` is which one, in errors of dtype.
+void CheckParameter(const char* sampler,
+                    const at::Tensor& param,
+                    const std::string& place = "");
+
+// Throws unless a parameter holds so many chains.
+void CheckChains(const at::Tensor& param,
+                 const std::optional<int64_t>& num_chains);
+
+// Throws if parameters of the groups, each without repetitions, overlap.
+void CheckMemory(const std::vector<std::vector<at::Tensor>>& groups);
 
 }  // namespace torch_sgmcmc

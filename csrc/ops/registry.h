@@ -20,8 +20,7 @@
 #include "ops/sgld.h"
 #include "ops/sglrw.h"
 #include "ops/sgnht.h"
-#include "ops/square_root.h"
-#include "ops/sum_of_squares.h"
+#include "ops/squares.h"
 #include "ops/temperature_sums.h"
 
 namespace torch_sgmcmc {

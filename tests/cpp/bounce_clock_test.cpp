@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "host/line_regression.h"
-#include "host/piecewise_rate.h"
 #include "message_of.h"
 #include "random/counter.h"
 #include "statistics.h"

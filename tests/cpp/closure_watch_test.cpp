@@ -1,12 +1,12 @@
 // Minibatches that are none.
-#include "host/closure_watch.h"
-
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <optional>
 #include <stdexcept>
 #include <string>
+
+#include "host/index_chain.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -164,7 +164,7 @@ TEST(Nonfinite, IsSavedAndMayBeMissing) {
 }
 
 TEST(Nonfinite, RefusesOtherWords) {
-  EXPECT_EQ(MessageOf([] { SGLD(Params(), Langevin().nonfinite("ignore")); }),
+  EXPECT_EQ(MessageOf([] { SGLD(Params(), Langevin().nonfinite("warn")); }),
             "Invalid nonfinite: 'warn' (must be 'raise', 'skip' or 'ignore')");
   EXPECT_EQ(MessageOf([] {
               SBPS(Params(), SBPSOptions().num_data(5).nonfinite("ignore"));

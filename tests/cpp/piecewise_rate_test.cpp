@@ -1,12 +1,12 @@
 // Arrivals at a rate that is a polygon, against closed forms.
-#include "host/piecewise_rate.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <random>
 #include <utility>
 #include <vector>
+
+#include "host/bounce_clock.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "cuda_on_host.h"
 #include "ops/hmc.h"
-#include "ops/sum_of_squares.h"
+#include "ops/squares.h"
 #include "tensors.h"
 
 namespace torch_sgmcmc {

@@ -1,10 +1,10 @@
 // Which multiples of an interval a trajectory has passed.
-#include "host/sample_times.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstdint>
+
+#include "host/bounce_clock.h"
 
 namespace torch_sgmcmc {
 namespace {

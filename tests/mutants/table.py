@@ -210,7 +210,7 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         ),
         Mutant(
             "seeds are folded with half of the stream's number",
-            "host/fold_in.h",
+            "host/uniforms.h",
             "portable::ChainSeed(static_cast<uint64_t>(seed), stream));",
             "portable::ChainSeed(static_cast<uint64_t>(seed), stream / 2));",
             ("tests/contract/test_seeds.py -k known_answers",),

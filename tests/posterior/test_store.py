@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 import torch_sgmcmc as sg
-from torch_sgmcmc import _C
 from torch_sgmcmc.posterior import writer as writers
 from torch_sgmcmc.posterior.store_files import delete_all
 
@@ -197,15 +196,6 @@ def test_all_dtypes_shapes_and_names(tmp_path: Path, count: int) -> None:
         for i in range(count):
             writer.append(tensors, step=i)
     assert all(same(one, tensors) for one in sg.SampleStore(tmp_path))
-
-
-def test_crc32_is_that_of_zlib() -> None:
-    for size in (0, 1, 7, 8, 9, 63, 64, 65, 127, 128, 191, 192, 1001):
-        data = os.urandom(size)
-        memory = torch.frombuffer(bytearray(data + b"-"), dtype=torch.uint8)
-        for begin in range(min(size, 9)):
-            found = _C.crc32(memory.data_ptr() + begin, size - begin)
-            assert found == zlib.crc32(data[begin:])
 
 
 def test_dtype_on_disk(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ class Estimate(NamedTuple):
 
 
 class Estimator(NamedTuple):
-    """How a likelihood is estimated, and where the chain may not go by it.
+    """Estimates a likelihood, and refuses regions without a valid estimate.
 
     See csrc/host/ecs_estimate.h. Without factors it is the perturbed estimator, whose
     only batch is the subsample.

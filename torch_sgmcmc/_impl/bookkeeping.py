@@ -1,4 +1,4 @@
-"""What a sampler keeps: param groups, counters, state, and how these are saved."""
+"""A sampler's bookkeeping: param groups, counters, state, and checkpoints."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class Bookkeeping(Optimizer):
 
     @property
     def _rng(self) -> RandomState:
-        """What owns the seed, the counters and the noise offsets."""
+        """The owner of the seed, the counters and the noise offsets."""
         return self._context.rng
 
     def _current_context(self) -> StepContext:
@@ -484,7 +484,7 @@ class Bookkeeping(Optimizer):
         return next(classes).__name__
 
     def _saved_state(self, kept: Any, step: Tensor) -> dict[str, Any]:
-        """What is kept of a parameter as a state dict has it."""
+        """Returns a parameter's state in the form of a state dict."""
         counts = [key for key, kind in self._STATE.items() if kind is int]
         saved = {
             key: saved_number(value) if key in counts else value
@@ -493,7 +493,7 @@ class Bookkeeping(Optimizer):
         return {**saved, STEP: step} if STEP in saved else saved
 
     def _expected(self) -> Expected:
-        """What a state dict of it has."""
+        """Returns the layout of the sampler's state dict."""
         return Expected(
             state=self._STATE,
             common_state=self._COMMON_STATE,

@@ -1,4 +1,4 @@
-"""What samplers share that call their closure themselves, several times a step."""
+"""Closures that a sampler calls several times a step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def refuse_scaler(
 
 
 def by_lightning(closure: Any) -> bool:
-    """Whether Lightning's ``optimizer.step(closure)`` has put this around it."""
+    """Returns whether Lightning's ``optimizer.step(closure)`` wraps this closure."""
     return (
         isinstance(closure, partial)
         and len(closure.args) == 3
@@ -98,7 +98,7 @@ def fresh_gradients(sampler: Optimizer, closure: Callable[[], Any]) -> Any:
 
 
 def same_parameters(first: list[TensorLists], second: list[TensorLists]) -> bool:
-    """Whether the same parameters have gradients."""
+    """Returns whether the same parameters have gradients."""
     return len(first) == len(second) and all(
         a.params is b.params
         or (len(a.params) == len(b.params) and all(map(_is, a.params, b.params)))

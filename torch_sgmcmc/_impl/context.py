@@ -1,4 +1,4 @@
-"""What the parts of a sampler are given of it.
+"""The step context: a sampler's data that its parts share and that is not saved.
 
 Note [Steps without a gradient]
 A parameter whose gradient is None is left out of a step, as torch does. If it never has
@@ -46,7 +46,7 @@ _LONG = 20
 
 
 class MissingGrads:
-    """Which parameters had no gradient in which steps, until that has been said."""
+    """Records missing gradients, by parameter and step, until a warning is issued."""
 
     def __init__(self, groups: list[dict[str, Any]] | None = None) -> None:
         #: Whether there is something to look at after a step.
@@ -113,7 +113,7 @@ class MissingGrads:
 
 
 def _steps(groups: list[dict[str, Any]]) -> int:
-    """Those that were made or left out."""
+    """Returns the number of steps, skipped ones included."""
     group = groups[0]
     return int(group["step"]) + int(group["num_skipped"])
 
@@ -213,7 +213,7 @@ class StepContext:
         self.plan: Any = None
 
     def saved(self) -> dict[str, Any]:
-        """What :meth:`restore` puts back."""
+        """Returns a snapshot for :meth:`restore`."""
         saved = {
             **vars(self),
             "created": [],
@@ -346,7 +346,7 @@ def context_of(sampler: Optimizer) -> StepContext:
 
 
 def tensor_lists_of(sampler: Optimizer) -> list[TensorLists]:
-    """What its next step would update; groups and gradients are checked."""
+    """Returns the tensor lists of the next step; checks groups and gradients."""
     return sampler._gather()  # type: ignore[attr-defined]
 
 
@@ -365,12 +365,12 @@ def rescale_momenta(sampler: Optimizer) -> None:
 
 
 def has_hooks(sampler: Optimizer) -> bool:
-    """Whether something is called before or after its steps."""
+    """Returns whether hooks are called before or after the steps."""
     return bool(sampler._optimizer_step_pre_hooks or sampler._optimizer_step_post_hooks)
 
 
 def state_bytes_of(sampler: Optimizer) -> int:
-    """What its state takes, or will take after the first step."""
+    """Returns the bytes of the state, as they are after the first step."""
     total = 0
     for group in sampler.param_groups:
         for p in group["params"]:

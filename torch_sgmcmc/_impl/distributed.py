@@ -1,4 +1,4 @@
-"""Whose noise is whose: samplers in several processes.
+"""Noise of samplers in several processes: which share it, and which must not.
 
 Note [Replicas and shards]
 Noise is a function of (seed, step, purpose, element). Replicas of a model, whose
@@ -35,7 +35,6 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.distributed import ProcessGroup
 
-import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import dtensor
 from torch_sgmcmc._impl.context import StepContext
 from torch_sgmcmc._impl.dtensor import is_dtensor
@@ -64,7 +63,7 @@ _IS_AVAILABLE = dist.is_available()
 
 
 def has_ranks() -> bool:
-    """Whether torch.distributed is initialised."""
+    """Returns whether torch.distributed is initialised."""
     return _IS_AVAILABLE and dist.is_initialized()
 
 
@@ -89,7 +88,7 @@ def check_group(group: Any) -> None:
 
 
 def called_from(module: str) -> bool:
-    """Whether a function of this module is being executed.
+    """Returns whether a function of this module is being executed.
 
     The one place that walks the stack: ZeroRedundancyOptimizer constructs an optimizer
     as users do, and has no hook by which it could tell.
@@ -118,7 +117,7 @@ def refuse_lone_decisions(context: StepContext, by: str, instead: str) -> None:
 
 
 def is_zero() -> bool:
-    """Whether a ZeroRedundancyOptimizer constructs the sampler, or adds a group."""
+    """Returns whether ZeroRedundancyOptimizer makes the sampler or adds a group."""
     return called_from("torch.distributed.optim.zero_redundancy_optimizer")
 
 
@@ -232,7 +231,7 @@ def gathered(
 
 
 def device_of_group(context: StepContext) -> torch.device:
-    """Where the sampler's ranks communicate: on the CPU if they can."""
+    """Returns the device on which the ranks communicate, a CPU if possible."""
     if "cpu:" in dist.get_backend_config(context.process_group):
         return torch.device("cpu")
     for p in context.params:
@@ -245,9 +244,8 @@ def digest(tensors: Iterable[Tensor]) -> int:
     """The CRC-32 of the tensors' CRC-32s, which their order enters."""
     result = 0
     for tensor in tensors:
-        on_host = tensor.detach().cpu().contiguous()
-        of_one = _C.crc32(on_host.data_ptr(), on_host.nbytes)
-        result = crc32(of_one.to_bytes(4, "little"), result)
+        on_host = tensor.detach().cpu().flatten().view(torch.uint8)
+        result = crc32(crc32(on_host.numpy()).to_bytes(4, "little"), result)
     return result
 
 
@@ -274,7 +272,7 @@ _limit = 1024
 
 
 def has_turn(context: StepContext) -> bool:
-    """Whether no other sampler with its seed has made a step since its last one."""
+    """Returns whether this was the last sampler with its seed that made a step."""
     last = _last.get(context.rng.seed)
     return last is not None and last is context.turn
 
@@ -317,7 +315,7 @@ def take_turn(context: StepContext) -> None:
 
 
 def _begins(step: Tensor) -> bool:
-    """Whether no step has been made; not asked of a device that is being captured."""
+    """Returns whether no step has been made; False during a graph's capture."""
     if step.is_cuda:
         if torch.cuda.is_current_stream_capturing():
             return False
@@ -325,7 +323,7 @@ def _begins(step: Tensor) -> bool:
 
 
 def _has_moved(last: _Turn, context: StepContext) -> bool:
-    """Whether the last one has begun on one of these parameters, elsewhere."""
+    """Returns whether the other sampler began on one of these parameters, elsewhere."""
     param = None if last.param is None else last.param()
     if param is None or last.start is None:
         return False

@@ -54,12 +54,12 @@ __all__ = [
 
 
 def is_dtensor(tensor: Tensor) -> bool:
-    """Whether it is a DTensor (without importing what defines it)."""
+    """Returns whether a tensor is a DTensor, without importing DTensor."""
     return hasattr(type(tensor), "placements")
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this process has of a tensor, in the same memory."""
+    """Returns this process's part of a tensor, in the same memory."""
     # What to_local() returns, for autograd or as a view, in ten times the time.
     return getattr(tensor, "_local_tensor", tensor)
 
@@ -103,7 +103,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(tensor: Any) -> Layout:
-    """Where the elements of a DTensor's local tensor are."""
+    """Returns the places of the elements of a DTensor's local tensor."""
     mesh = tensor.device_mesh
     here = mesh.get_coordinate()
     if here is None:  # a rank that is not of the mesh
@@ -144,7 +144,7 @@ Run = tuple[int, int, int]
 def _indices(
     mesh: Any, here: Sequence[int], placements: Any, dim: int, size: int
 ) -> Tensor:
-    """Which of a dimension's indices are here."""
+    """Returns the indices of a dimension that are local."""
     indices = torch.arange(size)
     for axis, placement in enumerate(placements):
         if getattr(placement, "dim", None) != dim:
@@ -193,7 +193,7 @@ def _pieces(box: Sequence[Run], sizes: Sequence[int]) -> Iterator[Piece]:
 
 
 class Layouts:
-    """What a sampler has asked of its shards, each worked out once.
+    """The layouts of a sampler's shards, each computed once.
 
     It is known by the specs that DTensors have in common with what is made of them,
     and nothing is kept of tensors: if parameters, gradients or their memory are
@@ -312,7 +312,7 @@ def sums(
     prior_means: Sequence[Tensor] | None = None,
     **arguments: Any,
 ) -> list[Tensor]:
-    """What an operator adds up, of all ranks' parts of these parameters.
+    """Sums over the parts of the parameters on all ranks.
 
     Returns:
         A sum for each set of ranks that some of them are spread over: of what replicas
@@ -340,7 +340,7 @@ def _pieces_of(
     layouts: Sequence[Layout | None],
     tensors: Sequence[Tensor],
 ) -> list[Tensor]:
-    """What an operator gets of tensors that belong to the parameters."""
+    """Returns an operator's tensors for the local parts of the parameters."""
     if len(tensors) < len(params):  # masters, or none
         pairs = zip(params, layouts, strict=True)
         layouts = [layout for p, layout in pairs if has_master(p)] * bool(tensors)
@@ -391,12 +391,12 @@ def check_shard(cannot: str, p: Any) -> Tensor:
 
 
 def _cuts(spec: Any) -> Any:
-    """In which a dimension's cuts are made, if it is no strided one that says so."""
+    """Returns the order of a dimension's cuts, where a strided shard gives one."""
     return getattr(spec, "shard_order", None)
 
 
 def same_shards(p: Any, tensor: Any) -> bool:
-    """Whether both are whole, or both are cut alike."""
+    """Returns whether two tensors are both whole, or sharded alike."""
     ours, theirs = getattr(p, "_spec", None), getattr(tensor, "_spec", None)
     if ours is None or theirs is None:
         return ours is theirs
@@ -460,12 +460,12 @@ def groups_of(tensor: Any) -> tuple[Any, ...]:
 
 
 def _all_groups(params: Iterable[Tensor]) -> list[Any]:
-    """Those of any of them, in an order that is that of all ranks."""
+    """Returns the parameters' process groups, in the same order on all ranks."""
     return list(dict.fromkeys(group for p in params for group in groups_of(p)))
 
 
 def by_groups(params: Sequence[Tensor]) -> dict[tuple[Any, ...], list[int]]:
-    """Which of the parameters are spread over the same groups."""
+    """Sorts the parameters by the process groups that they are sharded over."""
     result: dict[tuple[Any, ...], list[int]] = {}
     for i, p in enumerate(params):
         result.setdefault(groups_of(p), []).append(i)
@@ -483,7 +483,7 @@ def count_over_ranks(params: Sequence[Tensor], counts: Tensor) -> None:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether all elements are, wherever they are."""
+    """Returns whether all elements on all ranks are finite."""
     return max_over_ranks([tensor], float(not local(tensor).isfinite().all())) == 0
 
 
@@ -510,7 +510,7 @@ def sum_over_ranks(groups: Iterable[Any], value: Tensor) -> Tensor:
 
 
 class Replicated:
-    """Of parameters that are whole; :class:`Sharded` is the other."""
+    """Placement of parameters that are whole on each rank."""
 
     is_sharded = False
 
@@ -523,7 +523,7 @@ class Replicated:
         return operator
 
     def here(self, tensors: list[Tensor]) -> list[Tensor]:
-        """What this rank has of each."""
+        """Returns the local part of each tensor."""
         return tensors
 
     def sums(
@@ -533,11 +533,11 @@ class Replicated:
         *lists: list[Tensor],
         **arguments: Any,
     ) -> list[Tensor]:
-        """What an operator adds up; in parts, if parameters are cut in several ways."""
+        """Returns an operator's sums, one for each way of sharding."""
         return [operator(params, *lists, **arguments)]
 
     def count_nonfinite(self, params: list[Tensor], tensors: list[Tensor]) -> Tensor:
-        """How many elements of each tensor are NaN, and infinite, on all ranks."""
+        """Counts NaNs and infinities in each tensor, on all ranks."""
         return count_nonfinite(tensors)
 
     def local_parts(
@@ -571,7 +571,7 @@ class Replicated:
 
 
 class Sharded(Replicated):
-    """Of parameters of which some are DTensors."""
+    """Placement of parameters of which some are DTensors."""
 
     is_sharded = True
 
@@ -628,5 +628,5 @@ class Sharded(Replicated):
 
 
 def placement_of(params: Iterable[Tensor]) -> Replicated:
-    """That of these parameters."""
+    """Returns the placement of these parameters."""
     return Sharded() if any(map(is_dtensor, params)) else Replicated()

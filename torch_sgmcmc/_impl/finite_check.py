@@ -1,4 +1,4 @@
-"""What samplers do about gradients that are not finite.
+"""The finite check of gradients, and its response: raise, skip or ignore.
 
 Note [Who checks gradients]
 Non-finite values are counted before anything changes. On the CPU the host knows the
@@ -54,7 +54,7 @@ class StepLeftOut(Exception):
 
 
 class DeferredFiniteCheck:
-    """What a device found in a step; whether anything was comes to the host.
+    """The result of a device's finite check, which the host reads later.
 
     Args:
         context: the step's.
@@ -84,7 +84,7 @@ class DeferredFiniteCheck:
 
     @property
     def is_on_gpu(self) -> bool:
-        """Whether the host waits for a GPU."""
+        """True if the host waits for a GPU."""
         return self._event is not None
 
     def wait(self) -> list[list[int]]:
@@ -95,7 +95,7 @@ class DeferredFiniteCheck:
 
 
 def choice_of(context: StepContext) -> str:
-    """What to do, for all groups."""
+    """Returns the choice of all groups."""
     groups = context.groups
     check_choice(groups[0]["nonfinite"], context.choices)
     check_equal(groups, ["nonfinite"], "a step is left out as a whole")
@@ -105,7 +105,7 @@ def choice_of(context: StepContext) -> str:
 def nonfinite_error(
     choice: str, message: str, losses: Tensor | None = None
 ) -> Exception:
-    """What to raise where a closure has made what is not finite."""
+    """Returns the error for non-finite values that a closure has made."""
     if choice == "skip":
         return StepLeftOut(message, losses)
     return RuntimeError(message)

@@ -42,7 +42,7 @@ MOST_CHANGES = 3
 
 @dataclass
 class Motion:
-    """What moves along a trajectory, of one list of parameters."""
+    """The moving tensors of a trajectory, for one list of parameters."""
 
     momenta: list[Tensor]
     masses: list[Tensor]  # empty: all are 1

@@ -240,7 +240,7 @@ _FLOAT32_MAX = 3.4028234663852886e38
 
 
 def settings(sampler: str) -> tuple[Setting, ...]:
-    """Those of the sampler of this name."""
+    """Returns the settings of the sampler of this name."""
     return tuple(Setting(*row) for row in _C.settings(sampler))
 
 

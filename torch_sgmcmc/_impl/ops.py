@@ -58,7 +58,7 @@ globals().update(
 
 
 def _nothing_to_allocate(*args: object, **kwargs: object) -> None:
-    """What torch.compile needs to know of an operator that works in place."""
+    """The fake kernel of an in-place operator, for torch.compile."""
 
 
 def _sums(count: int) -> Callable[..., torch.Tensor]:

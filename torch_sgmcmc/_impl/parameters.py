@@ -110,7 +110,7 @@ _Span = tuple[str, int, int, tuple[int, int], Tensor]
 
 
 def _clusters(spans: list[_Span]) -> Iterator[list[_Span]]:
-    """Those, of sorted spans, that overlap as wholes."""
+    """Returns the sorted spans that overlap another one."""
     number, device, furthest = 0, "", 0
     numbered = []
     for span in spans:
@@ -130,7 +130,7 @@ def _extent(p: Tensor) -> int:
 
 
 def _may_repeat(p: Tensor) -> bool:
-    """Whether strides leave open that elements share memory."""
+    """Returns whether strides may let elements share memory."""
     extent = 1
     for s, n in sorted(zip(p.stride(), p.shape, strict=True)):
         if n > 1 and s < extent:

@@ -52,7 +52,7 @@ _MOST = 2**62  # C++ has 64 bits to add to it
 
 
 class RandomState:
-    """What a sampler's noise is a function of, and what it counts.
+    """The state that a sampler's noise is a function of, and its counters.
 
     Args:
         sampler: the saved name of the sampler's class.

@@ -175,7 +175,7 @@ def leaves_momenta(context: StepContext, params: list[Tensor]) -> bool:
 
 
 class Rescaling(NamedTuple):
-    """What a step makes of a group whose lr, T or N have changed."""
+    """The rescaling of the momenta of a group whose lr, T or N has changed."""
 
     group: dict[str, Any]
     now: list[float]

@@ -44,7 +44,7 @@ __all__ = [
 
 
 class Expected(NamedTuple):
-    """What a sampler's state dict has.
+    """The layout of a sampler's state dict.
 
     ``state`` and ``common_state`` are what is kept of each parameter, and besides;
     ``equal`` are keys that all groups have alike, for the reason ``why_equal``. The

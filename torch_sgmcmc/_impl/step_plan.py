@@ -1,4 +1,4 @@
-"""What a step gives to its operators, made once and used until something changes.
+"""The step plan: operator arguments, built once and used until something changes.
 
 Note [Step plans]
 Most of a small network's step would be Python: groups are checked, parameters and their
@@ -145,7 +145,7 @@ class _Call(NamedTuple):
 
 
 class StepPlan:
-    """What a step gives to its operators.
+    """The arguments of a step's operator calls.
 
     Args:
         chain: the sampler's.
@@ -300,7 +300,7 @@ class StepPlan:
 
     @property
     def decides(self) -> bool:
-        """Whether :meth:`decide` can make the step."""
+        """True if :meth:`decide` can make the step."""
         return self._is_alone and self.params[0].is_cpu
 
     def decide(

@@ -37,7 +37,7 @@ PRIOR_MEAN = "prior_mean"
 
 
 def number_or(value: Any) -> tuple[Any, list[Tensor] | None]:
-    """What is given as a prior mean: a number, or 0.0 and the tensors.
+    """Splits a prior mean into a number, or 0.0 and the tensors.
 
     Raises:
         TypeError: it is a row of something else.
@@ -217,7 +217,7 @@ def _diagonal(name: str, value: Tensor | float, p: Tensor) -> Tensor:
 
 
 def _is_positive(tensor: Tensor) -> bool:
-    """Whether all elements are finite and > 0, wherever they are."""
+    """Returns whether all elements on all ranks are finite and > 0."""
     here = dtensor.local(tensor)
     is_wrong = not bool((here.isfinite() & (here > 0)).all())
     return dtensor.max_over_ranks([tensor], float(is_wrong)) == 0

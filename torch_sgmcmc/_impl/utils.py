@@ -42,7 +42,7 @@ def state_dtype(p: Tensor) -> torch.dtype:
 
 
 def has_master(p: Tensor) -> bool:
-    """Whether a parameter is the rounded value of a master.
+    """Returns whether a parameter is the rounded value of a master.
 
     See Note [Master parameters] in ``csrc/ops/roles.h``.
     """
@@ -75,7 +75,7 @@ def progress_bar(
 
 
 def length_of(loader: Any) -> int | None:
-    """How many it has, if that is known."""
+    """Returns the length, if it is known."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):  # torch's loader of an IterableDataset
@@ -165,7 +165,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def plain_names(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
-    """From tensors' names in a module to those that they have without wrappers."""
+    """Maps tensors' names in a module to their names without wrappers."""
     wrappers = {
         path: inside
         for path, module in model.named_modules(remove_duplicate=False)

@@ -67,7 +67,7 @@ class Slots:
 
 
 class Observation(NamedTuple):
-    """What a minibatch says along a direction.
+    """Losses and directional derivatives of a minibatch.
 
     Args:
         losses: [n], of the examples.
@@ -112,7 +112,7 @@ def observe(
 def rate_of(
     losses: Tensor, derivatives: Tensor, *numbers: float
 ) -> tuple[int, float, float]:
-    """What n >= 2 examples say together (csrc/host/moments.h), [n] of any dtype.
+    """Returns moments of n >= 2 examples (csrc/host/moments.h), [n] of any dtype.
 
     The numbers are N, T, whether with replacement, and the prior's part of it.
     """

@@ -1,4 +1,4 @@
-"""What SBPS keeps and shows: samples, segments, counts, and state of parameters."""
+"""SBPS's statistics: samples, segments, counts, and state of parameters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Diagnostics", "Evaluations", "SegmentStats"]
 
 
 class Evaluations(NamedTuple):
-    """How many examples have been differentiated.
+    """Numbers of examples that have been differentiated.
 
     Args:
         derivatives: along the direction of trajectory, for all examples of each step's
@@ -41,7 +41,7 @@ class Evaluations(NamedTuple):
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """What the trajectory has been like so far; NaN where nothing has happened.
+    """Statistics of the trajectory; NaN where there are no data.
 
     Args:
         trajectory_time: length of the trajectory, in units of the parameters.
@@ -106,13 +106,13 @@ class SegmentStats(SharedSettings):
 
     @property
     def evaluations(self) -> Evaluations:
-        """What the trajectory has cost so far."""
+        """The cost of the trajectory."""
         group = self.param_groups[0]
         return Evaluations(group["num_derivatives"], group["num_gradients"])
 
     @property
     def diagnostics(self) -> Diagnostics:
-        """What the trajectory has been like so far."""
+        """The statistics of the trajectory."""
         group = self.param_groups[0]
         time, bounces = group["trajectory_time"], group["num_bounces"]
         proposals = group["num_proposals"]

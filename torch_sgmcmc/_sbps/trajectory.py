@@ -160,7 +160,7 @@ class Trajectory:
         return cls(parts).refreshed(0.0, common)
 
     def same_as(self, params: Iterable[Tensor], preconditioned: bool) -> bool:
-        """Whether these are still the ones that move, of a sampler's parameters."""
+        """Returns whether the sampler still moves these parameters."""
         wanted = [id(p) for p in params if p.requires_grad and p.numel() > 0]
         return (
             len(wanted) == len(self._ids)
@@ -174,11 +174,11 @@ class Trajectory:
 
     @property
     def learns(self) -> bool:
-        """Whether A follows from V, which learns if it may (``adapt``)."""
+        """Returns whether A is computed from V, which is updated if ``adapt``."""
         return bool(self.parts[0].square_average)
 
     def states(self) -> Iterable[tuple[Tensor, dict[str, Tensor]]]:
-        """What the sampler is to remember of each parameter."""
+        """Returns each parameter's state to save."""
         for part in self.parts:
             for i, p in enumerate(part.params):
                 kept = {key: getattr(part, key) for key in STATE}
@@ -203,7 +203,7 @@ class Trajectory:
         increment_version(self.params)
 
     def is_at(self, time: float) -> bool:
-        """Whether the parameters are where this trajectory has them at that time."""
+        """Returns whether the parameters are where this trajectory is at that time."""
         for part in self.parts:
             there = [torch.empty_like(p) for p in part.params]
             sbps_place_(there, part.origin, part.directions, time=time)
@@ -217,7 +217,7 @@ class Trajectory:
         self._marks = _marks(params)
 
     def is_unchanged(self, time: float, params: Sequence[Tensor]) -> bool:
-        """Whether these are as they were left, at that time.
+        """Returns whether the parameters are unchanged since :meth:`mark`.
 
         The same tensors, of which the same require gradients, with the same versions
         and memory: whoever has changed one has left a trace, but through ``.data``.
@@ -239,7 +239,7 @@ class Trajectory:
         return Trajectory([replace(part, origin=part.here()) for part in self.parts])
 
     def refreshed(self, time: float, common: dict[str, Any]) -> Trajectory:
-        """From where this trajectory is at that time, a velocity on the unit sphere."""
+        """Returns a trajectory from here, with a velocity on the unit sphere."""
         key = {"seed": common["seed"], "step": int(common["step"])}
         key["purpose"] = _C.Purpose.REFRESHMENT
         parts = [
@@ -262,7 +262,7 @@ class Trajectory:
     def reflected(
         self, time: float, grads: Sequence[Tensor], common: dict[str, Any]
     ) -> Trajectory:
-        """From where the parameters are, at that time, the velocity bounced off.
+        """Returns a trajectory from the parameters, with the velocity reflected.
 
         With ``adapt``, the preconditioner learns from the gradients after the bounce.
         """
@@ -367,13 +367,13 @@ def _marks(params: Iterable[Tensor]) -> list[_Mark]:
 
 
 def kept_of(preconditioned: bool, is_given: bool) -> list[str]:
-    """What is kept of a parameter that moves; of one whose A a user gave, no V."""
+    """Returns the state of a moving parameter; without V where a user set A."""
     keys = STATE if preconditioned else STATE[:2]
     return [key for key in keys if not (is_given and key == "square_average")]
 
 
 def _is_given(context: StepContext, parts: list[_Part]) -> bool:
-    """Whether users gave the A of what moves; raises if of a part of it."""
+    """Returns whether users set A; raises if they set it for a part."""
     params = [p for part in parts for p in part.params]
     lacking = [
         p for p in params if PRECONDITIONER not in given(context.state.get(p, {}))

@@ -114,7 +114,7 @@ _NEGLIGIBLE = 1e-14
 
 
 class RankLaw:
-    r"""Of the ranks of S independent simulations, uniform on 0, ..., L.
+    r"""The law of ranks of S independent simulations, uniform on 0, ..., L.
 
     Looks at :math:`N_j`, the number of ranks up to :math:`r_j`, which is binomial with
     the probability :math:`z_j = (r_j + 1) / (L + 1)`. How far out a value of it is,
@@ -243,7 +243,7 @@ class Calibration:
 
     @cached_property
     def p_values(self) -> Mapping[str, float]:
-        """For each quantity, how likely uniform ranks are to look as bad.
+        """The p-value of each quantity under uniform ranks.
 
         At the point where their distribution is farthest out, among all points (at most
         100), with that many looks counted: exact to 1e-12. For one quantity: several
@@ -252,7 +252,7 @@ class Calibration:
         return {name: self._law.p_value(ranks) for name, ranks in self.ranks.items()}
 
     def passed(self, rate: float = 0.01) -> bool:
-        """Whether all quantities look uniform.
+        """True if the ranks of all quantities look uniform.
 
         Args:
             rate: in (0, 1), how often a right sampler may be refused, at most: by
@@ -279,7 +279,7 @@ class Calibration:
         return self._law.levels, counts.double() / self.simulations - self._law.levels
 
     def band(self, coverage: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Where the differences of uniform ranks are, at all points together.
+        """The simultaneous band of the differences of uniform ranks.
 
         Args:
             coverage: in (0, 1), the probability that one quantity's differences are all
@@ -575,7 +575,7 @@ class _Simulated:
         return Chain(sampler, params, losses, self.num_data, self._draw_indices)
 
     def _draw_indices(self) -> Tensor:
-        """Of a minibatch without replacement, or of all data, in order."""
+        """Draws a minibatch without replacement, or returns all data in order."""
         if self._batch_size is None:
             return self._everything
         order = torch.randperm(self.num_data, generator=self._generator)
@@ -653,7 +653,7 @@ def _measured_thin(chain: Chain, found: Callable[[list[Tensor]], Tensor]) -> int
 
 
 def _autocorrelation(values: Tensor, lag: int) -> Tensor:
-    """Of [steps, simulations, quantities], over all simulations; NaN of a constant."""
+    """Returns the autocorrelation of [steps, simulations, quantities]."""
     off = values - values.mean(0)
     lagged = (off[lag:] * off[:-lag]).sum((0, 1)) / (len(off) - lag)
     return lagged / (off.square().sum((0, 1)) / len(off))
@@ -662,7 +662,7 @@ def _autocorrelation(values: Tensor, lag: int) -> Tensor:
 def _ranked(
     names: list[str], truth: Tensor, values: Tensor, thin: int, seed: int
 ) -> Calibration:
-    """Of values [draws, simulations, names]."""
+    """Returns the ranks in [draws, simulations, names]."""
     draws, simulations, _ = values.shape
     # Where values are equal, any order is as good as any other.
     equal = (values == truth).sum(0)
@@ -691,7 +691,7 @@ def _what(value: object) -> str:
 
 
 def _coordinate_names(name: str, shape: torch.Size) -> list[str]:
-    """Those of a tensor's elements: "weight[3, 5]"."""
+    """Returns names of a tensor's elements: "weight[3, 5]"."""
     if not shape:
         return [name]
     places = torch.unravel_index(torch.arange(shape.numel()), shape)

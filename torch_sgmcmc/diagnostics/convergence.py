@@ -106,7 +106,7 @@ class Convergence:
 
 
 def _of_sorted(values: Tensor, levels: Tensor) -> Tensor:
-    """Of values from best to worst; not interpolated, as some may be infinite."""
+    """Returns quantiles of values from best to worst, not interpolated."""
     if len(values) == 0:
         return torch.full_like(levels, torch.nan)
     index = (levels * (len(values) - 1)).ceil().long()

@@ -257,7 +257,7 @@ def local_learning_coefficient(
 
 
 class _Losses:
-    """What chains lose, compared with where they begin."""
+    """The chains' excess losses over the initial point."""
 
     def __init__(
         self,
@@ -416,7 +416,7 @@ def _estimate(
 
 
 def _of_temperatures(temperatures: Tensor) -> list[str]:
-    """What monitor have against the chains: another temperature, no equilibrium."""
+    """Lists the monitors' issues: another temperature, no equilibrium."""
     found = []
     heat, error = _interval(temperatures[:, 0])
     if abs(heat - 1) > max(error, _HEAT):

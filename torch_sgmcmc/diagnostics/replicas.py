@@ -1,4 +1,4 @@
-"""Whether ranks that sample a chain together still have one and the same chain."""
+"""Checks that ranks that sample a chain together still hold the same chain."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class Report:
         )
 
     def _score(self) -> str:
-        """How good the mean of the outputs is, beside that of one draw."""
+        """Returns scores of the mean of the outputs beside those of one draw."""
         if self.outputs is None or self.targets is None:
             return ""
         targets, outputs = self.targets.cpu(), self.outputs.double().cpu()
@@ -157,7 +157,7 @@ class Report:
         return "{\n" + ",\n".join(parts) + "\n}\n"
 
     def markdown(self) -> str:
-        """For people: issues, and a table of the hottest tensors."""
+        """Returns Markdown: issues, and a table of the tensors furthest above T."""
         lines = ["# What was sampled", "", *self._numbers(), ""]
         lines += [f"* **{v.kind}**: {v.message}" for v in self.issues]
         if not self.issues:

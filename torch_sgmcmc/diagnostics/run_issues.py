@@ -412,7 +412,7 @@ def _of_burn_in(runs: Mapping[int, Ran]) -> list[Issue]:
 
 
 def _of_temperatures(runs: Mapping[int, Ran]) -> list[Issue]:
-    """Of each fault one, with the tensors that have it most, relative to T."""
+    """Returns an issue for each fault, with the worst tensors relative to T."""
     sizes: dict[str, dict[str, dict[int, float]]] = {}
     for i, ran in runs.items():
         for name, fault, size in ran.issues:

@@ -146,7 +146,7 @@ KINDS = tuple(dict.fromkeys(key.split("/")[0] for key in _TEXTS))
 
 @dataclass(frozen=True)
 class SetupReport:
-    """What :func:`check` has found."""
+    """The report of :func:`check_setup`."""
 
     #: The worst first; empty if nothing was found.
     issues: tuple[Issue, ...]

@@ -138,7 +138,7 @@ def _error(means: Sequence[float]) -> float:
 
 
 class Motion(IntEnum):
-    """How a sampler moves; with NONE only x·g is used, and T_kin is T."""
+    """The dynamics of a sampler; with NONE only x·g is used, and T_kin is T."""
 
     LANGEVIN, MOMENTUM, THERMOSTAT, LATTICE, HALF_DRIFTS, NONE = range(6)
 
@@ -242,13 +242,13 @@ class Means:
         self.num_tensors, self.num_groups = len(numels), 1 + max(groups, default=-1)
         total = self.num_tensors + self.num_groups + 1
         #: Those of tensors, then of groups, then of all: means over coordinates.
-        self.monitor = [
+        self.series = [
             TemperatureMeans(*(BatchMeans() for _ in range(6))) for _ in range(total)
         ]
         self._steps = [Step()] * self.num_tensors
 
     def _sums_of(self, tensor: int) -> tuple[int, int]:
-        return self.num_tensors + self._groups[tensor], len(self.monitor) - 1
+        return self.num_tensors + self._groups[tensor], len(self.series) - 1
 
     def add(
         self, observed: Iterable[tuple[int, Sequence[float], Step]], has_noise: bool
@@ -269,7 +269,7 @@ class Means:
                     totals[i] += size * value
                 sizes[place] = sizes.get(place, 0) + size
         for place, totals in values.items():
-            means, size = self.monitor[place], sizes[place]
+            means, size = self.series[place], sizes[place]
             kinetic, configurational, minibatch, clipped = (v / size for v in totals)
             means.kinetic.add(kinetic)
             means.configurational.add(configurational)
@@ -297,19 +297,19 @@ class Means:
                 total, size = totals.get(place, (0.0, 0))
                 totals[place] = total + bias, size + self._numels[tensor]
         for place, (total, size) in totals.items():
-            self.monitor[place].gradient_bias.add(total / size)
+            self.series[place].gradient_bias.add(total / size)
 
     @property
     def state(self) -> list[list[float]]:
         """All means, and the last settings of each tensor."""
-        means = [series.state for means in self.monitor for series in means]
+        means = [series.state for means in self.series for series in means]
         steps = [[*map(float, step)] for step in self._steps]
         # NaN is not like itself, and states are compared.
         return means + [[-1.0 if x != x else x for x in step] for step in steps]
 
     @state.setter
     def state(self, state: Sequence[Sequence[float]]) -> None:
-        count = 6 * len(self.monitor)
+        count = 6 * len(self.series)
         if len(state) != count + self.num_tensors:
             raise ValueError(
                 f"Invalid state: {len(state)} series (must be "
@@ -325,18 +325,18 @@ class Means:
             steps.append(
                 Step(Motion(int(motion)), *reals, estimate, int(every), int(step))
             )
-        self.monitor = [TemperatureMeans(*means[i : i + 6]) for i in range(0, count, 6)]
+        self.series = [TemperatureMeans(*means[i : i + 6]) for i in range(0, count, 6)]
         self._steps = steps
 
     # ---- What is wrong --------------------------------------------------------
 
     def issues(self, budget: float, rate: float) -> list[tuple[int, str, float]]:
-        """What is wrong, worst first: a tensor, its fault, and how much of T it is."""
+        """Returns issues, worst first: tensor, fault, deviation in units of T."""
         found: list[tuple[int, str, float]] = []
         # Each tensor is looked at twice, or thrice.
-        looks = 3 if self.monitor[-1].gradient_bias.count else 2
+        looks = 3 if self.series[-1].gradient_bias.count else 2
         sure = 1 - rate / (looks * max(self.num_tensors, 1))
-        for i, (step, means) in enumerate(zip(self._steps, self.monitor, strict=False)):
+        for i, (step, means) in enumerate(zip(self._steps, self.series, strict=False)):
             t, kinetic = step.temperature, means.kinetic
             if t <= 0:
                 continue
@@ -348,7 +348,7 @@ class Means:
                 size = abs(series.mean) / t
                 width = series.half_width(sure, widest=is_excess) / t
                 if is_excess and kinetic.count:
-                    fault_of_heat, heat = self._heat_of(i, budget, sure)
+                    fault_of_heat, heat = self._deviation(i, budget, sure)
                     if fault_of_heat:
                         found.append((i, fault_of_heat, heat))
                 # Beyond doubt not 0.
@@ -356,9 +356,11 @@ class Means:
                     found.append((i, fault, size))
         return sorted(found, key=lambda each: -each[2])
 
-    def _heat_of(self, tensor: int, budget: float, sure: float) -> tuple[str, float]:
-        """Whether a tensor is hot or cold beyond doubt, and by how much of T."""
-        step, series = self._steps[tensor], self.monitor[tensor].kinetic
+    def _deviation_of(
+        self, tensor: int, budget: float, sure: float
+    ) -> tuple[str, float]:
+        """Returns a tensor's significant deviation from T, in units of T."""
+        step, series = self._steps[tensor], self.series[tensor].kinetic
         numel, count, tail = self._numels[tensor], series.count, 0.5 - sure / 2
         ratio = series.mean / step.temperature
         width = series.half_width(sure) / step.temperature
@@ -383,7 +385,7 @@ class Means:
         self, names: Sequence[str], takes_estimate: bool, budget: float, rate: float
     ) -> str:
         """The issues in words, with the way out, behind a table of all tensors."""
-        every = self.monitor[-1]
+        every = self.series[-1]
         compared = every.gradient_bias.count > 0
         if every.kinetic.count == 0 and not compared:
             return "No step was observed yet."
@@ -398,7 +400,7 @@ class Means:
             f"  {'tensor':<{widest}}    elements"
             + f"  {'T_kin':<18}  {'T_conf':<18}  {last}",
         ]
-        rows = [(names[i], self._numels[i], self.monitor[i]) for i in order]
+        rows = [(names[i], self._numels[i], self.series[i]) for i in order]
         rows = [row for row in rows if row[1] > 0]
         for name, numel, means in [*rows, ("all", sum(self._numels), every)]:
             cells = map(_interval, (means.kinetic, means.configurational))
@@ -425,7 +427,7 @@ class Means:
     def _words(
         self, i: int, fault: str, size: float, budget: float, takes_estimate: bool
     ) -> str:
-        step, means = self._steps[i], self.monitor[i]
+        step, means = self._steps[i], self.series[i]
         ratio = means.kinetic.mean / step.temperature
         is_lattice = step.motion == Motion.LATTICE
         if fault == "above T":
@@ -483,7 +485,7 @@ def _advice(
     budget: float,
     takes_estimate: bool,
 ) -> str:
-    """What to do about heat."""
+    """Returns advice for a temperature above T."""
     if step.motion == Motion.NONE:
         return ""
     if step.motion == Motion.LATTICE:

@@ -65,7 +65,7 @@ class Reading(NamedTuple):
 
 
 class Temperatures(NamedTuple):
-    """Of a tensor, a group (the mean over its coordinates), or all parameters."""
+    """Readings of a tensor, a group (mean over its coordinates), or all parameters."""
 
     kinetic: Reading
     configurational: Reading
@@ -277,7 +277,7 @@ class TemperatureMonitor:
     # ---- Checkpoints ----------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What was observed, as lists of numbers.
+        """Returns the observations as lists of numbers.
 
         And, where the next observation will compare gradients with those of the step
         before it, these: ``previous_gradients``.
@@ -374,7 +374,7 @@ class TemperatureMonitor:
                 p.grad = grad
 
     def _seen(self) -> StepContext:
-        """What is observed, by whatever name the sampler was given here."""
+        """Returns the observed sampler's context."""
         chain = self._context()
         if chain is None:
             raise RuntimeError(
@@ -397,7 +397,7 @@ class TemperatureMonitor:
         return step % interval == 0 or is_before or bool(self._others)
 
     def _observe(self, work: list[TensorLists]) -> None:
-        """What a sampler calls before an update that is due."""
+        """Observes an update that is due; the sampler calls this before it."""
         if not work:
             return
         self._compare(work)
@@ -478,7 +478,7 @@ class TemperatureMonitor:
         return [0 if p.is_inference() else p._version for p in self._params]
 
     def _forces_of(self, work: list[TensorLists]) -> list[_Row]:
-        """Of each tensor, x · g."""
+        """Returns x · g of each tensor."""
         rows: list[_Row] = []
         for group, params, grads, _ in work:
             lists = grads, *self._positions(params), [], []
@@ -508,7 +508,7 @@ class TemperatureMonitor:
         return group.get("eps", 0.0)
 
     def _positions(self, params: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Where they are, and the centers, in the type of arithmetic."""
+        """Returns positions and centers, in the type of arithmetic."""
         state = self._seen().state
         positions = [
             state.get(p, {}).get("master", p).to(state_dtype(p))
@@ -533,7 +533,7 @@ class TemperatureMonitor:
 
     def _series(self, place: int) -> TemperatureMeans:
         self._read()
-        return self._means.monitor[place]
+        return self._means.series[place]
 
     def _index(self, name: str | int) -> int:
         if isinstance(name, int) and 0 <= name < len(self._names):
@@ -586,7 +586,7 @@ class TemperatureMonitor:
     def issues(
         self, budget: float = 0.05, rate: float = 0.01
     ) -> list[TemperatureIssue]:
-        """What is wrong, worst first; empty if nothing is seen.
+        """Returns issues, worst first; empty if there are none.
 
         Args:
             budget: heating that is allowed, a part of T. Default: 0.05.
@@ -661,7 +661,7 @@ def _interval_of(every: int, redraws: int) -> int:
 
 
 def has_temperatures(sampler: Sampler) -> bool:
-    """Whether monitor can observe it: not HMC, HMCECS and SBPS."""
+    """Returns whether a monitor can observe the sampler: not HMC, HMCECS and SBPS."""
     return _kind(sampler) in MOTIONS
 
 
@@ -695,7 +695,7 @@ def _step_of(group: Mapping[str, Any], motion: Motion) -> Step:
 
 
 def _names(groups: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Those of named parameters, else by group, place and shape."""
+    """Returns names of the parameters: given ones, else group, place and shape."""
     names = []
     for i, group in enumerate(groups):
         known = group.get("param_names")

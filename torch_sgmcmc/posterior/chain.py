@@ -55,7 +55,7 @@ _ANEW = "restart=True begins anew"
 def identity(
     model: nn.Module, loader: Any, loss: Any, schedules: Sequence[Any], compiles: bool
 ) -> dict[str, Any]:
-    """Of what a run was given but a sampler, before its first step."""
+    """Returns a fingerprint of a run's arguments without the sampler."""
     return {
         "model": type(model).__qualname__,
         "loss": _name(loss),
@@ -74,7 +74,7 @@ def identity(
 
 
 def hyperparameters(sampler: Sampler) -> list[dict[str, Any]]:
-    """What says which chain it is, but for the seed, before a step is made."""
+    """Returns a fingerprint of the chain's settings without its seed."""
     counters = ("seed", "step", "num_skipped")
     scalars = (bool, int, float, str, Tensor)
     return [
@@ -137,7 +137,7 @@ def _name(function: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What can be compared, in types that a checkpoint has."""
+    """Returns comparable values, in types that a checkpoint has."""
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.item()
     if isinstance(value, Mapping):
@@ -203,7 +203,7 @@ _EXPLODED = 100.0
 
 @dataclass
 class ChainState:
-    """What callbacks see, after each step.
+    """The state that callbacks get after each step.
 
     Attributes:
         chain: its number, from 0.
@@ -290,7 +290,7 @@ def _model_of(settings: Settings) -> nn.Module:
 
 @contextmanager
 def _random_numbers(settings: Settings, chain: int) -> Iterator[int]:
-    """Those of a chain, within; its seed."""
+    """Seeds the random generators within the context; returns the chain's seed."""
     seed = fold_in(settings.seed, chain)
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):
@@ -299,7 +299,7 @@ def _random_numbers(settings: Settings, chain: int) -> Iterator[int]:
 
 
 def checkpoint(path: Path) -> dict[str, Any]:
-    """What a chain has saved."""
+    """Returns a chain's checkpoint."""
     try:
         return load(path)
     except RuntimeError as error:
@@ -307,7 +307,7 @@ def checkpoint(path: Path) -> dict[str, Any]:
 
 
 class Saved(NamedTuple):
-    """What a checkpoint holds, under these keys."""
+    """The content of a checkpoint, by its keys."""
 
     seed: int
     begun: Any
@@ -363,7 +363,7 @@ class _Run:
         self._has_begun = False
 
     def _make_monitor(self) -> TemperatureMonitor | None:
-        """Those of what they can observe."""
+        """Returns a monitor, if the sampler can be observed."""
         sampler = self._sampler
         if not self._settings.reports or not has_temperatures(sampler):
             return None
@@ -372,7 +372,7 @@ class _Run:
         return TemperatureMonitor(sampler) if is_seen else None
 
     def collector(self, store: Path | SampleStore) -> Collector:
-        """What stores its draws."""
+        """Returns the chain's Collector."""
         options = {**self._settings.collecting, "monitor": self._monitor}
         if isinstance(self._settings.loss, Likelihood):
             options["likelihood"] = self._settings.loss
@@ -542,7 +542,7 @@ class _Run:
         return loss
 
     def _of_loss(self, error: str) -> str:
-        """What to say of a step in which something was not finite."""
+        """Returns the message for a step with non-finite values."""
         where = f"chain {self._chain}, step {self._done + 1}"
         losses = [float(loss) for loss in self._losses]
         first = 0.0 if self._first_loss is None else float(self._first_loss)

@@ -153,7 +153,7 @@ class Chosen:
 
 
 def _place(tensor: Tensor) -> int:
-    """What tells a parameter from others, also where a view of it is sampled."""
+    """Returns a key that identifies a parameter, also through views."""
     if is_dtensor(tensor) or tensor.numel() == 0:
         return id(tensor)
     return tensor.untyped_storage().data_ptr()

@@ -40,7 +40,7 @@ class Evaluation:
         self.has_modes = has_modes(model)
 
     def outputs(self, tensors: Mapping[str, Tensor], batches: Iterable[Any]) -> Tensor:
-        """Those for all batches, [inputs, ...]; with no tensors, the model as it is."""
+        """Returns all batches' outputs, [inputs, ...]; without tensors the model's."""
         if self.has_modes:  # train() and eval() may write into the tensors
             model = self._caller.model
             named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -52,7 +52,7 @@ class Evaluation:
     def together(
         self, draws: Sequence[Mapping[str, Tensor]], batches: Iterable[Any]
     ) -> Tensor:
-        """Those of several draws at once, [draws, inputs, ...]."""
+        """Returns outputs of several draws at once, [draws, inputs, ...]."""
         if self.has_modes:
             batches = list(batches)
             return torch.stack([self.outputs(draw, batches) for draw in draws])
@@ -121,7 +121,7 @@ def _inside(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def default_forward(model: nn.Module, batch: Any) -> Any:
-    """Of tensors, of tuples that begin with one, or of Hugging Face's mappings."""
+    """Returns the outputs' tensor: also of tuples and of Hugging Face's mappings."""
     if isinstance(batch, Mapping):
         outputs = model(**batch)
     elif isinstance(batch, tuple | list):
@@ -139,7 +139,7 @@ def moved(batch: Any, device: torch.device | None) -> Any:
 
 
 def model_device(model: nn.Module) -> torch.device | None:
-    """That of the first tensor."""
+    """Returns the device of the first tensor."""
     for tensors in (model.parameters(), model.buffers()):
         for tensor in tensors:
             return tensor.device
@@ -422,7 +422,7 @@ def _probe(batch: Any) -> Tensor | None:
 
 
 class BatchNorm:
-    """Those layers of a model that have running statistics.
+    """Returns the layers of a model that have running statistics.
 
     Each draw's are computed anew on the data ``refresh``, or are the draw's own, with a
     warning once if it has none.

@@ -21,14 +21,14 @@ from torch_sgmcmc.seeds import fold_in
 
 
 def one_gradient_a_step(sampler: Sampler) -> bool:
-    """Whether each step takes one minibatch."""
+    """Returns whether each step takes one minibatch."""
     return not isinstance(sampler, EWSG | HMC | HMCECS | SBPS)
 
 
 def closure_of(
     sampler: Sampler, loss: Callable[[], Tensor]
 ) -> Callable[[], Tensor | float]:
-    """What the step of any sampler but HMCECS is to be called with.
+    """Returns the closure for the step of any sampler but HMCECS.
 
     ``loss()`` draws a minibatch, and returns its mean loss, of each example for SBPS.
     """

@@ -33,7 +33,7 @@ __all__ = ["Prediction", "Predictive", "predict"]
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    r"""What weighted draws θ predict together for each of many inputs.
+    r"""Sums of weighted draws' predictions for each of many inputs.
 
     All means over draws are :math:`\bar f = \sum_j w_j f_j / \sum_j w_j`. Signed draws
     have weights of both signs: ratios then are consistent, but a mean of probabilities
@@ -77,7 +77,7 @@ class Prediction:
     effective_draws: float
 
     def __repr__(self) -> str:
-        """In a line: numbers are in the attributes."""
+        """Returns one line; the numbers are in the attributes."""
         text = f"Prediction of {self.num_draws} draws"
         if self.effective_draws < self.num_draws - 0.5:
             text += f" (worth {self.effective_draws:.3g})"
@@ -113,12 +113,12 @@ class Link:
 
     @property
     def has_entropy(self) -> bool:
-        """Whether the values are probabilities."""
+        """True if the values are probabilities."""
         return self._link in ("softmax", "sigmoid")
 
     @property
     def has_noise(self) -> bool:
-        """Whether the outputs are means and log σ."""
+        """True if the outputs are means and log σ."""
         return self._link == "gaussian"
 
     def aleatoric(self, values: Tensor, outputs: Tensor) -> Tensor | None:
@@ -128,7 +128,7 @@ class Link:
         return self.entropy(values) if self.has_entropy else None
 
     def values(self, outputs: Tensor, *, overwrite: bool = False) -> Tensor:
-        """What is averaged, perhaps in the memory of the outputs."""
+        """Returns the values to average, perhaps in the memory of the outputs."""
         if callable(self._link):
             return self._link(outputs)
         if self._link == "identity":
@@ -164,7 +164,7 @@ class Link:
         return _softmax(outputs, self._dim, overwrite)
 
     def entropy(self, values: Tensor) -> Tensor:
-        """Of probabilities, in nats."""
+        """Returns the entropy of probabilities, in nats."""
         if self._link == "sigmoid":
             return -_logarithms(values) - _logarithms(1 - values)
         return -_logarithms(values).sum(self._dim)
@@ -192,7 +192,7 @@ def _softmax(outputs: Tensor, dim: int, overwrite: bool) -> Tensor:
 
 
 def _logarithms(p: Tensor) -> Tensor:
-    """Of p: p log p, and 0 where p is."""
+    """Returns p log p, and 0 where p is 0."""
     return p.clamp_min(torch.finfo(p.dtype).tiny).log_().mul_(p)
 
 
@@ -231,7 +231,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 class Terms:
-    """What one draw adds to the sums; outputs may be overwritten."""
+    """The terms that a draw adds to the sums; its outputs may be overwritten."""
 
     def __init__(
         self, outputs: Tensor, link: Link, functions: Mapping[str, Function]
@@ -315,7 +315,7 @@ class Sums:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], device: Any) -> Sums:
-        """Those of a state dict, copied."""
+        """Returns a copy of a state dict's tensors."""
         sums = cls.__new__(cls)
         sums.dtype = getattr(torch, str(state["dtype"]).removeprefix("torch."))
         for name in _SUMS:
@@ -489,7 +489,7 @@ class Predictive:
 
     @property
     def is_constant(self) -> bool:
-        """Whether all draws gave the same values."""
+        """Returns whether all draws gave the same values."""
         return self._sums is not None and not bool(self._sums.squares.any())
 
     def _terms(self, draws: list[Mapping[str, Tensor]]) -> list[Terms]:
@@ -508,7 +508,7 @@ class Predictive:
         return [Terms(out, self._link, self._functions) for out in outputs]
 
     def result(self) -> Prediction:
-        """What has been added up.
+        """Returns the prediction from the sums.
 
         Raises:
             ValueError: there is no draw, or weights sum to 0.
@@ -610,7 +610,7 @@ def predict(
     progress: bool = False,
     **options: Any,
 ) -> Prediction:
-    r"""What the draws of a posterior predict together for each of the inputs.
+    r"""Predicts with the draws of a posterior for each of the inputs.
 
     .. math::
         p(y | x) \approx \frac{\sum_j w_j\, p(y | x, \theta_j)}{\sum_j w_j}, \qquad

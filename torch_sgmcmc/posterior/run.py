@@ -47,7 +47,7 @@ _ROWS = 50
 
 
 def verdict_of(settings: Settings) -> Report | None:
-    """What can be said of all chains, by the first minibatch, if there are draws."""
+    """Reports on all chains by the first minibatch, if there are draws."""
     store = settings.store
     if not isinstance(store, SampleStore):
         store = SampleStore(store)
@@ -167,7 +167,7 @@ def side_by_side(settings: Settings, processes: int) -> None:
 def _work(
     index: int, settings: Settings, begun: Any, threads: int, errors: Path, parent: int
 ) -> None:
-    """What a process does: chains, until all have been begun."""
+    """Runs chains in a process, one after another, until none is left."""
     chain = None
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -197,7 +197,7 @@ def _tell(error: BaseException, path: Path) -> None:
 
 
 def _told(errors: Path, ended: ProcessException) -> tuple[BaseException, str]:
-    """What a process has told, or what can be said of one that has not."""
+    """Returns a process's error, or one for a process that has sent none."""
     index = ended.error_index
     told = errors / f"error-{index}"
     if told.exists():

@@ -1,4 +1,4 @@
-"""What ran beside a chain: temperatures, losses, steps that were left out."""
+"""Records of a run: temperatures, losses, skipped steps."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Ran:
-    """What is known of a chain beside its draws."""
+    """The record of a chain's run beside its draws."""
 
     sampler: str
     temperature: float
@@ -100,7 +100,7 @@ def ran_of(
     *,
     temperature: float | None = None,
 ) -> Ran:
-    """What a chain has to say of itself.
+    """Returns the record of a chain's run.
 
     The temperature is the one that it is meant to have; None is that of now.
     """
@@ -174,7 +174,7 @@ def _parsed(content: dict[str, Any]) -> Ran:
 
 
 def plain(ran: Ran) -> dict[str, Any]:
-    """What JSON takes: names of fields, and null for what is not finite."""
+    """Returns JSON's form: names of fields, and null for non-finite numbers."""
     content = asdict(ran)
     content["tensors"] = {name: _named(read) for name, read in ran.tensors.items()}
     content["all"] = None if ran.all is None else _named(ran.all)

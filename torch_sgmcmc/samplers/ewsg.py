@@ -226,7 +226,7 @@ class EWSG(SharedSettings):
 
     @property
     def minibatches(self) -> Tensor:
-        """Which minibatches the closure is to evaluate, for the closure only.
+        """The minibatches that the closure is to evaluate.
 
         Numbers, int64 of shape [``num_chains`` or 1] on the CPU: 0, 1, ... for fresh
         minibatches, one for each chain, and the number of a former one for the very

@@ -180,7 +180,7 @@ class PSGLD(ManyChains):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether GradScaler.step() leaves a mark: its scale would be in h unseen."""
+        """Returns whether GradScaler.step() has left a scale, which h would contain."""
         return needs_graph(self)
 
     def _begin_step(self) -> None:
@@ -289,7 +289,7 @@ class PSGLD(ManyChains):
 
 
 def needs_graph(sampler: Sampler) -> bool:
-    """Whether it takes gradients by ``backward(create_graph=True)``."""
+    """True if gradients come from ``backward(create_graph=True)``."""
     return isinstance(sampler, PSGLD) and any(
         group["adapt"] and group["gamma"] for group in sampler.param_groups
     )
@@ -327,11 +327,11 @@ class _Root:
         self.value = root(context, root(context, square).add_(eps)).reciprocal_()
 
     def is_of(self, square: Tensor, eps: float) -> bool:
-        """Whether this was made of the same V, as it is now."""
+        """Returns whether this was computed from V as it is now."""
         now = square is self._square, eps, _version(square)
         return now == (True, self._eps, self._version)
 
 
 def _version(tensor: Tensor) -> int:
-    """How often it was changed in place, as far as torch counts that."""
+    """Returns torch's count of in-place changes."""
     return -1 if tensor.is_inference() else tensor._version

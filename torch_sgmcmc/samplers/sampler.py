@@ -1,4 +1,4 @@
-"""What all samplers share: a torch optimizer that keeps track of its noise.
+"""The base class of all samplers: a torch optimizer with reproducible noise.
 
 Note [Chains with seeds of their own]
 With ``num_chains=K`` every parameter has a leading dimension of K chains, as

@@ -1,10 +1,9 @@
-#include "torch_sgmcmc/minibatch.h"
+#include "torch_sgmcmc/seeds.h"
 
-#include "host/fold_in.h"
 #include "host/minibatch.h"
+#include "host/uniforms.h"
 #include "libtorch/checks.h"
 #include "random/counter.h"
-#include "torch_sgmcmc/seeds.h"
 
 namespace torch_sgmcmc {
 namespace {
