@@ -464,7 +464,7 @@ def choose_sizes(
     spread = variance * factors  # of a minibatch's estimate of Σ dₖ
     if target == math.inf:
         # u in blocks bears a larger variance of log|L̂| than 1. But where factors are
-        # negative the chain sticks and leaves (docs/samplers/hmcecs.md).
+        # negative the chain sticks and leaves (docs/samplers/hmc_ecs.md).
         fall = mean - min(e.lowest for e in estimates)
         factors = min(max(1, _ceil(3 * fall)), choose_num_factors(spread, 1.0))
     elif target is not None:

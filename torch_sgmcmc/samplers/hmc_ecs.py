@@ -168,7 +168,7 @@ class HMCECS(HMCECSBase):
         float64: log-likelihoods enter N / m times, their rounding too. For a regression
         give a :class:`PredictorLogLikelihood` with ``rows``, by which expansions take
         no backward pass. ``p.grad`` is neither read nor written. More:
-        docs/samplers/hmcecs.md.
+        docs/samplers/hmc_ecs.md.
 
     Reference:
         K.-D. Dang, M. Quiroz, R. Kohn, M.-N. Tran and M. Villani, Hamiltonian Monte
