@@ -356,7 +356,7 @@ class Means:
                     found.append((i, fault, size))
         return sorted(found, key=lambda each: -each[2])
 
-    def _deviation_of(
+    def _deviation(
         self, tensor: int, budget: float, sure: float
     ) -> tuple[str, float]:
         """Returns a tensor's significant deviation from T, in units of T."""
