@@ -78,7 +78,7 @@ class Run:
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
 @pytest.mark.parametrize("kind", EVERY)
-def test_the_chain_is_that_of_a_loop_and_goes_on(kind: str, tmp_path: Path) -> None:
+def test_the_chain_equals_that_of_a_loop_and_resumes(kind: str, tmp_path: Path) -> None:
     run = Run(kind)
     run.epochs(1)
     run.accelerator.save_state(str(tmp_path))
@@ -96,7 +96,7 @@ def test_accumulated_gradients(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "parts"), [("SGHMC", 2), ("SBPS", 1)])
-def test_draws_are_those_of_a_loop_and_go_on(
+def test_draws_equal_those_of_a_loop_and_resume(
     kind: str, parts: int, tmp_path: Path
 ) -> None:
     by_hand(kind, 24 // parts, parts=parts, store=tmp_path / "loop")

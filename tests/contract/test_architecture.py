@@ -21,7 +21,7 @@ def test_the_walk_is_short() -> None:
 
 
 @pytest.mark.parametrize(("path", "line", "text"), places())
-def test_each_place_is_where_it_is_said_to_be(path: str, line: int, text: str) -> None:
+def test_each_line_number_is_right(path: str, line: int, text: str) -> None:
     lines = (ROOT / path).read_text().splitlines()
     found = [i for i, each in enumerate(lines, start=1) if text in each]
     assert line in found, f"docs/architecture.md: {path}:{line} {text} is at {found}"

@@ -201,7 +201,7 @@ def test_groups_that_are_replaced_keep_their_records() -> None:
                 group["lr"] *= 0.5
 
 
-def test_an_estimate_is_given_anew_after_none() -> None:
+def test_an_estimate_is_given_again_after_none() -> None:
     _, sampler = _one(noise_estimate=0.05)
     group = sampler.param_groups[0]
     for changes in ({"noise_estimate": 0.0}, {"lr": 0.01, "noise_estimate": 0.05}):

@@ -34,7 +34,7 @@ KINDS = [ewsg, hmc, partial(hmc, resample_momentum_every=0)]
 @pytest.mark.parametrize(
     ("make", "message"), [(ewsg, NO_CLOSURE_OF_EWSG), (hmc, NO_CLOSURE_OF_HMC)]
 )
-def test_a_step_without_closure_says_how_to_write_one(make: Any, message: str) -> None:
+def test_a_step_without_closure_shows_how_to_write_one(make: Any, message: str) -> None:
     p = nn.Parameter(torch.ones(3))
     p.grad = torch.ones(3)
     step_fails(make([p]), None, TypeError, message)

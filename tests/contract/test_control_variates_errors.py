@@ -109,7 +109,7 @@ def test_the_parameters_must_be_those_of_the_anchor() -> None:
 
 
 @pytest.mark.parametrize("at_anchor", [True, False])
-def test_an_exception_leaves_everything_as_it_was(at_anchor: bool) -> None:
+def test_an_exception_changes_nothing(at_anchor: bool) -> None:
     problem = Problem()
     estimator = problem.estimator()
     problem.move()

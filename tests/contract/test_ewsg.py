@@ -283,7 +283,7 @@ def test_acceptance_rate() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_without_proposals_it_is_sghmc(dtype: torch.dtype) -> None:
+def test_without_proposals_ewsg_equals_sghmc(dtype: torch.dtype) -> None:
     params, others = make_params(dtype), make_params(dtype)
     sampler = sg.EWSG(params, **TARGET, momentum=0.8, index_chain_length=0, seed=3)
     sghmc = sg.SGHMC(others, **TARGET, momentum=0.8, seed=3)
@@ -309,7 +309,7 @@ def test_the_overdamped_variant_is_sgld_with_weights() -> None:
     assert 0 < sampler.acceptance_rate < 1
 
 
-def test_a_momentum_that_a_schedule_switches_off_is_forgotten() -> None:
+def test_a_schedule_switches_momentum_off() -> None:
     params = two()
     sampler = sg.EWSG(params, **GOOD)
     closure = Draws(params)
@@ -323,7 +323,7 @@ def test_a_momentum_that_a_schedule_switches_off_is_forgotten() -> None:
     assert set(sampler.state) == set(params)
 
 
-def test_exact_gradients_make_it_sghmc() -> None:
+def test_with_exact_gradients_ewsg_equals_sghmc() -> None:
     # All minibatches weigh the same: to the last bit, so that all are accepted.
     params, others = make_params(), make_params()
     sampler = sg.EWSG(params, **TARGET, index_chain_length=3, seed=3)

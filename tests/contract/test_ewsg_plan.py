@@ -43,7 +43,9 @@ def ewsg(**settings: Any) -> tuple[sg.EWSG, list[nn.Parameter], Callable[[], flo
     ],
     ids=lambda settings: "-".join(settings) or "plain",
 )
-def test_ewsg_goes_on(settings: dict[str, Any], gauged: bool) -> None:
+def test_ewsg_plan_equals_uncached_steps(
+    settings: dict[str, Any], gauged: bool
+) -> None:
     ends = []
     for each_whole in (False, True):
         sampler, params, closure = ewsg(**settings)
@@ -67,7 +69,7 @@ def test_ewsg_goes_on(settings: dict[str, Any], gauged: bool) -> None:
 
 @pytest.mark.parametrize("bad", [1, 2])
 @pytest.mark.parametrize("choice", ["raise", "skip"])
-def test_ewsg_hears_what_is_not_finite(choice: str, bad: int) -> None:
+def test_ewsg_checks_gradients(choice: str, bad: int) -> None:
     """In the gradients that it has, or in those that are proposed."""
     sampler, params, closure = ewsg(nonfinite=choice)
     for _ in range(3):
@@ -120,7 +122,7 @@ def test_ewsg_sees_gradients_in_one_memory_and_of_other_parameters() -> None:
 
 
 @pytest.mark.parametrize("call", [1, 2])
-def test_ewsg_goes_by_what_its_closure_sets(call: int) -> None:
+def test_ewsg_uses_gradients_that_its_closure_sets(call: int) -> None:
     ends = []
     for each_whole in (False, True):
         sampler, params, closure = ewsg()
@@ -144,7 +146,7 @@ def test_ewsg_goes_by_what_its_closure_sets(call: int) -> None:
     assert_same(*ends)
 
 
-def test_ewsg_refuses_and_tells_torch_as_in_whole_steps() -> None:
+def test_ewsg_plan_raises_and_bumps_versions() -> None:
     sampler, params, closure = ewsg()
     for _ in range(3):
         sampler.step(closure)
@@ -158,7 +160,7 @@ def test_ewsg_refuses_and_tells_torch_as_in_whole_steps() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"index_chain_length": 0}, {}])
-def test_ewsg_without_proposals_hears_what_is_not_finite(settings: Any) -> None:
+def test_ewsg_without_proposals_checks_gradients(settings: Any) -> None:
     sampler, params, closure = ewsg(**settings)
     sampler.step(closure)
 

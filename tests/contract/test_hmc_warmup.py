@@ -78,7 +78,7 @@ def test_warmup_resumes_bit_for_bit(stop: int) -> None:
     assert_same(params, resumed)
 
 
-def test_warmup_goes_on_after_an_exception() -> None:
+def test_warmup_resumes_after_an_exception() -> None:
     params, others = two(), two()
     sampler, twin = warmed(params), warmed(others)
     sampler.warmup(Quartic(params), 20, progress=False)
@@ -192,7 +192,7 @@ def test_dual_averaging_finds_the_size_of_a_target() -> None:
     assert math.isclose(adaptation.averaged, -math.log(0.65), rel_tol=0.02)
 
 
-def test_dual_averaging_goes_on_from_its_state() -> None:
+def test_dual_averaging_resumes_from_its_state() -> None:
     whole = DualAveraging(0.5, 0.7)
     for t in range(20):
         whole.update(t % 3 / 2)
@@ -234,7 +234,7 @@ def test_a_target_of_dual_averaging_out_of_range(target: float) -> None:
         DualAveraging.load([target, 0, 0, 0, 0, 0])
 
 
-def test_mean_acceptance_counts_what_is_not_finite_as_rejected() -> None:
+def test_nonfinite_trajectories_count_as_rejected() -> None:
     assert mean_acceptance([]) == 0
     assert mean_acceptance([0, 5]) == 1
     rejected = (math.nan, math.inf, -math.inf)

@@ -40,7 +40,7 @@ def test_there_is_no_circle() -> None:
     graphlib.TopologicalSorter(graph).prepare()  # raises a CycleError that names them
 
 
-def test_nobody_touches_what_is_a_samplers_own() -> None:
+def test_private_members_stay_private() -> None:
     touched = [
         f"{name}:{node.lineno}: {ast.unparse(node)}"
         for name, tree in trees().items()

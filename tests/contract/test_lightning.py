@@ -140,7 +140,7 @@ def collecting(kind: str, store: Path) -> Any:
 
 
 @pytest.mark.parametrize("kind", [*PLAIN, *CLOSED])
-def test_a_chain_that_goes_on_from_lightnings_checkpoint(
+def test_a_chain_that_resumes_from_lightnings_checkpoint(
     kind: str, tmp_path: Path
 ) -> None:
     """By automatic optimization, or by manual where there is a closure."""
@@ -158,7 +158,7 @@ def test_a_chain_that_goes_on_from_lightnings_checkpoint(
 
 
 @pytest.mark.parametrize("kind", ["SGHMC", "EWSG", "SBPS"])
-def test_draws_are_those_of_a_loop_and_go_on(kind: str, tmp_path: Path) -> None:
+def test_draws_equal_those_of_a_loop_and_resume(kind: str, tmp_path: Path) -> None:
     by_hand(kind, 24, store=tmp_path / "loop")
     run = tmp_path / "run"
     fit = trainer(3)
@@ -171,7 +171,7 @@ def test_draws_are_those_of_a_loop_and_go_on(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["SGHMC", "SGHMC with means"])
-def test_accumulated_gradients_are_those_of_a_larger_batch(kind: str) -> None:
+def test_accumulated_gradients_equal_those_of_a_larger_batch(kind: str) -> None:
     module = Automatic(kind)
     trainer(2, accumulate_grad_batches=2).fit(module, loader())
     assert_same(list(module.net.parameters()), by_hand(kind, 4, parts=2))

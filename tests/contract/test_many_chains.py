@@ -181,7 +181,7 @@ def test_networks_in_one() -> None:
             torch.testing.assert_close(params[name][k], p, rtol=1e-9, atol=1e-9)
 
 
-def test_a_correction_is_that_of_each_chain() -> None:
+def test_a_correction_equals_that_of_each_chain() -> None:
     """PSGLD's Γ, where gradients that are 0 begin with the chain's own mean."""
     together = normal(CHAINS, 40, seed=3).double().requires_grad_()
     alone = [together.detach()[k].clone().requires_grad_() for k in range(CHAINS)]
@@ -218,7 +218,7 @@ def steps(p: Tensor, sampler: sg.Sampler, first: int, count: int) -> None:
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
 )
-def test_a_chain_goes_on(copied: Callable[[Any], Any]) -> None:
+def test_a_chain_resumes(copied: Callable[[Any], Any]) -> None:
     p, sampler = make(num_chains=CHAINS, seed=5)
     steps(p, sampler, 0, 6)
     q, other = make(num_chains=CHAINS, seed=6)

@@ -207,7 +207,7 @@ def test_only_low_precision_has_a_master(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", THREE)
-def test_a_changed_parameter_is_where_the_chain_goes_on(kind: str) -> None:
+def test_the_chain_continues_from_a_changed_parameter(kind: str) -> None:
     """Element by element; an lr that moves nothing shows where each is taken from."""
     (p,) = params = make_params(torch.bfloat16)[-1:]
     sampler = make(kind, params)

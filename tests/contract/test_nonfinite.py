@@ -482,7 +482,7 @@ def test_what_the_device_leaves_out_is_counted(kind: str, deferred: None) -> Non
     assert saved["param_groups"][0]["num_skipped"] == 5
 
 
-def test_what_the_device_found_is_forgotten_with_its_chain(deferred: None) -> None:
+def test_a_deferred_check_ends_with_its_chain(deferred: None) -> None:
     params = make_params()
     sampler = make("SGLD", params)
     advance(sampler, params, range(2))

@@ -333,7 +333,7 @@ def test_in_words() -> None:
 
 
 @pytest.mark.parametrize("mean", [10.0, None], ids=["number", "tensors"])
-def test_gamma_precision_looks_at_the_distance(mean: float | None) -> None:
+def test_gamma_precision_uses_distances_from_the_mean(mean: float | None) -> None:
     drawn = []
     for shift in (0.0, 10.0):
         params = [nn.Parameter(p.detach().double() + shift) for p in two()]
@@ -344,7 +344,7 @@ def test_gamma_precision_looks_at_the_distance(mean: float | None) -> None:
 
 
 @pytest.mark.parametrize("tensors", [False, True])
-def test_temperatures_look_at_the_whole_gradient(tensors: bool) -> None:
+def test_temperatures_use_the_whole_gradient(tensors: bool) -> None:
     readings = []
     for shift in (0.0, 4.0):
         p = nn.Parameter(torch.full((200,), shift, dtype=torch.float64))

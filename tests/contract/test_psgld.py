@@ -62,7 +62,7 @@ def set_eps(sampler: sg.PSGLD) -> None:
 @pytest.mark.parametrize(
     "change", [adapt_for_a_step, replace, add_in_place, set_eps, step]
 )
-def test_it_is_that_of_the_present_v_and_eps(
+def test_the_root_follows_v_and_eps(
     change: Callable[[sg.PSGLD], None],
 ) -> None:
     sampler = make()
@@ -172,7 +172,7 @@ def test_gamma_that_begins_later() -> None:
     assert set(sampler.state[p]) == {"square_average", "step"}
 
 
-def test_a_checkpoint_goes_on_as_it_was() -> None:
+def test_a_checkpoint_resumes_as_it_was() -> None:
     """V and W that are there, however small, are not begun anew."""
     p = torch.tensor([1.0, 2.0]).requires_grad_()
     sampler = sg.PSGLD([p], 1e-30, num_data=10, decay=0.75, seed=1)

@@ -177,7 +177,7 @@ def test_frozen_parameters(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [*THREE, "EWSG", WITH_MEANS])
-def test_a_group_added_later_has_the_noise_it_always_would_have(kind: str) -> None:
+def test_a_group_added_later_has_the_noise_of_an_original_group(kind: str) -> None:
     # Compared with a sampler that had the group from the start, without gradients.
     early, late = make_params(), make_params()
     a = make(kind, [{"params": early[:2]}, {"params": early[2:]}])

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import torch_sgmcmc as sg
 
 
-def test_the_preconditioner_learns_until_it_is_frozen() -> None:
+def test_the_preconditioner_adapts_until_frozen() -> None:
     p = nn.Parameter(torch.zeros(3, dtype=torch.float64))
     generator = torch.Generator().manual_seed(0)
     scale = torch.tensor([1.0, 10.0, 100.0])

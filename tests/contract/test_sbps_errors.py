@@ -199,7 +199,7 @@ def test_exceptions_of_hooks_change_nothing() -> None:
     assert_same(params, others)
 
 
-def test_a_step_without_closure_says_how_to_write_one() -> None:
+def test_a_step_without_closure_shows_how_to_write_one() -> None:
     step_fails(make(two()), None, TypeError, NO_CLOSURE)
 
 

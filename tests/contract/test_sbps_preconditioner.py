@@ -1,4 +1,4 @@
-"""The preconditioner that users give SBPS; test_given_tensors.py has bad ones.
+"""The preconditioner that users give SBPS; test_user_state.py has bad ones.
 
 Its law is in ``test_sbps_law.py``, and that its chains go
 on from any checkpoint, in both languages, in ``test_sbps_repeatability.py``,
@@ -27,7 +27,7 @@ def places(sampler: sg.SBPS, params: Any, steps: int = 150) -> Any:
     return run(sampler, Draws(params), steps)
 
 
-def test_it_is_copied_and_used_as_it_is() -> None:
+def test_a_given_preconditioner_is_copied() -> None:
     params = make_params(torch.bfloat16)
     tensors = [uneven(p).requires_grad_() for p in params]
     sampler = make(params, preconditioned=True)

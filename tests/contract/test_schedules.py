@@ -182,7 +182,7 @@ def test_weighted_draws_of_a_decaying_chain_have_the_posterior_s_variance() -> N
     assert abs(variance - 0.5) < 0.02  # nearly the posterior's by now
 
 
-def test_samplers_that_have_no_use_for_it_are_refused() -> None:
+def test_samplers_without_lr_are_refused() -> None:
     p = torch.zeros(3, requires_grad=True)
     others = (
         sg.HMC([p], 0.1, num_steps=2, num_data=1),
@@ -259,7 +259,7 @@ def test_a_group_that_comes_later(make: Callable[..., Any]) -> None:
         assert (one["lr"], one["temperature"]) == (same["lr"], same["temperature"])
 
 
-def test_a_cold_group_that_comes_later() -> None:
+def test_a_later_group_at_zero_temperature() -> None:
     sampler = sampler_of("SGLD")
     schedule = sg.CyclicalSchedule(sampler, 4)
     q = torch.zeros(3, requires_grad=True)

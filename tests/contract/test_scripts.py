@@ -141,7 +141,7 @@ def test_pages_are_silent(tmp_path: Path) -> None:
     run_forked(["-X", "dev"], both, tmp_path)
 
 
-def test_a_script_that_speaks_is_seen(tmp_path: Path) -> None:
+def test_a_script_s_output_is_captured(tmp_path: Path) -> None:
     """As LOUD_SCRIPTS are beside the others."""
     with pytest.raises(AssertionError):
         run("-c", "import sys; print('x', file=sys.stderr)", cwd=tmp_path)

@@ -189,7 +189,7 @@ def steps_of(p: nn.Parameter, seed: int, steps: int = 2, **options: object) -> N
         made.step()
 
 
-def test_a_sampler_made_anew_with_its_seed_is_heard() -> None:
+def test_a_new_sampler_with_the_same_seed_warns() -> None:
     p = nn.Parameter(torch.zeros(3))
     steps_of(p, 51)
     with pytest.warns(sg.SharedNoiseWarning) as record:
@@ -205,7 +205,7 @@ def test_a_sampler_made_anew_with_its_seed_is_heard() -> None:
 
 
 @pytest.mark.usefixtures("no_warnings")
-def test_what_repeats_a_run_or_goes_on_is_not_heard() -> None:
+def test_a_repeated_or_resumed_run_does_not_warn() -> None:
     p = nn.Parameter(torch.zeros(3))
     steps_of(p, 53)
     with torch.no_grad():

@@ -42,7 +42,7 @@ def test_defaults(sampler: type[sg.Sampler]) -> None:
         assert type(found[name]) is type(default)
 
 
-def test_ranges_of_what_several_have() -> None:
+def test_shared_settings_have_equal_ranges() -> None:
     """What is refused by them is tested with three samplers, in test_errors.py."""
     hot = {sg.SGLRW, sg.EWSG, sg.HMC, sg.HMCECS, sg.SBPS}
     for sampler in CLASSES:

@@ -72,7 +72,7 @@ def whole(sampler: sg.Sampler, params: list[nn.Parameter], times: int) -> None:
         *(("SGHMC", dtype) for dtype in (torch.float64, torch.bfloat16)),
     ],
 )
-def test_the_chain_is_that_of_whole_steps(kind: str, dtype: torch.dtype) -> None:
+def test_cached_steps_equal_uncached_ones(kind: str, dtype: torch.dtype) -> None:
     one, other = make(kind, dtype), make(kind, dtype)
     step(*one, 5)
     whole(*other, 5)
@@ -201,7 +201,7 @@ CHANGES = [
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "EWSG"])
-def test_what_changes_between_two_steps_is_seen(
+def test_changes_between_two_steps_take_effect(
     kind: str, change: Callable[..., None]
 ) -> None:
     one, other = make(kind), make(kind)
@@ -309,7 +309,7 @@ def test_lists_of_a_state_dict_are_copies() -> None:
     assert sampler.param_groups[0]["offsets"] == [0, 128]
 
 
-def test_a_missing_gradient_and_hooks_are_seen() -> None:
+def test_missing_gradients_and_hooks_take_effect() -> None:
     sampler, params = make("SGLD")
     step(sampler, params, 2)
     seen: list[int] = []
@@ -336,7 +336,7 @@ def test_gradients_and_former_state_are_free() -> None:
 
 
 @pytest.mark.parametrize("estimate", ["online", 0.01])
-def test_estimates_of_noise_go_on(estimate: str | float) -> None:
+def test_noise_estimates_use_plans(estimate: str | float) -> None:
     """What follows gradients is updated at each step."""
     one, other = (make("SGHMC", noise_estimate=estimate, lr=0.01) for _ in "ab")
     step(*one, 110)
@@ -355,7 +355,7 @@ def test_an_estimate_of_noise_that_is_asked_for_later_begins() -> None:
     assert all(sampler.state[p]["num_grads"] == 1 for p in params)
 
 
-def test_a_learning_rate_that_is_written_into_is_seen() -> None:
+def test_an_lr_changed_in_place_takes_effect() -> None:
     """It is the same object, and another number."""
     chains = []
     for each_whole in (False, True):
@@ -397,7 +397,7 @@ def loss_of(params: list[nn.Parameter], loss: float) -> float:
 
 
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC"])
-def test_closures_and_gauges_go_on(kind: str) -> None:
+def test_closures_and_monitors_use_plans(kind: str) -> None:
     chains, readings = [], []
     for each_whole in (False, True):
         sampler, params = make(kind)
@@ -466,7 +466,7 @@ def test_hooks_of_all_optimizers_and_profilers_see_each_step() -> None:
     assert len(seen) == 2
 
 
-def test_a_sampler_with_the_same_seed_is_heard() -> None:
+def test_a_sampler_with_the_same_seed_warns() -> None:
     one, other = make("SGLD"), make("SGHMC")
     step(*one, 3)
     with pytest.warns(sg.SharedNoiseWarning):
@@ -488,7 +488,7 @@ def test_a_parameter_that_knows_its_sampler_does_not_keep_it() -> None:
 
 
 @pytest.mark.parametrize("lr", [0.1, 0.0])
-def test_a_checkpoint_that_looks_for_state_makes_no_step(lr: float) -> None:
+def test_reading_state_makes_no_step(lr: float) -> None:
     """torch calls step() to have some, which SGLD has none of."""
     model = nn.Linear(2, 1)
     sampler = sg.SGLD(model.parameters(), lr, num_data=10, seed=0)
@@ -512,7 +512,7 @@ def step_on_one_rank(
         torch.distributed.destroy_process_group()
 
 
-def test_ranks_that_come_later_are_seen(
+def test_later_ranks_take_effect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampler, params = make("SGLD")
@@ -525,9 +525,7 @@ def test_ranks_that_come_later_are_seen(
     assert settled == [context_of(sampler)]
 
 
-def test_one_rank_alone_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_rank_uses_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sampler, params = make("SGLD")
     step(sampler, params, 2)
     made: list[int] = []
@@ -541,7 +539,7 @@ def test_one_rank_alone_goes_on(
     assert made == [2, 3, 4]
 
 
-def test_a_parameter_that_comes_later_is_told_of() -> None:
+def test_a_later_parameter_is_sampled() -> None:
     """Once it has been absent, and again after steps like each other."""
     sampler, params = make("SGLD")
     for i in range(8):

@@ -95,7 +95,7 @@ def parameters(trainer: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC with means", "SGNHT"])
-def test_the_chain_goes_on_from_a_checkpoint(kind: str, tmp_path: Path) -> None:
+def test_the_chain_resumes_from_a_checkpoint(kind: str, tmp_path: Path) -> None:
     # Six steps are two epochs; the checkpoint is in the middle of the second one.
     whole = train(kind, tmp_path / "whole", save_strategy="steps", save_steps=4)
     resumed = train(kind, tmp_path / "rest", resume=tmp_path / "whole" / "checkpoint-4")
@@ -106,7 +106,7 @@ def test_the_chain_goes_on_from_a_checkpoint(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 3])
-def test_the_chain_is_that_of_a_loop(parts: int, tmp_path: Path) -> None:
+def test_the_chain_equals_that_of_a_loop(parts: int, tmp_path: Path) -> None:
     trainer = train(
         "SGHMC",
         tmp_path,
@@ -127,7 +127,7 @@ def test_the_chain_is_that_of_a_loop(parts: int, tmp_path: Path) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_draws_are_those_of_a_loop_and_go_on(tmp_path: Path) -> None:
+def test_draws_equal_those_of_a_loop_and_resume(tmp_path: Path) -> None:
     seen: list[Any] = []
 
     def collate(rows: list[Any]) -> Any:

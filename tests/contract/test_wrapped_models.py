@@ -59,7 +59,7 @@ def stored(model: nn.Module, folder: Path, **options: Any) -> sg.SampleStore:
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_names_are_those_of_the_model(name: str, tmp_path: Path) -> None:
+def test_names_equal_those_of_the_model(name: str, tmp_path: Path) -> None:
     plain = stored(made(), tmp_path / "plain")
     model = WRAPPERS[name]()
     store = stored(model, tmp_path / "wrapped")
@@ -106,7 +106,7 @@ def test_a_layer_that_is_called_module() -> None:
     assert list(plain_names(model, names).values()) == ["module.weight", "body.1.bias"]
 
 
-def test_live_tensors_are_heard() -> None:
+def test_live_tensors_warn() -> None:
     model = made().eval()
     live: list[Any] = []
     for _ in range(3):
@@ -124,7 +124,7 @@ def test_live_tensors_are_heard() -> None:
     sg.predict(model, (model.state_dict() for _ in range(3)), X)
 
 
-def test_probabilities_are_heard() -> None:
+def test_probabilities_warn() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Softmax(-1))
     draws = [copy.deepcopy(model.state_dict())]
     with pytest.warns(UserWarning, match="outputs are probabilities already, and link"):

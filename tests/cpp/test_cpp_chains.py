@@ -108,7 +108,7 @@ def test_priors_about_other_places(name: str, run_in_cpp: RunInCpp) -> None:
 
 
 @pytest.mark.parametrize("name", FAULTY)
-def test_steps_that_are_left_out(name: str, run_in_cpp: RunInCpp) -> None:
+def test_steps_that_are_skipped(name: str, run_in_cpp: RunInCpp) -> None:
     job = make_faulty_job(name, "skip")
     expected = run_in_python(name, job)
     group = expected["state"]["param_groups"][0]

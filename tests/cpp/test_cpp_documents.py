@@ -22,7 +22,7 @@ def test_snippets_run(consumer_program: Callable[[str], Path], tmp_path: Path) -
     assert len(sg.SampleStore(tmp_path / "draws")) > 1
 
 
-def test_commands_are_those_of_presets() -> None:
+def test_commands_equal_those_of_presets() -> None:
     text = (cpp.CHECKOUT / "docs" / "cpp.md").read_text()
     presets = json.loads((cpp.CHECKOUT / "CMakePresets.json").read_text())
     assert "cmake --preset install -D" in text
@@ -41,7 +41,7 @@ def test_commands_are_those_of_presets() -> None:
     assert "no tests" in listed
 
 
-def test_an_example_that_was_killed_goes_on(
+def test_an_example_that_was_killed_resumes(
     consumer_program: Callable[[str], Path], tmp_path: Path
 ) -> None:
     program = consumer_program("resumable")

@@ -171,7 +171,7 @@ def test_another_place(
     assert ours and all(str(moved) in line for line in ours)
 
 
-def test_headers_are_those_of_the_source(cpp_package: Path) -> None:
+def test_headers_equal_those_of_the_source(cpp_package: Path) -> None:
     def headers(root: Path) -> dict[str, str]:
         return {p.name: p.read_text() for p in (root / "torch_sgmcmc").iterdir()}
 

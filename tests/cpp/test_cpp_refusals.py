@@ -126,7 +126,7 @@ def test_the_same_is_refused(
         ("SBPS", {"sample_interval": 0.0}),
     ],
 )
-def test_the_same_is_refused_of_what_groups_share(
+def test_shared_settings_are_refused_alike(
     name: str, changes: dict[str, Any], run_in_cpp: RunInCpp
 ) -> None:
     job = make_job(name, torch.float32)

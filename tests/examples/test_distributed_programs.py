@@ -67,7 +67,7 @@ def test_ranks_sample_the_posterior_of_one_process(
         torch.testing.assert_close(dict(mine), dict(theirs), rtol=1e-9, atol=1e-11)
 
 
-def test_shards_and_another_number_of_ranks_go_on_with_the_chain(
+def test_another_number_of_ranks_resumes_the_chain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_rank: None
 ) -> None:
     arguments = ["--out", tmp_path / "parts", "--epochs", "54"]

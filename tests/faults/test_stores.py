@@ -152,7 +152,7 @@ def test_a_large_draw_that_does_not_fit(tmp_path: Path, limit: int) -> None:
     assert outcome(run) == "True"
 
 
-def test_a_close_that_fails_says_what_is_safe(small_disk: Path) -> None:
+def test_a_failed_close_names_safe_draws(small_disk: Path) -> None:
     model, sampler, collector = make(small_disk / "store", inputs=205)
     step(model, sampler)
     collector.flush()
@@ -238,7 +238,7 @@ for _ in range(30):
 
 
 @pytest.mark.full
-def test_a_program_that_forgets_to_close(tmp_path: Path) -> None:
+def test_a_program_that_does_not_close(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FORGETFUL, "store"]
     subprocess.run(command, check=True, cwd=tmp_path)  # there are no sources
     assert len(sg.SampleStore(tmp_path / "store").intact()) == 30

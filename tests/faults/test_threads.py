@@ -175,7 +175,7 @@ def test_gamma_of_parameters_that_have_changed(in_backward: bool) -> None:
 
 
 @pytest.mark.full
-def test_a_forked_process_goes_on() -> None:
+def test_a_forked_process_resumes() -> None:
     kinds = ["SGD", *THREE, "PSGLD", "SBPS", "HMCECS"]
     # A child that hangs goes too.
     process = subprocess.Popen(

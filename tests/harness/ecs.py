@@ -12,8 +12,8 @@ average with forces of a fresh u at each kick. A Metropolis test with the right 
 then keeps the right law, so that no moment ever shows a wrong force. It costs
 acceptance: with the right force the energy's error falls like ε², with another one not
 at all. Hence :func:`check_rates`, which knows the acceptance rate of a right sampler,
-and the small steps in ``test_hmcecs_mutants_law.py``. All else moves the law of θ, that
-of u or the signs, which :func:`check_moments` sees.
+and the small steps in ``test_hmc_ecs_mutants_law.py``. All else moves the law of θ,
+that of u or the signs, which :func:`check_moments` sees.
 
 A constant factor of the estimate, as the block-Poisson estimator's exp(a + λ), is no
 part of any of this: to leave it out is no bug.

@@ -204,7 +204,7 @@ def test_temperatures_see_the_heat_of_minibatches(
     assert said == pytest.approx(heating, rel=0.01)
 
 
-def test_temperatures_say_what_would_take_the_heat_off() -> None:
+def test_the_summary_recommends_a_momentum() -> None:
     lr, noise = 0.02, 0.5
     p, sampler = started(lr, 0.9)
     g, monitor = (

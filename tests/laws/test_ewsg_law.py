@@ -392,9 +392,7 @@ def local_variances(shape: str, push: float) -> np.ndarray:
 @pytest.mark.parametrize(
     ("shape", "push"), [("uniform", 2.0), ("uniform", -3.0), ("two values", 0.0)]
 )
-def test_local_variance_is_below_that_of_uniform_subsampling(
-    shape: str, push: float
-) -> None:
+def test_local_variance_is_below_uniform_subsampling(shape: str, push: float) -> None:
     """Theorem 3 for gradients with a mean, and for those of equal size."""
     change = local_variances(shape, push)
     z = change.mean() / (change.std() / len(change) ** 0.5)

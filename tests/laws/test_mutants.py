@@ -142,7 +142,7 @@ def test_gamma_of_the_last_gradient_alone_is_caught() -> None:
     assert_caught(check, suite.normal(mutant, **suite.FELT_GAMMA))
 
 
-def test_gamma_without_the_jacobians_is_seen() -> None:
+def test_gamma_without_the_jacobians_is_caught() -> None:
     """Where V remembers longer than the chain, a skewed target's mean moves away."""
     means = {}
     for mutation in (None, "gamma without the Jacobians"):

@@ -158,7 +158,7 @@ def test_a_local_regression_violates_its_band_less() -> None:
 
 
 @pytest.mark.nightly
-def test_weights_that_grow_are_seen() -> None:
+def test_growing_weights_are_caught() -> None:
     assert not violates_less(-1.0)
 
 
@@ -199,7 +199,7 @@ def test_a_bug_is_caught(mutation: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("experiment", [exact, short])
-def test_without_a_bug_they_pass(experiment: Callable[..., None]) -> None:
+def test_experiments_pass_without_a_bug(experiment: Callable[..., None]) -> None:
     experiment()
 
 
@@ -214,7 +214,7 @@ def test_logistic_regression_sees_a_missing_prior() -> None:
 
 
 @pytest.mark.nightly
-def test_a_narrow_band_is_a_bias_that_is_seen() -> None:
+def test_a_narrow_band_is_a_bias_that_is_caught() -> None:
     """k = 0: proposals at the predicted rate itself lose the bounces above it."""
     with pytest.raises(StatisticalError):
         posterior(gaussian_data(), num_std=0.0)
@@ -228,7 +228,7 @@ def test_noise_of_a_minibatch(replacement: bool) -> None:
 
 
 @pytest.mark.nightly
-def test_a_missing_population_factor_is_seen() -> None:
+def test_a_missing_population_factor_is_caught() -> None:
     target = gaussian_data(n=60)
 
     def without(theta: Any, u: Any, batch: Any) -> Sight:
@@ -301,7 +301,7 @@ def test_a_bug_of_refreshments_is_caught(mutation: str) -> None:
 
 
 @pytest.mark.nightly
-def test_refreshments_in_a_cube_are_seen() -> None:
+def test_refreshments_in_a_cube_are_caught() -> None:
     random = np.random.default_rng(6)
     v = random.uniform(-1, 1, (6000, 3))
     with pytest.raises(StatisticalError):

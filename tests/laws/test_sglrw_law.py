@@ -148,7 +148,7 @@ def test_directions_are_drawn_by_the_words(numel: int, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3])
-def test_temperatures_see_the_heat_of_clipping_and_nothing_else(noise: float) -> None:
+def test_temperatures_show_clipping_alone(noise: float) -> None:
     p = nn.Parameter(torch.full((CHAINS,), START, dtype=torch.float64))
     sampler = sg.SGLRW([("theta", p)], **TARGET, seed=3)
     g = torch.Generator().manual_seed(2)

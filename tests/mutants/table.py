@@ -54,7 +54,7 @@ def _changes(k: str) -> str:
     return f"tests/laws/test_changing_settings.py -k '{k}'"
 
 
-_ECS_LAW = "--level=full tests/laws/test_hmcecs_mutants_law.py -k"
+_ECS_LAW = "--level=full tests/laws/test_hmc_ecs_mutants_law.py -k"
 
 BUILDS: tuple[tuple[Mutant, ...], ...] = (
     (

@@ -164,7 +164,7 @@ def test_compiled_step_with_fresh_gradients(kind: str, options: Any) -> None:
 
 
 @pytest.mark.parametrize("change", ["copied", "pickled", "not loaded", "replaced"])
-def test_a_compiled_step_goes_by_what_the_sampler_has_now(change: str) -> None:
+def test_a_compiled_step_reads_current_settings(change: str) -> None:
     trainings = Training("SGHMC capturable"), Training("SGHMC capturable")
     eager, compiled = [training.sampler for training in trainings]
     step = torch.compile(lambda: compiled.step(), backend="eager")

@@ -544,7 +544,7 @@ def test_a_sampler_of_parameters_on_two_devices(kind: str) -> None:
 
 
 @needs_graphs
-def test_a_library_without_kernels_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_without_kernels_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch_sgmcmc._impl.parameters.HAS_CUDA", False)
     params, sampler = on_gpu("SGLD")
     before = [p.detach().clone() for p in params]

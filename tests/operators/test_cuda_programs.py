@@ -199,7 +199,7 @@ def test_a_run_is_resumed_and_predicts(sampler: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(found, mean, rtol=1e-4, atol=1e-5)
 
 
-def test_temperatures_read_what_the_cpu_reads() -> None:
+def test_temperatures_equal_those_on_the_cpu() -> None:
     summaries = []
     for device in ("cpu", DEVICE):
         params = [nn.Parameter(p.detach().to(device)) for p in make_params()]

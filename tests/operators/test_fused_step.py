@@ -179,7 +179,7 @@ def test_all_groups_are_checked_before_the_first_update() -> None:
 
 @pytest.mark.parametrize("counts_there", [True, False])
 @pytest.mark.parametrize("value", [None, math.nan])
-def test_a_deferred_step_leaves_out_what_is_not_finite(
+def test_a_deferred_step_skips_nonfinite_gradients(
     value: float | None, counts_there: bool
 ) -> None:
     calls, (params, grads), state = both("sghmc_step_")
@@ -357,7 +357,7 @@ def test_ewsg_decides_and_makes_the_update(op: str, more: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("which", ["grads", "proposals"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_ewsg_changes_nothing_for_what_is_not_finite(which: str, value: float) -> None:
+def test_ewsg_changes_nothing_if_not_finite(which: str, value: float) -> None:
     call = Compared("sghmc_step_")
     bad = call.lists[1] if which == "grads" else call.proposals
     bad[-1].view(-1)[0] = value

@@ -49,7 +49,7 @@ def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor
     return torch.randn(shape, generator=g, dtype=torch.float64).to(dtype)
 
 
-def test_layouts_are_what_their_names_say() -> None:
+def test_layouts_match_their_names() -> None:
     t = normal(5, 4, 6, 7, seed=0)
     for name, layout in LAYOUTS.items():
         assert torch.equal(layout(t), t)

@@ -18,7 +18,7 @@ def expected_counts(tensors: list[Tensor]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_position_is_looked_at(dtype: torch.dtype) -> None:
+def test_every_position_is_checked(dtype: torch.dtype) -> None:
     largest = torch.finfo(dtype).max
     tiny = torch.finfo(dtype).smallest_normal / 4
     for numel in (1, 7, 8, 31, 33, 4095, 4097, 3 * 4096 + 1):
@@ -154,7 +154,7 @@ def test_the_step_of_a_device_at_once() -> None:
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "cut out"])
-def test_a_negative_device_step_leaves_everything_as_it_is(layout: str) -> None:
+def test_a_negative_device_step_changes_nothing(layout: str) -> None:
     lists = [[LAYOUTS[layout](torch.rand(2, 3, 4, 5))] for _ in range(5)]
     p, g, v, w, h = lists
     before = [t.clone() for (t,) in lists]

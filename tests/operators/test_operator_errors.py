@@ -100,7 +100,7 @@ def test_the_arguments_without_a_mistake_are_right(op: str) -> None:
         getattr(ops, op)(*make_lists(op, dtype).values(), **HYPER[op])
 
 
-def test_no_operator_is_left_out() -> None:
+def test_no_operator_is_skipped() -> None:
     assert registered() == ARGUMENTS.keys() | OTHERS
 
 
@@ -411,7 +411,7 @@ def test_num_chains(op: str) -> None:
         ("ewsg_log_ratio", "momenta"),
     ],
 )
-def test_lists_that_may_be_left_out_but_not_in_part(op: str, name: str) -> None:
+def test_lists_that_may_be_skipped_but_not_in_part(op: str, name: str) -> None:
     lists = make_lists(op)
     lists[name] = []
     getattr(ops, op)(*lists.values(), **HYPER[op])

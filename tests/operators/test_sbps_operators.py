@@ -132,7 +132,7 @@ def test_sums_of_a_line() -> None:
         assert abs(got - expected) <= 1e-13 * size
 
 
-def test_sums_of_a_line_in_the_pass_that_turns_it() -> None:
+def test_line_sums_in_the_pass_of_a_bounce() -> None:
     """The same bits of both as by themselves, and nothing else has changed."""
     params, grads, velocities, origins = lists("own", "own", "state", "state")
     kept = [t.clone() for t in params + grads + origins]

@@ -174,7 +174,7 @@ def test_precisions_have_their_conditionals() -> None:
 
 
 @pytest.mark.parametrize("method", ["sgdm", "sghmc"])
-def test_a_killed_run_goes_on_to_the_same_bits(
+def test_a_killed_run_resumes_bitwise(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
 ) -> None:
     ratings, folders = RATINGS, []

@@ -198,7 +198,7 @@ def test_flymc_spends_as_much(data_root: Path, monkeypatch: pytest.MonkeyPatch) 
     assert 3 * 2 <= passes - 1 <= 3 * 20  # two energies at least for each gradient
 
 
-def test_the_mode_is_that_of_scikit_learn(data_root: Path) -> None:
+def test_the_mode_equals_that_of_scikit_learn(data_root: Path) -> None:
     from sklearn.linear_model import LogisticRegression
 
     split = blr.data.load(data_root)

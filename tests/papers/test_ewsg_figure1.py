@@ -25,7 +25,7 @@ TARGET = Gaussian.draw(0)
 GAMMA = 10.0
 
 
-def test_floor_is_what_exact_draws_show() -> None:
+def test_the_floor_matches_exact_draws() -> None:
     g = torch.Generator().manual_seed(1)
     kl = [fitted_kl(TARGET.whiten(TARGET.sample(1000, g))) for _ in range(1000)]
     mean, quantile = floor(1000)
@@ -106,7 +106,7 @@ def simulated(steps: int, h: float) -> np.ndarray:
     return ((total / steps - TARGET.dim / TARGET.num_data) ** 2).numpy()
 
 
-def test_exact_errors_are_those_of_chains() -> None:
+def test_exact_errors_equal_those_of_chains() -> None:
     h, steps = 1 / 16, 24
     squares = simulated(steps, h)
 

@@ -243,7 +243,7 @@ def test_noise_ratio() -> None:
     assert noise_ratio(psgld, gradients) == pytest.approx(1 / 3)
 
 
-def test_log_weight_difference_is_that_of_the_index_chain() -> None:
+def test_log_weight_difference_equals_the_index_chain() -> None:
     generator = torch.Generator().manual_seed(0)
     p = torch.nn.Parameter(torch.randn(7, generator=generator))
     settings = {"lr": 0.3, "momentum": 0.8, "num_data": 11.0, "prior_precision": 2.0}

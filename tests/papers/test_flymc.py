@@ -124,13 +124,13 @@ def run(kind: type[FlyMC], target: Any, **settings: Any) -> FlyMC:
 
 
 @pytest.mark.parametrize("centre", CENTRES)
-def test_the_posterior_is_left_as_it_is(centre: str) -> None:
+def test_the_posterior_is_unchanged(centre: str) -> None:
     sampler = run(FlyMC, bound(centre), brighten=0.1)
     assert 0.1 < float(sampler.accepted.sum() / sampler.steps.sum()) < 0.9
     check(sampler, centre)
 
 
-def test_the_chains_forget_where_they_started() -> None:
+def test_chains_decorrelate_from_their_start() -> None:
     """Otherwise the test above could not see a mistake; and here all data are dark."""
     start = torch.tensor([-1.0, 1.0]).repeat(CHAINS, 1)
     factor = torch.tensor([[1.0, 0.0], [-0.5, 0.8]]).double()
@@ -178,7 +178,7 @@ def test_the_bound_is_below_the_likelihood_and_touches_it() -> None:
 
 
 @pytest.mark.parametrize("centre", CENTRES)
-def test_the_bounds_product_is_that_of_all_data(centre: str) -> None:
+def test_the_bounds_product_equals_that_of_all_data(centre: str) -> None:
     """And with L/B it is the posterior, but for a constant."""
     theta = draws(50)
     target = bound(centre)
@@ -230,7 +230,7 @@ class GaussianTarget:
 
 
 @pytest.mark.full
-def test_a_gaussian_posterior_is_left_as_it_is() -> None:
+def test_a_gaussian_posterior_is_unchanged() -> None:
     target = GaussianTarget()
     factor = torch.linalg.cholesky(target.covariance)
     start = target.draws(8000)

@@ -59,11 +59,11 @@ def check(kind: type[ExactSampler]) -> None:
 
 
 @pytest.mark.parametrize("kind", COMPETITORS)
-def test_the_posterior_is_left_as_it_is(kind: type[ExactSampler]) -> None:
+def test_the_posterior_is_unchanged(kind: type[ExactSampler]) -> None:
     check(kind)
 
 
-def test_the_chains_forget_where_they_started() -> None:
+def test_chains_decorrelate_from_their_start() -> None:
     """Otherwise the test above could not see a mistake."""
     start = np.repeat(small_problem().mode[None] + 1.0, CHAINS, axis=0)
     for kind in COMPETITORS:

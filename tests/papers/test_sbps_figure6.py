@@ -123,7 +123,7 @@ def test_mnist_has_the_papers_dimension(data_root: Path) -> None:
     assert 0.9 < images.train_x.max() <= 1
 
 
-def test_potential_is_that_of_the_samplers() -> None:
+def test_potential_equals_the_samplers() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(30, 5, generator=generator)
     y = torch.randint(4, (30,), generator=generator)

@@ -24,7 +24,7 @@ def problem() -> Problem:
     return simulate(20, seed=0)
 
 
-def test_tables_and_pictures_of_which_nothing_is_made_twice(tmp_path: Path) -> None:
+def test_tables_and_pictures_are_made_once(tmp_path: Path) -> None:
     printed, first = run_experiment("sbps2017.figures", tmp_path, "--tiny")
     for name in FIGURES:
         assert f"\n{name}\n\n| " in printed and (tmp_path / f"{name}.png").exists()
@@ -41,7 +41,7 @@ def test_tables_and_pictures_of_which_nothing_is_made_twice(tmp_path: Path) -> N
         assert file.stat().st_mtime_ns == made[file]
 
 
-def test_the_corners_are_those_of_the_trajectory(problem: Problem) -> None:
+def test_the_corners_equal_those_of_the_trajectory(problem: Problem) -> None:
     """It has unit speed, and passes where the sampler's own samples are."""
     start = problem.laplace_draws(1, seed=0)[0]
     path = paths.bounce(problem, start, 300, seed=4)
@@ -211,7 +211,7 @@ def test_the_finding_of_figure_3() -> None:
         assert moved[name] > 10 * moved["SBPS"], name
 
 
-def test_averages_are_those_of_the_library() -> None:
+def test_averages_equal_those_of_the_library() -> None:
     """The continuous one is TimeAverage's; the other takes points at regular times."""
     problem = simulate(3, seed=1)
     start = problem.laplace_draws(1, seed=0)[0]

@@ -142,7 +142,7 @@ def test_wrong_arguments() -> None:
         sg.to_arviz(draws, names=["2.bias"])
 
 
-def test_without_arviz_the_error_says_how_to_install_it(
+def test_without_arviz_the_error_shows_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "arviz", None)
@@ -150,7 +150,7 @@ def test_without_arviz_the_error_says_how_to_install_it(
         sg.to_arviz(chains())
 
 
-def test_leave_one_out_is_that_of_a_normal_mean() -> None:
+def test_leave_one_out_equals_that_of_a_normal_mean() -> None:
     """Of exact draws, beside the predictive densities without each datum."""
     g = torch.Generator().manual_seed(2)
     y = torch.randn(20, generator=g, dtype=torch.float64)

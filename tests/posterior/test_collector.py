@@ -93,7 +93,7 @@ def test_a_draw_is_a_copy(tmp_path: Path) -> None:
         assert same(one, state)
 
 
-def test_a_chain_is_what_it_is_without(tmp_path: Path) -> None:
+def test_a_collector_changes_no_chain(tmp_path: Path) -> None:
     ends = []
     for stores in (False, True):
         model = net()
@@ -168,7 +168,7 @@ def test_a_draw_has_its_prior_precisions(tmp_path: Path) -> None:
     assert len(found[0]) == len(groups) > 1
 
 
-def test_steps_that_were_left_out_are_no_draws(tmp_path: Path) -> None:
+def test_steps_that_were_skipped_are_no_draws(tmp_path: Path) -> None:
     model = net()
     sampler = sgld(model, nonfinite="skip")
     with sg.Collector(sampler, model, tmp_path, every=2):
@@ -182,7 +182,7 @@ def test_steps_that_were_left_out_are_no_draws(tmp_path: Path) -> None:
     assert [one.step for one in sg.SampleStore(tmp_path)] == [2, 4, 6]
 
 
-def test_of_a_warm_up_nothing_is_stored(tmp_path: Path) -> None:
+def test_a_warm_up_is_not_stored(tmp_path: Path) -> None:
     theta = torch.ones(3, requires_grad=True)
     sampler = sg.HMC([theta], step_size=0.3, num_steps=3, num_data=1, seed=0)
 
@@ -304,7 +304,9 @@ def test_chains_side_by_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [3, 6, 9])
-def test_a_resumed_store_is_that_of_an_unbroken_run(tmp_path: Path, at: int) -> None:
+def test_a_resumed_store_equals_that_of_an_unbroken_run(
+    tmp_path: Path, at: int
+) -> None:
     def run(folder: Path, upto: int, saved: Any = None) -> Any:
         """Checkpoints after every third step; the last one."""
         model = net()

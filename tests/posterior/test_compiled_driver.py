@@ -46,7 +46,7 @@ def draws_of(store: sg.SampleStore) -> list[Tensor]:
     return [draw["at"] for draw in store]
 
 
-def test_blocks_are_as_long_as_they_can_be() -> None:
+def test_blocks_are_as_long_as_possible() -> None:
     assert length_of_blocks(100, 50, 10_000) == 10
     assert length_of_blocks(0, 60, 6000) == 20
     assert length_of_blocks(0, 7, 700) == 7
@@ -56,7 +56,7 @@ def test_blocks_are_as_long_as_they_can_be() -> None:
 
 @RUNS_BLOCKS
 @pytest.mark.usefixtures("graphs_alone")
-def test_draws_are_those_of_single_steps() -> None:
+def test_draws_equal_those_of_single_steps() -> None:
     """What inductor builds of blocks is in tests/operators/test_compiled_steps.py."""
     torch._dynamo.reset()
     single, store = run(None, compile=False), run(None)
@@ -78,7 +78,7 @@ def test_callbacks_of_several_chains() -> None:
 
 @RUNS_BLOCKS
 @pytest.mark.usefixtures("graphs_alone")
-def test_a_chain_goes_on(tmp_path: Path) -> None:
+def test_a_chain_resumes(tmp_path: Path) -> None:
     """To step 12, and on, where blocks of another length fit."""
     torch._dynamo.reset()
     run(tmp_path / "b", steps=12)
@@ -90,7 +90,7 @@ def test_a_chain_goes_on(tmp_path: Path) -> None:
 
 @RUNS_BLOCKS
 @pytest.mark.usefixtures("graphs_alone")
-def test_capped_draws_are_those_of_single_steps() -> None:
+def test_capped_draws_equal_those_of_single_steps() -> None:
     """Whose thinning comes at numbers that are no draws."""
     torch._dynamo.reset()
     cap = {"steps": 32, "burn_in": 0, "every": 2}

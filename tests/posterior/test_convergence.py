@@ -113,7 +113,7 @@ def test_one_chain_is_cut_into_two() -> None:
     torch.testing.assert_close(of(values).rhat, of(halves).rhat)
 
 
-def test_shared_noise_is_seen_at_any_part_and_never_in_a_drift() -> None:
+def test_shared_noise_is_found_and_drift_is_not() -> None:
     own, common = noise(3, 300, 8), noise(1, 300, 8, seed=1)
     drift = torch.linspace(0, 50, 300)[:, None].square()
     assert shared_noise(dict(enumerate(own))) == []

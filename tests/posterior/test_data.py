@@ -97,7 +97,7 @@ def both(**options: Any) -> list[Any]:
     ]
 
 
-def test_iterations_go_on_with_new_draws() -> None:
+def test_iterations_resume_with_new_draws() -> None:
     for sampler, other in zip(both(seed=3), both(seed=3), strict=True):
         assert len(sampler) == 7  # 40 / 6, rounded up
         epochs = [list(sampler) for _ in range(3)]
@@ -109,7 +109,7 @@ def test_iterations_go_on_with_new_draws() -> None:
         assert len(sampler) == len(list(sampler)) == 2
 
 
-def test_an_iteration_that_was_left_starts_anew() -> None:
+def test_an_abandoned_iteration_restarts() -> None:
     for sampler, other in zip(both(seed=3), both(seed=3), strict=True):
         for _ in zip(range(3), sampler, strict=False):
             pass
@@ -191,7 +191,7 @@ def test_ranks_have_the_minibatches_of_one_process(ranks: int) -> None:
     assert torch.equal(torch.stack(drawn, 2).flatten(1), whole)
 
 
-def test_a_state_dict_is_that_of_any_number_of_ranks() -> None:
+def test_a_state_dict_equals_that_of_any_number_of_ranks() -> None:
     for whole, part in zip(
         both(seed=3), both(seed=9, num_replicas=2, rank=1), strict=True
     ):

@@ -128,7 +128,7 @@ def faster(params: Any, seed: int) -> sg.Sampler:
     return sg.SGHMC(params, 0.06, 0.9, num_data=ROWS, prior_precision=1.0, seed=seed)
 
 
-def test_another_samplers_chain_does_not_go_on(tmp_path: Path) -> None:
+def test_another_samplers_chain_does_not_resume(tmp_path: Path) -> None:
     run(tmp_path, steps=20)
     before = contents(tmp_path)
     with pytest.raises(
@@ -143,7 +143,7 @@ def test_another_samplers_chain_does_not_go_on(tmp_path: Path) -> None:
         run(tmp_path / "cycles", schedule=cycles)
 
 
-def test_to_begin_anew(tmp_path: Path) -> None:
+def test_restart_deletes_draws(tmp_path: Path) -> None:
     run(tmp_path / "fresh", steps=10, seed=6)
     run(tmp_path / "store", steps=10, chains=3)
     before = contents(tmp_path / "store")

@@ -65,7 +65,7 @@ def test_a_scheduler_with_an_lr_of_numpy(tmp_path: Path) -> None:
     assert sg.load(tmp_path / "run.pt")["schedule"]["_last_lr"] == [0.05]
 
 
-def test_nests_stay_what_they_are(tmp_path: Path) -> None:
+def test_nested_types_survive(tmp_path: Path) -> None:
     """Attributes of a module's OrderedDict, sharing, and a list that has itself."""
     module = nn.BatchNorm1d(3).state_dict()
     module["lr"] = np.float64(2)

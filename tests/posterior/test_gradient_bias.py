@@ -143,7 +143,7 @@ WRONG: dict[str, tuple[Callable[[Loop], None], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_seen(name: str) -> None:
+def test_wrong_gradients_are_found(name: str) -> None:
     make_wrong, fault = WRONG[name]
     loop = Loop(linear())
     make_wrong(loop)

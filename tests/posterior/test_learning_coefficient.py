@@ -167,7 +167,7 @@ def test_it_repeats_itself() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The estimate is negative")
-def test_it_says_what_is_wrong() -> None:
+def test_issues_are_named() -> None:
     issue = Regression()
     with pytest.warns(UserWarning, match="diverged"):
         result = issue.estimate(lambda p, **t: sg.SGLD(p, lr=3.0, **t), draws=300)

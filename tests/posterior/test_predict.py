@@ -355,7 +355,7 @@ def test_mappings_as_hugging_face_models_take_them() -> None:
         close(sg.predict(model, draws, given, batch_size=4).mean, expected)
 
 
-def test_the_model_and_random_numbers_stay_as_they_are() -> None:
+def test_the_model_and_random_numbers_are_unchanged() -> None:
     model, x = with_batch_norm(), inputs()
     model.add_module("4", nn.Dropout(0.5))
     model[1].eval()  # as some freeze it

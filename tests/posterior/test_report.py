@@ -119,7 +119,7 @@ def test_a_trace_is_of_means():
     assert trace.means == means.tolist()
 
 
-def test_sample_leaves_a_report_and_goes_on(tmp_path, capsys):
+def test_sample_writes_a_report_and_resumes(tmp_path, capsys):
     for name, steps in (("whole", [50]), ("parts", [20, 33, 50])):
         for count in steps:
             run(tmp_path / name, steps=count, chains=2)
@@ -215,7 +215,7 @@ def test_autocorrelations_end_where_noise_begins(tmp_path):
         assert (values[:-1] > noise).all() and len(values) <= 51
 
 
-def test_some_of_the_draws_do_not_tell_how_many_they_are_worth():
+def test_few_draws_give_no_effective_size():
     draws, *_ = chains_of(chains=1, steps=4000)
     few = sg.report(Line(), draws, INPUTS, link="identity", max_draws=30)
     assert not few.issues
@@ -252,7 +252,7 @@ def test_draws_outlive_their_store_in_memory():
     assert last["0.weight"].shape == (8, 4) and last.path is None
 
 
-def test_a_rate_is_that_of_all_outputs_together():
+def test_a_rate_equals_that_of_all_outputs_together():
     """Of 500 outputs each, 20 sets of chains without fault."""
     generator = torch.Generator().manual_seed(4)
     sets = [torch.randn(4, 64, 500, generator=generator) for _ in range(20)]
@@ -260,7 +260,7 @@ def test_a_rate_is_that_of_all_outputs_together():
     assert sum(probability < 0.05 for probability in found) <= 6
 
 
-def test_a_burn_in_s_temperatures_are_forgotten(tmp_path):
+def test_temperatures_exclude_the_burn_in(tmp_path):
     line = Line()
     sampler = sg.SGHMC(line.parameters(), 0.1, 0.5, num_data=N, seed=0)
     monitor = sg.TemperatureMonitor(sampler, every=1)

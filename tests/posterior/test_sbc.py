@@ -95,7 +95,7 @@ def test_thin_is_measured() -> None:
     assert result.thin <= 2
 
 
-def test_autocorrelation_is_that_of_the_draws() -> None:
+def test_autocorrelation_equals_the_draws() -> None:
     rho = 1 - 0.1 * (1 + N) / N
     result = calibrate(sgld, draws=50, thin=4)
     for name in ("theta[0]", "theta[1]"):

@@ -69,7 +69,7 @@ def name(number: int) -> str:
 
 
 @pytest.mark.parametrize("per_file", [0, 1, 2])
-def test_what_is_read_is_what_was_written(tmp_path: Path, per_file: int) -> None:
+def test_draws_are_read_as_written(tmp_path: Path, per_file: int) -> None:
     write(tmp_path, per_file=per_file)
     store = sg.SampleStore(tmp_path)
     assert len(store) == 5 and store.chains == [0]
@@ -162,7 +162,7 @@ def test_draws_can_be_compared_and_sent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("per_file", [0, 1])
-def test_writing_into_what_was_read_stays_in_it(tmp_path: Path, per_file: int) -> None:
+def test_writing_into_a_draw_changes_no_file(tmp_path: Path, per_file: int) -> None:
     write(tmp_path, per_file=per_file)
     before = files(tmp_path)
     store = sg.SampleStore(tmp_path)

@@ -99,7 +99,7 @@ def assert_near(value: float, expected: float, half_width: float) -> None:
         *((name, torch.bfloat16) for name in ("SGLD", "SGHMC-resampled", "EWSG")),
     ],
 )
-def test_both_temperatures_are_those_of_the_samples(name: str, dtype: Any) -> None:
+def test_both_temperatures_equal_those_of_the_samples(name: str, dtype: Any) -> None:
     """T_kin = T_conf = N k Var(θ), with minibatch noise."""
     (p,) = params = parameters(1, (8, 16), dtype)
     sampler = STEPPING[name](params)
@@ -224,7 +224,7 @@ class Seen(Exception):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_known_bugs_are_seen(name: str) -> None:
+def test_known_bugs_are_caught(name: str) -> None:
     """Within 5,000 steps of a small issue, with minibatch noise within budget."""
     wrong, fault = WRONG[name]
     params = parameters(1, (64,), torch.float32)
@@ -249,7 +249,7 @@ def test_known_bugs_are_seen(name: str) -> None:
 
 
 @pytest.mark.default
-def test_a_chain_far_from_equilibrium_is_told_from_a_hot_one() -> None:
+def test_no_equilibrium_differs_from_above_t() -> None:
     far, hot = parameters(2, (64,), torch.float32)
     with torch.no_grad():
         far.mul_(30.0)
@@ -316,7 +316,7 @@ def test_what_is_asked_for_a_sample_at_a_time() -> None:
 
 
 @pytest.mark.default
-def test_groups_missing_gradients_and_steps_that_are_left_out() -> None:
+def test_groups_missing_gradients_and_steps_that_are_skipped() -> None:
     a, b = parameters(2, (30,), torch.float32)
     c = nn.Parameter(torch.zeros(0))
     groups = [{"params": [a]}, {"params": [b, c], "temperature": 0.5}]
@@ -416,7 +416,7 @@ def test_threads_and_state_do_not_change_a_bit() -> None:
 
 
 @pytest.mark.parametrize("at", range(20, 32))
-def test_readings_of_minibatches_go_on_wherever_they_are_saved(at: int) -> None:
+def test_minibatch_readings_resume_from_any_step(at: int) -> None:
     """The gradients of the step before the next look are saved with the rest."""
 
     def readings(interrupted: bool) -> Any:
@@ -451,7 +451,7 @@ def test_previous_gradients_that_cannot_be() -> None:
 
 
 @pytest.mark.default
-def test_the_state_of_a_sampler_and_its_pickles_know_nothing_of_gauges() -> None:
+def test_state_and_pickles_have_no_monitor() -> None:
     params = parameters(1, (4,), torch.float32)
     sampler = sg.SGLD(params, 0.01, **TARGET)
     plain = sampler.state_dict()

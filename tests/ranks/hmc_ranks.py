@@ -1,4 +1,4 @@
-"""HMC on several ranks: what deciding_ranks.py runs, and one process beside it."""
+"""HMC on several ranks: what hmc_rank_programs.py runs, and one process beside it."""
 
 from collections.abc import Callable
 from functools import partial

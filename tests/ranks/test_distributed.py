@@ -263,7 +263,7 @@ def test_all_samplers_run_in_a_group_of_one(group_of_one: None) -> None:
         make([theta])
 
 
-def test_the_constructor_and_the_first_step_look_at_other_ranks(
+def test_the_constructor_and_the_first_step_compare_ranks(
     group_of_one: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[str] = []

@@ -189,7 +189,7 @@ def test_a_loaded_chain_continues_bit_for_bit(
 
 
 @EACH
-def test_what_is_laid_out_is_as_what_the_first_step_makes(kind: str) -> None:
+def test_blank_state_equals_the_first_steps(kind: str) -> None:
     net = Net()
     sampler = sampler_of(kind, net)
     blank = get_optimizer_state_dict(net, sampler)["state"]
@@ -205,7 +205,7 @@ def test_what_is_laid_out_is_as_what_the_first_step_makes(kind: str) -> None:
                 assert blank[name][key].shape == value.shape
 
 
-def test_state_that_was_laid_out_in_vain_is_forgotten() -> None:
+def test_unused_blank_state_is_dropped() -> None:
     nets = Net(), Net()
     one, other = (sampler_of("SGHMC", net) for net in nets)
     with pytest.raises(KeyError):

@@ -84,7 +84,7 @@ def test_shards_are_parts_of_one_chain(ranks: Any, kind: str, placement: str) ->
 
 
 @pytest.mark.parametrize("number", [4, pytest.param(3, marks=pytest.mark.nightly)])
-def test_so_they_are_on_more_ranks(tmp_path: Path, number: int) -> None:
+def test_shards_equal_the_whole_on_more_ranks(tmp_path: Path, number: int) -> None:
     ways = placements_of(number)
     chains = [
         f"{kind}, {placement}"
@@ -112,7 +112,7 @@ def test_more_chains(ranks: Any, chain: str) -> None:
         if case[::2] != ("SGLD", "local sums")  # it takes none
     ],
 )
-def test_known_bugs_of_shards_are_seen(
+def test_known_bugs_of_shards_are_caught(
     ranks: Any, kind: str, placement: str, mutant: str
 ) -> None:
     for rank in ranks:
@@ -209,7 +209,7 @@ def test_shards_are_parts_of_one_chain_of_hmc(
         assert 0 < of_hmc[0][f"{kind} accepted"] < hmc.STEPS
 
 
-def test_means_of_hmc_and_a_chain_that_goes_on(of_hmc: Any) -> None:
+def test_means_of_hmc_and_a_chain_that_resumes(of_hmc: Any) -> None:
     for rank in of_hmc:
         assert rank["means"] == []
 
@@ -276,7 +276,7 @@ def test_refusals_of_hmc(of_hmc: Any) -> None:
         }
 
 
-def test_a_chain_goes_on_in_other_numbers_of_processes(
+def test_a_chain_resumes_in_other_numbers_of_processes(
     ranks: Any, folder: Path
 ) -> None:
     for rank in ranks:  # one, then two
@@ -351,7 +351,7 @@ def test_where_the_elements_of_shards_are(rank: int) -> None:
                 assert sum(map(len, found)) == here.numel()
 
 
-def test_layouts_that_are_kept_are_those_of_the_placements_there_are() -> None:
+def test_layouts_that_are_kept_equal_those_of_the_placements_there_are() -> None:
     with mesh_of((4,)) as mesh:
         kept = dtensor.Layouts()
         p, *others = (
@@ -444,7 +444,7 @@ def test_what_takes_no_dtensors(group_of_one: Any, tmp_path: Path) -> None:
         )
 
 
-def test_all_ranks_of_a_mesh_hear_of_one_that_differs(tmp_path: Path) -> None:
+def test_all_ranks_of_a_mesh_raise_if_one_differs(tmp_path: Path) -> None:
     """Those too that share no group with it: they would wait for the others."""
     program = Path(__file__).with_name("threaded_ranks.py")
     (said,) = run_ranks(program, [[]], tmp_path)

@@ -143,7 +143,9 @@ CHANGES: dict[str, Callable[[Chain], object]] = {
 
 @pytest.mark.parametrize(("kind", "dim"), [*zip(KINDS, (0, 1, 1, 0, 1), strict=True)])
 @pytest.mark.parametrize("change", CHANGES)
-def test_shards_go_on_as_the_whole(mesh: Any, kind: str, dim: int, change: str) -> None:
+def test_shards_equal_the_whole_after_changes(
+    mesh: Any, kind: str, dim: int, change: str
+) -> None:
     whole, cut = (Chain(kind, mesh, d) for d in (None, dim))
     for chain in (whole, cut):
         chain.step(0)

@@ -356,9 +356,7 @@ class Means:
                     found.append((i, fault, size))
         return sorted(found, key=lambda each: -each[2])
 
-    def _deviation(
-        self, tensor: int, budget: float, sure: float
-    ) -> tuple[str, float]:
+    def _deviation(self, tensor: int, budget: float, sure: float) -> tuple[str, float]:
         """Returns a tensor's significant deviation from T, in units of T."""
         step, series = self._steps[tensor], self.series[tensor].kinetic
         numel, count, tail = self._numels[tensor], series.count, 0.5 - sure / 2

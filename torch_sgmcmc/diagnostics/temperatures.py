@@ -178,10 +178,10 @@ class TemperatureMonitor:
       quadratic the relative error of the variance; the minibatches' part of it is
       lr N Var(ḡ) / (2 T α), α = 1 − m (SGLD: 1), less what ``noise_estimate`` takes.
 
-    Equations of samplers that move otherwise are in docs/temperatures.md, and derived in
-    ``temperature_means.py``. Intervals are by batch means (16 to 31 batches that grow
-    with the chain), which takes account of autocorrelation, not of what a chain has
-    never seen. Equality holds for whatever g is used. That it is the loss's, which
+    Equations of samplers that move otherwise are in docs/temperatures.md, and derived
+    in ``temperature_means.py``. Intervals are by batch means (16 to 31 batches that
+    grow with the chain), which takes account of autocorrelation, not of what a chain
+    has never seen. Equality holds for whatever g is used. That it is the loss's, which
     clipped, stale or summed gradients are not, is seen by :meth:`observe`.
 
     Args:

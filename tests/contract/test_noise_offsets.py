@@ -42,7 +42,7 @@ def forget_state(sampler: sg.Sampler, p: Any) -> None:
 
 
 @each
-def test_a_parameter_that_grew_is_heard_before_anything_moves(kind: str) -> None:
+def test_a_grown_parameter_raises_before_anything_moves(kind: str) -> None:
     chain = Chain(kind)
     chain.run(range(2))
     p = chain.params[0]
@@ -105,7 +105,7 @@ def test_grown_parameters_get_numbers_behind_all_others(kind: str) -> None:
 
 
 @each
-def test_a_sampler_built_with_the_new_sizes_goes_on(kind: str) -> None:
+def test_a_sampler_built_with_the_new_sizes_resumes(kind: str) -> None:
     chain = Chain(kind)
     chain.run(range(2))
     p = chain.params[1]
@@ -125,7 +125,7 @@ def test_a_sampler_built_with_the_new_sizes_goes_on(kind: str) -> None:
 
 
 @each
-def test_nothing_changes_where_nothing_has(kind: str) -> None:
+def test_without_a_change_offsets_stay(kind: str) -> None:
     chain, same = Chain(kind), Chain(kind)
     for step in range(3):
         chain.run(range(step, step + 1))

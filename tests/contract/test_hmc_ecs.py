@@ -26,7 +26,7 @@ from torch_sgmcmc.samplers import hmc_ecs
 
 
 @pytest.mark.parametrize("estimator", ["perturbed", "signed"])
-def test_one_block_is_proposed_anew(estimator: str) -> None:
+def test_one_block_is_proposed_again(estimator: str) -> None:
     data = Data()
     sampler = make(data, estimator=estimator, num_factors=10)
     sampler.step(data)
@@ -114,9 +114,7 @@ def test_a_subsample_of_everything_is_hmc() -> None:
 @pytest.mark.parametrize("kind", ["logistic", "tanh"])
 @pytest.mark.parametrize("estimator", ["perturbed", "signed"])
 @pytest.mark.parametrize("order", [2, 1, 0])
-def test_operators_equal_what_other_devices_do(
-    kind: str, estimator: str, order: int
-) -> None:
+def test_operators_equal_tensor_code(kind: str, estimator: str, order: int) -> None:
     data = Data(kind)
     sampler = make(data, estimator=estimator, taylor_order=order, temperature=1.7)
     sampler.set_anchor(data, progress=False)
@@ -456,9 +454,7 @@ def test_gradients_may_be_expanded() -> None:
         ),
     ],
 )
-def test_fewer_blocks_than_asked_for_are_heard(
-    settings: dict[str, Any], words: str
-) -> None:
+def test_fewer_blocks_warn(settings: dict[str, Any], words: str) -> None:
     data = Data()
     sampler = sg.HMCECS(data.params, num_data=N, num_blocks=100, seed=0, **settings)
     with pytest.warns(UserWarning, match="num_blocks = 100 is more " + words):

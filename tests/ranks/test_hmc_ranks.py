@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import deciding_ranks
+import hmc_rank_programs
 import hmc_ranks
 import pytest
 import torch
@@ -13,7 +13,7 @@ from reference import assert_same_bits
 pytestmark = pytest.mark.full
 
 #: What the program has found on each rank.
-ranks = on_ranks(Path(deciding_ranks.__file__))
+ranks = on_ranks(Path(hmc_rank_programs.__file__))
 
 
 def counts(found: dict[str, Any]) -> dict[str, int]:
@@ -42,7 +42,7 @@ def test_ranks_of_hmc_sample_what_one_process_samples(
         assert 0.3 < group["num_accepted"] / hmc_ranks.STEPS < 0.9
 
 
-def test_a_chain_of_hmc_goes_on_from_a_state_dict(ranks: Any) -> None:
+def test_a_chain_of_hmc_resumes_from_a_state_dict(ranks: Any) -> None:
     for rank in ranks:
         assert_same_bits(rank["HMC"]["gone on"], rank["HMC"]["kept"])
 
@@ -56,7 +56,7 @@ def test_a_group_of_one(ranks: Any, one_thread: None) -> None:
     for number, rank in enumerate(ranks):
         assert_same_bits(rank["HMC"]["alone"], hmc_ranks.alone(number))
         for name in ("SBPS", "HMCECS"):
-            assert_same_bits(rank[name]["alone"], deciding_ranks.alone(name))
+            assert_same_bits(rank[name]["alone"], hmc_rank_programs.alone(name))
 
 
 @pytest.mark.parametrize(

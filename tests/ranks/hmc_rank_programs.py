@@ -1,6 +1,6 @@
 """HMC on several ranks, and samplers that decide alone.
 
-``python deciding_ranks.py RANK SIZE FOLDER`` does what test_deciding_ranks.py looks at,
+``python hmc_rank_programs.py RANK SIZE FOLDER`` does what test_hmc_ranks.py looks at,
 and saves it as FOLDER/RANK.pt.
 """
 

@@ -1,6 +1,6 @@
 """What HMC-ECS samples: how far the perturbed law is off, and regressions against HMC.
 
-The exact law on small models, and known bugs: ``test_hmcecs_mutants_law.py``. False
+The exact law on small models, and known bugs: ``test_hmc_ecs_mutants_law.py``. False
 alarms: see the note in ``harness.statistics``.
 """
 

@@ -442,7 +442,7 @@ def in_folder(folder, loss=mean, **options):
     )
 
 
-def test_sample_looks_first(tmp_path):
+def test_sample_checks_first(tmp_path):
     torch.manual_seed(0)
     with pytest.warns(UserWarning, match="a sum over the minibatch"):
         in_folder(tmp_path, partial(scaled, reduction="sum"))
@@ -453,7 +453,7 @@ def test_sample_looks_first(tmp_path):
         in_folder(tmp_path / "unseen", partial(scaled, reduction="sum"), check=False)
 
 
-def test_a_look_changes_no_draw(tmp_path):
+def test_a_check_changes_no_draw(tmp_path):
     for name in (True, False):
         torch.manual_seed(0)
         in_folder(tmp_path / str(name), check=name)

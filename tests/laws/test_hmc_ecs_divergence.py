@@ -111,7 +111,7 @@ def test_the_signed_sampler_stays(m: int, order: int) -> None:
 
 
 @pytest.mark.parametrize("settings", [SIGNED, PERTURBED])
-def test_a_warmup_that_leaves_says_so(settings: dict[str, Any]) -> None:
+def test_a_warmup_that_leaves_raises(settings: dict[str, Any]) -> None:
     regression = Regression(3, **settings)
     with without_bound(), pytest.raises(RuntimeError, match=LEFT):
         regression.run()
@@ -186,7 +186,7 @@ def test_how_far_draws_may_fall(temperature: float) -> None:
 
 
 @pytest.mark.parametrize("estimator", ["perturbed", "signed"])
-def test_steps_look_at_all_data_now_and_then(estimator: str) -> None:
+def test_some_steps_use_all_data(estimator: str) -> None:
     settings = {**SIZES, "estimator": estimator, "num_factors": 5}
     regression = Regression(0, **settings)
     passes = 0

@@ -6,7 +6,9 @@ from functools import partial
 
 import pytest
 import torch
-from test_check import BATCH, RIGHT, SGHMC, SMALL_NOISE, N, classes, loader_of, setup
+from test_setup_check import ( BATCH, RIGHT, SGHMC, SMALL_NOISE, N, classes, loader_of,
+    setup,
+)
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -19,7 +21,7 @@ from torch_sgmcmc.diagnostics.setup_gradients import guess_calls
     [(sg.SGHMC, 2 * 1.9, 1.0), (sg.BAOA, 4.0, 0.95)],
     ids=["SGHMC", "BAOA"],
 )
-def test_curvature_and_heat_are_those_of_a_quadratic(kind, limit, part):
+def test_curvature_and_heat_equal_those_of_a_quadratic(kind, limit, part):
     # Loss h/2 (θ - y)²: the curvature is h and λ/N, noise h² Var(y) / batch.
     torch.manual_seed(0)
     y = torch.randn(N, 1, dtype=torch.float64)
@@ -135,7 +137,7 @@ def test_noise_that_preconditioners_weigh():
     assert math.isnan(found.largest_lr) and found.limit == ""
 
 
-def test_heat_is_that_of_the_loss_s_own_residuals():
+def test_predicted_temperatures_follow_the_residuals():
     """A start's residuals do not count; an offset that all share never did."""
     torch.manual_seed(0)
     x = torch.randn(N, 50)
@@ -189,7 +191,7 @@ def test_a_classifier_that_has_learned_has_the_heat_of_here():
     assert issue.kind == "above T" and "5 in a tensor" in issue.message, found
 
 
-def test_heat_of_large_residuals_is_forgiven_before_the_first_step_alone():
+def test_large_residuals_are_ignored_before_the_first_step_only():
     model, loss, loader, sampler = setup(
         **SMALL_NOISE, sampler=partial(SGHMC, lr=3e-5, momentum=0.99)
     )
@@ -207,11 +209,11 @@ def test_heat_of_large_residuals_is_forgiven_before_the_first_step_alone():
     [{}, RIGHT["logits and labels"], RIGHT["label smoothing"]],
     ids=["classes", "logits", "smoothed"],
 )
-def test_residuals_are_those_of_a_gaussian(options):
+def test_residuals_equal_those_of_a_gaussian(options):
     assert not sg.check_setup(*setup(**options)).fitted_heating
 
 
-def test_stability_is_that_of_each_group_s_lr():
+def test_stability_equals_that_of_each_group_s_lr():
     """Two curvatures, 1 and 100, and lrs that are beyond or within what they allow."""
     torch.manual_seed(0)
     params = [nn.Parameter(torch.ones(1)) for _ in range(2)]

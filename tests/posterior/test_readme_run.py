@@ -69,7 +69,7 @@ def test_the_readme_on_mnist(
 
 
 @pytest.mark.full
-def test_the_readme_as_it_stands_twice(
+def test_the_readme_runs_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its 3 draws are few, and a tensor is hot; a second run begins again."""

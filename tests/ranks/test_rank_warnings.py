@@ -116,7 +116,7 @@ def test_a_chain_that_moves_nowhere(tmp_path: Path) -> None:
                 sampler.step()
 
 
-def test_a_chain_all_of_whose_steps_are_left_out(tmp_path: Path) -> None:
+def test_a_chain_all_of_whose_steps_are_skipped(tmp_path: Path) -> None:
     def nan(model: nn.Module, batch: Any) -> Tensor:
         return loss(model, batch) * torch.nan
 
@@ -185,7 +185,7 @@ def skips(which: Any, steps: int) -> int:
     return sampler.num_skipped
 
 
-def test_a_tenth_of_steps_left_out_is_heard_once(
+def test_a_tenth_of_skipped_steps_warns_once(
     recwarn: pytest.WarningsRecorder,
 ) -> None:
     assert skips(lambda i: i % 11 == 0, 1500) > 100

@@ -47,7 +47,7 @@ def test_its_neighbours_are_as_without_it() -> None:
         assert torch.equal(run(kind, True), run(kind, False))
 
 
-def test_precisions_are_of_what_is_sampled() -> None:
+def test_precisions_of_frozen_layers() -> None:
     # λ ~ Gamma(501, 1 + 500): about 1.0; with the frozen 10⁵ zeros about 100.
     p = nn.Parameter(torch.randn(1000, generator=torch.Generator().manual_seed(0)))
     frozen = nn.Parameter(torch.zeros(100_000), requires_grad=False)
@@ -58,7 +58,7 @@ def test_precisions_are_of_what_is_sampled() -> None:
     assert "Group 0, 1,000 parameters" in sampler.target_summary()
 
 
-def test_temperatures_are_of_what_is_sampled() -> None:
+def test_temperatures_of_frozen_layers() -> None:
     def read(frozen: bool) -> Any:
         p = nn.Parameter(torch.ones(50))
         other = nn.Parameter(torch.full((70,), 9.0), requires_grad=False)
@@ -99,7 +99,7 @@ def turns(params: list[nn.Parameter], sampler: sg.Sampler, which: str) -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore:SGHMC has counted a step in which no")
-def test_gradients_in_some_steps_are_heard_once(
+def test_gradients_in_some_steps_warn_once(
     steps: str, who: str, how_often: str
 ) -> None:
     params, sampler = heads()
@@ -120,12 +120,12 @@ def test_gradients_in_some_steps_are_heard_once(
 
 @pytest.mark.parametrize("steps", ["+++", "aaaa", "aaa+++", "+" + 19 * "a"])
 @pytest.mark.usefixtures("no_warnings")
-def test_what_is_no_fault_is_not_heard(steps: str) -> None:
+def test_harmless_missing_gradients_do_not_warn(steps: str) -> None:
     turns(*heads(), steps)
 
 
 @pytest.mark.usefixtures("no_warnings")
-def test_layers_that_are_unfrozen_are_not_heard() -> None:
+def test_unfrozen_layers_do_not_warn() -> None:
     params, sampler = heads()
     for on in (False, True, False, True):
         params[1].requires_grad_(on)
@@ -150,7 +150,7 @@ def posterior_variance(train: Callable[[sg.Sampler, list[Any], int], None]) -> f
     return total / 400
 
 
-def test_in_turns_the_variance_is_half_and_the_ways_out_are_right() -> None:
+def test_alternate_steps_halve_the_variance_and_remedies_work() -> None:
     # Exactly 1/50 (1 + lr/4 and the like: 3 %), or half of it.
     def in_turns(sampler: sg.Sampler, params: list[Any], step: int) -> None:
         for i, p in enumerate(params):
@@ -175,7 +175,7 @@ def test_in_turns_the_variance_is_half_and_the_ways_out_are_right() -> None:
 
 
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "PSGLD", "SGNHT"])
-def test_a_forgotten_backward_is_heard_once(kind: str) -> None:
+def test_a_missing_backward_warns_once(kind: str) -> None:
     p = nn.Parameter(torch.ones(3))
     sampler = getattr(sg, kind)([p], lr=0.1, num_data=10, seed=0)
     with pytest.warns(UserWarning) as record:
@@ -198,7 +198,7 @@ def test_so_is_a_frozen_model() -> None:
 
 
 @pytest.mark.usefixtures("no_warnings")
-def test_a_chain_that_is_saved_goes_on_in_silence() -> None:
+def test_a_saved_chain_resumes_without_warning() -> None:
     chain = Chain("SGHMC")
     chain.run(range(2))
     twin = chain.twin()

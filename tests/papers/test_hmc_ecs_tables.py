@@ -115,7 +115,7 @@ def test_covertype_without_rare_indicators(tmp_path: Path) -> None:
     assert covertype(tmp_path, 0.0).dimension == 54
 
 
-def test_splines_are_those_of_the_knots() -> None:
+def test_splines_equal_those_of_the_knots() -> None:
     values = np.random.default_rng(0).gamma(2.0, size=2000)
     places = splines.knots(values)
     assert len(places) == splines.FUNCTIONS + 1

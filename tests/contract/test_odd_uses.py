@@ -1,4 +1,4 @@
-"""What hands do to stores, predictions and constructors: the right thing, or words."""
+"""Unusual arguments of stores, predictions and constructors: accepted or refused."""
 
 import copy
 import inspect
@@ -148,7 +148,7 @@ class Lookahead:
             group["lookahead_alpha"] = 0.5
 
 
-def test_a_lookahead_is_heard(tmp_path: Path) -> None:
+def test_a_lookahead_warns(tmp_path: Path) -> None:
     network = model()
     sampler = sghmc(network.parameters(), seed=0)
     outside = Lookahead(sampler)

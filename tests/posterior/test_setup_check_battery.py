@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from test_check import (
+from test_setup_check import (
     BATCH,
     SBPS,
     SGHMC,
@@ -713,7 +713,7 @@ def cases():
 @pytest.mark.filterwarnings("ignore:Using a target size")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize(("options", "kind", "seed"), [*cases()])
-def test_finds_what_is_wrong_and_nothing_else(options, kind, seed):
+def test_finds_the_fault_alone(options, kind, seed):
     found = sg.check_setup(*made(seed, **options))
     kinds = [issue.kind for issue in found.issues]
     assert (kind in kinds) if kind else not kinds, found

@@ -32,7 +32,7 @@ def sizes(sampler: sg.HMCECS) -> tuple[int, int]:
         ("signed", {"num_data": 50}),
     ],
 )
-def test_a_changed_size_draws_the_subsample_anew(
+def test_a_changed_size_draws_the_subsample_again(
     estimator: str, changes: dict[str, int], anchored: bool
 ) -> None:
     data = Data()

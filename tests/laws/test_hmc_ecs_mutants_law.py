@@ -252,7 +252,7 @@ def test_energy_is_conserved_by_the_sampler(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "bug"), pairs(FORCE_BUGS, ["fresh u in the forces"], ())
 )
-def test_a_wrong_force_put_into_the_sampler_is_seen(name: str, bug: str) -> None:
+def test_a_wrong_force_put_into_the_sampler_is_caught(name: str, bug: str) -> None:
     """Of the things that the sampler shows, energy alone, as above."""
     errors = energy_errors(name, FORCE_BUGS[bug])
     assert errors[1] / errors[2] < 2
