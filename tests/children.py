@@ -38,7 +38,7 @@ def start(call: Callable[[], str | None]) -> tuple[int, int]:
 def outcome(
     call: Callable[[], str | None], kill_after: float | None = None
 ) -> str | None:
-    """What a child returned; None if it was killed before."""
+    """Returns a child's result; None if it was killed before."""
     child, reader = start(call)
     if kill_after is not None:
         time.sleep(kill_after)

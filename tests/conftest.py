@@ -148,7 +148,7 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def once(folder: Path, name: str, make: Callable[[Path], object]) -> Path:
-    """What is made once for all test processes, in a folder that may not exist yet."""
+    """Makes a folder's content once for all test processes."""
     made, done = folder / name, folder / f"{name}-done"
     with FileLock(folder / f"{name}-lock"):
         if not done.exists():

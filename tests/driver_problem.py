@@ -21,7 +21,7 @@ ROWS = 60
 
 
 def model() -> nn.Module:
-    """With dropout and batch norm: random numbers and buffers that must come back."""
+    """A network with dropout and batch norm: random numbers and buffers to restore."""
     return nn.Sequential(
         *(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2)),
         nn.Linear(8, 3),

@@ -39,7 +39,7 @@ def bad_flags(name: str, *values: Any) -> list[Bad]:
 
 @contextmanager
 def refused(kind: type[Exception], message: str) -> Iterator[None]:
-    """What is within fails with this error, of this very kind and text."""
+    """Expects exactly this error, by type and text."""
     with pytest.raises(kind) as error:
         yield
     assert type(error.value) is kind

@@ -151,7 +151,7 @@ def subsampled() -> list[Tensor]:
 
 
 def not_finite() -> list[Tensor]:
-    """What is said of tensors with NaN and infinities, each at one place or at many."""
+    """Records messages about NaN and infinities, at one place or many."""
     tensors = values(
         [torch.empty(n, dtype=dtype) for dtype in DTYPES for n in SIZES], 1
     )

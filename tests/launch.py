@@ -22,7 +22,7 @@ fresh.set_forkserver_preload(["torch._dynamo.convert_frame"])
 
 
 def become(program: Path, arguments: list[str], environment: Any, output: Path) -> None:
-    """What ``python PROGRAM ARGUMENTS`` does in an environment with one thread.
+    """Runs ``python PROGRAM ARGUMENTS`` in an environment with one thread.
 
     It prints to OUTPUT.out and OUTPUT.err.
     """
@@ -38,7 +38,7 @@ def become(program: Path, arguments: list[str], environment: Any, output: Path) 
 
 
 def run_ranks(program: Path, ranks: list[list[str]], output: Path) -> list[str]:
-    """What each rank prints, in processes as torchrun would begin them.
+    """Returns the output of each rank, in processes as torchrun begins them.
 
     An AssertionError with their last words if one fails.
 
@@ -74,7 +74,7 @@ def run_ranks(program: Path, ranks: list[list[str]], output: Path) -> list[str]:
 
 
 def launch(program: Path, ranks: int, folder: Path) -> list[dict[str, Any]]:
-    """What each rank has found and saved as FOLDER/RANK.pt."""
+    """Returns what each rank has saved as FOLDER/RANK.pt."""
     arguments = [[str(rank), str(ranks), str(folder)] for rank in range(ranks)]
     run_ranks(program, arguments, folder)
     return [

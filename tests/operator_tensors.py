@@ -53,7 +53,7 @@ def masters_of(params: list[Tensor]) -> list[Tensor]:
 
 
 def values_of(params: list[Tensor], masters: list[Tensor]) -> list[Tensor]:
-    """What an update starts from: the masters where there are some."""
+    """Returns the tensors that an update starts from: masters where they exist."""
     rest = iter(masters)
     return [next(rest) if p.dtype.itemsize == 2 else p for p in params]
 

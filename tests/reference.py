@@ -35,7 +35,7 @@ def arithmetic(dtype: torch.dtype) -> torch.dtype:
 
 
 def is_dense(t: Tensor) -> bool:
-    """Whether a tensor (that does not overlap itself) fills its memory."""
+    """Returns whether a tensor (that does not overlap itself) fills its memory."""
     extent = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
     return t.numel() == 0 or extent + 1 == t.numel()
 
@@ -286,7 +286,7 @@ def assert_rounded(actual: Tensor, expected: Exact, roundings: int = ROUNDINGS) 
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors agree in type, shape and every bit, -0 and NaN included."""
+    """Returns whether type, shape and every bit agree, -0 and NaN included."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     raw_a, raw_b = (
@@ -296,7 +296,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def assert_same_bits(one: Any, other: Any) -> None:
-    """To the bit, whatever it is made of."""
+    """Returns whether two nested objects are bitwise identical."""
     if isinstance(one, Tensor):
         assert same_bits(one, other)
     elif isinstance(one, dict):

@@ -72,7 +72,7 @@ SIZES = (3, 128, 257, 1, 40, 1000)
 
 
 def kept_state(sampler: sg.Sampler) -> dict[Any, dict[str, Any]]:
-    """What the sampler keeps of parameters besides the step counter."""
+    """Returns the state of the parameters without the step counter."""
     kept = {
         p: {key: value for key, value in state.items() if key != "step"}
         for p, state in sampler.state.items()
@@ -112,7 +112,7 @@ def with_means(params: Any) -> list[dict[str, Any]]:
 
 
 def needs_closure(sampler: sg.Sampler) -> bool:
-    """Whether a step takes a closure."""
+    """Returns whether a step takes a closure."""
     return isinstance(sampler, (sg.EWSG, sg.HMC))
 
 
@@ -178,7 +178,7 @@ def assert_same(a: list[Any], b: list[Any]) -> None:
 
 
 def one_parameter(numel: int = 5) -> nn.Parameter:
-    """With a gradient."""
+    """A parameter with a gradient."""
     p = nn.Parameter(torch.linspace(-1, 1, numel))
     p.grad = torch.linspace(0.5, 2, numel)
     return p

@@ -11,7 +11,7 @@ from torch_sgmcmc.posterior.store_files import COLUMNS
 
 
 def through_file(value: Any, *, weights_only: bool = True) -> Any:
-    """What torch.load reads of what torch.save has written."""
+    """Loads, by torch.load, what torch.save has written."""
     file = io.BytesIO()
     torch.save(value, file)
     file.seek(0)

@@ -75,7 +75,7 @@ class Problem:
         )
 
     def estimates(self, estimator: sg.ControlVariates) -> list[list[Tensor]]:
-        """Of each datum."""
+        """Returns the gradient of each datum."""
         found = []
         for i in range(len(self.x)):
             self.sampler.zero_grad()

@@ -24,7 +24,7 @@ def run(path: Path) -> None:
 
 
 def in_child(name: str) -> None:
-    """What becomes the program of a child; returns where it has ended well."""
+    """Runs a child's program; returns only if it has ended well."""
     threaded, path = name.startswith("thread:"), Path(name.removeprefix("thread:"))
     errors = os.open(f"{path}.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(errors, 2)

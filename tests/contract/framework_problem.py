@@ -71,7 +71,7 @@ def takes_closure(kind: str) -> bool:
 
 
 def graphs(kind: str) -> dict[str, bool]:
-    """What backward() must be given."""
+    """Returns the argument of backward()."""
     return {"create_graph": True} if kind == "PSGLD" else {}
 
 

@@ -1,4 +1,4 @@
-"""What a step does with momenta, records and estimates after lr, T or N have changed.
+"""Momenta, records and estimates in a step after a change of lr, T or N.
 
 The laws of such chains are in tests/laws/test_changing_settings.py.
 """
@@ -25,7 +25,7 @@ def _one(kind: Any = sg.SGHMC, **settings: Any) -> tuple[torch.Tensor, sg.Sample
 
 
 def test_sgd_at_no_temperature() -> None:
-    """At T = 0 momenta follow lr, as in torch's SGD, to the last step."""
+    """Momenta at T = 0 follow lr, as in torch's SGD, to the last step."""
     p, sampler = _one(temperature=0.0)
     q = torch.zeros(1000, requires_grad=True)
     q.grad = torch.zeros(1000)
@@ -126,7 +126,7 @@ def test_temperatures_are_of_the_new_lr() -> None:
 
 @pytest.mark.parametrize("kind", [sg.SGHMC, sg.SGNHT])
 def test_capturable_samplers_follow(kind: Any) -> None:
-    """In a pass of its own, with the same chain up to rounding."""
+    """A separate rescaling pass gives the same chain up to rounding."""
 
     def chain(capturable: bool) -> torch.Tensor:
         p = torch.zeros(1000, dtype=torch.float64, requires_grad=True)

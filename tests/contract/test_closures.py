@@ -1,4 +1,4 @@
-"""What samplers that call their closure several times in a step ask of it.
+"""Requirements on closures that a sampler calls several times a step.
 
 More of EWSG's closures is in test_ewsg.py, of HMC's in test_hmc_errors.py.
 """

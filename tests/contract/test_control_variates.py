@@ -304,7 +304,7 @@ def test_chains_in_a_leading_dimension() -> None:
     sampler = sg.EWSG([theta], 0.05, num_data=count, num_chains=chains, seed=2)
 
     def loss_fn(batch: Tensor) -> Tensor:
-        """Of [n, 4], the same for all chains, or [chains, n, 4]."""
+        """Losses of [n, 4], the same for all chains, or [chains, n, 4]."""
         return torch.cosh((batch * theta[:, None]).sum(-1)).log().mean(1).sum()
 
     estimator = sg.ControlVariates(sampler, loss_fn)

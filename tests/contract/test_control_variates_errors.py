@@ -1,4 +1,4 @@
-"""What control variates refuse, and that it changes nothing."""
+"""Errors of control variates, which change nothing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ EVERY = "refresh_every: 0 (must be >= 1)"
 
 @contextmanager
 def fails(problem: Problem, kind: type[Exception], text: str) -> Iterator[None]:
-    """What is within fails like this; parameters and gradients are as before."""
+    """Expects this error; parameters and gradients are as before."""
     for i, p in enumerate(problem.params):
         p.grad = torch.full_like(p, i)
     addresses = [p.data_ptr() for p in problem.params]

@@ -29,7 +29,7 @@ TARGET = {
 
 
 def ours(make: Callable[..., sg.Sampler], **settings: Any) -> Callable[..., sg.Sampler]:
-    """As docs/coming_from.md has it."""
+    """The script of docs/coming_from.md."""
 
     def sampler(groups: Iterable[dict[str, Any]]) -> sg.Sampler:
         params = [group["params"] for group in groups]

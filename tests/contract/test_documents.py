@@ -1,4 +1,4 @@
-"""What the documents tell a user to write runs as it stands there."""
+"""The documents' code runs as it stands there."""
 
 import re
 import shutil

@@ -70,7 +70,7 @@ def test_ewsg_plan_equals_uncached_steps(
 @pytest.mark.parametrize("bad", [1, 2])
 @pytest.mark.parametrize("choice", ["raise", "skip"])
 def test_ewsg_checks_gradients(choice: str, bad: int) -> None:
-    """In the gradients that it has, or in those that are proposed."""
+    """Non-finite gradients: present ones, or proposed ones."""
     sampler, params, closure = ewsg(nonfinite=choice)
     for _ in range(3):
         sampler.step(closure)

@@ -95,7 +95,7 @@ def test_gradients_are_derivatives() -> None:
 
 
 def test_a_subsample_of_everything_is_hmc() -> None:
-    """With every datum once in u, the estimate is the log posterior plus σ̂² / 2."""
+    """The estimate is the log posterior plus σ̂² / 2 if u has every datum once."""
     data = Data()
     sampler = make(data, subsample_size=N, temperature=1.7)
     sampler.set_anchor(data, progress=False)
@@ -435,7 +435,7 @@ def test_the_loss_that_is_returned() -> None:
 
 
 def test_gradients_may_be_expanded() -> None:
-    """That of a sum is one number in memory."""
+    """The gradient of a sum is one number in memory."""
     theta = torch.zeros(3, dtype=F64, requires_grad=True)
     y = torch.linspace(-1, 1, N, dtype=F64)
     sizes = {"num_data": N, "subsample_size": 8, "num_blocks": 8}

@@ -13,7 +13,7 @@ import torch_sgmcmc as sg
 
 
 def sizes(sampler: sg.HMCECS) -> tuple[int, int]:
-    """Of what is kept: the number of cells, and that of data."""
+    """Returns the sizes of the state: numbers of cells and of data."""
     kept = sampler.state["subsample"]
     assert len(kept["terms"][0]) == len(kept["indices"])
     return len(kept["counts"]), len(kept["indices"])
@@ -86,7 +86,7 @@ def test_a_failed_anchor_changes_nothing(of_the_sums: bool) -> None:
 
 
 def test_the_last_anchor_can_be_taken_back_up() -> None:
-    """With the same sizes, the subsample's data stay and are expanded anew."""
+    """The subsample's data stay if sizes stay, and are expanded again."""
     data = Data()
     sampler = make(data)
     sampler.step(data)
@@ -114,7 +114,7 @@ def test_no_subsample_of_one() -> None:
 
 
 def test_a_subsample_that_is_too_uncertain_is_refused() -> None:
-    """For u as for θ, or the chain would come to where it may not be."""
+    """Refused for u as for θ, or the chain could leave its domain."""
     data = Data("tanh")
     sampler = make(data, subsample_size=5, taylor_order=1)
     variances = []

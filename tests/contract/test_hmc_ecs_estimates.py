@@ -188,7 +188,7 @@ def test_weights_are_derivatives() -> None:
 
 
 def test_the_operator_makes_the_same_estimates() -> None:
-    """To the bit, for all sizes of the last eight."""
+    """The operator equals tensor code, bitwise, for all sizes of the last eight."""
     g = torch.Generator().manual_seed(2)
     for size in (2, 5, 8, 11, 1023, 1032, 2049):
         d = torch.randn(3 * size, generator=g, dtype=F64)

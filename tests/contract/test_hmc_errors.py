@@ -1,4 +1,4 @@
-"""What HMC refuses: hyperparameters, and what closures return."""
+"""Errors of HMC: hyperparameters, and results of closures."""
 
 import math
 import warnings

@@ -28,7 +28,7 @@ from torch_sgmcmc._impl.hmc_dynamics import (
 @pytest.mark.parametrize("target", [0.6, 0.9])
 @pytest.mark.parametrize("start", [1e-3, 3.0])
 def test_warmup_finds_the_step_size(start: float, target: float) -> None:
-    """From far too small and far too large a size; 64 chains steady the estimate."""
+    """Warm-up from far too small and too large sizes; 64 chains steady the estimate."""
     g = torch.Generator().manual_seed(0)
     p = nn.Parameter(torch.randn(64, 20, generator=g))
     sampler = sg.HMC(
@@ -254,7 +254,7 @@ def test_nonfinite_trajectories_count_as_rejected() -> None:
     ],
 )
 def test_the_number_of_leapfrog_steps(arguments: tuple[Any, ...], steps: int) -> None:
-    """As given, or the nearest to the length; bounded where the quotient is not."""
+    """The number of steps: the given one, or the nearest to the length, bounded."""
     assert leapfrog_steps(*arguments) == steps
 
 

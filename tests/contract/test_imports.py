@@ -1,4 +1,4 @@
-"""Who may know whom: no module of the package imports itself by a detour."""
+"""Imports between the package's modules: allowed directions, and no cycles."""
 
 import ast
 import graphlib

@@ -143,7 +143,7 @@ def collecting(kind: str, store: Path) -> Any:
 def test_a_chain_that_resumes_from_lightnings_checkpoint(
     kind: str, tmp_path: Path
 ) -> None:
-    """By automatic optimization, or by manual where there is a closure."""
+    """Resumes under automatic optimization, or manual where there is a closure."""
     make = Automatic if kind in PLAIN else Manual
     first, second = make(kind), make(kind)
     fit = trainer(1)

@@ -110,7 +110,7 @@ def test_each_is_the_chain_alone(name: str) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_large_chains(threads: int, set_threads: Callable[[int], None]) -> None:
-    """In several stretches of work, and in blocks of a GPU's threads."""
+    """Chains in several stretches of work, and in blocks of a GPU's threads."""
     set_threads(threads)
     p = torch.zeros(2, 20001)
     p.grad = torch.zeros_like(p)
@@ -150,7 +150,7 @@ def nets(count: int, dtype: torch.dtype) -> list[nn.Module]:
 
 
 def test_networks_in_one() -> None:
-    """As the documents have it: stacked by torch.func, a loop as for one."""
+    """The documented way: stacked by torch.func, a loop as for one chain."""
     models = nets(CHAINS, torch.float64)
     params, buffers = stack_module_state(models)
     base = copy.deepcopy(models[0]).to("meta")

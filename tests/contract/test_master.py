@@ -114,7 +114,7 @@ LAWS: dict[str, tuple[type[sg.Sampler], dict[str, Any], int]] = {
 
 
 def variance_of_the_chain(momentum: float) -> float:
-    """Of θ, in units of the target's, in the stationary law of the discretised chain.
+    """Variance of θ, in units of the target's, in the stationary law of the chain.
 
     θ' = θ + v', v' = m v - lr h θ + noise of variance 2 (1 - m) lr h.
     """
@@ -238,7 +238,7 @@ def test_the_chain_continues_from_a_changed_parameter(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", THREE)
 def test_a_state_dict_without_masters(kind: str) -> None:
-    """As they were before there were any: the chain starts from the parameter."""
+    """Files without masters load: the chain starts from the parameter."""
     dtype = torch.bfloat16
     params = make_params(dtype)
     sampler = make(kind, params)
@@ -258,7 +258,7 @@ def test_a_state_dict_without_masters(kind: str) -> None:
 
 
 def test_a_parameter_that_changes_its_type() -> None:
-    """What is left of a master does not matter: fp32 has none, bf16 starts from it."""
+    """Leftover masters do not matter: fp32 has none, bf16 starts from the parameter."""
     net = nn.Linear(40, 3)
     sampler = sg.SGLD(net.parameters(), 1e-6, num_data=10, seed=1)
 

@@ -1,4 +1,4 @@
-"""What requires no gradient is not sampled; what has none in some steps is heard."""
+"""Frozen parameters are not sampled; gradients missing in some steps warn."""
 
 import math
 import warnings
@@ -136,7 +136,7 @@ def test_unfrozen_layers_do_not_warn() -> None:
 
 
 def posterior_variance(train: Callable[[sg.Sampler, list[Any], int], None]) -> float:
-    """Of the first of two heads, whose data are 50 N(θ, 1) each."""
+    """The loss of the first of two heads, whose data are 50 N(θ, 1) each."""
     a, b = (nn.Parameter(torch.zeros(4000)) for _ in range(2))
     sampler = sg.SGLD([{"params": [a]}, {"params": [b]}], lr=0.05, num_data=100, seed=0)
     total = 0.0

@@ -173,7 +173,7 @@ def test_a_group_added_after_groups_were_reordered_is_behind_all() -> None:
 
 
 def test_a_program_that_prunes_and_grows_points() -> None:
-    """As gaussian splatting does with any optimizer, and one line more."""
+    """Gaussian splatting's changes, as with any optimizer, and one line more."""
     torch.manual_seed(0)
     points = nn.Parameter(torch.randn(50, 3))
     colors = nn.Parameter(torch.randn(50, 4))
@@ -302,7 +302,7 @@ def test_settings_that_are_put_back_rewind_nothing(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["SGHMC", "EWSG", "HMC"])
 def test_chains_in_one_tensor(kind: str) -> None:
-    """Those with seeds of their own are numbered as one, others all together."""
+    """Chains with a seed each are numbered as one; other chains together."""
     p = nn.Parameter(torch.zeros(3, 200))
     options = {"HMC": {"step_size": 0.1, "num_steps": 2}}.get(kind, {"lr": 0.1})
     sampler = getattr(sg, kind)([p], num_data=10, num_chains=3, seed=0, **options)

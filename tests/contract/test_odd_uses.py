@@ -140,7 +140,7 @@ def test_types_have_words(tmp_path: Path) -> None:
 
 
 class Lookahead:
-    """What timm's does to the sampler that it has inside."""
+    """A lookahead that treats the inner sampler as timm's does."""
 
     def __init__(self, base: sg.Sampler) -> None:
         self.param_groups = base.param_groups

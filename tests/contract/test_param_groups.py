@@ -1,4 +1,4 @@
-"""Which parameters, keys and kinds of numbers param groups may have."""
+"""Parameters, keys and kinds of numbers that param groups accept."""
 
 from collections.abc import Callable
 from typing import Any
@@ -77,7 +77,7 @@ def test_what_the_sampler_has_for_all_groups(kind: str) -> None:
 
 
 def given_to(sampler: sg.Sampler) -> dict[str, Any]:
-    """What its constructor needs."""
+    """Returns the constructor's required arguments."""
     needed = ("lr", "num_data", "step_size", "num_steps", "subsample_size")
     return {k: v for k, v in sampler.param_groups[0].items() if k in needed}
 
@@ -250,7 +250,7 @@ def test_parameters_in_the_same_memory(kind: str) -> None:
 
 @each
 def test_parameters_side_by_side_in_memory(kind: str) -> None:
-    """As in flattened modules; interleaved; empty; with gaps; of size one."""
+    """Groups like flattened modules; interleaved; empty; with gaps; of size one."""
     chain = Chain(kind)
     memory = torch.linspace(-1, 1, 200, dtype=torch.float64)
     grid = memory[:60].view(6, 10)
@@ -288,7 +288,7 @@ def test_fake_tensors_have_no_memory_to_share() -> None:
 
 @each
 def test_numbers_of_numpy(kind: str) -> None:
-    """In place of Python's, in constructors, groups and later; files are as before."""
+    """NumPy's numbers in constructors, groups and later; files are as before."""
     chain, other = Chain(kind), Chain(kind)
 
     def numpy_s(value: Any) -> Any:

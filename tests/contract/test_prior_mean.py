@@ -248,7 +248,7 @@ def test_means_of_low_precision_parameters_are_not_rounded(dtype: torch.dtype) -
 
 
 def test_other_layouts() -> None:
-    """Where a parameter is not in the order of its memory, as where it is."""
+    """Prior means for parameters whose memory is in another order."""
     g = torch.Generator().manual_seed(6)
     value, mean = torch.randn(2, 4, 6, generator=g)
     ends = []

@@ -112,7 +112,7 @@ def test_it_is_made_once_and_not_saved() -> None:
 
 
 def quadratic(p: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
-    """With a diagonal Hessian, of which random signs make no estimate but itself."""
+    """Hutchinson's estimate of a diagonal Hessian is exact."""
     return 0.5 * (curvature * p * p).sum()
 
 

@@ -91,7 +91,7 @@ def test_v_learns_from_every_minibatch_and_a_where_lines_end() -> None:
 
 @pytest.mark.parametrize("preconditioned", [False, True])
 def test_every_observation_is_of_the_whole_target(preconditioned: bool) -> None:
-    """On lines that begin anyhow: G is the derivative of U, all priors included."""
+    """Lines from any start: G is the derivative of U, all priors included."""
     params = [*two(), nn.Parameter(torch.full((4,), -2.0, dtype=torch.float64))]
     priors = [40.0, 3.0, 0.0]
     groups = [

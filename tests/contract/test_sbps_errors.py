@@ -1,4 +1,4 @@
-"""What SBPS refuses: the exact message, and that nothing has changed."""
+"""Errors of SBPS: the exact message, and nothing changed."""
 
 from typing import Any
 

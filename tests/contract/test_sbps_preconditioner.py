@@ -59,7 +59,7 @@ def test_numbers_broadcast() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_twice_the_preconditioner_is_half_the_time(dtype: torch.dtype) -> None:
-    """To the bit, the paths being those of a chain without one."""
+    """The paths equal a chain's without preconditioner, bitwise."""
     params, others = two(dtype), two(dtype)
     times, expected = places(make(params), params)
     sampler = make(others, preconditioned=True, given=lambda _: 2.0)
@@ -70,7 +70,7 @@ def test_twice_the_preconditioner_is_half_the_time(dtype: torch.dtype) -> None:
 
 
 def test_it_is_the_learned_one_that_is_frozen() -> None:
-    """To the bit: a chain whose V is taken away goes on as if A had been given."""
+    """A chain without V continues, bitwise, as if A had been set."""
     params = two()
     closure = Draws(params)
     sampler = make(params, preconditioned=True, decay=0.8, eps=0.1, adapt=False)

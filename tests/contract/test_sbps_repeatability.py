@@ -105,7 +105,7 @@ def test_any_number_of_threads_gives_the_same_chain(
 
 @each_kind_and_dtype
 def test_positions_are_rounded_points_of_a_line(kind: str, dtype: torch.dtype) -> None:
-    """In a type however narrow: the origin has more digits."""
+    """A restart in a narrow type: the origin has more digits."""
     params = make_params(dtype)
     sampler = make(params, **KINDS[kind])
     run(sampler, Draws(params), 100)

@@ -1,4 +1,4 @@
-"""What comes out of SBPS: samples at their times, averages over time."""
+"""SBPS's output: samples at their times, averages over time."""
 
 import copy
 from itertools import pairwise

@@ -130,7 +130,7 @@ def visited(cyclical: bool) -> tuple[set[int], Tensor]:
 
 
 def test_cycles_find_modes_that_small_steps_do_not() -> None:
-    """As in figure 2 of the paper. All of these are fixed by seeds."""
+    """The picture of figure 2 of the paper, by fixed seeds."""
     alone, _ = visited(cyclical=False)
     several, draws = visited(cyclical=True)
     assert alone == {4}

@@ -142,6 +142,6 @@ def test_pages_are_silent(tmp_path: Path) -> None:
 
 
 def test_a_script_s_output_is_captured(tmp_path: Path) -> None:
-    """As LOUD_SCRIPTS are beside the others."""
+    """A script of LOUD_SCRIPTS beside the others."""
     with pytest.raises(AssertionError):
         run("-c", "import sys; print('x', file=sys.stderr)", cwd=tmp_path)

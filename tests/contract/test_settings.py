@@ -43,7 +43,7 @@ def test_defaults(sampler: type[sg.Sampler]) -> None:
 
 
 def test_shared_settings_have_equal_ranges() -> None:
-    """What is refused by them is tested with three samplers, in test_errors.py."""
+    """Ranges are equal; test_errors.py has the errors of three samplers."""
     hot = {sg.SGLRW, sg.EWSG, sg.HMC, sg.HMCECS, sg.SBPS}
     for sampler in CLASSES:
         expected = {

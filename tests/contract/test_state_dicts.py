@@ -82,7 +82,7 @@ def test_copies_of_a_sampler_load(kind: str, way: Any) -> None:
 
 @each_of_three
 def test_a_subclass_of_a_user_loads(kind: str) -> None:
-    """As Lightning's wrapper is one."""
+    """A wrapper as Lightning's."""
     chain = Chain(kind)
     chain.run(range(3))
     saved = copy.deepcopy(chain.sampler.state_dict())

@@ -337,7 +337,7 @@ def test_gradients_and_former_state_are_free() -> None:
 
 @pytest.mark.parametrize("estimate", ["online", 0.01])
 def test_noise_estimates_use_plans(estimate: str | float) -> None:
-    """What follows gradients is updated at each step."""
+    """Estimates from gradients are updated at each step."""
     one, other = (make("SGHMC", noise_estimate=estimate, lr=0.01) for _ in "ab")
     step(*one, 110)
     whole(*other, 110)

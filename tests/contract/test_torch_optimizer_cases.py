@@ -191,7 +191,7 @@ class TestSamplers(TestCase):
     def test_goes_in_the_right_direction(
         self, device: str, dtype: Any, optim_info: Any
     ) -> None:
-        """With each schedule, and in one of two layouts."""
+        """Chains with each schedule, in one of two layouts."""
         is_of_three = optim_info in THREE
         for given in optim_info.optim_inputs_func(device):
             each = [[], *optim_info.scheduler_inputs] if is_of_three else [[]]

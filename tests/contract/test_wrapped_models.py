@@ -18,7 +18,7 @@ X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
 
 
 class Nested(nn.Module):
-    """With a layer that its author calls ``module``."""
+    """A model with a layer that its author calls ``module``."""
 
     def __init__(self, inner: Any = lambda m: m) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the documents say of C++ compiles as it stands, and its example goes on."""
+"""The documents' C++ code compiles, and the example resumes."""
 
 from __future__ import annotations
 

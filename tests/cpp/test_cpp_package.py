@@ -75,7 +75,7 @@ def of_archive(
     line_object: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> cpp.Project:
-    """With LibTorch's archive, against which the short program is compiled."""
+    """Compiles the short program with LibTorch's archive."""
     folder = tmp_path_factory.mktemp("archive")
     project = cpp.Project(CONSUMER, folder / "consumer", bare_path)
     project.configure(cpp_package, archive(folder / "libtorch"), options=(line_object,))
@@ -228,7 +228,7 @@ def test_a_component_is_refused(
 
 @pytest.mark.nightly
 def test_sources_within_another_project(consumer: cpp.Project) -> None:
-    """By FetchContent, which adds the checkout as a subdirectory."""
+    """Builds with FetchContent, which adds the checkout as a subdirectory."""
     consumer.configure(
         torch.utils.cmake_prefix_path,
         options=(f"-DTORCH_SGMCMC_SOURCES={cpp.CHECKOUT}", "-DTORCH_SGMCMC_CUDA=OFF"),

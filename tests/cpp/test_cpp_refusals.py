@@ -1,4 +1,4 @@
-"""What Python refuses C++ refuses, in the same words but for those of a language."""
+"""C++ raises Python's errors, in the same words up to the language's own."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def of_gamma(params: list[Tensor]) -> dict[str, Any]:
 
 
 def of_frozen_gamma(params: list[Tensor]) -> dict[str, Any]:
-    """What is left of Γ in the state, where it is no longer used."""
+    """State of Γ is refused where Γ is not used."""
     sampler = sg.PSGLD(params, lr=1e-3, num_data=500)
     loss = sum(p.pow(3).sum() for p in params)
     loss.backward(create_graph=True)

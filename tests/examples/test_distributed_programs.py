@@ -34,7 +34,7 @@ def torchrun(*command: object) -> subprocess.CompletedProcess[str]:
 
 
 def on_two_ranks(name: str, arguments: list[object], folder: Path) -> str:
-    """What the first rank prints; the other prints nothing."""
+    """Returns the first rank's output; the other has none."""
     ranks = [list(map(str, arguments))] * 2
     first, second = run_ranks(FOLDER / f"{name}.py", ranks, folder)
     assert second == ""
@@ -43,7 +43,7 @@ def on_two_ranks(name: str, arguments: list[object], folder: Path) -> str:
 
 @pytest.fixture
 def one_rank(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> Iterator[None]:
-    """What torchrun gives a job of one rank."""
+    """The environment that torchrun gives a job of one rank."""
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_PORT": 0}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")

@@ -16,7 +16,7 @@ import torch_sgmcmc as sg
 
 
 def run(name: str, picture: Path, *options: object) -> str:
-    """What a program prints that writes a picture into --out."""
+    """Returns the output of a program that writes a picture into --out."""
     printed = run_example(name, "--out", picture.parent, *options)
     assert picture.read_bytes().startswith(b"\x89PNG")
     return printed
@@ -31,7 +31,7 @@ def test_a_regression_with_its_noise(tmp_path: Path, one_thread: None) -> None:
 
 
 def test_a_coefficient_that_climbs(tmp_path: Path, one_thread: None) -> None:
-    """From rank 0 to 4; chains of 90 and 60 steps have not come far from w*."""
+    """The coefficient is in 0 to 4: chains of 90 and 60 steps stay near w*."""
     picture = tmp_path / "local_learning_coefficient.png"
     options = ("--draws", 60, "--checkpoints", 2)
     printed = run("local_learning_coefficient", picture, *options)

@@ -179,7 +179,7 @@ def test_a_read_only_folder(checkpoint: ModuleType, read_only: Path) -> None:
 
 
 def refusal(checkpoint: ModuleType, path: Path) -> str | None:
-    """Why a file cannot be read; None if it can."""
+    """Returns why a file cannot be read; None if it can."""
     try:
         checkpoint.load(path)
     except SystemExit as error:
@@ -347,7 +347,7 @@ def test_sizes_depend_on_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_digits_in_place_of_mnist_have_their_own_sizes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Where MNIST cannot be downloaded."""
+    """Programs name the fault if MNIST cannot be downloaded."""
     module = importlib.import_module("sghmc2014.mnist")
     data = importlib.import_module("sghmc2014.bnn.data")
     configs = []

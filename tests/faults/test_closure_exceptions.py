@@ -24,11 +24,11 @@ STEPS = 3
 
 
 class Broken(Exception):
-    """What is raised."""
+    """An Exception that closures raise."""
 
 
 class Interrupt(BaseException):
-    """What is raised and is no Exception."""
+    """A BaseException that closures raise."""
 
 
 class Closure:
@@ -70,7 +70,7 @@ def some() -> list[Tensor]:
 
 
 def losses(params: list[Tensor], draw: int, chains: bool) -> Tensor:
-    """Of 6 examples, or the mean loss of each of 4 chains."""
+    """Losses of 6 examples, or the mean loss of each of 4 chains."""
     x = torch.sin(10.0 * draw + torch.arange(6.0, dtype=torch.float64))
     if chains:
         rows = [p.double().reshape(4, -1).sum(1) for p in params]

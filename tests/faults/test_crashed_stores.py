@@ -75,7 +75,7 @@ class Run:
             self.writer.cut_back(position)
 
     def go_on(self, patience: int = 0) -> None:
-        """To the end; errors of full disks are as many as there is patience for."""
+        """Writes to the end, up to a limit of full-disk errors."""
         while self.step < STEPS or self.writer.num_waiting:
             try:
                 choice = self.random.random()
@@ -105,7 +105,7 @@ class Run:
         return len(store)
 
     def abandon(self) -> None:
-        """What the system does with the files of a process that has ended."""
+        """Closes the files, as the system does for an ended process."""
         chain = self.writer._chain
         if chain._index < 0:  # type: ignore[union-attr]
             return  # closed on the way

@@ -51,7 +51,7 @@ class Net(nn.Module):
 
 
 def run(folder: Path) -> None:
-    """What tests/cpp/consumer/store.cpp does."""
+    """The sequence of tests/cpp/consumer/store.cpp."""
     torch.set_num_threads(1)
     net = Net()
     sampler = sg.SGLD(net.parameters(), 0.1, num_data=10, seed=7)

@@ -80,7 +80,7 @@ def go_on_after_errors(
 
 
 def unbroken(folder: Path, steps: int, inputs: int = 10) -> dict[str, Any]:
-    """What the store of a run has."""
+    """Returns the content of a run's store."""
     model, sampler, collector = make(folder, inputs)
     for _ in range(steps):
         step(model, sampler)
@@ -96,7 +96,7 @@ def draws_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("draws_at_once")
 def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
-    """Of 64 KiB: some are free, and a draw takes four."""
+    """A disk of 64 KiB: a few blocks are free, and a draw takes four."""
     filler = small_disk / "filler"
     filler.write_bytes(bytes(24 << 10))
 

@@ -44,7 +44,7 @@ def hasty() -> Iterator[None]:
 
 
 def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
-    """What calls return, each in a thread of its own."""
+    """Returns the results of calls, each in its thread."""
     results: list[Any] = [None] * len(calls)
     start = threading.Barrier(len(calls))
 

@@ -171,7 +171,7 @@ class Chains:
 
     @property
     def needs_graph(self) -> bool:
-        """Whether the sampler uses second derivatives."""
+        """Returns whether the sampler uses second derivatives."""
         groups = self.sampler.param_groups
         return any(g.get("gamma", False) and g["adapt"] for g in groups)
 

@@ -28,7 +28,7 @@ def compiler() -> str | None:
 
 
 def run(*command: str | Path, path: str = PROGRAMS) -> str:
-    """What a command prints; an AssertionError with all of it if the command fails."""
+    """Returns a command's output; raises AssertionError with all of it on failure."""
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
     for hint in ("CUDA_HOME", "CUDA_PATH", "CUDACXX", "CMAKE_PREFIX_PATH"):
         environment.pop(hint, None)

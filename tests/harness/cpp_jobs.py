@@ -134,7 +134,7 @@ def make_net(name: str, dtype: torch.dtype) -> nn.Sequential:
 def make_sampler(
     name: str, net: nn.Sequential, means: list[Tensor] | None = None
 ) -> sg.Sampler:
-    """With means, priors are about a number in one group and these in the other."""
+    """Prior means: a number in one group, tensors in the other."""
     method, common, special = {**CHAINS, **SHORT}[name]
     groups: list[dict[str, Any]] = [
         {"params": net[0].parameters()},

@@ -42,7 +42,7 @@ MOST = 8
 
 
 class State(NamedTuple):
-    """Of many chains; signed, each has λ factors of at most :data:`MOST` minibatches.
+    """The state of many chains; signed ones have λ factors, at most :data:`MOST`.
 
     ``u`` is [chains, m], or [chains, λ, MOST, m] of which each factor uses as many
     minibatches as ``counts`` [chains, λ] says.
@@ -54,7 +54,7 @@ class State(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """Of replicates that are independent, step by step: all [replicates, steps]."""
+    """Observations of independent replicates, step by step: [replicates, steps]."""
 
     theta: Array
     sign: Array
@@ -115,7 +115,7 @@ class Logistic:
         return weights / weights.sum()
 
     def closure(self, p: Tensor) -> object:
-        """For the sampler under test."""
+        """The experiment for the sampler under test."""
         x, y = torch.tensor(self.x), torch.tensor(self.y)
 
         def closure(indices: Tensor) -> Tensor:
@@ -224,7 +224,7 @@ class Experiment:
 
     @cached_property
     def mean_sign(self) -> float:
-        """Of a draw. Without the absolute values, E L̂ is L."""
+        """The moments of a draw. Without the absolute values, E L̂ is L."""
         if self.num_factors == 0:
             return 1.0
         signed = np.exp(self._signed_logs(self._signed_table))
@@ -272,7 +272,7 @@ class Experiment:
 
     @cached_property
     def rates(self) -> Array:
-        """How often the trajectory and u are accepted, and the errors of these means.
+        """Acceptance rates of the trajectory and of u, with the errors of the means.
 
         [2, 2]: means over draws of the exact law; forces are differences of the log
         density.
@@ -286,7 +286,7 @@ class Experiment:
         return np.stack([chances.mean(axis=1), errors])
 
     def _chance(self, rng: Generator, state: State) -> Array:
-        """Of a trajectory that starts here to be accepted."""
+        """The probability that a trajectory from here is accepted."""
         eps, r = self.step_size, rng.standard_normal(len(state.theta))
         start = self.log_density(state)[0] - r**2 / 2
         r = r + eps / 2 * self._force(state)

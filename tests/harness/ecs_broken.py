@@ -141,7 +141,7 @@ def _with_a_gradient(sampler: Any, target: SubsampledTarget) -> SubsampledTarget
 
 
 class _Along:
-    """What a trajectory sees in place of the target."""
+    """A target with a bug that replaces the trajectory's."""
 
     def __init__(
         self, target: SubsampledTarget, at: Callable[[Subsample, Tensor], Point]

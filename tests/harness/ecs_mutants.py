@@ -115,7 +115,7 @@ class ReferenceECS:
         self.update_theta(before)
 
     def seen(self) -> tuple[Array, Array, Array, Array, Array]:
-        """What :class:`Observed` has of a step; the size by the right formula."""
+        """Returns a step's :class:`Observed`; the size by the right formula."""
         sign = self.estimate(self.state)[2]
         size = self.experiment.log_density(self.state)[2]
         return self.state.theta, sign, size, self.accepted, self.renewed

@@ -1,4 +1,4 @@
-"""Whether two results are the same, to the last bit."""
+"""Bitwise comparisons of results."""
 
 import torch
 from torch import Tensor

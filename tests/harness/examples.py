@@ -21,7 +21,7 @@ PAPERS = FOLDER.parent / "papers"
 
 
 def run_example(name: str, *options: object) -> str:
-    """What a program prints that is called with these options.
+    """Returns the output of a program called with these options.
 
     Its pictures are drawn where axes stand by themselves: to lay them out is to draw
     all twice, and their looks are for people.
@@ -41,7 +41,7 @@ def run_example(name: str, *options: object) -> str:
 def run_experiment(
     name: str, out: Path, *options: object
 ) -> tuple[str, dict[str, Any]]:
-    """What an experiment of examples/papers prints, and its results.json."""
+    """Returns the output of an experiment of examples/papers, and its results.json."""
     printed = run_example(name, "--threads", 1, "--out", out, *options)
     for picture in out.glob("*.png"):
         assert picture.read_bytes().startswith(b"\x89PNG")

@@ -137,7 +137,7 @@ class ReferenceHMC(Optimizer):
             r -= size * (self.num_data * p.grad + decay * p)
 
     def energies(self, loss: Tensor) -> list[Tensor]:
-        """Of each tensor; the loss is counted with the first."""
+        """Returns the energy of each tensor; the first includes the loss."""
         bug, result = self.mutation, []
         for (p, prior), r, m in zip(
             self.members, self.momenta, self.masses, strict=True

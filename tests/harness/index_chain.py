@@ -103,7 +103,7 @@ class Problem:
 
     @property
     def persistent(self) -> bool:
-        """Whether the index chain goes on from step to step."""
+        """True if the index chain continues from step to step."""
         return self.settings.get("persistent_index_chain", False)
 
     def means(self, theta: Array, v: Array) -> Array:

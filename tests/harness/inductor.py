@@ -1,4 +1,4 @@
-"""What tests of compiled graphs need."""
+"""Helpers of tests of compiled graphs."""
 
 import os
 import shutil

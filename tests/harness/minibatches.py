@@ -112,7 +112,7 @@ def check_uniform(draw: Draw) -> None:
 
 
 def check_independent(draw: Draw) -> None:
-    """What a minibatch has says nothing of the next one."""
+    """Minibatches are independent of one another."""
     num_data, n = 4, 2
     batches = np.sort(draw(num_data, n, 20_001), axis=1)
     subsets = {s: i for i, s in enumerate(combinations(range(num_data), n))}

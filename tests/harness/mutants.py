@@ -71,7 +71,7 @@ THERMOSTAT_MUTATIONS = (
 
 
 class _Reference(Optimizer):
-    """What references share: gradients with prior, and noise."""
+    """The base of the references: gradients with prior, and noise."""
 
     #: Hyperparameters that not all of them have; a type is of one that must be given.
     OWN: ClassVar[Group] = {}
@@ -187,7 +187,7 @@ class ReferenceSGHMC(_Reference):
         state["momentum"] = move
 
     def is_drawn(self, c: Group) -> bool:
-        """Whether this step starts with a fresh momentum."""
+        """Returns whether this step starts with a fresh momentum."""
         every, step = c["resample_momentum_every"], self.step_count
         if self.mutation == "momentum never resampled":
             every = 0
@@ -293,7 +293,7 @@ class ReferenceSGNHT(_Reference):
         state["thermostat"] = state["thermostat"] + self.change(v, new, heat, c)
 
     def change(self, old: Tensor, new: Tensor, heat: float, c: Group) -> Tensor:
-        """Of the thermostats."""
+        """Returns the thermostats' scale."""
         bug, rate = self.mutation, c["thermostat_rate"]
         if bug == "N forgotten in the thermostat":
             heat = heat * c["num_data"]

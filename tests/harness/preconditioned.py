@@ -25,7 +25,7 @@ def memoryless_law(
     eps: float,
     gamma: bool,
 ) -> Mixture:
-    """For the mean loss curvature (θ - centre)² / 2."""
+    """A preconditioned chain for the mean loss (θ - centre)² / 2."""
     precision = num_data * curvature + prior_precision
     mode = num_data * curvature * centre / precision
     reach = 9 * math.sqrt(temperature / precision)
@@ -70,6 +70,6 @@ def memoryless_law(
 
 
 def weighted_variance(eps: float) -> float:
-    """Of the density ∝ (|θ| + ε) exp(-θ²/2): N(0, 1) without Γ, for small lr."""
+    """Moments of the density ∝ (|θ| + ε) exp(-θ²/2): N(0, 1) without Γ, small lr."""
     absolute = math.sqrt(2 / math.pi)  # E|θ|, and E|θ|³ is twice that
     return (2 * absolute + eps) / (absolute + eps)

@@ -42,7 +42,7 @@ REFRESHMENT_MUTATIONS = (
 
 @dataclass(frozen=True)
 class Sight:
-    """What is observed at one place: G, c², and the gradient of U / T."""
+    """An observation at one place: G, c², and the gradient of U / T."""
 
     value: float
     variance: float
@@ -61,7 +61,7 @@ class Target(Protocol):
         """A minibatch, or the noise of a gradient."""
 
     def observe(self, theta: Array, direction: Array, batch: Any) -> Sight:
-        """What a minibatch says at θ."""
+        """Returns the observation of a minibatch at θ."""
 
 
 class Gaussian:
@@ -167,7 +167,7 @@ class GaussianData(Gaussian):
         )
 
     def gradients(self, theta: Array, batch: Array) -> Array:
-        """Of the examples' losses."""
+        """Returns the gradients of the examples' losses."""
         return (theta - self.data[batch]) @ self.precision
 
     def observe(self, theta: Array, direction: Array, batch: Array) -> Sight:
@@ -345,7 +345,7 @@ class ReferenceSBPS:
         self.step_count += 1
 
     def next_event(self, **key: int) -> tuple[int, float, float]:
-        """What happens next, when, and the rate of proposals there."""
+        """Returns the next event, its time, and the rate of proposals there."""
         rate = self.refresh_rate
         if self.mutation == "rate * 1.1":
             rate *= 1.1
@@ -356,7 +356,7 @@ class ReferenceSBPS:
         return self.clock.next(self.num_std, rate, **key)
 
     def _next_restarting(self, **key: int) -> tuple[int, float, float]:
-        """With one exponential time a refreshment, begun again at bounces."""
+        """Returns the next event; a refreshment's time restarts at bounces."""
         if self._due == math.inf:
             self._due = self.random.exponential() / self.refresh_rate
         event, wait, rate = self.clock.next(self.num_std, 0.0, **key)
@@ -416,7 +416,7 @@ def check_noise(target: Any, observe: Callable[..., Sight], *, seed: int = 1) ->
 
 
 class Refreshments:
-    """What a trajectory's refreshments are like, event by event.
+    """Statistics of a trajectory's refreshments, event by event.
 
     Args:
         rate: of refreshments, as it should be.

@@ -31,7 +31,7 @@ FALSE_ALARM = 1e-5
 
 
 class StatisticalError(AssertionError):
-    """What was sampled does not follow the law it should."""
+    """The samples do not follow the expected law."""
 
 
 def check_z(scores: Mapping[str, float | Array], *, label: str) -> None:
@@ -159,7 +159,7 @@ class Mixture:
         return float(self.weights @ values @ weights / weights.sum())
 
     def probabilities(self, edges: Array) -> Array:
-        """Of (-∞, edges[0]), [edges[0], edges[1]), ..., [edges[-1], ∞)."""
+        """Counts in (-∞, edges[0]), [edges[0], edges[1]), ..., [edges[-1], ∞)."""
         z = ((edge - self.centres) / self.deviations for edge in edges)
         below = [self.weights @ stats.norm.cdf(row) for row in z]
         return np.diff(np.concatenate([[0.0], below, [1.0]]))

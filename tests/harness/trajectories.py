@@ -50,7 +50,7 @@ class GaussianProblem:
 
     @property
     def precision(self) -> Array:
-        """Of the posterior at T = 1: the Hessian of U."""
+        """The Hessian of U at T = 1."""
         return self.num_data * self.hessian + np.diag(
             np.repeat(self.priors, self.widths)
         )
@@ -70,7 +70,7 @@ class GaussianProblem:
         return random.multivariate_normal(self.mean, self.cov, CHAINS)
 
     def leapfrog(self, step_size: float, num_steps: int) -> AffineMap:
-        """What a trajectory does with (θ, r)."""
+        """Returns the matrix by which a trajectory maps (θ, r)."""
         d = len(self.mean)
         one, zero = np.eye(d), np.zeros((d, d))
         still = np.zeros((2 * d, 2 * d))
@@ -86,7 +86,7 @@ class GaussianProblem:
         return half.then(drift).then(half).power(num_steps)
 
     def chain(self, step_size: float, num_steps: int) -> AffineMap:
-        """What a trajectory with a fresh momentum does with θ."""
+        """Returns the map of θ by a trajectory with a fresh momentum."""
         d = len(self.mean)
         move = self.leapfrog(step_size, num_steps)
         carry, throw = move.a[:d, :d], move.a[:d, d:]
@@ -189,7 +189,7 @@ def check_dynamics(build: Build) -> None:
 
 
 def check_kept_momenta(build: Build) -> None:
-    """With momenta that are kept, their joint law with θ is left alone, too."""
+    """Kept momenta: their joint law with θ is preserved, too."""
     problem = GaussianProblem()
     run = Run(
         problem, build, problem.draw(seed=2), resample_momentum_every=4, **COARSE

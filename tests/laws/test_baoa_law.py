@@ -57,7 +57,7 @@ def friction(momentum: float) -> float:
 
 
 def one_step(lr: float, momentum: float, noise: float, estimate: float) -> AffineMap:
-    """Of (θ, v): a kick, half a drift, friction, half a drift, one after the other."""
+    """The map of (θ, v): a kick, half a drift, friction, half a drift."""
     nothing = np.zeros((2, 2))
     kick = AffineMap(
         np.array([[1.0, 0.0], [-lr * CURVATURE, 1.0]]),

@@ -240,7 +240,7 @@ def test_variance_follows_the_recursion(kind: str, name: str) -> None:
 
 
 def test_the_rule_keeps_the_target() -> None:
-    """What the recursion itself says, with the rule and without (METHODS 12)."""
+    """The recursion of METHODS 12, with the rescaling and without."""
     lrs = [LR / 2 * (math.cos(math.pi * (k % 500) / 500) + 1) for k in range(1500)]
     for momentum, without in ((0.9, 1.164), (0.99, 3.240)):
         steps = [Step(lr, 1.0, NUM_DATA, momentum) for lr in lrs]

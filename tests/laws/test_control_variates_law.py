@@ -1,4 +1,4 @@
-"""With control variates the chains follow the law of the full gradient.
+"""Chains with control variates follow the law of the full gradient.
 
 Every check is passed by the library's estimators and fails for plain minibatches and
 for each known bug of an estimator (``WrittenOut``).

@@ -118,7 +118,7 @@ def test_posterior_by_minibatches(settings: dict[str, Any]) -> None:
 
 
 def test_ewsg_is_closer_to_the_posterior_than_sghmc() -> None:
-    """What the weights are for: most of the minibatches' noise is gone."""
+    """The weights remove most of the minibatches' noise."""
     n, temperature = 4, 1.5
     exact = temperature / (n + 1.0)
     lr, m = 0.3, 0.6
@@ -176,7 +176,7 @@ def persistent(build: Build = ewsg, **settings: Any) -> Problem:
 
 @pytest.fixture(scope="module")
 def persistent_law() -> Mixture:
-    """Of ``persistent()``."""
+    """The reference of ``persistent()``."""
     return stationary_law(persistent(), reach=6.5)
 
 
@@ -332,7 +332,7 @@ def test_the_index_law_converges_to_the_weights() -> None:
 
 @pytest.mark.parametrize("length", at_levels([0, 1, 3, 40], full=[0, 1, 3]))
 def test_indices_of_consecutive_steps(length: int) -> None:
-    """Which minibatch is used: after M proposals, afresh in each step."""
+    """The used minibatch: after M proposals, fresh in each step."""
     check_consecutive(ewsg, length)
 
 
@@ -400,7 +400,7 @@ def test_local_variance_is_below_uniform_subsampling(shape: str, push: float) ->
 
 
 def test_local_variance_of_centred_gradients_is_not() -> None:
-    """Where theorem 3 does not hold, and what its weights do all the same.
+    """The weights' effect where theorem 3 does not hold.
 
     To first order in lr the trace changes by Cov(‖g‖², ‖g - E g‖²) lr N / (4 α T),
     which is positive for centred gradients of different sizes: larger ones are

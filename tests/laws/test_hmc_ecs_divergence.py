@@ -75,7 +75,7 @@ def check_draws(heights: list[float]) -> None:
 
 
 def without_bound() -> mock._patch:
-    """Nothing is beyond a."""
+    """The likelihood is 0 beyond a."""
     right = sg.HMCECS._estimator
 
     class Unbounded:

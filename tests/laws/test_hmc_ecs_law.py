@@ -1,4 +1,4 @@
-"""What HMC-ECS samples: how far the perturbed law is off, and regressions against HMC.
+"""The law of HMC-ECS: error of the perturbed target, and regressions beside HMC.
 
 The exact law on small models, and known bugs: ``test_hmc_ecs_mutants_law.py``. False
 alarms: see the note in ``harness.statistics``.

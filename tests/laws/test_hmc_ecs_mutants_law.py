@@ -59,7 +59,7 @@ def check(experiment: Experiment, seen: Observed, label: str) -> None:
 
 
 def pairs(*names: Iterable[str]) -> list[tuple[str, str]]:
-    """Of an experiment and each of its bugs, in the order of EXPERIMENTS."""
+    """The replicates of each experiment and its bugs, in the order of EXPERIMENTS."""
     each = zip(EXPERIMENTS, names, strict=False)
     return [(name, bug) for name, bugs in each for bug in bugs]
 
@@ -196,7 +196,7 @@ def test_a_long_chain_of_the_sampler() -> None:
     ),
 )
 def test_a_bug_put_into_the_sampler_is_caught(name: str, bug: str) -> None:
-    """By a fourth of the replicates, or by as many again, to twice the whole."""
+    """Adds a fourth of the replicates, or as many again, up to twice the number."""
     experiment, full = EXPERIMENTS[name], length(name)
     size, parts = {**full, "replicates": full["replicates"] // 4}, []
     with pytest.raises(StatisticalError):
@@ -253,7 +253,7 @@ def test_energy_is_conserved_by_the_sampler(name: str) -> None:
     ("name", "bug"), pairs(FORCE_BUGS, ["fresh u in the forces"], ())
 )
 def test_a_wrong_force_put_into_the_sampler_is_caught(name: str, bug: str) -> None:
-    """Of the things that the sampler shows, energy alone, as above."""
+    """The energy alone shows a wrong force in the sampler, as above."""
     errors = energy_errors(name, FORCE_BUGS[bug])
     assert errors[1] / errors[2] < 2
     assert errors[2] > 30 * energy_errors(name)[2]

@@ -84,7 +84,7 @@ QUICKLY = {"thermostat_rate": 4e-3}
 
 
 def few(experiment: Experiment) -> Experiment:
-    """What :func:`assert_caught` looks at first."""
+    """Returns the first statistics of :func:`assert_caught`."""
     return replace(experiment, chains=experiment.chains // 10)
 
 
@@ -136,14 +136,14 @@ def test_a_bug_of_the_start_is_caught() -> None:
 
 
 def test_gamma_of_the_last_gradient_alone_is_caught() -> None:
-    """Of it the paper's text speaks; most of the bias stays."""
+    """The term of the paper's text: most of the bias stays without it."""
     mutant = adapting("gamma of the last gradient alone")
     check = partial(check_extrapolated, moments=np.array([0.0, 1.0]), time=12)
     assert_caught(check, suite.normal(mutant, **suite.FELT_GAMMA))
 
 
 def test_gamma_without_the_jacobians_is_caught() -> None:
-    """Where V remembers longer than the chain, a skewed target's mean moves away."""
+    """The mean of a skewed target moves if V remembers more than the chain."""
     means = {}
     for mutation in (None, "gamma without the Jacobians"):
         experiment = suite.skewed(adapting(mutation), decay=0.998, eps=1e-5)

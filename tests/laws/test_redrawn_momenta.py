@@ -15,7 +15,7 @@ pytestmark = pytest.mark.full
 
 @pytest.mark.parametrize("k", [2, 5])
 def test_momenta_redrawn_given_theta_are_right(k: int) -> None:
-    """What SGHMC does instead: 4,000 chains, beside both wrong temperatures."""
+    """SGHMC's redraw over 4,000 chains, beside both wrong temperatures."""
     lr, chains = 0.01, 4000
     theta = torch.zeros(chains, dtype=torch.float64, requires_grad=True)
     sampler = sg.SGHMC([theta], lr, 0.99, num_data=1, seed=0, resample_momentum_every=k)

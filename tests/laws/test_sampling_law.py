@@ -225,7 +225,7 @@ def test_preconditioner_without_memory(gamma: bool) -> None:
 
 
 def test_gamma_restores_the_target() -> None:
-    """With Γ the variance of N(0, 1) is 1 + O(lr), without that of another density."""
+    """The variance of N(0, 1) is 1 + O(lr) with Γ, and another one without."""
     common = {
         **{"curvature": 1.0, "centre": 0.0, "num_data": 1.0, "prior_precision": 0.0},
         **{"temperature": 1.0, "eps": 0.5},

@@ -129,7 +129,7 @@ def test_quartic_by_a_local_regression() -> None:
 
 @lru_cache
 def violations(observation_decay: float) -> int:
-    """Of about 19,000 proposals at k = 3."""
+    """Counts violations in about 19,000 proposals at k = 3."""
     count = 0
     for seed in range(30):
         chain = ReferenceSBPS(
@@ -149,7 +149,7 @@ def violates_less(observation_decay: float) -> bool:
 
 @pytest.mark.nightly
 def test_a_local_regression_violates_its_band_less() -> None:
-    """Where slopes change: half as often.
+    """Halves the violations where slopes change.
 
     Over 640,000 steps it was 0.51 times as often. Counts here are about 200 and 100,
     and their ratio has a standard deviation of 0.06: 3 from the bar.
@@ -243,7 +243,7 @@ def test_a_missing_population_factor_is_caught() -> None:
 
 
 def refreshments(steps: int, rate: float, curvature: float) -> Refreshments:
-    """Those of the library's sampler, on N(0, I / curvature)."""
+    """Draws of the library's sampler on N(0, I / curvature)."""
     params = [nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(2))]
     sampler = sg.SBPS(params, num_data=2, num_std=3.0, refresh_rate=rate, seed=5)
 
@@ -277,7 +277,7 @@ def test_refreshments() -> None:
 
 
 def reference_refreshments(mutation: str | None) -> Refreshments:
-    """With nearly as many bounces as refreshments."""
+    """The velocity's law with nearly as many bounces as refreshments."""
     target = Noisy(np.eye(3), np.zeros(3))
     chain = ReferenceSBPS(target, 3, refresh_rate=0.5, mutation=mutation)
     for _ in range(20_000):

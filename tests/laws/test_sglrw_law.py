@@ -184,7 +184,7 @@ def test_temperatures_show_clipping_alone(noise: float) -> None:
 
 
 def test_temperatures_of_a_lattice_that_rests_or_arrives() -> None:
-    """Where lr is 0 nothing is read; far out steps clip: that is no lack of noise."""
+    """Steps with lr 0 are not read, and distant steps clip without lack of noise."""
     p = nn.Parameter(torch.full((1000,), 5.0))
     sampler = sg.SGLRW([("theta", p)], lr=0.0, num_data=100, seed=0)
     monitor = sg.TemperatureMonitor(sampler, every=1)

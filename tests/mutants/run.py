@@ -97,7 +97,7 @@ class Copy:
 
 
 def in_words(mutant: Mutant, copy: Copy) -> tuple[bool, str]:
-    """Whether a mutant is caught, and a row of the table."""
+    """Returns whether a mutant is caught, and a row of the table."""
     found = [copy.pytest(arguments) for arguments in mutant.tests]
     caught = all(status == FAILED for status, _ in found)
     what = "; ".join(said for _, said in found)
@@ -105,7 +105,7 @@ def in_words(mutant: Mutant, copy: Copy) -> tuple[bool, str]:
 
 
 def passes(mutants: Iterable[Mutant], copy: Copy) -> bool:
-    """Whether all that they name passes without a bug."""
+    """Returns whether the named tests pass without a bug."""
     right = True
     for arguments in dict.fromkeys(a for m in mutants for a in m.tests):
         status, said = copy.pytest(arguments)
@@ -116,7 +116,7 @@ def passes(mutants: Iterable[Mutant], copy: Copy) -> bool:
 
 
 def main() -> None:
-    """Of all builds, or of some."""
+    """Returns the mutants of all builds, or of some."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=int, nargs="*", default=range(len(BUILDS)))
     parser.add_argument(

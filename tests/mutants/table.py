@@ -32,7 +32,7 @@ class Mutant(NamedTuple):
 
     @property
     def is_default(self) -> bool:
-        """Whether a test of the default level must see the bug."""
+        """True if a test of the default level must catch the bug."""
         return any(level_of(arguments) == "default" for arguments in self.tests)
 
 

@@ -212,7 +212,7 @@ def test_a_compiled_step_reads_current_settings(change: str) -> None:
 def test_a_compiled_step_rescales_momenta(
     cls: type[sg.Sampler], capturable: bool
 ) -> None:
-    """Where lr changes between its calls, as a step that is not compiled."""
+    """A compiled step equals an eager one when lr changes between calls."""
 
     def chain(compiles: bool) -> Tensor:
         torch.manual_seed(0)

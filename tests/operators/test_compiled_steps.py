@@ -26,7 +26,7 @@ STEPS = 3
 
 
 def quadratic(params: dict[str, Tensor], x: Tensor) -> Tensor:
-    """Of which every program has the same gradients to the bit: θ − x."""
+    """A loss with the same gradient in every program, bitwise: θ − x."""
     return sum(((p - x[: len(p)]) ** 2 / 2).sum() for p in params.values())
 
 
@@ -185,7 +185,7 @@ def test_any_number_of_settings() -> None:
 
 @graphs_without_code
 def test_each_sampler_has_graphs_of_its_own() -> None:
-    """As many as a process has: torch keeps 8 of a function, and would then refuse."""
+    """A process may have many: torch keeps 8 of a function, and would then refuse."""
     for seed in range(10):
         chain, eager = (Chain(sg.SGLD, seed=seed, capturable=c) for c in (True, False))
         block = sg.compile_steps(chain.sampler, quadratic, chain.params, steps=1)
@@ -200,7 +200,7 @@ def test_each_sampler_has_graphs_of_its_own() -> None:
 @RUNS_BLOCKS
 @NEEDS_COMPILER
 def test_networks_of_several_chains() -> None:
-    """By vmap: each is, to rounding of inductor's gradients, the eager one."""
+    """Chains by vmap equal eager ones up to rounding of inductor's gradients."""
     torch.manual_seed(0)
     steps = 2
     nets = [nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 1)) for _ in "ab"]
@@ -287,7 +287,7 @@ def test_refusals(make: Callable[[], Any], kind: type[Exception], words: str) ->
 
 @graphs_without_code
 def test_hooks_are_refused() -> None:
-    """As they would not be called."""
+    """Hooks are refused, since a block would not call them."""
     chain = Chain(sg.SGLD, capturable=True)
     block = sg.compile_steps(chain.sampler, quadratic, chain.params, steps=STEPS)
     hook = chain.sampler.register_step_post_hook(lambda *_: None)

@@ -1,4 +1,4 @@
-"""How HMC-ECS finds out the form of each datum's Hessian, whatever the model's code."""
+"""HMC-ECS finds the form of each datum's Hessian for any code of the model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -143,7 +143,7 @@ def test_expansions_around_the_anchor(name: str, form: str) -> None:
 
 
 def test_first_order_in_many_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By data, where there are more parameters than that, as by parameters."""
+    """Estimates by data (many parameters) equal estimates by parameters."""
     fitted, indices = Fitted(MODELS["two predictors"], 20), torch.arange(20)
     both = []
     for many in (3, 4):

@@ -68,7 +68,7 @@ def test_expansions_and_sums(name: str) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"taylor_order": 1}])
 def test_the_same_chain_as_without_them(settings: dict[str, Any]) -> None:
-    """To rounding: the expansions are the same."""
+    """The expansions are the same up to rounding."""
     ends = []
     for told in (True, False):
         data = Regression()
@@ -210,7 +210,7 @@ def test_float32() -> None:
 
 
 def test_a_closure_that_computes_all_data() -> None:
-    """What it computes has another size than what it returns."""
+    """A module whose computed size differs from the returned one."""
     data = Data()
 
     def all_of_them(indices: Tensor) -> Tensor:

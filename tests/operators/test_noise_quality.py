@@ -109,7 +109,7 @@ def run_battery(source: Callable[..., Tensor], count: int) -> Battery:
 
 
 def test_gaussian_quality_of_40_million_draws() -> None:
-    """Of which bits too few for the tails are seen, below."""
+    """Noise passes; below, noise with too few bits for the tails does not."""
     battery = run_battery(draw, 4 * 10**7)
     assert battery.count == 4 * 10**7
     battery.check("gaussian_")
@@ -189,7 +189,7 @@ def test_bad_noise_is_caught(name: str) -> None:
 
 @pytest.mark.nightly
 def test_missing_tails_are_caught() -> None:
-    """Nothing beyond 4.85: 23 draws too few in 4 10⁷, and all else in order."""
+    """Noise without values beyond 4.85 (23 too few in 4 10⁷) is caught."""
     with pytest.raises(StatisticalError, match="tail beyond ±5"):
         run_battery(_sixteen_bit_radius, 4 * 10**7).check("16-bit radius")
 

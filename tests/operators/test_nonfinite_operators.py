@@ -1,4 +1,4 @@
-"""What counts numbers that are not finite, and what then makes no step."""
+"""Counts of numbers that are not finite, and the steps they stop."""
 
 from collections.abc import Callable
 
@@ -137,7 +137,7 @@ def test_the_step_of_a_device() -> None:
 
 
 def test_the_step_of_a_device_at_once() -> None:
-    """What is counted and the step that follows, by one operator."""
+    """One operator counts and decides the step."""
     seven, some = torch.tensor(7), [torch.ones(5), torch.ones(3).double()]
     assert ops.step_if_finite(some, step=5).item() == 5
     assert ops.step_if_finite(some, step=5, device_step=seven).item() == 12

@@ -135,7 +135,7 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
 
 
 def ecs_arguments(kind: str) -> tuple[Any, Any]:
-    """Those of ecs_estimate and of ecs_density."""
+    """Arguments of ecs_estimate and of ecs_density."""
 
     def ones(*shape: int) -> Tensor:
         return torch.ones(shape, dtype=torch.float64)

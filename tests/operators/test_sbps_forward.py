@@ -61,7 +61,7 @@ def test_forward_and_reverse_mode_agree() -> None:
 
 
 def test_what_learns_always_takes_gradients_always() -> None:
-    """Of the same minibatches: the same chain in both modes."""
+    """Both modes give the same chain for the same minibatches."""
     places, counts = [], []
     for forward in (False, True):
         net = Net()

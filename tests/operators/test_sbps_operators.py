@@ -175,7 +175,7 @@ def test_moments() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_moments_of_any_row(dtype: torch.dtype) -> None:
-    """Of other types, with strides; losses that are not finite are counted."""
+    """Other types and strides; losses that are not finite are counted."""
     table = torch.randn(9, 3, generator=torch.Generator().manual_seed(4)).to(dtype)
     table[[0, 4, 7], 1] = torch.tensor([math.inf, -math.inf, math.nan], dtype=dtype)
     bad, mean, variance = moments(table[:, 1], table[:, 2])

@@ -26,7 +26,7 @@ example = partial(run_experiment, "sghmc2014.bpmf")
 
 
 def config(method: str, **changes: Any) -> RunConfig:
-    """That of a short run."""
+    """The configuration of a short run."""
     settings = SETTINGS[method] | {"lr": 0.03 * SETTINGS[method]["lr"]}
     chain = (method, 0, tuple(settings.items()), 6, 4, 20, 5, 100, 3, RATINGS.name)
     return replace(RunConfig(*chain), **changes)

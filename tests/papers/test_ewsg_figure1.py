@@ -136,7 +136,7 @@ def test_exact_bias_is_the_closed_form() -> None:
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the pairs of these tests are kept."""
+    """The folder of these tests' pairs."""
     return tmp_path_factory.mktemp("pairs")
 
 
@@ -178,7 +178,7 @@ def test_slope_against_time(orders: dict[str, Any]) -> None:
 
 
 def test_everything_is_reported(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the pairs for three step sizes are there already, unless it runs alone."""
+    """Pairs for three step sizes exist, unless this test runs alone."""
     for name, few in {
         **{"STEPS": (0.02, 0.08), "LENGTHS": (0, 1, 4), "LENGTHS_ELSEWHERE": (4,)},
         **{"DATA_SIZES": (20, 25), "LONGER": (0, 1, 4), "STEPS_BY_KIND": (0.02, 0.05)},

@@ -57,7 +57,7 @@ def test_every_method_takes_the_same_number_of_gradients(
 def test_ewsg_has_fewer_updates_or_smaller_minibatches(
     tmp_path: Path, options: tuple[str, ...], size: int, updates: int
 ) -> None:
-    """For the same number of gradients."""
+    """Epochs for the same number of gradients."""
     arguments = ("--method", "ewsg", "--passes", 1, "--burn-in", 0, *options)
     _, document = run(tmp_path, *arguments)
     (r,) = document["runs"]
@@ -168,7 +168,7 @@ def test_psgld_stops_adapting_with_burn_in(tmp_path: Path) -> None:
 
 
 def rows_of_tune(printed: str) -> list[tuple[str, int, list[float]]]:
-    """Of each row: its settings, its seeds and their NLLs, where there are several."""
+    """Returns each row's settings, and its seeds' NLLs where there are several."""
     rows = []
     for line in printed.splitlines():
         if line.startswith("| sgld |"):

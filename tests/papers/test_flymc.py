@@ -33,7 +33,7 @@ def rows() -> tuple[Tensor, Tensor]:
 
 
 def log_likelihood(theta: Tensor) -> Tensor:
-    """Of each datum, [K, N]."""
+    """Log bounds of each datum, [K, N]."""
     x, s = rows()
     return logsigmoid(s * (theta @ x.T))
 
@@ -151,7 +151,7 @@ def test_a_bug_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_bound_is_below_the_likelihood_and_touches_it() -> None:
-    """In one dimension, x = 1, for many ξ and both labels."""
+    """Bounds in one dimension, x = 1, for many ξ and both labels."""
     xi = torch.tensor([0.0, 1e-8, 1e-3, 0.5, 2.0, 8.0, 30.0, 200.0]).double()
     m = torch.linspace(-300, 300, 6001).double()
     for tight in xi:

@@ -1,4 +1,4 @@
-"""What all experiments of examples/papers share, and what their programs refuse."""
+"""The shared parts of examples/papers' experiments, and their programs' errors."""
 
 import subprocess
 import sys

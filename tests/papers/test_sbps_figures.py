@@ -187,7 +187,7 @@ def test_the_clock_is_read_right() -> None:
 
 
 def test_the_targets_of_figure_3() -> None:
-    """That of the authors' program is wide along the first axis, the paper's is not."""
+    """The authors' program has a target wide along the first axis, the paper not."""
     words, program = (
         [figure3.directions(simulate(20, i, wide=wide)) for i in range(3)]
         for wide in figure3.TARGETS.values()

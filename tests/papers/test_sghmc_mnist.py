@@ -24,13 +24,13 @@ BOUNCY = ("--method", "sbps", "psbps", "--start-epochs", "1")
 
 
 def example(out: Path, *options: object) -> list[dict[str, Any]]:
-    """What a seed's runs on the digits report."""
+    """Returns the report of a seed's runs on the digits."""
     common = ("--digits", "--seeds", 1)
     return run_experiment("sghmc2014.mnist", out, *common, *options)[1]["runs"]
 
 
 def test_the_digits_are_learnt_by_all_methods(tmp_path: Path) -> None:
-    """With the settings that are the defaults, a seventh as long.
+    """Runs with the default settings, a seventh as long.
 
     With MNIST's minibatches SGHMC is no better than chance: nine in ten are wrong.
     """

@@ -17,7 +17,7 @@ az = pytest.importorskip("arviz")
 
 
 class Draw(dict):
-    """As of a store."""
+    """Draws like a store's."""
 
     def __init__(self, tensors: dict[str, Tensor], **about: Any) -> None:
         super().__init__(tensors)
@@ -151,7 +151,7 @@ def test_without_arviz_the_error_shows_how_to_install_it(
 
 
 def test_leave_one_out_equals_that_of_a_normal_mean() -> None:
-    """Of exact draws, beside the predictive densities without each datum."""
+    """Exact draws: leave-one-out equals predictive densities without each datum."""
     g = torch.Generator().manual_seed(2)
     y = torch.randn(20, generator=g, dtype=torch.float64)
     draws = [

@@ -150,7 +150,7 @@ def test_channels_last_and_shared_parameters(tmp_path: Path) -> None:
 
 
 def test_a_draw_has_its_prior_precisions(tmp_path: Path) -> None:
-    """Of each param group, as they were in the step that made it."""
+    """Records the settings of each param group in the step of a draw."""
     model = net()
     groups = [
         {"params": layer.parameters()} for layer in model if [*layer.parameters()]

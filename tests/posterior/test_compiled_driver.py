@@ -32,7 +32,7 @@ class Point(nn.Module):
 
 
 def loss(model: nn.Module, batch: Tensor) -> Tensor:
-    """Whose gradient, 4 (θ − x̄) of four numbers, is exact in any program."""
+    """A model whose gradient, 4 (θ − x̄) of four numbers, is exact in any program."""
     return ((model.at - batch[0]) ** 2 / 2).sum()
 
 
@@ -57,7 +57,7 @@ def test_blocks_are_as_long_as_possible() -> None:
 @RUNS_BLOCKS
 @pytest.mark.usefixtures("graphs_alone")
 def test_draws_equal_those_of_single_steps() -> None:
-    """What inductor builds of blocks is in tests/operators/test_compiled_steps.py."""
+    """Blocks in a driver; inductor: tests/operators/test_compiled_steps.py."""
     torch._dynamo.reset()
     single, store = run(None, compile=False), run(None)
     assert len(store) == len(single) == 5
@@ -67,7 +67,7 @@ def test_draws_equal_those_of_single_steps() -> None:
 @RUNS_BLOCKS
 @pytest.mark.usefixtures("graphs_alone")
 def test_callbacks_of_several_chains() -> None:
-    """At the ends of blocks."""
+    """Callbacks are called at the ends of blocks."""
     torch._dynamo.reset()
     seen: list[int] = []
     store = run(None, chains=2, callbacks=lambda state: seen.append(state.step))
@@ -79,7 +79,7 @@ def test_callbacks_of_several_chains() -> None:
 @RUNS_BLOCKS
 @pytest.mark.usefixtures("graphs_alone")
 def test_a_chain_resumes(tmp_path: Path) -> None:
-    """To step 12, and on, where blocks of another length fit."""
+    """Runs to step 12, then on with blocks of another length."""
     torch._dynamo.reset()
     run(tmp_path / "b", steps=12)
     store = run(tmp_path / "b", steps=24)
@@ -91,7 +91,7 @@ def test_a_chain_resumes(tmp_path: Path) -> None:
 @RUNS_BLOCKS
 @pytest.mark.usefixtures("graphs_alone")
 def test_capped_draws_equal_those_of_single_steps() -> None:
-    """Whose thinning comes at numbers that are no draws."""
+    """Resumes where thinning falls on numbers that are not draws."""
     torch._dynamo.reset()
     cap = {"steps": 32, "burn_in": 0, "every": 2}
     single, store = run(None, compile=False, **cap), run(None, **cap)
@@ -157,7 +157,7 @@ def test_minibatches_of_one_kind() -> None:
 @RUNS_BLOCKS
 @pytest.mark.usefixtures("graphs_alone")
 def test_a_block_has_one_draw_at_most() -> None:
-    """For a collector in a loop of one's own."""
+    """Returns draws of a collector in a user's loop."""
     model = Point()
     sampler = SGHMC([model.at], seed=0)
     block = sg.compile_steps(

@@ -25,7 +25,7 @@ def of(draws: Tensor) -> Convergence:
 
 
 def autoregressive(rho: float, chains: int, draws: int, quantities: int) -> Tensor:
-    """Of variance 1, with autocorrelations rho**t."""
+    """Chains of variance 1, with autocorrelations rho**t."""
     kicks = math.sqrt(1 - rho * rho) * noise(chains, draws, quantities)
     kicks[:, 0] /= math.sqrt(1 - rho * rho)
     for t in range(1, draws):

@@ -33,7 +33,7 @@ from torch_sgmcmc.seeds import fold_in
 
 
 def test_a_loop_of_ones_own(tmp_path: Path) -> None:
-    """What the docstring says of seeds, step by step."""
+    """The docstring's rule of seeds, step by step."""
     run(tmp_path / "sample", chains=2, report=False)
     for chain in range(2):
         seed = fold_in(5, chain)
@@ -187,7 +187,7 @@ def test_cycles_are_collected_where_they_sample(tmp_path: Path) -> None:
 
 
 def test_cycles_keep_temperatures_and_losses(tmp_path: Path) -> None:
-    """Those of sampling phases, and every loss (docs/predict.md)."""
+    """Draws of sampling phases, and every loss (docs/predict.md)."""
     run(
         tmp_path,
         **{"schedule": cycles, "burn_in": 0, "every": 1},
@@ -344,7 +344,7 @@ def test_a_damaged_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
-    """Of the checkpoint: the one before is there, and the chain goes on from it."""
+    """A damaged checkpoint: the previous one is there, and the chain resumes."""
     whole = run(tmp_path / "whole", steps=20)
     process = fresh.Process(target=run_until_full, args=(tmp_path,))
     process.start()
@@ -373,7 +373,7 @@ def test_an_altered_checkpoint(tmp_path: Path) -> None:
 
 
 def test_files_that_differ_in_their_suffix(tmp_path: Path) -> None:
-    """Those of two ranks, say: neither is written by way of another's name."""
+    """Checkpoints of two ranks: neither uses the other's name."""
     other = tmp_path / "run.partial"
     other.write_text("kept")
     sg.save({"rank": 0}, tmp_path / "run.rank0")

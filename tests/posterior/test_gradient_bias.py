@@ -65,7 +65,7 @@ class Loop:
         self.sampler.step()
 
     def run(self, sought: str | None = None) -> set[str]:
-        """What is found at ten looks, or until what is sought is."""
+        """Collects issues of ten checks, or until the expected one is found."""
         found: set[str] = set()
         for step in range(STEPS):
             if step % 5 == 0:
@@ -89,7 +89,7 @@ def clipped(loop: Loop) -> None:
 
 
 def stale(loop: Loop) -> None:
-    """Of twenty steps before, as of a slow worker."""
+    """Gradients of twenty steps before, as of a slow worker."""
     kept: list[list[Tensor]] = []
 
     def swap() -> None:
@@ -119,7 +119,7 @@ def prior_in_the_loss(loop: Loop) -> None:
 
 
 def scaled(loop: Loop) -> None:
-    """By a GradScaler whose step() is not called, by ranks that sum."""
+    """Scaled gradients: a GradScaler without step(), ranks that sum."""
 
     def double() -> None:
         for p in loop.model.parameters():
@@ -213,7 +213,7 @@ def test_it_is_the_next_step_that_is_compared() -> None:
 
 @pytest.mark.default
 def test_gradients_in_memory_that_every_backward_pass_writes_to() -> None:
-    """As DistributedDataParallel's are with gradient_as_bucket_view=True."""
+    """Gradients as views, as DistributedDataParallel's gradient_as_bucket_view=True."""
     p = nn.Parameter(torch.ones(4))
     sampler = sg.SGLD([p], 1e-9, num_data=10, seed=0)
     monitor = sg.TemperatureMonitor(sampler)

@@ -202,7 +202,7 @@ def test_a_callback_that_interrupts(tmp_path: Path) -> None:
 
 
 def test_a_thread(tmp_path: Path) -> None:
-    """Where Python lets nobody set a handler."""
+    """Runs where Python cannot set a signal handler."""
     errors: list[BaseException] = []
 
     def work() -> None:
@@ -222,7 +222,7 @@ def test_a_thread(tmp_path: Path) -> None:
 def test_a_checkpoint_every_few_minutes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of no length here, so at each step; the draws are the same with none."""
+    """Checkpoints at each step; the draws are the same without them."""
     assert driver.CHECKPOINT_SECONDS == 300
 
     def steps_saved(seconds: float) -> list[int]:

@@ -113,7 +113,7 @@ def some_draws(count=30):
 
 
 def mixture(draws):
-    """Of all draws, for each input and output, by torch."""
+    """Log likelihoods of all draws, for each input and output, by torch."""
     means = torch.stack([INPUTS @ d["a"] for d in draws], -1).double()
     sigmas = torch.stack([d["log_noise"].exp().expand(7, 2) for d in draws], -1)
     weights = Categorical(torch.ones_like(means))

@@ -1,4 +1,4 @@
-"""Nothing outlives a call: no worker process, and no cycle through model or loader."""
+"""Nothing outlives a call: no worker process, no cycle through model or loader."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def outputs(model: nn.Module, draws: list[Draw], x: Tensor) -> Tensor:
 
 
 def close(actual: Tensor | None, expected: Tensor) -> None:
-    """To 1e-6 of the largest number, or of 1."""
+    """Compares to 1e-6 of the largest number, or of 1."""
     assert actual is not None
     size = max(1.0, float(expected.nan_to_num().abs().max()))
     torch.testing.assert_close(actual.double(), expected, rtol=0, atol=1e-6 * size)
@@ -172,7 +172,7 @@ def test_signed_draws_give_ratios() -> None:
 
 
 class Weighted(dict):
-    """As of a store: a mapping with a weight."""
+    """Draws like a store's: mappings with a weight."""
 
     def __init__(self, draw: Draw, weight: float) -> None:
         super().__init__(draw)

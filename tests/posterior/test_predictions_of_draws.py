@@ -42,7 +42,7 @@ class Merging(nn.Linear):
 
 
 class Caching(nn.Module):
-    """What an exact Gaussian process does: eval() mode keeps a first result."""
+    """A cache as of an exact Gaussian process: eval() keeps a first result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -250,7 +250,7 @@ def test_buffers_that_cannot_be_stored(tmp_path: Path) -> None:
 
 
 class Frame:
-    """As much of a data frame as predict() needs."""
+    """A data frame with the methods that predict() needs."""
 
     def __init__(self, array: np.ndarray) -> None:
         self._array = array
@@ -288,7 +288,7 @@ def test_averaged_models_have_plain_names() -> None:
 
 @pytest.fixture
 def on_meta() -> Iterator[None]:
-    """What a script does that wants all tensors on its GPU."""
+    """Sets a default device, as scripts do for a GPU."""
     torch.set_default_device("meta")
     yield
     torch.set_default_device(None)

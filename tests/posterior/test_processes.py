@@ -32,7 +32,7 @@ FOREVER = 10**7
 
 
 class Odd(Exception):
-    """That cannot be pickled and made again."""
+    """A loader that cannot be pickled."""
 
     def __init__(self, one: str, other: str) -> None:
         super().__init__(one)

@@ -61,7 +61,7 @@ def alarms_of(size, steps, monkeypatch, seed=0):
 
 
 def test_false_alarms(monkeypatch):
-    """Of 200 reports without fault, on tensors of any size, at most 2 % raise any.
+    """At most 2 % of 200 reports without fault raise an issue, for any tensor size.
 
     The rates of all parts together are 0.9 %: more than 4 have a probability of 4 %,
     and 4 of 600 did with other seeds.
@@ -253,7 +253,7 @@ def test_draws_outlive_their_store_in_memory():
 
 
 def test_a_rate_equals_that_of_all_outputs_together():
-    """Of 500 outputs each, 20 sets of chains without fault."""
+    """The rate over 20 sets of faultless chains with 500 outputs each."""
     generator = torch.Generator().manual_seed(4)
     sets = [torch.randn(4, 64, 500, generator=generator) for _ in range(20)]
     found = [each.probability for values in sets for each in differences(values)]

@@ -63,7 +63,7 @@ def is_as_before(folder: Path, expected: dict[str, Any]) -> bool:
 @pytest.mark.full
 @pytest.mark.parametrize("chains", [2, 1])
 def test_an_interrupted_deletion(chains: int, tmp_path: Path) -> None:
-    """At each point: no later call goes on beside what is left of the run before."""
+    """A kill at each point: no later call resumes beside the earlier run's rest."""
     old = tmp_path / "old"
     run(old, steps=8, chains=2)
     fresh_run = tmp_path / "fresh"
@@ -111,7 +111,7 @@ def hold(folder: Path, chain: int, held: Any, done: Any) -> None:
 
 @pytest.mark.parametrize("chain", [1, 2])
 def test_a_chain_of_another_process(chain: int, tmp_path: Path) -> None:
-    """Of the run or beyond it: nothing is deleted, of no chain."""
+    """Refused callbacks, before the run or in it, delete nothing."""
     run(tmp_path, steps=8, chains=3)
     before = contents(tmp_path)
     held, done = fresh.Event(), fresh.Event()

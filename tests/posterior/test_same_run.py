@@ -83,7 +83,7 @@ def test_what_is_no_schedule(tmp_path: Path) -> None:
 
 
 def test_gibbs_draws_beside_cycles(tmp_path: Path) -> None:
-    """In sampling phases alone; either order; over a kill."""
+    """Cycles resume: sampling phases alone; either order; after a kill."""
     seen: list[tuple[float, float]] = []
 
     def look(state: sg.ChainState) -> None:

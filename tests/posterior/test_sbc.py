@@ -71,7 +71,7 @@ def test_points_and_differences() -> None:
 
 
 def test_several_quantities_are_several_chances() -> None:
-    """Of 40 that are uniform, the worst alone would often be refused."""
+    """The worst of 40 uniform ones alone would often be rejected."""
     g = torch.Generator().manual_seed(1)
     refused, alone = 0, 0
     for _ in range(50):

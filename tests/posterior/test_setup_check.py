@@ -75,7 +75,7 @@ def independent(data):
 def setup(
     model=None, loss=mean, data=classes, loader=loader_of, sampler=SGHMC, other=None
 ):
-    """What ``check`` takes."""
+    """Returns the arguments of ``check_setup``."""
     torch.manual_seed(0)
     model = mlp() if model is None else model()
     sampled = model if other is None else other(model)

@@ -6,7 +6,14 @@ from functools import partial
 
 import pytest
 import torch
-from test_setup_check import ( BATCH, RIGHT, SGHMC, SMALL_NOISE, N, classes, loader_of,
+from test_setup_check import (
+    BATCH,
+    RIGHT,
+    SGHMC,
+    SMALL_NOISE,
+    N,
+    classes,
+    loader_of,
     setup,
 )
 from torch import nn
@@ -94,7 +101,7 @@ def test_without_noise_stability_is_the_limit():
 
 
 def test_groups_keep_the_ratios_of_their_lrs():
-    """At ``noise_lr`` of the largest group the mean heat is 5 %."""
+    """The mean excess is 5 % at ``noise_lr`` of the largest group."""
     torch.manual_seed(0)
     y = torch.randn(N, 1, dtype=torch.float64)
     model, loss, _ = flat_and_noisy(y, curvature=2.0)
@@ -166,7 +173,7 @@ def test_predicted_temperatures_follow_the_residuals():
 
 
 def test_heat_above_twice_t_is_remarked():
-    """What is not wrong at a start must not stand under "nothing found"."""
+    """A doubtful start must not be reported as "nothing found"."""
     found = sg.check_setup(*setup(sampler=partial(SGHMC, lr=0.1)))
     assert not found.issues
     name, heat = max(found.heating.items(), key=lambda item: item[1])

@@ -104,7 +104,7 @@ def begun_before_the_group(rank: int) -> dict[str, tuple[nn.Module, sg.Sampler]]
 
 
 def refused(rank: int, begun: dict[str, tuple[nn.Module, Any]]) -> dict[str, str]:
-    """What cannot be sampled by several ranks."""
+    """Returns the errors of parameters that several ranks cannot sample."""
     theta = nn.Parameter(torch.ones(3))
     found = {"early": refusal(begun["early"][1].step)}
     found["PSGLD"] = refusal(partial(sg.PSGLD, [theta], **COMMON, seed=1))
@@ -179,7 +179,7 @@ def flip(tensor: torch.Tensor, bit: int) -> None:
 
 
 def differences(rank: int) -> dict[str, str]:
-    """What check_replicas() says once a rank has been altered."""
+    """Returns the message of check_replicas() after one rank was altered."""
     last = dist.get_world_size() - 1
 
     def alter(kind: str, params: list[nn.Parameter], sampler: sg.Sampler) -> None:
@@ -234,7 +234,7 @@ def wrong_groups(rank: int) -> dict[str, str]:
 
 
 def raising(rank: int) -> str:
-    """What becomes of the others when the last rank's closure raises."""
+    """Returns the others' errors when the last rank's closure raises."""
     group = dist.new_group(timeout=timedelta(seconds=3))
     model = DDP(network(), process_group=group)
     sampler = sg.SGHMC(model.parameters(), **COMMON, seed=0, process_group=group)

@@ -34,7 +34,7 @@ def make(name: str, **settings: Any) -> tuple[torch.Tensor, sg.Sampler, Any]:
 
 
 def alone(name: str, **settings: Any) -> torch.Tensor:
-    """Where a chain of one rank's own ends."""
+    """Returns the end of a chain on one rank."""
     p, sampler, closure = make(name, **settings)
     for _ in range(20):
         sampler.step(closure)

@@ -1,4 +1,4 @@
-"""What a program is made of that launch() runs on each rank.
+"""Parts of a program that launch() runs on each rank.
 
 ``python PROGRAM RANK RANKS FOLDER``: what ``main(rank, ranks, folder)`` returns, having
 called ``join``, is saved as FOLDER/RANK.pt.
@@ -44,7 +44,7 @@ def run(main: Callable[[int, int, Path], dict[str, Any]]) -> None:
 
 
 def refusal(call: Callable[[], object], kind: type[Exception] = RuntimeError) -> str:
-    """What a call says that raises."""
+    """Returns the message of a call that raises."""
     try:
         call()
     except kind as error:
@@ -82,7 +82,7 @@ def state_of(run: Run) -> dict[str, Any]:
 def advance(
     run: Run, steps: int, look: Callable[[Tensor], Tensor] | None = None
 ) -> dict[str, Any]:
-    """Where the chain was after every step, what a look at it saw, and what is."""
+    """Returns the chain after every step, and its checkpoint."""
     draws, seen = [], []
     for _ in range(steps):
         loss = run.sampler.step(run.closure)

@@ -34,7 +34,7 @@ KINDS: dict[str, Callable[..., sg.HMC]] = {
 
 
 def is_run(kind: str, placement: str) -> bool:
-    """Which are run."""
+    """Returns the cases to run."""
     return kind == "kept" or placement == "Shard(1)"
 
 
@@ -152,7 +152,7 @@ def by_fully_shard(results: dict[str, Any], rank: int, ranks: int) -> None:
 
 
 def decisions(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> None:
-    """What is seen on one rank alone, in an element of a parameter, and a loss."""
+    """Changes an element of a parameter, or a loss, on one rank."""
     for where in ("start", "end", "gradient"):
         net = shard(few(), *meshes["Shard(0)"])
         sampler = begun("kept", net)

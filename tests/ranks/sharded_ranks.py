@@ -69,7 +69,7 @@ def placements_of(ranks: int) -> dict[str, tuple[tuple[int, ...], list[Any]]]:
 
 
 def is_run(kind: str, placement: str, ranks: int = 2) -> bool:
-    """How parameters lie on a mesh is the same to all samplers: two see every way."""
+    """Shardings of the parameters; two samplers take every one of them."""
     return kind in ("SGHMC", "EWSG") or (ranks == 2 and placement.startswith("Shard"))
 
 
@@ -112,7 +112,7 @@ def few() -> Net:
 
 
 def cut(t: Tensor, mesh: DeviceMesh, placements: list[Any]) -> Tensor:
-    """What this rank has of a tensor that all have; vectors are cut where they can."""
+    """Returns this rank's part of a tensor; vectors are cut where possible."""
     if any(isinstance(x, Shard) and x.dim >= t.dim() for x in placements):
         if t.dim() == 0:
             return t.clone()
@@ -193,7 +193,7 @@ def memory_of(p: Tensor) -> torch.memory_format:
 def differences(
     one: tuple[nn.Module, sg.Sampler], other: tuple[nn.Module, sg.Sampler]
 ) -> list[str]:
-    """What is not the same to the bit, of the second's shards put together."""
+    """Returns the keys that differ, bitwise, from the second's shards put together."""
     found = []
     ours, theirs = (sampler.state_dict() for _, sampler in (one, other))
     if ours["param_groups"] != theirs["param_groups"]:
@@ -337,7 +337,7 @@ MUTANTS: dict[str, Any] = {
 
 
 def mutants(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> None:
-    """Of what the comparisons of this file must see, whether they do."""
+    """Returns whether the comparisons of this file find what they must."""
     for kind in ("SGLD", "EWSG"):
         one = Net()
         sampler = KINDS[kind](one.groups(), seed=5)
@@ -358,7 +358,7 @@ def mutants(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> None:
 
 
 def decisions(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> None:
-    """What is seen on one rank alone."""
+    """Returns the results on one rank."""
     for name in EITHER:
         for choice in ("raise", "skip"):
             net = shard(Net(), *meshes[name])

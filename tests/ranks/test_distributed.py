@@ -23,7 +23,7 @@ from torch_sgmcmc._impl import distributed
 def job(
     request: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[list[dict[str, Any]], Path]:
-    """What chain_ranks.py has found on each rank, and its folder."""
+    """Returns the results of chain_ranks.py on each rank, and its folder."""
     folder = tmp_path_factory.mktemp("ranks")
     return launch(Path(chain_ranks.__file__), request.param, folder), folder
 
@@ -152,7 +152,7 @@ def test_a_closure_that_raises_leaves_no_rank_waiting(job: Any) -> None:
 
 
 def layouts(ranks: list[dict[str, Any]]) -> list[tuple[int, list[dict[str, Any]]]]:
-    """For each number of chains, what the ranks have found."""
+    """Returns the ranks' results for each number of chains."""
     numbers = [n for n in range(1, len(ranks) + 1) if f"{n} chains" in ranks[0]]
     assert len(numbers) >= 2
     return [(n, [rank[f"{n} chains"] for rank in ranks]) for n in numbers]

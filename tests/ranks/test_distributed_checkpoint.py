@@ -71,7 +71,7 @@ def sampler_of(kind: str, net: Net) -> sg.Sampler:
 
 
 def stranger_of(sampler: sg.Sampler, net: Net) -> sg.Sampler:
-    """Of another seed and other hyperparameters, but for those that say what it has."""
+    """A sampler with another seed and other hyperparameters, and the same state."""
     if isinstance(sampler, sg.SBPS):
         twin: sg.Sampler = sg.SBPS(groups(net), num_data=1, seed=99)
     else:

@@ -63,7 +63,7 @@ def test_a_group_of_one(ranks: Any, one_thread: None) -> None:
     ("name", "by"), [("SBPS", "minibatches"), ("HMCECS", "subsamples")]
 )
 def test_what_decides_alone_is_refused(ranks: Any, name: str, by: str) -> None:
-    """In its constructor, or if the group comes later, in its first step."""
+    """Raises in the constructor, or for a later group in its first step."""
     message = (
         f"{name} cannot run in a process group of {len(ranks)} ranks: each would go by "
         f"its own {by}, and replicas would drift apart. Give each rank its own chain, "

@@ -52,7 +52,7 @@ MORE = ("online", "drawn", "means", "loaded")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a chain begins in one process, to go on in two."""
+    """Starts a chain in one process, to resume in two."""
     folder = tmp_path_factory.mktemp("ranks")
     net = Net()
     sampler = KINDS["SGHMC"](net.groups(), seed=5)
@@ -63,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ranks(folder: Path) -> list[dict[str, Any]]:
-    """What sharded_ranks.py has found on each rank."""
+    """Returns the results of sharded_ranks.py on each rank."""
     return launch(PROGRAM, RANKS, folder)
 
 
@@ -191,7 +191,7 @@ def test_refusals(ranks: Any) -> None:
 
 @pytest.fixture
 def of_hmc(ranks: Any) -> list[dict[str, Any]]:
-    """What sharded_hmc_ranks.py has found on each rank."""
+    """Returns the results of sharded_hmc_ranks.py on each rank."""
     return [rank["HMC"] for rank in ranks]
 
 
@@ -202,7 +202,7 @@ def of_hmc(ranks: Any) -> list[dict[str, Any]]:
 def test_shards_are_parts_of_one_chain_of_hmc(
     of_hmc: Any, kind: str, placement: str
 ) -> None:
-    """To the bit: energies alone, by which is decided, are rounded otherwise."""
+    """Bitwise identical; energies alone, which decide, are rounded differently."""
     for rank in of_hmc:
         assert rank[f"{kind}, {placement}"] == []
     if kind != "untested":  # something has been decided on
@@ -318,7 +318,7 @@ WAYS = (Replicate(), Shard(0), Shard(1), Shard(2), _StridedShard(0, split_factor
 
 @contextmanager
 def mesh_of(shape: tuple[int, ...], rank: int = 1) -> Iterator[DeviceMesh]:
-    """That of one of four ranks, which never hears of the others."""
+    """The placement of one of four ranks, without the others."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
     try:
         yield init_device_mesh("cpu", shape)
@@ -445,7 +445,7 @@ def test_what_takes_no_dtensors(group_of_one: Any, tmp_path: Path) -> None:
 
 
 def test_all_ranks_of_a_mesh_raise_if_one_differs(tmp_path: Path) -> None:
-    """Those too that share no group with it: they would wait for the others."""
+    """Ranks that share no group with it raise, too: they would wait for the others."""
     program = Path(__file__).with_name("threaded_ranks.py")
     (said,) = run_ranks(program, [[]], tmp_path)
     assert said == f"{[(rank, True) for rank in range(4)]}\n"

@@ -38,14 +38,14 @@ KINDS: dict[str, Callable[[Any], sg.Sampler]] = {
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Any]:
-    """That of the second of two ranks, which never hears of the first."""
+    """The placement of the second of two ranks, without the first."""
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
     yield init_device_mesh("cpu", (2,))
     dist.destroy_process_group()
 
 
 class Chain:
-    """Of three parameters that are whole, or cut and with the same spec."""
+    """Layouts of three parameters: whole, or sharded with the same spec."""
 
     def __init__(self, kind: str, mesh: Any, dim: int | None) -> None:
         self.mesh, self.dim = mesh, dim
