@@ -1,4 +1,4 @@
-"""How large HMC-ECS's subsample must be with each control variate, on MNIST.
+"""The subsample that HMC-ECS needs with each control variate, on MNIST.
 
     python benchmarks/ecs_proxies.py --data-root DATA [--model network] [--prior 1]
 

@@ -1,4 +1,4 @@
-"""What HMC-ECS's number of factors λ costs, and where it is too small; and its m.
+"""Cost of HMC-ECS by the number of factors λ, where λ is too small, and by m.
 
     python benchmarks/ecs_sizes.py [--seeds 3] [--draws 1000] [--data-root DIR]
     python benchmarks/ecs_sizes.py --perturbed [...]

@@ -1,4 +1,4 @@
-"""What HMC-ECS costs on a simulated logistic regression with d = 29.
+"""Cost of HMC-ECS on a simulated logistic regression with d = 29.
 
     python benchmarks/hmcecs.py [--num-data 200000]
     python benchmarks/hmcecs.py --numpyro [--num-data 200000 1000000] [--seeds 4]
@@ -278,7 +278,7 @@ def moments(data: tuple[Array, ...], count: int = 2000) -> tuple[Array, Array, f
 
 
 class Results:
-    """What several seeds of one sampler found."""
+    """Results of several seeds of one sampler."""
 
     def __init__(self) -> None:
         self.draws: list[Array] = []

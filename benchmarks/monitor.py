@@ -1,4 +1,4 @@
-"""What a step with monitor costs beside one without, in one run.
+"""Cost of a step with a monitor, relative to one without.
 
     python benchmarks/monitor.py [--threads 1] [--every 20] [--rounds 40]
 
@@ -68,7 +68,7 @@ CASES: dict[str, Callable[[str], tuple[sg.Sampler, Callable]]] = {
 
 
 def ratios(sampler: sg.Sampler, step: Callable, every: int, rounds: int) -> list[float]:
-    """Of the times of as many steps as there are from one look at noise to the next."""
+    """Times a whole period between two noise observations."""
     monitor = sg.TemperatureMonitor(sampler, every=every)
     times: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""What several param groups and changed hyperparameters cost a step.
+"""Cost of several param groups and of changed hyperparameters.
 
     python benchmarks/param_groups.py [--rounds 21]
 

@@ -1,4 +1,4 @@
-"""What predicting with many draws costs beside their bare forwards, and its memory.
+"""Cost and memory of predictions with many draws, relative to bare forward passes.
 
     python benchmarks/predict.py [--rounds 30] [--only mnist|resnet]
 

@@ -1,4 +1,4 @@
-"""What SBPS costs beyond the network's own passes.
+"""Cost of SBPS beyond the network's own passes.
 
     python benchmarks/sbps.py
 
@@ -142,7 +142,7 @@ class Proposals:
 
 
 def observations(network: Network, count: int) -> Iterator[Observation]:
-    """What a chain has seen, again and again, with gradients that are there already."""
+    """Replays a chain's observations, with gradients that exist already."""
     kept: list[Observation] = []
 
     def keep(*arguments: Any) -> Observation:
@@ -160,7 +160,7 @@ def observations(network: Network, count: int) -> Iterator[Observation]:
 
 
 def clock(turns: int) -> None:
-    """What a step asks the clock of a line with as many observations as is usual."""
+    """Times the clock's work for a line with a usual number of observations."""
     kept = _C.BounceClock()
     for i in range(8):
         kept.observe(0.01 * (i > 0), -50.0 + 20.0 * i, 100.0)
@@ -231,7 +231,7 @@ def stored(network: Network, steps: int, cold: bool) -> None:
 
 
 def slowed_by_a_move(sampler: SBPS, passes: Callable[[list[Tensor]], object]) -> float:
-    """How much longer passes take right after a move, which is to where they are."""
+    """The extra time of passes right after a move, which is to the same place."""
     group = sampler.param_groups[0]
     params = [p.detach() for p in group["params"]]
     origins, directions = (

@@ -1,4 +1,4 @@
-"""What a preconditioner of SBPS is worth: none, the learned one, and a given one.
+"""Effect of SBPS's preconditioner: none, the adapted one, and a given one.
 
     python benchmarks/sbps_preconditioner.py
 

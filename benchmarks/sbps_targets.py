@@ -40,7 +40,7 @@ class Energy(NamedTuple):
 
 @dataclass(frozen=True)
 class Posterior:
-    """What the NumPy sampler asks of a target, for a posterior of N data.
+    """The target's interface for the NumPy sampler, for a posterior of N data.
 
     Args:
         n: examples of a minibatch.
@@ -75,7 +75,7 @@ class Posterior:
         return random.choice(self.size, self.n, replace=False, shuffle=False)
 
     def observe(self, theta: Array, direction: Array, batch: Array) -> Sight:
-        """What a minibatch says at θ."""
+        """Returns a minibatch's observation at θ."""
         gradients = self.gradients(theta, self.data[batch])
         along = gradients @ direction
         spread = along - along.mean()
@@ -92,17 +92,17 @@ class Posterior:
         return prior + np.concatenate([self.losses(part).sum(axis=1) for part in parts])
 
     def gradients(self, theta: Array, data: Array) -> Array:
-        """Of the losses of some examples, [n, d]."""
+        """Gradients of the losses of some examples, [n, d]."""
         raise NotImplementedError
 
     def losses(self, thetas: Array) -> Array:
-        """Of all examples at points [count, d], [count, N]."""
+        """Losses of all examples at points [count, d], [count, N]."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Gaussian(Posterior):
-    """Of the mean of Gaussian data whose precisions along the axes are known."""
+    """The mean of Gaussian data whose precisions along the axes are known."""
 
     precisions: Array
 
@@ -117,7 +117,7 @@ class Gaussian(Posterior):
 
 @dataclass(frozen=True)
 class Logistic(Posterior):
-    """Of the weights of a logistic regression, the data being yᵢ xᵢ, yᵢ = ±1."""
+    """The weights of a logistic regression, the data being yᵢ xᵢ, yᵢ = ±1."""
 
     def gradients(self, theta: Array, data: Array) -> Array:
         return -data / (1 + np.exp(data @ theta))[:, None]
@@ -132,7 +132,7 @@ INPUT = 3 * HIDDEN  # first weights, and biases
 
 @dataclass(frozen=True)
 class Network(Posterior):
-    """Of a 2-6-1 network with tanh and a logistic output; the data are x, and y = ±1.
+    """A 2-6-1 network with tanh and a logistic output; the data are x, and y = ±1.
 
     Parameters: first weights and biases, [6, 3], and last weights, [6].
     """
@@ -152,7 +152,7 @@ class Network(Posterior):
 
 
 def network_losses(thetas: Tensor, data: Tensor) -> Tensor:
-    """Of all examples at points [count, d], [count, N]."""
+    """Losses of all examples at points [count, d], [count, N]."""
     first = thetas[:, :INPUT].view(-1, HIDDEN, 3)
     x = torch.cat([data[:, :2], torch.ones_like(data[:, :1])], 1)
     h = torch.tanh(x @ first.mT)
@@ -170,14 +170,14 @@ def gaussian(n: int, precisions: Array) -> Gaussian:
 
 
 def logistic(n: int, wide: float) -> Logistic:
-    """Of section 7.1 of the paper, but for the variance of the first covariate."""
+    """Data of section 7.1 of the paper, but another variance of covariate 1."""
     problem = simulate(20, 0, wide=wide)
     data = problem.x * (2 * problem.y - 1)[:, None]
     return Logistic(n, 0.0, data, problem.posterior_draws(8000, 1), weighted(problem))
 
 
 def weighted(problem: Problem) -> Energy:
-    """By importance sampling, from a multivariate t around the mode."""
+    """Moments by importance sampling, from a multivariate t around the mode."""
     random, freedom, scale = np.random.default_rng(5), 8.0, 1.15
     root = np.linalg.cholesky(problem.covariance)
     d = len(problem.mode)
@@ -199,7 +199,7 @@ def weighted(problem: Problem) -> Energy:
 
 
 def network(n: int) -> Network:
-    """Of 200 points inside of a circle and outside, a tenth with the wrong label.
+    """Data of 200 points inside and outside a circle, a tenth with the wrong label.
 
     Prior N(0, 1). The draws are those of 200 chains of HMC that start near 0:
     after 200 trajectories, every tenth of 200.
@@ -250,7 +250,7 @@ class QuarticEnergy(Quartic):
 
     @property
     def truth(self) -> Energy:
-        """What U is like."""
+        """Describes U."""
         return Energy(self.dimension / 4, self.dimension**0.5 / 2, 0.0)
 
     def energy(self, thetas: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Which lr and momentum work at the first try: five networks, each with some settings.
+"""lr and momentum that work at the first try: five networks, some settings each.
 
     python benchmarks/settings.py --data-root DATA [--models relu cnn ...]
         [--settings 0.03:0.9 ...] [--epochs 20] [--burn-in 5]

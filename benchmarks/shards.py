@@ -1,4 +1,4 @@
-"""What updating a shard costs beside as many elements of a plain tensor, in one run.
+"""Cost of a shard's update, relative to a plain tensor of the same size.
 
     python benchmarks/shards.py [--threads 1] [--ranks 4] [--rounds 40]
 
@@ -50,7 +50,7 @@ def with_gradient(tensor: Tensor) -> nn.Parameter:
 
 
 def ratios(make: object, shape: tuple[int, int], dim: int, mesh: object) -> list[float]:
-    """Of the times of a step with a shard and with a plain tensor."""
+    """The ratio of the times of a step with a shard and with a plain tensor."""
     whole = torch.randn(shape)
     shard = distribute_tensor(whole, mesh, [Shard(dim)], src_data_rank=None)
     plain = with_gradient(shard.to_local().clone())

@@ -1,4 +1,4 @@
-"""What one update costs, beside what it replaces, in one run.
+"""Cost of one update, relative to the optimizer that it replaces.
 
     python benchmarks/step.py [--threads 1 2] [--device cpu cuda] [--quick]
 

@@ -1,4 +1,4 @@
-"""What a training step costs that stores draws, beside one that does not, in one run.
+"""Cost of a training step that stores draws, relative to one that does not.
 
     python benchmarks/store.py [--threads 2] [--size 32] [--every 20] [--rounds 15]
 

@@ -1,4 +1,4 @@
-// Whether a step plan is still valid (torch_sgmcmc/_impl/step_plan.py).
+// True if a step plan is still valid (torch_sgmcmc/_impl/step_plan.py).
 //
 // A plan was made of param groups, parameters and state, which are compared
 // object by object. They are Python's, and so are compared by its C interface:
@@ -23,14 +23,14 @@ py::object Interned(const char* name) {
   return py::reinterpret_steal<py::object>(PyUnicode_InternFromString(name));
 }
 
-// Whether an object's value can change only by another object taking its place.
+// True if an object's value can change only by another object taking its place.
 bool IsPlain(PyObject* object) {
   return object == Py_None || PyBool_Check(object) ||
          PyFloat_CheckExact(object) || PyLong_CheckExact(object) ||
          PyUnicode_CheckExact(object);
 }
 
-// Whether two values are of the same plain type, and equal.
+// True if two values are of the same plain type, and equal.
 bool IsUnchanged(PyObject* known, PyObject* now) {
   if (!IsPlain(known)) return false;
   if (known == now) return true;
@@ -103,7 +103,7 @@ class PlanGuard {
     }
   }
 
-  // Whether all hyperparameters are as they were noted.
+  // True if all hyperparameters are as they were noted.
   bool HasSameValues() const {
     for (const Group& group : groups_) {
       for (const auto& [key, value] : group.values) {

@@ -32,7 +32,7 @@ void BindBouncy(py::module_& m) {
 
   py::class_<BounceClock>(m,
                           "BounceClock",
-                          "When SBPS's particle looks, may bounce, and gets a "
+                          "The clock of SBPS's observations, bounces and a "
                           "new velocity (csrc/host/bounce_clock.h).")
       .def(py::init<>())
       .def_static("load", &BounceClock::Load)

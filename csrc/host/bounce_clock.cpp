@@ -21,7 +21,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kPieces = 4;
 constexpr int kMaxPieces = 256;
 
-// How far a particle that knows no slopes looks at first, in times in which the
+// The first horizon of a particle without slopes, in times in which the
 // upper end of the band lets one proposal arrive.
 constexpr double kNearby = 0x1p-10;
 
@@ -47,12 +47,12 @@ PiecewiseRate BounceClock::Rate(double num_std) const {
     return fit.Mean(time) + num_std * std::sqrt(fit.Variance(time));
   };
   const double spread = fit.slope_variance + fit.curvature;
-  // Where the hyperbola bends, and how widely.
+  // The hyperbola's vertex and width.
   const double vertex =
       (fit.slope_variance * fit.centre + fit.curvature * fit.last) / spread;
   const double bend = std::sqrt(fit.Variance(vertex) / spread);
-  // The horizon: twice as far as the rate takes to become another, or far
-  // enough to arrive (but for a chance of e^-8) at a rate that grows from 0.
+  // The horizon: twice the time that the rate takes to become another, or far
+  // enough to arrive (except for a chance of e^-8) at a rate that grows from 0.
   const double level =
       std::abs(fit.Mean(now_)) + num_std * std::sqrt(fit.Variance(now_));
   const double change = std::abs(fit.slope) + num_std * std::sqrt(spread);

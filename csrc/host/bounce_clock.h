@@ -1,13 +1,13 @@
-// When SBPS's particle looks, may bounce, and gets a new velocity.
+// The clock of SBPS's particle: observations, bounces, refreshments.
 //
 // From the observations on its straight line the clock proposes the next time
 // of a bounce: the first arrival of a Poisson process whose rate is the upper
 // end of the band in which the regression predicts the next observation
 // (Pakman et al. 2017, section 4). Refreshments of the velocity compete with
 // it. Where the clock has no observation yet, and where nothing arrives within
-// the horizon that the regression can be trusted for, the particle looks: it
-// observes, and cannot bounce. Before it knows the slope of any line, it looks
-// nearby, and then at most twice as far each time.
+// the horizon that the regression can be trusted for, the particle
+// observes, and cannot bounce. Before it knows the slope of any line, it
+// observes nearby, and then at most twice as far each time.
 //
 // All randomness is a function of (seed, step): two quads of the purpose
 // kBounceClock a step (Note [Counter layout]).
@@ -60,7 +60,7 @@ enum class ClockEvent : int { kObserve = 0, kProposal = 1, kRefreshment = 2 };
 struct NextEvent {
   ClockEvent event;
   double wait;  // trajectory time until then
-  double rate;  // of proposals at that time; 0 but for a proposal
+  double rate;  // of proposals at that time; 0 except for a proposal
 };
 
 class BounceClock {
@@ -71,7 +71,7 @@ class BounceClock {
                  double refresh_rate,
                  const NoiseStream& stream) const;
 
-  // Whether the particle bounces at a proposal that observed G = value: with
+  // True if the particle bounces at a proposal that observed G = value: with
   // probability min(1, [value]+ / rate).
   static bool Accepts(double rate, double value, const NoiseStream& stream);
 
@@ -125,8 +125,8 @@ class BounceClock {
   double blind_ = kBlind;
   LineRegression regression_;
 
-  // How far the particle looks where all that it has seen is 0: twice as far at
-  // every such look.
+  // The horizon while all observations are 0: twice as far at every such
+  // observation.
   static constexpr double kBlind = 0x1p-10;
 };
 

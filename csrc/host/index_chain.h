@@ -50,8 +50,8 @@ SG_INLINE double IndexUniform(const NoiseStream& stream,
   return (static_cast<double>(bits) + 0.5) * 0x1p-52;
 }
 
-// Whether the proposal becomes the current state: with probability
-// min(1, exp(log_ratio)). Not if the ratio is no number.
+// True if the proposal becomes the current state: with probability
+// min(1, exp(log_ratio)). Not if the ratio is not a number.
 SG_INLINE bool IndexChainAccepts(double log_ratio,
                                  const NoiseStream& stream,
                                  uint64_t chain,

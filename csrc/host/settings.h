@@ -26,7 +26,7 @@ struct Setting {
   double low = 0;
   double high = std::numeric_limits<double>::infinity();
   bool low_open = false;
-  // Whether there may be no value, which is the default then.
+  // True if there may be no value, which is the default then.
   bool optional = false;
   // What a word may be, the default first; of a number, what it may be besides.
   std::array<const char*, 4> words = {};

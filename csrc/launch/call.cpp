@@ -12,8 +12,8 @@ std::string TextOf(const ScalarArg& number) {
   std::string text = std::string(is_integer ? "int " : "float ") + number.name;
   if (std::isnan(number.fallback)) return text;
   const std::string value = Shortest(number.fallback);
-  const bool is_plain = value.find_first_of(".e") == std::string::npos;
-  return text + "=" + value + (is_plain && !is_integer ? ".0" : "");
+  const bool has_no_point = value.find_first_of(".e") == std::string::npos;
+  return text + "=" + value + (has_no_point && !is_integer ? ".0" : "");
 }
 
 std::string TextOf(const OpSpec& spec, const Slot& slot, char& alias) {

@@ -92,7 +92,7 @@ __attribute__((noinline)) void RunElements(const ElementsOfUpdate& of,
     }
     return;
   }
-  // Blocks begin where they do in the numbering, or those of a row at its first
+  // Blocks begin where they do in the numbering, or at a row's first
   // quad, so that little of them is left over.
   const uint64_t mask = StartsAtQuads(segment) ? 3 : kNoiseBlock - 1;
   // Counted on: a division for each row would take its time.

@@ -57,7 +57,7 @@ inline void RefuseCapture(const char* op, int32_t device) {
 }
 
 // The type for which a functor is compiled for parameters of type T: where it
-// works on nothing in their type, that of the arithmetic does.
+// works on nothing in their type, the type of the arithmetic does.
 template <class Functor>
 constexpr bool kIsArithmeticAlone = [] {
   for (const Role role : Functor::kRoles) {

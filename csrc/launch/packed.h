@@ -25,7 +25,7 @@ class PackedTensors {
                 const TensorList& grads,
                 const TensorList& state);
 
-  // The next call, of a spec's operator: `state` has its lists but for the
+  // The next call, of a spec's operator: `state` has its lists except for the
   // first two, and then the prior's means. Throws std::runtime_error where
   // these are not what was packed.
   Call Next(const OpSpec& spec, const PackedCall& packed);

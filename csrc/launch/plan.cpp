@@ -157,7 +157,7 @@ void CheckRow(
            "and a pitch from it to 2^40)");
 }
 
-// Whether a parameter has no such argument.
+// True if a parameter has no such argument.
 bool IsAbsent(const Argument& a, const Tensor& param) {
   return (a.role == Role::kMaster && !NeedsMaster(param)) ||
          (a.role == Role::kPriorMean && a.tensors.empty());

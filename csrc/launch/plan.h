@@ -28,8 +28,8 @@ using TensorList = std::vector<Tensor>;
 
 using Rows = std::optional<std::vector<int64_t>>;
 
-// How the elements of tensors are numbered, where not as those of one
-// parameter: those of shards, or of chains that have seeds of their own (the
+// The numbering of elements of shards, or of chains that have their own
+// seeds (the
 // Notes below).
 struct Numbering {
   Rows rows = std::nullopt;
@@ -57,7 +57,7 @@ Argument PriorMeans(const std::optional<TensorList>& tensors);
 //
 // Note [Chains side by side]
 // Tensors may hold several chains, of which each is the one that would run
-// alone with a seed of its own: chain k draws with ChainSeed(seed, k), and its
+// alone with its own seed: chain k draws with ChainSeed(seed, k), and its
 // elements are numbered as if there were no others. A segment then has the
 // elements of all chains, one after the other, until a driver takes them apart.
 struct Segment {
@@ -72,7 +72,7 @@ struct Segment {
   int64_t chain;       // which of them, if they are apart
 };
 
-// A chain's part of a segment, whose number of elements is then that of one.
+// A chain's part of a segment, whose elements are then counted for one chain.
 inline Segment OfChain(const Segment& s, int64_t chain) {
   Segment own = s;
   own.numel = s.numel / s.num_chains;
@@ -97,7 +97,7 @@ inline int64_t RowEnd(const Segment& s, int64_t position) {
   return s.row == 0 ? s.numel : (position / s.row + 1) * s.row;
 }
 
-// Whether blocks of noise that begin at any of its quads are all within 2^32
+// True if blocks of noise that begin at any of its quads are all within 2^32
 // quads, as NoiseSource has it (random/noise.inl); in rows only, since others
 // begin where blocks do.
 inline bool StartsAtQuads(const Segment& s) {
@@ -111,7 +111,7 @@ inline bool SpansLittle(const Segment& s) {
   return StartsAtQuads(s) && (IndexOf(s, s.numel - 1) - s.offset) >> 32 == 0;
 }
 
-// Whether rows leave little of their last block of noise over, if their blocks
+// True if rows leave little of their last block of noise over, if their blocks
 // begin at their first quad.
 inline bool FillsBlocks(const Segment& s) {
   const auto skip =
@@ -120,7 +120,7 @@ inline bool FillsBlocks(const Segment& s) {
   return 8 * (kNoiseBlock - last) <= s.row;
 }
 
-// Whether rows are whole quads of noise.
+// True if rows are whole quads of noise.
 inline bool IsOfQuads(const Segment& s) {
   return s.offset % 4 == 0 && s.row % 4 == 0 && s.pitch % 4 == 0;
 }
@@ -132,7 +132,7 @@ class Plan {
   // have a leading dimension of that size, and each chain's elements follow
   // each other in the arrays. `rows` has two numbers for each tensor, row and
   // pitch; elements of one that has rows are in row-major order. Chains with
-  // seeds of their own are such chains, too.
+  // their own seeds are such chains, too.
   Plan(const char* op,
        const std::vector<Argument>& arguments,
        const std::vector<int64_t>& offsets,

@@ -40,7 +40,7 @@ constexpr int kBranches = 256;
 // Note [Maps]
 // What is summed: a map takes one element of every array to a number, or to an
 // array of numbers, each of which is summed by itself. kReads says which arrays
-// it looks at (the others may be absent), and Finish turns a sum into the
+// it reads (the others may be absent), and Finish turns a sum into the
 // result.
 template <class Map, class T, size_t kIndex>
 SG_INLINE double ElementAsDouble(const Stored<Map::kRoles[kIndex], T>* array,
@@ -122,7 +122,7 @@ SG_INLINE double BranchSum(const double* sums, int64_t count, int branch) {
 }
 
 // All branches, added in a tree. Those past the end hold zeros, which may be
-// left out.
+// skipped.
 inline double AddInTree(const double* sums, int64_t count) {
   double branches[kBranches];
   int width = 1;

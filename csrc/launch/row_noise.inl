@@ -72,7 +72,7 @@ class RowQuads {
 // after four rows, which are whole bytes of them however long a row is.
 class KeptNoise {
  public:
-  // Begins with the quad of an element, of which it leaves out what is before
+  // Begins with the quad of an element, of which it skips what is before
   // that. All rows have as many quads, `row_quads`.
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init)
   KeptNoise(const Segment& s, int64_t begin, int64_t row_quads)
@@ -102,7 +102,7 @@ class KeptNoise {
     memcpy(&word, kept_ + at_ / 8, sizeof word);
     word >>= at_ % 8;
     at_ += uint64_t{4} * Lanes::kQuads;
-    // To no place in the first word: something is left out there but once.
+    // To no place in the first word: something is skipped there only once.
     if (at_ >= kWordBits + period_) at_ -= period_;
     return word;
   }
@@ -125,9 +125,9 @@ class KeptNoise {
   uint8_t kept_[2 * kMostQuads + 2 * kWordBits / 8];
 };
 
-// The noise of a segment's elements, in their order. Blocks of noise go on from
-// row to row, so that narrow rows leave none half empty; what quads have
-// for elements outside of their row is left out. It takes what
+// The noise of a segment's elements, in their order. Blocks of noise continue
+// from row to row, so that narrow rows leave none half empty; what quads have
+// for elements outside of their row is skipped. It takes what
 // SpansLittle() and not FillsBlocks().
 template <template <int> class Noise>
 class RowNoise {

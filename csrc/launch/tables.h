@@ -37,7 +37,7 @@ struct SegmentTable {
 };
 static_assert(sizeof(SegmentTable) < 3900);
 
-// Calls use(row) for each row of a segment, as segments of their own.
+// Calls use(row) for each row of a segment, as their own segments.
 template <class Use>
 void ForEachRow(const Segment& s, const Use& use) {
   if (s.row == 0) return use(s);

@@ -193,8 +193,8 @@ std::string LineOf(const std::vector<DrawToWrite>& draws,
   return text + std::string(kLineSum) + std::to_string(SumOf(text)) + "}\n";
 }
 
-// Of store.json; nothing where there is no store. Throws std::runtime_error if
-// it cannot be read.
+// Of store.json; nothing where there is no store. Throws std::runtime_error
+// if it cannot be read.
 std::optional<std::vector<StoredTensor>> ReadStore(const std::string& store) {
   const std::string path = store + "/store.json";
   const auto text = TextOfFile(path);

@@ -59,7 +59,7 @@ void CheckFriction(double noise_estimate,
                    double friction,
                    const char* what,
                    const std::string& where) {
-  // momentum 0.9 and noise_estimate 0.1 are equal parts of 1, but for rounding.
+  // momentum 0.9 and noise_estimate 0.1 are equal parts of 1, up to rounding.
   if (noise_estimate > friction + 1e-12) {
     Invalid("Invalid noise_estimate: " + Rounded(noise_estimate) + where +
             " (must not exceed the friction " + what + " = " +

@@ -274,10 +274,10 @@ struct Collector::Work {
   const torch::nn::Module& model;
   std::vector<std::string> names;
   ChainWriter writer;
-  // Whether draws of an earlier run are there, about which nobody has decided.
+  // True if draws of an earlier run are there, about which nobody has decided.
   bool is_undecided;
   bool is_closed = false;
-  // Whether draws could not be written.
+  // True if draws could not be written.
   bool has_failed = false;
   std::vector<DrawToWrite> waiting;
   size_t draw_bytes = 0;

@@ -93,7 +93,7 @@ class EWSGImpl : public SamplerImpl {
     // A tensor, on their device, for several chains.
     progress_.keep("num_accepted", Count());
     // The minibatches drawn so far; and what Python's persistent index chain
-    // goes on from, nothing here.
+    // continues from, nothing here.
     progress_.keep<int64_t>("num_drawn", 0);
     progress_.keep("minibatches", std::vector<int64_t>());
   }
@@ -141,7 +141,7 @@ class EWSGImpl : public SamplerImpl {
   // How many proposals had the gradient of the minibatch before, and were not
   // zero; none once a proposal had another.
   std::optional<int64_t> num_equal_ = 0;
-  // The minibatches drawn, with those of the step being made.
+  // The minibatches drawn, the present step's included.
   int64_t num_drawn_ = 0;
 };
 
@@ -191,7 +191,7 @@ torch::Tensor EWSGImpl::step(
           key, found == states().end() ? nullptr : found->second->clone());
     }
   }
-  const auto put_back = [&] {
+  const auto restore = [&] {
     for (auto& [key, state] : before) {
       if (state == nullptr) {
         states().erase(key);
@@ -209,12 +209,12 @@ torch::Tensor EWSGImpl::step(
       accepted = Sum(accepted, propose(closure, lists, proposal));
     }
   } catch (const StepSkipped&) {
-    put_back();
+    restore();
     skip_step();
     progress_.put("num_drawn", num_drawn_);
     return loss;
   } catch (...) {
-    put_back();
+    restore();
     throw;
   }
   for (const TensorLists& each : lists) {

@@ -156,7 +156,7 @@ bool SamplerImpl::is_check_deferred(
 }
 
 // Lets the device decide whether to make the update, if the host has not
-// looked.
+// checked.
 void SamplerImpl::set_gate(std::vector<TensorLists>& lists) {
   const std::vector<FiniteCheck> seen = std::exchange(finite_check_.asked, {});
   if (seen.empty()) return;

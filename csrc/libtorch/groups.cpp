@@ -262,7 +262,7 @@ void SamplerImpl::complete_means(size_t group, OptionValues& options) {
   has_means = false;
 }
 
-// What is left open is no part of what is seen from outside.
+// What is left open is not a part of what is seen from outside.
 void SamplerImpl::complete_all() const {
   for (size_t i = 0; i < groups().size(); ++i) {
     // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)

@@ -19,7 +19,7 @@ namespace torch_sgmcmc {
 // The spec of the operator with this name.
 const OpSpec& OpSpecNamed(std::string_view op);
 
-// The keys of what a spec keeps of a parameter, that of a master last.
+// The keys of what a spec keeps of a parameter, the master's last.
 std::vector<std::string> KeysOf(const OpSpec& spec);
 
 // What an update's operator takes besides what its lists say.
@@ -46,7 +46,7 @@ class Method {
   const OpSpec& spec_;
   void (*call_)(const TensorLists& lists,
                 const UpdateNumbers& numbers) = nullptr;
-  // Of the spec's numbers among those of the options, which may lack some.
+  // Places of the spec's numbers in the options, which may lack some.
   std::vector<std::optional<size_t>> places_;
   std::vector<double TensorLists::*> from_lists_;  // or null
   std::vector<size_t> common_places_;              // of kCommonNumbers

@@ -50,7 +50,7 @@ struct OperatorOf<Name, Result(Args...)> {
   static constexpr const char* kText = Name::kText;
 
   // Its place in torch's dispatcher, looked up once. Throws c10::Error unless
-  // the schema is that of these types, which torch does not look at where a
+  // the schema has these types, which torch does not check where a
   // kernel was registered without types, as all of ours.
   static const auto& handle() {
     static const auto found = [] {

@@ -18,7 +18,7 @@ namespace {
 constexpr double kExactIntegers = 9007199254740992.0;  // 2^53
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
-// Whether a value is a number that can be read.
+// True if a value is a number that can be read.
 bool IsNumber(const c10::IValue& value) {
   if (!value.isTensor() || !value.toTensor().defined()) return false;
   const at::Tensor& tensor = value.toTensor();
@@ -345,12 +345,12 @@ void OptionValues::check_ranges() const {
   }
   // The products of numbers in range may overflow.
   const double step_size = number_or("lr", 0);
-  const double heat = number_or("temperature", 1);
+  const double t = number_or("temperature", 1);
   const double count = number_or("num_data", 1);
-  const double scale = std::sqrt(2 * step_size) * std::sqrt(heat / count);
+  const double scale = std::sqrt(2 * step_size) * std::sqrt(t / count);
   if (!(scale <= std::numeric_limits<float>::max())) {
     Invalid("Invalid lr: " + Shown(step_size) + " with temperature " +
-            Shown(heat) + " and num_data " + Shown(count) +
+            Shown(t) + " and num_data " + Shown(count) +
             ": the noise has standard deviation sqrt(2 lr T / N) = " +
             Shown(scale) + ", which float32 cannot hold. Give smaller numbers");
   }

@@ -50,7 +50,7 @@ c10::IValue SavedCount(const Count& count);
 // The same of an int that is too wide; all else is as it is.
 c10::IValue Narrow(const c10::IValue& value);
 
-// Whether values are equal, where NaN is like NaN.
+// True if values are equal, where NaN is like NaN.
 bool Alike(const c10::IValue& a, const c10::IValue& b);
 
 // Throws unless the values of these keys are equal in all groups.
@@ -118,7 +118,7 @@ class NamedValues {
   };
 
   std::vector<Value> values_;
-  // Whether a sampler has checked the values as they are.
+  // True if a sampler has checked the values as they are.
   mutable bool is_checked_ = false;
 };
 
@@ -148,7 +148,7 @@ class OptionValues : public NamedValues {
 
   // Takes what is not set from others of the same sampler.
   void inherit(const OptionValues& defaults);
-  // Whether values of these names are equal.
+  // True if values of these names are equal.
   bool agrees_with(const OptionValues& other,
                    const std::vector<std::string>& names) const;
   void share(const OptionValues& other, const std::vector<std::string>& names);
@@ -164,7 +164,7 @@ class OptionValues : public NamedValues {
   std::optional<int64_t> seed;
   // The factor of a noise estimate that was given at another lr, T or N.
   double estimate_scale = 1;
-  // Whether a sampler has filled in what they leave open.
+  // True if a sampler has filled in what they leave open.
   bool is_complete = false;
 
  private:

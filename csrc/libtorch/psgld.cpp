@@ -21,7 +21,7 @@ at::Tensor Root(const at::Tensor& tensor) {
   return roots;
 }
 
-// √G, kept while V, as far as torch knows, and ε are what they were.
+// √G, kept while V and ε are unchanged by torch's counts.
 class KeptRoot {
  public:
   const at::Tensor& of(const at::Tensor& v, double eps) {

@@ -49,13 +49,13 @@ MomentumSettings MomentumSettingsOf(const OptionValues& options) {
   return {options.lr(), options.temperature(), options.num_data()};
 }
 
-// Whether the record of the momenta is not of these options.
+// True if the record of the momenta is not of these options.
 bool HasChanged(const GroupRecords& records, const OptionValues& options) {
   return options.lr() > 0 &&
          (!records.momenta || *records.momenta != MomentumSettingsOf(options));
 }
 
-// Whether the step begins with new momenta, after T = 0.
+// True if the step begins with new momenta, after T = 0.
 bool IsDrawn(const GroupRecords& records, const OptionValues& options) {
   return records.momenta && HasChanged(records, options) &&
          !MomentumScale(*records.momenta, MomentumSettingsOf(options));
@@ -140,8 +140,8 @@ bool SamplerImpl::rests() const {
   return !groups().empty();
 }
 
-// Draws the momenta of groups whose T is no longer 0, in their own memory where
-// a graph may know it.
+// Draws the momenta of groups whose T is no longer 0, in their own memory
+// where a graph may know it.
 void SamplerImpl::redraw_momenta() {
   for (size_t g = 0; g < groups().size(); ++g) {
     const OptionValues& options = options_of(g);
@@ -169,7 +169,7 @@ void SamplerImpl::redraw_momenta() {
   }
 }
 
-// Multiplies momenta and thermostats of a group, but for those of some.
+// Multiplies momenta and thermostats of a group, except some parameters'.
 void SamplerImpl::multiply_state(size_t group,
                                  const Scales& scales,
                                  const std::vector<TensorLists>& updated) {
@@ -189,7 +189,7 @@ void SamplerImpl::multiply_state(size_t group,
   }
 }
 
-// Rescales what the update of `lists` has left out, and sets the records.
+// Rescales what the update of `lists` has skipped, and sets the records.
 void SamplerImpl::finish_rescaling(const std::vector<TensorLists>& lists) {
   for (size_t g = 0; g < groups().size(); ++g) {
     GroupRecords& records = chain_.groups[g].records;
@@ -204,7 +204,7 @@ void SamplerImpl::finish_rescaling(const std::vector<TensorLists>& lists) {
   }
 }
 
-// Of a capturable sampler: the host does not know what the device leaves out.
+// Of a capturable sampler: the host does not know what the device skips.
 void SamplerImpl::rescale_now(std::vector<TensorLists>& lists) {
   redraw_momenta();
   for (size_t g = 0; g < groups().size(); ++g) {
@@ -219,7 +219,7 @@ void SamplerImpl::rescale_now(std::vector<TensorLists>& lists) {
   }
 }
 
-// Whether there are momenta to rescale that an update leaves out.
+// True if there are momenta to rescale that an update skips.
 bool SamplerImpl::leaves_momenta(const std::vector<TensorLists>& lists) const {
   size_t updated = 0;
   for (const TensorLists& each : lists) updated += each.params.size();

@@ -352,7 +352,7 @@ void SamplerImpl::advance(const std::vector<TensorLists>& lists) {
   }
 }
 
-// Whether these parameters are all that moved in the last step.
+// True if these parameters are all that moved in the last step.
 bool SamplerImpl::has_moved(const std::vector<TensorLists>& lists) const {
   auto known = moved_.begin();
   for (const TensorLists& each : lists) {

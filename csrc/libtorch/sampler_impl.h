@@ -5,7 +5,7 @@
 // range of elements of its own, from its offset on and as long as its size;
 // beyond next_offset nothing has ever been numbered. A parameter that grows
 // would reach into its neighbour's range, and independent coordinates would
-// share their noise: every step looks at sizes and refuses what has changed.
+// share their noise: every step checks sizes and refuses changes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,7 +31,7 @@
 
 namespace torch_sgmcmc {
 
-// The step is to be skipped. It is no error, and never leaves step().
+// The step is to be skipped. It is not an error, and never leaves step().
 struct StepSkipped {};
 
 // What a closure has made is not finite; and its losses, where they are
@@ -86,7 +86,7 @@ struct GroupState {
   std::vector<int64_t> sizes;
   Count step;
   Count num_skipped;
-  // Whether the means of its priors are tensors.
+  // True if the means of its priors are tensors.
   bool has_means = false;
   GroupRecords records;
 
@@ -121,7 +121,7 @@ struct FiniteCheck {
   at::Tensor counts;
 };
 
-// What is known of gradients that are not finite: Note [Who looks at gradients]
+// The finite check of gradients: Note [Who checks gradients]
 // of torch_sgmcmc/_impl/finite_check.py.
 struct DeferredFiniteCheck {
   // What the device was asked in this step.
@@ -214,11 +214,11 @@ class SamplerImpl {
   virtual std::vector<std::string> nonfinite_choices() const {
     return {"raise", "skip", "ignore"};
   }
-  // K if each of K chains has a seed of its own, else 0.
+  // K if each of K chains has its own seed, else 0.
   virtual int64_t chains_with_seeds(const OptionValues& options) const {
     return options.chains().value_or(0);
   }
-  // Whether the host waits until the next step to see what was found.
+  // True if the host waits until the next step to see what was found.
   virtual bool is_check_deferred(const std::vector<TensorLists>& lists) const;
   // Called when parameters or their states may have been exchanged for others.
   virtual void parameters_changed() {}
@@ -241,7 +241,7 @@ class SamplerImpl {
   // Makes the update of everything listed and counts the step.
   void advance(const std::vector<TensorLists>& lists);
   // Makes the update of an operator with a row, with the group's
-  // hyperparameters but for those given instead.
+  // hyperparameters except for those given instead.
   void update_by(
       const char* op,
       const TensorLists& lists,
@@ -260,7 +260,7 @@ class SamplerImpl {
   void check(const OptionValues& options) const;
   // "raise", "skip" or "ignore", for all groups.
   std::string nonfinite() const;
-  // Whether lr is 0 in all groups: a step then does nothing.
+  // True if lr is 0 in all groups: a step then does nothing.
   bool rests() const;
   std::vector<at::Tensor> all_params() const;
   auto& states() const { return owner_->state(); }
@@ -328,7 +328,7 @@ class SamplerImpl {
   // The parameters of the last step, all of which had a gradient and state that
   // fits.
   std::vector<const void*> moved_;
-  // Whether there are momenta that follow lr.
+  // True if there are momenta that follow lr.
   bool keeps_momenta_ = false;
   // The operators that have made updates.
   std::vector<Method> methods_;

@@ -215,7 +215,7 @@ const at::Tensor& SamplerParamState::operator[](std::string_view name) const {
 
 // ---- Saving -----------------------------------------------------------------
 
-// A param group but for its parameters' numbers.
+// A param group except for its parameters' numbers.
 StateDict SamplerImpl::write_group(const OptionValues& options,
                                    const NamedValues& progress,
                                    const ChainState& chain,
@@ -302,7 +302,7 @@ void SamplerImpl::load_state_dict(const StateDict& dict) {
   std::vector<std::string> indices_of_all;
   std::vector<std::string> keys = state_keys();
   keys.emplace_back("prior_mean");
-  keys.emplace_back("step");  // in Python's, that of the groups
+  keys.emplace_back("step");  // in Python's, the groups' step
   std::vector<StateDict> written;
   for (size_t i = 0; i < num_groups; ++i) {
     const StateDict group = DictAt(theirs, i, "param group");
@@ -458,7 +458,7 @@ void SamplerImpl::read_means(
     }
     const std::string index = std::to_string(indices[p]);
     if (!mean.defined()) {
-      // torch.distributed.checkpoint leaves out what requires no gradients.
+      // torch.distributed.checkpoint skips what requires no gradients.
       if (!params[p].requires_grad()) {
         still.push_back(params[p]);
       } else if (lacking.empty()) {

@@ -384,7 +384,7 @@ std::shared_ptr<Trajectory> SBPSImpl::resumed() {
   return std::make_shared<Trajectory>(std::move(parts));
 }
 
-// Whether a flight is the one that the state holds, of the same parameters.
+// True if a flight is the one that the state holds, of the same parameters.
 bool SBPSImpl::is_current(const Trajectory& flight) {
   size_t wanted = 0;
   for (const auto& group : groups()) {

@@ -56,7 +56,7 @@ void StartState(const TensorLists& lists,
     key.offsets = offsets;
     gaussian_(
         fresh,
-        // All momenta are multiplied by the update, if those of others are.
+        // The update scales all momenta or none.
         std::sqrt(options.lr() * options.temperature() / options.num_data()) /
             lists.momentum_scale,
         key.offsets,

@@ -31,7 +31,7 @@ struct TensorLists {
   std::vector<int64_t> offsets;
   // The means of their priors; empty if they are options->prior_mean().
   std::vector<at::Tensor> prior_means;
-  // Of those of params that are in bf16 or fp16.
+  // For the params in bf16 or fp16.
   std::vector<at::Tensor> masters;
   std::vector<std::vector<at::Tensor>> state;
   // Where the device decides whether to make the update: an int64 scalar in
@@ -62,12 +62,12 @@ at::ScalarType StateDtype(const at::Tensor& param);
 // sampler remembers is not rounded to half precision.
 at::Tensor ZeroState(const at::Tensor& param);
 
-// Whether a parameter is the rounded value of a master: Note [Master
+// True if a parameter is the rounded value of a master: Note [Master
 // parameters] in ops/roles.h.
 bool HasMaster(const at::Tensor& param);
 
-// Begins, as a row says, what has not begun: `tensors` points to that of each
-// of lists.params.
+// Creates state as the spec says where there is none: `tensors` has a pointer
+// for each of lists.params.
 void StartState(const TensorLists& lists,
                 const std::vector<at::Tensor*>& tensors,
                 Start how);
@@ -89,7 +89,7 @@ inline std::optional<at::TensorList> MeansOf(
 // nothing: then it always differs.
 int64_t VersionOf(const at::Tensor& tensor);
 
-// Tells autograd, and whoever looks, that an operator changed these.
+// Tells autograd that an operator changed these.
 void BumpVersions(at::TensorList tensors);
 
 // ---- Parameters that a sampler accepts (parameters.cpp)
@@ -99,7 +99,7 @@ void BumpVersions(at::TensorList tensors);
 torch::OrderedDict<std::string, at::Tensor> TensorsOf(
     const torch::nn::Module& module);
 
-// Whether strides leave open that elements share memory.
+// True if strides leave open that elements share memory.
 bool MayRepeat(const at::Tensor& param);
 
 // Throws if the sampler of this name cannot sample a parameter.

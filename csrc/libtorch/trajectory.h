@@ -80,7 +80,7 @@ class Trajectory {
   void place(double time);
   // Remembers that the parameters are where they are at that time.
   void mark(double time);
-  // Whether the parameters are where this flight has them at that time.
+  // True if the parameters are where this flight has them at that time.
   bool is_at(double time);
 
   // Other lines from here.

@@ -8,7 +8,7 @@
 // with f = 1 unless lr, T or N have changed (host/rescaling.h), g = grad +
 // (lambda / N) (theta - mu), m the momentum and f = 2 (1 - m) / (1 + m), so
 // that without beta v has (1 - m^2) lr T / N, what an exact step of Ornstein
-// and Uhlenbeck has: BAOAB of Leimkuhler and Matthews 2013, looked at where its
+// and Uhlenbeck has: BAOAB of Leimkuhler and Matthews 2013, observed where its
 // gradient is. beta = lr N Var(grad) / (2 T) is what minibatches bring, to
 // first order in lr.
 #pragma once

@@ -4,7 +4,7 @@
 // The decision between two minibatches needs the difference alone,
 //   W(g') - W(g) = N / (4 alpha T) sum (g' - g) (lr (g + g') + 2 u),
 // in which theta cancels from g' - g, the large common |u|^2 never appears, and
-// lr = 0 is no special case. W is derived in docs/samplers/ewsg.md.
+// lr = 0 is not a special case. W is derived in docs/samplers/ewsg.md.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@
 
 namespace torch_sgmcmc {
 
-// Values are those of the operators' argument `surrogate`.
+// The values of the operators' argument `surrogate`.
 enum class Surrogate : int64_t {
   kMomentum = 0,
   kZero = 1,

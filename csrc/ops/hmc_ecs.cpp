@@ -1,5 +1,5 @@
-// torch_sgmcmc::ecs_*: one evaluation of HMC-ECS, but for the closure and its
-// backward pass, and one step of its leapfrog. On the CPU, in float64.
+// torch_sgmcmc::ecs_*: one evaluation of HMC-ECS, except for the closure and
+// its backward pass, and one step of its leapfrog. On the CPU, in float64.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -85,7 +85,7 @@ std::vector<double> ECSOffset(const double* theta,
   return delta;
 }
 
-// Whether expansions have no gradients: gradients are of shape [0, M, d].
+// True if expansions have no gradients: gradients are of shape [0, M, d].
 bool IsConstant(const Tensor& gradients, const ECSMaybe& hessians) {
   return !hessians && gradients.defined() && gradients.dim() == 3 &&
          gradients.size(0) == 0;

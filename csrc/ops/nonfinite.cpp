@@ -38,22 +38,22 @@ Nonfinite CountOnIsa(const void* data, int64_t begin, int64_t end, Isa isa) {
   return portable::CountNonfiniteIn<T>(data, begin, end);
 }
 
-// Calls look(element of the segment's type, segment, begin, end) for each
+// Calls check(element of the segment's type, segment, begin, end) for each
 // stretch.
-template <class Look>
-void ForEachStretch(const Plan& plan, const Look& look) {
+template <class Check>
+void ForEachStretch(const Plan& plan, const Check& check) {
   ParallelOverStretches(
       plan.segments(),
       [&](const Segment& s, int64_t begin, int64_t end) {
         switch (s.dtype) {
           case ScalarType::Double:
-            return look(double{}, s, begin, end);
+            return check(double{}, s, begin, end);
           case ScalarType::BFloat16:
-            return look(torch::headeronly::BFloat16{}, s, begin, end);
+            return check(torch::headeronly::BFloat16{}, s, begin, end);
           case ScalarType::Half:
-            return look(torch::headeronly::Half{}, s, begin, end);
+            return check(torch::headeronly::Half{}, s, begin, end);
           default:
-            return look(float{}, s, begin, end);
+            return check(float{}, s, begin, end);
         }
       },
       kGrainToCount);

@@ -17,7 +17,7 @@
 namespace torch_sgmcmc {
 
 // The bits of a type: as an integer, signed since vector units compare such,
-// and those of its infinity. The integers may alias the numbers.
+// and the bits of its infinity. The integers may alias the numbers.
 template <class T>
 struct BitsOf;
 template <>
@@ -41,7 +41,7 @@ struct BitsOf<torch::headeronly::Half> {
   static constexpr int16_t kInfinity = 0x7C00;
 };
 
-// Without the sign: above those of infinity for NaN.
+// Without the sign: NaN's are above infinity's.
 template <class Bits>
 SG_INLINE Bits Magnitude(Bits bits) {
   constexpr Bits kAllButSign = std::numeric_limits<Bits>::max();
@@ -86,7 +86,7 @@ SG_INLINE Nonfinite CountThread(const SegmentTable& table,
   return counts;
 }
 
-// Whether one of the counts is not 0, as far as a thread of `threads` looks.
+// True if one of the counts is not 0, as read by one thread of `threads`.
 SG_INLINE bool AnyCount(const int64_t* counts,
                         int64_t size,
                         int thread,

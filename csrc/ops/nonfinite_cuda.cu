@@ -62,7 +62,7 @@ Tensor CountNonfinite(TensorList tensors) {
   return CountNonfiniteOf("count_nonfinite", tensors, "tensors");
 }
 
-// Writes the step of the updates that follow, negative if they are left out,
+// Writes the step of the updates that follow, negative if they are skipped,
 // and counts, if the counters are on the device.
 __global__ void __launch_bounds__(kThreads)
     GateKernel(const int64_t* counts,
@@ -154,7 +154,7 @@ std::tuple<Tensor, Tensor> DeferredStep(TensorList params,
   const int32_t device = grads[0].get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   if (counts) CheckCounts(kOp, *counts);
-  // Counters of the host are read and counted here, those of the device there.
+  // Host counters are read and advanced here, device counters on the device.
   const bool is_counted_there = num_skipped.has_value();
   int64_t* count = is_counted_there ? DeviceCounter(kOp, "step", step, device)
                                     : HostCounter(kOp, step);

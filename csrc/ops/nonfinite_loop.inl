@@ -1,4 +1,4 @@
-// The CPU loops over a stretch that look for what is not finite and that count
+// The CPU loops over a stretch that find values that are not finite and count
 // it, compiled once per instruction set (see random/isa.h).
 
 template <class T>

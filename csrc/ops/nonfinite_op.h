@@ -38,7 +38,7 @@ inline void CheckCounts(const char* op, const Tensor& counts) {
   }
 }
 
-// Counts a step that was made, or left out, where the device counts both.
+// Counts a step that was made, or skipped, where the device counts both.
 SG_INLINE void CountStep(bool any, int64_t* step, int64_t* num_skipped) {
   int64_t* count = any && num_skipped != nullptr ? num_skipped : step;
   ++*count;

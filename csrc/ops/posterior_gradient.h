@@ -1,8 +1,8 @@
-// The gradient that updates go by, shared by CPU and CUDA: that of U / N,
+// The gradient of updates, shared by CPU and CUDA: the gradient of U / N,
 //
 //   g = grad + (lambda / N) (theta - mu),
 //
-// grad being that of the mean loss, and the rest the prior's.
+// grad being the mean loss's gradient, and the rest the prior's.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct PriorCoefficients {
 template <class Real>
 class PosteriorGradient {
  public:
-  // Of coefficients that have those of a prior.
+  // From coefficients with a prior's.
   template <class Coefficients>
   explicit PosteriorGradient(const Coefficients& c)
       : weight_decay_(static_cast<Real>(c.weight_decay)),

@@ -33,10 +33,10 @@ struct PSGLDMoveCoefficients : PriorCoefficients {
   explicit PSGLDMoveCoefficients(const Call& number)
       : PriorCoefficients(number),
         lr(number("lr")),
-        heat(lr * number("temperature") / number("num_data")) {}
+        scaled_temperature(lr * number("temperature") / number("num_data")) {}
 
   double lr;
-  double heat;  // lr T / N
+  double scaled_temperature;  // lr T / N
 };
 
 struct PSGLDCoefficients : PSGLDMoveCoefficients {
@@ -57,7 +57,7 @@ class PSGLDMove {
   explicit PSGLDMove(const PSGLDMoveCoefficients& c)
       : minus_lr_(static_cast<Real>(-c.lr)),
         weight_decay_(static_cast<Real>(c.weight_decay)),
-        noise_scale_(static_cast<Real>(std::sqrt(2 * c.heat))),
+        noise_scale_(static_cast<Real>(std::sqrt(2 * c.scaled_temperature))),
         prior_mean_(static_cast<Real>(c.prior_mean)) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
@@ -106,7 +106,7 @@ class PSGLDFrozenUpdate {
   PSGLDMove<Real> move_;
 };
 
-// V adapts, Gamma is left out.
+// V adapts, Gamma is skipped.
 template <class Real>
 class PSGLDAdaptingUpdate {
  public:
@@ -154,7 +154,8 @@ class PSGLDCorrectedUpdate {
         eps_(static_cast<Real>(c.eps)),
         decay_(static_cast<Real>(c.decay)),
         weight_(static_cast<Real>(1 - c.decay)),
-        minus_half_heat_(static_cast<Real>(-0.5 * c.heat)),
+        minus_half_scaled_temperature_(
+            static_cast<Real>(-0.5 * c.scaled_temperature)),
         largest_jacobian_(static_cast<Real>(c.decay > 0 ? 1 / c.decay : 1)) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return move_.needs_noise(); }
@@ -171,7 +172,7 @@ class PSGLDCorrectedUpdate {
     // dG/dV = -G^2 / (2 sqrt(V)). V = 0 only if all gradients were 0 or too
     // small to be squared, and then W is 0 or as small.
     const Real slope = w / (root + Real(0x1p-63));
-    const Real gamma = minus_half_heat_ * (g * g) * slope;
+    const Real gamma = minus_half_scaled_temperature_ * (g * g) * slope;
     x[0] = move_.Theta(x[0], x[5], x[1], root_of_g, xi) + gamma;
     Real jacobian = move_.Jacobian(g, x[4]);
     jacobian = jacobian > 0 ? jacobian : Real(0);
@@ -184,7 +185,7 @@ class PSGLDCorrectedUpdate {
   Real eps_;
   Real decay_;
   Real weight_;
-  Real minus_half_heat_;
+  Real minus_half_scaled_temperature_;
   Real largest_jacobian_;
 };
 

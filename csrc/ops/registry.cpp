@@ -58,8 +58,8 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
   // The same without waiting for the device, which leaves the updates out if
   // gradients are not finite. With `num_skipped` both counters are the
   // device's, and it counts; otherwise the step is counted in any case.
-  // `counts` are those of count_nonfinite, if the caller has them. Returns the
-  // counts and the step, -1 if it was left out.
+  // `counts` come from count_nonfinite, if the caller has them. Returns the
+  // counts and the step, -1 if it was skipped.
   m.def(
       "deferred_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] state, "
       "Tensor packed, Tensor(c!) step, Tensor(d!)? num_skipped=None, "
@@ -71,7 +71,7 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
       "ewsg_step_(Tensor(a!)[] params, Tensor[] grads, Tensor[] proposals, "
       "Tensor(b!)[] state, Tensor packed, Tensor weights, Tensor(c!) step, "
       "int proposal) -> int");
-  // Whether any element is not finite: on the CPU, where the host need not
+  // True if any element is not finite: on the CPU, where the host need not
   // wait.
   m.def("any_nonfinite(Tensor[] tensors) -> bool");
   // OpSpec i of the result: how many elements of tensor i are NaN, and

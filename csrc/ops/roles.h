@@ -10,7 +10,7 @@
 // fp16. Rounded to nearest after every update, the chain forgets small moves:
 // on N(1, 0.03^2) at lr h = 0.001 a bf16 chain has 0.3 (SGHMC) of the variance.
 // Stochastic rounding keeps their mean, but a move of deviation s is rounded
-// with a variance of about 0.8 s ulp, which is more heat than s^2 where s <
+// with a variance of about 0.8 s ulp, which exceeds s^2 where s <
 // ulp. So the chain runs on a master in fp32, a state of the sampler like a
 // momentum, and the parameter is the master rounded to nearest: what a model
 // computes with, what the gradient is taken at. A parameter that is not its
@@ -59,7 +59,7 @@ using Arithmetic = std::conditional_t<std::is_same_v<T, double>, double, float>;
 template <Role role, class T>
 using Stored = std::conditional_t<IsInArithmeticType(role), Arithmetic<T>, T>;
 
-// Whether such an argument comes with a master, see Note [Master parameters].
+// True if such an argument comes with a master, see Note [Master parameters].
 template <Role role, class T>
 constexpr bool kHasMaster = (role == Role::kParameter ||
                              role == Role::kPosition) &&
@@ -82,7 +82,7 @@ constexpr size_t kArguments = std::tuple_size_v<decltype(Update::kRoles)>;
 template <class Update>
 constexpr auto kIndices = std::make_index_sequence<kArguments<Update>>();
 
-// Whether an update (or a map) subtracts the prior's mean. Where there is no
+// True if an update (or a map) subtracts the prior's mean. Where there is no
 // array of it, it is update.prior_mean().
 template <class Update>
 constexpr bool kHasPriorMean = [] {

@@ -41,7 +41,7 @@ struct SGHMCCoefficients : PriorCoefficients {
       : PriorCoefficients(number),
         lr(number("lr")),
         momentum(number("momentum")),
-        heat(2 * lr * number("temperature") / number("num_data")),
+        scaled_temperature(2 * lr * number("temperature") / number("num_data")),
         noise_estimate(number("noise_estimate")),
         momentum_scale(number("momentum_scale")) {}
 
@@ -59,16 +59,18 @@ struct SGHMCCoefficients : PriorCoefficients {
     c.filter = {every, false};
     return c;
   }
-  double DrawStd() const { return std::sqrt(heat / (1 + momentum)); }
+  double DrawStd() const {
+    return std::sqrt(scaled_temperature / (1 + momentum));
+  }
 
   // Variance of the injected noise.
   double NoiseVariance() const {
-    return std::max(0.0, (1 - momentum) - noise_estimate) * heat;
+    return std::max(0.0, (1 - momentum) - noise_estimate) * scaled_temperature;
   }
 
   double lr;
   double momentum;
-  double heat;  // 2 lr T / N
+  double scaled_temperature;  // 2 lr T / N
   double noise_estimate;
   double momentum_scale;  // f
   EveryKSteps filter;
@@ -126,7 +128,7 @@ class SGHMCNoiseAwareUpdate : public PosteriorGradient<Real> {
 
   SG_INLINE void operator()(Real (&x)[5], Real xi) const {
     const Real g = this->Gradient(x[0], x[4], x[1]);
-    // The caller has checked that this is not negative but for rounding.
+    // The caller has checked that this is not negative up to rounding.
     const Real variance = Fma(minus_lr_squared_, x[3], noise_variance_);
     const Real noise = sqrt(variance > 0 ? variance : Real(0)) * xi;
     x[2] = Fma(momentum_, x[2], Fma(minus_lr_, g, noise));

@@ -8,7 +8,7 @@
 // with g = grad + (lambda / N) (theta - mu) and A = 1 - momentum: Ding et al.
 // 2014, algorithm 2, with a thermostat for each coordinate as in Li et al.
 // 2015. f is 1 unless lr, T or N have changed (host/rescaling.h). The state is
-// delta = alpha - A, which is then multiplied by a scale of its own, first. Why
+// delta = alpha - A, which is then multiplied by its own scale, first. Why
 // u^2 stands where the papers have v^2, and why delta, is in
 // docs/samplers/sgnht.md.
 #pragma once
@@ -31,17 +31,17 @@ struct SGNHTCoefficients : PriorCoefficients {
       : PriorCoefficients(number),
         lr(number("lr")),
         momentum(number("momentum")),
-        heat(lr * number("temperature") / number("num_data")),
+        scaled_temperature(lr * number("temperature") / number("num_data")),
         // Where no momentum is to be had in equilibrium, the thermostat rests.
-        rate(heat > 0 ? number("thermostat_rate") : 0),
+        rate(scaled_temperature > 0 ? number("thermostat_rate") : 0),
         momentum_scale(number("momentum_scale")),
         thermostat_scale(number("thermostat_scale")) {}
 
   double lr;
   double momentum;
-  double heat;            // lr T / N
-  double rate;            // kappa
-  double momentum_scale;  // f
+  double scaled_temperature;  // lr T / N
+  double rate;                // kappa
+  double momentum_scale;      // f
   double thermostat_scale;
 };
 
@@ -58,12 +58,13 @@ class SGNHTUpdate : public PosteriorGradient<Real> {
       : PosteriorGradient<Real>(c),
         minus_lr_(static_cast<Real>(-c.lr)),
         momentum_(static_cast<Real>(c.momentum)),
-        noise_scale_(
-            static_cast<Real>(std::sqrt(2 * (1 - c.momentum) * c.heat))),
+        noise_scale_(static_cast<Real>(
+            std::sqrt(2 * (1 - c.momentum) * c.scaled_temperature))),
         rate_(static_cast<Real>(c.rate)),
         momentum_scale_(static_cast<Real>(c.momentum_scale)),
         thermostat_scale_(static_cast<Real>(c.thermostat_scale)),
-        gain_(static_cast<Real>(c.rate > 0 ? c.rate / (4 * c.heat) : 0)) {}
+        gain_(static_cast<Real>(c.rate > 0 ? c.rate / (4 * c.scaled_temperature)
+                                           : 0)) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
 

@@ -1,4 +1,5 @@
-// What the gauges sum over a tensor before an update, shared by CPU and CUDA.
+// The sums of a tensor for TemperatureMonitor, before an update, shared by CPU
+// and CUDA.
 //
 // With x = theta - center, g = grad + (lambda / N) (theta - mu), and the
 // gradient of the step before:
@@ -10,7 +11,7 @@
 // w = 1 / (sqrt(V) + eps) with V as the update will have it, else 1; s what a
 // thermostat has learnt; clip(g) is within a bound, given as eps. Temperatures
 // are made of them in torch_sgmcmc/diagnostics/temperature_means.py. A list
-// that is not there is replaced by another one, which is not looked at.
+// that is not there is replaced by another one, which is not read.
 #pragma once
 
 #include <math.h>
@@ -161,7 +162,7 @@ struct TemperatureSums {
     const auto all = call->Arguments({});
     std::decay_t<decltype(all)> chosen;
     for (size_t i = 0; i < all.size(); ++i) {
-      // What is not looked at, and centers, may be absent.
+      // Unread lists, and centers, may be absent.
       const bool may_be_absent = i < 5 && (!reads[i] || i == 2);
       const bool is_replaced = may_be_absent && call->lists[i].empty();
       chosen.push_back(

@@ -33,9 +33,10 @@ enum class Purpose : uint32_t {
   kRefreshment = 7,  // velocities drawn on the unit sphere
   kMinibatch = 8,    // minibatches drawn uniformly (host side)
   kSubsample = 10,   // the data in HMC-ECS's subsamples (host side)
-  kSubsampleBlock = 11,  // which block of a subsample is drawn anew (host side)
-  kPoisson = 12,         // numbers of minibatches in its factors (host side)
-  kSeed = 13             // seeds made of seeds (host side)
+  kSubsampleBlock =
+      11,         // which block of a subsample is drawn again (host side)
+  kPoisson = 12,  // numbers of minibatches in its factors (host side)
+  kSeed = 13      // seeds made of seeds (host side)
 };
 
 constexpr int64_t kMaxStep = (int64_t{1} << 48) - 1;
@@ -66,7 +67,7 @@ struct NoiseStream {
 // not finite (ops/nonfinite.h), which on a GPU the host need not know.
 constexpr int64_t kLeftOut = -1;
 
-// Adds the device's part of the step; false if the update is left out.
+// Adds the device's part of the step; false if the update is skipped.
 SG_INLINE bool AddDeviceStep(const int64_t* device_step, NoiseStream& stream) {
   if (device_step == nullptr) return true;
   if (*device_step < 0) return false;
@@ -74,7 +75,7 @@ SG_INLINE bool AddDeviceStep(const int64_t* device_step, NoiseStream& stream) {
   return true;
 }
 
-// The device_step of an update that is left out if something is not finite.
+// The device_step of an update that is skipped if something is not finite.
 SG_INLINE int64_t GatedStep(bool is_nonfinite,
                             int64_t step,
                             const int64_t* device_step) {

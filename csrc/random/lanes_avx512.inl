@@ -83,7 +83,7 @@ struct Lanes {
     quads[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
     quads[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
   }
-  // Writes those of the floats whose bits are set, and returns where they end.
+  // Writes the floats whose bits are set, and returns where they end.
   // Up to a vector behind that is overwritten.
   static SG_INLINE float* StoreKept(float* out,
                                     const F32 quads[4],

@@ -17,7 +17,7 @@ struct PhiloxWords {
 
 // Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011) of kStates counters at once.
 // Words live in the low halves of 64-bit lanes; the high halves hold leftovers
-// that no operation looks at, because the 32 x 32 -> 64 bit multiplication
+// that no operation reads, because the 32 x 32 -> 64 bit multiplication
 // reads low halves only. A round is a chain of three dependent instructions, so
 // several counters advance in step to keep the processor busy.
 template <int kStates>
@@ -183,7 +183,7 @@ class NoiseSource {
   }
 
   // Writes the noise of quads that follow each other, which are those it
-  // began or goes on with, and goes on with others.
+  // began or continues with, and continues with others.
   SG_INLINE void Next(float* out, uint64_t quad, uint64_t then) {
     const auto write = [&](const Lanes::F32* z) { out = StoreQuads(out, z); };
     for (int64_t n = kQuads; n <= kQuadBlock; n += kQuads) {
@@ -191,8 +191,8 @@ class NoiseSource {
     }
   }
 
-  // Gives those of a block of quads to write(z), Lanes::kQuads quads at a time,
-  // and goes on with the next.
+  // Passes a block's quads to write(z), Lanes::kQuads quads at a time,
+  // and continues with the next.
   template <class Quads, class Write>
   SG_INLINE void Next(Quads& quads, const Write& write) {
     for (int64_t n = 0; n < kQuadBlock; n += kQuads) {

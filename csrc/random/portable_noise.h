@@ -42,7 +42,7 @@ SG_INLINE void QuadWords(const NoiseStream& stream,
               out);
 }
 
-// The seed that one makes for a stream of its own: 64 bits of Philox.
+// The seed that one makes for its own stream: 64 bits of Philox.
 SG_INLINE uint64_t ChainSeed(uint64_t seed, uint64_t chain) {
   const NoiseStream stream{seed, 0, static_cast<uint32_t>(Purpose::kSeed)};
   Philox<1> p{{{static_cast<uint32_t>(chain),

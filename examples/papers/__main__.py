@@ -1,4 +1,4 @@
-"""What papers have measured, measured again.
+"""Reproductions of the papers' experiments.
 
 python examples/papers                             # which experiments there are
 python examples/papers sghmc2014.figures --help    # options of one of them
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def experiments() -> dict[str, str]:
-    """By name, such as ``sghmc2014.figures``, what each of them is."""
+    """The experiments' titles by name, such as ``sghmc2014.figures``."""
     found = {}
     for path in sorted(Path(__file__).parent.glob("*/*.py")):
         text = path.read_text()

@@ -1,4 +1,4 @@
-"""Which steps of a chain become draws, with what weight: three ways to collect.
+"""Three ways to choose the steps that become draws, and their weights.
 
     python examples/python/collected_steps.py [--out runs/collected] [--steps 1000]
 
@@ -20,7 +20,7 @@ import torch_sgmcmc as sg
 
 
 def ways(steps: int) -> dict[str, dict[str, Any]]:
-    """By title, what ``sample`` is told besides model, data and sampler."""
+    """Arguments of ``sample`` besides model, data and sampler, by title."""
     tenth = steps // 10
     cycle, every = 3 * tenth, max(1, steps // 50)
     return {

@@ -47,7 +47,7 @@ def scored(probabilities: Tensor, labels: Tensor) -> str:
 
 
 def auroc(inside: Tensor, outside: Tensor) -> Tensor:
-    """How well a number tells other inputs from those like the training data."""
+    """Returns the AUROC of a score that separates other inputs from test data."""
     is_outside = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))])
     return binary_auroc(torch.cat([inside, outside]), is_outside.long())
 

@@ -44,7 +44,7 @@ class Minibatches:
     """Half of the points at a time, without end, always the same ones in turn."""
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """From the first."""
+        """Returns the values relative to the first."""
         order = torch.Generator().manual_seed(0)
         while True:
             rows = torch.randperm(len(X), generator=order)[:20]

@@ -96,7 +96,7 @@ def words(count: int, twice: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def optimized(model: nn.Module, batches: Iterable[Any], decay: float = 0) -> nn.Module:
-    """What Adam makes of it."""
+    """Fine-tunes with Adam, for comparison."""
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(trained, 5e-3, weight_decay=decay)
     for batch in tqdm(batches, desc="Adam"):

@@ -229,7 +229,7 @@ TEST(NamedCall, FindsArgumentsByTheirNames) {
   const SGHMCCoefficients c(named);
   EXPECT_EQ(c.lr, 0.125);
   EXPECT_EQ(c.momentum, 0.75);
-  EXPECT_EQ(c.heat, 2 * 0.125 * 2 / 10);
+  EXPECT_EQ(c.scaled_temperature, 2 * 0.125 * 2 / 10);
   EXPECT_EQ(c.weight_decay, 40.0 / 10);
   EXPECT_EQ(c.noise_estimate, 0.25);
   EXPECT_EQ(c.momentum_scale, 0.5);

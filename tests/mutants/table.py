@@ -75,8 +75,8 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         Mutant(
             "SGHMC: temperature forgotten",
             "ops/sghmc.h",
-            'heat(2 * lr * number("temperature") / number("num_data"))',
-            'heat(2 * lr * (number("temperature") > 0) / number("num_data"))',
+            'scaled_temperature(2 * lr * number("temperature") / number("num_data"))',
+            'scaled_temperature(2 * lr * (number("temperature") > 0) / number("num_data"))',
             (_updates("test_sghmc"), _law("SGHMC")),
         ),
         Mutant(
@@ -173,8 +173,8 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         Mutant(
             "SGNHT: no noise",
             "ops/sgnht.h",
-            "std::sqrt(2 * (1 - c.momentum) * c.heat)",
-            "0 * std::sqrt(2 * (1 - c.momentum) * c.heat)",
+            "std::sqrt(2 * (1 - c.momentum) * c.scaled_temperature)",
+            "0 * std::sqrt(2 * (1 - c.momentum) * c.scaled_temperature)",
             (_updates("test_sgnht"), _law("SGNHT")),
         ),
         Mutant(
@@ -304,8 +304,8 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         Mutant(
             "PSGLD: noise by half",
             "ops/psgld.h",
-            "std::sqrt(2 * c.heat)",
-            "std::sqrt(c.heat / 2)",
+            "std::sqrt(2 * c.scaled_temperature)",
+            "std::sqrt(c.scaled_temperature / 2)",
             (_updates("test_frozen_psgld"), _law("PSGLD")),
         ),
         Mutant(

@@ -61,7 +61,7 @@ def alarms_of(size, steps, monkeypatch, seed=0):
 
 
 def test_false_alarms(monkeypatch):
-    """At most 2 % of 200 reports without fault raise an issue, for any tensor size.
+    """False alarms: at most 2 % of 200 reports, for tensors of any size.
 
     The rates of all parts together are 0.9 %: more than 4 have a probability of 4 %,
     and 4 of 600 did with other seeds.

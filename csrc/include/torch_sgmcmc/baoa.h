@@ -13,7 +13,7 @@
 
 namespace torch_sgmcmc {
 
-/// Hyperparameters of BAOA: those of ManyChainsOf, and the following.
+/// Hyperparameters of BAOA: ManyChainsOf's and the following.
 class TORCH_SGMCMC_API BAOAOptions : public ManyChainsOf<BAOAOptions> {
  public:
   using ManyChainsOf::ManyChainsOf;
@@ -35,9 +35,9 @@ class TORCH_SGMCMC_API BAOAOptions : public ManyChainsOf<BAOAOptions> {
 ///   v ← m u + (1 + m) √((α-β̂) lr T / (2N)) ξ,    ξ ~ N(0, I),
 ///   θ ← θ + (u + v) / 2    (the new v).
 ///
-/// lr and momentum mean what they do for SGHMC, and minibatches heat as much;
-/// but on a quadratic the variance is exact at any lr at which it is stable.
-/// More: docs/samplers/baoa.md.
+/// lr and momentum mean what they do for SGHMC, and minibatches add as much to
+/// the temperature; but on a quadratic the variance is exact at any lr at which
+/// it is stable. More: docs/samplers/baoa.md.
 ///
 /// State: "momentum".
 ///

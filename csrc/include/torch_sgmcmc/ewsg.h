@@ -21,7 +21,7 @@
 
 namespace torch_sgmcmc {
 
-/// Hyperparameters of EWSG: those of OptionsOf (temperature > 0, not
+/// Hyperparameters of EWSG: OptionsOf's (temperature > 0, not
 /// capturable), and the following.
 class TORCH_SGMCMC_API EWSGOptions : public OptionsOf<EWSGOptions> {
  public:
@@ -29,7 +29,7 @@ class TORCH_SGMCMC_API EWSGOptions : public OptionsOf<EWSGOptions> {
   static constexpr const char* kSampler = "EWSG";
 
   /// 1 - α in [0, 1); α is the friction. 0 is the overdamped variant: no
-  /// momentum is kept, and the update is that of SGLD. Default: 0.9.
+  /// momentum is kept, and the update is SGLD's. Default: 0.9.
   TORCH_SGMCMC_ARG(double, momentum)
 
   /// What stands for the new momentum in the weights: "momentum", "zero", "one"
@@ -38,7 +38,7 @@ class TORCH_SGMCMC_API EWSGOptions : public OptionsOf<EWSGOptions> {
   TORCH_SGMCMC_ARG(std::string, surrogate)
 
   /// M >= 0, the number of further minibatches that a step draws; with 0 the
-  /// chain is that of SGHMC. For the whole sampler. Default: 1.
+  /// chain is SGHMC's. For the whole sampler. Default: 1.
   TORCH_SGMCMC_ARG(int64_t, index_chain_length)
 
   /// K makes K independent chains at once: every parameter has a leading

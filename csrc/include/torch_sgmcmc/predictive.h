@@ -47,14 +47,14 @@ struct Prediction {
 };
 
 /// Adds up what draws give for the same inputs, in float64: memory does not
-/// grow with their number. Outputs are those of a model in eval mode; no graph
+/// grow with their number. Outputs come from a model in eval mode; no graph
 /// is kept. The same numbers as Python's Predictive.
 class TORCH_SGMCMC_API Predictive {
  public:
   explicit Predictive(Link link = Link::kSoftmax) : link_(link) {}
 
   /// Adds a draw's outputs for all inputs, [inputs, ...]. Throws
-  /// std::invalid_argument if their shape is not that of the draws before or
+  /// std::invalid_argument if their shape differs from the earlier draws' or
   /// the weight is not finite; nothing has been added.
   void update(const at::Tensor& outputs, double weight = 1);
   /// Throws std::invalid_argument if there is no draw, or weights sum to 0.
@@ -62,11 +62,11 @@ class TORCH_SGMCMC_API Predictive {
   /// The draws that have been added.
   int64_t num_draws() const { return static_cast<int64_t>(weights_.size()); }
 
-  /// The sums so far, under the keys of Python's Predictive: either goes on
+  /// The sums so far, under the keys of Python's Predictive: either continues
   /// with the other's. Tensors are shared, not copied.
   StateDict state_dict() const;
   /// Goes on with the sums of another run, on a device. Throws
-  /// std::invalid_argument if they are not those of a Predictive with this
+  /// std::invalid_argument if they do not come from a Predictive with this
   /// link, or have averages of functions or quantiles, which are Python's;
   /// nothing has been loaded.
   void load_state_dict(const StateDict& state, c10::Device device = c10::kCPU);
@@ -76,7 +76,7 @@ class TORCH_SGMCMC_API Predictive {
   at::Tensor Entropy(const at::Tensor& values) const;
 
   Link link_;
-  // Of values, as distances from those of the first draw: variances of numbers
+  // Of values minus the first draw's: variances of numbers
   // far from 0 keep their digits.
   at::Tensor origin_;
   at::Tensor distances_;

@@ -16,7 +16,7 @@
 
 namespace torch_sgmcmc {
 
-/// Hyperparameters of PSGLD: those of ManyChainsOf, and the following.
+/// Hyperparameters of PSGLD: ManyChainsOf's and the following.
 class TORCH_SGMCMC_API PSGLDOptions : public ManyChainsOf<PSGLDOptions> {
  public:
   // Python's default of gamma is true.
@@ -30,7 +30,7 @@ class TORCH_SGMCMC_API PSGLDOptions : public ManyChainsOf<PSGLDOptions> {
   /// ε > 0, added to the root of V; the paper's λ. Default: 1e-5.
   TORCH_SGMCMC_ARG(double, eps)
 
-  /// Whether V follows the gradients; can be set in a group at any time.
+  /// True if V follows the gradients; can be set in a group at any time.
   /// Default: true.
   TORCH_SGMCMC_ARG(bool, adapt)
 };

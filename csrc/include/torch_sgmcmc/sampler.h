@@ -67,14 +67,14 @@ class SamplerImpl;
 /// it is not counted. More: docs/changing_settings.md.
 ///
 /// What is sampled are the parameters that require a gradient. A parameter that
-/// has none in a step is left out of it, as by torch's optimizers; one that has
+/// has none in a step is skipped, as by torch's optimizers; one that has
 /// a gradient in some steps only has another target.
 ///
 /// Gradients that are not finite reach neither parameters nor state, noise and
 /// step counter: nonfinite("raise"), the default, throws std::runtime_error,
 /// which names the parameter (on a GPU at the next step; with capturable it
-/// does not, and the step is left out), "skip" leaves the step out and counts
-/// it in num_skipped(), "ignore" does not look. Clipping gradients changes the
+/// does not, and the step is skipped), "skip" leaves the step out and counts
+/// it in num_skipped(), "ignore" does not check. Clipping gradients changes the
 /// target density, and so does leaving out steps. More:
 /// docs/samplers/sampler.md.
 class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
@@ -85,7 +85,7 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   // NOLINTNEXTLINE(google-default-arguments): as torch's own.
   torch::Tensor step(LossClosure closure = nullptr) final;
 
-  /// Adds a param group; its noise follows that of the existing groups. What
+  /// Adds a param group; its noise follows the existing groups'. What
   /// its options leave open is taken from the sampler's.
   ///
   /// torch's own add_param_group is not virtual, and through a reference to
@@ -165,7 +165,7 @@ class SamplerOf : public Sampler {
   }
 };
 
-/// Whether this build has CUDA kernels.
+/// True if this build has CUDA kernels.
 TORCH_SGMCMC_API bool has_cuda();
 
 }  // namespace torch_sgmcmc

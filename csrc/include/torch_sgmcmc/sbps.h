@@ -27,8 +27,8 @@
 namespace torch_sgmcmc {
 
 /// Hyperparameters of SBPS: num_data, prior_precision, prior_mean, temperature
-/// > 0 and seed of OptionsOf, and the following. There is no lr. A param group
-/// can have a prior of its own, all else is for the whole sampler.
+/// > 0 and seed of OptionsOf, and the following. There is no lr. A param
+/// group can have its own prior, all else is for the whole sampler.
 class TORCH_SGMCMC_API SBPSOptions : public OptionsOf<SBPSOptions> {
  public:
   static constexpr const char* kSampler = "SBPS";
@@ -51,10 +51,10 @@ class TORCH_SGMCMC_API SBPSOptions : public OptionsOf<SBPSOptions> {
   /// pSBPS. Default: false.
   TORCH_SGMCMC_ARG(bool, preconditioned)
 
-  /// Whether the preconditioner is learned. Default: true.
+  /// True if the preconditioner is learned. Default: true.
   TORCH_SGMCMC_ARG(bool, adapt)
 
-  /// Whether V learns from every minibatch and not only from those at which the
+  /// True if V learns from every minibatch and not only from those at which the
   /// particle bounces. A follows at bounces and refreshments. Default: false.
   TORCH_SGMCMC_ARG(bool, adapt_every_step)
 
@@ -67,7 +67,7 @@ class TORCH_SGMCMC_API SBPSOptions : public OptionsOf<SBPSOptions> {
   /// Trajectory time between two samples, > 0. Default: none, no samples.
   TORCH_SGMCMC_ARG(std::optional<double>, sample_interval)
 
-  /// Whether minibatches are drawn with replacement. Default: false.
+  /// True if minibatches are drawn with replacement. Default: false.
   TORCH_SGMCMC_ARG(bool, replacement)
 
   // What torch's learning-rate schedulers use: they throw std::logic_error.

@@ -23,7 +23,7 @@
 //
 // They are the minibatches of Python's IndependentBatchSampler with the same
 // seed: pure functions of their arguments, of which each step is another draw.
-// A seed may be that of a sampler too; they share no random number. Time and
+// A sampler's seed may be used, too: they share no random number. Time and
 // memory are O(batch_size).
 //
 // Data-parallel ranks share a minibatch: of num_replicas = D, rank r has the
@@ -45,7 +45,7 @@ TORCH_SGMCMC_API int64_t fold_in(int64_t seed, int64_t stream);
 
 /// `batch_size` of the indices 0, ..., num_data - 1, uniformly, in uniform
 /// order; without replacement unless asked for. Of num_replicas ranks that
-/// share them, which batch_size is a multiple of, those of one in [0,
+/// share them, which batch_size is a multiple of, the share of rank in [0,
 /// num_replicas). Throws std::invalid_argument if a size or rank does not fit
 /// or step is not in [0, 2^48).
 TORCH_SGMCMC_API std::vector<int64_t> draw_minibatch(int64_t num_data,

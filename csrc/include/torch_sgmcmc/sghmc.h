@@ -17,7 +17,7 @@
 
 namespace torch_sgmcmc {
 
-/// Hyperparameters of SGHMC: those of ManyChainsOf, and the following.
+/// Hyperparameters of SGHMC: ManyChainsOf's and the following.
 class TORCH_SGMCMC_API SGHMCOptions : public ManyChainsOf<SGHMCOptions> {
  public:
   /// A number or "online".

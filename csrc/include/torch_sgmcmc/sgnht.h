@@ -15,7 +15,7 @@
 
 namespace torch_sgmcmc {
 
-/// Hyperparameters of SGNHT: those of ManyChainsOf, and the following.
+/// Hyperparameters of SGNHT: ManyChainsOf's and the following.
 class TORCH_SGMCMC_API SGNHTOptions : public ManyChainsOf<SGNHTOptions> {
  public:
   using ManyChainsOf::ManyChainsOf;
@@ -41,7 +41,7 @@ class TORCH_SGMCMC_API SGNHTOptions : public ManyChainsOf<SGNHTOptions> {
 ///   θ ← θ + v    (the new v),
 ///   α ← α + κ (u² N / (lr T) - 1),    u = (old v + new v) / 2,
 ///
-/// where α starts at A. Minibatch noise is absorbed as far as it is Gaussian,
+/// where α starts at A. Minibatch noise is absorbed where it is Gaussian,
 /// independent between coordinates and the same for all θ. More:
 /// docs/samplers/sgnht.md.
 ///

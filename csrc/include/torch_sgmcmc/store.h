@@ -111,7 +111,7 @@ struct CollectorOptions {
   TORCH_ARG(int64_t, every) = 1;
   /// Names, of which * and ? stand for others; empty for all.
   TORCH_ARG(std::vector<std::string>, parameters);
-  /// Whether a module's buffers are stored as well.
+  /// True if a module's buffers are stored as well.
   TORCH_ARG(bool, buffers) = true;
   /// In which floating-point tensors are stored; their own if there is none.
   TORCH_ARG(std::optional<c10::ScalarType>, dtype);
@@ -152,7 +152,7 @@ class TORCH_SGMCMC_API Collector {
   /// Throws std::runtime_error if an earlier draw could not be written; it says
   /// which ones are on the disk. The sampler is as before then, and the next
   /// step tries again to write what is waiting, of which nothing is lost.
-  /// Throws std::invalid_argument if the chain has draws already: that of
+  /// Throws std::invalid_argument if the chain has draws already, as of
   /// load_state_dict() or restart() comes first.
   torch::Tensor step(
       const torch::optim::Optimizer::LossClosure& closure = nullptr);
@@ -163,13 +163,13 @@ class TORCH_SGMCMC_API Collector {
   /// Waits until all draws so far are on the disk.
   void flush();
   /// How far collecting is, for a checkpoint; flushes. Keys and values are
-  /// those of Python.
+  /// Python's.
   StateDict state_dict();
-  /// Cuts the store back to a checkpoint and goes on from there, to the bytes
+  /// Cuts the store back to a checkpoint and continues from there, to the bytes
   /// of a run that was never interrupted. Throws std::invalid_argument if it is
   /// of another store, run or options; the store is as before.
   void load_state_dict(const StateDict& dict);
-  /// Deletes the chain's draws, for a run that begins anew.
+  /// Deletes the chain's draws, for a run that restarts.
   void restart();
   /// Waits until all draws are on the disk, and lets others write the chain.
   void close();

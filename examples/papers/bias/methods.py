@@ -42,7 +42,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Cell:
-    """What a sampler is built for.
+    """The model, data and sizes that a sampler is built for.
 
     Args:
         problem: what it samples.
@@ -65,7 +65,7 @@ class Cell:
 
     @property
     def common(self) -> dict[str, Any]:
-        """What all samplers are told."""
+        """The settings of all samplers."""
         num_data = len(self.problem.y)
         return {"num_data": num_data, "prior_precision": 1.0, "seed": self.seed}
 
@@ -77,7 +77,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Method:
-    """How a sampler is built.
+    """The constructor of a sampler and its settings.
 
     Args:
         label: its name.
@@ -98,7 +98,7 @@ class Method:
 
 
 def gradient_variance(problem: Problem, model: nn.Module, seed: int) -> list[Tensor]:
-    """Of a single datum's gradient, for each parameter, without its chains."""
+    """The shapes of a single datum's gradients, without chains."""
     rows = sg.IndependentBatchSampler(len(problem.y), 1, seed=seed)
     params = [*model.parameters()]
     chains = len(params[0])
@@ -136,7 +136,7 @@ def _gradients(
 
 
 def _controlled(make: Callable[[Cell], sg.Sampler]) -> Callable[[Cell], Chain]:
-    """With an anchor at the mode; the network's follows the chain."""
+    """Adds control variates: an anchor at the mode; the network's follows the chain."""
 
     def build(cell: Cell) -> Chain:
         sampler, draw = make(cell), cell.minibatches(cell.size)
@@ -240,7 +240,7 @@ def _hmc(cell: Cell) -> Chain:
 
 
 def _largest_curvature(problem: Problem, model: nn.Module) -> float:
-    """By power iteration on all chains together."""
+    """The largest curvature, by power iteration on all chains together."""
     params = [*model.parameters()]
     grads = torch.autograd.grad(
         problem.all_losses(model).sum(), params, create_graph=True

@@ -78,7 +78,7 @@ class Problem:
         return losses.double().mean(1)
 
     def to_numpy(self) -> dict[str, np.ndarray]:
-        """What the truth is computed from."""
+        """The inputs of the true values' computation."""
         tensors = {k: v for k, v in vars(self).items() if k != "name"}
         return {k: v.numpy() for k, v in tensors.items()}
 

@@ -21,7 +21,7 @@ def _with(value: Sequence[float], digits: int) -> str:
 
 
 def table(lines: Lines) -> str:
-    """In markdown, in the order of the lines."""
+    """Returns a Markdown table, in the order of the lines."""
     rows = []
     for at in lines:
         label = METHODS[at["method"]].label

@@ -26,7 +26,7 @@ _HEATING = 0.2
 
 
 class Truth:
-    """What NUTS has found: moments of θ or of the test rows' probabilities."""
+    """NUTS's results: moments of θ or of the test rows' probabilities."""
 
     def __init__(self, path: Path, problem: Problem) -> None:
         with np.load(path) as data:
@@ -211,7 +211,7 @@ def _configurational(
 
 @torch.no_grad()
 def _probabilities(problem: Problem, model: nn.Module, samples: Tensor) -> Tensor:
-    """Of the test rows, [K, S', rows]: of a tenth of the regression's draws."""
+    """Probabilities of the test rows, [K, S', rows], for a tenth of the draws."""
     chains, count, _ = samples.shape
     if problem.name == "logistic":
         samples = samples[:, :: max(1, count // 200)]
@@ -230,7 +230,7 @@ def _probabilities(problem: Problem, model: nn.Module, samples: Tensor) -> Tenso
 def _errors(
     problem: Problem, truth: Truth, samples: Tensor, p: Tensor
 ) -> dict[str, Any]:
-    """Of moments, pooled over the chains, with the jackknife's standard errors."""
+    """Errors of moments, pooled over the chains, with jackknife standard errors."""
     chains = len(samples)
     means = samples.double().mean(1)
     squares = samples.double().square().mean(1)

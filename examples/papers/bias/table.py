@@ -1,4 +1,4 @@
-"""Which sampler should I take? Every sampler's bias, beside what the monitor say.
+"""Every sampler's bias beside its temperatures: a guide to the choice of a sampler.
 
 Logistic regression on 20,000 rows of Covertype, and a network 10-10-1 on 1,000: every
 sampler at three step sizes and two sizes of minibatches, with equal numbers of

@@ -100,7 +100,7 @@ def panels(
     settings: dict[str, Any],
     compute: dict[str, Callable[[], dict[str, Any]]],
 ) -> dict[str, Any]:
-    """What each panel has found, now or in a run that was interrupted."""
+    """The results of each panel, new or from an interrupted run."""
     found = {
         name: kept(args.out, f"panel-{name}", settings, make)
         for name, make in compute.items()

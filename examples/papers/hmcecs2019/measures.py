@@ -1,4 +1,4 @@
-"""What is measured of a run: efficiency, cost and bias."""
+"""Measures of a run: efficiency, cost and bias."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def moments(run: Run) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Truth:
-    """What moments are compared with, and how exact that is itself.
+    """Reference moments, and their own errors.
 
     Args:
         mean: [d].
@@ -86,13 +86,13 @@ class Truth:
 
     @classmethod
     def of(cls, run: Run) -> Truth:
-        """What a run says."""
+        """The moments of a run."""
         mean, variance = moments(run)
         return cls(mean, variance, _noise(run))
 
     @classmethod
     def laplace(cls, laplace: Laplace) -> Truth:
-        """What the Laplace approximation says."""
+        """The moments of the Laplace approximation."""
         variance = laplace.deviations.numpy() ** 2
         return cls(laplace.mode.numpy(), variance, np.zeros_like(variance))
 
@@ -102,7 +102,7 @@ def _noise(run: Run) -> np.ndarray:
 
 
 def errors(run: Run, truth: Truth) -> dict[str, Any]:
-    """How far a run's moments are from true ones.
+    """The distance of a run's moments from the true ones.
 
     Returns:
         ``mean``: the mean's error in true standard deviations, root mean square and

@@ -46,7 +46,7 @@ class Laplace:
 
 @dataclass(frozen=True)
 class Covariate:
-    """What probabilities are shown against.
+    """The covariate against which probabilities are shown.
 
     Args:
         name: for an axis.
@@ -81,7 +81,7 @@ class Problem:
 
     @cached_property
     def identity(self) -> list[str | int | float]:
-        """What a finished run knows its data by: sizes, and a hash of some rows."""
+        """The identity of a run's data: sizes, and a hash of some rows."""
         some = slice(None, None, max(1, len(self.x) // 1000))
         digest = hashlib.sha256(self.x[some].contiguous().numpy().tobytes())
         digest.update(self.y[some].contiguous().numpy().tobytes())

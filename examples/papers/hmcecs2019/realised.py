@@ -25,7 +25,7 @@ Curves = dict[str, Any]
 
 
 def curves(problem: Problem, runs: Mapping[str, Sequence[Run]]) -> Curves:
-    """What the figure shows: the data parted by the covariate into 100 groups.
+    """The data of the figure, parted by the covariate into 100 groups.
 
     Returns:
         ``place``: [100], the covariate's medians; ``frequency``: [100], the part that
@@ -60,7 +60,7 @@ def _probability(problem: Problem, parts: Sequence[Tensor], run: Run) -> Array:
 
 
 def numbers(found: Curves) -> dict[str, dict[str, list[float]]]:
-    """What the groups say of each method, by seed.
+    """The groups' results for each method, by seed.
 
     ``misfit``: the root mean square of frequency less posterior mean, in a binomial
     frequency's deviations; and of perturbed HMC-ECS beside full HMC, if both are there,

@@ -28,7 +28,7 @@ _HMC_CHAINS, _HMC_BURN_IN, _HMC_PIECE = 8, 20, 25
 
 @dataclass(frozen=True)
 class Size:
-    """How long the runs are.
+    """The lengths of the runs.
 
     Args:
         seeds: of each method; full HMC has one.
@@ -49,7 +49,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Run:
-    """What a method gave.
+    """The result of a method.
 
     Args:
         draws: [chains, R, d].
@@ -65,7 +65,7 @@ class Run:
 
     @classmethod
     def of(cls, arrays: dict[str, np.ndarray]) -> Run:
-        """From what :func:`kept_arrays` keeps."""
+        """Restores a result from the arrays of :func:`kept_arrays`."""
         rest = {k: float(v) for k, v in arrays.items() if k not in ("draws", "signs")}
         return cls(arrays["draws"], arrays["signs"], rest.pop("evaluations"), rest)
 
@@ -334,5 +334,5 @@ def _gradient_run(
 
 
 def _inner(laplace: Laplace, root: Tensor) -> Tensor:
-    """What moves, at the mode: θ = mode + root · inner."""
+    """The moving parameters, at the mode: θ = mode + root · inner."""
     return torch.zeros(len(root), dtype=torch.float64, requires_grad=True)

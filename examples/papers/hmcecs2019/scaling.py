@@ -31,7 +31,7 @@ _RATES = {"-1/4": -0.25, "-1/3": -1 / 3}  # HMC's and the Langevin algorithm's
 
 @dataclass(frozen=True)
 class Scaling:
-    """How long the runs are.
+    """The lengths of the runs.
 
     Args:
         seeds: of each dimension and order.

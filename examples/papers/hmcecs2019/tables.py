@@ -51,7 +51,7 @@ _ORDERS = ("HMC", "perturbed", "perturbed, order 1", "perturbed, order 0")
 
 @dataclass(frozen=True)
 class Sizes:
-    """How long everything is.
+    """The lengths of all runs.
 
     Args:
         num_data: of the simulated data, without the test's.
@@ -138,7 +138,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def sizes(args: argparse.Namespace) -> Sizes:
-    """Those of the command line."""
+    """The lengths from the command line."""
     chosen = SIZES[args.size]
     if args.num_data is not None:
         chosen = replace(chosen, num_data=args.num_data)

@@ -23,7 +23,7 @@ _COLORS = {"0": "C1", "1": "C3", "2": "C0"}
 
 @dataclass(frozen=True)
 class Variances:
-    """How long the chains are.
+    """The lengths of the chains.
 
     Args:
         training: steps in which θ* is chosen anew.

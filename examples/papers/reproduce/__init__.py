@@ -1,1 +1,1 @@
-"""What the reproductions share: command lines, kept results, tables and pictures."""
+"""Shared parts of the reproductions: command lines, kept results, tables, pictures."""

@@ -15,10 +15,10 @@ import torch_sgmcmc as sg
 
 
 class Parts(dict[str, Any]):
-    """By name, what has a state dict: together they have one, too."""
+    """Objects with a state dict, by name; together they have one, too."""
 
     def state_dict(self) -> dict[str, Any]:
-        """That of each part, by name."""
+        """The state of each part, by name."""
         return {name: dict(part.state_dict()) for name, part in self.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -46,7 +46,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> Any:
 def of_run(
     path: Path, config: dict[str, Any], device: torch.device | str = "cpu"
 ) -> dict[str, Any] | None:
-    """What a run has saved, None if it has not begun: a dict with its ``config``.
+    """Returns a run's checkpoint, None if it has not begun: a dict with ``config``.
 
     A file that is damaged, or another run's, ends the program. Runs that differ in
     their number of epochs are one.

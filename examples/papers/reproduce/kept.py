@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 def kept(folder: Path, name: str, settings: Any, make: Callable[[], Result]) -> Result:
-    """What ``make`` returns, made once and then read from a file.
+    """Returns the result of ``make``, computed once and then read from a file.
 
     Args:
         folder: of the files.

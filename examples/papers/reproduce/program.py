@@ -1,4 +1,4 @@
-"""What all experiments are told on the command line, and what they leave behind."""
+"""The command line of all experiments, and their output."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def sized(args: argparse.Namespace, tiny: Any, short: Any, full: Any) -> Any:
-    """What the command line asks for."""
+    """The options of the command line."""
     return {"tiny": tiny, "short": short, "paper": full}[args.size]
 
 

@@ -87,7 +87,7 @@ class LogisticBound:
         return theta @ self.linear - squares - prior
 
     def log_ratio(self, theta: Tensor, chain: Tensor, datum: Tensor) -> Tensor:
-        """As log L = m/2 - log 2cosh(m/2), it is even in m: labels do not enter."""
+        """The log bound m/2 - log 2cosh(m/2): even in m, so labels do not enter."""
         m = torch.cat(
             [
                 torch.einsum("md,md->m", self.x[n], theta[k])
@@ -229,11 +229,11 @@ class FlyMC:
         self._log_odds = torch.cat([self._log_odds[stays], log_odds[lit]])[order]
 
     def _log_lit(self, log_odds: Tensor) -> Tensor:
-        """Of the probability L̃ / q that a proposed dark datum becomes bright."""
+        """The log probability L̃ / q that a proposed dark datum becomes bright."""
         return log_odds - math.log(self.brighten)
 
     def _log_gone(self, log_odds: Tensor) -> Tensor:
-        """Of the probability q / L̃ that a bright datum becomes dark."""
+        """The log probability q / L̃ that a bright datum becomes dark."""
         return math.log(self.brighten) - log_odds
 
     def _evaluate(self, theta: Tensor, places: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the posterior itself reaches: its mode, and a long run with full gradients."""
+"""The posterior's reference: its mode, and a long run with full gradients."""
 
 from __future__ import annotations
 

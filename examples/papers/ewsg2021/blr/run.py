@@ -57,14 +57,14 @@ class RunConfig:
 
     @property
     def minibatch_size(self) -> int:
-        """Of one of them."""
+        """The number of examples of one gradient."""
         method = METHODS[self.method]
         assert isinstance(method, Method)
         return self.batch_size // (method.gradients if self.halved else 1)
 
     @property
     def gradients(self) -> int:
-        """Of a step."""
+        """The number of gradients of a step."""
         method = METHODS[self.method]
         assert isinstance(method, Method)
         return self.minibatch_size * method.gradients

@@ -108,7 +108,7 @@ class NetworkChain:
         return torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
 
     def state_dict(self) -> dict[str, Any]:
-        """What the chain needs to continue to the same bits."""
+        """The state from which the chain resumes bitwise."""
         return {**self._parts.state_dict(), "gradients": self.gradients}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What determines a run."""
+"""The configuration of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the noise of the minibatches compares with the noise that is injected."""
+"""The noise of the minibatches relative to the injected noise."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def diagnose(chain: NetworkChain) -> dict[str, float]:
 
 
 def noise_ratio(sampler: sg.Sampler, gradients: Tensor) -> float:
-    r"""What minibatches add to an update's variance, relative to what is injected.
+    r"""The minibatches' part of an update's variance, relative to the injected part.
 
     .. math::
         \frac{\sum \mathrm{lr}^2 G^2\, \mathrm{Var}(\bar g)}

@@ -43,7 +43,7 @@ INDEX_CHAIN_LENGTH = 1
 
 
 def _of_mean(h: float, gamma: float, num_data: int = 60_000) -> Settings:
-    """Those of the sum, for an h and γ of the mean loss: h² N is h² of the mean."""
+    """Settings on the sum's scale, for the mean loss's h and γ: h² N is its h²."""
     root = math.sqrt(num_data)
     return {"h": h / root, "gamma": gamma * root}
 
@@ -165,5 +165,5 @@ def minibatches_of(method: str) -> int:
 
 
 def minibatch_size(method: str, batch_size: int, halved: bool) -> int:
-    """What a minibatch holds: EWSG may have fewer updates, or smaller minibatches."""
+    """A budget by minibatches: EWSG may have fewer updates, or smaller minibatches."""
     return batch_size // minibatches_of(method) if halved else batch_size

@@ -37,7 +37,7 @@ class Method:
 
     @property
     def underdamped(self) -> bool:
-        """Whether the method carries a momentum."""
+        """True if the method has a momentum."""
         return self.sampler in ("ewsg", "sghmc")
 
 

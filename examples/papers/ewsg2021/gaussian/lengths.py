@@ -34,7 +34,7 @@ def _methods(lengths: Sequence[int]) -> dict[str, Method]:
 def lengths_of(
     sizes: Sequence[int], lengths: Sequence[int], *, data_seed: int, **run: Any
 ) -> dict[str, Any]:
-    """For each number of data the learning curves of ``learning_curves``."""
+    """The learning curves of ``learning_curves`` for each number of data."""
     return {
         str(n): learning_curves(Gaussian.draw(data_seed, n), _methods(lengths), **run)
         for n in sizes
@@ -44,7 +44,7 @@ def lengths_of(
 def lengths_elsewhere(
     sizes: Sequence[int], lengths: Sequence[int], **run: Any
 ) -> dict[str, Any]:
-    """For each number of data the KL on other data, of ``other_data``."""
+    """The KL on other data, of ``other_data``, for each number of data."""
     return {str(n): other_data(_methods(lengths), num_data=n, **run) for n in sizes}
 
 
@@ -64,7 +64,7 @@ def by_step(
 def best_lengths(
     kl: dict[str, list[float]], kind: str
 ) -> tuple[list[int], list[float]]:
-    """For each draw of the data the best M of an index chain, and its KL."""
+    """The best M of an index chain and its KL, for each draw of the data."""
     rows = {
         int(name.split()[1]): values
         for name, values in kl.items()

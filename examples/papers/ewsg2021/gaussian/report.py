@@ -42,7 +42,7 @@ def _range(values: dict[str, Any], digits: int = 2) -> str:
 
 
 def kl_tables(results: dict[str, Any]) -> str:
-    """Those of panels a to e."""
+    """Curves of panels a to e."""
     blocks = [
         _kl_table("a", "method", results["a"]),
         _autocorrelation_table(results["b"]),
@@ -115,7 +115,7 @@ def _other_data_table(rows: dict[str, list[float]]) -> str:
 
 
 def errors_tables(results: dict[str, Any]) -> str:
-    """Those of panels j to l."""
+    """Curves of panels j to l."""
     return f"{_slope_table(results)}\n\n{_small_steps_table(results)}"
 
 
@@ -338,7 +338,7 @@ def _guide(ax: Axes, x: Any, at: float, slope: float) -> None:
 
 
 def _signed_squares(numbers: list[dict[str, Any]], unit: float) -> Any:
-    """Of each bias the square, with the bias's own sign."""
+    """Squares each bias and keeps its sign."""
     return [
         {key: unit * np.sign(v) * np.square(v) for key, v in b.items()} for b in numbers
     ]

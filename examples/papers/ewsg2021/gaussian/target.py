@@ -82,7 +82,7 @@ def floor(chains: int, dim: int = 2) -> tuple[float, float]:
 
 
 def negentropy(z: Tensor) -> float:
-    """What ``fitted_kl`` leaves out, for a law near a Gaussian.
+    """The part of the KL beyond ``fitted_kl``, for a law near a Gaussian.
 
     To leading order it is Σ κ₃² / 12 + Σ κ₄² / 48 over all third and fourth cumulants
     of the whitened law. Chance adds about 1 / chains in two dimensions.

@@ -23,7 +23,7 @@ _PARTS = 10
 
 @dataclass(frozen=True)
 class ChainConfig:
-    """What determines a run.
+    """The configuration of a run.
 
     Args:
         method: ``sgld`` or ``sbps``.

@@ -28,7 +28,7 @@ from .model import Softmax, most_probable, potential
 
 @dataclass
 class Reference:
-    """What the reference says about the posterior.
+    """The reference's results for the posterior.
 
     Args:
         mean: [d].

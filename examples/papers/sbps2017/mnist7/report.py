@@ -1,4 +1,4 @@
-"""How far runs are from the reference: scores, table, JSON and picture."""
+"""Distances of runs from the reference: scores, table, JSON and picture."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def score(
 
 
 def name_of(run: Run) -> str:
-    """As in "SGLD, lr 0.1"."""
+    """Returns a label like "SGLD, lr 0.1"."""
     config = run["config"]
     if config["method"] == "sgld":
         return f"SGLD, lr {config['setting']:g}"

@@ -26,7 +26,7 @@ JUMP = 10  # epochs
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run: seeds, epochs from far out, epochs in the posterior.
+    """The size of the runs: seeds, epochs from afar, epochs in the posterior.
 
     ``reference`` is the number of draws that the posterior's moments are taken from.
     """
@@ -46,7 +46,7 @@ def summarised(
     stride: int,
     label: str,
 ) -> dict[str, Array]:
-    """Where the chains were: epochs, distances along the extreme directions, and U.
+    """Traces of the chains: epochs, distances along extreme directions, and U.
 
     U is less that of the mode, of every ``stride``-th sample.
     """
@@ -67,7 +67,7 @@ def first_time(epochs: Array, excess: Array, limit: float) -> float | None:
 
 
 def autocorrelations(extremes: Array, lags: int, mean: Array) -> Array:
-    """Of chains [chains, m, 2] in both directions: [chains, 2, lags]."""
+    """Autocorrelations of chains [chains, m, 2]: [chains, 2, lags]."""
     return np.array(
         [
             [autocorrelation(z, lags, m) for z, m in zip(chain.T, mean, strict=True)]
@@ -78,7 +78,7 @@ def autocorrelations(extremes: Array, lags: int, mean: Array) -> Array:
 
 @dataclass(frozen=True)
 class Reference:
-    """What the posterior is like: its draws, and the U of its mode."""
+    """The posterior's draws, and U at its mode."""
 
     draws: Array
     mean: Array  # along the extreme directions, from the mode
@@ -87,7 +87,7 @@ class Reference:
 
     @classmethod
     def of(cls, problem: Problem, count: int, cache: Path) -> Reference:
-        """By HMC with all data, one draw a chain."""
+        """Draws by HMC with all data, one draw a chain."""
         draws = kept_arrays(
             cache,
             "reference",
@@ -99,7 +99,7 @@ class Reference:
         return cls(draws, z.mean(axis=0), z.var(axis=0), low)
 
     def summary(self, problem: Problem) -> dict[str, Any]:
-        """In JSON values."""
+        """The result as JSON values."""
         laplace = np.linalg.eigvalsh(problem.covariance)
         return {
             "mode_energy": self.low,
@@ -233,6 +233,6 @@ def compared_rows(document: dict[str, Any]) -> list[list[str]]:
 
 
 def posterior_row(document: dict[str, Any]) -> list[str]:
-    """What the rows should show."""
+    """The expected results of the rows."""
     excess = f"{document['reference']['excess']:.2f}"
     return ["posterior", "", excess, "1", "1", "", "", ""]

@@ -60,15 +60,15 @@ class ExactSampler(ABC):
     @property
     @abstractmethod
     def rate(self) -> float:
-        """Of proposals, in each chain."""
+        """The rate of proposals in each chain."""
 
     @abstractmethod
     def _first_velocity(self) -> Array:
-        """From its stationary law, [chains, d]."""
+        """Draws from the stationary law, [chains, d]."""
 
     @abstractmethod
     def _accepts(self, rows: Array, slopes: Array, chances: Array) -> NDArray[np.bool_]:
-        """Whether proposals turn the velocity as it is, [chains, size].
+        """Returns whether proposals turn the velocity as it is, [chains, size].
 
         Args:
             rows: covariates x of the data looked at, [chains, size, d].
@@ -123,13 +123,13 @@ class ZigZag(ExactSampler):
 
     @property
     def bounds(self) -> Array:
-        """Of the rates of each coordinate, [d]."""
+        """Bounds of the rates of each coordinate, [d]."""
         bounds = len(self.problem.x) * np.abs(self.problem.x).max(axis=0)
         return bounds if self.tight else np.full_like(bounds, bounds.max())
 
     @property
     def rate(self) -> float:
-        """Of proposals, in each chain."""
+        """The rate of proposals in each chain."""
         return float(self.bounds.sum())
 
     def _first_velocity(self) -> Array:
@@ -161,7 +161,7 @@ class LipschitzBPS(ExactSampler):
 
     @property
     def rate(self) -> float:
-        """Of proposals, in each chain."""
+        """The rate of proposals in each chain."""
         x = self.problem.x
         if self.tight:
             return float(len(x) * np.linalg.norm(x, axis=1).max())

@@ -48,7 +48,7 @@ MOMENTS = {
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run: seeds, and trajectory time of each."""
+    """The size of the runs: seeds, and trajectory time of each."""
 
     seeds: int
     time: float

@@ -28,7 +28,7 @@ PROPOSALS = range(6, 10)  # on the line that is shown
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run: seeds, and epochs of each."""
+    """The size of the runs: seeds, and epochs of each."""
 
     seeds: int
     epochs: int

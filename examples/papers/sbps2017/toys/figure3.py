@@ -70,7 +70,7 @@ def run(size: Size, cache: Path) -> dict[str, Any]:
 
 
 def directions(problem: Problem) -> dict[str, float]:
-    """How wide the Laplace approximation is, and whether that is along an axis."""
+    """The width of the Laplace approximation, and whether it lies along an axis."""
     variances = np.linalg.eigvalsh(problem.covariance)
     return {
         "condition_number": float(variances[-1] / variances[0]),

@@ -28,7 +28,7 @@ _POINTS = 400  # of the curves
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run: seeds, epochs of each, and draws of the posterior."""
+    """The size of the runs: seeds, epochs of each, and draws of the posterior."""
 
     seeds: int
     epochs: int

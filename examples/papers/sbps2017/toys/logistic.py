@@ -39,7 +39,7 @@ class Problem:
 
     @cached_property
     def digest(self) -> str:
-        """Of the data, to know them again."""
+        """The identity of the data."""
         return hashlib.sha256(self.x.tobytes() + self.y.tobytes()).hexdigest()
 
     def energy(self, w: Array) -> Array:
@@ -75,7 +75,7 @@ class Problem:
 
     @cached_property
     def covariance(self) -> Array:
-        """Of the Laplace approximation: the inverse Hessian at the mode."""
+        """The Laplace approximation's covariance: the inverse Hessian at the mode."""
         return np.linalg.inv(self.hessian(self.mode))
 
     @cached_property

@@ -150,7 +150,7 @@ def run_exact(
 
 
 def autocorrelation(values: Array, lags: int, mean: float) -> Array:
-    """Of a chain's values [m] about a known mean, at the lags 0, ..., ``lags`` - 1."""
+    """Autocorrelations of a chain's values [m] about a known mean, ``lags`` of them."""
     size = len(values)
     spectrum = np.abs(np.fft.rfft(values - mean, 2 * size)) ** 2
     covariances = np.fft.irfft(spectrum)[:lags] / (size - np.arange(lags))
@@ -158,5 +158,5 @@ def autocorrelation(values: Array, lags: int, mean: float) -> Array:
 
 
 def effective_size(values: Array) -> float:
-    """Of a chain's values [m], for their mean (ArviZ)."""
+    """The effective sample size of a chain's values [m], for their mean (ArviZ)."""
     return float(az.ess(values[None], method="mean"))

@@ -1,4 +1,4 @@
-"""What determines a run."""
+"""The configuration of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What determines a run. Two runs with equal configs are the same chain."""
+    """The configuration of a run. Two runs with equal configs are the same chain."""
 
     method: str
     seed: int
@@ -27,11 +27,11 @@ class RunConfig:
 
     @property
     def samples(self) -> bool:
-        """Whether predictions are averaged over the posterior."""
+        """True if predictions are averaged over the posterior."""
         return self.method not in ("sgd", "sgdm")
 
     def as_dict(self) -> dict[str, Any]:
-        """As checkpoints have it."""
+        """The configuration in the form of checkpoints."""
         return vars(self) | {"settings": dict(self.settings)}
 
     def checkpoint(self, folder: Path) -> Path:

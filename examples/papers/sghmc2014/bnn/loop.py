@@ -25,7 +25,7 @@ from .metrics import evaluate
 
 
 class Chain(Protocol):
-    """What the loop trains."""
+    """A chain that the loop trains."""
 
     #: What a checkpoint needs beyond what the loop keeps itself.
     parts: Parts
@@ -38,7 +38,7 @@ class Chain(Protocol):
         """Makes the updates of one epoch, which is counted from 1."""
 
     def report(self) -> dict[str, Any]:
-        """What goes into the history besides the scores."""
+        """Entries of the history besides the scores."""
         return {}
 
     def parameters(self) -> list[Tensor]:
@@ -157,7 +157,7 @@ class _Run:
 
 
 def _draws(chain: Chain, store: Path) -> list[Any]:
-    """Those of all chains, in the order in which they were made."""
+    """The draws of all chains, in the order of their steps."""
     for collector in chain.collectors:
         collector.flush()
     return sorted(sg.SampleStore(store), key=attrgetter("step"))

@@ -1,4 +1,4 @@
-"""How good a matrix of predictive probabilities is."""
+"""Scores of a matrix of predictive probabilities."""
 
 from __future__ import annotations
 

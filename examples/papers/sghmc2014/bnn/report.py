@@ -55,12 +55,12 @@ def table(runs: Runs) -> str:
 
 
 def settings_in_words(settings: Mapping[str, float]) -> str:
-    """As in "lr 0.1, momentum 0.99"."""
+    """Returns a label like "lr 0.1, momentum 0.99"."""
     return ", ".join(f"{key} {value:g}" for key, value in settings.items())
 
 
 def environment(images: Images) -> dict[str, Any]:
-    """What runs depend on besides their configs."""
+    """The settings that runs depend on besides their configs."""
     return {"device": str(images.train_x.device), "dataset": images.name}
 
 

@@ -1,4 +1,4 @@
-"""What a step takes, in parts."""
+"""The time of a step, in parts."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ SPAN = 4.0
 
 @dataclass(frozen=True)
 class Ratings:
-    """Who has rated what, a rating for each entry.
+    """Users, items and ratings, an entry for each rating.
 
     Args:
         users: int64 in [0, num_users).

@@ -128,7 +128,7 @@ def _prior(factors: float, bias: float, dimensions: int) -> Tensor:
 
 
 def _precision(of: Tensor, g: torch.Generator) -> float:
-    """From Gamma(1 + count / 2, rate 1 + squares / 2)."""
+    """Draws from Gamma(1 + count / 2, rate 1 + squares / 2)."""
     shape = torch.tensor(1 + of.numel() / 2, dtype=torch.float64)
     rate = 1 + float(of.double().square().sum()) / 2
     return float(torch._standard_gamma(shape, generator=g)) / rate

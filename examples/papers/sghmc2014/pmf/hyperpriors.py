@@ -50,5 +50,5 @@ class NoisePrecision:
         return {"value": self.value, "num_updates": self._num_updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """What :meth:`state_dict` has returned."""
+        """Loads the result of :meth:`state_dict`."""
         self.value, self._num_updates = state["value"], state["num_updates"]

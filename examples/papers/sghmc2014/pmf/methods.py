@@ -50,7 +50,7 @@ SEARCH: dict[str, list[Settings]] = {
 
 
 def samples(method: str) -> bool:
-    """Whether it predicts by a mean over samples."""
+    """True if the method predicts by a mean over samples."""
     return method in ("sgld", "sghmc")
 
 

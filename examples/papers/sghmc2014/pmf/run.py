@@ -27,7 +27,7 @@ FIXED = 3
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What determines a run.
+    """The configuration of a run.
 
     Args:
         method: a key of ``SETTINGS``.
@@ -57,7 +57,7 @@ class RunConfig:
     validate: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """As checkpoints and results have it."""
+        """The configuration in the form of checkpoints and results."""
         return vars(self) | {"settings": dict(self.settings)}
 
     def checkpoint(self, folder: Path) -> Path:
@@ -66,12 +66,12 @@ class RunConfig:
 
 
 def rmse(prediction: Tensor, test: Ratings) -> float:
-    """In stars."""
+    """Predictions in stars."""
     return float((prediction - test.values.double()).square().mean().sqrt())
 
 
 class RunningMean:
-    """Of predictions, in memory that does not grow with their number."""
+    """The mean of predictions, in memory that does not grow with their number."""
 
     def __init__(self, size: int) -> None:
         self.count = 0
@@ -87,7 +87,7 @@ class RunningMean:
         return {"count": self.count, "mean": self.mean}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """What :meth:`state_dict` has returned."""
+        """Loads the result of :meth:`state_dict`."""
         self.count = state["count"]
         self.mean.copy_(state["mean"])
 

@@ -134,7 +134,7 @@ def measure(trace: Array, longest: int = 2000) -> dict[str, float]:
 
 
 def law(lr: float, friction: float | None) -> dict[str, float]:
-    """What infinitely many samples of the chain would give: error, and 1 + Σ ρ_s.
+    """The limit for infinitely many samples of the chain: error, and 1 + Σ ρ_s.
 
     Both chains are linear recursions s <- A s + N(0, Q), s = θ or (θ, v).
     """

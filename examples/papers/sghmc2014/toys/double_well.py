@@ -37,7 +37,7 @@ METHODS: dict[str, tuple[bool, bool | None]] = {
 
 @dataclass(frozen=True)
 class Size:
-    """How much is simulated: chains side by side, and trajectories of each."""
+    """The size of the simulation: chains side by side, and trajectories of each."""
 
     chains: int
     burn_in: int
@@ -60,7 +60,7 @@ def _integral(low: float, high: float, power: int = 0) -> float:
 
 
 def true_probabilities() -> Array:
-    """Of the bins between EDGES; what lies outside is below 1e-11."""
+    """Probabilities of the bins between EDGES; outside is less than 1e-11."""
     inside = [_integral(a, b) for a, b in pairwise(EDGES)]
     return np.array(inside) / _integral(-4, 4)
 

@@ -24,7 +24,7 @@ COLORS = {
 
 
 def scientific(values: list[float]) -> str:
-    """As ``spread``, for small numbers."""
+    """Shows small numbers like ``spread``."""
     if len(values) == 1:
         return f"{values[0]:.1e}"
     return f"{np.mean(values):.1e} ± {np.std(values, ddof=1):.0e}"

@@ -1,0 +1,79 @@
+"""The style of names and docstrings: a docstring names a thing or says what is done."""
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("torch_sgmcmc", "tests", "examples", "benchmarks")
+HEADLESS = re.compile(
+    r"(What|Whether|Of|Those|That|How|Which|Where|When|Who|Whose|Why|As|If|In|For|With"
+    r"|To|From|By|On|At)\b"
+)
+# In every file that git knows but this one. Glossary: docs/architecture.md.
+RETIRED = re.compile(
+    r"\b(Gauges|DamagedDraw|GatheredRows|ECSReport|compiled_steps|num_looks|adapt_always"
+    r"|can_be_made_again|is_plain|Sameness|step_again_|Ledger|put_back|chain_of|work_of"
+    r"|kByCode|kWarm|kHot|kCarried|kMemory|StepFilter|AfterDraw|WithoutDraw|Watched"
+    r"|is_as_left|renumber|num_products|bends)\b|\bsg\.(check|Check|Problem|Verdict)\b"
+    r"|\bcsrc/(core|apply|methods|python)\b|\btorch_sgmcmc[./](chain|judge|bouncy)\b"
+)
+# An ordinary word in a test of second differences.
+RETIRED_ALLOWED = {("torch_sgmcmc/diagnostics/convergence.py", "bends")}
+OLD_ENGLISH = re.compile(r"\b(that|those) of\b")
+
+
+def tracked(*folders: str, endings: tuple[str, ...]) -> list[str]:
+    command = ["git", "ls-files", *folders]
+    names = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.split("\n")
+    if not any(names):
+        pytest.skip("not a git checkout")
+    return [n for n in names if n.endswith(endings) and (ROOT / n).exists()]
+
+
+def docstrings(name: str) -> Iterator[tuple[int, str]]:
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(ast.parse((ROOT / name).read_text())):
+        text = ast.get_docstring(node) if isinstance(node, kinds) else None
+        if text:
+            yield getattr(node, "lineno", 1), text.split("\n")[0]
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+    found = [
+        f"{name}:{line}: {first}"
+        for name in tracked(*FOLDERS, endings=(".py",))
+        for line, first in docstrings(name)
+        if HEADLESS.match(first)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_retired_names_stay_retired() -> None:
+    endings = (".py", ".pyi", ".h", ".cpp", ".inl", ".cu", ".cuh", ".md", ".txt")
+    here = Path(__file__).relative_to(ROOT).as_posix()
+    found = [
+        f"{name}: {match[0]}"
+        for name in tracked(endings=endings)
+        if name != here
+        for match in RETIRED.finditer((ROOT / name).read_text())
+        if (name, match[0]) not in RETIRED_ALLOWED
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_things_are_named() -> None:
+    """At most 20 uses of "that of" or "those of" in the product and the documents."""
+    where = ("torch_sgmcmc", "csrc", "docs", "README.md", "CONTRIBUTING.md")
+    found = [
+        name
+        for name in tracked(*where, endings=(".py", ".h", ".cpp", ".inl", ".cu", ".md"))
+        for _ in OLD_ENGLISH.finditer((ROOT / name).read_text())
+    ]
+    assert len(found) <= 20, "\n".join(found)
