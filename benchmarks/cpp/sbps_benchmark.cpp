@@ -62,8 +62,7 @@ variable_list Aliases(const variable_list& tensors) {
 // the derivatives.
 struct StoredGradient : Function<StoredGradient> {
   static variable_list forward(AutogradContext* ctx,
-                               const Variable& /*weights*/,
-                               int64_t stored) {
+                               const Variable& /*weights*/, int64_t stored) {
     ctx->saved_data["stored"] = stored;
     return Aliases(StoredOf(ctx).grads);
   }
@@ -74,8 +73,7 @@ struct StoredGradient : Function<StoredGradient> {
 };
 
 struct StoredLosses : Function<StoredLosses> {
-  static Variable forward(AutogradContext* ctx,
-                          at::TensorList /*params*/,
+  static Variable forward(AutogradContext* ctx, at::TensorList /*params*/,
                           int64_t stored) {
     ctx->saved_data["stored"] = stored;
     return StoredOf(ctx).losses.detach();
@@ -120,9 +118,7 @@ class Chain {
     const at::Tensor weights =
         torch::full_like(losses.detach(), 1.0 / kBatch).requires_grad_();
     const variable_list grads =
-        torch::autograd::grad({losses},
-                              params(),
-                              {weights},
+        torch::autograd::grad({losses}, params(), {weights},
                               /*retain_graph=*/std::nullopt,
                               /*create_graph=*/true);
     benchmark::DoNotOptimize(

@@ -37,14 +37,9 @@ py::list Settings(const std::string& sampler) {
     for (const char* word : row.words) {
       if (word != nullptr) words.append(word);
     }
-    rows.append(py::make_tuple(row.name,
-                               kKinds[static_cast<int>(row.kind)],
-                               row.fallback,
-                               row.low,
-                               row.high,
-                               row.low_open,
-                               row.optional,
-                               py::tuple(words)));
+    rows.append(py::make_tuple(row.name, kKinds[static_cast<int>(row.kind)],
+                               row.fallback, row.low, row.high, row.low_open,
+                               row.optional, py::tuple(words)));
   }
   return rows;
 }
@@ -146,8 +141,7 @@ PYBIND11_MODULE(_C, m) {
       "Purpose", purposes, py::arg("module") = m.attr("__name__"));
 
   m.def(
-      "isa",
-      [] { return torch_sgmcmc::IsaName(torch_sgmcmc::ActiveIsa()); },
+      "isa", [] { return torch_sgmcmc::IsaName(torch_sgmcmc::ActiveIsa()); },
       "The instruction set of the CPU loops: portable, avx2 or avx512.");
 
   m.def(
@@ -160,12 +154,10 @@ PYBIND11_MODULE(_C, m) {
             c, static_cast<uint64_t>(key[1]) << 32 | key[0], out);
         return std::array<uint32_t, 4>{out[0], out[1], out[2], out[3]};
       },
-      py::arg("counter"),
-      py::arg("key"),
+      py::arg("counter"), py::arg("key"),
       "One block of Philox4x32-10 (Salmon et al. 2011).");
 
-  m.def("fold_in",
-        &torch_sgmcmc::FoldIn,
+  m.def("fold_in", &torch_sgmcmc::FoldIn,
         "The seed of a stream: 64 bits of Philox, a pure function.");
 
   m.def(
@@ -173,15 +165,11 @@ PYBIND11_MODULE(_C, m) {
       [](double shape, int64_t seed, uint64_t step, uint64_t element) {
         return torch_sgmcmc::DrawGamma(
             shape,
-            {static_cast<uint64_t>(seed),
-             step,
+            {static_cast<uint64_t>(seed), step,
              static_cast<uint32_t>(Purpose::kPrecision)},
             element);
       },
-      py::arg("shape"),
-      py::kw_only(),
-      py::arg("seed"),
-      py::arg("step"),
+      py::arg("shape"), py::kw_only(), py::arg("seed"), py::arg("step"),
       py::arg("element"),
       "One Gamma(shape, 1) variate, a pure function of its arguments.");
 
@@ -190,38 +178,23 @@ PYBIND11_MODULE(_C, m) {
       [](double log_ratio, int64_t seed, uint64_t step, uint64_t proposal) {
         return torch_sgmcmc::IndexChainAccepts(
             log_ratio,
-            {static_cast<uint64_t>(seed),
-             step,
+            {static_cast<uint64_t>(seed), step,
              static_cast<uint32_t>(Purpose::kIndexChain)},
-            /*chain=*/0,
-            proposal);
+            /*chain=*/0, proposal);
       },
-      py::arg("log_ratio"),
-      py::kw_only(),
-      py::arg("seed"),
-      py::arg("step"),
+      py::arg("log_ratio"), py::kw_only(), py::arg("seed"), py::arg("step"),
       py::arg("proposal"),
       "Whether EWSG's index chain takes a proposed minibatch: with probability "
       "min(1, exp(log_ratio)), a pure function of the arguments.");
-  m.def("equal_running",
-        &torch_sgmcmc::EqualRunning,
-        py::arg("before"),
-        py::arg("equal"),
-        py::arg("zero"),
-        py::kw_only(),
-        py::arg("hint"),
-        py::arg("off"),
-        "Of EWSG's minibatches (csrc/host/index_chain.h).");
+  m.def("equal_running", &torch_sgmcmc::EqualRunning, py::arg("before"),
+        py::arg("equal"), py::arg("zero"), py::kw_only(), py::arg("hint"),
+        py::arg("off"), "Of EWSG's minibatches (csrc/host/index_chain.h).");
   m.def("ratio", &torch_sgmcmc::Ratio);
 
   m.def(
       "draw_below",
-      [](uint64_t bound,
-         int64_t count,
-         uint32_t purpose,
-         int64_t seed,
-         uint64_t step,
-         uint64_t element) {
+      [](uint64_t bound, int64_t count, uint32_t purpose, int64_t seed,
+         uint64_t step, uint64_t element) {
         std::vector<int64_t> numbers;
         for (int64_t i = 0; i < count; ++i) {
           numbers.push_back(static_cast<int64_t>(torch_sgmcmc::DrawBelow(
@@ -229,45 +202,24 @@ PYBIND11_MODULE(_C, m) {
         }
         return Memory(numbers);
       },
-      py::arg("bound"),
-      py::arg("count"),
-      py::kw_only(),
-      py::arg("purpose"),
-      py::arg("seed"),
-      py::arg("step"),
-      py::arg("element"),
+      py::arg("bound"), py::arg("count"), py::kw_only(), py::arg("purpose"),
+      py::arg("seed"), py::arg("step"), py::arg("element"),
       "The memory of int64 numbers, uniform in [0, bound), of elements from "
       "the given one on.");
 
   m.def(
       "minibatches",
-      [](int64_t num_data,
-         int64_t batch_size,
-         int64_t count,
-         bool replacement,
-         int64_t seed,
-         uint64_t step,
-         int64_t num_replicas,
-         int64_t rank) {
+      [](int64_t num_data, int64_t batch_size, int64_t count, bool replacement,
+         int64_t seed, uint64_t step, int64_t num_replicas, int64_t rank) {
         return Memory(torch_sgmcmc::DrawMinibatches(
-            num_data,
-            batch_size,
-            count,
-            replacement,
-            {static_cast<uint64_t>(seed),
-             step,
+            num_data, batch_size, count, replacement,
+            {static_cast<uint64_t>(seed), step,
              static_cast<uint32_t>(Purpose::kMinibatch)},
             {num_replicas, rank}));
       },
-      py::arg("num_data"),
-      py::arg("batch_size"),
-      py::kw_only(),
-      py::arg("count"),
-      py::arg("replacement"),
-      py::arg("seed"),
-      py::arg("step"),
-      py::arg("num_replicas"),
-      py::arg("rank"),
+      py::arg("num_data"), py::arg("batch_size"), py::kw_only(),
+      py::arg("count"), py::arg("replacement"), py::arg("seed"),
+      py::arg("step"), py::arg("num_replicas"), py::arg("rank"),
       "The memory of int64[count, batch_size / num_replicas]: a rank's share of "
       "uniform minibatches of the steps from the given one on, each a pure "
       "function of the arguments.");

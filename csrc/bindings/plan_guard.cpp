@@ -70,19 +70,16 @@ class PlanGuard {
   // `owned` has, for each group, what the sampler shows in it, `is_updated`
   // whether it is in the plan; `hyperparameters` are the keys of what a plan
   // packs.
-  PlanGuard(const py::list& groups,
-            const std::vector<py::dict>& owned,
+  PlanGuard(const py::list& groups, const std::vector<py::dict>& owned,
             const std::vector<bool>& is_updated,
-            const std::vector<py::str>& hyperparameters,
-            const py::dict& state)
+            const std::vector<py::str>& hyperparameters, const py::dict& state)
       : state_(Keep(state)) {
     for (size_t i = 0; i < owned.size(); ++i) {
       const auto dict = py::reinterpret_borrow<py::dict>(groups[i]);
-      Group group{
-          Keep(dict), PyDict_Size(dict.ptr()), is_updated[i], {}, {}, {}};
+      Group group{Keep(dict), PyDict_Size(dict.ptr()), is_updated[i], {}, {},
+                  {}};
       for (const py::handle p : py::list(dict["params"])) {
-        group.params.push_back({Keep(p),
-                                Keep(p.attr(dtype_)),
+        group.params.push_back({Keep(p), Keep(p.attr(dtype_)),
                                 p.attr(nbytes_).cast<int64_t>(),
                                 p.attr(requires_grad_).cast<bool>()});
       }
@@ -263,21 +260,15 @@ void CollectGarbage(PyHeapTypeObject* heap_type) {
 }  // namespace
 
 void BindPlanGuard(py::module_& m) {
-  py::class_<PlanGuard>(m,
-                        "PlanGuard",
-                        py::custom_type_setup(&CollectGarbage),
+  py::class_<PlanGuard>(m, "PlanGuard", py::custom_type_setup(&CollectGarbage),
                         "What a step plan was made of.")
-      .def(py::init<const py::list&,
-                    const std::vector<py::dict>&,
-                    const std::vector<bool>&,
-                    const std::vector<py::str>&,
+      .def(py::init<const py::list&, const std::vector<py::dict>&,
+                    const std::vector<bool>&, const std::vector<py::str>&,
                     const py::dict&>())
       .def("note", &PlanGuard::Note, "Takes hyperparameters as they are now.")
-      .def("has_same_values",
-           &PlanGuard::HasSameValues,
+      .def("has_same_values", &PlanGuard::HasSameValues,
            "Whether hyperparameters are of the same types and values.")
-      .def("gradients",
-           &PlanGuard::Gradients,
+      .def("gradients", &PlanGuard::Gradients,
            "Returns the gradients of the plan's parameters; None if anything "
            "but gradients and hyperparameters has changed.");
 
@@ -289,29 +280,20 @@ void BindPlanGuard(py::module_& m) {
                           std::vector<double>>;  // numbers
   m.def(
       "packed_step",
-      [](bool checks,
-         int64_t seed,
-         int64_t num_chains,
+      [](bool checks, int64_t seed, int64_t num_chains,
          const std::vector<Call>& calls) {
         torch_sgmcmc::PackedStep step{
             static_cast<int64_t>(checks), seed, num_chains, {}};
         for (const auto& [op, has_means, lengths, offsets, rows, numbers] :
              calls) {
-          step.calls.push_back({op,
-                                static_cast<int64_t>(has_means),
-                                lengths,
-                                offsets,
-                                rows,
-                                numbers});
+          step.calls.push_back({op, static_cast<int64_t>(has_means), lengths,
+                                offsets, rows, numbers});
         }
         const std::vector<int64_t> numbers = step.Pack();
         return py::bytearray(reinterpret_cast<const char*>(numbers.data()),
                              numbers.size() * sizeof(int64_t));
       },
-      py::kw_only(),
-      py::arg("checks"),
-      py::arg("seed"),
-      py::arg("num_chains"),
+      py::kw_only(), py::arg("checks"), py::arg("seed"), py::arg("num_chains"),
       py::arg("calls"),
       "The memory of int64[]: csrc/launch/packed_step.h. A call is (op, "
       "has_means, lengths, offsets, rows, numbers).");

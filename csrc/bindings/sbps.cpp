@@ -17,8 +17,7 @@ using torch_sgmcmc::BounceClock;
 namespace {
 
 torch_sgmcmc::NoiseStream ClockStream(int64_t seed, uint64_t step) {
-  return {static_cast<uint64_t>(seed),
-          step,
+  return {static_cast<uint64_t>(seed), step,
           static_cast<uint32_t>(torch_sgmcmc::Purpose::kBounceClock)};
 }
 
@@ -30,8 +29,7 @@ void BindBouncy(py::module_& m) {
   m.attr("REFRESHMENT") =
       static_cast<int>(torch_sgmcmc::ClockEvent::kRefreshment);
 
-  py::class_<BounceClock>(m,
-                          "BounceClock",
+  py::class_<BounceClock>(m, "BounceClock",
                           "The clock of SBPS's observations, bounces and a "
                           "new velocity (csrc/host/bounce_clock.h).")
       .def(py::init<>())
@@ -57,21 +55,15 @@ void BindBouncy(py::module_& m) {
            })
       .def(
           "next",
-          [](const BounceClock& clock,
-             double num_std,
-             double refresh_rate,
-             int64_t seed,
-             uint64_t step) {
+          [](const BounceClock& clock, double num_std, double refresh_rate,
+             int64_t seed, uint64_t step) {
             const torch_sgmcmc::NextEvent next =
                 clock.Next(num_std, refresh_rate, ClockStream(seed, step));
-            return std::make_tuple(
-                static_cast<int>(next.event), next.wait, next.rate);
+            return std::make_tuple(static_cast<int>(next.event), next.wait,
+                                   next.rate);
           },
-          py::arg("num_std"),
-          py::arg("refresh_rate"),
-          py::kw_only(),
-          py::arg("seed"),
-          py::arg("step"),
+          py::arg("num_std"), py::arg("refresh_rate"), py::kw_only(),
+          py::arg("seed"), py::arg("step"),
           "The next event, the time until then, and the rate of proposals "
           "there: a pure function of the clock and of the arguments.")
       .def_static(
@@ -79,10 +71,7 @@ void BindBouncy(py::module_& m) {
           [](double rate, double value, int64_t seed, uint64_t step) {
             return BounceClock::Accepts(rate, value, ClockStream(seed, step));
           },
-          py::arg("rate"),
-          py::arg("value"),
-          py::kw_only(),
-          py::arg("seed"),
+          py::arg("rate"), py::arg("value"), py::kw_only(), py::arg("seed"),
           py::arg("step"),
           "Whether a proposal that observed G = value bounces: with "
           "probability min(1, [value]+ / rate).")
@@ -90,29 +79,20 @@ void BindBouncy(py::module_& m) {
       .def("bounce", &BounceClock::Bounce)
       .def(
           "take",
-          [](BounceClock& clock,
-             int event,
-             double wait,
-             double value,
-             double variance,
-             const std::optional<double>& reflected) {
-            clock.Take(static_cast<torch_sgmcmc::ClockEvent>(event),
-                       wait,
-                       value,
-                       variance,
-                       reflected);
+          [](BounceClock& clock, int event, double wait, double value,
+             double variance, const std::optional<double>& reflected) {
+            clock.Take(static_cast<torch_sgmcmc::ClockEvent>(event), wait,
+                       value, variance, reflected);
           },
           "What a step comes to: observe() or bounce(), on a new line if it has "
           "refreshed.")
-      .def_property("observation_decay",
-                    &BounceClock::observation_decay,
+      .def_property("observation_decay", &BounceClock::observation_decay,
                     &BounceClock::set_observation_decay)
       .def_static("warning", &BounceClock::Warning)
       .def("restart", &BounceClock::Restart)
       .def(
           "rate",
-          [](const BounceClock& clock,
-             double num_std,
+          [](const BounceClock& clock, double num_std,
              const std::vector<double>& times) {
             if (clock.regression().empty()) {
               throw py::value_error(
@@ -134,27 +114,20 @@ void BindBouncy(py::module_& m) {
         }
         return all;
       });
-  m.def("samples_by",
-        &torch_sgmcmc::SamplesBy,
+  m.def("samples_by", &torch_sgmcmc::SamplesBy,
         "How many multiples of the interval are not after the time.");
 
   m.def(
       "rate_of",
-      [](uintptr_t losses,
-         uintptr_t derivatives,
-         int64_t count,
-         bool double_precision,
-         double num_data,
-         double temperature,
-         bool replacement,
-         double prior) {
+      [](uintptr_t losses, uintptr_t derivatives, int64_t count,
+         bool double_precision, double num_data, double temperature,
+         bool replacement, double prior) {
         const auto of = [&](auto zero) {
           using T = decltype(zero);
           // NOLINTBEGIN(performance-no-int-to-ptr): what data_ptr() gives.
-          const torch_sgmcmc::Moments moments =
-              torch_sgmcmc::MomentsOf(reinterpret_cast<const T*>(losses),
-                                      reinterpret_cast<const T*>(derivatives),
-                                      count);
+          const torch_sgmcmc::Moments moments = torch_sgmcmc::MomentsOf(
+              reinterpret_cast<const T*>(losses),
+              reinterpret_cast<const T*>(derivatives), count);
           // NOLINTEND(performance-no-int-to-ptr)
           const torch_sgmcmc::RateEstimate rate = torch_sgmcmc::RateOf(
               moments, num_data, temperature, replacement, prior);

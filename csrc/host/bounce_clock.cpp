@@ -80,8 +80,7 @@ PiecewiseRate BounceClock::Rate(double num_std) const {
   return rate;
 }
 
-NextEvent BounceClock::Next(double num_std,
-                            double refresh_rate,
+NextEvent BounceClock::Next(double num_std, double refresh_rate,
                             const NoiseStream& stream) const {
   if (regression_.empty()) return {ClockEvent::kObserve, 0, 0};
   const UniformPair u = Uniforms(stream, kArrivals);
@@ -95,8 +94,7 @@ NextEvent BounceClock::Next(double num_std,
   return {ClockEvent::kProposal, wait, arrival.value};
 }
 
-bool BounceClock::Accepts(double rate,
-                          double value,
+bool BounceClock::Accepts(double rate, double value,
                           const NoiseStream& stream) {
   return Uniforms(stream, kDecision).first * rate < value;
 }
@@ -107,18 +105,14 @@ void BounceClock::Observe(double wait, double value, double variance) {
   if (value == 0 && variance == 0 && wait > 0) blind_ *= 2;
 }
 
-void BounceClock::Bounce(double wait,
-                         double value,
-                         double variance,
+void BounceClock::Bounce(double wait, double value, double variance,
                          double reflected) {
   Observe(wait, value, variance);
   Restart();
   regression_.Add({0, reflected, variance});
 }
 
-void BounceClock::Take(ClockEvent event,
-                       double wait,
-                       double value,
+void BounceClock::Take(ClockEvent event, double wait, double value,
                        double variance,
                        const std::optional<double>& reflected) {
   if (reflected) {
@@ -135,8 +129,7 @@ void BounceClock::Restart() {
   now_ = 0;
 }
 
-std::string BounceClock::Warning(int64_t proposals,
-                                 int64_t violations,
+std::string BounceClock::Warning(int64_t proposals, int64_t violations,
                                  double num_std) {
   constexpr int64_t kEnough = 1000;
   const auto all = static_cast<double>(proposals);
@@ -145,24 +138,20 @@ std::string BounceClock::Warning(int64_t proposals,
   if (proposals < kEnough || rate <= 3 * expected + 0.01) return "";
   std::array<char, 512> text{};
   std::snprintf(
-      text.data(),
-      text.size(),
+      text.data(), text.size(),
       "At %.0f of %.0f proposals of SBPS (%.1f%%) the observed rate was above "
       "the proposed one; %.1f%% are expected with num_std = %g. Bounces are "
       "lost there, which biases the posterior: use a larger num_std or "
       "larger minibatches, and make sure that these are independent",
-      static_cast<double>(violations),
-      all,
-      100 * rate,
-      100 * expected,
+      static_cast<double>(violations), all, 100 * rate, 100 * expected,
       num_std);
   return text.data();
 }
 
 std::vector<double> BounceClock::Save() const {
   const SlopePrior& p = regression_.prior();
-  std::vector<double> saved = {
-      now_, blind_, p.mean, p.variance, p.lines, p.error_excess, p.error_time};
+  std::vector<double> saved = {now_,    blind_,         p.mean,      p.variance,
+                               p.lines, p.error_excess, p.error_time};
   for (const Observation& o : regression_.history()) {
     saved.insert(saved.end(), {o.time, o.value, o.variance});
   }
@@ -249,8 +238,7 @@ PiecewiseRate::Arrival PiecewiseRate::Find(double area) const {
     const double root =
         std::sqrt(std::max(0.0, p.a * p.a + 2 * (p.b - p.a) * r));
     const double x = r > 0 ? std::min(1.0, 2 * r / (p.a + root)) : 0;
-    return {true,
-            times_[i - 1] + length * (p.begin + width * x),
+    return {true, times_[i - 1] + length * (p.begin + width * x),
             p.height * (p.a + (p.b - p.a) * x)};
   }
   return {false, times_.back(), values_.back()};

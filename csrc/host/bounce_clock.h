@@ -67,8 +67,7 @@ class BounceClock {
  public:
   // What happens next. `num_std` is the half width k of the band in standard
   // deviations; the rate of refreshments may be 0.
-  NextEvent Next(double num_std,
-                 double refresh_rate,
+  NextEvent Next(double num_std, double refresh_rate,
                  const NoiseStream& stream) const;
 
   // True if the particle bounces at a proposal that observed G = value: with
@@ -84,10 +83,7 @@ class BounceClock {
 
   // What a step comes to at its event: it has observed there, and bounced if
   // there is a `reflected`. At a refreshment the new line is observed.
-  void Take(ClockEvent event,
-            double wait,
-            double value,
-            double variance,
+  void Take(ClockEvent event, double wait, double value, double variance,
             const std::optional<double>& reflected);
 
   // It has another velocity (or place, or target): a line without observation.
@@ -104,8 +100,7 @@ class BounceClock {
   // than the rate that was proposed: where these are far more than the band
   // should let through, and proposals enough to tell. Empty if there is
   // nothing.
-  static std::string Warning(int64_t proposals,
-                             int64_t violations,
+  static std::string Warning(int64_t proposals, int64_t violations,
                              double num_std);
 
   // How fast observations of a line are forgotten: a setting, which the clock

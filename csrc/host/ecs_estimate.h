@@ -72,8 +72,7 @@ inline double ECSSum(const double* x, int64_t count) {
 
 // exp(d̂ - σ̂² / 2): eq. 4.1, 4.3 and 4.5. Writes the derivatives by d.
 inline ECSEstimate ECSPerturbed(const ECSEstimator& e,
-                                const double* differences,
-                                int64_t count,
+                                const double* differences, int64_t count,
                                 double* weights) {
   const auto size = static_cast<double>(count);
   const double scale = e.num_data / size;
@@ -93,8 +92,7 @@ inline ECSEstimate ECSPerturbed(const ECSEstimator& e,
 
 // The block-Poisson estimator, eq. 5.1, of all minibatches one after the other.
 inline ECSEstimate ECSBlockPoisson(const ECSEstimator& e,
-                                   const double* differences,
-                                   int64_t count,
+                                   const double* differences, int64_t count,
                                    double* weights) {
   const double scale = e.num_data / static_cast<double>(e.batch_size);
   const auto factors = static_cast<double>(e.num_factors);
@@ -123,8 +121,7 @@ inline ECSEstimate ECSBlockPoisson(const ECSEstimator& e,
 
 // Either; `count` is a multiple of the batch size, and not 0 without factors.
 inline ECSEstimate EstimateLikelihood(const ECSEstimator& e,
-                                      const double* differences,
-                                      int64_t count,
+                                      const double* differences, int64_t count,
                                       double* weights) {
   return e.num_factors == 0 ? ECSPerturbed(e, differences, count, weights)
                             : ECSBlockPoisson(e, differences, count, weights);

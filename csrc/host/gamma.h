@@ -17,8 +17,7 @@ namespace torch_sgmcmc {
 
 // One Gamma(shape, 1) variate (Marsaglia and Tsang 2000). Throws
 // std::invalid_argument unless shape is finite and positive.
-inline double DrawGamma(double shape,
-                        const NoiseStream& stream,
+inline double DrawGamma(double shape, const NoiseStream& stream,
                         uint64_t element) {
   if (!std::isfinite(shape) || shape <= 0) {
     throw std::invalid_argument("Invalid shape: " + std::to_string(shape) +

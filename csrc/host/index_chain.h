@@ -41,8 +41,7 @@ SG_INLINE double LogOfUniform(double u) {
 }
 
 // The uniform in (0, 1), of 52 random bits, that decides on a proposal.
-SG_INLINE double IndexUniform(const NoiseStream& stream,
-                              uint64_t chain,
+SG_INLINE double IndexUniform(const NoiseStream& stream, uint64_t chain,
                               uint64_t proposal) {
   uint32_t w[4];
   portable::QuadWords(stream, chain << 24 | proposal, w);
@@ -52,10 +51,8 @@ SG_INLINE double IndexUniform(const NoiseStream& stream,
 
 // True if the proposal becomes the current state: with probability
 // min(1, exp(log_ratio)). Not if the ratio is not a number.
-SG_INLINE bool IndexChainAccepts(double log_ratio,
-                                 const NoiseStream& stream,
-                                 uint64_t chain,
-                                 uint64_t proposal) {
+SG_INLINE bool IndexChainAccepts(double log_ratio, const NoiseStream& stream,
+                                 uint64_t chain, uint64_t proposal) {
   if (log_ratio >= 0) return true;
   return LogOfUniform(IndexUniform(stream, chain, proposal)) < log_ratio;
 }
@@ -71,8 +68,7 @@ constexpr int64_t kMostEqual = 100;
 // a loss without data, say. Throws std::runtime_error if there are kMostEqual:
 // `hint` is on what to do, and `off` the setting that chooses from nothing.
 inline std::optional<int64_t> EqualRunning(std::optional<int64_t> before,
-                                           bool equal,
-                                           bool zero,
+                                           bool equal, bool zero,
                                            const std::string& hint,
                                            const std::string& off) {
   if (!before || !equal) return std::nullopt;

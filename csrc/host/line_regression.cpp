@@ -84,12 +84,9 @@ LineRegression::Sums LineRegression::Weigh() const {
 
 LineFit LineRegression::Fit() const {
   const Sums s = Weigh();
-  return {s.centre,
-          s.mean,
-          s.slope(),
-          1 / s.weight + s.last_variance,
-          1 / s.precision(),
-          prior_.curvature(),
+  return {s.centre,          s.mean,
+          s.slope(),         1 / s.weight + s.last_variance,
+          1 / s.precision(), prior_.curvature(),
           last_time()};
 }
 

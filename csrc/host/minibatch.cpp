@@ -11,22 +11,17 @@
 namespace torch_sgmcmc {
 namespace {
 
-[[noreturn]] void Invalid(const std::string& name,
-                          int64_t value,
+[[noreturn]] void Invalid(const std::string& name, int64_t value,
                           const std::string& wanted) {
   throw std::invalid_argument("Invalid " + name + ": " + std::to_string(value) +
                               " (must be " + wanted + ")");
 }
 
-void CheckSizes(int64_t num_data,
-                int64_t batch_size,
-                int64_t count,
-                bool replacement,
-                const NoiseStream& stream) {
+void CheckSizes(int64_t num_data, int64_t batch_size, int64_t count,
+                bool replacement, const NoiseStream& stream) {
   if (num_data < 1) Invalid("num_data", num_data, ">= 1");
   if (batch_size < 1 || (!replacement && batch_size > num_data)) {
-    Invalid("batch_size",
-            batch_size,
+    Invalid("batch_size", batch_size,
             replacement ? ">= 1" : "in [1, " + std::to_string(num_data) + "]");
   }
   if (count < 0) Invalid("count", count, ">= 0");
@@ -94,15 +89,13 @@ void CheckShare(int64_t batch_size, const Share& share) {
     Invalid("rank", share.rank, "below " + replicas);
   }
   if (batch_size % share.num_replicas != 0) {
-    Invalid("batch_size",
-            batch_size,
+    Invalid("batch_size", batch_size,
             "a multiple of " + replicas +
                 ": gradients of ranks enter their mean alike");
   }
 }
 
-uint64_t DrawBelow(uint64_t bound,
-                   const NoiseStream& stream,
+uint64_t DrawBelow(uint64_t bound, const NoiseStream& stream,
                    uint64_t element) {
   // The largest multiple of bound is where 64 random bits are cut off.
   constexpr uint64_t kMax = std::numeric_limits<uint64_t>::max();
@@ -115,12 +108,9 @@ uint64_t DrawBelow(uint64_t bound,
   }
 }
 
-std::vector<int64_t> DrawMinibatches(int64_t num_data,
-                                     int64_t batch_size,
-                                     int64_t count,
-                                     bool replacement,
-                                     NoiseStream stream,
-                                     const Share& share) {
+std::vector<int64_t> DrawMinibatches(int64_t num_data, int64_t batch_size,
+                                     int64_t count, bool replacement,
+                                     NoiseStream stream, const Share& share) {
   CheckSizes(num_data, batch_size, count, replacement, stream);
   CheckShare(batch_size, share);
   std::vector<int64_t> result;

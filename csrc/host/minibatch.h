@@ -31,10 +31,8 @@ void CheckShare(int64_t batch_size, const Share& share);
 // replacement (in uniform order, so that any part of it is a uniform minibatch
 // too) or with replacement. Of each there is the share of one rank. Throws
 // std::invalid_argument for sizes that do not fit.
-std::vector<int64_t> DrawMinibatches(int64_t num_data,
-                                     int64_t batch_size,
-                                     int64_t count,
-                                     bool replacement,
+std::vector<int64_t> DrawMinibatches(int64_t num_data, int64_t batch_size,
+                                     int64_t count, bool replacement,
                                      NoiseStream stream,
                                      const Share& share = {});
 

@@ -42,11 +42,8 @@ struct RateEstimate {
 // The rate of change of U / T along a line, by the moments of 2 examples at
 // least of `num_data`, and the prior's part of the derivative of U. What is
 // drawn without replacement varies less, and not at all if it is all data.
-inline RateEstimate RateOf(const Moments& m,
-                           double num_data,
-                           double temperature,
-                           bool replacement,
-                           double prior) {
+inline RateEstimate RateOf(const Moments& m, double num_data,
+                           double temperature, bool replacement, double prior) {
   const auto n = static_cast<double>(m.count);
   const double variance = m.squares / static_cast<double>(m.count - 1);
   const double scale = num_data / temperature;

@@ -24,8 +24,8 @@ constexpr Setting kDecay = Of(args::kDecay, {.fallback = 0.99});
 constexpr Setting kAdapt{.name = "adapt", .kind = kFlag, .fallback = 1};
 constexpr Setting kChains = Of(args::kNumChains, {.optional = true});
 
-constexpr Setting kSGLD[] = {
-    kStep, kData, kPrior, kMean, kTemperature, kChains};
+constexpr Setting kSGLD[] = {kStep, kData,        kPrior,
+                             kMean, kTemperature, kChains};
 
 constexpr Setting kSGLRW[] = {
     kStep, kData, kPrior, kMean, kPositiveTemperature, kChains};
@@ -46,38 +46,23 @@ constexpr Setting kSGHMC[] = {
 };
 
 constexpr Setting kBAOA[] = {
-    kStep,
-    kData,
-    kPrior,
-    kMean,
-    kTemperature,
-    kChains,
-    kMomentum,
-    Of(args::kNoiseEstimate, {.fallback = 0}),
+    kStep,        kData,   kPrior,    kMean,
+    kTemperature, kChains, kMomentum, Of(args::kNoiseEstimate, {.fallback = 0}),
 };
 
 constexpr Setting kPSGLD[] = {
-    kStep,
-    kData,
-    kPrior,
-    kMean,
-    kTemperature,
-    kChains,
-    kDecay,
-    Of(args::kEps, {.fallback = 1e-5}),
-    kAdapt,
-    {.name = "gamma", .kind = kFlag, .fallback = 1},
+    kStep,        kData,
+    kPrior,       kMean,
+    kTemperature, kChains,
+    kDecay,       Of(args::kEps, {.fallback = 1e-5}),
+    kAdapt,       {.name = "gamma", .kind = kFlag, .fallback = 1},
 };
 
 constexpr Setting kSGNHT[] = {
-    kStep,
-    kData,
-    kPrior,
-    kMean,
-    kTemperature,
-    kChains,
-    kMomentum,
-    Of(args::kThermostatRate, {.optional = true}),
+    kStep,        kData,
+    kPrior,       kMean,
+    kTemperature, kChains,
+    kMomentum,    Of(args::kThermostatRate, {.optional = true}),
 };
 
 constexpr Setting kEWSG[] = {
@@ -160,16 +145,10 @@ struct OfSampler {
   std::span<const Setting> settings;
 };
 
-constexpr OfSampler kSamplers[] = {{"SGLD", kSGLD},
-                                   {"SGLRW", kSGLRW},
-                                   {"SGHMC", kSGHMC},
-                                   {"BAOA", kBAOA},
-                                   {"PSGLD", kPSGLD},
-                                   {"SGNHT", kSGNHT},
-                                   {"EWSG", kEWSG},
-                                   {"HMC", kHMC},
-                                   {"HMCECS", kHMCECS},
-                                   {"SBPS", kSBPS}};
+constexpr OfSampler kSamplers[] = {
+    {"SGLD", kSGLD},     {"SGLRW", kSGLRW}, {"SGHMC", kSGHMC}, {"BAOA", kBAOA},
+    {"PSGLD", kPSGLD},   {"SGNHT", kSGNHT}, {"EWSG", kEWSG},   {"HMC", kHMC},
+    {"HMCECS", kHMCECS}, {"SBPS", kSBPS}};
 
 }  // namespace
 

@@ -145,10 +145,7 @@ void Boxed(StableIValue* stack, uint64_t inputs, uint64_t outputs) {
 
 // Registers the kernels of operators (ops/registry.h) on the device of a
 // driver, or a reducer.
-template <class Driver,
-          template <class...>
-          class List,
-          class... Ops,
+template <class Driver, template <class...> class List, class... Ops,
           class Library>
 void Register(List<Ops...> /*operators*/, Library& library) {
   (library.impl(Ops::kSpec.op, &Boxed<Ops, Driver>), ...);

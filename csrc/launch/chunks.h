@@ -38,8 +38,8 @@ SG_INLINE int64_t ChunkCount(int64_t numel, uint64_t offset) {
 
 // The quad of thread `thread` in its `k`-th turn at a chunk. Consecutive
 // threads take consecutive quads. Empty (begin == end) past the segment's end.
-SG_INLINE QuadSpan
-SpanOf(int64_t numel, uint64_t offset, int64_t chunk, int thread, int k) {
+SG_INLINE QuadSpan SpanOf(int64_t numel, uint64_t offset, int64_t chunk,
+                          int thread, int k) {
   // cppcheck-suppress redundantAssignment
   const int64_t index = chunk * kQuadsPerChunk + int64_t{k} * kThreads + thread;
   const int64_t origin = index * 4 - static_cast<int64_t>(offset % 4);

@@ -50,11 +50,8 @@ SG_REGION_END
 namespace torch_sgmcmc {
 
 template <class Update, class T>
-void RunSegmentOnIsa(const Update& update,
-                     const Segment& segment,
-                     int64_t begin,
-                     int64_t end,
-                     const NoiseStream& stream,
+void RunSegmentOnIsa(const Update& update, const Segment& segment,
+                     int64_t begin, int64_t end, const NoiseStream& stream,
                      Isa isa) {
 #if defined(SG_X86)
   if (isa == Isa::kAvx512) {
@@ -80,8 +77,7 @@ inline NoiseStream StreamOf(const Segment& s, NoiseStream stream) {
 // Applies update functors to a plan on the CPU.
 class CpuDriver {
  public:
-  CpuDriver(const char* op,
-            const Plan& plan,
+  CpuDriver(const char* op, const Plan& plan,
             const std::optional<Tensor>& device_step)
       : op_(op), plan_(plan), device_step_(DeviceStep(op, plan, device_step)) {}
 
@@ -93,8 +89,7 @@ class CpuDriver {
   }
 
   template <template <class> class Update, class Coefficients>
-  void Apply(const Coefficients& coefficients,
-             NoiseStream stream,
+  void Apply(const Coefficients& coefficients, NoiseStream stream,
              const std::vector<Segment>& segments) const {
     const Update<float> single(coefficients);
     const Update<double> twice(coefficients);
@@ -105,26 +100,25 @@ class CpuDriver {
     if (single.skips(stream.step)) return;
     const Isa isa = ActiveIsa();
     std::vector<Segment> storage;
-    ParallelOverStretches(
-        Apart(segments, storage),
-        [&](const Segment& s, int64_t begin, int64_t end) {
-          const NoiseStream own = StreamOf(s, stream);
-          switch (s.dtype) {
-            case ScalarType::Double:
-              return RunSegmentOnIsa<Update<double>, double>(
-                  twice, s, begin, end, own, isa);
-            case ScalarType::BFloat16:
-              return RunSegmentOnIsa<Update<float>,
-                                     torch::headeronly::BFloat16>(
-                  single, s, begin, end, own, isa);
-            case ScalarType::Half:
-              return RunSegmentOnIsa<Update<float>, torch::headeronly::Half>(
-                  single, s, begin, end, own, isa);
-            default:
-              return RunSegmentOnIsa<Update<float>, float>(
-                  single, s, begin, end, own, isa);
-          }
-        });
+    ParallelOverStretches(Apart(segments, storage), [&](const Segment& s,
+                                                        int64_t begin,
+                                                        int64_t end) {
+      const NoiseStream own = StreamOf(s, stream);
+      switch (s.dtype) {
+        case ScalarType::Double:
+          return RunSegmentOnIsa<Update<double>, double>(twice, s, begin, end,
+                                                         own, isa);
+        case ScalarType::BFloat16:
+          return RunSegmentOnIsa<Update<float>, torch::headeronly::BFloat16>(
+              single, s, begin, end, own, isa);
+        case ScalarType::Half:
+          return RunSegmentOnIsa<Update<float>, torch::headeronly::Half>(
+              single, s, begin, end, own, isa);
+        default:
+          return RunSegmentOnIsa<Update<float>, float>(single, s, begin, end,
+                                                       own, isa);
+      }
+    });
   }
 
  private:

@@ -16,8 +16,7 @@ SG_INLINE void PrefetchBlock(const Element* array) {
 
 // Of one argument, and of its masters.
 template <Role role, class T>
-SG_INLINE void PrefetchArgument(const void* array,
-                                const void* masters,
+SG_INLINE void PrefetchArgument(const void* array, const void* masters,
                                 int64_t begin) {
   if (role == Role::kPriorMean && array == nullptr) return;
   PrefetchBlock<IsWritten(role)>(static_cast<const Stored<role, T>*>(array) +
@@ -30,8 +29,7 @@ SG_INLINE void PrefetchArgument(const void* array,
 // Asks for elements [begin, begin + kNoiseBlock) of all arrays, so that they
 // arrive while their noise is being made.
 template <class Update, class T, size_t... kIndex>
-SG_INLINE void Prefetch(void* const* data,
-                        int64_t begin,
+SG_INLINE void Prefetch(void* const* data, int64_t begin,
                         std::index_sequence<kIndex...>) {
   (PrefetchArgument<Update::kRoles[kIndex], T>(
        data[SlotOf(Update::kRoles[kIndex], kIndex)], data[kMasters], begin),
@@ -45,11 +43,8 @@ struct ElementsOfUpdate {
   const void* context;
   bool needs_noise;
   // Updates `count` elements from `begin` on.
-  void (*run)(const void* context,
-              void* const* data,
-              int64_t begin,
-              int64_t count,
-              const float* noise);
+  void (*run)(const void* context, void* const* data, int64_t begin,
+              int64_t count, const float* noise);
   // Asks for a block of them.
   void (*prefetch)(void* const* data, int64_t begin);
 };
@@ -63,8 +58,7 @@ constexpr int64_t kMostElements = kFloatsOfLine + kBuffer;
 template <template <int> class Noise>
 __attribute__((noinline)) void RunElements(const ElementsOfUpdate& of,
                                            const Segment& segment,
-                                           int64_t begin,
-                                           int64_t end,
+                                           int64_t begin, int64_t end,
                                            const NoiseStream& stream) {
   alignas(64) float noise[kMostElements + RowNoise<Noise>::kBeyond];
   const auto run = [&](int64_t at, int64_t count, const float* z) {
@@ -128,11 +122,8 @@ __attribute__((noinline)) void RunElements(const ElementsOfUpdate& of,
 
 // Updates elements [begin, end) of a segment.
 template <class Update, class T>
-void RunSegment(const Update& update,
-                const Segment& segment,
-                int64_t begin,
-                int64_t end,
-                const NoiseStream& stream) {
+void RunSegment(const Update& update, const Segment& segment, int64_t begin,
+                int64_t end, const NoiseStream& stream) {
   struct Context {
     const Update& update;
     Arithmetic<T>* means;
@@ -141,16 +132,12 @@ void RunSegment(const Update& update,
   FillMeans(update, segment.data, means);
   const Context context{update, means};
   const ElementsOfUpdate elements{
-      &context,
-      update.needs_noise(),
-      [](const void* of,
-         void* const* data,
-         int64_t at,
-         int64_t count,
+      &context, update.needs_noise(),
+      [](const void* of, void* const* data, int64_t at, int64_t count,
          const float* z) {
         const auto& c = *static_cast<const Context*>(of);
-        UpdateElements<Update, T>(
-            c.update, data, at, count, z, c.means, kIndices<Update>);
+        UpdateElements<Update, T>(c.update, data, at, count, z, c.means,
+                                  kIndices<Update>);
       },
       [](void* const* data, int64_t at) {
         Prefetch<Update, T>(data, at, kIndices<Update>);

@@ -72,18 +72,13 @@ using CompiledFor =
 template <class Update, class T>
 __global__ void __launch_bounds__(kThreads)
     UpdateKernel(const Update update,
-                 const __grid_constant__ SegmentTable table,
-                 NoiseStream stream,
+                 const __grid_constant__ SegmentTable table, NoiseStream stream,
                  const int64_t* device_step) {
   if (!AddDeviceStep(device_step, stream)) return;
   if (update.skips(stream.step)) return;
   const int64_t chain = int64_t{blockIdx.z} * gridDim.y + blockIdx.y;
   if (chain > 0 && chain >= table.num_chains) return;
-  UpdateThread<Update, T>(update,
-                          table,
-                          stream,
-                          int64_t{blockIdx.x},
-                          chain,
+  UpdateThread<Update, T>(update, table, stream, int64_t{blockIdx.x}, chain,
                           static_cast<int>(threadIdx.x));
 }
 
@@ -91,8 +86,7 @@ __global__ void __launch_bounds__(kThreads)
 // stream.
 class CudaDriver {
  public:
-  CudaDriver(const char* op,
-             const Plan& plan,
+  CudaDriver(const char* op, const Plan& plan,
              const std::optional<Tensor>& device_step)
       : op_(op), plan_(plan), device_step_(DeviceStep(op, plan, device_step)) {}
 
@@ -103,8 +97,7 @@ class CudaDriver {
   }
 
   template <template <class> class Update, class Coefficients>
-  void Apply(const Coefficients& coefficients,
-             const NoiseStream& stream,
+  void Apply(const Coefficients& coefficients, const NoiseStream& stream,
              const std::vector<Segment>& segments) const {
     if (segments.empty()) return;
     const torch::stable::accelerator::DeviceGuard guard(plan_.device_index());
@@ -115,29 +108,25 @@ class CudaDriver {
     }
     LaunchAll<double>(twice, stream, segments, ScalarType::Double);
     LaunchAll<float>(single, stream, segments, ScalarType::Float);
-    LaunchAll<torch::headeronly::BFloat16>(
-        single, stream, segments, ScalarType::BFloat16);
-    LaunchAll<torch::headeronly::Half>(
-        single, stream, segments, ScalarType::Half);
+    LaunchAll<torch::headeronly::BFloat16>(single, stream, segments,
+                                           ScalarType::BFloat16);
+    LaunchAll<torch::headeronly::Half>(single, stream, segments,
+                                       ScalarType::Half);
   }
 
  private:
   template <class T, class Update>
-  void LaunchAll(const Update& update,
-                 const NoiseStream& stream,
-                 const std::vector<Segment>& segments,
-                 ScalarType dtype) const {
-    ForEachTable(
-        segments, dtype, [&](const SegmentTable& table, int64_t blocks) {
-          Launch<T>(update, stream, table, blocks);
-        });
+  void LaunchAll(const Update& update, const NoiseStream& stream,
+                 const std::vector<Segment>& segments, ScalarType dtype) const {
+    ForEachTable(segments, dtype,
+                 [&](const SegmentTable& table, int64_t blocks) {
+                   Launch<T>(update, stream, table, blocks);
+                 });
   }
 
   template <class T, class Update>
-  void Launch(const Update& update,
-              const NoiseStream& stream,
-              const SegmentTable& table,
-              int64_t blocks) const {
+  void Launch(const Update& update, const NoiseStream& stream,
+              const SegmentTable& table, int64_t blocks) const {
     // What a grid takes in its second dimension, and further chains in its
     // third.
     constexpr int64_t kMost = 65535;
@@ -145,11 +134,9 @@ class CudaDriver {
     const auto row = static_cast<unsigned>(std::min(kMost, chains));
     const auto rows = static_cast<unsigned>((chains + kMost - 1) / kMost);
     UpdateKernel<Update, CompiledFor<Update, T>>
-        <<<dim3(static_cast<unsigned>(blocks), row, rows),
-           kThreads,
-           0,
-           CurrentStream(plan_.device_index())>>>(
-            update, table, stream, device_step_);
+        <<<dim3(static_cast<unsigned>(blocks), row, rows), kThreads, 0,
+           CurrentStream(plan_.device_index())>>>(update, table, stream,
+                                                  device_step_);
     CheckCuda(cudaGetLastError(), "kernel launch failed");
   }
 

@@ -3,8 +3,7 @@
 
 template <Role role, class T>
 SG_INLINE Arithmetic<T> LoadElement(const Stored<role, T>* array,
-                                    const float* masters,
-                                    int64_t i) {
+                                    const float* masters, int64_t i) {
   if constexpr (kHasMaster<role, T>) {
     return ValueOf(array[i], masters[i]);
   } else if constexpr (IsRead(role)) {
@@ -15,9 +14,7 @@ SG_INLINE Arithmetic<T> LoadElement(const Stored<role, T>* array,
 }
 
 template <Role role, class T>
-SG_INLINE void StoreElement(Stored<role, T>* array,
-                            float* masters,
-                            int64_t i,
+SG_INLINE void StoreElement(Stored<role, T>* array, float* masters, int64_t i,
                             Arithmetic<T> x) {
   if constexpr (IsWritten(role)) {
     if constexpr (kHasMaster<role, T>) masters[i] = x;
@@ -28,8 +25,7 @@ SG_INLINE void StoreElement(Stored<role, T>* array,
 // Elements from `begin` on of an array, or, for the mean of a prior that has
 // none, of a block that is filled with the number.
 template <Role role, class T>
-SG_INLINE Stored<role, T>* ArrayAt(void* array,
-                                   int64_t begin,
+SG_INLINE Stored<role, T>* ArrayAt(void* array, int64_t begin,
                                    [[maybe_unused]] Arithmetic<T>* means) {
   if constexpr (role == Role::kPriorMean) {
     if (array == nullptr) return means;
@@ -39,8 +35,7 @@ SG_INLINE Stored<role, T>* ArrayAt(void* array,
 
 // That block.
 template <class Update, class Real, size_t kCount>
-SG_INLINE void FillMeans(const Update& update,
-                         void* const* data,
+SG_INLINE void FillMeans(const Update& update, void* const* data,
                          Real (&means)[kCount]) {
   if constexpr (kHasPriorMean<Update>) {
     if (data[kPriorMeans] != nullptr) return;
@@ -50,13 +45,9 @@ SG_INLINE void FillMeans(const Update& update,
 }
 
 template <class Update, class T, size_t... kIndex>
-void UpdateElements(const Update& shared_update,
-                    void* const* data,
-                    int64_t begin,
-                    int64_t count,
-                    const float* noise,
-                    Arithmetic<T>* means,
-                    std::index_sequence<kIndex...>) {
+void UpdateElements(const Update& shared_update, void* const* data,
+                    int64_t begin, int64_t count, const float* noise,
+                    Arithmetic<T>* means, std::index_sequence<kIndex...>) {
   using Real = Arithmetic<T>;
   const Update update = shared_update;  // a copy that no store can alias
   constexpr auto kRoles = Update::kRoles;
@@ -75,8 +66,8 @@ void UpdateElements(const Update& shared_update,
     Real x[sizeof...(kIndex)] = {LoadElement<kRoles[kIndex], T>(
         std::get<kIndex>(arrays), masters, i)...};
     update(x, static_cast<Real>(noise[i]));
-    (StoreElement<kRoles[kIndex], T>(
-         std::get<kIndex>(arrays), masters, i, x[kIndex]),
+    (StoreElement<kRoles[kIndex], T>(std::get<kIndex>(arrays), masters, i,
+                                     x[kIndex]),
      ...);
   }
 }

@@ -22,14 +22,11 @@ PackedStep Unpacked(const char* op, const char* name, const Tensor& packed) {
   }
 }
 
-PackedTensors::PackedTensors(const char* op,
-                             const TensorList& params,
-                             const TensorList& grads,
-                             const TensorList& state)
+PackedTensors::PackedTensors(const char* op, const TensorList& params,
+                             const TensorList& grads, const TensorList& state)
     : op_(op), params_(params), grads_(grads), state_(state) {}
 
-TensorList PackedTensors::Take(const TensorList& tensors,
-                               int64_t& taken,
+TensorList PackedTensors::Take(const TensorList& tensors, int64_t& taken,
                                int64_t length) {
   const auto begin = tensors.begin() + taken;
   if (length < 0 || length > tensors.end() - begin) {
@@ -69,9 +66,8 @@ Call PackedTensors::Next(const OpSpec& spec, const PackedCall& packed) {
     } else if (std::fabs(number) < 0x1p53) {
       call.integers[i] = static_cast<int64_t>(number);
     } else {
-      Fail(op_,
-           std::string("packed has a ") + spec.numbers[i].name +
-               " that is no whole number");
+      Fail(op_, std::string("packed has a ") + spec.numbers[i].name +
+                    " that is no whole number");
     }
   }
   size_t next = spec.numbers.count;
@@ -84,11 +80,11 @@ Call PackedTensors::Next(const OpSpec& spec, const PackedCall& packed) {
 }
 
 void PackedTensors::CheckIsEmpty() const {
-  const auto check =
-      [&](const TensorList& tensors, int64_t taken, const char* name) {
-        if (taken == static_cast<int64_t>(tensors.size())) return;
-        Fail(op_, std::string(name) + " has more tensors than packed says");
-      };
+  const auto check = [&](const TensorList& tensors, int64_t taken,
+                         const char* name) {
+    if (taken == static_cast<int64_t>(tensors.size())) return;
+    Fail(op_, std::string(name) + " has more tensors than packed says");
+  };
   check(params_, num_params_, "params");
   check(grads_, num_grads_, "grads");
   check(state_, num_state_, "state");

@@ -20,10 +20,8 @@ PackedStep Unpacked(const char* op, const char* name, const Tensor& packed);
 // The tensors of a packed step, handed out call by call.
 class PackedTensors {
  public:
-  PackedTensors(const char* op,
-                const TensorList& params,
-                const TensorList& grads,
-                const TensorList& state);
+  PackedTensors(const char* op, const TensorList& params,
+                const TensorList& grads, const TensorList& state);
 
   // The next call, of a spec's operator: `state` has its lists except for the
   // first two, and then the prior's means. Throws std::runtime_error where

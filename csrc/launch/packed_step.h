@@ -91,14 +91,12 @@ struct PackedStep {
     Take(bits, words, end);
     item = std::bit_cast<double>(bits);
   }
-  static void Take(PackedCall& call,
-                   const int64_t*& words,
+  static void Take(PackedCall& call, const int64_t*& words,
                    const int64_t* end) {
     PackedCall::Visit(call, [&](auto& item) { Take(item, words, end); });
   }
   template <class T>
-  static void Take(std::vector<T>& items,
-                   const int64_t*& words,
+  static void Take(std::vector<T>& items, const int64_t*& words,
                    const int64_t* end) {
     int64_t count = 0;
     Take(count, words, end);

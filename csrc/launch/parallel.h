@@ -34,8 +34,7 @@ inline const std::vector<Segment>& Apart(const std::vector<Segment>& segments,
 // Calls run(segment, begin, end) on ranges of elements that cover all segments.
 // Every begin is a multiple of kStretch, whatever the number of threads.
 template <class Run>
-void ParallelOverStretches(const std::vector<Segment>& segments,
-                           const Run& run,
+void ParallelOverStretches(const std::vector<Segment>& segments, const Run& run,
                            int64_t grain = kGrain) {
   std::vector<int64_t> first_stretch(segments.size() + 1, 0);
   for (size_t i = 0; i < segments.size(); ++i) {
@@ -49,8 +48,7 @@ void ParallelOverStretches(const std::vector<Segment>& segments,
     while (begin < end) {
       const Segment& s = segments[i];
       const int64_t stop = std::min(end, first_stretch[i + 1]);
-      run(s,
-          (begin - first_stretch[i]) * kStretch,
+      run(s, (begin - first_stretch[i]) * kStretch,
           std::min(s.numel, (stop - first_stretch[i]) * kStretch));
       begin = stop;
       ++i;

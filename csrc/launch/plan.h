@@ -133,10 +133,8 @@ class Plan {
   // each other in the arrays. `rows` has two numbers for each tensor, row and
   // pitch; elements of one that has rows are in row-major order. Chains with
   // their own seeds are such chains, too.
-  Plan(const char* op,
-       const std::vector<Argument>& arguments,
-       const std::vector<int64_t>& offsets,
-       int64_t num_chains = 1,
+  Plan(const char* op, const std::vector<Argument>& arguments,
+       const std::vector<int64_t>& offsets, int64_t num_chains = 1,
        const Numbering& numbering = {});
 
   const std::vector<Segment>& segments() const { return segments_; }
@@ -163,29 +161,20 @@ class Plan {
 };
 
 // Validates the counter arguments of an operator.
-NoiseStream MakeStream(const char* op,
-                       int64_t seed,
-                       int64_t step,
+NoiseStream MakeStream(const char* op, int64_t seed, int64_t step,
                        int64_t purpose);
-NoiseStream MakeStream(const char* op,
-                       int64_t seed,
-                       int64_t step,
+NoiseStream MakeStream(const char* op, int64_t seed, int64_t step,
                        Purpose purpose);
 
 // The address of an operator's `device_step`, null if it was not given. Throws
 // unless it is a single int64 on the plan's device.
-const int64_t* DeviceStep(const char* op,
-                          const Plan& plan,
+const int64_t* DeviceStep(const char* op, const Plan& plan,
                           const std::optional<Tensor>& device_step);
-const int64_t* DeviceStep(const char* op,
-                          bool on_cuda,
-                          int32_t device_index,
+const int64_t* DeviceStep(const char* op, bool on_cuda, int32_t device_index,
                           const std::optional<Tensor>& device_step);
 
 // Throws std::runtime_error unless the value is in its range.
-void CheckNumber(const char* op,
-                 const char* name,
-                 double value,
+void CheckNumber(const char* op, const char* name, double value,
                  const Range& range = {});
 
 // Throws std::runtime_error unless the value is at least `least`.

@@ -22,10 +22,9 @@ struct Arrays {
 };
 
 template <class Map, class T>
-__global__ void __launch_bounds__(kThreads) ReduceKernel(const Map map,
-                                                         const Arrays arrays,
-                                                         const Cut cut,
-                                                         const StretchSums to) {
+__global__ void __launch_bounds__(kThreads)
+    ReduceKernel(const Map map, const Arrays arrays, const Cut cut,
+                 const StretchSums to) {
   constexpr int kCount = static_cast<int>(kSums<Map>);
   static_assert(kCount <= kLanes);
   __shared__ double lanes[kCount][kUnitsPerBlock][kLanes];
@@ -44,10 +43,9 @@ __global__ void __launch_bounds__(kThreads) ReduceKernel(const Map map,
 }
 
 template <class Map>
-__global__ void __launch_bounds__(kBranches) TreeKernel(const Map map,
-                                                        const double* sums,
-                                                        int64_t per_chain,
-                                                        double* out) {
+__global__ void __launch_bounds__(kBranches)
+    TreeKernel(const Map map, const double* sums, int64_t per_chain,
+               double* out) {
   __shared__ double branches[kBranches];
   const int b = static_cast<int>(threadIdx.x);
   const int64_t row = blockIdx.x;  // of one sum of one chain
@@ -63,39 +61,25 @@ __global__ void __launch_bounds__(kBranches) TreeKernel(const Map map,
 struct CudaReducer {
   // As CpuReducer's; `out` is on the plan's device.
   template <class Map>
-  static void Reduce(const Plan& plan,
-                     const Map& map,
-                     int64_t num_chains,
+  static void Reduce(const Plan& plan, const Map& map, int64_t num_chains,
                      Tensor& out) {
-    ReduceSegments(plan.device_index(),
-                   plan.segments(),
-                   map,
-                   num_chains,
-                   out,
+    ReduceSegments(plan.device_index(), plan.segments(), map, num_chains, out,
                    static_cast<double*>(out.data_ptr()));
   }
 
   template <class Map>
-  static void ReduceEach(const Plan& plan,
-                         const Map& map,
-                         const std::vector<int64_t>& rows,
-                         Tensor& out) {
+  static void ReduceEach(const Plan& plan, const Map& map,
+                         const std::vector<int64_t>& rows, Tensor& out) {
     for (size_t i = 0; i < rows.size(); ++i) {
-      ReduceSegments(plan.device_index(),
-                     {plan.segments()[i]},
-                     map,
-                     /*num_chains=*/1,
-                     out,
-                     RowOf<Map>(out, rows[i]));
+      ReduceSegments(plan.device_index(), {plan.segments()[i]}, map,
+                     /*num_chains=*/1, out, RowOf<Map>(out, rows[i]));
     }
   }
 
   // As CpuReducer's: an update, and then the sums.
   template <template <class> class Update, class Coefficients, class Map>
-  static void UpdateAndReduce(const char* op,
-                              const Plan& plan,
-                              const Coefficients& coefficients,
-                              const Map& map,
+  static void UpdateAndReduce(const char* op, const Plan& plan,
+                              const Coefficients& coefficients, const Map& map,
                               Tensor& out) {
     CudaDriver(op, plan, std::nullopt)
         .template Apply<Update>(coefficients, NoiseStream{0, 0, 0});
@@ -107,10 +91,8 @@ struct CudaReducer {
   template <class Map>
   static void ReduceSegments(int32_t device_index,
                              const std::vector<Segment>& segments,
-                             const Map& map,
-                             int64_t num_chains,
-                             const Tensor& like,
-                             double* out) {
+                             const Map& map, int64_t num_chains,
+                             const Tensor& like, double* out) {
     const torch::stable::accelerator::DeviceGuard guard(device_index);
     const cudaStream_t stream = CurrentStream(device_index);
     const Cuts all(segments, num_chains);
@@ -118,8 +100,8 @@ struct CudaReducer {
     const int64_t targets = num_chains * all.per_chain;
     const Tensor sums =
         torch::stable::new_empty(like, {kCount * targets}, ScalarType::Double);
-    const StretchSums to{
-        static_cast<double*>(sums.data_ptr()), targets, all.per_chain};
+    const StretchSums to{static_cast<double*>(sums.data_ptr()), targets,
+                         all.per_chain};
     for (size_t i = 0; i < segments.size(); ++i) {
       const Cut& cut = all.cuts[i];
       Arrays arrays;
@@ -146,8 +128,8 @@ struct CudaReducer {
       CheckCuda(cudaGetLastError(), "kernel launch failed");
     }
     const auto rows = static_cast<unsigned>(kCount * num_chains);
-    TreeKernel<<<rows, kBranches, 0, stream>>>(
-        map, to.sums, all.per_chain, out);
+    TreeKernel<<<rows, kBranches, 0, stream>>>(map, to.sums, all.per_chain,
+                                               out);
     CheckCuda(cudaGetLastError(), "kernel launch failed");
   }
 };

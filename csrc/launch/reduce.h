@@ -83,9 +83,7 @@ template <class Map>
 constexpr size_t kSums = std::tuple_size_v<Terms<Map>>;
 
 template <class Map, class T, size_t... kIndex>
-SG_INLINE Terms<Map> MapElement(const Map& map,
-                                void* const* data,
-                                int64_t i,
+SG_INLINE Terms<Map> MapElement(const Map& map, void* const* data, int64_t i,
                                 std::index_sequence<kIndex...>) {
   const double x[] = {LoadAsDouble<Map, T, kIndex>(map, data, i)...};
   return {map(x)};
@@ -99,8 +97,8 @@ SG_INLINE void AddTerms(std::array<double, kCount>& sums,
 
 // One lane's running sums over the stretch [begin, end).
 template <class Map, class T>
-SG_INLINE Terms<Map> LaneSums(
-    const Map& map, void* const* data, int64_t begin, int64_t end, int lane) {
+SG_INLINE Terms<Map> LaneSums(const Map& map, void* const* data, int64_t begin,
+                              int64_t end, int lane) {
   Terms<Map> sums = {};
   for (int64_t i = begin + lane; i < end; i += kLanes) {
     AddTerms(sums, MapElement<Map, T>(map, data, i, kIndices<Map>));
@@ -169,8 +167,7 @@ SG_INLINE Unit UnitAt(const Cut& cut, int64_t per_chain, int64_t unit) {
   const int64_t stretch = unit - chain * cut.stretches;
   const int64_t begin = stretch * kStretch;
   const int64_t end = begin + kStretch < cut.row ? begin + kStretch : cut.row;
-  return {chain * cut.row + begin,
-          chain * cut.row + end,
+  return {chain * cut.row + begin, chain * cut.row + end,
           chain * per_chain + cut.first + stretch};
 }
 
@@ -221,18 +218,13 @@ class UpdateFirst {
 namespace torch_sgmcmc {
 
 template <class T, class Update, class Map>
-void ReduceUnitsOnIsa(const Update& update,
-                      const Map& map,
-                      const Segment& segment,
-                      const Cut& cut,
-                      int64_t begin,
-                      int64_t end,
-                      const StretchSums& to,
-                      Isa isa) {
+void ReduceUnitsOnIsa(const Update& update, const Map& map,
+                      const Segment& segment, const Cut& cut, int64_t begin,
+                      int64_t end, const StretchSums& to, Isa isa) {
 #if defined(SG_X86)
   if (isa == Isa::kAvx512) {
-    return avx512::ReduceUnits<T>(
-        update, map, segment.data, cut, begin, end, to);
+    return avx512::ReduceUnits<T>(update, map, segment.data, cut, begin, end,
+                                  to);
   }
   if (isa == Isa::kAvx2) {
     return avx2::ReduceUnits<T>(update, map, segment.data, cut, begin, end, to);
@@ -245,11 +237,8 @@ void ReduceUnitsOnIsa(const Update& update,
 // Writes every chain's k-th sum to out[k * num_chains + chain]. `first` is made
 // to each stretch before: Nothing or UpdateFirst.
 template <class Map, class First = Nothing>
-void ReduceOnCpu(const std::vector<Segment>& segments,
-                 const Map& map,
-                 int64_t num_chains,
-                 double* out,
-                 Isa isa = ActiveIsa(),
+void ReduceOnCpu(const std::vector<Segment>& segments, const Map& map,
+                 int64_t num_chains, double* out, Isa isa = ActiveIsa(),
                  const First& first = First()) {
   const Cuts all(segments, num_chains);
   const int64_t targets = num_chains * all.per_chain;
@@ -278,8 +267,8 @@ void ReduceOnCpu(const std::vector<Segment>& segments,
           std::min(cut.units, (stop - first_chunk[i]) * units);
       const auto run = [&](auto zero) {
         using T = decltype(zero);
-        ReduceUnitsOnIsa<T>(
-            first.template For<T>(), map, s, cut, from, end_unit, to, isa);
+        ReduceUnitsOnIsa<T>(first.template For<T>(), map, s, cut, from,
+                            end_unit, to, isa);
       };
       switch (s.dtype) {
         case ScalarType::Double:
@@ -317,41 +306,30 @@ struct CpuReducer {
   // Writes every chain's sums to `out`, a float64 tensor: the first of all
   // chains, then the second.
   template <class Map>
-  static void Reduce(const Plan& plan,
-                     const Map& map,
-                     int64_t num_chains,
+  static void Reduce(const Plan& plan, const Map& map, int64_t num_chains,
                      Tensor& out) {
-    ReduceOnCpu(
-        plan.segments(), map, num_chains, static_cast<double*>(out.data_ptr()));
+    ReduceOnCpu(plan.segments(), map, num_chains,
+                static_cast<double*>(out.data_ptr()));
   }
 
   // Writes the sums of the plan's i-th tensor alone to row rows[i] of `out`.
   template <class Map>
-  static void ReduceEach(const Plan& plan,
-                         const Map& map,
-                         const std::vector<int64_t>& rows,
-                         Tensor& out) {
+  static void ReduceEach(const Plan& plan, const Map& map,
+                         const std::vector<int64_t>& rows, Tensor& out) {
     for (size_t i = 0; i < rows.size(); ++i) {
-      ReduceOnCpu({plan.segments()[i]},
-                  map,
-                  /*num_chains=*/1,
-                  RowOf<Map>(out, rows[i]));
+      ReduceOnCpu({plan.segments()[i]}, map,
+                  /*num_chains=*/1, RowOf<Map>(out, rows[i]));
     }
   }
 
   // Makes an update that needs no noise, and writes sums of what is then there.
   template <template <class> class Update, class Coefficients, class Map>
-  static void UpdateAndReduce(const char* /*op*/,
-                              const Plan& plan,
-                              const Coefficients& coefficients,
-                              const Map& map,
+  static void UpdateAndReduce(const char* /*op*/, const Plan& plan,
+                              const Coefficients& coefficients, const Map& map,
                               Tensor& out) {
-    ReduceOnCpu(plan.segments(),
-                map,
-                /*num_chains=*/1,
-                static_cast<double*>(out.data_ptr()),
-                ActiveIsa(),
-                UpdateFirst<Update>(coefficients));
+    ReduceOnCpu(plan.segments(), map,
+                /*num_chains=*/1, static_cast<double*>(out.data_ptr()),
+                ActiveIsa(), UpdateFirst<Update>(coefficients));
   }
 };
 

@@ -36,9 +36,7 @@ struct TermsOfUpdated {
 
   // See BlockTerms.
   template <size_t... kIndex>
-  SG_INLINE void Write(void* const* data,
-                       int64_t begin,
-                       int64_t count,
+  SG_INLINE void Write(void* const* data, int64_t begin, int64_t count,
                        double (*terms)[kBlock],
                        std::index_sequence<kIndex...> /*all*/) const {
     if (count == kBlock) {  // the next one arrives while this one is added
@@ -47,8 +45,8 @@ struct TermsOfUpdated {
     }
     if constexpr (!std::is_same_v<Update, Nothing>) {
       static constexpr float kNoNoise[kBlock] = {};
-      UpdateElements<Update, T>(
-          update, data, begin, count, kNoNoise, means, kIndices<Update>);
+      UpdateElements<Update, T>(update, data, begin, count, kNoNoise, means,
+                                kIndices<Update>);
     }
     const Map own = map;  // a copy that no store can alias
     const auto arrays =
@@ -77,10 +75,7 @@ struct TermsOfUpdated {
 // compiled once for each number of sums, and not for each of them and type.
 struct BlockTerms {
   const void* of;
-  void (*write)(const void* of,
-                void* const* data,
-                int64_t begin,
-                int64_t count,
+  void (*write)(const void* of, void* const* data, int64_t begin, int64_t count,
                 double (*terms)[kBlock]);
 };
 
@@ -122,12 +117,8 @@ __attribute__((noinline)) std::array<double, kCount> ReduceStretch(
 
 // Sums of the stretches [begin, end) of a segment.
 template <class T, class Update, class Map>
-void ReduceUnits(const Update& update,
-                 const Map& map,
-                 void* const* data,
-                 const Cut& cut,
-                 int64_t begin,
-                 int64_t end,
+void ReduceUnits(const Update& update, const Map& map, void* const* data,
+                 const Cut& cut, int64_t begin, int64_t end,
                  const StretchSums& to) {
   // The update's and the map's are the same.
   alignas(64) Arithmetic<T> means[kBlock];
@@ -137,15 +128,12 @@ void ReduceUnits(const Update& update,
   }
   using Of = TermsOfUpdated<T, Update, Map>;
   const Of of{update, map, means};
-  const BlockTerms block{&of,
-                         [](const void* self,
-                            void* const* arrays,
-                            int64_t at,
-                            int64_t count,
-                            double(*terms)[kBlock]) {
-                           static_cast<const Of*>(self)->Write(
-                               arrays, at, count, terms, kIndices<Map>);
-                         }};
+  const BlockTerms block{
+      &of, [](const void* self, void* const* arrays, int64_t at, int64_t count,
+              double(*terms)[kBlock]) {
+        static_cast<const Of*>(self)->Write(arrays, at, count, terms,
+                                            kIndices<Map>);
+      }};
   for (int64_t unit = begin; unit < end; ++unit) {
     const Unit u = UnitAt(cut, to.per_chain, unit);
     const auto sums = ReduceStretch<kSums<Map>>(block, data, u.begin, u.end);

@@ -49,8 +49,8 @@ class RowQuads {
         Lanes::Subtract(Lanes::ShiftRight(index_, 2), -low);
     // Negative where no other row ends.
     const Lanes::U32 column = Lanes::Subtract(column_, count - columns_);
-    index_ = Lanes::AddIfNegative(
-        Lanes::Subtract(index_, -elements_), -gap_, column);
+    index_ = Lanes::AddIfNegative(Lanes::Subtract(index_, -elements_), -gap_,
+                                  column);
     column_ = Lanes::AddIfNegative(column, count, column);
     return quads;
   }
@@ -150,8 +150,7 @@ class RowNoise {
   // Writes the next numbers, of as many blocks as `wanted` ones take at least,
   // but of kBlocks at most, and returns how many. Before each block, calls
   // prefetch(data, its first element).
-  __attribute__((noinline)) int64_t Next(float* out,
-                                         int64_t wanted,
+  __attribute__((noinline)) int64_t Next(float* out, int64_t wanted,
                                          Ahead prefetch) {
     float* to = out;
     // Copies: what is written to `out` could be them, for all the compiler

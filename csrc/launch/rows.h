@@ -34,11 +34,8 @@ constexpr int64_t kRowGrain = 65536;
 namespace torch_sgmcmc {
 
 // out[i] = rows[i] · vector, for `count` rows of `width` elements.
-inline void RowProducts(const double* rows,
-                        int64_t count,
-                        int64_t width,
-                        const double* vector,
-                        double* out,
+inline void RowProducts(const double* rows, int64_t count, int64_t width,
+                        const double* vector, double* out,
                         Isa isa = ActiveIsa()) {
   if (width == 0) {
     std::fill_n(out, count, 0.0);
@@ -49,8 +46,8 @@ inline void RowProducts(const double* rows,
     const double* first = rows + begin * width;
 #if defined(SG_X86)
     if (isa == Isa::kAvx512) {
-      return avx512::RowProducts(
-          first, end - begin, width, vector, out + begin);
+      return avx512::RowProducts(first, end - begin, width, vector,
+                                 out + begin);
     }
     if (isa == Isa::kAvx2) {
       return avx2::RowProducts(first, end - begin, width, vector, out + begin);
@@ -62,35 +59,30 @@ inline void RowProducts(const double* rows,
 }
 
 // out += Σ weights[i] rows[i].
-inline void AddRows(const double* rows,
-                    int64_t count,
-                    int64_t width,
-                    const double* weights,
-                    double* out,
-                    Isa isa = ActiveIsa()) {
+inline void AddRows(const double* rows, int64_t count, int64_t width,
+                    const double* weights, double* out, Isa isa = ActiveIsa()) {
   const int64_t tiles = (width + kColumns - 1) / kColumns;
   const int64_t grain = std::max<int64_t>(
       1, kRowGrain / (kColumns * std::max<int64_t>(1, count)));
   torch::stable::parallel_for(0, tiles, grain, [&](int64_t begin, int64_t end) {
     for (int64_t column = begin * kColumns;
-         column < std::min(width, end * kColumns);
-         column += kColumns) {
+         column < std::min(width, end * kColumns); column += kColumns) {
       const int64_t columns = std::min(kColumns, width - column);
 #if defined(SG_X86)
       if (isa == Isa::kAvx512) {
-        avx512::AddRows(
-            rows + column, count, width, columns, weights, out + column);
+        avx512::AddRows(rows + column, count, width, columns, weights,
+                        out + column);
         continue;
       }
       if (isa == Isa::kAvx2) {
-        avx2::AddRows(
-            rows + column, count, width, columns, weights, out + column);
+        avx2::AddRows(rows + column, count, width, columns, weights,
+                      out + column);
         continue;
       }
 #endif
       static_cast<void>(isa);
-      portable::AddRows(
-          rows + column, count, width, columns, weights, out + column);
+      portable::AddRows(rows + column, count, width, columns, weights,
+                        out + column);
     }
   });
 }

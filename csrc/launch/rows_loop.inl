@@ -10,11 +10,8 @@ SG_INLINE void AddProduct(const double* a, const double* b, Eight* sum) {
   *sum += x * y;
 }
 
-inline void RowProducts(const double* rows,
-                        int64_t count,
-                        int64_t width,
-                        const double* vector,
-                        double* out) {
+inline void RowProducts(const double* rows, int64_t count, int64_t width,
+                        const double* vector, double* out) {
   if (width < kEight) {
     for (int64_t i = 0; i < count; ++i, rows += width) {
       double sum = 0;
@@ -41,12 +38,8 @@ inline void RowProducts(const double* rows,
 }
 
 // out[j] += Σ weights[i] rows[i * width + j] for j < columns <= kColumns.
-inline void AddRows(const double* rows,
-                    int64_t count,
-                    int64_t width,
-                    int64_t columns,
-                    const double* weights,
-                    double* out) {
+inline void AddRows(const double* rows, int64_t count, int64_t width,
+                    int64_t columns, const double* weights, double* out) {
   if (columns < kEight) {
     for (int64_t j = 0; j < columns; ++j) {
       double sum = out[j];

@@ -57,8 +57,7 @@ void ForEachRow(const Segment& s, const Use& use) {
 // Calls launch(table, blocks) for all segments of one dtype, with as few tables
 // as they fit in.
 template <class Launch>
-void ForEachTable(const std::vector<Segment>& segments,
-                  ScalarType dtype,
+void ForEachTable(const std::vector<Segment>& segments, ScalarType dtype,
                   const Launch& launch) {
   constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;
   SegmentTable table;
@@ -94,9 +93,7 @@ struct alignas(4 * sizeof(T)) Quad {
 };
 
 template <Role role, class T>
-SG_INLINE void LoadQuad(const void* data,
-                        const QuadSpan& span,
-                        bool whole,
+SG_INLINE void LoadQuad(const void* data, const QuadSpan& span, bool whole,
                         Arithmetic<T> (&out)[4]) {
   if constexpr (IsRead(role)) {
     using Element = Stored<role, T>;
@@ -117,9 +114,7 @@ SG_INLINE void LoadQuad(const void* data,
 }
 
 template <Role role, class T>
-SG_INLINE void StoreQuad(void* data,
-                         const QuadSpan& span,
-                         bool whole,
+SG_INLINE void StoreQuad(void* data, const QuadSpan& span, bool whole,
                          const Arithmetic<T> (&in)[4]) {
   if constexpr (IsWritten(role)) {
     using Element = Stored<role, T>;
@@ -152,10 +147,8 @@ SG_INLINE bool IsAligned(const void* data, int64_t origin) {
 // Of one argument, and of its masters.
 template <Role role, class T, class Update>
 SG_INLINE void LoadArgument([[maybe_unused]] const Update& update,
-                            const void* data,
-                            const void* masters,
-                            const QuadSpan& span,
-                            bool whole,
+                            const void* data, const void* masters,
+                            const QuadSpan& span, bool whole,
                             Arithmetic<T> (&out)[4]) {
   if constexpr (role == Role::kPriorMean) {
     // One by one, whether whole or not: a second way would be a tenth of the
@@ -178,11 +171,8 @@ SG_INLINE void LoadArgument([[maybe_unused]] const Update& update,
 }
 
 template <Role role, class T>
-SG_INLINE void StoreArgument(void* data,
-                             void* masters,
-                             const QuadSpan& span,
-                             bool whole,
-                             const Arithmetic<T> (&in)[4]) {
+SG_INLINE void StoreArgument(void* data, void* masters, const QuadSpan& span,
+                             bool whole, const Arithmetic<T> (&in)[4]) {
   StoreQuad<role, T>(data, span, whole, in);
   if constexpr (IsWritten(role) && kHasMaster<role, T>) {
     StoreQuad<Role::kMaster, T>(masters, span, whole, in);
@@ -190,8 +180,7 @@ SG_INLINE void StoreArgument(void* data,
 }
 
 template <Role role, class T>
-SG_INLINE bool AreAligned(const void* data,
-                          const void* masters,
+SG_INLINE bool AreAligned(const void* data, const void* masters,
                           int64_t origin) {
   if constexpr (role == Role::kPriorMean) return true;
   if constexpr (kHasMaster<role, T>) {
@@ -201,27 +190,20 @@ SG_INLINE bool AreAligned(const void* data,
 }
 
 template <class Update, class T, size_t... kIndex>
-SG_INLINE void UpdateQuad(const Update& update,
-                          void* const* data,
-                          const QuadSpan& span,
-                          const NoiseStream& stream,
+SG_INLINE void UpdateQuad(const Update& update, void* const* data,
+                          const QuadSpan& span, const NoiseStream& stream,
                           std::index_sequence<kIndex...>) {
   using Real = Arithmetic<T>;
   constexpr int kCount = sizeof...(kIndex);
   const bool whole = span.begin == 0 && span.end == 4 &&
                      (AreAligned<Update::kRoles[kIndex], T>(
                           data[SlotOf(Update::kRoles[kIndex], kIndex)],
-                          data[kMasters],
-                          span.origin) &&
+                          data[kMasters], span.origin) &&
                       ...);
   Real x[kCount][4] = {};
   (LoadArgument<Update::kRoles[kIndex], T>(
-       update,
-       data[SlotOf(Update::kRoles[kIndex], kIndex)],
-       data[kMasters],
-       span,
-       whole,
-       x[kIndex]),
+       update, data[SlotOf(Update::kRoles[kIndex], kIndex)], data[kMasters],
+       span, whole, x[kIndex]),
    ...);
   float noise[4] = {};
   if (update.needs_noise()) {
@@ -237,23 +219,17 @@ SG_INLINE void UpdateQuad(const Update& update,
     ((x[kIndex][w] = element[kIndex]), ...);
   }
   (StoreArgument<Update::kRoles[kIndex], T>(
-       data[SlotOf(Update::kRoles[kIndex], kIndex)],
-       data[kMasters],
-       span,
-       whole,
-       x[kIndex]),
+       data[SlotOf(Update::kRoles[kIndex], kIndex)], data[kMasters], span,
+       whole, x[kIndex]),
    ...);
 }
 
 // What one thread of one block does, for one of the chains if there are
 // several.
 template <class Update, class T>
-SG_INLINE void UpdateThread(const Update& update,
-                            const SegmentTable& table,
-                            const NoiseStream& stream,
-                            int64_t block,
-                            int64_t chain,
-                            int thread) {
+SG_INLINE void UpdateThread(const Update& update, const SegmentTable& table,
+                            const NoiseStream& stream, int64_t block,
+                            int64_t chain, int thread) {
   const int s = SegmentOf(table.first_chunk, table.count, block);
   void* data[kMaxArguments];
   SG_UNROLL for (int j = 0; j < kMaxArguments; ++j) {
@@ -264,11 +240,8 @@ SG_INLINE void UpdateThread(const Update& update,
     own.seed = portable::ChainSeed(own.seed, static_cast<uint64_t>(chain));
   }
   SG_UNROLL for (int k = 0; k < kQuadsPerThread; ++k) {
-    QuadSpan span = SpanOf(table.numel[s],
-                           table.offset[s],
-                           block - table.first_chunk[s],
-                           thread,
-                           k);
+    QuadSpan span = SpanOf(table.numel[s], table.offset[s],
+                           block - table.first_chunk[s], thread, k);
     span.origin += chain * table.numel[s];
     if (span.begin < span.end) {
       UpdateQuad<Update, T>(update, data, span, own, kIndices<Update>);

@@ -35,20 +35,13 @@ namespace fs = std::filesystem;
 using c10::ScalarType;
 
 constexpr std::pair<const char*, ScalarType> kDtypes[] = {
-    {"U64", ScalarType::UInt64},
-    {"I64", ScalarType::Long},
-    {"F64", ScalarType::Double},
-    {"C64", ScalarType::ComplexFloat},
-    {"F32", ScalarType::Float},
-    {"U32", ScalarType::UInt32},
-    {"I32", ScalarType::Int},
-    {"BF16", ScalarType::BFloat16},
-    {"F16", ScalarType::Half},
-    {"U16", ScalarType::UInt16},
-    {"I16", ScalarType::Short},
-    {"I8", ScalarType::Char},
-    {"U8", ScalarType::Byte},
-    {"BOOL", ScalarType::Bool},
+    {"U64", ScalarType::UInt64}, {"I64", ScalarType::Long},
+    {"F64", ScalarType::Double}, {"C64", ScalarType::ComplexFloat},
+    {"F32", ScalarType::Float},  {"U32", ScalarType::UInt32},
+    {"I32", ScalarType::Int},    {"BF16", ScalarType::BFloat16},
+    {"F16", ScalarType::Half},   {"U16", ScalarType::UInt16},
+    {"I16", ScalarType::Short},  {"I8", ScalarType::Char},
+    {"U8", ScalarType::Byte},    {"BOOL", ScalarType::Bool},
 };
 // The columns of an index besides the steps and the groups' precisions.
 constexpr std::pair<const char*, double DrawNumbers::*> kColumns[] = {
@@ -168,8 +161,7 @@ std::string HeaderOf(const std::vector<StoredTensor>& tensors, size_t count) {
 }
 
 std::string LineOf(const std::vector<DrawToWrite>& draws,
-                   const std::string& file,
-                   std::string_view bytes) {
+                   const std::string& file, std::string_view bytes) {
   StateDict line = {{"file", file},
                     {"count", static_cast<int64_t>(draws.size())},
                     {"bytes", static_cast<int64_t>(bytes.size())},
@@ -286,8 +278,7 @@ ChainIndex ReadIndex(const std::string& folder) {
 
 // ---- Reading ----------------------------------------------------------------
 
-DrawFile::DrawFile(const std::string& line,
-                   size_t number,
+DrawFile::DrawFile(const std::string& line, size_t number,
                    const std::string& folder)
     : path_(folder + "/" + FileName(number)) {
   const size_t at = line.rfind(kLineSum);
@@ -342,11 +333,9 @@ void DrawFile::Load() {
   Expect(found == static_cast<uint64_t>(size_),
          "it has " + std::to_string(found) + " bytes of the " +
              std::to_string(size_) + " written");
-  const at::Tensor bytes =
-      at::from_file(path_,
-                    /*shared=*/false,
-                    size_,
-                    at::TensorOptions(at::kByte).device(at::kCPU));
+  const at::Tensor bytes = at::from_file(
+      path_,
+      /*shared=*/false, size_, at::TensorOptions(at::kByte).device(at::kCPU));
   const std::string_view whole(static_cast<const char*>(bytes.const_data_ptr()),
                                static_cast<size_t>(size_));
   Expect(SumOf(whole) == crc32_, "its bytes are altered");
@@ -432,8 +421,7 @@ const Draw& SampleStore::operator[](size_t index) const {
 
 // ---- Writing ----------------------------------------------------------------
 
-ChainWriter::ChainWriter(const std::string& store,
-                         int64_t chain,
+ChainWriter::ChainWriter(const std::string& store, int64_t chain,
                          std::vector<StoredTensor> tensors)
     : store_(fs::absolute(store)),
       folder_(FolderOf(store_, chain)),

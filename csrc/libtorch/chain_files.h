@@ -73,8 +73,7 @@ class ChainWriter {
  public:
   // Throws std::invalid_argument if the store has draws of another model,
   // std::runtime_error if somebody else writes the chain.
-  ChainWriter(const std::string& store,
-              int64_t chain,
+  ChainWriter(const std::string& store, int64_t chain,
               std::vector<StoredTensor> tensors);
   ~ChainWriter() { Close(); }
   ChainWriter(const ChainWriter&) = delete;

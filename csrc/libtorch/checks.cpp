@@ -44,9 +44,7 @@ void CheckCount(const char* name, int64_t value) {
           " (must be in [0, 2^62))");
 }
 
-void CheckPart(const char* name,
-               int64_t count,
-               const char* whole,
+void CheckPart(const char* name, int64_t count, const char* whole,
                int64_t most) {
   CheckCount(name, count);
   CheckCount(whole, most);
@@ -55,9 +53,7 @@ void CheckPart(const char* name,
           " (must be at most " + whole + " = " + std::to_string(most) + ")");
 }
 
-void CheckFriction(double noise_estimate,
-                   double friction,
-                   const char* what,
+void CheckFriction(double noise_estimate, double friction, const char* what,
                    const std::string& where) {
   // momentum 0.9 and noise_estimate 0.1 are equal parts of 1, up to rounding.
   if (noise_estimate > friction + 1e-12) {
@@ -72,8 +68,7 @@ void Invalid(const std::string& message) {
   throw std::invalid_argument(message);
 }
 
-void CheckTensor(const std::string& what,
-                 const c10::IValue& value,
+void CheckTensor(const std::string& what, const c10::IValue& value,
                  c10::IntArrayRef shape) {
   if (!value.isTensor() || !value.toTensor().defined()) {
     Invalid(what + " is a " + KindOf(value) + " (must be a Tensor)");

@@ -24,9 +24,7 @@ std::string Shown(const std::string& value);
 void CheckReal(const char* name, double value, const Range& range = {});
 
 // Throws std::invalid_argument unless value is in [low, high).
-void CheckInteger(const char* name,
-                  int64_t value,
-                  int64_t low = 0,
+void CheckInteger(const char* name, int64_t value, int64_t low = 0,
                   double high = std::numeric_limits<double>::infinity());
 
 // Throws std::invalid_argument unless value is in [0, 2^62): a count that a
@@ -34,15 +32,11 @@ void CheckInteger(const char* name,
 void CheckCount(const char* name, int64_t value);
 
 // Throws std::invalid_argument unless one count is a part of another one.
-void CheckPart(const char* name,
-               int64_t count,
-               const char* whole,
+void CheckPart(const char* name, int64_t count, const char* whole,
                int64_t most);
 
 // Throws std::invalid_argument if there is less friction, which is `what`.
-void CheckFriction(double noise_estimate,
-                   double friction,
-                   const char* what,
+void CheckFriction(double noise_estimate, double friction, const char* what,
                    const std::string& where = "");
 
 // Throws what Python raises as ValueError.
@@ -50,8 +44,7 @@ void CheckFriction(double noise_estimate,
 
 // Throws, beginning with `what`, unless a value of a state dict is a tensor
 // with numbers, of this shape.
-void CheckTensor(const std::string& what,
-                 const c10::IValue& value,
+void CheckTensor(const std::string& what, const c10::IValue& value,
                  c10::IntArrayRef shape);
 
 // ---- Values in messages, in the words of LibTorch ---------------------------

@@ -93,10 +93,8 @@ const CollectorOptions& Checked(const CollectorOptions& options) {
 }  // namespace
 
 struct Collector::Work {
-  Work(Sampler& of,
-       const torch::nn::Module& its_model,
-       const std::string& store,
-       const CollectorOptions& chosen)
+  Work(Sampler& of, const torch::nn::Module& its_model,
+       const std::string& store, const CollectorOptions& chosen)
       : impl(SamplerAccess::Of(of)),
         is_sbps(dynamic_cast<SBPS*>(&of) != nullptr),
         options(Checked(chosen)),
@@ -258,9 +256,7 @@ struct Collector::Work {
   }
 
   // Resumes collecting from an index of this length.
-  void Resume(int64_t size,
-              int64_t crc32,
-              int64_t from_count,
+  void Resume(int64_t size, int64_t crc32, int64_t from_count,
               std::optional<double> from_mark) {
     writer.CutBack(size, crc32);
     is_undecided = has_failed = false;
@@ -289,10 +285,8 @@ struct Collector::Work {
   std::optional<double> mark;
 };
 
-Collector::Collector(Sampler& sampler,
-                     const torch::nn::Module& model,
-                     const std::string& store,
-                     const CollectorOptions& options)
+Collector::Collector(Sampler& sampler, const torch::nn::Module& model,
+                     const std::string& store, const CollectorOptions& options)
     : work_(std::make_unique<Work>(sampler, model, store, options)) {}
 
 Collector::~Collector() {
@@ -329,9 +323,8 @@ StateDict Collector::state_dict() {
   }
   return {{"count", work_->count},
           {"mark", mark},
-          {"position",
-           StateDict{{"size", index.size},
-                     {"crc32", static_cast<int64_t>(index.crc32)}}},
+          {"position", StateDict{{"size", index.size},
+                                 {"crc32", static_cast<int64_t>(index.crc32)}}},
           {"burn_in", work_->options.burn_in()},
           {"every", work_->options.every()}};
 }
@@ -352,8 +345,8 @@ void Collector::load_state_dict(const StateDict& dict) {
   if (!saved.isNone()) mark = saved.toScalar().toDouble();
   const int64_t count = dict.at("count").toInt();
   flush();
-  work_->Resume(
-      position.at("size").toInt(), position.at("crc32").toInt(), count, mark);
+  work_->Resume(position.at("size").toInt(), position.at("crc32").toInt(),
+                count, mark);
 }
 
 void Collector::restart() {

@@ -132,8 +132,7 @@ class EWSGImpl : public SamplerImpl {
 
  private:
   Count propose(const torch::optim::Optimizer::LossClosure& closure,
-                std::vector<TensorLists>& lists,
-                int64_t proposal);
+                std::vector<TensorLists>& lists, int64_t proposal);
   void check_draws(const std::vector<TensorLists>& current,
                    const std::vector<TensorLists>& proposed);
   int64_t num_chains() const { return options_of(0).chains().value_or(1); }
@@ -147,10 +146,8 @@ class EWSGImpl : public SamplerImpl {
 
 void EWSGImpl::check_progress(const NamedValues& progress,
                               const OptionValues& options) const {
-  CheckPart("num_accepted",
-            progress.get<Count>("num_accepted").get(),
-            "num_proposals",
-            progress.get<int64_t>("num_proposals"));
+  CheckPart("num_accepted", progress.get<Count>("num_accepted").get(),
+            "num_proposals", progress.get<int64_t>("num_proposals"));
   const auto drawn = progress.get<int64_t>("num_drawn");
   CheckCount("num_drawn", drawn);
   const auto numbers = progress.get<std::vector<int64_t>>("minibatches");
@@ -237,8 +234,7 @@ torch::Tensor EWSGImpl::step(
 // current. Returns how many chains accepted the proposal, in a tensor if that
 // would take waiting for.
 Count EWSGImpl::propose(const torch::optim::Optimizer::LossClosure& closure,
-                        std::vector<TensorLists>& lists,
-                        int64_t proposal) {
+                        std::vector<TensorLists>& lists, int64_t proposal) {
   num_drawn_ += num_chains();
   FreshGradients(groups(), closure);
   std::vector<TensorLists> proposed = gather();
@@ -248,21 +244,12 @@ Count EWSGImpl::propose(const torch::optim::Optimizer::LossClosure& closure,
   std::vector<at::Tensor> ratios;
   for (size_t i = 0; i < lists.size(); ++i) {
     const OptionValues& options = *lists[i].options;
-    ratios.push_back(
-        ewsg_log_ratio(lists[i].params,
-                       lists[i].grads,
-                       proposed[i].grads,
-                       lists[i].state[0],
-                       options.lr(),
-                       options.number("momentum"),
-                       options.num_data(),
-                       options.prior_precision(),
-                       options.temperature(),
-                       lists[i].momentum_scale,
-                       IndexOf(options.get<std::string>("surrogate")),
-                       chains,
-                       options.prior_mean(),
-                       MeansOf(lists[i].prior_means)));
+    ratios.push_back(ewsg_log_ratio(
+        lists[i].params, lists[i].grads, proposed[i].grads, lists[i].state[0],
+        options.lr(), options.number("momentum"), options.num_data(),
+        options.prior_precision(), options.temperature(),
+        lists[i].momentum_scale, IndexOf(options.get<std::string>("surrogate")),
+        chains, options.prior_mean(), MeansOf(lists[i].prior_means)));
   }
   check_draws(lists, proposed);
   if (chains == 1) {
@@ -277,8 +264,8 @@ Count EWSGImpl::propose(const torch::optim::Optimizer::LossClosure& closure,
     const NoiseStream stream{static_cast<uint64_t>(seed()),
                              static_cast<uint64_t>(lists[0].step.host),
                              static_cast<uint32_t>(Purpose::kIndexChain)};
-    const bool accepts = IndexChainAccepts(
-        total, stream, /*chain=*/0, static_cast<uint64_t>(proposal));
+    const bool accepts = IndexChainAccepts(total, stream, /*chain=*/0,
+                                           static_cast<uint64_t>(proposal));
     if (accepts) {
       for (size_t i = 0; i < lists.size(); ++i) {
         lists[i].grads = std::move(proposed[i].grads);
@@ -290,15 +277,11 @@ Count EWSGImpl::propose(const torch::optim::Optimizer::LossClosure& closure,
   for (size_t i = 1; i < ratios.size(); ++i) {
     total = total + ratios[i].to(total.device());
   }
-  const at::Tensor mask =
-      metropolis_decide(total,
-                        proposal,
-                        static_cast<int64_t>(Purpose::kIndexChain),
-                        seed(),
-                        lists[0].step.host);
+  const at::Tensor mask = metropolis_decide(
+      total, proposal, static_cast<int64_t>(Purpose::kIndexChain), seed(),
+      lists[0].step.host);
   for (size_t i = 0; i < lists.size(); ++i) {
-    select_chains_(lists[i].grads,
-                   proposed[i].grads,
+    select_chains_(lists[i].grads, proposed[i].grads,
                    mask.to(lists[i].params[0].device()));
   }
   return {0, mask.sum()};
@@ -317,8 +300,8 @@ void EWSGImpl::check_draws(const std::vector<TensorLists>& current,
       zero = zero && equal && !grad.any().item<bool>();
     }
   }
-  num_equal_ = EqualRunning(
-      num_equal_, equal, zero, /*hint=*/"", "index_chain_length(0)");
+  num_equal_ = EqualRunning(num_equal_, equal, zero, /*hint=*/"",
+                            "index_chain_length(0)");
 }
 
 void EWSGImpl::prepare(TensorLists& lists) {

@@ -18,8 +18,7 @@ namespace torch_sgmcmc {
 namespace {
 
 // θ - μ of a parameter, in the type of the arithmetic where μ is not 0.
-at::Tensor AwayFromMean(const SamplerImpl& sampler,
-                        double mean_of_group,
+at::Tensor AwayFromMean(const SamplerImpl& sampler, double mean_of_group,
                         const at::Tensor& param) {
   const at::NoGradGuard no_grad;
   const at::Tensor mean = sampler.prior_mean_of(param);
@@ -47,8 +46,7 @@ std::vector<double> GammaPrecision::step() {
   const size_t num_groups = sampler->groups().size();
   std::vector<double> precisions;
   for (size_t i = 0; i < num_groups; ++i) {
-    CheckReal("temperature",
-              sampler->options_of(i).temperature(),
+    CheckReal("temperature", sampler->options_of(i).temperature(),
               {.low_open = true});
   }
   for (size_t i = 0; i < num_groups; ++i) precisions.push_back(draw(i));

@@ -30,8 +30,7 @@ bool IsAnyNonfinite(const std::vector<at::Tensor>& tensors) {
 }
 
 std::string MessageOf(
-    const std::string& got,
-    const std::vector<FiniteCheck>& seen,
+    const std::string& got, const std::vector<FiniteCheck>& seen,
     const std::vector<torch::optim::OptimizerParamGroup>& groups) {
   std::string text;
   int64_t more = -1;
@@ -115,8 +114,7 @@ void SamplerImpl::check_finite(const std::vector<TensorLists>& lists) {
 
 void SamplerImpl::check_finite(
     const std::vector<TensorLists>& lists,
-    const std::vector<std::vector<at::Tensor>>& tensors,
-    const char* what) {
+    const std::vector<std::vector<at::Tensor>>& tensors, const char* what) {
   const std::string choice = nonfinite();
   if (choice == "ignore") return;
   if (lists.empty()) return;
@@ -147,8 +145,7 @@ bool SamplerImpl::is_check_deferred(
   return std::all_of(lists.begin(), lists.end(), [&](const TensorLists& each) {
     if (each.params[0].device() != device) return false;
     return !keeps_state ||
-           std::all_of(each.params.begin(),
-                       each.params.end(),
+           std::all_of(each.params.begin(), each.params.end(),
                        [&](const at::Tensor& param) {
                          return states().count(param.unsafeGetTensorImpl()) > 0;
                        });
@@ -174,8 +171,7 @@ void SamplerImpl::set_gate(std::vector<TensorLists>& lists) {
   finite_check_.choice = lists[0].options->nonfinite_choice();
   for (const FiniteCheck& s : seen) {
     finite_check_.pending.push_back(
-        {s.what,
-         s.params,
+        {s.what, s.params,
          s.counts.to(at::kCPU, s.counts.scalar_type(), /*non_blocking=*/true)});
   }
   finite_check_.event.reset();

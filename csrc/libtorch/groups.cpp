@@ -28,10 +28,7 @@ std::vector<const void*> ImplsOf(const std::vector<at::Tensor>& params) {
 
 bool AreSame(const std::vector<const void*>& impls,
              const std::vector<at::Tensor>& params) {
-  return std::equal(impls.begin(),
-                    impls.end(),
-                    params.begin(),
-                    params.end(),
+  return std::equal(impls.begin(), impls.end(), params.begin(), params.end(),
                     [](const void* impl, const at::Tensor& param) {
                       return impl == param.unsafeGetTensorImpl();
                     });
@@ -62,8 +59,7 @@ int64_t SizeOf(const at::Tensor& param, int64_t num_chains) {
 }
 
 int64_t GroupState::number(const std::vector<at::Tensor>& all,
-                           int64_t num_chains,
-                           int64_t begin) {
+                           int64_t num_chains, int64_t begin) {
   params = ImplsOf(all);
   offsets.clear();
   sizes.clear();
@@ -75,9 +71,7 @@ int64_t GroupState::number(const std::vector<at::Tensor>& all,
   return begin;
 }
 
-void GroupState::set_counters(int64_t steps,
-                              int64_t skipped,
-                              bool capturable,
+void GroupState::set_counters(int64_t steps, int64_t skipped, bool capturable,
                               const std::vector<at::Tensor>& all) {
   step = {steps};
   num_skipped = {skipped};
@@ -121,19 +115,19 @@ void SamplerImpl::check_numbers() {
     const auto& params = groups()[i].params();
     const std::string group = std::to_string(i);
     if (params.size() != known.sizes.size()) {
-      RefuseOther(name(),
-                  std::to_string(params.size()) + " parameters in group " +
-                      group + ", whose noise is numbered for " +
-                      std::to_string(known.sizes.size()));
+      RefuseOther(name(), std::to_string(params.size()) +
+                              " parameters in group " + group +
+                              ", whose noise is numbered for " +
+                              std::to_string(known.sizes.size()));
     }
     for (size_t j = 0; j < params.size(); ++j) {
       const int64_t size = SizeOf(params[j], chains);
       if (size == known.sizes[j]) continue;
-      RefuseOther(name(),
-                  "a parameter of " + std::to_string(size) +
-                      " elements, number " + std::to_string(j) + " of group " +
-                      group + ", whose noise is numbered for " +
-                      std::to_string(known.sizes[j]));
+      RefuseOther(name(), "a parameter of " + std::to_string(size) +
+                              " elements, number " + std::to_string(j) +
+                              " of group " + group +
+                              ", whose noise is numbered for " +
+                              std::to_string(known.sizes[j]));
     }
   }
   if (is_as_before) return;

@@ -31,8 +31,7 @@ int64_t WholeOf(double number) {
 
 // An argument of an update, by its slot.
 template <class Op, Slot kSlot>
-auto ArgumentAt(const TensorLists& lists,
-                const NoiseKey& key,
+auto ArgumentAt(const TensorLists& lists, const NoiseKey& key,
                 const UpdateNumbers& numbers) {
   constexpr Kind kKind = kSlot.kind;
   if constexpr (kKind == Kind::kList) {
@@ -174,8 +173,7 @@ void SamplerImpl::prepare(TensorLists& lists) {
 }
 
 void SamplerImpl::update_by(
-    const char* op,
-    const TensorLists& lists,
+    const char* op, const TensorLists& lists,
     std::initializer_list<std::pair<std::string_view, double>> instead) {
   method_of(op, *lists.options).update(lists, instead);
 }

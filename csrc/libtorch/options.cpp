@@ -26,8 +26,7 @@ bool IsNumber(const c10::IValue& value) {
          !tensor.is_meta();
 }
 
-[[noreturn]] void WrongType(std::string_view name,
-                            const c10::IValue& value,
+[[noreturn]] void WrongType(std::string_view name, const c10::IValue& value,
                             const char* wanted) {
   Invalid("Invalid " + std::string(name) + " in a state dict: a " +
           KindOf(value) + " (must be " + wanted + ")");
@@ -93,15 +92,13 @@ void CheckWord(const Setting& row, const std::string& value) {
 
 // Throws if a value was left open that has no default, or is not in the range
 // of its row.
-void CheckSetting(const Setting& row,
-                  const c10::IValue& value,
-                  const char* sampler,
-                  bool is_set) {
+void CheckSetting(const Setting& row, const c10::IValue& value,
+                  const char* sampler, bool is_set) {
   if (value.isNone() || value.isBool()) return;
   if (value.isString()) return CheckWord(row, value.toStringRef());
   if (row.kind == SettingKind::kWhole) {
-    return CheckInteger(
-        row.name, value.toInt(), static_cast<int64_t>(row.low), row.high);
+    return CheckInteger(row.name, value.toInt(), static_cast<int64_t>(row.low),
+                        row.high);
   }
   const double number =
       value.isInt() ? static_cast<double>(value.toInt()) : value.toDouble();
@@ -241,8 +238,7 @@ bool Alike(const c10::IValue& a, const c10::IValue& b) {
 }
 
 void CheckEqual(const std::vector<StateDict>& groups,
-                const std::vector<std::string>& keys,
-                const char* why) {
+                const std::vector<std::string>& keys, const char* why) {
   if (groups.size() == 1) return;
   for (const std::string& key : keys) {
     bool equal = true;

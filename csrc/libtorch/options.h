@@ -55,8 +55,7 @@ bool Alike(const c10::IValue& a, const c10::IValue& b);
 
 // Throws unless the values of these keys are equal in all groups.
 void CheckEqual(const std::vector<StateDict>& groups,
-                const std::vector<std::string>& keys,
-                const char* why);
+                const std::vector<std::string>& keys, const char* why);
 
 // Values by their names, each of its type.
 class NamedValues {
@@ -76,8 +75,7 @@ class NamedValues {
   template <typename T>
   void keep(std::string_view name, const T& begin) {
     values_.push_back(
-        {name,
-         nullptr,
+        {name, nullptr,
          [](std::string_view own, const c10::IValue& value) {
            using Saved =
                std::conditional_t<std::is_same_v<T, Count>, int64_t, T>;

@@ -97,8 +97,7 @@ bool MayRepeat(const at::Tensor& param) {
   return false;
 }
 
-void CheckParameter(const char* sampler,
-                    const at::Tensor& param,
+void CheckParameter(const char* sampler, const at::Tensor& param,
                     const std::string& place) {
   const std::string cannot =
       std::string("Invalid parameter: ") + sampler + " cannot sample ";
@@ -152,12 +151,8 @@ void CheckMemory(const std::vector<std::vector<at::Tensor>>& groups) {
       if (param.numel() == 0) continue;
       const intptr_t begin = Address(param);
       const auto size = static_cast<int64_t>(param.element_size());
-      spans.push_back({param.device().str(),
-                       begin,
-                       begin + Extent(param) * size,
-                       i,
-                       j,
-                       param});
+      spans.push_back({param.device().str(), begin,
+                       begin + Extent(param) * size, i, j, param});
     }
   }
   std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) {

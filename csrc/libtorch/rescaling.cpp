@@ -24,8 +24,7 @@ std::vector<double> Numbers(const MomentumSettings& s) {
 
 // The numbers of a record, of which the last three are settings.
 std::optional<std::vector<double>> ReadRecord(const StateDict& group,
-                                              const char* key,
-                                              size_t count) {
+                                              const char* key, size_t count) {
   auto record =
       FromValue<std::optional<std::vector<double>>>(key, group.at(key));
   if (!record) return {};
@@ -101,8 +100,7 @@ double FollowEstimate(GroupRecords& records, const OptionValues& options) {
   return NoiseEstimateScale(from, now);
 }
 
-void WriteRecords(const GroupRecords& records,
-                  const OptionValues& options,
+void WriteRecords(const GroupRecords& records, const OptionValues& options,
                   StateDict& group) {
   for (const std::string& key : RecordKeys(options)) {
     std::optional<std::vector<double>> record;
@@ -170,8 +168,7 @@ void SamplerImpl::redraw_momenta() {
 }
 
 // Multiplies momenta and thermostats of a group, except some parameters'.
-void SamplerImpl::multiply_state(size_t group,
-                                 const Scales& scales,
+void SamplerImpl::multiply_state(size_t group, const Scales& scales,
                                  const std::vector<TensorLists>& updated) {
   for (const at::Tensor& param : groups()[group].params()) {
     const bool is_updated =

@@ -28,18 +28,15 @@ namespace {
 // As draw_seed of torch_sgmcmc/_impl/hyperparams.py: the same seed from the
 // same state of torch's generator.
 int64_t DrawSeed() {
-  return torch::randint(std::numeric_limits<int64_t>::max(),
-                        {},
+  return torch::randint(std::numeric_limits<int64_t>::max(), {},
                         at::TensorOptions(at::kLong))
       .item<int64_t>();
 }
 
 // Throws unless state has its parameter's shape and device and the type of
 // state; what is undefined is not there.
-void CheckFit(const char* name,
-              const at::Tensor& value,
-              const at::Tensor& param,
-              const char* sampler) {
+void CheckFit(const char* name, const at::Tensor& value,
+              const at::Tensor& param, const char* sampler) {
   if (!value.defined()) return;
   const at::ScalarType wanted = StateDtype(param);
   if (value.sizes() == param.sizes() && value.scalar_type() == wanted &&
@@ -241,8 +238,7 @@ void SamplerImpl::add_param_group(const OptimizerParamGroup& param_group) {
   }
   size_t number = 0;
   for (const at::Tensor& param : param_group.params()) {
-    check_param(param,
-                group,
+    check_param(param, group,
                 ", number " + std::to_string(number++) + " of group " +
                     std::to_string(groups().size()));
     if (known.contains(param.unsafeGetTensorImpl())) {
@@ -269,8 +265,8 @@ void SamplerImpl::add_param_group(const OptimizerParamGroup& param_group) {
   // It begins where nothing has ever been numbered.
   chain_.next_offset = numbers.number(
       param_group.params(), chains_with_seeds(group), chain_.next_offset);
-  numbers.set_counters(
-      num_steps(), num_skipped(), chain_.capturable, param_group.params());
+  numbers.set_counters(num_steps(), num_skipped(), chain_.capturable,
+                       param_group.params());
   groups().emplace_back(param_group.params(), std::move(options));
   chain_.groups.push_back(std::move(numbers));
   moved_.clear();

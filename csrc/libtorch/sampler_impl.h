@@ -72,8 +72,7 @@ double FollowEstimate(GroupRecords& records, const OptionValues& options);
 
 // To and from a param group of a state dict. Reading throws
 // std::invalid_argument if a record is one that no chain leaves.
-void WriteRecords(const GroupRecords& records,
-                  const OptionValues& options,
+void WriteRecords(const GroupRecords& records, const OptionValues& options,
                   StateDict& group);
 GroupRecords ReadRecords(const StateDict& group, const OptionValues& options);
 // The keys of the records that a sampler with these options keeps.
@@ -91,13 +90,10 @@ struct GroupState {
   GroupRecords records;
 
   // Numbers all parameters from `begin` on; returns where the next begin.
-  int64_t number(const std::vector<at::Tensor>& all,
-                 int64_t num_chains,
+  int64_t number(const std::vector<at::Tensor>& all, int64_t num_chains,
                  int64_t begin);
   // Counters on the device of these parameters, if capturable.
-  void set_counters(int64_t steps,
-                    int64_t skipped,
-                    bool capturable,
+  void set_counters(int64_t steps, int64_t skipped, bool capturable,
                     const std::vector<at::Tensor>& all);
 };
 
@@ -243,8 +239,7 @@ class SamplerImpl {
   // Makes the update of an operator with a row, with the group's
   // hyperparameters except for those given instead.
   void update_by(
-      const char* op,
-      const TensorLists& lists,
+      const char* op, const TensorLists& lists,
       std::initializer_list<std::pair<std::string_view, double>> instead = {});
   // Counts a skipped step.
   void skip_step();
@@ -278,8 +273,7 @@ class SamplerImpl {
   }
   void collect(size_t group, std::vector<TensorLists>& lists);
   void check_fit(const TensorLists& lists, size_t index) const;
-  void check_param(const at::Tensor& param,
-                   const OptionValues& options,
+  void check_param(const at::Tensor& param, const OptionValues& options,
                    const std::string& place = "") const;
   void check_nonfinite(const OptionValues& options) const;
   const Method& method_of(const char* op, const OptionValues& options);
@@ -296,27 +290,21 @@ class SamplerImpl {
   // Of momenta whose lr, T or N have changed.
   bool leaves_momenta(const std::vector<TensorLists>& lists) const;
   void redraw_momenta();
-  void multiply_state(size_t group,
-                      const Scales& scales,
+  void multiply_state(size_t group, const Scales& scales,
                       const std::vector<TensorLists>& updated);
   void finish_rescaling(const std::vector<TensorLists>& lists);
   void rescale_now(std::vector<TensorLists>& lists);
 
   // Of state dicts.
   StateDict write_group(const OptionValues& options,
-                        const NamedValues& progress,
-                        const ChainState& chain,
+                        const NamedValues& progress, const ChainState& chain,
                         size_t index) const;
-  void read_group(const StateDict& saved,
-                  size_t index,
-                  OptionValues& options,
-                  NamedValues& progress,
-                  ChainState& chain) const;
+  void read_group(const StateDict& saved, size_t index, OptionValues& options,
+                  NamedValues& progress, ChainState& chain) const;
   std::unique_ptr<SamplerParamState> read_state(const StateDict& kept,
                                                 const at::Tensor& param,
                                                 int64_t index) const;
-  void read_means(const StateDict& state,
-                  size_t group,
+  void read_means(const StateDict& state, size_t group,
                   const std::vector<int64_t>& indices,
                   std::unordered_map<const void*, at::Tensor>& means) const;
 

@@ -33,8 +33,7 @@ std::string InARow(const Names& names) {
   return row;
 }
 
-[[noreturn]] void Unknown(const std::string& where,
-                          const Names& keys,
+[[noreturn]] void Unknown(const std::string& where, const Names& keys,
                           const std::string& sampler) {
   Invalid("Invalid state_dict: " + where + " has " + InARow(keys) + ", which " +
           sampler + " does not know; it is not one of " + sampler);
@@ -62,8 +61,7 @@ void RefusePythonsAlone(const StateDict& dict) {
           {"sampler", "HMC", "HMC"},
           {"sampler", "HMCECS", "HMCECS"},
           {"gamma", true, "PSGLD with Γ"},
-          {"persistent_index_chain",
-           true,
+          {"persistent_index_chain", true,
            "EWSG with a persistent index chain"}};
       for (const auto& [key, wanted, kind] : kByValue) {
         if (group.contains(key) && Alike(group.at(key), wanted)) refuse(kind);
@@ -89,8 +87,7 @@ int64_t CountAt(const StateDict& group, const char* key) {
 }
 
 // Throws if a saved group is of another class than ours, or lacks a key.
-void CheckGroupKeys(const StateDict& group,
-                    int64_t index,
+void CheckGroupKeys(const StateDict& group, int64_t index,
                     const StateDict& ours) {
   const std::string wanted = ours.at("sampler").toStringRef();
   if (group.contains("sampler") && !Alike(group.at("sampler"), wanted)) {
@@ -120,8 +117,7 @@ void CheckGroupKeys(const StateDict& group,
 // Throws if a dict has a key that is none of these; `where` names the dict.
 void CheckKnownKeys(const StateDict& dict,
                     const std::vector<std::string>& known,
-                    const std::string& where,
-                    const char* sampler) {
+                    const std::string& where, const char* sampler) {
   Names unknown;
   for (const auto& entry : dict.entries()) {
     const std::string key = KeyText(entry.key());
@@ -133,8 +129,7 @@ void CheckKnownKeys(const StateDict& dict,
 }
 
 // Throws unless all elements of a parameter's state are finite.
-void CheckFiniteState(const char* name,
-                      int64_t index,
+void CheckFiniteState(const char* name, int64_t index,
                       const at::Tensor& value) {
   if (value.isfinite().all().item<bool>()) return;
   Invalid("Invalid state_dict: " + std::string(name) + " of parameter " +
@@ -143,10 +138,8 @@ void CheckFiniteState(const char* name,
 
 // A tensor of the saved state of a parameter as it is to be; undefined if there
 // is none.
-at::Tensor SavedTensor(const StateDict& kept,
-                       const char* name,
-                       const at::Tensor& param,
-                       int64_t index) {
+at::Tensor SavedTensor(const StateDict& kept, const char* name,
+                       const at::Tensor& param, int64_t index) {
   if (!kept.contains(name)) return {};
   const c10::IValue value = kept.at(name);
   const std::string what =
@@ -158,8 +151,8 @@ at::Tensor SavedTensor(const StateDict& kept,
             " (must be floating point)");
   }
   // A copy: the chain must not change what the caller holds.
-  return value.toTensor().detach().to(
-      param.device(), StateDtype(param), /*non_blocking=*/false, true);
+  return value.toTensor().detach().to(param.device(), StateDtype(param),
+                                      /*non_blocking=*/false, true);
 }
 
 StateDict DictAt(const c10::IValue& list, size_t index, const char* what) {
@@ -290,8 +283,7 @@ void SamplerImpl::load_state_dict(const StateDict& dict) {
             " param groups, expected " + std::to_string(groups().size()));
   }
   for (size_t i = 0; i < num_groups; ++i) {
-    CheckGroupKeys(DictAt(theirs, i, "param group"),
-                   static_cast<int64_t>(i),
+    CheckGroupKeys(DictAt(theirs, i, "param group"), static_cast<int64_t>(i),
                    write_group(options_of(i), progress_, chain_, i));
   }
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> new_options;
@@ -328,8 +320,7 @@ void SamplerImpl::load_state_dict(const StateDict& dict) {
       indices_of_all.push_back(std::to_string(indices[p]));
       if (!state.contains(indices[p])) continue;
       const StateDict kept = state.at(indices[p]);
-      CheckKnownKeys(kept,
-                     keys,
+      CheckKnownKeys(kept, keys,
                      "the state of parameter " + std::to_string(indices[p]),
                      name());
       // Before the first step other state is blank, and a parameter that has
@@ -345,8 +336,8 @@ void SamplerImpl::load_state_dict(const StateDict& dict) {
     }
   }
   CheckKnownKeys(state, indices_of_all, "its state", name());
-  std::vector<std::string> equal = {
-      "seed", "step", "next_offset", "capturable", "nonfinite", "num_skipped"};
+  std::vector<std::string> equal = {"seed",       "step",      "next_offset",
+                                    "capturable", "nonfinite", "num_skipped"};
   for (const auto& names : {shared_names(), first_progress.keys()}) {
     equal.insert(equal.end(), names.begin(), names.end());
   }
@@ -400,10 +391,8 @@ std::unique_ptr<SamplerParamState> SamplerImpl::read_state(
 }
 
 // Takes a saved group into options and progress of ours, and into `chain`.
-void SamplerImpl::read_group(const StateDict& saved,
-                             size_t index,
-                             OptionValues& options,
-                             NamedValues& progress,
+void SamplerImpl::read_group(const StateDict& saved, size_t index,
+                             OptionValues& options, NamedValues& progress,
                              ChainState& chain) const {
   const std::vector<at::Tensor>& params = groups()[index].params();
   GroupState& own = chain.groups.emplace_back();
@@ -441,9 +430,7 @@ void SamplerImpl::read_group(const StateDict& saved,
 
 // Takes the means of a saved group's priors, if it has them.
 void SamplerImpl::read_means(
-    const StateDict& state,
-    size_t group,
-    const std::vector<int64_t>& indices,
+    const StateDict& state, size_t group, const std::vector<int64_t>& indices,
     std::unordered_map<const void*, at::Tensor>& means) const {
   const std::vector<at::Tensor>& params = groups()[group].params();
   size_t having = 0;
@@ -452,8 +439,8 @@ void SamplerImpl::read_means(
   for (size_t p = 0; p < indices.size(); ++p) {
     at::Tensor mean;
     if (state.contains(indices[p])) {
-      mean = SavedTensor(
-          state.at(indices[p]), "prior_mean", params[p], indices[p]);
+      mean = SavedTensor(state.at(indices[p]), "prior_mean", params[p],
+                         indices[p]);
       if (mean.defined()) CheckFiniteState("prior_mean", indices[p], mean);
     }
     const std::string index = std::to_string(indices[p]);

@@ -35,19 +35,13 @@ constexpr const char* kSBPSNeedsClosure =
     "    });";
 
 NoiseStream ClockStream(int64_t seed, int64_t step) {
-  return {static_cast<uint64_t>(seed),
-          static_cast<uint64_t>(step),
+  return {static_cast<uint64_t>(seed), static_cast<uint64_t>(step),
           static_cast<uint32_t>(Purpose::kBounceClock)};
 }
 
-constexpr const char* kCounts[] = {"num_samples",
-                                   "num_observations",
-                                   "num_proposals",
-                                   "num_bounces",
-                                   "num_violations",
-                                   "num_refreshments",
-                                   "num_derivatives",
-                                   "num_gradients"};
+constexpr const char* kCounts[] = {
+    "num_samples",    "num_observations", "num_proposals",   "num_bounces",
+    "num_violations", "num_refreshments", "num_derivatives", "num_gradients"};
 
 class SBPSImpl : public SamplerImpl {
  public:
@@ -96,14 +90,10 @@ class SBPSImpl : public SamplerImpl {
                                          BounceClock& clock);
   bool is_current(const Trajectory& flight);
   torch::Tensor event(std::shared_ptr<Trajectory>& flight,
-                      NamedValues& progress,
-                      BounceClock& clock,
+                      NamedValues& progress, BounceClock& clock,
                       const torch::optim::Optimizer::LossClosure& closure);
-  void come_by(Trajectory& flight,
-               NamedValues& progress,
-               double begin,
-               double line_begin,
-               double line_end);
+  void come_by(Trajectory& flight, NamedValues& progress, double begin,
+               double line_begin, double line_end);
   void remember(const Trajectory& flight);
   void check_particle() const;
   bool is_preconditioned() const {
@@ -136,8 +126,7 @@ void SBPSImpl::check_progress(const NamedValues& progress,
   for (const double value :
        progress.get<std::vector<double>>("observed_target")) {
     CheckReal(
-        "observed_target",
-        value,
+        "observed_target", value,
         {.low = -std::numeric_limits<double>::infinity(), .low_open = true});
   }
   const auto interval =
@@ -190,10 +179,9 @@ torch::Tensor SBPSImpl::step(
   progress_ = progress;
   advance({});
   if (!is_warned_) {
-    const std::string text =
-        BounceClock::Warning(progress.get<int64_t>("num_proposals"),
-                             progress.get<int64_t>("num_violations"),
-                             options.number("num_std"));
+    const std::string text = BounceClock::Warning(
+        progress.get<int64_t>("num_proposals"),
+        progress.get<int64_t>("num_violations"), options.number("num_std"));
     if (!text.empty()) {
       is_warned_ = true;
       TORCH_WARN(text);
@@ -205,14 +193,12 @@ torch::Tensor SBPSImpl::step(
 // Flies to the next event; `flight` is then the one from there. Nothing else is
 // changed but the position, the clock and `progress`.
 torch::Tensor SBPSImpl::event(
-    std::shared_ptr<Trajectory>& flight,
-    NamedValues& progress,
-    BounceClock& clock,
-    const torch::optim::Optimizer::LossClosure& closure) {
+    std::shared_ptr<Trajectory>& flight, NamedValues& progress,
+    BounceClock& clock, const torch::optim::Optimizer::LossClosure& closure) {
   const OptionValues& options = options_of(0);
   const NoiseStream stream = ClockStream(seed(), num_steps());
-  const NextEvent next = clock.Next(
-      options.number("num_std"), options.number("refresh_rate"), stream);
+  const NextEvent next = clock.Next(options.number("num_std"),
+                                    options.number("refresh_rate"), stream);
   const auto begin = progress.get<double>("trajectory_time");
   const auto line_begin = progress.get<double>("line_time");
   const double line_end = line_begin + next.wait;
@@ -266,11 +252,8 @@ torch::Tensor SBPSImpl::event(
 }
 
 // Calls the hooks for what lies between the last event and this one.
-void SBPSImpl::come_by(Trajectory& flight,
-                       NamedValues& progress,
-                       double begin,
-                       double line_begin,
-                       double line_end) {
+void SBPSImpl::come_by(Trajectory& flight, NamedValues& progress, double begin,
+                       double line_begin, double line_end) {
   const auto end = progress.get<double>("trajectory_time");
   const auto interval =
       options_of(0).get<std::optional<double>>("sample_interval");

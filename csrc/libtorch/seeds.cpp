@@ -10,8 +10,7 @@ namespace {
 
 NoiseStream Stream(int64_t seed, int64_t step, Purpose purpose) {
   // A negative step becomes one that is too large, which is refused.
-  return {static_cast<uint64_t>(seed),
-          static_cast<uint64_t>(step),
+  return {static_cast<uint64_t>(seed), static_cast<uint64_t>(step),
           static_cast<uint32_t>(purpose)};
 }
 
@@ -22,17 +21,12 @@ int64_t fold_in(int64_t seed, int64_t stream) {
   return FoldIn(seed, static_cast<uint64_t>(stream));
 }
 
-std::vector<int64_t> draw_minibatch(int64_t num_data,
-                                    int64_t batch_size,
-                                    int64_t seed,
-                                    int64_t step,
-                                    bool replacement,
-                                    int64_t num_replicas,
+std::vector<int64_t> draw_minibatch(int64_t num_data, int64_t batch_size,
+                                    int64_t seed, int64_t step,
+                                    bool replacement, int64_t num_replicas,
                                     int64_t rank) {
-  return DrawMinibatches(num_data,
-                         batch_size,
-                         /*count=*/1,
-                         replacement,
+  return DrawMinibatches(num_data, batch_size,
+                         /*count=*/1, replacement,
                          Stream(seed, step, Purpose::kMinibatch),
                          {num_replicas, rank});
 }

@@ -40,9 +40,7 @@ void CheckVariances(const TensorLists& lists) {
   const OptionValues& options = *lists.options;
   const double scale =
       options.lr() * options.num_data() / (2 * options.temperature());
-  CheckFriction(scale * largest,
-                1 - options.number("momentum"),
-                kFriction,
+  CheckFriction(scale * largest, 1 - options.number("momentum"), kFriction,
                 " in the noisiest coordinate. No parameter has changed; the "
                 "gradients have entered the estimate");
 }
@@ -163,9 +161,7 @@ void SGHMCImpl::observe_gradients(TensorLists& lists) {
   }
   for (const auto& [count, of_count] : by_count) {
     gradient_variance_(
-        of_count.grads,
-        of_count.variances,
-        of_count.previous,
+        of_count.grads, of_count.variances, of_count.previous,
         std::max(1.0 / static_cast<double>(count), kVarianceDecay));
   }
   if (fewest <= kMinGradients) return;

@@ -60,8 +60,8 @@ std::vector<char> Pickled(const c10::IValue& value) {
     archive.insert(archive.end(), bytes, bytes + size);
     return size;
   });
-  torch::jit::writeArchiveAndTensors(
-      "data", pickle.data(), pickle.size(), pickler.tensorData(), writer);
+  torch::jit::writeArchiveAndTensors("data", pickle.data(), pickle.size(),
+                                     pickler.tensorData(), writer);
   writer.writeEndOfFile();
   return archive;
 }
@@ -237,8 +237,7 @@ StateDict state_dict(const torch::nn::Module& module) {
 void load_state_dict(torch::nn::Module& module, const StateDict& dict) {
   auto tensors = TensorsOf(module);
   for (const auto& item : tensors) {
-    CheckTensor("Invalid state dict: " + item.key(),
-                dict.at(item.key()),
+    CheckTensor("Invalid state dict: " + item.key(), dict.at(item.key()),
                 item.value().sizes());
   }
   for (const auto& entry : dict.entries()) {

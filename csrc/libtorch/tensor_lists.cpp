@@ -38,8 +38,7 @@ bool HasMaster(const at::Tensor& param) {
 }
 
 void StartState(const TensorLists& lists,
-                const std::vector<at::Tensor*>& tensors,
-                Start how) {
+                const std::vector<at::Tensor*>& tensors, Start how) {
   std::vector<at::Tensor> fresh;
   std::vector<size_t> places;
   std::vector<int64_t> offsets;
@@ -59,13 +58,9 @@ void StartState(const TensorLists& lists,
         // The update scales all momenta or none.
         std::sqrt(options.lr() * options.temperature() / options.num_data()) /
             lists.momentum_scale,
-        key.offsets,
-        key.seed,
-        key.step,
-        static_cast<int64_t>(Purpose::kMomentum),
-        key.device_step,
-        /*rows=*/std::nullopt,
-        key.num_chains);
+        key.offsets, key.seed, key.step,
+        static_cast<int64_t>(Purpose::kMomentum), key.device_step,
+        /*rows=*/std::nullopt, key.num_chains);
   }
   for (size_t i = 0; i < places.size(); ++i) *tensors[places[i]] = fresh[i];
 }

@@ -69,8 +69,7 @@ bool HasMaster(const at::Tensor& param);
 // Creates state as the spec says where there is none: `tensors` has a pointer
 // for each of lists.params.
 void StartState(const TensorLists& lists,
-                const std::vector<at::Tensor*>& tensors,
-                Start how);
+                const std::vector<at::Tensor*>& tensors, Start how);
 
 // The means of these parameters' priors, as they are kept: copies in the type
 // of the arithmetic. Throws unless they are one for each, of its shape and
@@ -104,8 +103,7 @@ bool MayRepeat(const at::Tensor& param);
 
 // Throws if the sampler of this name cannot sample a parameter.
 // `place` is which one, in errors of dtype.
-void CheckParameter(const char* sampler,
-                    const at::Tensor& param,
+void CheckParameter(const char* sampler, const at::Tensor& param,
                     const std::string& place = "");
 
 // Throws unless a parameter holds so many chains.

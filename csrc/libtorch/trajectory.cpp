@@ -46,17 +46,12 @@ class Split {
 };
 
 // Takes gradients into V, if it learns.
-void Learn(FlightPart& part,
-           const std::vector<at::Tensor>& grads,
+void Learn(FlightPart& part, const std::vector<at::Tensor>& grads,
            const OptionValues& options) {
   if (part.square_average.empty() || !options.get<bool>("adapt")) return;
   part.square_average = Clones(part.square_average);
-  sbps_adapt_(part.params,
-              grads,
-              part.square_average,
-              part.weight_decay(),
-              options.number("decay"),
-              part.prior_mean,
+  sbps_adapt_(part.params, grads, part.square_average, part.weight_decay(),
+              options.number("decay"), part.prior_mean,
               MeansOf(part.prior_means));
 }
 
@@ -79,22 +74,14 @@ std::shared_ptr<Trajectory> Steered(std::vector<FlightPart> parts,
       part.direction = EmptyLike(part.velocity);
       const double scale = static_cast<double>(count) / total;
       if (part.prior_precision == 0) {
-        sbps_precondition_(part.square_average,
-                           part.velocity,
-                           part.preconditioner,
-                           part.direction,
-                           options.number("eps"),
-                           scale);
+        sbps_precondition_(part.square_average, part.velocity,
+                           part.preconditioner, part.direction,
+                           options.number("eps"), scale);
       } else {
-        line_sums.push_back(sbps_precondition_sums_(part.square_average,
-                                                    part.velocity,
-                                                    part.preconditioner,
-                                                    part.direction,
-                                                    part.origin,
-                                                    options.number("eps"),
-                                                    scale,
-                                                    part.prior_mean,
-                                                    MeansOf(part.prior_means)));
+        line_sums.push_back(sbps_precondition_sums_(
+            part.square_average, part.velocity, part.preconditioner,
+            part.direction, part.origin, options.number("eps"), scale,
+            part.prior_mean, MeansOf(part.prior_means)));
       }
     }
   }
@@ -224,13 +211,8 @@ std::shared_ptr<Trajectory> Trajectory::refreshed(double time,
   for (int round = 0; round < 2; ++round) {
     double squares = 0;
     for (const FlightPart& part : changed) {
-      gaussian_(part.velocity,
-                std,
-                part.offsets,
-                seed,
-                step,
-                static_cast<int64_t>(Purpose::kRefreshment),
-                std::nullopt,
+      gaussian_(part.velocity, std, part.offsets, seed, step,
+                static_cast<int64_t>(Purpose::kRefreshment), std::nullopt,
                 std::nullopt,
                 /*num_chains=*/0);
       squares += sum_of_squares(part.velocity).item<double>();
@@ -245,8 +227,7 @@ std::shared_ptr<Trajectory> Trajectory::refreshed(double time,
 }
 
 std::shared_ptr<Trajectory> Trajectory::reflected(
-    double time,
-    const std::vector<at::Tensor>& grads,
+    double time, const std::vector<at::Tensor>& grads,
     const OptionValues& options) const {
   const FlightSums s = sums(grads);
   if (!(std::isfinite(s.gradient) && s.gradient > 0)) {
@@ -269,25 +250,14 @@ std::shared_ptr<Trajectory> Trajectory::reflected(
     part.origin = here[i];
     part.velocity = Clones(part.velocity);
     if (options.get<bool>("preconditioned") || part.prior_precision == 0) {
-      sbps_reflect_(part.params,
-                    part_grads,
-                    part.velocity,
-                    part.preconditioner,
-                    part.weight_decay(),
-                    scale,
-                    gain,
-                    part.prior_mean,
+      sbps_reflect_(part.params, part_grads, part.velocity, part.preconditioner,
+                    part.weight_decay(), scale, gain, part.prior_mean,
                     MeansOf(part.prior_means));
     } else {
-      line_sums.push_back(sbps_reflect_sums_(part.params,
-                                             part_grads,
-                                             part.velocity,
-                                             part.origin,
-                                             part.weight_decay(),
-                                             scale,
-                                             gain,
-                                             part.prior_mean,
-                                             MeansOf(part.prior_means)));
+      line_sums.push_back(
+          sbps_reflect_sums_(part.params, part_grads, part.velocity,
+                             part.origin, part.weight_decay(), scale, gain,
+                             part.prior_mean, MeansOf(part.prior_means)));
     }
     Learn(part, part_grads, options);
   }
@@ -312,14 +282,11 @@ FlightSums Trajectory::sums(const std::vector<at::Tensor>& grads) const {
   FlightSums total;
   Split split(grads);
   for (const FlightPart& part : parts_) {
-    const at::Tensor row = sbps_reflection_sums(part.params,
-                                                split.Next(part),
-                                                part.velocity,
-                                                part.preconditioner,
-                                                part.weight_decay(),
-                                                part.prior_mean,
-                                                MeansOf(part.prior_means))
-                               .cpu();
+    const at::Tensor row =
+        sbps_reflection_sums(part.params, split.Next(part), part.velocity,
+                             part.preconditioner, part.weight_decay(),
+                             part.prior_mean, MeansOf(part.prior_means))
+            .cpu();
     const auto* s = row.const_data_ptr<double>();
     total.product += s[0];
     total.gradient += s[1];
@@ -333,8 +300,7 @@ double Trajectory::prior(double time) {
     std::vector<at::Tensor> line_sums;
     for (const FlightPart& part : parts_) {
       if (part.prior_precision == 0) continue;
-      line_sums.push_back(sbps_line_sums(part.origin,
-                                         part.directions(),
+      line_sums.push_back(sbps_line_sums(part.origin, part.directions(),
                                          part.prior_mean,
                                          MeansOf(part.prior_means)));
     }
@@ -383,9 +349,7 @@ MinibatchView Observe(const torch::optim::Optimizer::LossClosure& closure,
       at::full_like(losses.detach(), 1.0 / static_cast<double>(losses.numel()))
           .requires_grad_();
   const std::vector<at::Tensor> grads =
-      torch::autograd::grad({losses},
-                            flight.params(),
-                            {weights},
+      torch::autograd::grad({losses}, flight.params(), {weights},
                             /*retain_graph=*/std::nullopt,
                             /*create_graph=*/true,
                             /*allow_unused=*/true);
@@ -408,9 +372,7 @@ MinibatchView Observe(const torch::optim::Optimizer::LossClosure& closure,
   return result;
 }
 
-RateEstimate RateOf(Trajectory& flight,
-                    double time,
-                    const MinibatchView& seen,
+RateEstimate RateOf(Trajectory& flight, double time, const MinibatchView& seen,
                     const OptionValues& options) {
   const double num_data = options.num_data();
   if (!options.get<bool>("replacement") &&
@@ -426,20 +388,18 @@ RateEstimate RateOf(Trajectory& flight,
   };
   const at::Tensor losses = row(seen.losses);
   const at::Tensor derivatives = row(seen.derivatives);
-  const Moments m = MomentsOf(losses.const_data_ptr<double>(),
-                              derivatives.const_data_ptr<double>(),
-                              losses.numel());
+  const Moments m =
+      MomentsOf(losses.const_data_ptr<double>(),
+                derivatives.const_data_ptr<double>(), losses.numel());
   if (m.bad > 0) {
     throw NonfiniteError("SBPS got " + std::to_string(m.bad) + " of " +
                              std::to_string(seen.losses.numel()) +
                              " losses from the closure that are not finite",
                          seen.losses);
   }
-  const RateEstimate rate = RateOf(m,
-                                   num_data,
-                                   options.temperature(),
-                                   options.get<bool>("replacement"),
-                                   flight.prior(time));
+  const RateEstimate rate =
+      RateOf(m, num_data, options.temperature(),
+             options.get<bool>("replacement"), flight.prior(time));
   if (!rate.finite()) {
     throw NonfiniteError(
         "SBPS got losses from the closure whose derivatives are not finite",

@@ -87,8 +87,7 @@ class Trajectory {
   std::shared_ptr<Trajectory> rebased() const;
   std::shared_ptr<Trajectory> refreshed(double time,
                                         const OptionValues& options,
-                                        int64_t seed,
-                                        int64_t step) const;
+                                        int64_t seed, int64_t step) const;
   std::shared_ptr<Trajectory> reflected(double time,
                                         const std::vector<at::Tensor>& grads,
                                         const OptionValues& options) const;
@@ -130,9 +129,7 @@ MinibatchView Observe(const torch::optim::Optimizer::LossClosure& closure,
                       const std::vector<at::Tensor>& all_params);
 
 // The rate of change of U / T along the flight, at a time since its line began.
-RateEstimate RateOf(Trajectory& flight,
-                    double time,
-                    const MinibatchView& seen,
+RateEstimate RateOf(Trajectory& flight, double time, const MinibatchView& seen,
                     const OptionValues& options);
 
 }  // namespace torch_sgmcmc

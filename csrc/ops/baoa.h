@@ -82,13 +82,9 @@ struct BAOAStep {
   static constexpr OpSpec kSpec = {
       .op = "baoa_step_",
       .lists = {args::kParams, args::kGrads, args::kMomenta, args::kMasterList},
-      .numbers = {args::kLr,
-                  args::kMomentum,
-                  args::kNumData,
-                  args::kPriorPrecision,
-                  args::kTemperature,
-                  args::kNoiseEstimate,
-                  args::kMomentumScale},
+      .numbers = {args::kLr, args::kMomentum, args::kNumData,
+                  args::kPriorPrecision, args::kTemperature,
+                  args::kNoiseEstimate, args::kMomentumScale},
       .noise = Noise::kUpdate,
       .has_prior_mean = true};
   using Coefficients = BAOACoefficients;

@@ -72,16 +72,11 @@ enum class EWSGPrior { kFlat, kAboutZero, kAboutMean };
 template <EWSGPrior prior, bool has_momentum>
 class EWSGLogRatio {
  public:
-  static constexpr std::array<Role, 5> kRoles = {Role::kGradient,
-                                                 Role::kGradient,
-                                                 Role::kGradient,
-                                                 Role::kStatistic,
-                                                 Role::kPriorMean};
+  static constexpr std::array<Role, 5> kRoles = {
+      Role::kGradient, Role::kGradient, Role::kGradient, Role::kStatistic,
+      Role::kPriorMean};
   static constexpr std::array<bool, 5> kReads = {
-      prior != EWSGPrior::kFlat,
-      true,
-      true,
-      has_momentum,
+      prior != EWSGPrior::kFlat, true, true, has_momentum,
       prior == EWSGPrior::kAboutMean};
 
   explicit EWSGLogRatio(const EWSGCoefficients& c) : c_(c) {}

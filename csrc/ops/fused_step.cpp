@@ -10,28 +10,20 @@
 
 namespace torch_sgmcmc {
 
-// The log ratio of a proposed minibatch to the current one.
-double LogRatioOf(const Call& call);
-
 namespace {
 
-bool FusedStep(TensorList params,
-               TensorList grads,
-               TensorList state,
-               Tensor packed,
-               Tensor step) {
+bool FusedStep(TensorList params, TensorList grads, TensorList state,
+               Tensor packed, Tensor step) {
   const auto any_nonfinite = [](const char* op, const TensorList& tensors) {
     return AnyNonfiniteOf(op, tensors, "grads");
   };
-  return FusedStepOn(
-      CpuUpdates(), any_nonfinite, params, grads, state, packed, step);
+  return FusedStepOn(CpuUpdates(), any_nonfinite, params, grads, state, packed,
+                     step);
 }
 
 // Counts like a GPU, whose host learns later what was found.
-std::tuple<Tensor, Tensor> DeferredStep(TensorList params,
-                                        TensorList grads,
-                                        TensorList state,
-                                        Tensor packed,
+std::tuple<Tensor, Tensor> DeferredStep(TensorList params, TensorList grads,
+                                        TensorList state, Tensor packed,
                                         Tensor step,
                                         std::optional<Tensor> num_skipped,
                                         std::optional<Tensor> counts) {
@@ -45,16 +37,16 @@ std::tuple<Tensor, Tensor> DeferredStep(TensorList params,
                        : known.checks != 0
                            ? CountNonfiniteOf(kOp, grads, "grads")
                            : NoCounts(grads);
-  const bool any = AnyCount(static_cast<const int64_t*>(found.data_ptr()),
-                            found.numel(),
-                            /*thread=*/0,
-                            /*threads=*/1);
+  const bool any =
+      AnyCount(static_cast<const int64_t*>(found.data_ptr()), found.numel(),
+               /*thread=*/0,
+               /*threads=*/1);
   MakeStream(kOp, /*seed=*/0, *count, /*purpose=*/int64_t{0});
   Tensor gate = torch::stable::new_empty(found, {}, ScalarType::Long);
   *static_cast<int64_t*>(gate.data_ptr()) =
       GatedStep(any, *count, /*device_step=*/nullptr);
-  PreparedStep prepared(
-      kOp, CpuUpdates(), known, params, grads, state, /*step=*/0, gate);
+  PreparedStep prepared(kOp, CpuUpdates(), known, params, grads, state,
+                        /*step=*/0, gate);
   prepared.Apply(nullptr);
   CountStep(any, count, skipped);
   return {found, gate};
@@ -62,13 +54,8 @@ std::tuple<Tensor, Tensor> DeferredStep(TensorList params,
 
 // 1 or 0: whether the last proposal was accepted, whose gradients were then
 // taken. -1: the log ratio is not finite, and nothing has changed.
-int64_t EWSGStep(TensorList params,
-                 TensorList grads,
-                 TensorList proposals,
-                 TensorList state,
-                 Tensor packed,
-                 Tensor weights,
-                 Tensor step,
+int64_t EWSGStep(TensorList params, TensorList grads, TensorList proposals,
+                 TensorList state, Tensor packed, Tensor weights, Tensor step,
                  int64_t proposal) {
   constexpr const char* kOp = "ewsg_step_";
   const PackedStep known = Unpacked(kOp, "packed", packed);
@@ -121,15 +108,10 @@ int64_t EWSGStep(TensorList params,
     first_state += lists;
   }
   if (known.checks != 0 && !std::isfinite(log_ratio)) return -1;
-  const bool accepted = IndexChainAccepts(
-      log_ratio, stream, /*chain=*/0, static_cast<uint64_t>(proposal));
-  PreparedStep prepared(kOp,
-                        CpuUpdates(),
-                        known,
-                        params,
-                        accepted ? proposals : grads,
-                        state,
-                        *count);
+  const bool accepted = IndexChainAccepts(log_ratio, stream, /*chain=*/0,
+                                          static_cast<uint64_t>(proposal));
+  PreparedStep prepared(kOp, CpuUpdates(), known, params,
+                        accepted ? proposals : grads, state, *count);
   prepared.Apply(count);
   return accepted ? 1 : 0;
 }

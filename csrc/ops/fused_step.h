@@ -26,16 +26,14 @@ class Updates {
  public:
   virtual ~Updates() = default;
   // Throws std::runtime_error, with nothing changed, where an operator would.
-  virtual std::unique_ptr<PreparedUpdate> Prepare(const char* op,
-                                                  int64_t index,
+  virtual std::unique_ptr<PreparedUpdate> Prepare(const char* op, int64_t index,
                                                   const Call& call) const = 0;
 };
 
 template <class Driver>
 class UpdatesOn final : public Updates {
  public:
-  std::unique_ptr<PreparedUpdate> Prepare(const char* op,
-                                          int64_t index,
+  std::unique_ptr<PreparedUpdate> Prepare(const char* op, int64_t index,
                                           const Call& call) const override {
     std::unique_ptr<PreparedUpdate> update;
     SamplerOperators::ForEach([&]<class Op>(std::type_identity<Op> /*op*/) {
@@ -55,13 +53,9 @@ const Updates& CudaUpdates();
 // the step; `step` is 0 then.
 class PreparedStep {
  public:
-  PreparedStep(const char* op,
-               const Updates& device,
-               const PackedStep& packed,
-               const TensorList& params,
-               const TensorList& grads,
-               const TensorList& state,
-               int64_t step,
+  PreparedStep(const char* op, const Updates& device, const PackedStep& packed,
+               const TensorList& params, const TensorList& grads,
+               const TensorList& state, int64_t step,
                const std::optional<Tensor>& device_step = std::nullopt) {
     PackedTensors tensors(op, params, grads, state);
     calls_.reserve(packed.calls.size());  // updates refer to them
@@ -109,10 +103,8 @@ inline int64_t* HostCounter(const char* op, const Tensor& step) {
 }
 
 // The same of a counter on a GPU.
-inline int64_t* DeviceCounter(const char* op,
-                              const char* name,
-                              const Tensor& counter,
-                              int32_t device) {
+inline int64_t* DeviceCounter(const char* op, const char* name,
+                              const Tensor& counter, int32_t device) {
   if (!counter.defined() || counter.scalar_type() != ScalarType::Long ||
       counter.numel() != 1 || !counter.is_cuda() ||
       counter.get_device_index() != device) {
@@ -125,12 +117,9 @@ inline int64_t* DeviceCounter(const char* op,
 // fused_step_: false, with nothing changed, if gradients must be finite and are
 // not. The host waits for the answer.
 template <class AnyNonfinite>
-bool FusedStepOn(const Updates& device,
-                 const AnyNonfinite& any_nonfinite,
-                 const TensorList& params,
-                 const TensorList& grads,
-                 const TensorList& state,
-                 const Tensor& packed,
+bool FusedStepOn(const Updates& device, const AnyNonfinite& any_nonfinite,
+                 const TensorList& params, const TensorList& grads,
+                 const TensorList& state, const Tensor& packed,
                  const Tensor& step) {
   constexpr const char* kOp = "fused_step_";
   const PackedStep known = Unpacked(kOp, "packed", packed);
@@ -140,5 +129,8 @@ bool FusedStepOn(const Updates& device,
   prepared.Apply(count);
   return true;
 }
+
+// The log ratio of a proposed minibatch to the current one (operators.cpp).
+double LogRatioOf(const Call& call);
 
 }  // namespace torch_sgmcmc

@@ -29,8 +29,8 @@ struct GradientVarianceCoefficients {
 template <class Real>
 class GradientVarianceUpdate {
  public:
-  static constexpr std::array<Role, 3> kRoles = {
-      Role::kGradient, Role::kState, Role::kState};
+  static constexpr std::array<Role, 3> kRoles = {Role::kGradient, Role::kState,
+                                                 Role::kState};
 
   explicit GradientVarianceUpdate(const GradientVarianceCoefficients& c)
       : weight_(static_cast<Real>(c.weight)) {}

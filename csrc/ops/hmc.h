@@ -84,11 +84,9 @@ class LeapfrogUpdate : public Kicks<Real> {
 template <class Real>
 class LeapfrogMassUpdate : public Kicks<Real> {
  public:
-  static constexpr std::array<Role, 5> kRoles = {Role::kParameter,
-                                                 Role::kGradient,
-                                                 Role::kState,
-                                                 Role::kStatistic,
-                                                 Role::kPriorMean};
+  static constexpr std::array<Role, 5> kRoles = {
+      Role::kParameter, Role::kGradient, Role::kState, Role::kStatistic,
+      Role::kPriorMean};
 
   explicit LeapfrogMassUpdate(const LeapfrogCoefficients& c)
       : Kicks<Real>(c), drift_(static_cast<Real>(c.drift)) {}
@@ -150,8 +148,8 @@ class EnergyTerm {
  public:
   static constexpr std::array<Role, 4> kRoles = {
       Role::kGradient, Role::kStatistic, Role::kStatistic, Role::kPriorMean};
-  static constexpr std::array<bool, 4> kReads = {
-      has_prior, true, has_mass, has_prior};
+  static constexpr std::array<bool, 4> kReads = {has_prior, true, has_mass,
+                                                 has_prior};
 
   EnergyTerm(double prior_precision, double prior_mean)
       : prior_precision_(prior_precision), prior_mean_(prior_mean) {}
@@ -183,10 +181,8 @@ struct HMCMomenta {
       .noise = Noise::kMomenta};
 
   template <class Driver, class Plan, class Call>
-  static void Apply(const Driver& driver,
-                    const Plan& /*plan*/,
-                    const Call& call,
-                    const NoiseStream& stream) {
+  static void Apply(const Driver& driver, const Plan& /*plan*/,
+                    const Call& call, const NoiseStream& stream) {
     const double std = std::sqrt(call("temperature"));
     if (call.list("masses").empty()) {
       driver.template Apply<GaussianFill>(GaussianCoefficients{std}, stream);
@@ -220,10 +216,8 @@ struct HMCLeapfrog {
     return Moves(call) ? Role::kParameter : Role::kPosition;
   }
   template <class Driver, class Plan, class Call>
-  static void Apply(const Driver& driver,
-                    const Plan& /*plan*/,
-                    const Call& call,
-                    const NoiseStream& none) {
+  static void Apply(const Driver& driver, const Plan& /*plan*/,
+                    const Call& call, const NoiseStream& none) {
     const LeapfrogCoefficients coefficients(call);
     if (!Moves(call)) {
       driver.template Apply<KickUpdate>(coefficients, none);

@@ -24,27 +24,23 @@ class ECSArrays {
  public:
   explicit ECSArrays(const char* op) : op_(op) {}
 
-  const double* Read(const char* name,
-                     const Tensor& tensor,
+  const double* Read(const char* name, const Tensor& tensor,
                      const std::vector<int64_t>& shape) const {
     Check(name, tensor, shape);
     return static_cast<const double*>(tensor.const_data_ptr());
   }
-  const double* Read(const char* name,
-                     const ECSMaybe& tensor,
+  const double* Read(const char* name, const ECSMaybe& tensor,
                      const std::vector<int64_t>& shape) const {
     return tensor ? Read(name, *tensor, shape) : nullptr;
   }
-  double* Write(const char* name,
-                Tensor& tensor,
+  double* Write(const char* name, Tensor& tensor,
                 const std::vector<int64_t>& shape) const {
     Check(name, tensor, shape);
     return static_cast<double*>(tensor.mutable_data_ptr());
   }
 
  private:
-  void Check(const char* name,
-             const Tensor& tensor,
+  void Check(const char* name, const Tensor& tensor,
              const std::vector<int64_t>& shape) const {
     if (!tensor.defined()) Fail(op_, std::string(name) + " is undefined");
     const auto sizes = tensor.sizes();
@@ -57,9 +53,8 @@ class ECSArrays {
     for (const int64_t size : shape) {
       wanted += (wanted.empty() ? "" : ", ") + std::to_string(size);
     }
-    Fail(op_,
-         std::string(name) + " must be contiguous float64 of shape [" + wanted +
-             "] on the CPU");
+    Fail(op_, std::string(name) + " must be contiguous float64 of shape [" +
+                  wanted + "] on the CPU");
   }
 
   const char* op_;
@@ -77,8 +72,7 @@ double* DoublesOf(Tensor& tensor) {
 }
 
 // θ - θ*.
-std::vector<double> ECSOffset(const double* theta,
-                              const double* anchor,
+std::vector<double> ECSOffset(const double* theta, const double* anchor,
                               int64_t d) {
   std::vector<double> delta(static_cast<size_t>(d));
   for (int64_t j = 0; j < d; ++j) delta[j] = theta[j] - anchor[j];
@@ -94,12 +88,9 @@ bool IsConstant(const Tensor& gradients, const ECSMaybe& hessians) {
 // Expansions of M data: M, d, and what there is of them. See
 // torch_sgmcmc/_ecs/taylor.py.
 struct ECSTerms {
-  ECSTerms(const ECSArrays& arrays,
-           const Tensor& theta,
-           const Tensor& gradients_of,
-           const ECSMaybe& scales_of,
-           const ECSMaybe& hessians_of,
-           int64_t count)
+  ECSTerms(const ECSArrays& arrays, const Tensor& theta,
+           const Tensor& gradients_of, const ECSMaybe& scales_of,
+           const ECSMaybe& hessians_of, int64_t count)
       : m(count),
         d(theta.numel()),
         kinds(scales_of ? 2 : (IsConstant(gradients_of, hessians_of) ? 0 : 1)),
@@ -122,31 +113,23 @@ struct ECSTerms {
   }
 };
 
-std::tuple<Tensor, Tensor, Tensor> ECSEstimateAt(Tensor values,
-                                                 Tensor theta,
-                                                 Tensor anchor,
-                                                 Tensor expansions,
-                                                 Tensor gradients,
-                                                 ECSMaybe scales,
-                                                 ECSMaybe hessians,
-                                                 double temperature,
-                                                 double num_data,
-                                                 int64_t batch_size,
-                                                 int64_t num_factors,
-                                                 double lower_bound) {
+std::tuple<Tensor, Tensor, Tensor> ECSEstimateAt(
+    Tensor values, Tensor theta, Tensor anchor, Tensor expansions,
+    Tensor gradients, ECSMaybe scales, ECSMaybe hessians, double temperature,
+    double num_data, int64_t batch_size, int64_t num_factors,
+    double lower_bound) {
   constexpr const char* kOp = "ecs_estimate";
   CheckNumber(kOp, "temperature", temperature, {.low_open = true});
   CheckNumber(kOp, "num_data", num_data, {.low_open = true});
   const int64_t m = values.numel();
   if (batch_size < 1 || m % batch_size != 0) {
-    Fail(kOp,
-         "Invalid batch_size: " + std::to_string(batch_size) +
-             " (must divide " + std::to_string(m) + ", the number of values)");
+    Fail(kOp, "Invalid batch_size: " + std::to_string(batch_size) +
+                  " (must divide " + std::to_string(m) +
+                  ", the number of values)");
   }
   if (num_factors < 0 || (num_factors == 0 && m == 0)) {
-    Fail(kOp,
-         "Invalid num_factors: " + std::to_string(num_factors) +
-             " (must be >= 1, or 0 with values)");
+    Fail(kOp, "Invalid num_factors: " + std::to_string(num_factors) +
+                  " (must be >= 1, or 0 with values)");
   }
   const ECSArrays arrays(kOp);
   const int64_t d = theta.numel();
@@ -198,21 +181,12 @@ std::tuple<Tensor, Tensor, Tensor> ECSEstimateAt(Tensor values,
 }
 
 // log |L̂|^(1/T) + log prior / T and whether all is finite; and the gradient.
-std::tuple<Tensor, Tensor> ECSDensityAt(Tensor estimate,
-                                        Tensor gradient,
-                                        Tensor weights,
-                                        Tensor hessian_terms,
-                                        Tensor theta,
-                                        Tensor anchor,
-                                        Tensor gradients,
-                                        ECSMaybe scales,
-                                        ECSMaybe hessians,
-                                        Tensor sum_value,
-                                        Tensor sum_gradient,
-                                        ECSMaybe sum_hessian,
-                                        Tensor prior,
-                                        double temperature,
-                                        ECSMaybe prior_mean) {
+std::tuple<Tensor, Tensor> ECSDensityAt(
+    Tensor estimate, Tensor gradient, Tensor weights, Tensor hessian_terms,
+    Tensor theta, Tensor anchor, Tensor gradients, ECSMaybe scales,
+    ECSMaybe hessians, Tensor sum_value, Tensor sum_gradient,
+    ECSMaybe sum_hessian, Tensor prior, double temperature,
+    ECSMaybe prior_mean) {
   constexpr const char* kOp = "ecs_density";
   CheckNumber(kOp, "temperature", temperature, {.low_open = true});
   const ECSArrays arrays(kOp);
@@ -269,12 +243,8 @@ std::tuple<Tensor, Tensor> ECSDensityAt(Tensor estimate,
 
 // In x with θ = origin + W x, where the mass is 1; W is a matrix, a diagonal,
 // or absent: 1.
-Tensor ECSLeapfrog(Tensor x,
-                   Tensor momentum,
-                   Tensor gradient,
-                   ECSMaybe whitening,
-                   Tensor origin,
-                   double kick,
+Tensor ECSLeapfrog(Tensor x, Tensor momentum, Tensor gradient,
+                   ECSMaybe whitening, Tensor origin, double kick,
                    double drift) {
   constexpr const char* kOp = "ecs_leapfrog_";
   CheckNumber(kOp, "kick", kick);

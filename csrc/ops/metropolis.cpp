@@ -10,11 +10,8 @@
 namespace torch_sgmcmc {
 namespace {
 
-Tensor Decide(Tensor log_ratios,
-              int64_t proposal,
-              int64_t purpose,
-              int64_t seed,
-              int64_t step) {
+Tensor Decide(Tensor log_ratios, int64_t proposal, int64_t purpose,
+              int64_t seed, int64_t step) {
   const NoiseStream stream =
       MetropolisDecisions(log_ratios, proposal, purpose, seed, step);
   const int64_t chains = log_ratios.numel();
@@ -25,10 +22,9 @@ Tensor Decide(Tensor log_ratios,
   torch::stable::parallel_for(
       0, chains, kStretch, [&](int64_t begin, int64_t end) {
         for (int64_t k = begin; k < end; ++k) {
-          accepted[k] = IndexChainAccepts(ratio[k],
-                                          stream,
-                                          static_cast<uint64_t>(k),
-                                          static_cast<uint64_t>(proposal));
+          accepted[k] =
+              IndexChainAccepts(ratio[k], stream, static_cast<uint64_t>(k),
+                                static_cast<uint64_t>(proposal));
         }
       });
   return result;

@@ -15,15 +15,12 @@ namespace torch_sgmcmc {
 
 // Checks the arguments of metropolis_decide.
 inline NoiseStream MetropolisDecisions(const Tensor& log_ratios,
-                                       int64_t proposal,
-                                       int64_t purpose,
-                                       int64_t seed,
-                                       int64_t step) {
+                                       int64_t proposal, int64_t purpose,
+                                       int64_t seed, int64_t step) {
   constexpr const char* kOp = "metropolis_decide";
   if (proposal < 0 || proposal >= kMaxProposals) {
-    Fail(kOp,
-         "Invalid proposal: " + std::to_string(proposal) +
-             " (must be in [0, 2^24))");
+    Fail(kOp, "Invalid proposal: " + std::to_string(proposal) +
+                  " (must be in [0, 2^24))");
   }
   if (!log_ratios.defined() || log_ratios.scalar_type() != ScalarType::Double ||
       log_ratios.dim() != 1 || !log_ratios.is_contiguous()) {
@@ -33,8 +30,7 @@ inline NoiseStream MetropolisDecisions(const Tensor& log_ratios,
 }
 
 // Checks the arguments of select_chains_.
-inline Plan ChainSelection(const TensorList& tensors,
-                           const TensorList& others,
+inline Plan ChainSelection(const TensorList& tensors, const TensorList& others,
                            const Tensor& chosen) {
   constexpr const char* kOp = "select_chains_";
   if (!chosen.defined() || chosen.scalar_type() != ScalarType::Bool ||
@@ -44,8 +40,7 @@ inline Plan ChainSelection(const TensorList& tensors,
   Plan plan(kOp,
             {{"tensors", Role::kInPlace, tensors},
              {"others", Role::kGradient, others}},
-            std::vector<int64_t>(tensors.size(), 0),
-            chosen.numel());
+            std::vector<int64_t>(tensors.size(), 0), chosen.numel());
   if (!tensors.empty() && (chosen.is_cuda() != plan.on_cuda() ||
                            chosen.get_device_index() != plan.device_index())) {
     Fail(kOp, "chosen is on another device than the tensors");

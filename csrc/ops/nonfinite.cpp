@@ -61,8 +61,7 @@ void ForEachStretch(const Plan& plan, const Check& check) {
 
 }  // namespace
 
-bool AnyNonfiniteOf(const char* op,
-                    const TensorList& tensors,
+bool AnyNonfiniteOf(const char* op, const TensorList& tensors,
                     const char* name) {
   std::atomic<bool> any = false;
   const Isa isa = ActiveIsa();
@@ -73,8 +72,7 @@ bool AnyNonfiniteOf(const char* op,
   return any;
 }
 
-Tensor CountNonfiniteOf(const char* op,
-                        const TensorList& tensors,
+Tensor CountNonfiniteOf(const char* op, const TensorList& tensors,
                         const char* name) {
   const Plan plan = PlanToCount(op, tensors, name);
   Tensor result = NoCounts(tensors);
@@ -102,10 +100,7 @@ Tensor CountNonfinite(TensorList tensors) {
 }
 
 // The step, or -1, as a tensor on the device of one that is given.
-Tensor Gate(const char* op,
-            bool any,
-            const Tensor& like,
-            int64_t step,
+Tensor Gate(const char* op, bool any, const Tensor& like, int64_t step,
             const std::optional<Tensor>& device_step) {
   const int64_t* more = CheckedDeviceStep(op, like, step, device_step);
   if (more != nullptr && *more > kMaxStep - step) {
@@ -116,20 +111,18 @@ Tensor Gate(const char* op,
   return result;
 }
 
-Tensor StepOrNothing(Tensor counts,
-                     int64_t step,
+Tensor StepOrNothing(Tensor counts, int64_t step,
                      std::optional<Tensor> device_step) {
   constexpr const char* kOp = "step_or_nothing";
   CheckCounts(kOp, counts);
-  const bool any = AnyCount(static_cast<const int64_t*>(counts.data_ptr()),
-                            counts.numel(),
-                            /*thread=*/0,
-                            /*threads=*/1);
+  const bool any =
+      AnyCount(static_cast<const int64_t*>(counts.data_ptr()), counts.numel(),
+               /*thread=*/0,
+               /*threads=*/1);
   return Gate(kOp, any, counts, step, device_step);
 }
 
-Tensor StepIfFinite(TensorList tensors,
-                    int64_t step,
+Tensor StepIfFinite(TensorList tensors, int64_t step,
                     std::optional<Tensor> device_step) {
   const bool any = AnyNonfiniteOf("step_if_finite", tensors);
   return Gate("step_if_finite", any, tensors[0], step, device_step);

@@ -65,10 +65,8 @@ SG_INLINE int64_t PlaceOfCounts(uint64_t offset) {
 // What a thread of a GPU counts: every kThreads-th element of its block's
 // chunk. `place` is where the counts belong.
 template <class T>
-SG_INLINE Nonfinite CountThread(const SegmentTable& table,
-                                int64_t block,
-                                int thread,
-                                int64_t* place) {
+SG_INLINE Nonfinite CountThread(const SegmentTable& table, int64_t block,
+                                int thread, int64_t* place) {
   using Bits = typename BitsOf<T>::Type;
   constexpr int64_t kChunk = kQuadsPerChunk * 4;
   const int s = SegmentOf(table.first_chunk, table.count, block);
@@ -87,9 +85,7 @@ SG_INLINE Nonfinite CountThread(const SegmentTable& table,
 }
 
 // True if one of the counts is not 0, as read by one thread of `threads`.
-SG_INLINE bool AnyCount(const int64_t* counts,
-                        int64_t size,
-                        int thread,
+SG_INLINE bool AnyCount(const int64_t* counts, int64_t size, int thread,
                         int threads) {
   bool any = false;
   for (int64_t i = thread; i < size; i += threads) any = any || counts[i] != 0;

@@ -23,16 +23,14 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     CountKernel(const __grid_constant__ SegmentTable table, int64_t* counts) {
   int64_t place = 0;
-  const Nonfinite found = CountThread<T>(
-      table, int64_t{blockIdx.x}, static_cast<int>(threadIdx.x), &place);
+  const Nonfinite found = CountThread<T>(table, int64_t{blockIdx.x},
+                                         static_cast<int>(threadIdx.x), &place);
   AddTo(counts + place, found.nans);
   AddTo(counts + place + 1, found.infinities);
 }
 
 template <class T>
-void CountAll(const Plan& plan,
-              ScalarType dtype,
-              int64_t* counts,
+void CountAll(const Plan& plan, ScalarType dtype, int64_t* counts,
               cudaStream_t stream) {
   ForEachTable(
       plan.segments(), dtype, [&](const SegmentTable& table, int64_t blocks) {
@@ -42,8 +40,7 @@ void CountAll(const Plan& plan,
       });
 }
 
-Tensor CountNonfiniteOf(const char* op,
-                        const TensorList& tensors,
+Tensor CountNonfiniteOf(const char* op, const TensorList& tensors,
                         const char* name) {
   const Plan plan = PlanToCount(op, tensors, name);
   const torch::stable::accelerator::DeviceGuard guard(plan.device_index());
@@ -52,8 +49,8 @@ Tensor CountNonfiniteOf(const char* op,
   auto* counts = static_cast<int64_t*>(result.data_ptr());
   CountAll<double>(plan, ScalarType::Double, counts, stream);
   CountAll<float>(plan, ScalarType::Float, counts, stream);
-  CountAll<torch::headeronly::BFloat16>(
-      plan, ScalarType::BFloat16, counts, stream);
+  CountAll<torch::headeronly::BFloat16>(plan, ScalarType::BFloat16, counts,
+                                        stream);
   CountAll<torch::headeronly::Half>(plan, ScalarType::Half, counts, stream);
   return result;
 }
@@ -65,12 +62,8 @@ Tensor CountNonfinite(TensorList tensors) {
 // Writes the step of the updates that follow, negative if they are skipped,
 // and counts, if the counters are on the device.
 __global__ void __launch_bounds__(kThreads)
-    GateKernel(const int64_t* counts,
-               int64_t size,
-               int64_t step,
-               const int64_t* device_step,
-               int64_t* gate,
-               int64_t* counter,
+    GateKernel(const int64_t* counts, int64_t size, int64_t step,
+               const int64_t* device_step, int64_t* gate, int64_t* counter,
                int64_t* num_skipped) {
   const auto thread = static_cast<int>(threadIdx.x);
   const bool any =
@@ -80,25 +73,17 @@ __global__ void __launch_bounds__(kThreads)
   if (counter != nullptr) CountStep(any, counter, num_skipped);
 }
 
-void LaunchGate(const Tensor& counts,
-                int64_t step,
-                const int64_t* device_step,
-                const Tensor& gate,
-                int64_t* counter = nullptr,
+void LaunchGate(const Tensor& counts, int64_t step, const int64_t* device_step,
+                const Tensor& gate, int64_t* counter = nullptr,
                 int64_t* num_skipped = nullptr) {
   GateKernel<<<1, kThreads, 0, CurrentStream(counts.get_device_index())>>>(
-      static_cast<const int64_t*>(counts.data_ptr()),
-      counts.numel(),
-      step,
-      device_step,
-      static_cast<int64_t*>(gate.data_ptr()),
-      counter,
+      static_cast<const int64_t*>(counts.data_ptr()), counts.numel(), step,
+      device_step, static_cast<int64_t*>(gate.data_ptr()), counter,
       num_skipped);
   CheckCuda(cudaGetLastError(), "kernel launch failed");
 }
 
-Tensor StepOrNothing(Tensor counts,
-                     int64_t step,
+Tensor StepOrNothing(Tensor counts, int64_t step,
                      std::optional<Tensor> device_step) {
   constexpr const char* kOp = "step_or_nothing";
   CheckCounts(kOp, counts);
@@ -111,40 +96,32 @@ Tensor StepOrNothing(Tensor counts,
   return gate;
 }
 
-Tensor StepIfFinite(TensorList tensors,
-                    int64_t step,
+Tensor StepIfFinite(TensorList tensors, int64_t step,
                     std::optional<Tensor> device_step) {
-  return StepOrNothing(
-      CountNonfinite(std::move(tensors)), step, std::move(device_step));
+  return StepOrNothing(CountNonfinite(std::move(tensors)), step,
+                       std::move(device_step));
 }
 
-bool FusedStep(TensorList params,
-               TensorList grads,
-               TensorList state,
-               Tensor packed,
-               Tensor step) {
+bool FusedStep(TensorList params, TensorList grads, TensorList state,
+               Tensor packed, Tensor step) {
   const auto any_nonfinite = [](const char* op, const TensorList& tensors) {
     const Tensor counts = CountNonfiniteOf(op, tensors, "grads");
     std::vector<int64_t> found(static_cast<size_t>(counts.numel()));
     const cudaStream_t stream = CurrentStream(counts.get_device_index());
-    CheckCuda(cudaMemcpyAsync(found.data(),
-                              counts.data_ptr(),
+    CheckCuda(cudaMemcpyAsync(found.data(), counts.data_ptr(),
                               found.size() * sizeof(int64_t),
-                              cudaMemcpyDeviceToHost,
-                              stream),
+                              cudaMemcpyDeviceToHost, stream),
               "copying counts failed");
     CheckCuda(cudaStreamSynchronize(stream), "waiting for counts failed");
     return AnyCount(found.data(), counts.numel(), /*thread=*/0, /*threads=*/1);
   };
-  return FusedStepOn(
-      CudaUpdates(), any_nonfinite, params, grads, state, packed, step);
+  return FusedStepOn(CudaUpdates(), any_nonfinite, params, grads, state, packed,
+                     step);
 }
 
 // The updates are launched behind the check, and read what it has found.
-std::tuple<Tensor, Tensor> DeferredStep(TensorList params,
-                                        TensorList grads,
-                                        TensorList state,
-                                        Tensor packed,
+std::tuple<Tensor, Tensor> DeferredStep(TensorList params, TensorList grads,
+                                        TensorList state, Tensor packed,
                                         Tensor step,
                                         std::optional<Tensor> num_skipped,
                                         std::optional<Tensor> counts) {
@@ -167,18 +144,15 @@ std::tuple<Tensor, Tensor> DeferredStep(TensorList params,
   }
   // A place for the gate, which updates are checked with before it is written.
   Tensor gate = torch::stable::new_empty(grads[0], {}, ScalarType::Long);
-  PreparedStep prepared(
-      kOp, CudaUpdates(), known, params, grads, state, /*step=*/0, gate);
+  PreparedStep prepared(kOp, CudaUpdates(), known, params, grads, state,
+                        /*step=*/0, gate);
   const Tensor found = counts ? *counts
                        : known.checks != 0
                            ? CountNonfiniteOf(kOp, grads, "grads")
                            : NoCounts(grads);
-  LaunchGate(found,
-             is_counted_there ? 0 : *count,
-             is_counted_there ? count : nullptr,
-             gate,
-             is_counted_there ? count : nullptr,
-             skipped);
+  LaunchGate(found, is_counted_there ? 0 : *count,
+             is_counted_there ? count : nullptr, gate,
+             is_counted_there ? count : nullptr, skipped);
   prepared.Apply(is_counted_there ? nullptr : count);
   return {found, gate};
 }

@@ -15,8 +15,7 @@
 
 namespace torch_sgmcmc {
 
-inline Plan PlanToCount(const char* op,
-                        const TensorList& tensors,
+inline Plan PlanToCount(const char* op, const TensorList& tensors,
                         const char* name = "tensors") {
   if (tensors.empty()) Fail(op, std::string(name) + " is empty");
   std::vector<int64_t> offsets;
@@ -45,18 +44,14 @@ SG_INLINE void CountStep(bool any, int64_t* step, int64_t* num_skipped) {
 }
 
 // Both on the CPU alone.
-bool AnyNonfiniteOf(const char* op,
-                    const TensorList& tensors,
+bool AnyNonfiniteOf(const char* op, const TensorList& tensors,
                     const char* name = "tensors");
-Tensor CountNonfiniteOf(const char* op,
-                        const TensorList& tensors,
+Tensor CountNonfiniteOf(const char* op, const TensorList& tensors,
                         const char* name = "tensors");
 
 // Checks the step that an operator is to return, on a tensor's device.
 inline const int64_t* CheckedDeviceStep(
-    const char* op,
-    const Tensor& like,
-    int64_t step,
+    const char* op, const Tensor& like, int64_t step,
     const std::optional<Tensor>& device_step) {
   MakeStream(op, /*seed=*/0, step, /*purpose=*/int64_t{0});
   return DeviceStep(op, like.is_cuda(), like.get_device_index(), device_step);

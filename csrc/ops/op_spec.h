@@ -171,18 +171,18 @@ inline constexpr ScalarArg kPositiveTemperature{"temperature",
                                                 Domain::kPositive};
 inline constexpr ScalarArg kDecay{"decay", Domain::kBelowOne};
 inline constexpr ScalarArg kEps{"eps", Domain::kPositive};
-inline constexpr ScalarArg kNoiseEstimate{
-    "noise_estimate", Domain::kNotNegative, 0};
-inline constexpr ScalarArg kResampleEvery{
-    "resample_momentum_every", Domain::kCount, 0};
+inline constexpr ScalarArg kNoiseEstimate{"noise_estimate",
+                                          Domain::kNotNegative, 0};
+inline constexpr ScalarArg kResampleEvery{"resample_momentum_every",
+                                          Domain::kCount, 0};
 inline constexpr ScalarArg kThermostatRate{"thermostat_rate",
                                            Domain::kNotNegative};
 // What momenta and thermostats of other settings are multiplied by, see
 // host/rescaling.h.
-inline constexpr ScalarArg kMomentumScale{
-    "momentum_scale", Domain::kNotNegative, 1};
-inline constexpr ScalarArg kThermostatScale{
-    "thermostat_scale", Domain::kNotNegative, 1};
+inline constexpr ScalarArg kMomentumScale{"momentum_scale",
+                                          Domain::kNotNegative, 1};
+inline constexpr ScalarArg kThermostatScale{"thermostat_scale",
+                                            Domain::kNotNegative, 1};
 inline constexpr ScalarArg kNumChains{"num_chains", Domain::kPositiveCount};
 
 }  // namespace args

@@ -64,8 +64,8 @@ class PSGLDMove {
   SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
 
   // theta after the move, without Gamma.
-  SG_INLINE Real
-  Theta(Real theta, Real mean, Real grad, Real root_of_g, Real xi) const {
+  SG_INLINE Real Theta(Real theta, Real mean, Real grad, Real root_of_g,
+                       Real xi) const {
     const Real g = Fma(weight_decay_, theta - mean, grad);
     const Real step =
         root_of_g * Fma(minus_lr_ * root_of_g, g, noise_scale_ * xi);
@@ -142,12 +142,9 @@ class PSGLDAdaptingUpdate {
 template <class Real>
 class PSGLDCorrectedUpdate {
  public:
-  static constexpr std::array<Role, 6> kRoles = {Role::kParameter,
-                                                 Role::kGradient,
-                                                 Role::kState,
-                                                 Role::kState,
-                                                 Role::kGradient,
-                                                 Role::kPriorMean};
+  static constexpr std::array<Role, 6> kRoles = {
+      Role::kParameter, Role::kGradient, Role::kState,
+      Role::kState,     Role::kGradient, Role::kPriorMean};
 
   explicit PSGLDCorrectedUpdate(const PSGLDCoefficients& c)
       : move_(c),
@@ -203,22 +200,16 @@ struct PSGLDStep {
                  .key = "sensitivity"},
                 {"curvatures", Role::kGradient, /*is_optional=*/true},
                 args::kMasterList},
-      .numbers = {args::kLr,
-                  args::kNumData,
-                  args::kPriorPrecision,
-                  args::kTemperature,
-                  args::kDecay,
-                  args::kEps},
+      .numbers = {args::kLr, args::kNumData, args::kPriorPrecision,
+                  args::kTemperature, args::kDecay, args::kEps},
       .noise = Noise::kUpdate,
       .has_prior_mean = true};
   using Coefficients = PSGLDCoefficients;
 
   // With Gamma where there is what it is made of.
   template <class Driver, class Plan, class Call>
-  static void Apply(const Driver& driver,
-                    const Plan& /*plan*/,
-                    const Call& call,
-                    const NoiseStream& stream) {
+  static void Apply(const Driver& driver, const Plan& /*plan*/,
+                    const Call& call, const NoiseStream& stream) {
     const PSGLDCoefficients coefficients(call);
     if (call.list("sensitivities").empty()) {
       driver.template Apply<PSGLDAdaptingUpdate>(coefficients, stream);
@@ -229,17 +220,16 @@ struct PSGLDStep {
 };
 
 struct PSGLDFrozenStep {
-  static constexpr OpSpec kSpec = {.op = "psgld_frozen_step_",
-                                   .lists = {args::kParams,
-                                             args::kGrads,
-                                             {"roots", Role::kStatistic},
-                                             args::kMasterList},
-                                   .numbers = {args::kLr,
-                                               args::kNumData,
-                                               args::kPriorPrecision,
-                                               args::kTemperature},
-                                   .noise = Noise::kUpdate,
-                                   .has_prior_mean = true};
+  static constexpr OpSpec kSpec = {
+      .op = "psgld_frozen_step_",
+      .lists = {args::kParams,
+                args::kGrads,
+                {"roots", Role::kStatistic},
+                args::kMasterList},
+      .numbers = {args::kLr, args::kNumData, args::kPriorPrecision,
+                  args::kTemperature},
+      .noise = Noise::kUpdate,
+      .has_prior_mean = true};
   using Coefficients = PSGLDMoveCoefficients;
   template <class Real>
   using Update = PSGLDFrozenUpdate<Real>;

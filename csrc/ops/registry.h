@@ -39,33 +39,18 @@ struct Operators {
 };
 
 // A step of a sampler: compiled by themselves, in half of the library's time.
-using SamplerOperators = Operators<SGLDStep,
-                                   SGHMCStep,
-                                   PSGLDStep,
-                                   PSGLDFrozenStep,
-                                   SGNHTStep,
-                                   SGLRWStep,
-                                   BAOAStep>;
+using SamplerOperators =
+    Operators<SGLDStep, SGHMCStep, PSGLDStep, PSGLDFrozenStep, SGNHTStep,
+              SGLRWStep, BAOAStep>;
 // Others that update, and what sums.
-using UpdateOperators = Operators<GradientVarianceStep,
-                                  ControlVariate,
-                                  Gaussian,
-                                  SquareRoots,
-                                  HMCMomenta,
-                                  HMCLeapfrog,
-                                  SBPSPlace,
-                                  SBPSReflect,
-                                  SBPSAdapt,
-                                  SBPSPrecondition>;
-using SumOperators = Operators<EWSGLogRatios,
-                               HMCEnergy,
-                               SBPSReflectSums,
-                               SBPSPreconditionSums,
-                               SBPSSumsOfLine,
-                               SBPSSumsOfReflection,
-                               SBPSSumOfPreconditioner,
-                               TemperatureSums,
-                               SumOfSquares>;
+using UpdateOperators =
+    Operators<GradientVarianceStep, ControlVariate, Gaussian, SquareRoots,
+              HMCMomenta, HMCLeapfrog, SBPSPlace, SBPSReflect, SBPSAdapt,
+              SBPSPrecondition>;
+using SumOperators =
+    Operators<EWSGLogRatios, HMCEnergy, SBPSReflectSums, SBPSPreconditionSums,
+              SBPSSumsOfLine, SBPSSumsOfReflection, SBPSSumOfPreconditioner,
+              TemperatureSums, SumOfSquares>;
 
 template <class... Lists>
 struct Joined {

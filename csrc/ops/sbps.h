@@ -106,11 +106,9 @@ template <class Real>
 class SBPSPreconditionedReflectUpdate : public SBPSReflection<Real, true> {
  public:
   using SBPSReflection<Real, true>::SBPSReflection;
-  static constexpr std::array<Role, 5> kRoles = {Role::kGradient,
-                                                 Role::kGradient,
-                                                 Role::kState,
-                                                 Role::kStatistic,
-                                                 Role::kPriorMean};
+  static constexpr std::array<Role, 5> kRoles = {
+      Role::kGradient, Role::kGradient, Role::kState, Role::kStatistic,
+      Role::kPriorMean};
 };
 
 struct SBPSAdaptCoefficients {
@@ -217,13 +215,11 @@ class SBPSLineSums {
 template <bool preconditioned>
 class SBPSReflectionSums {
  public:
-  static constexpr std::array<Role, 5> kRoles = {Role::kGradient,
-                                                 Role::kGradient,
-                                                 Role::kStatistic,
-                                                 Role::kStatistic,
-                                                 Role::kPriorMean};
-  static constexpr std::array<bool, 5> kReads = {
-      true, true, true, preconditioned, true};
+  static constexpr std::array<Role, 5> kRoles = {
+      Role::kGradient, Role::kGradient, Role::kStatistic, Role::kStatistic,
+      Role::kPriorMean};
+  static constexpr std::array<bool, 5> kReads = {true, true, true,
+                                                 preconditioned, true};
 
   SBPSReflectionSums(double weight_decay, double prior_mean)
       : weight_decay_(weight_decay), prior_mean_(prior_mean) {}
@@ -285,10 +281,8 @@ struct SBPSReflect {
   using Coefficients = SBPSReflectCoefficients;
 
   template <class Driver, class Plan, class Call>
-  static void Apply(const Driver& driver,
-                    const Plan& /*plan*/,
-                    const Call& call,
-                    const NoiseStream& none) {
+  static void Apply(const Driver& driver, const Plan& /*plan*/,
+                    const Call& call, const NoiseStream& none) {
     const SBPSReflectCoefficients c(call);
     if (call.list("preconditioners").empty()) {
       driver.template Apply<SBPSReflectUpdate>(c, none);
@@ -337,10 +331,7 @@ struct SBPSReflectSums {
   static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
     using Line = SBPSLineSums</*kArrays=*/4, /*kOrigin=*/3, /*kDirection=*/2>;
     Reducer::template UpdateAndReduce<SBPSReflectUpdate>(
-        kSpec.op,
-        plan,
-        SBPSReflectCoefficients(call),
-        Line(call("prior_mean")),
+        kSpec.op, plan, SBPSReflectCoefficients(call), Line(call("prior_mean")),
         result);
   }
 };
@@ -363,11 +354,8 @@ struct SBPSPreconditionSums {
   static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
     using Line = SBPSLineSums</*kArrays=*/5, /*kOrigin=*/4, /*kDirection=*/3>;
     Reducer::template UpdateAndReduce<SBPSPreconditionUpdate>(
-        kSpec.op,
-        plan,
-        SBPSPreconditionCoefficients(call),
-        Line(call("prior_mean")),
-        result);
+        kSpec.op, plan, SBPSPreconditionCoefficients(call),
+        Line(call("prior_mean")), result);
   }
 };
 
@@ -420,8 +408,8 @@ struct SBPSSumOfPreconditioner {
 
   template <class Reducer, class Plan, class Call, class Tensor>
   static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
-    Reducer::Reduce(
-        plan, SBPSPreconditionerSum(call("eps")), /*num_chains=*/1, result);
+    Reducer::Reduce(plan, SBPSPreconditionerSum(call("eps")), /*num_chains=*/1,
+                    result);
   }
 };
 

@@ -109,11 +109,9 @@ class SGHMCUpdate : public PosteriorGradient<Real> {
 template <class Real>
 class SGHMCNoiseAwareUpdate : public PosteriorGradient<Real> {
  public:
-  static constexpr std::array<Role, 5> kRoles = {Role::kParameter,
-                                                 Role::kGradient,
-                                                 Role::kState,
-                                                 Role::kStatistic,
-                                                 Role::kPriorMean};
+  static constexpr std::array<Role, 5> kRoles = {
+      Role::kParameter, Role::kGradient, Role::kState, Role::kStatistic,
+      Role::kPriorMean};
 
   explicit SGHMCNoiseAwareUpdate(const SGHMCCoefficients& c)
       : PosteriorGradient<Real>(c),
@@ -145,11 +143,9 @@ class SGHMCNoiseAwareUpdate : public PosteriorGradient<Real> {
 
 // The update, before every k-th of which momenta are drawn.
 template <template <class> class Update, class Driver, class Plan>
-void UpdateMomenta(const Driver& driver,
-                   const Plan& plan,
+void UpdateMomenta(const Driver& driver, const Plan& plan,
                    const SGHMCCoefficients& coefficients,
-                   const NoiseStream& stream,
-                   int64_t every) {
+                   const NoiseStream& stream, int64_t every) {
   if (every == 0) {
     driver.template Apply<Update>(coefficients, stream);
     return;
@@ -157,8 +153,7 @@ void UpdateMomenta(const Driver& driver,
   NoiseStream draws = stream;
   draws.purpose = static_cast<decltype(draws.purpose)>(Purpose::kMomentum);
   driver.template Apply<GaussianFill>(
-      GaussianCoefficients{coefficients.DrawStd(), {every, true}},
-      draws,
+      GaussianCoefficients{coefficients.DrawStd(), {every, true}}, draws,
       plan.ArithmeticArgument(2));
   driver.template Apply<Update>(coefficients.AfterResample(every), stream);
   driver.template Apply<Update>(coefficients.BetweenResamples(every), stream);
@@ -172,13 +167,9 @@ struct SGHMCStep {
                 args::kMomenta,
                 {"grad_variances", Role::kStatistic, /*is_optional=*/true},
                 args::kMasterList},
-      .numbers = {args::kLr,
-                  args::kMomentum,
-                  args::kNumData,
-                  args::kPriorPrecision,
-                  args::kTemperature,
-                  args::kNoiseEstimate,
-                  args::kMomentumScale,
+      .numbers = {args::kLr, args::kMomentum, args::kNumData,
+                  args::kPriorPrecision, args::kTemperature,
+                  args::kNoiseEstimate, args::kMomentumScale,
                   args::kResampleEvery},
       .noise = Noise::kUpdate,
       .has_prior_mean = true};
@@ -195,9 +186,7 @@ struct SGHMCStep {
            std::to_string(friction) + ")";
   }
   template <class Driver, class Plan, class Call>
-  static void Apply(const Driver& driver,
-                    const Plan& plan,
-                    const Call& call,
+  static void Apply(const Driver& driver, const Plan& plan, const Call& call,
                     const NoiseStream& stream) {
     const SGHMCCoefficients c(call);
     const auto update =

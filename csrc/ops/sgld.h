@@ -57,9 +57,7 @@ struct SGLDStep {
   static constexpr OpSpec kSpec = {
       .op = "sgld_step_",
       .lists = {args::kParams, args::kGrads, args::kMasterList},
-      .numbers = {args::kLr,
-                  args::kNumData,
-                  args::kPriorPrecision,
+      .numbers = {args::kLr, args::kNumData, args::kPriorPrecision,
                   args::kTemperature},
       .noise = Noise::kUpdate,
       .has_prior_mean = true};

@@ -62,9 +62,7 @@ struct SGLRWStep {
   static constexpr OpSpec kSpec = {
       .op = "sglrw_step_",
       .lists = {args::kParams, args::kGrads, args::kMasterList},
-      .numbers = {args::kLr,
-                  args::kNumData,
-                  args::kPriorPrecision,
+      .numbers = {args::kLr, args::kNumData, args::kPriorPrecision,
                   args::kPositiveTemperature},
       .noise = Noise::kUpdate,
       .has_prior_mean = true};

@@ -48,11 +48,9 @@ struct SGNHTCoefficients : PriorCoefficients {
 template <class Real>
 class SGNHTUpdate : public PosteriorGradient<Real> {
  public:
-  static constexpr std::array<Role, 5> kRoles = {Role::kParameter,
-                                                 Role::kGradient,
-                                                 Role::kState,
-                                                 Role::kState,
-                                                 Role::kPriorMean};
+  static constexpr std::array<Role, 5> kRoles = {
+      Role::kParameter, Role::kGradient, Role::kState, Role::kState,
+      Role::kPriorMean};
 
   explicit SGNHTUpdate(const SGNHTCoefficients& c)
       : PosteriorGradient<Real>(c),
@@ -91,25 +89,22 @@ class SGNHTUpdate : public PosteriorGradient<Real> {
 };
 
 struct SGNHTStep {
-  static constexpr OpSpec kSpec = {.op = "sgnht_step_",
-                                   .lists = {args::kParams,
-                                             args::kGrads,
-                                             args::kMomenta,
-                                             {.name = "thermostats",
-                                              .role = Role::kState,
-                                              .key = "thermostat",
-                                              .start = Start::kZeros},
-                                             args::kMasterList},
-                                   .numbers = {args::kLr,
-                                               args::kMomentum,
-                                               args::kNumData,
-                                               args::kPriorPrecision,
-                                               args::kTemperature,
-                                               args::kThermostatRate,
-                                               args::kMomentumScale,
-                                               args::kThermostatScale},
-                                   .noise = Noise::kUpdate,
-                                   .has_prior_mean = true};
+  static constexpr OpSpec kSpec = {
+      .op = "sgnht_step_",
+      .lists = {args::kParams,
+                args::kGrads,
+                args::kMomenta,
+                {.name = "thermostats",
+                 .role = Role::kState,
+                 .key = "thermostat",
+                 .start = Start::kZeros},
+                args::kMasterList},
+      .numbers = {args::kLr, args::kMomentum, args::kNumData,
+                  args::kPriorPrecision, args::kTemperature,
+                  args::kThermostatRate, args::kMomentumScale,
+                  args::kThermostatScale},
+      .noise = Noise::kUpdate,
+      .has_prior_mean = true};
   using Coefficients = SGNHTCoefficients;
   template <class Real>
   using Update = SGNHTUpdate<Real>;

@@ -65,12 +65,9 @@ class TemperatureTerms {
       kKind == TemperatureSum::kPreconditioned ||
       kKind == TemperatureSum::kPreconditionedNoise;
   static constexpr std::array<Role, 6> kRoles = {
-      Role::kGradient,
-      Role::kStatistic,
-      Role::kStatistic,
-      kOfNoise ? Role::kGradient : Role::kStatistic,
-      Role::kStatistic,
-      Role::kPriorMean};
+      Role::kGradient,  Role::kStatistic,
+      Role::kStatistic, kOfNoise ? Role::kGradient : Role::kStatistic,
+      Role::kStatistic, Role::kPriorMean};
   static constexpr std::array<bool, 6> kReads = {
       true,
       !kOfNoise,

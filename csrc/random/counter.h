@@ -76,8 +76,7 @@ SG_INLINE bool AddDeviceStep(const int64_t* device_step, NoiseStream& stream) {
 }
 
 // The device_step of an update that is skipped if something is not finite.
-SG_INLINE int64_t GatedStep(bool is_nonfinite,
-                            int64_t step,
+SG_INLINE int64_t GatedStep(bool is_nonfinite, int64_t step,
                             const int64_t* device_step) {
   if (is_nonfinite) return kLeftOut;
   return device_step == nullptr ? step : step + *device_step;

@@ -64,9 +64,8 @@ struct Lanes {
   static SG_INLINE U32 Subtract(U32 x, U32 y) { return _mm256_sub_epi32(x, y); }
   static SG_INLINE U32 AddIfNegative(U32 x, uint32_t y, U32 sign) {
     return _mm256_add_epi32(
-        x,
-        _mm256_and_si256(_mm256_srai_epi32(sign, 31),
-                         _mm256_set1_epi32(static_cast<int>(y))));
+        x, _mm256_and_si256(_mm256_srai_epi32(sign, 31),
+                            _mm256_set1_epi32(static_cast<int>(y))));
   }
   static SG_INLINE F32 Subtract(F32 x, F32 y) { return _mm256_sub_ps(x, y); }
   static SG_INLINE F32 Multiply(F32 x, F32 y) { return _mm256_mul_ps(x, y); }
@@ -94,8 +93,7 @@ struct Lanes {
     quads[2] = _mm256_castpd_ps(_mm256_unpacklo_pd(b, d));
     quads[3] = _mm256_castpd_ps(_mm256_unpackhi_pd(b, d));
   }
-  static SG_INLINE float* StoreKept(float* out,
-                                    const F32 quads[4],
+  static SG_INLINE float* StoreKept(float* out, const F32 quads[4],
                                     uint64_t kept) {
     SG_UNROLL for (int i = 0; i < 4; ++i) {
       const auto mask = static_cast<uint8_t>(kept >> 8 * i);

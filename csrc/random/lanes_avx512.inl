@@ -52,9 +52,7 @@ struct Lanes {
   }
   static SG_INLINE U32 Subtract(U32 x, U32 y) { return _mm512_sub_epi32(x, y); }
   static SG_INLINE U32 AddIfNegative(U32 x, uint32_t y, U32 sign) {
-    return _mm512_mask_add_epi32(x,
-                                 _mm512_movepi32_mask(sign),
-                                 x,
+    return _mm512_mask_add_epi32(x, _mm512_movepi32_mask(sign), x,
                                  _mm512_set1_epi32(static_cast<int>(y)));
   }
   static SG_INLINE F32 Subtract(F32 x, F32 y) { return _mm512_sub_ps(x, y); }
@@ -85,8 +83,7 @@ struct Lanes {
   }
   // Writes the floats whose bits are set, and returns where they end.
   // Up to a vector behind that is overwritten.
-  static SG_INLINE float* StoreKept(float* out,
-                                    const F32 quads[4],
+  static SG_INLINE float* StoreKept(float* out, const F32 quads[4],
                                     uint64_t kept) {
     SG_UNROLL for (int i = 0; i < 4; ++i) {
       const auto mask = static_cast<__mmask16>(kept >> 16 * i);

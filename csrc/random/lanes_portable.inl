@@ -61,8 +61,7 @@ struct Lanes {
   static SG_INLINE void ToQuads(const F32 z[4], F32 quads[4]) {
     for (int i = 0; i < 4; ++i) quads[i] = z[i];
   }
-  static SG_INLINE float* StoreKept(float* out,
-                                    const F32 quads[4],
+  static SG_INLINE float* StoreKept(float* out, const F32 quads[4],
                                     uint64_t kept) {
     for (int i = 0; i < 4; ++i) {
       *out = quads[i];

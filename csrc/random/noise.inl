@@ -30,10 +30,8 @@ struct Philox {
     SG_UNROLL for (int i = 0; i < kStates; ++i) {
       const Lanes::U64 p0 = Lanes::Multiply(c[i].w0, 0xD2511F53u);
       const Lanes::U64 p1 = Lanes::Multiply(c[i].w2, 0xCD9E8D57u);
-      c[i] = {Lanes::Xor(Lanes::High(p1), c[i].w1, k0),
-              p1,
-              Lanes::Xor(Lanes::High(p0), c[i].w3, k1),
-              p0};
+      c[i] = {Lanes::Xor(Lanes::High(p1), c[i].w1, k0), p1,
+              Lanes::Xor(Lanes::High(p0), c[i].w3, k1), p0};
     }
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
@@ -68,8 +66,7 @@ class BoxMuller {
     SG_UNROLL for (int i = 0; i < kPairs; ++i) {
       if constexpr (kStep == 0) {
         const L::F32 u = L::Fma(L::ToFloat(L::ShiftRight(w0[i], 1)),
-                                L::Set(0x1p-31f),
-                                L::Set(0x1p-32f));
+                                L::Set(0x1p-31f), L::Set(0x1p-32f));
         bits_[i] = L::Bits(u);
       } else if constexpr (kStep == 1) {
         const L::U32 e =
@@ -217,10 +214,8 @@ class NoiseSource {
     }
     Mix(next, numbers, std::make_integer_sequence<int, 10>());
     SG_UNROLL for (int i = 0; i < kVectors; ++i) {
-      const Lanes::F32 z[4] = {numbers.z0[2 * i],
-                               numbers.z1[2 * i],
-                               numbers.z0[2 * i + 1],
-                               numbers.z1[2 * i + 1]};
+      const Lanes::F32 z[4] = {numbers.z0[2 * i], numbers.z1[2 * i],
+                               numbers.z0[2 * i + 1], numbers.z1[2 * i + 1]};
       Lanes::F32 quads[4];
       Lanes::ToQuads(z, quads);
       write(quads);
@@ -251,9 +246,7 @@ class NoiseSource {
   }
 
   SG_INLINE PhiloxWords Counter(Lanes::U64 c0, Lanes::U64 c1) const {
-    return {c0,
-            c1,
-            Lanes::Set64(stream_.counter2()),
+    return {c0, c1, Lanes::Set64(stream_.counter2()),
             Lanes::Set64(stream_.counter3())};
   }
 
@@ -265,8 +258,7 @@ class NoiseSource {
   }
 
   template <int... kStep>
-  SG_INLINE static void Mix(Words& next,
-                            Numbers& numbers,
+  SG_INLINE static void Mix(Words& next, Numbers& numbers,
                             std::integer_sequence<int, kStep...>) {
     ((next.Round(), numbers.template Step<kStep>()), ...);
   }

@@ -38,8 +38,7 @@ int Run(const std::string& folder, int64_t epochs) {
 
   torch::manual_seed(0);
   torch::nn::Sequential net(torch::nn::Linear(x.size(1), 100),
-                            torch::nn::ReLU(),
-                            torch::nn::Linear(100, 10));
+                            torch::nn::ReLU(), torch::nn::Linear(100, 10));
   torch_sgmcmc::SGHMC sampler(net->parameters(),
                               torch_sgmcmc::SGHMCOptions(0.1)
                                   .momentum(0.9)
@@ -61,16 +60,14 @@ int Run(const std::string& folder, int64_t epochs) {
     const torch::NoGradGuard no_grad;
     const Tensor outputs = net->forward(test_x);
     std::printf("epoch %lld of %lld: error %.2f %%",
-                static_cast<long long>(epoch),
-                static_cast<long long>(epochs),
+                static_cast<long long>(epoch), static_cast<long long>(epochs),
                 100 * ErrorOf(outputs, test.targets()));
     if (4 * epoch > epochs) {  // else it is burning in
       predictive.update(outputs);
       const Tensor mean = predictive.result().mean;
       const Tensor nll = torch::nll_loss(mean.log(), test.targets());
       std::printf(", of the posterior %.2f %%, NLL %.4f (%lld draws)",
-                  100 * ErrorOf(mean, test.targets()),
-                  nll.item<double>(),
+                  100 * ErrorOf(mean, test.targets()), nll.item<double>(),
                   static_cast<long long>(predictive.num_draws()));
     }
     std::printf("\n");

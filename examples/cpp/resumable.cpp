@@ -28,8 +28,8 @@ int Run(const std::filesystem::path& folder, int64_t steps) {
   const auto x = torch::linspace(-2, 2, kPoints).unsqueeze(1);
   const auto y = torch::sin(3 * x) + 0.1 * torch::cos(40 * x);
   torch::manual_seed(0);
-  torch::nn::Sequential net(
-      torch::nn::Linear(1, 30), torch::nn::Tanh(), torch::nn::Linear(30, 1));
+  torch::nn::Sequential net(torch::nn::Linear(1, 30), torch::nn::Tanh(),
+                            torch::nn::Linear(30, 1));
   torch_sgmcmc::SGHMC sampler(net->parameters(),
                               torch_sgmcmc::SGHMCOptions(0.01)
                                   .num_data(kPoints)
@@ -37,9 +37,7 @@ int Run(const std::filesystem::path& folder, int64_t steps) {
                                   .seed(1));
   torch_sgmcmc::GammaPrecision precision(sampler);
   torch_sgmcmc::Collector collector(
-      sampler,
-      *net,
-      folder / "draws",
+      sampler, *net, folder / "draws",
       torch_sgmcmc::CollectorOptions().burn_in(200).every(20));
   if (std::filesystem::exists(file)) {
     const auto saved = torch_sgmcmc::load(file);

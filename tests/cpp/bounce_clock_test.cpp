@@ -30,12 +30,9 @@ NoiseStream Stream(uint64_t seed, uint64_t step) {
 
 BounceClock ClockWith(const std::vector<Observation>& data,
                       const SlopePrior& prior = {1, 0.5, 9, 0, 0}) {
-  std::vector<double> saved = {data.back().time,
-                               1,
-                               prior.mean,
-                               prior.variance,
-                               prior.lines,
-                               prior.error_excess,
+  std::vector<double> saved = {data.back().time, 1,
+                               prior.mean,       prior.variance,
+                               prior.lines,      prior.error_excess,
                                prior.error_time};
   for (const Observation& o : data) {
     saved.insert(saved.end(), {o.time, o.value, o.variance});
@@ -142,9 +139,7 @@ TEST_P(ClockCases, HasNoUnits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Situations,
-                         ClockCases,
-                         testing::ValuesIn(Cases()),
+INSTANTIATE_TEST_SUITE_P(Situations, ClockCases, testing::ValuesIn(Cases()),
                          [](const auto& info) {
                            std::string name = info.param.name;
                            std::replace(name.begin(), name.end(), ' ', '_');

@@ -69,19 +69,11 @@ std::vector<uint32_t> SpecialWords() {
 // Special words for the radius and the angle, and an even sweep of both.
 Words Sweep() {
   Words words;
-  const uint32_t some_angles[] = {0,
-                                  1,
-                                  2,
-                                  3,
-                                  0x7fffffff,
-                                  0x80000000,
-                                  0x80000003,
-                                  0xffffffff,
-                                  0x40000001,
-                                  0xc0000002,
-                                  0x12345678};
-  const uint32_t some_radii[] = {
-      0, 1, 0xffffffff, 0xfffffffe, 0x80000000, 0x55555555, 0x12345678};
+  const uint32_t some_angles[] = {
+      0,          1,          2,          3,          0x7fffffff, 0x80000000,
+      0x80000003, 0xffffffff, 0x40000001, 0xc0000002, 0x12345678};
+  const uint32_t some_radii[] = {0,          1,          0xffffffff, 0xfffffffe,
+                                 0x80000000, 0x55555555, 0x12345678};
   for (const uint32_t special : SpecialWords()) {
     for (const uint32_t angle : some_angles) words.Add(special, angle);
     for (const uint32_t radius : some_radii) words.Add(radius, special);
@@ -102,10 +94,8 @@ class BoxMullerTest : public testing::Test {
     words_ = Sweep();
     z0_.resize(words_.w0.size());
     z1_.resize(words_.w0.size());
-    LaneProbes()[0].box_muller(words_.w0.data(),
-                               words_.w1.data(),
-                               static_cast<int64_t>(z0_.size()),
-                               z0_.data(),
+    LaneProbes()[0].box_muller(words_.w0.data(), words_.w1.data(),
+                               static_cast<int64_t>(z0_.size()), z0_.data(),
                                z1_.data());
   }
 

@@ -67,10 +67,8 @@ TEST(Chunks, CoverSegmentsAroundLaterChunkBoundaries) {
 }
 
 TEST(Chunks, CoverSegmentsAtLargeOffsets) {
-  for (const uint64_t base : {uint64_t{1} << 32,
-                              uint64_t{1} << 34,
-                              uint64_t{1} << 62,
-                              (uint64_t{1} << 63) - 10000}) {
+  for (const uint64_t base : {uint64_t{1} << 32, uint64_t{1} << 34,
+                              uint64_t{1} << 62, (uint64_t{1} << 63) - 10000}) {
     for (uint64_t d = 0; d <= 8; ++d) {
       for (const int64_t numel : {1, 2, 3, 4, 5, 100, 4095, 4096, 4097}) {
         ExpectCoveredOnce(numel, base - 4 + d);
@@ -109,9 +107,7 @@ TEST(Chunks, HugeSegmentEndsWhereItShould) {
                     (offset % 4 + static_cast<uint64_t>(numel) + 3) / 4));
       const int64_t last = quads - 1;
       const int64_t in_chunk = last % kQuadsPerChunk;
-      const QuadSpan s = SpanOf(numel,
-                                offset,
-                                last / kQuadsPerChunk,
+      const QuadSpan s = SpanOf(numel, offset, last / kQuadsPerChunk,
                                 static_cast<int>(in_chunk % kThreads),
                                 static_cast<int>(in_chunk / kThreads));
       EXPECT_EQ(s.origin + s.end, numel);

@@ -23,10 +23,8 @@
 namespace torch_sgmcmc::cuda_on_host {
 
 template <class Update, class T>
-void Launch(const Update& update,
-            const SegmentTable& table,
-            const NoiseStream& stream,
-            int64_t blocks) {
+void Launch(const Update& update, const SegmentTable& table,
+            const NoiseStream& stream, int64_t blocks) {
   if (update.skips(stream.step)) return;
   const int64_t chains = std::max<int64_t>(1, table.num_chains);
   for (int64_t chain = 0; chain < chains; ++chain) {
@@ -39,10 +37,8 @@ void Launch(const Update& update,
 }
 
 template <class T, class Update>
-void LaunchAll(const Update& update,
-               const NoiseStream& stream,
-               const std::vector<Segment>& segments,
-               ScalarType dtype) {
+void LaunchAll(const Update& update, const NoiseStream& stream,
+               const std::vector<Segment>& segments, ScalarType dtype) {
   ForEachTable(segments, dtype, [&](const SegmentTable& table, int64_t blocks) {
     Launch<Update, T>(update, table, stream, blocks);
   });
@@ -51,8 +47,7 @@ void LaunchAll(const Update& update,
 // Stands in for CudaDriver, so that whole operators can run on it.
 class Driver {
  public:
-  Driver(const char* op,
-         const Plan& plan,
+  Driver(const char* op, const Plan& plan,
          const std::optional<Tensor>& device_step)
       : plan_(plan), device_step_(DeviceStep(op, plan, device_step)) {}
 
@@ -62,18 +57,17 @@ class Driver {
   }
 
   template <template <class> class Update, class Coefficients>
-  void Apply(const Coefficients& coefficients,
-             NoiseStream stream,
+  void Apply(const Coefficients& coefficients, NoiseStream stream,
              const std::vector<Segment>& segments) const {
     const Update<float> single(coefficients);
     const Update<double> twice(coefficients);
     if (!AddDeviceStep(device_step_, stream)) return;
     LaunchAll<double>(twice, stream, segments, ScalarType::Double);
     LaunchAll<float>(single, stream, segments, ScalarType::Float);
-    LaunchAll<torch::headeronly::BFloat16>(
-        single, stream, segments, ScalarType::BFloat16);
-    LaunchAll<torch::headeronly::Half>(
-        single, stream, segments, ScalarType::Half);
+    LaunchAll<torch::headeronly::BFloat16>(single, stream, segments,
+                                           ScalarType::BFloat16);
+    LaunchAll<torch::headeronly::Half>(single, stream, segments,
+                                       ScalarType::Half);
   }
 
  private:
@@ -84,18 +78,18 @@ class Driver {
 // CountNonfinite of ops/nonfinite_cuda.cu.
 template <class T>
 void CountAll(const Plan& plan, ScalarType dtype, int64_t* counts) {
-  ForEachTable(
-      plan.segments(), dtype, [&](const SegmentTable& table, int64_t blocks) {
-        for (int64_t block = 0; block < blocks; ++block) {
-          for (int thread = 0; thread < kThreads; ++thread) {
-            int64_t place = 0;
-            const Nonfinite found =
-                CountThread<T>(table, block, thread, &place);
-            counts[place] += found.nans;
-            counts[place + 1] += found.infinities;
-          }
-        }
-      });
+  ForEachTable(plan.segments(), dtype,
+               [&](const SegmentTable& table, int64_t blocks) {
+                 for (int64_t block = 0; block < blocks; ++block) {
+                   for (int thread = 0; thread < kThreads; ++thread) {
+                     int64_t place = 0;
+                     const Nonfinite found =
+                         CountThread<T>(table, block, thread, &place);
+                     counts[place] += found.nans;
+                     counts[place + 1] += found.infinities;
+                   }
+                 }
+               });
 }
 
 inline std::vector<int64_t> CountNonfinite(const TensorList& tensors) {
@@ -103,21 +97,18 @@ inline std::vector<int64_t> CountNonfinite(const TensorList& tensors) {
   std::vector<int64_t> counts(2 * tensors.size());
   CountAll<double>(plan, ScalarType::Double, counts.data());
   CountAll<float>(plan, ScalarType::Float, counts.data());
-  CountAll<torch::headeronly::BFloat16>(
-      plan, ScalarType::BFloat16, counts.data());
+  CountAll<torch::headeronly::BFloat16>(plan, ScalarType::BFloat16,
+                                        counts.data());
   CountAll<torch::headeronly::Half>(plan, ScalarType::Half, counts.data());
   return counts;
 }
 
 // GateKernel.
-inline int64_t StepOrNothing(const std::vector<int64_t>& counts,
-                             int64_t step,
+inline int64_t StepOrNothing(const std::vector<int64_t>& counts, int64_t step,
                              const int64_t* device_step) {
   bool any = false;
   for (int thread = 0; thread < kThreads; ++thread) {
-    any = AnyCount(counts.data(),
-                   static_cast<int64_t>(counts.size()),
-                   thread,
+    any = AnyCount(counts.data(), static_cast<int64_t>(counts.size()), thread,
                    kThreads) ||
           any;
   }
@@ -126,9 +117,7 @@ inline int64_t StepOrNothing(const std::vector<int64_t>& counts,
 
 // The kernels of launch/reduce.cuh.
 template <class Map, class T>
-void ReduceSegment(const Map& map,
-                   const Segment& segment,
-                   const Cut& cut,
+void ReduceSegment(const Map& map, const Segment& segment, const Cut& cut,
                    const StretchSums& to) {
   constexpr size_t kCount = kSums<Map>;
   for (int64_t unit = 0; unit < cut.units; ++unit) {
@@ -147,8 +136,7 @@ void ReduceSegment(const Map& map,
 }
 
 template <class Map>
-std::vector<double> Reduce(const Map& map,
-                           const std::vector<Segment>& segments,
+std::vector<double> Reduce(const Map& map, const std::vector<Segment>& segments,
                            int64_t num_chains) {
   const Cuts all(segments, num_chains);
   const int64_t targets = num_chains * all.per_chain;
@@ -179,8 +167,7 @@ std::vector<double> Reduce(const Map& map,
     for (int b = 0; b < kBranches; ++b) {
       branches[b] =
           BranchSum(sums.data() + static_cast<int64_t>(row) * all.per_chain,
-                    all.per_chain,
-                    b);
+                    all.per_chain, b);
     }
     for (int width = kBranches / 2; width > 0; width /= 2) {
       for (int b = 0; b < width; ++b) branches[b] += branches[b + width];

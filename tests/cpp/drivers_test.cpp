@@ -205,17 +205,13 @@ TEST(Drivers, SplittingIntoCallsChangesNothing) {
 
 // SGHMC's row in another order.
 struct Reordered {
-  static constexpr OpSpec kSpec = {.op = "reordered_",
-                                   .lists = {args::kGrads, args::kParams},
-                                   .numbers = {args::kResampleEvery,
-                                               args::kMomentumScale,
-                                               args::kTemperature,
-                                               args::kNumData,
-                                               args::kNoiseEstimate,
-                                               args::kLr,
-                                               args::kPriorPrecision,
-                                               args::kMomentum},
-                                   .has_prior_mean = true};
+  static constexpr OpSpec kSpec = {
+      .op = "reordered_",
+      .lists = {args::kGrads, args::kParams},
+      .numbers = {args::kResampleEvery, args::kMomentumScale,
+                  args::kTemperature, args::kNumData, args::kNoiseEstimate,
+                  args::kLr, args::kPriorPrecision, args::kMomentum},
+      .has_prior_mean = true};
 };
 
 TEST(NamedCall, FindsArgumentsByTheirNames) {

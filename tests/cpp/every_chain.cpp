@@ -72,12 +72,12 @@ Chain WeightedChains(int64_t width) {
 
 Chain Bouncy(int64_t width, bool preconditioned) {
   Chain chain = {TwoParams(width), nullptr, std::make_shared<Calls>(), nullptr};
-  auto sampler = std::make_shared<SBPS>(chain.params,
-                                        SBPSOptions()
-                                            .num_data(50)
-                                            .prior_precision(20)
-                                            .preconditioned(preconditioned)
-                                            .seed(5));
+  auto sampler =
+      std::make_shared<SBPS>(chain.params, SBPSOptions()
+                                               .num_data(50)
+                                               .prior_precision(20)
+                                               .preconditioned(preconditioned)
+                                               .seed(5));
   chain.sampler = sampler;
   chain.step = [=, params = chain.params, calls = chain.calls] {
     sampler->step([&] {

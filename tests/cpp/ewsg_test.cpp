@@ -62,8 +62,7 @@ TEST(EWSG, DrawsAndReturnsTheFirstLoss) {
 
 // A closure whose n-th call makes gradients that depend on which(n) alone.
 torch::optim::Optimizer::LossClosure Which(
-    const torch::Tensor& param,
-    int& calls,
+    const torch::Tensor& param, int& calls,
     const std::function<double(int)>& which) {
   return [=, &calls] {
     param.mutable_grad() = torch::full_like(param, which(calls++));

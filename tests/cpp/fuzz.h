@@ -59,30 +59,14 @@ class Choices {
 
   double bad_number() {
     constexpr double kInfinity = std::numeric_limits<double>::infinity();
-    return of({std::nan(""),
-               kInfinity,
-               -kInfinity,
-               -1.0,
-               -0.0,
-               0.0,
-               1.0,
-               1e308,
-               -1e308,
-               5e-324,
-               1e19,
-               0x1p63});
+    return of({std::nan(""), kInfinity, -kInfinity, -1.0, -0.0, 0.0, 1.0, 1e308,
+               -1e308, 5e-324, 1e19, 0x1p63});
   }
   int64_t bad_integer() {
     constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
-    return of({int64_t{-1},
-               int64_t{1} << 16,
-               int64_t{1} << 24,
-               int64_t{1} << 32,
-               (int64_t{1} << 48) - 1,
-               int64_t{1} << 48,
-               kMax,
-               kMax - 127,
-               -kMax - 1});
+    return of({int64_t{-1}, int64_t{1} << 16, int64_t{1} << 24,
+               int64_t{1} << 32, (int64_t{1} << 48) - 1, int64_t{1} << 48, kMax,
+               kMax - 127, -kMax - 1});
   }
 
   // A shape of at most 60 elements.
@@ -120,16 +104,9 @@ class Choices {
     if (!IsPlain(tensor)) return tensor;
     switch (below(12)) {
       case 0:
-        return tensor.to(of({at::kFloat,
-                             at::kDouble,
-                             at::kHalf,
-                             at::kBFloat16,
-                             at::kLong,
-                             at::kInt,
-                             at::kByte,
-                             at::kBool,
-                             at::kComplexFloat,
-                             at::kChar}));
+        return tensor.to(
+            of({at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong,
+                at::kInt, at::kByte, at::kBool, at::kComplexFloat, at::kChar}));
       case 1:
         return this->tensor(shape(), tensor.scalar_type());
       case 2:

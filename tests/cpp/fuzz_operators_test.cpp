@@ -87,10 +87,9 @@ class Arguments {
     for (size_t i = 0; i < count; ++i) {
       shapes_.push_back(random_.shape());
       if (with_chains) shapes_.back().insert(shapes_.back().begin(), chains_);
-      dtypes_.push_back(
-          mixed
-              ? random_.of({at::kFloat, at::kDouble, at::kHalf, at::kBFloat16})
-              : random_.of({at::kFloat, at::kDouble}));
+      dtypes_.push_back(mixed ? random_.of({at::kFloat, at::kDouble, at::kHalf,
+                                            at::kBFloat16})
+                              : random_.of({at::kFloat, at::kDouble}));
     }
     for (const c10::Argument& argument : schema.arguments()) {
       values_.push_back(right(argument));
@@ -145,9 +144,9 @@ class Arguments {
     if (type->isSubtypeOf(*c10::ListType::ofInts())) {
       std::vector<int64_t> offsets;
       for (size_t i = 0; i < shapes_.size(); ++i) {
-        offsets.push_back(random_.any() & random_.of({int64_t{0xFFF80},
-                                                      int64_t{0xFF},
-                                                      (int64_t{1} << 62) - 1}));
+        offsets.push_back(random_.any() &
+                          random_.of({int64_t{0xFFF80}, int64_t{0xFF},
+                                      (int64_t{1} << 62) - 1}));
       }
       return offsets;
     }
@@ -213,12 +212,11 @@ class Arguments {
         }
       }
     }
-    return random_.tensor(sizes,
-                          name == "chosen" ? at::kBool
-                          : name == "counts" || name == "device_step" ||
-                                  name == "step" || name == "num_skipped"
-                              ? at::kLong
-                              : at::kDouble);
+    return random_.tensor(sizes, name == "chosen" ? at::kBool
+                                 : name == "counts" || name == "device_step" ||
+                                         name == "step" || name == "num_skipped"
+                                     ? at::kLong
+                                     : at::kDouble);
   }
 
   // A row and a pitch for each tensor.

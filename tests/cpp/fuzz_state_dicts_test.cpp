@@ -73,15 +73,10 @@ std::function<void()> StepOf(const std::shared_ptr<Method>& sampler,
 }
 
 template <typename Kept>
-Subject SubjectOf(const char* name,
-                  const std::shared_ptr<Kept>& kept,
-                  const Tensors& params,
-                  const std::function<void()>& step) {
-  return {name,
-          params,
-          [=] { return kept->state_dict(); },
-          [=](const StateDict& dict) { kept->load_state_dict(dict); },
-          step};
+Subject SubjectOf(const char* name, const std::shared_ptr<Kept>& kept,
+                  const Tensors& params, const std::function<void()>& step) {
+  return {name, params, [=] { return kept->state_dict(); },
+          [=](const StateDict& dict) { kept->load_state_dict(dict); }, step};
 }
 
 template <typename Method, typename Options>
@@ -101,15 +96,13 @@ Subject Precision() {
   const std::shared_ptr<GammaPrecision> precision(
       new GammaPrecision(*sampler),
       [sampler](const GammaPrecision* it) { delete it; });
-  return SubjectOf(
-      "GammaPrecision", precision, params, [=] { precision->step(); });
+  return SubjectOf("GammaPrecision", precision, params,
+                   [=] { precision->step(); });
 }
 
 Subject Module() {
   const auto net = std::make_shared<torch::nn::LinearImpl>(3, 2);
-  return {"Module",
-          net->parameters(),
-          [=] { return state_dict(*net); },
+  return {"Module", net->parameters(), [=] { return state_dict(*net); },
           [=](const StateDict& dict) { load_state_dict(*net, dict); },
           [=] {
             net->forward(torch::ones({1, 3}));
@@ -162,10 +155,9 @@ class Spoiler {
         EXPECT_EQ(dict.erase(key), 1);
       } else if (random_.one_in(10)) {
         path_.emplace_back("unheard_of");
-        dict.insert(
-            random_.of(
-                {c10::IValue("unheard_of"), c10::IValue(77), c10::IValue(0.5)}),
-            entry->value());
+        dict.insert(random_.of({c10::IValue("unheard_of"), c10::IValue(77),
+                                c10::IValue(0.5)}),
+                    entry->value());
       } else {
         dict.insert_or_assign(key, spoil(entry->value()));
       }
@@ -241,8 +233,8 @@ std::optional<std::string> ErrorOf(const std::function<void()>& call) {
 bool LoadSpoiled(Subject& subject, Choices& random) {
   StateDict dict = subject.saved.deepcopy();
   // Keys, and what messages call the numbers in rows without keys.
-  std::vector<std::string> names = {
-      "state_dict", "state dict", "state", "num_data", "seed", "target"};
+  std::vector<std::string> names = {"state_dict", "state dict", "state",
+                                    "num_data",   "seed",       "target"};
   if (!random.one_in(4)) {
     for (int64_t i = random.below(2); i >= 0; --i) {
       Spoiler spoiler(random);
@@ -255,8 +247,7 @@ bool LoadSpoiled(Subject& subject, Choices& random) {
   const auto error = ErrorOf([&] { subject.load(dict); });
   if (error) {
     EXPECT_TRUE(error->starts_with("Invalid ") &&
-                std::any_of(names.begin(),
-                            names.end(),
+                std::any_of(names.begin(), names.end(),
                             [&](const std::string& name) {
                               return Names(*error, name);
                             }))

@@ -93,8 +93,7 @@ TEST_P(GammaDistribution, KolmogorovSmirnov) {
   EXPECT_LT(Kolmogorov(x), kMaxKolmogorov);
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes,
-                         GammaDistribution,
+INSTANTIATE_TEST_SUITE_P(Shapes, GammaDistribution,
                          testing::Values(0.5, 1, 1.5, 3));
 
 TEST(Gamma, EveryArgumentMatters) {

@@ -66,14 +66,12 @@ TEST_F(ActiveIsaTest, CanBeLoweredButNotRaised) {
   for (const Isa wish : kAll) {
     const Isa expected = wish < Best() ? wish : Best();
     EXPECT_EXIT(ExitWithChoiceFor(IsaName(wish)),
-                testing::ExitedWithCode(static_cast<int>(expected)),
-                "");
+                testing::ExitedWithCode(static_cast<int>(expected)), "");
   }
 }
 
 TEST_F(ActiveIsaTest, UnknownNameIsAnErrorThatListsTheNames) {
-  EXPECT_EXIT(ExitWithChoiceFor("sse9"),
-              testing::ExitedWithCode(99),
+  EXPECT_EXIT(ExitWithChoiceFor("sse9"), testing::ExitedWithCode(99),
               "Invalid TORCH_SGMCMC_ISA: 'sse9' "
               "\\(must be portable, avx2 or avx512\\)");
 }

@@ -7,9 +7,7 @@ constexpr int kWideLanes =
     static_cast<int>(sizeof(Lanes::U64) / sizeof(uint64_t));
 
 template <template <int> class Noise>
-void ProbeFill(float* out,
-               uint64_t first_quad,
-               int64_t blocks,
+void ProbeFill(float* out, uint64_t first_quad, int64_t blocks,
                const NoiseStream& stream) {
   NoiseSource<Noise> source(stream, first_quad);
   for (int64_t b = 0; b < blocks; ++b) {
@@ -19,13 +17,10 @@ void ProbeFill(float* out,
 }
 
 // Philox of the same counter in every lane; out[i] is what lane i made.
-void ProbePhilox(const uint32_t* counter,
-                 const uint32_t* key,
+void ProbePhilox(const uint32_t* counter, const uint32_t* key,
                  uint32_t (*out)[4]) {
-  Philox<1> p{{{Lanes::Set64(counter[0]),
-                Lanes::Set64(counter[1]),
-                Lanes::Set64(counter[2]),
-                Lanes::Set64(counter[3])}},
+  Philox<1> p{{{Lanes::Set64(counter[0]), Lanes::Set64(counter[1]),
+                Lanes::Set64(counter[2]), Lanes::Set64(counter[3])}},
               key[0],
               key[1]};
   p.AllRounds();
@@ -40,11 +35,8 @@ void ProbePhilox(const uint32_t* counter,
 }
 
 // The transform of `count` pairs of words, a multiple of kFloatLanes.
-void ProbeBoxMuller(const uint32_t* w0,
-                    const uint32_t* w1,
-                    int64_t count,
-                    float* z0,
-                    float* z1) {
+void ProbeBoxMuller(const uint32_t* w0, const uint32_t* w1, int64_t count,
+                    float* z0, float* z1) {
   for (int64_t i = 0; i < count; i += kFloatLanes) {
     BoxMuller<1> pairs;
     memcpy(pairs.w0, w0 + i, sizeof pairs.w0);

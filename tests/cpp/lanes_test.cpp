@@ -19,12 +19,8 @@ using Quad = void (*)(const NoiseStream& stream, uint64_t quad, float (&z)[4]);
 
 // Expects `blocks` blocks from first_quad on to equal single quads, and the
 // memory around them to be left alone. `shift` makes the output unaligned.
-void ExpectFill(LaneProbe::Fill fill,
-                Quad single,
-                uint64_t first_quad,
-                int64_t blocks,
-                const NoiseStream& stream,
-                int shift) {
+void ExpectFill(LaneProbe::Fill fill, Quad single, uint64_t first_quad,
+                int64_t blocks, const NoiseStream& stream, int shift) {
   const int64_t count = blocks * kNoiseBlock;
   std::vector<float> out(static_cast<size_t>(count + 32), kCanary);
   fill(out.data() + shift, first_quad, blocks, stream);
@@ -47,19 +43,12 @@ void ExpectFill(LaneProbe::Fill fill,
   }
 }
 
-void ExpectFill(const LaneProbe& probe,
-                uint64_t first_quad,
-                int64_t blocks,
-                const NoiseStream& stream,
-                int shift) {
-  ExpectFill(
-      probe.normals, portable::QuadNormals, first_quad, blocks, stream, shift);
-  ExpectFill(probe.uniforms,
-             portable::QuadNoise<portable::Uniforms>,
-             first_quad,
-             blocks,
-             stream,
+void ExpectFill(const LaneProbe& probe, uint64_t first_quad, int64_t blocks,
+                const NoiseStream& stream, int shift) {
+  ExpectFill(probe.normals, portable::QuadNormals, first_quad, blocks, stream,
              shift);
+  ExpectFill(probe.uniforms, portable::QuadNoise<portable::Uniforms>,
+             first_quad, blocks, stream, shift);
 }
 
 class Lanes : public LaneTest {};
@@ -72,11 +61,11 @@ TEST_P(Lanes, FillMatchesPortableForAllKindsOfCounters) {
                             uint64_t{1} << 63,
                             0x0123456789abcdef,
                             ~uint64_t{0}};
-  const uint64_t steps[] = {
-      0, 1, 0xffffffff, uint64_t{1} << 32, static_cast<uint64_t>(kMaxStep)};
+  const uint64_t steps[] = {0, 1, 0xffffffff, uint64_t{1} << 32,
+                            static_cast<uint64_t>(kMaxStep)};
   const uint32_t purposes[] = {0, 1, 2, 0x8000, 0xffff};
-  const uint64_t quads[] = {
-      0, kQuadBlock, 1000 * kQuadBlock, uint64_t{1} << 40};
+  const uint64_t quads[] = {0, kQuadBlock, 1000 * kQuadBlock,
+                            uint64_t{1} << 40};
   for (const uint64_t seed : seeds) {
     for (const uint64_t step : steps) {
       for (const uint32_t purpose : purposes) {
@@ -91,11 +80,9 @@ TEST_P(Lanes, FillMatchesPortableForAllKindsOfCounters) {
 // Where the low word of the quad's number overflows into the high word.
 TEST_P(Lanes, FillMatchesPortableAcrossMultiplesOfTwoToThe32) {
   const NoiseStream stream{77, 5, 1};
-  for (const uint64_t edge : {uint64_t{1} << 32,
-                              uint64_t{1} << 33,
-                              uint64_t{0xabcdef} << 32,
-                              uint64_t{1} << 60,
-                              uint64_t{0} /* that is, 2^64 */}) {
+  for (const uint64_t edge :
+       {uint64_t{1} << 32, uint64_t{1} << 33, uint64_t{0xabcdef} << 32,
+        uint64_t{1} << 60, uint64_t{0} /* that is, 2^64 */}) {
     for (uint64_t before = 0; before <= 4; ++before) {
       for (int64_t blocks = 1; blocks <= 8; ++blocks) {
         ExpectFill(GetParam(), edge - before * kQuadBlock, blocks, stream, 0);
@@ -139,10 +126,10 @@ TEST_P(Lanes, TransformMatchesPortableOnExtremeAndRandomWords) {
   }
   const size_t n = w0.size();
   std::vector<float> z0(n), z1(n), e0(n), e1(n);
-  GetParam().box_muller(
-      w0.data(), w1.data(), static_cast<int64_t>(n), z0.data(), z1.data());
-  LaneProbes()[0].box_muller(
-      w0.data(), w1.data(), static_cast<int64_t>(n), e0.data(), e1.data());
+  GetParam().box_muller(w0.data(), w1.data(), static_cast<int64_t>(n),
+                        z0.data(), z1.data());
+  LaneProbes()[0].box_muller(w0.data(), w1.data(), static_cast<int64_t>(n),
+                             e0.data(), e1.data());
   for (size_t i = 0; i < n; ++i) {
     ASSERT_EQ(std::bit_cast<uint32_t>(z0[i]), std::bit_cast<uint32_t>(e0[i]))
         << std::hex << w0[i] << " " << w1[i];

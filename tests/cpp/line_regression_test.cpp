@@ -50,8 +50,7 @@ std::vector<Observation> SomeData(uint64_t seed, int count) {
   std::vector<Observation> data;
   double time = 0;
   for (int i = 0; i < count; ++i) {
-    data.push_back({time,
-                    -2 + 3 * time + 0.5 * normal(random),
+    data.push_back({time, -2 + 3 * time + 0.5 * normal(random),
                     0.1 + 0.3 * std::abs(normal(random))});
     time += 0.1 + 0.2 * std::abs(normal(random));
   }
@@ -183,8 +182,8 @@ TEST(LineRegression, PriorClimbsTheMarginalLikelihood) {
         (2 * kStep);
     const double w = 1 / (kLines + 1);
     EXPECT_NEAR(regression.prior().mean, m + w * s2 * by_m, 1e-7);
-    EXPECT_NEAR(
-        regression.prior().variance, s2 + w * 2 * s2 * s2 * by_s2, 1e-7);
+    EXPECT_NEAR(regression.prior().variance, s2 + w * 2 * s2 * s2 * by_s2,
+                1e-7);
     EXPECT_EQ(regression.prior().lines, kLines + 1);
     EXPECT_TRUE(regression.empty());
   }

@@ -215,9 +215,8 @@ TEST(Idioms, OptionsOfGroupsAreCopiedAndExchanged) {
       OptimizerParamGroup({params[1]}, ewsg.options().clone())));
   EXPECT_EQ(MessageOf<std::invalid_argument>([&] {
               ewsg.add_param_group(OptimizerParamGroup(
-                  {Param(2)},
-                  std::make_unique<EWSGOptions>(
-                      EWSGOptions(0.2).index_chain_length(2))));
+                  {Param(2)}, std::make_unique<EWSGOptions>(
+                                  EWSGOptions(0.2).index_chain_length(2))));
             }),
             "Invalid param group: 'index_chain_length' is managed by EWSG and "
             "cannot be set for a group");

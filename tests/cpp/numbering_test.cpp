@@ -110,8 +110,7 @@ c10::IValue Snapshot(const Sampler& sampler,
       .deepcopy();
 }
 
-std::vector<int64_t> Numbers(const Sampler& sampler,
-                             size_t group,
+std::vector<int64_t> Numbers(const Sampler& sampler, size_t group,
                              const char* key) {
   const StateDict saved =
       sampler.state_dict().at("param_groups").toListRef()[group];
@@ -323,8 +322,7 @@ std::vector<Break> Breaks() {
   return {{"a parameter's dtype", data(to_double)},
           // Whose state would fit.
           {"a parameter's half",
-           data([](const Tensor& t) { return t.to(torch::kBFloat16); }),
-           true},
+           data([](const Tensor& t) { return t.to(torch::kBFloat16); }), true},
           {"a parameter's shape", data(column)},
           {"a parameter's size", data([](const Tensor& t) {
              return torch::cat({t, t});
@@ -334,10 +332,8 @@ std::vector<Break> Breaks() {
           {"a gradient's shape", grad(column), true},
           {"a gradient's device", grad(meta), true},
           {"a gradient's layout",
-           grad([](const Tensor& t) { return t.to_sparse(); }),
-           true},
-          {"a gradient's NaN",
-           grad([](const Tensor& t) {
+           grad([](const Tensor& t) { return t.to_sparse(); }), true},
+          {"a gradient's NaN", grad([](const Tensor& t) {
              return t * std::numeric_limits<float>::quiet_NaN();
            }),
            true},

@@ -261,13 +261,12 @@ inline std::vector<StableIValue> Dispatch(const std::string& op,
 template <class... T>
 std::vector<StableIValue> Dispatch(const std::string& op,
                                    const std::tuple<T...>& arguments) {
-  return Dispatch(
-      op,
-      std::apply(
-          [](const T&... a) {
-            return std::vector<StableIValue>{torch::stable::detail::from(a)...};
-          },
-          arguments));
+  return Dispatch(op, std::apply(
+                          [](const T&... a) {
+                            return std::vector<StableIValue>{
+                                torch::stable::detail::from(a)...};
+                          },
+                          arguments));
 }
 
 // In the place of a driver: what the library has on the CPU.

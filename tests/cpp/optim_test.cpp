@@ -130,9 +130,8 @@ TEST(PriorMean, OfOtherShapesOrOfSeveralGroupsIsRefused) {
 TEST(PriorMean, IsInherited) {
   std::vector<OptimizerParamGroup> groups;
   groups.emplace_back(std::vector{Param(3)});
-  groups.emplace_back(
-      std::vector{Param(4)},
-      std::make_unique<SGLDOptions>(SGLDOptions().prior_mean(0)));
+  groups.emplace_back(std::vector{Param(4)}, std::make_unique<SGLDOptions>(
+                                                 SGLDOptions().prior_mean(0)));
   SGLD sampler(groups, Langevin().prior_mean(1.5));
   EXPECT_EQ(sampler.options(0).prior_mean(), 1.5);
   EXPECT_EQ(sampler.options(1).prior_mean(), 0);

@@ -17,9 +17,7 @@ PiecewiseRate Polygon(const std::vector<std::pair<double, double>>& nodes) {
   return rate;
 }
 
-void ExpectArrival(const PiecewiseRate& rate,
-                   double area,
-                   double time,
+void ExpectArrival(const PiecewiseRate& rate, double area, double time,
                    double value) {
   const PiecewiseRate::Arrival arrival = rate.Find(area);
   EXPECT_TRUE(arrival.found);
@@ -36,8 +34,8 @@ TEST(PiecewiseRate, ClosedForms) {
   // A negative intercept: nothing happens before the crossing at 4.
   ExpectArrival(Polygon({{0, -8}, {10, 12}}), 9, 7, 6);
   // Past the crossing downwards, a stretch of zeros, and up again.
-  ExpectArrival(
-      Polygon({{0, 2}, {2, -2}, {3, -2}, {5, 2}, {9, 2}}), 1 + 1 + 3, 6.5, 2);
+  ExpectArrival(Polygon({{0, 2}, {2, -2}, {3, -2}, {5, 2}, {9, 2}}), 1 + 1 + 3,
+                6.5, 2);
   // A jump, and nodes at one time.
   ExpectArrival(Polygon({{0, 1}, {1, 1}, {1, 5}, {1, 3}, {4, 3}}), 4, 2, 3);
   // No area at all: the first moment of a positive rate.
@@ -45,10 +43,9 @@ TEST(PiecewiseRate, ClosedForms) {
 }
 
 TEST(PiecewiseRate, WhatNeverArrives) {
-  for (const auto& rate : {Polygon({{0, -1}, {7, -3}}),
-                           Polygon({{0, 0}, {7, 0}}),
-                           Polygon({{0, 2}, {1, -5}, {7, -1}}),
-                           Polygon({{0, 1}, {7, 0}})}) {
+  for (const auto& rate :
+       {Polygon({{0, -1}, {7, -3}}), Polygon({{0, 0}, {7, 0}}),
+        Polygon({{0, 2}, {1, -5}, {7, -1}}), Polygon({{0, 1}, {7, 0}})}) {
     const PiecewiseRate::Arrival arrival = rate.Find(3.6);
     EXPECT_FALSE(arrival.found);
     EXPECT_EQ(arrival.time, 7);

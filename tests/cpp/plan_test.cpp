@@ -13,8 +13,7 @@
 namespace torch_sgmcmc {
 namespace {
 
-Plan MakePlan(const TensorList& params,
-              const TensorList& grads,
+Plan MakePlan(const TensorList& params, const TensorList& grads,
               const std::vector<int64_t>& offsets) {
   return Plan(
       "op",
@@ -31,8 +30,7 @@ std::vector<float> Iota(int64_t count) {
 TEST(Plan, ContiguousTensorsAreUsedInPlace) {
   std::vector<float> p = Iota(6), g = Iota(6);
   const Plan plan = MakePlan({View(p.data(), {2, 3}, {3, 1})},
-                             {View(g.data(), {2, 3}, {3, 1})},
-                             {256});
+                             {View(g.data(), {2, 3}, {3, 1})}, {256});
   ASSERT_EQ(plan.segments().size(), 1u);
   const Segment& s = plan.segments()[0];
   EXPECT_EQ(s.data[0], p.data());
@@ -45,11 +43,9 @@ TEST(Plan, ContiguousTensorsAreUsedInPlace) {
 
 TEST(Plan, ScalarsAreSegmentsAndEmptyTensorsAreNot) {
   std::vector<float> p = {3}, g = {4};
-  const Plan plan = MakePlan({View(p.data(), {0}, {1}),
-                              View(p.data(), {}, {}),
+  const Plan plan = MakePlan({View(p.data(), {0}, {1}), View(p.data(), {}, {}),
                               View(p.data(), {2, 0}, {1, 1})},
-                             {View(g.data(), {0}, {1}),
-                              View(g.data(), {}, {}),
+                             {View(g.data(), {0}, {1}), View(g.data(), {}, {}),
                               View(g.data(), {2, 0}, {1, 1})},
                              {0, 128, 256});
   ASSERT_EQ(plan.segments().size(), 1u);
@@ -68,8 +64,7 @@ TEST(Plan, DenseTensorsOfAnyMemoryFormatAreUsedInPlace) {
       };
   for (const auto& [sizes, strides] : layouts) {
     Plan plan = MakePlan({View(p.data(), sizes, strides)},
-                         {View(g.data(), sizes, strides)},
-                         {0});
+                         {View(g.data(), sizes, strides)}, {0});
     EXPECT_EQ(plan.segments()[0].data[0], p.data());
     EXPECT_EQ(plan.segments()[0].data[1], g.data());
   }
@@ -108,8 +103,8 @@ TEST(Plan, MastersBelongToHalfPrecisionParametersAlone) {
   std::vector<float> p = Iota(2), none = Iota(1), a = Iota(3), b = Iota(4);
   std::vector<BFloat16> q(3);
   std::vector<Half> r(4), empty(1);
-  const TensorList params = {
-      View(p), View(q), View(empty.data(), {0}, {1}), View(r)};
+  const TensorList params = {View(p), View(q), View(empty.data(), {0}, {1}),
+                             View(r)};
   TensorList masters = {View(a), View(none.data(), {0}, {1}), View(b)};
   const auto make = [&] {
     return Plan("op",

@@ -25,10 +25,8 @@ std::vector<Isa> Available() {
 }
 
 template <class Map>
-std::vector<double> OnCpu(const std::vector<Segment>& segments,
-                          const Map& map,
-                          int64_t num_chains,
-                          Isa isa) {
+std::vector<double> OnCpu(const std::vector<Segment>& segments, const Map& map,
+                          int64_t num_chains, Isa isa) {
   std::vector<double> out(kSums<Map> * static_cast<size_t>(num_chains), -1.0);
   ReduceOnCpu(segments, map, num_chains, out.data(), isa);
   return out;
@@ -37,8 +35,7 @@ std::vector<double> OnCpu(const std::vector<Segment>& segments,
 // On all instruction sets and in the CUDA kernels' order: the same bits.
 template <class Map>
 std::vector<double> Everywhere(const std::vector<Segment>& segments,
-                               const Map& map,
-                               int64_t num_chains) {
+                               const Map& map, int64_t num_chains) {
   const std::vector<double> result =
       cuda_on_host::Reduce(map, segments, num_chains);
   for (const Isa isa : Available()) {
@@ -113,8 +110,7 @@ TYPED_TEST(Reduce, SumOfSquaresIsAccurate) {
     // A running sum of positive terms loses less than half an ulp a term; in
     // stretches and lanes the longest chain is a few hundred terms long.
     constexpr double kLongestChain = 256 + kLanes + 8 + 2;
-    EXPECT_NEAR(sum,
-                static_cast<double>(exact),
+    EXPECT_NEAR(sum, static_cast<double>(exact),
                 kLongestChain * 0x1p-53 * static_cast<double>(exact));
   }
 }
@@ -240,8 +236,7 @@ TYPED_TEST(Reduce, EnergyTerm) {
           size += prior * (x * x + mean * mean) + std::abs(r * r / (2 * m));
         }
       }
-      EXPECT_NEAR(Everywhere(segments, map, 1)[0],
-                  static_cast<double>(want),
+      EXPECT_NEAR(Everywhere(segments, map, 1)[0], static_cast<double>(want),
                   1e-13 * static_cast<double>(size));
     };
     if (prior == 0) {

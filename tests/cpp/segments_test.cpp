@@ -93,8 +93,8 @@ class Arrays {
         std::memcpy(&visible, bytes_[0].data() + i * sizeof(T), sizeof(T));
         const float master = static_cast<float>(visible) * (1 + 0x1p-13f);
         if (i % 3 == 0) continue;
-        std::memcpy(
-            bytes_[kCount].data() + i * sizeof master, &master, sizeof master);
+        std::memcpy(bytes_[kCount].data() + i * sizeof master, &master,
+                    sizeof master);
       }
     }
   }
@@ -114,8 +114,7 @@ class Arrays {
 
 // Element by element, by the definition of the counter layout and of rows.
 template <class Update, class T>
-void RunByDefinition(const Update& update,
-                     const Segment& s,
+void RunByDefinition(const Update& update, const Segment& s,
                      const NoiseStream& stream) {
   constexpr auto kIndices =
       std::make_index_sequence<std::tuple_size_v<decltype(Update::kRoles)>>();
@@ -124,10 +123,8 @@ void RunByDefinition(const Update& update,
     const uint64_t element =
         s.offset + static_cast<uint64_t>(i / row * s.pitch + i % row);
     const int word = static_cast<int>(element % 4);
-    UpdateQuad<Update, T>(update,
-                          s.data,
-                          {element / 4, i - word, word, word + 1},
-                          stream,
+    UpdateQuad<Update, T>(update, s.data,
+                          {element / 4, i - word, word, word + 1}, stream,
                           kIndices);
   }
 }
@@ -145,12 +142,8 @@ std::vector<Isa> AvailableIsas() {
 }
 
 template <class Update, class T>
-void ExpectAllAgree(const Update& update,
-                    int64_t numel,
-                    uint64_t offset,
-                    int shift,
-                    const NoiseStream& stream,
-                    bool has_means) {
+void ExpectAllAgree(const Update& update, int64_t numel, uint64_t offset,
+                    int shift, const NoiseStream& stream, bool has_means) {
   SCOPED_TRACE("numel " + std::to_string(numel) + ", offset " +
                std::to_string(offset) + ", shift " + std::to_string(shift) +
                (has_means ? "" : ", without means"));
@@ -165,16 +158,16 @@ void ExpectAllAgree(const Update& update,
 
   for (const Isa isa : AvailableIsas()) {
     Arrays<Update, T> whole = before;
-    RunSegmentOnIsa<Update, T>(
-        update, whole.SegmentAt(offset, has_means), 0, numel, stream, isa);
+    RunSegmentOnIsa<Update, T>(update, whole.SegmentAt(offset, has_means), 0,
+                               numel, stream, isa);
     ASSERT_TRUE(whole == want) << IsaName(isa);
 
     // In two parts, cut at an odd place.
     Arrays<Update, T> parts = before;
     const int64_t cut = numel * 5 / 8;
     for (const auto& [begin, end] : {std::pair(cut, numel), {0, cut}}) {
-      RunSegmentOnIsa<Update, T>(
-          update, parts.SegmentAt(offset, has_means), begin, end, stream, isa);
+      RunSegmentOnIsa<Update, T>(update, parts.SegmentAt(offset, has_means),
+                                 begin, end, stream, isa);
     }
     ASSERT_TRUE(parts == want) << IsaName(isa) << ", cut at " << cut;
   }
@@ -182,11 +175,8 @@ void ExpectAllAgree(const Update& update,
 
 // Rows of these, whole, and in parts that are cut at odd places.
 template <class Update, class T>
-void ExpectRowsAgree(const Update& update,
-                     int64_t row,
-                     int64_t pitch,
-                     int64_t count,
-                     uint64_t offset) {
+void ExpectRowsAgree(const Update& update, int64_t row, int64_t pitch,
+                     int64_t count, uint64_t offset) {
   SCOPED_TRACE(std::to_string(count) + " rows of " + std::to_string(row) +
                ", " + std::to_string(pitch) + " apart, offset " +
                std::to_string(offset));
@@ -208,8 +198,8 @@ void ExpectRowsAgree(const Update& update,
     ASSERT_TRUE(whole == want) << IsaName(isa);
     Arrays<Update, T> parts = before;
     for (const int part : {1, 2, 0}) {
-      RunSegmentOnIsa<Update, T>(
-          update, in_rows(parts), cuts[part], cuts[part + 1], stream, isa);
+      RunSegmentOnIsa<Update, T>(update, in_rows(parts), cuts[part],
+                                 cuts[part + 1], stream, isa);
     }
     ASSERT_TRUE(parts == want) << IsaName(isa) << ", in parts";
   }
@@ -240,12 +230,8 @@ void ExpectAllAgreeEverywhere(const Update& update) {
     for (size_t j = is_long ? i % 3 : 0; j < std::size(kOffsets);
          j += is_long ? 3 : 1) {
       const uint64_t offset = kOffsets[j];
-      ExpectAllAgree<Update, T>(update,
-                                kSizes[i],
-                                offset,
-                                static_cast<int>(offset % 3),
-                                stream,
-                                true);
+      ExpectAllAgree<Update, T>(update, kSizes[i], offset,
+                                static_cast<int>(offset % 3), stream, true);
     }
     if constexpr (kHasPriorMean<Update>) {
       ExpectAllAgree<Update, T>(update, kSizes[i], 3, 1, stream, false);
@@ -313,11 +299,9 @@ TYPED_TEST(Segments, InRows) {
     // One row, fewer elements than a batch has, and several batches.
     for (const int64_t count : {int64_t{1}, 260 / row + 1, 1700 / row + 2}) {
       const int64_t gaps[] = {0, 1, 3 * row, 5000 - row};
-      ExpectRowsAgree<Update, TypeParam>(update,
-                                         row,
-                                         row + gaps[turn % std::size(gaps)],
-                                         count,
-                                         kOffsets[turn % std::size(kOffsets)]);
+      ExpectRowsAgree<Update, TypeParam>(
+          update, row, row + gaps[turn % std::size(gaps)], count,
+          kOffsets[turn % std::size(kOffsets)]);
       ++turn;
     }
   }
@@ -331,8 +315,8 @@ TYPED_TEST(Segments, InRowsOfWholeQuads) {
     for (const int64_t gap : {int64_t{4}, 3 * row}) {
       for (const uint64_t offset :
            {uint64_t{0}, uint64_t{44}, (uint64_t{1} << 34) - 500}) {
-        ExpectRowsAgree<Update, TypeParam>(
-            update, row, row + gap, 1700 / row + 2, offset);
+        ExpectRowsAgree<Update, TypeParam>(update, row, row + gap,
+                                           1700 / row + 2, offset);
       }
     }
   }
@@ -350,8 +334,8 @@ TEST(Segments, InRowsAcrossMultiplesOfTwoToThe32Quads) {
     for (const int64_t pitch :
          {row + 7, kPeriod - 3, all / count, all / (count - 1) + 1}) {
       for (const int64_t offset : {kPeriod - 1, kPeriod - 700, kPeriod + 1}) {
-        ExpectRowsAgree<Update, float>(
-            update, row, pitch, count, static_cast<uint64_t>(offset));
+        ExpectRowsAgree<Update, float>(update, row, pitch, count,
+                                       static_cast<uint64_t>(offset));
       }
     }
   }
@@ -370,8 +354,8 @@ TEST(Segments, NoiseDependsOnSeedStepAndPurpose) {
   std::vector<Arrays<Update, float>> results;
   for (const NoiseStream& stream : streams) {
     Arrays<Update, float> x(256, 0, 1);
-    RunSegmentOnIsa<Update, float>(
-        update, x.SegmentAt(0), 0, 256, stream, ActiveIsa());
+    RunSegmentOnIsa<Update, float>(update, x.SegmentAt(0), 0, 256, stream,
+                                   ActiveIsa());
     for (const Arrays<Update, float>& other : results) {
       EXPECT_FALSE(x == other);
     }

@@ -10,8 +10,7 @@
 
 namespace torch_sgmcmc {
 
-inline torch::Tensor Param(int64_t numel,
-                           torch::Dtype dtype = torch::kFloat,
+inline torch::Tensor Param(int64_t numel, torch::Dtype dtype = torch::kFloat,
                            torch::Device device = torch::kCPU) {
   auto param = torch::linspace(-1, 1, numel, dtype).to(device);
   param.set_requires_grad(true);

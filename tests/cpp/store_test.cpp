@@ -44,12 +44,11 @@ class Store : public testing::Test {
 struct Chain {
   explicit Chain(const std::string& nonfinite = "raise")
       : net(Net()),
-        sampler(net->parameters(),
-                SGLDOptions(0.1)
-                    .num_data(10)
-                    .prior_precision(0.5)
-                    .seed(1)
-                    .nonfinite(nonfinite)) {}
+        sampler(net->parameters(), SGLDOptions(0.1)
+                                       .num_data(10)
+                                       .prior_precision(0.5)
+                                       .seed(1)
+                                       .nonfinite(nonfinite)) {}
 
   static torch::nn::Sequential Net() {
     torch::manual_seed(0);
@@ -88,9 +87,7 @@ struct Chain {
 
 TEST_F(Store, HasTheModelAfterEachStep) {
   Chain chain;
-  Collector collector(chain.sampler,
-                      *chain.net,
-                      folder,
+  Collector collector(chain.sampler, *chain.net, folder,
                       CollectorOptions().burn_in(2).every(3));
   const auto states = chain.Run(collector, 12);
   collector.close();
@@ -113,9 +110,7 @@ TEST_F(Store, HasTheModelAfterEachStep) {
 
 TEST_F(Store, TakesSubsetsAndDtypes) {
   Chain chain;
-  Collector collector(chain.sampler,
-                      *chain.net,
-                      folder,
+  Collector collector(chain.sampler, *chain.net, folder,
                       CollectorOptions()
                           .parameters({"0.*"})
                           .buffers(false)
@@ -156,12 +151,11 @@ TEST_F(Store, HasPointsOfATrajectoryAndLosses) {
   const auto options = torch::dtype(torch::kDouble);
   torch::nn::Module model;
   auto& theta = model.register_parameter("theta", torch::ones({3}, options));
-  torch_sgmcmc::SBPS sampler({theta},
-                             torch_sgmcmc::SBPSOptions()
-                                 .num_data(20)
-                                 .num_std(3)
-                                 .sample_interval(0.3)
-                                 .seed(0));
+  torch_sgmcmc::SBPS sampler({theta}, torch_sgmcmc::SBPSOptions()
+                                          .num_data(20)
+                                          .num_std(3)
+                                          .sample_interval(0.3)
+                                          .seed(0));
   std::vector<torch::Tensor> points;
   sampler.register_sample_hook([&](torch_sgmcmc::SBPS&, double) {
     points.push_back(theta.detach().clone());
@@ -329,9 +323,8 @@ TEST_F(Store, RefusesOthers) {
       const Collector second(chain.sampler, *chain.net, folder, options);
     });
   };
-  EXPECT_EQ(refusal({}),
-            "Cannot write to chain 0 of " + folder.string() +
-                ": this process writes to it already");
+  EXPECT_EQ(refusal({}), "Cannot write to chain 0 of " + folder.string() +
+                             ": this process writes to it already");
   chain.Run(collector, 1);
   collector.flush();
   EXPECT_EQ(refusal(CollectorOptions().chain(1).buffers(false)),

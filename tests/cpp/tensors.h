@@ -31,13 +31,10 @@ inline constexpr ScalarType kScalarType<int64_t> = ScalarType::Long;
 
 // A view of `data`, which must outlive it.
 template <class T>
-Tensor View(T* data,
-            const std::vector<int64_t>& sizes,
+Tensor View(T* data, const std::vector<int64_t>& sizes,
             const std::vector<int64_t>& strides) {
   return torch::stable::from_blob(
-      data,
-      {sizes.data(), sizes.size()},
-      {strides.data(), strides.size()},
+      data, {sizes.data(), sizes.size()}, {strides.data(), strides.size()},
       torch::stable::Device(torch::headeronly::DeviceType::CPU),
       kScalarType<T>);
 }

@@ -33,8 +33,7 @@ c10::IValue EndOf(const Maker& make, int64_t width, int steps) {
 
 // The ends of chains that run at once, each in a thread of its own.
 std::vector<c10::IValue> EndsAtOnce(const std::vector<Maker>& makers,
-                                    int64_t width,
-                                    int steps) {
+                                    int64_t width, int steps) {
   std::vector<c10::IValue> ends(makers.size());
   std::latch start(static_cast<std::ptrdiff_t>(makers.size()));
   std::vector<std::thread> threads;
@@ -49,11 +48,8 @@ std::vector<c10::IValue> EndsAtOnce(const std::vector<Maker>& makers,
 }
 
 // Expects chains of one kind, at once, to end where it ends alone.
-void ExpectSameAtOnce(const std::string& name,
-                      const Maker& make,
-                      size_t threads,
-                      int64_t width,
-                      int steps) {
+void ExpectSameAtOnce(const std::string& name, const Maker& make,
+                      size_t threads, int64_t width, int steps) {
   const std::vector<Maker> makers(threads, make);
   const std::vector<c10::IValue> ends = EndsAtOnce(makers, width, steps);
   const c10::IValue alone = EndOf(make, width, steps);

@@ -27,10 +27,8 @@ struct Hyperparameters {
 };
 
 const Hyperparameters kHyperparameters[] = {
-    {0.1, 0.99, 50000, 1, 1, 0},
-    {0.1, 0.99, 50000, 1, 1, 0.004},
-    {0.02, 0.9, 1, 0, 1, 0.05},
-    {1.7, 0, 3, 25, 0.3, 0},
+    {0.1, 0.99, 50000, 1, 1, 0},    {0.1, 0.99, 50000, 1, 1, 0.004},
+    {0.02, 0.9, 1, 0, 1, 0.05},     {1.7, 0, 3, 25, 0.3, 0},
     {1e-4, 0.5, 1000, 0.5, 7, 0.5},  // noise_estimate takes all the friction
     {0.1, 0.9, 10, 1, 0, 0},         // T = 0
     {0, 0.9, 10, 1, 1, 0},           // lr = 0
@@ -59,12 +57,8 @@ std::vector<Inputs> RandomInputs() {
   std::vector<Inputs> result;
   for (int i = 0; i < 2000; ++i) {
     const float scale = std::exp2(static_cast<float>(i % 21 - 10));
-    result.push_back({draw(scale),
-                      draw(1),
-                      draw(0.1f),
-                      std::abs(draw(scale)),
-                      draw(1),
-                      draw(scale)});
+    result.push_back({draw(scale), draw(1), draw(0.1f), std::abs(draw(scale)),
+                      draw(1), draw(scale)});
   }
   return result;
 }
@@ -161,8 +155,8 @@ TYPED_TEST(Updates, StateOfOtherSettings) {
     compare(sghmc, same_sghmc);
     compare(baoa, same_baoa);
     Real x[5] = {Real(in.theta), Real(in.grad), v, delta, Real(in.mean)};
-    Real y[5] = {
-        x[0], x[1], kMomentumScale * v, kThermostatScale * delta, x[4]};
+    Real y[5] = {x[0], x[1], kMomentumScale * v, kThermostatScale * delta,
+                 x[4]};
     sgnht(x, xi);
     same_sgnht(y, xi);
     for (int i = 0; i < 5; ++i) ASSERT_EQ(x[i], y[i]);
@@ -178,11 +172,8 @@ TYPED_TEST(Updates, SGHMCNoiseAware) {
     const Pull pull(h);
     const long double all = InjectedBy(h);
     for (const Inputs& in : RandomInputs()) {
-      Real x[5] = {Real(in.theta),
-                   Real(in.grad),
-                   Real(in.v),
-                   Real(in.statistic),
-                   Real(in.mean)};
+      Real x[5] = {Real(in.theta), Real(in.grad), Real(in.v),
+                   Real(in.statistic), Real(in.mean)};
       update(x, Real(in.xi));
       const long double taken = pull.lr * pull.lr * in.statistic;
       const long double variance = all - taken;

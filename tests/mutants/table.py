@@ -76,7 +76,10 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
             "SGHMC: temperature forgotten",
             "ops/sghmc.h",
             'scaled_temperature(2 * lr * number("temperature") / number("num_data"))',
-            'scaled_temperature(2 * lr * (number("temperature") > 0) / number("num_data"))',
+            (
+                'scaled_temperature(2 * lr * (number("temperature") > 0) / '
+                'number("num_data"))'
+            ),
             (_updates("test_sghmc"), _law("SGHMC")),
         ),
         Mutant(

@@ -48,12 +48,8 @@ TORCH_SGMCMC_API int64_t fold_in(int64_t seed, int64_t stream);
 /// share them, which batch_size is a multiple of, the share of rank in [0,
 /// num_replicas). Throws std::invalid_argument if a size or rank does not fit
 /// or step is not in [0, 2^48).
-TORCH_SGMCMC_API std::vector<int64_t> draw_minibatch(int64_t num_data,
-                                                     int64_t batch_size,
-                                                     int64_t seed,
-                                                     int64_t step,
-                                                     bool replacement = false,
-                                                     int64_t num_replicas = 1,
-                                                     int64_t rank = 0);
+TORCH_SGMCMC_API std::vector<int64_t> draw_minibatch(
+    int64_t num_data, int64_t batch_size, int64_t seed, int64_t step,
+    bool replacement = false, int64_t num_replicas = 1, int64_t rank = 0);
 
 }  // namespace torch_sgmcmc

@@ -129,15 +129,11 @@ class TORCH_SGMCMC_API Collector {
   /// Throws std::invalid_argument if an option is out of range or the store is
   /// of another model, std::runtime_error if it cannot be written or somebody
   /// else writes this chain.
-  Collector(Sampler& sampler,
-            const torch::nn::Module& model,
-            const std::string& store,
-            const CollectorOptions& options = {});
+  Collector(Sampler& sampler, const torch::nn::Module& model,
+            const std::string& store, const CollectorOptions& options = {});
   template <typename Module>
-  Collector(Sampler& sampler,
-            const torch::nn::ModuleHolder<Module>& net,
-            const std::string& store,
-            const CollectorOptions& options = {})
+  Collector(Sampler& sampler, const torch::nn::ModuleHolder<Module>& net,
+            const std::string& store, const CollectorOptions& options = {})
       : Collector(sampler, *net, store, options) {}
   /// Waits until all draws are on the disk; close() says what went wrong.
   ~Collector();

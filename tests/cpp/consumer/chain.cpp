@@ -141,9 +141,8 @@ std::unique_ptr<sg::Sampler> Make(const sg::StateDict& job,
   return std::make_unique<Method>(std::move(groups), defaults);
 }
 
-const std::map<std::string,
-               std::function<std::unique_ptr<sg::Sampler>(const sg::StateDict&,
-                                                          nn::SequentialImpl&)>>
+const std::map<std::string, std::function<std::unique_ptr<sg::Sampler>(
+                                const sg::StateDict&, nn::SequentialImpl&)>>
     kSamplers = {
         {"SGLD", Make<sg::SGLD, sg::SGLDOptions>},
         {"SGLRW", Make<sg::SGLRW, sg::SGLRWOptions>},
@@ -159,8 +158,7 @@ nn::Sequential Network(const sg::StateDict& job) {
   const torch::Tensor x = job.at("x").toTensor();
   const sg::StateDict model = job.at("model");
   const auto hidden = model.at("0.weight").toTensor().size(0);
-  nn::Sequential net(nn::Linear(x.size(1), hidden),
-                     nn::Tanh(),
+  nn::Sequential net(nn::Linear(x.size(1), hidden), nn::Tanh(),
                      nn::Linear(hidden, model.at("2.bias").toTensor().size(0)));
   net->to(x.scalar_type());
   sg::load_state_dict(*net, model);
@@ -205,8 +203,7 @@ void Run(const std::string& job_path, const std::string& result_path) {
       const torch::Tensor logits = net->forward(x.index({batch}));
       if (per_example) {
         return nn::functional::cross_entropy(
-            logits,
-            y.index({batch}),
+            logits, y.index({batch}),
             nn::functional::CrossEntropyFuncOptions().reduction(torch::kNone));
       }
       auto loss = nn::functional::cross_entropy(logits, y.index({batch}));

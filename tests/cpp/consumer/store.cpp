@@ -31,9 +31,7 @@ void Run(const std::string& folder) {
   torch_sgmcmc::SGLD sampler(
       net.parameters(), torch_sgmcmc::SGLDOptions(0.1).num_data(10).seed(7));
   torch_sgmcmc::Collector collector(
-      sampler,
-      net,
-      folder + "/store",
+      sampler, net, folder + "/store",
       torch_sgmcmc::CollectorOptions().burn_in(5).every(2).dtype(
           torch::kBFloat16));
   at::Generator data = at::detail::createCPUGenerator(3);
