@@ -55,7 +55,7 @@ std::string StoredDtype(ScalarType dtype) {
   for (const auto& [name, type] : kDtypes) {
     if (type == dtype) return name;
   }
-  Invalid("Invalid tensors: " + StoredDtype(dtype) + " cannot be stored");
+  Invalid("Invalid tensors: " + DtypeName(dtype) + " cannot be stored");
 }
 
 uint32_t SumOf(std::string_view bytes, uint32_t before = 0) {

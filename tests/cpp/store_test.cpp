@@ -305,6 +305,11 @@ TEST_F(Store, RefusesWhatIsNotSampledAndWhatHasGrown) {
               const Collector of_others(sampler, Chain::Net(), folder);
             }).find("the sampler has none of those that would be stored"),
             std::string::npos);
+  torch::nn::Module wide;
+  wide.register_parameter("p", p);
+  wide.register_buffer("phase", torch::ones({2}, torch::kComplexDouble));
+  EXPECT_EQ(MessageOf([&] { const Collector none(sampler, wide, folder); }),
+            "Invalid tensors: torch::kComplexDouble cannot be stored");
   EXPECT_FALSE(fs::exists(folder));
   Collector collector(sampler, model, folder);
   seen.resize_({3});
