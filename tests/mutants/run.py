@@ -116,7 +116,7 @@ def passes(mutants: Iterable[Mutant], copy: Copy) -> bool:
 
 
 def main() -> None:
-    """Returns the mutants of all builds, or of some."""
+    """Builds the mutants of all builds, or of some, and runs their tests."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=int, nargs="*", default=range(len(BUILDS)))
     parser.add_argument(

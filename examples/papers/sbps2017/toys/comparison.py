@@ -194,6 +194,25 @@ def compare(
     return document
 
 
+def together(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """One result of several data sets; ``excess`` is over E[U] of their posteriors."""
+    methods: dict[str, Any] = {}
+    for result in results:
+        for name, numbers in result["methods"].items():
+            own = result["reference"]["excess"]
+            numbers["excess"] = [value - own for value in numbers["excess"]]
+            pooled = methods.setdefault(name, {key: [] for key in numbers})
+            diagnostics = numbers.pop("diagnostics")
+            pooled["diagnostics"] = [*pooled.get("diagnostics", []), diagnostics]
+            for key, values in numbers.items():
+                pooled[key] += values
+    return {
+        "size": results[0]["size"],
+        "methods": methods,
+        "references": [result["reference"] for result in results],
+    }
+
+
 #: The head of what ``compared_rows`` returns; effective sizes (ESS) are by 100 epochs.
 COMPARED = (
     "method",

@@ -11,7 +11,7 @@ from reproduce.report import markdown, plt, save
 
 import torch_sgmcmc as sg
 
-from .comparison import COMPARED, Size, compare, compared_rows
+from .comparison import COMPARED, Size, compare, compared_rows, together
 from .figure4 import DIMENSION
 from .logistic import WIDE, Problem, simulate
 from .methods import Method
@@ -76,25 +76,6 @@ def directions(problem: Problem) -> dict[str, float]:
         "condition_number": float(variances[-1] / variances[0]),
         "largest_weight": float(np.abs(problem.extremes[0]).max()),
         "deviation": float(variances[-1] ** 0.5),
-    }
-
-
-def together(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """One result of several data sets; ``excess`` is over E[U] of their posteriors."""
-    methods: dict[str, Any] = {}
-    for result in results:
-        for name, numbers in result["methods"].items():
-            own = result["reference"]["excess"]
-            numbers["excess"] = [value - own for value in numbers["excess"]]
-            pooled = methods.setdefault(name, {key: [] for key in numbers})
-            diagnostics = numbers.pop("diagnostics")
-            pooled["diagnostics"] = [*pooled.get("diagnostics", []), diagnostics]
-            for key, values in numbers.items():
-                pooled[key] += values
-    return {
-        "size": results[0]["size"],
-        "methods": methods,
-        "references": [result["reference"] for result in results],
     }
 
 

@@ -11,7 +11,7 @@ from reproduce.report import markdown, plt, save
 
 import torch_sgmcmc as sg
 
-from .comparison import COMPARED, Size, compare, compared_rows, posterior_row
+from .comparison import COMPARED, Size, compare, compared_rows, posterior_row, together
 from .exact import LipschitzBPS, ZigZag
 from .logistic import NUM_DATA, simulate
 from .methods import Method, cpu_seconds
@@ -19,11 +19,14 @@ from .paths import EPOCH
 
 DIMENSION = 20
 DATA_SEED = 0
+# Data sets of the comparison at several step sizes; the first is the figure's.
+DATA_SETS = 3
 
 # The paper's step ε of mSGNHT is lr = ε², A = ε here.
 METHODS = {
     "SBPS": Method(sg.SBPS),
-    "SGLD 0.1": Method(sg.SGLD, {"lr": 0.1}, "C2"),
+    "SBPS, k = 5": Method(sg.SBPS, {"num_std": 5.0}, "C3", "--"),
+    **{f"SGLD {lr}": Method(sg.SGLD, {"lr": lr}, "C2") for lr in (0.5, 0.3, 0.2, 0.1)},
     "SGLD 0.01": Method(sg.SGLD, {"lr": 0.01}, "C8"),
     "mSGNHT 0.1": Method(sg.SGNHT, {"lr": 0.01, "momentum": 0.9}, "C4"),
     "lipSBPS": Method(LipschitzBPS, {"tight": False}, "C0"),
@@ -33,10 +36,23 @@ METHODS = {
 }
 
 
+TUNED = [name for name in METHODS if name[:4] in ("SBPS", "SGLD")]
+# Pictures show the paper's methods.
+SHOWN = [name for name in METHODS if name not in TUNED[1:5]]
+
+
 def run(size: Size, cache: Path) -> dict[str, Any]:
     """Runs all methods; returns numbers, and under "curves" what the picture shows."""
     problem = simulate(DIMENSION, DATA_SEED)
     document = compare(problem, METHODS, size, cache, "figure 4")
+    tuned = {name: METHODS[name] for name in TUNED}
+    results = [
+        compare(simulate(DIMENSION, i), tuned, size, cache, "figure 4")
+        for i in range(DATA_SEED, DATA_SEED + DATA_SETS)
+    ]
+    for result in results:
+        del result["curves"]
+    document["data_sets"] = together(results)
     times = {
         name: cpu_seconds(problem, method, size.epochs)
         for name, method in METHODS.items()
@@ -63,7 +79,10 @@ def table(document: dict[str, Any]) -> str:
         for row in compared_rows(document)
     ]
     rows.append([*posterior_row(document), ""])
-    return markdown(head, rows)
+    pooled = document["data_sets"]
+    title = f"\n\nAll seeds of {len(pooled['references'])} data sets:\n\n"
+    names = ["E[U] − the posterior's" if "E[U]" in name else name for name in COMPARED]
+    return markdown(head, rows) + title + markdown(names, compared_rows(pooled))
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
@@ -71,18 +90,19 @@ def draw(document: dict[str, Any], path: Path) -> None:
     figure, axes = plt.subplots(2, 3, figsize=(13, 7.4))
     low = document["reference"]["mode_energy"] / NUM_DATA
     (nll, wide, wide_acf), (cpu, narrow, narrow_acf) = axes
-    for name, curve in document["curves"].items():
-        look = {"color": METHODS[name].color, "linestyle": METHODS[name].style}
+    for name in SHOWN:
+        curve = document["curves"][name]
+        style = {"color": METHODS[name].color, "linestyle": METHODS[name].style}
         nll.plot(
             curve["epochs"][0],
             low + curve["excess"].mean(axis=0) / NUM_DATA,
             label=name,
-            **look,
+            **style,
         )
         lags = np.arange(curve["autocorrelation"].shape[-1]) / EPOCH
         for k, (line, acf) in enumerate(((wide, wide_acf), (narrow, narrow_acf))):
-            line.plot(curve["epochs"][0], curve["extremes"][0, :, k], **look)
-            acf.plot(lags, curve["autocorrelation"][:, k].mean(axis=0), **look)
+            line.plot(curve["epochs"][0], curve["extremes"][0, :, k], **style)
+            acf.plot(lags, curve["autocorrelation"][:, k].mean(axis=0), **style)
     d = DIMENSION
     mean = low + d / 2 / NUM_DATA
     deviation = (d / 2) ** 0.5 / NUM_DATA
