@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import torch_sgmcmc as sg
 from torch_sgmcmc._ecs.taylor import LINEAR, TaylorTerms
-from torch_sgmcmc._impl.closures import exchanged
+from torch_sgmcmc._impl.parameters import exchanged
 
 # Pixels on a side, and hidden units.
 MODELS = {"softmax": (7, 0), "small": (7, 10), "network": (14, 50)}

@@ -47,7 +47,7 @@ from torch.nn import functional as F
 import torch_sgmcmc._C as _C
 from torch_sgmcmc import SBPS
 from torch_sgmcmc._impl.ops import sbps_place_, sbps_reflect_, sbps_reflect_sums_
-from torch_sgmcmc._sbps.directional import Observation, moments, observe
+from torch_sgmcmc._sbps.trajectory import Observation, observe, rate_of
 from torch_sgmcmc.samplers import sbps as sbps_module
 
 
@@ -188,7 +188,7 @@ def operators(network: Network, turns: int) -> None:
 
     def proposal() -> None:
         sbps_place_(params, origins, directions, time=1e-3)
-        moments(losses, losses)
+        rate_of(losses, losses, 1000.0, 1.0, False, 0.0)
 
     def bounce() -> None:
         sbps_reflect_(params, grads, directions, [], **turn)

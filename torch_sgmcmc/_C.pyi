@@ -2,7 +2,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
-FORGETTING: float
+VARIANCE_DECAY: float
 MIN_GRADIENTS: int
 NOISE_BLOCK: int
 LOOK: int

@@ -12,10 +12,12 @@ except ImportError as error:
     ) from error
 
 from torch_sgmcmc import losses
-from torch_sgmcmc._ecs.efficiency import ECSEfficiency
 from torch_sgmcmc._ecs.likelihood import PredictorLogLikelihood, RowCache
-from torch_sgmcmc._impl.io import load, save
-from torch_sgmcmc._sbps.time_average import TimeAverage
+from torch_sgmcmc._ecs.state import ECSEfficiency
+from torch_sgmcmc._impl.distributed import check_replicas, check_replicas_every
+from torch_sgmcmc._impl.random_state import SharedNoiseWarning, fold_in
+from torch_sgmcmc._impl.state_dict import load, save
+from torch_sgmcmc._sbps.segment_stats import TimeAverage
 from torch_sgmcmc.compile import compile_steps
 from torch_sgmcmc.control_variates import SVRG, ControlVariates
 from torch_sgmcmc.data import IndependentBatchSampler
@@ -25,12 +27,10 @@ from torch_sgmcmc.diagnostics.learning_coefficient import (
     LearningCoefficient,
     local_learning_coefficient,
 )
-from torch_sgmcmc.diagnostics.replicas import check_replicas, check_replicas_every
 from torch_sgmcmc.diagnostics.report import Report, report
 from torch_sgmcmc.diagnostics.setup_check import check_setup
 from torch_sgmcmc.diagnostics.setup_issues import Issue, SetupReport
 from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor
-from torch_sgmcmc.gibbs import GammaPrecision
 from torch_sgmcmc.posterior import scores as scoring
 from torch_sgmcmc.posterior.chain import ChainState
 from torch_sgmcmc.posterior.collector import Collector
@@ -49,8 +49,7 @@ from torch_sgmcmc.samplers.sghmc import SGHMC
 from torch_sgmcmc.samplers.sgld import SGLD
 from torch_sgmcmc.samplers.sglrw import SGLRW
 from torch_sgmcmc.samplers.sgnht import SGNHT
-from torch_sgmcmc.schedules import CyclicalSchedule, PolynomialDecay
-from torch_sgmcmc.seeds import SharedNoiseWarning, fold_in
+from torch_sgmcmc.schedules import CyclicalSchedule, GammaPrecision, PolynomialDecay
 from torch_sgmcmc.version import __version__
 
 __all__ = [

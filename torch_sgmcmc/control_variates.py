@@ -1,4 +1,4 @@
-"""Gradients of less variance: control variates, with an anchor or one that follows."""
+"""Gradients of lower variance: control variates with a fixed or a moving anchor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from torch_sgmcmc._impl.closures import exchanged, kept_gradients
 from torch_sgmcmc._impl.dtensor import refuse
 from torch_sgmcmc._impl.hyperparams import (
     check_callable,
@@ -19,6 +18,7 @@ from torch_sgmcmc._impl.hyperparams import (
     wrong_type,
 )
 from torch_sgmcmc._impl.ops import control_variate_
+from torch_sgmcmc._impl.parameters import exchanged, kept_gradients
 from torch_sgmcmc._impl.state_dict import check_tensor
 from torch_sgmcmc._impl.utils import state_dtype, tensors_in
 from torch_sgmcmc.samplers.sampler import Sampler, check_sampler
@@ -31,32 +31,31 @@ LossFunction = Callable[[Any], Tensor]
 class ControlVariates:
     r"""Gradients with a control variate at a fixed point, the anchor.
 
-    With :math:`\bar g` the gradient of a minibatch's mean loss and
-    :math:`\nabla\bar L` that of all data,
+    With :math:`\bar g` the gradient of a minibatch's mean loss and :math:`\nabla\bar L`
+    the gradient of the mean loss of all data,
 
     .. math::
         g = \bar g(\theta) - \bar g(\theta^*) + \nabla\bar L(\theta^*)
 
-    is unbiased, and its variance vanishes as θ comes to :math:`\theta^*`, where g is
-    the full gradient. It takes the place of ``loss.backward()`` before any sampler's
-    step, and costs two backward passes and memory for one copy of the parameters and
-    one of their gradients.
+    is unbiased. Its variance vanishes as θ approaches :math:`\theta^*`, where g is the
+    full gradient. :meth:`backward` replaces ``loss.backward()`` before any sampler's
+    step. It costs two backward passes and memory for one copy of the parameters and one
+    of their gradients.
 
     Args:
-        sampler: whose parameters get the gradients: a sampler, or any torch optimizer.
+        sampler: the sampler, or any torch optimizer, whose parameters get the
+            gradients.
         loss_fn: ``loss_fn(batch)`` returns the mean loss of a minibatch as a tensor
-            with a graph, from which it does not call ``backward()`` itself. Prior and
-            temperature are the sampler's affair.
+            with a graph, without calling ``backward()`` and without the prior.
         batch_size: ``batch_size(batch)`` returns the number of data of a batch, its
             weight in the full gradient. Default: the length of its first tensor.
-        progress: whether the pass through the data shows a progress bar. It needs
-            tqdm and a terminal, else there is none. Default: True.
+        progress: show a progress bar for the pass through the data, if tqdm and a
+            terminal are available. Default: True.
 
     Raises:
         TypeError: an argument of the wrong type.
-        RuntimeError: no anchor is set, the parameters are not those that it was set
-            for, or the loss is not as described. Parameters and gradients are as
-            before.
+        RuntimeError: no anchor is set, the anchor was set for other parameters, or the
+            loss is invalid. Parameters and gradients are unchanged.
 
     Example:
         >>> optimize(model)  # to a mode
@@ -76,10 +75,10 @@ class ControlVariates:
 
     Note:
         ``loss_fn`` is called twice for a minibatch, first at the anchor: use ``eval()``
-        mode for batch norm. Save ``estimator.state_dict()`` along with the sampler's:
-        the chain then goes on bit for bit. For several chains in a leading dimension
-        of the parameters, let ``loss_fn`` return the sum of the chains' mean losses.
-        Not for ``torch.amp.GradScaler``: the full gradient is not scaled. More:
+        mode for batch norm. Save ``estimator.state_dict()`` along with the sampler's to
+        resume bitwise identically. For several chains in a leading dimension of the
+        parameters, let ``loss_fn`` return the sum of the chains' mean losses. Not for
+        ``torch.amp.GradScaler``: the full gradient is not scaled. More:
         docs/samplers/control_variates.md.
 
     Reference:
@@ -112,7 +111,7 @@ class ControlVariates:
         self._full_grads: list[Tensor | None] = []
 
     def set_anchor(self, loader: Iterable[Any]) -> float:
-        """Puts the anchor where the parameters are, with a pass through all data.
+        """Sets the anchor to the present parameters, by a pass through all data.
 
         Args:
             loader: yields every datum once, in batches of any sizes.
@@ -121,9 +120,9 @@ class ControlVariates:
             The mean loss of all data at the anchor.
 
         Raises:
-            ValueError: there are no data. The anchor is as before.
-            RuntimeError: the loss is not as described, or the full gradient is not
-                finite. The anchor is as before.
+            ValueError: the loader has no data. The anchor is unchanged.
+            RuntimeError: the loss is invalid, or the full gradient is not finite. The
+                anchor is unchanged.
         """
         params = self._params()
         total_loss, count = 0.0, 0
@@ -148,7 +147,7 @@ class ControlVariates:
         ]
         if not all(f is None or bool(torch.isfinite(f).all()) for f in full):
             raise RuntimeError(
-                "the full gradient is not finite: there can be no anchor here"
+                "the full gradient is not finite at the present parameters"
             )
         self._anchor = [p.detach().clone() for p in params]
         self._full_grads = full
@@ -162,7 +161,7 @@ class ControlVariates:
         Args:
             batch: a minibatch drawn uniformly, for ``loss_fn``.
             weight: the gradient's factor. To accumulate the gradient of a minibatch
-                over parts of it, give each the weight of its share. Default: 1.
+                over its parts, give each part its share. Default: 1.
             create_graph: keep a graph of the gradient, as for
                 :meth:`torch.Tensor.backward`; ``PSGLD`` with Γ needs it. Default:
                 False.
@@ -172,7 +171,7 @@ class ControlVariates:
 
         Raises:
             ValueError: an argument is out of range.
-            RuntimeError: see the class. Parameters and gradients are as before.
+            RuntimeError: see the class. Parameters and gradients are unchanged.
         """
         weight = check_real("weight", weight)
         params = self._params()
@@ -191,16 +190,16 @@ class ControlVariates:
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """The anchor and the full gradient there; two None before there is any."""
+        """Returns the anchor and its full gradient; None without an anchor."""
         if self._anchor is None:
             return {"anchor": None, "full_grads": None}
         return {"anchor": list(self._anchor), "full_grads": list(self._full_grads)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what :meth:`state_dict` returned.
+        """Loads the result of :meth:`state_dict`.
 
         Raises:
-            ValueError: it is of other parameters. Nothing has been loaded.
+            ValueError: the state belongs to other parameters. Nothing has been loaded.
         """
         anchor, full = state_dict["anchor"], state_dict["full_grads"]
         if anchor is None:
@@ -225,10 +224,7 @@ class ControlVariates:
             for t, p in zip(full, params, strict=True)
         ]
 
-    # ---- Pieces -----------------------------------------------------------------
-
     def _params(self) -> list[Tensor]:
-        """The sampler's parameters that are not frozen."""
         groups = self.sampler.param_groups
         return [p for group in groups for p in group["params"] if p.requires_grad]
 
@@ -250,12 +246,9 @@ class ControlVariates:
         return self._anchor
 
     def _gradients(
-        self,
-        params: list[Tensor],
-        batch: Any,
-        create_graph: bool = False,
+        self, params: list[Tensor], batch: Any, create_graph: bool = False
     ) -> tuple[Tensor, list[Tensor | None]]:
-        """The loss of a batch and its gradients, by ``backward()`` since hooks run."""
+        """Returns a batch's loss and gradients, by ``backward()`` so that hooks run."""
         for p in params:
             p.grad = None
         with torch.enable_grad():
@@ -296,21 +289,21 @@ class ControlVariates:
         anchor_grads: list[Tensor | None],
         create_graph: bool,
     ) -> None:
-        """Makes (g - a) + f of grads; one that is missing counts as zero."""
+        """Replaces each gradient g by (g - a) + f; a missing one counts as 0."""
         lists: dict[torch.device, tuple[list[Tensor], list[Tensor], list[Tensor]]] = {}
         for i, (p, g, a, f) in enumerate(
             zip(params, grads, anchor_grads, self._full_grads, strict=True)
         ):
             if g is None and a is None and f is None:
                 continue
-            # No graph can miss its gradient: only values are made up here.
+            # Zeros are values only: no graph needs their gradient.
             g = torch.zeros_like(p) if g is None else g
             a = torch.zeros_like(g) if a is None else a
             f = torch.zeros_like(g, dtype=state_dtype(g)) if f is None else f
             if g.data_ptr() == a.data_ptr() and g.numel() > 0:
                 raise RuntimeError(
                     f"{type(self).__name__} got the gradients at θ in the memory of "
-                    "those at the anchor, which it still needs: gradients must not be "
+                    "the gradients at the anchor, still in use: gradients must not be "
                     "reused (for DistributedDataParallel, set "
                     "gradient_as_bucket_view=False)"
                 )
@@ -334,7 +327,7 @@ class ControlVariates:
         return size
 
     def _watched(self, loader: Iterable[Any]) -> Iterable[Any]:
-        """The loader with a progress bar, if there can be one."""
+        """Returns the loader with a progress bar, if one is available."""
         if not self.progress:
             return loader
         try:
@@ -347,31 +340,24 @@ class ControlVariates:
 class SVRG(ControlVariates):
     r"""Control variates whose anchor follows the chain: SVRG.
 
-    :class:`ControlVariates` with the anchor put anew where the parameters are, with
-    a pass through all data, at the first :meth:`backward` and whenever the sampler
-    has made ``refresh_every`` steps since. It needs no mode to start from. With
-    :class:`SGLD` this is SVRG-LD.
+    :class:`ControlVariates` that moves the anchor to the present parameters, by a pass
+    through all data, at the first :meth:`backward` and whenever the sampler has made
+    ``refresh_every`` steps since. It needs no mode to start from. With :class:`SGLD`
+    this is SVRG-LD.
 
     Args:
-        sampler: whose parameters get the gradients; its steps are counted.
+        sampler: the sampler whose parameters get the gradients; its steps are counted.
         loss_fn: the mean loss of a batch, see :class:`ControlVariates`.
-        loader: yields every datum once, in batches of any sizes, each time that it is
-            iterated over.
+        loader: yields every datum once, in batches of any sizes, at each iteration.
         refresh_every: number of the sampler's steps between passes, >= 1. N / n for
             minibatches of n is one pass for an epoch.
         batch_size: the number of data of a batch, see :class:`ControlVariates`.
-        progress: whether passes show a progress bar, if they can. Default: True.
+        progress: show progress bars, if available. Default: True.
 
     Raises:
         TypeError: an argument of the wrong type.
         ValueError: refresh_every is out of range, or the loader has no data.
         RuntimeError: see :class:`ControlVariates`.
-
-    Example:
-        In the loop of :class:`ControlVariates`, with its sampler and loss:
-
-        >>> estimator = SVRG(sampler, loss_fn, DataLoader(data, batch_size=10_000),
-        ...                  refresh_every=len(loader))
 
     Note:
         With the sampler's state dict :meth:`state_dict` resumes in the middle of an
@@ -399,7 +385,7 @@ class SVRG(ControlVariates):
         self._anchor_step = 0
 
     def set_anchor(self, loader: Iterable[Any] | None = None) -> float:
-        """Puts the anchor where the parameters are, before its time.
+        """Sets the anchor to the present parameters, ahead of schedule.
 
         Args:
             loader: yields every datum once. Default: the loader of the constructor.
@@ -408,8 +394,8 @@ class SVRG(ControlVariates):
             The mean loss of all data at the anchor.
 
         Raises:
-            ValueError: there are no data. The anchor is as before.
-            RuntimeError: see :class:`ControlVariates`. The anchor is as before.
+            ValueError: the loader has no data. The anchor is unchanged.
+            RuntimeError: see :class:`ControlVariates`. The anchor is unchanged.
         """
         loss = super().set_anchor(self.loader if loader is None else loader)
         self._anchor_step = self._step()
@@ -418,15 +404,15 @@ class SVRG(ControlVariates):
     def backward(
         self, batch: Any, *, weight: float = 1.0, create_graph: bool = False
     ) -> Tensor:
-        """Refreshes the anchor if it is time, then see :class:`ControlVariates`."""
-        # A sampler whose step count has gone back was given another state.
+        """Refreshes the anchor if due, then acts as :class:`ControlVariates`."""
+        # A step count that went back belongs to another state.
         age = self._step() - self._anchor_step
         if self._anchor is None or not 0 <= age < self.refresh_every:
             self.set_anchor()
         return super().backward(batch, weight=weight, create_graph=create_graph)
 
     def state_dict(self) -> dict[str, Any]:
-        """The anchor, the full gradient, the step they are of, and the schedule."""
+        """Returns the anchor, its full gradient and step, and the schedule."""
         return {
             **super().state_dict(),
             "anchor_step": self._anchor_step,
@@ -434,11 +420,11 @@ class SVRG(ControlVariates):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what :meth:`state_dict` returned.
+        """Loads the result of :meth:`state_dict`.
 
         Raises:
-            ValueError: it is of other parameters, or a number is out of range. Nothing
-                has been loaded.
+            ValueError: the state belongs to other parameters, or a number is out of
+                range. Nothing has been loaded.
         """
         anchor_step = check_integer("anchor_step", state_dict["anchor_step"])
         refresh_every = check_integer(
@@ -452,7 +438,6 @@ class SVRG(ControlVariates):
 
 
 def _first_length(batch: Any) -> int:
-    """The length of the first tensor in a batch."""
     for tensor in tensors_in(batch):
         if tensor.dim() > 0:
             return len(tensor)

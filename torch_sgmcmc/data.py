@@ -1,8 +1,8 @@
-"""Independent minibatches."""
+"""Minibatches: independent draws, passes over a loader, and closures with them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,32 +11,39 @@ from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl.hyperparams import check_integer, draw_seed, wrong_shape
+from torch_sgmcmc._impl.random_state import fold_in
 from torch_sgmcmc._impl.state_dict import plain_number, saved_number
+from torch_sgmcmc.samplers.ewsg import EWSG
+from torch_sgmcmc.samplers.hmc import HMC
+from torch_sgmcmc.samplers.hmc_ecs import HMCECS
+from torch_sgmcmc.samplers.psgld import needs_graph
+from torch_sgmcmc.samplers.sampler import Sampler
+from torch_sgmcmc.samplers.sbps import SBPS
 
 __all__ = ["IndependentBatchSampler"]
 
 
 class IndependentBatchSampler(torch.utils.data.Sampler[list[int]]):
-    """Minibatches that are drawn independently of each other, uniformly.
+    """Uniform minibatches that are independent of each other.
 
-    For :class:`torch.utils.data.DataLoader`, in place of ``shuffle=True``, whose
-    minibatches depend on each other: samplers that rely on independent noise lose
-    their law with it. A minibatch of n data takes O(n) time and memory.
+    Use it in :class:`torch.utils.data.DataLoader` in place of ``shuffle=True``, whose
+    minibatches depend on each other: samplers that rely on independent noise then
+    sample another law. A minibatch of n data takes O(n) time and memory.
 
     Args:
         num_data: N, the number of data, >= 1.
         batch_size: n, in [1, N], or with ``replacement`` >= 1.
-        replacement: whether a datum can be in a minibatch several times. Without, the
-            noise of a minibatch's mean is smaller by the factor 1 - n/N. Default:
-            False.
-        num_batches: length of one iteration, >= 1. Default: N / n, rounded up.
-            Every iteration goes on with new draws.
+        replacement: whether a datum can be in a minibatch several times. Without
+            replacement, the noise variance of a minibatch's mean is smaller by the
+            factor 1 - n/N. Default: False.
+        num_batches: length of one iteration, >= 1. Every iteration continues with new
+            draws. Default: N / n, rounded up.
         seed: key of the draws, a 64-bit int. None draws one from torch's default
             generator. A sampler may have the same seed. Default: None.
         num_replicas: D >= 1 data-parallel ranks that share each minibatch, n / D data
             each, n a multiple of D. They have one seed. Default: 1.
-        rank: which of them, in [0, D): it gets the data at the places rank, rank + D,
-            ... of the minibatch, so that all ranks together have those of one process.
+        rank: this rank, in [0, D). It gets the data at the places rank, rank + D, ...
+            of the minibatch, so that all ranks together have one process's minibatch.
             Default: 0.
 
     Raises:
@@ -51,10 +58,10 @@ class IndependentBatchSampler(torch.utils.data.Sampler[list[int]]):
         >>> x, y = data[batches.draw(1)[0]]  # or without a loader
 
     Note:
-        :meth:`state_dict` resumes to the bit, in the middle of an iteration too, but
-        counts what a loader with ``num_workers`` > 0 drew ahead as used. It does not
-        depend on the rank: any number of ranks goes on with it. More:
-        docs/samplers/minibatch.md.
+        :meth:`state_dict` resumes bitwise identically, also in the middle of an
+        iteration, but counts minibatches that a loader with ``num_workers`` > 0 drew
+        ahead as used. It does not depend on the rank, so any number of ranks can
+        resume. More: docs/samplers/minibatch.md.
     """
 
     def __init__(
@@ -93,7 +100,7 @@ class IndependentBatchSampler(torch.utils.data.Sampler[list[int]]):
         #: Number of minibatches drawn so far; the next one is keyed by it.
         self.num_drawn = 0
         self._position = 0  # in the latest iteration
-        self._resumes = False  # whether the next iteration is to start there
+        self._resumes = False  # whether the next iteration starts there
 
     def _rows(self, step: int, count: int) -> Tensor:
         memory = _C.minibatches(
@@ -105,16 +112,16 @@ class IndependentBatchSampler(torch.utils.data.Sampler[list[int]]):
         return flat.view(count, self.batch_size // self.num_replicas)
 
     def at(self, numbers: Any) -> Tensor:
-        """The minibatches of these numbers, in any order and as often as one likes.
+        """Returns the minibatches of these numbers, in any order, also repeated.
 
-        Number k is the one that :meth:`draw` draws as its k-th, from 0; nothing counts
-        as drawn. For :attr:`EWSG.minibatches`.
+        Number k is the k-th minibatch of :meth:`draw`, from 0; nothing counts as drawn.
+        For :attr:`EWSG.minibatches`.
 
         Args:
             numbers: whole numbers in [0, 2^48), at least one: a tensor, or a list.
 
         Returns:
-            As of :meth:`draw`, a row for each.
+            A row for each, as from :meth:`draw`.
         """
         numbers = torch.as_tensor(numbers).cpu()
         if numbers.dim() != 1 or len(numbers) == 0:
@@ -127,15 +134,15 @@ class IndependentBatchSampler(torch.utils.data.Sampler[list[int]]):
     def draw(self, count: int) -> Tensor:
         """Draws the next minibatches as one tensor of indices.
 
-        For data in memory, and for samplers of several chains (``num_chains``), each
-        of which gets a minibatch of its own.
+        For data in memory, and for samplers of several chains (``num_chains``), each of
+        which gets its own minibatch.
 
         Args:
-            count: how many minibatches, >= 1.
+            count: number of minibatches, >= 1.
 
         Returns:
-            int64 indices of shape [count, batch_size], or of replicas
-            [count, batch_size / num_replicas].
+            int64 indices of shape [count, batch_size], or with replicas [count,
+            batch_size / num_replicas].
         """
         count = check_integer("count", count, low=1)
         rows = self._rows(self.num_drawn, count)
@@ -155,7 +162,7 @@ class IndependentBatchSampler(torch.utils.data.Sampler[list[int]]):
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The seed, the number of minibatches drawn, and the place in the iteration."""
+        """Returns the seed, the number of drawn minibatches, and the position."""
         return {
             "seed": saved_number(self.seed),
             "num_drawn": saved_number(self.num_drawn),
@@ -163,10 +170,10 @@ class IndependentBatchSampler(torch.utils.data.Sampler[list[int]]):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what :meth:`state_dict` returned.
+        """Loads the result of :meth:`state_dict`.
 
-        The next iteration makes the rest of the one that was going on, with the very
-        minibatches that it would have had.
+        The next iteration makes the rest of the interrupted one, with the same
+        minibatches.
 
         Raises:
             ValueError: an entry is out of range. Nothing has been loaded.
@@ -181,3 +188,103 @@ class IndependentBatchSampler(torch.utils.data.Sampler[list[int]]):
             )
         self.seed, self.num_drawn = seed, num_drawn
         self._position, self._resumes = position, True
+
+
+def one_gradient_a_step(sampler: Sampler) -> bool:
+    """Returns whether each step takes one minibatch."""
+    return not isinstance(sampler, EWSG | HMC | HMCECS | SBPS)
+
+
+def closure_of(
+    sampler: Sampler, loss: Callable[[], Tensor]
+) -> Callable[[], Tensor | float]:
+    """Returns the closure for the step of any sampler except HMCECS.
+
+    ``loss()`` draws a minibatch and returns its mean loss; for SBPS, each example's.
+    """
+    if isinstance(sampler, HMCECS):
+        raise TypeError(
+            "Invalid sampler: HMCECS draws its own subsamples by index (make a loop of "
+            "its steps, and collect with Collector)"
+        )
+    if isinstance(sampler, SBPS):
+        return loss
+
+    def backward() -> Tensor:
+        if one_gradient_a_step(sampler):  # other samplers clear gradients
+            sampler.zero_grad()
+        value = loss()
+        value.backward(create_graph=needs_graph(sampler))
+        return value.detach()
+
+    return backward
+
+
+class Minibatches:
+    """Endless passes over a loader, each in another reproducible order.
+
+    At the start of every epoch, seeds are set in torch's default generator, from which
+    loaders shuffle, in generators that a loader was given, and in this library's batch
+    samplers. A place is found again by reading an epoch up to it. A DataLoader's
+    workers restart with each epoch, with ``persistent_workers`` too.
+    """
+
+    def __init__(self, loader: Any, seed: int) -> None:
+        self._loader = loader
+        self._seed = seed
+        self._batches: Iterator[Any] | None = None
+        self.epoch, self.position = 0, 0
+
+    def move_to(self, epoch: int, position: int) -> None:
+        """Moves to a place, given by full passes and minibatches of the next pass."""
+        self.epoch, self.position = epoch, 0
+        self._batches = None
+        for _ in range(position):
+            self.next()
+
+    def next(self) -> Any:
+        """Returns the next minibatch, perhaps the first of an epoch."""
+        if self._batches is None:
+            self._batches = self._begin()
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            if self.position == 0:
+                raise ValueError(
+                    "Invalid loader: it has no minibatch (an iterator can be read only "
+                    "once: give a list or a DataLoader)"
+                ) from None
+            self.epoch, self.position = self.epoch + 1, 0
+            self._batches = self._begin()
+            return self.next()
+        self.position += 1
+        return batch
+
+    def close(self) -> None:
+        """Ends the pass in progress and its worker processes."""
+        self._batches = None
+        if getattr(self._loader, "persistent_workers", False):
+            self._loader._iterator = None
+
+    def _begin(self) -> Iterator[Any]:
+        # Persistent workers keep random numbers of earlier epochs, and a reused
+        # iterator draws other numbers than a new one.
+        self.close()
+        seed = fold_in(self._seed, self.epoch)
+        if torch.cuda.is_initialized():
+            torch.manual_seed(seed)
+        else:  # torch.manual_seed records its caller for each device: 1 ms
+            torch.default_generator.manual_seed(seed)
+        for owner in (
+            self._loader,
+            getattr(self._loader, "sampler", None),
+            getattr(self._loader, "batch_sampler", None),
+        ):
+            generator = getattr(owner, "generator", None)
+            if isinstance(generator, torch.Generator):
+                generator.manual_seed(seed)
+            if hasattr(owner, "set_epoch"):  # torch's DistributedSampler
+                owner.set_epoch(self.epoch)
+            if hasattr(owner, "load_state_dict") and hasattr(owner, "num_drawn"):
+                owner.load_state_dict({"seed": seed, "num_drawn": 0, "position": 0})
+        return iter(self._loader)

@@ -27,27 +27,27 @@ Forward = Callable[[nn.Module, Any], Tensor]
 class Likelihood:
     """``loss(model, batch)``, as for :func:`~torch_sgmcmc.sample`."""
 
-    #: For :func:`~torch_sgmcmc.check`: its scale is what is meant.
+    #: Tells :func:`~torch_sgmcmc.check_setup` that the scale is intended.
     is_likelihood = True
-    #: What :class:`~torch_sgmcmc.Predictive` averages.
+    #: The link of :class:`~torch_sgmcmc.Predictive`.
     link = "softmax"
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
-        """The loss of a batch (x, y)."""
+        """Returns the loss of a batch (x, y)."""
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise ValueError(
                 f"Invalid batch: a {type(batch).__name__} of {len(batch)} (must be a "
-                "pair (x, y); of others, a function with loss.of(outputs, y, model))"
+                "pair (x, y); for others, a function with loss.of(outputs, y, model))"
             )
         x, y = batch
         return self.of(model(x), y, model)
 
     def of(self, outputs: Tensor, targets: Tensor, model: nn.Module) -> Tensor:
-        """The mean over data of minus log p(y | x)."""
+        """Returns the mean over data of minus log p(y | x)."""
         raise NotImplementedError
 
     def forward(self, forward: Forward) -> Forward:
-        """Outputs for ``link``, of a function that calls the model with a batch."""
+        """Wraps a function (model, batch) so that its outputs fit ``link``."""
         return forward
 
     def settings(self) -> dict[str, Any] | None:
@@ -86,7 +86,7 @@ class _Gaussian(Likelihood):
         return _of_normal(outputs, targets, self._log_noise(model, outputs))
 
     def forward(self, forward: Forward) -> Forward:
-        """Means and log σ."""
+        """Wraps a function so that it returns means and log σ."""
 
         def both(model: nn.Module, batch: Any) -> Tensor:
             means = forward(model, batch)
@@ -125,7 +125,7 @@ class _Heteroscedastic(Likelihood):
 
 
 def _named_in(model: nn.Module, name: str) -> Tensor:
-    """A parameter, or what a draw has put in its place."""
+    """Returns a parameter, or a draw's tensor in its place."""
     found: Any = model
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -141,9 +141,9 @@ def _of_normal(means: Tensor, targets: Tensor, log_noise: Tensor) -> Tensor:
 
 
 def _check_shapes(outputs: Tensor, targets: Tensor) -> None:
-    # Which torch would broadcast, to a loss of all pairs.
+    # Torch would broadcast other shapes to a loss of all pairs.
     if outputs.shape != targets.shape:
-        wanted = f"that of the outputs, {list(outputs.shape)}"
+        wanted = f"the outputs' shape, {list(outputs.shape)}"
         raise wrong_shape("targets", targets, wanted)
 
 
@@ -155,11 +155,7 @@ class _Regression(Likelihood):
 
 
 def likelihood_of(given: str | Likelihood | Mapping[str, Any]) -> Likelihood:
-    """One that is named, is one already, or has these settings.
-
-    Raises:
-        ValueError: neither.
-    """
+    """Returns a likelihood by name or settings, or a given one."""
     if isinstance(given, Likelihood):
         return given
     if isinstance(given, Mapping):
@@ -181,12 +177,12 @@ _NAMED = {
 
 
 def categorical() -> Likelihood:
-    """Classes from logits: the cross-entropy, of several targets of a datum the sum."""
+    """Classes from logits: cross-entropy, summed over the targets of a datum."""
     return _Categorical()
 
 
 def bernoulli() -> Likelihood:
-    """Labels 0 and 1 from logits; of several outputs the sum, in the mean over data."""
+    """Labels 0 and 1 from logits, summed over outputs, averaged over data."""
     return _Bernoulli()
 
 
@@ -197,14 +193,14 @@ def gaussian(noise: float | str = 1.0) -> Likelihood:
         \frac{1}{n} \sum_i \sum_k \Bigl( \frac{(y_{ik} - f_k(x_i))^2}{2 \sigma^2}
         + \log \sigma + \tfrac12 \log 2\pi \Bigr)
 
-    ``F.mse_loss`` is another likelihood: of noise with variance 1/2, or with d outputs
-    d/2, since it divides by d as well.
+    ``F.mse_loss`` is another likelihood: its noise has variance 1/2, or d/2 with d
+    outputs, since it divides by d as well.
 
     Args:
         noise: σ, > 0; or the name of a parameter of the model that is log σ, one number
-            or one for each output, and then is sampled, stored and predicted with like
-            a weight: ``model.log_noise = nn.Parameter(torch.zeros(()))``. Its prior is
-            that of its param group. Default: 1.
+            or one for each output. It is sampled, stored and predicted with like a
+            weight, with its param group's prior: ``model.log_noise =
+            nn.Parameter(torch.zeros(()))``. Default: 1.
 
     Returns:
         ``loss(model, batch)`` of a batch ``(x, y)``, with y of the outputs' shape.
@@ -217,7 +213,7 @@ def gaussian(noise: float | str = 1.0) -> Likelihood:
 def heteroscedastic() -> Likelihood:
     """Numbers with Gaussian noise that depends on x.
 
-    Of the model's outputs the first half (of the last dimension) are means, the second
-    log σ of each.
+    The first half of the model's outputs (in the last dimension) are means, the second
+    half log σ.
     """
     return _Heteroscedastic()

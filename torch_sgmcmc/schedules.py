@@ -1,4 +1,4 @@
-"""Step sizes that change while a chain runs, as schedulers of torch."""
+"""Schedules of step sizes and temperatures, and Gibbs updates of prior precisions."""
 
 from __future__ import annotations
 
@@ -8,27 +8,30 @@ from typing import Any
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
+import torch_sgmcmc._C as _C
+from torch_sgmcmc._impl import dtensor
 from torch_sgmcmc._impl.hyperparams import check_integer, check_real
-from torch_sgmcmc.samplers.sampler import ManyChains, Sampler
+from torch_sgmcmc._impl.ops import sum_of_squares
+from torch_sgmcmc._impl.state_dict import check_count, saved_number
+from torch_sgmcmc._impl.user_state import away_from_mean
+from torch_sgmcmc.samplers.sampler import ManyChains, Sampler, check_sampler
 from torch_sgmcmc.samplers.sglrw import SGLRW
 
-__all__ = ["CyclicalSchedule", "PolynomialDecay"]
+__all__ = ["CyclicalSchedule", "GammaPrecision", "PolynomialDecay"]
 
 
 class _Schedule(LRScheduler):
-    """A schedule of the lr by the number of a sampler's steps."""
-
     def __init__(self, sampler: Sampler) -> None:
         if not isinstance(sampler, ManyChains):
             raise TypeError(
-                f"Invalid sampler: got {type(sampler).__name__} (must be one that goes "
-                "by gradients alone, as SGLD and SGHMC: of the others the step has no "
-                "lr, is adapted or tested, or minibatches are drawn for it)"
+                f"Invalid sampler: got {type(sampler).__name__} (must be "
+                "gradient-only, such as SGLD and SGHMC: other samplers have no lr, "
+                "adapt or test their steps, or draw their minibatches)"
             )
         if sampler.defaults["capturable"]:
             raise ValueError(
                 "Invalid sampler: with capturable=True a CUDA graph freezes lr and "
-                "temperature, and would follow no schedule"
+                "temperature, and no schedule could change them"
             )
         super().__init__(sampler)
 
@@ -42,12 +45,12 @@ class _Schedule(LRScheduler):
         super().step(epoch)
 
     def _take_in(self) -> None:
-        """Follows param groups that were added since, from the lr that they have."""
+        """Includes param groups that were added since, with their present lr."""
         for group in self.optimizer.param_groups[len(self.base_lrs) :]:
             self.base_lrs.append(group.setdefault("initial_lr", group["lr"]))
 
     def get_lr(self) -> list[float | Tensor]:
-        """The lr of each group; called by :meth:`step`."""
+        """Returns the lr of each group; called by :meth:`step`."""
         factor = self._factor()
         return [lr * factor for lr in self.base_lrs]
 
@@ -55,8 +58,8 @@ class _Schedule(LRScheduler):
 class CyclicalSchedule(_Schedule):
     r"""Cycles of exploration and sampling (Zhang et al. 2020).
 
-    A cycle of L steps begins with large steps that leave a mode, without noise, and
-    ends with small ones that sample the next. In step k, counted from 0,
+    A cycle of L steps starts with large steps that leave a mode, without noise, and
+    ends with small steps that sample the next mode. In step k, counted from 0,
 
     .. math::
         r_k = \frac{k \bmod L}{L}, \qquad
@@ -64,26 +67,23 @@ class CyclicalSchedule(_Schedule):
         T_k = \begin{cases} 0, & r_k < \beta \quad \text{(exploration)} \\
             T, & \text{otherwise (sampling),} \end{cases}
 
-    with ``lr`` and ``temperature`` that each param group has when the schedule is made.
-    Momenta follow lr and T, and are drawn where sampling begins; other state is kept
-    from phase to phase. More: docs/changing_settings.md.
+    with the ``lr`` and ``temperature`` of each param group when the schedule is made.
+    Momenta follow lr and T, and are drawn where sampling begins; other state persists
+    over phases. More: docs/changing_settings.md.
 
-    It is a :class:`torch.optim.lr_scheduler.LRScheduler`: call :meth:`step` once after
-    each step of the sampler, and collect draws before it where :attr:`collecting` is
-    True. State dicts of sampler and schedule together continue a chain in the middle of
-    a cycle to the same bits; make the schedule before they are loaded.
+    The schedule is a :class:`torch.optim.lr_scheduler.LRScheduler`: call :meth:`step`
+    once after each step of the sampler, and collect draws before it where
+    :attr:`collecting` is True. State dicts of sampler and schedule together resume a
+    chain in the middle of a cycle bitwise identically; make the schedule before loading
+    them.
 
     Args:
-        sampler: one that goes by gradients alone, as SGLD and SGHMC, not capturable,
-            with T > 0, and with ``noise_estimate=0`` unless β is 0; SGLRW if β is 0.
-            Groups that are added later are taken along from the schedule's next step
-            on.
+        sampler: a gradient-only sampler, such as SGLD and SGHMC, not capturable, with T
+            > 0, and with ``noise_estimate=0`` unless β is 0; SGLRW if β is 0. Groups
+            that are added later follow from the schedule's next step on.
         steps_per_cycle: L, >= 2.
-        exploration: β in [0, 1), the part of a cycle that explores. Default: 0.8, the
-            paper's for CIFAR.
-
-    Raises:
-        TypeError, ValueError: an argument is not as above.
+        exploration: β in [0, 1), the fraction of a cycle that explores. Default: 0.8,
+            as in the paper for CIFAR.
 
     Example:
         >>> schedule = sg.CyclicalSchedule(sampler, steps_per_cycle=50 * len(loader))
@@ -96,9 +96,10 @@ class CyclicalSchedule(_Schedule):
         ...     schedule.step()
 
     Note:
-        Draws of different cycles come from modes in proportion to how often exploration
-        ends there, not to their masses: this is an approximation, unless cycles are
-        long enough to mix. Gradients are those of the full potential at T = 0 too.
+        Draws of different cycles come from modes in proportion to the frequency with
+        which exploration ends there, not to their masses. This is an approximation,
+        unless cycles are long enough to mix. At T = 0 gradients are the full
+        potential's too.
 
     Reference:
         R. Zhang, C. Li, J. Zhang, C. Chen and A. G. Wilson, Cyclical Stochastic
@@ -114,12 +115,12 @@ class CyclicalSchedule(_Schedule):
         if isinstance(sampler, SGLRW) and self.exploration > 0:
             raise ValueError(
                 f"Invalid exploration: {exploration} (must be 0 with SGLRW, which has "
-                "no temperature of 0 to explore at)"
+                "no updates at temperature 0)"
             )
         super().__init__(sampler)
 
     def _initial_step(self) -> None:
-        # Once the sampler is known to be one, and before its first step is prepared.
+        # After the check of the sampler, and before its first step is prepared.
         self.temperatures = []
         super()._initial_step()
 
@@ -136,8 +137,8 @@ class CyclicalSchedule(_Schedule):
             if estimate != 0 and self.exploration > 0:
                 raise ValueError(
                     f"Invalid noise_estimate: {estimate!r}, of a sampler that explores "
-                    "without noise in each cycle, of which there is nothing to take "
-                    "off (must be 0, or exploration must be)"
+                    "without noise in each cycle, where there is none to subtract "
+                    "from (must be 0, or exploration must be 0)"
                 )
         super()._take_in()
         self.temperatures += temperatures
@@ -151,19 +152,19 @@ class CyclicalSchedule(_Schedule):
 
     @property
     def place(self) -> float:
-        """The position of the sampler's last step in its cycle, r in [0, 1).
+        """The position r in [0, 1) of the sampler's last step in its cycle.
 
-        After :meth:`step`, that is how far the next will be.
+        After :meth:`step`, the position of the next step.
         """
         return self.last_epoch % self.steps_per_cycle / self.steps_per_cycle
 
     @property
     def collecting(self) -> bool:
-        """True if the sampler's last step was one of a sampling phase."""
+        """True if the sampler's last step was in a sampling phase."""
         return self.place >= self.exploration
 
     def count_collecting(self, steps: int) -> int:
-        """The number of sampling-phase steps among the first ``steps``."""
+        """Returns the number of sampling-phase steps among the first ``steps``."""
         length = self.steps_per_cycle
         each = [k / length >= self.exploration for k in range(length)]
         return steps // length * sum(each) + sum(each[: steps % length])
@@ -180,29 +181,27 @@ class CyclicalSchedule(_Schedule):
 class PolynomialDecay(_Schedule):
     r"""Step sizes that decrease polynomially (Welling and Teh 2011).
 
-    In step t, counted from 0, and with the ``lr`` that each param group has when the
-    schedule is made,
+    In step t, counted from 0, and with the ``lr`` of each param group when the schedule
+    is made,
 
     .. math::
         \mathrm{lr}_t = \mathrm{lr}_0 \left( 1 + \frac{t}{b} \right)^{-\gamma},
 
-    which is the paper's :math:`\epsilon_t = a (b + t)^{-\gamma}` with
-    :math:`a = \epsilon_0 b^\gamma`. With 1/2 < γ <= 1 the sum of steps is infinite and
-    that of their squares is not: averages over draws weighted with their steps converge
-    to those under the posterior,
+    which is the paper's :math:`\epsilon_t = a (b + t)^{-\gamma}` with :math:`a =
+    \epsilon_0 b^\gamma`. With 1/2 < γ <= 1 the sum of steps is infinite and the sum of
+    their squares is finite: averages over draws weighted with their steps converge to
+    posterior averages,
 
     .. math:: E f \approx \frac{\sum_t \mathrm{lr}_t f(\theta_t)}{\sum_t \mathrm{lr}_t}.
 
-    It is a :class:`torch.optim.lr_scheduler.LRScheduler`: call :meth:`step` once after
-    each step of the sampler, and weight a draw with :attr:`weight` before it.
+    The schedule is a :class:`torch.optim.lr_scheduler.LRScheduler`: call :meth:`step`
+    once after each step of the sampler, and weight a draw with :attr:`weight` before
+    it.
 
     Args:
-        sampler: one that goes by gradients alone, as SGLD and SGHMC, not capturable.
+        sampler: a gradient-only sampler, such as SGLD and SGHMC, not capturable.
         b: > 0, the number of steps after which lr has fallen by the factor 2^-γ.
         gamma: γ in (1/2, 1]. Default: 0.55.
-
-    Raises:
-        TypeError, ValueError: an argument is not as above.
 
     Example:
         >>> schedule = sg.PolynomialDecay(sampler, b=1000)
@@ -229,9 +228,121 @@ class PolynomialDecay(_Schedule):
     def weight(self) -> float:
         """The lr of the sampler's last step, of the first param group.
 
-        Those of other groups are in constant proportion to it.
+        The lr of other groups is in constant proportion to it.
         """
         return float(self.base_lrs[0]) * self._factor()
 
     def _factor(self) -> float:
         return float((1 + self.last_epoch / self.b) ** -self.gamma)
+
+
+class GammaPrecision:
+    r"""A Gamma hyperprior on the prior precision of every param group.
+
+    Used like a learning-rate scheduler: each :meth:`step` draws every group's
+    ``prior_precision`` λ from its full conditional given the group's d sampled
+    parameters θ (that require a gradient). With
+    given the group's d parameters θ that are sampled (that require a gradient). With
+    λ ~ Gamma(shape a, rate b) and θ | λ ~ N(μ, I/λ),
+
+    .. math::
+        \lambda | \theta \sim
+            \mathrm{Gamma}\bigl(a + \tfrac{d}{2},\;
+            b + \tfrac12 \|\theta - \mu\|^2\bigr).
+
+    At temperature T the joint density is raised to the power 1/T, which gives Gamma((a
+    + d/2 - 1)/T + 1, (b + ‖θ - μ‖²/2)/T). For a precision per layer, put each layer in
+    its own param group.
+
+    Args:
+        sampler: the sampler whose param groups are updated.
+        shape: a > 0. Default: 1.
+        rate: b > 0. Default: 1.
+
+    Draws are keyed by the sampler's seed and a counter, ``num_updates``. A chain
+    restored through both ``state_dict`` s is bitwise identical.
+
+    Raises:
+        ValueError: shape or rate out of range, a sampler of several chains, or, in
+            :meth:`step`, T = 0.
+        RuntimeError: in :meth:`step`, a parameter is not finite. No group has changed.
+
+    Example:
+        >>> groups = [{"params": layer.parameters()} for layer in layers]
+        >>> sampler = SGHMC(groups, lr=0.03, momentum=0.9, num_data=50_000,
+        ...                 prior_precision=1.0)
+        >>> precision = GammaPrecision(sampler)
+        >>> for epoch in range(epochs):
+        ...     train_one_epoch(model, sampler)
+        ...     precision.step()
+
+    Reference:
+        T. Chen, E. B. Fox and C. Guestrin, Stochastic Gradient Hamiltonian Monte
+        Carlo, ICML 2014, section 4.2.
+    """
+
+    def __init__(
+        self, sampler: Sampler, *, shape: float = 1.0, rate: float = 1.0
+    ) -> None:
+        check_sampler(sampler)
+        if sampler.param_groups[0].get("num_chains") is not None:
+            raise ValueError(
+                "Invalid sampler: it has num_chains, and a group's prior_precision "
+                "would be drawn for all of them (use a sampler for each chain)"
+            )
+        self.sampler = sampler
+        self.shape = check_real("shape", shape, low_open=True)
+        self.rate = check_real("rate", rate, low_open=True)
+        self.num_updates = 0
+
+    def step(self) -> list[float]:
+        """Draws every group's ``prior_precision`` and returns the new values."""
+        groups = self.sampler.param_groups
+        for group in groups:
+            check_real("temperature", group["temperature"], low_open=True)
+        precisions = [self._draw(group, index) for index, group in enumerate(groups)]
+        for group, precision in zip(groups, precisions, strict=True):
+            group["prior_precision"] = precision
+        self.num_updates += 1
+        return precisions
+
+    def _draw(self, group: dict[str, Any], index: int) -> float:
+        t = group["temperature"]
+        params = [p for p in group["params"] if p.requires_grad]
+        dimension = sum(p.numel() for p in params)
+        # Parameters by device and the ranks that share them.
+        together: dict[Any, list[Tensor]] = {}
+        for p in params:
+            away = dtensor.local(away_from_mean(self.sampler.state, group, p))
+            together.setdefault((p.device, dtensor.groups_of(p)), []).append(away)
+        squares = sum(
+            float(dtensor.sum_over_ranks(groups, sum_of_squares(ps)))
+            for (_, groups), ps in together.items()
+        )
+        shape = (self.shape + dimension / 2 - 1) / t + 1
+        rate = (self.rate + squares / 2) / t
+        if not math.isfinite(rate):
+            raise RuntimeError(
+                f"Cannot draw prior_precision of group {index}: the sum of squares of "
+                f"its parameters is {squares}. No group has changed. Begin again with "
+                "a smaller lr"
+            )
+        unit = _C.gamma(
+            shape, seed=self.sampler.seed, step=self.num_updates, element=index
+        )
+        return unit / rate
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the counter and the hyperprior; the sampler saves the precisions."""
+        return {
+            "shape": self.shape,
+            "rate": self.rate,
+            "num_updates": saved_number(self.num_updates),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what :meth:`state_dict` returned."""
+        shape = check_real("shape", state_dict["shape"], low_open=True)
+        rate = check_real("rate", state_dict["rate"], low_open=True)
+        num_updates = check_count("num_updates", state_dict["num_updates"])
+        self.shape, self.rate, self.num_updates = shape, rate, num_updates

@@ -120,7 +120,7 @@ PYBIND11_MODULE(_C, m) {
   m.doc() = "Host-side algorithms of torch_sgmcmc, in C++.";
 
   m.attr("NOISE_BLOCK") = torch_sgmcmc::kNoiseBlock;
-  m.attr("FORGETTING") = torch_sgmcmc::kVarianceDecay;
+  m.attr("VARIANCE_DECAY") = torch_sgmcmc::kVarianceDecay;
   m.attr("MIN_GRADIENTS") = torch_sgmcmc::kMinGradients;
   m.def("settings", &Settings, py::arg("sampler"));
   py::dict purposes;

@@ -70,7 +70,7 @@ std::vector<std::string> Chosen(Sampler& sampler,
   }
   if (!is_any_sampled) {
     Invalid(
-        "Invalid parameters: the sampler has none of those that would be "
+        "Invalid parameters: the sampler has none of the ones that would be "
         "stored, so all draws would be the same (was the model copied after "
         "the sampler was made?)");
   }

@@ -78,8 +78,8 @@ void CheckComparable(const std::vector<TensorLists>& current,
       if (fresh.numel() > 0 &&
           fresh.const_data_ptr() == current[i].grads[j].const_data_ptr()) {
         throw std::runtime_error(
-            "EWSG got the gradients of a minibatch in the memory of those of "
-            "the minibatch before, which it still needs: the closure must not "
+            "EWSG got the gradients of a minibatch in the memory of the "
+            "previous minibatch's, which it still needs: the closure must not "
             "reuse gradients");
       }
     }

@@ -52,8 +52,8 @@ std::string MessageOf(
   if (more > 0) text += " (and for " + std::to_string(more) + " more)";
   return text +
          ". The step was not made. If losses have grown, the chain has diverged "
-         "and needs a smaller lr; where it is rare, nonfinite(\"skip\") leaves "
-         "such steps out";
+         "and needs a smaller lr; where it is rare, nonfinite(\"skip\") skips "
+         "such steps";
 }
 
 }  // namespace
@@ -98,7 +98,7 @@ std::string SamplerImpl::nonfinite() const {
   }
   if (!equal) {
     Invalid("Invalid nonfinite: [" + all +
-            "] in the param groups (must be equal: a step is left out as a "
+            "] in the param groups (must be equal: a step is skipped as a "
             "whole)");
   }
   return choice;

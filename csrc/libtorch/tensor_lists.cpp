@@ -87,7 +87,7 @@ std::vector<at::Tensor> CopiesOfMeans(const std::vector<at::Tensor>& means,
     }
     if (mean.sizes() != params[i].sizes()) {
       Invalid(which + "has shape " + Shape(mean.sizes()) + " (must be " +
-              Shape(params[i].sizes()) + ", that of its parameter)");
+              Shape(params[i].sizes()) + ", its parameter's shape)");
     }
     copies.push_back(ZeroState(params[i]).copy_(mean.detach()));
     if (!copies.back().isfinite().all().item<bool>()) {

@@ -106,7 +106,7 @@ void CheckLosses(const at::Tensor& losses, bool has_grads) {
   if (losses.dim() != 1) {
     throw std::runtime_error(
         "SBPS got losses of shape " + Shape(losses.sizes()) +
-        " from the closure (must be those of the examples, of shape [n]" +
+        " from the closure (must be the examples' losses, of shape [n]" +
         (losses.dim() == 0 ? ": use reduction(torch::kNone))" : ")"));
   }
   if (losses.numel() < 2) {

@@ -195,7 +195,7 @@ def test_a_gradient_that_is_not_finite() -> None:
     with fails(
         problem,
         RuntimeError,
-        "the full gradient is not finite: there can be no anchor here",
+        "the full gradient is not finite at the present parameters",
     ):
         estimator.set_anchor(problem.loader())
     assert_same(estimator.state_dict()["full_grads"], anchor["full_grads"])
@@ -229,8 +229,8 @@ def test_gradients_in_the_memory_of_the_anchors() -> None:
     with fails(
         problem,
         RuntimeError,
-        "ControlVariates got the gradients at θ in the memory of those at the anchor, "
-        "which it still needs: gradients must not be reused (for "
+        "ControlVariates got the gradients at θ in the memory of the gradients "
+        "at the anchor, still in use: gradients must not be reused (for "
         "DistributedDataParallel, set gradient_as_bucket_view=False)",
     ):
         estimator.backward(problem.batch([0]))

@@ -168,8 +168,8 @@ def test_minibatches_of_one_of_two_data() -> None:
 
 def test_gradients_written_over() -> None:
     message = (
-        "EWSG got the gradients of a minibatch in the memory of those of the minibatch "
-        "before, which it still needs: the closure must not reuse gradients (for "
+        "EWSG got the gradients of a minibatch in the memory of the previous "
+        "minibatch's, which it still needs: the closure must not reuse gradients (for "
         "DistributedDataParallel, set gradient_as_bucket_view=False)"
     )
     p = nn.Parameter(torch.ones(3))

@@ -148,9 +148,9 @@ def test_resumes_bit_for_bit(chains: int | None, way: Callable[..., Any]) -> Non
 
 
 NOT_ASKED = (
-    "EWSG got gradients from a closure that did not ask which minibatch they are to be "
-    "of: with persistent_index_chain=True a step begins with the minibatch that the "
-    "last one ended with, and the closure must evaluate the minibatches of the numbers "
+    "EWSG got gradients from a closure that did not read sampler.minibatches: with "
+    "persistent_index_chain=True a step begins with the minibatch that the last one "
+    "ended with, and the closure must evaluate the minibatches of the numbers "
     "minibatches"
 )
 

@@ -18,7 +18,12 @@ from stored_files import through_file
 from torch import Tensor
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._ecs.target import Draws, choose_num_factors, choose_sizes, place
+from torch_sgmcmc._ecs.target import (
+    SubsampleDraws,
+    choose_num_factors,
+    choose_sizes,
+    place,
+)
 from torch_sgmcmc._ecs.taylor import WHOLE
 from torch_sgmcmc.samplers import hmc_ecs
 
@@ -34,7 +39,7 @@ def test_one_block_is_proposed_again(estimator: str) -> None:
         kept = sampler.state["subsample"]
         before, counts = kept["indices"], list(kept["counts"])
         layout, step = sampler._layout(), int(sampler.param_groups[0]["step"])
-        draws = Draws(layout)
+        draws = SubsampleDraws(layout)
         block, fresh, indices = draws.propose(step)
         low, high = draws.begin(block), draws.begin(block + 1)
         expected = [
@@ -336,7 +341,7 @@ def test_param_groups_and_priors() -> None:
     sampler.add_param_group({"params": [extra]})
     sampler.step(lambda i: data(i) + extra.sum())
     assert len(sampler.state["control_variates"]["anchor"]) == 6
-    with pytest.raises(ValueError, match="control variates are those of 6 parameters"):
+    with pytest.raises(ValueError, match="control variates have 6 parameters"):
         state = sampler.state_dict()
         state["param_groups"] = state["param_groups"][:2]
         del state["state"][2]

@@ -14,8 +14,8 @@ import torch
 from ecs_data import F64, Data, N, make
 from torch import Tensor
 
-from torch_sgmcmc._ecs.anchor import whitening
-from torch_sgmcmc._ecs.target import Draws, Estimate, Estimator, estimate
+from torch_sgmcmc._ecs.target import Estimate, Estimator, SubsampleDraws, estimate
+from torch_sgmcmc._ecs.taylor import whitening
 from torch_sgmcmc._impl.ops import ecs_estimate
 
 # ---- Control variates -------------------------------------------------------------
@@ -72,9 +72,11 @@ def test_whitening() -> None:
 
 def draws_of(
     num_data: int, cells: int, blocks: int, batch_size: int, poisson: bool, seed: int
-) -> Draws:
+) -> SubsampleDraws:
     sizes = {"num_data": num_data, "num_cells": cells, "num_blocks": blocks}
-    return Draws({**sizes, "batch_size": batch_size, "poisson": poisson, "seed": seed})
+    return SubsampleDraws(
+        {**sizes, "batch_size": batch_size, "poisson": poisson, "seed": seed}
+    )
 
 
 def z_of_share(count: float, draws: int, share: float) -> float:
@@ -121,7 +123,7 @@ def test_numbers_of_minibatches_are_poisson() -> None:
 def test_draws_are_pure_functions_of_layout_and_step() -> None:
     a, b = (draws_of(1000, 50, 10, 2, True, seed) for seed in (7, 8))
 
-    def drawn(draws: Draws, step: int) -> list[int]:
+    def drawn(draws: SubsampleDraws, step: int) -> list[int]:
         return draws.draw(step)[1].tolist()
 
     assert drawn(a, 3) == drawn(a, 3)

@@ -144,10 +144,10 @@ def test_losses_of_wrong_kinds() -> None:
 
 
 CHANGED = (
-    "HMC got another loss at the start of 3 trajectories running than there was at the "
-    "end of the one before, at the same parameters: the closure must compute the loss "
-    "of all data, always the same (no minibatches, no dropout), unless what else it "
-    "depends on is sampled in between"
+    "HMC got another loss at the start of 3 consecutive trajectories than at the end "
+    "of the previous one, at the same parameters: the closure must always compute the "
+    "same loss, of all data (no minibatches, no dropout), unless other quantities that "
+    "it depends on are sampled in between"
 )
 
 

@@ -280,4 +280,4 @@ def test_changed_losses_are_counted() -> None:
     assert changes_running(2, [1], [5, 6], 1, 1) == 0
     assert changes_running(2, [5, 6], [1], 1, 1) == 0
     assert MOST_CHANGES == 3
-    assert "start of 3 trajectories running" in changed_target()
+    assert "start of 3 consecutive trajectories" in changed_target()

@@ -321,11 +321,12 @@ def test_ewsg_in_automatic_optimization_gets_one_minibatch_a_step() -> None:
 
 def test_hmc_in_automatic_optimization_gets_a_minibatch_a_trajectory() -> None:
     message = (
-        "HMC got another loss at the start of 3 trajectories running than there was at "
-        "the end of the one before, at the same parameters: the closure must compute "
-        "the loss of all data, always the same (no minibatches, no dropout), unless "
-        "what else it depends on is sampled in between. In Lightning's automatic "
-        "optimization a batch must be all data. SGHMC is what minibatches need"
+        "HMC got another loss at the start of 3 consecutive trajectories than at the "
+        "end of the previous one, at the same parameters: the closure must always "
+        "compute the same loss, of all data (no minibatches, no dropout), unless other "
+        "quantities that it depends on are sampled in between. In Lightning's "
+        "automatic optimization a batch must be all data. SGHMC is what minibatches "
+        "need"
     )
     assert fit_fails(Automatic("HMC"), RuntimeError, message) == 3
 

@@ -110,8 +110,8 @@ def test_gradients_in_some_steps_warn_once(
     text = str(found.message)
     assert (
         text.startswith(
-            f"SGHMC got no gradient (None) for {who} {how_often}, and left it out "
-            "there. That samples another target"
+            f"SGHMC got no gradient (None) for {who} {how_often}, and skipped it "
+            "in them. That samples another target"
         )
         and "zero_grad(set_to_none=False)" in text
     )

@@ -233,13 +233,13 @@ def test_state_of_another_shape_is_refused_and_nothing_changes() -> None:
     with refused(
         ValueError,
         "Invalid state: momentum of shape [3] for a parameter of shape [9] (put one of "
-        "its shape into state[p]['momentum'], or delete it to begin anew)",
+        "its shape into state[p]['momentum'], or delete it to restart it)",
     ):
         chain.sampler.reassign_noise_offsets()
     assert chain.sampler.param_groups[0]["offsets"] == before
     monitor = sg.TemperatureMonitor(chain.sampler)
     with pytest.raises(
-        ValueError, match=r"TemperatureMonitor observe .* \(detach\(\) them first"
+        ValueError, match=r"TemperatureMonitor observes .* \(detach\(\) it first"
     ):
         chain.sampler.reassign_noise_offsets()
     monitor.detach()

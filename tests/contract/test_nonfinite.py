@@ -37,7 +37,7 @@ BAD = {"nan": torch.nan, "inf": torch.inf, "-inf": -torch.inf}
 EACH = pytest.mark.parametrize("value", BAD)
 ENDS = (
     " The step was not made. If losses have grown, the chain has diverged and needs a "
-    "smaller lr; where it is rare, nonfinite='skip' leaves such steps out"
+    "smaller lr; where it is rare, nonfinite='skip' skips such steps"
 )
 
 
@@ -393,7 +393,7 @@ def test_choices() -> None:
     with refused(
         ValueError,
         "Invalid nonfinite: ['raise', 'ignore'] in the param groups (must be equal: a "
-        "step is left out as a whole)",
+        "step is skipped as a whole)",
     ):
         sampler.step()
     assert sampler.param_groups[0]["step"] == 0

@@ -180,7 +180,7 @@ def test_what_is_printed_is_short(tmp_path: Path) -> None:
         functions={"first": lambda out: out[:, 0]},
     )
     assert repr(prediction).startswith(
-        "Prediction of 4 draws (worth 3): mean [5, 3], entropy "
+        "Prediction of 4 draws (3 effective): mean [5, 3], entropy "
     )
     assert repr(prediction).endswith(" of it epistemic, first [5]")
     assert repr(states[0]).startswith("'ChainState(chain=0, step=1, loss=")

@@ -420,11 +420,11 @@ def test_target_summary() -> None:
             f"Group 0, 1,234 parameters: {data}; flat prior (λ = 0); "
             "T = 1: the Bayesian posterior.",
             f"Group 1, 5 parameters: {data}; prior N(0, 0.25) on each (λ = 4); "
-            "T = 0.5: colder than the posterior.",
+            "T = 0.5: below the posterior's temperature.",
             "Group 2, 6 parameters: the loss is U itself (N = 1); flat prior (λ = 0); "
             "T = 0: no noise, an optimizer and not a sampler.",
             f"Group 3, 7 parameters: {data}; prior N(0, 3.333) on each (λ = 0.3); "
-            "T = 2: hotter than the posterior.",
+            "T = 2: above the posterior's temperature.",
         ]
     for other in (sg.EWSG(p, 0.1, num_data=2), sg.HMC(p, 0.1, num_steps=3, num_data=2)):
         text = other.target_summary()

@@ -374,7 +374,7 @@ def test_errors() -> None:
 
     good = [p.detach() for p in params]
     refused(good[:1], ValueError, "prior_mean: 1 tensors for a group of 2 parameters")
-    refused(good[::-1], ValueError, "number 0 has shape [5] (must be [3, 2], that of")
+    refused(good[::-1], ValueError, "number 0 has shape [5] (must be [3, 2], its ")
     refused([good[0], good[1].long()], ValueError, "number 1 is of torch.int64")
     refused([good[0], good[1] / 0], ValueError, "number 1 has elements that are not")
     refused([good[0], 1.0], TypeError, "number 1 is a float (must be a Tensor)")

@@ -108,14 +108,14 @@ BAD_CLOSURES: dict[str, tuple[Any, type[Exception], str]] = {
     "reduced": (
         lambda p: Draws(p)().mean(),
         RuntimeError,
-        "SBPS got losses of shape [] from the closure (must be those of the examples, "
+        "SBPS got losses of shape [] from the closure (must be the examples' losses, "
         "of shape [n]: use reduction='none')",
     ),
     "a matrix": (
         lambda p: Draws(p)()[:, None],
         RuntimeError,
-        "SBPS got losses of shape [10, 1] from the closure (must be those of the "
-        "examples, of shape [n])",
+        "SBPS got losses of shape [10, 1] from the closure (must be the "
+        "examples' losses, of shape [n])",
     ),
     "one": (
         lambda p: Draws(p, 1)(),

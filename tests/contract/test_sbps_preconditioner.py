@@ -184,8 +184,8 @@ def test_a_group_added_later_needs_one(steps: int) -> None:
     here = p.detach().clone()
     with refused(
         RuntimeError,
-        "SBPS has no preconditioner for a parameter of shape [2, 2], and was given "
-        "those of others: call set_preconditioner() for all",
+        "SBPS has no preconditioner for a parameter of shape [2, 2], but has others: "
+        "call set_preconditioner() for all",
     ):
         sampler.step(Draws([p, q]))
     assert torch.equal(p, here) and (q == 1).all()

@@ -112,19 +112,19 @@ def test_time_averages_refuse() -> None:
     with refused(ValueError, "Invalid max_piece: 0.0 (must be finite and > 0)"):
         sg.TimeAverage(sampler, max_piece=0.0)
     average = sg.TimeAverage(sampler)
-    with refused(ValueError, "There is no average of this parameter, of shape [2, 2]"):
+    with refused(ValueError, "This parameter, of shape [2, 2], has no average"):
         average.mean(params[1])
     with pytest.raises(ValueError) as error:
         _ = average.value
-    assert str(error.value) == "There is no average of a function yet"
+    assert str(error.value) == "No function has been averaged yet"
     nine, good = torch.ones(9).double(), torch.ones(params[0].shape).double()
-    no_number = f"its means have a key that is no number of {len(params)} parameters"
+    no_number = f"its means have a key that is not a number of {len(params)} parameters"
     for means, message in (
         ({0: (nine, good)}, "mean of parameter 0 has shape [9], expected "),
         ({0: (good, nine)}, "mean square of parameter 0 has shape [9], expected "),
         ({0: (good.float(), good)}, "mean of parameter 0 is of torch.float32"),
         ({0: (good.to("meta"), good)}, "mean of parameter 0 has the layout"),
-        ({0: (good,)}, "means of parameter 0 is no tuple of 2 Tensors"),
+        ({0: (good,)}, "means of parameter 0 is not a tuple of 2 Tensors"),
         ({-1: (good, good)}, no_number),
         ({len(params): (good, good)}, no_number),
     ):

@@ -195,9 +195,9 @@ def test_a_new_sampler_with_the_same_seed_warns() -> None:
     with pytest.warns(sg.SharedNoiseWarning) as record:
         steps_of(p, 51)
     assert [str(warning.message) for warning in record] == [
-        "A new SGHMC begins with seed 51, with which another sampler has made steps on "
-        "these parameters: it draws the same noise again. Go on with that sampler (or "
-        "its state dict), or give each a seed of its own, with torch_sgmcmc.fold_in"
+        "A new SGHMC starts with seed 51, with which another sampler has made steps on "
+        "these parameters: it draws the same noise again. Continue that sampler (or "
+        "load its state dict), or give each a different seed, with torch_sgmcmc.fold_in"
     ]
     assert record[0].filename == __file__
     with pytest.warns(sg.SharedNoiseWarning):  # and so is the next

@@ -589,7 +589,7 @@ def test_other_names_are_refused() -> None:
         other.load_state_dict(sampler.state_dict())
     assert str(error.value) == (
         "Invalid state_dict: param group 0 was saved for parameters of other names (it "
-        "lacks d, and has b besides)"
+        "lacks d, and has b in addition)"
     )
     assert bits(other.state_dict()) == before
     # Where one side has no names, order is all there is.

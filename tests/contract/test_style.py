@@ -69,7 +69,7 @@ def test_retired_names_stay_retired() -> None:
 
 
 def test_things_are_named() -> None:
-    """At most 20 uses of "that of" or "those of" in the product and the documents."""
+    """The product and documents use "that of" and "those of" at most 20 times."""
     where = ("torch_sgmcmc", "csrc", "docs", "README.md", "CONTRIBUTING.md")
     found = [
         name

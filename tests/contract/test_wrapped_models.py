@@ -111,9 +111,9 @@ def test_live_tensors_warn() -> None:
     live: list[Any] = []
     for _ in range(3):
         live.append(model.state_dict())
-    with pytest.warns(UserWarning, match="draws are in the same memory, as those of"):
+    with pytest.warns(UserWarning, match="draws share one memory, as with"):
         sg.predict(model, live, X)
-    with pytest.warns(UserWarning, match="draws are in the same memory"):
+    with pytest.warns(UserWarning, match="draws share one memory"):
         sg.predict(model, [model] * 3, X)
     sg.predict(model, [copy.deepcopy(state) for state in live], X)
     sg.predict(model, [model.state_dict()], X)

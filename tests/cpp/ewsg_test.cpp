@@ -146,7 +146,7 @@ TEST(EWSG, AFailedClosureChangesNothing) {
   };
   EXPECT_EQ(MessageOf<std::runtime_error>([&] { sampler.step(reuse); })
                 .find("EWSG got the gradients of a minibatch in the memory of "
-                      "those of the minibatch before"),
+                      "the previous minibatch's"),
             0U);
   EXPECT_TRUE(sampler.state().empty());
 }

@@ -55,8 +55,8 @@ TEST(Nonfinite, AStepIsRefusedOrLeftOut) {
       message +=
           " infinite of 5 elements, for parameter 1 of group 0, of shape [5]. "
           "The step was not made. If losses have grown, the chain has diverged "
-          "and needs a smaller lr; where it is rare, nonfinite(\"skip\") leaves "
-          "such steps out";
+          "and needs a smaller lr; where it is rare, nonfinite(\"skip\") skips "
+          "such steps";
       EXPECT_EQ(MessageOf([&] { BadStep(raises, params, value); }), message);
       ExpectEqual(params, before);
       EXPECT_EQ(raises.num_steps(), i);

@@ -50,8 +50,8 @@ TEST(SBPS, RefusesLossesThatItCannotUseAndMovesNothing) {
     return text;
   };
   EXPECT_EQ(message([&] { return draws().mean(); }),
-            "SBPS got losses of shape [] from the closure (must be those of "
-            "the examples, of shape [n]: use reduction(torch::kNone))");
+            "SBPS got losses of shape [] from the closure (must be the "
+            "examples' losses, of shape [n]: use reduction(torch::kNone))");
   EXPECT_EQ(message([&] { return draws().slice(0, 0, 1); }),
             "SBPS got the loss of 1 example from the closure (must be of 2 at "
             "least, to estimate the noise of a minibatch)");

@@ -18,7 +18,7 @@ from scipy import stats
 from torch import Tensor
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._ecs.anchor import Anchor, Prior
+from torch_sgmcmc._ecs.taylor import Anchor, Prior
 from torch_sgmcmc.samplers import hmc_ecs
 
 # Warm-ups choose few factors here.

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import ops as ops
-from torch_sgmcmc._sbps.directional import Observation
+from torch_sgmcmc._sbps.trajectory import Observation
 from torch_sgmcmc.samplers import sbps
 
 pytestmark = pytest.mark.full

@@ -8,7 +8,6 @@ import pytest
 import torch
 from ecs_data import Data, make
 
-from torch_sgmcmc._ecs.anchor import Anchor, Prior
 from torch_sgmcmc._ecs.target import (
     Estimate,
     Estimator,
@@ -16,7 +15,7 @@ from torch_sgmcmc._ecs.target import (
     choose_sizes,
     schedule,
 )
-from torch_sgmcmc._ecs.taylor import TaylorSums
+from torch_sgmcmc._ecs.taylor import Anchor, Prior, TaylorSums
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,7 @@ def test_another_closure_needs_another_anchor() -> None:
     sampler.param_groups[0]["subsample_size"] = 9
     with pytest.raises(
         RuntimeError,
-        match=r"those of a PredictorLogLikelihood with rows: give step\(\)",
+        match=r"need a PredictorLogLikelihood with rows: give step\(\)",
     ):
         sampler.step(data)
     sampler.set_anchor(data, progress=False)

@@ -8,7 +8,7 @@ from reference import DTYPES, SIZES, Exact, arithmetic, assert_rounded, same_bit
 from torch import Tensor
 
 from torch_sgmcmc._impl import ops as ops
-from torch_sgmcmc._sbps.directional import rate_of
+from torch_sgmcmc._sbps.trajectory import rate_of
 
 DECAY = 0.37  # λ / N
 

@@ -88,20 +88,20 @@ def test_names_and_probes_of_a_network() -> None:
 
 
 def test_draws_one_after_the_other_with_their_chains_weights_and_steps() -> None:
-    of_chains = chains()
+    compare_chains = chains()
     rows: list[tuple[int, int]] = [(c, d) for d in range(5) for c in (1, 0)]
     stored: Iterable[Draw] = (
-        Draw(of_chains[c][d], chain=10 * c, weight=0.5 - d, step=7 * d + c)
+        Draw(compare_chains[c][d], chain=10 * c, weight=0.5 - d, step=7 * d + c)
         for c, d in rows
     )
     data = sg.to_arviz(stored)
     for c in range(2):
         for d in range(5):
             at = data["posterior"].sel(chain=c, draw=d)
-            assert np.array_equal(at["0.bias"].values, of_chains[c][d]["0.bias"])
+            assert np.array_equal(at["0.bias"].values, compare_chains[c][d]["0.bias"])
             stats = data["sample_stats"].sel(chain=c, draw=d)
             assert (float(stats["weight"]), int(stats["step"])) == (0.5 - d, 7 * d + c)
-    one = sg.to_arviz(of_chains[0])["posterior"]
+    one = sg.to_arviz(compare_chains[0])["posterior"]
     assert one["0.bias"].shape == (1, 5, 2)
 
 

@@ -13,7 +13,7 @@ from reference import same_bits
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.posterior.minibatches import length_of_blocks
+from torch_sgmcmc.compile import length_of_blocks
 
 pytestmark = pytest.mark.full
 

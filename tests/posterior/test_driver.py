@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.seeds import fold_in
+from torch_sgmcmc._impl.random_state import fold_in
 
 
 def test_a_loop_of_ones_own(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_another_samplers_chain_does_not_resume(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError,
         match=r"^Invalid sampler: group 0 has lr 0.06 \(chain 0 in .* was begun with "
-        r"0.05; restart=True begins anew\)$",
+        r"0.05; restart=True starts a new run\)$",
     ):
         run(tmp_path, steps=20, sampler=faster)
     assert contents(tmp_path) == before
@@ -329,7 +329,7 @@ def test_errors(tmp_path: Path) -> None:
         sg.sample(model, sghmc, batches, loss, tmp_path, epochs=1)
     with pytest.raises(TypeError, match="numbers its chains from 0 on"):
         run(tmp_path, chain=3)
-    with pytest.raises(TypeError, match="makes those of each chain"):
+    with pytest.raises(TypeError, match="makes one for each chain"):
         run(tmp_path, monitor=None)
     with pytest.raises(TypeError, match="unexpected keyword"):
         run(tmp_path, bufers=False)

@@ -255,7 +255,7 @@ def test_a_summary_of_comparisons_alone() -> None:
         p.grad = 2 * torch.ones(4)
         sampler.step()
     assert [found.fault for found in monitor.issues()] == ["biased gradient"]
-    assert "has gradients that are not those of the closure" in monitor.summary()
+    assert "has gradients that differ from the closure" in monitor.summary()
 
 
 @pytest.mark.default

@@ -186,13 +186,13 @@ def test_heat_is_said() -> None:
     """λ = 5: where minibatches heat, the interval misses it, and that is said."""
     issue = Regression()
     options = {"batch_size": 50, "draws": 400}
-    with pytest.warns(UserWarning, match="Chains are hotter than their target: T_kin"):
+    with pytest.warns(UserWarning, match="above the target's temperature: T_kin"):
         hot = issue.estimate(lambda p, **t: sg.SGLD(p, lr=0.1, **t), **options)
     assert hot.value - hot.half_width > 5
     heat = float(hot.temperatures[:, 0].mean())
     assert abs(hot.value / (5 * heat) - 1) < 0.15
     assert "thermostat_rate=1e-2" in hot.summary()
-    with pytest.warns(UserWarning, match="Chains are hotter than their target"):
+    with pytest.warns(UserWarning, match="Chains are above the target's temperature"):
         issue.estimate(lambda p, **t: sg.SGNHT(p, lr=0.02, **t), **options)
     right = {
         "SGNHT": lambda p, **t: sg.SGNHT(p, lr=0.02, thermostat_rate=1e-2, **t),

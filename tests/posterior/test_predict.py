@@ -533,7 +533,7 @@ def test_inputs_that_change_are_refused() -> None:
         sg.predict(model, draws, (b for b in x.split(5)))
     with pytest.raises(TypeError, match="of type tuple"):
         sg.predict(model, draws, (x, x))
-    with pytest.raises(ValueError, match="there is no batch"):
+    with pytest.raises(ValueError, match="it has no batch"):
         sg.predict(model, draws, [])
     with pytest.raises(ValueError, match="there is no input"):
         sg.predict(model, draws, x[:0])
@@ -571,7 +571,7 @@ def test_inputs_that_change_are_refused() -> None:
         ({"quantiles": [1.5]}, ValueError, "Invalid quantile: 1.5"),
         ({"batch_size": 0}, ValueError, "Invalid batch_size: 0"),
         ({"chunk_size": 0}, ValueError, "Invalid chunk_size: 0"),
-        ({"functions": {"f": 1}}, TypeError, "'f' is no function"),
+        ({"functions": {"f": 1}}, TypeError, "'f' is not a function"),
         ({"functions": {"f": torch.sum}}, ValueError, r"f: it returned shape \[\]"),
         ({"link": lambda o: o[:2]}, ValueError, r"link: it returned shape \[2, 4\]"),
         ({"forward": lambda m, b: m(b).sum()}, TypeError, "Invalid outputs: a scalar"),

@@ -205,9 +205,9 @@ def test_what_has_no_file(tmp_path: Path) -> None:
     )
     assert ended.returncode == 1
     assert ended.stderr.rstrip().endswith(
-        "TypeError: Invalid processes: 2, and what is defined in a notebook or on "
-        "standard input cannot be imported by them (put the functions into a file and "
-        "import them, or processes=1)"
+        "TypeError: Invalid processes: 2, and they cannot import definitions of a "
+        "notebook or of standard input (put the functions into a file and import "
+        "them, or processes=1)"
     )
     assert [*sg.SampleStore(tmp_path)] == [*before]  # nothing was deleted
 

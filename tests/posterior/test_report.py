@@ -14,8 +14,8 @@ from torch import nn
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.diagnostics.convergence import differences
-from torch_sgmcmc.posterior.run_record import _RATE as RATE
-from torch_sgmcmc.posterior.run_record import Ran, Trace
+from torch_sgmcmc.posterior.store import _RATE as RATE
+from torch_sgmcmc.posterior.store import RunRecord, Trace
 
 pytestmark = pytest.mark.full
 
@@ -39,7 +39,7 @@ def alarms_of(size, steps, monkeypatch, seed=0):
     for first in range(0, 200, 4):
         names = monitor.names[first : first + 4]
         runs = {
-            i: Ran(
+            i: RunRecord(
                 *("SGHMC", 1.0, steps, 0),
                 tensors={"theta": monitor.tensor(name)},
                 issues=tuple(f for f in found if f.name == name),
@@ -77,7 +77,7 @@ def test_without_inputs_and_gauges_all_is_unknown():
     assert len(found.unknown) == 3
     assert "there is one chain" in str(found)
     assert "no inputs were given" in str(found)
-    assert "no monitor have observed" in str(found)
+    assert "no monitor has observed" in str(found)
 
 
 def test_other_forms(tmp_path):
@@ -196,7 +196,7 @@ def test_temperatures_have_one_unit():
     draws, monitor, _samplers = chains_of(chains=2, temperature=0.25, noise=0.2)
     found = sg.report(None, draws, monitor=monitor)
     heat = max(g.all().kinetic.mean for g in monitor) / 0.25
-    assert f"{heat:.3g} T in theta, the hottest (T = 0.25)" in str(found)
+    assert f"highest in theta: {heat:.3g} T (T = 0.25)" in str(found)
     (hot,) = (v for v in found.issues if v.kind == "above T")
     assert f"{heat:.3g} T in theta" in hot.message
     assert "| theta | " in found.markdown() and "T_kin / T" in found.markdown()

@@ -56,7 +56,7 @@ def test_another_schedule(begun: Any, given: Any, words: str, tmp_path: Path) ->
         run(tmp_path, steps=20, schedule=given)
     said = words.replace("W", f"chain 0 in {tmp_path}")
     assert str(caught.value).startswith(f"Invalid schedule: {said}")
-    assert str(caught.value).endswith("; restart=True begins anew)")
+    assert str(caught.value).endswith("; restart=True starts a new run)")
     assert contents(tmp_path) == before
     assert (tmp_path / "checkpoint-0.pt").read_bytes() == saved
     run(tmp_path, steps=20, schedule=begun)
@@ -161,7 +161,7 @@ def test_a_checkpoint_that_lacks_a_key(tmp_path: Path) -> None:
         with pytest.raises(ValueError) as error:
             run(tmp_path, steps=8)
         assert str(error.value) == (
-            f"Invalid checkpoint: that of chain 0 in {tmp_path} lacks {key} "
-            "(restart=True begins anew)"
+            f"Invalid checkpoint: chain 0 in {tmp_path} lacks {key} "
+            "(restart=True starts a new run)"
         )
         assert contents(tmp_path) == before

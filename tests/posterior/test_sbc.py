@@ -199,7 +199,7 @@ def test_summary() -> None:
     assert lines[3].split()[0] == "b" and lines[3].split()[2:] == ["+0.938", "0.25"]
     assert lines[4] == "ranks are NOT uniform (at a rate of 0.01 for the 2 together)"
     fine = Calibration({"a": ranks["a"]}, 15, 160, 9, {"a": 0.5}).summary(0.05)
-    assert "all ranks look uniform (at a rate of 0.05 for the quantity)" in fine
+    assert "all ranks are uniform (at a rate of 0.05 for the quantity)" in fine
     assert "draws are correlated (0.50 from one to the next)" in fine
 
 

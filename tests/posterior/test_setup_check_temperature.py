@@ -180,7 +180,7 @@ def test_heat_above_twice_t_is_remarked():
     assert 1 < heat < 40
     (remark,) = found.remarks
     assert f"{1 + heat:.3g} in {name}" in remark and remark in str(found)
-    assert "Nothing is seen" not in str(found)
+    assert "No issue was found" not in str(found)
 
 
 def test_a_classifier_that_has_learned_has_the_heat_of_here():

@@ -103,7 +103,7 @@ def test_the_ranks_that_differ_are_named(job: Any) -> None:
     ranks, _ = job
     last = len(ranks) - 1
     # Of two ranks the first is as good as any; of more, most of them.
-    odd = "rank 1: rank 0" if last > 1 else "rank 0: rank 1"
+    odd = "rank 1's: rank 0" if last > 1 else "rank 0's: rank 1"
     expected = {
         f"lowest bit of {last}": "parameters",
         f"places in a tensor of {last}": "parameters",
@@ -120,15 +120,15 @@ def test_the_ranks_that_differ_are_named(job: Any) -> None:
         assert {first, second, fourth} == {"nothing was raised"}
         found["hook"] = third
         assert found.pop("lowest bit of 0") == (
-            f"SGHMC's replicas differ from that of {odd} in parameters"
+            f"SGHMC's replicas differ from {odd} in parameters"
         )
         counters = found.pop(f"counters of {last}")
         assert counters.startswith(
-            f"SGHMC's replicas differ from that of rank 0: rank {last} in step (3 for "
+            f"SGHMC's replicas differ from rank 0's: rank {last} in step (3 for "
             "2), seed (5 for "
         )
         assert found == {
-            key: f"SGHMC's replicas differ from that of rank 0: rank {last} in {part}"
+            key: f"SGHMC's replicas differ from rank 0's: rank {last} in {part}"
             for key, part in expected.items()
         }
 
@@ -204,7 +204,7 @@ def test_groups_that_do_not_fit(job: Any) -> None:
     ranks = [rank["wrong groups"] for rank in job[0]]
     for number, found in enumerate(ranks):
         not_in_it = (
-            f"Invalid process_group: rank {number} is not in it (each rank gives the "
+            f"Invalid process_group: rank {number} is not in it (give each rank the "
             "group that it is in)"
         )
         assert found == {"not in it": not_in_it if number else "nothing was raised"}
@@ -224,7 +224,7 @@ def test_a_checkpoint_of_a_rank_that_stores_nothing(tmp_path: Path) -> None:
         with pytest.raises(ValueError) as error:
             collector.load_state_dict(state)
     assert str(error.value) == (
-        "Invalid state_dict: of a rank that stores nothing (must be that of the first "
+        "Invalid state_dict: of a rank that stores nothing (must be of the first "
         "rank of the sampler's process_group)"
     )
 

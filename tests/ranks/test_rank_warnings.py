@@ -64,7 +64,9 @@ def test_steps_of_sampling_phases(exploration: float) -> None:
 def test_a_model_that_is_not_sampled(tmp_path: Path) -> None:
     network = model()
     sampler = sghmc(network.parameters(), seed=0)
-    words = r"the sampler has none of those that would be stored, .* \(was the model c"
+    words = (
+        r"the sampler has none of the ones that would be stored, .* \(was the model c"
+    )
     for other in (copy.deepcopy(network), {"w": torch.zeros(2)}):
         with pytest.raises(ValueError, match=f"^Invalid parameters: {words}"):
             sg.Collector(sampler, other, tmp_path / "none")
@@ -152,7 +154,7 @@ def test_a_chain_that_diverges(tmp_path: Path) -> None:
         RuntimeError,
         match=r"^chain 0, step \d: the chain has diverged: its loss was [\d.]+ at "
         r"first, and .*, (nan|inf) in the end. lr 5 is too large: 0.5 may be stable, "
-        r"and restart=True begins anew$",
+        r"and restart=True starts a new run$",
     ):
         sg.sample(
             *(linear, sampler, loader(), quartic, tmp_path),
@@ -193,10 +195,8 @@ def test_a_tenth_of_skipped_steps_warns_once(
     assert not recwarn.list
     assert skips(lambda i: i % 10 == 0, 1500) == 150
     (one,) = recwarn.list
-    assert str(one.message).startswith(
-        "SGLD has left out 100 of its last 991 steps, as"
-    )
+    assert str(one.message).startswith("SGLD has skipped 100 of its last 991 steps, as")
     recwarn.clear()
     assert skips(lambda i: i > 8, 300) == 291
     (one,) = recwarn.list
-    assert "left out 100 of its last 100 steps" in str(one.message)
+    assert "skipped 100 of its last 100 steps" in str(one.message)

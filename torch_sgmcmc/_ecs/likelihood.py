@@ -15,25 +15,23 @@ from torch_sgmcmc._impl.hyperparams import (
     wrong_type,
 )
 
-__all__ = ["PredictorLogLikelihood", "RowCache"]
-
 Closure = Callable[[Tensor], Tensor]
 
-# Data from which on single backward passes are quicker than a batch of them, in which
-# the products of matrices with vectors become slow batches of products of matrices.
+# From this number of data on, single backward passes are faster than a batch of them,
+# which turns matrix-vector products into slow batched matrix products.
 _SINGLY = 1024
 
-# Elements of what is computed at once for a batch of directions.
+# Most elements of a batch of directions.
 _MOST_ELEMENTS = 2**25
 
-# Below this part of changed rows the unchanged ones are copied from the last call's.
+# Below this fraction of changed rows, unchanged rows are copied from the last call.
 _FEW = 0.25
 
 
 class PredictorLogLikelihood:
     r"""Per-datum log-likelihoods :math:`\ell_k = L_k(f_k(\theta))`, in two parts.
 
-    It is a closure for :class:`HMCECS`: ``closure(indices)`` is
+    A closure for :class:`HMCECS`: ``closure(indices)`` is
     ``log_likelihood(outputs(indices), indices)``.
 
     In a regression the output is one number, linear in the parameters:
@@ -44,7 +42,7 @@ class PredictorLogLikelihood:
         \nabla \ell_k = L_k'(\eta_k)\, x_k, \quad
         \nabla^2 \ell_k = L_k''(\eta_k)\, x_k x_k^\top
 
-    take no backward pass through the model.
+    need no backward pass through the model.
 
     Args:
         outputs: ``outputs(indices)`` returns the model's outputs f for these data as a
@@ -54,14 +52,14 @@ class PredictorLogLikelihood:
             [len(indices)]; twice differentiable by ``outputs``, and dependent on the
             parameters through ``outputs`` alone.
         rows: ``rows(indices)`` returns the matrix x [len(indices), d] of the data's
-            predictors, ``outputs(indices)`` [len(indices)] being x θ + const: θ is the
+            predictors, with ``outputs(indices)`` [len(indices)] = x θ + const: θ is the
             parameters, flattened, in their order. A choice of θ* compares x with the
-            derivatives of ``outputs`` in a random direction, for 256 data. None is a
-            model of any other kind. Default: None.
+            derivatives of ``outputs`` in a random direction, for 256 data. None is for
+            any other model. Default: None.
 
     Raises:
         TypeError: an argument is not callable, or outputs or rows are not a tensor.
-        ValueError: outputs or rows are not of the shape above, or rows are not the
+        ValueError: outputs or rows have a wrong shape, or rows are not the
             derivatives of outputs.
 
     Example:
@@ -111,7 +109,7 @@ class PredictorLogLikelihood:
         return self._rows is not None
 
     def rows(self, indices: Tensor, d: int) -> Tensor:
-        """Returns the rows of the linear predictors, [M, d]: not to be written to."""
+        """Returns the rows of the linear predictors, [M, d]; do not write to them."""
         assert self._rows is not None
         result = self._rows(indices)
         if not isinstance(result, Tensor):
@@ -127,15 +125,15 @@ class PredictorLogLikelihood:
 
 
 class RowCache:
-    """The rows ``tensor[indices]``, of which only changed ones are fetched.
+    """Returns the rows ``tensor[indices]``, fetching only changed ones.
 
     For the closures of :class:`HMCECS`. One step changes 1 / ``num_blocks`` of its
-    subsample, and rows that are scattered over the memory of a large data set take
-    longer to fetch than to compute with.
+    subsample, and fetching scattered rows of a large data set takes longer than
+    computing with them.
 
     Args:
-        tensors: the data, one or more tensors of equal length, on one device. They
-            must not change.
+        tensors: the data, one or more tensors of equal length, on one device. They must
+            not change.
 
     Raises:
         ValueError: no tensors, or of different lengths.
@@ -168,14 +166,14 @@ class RowCache:
             indices: int64 [M], in [0, length of the tensors).
 
         Returns:
-            A tensor [M, ...] for each of the data. Not to be changed in place: they are
-            returned again where indices are the same.
+            A tensor [M, ...] for each of the data. Do not change them in place: they
+            are returned again for the same indices.
         """
         if indices is self._indices and indices._version == self._version:
             return self._rows
         self._rows = self._gather(indices)
         self._indices, self._version = indices, indices._version
-        self._copy = indices.clone()  # the caller may change its own in place
+        self._copy = indices.clone()  # the caller may change its indices in place
         return self._rows
 
     def _gather(self, indices: Tensor) -> tuple[Tensor, ...]:
@@ -225,14 +223,14 @@ def weighted_sum(values: Tensor, params: list[Tensor], weights: Tensor) -> Tenso
     weights, more = weights.to(values.dtype), {"materialize_grads": True}
     grads = torch.autograd.grad(values, params, weights, allow_unused=True, **more)
     row = grads[0].reshape(-1) if len(grads) == 1 else flat(grads)
-    return row.double().contiguous()  # a single gradient may be an expanded one
+    return row.double().contiguous()  # a single gradient may be expanded
 
 
 class LikelihoodGraph:
-    """Derivatives of log-likelihoods [M], which have a graph, by the parameters.
+    """Derivatives of log-likelihoods [M] with a graph, by the parameters.
 
     With weights w, one for each datum, s(w) = Σ wᵢ ∇ℓᵢ is a backward pass. It is linear
-    in w, so that its derivative by w is all gradients ∇ℓᵢ. The same for a directional
+    in w, so its derivative by w gives all gradients ∇ℓᵢ. The same for a directional
     derivative in place of ℓ gives all Hᵢ z.
     """
 
@@ -299,7 +297,7 @@ def _columns_of_linear(linear: Tensor, weights: Tensor) -> Tensor:
 def jacobian(outputs: Tensor, params: list[Tensor], width: int) -> Tensor:
     """Returns the derivatives of ``outputs`` [n], with a graph, by parameters: [n, d].
 
-    ``width`` is a guess of the elements that the pass for one row takes.
+    ``width`` estimates the elements of the pass for one row.
     """
     rows = []
     more = {"retain_graph": True, "is_grads_batched": True, "allow_unused": True}

@@ -1,9 +1,11 @@
-"""State of HMC-ECS between steps: θ*, a subsample, and counts."""
+"""State of HMC-ECS between steps, and the efficiency of a run."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,7 +13,6 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._ecs.anchor import AllData, Anchor, Prior
 from torch_sgmcmc._ecs.likelihood import Closure, flat, split
 from torch_sgmcmc._ecs.target import (
     Estimator,
@@ -26,20 +27,23 @@ from torch_sgmcmc._ecs.taylor import (
     LINEAR,
     PREDICTOR,
     WHOLE,
+    AllData,
+    Anchor,
+    Prior,
     TaylorTerms,
     has_hessian,
     kinds_of,
 )
-from torch_sgmcmc._impl.hyperparams import check_integer
+from torch_sgmcmc._impl.hmc_dynamics import leapfrog_steps
+from torch_sgmcmc._impl.hyperparams import check_integer, wrong_shape
 from torch_sgmcmc._impl.parameters import check_sizes
 from torch_sgmcmc._impl.state_dict import check_tensor
 from torch_sgmcmc._impl.user_state import PRIOR_MEAN
 from torch_sgmcmc._impl.utils import mapped
+from torch_sgmcmc.diagnostics.convergence import arviz
 from torch_sgmcmc.samplers.sampler import SharedSettings
 
-__all__ = ["KEYS", "HMCECSBase"]
-
-# Keys of the state that belongs to no single parameter.
+# Keys of state that no single parameter owns.
 KEYS = ("control_variates", "subsample")
 
 _FORMS = (CONSTANT, LINEAR, PREDICTOR, WHOLE)
@@ -47,16 +51,14 @@ _SIZES = ("num_data", "num_cells", "num_blocks", "batch_size")
 
 
 class HMCECSBase(SharedSettings):
-    """State and statistics of :class:`HMCECS`, and their checks."""
+    """State and statistics of :class:`HMCECS`, with their checks."""
 
-    # Computed again from the state, and not saved.
+    # Recomputed from the state, not saved.
     _present: Point | None = None
     _present_key: tuple[Any, ...] = ()
     _proposals: Proposals | None = None
-    # From a warm-up's first step on, until it has ended or was given up.
+    # True from a warm-up's first step until its end.
     _is_warming_up: bool = False
-
-    # ---- Statistics -----------------------------------------------------------
 
     @property
     def sign(self) -> int:
@@ -65,17 +67,17 @@ class HMCECSBase(SharedSettings):
 
     @property
     def acceptance_rate(self) -> float:
-        """The part of all trajectories that was accepted since the warm-up."""
+        """The fraction of trajectories accepted since the warm-up."""
         return self._rate("num_accepted")
 
     @property
     def subsample_acceptance_rate(self) -> float:
-        """The part of all proposals for u that was accepted since the warm-up."""
+        """The fraction of proposals for u accepted since the warm-up."""
         return self._rate("num_subsamples_accepted")
 
     @property
     def num_divergences(self) -> int:
-        """Trajectories since the warm-up that ended out of bounds.
+        """The number of trajectories since the warm-up that ended out of bounds.
 
         Their energy was not finite, or the estimator's variance above ``max_variance``.
         """
@@ -83,9 +85,9 @@ class HMCECSBase(SharedSettings):
 
     @property
     def num_evaluations(self) -> int:
-        """Evaluations of single data's log-likelihoods and gradients, in all.
+        """The number of evaluations of single data's log-likelihoods and gradients.
 
-        Warm-up and control variates included: N for each choice of θ*.
+        Includes warm-up and control variates: N for each choice of θ*.
         """
         return self.param_groups[0]["num_evaluations"]
 
@@ -100,8 +102,6 @@ class HMCECSBase(SharedSettings):
         group = self.param_groups[0]
         return _C.ratio(group[name], group["num_trajectories"])
 
-    # ---- Parameters -----------------------------------------------------------
-
     def _check_groups(self) -> None:
         self._check_all_groups()
         check_sizes(self._current_context())
@@ -115,7 +115,7 @@ class HMCECSBase(SharedSettings):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a param group, see :meth:`Sampler.add_param_group`.
 
-        θ* is then chosen anew.
+        The next step chooses a new θ*.
         """
         super().add_param_group(param_group)
         self._parameters_changed()
@@ -143,8 +143,6 @@ class HMCECSBase(SharedSettings):
                 means.append(torch.as_tensor(mean, **like).expand(p.shape).flatten())
         return Prior(torch.cat(precisions), torch.cat(means))
 
-    # ---- θ* and the subsample -------------------------------------------------
-
     def _layout(self) -> dict[str, Any]:
         return layout_of(self.param_groups[0])
 
@@ -154,7 +152,7 @@ class HMCECSBase(SharedSettings):
         return AllData(closure, self._all_params(), *sizes)
 
     def _target_key(self) -> tuple[Any, ...]:
-        """Returns what else the estimated density depends on."""
+        """Returns the other values that the estimated density depends on."""
         group = self.param_groups[0]
         priors = [
             (group["prior_precision"], group[PRIOR_MEAN]) for group in self.param_groups
@@ -188,7 +186,7 @@ class HMCECSBase(SharedSettings):
     def _anchor_at(
         self, closure: Closure, theta: Tensor, progress: bool, *, moved: bool = False
     ) -> None:
-        """Puts θ* at a place, which must be near the last θ* if draws moved it."""
+        """Chooses θ*; if draws moved it, θ* must be near the last one."""
         group, prior = self.param_groups[0], self._prior()
         chosen = Anchor.choose(self._data(closure), theta, prior, group, progress)
         if moved:
@@ -200,7 +198,7 @@ class HMCECSBase(SharedSettings):
             kept = {**kept, "terms": terms.fields()}
         else:
             kept = None  # sizes have changed: the next step draws a subsample
-        # Nothing fails from here on.
+        # Nothing fails after this.
         self._parameters_changed()
         self.state["control_variates"] = chosen.save()
         if kept is not None:
@@ -210,7 +208,7 @@ class HMCECSBase(SharedSettings):
 
     @torch.no_grad()
     def _check_place(self, closure: Closure, progress: bool) -> None:
-        """Raises if the parameters are not near θ*, with a pass through all data."""
+        """Raises if the parameters are not near θ*, by a pass through all data."""
         group = self.param_groups[0]
         total = self._data(closure).log_likelihood(progress)
         self._count(group["num_data"])
@@ -224,7 +222,7 @@ class HMCECSBase(SharedSettings):
         return (anchor or self._anchor).expand(self._data(closure), indices)
 
     def _subsample(self, closure: Closure) -> Subsample:
-        """Returns the kept subsample; a new one if sizes or the seed have changed."""
+        """Returns the stored subsample; a new one if sizes or the seed have changed."""
         layout, kept = self._layout(), self.state.get("subsample")
         if kept is not None and kept["layout"] == layout:
             return Subsample.load(kept)
@@ -238,8 +236,6 @@ class HMCECSBase(SharedSettings):
             self._proposals = Proposals(layout, step, expand, device)
         return self._proposals.apply(step, current)
 
-    # ---- State dicts ----------------------------------------------------------
-
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
         super()._check_state_dict(state_dict)
         state, d = state_dict["state"], sum(p.numel() for p in self._all_params())
@@ -251,8 +247,8 @@ class HMCECSBase(SharedSettings):
             )
         elif int(state_dict["param_groups"][0]["step"]) > 0:
             raise ValueError(
-                "Invalid state_dict: it has steps and no control_variates, as "
-                "torch.distributed.checkpoint leaves them out (save state_dict() with "
+                "Invalid state_dict: it has steps and no control_variates, which "
+                "torch.distributed.checkpoint does not save (save state_dict() with "
                 "torch.save)"
             )
         if "subsample" in state:
@@ -265,8 +261,8 @@ class HMCECSBase(SharedSettings):
             RuntimeError: a warm-up has not ended.
 
         Note:
-            ``torch.distributed.checkpoint`` knows state of parameters alone: what its
-            ``get_optimizer_state_dict`` returns cannot be loaded. Use ``torch.save``.
+            ``torch.distributed.checkpoint`` saves state of parameters alone: the result
+            of its ``get_optimizer_state_dict`` cannot be loaded. Use ``torch.save``.
         """
         self._check_warmed_up()
         return super().state_dict()
@@ -289,7 +285,7 @@ class HMCECSBase(SharedSettings):
         # torch only moves the state of single parameters.
         kept = {key: self.state.pop(key) for key in KEYS if key in self.state}
         anchor = kept.get("control_variates", {}).get("anchor")
-        # With θ* rounded, the sums would be of another place.
+        # Sums do not belong to a rounded θ*.
         if anchor is not None and torch.equal(
             flat(split(anchor, params)).double(), anchor
         ):
@@ -297,9 +293,6 @@ class HMCECSBase(SharedSettings):
             self.state.update(mapped(lambda tensor: tensor.to(device), kept))
         self._present = self._proposals = None
         self._is_warming_up = False
-
-
-# ---- Checks of a state dict -------------------------------------------------------
 
 
 def _check_anchor(kept: Any, d: int) -> None:
@@ -311,8 +304,8 @@ def _check_anchor(kept: Any, d: int) -> None:
         raise ValueError(f"Invalid state_dict: {what} of the form {form!r}")
     if len(size) == 1 and size[0] != d:
         raise ValueError(
-            f"Invalid state_dict: its control variates are those of {size[0]} "
-            f"parameters, expected {d}"
+            f"Invalid state_dict: its control variates have {size[0]} parameters, "
+            f"expected {d}"
         )
     _double("anchor", kept["anchor"], [d])
     check_integer("num_data", kept["num_data"], low=1)
@@ -376,3 +369,118 @@ def _double(what: str, value: Any, shape: Sequence[int], wanted: bool = True) ->
         raise ValueError(
             f"Invalid state_dict: {what} is a {type(value).__name__} (must be None)"
         )
+
+
+@dataclass(frozen=True)
+class ECSEfficiency:
+    r"""Cost and effective draws of a run of :class:`HMCECS`: the paper's tables 2, 4.
+
+    ESS is the effective number of R autocorrelated draws (for their mean, by ArviZ) and
+    IF = R / ESS. A signed run keeps the factor :math:`(2\tau - 1)^2` of ESS, τ being
+    the fraction of positive signs. The computational time, independent of the machine,
+    is CT = IF · evaluations / (2τ - 1)² (eq. 3.2 and 5.4).
+
+    Attributes:
+        subsample_acceptance: α_u, of the proposals for the subsample.
+        acceptance: α_θ, of the trajectories.
+        divergences: trajectories that ended out of bounds.
+        step_size: ε.
+        num_steps: L.
+        inefficiency: IF, the median over the parameters.
+        effective_draws: ESS, (least, median, largest) over the parameters, with the
+            signs' loss.
+        data_used: the data in a subsample in per cent of all.
+        positive: τ.
+        evaluations: of single data, in the whole run with warm-up and control variates.
+        computational_time: CT, (least, median, largest) over the parameters.
+
+    Reference:
+        K.-D. Dang et al., JMLR 20, 2019, section 6.2.
+    """
+
+    subsample_acceptance: float
+    acceptance: float
+    divergences: int
+    step_size: float
+    num_steps: int
+    inefficiency: float
+    effective_draws: tuple[float, float, float]
+    data_used: float
+    positive: float
+    evaluations: int
+    computational_time: tuple[float, float, float]
+
+    @classmethod
+    def of(
+        cls, sampler: HMCECSBase, draws: Tensor, signs: Any | None = None
+    ) -> ECSEfficiency:
+        """Computes the efficiency of a run.
+
+        Args:
+            sampler: the sampler of the draws.
+            draws: [R, d], R >= 4: one chain, without the warm-up.
+            signs: [R], 1 or -1; None if all are 1.
+
+        Raises:
+            ValueError: an argument of a wrong shape.
+        """
+        if draws.dim() != 2 or len(draws) < 4:
+            raise wrong_shape("draws", draws, "[R, d], R >= 4")
+        count = len(draws)
+        signs = torch.ones(count) if signs is None else torch.as_tensor(signs)
+        if signs.shape != (count,) or not bool((signs.abs() == 1).all()):
+            raise ValueError(
+                f"Invalid signs: must be {count} numbers, one for each draw, each 1 or "
+                "-1"
+            )
+        positive = float((signs > 0).double().mean())
+        kept = (2 * positive - 1) ** 2
+        effective = arviz("ess", draws.detach()[None], method="mean").tolist()
+        factors = [count / ess for ess in effective]
+        group = sampler.param_groups[0]
+        used = group["subsample_size"]
+        if group["estimator"] == "signed":
+            used *= group["num_factors"]
+        evaluations = sampler.num_evaluations
+        times = [f * evaluations / kept if kept > 0 else math.inf for f in factors]
+        length, step_size = group["trajectory_length"], group["step_size"]
+        return cls(
+            subsample_acceptance=sampler.subsample_acceptance_rate,
+            acceptance=sampler.acceptance_rate,
+            divergences=sampler.num_divergences,
+            step_size=step_size,
+            num_steps=leapfrog_steps(None, length, step_size),
+            inefficiency=_spread(factors)[1],
+            effective_draws=_spread([ess * kept for ess in effective]),
+            data_used=100 * used / group["num_data"],
+            positive=positive,
+            evaluations=evaluations,
+            computational_time=_spread(times),
+        )
+
+    def __str__(self) -> str:
+        """Returns a markdown table."""
+        rows = {
+            "α_u": f"{self.subsample_acceptance:.3f}",
+            "α_θ": f"{self.acceptance:.3f}",
+            "divergences": str(self.divergences),
+            "ε": f"{self.step_size:.3g}",
+            "L": str(self.num_steps),
+            "IF (median)": f"{self.inefficiency:.3g}",
+            "ESS (min, median, max)": _numbers(self.effective_draws),
+            "data used, %": f"{self.data_used:.3g}",
+            "τ": f"{self.positive:.4f}",
+            "evaluations": f"{self.evaluations:.4g}",
+            "CT (min, median, max)": _numbers(self.computational_time),
+        }
+        width = max(map(len, rows))
+        lines = [f"| {name:<{width}} | {value} |" for name, value in rows.items()]
+        return "\n".join([f"| {'HMC-ECS':<{width}} | |", "| --- | --- |", *lines])
+
+
+def _spread(values: list[float]) -> tuple[float, float, float]:
+    return min(values), statistics.median(values), max(values)
+
+
+def _numbers(values: tuple[float, float, float]) -> str:
+    return ", ".join(f"{value:.4g}" for value in values)

@@ -14,30 +14,26 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._ecs.anchor import Prior
 from torch_sgmcmc._ecs.likelihood import Closure, flat, log_likelihoods, weighted_sum
-from torch_sgmcmc._ecs.taylor import TaylorSums, TaylorTerms
+from torch_sgmcmc._ecs.taylor import Prior, TaylorSums, TaylorTerms
 from torch_sgmcmc._impl.hyperparams import check_integer
 from torch_sgmcmc._impl.ops import ecs_density, ecs_estimate, ecs_leapfrog_
 
 # Makes the expansions of the data with some indices.
 Expand = Callable[[Tensor], TaylorTerms]
-# Makes Σ wᵢ ∇ℓᵢ [d] of weights [M], in float64.
+# Computes Σ wᵢ ∇ℓᵢ [d] from weights [M], in float64.
 _Sum = Callable[[Tensor], Tensor]
 
 
-# ---- The subsample ----------------------------------------------------------------
-
-
 def layout_of(group: dict[str, Any]) -> dict[str, Any]:
-    """Returns a subsample's sizes, see :class:`Draws`."""
+    """Returns a subsample's sizes, see :class:`SubsampleDraws`."""
     signed = group["estimator"] == "signed"
     cells = group["num_factors"] if signed else group["subsample_size"]
     if group["num_blocks"] > cells:
         what = "factors of the product" if signed else "data of the subsample"
         warnings.warn(
             f"num_blocks = {group['num_blocks']} is more than the {cells} {what}: "
-            f"they are a block each, of which a step proposes one anew (rho = 1 - "
+            f"each is a block, one of which a step proposes (rho = 1 - "
             f"1/{cells} = {1 - 1 / cells:.3g})",
             stacklevel=3,
         )
@@ -51,19 +47,20 @@ def layout_of(group: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class Draws:
-    """The data that a chain estimates from, and those that it proposes instead.
+class SubsampleDraws:
+    """Draws of subsamples and of proposals.
 
     Algorithm 1 of Dang et al. 2019. A subsample is a row of cells. In the perturbed
-    estimator a cell is one datum; in the signed one it is a factor of the product,
-    with X ~ Poisson(1) minibatches. Data are drawn with replacement, uniformly. The
-    cells are parted into blocks of equal size (to rounding), and a proposal draws all
-    cells of one block anew, the block chosen uniformly.
+    estimator a cell is one datum; in the signed one it is a factor of the product, with
+    X ~ Poisson(1) minibatches. Data are drawn uniformly with replacement. The cells
+    form blocks of equal size (to rounding). A proposal draws all cells of one block,
+    chosen uniformly.
 
     A draw is a pure function of the layout and of the step (Note [Counter layout]), and
-    not of the chain, so proposals of later steps can be looked at ahead of time. Whole
-    subsamples own the elements below 2^32 of each stream, proposals those from there
-    on. It is (the minibatches in each cell, the indices of their data in order).
+    not of the chain, so proposals of later steps can be computed in advance. Whole
+    subsamples use the elements below 2^32 of each stream, proposals the elements above.
+    A draw consists of the minibatches in each cell and the indices of their data in
+    order.
     """
 
     def __init__(self, layout: dict[str, Any]) -> None:
@@ -76,7 +73,7 @@ class Draws:
             check_integer(name, layout[name], low=1, high=most + 1)
 
     def begin(self, block: int) -> int:
-        """Returns a block's first cell; of num_blocks the end of the last one."""
+        """Returns a block's first cell; for num_blocks the end of the last block."""
         return block * self.layout["num_cells"] // self.layout["num_blocks"]
 
     def draw(self, step: int) -> tuple[list[int], Tensor]:
@@ -126,8 +123,8 @@ class Draws:
 class Subsample:
     """A subsample's data in the order of its cells.
 
-    ``indices`` is the same object for as long as the data are the same, so that a
-    closure need not gather the data again.
+    ``indices`` is the same object while the data are the same, so that a closure need
+    not gather the data again.
     """
 
     counts: list[int]  # minibatches in each cell
@@ -141,7 +138,7 @@ class Subsample:
 
     @classmethod
     def load(cls, kept: dict[str, Any]) -> Subsample:
-        """Returns what was saved."""
+        """Returns the saved subsample."""
         return cls(kept["counts"], kept["indices"], TaylorTerms(*kept["terms"]))
 
     @classmethod
@@ -149,18 +146,18 @@ class Subsample:
         cls, layout: dict[str, Any], step: int, expand: Expand, device: torch.device
     ) -> Subsample:
         """Draws a whole subsample."""
-        counts, indices = Draws(layout).draw(step)
+        counts, indices = SubsampleDraws(layout).draw(step)
         indices = indices.to(device)
         return cls(counts, indices, expand(indices))
 
 
 class Proposals:
-    """New blocks for the steps [first, first + num_blocks), looked up in advance.
+    """Proposals for the steps [first, first + num_blocks), computed in advance.
 
-    Proposals do not depend on the chain. So the expansions of all these blocks, about
-    as many data as a subsample has, are made at once, which takes hardly longer than
-    those of one block. ``first`` is a multiple of num_blocks, so that a chain that is
-    resumed between does the same arithmetic.
+    Proposals do not depend on the chain. The expansions of all these blocks, about as
+    many data as a subsample has, are made at once, hardly slower than one block's.
+    ``first`` is a multiple of num_blocks, so that a chain that resumes in between does
+    the same arithmetic.
     """
 
     def __init__(
@@ -169,7 +166,7 @@ class Proposals:
         self.layout = layout
         num_blocks = layout["num_blocks"]
         self.first = step - step % num_blocks
-        self._draws = Draws(layout)
+        self._draws = SubsampleDraws(layout)
         steps = range(self.first, self.first + num_blocks)
         drawn = [self._draws.propose(s) for s in steps]
         self._blocks = [(block, counts) for block, counts, _ in drawn]
@@ -179,9 +176,9 @@ class Proposals:
         self._terms = expand(self._indices)
 
     def covers(self, layout: dict[str, Any], step: int) -> bool:
-        """Returns True if the proposal of a step with this layout is here."""
-        here = self.first <= step < self.first + len(self._blocks)
-        return here and self.layout == layout
+        """Returns True if the proposal of a step with this layout is included."""
+        is_included = self.first <= step < self.first + len(self._blocks)
+        return is_included and self.layout == layout
 
     def apply(self, step: int, current: Subsample) -> Subsample:
         """Returns a step's proposal in place of the current subsample."""
@@ -206,31 +203,28 @@ class Proposals:
         )
 
 
-# ---- The estimated density --------------------------------------------------------
-
-
 class Estimate(NamedTuple):
-    """An estimate of the likelihood, or rather of exp(Σ dₖ)."""
+    """An estimate of the likelihood's factor exp(Σ dₖ)."""
 
-    log: float  # of its absolute value
+    log: float  # log of the absolute value
     variance: float  # the estimated variance of ``log``
     mean: float  # the estimate of Σ dₖ
     sign: float
-    lowest: float  # the least estimate of Σ dₖ by a batch
+    lowest: float  # the lowest estimate of Σ dₖ by a batch
 
 
 class Estimator(NamedTuple):
-    """Estimates a likelihood, and refuses regions without a valid estimate.
+    """Estimates a likelihood, and rejects regions without a valid estimate.
 
     See csrc/host/ecs_estimate.h. Without factors it is the perturbed estimator, whose
     only batch is the subsample.
 
     Note [Beyond the lower bound]
-    The mean of |L̂| over u is L exp(2 E max(a - d̂, 0)): where d̂ is below a, it grows as
-    the likelihood falls, and far away it is larger than anywhere in the posterior. A
-    trajectory that gets there, as one of too large a step may, is accepted and never
-    comes back. So all this is out of bounds, of which the posterior has next to nothing
-    where the signs are worth anything. Of few factors, all may be below a by chance.
+    The mean of |L̂| over u is L exp(2 E max(a - d̂, 0)): where d̂ is below a, it grows
+    as the likelihood falls, and far away it exceeds all values in the posterior. A
+    trajectory that gets there, for example with too large a step, is accepted and never
+    returns. So this region is out of bounds; the posterior has almost no mass there if
+    the signs are useful. With few factors, all may be below a by chance.
     """
 
     num_data: float
@@ -250,9 +244,9 @@ class Estimator(NamedTuple):
         present_variance: float,
         max_variance: float,
     ) -> bool:
-        """Returns True for too large a variance that was less before, or overturned.
+        """Returns True for an overturned estimate, or too large a variance that grew.
 
-        The same for u as for θ, so that the target is the density where neither is so.
+        The same rule holds for u and θ, so that the target is the density elsewhere.
         """
         highest = max(max_variance, present_variance)
         return variance > highest or self.is_overturned(mean)
@@ -265,7 +259,7 @@ def estimate(estimator: Estimator, differences: Tensor) -> tuple[Estimate, Tenso
         The estimate, and the derivatives of its logarithm by the differences, [M].
     """
     on_host = differences.detach().cpu().contiguous()
-    none = on_host.new_empty(0)  # expansions around a point of no parameters
+    none = on_host.new_empty(0)  # expansions without parameters
     expansions = torch.zeros_like(on_host), on_host.new_empty(0, len(on_host), 0)
     weights, _, numbers = ecs_estimate(
         *(on_host, none, none, *expansions, None, None),
@@ -283,7 +277,7 @@ class Point:
     subsample: Subsample
     log: float
     gradient: Tensor  # [d], float64
-    finite: bool  # the log density and all of its gradient
+    finite: bool  # log density and gradient are finite
     estimate: Estimate
 
 
@@ -291,8 +285,8 @@ class Point:
 class SubsampledTarget:
     """log |L̂(θ, u)^(1/T)| + log prior / T, for any θ and subsample u.
 
-    The per-datum log-likelihoods are divided by T before anything is estimated from
-    them, so that the estimators do for a tempered posterior what they do for T = 1.
+    The per-datum log-likelihoods are divided by T before any estimate, so that the
+    estimators treat a tempered posterior like T = 1.
     """
 
     closure: Closure
@@ -303,7 +297,7 @@ class SubsampledTarget:
     temperature: float
     estimator: Estimator
     max_variance: float
-    evaluations: int = 0  # of single data
+    evaluations: int = 0  # evaluations of single data
 
     def at(self, subsample: Subsample, theta: Tensor) -> Point:
         """Moves the parameters to θ and computes the density there."""
@@ -323,7 +317,7 @@ class SubsampledTarget:
 
     def _evaluate(self, subsample: Subsample) -> tuple[Tensor, _Sum]:
         """Returns log-likelihoods [M], in float64, and the sum of their gradients."""
-        if len(subsample.indices) == 0:  # the closure need not know how to do nothing
+        if len(subsample.indices) == 0:  # the closure need not handle empty indices
             return subsample.terms.values, lambda _: torch.zeros_like(self.anchor)
         with torch.enable_grad():
             values = log_likelihoods(self.closure, subsample.indices)
@@ -333,7 +327,7 @@ class SubsampledTarget:
     def _fused(
         self, subsample: Subsample, theta: Tensor, values: Tensor, weighted: _Sum
     ) -> Point:
-        """Computes by two operators, beside which the closure takes nearly all time."""
+        """Computes a point by two fast operators, on the CPU."""
         terms, sums = subsample.terms, self.sums
         fields = (terms.gradients, terms.scales, terms.hessians)
         weights, hessian_terms, numbers = ecs_estimate(
@@ -354,7 +348,7 @@ class SubsampledTarget:
     def _composed(
         self, subsample: Subsample, theta: Tensor, values: Tensor, weighted: _Sum
     ) -> Point:
-        """Computes by torch's own operations, for other devices."""
+        """Computes a point by torch's operations, for other devices."""
         delta = theta - self.anchor
         expansions, hessian_terms = subsample.terms.expand(delta)
         differences = values - expansions
@@ -370,7 +364,7 @@ class SubsampledTarget:
 
 
 def place(params: list[Tensor], theta: Tensor) -> Tensor:
-    """Writes θ into the parameters; returns θ as they round it, in float64."""
+    """Writes θ into the parameters; returns the rounded θ in float64."""
     with torch.no_grad():
         parts = theta.split([p.numel() for p in params]) if len(params) > 1 else [theta]
         for p, part in zip(params, parts, strict=True):
@@ -378,9 +372,6 @@ def place(params: list[Tensor], theta: Tensor) -> Tensor:
         if all(p.dtype == torch.float64 for p in params):
             return theta
         return flat(params).double()
-
-
-# ---- Trajectories -----------------------------------------------------------------
 
 
 def follow(
@@ -394,7 +385,7 @@ def follow(
     """Returns the end of a leapfrog trajectory; None if a density is not finite.
 
     The momentum r is changed in place. The factor is W with θ = θ₀ + W x, W Wᵀ = M⁻¹:
-    along x the mass is 1.
+    in x the mass is 1.
     """
     point, origin = present, present.theta
     x = torch.zeros_like(origin)
@@ -402,7 +393,7 @@ def follow(
         kick = step_size if i > 0 else step_size / 2
         theta = _leapfrog(x, r, factor, point.gradient, origin, kick, step_size)
         point = target.at(present.subsample, theta)
-        # Its way back meets the same point, so to stop here is reversible.
+        # The reverse trajectory meets the same point, so stopping is reversible.
         if not point.finite:
             return None
     _leapfrog(x, r, factor, point.gradient, origin, step_size / 2, 0.0)
@@ -430,14 +421,11 @@ def _times(factor: Tensor, x: Tensor) -> Tensor:
     return factor * x if factor.dim() == 1 else torch.mv(factor, x)
 
 
-# ---- Warm-up: when, and which sizes -----------------------------------------------
-
-
 def schedule(steps: int, anchor_every: int) -> tuple[int, int]:
-    """Returns the warm-up steps after which θ* is chosen last, and the sizes.
+    """Returns the warm-up steps after which θ* and the sizes are chosen last.
 
-    The last choice leaves half of ``anchor_every`` or more; 0 is none. The sizes are
-    chosen half-way between that and the end.
+    The last choice of θ* leaves at least half of ``anchor_every``; 0 means none. The
+    sizes are chosen half-way between that choice and the end.
     """
     room = steps - anchor_every // 2
     last_anchor = room - room % anchor_every if room >= anchor_every else 0
@@ -450,9 +438,9 @@ def choose_sizes(
     """Returns sizes and the lower bound for a param group.
 
     Args:
-        estimates: of a warm-up's draws with the group's sizes.
+        estimates: estimates of a warm-up's draws with the group's sizes.
         target: the variance of log|L̂|; infinity for few factors, to save computing
-            time; None for the sizes as they are.
+            time; None keeps the sizes.
         group: the param group.
     """
     variance = _mean([e.variance for e in estimates])
@@ -461,10 +449,11 @@ def choose_sizes(
             return {}
         return {"subsample_size": choose_subsample_size(variance, target, group)}
     mean, factors = _mean([e.mean for e in estimates]), group["num_factors"]
-    spread = variance * factors  # of a minibatch's estimate of Σ dₖ
+    spread = variance * factors  # variance of a minibatch's estimate of Σ dₖ
     if target == math.inf:
-        # u in blocks bears a larger variance of log|L̂| than 1. But where factors are
-        # negative the chain sticks and leaves (docs/samplers/hmc_ecs.md).
+        # u in blocks tolerates a larger variance of log|L̂| than 1. But where factors
+        # are negative the chain sticks and leaves the posterior
+        # (docs/samplers/hmc_ecs.md).
         fall = mean - min(e.lowest for e in estimates)
         factors = min(max(1, _ceil(3 * fall)), choose_num_factors(spread, 1.0))
     elif target is not None:
@@ -473,10 +462,10 @@ def choose_sizes(
 
 
 def choose_subsample_size(variance: float, target: float, group: dict[str, Any]) -> int:
-    """Returns the m for which log L̂ of "perturbed" has about the target's variance.
+    """Returns m such that log L̂ of "perturbed" has about the target's variance.
 
-    The variance is proportional to 1 / m. From fewer than 30 data it is poorly
-    estimated, and the estimate is not nearly normal.
+    The variance is proportional to 1 / m. Fewer than 30 data estimate it poorly, and
+    the estimate is then far from normal.
     """
     size = group["subsample_size"]
     enough = max(_ceil(size * variance / target), min(30, size))
@@ -484,15 +473,15 @@ def choose_subsample_size(variance: float, target: float, group: dict[str, Any])
 
 
 def choose_num_factors(spread: float, target: float) -> int:
-    """Returns the least λ for "signed" by two limits.
+    """Returns the smallest λ for "signed" within two limits.
 
-    log|L̂| has about the target's variance, ``spread`` / λ; and negative signs cost less
-    than 2 % of the effective draws. (While a is far from its place the variance is
-    more, and λ too large.)
+    log|L̂| has about the target's variance, ``spread`` / λ; and negative signs cost
+    less than 2 % of the effective draws. (While a is far from its final value the
+    variance is larger, and λ too large.)
     """
     factors = max(1, _ceil(spread / target))
     while True:
-        # Signs are those of a product of Poisson(λ) minibatches, each negative with
+        # Signs are signs of a product of Poisson(λ) minibatches, each negative with
         # probability p, so that E s = exp(-2 λ p); the effective draws are (E s)².
         p = 0.5 * math.erfc(factors / math.sqrt(2 * spread)) if spread > 0 else 0.0
         if math.exp(-4 * factors * p) >= 0.98:
@@ -505,4 +494,4 @@ def _mean(numbers: list[float]) -> float:
 
 
 def _ceil(size: float) -> int:
-    return math.ceil(min(size, 1e15))  # beyond any subsample that there can be
+    return math.ceil(min(size, 1e15))  # larger than any possible subsample

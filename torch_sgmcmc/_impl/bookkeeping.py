@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch_sgmcmc._impl import distributed
 from torch_sgmcmc._impl.context import MissingGrads, StepContext
 from torch_sgmcmc._impl.dtensor import placement_of
-from torch_sgmcmc._impl.finite_check import catch_up
+from torch_sgmcmc._impl.finite_check import read_pending
 from torch_sgmcmc._impl.hyperparams import (
     Setting,
     check_capturable,
@@ -34,7 +34,7 @@ from torch_sgmcmc._impl.parameters import (
     reassign_noise_offsets,
 )
 from torch_sgmcmc._impl.random_state import OF_GROUP, RandomState
-from torch_sgmcmc._impl.state import check_records, note_estimate
+from torch_sgmcmc._impl.state import check_records, record_estimate
 from torch_sgmcmc._impl.state_dict import (
     Expected,
     check_equal,
@@ -55,14 +55,9 @@ from torch_sgmcmc._impl.user_state import (
 )
 from torch_sgmcmc._impl.utils import blank, has_master
 
-__all__ = [
-    "Bookkeeping",
-    "target_summary",
-]
-
 
 def target_summary(context: StepContext) -> str:
-    """Data scale, prior and temperature of each group."""
+    """Describes data scale, prior and temperature of each group."""
     means = [_mean(context, group) for group in context.groups]
     away = "θ" if set(means) == {"0"} else "θ − μ"
     lines = [
@@ -85,12 +80,13 @@ def target_summary(context: StepContext) -> str:
             f"(λ = {precision:.4g})"
         )
         if t == 1:
-            heat = "T = 1: the Bayesian posterior"
+            tail = "T = 1: the Bayesian posterior"
         elif t == 0:
-            heat = "T = 0: no noise, an optimizer and not a sampler"
+            tail = "T = 0: no noise, an optimizer and not a sampler"
         else:
-            heat = f"T = {t:.4g}: {'colder' if t < 1 else 'hotter'} than the posterior"
-        lines.append(f"Group {i}, {count:,} parameters: {data}; {prior}; {heat}.")
+            side = "below" if t < 1 else "above"
+            tail = f"T = {t:.4g}: {side} the posterior's temperature"
+        lines.append(f"Group {i}, {count:,} parameters: {data}; {prior}; {tail}.")
     return "\n".join(lines)
 
 
@@ -101,53 +97,53 @@ def _mean(context: StepContext, group: dict[str, Any]) -> str:
 
 
 class Bookkeeping(Optimizer):
-    """The half of :class:`Sampler` that is there between steps."""
+    """The part of :class:`Sampler` that is used between steps."""
 
-    #: Keys that the sampler manages itself; a param group must not set them. But for
-    #: offsets and sizes they are equal in all groups.
+    #: Keys that the sampler manages itself; a param group must not set them. Except for
+    #: offsets and sizes, their values are equal in all groups.
     _MANAGED: ClassVar[tuple[str, ...]] = (
         *("sampler", "format", "seed", "step", "offsets", "sizes", "next_offset"),
         *("capturable", "nonfinite", "num_skipped"),
     )
-    #: What each group records of the settings that its state belongs to.
+    #: Keys of the settings that each group's state belongs to.
     _RECORDS: ClassVar[tuple[str, ...]] = ()
-    #: Its hyperparameters.
+    #: The hyperparameters.
     _SETTINGS: ClassVar[tuple[Setting, ...]] = ()
-    #: Those that must be equal in all groups.
+    #: Hyperparameters that must be equal in all groups.
     _SHARED: ClassVar[tuple[str, ...]] = ()
-    #: What it counts besides steps, equal in all groups, and what that is at first.
+    #: Further counters, equal in all groups, with their first values.
     _PROGRESS: ClassVar[Mapping[str, Any]] = {}
     _WHY_EQUAL: ClassVar[str] = "there is one stream of noise for all"
-    #: Values of ``nonfinite`` that it takes.
+    #: Accepted values of ``nonfinite``.
     _NONFINITE: ClassVar[tuple[str, ...]] = ("raise", "skip", "ignore")
 
-    #: Whether ``num_chains`` are numbered as one chain, with a seed each.
+    #: Whether ``num_chains`` chains have the same element numbers and a seed each.
     _CHAINS_HAVE_SEEDS: ClassVar[bool] = False
 
-    #: Whether it can be captured in a CUDA graph.
+    #: Whether a CUDA graph can capture the step.
     _CAPTURABLE: ClassVar[bool] = True
 
-    #: What it keeps of a parameter: tensors of the parameter's shape, and counts.
+    #: State of a parameter by key: tensors of the parameter's shape, and counts.
     _STATE: ClassVar[Mapping[str, type]] = {}
-    #: Whether its step needs a closure.
+    #: Whether the step needs a closure.
     _NEEDS_CLOSURE: ClassVar[bool] = False
-    #: What it keeps besides, under string keys.
+    #: String keys of state that no single parameter owns.
     _COMMON_STATE: ClassVar[tuple[str, ...]] = ()
 
-    #: Whether it has all the groups that it is made of.
+    #: Whether the constructor has added all groups.
     _is_complete: bool = True
-    #: Lengths of the groups when their keys were last looked at.
+    #: Lengths of the groups at the last check of their keys.
     _lengths: tuple[int, ...] = ()
 
-    # The tensors of prior_mean that the constructor got.
+    # The constructor's tensors of prior_mean.
     _first_means: list[Tensor] | None = None
 
-    #: Whether it can sample DTensors.
+    #: Whether the sampler takes DTensors.
     _TAKES_SHARDS: ClassVar[bool] = True
 
     #: The ranks that sample this chain together; None is all. Not saved.
     process_group: ProcessGroup | None = None
-    #: What else is not saved.
+    #: Data of this process, not saved.
     _context: StepContext
 
     def __init__(
@@ -167,7 +163,7 @@ class Bookkeeping(Optimizer):
         defaults = plain(defaults)
         defaults[PRIOR_MEAN], self._first_means = number_or(defaults[PRIOR_MEAN])
         self._check_group(defaults)
-        # Not to be read off ``defaults`` later, where torch puts keys of its own.
+        # Recorded now: torch adds keys to ``defaults`` later.
         self._group_keys = frozenset((*defaults, *self._MANAGED))
         if distributed.is_zero():
             distributed.refuse_zero(type(self).__name__)
@@ -199,9 +195,9 @@ class Bookkeeping(Optimizer):
         return self._context.rng
 
     def _current_context(self) -> StepContext:
-        """Itself, as its parts see it."""
+        """Returns the step context, with the optimizer's present groups and state."""
         context = self._context
-        # Only what is another one: dynamo of torch 2.11 cannot always set attributes.
+        # Sets changed objects only: torch 2.11's dynamo cannot always set attributes.
         if context.groups is not self.param_groups:
             context.groups = self.param_groups
         if context.state is not self.state:
@@ -211,7 +207,7 @@ class Bookkeeping(Optimizer):
         return context
 
     def _show(self) -> None:
-        """Has groups show what the sampler owns, and drops the plan."""
+        """Shows the sampler's own values in the groups, and drops the plan."""
         self._context.plan = None
         params = [p for group in self.param_groups for p in group["params"]]
         is_on_device = self.param_groups[0]["capturable"] and params
@@ -223,9 +219,9 @@ class Bookkeeping(Optimizer):
             self._context.keep_created()
 
     def __getstate__(self) -> dict[str, Any]:
-        catch_up(self._current_context())
+        read_pending(self._current_context())
         self._rng.check(type(self).__name__, self.param_groups)
-        self._current_context().clear_blank_state()  # which a copy could not tell
+        self._current_context().clear_blank_state()  # a copy could not recognise it
         state = {**super().__getstate__(), "_group_keys": self._group_keys}
         kept = {p: dict(each) for p, each in self.state.items()}
         state["state"] = defaultdict(dict, kept)
@@ -236,19 +232,18 @@ class Bookkeeping(Optimizer):
         super().__setstate__(state)
         self.__dict__.setdefault("process_group", None)
         groups = self.param_groups
-        is_copied = not hasattr(self, "_context")  # and not loading a state dict
+        is_copied = not hasattr(self, "_context")  # else it loads a state dict
         if is_copied:
             self._begin(RandomState.of(groups, self._PROGRESS, self._RECORDS))
         self._context.keep_created()
         self._context.missing_grads = MissingGrads(groups)
-        self._look_for_shards()
+        self._find_placement()
         if is_copied:
             self._show()
             self._fill_state_early()
         self._current_context()
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        """Raises if a hyperparameter of the group is invalid."""
         if isinstance(group.get("lr"), Tensor):
             group = {**group, "lr": number_of_lr(group["lr"], group["capturable"])}
         if isinstance(group[PRIOR_MEAN], (Tensor, list, tuple)):
@@ -261,20 +256,19 @@ class Bookkeeping(Optimizer):
         check_noise_scale(group)
 
     def _check_progress(self, group: dict[str, Any]) -> None:
-        """Raises if what a saved group says of the chain's progress is invalid."""
         check_records(group, self._RECORDS)
 
     def _check_saved_state(self, index: int, p: Tensor, state: dict[str, Any]) -> None:
-        """Raises if what was saved of a parameter, by its parts, is invalid."""
+        """Raises if a parameter's saved state is invalid."""
 
     def _check_ranks(self) -> None:
-        """Raises if other ranks would decide otherwise."""
+        """Raises if ranks would decide differently."""
 
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
-        """State like that which the first step makes of a parameter, but blank.
+        """Returns zeros in place of the state that a parameter's first step creates.
 
-        Checkpoints are read into it, and it is never used: a sampler without steps
-        has no such state. (All but the master, which comes besides.)
+        Checkpoints are read into them; steps never use them. The master is added
+        elsewhere.
         """
         return {}
 
@@ -289,20 +283,20 @@ class Bookkeeping(Optimizer):
 
     @property
     def num_skipped(self) -> int:
-        """The number of steps that were left out, their gradients not being finite."""
-        catch_up(self._current_context())
+        """The number of steps skipped because gradients were not finite."""
+        read_pending(self._current_context())
         return int(self._rng.num_skipped)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a param group; its noise follows that of the existing groups.
+        """Adds a param group, whose noise offsets follow the existing ones.
 
         Args:
-            param_group: ``{"params": ..., hyperparameters ...}``; what it leaves
-                out is taken from the defaults.
+            param_group: ``{"params": ..., hyperparameters ...}``; missing
+                hyperparameters are taken from the defaults.
 
         Raises:
             ValueError: a hyperparameter is unknown or out of range, or a parameter
-                cannot be sampled (see the class). Nothing is added then.
+                cannot be sampled (see the class). Nothing has been added.
         """
         self._refuse_monitor("param group")
         means: list[Tensor] | None = None
@@ -314,7 +308,7 @@ class Bookkeeping(Optimizer):
             keys = ("capturable", "nonfinite", *self._SHARED)
             shared = {key: first[key] for key in keys}
         if isinstance(param_group, dict):
-            if distributed.is_zero():  # which says to groups what the constructor got
+            if distributed.is_zero():  # it repeats the constructor's values
                 param_group = {
                     key: value
                     for key, value in param_group.items()
@@ -358,26 +352,25 @@ class Bookkeeping(Optimizer):
             raise
         self._rng.add_group([*map(self._current_context().numel, group["params"])])
         self._context.is_settled = False
-        self._look_for_shards()
+        self._find_placement()
         self._show()
-        note_estimate(self._current_context())
+        record_estimate(self._current_context())
         if self._is_complete:
             self._fill_state_early()
 
     def reassign_noise_offsets(self) -> None:
-        """Numbers the noise of parameters that have grown, shrunk or been replaced.
+        """Assigns offsets to parameters that have grown, shrunk or been replaced.
 
-        After ``p.data = longer``, or where a parameter in a group's ``params`` was
-        replaced or the list has changed, :meth:`step` refuses to go on: the noise of a
-        parameter that grew would be its neighbour's. This gives parameters whose size
-        has changed elements of their own in the noise stream, behind all that were ever
-        used; the others keep theirs. (In a group with another number of parameters, all
-        get new ones.) State stays with its parameter; what belongs to none any more is
-        dropped. State dicts hold the numbers, and a sampler that is built with
-        parameters of the new sizes loads them.
+        After ``p.data = longer``, or a change of a group's ``params``, :meth:`step`
+        raises, since a grown parameter would use its neighbour's noise. This method
+        gives each parameter with a new size its own elements in the noise stream,
+        behind all that were ever used; other parameters keep theirs. (In a group with
+        another number of parameters, all get new ones.) State stays with its parameter;
+        state without a parameter is dropped. State dicts hold the offsets, and a
+        sampler that is built with parameters of the new sizes loads them.
 
-        Momenta and other state have to be of the new shape before, as for any
-        optimizer: rows of parameters and of ``state[p]`` are chosen and added alike.
+        Momenta and other state must have the new shape before, as for any optimizer:
+        select and add rows of parameters and of ``state[p]`` alike.
 
         Raises:
             ValueError: a tensor of the state does not have its parameter's shape, a
@@ -387,21 +380,21 @@ class Bookkeeping(Optimizer):
         self._refuse_monitor("parameters")
         self._rng.check(type(self).__name__, self.param_groups)
         if reassign_noise_offsets(self._current_context(), self._check_parameter):
-            self._look_for_shards()
+            self._find_placement()
             self._parameters_changed()
             self._show()
 
     def _parameters_changed(self) -> None:
-        """Forgets what was computed of parameters that may be others now."""
+        """Drops cached results of parameters that may have been replaced."""
 
     def _refuse_monitor(self, what: str) -> None:
         if self._context.monitor is not None:
             raise ValueError(
-                f"Invalid {what}: TemperatureMonitor observe the groups that there are "
-                "(detach() them first, and make new ones)"
+                f"Invalid {what}: a TemperatureMonitor observes the present groups "
+                "(detach() it first, and make a new one)"
             )
 
-    def _look_for_shards(self) -> None:
+    def _find_placement(self) -> None:
         self._context.placement = placement_of(
             p for group in self.param_groups for p in group["params"]
         )
@@ -410,15 +403,14 @@ class Bookkeeping(Optimizer):
         check_memory(group["params"] for group in self.param_groups)
 
     def _check_parameter(self, p: Tensor) -> None:
-        """Raises if the sampler cannot sample a parameter."""
         check_parameter(type(self).__name__, p, self._TAKES_SHARDS)
         check_chains(p, self.param_groups[0].get("num_chains"))
 
     def _check_all_groups(self) -> None:
-        """Raises if a hyperparameter has left its range, or its name is misspelt.
+        """Raises if a hyperparameter is out of range or misspelt.
 
-        Or if one that is shared differs between groups, or other ranks would decide
-        otherwise.
+        Also raises if a shared one differs between groups, or ranks would decide
+        differently.
         """
         self._check_ranks()
         lengths = tuple(map(len, self.param_groups))
@@ -431,15 +423,14 @@ class Bookkeeping(Optimizer):
         check_equal(self.param_groups, self._SHARED, self._WHY_EQUAL)
 
     def _agree(self) -> bool:
-        """Has ranks agree on a seed, if nobody has given one; whether there are any."""
         return distributed.settle(self._current_context())
 
     def _fill_state(self) -> None:
-        """Gives a chain at its start the state that torch's checkpoints fill.
+        """Fills a chain's state at its start, for torch's checkpoints.
 
-        torch.distributed.checkpoint makes a step with lr = 0 to have some, unless there
-        is any. So samplers that need a closure have it from the beginning, and so have
-        those of which a user gave some.
+        torch.distributed.checkpoint makes a step with lr = 0 to create state, unless
+        there is some. So samplers that need a closure, and samplers with state from the
+        user, get state from the beginning.
         """
         context = self._current_context()
         if self._rng.steps > 0:
@@ -453,15 +444,15 @@ class Bookkeeping(Optimizer):
         context.keep_created()
 
     def _fill_state_early(self) -> None:
-        """Fills the state where torch would not ask for it by a step."""
+        """Fills the state where torch would make no step to create it."""
         if self._NEEDS_CLOSURE or any(
             given(state) for p, state in self.state.items() if isinstance(p, Tensor)
         ):
             self._fill_state()
 
     def state_dict(self) -> dict[str, Any]:
-        """The param groups, with seed and step, and the state of the parameters."""
-        catch_up(self._current_context())
+        """Returns the param groups, with seed and step, and the parameters' state."""
+        read_pending(self._current_context())
         state_dict = super().state_dict()
         counters = frozenset(self._MANAGED).difference(self._SHARED)
         groups = []
@@ -478,13 +469,12 @@ class Bookkeeping(Optimizer):
 
     @classmethod
     def _saved_name(cls) -> str:
-        """The name of the library's class that a sampler is of, or derives from."""
+        """Returns the name of the sampler's first class that this library defines."""
         library = __name__.partition(".")[0] + "."
         classes = (c for c in cls.__mro__ if c.__module__.startswith(library))
         return next(classes).__name__
 
     def _saved_state(self, kept: Any, step: Tensor) -> dict[str, Any]:
-        """Returns a parameter's state in the form of a state dict."""
         counts = [key for key, kind in self._STATE.items() if kind is int]
         saved = {
             key: saved_number(value) if key in counts else value
@@ -493,7 +483,6 @@ class Bookkeeping(Optimizer):
         return {**saved, STEP: step} if STEP in saved else saved
 
     def _expected(self) -> Expected:
-        """Returns the layout of the sampler's state dict."""
         return Expected(
             state=self._STATE,
             common_state=self._COMMON_STATE,
@@ -506,18 +495,18 @@ class Bookkeeping(Optimizer):
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state dict; the chain then continues bit for bit.
+        """Loads a state dict; the resumed chain is bitwise identical.
 
         Args:
-            state_dict: what :meth:`state_dict` returned, for the same parameters
-                in the same order.
+            state_dict: the result of :meth:`state_dict`, for the same parameters in the
+                same order.
 
         Raises:
             ValueError: it comes from another kind of optimizer or from other
                 parameters, or has a value out of range.
             TypeError: it has a value of a wrong type.
 
-        Whatever is raised, by a hook too, nothing has been loaded.
+        After any error, also of a hook, nothing has been loaded.
         """
         loading: dict[str, Any] = {}
 
@@ -535,7 +524,7 @@ class Bookkeeping(Optimizer):
             self._show()
 
         present, context = {**self.__dict__}, self._context.saved()
-        # So that ours is the last of torch's hooks before, and the first after.
+        # Makes this check the last pre hook, and finish() the first post hook.
         before = self.register_load_state_dict_pre_hook(check)
         after = self.register_load_state_dict_post_hook(finish, prepend=True)
         try:
@@ -551,14 +540,14 @@ class Bookkeeping(Optimizer):
         first = self.param_groups[0]
         kept = ("capturable", "nonfinite")
         self.defaults.update({key: first[key] for key in kept})
-        self._context.pending = self._context.error = None  # of the chain that is left
+        self._context.pending = self._context.error = None  # of the former chain
         self._context.seed_is_drawn = False
         self._context.blank = []
         self._fill_state_early()
         self._context.missing_grads = MissingGrads(self.param_groups)
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raises if it is none of this sampler, or of other parameters."""
+        """Raises unless the state dict fits this sampler and its parameters."""
         check_state_dict(self._current_context(), self._expected(), state_dict)
         num_chains = state_dict["param_groups"][0].get("num_chains")
         for group in self.param_groups:
@@ -566,7 +555,7 @@ class Bookkeeping(Optimizer):
                 check_chains(p, num_chains)
 
     def _finish_loading(self, state_dict: dict[str, Any]) -> None:
-        """Does what torch leaves undone once a checked state dict is loaded."""
+        """Completes torch's loading of a checked state dict."""
         finish_loading(self._current_context(), state_dict)
         if int(state_dict["param_groups"][0]["step"]) == 0:
             forget_blank_state(self._current_context(), self._all_blank_state)

@@ -1,16 +1,16 @@
-"""The step context: a sampler's data that its parts share and that is not saved.
+"""The step context: data that the parts of a sampler share and that is not saved.
 
 Note [Steps without a gradient]
-A parameter whose gradient is None is left out of a step, as torch does. If it never has
-one, it is not sampled. If it has one in some steps only, as a head that is trained in
-turns with others, those steps count as if they were all, each with ``num_data`` data:
-the force is right per step of its own, and the noise comes as often, but a gradient of
-zeros in the other steps would have been the mean over all tasks. So its data are
-counted too often, and its posterior is too narrow.
+A step skips a parameter whose gradient is None, as torch does. A parameter that never
+has a gradient is not sampled. A parameter may have one in some steps only, such as a
+head that is trained alternately with others. Those steps count as if they were all,
+each with ``num_data`` data. The force of each is right, and the noise is added once for
+each, but with zero gradients in the other steps the force would be the mean over all
+tasks. Its data are counted too often, and its posterior is too narrow.
 
-What a sampler does is in functions of its :class:`Chain`, which do not know its class.
-Groups and state are the optimizer's, which users and frameworks may replace: a chain is
-told them anew before it is used.
+Functions of a sampler take its :class:`StepContext` and do not know its class. Groups
+and state belong to the optimizer, and users and frameworks may replace them: the
+context is updated before each use.
 """
 
 from __future__ import annotations
@@ -28,20 +28,7 @@ from torch_sgmcmc._impl.hyperparams import warn
 from torch_sgmcmc._impl.random_state import RandomState
 from torch_sgmcmc._impl.user_state import STEP
 
-__all__ = [
-    "MissingGrads",
-    "StepContext",
-    "TensorLists",
-    "check_groups_of",
-    "context_of",
-    "has_hooks",
-    "name_of",
-    "rescale_momenta",
-    "state_bytes_of",
-    "tensor_lists_of",
-]
-
-# So many steps without a gradient, after one with it, are not waited for to end.
+# A warning comes after so many steps without a gradient, after one with it.
 _LONG = 20
 
 
@@ -49,44 +36,44 @@ class MissingGrads:
     """Records missing gradients, by parameter and step, until a warning is issued."""
 
     def __init__(self, groups: list[dict[str, Any]] | None = None) -> None:
-        #: Whether there is something to look at after a step.
+        #: Whether check() has something to do after a step.
         self.any = False
-        # Steps before any that are seen here.
+        # Steps before the first recorded one.
         self._before = 0 if groups is None else _steps(groups)
         self._now: list[Tensor] = []
         self._moved = True
-        # Of a parameter: steps without a gradient, and those after one with it.
+        # By parameter: steps without a gradient, and those after one with it.
         self._missing: dict[Tensor, tuple[int, int]] = {}
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
     def begin(self) -> None:
-        """Forgets what was seen earlier in this step."""
+        """Drops records of this step."""
         if self._now:
             self._now.clear()
 
     def add(self, p: Tensor) -> None:
-        """Takes a parameter that requires a gradient, and is without one."""
+        """Records a parameter that requires a gradient, and has none."""
         if not torch.compiler.is_compiling():
             self._now.append(p)
             self.any = True
 
-    def nothing_moves(self) -> None:
-        """Takes that this is so of all parameters, or that none requires one."""
+    def record_none(self) -> None:
+        """Records that no parameter has a gradient."""
         if not torch.compiler.is_compiling():
             self._moved, self.any = False, True
 
-    def look(self, name: str, groups: list[dict[str, Any]]) -> None:
-        """Says, once each, that nothing has moved, and that a target is another."""
+    def check(self, name: str, groups: list[dict[str, Any]]) -> None:
+        """Warns once if nothing has moved, once if gradients are missing at times."""
         if not self._moved:
-            self._say(name, "nothing", _NOTHING)
+            self._warn_once(name, "nothing", _NOTHING)
         self._moved = True
         absent = set(self._now)
         self._now.clear()
-        if "sometimes" in self._said:
+        if "sometimes" in self._warned:
             self.any = False
             return
         if groups[0]["step"].is_cuda and _is_capturing():
-            return  # counters are not to be read now
+            return  # a capture cannot read counters
         steps = _steps(groups) - self._before
         for p in absent:
             missed, later = self._missing.get(p, (0, 0))
@@ -103,12 +90,12 @@ class MissingGrads:
             who = f"parameter {name_of(groups, found[0])}{more}"
             how_often = f"in {missed} of {steps} steps"
             self._missing.clear()
-            self._say(name, "sometimes", _SOMETIMES.format(who, how_often))
+            self._warn_once(name, "sometimes", _SOMETIMES.format(who, how_often))
         self.any = bool(self._missing)
 
-    def _say(self, name: str, what: str, message: str) -> None:
-        if what not in self._said:
-            self._said.add(what)
+    def _warn_once(self, name: str, what: str, message: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
             warn(f"{name} {message}")
 
 
@@ -127,22 +114,19 @@ _NOTHING = (
     "one): nothing has moved. Was backward() forgotten, or zero_grad() called after it?"
 )
 _SOMETIMES = (
-    "got no gradient (None) for {} {}, and left it out there. That samples another "
-    "target: num_data counts its data in each step that it has a gradient in. Call "
+    "got no gradient (None) for {} {}, and skipped it in them. That samples another "
+    "target: num_data counts its data in each step in which it has a gradient. Call "
     "zero_grad(set_to_none=False), so that it is zero in the others, give it a param "
     "group with the num_data of its own data, or sum the losses of all tasks"
 )
 
 
-# What a chain has of its optimizer.
+# Attributes that belong to the optimizer.
 _OF_TORCH = ("groups", "state", "process_group")
 
 
 class TensorLists(NamedTuple):
-    """A group, its parameters with a gradient on one device, and what goes with them.
-
-    That is their gradients, and where their noise begins.
-    """
+    """A group's parameters with gradients on one device, and their noise offsets."""
 
     group: dict[str, Any]
     params: list[Tensor]
@@ -151,16 +135,16 @@ class TensorLists(NamedTuple):
 
 
 class StepContext:
-    """A sampler, as its parts see it: what is of this process, and never saved.
+    """The data of a sampler that its parts share: of this process, and never saved.
 
-    Lightning's wrapper of an optimizer shares it: it reads the optimizer's attributes,
-    but what it is given is its own.
+    Lightning's wrapper of an optimizer shares it: the wrapper reads the optimizer's
+    attributes, but keeps attributes that are set on it.
 
     Args:
-        name: of the sampler's class.
-        keys: those of a param group.
-        rng: what owns seed, counters and noise offsets.
-        choices: what can be done about gradients that are not finite.
+        name: the name of the sampler's class.
+        keys: the keys of a param group.
+        rng: the owner of seed, counters and noise offsets.
+        choices: the accepted values of ``nonfinite``.
         chains_have_seeds: see :class:`ManyChains`.
     """
 
@@ -173,7 +157,7 @@ class StepContext:
         chains_have_seeds: bool,
     ) -> None:
         self.name = name
-        #: The optimizer's own, as they are now.
+        #: The optimizer's present objects.
         self.groups: list[dict[str, Any]] = []
         self.state: dict[Any, Any] = {}
         self.process_group: ProcessGroup | None = None
@@ -181,35 +165,35 @@ class StepContext:
         self.rng = rng
         self.choices = choices
         self.chains_have_seeds = chains_have_seeds
-        #: Where the parameters are: whole, or DTensors among them.
+        #: Placement of the parameters: whole, or with DTensors among them.
         self.placement = Replicated()
-        #: The TemperatureMonitor that look on.
+        #: The TemperatureMonitor of the sampler.
         self.monitor: Any = None
-        #: State that a step has changed so far: dicts, keys, and what was there.
+        #: State that the step has changed: dicts, keys and former values.
         self.created: list[tuple[dict[str, Any], str, Any]] = []
-        #: Records of settings that it has changed, and what they were.
+        #: Records of settings that the step has changed, and their former values.
         self.changed_records: list[tuple[list[float], list[float]]] = []
         #: Parameters without a gradient.
         self.missing_grads = MissingGrads()
-        #: What a GPU has yet to tell of the last step, the error that this has turned
-        #: out to be, the word and event that it tells by, and when steps were left out.
+        #: The last step's deferred finite check, the error of an earlier one, the
+        #: pinned word and event of a GPU, and the numbers of skipped steps.
         self.pending: Any = None
         self.error: str | None = None
         self.found: tuple[Tensor, Any, torch.device] | None = None
-        self.left_out: deque[int] = deque()
-        #: Since when it has the turn, with which seed, and whether it has been said
-        #: that another one has its noise.
-        self.turn: object = None
-        self.turn_of: int | None = None
-        self.shared_noise_said = False
-        #: Whether nobody has given a seed, so that ranks may agree on one.
+        self.skipped_steps: deque[int] = deque()
+        #: Its place in the seed registry, its seed there, and whether a warning of
+        #: shared noise has been issued.
+        self.seed_use: object = None
+        self.claimed_seed: int | None = None
+        self.has_warned_of_shared_noise = False
+        #: Whether the seed was drawn, so that ranks may agree on another.
         self.seed_is_drawn = False
-        #: Whether it is known that there are other ranks, and they agree.
+        #: Whether ranks have agreed.
         self.is_settled = False
         #: Blank state, which checkpoints fill and no step has made: dicts, keys,
         #: values, and the values' versions.
         self.blank: list[tuple[dict[str, Any], str, Any, int]] = []
-        #: What the last step gave to its operators (step_plan.py).
+        #: The cached step plan (step_plan.py).
         self.plan: Any = None
 
     def saved(self) -> dict[str, Any]:
@@ -224,7 +208,7 @@ class StepContext:
         return {key: saved[key] for key in saved if key not in _OF_TORCH}
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Puts back what was there."""
+        """Restores a snapshot."""
         rng = self.rng
         rng.restore(saved["rng"])
         vars(self).update({**saved, "rng": rng})
@@ -240,7 +224,7 @@ class StepContext:
         return self.groups[0]["num_chains"] if self.chains_have_seeds else None
 
     def noise(self) -> dict[str, Any]:
-        """The arguments of an operator that say which noise it draws."""
+        """Returns the operator arguments that key the noise."""
         arguments: dict[str, Any] = {"seed": self.rng.seed}
         if self.groups[0]["capturable"]:
             arguments |= {"step": 0, "device_step": self.rng.step}
@@ -251,24 +235,24 @@ class StepContext:
         return arguments
 
     def numel(self, p: Tensor) -> int:
-        """The elements that a parameter has in the noise stream."""
+        """Returns a parameter's number of elements in the noise stream."""
         return p.numel() // (self.num_chains or 1)
 
     def create(self, p: Tensor, key: str, value: Any) -> None:
-        """Puts something into a parameter's state, until the step has failed."""
+        """Sets an entry of a parameter's state; a failed step undoes it."""
         state = self.state[p]
         if not torch.compiler.is_compiling():
             self.created.append((state, key, state.get(key)))
         state[key] = value
 
     def remove(self, p: Tensor, key: str) -> None:
-        """Takes something out of a parameter's state, until the step has failed."""
+        """Removes an entry of a parameter's state; a failed step undoes it."""
         state = self.state.get(p, {})
         if key in state:
             self.created.append((state, key, state.pop(key)))
 
     def undo_created(self) -> None:
-        """Puts back the state as it was before a step that has failed."""
+        """Restores the state before a failed step."""
         created = self.created
         for state, key, former in reversed(created):
             state.pop(key, None)
@@ -280,7 +264,7 @@ class StepContext:
         self.drop_empty_state()
 
     def keep_created(self) -> None:
-        """Takes it that the step was made."""
+        """Keeps the state changes of a successful step."""
         if self.created:
             self.created.clear()
             self.drop_empty_state()
@@ -288,16 +272,15 @@ class StepContext:
             self.changed_records.clear()
 
     def drop_empty_state(self) -> None:
-        """Drops the dicts of parameters of which nothing is kept."""
+        """Drops empty dicts of parameters without state."""
         for p, state in [*self.state.items()]:
             if isinstance(p, Tensor) and not state:
                 del self.state[p]
 
     def link_step(self) -> None:
-        """Has each parameter's state show the step counter.
+        """Shows the step counter in each parameter's state.
 
-        torch.distributed.checkpoint takes a parameter without state for one that was
-        never updated.
+        torch.distributed.checkpoint treats a parameter without state as never updated.
         """
         for group in self.groups:
             for p in group["params"]:
@@ -305,7 +288,7 @@ class StepContext:
                     self.create(p, STEP, self.rng.step)
 
     def add_blank_state(self, p: Tensor, blank: dict[str, Any]) -> None:
-        """Gives a parameter the state that it lacks, until its first step."""
+        """Adds blank entries to a parameter's state, until its first step."""
         state = self.state[p]
         for key, value in blank.items():
             if key not in state:
@@ -314,7 +297,7 @@ class StepContext:
                 self.blank.append((state, key, value, version))
 
     def clear_blank_state(self) -> None:
-        """Drops what a checkpoint was given to fill, where nobody has written to it."""
+        """Drops blank state that no checkpoint has filled."""
         if not self.blank:
             return
         for state, key, value, version in self.blank:
@@ -326,7 +309,7 @@ class StepContext:
 
 
 def name_of(groups: list[dict[str, Any]], p: Tensor) -> str:
-    """A sampler's parameter as errors and warnings name it."""
+    """Returns a parameter's name for errors and warnings."""
     for g, group in enumerate(groups):
         for i, other in enumerate(group["params"]):
             if other is p:
@@ -337,11 +320,8 @@ def name_of(groups: list[dict[str, Any]], p: Tensor) -> str:
     return f"of shape {list(p.shape)}"
 
 
-# ---- The doors, for what looks at a sampler from outside ---------------------------
-
-
 def context_of(sampler: Optimizer) -> StepContext:
-    """Its chain."""
+    """Returns the sampler's step context."""
     return sampler._current_context()  # type: ignore[attr-defined]
 
 
@@ -351,14 +331,14 @@ def tensor_lists_of(sampler: Optimizer) -> list[TensorLists]:
 
 
 def check_groups_of(sampler: Optimizer) -> None:
-    """Raises if its hyperparameters are not as they must be."""
+    """Raises if a hyperparameter is invalid."""
     sampler._check_all_groups()  # type: ignore[attr-defined]
 
 
 def rescale_momenta(sampler: Optimizer) -> None:
-    """Brings the momenta of a capturable sampler to its lr, T and N.
+    """Rescales the momenta of a capturable sampler to its lr, T and N.
 
-    Raises if a hyperparameter has left its range; nothing has changed then.
+    Raises if a hyperparameter is out of range; nothing has changed then.
     """
     check_groups_of(sampler)
     sampler._rescale_now(sampler._current_context())  # type: ignore[attr-defined]
@@ -370,7 +350,7 @@ def has_hooks(sampler: Optimizer) -> bool:
 
 
 def state_bytes_of(sampler: Optimizer) -> int:
-    """Returns the bytes of the state, as they are after the first step."""
+    """Returns the bytes of the state after the first step."""
     total = 0
     for group in sampler.param_groups:
         for p in group["params"]:

@@ -1,30 +1,31 @@
-"""Noise of samplers in several processes: which share it, and which must not.
+"""Noise of samplers in several processes: replicas share it, chains must not.
 
 Note [Replicas and shards]
 Noise is a function of (seed, step, purpose, element). Replicas of a model, whose
-gradients are averaged, stay equal to the bit if they have one seed, without a word
-between them. What breaks that is refused, where a process group is initialised:
+gradients are averaged, stay bitwise identical with one seed, without communication.
+Setups that break this are refused where a process group is initialised:
 
 * seeds that each rank draws for itself: ranks agree on the first one's;
-* pSGLD's Γ, for which a rank would go by its own Hessian, SBPS and HMCECS, whose ranks
-  would go by their own minibatches and subsamples. (HMC's closure returns the loss of
-  all ranks' data.)
-* shards that are optimizers of their own (ZeroRedundancyOptimizer, FSDP1): each counts
-  its elements from 0, and different parameters would get the same noise. DTensors say
-  which elements they have, see Note [Shards] in dtensor.py.
+* pSGLD's Γ, where each rank has its own Hessian, and SBPS and HMCECS, where each rank
+  has its own minibatches and subsamples. (HMC's closure returns the loss of all ranks'
+  data.)
+* shards that are separate optimizers (ZeroRedundancyOptimizer, FSDP1): each counts its
+  elements from 0, and different parameters would get the same noise. DTensors know
+  their elements, see Note [Shards] in dtensor.py.
 
-A seed that was given is respected without communication, whatever other ranks have:
-chains on different ranks have different ones on purpose. Where chains of several ranks
-lie side by side, a sampler's process_group has the replicas of its own.
+A given seed is respected without communication: chains on different ranks have
+different seeds on purpose. Where chains of several ranks run side by side, a sampler's
+process_group holds its replicas.
 
-Nothing here needs to be told when a sampler is gone: a weak reference's callback would
-run while the interpreter exits, when the globals that it needs are none any more.
+The registry of seeds needs no callback when a sampler is deleted: a weak reference's
+callback could run while the interpreter exits, when globals are already None.
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 from zlib import crc32
@@ -34,30 +35,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.distributed import ProcessGroup
+from torch.utils.hooks import RemovableHandle
 
 from torch_sgmcmc._impl import dtensor
-from torch_sgmcmc._impl.context import StepContext
-from torch_sgmcmc._impl.dtensor import is_dtensor
-from torch_sgmcmc._impl.hyperparams import warn
-from torch_sgmcmc.seeds import SharedNoiseWarning, fold_in
-
-__all__ = [
-    "called_from",
-    "check_group",
-    "device_of_group",
-    "digest",
-    "gathered",
-    "has_ranks",
-    "has_turn",
-    "is_zero",
-    "refuse_lone_decisions",
-    "refuse_other_meshes",
-    "refuse_shards",
-    "refuse_zero",
-    "settle",
-    "take_turn",
-    "world_size",
-]
+from torch_sgmcmc._impl.context import StepContext, context_of
+from torch_sgmcmc._impl.dtensor import is_dtensor, refuse
+from torch_sgmcmc._impl.hyperparams import check_integer, warn
+from torch_sgmcmc._impl.random_state import SharedNoiseWarning, fold_in
 
 _IS_AVAILABLE = dist.is_available()
 
@@ -68,18 +52,18 @@ def has_ranks() -> bool:
 
 
 def world_size(group: ProcessGroup | None = None) -> int:
-    """The number of processes of a group, or of the default one; 1 without one."""
+    """Returns the number of processes of a group or the default one; 1 without."""
     return dist.get_world_size(group) if has_ranks() else 1
 
 
 def check_group(group: Any) -> None:
-    """Raises if it is neither None nor a group that this rank is in."""
+    """Raises unless the group is None or contains this rank."""
     if group is None or isinstance(group, ProcessGroup):
         return
     if dist.is_available() and group == dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError(
-            f"Invalid process_group: rank {dist.get_rank()} is not in it (each rank "
-            "gives the group that it is in)"
+            f"Invalid process_group: rank {dist.get_rank()} is not in it (give each "
+            "rank the group that it is in)"
         )
     raise TypeError(
         f"Invalid process_group: {type(group).__name__} (must be a ProcessGroup, such "
@@ -90,8 +74,8 @@ def check_group(group: Any) -> None:
 def called_from(module: str) -> bool:
     """Returns whether a function of this module is being executed.
 
-    The one place that walks the stack: ZeroRedundancyOptimizer constructs an optimizer
-    as users do, and has no hook by which it could tell.
+    Only this function walks the stack: ZeroRedundancyOptimizer constructs an optimizer
+    as users do, and has no hook.
     """
     if module not in sys.modules:
         return False
@@ -103,11 +87,8 @@ def called_from(module: str) -> bool:
     return False
 
 
-# ---- What cannot be replicated ---------------------------------------------------
-
-
 def refuse_lone_decisions(context: StepContext, by: str, instead: str) -> None:
-    """Raises if there are other ranks, which would decide otherwise."""
+    """Raises if there are other ranks, which would decide differently."""
     size = world_size(context.process_group)
     if size > 1:
         raise RuntimeError(
@@ -122,7 +103,7 @@ def is_zero() -> bool:
 
 
 def refuse_zero(name: str) -> None:
-    """Raises if other ranks have other parameters of a ZeroRedundancyOptimizer."""
+    """Raises if ranks of a ZeroRedundancyOptimizer share the parameters."""
     if world_size() > 1:
         raise RuntimeError(
             f"{name} cannot be the optimizer_class of ZeroRedundancyOptimizer: each "
@@ -132,7 +113,7 @@ def refuse_zero(name: str) -> None:
 
 
 def refuse_shards(name: str, params: Iterable[Tensor]) -> None:
-    """Raises if these are shards, with other ranks', of a FullyShardedDataParallel."""
+    """Raises if parameters are shards of a FullyShardedDataParallel."""
     if world_size() > 1 and any(getattr(p, "_fsdp_flattened", False) for p in params):
         raise RuntimeError(
             f"{name} cannot sample the parameters of FullyShardedDataParallel: each "
@@ -142,7 +123,7 @@ def refuse_shards(name: str, params: Iterable[Tensor]) -> None:
 
 
 def refuse_other_meshes(context: StepContext) -> None:
-    """Raises if parts of DTensors are with ranks that do not decide with this one."""
+    """Raises if ranks outside of the process group hold parts of DTensors."""
     together = dist.get_process_group_ranks(context.process_group)
     for mesh in {p.device_mesh: None for p in context.params if is_dtensor(p)}:
         ranks = mesh.mesh.flatten().tolist()
@@ -155,15 +136,8 @@ def refuse_other_meshes(context: StepContext) -> None:
             )
 
 
-# ---- One seed for all replicas ---------------------------------------------------
-
-
 def settle(context: StepContext) -> bool:
-    """Does what is to be done where there are other ranks; returns if there are.
-
-    Raises:
-        RuntimeError: the parameters are shards, or it is too late for one seed.
-    """
+    """Agrees with other ranks on a seed; returns True if there are any."""
     if world_size() == 1:
         return False
     name = context.name
@@ -190,7 +164,7 @@ def _agree_on_seed(context: StepContext) -> None:
     seed = seeds[0]
     ranks = dist.get_process_group_ranks(context.process_group)
     if len(ranks) < world_size():
-        # Chains would have one noise if all ranks had called torch.manual_seed(0).
+        # Else chains would share noise if all ranks call torch.manual_seed(0).
         seed = fold_in(seed, ranks[0])
     context.rng.seed = seed
     context.rng.show(groups)
@@ -198,14 +172,14 @@ def _agree_on_seed(context: StepContext) -> None:
 
 
 def _check_seeds(context: StepContext) -> None:
-    """Raises if ranks that have parts of one chain differ in their seeds or steps."""
+    """Raises if ranks with parts of one chain differ in seeds or steps."""
     meshes = {p.device_mesh: None for p in context.params if is_dtensor(p)}
     least = most = (context.rng.seed, int(context.rng.step))
     for mesh in meshes:
         if mesh.get_coordinate() is None:
             continue
-        # What one dimension has shown is handed on along the next: either all ranks
-        # raise, after all is said, or none.
+        # The result of one mesh dimension enters the next: either all ranks raise,
+        # after all communication, or none.
         for group in (mesh.get_group(dim) for dim in range(mesh.ndim)):
             device = torch.device(mesh.device_type)
             rows = gathered([*least, *most], device, group)
@@ -223,7 +197,7 @@ def _check_seeds(context: StepContext) -> None:
 def gathered(
     row: list[int], device: torch.device, group: ProcessGroup | None
 ) -> list[tuple[int, ...]]:
-    """The rows of all ranks of a group."""
+    """Returns the rows of all ranks of a group."""
     mine = torch.tensor(row, device=device)
     rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(rows, mine, group)
@@ -241,7 +215,7 @@ def device_of_group(context: StepContext) -> torch.device:
 
 
 def digest(tensors: Iterable[Tensor]) -> int:
-    """The CRC-32 of the tensors' CRC-32s, which their order enters."""
+    """Returns the CRC-32 of the tensors' CRC-32s, in their order."""
     result = 0
     for tensor in tensors:
         on_host = tensor.detach().cpu().flatten().view(torch.uint8)
@@ -249,50 +223,51 @@ def digest(tensors: Iterable[Tensor]) -> int:
     return result
 
 
-# So many elements of a parameter tell whether it is where it was.
+# Number of a parameter's elements that show whether it has moved.
 _SAMPLE = 64
 
 
-class _Turn:
-    """A sampler's, until another one with its seed makes a step."""
+class _SeedUse:
+    """The use of a seed by its last sampler."""
 
     __slots__ = ("context", "name", "param", "start")
 
     def __init__(self, context: StepContext, param: Tensor | None) -> None:
         self.name = context.name
         self.context = weakref.ref(context)
-        # Where its chain has begun, if it was here.
+        # The start of the sampler's chain, if known.
         self.param = None if param is None else weakref.ref(param)
         self.start = None if param is None else _sample(param)
 
 
-# The last one of each seed.
-_last: dict[int, _Turn] = {}
+# The seed registry: the last use of each seed.
+_last: dict[int, _SeedUse] = {}
 _limit = 1024
 
 
-def has_turn(context: StepContext) -> bool:
-    """Returns whether this was the last sampler with its seed that made a step."""
+def holds_seed(context: StepContext) -> bool:
+    """Returns whether this sampler made the last step with its seed."""
     last = _last.get(context.rng.seed)
-    return last is not None and last is context.turn
+    return last is not None and last is context.seed_use
 
 
-def take_turn(context: StepContext) -> None:
-    """Warns if two samplers with one seed make steps in turns: A, B, A.
+def claim_seed(context: StepContext) -> None:
+    """Warns if two samplers with one seed step alternately: A, B, A.
 
-    And if a chain begins with a seed with which another has moved these parameters: a
-    sampler that is made anew every 20 steps repeats the noise of 20.
+    Also warns if a new chain starts with a seed with which another has moved these
+    parameters: a sampler that is rebuilt every 20 steps repeats the noise of 20 steps.
     """
-    if has_turn(context):
+    if holds_seed(context):
         return
     seed = context.rng.seed
     last = _last.get(seed)
-    is_new = context.turn_of != seed
+    is_new = context.claimed_seed != seed
     begins = is_new and _begins(context.rng.step)
-    if last is not None and not context.shared_noise_said:
+    if last is not None and not context.has_warned_of_shared_noise:
         other = last.context()
         if not is_new and other is not None:
-            context.shared_noise_said = other.shared_noise_said = True
+            context.has_warned_of_shared_noise = True
+            other.has_warned_of_shared_noise = True
             warn(
                 f"Two samplers with seed {seed} step alternately ({context.name} and "
                 f"{last.name}): they draw the same noise. Give each a different seed, "
@@ -300,30 +275,29 @@ def take_turn(context: StepContext) -> None:
                 SharedNoiseWarning,
             )
         elif begins and _has_moved(last, context):
-            context.shared_noise_said = True
+            context.has_warned_of_shared_noise = True
             warn(
-                f"A new {context.name} begins with seed {seed}, with which another "
+                f"A new {context.name} starts with seed {seed}, with which another "
                 "sampler has made steps on these parameters: it draws the same noise "
-                "again. Go on with that sampler (or its state dict), or give each a "
-                "seed of its own, with torch_sgmcmc.fold_in",
+                "again. Continue that sampler (or load its state dict), or give each a "
+                "different seed, with torch_sgmcmc.fold_in",
                 SharedNoiseWarning,
             )
-    context.turn_of = seed
+    context.claimed_seed = seed
     first = next((p for g in context.groups for p in g["params"]), None)
-    context.turn = _last[seed] = _Turn(context, first if begins else None)
-    _forget_gone()
+    context.seed_use = _last[seed] = _SeedUse(context, first if begins else None)
+    _drop_deleted()
 
 
 def _begins(step: Tensor) -> bool:
-    """Returns whether no step has been made; False during a graph's capture."""
     if step.is_cuda:
         if torch.cuda.is_current_stream_capturing():
             return False
     return int(step) == 0
 
 
-def _has_moved(last: _Turn, context: StepContext) -> bool:
-    """Returns whether the other sampler began on one of these parameters, elsewhere."""
+def _has_moved(last: _SeedUse, context: StepContext) -> bool:
+    """Returns whether the last sampler has moved one of these parameters."""
     param = None if last.param is None else last.param()
     if param is None or last.start is None:
         return False
@@ -335,19 +309,118 @@ def _has_moved(last: _Turn, context: StepContext) -> bool:
 
 @torch.no_grad()
 def _sample(param: Tensor) -> Tensor | None:
-    """A few of a parameter's elements."""
+    """Returns a few of a parameter's elements, on the host."""
     local = dtensor.local(param).detach()
     if isinstance(local, FakeTensor) or local.device.type not in ("cpu", "cuda"):
         return None
     return local.reshape(-1)[:_SAMPLE].to("cpu", copy=True)
 
 
-def _forget_gone() -> None:
-    """Keeps the table small where very many samplers come and go."""
+def _drop_deleted() -> None:
     global _limit
     if len(_last) <= _limit:
         return
-    for seed, turn in [*_last.items()]:
-        if turn.context() is None:
-            _last.pop(seed, None)  # by now another thread may have
+    for seed, use in [*_last.items()]:
+        if use.context() is None:
+            _last.pop(seed, None)  # another thread may have dropped it
     _limit = max(1024, 2 * len(_last))
+
+
+# What is compared, in the order of a row.
+_PARTS = ("step", "seed", "settings", "parameters", "state")
+
+
+def check_replicas(sampler: Any) -> None:
+    """Raises if the ranks that sample a chain together have drifted apart.
+
+    Ranks compare CRC-32s of the parameters, of the sampler's state and settings, and
+    the step and the seed: one flipped bit is detected, and so are exchanged numbers. A
+    collective call of the sampler's ``process_group``, of a few bytes; parameters on a
+    GPU are copied to the host.
+
+    Args:
+        sampler: a :class:`Sampler`, the ranks' parameters in one order.
+
+    Raises:
+        RuntimeError: on every rank. The message names the ranks that differ from the
+            majority (on a tie, from the group with the lowest rank), by their numbers
+            in the default group, with the differing parts. Nothing has changed.
+        ValueError: there are DTensors among the parameters.
+
+    Example:
+        >>> check_replicas(sampler)                     # now
+        >>> check_replicas_every(sampler, 100)          # and after every 100 steps
+        >>> check_replicas_every(sampler, 100)          # and after every 100 steps
+    """
+    params = (p for group in sampler.param_groups for p in group["params"])
+    refuse("parameters", params)  # ranks' shards differ on purpose
+    group = sampler.process_group
+    size = world_size(group)
+    if size == 1:
+        return
+    rows = gathered(_row(sampler), device_of_group(context_of(sampler)), group)
+    most, count = Counter(rows).most_common(1)[0]  # on a tie, the first
+    if count == size:
+        return
+    number = dist.get_process_group_ranks(group)
+    differ = [
+        f"rank {number[i]} in {_difference(row, most)}"
+        for i, row in enumerate(rows)
+        if row != most
+    ]
+    raise RuntimeError(
+        f"{type(sampler).__name__}'s replicas differ from rank "
+        f"{number[rows.index(most)]}'s: {'; '.join(differ)}"
+    )
+
+
+def check_replicas_every(sampler: Any, steps: int) -> RemovableHandle:
+    """Calls :func:`check_replicas` after every so many calls of ``step()``.
+
+    Args:
+        sampler: a :class:`Sampler`.
+        steps: from one check to the next, >= 1, the same on all ranks.
+
+    Returns:
+        A handle, whose ``remove()`` ends the checks.
+
+    Raises:
+        ValueError, TypeError: steps is not an integer >= 1.
+    """
+    check_integer("steps", steps, low=1)
+    # Not the sampler's counter: ranks whose counters differ would not meet.
+    calls = 0
+
+    def check(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls % steps == 0:
+            check_replicas(sampler)
+
+    return sampler.register_step_post_hook(check)
+
+
+def _row(sampler: Any) -> list[int]:
+    _ = sampler.num_skipped  # waits for a GPU's report of the last step
+    groups = sampler.param_groups
+    params = [p for group in groups for p in group["params"]]
+    keys = sorted(context_of(sampler).keys - {"step", "seed"})
+    settings = [[_plain(group.get(key)) for key in keys] for group in groups]
+    kept = [sorted(sampler.state.get(p, {}).items()) for p in params]
+    tensors = [v for each in kept for _, v in each if isinstance(v, Tensor)]
+    rest = [[k if isinstance(v, Tensor) else (k, v) for k, v in each] for each in kept]
+    sums = crc32(repr(settings).encode()), digest(params)
+    of_state = crc32(repr(rest).encode(), digest(tensors))
+    return [int(groups[0]["step"]), groups[0]["seed"], *sums, of_state]
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, Tensor) else value
+
+
+def _difference(row: tuple[int, ...], most: tuple[int, ...]) -> str:
+    return ", ".join(
+        f"{part} ({mine} for {theirs})" if part in ("step", "seed") else part
+        for part, mine, theirs in zip(_PARTS, row, most, strict=True)
+        if mine != theirs
+    )

@@ -1,19 +1,17 @@
 """Parameters of which this process has a part: DTensors.
 
 Note [Shards]
-A shard has the element indices that the whole parameter gives it, and so draws its part
-of the same noise: whoever has which part, each element's update is the same to the bit.
-Operators take local tensors and are told where their elements are. Cut along the
-dimension that is outermost in memory, they follow each other from an offset on; cut
-along another one they come in rows, a fixed distance apart; what is cut more often is
-taken in several pieces. Nothing is communicated but what decides on all elements
-together, and that in an order that is the same on all ranks.
+A shard has its element indices in the whole parameter, and so draws its part of the
+same noise: each element's update is bitwise identical, however parameters are sharded.
+Operators take local tensors and their element indices. A shard along the outermost
+dimension in memory is contiguous from an offset on; along another dimension it consists
+of rows at a fixed distance; shards along several dimensions are cut into several
+pieces. Only sums and decisions over all elements communicate, in one order on all
+ranks.
 
-A parameter, its gradient and its state are DTensors of the same placements; only here
-are they taken apart.
-
-What a sampler does with lists of tensors goes by its placement; how parts are taken and
-put together is told in py, Note [Shards].
+A parameter, its gradient and its state are DTensors of the same placements. Only this
+module takes them apart; a sampler calls its :class:`Replicated` or :class:`Sharded`
+placement.
 """
 
 from __future__ import annotations
@@ -31,27 +29,6 @@ from torch.autograd.graph import increment_version
 from torch_sgmcmc._impl.ops import count_nonfinite
 from torch_sgmcmc._impl.utils import has_master
 
-__all__ = [
-    "Layouts",
-    "Replicated",
-    "Sharded",
-    "by_groups",
-    "check_shard",
-    "count_over_ranks",
-    "groups_of",
-    "is_dtensor",
-    "is_finite",
-    "like",
-    "local",
-    "locals_of",
-    "max_over_ranks",
-    "on_locals",
-    "placement_of",
-    "refuse",
-    "sum_over_ranks",
-    "sums",
-]
-
 
 def is_dtensor(tensor: Tensor) -> bool:
     """Returns whether a tensor is a DTensor, without importing DTensor."""
@@ -60,17 +37,17 @@ def is_dtensor(tensor: Tensor) -> bool:
 
 def local(tensor: Tensor) -> Tensor:
     """Returns this process's part of a tensor, in the same memory."""
-    # What to_local() returns, for autograd or as a view, in ten times the time.
+    # to_local() returns the same in ten times the time.
     return getattr(tensor, "_local_tensor", tensor)
 
 
 def locals_of(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The same for each of them."""
+    """Returns this process's part of each tensor."""
     return [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]
 
 
 def refuse(what: str, tensors: Iterable[Tensor]) -> None:
-    """Raises if there are DTensors among them."""
+    """Raises if there are DTensors among the tensors."""
     if any(map(is_dtensor, tensors)):
         raise ValueError(
             f"Invalid {what}: some are DTensors, which only steps and checkpoints of "
@@ -79,39 +56,36 @@ def refuse(what: str, tensors: Iterable[Tensor]) -> None:
         )
 
 
-# ---- Where the elements of a shard are -------------------------------------------
-
-
 class Piece(NamedTuple):
-    """A part of a shard that an operator can take, see its argument ``rows``."""
+    """A part of a shard that an operator takes, see the argument ``rows``."""
 
-    begin: int  # the element index of its first, from that of the parameter's
+    begin: int  # index of its first element, relative to the parameter's
     row: int
     pitch: int
     index: tuple[slice, ...] | None  # in the shard; None: all of it
 
 
-_WHOLE = Piece(0, 0, 0, None)  # of a plain tensor
+_WHOLE = Piece(0, 0, 0, None)  # a plain tensor
 
 
 class Layout(NamedTuple):
-    """The shard of one parameter."""
+    """The local shard of one parameter."""
 
     shape: tuple[int, ...]
-    order: tuple[int, ...]  # dimensions as they are in memory, the outermost first
+    order: tuple[int, ...]  # dimensions from outermost to innermost in memory
     pieces: tuple[Piece, ...]
 
 
 def layout_of(tensor: Any) -> Layout:
     """Returns the places of the elements of a DTensor's local tensor."""
     mesh = tensor.device_mesh
-    here = mesh.get_coordinate()
-    if here is None:  # a rank that is not of the mesh
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:  # a rank outside of the mesh
         return Layout((0,), (0,), ())
     shape = tuple(tensor.shape)
     order = _order(shape, tensor.stride())
     indices = [
-        _indices(mesh, here, tensor.placements, d, n) for d, n in enumerate(shape)
+        _indices(mesh, coordinate, tensor.placements, d, n) for d, n in enumerate(shape)
     ]
     local_shape = tuple(map(len, indices))
     runs = [_runs(indices[d]) for d in order]
@@ -125,7 +99,7 @@ def layout_of(tensor: Any) -> Layout:
 
 
 def _order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Dimensions in the order that element indices follow, as operators have it."""
+    """Returns the dimensions in the operators' order of element indices."""
     rows = tuple(range(len(shape)))
     by_stride = sorted((d for d in rows if shape[d] > 1), key=lambda d: -strides[d])
     if by_stride == sorted(by_stride):
@@ -142,17 +116,16 @@ Run = tuple[int, int, int]
 
 
 def _indices(
-    mesh: Any, here: Sequence[int], placements: Any, dim: int, size: int
+    mesh: Any, coordinate: Sequence[int], placements: Any, dim: int, size: int
 ) -> Tensor:
-    """Returns the indices of a dimension that are local."""
     indices = torch.arange(size)
     for axis, placement in enumerate(placements):
         if getattr(placement, "dim", None) != dim:
             continue
-        # As DTensor does it: a rank has a chunk, or with strides one of each chunk.
+        # As in DTensor: a rank has a chunk, or with strides a part of each chunk.
         factor = getattr(placement, "split_factor", 1)
         outer = [_chunk(indices, k, factor) for k in range(factor)]
-        inner = [_chunk(each, here[axis], mesh.size(axis)) for each in outer]
+        inner = [_chunk(each, coordinate[axis], mesh.size(axis)) for each in outer]
         indices = torch.cat(inner)
     return indices
 
@@ -163,19 +136,19 @@ def _chunk(indices: Tensor, k: int, count: int) -> Tensor:
 
 
 def _runs(indices: Tensor) -> list[Run]:
-    """Indices that follow each other: begins in the shard and in the whole, lengths."""
-    here = indices.tolist()
-    begins = [i for i, x in enumerate(here) if i == 0 or x != here[i - 1] + 1]
-    ends = [*begins[1:], len(here)]
-    return [(i, here[i], end - i) for i, end in zip(begins, ends, strict=False)]
+    """Returns runs of indices: start in the shard, start in the whole, length."""
+    values = indices.tolist()
+    begins = [i for i, x in enumerate(values) if i == 0 or x != values[i - 1] + 1]
+    ends = [*begins[1:], len(values)]
+    return [(i, values[i], end - i) for i, end in zip(begins, ends, strict=False)]
 
 
 def _pieces(box: Sequence[Run], sizes: Sequence[int]) -> Iterator[Piece]:
-    """Cuts a box until it is rows with one distance between them."""
+    """Cuts a box into pieces of equidistant rows."""
     strides = [prod(sizes[d + 1 :]) for d in range(len(sizes))]
     begin = sum(first * s for (_, first, _), s in zip(box, strides, strict=True))
     lengths = [length for _, _, length in box]
-    # Dimensions that are not whole, or would be but for those outside of them.
+    # Dimensions that are cut.
     cut = [d for d, n in enumerate(lengths) if n != sizes[d]]
     inner = cut[-1] if cut else 0
     outer = cut[-2] if len(cut) > 1 else 0
@@ -189,15 +162,12 @@ def _pieces(box: Sequence[Run], sizes: Sequence[int]) -> Iterator[Piece]:
         yield Piece(begin + shift, row, pitch, tuple(index))
 
 
-# ---- Operators -------------------------------------------------------------------
-
-
 class Layouts:
     """The layouts of a sampler's shards, each computed once.
 
-    It is known by the specs that DTensors have in common with what is made of them,
-    and nothing is kept of tensors: if parameters, gradients or their memory are
-    replaced, nobody has to say so. As a spec is kept, no other can have its id.
+    Layouts are cached by the specs that DTensors share with derived tensors. No tensor
+    is kept, so parameters, gradients and their memory may be replaced at any time.
+    Keeping a spec prevents another one with its id.
     """
 
     def __init__(self) -> None:
@@ -205,7 +175,7 @@ class Layouts:
         self._alike: dict[int, tuple[Any, Any]] = {}
 
     def of(self, tensor: Tensor) -> Layout | None:
-        """The layout of a DTensor, or None."""
+        """Returns the layout of a DTensor, None for other tensors."""
         spec = getattr(tensor, "_spec", None)
         if spec is None:
             return None
@@ -216,7 +186,7 @@ class Layouts:
         return known[1]
 
     def check_same(self, name: str, p: Any, grad: Any) -> None:
-        """Raises unless a gradient is cut as its parameter is."""
+        """Raises unless a gradient is sharded as its parameter is."""
         ours, theirs = getattr(p, "_spec", None), getattr(grad, "_spec", None)
         if ours is theirs:
             return
@@ -225,14 +195,14 @@ class Layouts:
             return
         if not same_shards(p, grad):
             raise RuntimeError(
-                f"{name} got {_words(grad)} as the gradient of {_words(p)} of shape "
-                f"{list(p.shape)} (must be cut alike: see DTensor.redistribute)"
+                f"{name} got {_describe(grad)} as the gradient of {_describe(p)} of "
+                f"shape {list(p.shape)} (must be cut alike: see DTensor.redistribute)"
             )
         _make_room(self._alike)
         self._alike[id(ours)] = (ours, theirs)
 
     def on_shards(self, operator: Callable[..., None]) -> Callable[..., None]:
-        """An operator on lists of tensors, for lists that may have DTensors."""
+        """Extends an operator on lists of tensors to lists with DTensors."""
 
         def call(
             params: list[Tensor],
@@ -269,7 +239,7 @@ class Layouts:
                 places.append(offset + piece.begin)
                 rows += (piece.row, piece.pitch)
         cut = [_pieces_of(params, layouts, each) for each in lists]
-        # Rows take an operator's time, and say nothing where elements are contiguous.
+        # Contiguous elements need no rows, which cost an operator time.
         if all(
             row in (0, p.numel()) and p.is_contiguous()
             for row, p in zip(rows[::2], cut[0], strict=True)
@@ -291,7 +261,7 @@ def _make_room(known: dict[int, Any]) -> None:
 
 
 def on_locals(operator: Callable[..., None]) -> Callable[..., None]:
-    """The same of an operator without noise, to which places are nothing."""
+    """Extends an operator without noise to lists with DTensors."""
 
     def call(
         *lists: Sequence[Tensor],
@@ -315,8 +285,8 @@ def sums(
     """Sums over the parts of the parameters on all ranks.
 
     Returns:
-        A sum for each set of ranks that some of them are spread over: of what replicas
-        have alike, and of whole tensors, nothing is counted twice.
+        A sum for each set of ranks that shards some parameters; replicas and whole
+        tensors are counted once.
     """
 
     def part(tensors: Sequence[Tensor] | None, indices: list[int]) -> Any:
@@ -352,7 +322,7 @@ def _pieces_of(
 
 
 def _cut(tensor: Tensor, layout: Layout | None) -> Iterator[Tensor]:
-    """The pieces of a local tensor, their dimensions in the order of the indices."""
+    """Yields the pieces of a local tensor, with dimensions in index order."""
     if layout is None:
         yield tensor
         return
@@ -362,11 +332,8 @@ def _cut(tensor: Tensor, layout: Layout | None) -> Iterator[Tensor]:
         yield tensor if piece.index is None else tensor[piece.index]
 
 
-# ---- What is alike ---------------------------------------------------------------
-
-
 def check_shard(cannot: str, p: Any) -> Tensor:
-    """Raises if a DTensor is none that can be sampled; returns its local tensor."""
+    """Raises unless a DTensor can be sampled; returns its local tensor."""
     if any(placement.is_partial() for placement in p.placements):
         raise ValueError(
             f"{cannot} a DTensor with placements {p.placements} (must be Shard and "
@@ -391,7 +358,7 @@ def check_shard(cannot: str, p: Any) -> Tensor:
 
 
 def _cuts(spec: Any) -> Any:
-    """Returns the order of a dimension's cuts, where a strided shard gives one."""
+    """Returns the order of a dimension's cuts, if a strided shard has one."""
     return getattr(spec, "shard_order", None)
 
 
@@ -403,52 +370,49 @@ def same_shards(p: Any, tensor: Any) -> bool:
     ours_in, theirs_in = _cuts(ours), _cuts(theirs)
     in_order = ours_in is None or theirs_in is None or ours_in == theirs_in
     return (ours.placements == theirs.placements and in_order) and (
-        # Usually the very same one: == would take its time.
+        # Usually the same object; == takes longer.
         ours.mesh is theirs.mesh or ours.mesh == theirs.mesh
     )
 
 
 def like(p: Any, tensor: Tensor, what: str) -> Tensor:
-    """A tensor of the parameter's shape, cut as the parameter is.
+    """Returns a tensor of the parameter's shape, sharded as the parameter is.
 
-    One that is whole is the same on all ranks, and nothing is communicated.
+    A whole tensor must be the same on all ranks; nothing is communicated.
 
     Raises:
-        ValueError: it is cut, and otherwise.
+        ValueError: the tensor is sharded in another way.
     """
     if same_shards(p, tensor):
         return tensor
     if is_dtensor(tensor):
         raise ValueError(
-            f"Invalid {what} is {_words(tensor)}, for {_words(p)} (must be cut alike, "
-            "or whole: full_tensor())"
+            f"Invalid {what} is {_describe(tensor)}, for {_describe(p)} (must be cut "
+            "alike, or whole: full_tensor())"
         )
     from torch.distributed.tensor import DTensor
 
-    # Not distribute_tensor(), which on a GPU has ranks agree on torch's generators.
+    # Not distribute_tensor(), which on a GPU synchronises torch's generators.
     mesh, placements = p.device_mesh, p.placements
-    here, part = mesh.get_coordinate(), tensor.to(p.device)
-    for dim, size in enumerate(p.shape if here else ()):
-        indices = _indices(mesh, here, placements, dim, size)
+    coordinate, part = mesh.get_coordinate(), tensor.to(p.device)
+    for dim, size in enumerate(p.shape if coordinate else ()):
+        indices = _indices(mesh, coordinate, placements, dim, size)
         part = part.index_select(dim, indices.to(p.device))
-    if not here:  # a rank that is not of the mesh
+    if not coordinate:  # a rank outside of the mesh
         part = part.new_empty(0)
     return DTensor.from_local(
         part, mesh, placements, run_check=False, shape=p.shape, stride=p.stride()
     )
 
 
-def _words(tensor: Any) -> str:
+def _describe(tensor: Any) -> str:
     if not is_dtensor(tensor):
         return "a plain tensor"
     return f"a DTensor with placements {tensor.placements}"
 
 
-# ---- What is decided together ----------------------------------------------------
-
-
 def groups_of(tensor: Any) -> tuple[Any, ...]:
-    """The process groups that have the parts of a tensor among them."""
+    """Returns the process groups over which a tensor is sharded."""
     if not is_dtensor(tensor) or tensor.device_mesh.get_coordinate() is None:
         return ()
     mesh = tensor.device_mesh
@@ -473,10 +437,10 @@ def by_groups(params: Sequence[Tensor]) -> dict[tuple[Any, ...], list[int]]:
 
 
 def count_over_ranks(params: Sequence[Tensor], counts: Tensor) -> None:
-    """Adds up what was counted in the parameters' parts; a row for each parameter."""
+    """Adds up the ranks' counts, a row for each parameter."""
     for group in _all_groups(params):
         for i, p in enumerate(params):
-            # Of what all ranks have alike, only one rank's counts.
+            # Replicated parameters count on one rank only.
             if group not in groups_of(p) and dist.get_rank(group) > 0:
                 counts[i].zero_()
         dist.all_reduce(counts, group=group)
@@ -488,7 +452,7 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def max_over_ranks(params: Sequence[Tensor], value: float) -> float:
-    """The largest of the numbers that ranks have for their parts."""
+    """Returns the largest of the ranks' numbers."""
     groups = _all_groups(params)
     if not groups:
         return value
@@ -499,7 +463,7 @@ def max_over_ranks(params: Sequence[Tensor], value: float) -> float:
 
 
 def sum_over_ranks(groups: Iterable[Any], value: Tensor) -> Tensor:
-    """The sum of a tensor of each rank, in the order of the ranks."""
+    """Returns the sum of the ranks' tensors, in the order of the ranks."""
     for group in groups:
         rows = [torch.empty_like(value) for _ in range(dist.get_world_size(group))]
         dist.all_gather(rows, value, group=group)
@@ -515,14 +479,14 @@ class Replicated:
     is_sharded = False
 
     def updating(self, operator: Callable[..., None]) -> Callable[..., None]:
-        """An operator that updates lists of tensors and draws noise by offsets."""
+        """Adapts an operator that updates lists of tensors with noise by offsets."""
         return operator
 
     def without_noise(self, operator: Callable[..., None]) -> Callable[..., None]:
-        """An operator that changes elements, wherever these are."""
+        """Adapts an elementwise operator without noise."""
         return operator
 
-    def here(self, tensors: list[Tensor]) -> list[Tensor]:
+    def local(self, tensors: list[Tensor]) -> list[Tensor]:
         """Returns the local part of each tensor."""
         return tensors
 
@@ -541,33 +505,30 @@ class Replicated:
         return count_nonfinite(tensors)
 
     def local_parts(
-        self,
-        params: list[Tensor],
-        lists: list[list[Tensor]],
-        offsets: list[int],
+        self, params: list[Tensor], lists: list[list[Tensor]], offsets: list[int]
     ) -> list[Any]:
-        """Returns what an operator takes of lists of tensors, offsets and rows."""
+        """Returns an operator's local lists, offsets and rows."""
         return [*lists, offsets, []]
 
     def local_gradients(
         self, params: list[Tensor], grads: list[Tensor]
     ) -> list[Tensor]:
-        """Returns the gradients that go with the local parts of parameters."""
+        """Returns the gradients of the parameters' local parts."""
         return grads
 
     def largest(self, params: list[Tensor], value: float) -> float:
-        """The largest of the numbers that ranks have for their parts."""
+        """Returns the largest of the ranks' numbers."""
         return value
 
-    def have_changed(self, params: list[Tensor]) -> None:
-        """Tells autograd, to which operators are opaque."""
+    def mark_changed(self, params: list[Tensor]) -> None:
+        """Increments versions, since autograd does not see the operators' writes."""
         increment_version(params)
 
     def check_gradient(self, name: str, p: Tensor, grad: Tensor) -> None:
-        """Raises if a gradient is cut in another way than its parameter."""
+        """Raises if a gradient is sharded in another way than its parameter."""
 
     def refuse(self, message: str) -> None:
-        """Raises a ValueError with these words where parameters are cut."""
+        """Raises a ValueError with this message if parameters are sharded."""
 
 
 class Sharded(Replicated):
@@ -584,7 +545,7 @@ class Sharded(Replicated):
     def without_noise(self, operator: Callable[..., None]) -> Callable[..., None]:
         return on_locals(operator)
 
-    def here(self, tensors: list[Tensor]) -> list[Tensor]:
+    def local(self, tensors: list[Tensor]) -> list[Tensor]:
         return locals_of(tensors)
 
     def sums(
@@ -602,10 +563,7 @@ class Sharded(Replicated):
         return counts
 
     def local_parts(
-        self,
-        params: list[Tensor],
-        lists: list[list[Tensor]],
-        offsets: list[int],
+        self, params: list[Tensor], lists: list[list[Tensor]], offsets: list[int]
     ) -> list[Any]:
         return self._layouts.local_parts(params, lists, offsets)
 
@@ -617,7 +575,7 @@ class Sharded(Replicated):
     def largest(self, params: list[Tensor], value: float) -> float:
         return max_over_ranks(params, value)
 
-    def have_changed(self, params: list[Tensor]) -> None:
+    def mark_changed(self, params: list[Tensor]) -> None:
         increment_version([*params, *locals_of(params)])
 
     def check_gradient(self, name: str, p: Tensor, grad: Tensor) -> None:

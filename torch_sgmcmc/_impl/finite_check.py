@@ -1,17 +1,16 @@
 """The finite check of gradients, and its response: raise, skip or ignore.
 
-Note [Who checks gradients]
+Note [Finite checks]
 Non-finite values are counted before anything changes. On the CPU the host knows the
-result at once. On a GPU it would have to wait: there one operator call launches the
-check and the update, which does nothing if the count is not 0 (Note [Skipped steps],
-csrc/random/counter.h). The host reads the result at the beginning of the next step and
-puts the counter back, so that the next step draws the noise that nothing has used. With
-``capturable`` the device counts, since the host may not be there when a graph is
-replayed.
+result at once. On a GPU one operator call launches the check and the update, which does
+nothing if the count is not 0 (Note [Skipped steps], csrc/random/counter.h). The host
+reads the result at the beginning of the next step and puts the counter back, so that
+the next step draws the unused noise. With ``capturable`` the device counts, since no
+host code runs when a graph is replayed.
 
-A parameter's first step creates its state, partly from the gradient, outside of what
-the device leaves out; there the host waits. Of DTensors the counts of all ranks are
-added up, and so all ranks do the same.
+A parameter's first step creates its state, partly from the gradient, outside of the
+device's check; there the host waits. Counts of DTensors are summed over ranks, and so
+all ranks respond alike.
 """
 
 from __future__ import annotations
@@ -27,26 +26,12 @@ from torch_sgmcmc._impl.ops import any_nonfinite, count_nonfinite
 from torch_sgmcmc._impl.parameters import refuse_capture
 from torch_sgmcmc._impl.state_dict import check_equal
 
-__all__ = [
-    "DeferredFiniteCheck",
-    "StepLeftOut",
-    "catch_up",
-    "check_finite",
-    "choice_of",
-    "is_any_nonfinite",
-    "leave_out",
-    "nonfinite_error",
-    "raise_nonfinite",
-    "raise_what_was_found",
-    "take_back",
-]
-
 # Tests set it, so that deferred checks run on the CPU, too.
 DEFERS_ON_CPU = False
 
 
-class StepLeftOut(Exception):
-    """The step is to be left out. It is no error, and never leaves ``step()``."""
+class SkipStep(Exception):
+    """Raised inside of ``step()`` to skip the step; never leaves ``step()``."""
 
     def __init__(self, message: str = "", losses: Tensor | None = None) -> None:
         super().__init__(message)
@@ -57,18 +42,18 @@ class DeferredFiniteCheck:
     """The result of a device's finite check, which the host reads later.
 
     Args:
-        context: the step's.
+        context: the step context.
         params: the parameters.
-        counts: a row for each of their gradients.
-        gate: the step that updates were given, negative if anything was found.
+        counts: a row for each gradient.
+        gate: the updates' step, negative if a value is not finite.
     """
 
     def __init__(
         self, context: StepContext, params: list[Tensor], counts: Tensor, gate: Tensor
     ) -> None:
-        self.choice = choice_of(context)
+        self.choice = nonfinite_policy(context)
         self.params = params
-        #: Records of groups, and what they were before the step.
+        #: Records of groups, and their values before the step.
         self.undo: list[tuple[list[float], list[float]]] = []
         self._counts = counts
         self._event = None
@@ -88,26 +73,26 @@ class DeferredFiniteCheck:
         return self._event is not None
 
     def wait(self) -> list[list[int]]:
-        """Returns what was counted, if anything; the device has long gone on."""
+        """Waits for the device; returns the counts if any are not 0."""
         if self._event is not None:
             self._event.synchronize()
         return [] if int(self._gate) >= 0 else self._counts.tolist()
 
 
-def choice_of(context: StepContext) -> str:
-    """Returns the choice of all groups."""
+def nonfinite_policy(context: StepContext) -> str:
+    """Returns the groups' value of ``nonfinite``."""
     groups = context.groups
     check_choice(groups[0]["nonfinite"], context.choices)
-    check_equal(groups, ["nonfinite"], "a step is left out as a whole")
+    check_equal(groups, ["nonfinite"], "a step is skipped as a whole")
     return groups[0]["nonfinite"]
 
 
 def nonfinite_error(
     choice: str, message: str, losses: Tensor | None = None
 ) -> Exception:
-    """Returns the error for non-finite values that a closure has made."""
+    """Returns the exception for values of a closure that are not finite."""
     if choice == "skip":
-        return StepLeftOut(message, losses)
+        return SkipStep(message, losses)
     return RuntimeError(message)
 
 
@@ -133,19 +118,19 @@ def check_finite(
     tensors: list[list[Tensor]] | None = None,
     what: str = "gradient",
 ) -> None:
-    """Raises if something is not finite, unless it is to be let through.
+    """Raises if a tensor is not finite, unless ``nonfinite`` is "ignore".
 
     Args:
-        context: the step's.
-        work: the lists that would be updated.
+        context: the step context.
+        work: the lists to update.
         tensors: for each of them, a tensor for each parameter. None: the gradients.
         what: the name of such a tensor.
 
     Raises:
-        RuntimeError: something is not finite, and the choice is "raise".
-        StepLeftOut: something is not finite, and the choice is "skip".
+        RuntimeError: a tensor is not finite, and ``nonfinite`` is "raise".
+        SkipStep: a tensor is not finite, and ``nonfinite`` is "skip".
     """
-    if choice_of(context) == "ignore" or not work:
+    if nonfinite_policy(context) == "ignore" or not work:
         return
     params = [p for lists in work for p in lists.params]
     parts = [lists.grads for lists in work] if tensors is None else tensors
@@ -160,68 +145,67 @@ def raise_nonfinite(
     tensors: list[Tensor],
     what: str = "gradient",
 ) -> None:
-    """Raises what :func:`check_finite` would; something is not finite."""
-    if choice_of(context) == "skip":
-        raise StepLeftOut
+    """Raises as :func:`check_finite`, if a tensor is known not to be finite."""
+    if nonfinite_policy(context) == "skip":
+        raise SkipStep
     counts = []
     for p, tensor in zip(params, tensors, strict=True):
         counts += context.placement.count_nonfinite([p], [tensor]).tolist()
     raise RuntimeError(_message(context, params, counts, f"got a {what}"))
 
 
-def leave_out(context: StepContext) -> None:
-    """Counts a step that was left out."""
+def count_skipped_step(context: StepContext) -> None:
+    """Counts a skipped step."""
     context.rng.skip()
     _warn_of_many(context)
 
 
 def _warn_of_many(context: StepContext) -> None:
-    """Warns, once, of a sampler that leaves out a tenth of its last 1,000 steps."""
     now = int(context.rng.step) + int(context.rng.num_skipped)
-    recent = context.left_out
-    if len(recent) < 100:  # else it has warned
+    recent = context.skipped_steps
+    if len(recent) < 100:  # else the warning was issued
         recent.append(now)
         while recent[0] <= now - 1000:
             recent.popleft()
         if len(recent) == 100:
             warn(
-                f"{context.name} has left out 100 of its last "
+                f"{context.name} has skipped 100 of its last "
                 f"{now - recent[0] + 1} steps, as gradients were not finite: if the "
-                "chain has diverged, its lr is too large; and without these steps the "
-                "target is another one"
+                "chain has diverged, its lr is too large; and skipped steps change the "
+                "target"
             )
 
 
-def catch_up(context: StepContext) -> None:
-    """Takes into account what the last step's device found, if it is yet to be."""
+def read_pending(context: StepContext) -> None:
+    """Reads the last step's deferred check, if it is pending."""
     pending, context.pending = context.pending, None
     counts = [] if pending is None else pending.wait()
     if pending is None or not counts:
         return
-    take_back(context, pending)
+    undo_skipped(context, pending)
     if pending.choice == "skip":
-        leave_out(context)
+        count_skipped_step(context)
     else:
         got = "got in its last step a gradient"
         context.error = _message(context, pending.params, counts, got)
 
 
-def take_back(context: StepContext, pending: DeferredFiniteCheck) -> None:
-    """Takes back what was counted and recorded of a step that no device made."""
+def undo_skipped(context: StepContext, pending: DeferredFiniteCheck) -> None:
+    """Undoes counts and records of a step that the device skipped."""
     for record, former in pending.undo:
         record[:] = former
-    if context.groups[0]["capturable"]:  # the device has counted it as left out
+    if context.groups[0]["capturable"]:  # the device has counted a skipped step
         context.rng.num_skipped.sub_(1)
     else:
         context.rng.count(-1)
 
 
-def raise_what_was_found(context: StepContext) -> None:
-    """Raises what the last step's device found, once."""
+def raise_pending_error(context: StepContext) -> None:
+    """Raises the error of the last step's deferred check, once."""
     if context.pending is not None and context.pending.is_on_gpu:
-        # A graph that is being captured would be broken by the wait, and say only that.
+        # Waiting would break a capture, with an obscure error.
         refuse_capture(context.name, context.groups[0])
-    catch_up(context)
+    read_pending(context)
     error, context.error = context.error, None
     if error is not None:
         raise RuntimeError(error)
@@ -247,6 +231,6 @@ def _message(
     if "skip" in context.choices:
         text += (
             ". If losses have grown, the chain has diverged and needs a smaller lr; "
-            "where it is rare, nonfinite='skip' leaves such steps out"
+            "where it is rare, nonfinite='skip' skips such steps"
         )
     return text

@@ -14,7 +14,6 @@ from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import dtensor
-from torch_sgmcmc._impl.closures import fresh_gradients, same_parameters
 from torch_sgmcmc._impl.context import StepContext, TensorLists
 from torch_sgmcmc._impl.finite_check import check_finite
 from torch_sgmcmc._impl.hyperparams import check_real
@@ -25,18 +24,16 @@ from torch_sgmcmc._impl.ops import (
     metropolis_decide,
     select_chains_,
 )
+from torch_sgmcmc._impl.parameters import fresh_gradients, same_parameters
 from torch_sgmcmc._impl.user_state import MASS, prior_of
 from torch_sgmcmc._impl.utils import blank, has_master, state_dtype
 from torch_sgmcmc.samplers.sampler import SharedSettings
 
-__all__ = ["DualAveraging", "Hamiltonian", "Motion"]
-
-# Early in a warm-up the step size may be far too small, and a trajectory of given
-# length endless.
+# Early in a warm-up the step size may be far too small, and a trajectory very long.
 MOST_WARMUP_STEPS = 1024
 
-# After so many trajectories running at whose start the loss was another, at the same
-# parameters, HMC complains; a loss may change once as it pleases.
+# HMC warns after so many consecutive trajectories that began with another loss at the
+# same parameters; a single change is allowed.
 MOST_CHANGES = 3
 
 
@@ -46,17 +43,17 @@ class Motion:
 
     momenta: list[Tensor]
     masses: list[Tensor]  # empty: all are 1
-    masters: list[Tensor]  # of the parameters in bf16 and fp16
+    masters: list[Tensor]  # for parameters in bf16 and fp16
 
 
 class Hamiltonian(SharedSettings):
-    """The half of :class:`HMC` that moves."""
+    """The dynamics of :class:`HMC`."""
 
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         return blank(p, "momentum") if group["resample_momentum_every"] != 1 else {}
 
     def _prepare(self, context: StepContext, work: TensorLists) -> Motion:
-        """Returns copies of the momenta and masters, or new ones, and the masses."""
+        """Returns momenta and masters (copies or new ones), and masses."""
         group, params, _, offsets = work
         states = [self.state.get(p, {}) for p in params]
         masses: list[Tensor] = []
@@ -92,7 +89,7 @@ class Hamiltonian(SharedSettings):
         return Motion(momenta, masses, masters)
 
     def _keep(self, work: TensorLists, prepared: Motion) -> None:
-        """Keeps masters and momenta; the parameters have moved."""
+        """Stores masters and momenta after a trajectory."""
         group, params = work.group, work.params
         low = [p for p in params if has_master(p)]
         for p, master in zip(low, prepared.masters, strict=True):
@@ -100,12 +97,12 @@ class Hamiltonian(SharedSettings):
         for p, momentum in zip(params, prepared.momenta, strict=True):
             if group["resample_momentum_every"] != 1:
                 self.state[p]["momentum"] = momentum
-            else:  # what a schedule left behind
-                self._forget(p, "momentum")
+            else:  # left by a schedule
+                self._drop_state(p, "momentum")
 
     @contextmanager
     def _undone_on_error(self, work: list[TensorLists]) -> Iterator[list[list[Tensor]]]:
-        """Gives copies of the parameters, which are put back on an exception."""
+        """Yields copies of the parameters, and restores them on an exception."""
         saved = [[p.detach().clone() for p in params] for _, params, _, _ in work]
         try:
             yield saved
@@ -137,7 +134,7 @@ class Hamiltonian(SharedSettings):
                     "HMC got gradients of other parameters from the closure than at "
                     "its first call in this step"
                 )
-            if not group["metropolis"]:  # which would reject it
+            if not group["metropolis"]:  # the test would reject it
                 check_finite(self._current_context(), following)
             work = following
         self._leapfrog(work, motion, step_size / 2, drift=0.0)
@@ -160,12 +157,11 @@ class Hamiltonian(SharedSettings):
                 prior_precision=group["prior_precision"],
                 **prior_of(self.state, group, params),
             )
-            self._context.placement.have_changed(params)
+            self._context.placement.mark_changed(params)
 
     def _energies(
         self, loss: Any, work: list[TensorLists], motion: list[Motion]
     ) -> tuple[Tensor, Tensor]:
-        """The chains' mean losses, and H of each chain."""
         chains = self.param_groups[0]["num_chains"]
         device = work[0].params[0].device
         losses = _losses(loss, chains, device)
@@ -196,11 +192,7 @@ class Hamiltonian(SharedSettings):
         masters: list[list[Tensor]],
         turned: list[list[Tensor]],
     ) -> Tensor:
-        """The Metropolis test: puts back the chains that are rejected.
-
-        Returns:
-            Which are accepted.
-        """
+        """Makes the Metropolis test, restores rejected chains; returns acceptance."""
         group = self.param_groups[0]
         finite = log_ratios.isfinite()
         accepted = finite & metropolis_decide(
@@ -213,18 +205,20 @@ class Hamiltonian(SharedSettings):
 
         select = self._context.placement.without_noise(select_chains_)
 
-        def put_back(tensors: list[Tensor], before: list[Tensor], mask: Tensor) -> None:
+        def restore_params(
+            tensors: list[Tensor], before: list[Tensor], mask: Tensor
+        ) -> None:
             select(tensors, before, chosen=mask)
 
         if num_accepted < len(accepted):
             for i, (_, params, _, _) in enumerate(work):
                 rejected = (~accepted).to(params[0].device)
-                put_back(params, saved[i], rejected)
-                self._context.placement.have_changed(params)
+                restore_params(params, saved[i], rejected)
+                self._context.placement.mark_changed(params)
                 if masters[i]:
-                    put_back(motion[i].masters, masters[i], rejected)
+                    restore_params(motion[i].masters, masters[i], rejected)
                 if turned:
-                    put_back(motion[i].momenta, turned[i], rejected)
+                    restore_params(motion[i].momenta, turned[i], rejected)
         self._set(
             num_trajectories=group["num_trajectories"] + len(accepted),
             num_accepted=group["num_accepted"] + num_accepted,
@@ -234,7 +228,6 @@ class Hamiltonian(SharedSettings):
 
 
 def _losses(loss: Any, chains: int | None, device: torch.device) -> Tensor:
-    """The chains' mean losses as a row of float64."""
     if loss is None:
         raise TypeError(
             "HMC got no loss from the closure, which must return it for the "
@@ -258,9 +251,9 @@ def _losses(loss: Any, chains: int | None, device: torch.device) -> Tensor:
 def leapfrog_steps(
     num_steps: int | None, length: float | None, size: float, most: int | None = None
 ) -> int:
-    """Returns the number of steps: as given, or nearest to length / size, 1 at least.
+    """Returns the number of steps: as given, or the nearest to length / size.
 
-    And at most ``most``, or 2^53: the quotient may be beyond all integers.
+    At least 1, and at most ``most``, or 2^53: the quotient may be beyond all integers.
     """
     most = 2**53 if most is None else most
     if num_steps is not None:
@@ -270,9 +263,9 @@ def leapfrog_steps(
 
 
 def mean_acceptance(log_ratios: list[float]) -> float:
-    """Returns the mean of min(1, exp(log ratio)), 0 for one that is not finite."""
+    """Returns the mean of min(1, exp(log ratio)), 0 for ratios that are not finite."""
     total = 0.0
-    for ratio in log_ratios:  # sum() adds in other ways in later versions of Python
+    for ratio in log_ratios:  # sum() rounds differently in later versions of Python
         if math.isfinite(ratio):
             total += math.exp(min(ratio, 0.0))
     return total / max(len(log_ratios), 1)
@@ -281,10 +274,11 @@ def mean_acceptance(log_ratios: list[float]) -> float:
 def changes_running(
     before: int, known: list[float], now: list[float], temperature: float, size: float
 ) -> int:
-    """Returns how many trajectories running have begun with another loss.
+    """Returns the number of consecutive trajectories that began with another loss.
 
-    Counts from ``before``, by the chains' losses at the last one's end and now, at the
-    same parameters; changed is what is beyond rounding and matters in the test.
+    Continues the count ``before``, by the chains' losses at the last end and now, at
+    the same parameters; a change counts if it is beyond rounding and matters in the
+    test.
     """
     least = 0.1 * temperature / size
     changed = len(known) == len(now) and any(
@@ -295,12 +289,12 @@ def changes_running(
 
 
 def changed_target() -> str:
-    """Returns what HMC says after ``MOST_CHANGES`` of them."""
+    """Returns HMC's message after ``MOST_CHANGES`` changes of the loss."""
     return (
-        f"HMC got another loss at the start of {MOST_CHANGES} trajectories running "
-        "than there was at the end of the one before, at the same parameters: the "
-        "closure must compute the loss of all data, always the same (no minibatches, "
-        "no dropout), unless what else it depends on is sampled in between"
+        f"HMC got another loss at the start of {MOST_CHANGES} consecutive trajectories "
+        "than at the end of the previous one, at the same parameters: the closure must "
+        "always compute the same loss, of all data (no minibatches, no dropout), "
+        "unless other quantities that it depends on are sampled in between"
     )
 
 
@@ -313,17 +307,17 @@ class DualAveraging:
       log e_t   = mu - sqrt(t) / gamma h_t,
       log avg_t = t^-kappa log e_t + (1 - t^-kappa) log avg_{t-1},
     with mu = log(10 e_0), gamma = 0.05, t0 = 10 and kappa = 0.75. The next trajectory
-    has the size e_t; what is kept when adaptation ends is avg_t.
+    has the size e_t; the final size is avg_t.
     """
 
     def __init__(self, step_size: float, target: float) -> None:
         log = math.log(step_size)
-        # All there is to know: target, mu, t, h, log e, log avg.
+        # target, mu, t, h, log e, log avg.
         self.state = [float(target), math.log(10.0) + log, 0.0, 0.0, log, log]
 
     @classmethod
     def load(cls, state: Any) -> DualAveraging:
-        """Goes on from a state that was saved; raises ValueError if it is none."""
+        """Continues from a saved state; raises ValueError if it is invalid."""
         if not (
             isinstance(state, (list, tuple))
             and len(state) == 6
@@ -340,7 +334,7 @@ class DualAveraging:
         return loaded
 
     def update(self, acceptance: float) -> None:
-        """Takes in the acceptance probability of a trajectory, in [0, 1]."""
+        """Adds the acceptance probability of a trajectory, in [0, 1]."""
         target, mu, t, error, _, average = self.state
         t += 1
         weight, share = 1 / (t + 10), t**-0.75
@@ -364,5 +358,5 @@ class DualAveraging:
 
 
 def _exp(log: float) -> float:
-    # A target that no size reaches drives the logarithm on for ever.
+    # If no size reaches the target, the logarithm diverges.
     return math.exp(min(max(log, -300.0), 300.0))

@@ -1,8 +1,8 @@
 """Hyperparameters: checks, the table of ranges, and keys of param groups.
 
-Pure functions of a group: Note [Rescaled momenta] in state.py has the reasons.
-
-A line of names in braces, in the docstring of a sampler, stands for these.
+Functions of a group without side effects; Note [Rescaled momenta] in state.py explains
+the rescaling. A line of names in braces in a sampler's docstring stands for the texts
+below.
 """
 
 from __future__ import annotations
@@ -26,43 +26,6 @@ from torch import Tensor
 
 import torch_sgmcmc._C as _C
 
-__all__ = [
-    "ESTIMATE_SETTINGS",
-    "FOREIGN_KEYS",
-    "MOMENTUM_SETTINGS",
-    "Setting",
-    "check_callable",
-    "check_capturable",
-    "check_choice",
-    "check_friction",
-    "check_function",
-    "check_integer",
-    "check_keys",
-    "check_later_keys",
-    "check_noise_estimate",
-    "check_noise_scale",
-    "check_real",
-    "check_seed",
-    "check_settings",
-    "documented",
-    "draw_seed",
-    "is_drawn",
-    "momentum_scale",
-    "noise_estimate",
-    "noise_estimate_scale",
-    "number_of_lr",
-    "plain",
-    "records_of",
-    "rests",
-    "scales",
-    "settings",
-    "settings_of",
-    "warn",
-    "with_known_arguments",
-    "wrong_shape",
-    "wrong_type",
-]
-
 
 def check_real(
     name: str,
@@ -72,7 +35,7 @@ def check_real(
     high: float = math.inf,
     low_open: bool = False,
 ) -> float:
-    """Returns value as a float if it is a number in [low, high), else raises.
+    """Returns value as a float; raises unless it is a number in [low, high).
 
     With ``low_open`` the interval is (low, high).
     """
@@ -95,11 +58,7 @@ def check_real(
 
 
 def number_of_lr(lr: Tensor, capturable: bool) -> float | Tensor:
-    """The number of a Tensor of one, which is read at every step, or what it is.
-
-    Raises:
-        ValueError: it is to be read in a CUDA graph, which cannot.
-    """
+    """Returns the number of a Tensor with one element, other Tensors unchanged."""
     if lr.numel() != 1 or not lr.is_floating_point():
         return lr
     if capturable:
@@ -113,7 +72,7 @@ def number_of_lr(lr: Tensor, capturable: bool) -> float | Tensor:
 def check_integer(
     name: str, value: object, *, low: int = 0, high: float = math.inf
 ) -> int:
-    """Returns value as an int if it is one in [low, high), else raises."""
+    """Returns value as an int; raises unless it is an int in [low, high)."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(
             f"Invalid {name}: {value!r} (must be an int, got {type(value).__name__})"
@@ -125,7 +84,7 @@ def check_integer(
 
 
 def check_callable(name: str, value: object) -> None:
-    """Raises unless it can be called."""
+    """Raises a TypeError unless value is callable."""
     if not callable(value):
         raise TypeError(
             f"Invalid {name}: {value!r} (must be callable, got {type(value).__name__})"
@@ -133,25 +92,25 @@ def check_callable(name: str, value: object) -> None:
 
 
 def check_function(name: str, value: object) -> None:
-    """The same of what is a function or, by mistake, what it would return."""
+    """Raises a TypeError, naming the type, unless value is callable."""
     if not callable(value):
         raise TypeError(f"Invalid {name}: {type(value).__name__} (must be a function)")
 
 
 def wrong_shape(name: str, tensor: Tensor, wanted: object) -> ValueError:
-    """The error of a tensor that should be as is said in words, or of this shape."""
+    """Returns the error for a tensor of a wrong shape."""
     return ValueError(f"Invalid {name}: shape {list(tensor.shape)} (must be {wanted})")
 
 
 def wrong_type(name: str, value: object, wanted: str) -> TypeError:
-    """The same of what is of another type."""
+    """Returns the error for a value of a wrong type."""
     return TypeError(
         f"Invalid {name}: of type {type(value).__name__} (must be {wanted})"
     )
 
 
 def wrong_result(name: str, value: object, wanted: str) -> TypeError:
-    """The same of what a function returned."""
+    """Returns the error for a wrong result of a user's function."""
     kind = type(value).__name__
     return TypeError(
         f"Invalid {name}: the function returned {kind} (must return {wanted})"
@@ -159,13 +118,13 @@ def wrong_result(name: str, value: object, wanted: str) -> TypeError:
 
 
 def check_capturable(value: object) -> None:
-    """Raises unless it is a bool."""
+    """Raises a TypeError unless value is a bool."""
     if not isinstance(value, bool):
         raise TypeError(f"Invalid capturable: {value!r} (must be a bool)")
 
 
 def check_choice(value: object, choices: Sequence[str]) -> None:
-    """Raises unless it is one of these values of ``nonfinite``."""
+    """Raises a ValueError unless value is one of these values of ``nonfinite``."""
     if not isinstance(value, str) or value not in choices:
         *some, last = map(repr, choices)
         raise ValueError(
@@ -174,7 +133,7 @@ def check_choice(value: object, choices: Sequence[str]) -> None:
 
 
 def check_seed(seed: object) -> int:
-    """Returns a seed as an int if it is one of 64 bits, else raises."""
+    """Returns a seed as an int; raises unless it is a 64-bit int."""
     if isinstance(seed, bool) or not isinstance(seed, Integral):
         raise TypeError(
             f"Invalid seed: {seed!r} (must be an int or None, "
@@ -193,7 +152,7 @@ def draw_seed(seed: object) -> int:
 
 
 def plain(values: dict[str, Any]) -> dict[str, Any]:
-    """The same with NumPy's numbers as Python's, which a state dict can hold."""
+    """Converts NumPy's numbers to Python's, which a state dict can hold."""
     return {key: _plain(value) for key, value in values.items()}
 
 
@@ -205,7 +164,7 @@ def _plain(value: object) -> object:
     return float(value) if isinstance(value, Real) else value
 
 
-# torch's decorators and wrappers are between a program and a step.
+# torch's decorators and wrappers lie between a program and a step.
 _LIBRARIES = tuple(str(Path(f).parent) for f in (Path(__file__).parent, torch.__file__))
 
 
@@ -220,7 +179,8 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
 class Setting(NamedTuple):
     """A hyperparameter: its kind ("real", "whole", "flag" or "word") and range.
 
-    ``default`` is NaN where there is none; that of a word is the first of its words.
+    ``default`` is NaN if there is none; the default of a word is the first of its
+    words.
     """
 
     name: str
@@ -233,7 +193,7 @@ class Setting(NamedTuple):
     words: tuple[str, ...]
 
 
-# Types of which a value is compared with its range and needs no other check.
+# Types whose values need only a comparison with the range.
 _PLAIN = {"real": (float,), "whole": (int,), "word": (str,), "flag": ()}
 
 _FLOAT32_MAX = 3.4028234663852886e38
@@ -244,8 +204,15 @@ def settings(sampler: str) -> tuple[Setting, ...]:
     return tuple(Setting(*row) for row in _C.settings(sampler))
 
 
+def chosen_settings(
+    rows: Iterable[Setting], arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the hyperparameters among a constructor's arguments."""
+    return {row.name: arguments[row.name] for row in rows}
+
+
 def check_settings(rows: Sequence[Setting], group: Mapping[str, Any]) -> None:
-    """Raises if a hyperparameter of a group is of another type or out of range."""
+    """Raises if a hyperparameter of a group has a wrong type or is out of range."""
     for row in rows:
         value = group[row.name]
         if type(value) in _PLAIN[row.kind]:  # the common case first: at every step
@@ -282,7 +249,7 @@ def check_noise_scale(group: Mapping[str, Any]) -> None:
     lr, temperature, num_data = (
         float(group[name]) for name in ("lr", "temperature", "num_data")
     )
-    # The products of numbers in range may overflow.
+    # Products of valid numbers may overflow.
     scale = math.sqrt(2 * lr) * math.sqrt(temperature / num_data)
     if not scale <= _FLOAT32_MAX:
         raise ValueError(
@@ -292,34 +259,31 @@ def check_noise_scale(group: Mapping[str, Any]) -> None:
         )
 
 
-#: What torch and its tools write into the groups of any optimizer.
+#: Keys that torch and its tools write into the groups of any optimizer.
 FOREIGN_KEYS = frozenset(
     [
         *("params", "param_names", "differentiable", "foreach", "fused", "maximize"),
-        # Of torch's schedulers and SWA.
+        # torch's schedulers and SWA
         *("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"),
-        # Of Hugging Face's Trainer, always 0 with samplers, and Lightning's monitor.
+        # Hugging Face's Trainer (always 0 with samplers) and Lightning's monitor
         *("weight_decay", "name"),
     ]
 )
 
-# Those of the foreign ones that would change the target if they were known.
+# Foreign keys that would change the target if samplers used them.
 _MEANINGFUL = ("weight_decay", "maximize", "differentiable")
 
 
 def check_keys(
-    sampler: str,
-    settable: Collection[str],
-    group: Mapping[str, Any],
-    num_data: float,
+    sampler: str, settable: Collection[str], group: Mapping[str, Any], num_data: float
 ) -> None:
-    """Raises if a group that is to be added has a key that would be ignored.
+    """Raises if a new group has a key that would be ignored.
 
     Args:
-        sampler: the name of its class.
-        settable: its hyperparameters.
-        group: as it was given.
-        num_data: that of the group.
+        sampler: the name of the sampler's class.
+        settable: the sampler's hyperparameters.
+        group: the given group.
+        num_data: the group's num_data.
     """
     _check_meaningful(sampler, settable, group, num_data)
     for key in group:
@@ -330,7 +294,7 @@ def check_keys(
 
 
 def with_known_arguments(constructor: Callable[..., None]) -> Callable[..., None]:
-    """A constructor that says of other optimizers' arguments what they are here."""
+    """Wraps a constructor with errors that explain other optimizers' arguments."""
     known = inspect.signature(constructor).parameters
     if any(p.kind is p.VAR_KEYWORD for p in known.values()):
         return constructor
@@ -357,16 +321,16 @@ def with_known_arguments(constructor: Callable[..., None]) -> Callable[..., None
 def check_later_keys(
     sampler: str, known: Collection[str], group: Mapping[str, Any]
 ) -> None:
-    """Raises if what was set in a group later looks like a hyperparameter.
+    """Raises if a key that was set later resembles a hyperparameter.
 
-    Others may keep there what they like, under names of their own.
+    Other programs may keep values in a group under other names.
     """
     _check_meaningful(sampler, known, group, group["num_data"])
     if "lookahead_alpha" in group:
         raise ValueError(
             f"Invalid optimizer: {sampler} is inside of a Lookahead, which pulls the "
-            "parameters back every few steps: that samples no posterior (step the "
-            "sampler itself)"
+            "parameters back every few steps: that does not sample a posterior (step "
+            "the sampler itself)"
         )
     for key in group:
         if key not in known and key not in FOREIGN_KEYS:
@@ -376,10 +340,7 @@ def check_later_keys(
 
 
 def _check_meaningful(
-    sampler: str,
-    settable: Collection[str],
-    group: Mapping[str, Any],
-    num_data: float,
+    sampler: str, settable: Collection[str], group: Mapping[str, Any], num_data: float
 ) -> None:
     for key in _MEANINGFUL:
         value = group.get(key)
@@ -406,8 +367,8 @@ def _row(names: Collection[str]) -> str:
 def check_friction(
     noise_estimate: float, friction: float, what: str, where: str = ""
 ) -> None:
-    """Raises a ValueError if there is less friction, which is ``what``."""
-    # momentum 0.9 and noise_estimate 0.1 are equal parts of 1, but for rounding.
+    """Raises a ValueError if a noise estimate exceeds the friction ``what``."""
+    # momentum 0.9 and noise_estimate 0.1 add up to 1 only after rounding.
     if noise_estimate > friction + 1e-12:
         raise ValueError(
             f"Invalid noise_estimate: {noise_estimate:.6g}{where} (must not exceed "
@@ -417,7 +378,7 @@ def check_friction(
 
 
 def check_noise_estimate(group: Mapping[str, Any], friction: float, what: str) -> None:
-    """Raises if a group's exceeds the friction, or if there is one, and no noise."""
+    """Raises if a group's noise estimate exceeds the friction, or T is 0."""
     given = group["noise_estimate"]
     if given == 0:
         return
@@ -433,7 +394,7 @@ def check_noise_estimate(group: Mapping[str, Any], friction: float, what: str) -
 
 
 def _origin(group: Mapping[str, Any], scaled: float) -> str:
-    """Returns where an estimate comes from, if not from the settings of now."""
+    """Describes the origin of an estimate that was given at other settings."""
     given = group["noise_estimate"]
     if scaled == given:
         return ""
@@ -445,14 +406,14 @@ def _origin(group: Mapping[str, Any], scaled: float) -> str:
     return f"{words[0]}, from {given:g}{words[1]}"
 
 
-#: Keys of a group: the (lr, T, N) of its momenta, and ``noise_estimate`` with the
-#: (lr, T, N) at which it was given. Empty where there are none yet.
+#: Keys of a group: the (lr, T, N) of its momenta, and ``noise_estimate`` with the (lr,
+#: T, N) at which it was given. Empty before the first.
 MOMENTUM_SETTINGS = "momentum_settings"
 ESTIMATE_SETTINGS = "noise_estimate_settings"
 
 
 def records_of(state: Iterable[str], settings: Iterable[str]) -> tuple[str, ...]:
-    """Returns the records that a sampler with this state and these settings keeps."""
+    """Returns the records of a sampler with this state and these settings."""
     names = {*settings}
     has_momenta = "momentum" in state and "lr" in names
     records = (MOMENTUM_SETTINGS,) if has_momenta else ()
@@ -470,9 +431,9 @@ def settings_of(group: Mapping[str, Any]) -> list[float]:
 
 
 def momentum_scale(former: Sequence[float], now: Sequence[float]) -> float | None:
-    """Returns the factor of momenta whose (lr, T, N) change; None if they are drawn.
+    """Returns the factor for momenta whose (lr, T, N) change; None if they are drawn.
 
-    In the arithmetic of csrc/host/rescaling.h, and traceable.
+    The arithmetic is csrc/host/rescaling.h's, and traceable.
     """
     lr = now[0] / former[0]
     if former[1] == 0:
@@ -481,21 +442,21 @@ def momentum_scale(former: Sequence[float], now: Sequence[float]) -> float | Non
         scale = math.sqrt(lr)
     else:
         before, after = (n[0] * n[1] / n[2] for n in (former, now))
-        # A product that underflows says nothing of momenta.
+        # An underflowing product does not determine the factor.
         scale = math.sqrt(after / before) if before > 0 else math.inf
     return scale if 0 < scale < math.inf else None
 
 
 def noise_estimate_scale(former: Sequence[float], now: Sequence[float]) -> float:
-    """Returns the factor of β̂, which at T = 0 follows lr and N alone."""
+    """Returns the factor of β̂, which at T = 0 depends on lr and N alone."""
     scale = now[0] / former[0] * (now[2] / former[2])
     return scale * (former[1] / now[1]) if former[1] > 0 and now[1] > 0 else scale
 
 
 def scales(group: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the operator's numbers for a step of a group, but for those that are 1.
+    """Returns the operator's scale factors for a step of a group, except factors of 1.
 
-    Momenta that are to be drawn are drawn before it.
+    Redrawn momenta are drawn before the step.
     """
     former = group.get(MOMENTUM_SETTINGS)
     if not former:
@@ -506,14 +467,15 @@ def scales(group: Mapping[str, Any]) -> dict[str, float]:
     scale = momentum_scale(former, now)
     found = {} if scale is None else {"momentum_scale": scale}
     if "thermostat_rate" in group:
-        # A thermostat's mean is β̂, but its fluctuations do not follow the ratio: one
-        # above 1 would multiply them beyond the friction, and the chain diverges.
+        # A thermostat's mean is β̂, but its fluctuations do not follow the ratio: a
+        # factor above 1 would raise them beyond the friction, and the chain would
+        # diverge.
         found["thermostat_scale"] = min(1.0, noise_estimate_scale(former, now))
     return {name: value for name, value in found.items() if value != 1.0}
 
 
 def is_drawn(group: Mapping[str, Any]) -> bool:
-    """Returns whether a step of a group begins with new momenta, as after T = 0."""
+    """Returns whether a group's step starts with new momenta, as after T = 0."""
     former = group.get(MOMENTUM_SETTINGS)
     if not former or rests(group):
         return False
@@ -522,9 +484,9 @@ def is_drawn(group: Mapping[str, Any]) -> bool:
 
 
 def noise_estimate(group: Mapping[str, Any]) -> float:
-    """Returns β̂ of a step of a group: the number that was given, for its lr, T and N.
+    """Returns β̂ of a group's step, rescaled to the present lr, T and N.
 
-    β̂ = lr N Var(ḡ) / (2 T), and Var(ḡ) is what does not change.
+    β̂ = lr N Var(ḡ) / (2 T), with constant Var(ḡ).
     """
     given = group["noise_estimate"]
     known = group.get(ESTIMATE_SETTINGS)
@@ -545,15 +507,15 @@ _ARGUMENTS = {
     "which are copied, see :class:`Sampler`. Default: 0.",
     "temperature": "T > 0; 1 is the Bayesian posterior. Default: 1.",
     "num_chains": "K makes K independent chains at once: every parameter has a leading "
-    "dimension K, as :func:`torch.func.stack_module_state` makes them, and the loss is "
-    "the sum of the chains' mean losses. Chain k is the chain of a sampler with the "
-    "seed ``fold_in(seed, k)``, bit for bit. Default: None, one chain.",
+    "dimension K, as made by :func:`torch.func.stack_module_state`, and the loss is "
+    "the sum of the chains' mean losses. Chain k is bitwise identical to the chain of "
+    "a sampler with the seed ``fold_in(seed, k)``. Default: None, one chain.",
     "seed": "key of the noise, a 64-bit int; None draws one, see :class:`Sampler`. "
     "Default: None.",
     "capturable": "keep the step counter in device memory, so that ``step()`` can be "
     "captured in a CUDA graph after one ordinary step, see :class:`SGLD`. Default: "
     "False.",
-    "nonfinite": 'what to do about gradients that are not finite: "raise", "skip" or '
+    "nonfinite": 'policy for gradients that are not finite: "raise", "skip" or '
     '"ignore", see :class:`Sampler`, also on clipping. Default: "raise".',
     "process_group": "the ranks that sample this chain together, see "
     ":class:`Sampler`. Default: all.",
@@ -562,7 +524,7 @@ _NAMES = re.compile(r"^( +)(\{\w+\}(?: \{\w+\})*)$", re.MULTILINE)
 
 
 def documented(docstring: str | None) -> str | None:
-    """Puts the texts of arguments where a docstring names them."""
+    """Replaces argument names in braces by their texts."""
     if docstring is None:
         return None
     return _NAMES.sub(_texts, docstring)
@@ -571,7 +533,7 @@ def documented(docstring: str | None) -> str | None:
 def _texts(names: re.Match[str]) -> str:
     indent, known = names[1], re.findall(r"\w+", names[2])
     if not all(name in _ARGUMENTS for name in known):
-        return names[0]  # of somebody else
+        return names[0]  # not a list of these names
     return "\n".join(
         textwrap.fill(
             f"{name}: {_ARGUMENTS[name]}",

@@ -11,17 +11,12 @@ import torch
 
 from torch_sgmcmc import _C
 
-__all__ = [
-    "HAS_CUDA",
-    "OP_SPECS",
-]
-
 _HERE = Path(__file__).parent.parent
 _CUDA_LIBRARY = _HERE / "_operators_cuda.so"
 
 
 def _load() -> bool:
-    """Loads what was built and this torch can use; returns whether CUDA was."""
+    """Loads the libraries that this torch can use; returns True with CUDA."""
     torch.ops.load_library(_HERE / "_operators.so")
     if torch.version.cuda is None or not _CUDA_LIBRARY.exists():
         return False
@@ -41,7 +36,7 @@ def _load() -> bool:
 
 HAS_CUDA: bool = _load()
 
-#: What the operators on lists of tensors are, csrc/ops/registry.h.
+#: Specs of the operators on lists of tensors, csrc/ops/registry.h.
 OP_SPECS: dict[str, dict[str, Any]] = {spec["op"]: spec for spec in _C.op_specs()}
 
 _NAMES = [
@@ -51,7 +46,7 @@ _NAMES = [
     *("ecs_density", "ecs_estimate", "ecs_leapfrog_"),
     *("metropolis_decide", "select_chains_"),
 ]
-# The overloads themselves: resolving them at every call would take time.
+# Overloads, since resolving them at every call takes time.
 globals().update(
     {name: getattr(torch.ops.torch_sgmcmc, name).default for name in _NAMES}
 )

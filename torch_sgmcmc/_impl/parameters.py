@@ -1,46 +1,38 @@
-"""Checks of parameters and gradients, and the lists that a step updates."""
+"""Checks of parameters, gradients and closures, and the lists that a step updates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from itertools import groupby
+from operator import methodcaller
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from torch_sgmcmc._impl import dtensor
 from torch_sgmcmc._impl.context import StepContext, TensorLists, name_of
+from torch_sgmcmc._impl.dtensor import Replicated
 from torch_sgmcmc._impl.hyperparams import rests
 from torch_sgmcmc._impl.ops import HAS_CUDA
 from torch_sgmcmc._impl.random_state import SIZES
 from torch_sgmcmc._impl.user_state import STEP
 from torch_sgmcmc._impl.utils import DTYPES, state_dtype
 
-__all__ = [
-    "check_chains",
-    "check_cuda",
-    "check_fits",
-    "check_memory",
-    "check_parameter",
-    "check_sizes",
-    "gather",
-    "reassign_noise_offsets",
-    "refuse_capture",
-    "unlike_sizes",
-]
-
 
 def check_parameter(sampler: str, p: Tensor, takes_shards: bool = True) -> None:
-    """Raises if the sampler of this name cannot sample a parameter."""
+    """Raises if a sampler cannot sample a parameter."""
     cannot = f"Invalid parameter: {sampler} cannot sample"
     if dtensor.is_dtensor(p):
         if not takes_shards:
             raise ValueError(
-                f"{cannot} a DTensor (it decides by all parameters together: sample "
-                "with one that does not, as SGHMC)"
+                f"{cannot} a DTensor (it decides by all parameters together: use a "
+                "sampler that does not, such as SGHMC)"
             )
         p = dtensor.check_shard(cannot, p)
     if is_lazy(p):
@@ -70,7 +62,7 @@ def check_parameter(sampler: str, p: Tensor, takes_shards: bool = True) -> None:
 
 
 def check_chains(p: Tensor, num_chains: int | None) -> None:
-    """Raises if a parameter does not hold so many chains."""
+    """Raises if a parameter does not have num_chains rows."""
     if num_chains is not None and dtensor.is_dtensor(p):
         raise ValueError(
             f"Invalid num_chains: {num_chains} (a DTensor belongs to one chain)"
@@ -93,7 +85,7 @@ def check_memory(groups: Iterable[Iterable[Tensor]]) -> None:
                 spans.append((str(p.device), begin, end, (i, j), p))
     spans.sort(key=lambda span: span[:2])
     for cluster in _clusters(spans):
-        # Columns of a matrix, say, interleave without sharing anything.
+        # For example columns of a matrix interleave without sharing memory.
         shared = _shared_by([p for *_, p in cluster])
         if shared is not None:
             first, second = (
@@ -110,7 +102,7 @@ _Span = tuple[str, int, int, tuple[int, int], Tensor]
 
 
 def _clusters(spans: list[_Span]) -> Iterator[list[_Span]]:
-    """Returns the sorted spans that overlap another one."""
+    """Yields groups of sorted spans that overlap each other."""
     number, device, furthest = 0, "", 0
     numbered = []
     for span in spans:
@@ -125,7 +117,7 @@ def _clusters(spans: list[_Span]) -> Iterator[list[_Span]]:
 
 
 def _extent(p: Tensor) -> int:
-    """The number of elements from the first in memory to the last."""
+    """Returns the number of elements from the first in memory to the last."""
     return 1 + sum((n - 1) * s for n, s in zip(p.shape, p.stride(), strict=True))
 
 
@@ -140,7 +132,7 @@ def _may_repeat(p: Tensor) -> bool:
 
 
 def _shared_by(params: list[Tensor]) -> tuple[int, int] | None:
-    """The indices of two parameters that have a byte in common, if there are."""
+    """Returns the indices of two parameters that share a byte, or None."""
     rows, owners = [], []
     for i, p in enumerate(params):
         offsets = torch.zeros(1, dtype=torch.int64)
@@ -162,18 +154,18 @@ def _shared_by(params: list[Tensor]) -> tuple[int, int] | None:
 def check_fits(context: StepContext, work: list[TensorLists]) -> None:
     """Raises if an operator would refuse a parameter, its gradient or its state.
 
-    One operator changes nothing then. Before the first of several all that they would
-    refuse has to be known.
+    An operator that refuses changes nothing. Before the first of several operators, all
+    refusals must be known.
     """
     states = context.state
     for group, params, grads, _ in work:
-        device = params[0].device  # that of all in a list
+        device = params[0].device  # a list has one device
         on_cpu = device.type == "cpu"
         if not on_cpu:
             _check_device(context, group, device)
         for p, grad in zip(params, grads, strict=True):
             shape, dtype = p.shape, p.dtype
-            # (A device is compared by the shortest way.)
+            # (The fastest comparison of devices.)
             if (
                 grad.dtype is not dtype
                 or grad.shape != shape
@@ -201,7 +193,7 @@ def check_fits(context: StepContext, work: list[TensorLists]) -> None:
 def _check_parameter(context: StepContext, p: Tensor) -> None:
     try:
         check_parameter(context.name, p)
-    except ValueError as error:  # it was right when it was given
+    except ValueError as error:  # it was valid before
         raise RuntimeError(str(error)) from error
 
 
@@ -240,11 +232,8 @@ def _check_device(
         )
 
 
-# ---- Sizes ---------------------------------------------------------------------------
-
-
 def unlike_sizes(context: StepContext, group: dict[str, Any]) -> RuntimeError:
-    """The error of a step with parameters that are not as they were numbered."""
+    """Returns the error for parameters whose sizes differ from their offsets'."""
     params, sizes = group["params"], group[SIZES]
     at = next(i for i, g in enumerate(context.groups) if g["params"] is params)
     if len(params) != len(sizes):
@@ -266,7 +255,7 @@ def unlike_sizes(context: StepContext, group: dict[str, Any]) -> RuntimeError:
 
 
 def check_sizes(context: StepContext) -> None:
-    """Raises if parameters are not as their noise is numbered."""
+    """Raises if a parameter's size differs from its noise offsets'."""
     for group in context.groups:
         if [context.numel(p) for p in group["params"]] != group[SIZES]:
             raise unlike_sizes(context, group)
@@ -286,7 +275,7 @@ def reassign_noise_offsets(
                 raise ValueError(
                     f"Invalid state: {key} of shape {list(value.shape)} for a "
                     f"parameter of shape {list(p.shape)} (put one of its shape into "
-                    f"state[p][{key!r}], or delete it to begin anew)"
+                    f"state[p][{key!r}], or delete it to restart it)"
                 )
     check_memory(group["params"] for group in context.groups)
     sizes = [[context.numel(p) for p in group["params"]] for group in context.groups]
@@ -299,7 +288,7 @@ def reassign_noise_offsets(
 
 
 def gather(context: StepContext) -> list[TensorLists]:
-    """Checks gradients and lists what is to be updated."""
+    """Checks gradients and returns the lists to update."""
     missing_grads = context.missing_grads
     if missing_grads.any:
         missing_grads.begin()
@@ -309,12 +298,12 @@ def gather(context: StepContext) -> list[TensorLists]:
             continue
         work.extend(_of_group(context, group))
     if not work and not all(map(rests, context.groups)):
-        missing_grads.nothing_moves()
+        missing_grads.record_none()
     return work
 
 
 def _of_group(context: StepContext, group: dict[str, Any]) -> list[TensorLists]:
-    """The group's parameters that have a gradient, a list for each device."""
+    """Returns the group's parameters with a gradient, a list for each device."""
     params: list[Tensor] = []
     grads: list[Tensor] = []
     offsets: list[int] = []
@@ -365,7 +354,7 @@ def _of_group(context: StepContext, group: dict[str, Any]) -> list[TensorLists]:
 
 
 def check_cuda(sampler: str, group: dict[str, Any]) -> None:
-    """Raises if the sampler of this name cannot move parameters on a GPU now."""
+    """Raises if the sampler cannot update parameters on a GPU now."""
     if not HAS_CUDA:
         raise RuntimeError(
             f"{sampler} got parameters on a CUDA device, but torch_sgmcmc was built "
@@ -375,13 +364,141 @@ def check_cuda(sampler: str, group: dict[str, Any]) -> None:
 
 
 def refuse_capture(sampler: str, group: dict[str, Any]) -> None:
-    """Raises in the capture of a CUDA graph, if the sampler is not capturable.
+    """Raises during the capture of a CUDA graph, unless the sampler is capturable.
 
-    A step counter on the host would be frozen into the graph, and every replay would
-    inject the same noise.
+    The graph would freeze a step counter on the host, and every replay would inject the
+    same noise.
     """
     if not group["capturable"] and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             f"{sampler} cannot be captured in a CUDA graph: construct it with "
             "capturable=True"
         )
+
+
+_ADDRESS = methodcaller("data_ptr")
+
+
+def refuse_scaler(
+    sampler: Optimizer,
+    name: str | None = None,
+    scaled: str = "the gradients of the closure",
+    otherwise: str = "",
+) -> None:
+    """Raises if ``torch.amp.GradScaler.step`` has called, and clears its marks."""
+    if hasattr(sampler, "grad_scale"):
+        del sampler.grad_scale, sampler.found_inf
+        raise RuntimeError(
+            f"{name or type(sampler).__name__} cannot be used with GradScaler, which "
+            f"scales {scaled}: use torch.autocast with bfloat16, which needs no scaler"
+            f"{otherwise}"
+        )
+
+
+def by_lightning(closure: Any) -> bool:
+    """Returns whether Lightning's ``optimizer.step(closure)`` wraps this closure."""
+    return (
+        isinstance(closure, partial)
+        and len(closure.args) == 3
+        and getattr(closure.func, "__name__", "") == "_wrap_closure"
+    )
+
+
+def lightning_module(closure: Any) -> Any:
+    """Returns the LightningModule that made the closure automatically, or None.
+
+    Such a closure calls ``training_step`` with the same batch each time.
+    """
+    if by_lightning(closure):
+        module, _, made = closure.args
+        if type(made).__module__.endswith(".loops.optimization.automatic"):
+            return module
+    return None
+
+
+def refuse_accumulation(sampler: Optimizer, closure: Any) -> None:
+    """Raises if Lightning accumulates gradients, which the sampler clears."""
+    module = lightning_module(closure)
+    parts = 1 if module is None else module.trainer.accumulate_grad_batches
+    if parts != 1:
+        raise RuntimeError(
+            f"{type(sampler).__name__} cannot be used with Lightning's "
+            f"accumulate_grad_batches={parts}: it has gradients cleared before each "
+            f"call of the closure, which leaves one loss of {parts}, divided by "
+            f"{parts}. Use larger batches, or manual optimization "
+            "(self.automatic_optimization = False) and a closure that accumulates "
+            "within a call"
+        )
+
+
+def fresh_gradients(sampler: Optimizer, closure: Callable[[], Any]) -> Any:
+    """Clears gradients, calls the closure and returns its loss."""
+    for group in sampler.param_groups:
+        for p in group["params"]:
+            p.grad = None
+    # Does the work of enable_grad() in a third of its time.
+    enabled = torch.is_grad_enabled()
+    try:
+        torch._C._set_grad_enabled(True)
+        return closure()
+    finally:
+        torch._C._set_grad_enabled(enabled)
+
+
+def same_parameters(first: list[TensorLists], second: list[TensorLists]) -> bool:
+    """Returns whether the same parameters have gradients."""
+    return len(first) == len(second) and all(
+        a.params is b.params
+        or (len(a.params) == len(b.params) and all(map(_is, a.params, b.params)))
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+OTHER_PARAMETERS = (
+    "EWSG got gradients of other parameters from the closure than at its first call in "
+    "this step: minibatches could not be compared"
+)
+
+
+def check_comparable(
+    current: list[TensorLists], proposed: list[TensorLists], placement: Replicated
+) -> None:
+    """Raises if minibatches' gradients share memory."""
+    for a, b in zip(current, proposed, strict=True):
+        old, new = (map(_ADDRESS, placement.local(work.grads)) for work in (a, b))
+        # Empty tensors have no address.
+        if any(one and one == other for one, other in zip(old, new, strict=True)):
+            raise RuntimeError(
+                "EWSG got the gradients of a minibatch in the memory of the previous "
+                "minibatch's, which it still needs: the closure must not reuse "
+                "gradients (for DistributedDataParallel, set "
+                "gradient_as_bucket_view=False)"
+            )
+
+
+@contextmanager
+def exchanged(params: list[Tensor], values: list[Tensor]) -> Iterator[None]:
+    """Replaces the parameters' memory within the context."""
+    own = [p.data for p in params]
+    try:
+        for p, value in zip(params, values, strict=True):
+            p.data = value
+        yield
+    finally:
+        for p, data in zip(params, own, strict=True):
+            p.data = data
+
+
+@contextmanager
+def kept_gradients(params: list[Tensor]) -> Iterator[list[Tensor | None]]:
+    """Restores the parameters' gradients at the end."""
+    before = [p.grad for p in params]
+    try:
+        yield before
+    finally:
+        for p, grad in zip(params, before, strict=True):
+            p.grad = grad
+
+
+def _is(a: object, b: object) -> bool:
+    return a is b

@@ -1,16 +1,16 @@
-"""Seed, counters and noise offsets of a sampler, which one object owns.
+"""Seeds, and the object that owns a sampler's seed, counters and noise offsets.
 
 Note [Numbers of elements]
-Noise is a function of (seed, step, purpose, element). Each parameter has a range of
-elements of its own: ``offsets`` are where the ranges begin, ``sizes`` how long they
-are, and ``next_offset`` is the first element that was never used. A parameter that
-grows would reach into its neighbour's range, and two independent coordinates would
-share their noise. So a step compares sizes, and
-:meth:`Sampler.reassign_noise_offsets` gives what has changed a range behind all others.
+Noise is a function of (seed, step, purpose, element). Each parameter has its own range
+of elements: ``offsets`` are the starts of the ranges, ``sizes`` their lengths, and
+``next_offset`` is the first element that was never used. A parameter that grows would
+reach into its neighbour's range, and two independent coordinates would share their
+noise. So a step compares sizes, and :meth:`Sampler.reassign_noise_offsets` gives a
+changed parameter a range behind all others.
 
-Note [What groups show]
+Note [Values in groups]
 ``torch.distributed.checkpoint`` keeps only the keys of live param groups, so groups
-show what is owned here: the very same tensors and lists, which are changed in place.
+show the values that this object owns: the same tensors and lists, changed in place.
 Nothing is read back from a group. A group that holds another object raises at the next
 step.
 """
@@ -24,40 +24,29 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl.hyperparams import check_integer
+from torch_sgmcmc._impl.hyperparams import check_integer, draw_seed
 
-__all__ = [
-    "COUNTERS",
-    "FORMAT",
-    "NEXT",
-    "OFFSETS",
-    "OF_GROUP",
-    "SIZES",
-    "RandomState",
-    "check_numbers",
-]
-
-#: Keys of a group: where each of its parameters begins, how many elements it has, and,
-#: equal in all groups, the first one that was never used.
+#: Keys of a group: the start and the size of each of its parameters, and, equal in all
+#: groups, the first unused element.
 OFFSETS, SIZES, NEXT = "offsets", "sizes", "next_offset"
 #: Counters that are equal in all groups, on the device if ``capturable``.
 COUNTERS = ("step", "num_skipped")
-#: What each group has for itself.
+#: Keys whose values differ between groups.
 OF_GROUP = (OFFSETS, SIZES)
 
 #: The format of state dicts. Another number is refused.
 FORMAT = 1
 
-_MOST = 2**62  # C++ has 64 bits to add to it
+_MOST = 2**62  # C++ adds to it in 64 bits
 
 
 class RandomState:
-    """The state that a sampler's noise is a function of, and its counters.
+    """The state that determines a sampler's noise, and its counters.
 
     Args:
         sampler: the saved name of the sampler's class.
-        progress: what the sampler counts besides steps, and its first values.
-        records: keys of what each group records of settings; lists, empty at first.
+        progress: further counters of the sampler, with their first values.
+        records: keys of each group's records of settings; lists, empty at first.
     """
 
     def __init__(
@@ -67,10 +56,10 @@ class RandomState:
         self._records = records
         self.seed = 0
         self.next_offset = 0
-        #: Numbers of updates made and left out: 0-dim int64 tensors.
+        #: Numbers of made and of skipped updates: 0-dim int64 tensors.
         self.step, self.num_skipped = _counter(0), _counter(0)
         self.progress = dict(progress)
-        #: Of each group: offsets, sizes and records.
+        #: Offsets, sizes and records of each group.
         self.of_groups: list[dict[str, Any]] = []
 
     @classmethod
@@ -80,7 +69,7 @@ class RandomState:
         progress: Mapping[str, Any],
         records: tuple[str, ...],
     ) -> RandomState:
-        """Returns what copied or unpickled groups show."""
+        """Returns the random state that copied or unpickled groups show."""
         self = cls(groups[0]["sampler"], progress, records)
         self.load(groups)
         self.step, self.num_skipped = (groups[0][key] for key in COUNTERS)
@@ -88,11 +77,11 @@ class RandomState:
 
     @property
     def steps(self) -> int:
-        """The number of updates made, for which the host may have to wait."""
+        """The number of updates; the host may have to wait for it."""
         return int(self.step)
 
     def owned(self, index: int) -> dict[str, Any]:
-        """Returns what a group shows, but for the progress."""
+        """Returns the values that a group shows, except progress."""
         return {
             "sampler": self._sampler,
             "format": FORMAT,
@@ -104,19 +93,15 @@ class RandomState:
         }
 
     def show(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Puts everything into the groups."""
+        """Shows all values in the groups."""
         for i, group in enumerate(groups):
             group.update({**self.owned(i), **self.progress})
 
     def check(self, name: str, groups: Sequence[dict[str, Any]]) -> None:
-        """Raises if a group holds anything else.
-
-        Raises:
-            RuntimeError: something was replaced, or groups were added by hand.
-        """
+        """Raises if a group holds other objects."""
         known = {id(own[OFFSETS]): own for own in self.of_groups}
         in_order = [known.get(id(group.get(OFFSETS))) for group in groups]
-        if all(in_order):  # groups may have been put in another order, or taken out
+        if all(in_order):  # groups may have been reordered or removed
             self.of_groups = in_order
         elif len(groups) != len(known):
             raise RuntimeError(
@@ -138,33 +123,29 @@ class RandomState:
                     "alone, and restore a chain by load_state_dict"
                 )
 
-    # ---- Counting ----------------------------------------------------------------
-
     def count(self, steps: int = 1) -> None:
-        """Counts updates that were made, or takes them back."""
+        """Counts updates; a negative number takes them back."""
         self.step.add_(steps)
 
     def skip(self) -> None:
-        """Counts a step that was left out."""
+        """Counts a skipped step."""
         self.num_skipped.add_(1)
 
     def set_progress(self, groups: Sequence[dict[str, Any]], **values: Any) -> None:
-        """Sets what is counted besides steps."""
+        """Sets further counters."""
         self.progress.update(values)
         for group in groups:
             group.update(values)
 
     def put_on(self, device: torch.device) -> None:
-        """Moves the counters to a device, if they are not there."""
+        """Moves the counters to a device."""
         for key in COUNTERS:
             counter = getattr(self, key)
             if counter.device != device:
                 setattr(self, key, counter.to(device))
 
-    # ---- State dicts -------------------------------------------------------------
-
     def load(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Takes the values of groups, into the tensors that there are."""
+        """Loads the values of groups into the existing tensors."""
         first = groups[0]
         self.seed, self.next_offset = int(first["seed"]), int(first[NEXT])
         for key in COUNTERS:
@@ -176,7 +157,7 @@ class RandomState:
         ]
 
     def snapshot(self) -> dict[str, Any]:
-        """Returns what :meth:`restore` puts back."""
+        """Returns a snapshot for :meth:`restore`."""
         return {
             **vars(self),
             **{key: int(getattr(self, key)) for key in COUNTERS},
@@ -185,21 +166,19 @@ class RandomState:
         }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """Puts back what there was, in the same tensors."""
+        """Restores a snapshot into the same tensors."""
         saved = dict(snapshot)
         for key, tensor in saved.pop("tensors").items():
             saved[key] = tensor.fill_(saved[key])
         vars(self).update(saved)
 
-    # ---- Numbers of elements -----------------------------------------------------
-
     def add_group(self, sizes: list[int]) -> None:
-        """Numbers the parameters of a further group."""
+        """Assigns offsets to the parameters of a new group."""
         own: dict[str, Any] = {key: [] for key in self._records}
         self.of_groups.append({**own, OFFSETS: self._number(sizes), SIZES: sizes})
 
     def reassign_noise_offsets(self, sizes: Sequence[list[int]]) -> bool:
-        """Gives what has changed its size new elements; returns if anything has."""
+        """Gives resized parameters new elements; returns True if any was resized."""
         changed = False
         for own, new in zip(self.of_groups, sizes, strict=True):
             old = own[SIZES]
@@ -224,7 +203,7 @@ class RandomState:
 
 
 def _counter(value: int) -> Tensor:
-    with torch.inference_mode(False):  # else it could not be changed outside
+    with torch.inference_mode(False):  # else updates outside would fail
         return torch.tensor(value, dtype=torch.int64, device="cpu")
 
 
@@ -239,7 +218,7 @@ def check_numbers(
     groups: Sequence[Mapping[str, Any]],
     numel: Callable[[Tensor], int],
 ) -> None:
-    """Raises if saved ranges are not those of the sampler's groups, or overlap."""
+    """Raises if saved ranges do not fit the sampler's groups, or overlap."""
     ranges = []
     for i, (saved, group) in enumerate(zip(saved_groups, groups, strict=True)):
         sizes = [numel(p) for p in group["params"]]
@@ -276,3 +255,44 @@ def check_numbers(
                 f"Invalid offsets: elements [{begin}, {last}) reach beyond {limit} "
                 f"(each parameter needs its own, before {NEXT} = {end})"
             )
+
+
+class SharedNoiseWarning(UserWarning):
+    """Two samplers with one seed make steps alternately: they share their noise.
+
+    Give each its own seed, with :func:`fold_in`.
+    """
+
+
+def fold_in(seed: int, stream: int) -> int:
+    """Returns the seed of a stream, one of many seeds derived from one.
+
+    A sampler's noise is a function of (seed, step, purpose, element), and every sampler
+    counts elements from 0: two samplers with one seed draw the same noise. Give
+    different seeds to chains, and to samplers of parts of a model. Give replicas of one
+    chain, as under :class:`~torch.nn.parallel.DistributedDataParallel`, the same seed.
+
+    Args:
+        seed: a 64-bit int.
+        stream: the number of the stream, a 63-bit int >= 0.
+
+    Returns:
+        A 64-bit int: 64 bits of Philox4x32-10, a pure function of the arguments, the
+        same in C++. It may be folded again. Like n random seeds, the seeds of n streams
+        contain two equal ones with a probability of n² / 2⁶⁵.
+
+    Raises:
+        ValueError: an argument is out of range.
+        TypeError: an argument is not an int.
+
+    Example:
+        >>> encoder = SGHMC(model.encoder.parameters(), lr=0.1, num_data=50_000,
+        ...                 seed=fold_in(seed, 0))
+        >>> decoder = SGHMC(model.decoder.parameters(), lr=0.01, num_data=50_000,
+        ...                 seed=fold_in(seed, 1))
+    """
+    check_integer("seed", seed, low=-(2**63))  # None is not drawn here
+    check_integer("stream", stream)
+    if stream >= 2**63:
+        raise ValueError(f"Invalid stream: {stream} (must fit in 64 bits)")
+    return _C.fold_in(draw_seed(seed), stream)

@@ -2,16 +2,16 @@
 
 Note [Rescaled momenta]
 A momentum is the move of a step, √(lr / N) times the momentum of unit mass: in
-equilibrium Var(v) = lr T / N. If lr falls and v stays, v is too hot for about
-1 / (1 - momentum) steps, at every change. So each param group keeps the (lr, T, N) that
-its momenta belong to, and where these have changed, all its momenta are multiplied by
-the change of √(lr T / N), as the table in docs/changing_settings.md says.
+equilibrium Var(v) = lr T / N. If lr falls and v stays, v is too large for about 1 / (1
+- momentum) steps, at every change. So each param group records the (lr, T, N) of its
+momenta. After a change of these, all momenta are multiplied by the change of √(lr T /
+N), as in the table in docs/changing_settings.md.
 
-The factor is a number of the update, so that it costs no pass over memory; momenta of
+The factor is a number of the update, so it costs no pass over memory; momenta of
 parameters that the step does not update are multiplied after it. The record changes
-with them: a step that is skipped or refused changes neither. Samplers with
-``capturable=True``, of which the host does not know what the device skips, are rescaled
-in a pass of its own before the step, outside of CUDA graphs and compiled blocks.
+with them: a skipped or refused step changes neither. For samplers with
+``capturable=True`` the host does not know which steps the device skips. They are
+rescaled in a separate pass before the step, outside of CUDA graphs and compiled blocks.
 
 At lr = 0 a group rests: nothing moves, and momenta and record stay.
 """
@@ -38,23 +38,6 @@ from torch_sgmcmc._impl.hyperparams import (
 from torch_sgmcmc._impl.ops import gaussian_, square_root_
 from torch_sgmcmc._impl.utils import has_master, state_dtype
 
-__all__ = [
-    "Rescaling",
-    "check_not_capturing",
-    "check_records",
-    "draw_stationary",
-    "leaves_momenta",
-    "note_estimate",
-    "redraw_momenta",
-    "rescale_now",
-    "rescale_others",
-    "rescalings",
-    "root",
-    "set_records",
-    "start_masters",
-    "start_momenta",
-]
-
 
 def check_not_capturing(sampler: str, p: Tensor, what: str) -> None:
     """Raises if state would be created inside of a CUDA graph."""
@@ -66,11 +49,7 @@ def check_not_capturing(sampler: str, p: Tensor, what: str) -> None:
 
 
 def start_masters(context: StepContext, params: list[Tensor]) -> list[Tensor]:
-    """Gives a master to the parameters in bf16 and fp16 that have none yet.
-
-    Returns:
-        The masters, in the order of their parameters, as the operators take them.
-    """
+    """Creates missing masters of bf16 and fp16 parameters; returns all, in order."""
     masters = []
     for p in params:
         if has_master(p):
@@ -90,10 +69,7 @@ def start_momenta(
     *,
     stationary: bool = True,
 ) -> None:
-    """Gives a momentum to those parameters that have none yet.
-
-    It is drawn from its stationary law N(0, lr T / N), or zero.
-    """
+    """Creates missing momenta, drawn from their stationary law, or zeros."""
     new = [i for i, p in enumerate(params) if "momentum" not in context.state[p]]
     if not new:
         return
@@ -116,15 +92,15 @@ def draw_stationary(
 ) -> list[Tensor]:
     """Returns momenta drawn from N(0, lr T / N), or zeros.
 
-    Beside momenta of other settings, all of which the update multiplies, they are drawn
-    for those settings.
+    If the update rescales momenta of other settings, these are drawn for those
+    settings.
     """
     momenta = [torch.zeros_like(p, dtype=state_dtype(p)) for p in params]
     if stationary:
-        heat = float(group["lr"]) * group["temperature"] / group["num_data"]
+        variance = float(group["lr"]) * group["temperature"] / group["num_data"]
         context.placement.updating(gaussian_)(
             momenta,
-            std=math.sqrt(heat) / scales(group).get("momentum_scale", 1.0),
+            std=math.sqrt(variance) / scales(group).get("momentum_scale", 1.0),
             offsets=offsets,
             purpose=_C.Purpose.MOMENTUM,
             **context.noise(),
@@ -132,15 +108,15 @@ def draw_stationary(
     return momenta
 
 
-# Names of the state that is rescaled, and of the operators' numbers for it.
+# Names of rescaled state, and of the operators' factors.
 _SCALED = {"momentum": "momentum_scale", "thermostat": "thermostat_scale"}
 
 
 def redraw_momenta(context: StepContext) -> None:
     """Draws all momenta of the groups whose T is no longer 0, before any update.
 
-    The new ones are other tensors, which a step that fails takes back, but for those of
-    a capturable sampler.
+    The new momenta are other tensors, which a failed step undoes, except with
+    ``capturable``.
     """
     for group in context.groups:
         if not is_drawn(group):
@@ -180,11 +156,11 @@ class Rescaling(NamedTuple):
     group: dict[str, Any]
     now: list[float]
     factors: dict[str, float]
-    draws: bool  # momenta, as after T = 0
+    draws: bool  # new momenta, as after T = 0
 
 
 def rescalings(context: StepContext) -> list[Rescaling]:
-    """Returns what the next step rescales."""
+    """Returns the rescalings of the next step."""
     changes = []
     for group in context.groups:
         now = _changed(group)
@@ -196,7 +172,7 @@ def rescalings(context: StepContext) -> list[Rescaling]:
 
 
 def set_records(context: StepContext, changes: list[Rescaling]) -> None:
-    """Sets the records of groups that a step rescales, until the step has failed."""
+    """Sets the records of rescaled groups; a failed step undoes it."""
     for group, now, *_ in changes:
         record = group[MOMENTUM_SETTINGS]
         context.changed_records.append((record, [*record]))
@@ -206,7 +182,7 @@ def set_records(context: StepContext, changes: list[Rescaling]) -> None:
 def rescale_others(
     context: StepContext, changes: list[Rescaling], params: list[Tensor]
 ) -> None:
-    """Rescales what the update of some parameters has left out."""
+    """Rescales momenta of parameters that the update did not include."""
     updated = {id(p) for p in params}
     for group, _, factors, _ in changes:
         _multiply(
@@ -228,7 +204,7 @@ def rescale_now(context: StepContext) -> None:
 
 
 def _changed(group: Mapping[str, Any]) -> list[float] | None:
-    """Returns lr, T and N of a group if they are not those of its record."""
+    """Returns lr, T and N of a group if they differ from its record."""
     if MOMENTUM_SETTINGS not in group or rests(group):
         return None
     now = settings_of(group)
@@ -243,7 +219,7 @@ def _multiply(
             context.state[p][key] for p in params if key in context.state.get(p, {})
         ]
         if name in found and tensors:
-            torch._foreach_mul_(context.placement.here(tensors), found[name])
+            torch._foreach_mul_(context.placement.local(tensors), found[name])
 
 
 def _refuse_capture(context: StepContext, group: Mapping[str, Any]) -> None:
@@ -258,11 +234,8 @@ def _refuse_capture(context: StepContext, group: Mapping[str, Any]) -> None:
         )
 
 
-# ---- Noise estimates -----------------------------------------------------------------
-
-
-def note_estimate(context: StepContext) -> None:
-    """Records at which lr, T and N a noise estimate was given, where it is new."""
+def record_estimate(context: StepContext) -> None:
+    """Records the lr, T and N of new noise estimates."""
     for group in context.groups:
         if ESTIMATE_SETTINGS not in group:
             continue
@@ -276,11 +249,8 @@ def note_estimate(context: StepContext) -> None:
             known[:] = [float(given), *now]
 
 
-# ---- Saved records -------------------------------------------------------------------
-
-
 def check_records(group: Mapping[str, Any], records: Iterable[str]) -> None:
-    """Raises if a saved group has a record that no chain leaves."""
+    """Raises if a saved group has an impossible record."""
     for key in records:
         record = group[key]
         if record is None or record == []:
@@ -302,10 +272,10 @@ def check_records(group: Mapping[str, Any], records: Iterable[str]) -> None:
 
 
 def root(context: StepContext, tensor: Tensor) -> Tensor:
-    """The square root of what a chain is made of, correctly rounded.
+    """Returns the correctly rounded square root.
 
-    torch's own on a CPU are a unit in the last place off at up to a fifth of all
-    numbers, at others on each maker's processors, and at none on a GPU.
+    torch's square root on a CPU is off by a unit in the last place for up to a fifth of
+    all numbers, differently on each maker's processors; on a GPU it is exact.
     """
     roots = tensor.detach().clone()
     context.placement.without_noise(square_root_)([roots])

@@ -1,18 +1,28 @@
-"""State dicts: what is saved, and what can be loaded.
+"""State dicts: saving, checks and loading.
 
 Note [Ints of state dicts]
-LibTorch reads no int of Python that 32 bits do not hold. The seed and all counters of a
-state dict are int64 tensors, therefore, and so is any other int that is too wide.
-Samplers themselves hold ints.
+LibTorch reads only Python ints of 32 bits. So the seed and all counters of a state dict
+are int64 tensors, and so is any other wider int. Samplers themselves hold ints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import copy
+import io
+import itertools
+import os
+import sys
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from pickle import PicklingError
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from torch_sgmcmc._impl import dtensor
 from torch_sgmcmc._impl.context import StepContext
@@ -26,30 +36,14 @@ from torch_sgmcmc._impl.random_state import FORMAT, OFFSETS, SIZES, check_number
 from torch_sgmcmc._impl.user_state import PRIOR_MEAN, STEP, given
 from torch_sgmcmc._impl.utils import has_master, plain_name, state_dtype
 
-__all__ = [
-    "Expected",
-    "check_count",
-    "check_equal",
-    "check_part",
-    "check_state_dict",
-    "check_tensor",
-    "finish_loading",
-    "forget_blank_state",
-    "in_our_order",
-    "plain_number",
-    "plain_numbers",
-    "saved_number",
-    "saved_numbers",
-]
-
 
 class Expected(NamedTuple):
     """The layout of a sampler's state dict.
 
-    ``state`` and ``common_state`` are what is kept of each parameter, and besides;
-    ``equal`` are keys that all groups have alike, for the reason ``why_equal``. The
-    functions raise if they do not like a group, what it says of the chain's progress,
-    or what was saved of a parameter.
+    ``state`` and ``common_state`` are the keys of each parameter's state and of the
+    rest. ``equal`` are keys with equal values in all groups, for the reason
+    ``why_equal``. The functions raise if a group, its progress, or a parameter's saved
+    state is invalid.
     """
 
     state: Mapping[str, type]
@@ -65,10 +59,10 @@ class Expected(NamedTuple):
 def in_our_order(
     context: StepContext, expected: Expected, state_dict: dict[str, Any]
 ) -> dict[str, Any]:
-    """The state dict with its groups' parameters where those of the same names are.
+    """Returns the state dict with parameters matched by name, in the sampler's order.
 
     Raises:
-        ValueError: its groups lack keys or have others, or it has other groups.
+        ValueError: groups or their keys do not fit.
     """
     for key in ("param_groups", "state"):
         if key not in state_dict:
@@ -106,29 +100,26 @@ def in_our_order(
     state = {}
     for key, kept in state_dict["state"].items():
         if isinstance(kept, dict) and key not in expected.common_state:
-            # The step is that of the groups.
+            # The groups have the step.
             kept = plain_numbers({k: v for k, v in kept.items() if k != STEP}, counts)
         state[key] = kept
     return {**state_dict, "state": state, "param_groups": groups}
 
 
 def _ordered(
-    index: int,
-    saved: dict[str, Any],
-    present: dict[str, Any],
-    together: set[Any],
+    index: int, saved: dict[str, Any], present: dict[str, Any], together: set[Any]
 ) -> dict[str, Any]:
-    """The saved group with its parameters where those of the same names are.
+    """Returns the saved group with parameters matched by name, in the sampler's order.
 
     Raises:
-        ValueError: both sides have names, and they are others.
+        ValueError: both sides have names, and they differ.
     """
     theirs, ours = saved.get("param_names"), present.get("param_names")
     if theirs is None or ours is None or list(theirs) == list(ours):
         return saved
     places = {plain_name(name): place for place, name in enumerate(theirs)}
     names = [*map(plain_name, ours)]
-    if len(places) < len(theirs) or len({*names}) < len(names):  # wrappers tell apart
+    if len(places) < len(theirs) or len({*names}) < len(names):  # wrappers differ
         places = {name: place for place, name in enumerate(theirs)}
         names = [*ours]
     if set(places) != set(names) or len(theirs) != len(ours):
@@ -136,7 +127,7 @@ def _ordered(
         others = _row(set(places) - set(names)) or "none"
         raise ValueError(
             f"Invalid state_dict: param group {index} was saved for parameters of "
-            f"other names (it lacks {lacking}, and has {others} besides)"
+            f"other names (it lacks {lacking}, and has {others} in addition)"
         )
     order = [places[name] for name in names]
     if order == [*range(len(order))]:
@@ -144,8 +135,8 @@ def _ordered(
     if together:
         raise ValueError(
             f"Invalid state_dict: param group {index} was saved for parameters in "
-            f"another order ({_row(theirs)}), and {_row(together)} is of all of them "
-            "together (build the sampler with the saved order)"
+            f"another order ({_row(theirs)}), and {_row(together)} belongs to all "
+            "of them together (build the sampler with the saved order)"
         )
     lists = {key: [saved[key][j] for j in order] for key in ("params", OFFSETS, SIZES)}
     return {**saved, **lists, "param_names": ours}
@@ -154,7 +145,7 @@ def _ordered(
 def check_state_dict(
     context: StepContext, expected: Expected, state_dict: dict[str, Any]
 ) -> None:
-    """Raises if a state dict in our order is not one for this sampler."""
+    """Raises if a state dict in our order does not fit this sampler."""
     groups, state = state_dict["param_groups"], state_dict["state"]
     check_numbers(groups, context.groups, context.numel)
     indices = set()
@@ -175,7 +166,7 @@ def check_state_dict(
             indices.add(index)
             _check_state(context.name, expected, index, p, state.get(index, {}))
         pairs = zip(theirs["params"], ours["params"], strict=True)
-        # torch.distributed.checkpoint leaves out what does not require gradients.
+        # torch.distributed.checkpoint skips parameters that do not require gradients.
         having = {
             j: PRIOR_MEAN in state.get(j, {}) for j, p in pairs if p.requires_grad
         }
@@ -206,7 +197,7 @@ def check_equal(
 
 
 def check_count(name: str, value: object) -> int:
-    """Returns a count, which may be a Tensor of one int64, or raises."""
+    """Returns a count, given as an int or a Tensor of one int64; else raises."""
     if isinstance(value, Tensor):
         if value.dtype is not torch.int64 or value.numel() != 1 or value.is_meta:
             raise TypeError(
@@ -214,25 +205,22 @@ def check_count(name: str, value: object) -> int:
             )
         value = int(value)
     count = check_integer(name, value)
-    if count >= 2**62:  # C++ has 64 bits to add to it
+    if count >= 2**62:  # C++ adds to it in 64 bits
         raise ValueError(f"Invalid {name}: {count} (must be in [0, 2^62))")
     return count
 
 
 def check_part(group: dict[str, Any], name: str, whole: str) -> None:
-    """Raises unless one count of a group is a part of another one."""
+    """Raises if one count of a group exceeds another."""
     count, most = check_count(name, group[name]), check_count(whole, group[whole])
     if count > most:
         raise ValueError(f"Invalid {name}: {count} (must be at most {whole} = {most})")
 
 
 def check_tensor(
-    what: str,
-    value: object,
-    shape: Sequence[int],
-    dtype: torch.dtype | None = None,
+    what: str, value: object, shape: Sequence[int], dtype: torch.dtype | None = None
 ) -> None:
-    """Raises unless it is a tensor of this shape and type, or of some float type."""
+    """Raises unless value is a tensor of this shape and dtype, or any float dtype."""
     if not isinstance(value, Tensor):
         raise ValueError(
             f"Invalid state_dict: {what} is a {type(value).__name__} (must be a Tensor)"
@@ -260,7 +248,7 @@ def _check_state(
     unknown = set(state).difference(expected.state)
     if unknown:
         raise ValueError(_unknown(name, f"the state of parameter {index}", unknown))
-    ranged = given(state)  # whose own checks say more
+    ranged = given(state)  # these have their own checks
     for key, value in state.items():
         if expected.state[key] is Tensor:
             check_tensor(f"{key} of parameter {index}", value, p.shape)
@@ -294,14 +282,14 @@ def _row(keys: Collection[object]) -> str:
 
 
 def saved_number(value: int | Tensor) -> Tensor:
-    """Returns an int as a state dict has it; of a counter on a device a copy."""
+    """Converts an int for a state dict; copies a counter on a device."""
     if isinstance(value, Tensor):
         return value.clone()
     return torch.tensor(value, dtype=torch.int64, device="cpu")
 
 
 def saved_numbers(group: dict[str, Any], counters: Collection[str]) -> dict[str, Any]:
-    """Returns a group with its counters and wide ints as a state dict has them."""
+    """Converts a group's counters and wide ints for a state dict."""
     saved = {}
     for key, value in group.items():
         if key in counters and (_is_count(value) or isinstance(value, Tensor)):
@@ -314,10 +302,7 @@ def saved_numbers(group: dict[str, Any], counters: Collection[str]) -> dict[str,
 
 
 def plain_number(value: Any) -> Any:
-    """Returns what a state dict has as the sampler holds it; other values as they are.
-
-    Of a list, all its elements.
-    """
+    """Converts a state dict's number, or a list of them, back to ints."""
     if isinstance(value, list):
         return [*map(plain_number, value)]
     is_number = (
@@ -330,7 +315,7 @@ def plain_number(value: Any) -> Any:
 
 
 def plain_numbers(saved: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
-    """Returns a dict whose values of these keys are as the sampler holds them."""
+    """Converts the values of these keys back to ints."""
     return {
         key: plain_number(value) if key in keys else value
         for key, value in saved.items()
@@ -338,7 +323,7 @@ def plain_numbers(saved: dict[str, Any], keys: Collection[str]) -> dict[str, Any
 
 
 def _is_count(value: object) -> bool:
-    """Returns whether a value is an int and no flag."""
+    """Returns whether a value is an int but not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -349,24 +334,24 @@ def _narrow(value: Any) -> Any:
 
 
 def finish_loading(context: StepContext, state_dict: Mapping[str, Any]) -> None:
-    """Gives tensors their types."""
+    """Converts loaded tensors to the dtypes of the sampler's state."""
     groups = zip(state_dict["param_groups"], context.groups, strict=True)
     for theirs, ours in groups:
         for index, p in zip(theirs["params"], ours["params"], strict=True):
-            # torch casts to the parameter's dtype, and shares what need not be.
+            # torch casts to the parameter's dtype, and shares memory otherwise.
             for key, value in state_dict["state"].get(index, {}).items():
                 if torch.is_tensor(value):
                     context.state[p][key] = dtensor.like(p, value, key).to(
                         device=p.device, dtype=state_dtype(p), copy=True
                     )
-            if not has_master(p):  # the chain was one in lower precision
+            if not has_master(p):  # saved in lower precision
                 context.state.get(p, {}).pop("master", None)
 
 
 def forget_blank_state(
     context: StepContext, blank: Callable[[dict[str, Any], Tensor], dict[str, Any]]
 ) -> None:
-    """Drops what a checkpoint has filled of what was blank, of a chain at its start."""
+    """Drops blank state that a checkpoint of a chain at its start has filled."""
     for group in context.groups:
         for p in group["params"]:
             state = context.state.get(p, {})
@@ -374,3 +359,158 @@ def forget_blank_state(
                 state.pop(key, None)
             if not state:
                 context.state.pop(p, None)
+
+
+def save(content: Any, path: str | os.PathLike[str]) -> None:
+    """Writes a file for :func:`load`, completely or not at all.
+
+    The new file is on the disk before it replaces the old one, and its name is on the
+    disk before this returns. :func:`torch.load` reads it. NumPy's numbers, which a
+    scheduler may have, are saved as Python's.
+
+    Args:
+        content: a nest of dicts, lists, tensors, numbers and strings: state dicts.
+        path: the file.
+
+    Raises:
+        TypeError: the content has an object that :func:`load` would refuse; the message
+            names its place. An older file is unchanged.
+        RuntimeError: the file cannot be written; an older file is unchanged.
+    """
+    path = Path(path).expanduser()
+    content = _plain(content, {})
+    # Not into the file: torch's error for a full disk does not name the reason.
+    buffer = io.BytesIO()
+    reason = _refusal(content, buffer)
+    if reason is not None:
+        raise TypeError(_describe(content, reason))
+    try:
+        replace_file(path, buffer.getbuffer())
+    except OSError as error:
+        raise RuntimeError(f"Cannot write {path}: {error.strerror}") from error
+
+
+_counter = itertools.count()
+
+
+def replace_file(path: Path, data: bytes | memoryview) -> None:
+    """Writes a file, completely or not at all, and waits until it is on the disk."""
+    # No other process or thread has this name.
+    name = f"{path.name}.{os.getpid()}-{next(_counter)}.partial"
+    partial = path.with_name(name)
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        sync_folder(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def sync_folder(path: Path) -> None:
+    """Writes the names in a folder to the disk."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def load(
+    path: str | os.PathLike[str], device: torch.device | str | None = "cpu"
+) -> Any:
+    """Reads a file of :func:`save` or :func:`torch.save`, if it is intact.
+
+    Unlike :func:`torch.load`, compares the checksums in the file.
+
+    Args:
+        path: the file.
+        device: the device of tensors. Default: the CPU.
+
+    Raises:
+        RuntimeError: the file cannot be read, or is damaged.
+    """
+    path = Path(path).expanduser()
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+            # torch's files have no attributes; torch skips entries marked as folders.
+            folders = [i.filename for i in archive.infolist() if i.external_attr]
+        if damaged or folders:
+            raise ValueError(f"{damaged or folders[0]} is damaged")
+        return torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:  # of many types, depending on the file's content
+        text = getattr(error, "strerror", None) or str(error)
+        # torch's text before this advises to disable checks.
+        text = text.rpartition("WeightsUnpickler error: ")[2]
+        reason = text.strip().split("\n")[0]
+        raise RuntimeError(
+            f"Cannot read {path}: {reason or type(error).__name__}"
+        ) from error
+
+
+def _plain(content: Any, done: dict[int, Any]) -> Any:
+    """Converts NumPy's numbers to Python's; returns nests without any unchanged."""
+    numpy = sys.modules.get("numpy")  # not needed otherwise
+    if numpy is not None and isinstance(content, numpy.generic):
+        return content.item()
+    if id(content) in done:
+        return done[id(content)]
+    kind = type(content)
+    if kind not in (dict, OrderedDict, list, tuple, set):
+        return content
+    done[id(content)] = content  # for a nest that contains itself
+    if kind in (dict, OrderedDict):
+        items = {_plain(k, done): _plain(v, done) for k, v in content.items()}
+        old, new = [*content, *content.values()], [*items, *items.values()]
+        made = items
+        if kind is OrderedDict:
+            made = copy.copy(content)  # keeps the attributes of a module's state dict
+            made.clear()
+            made.update(items)
+    else:
+        old = [*content]
+        new = [_plain(value, done) for value in old]
+        made = kind(new)
+    if any(one is not other for one, other in zip(old, new, strict=True)):
+        done[id(content)] = made
+    return done[id(content)]
+
+
+def _refusal(content: Any, buffer: io.BytesIO) -> str | None:
+    """Saves into a buffer; returns why :func:`load` would refuse it, or None."""
+    try:
+        torch.save(content, buffer)
+        buffer.seek(0)
+    except (PicklingError, AttributeError, TypeError, ValueError) as error:
+        return str(error)
+    return ", ".join(get_unsafe_globals_in_checkpoint(buffer)) or None
+
+
+def _describe(content: Any, reason: str) -> str:
+    place = "content"
+    while True:
+        for step, part in _parts(content):
+            found = _refusal(part, io.BytesIO())
+            if found is not None:
+                place, content, reason = place + step, part, found
+                break
+        else:
+            kind = type(content)
+            return (
+                f"Invalid content: {place} is a {kind.__module__}.{kind.__qualname__}, "
+                f"which load() would refuse ({reason}): save tensors, numbers, strings "
+                "and dicts, lists and tuples of them"
+            )
+
+
+def _parts(content: Any) -> Iterator[tuple[str, Any]]:
+    if type(content) in (dict, OrderedDict):
+        yield from ((f"[{key!r}]", value) for key, value in content.items())
+        yield from (("'s key", key) for key in content)
+    elif type(content) in (list, tuple):
+        yield from ((f"[{i}]", value) for i, value in enumerate(content))

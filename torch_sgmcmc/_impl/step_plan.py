@@ -1,12 +1,12 @@
 """The step plan: operator arguments, built once and used until something changes.
 
 Note [Step plans]
-Most of a small network's step would be Python: groups are checked, parameters and their
-state listed. A plan is what all this comes to: for each device the lists of tensors of
-all param groups, and their numbers packed into one tensor. Before each step the guard
-(csrc/bindings/plan_guard.cpp) compares the objects that the plan was built from. Where
-only hyperparameters have changed, they are checked and packed again; where anything
-else has, the plan is built again. All steps take this path.
+Most of a small network's step would be Python: checking groups, listing parameters and
+state. A plan is the result: for each device the lists of tensors of all param groups,
+and their numbers packed into one tensor. Before each step the guard
+(csrc/bindings/plan_guard.cpp) compares the objects that the plan was built from. If
+only hyperparameters have changed, they are checked and packed again; if anything else
+has, the plan is built again. All steps take this path.
 
 A plan keeps no gradients, so that their memory is free when they are dropped.
 """
@@ -22,7 +22,7 @@ from torch import Tensor
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import finite_check, ops
 from torch_sgmcmc._impl.context import StepContext, TensorLists
-from torch_sgmcmc._impl.finite_check import DeferredFiniteCheck, take_back
+from torch_sgmcmc._impl.finite_check import DeferredFiniteCheck, undo_skipped
 from torch_sgmcmc._impl.hyperparams import rests
 from torch_sgmcmc._impl.ops import (
     deferred_step_,
@@ -41,25 +41,14 @@ from torch_sgmcmc._impl.state import (
 from torch_sgmcmc._impl.user_state import PRIOR_MEAN, means_of
 from torch_sgmcmc._impl.utils import blank, state_dtype
 
-__all__ = [
-    "Method",
-    "StepPlan",
-    "Update",
-    "trace",
-]
-
 
 class Method:
-    """An operator with a spec (``csrc/ops/op_spec.h``).
-
-    Args:
-        operator: its name.
-    """
+    """An operator with a spec (``csrc/ops/op_spec.h``), by its name."""
 
     def __init__(self, operator: str) -> None:
         spec = ops.OP_SPECS[operator]
         self.operator = getattr(ops, operator)
-        #: Where the spec stands among all.
+        #: The index of the spec.
         self.place = [*ops.OP_SPECS].index(operator)
         self._numbers = [
             (each["name"], each["default"])
@@ -67,9 +56,9 @@ class Method:
         ]
         self._integers = {n["name"] for n in spec["numbers"] if n["is_integer"]}
         own = {each["key"]: each["start"] for each in spec["lists"] if each["key"]}
-        #: The keys of the state that begins as the spec says, and how.
+        #: Keys of state that the spec initialises, and the kind of start.
         self.starts: Mapping[str, str] = {k: how for k, how in own.items() if how}
-        #: All that is kept of a parameter.
+        #: All keys of a parameter's state.
         self.state: Mapping[str, type] = dict.fromkeys((*own, PRIOR_MEAN), Tensor)
 
     def blank_state(self, p: Tensor) -> dict[str, Any]:
@@ -77,9 +66,9 @@ class Method:
         return blank(p, *self.starts)
 
     def prepare(self, context: StepContext, work: TensorLists) -> list[list[Tensor]]:
-        """Begins state that is not there; returns its lists and the masters.
+        """Creates missing state; returns its lists and the masters.
 
-        State that begins by code is for the sampler's own ``_prepare``.
+        A sampler's ``_prepare`` creates state that starts by code.
         """
         group, params, _, offsets = work
         lists = []
@@ -104,7 +93,7 @@ class Method:
         device_step: Tensor,
         instead: Mapping[str, Any],
     ) -> None:
-        """Calls the operator by its name, for torch.compile to trace."""
+        """Calls the operator by its name, traceable by torch.compile."""
         group, params, grads, offsets = work
         group = {**group, **instead}
         numbers = {
@@ -141,24 +130,24 @@ class _Call(NamedTuple):
     params: list[Tensor]
     state: list[Tensor]
     places: list[tuple[list[int], list[int], list[int]]]  # lengths, offsets, rows
-    begin: int  # of its gradients among all
+    begin: int  # index of its first gradient
 
 
 class StepPlan:
     """The arguments of a step's operator calls.
 
     Args:
-        chain: the sampler's.
-        updates: what is updated, in the order of the groups.
-        checks: whether the step's operator is to check gradients.
-        waits: whether the host waits for a device's check in any case.
+        context: the step context.
+        updates: the updates, in the order of the groups.
+        checks: whether the operator checks gradients.
+        waits: whether the host always waits for a device's check.
     """
 
     def __init__(
         self, context: StepContext, updates: list[Update], *, checks: bool, waits: bool
     ) -> None:
         self._context = context
-        # Gradients of devices that are not updated together are checked before.
+        # Gradients of several devices are checked before any update.
         by_device: dict[torch.device, list[Update]] = {}
         for update in updates:
             by_device.setdefault(update.work.params[0].device, []).append(update)
@@ -177,12 +166,12 @@ class StepPlan:
         self.packed: list[Tensor] = []
         self._waits = waits
         self._leaves_momenta = leaves_momenta(context, self.params)
-        self._holds = False  # what was packed, for further steps
+        self._holds = False  # packed numbers stay valid for further steps
         self._weights: Tensor | None = None
         self._changes: list[Rescaling] = []
         self._steps: int | None = None
         self._guard: Any = None
-        #: What decided on the operators, compared before numbers are packed again.
+        #: Values that selected the operators, compared before packing again.
         self.kinds: Any = None
 
     def _call_of(self, updates: list[Update]) -> _Call:
@@ -199,16 +188,14 @@ class StepPlan:
             places.append(([*map(len, cut[:-1])], offsets, rows))
         return _Call(updates, params, state, places, 0)
 
-    # ---- Numbers -----------------------------------------------------------------
-
     def pack(
         self, instead: Sequence[Mapping[str, Any]], changes: list[Rescaling]
     ) -> None:
-        """Packs the groups' numbers, with those given instead of the groups'.
+        """Packs the groups' numbers, with replacements.
 
         Args:
-            instead: for each update, in the order of :attr:`work`.
-            changes: what the step rescales.
+            instead: replacements for each update, in the order of :attr:`work`.
+            changes: the step's rescalings.
         """
         factors = {id(each.group): each.factors for each in changes}
         numbers = (
@@ -240,10 +227,8 @@ class StepPlan:
         numbers = update.method.numbers(group)
         return (update.method.place, has_means, *places, numbers)
 
-    # ---- The guard ---------------------------------------------------------------
-
     def watch(self, hyperparameters: Sequence[str]) -> None:
-        """Has a guard compare what the plan was made of."""
+        """Makes the guard that compares the objects behind the plan."""
         context, groups = self._context, self._context.groups
         self._guard = _C.PlanGuard(
             groups,
@@ -260,25 +245,23 @@ class StepPlan:
         return self._guard.gradients(self._context.groups, self._context.state)
 
     def has_same_numbers(self) -> bool:
-        """Returns whether what was packed still holds."""
+        """Returns whether the packed numbers are still valid."""
         return self._holds and self.has_same_values()
 
     def has_same_values(self) -> bool:
-        """Returns whether hyperparameters are those that were packed."""
+        """Returns whether hyperparameters are unchanged."""
         return self._guard is not None and self._guard.has_same_values()
 
     def note_numbers(self) -> None:
-        """Takes hyperparameters as they are now."""
+        """Records the present hyperparameters."""
         if self._guard is not None:
             self._guard.note()
-
-    # ---- Steps -------------------------------------------------------------------
 
     def launch(self, grads: list[Tensor]) -> bool:
         """Checks gradients, makes all updates and counts the step.
 
         Returns:
-            Whether it was made; where the host does not wait for a device, True.
+            True if the step was made, or if the host does not wait for a device.
 
         Raises:
             RuntimeError: an operator refuses its arguments. Nothing has changed.
@@ -311,18 +294,18 @@ class StepPlan:
         numbers: Callable[[TensorLists], dict[str, Any]],
         proposal: int,
     ) -> int:
-        """Decides on EWSG's last proposal, and makes the step with what is chosen.
+        """Decides on EWSG's last proposal, and steps with the chosen gradients.
 
         Args:
-            grads: of the current minibatch.
-            proposals: the gradients of the proposed one.
+            grads: the current minibatch's gradients.
+            proposals: the proposed minibatch's gradients.
             ratio: the operator that compares them.
-            numbers: what it is given in place of a group's numbers.
+            numbers: returns replacements of a group's numbers for ``ratio``.
             proposal: the number of the proposal.
 
         Returns:
-            1 if it was accepted, otherwise 0. -1, and nothing has changed, if gradients
-            are to be finite and are not.
+            1 if accepted, else 0. -1, without changes, if gradients must be finite and
+            are not.
         """
         [call], [packed] = self._calls, self.packed
         if self._weights is None:
@@ -350,23 +333,20 @@ class StepPlan:
         return decision
 
     def finish(self) -> None:
-        """Does what follows the updates, once they were made."""
+        """Completes a step after its updates."""
         if self._changes:
             if self._leaves_momenta and not self._holds:
                 rescale_others(self._context, self._changes, self.params)
             self._changes = []
-        self._context.placement.have_changed(self.params)
+        self._context.placement.mark_changed(self.params)
         self._context.keep_created()
 
-    def was_made(self) -> bool:
-        """Returns whether a step that was interrupted has been counted.
-
-        Of steps that change more than parameters and momenta.
-        """
+    def is_counted(self) -> bool:
+        """Returns whether an interrupted step has been counted."""
         return self._steps is not None and self._context.rng.steps != self._steps
 
     def observed(self, grads: list[Tensor]) -> list[TensorLists]:
-        """Returns what is updated, with these gradients."""
+        """Returns the updated lists with these gradients."""
         work, rest = [], iter(grads)
         for lists in self.work:
             work.append(lists._replace(grads=[next(rest) for _ in lists.params]))
@@ -386,7 +366,7 @@ class StepPlan:
             rng.num_skipped if capturable else None,
             counts,
         )
-        # What a step creates, or rescales besides, no device leaves out.
+        # A device cannot skip the creation of state or separate rescalings.
         waits = self._waits or bool(context.created)
         waits |= self._leaves_momenta and bool(self._changes)
         if not self.checks or (capturable and not waits):
@@ -396,12 +376,12 @@ class StepPlan:
         if not waits:
             context.pending = pending
         elif pending.wait():
-            take_back(context, pending)
+            undo_skipped(context, pending)
             return False
         return True
 
     def _launch_apart(self, grads: list[Tensor]) -> bool:
-        """Launches what is cut among ranks, or on several devices."""
+        """Launches updates of shards, or on several devices."""
         context = self._context
         placement, rng = context.placement, context.rng
         parts = [
@@ -420,9 +400,9 @@ class StepPlan:
                 return False
         capturable = context.groups[0]["capturable"]
         for call, packed, own in zip(self._calls, self.packed, parts, strict=True):
-            # One call counts the step; of several each counts in a copy.
+            # A single call counts the step; several calls count in copies.
             step = rng.step if is_one else rng.step.clone()
-            if not call.params:  # this rank has no part of any parameter
+            if not call.params:  # this rank has no shard
                 continue
             lists = (call.params, own, call.state, packed, step)
             if not self._defers(call.params[0]):
@@ -444,9 +424,9 @@ def trace(
     *,
     checks: bool,
 ) -> None:
-    """Makes a step of the operators by their names, as torch.compile traces it.
+    """Makes a step of operators by their names, traceable by torch.compile.
 
-    The guard is not traceable, and torch 2.11 makes no objects inside of a graph.
+    The guard is not traceable, and torch 2.11 creates no objects inside of a graph.
     """
     gate = context.rng.step
     if checks:
@@ -454,7 +434,7 @@ def trace(
             gate = step_if_finite(lists.grads, step=0, device_step=gate)
     for update, lists, numbers in zip(updates, work, instead, strict=True):
         update.method.update(context, lists, update.state, gate, numbers)
-        context.placement.have_changed(lists.params)
+        context.placement.mark_changed(lists.params)
     context.rng.step.add_(gate >= 0)
     context.rng.num_skipped.add_(gate < 0)
 

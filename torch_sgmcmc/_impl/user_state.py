@@ -1,7 +1,7 @@
 """State that users give: prior means, masses, preconditioners.
 
-Tensors are copies of what was given, in the type of the arithmetic, and belong to the
-sampler's state; a number is a hyperparameter as any other.
+Tensors are copied in the type of the arithmetic, and are then the sampler's state. A
+number is an ordinary hyperparameter.
 """
 
 from __future__ import annotations
@@ -15,33 +15,12 @@ from torch import Tensor
 from torch_sgmcmc._impl import dtensor
 from torch_sgmcmc._impl.utils import state_dtype
 
-__all__ = [
-    "MASS",
-    "PRECONDITIONER",
-    "PRIOR_MEAN",
-    "STEP",
-    "away_from_mean",
-    "check_saved_diagonal",
-    "complete_given",
-    "complete_means",
-    "copies",
-    "diagonals",
-    "given",
-    "means_of",
-    "number_or",
-    "prior_of",
-]
-
-#: Their key in the state of a parameter, and in a group.
+#: The key of the prior mean in a parameter's state and in a group.
 PRIOR_MEAN = "prior_mean"
 
 
 def number_or(value: Any) -> tuple[Any, list[Tensor] | None]:
-    """Splits a prior mean into a number, or 0.0 and the tensors.
-
-    Raises:
-        TypeError: it is a row of something else.
-    """
+    """Splits a prior mean into a number, or 0.0 and the tensors."""
     if isinstance(value, Tensor):
         return (0.0, [value]) if value.dim() > 0 else (value.item(), None)
     if not isinstance(value, Iterable) or isinstance(value, (str, bytes, Mapping)):
@@ -58,11 +37,7 @@ def number_or(value: Any) -> tuple[Any, list[Tensor] | None]:
 
 @torch.no_grad()
 def copies(means: Sequence[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
-    """The means of these parameters' priors, as they are kept.
-
-    Raises:
-        ValueError: they are not one for each, of its shape and finite.
-    """
+    """Returns the prior means of these parameters, as stored."""
     if len(means) != len(params):
         raise ValueError(
             f"Invalid prior_mean: {len(means)} tensors for a group of {len(params)} "
@@ -78,7 +53,7 @@ def copies(means: Sequence[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
         if mean.shape != p.shape:
             raise ValueError(
                 f"Invalid prior_mean: number {i} has shape {list(mean.shape)} (must be "
-                f"{list(p.shape)}, that of its parameter)"
+                f"{list(p.shape)}, its parameter's shape)"
             )
         mean = dtensor.like(p, mean, f"prior_mean: number {i}")
         result.append(torch.empty_like(p, dtype=state_dtype(p)).copy_(mean))
@@ -92,9 +67,9 @@ def copies(means: Sequence[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
 def complete_means(
     groups: Iterable[dict[str, Any]], state: Any, before: Mapping[Any, Any]
 ) -> None:
-    """Gives a loaded state the means that it may lack where others of a group have one.
+    """Completes a loaded state's prior means where others of the group have one.
 
-    They are those that there were, or the number.
+    The former mean is kept, or else the number is used.
     """
     for group in groups:
         having = [PRIOR_MEAN in state.get(p, {}) for p in group["params"]]
@@ -108,8 +83,8 @@ def complete_means(
 
 
 def means_of(state: Mapping[Any, Any], params: Sequence[Tensor]) -> list[Tensor] | None:
-    """The tensors that are the means of a group's parameters, if there are any."""
-    # Of a group all parameters have one, or none.
+    """Returns the tensors of a group's prior means, None without any."""
+    # All parameters of a group have one, or none.
     if params and PRIOR_MEAN in state.get(params[0], ()):
         return [state[p][PRIOR_MEAN] for p in params]
     return None
@@ -118,14 +93,14 @@ def means_of(state: Mapping[Any, Any], params: Sequence[Tensor]) -> list[Tensor]
 def prior_of(
     state: Mapping[Any, Any], group: dict[str, Any], params: Sequence[Tensor]
 ) -> dict[str, Any]:
-    """The arguments prior_mean and prior_means of an operator."""
+    """Returns the arguments prior_mean and prior_means of an operator."""
     return {"prior_mean": group[PRIOR_MEAN], "prior_means": means_of(state, params)}
 
 
 def away_from_mean(
     state: Mapping[Any, Any], group: dict[str, Any], p: Tensor
 ) -> Tensor:
-    """θ - μ of a parameter, in the type of the arithmetic where μ is not 0."""
+    """Returns θ - μ of a parameter, in the type of the arithmetic if μ is not 0."""
     mean = state.get(p, {}).get(PRIOR_MEAN, group[PRIOR_MEAN])
     if not isinstance(mean, Tensor) and mean == 0:
         return p.detach()
@@ -134,16 +109,16 @@ def away_from_mean(
 
 #: The key of the sampler's step counter, one tensor for all parameters.
 STEP = "step"
-#: The key of SBPS's A.
+#: The key of A of SBPS.
 PRECONDITIONER = "preconditioner"
-#: That of HMC's M.
+#: The key of M of HMC.
 MASS = "mass"
 
 
 def given(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a parameter's state that a user gave."""
+    """Returns the part of a parameter's state that a user gave."""
     keys = [PRIOR_MEAN, MASS]
-    if "square_average" not in state:  # which A is made of where it is learned
+    if "square_average" not in state:  # a learned A comes from it
         keys.append(PRECONDITIONER)
     return {key: state[key] for key in keys if key in state}
 
@@ -151,9 +126,9 @@ def given(state: Mapping[str, Any]) -> dict[str, Any]:
 def complete_given(
     groups: Iterable[dict[str, Any]], state: Any, before: Mapping[Any, Any]
 ) -> None:
-    """Gives a loaded state what it may lack of parameters that do not move.
+    """Completes a loaded state of parameters that do not move.
 
-    torch.distributed.checkpoint leaves these out.
+    torch.distributed.checkpoint skips these.
     """
     complete_means(groups, state, before)
     for key in (PRECONDITIONER, MASS):
@@ -166,15 +141,9 @@ def complete_given(
 
 @torch.no_grad()
 def diagonals(
-    what: str,
-    given: Iterable[Tensor | float],
-    params: Sequence[Tensor],
+    what: str, given: Iterable[Tensor | float], params: Sequence[Tensor]
 ) -> list[Tensor]:
-    """A matrix for each parameter, as it is kept: a copy of its shape and layout.
-
-    Raises:
-        ValueError: they are not one for each, that broadcasts to it, finite and > 0.
-    """
+    """Returns a diagonal matrix for each parameter: a copy of its shape and layout."""
     given = list(given)
     if len(given) != len(params):
         raise ValueError(
@@ -218,6 +187,6 @@ def _diagonal(name: str, value: Tensor | float, p: Tensor) -> Tensor:
 
 def _is_positive(tensor: Tensor) -> bool:
     """Returns whether all elements on all ranks are finite and > 0."""
-    here = dtensor.local(tensor)
-    is_wrong = not bool((here.isfinite() & (here > 0)).all())
+    part = dtensor.local(tensor)
+    is_wrong = not bool((part.isfinite() & (part > 0)).all())
     return dtensor.max_over_ranks([tensor], float(is_wrong)) == 0

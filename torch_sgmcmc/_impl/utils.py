@@ -1,4 +1,4 @@
-"""Small helpers without any state."""
+"""Small stateless helpers."""
 
 from __future__ import annotations
 
@@ -13,31 +13,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
-__all__ = [
-    "DTYPES",
-    "blank",
-    "first_rows",
-    "halves",
-    "has_master",
-    "length_of",
-    "mapped",
-    "optional",
-    "plain_name",
-    "plain_names",
-    "progress_bar",
-    "resolved",
-    "rows_of",
-    "state_dtype",
-    "tensors_in",
-    "unwrapped",
-]
-
-#: What parameters can be in.
+#: Dtypes of parameters.
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def state_dtype(p: Tensor) -> torch.dtype:
-    """The type of arithmetic and of state for a parameter."""
+    """Returns the dtype of arithmetic and state for a parameter."""
     return torch.float64 if p.dtype == torch.float64 else torch.float32
 
 
@@ -51,7 +32,7 @@ def has_master(p: Tensor) -> bool:
 
 
 def blank(p: Tensor, *names: str) -> dict[str, Any]:
-    """State of these names, of the type and shape that a parameter's has."""
+    """Returns zeros of these names, with the dtype and shape of a parameter's state."""
     return {name: torch.zeros_like(p, dtype=state_dtype(p)) for name in names}
 
 
@@ -61,10 +42,7 @@ T = TypeVar("T")
 def progress_bar(
     items: Iterable[T], name: str, shown: bool, *, unit_scale: int = 1
 ) -> Iterable[T]:
-    """The items, with a bar if it is wanted and there can be one.
-
-    It counts ``unit_scale`` an item.
-    """
+    """Returns the items, with a progress bar if wanted and available."""
     if not shown:
         return items
     try:
@@ -75,7 +53,7 @@ def progress_bar(
 
 
 def length_of(loader: Any) -> int | None:
-    """Returns the length, if it is known."""
+    """Returns the length, None if unknown."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):  # torch's loader of an IterableDataset
@@ -83,7 +61,7 @@ def length_of(loader: Any) -> int | None:
 
 
 def tensors_in(batch: Any) -> Iterator[Tensor]:
-    """All of its tensors, in their order."""
+    """Yields all tensors of a batch, in order."""
     if isinstance(batch, Tensor):
         yield batch
     if isinstance(batch, Mapping):
@@ -94,14 +72,14 @@ def tensors_in(batch: Any) -> Iterator[Tensor]:
 
 
 def mapped(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
-    """Returns the same nest, of the same types, with the function's tensors."""
+    """Applies a function to all tensors of a nest; keeps the types."""
     if isinstance(batch, Tensor):
         return function(batch)
     if isinstance(batch, Mapping):
         values = {key: mapped(function, value) for key, value in batch.items()}
         if type(batch) is dict or not isinstance(batch, MutableMapping):
             return values
-        same = copy.copy(batch)  # such as a BatchEncoding
+        same = copy.copy(batch)  # for example a BatchEncoding
         for key, value in values.items():
             same[key] = value
         return same
@@ -114,9 +92,9 @@ def mapped(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
 
 
 def rows_of(batch: Any) -> int | None:
-    """The rows of a minibatch: the length that its tensors share.
+    """Returns the number of rows of a minibatch: the length that its tensors share.
 
-    None where there is no tensor, or none shares its length with another.
+    None without tensors, or if no two lengths agree.
     """
     tensors = (t for t in tensors_in(batch) if t.dim())
     lengths = Counter(map(len, tensors)).most_common()
@@ -126,13 +104,13 @@ def rows_of(batch: Any) -> int | None:
 
 
 def first_rows(batch: Any, count: int) -> Any:
-    """So many of them, or as many as there are."""
+    """Returns at most ``count`` rows of a batch."""
     rows = rows_of(batch)
     return batch if rows is None else _cut(batch, rows, slice(count))
 
 
 def halves(batch: Any) -> tuple[Any, Any, Any] | None:
-    """Its two halves and both together; None if it cannot be cut."""
+    """Returns a batch's two halves and both together; None if it has no rows."""
     rows = rows_of(batch)
     if rows is None or rows < 2:
         return None
@@ -147,7 +125,7 @@ def _cut(batch: Any, rows: int, part: slice) -> Any:
 
 
 def optional(module: str, package: str, user: str, extra: str = "diagnostics") -> Any:
-    """The module, or an error that says who needs it and how it is installed."""
+    """Imports a module; the error names its user and how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -158,7 +136,7 @@ def optional(module: str, package: str, user: str, extra: str = "diagnostics") -
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The module that is inside of a wrapper, or of several."""
+    """Returns the module inside of all wrappers."""
     while (inside := _inside(model)) is not None:
         model = model.get_submodule(inside)
     return model
@@ -175,7 +153,7 @@ def plain_names(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
 
 
 def resolved(name: str, known: Mapping[str, Any]) -> str:
-    """A plain name that is known, for one of a model that was wrapped otherwise."""
+    """Returns a known plain name for a name from a differently wrapped model."""
     plain = name.replace("_orig_mod.", "")
     while plain not in known and plain.startswith("module."):
         plain = plain.removeprefix("module.")
@@ -183,13 +161,13 @@ def resolved(name: str, known: Mapping[str, Any]) -> str:
 
 
 def plain_name(name: str) -> str:
-    """A name without all that may be a wrapper's, to be compared with others."""
+    """Returns a name without parts that may belong to wrappers."""
     parts = name.split(".")
     return ".".join(p for p in parts if p not in ("_orig_mod", "module"))
 
 
 def _inside(module: nn.Module) -> str | None:
-    if "_orig_mod" in module._modules:  # torch.compile's, whose import takes its time
+    if "_orig_mod" in module._modules:  # torch.compile's; its import is slow
         return "_orig_mod"
     wrappers = (DataParallel, DistributedDataParallel, AveragedModel)
     return "module" if isinstance(module, wrappers) else None

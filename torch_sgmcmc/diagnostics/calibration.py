@@ -12,26 +12,26 @@ import torch
 from torch import Tensor
 
 from torch_sgmcmc._impl.hyperparams import check_integer, check_real, draw_seed
+from torch_sgmcmc._impl.random_state import fold_in
 from torch_sgmcmc._impl.utils import progress_bar
+from torch_sgmcmc.data import closure_of
 from torch_sgmcmc.diagnostics.convergence import arviz
 from torch_sgmcmc.diagnostics.temperatures import panels
-from torch_sgmcmc.posterior.minibatches import closure_of
 from torch_sgmcmc.samplers.hmc import HMC
 from torch_sgmcmc.samplers.hmc_ecs import HMCECS
 from torch_sgmcmc.samplers.sampler import Sampler
 from torch_sgmcmc.samplers.sbps import SBPS
-from torch_sgmcmc.seeds import fold_in
 
 __all__ = ["Calibration", "sbc"]
 
-# Steps of an SBPS within one interval between two samples, before something is wrong.
+# Most events of an SBPS between two samples.
 _MOST_EVENTS = 100_000
 
 
 class Chain:
-    """A sampler with a closure of its kind, which makes one move after another.
+    """A sampler with a fitting closure, which makes one move after another.
 
-    Its parameters are [simulations, ...] each, and ``losses(indices)`` the negative
+    Parameters are [simulations, ...] each. ``losses(indices)`` returns the negative
     log-likelihoods [simulations, len(indices)] of these data.
     """
 
@@ -54,7 +54,7 @@ class Chain:
                 )
         if {*map(id, params)} != {id(p) for g in groups for p in g["params"]}:
             raise ValueError(
-                "Invalid sampler: its parameters are not all those that it was given"
+                "Invalid sampler: it lacks some of the parameters that it was given"
             )
         self.closure: Callable[..., Any]
         self._samples: list[list[Tensor]] | None = None
@@ -69,7 +69,7 @@ class Chain:
             self.closure = closure_of(sampler, self._sum)
 
     def move(self) -> list[Tensor]:
-        """One step, or one sample of an SBPS; returns where it ends."""
+        """Makes a step, or a sample of an SBPS; returns the new parameters."""
         if self._samples is None:
             self.sampler.step(self.closure)
             return [p.detach() for p in self._params]
@@ -85,8 +85,8 @@ class Chain:
         assert self._samples is not None
         self._samples.append([p.detach().clone() for p in self._params])
 
-    # The mean loss of each simulation: what is summed is that of independent chains,
-    # each with the gradient that it would have alone.
+    # The mean loss of each simulation: the sum is over independent chains, each with
+    # the gradient that it would have alone.
 
     def _sum(self) -> Tensor:
         return self._losses(self._draw_indices()).mean(1).sum()
@@ -106,25 +106,26 @@ class Chain:
         return -self._losses(indices).sum(0)
 
 
-# At how many ranks the distribution is looked at, if there are more.
+# Most ranks at which the distribution is compared.
 _MOST_POINTS = 100
 
-# Farther out than this, a count is impossible: there are so many of them otherwise.
+# Counts with smaller tail probabilities are dropped, since they are so many.
 _NEGLIGIBLE = 1e-14
 
 
 class RankLaw:
     r"""The law of ranks of S independent simulations, uniform on 0, ..., L.
 
-    Looks at :math:`N_j`, the number of ranks up to :math:`r_j`, which is binomial with
-    the probability :math:`z_j = (r_j + 1) / (L + 1)`. How far out a value of it is,
+    The law compares :math:`N_j`, the number of ranks up to :math:`r_j`, which is
+    binomial with the probability :math:`z_j = (r_j + 1) / (L + 1)`. The tail
+    probability of a value,
 
     .. math:: t_j(x) = 2 \min(P(N_j \le x), P(N_j \ge x)),
 
-    is compared at all points with one level γ. Given :math:`N_j = x`, the rest of the
-    ranks is uniform on what is left, so that :math:`N_{j+1} - x` is binomial too: the
-    probability that all :math:`t_j(N_j) > \gamma` is a sum over a Markov chain's paths,
-    as in algorithm 2 of Säilynoja, Bürkner and Vehtari 2022 (:class:`Calibration`).
+    is compared at all points with one level γ. Given :math:`N_j = x`, the remaining
+    ranks are uniform, so that :math:`N_{j+1} - x` is binomial too: the probability that
+    all :math:`t_j(N_j) > \gamma` is a sum over a Markov chain's paths, as in algorithm
+    2 of Säilynoja, Bürkner and Vehtari 2022 (:class:`Calibration`).
     """
 
     def __init__(self, simulations: int, draws: int) -> None:
@@ -141,22 +142,22 @@ class RankLaw:
         self.tails = 2 * torch.minimum(low, high)
 
     def counts(self, ranks: Tensor) -> Tensor:
-        """N, [points], of ranks [simulations]."""
+        """Returns N, [points], for ranks [simulations]."""
         return (ranks[None] <= self.ranks[:, None]).sum(1)
 
     def p_value(self, ranks: Tensor) -> float:
-        """The probability that uniform ranks are as far out somewhere, to 1e-12."""
+        """Returns the probability of an equally small tail somewhere, to 1e-12."""
         counts = self.counts(ranks)
         worst = float(self.tails.gather(1, counts[:, None]).min())
         return min(1.0, max(0.0, 1 - self._coverage(worst)))
 
     def band(self, coverage: float) -> tuple[Tensor, Tensor]:
-        """The least and the largest counts of the narrowest band that covers.
+        """Returns the least and the largest counts of the narrowest band.
 
-        All of N is within with at least this probability.
+        All of N lies within with at least this probability.
         """
-        # Coverage falls with the level. With the first it is enough by Bonferroni's
-        # inequality; a point alone covers as little as the last says.
+        # Coverage falls with the level. The first level covers enough by Bonferroni's
+        # inequality; a single point covers only as much as the last.
         low, high = (1 - coverage) / len(self.ranks), 1 - coverage
         for _ in range(20):
             middle = (low + high) / 2
@@ -172,25 +173,24 @@ class RankLaw:
         return inside.argmax(1), last - inside.flip(1).argmax(1)
 
     def _coverage(self, level: float) -> float:
-        """The probability that all N are less far out than a level."""
+        """Returns the probability that all tails of N are above a level."""
         if not bool((self.tails > level).any(1).all()):
             return 0.0
         level = max(level, _NEGLIGIBLE)
         lows, highs = (bound.tolist() for bound in self._within(level))
         before = torch.zeros(1, dtype=torch.float64)  # N = 0 at z = 0
         paths, z = torch.ones(1, dtype=torch.float64), 0.0
-        for low, high, here in zip(lows, highs, self.levels.tolist(), strict=True):
+        for low, high, level in zip(lows, highs, self.levels.tolist(), strict=True):
             after = torch.arange(low, high + 1, dtype=torch.float64)
             more, left = after - before[:, None], self._count - before[:, None]
-            step = torch.tensor((here - z) / (1 - z), dtype=torch.float64)
+            step = torch.tensor((level - z) / (1 - z), dtype=torch.float64)
             paths = paths @ _binomial(left, more, step)
-            before, z = after, here
+            before, z = after, level
         return float(paths.sum())
 
 
 # Not scipy's: values that are equal by symmetry must be equal to the last bit.
 def _binomial(count: Tensor, x: Tensor, p: Tensor) -> Tensor:
-    """The probability of x of count; 0 of what cannot be."""
     possible = (x >= 0) & (x <= count)
     x = torch.where(possible, x, 0)
     ways = torch.lgamma(count + 1) - torch.lgamma(x + 1) - torch.lgamma(count - x + 1)
@@ -204,23 +204,22 @@ _CORRELATED = 0.3
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    r"""Ranks of what was drawn from the prior among draws of its posterior.
+    r"""Ranks of prior draws among draws of their posteriors.
 
-    If the draws are independent draws of the posterior, ranks are uniform on
-    :math:`0, \dots, L`. The difference of their empirical distribution to that one is
-    looked at for every quantity: above 0 on the left and below 0 on the right, ranks
-    are crowded at both ends, and what is sampled is too narrow; the other way round
-    it is too wide; above 0 everywhere, ranks are small, and what is sampled is too far
-    up. Draws that are correlated look like a sampler that is too narrow, and
-    draws that alternate like one that is too wide.
+    If the draws are independent draws of the posterior, ranks are uniform on :math:`0,
+    \dots, L`. The ECDF difference is the empirical distribution of a quantity's ranks
+    minus the uniform one. Above 0 on the left and below 0 on the right, ranks crowd at
+    both ends and the sampled law is too narrow; the reverse means too wide. Above 0
+    everywhere, ranks are small and the sampled values too large. Correlated draws
+    resemble a sampler that is too narrow, alternating draws one that is too wide.
 
     Attributes:
         ranks: for each quantity by its name, an int64 tensor [simulations] of numbers
             from 0 to ``draws``.
-        draws: L, of each posterior.
+        draws: L, the number of draws of each posterior.
         simulations: S.
-        thin: how many steps there were from one draw to the next.
-        autocorrelation: of each quantity's consecutive draws, on average over the
+        thin: number of steps from one draw to the next.
+        autocorrelation: lag-1 autocorrelation of each quantity, averaged over
             simulations.
 
     Reference:
@@ -243,20 +242,19 @@ class Calibration:
 
     @cached_property
     def p_values(self) -> Mapping[str, float]:
-        """The p-value of each quantity under uniform ranks.
+        """The p-value of each quantity under uniform ranks, exact to 1e-12.
 
-        At the point where their distribution is farthest out, among all points (at most
-        100), with that many looks counted: exact to 1e-12. For one quantity: several
-        are several chances.
+        It is the smallest tail probability among all points (at most 100), corrected
+        for their number. With several quantities, correct for their number too.
         """
         return {name: self._law.p_value(ranks) for name, ranks in self.ranks.items()}
 
     def passed(self, rate: float = 0.01) -> bool:
-        """True if the ranks of all quantities look uniform.
+        """True if the ranks of all quantities are compatible with uniformity.
 
         Args:
-            rate: in (0, 1), how often a right sampler may be refused, at most: by
-                Bonferroni's inequality, the least p-value times the number of
+            rate: in (0, 1), the largest rate at which a correct sampler is refused. By
+                Bonferroni's inequality, the smallest p-value times the number of
                 quantities is compared with it. Default: 0.01.
 
         Raises:
@@ -266,10 +264,10 @@ class Calibration:
         return min(self.p_values.values()) * len(self.ranks) > rate
 
     def ecdf_difference(self, name: str) -> tuple[Tensor, Tensor]:
-        """The points z, and there the part of the ranks up to z, less z.
+        """Returns the points z, and the fraction of ranks up to z minus z.
 
         Raises:
-            ValueError: there is no such quantity.
+            ValueError: the quantity is unknown.
         """
         if name not in self.ranks:
             raise ValueError(
@@ -279,11 +277,11 @@ class Calibration:
         return self._law.levels, counts.double() / self.simulations - self._law.levels
 
     def band(self, coverage: float = 0.95) -> tuple[Tensor, Tensor]:
-        """The simultaneous band of the differences of uniform ranks.
+        """Returns the simultaneous band of the differences of uniform ranks.
 
         Args:
-            coverage: in (0, 1), the probability that one quantity's differences are all
-                within.
+            coverage: in (0, 1), the probability that all of a quantity's differences
+                lie within.
 
         Returns:
             The lower and the upper bound at the points of :meth:`ecdf_difference`.
@@ -296,7 +294,7 @@ class Calibration:
         return low - self._law.levels, high - self._law.levels
 
     def summary(self, rate: float = 0.01) -> str:
-        """A table of the quantities, and whether they pass at a rate."""
+        """Returns a table of the quantities, and whether they pass at a rate."""
         passed = self.passed(rate)
         lines = [
             f"{self.simulations} simulations, {self.draws} draws of each posterior, "
@@ -309,7 +307,7 @@ class Calibration:
             correlation = self.autocorrelation[name]
             lines.append(f"{name:<20}{p:>10.2g}{farthest:>+13.3f}{correlation:>8.2f}")
         count = len(self.ranks)
-        verdict = "all ranks look uniform" if passed else "ranks are NOT uniform"
+        verdict = "all ranks are uniform" if passed else "ranks are NOT uniform"
         lines.append(
             f"{verdict} (at a rate of {rate:g} for "
             f"{'the quantity' if count == 1 else f'the {count} together'})"
@@ -324,11 +322,11 @@ class Calibration:
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        """The summary."""
+        """Returns the summary."""
         return self.summary()
 
     def plot(self, coverage: float = 0.95) -> Any:
-        """Draws the differences of all quantities, and the band that one should keep.
+        """Draws the differences of all quantities, and the band of one quantity.
 
         Returns:
             The matplotlib figure.
@@ -352,15 +350,15 @@ class Calibration:
 
 Quantity = Callable[[Any, Any], Tensor]
 
-# More coordinates than these have to be chosen from.
+# Most coordinates that are quantities by default.
 _MOST_COORDINATES = 64
 
-# Steps in which draws' correlation is measured: first, and at most.
+# Steps of the first and the longest pilot run, which measure correlation.
 _FIRST_PILOT, _LONGEST_PILOT = 256, 65_536
-# Fewest effective draws of a pilot that tell how many it has.
+# Fewest effective draws of a pilot whose estimate is trusted.
 _FEWEST = 40
 
-# What is left of it does not show in ranks.
+# Smaller correlations do not show in ranks.
 _CORRELATED = 0.2
 
 
@@ -381,30 +379,29 @@ def sbc(
     seed: int | None = None,
     progress: bool = True,
 ) -> Calibration:
-    r"""Simulation-based calibration: is what a sampler samples the posterior?
+    r"""Simulation-based calibration: tests whether a sampler samples the posterior.
 
-    Each of S simulations draws :math:`\tilde\theta` from the prior, data from the model
-    with :math:`\tilde\theta`, and then has the sampler draw
-    :math:`\theta_1, \dots, \theta_L` from the posterior of these data, begun at a draw
-    from the prior of its own. :math:`\tilde\theta` is a draw from the posterior too, so
-    that for any quantity f the rank
+    Each of S simulations draws :math:`\tilde\theta` from the prior and data from the
+    model with :math:`\tilde\theta`. The sampler then draws :math:`\theta_1, \dots,
+    \theta_L` from the posterior of these data, from another draw of the prior on. Since
+    :math:`\tilde\theta` is a draw from the posterior too, for any quantity f the rank
 
     .. math:: \#\{l : f(\theta_l) < f(\tilde\theta)\}
 
     is uniform on 0, ..., L, if the sampler, its warm-up and all of its settings are
-    right, as far as the quantities see it.
+    correct, up to errors that no quantity shows.
 
     All functions work on n simulations at once, a leading dimension of all tensors:
     independent blocks of one sampler's parameters, each with the gradient that it would
-    have alone, so that ``num_data``, ``lr`` and all else are those of one. Which
-    samplers need ``num_chains`` or a small ``at_once``: docs/sbc.md. A minibatch has
-    the same places of each simulation's data.
+    have alone. ``num_data``, ``lr`` and all other settings are those for one
+    simulation. Which samplers need ``num_chains`` or a small ``at_once``: docs/sbc.md.
+    A minibatch has the same places of each simulation's data.
 
-    Ranks of correlated draws look like a sampler that is too narrow. With ``thin=None``
-    one draw is kept in as many steps as one effective draw takes: by batch means of a
-    pilot run, after the first warm-up, the median over simulations of the slowest
-    quantity; and in more, while draws that far apart correlate by more than 0.2, of
-    whatever sign. What correlation is left is in the result.
+    Ranks of correlated draws resemble a sampler that is too narrow. ``thin=None``
+    measures the number of steps of one effective draw: by batch means of a pilot run
+    after the first warm-up, the median over simulations of the slowest quantity.
+    ``thin`` grows further while draws that far apart correlate by more than 0.2 in
+    absolute value. The remaining correlation is in the result.
 
     Args:
         prior: ``prior(n, generator)`` returns n draws of the parameters: a Tensor
@@ -412,50 +409,41 @@ def sbc(
         simulate: ``simulate(theta, generator)`` returns the data of each, N of them: a
             Tensor [n, N, ...] or a tuple of such. N is always the same.
         loss: ``loss(theta, data)`` returns the negative log-likelihoods [n, N'] of some
-            or all data, given as by ``simulate``. Of a prior that is not the sampler's
-            Gaussian, it takes in the negative log density divided by N.
+            or all data, given as by ``simulate``. For a prior that is not the sampler's
+            Gaussian, it includes the negative log prior density divided by N.
         sampler: ``sampler(params, seed)`` returns a sampler of a list of parameters,
             with ``num_data=N`` and the prior's precision.
-        simulations: S, >= 10. With S = 200 a quantity's distribution has to be off by
-            some 0.1 to be noticed, with 2000 by 0.03. Default: 200.
+        simulations: S, >= 10. S = 200 detects a quantity's distribution that is off by
+            some 0.1, 2000 by 0.03. Default: 200.
         draws: L, >= 3. Default: 63.
-        thin: steps from one draw to the next, >= 1; of an SBPS, samples. None measures
+        thin: steps (of an SBPS, samples) from one draw to the next, >= 1. None measures
             it. Default: None.
-        warmup: steps before the first, >= 0. Default: 1000.
+        warmup: steps before the first draw, >= 0. Default: 1000.
         prepare: ``prepare(sampler, closure)``, called before the warm-up, with a
-            closure such as ``sampler.step(closure)`` takes: for ``sampler.warmup``, or
-            to freeze what adapts. None does nothing. Default: None.
-        batch_size: of minibatches, drawn afresh at every call of the closure, without
-            replacement; in [1, N]. None is all data. Not for HMCECS, which chooses
-            itself. Default: None.
+            closure as for ``sampler.step(closure)``: for ``sampler.warmup``, or to
+            freeze adaptation. None does nothing. Default: None.
+        batch_size: size of minibatches, drawn afresh at every call of the closure,
+            without replacement; in [1, N]. None is all data. Not for HMCECS, which
+            draws its own subsamples. Default: None.
         quantities: f by their names: ``f(theta, data)`` returns [n]. None is all
             coordinates of all parameters, at most 64, their "squared norm" and the "log
-            likelihood", which see what coordinates do not (a sampler without a prior,
-            or with too high a temperature). Default: None.
-        at_once: how many simulations share a sampler, >= 1. None is all. Default: None.
-        seed: of all that is random, a 64-bit int. None draws one from torch's default
+            likelihood", which detect faults that coordinates hide (a missing prior, too
+            high a temperature). Default: None.
+        at_once: number of simulations that share a sampler, >= 1. None is all. Default:
+            None.
+        seed: key of all randomness, a 64-bit int. None draws one from torch's default
             generator. Default: None.
         progress: show a progress bar, if tqdm is installed. Default: True.
 
     Returns:
-        Ranks, and what they say.
+        A :class:`Calibration`: the ranks and their tests.
 
     Raises:
         ValueError: an argument is out of range; a function returns another shape than
             above, or quantities that are not finite; ``num_data`` is not N.
-        TypeError: an argument is not what it should be.
+        TypeError: an argument has a wrong type.
         RuntimeError: draws still correlate over the longest pilot run, of 65536 steps:
             give ``thin``.
-
-    Example:
-        >>> def prior(n, generator):
-        ...     return torch.randn(n, 3, generator=generator)
-        >>> def simulate(theta, generator):  # x is [N, 3]
-        ...     return torch.bernoulli((theta @ x.T).sigmoid(), generator=generator)
-        >>> def loss(theta, y): ...  # of a minibatch: see docs/sbc.md
-        >>> result = sbc(prior, simulate, loss, lambda params, seed: SGHMC(
-        ...     params, lr=0.1, num_data=len(x), prior_precision=1.0, seed=seed))
-        >>> print(result.summary()), result.passed(rate=0.01)
 
     Reference:
         S. Talts et al. 2018, algorithm 2, see :class:`Calibration`. For quantities that
@@ -515,7 +503,7 @@ class _Simulated:
         self._size, self._loss, self._batch_size = size, loss, batch_size
         self._generator = torch.Generator().manual_seed(seed)
         theta = prior(size, self._generator)
-        #: The parameters' names; None where there is one Tensor without a name.
+        #: The parameters' names; None for one Tensor without a name.
         self._names = list(theta) if isinstance(theta, Mapping) else None
         self.truth = self._parameters(theta)
         self.start = self._parameters(prior(size, self._generator))
@@ -553,7 +541,7 @@ class _Simulated:
         return some if self._is_tuple else some[0]
 
     def losses(self, params: list[Tensor], indices: Tensor) -> Tensor:
-        """[simulations, len(indices)]."""
+        """Returns losses [simulations, len(indices)]."""
         losses = self._loss(self._theta(params), self._some(indices))
         wanted = [self._size, len(indices)]
         if not isinstance(losses, Tensor) or list(losses.shape) != wanted:
@@ -563,7 +551,7 @@ class _Simulated:
         return losses
 
     def chain(self, make: Callable[[list[Tensor], int], Sampler], seed: int) -> Chain:
-        """A sampler of these posteriors, at its start."""
+        """Makes the chain of these posteriors, at its start."""
         params = [value.requires_grad_() for value in self.start]
         sampler = make(params, seed)
         if not isinstance(sampler, Sampler):
@@ -575,7 +563,6 @@ class _Simulated:
         return Chain(sampler, params, losses, self.num_data, self._draw_indices)
 
     def _draw_indices(self) -> Tensor:
-        """Draws a minibatch without replacement, or returns all data in order."""
         if self._batch_size is None:
             return self._everything
         order = torch.randperm(self.num_data, generator=self._generator)
@@ -584,7 +571,7 @@ class _Simulated:
     def quantities(
         self, chosen: Mapping[str, Quantity] | None
     ) -> tuple[list[str], Callable[[list[Tensor]], Tensor]]:
-        """Names, and a function of the parameters that returns [simulations, names]."""
+        """Returns names, and a function from parameters to [simulations, names]."""
         names = [*self._coordinates()] if chosen is None else list(chosen)
         names += ["squared norm", "log likelihood"] if chosen is None else []
         if not names:
@@ -628,17 +615,17 @@ class _Simulated:
 
 
 def _measured_thin(chain: Chain, found: Callable[[list[Tensor]], Tensor]) -> int:
-    """Steps that one effective draw takes, of the slowest quantity."""
+    """Measures the steps of one effective draw, of the slowest quantity."""
     values, length = [], _FIRST_PILOT
     while length <= _LONGEST_PILOT:
         values += [found(chain.move()) for _ in range(length - len(values))]
         traces = torch.stack(values)  # [steps, simulations, quantities]
         ess = arviz("ess", traces[None], method="mean")
-        # Of so few the number is hardly more than an estimate of none gives.
+        # With fewer effective draws the estimate is hardly above its minimum.
         if bool(((ess < _FEWEST).double().mean(0) < 0.1).all()):
             ratio = (length / ess).nan_to_num(1.0).median(0).values.max()
             thin = max(1, math.ceil(float(ratio)))
-            # Draws that alternate are worth more than one each, and not independent.
+            # Alternating draws have an ESS above their number, and are not independent.
             while thin < length // 4:
                 correlation = _autocorrelation(traces, thin).nan_to_num(0.0)
                 if float(correlation.abs().max()) <= _CORRELATED:
@@ -653,7 +640,6 @@ def _measured_thin(chain: Chain, found: Callable[[list[Tensor]], Tensor]) -> int
 
 
 def _autocorrelation(values: Tensor, lag: int) -> Tensor:
-    """Returns the autocorrelation of [steps, simulations, quantities]."""
     off = values - values.mean(0)
     lagged = (off[lag:] * off[:-lag]).sum((0, 1)) / (len(off) - lag)
     return lagged / (off.square().sum((0, 1)) / len(off))
@@ -662,14 +648,13 @@ def _autocorrelation(values: Tensor, lag: int) -> Tensor:
 def _ranked(
     names: list[str], truth: Tensor, values: Tensor, thin: int, seed: int
 ) -> Calibration:
-    """Returns the ranks in [draws, simulations, names]."""
     draws, simulations, _ = values.shape
-    # Where values are equal, any order is as good as any other.
+    # Ties are broken at random.
     equal = (values == truth).sum(0)
     generator = torch.Generator().manual_seed(seed)
     chance = torch.rand(equal.shape, generator=generator, dtype=torch.float64)
     ranks = (values < truth).sum(0) + (chance * (equal + 1)).long()
-    # The mean of few draws is near them all, which takes about 1 / L off.
+    # Subtracting the mean of L draws lowers the autocorrelation by about 1 / L.
     lagged = _autocorrelation(values, 1) + 1 / draws
     return Calibration(
         ranks={name: ranks[:, j] for j, name in enumerate(names)},

@@ -1,4 +1,4 @@
-"""Convergence of chains: their draws for ArviZ, and its numbers of many quantities."""
+"""Convergence of chains: R-hat and ESS of many quantities, and data for ArviZ."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch_sgmcmc._impl.utils import optional, plain_names
 
 __all__ = ["Convergence", "to_arviz"]
 
-# Levels of the quantiles that are shown, the worst last.
+# Levels of the shown quantiles, the worst last.
 _QUANTILES = (0.5, 0.9, 0.99, 1.0)
 _HEADS = ("median", "90 %", "99 %", "worst")
 
@@ -26,14 +26,13 @@ class Convergence:
     r"""R-hat and effective sample sizes of each of many quantities.
 
     The rank-normalised R̂ compares all draws with the draws within the halves of the
-    chains, their location and their scale: 1 if all halves of all chains are alike. The
+    chains, in location and scale: it is 1 if all halves of all chains are alike. The
     effective sample size (ESS) of a chain of n draws with autocorrelations ρ is
     :math:`n / (1 + 2 \sum_t \rho_t)`. The numbers are ArviZ's (``arviz_stats``).
 
-    Quantities that are one and the same number in all draws of all chains have neither:
-    all are NaN, ``constant`` is True, and no quantile takes them. Where each chain
-    stands still at another number, :math:`\hat R = \infty`. A single chain is cut into
-    two.
+    A quantity with one value in all draws of all chains is constant: its numbers are
+    NaN, and quantiles ignore it. If each chain stands still at another value,
+    :math:`\hat R = \infty`. A single chain is cut into two.
 
     Attributes:
         rhat: R̂, float64, a number for each quantity.
@@ -65,12 +64,13 @@ class Convergence:
         """Returns quantiles over the quantities that vary, counted from the best.
 
         Args:
-            levels: in [0, 1]; 0 is the best of all quantities and 1 the worst, for R̂
-                the largest and for effective sample sizes the smallest.
+            levels: in [0, 1]; 0 is the best of all quantities and 1 the worst (the
+                largest R̂, the smallest effective sample size).
 
         Returns:
             For "rhat", "ess" and "ess_tail" a float64 tensor with a number for each
-            level, of a quantity (of two, the worse); NaN where nothing varies.
+            level, not interpolated (of two quantities, the worse); NaN where nothing
+            varies.
 
         Raises:
             ValueError: a level is out of range.
@@ -87,7 +87,7 @@ class Convergence:
         return found
 
     def __str__(self) -> str:
-        """A table of quantiles."""
+        """Returns a table of quantiles."""
         count, constant = self.rhat.numel(), int(self.constant.sum())
         lines = [
             f"{self.title}: {self.num_chains} chains of {self.num_draws} draws, "
@@ -114,10 +114,7 @@ def _of_sorted(values: Tensor, levels: Tensor) -> Tensor:
 
 
 def arviz(name: str, values: Tensor, **options: Any) -> Tensor:
-    """Calls a function of ArviZ with [chains, draws, ...].
-
-    It is imported here, since the import takes as long as that of torch.
-    """
+    """Calls a function of ArviZ, whose import is slow, with [chains, draws, ...]."""
     import numpy as np
     from arviz_stats.base import array_stats
 
@@ -138,7 +135,7 @@ def convergence_of(values: Tensor, title: str) -> Convergence:
     flat = values.double().cpu().reshape(chains, draws, -1)
     constant = (flat == flat[:1, :1]).flatten(0, 1).all(0)
     parts = flat
-    if chains == 1:  # ArviZ compares chains, two at least
+    if chains == 1:  # ArviZ compares at least two chains
         parts = flat[0, draws % 2 :].reshape(2, draws // 2, -1)
     found = torch.full((3, flat.shape[2]), torch.nan, dtype=torch.float64)
     if not bool(constant.all()):
@@ -147,13 +144,13 @@ def convergence_of(values: Tensor, title: str) -> Convergence:
         found[1, ~constant] = arviz("ess", varying, method="bulk")
         found[2, ~constant] = arviz("ess", varying, method="tail", prob=(0.05, 0.95))
         is_still = (flat == flat[:, :1]).flatten(0, 1).all(0) & ~constant
-        found[0, is_still] = torch.inf  # which ranks would round
+        found[0, is_still] = torch.inf  # ranks would round it
     rhat, ess, tail = (row.reshape(shape) for row in found)
     return Convergence(rhat, ess, tail, constant.reshape(shape), chains, draws, title)
 
 
-# Fewest draws of chains whose increments are compared; the correlation that counts,
-# and how many standard deviations it is above those at other lags.
+# Fewest draws of chains whose increments are compared; the smallest correlation that
+# counts, and its distance in standard deviations from other lags.
 _FEWEST_SHARED, _CORRELATION, _SIGMAS = 20, 0.1, 8.0
 
 
@@ -163,9 +160,9 @@ def is_still(chain: Tensor) -> bool:
 
 
 def identical_chains(chains: Mapping[int, Tensor]) -> list[tuple[int, int]]:
-    """Finds pairs of chains, not at rest, that are equal, or become so.
+    """Finds pairs of moving chains that are equal at the end.
 
-    One seed brings chains of one mode together from wherever they begin.
+    One seed brings chains of one mode together from any start.
     """
     found = []
     for i, j in combinations(chains, 2):
@@ -179,7 +176,7 @@ def identical_chains(chains: Mapping[int, Tensor]) -> list[tuple[int, int]]:
 
 
 def check_different(name: str, chains: Tensor) -> None:
-    """Raises if two of [chains, draws, ...] are the same, and not at rest."""
+    """Raises if two of [chains, draws, ...] are equal and move."""
     for i, j in identical_chains(dict(enumerate(chains))):
         raise ValueError(
             f"Invalid {name}: chains {i} and {j} are identical, number for number "
@@ -189,13 +186,13 @@ def check_different(name: str, chains: Tensor) -> None:
 
 
 def shared_noise(chains: Mapping[int, Tensor]) -> list[tuple[int, int]]:
-    """Finds pairs of chains whose increments go together, draw by draw.
+    """Finds pairs of chains whose increments correlate, draw by draw.
 
-    The correlation of second differences, which no common drift has, is compared with
-    those at other lags, which have the same law in independent chains.
+    Second differences cancel a common drift. Their correlation is compared with other
+    lags' correlations, which have the same law in independent chains.
 
     Args:
-        chains: of each chain [draws, elements], from the first draw on.
+        chains: [draws, elements] of each chain, from the first draw on.
     """
     length = min(map(len, chains.values()), default=0)
     if length < _FEWEST_SHARED:
@@ -203,7 +200,7 @@ def shared_noise(chains: Mapping[int, Tensor]) -> list[tuple[int, int]]:
     signs, spectra = {}, {}
     for i, chain in chains.items():
         bends = chain[:length].double().diff(n=2, dim=0)
-        # Signs against heavy tails, and every element alike.
+        # Bounded against heavy tails, with equal weights of elements.
         signs[i] = (bends / bends.abs().mean(0).clamp_min(1e-300)).tanh()
         spectra[i] = torch.fft.rfft(signs[i], 2 * len(bends), dim=0)
     found = []
@@ -218,23 +215,23 @@ def shared_noise(chains: Mapping[int, Tensor]) -> list[tuple[int, int]]:
     return found
 
 
-# Fewest draws of a chain, and fewest effective ones of each half: with fewer, chance
-# and slow movement cannot be told from a difference.
+# Fewest draws of a chain, and fewest effective draws of each half: fewer cannot
+# separate chance and slow movement from a difference.
 _DRAWS, _EFFECTIVE = 16, 10
-# Distances in standard deviations that settle it with fewer: halves of a straight way
-# are 3.5 apart, those of a random walk up to 2.
+# A distance in standard deviations that counts with fewer draws: halves of a straight
+# line are 3.5 apart, halves of a random walk up to 2.
 _APART = 2.5
-# Fewest draws for a look at the burn-in, and the least part by which it widens.
+# Fewest draws for a check of the burn-in, and the smallest widening that counts.
 _FEWEST_LATE, _WIDENED = 32, 1.3
 
 
 class Difference(NamedTuple):
-    """The quantity in which chains, or their halves, differ most."""
+    """The quantity with the largest difference between chains or halves."""
 
     #: "chains" or "halves", and "location" or "scale".
     between: str
     what: str
-    #: Probability of a larger one without fault, of all quantities together.
+    #: Probability of a larger difference without fault, over all quantities.
     probability: float
     quantity: int
     #: The chain that differs most.
@@ -242,7 +239,7 @@ class Difference(NamedTuple):
 
 
 class TooShort(NamedTuple):
-    """The quantity that the beginning of a chain widens most."""
+    """The quantity that the first draws of a chain widen most."""
 
     quantity: int
     chain: int
@@ -253,13 +250,13 @@ class TooShort(NamedTuple):
 def differences(values: Tensor, tests: int | None = None) -> list[Difference]:
     """Compares the chains, and their halves, in location and scale.
 
-    Means of ranks, turned into normal scores, are compared with their errors by
-    ArviZ's effective sample size of each half: an F-test for each quantity, whose
-    probability is multiplied by the number of tests.
+    Normal scores of ranks are compared by an F-test for each quantity. Errors use
+    ArviZ's effective sample size of each half; probabilities are multiplied by the
+    number of tests.
 
     Args:
-        values: [chains, draws, quantities], finite; constants are left out.
-        tests: the number of quantities that these were chosen from.
+        values: [chains, draws, quantities], finite; constants are ignored.
+        tests: the number of quantities from which these were chosen.
     """
     chains, draws, _ = values.shape
     varying = (values != values[:1, :1]).flatten(0, 1).any(0).nonzero().flatten()
@@ -284,10 +281,10 @@ def differences(values: Tensor, tests: int | None = None) -> list[Difference]:
 
 
 def _most(between: str, what: str, scores: Tensor) -> Difference:
-    """The quantity of [chains, draws, quantities] that differs most."""
+    """Returns the quantity of [chains, draws, quantities] that differs most."""
     chains, draws, count = scores.shape
     halves = scores.reshape(2 * chains, draws // 2, count)
-    parts = halves.permute(1, 0, 2)[None]  # each half is a chain to itself
+    parts = halves.permute(1, 0, 2)[None]  # each half is a chain
     effective = arviz("ess", parts, method="mean").nan_to_num(1.0)
     effective = effective.clamp(1.0, draws // 2).mean(0)
     within = halves.var(1).mean(0).clamp_min(1e-12)
@@ -297,9 +294,9 @@ def _most(between: str, what: str, scores: Tensor) -> Difference:
         chain, square, over = square.argmax(0), square.mean(0), chains
         ratio = square * effective / (2 * within)
     else:
-        of_chains = means.mean(1)
-        chain = (of_chains - of_chains.median(0).values).abs().argmax(0)
-        square, over = of_chains.var(0), chains - 1
+        compare_chains = means.mean(1)
+        chain = (compare_chains - compare_chains.median(0).values).abs().argmax(0)
+        square, over = compare_chains.var(0), chains - 1
         ratio = 2 * square * effective / within
     chance = _beyond(ratio, over, (2 * chains * effective / 5).clamp_min(4.0))
     is_far = square > _APART**2 * within
@@ -316,7 +313,7 @@ def _beyond(ratio: Tensor, over: int, under: Tensor) -> Tensor:
 
 
 def _normal_scores(values: Tensor, axis: int | None) -> Tensor:
-    """Ranks in each chain (axis 1), or in all together, as normal quantiles."""
+    """Returns normal quantiles of ranks, within chains (axis 1) or over all."""
     from scipy.stats import rankdata
 
     rows = values if axis else values.reshape(1, -1, values.shape[2])
@@ -328,7 +325,7 @@ def _normal_scores(values: Tensor, axis: int | None) -> Tensor:
 def short_burn_in(values: Tensor) -> TooShort | None:
     """Finds chains whose first draws are far outside of their second half.
 
-    Ranks do not show it where these draws are few, and they widen standard deviations.
+    A few such draws do not change ranks, but widen standard deviations.
 
     Args:
         values: [chains, draws, quantities], finite.
@@ -353,7 +350,7 @@ def short_burn_in(values: Tensor) -> TooShort | None:
     places = (far > _APART) & (factor >= _WIDENED)
     if not bool(places.any()):
         return None
-    # Slow chains have a second half that is too narrow by chance.
+    # The second half of a slow chain may be too narrow by chance.
     parts = last.permute(1, 0, 2)[:, places][None]
     freedom = arviz("ess", parts, method="mean").clamp(2.0, len(last[0])) - 1
     limit = t.isf(0.001 / (2 * chains * count * len(lengths)), freedom.numpy())
@@ -367,7 +364,7 @@ def short_burn_in(values: Tensor) -> TooShort | None:
 
 
 def _unbounded(values: Tensor) -> Tensor:
-    """Log-odds of probabilities, logarithms of positive quantities: without bounds."""
+    """Returns log-odds of probabilities and logarithms of positive quantities."""
     positive = (values >= 0).flatten(0, 1).all(0)
     parts = positive & (values <= 1).flatten(0, 1).all(0)
     logs = values.clamp_min(1e-38).log()
@@ -375,9 +372,9 @@ def _unbounded(values: Tensor) -> Tensor:
     return torch.where(parts, odds, torch.where(positive, logs, values))
 
 
-# Numbers a draw that are taken without having been chosen.
+# Most numbers of a draw that are converted without a choice.
 _FEW = 10_000
-# What draws may say of themselves.
+# Optional attributes of draws.
 _STATISTICS = ("weight", "step")
 
 Probe = Callable[[Any], Tensor]
@@ -391,22 +388,22 @@ def to_arviz(
     log_likelihood: Mapping[str, Probe] | None = None,
     posterior_predictive: Mapping[str, Probe] | None = None,
 ) -> Any:
-    r"""Chains of draws for ArviZ, with what is to be looked at.
+    r"""Converts chains of draws for ArviZ.
 
-    There is one pass over the draws, of which only what is chosen is kept: of a network
-    a few parameters or what it puts out, since nobody looks at millions of traces.
+    Makes one pass over the draws and keeps the chosen quantities only: for a network, a
+    few parameters or some outputs.
 
     Args:
         draws: ``draws[chain][draw]``, or draws one after the other that have an
             attribute ``chain`` (without one they are all of one chain): mappings from
             names to Tensors, or modules.
-        names: of tensors that are taken as they are. None takes all of a floating
-            dtype, if there are no probes and at most 10,000 numbers. Default: None.
+        names: names of tensors to take. None takes all of a floating dtype, if there
+            are no probes and at most 10,000 numbers. Default: None.
         probes: ``{name: function}`` of a draw that returns a Tensor; labels of its
             elements are taken from the function's attribute ``names``. Default: none.
         log_likelihood: ``{name: function}`` of a draw that returns :math:`\log p(y_i |
-            x_i, \theta)` of each datum, in a group of that name: for ``arviz.loo`` and
-            ``arviz.compare``. Default: none.
+            x_i, \theta)` of each datum, for ``arviz.loo`` and ``arviz.compare``; a
+            group of that name. Default: none.
         posterior_predictive: ``{name: function}`` of a draw that returns new data, for
             ``arviz.plot_ppc``. Default: none.
 
@@ -414,19 +411,13 @@ def to_arviz(
         An ``arviz.InferenceData``, or with ArviZ 1.x an ``xarray.DataTree``: the
         variables in the group "posterior", with chains in the order of their numbers.
         Attributes ``weight`` and ``step`` that all draws have are in "sample_stats";
-        ArviZ's own statistics do not look at weights.
+        ArviZ's own statistics ignore weights.
 
     Raises:
-        ValueError: there are no draws, chains are of different lengths or identical, a
-            name or a shape is not there in each draw, or too much would be taken.
+        ValueError: there are no draws, chains have different lengths or are identical,
+            a draw lacks a name or has another shape, or too much would be taken.
         TypeError: a draw is neither a mapping nor a module.
         ImportError: ArviZ is not installed.
-
-    Example:
-        >>> data = convergence.to_arviz(
-        ...     store, names=["2.bias"],
-        ...     probes={"some": lambda draw: draw["0.weight"].flatten()[::1000]})
-        >>> arviz.summary(data)
     """
     arviz = optional("arviz", "ArviZ", "convergence.to_arviz()", "posterior")
     probes, chosen = dict(probes or {}), None if names is None else list(names)
@@ -492,7 +483,6 @@ def _tensors(model: nn.Module | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 
 def _numbered(draws: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """Each draw with its chain."""
     for i, item in enumerate(draws):
         if isinstance(item, Iterable) and not isinstance(item, Mapping | nn.Module):
             yield from ((i, draw) for draw in item)
@@ -519,7 +509,6 @@ def _kept(tensor: Tensor) -> Tensor:
 
 
 def _stacked(chains: list[list[dict[Any, Tensor]]], place: tuple[str, str]) -> Tensor:
-    """[chains, draws, ...]."""
     shapes = {tuple(draw[place].shape) for chain in chains for draw in chain}
     if len(shapes) > 1:
         some = " and ".join(str(list(shape)) for shape in sorted(shapes))

@@ -1,4 +1,4 @@
-"""The local learning coefficient: how singular a minimum is, by localised chains."""
+"""The local learning coefficient, a measure of a minimum's singularity."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_sgmcmc._impl.closures import exchanged, kept_gradients
 from torch_sgmcmc._impl.context import context_of
 from torch_sgmcmc._impl.dtensor import refuse
 from torch_sgmcmc._impl.hyperparams import (
@@ -20,6 +19,8 @@ from torch_sgmcmc._impl.hyperparams import (
     draw_seed,
     wrong_type,
 )
+from torch_sgmcmc._impl.parameters import exchanged, kept_gradients
+from torch_sgmcmc._impl.random_state import fold_in
 from torch_sgmcmc._impl.user_state import PRIOR_MEAN
 from torch_sgmcmc._impl.utils import progress_bar
 from torch_sgmcmc.diagnostics.temperatures import (
@@ -32,22 +33,21 @@ from torch_sgmcmc.samplers.hmc_ecs import HMCECS
 from torch_sgmcmc.samplers.psgld import needs_graph
 from torch_sgmcmc.samplers.sampler import Sampler
 from torch_sgmcmc.samplers.sbps import SBPS
-from torch_sgmcmc.seeds import fold_in
 
 __all__ = ["LearningCoefficient", "local_learning_coefficient"]
 
-# Of the interval.
+# Probability of the interval.
 _CONFIDENCE = 0.95
-# A change between the halves of the chains that is worth a word, in parts of λ̂, and
-# heat and a distance from equilibrium that are, in parts of T.
-_DRIFT, _HEAT, _EXCESS = 0.1, 0.05, 0.1
+# Thresholds of warnings: a change between the halves of the chains, in parts of λ̂;
+# T_kin's deviation and a distance from equilibrium, in parts of T.
+_DRIFT, _HEATING, _EXCESS = 0.1, 0.05, 0.1
 # Observations of a chain's temperatures.
 _OBSERVATIONS = 200
 
 
 @dataclass(frozen=True)
 class LearningCoefficient:
-    """An estimate of the local learning coefficient, with what it was made of."""
+    """An estimate of the local learning coefficient, with the losses behind it."""
 
     #: λ̂, the mean over chains.
     value: float
@@ -55,21 +55,21 @@ class LearningCoefficient:
     half_width: float
     #: λ̂ of each chain, [chains] in float64.
     chains: Tensor
-    #: nβ (L(w) − L(w*)) of every draw, of one minibatch each, [chains, draws].
+    #: nβ (L(w) − L(w*)) of every draw's minibatch, [chains, draws].
     traces: Tensor
-    #: L(w*), the mean over the minibatches that were seen.
+    #: L(w*), the mean over the chains' minibatches.
     initial_loss: float
     #: nβ.
     inverse_temperature: float
     #: T_kin and T_conf of each chain in units of T, [chains, 2], see
     #: :class:`TemperatureMonitor`: 1 if the chain samples the target. NaN where they
-    #: are not known (capturable, HMC).
+    #: are unknown (capturable, HMC).
     temperatures: Tensor
-    #: What speaks against the estimate.
+    #: Warnings about the estimate.
     warnings: tuple[str, ...]
 
     def summary(self) -> str:
-        """The estimate in words."""
+        """Returns the estimate and its warnings as text."""
         lines = [
             f"Local learning coefficient: {self.value:.4g} ± {self.half_width:.2g} "
             f"(95 %, {len(self.chains)} chains of {self.traces.shape[1]} draws, "
@@ -80,10 +80,10 @@ class LearningCoefficient:
     __repr__ = __str__ = summary
 
     def plot(self) -> Any:
-        """Draws the traces, and how the estimate comes to rest along them.
+        """Draws the traces, and the estimate along them.
 
-        On the right λ̂ of the draws so far: of each chain, and of all with its 95 %
-        interval. The way there is in it if ``burn_in`` was 0.
+        The right panel shows λ̂ of the draws so far, of each chain and of all with its
+        95 % interval. It includes the approach if ``burn_in`` was 0.
 
         Returns:
             The matplotlib figure.
@@ -108,7 +108,7 @@ class LearningCoefficient:
         right.axhline(self.value, color="0.5", linestyle=":")
         title = f"λ̂ = {self.value:.4g} ± {self.half_width:.2g}"
         right.set(xlabel="draws so far", title=title)
-        settled = running[:, count // 20 :]  # the first few are wild
+        settled = running[:, count // 20 :]  # the first few vary most
         if settled.isfinite().all():
             low, high = float(settled.min()), float(settled.max())
             margin = 0.5 * (high - low)
@@ -134,10 +134,11 @@ def local_learning_coefficient(
 ) -> LearningCoefficient:
     r"""Estimates the local learning coefficient at the present parameters.
 
-    How fast the volume of parameters nearly as good as w* shrinks with the loss that
-    is allowed: :math:`V(\epsilon) \propto \epsilon^\lambda` (to logarithms). At a
-    minimum with a regular Hessian λ is d/2, at a singular one less. With the mean loss
-    L over n data, at w* a local minimum of L (Lau et al. 2023),
+    The local learning coefficient λ is the exponent with which the volume of parameters
+    shrinks with the allowed excess loss ε: :math:`V(\epsilon) \propto \epsilon^\lambda`
+    (to logarithms). At a minimum with a regular Hessian λ is d/2, at a singular one
+    less. With the mean loss L over n data, at w* a local minimum of L (Lau et al.
+    2023),
 
     .. math::
         \hat\lambda = n\beta \left( E\,L(w) - L(w^*) \right), \qquad
@@ -146,59 +147,47 @@ def local_learning_coefficient(
 
     Chains begin at w*, in samplers that the factory makes with ``num_data`` n,
     ``temperature`` T = n / nβ, ``prior_mean`` w* and ``prior_precision`` γ T. Losses
-    are those that the chains see in their minibatches, each less that of w* on the
-    same minibatch, which takes another pass forward (none without minibatches).
+    are the chains' minibatch losses, each minus the loss of w* on the same minibatch,
+    which takes another forward pass (none without minibatches).
 
     Args:
-        params: w*, of a model; those that require gradients move. A part of the
-            model's gives the coefficient of that part, restricted to it as others call
-            it: the rest stays as it is.
+        params: w*, a model's parameters; those that require gradients move. A part of
+            the model's parameters gives the coefficient restricted to that part.
         loss: ``loss(indices)`` returns the mean loss (minus the log-likelihood) of the
             data with these indices, an int64 tensor, as a scalar with a graph. Switch
             off dropout and running statistics of batch norm.
         sampler: ``sampler(params, **target)`` returns a sampler of a list of
-            parameters, not SBPS or HMCECS, as in
-            ``lambda params, **target: SGLD(params, lr=1e-3, **target)``. The target is
-            the four above and ``seed``.
+            parameters, not SBPS or HMCECS, as in ``lambda params, **target:
+            SGLD(params, lr=1e-3, **target)``. ``target`` holds the four settings above
+            and ``seed``.
         num_data: n, >= 3.
-        localization: γ > 0. It keeps chains at this minimum, and biases: on a
-            quadratic with Hessian h, a direction counts
-            :math:`\tfrac12\, n\beta\, h / (n\beta\, h + \gamma)` instead of ½. Take it
-            well below nβ times the curvatures that are to count, and lower it until λ̂
-            rests.
+        localization: γ > 0. It keeps chains at this minimum, and causes a bias: on a
+            quadratic with Hessian h, a direction counts :math:`\tfrac12\, n\beta\, h /
+            (n\beta\, h + \gamma)` instead of ½. Choose γ well below nβ times the
+            curvatures that should count, and lower it until λ̂ stays the same.
         burn_in: steps of each chain before its draws, >= 0.
         draws: steps of each chain that count, >= 2.
         chains: >= 2. The interval is over their means. Default: 4.
-        batch_size: of minibatches, drawn afresh at each step, without replacement. None
-            is all data. Default: None.
+        batch_size: size of minibatches, drawn afresh at each step, without replacement.
+            None is all data. Default: None.
         inverse_temperature: nβ > 0. None is n / log n. Default: None.
-        seed: of all that is random, a 64-bit int. None draws one from torch's default
+        seed: key of all randomness, a 64-bit int. None draws one from torch's default
             generator. Default: None.
         progress: show a progress bar, if tqdm is installed. Default: True.
 
     Returns:
-        λ̂ with an interval. Parameters and their gradients are as before, whatever is
-        raised.
+        λ̂ with an interval. Parameters and their gradients are restored, also after an
+        error.
 
     Raises:
-        TypeError, ValueError: an argument is not as it should be, or the sampler that
-            the factory makes has another target, or is of another kind.
+        TypeError, ValueError: an argument is invalid, or the sampler of the factory has
+            another target or is of another kind.
 
     Warns:
-        UserWarning: λ̂ is negative (w* is no minimum, or there are too few draws), a
+        UserWarning: λ̂ is negative (w* is not a minimum, or there are too few draws), a
             chain has diverged, or the second halves of the chains differ from the
-            first; by their :class:`TemperatureMonitor`, chains are above or below T (as
-            by the noise of minibatches), or not in equilibrium.
-
-    Example:
-        >>> def loss(indices):
-        ...     return F.cross_entropy(model(x[indices]), y[indices])
-        >>> result = local_learning_coefficient(
-        ...     model.parameters(), loss,
-        ...     lambda params, **target: SGLD(params, lr=1e-3, **target),
-        ...     num_data=len(x), localization=10.0, burn_in=1000, draws=1000,
-        ...     batch_size=500, seed=0)
-        >>> print(result.summary())
+            first; by their :class:`TemperatureMonitor`, chains are above or below T
+            (for example by the noise of minibatches), or not in equilibrium.
 
     Reference:
         E. Lau, Z. Furman, G. Wang, D. Murfet and S. Wei, The Local Learning
@@ -230,7 +219,7 @@ def local_learning_coefficient(
         "prior_precision": localization * temperature,
     }
     base = _Losses(loss, moving, best, num_data, batch_size)
-    rows, heats = [], []
+    rows, readings = [], []
     try:
         with kept_gradients(moving):
             for k in range(chains):
@@ -238,17 +227,17 @@ def local_learning_coefficient(
                 key = fold_in(seed, k)
                 chain = sampler(moving, **target, prior_mean=best, seed=key)
                 _check(chain, moving, target, batch_size)
-                # The seed is used again by design: of each estimate, at other w* too.
-                context_of(chain).shared_noise_said = True
-                row, heat = base.along(chain, burn_in, draws, fold_in(key, 1), bar)
+                # Estimates at other w* reuse the seed by design.
+                context_of(chain).has_warned_of_shared_noise = True
+                row, reading = base.along(chain, burn_in, draws, fold_in(key, 1), bar)
                 rows.append(row)
-                heats.append(heat)
+                readings.append(reading)
     finally:
         _put(moving, best)
         getattr(bar, "close", lambda: None)()
     traces = torch.tensor(rows, dtype=torch.float64, device="cpu")[:, burn_in:]
     traces = inverse_temperature * traces
-    temperatures = torch.tensor(heats, dtype=torch.float64, device="cpu")
+    temperatures = torch.tensor(readings, dtype=torch.float64, device="cpu")
     temperatures = temperatures / temperature
     result = _estimate(traces, base.initial(), inverse_temperature, temperatures)
     for text in result.warnings:
@@ -271,7 +260,7 @@ class _Losses:
         self._num_data, self._batch_size = num_data, batch_size
         self._all = torch.arange(num_data, device=params[0].device)
         self._of_all: float | None = None
-        self._seen = [0.0, 0]  # of w*: a sum, and of how many
+        self._seen = [0.0, 0]  # losses of w*: their sum and number
 
     def initial(self) -> float:
         return self._seen[0] / max(self._seen[1], 1)
@@ -291,7 +280,7 @@ class _Losses:
     def along(
         self, sampler: Sampler, burn_in: int, draws: int, seed: int, bar: Any
     ) -> tuple[list[float], tuple[float, float]]:
-        """L(w) − L(w*) where steps begin, infinite once it has left; T_kin, T_conf."""
+        """Returns excess losses of all steps, infinite at divergence; T_kin, T_conf."""
         generator = torch.Generator().manual_seed(seed)
         twice = needs_graph(sampler)
         first: list[float] = []
@@ -307,9 +296,9 @@ class _Losses:
                 p.grad = None
             with torch.enable_grad():
                 value = _scalar(self._loss(indices))
-                # Not into the gradients of what does not move.
+                # Fixed parameters get no gradients.
                 value.backward(create_graph=twice, inputs=self._params)
-            if not first:  # later ones are at other parameters, or were chosen
+            if not first:  # later calls are at other parameters, or were selected
                 first.append(float(value.detach()) - base)
                 if not math.isfinite(first[0]):
                     raise _LeftError
@@ -331,12 +320,12 @@ class _Losses:
             row.append(first[0])
         if monitor is None:
             return row, (math.nan, math.nan)
-        heat = monitor.all()
-        return row, (heat.kinetic.mean, heat.configurational.mean)
+        found = monitor.all()
+        return row, (found.kinetic.mean, found.configurational.mean)
 
 
 class _LeftError(Exception):
-    """The loss is not finite any more."""
+    """Raised when the loss is not finite."""
 
 
 def _scalar(value: Tensor) -> Tensor:
@@ -367,7 +356,7 @@ def _check(
     groups = sampler.param_groups
     if {*map(id, params)} != {id(p) for g in groups for p in g["params"]}:
         raise ValueError(
-            "Invalid sampler: its parameters are not all those that it was given"
+            "Invalid sampler: it lacks some of the parameters that it was given"
         )
     for group in groups:
         if group.get("num_chains") is not None:
@@ -406,7 +395,7 @@ def _estimate(
     if value < 0:
         found.append(
             f"The estimate is negative ({value:.3g} ± {half_width:.2g}): chains find "
-            "smaller losses than where they began, which is no minimum (train on), or "
+            "smaller losses than at their start, which is not a minimum (train on), or "
             "there are too few draws"
         )
     return LearningCoefficient(
@@ -416,38 +405,36 @@ def _estimate(
 
 
 def _of_temperatures(temperatures: Tensor) -> list[str]:
-    """Lists the monitors' issues: another temperature, no equilibrium."""
+    """Lists deviations from T and from equilibrium."""
     found = []
-    heat, error = _interval(temperatures[:, 0])
-    if abs(heat - 1) > max(error, _HEAT):
-        hot = heat > 1
+    ratio, error = _interval(temperatures[:, 0])
+    if abs(ratio - 1) > max(error, _HEATING):
+        is_above = ratio > 1
         found.append(
-            f"Chains are {'hotter' if hot else 'colder'} than their target: T_kin is "
-            f"{heat:.3g} ± {error:.2g} T, and the estimate is too "
-            f"{'large' if hot else 'small'} by about this factor"
+            f"Chains are {'above' if is_above else 'below'} the target's temperature: "
+            f"T_kin is {ratio:.3g} ± {error:.2g} T, and the estimate is too "
+            f"{'large' if is_above else 'small'} by about this factor"
             + (
                 " (lower lr, a larger batch_size, or SGNHT with thermostat_rate=1e-2)"
-                if hot
+                if is_above
                 else ""
             )
         )
     excess, error = _interval(temperatures[:, 1] - temperatures[:, 0])
     if abs(excess) > max(2 * error, _EXCESS):
         found.append(
-            f"Chains are not in equilibrium: T_conf is {heat + excess:.3g} T, T_kin "
-            f"{heat:.3g} T (a longer burn_in, a larger lr)"
+            f"Chains are not in equilibrium: T_conf is {ratio + excess:.3g} T, T_kin "
+            f"{ratio:.3g} T (a longer burn_in, a larger lr)"
         )
     return found
 
 
 def _interval(means: Tensor) -> tuple[float, float]:
-    """The mean of some and half the width of its interval."""
     error = float(means.std()) / math.sqrt(len(means))
     return float(means.mean()), _student(len(means) - 1) * error
 
 
 def _student(freedom: int) -> float:
-    """The t with P(|T| < t) = 0.95 for so many degrees of freedom."""
     from scipy.stats import t
 
     return float(t.ppf((1 + _CONFIDENCE) / 2, freedom))

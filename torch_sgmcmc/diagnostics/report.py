@@ -1,4 +1,4 @@
-"""``report``: a issue on what was sampled."""
+"""``report``: convergence, temperatures and issues of a run."""
 
 from __future__ import annotations
 
@@ -16,28 +16,35 @@ import torch
 from torch import Tensor, nn
 
 from torch_sgmcmc._impl.hyperparams import check_integer, wrong_type
-from torch_sgmcmc._impl.io import replace_file
+from torch_sgmcmc._impl.state_dict import replace_file
 from torch_sgmcmc.diagnostics.convergence import Convergence, convergence_of
 from torch_sgmcmc.diagnostics.run_issues import (
     Issue,
     Series,
     by_chain,
+    check_runs,
+    compare_chains,
+    compare_values,
     few_draws,
-    of_chains,
-    of_runs,
-    of_values,
     read,
     sorted_by_kind,
 )
 from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor, panels
-from torch_sgmcmc.posterior.run_record import Ran, finite, plain, ran_of, read_ran
-from torch_sgmcmc.posterior.store import Draw, SampleStore
+from torch_sgmcmc.posterior.store import (
+    Draw,
+    RunRecord,
+    SampleStore,
+    finite,
+    plain,
+    read_run_record,
+    record_run,
+)
 
 __all__ = ["Report", "report"]
 
-# Quantities of the outputs that are compared; rows of the table of tensors.
+# Most quantities of the outputs that are compared; rows of the table of tensors.
 _MOST, _ROWS = 2000, 12
-# Outputs whose autocorrelations are drawn.
+# Number of outputs whose autocorrelations are drawn.
 _SHOWN = 5
 # Fewest draws of a chain for R-hat, and for a comparison of chains.
 _DEFINED, _COMPARED = 4, 16
@@ -45,14 +52,14 @@ _DEFINED, _COMPARED = 4, 16
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """Verdicts of :func:`report`, which can be printed, saved and plotted."""
+    """The result of :func:`report`, which can be printed, saved and plotted."""
 
-    #: What speaks against the run, the worst first; empty if nothing does.
+    #: Issues of the run, the worst first; empty if there are none.
     issues: tuple[Issue, ...]
-    #: What could not be known, and why.
+    #: What is unknown, and why.
     unknown: tuple[str, ...]
-    #: By chain what ran beside it, None where that is not known.
-    runs: Mapping[int, Ran | None]
+    #: The run record of each chain, None where unknown.
+    runs: Mapping[int, RunRecord | None]
     #: R-hat and effective sample sizes of outputs; None without inputs.
     convergence: Convergence | None
     #: Outputs of the draws, [chains, draws, ...], and targets of the inputs.
@@ -61,37 +68,41 @@ class Report:
     #: R-hat and effective sample sizes of the norm of each tensor, and the names.
     norms: Convergence | None = None
     names: tuple[str, ...] = ()
-    #: Steps from one draw to the next; None if that is not known.
+    #: Steps from one draw to the next; None if unknown.
     spacing: float | None = None
 
     def __str__(self) -> str:
-        """Numbers, issues, and what is not known."""
+        """Returns numbers, issues and unknowns as text."""
         parts = [*self._numbers(), *self._lines(len(self.issues))]
         if self.convergence is not None and not bool(self.convergence.constant.all()):
             parts.append(str(self.convergence))
         return "\n".join(parts)
 
     def short(self) -> str:
-        """The same in at most five lines."""
+        """Returns the text in at most five lines."""
         return "\n".join([*self._numbers()[:2], *self._lines(2)])
 
     def _numbers(self) -> list[str]:
-        return [line for line in (self._heats(), self._worth(), self._score()) if line]
+        return [
+            line
+            for line in (self._temperatures(), self._sizes(), self._score())
+            if line
+        ]
 
     def _lines(self, most: int) -> list[str]:
         lines = [issue.message for issue in self.issues[:most]]
-        lines = lines or ["Nothing is seen that speaks against it."]
+        lines = lines or ["No issue was found."]
         if len(self.issues) > most:
             lines[-1] += f" ({len(self.issues) - most} more: print(report).)"
         if self.unknown:
             lines.append(f"Not known: {'; '.join(self.unknown)}.")
         return lines
 
-    def _heats(self) -> str:
+    def _temperatures(self) -> str:
         known = [ran for ran in self.runs.values() if ran and ran.tensors]
         if not known:
             return ""
-        heat, hottest = max(
+        highest, name = max(
             (read.kinetic.mean / ran.temperature, name)
             for ran in known
             for name, read in ran.tensors.items()
@@ -99,11 +110,11 @@ class Report:
         of_all = [r.all.kinetic.mean / r.temperature for r in known if r.all]
         temperatures = " or ".join(f"{t:g}" for t in {r.temperature: 0 for r in known})
         return (
-            f"T_kin is {sum(of_all) / len(of_all):.3g} T in the mean, {heat:.3g} T in "
-            f"{hottest}, the hottest (T = {temperatures})."
+            f"T_kin is {sum(of_all) / len(of_all):.3g} T on average, highest in "
+            f"{name}: {highest:.3g} T (T = {temperatures})."
         )
 
-    def _worth(self) -> str:
+    def _sizes(self) -> str:
         found, of = self.convergence, "outputs"
         if found is None:
             found, of = self.norms, "tensors' norms"
@@ -112,13 +123,13 @@ class Report:
         rhat, ess, tail = found.quantiles(0.5, 0.9, 1.0).values()
         draws, s = found.num_chains * found.num_draws, "s" * (found.num_chains > 1)
         return (
-            f"{draws} draws of {found.num_chains} chain{s} are worth {ess[0]:.3g} "
-            f"(worst tenth of {of}: {ess[1]:.3g}, for their tails {tail[1]:.3g}); "
-            f"R-hat {rhat[0]:.3f}, {rhat[2]:.3f} in the worst."
+            f"{draws} draws of {found.num_chains} chain{s} have an effective sample "
+            f"size of {ess[0]:.3g} (worst tenth of {of}: {ess[1]:.3g}, for their tails "
+            f"{tail[1]:.3g}); R-hat {rhat[0]:.3f}, {rhat[2]:.3f} in the worst."
         )
 
     def _score(self) -> str:
-        """Returns scores of the mean of the outputs beside those of one draw."""
+        """Returns the score of the mean output, and the score of one draw."""
         if self.outputs is None or self.targets is None:
             return ""
         targets, outputs = self.targets.cpu(), self.outputs.double().cpu()
@@ -135,12 +146,10 @@ class Report:
         mean, one = (form.format(float(value)) for value in wrong)
         return f"{name} of all draws together {mean}, of one draw {one}."
 
-    # ---- Other forms ----------------------------------------------------------
-
     def json(self) -> str:
-        """All numbers but the outputs, as JSON; what is not finite is null.
+        """Returns all numbers except the outputs as JSON, null if not finite.
 
-        Temperatures are absolute there, beside each chain's T. A part has a line.
+        Temperatures are absolute, beside each chain's T. Each part has a line.
         """
         content = {
             "issues": [issue._asdict() for issue in self.issues],
@@ -161,12 +170,12 @@ class Report:
         lines = ["# What was sampled", "", *self._numbers(), ""]
         lines += [f"* **{v.kind}**: {v.message}" for v in self.issues]
         if not self.issues:
-            lines.append("Nothing is seen that speaks against it.")
-        lines += ["", *(f"Not known: {words}.\n" for words in self.unknown)]
+            lines.append("No issue was found.")
+        lines += ["", *(f"Not known: {text}.\n" for text in self.unknown)]
         return "\n".join(lines + self._table())
 
     def _table(self) -> list[str]:
-        """T_kin and T_conf in units of T, of all chains together; R-hat of norms."""
+        """Returns T_kin and T_conf over chains in units of T, and R-hat of norms."""
         known = [ran for ran in self.runs.values() if ran and ran.tensors]
         rows: dict[str, tuple[float, list[str]]] = {}
         for name in {name: 0 for ran in known for name in ran.tensors}:
@@ -176,8 +185,8 @@ class Report:
                 _interval([(getattr(read, key), t) for read, t in reads])
                 for key in ("kinetic", "configurational", "excess")
             ]
-            heats = [r.tensors[name].kinetic.mean / r.temperature for r in runs]
-            rows[name] = (-statistics.fmean(heats), cells)
+            ratios = [r.tensors[name].kinetic.mean / r.temperature for r in runs]
+            rows[name] = (-statistics.fmean(ratios), cells)
         norms = self.norms
         for i, name in enumerate(self.names if norms is not None else ()):
             _, cells = rows.setdefault(name, (0.0, ["", "", ""]))
@@ -203,10 +212,10 @@ class Report:
         replace_file(path / "report.json", self.json().encode())
 
     def plot(self) -> Any:
-        """A page: losses, temperatures, R-hat, autocorrelation, reliability.
+        """Draws a page: losses, temperatures, R-hat, autocorrelation, reliability.
 
         Returns:
-            The matplotlib figure; what is not known is not drawn.
+            The matplotlib figure, without panels for unknown parts.
 
         Raises:
             ImportError: matplotlib is not installed.
@@ -224,7 +233,6 @@ def _numbers_of(found: Convergence | None) -> dict[str, Any] | None:
 
 
 def _interval(reads: list[tuple[Any, float]]) -> str:
-    """The mean over chains in units of their T, with its 95 % interval."""
     mean = statistics.fmean(read.mean / t for read, t in reads)
     width = math.hypot(*(read.half_width / t for read, t in reads)) / len(reads)
     return f"{mean:.3g} ± {width:.2g}" if math.isfinite(width) else f"{mean:.3g}"
@@ -242,43 +250,43 @@ def report(
     progress: bool = False,
     **options: Any,
 ) -> Report:
-    """Says whether to believe what was sampled, and what to do if not.
+    """Reports whether the draws can be trusted, and what to do if not.
 
     .. code-block:: python
 
         print(sg.report(model, store, x_test, y_test))
 
     All draws of all chains are read. R̂ and effective sample sizes, of ranks and of
-    tails (ArviZ's), are those of outputs for some inputs and of the norm of each
+    tails (ArviZ's), are computed for outputs of some inputs and for the norm of each
     tensor. Chains and their halves are compared beyond their errors. Chains that are
-    identical, share their noise, stand still or were run with other settings are named
-    by their numbers. Records of the run add T_kin and T_conf of each tensor in units of
-    T (:class:`TemperatureMonitor`), skipped steps, and HMC's acceptance. The report's
-    rate of false alarms is at most 2 %. It names what cannot be known.
+    identical, share their noise, stand still or have other settings are named by their
+    numbers. Run records add T_kin and T_conf of each tensor in units of T
+    (:class:`TemperatureMonitor`), skipped steps, and HMC's acceptance. The report's
+    rate of false alarms is at most 2 %. It lists what is unknown.
 
-    :func:`sample` leaves beside the draws what ran beside each chain, and its report.
+    :func:`sample` stores the run records and the report beside the draws.
 
     Args:
         model: the network that draws are put into; None without inputs.
         store: a :class:`SampleStore`, its folder, or draws with an attribute ``chain``.
-        inputs: what outputs are computed for, as for :func:`predict`: a hundred or so
-            are enough. None leaves outputs out. Default: None.
+        inputs: inputs of the compared outputs, as for :func:`predict`: a hundred or so
+            are enough. None compares no outputs. Default: None.
         targets: of the inputs, labels of classes or numbers: for the error, and the
             picture of calibration. Default: None.
-        monitor: that have observed the chains, in their order, where it is not
-            ``sample`` that ran them. Default: what the store has.
-        max_draws: draws of each chain, evenly spaced, that are read; None is all.
-            Default: None.
-        link: as for :func:`predict`; "identity" for regression. None is that of the
-            likelihood that the store knows, else "softmax". Default: None.
+        monitor: the monitors of the chains, in their order, for runs without
+            :func:`sample`. Default: the store's records.
+        max_draws: number of evenly spaced draws of each chain that are read; None is
+            all. Default: None.
+        link: as for :func:`predict`; "identity" for regression. None is the link of the
+            store's likelihood, else "softmax". Default: None.
         progress: show a progress bar, if tqdm is installed. Default: False.
-        **options: others of :class:`Predictive`.
+        **options: other options of :class:`Predictive`.
 
     Returns:
         A :class:`Report`.
 
     Raises:
-        TypeError, ValueError: an argument is not as above; there are no draws.
+        TypeError, ValueError: an argument is invalid; there are no draws.
     """
     if max_draws is not None:
         check_integer("max_draws", max_draws, low=1)
@@ -301,7 +309,7 @@ def report(
     series, outputs = read(chains, model, inputs, max_draws=max_draws, **options)
     count = sum(map(len, chains.values()))
     is_thinned = sum(len(each.norms) for each in series.values()) < count
-    found = of_chains(series, runs)
+    found = compare_chains(series, runs)
     is_finite = not any(issue.kind == "not finite" for issue in found)
     names, norms = _norms(series, runs)
     shared = norms.shape[1]
@@ -319,27 +327,27 @@ def report(
             unknown += why
         if norms.shape[2]:
             of_norms = convergence_of(norms, "Norms of tensors")
-            found += of_values(
+            found += compare_values(
                 norms, of_norms, [*chains], lambda i: f"the norm of {names[i]}"
             )
     few = few_draws(convergence, count, len(chains))
     if few and is_thinned and shared >= _DEFINED:
         unknown.append(
-            "how many draws they are worth (a part of them was read: "
+            "the effective sample size (a part of the draws was read: "
             "sg.report(model, store, inputs))"
         )
     else:
         found += few
     if shared < _COMPARED and not few:
-        unknown.append(f"whether chains agree (there are {shared} draws of each)")
+        unknown.append(f"whether chains agree (each has {shared} draws)")
     if len(chains) == 1:
         unknown.append(
-            "whether there are other modes (there is one chain: run some more, begun "
+            "whether there are other modes (there is one chain: run some more, started "
             "at different places)"
         )
     if len(set().union(*(each.weights for each in series.values()))) > 1:
-        unknown.append("what weights of draws change (each counts alike here)")
-    judged, not_known = of_runs(runs)
+        unknown.append("the effect of the draws' weights (all weigh 1 here)")
+    judged, not_known = check_runs(runs)
     return Report(
         issues=sorted_by_kind([*judged, *found]),
         unknown=(*unknown, *not_known),
@@ -354,9 +362,8 @@ def report(
 
 
 def _norms(
-    series: Mapping[int, Series], runs: Mapping[int, Ran | None]
+    series: Mapping[int, Series], runs: Mapping[int, RunRecord | None]
 ) -> tuple[tuple[str, ...], Tensor]:
-    """Names of the sampled tensors, and [chains, draws, tensors] of the last draws."""
     sampled = {name for ran in runs.values() if ran for name in ran.tensors}
     first = next(iter(series.values())).names
     names = tuple(name for name in first if name in sampled) or tuple(first)
@@ -379,13 +386,12 @@ def _of_outputs(
     shaped = values.reshape(outputs.shape) if every == 1 else values
     found = convergence_of(shaped, "Outputs")
     if bool(found.constant.all()):
-        words = "All draws put out the same: the chain has not moved."
-        return found, [Issue("not moving", words)], []
-    return found, of_values(values, found, chains, lambda i: f"output {i}"), []
+        text = "All draws have the same outputs: the chain has not moved."
+        return found, [Issue("not moving", text)], []
+    return found, compare_values(values, found, chains, lambda i: f"output {i}"), []
 
 
 def _spacing(series: Mapping[int, Series]) -> float | None:
-    """The median number of steps between draws."""
     pairs = [pair for each in series.values() for pair in pairwise(each.steps)]
     gaps = [b - a for a, b in pairs if a is not None and b is not None]
     return statistics.median(gaps) if gaps else None
@@ -394,16 +400,18 @@ def _spacing(series: Mapping[int, Series]) -> float | None:
 def _runs(
     chains: Mapping[int, list[Any]],
     monitor: TemperatureMonitor | Sequence[TemperatureMonitor] | None,
-) -> dict[int, Ran | None]:
+) -> dict[int, RunRecord | None]:
     if monitor is None:
         firsts = ((chain, draws[0]) for chain, draws in chains.items())
-        return {i: read_ran(d) if isinstance(d, Draw) else None for i, d in firsts}
+        return {
+            i: read_run_record(d) if isinstance(d, Draw) else None for i, d in firsts
+        }
     several = [monitor] if isinstance(monitor, TemperatureMonitor) else [*monitor]
     if not all(isinstance(each, TemperatureMonitor) for each in several):
         raise TypeError(
             f"Invalid monitor: {type(monitor).__name__} (must be TemperatureMonitor)"
         )
-    if len(several) == 1:  # of many chains in one sampler, say
+    if len(several) == 1:  # for example of many chains in one sampler
         several *= len(chains)
     if len(several) != len(chains):
         raise ValueError(
@@ -411,18 +419,14 @@ def _runs(
         )
     if any(each.sampler is None for each in several):
         raise ValueError(
-            "Invalid monitor: the sampler that they have observed is no more (keep it "
-            "until the report)"
+            "Invalid monitor: the sampler that it has observed no longer exists (keep "
+            "it until the report)"
         )
     pairs = zip(chains, several, strict=True)
-    return {chain: ran_of(each.sampler, each) for chain, each in pairs}
-
-
-# ---- The page of pictures ------------------------------------------------------------
+    return {chain: record_run(each.sampler, each) for chain, each in pairs}
 
 
 def _page(found: Report) -> Any:
-    """Draws what is known."""
     convergence, outputs, targets = found.convergence, found.outputs, found.targets
     known = {chain: ran for chain, ran in found.runs.items() if ran is not None}
     parts: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
@@ -445,14 +449,13 @@ def _page(found: Report) -> Any:
 
 
 def _are_classes(outputs: Tensor, targets: Tensor) -> bool:
-    """Returns whether outputs are probabilities of classes, and targets labels."""
     are_labels = not targets.is_floating_point()
     if outputs.dim() != 4 or not are_labels or targets.shape != outputs.shape[2:3]:
         return False
     return bool((outputs >= 0).all())
 
 
-def _losses(axes: Any, runs: Mapping[int, Ran]) -> None:
+def _losses(axes: Any, runs: Mapping[int, RunRecord]) -> None:
     for chain, ran in runs.items():
         steps = [(i + 1) * ran.loss_width for i in range(len(ran.losses))]
         axes.plot(steps, ran.losses, label=f"chain {chain}", linewidth=1)
@@ -460,32 +463,32 @@ def _losses(axes: Any, runs: Mapping[int, Ran]) -> None:
     axes.legend(fontsize="small")
 
 
-def _temperatures(axes: Any, runs: Mapping[int, Ran]) -> None:
+def _temperatures(axes: Any, runs: Mapping[int, RunRecord]) -> None:
     for chain, ran in runs.items():
         for series, line in ((ran.kinetic, "-"), (ran.configurational, ":")):
             each = ran.num_observed * ran.interval / max(1, len(series))
             times = [(i + 0.5) * each for i in range(len(series))]
-            heats = [value / ran.temperature for value in series]
-            axes.plot(times, heats, line, color=f"C{chain % 10}")
+            ratios = [value / ran.temperature for value in series]
+            axes.plot(times, ratios, line, color=f"C{chain % 10}")
     axes.axhline(1, color="0.6", linewidth=1)
     axes.set(title="T_kin / T, and T_conf / T (dotted)", xlabel="step since burn-in")
 
 
-def _tensors(axes: Any, runs: Mapping[int, Ran]) -> None:
+def _tensors(axes: Any, runs: Mapping[int, RunRecord]) -> None:
     ran = next(r for r in runs.values() if r.tensors)
     names = sorted(ran.tensors, key=lambda n: -ran.tensors[n].kinetic.mean)[:12]
     for chain, each in runs.items():
         reads = [each.tensors[n].kinetic for n in names if n in each.tensors]
         places = [i + 0.1 * (chain % 6) for i in range(len(reads))]
-        heats, widths = (
+        ratios, widths = (
             [getattr(r, key) / each.temperature for r in reads]
             for key in ("mean", "half_width")
         )
-        axes.errorbar(heats, places, xerr=widths, fmt=".")
+        axes.errorbar(ratios, places, xerr=widths, fmt=".")
     axes.axvline(1, color="0.6", linewidth=1)
     axes.set_yticks(range(len(names)), names, fontsize="small")
     axes.invert_yaxis()
-    axes.set(title="T_kin / T of the hottest tensors")
+    axes.set(title="T_kin / T of the highest tensors")
 
 
 def _rhat(axes: Any, convergence: Convergence) -> None:

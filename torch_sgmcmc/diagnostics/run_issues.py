@@ -23,12 +23,11 @@ from torch_sgmcmc.diagnostics.convergence import (
 )
 from torch_sgmcmc.diagnostics.setup_issues import Issue
 from torch_sgmcmc.posterior.predict import predict
-from torch_sgmcmc.posterior.run_record import Ran
-from torch_sgmcmc.posterior.store import Draw
+from torch_sgmcmc.posterior.store import Draw, RunRecord
 
 __all__ = ["by_chain"]
 
-# Elements of a draw that are kept, about so many, with one of each tensor at least.
+# About the number of kept elements of a draw, at least one of each tensor.
 _COORDINATES = 256
 
 
@@ -36,18 +35,18 @@ _COORDINATES = 256
 class Series:
     """The kept numbers of a chain's draws, in their order."""
 
-    #: [draws, tensors]: the norm, or the number itself of a tensor that has only one.
+    #: [draws, tensors]: the norm, or the value of a tensor with one element.
     norms: list[Tensor] = field(default_factory=list)
     #: [draws, some elements].
     elements: list[Tensor] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     steps: list[int | None] = field(default_factory=list)
-    #: By name of a setting: "temperature", "prior_precision", "lr".
+    #: By name: "temperature", "prior_precision", "lr".
     settings: dict[str, list[Any]] = field(default_factory=dict)
     weights: set[float] = field(default_factory=set)
 
     def add(self, draw: Any) -> None:
-        """Takes in a draw."""
+        """Adds a draw."""
         if isinstance(draw, nn.Module):
             draw = {**dict(draw.named_parameters()), **dict(draw.named_buffers())}
         tensors = {k: t for k in draw if isinstance(t := draw[k], Tensor)}
@@ -73,14 +72,14 @@ class Series:
                 self.settings.setdefault(name, []).append(value)
 
     def settled(self, name: str) -> Any:
-        """A setting that all draws share; None if it is unknown or changes."""
+        """Returns a setting that all draws share; None if unknown or changing."""
         values = self.settings.get(name, [])
         is_one = bool(values) and all(value == values[0] for value in values)
         return values[0] if is_one else None
 
 
 def by_chain(draws: Iterable[Any]) -> dict[int, list[Any]]:
-    """Draws of each chain, by its number: 0 of those that have none."""
+    """Groups draws by their chain's number, 0 if they have none."""
     chains: dict[int, list[Any]] = {}
     for draw in draws:
         chains.setdefault(getattr(draw, "chain", 0), []).append(draw)
@@ -97,8 +96,8 @@ def read(
 ) -> tuple[dict[int, Series], Tensor | None]:
     """Returns series of all draws, and outputs [chains, draws, inputs, ...].
 
-    Outputs are those of the last draws, as many of each chain as the shortest has. With
-    ``max_draws``, evenly spaced draws are read, and no others.
+    Outputs are of the last draws, as many of each chain as the shortest has.
+    ``max_draws`` reads evenly spaced draws only.
     """
     length = min(map(len, chains.values()))
     every = 1 if max_draws is None else -(-length // max_draws)
@@ -117,7 +116,7 @@ def read(
 
 
 def _read(chain: list[Any], series: Series, first: int) -> Iterator[Any]:
-    """Yields draws from one on; a stored draw is read once, and let go."""
+    """Yields draws from the first on; a stored draw is read once and released."""
     for i, draw in enumerate(chain):
         if isinstance(draw, Draw):
             draw = copy.copy(draw)
@@ -126,26 +125,26 @@ def _read(chain: list[Any], series: Series, first: int) -> Iterator[Any]:
             yield draw
 
 
-# The rates of false alarms of comparisons; R-hat of a quantity that has converged, and
-# the effective sample size of a chain that it needs (Vehtari et al. 2021).
+# Rates of false alarms of comparisons; R-hat of a converged quantity, and the effective
+# sample size of each chain that it needs (Vehtari et al. 2021).
 _RATES = {"chains": 0.002, "halves": 0.0005}
 _RHAT, _EACH = 1.01, 100
-# Quantities whose chains are compared, those of the largest R-hat.
+# Number of quantities, with the largest R-hat, whose chains are compared.
 _COMPARED = 100
 # Fewest effective draws: in the median quantity, and in the worst tenth.
 _MEDIAN, _WORST = 50, 25
-# Draws of a chain without which R-hat is not defined.
+# Fewest draws of a chain for which R-hat is defined.
 _DEFINED = 4
 # The acceptance below which most of HMC's work is lost.
 _ACCEPTANCE = 0.4
-# Samplers that monitor do not observe, and those whose warm-up sets each chain's step.
+# Samplers without a monitor, and samplers whose warm-up sets each chain's step.
 _WITHOUT, _TUNED = ("HMC", "HMCECS", "SBPS"), ("HMC", "HMCECS")
-# T_kin at first over what it is later that ends a burn-in too early.
+# T_kin at first over T_kin later that shows a burn-in that is too short.
 _FALLEN = 1.5
 
 
 # By kind, the worst first: what happened, why it matters, what to do.
-_WORDS = {
+_TEXTS = {
     "not finite": "Draws of {chains} are not finite, in chain {first} from {where} on: "
     "the chain has diverged. Lower lr, and sample again.",
     "not moving": "{chains} are the same: the chain has not moved. Is lr 0, is every "
@@ -157,15 +156,15 @@ _WORDS = {
     "independent, and R-hat is too small. Give each its own seed "
     "(torch_sgmcmc.fold_in(seed, chain)).",
     "settings differ": "Chains differ in {settings}: they sample different laws, and "
-    "are no sample of any together. Report each by itself, store.chain(i), or run all "
+    "together are not a sample of any. Report each alone, store.chain(i), or run all "
     "with one setting.",
     "biased gradient": "Gradients are not the loss's, T_conf is off: {}. Are they "
     "clipped, or summed, or stale?",
-    "burn-in too short": "{what}: means and standard deviations are those of the way "
-    "there. A longer burn_in{advice}.",
+    "burn-in too short": "{what}: means and standard deviations include the approach "
+    "to the posterior. Use a longer burn_in{advice}.",
     "not in equilibrium": "Not in equilibrium, T_conf is not T_kin: {}. The chain has "
-    "not converged, or flat directions take longer than the run: a longer burn_in. "
-    "(Outputs may have converged where weights have not: R-hat tells.)",
+    "not converged, or flat directions take longer than the run: use a longer burn_in. "
+    "(Outputs may have converged before weights: see R-hat.)",
     "chains differ": "Chains differ{spreads} by more than their errors: chain {chain} "
     "most, in {quantity} (R-hat {rhat:.3g}). Each samples a part of the posterior, or "
     "they have different faults. Compare their settings; more and longer chains find "
@@ -178,21 +177,21 @@ _WORDS = {
     "below T": "Sampled below T, T_kin is {}: spreads are too narrow. Is noise "
     "subtracted twice (noise_estimate), or lr changed by something else?",
     "rejected": "{rate:.2g} of the trajectories were accepted in {chains}: most of the "
-    "work is lost. A smaller step_size, or warmup().",
+    "work is lost. Use a smaller step_size, or warmup().",
     "skipped steps": "{count} of {steps} steps of {chains} were skipped, since "
     "gradients were not finite: the chain samples another target there. Lower lr, or "
     "inspect the data.",
-    "few draws": "{draws} draws of {chains} are {what}",
+    "few draws": "{draws} draws of {chains} {what}",
 }
-KINDS = tuple(_WORDS)
+KINDS = tuple(_TEXTS)
 
 
-def _verdict(kind: str, *args: Any, **names: Any) -> Issue:
-    return Issue(kind, _WORDS[kind].format(*args, **names))
+def _issue(kind: str, *args: Any, **names: Any) -> Issue:
+    return Issue(kind, _TEXTS[kind].format(*args, **names))
 
 
 def sorted_by_kind(issues: Iterable[Issue]) -> tuple[Issue, ...]:
-    """The worst first, each kind once."""
+    """Sorts issues, the worst first, each kind once."""
     first: dict[str, Issue] = {}
     for issue in issues:
         first.setdefault(issue.kind, issue)
@@ -204,13 +203,10 @@ def _chains(numbers: Iterable[int]) -> str:
     return f"chain{'s' * (len(several) > 1)} {', '.join(map(str, several))}"
 
 
-# ---- Of chains together ------------------------------------------------------------
-
-
-def of_chains(
-    series: Mapping[int, Series], runs: Mapping[int, Ran | None]
+def compare_chains(
+    series: Mapping[int, Series], runs: Mapping[int, RunRecord | None]
 ) -> list[Issue]:
-    """Finds chains that are one, stand still, share noise or have other settings."""
+    """Finds chains that are equal, stand still, share noise or differ in settings."""
     elements = {i: torch.stack(each.elements) for i, each in series.items()}
     broken = [i for i, e in elements.items() if not bool(e.isfinite().all())]
     if broken:
@@ -219,7 +215,7 @@ def of_chains(
         step = series[first].steps[draw]
         where = f"draw {draw}" if step is None else f"step {step}"
         chains = _chains(broken)
-        return [_verdict("not finite", chains=chains, first=first, where=where)]
+        return [_issue("not finite", chains=chains, first=first, where=where)]
     still = [i for i, e in elements.items() if is_still(e)]
     moving = {i: e for i, e in elements.items() if i not in still}
     alike = {i for pair in identical_chains(moving) for i in pair}
@@ -230,19 +226,19 @@ def of_chains(
         "shared noise": _chains(shared).capitalize(),
     }
     sets = zip(found.items(), (still, alike, shared), strict=True)
-    issues = [_verdict(kind, chains=who) for (kind, who), some in sets if some]
+    issues = [_issue(kind, chains=who) for (kind, who), some in sets if some]
     settings = _different_settings(series, runs)
     if settings:
-        issues.append(_verdict("settings differ", settings=", ".join(settings)))
+        issues.append(_issue("settings differ", settings=", ".join(settings)))
     return issues
 
 
 def _sharing(
     series: Mapping[int, Series],
-    runs: Mapping[int, Ran | None],
+    runs: Mapping[int, RunRecord | None],
     moving: Mapping[int, Tensor],
 ) -> set[int]:
-    """Chains with one seed at the same steps, or whose increments go together."""
+    """Finds chains with one seed at the same steps, or with correlated increments."""
     found = {i for pair in shared_noise(moving) for i in pair}
     for i, j in combinations(moving, 2):
         one, other = runs.get(i), runs.get(j)
@@ -250,14 +246,14 @@ def _sharing(
             continue
         a, b = series[i].steps, series[j].steps
         is_known = a[0] is not None and b[0] is not None
-        is_apart = is_known and (a[-1] < b[0] or b[-1] < a[0])  # type: ignore[operator]
-        if one.seed is not None and one.seed == other.seed and not is_apart:
+        has_several_devices = is_known and (a[-1] < b[0] or b[-1] < a[0])  # type: ignore[operator]
+        if one.seed is not None and one.seed == other.seed and not has_several_devices:
             found |= {i, j}
     return found
 
 
 def _different_settings(
-    series: Mapping[int, Series], runs: Mapping[int, Ran | None]
+    series: Mapping[int, Series], runs: Mapping[int, RunRecord | None]
 ) -> list[str]:
     found = []
     is_tuned = any(ran and ran.sampler in _TUNED for ran in runs.values())
@@ -279,16 +275,16 @@ def _plain(value: Any) -> str:
 
 
 def _settings(
-    name: str, series: Mapping[int, Series], runs: Mapping[int, Ran | None]
+    name: str, series: Mapping[int, Series], runs: Mapping[int, RunRecord | None]
 ) -> dict[int, Any]:
-    """A setting of each chain that can be compared."""
+    """Returns each chain's value of a setting, if they can be compared."""
     stored = {i: s.settings[name] for i, s in series.items() if name in s.settings}
     if len(stored) == len(series):
         if all(series[i].settled(name) is not None for i in series):
             return {i: series[i].settled(name) for i in series}
         if name == "prior_precision":  # drawn with the parameters
             return {}
-        # Schedules: at the steps that all have.
+        # Schedules are compared at common steps.
         at = {i: dict(zip(series[i].steps, stored[i], strict=False)) for i in series}
         common = set.intersection(*(set(steps) for steps in at.values()))
         last = max((s for s in common if s is not None), default=None)
@@ -303,10 +299,7 @@ def _settings(
     }
 
 
-# ---- Of outputs and norms ----------------------------------------------------------
-
-
-def of_values(
+def compare_values(
     values: Tensor,
     convergence: Convergence,
     chains: Sequence[int],
@@ -322,8 +315,8 @@ def of_values(
             f"The first draws of chain {chains[short.chain]} are far outside of the "
             f"later ones, and widen {name(short.quantity)} {short.factor:.2g} times"
         )
-        advice = ", or leave the first draws out"
-        found.append(_verdict("burn-in too short", what=what, advice=advice))
+        advice = ", or drop the first draws"
+        found.append(_issue("burn-in too short", what=what, advice=advice))
     rhat = convergence.rhat.flatten().nan_to_num(nan=0.0, posinf=torch.inf)
     order = rhat.argsort(descending=True)[:_COMPARED]
     order = order[rhat[order] > _RHAT]
@@ -334,19 +327,19 @@ def of_values(
             spreads = " in their spread" if each.what == "scale" else ""
             names = {"quantity": name(place), "rhat": float(rhat[place])}
             where = {"spreads": spreads, "chain": chains[each.chain]}
-            found.append(_verdict(kind, **where, **names))
+            found.append(_issue(kind, **where, **names))
     return found
 
 
 def few_draws(convergence: Convergence | None, draws: int, chains: int) -> list[Issue]:
-    """Finds that draws are worth too few, by the outputs, or by their number."""
+    """Finds too small an effective sample size of outputs, or too few draws."""
     wanted = _EACH * chains
     if convergence is None or convergence.num_draws < _DEFINED:
         if draws >= _MEDIAN:
             return []
         what = (
-            "few: errors of what they predict are unknown, and large. "
-            f"{wanted} are a beginning: more steps, or a smaller every."
+            "are few: errors of their predictions are unknown, and large. "
+            f"{wanted} are a start: make more steps, or use a smaller every."
         )
     elif bool(convergence.constant.all()):
         return []
@@ -354,22 +347,19 @@ def few_draws(convergence: Convergence | None, draws: int, chains: int) -> list[
         median, worst = convergence.quantiles(0.5, 0.9)["ess"].tolist()
         if median >= _MEDIAN and worst >= _WORST:
             return []
-        # So few are hardly more than an estimate of none gives.
+        # Estimates this small are hardly above their minimum.
         least = "at least " if worst < 10 * chains else ""
         what = (
-            f"worth {worst:.2g} independent ones in the worst tenth of outputs "
-            f"({median:.2g} in the median): run {least}{max(2.0, wanted / worst):.2g} "
-            f"times as long, to {_EACH} of each chain."
+            f"have an effective sample size of {worst:.2g} in the worst tenth of "
+            f"outputs ({median:.2g} in the median): run {least}"
+            f"{max(2.0, wanted / worst):.2g} times as long, to {_EACH} of each chain."
         )
     several = f"{chains} chain{'s' * (chains > 1)}"
-    return [_verdict("few draws", draws=draws, chains=several, what=what)]
+    return [_issue("few draws", draws=draws, chains=several, what=what)]
 
 
-# ---- Of what ran beside ------------------------------------------------------------
-
-
-def of_runs(runs: Mapping[int, Ran | None]) -> tuple[list[Issue], list[str]]:
-    """Judges temperatures, skipped steps, acceptance; returns what is unknown too."""
+def check_runs(runs: Mapping[int, RunRecord | None]) -> tuple[list[Issue], list[str]]:
+    """Finds issues of temperatures, skipped steps and acceptance, and unknowns."""
     known = {i: ran for i, ran in runs.items() if ran is not None}
     found = [*_of_burn_in(known), *_of_temperatures(known)]
     skipped = {i: ran for i, ran in known.items() if ran.num_skipped}
@@ -377,22 +367,22 @@ def of_runs(runs: Mapping[int, Ran | None]) -> tuple[list[Issue], list[str]]:
         count = sum(ran.num_skipped for ran in skipped.values())
         steps = count + sum(ran.steps for ran in skipped.values())
         chains = _chains(skipped)
-        found.append(_verdict("skipped steps", count=count, steps=steps, chains=chains))
+        found.append(_issue("skipped steps", count=count, steps=steps, chains=chains))
     rates = {i: r.acceptance for i, r in known.items() if r.acceptance is not None}
     low = {i: rate for i, rate in rates.items() if rate < _ACCEPTANCE}
     if low:
         lowest = min(low.values())
-        found.append(_verdict("rejected", rate=lowest, chains=_chains(low)))
+        found.append(_issue("rejected", rate=lowest, chains=_chains(low)))
     unseen = {
         i: ran
         for i, ran in runs.items()
         if ran is None or not (ran.tensors or ran.sampler in _WITHOUT)
     }
-    some = f"temperatures of {_chains([*unseen][:6])} (no monitor have observed them)"
+    some = f"temperatures of {_chains([*unseen][:6])} (no monitor has observed them)"
     return found, [some] if unseen else []
 
 
-def _of_burn_in(runs: Mapping[int, Ran]) -> list[Issue]:
+def _of_burn_in(runs: Mapping[int, RunRecord]) -> list[Issue]:
     for i, ran in runs.items():
         count = len(ran.kinetic)
         if count < 8:
@@ -407,12 +397,12 @@ def _of_burn_in(runs: Mapping[int, Ran]) -> list[Issue]:
                 f"{later / ran.temperature:.3g} T while it was observed"
             )
             advice = ", or monitor.reset() after it"
-            return [_verdict("burn-in too short", what=what, advice=advice)]
+            return [_issue("burn-in too short", what=what, advice=advice)]
     return []
 
 
-def _of_temperatures(runs: Mapping[int, Ran]) -> list[Issue]:
-    """Returns an issue for each fault, with the worst tensors relative to T."""
+def _of_temperatures(runs: Mapping[int, RunRecord]) -> list[Issue]:
+    """Returns an issue for each fault, with the worst tensors in units of T."""
     sizes: dict[str, dict[str, dict[int, float]]] = {}
     for i, ran in runs.items():
         for name, fault, size in ran.issues:
@@ -428,5 +418,5 @@ def _of_temperatures(runs: Mapping[int, Ran]) -> list[Issue]:
             where = "" if len(tensors[name]) == len(runs) else _chains(tensors[name])
             told.append(f"{by}{number:.3g} T in {name}{where and f' ({where})'}")
         more = f" and {len(worst) - 3} more" if len(worst) > 3 else ""
-        found.append(_verdict(fault, ", ".join(told) + more))
+        found.append(_issue(fault, ", ".join(told) + more))
     return found

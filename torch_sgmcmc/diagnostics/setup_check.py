@@ -1,4 +1,4 @@
-"""``check``: a check of the set-up before a run."""
+"""``check_setup``: checks of model, loss, data and sampler before a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch_sgmcmc._impl.context import context_of, state_bytes_of
 from torch_sgmcmc._impl.hyperparams import wrong_result
 from torch_sgmcmc._impl.utils import halves, mapped, rows_of, tensors_in, unwrapped
 from torch_sgmcmc.diagnostics.setup_gradients import (
-    Look,
+    LossSample,
     Match,
     as_double,
     displaced,
@@ -23,13 +23,13 @@ from torch_sgmcmc.diagnostics.setup_gradients import (
     find_outputs,
     find_scale,
     guess_calls,
+    has_known_heating,
     hooked,
     in_double,
-    is_heat_known,
     largest_curvature,
     match_likelihood,
-    mean_heat,
-    noise_heat,
+    mean_heating,
+    noise_heating,
     output_of,
     recorded,
     stable_lr,
@@ -56,18 +56,18 @@ from torch_sgmcmc.samplers.sbps import SBPS
 
 __all__ = ["check_setup"]
 
-_PAIRS, _ITERATIONS, _CURVED, _LOOKS = 8, 10, 2, 4
-# Minibatches for which residuals are drawn, and how often.
+_PAIRS, _ITERATIONS, _CURVED, _SAMPLES = 8, 10, 2, 4
+# Number of minibatches with drawn residuals, and draws for each.
 _DRAWN, _DRAWS = 8, 4
-# log2 of (gradient of a minibatch) / (mean of its halves'): 0 of means and 1 of sums;
-# and the part of a gradient that may have another direction.
+# log2 of (gradient of a minibatch) / (mean of its halves'): 0 for means and 1 for sums;
+# and the allowed part of a gradient in another direction.
 _EXPONENT, _REST = 0.5, 0.1
-# T_kin / T - 1 that is too hot, of the mean coordinate and of a tensor; at a random
-# start, whose noise falls in the first pass (docs/first_run.md), of one target of a
-# datum and of many. At noise_lr the mean coordinate has _HEAT; a tensor that has
-# _REMARKED is remarked.
-_HOT, _HOT_START, _HOT_MANY = (0.5, 4.0), (0.5, 20.0), (5.0, 40.0)
-_HEAT, _REMARKED = 0.05, 1.0
+# Limits of T_kin / T - 1, of the mean coordinate and of a tensor; at a random start,
+# whose noise falls in the first pass (docs/first_run.md), for one target of a datum and
+# for many. At noise_lr the mean coordinate has _HEATING; a tensor above _REMARKED gives
+# a remark.
+_LIMITS, _START_LIMITS, _MANY_LIMITS = (0.5, 4.0), (0.5, 20.0), (5.0, 40.0)
+_HEATING, _REMARKED = 0.05, 1.0
 
 Loss = Callable[[nn.Module, Any], Tensor]
 Gradients = list[Tensor | None]
@@ -82,31 +82,31 @@ def check_setup(
 
         print(sg.check_setup(model, loss, loader, sampler))
 
-    At most 80 gradients of a few minibatches show whether the loss is the mean
-    negative log-likelihood of ``num_data`` data, whether its gradient is its
-    derivative, whether all that is sampled gets a gradient, whether minibatches
-    represent the data (docs/first_run.md lists all), and two limits of lr:
-    ``largest_lr`` is stable, :math:`2 (1 + m) / h`, h the largest curvature of the mean
-    loss; at ``noise_lr`` minibatches heat the mean coordinate by 5 %, with m the
-    momentum (SGLD: 0) and V the variance of a gradient's element by
+    At most 80 gradients of a few minibatches test that the loss is the mean negative
+    log-likelihood of ``num_data`` data, that its gradient is its derivative, that every
+    sampled tensor gets a gradient, and that minibatches represent the data
+    (docs/first_run.md lists all checks). They give two limits of lr. Up to
+    ``largest_lr`` the chain is stable, :math:`2 (1 + m) / h`, h the largest curvature
+    of the mean loss. At ``noise_lr`` minibatches raise T_kin of the mean coordinate by
+    5 %, with m the momentum (SGLD: 0) and V the variance of a gradient's element by
 
     .. math:: \frac{T_\text{kin}}{T} - 1 \approx \frac{\mathrm{lr}\, N V}{2 (1 - m) T}
         - \hat\beta \frac{1}{1 - m}
 
-    (:class:`BAOA`: (1 + m) / 2 of it). ``hot`` is T_kin above 1.5 T in the mean or 5 T
-    in a tensor; above 2 T in a tensor is a remark. Before the first step of a Gaussian
-    likelihood, V is that of residuals with the loss's own variance. A classifier that
-    has learned nothing may have 21 T in a tensor; with many targets of a datum 41 T,
-    and 6 T in the mean.
+    (:class:`BAOA`: (1 + m) / 2 of it). The issue "above T" is T_kin above 1.5 T in the
+    mean or 5 T in a tensor; above 2 T in a tensor is a remark. Before the first step of
+    a Gaussian likelihood, V is the variance for residuals with the loss's own variance.
+    A classifier that has learned nothing may have 21 T in a tensor; with many targets
+    of a datum 41 T, and 6 T in the mean.
 
     Parameters, buffers, gradients, training flags, the default random generators
     (torch, Python, NumPy) and the loader's generators are restored.
 
     Args:
-        model: as the loss takes it, in the mode in which it will be trained.
+        model: as the loss takes it, in its mode of training.
         loss: ``loss(model, batch)``, as for :func:`sample`: the mean loss of a
-            minibatch, which has been moved to the model's device; of each example for
-            SBPS.
+            minibatch, which has been moved to the model's device; for SBPS, the loss of
+            each example.
         loader: minibatches, an iterable that can be read again.
         sampler: the sampler, before its first step or later. Not an HMCECS.
 
@@ -114,13 +114,13 @@ def check_setup(
         A :class:`SetupReport` to print: issues, the worst first, and numbers.
 
     Raises:
-        TypeError: an argument is not as above.
+        TypeError: an argument is invalid.
         ValueError: the loader has no minibatch.
-        Exception: what the loss raises.
+        Exception: an error of the loss.
 
     Note:
-        That nothing is found is not a proof. Curvature grows while a network is
-        trained, and noise mostly falls: check again after burn-in, and see
+        A report without issues is not a proof. Curvature grows during training, and
+        noise mostly falls: check again after burn-in, and see
         :class:`TemperatureMonitor`.
     """
     if not isinstance(model, nn.Module):
@@ -128,13 +128,13 @@ def check_setup(
     if not isinstance(sampler, Sampler) or isinstance(sampler, HMCECS):
         raise TypeError(
             f"Invalid sampler: a {type(sampler).__name__} (must be a sampler of "
-            "torch_sgmcmc, and no HMCECS, which draws its own subsamples)"
+            "torch_sgmcmc, but not HMCECS, which draws its own subsamples)"
         )
     if not callable(loss):
         raise TypeError(f"Invalid loss: {loss!r} (must be a function)")
     if isinstance(loader, Iterator):
         raise TypeError(
-            f"Invalid loader: an iterator of type {type(loader).__name__} (is read "
+            f"Invalid loader: an iterator of type {type(loader).__name__} (can be read "
             "once only, and would lose minibatches: give a list or a DataLoader)"
         )
     run = _Run(model, loss, loader, sampler)
@@ -167,8 +167,6 @@ def check_setup(
 
 
 class _Run:
-    """One check, and what it has found so far."""
-
     before: Snapshot
     batches: list[Any]
 
@@ -194,7 +192,7 @@ class _Run:
         self.numbers |= {"not_sampled": (), "heating": {}, "fitted_heating": {}}
         self.match: Match | None = None
         self.gradients, self.is_num_data_settled = 0, False
-        # The tensors that have had a gradient.
+        # Indices of tensors that have had a gradient.
         self.reached: set[int] = set()
 
     @property
@@ -203,7 +201,7 @@ class _Run:
 
     @property
     def is_potential(self) -> bool:
-        """The loss is the potential of all data, not a mean."""
+        """True if the loss is the potential of all data, not a mean."""
         given = {float(group["num_data"]) for group in self.sampler.param_groups}
         return given == {1.0} and len(self.batches) == 1
 
@@ -215,8 +213,6 @@ class _Run:
 
     def list_names(self, params: Iterable[Tensor]) -> str:
         return some_of([self.names[id(p)] for p in params])
-
-    # ---- Losses and gradients -------------------------------------------------
 
     def value(self, batch: Any) -> Tensor:
         """Returns the loss of a minibatch, or of each example."""
@@ -242,7 +238,7 @@ class _Run:
         return float(value.detach().mean())
 
     def gradient(self, batch: Any) -> Gradients:
-        """Returns the gradient of what is sampled."""
+        """Returns the gradients of the sampled tensors."""
         self.backward(lambda: self.value(batch).mean())
         return self._reach()
 
@@ -252,13 +248,13 @@ class _Run:
         return grads
 
     def flat(self, batch: Any) -> Tensor:
-        """Returns the same as one vector, with 0 for what has no gradient."""
+        """Returns the gradient as one vector, 0 for tensors without a gradient."""
         grads = zip(self.gradient(batch), self.sampled, strict=True)
         parts = [torch.zeros_like(p) if g is None else g for g, p in grads]
         return torch.cat([local(g.detach()).double().flatten().cpu() for g in parts])
 
     def mean_gradient(self, batches: list[Any]) -> list[Tensor]:
-        """Returns the mean over some minibatches; zero where there is none."""
+        """Returns the mean gradient over minibatches; 0 for missing gradients."""
         sums = [torch.zeros_like(p) for p in self.sampled]
         for batch in batches:
             for s, g in zip(sums, self.gradient(batch), strict=True):
@@ -267,7 +263,7 @@ class _Run:
         return sums
 
     def precisely(self, function: Callable[..., Any], *batches: Any) -> Any:
-        """Calls a function with the unit of rounding and batches, mostly in float64."""
+        """Calls a function with rounding unit and batches, in float64 if possible."""
         try:
             with in_double(self.model, self.sampled):
                 unit = torch.finfo(torch.float64).eps
@@ -278,8 +274,6 @@ class _Run:
             return function(unit, *batches)
         finally:
             self.before.restore()
-
-    # ---- Parameters, modes, data ----------------------------------------------
 
     def check_parameters(self) -> None:
         """Compares the parameters of the sampler with the model's."""
@@ -323,8 +317,6 @@ class _Run:
         if self.data.num_data is None:
             self.unknown.append("whether num_data is the number of the loader's data")
 
-    # ---- The loss -------------------------------------------------------------
-
     def check_loss(self) -> None:
         """Checks that the loss is finite, a mean, a likelihood, and its gradient."""
         first = self.batches[0]
@@ -335,7 +327,7 @@ class _Run:
             return
         if changed:
             self.add("gradient/written", names=self.list_names(changed))
-        self.before.restore()  # such as buffers that each call changes
+        self.before.restore()  # for example buffers that each call changes
         once = self.flat(first)
         self.before.restore()
         again = self.flat(first)
@@ -350,14 +342,14 @@ class _Run:
             self.precisely(partial(self._check_derivative, grads, loss), first)
         self._check_reached()
         if self.is_potential:
-            self.unknown.append("what the potential, as num_data is 1, is made of")
+            self.unknown.append("the parts of the potential, as num_data is 1")
         else:
             if parts is None:
                 self.unknown.append("whether the loss is a mean (no rows to cut)")
             else:
                 self._check_halves(*parts)
             if not self.has("sum"):
-                self._check_value([*self.batches[:_LOOKS], *(parts or ())[:2]])
+                self._check_value([*self.batches[:_SAMPLES], *(parts or ())[:2]])
 
     def _is_usable(self, grads: Gradients, loss: float) -> bool:
         """Returns whether the first gradient is finite, and of the right tensors."""
@@ -382,7 +374,7 @@ class _Run:
         return True
 
     def _check_penalty(self, first: Any, second: Any) -> None:
-        """Finds what remains of a gradient when the model's outputs are constants."""
+        """Finds gradients that remain when the model's outputs are constants."""
         remains: list[Gradients] = []
         modules: list[nn.Module] = [self.model]
         called: list[Any] = []
@@ -454,8 +446,7 @@ class _Run:
             self.add("no gradient", names=some_of(places), size=size)
 
     def _check_reached(self) -> None:
-        """Finds tensors without a gradient."""
-        for batch in self.batches[1:_LOOKS]:
+        for batch in self.batches[1:_SAMPLES]:
             if len(self.reached) < len(self.sampled):
                 self.gradient(batch)
         found = [p for i, p in enumerate(self.sampled) if i not in self.reached]
@@ -489,26 +480,26 @@ class _Run:
             what = "a sum over" if exponent > 0 else "divided twice by"
             self.add("sum", what=what, ratio=ratio)
 
-    def _look(self, batch: Any) -> Look:
+    def _sample_loss(self, batch: Any) -> LossSample:
         with torch.no_grad(), recorded(self.model) as (outputs, calls):
             loss = float(self.value(batch).double().mean())
         guesses = [] if calls else guess_calls(outputs, batch)
-        return Look(loss, rows_of(batch), calls, guesses)
+        return LossSample(loss, rows_of(batch), calls, guesses)
 
     def _check_value(self, batches: list[Any]) -> None:
         """Compares the loss with the known likelihoods of the same outputs."""
 
-        def look(unit: float, *batches: Any) -> tuple[list[Look], float]:
-            return [*map(self._look, batches)], max(4 * unit, 1e-6)
+        def evaluate(unit: float, *batches: Any) -> tuple[list[LossSample], float]:
+            return [*map(self._sample_loss, batches)], max(4 * unit, 1e-6)
 
-        seen, rounding = self.precisely(look, *batches)
-        self.match = match = match_likelihood(seen, rounding)
-        # Probabilities remain probabilities at other weights; logits may be by chance.
+        samples, rounding = self.precisely(evaluate, *batches)
+        self.match = match = match_likelihood(samples, rounding)
+        # Probabilities stay in [0, 1] at other weights; logits may be there by chance.
         for batch in batches[:2]:
             direction = [torch.randn_like(p) for p in self.sampled]
             with displaced(self.sampled, direction, 1.0):
-                seen.append(self._look(batch))
-        self.issues += find_outputs(seen, match)
+                samples.append(self._sample_loss(batch))
+        self.issues += find_outputs(samples, match)
         if match is not None:
             is_likelihood = isinstance(self.loss, Likelihood)
             issues, self.is_num_data_settled = find_scale(
@@ -516,26 +507,25 @@ class _Run:
             )
             self.issues += issues
 
-    # ---- Steps ----------------------------------------------------------------
-
     def check_steps(self) -> None:
         """Compares lr with the curvature and the noise."""
         worse = KINDS[: KINDS.index("sum")]
         if not self.sampled or any(map(self.has, worse)):
             return
         if context_of(self.sampler).placement.is_sharded:
-            self.unknown.append("curvature and heat of parameters that are DTensors")
+            self.unknown.append("curvature and gradient noise of DTensors")
             return
         if any(p.dtype not in (torch.float32, torch.float64) for p in self.sampled):
             self.unknown.append("the curvature of parameters in low precision")
         else:
             self._check_curvature()
-        if len(self.batches) > 1 and is_heat_known(self.sampler):
+        if len(self.batches) > 1 and has_known_heating(self.sampler):
             self._check_noise()
         elif len(self.batches) > 1:
             self.unknown.append(
-                f"how minibatches heat a {type(self.sampler).__name__} with these "
-                "settings (TemperatureMonitor measure it while it runs)"
+                "the gradient noise's effect on a "
+                f"{type(self.sampler).__name__} with these settings (a "
+                "TemperatureMonitor measures it during the run)"
             )
 
     def _check_curvature(self) -> None:
@@ -561,7 +551,7 @@ class _Run:
             self.add("unstable", lr=lr, **values)
 
     def _draw_gradients(self, factor: float) -> list[Gradients]:
-        """Returns gradients for drawn residuals, each before a gradient of 0."""
+        """Returns gradients for drawn residuals, each followed by a gradient of 0."""
         grads: list[Gradients] = []
         for batch in self.batches[:_DRAWN]:
             with torch.enable_grad(), recorded(self.model) as (outputs, calls):
@@ -582,47 +572,47 @@ class _Run:
             self.gradient(batch)
             some = [p.grad for p in self.params]
             grads.append([None if g is None else g.clone() for g in some])
-        heats = noise_heat(self.sampler, grads)
-        mean = mean_heat(heats, self.params)
+        heating = noise_heating(self.sampler, grads)
+        mean = mean_heating(heating, self.params)
         if math.isnan(mean):
             return
         lr = max(float(group["lr"]) for group in groups)
         if lr > 0:
-            self.numbers["noise_lr"] = lr * _HEAT / mean if mean > 0 else math.inf
-        self.numbers["heating"] = self._by_name(heats)
-        allowed, where = _HOT, "with the noise that gradients have here"
+            self.numbers["noise_lr"] = lr * _HEATING / mean if mean > 0 else math.inf
+        self.numbers["heating"] = self._by_name(heating)
+        allowed, where = _LIMITS, "with the present gradient noise"
         match, is_start = self.match, int(groups[0]["step"]) == 0
         if is_start and match is not None and match.is_square and match.factor > 0:
             share = (self.data.num_data or self.num_data) / self.num_data * match.width
             variance = share / (2 * match.factor)
-            # A gradient and its mean differ by half of what two gradients do.
+            # A gradient and 0 differ with half the variance of two gradients.
             factor = 2 * match.factor * math.sqrt(2 * variance)
             if grads := self._draw_gradients(factor):
-                heats, pairs = noise_heat(self.sampler, grads), len(grads) // 2
-                self.numbers["fitted_heating"] = self._by_name(heats)
+                heating, pairs = noise_heating(self.sampler, grads), len(grads) // 2
+                self.numbers["fitted_heating"] = self._by_name(heating)
                 where = f"once residuals have the loss's own variance {variance:.3g}"
-                mean = mean_heat(heats, self.params)
+                mean = mean_heating(heating, self.params)
         elif is_start and self._has_learned_nothing():
             many = match is not None and match.width > 1
-            allowed = _HOT_MANY if many else _HOT_START
-        # Of few numbers a tensor's noise is known to this factor only.
+            allowed = _MANY_LIMITS if many else _START_LIMITS
+        # The noise of a tensor with few elements is known to this factor only.
         beyond = [
-            (heat / (1 + math.sqrt(2 / (pairs * p.numel()))), heat, self.names[id(p)])
-            for heat, p in zip(heats, self.params, strict=True)
-            if not math.isnan(heat)
+            (each / (1 + math.sqrt(2 / (pairs * p.numel()))), each, self.names[id(p)])
+            for each, p in zip(heating, self.params, strict=True)
+            if not math.isnan(each)
         ]
-        surely, heat, name = max(beyond)
-        words = (
-            f"T_kin / T would be {1 + mean:.3g} in the mean of all coordinates and "
-            f"{1 + heat:.3g} in {name}, {where}"
+        surely, excess, name = max(beyond)
+        text = (
+            f"T_kin / T would be {1 + mean:.3g} on average over all coordinates and "
+            f"{1 + excess:.3g} in {name}, {where}"
         )
         too_much = max(mean / allowed[0], surely / allowed[1])
         if too_much > 1:
             limits = {"mean": 1 + allowed[0], "tensor": 1 + allowed[1]}
-            self.add("above T", words=words, lr=lr / (1.5 * too_much), **limits)
-        elif heat > _REMARKED:
+            self.add("above T", text=text, lr=lr / (1.5 * too_much), **limits)
+        elif excess > _REMARKED:
             self.remarks.append(
-                f"Minibatches raise the chain's temperature: {words} (exact: 1, "
+                f"Minibatches raise the chain's temperature: {text} (exact: 1, "
                 f"reported from {1 + _REMARKED:g}). Check again after "
                 "burn-in, or lower lr."
             )
@@ -638,6 +628,6 @@ class _Run:
         entropy = float(-(shares * shares.log()).sum())
         return self.numbers["loss"] > 0.5 * self.match.factor * entropy
 
-    def _by_name(self, heats: list[float]) -> dict[str, float]:
-        pairs = zip(self.params, heats, strict=True)
-        return {self.names[id(p)]: heat for p, heat in pairs if not math.isnan(heat)}
+    def _by_name(self, heating: list[float]) -> dict[str, float]:
+        pairs = zip(self.params, heating, strict=True)
+        return {self.names[id(p)]: each for p, each in pairs if not math.isnan(each)}

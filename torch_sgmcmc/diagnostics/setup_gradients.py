@@ -1,4 +1,4 @@
-"""Examinations of gradients, losses and limits of lr for ``check``."""
+"""Tests of gradients, losses and limits of lr for ``check_setup``."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def stable_lr(sampler: Sampler, curvature: float) -> float:
     return min(2 * (1 + momentum) / curvature for momentum in momenta)
 
 
-def is_heat_known(sampler: Sampler) -> bool:
-    """Returns whether a closed form gives the heat of this sampler's settings."""
+def has_known_heating(sampler: Sampler) -> bool:
+    """Returns whether a closed form gives T_kin for this sampler's settings."""
     for group in sampler.param_groups:
         is_online = isinstance(group.get("noise_estimate", 0.0), str)
         if is_online or not group["temperature"] > 0:
@@ -55,19 +55,19 @@ def is_heat_known(sampler: Sampler) -> bool:
     return isinstance(sampler, SGLD | SGHMC | BAOA | PSGLD)
 
 
-def noise_heat(
+def noise_heating(
     sampler: Sampler, grads: Sequence[Sequence[Tensor | None]]
 ) -> list[float]:
-    """Returns T_kin / T - 1 of each tensor, by the noise of minibatches' gradients.
+    """Returns T_kin / T - 1 of each tensor, from the noise of minibatches' gradients.
 
-    lr N V / (2 (1 - m) T) less what the noise estimate removes, V = ‖g₁ - g₂‖² / (2d)
-    in the mean over pairs; NaN without gradients. It is proportional to lr.
+    lr N V / (2 (1 - m) T) minus the noise estimate's part, V = ‖g₁ - g₂‖² / (2d)
+    averaged over pairs; NaN without gradients. It is proportional to lr.
     """
-    heats = []
+    heating = []
     ours = [(group, p) for group in sampler.param_groups for p in group["params"]]
     for (group, p), each in zip(ours, zip(*grads, strict=True), strict=True):
         if any(g is None for g in each) or p.numel() == 0:
-            heats.append(math.nan)
+            heating.append(math.nan)
             continue
         variance, pairs = 0.0, [*zip(each[::2], each[1::2], strict=True)]
         for a, b in pairs:
@@ -78,26 +78,26 @@ def noise_heat(
             square = float((difference * weighted).detach().double().sum())
             variance += square / (2 * p.numel() * len(pairs))
         kept = 1 - group.get("momentum", 0.0)
-        heat = group["lr"] * group["num_data"] * variance / (2 * group["temperature"])
+        excess = group["lr"] * group["num_data"] * variance / (2 * group["temperature"])
         taken = noise_estimate(group) if "noise_estimate" in group else 0.0
         # BAOA's friction is 2 (1 - m) / (1 + m).
         factor = (2 - kept) / 2 if isinstance(sampler, BAOA) else 1.0
-        heats.append(factor * float(heat - taken) / kept)
-    return heats
+        heating.append(factor * float(excess - taken) / kept)
+    return heating
 
 
-def mean_heat(heats: Sequence[float], params: Sequence[Tensor]) -> float:
-    """Returns the heat of the mean coordinate of tensors with gradients."""
-    pairs = zip(heats, params, strict=True)
-    known = [(heat, p.numel()) for heat, p in pairs if not math.isnan(heat)]
+def mean_heating(heating: Sequence[float], params: Sequence[Tensor]) -> float:
+    """Returns T_kin / T - 1 of the mean coordinate of tensors with gradients."""
+    pairs = zip(heating, params, strict=True)
+    known = [(excess, p.numel()) for excess, p in pairs if not math.isnan(excess)]
     total = sum(size for _, size in known)
-    return sum(heat * size for heat, size in known) / total if total else math.nan
+    return sum(excess * size for excess, size in known) / total if total else math.nan
 
 
-# Distances along a direction whose elements are about as large as the parameters'.
+# Distances along a direction with elements of about the parameters' size.
 _DISTANCES = {torch.float64: (1e-3, 1e-5, 1e-7), torch.float32: (1e-2, 1e-3)}
-# The least size of a direction's elements, the most elements to double, the distance
-# of a curvature's gradients, and the most tensors to name.
+# The least size of a direction's elements, the most elements to convert to float64, the
+# distance of a curvature's gradients, and the most tensors to name.
 _LEAST, _MOST, _APART, _NAMED = 0.1, 200_000_000, 0.01, 8
 
 Tensors = Sequence[Tensor | None]
@@ -144,13 +144,13 @@ def failing_tensors(
 ) -> dict[int, bool]:
     """Finds gradients that are not the derivative of the loss.
 
-    A smooth loss has ``(L(θ + εd) - L(θ - εd)) / 2ε = g·d`` at some distance ε, to a
-    part of what the tensors contribute to g·d (kinks, rounding of gradients) and
-    rounding of losses by ``unit`` u, ``20 u |L| / ε``. The scales of d let all tensors
+    A smooth loss has ``(L(θ + εd) - L(θ - εd)) / 2ε = g·d`` at some distance ε, up to a
+    part of the tensors' contributions to g·d (kinks, rounding of gradients) and the
+    rounding of losses by ``unit`` u, ``20 u |L| / ε``. The scales of d make all tensors
     contribute about the same.
 
     Returns:
-        Indices of tensors, and whether elements of gradient 0 are what differs.
+        Indices of tensors, and whether the elements of gradient 0 are wrong.
     """
     known = [
         torch.zeros_like(p, dtype=torch.float64) if g is None else g.double()
@@ -172,7 +172,7 @@ def failing_tensors(
             for sign in (1, -1):
                 with displaced(params, along, sign * distance):
                     ends.append(loss())
-            # At a minimum, what the loss has of even order must cancel.
+            # At a minimum, terms of even order must cancel.
             even = 0.01 * abs(sum(ends) - 2 * here) / distance
             rounding = (20 * unit / distance + 1e-6) * abs(here) + even
             off = abs((ends[0] - ends[1]) / (2 * distance) - slope)
@@ -181,7 +181,7 @@ def failing_tensors(
         return True
 
     def fails(chosen: Sequence[int], zeros: bool = False) -> bool:
-        # Contributions add up along the gradient, and not along random directions.
+        # Contributions add up along the gradient, but not along random directions.
         along: list[Tensor | None] = [None] * len(known)
         for i in chosen if not zeros else ():
             along[i] = known[i] * (sizes[i] / norms[i]) if norms[i] > 0 else None
@@ -218,11 +218,11 @@ def largest_curvature(
     gradient: Callable[[], list[Tensor]],
     iterations: int,
 ) -> float:
-    """Returns the curvature of the mean loss, by power iterations.
+    """Returns the largest curvature of the mean loss, by power iterations.
 
     The coordinates are parameters divided by their scales: the result approaches the
-    largest eigenvalue of D H D, D the scales, from below, and is >= 0. Each iteration
-    takes a gradient of one and the same loss, and the start another one.
+    largest eigenvalue of D H D, D the scales, from below, and is >= 0. The start and
+    each iteration take one gradient of the same loss.
     """
 
     def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
@@ -258,7 +258,7 @@ _LOSSES = {*_EXACT, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss}
 
 
 class Call(NamedTuple):
-    """One call of a loss of torch's."""
+    """One call of a torch loss."""
 
     function: Callable[..., Tensor]
     args: tuple[Any, ...]
@@ -299,14 +299,14 @@ def as_double(t: Tensor) -> Tensor:
     return t.detach().double() if t.is_floating_point() else t.detach()
 
 
-class Look(NamedTuple):
+class LossSample(NamedTuple):
     """A loss, and the calls that may have computed it."""
 
     loss: float
     rows: int | None
-    #: Of torch's losses, while the loss was computed.
+    #: Calls of torch's losses while the loss was computed.
     calls: list[Call]
-    #: Calls of the model's outputs and the minibatch's tensors.
+    #: Possible calls with the model's outputs and the minibatch's tensors.
     guesses: list[Call]
 
 
@@ -314,9 +314,9 @@ class Look(NamedTuple):
 def hooked(
     modules: Sequence[nn.Module], function: Callable[[Any], Any]
 ) -> Iterator[None]:
-    """Calls a function with what these modules return, and replaces it by the result.
+    """Replaces what these modules return by a function of it.
 
-    With a hook of all modules, the only kind that ScriptModules call.
+    Uses a hook of all modules, the only kind that ScriptModules call.
     """
     chosen = {id(module) for module in modules}
     handle = register_module_forward_hook(
@@ -350,7 +350,7 @@ def recorded(model: nn.Module) -> Iterator[tuple[list[Any], list[Call]]]:
 
 
 def output_of(outputs: Sequence[Any]) -> Tensor | None:
-    """Returns the tensor of outputs or logits that a model returned, if it is one."""
+    """Returns the outputs or logits of a model, if they are one tensor."""
     out = outputs[0] if len(outputs) == 1 else None
     out = out.get("logits") if isinstance(out, Mapping) else getattr(out, "logits", out)
     out = out[0] if isinstance(out, list | tuple) and out else out
@@ -362,7 +362,7 @@ def guess_calls(outputs: Sequence[Any], batch: Any) -> list[Call]:
     """Lists losses that could be computed from outputs and a tensor of the batch."""
     out, found = output_of(outputs), []
     for y in tensors_in(batch) if out is not None else ():
-        y = y.to(out.device)  # where the loss was given it
+        y = y.to(out.device)  # the loss may have moved it
         if y.dim() == 0 or len(y) != len(out):
             continue
         if not y.is_floating_point() and y.dtype != torch.bool:
@@ -375,7 +375,7 @@ def guess_calls(outputs: Sequence[Any], batch: Any) -> list[Call]:
         if 0 <= y.min() and y.max() <= 1:
             found.append(Call(_BCE, pair, {}))
         found.append(Call(F.mse_loss, pair, {}))
-        # A column beside a row: all pairs, if the loss does not align them.
+        # A column beside a row broadcasts to all pairs.
         if len(out) > 1 and out.dim() != y.dim() and 1 in (out.dim(), y.dim()):
             found.append(Call(F.mse_loss, (out, y), {}))
     return found
@@ -399,38 +399,38 @@ class Match(NamedTuple):
 
     calls: list[Call]
     factor: float
-    #: Targets of a datum, and the tolerance with which the looks show it.
+    #: Targets of a datum, and the tolerance of that number.
     width: float
     tolerance: float
 
     @property
     def is_exact(self) -> bool:
-        """The factor is a power of the likelihood."""
+        """True if the factor is a power of the likelihood."""
         return self.calls[0].function in _EXACT
 
     @property
     def is_square(self) -> bool:
-        """The loss is a squared error."""
+        """True if the loss is a squared error."""
         return self.calls[0].function is F.mse_loss
 
 
-def match_likelihood(looks: Sequence[Look], rounding: float) -> Match | None:
-    """Finds the known loss to which all looks are proportional."""
-    if len(looks) < 3 or rounding > 1e-4 or not all(look.rows for look in looks):
+def match_likelihood(samples: Sequence[LossSample], rounding: float) -> Match | None:
+    """Finds the known loss to which all samples are proportional."""
+    if len(samples) < 3 or rounding > 1e-4 or not all(s.rows for s in samples):
         return None
     candidates: list[tuple[Call, ...]] = []
-    for lists in ([k.calls for k in looks], [k.guesses for k in looks]):
+    for lists in ([k.calls for k in samples], [k.guesses for k in samples]):
         if len({tuple(call.name for call in calls) for calls in lists}) == 1:
             candidates += zip(*lists, strict=True)
-    is_called = bool(looks[0].calls)
-    for calls in candidates if len(looks[0].calls) < 2 else ():
+    is_called = bool(samples[0].calls)
+    for calls in candidates if len(samples[0].calls) < 2 else ():
         means = [call.mean() for call in calls]
-        factor = _factor([look.loss for look in looks], means, rounding, is_called)
+        factor = _factor([s.loss for s in samples], means, rounding, is_called)
         if factor:
-            pairs = zip(calls, looks, strict=True)
+            pairs = zip(calls, samples, strict=True)
             widths = torch.tensor([c.count / (k.rows or 1) for c, k in pairs])
             width = float(widths.mean())
-            error = float(widths.std()) / len(looks) ** 0.5 / max(width, 1e-9)
+            error = float(widths.std()) / len(samples) ** 0.5 / max(width, 1e-9)
             return Match([*calls], factor, width, 0.01 + 4 * error)
     return None
 
@@ -447,16 +447,16 @@ def _factor(
         y, r = x - centre * x.mean(), m - centre * m.mean()
         factor = float((y @ r) / (r @ r)) if r.any() else 0.0
         is_varied = abs(factor) * float(m.max() - m.min()) > 100 * size
-        # A constant is a multiple of any other.
+        # Any constant is a multiple of any other.
         is_known = is_varied or (not centre and (is_called or abs(factor - 1) < 1e-4))
         if is_known and float((y - factor * r).abs().max()) <= size:
             return factor
     return 0.0
 
 
-def find_outputs(looks: Sequence[Look], match: Match | None) -> list[Issue]:
-    """Finds outputs that the called loss does not take."""
-    calls = [call for look in looks for call in look.calls]
+def find_outputs(samples: Sequence[LossSample], match: Match | None) -> list[Issue]:
+    """Finds outputs that do not fit the called loss."""
+    calls = [call for sample in samples for call in sample.calls]
     calls = calls or (match.calls if match else [])
     for function in {call.function for call in calls}:
         call = next(call for call in calls if call.function is function)
@@ -484,7 +484,7 @@ def find_scale(
     """Compares the factor of a loss with ``num_data``.
 
     Returns:
-        Problems, and whether they settle what ``num_data`` must be.
+        Issues, and whether they determine ``num_data``.
     """
     factor, width, call = match.factor, match.width, match.calls[0]
     scaled = issue("scaled loss", factor=factor, name=call.name)

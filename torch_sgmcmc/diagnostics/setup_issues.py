@@ -1,4 +1,4 @@
-"""Findings of a check: texts, results, and those that need no gradient."""
+"""Issues of a set-up: texts, the report, and checks without gradients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from torch_sgmcmc._impl.closures import kept_gradients
+from torch_sgmcmc._impl.parameters import kept_gradients
 from torch_sgmcmc._impl.utils import length_of, rows_of, tensors_in
 from torch_sgmcmc.samplers.hmc import HMC
 from torch_sgmcmc.samplers.sampler import Sampler
@@ -41,7 +41,7 @@ class Issue(NamedTuple):
 
 
 def issue(key: str, **values: Any) -> Issue:
-    """Returns a issue with its text, whose key is a kind or begins with one."""
+    """Returns the issue of a key, which is a kind or begins with one."""
     return Issue(key.split("/")[0], _TEXTS[key].format(**values))
 
 
@@ -78,15 +78,15 @@ _TEXTS = {
     "gradient (padding_idx: multiply by a mask instead; detach(), no_grad(), hooks "
     "that mask, rounding), or freeze them with requires_grad_(False) first.",
     "num_data": "num_data is {number:,.10g}, {what}: the log-likelihood is "
-    "{factor:.3g} times {weaker} than meant. Set num_data={data} (for a colder or "
-    "hotter posterior, temperature=).",
+    "{factor:.3g} times {weaker} than intended. Set num_data={data} (temperature= sets "
+    "another temperature).",
     "num_data/targets": "The loss is a mean over the {width:.4g} targets (tokens, "
     "pixels, labels) of each datum too, and num_data is {number:,.10g}: the likelihood "
     "is raised to the power {power:.3g}. Set num_data={total}, the number of all "
     "targets, or sum over the targets of a datum.",
     "scaled loss": "The loss is {factor:.4g} times the mean {name}, and so is the "
-    "log-likelihood. Return the mean loss. num_data is the number of data that it "
-    "stands for, and temperature= makes a posterior colder.",
+    "log-likelihood. Return the mean loss. num_data is the number of data, and "
+    "temperature= sets another temperature.",
     "probabilities": "The outputs are probabilities, and {name} takes {takes}: the "
     "likelihood is nearly flat in them. Remove the model's softmax and use "
     "cross_entropy.",
@@ -97,14 +97,14 @@ _TEXTS = {
     "penalty": "The loss contains a penalty on weights ({names}), whose gradient is up "
     "to {ratio:.3g} times the prior's: with prior_precision there are two priors. "
     "Remove the penalty from the loss, or set prior_precision=0.",
-    "random loss": "The loss of one minibatch is another each time: something in the "
-    "model or the loss is random (dropout as a function, noise), and not a likelihood. "
-    "Make the loss a function of weights and data.",
-    "random loss/dropout": "Dropout is on ({names}): each loss is that of another "
-    "random network, and not a likelihood. Call model.eval() or set p=0; the prior "
+    "random loss": "The loss of one minibatch changes from call to call: something in "
+    "the model or the loss is random (dropout as a function, noise), so the loss is "
+    "not a likelihood. Make the loss a function of weights and data.",
+    "random loss/dropout": "Dropout is on ({names}): each loss belongs to another "
+    "random network, and is not a likelihood. Call model.eval() or set p=0; the prior "
     "regularises.",
     "batch norm": "Batch norm uses the minibatch's statistics ({names}): the loss of "
-    "an example depends on others, and predictions are another function's. Call eval() "
+    "an example depends on others, and predictions use another function. Call eval() "
     "on these layers once they have statistics, or use group norm.",
     "minibatch": "The gradient of a minibatch is not the mean of its halves'. Either "
     "the loss is divided by the sum of weights or of tokens that are not padding "
@@ -117,12 +117,12 @@ _TEXTS = {
     "has minibatches: its acceptance compares different potentials, and the chain "
     "samples another distribution. Use one batch of all data, or SGHMC.",
     "weighted data": "WeightedRandomSampler draws some data more often than others: "
-    "the posterior is that of another data set, with repeated data (and its "
+    "the posterior belongs to another data set, with repeated data (and its "
     "num_samples is not num_data). Use shuffle=True; class imbalance is part of the "
     "likelihood.",
     "data order/unseen": "The loader does not shuffle and drops the last {unseen:,} of "
-    "{data:,} data: they are never seen. Set shuffle=True (then drop_last=True loses "
-    "nothing), or drop_last=False.",
+    "{data:,} data: the chain never uses them. Set shuffle=True (then drop_last=True "
+    "loses nothing), or drop_last=False.",
     "data order/sizes": "The loader does not shuffle, and its minibatches have {least} "
     "to {most} data: each minibatch counts the same, so the data in the smallest count "
     "{ratio:.3g} times as much, always. Set shuffle=True, or use minibatches of one "
@@ -131,13 +131,13 @@ _TEXTS = {
     "target: minibatches in order do not represent the data, and the chain follows "
     "them. Set shuffle=True.",
     "unstable": "lr {lr:.3g} is beyond {limit:.2g}, the limit at the largest "
-    "curvature, {curvature:.3g}: the chain diverges there. Begin with {begin:.1g}.",
-    "above T": "Minibatches heat the chain: {words} (too hot: {mean:g} in the mean, "
-    "{tensor:g} in a tensor). Heat falls with lr / (1 - momentum). Begin with lr = "
-    "{lr:.1g}, or use larger minibatches.",
+    "curvature, {curvature:.3g}: the chain diverges there. Start with {begin:.1g}.",
+    "above T": "Minibatches raise the chain's temperature: {text} (reported from "
+    "{mean:g} on average, {tensor:g} in a tensor). The excess falls with "
+    "lr / (1 - momentum). Start with lr = {lr:.1g}, or use larger minibatches.",
     "squared error": "The loss is {half}the mean squared error{over}: as a likelihood, "
     "Gaussian noise of variance {variance:.4g}. If the noise has variance σ², the loss "
-    "is the sum over outputs of (y - f)² / (2 σ²), in the mean over data: "
+    "is the sum over outputs of (y - f)² / (2 σ²), averaged over data: "
     "sg.losses.gaussian(noise=σ).",
 }
 #: All kinds of issues, the worst first.
@@ -150,29 +150,29 @@ class SetupReport:
 
     #: The worst first; empty if nothing was found.
     issues: tuple[Issue, ...]
-    #: Results between right and wrong, such as a tensor with T_kin above 2 T.
+    #: Borderline results, such as a tensor with T_kin above 2 T.
     remarks: tuple[str, ...]
-    #: What could not be looked at, and why.
+    #: What could not be checked, and why.
     unknown: tuple[str, ...]
-    #: The sampler's target, in words.
+    #: A description of the sampler's target.
     target: str
-    #: Data that the loader goes through; None if that is not known.
+    #: Number of the loader's data; None if unknown.
     num_data: int | None
-    #: Elements that are sampled, and names of the model's parameters that are not.
+    #: Number of sampled elements, and names of the model's other parameters.
     num_sampled: int
     not_sampled: tuple[str, ...]
     #: The loss of a minibatch.
     loss: float
-    #: The largest curvature of the mean loss and the prior here, and the lr beyond
-    #: which a chain leaves; NaN where it is not known.
+    #: The largest curvature of the mean loss and the prior at the present parameters,
+    #: and the lr beyond which a chain diverges; NaN if unknown.
     curvature: float
     largest_lr: float
-    #: The lr at which minibatches add 5 % to T_kin in the mean of all coordinates, with
-    #: the gradients' noise as it is here; NaN where it is not known. Both are the
-    #: largest group's lr; the others keep their ratios to it.
+    #: The lr at which minibatches add 5 % to T_kin, averaged over coordinates, with the
+    #: present gradient noise; NaN if unknown. Both limits are the largest group's lr;
+    #: other groups keep their ratios to it.
     noise_lr: float
-    #: By tensor, what minibatches would add to T_kin / T with the gradients' noise as
-    #: it is here. At a random start the last layer has more than it will have.
+    #: By tensor, the minibatches' part of T_kin / T with the present gradient noise. At
+    #: a random start the last layer has more than later.
     heating: Mapping[str, float]
     #: The same for residuals with the variance of a Gaussian likelihood; empty after
     #: the first step, and for other likelihoods.
@@ -180,7 +180,7 @@ class SetupReport:
     #: Bytes of a draw in a store, and of the sampler's state.
     draw_bytes: int
     state_bytes: int
-    #: Gradients that were computed.
+    #: Number of computed gradients.
     gradients: int
 
     @property
@@ -191,49 +191,49 @@ class SetupReport:
         return "stability" if self.largest_lr <= self.noise_lr else "gradient noise"
 
     def __str__(self) -> str:
-        """The summary."""
+        """Returns the summary."""
         return self.summary()
 
     def summary(self) -> str:
-        """Problems and numbers, in words."""
+        """Returns issues and numbers as text."""
         lines = [f"{i}. {p.message}" for i, p in enumerate(self.issues, 1)]
         if not lines and not self.remarks:
-            lines.append("Nothing is seen that is wrong.")
-        lines += [f"Remark: {words}" for words in self.remarks]
+            lines.append("No issue was found.")
+        lines += [f"Remark: {text}" for text in self.remarks]
         sampled = f"Sampled: {self.num_sampled:,} numbers."
         if self.not_sampled:
             sampled += f" Not sampled: {some_of(self.not_sampled, 6)}."
         lines += ["", self.target, sampled]
         if not math.isnan(self.curvature):
             lines.append(
-                f"Largest curvature here {self.curvature:.3g}: stable up to lr = "
+                f"Largest curvature {self.curvature:.3g}: stable up to lr = "
                 f"{self.largest_lr:.2g}."
             )
         if math.isfinite(self.noise_lr):
             lines.append(
                 f"Minibatches add 5 % to T_kin at lr = {self.noise_lr:.2g}, with the "
-                "gradients' noise as it is here."
+                "present gradient noise."
             )
         if self.limit:
             smaller = min(self.largest_lr, self.noise_lr)
             lines.append(f"The smaller limit of lr is {self.limit}: {smaller:.2g}.")
-        for words, heats in (
-            ("T_kin / T with the minibatches' noise as it is here", self.heating),
+        for text, heating in (
+            ("T_kin / T with the present gradient noise", self.heating),
             ("With residuals of the loss's own variance", self.fitted_heating),
         ):
-            hottest = sorted(heats, key=lambda name: -heats[name])[:4]
-            if hottest:
-                some = ", ".join(f"{name} {1 + heats[name]:.3g}" for name in hottest)
-                lines.append(f"{words}: {some}.")
+            highest = sorted(heating, key=lambda name: -heating[name])[:4]
+            if highest:
+                some = ", ".join(f"{name} {1 + heating[name]:.3g}" for name in highest)
+                lines.append(f"{text}: {some}.")
         lines.append(
             f"A draw takes {_size(self.draw_bytes)} in a store, the sampler's state "
             f"{_size(self.state_bytes)} of memory."
         )
-        return "\n".join(lines + [f"Not known: {words}." for words in self.unknown])
+        return "\n".join(lines + [f"Not known: {text}." for text in self.unknown])
 
 
 def some_of(names: Iterable[str], most: int = 3) -> str:
-    """Returns the first names, and how many more there are."""
+    """Returns the first names, and the number of others."""
     every = list(names)
     more = f" and {len(every) - most} more" if every[most:] else ""
     return ", ".join(every[:most]) + more
@@ -244,36 +244,34 @@ def _size(count: float) -> str:
     return f"{count / 1000**place:.3g} {('bytes', 'kB', 'MB', 'GB')[place]}"
 
 
-# ---- The loader ----------------------------------------------------------------------
-
 _OF_ALL = SequentialSampler, RandomSampler, DistributedSampler, WeightedRandomSampler
-# Pairs of neighbours that are read, and the part of the mean difference between data
-# that theirs has in sorted data. (Five standard deviations below 1.)
+# Number of compared pairs of neighbours; the ratio of their mean difference to all
+# data's that marks sorted data (five standard deviations below 1).
 _PAIRS, _SORTED = 64, 0.3
 # The ratio of unequal sizes of minibatches.
 _UNEQUAL = 1.05
 
 
 class Loader:
-    """The data that a loader goes through, and their order."""
+    """The data of a loader, and their order."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
         self._is_list = isinstance(loader, list | tuple)
         batches = getattr(loader, "batch_sampler", None)
-        # A loader that makes no batches has those that its sampler draws.
+        # A loader without batch_size takes its sampler's batches.
         batches = getattr(loader, "sampler", None) if batches is None else batches
         draws = hasattr(batches, "num_drawn") and hasattr(batches, "num_data")
-        # What draws single data, or batches of this library; None if unknown.
+        # The sampler of single data or this library's batch sampler; None if unknown.
         indices = batches if draws else getattr(batches, "sampler", None)
         is_ordered = isinstance(indices, DistributedSampler) and not indices.shuffle
         self.is_in_order = (
             self._is_list or isinstance(indices, SequentialSampler) or is_ordered
         )
         self._batches, self._indices = batches, indices
-        #: The number of data, of all ranks together; None if it is not known.
+        #: The number of data of all ranks together; None if unknown.
         self.num_data: int | None = None
-        #: Data that drop_last leaves out of every epoch, and sizes of minibatches.
+        #: Number of data that drop_last drops in every epoch, and sizes of minibatches.
         self._unseen, self._sizes = 0, []
         data = length_of(getattr(loader, "dataset", None))
         if self._is_list:
@@ -281,9 +279,9 @@ class Loader:
             if None not in rows:
                 self._sizes, self.num_data = rows, sum(rows)
         elif data is not None and indices is not None:
-            chosen = length_of(indices)  # such as a SubsetRandomSampler's
+            chosen = length_of(indices)  # for example a SubsetRandomSampler's
             is_of_all = isinstance(indices, _OF_ALL) or not chosen
-            # A num_samples is the length of an epoch.
+            # num_samples is the length of an epoch.
             self.num_data = data if is_of_all else min(chosen, data)
             if draws:
                 self.num_data = indices.num_data
@@ -299,7 +297,8 @@ class Loader:
     ) -> Iterator[Issue]:
         """Compares ``num_data`` with the data.
 
-        With the rows of a minibatch, and numbers of targets of a datum that may count.
+        Also compares ``rows`` of a minibatch and possible ``widths``, targets of a
+        datum.
         """
         data, batches = self.num_data, length_of(self.loader)
         for number in sorted({float(g["num_data"]) for g in sampler.param_groups}):
@@ -318,7 +317,7 @@ class Loader:
             yield issue("num_data", **values, weaker=weaker)
 
     def find_order(self, sampler: Sampler, several: bool) -> Iterator[Issue]:
-        """Finds minibatches that do not represent the data, or not to this sampler."""
+        """Finds minibatches that do not represent the data or suit the sampler."""
         data, unseen, indices = self.num_data, self._unseen, self._indices
         given = {float(group["num_data"]) for group in sampler.param_groups}
         if data and unseen and given != {float(data - unseen)}:
@@ -346,7 +345,6 @@ class Loader:
             yield issue("data order/sorted")
 
     def _neighbours(self) -> Iterator[tuple[float, float]]:
-        """Yields the targets of data that follow each other, from all places."""
         if self._is_list:
             last = [[*tensors_in(batch)][-1:] for batch in self.loader]
             flat = [t for ts in last for t in ts if t.dim() and t.numel() == len(t)]
@@ -362,15 +360,11 @@ class Loader:
 
 
 def _target_of(row: Any) -> float | None:
-    """Returns the last entry of a datum, if it is a number."""
     row = [*row.values()] if isinstance(row, Mapping) else row
     last = row[-1] if isinstance(row, tuple | list) and len(row) > 1 else row
     if isinstance(last, Tensor) and last.numel() == 1:
         return float(last)
     return float(last) if isinstance(last, int | float) else None
-
-
-# ---- State that a check restores, and layers that it switches to evaluation ----------
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -379,7 +373,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 class Snapshot:
-    """Values of the tensors, and which buffers a model has."""
+    """Values of tensors, and a model's buffers."""
 
     def __init__(self, model: nn.Module, params: Iterable[Tensor]) -> None:
         self._buffers = [
@@ -429,7 +423,7 @@ def untouched(
     found = [getattr(owner, "generator", None) for owner in owners]
     generators = [(g, g.get_state()) for g in found if isinstance(g, torch.Generator)]
     draws = [(o, o.state_dict()) for o in owners if hasattr(o, "num_drawn")]
-    # Workers that persist would read on with this check's random numbers.
+    # Persistent workers would continue with this check's random numbers.
     iterates = getattr(loader, "_iterator", loader) is None
     devices = sorted({p.device.index for p in params if p.device.type == "cuda"})
     numpy = sys.modules.get("numpy")

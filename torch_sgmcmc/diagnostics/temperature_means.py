@@ -1,4 +1,4 @@
-"""Temperatures of steps, their means over time, and what is wrong with them.
+"""Temperatures of steps, their means over time, and their issues.
 
 Let x = θ - c for any constant c, d the number of coordinates of a sum, N the number of
 data, and g the gradient that a step uses at θ, prior included. In equilibrium a step
@@ -13,17 +13,17 @@ E[x·v] give E[x·v] = E|v|² / 2 and lr E[x·g] = (1 + m) E|v|² / 2:
     T_conf as above,   T_kin = N (1 + m) E|v|² / (2 lr d).
 
 Neither the potential, nor the minibatches' noise, nor a noise estimate enters: T_kin ≠
-T_conf means that there is no equilibrium, or a step that is not the one said. T_kin / T
-- 1 is the heating by minibatches and by discretisation; on a quadratic T_kin is N k
+T_conf means that there is no equilibrium, or that the step has other dynamics. T_kin /
+T - 1 is the excess by minibatches and by discretisation; on a quadratic T_kin is N k
 Var(θ). The minibatches' part is, per coordinate,
 
     (lr N Var(grad) / (2 T) - β) / α,   α = 1 - m (SGLD: 1),
 
 β the noise estimate, Var(grad) half the mean squared difference of the gradients of two
-consecutive steps. It is not known of SGNHT, whose thermostat takes it off, nor with
+consecutive steps. It is unknown for SGNHT, whose thermostat removes it, and with
 redrawn momenta. The other samplers:
 
-* Momenta that are drawn afresh before every k-th step: that step takes 1 / (1 + m) of
+* Momenta drawn afresh before every k-th step: that step takes 1 / (1 + m) of
   its gradient and none of the old momentum. Summed over k steps, v the momentum before
   a step: Σ (|v|² / 2 + m x·v [not drawn]) = lr Σ x·g ([drawn] / (1 + m) + [not drawn]).
 * SGNHT's momentum is 1 - A - s, A its constant and s its learnt friction: lr E[x·g] =
@@ -34,13 +34,13 @@ redrawn momenta. The other samplers:
   β) / 8.
 * SGLRW: θ' = θ ± δ, up with probability (1 - clip(lr g / δ)) / 2. |θ' - θ|² is always
   2 lr T d / N, and E|x'|² = E|x|² says N E[x·clip(g)] / d = T, clip(g) within δ / lr:
-  T_kin = T + N E[x·(g - clip(g))] / d. Minibatches heat by clipping alone.
+  T_kin = T + N E[x·(g - clip(g))] / d. Minibatches raise T_kin by clipping alone.
 * pSGLD multiplies by G: in the sums of g, and for |g|² and Var(grad), each coordinate
-  is weighed with G. This holds as far as G stays the same in the time that θ moves.
+  is weighted with G. This holds if G is constant during the time in which θ moves.
 
-The identities hold for whatever g a step uses. An unbiased gradient h, computed at the
-same θ by other minibatches, shows whether g is the loss's: the gradient bias N E[x·(g -
-h)] / d is T_conf by the gradients in use less T_conf by unbiased ones.
+The identities hold for any g that a step uses. An unbiased gradient h, computed at the
+same θ on other minibatches, tests whether g is the loss's: the gradient bias N E[x·(g -
+h)] / d is T_conf of the used gradients minus T_conf of unbiased ones.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-# Observations between two looks at the minibatches' noise, which takes a copy of the
-# gradients, and those that a device keeps before the host waits for them.
+# Observations between two measurements of the minibatches' noise, which take a copy of
+# the gradients; observations that a device keeps before the host waits for them.
 NOISE_EVERY, MOST_ROWS = 5, 64
-# A lack of equilibrium or a bias that is not worth a word, in units of T.
+# The largest excess or bias that is not an issue, in units of T.
 _LEAST_EXCESS = 0.01
 
 
@@ -61,12 +61,12 @@ class BatchMeans:
     """The mean of a correlated series and its error, in constant memory.
 
     The series is cut into batches of equal length, whose means are nearly independent
-    once they are longer than the series remembers; when there are 32, neighbours are
+    once batches are longer than the autocorrelation time. At 32 batches, neighbours are
     merged. With b whole batches the standard error is sd(batch means) / √b, with b - 1
     degrees of freedom. (Flegal and Jones 2010; here batches grow with the series.)
     """
 
-    MOST, FEWEST = 32, 8  # batches, and those that have an error
+    MOST, FEWEST = 32, 8  # most batches, and fewest with an error
 
     def __init__(self, state: Sequence[float] = (0, 1, 0, 0.0)) -> None:
         count, length, rest, *total = state[:4] if len(state) > 3 else (-1, 1, 0, 0)
@@ -81,12 +81,12 @@ class BatchMeans:
 
     @property
     def state(self) -> list[float]:
-        """The numbers of which the constructor makes the same again."""
+        """The numbers from which the constructor makes a copy."""
         counts = map(float, (self.count, self._length, self._rest))
         return [*counts, self._total, *self.means]
 
     def add(self, value: float) -> None:
-        """Takes in the next number."""
+        """Adds the next number."""
         self.count += 1
         self._rest += 1
         self._total += value
@@ -108,12 +108,12 @@ class BatchMeans:
         return _error(self.means)
 
     def half_width(self, probability: float, *, widest: bool = False) -> float:
-        """Half the width of Student's interval of the series' expectation.
+        """Returns half the width of Student's interval for the series' expectation.
 
         Args:
-            probability: that the interval holds it.
-            widest: the largest for these batches and for merged neighbours, as long as
-                8 remain: batches of a slow series still depend on each other.
+            probability: the probability that the interval contains the expectation.
+            widest: take the largest width for these batches and for merged neighbours,
+                while 8 remain: batches of a slow series still depend on each other.
         """
         from scipy.special import stdtrit
 
@@ -158,13 +158,13 @@ class Step(NamedTuple):
     num_data: float = 0.0
     temperature: float = 0.0
     momentum: float = 0.0
-    noise_estimate: float = 0.0  # NaN where it is not known
+    noise_estimate: float = 0.0  # NaN if unknown
     resample_momentum_every: int = 0
     step: int = 0  # the number of steps before this one
 
     @property
     def friction(self) -> float:
-        """The part of the heat that a step takes off."""
+        """The fraction of the excess kinetic energy that a step removes."""
         if self.motion == Motion.LANGEVIN:
             return 1.0
         kept = 1 - self.momentum
@@ -174,16 +174,16 @@ class Step(NamedTuple):
     def temperatures(
         self, sums: Sequence[float], numel: int, has_noise: bool
     ) -> tuple[float, float, float, float]:
-        """T_kin, T_conf, minibatches' heating and the part of clipped coordinates.
+        """Returns T_kin, T_conf, minibatches' excess, and the clipped fraction.
 
-        What is not known is NaN.
+        Unknown numbers are NaN.
 
         Args:
             sums: x·g, Σ w g², v·v (of half drifts u·u), x·v (SGNHT: Σ x s v), Σ w (grad
                 - grad before)² / 2, x·clip(g), the number of clipped coordinates
                 (csrc/ops/means.h).
             numel: the number of elements.
-            has_noise: whether there is the fifth.
+            has_noise: whether the fifth sum is known.
         """
         force, grad_square, square, position, noise, clipped_force, clipped = sums
         m, t, scale = self.momentum, self.temperature, self.num_data / max(numel, 1)
@@ -211,15 +211,15 @@ class Step(NamedTuple):
             kinetic = per_lr / mean_part * (square / 2 + kept)
             configurational *= part / mean_part
         minibatch = math.nan
-        # The thermostat takes the minibatches' heat off, redrawn momenta some of it.
+        # The thermostat removes the minibatches' excess, redrawn momenta a part of it.
         if has_noise and self.motion != Motion.THERMOSTAT and every == 0:
-            heat = self.lr * scale / 2 * noise - self.noise_estimate * t
-            minibatch = heat / self.friction
+            excess = self.lr * scale / 2 * noise - self.noise_estimate * t
+            minibatch = excess / self.friction
         return kinetic, configurational, minibatch, math.nan
 
 
 class TemperatureMeans(NamedTuple):
-    """Means over time of one tensor, group, or all."""
+    """Means over time of one tensor, one group, or all tensors."""
 
     kinetic: BatchMeans
     configurational: BatchMeans
@@ -234,14 +234,14 @@ class Means:
 
     Args:
         numels: sizes of the tensors.
-        groups: the group of each, from 0 in order.
+        groups: the group of each tensor, from 0 in order.
     """
 
     def __init__(self, numels: Sequence[int], groups: Sequence[int]) -> None:
         self._numels, self._groups = numels, groups
         self.num_tensors, self.num_groups = len(numels), 1 + max(groups, default=-1)
         total = self.num_tensors + self.num_groups + 1
-        #: Those of tensors, then of groups, then of all: means over coordinates.
+        #: Series of tensors, then of groups, then of all: means over coordinates.
         self.series = [
             TemperatureMeans(*(BatchMeans() for _ in range(6))) for _ in range(total)
         ]
@@ -253,7 +253,7 @@ class Means:
     def add(
         self, observed: Iterable[tuple[int, Sequence[float], Step]], has_noise: bool
     ) -> None:
-        """Takes in an observation: tensors with their sums and settings."""
+        """Adds an observation: tensors with their sums and settings."""
         values: dict[int, list[float]] = {}
         sizes: dict[int, int] = {}
         for tensor, sums, step in observed:
@@ -284,7 +284,7 @@ class Means:
         used: Iterable[tuple[int, Sequence[float], Step]],
         others: Iterable[tuple[int, Sequence[float], Step]],
     ) -> None:
-        """Takes in x·g of the gradient that a step uses, and of another one there."""
+        """Adds x·g of a step's gradient, and of another gradient at the same θ."""
         forces = {tensor: sums[0] for tensor, sums, _ in others}
         totals: dict[int, tuple[float, int]] = {}
         for tensor, sums, step in used:
@@ -304,7 +304,7 @@ class Means:
         """All means, and the last settings of each tensor."""
         means = [series.state for means in self.series for series in means]
         steps = [[*map(float, step)] for step in self._steps]
-        # NaN is not like itself, and states are compared.
+        # NaN != NaN, and states are compared.
         return means + [[-1.0 if x != x else x for x in step] for step in steps]
 
     @state.setter
@@ -328,14 +328,12 @@ class Means:
         self.series = [TemperatureMeans(*means[i : i + 6]) for i in range(0, count, 6)]
         self._steps = steps
 
-    # ---- What is wrong --------------------------------------------------------
-
     def issues(self, budget: float, rate: float) -> list[tuple[int, str, float]]:
         """Returns issues, worst first: tensor, fault, deviation in units of T."""
         found: list[tuple[int, str, float]] = []
-        # Each tensor is looked at twice, or thrice.
-        looks = 3 if self.series[-1].gradient_bias.count else 2
-        sure = 1 - rate / (looks * max(self.num_tensors, 1))
+        # Each tensor is tested twice, or thrice.
+        tests = 3 if self.series[-1].gradient_bias.count else 2
+        sure = 1 - rate / (tests * max(self.num_tensors, 1))
         for i, (step, means) in enumerate(zip(self._steps, self.series, strict=False)):
             t, kinetic = step.temperature, means.kinetic
             if t <= 0:
@@ -348,41 +346,40 @@ class Means:
                 size = abs(series.mean) / t
                 width = series.half_width(sure, widest=is_excess) / t
                 if is_excess and kinetic.count:
-                    fault_of_heat, heat = self._deviation(i, budget, sure)
-                    if fault_of_heat:
-                        found.append((i, fault_of_heat, heat))
-                # Beyond doubt not 0.
+                    fault_of_kinetic, deviation = self._deviation(i, budget, sure)
+                    if fault_of_kinetic:
+                        found.append((i, fault_of_kinetic, deviation))
+                # Significantly different from 0.
                 if size > width and size > _LEAST_EXCESS:
                     found.append((i, fault, size))
         return sorted(found, key=lambda each: -each[2])
 
     def _deviation(self, tensor: int, budget: float, sure: float) -> tuple[str, float]:
-        """Returns a tensor's significant deviation from T, in units of T."""
         step, series = self._steps[tensor], self.series[tensor].kinetic
         numel, count, tail = self._numels[tensor], series.count, 0.5 - sure / 2
         ratio = series.mean / step.temperature
         width = series.half_width(sure) / step.temperature
         is_sum = step.motion in (Motion.LANGEVIN, Motion.MOMENTUM, Motion.HALF_DRIFTS)
         if ratio - width > 1 + budget or (
-            # As if the few observations were one.
+            # Treats few observations as one.
             math.isnan(width)
             and count > 1
             and is_sum
             and ratio > (1 + budget) * _squares_quantile(1 - tail, numel)
         ):
             return "above T", ratio - 1
-        # Squares of few elements are skewed: a mean that is too small by chance comes
-        # with a width that is too small.
-        is_cold = ratio <= 0 and ratio + width < 1 - budget
+        # Squares of few elements are skewed: a mean that is too small by chance has a
+        # width that is too small.
+        is_below = ratio <= 0 and ratio + width < 1 - budget
         lowest = math.log(1 - budget) if budget < 1 else -math.inf
         if ratio > 0 and math.log(ratio) + width / ratio < lowest:
-            is_cold = ratio < (1 - budget) * _squares_quantile(tail, numel * count)
-        return ("below T", 1 - ratio) if is_cold else ("", 0.0)
+            is_below = ratio < (1 - budget) * _squares_quantile(tail, numel * count)
+        return ("below T", 1 - ratio) if is_below else ("", 0.0)
 
     def summary(
         self, names: Sequence[str], takes_estimate: bool, budget: float, rate: float
     ) -> str:
-        """The issues in words, with the way out, behind a table of all tensors."""
+        """Returns a table of all tensors, and the issues with advice."""
         every = self.series[-1]
         compared = every.gradient_bias.count > 0
         if every.kinetic.count == 0 and not compared:
@@ -393,8 +390,8 @@ class Means:
         last = "clipped" if every.clipped.count else "minibatches"
         lines = [
             f"Temperatures over {every.kinetic.count} observed steps (T_kin: of the "
-            "motion, T_conf: of the position; equal in equilibrium, and T if nothing "
-            "heats)",
+            "motion, T_conf: of the position; equal in equilibrium, and T without "
+            "excess)",
             f"  {'tensor':<{widest}}    elements"
             + f"  {'T_kin':<18}  {'T_conf':<18}  {last}",
         ]
@@ -410,19 +407,19 @@ class Means:
                 line += f"  {100 * means.clipped.mean:.3g} %"
             lines.append(line.rstrip())
         if not found and not math.isfinite(every.kinetic.error):
-            lines.append("Too few steps for a issue.")
+            lines.append("Too few steps to find an issue.")
         elif not found:
-            more = " or with gradients that are not the closure's" if compared else ""
+            more = " or with other gradients than the closure's" if compared else ""
             lines.append(
-                "Nothing is found: no tensor is heated by more than "
-                f"{100 * budget:.3g} %, and none is seen out of equilibrium{more}."
+                "No issue was found: no tensor is above T by more than "
+                f"{100 * budget:.3g} %, and none is out of equilibrium{more}."
             )
         for tensor, fault, size in found:
-            words = self._words(tensor, fault, size, budget, takes_estimate)
-            lines.append(f"- {names[tensor]} {words}.")
+            text = self._describe(tensor, fault, size, budget, takes_estimate)
+            lines.append(f"- {names[tensor]} {text}.")
         return "\n".join(lines)
 
-    def _words(
+    def _describe(
         self, i: int, fault: str, size: float, budget: float, takes_estimate: bool
     ) -> str:
         step, means = self._steps[i], self.series[i]
@@ -430,46 +427,44 @@ class Means:
         is_lattice = step.motion == Motion.LATTICE
         if fault == "above T":
             advice = _advice(step, means, size, budget, takes_estimate)
-            return f"is hot: {ratio:.3g} times the temperature asked for{advice}"
+            return f"is above T: T_kin is {ratio:.3g} T{advice}"
         if fault == "below T":
             why = (
-                "steps clip on its way outward (time, or a smaller lr)"
+                "steps clip on the way outward (more steps, or a smaller lr)"
                 if is_lattice
                 else "noise is missing (a noise estimate that is too large, momenta "
                 "that were changed)"
             )
-            return f"is cold: {ratio:.3g} times the temperature asked for; {why}"
+            return f"is below T: T_kin is {ratio:.3g} T; {why}"
         bias = _interval(means.gradient_bias)
         if fault == "biased gradient":
             return (
-                "has gradients that are not those of the closure that was observed: "
-                f"T_conf by them, less T_conf by those, is {bias}"
-                " (clipped, stale or summed ones, a penalty in the loss, minibatches "
-                "that depend on the parameters, batch norm in training mode)"
+                "has gradients that differ from the closure's: T_conf of the former "
+                f"minus T_conf of the latter is {bias}"
+                " (clipped, stale or summed gradients, a penalty in the loss, "
+                "minibatches that depend on parameters, batch norm in training mode)"
             )
         kinetic, configurational = means.kinetic.mean, means.configurational.mean
         way = "outward" if configurational < kinetic else "inward"
         text = (
             f"is not in equilibrium: T_conf is {configurational:.3g} and T_kin "
-            f"{kinetic:.3g}; it still moves {way}. Time lacks, not a smaller step"
+            f"{kinetic:.3g}; it still moves {way}. Make more steps, not smaller ones"
         )
-        # What heats a lattice is clipping, which is nothing and then much.
+        # A lattice's excess is clipping, which rises abruptly.
         if step.lr > 0 and not is_lattice and 0 < ratio - 1 < budget / 2:
             times = budget / (ratio - 1)
-            words = f"lr could be {times:.2g} times as large within the budget of heat"
-            text += f": {words}"
+            text += f": lr could be {times:.2g} times as large within the budget"
         return text
 
 
 def _squares_quantile(p: float, freedom: float) -> float:
-    """The factor by which a mean of squares of so many normal numbers exceeds 1."""
+    """Returns a quantile of the mean of squares of so many normal numbers."""
     from scipy.special import chdtri
 
     return float(chdtri(freedom, 1 - p)) / freedom
 
 
 def _interval(means: BatchMeans) -> str:
-    """A mean with the half width of its 95 % interval."""
     if means.count == 0:
         return "-"
     width = means.half_width(0.95)
@@ -479,25 +474,24 @@ def _interval(means: BatchMeans) -> str:
 def _advice(
     step: Step,
     means: TemperatureMeans,
-    heating: float,
+    excess: float,
     budget: float,
     takes_estimate: bool,
 ) -> str:
-    """Returns advice for a temperature above T."""
     if step.motion == Motion.NONE:
         return ""
     if step.motion == Motion.LATTICE:
         return (
-            f"; that is clipping, of {100 * means.clipped.mean:.3g} % of its "
+            f"; the cause is clipping, of {100 * means.clipped.mean:.3g} % of its "
             "coordinates' steps: a smaller lr clips fewer, and so do larger minibatches"
         )
-    lr = step.lr * budget / heating
-    text = f"; heating grows with lr: within {100 * budget:.3g} % it takes lr <= "
+    lr = step.lr * budget / excess
+    text = f"; the excess grows with lr: within {100 * budget:.3g} % it takes lr <= "
     text += f"{lr:.2g}"
     minibatch, friction = means.minibatch.mean / step.temperature, step.friction
-    if not minibatch > heating / 2:
+    if not minibatch > excess / 2:
         return text + (
-            " (little of it is the minibatches': the step is long for the curvature)"
+            " (minibatches cause little of it: the step is long for the curvature)"
         )
     times = math.ceil(10 * minibatch / budget) / 10
     text += f", or minibatches {times:.2g} times as large"

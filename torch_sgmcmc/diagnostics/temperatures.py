@@ -1,4 +1,4 @@
-"""Temperatures of a chain: whether a sampler has the one that it should have."""
+"""Monitors the temperatures of a chain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from torch_sgmcmc._impl.closures import fresh_gradients
 from torch_sgmcmc._impl.context import (
     StepContext,
     TensorLists,
@@ -27,6 +26,7 @@ from torch_sgmcmc._impl.hyperparams import (
     wrong_type,
 )
 from torch_sgmcmc._impl.ops import temperature_sums
+from torch_sgmcmc._impl.parameters import fresh_gradients
 from torch_sgmcmc._impl.state_dict import check_count, check_tensor
 from torch_sgmcmc._impl.user_state import PRIOR_MEAN, prior_of
 from torch_sgmcmc._impl.utils import has_master, optional, state_dtype
@@ -46,7 +46,7 @@ __all__ = ["TemperatureMonitor"]
 
 
 def panels(user: str, count: int, width: float, height: float) -> tuple[Any, list[Any]]:
-    """A figure and its axes, three in a row at most, each of this size in inches."""
+    """Returns a figure and its axes, at most three in a row, with sizes in inches."""
     pyplot = optional("matplotlib.pyplot", "matplotlib", user)
     columns = min(3, max(1, count))
     rows = max(1, -(-count // columns))
@@ -65,25 +65,24 @@ class Reading(NamedTuple):
 
 
 class Temperatures(NamedTuple):
-    """Readings of a tensor, a group (mean over its coordinates), or all parameters."""
+    """Readings of a tensor, a group (mean over coordinates), or all parameters."""
 
     kinetic: Reading
     configurational: Reading
     #: T_conf − T_kin: 0 in equilibrium.
     excess: Reading
-    #: What the minibatches' noise adds, as computed from differences of gradients.
-    #: NaN where that is not known: SGNHT, SGLRW, redrawn momenta, and
-    #: noise estimates that are "online".
+    #: The part of the minibatches' noise, computed from differences of gradients. NaN
+    #: if unknown: SGNHT, SGLRW, redrawn momenta, and "online" noise estimates.
     minibatch_heating: Reading
-    #: T_conf by the gradients that were used, less T_conf by those of
+    #: T_conf of the used gradients minus T_conf of the gradients of
     #: :meth:`TemperatureMonitor.observe`: 0 if the former are unbiased.
     gradient_bias: Reading
-    #: The part of coordinates whose step was clipped: SGLRW, else NaN.
+    #: The fraction of coordinates whose step was clipped: SGLRW, else NaN.
     clipped: Reading
 
 
 class TemperatureIssue(NamedTuple):
-    """Something that is wrong: with which tensor, what, and how much of T it is."""
+    """An issue of a tensor: its name, the fault, and the deviation in units of T."""
 
     name: str
     fault: str
@@ -99,7 +98,7 @@ def centers_of(
     sampler: Optimizer,
     params: list[Tensor],
 ) -> list[Tensor] | None:
-    """A tensor for each parameter, in the type of arithmetic."""
+    """Returns a tensor for each parameter, in the type of arithmetic."""
     if center is None:
         return None
     if isinstance(center, str):
@@ -138,7 +137,7 @@ def centers_of(
 # Kinds of sums (csrc/ops/means.h).
 _LANGEVIN, _PRECONDITIONED, _MOMENTUM, _THERMOSTAT = range(4)
 _NOISE, _PRECONDITIONED_NOISE, _LATTICE = range(4, 7)
-# A kind's sums among those of the host, and those of noise.
+# The places of a kind's sums among the host's.
 _PLACES = {
     _LANGEVIN: (0, 1),
     _PRECONDITIONED: (0, 1),
@@ -146,15 +145,15 @@ _PLACES = {
     _THERMOSTAT: (0, 2, 3),
     _LATTICE: (0, 5, 6),
 }
-_COUNT = 7  # of sums
+_COUNT = 7  # number of sums
 
 
-# Of tensors by place: which sums, and the step's settings.
+# Places of tensors, their sums by place, and the step's settings.
 _Row = tuple[list[int], list[tuple[tuple[int, ...], Tensor]], Step]
 
 
 class TemperatureMonitor:
-    r"""Temperatures of a chain, by tensor: is it the posterior that is sampled?
+    r"""Monitors the temperatures of a chain, by tensor.
 
     .. code-block:: python
 
@@ -163,7 +162,7 @@ class TemperatureMonitor:
         print(monitor.summary())
 
     With d the elements of a tensor, N ``num_data``, m the momentum and g the gradient
-    that a step uses (prior included), the monitor are means over steps of
+    that a step uses (prior included), the readings are means over steps of
 
     .. math::
         T_\text{conf} = \frac{N}{d}\, (\theta - c) \cdot g, \qquad
@@ -171,36 +170,35 @@ class TemperatureMonitor:
         \quad\text{or (SGLD)}\quad T + \frac{\mathrm{lr}\, N}{2 d} \|g\|^2,
 
     c any constant. **In equilibrium both are equal**, for any potential, step size,
-    noise of minibatches and estimate: E‖θ − c‖² and E[θ·v] do not change. So
+    noise of minibatches and estimate, since E‖θ − c‖² and E[θ·v] do not change.
+    Therefore
 
-    * T_kin ≠ T_conf: not in equilibrium (or not the dynamics that it seems to be);
-    * T_kin / T − 1 is the **heating** by minibatches and by the step's length, on a
-      quadratic the relative error of the variance; the minibatches' part of it is
-      lr N Var(ḡ) / (2 T α), α = 1 − m (SGLD: 1), less what ``noise_estimate`` takes.
+    * T_kin ≠ T_conf: the chain is not in equilibrium (or has other dynamics);
+    * T_kin / T − 1 is the **excess** by minibatches and by the step's length, on a
+      quadratic the relative error of the variance. The minibatches' part is lr N Var(ḡ)
+      / (2 T α), α = 1 − m (SGLD: 1), minus the part of ``noise_estimate``.
 
-    Equations of samplers that move otherwise are in docs/temperatures.md, and derived
-    in ``temperature_means.py``. Intervals are by batch means (16 to 31 batches that
-    grow with the chain), which takes account of autocorrelation, not of what a chain
-    has never seen. Equality holds for whatever g is used. That it is the loss's, which
-    clipped, stale or summed gradients are not, is seen by :meth:`observe`.
+    Equations of other samplers are in docs/temperatures.md, and derived in
+    ``temperature_means.py``. Intervals are by batch means (16 to 31 batches that grow
+    with the chain). They account for autocorrelation, but not for modes that a chain
+    has never visited. Equality holds for any g. :meth:`observe` tests that g is the
+    loss's gradient, unlike clipped, stale or summed gradients.
 
     Args:
-        sampler: the sampler that is to be observed, from its next step on, until
-            :meth:`detach`. One monitor for each sampler, not ``capturable``. HMC,
-            HMCECS and SBPS have none: use their acceptance and violation rates.
-        every: steps between observations (one more or so with
+        sampler: the sampler to observe, from its next step until :meth:`detach`. One
+            monitor for each sampler, not ``capturable``. Not for HMC, HMCECS and SBPS:
+            use their acceptance and violation rates.
+        every: steps between observations (slightly more with
             ``resample_momentum_every``). An observation costs about as much as an
             update. Default: 20.
         center: c, a tensor or number for each parameter in the order of the groups, or
-            "current" for where they are now, or "prior_mean"; None is 0. A good one (a
-            mode, the prior's mean) makes intervals shorter. Default: None.
-        names: of the parameters, for tables; None takes those of named parameters.
-
-    Raises:
-        TypeError, ValueError: an argument is not as it should be.
+            "current" for the present parameters, or "prior_mean"; None is 0. A good
+            center (a mode, the prior's mean) makes intervals shorter. Default: None.
+        names: names of the parameters, for tables; None takes the names of named
+            parameters.
 
     Note:
-        Steps without a parameter's gradient or left out are not observed.
+        Skipped steps and steps without some parameter's gradient are not observed.
     """
 
     def __init__(
@@ -215,29 +213,29 @@ class TemperatureMonitor:
             raise wrong_type("sampler", sampler, "a sampler of torch_sgmcmc")
         check_integer("every", every, low=1)
         context_of(sampler).placement.refuse(
-            "Invalid sampler: it has DTensors, and monitor take sums over whole "
+            "Invalid sampler: it has DTensors, and a monitor sums over whole "
             "parameters (observe replicas under DistributedDataParallel)"
         )
         if sampler.defaults["capturable"]:
             raise ValueError(
-                "Invalid sampler: it is capturable, and monitor are read on the host"
+                "Invalid sampler: it is capturable, and a monitor is read on the host"
             )
         if not has_temperatures(sampler):
             raise ValueError(
-                f"Invalid sampler: {_kind(sampler)} has no monitor (acceptance and "
-                "violation rates tell of it: diagnostics())"
+                f"Invalid sampler: {sampler._saved_name()} cannot be monitored (see "
+                "its acceptance and violation rates)"
             )
         chain = context_of(sampler)
         if chain.monitor is not None:
             raise ValueError(
-                "Invalid sampler: it has TemperatureMonitor already (detach() them)"
+                "Invalid sampler: it has a TemperatureMonitor already (detach() it)"
             )
         self._sampler = weakref.ref(sampler)
-        # Which outlives a wrapper of the sampler.
+        # The context outlives a wrapper of the sampler.
         self._context: weakref.ref[StepContext] = weakref.ref(chain)
-        kind = _kind(sampler)
+        kind = sampler._saved_name()
         self._motion = MOTIONS[kind]
-        self._compares = kind != "EWSG"  # whose gradients are biased by design
+        self._compares = kind != "EWSG"  # biased gradients by design
         groups = sampler.param_groups
         self._params = [p for group in groups for p in group["params"]]
         self._group_of = [i for i, g in enumerate(groups) for _ in g["params"]]
@@ -254,7 +252,7 @@ class TemperatureMonitor:
         self._interval = _interval_of(every, redraws)
         self._previous: tuple[int, dict[Tensor, Tensor]] | None = None
         self._rows: list[tuple[list[_Row], bool]] = []
-        # Forces of observe() where the chain still is, and beside those of the step.
+        # Forces of observe() at the present θ, and pairs with the step's.
         self._others: list[_Row] = []
         self._others_at: list[int] = []
         self._forces: list[tuple[list[_Row], list[_Row]]] = []
@@ -262,25 +260,23 @@ class TemperatureMonitor:
         chain.monitor = self
 
     def reset(self) -> None:
-        """Forgets what was observed, as after a burn-in."""
+        """Drops all observations, for example after a burn-in."""
         self._rows.clear()
         self._others = []
         self._forces.clear()
         self._means = Means([p.numel() for p in self._params], self._group_of)
 
     def detach(self) -> None:
-        """Ends the observation; what was read stays."""
+        """Ends the observation; readings stay."""
         sampler = self._sampler()
         if sampler is not None and context_of(sampler).monitor is self:
             context_of(sampler).monitor = None
 
-    # ---- Checkpoints ----------------------------------------------------------
-
     def state_dict(self) -> dict[str, Any]:
         """Returns the observations as lists of numbers.
 
-        And, where the next observation will compare gradients with those of the step
-        before it, these: ``previous_gradients``.
+        Also the gradients of the last step, ``previous_gradients``, if the next
+        observation compares with them.
         """
         self._read()
         kept = {"every": self._every, "series": self._means.state}
@@ -291,10 +287,10 @@ class TemperatureMonitor:
         return kept
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on from what :meth:`state_dict` returned, for the same parameters.
+        """Continues from the result of :meth:`state_dict`, for the same parameters.
 
         Raises:
-            ValueError: it is of other parameters. Nothing has been loaded.
+            ValueError: the state belongs to other parameters. Nothing has been loaded.
         """
         check_integer("every", state_dict["every"], low=1)
         previous = self._read_previous(state_dict.get("previous_gradients"))
@@ -329,26 +325,23 @@ class TemperatureMonitor:
             grads[p] = grad.detach().to(p.device, p.dtype, copy=True)
         return step, grads
 
-    # ---- Observations ---------------------------------------------------------
-
     @torch.no_grad()
     def observe(self, closure: Callable[[], Any]) -> None:
-        r"""Observes where the chain is, by a gradient that is right.
+        r"""Observes the present θ by an unbiased gradient.
 
-        For :class:`EWSG`, at every sample or at some of them: T_conf beside T, among
-        its own observations (a large ``every`` leaves those out).
+        For :class:`EWSG`, at every sample or at some of them: adds T_conf beside T to
+        the observations (a large ``every`` suppresses the others).
 
-        For the others, before a step: are the gradients that it uses those of the loss?
-        With h the closure's gradient and g that of the next step, at one θ,
+        For other samplers, before a step: tests whether the sampler's gradients are the
+        loss's. With h the closure's gradient and g the next step's, at one θ,
 
         .. math::
             \text{gradient\_bias} = \frac{N}{d}\, \overline{(\theta - c) \cdot (g - h)},
 
-        which is 0 but for chance if g is unbiased. It is not if gradients are clipped,
+        whose expectation is 0 if g is unbiased. It is not 0 if gradients are clipped,
         stale, summed in place of averaged, of minibatches that depend on θ, or of batch
-        norm in training mode while evaluation mode predicts. (A difference that is the
-        same everywhere shows where c is not the mean: with c = 0.) Parameters' ``grad``
-        are as before when it ends.
+        norm in training mode while predictions use evaluation mode. (A constant bias
+        shows only if c is not the mean: use c = 0.) Parameters' ``grad`` are restored.
 
         Args:
             closure: computes the mean loss, without the prior, of a fresh minibatch
@@ -367,32 +360,26 @@ class TemperatureMonitor:
         finally:
             for p, grad, value in zip(self._params, before, values, strict=True):
                 # Gradients may be views of memory that each backward pass writes to,
-                # such as DistributedDataParallel's. Others are not touched: autograd
-                # may have saved them.
+                # such as DistributedDataParallel's. Other gradients are not written:
+                # autograd may have saved them.
                 if _share_memory(p.grad, grad):
                     grad.copy_(value)
                 p.grad = grad
 
-    def _seen(self) -> StepContext:
-        """Returns the observed sampler's context."""
+    def _observed_context(self) -> StepContext:
         chain = self._context()
         if chain is None:
-            raise RuntimeError(
-                "these TemperatureMonitor are detached from their sampler"
-            )
+            raise RuntimeError("this TemperatureMonitor is detached from its sampler")
         return chain
 
     def _attached(self) -> Sampler:
         sampler = self._sampler()
         if sampler is None or context_of(sampler).monitor is not self:
-            raise RuntimeError(
-                "these TemperatureMonitor are detached from their sampler"
-            )
+            raise RuntimeError("this TemperatureMonitor is detached from its sampler")
         return sampler
 
     def _is_due(self) -> bool:
-        """Returns whether the sampler's next update is observed."""
-        step, interval = self._seen().rng.steps, self._interval
+        step, interval = self._observed_context().rng.steps, self._interval
         is_before = (step + 1) % (NOISE_EVERY * interval) == 0
         return step % interval == 0 or is_before or bool(self._others)
 
@@ -401,11 +388,11 @@ class TemperatureMonitor:
         if not work:
             return
         self._compare(work)
-        # Cycles explore at T = 0, where there is no temperature to compare with.
+        # Cycles explore at T = 0, where ratios to T are undefined.
         work = [lists for lists in work if lists.group["temperature"] > 0]
         if not work:
             return
-        step, interval = self._seen().rng.steps, self._interval
+        step, interval = self._observed_context().rng.steps, self._interval
         if step % interval == 0:
             at, previous = self._previous or (-1, {})
             has_noise = at == step - 1 and all(
@@ -422,10 +409,10 @@ class TemperatureMonitor:
             self._previous = step, kept
 
     def _compare(self, work: list[TensorLists]) -> None:
-        """Sets the step's gradients beside those of observe()."""
+        """Pairs the step's forces with those of observe()."""
         if not self._others:
             return
-        # Somebody else, a checkpoint, may have moved the parameters.
+        # Something else, such as a checkpoint, may have moved the parameters.
         if self._versions() == self._others_at:
             self._forces.append((self._others, self._forces_of(work)))
         self._others = []
@@ -433,7 +420,7 @@ class TemperatureMonitor:
             self._read()
 
     def _add(self, work: list[TensorLists], *, plain: bool, has_noise: bool) -> None:
-        state = self._seen().state
+        state = self._observed_context().state
         rows = []
         for group, params, grads, _ in work:
             motion = Motion.NONE if plain else self._motion
@@ -494,22 +481,22 @@ class TemperatureMonitor:
             "weight_decay": group["prior_precision"] / group["num_data"],
             "decay": group["decay"] if group.get("adapt", False) else 1.0,
             "eps": self._constant(group),
-            **prior_of(self._seen().state, group, params),
+            **prior_of(self._observed_context().state, group, params),
         }
 
     def _constant(self, group: dict[str, Any]) -> float:
-        """ε of a preconditioner, beyond what a lattice clips, or the lr of a kick."""
+        """Returns ε of a preconditioner, a lattice's bound, or the lr of a kick."""
         if self._motion is Motion.HALF_DRIFTS:
             return float(group["lr"])
         if self._motion is Motion.LATTICE:
-            heat, lr = 2 * group["temperature"] / group["num_data"], group["lr"]
-            bound = math.sqrt(heat / lr) if lr else math.inf  # without a move
+            scale, lr = 2 * group["temperature"] / group["num_data"], group["lr"]
+            bound = math.sqrt(scale / lr) if lr else math.inf  # no move
             return min(bound, sys.float_info.max)
         return group.get("eps", 0.0)
 
     def _positions(self, params: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Returns positions and centers, in the type of arithmetic."""
-        state = self._seen().state
+        state = self._observed_context().state
         positions = [
             state.get(p, {}).get("master", p).to(state_dtype(p))
             if has_master(p)
@@ -520,10 +507,8 @@ class TemperatureMonitor:
             return positions, []
         return positions, [self._centers[self._place[p]] for p in params]
 
-    # ---- Readings -------------------------------------------------------------
-
     def _read(self) -> None:
-        """Takes in what devices have summed since the last time."""
+        """Adds the devices' sums since the last call."""
         for rows, has_noise in self._rows:
             self._means.add(_observed(rows), has_noise)
         self._rows.clear()
@@ -544,7 +529,7 @@ class TemperatureMonitor:
 
     @property
     def sampler(self) -> Any:
-        """The sampler that is observed; None if it is no more."""
+        """The observed sampler; None if it no longer exists."""
         return self._sampler()
 
     @property
@@ -563,11 +548,11 @@ class TemperatureMonitor:
         return list(self._names)
 
     def tensor(self, name: str | int) -> Temperatures:
-        """The temperatures of a tensor, by its name or place."""
+        """Returns the temperatures of a tensor, by its name or index."""
         return _temperatures(self._series(self._index(name)))
 
     def group(self, index: int) -> Temperatures:
-        """The temperatures of a param group."""
+        """Returns the temperatures of a param group."""
         check_integer("index", index, low=0)
         count = self._means.num_groups
         if index >= count:
@@ -575,11 +560,11 @@ class TemperatureMonitor:
         return _temperatures(self._series(self._means.num_tensors + index))
 
     def all(self) -> Temperatures:
-        """The temperatures of all parameters together."""
+        """Returns the temperatures of all parameters together."""
         return _temperatures(self._series(-1))
 
     def over_time(self, name: str | int | None = None) -> tuple[list[float], ...]:
-        """T_kin and T_conf of a tensor, or of all, by batches of observations."""
+        """Returns T_kin and T_conf of a tensor, or of all, by batches of steps."""
         series = self._series(-1 if name is None else self._index(name))
         return list(series.kinetic.means), list(series.configurational.means)
 
@@ -589,9 +574,9 @@ class TemperatureMonitor:
         """Returns issues, worst first; empty if there are none.
 
         Args:
-            budget: heating that is allowed, a part of T. Default: 0.05.
-            rate: the probability that a chain without fault is blamed for anything.
-                Default: 0.01.
+            budget: allowed excess of T_kin, as a fraction of T. Default: 0.05.
+            rate: the probability that a chain without fault has any issue. Default:
+                0.01.
 
         Returns:
             Tensors that are "above T", "below T", "not in equilibrium" or have a
@@ -606,9 +591,9 @@ class TemperatureMonitor:
         ]
 
     def summary(self, budget: float = 0.05, rate: float = 0.01) -> str:
-        """The temperatures of all tensors, what is wrong, and the way out, in words.
+        """Returns the temperatures of all tensors, the issues and advice as text.
 
-        The arguments are those of :meth:`issues`.
+        The arguments are as for :meth:`issues`.
         """
         check_real("budget", budget, low_open=True)
         check_real("rate", rate, high=1.0, low_open=True)
@@ -618,7 +603,7 @@ class TemperatureMonitor:
         return self._means.summary(self._names, takes, budget, rate)
 
     def plot(self, names: Sequence[str] | None = None) -> Any:
-        """T_kin and T_conf of each tensor over time, by batches of observations.
+        """Draws T_kin and T_conf of each tensor over time, by batches of observations.
 
         Args:
             names: the tensors to show; None shows all, 24 at most.
@@ -654,7 +639,7 @@ def _observed(rows: list[_Row]) -> Iterator[tuple[int, list[float], Step]]:
 
 
 def _interval_of(every: int, redraws: int) -> int:
-    """Steps between observations that see all of a cycle of redrawn momenta."""
+    """Returns an interval that observes all of a cycle of redrawn momenta."""
     while redraws > 0 and math.gcd(every, redraws) > 1:
         every += 1
     return every
@@ -662,16 +647,7 @@ def _interval_of(every: int, redraws: int) -> int:
 
 def has_temperatures(sampler: Sampler) -> bool:
     """Returns whether a monitor can observe the sampler: not HMC, HMCECS and SBPS."""
-    return _kind(sampler) in MOTIONS
-
-
-def _kind(sampler: Sampler) -> str:
-    """The class's name; of a subclass that of what it is derived from."""
-    return next(
-        base.__name__
-        for base in type(sampler).__mro__
-        if base.__module__.startswith("torch_sgmcmc.")
-    )
+    return sampler._saved_name() in MOTIONS
 
 
 def _share_memory(a: Tensor | None, b: Tensor | None) -> bool:
@@ -681,7 +657,6 @@ def _share_memory(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def _step_of(group: Mapping[str, Any], motion: Motion) -> Step:
-    """The settings that a step is made with."""
     estimate = 0.0
     if "noise_estimate" in group:
         is_online = isinstance(group["noise_estimate"], str)

@@ -1,4 +1,4 @@
-"""One chain: its model, its sampler, its minibatches, its draws."""
+"""Runs one chain with its model, sampler, minibatches and draws."""
 
 from __future__ import annotations
 
@@ -25,31 +25,25 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch_sgmcmc._impl.context import context_of
 from torch_sgmcmc._impl.distributed import world_size
 from torch_sgmcmc._impl.hyperparams import wrong_result
-from torch_sgmcmc._impl.io import load, save
+from torch_sgmcmc._impl.random_state import fold_in
+from torch_sgmcmc._impl.state_dict import load, save
 from torch_sgmcmc._impl.utils import length_of, plain_names, progress_bar
+from torch_sgmcmc.compile import Blocks, length_of_blocks
+from torch_sgmcmc.data import Minibatches, closure_of, one_gradient_a_step
 from torch_sgmcmc.diagnostics.setup_check import check_setup
 from torch_sgmcmc.diagnostics.setup_issues import SetupReport
 from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor, has_temperatures
-from torch_sgmcmc.gibbs import GammaPrecision
 from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.posterior.collector import Collector
 from torch_sgmcmc.posterior.forward import model_device, moved
-from torch_sgmcmc.posterior.minibatches import (
-    Blocks,
-    Minibatches,
-    closure_of,
-    length_of_blocks,
-    one_gradient_a_step,
-)
 from torch_sgmcmc.posterior.store import SampleStore
 from torch_sgmcmc.samplers.sampler import Sampler
 from torch_sgmcmc.samplers.sbps import SBPS
-from torch_sgmcmc.schedules import CyclicalSchedule, PolynomialDecay
-from torch_sgmcmc.seeds import fold_in
+from torch_sgmcmc.schedules import CyclicalSchedule, GammaPrecision, PolynomialDecay
 
 __all__ = ["ChainState"]
 
-_ANEW = "restart=True begins anew"
+_RESTART = "restart=True starts a new run"
 
 
 def identity(
@@ -89,15 +83,15 @@ def hyperparameters(sampler: Sampler) -> list[dict[str, Any]]:
 
 
 def check_same(former: Mapping[str, Any], now: Mapping[str, Any], where: str) -> None:
-    """Raises a ValueError if a chain is another one; warns where it may be.
+    """Raises a ValueError if a checkpoint is of another chain; warns if it may be.
 
-    By :func:`hyperparameters` as "groups", and the keys of :func:`identity`, of the run
-    that goes on and of what was given.
+    Both arguments have :func:`hyperparameters` under "groups" and the keys of
+    :func:`identity`: of the resumed run and of the present arguments.
     """
 
     def differs(argument: str, given: Any, before: Any) -> ValueError:
         return ValueError(
-            f"Invalid {argument}: {given} ({where} was begun with {before}; {_ANEW})"
+            f"Invalid {argument}: {given} ({where} was begun with {before}; {_RESTART})"
         )
 
     def compare(argument: str, what: str, one: Any, other: Any) -> None:
@@ -125,7 +119,7 @@ def check_same(former: Mapping[str, Any], now: Mapping[str, Any], where: str) ->
         if former[name] != now[name]:
             warnings.warn(
                 f"the {name} is {now[name]}, and {where} was begun with "
-                f"{former[name]}: if that is another posterior, {_ANEW}",
+                f"{former[name]}: if that is another posterior, {_RESTART}",
                 stacklevel=2,
             )
 
@@ -137,7 +131,7 @@ def _name(function: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Returns comparable values, in types that a checkpoint has."""
+    """Returns comparable values of types that a checkpoint can hold."""
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.item()
     if isinstance(value, Mapping):
@@ -151,12 +145,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """SIGINT (Ctrl-C) and SIGTERM within it are noted, and come about at its end.
+    """Delays SIGINT (Ctrl-C) and SIGTERM to the end of the context.
 
-    A second SIGINT does so at once, but not in a process that another one sees to: the
-    end of a parent's threads may send it several. Elsewhere than in the main thread,
-    where Python would not call handlers, nothing is put off; nor are signals that are
-    ignored, or have a handler that is not Python's.
+    A second SIGINT takes effect at once, except in a child process: its parent may send
+    several. Nothing is delayed outside of the main thread, where Python calls no
+    handlers. Ignored signals and handlers that are not Python's stay as they are.
     """
 
     def __init__(self) -> None:
@@ -190,14 +183,13 @@ class Interrupts:
             signal.signal(*self._former.popitem())
 
 
-#: From one checkpoint to the next, where ``checkpoint_every`` is None.
+#: Seconds between checkpoints if ``checkpoint_every`` is None.
 CHECKPOINT_SECONDS = 300.0
 
 
-# From one look at the progress bar's loss to the next.
+# Seconds between updates of the progress bar's loss.
 _SECONDS = 1.0
-
-# A loss has, that is so many times the first one and 1.
+# A loss above this multiple of max(first loss, 1) means that the chain has diverged.
 _EXPLODED = 100.0
 
 
@@ -208,12 +200,12 @@ class ChainState:
     Attributes:
         chain: its number, from 0.
         step: steps made.
-        loss: what the step's (last) minibatch had, a scalar tensor.
+        loss: the loss of the step's (last) minibatch, a scalar tensor.
         model: the module at its present parameters.
         sampler: the sampler.
         collector: the :class:`Collector`.
         schedule: the learning-rate scheduler, a tuple if there are several, or None.
-        monitor: those that observe the chain, or None.
+        monitor: the chain's :class:`TemperatureMonitor`, or None.
     """
 
     chain: int
@@ -254,27 +246,27 @@ class Settings:
 def run_chain(settings: Settings, chain: int) -> None:
     """Runs a chain to its end, from its last checkpoint if it has one.
 
-    What is random follows from the seed and the chain's number, but for what the loss
-    and the callbacks draw elsewhere than from torch's default generator.
+    All randomness follows from the seed and the chain's number, unless the loss or a
+    callback uses another generator than torch's default.
     """
     with _random_numbers(settings, chain) as seed:
         _Run(settings, chain, seed).run()
 
 
 def rehearse(settings: Settings) -> None:
-    """Raises what a first chain would before its first step; the store is as it was."""
+    """Raises the errors of a first chain before its first step; changes no store."""
     with _random_numbers(settings, 0) as seed:
         _Run(settings, 0, seed).collector(SampleStore()).close()
 
 
-def look_before(settings: Settings) -> SetupReport:
-    """Looks at what a first chain would sample; nothing is stored."""
+def check_first_chain(settings: Settings) -> SetupReport:
+    """Runs the setup check on a first chain; stores nothing."""
     with _random_numbers(settings, 0) as seed:
         return _Run(settings, 0, seed).check()
 
 
-def first_of(settings: Settings) -> tuple[nn.Module, Any]:
-    """A first chain's model where it begins, and its first minibatch."""
+def first_chain_of(settings: Settings) -> tuple[nn.Module, Any]:
+    """Returns a first chain's model at its start, and its first minibatch."""
     with _random_numbers(settings, 0) as seed:
         with closing(Minibatches(settings.loader, fold_in(seed, 2))) as batches:
             return _model_of(settings), batches.next()
@@ -303,7 +295,7 @@ def checkpoint(path: Path) -> dict[str, Any]:
     try:
         return load(path)
     except RuntimeError as error:
-        raise RuntimeError(f"{error} (restart=True begins anew)") from error
+        raise RuntimeError(f"{error} ({_RESTART})") from error
 
 
 class Saved(NamedTuple):
@@ -352,24 +344,23 @@ class _Run:
         self._check_stores_some()
         self._done = 0
         self._loss = torch.full((), torch.nan, device="cpu")
-        # The first and the last ones, which tell whether the chain has diverged.
+        # The first and the last losses detect a chain that has diverged.
         self._first_loss: Tensor | None = None
         self._losses: deque[Tensor] = deque(maxlen=5)
         self._monitor = self._make_monitor()
-        self._blocks = self._made_blocks() if settings.compiles else None
+        self._blocks = self._make_blocks() if settings.compiles else None
         self._bar: Any = None
         self._shown = -math.inf
-        # Whether the step in progress has come as far as to change something.
+        # Whether the step in progress may have changed something.
         self._has_begun = False
 
     def _make_monitor(self) -> TemperatureMonitor | None:
-        """Returns a monitor, if the sampler can be observed."""
         sampler = self._sampler
         if not self._settings.reports or not has_temperatures(sampler):
             return None
-        is_whole = not context_of(sampler).placement.is_sharded
-        is_seen = is_whole and not sampler.defaults["capturable"]
-        return TemperatureMonitor(sampler) if is_seen else None
+        is_sharded = context_of(sampler).placement.is_sharded
+        is_observable = not is_sharded and not sampler.defaults["capturable"]
+        return TemperatureMonitor(sampler) if is_observable else None
 
     def collector(self, store: Path | SampleStore) -> Collector:
         """Returns the chain's Collector."""
@@ -388,7 +379,7 @@ class _Run:
         )
 
     def check(self) -> SetupReport:
-        """A look at what it would sample."""
+        """Runs the setup check."""
         settings = self._settings
         return check_setup(self._model, settings.loss, settings.loader, self._sampler)
 
@@ -397,19 +388,19 @@ class _Run:
         with closing(self._batches), self.collector(self._settings.store) as collector:
             if path is not None and path.exists():
                 self._load(checkpoint(path), collector)
-            else:  # for a kill before the next
+            else:  # a kill may come before the next one
                 if collector.num_draws:
                     raise ValueError(
                         f"Invalid store: chain {self._chain} in {self._settings.store} "
-                        f"has {collector.num_draws} draws and no checkpoint: they are "
-                        "not of sample() (restart=True deletes them)"
+                        f"has {collector.num_draws} draws and no checkpoint: they were "
+                        "not made by sample() (restart=True deletes them)"
                     )
                 self._save(collector, path)
             self._go(collector, path)
 
     def _go(self, collector: Collector, path: Path | None) -> None:
         if self._blocks is not None and self._done % self._blocks.steps:
-            self._blocks = self._made_blocks()  # that fit to where it goes on
+            self._blocks = self._make_blocks()  # that end at the resumed chain's draws
         self._stride = 1 if self._blocks is None else self._blocks.steps
         bar = progress_bar(
             range(self._done, self._steps, self._stride),
@@ -420,9 +411,9 @@ class _Run:
         steps, self._bar = iter(bar), bar
         while self._done < self._steps:
             with Interrupts() as interrupts:
-                self._until_interrupted(steps, collector, path, interrupts)
+                self._run_until_interrupted(steps, collector, path, interrupts)
 
-    def _until_interrupted(
+    def _run_until_interrupted(
         self,
         steps: Iterator[int],
         collector: Collector,
@@ -436,7 +427,7 @@ class _Run:
             try:
                 self._step(collector)
             except BaseException:
-                # Of workers of a loader, say, that the signal has ended.
+                # For example from a loader's workers that the signal has ended.
                 if interrupts.pending is not None and not self._has_begun:
                     self._save(collector, path)
                 raise
@@ -458,16 +449,16 @@ class _Run:
                 return
 
     def _look(self) -> None:
-        """Shows how it goes, in the progress bar."""
+        """Shows loss and temperature in the progress bar."""
         now = time.monotonic()
         if now - self._shown < _SECONDS or not hasattr(self._bar, "set_postfix_str"):
             return
         self._shown = now
-        words = f"loss {float(self._loss):.3g}"
+        text = f"loss {float(self._loss):.3g}"
         if self._monitor is not None and self._monitor.num_observed:
-            heats = (self._monitor.tensor(name) for name in self._monitor.names)
-            words += f", T_kin up to {max(h.kinetic.mean for h in heats):.3g}"
-        self._bar.set_postfix_str(words, refresh=False)
+            found = (self._monitor.tensor(name) for name in self._monitor.names)
+            text += f", T_kin up to {max(t.kinetic.mean for t in found):.3g}"
+        self._bar.set_postfix_str(text, refresh=False)
 
     def _step(self, collector: Collector) -> None:
         try:
@@ -478,19 +469,18 @@ class _Run:
         except RuntimeError as error:
             if "not finite" not in str(error):
                 raise
-            raise RuntimeError(self._of_loss(str(error))) from error
+            raise RuntimeError(self._describe_divergence(str(error))) from error
         for schedule in self._schedules:
-            # It has none to draw while cycles explore.
+            # At T = 0, while cycles explore, there is no precision to draw.
             if not isinstance(schedule, GammaPrecision) or all(
                 group["temperature"] > 0 for group in self._sampler.param_groups
             ):
                 schedule.step()
 
-    def _made_blocks(self) -> Blocks:
-        """Blocks in which no draw is missed, from here to the end."""
+    def _make_blocks(self) -> Blocks:
         given = self._settings.collecting
         if given.get("when") is not None:
-            raise ValueError("Invalid when: with compile, draws are those of `every`")
+            raise ValueError("Invalid when: with compile, the draws follow `every`")
         return Blocks(
             *(self._model, self._sampler, self._settings.loss, self._schedules),
             length_of_blocks(given["burn_in"], given["every"], self._done, self._steps),
@@ -541,8 +531,8 @@ class _Run:
         self._losses.append(self._loss)
         return loss
 
-    def _of_loss(self, error: str) -> str:
-        """Returns the message for a step with non-finite values."""
+    def _describe_divergence(self, error: str) -> str:
+        """Returns the error message of a step with values that are not finite."""
         where = f"chain {self._chain}, step {self._done + 1}"
         losses = [float(loss) for loss in self._losses]
         first = 0.0 if self._first_loss is None else float(self._first_loss)
@@ -558,11 +548,10 @@ class _Run:
         return (
             f"{where}: the chain has diverged: its loss was {first:.3g} at first, and "
             f"{', '.join(f'{loss:.3g}' for loss in losses)} in the end.{advice} "
-            "restart=True begins anew"
+            f"{_RESTART}"
         )
 
     def _length(self) -> int:
-        """Steps of the whole chain."""
         steps, epochs = self._settings.steps, self._settings.epochs
         if steps is not None:
             return steps
@@ -573,12 +562,11 @@ class _Run:
                 "minibatches (give steps)"
             )
         length = length_of(self._settings.loader)
-        assert length is not None  # sample() has seen to it
+        assert length is not None  # sample() has checked it
         return epochs * length
 
     def _check_stores_some(self) -> None:
-        """Raises if the chain would end without a draw, as far as can be known."""
-        if isinstance(self._sampler, SBPS):  # which counts samples
+        if isinstance(self._sampler, SBPS):  # counts samples, not steps
             return
         given = self._settings.collecting
         count, phases = self._steps, ""
@@ -594,10 +582,8 @@ class _Run:
                 "nothing would be stored"
             )
 
-    # ---- Checkpoints ----------------------------------------------------------
-
     def _save(self, collector: Collector, path: Path | None) -> None:
-        if path is None:  # what is in memory ends with the process
+        if path is None:  # draws in memory end with the process
             return
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         content = Saved(
@@ -621,9 +607,9 @@ class _Run:
         missing = [key for key in Saved._fields if key not in content]
         if missing:
             lacking = f"chain {self._chain} in {folder} lacks {', '.join(missing)}"
-            raise ValueError(f"Invalid checkpoint: that of {lacking} ({_ANEW})")
+            raise ValueError(f"Invalid checkpoint: {lacking} ({_RESTART})")
         if content["seed"] != self._settings.seed:
-            other = f"the chain in {folder} has {content['seed']}; {_ANEW}"
+            other = f"the chain in {folder} has {content['seed']}; {_RESTART}"
             raise ValueError(f"Invalid seed: {self._settings.seed} ({other})")
         check_same(
             {"groups": content["begun"], **content["identity"]},
@@ -633,7 +619,7 @@ class _Run:
         if content["step"] > steps:
             name = "steps" if self._settings.epochs is None else "epochs"
             made = f"chain {self._chain} in {folder} has made {content['step']}"
-            raise ValueError(f"Invalid {name}: {steps} steps ({made}; {_ANEW})")
+            raise ValueError(f"Invalid {name}: {steps} steps ({made}; {_RESTART})")
         self._model.load_state_dict(content["model"])
         self._sampler.load_state_dict(content["sampler"])
         for schedule, state in zip(self._schedules, content["schedule"], strict=True):
@@ -647,18 +633,17 @@ class _Run:
 
 
 def checkpoint_path(store: Path | SampleStore, chain: int) -> Path | None:
-    """Returns the file; None of a store in memory."""
+    """Returns the checkpoint's file; None for a store in memory."""
     if isinstance(store, SampleStore):
         return None
     return store / f"checkpoint-{chain}.pt"
 
 
 def _checked(schedule: Any) -> Any:
-    """Returns a scheduler if it is one, else raises."""
     if isinstance(schedule, ReduceLROnPlateau):
         raise TypeError(
             "Invalid schedule: ReduceLROnPlateau, whose lr follows a loss (must follow "
-            "from the number of steps: a chain that looks at its loss has another law)"
+            "from the number of steps: a chain that adapts to its loss has another law)"
         )
     for name in ("step", "state_dict", "load_state_dict"):
         if not callable(getattr(schedule, name, None)):

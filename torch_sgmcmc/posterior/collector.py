@@ -21,8 +21,13 @@ from torch_sgmcmc._impl.hyperparams import check_function, check_integer, wrong_
 from torch_sgmcmc._impl.utils import plain_names
 from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor
 from torch_sgmcmc.losses import Likelihood
-from torch_sgmcmc.posterior.run_record import Trace, plain, ran_of
-from torch_sgmcmc.posterior.store import SampleStore, folder_of
+from torch_sgmcmc.posterior.store import (
+    SampleStore,
+    Trace,
+    folder_of,
+    plain,
+    record_run,
+)
 from torch_sgmcmc.posterior.store_files import checksums
 from torch_sgmcmc.posterior.writer import SampleWriter
 from torch_sgmcmc.samplers.hmc import HMC
@@ -33,9 +38,9 @@ __all__ = ["Collector"]
 
 
 class Chosen:
-    """Names that are chosen once, and the tensors that have them at a time.
+    """The chosen names of a model's tensors, and the tensors at a time.
 
-    The arguments are those of :class:`Collector`.
+    Takes arguments of :class:`Collector`.
     """
 
     def __init__(
@@ -72,11 +77,11 @@ class Chosen:
                 raise ValueError(
                     f"Invalid model: {name!r} has no shape yet (call the model once)"
                 )
-        # The objects that have these names, of a module.
+        # A module's objects under these names.
         chosen = {name: named[name] for name in self._names if is_module}
         self._objects = {k: p for k, p in chosen.items() if isinstance(p, nn.Parameter)}
         self._check_sampled(params, named)
-        #: What is neither stored nor sampled.
+        #: Tensors that are neither stored nor sampled.
         rest = {k: t for k, t in named.items() if k not in self._names}
         self.rest = {k: t for k, t in rest.items() if id(t) not in sampled}
         self._buffers: list[str] = []
@@ -88,16 +93,16 @@ class Chosen:
     def _check_sampled(
         self, params: Sequence[Tensor], named: Mapping[str, Tensor]
     ) -> None:
-        """Raises unless the sampler's parameters are those that are stored."""
+        """Raises unless the sampler's parameters are stored ones."""
         own, sampled = {*map(_place, named.values())}, {_place(p): p for p in params}
         if sampled.keys().isdisjoint(_place(named[name]) for name in self._names):
             raise ValueError(
-                "Invalid parameters: the sampler has none of those that would be "
+                "Invalid parameters: the sampler has none of the ones that would be "
                 "stored, so all draws would be the same (was the model copied after "
                 "the sampler was made?)"
             )
         missing = [p for place, p in sampled.items() if place not in own]
-        # Of a mapping, users choose what is in it.
+        # Users choose the content of a mapping.
         if missing and isinstance(self._model, nn.Module):
             raise ValueError(
                 f"Invalid model: it lacks {len(missing)} of the sampler's parameters, "
@@ -110,7 +115,7 @@ class Chosen:
     def _matching(patterns: list[str], names: list[str]) -> list[str]:
         found: set[str] = set()
         for pattern in patterns:
-            # "w[0]" is the name of a parameter before it is a pattern for "w0".
+            # "w[0]" is first a name, and only then a pattern for "w0".
             some = [pattern] if pattern in names else fnmatch.filter(names, pattern)
             if not some:
                 raise ValueError(
@@ -129,7 +134,7 @@ class Chosen:
         return {self._plain.get(name, name): tensor for name, tensor in named}
 
     def now(self) -> dict[str, Tensor]:
-        """The tensors by name, those of the model itself."""
+        """Returns the model's own tensors by name."""
         named = self._parameters()
         gone = next((name for name in self._names if name not in named), None)
         if gone is not None:
@@ -159,7 +164,7 @@ def _place(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-# A chain that has not moved in so many draws, or steps, has a fault.
+# A chain that stands still for so many draws or steps has a fault.
 _MANY = 10
 
 
@@ -174,14 +179,14 @@ class Collector:
         collector.close()
 
     A draw is the model after a step: a copy made before ``step()`` returns, which
-    :class:`SampleWriter` writes beside training. Of :class:`SBPS` it is a point of the
-    trajectory, at each multiple of ``sample_interval``; ``burn_in`` and ``every`` count
-    these then. Steps of a warm-up and skipped steps (``nonfinite="skip"``) do not
-    count.
+    :class:`SampleWriter` writes beside training. With :class:`SBPS` a draw is a point
+    of the trajectory, at each multiple of ``sample_interval``, and ``burn_in`` and
+    ``every`` count these points. Steps of a warm-up and skipped steps
+    (``nonfinite="skip"``) do not count.
 
     **Resuming.** Put :meth:`state_dict` into the checkpoint, beside the sampler's and
     the model's. Loading it cuts the store back to the checkpoint, and the chain makes
-    the later draws again. A run that begins again over the draws of a killed one calls
+    the later draws again. A run that starts again over the draws of a killed one calls
     :meth:`restart`. More: docs/store.md.
 
     **Several ranks.** If the sampler has a ``process_group``, its first rank stores the
@@ -195,35 +200,36 @@ class Collector:
         store: a folder or a :class:`SampleStore`.
         chain: the number of this chain in the store, >= 0. Each chain has one writer;
             several processes write their chains side by side. Default: 0.
-        burn_in: first steps, which are not stored, >= 0. Default: 0.
+        burn_in: number of first steps that are not stored, >= 0. Default: 0.
         every: steps from one draw to the next, >= 1. Default: 1.
-        parameters: "all", "sampled" (those of the sampler), or names, in which ``*``
-            and ``?`` are wildcards: ``["fc.*", "*lora*"]``. Default: "all".
+        parameters: "all", "sampled" (the sampler's parameters), or names, in which
+            ``*`` and ``?`` are wildcards: ``["fc.*", "*lora*"]``. Default: "all".
         buffers: whether to store the buffers of the module's state dict. Default: True.
-        dtype: in which floating-point tensors are stored, such as ``torch.bfloat16``;
-            None is their own. Default: None.
+        dtype: dtype of stored floating-point tensors, such as ``torch.bfloat16``; None
+            keeps each tensor's. Default: None.
         weight: ``weight(sampler)`` is a draw's weight. None is the sign of an
-            :class:`HMCECS`, and 1 of all others. Default: None.
-        when: ``when()`` tells after a step whether it counts: ``lambda:
-            schedule.collecting`` of a :class:`CyclicalSchedule`. None is all. Default:
-            None.
-        monitor: of the sampler; temperatures since the burn-in are written beside the
-            draws, for :func:`report`, and are in :meth:`state_dict`. Default: None.
-        likelihood: the loss, if it is one of :mod:`torch_sgmcmc.losses`: predictions
-            with the draws then take it. Default: None.
+            :class:`HMCECS`, and 1 for other samplers. Default: None.
+        when: ``when()`` returns after a step whether the step counts: ``lambda:
+            schedule.collecting`` of a :class:`CyclicalSchedule`. None counts all.
+            Default: None.
+        monitor: a :class:`TemperatureMonitor` of the sampler. Temperatures since the
+            burn-in are written beside the draws, for :func:`report`, and are in
+            :meth:`state_dict`. Default: None.
+        likelihood: the loss, if it is one of :mod:`torch_sgmcmc.losses`: the default
+            likelihood of predictions with the draws. Default: None.
 
     Attributes:
-        loss: stored with the draw of the next step if set before it, to a number or a
-            scalar tensor. NaN afterwards.
+        loss: a number or a scalar tensor, set before a step and stored with the step's
+            draw. NaN afterwards.
 
     Raises:
         ValueError: an argument is out of range, no parameter has a name, the sampler
             has none of the stored parameters, or the store is of another model. At the
-            first step: the chain has draws already; the sampler is as before.
+            first step: the chain has draws already. The sampler is unchanged.
         RuntimeError: the store cannot be written, or another writer has the chain. At a
-            step: a draw could not be written; the message says which draws are on the
-            disk. The sampler is as before; the next step tries again, and no draw is
-            lost. (Where several ranks sample a chain, only the first one raises.)
+            step: a draw could not be written; the message names the draws on the disk.
+            The sampler is unchanged; the next step tries again, and no draw is lost.
+            (Where several ranks sample a chain, only the first one raises.)
     """
 
     def __init__(
@@ -250,23 +256,23 @@ class Collector:
         check_integer("every", every, low=1)
         if dtype is not None and not isinstance(dtype, torch.dtype):
             raise TypeError(f"Invalid dtype: {dtype!r} (must be a torch.dtype)")
-        for name, given, kind, words in (
+        for name, given, kind, wanted in (
             ("likelihood", likelihood, Likelihood, "one of torch_sgmcmc.losses"),
             ("monitor", monitor, TemperatureMonitor, "TemperatureMonitor"),
         ):
             if given is not None and not isinstance(given, kind):
-                raise wrong_type(name, given, words)
+                raise wrong_type(name, given, wanted)
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"Invalid dtype: {dtype} (must be a floating-point one)")
         for name, function in {"weight": weight, "when": when}.items():
             if function is not None:
                 check_function(name, function)
         if monitor is not None and monitor.sampler is not sampler:
-            raise ValueError("Invalid monitor: they observe another sampler")
+            raise ValueError("Invalid monitor: it observes another sampler")
         if any("lookahead_alpha" in group for group in sampler.param_groups):
             raise ValueError(
                 "Invalid sampler: it is inside of a Lookahead, which averages the "
-                "chain's parameters: draws are those of the posterior without it"
+                "chain's parameters: its average is not a draw of the posterior"
             )
         self._settings = {"burn_in": burn_in, "every": every}
         self._chosen = Chosen(model, sampler, parameters, buffers)
@@ -285,7 +291,7 @@ class Collector:
         self.sampler = sampler
         self._monitor, self._trace = monitor, Trace()
         self._temperature: float | None = None  # of the last draw
-        # The number of steps that counted, and where the sampler was after the last.
+        # The number of counted steps, and the sampler's step or time after the last.
         self._count = 0
         self._mark: float | None = None
         self._skipped = sampler.num_skipped
@@ -304,7 +310,7 @@ class Collector:
         )
 
     def _compare_rest(self, writer: SampleWriter) -> None:
-        """Warns if what is not stored is not what earlier draws belong to."""
+        """Warns if earlier draws belong to other values of the tensors not stored."""
         now = checksums(self._chosen.rest)
         others = [name for name, s in writer.not_sampled.items() if now.get(name) != s]
         if others:
@@ -321,11 +327,8 @@ class Collector:
         return 0 if self._writer is None else len(self._writer)
 
     def _is_due(self, count: int) -> bool:
-        """Checks whether the draw after so many steps is stored."""
         burn_in, every = self._settings.values()
         return count > burn_in and (count - burn_in) % every == 0
-
-    # ---- Hooks -----------------------------------------------------------------------
 
     def _add_hooks(self) -> None:
         if self._writer is None:
@@ -343,9 +346,9 @@ class Collector:
             self._handles.pop().remove()
 
     def _before_step(self, sampler: Any, *_: Any) -> None:
-        """Raises what would keep a draw from being stored, before the update."""
+        """Raises, before the update, any error that would prevent storing the draw."""
         assert self._writer is not None
-        with self._saying_what_is_safe():
+        with self._naming_stored_draws():
             self._writer.check()
         if isinstance(sampler, SBPS):
             return
@@ -373,19 +376,19 @@ class Collector:
         self.loss = math.nan
 
     def _at_sample(self, sampler: SBPS, time: float) -> None:
-        # A step that another hook has undone makes its samples again.
+        # A step that another hook has undone repeats its samples.
         if self._mark is None or time > self._mark:
             self._take(int(sampler.param_groups[0]["step"]) + 1, time)
 
     def run(self, block: Callable[..., Tensor], *batches: Tensor) -> Tensor:
-        """Makes a block of :func:`compile_steps`, and takes its draw if one is due.
+        """Makes a block of :func:`compile_steps`, and stores its draw if one is due.
 
-        The draw is the chain at the block's end: with blocks whose length divides
-        ``burn_in`` and ``every`` it is that of single steps.
+        The draw is the chain at the block's end. Blocks whose length divides
+        ``burn_in`` and ``every`` store the draws of single steps.
 
         Args:
-            block: what :func:`compile_steps` returned for this sampler.
-            batches: what it takes.
+            block: the result of :func:`compile_steps` for this sampler.
+            batches: the block's arguments.
 
         Returns:
             The losses, [steps].
@@ -393,7 +396,7 @@ class Collector:
         Raises:
             ValueError: more than one draw would be due in the block, or there is a
                 ``when``. Nothing has changed.
-            RuntimeError: of the block, or as at any step.
+            RuntimeError: an error of the block or of a step.
         """
         if self._writer is None:
             return block(*batches)
@@ -445,7 +448,7 @@ class Collector:
             self._monitor.reset()
 
     @contextmanager
-    def _saying_what_is_safe(self) -> Iterator[None]:
+    def _naming_stored_draws(self) -> Iterator[None]:
         writer = self._writer
         assert writer is not None
         try:
@@ -460,8 +463,6 @@ class Collector:
                 "next step tries again"
             ) from error
 
-    # ---- Checkpoints -----------------------------------------------------------------
-
     def flush(self) -> None:
         """Waits until all draws so far are on the disk.
 
@@ -469,11 +470,11 @@ class Collector:
             RuntimeError: a draw cannot be written; the next call tries again.
         """
         if self._writer is not None:
-            with self._saying_what_is_safe():
+            with self._naming_stored_draws():
                 self._writer.flush()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns how far collecting is, once all draws so far are on the disk."""
+        """Returns the collector's progress, once all draws so far are on the disk."""
         self.flush()
         self._write_run()
         return {
@@ -498,8 +499,8 @@ class Collector:
         if self._writer is not None:
             if state_dict["position"] is None:
                 raise ValueError(
-                    "Invalid state_dict: of a rank that stores nothing (must be that "
-                    "of the first rank of the sampler's process_group)"
+                    "Invalid state_dict: of a rank that stores nothing (must be of the "
+                    "first rank of the sampler's process_group)"
                 )
             self._writer.cut_back(state_dict["position"])
         # C++ keeps neither temperatures nor losses.
@@ -511,33 +512,30 @@ class Collector:
         self._count, self._mark = state_dict["count"], state_dict["mark"]
 
     def restart(self) -> None:
-        """Deletes the chain's draws, for a run that begins again."""
+        """Deletes the chain's draws, for a run that starts again."""
         if self._writer is not None:
             self._writer.restart()
         self._count, self._mark, self._trace = 0, None, Trace()
         if self._monitor is not None:
             self._monitor.reset()
 
-    # ---- The end ---------------------------------------------------------------------
-
     def close(self) -> None:
-        """Waits until all draws are on the disk, and leaves the sampler.
+        """Waits until all draws are on the disk, and detaches from the sampler.
 
         A UserWarning is issued if all draws are the same, or all steps were skipped.
 
         Raises:
-            RuntimeError: a draw cannot be written; the message says which ones are. The
-                collector is closed.
+            RuntimeError: a draw cannot be written; the message names the draws on the
+                disk. The collector is closed.
         """
         if self._finish.alive:
             self._close(warns=True)
 
     def _write_run(self) -> None:
-        """Writes temperatures and losses beside the draws."""
         if self._writer is None or self._mark is None:
             return
         beside = self._monitor, self._trace
-        ran = ran_of(self.sampler, *beside, temperature=self._temperature)
+        ran = record_run(self.sampler, *beside, temperature=self._temperature)
         self._writer.write_run(plain(ran))
 
     def _close(self, *, warns: bool) -> None:
@@ -552,11 +550,11 @@ class Collector:
             self._finish.detach()
             self._remove_hooks()
             if self._writer is not None:
-                with suppress(RuntimeError):  # flush() has said so
+                with suppress(RuntimeError):  # flush() has raised it
                     self._writer.close()
 
     def _warn_of_faults(self) -> None:
-        """Warns of a chain that has not moved, or of which all steps were skipped."""
+        """Warns if the chain has not moved, or if all steps were skipped."""
         writer, sampler = self._writer, self.sampler
         if writer is None:
             return
@@ -601,7 +599,7 @@ class Collector:
 
 def _steps_made(sampler: Sampler) -> int:
     """Returns the sampler's step counter, once a GPU has reported its last step."""
-    _ = sampler.num_skipped  # which waits for that
+    _ = sampler.num_skipped  # waits for the GPU
     return int(sampler.param_groups[0]["step"])
 
 
@@ -610,7 +608,7 @@ def _sign(sampler: Any) -> float:
 
 
 def _finish(handles: Iterable[Any], writer: SampleWriter | None, process: int) -> None:
-    """Closes what nobody has closed; not in a child that was forked."""
+    """Closes an abandoned collector, except in a forked child."""
     if os.getpid() != process:
         return
     for handle in handles:

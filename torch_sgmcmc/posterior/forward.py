@@ -31,8 +31,8 @@ Forward = Callable[[nn.Module, Any], Any]
 class Evaluation:
     """Calls ``forward(model, batch)`` with some of the model's tensors replaced.
 
-    Nothing is copied into the model, whose own tensors are back afterwards, whatever is
-    raised. They are replaced once for all batches: it takes as long as a layer.
+    Nothing is copied into the model, whose own tensors return afterwards, also after an
+    error. All batches share one replacement, which takes as long as a layer.
     """
 
     def __init__(self, model: nn.Module, forward: Forward | None) -> None:
@@ -40,7 +40,7 @@ class Evaluation:
         self.has_modes = has_modes(model)
 
     def outputs(self, tensors: Mapping[str, Tensor], batches: Iterable[Any]) -> Tensor:
-        """Returns all batches' outputs, [inputs, ...]; without tensors the model's."""
+        """Returns all batches' outputs, [inputs, ...]; no tensors: the model's own."""
         if self.has_modes:  # train() and eval() may write into the tensors
             model = self._caller.model
             named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -66,7 +66,7 @@ class Evaluation:
         return torch.cat(parts, 1)
 
     def run(self, tensors: Mapping[str, Tensor], batches: Iterable[Any]) -> None:
-        """The same for what it does to buffers among the tensors."""
+        """Evaluates for the updates of buffers among the tensors; no outputs."""
         functional_call(self._caller, _inside(tensors), (batches, False, False))
 
 
@@ -95,7 +95,7 @@ class _Caller(nn.Module):
             if not keep:
                 continue
             _check(outputs, parts)
-            # So that log and softmax have the digits that the sums keep.
+            # The sums keep more digits of log and softmax than 16 bits have.
             low = outputs.dtype in (torch.float16, torch.bfloat16)
             parts.append(outputs.float() if low else outputs)
         return torch.cat(parts) if keep else None
@@ -107,12 +107,12 @@ def _check(outputs: Any, parts: list[Tensor]) -> None:
         got = "a scalar" if is_scalar else f"of type {type(outputs).__name__}"
         raise TypeError(
             f"Invalid outputs: {got} (must be a Tensor with a row for each input; "
-            "forward=function(model, batch) may take it from what the model returns)"
+            "forward=function(model, batch) may take it from the model's output)"
         )
     if parts and outputs.shape[1:] != parts[0].shape[1:]:
         raise ValueError(
             f"Invalid outputs: shape {list(outputs.shape)} for a batch, and "
-            f"{list(parts[0].shape)} for the first (but for rows, must be equal)"
+            f"{list(parts[0].shape)} for the first (all but rows must be equal)"
         )
 
 
@@ -121,7 +121,7 @@ def _inside(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def default_forward(model: nn.Module, batch: Any) -> Any:
-    """Returns the outputs' tensor: also of tuples and of Hugging Face's mappings."""
+    """Returns the model's output tensor, also for tuples and Hugging Face mappings."""
     if isinstance(batch, Mapping):
         outputs = model(**batch)
     elif isinstance(batch, tuple | list):
@@ -134,7 +134,7 @@ def default_forward(model: nn.Module, batch: Any) -> Any:
 
 
 def moved(batch: Any, device: torch.device | None) -> Any:
-    """A batch of tensors, mappings, lists and tuples with its tensors on a device."""
+    """Returns a batch (tensors, mappings, lists, tuples) moved to a device."""
     return mapped(lambda t: t.to(device, non_blocking=True) if device else t, batch)
 
 
@@ -147,10 +147,10 @@ def model_device(model: nn.Module) -> torch.device | None:
 
 
 def has_modes(model: nn.Module) -> bool:
-    """Checks for a train() that does more than to set flags.
+    """Checks for a train() that does more than set flags.
 
-    Merged adapters write into weights, and Gaussian processes keep what they have
-    computed, until the mode changes.
+    Merged adapters write into weights, and Gaussian processes cache results, until the
+    mode changes.
     """
     return any(
         type(m).train is not nn.Module.train or type(m).eval is not nn.Module.eval
@@ -160,10 +160,10 @@ def has_modes(model: nn.Module) -> bool:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Dropout is off, nothing is recorded, and no random number is used up.
+    """Evaluates without dropout, recorded graph or use of random numbers.
 
-    Calls the model's eval() and train(), which may write into its tensors: these are
-    put back, and so are the flags of modules that are frozen one by one.
+    Calls the model's eval() and train(), which may write into its tensors. Tensors and
+    the flags of single frozen modules are restored.
     """
     flags = [(module, module.training) for module in model.modules()]
     is_training = model.training
@@ -184,11 +184,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 class Replacements:
-    """Checks that a draw fits a model, and brings it to the model's types."""
+    """Checks that a draw fits a model, and converts it to the model's dtypes."""
 
     def __init__(self, model: nn.Module) -> None:
         self._own: dict[str, Tensor] = {}
-        self._first: dict[str, str] = {}  # of the names of tied weights
+        self._first: dict[str, str] = {}  # name of each tied weight
         seen: dict[int, str] = {}
         for named in (model.named_parameters, model.named_buffers):
             for name, tensor in named(remove_duplicate=False):
@@ -197,15 +197,10 @@ class Replacements:
         named = plain_names(model, self._own).items()
         self._of_plain = {plain: name for name, plain in named}
         self._places: dict[str, tuple[Tensor, str]] = {}
-        self._checked: set[int] = set()  # the checksums of stores, by their objects
+        self._checked: set[int] = set()  # ids of stores' checksums
 
     def of(self, draw: Any) -> dict[str, Tensor]:
-        """The draw's tensors by name.
-
-        Raises:
-            TypeError: it is neither a mapping nor a module, or has what is no tensor.
-            ValueError: it is empty, or has a name or a shape that the model has not.
-        """
+        """Returns the draw's tensors by name."""
         if isinstance(draw, nn.Module):
             draw = unwrapped(draw)
             draw = {**dict(draw.named_parameters()), **dict(draw.named_buffers())}
@@ -217,7 +212,7 @@ class Replacements:
         found: dict[str, Tensor] = {}
         for name in draw:
             if name.rpartition(".")[2] == "_extra_state":
-                continue  # of a state dict, and no tensor of the model
+                continue  # part of a state dict, not a tensor of the model
             value = draw[name]
             own, first = self._place(name)
             if not isinstance(value, Tensor):
@@ -227,7 +222,7 @@ class Replacements:
                     f"Invalid draw: {name!r} has shape {list(value.shape)}, in the "
                     f"model {list(own.shape)}"
                 )
-            # Looked at first: for thousands of small draws it would take most of all.
+            # Checked first: to() would dominate for thousands of small draws.
             if value.dtype != own.dtype or value.device != own.device:
                 value = value.to(own.device, own.dtype)
             found.setdefault(first, value)
@@ -236,7 +231,7 @@ class Replacements:
         return found
 
     def _place(self, given: str) -> tuple[Tensor, str]:
-        """The model's tensor, and its first name, for the name in a draw."""
+        """Returns the model's tensor and its first name for a name in a draw."""
         place = self._places.get(given)
         if place is None:
             name = self._of_plain.get(resolved(given, self._of_plain), given)
@@ -248,7 +243,7 @@ class Replacements:
         return place
 
     def _check_base(self, draw: Draw) -> None:
-        """Warns, once a store, if draws of a part are put into another whole."""
+        """Warns once per store if partial draws are put into another model."""
         sums = draw.not_sampled
         if id(sums) in self._checked:
             return
@@ -269,11 +264,7 @@ class Replacements:
 
 
 def weight_of(draw: Any, weight: Any) -> float:
-    """The weight that is given, else the draw's own, else 1.
-
-    Raises:
-        TypeError, ValueError: it is no finite number.
-    """
+    """Returns the given weight, else the draw's own, else 1."""
     if weight is None:
         # A module's weight is a parameter.
         weight = 1.0 if isinstance(draw, nn.Module) else getattr(draw, "weight", 1.0)
@@ -286,22 +277,22 @@ def weight_of(draw: Any, weight: Any) -> float:
 
 
 _SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-# So many numbers of a batch tell it from another.
+# Numbers of a batch that are compared between passes.
 _PROBED = 64
 
 
 class Batches:
-    """The batches of inputs, the same ones in the same order at each pass.
+    """Batches of inputs, the same in the same order at each pass.
 
     Args:
-        name: the argument that they are, for messages.
+        name: the argument's name, for messages.
         inputs: a Tensor, a mapping from names to Tensors with as many rows, or an
             iterable of batches that can be read again.
-        batch_size: rows of a batch, if it is not the inputs that have batches.
-        in_order: refuse what is shuffled.
+        batch_size: rows of a batch, unless the inputs are batches.
+        in_order: refuse shuffled inputs.
 
     Raises:
-        TypeError: an iterator, which can be read once only, or no iterable.
+        TypeError: an iterator, which can be read once only, or not an iterable.
         ValueError: no inputs, or shuffled ones.
     """
 
@@ -325,7 +316,7 @@ class Batches:
         elif isinstance(inputs, Mapping):
             self._inputs = self._split(inputs)
         if self._inputs is not None:
-            self._in_order = False  # there is nothing to look after
+            self._in_order = False  # tensors cannot change their order
             return
         if isinstance(inputs, Iterator):
             raise TypeError(
@@ -358,7 +349,7 @@ class Batches:
             yield batch
             count += 1
         if count == 0:
-            raise ValueError(f"Invalid {self._name}: there is no batch")
+            raise ValueError(f"Invalid {self._name}: it has no batch")
         if not self._in_order:
             return
         if self._probes is not None and count < len(self._probes):
@@ -401,7 +392,7 @@ class Batches:
 
 
 def _as_tensor(inputs: Any) -> Any:
-    """Returns an array or a data frame as a Tensor of the default dtype, or others."""
+    """Returns an array or a data frame as a Tensor; others unchanged."""
     if isinstance(inputs, Tensor | Mapping) or not hasattr(inputs, "__array__"):
         return inputs
     array = inputs.__array__()
@@ -414,7 +405,6 @@ def _as_tensor(inputs: Any) -> Any:
 
 
 def _probe(batch: Any) -> Tensor | None:
-    """Some numbers of the first tensor in a batch."""
     for tensor in tensors_in(batch):
         flat = tensor.reshape(-1)
         return flat[:: max(1, len(flat) // _PROBED)].clone()
@@ -422,10 +412,10 @@ def _probe(batch: Any) -> Tensor | None:
 
 
 class BatchNorm:
-    """Returns the layers of a model that have running statistics.
+    """Provides batch norm layers with the running statistics of a draw.
 
-    Each draw's are computed anew on the data ``refresh``, or are the draw's own, with a
-    warning once if it has none.
+    Statistics are computed on the data ``refresh`` for each draw, or are the draw's
+    own. One warning is issued for a draw without statistics.
     """
 
     def __init__(self, model: nn.Module, refresh: Batches | None) -> None:
@@ -446,7 +436,7 @@ class BatchNorm:
     def of(
         self, tensors: Mapping[str, Tensor], evaluation: Evaluation, *, live: bool
     ) -> Mapping[str, Tensor]:
-        """A draw's tensors, with statistics that fit."""
+        """Returns a draw's tensors with the draw's running statistics."""
         if not self._layers:
             return tensors
         if self._refresh is not None:
@@ -456,8 +446,8 @@ class BatchNorm:
             missing = next(name for name in self._buffers if name not in tensors)
             warnings.warn(
                 "The model has batch norm, and a draw has parameters before it but no "
-                f"statistics ({missing!r}): those of the model are used, which belong "
-                "to other parameters. Keep buffers with the draws, or give "
+                f"statistics ({missing!r}): the model's own are used, which belong to "
+                "other parameters. Keep buffers with the draws, or give "
                 "refresh_batch_norm=loader",
                 UserWarning,
                 stacklevel=2,
@@ -478,12 +468,12 @@ class BatchNorm:
                 fresh[f"{name}.{kind}" if name else kind] = new
         together = {**tensors, **fresh}
         with self._averaging():
-            evaluation.run(together, batches)  # which writes into the fresh ones
+            evaluation.run(together, batches)  # writes into the fresh ones
         return together
 
     @contextmanager
     def _averaging(self) -> Iterator[None]:
-        """All batches count alike, and only these layers are in training mode."""
+        """Sets only these layers to training mode, with equal weights of batches."""
         before = [(m, m.momentum, m.training) for m in self._layers.values()]
         try:
             for layer in self._layers.values():
@@ -497,7 +487,7 @@ class BatchNorm:
 
 
 def _before_last(model: nn.Module, layers: list[str]) -> set[str]:
-    """Names of parameters that are registered before the last of these layers."""
+    """Returns names of parameters registered before the last of these layers."""
     found: set[str] = set()
     if layers:
         for name, module in model.named_modules():

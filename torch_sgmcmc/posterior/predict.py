@@ -1,4 +1,4 @@
-"""Predictions of the draws of a posterior together."""
+"""Predictions from the draws of a posterior."""
 
 from __future__ import annotations
 
@@ -33,34 +33,36 @@ __all__ = ["Prediction", "Predictive", "predict"]
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    r"""Sums of weighted draws' predictions for each of many inputs.
+    r"""Predictions for each input, averaged over weighted draws.
 
-    All means over draws are :math:`\bar f = \sum_j w_j f_j / \sum_j w_j`. Signed draws
-    have weights of both signs: ratios then are consistent, but a mean of probabilities
-    may lie outside of [0, 1] by its error (``total`` is NaN where one is negative), a
+    Means over draws are :math:`\bar f = \sum_j w_j f_j / \sum_j w_j`. Signed draws have
+    weights of both signs. Their ratios are consistent, but a mean of probabilities may
+    lie outside of [0, 1] by its error (``total`` is NaN where one is negative), a
     variance or ``epistemic`` may be negative, and there are no quantiles.
 
     Attributes:
         mean: [inputs, ...], the mean of values: of class probabilities with the link
             "softmax" or "sigmoid", of outputs with "identity".
-        variance: like ``mean``, the variance of values over draws (that of the
-            posterior: divided by the sum of weights, and without the noise of data).
-        total: entropy of the mean probabilities, in nats; of Gaussian likelihoods the
+        variance: like ``mean``, the posterior variance of values over draws (divided by
+            the sum of weights, without the noise of data).
+        total: entropy of the mean probabilities, in nats; for Gaussian likelihoods the
             variance of new data; else None.
-        aleatoric: mean of the draws' entropies, or of σ², which no data will reduce.
-        epistemic: their difference: the mutual information of label and parameters, or
-            the variance of f.
-        quantiles: [levels, inputs, ...] of values, in the order of ``levels``: each the
-            least of the draws' values up to which there is that part of the weights.
-            None if none were asked for.
-        levels: which quantiles.
+        aleatoric: mean of the draws' entropies, or of σ²: the part that no data will
+            reduce.
+        epistemic: ``total`` minus ``aleatoric``: the mutual information of label and
+            parameters, or the variance of f.
+        quantiles: [levels, inputs, ...] of values, in the order of ``levels``: the
+            smallest value at which the cumulative weight reaches the level. None
+            without levels.
+        levels: the levels of the quantiles.
         draws: [draws, inputs, ...], the values of each draw, on the CPU; None unless
             ``keep_draws``.
         averages: by name, the mean of each function of the outputs.
-        num_draws: how many draws went in.
+        num_draws: the number of draws.
         weight: the sum of their weights.
-        effective_draws: :math:`(\sum w)^2 / \sum w^2`: how many independent draws of
-            equal weight had the same variance. That draws are correlated is not in it.
+        effective_draws: :math:`(\sum w)^2 / \sum w^2`: the number of independent draws
+            of equal weight with the same variance. It ignores correlation between
+            draws.
     """
 
     mean: Tensor
@@ -80,7 +82,7 @@ class Prediction:
         """Returns one line; the numbers are in the attributes."""
         text = f"Prediction of {self.num_draws} draws"
         if self.effective_draws < self.num_draws - 0.5:
-            text += f" (worth {self.effective_draws:.3g})"
+            text += f" ({self.effective_draws:.3g} effective)"
         text += f": mean {list(self.mean.shape)}"
         if self.total is not None and self.epistemic is not None:
             total, epistemic = float(self.total.mean()), float(self.epistemic.mean())
@@ -96,11 +98,7 @@ NAMES = ("softmax", "sigmoid", "identity", "gaussian")
 
 
 class Link:
-    """The function from outputs to values: one that is named, or any.
-
-    Raises:
-        TypeError, ValueError: neither a name nor a function; a dim that is no int.
-    """
+    """The function from outputs to values, by name or given."""
 
     def __init__(self, link: str | Callable[[Tensor], Tensor], dim: int) -> None:
         if not callable(link) and link not in NAMES:
@@ -108,7 +106,7 @@ class Link:
                 f"Invalid link: {link!r} (must be 'softmax', 'sigmoid', 'identity', "
                 "'gaussian' or a function of the outputs)"
             )
-        self._link, self._has_looked = link, False
+        self._link, self._is_checked = link, False
         self._dim = check_integer("dim", dim, low=-(2**31))
 
     @property
@@ -122,7 +120,7 @@ class Link:
         return self._link == "gaussian"
 
     def aleatoric(self, values: Tensor, outputs: Tensor) -> Tensor | None:
-        """A draw's uncertainty of new data: an entropy, or a variance."""
+        """Returns a draw's uncertainty of new data: an entropy, or a variance."""
         if self.has_noise:
             return outputs.chunk(2, -1)[1].mul(2).exp()
         return self.entropy(values) if self.has_entropy else None
@@ -158,8 +156,8 @@ class Link:
                 f"Invalid outputs: shape {list(outputs.shape)} has one class (with "
                 "one number for two classes, link='sigmoid')"
             )
-        if not self._has_looked:
-            self._has_looked = True
+        if not self._is_checked:
+            self._is_checked = True
             _warn_of_probabilities(outputs, self._dim)
         return _softmax(outputs, self._dim, overwrite)
 
@@ -171,7 +169,7 @@ class Link:
 
 
 def _warn_of_probabilities(outputs: Tensor, dim: int) -> None:
-    """Warns of outputs that a softmax has been applied to."""
+    """Warns if the outputs are probabilities already."""
     sums = outputs.sum(dim)
     if bool((outputs >= 0).all()) and bool(((sums - 1).abs() < 1e-3).all()):
         warnings.warn(
@@ -183,8 +181,8 @@ def _warn_of_probabilities(outputs: Tensor, dim: int) -> None:
 
 
 # On a CPU torch's softmax over a few classes takes seven times as long as this, and
-# special.entr thrice as long as p log p: together a fifth of a small network.
-# So do pages of memory that is asked for at each draw: hence the overwriting.
+# special.entr thrice as long as p log p: together a fifth of a small network. Fresh
+# memory for each draw costs as much: hence the overwriting.
 def _softmax(outputs: Tensor, dim: int, overwrite: bool) -> Tensor:
     powers = outputs if overwrite else outputs.clone()
     powers.sub_(powers.amax(dim, keepdim=True)).exp_()
@@ -196,12 +194,12 @@ def _logarithms(p: Tensor) -> Tensor:
     return p.clamp_min(torch.finfo(p.dtype).tiny).log_().mul_(p)
 
 
-# Of the sum of weights: what rounding may add to a sum of many.
+# Relative rounding error of a sum of many weights.
 _ROUNDING = 1e-12
 
 
 def weighted_quantiles(values: Tensor, weights: Tensor, levels: Tensor) -> Tensor:
-    """The least value up to which there is a part ``level`` of the weights.
+    """Returns the smallest values at which the cumulative weight reaches each level.
 
     Args:
         values: [draws, ...].
@@ -209,7 +207,7 @@ def weighted_quantiles(values: Tensor, weights: Tensor, levels: Tensor) -> Tenso
         levels: in [0, 1].
 
     Returns:
-        [levels, ...], each a value of a draw; NaN where a draw has that.
+        [levels, ...], each a value of a draw; NaN where a draw has NaN.
     """
     some = weights > 0
     unknown = values[some].isnan().any(0)
@@ -231,12 +229,12 @@ Function = Callable[[Tensor], Tensor]
 
 
 class Terms:
-    """The terms that a draw adds to the sums; its outputs may be overwritten."""
+    """A draw's terms of the sums; may overwrite the draw's outputs."""
 
     def __init__(
         self, outputs: Tensor, link: Link, functions: Mapping[str, Function]
     ) -> None:
-        # Functions may return the outputs, or a part of them.
+        # Functions may return views of the outputs.
         self.values = link.values(outputs, overwrite=not functions)
         aleatoric = link.aleatoric(self.values, outputs)
         self.means = {} if aleatoric is None else {"": aleatoric}
@@ -261,10 +259,10 @@ _SUMS = ("origin", "distances", "squares")
 
 
 class Sums:
-    r"""Weighted sums, in float64: memory does not grow with draws, but for ``kept``.
+    r"""Weighted sums in float64; only ``kept`` grows with the number of draws.
 
-    Values are summed as distances d from those of the first draw: variances of numbers
-    far from 0 keep their digits.
+    Values are summed as distances d from the first draw's values, so that variances of
+    numbers far from 0 keep their digits.
     """
 
     def __init__(self, terms: Terms) -> None:
@@ -273,7 +271,7 @@ class Sums:
             torch.zeros_like(self.origin) for _ in range(3)
         )
         self.means = {name: _zeros(term) for name, term in terms.means.items()}
-        #: Of means: the values', or if they are integers, the default.
+        #: The dtype of means: the values', or the default for integers.
         self.dtype = (terms.values / 1).dtype
         #: The values of all draws, if they are kept.
         self.kept: list[Tensor] = []
@@ -290,7 +288,7 @@ class Sums:
                 )
 
     def add(self, terms: Terms, weight: float, *, keep: bool) -> None:
-        """Adds a draw's."""
+        """Adds a draw's terms."""
         distance = torch.sub(terms.values, self.origin, out=self._distance)
         self.distances.add_(distance, alpha=weight)
         self.squares.addcmul_(distance, distance, value=weight)
@@ -300,15 +298,15 @@ class Sums:
             self.kept.append(terms.values.cpu())
 
     def mean(self, weight: float) -> Tensor:
-        """The mean of values, in float64."""
+        """Returns the mean of values, in float64."""
         return self.origin + self.distances / weight
 
     def variance(self, weight: float) -> Tensor:
-        """Their variance."""
+        """Returns the variance of values."""
         return self.squares / weight - (self.distances / weight).square()
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums; tensors are shared, not copied. C++ has the same."""
+        """Returns the sums, as in C++; tensors are shared, not copied."""
         state: dict[str, Any] = {name: getattr(self, name) for name in _SUMS}
         dtype = str(self.dtype).removeprefix("torch.")
         return state | {"means": {**self.means}, "dtype": dtype, "kept": [*self.kept]}
@@ -331,44 +329,44 @@ def _zeros(term: Tensor) -> Tensor:
 
 
 class Predictive:
-    r"""The posterior predictive of some inputs, updated with draw after draw.
+    r"""Posterior predictive of some inputs, updated with draw after draw.
 
-    For predictions while a chain runs, without keeping draws; :func:`predict` is a loop
-    over it. Memory is constant in the number of draws (but for ``quantiles``): five
-    numbers for each value, and the values of one draw.
+    Predicts while a chain runs, without keeping draws; :func:`predict` is a loop over
+    this class. Memory is constant in the number of draws (except with ``quantiles``):
+    five numbers for each value, and the values of one draw.
 
-    The model gets its parameters, buffers, training flags and gradients back, also when
-    something is raised; torch's random numbers go on as if nothing had been predicted.
-    Dropout is off.
+    The model's parameters, buffers, training flags, gradients and torch's random
+    numbers are unchanged afterwards, also after an error. Dropout is off.
 
-    **Batch norm.** A draw is predicted with its own running statistics, if it has
-    these buffers, or with statistics computed anew on ``refresh_batch_norm``. Where
-    neither is so and the draw has parameters before a batch norm, there is a warning.
+    **Batch norm.** A draw is predicted with its own running statistics, if it has these
+    buffers, or with statistics computed on ``refresh_batch_norm``. A warning is issued
+    for a draw that has parameters before a batch norm but no statistics.
 
     Args:
         model: the network that draws are put into.
         inputs: a Tensor [inputs, ...], a mapping of Tensors that the model takes by
-            name, or a list, DataLoader or other iterable of batches, which is read once
-            for each draw, and each time has to give the same: tensors, tuples of which
-            the first is the model's input, or mappings.
-        link: what is averaged. "softmax": class probabilities, "sigmoid": the
-            probability of each output by itself, "identity": outputs, "gaussian": of
-            outputs that are means and log σ the means, or a function of a batch's
-            outputs that has a row for each of theirs. Default: "softmax".
+            name, or an iterable of batches such as a list or DataLoader, which is read
+            once for each draw and must give the same each time: tensors, tuples whose
+            first item is the model's input, or mappings.
+        link: the averaged values. "softmax": class probabilities, "sigmoid": the
+            probability of each output, "identity": outputs, "gaussian": the means,
+            where outputs are means and log σ; or a function of a batch's outputs that
+            returns a row for each of theirs. Default: "softmax".
         likelihood: in place of ``link``: "classification", "bernoulli", "regression" (f
-            alone), "heteroscedastic", or one of :mod:`torch_sgmcmc.losses`, as the
-            chain was run with: ``losses.gaussian(noise="log_noise")``. Default: None.
+            alone), "heteroscedastic", or the chain's loss, if it is one of
+            :mod:`torch_sgmcmc.losses`: ``losses.gaussian(noise="log_noise")``. Default:
+            None.
         dim: the classes' dimension, for "softmax". Default: -1.
         forward: ``forward(model, batch)``, which returns the outputs as a Tensor with a
-            row for each input. None calls the model with the batch and takes
-            ``.logits`` if that is there. Default: None.
-        functions: ``{name: function}`` of a batch's outputs, with a row for each: their
+            row for each input. None calls the model with the batch and takes its
+            result's ``.logits`` if there are any. Default: None.
+        functions: ``{name: function}`` of a batch's outputs, with a row for each. Their
             means are in :attr:`Prediction.averages`. Default: none.
-        quantiles: levels in [0, 1]. All draws' values are kept for them, on the CPU:
-            memory for draws × values. Default: none.
-        keep_draws: keep the values of all draws, for :attr:`Prediction.draws`.
-            Default: False.
-        batch_size: rows of a batch, where the inputs have none. Default: 1000.
+        quantiles: levels in [0, 1]. They keep all draws' values on the CPU: memory for
+            draws × values. Default: none.
+        keep_draws: keep the values of all draws, for :attr:`Prediction.draws`. Default:
+            False.
+        batch_size: rows of a batch, for inputs without batches. Default: 1000.
         refresh_batch_norm: data in batches, as inputs are, on which the running
             statistics of each draw are computed as in
             :func:`torch.optim.swa_utils.update_bn`, but without dropout. Default: None.
@@ -429,7 +427,7 @@ class Predictive:
 
     @property
     def num_draws(self) -> int:
-        """The draws that have been added."""
+        """The number of added draws."""
         return len(self._weights)
 
     def update(self, draw: Any = None, weight: float | None = None) -> None:
@@ -437,34 +435,34 @@ class Predictive:
 
         Args:
             draw: a mapping from names to Tensors, of all parameters and buffers of the
-                model or of some, the others being the model's; or a module. None is the
-                model as it is now. Default: None.
+                model or of some (the model provides the others); or a module. None is
+                the present model. Default: None.
             weight: any finite number: a step size, or the sign of a signed draw. None
-                is ``draw.weight`` if a mapping has that attribute, and else 1.
-                Default: None.
+                is ``draw.weight`` if a mapping has that attribute, else 1. Default:
+                None.
 
         Raises:
-            TypeError, ValueError: the draw does not fit the model, the outputs are of
-                other shapes than before, or the inputs are not the same as before; a
-                negative weight, and there are quantiles. Nothing has been added.
+            TypeError, ValueError: the draw does not fit the model, outputs have other
+                shapes or inputs other values than before, or a weight is negative with
+                quantiles. Nothing has been added.
         """
         self.update_together([draw], [weight])
 
     def update_together(
         self, draws: Sequence[Any], weights: Sequence[float | None] | None = None
     ) -> None:
-        """Adds several draws, which are evaluated at once by :func:`torch.func.vmap`.
+        """Adds several draws, evaluated at once by :func:`torch.func.vmap`.
 
-        Many small networks take less time so. The arguments are those of
-        :meth:`update`, in sequences of one length; draws must have the same names.
+        This is faster for many small networks. The arguments are :meth:`update`'s, in
+        sequences of one length; all draws must have the same names.
         """
         if weights is None:
             weights = [None] * len(draws)
         numbers = [weight_of(d, w) for d, w in zip(draws, weights, strict=True)]
         if self._levels and min(numbers, default=0.0) < 0:
             raise ValueError(
-                f"Invalid weight: {min(numbers)} (quantiles need weights >= 0: those "
-                "of signed draws are not defined)"
+                f"Invalid weight: {min(numbers)} (quantiles need weights >= 0, and "
+                "signed draws have none)"
             )
         if not numbers:
             raise ValueError("Invalid draws: there is none")
@@ -528,7 +526,7 @@ class Predictive:
             parts = [aleatoric + variance, aleatoric, variance]
         if self._link.has_entropy:
             aleatoric = averages.pop("")
-            # There is none of negative probabilities, as signed draws may have.
+            # Negative probabilities, possible with signed draws, have no entropy.
             total = self._link.entropy(mean.where(mean >= 0, torch.nan))
             parts = [total, aleatoric, total - aleatoric]
         total, aleatoric, epistemic = (p if p is None else p.to(dtype) for p in parts)
@@ -553,7 +551,7 @@ class Predictive:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums so far; tensors are shared, not copied."""
+        """Returns the sums so far; tensors are shared, not copied."""
         return {
             "weights": list(self._weights),
             "sums": None if self._sums is None else self._sums.state_dict(),
@@ -563,8 +561,8 @@ class Predictive:
         """Continues the sums of another run with the same arguments.
 
         Raises:
-            ValueError: it is no state dict of a Predictive, or of one with other
-                options. Nothing has been loaded.
+            ValueError: the state dict is not a Predictive's, or has other options.
+                Nothing has been loaded.
         """
         if not isinstance(state_dict, Mapping):
             raise ValueError(str(wrong_type("state_dict", state_dict, "a mapping")))
@@ -596,7 +594,7 @@ def _checked(functions: Any) -> dict[str, Callable[[Tensor], Tensor]]:
         if not isinstance(name, str) or not name:
             raise ValueError(f"Invalid functions: a name {name!r}")
         if not callable(function):
-            raise TypeError(f"Invalid functions: {name!r} is no function")
+            raise TypeError(f"Invalid functions: {name!r} is not a function")
     return dict(functions)
 
 
@@ -618,34 +616,35 @@ def predict(
         = \underbrace{\overline{H[p_j]}}_\text{aleatoric}
         + \underbrace{H[\bar p] - \overline{H[p_j]}}_\text{epistemic}.
 
-    There is one pass over the draws, which may come from files, and one over the inputs
+    Makes one pass over the draws, which may come from files, and one over the inputs
     for each draw. Memory does not grow with the number of draws.
 
     Args:
-        model: the network that draws are put into; left as it is. A warning is issued
-            if the first draw, repeated at the end, gives other outputs.
+        model: the network that draws are put into; unchanged afterwards. A warning is
+            issued if the first draw, repeated at the end, gives other outputs.
         draws: an iterable of draws: mappings from names to Tensors, of all parameters
             and buffers of the model or of some, or modules; or the folder of a
             :class:`SampleStore`.
         inputs: a Tensor, a mapping of Tensors, or an iterable of batches, see
             :class:`Predictive`.
-        weights: of the draws, finite numbers: step sizes, or signs. None takes the
-            attribute ``weight`` of each draw, and 1 where it has none. Default: None.
-        chunk_size: how many draws are evaluated at once by :func:`torch.func.vmap`, for
-            many small networks: takes memory for so many draws and their outputs.
+        weights: the draws' weights, finite numbers: step sizes, or signs. None takes
+            the attribute ``weight`` of each draw, and 1 where it has none. Default:
+            None.
+        chunk_size: number of draws evaluated at once by :func:`torch.func.vmap`, for
+            many small networks; takes memory for so many draws and their outputs.
             Default: 1, one after the other.
         progress: show a progress bar, if tqdm is installed. Default: False.
-        **options: those of :class:`Predictive`: ``link``, ``dim``, ``forward``,
+        **options: options of :class:`Predictive`: ``link``, ``dim``, ``forward``,
             ``likelihood``, ``functions``, ``quantiles``, ``keep_draws``,
-            ``batch_size``, ``refresh_batch_norm``. Stored draws of a chain that was run
-            with one of :mod:`torch_sgmcmc.losses` have this as default ``likelihood``.
+            ``batch_size``, ``refresh_batch_norm``. The default ``likelihood`` of stored
+            draws is the chain's loss, if it is one of :mod:`torch_sgmcmc.losses`.
 
     Returns:
-        Means, variances, entropies, quantiles and averages, rows as the inputs'.
+        Means, variances, entropies, quantiles and averages, in the inputs' order.
 
     Raises:
-        TypeError, ValueError: an argument is not as above; a draw does not fit the
-            model; there are no draws, or not as many as weights; weights sum to 0.
+        TypeError, ValueError: an argument is invalid; a draw does not fit the model;
+            there are no draws, or not as many as weights; weights sum to 0.
 
     Example:
         >>> draws = [{k: t.clone() for k, t in state.items()} for state in states]
@@ -674,7 +673,7 @@ def predict(
     before = None
     while chunk := list(islice(pairs, size)):
         predictive.update_together(*map(list, zip(*chunk, strict=True)))
-        del chunk  # or two chunks would be alive at once
+        del chunk  # else two chunks would be in memory
         if can_repeat and before is None:
             before = predictive.of_first_batch(draws[0])  # type: ignore[index]
     if before is not None:
@@ -689,8 +688,8 @@ def _check_repeats(predictive: Predictive, draw: Any, before: Tensor) -> None:
         warnings.warn(
             "The first draw gives other outputs at the end than at first: the model "
             "keeps something from call to call, or draws random numbers in eval() "
-            "mode, so predictions are not those of the draws. Make the model's outputs "
-            "a function of its parameters and buffers",
+            "mode, so the predictions do not belong to the draws. Make the model's "
+            "outputs a function of its parameters and buffers",
             UserWarning,
             stacklevel=3,
         )
@@ -707,15 +706,14 @@ _END = object()
 
 
 def _check_memory(draws: Iterable[Any]) -> None:
-    """Warns of a list of draws that are one: the live tensors of a model."""
     if not isinstance(draws, list | tuple) or len(draws) < 2:
         return
     first, last = map(_places, (draws[0], draws[-1]))
     if first and first == last:
         warnings.warn(
-            "The draws are in the same memory, as those of draws.append(model."
-            "state_dict()), and so are all the last one: copy them, {name: t.clone() "
-            "for name, t in model.state_dict().items()}",
+            "The draws share one memory, as with draws.append(model.state_dict()), and "
+            "so all are the last one. Copy them, {name: t.clone() for name, t in "
+            "model.state_dict().items()}",
             UserWarning,
             stacklevel=3,
         )
@@ -724,7 +722,7 @@ def _check_memory(draws: Iterable[Any]) -> None:
 def _places(draw: Any) -> dict[str, int]:
     if isinstance(draw, nn.Module):
         draw = dict(draw.named_parameters())
-    if type(draw) not in (dict, OrderedDict):  # a stored one would be read
+    if type(draw) not in (dict, OrderedDict):  # a stored draw would be read
         return {}
     tensors = {name: t for name, t in draw.items() if isinstance(t, Tensor)}
     return {name: t.data_ptr() for name, t in tensors.items() if t.numel() > 0}

@@ -29,10 +29,10 @@ from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.posterior.chain import (
     ChainState,
     Settings,
+    check_first_chain,
     checkpoint,
     checkpoint_path,
-    first_of,
-    look_before,
+    first_chain_of,
     rehearse,
     run_chain,
 )
@@ -42,33 +42,33 @@ from torch_sgmcmc.samplers.sampler import Sampler
 
 __all__ = ["sample"]
 
-# Rows that outputs are computed for.
+# Rows of the outputs in the report.
 _ROWS = 50
 
 
-def verdict_of(settings: Settings) -> Report | None:
-    """Reports on all chains by the first minibatch, if there are draws."""
+def report_on(settings: Settings) -> Report | None:
+    """Returns a report of all chains on the first minibatch, None without draws."""
     store = settings.store
     if not isinstance(store, SampleStore):
         store = SampleStore(store)
     store.refresh()
     if len(store) == 0:
         return None
-    words = "whether outputs have converged (the loader can be read once only)"
+    unknown = "whether outputs have converged (the loader can be read once only)"
     if not isinstance(settings.loader, Iterator):
         try:
             return _by_outputs(settings, store)
-        except Exception as error:  # of a model that is called in another way
-            words = (
-                f"whether outputs have converged ({type(error).__name__} {error}: say "
+        except Exception as error:  # from a model that is called in another way
+            unknown = (
+                f"whether outputs have converged ({type(error).__name__} {error}: call "
                 "sg.report(model, store, inputs, link=..., forward=...))"
             )
     found = report(None, store)
-    return replace(found, unknown=(words, *found.unknown[1:]))
+    return replace(found, unknown=(unknown, *found.unknown[1:]))
 
 
 def _by_outputs(settings: Settings, store: SampleStore) -> Report:
-    model, batch = first_of(settings)
+    model, batch = first_chain_of(settings)
     batch = first_rows(batch, _ROWS)
     targets = _targets_of(batch)
     if isinstance(settings.loss, Likelihood):
@@ -76,13 +76,12 @@ def _by_outputs(settings: Settings, store: SampleStore) -> Report:
     if targets is not None and not targets.is_floating_point():
         try:
             return report(model, store, [batch], targets, link="softmax")
-        except ValueError:  # it has no classes
+        except ValueError:  # the model has no classes
             targets = None
     return report(model, store, [batch], targets, link="identity")
 
 
 def _targets_of(batch: Any) -> Tensor | None:
-    """Labels of classes, or numbers, where these are what a minibatch ends with."""
     if isinstance(batch, Mapping):
         batch = [batch["labels"]] if "labels" in batch else []
     if not isinstance(batch, list | tuple) or len(batch) < 2:
@@ -93,10 +92,10 @@ def _targets_of(batch: Any) -> Tensor | None:
     return last if last.is_floating_point() or last.dim() == 1 else None
 
 
-# Of Linux's <sys/prctl.h>.
+# From Linux's <sys/prctl.h>.
 _PR_SET_PDEATHSIG = 1
 
-# Seconds for processes that are ended to save their chains.
+# Seconds in which ended processes may save their chains.
 _GRACE = 30.0
 
 _GUARD = (
@@ -106,22 +105,17 @@ _GUARD = (
 
 
 def check_processes(settings: Settings, processes: int) -> None:
-    """Raises if there cannot be any, before something is changed.
-
-    Raises:
-        RuntimeError: this is one of them, which reads the script that has begun it.
-        TypeError: what is given cannot be sent to them.
-    """
+    """Raises if chains cannot run in other processes, before any change."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RuntimeError(
-            f"sample(processes={processes}) was called by a process that it has begun "
-            f"itself, and which reads this script: {_GUARD}"
+            f"sample(processes={processes}) was called by a process that it started "
+            f"itself, and that reads this script: {_GUARD}"
         )
     try:
         content = pickle.dumps(settings)
     except Exception as error:
         raise TypeError(
-            f"Invalid processes: {processes}, and what is given cannot be sent to them "
+            f"Invalid processes: {processes}, and an argument cannot be sent to them "
             f"({error}): give functions that can be imported, or processes=1"
         ) from error
     main = sys.modules["__main__"]
@@ -129,20 +123,14 @@ def check_processes(settings: Settings, processes: int) -> None:
     is_lost = spec is None and file is not None and not os.path.exists(file)
     if is_lost or (file is None and b"__main__" in content):
         raise TypeError(
-            f"Invalid processes: {processes}, and what is defined in a notebook or on "
-            "standard input cannot be imported by them (put the functions into a file "
-            "and import them, or processes=1)"
+            f"Invalid processes: {processes}, and they cannot import definitions of a "
+            "notebook or of standard input (put the functions into a file and import "
+            "them, or processes=1)"
         )
 
 
 def side_by_side(settings: Settings, processes: int) -> None:
-    """Runs all chains, so many at a time.
-
-    Raises:
-        Exception: what a chain has raised, its own with the process's traceback as its
-            cause; then all others have been ended.
-        RuntimeError: a process has ended otherwise.
-    """
+    """Runs all chains, ``processes`` at a time."""
     context = multiprocessing.get_context("spawn")
     threads = max(1, torch.get_num_threads() // processes)
     others = {*multiprocessing.active_children()}
@@ -152,13 +140,13 @@ def side_by_side(settings: Settings, processes: int) -> None:
         work = (settings, context.Value("q", 0), threads, errors, os.getpid())
         try:
             running = start_processes(_work, work, processes, join=False)
-            while not running.join():  # for the first that ends
+            while not running.join():  # the first process that ends
                 pass
         except ProcessException as error:
-            own, said = _told(errors, error)
+            own, said = _read_error(errors, error)
             raise own from RuntimeError(said)
         finally:
-            if running is None:  # it was interrupted
+            if running is None:  # interrupted
                 _end({*multiprocessing.active_children()} - others)
             else:
                 _end(running.processes)
@@ -181,23 +169,21 @@ def _work(
             (errors / f"chain-{index}").write_text(str(chain))
             run_chain(settings, chain)
     except BaseException as error:
-        _tell(error, errors / f"error-{index}")
+        _write_error(error, errors / f"error-{index}")
         sys.exit(1)
 
 
-def _tell(error: BaseException, path: Path) -> None:
-    """Writes an exception into a file, and how it came about."""
+def _write_error(error: BaseException, path: Path) -> None:
     said = traceback.format_exc()
     try:
         content = pickle.dumps((error, said))
-        pickle.loads(content)  # some cannot be made again
+        pickle.loads(content)  # some cannot be unpickled
     except Exception:
         content = pickle.dumps((RuntimeError(f"{type(error).__name__}: {error}"), said))
     path.write_bytes(content)
 
 
-def _told(errors: Path, ended: ProcessException) -> tuple[BaseException, str]:
-    """Returns a process's error, or one for a process that has sent none."""
+def _read_error(errors: Path, ended: ProcessException) -> tuple[BaseException, str]:
     index = ended.error_index
     told = errors / f"error-{index}"
     if told.exists():
@@ -205,17 +191,17 @@ def _told(errors: Path, ended: ProcessException) -> tuple[BaseException, str]:
         return error, f"\n{said}"
     chain = errors / f"chain-{index}"
     if not chain.exists():
-        words = f"A process for chains could not begin (see what it printed): {_GUARD}"
+        text = f"A process for chains could not start (see what it printed): {_GUARD}"
     else:
-        words = (
+        text = (
             f"The process of chain {chain.read_text()} has ended (was there too little "
-            "memory?): sample() goes on from its last checkpoint when called again"
+            "memory?): sample() resumes at its last checkpoint when called again"
         )
-    return RuntimeError(words), str(ended)
+    return RuntimeError(text), str(ended)
 
 
 def _end(processes: Iterable[BaseProcess]) -> None:
-    """Ends processes, once they have saved their chains or time is over."""
+    """Ends processes, once they have saved their chains or the time is up."""
     try:
         for process in processes:
             process.terminate()
@@ -256,77 +242,77 @@ def sample(
 ) -> SampleStore:
     """Runs chains of a model, and stores their draws.
 
-    For those who have no training loop of their own; with one, a :class:`Collector` is
-    three lines. A chain is killed at any moment and goes on when this is called again
-    with the same arguments, to the same draws to the last byte; with more ``steps`` or
-    ``epochs``, a finished one goes on as well.
+    With a training loop of your own, use a :class:`Collector` (three lines). A chain
+    can be killed at any moment. It resumes when this is called again with the same
+    arguments, and its draws are bitwise identical. With more ``steps`` or ``epochs``, a
+    finished chain continues.
 
     Args:
-        model: a function that returns a module on its device, called for each chain:
-            chains begin at different points; or a module, of which each chain has a
-            copy and begins there, and which is not changed.
+        model: a function that returns a module on its device, called for each chain so
+            that chains begin at different points; or a module, of which each chain
+            copies the present parameters, and which is not changed.
         sampler: ``sampler(params, seed=seed)`` returns a sampler of named parameters:
             ``partial(SGHMC, lr=0.03, momentum=0.9, num_data=N, prior_precision=1)``.
             Not an HMCECS.
         loader: minibatches, an iterable that can be read again: a DataLoader.
         loss: ``loss(model, batch)`` returns the mean loss of a minibatch, which has
             been moved to the model's device; for SBPS, the loss of each example.
-        store: a folder or a :class:`SampleStore`. There are also the checkpoints,
+        store: a folder or a :class:`SampleStore`. It also holds the checkpoints,
             ``checkpoint-<chain>.pt``. None keeps draws in memory, without checkpoints,
             for one process. Default: None.
-        steps: of each chain, >= 1; or
-        epochs: passes over the loader, >= 1, a step each minibatch. One of the two.
-        burn_in: steps of each chain that come first and are not stored. With a
+        steps: steps of each chain, >= 1. Give ``steps`` or ``epochs``.
+        epochs: passes over the loader, >= 1, with a step for each minibatch.
+        burn_in: number of first steps of each chain that are not stored. With a
             :class:`CyclicalSchedule`, this and ``every`` count steps of sampling
             phases. Default: 0.
         every: steps from one draw to the next. Default: 1.
-        chains: how many, >= 1. Default: 1.
-        processes: how many chains run at a time, each in a process of its own; what is
-            given must then be importable, and the script guarded by
-            ``if __name__ == "__main__"``. The first error ends all. Default: 1, one
-            after another.
-        seed: of all that is random, a 64-bit int; chains have seeds of their own. None
-            is that of the run that goes on, or draws one from torch's default
-            generator. Default: None.
-        schedule: ``schedule(sampler)`` returns a scheduler, stepped after each step, or
-            several such functions, as :class:`GammaPrecision` beside a schedule, whose
-            draws are left out at T = 0. Of a :class:`CyclicalSchedule` only sampling
-            phases are stored, and of a :class:`PolynomialDecay` draws are weighted with
-            their step size.
+        chains: number of chains, >= 1. Default: 1.
+        processes: number of chains that run at a time, each in its own process.
+            Arguments must then be importable, and the script guarded by ``if __name__
+            == "__main__"``. The first error ends all. Default: 1, one after another.
+        seed: a 64-bit int, from which all seeds of all chains follow. None is the
+            resumed run's seed, or draws one from torch's default generator. Default:
+            None.
+        schedule: ``schedule(sampler)`` returns a scheduler, stepped after each step; or
+            several such functions, such as :class:`GammaPrecision` (skipped at T = 0)
+            and a schedule. With a :class:`CyclicalSchedule` only sampling phases are
+            stored; with a :class:`PolynomialDecay` draws are weighted with their step
+            size.
         callbacks: a function or several, called with a :class:`ChainState` after each
             step.
         checkpoint_every: steps from one checkpoint to the next; None is five minutes.
-            There is one at the end, and after the step in which Ctrl-C or SIGTERM end
-            the program. Default: None.
-        check: call :func:`check_setup` before the first step, a few gradients that
-            leave no trace. Issues are a UserWarning. Default: True.
+            There is also one at the end, and after the step in which Ctrl-C or SIGTERM
+            end the program. Default: None.
+        check: call :func:`check_setup` before the first step: a few gradients that
+            change nothing. Issues are a UserWarning. Default: True.
         report: observe each chain with a :class:`TemperatureMonitor`, and end with a
             :class:`Report` of the outputs for the loader's first minibatch:
             ``report.md`` and ``report.json`` beside the draws, a short form printed
             with the progress bars. Default: True.
-        compile: make steps in blocks of one compiled call, :func:`compile_steps`, as
-            small networks want it; callbacks, checkpoints and gradients that are not
-            finite come at their ends. For samplers that go by gradients alone, with
-            ``capturable=True``, without a schedule; minibatches are tensors of one
-            shape (``drop_last=True``), or tuples, lists or dicts of such. What ``loss``
-            reads beside its arguments is compiled in. More: docs/small_networks.md.
+        compile: make steps in blocks of one compiled call, :func:`compile_steps`, for
+            small networks. Callbacks, checkpoints and errors of gradients that are not
+            finite come at the ends of blocks. For gradient-only samplers with
+            ``capturable=True``, without a schedule. Minibatches are tensors of one
+            shape (``drop_last=True``), or tuples, lists or dicts of such. Everything
+            else that ``loss`` reads is compiled in. More: docs/small_networks.md.
             Default: False.
-        restart: delete all chains of the store and begin anew, once the arguments are
-            seen to be right and no chain has a writer. Default: False.
-        progress: show a progress bar a chain, if tqdm is installed. Default: True.
-        **collecting: others of :class:`Collector`: ``parameters``, ``buffers``,
+        restart: delete all chains of the store and start again, after the arguments
+            have been checked and if no chain has a writer. Default: False.
+        progress: show a progress bar for each chain, if tqdm is installed. Default:
+            True.
+        **collecting: options of :class:`Collector`: ``parameters``, ``buffers``,
             ``dtype``, ``weight``, ``when``.
 
     Returns:
         The store with the draws of all chains.
 
     Raises:
-        TypeError, ValueError: an argument is not as above, or not that of the run that
-            goes on: the seed, the schedule and its settings, the collector's, the
-            sampler's hyperparameters, numbers of minibatches and of data. (Another name
-            of the loss or the model is a warning.)
-        RuntimeError: of a step or of the store; the chain goes on from its last
-            checkpoint when this is called again. A chain that has diverged says so.
+        TypeError, ValueError: an argument is invalid, or differs from the resumed
+            run's: the seed, the schedule and its settings, the collector's settings,
+            the sampler's hyperparameters, numbers of minibatches and of data. (Another
+            name of the loss or the model is a warning.)
+        RuntimeError: an error of a step or of the store, or a chain that has diverged.
+            The chain resumes at its last checkpoint when this is called again.
 
     Example:
         >>> def loss(model, batch):
@@ -340,8 +326,8 @@ def sample(
 
     Note:
         Torch's own operations may round differently with another number of threads:
-        the same bits need the same number. In processes, each has its part of those
-        that this one has.
+        bitwise identical draws need the same number. Processes share this one's
+        threads.
     """
     if (steps is None) == (epochs is None):
         raise ValueError("Invalid steps: give steps or epochs, one of the two")
@@ -360,7 +346,7 @@ def sample(
     if "chain" in collecting:
         raise TypeError("Invalid chain: sample() numbers its chains from 0 on")
     if "monitor" in collecting:
-        raise TypeError("Invalid monitor: sample() makes those of each chain (report)")
+        raise TypeError("Invalid monitor: sample() makes one for each chain (report)")
     if store is None:
         store = SampleStore()
     folder = folder_of(store)
@@ -370,8 +356,8 @@ def sample(
             "into which all processes write)"
         )
     begun = None if folder is None else checkpoint_path(folder, 0)
-    goes_on = begun is not None and begun.exists() and not restart
-    if seed is None and goes_on:
+    is_resumed = begun is not None and begun.exists() and not restart
+    if seed is None and is_resumed:
         seed = checkpoint(begun)["seed"]
     schedules = _functions("schedule", schedule)
     settings = Settings(
@@ -384,12 +370,12 @@ def sample(
     processes = min(processes, chains)
     if processes > 1:
         check_processes(settings, processes)
-    is_read_once = isinstance(loader, Iterator)  # of which nothing is to be lost
-    if check and not is_read_once and not goes_on:
-        found = look_before(settings)
+    is_read_once = isinstance(loader, Iterator)  # the check would lose minibatches
+    if check and not is_read_once and not is_resumed:
+        found = check_first_chain(settings)
         if found.issues:
-            words = "\n".join(issue.message for issue in found.issues)
-            warnings.warn(f"before the first step:\n{words}", stacklevel=2)
+            text = "\n".join(issue.message for issue in found.issues)
+            warnings.warn(f"before the first step:\n{text}", stacklevel=2)
     if restart:
         rehearse(settings)
         if folder is not None:
@@ -405,7 +391,7 @@ def sample(
     if not report and folder is not None:
         for name in ("report.md", "report.json"):  # of an earlier call
             (folder / name).unlink(missing_ok=True)
-    found = verdict_of(settings) if report else None
+    found = report_on(settings) if report else None
     if found is not None:
         if folder is not None:
             found.save(folder)
@@ -415,7 +401,6 @@ def sample(
 
 
 def _functions(name: str, given: Any) -> tuple[Any, ...]:
-    """One function, several, or None; as a tuple."""
     functions = tuple(given) if isinstance(given, Iterable) else (given,)
     if given is None:
         functions = ()

@@ -1,4 +1,4 @@
-"""Scores of predictions of numbers, and pictures of calibration and uncertainty."""
+"""Scores of regression predictions, and plots of calibration and uncertainty."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
     "regression_scores",
 ]
 
-# Of a row's sum from 1: what probabilities in low precision may have.
+# Distance of a row's sum from 1 that low precision may cause.
 _ROUNDING = 1e-2
 
 
@@ -38,20 +38,20 @@ def plot_reliability(
     """Draws accuracy against confidence: calibrated predictions lie on the diagonal.
 
     Args:
-        probabilities: [inputs, classes], or [inputs] of the second of two classes;
-            or several by name.
+        probabilities: [inputs, classes], or [inputs] of the second of two classes; or
+            several of these by name.
         targets: [inputs], labels from 0 on.
-        bins: of confidence, of equal width. Default: 15.
-        at_least: bins of fewer inputs are left out, which say nothing. Default: 20.
+        bins: number of confidence bins of equal width. Default: 15.
+        at_least: bins of fewer inputs are not drawn. Default: 20.
         axes: matplotlib's, to draw into; None makes a figure. Default: None.
 
     Returns:
         The matplotlib figure.
 
     Raises:
-        TypeError, ValueError: an argument is not as above, probabilities are not finite
-            and >= 0 with rows that sum to 1 (of signed draws they need not be), or
-            labels are no classes.
+        TypeError, ValueError: an argument is invalid, probabilities are not finite and
+            >= 0 with rows that sum to 1 (signed draws may violate this), or labels are
+            not classes.
         ImportError: matplotlib is not installed.
     """
     bins = check_integer("bins", bins, low=1)
@@ -64,7 +64,7 @@ def plot_reliability(
     axes.plot([0, 1], [0, 1], color="0.6", linewidth=1)
     for name, p, y in pairs:
         confidence, label = p.double().max(1)
-        # Bins are open below, as those of torchmetrics' calibration error are.
+        # Bins are open below, as in torchmetrics' calibration error.
         which = ((confidence * bins).ceil().long() - 1).clamp(0, bins - 1)
         count, right, sure = (
             torch.zeros(bins, dtype=torch.float64).index_add_(
@@ -85,11 +85,11 @@ def plot_reliability(
 def plot_entropies(
     entropies: Mapping[str, Tensor], *, bins: int = 40, axes: Any = None
 ) -> Any:
-    """Draws histograms of predictive entropies, of known and of other inputs.
+    """Draws histograms of the predictive entropies of several sets of inputs.
 
     Args:
         entropies: by name, ``total``, ``aleatoric`` or ``epistemic`` of inputs.
-        bins: of the histograms. Default: 40.
+        bins: number of bins. Default: 40.
         axes: matplotlib's, to draw into; None makes a figure. Default: None.
 
     Returns:
@@ -133,7 +133,6 @@ def _axes(axes: Any, user: str) -> tuple[Any, Any]:
 
 
 def _checked(probabilities: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities as [inputs, classes] in [0, 1], and labels on their device."""
     if not isinstance(probabilities, Tensor) or not probabilities.is_floating_point():
         raise TypeError("Invalid probabilities: must be a Tensor of a floating dtype")
     if not isinstance(targets, Tensor) or targets.is_floating_point():
@@ -153,7 +152,7 @@ def _checked(probabilities: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         row = int((~valid).nonzero()[0])
         raise ValueError(
             f"Invalid probabilities: row {row} is {p[row].tolist()} (must be >= 0 and "
-            "sum to 1; those of signed draws need not be)"
+            "sum to 1, which signed draws need not satisfy)"
         )
     y = targets.to(p.device).long()
     if not bool(((y >= 0) & (y < p.shape[1])).all()):
@@ -171,11 +170,11 @@ class RegressionScores:
     Attributes:
         rmse: root of the mean squared error of predictive means.
         nll: :math:`-\frac1n \sum_i \log \frac1J \sum_j p(y_i | x_i, \theta_j)` (minus
-            lppd / n), of all outputs of an input together.
-        crps: continuous ranked probability score, in the units of y; of each output,
-            the mean. Of a point it is the absolute error.
-        coverage: the part of targets that lie in their central predictive intervals.
-        level: of these intervals: what ``coverage`` should be.
+            lppd / n), with all outputs of an input together.
+        crps: continuous ranked probability score, in the units of y, averaged over
+            outputs. For a point prediction it is the absolute error.
+        coverage: the fraction of targets inside their central predictive intervals.
+        level: the level of these intervals, the nominal coverage.
         num_inputs: n.
     """
 
@@ -187,7 +186,7 @@ class RegressionScores:
     num_inputs: int
 
     def __str__(self) -> str:
-        """All in a line."""
+        """Returns all scores in one line."""
         return (
             f"RMSE {self.rmse:.4g}, NLL {self.nll:.4f}, CRPS {self.crps:.4g}, "
             f"{self.coverage:.1%} in {100 * self.level:g} % intervals, "
@@ -207,7 +206,7 @@ def regression_scores(
 ) -> RegressionScores:
     r"""RMSE, negative log-likelihood, CRPS and coverage of a regression.
 
-    All exact for the mixture of the draws. With :math:`A(\mu, s) = 2 s\, \varphi(\mu /
+    Exact for the mixture of the draws. With :math:`A(\mu, s) = 2 s\, \varphi(\mu /
     s) + \mu\, (2 \Phi(\mu / s) - 1)`,
 
     .. math::
@@ -216,16 +215,12 @@ def regression_scores(
 
     Args:
         model: as for :func:`~torch_sgmcmc.predict`.
-        draws: as for that; all count alike.
-        inputs: as for that.
+        draws: as for ``predict``; all have equal weight.
+        inputs: as for ``predict``.
         targets: y, of the shape of the model's outputs, or of their means.
-        likelihood: one of :mod:`torch_sgmcmc.losses` that is Gaussian, or
-            "heteroscedastic".
+        likelihood: a Gaussian one of :mod:`torch_sgmcmc.losses`, or "heteroscedastic".
         level: of central intervals, in (0, 1). Default: 0.9.
-        **options: those of :class:`~torch_sgmcmc.Predictive`.
-
-    Raises:
-        TypeError, ValueError: an argument is not as above.
+        **options: options of :class:`~torch_sgmcmc.Predictive`.
 
     Reference:
         E. P. Grimit, T. Gneiting, V. J. Berrocal and N. A. Johnson, The continuous
@@ -234,7 +229,7 @@ def regression_scores(
     """
     check_real("level", level, high=1.0, low_open=True)
     if "link" in options:
-        raise TypeError("Invalid link: it is the likelihood's")
+        raise TypeError("Invalid link: the likelihood sets it")
     chosen = likelihood_of(likelihood)
     if chosen.link != "gaussian":
         raise ValueError(
@@ -278,7 +273,7 @@ def _crps(y: Tensor, means: Tensor, sigmas: Tensor) -> Tensor:
 
 
 def _absolute(mu: Tensor, sigma: Tensor) -> Tensor:
-    """E|X| of a normal X."""
+    """Returns E|X| of a normal X."""
     z = mu / sigma
     density = (-z.square() / 2).exp() / math.sqrt(2 * math.pi)
     return 2 * sigma * density + mu * (2 * torch.special.ndtr(z) - 1)

@@ -1,11 +1,13 @@
-"""Draws of a model's parameters in files: what is read of them."""
+"""Stored draws of a model's parameters, and records of runs beside them."""
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from itertools import chain as flattened
 from pathlib import Path
@@ -15,6 +17,12 @@ import torch
 from torch import Tensor
 
 from torch_sgmcmc._impl.hyperparams import wrong_type
+from torch_sgmcmc.diagnostics.temperatures import (
+    Reading,
+    TemperatureIssue,
+    TemperatureMonitor,
+    Temperatures,
+)
 from torch_sgmcmc.posterior.store_files import (
     CorruptDrawError,
     DrawFile,
@@ -24,12 +32,13 @@ from torch_sgmcmc.posterior.store_files import (
     read_index,
     read_json,
 )
+from torch_sgmcmc.samplers.sampler import Sampler
 
 __all__ = ["CorruptDrawError", "Draw", "Draws", "SampleStore"]
 
 
 def folder_of(store: str | os.PathLike[str] | SampleStore) -> Path | None:
-    """Returns a store's folder as an absolute path, None of a store in memory."""
+    """Returns a store's folder as an absolute path, None for a store in memory."""
     if isinstance(store, SampleStore):
         return None if store.path is None else Path(store.path)
     if not isinstance(store, str | os.PathLike):
@@ -38,9 +47,9 @@ def folder_of(store: str | os.PathLike[str] | SampleStore) -> Path | None:
 
 
 class Draw(Mapping[str, Tensor]):
-    """One draw: tensors by name, read when the first of them is asked for.
+    """One draw: tensors by name, read on the first access.
 
-    The file's checksum is compared then. What is written into a tensor stays in this
+    The first access compares the file's checksum. Writes into a tensor stay in this
     object. Draws are equal if they are one draw of one store with the same tensors, and
     can be sent to other processes.
 
@@ -49,11 +58,11 @@ class Draw(Mapping[str, Tensor]):
         step: the sampler's step that made it.
         lr: step size of the first param group; NaN if there was none.
         temperature: T of the first param group.
-        weight: of the draw in averages: the sign of a signed :class:`HMCECS`, else 1
-            unless the collector was told another.
-        loss: what the collector was told, else NaN.
-        prior_precision: λ of each param group; empty if the writer was not told.
-        path: the file; None of a store in memory.
+        weight: weight in averages: the sign of a signed :class:`HMCECS`, else the
+            collector's ``weight``, by default 1.
+        loss: the collector's ``loss``, else NaN.
+        prior_precision: λ of each param group; empty if unknown.
+        path: the file; None for a store in memory.
 
     Raises:
         CorruptDrawError: on access: the file is missing, cut off, or altered.
@@ -84,7 +93,7 @@ class Draw(Mapping[str, Tensor]):
 
     @property
     def path(self) -> Path | None:
-        """The file in the format of safetensors; None of a store in memory."""
+        """The file in the format of safetensors; None for a store in memory."""
         return Path(self._file.path) if self._file.path else None
 
     @property
@@ -96,7 +105,7 @@ class Draw(Mapping[str, Tensor]):
         return {**self.__dict__, "_tensors": None}
 
     def read_run(self) -> dict[str, Any] | None:
-        """Returns what is kept beside the draws of the chain, None if nothing is."""
+        """Returns the record kept beside the chain's draws, or None."""
         if self.path is not None:
             return read_json(self.path.with_name("run.json"))
         return self._file.memory and self._file.memory.run
@@ -118,7 +127,7 @@ class Draw(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         if self._tensors is None:
             found, row = self._file.read(), self._row
-            # Rows of a file that other draws share, and memory, are copied.
+            # Rows of shared files and of memory are copied.
             alone = self._file.count == 1 and self.path is not None
             self._tensors = {
                 key: found[key][row] if alone else found[key][row].clone()
@@ -150,7 +159,7 @@ class Draws(Sequence[Draw]):
         return f"{len(self)} draws of chains {self.chains}: {some or 'no tensor'}"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """Returns one tensor of all draws, [draws, ...], of ``draws[name]``."""
+        """Returns the one tensor of ``draws[name]`` for all draws, [draws, ...]."""
         if len(self.names) != 1:
             raise TypeError(
                 f"Invalid draws: an array is of one tensor, and they have "
@@ -183,7 +192,7 @@ class Draws(Sequence[Draw]):
 
     @property
     def likelihood(self) -> dict[str, Any] | None:
-        """Settings of the likelihood that the chains were run with, if it is known."""
+        """Settings of the chains' likelihood, None if unknown."""
         return self._files[0].info.likelihood if self._files else None
 
     @property
@@ -200,7 +209,7 @@ class Draws(Sequence[Draw]):
         """Returns the draws of one chain.
 
         Raises:
-            ValueError: there is none.
+            ValueError: the chain has no draws.
         """
         found = [rows for file, rows in self._by_file().items() if file.chain == chain]
         if not found:
@@ -210,9 +219,9 @@ class Draws(Sequence[Draw]):
         return Draws(self._files, [*flattened(*found)], self._names)
 
     def intact(self) -> Draws:
-        """Returns the draws whose files are as they were written; reads all files.
+        """Returns the draws whose files are intact; reads all files.
 
-        A UserWarning names each of the others, and what is wrong.
+        A UserWarning names each damaged file and its damage.
         """
         rows: list[int] = []
         for file, of_file in self._by_file().items():
@@ -225,7 +234,6 @@ class Draws(Sequence[Draw]):
         return Draws(self._files, rows, self._names)
 
     def _by_file(self) -> dict[DrawFile, list[int]]:
-        """Returns the rows of each file."""
         found: dict[DrawFile, list[int]] = {}
         for row in self._rows:
             file = self._files[bisect_right(self._ends, row)]
@@ -236,11 +244,11 @@ class Draws(Sequence[Draw]):
 class SampleStore(Draws):
     """Draws of a model's parameters, of one or several chains, on disk or in memory.
 
-    A folder of files of safetensors, with an index of JSON lines for each chain that
-    says what belongs to each draw (docs/store.md). C++ writes and reads the same files.
-    A store can be opened while :class:`Collector` or :class:`SampleWriter` write to it,
-    and has the draws that it had when it was opened or last refreshed. Nothing is read
-    but what is asked for::
+    A folder of safetensors files, with an index of JSON lines for each chain that
+    describes each draw (docs/store.md). C++ writes and reads the same files. A store
+    can be opened while :class:`Collector` or :class:`SampleWriter` write to it, and
+    shows the draws of the time when it was opened or last refreshed. Only requested
+    tensors are read::
 
         store = sg.SampleStore("draws")
         len(store), store.chains, store.names
@@ -249,9 +257,8 @@ class SampleStore(Draws):
         store.chain(1)[-10:]["fc.weight"]       # the last ten of chain 1, one tensor
 
     Args:
-        path: the folder. It need not exist yet: then there are no draws. None keeps
-            draws in the memory of this process, for as long as the object lives.
-            Default: None.
+        path: the folder; a missing one has no draws. None keeps draws in the memory of
+            this process, for as long as the object lives. Default: None.
 
     Raises:
         RuntimeError: ``store.json`` or an index cannot be read; the message names the
@@ -263,7 +270,7 @@ class SampleStore(Draws):
         self.path = None if path is None else str(folder_of(path))
         if self.path is not None and os.path.isfile(self.path):
             raise ValueError(f"Invalid path: {self.path} is a file (must be a folder)")
-        #: Of a store in memory.
+        #: Chains of a store in memory.
         self.memory: dict[int, MemoryChain] = {}
         self.info: StoreInfo | None = None
         self.refresh()
@@ -289,7 +296,7 @@ class SampleStore(Draws):
         return found
 
     def refresh(self) -> SampleStore:
-        """Takes in what has been written and cut back since, and returns itself."""
+        """Rereads the index, after writes or cuts, and returns itself."""
         files: list[DrawFile] = []
         if self.path is None:
             for chain in sorted(self.memory):
@@ -303,3 +310,177 @@ class SampleStore(Draws):
         rows = range(sum(file.count for file in files))
         super().__init__(files, rows, names)
         return self
+
+
+# Most points of a trace, and steps of a point at first.
+_POINTS, _WIDTH = 400, 10
+# False alarm rate of a chain: 1 % for ten chains together.
+_RATE = 0.001
+# Settings of param groups that determine the sampled posterior and its error.
+_SETTINGS = ("num_data", "prior_precision", "temperature", "lr", "step_size")
+_NUMBERS = (int, float, Tensor)
+
+
+class Trace:
+    """Means of a number over blocks of steps, in constant memory."""
+
+    def __init__(self) -> None:
+        self.width = _WIDTH
+        self.means: list[float] = []
+        self._sum: Tensor | float | None = None
+        self._count = 0
+
+    def add(self, value: Tensor | float) -> None:
+        """Adds a step's value; waits for a device once a point."""
+        now = value.detach().double() if isinstance(value, Tensor) else float(value)
+        self._sum = now if self._sum is None else self._sum + now
+        self._count += 1
+        if self._count < self.width:
+            return
+        self.means.append(float(self._sum) / self.width)
+        self._sum, self._count = None, 0
+        if len(self.means) == _POINTS:
+            pairs = zip(self.means[::2], self.means[1::2], strict=True)
+            self.means = [(a + b) / 2 for a, b in pairs]
+            self.width *= 2
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the complete state."""
+        rest = None if self._sum is None else float(self._sum)
+        kept = {"width": self.width, "means": list(self.means)}
+        return {**kept, "sum": rest, "count": self._count}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continues from a state dict."""
+        self.width, self.means = state_dict["width"], list(state_dict["means"])
+        self._sum, self._count = state_dict["sum"], state_dict["count"]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The record of a chain's run beside its draws."""
+
+    sampler: str
+    temperature: float
+    steps: int
+    num_skipped: int
+    #: Of HMC; None for other samplers.
+    acceptance: float | None = None
+    num_divergences: int | None = None
+    #: Number of observations, and the temperatures by tensor.
+    num_observed: int = 0
+    tensors: Mapping[str, Temperatures] = field(default_factory=dict)
+    all: Temperatures | None = None
+    issues: tuple[TemperatureIssue, ...] = ()
+    #: T_kin of all parameters over time, by batches of observations.
+    kinetic: tuple[float, ...] = ()
+    configurational: tuple[float, ...] = ()
+    #: The mean loss of so many steps each.
+    loss_width: int = 0
+    losses: tuple[float, ...] = ()
+    #: Steps from one observation to the next.
+    interval: int = 1
+    #: The sampler's seed, the key of its noise.
+    seed: int | None = None
+    #: num_data, prior_precision, temperature and lr of each param group.
+    settings: tuple[Mapping[str, float], ...] = ()
+
+
+def record_run(
+    sampler: Sampler,
+    monitor: TemperatureMonitor | None = None,
+    losses: Trace | None = None,
+    *,
+    temperature: float | None = None,
+) -> RunRecord:
+    """Returns the record of a chain's run.
+
+    ``temperature`` is the intended one; None takes the sampler's present one.
+    """
+    of_all: dict[str, Any] = {}
+    if monitor is not None and monitor.num_observed:
+        over_time = zip(
+            ("kinetic", "configurational"), monitor.over_time(), strict=True
+        )
+        of_all = {
+            **{"num_observed": monitor.num_observed, "interval": monitor.interval},
+            "tensors": {name: monitor.tensor(name) for name in monitor.names},
+            **{"all": monitor.all(), "issues": tuple(monitor.issues(rate=_RATE))},
+            **{name: tuple(series) for name, series in over_time},
+        }
+    group = sampler.param_groups[0]
+    return RunRecord(
+        sampler=type(sampler).__name__,
+        temperature=float(group["temperature"]) if temperature is None else temperature,
+        steps=int(group["step"]),
+        num_skipped=sampler.num_skipped,
+        acceptance=_known(sampler, "acceptance_rate"),
+        num_divergences=_known(sampler, "num_divergences"),
+        loss_width=0 if losses is None else losses.width,
+        losses=() if losses is None else tuple(losses.means),
+        seed=int(sampler.seed),
+        settings=tuple(map(_settings, sampler.param_groups)),
+        **of_all,
+    )
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, float]:
+    values = {k: group[k] for k in _SETTINGS if isinstance(group.get(k), _NUMBERS)}
+    is_one = {k: not isinstance(v, Tensor) or v.numel() == 1 for k, v in values.items()}
+    return {k: float(v) for k, v in values.items() if is_one[k]}
+
+
+def _known(sampler: Sampler, name: str) -> Any:
+    value = getattr(sampler, name, None)
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def read_run_record(draw: Draw) -> RunRecord | None:
+    """Returns the record that a collector wrote beside a chain's draws, or None."""
+    content = draw.read_run()
+    if content is None:
+        return None
+    try:
+        return _parsed(dict(content))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        assert draw.path is not None
+        raise RuntimeError(
+            f"Cannot read {draw.path.with_name('run.json')}: it is damaged ({error!r})"
+        ) from error
+
+
+def _parsed(content: dict[str, Any]) -> RunRecord:
+    content["tensors"] = {k: _temperatures(v) for k, v in content["tensors"].items()}
+    if content["all"] is not None:
+        content["all"] = _temperatures(content["all"])
+    content["issues"] = tuple(TemperatureIssue(**f) for f in content["issues"])
+    for name in ("kinetic", "configurational", "losses", "settings"):
+        content[name] = tuple(content.get(name, ()))
+    return RunRecord(**content)
+
+
+def plain(ran: RunRecord) -> dict[str, Any]:
+    """Returns a form for JSON: fields by name, null for non-finite numbers."""
+    content = asdict(ran)
+    content["tensors"] = {name: _named(read) for name, read in ran.tensors.items()}
+    content["all"] = None if ran.all is None else _named(ran.all)
+    content["issues"] = [finding._asdict() for finding in ran.issues]
+    return finite(content)
+
+
+def _named(read: Temperatures) -> dict[str, list[float]]:
+    return {name: [*pair] for name, pair in read._asdict().items()}
+
+
+def finite(value: Any) -> Any:
+    """Replaces numbers that are not finite by None."""
+    if isinstance(value, Mapping):
+        return {key: finite(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _temperatures(content: Mapping[str, list[float | None]]) -> Temperatures:
+    pairs = {k: [math.nan if x is None else x for x in v] for k, v in content.items()}
+    return Temperatures(**{name: Reading(*pair) for name, pair in pairs.items()})

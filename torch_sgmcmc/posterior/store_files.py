@@ -1,7 +1,7 @@
 """The files of a store, and the writer's side of a chain.
 
-A file of draws is on the disk before its line in the index is, and a line counts once
-it has its end. Format: docs/store.md.
+A file of draws is on the disk before its line in the index. A line counts once its end
+is written. Format: docs/store.md.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl.io import replace_file, sync_folder
+from torch_sgmcmc._impl.state_dict import replace_file, sync_folder
 
 _FORMAT = 1
 _CHAIN = re.compile(r"chain-(0|[1-9][0-9]{0,17})")
@@ -59,7 +58,7 @@ def _unreadable(path: str | Path, reason: Any) -> NoReturn:
 
 @contextlib.contextmanager
 def _writing(path: str | Path) -> Iterator[None]:
-    """Turns an OSError into the store's error, which names what was written."""
+    """Turns an OSError into a RuntimeError that names the file."""
     try:
         yield
     except OSError as error:
@@ -67,7 +66,7 @@ def _writing(path: str | Path) -> Iterator[None]:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Returns the object in a file, None if there is no file."""
+    """Returns the object in a file, None if the file is missing."""
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -89,12 +88,12 @@ class StoreInfo:
     tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]]
     #: Checksums of the model's tensors that are neither sampled nor stored.
     not_sampled: dict[str, int] = field(default_factory=dict)
-    #: Settings of the loss that the chain was run with.
+    #: Settings of the chain's loss.
     likelihood: dict[str, Any] | None = None
 
     @classmethod
     def read(cls, folder: Path) -> StoreInfo | None:
-        """Returns the content of a store's file, None if there is no store."""
+        """Returns the content of store.json, None if it is missing."""
         path = folder / "store.json"
         content = read_json(path)
         if content is None:
@@ -102,7 +101,7 @@ class StoreInfo:
         if content.get("deleting"):
             raise ValueError(
                 f"Invalid store: the deletion of {folder} was interrupted "
-                "(restart=True deletes the rest and begins again)"
+                "(restart=True deletes the rest and starts again)"
             )
         if content.get("format") != _FORMAT:
             _unreadable(path, f"format {content.get('format')!r} (must be {_FORMAT})")
@@ -125,16 +124,16 @@ class StoreInfo:
         content |= {"tensors": tensors, "not_sampled": self.not_sampled}
         replace_file(folder / "store.json", json.dumps(content, indent=1).encode())
 
-    def difference(self, here: StoreInfo) -> str | None:
-        """Returns how the draws of another model differ, None if they do not."""
-        for name in (*self.tensors, *here.tensors):
-            one, other = self.tensors.get(name), here.tensors.get(name)
+    def difference(self, given: StoreInfo) -> str | None:
+        """Describes the first difference to another model's draws, or returns None."""
+        for name in (*self.tensors, *given.tensors):
+            one, other = self.tensors.get(name), given.tensors.get(name)
             if one != other:
-                return f"its {name!r} is {_words(one)}, here {_words(other)}"
+                return f"its {name!r} is {_describe(one)}, here {_describe(other)}"
         return None
 
 
-def _words(tensor: tuple[torch.dtype, tuple[int, ...]] | None) -> str:
+def _describe(tensor: tuple[torch.dtype, tuple[int, ...]] | None) -> str:
     if tensor is None:
         return "missing"
     return f"{_NAMES[tensor[0]]} of shape {list(tensor[1])}"
@@ -199,7 +198,7 @@ class DrawFile:
         return {**self.__dict__, "memory": None, **kept}
 
 
-#: Files of many draws that were read last, and are kept in memory.
+#: The last files of many draws that were read; their tensors stay in memory.
 _recent: deque[DrawFile] = deque()
 
 
@@ -220,7 +219,7 @@ def read_index(folder: Path, chain: int, info: StoreInfo) -> list[DrawFile]:
         with open(path, "rb") as index:
             for line in index:
                 if not line.endswith(b"\n"):
-                    break  # A writer has not finished it.
+                    break  # an unfinished line
                 try:
                     files.append(_parsed(line, len(files), info, chain, place))
                 except (ValueError, KeyError, TypeError, OverflowError) as error:
@@ -275,7 +274,7 @@ def _file_name(number: int) -> str:
 
 
 def check_plain(name: str, tensor: Tensor) -> None:
-    """Raises a ValueError if a tensor's numbers are not the bytes of its memory."""
+    """Raises a ValueError unless a tensor's memory holds its plain numbers."""
     is_wrapper = is_traceable_wrapper_subclass(tensor)
     is_dense = tensor.layout == torch.strided and not tensor.is_meta
     if is_wrapper or tensor.is_quantized or not is_dense:
@@ -293,16 +292,13 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     sums = {}
     for name, tensor in tensors.items():
         check_plain(name, tensor)
-        flat = tensor.detach().cpu().contiguous()
-        sums[name] = int(_C.crc32(flat.data_ptr(), flat.nbytes))
+        flat = tensor.detach().cpu().flatten().view(torch.uint8)
+        sums[name] = crc32(flat.numpy())
     return sums
 
 
-# ---- Writing -------------------------------------------------------------------------
-
-
 class _Lock:
-    """Keeps other writers away until it is released or its process ends (``flock``)."""
+    """Excludes other writers until release or the end of the process (``flock``)."""
 
     def __init__(self, path: Path, place: str) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -322,13 +318,13 @@ class _Lock:
         _locks.add(self)
 
     def release(self) -> None:
-        """Lets others write."""
+        """Ends the exclusion of other writers."""
         if self._file >= 0:
             fcntl.flock(self._file, fcntl.LOCK_UN)
             self.close()
 
     def close(self) -> None:
-        """Closes the file. A fork's copy of the lock ends, the parent's does not."""
+        """Closes the file, without ending the lock of a forked process's parent."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -337,7 +333,7 @@ class _Lock:
 _locks: weakref.WeakSet[_Lock] = weakref.WeakSet()
 
 
-# A forked child's copies are closed, or a lock would outlive its writer.
+# A forked child closes its copies, or a lock would outlive its writer.
 os.register_at_fork(after_in_child=lambda: [lock.close() for lock in [*_locks]])
 
 
@@ -385,7 +381,6 @@ class FolderChain:
         return info
 
     def _take_index(self) -> None:
-        """Counts what the index has, and deletes what it does not name."""
         files = read_index(self.folder.parent, self.chain, self.info)
         lines = self._path.read_bytes()
         self._size = lines.rfind(b"\n") + 1
@@ -407,7 +402,7 @@ class FolderChain:
             os.fsync(self._index)
 
     def add(self, tensors: Mapping[str, Tensor], file: DrawFile) -> None:
-        """Writes a file of draws, and its line; after an error nothing has changed."""
+        """Writes a file of draws and its index line; an error changes nothing."""
         file.path = str(self.folder / _file_name(self.num_files))
         data = safetensors.torch.save(dict(tensors))
         file.size, file.crc32 = len(data), crc32(data)
@@ -422,7 +417,7 @@ class FolderChain:
                     done += os.pwrite(self._index, line[done:], self._size + done)
                 os.fsync(self._index)
             except OSError:
-                # A part of a line has no end: readers do not count it.
+                # Readers ignore a line without an end.
                 with contextlib.suppress(OSError):
                     os.ftruncate(self._index, self._size)
                 raise
@@ -435,13 +430,13 @@ class FolderChain:
     def position(self) -> dict[str, int]:
         """Returns the length and the checksum of the index, as a signed number.
 
-        LibTorch reads no pickled int that 32 bits do not hold.
+        LibTorch reads only pickled ints of 32 bits.
         """
         signed = self._crc32 - (self._crc32 >> 31 << 32)
         return {"size": self._size, "crc32": signed}
 
     def cut_back(self, position: Mapping[str, int]) -> None:
-        """Deletes what was stored after a position, if it is one of this chain."""
+        """Deletes draws stored after a position of this chain."""
         size = position["size"]
         lines = self._path.read_bytes()[:size]
         if len(lines) != size or crc32(lines) != position["crc32"] % 2**32:
@@ -457,13 +452,13 @@ class FolderChain:
         self.info = self._make_store(self.folder.parent, self._given)
 
     def write_run(self, content: Mapping[str, Any]) -> None:
-        """Writes what belongs to the chain beside its draws."""
+        """Writes the chain's run record beside its draws."""
         path = self.folder / "run.json"
         with _writing(path):
             replace_file(path, json.dumps(content, allow_nan=False).encode())
 
     def close(self) -> None:
-        """Lets others write."""
+        """Closes the index and releases the lock."""
         if self._index >= 0:
             os.close(self._index)
             self._index = -1
@@ -522,7 +517,7 @@ def delete_all(store: Path) -> None:
         for folder in chains.values():
             for file in _matching(folder, _OF_CHAIN):
                 os.unlink(file)
-            with contextlib.suppress(OSError):  # there are files of others
+            with contextlib.suppress(OSError):  # it holds other files
                 folder.rmdir()
         for file in _matching(store, _OF_STORE):
             if file != str(path):

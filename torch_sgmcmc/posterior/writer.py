@@ -29,7 +29,7 @@ from torch_sgmcmc.posterior.store_files import (
 
 __all__ = ["SampleWriter"]
 
-# A file is written when it has so many bytes or draws, or its first draw is so old.
+# A file is written at so many bytes or draws, or seconds after its first draw.
 _BYTES, _DRAWS, _SECONDS = 4 << 20, 1024, 30.0
 
 _Row = tuple[dict[str, Tensor], dict[str, Any]]
@@ -39,20 +39,20 @@ class SampleWriter:
     """Appends draws to a chain of a :class:`SampleStore`: one writer for each chain.
 
     Draws wait in memory until they have 4 MiB or are 1,024, or one comes 30 seconds
-    after the first of them; a thread then writes them, one file behind the other.
-    :meth:`flush`, :meth:`checkpoint` and :meth:`close` write all. The methods can be
-    called from several threads.
+    after the first. A thread then writes them, one file after the other. :meth:`flush`,
+    :meth:`checkpoint` and :meth:`close` write all. The methods can be called from
+    several threads.
 
     Args:
-        store: a folder, which is made if need be, or a :class:`SampleStore`.
+        store: a folder, which is made if missing, or a :class:`SampleStore`.
         tensors: a draw, for names, shapes and dtypes; it is not stored.
         chain: >= 0; processes that write at once write different chains. Default: 0.
-        dtype: in which floating-point tensors are stored; None is their own. Default:
-            None.
-        not_sampled: tensors that are neither stored nor sampled: their checksums are
-            kept, to tell if draws are put into another model. Default: None.
-        likelihood: one of :mod:`torch_sgmcmc.losses`, which predictions with the draws
-            take. Default: None.
+        dtype: dtype of stored floating-point tensors; None keeps each tensor's.
+            Default: None.
+        not_sampled: tensors that are neither stored nor sampled. Their checksums are
+            kept, to detect draws that are put into another model. Default: None.
+        likelihood: one of :mod:`torch_sgmcmc.losses`, the default likelihood of
+            predictions with the draws. Default: None.
 
     Raises:
         ValueError: the store has draws of another model, there is nothing to store, or
@@ -88,7 +88,7 @@ class SampleWriter:
             self._chain = FolderChain(folder, chain, self._info)
         tensors_of_draw = self._info.tensors.values()
         self._size = sum(math.prod(shape) * t.itemsize for t, shape in tensors_of_draw)
-        # Draws that belong to an earlier run, until the caller decides about them.
+        # True while draws of an earlier run await a decision of the caller.
         self._is_undecided = len(self) > 0
         self._rows: list[_Row] = []
         self._being_written: list[_Row] = []
@@ -108,7 +108,7 @@ class SampleWriter:
 
     @property
     def not_sampled(self) -> dict[str, int]:
-        """Checksums of what earlier draws of the store do not have."""
+        """Checksums of tensors that the store's earlier draws lack."""
         return self._chain.info.not_sampled
 
     @property
@@ -136,7 +136,7 @@ class SampleWriter:
         """Copies a draw, which is on the disk after :meth:`flush` at the latest.
 
         Args:
-            draw: the tensors, of the shapes of the first; others are left out.
+            draw: the tensors, of the first draw's shapes; other tensors are ignored.
             step: the sampler's step.
             lr: step size.
             temperature: T.
@@ -145,8 +145,8 @@ class SampleWriter:
             prior_precision: λ of each param group.
 
         Raises:
-            ValueError: a tensor is missing or of another shape, or there are draws of
-                an earlier run: :meth:`cut_back` or :meth:`restart` comes first.
+            ValueError: a tensor is missing or has another shape, or there are draws of
+                an earlier run: call :meth:`cut_back` or :meth:`restart` first.
             RuntimeError: earlier draws cannot be written. They stay in memory without
                 this one; the next call tries again.
         """
@@ -178,17 +178,17 @@ class SampleWriter:
                 )
 
     def check(self) -> None:
-        """Raises what would keep the next draw from being stored.
+        """Raises any error that would prevent storing the next draw.
 
         Raises:
             ValueError: there are draws of an earlier run.
-            RuntimeError: the writer is closed or of another process, or draws could not
-                be written: they are tried again first.
+            RuntimeError: the writer is closed or belongs to another process, or earlier
+                draws still cannot be written.
         """
         if self._process != os.getpid():
             raise RuntimeError(
                 f"Cannot write to {self.place}: process {self._process} has opened it, "
-                "and this is a fork of it (open a chain of its own)"
+                "and this is a fork of it (give each process its own chain)"
             )
         if self._is_closed:
             raise RuntimeError(f"Cannot write to {self.place}: the writer is closed")
@@ -204,7 +204,7 @@ class SampleWriter:
                 self._write_rows()
 
     def flush(self) -> None:
-        """Writes what waits in memory.
+        """Writes the draws that wait in memory.
 
         Raises:
             RuntimeError: draws cannot be written; they stay in memory.
@@ -215,16 +215,16 @@ class SampleWriter:
                 self._write_rows()
 
     def checkpoint(self) -> dict[str, int]:
-        """Writes what waits, and returns where the chain is, for :meth:`cut_back`."""
+        """Writes waiting draws; returns the chain's position for :meth:`cut_back`."""
         with self._lock:
             self.flush()
             return self._chain.position()
 
     def cut_back(self, position: Mapping[str, int]) -> None:
-        """Deletes what was stored after a checkpoint.
+        """Deletes draws stored after a checkpoint.
 
         Raises:
-            ValueError: the checkpoint is not of this chain, which is as before.
+            ValueError: the checkpoint is not of this chain, which is unchanged.
         """
         with self._lock:
             self.flush()
@@ -232,7 +232,7 @@ class SampleWriter:
             self._is_undecided = False
 
     def restart(self) -> None:
-        """Deletes all draws of the chain, for a run that begins again."""
+        """Deletes all draws of the chain, for a run that starts again."""
         with self._lock:
             self._wait()
             self._rows.clear()
@@ -240,11 +240,11 @@ class SampleWriter:
             self._is_undecided = False
 
     def write_run(self, content: Mapping[str, Any]) -> None:
-        """Writes ``run.json``, for what belongs to the chain and to no draw."""
+        """Writes ``run.json``, the chain's run record."""
         self._chain.write_run(content)
 
     def close(self) -> None:
-        """Writes what waits in memory, and lets other writers have the chain.
+        """Writes waiting draws, and releases the chain for other writers.
 
         Raises:
             RuntimeError: draws cannot be written; the writer is closed.
@@ -267,19 +267,19 @@ class SampleWriter:
         self.close()
 
     def _start_writing(self) -> None:
-        """Has the thread write what waits, after the file that it is writing."""
+        """Passes waiting draws to the thread, after the file in progress."""
         self._wait()
         self._thread = self._thread or ThreadPoolExecutor(1, "sgmcmc-store")
         try:
             work = self._chain, self._info, self._rows
             self._writing = self._thread.submit(_write, *work)
-        except RuntimeError:  # the interpreter ends, and has no threads any more
-            self._has_failed = True  # so that the next call writes
+        except RuntimeError:  # the ending interpreter starts no threads
+            self._has_failed = True  # the next call writes
         else:
             self._being_written, self._rows = self._rows, []
 
     def _wait(self) -> None:
-        """Waits for the thread. Draws that it could not write wait again."""
+        """Waits for the thread; draws that it could not write wait again."""
         if self._writing is not None and self._writing.exception() is not None:
             self._rows = self._being_written + self._rows
             self._has_failed = True
@@ -295,7 +295,6 @@ class SampleWriter:
 def _write(
     chain: FolderChain | MemoryChain, info: StoreInfo, rows: Sequence[_Row]
 ) -> None:
-    """Writes draws as one file."""
     draws = [draw for draw, _ in rows]
     tensors = {
         k: torch.stack([d[k] for d in draws]) if len(draws) > 1 else draws[0][k][None]

@@ -1,4 +1,4 @@
-"""SGHMC without an error of its step: BAOA."""
+"""BAOA: SGHMC with an exact friction step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from torch_sgmcmc._impl.hyperparams import check_noise_estimate, settings
+from torch_sgmcmc._impl.hyperparams import (
+    check_noise_estimate,
+    chosen_settings,
+    settings,
+)
 from torch_sgmcmc._impl.step_plan import Method
 from torch_sgmcmc.samplers.sampler import ManyChains
 
@@ -16,10 +20,10 @@ __all__ = ["BAOA"]
 
 
 class BAOA(ManyChains):
-    r"""SGHMC without an error of its step (Leimkuhler and Matthews 2013).
+    r"""BAOA, SGHMC with an exact friction step (Leimkuhler and Matthews 2013).
 
-    Takes the place of :class:`SGHMC`, and of ``torch.optim.SGD(params, lr, momentum)``:
-    the friction's step is exact and stands between two halves of the drift. With
+    Replaces :class:`SGHMC` and ``torch.optim.SGD(params, lr, momentum)``. The
+    friction's step is exact and stands between two halves of the drift. With
     :math:`\bar g` = ``p.grad``, the gradient of the *mean* loss of a minibatch, m =
     ``momentum`` and :math:`\alpha = 2 (1 - m) / (1 + m)`,
 
@@ -33,23 +37,23 @@ class BAOA(ManyChains):
 
     **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with :math:`U =
     -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`. On a quadratic
-    the variance of θ is **exact at any lr** at which the chain is stable, lr k < 4 with
-    k the curvature of U / N, and so is that of v; else what is left is of the order of
-    lr, as with SGHMC, but small. Minibatches heat as in SGHMC, by lr N Var(ḡ) / (2 T
-    α), less what ``noise_estimate`` takes. Neither ``lr`` nor ``momentum`` changes the
-    target.
+    the variances of θ and v are **exact at any lr** at which the chain is stable, lr k
+    < 4 with k the curvature of U / N. Elsewhere the error is of the order of lr, as
+    with SGHMC, but small. As in SGHMC, minibatch noise raises the temperature, by lr N
+    Var(ḡ) / (2 T α) minus ``noise_estimate``'s part. Neither ``lr`` nor ``momentum``
+    changes the target.
 
     Args:
         params: parameters or param groups, as for :class:`torch.optim.SGD`.
         lr: step size on SGD's scale, >= 0.
-        momentum: m in [0, 1), what is left of v in a step. Default: 0.9.
+        momentum: m in [0, 1), the part of v that a step keeps. Default: 0.9.
         {num_data} {prior_precision} {prior_mean}
         temperature: T >= 0; 1 is the Bayesian posterior, 0 gives SGD with momentum.
             Default: 1.
         noise_estimate: β̂, the part of the friction's noise that the minibatches
             already bring: β̂ = lr N Var(ḡ) / (2T), in [0, α], equal for all
-            coordinates. It belongs to the lr, T and N at which it is given, and follows
-            them. β̂ > α is an error that names both numbers. Default: 0.
+            coordinates. It belongs to the current lr, T and N and is rescaled when they
+            change. β̂ > α is an error that names both numbers. Default: 0.
         {num_chains} {seed} {capturable} {nonfinite} {process_group}
 
     State:
@@ -57,16 +61,6 @@ class BAOA(ManyChains):
           v. Starts from its stationary law N(0, lr T / N).
         * ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, see
           :class:`SGLD`.
-
-    Raises:
-        ValueError: a hyperparameter out of range, here or at a later step.
-        TypeError: a hyperparameter that is not a number.
-
-    Example:
-        In the loop of :class:`SGLD`:
-
-        >>> sampler = BAOA(model.parameters(), lr=0.03, momentum=0.9,
-        ...                num_data=50_000, prior_precision=1.0, seed=0)
 
     Note:
         More: docs/samplers/baoa.md.
@@ -96,16 +90,7 @@ class BAOA(ManyChains):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = dict(
-            lr=lr,
-            num_data=num_data,
-            prior_precision=prior_precision,
-            prior_mean=prior_mean,
-            temperature=temperature,
-            num_chains=num_chains,
-            momentum=momentum,
-            noise_estimate=noise_estimate,
-        )
+        defaults = chosen_settings(self._SETTINGS, locals())
         super().__init__(params, defaults, seed, nonfinite, capturable, process_group)
 
     def _check_group(self, group: dict[str, Any]) -> None:

@@ -11,23 +11,25 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl.closures import (
+from torch_sgmcmc._impl.context import StepContext, TensorLists
+from torch_sgmcmc._impl.finite_check import SkipStep, check_finite, count_skipped_step
+from torch_sgmcmc._impl.hyperparams import (
+    chosen_settings,
+    rests,
+    scales,
+    settings,
+    warn,
+)
+from torch_sgmcmc._impl.ops import ewsg_log_ratio, metropolis_decide, select_chains_
+from torch_sgmcmc._impl.parameters import (
     OTHER_PARAMETERS,
     check_comparable,
     fresh_gradients,
+    gather,
     lightning_module,
     refuse_accumulation,
     refuse_scaler,
 )
-from torch_sgmcmc._impl.context import StepContext, TensorLists
-from torch_sgmcmc._impl.finite_check import StepLeftOut, check_finite, leave_out
-from torch_sgmcmc._impl.hyperparams import rests, scales, settings, warn
-from torch_sgmcmc._impl.ops import (
-    ewsg_log_ratio,
-    metropolis_decide,
-    select_chains_,
-)
-from torch_sgmcmc._impl.parameters import gather
 from torch_sgmcmc._impl.state import rescalings, start_masters, start_momenta
 from torch_sgmcmc._impl.state_dict import check_count, check_part
 from torch_sgmcmc._impl.step_plan import Method, StepPlan
@@ -57,9 +59,9 @@ EWSG.step() needs a closure, since it draws several minibatches a step:
     sampler.step(closure)"""
 
 _NOT_ASKED = (
-    "EWSG got gradients from a closure that did not ask which minibatch they are to be "
-    "of: with persistent_index_chain=True a step begins with the minibatch that the "
-    "last one ended with, and the closure must evaluate the minibatches of the numbers "
+    "EWSG got gradients from a closure that did not read sampler.minibatches: with "
+    "persistent_index_chain=True a step begins with the minibatch that the last one "
+    "ended with, and the closure must evaluate the minibatches of the numbers "
     "minibatches"
 )
 
@@ -79,8 +81,8 @@ class EWSG(SharedSettings):
 
     summed over all parameters of the sampler. One step draws a minibatch, then
     ``index_chain_length`` times another one, with gradient :math:`g'`, which replaces
-    the current one with probability :math:`\min(1, e^{W(g') - W(g)})`, and makes one
-    update with the gradient that is left:
+    the current one with probability :math:`\min(1, e^{W(g') - W(g)})`. The step then
+    makes one update with the last gradient:
 
     .. math::
         v \leftarrow (1 - \alpha) v - \mathrm{lr}\, g
@@ -88,42 +90,40 @@ class EWSG(SharedSettings):
         \theta \leftarrow \theta + v.
 
     **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with :math:`U =
-    -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`,
-    up to an error of the order of ``lr`` and what the weights leave of the minibatch
-    noise. Neither ``lr`` nor ``momentum`` changes the target. With
-    ``persistent_index_chain`` it is (θ, v, minibatch) that is Markov; at large ``lr``
-    it lags behind the weights.
+    -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`, up to an error
+    of the order of ``lr`` and the minibatch noise that the weights leave. Neither
+    ``lr`` nor ``momentum`` changes the target. With ``persistent_index_chain`` the
+    state of the Markov chain is (θ, v, minibatch); at large ``lr`` it lags behind the
+    weights.
 
     Args:
         params: parameters or param groups, as for :class:`torch.optim.SGD`.
         lr: step size on SGD's scale, >= 0. In the paper's notation h² = lr / N.
-        momentum: 1 - α in [0, 1); α = γh is the friction. 0 is the overdamped
-            variant: no momentum is carried over or kept (v = 0 in W), the update is
-            that of :class:`SGLD`, and :math:`W(g) = \mathrm{lr}\, N \|g\|^2 / (4T)`.
-            Default: 0.9.
+        momentum: 1 - α in [0, 1); α = γh is the friction. 0 is the overdamped variant:
+            no momentum is kept (v = 0 in W), the update is :class:`SGLD`'s, and
+            :math:`W(g) = \mathrm{lr}\, N \|g\|^2 / (4T)`. Default: 0.9.
         {num_data} {prior_precision} {prior_mean} {temperature}
-        index_chain_length: M >= 0, the number of further minibatches that a step
-            draws; a step costs M + 1 gradients, so use minibatches of n / (M + 1) in
-            place of n. With 0 the chain is that of :class:`SGHMC`. Default: 1.
-        persistent_index_chain: whether the chain over minibatches goes on from step to
-            step: a step then begins with the minibatch that the last one ended with,
-            evaluated again at the new θ, in place of a fresh one; see
-            :attr:`minibatches`. M must be >= 1, and a step still costs M + 1 gradients.
-            Default: False.
-        surrogate: what stands for the new momentum, which the exact weights depend
-            on, in :math:`W = \|u + \mathrm{lr}\, g\|^2 / (2 \nu^2)` with
-            :math:`\nu^2 = 2 \alpha\, \mathrm{lr}\, T / N`: ``"momentum"``, the old
-            momentum, u = αv; ``"zero"``, u = 0; ``"one"``, u = ν;
-            ``"full_momentum"``, u = -(1 - α)v. Default: "momentum".
-        num_chains: K makes K independent chains at once: every parameter has a
-            leading dimension K, the closure returns the sum of the chains' losses,
-            each on a minibatch of its own, and weights and decisions are made for
-            each chain. None is one chain. Default: None.
+        index_chain_length: M >= 0, the number of further minibatches that a step draws;
+            a step costs M + 1 gradients, so use minibatches of n / (M + 1) in place of
+            n. With 0 the chain is :class:`SGHMC`'s. Default: 1.
+        persistent_index_chain: whether the chain over minibatches continues from step
+            to step. A step then begins with the last step's final minibatch, evaluated
+            again at the new θ, in place of a fresh one; see :attr:`minibatches`. M must
+            be >= 1, and a step still costs M + 1 gradients. Default: False.
+        surrogate: replacement of the new momentum, which the exact weights depend on,
+            in :math:`W = \|u + \mathrm{lr}\, g\|^2 / (2 \nu^2)` with :math:`\nu^2 = 2
+            \alpha\, \mathrm{lr}\, T / N`: ``"momentum"``, the old momentum, u = αv;
+            ``"zero"``, u = 0; ``"one"``, u = ν; ``"full_momentum"``, u = -(1 - α)v.
+            Default: "momentum".
+        num_chains: K makes K independent chains at once: every parameter has a leading
+            dimension K, the closure returns the sum of the chains' losses, each on its
+            own minibatch, and weights and decisions are made for each chain. None is
+            one chain. Default: None.
         seed: key of the noise and of the decisions, a 64-bit int; None draws one, see
             :class:`Sampler`. Default: None.
-        nonfinite: what to do about gradients that are not finite: "raise", "skip" or
-            "ignore", see :class:`Sampler`, also on clipping. A step with one such
-            minibatch is left out whole. Default: "raise".
+        nonfinite: policy for gradients that are not finite: "raise", "skip" or
+            "ignore", see :class:`Sampler`, also on clipping. One such minibatch skips
+            the whole step. Default: "raise".
         {process_group}
 
     State:
@@ -135,10 +135,10 @@ class EWSG(SharedSettings):
     Raises:
         ValueError: a hyperparameter out of range, here or at a later step.
         TypeError: a hyperparameter of the wrong type, or ``step()`` without a closure.
-        RuntimeError: the closure leaves no gradients, or others than at its first
-            call, or writes over the gradients of its last call, or draws the same
-            minibatch each time (which is plain after the first 100 proposals), or with
-            ``persistent_index_chain`` does not look at :attr:`minibatches`.
+        RuntimeError: the closure leaves no gradients, or other parameters' than at its
+            first call, or writes over the gradients of its last call, or draws the same
+            minibatch each time (detected after 100 proposals), or with
+            ``persistent_index_chain`` does not read :attr:`minibatches`.
 
     Example:
         >>> sampler = EWSG(model.parameters(), lr=0.03, momentum=0.9,
@@ -153,12 +153,12 @@ class EWSG(SharedSettings):
         >>> sampler.acceptance_rate
 
     Note:
-        Gradients are cleared before each call of the closure; ``p.grad`` is then that
-        of the update, with ``num_chains`` chain by chain. Running statistics of batch
-        norm are updated M + 1 times. Ranks of a process group decide alike if the
-        closure leaves the mean of their gradients, as ``DistributedDataParallel``
-        does. Not for ``torch.amp.GradScaler``: use bfloat16 autocast. More:
-        docs/samplers/ewsg.md.
+        Gradients are cleared before each call of the closure. After a step ``p.grad``
+        is the gradient of the update, with ``num_chains`` chain by chain. Running
+        statistics of batch norm are updated M + 1 times. Ranks of a process group
+        decide alike if the closure leaves the mean of their gradients, as
+        ``DistributedDataParallel`` does. Not for ``torch.amp.GradScaler``: use bfloat16
+        autocast. More: docs/samplers/ewsg.md.
 
     Reference:
         Improving Sampling Accuracy of Stochastic Gradient MCMC Methods via
@@ -170,20 +170,20 @@ class EWSG(SharedSettings):
     )
     # Minibatches are compared on the host.
     _WAITS = True
-    # The last two: how many minibatches got numbers so far, and the numbers of those
-    # that a persistent index chain goes on from.
+    # The last two: the number of minibatches numbered so far, and the minibatches at
+    # which a persistent index chain resumes.
     _PROGRESS: ClassVar[Mapping[str, Any]] = {
         **{"num_proposals": 0, "num_accepted": 0},
         **{"num_drawn": 0, "minibatches": []},
     }
-    # How many proposals had the gradient of the minibatch before, and were not zero;
-    # None once a proposal had another.
+    # Number of nonzero proposals in a row with the previous minibatch's gradient; None
+    # after a proposal with another.
     _num_equal: int | None = 0
     _warned = False
-    # While the closure is called, what it is to evaluate, and whether it asked.
+    # During a call of the closure: its minibatches, and whether it has read them.
     _asked: list[int] | None = None
     _has_asked = False
-    # The group's, with those of the step that is being made.
+    # The group's num_drawn, plus the minibatches of the step in progress.
     _num_drawn = 0
 
     _WHY_EQUAL: ClassVar[str] = "there is one decision for all"
@@ -210,28 +210,17 @@ class EWSG(SharedSettings):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = dict(
-            lr=lr,
-            num_data=num_data,
-            prior_precision=prior_precision,
-            prior_mean=prior_mean,
-            temperature=temperature,
-            momentum=momentum,
-            surrogate=surrogate,
-            index_chain_length=index_chain_length,
-            persistent_index_chain=persistent_index_chain,
-            num_chains=num_chains,
-        )
+        defaults = chosen_settings(self._SETTINGS, locals())
         super().__init__(params, defaults, seed, nonfinite, False, process_group)
 
     @property
     def minibatches(self) -> Tensor:
-        """The minibatches that the closure is to evaluate.
+        """The numbers of the minibatches that the closure must evaluate.
 
-        Numbers, int64 of shape [``num_chains`` or 1] on the CPU: 0, 1, ... for fresh
-        minibatches, one for each chain, and the number of a former one for the very
-        same minibatch again. They are independent of ``seed``, and go on with state
-        dicts. Batch samplers have the minibatch of a number:
+        An int64 tensor of shape [``num_chains`` or 1] on the CPU: 0, 1, ... for fresh
+        minibatches, one for each chain, and an earlier number for the very same
+        minibatch again. Numbers do not depend on ``seed``, and state dicts continue
+        them. Batch samplers return the minibatch of a number:
 
         >>> batches = IndependentBatchSampler(len(x), 50, seed=0)
         >>> def closure():
@@ -253,10 +242,10 @@ class EWSG(SharedSettings):
 
     @property
     def acceptance_rate(self) -> float:
-        """The part of all proposed minibatches that was accepted; NaN before any.
+        """The fraction of proposed minibatches that was accepted; NaN before any.
 
-        1 means that minibatches hardly differ in weight (as for small ``lr``), and
-        EWSG hardly from SGHMC.
+        A rate near 1 means that minibatches hardly differ in weight (as for small
+        ``lr``), and that EWSG hardly differs from SGHMC.
         """
         progress = self._rng.progress
         return _C.ratio(progress["num_accepted"], progress["num_proposals"])
@@ -290,18 +279,12 @@ class EWSG(SharedSettings):
         """Draws minibatches, chooses one of them and makes one update with it.
 
         Args:
-            closure: draws a fresh minibatch, uniformly, or takes that of
+            closure: draws a fresh minibatch, uniformly, or takes the one of
                 :attr:`minibatches`, computes its mean loss, calls ``backward()`` and
                 returns the loss. Called ``index_chain_length`` + 1 times.
 
         Returns:
-            What the closure returned at its first call.
-
-        Raises:
-            TypeError: there is no closure.
-            ValueError: a hyperparameter has left its range. No parameter has changed.
-            RuntimeError: the gradients are not as they should be (see the class). No
-                parameter has changed.
+            The closure's result at its first call.
         """
         return super().step(closure)
 
@@ -338,10 +321,10 @@ class EWSG(SharedSettings):
             numbers, accepted = self._choose(closure, context, plan, grads, numbers)
         except BaseException as error:
             self._settle_created(context, plan)
-            if not isinstance(error, StepLeftOut):
+            if not isinstance(error, SkipStep):
                 raise
-            leave_out(context)
-            # What was drawn is not drawn again, nor is it gone on from.
+            count_skipped_step(context)
+            # Its minibatches are not drawn again, and the index chain restarts.
             self._set(num_drawn=self._num_drawn, minibatches=[])
             return loss
         proposals = length * (first["num_chains"] or 1)
@@ -361,15 +344,15 @@ class EWSG(SharedSettings):
         grads: list[Tensor],
         numbers: list[int],
     ) -> tuple[list[int], int | Tensor]:
-        """Runs the index chain, and makes the update with the gradients that are left.
+        """Runs the index chain, and makes the update with the final gradients.
 
         Returns:
-            The numbers of their minibatches, if anyone will ask, and how many proposals
-            were accepted (a tensor, if that would take waiting for).
+            The numbers of their minibatches, and the number of accepted proposals (a
+            tensor where the host would have to wait).
         """
         length = self.param_groups[0]["index_chain_length"]
         chains = self.param_groups[0]["num_chains"]
-        if length == 0 or (chains or 1) > 1:  # else by what they are compared by
+        if length == 0 or (chains or 1) > 1:  # else the comparison checks them
             check_finite(context, plan.observed(grads))
         accepted: int | Tensor = 0
         for proposal in range(length):
@@ -379,11 +362,14 @@ class EWSG(SharedSettings):
             work, other = plan.observed(grads), plan.observed(proposed)
             check_comparable(work, other, context.placement)
             self._check_draws(work, other)
-            if not plan.has_same_values():  # the closure has set others
+            if not plan.has_same_values():  # the closure has set hyperparameters
                 self._check_all_groups()
                 plan.note_numbers()
                 changes = rescalings(context)
-                plan.pack([self._instead(lists.group) for lists in plan.work], changes)
+                plan.pack(
+                    [self._operator_numbers(lists.group) for lists in plan.work],
+                    changes,
+                )
             is_last = proposal == length - 1 and context.monitor is None
             is_fused = is_last and chains is None and plan.decides
             more: int | Tensor
@@ -400,7 +386,7 @@ class EWSG(SharedSettings):
                         context, plan, grads, proposed, numbers, fresh, proposal
                     )
             except RuntimeError:
-                self._gather()  # which names the parameter
+                self._gather()  # its error names the parameter
                 raise
             accepted = accepted + more
             if is_fused:
@@ -411,16 +397,11 @@ class EWSG(SharedSettings):
         return numbers, accepted
 
     def _show_gradients(self, plan: StepPlan, grads: list[Tensor]) -> None:
-        """Leaves the gradients of the update in the parameters."""
         for p, grad in zip(plan.params, grads, strict=True):
             p.grad = grad
 
     def _gradients_like(self, context: StepContext, plan: StepPlan) -> list[Tensor]:
-        """Returns the gradients that the closure has left, in the plan's order.
-
-        Raises:
-            RuntimeError: they are of other parameters.
-        """
+        """Returns the closure's gradients, in the plan's order."""
         grads = plan.gradients()
         if grads is not None:
             return grads
@@ -439,7 +420,6 @@ class EWSG(SharedSettings):
         )
 
     def _fresh(self) -> list[int]:
-        """Numbers of minibatches that are yet to be drawn, one for each chain."""
         begin = self._num_drawn
         self._num_drawn += self.param_groups[0]["num_chains"] or 1
         return [*range(begin, self._num_drawn)]
@@ -447,7 +427,7 @@ class EWSG(SharedSettings):
     def _evaluate_minibatch(
         self, closure: Callable[[], Any], numbers: list[int]
     ) -> Any:
-        """Has the closure make the gradients of these minibatches."""
+        """Calls the closure for the gradients of these minibatches."""
         self._asked, self._has_asked = numbers, False
         try:
             loss = fresh_gradients(self, closure)
@@ -458,7 +438,7 @@ class EWSG(SharedSettings):
         return loss
 
     def _ratio_numbers(self, work: TensorLists) -> dict[str, Any]:
-        """Numbers of the comparison in place of the group's."""
+        """Returns the comparison's numbers that replace the group's."""
         group = work.group
         return {
             "lr": float(group["lr"]),
@@ -480,8 +460,8 @@ class EWSG(SharedSettings):
         """Makes one step of the index chain.
 
         Returns:
-            The gradients that are now current, the numbers of their minibatches, and
-            how many chains accepted the proposal.
+            The current gradients, the numbers of their minibatches, and the number of
+            chains that accepted the proposal.
         """
         chains = self.param_groups[0]["num_chains"] or 1
         work, other = plan.observed(grads), plan.observed(proposed)
@@ -506,8 +486,8 @@ class EWSG(SharedSettings):
             log_ratio = 0.0
             for ratio in ratios:  # sum() does not round alike in all versions
                 log_ratio += float(ratio)
-            # That is (g' - g)(lr (g + g') + ...) over all elements: one that is not
-            # finite makes it so.
+            # The ratio sums (g' - g)(lr (g + g') + ...) over all elements, so that any
+            # value that is not finite makes the ratio not finite.
             if not math.isfinite(log_ratio):
                 check_finite(context, work)
                 check_finite(context, other)
@@ -532,18 +512,18 @@ class EWSG(SharedSettings):
     def _check_draws(
         self, current: list[TensorLists], proposed: list[TensorLists]
     ) -> None:
-        """Raises if it is plain that the closure does not draw minibatches."""
+        """Raises if the closure evidently does not draw minibatches."""
         if self._num_equal is None:
             return
-        here = self._context.placement.here
+        local = self._context.placement.local
         equal = all(
-            all(map(torch.equal, here(old), here(new)))
+            all(map(torch.equal, local(old), local(new)))
             for (_, _, old, _), (_, _, new, _) in zip(current, proposed, strict=True)
         )
         zero = equal and not any(
-            bool(g.any()) for work in proposed for g in here(work.grads)
+            bool(g.any()) for work in proposed for g in local(work.grads)
         )
-        # Whoever sees most of a difference.
+        # The rank with the largest difference decides.
         params = [p for work in proposed for p in work.params]
         found = self._context.placement.largest(params, 2.0 - equal - zero)
         equal, zero = found < 2, found == 0
@@ -562,11 +542,11 @@ class EWSG(SharedSettings):
         return self._METHOD if group["momentum"] > 0 else self._OVERDAMPED
 
     def _prepare(self, context: StepContext, work: TensorLists) -> list[list[Tensor]]:
-        """Returns the lists of the operator, the momenta first if there are any."""
+        """Returns the lists of the operator, the momenta first if it has any."""
         group, params, _, offsets = work
         masters = start_masters(context, params)
         if group["momentum"] == 0:
-            for p in params:  # what a schedule of the momentum left behind
+            for p in params:  # left by a schedule of momentum
                 context.remove(p, "momentum")
             return [masters]
         start_momenta(context, group, params, offsets)

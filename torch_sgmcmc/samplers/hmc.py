@@ -10,20 +10,14 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl.closures import (
-    fresh_gradients,
-    lightning_module,
-    refuse_accumulation,
-    refuse_scaler,
-)
 from torch_sgmcmc._impl.context import TensorLists
 from torch_sgmcmc._impl.distributed import refuse_other_meshes
 from torch_sgmcmc._impl.finite_check import (
-    StepLeftOut,
+    SkipStep,
     check_finite,
-    choice_of,
-    leave_out,
+    count_skipped_step,
     nonfinite_error,
+    nonfinite_policy,
 )
 from torch_sgmcmc._impl.hmc_dynamics import (
     MOST_CHANGES,
@@ -34,7 +28,19 @@ from torch_sgmcmc._impl.hmc_dynamics import (
     changes_running,
     mean_acceptance,
 )
-from torch_sgmcmc._impl.hyperparams import check_integer, check_real, settings, warn
+from torch_sgmcmc._impl.hyperparams import (
+    check_integer,
+    check_real,
+    chosen_settings,
+    settings,
+    warn,
+)
+from torch_sgmcmc._impl.parameters import (
+    fresh_gradients,
+    lightning_module,
+    refuse_accumulation,
+    refuse_scaler,
+)
 from torch_sgmcmc._impl.state_dict import check_part
 from torch_sgmcmc._impl.user_state import MASS, check_saved_diagonal, diagonals
 from torch_sgmcmc._impl.utils import progress_bar
@@ -66,47 +72,46 @@ class HMC(Hamiltonian):
         \theta &\leftarrow \theta + \epsilon M^{-1} r, \\
         r &\leftarrow r - \tfrac{\epsilon}{2} \nabla U(\theta),
 
-    and accepts the end with probability
-    :math:`\min(1, e^{-(H_\text{end} - H_\text{start}) / T})`,
-    :math:`H = U(\theta) + \tfrac12 r^\top M^{-1} r`; otherwise θ is again what it
-    was, bit for bit.
+    and accepts the end with probability :math:`\min(1, e^{-(H_\text{end} -
+    H_\text{start}) / T})`, :math:`H = U(\theta) + \tfrac12 r^\top M^{-1} r`. A
+    rejection restores θ bitwise.
 
     **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)`, exactly if the
-    closure computes the loss of all data and always the same; λ is that of each param
-    group. Neither the step size, nor the length of the trajectory, nor the mass
-    changes the target. With ``metropolis=False`` the error is of the order of ε².
+    closure always computes the same loss of all data; each param group has its own λ.
+    Neither step size nor trajectory length nor mass changes the target. With
+    ``metropolis=False`` the error is of the order of ε².
 
-    Fed minibatches, this is the *naive* stochastic gradient HMC of Chen et al. 2014,
-    which samples another distribution; :class:`SGHMC` is what minibatches need.
+    With minibatches, this is the *naive* stochastic gradient HMC of Chen et al. 2014,
+    which samples another distribution; use :class:`SGHMC` for minibatches.
 
     Args:
-        params: parameters or param groups; of the hyperparameters a group can set
-            ``prior_precision`` and ``prior_mean`` alone.
+        params: parameters or param groups; a group can set ``prior_precision`` and
+            ``prior_mean`` alone.
         step_size: ε > 0, the leapfrog's step on U: ε² = ``lr`` / N in terms of the
             other samplers' ``lr`` (with M = I). :meth:`warmup` adapts it.
         num_steps: m >= 1, the number of leapfrog steps of a trajectory. Either it or
             ``trajectory_length`` must be given.
         trajectory_length: τ > 0: the number of steps is the nearest to τ / ε, and at
-            least 1, whatever ε becomes. (During :meth:`warmup` it is at most 1024.)
+            least 1, at every ε. (During :meth:`warmup` it is at most 1024.)
         {num_data} {prior_precision} {prior_mean} {temperature}
-        metropolis: whether to make the Metropolis test. Without it the closure need
-            not return the loss. Default: True.
+        metropolis: whether to make the Metropolis test. Without it the closure need not
+            return the loss. Default: True.
         resample_momentum_every: k >= 0; the momentum is drawn afresh before every k-th
-            trajectory, and with 0 but once, at the start. One that is kept is turned
-            round when a trajectory is rejected, so the target stays exact. Default: 1.
-        num_chains: K makes K independent chains at once: every parameter has a
-            leading dimension K, the closure returns the K chains' mean losses and
-            calls ``backward()`` on their sum, and decisions are made for each chain.
-            None is one chain. Default: None.
-        seed: key of the momenta and of the decisions, a 64-bit int; None draws one,
-            see :class:`Sampler`. Default: None.
-        nonfinite: what to do about a gradient (or a loss) that is not finite at the
-            start of a trajectory, and without the Metropolis test, anywhere: "raise",
-            "skip" or "ignore", see :class:`Sampler`, also on clipping. A loss is always
-            an error with "ignore". Default: "raise".
+            trajectory, and with 0 only once, at the start. A kept momentum changes sign
+            when a trajectory is rejected, so the target stays exact. Default: 1.
+        num_chains: K makes K independent chains at once: every parameter has a leading
+            dimension K, the closure returns the K chains' mean losses and calls
+            ``backward()`` on their sum, and decisions are made for each chain. None is
+            one chain. Default: None.
+        seed: key of the momenta and of the decisions, a 64-bit int; None draws one, see
+            :class:`Sampler`. Default: None.
+        nonfinite: policy for a gradient (or a loss) that is not finite at the start of
+            a trajectory, and without the Metropolis test anywhere: "raise", "skip" or
+            "ignore", see :class:`Sampler`, also on clipping. With "ignore" a loss that
+            is not finite is still an error. Default: "raise".
         process_group: the ranks that sample this chain together, see :class:`Sampler`.
-            The closure returns the mean loss of all ranks' data on each, as the
-            gradients have to be averaged. With DTensors it has all ranks of their mesh.
+            On each rank the closure returns the mean loss of all ranks' data and leaves
+            averaged gradients. With DTensors the group has all ranks of their mesh.
             Default: all.
 
     State:
@@ -121,13 +126,13 @@ class HMC(Hamiltonian):
             of a wrong shape.
         TypeError: a hyperparameter of the wrong type, ``step()`` without a closure,
             or a closure that returns no loss where one is needed.
-        RuntimeError: the closure leaves no gradients, or others than at its first
-            call, or the loss is not finite at the start of a trajectory.
+        RuntimeError: the closure leaves no gradients, or other parameters' than at its
+            first call, or the loss is not finite at the start of a trajectory.
 
     Warns:
-        UserWarning: three trajectories running began with another loss than the one
-            before had ended with, at the same parameters. It is an error in
-            Lightning's automatic optimization, where minibatches are the reason.
+        UserWarning: three consecutive trajectories began with another loss than the
+            previous end's, at the same parameters. In Lightning's automatic
+            optimization this is an error, since minibatches are the reason.
 
     Example:
         >>> sampler = HMC(model.parameters(), step_size=1e-3, trajectory_length=0.05,
@@ -142,11 +147,11 @@ class HMC(Hamiltonian):
         >>> sampler.acceptance_rate, sampler.num_divergences
 
     Note:
-        A step costs m + 1 gradients and clears them before each call of the closure;
-        ``p.grad`` is then that at the end of the trajectory, accepted or not. N times
-        the rounding of a float32 loss enters the energy: return the loss in float64
-        where that matters. Switch off dropout and running statistics of batch norm.
-        Not for ``torch.amp.GradScaler``: use bfloat16 autocast. More:
+        A step costs m + 1 gradients and clears them before each call of the closure.
+        After a step ``p.grad`` is the gradient at the end of the trajectory, accepted
+        or not. N times the rounding of a float32 loss enters the energy: return the
+        loss in float64 where that matters. Switch off dropout and running statistics of
+        batch norm. Not for ``torch.amp.GradScaler``: use bfloat16 autocast. More:
         docs/samplers/hmc.md.
 
     Reference:
@@ -167,8 +172,8 @@ class HMC(Hamiltonian):
     _STATE: ClassVar[Mapping[str, type]] = dict.fromkeys(
         ("momentum", MASS, "master", "prior_mean"), Tensor
     )
-    # The chains' losses at the end of the last step, the parameters then (versions and
-    # memory), and how many steps running began with another loss at the same ones.
+    # The chains' losses at the end of the last step with the parameters' versions and
+    # addresses, and the number of consecutive steps that began with another loss.
     _known: tuple[Tensor, list[tuple[int, int]]] | None = None
     _num_changes = 0
 
@@ -190,25 +195,12 @@ class HMC(Hamiltonian):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = dict(
-            step_size=step_size,
-            num_data=num_data,
-            prior_precision=prior_precision,
-            prior_mean=prior_mean,
-            temperature=temperature,
-            num_steps=num_steps,
-            trajectory_length=trajectory_length,
-            metropolis=metropolis,
-            resample_momentum_every=resample_momentum_every,
-            num_chains=num_chains,
-        )
+        defaults = chosen_settings(self._SETTINGS, locals())
         super().__init__(params, defaults, seed, nonfinite, False, process_group)
-
-    # ---- What it has done -----------------------------------------------------
 
     @property
     def acceptance_rate(self) -> float:
-        """The part of all trajectories that was accepted since the warm-up.
+        """The fraction of trajectories accepted since the warm-up.
 
         NaN before any, and with ``metropolis=False``.
         """
@@ -219,8 +211,6 @@ class HMC(Hamiltonian):
     def num_divergences(self) -> int:
         """The number of trajectories since the warm-up whose energy was not finite."""
         return self.param_groups[0]["num_divergences"]
-
-    # ---- Checks ---------------------------------------------------------------
 
     def _check_ranks(self) -> None:
         super()._check_ranks()
@@ -246,22 +236,20 @@ class HMC(Hamiltonian):
         if MASS in state:
             check_saved_diagonal(MASS, index, state[MASS], p)
 
-    # ---- Mass -----------------------------------------------------------------
-
     def set_mass(self, masses: Iterable[Tensor | float] | None) -> None:
         """Sets the mass M, a number for each element of each parameter.
 
-        The best mass of a coordinate is about 1 / its posterior variance. Momenta that
-        were kept are drawn afresh.
+        The best mass of a coordinate is about 1 / its posterior variance. Kept momenta
+        are drawn afresh.
 
         Args:
             masses: a tensor (or number) for each parameter, in the order of the param
-                groups, finite and > 0, that broadcasts to the parameter's shape, or for
-                a DTensor is cut as it is. None sets all masses to 1.
+                groups, finite and > 0, broadcastable to the parameter's shape (for a
+                DTensor, placed as the parameter). None sets all masses to 1.
 
         Raises:
-            ValueError: there are not as many masses as parameters, or one of them has
-                a wrong shape or elements out of range. Nothing has changed.
+            ValueError: the number of masses is wrong, or a mass has a wrong shape or
+                elements out of range. Nothing has changed.
         """
         context = self._current_context()
         params = context.params
@@ -270,14 +258,12 @@ class HMC(Hamiltonian):
             new = diagonals("masses", masses, params)
         context.clear_blank_state()
         for p, mass in zip(params, new, strict=True):
-            self._forget(p, "momentum")
+            self._drop_state(p, "momentum")
             if mass is None:
-                self._forget(p, MASS)
+                self._drop_state(p, MASS)
             else:
                 self.state[p][MASS] = mass
         self._fill_state()
-
-    # ---- Trajectories ---------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Simulates one trajectory and decides on it.
@@ -288,14 +274,7 @@ class HMC(Hamiltonian):
                 returns it. Called ``num_steps`` + 1 times.
 
         Returns:
-            What the closure returned at its first call, at the trajectory's start.
-
-        Raises:
-            TypeError: there is no closure, or it returned no loss.
-            ValueError: a hyperparameter has left its range, or the loss is of a wrong
-                shape. No parameter has changed.
-            RuntimeError: gradients or loss are not as they should be (see the class).
-                No parameter has changed.
+            The closure's result at its first call, at the trajectory's start.
         """
         return super().step(closure)
 
@@ -313,26 +292,25 @@ class HMC(Hamiltonian):
     ) -> None:
         """Makes steps that adapt the step size to a probability of acceptance.
 
-        By dual averaging (M. D. Hoffman and A. Gelman, JMLR 2014, section 3.2, with
-        their γ = 0.05, t₀ = 10, κ = 0.75 and μ = log(10 ``step_size``)); with several
-        chains, by their mean. The step size when it ends is the average of those
-        tried. Steps of a warm-up are no samples of the target. The counts of
-        acceptances and divergences begin afresh when it ends.
+        The method is dual averaging (M. D. Hoffman and A. Gelman, JMLR 2014, section
+        3.2, with their γ = 0.05, t₀ = 10, κ = 0.75 and μ = log(10 ``step_size``)), on
+        the mean of several chains. The final step size is the average of the tried
+        ones. Draws of a warm-up are not samples of the target. The counts of
+        acceptances and divergences restart when the warm-up ends.
 
         Args:
             closure: as for :meth:`step`.
             steps: number of trajectories, >= 1.
             target_acceptance: in (0, 1); 0.65 is about the most efficient, and more is
                 safer. Default: 0.8.
-            finish: whether the warm-up ends with these steps. If not, or if the
-                closure raises, the next call goes on with it, also in another process
-                that has loaded the state dict: two calls are exactly one call of as
-                many steps.
+            finish: whether the warm-up ends with these steps. If not, or if the closure
+                raises, the next call resumes it, also in another process that has
+                loaded the state dict. Two calls are exactly one call of as many steps.
             progress: show a progress bar, if tqdm is installed. Default: True.
 
         Raises:
-            ValueError: an argument is out of range, or differs from that of the warm-up
-                in progress; or ``metropolis`` is False.
+            ValueError: an argument is out of range, or differs from the value of the
+                warm-up in progress; or ``metropolis`` is False.
         """
         check_integer("steps", steps, low=1)
         check_real("target_acceptance", target_acceptance, high=1.0, low_open=True)
@@ -354,7 +332,7 @@ class HMC(Hamiltonian):
         for _ in progress_bar(range(steps), "warm-up", progress):
             _, log_ratios = self._trajectory(closure, MOST_WARMUP_STEPS)
             if len(log_ratios) == 0:
-                continue  # left out
+                continue  # skipped
             adaptation.update(mean_acceptance(log_ratios.tolist()))
             self._set(step_size=adaptation.step_size, dual_averaging=adaptation.state)
         if finish:
@@ -368,12 +346,11 @@ class HMC(Hamiltonian):
     def _trajectory(
         self, closure: Callable[[], Any] | None, most_steps: int | None = None
     ) -> tuple[Any, Tensor]:
-        """One step.
+        """Makes one step.
 
         Returns:
-            What the closure returned first, and the logarithms of the chains' ratios
-            in the Metropolis test (without one, or if the step was left out, an empty
-            row).
+            The closure's first result, and the logs of the chains' Metropolis ratios
+            (empty without the test, or if the step was skipped).
         """
         refuse_scaler(self)
         if closure is None:
@@ -389,8 +366,8 @@ class HMC(Hamiltonian):
             )
         try:
             return loss, self._simulate(closure, loss, work, most_steps)
-        except StepLeftOut:
-            leave_out(self._current_context())
+        except SkipStep:
+            count_skipped_step(self._current_context())
             return loss, torch.empty(0, dtype=torch.float64)
 
     def _simulate(
@@ -400,7 +377,7 @@ class HMC(Hamiltonian):
         work: list[TensorLists],
         most_steps: int | None,
     ) -> Tensor:
-        """Goes on with a step once there are gradients; returns the log ratios."""
+        """Continues a step from its first gradients; returns the log ratios."""
         group = self.param_groups[0]
         context = self._current_context()
         check_finite(context, work)
@@ -410,7 +387,7 @@ class HMC(Hamiltonian):
             losses, start = self._energies(loss, work, motion)
             if not bool(start.isfinite().all()):
                 raise nonfinite_error(
-                    choice_of(context),
+                    nonfinite_policy(context),
                     "HMC got a loss or parameters that are not finite at the start of "
                     "a trajectory",
                 )
@@ -430,21 +407,21 @@ class HMC(Hamiltonian):
             losses = torch.where(accepted, end_losses, losses)
         for lists, moving in zip(work, motion, strict=True):
             self._keep(lists, moving)
-            context.placement.have_changed(lists.params)
+            context.placement.mark_changed(lists.params)
         context.rng.count()
         self._known = (losses, self._marks()) if start is not None else None
         return log_ratios
 
     def _marks(self) -> list[tuple[int, int]]:
-        """Differ if parameters have been written to."""
-        params = self._context.placement.here(self._all_params())
+        """Returns marks that differ after writes to parameters."""
+        params = self._context.placement.local(self._all_params())
         return [(p._version, p.data_ptr()) for p in params]
 
     def _check_same_target(self, losses: Tensor, closure: Callable[[], Any]) -> None:
-        """Sees losses that change where the parameters do not, as of minibatches.
+        """Detects losses that change where the parameters do not, as with minibatches.
 
-        Rounding may change them, and a Gibbs step what they depend on. So it raises
-        only in Lightning's automatic optimization, and otherwise warns, once.
+        Rounding may change a loss, and so may a Gibbs step. Only Lightning's automatic
+        optimization gives an error; elsewhere one warning is issued.
         """
         if self._known is None or self._known[1] != self._marks():
             return

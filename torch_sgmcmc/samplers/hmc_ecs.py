@@ -21,13 +21,12 @@ from torch_sgmcmc._ecs.target import (
     follow,
     schedule,
 )
-from torch_sgmcmc._impl.closures import by_lightning, refuse_scaler
 from torch_sgmcmc._impl.distributed import refuse_lone_decisions
 from torch_sgmcmc._impl.finite_check import (
-    StepLeftOut,
-    choice_of,
-    leave_out,
+    SkipStep,
+    count_skipped_step,
     nonfinite_error,
+    nonfinite_policy,
 )
 from torch_sgmcmc._impl.hmc_dynamics import (
     MOST_WARMUP_STEPS,
@@ -35,12 +34,14 @@ from torch_sgmcmc._impl.hmc_dynamics import (
     leapfrog_steps,
     mean_acceptance,
 )
-from torch_sgmcmc._impl.hyperparams import check_integer, check_real, settings
-from torch_sgmcmc._impl.ops import (
-    hmc_momenta_,
-    metropolis_decide,
-    sum_of_squares,
+from torch_sgmcmc._impl.hyperparams import (
+    check_integer,
+    check_real,
+    chosen_settings,
+    settings,
 )
+from torch_sgmcmc._impl.ops import hmc_momenta_, metropolis_decide, sum_of_squares
+from torch_sgmcmc._impl.parameters import by_lightning, refuse_scaler
 from torch_sgmcmc._impl.state_dict import check_count, check_part
 from torch_sgmcmc._impl.utils import progress_bar
 
@@ -66,8 +67,8 @@ HMCECS.step() needs a closure, which is called several times a step:
 class HMCECS(HMCECSBase):
     r"""HMC with energy conserving subsampling, perturbed or signed.
 
-    The likelihood is estimated from a subsample u of the data, and one and the same u
-    is used along a whole trajectory and in its Metropolis test. One step makes
+    The likelihood is estimated from a subsample u of the data. A whole trajectory and
+    its Metropolis test use the same u. One step makes
 
     1. a proposal for one block of u, accepted with probability
        :math:`\min(1, |\hat L(\theta, u')| / |\hat L(\theta, u)|)`;
@@ -76,8 +77,8 @@ class HMCECS(HMCECSBase):
 
     The estimators are made from :math:`d_k = \ell_k - q_k`, where :math:`\ell_k` is the
     log-likelihood of datum k and :math:`q_k` its Taylor expansion around a fixed point
-    :math:`\theta^*`; :math:`\sum_k q_k` is a quadratic form, A and B being summed up
-    once. With m data, drawn uniformly with replacement, ``estimator="perturbed"`` has
+    :math:`\theta^*`. The sum :math:`\sum_k q_k` is a quadratic form, computed once.
+    With m data, drawn uniformly with replacement, ``estimator="perturbed"`` has
 
     .. math::
         \log\hat L = \sum_k q_k + \hat d - \tfrac12\hat\sigma^2,\quad
@@ -92,14 +93,13 @@ class HMCECS(HMCECSBase):
         \prod_{h=1}^{X_l} \frac{\hat d^{(h,l)} - a}{\lambda}.
 
     **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)`. Signed: exactly,
-    if a draw counts with its ``sign``: :math:`E f = \sum s f / \sum s`. Perturbed: of a
-    density near it, to O(1 / (N m²)) if θ* is the mode; look at
-    ``estimator_variance``, which should not be far above 1. Neither step size nor
-    trajectory length nor mass changes the target.
+    if a draw counts with its ``sign``: :math:`E f = \sum s f / \sum s`. Perturbed: a
+    density near it, to O(1 / (N m²)) if θ* is the mode; ``estimator_variance`` should
+    not be far above 1. Neither step size nor trajectory length nor mass changes the
+    target.
 
     Args:
-        params: parameters or param groups; of the hyperparameters a group can set
-            ``prior_precision`` alone.
+        params: parameters or param groups; a group can set ``prior_precision`` alone.
         num_data: N, the number of data, >= 1: the closure is given indices in [0, N).
         subsample_size: m, the number of data in u, >= 2, or for "signed" in each of its
             minibatches, >= 1 (about λ m in all).
@@ -110,12 +110,13 @@ class HMCECS(HMCECSBase):
         trajectory_length: > 0: the number of leapfrog steps is the nearest to
             ``trajectory_length`` / ε, and at least 1 (during :meth:`warmup` at
             most 1024). Default: 1.2, as in the paper.
-        num_blocks: G >= 1, the number of blocks that u is parted into, of which one is
-            proposed anew in a step. Where there are fewer data (for "signed": factors)
-            each is a block, and a UserWarning says so. Default: 100.
+        num_blocks: G >= 1, the number of blocks of u, one of which is proposed in a
+            step. With fewer data (for "signed": factors) each is a block, and a
+            UserWarning is issued. Default: 100.
         taylor_order: the order of the expansions q: 2, 1 or 0. Default: 2.
-        mass_matrix: "dense", "diagonal" (both from the Hessian of all data at θ*, or
-            what the control variates have of it) or "identity", which needs no Hessian.
+        mass_matrix: "dense" or "diagonal" (from the Hessian of all data at θ*, or the
+            control variates' part of it), or "identity", which needs no Hessian.
+            Default: "dense".
             Default: "dense".
         {prior_precision} {prior_mean} {temperature}
         seed: key of all randomness, a 64-bit int. None draws one from torch's default
@@ -125,14 +126,14 @@ class HMCECS(HMCECSBase):
             of :math:`\log|\hat L|` is at most this. Default: 1000.
         chunk_size: number of data for which the sums over all data call the closure at
             a time, >= 1. Default: 8192.
-        nonfinite: what to do where the log density is not finite at the start of a
-            step: "raise", or "skip", which leaves the step out and returns NaN, see
+        nonfinite: policy for a log density that is not finite at the start of a step:
+            "raise", or "skip", which skips the step and returns NaN, see
             :class:`Sampler`. Default: "raise".
         process_group: a group of this rank alone, where ``torch.distributed`` has
             several: see :class:`Sampler`. Default: all ranks.
 
     State:
-        Under string keys, since it belongs to no single parameter:
+        Stored under string keys, since no single parameter owns it:
 
         * ``control_variates``: θ*, the sums, and the factor of the mass matrix;
         * ``subsample``: u, in blocks, and the expansions of its data.
@@ -142,9 +143,9 @@ class HMCECS(HMCECSBase):
             log-likelihoods of a wrong shape.
         TypeError: a hyperparameter of the wrong type, ``step()`` without a closure,
             or a closure that returns no tensor.
-        RuntimeError: the log-likelihoods have no graph, or are not finite where a step
-            starts or at θ*; or the chain has left the posterior; or the process group
-            has several ranks.
+        RuntimeError: the log-likelihoods have no graph, or are not finite at θ* or at
+            the start of a step; or the chain has left the posterior; or the process
+            group has several ranks.
 
     Example:
         >>> theta = torch.zeros(x.shape[1], dtype=torch.float64, requires_grad=True)
@@ -165,9 +166,9 @@ class HMCECS(HMCECSBase):
     Note:
         Start near the mode. The closure must always be the same function of parameters
         and indices: switch off dropout and batch norm's statistics. Use parameters in
-        float64: log-likelihoods enter N / m times, their rounding too. For a regression
-        give a :class:`PredictorLogLikelihood` with ``rows``, by which expansions take
-        no backward pass. ``p.grad`` is neither read nor written. More:
+        float64: log-likelihoods and their rounding enter N / m times. For a regression
+        give a :class:`PredictorLogLikelihood` with ``rows``; its expansions need no
+        backward pass. ``p.grad`` is neither read nor written. More:
         docs/samplers/hmc_ecs.md.
 
     Reference:
@@ -183,7 +184,7 @@ class HMCECS(HMCECSBase):
         **dict.fromkeys(_COUNTERS, 0),
         "num_evaluations": 0,
         "sign": 1,
-        # a is this less λ: the mean of the estimates of Σ d.
+        # The mean of the estimates of Σ d; a is this minus λ.
         "mean_difference": 0.0,
     }
     _WHY_EQUAL: ClassVar[str] = "there is one trajectory for all"
@@ -217,25 +218,8 @@ class HMCECS(HMCECSBase):
         check_real("trajectory_length", trajectory_length, low_open=True)
         if step_size is None:
             step_size = trajectory_length / 6
-        defaults = dict(
-            num_data=num_data,
-            prior_precision=prior_precision,
-            prior_mean=prior_mean,
-            temperature=temperature,
-            estimator=estimator,
-            subsample_size=subsample_size,
-            step_size=step_size,
-            trajectory_length=trajectory_length,
-            num_blocks=num_blocks,
-            taylor_order=taylor_order,
-            mass_matrix=mass_matrix,
-            num_factors=num_factors,
-            max_variance=max_variance,
-            chunk_size=chunk_size,
-        )
+        defaults = chosen_settings(self._SETTINGS, locals())
         super().__init__(params, defaults, seed, nonfinite, False, process_group)
-
-    # ---- Checks ---------------------------------------------------------------
 
     def _check_ranks(self) -> None:
         super()._check_ranks()
@@ -279,26 +263,17 @@ class HMCECS(HMCECSBase):
         self._anchor_at(closure, flat(self._all_params()).double(), progress)
         self._is_warming_up = False
 
-    # ---- Steps ----------------------------------------------------------------
-
     def step(self, closure: Closure | None = None) -> Tensor:  # type: ignore[override]
         """Updates the subsample, then simulates one trajectory and decides on it.
 
         Args:
             closure: returns the log-likelihoods [M] of the data with the given indices
                 (an int64 tensor [M] on the parameters' device) as a tensor with a
-                graph, the log-likelihood of a datum being independent of the others.
-                It does not call ``backward()``.
+                graph. Each datum's log-likelihood is independent of the others. The
+                closure does not call ``backward()``.
 
         Returns:
             The estimate of the mean loss, -log|L̂| / N, at the draw: a float64 scalar.
-
-        Raises:
-            TypeError: there is no closure, or it returns no tensor.
-            ValueError: a hyperparameter has left its range, or the log-likelihoods are
-                of a wrong shape. No parameter has changed.
-            RuntimeError: log-likelihoods are not as they should be (see the class), or
-                the chain has left. No parameter has changed.
         """
         return super().step(closure)
 
@@ -306,8 +281,8 @@ class HMCECS(HMCECSBase):
         self._begin_step()
         try:
             self._sweep(closure)
-        except StepLeftOut:
-            leave_out(self._current_context())
+        except SkipStep:
+            count_skipped_step(self._current_context())
             return torch.tensor(math.nan, dtype=torch.float64)
         assert self._present is not None
         group, present = self.param_groups[0], self._present
@@ -324,14 +299,14 @@ class HMCECS(HMCECSBase):
         target_variance: float | None = None,
         progress: bool = True,
     ) -> None:
-        """Makes steps that adapt θ*, the mass, the step size, and the subsample's size.
+        """Makes steps that adapt θ*, the mass, the step size and the subsample's size.
 
-        θ* is first put at the present parameters, and every ``anchor_every`` steps at
-        the mean of the second half of the draws since, the mass matrix with it. The
-        step size is adapted by dual averaging, as in :meth:`HMC.warmup`. The counts of
-        acceptances and divergences restart when the warm-up ends.
+        θ* starts at the present parameters. Every ``anchor_every`` steps θ* moves to
+        the mean of the second half of the draws since, and the mass matrix is computed
+        again. Dual averaging adapts the step size, as in :meth:`HMC.warmup`. The counts
+        of acceptances and divergences restart when the warm-up ends.
 
-        A warm-up cannot be saved: until it has ended, :meth:`state_dict` raises. After
+        A warm-up cannot be saved: :meth:`state_dict` raises until it has ended. After
         an exception the next call starts a warm-up at the present parameters.
 
         Args:
@@ -341,9 +316,9 @@ class HMCECS(HMCECSBase):
             anchor_every: >= 1. Default: 200.
             target_variance: > 0: m ("perturbed") or λ ("signed") is chosen so that the
                 variance of log|L̂| is about this, or less with "signed"; 1 is the
-                guideline. m does not fall below 30, or its value if that is less.
-                ``math.inf`` ("signed" alone): as few factors as are safely positive,
-                to save computing time. None leaves the sizes. Default: None.
+                guideline. m does not fall below 30, or below its value if smaller.
+                ``math.inf`` ("signed" alone): as few factors as are safely positive, to
+                save computing time. None keeps the sizes. Default: None.
             progress: show progress bars, if tqdm is installed. Default: True.
 
         Raises:
@@ -371,8 +346,8 @@ class HMCECS(HMCECSBase):
         for done in progress_bar(range(1, steps + 1), "warm-up", progress):
             try:
                 log_ratio = self._sweep(closure, MOST_WARMUP_STEPS)
-            except StepLeftOut as left_out:  # a warm-up needs all of its steps
-                raise RuntimeError(*left_out.args) from None
+            except SkipStep as skipped:  # a warm-up needs all of its steps
+                raise RuntimeError(*skipped.args) from None
             adaptation.update(mean_acceptance([log_ratio]))
             self._set(step_size=adaptation.step_size)
             assert self._present is not None
@@ -394,7 +369,7 @@ class HMCECS(HMCECSBase):
 
     @torch.no_grad()
     def _sweep(self, closure: Closure | None, most_steps: int | None = None) -> float:
-        """Makes a step; returns the log of the ratio in the trajectory's test."""
+        """Makes a step; returns the log Metropolis ratio of the trajectory."""
         refuse_scaler(self)
         if closure is None:
             raise TypeError(_NO_CLOSURE)
@@ -449,7 +424,7 @@ class HMCECS(HMCECSBase):
             last = target.at(subsample, theta)
         if not math.isfinite(last.log):
             raise nonfinite_error(
-                choice_of(self._current_context()),
+                nonfinite_policy(self._current_context()),
                 "HMCECS got log-likelihoods or parameters that are not finite at the "
                 "start of a step",
             )
@@ -468,7 +443,7 @@ class HMCECS(HMCECSBase):
     ) -> tuple[Point, bool]:
         """Makes the Gibbs step for u; returns the point, and True if u is new."""
         subsample = self._proposed(target.closure, present.subsample)
-        # If it is accepted, as nearly always, the gradient is the trajectory's first.
+        # Nearly always accepted; its gradient is then the trajectory's first.
         proposal = target.at(subsample, present.theta)
         log_ratio = proposal.log - present.log
         if target.is_out_of_bounds(proposal, present):
@@ -504,14 +479,14 @@ class HMCECS(HMCECSBase):
         return leapfrog_steps(None, *sizes, most)
 
     def _is_check_due(self) -> bool:
-        """Returns True so often that a tenth of the evaluations are checks of θ."""
+        """Returns True at a rate that makes checks of θ a tenth of the evaluations."""
         group, layout = self.param_groups[0], self._layout()
         cost = layout["num_cells"] * layout["batch_size"] * (self._num_steps() + 1)
         done = group["num_trajectories"]
         return done > 0 and done % math.ceil(10 * group["num_data"] / cost) == 0
 
     def _decide(self, log_ratio: float, test: int) -> bool:
-        """Returns True if a Metropolis test accepts; what is not finite is rejected."""
+        """Returns True if a Metropolis test accepts; rejects NaN and infinities."""
         if not math.isfinite(log_ratio):
             return False
         accepted = metropolis_decide(

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl.closures import refuse_scaler
 from torch_sgmcmc._impl.context import StepContext, TensorLists
 from torch_sgmcmc._impl.distributed import refuse_lone_decisions
 from torch_sgmcmc._impl.finite_check import check_finite
-from torch_sgmcmc._impl.hyperparams import settings
+from torch_sgmcmc._impl.hyperparams import chosen_settings, settings
 from torch_sgmcmc._impl.ops import gaussian_, sum_of_squares
+from torch_sgmcmc._impl.parameters import refuse_scaler
 from torch_sgmcmc._impl.state import check_not_capturing, root, start_masters
 from torch_sgmcmc._impl.step_plan import Method
 from torch_sgmcmc._impl.utils import blank, state_dtype
@@ -33,9 +33,9 @@ _BY_THE_HESSIAN = (
 class PSGLD(ManyChains):
     r"""Preconditioned SGLD (Li, Chen, Carlson and Carin 2016): SGLD with RMSprop.
 
-    A step size for each coordinate, from a running mean of squared gradients. With
-    :math:`\bar g` = ``p.grad``, the gradient of the *mean* loss of a minibatch, and
-    a = ``decay``, elementwise
+    Each coordinate has a step size from a running mean of squared gradients. With
+    :math:`\bar g` = ``p.grad``, the gradient of the *mean* loss of a minibatch, and a =
+    ``decay``, elementwise
 
     .. math::
         V &\leftarrow a V + (1 - a)\, \bar g^2, \qquad
@@ -48,20 +48,20 @@ class PSGLD(ManyChains):
             \Gamma = -\frac{G^2}{2 \sqrt{V}}\, W, \qquad
             J = 1 - \mathrm{lr}\, G\, (h + \tfrac{\lambda}{N}),
 
-    where h is the diagonal of the minibatch loss's Hessian, and J in W that of the
-    step before, kept in [0, 1/a].
+    where h is the diagonal of the minibatch loss's Hessian. W uses the J of the step
+    before, kept in [0, 1/a].
 
     **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with :math:`U =
     -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`,
     up to an error of the order of ``lr`` G and the noise of the minibatches, *if*
 
-    * ``adapt`` is False: V stays as it is, and this is SGLD with a step size for each
+    * ``adapt`` is False: V stays fixed, and this is SGLD with a step size for each
       coordinate. Adapt during burn-in, then set ``group["adapt"] = False`` in every
-      group: the chain is right from then on; or
+      group: the chain is correct from then on; or
     * ``adapt`` and ``gamma`` are True: Γ makes up for the movement of G.
 
-    With ``adapt=True, gamma=False``, the literature's usual practice, it is **not** the
-    target: V follows θ, and the chain samples :math:`e^{-U/T} / E[G | \theta]`, too
+    The literature's usual practice, ``adapt=True, gamma=False``, does **not** sample
+    the target: V follows θ, and the chain samples :math:`e^{-U/T} / E[G | \theta]`, too
     wide wherever large gradients mark the tails.
 
     Args:
@@ -74,8 +74,8 @@ class PSGLD(ManyChains):
         adapt: whether V follows the gradients; can be set in a group at any time.
             Default: True.
         gamma: whether Γ is added while V adapts. It needs second derivatives: call
-            ``loss.backward(create_graph=True)``, and every step costs about one
-            more backward pass. Default: True.
+            ``loss.backward(create_graph=True)``; a step costs about one more backward
+            pass. Default: True.
         {prior_precision} {prior_mean}
         temperature: T >= 0; 1 is the Bayesian posterior, 0 gives RMSprop. Default: 1.
         {num_chains} {seed}
@@ -95,10 +95,9 @@ class PSGLD(ManyChains):
     Raises:
         ValueError: a hyperparameter out of range, here or at a later step.
         TypeError: a hyperparameter that is not a number, or not a bool.
-        RuntimeError: Γ is wanted, but no gradient carries a graph, or a parameter in
-            the graph has changed since; or other ranks of a process group have other
-            graphs; or a GradScaler calls, whose scale h would contain. Nothing has
-            changed.
+        RuntimeError: Γ is on, and no gradient carries a graph, a parameter in the graph
+            has changed since, other ranks of a process group have other graphs, or a
+            GradScaler calls, whose scale h would contain. Nothing has changed.
 
     Example:
         Adaptation that ends with burn-in, in an ordinary training loop:
@@ -116,12 +115,12 @@ class PSGLD(ManyChains):
         Adaptation throughout, with Γ, takes ``backward(create_graph=True)``.
 
     Note:
-        Γ differs from the paper's, with which nearly all of the bias would stay. Call
+        This Γ differs from the paper's, which leaves nearly all of the bias. Call
         ``zero_grad()`` before every backward pass with ``create_graph=True``: the graph
         lives as long as ``p.grad``. Not for ``torch.amp.GradScaler`` while Γ is on: use
-        bfloat16 autocast. A coordinate whose gradients vanish altogether has G = 1/ε:
-        it needs a prior, or a larger ``eps``. With ``decay`` near 0, or gradients that
-        are mostly 0, do not trust the chain with Γ. More: docs/samplers/psgld.md.
+        bfloat16 autocast. A coordinate whose gradients are all 0 has G = 1/ε: give it a
+        prior, or a larger ``eps``. With ``decay`` near 0, or gradients that are mostly
+        0, do not trust the chain with Γ. More: docs/samplers/psgld.md.
 
     Reference:
         C. Li, C. Chen, D. Carlson and L. Carin, Preconditioned Stochastic Gradient
@@ -151,18 +150,7 @@ class PSGLD(ManyChains):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = dict(
-            lr=lr,
-            num_data=num_data,
-            prior_precision=prior_precision,
-            prior_mean=prior_mean,
-            temperature=temperature,
-            num_chains=num_chains,
-            decay=decay,
-            eps=eps,
-            adapt=adapt,
-            gamma=gamma,
-        )
+        defaults = chosen_settings(self._SETTINGS, locals())
         super().__init__(params, defaults, seed, nonfinite, capturable, process_group)
         self._roots: dict[Tensor, _Root] = {}
 
@@ -195,7 +183,7 @@ class PSGLD(ManyChains):
         return group["adapt"] and group["gamma"]
 
     def _is_repeated(self, group: dict[str, Any]) -> bool:
-        # A preconditioner that stays may be written to, which no guard sees.
+        # No guard detects writes to a fixed preconditioner.
         return group["adapt"] and not group["gamma"]
 
     def _check_ranks(self) -> None:
@@ -213,7 +201,7 @@ class PSGLD(ManyChains):
     def _prepare_all(
         self, context: StepContext, work: list[TensorLists]
     ) -> list[tuple[list[Tensor], ...]]:
-        """Returns V, sensitivities, curvatures, masters; √G, masters if V stays."""
+        """Returns V, sensitivities, curvatures, masters; √G, masters if V is fixed."""
         probed = [of for of in work if of.group["adapt"] and of.group["gamma"]]
         curvatures = self._curvatures(context, probed) if probed else {}
         second = [[curvatures[p] for p in lists.params] for lists in probed]
@@ -233,7 +221,7 @@ class PSGLD(ManyChains):
                 if corrected and "sensitivity" not in state:
                     start = _begin_gamma(context, group, p, grad, curvatures[p], is_new)
                     context.create(p, "sensitivity", start)
-                elif group["adapt"] and not corrected:  # V moves on without it
+                elif group["adapt"] and not corrected:  # V adapts without it
                     context.remove(p, "sensitivity")
             squares = [state["square_average"] for state in states]
             masters = start_masters(context, params)
@@ -254,7 +242,7 @@ class PSGLD(ManyChains):
     def _curvatures(
         self, context: StepContext, work: list[TensorLists]
     ) -> dict[Tensor, Tensor]:
-        """Estimates the diagonal of all groups' one Hessian (Hutchinson)."""
+        """Estimates the diagonal of the Hessian of all groups (Hutchinson)."""
         params, grads, probes = [], [], []  # type: ignore[var-annotated]
         stream = {"purpose": _C.Purpose.PROBE, **context.noise()}
         for _, some, theirs, offsets in work:
@@ -310,7 +298,7 @@ def _begin_gamma(
     if is_new:
         sensitivity.copy_(grad).mul_(h).mul_(2)
     square.add_(h.abs().mul_(group["temperature"] / group["num_data"]))
-    # Where V is 0, the mean of what is one chain's.
+    # Where V is 0, V starts at its chain's mean.
     for own in [square] if group["num_chains"] is None else square:
         mean = sum_of_squares([root(context, own)]).div_(own.numel()).to(own.dtype)
         own.copy_(torch.where(own == 0, mean, own))
@@ -318,20 +306,18 @@ def _begin_gamma(
 
 
 class _Root:
-    """√G for a given V, and for which."""
+    """√G, and the V and eps that it belongs to."""
 
     def __init__(self, context: StepContext, square: Tensor, eps: float) -> None:
         self._square, self._eps, self._version = square, eps, _version(square)
-        # Operations that are rounded in one way only, so that this is the same on every
-        # processor, as all updates are.
+        # These operations round alike on every processor, as all updates do.
         self.value = root(context, root(context, square).add_(eps)).reciprocal_()
 
     def is_of(self, square: Tensor, eps: float) -> bool:
-        """Returns whether this was computed from V as it is now."""
+        """Returns whether the root belongs to V's present values."""
         now = square is self._square, eps, _version(square)
         return now == (True, self._eps, self._version)
 
 
 def _version(tensor: Tensor) -> int:
-    """Returns torch's count of in-place changes."""
     return -1 if tensor.is_inference() else tensor._version

@@ -1,12 +1,11 @@
 """The base class of all samplers: a torch optimizer with reproducible noise.
 
 Note [Chains with seeds of their own]
-With ``num_chains=K`` every parameter has a leading dimension of K chains, as
-:func:`torch.func.stack_module_state` makes them. Elements are numbered as those of one
-chain, and chain k draws its noise with the seed ``fold_in(seed, k)`` (Note [Chains side
-by side], csrc/launch/plan.h): it is, bit for bit, the chain of a sampler with that seed
-that gets chain k's gradients. Nothing is decided together but what stops all: a step
-that is left out is left out for every chain.
+With ``num_chains=K`` every parameter has a leading dimension of K chains, as made by
+:func:`torch.func.stack_module_state`. Each chain's elements have the same numbers.
+Chain k draws its noise with the seed ``fold_in(seed, k)`` (Note [Chains side by side],
+csrc/launch/plan.h). Chain k is bitwise identical to the chain of a sampler with that
+seed and chain k's gradients. A skipped step is skipped for every chain.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from torch.optim.optimizer import (
 from torch_sgmcmc._impl import bookkeeping, distributed
 from torch_sgmcmc._impl.bookkeeping import Bookkeeping
 from torch_sgmcmc._impl.context import StepContext, TensorLists
-from torch_sgmcmc._impl.distributed import has_turn, take_turn
+from torch_sgmcmc._impl.distributed import claim_seed, holds_seed
 from torch_sgmcmc._impl.finite_check import (
-    StepLeftOut,
+    SkipStep,
     check_finite,
-    choice_of,
+    count_skipped_step,
     is_any_nonfinite,
-    leave_out,
+    nonfinite_policy,
     raise_nonfinite,
-    raise_what_was_found,
+    raise_pending_error,
 )
 from torch_sgmcmc._impl.hyperparams import (
     ESTIMATE_SETTINGS,
@@ -47,7 +46,7 @@ from torch_sgmcmc._impl.hyperparams import (
 )
 from torch_sgmcmc._impl.parameters import check_fits, gather
 from torch_sgmcmc._impl.state import (
-    note_estimate,
+    record_estimate,
     redraw_momenta,
     rescale_now,
     rescalings,
@@ -61,79 +60,76 @@ __all__ = ["ManyChains", "Sampler", "SharedSettings", "check_sampler"]
 class Sampler(Bookkeeping):
     r"""Base class of the samplers: a :class:`torch.optim.Optimizer`.
 
-    A subclass is its signature and its ``_METHOD``, the operator whose row says what it
-    keeps of a parameter and how it updates a list of them. What no row can say is in
-    its hooks: :meth:`_check_group`, :meth:`_prepare`, :meth:`_instead`,
+    A subclass consists of its signature and ``_METHOD``, the operator whose table row
+    lists the state of a parameter and the update. Hooks express what no row can:
+    :meth:`_check_group`, :meth:`_prepare`, :meth:`_operator_numbers`,
     :meth:`_uses_gradients`, :meth:`_run_step`.
 
-    The sampler owns its seed, counters and noise offsets, and shows them in the param
-    groups, so that they go through ``state_dict``, pickle and deepcopy. A group that
-    holds another object raises at the next step. Hyperparameters may be set at any
-    time.
+    The sampler owns its seed, counters and noise offsets. The param groups show them,
+    so that ``state_dict``, pickle and deepcopy carry them. A step raises if a group
+    holds another object under these keys. Hyperparameters may be set at any time.
 
-    * ``sampler``: the name of its class; another class refuses the state dict;
+    * ``sampler``: the name of the class; another class refuses the state dict;
     * ``seed``: the key of the noise, equal in all groups;
     * ``format``: the format of its state dicts;
-    * ``step``: number of updates made, a 0-dim int64 tensor, the same in all groups
-      and in ``state[p]["step"]``; with ``capturable`` on the parameters' device;
+    * ``step``: number of updates made, a 0-dim int64 tensor, the same in all groups and
+      in ``state[p]["step"]``; with ``capturable`` on the parameters' device;
     * ``offsets`` and ``sizes``: for each parameter, the index of its first element in
-      the noise stream, and how many it has; ``next_offset``, equal in all groups,
-      where nothing has been numbered yet (:meth:`reassign_noise_offsets`);
+      the noise stream and its number of elements; ``next_offset``, equal in all groups,
+      is the first free index (:meth:`reassign_noise_offsets`);
     * ``momentum_settings`` and ``noise_estimate_settings``: the lr, T and N that a
-      group's momenta and its noise estimate belong to; they follow where these change
+      group's momenta and noise estimate belong to; both are rescaled when these change
       (docs/changing_settings.md);
     * ``nonfinite`` and ``num_skipped`` (as ``step``), equal in all groups.
 
     In a state dict the seed and all counters are int64 tensors.
 
-    **Gradients that are not finite** reach neither parameters nor state, noise and step
-    counter: ``nonfinite="raise"`` raises a RuntimeError that names the parameter (on a
-    GPU at the next step; with ``capturable`` or in ``torch.compile`` none, and the step
-    is left out), ``"skip"`` leaves the step out and counts it in :attr:`num_skipped`,
-    ``"ignore"`` does not look. Clipping gradients changes the target density, and so
-    does leaving out steps. More: docs/samplers/sampler.md.
+    **Gradients that are not finite** never reach parameters, state, noise or step
+    counter. ``nonfinite="raise"`` raises a RuntimeError that names the parameter. On a
+    GPU the error comes at the next step; with ``capturable`` or in ``torch.compile``
+    there is no error and the step is skipped. ``"skip"`` skips the step and counts it
+    in :attr:`num_skipped`. ``"ignore"`` makes no check. Clipped gradients and skipped
+    steps change the target density. More: docs/samplers/sampler.md.
 
-    **What is sampled** are the parameters that require a gradient. A parameter without
-    one (None) is left out of a step, as torch does; one that has a gradient in some
-    steps only has another target, which is heard once.
+    **Parameters that require a gradient** are sampled. A step skips a parameter whose
+    gradient is None, as torch does. A parameter with a gradient in some steps only has
+    another target; one warning is issued.
 
     **The prior** of every sampler is N(μ, 1/λ) on each parameter. ``prior_mean``, of
-    the constructor or of a group, is μ: one number, or tensors, one for each parameter
-    of the group and of its shape (one that has but one parameter can be given its
-    tensor alone; of several groups each needs its own).
-    ``prior_mean=model.parameters()`` localises a chain around where it begins. Tensors
-    are copied, in the type of the arithmetic, and are then state,
-    ``state[p]["prior_mean"]``, which goes before ``group["prior_mean"]``, a number.
+    the constructor or of a group, is μ: one number, or a tensor for each parameter of
+    the group, of its shape. A single parameter can be given its tensor alone; with
+    several groups each needs its own tensors. ``prior_mean=model.parameters()``
+    localises a chain around its start. Tensors are copied in the type of the arithmetic
+    and become state, ``state[p]["prior_mean"]``, which overrides the number
+    ``group["prior_mean"]``.
 
     Args:
-        params: parameters, dicts that define param groups, or named parameters,
-            as for every torch optimizer: dense, on CPU or CUDA, in float32,
-            float64, bfloat16 or float16, and no two in the same memory. Samplers that
-            go by gradients alone, and HMC, also take DTensors, as ``fully_shard`` makes
-            them.
+        params: parameters, dicts that define param groups, or named parameters, as for
+            every torch optimizer: dense, on CPU or CUDA, in float32, float64, bfloat16
+            or float16, no two in the same memory. Gradient-only samplers and HMC also
+            take DTensors, as made by ``fully_shard``.
         defaults: hyperparameters of groups that do not set their own.
-        seed: the seed, any 64-bit int; None draws one from torch's default
-            generator, so that ``torch.manual_seed`` makes it repeatable; ranks of
-            ``process_group`` make theirs of its first rank's.
+        seed: any 64-bit int. None draws one from torch's default generator, so that
+            ``torch.manual_seed`` makes it repeatable; ranks of ``process_group`` derive
+            theirs from its first rank's.
         nonfinite: "raise", "skip" or "ignore", see above. Default: "raise".
         capturable: keep the step counter in device memory, see :class:`SGLD`. Excludes
             an ``lr`` that is a Tensor.
         process_group: the ranks that sample this chain together, if other ranks sample
-            other chains: ``mesh.get_group("replica")``. It is not saved and not copied.
+            other chains: ``mesh.get_group("replica")``. Neither saved nor copied.
             Default: all ranks.
 
     Several processes:
-        Where the default process group of ``torch.distributed`` is initialised, the
-        constructor without a seed is a collective call of ``process_group`` (and if the
-        default group is initialised later, the first step). A seed that is given is
-        respected: give replicas the same, and chains of their own, or samplers of one
-        process, different ones (see :func:`fold_in`). With DTensors, whose ranks need
-        one seed, the constructor is a collective call in any case. More:
-        docs/distributed.md.
+        Without a seed, the constructor is a collective call of ``process_group`` where
+        the default process group of ``torch.distributed`` is initialised (and the first
+        step, if it is initialised later). A given seed is respected: give replicas the
+        same seed, and different chains or samplers of one process different ones (see
+        :func:`fold_in`). The ranks of DTensors need one seed, so there the constructor
+        is always a collective call. More: docs/distributed.md.
     """
 
-    #: The operator that makes its updates, if they are one; ``_STATE`` is then what its
-    #: row says, but for a class that says it itself.
+    #: The operator that makes the updates, if one does. It defines ``_STATE`` unless
+    #: the class has its own.
     _METHOD: ClassVar[Method | None] = None
     #: Whether the host waits for each step's check on a GPU.
     _WAITS: ClassVar[bool] = False
@@ -151,13 +147,10 @@ class Sampler(Bookkeeping):
         if "__init__" in cls.__dict__:
             cls.__init__ = with_known_arguments(cls.__init__)  # type: ignore[method-assign]
 
-    # ---- For subclasses -------------------------------------------------------
-
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         return {} if self._METHOD is None else self._METHOD.blank_state(p)
 
     def _method_of(self, group: dict[str, Any]) -> Method:
-        """Returns the operator that updates a group."""
         assert self._METHOD is not None
         return self._METHOD
 
@@ -165,18 +158,18 @@ class Sampler(Bookkeeping):
         """Initialises state and makes checks that need it, before any update.
 
         Returns:
-            The lists of state that the operator takes, in its row's order.
+            The state lists that the operator takes, in its row's order.
         """
         return self._method_of(work.group).prepare(context, work)
 
     def _prepare_all(self, context: StepContext, work: list[TensorLists]) -> list[Any]:
-        """Calls :meth:`_prepare` for all lists; for what concerns them together."""
+        """Calls :meth:`_prepare` for all lists, for checks that concern several."""
         return [self._prepare(context, lists) for lists in work]
 
     def _uses_gradients(self, group: dict[str, Any]) -> bool:
-        """Returns whether each step's gradients enter a group's state before it.
+        """Returns whether the gradients change a group's state before the update.
 
-        Gradients are then checked first, and each step has a plan for itself.
+        Gradients are then checked first, and each step has its own plan.
         """
         return False
 
@@ -185,11 +178,10 @@ class Sampler(Bookkeeping):
         return not self._uses_gradients(group)
 
     def _handle_no_gradients(self, context: StepContext) -> None:
-        """Handles a step in which no parameter has a gradient: it is counted."""
         context.rng.count()
 
-    def _instead(self, group: dict[str, Any]) -> dict[str, Any]:
-        """Numbers that the operator is given in place of the group's."""
+    def _operator_numbers(self, group: dict[str, Any]) -> dict[str, Any]:
+        """Returns numbers that replace the group's as arguments of the operator."""
         numbers: dict[str, Any] = {}
         if ESTIMATE_SETTINGS in group and not isinstance(group["noise_estimate"], str):
             numbers["noise_estimate"] = noise_estimate(group)
@@ -197,14 +189,12 @@ class Sampler(Bookkeeping):
             numbers["lr"] = float(group["lr"])
         return numbers
 
-    # ---- The optimizer interface ----------------------------------------------
-
     @staticmethod
     def profile_hook_step(func: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps :meth:`step` for hooks and profilers, at no cost without them.
 
-        torch's own wrapper opens a profiler record at every call, which takes
-        longer than a step of a small network.
+        torch's wrapper opens a profiler record at every call, which takes longer than a
+        step of a small network.
         """
         observed = Optimizer.profile_hook_step(func)
 
@@ -235,9 +225,9 @@ class Sampler(Bookkeeping):
         return wrapper
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops all gradients, as torch's, without its record for profilers.
+        """Drops all gradients, without torch's record for profilers.
 
-        That takes as long as half a step of a small network.
+        The record takes half the time of a step of a small network.
         """
         if set_to_none and not torch.compiler.is_compiling():
             for group in self.param_groups:
@@ -247,14 +237,12 @@ class Sampler(Bookkeeping):
             super().zero_grad(set_to_none)
 
     def _begin_step(self) -> None:
-        """Checks what is around the sampler."""
         context = self._current_context()
         context.rng.check(context.name, context.groups)
         self._settle()
-        take_turn(context)
+        claim_seed(context)
 
     def _settle(self) -> None:
-        """Does what is to be done where there are other ranks, once there are."""
         if not self._context.is_settled and distributed.has_ranks():
             self._check_ranks()
             self._context.is_settled = self._agree()
@@ -262,46 +250,42 @@ class Sampler(Bookkeeping):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Makes one update of all parameters that have a gradient.
 
-        Inside ``torch.compile`` it is traced if the sampler is ``capturable``;
-        otherwise it runs as it is, with a graph break around it.
+        Inside ``torch.compile`` a ``capturable`` sampler is traced; any other causes a
+        graph break.
 
         Args:
             closure: computes the loss, calls ``backward()`` and returns the loss.
                 Called once, before the update.
 
         Returns:
-            What the closure returned, or None.
+            The closure's result, or None.
 
         Raises:
-            ValueError: a hyperparameter has left its range (through a scheduler,
-                say). No parameter has changed.
+            ValueError: a hyperparameter is out of range, for example through a
+                scheduler. No parameter has changed.
             RuntimeError: a gradient is sparse, does not fit its parameter, or is not
-                finite (see :class:`Sampler`; on a GPU, the last step's). No parameter
+                finite (see :class:`Sampler`; on a GPU the last step's). No parameter
                 has changed.
         """
         if torch.compiler.is_compiling():
             with torch.no_grad():
                 return self._trace_step(closure)
-        # As no_grad() does, in a third of its time. An interrupt inside of any
+        # Does the work of no_grad() in a third of its time. An interrupt inside of any
         # no_grad() may leave autograd switched off.
-        enabled, was_blank = torch.is_grad_enabled(), bool(self._context.blank)
+        enabled, had_blank_state = torch.is_grad_enabled(), bool(self._context.blank)
         try:
             torch._C._set_grad_enabled(False)
             result = self._run_step(closure)
         finally:
             torch._C._set_grad_enabled(enabled)
-            if was_blank:  # and the step has failed, or was left out
+            if had_blank_state:  # the step has failed or was skipped
                 self._fill_state()
         if self._context.missing_grads.any:
-            self._context.missing_grads.look(type(self).__name__, self.param_groups)
+            self._context.missing_grads.check(type(self).__name__, self.param_groups)
         return result
 
     def _run_step(self, closure: Callable[[], Any] | None) -> Any:
-        """Makes a step, without autograd; samplers whose loop is their own override it.
-
-        Returns:
-            What the closure returned.
-        """
+        """Makes a step without autograd and returns the closure's result."""
         loss = self._evaluate(closure)
         context, plan = self._current_context(), None
         try:
@@ -310,35 +294,33 @@ class Sampler(Bookkeeping):
                 self._launch(context, plan, grads)
         except BaseException as error:
             self._settle_created(context, plan)
-            if not isinstance(error, StepLeftOut):
+            if not isinstance(error, SkipStep):
                 raise
-            leave_out(context)
+            count_skipped_step(context)
         return loss
 
     def _settle_created(self, context: StepContext, plan: StepPlan | None) -> None:
-        """Undoes what a failed step has created; an interrupted one may be made."""
-        if plan is not None and plan.was_made():
+        """Removes new state after a failed step, unless the update was launched."""
+        if plan is not None and plan.is_counted():
             context.keep_created()
         else:
             context.undo_created()
 
     def _evaluate(self, closure: Callable[[], Any] | None) -> Any:
-        """Raises what a GPU found in the last step, then calls the closure."""
+        """Raises a GPU's pending error of the last step, then calls the closure."""
         context = self._current_context()
         if context.pending is not None or context.error is not None:
-            raise_what_was_found(context)
+            raise_pending_error(context)
         if closure is None:
             return None
         with torch.enable_grad():
             return closure()
 
     def _plan(self, context: StepContext) -> tuple[StepPlan | None, list[Tensor]]:
-        """Returns the plan of a step and its gradients: the last one if it is valid."""
-        plan, context.plan = (
-            context.plan,
-            None,
-        )  # after any error the next step builds one
-        if plan is not None and has_turn(context):
+        """Returns the step's plan (the cached one if valid) and its gradients."""
+        # After any error the next step builds a plan.
+        plan, context.plan = context.plan, None
+        if plan is not None and holds_seed(context):
             if context.is_settled or distributed.world_size() == 1:
                 grads = plan.gradients()
                 if grads is not None:
@@ -348,7 +330,7 @@ class Sampler(Bookkeeping):
         return self._build_plan(context)
 
     def _pack_again(self, context: StepContext, plan: StepPlan) -> bool:
-        """Packs the groups' numbers; False if the plan is to be built again."""
+        """Packs the groups' numbers; returns False if a new plan is needed."""
         self._check_all_groups()
         if self._RECORDS and self.defaults["capturable"]:
             self._rescale_now(context)
@@ -356,14 +338,14 @@ class Sampler(Bookkeeping):
         if self._kinds(context) != plan.kinds or any(each.draws for each in changes):
             return False
         if self._RECORDS:
-            note_estimate(context)
+            record_estimate(context)
         plan.note_numbers()
-        plan.pack([self._instead(work.group) for work in plan.work], changes)
+        plan.pack([self._operator_numbers(work.group) for work in plan.work], changes)
         return True
 
     def _kinds(self, context: StepContext) -> list[Any]:
-        """Returns what decides which operator updates which groups, and how."""
-        kinds: list[Any] = [choice_of(context), context.groups[0]["capturable"]]
+        """Returns the values that select each group's operator."""
+        kinds: list[Any] = [nonfinite_policy(context), context.groups[0]["capturable"]]
         for group in context.groups:
             kinds.append(None if rests(group) else self._method_of(group))
             kinds.append(self._uses_gradients(group))
@@ -377,29 +359,29 @@ class Sampler(Bookkeeping):
             return None, []
         plan, grads = self._plan_of(context, work)
         changes = rescalings(context) if self._RECORDS else []
-        plan.pack([self._instead(lists.group) for lists in plan.work], changes)
-        if self._can_be_watched(context, work):
+        plan.pack([self._operator_numbers(lists.group) for lists in plan.work], changes)
+        if self._can_be_cached(context, work):
             plan.kinds = self._kinds(context)
             plan.watch(self._hyperparameters())
             context.plan = plan
         return plan, grads
 
     def _trace_step(self, closure: Callable[[], Any] | None) -> Any:
-        """Makes a step that torch.compile traces, which guards are not."""
+        """Makes a step under torch.compile, without plan guards."""
         loss = self._evaluate(closure)
         context = self._current_context()
         work = self._work_of(context)
         if work:
             updates, checks = self._updates_of(context, work)
-            instead = [self._instead(lists.group) for lists in work]
+            instead = [self._operator_numbers(lists.group) for lists in work]
             trace(context, updates, work, instead, checks=checks)
         return loss
 
     def _work_of(self, context: StepContext) -> list[TensorLists]:
-        """Checks groups and gradients; returns what is to be updated."""
+        """Checks groups and gradients; returns the lists to update."""
         self._check_all_groups()
         if self._RECORDS:
-            note_estimate(context)
+            record_estimate(context)
         work = gather(context)
         is_compiling = torch.compiler.is_compiling()
         if all(map(rests, context.groups)):
@@ -418,7 +400,7 @@ class Sampler(Bookkeeping):
     def _plan_of(
         self, context: StepContext, work: list[TensorLists]
     ) -> tuple[StepPlan, list[Tensor]]:
-        """Returns the plan of lists that were gathered, and their gradients."""
+        """Returns the plan of gathered lists, and their gradients."""
         updates, checks = self._updates_of(context, work)
         plan = StepPlan(context, updates, checks=checks, waits=self._WAITS)
         grads_of = {id(lists.params): lists.grads for lists in work}
@@ -428,10 +410,10 @@ class Sampler(Bookkeeping):
     def _updates_of(
         self, context: StepContext, work: list[TensorLists]
     ) -> tuple[list[Update], bool]:
-        """Creates state; returns the updates, and if gradients must be checked."""
+        """Creates state; returns the updates, and True if gradients need a check."""
         uses_gradients = any(self._uses_gradients(lists.group) for lists in work)
-        is_apart = len({lists.params[0].device for lists in work}) > 1
-        if is_apart or (uses_gradients and len(work) > 1):
+        has_several_devices = len({lists.params[0].device for lists in work}) > 1
+        if has_several_devices or (uses_gradients and len(work) > 1):
             # An operator changes nothing if its arguments do not fit, but by then
             # other state, or another device's parameters, may have changed.
             check_fits(context, work)
@@ -443,10 +425,10 @@ class Sampler(Bookkeeping):
             Update(self._method_of(lists.group), lists._replace(grads=[]), state)
             for lists, state in zip(work, prepared, strict=True)
         ]
-        return updates, choice_of(context) != "ignore" and not uses_gradients
+        return updates, nonfinite_policy(context) != "ignore" and not uses_gradients
 
-    def _can_be_watched(self, context: StepContext, work: list[TensorLists]) -> bool:
-        """Returns whether a guard sees all that a plan depends on."""
+    def _can_be_cached(self, context: StepContext, work: list[TensorLists]) -> bool:
+        """Returns whether the plan's guard detects every change."""
         wanted = [
             p
             for group in context.groups
@@ -465,12 +447,7 @@ class Sampler(Bookkeeping):
     def _launch(
         self, context: StepContext, plan: StepPlan, grads: list[Tensor]
     ) -> None:
-        """Makes the updates of a plan and counts the step.
-
-        Raises:
-            RuntimeError: gradients are not finite, or do not fit. Nothing has changed.
-            StepLeftOut: gradients are not finite, and the step is left out.
-        """
+        """Makes the updates of a plan and counts the step."""
         if context.monitor is not None and context.monitor._is_due():
             if plan.checks and is_any_nonfinite(context, plan.params, grads):
                 raise_nonfinite(context, plan.params, grads)
@@ -478,23 +455,22 @@ class Sampler(Bookkeeping):
         try:
             is_made = plan.launch(grads)
         except RuntimeError:
-            self._gather()  # which names the parameter
+            self._gather()  # its error names the parameter
             raise
         if not is_made:
             raise_nonfinite(context, plan.params, grads)
 
     def _hyperparameters(self) -> list[str]:
-        """Returns the keys of groups that a plan depends on."""
         names = [row.name for row in self._SETTINGS]
         return [*dict.fromkeys((*names, PRIOR_MEAN, "nonfinite", "capturable"))]
 
     def _gather(self, *, checked: bool = False) -> list[TensorLists]:
-        """Checks gradients, and groups if need be, and lists what is to be updated."""
+        """Checks gradients, and groups unless checked; returns the lists to update."""
         if not checked:
             self._check_all_groups()
         context = self._current_context()
         if self._RECORDS:
-            note_estimate(context)
+            record_estimate(context)
         work = gather(context)
         if len(work) > 1:
             # An operator changes nothing if its arguments do not fit, but by then
@@ -503,40 +479,36 @@ class Sampler(Bookkeeping):
         return work
 
     def _rescale_now(self, context: StepContext) -> None:
-        """Brings the momenta of a capturable sampler to its lr, T and N."""
         redraw_momenta(context)
         rescale_now(context)
 
-    # ---- In words -------------------------------------------------------------
-
     def target_summary(self) -> str:
-        """Says which distribution is sampled: data scale, prior, temperature."""
+        """Describes the sampled distribution: data scale, prior, temperature."""
         return bookkeeping.target_summary(self._current_context())
 
 
 class ManyChains(Sampler):
-    """A sampler that goes by gradients alone, of which many chains can run at once."""
+    """A gradient-only sampler that can run many chains at once."""
 
     _CHAINS_HAVE_SEEDS: ClassVar[bool] = True
     _SHARED: ClassVar[tuple[str, ...]] = ("num_chains",)
     _MANAGED: ClassVar[tuple[str, ...]] = (*Sampler._MANAGED, "num_chains")
 
 
-# What groups may have each for itself, unless a sampler says otherwise.
+# Hyperparameters that each group may set, unless a sampler forbids it.
 _OF_GROUP = ("prior_precision", PRIOR_MEAN)
 
 
 class SharedSettings(Sampler):
     """A sampler that makes one decision for all param groups, on the host.
 
-    A subclass names in ``_SHARED`` the hyperparameters that must be equal in all groups
-    (a group cannot set them), unless these are all but the prior's, and in
-    ``_PROGRESS`` what it counts.
+    A subclass names in ``_PROGRESS`` its counters, and in ``_SHARED`` the
+    hyperparameters that must be equal in all groups (default: all but the prior's).
     """
 
     _CAPTURABLE: ClassVar[bool] = False
     _NEEDS_CLOSURE: ClassVar[bool] = True
-    # GradScaler.step() then leaves a mark on the sampler, by which step() sees it.
+    # GradScaler.step() then marks the sampler, and step() detects the mark.
     _step_supports_amp_scaling = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -556,14 +528,12 @@ class SharedSettings(Sampler):
         context.keep_created()
 
     def _set(self, **values: Any) -> None:
-        """Sets what all groups share: hyperparameters, and what is counted."""
         progress = {k: v for k, v in values.items() if k in self._PROGRESS}
         self._rng.set_progress(self.param_groups, **progress)
         for group in self.param_groups:
             group.update(values)
 
-    def _forget(self, p: Tensor, name: str) -> None:
-        """Takes something out of a parameter's state."""
+    def _drop_state(self, p: Tensor, name: str) -> None:
         state = self.state.get(p, {})
         state.pop(name, None)
         if not state:
@@ -574,7 +544,7 @@ class SharedSettings(Sampler):
 
 
 def check_sampler(sampler: object) -> None:
-    """Raises unless it is one of this library's."""
+    """Raises TypeError unless the object is a sampler of this library."""
     if not isinstance(sampler, Sampler):
         raise TypeError(
             f"Invalid sampler: got {type(sampler).__name__} (must be a torch_sgmcmc "

@@ -13,30 +13,35 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl.closures import lightning_module, refuse_scaler
 from torch_sgmcmc._impl.distributed import refuse_lone_decisions
-from torch_sgmcmc._impl.finite_check import StepLeftOut, leave_out, nonfinite_error
-from torch_sgmcmc._impl.hyperparams import check_real, settings, warn
-from torch_sgmcmc._impl.parameters import check_sizes
+from torch_sgmcmc._impl.finite_check import (
+    SkipStep,
+    count_skipped_step,
+    nonfinite_error,
+)
+from torch_sgmcmc._impl.hyperparams import check_real, chosen_settings, settings, warn
+from torch_sgmcmc._impl.parameters import check_sizes, lightning_module, refuse_scaler
 from torch_sgmcmc._impl.state_dict import check_count, check_part
 from torch_sgmcmc._impl.user_state import PRECONDITIONER, PRIOR_MEAN, given
 from torch_sgmcmc._impl.utils import blank
-from torch_sgmcmc._sbps.directional import (
+from torch_sgmcmc._sbps.segment_stats import SegmentStats
+from torch_sgmcmc._sbps.trajectory import (
+    STATE,
     Observation,
     Slots,
+    Trajectory,
     check_model,
+    kept_of,
     observe,
     rate_of,
 )
-from torch_sgmcmc._sbps.segment_stats import SegmentStats
-from torch_sgmcmc._sbps.trajectory import STATE, Trajectory, kept_of
 
 __all__ = ["SBPS"]
 
 _hyperparameters = itemgetter(*(row.name for row in settings("SBPS")))
 
-# What the sampler keeps of it, the same in all param groups. The clock is never
-# changed, but replaced by another; a state dict has it as a list of numbers.
+# Progress, the same in all param groups. A clock is never changed, only replaced; a
+# state dict holds it as a list of numbers.
 _PROGRESS: dict[str, Any] = {
     "trajectory_time": 0.0,
     "line_time": 0.0,
@@ -71,9 +76,9 @@ class SBPS(SegmentStats):
         [G]_+ = \max(0,\, v \cdot g), \qquad
         v \leftarrow v - 2 \frac{v \cdot g}{\|g\|^2}\, g.
 
-    There is no step size. The noise of minibatches does not bias the sampler as long
-    as minibatches are independent of each other. Bounces come by thinning: proposals
-    at the rate of the upper end of the band in which a regression predicts the next G,
+    There is no step size. Minibatch noise does not bias the sampler if minibatches are
+    independent of each other. Bounces come by thinning. A regression predicts a band
+    for the next G, and bounces are proposed at the rate of the band's upper end,
 
     .. math::
         \hat\beta_0 + \hat\beta_1 t + k\, \rho(t),
@@ -81,22 +86,22 @@ class SBPS(SegmentStats):
     accepted with the probability :math:`\min(1, [G]_+ / \text{rate})`. Where G is
     above the band, a **violation**, bounces are lost, and that is the only bias.
 
-    One step is one event: the particle moves to where a bounce is proposed, observes a
-    minibatch there, and bounces or flies on. With ``preconditioned=True``, θ moves
+    One step is one event: the particle moves to the proposed bounce, observes a
+    minibatch there, and bounces or continues. With ``preconditioned=True``, θ moves
     along Av and bounces with Ag, where the diagonal A is given by
-    :meth:`set_preconditioner`, or learned at bounces from :math:`V \leftarrow b V +
-    (1 - b) \bar g^2` with :math:`\bar g = g\,T/N`: :math:`A = 1 / (\sqrt{V} +
-    \epsilon)`, divided by its mean.
+    :meth:`set_preconditioner`, or learned at bounces from :math:`V \leftarrow b V + (1
+    - b) \bar g^2` with :math:`\bar g = g\,T/N`: :math:`A = 1 / (\sqrt{V} + \epsilon)`,
+    divided by its mean.
 
     **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with :math:`U =
-    -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`,
-    of points uniform in trajectory time: of ``register_sample_hook``, not of where
-    steps end.
+    -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`, for points
+    uniform in trajectory time: take draws by ``register_sample_hook``, not at the ends
+    of steps.
 
     Args:
-        params: parameters or param groups, as for :class:`torch.optim.SGD`. A group
-            can have a ``prior_precision`` of its own, all else is common: one particle
-            moves in the space of all parameters.
+        params: parameters or param groups, as for :class:`torch.optim.SGD`. A group can
+            set ``prior_precision`` alone: one particle moves in the space of all
+            parameters.
         num_data: N, the number of training examples, > 0.
         {prior_precision} {prior_mean} {temperature}
         num_std: k >= 0, half width of the band in standard deviations. More is less
@@ -110,36 +115,36 @@ class SBPS(SegmentStats):
             length of some typical segments), or the chain may not reach all of the
             space. Default: 0.
         preconditioned: pSBPS. Default: False.
-        adapt: whether A is learned. While it is, the target is sampled up to an error
-            of the order of 1 - ``decay``; set ``group["adapt"] = False`` in all groups
+        adapt: whether A is learned. Meanwhile the target is sampled up to an error of
+            the order of 1 - ``decay``; set ``group["adapt"] = False`` in all groups
             after burn-in. Default: True.
         adapt_every_step: whether V averages over every minibatch and not only over
-            those of bounces: ten times as fast, for a gradient at every step in forward
-            mode (reverse mode has one). A is updated at bounces and refreshments only,
-            so that lines are straight. Default: False.
+            bounces: ten times as fast, for a gradient at every step in forward mode
+            (reverse mode has one). A is updated at bounces and refreshments only, so
+            that lines are straight. Default: False.
         decay: b in [0, 1). Default: 0.99.
         eps: ε > 0. Default: 1e-4.
-        sample_interval: trajectory time between two samples, > 0; None if there are
-            none. A multiple of the mean segment length (see :attr:`diagnostics`) is
+        sample_interval: trajectory time between two samples, > 0; None takes no
+            samples. A multiple of the mean segment length (see :attr:`diagnostics`) is
             reasonable. Default: None.
         replacement: whether minibatches are drawn with replacement: if not, n <= N.
             Default: False.
-        model: the module whose parameters are sampled and that the closure calls. Then
-            derivatives are made in forward mode, and gradients only where the particle
+        model: the module that the closure calls, with the sampled parameters. It
+            switches to forward mode: gradients are computed only at bounces. None is
+            reverse mode. Default: None.
             bounces. None is reverse mode. Default: None.
         seed: key of all random draws, a 64-bit int; None draws one, see
             :class:`Sampler`. Default: None.
-        nonfinite: what to do about losses and derivatives that are not finite: "raise",
-            or "skip", which leaves the event out, see :class:`Sampler`. Default:
-            "raise".
+        nonfinite: policy for losses and derivatives that are not finite: "raise", or
+            "skip", which skips the event, see :class:`Sampler`. Default: "raise".
         process_group: a group of this rank alone, where ``torch.distributed`` has
             several: see :class:`Sampler`. Default: all ranks.
 
     State:
         ``origin`` and ``velocity`` (shape of the parameter; fp64 for fp64 parameters,
-        else fp32): where the straight line began, and v. Preconditioned, in addition
+        else fp32): the start of the straight line, and v. Preconditioned, in addition
         ``square_average`` (V, unless A was given), ``preconditioner`` (A) and
-        ``direction`` (Av). The clock and what is counted are in the param groups.
+        ``direction`` (Av). The clock and the counters are in the param groups.
 
     Raises:
         ValueError: a hyperparameter out of range, here or at a later step.
@@ -163,16 +168,16 @@ class SBPS(SegmentStats):
         >>> sampler.diagnostics, sampler.evaluations
 
     Note:
-        All parameters that require gradients move, also where a loss does not depend
-        on them; the sampler clears gradients and leaves none. After a change of a
-        parameter between two steps (not through ``.data``) or of a prior precision
-        the particle flies on from where it is. More: docs/samplers/sbps.md.
+        All parameters that require gradients move, also where a loss does not depend on
+        them. The sampler clears gradients and leaves none. After a change of a
+        parameter between two steps (not through ``.data``) or of a prior precision the
+        particle continues from its present place. More: docs/samplers/sbps.md.
 
     Reference:
         A. Pakman, D. Gilboa, D. Carlson and L. Paninski, Stochastic Bouncy Particle
         Sampler, ICML 2017, algorithm 1, eq. 8 to 13, 16; the local regression of
-        section 4; V as in the text around
-        eq. 17, which prints the weights the other way round.
+        section 4; V as in the text around eq. 17, which prints the weights the other
+        way round.
     """
 
     # Its velocities are drawn for whole tensors.
@@ -207,26 +212,9 @@ class SBPS(SegmentStats):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = dict(
-            num_data=num_data,
-            prior_precision=prior_precision,
-            prior_mean=prior_mean,
-            temperature=temperature,
-            num_std=num_std,
-            observation_decay=observation_decay,
-            refresh_rate=refresh_rate,
-            preconditioned=preconditioned,
-            adapt=adapt,
-            adapt_every_step=adapt_every_step,
-            decay=decay,
-            eps=eps,
-            sample_interval=sample_interval,
-            replacement=replacement,
-        )
+        defaults = chosen_settings(self._SETTINGS, locals())
         super().__init__(params, defaults, seed, nonfinite, False, process_group)
         self.model = model
-
-    # ---- What it is ------------------------------------------------------------
 
     def _check_ranks(self) -> None:
         super()._check_ranks()
@@ -279,7 +267,7 @@ class SBPS(SegmentStats):
             return first  # numbers and bools cannot have changed in themselves
         self._check_all_groups()
         self._checked = values
-        # Compared with what the last step observed; a list of its own, never changed.
+        # Compared with the last step's target; a fresh list that is never changed.
         self._target = [
             float(first["num_data"]),
             float(first["temperature"]),
@@ -289,8 +277,6 @@ class SBPS(SegmentStats):
         if any(means):
             self._target += means
         return first
-
-    # ---- One event -------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Moves the particle to its next event and observes a minibatch there.
@@ -302,12 +288,6 @@ class SBPS(SegmentStats):
 
         Returns:
             The losses, without a graph.
-
-        Raises:
-            TypeError: there is no closure, or it returned no Tensor.
-            ValueError: a hyperparameter has left its range. Nothing has moved.
-            RuntimeError: the closure's losses are not as they should be (see the
-                class). Nothing has moved.
         """
         return super().step(closure)
 
@@ -328,7 +308,7 @@ class SBPS(SegmentStats):
         clock = common["clock"].copy()
         clock.observation_decay = common["observation_decay"]
         params = self._all_params()
-        trajectory = self._flight_now(params, common, progress, clock)
+        trajectory = self._current_trajectory(params, common, progress, clock)
         line_time = progress["line_time"]
         try:
             losses, trajectory = self._event(
@@ -337,27 +317,27 @@ class SBPS(SegmentStats):
         except BaseException as error:
             if not trajectory.is_at(line_time):
                 trajectory.place(line_time)
-            if isinstance(error, StepLeftOut):
-                leave_out(self._current_context())
+            if isinstance(error, SkipStep):
+                count_skipped_step(self._current_context())
                 return error.losses
             raise
         progress["clock"] = clock
-        trajectory.leave(progress["line_time"], params)
-        self._remember(trajectory)
+        trajectory.mark(progress["line_time"], params)
+        self._store_trajectory(trajectory)
         self._set(**progress)
         self._rng.count()
         self._watch_violations(common)
         return losses
 
-    def _flight_now(
+    def _current_trajectory(
         self,
         params: list[Tensor],
         common: dict[str, Any],
         progress: dict[str, Any],
         clock: _C.BounceClock,
     ) -> Trajectory:
-        """The current trajectory; another one if the user has changed something."""
-        trajectory = self.__dict__.get("_flight")
+        """Returns the current trajectory; a new one after a change by the user."""
+        trajectory = self.__dict__.get("_trajectory")
         preconditioned, line_time = common["preconditioned"], progress["line_time"]
         same_target = self._target == progress["observed_target"]
         if (
@@ -392,7 +372,7 @@ class SBPS(SegmentStats):
         clock: _C.BounceClock,
         closure: Callable[[], Any],
     ) -> tuple[Tensor, Trajectory]:
-        """Flies to the next event; returns the losses and the trajectory from there."""
+        """Moves to the next event; returns the losses and the trajectory after it."""
         key = {"seed": self._rng.seed, "step": self._rng.steps}
         event, wait, rate = clock.next(common["num_std"], common["refresh_rate"], **key)
         begin, line_begin = progress["trajectory_time"], progress["line_time"]
@@ -404,12 +384,12 @@ class SBPS(SegmentStats):
             ahead = trajectory.refreshed(line_end, common)
         slots = self.__dict__.get("_slots")
         checks = slots is not None and not self._model_checked
-        seen = observe("SBPS", closure, ahead.params, ahead.tangents, slots, params)
+        observed = observe("SBPS", closure, ahead.params, ahead.tangents, slots, params)
         prior = ahead.prior(line_end if ahead is trajectory else 0.0)
-        value, variance = self._rate(seen, prior, common)
+        value, variance = self._rate(observed, prior, common)
         grads = None
         if checks:
-            grads = self._check_forward_mode(ahead, seen, value, common)
+            grads = self._check_forward_mode(ahead, observed, value, common)
         bounces = event == _C.PROPOSAL and clock.accepts(rate, value, **key)
         learns = (
             ahead.learns and common["adapt"] and (bounces or common["adapt_every_step"])
@@ -417,14 +397,14 @@ class SBPS(SegmentStats):
         reflected = None
         line_time = line_end if ahead is trajectory and not bounces else 0.0
         if bounces or learns:
-            grads = grads or seen.gradient()
+            grads = grads or observed.gradient()
             try:
                 if bounces:
                     ahead = trajectory.reflected(line_end, grads, common)
                 else:
                     ahead = ahead.learned(grads, common)
-            except StepLeftOut as left_out:
-                left_out.losses = seen.losses
+            except SkipStep as skipped:
+                skipped.losses = observed.losses
                 raise
         if bounces:
             reflected = -value
@@ -437,20 +417,22 @@ class SBPS(SegmentStats):
         progress["num_bounces"] += bounces
         progress["num_violations"] += event == _C.PROPOSAL and value > rate
         progress["num_refreshments"] += event == _C.REFRESHMENT
-        progress["num_derivatives"] += len(seen.losses)
-        if seen.free or bounces or learns:
-            progress["num_gradients"] += len(seen.losses)
+        progress["num_derivatives"] += len(observed.losses)
+        if observed.free or bounces or learns:
+            progress["num_gradients"] += len(observed.losses)
         progress["trajectory_time"] = end
         progress["line_time"] = line_time
         if wait > 0:
-            self._come_by(trajectory, common, progress, begin, (line_begin, line_end))
-        return seen.losses, ahead
+            self._call_hooks(
+                trajectory, common, progress, begin, (line_begin, line_end)
+            )
+        return observed.losses, ahead
 
     def _rate(
-        self, seen: Observation, prior: float, common: dict[str, Any]
+        self, observed: Observation, prior: float, common: dict[str, Any]
     ) -> tuple[float, float]:
-        """G and the variance c² of its estimate, of the whole U / T."""
-        n, num_data = len(seen.losses), common["num_data"]
+        """Returns G of the whole U / T and the variance c² of its estimate."""
+        n, num_data = len(observed.losses), common["num_data"]
         if not common["replacement"] and n > num_data:
             raise RuntimeError(
                 f"SBPS got the losses of {n} examples from the closure, and num_data = "
@@ -458,24 +440,24 @@ class SBPS(SegmentStats):
                 "replacement, set replacement=True)"
             )
         numbers = num_data, common["temperature"], common["replacement"], prior
-        bad, value, variance = rate_of(seen.losses, seen.derivatives, *numbers)
+        bad, value, variance = rate_of(observed.losses, observed.derivatives, *numbers)
         if bad or not (math.isfinite(value) and math.isfinite(variance)):
             what = "losses from the closure whose derivatives are not finite"
             if bad:
                 what = f"{bad} of {n} losses from the closure that are not finite"
             choice = common["nonfinite"]
-            raise nonfinite_error(choice, f"SBPS got {what}", seen.losses)
+            raise nonfinite_error(choice, f"SBPS got {what}", observed.losses)
         return value, variance
 
     def _check_forward_mode(
         self,
         trajectory: Trajectory,
-        seen: Observation,
+        observed: Observation,
         value: float,
         common: dict[str, Any],
     ) -> list[Tensor]:
-        """Compares the model's first derivatives with their gradient; returns it."""
-        grads = seen.gradient()
+        """Checks the model's first derivatives against the gradient; returns it."""
+        grads = observed.gradient()
         product, gradient, velocity = trajectory.sums(grads)
         expected = product * common["num_data"] / common["temperature"]
         size = math.sqrt(gradient * velocity)
@@ -490,7 +472,7 @@ class SBPS(SegmentStats):
         self._model_checked = True
         return grads
 
-    def _come_by(
+    def _call_hooks(
         self,
         trajectory: Trajectory,
         common: dict[str, Any],
@@ -498,7 +480,7 @@ class SBPS(SegmentStats):
         begin: float,
         line: tuple[float, float],
     ) -> None:
-        """Calls the hooks of a piece, from ``begin`` on; ``line`` has its times."""
+        """Calls the hooks of a segment from ``begin`` on; ``line`` has its times."""
         line_begin, line_end = line
         moved = False
         interval, end = common["sample_interval"], progress["trajectory_time"]
@@ -521,7 +503,7 @@ class SBPS(SegmentStats):
             trajectory.place(line_end)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the optimizer and of its chain, see torch.optim.Optimizer."""
+        """Returns the state of optimizer and chain, see torch.optim.Optimizer."""
         state_dict = super().state_dict()
         for group in state_dict["param_groups"]:
             group["clock"] = group["clock"].save()
@@ -531,10 +513,9 @@ class SBPS(SegmentStats):
         super()._finish_loading(state_dict)
         for group in self.param_groups:
             group["clock"] = _C.BounceClock.load(group["clock"])
-        self.__dict__.pop("_flight", None)
+        self.__dict__.pop("_trajectory", None)
 
     def _watch_violations(self, common: dict[str, Any]) -> None:
-        """Warns, once, of far more violations than the band should let through."""
         if self.__dict__.get("_warned"):
             return
         counts = common["num_proposals"], common["num_violations"]

@@ -14,6 +14,7 @@ from torch_sgmcmc._impl.context import StepContext, TensorLists
 from torch_sgmcmc._impl.hyperparams import (
     check_friction,
     check_noise_estimate,
+    chosen_settings,
     settings,
 )
 from torch_sgmcmc._impl.ops import gradient_variance_
@@ -27,7 +28,7 @@ __all__ = ["SGHMC"]
 
 _FRICTION = "1 - momentum"
 
-# What is kept for "online".
+# State of "online".
 _ONLINE = {"grad_variance": Tensor, "num_grads": int, "previous_grad": Tensor}
 
 
@@ -47,9 +48,9 @@ class SGHMC(ManyChains):
         \theta &\leftarrow \theta + v \quad \text{(the new } v).
 
     **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with :math:`U =
-    -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`,
-    up to an error of the order of ``lr`` and what is left of the minibatch noise
-    after ``noise_estimate``. Neither ``lr`` nor ``momentum`` changes the target.
+    -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`, up to an error
+    of the order of ``lr`` and the minibatch noise that ``noise_estimate`` does not
+    remove. Neither ``lr`` nor ``momentum`` changes the target.
 
     Args:
         params: parameters or param groups, as for :class:`torch.optim.SGD`.
@@ -59,17 +60,15 @@ class SGHMC(ManyChains):
         temperature: T >= 0; 1 is the Bayesian posterior, 0 gives SGD with momentum.
             Default: 1.
         noise_estimate: β̂, the part of the friction's noise that the minibatches
-            already bring: β̂ = lr N Var(ḡ) / (2T). A float in [0, α], equal for
-            all coordinates, or ``"online"``: estimated for each coordinate from the
-            gradients seen, as half the mean squared difference of consecutive
-            gradients, and used after the first 100 of them. A float belongs to the lr,
-            T and N at which it is given, and follows them. β̂ > α is an error that
-            names both numbers. Default: 0.
-        resample_momentum_every: k >= 0; before every k-th update the momentum is
-            drawn afresh from its stationary law given θ. 0 never does. Default: 0.
-        initial_momentum: ``"stationary"`` draws the first momentum from its
-            stationary law N(0, lr T / N), ``"zeros"`` starts at rest. Default:
-            "stationary".
+            already bring: β̂ = lr N Var(ḡ) / (2T). A float in [0, α], equal for all
+            coordinates, or ``"online"``: estimated for each coordinate as half the mean
+            squared difference of consecutive gradients, and used after the first 100
+            gradients. A float belongs to the current lr, T and N and is rescaled when
+            they change. β̂ > α is an error that names both numbers. Default: 0.
+        resample_momentum_every: k >= 0; before every k-th update the momentum is drawn
+            afresh from its stationary law given θ. 0 never does. Default: 0.
+        initial_momentum: ``"stationary"`` draws the first momentum from its stationary
+            law N(0, lr T / N), ``"zeros"`` starts at rest. Default: "stationary".
         {num_chains} {seed}
         capturable: keep the step counter in device memory, so that ``step()`` can be
             captured in a CUDA graph after one ordinary step. Excludes "online", which
@@ -84,10 +83,6 @@ class SGHMC(ManyChains):
         * ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, see
           :class:`SGLD`.
 
-    Raises:
-        ValueError: a hyperparameter out of range, here or at a later step.
-        TypeError: a hyperparameter that is not a number.
-
     Example:
         >>> sampler = SGHMC(model.parameters(), lr=0.03, momentum=0.9,
         ...                 num_data=50_000, prior_precision=1.0, seed=0)
@@ -97,8 +92,8 @@ class SGHMC(ManyChains):
         ...     sampler.step()
 
     Note:
-        ``momentum = 0`` carries no momentum over: that is SGLD. If β̂ > α stops the
-        chain early in training, where gradients are noisiest, start with 0 and set
+        ``momentum = 0`` carries no momentum over and is SGLD. If β̂ > α stops the chain
+        early in training, where gradients are noisiest, start with 0 and set
         ``group["noise_estimate"] = "online"`` after burn-in. More:
         docs/samplers/sghmc.md.
 
@@ -130,18 +125,7 @@ class SGHMC(ManyChains):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = dict(
-            lr=lr,
-            num_data=num_data,
-            prior_precision=prior_precision,
-            prior_mean=prior_mean,
-            temperature=temperature,
-            num_chains=num_chains,
-            momentum=momentum,
-            noise_estimate=noise_estimate,
-            resample_momentum_every=resample_momentum_every,
-            initial_momentum=initial_momentum,
-        )
+        defaults = chosen_settings(self._SETTINGS, locals())
         super().__init__(params, defaults, seed, nonfinite, capturable, process_group)
 
     def _check_group(self, group: dict[str, Any]) -> None:
@@ -170,7 +154,7 @@ class SGHMC(ManyChains):
     def _prepare(
         self, context: StepContext, work: TensorLists
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Returns momenta, the gradients' variances if they are used, and masters."""
+        """Returns momenta, gradient variances (empty unless used), and masters."""
         group, params, _, offsets = work
         stationary = group["initial_momentum"] == "stationary"
         start_momenta(context, group, params, offsets, stationary=stationary)
@@ -189,10 +173,11 @@ class SGHMC(ManyChains):
         """Updates the gradients' variances and checks them against the friction.
 
         Returns:
-            The variances once all rest on enough gradients, until then nothing.
+            The variances once all rest on enough gradients; an empty list before.
         """
         group, params, grads, _ = work
-        # An operator that refuses the momenta would do so when this has been changed.
+        # Checked first: an operator that refuses the momenta must not find changed
+        # estimates.
         states = [self.state[p] for p in params]
         for p, state in zip(params, states, strict=True):
             momentum = state["momentum"]
@@ -215,7 +200,7 @@ class SGHMC(ManyChains):
                 [grad for _, grad in members],
                 [state["grad_variance"] for state, _ in members],
                 [state["previous_grad"] for state, _ in members],
-                weight=max(1.0 / count, _C.FORGETTING),
+                weight=max(1.0 / count, _C.VARIANCE_DECAY),
             )
         if min(state["num_grads"] for state in states) <= _C.MIN_GRADIENTS:
             return []
@@ -224,13 +209,10 @@ class SGHMC(ManyChains):
         return variances
 
     def _check_variances(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        variances: list[Tensor],
+        self, group: dict[str, Any], params: list[Tensor], variances: list[Tensor]
     ) -> None:
-        here = [v for v in self._context.placement.here(variances) if v.numel()]
-        largest = max((float(v.max()) for v in here), default=0.0)
+        local = [v for v in self._context.placement.local(variances) if v.numel()]
+        largest = max((float(v.max()) for v in local), default=0.0)
         largest = self._context.placement.largest(params, largest)
         scale = group["lr"] * group["num_data"] / (2 * group["temperature"])
         check_friction(
@@ -241,8 +223,8 @@ class SGHMC(ManyChains):
             "entered the estimate",
         )
 
-    def _instead(self, group: dict[str, Any]) -> dict[str, Any]:
-        numbers = super()._instead(group)
+    def _operator_numbers(self, group: dict[str, Any]) -> dict[str, Any]:
+        numbers = super()._operator_numbers(group)
         if group["noise_estimate"] == "online":
             numbers["noise_estimate"] = 0.0
         return numbers

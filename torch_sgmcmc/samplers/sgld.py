@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from torch_sgmcmc._impl.hyperparams import settings
+from torch_sgmcmc._impl.hyperparams import chosen_settings, settings
 from torch_sgmcmc._impl.step_plan import Method
 from torch_sgmcmc.samplers.sampler import ManyChains
 
@@ -28,10 +28,10 @@ class SGLD(ManyChains):
             + \sqrt{2\, \mathrm{lr}\, T / N}\; \xi, \qquad \xi \sim N(0, I).
 
     **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with :math:`U =
-    -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`,
-    up to an error of the order of ``lr`` (on a quadratic with curvature h in
-    the mean loss the variance is 1 / (1 - lr h / 2) times the exact one) and the
-    noise of the minibatches, which adds variance: keep ``lr`` small, or lower it.
+    -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`, up to an error
+    of the order of ``lr`` and the noise of the minibatches, which adds variance. On a
+    quadratic with curvature h in the mean loss the variance is 1 / (1 - lr h / 2) times
+    the exact one. Keep ``lr`` small, or lower it.
 
     Args:
         params: parameters or param groups, as for :class:`torch.optim.SGD`.
@@ -42,20 +42,15 @@ class SGLD(ManyChains):
             Default: 1.
         {num_chains} {seed}
         capturable: keep the step counter in device memory, so that ``step()`` can be
-            captured in a CUDA graph: every replay then injects fresh noise.
-            Hyperparameters are frozen into the graph. Each param group must lie on
-            one device; with parameters in bf16 or fp16, after one ordinary step.
-            Default: False.
+            captured in a CUDA graph: every replay then injects fresh noise. The graph
+            freezes hyperparameters. Each param group must lie on one device. With
+            parameters in bf16 or fp16, capture after one ordinary step. Default: False.
         {nonfinite} {process_group}
 
     State:
         ``master`` (shape of the parameter, fp32), only of parameters in bf16 or fp16:
-        θ, see the Note. Else none but a ``prior_mean`` (:class:`Sampler`), and the
-        seed, the step counter and the noise offsets in the param groups.
-
-    Raises:
-        ValueError: a hyperparameter out of range, here or at a later step.
-        TypeError: a hyperparameter that is not a number.
+        θ, see the Note. Otherwise only a ``prior_mean`` (:class:`Sampler`); seed, step
+        counter and noise offsets are in the param groups.
 
     Example:
         >>> sampler = SGLD(model.parameters(), lr=0.5, num_data=50_000, seed=0)
@@ -65,10 +60,10 @@ class SGLD(ManyChains):
         ...     sampler.step()
 
     Note:
-        With every sampler of this library, of a parameter in bf16 or fp16 θ is kept in
-        fp32, as ``state[p]["master"]``; the parameter is θ rounded to nearest, and the
-        gradient is that at the rounded θ. Where the parameter is changed between steps
-        (clamped, loaded), θ is what it then is. More: docs/samplers/sgld.md.
+        Every sampler of this library keeps θ of a parameter in bf16 or fp16 in fp32, as
+        ``state[p]["master"]``. The parameter is θ rounded to nearest, and its gradient
+        is evaluated at the rounded θ. A parameter that is changed between steps
+        (clamped, loaded) sets θ. More: docs/samplers/sgld.md.
 
     Reference:
         M. Welling and Y. W. Teh, Bayesian Learning via Stochastic Gradient Langevin
@@ -93,12 +88,5 @@ class SGLD(ManyChains):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = dict(
-            lr=lr,
-            num_data=num_data,
-            prior_precision=prior_precision,
-            prior_mean=prior_mean,
-            temperature=temperature,
-            num_chains=num_chains,
-        )
+        defaults = chosen_settings(self._SETTINGS, locals())
         super().__init__(params, defaults, seed, nonfinite, capturable, process_group)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from torch_sgmcmc._impl.hyperparams import settings
+from torch_sgmcmc._impl.hyperparams import chosen_settings, settings
 from torch_sgmcmc._impl.step_plan import Method
 from torch_sgmcmc.samplers.sampler import ManyChains
 
@@ -18,9 +18,9 @@ __all__ = ["SGLRW"]
 class SGLRW(ManyChains):
     r"""Stochastic gradient lattice random walk (Mensch et al. 2026).
 
-    :class:`SGLD` whose step has one length, and a sign drawn by the gradient. With
-    :math:`\bar g` = ``p.grad``, the gradient of the *mean* loss of a minibatch, each
-    coordinate by itself,
+    :class:`SGLD` with steps of one length and a random sign that depends on the
+    gradient. With :math:`\bar g` = ``p.grad``, the gradient of the *mean* loss of a
+    minibatch, for each coordinate
 
     .. math::
         g = \bar g + \tfrac{\lambda}{N} (\theta - \mu), \qquad
@@ -30,34 +30,25 @@ class SGLRW(ManyChains):
 
     **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with :math:`U =
     -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`. Where nothing
-    clips, a step's mean is -lr g and its mean square is δ², **whatever the minibatch's
-    noise**: that heats no coordinate, and on a quadratic the variance is exact at any
-    ``lr``. Where :math:`|\mathrm{lr}\,g|>\delta` it clips, and θ spreads too far.
-    Monitor the part of clipped coordinates, ``clipped`` of :class:`TemperatureMonitor`,
-    and keep ``lr`` small or minibatches large. Steps are never longer than δ, so it
+    clips, a step's mean is -lr g and its mean square is δ², **at any minibatch noise**:
+    the noise adds no variance, and on a quadratic the variance is exact at any ``lr``.
+    Where :math:`|\mathrm{lr}\,g|>\delta` the step clips, and θ spreads too far. Monitor
+    the fraction of clipped coordinates, ``clipped`` of :class:`TemperatureMonitor`, and
+    keep ``lr`` small or minibatches large. Steps are never longer than δ, so the chain
     does not diverge.
 
     Args:
         params: parameters or param groups, as for :class:`torch.optim.SGD`.
-        lr: step size on SGD's scale, >= 0: SGLD's.
+        lr: step size on SGD's scale, >= 0, as for SGLD.
         {num_data} {prior_precision} {prior_mean} {temperature} {num_chains} {seed}
         {capturable} {nonfinite} {process_group}
 
     State:
         As :class:`SGLD`: ``master``, only of parameters in bf16 or fp16.
 
-    Raises:
-        ValueError: a hyperparameter out of range, here or at a later step.
-        TypeError: a hyperparameter that is not a number.
-
-    Example:
-        In the loop of :class:`SGLD`:
-
-        >>> sampler = SGLRW(model.parameters(), lr=0.5, num_data=50_000, seed=0)
-
     Note:
-        At one ``lr`` all coordinates are of θ₀ + δ ℤ, up to rounding. More:
-        docs/samplers/sglrw.md.
+        At one ``lr`` all coordinates stay on the lattice θ₀ + δ ℤ, up to rounding.
+        More: docs/samplers/sglrw.md.
 
     Reference:
         T. Mensch et al., 2026, arXiv 2602.15925; S. Duffield et al., 2025.
@@ -81,12 +72,5 @@ class SGLRW(ManyChains):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = dict(
-            lr=lr,
-            num_data=num_data,
-            prior_precision=prior_precision,
-            prior_mean=prior_mean,
-            temperature=temperature,
-            num_chains=num_chains,
-        )
+        defaults = chosen_settings(self._SETTINGS, locals())
         super().__init__(params, defaults, seed, nonfinite, capturable, process_group)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from torch_sgmcmc._impl.hyperparams import settings
+from torch_sgmcmc._impl.hyperparams import chosen_settings, settings
 from torch_sgmcmc._impl.step_plan import Method
 from torch_sgmcmc.samplers.sampler import ManyChains
 
@@ -18,10 +18,10 @@ __all__ = ["SGNHT"]
 class SGNHT(ManyChains):
     r"""Stochastic gradient Nosé-Hoover thermostats (Ding et al. 2014), multivariate.
 
-    :class:`SGHMC` whose friction regulates itself: one thermostat for each coordinate
-    watches the momentum's heat and adds as much friction as the minibatches add
-    noise, without having to know it. With :math:`\bar g` = ``p.grad``, the gradient of
-    the *mean* loss of a minibatch, and A = 1 - ``momentum``, elementwise
+    :class:`SGHMC` whose friction regulates itself. The thermostat of each coordinate
+    measures the momentum's kinetic energy and adds as much friction as the minibatches
+    add noise, without knowing the noise. With :math:`\bar g` = ``p.grad``, the gradient
+    of the *mean* loss of a minibatch, and A = 1 - ``momentum``, elementwise
 
     .. math::
         g &= \bar g + \tfrac{\lambda}{N} (\theta - \mu), \\
@@ -34,11 +34,11 @@ class SGNHT(ManyChains):
             \qquad \alpha \text{ starts at } A.
 
     **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with :math:`U =
-    -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`,
-    up to an error of the order of ``lr``, jointly with v ~ N(0, lr T / N) and
-    α ~ N(A + β̂, κ), where β̂ = lr N Var(ḡ) / (2T) is the noise of the minibatches: it is
-    absorbed as far as it is Gaussian, independent between coordinates, and the same for
-    all θ. Neither ``lr`` nor ``momentum`` nor ``thermostat_rate`` changes the target.
+    -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`, up to an error
+    of the order of ``lr``, jointly with v ~ N(0, lr T / N) and α ~ N(A + β̂, κ), where
+    β̂ = lr N Var(ḡ) / (2T) is the noise of the minibatches. Noise is absorbed if it is
+    Gaussian, independent between coordinates, and the same for all θ. Neither ``lr``
+    nor ``momentum`` nor ``thermostat_rate`` changes the target.
 
     Args:
         params: parameters or param groups, as for :class:`torch.optim.SGD`.
@@ -62,18 +62,8 @@ class SGNHT(ManyChains):
         * ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, see
           :class:`SGLD`.
 
-    Raises:
-        ValueError: a hyperparameter out of range, here or at a later step.
-        TypeError: a hyperparameter that is not a number.
-
-    Example:
-        In the loop of :class:`SGLD`:
-
-        >>> sampler = SGNHT(model.parameters(), lr=0.1, momentum=0.9,
-        ...                 num_data=50_000, prior_precision=1.0, seed=0)
-
     Note:
-        With large N the default κ is small and the thermostats are slow: raise
+        With large N the default κ is small and the thermostats are slow. Raise
         ``thermostat_rate`` if burn-in is shorter than (A + β̂) / κ steps, but keep its
         root, the spread of α, well below A. Where lr T = 0 the thermostats rest. More:
         docs/samplers/sgnht.md.
@@ -105,20 +95,11 @@ class SGNHT(ManyChains):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = dict(
-            lr=lr,
-            num_data=num_data,
-            prior_precision=prior_precision,
-            prior_mean=prior_mean,
-            temperature=temperature,
-            num_chains=num_chains,
-            momentum=momentum,
-            thermostat_rate=thermostat_rate,
-        )
+        defaults = chosen_settings(self._SETTINGS, locals())
         super().__init__(params, defaults, seed, nonfinite, capturable, process_group)
 
-    def _instead(self, group: dict[str, Any]) -> dict[str, Any]:
+    def _operator_numbers(self, group: dict[str, Any]) -> dict[str, Any]:
         rate = group["thermostat_rate"]
         if rate is None:
             rate = group["lr"] * group["temperature"] / group["num_data"]
-        return {**super()._instead(group), "thermostat_rate": rate}
+        return {**super()._operator_numbers(group), "thermostat_rate": rate}

@@ -165,7 +165,7 @@ class TORCH_SGMCMC_API Collector {
   /// of a run that was never interrupted. Throws std::invalid_argument if it is
   /// of another store, run or options; the store is as before.
   void load_state_dict(const StateDict& dict);
-  /// Deletes the chain's draws, for a run that restarts.
+  /// Deletes the chain's draws, for a run that starts again.
   void restart();
   /// Waits until all draws are on the disk, and lets others write the chain.
   void close();
