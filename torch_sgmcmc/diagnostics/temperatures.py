@@ -222,7 +222,7 @@ class TemperatureMonitor:
             )
         if not has_temperatures(sampler):
             raise ValueError(
-                f"Invalid sampler: {sampler._saved_name()} cannot be monitored (see "
+                f"Invalid sampler: {context_of(sampler).name} cannot be monitored (see "
                 "its acceptance and violation rates)"
             )
         chain = context_of(sampler)
@@ -233,7 +233,7 @@ class TemperatureMonitor:
         self._sampler = weakref.ref(sampler)
         # The context outlives a wrapper of the sampler.
         self._context: weakref.ref[StepContext] = weakref.ref(chain)
-        kind = sampler._saved_name()
+        kind = context_of(sampler).name
         self._motion = MOTIONS[kind]
         self._compares = kind != "EWSG"  # biased gradients by design
         groups = sampler.param_groups
@@ -647,7 +647,7 @@ def _interval_of(every: int, redraws: int) -> int:
 
 def has_temperatures(sampler: Sampler) -> bool:
     """Returns whether a monitor can observe the sampler: not HMC, HMCECS and SBPS."""
-    return sampler._saved_name() in MOTIONS
+    return context_of(sampler).name in MOTIONS
 
 
 def _share_memory(a: Tensor | None, b: Tensor | None) -> bool:
