@@ -14,6 +14,7 @@ A plan keeps no gradients, so that their memory is free when they are dropped.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from struct import pack_into
 from typing import Any, NamedTuple
 
 import torch
@@ -54,6 +55,7 @@ class Method:
             (each["name"], each["default"])
             for each in (*spec["numbers"], *spec["common"])
         ]
+        self._index = {name: i for i, (name, _) in enumerate(self._numbers)}
         self._integers = {n["name"] for n in spec["numbers"] if n["is_integer"]}
         own = {each["key"]: each["start"] for each in spec["lists"] if each["key"]}
         #: Keys of state that the spec initialises, and the kind of start.
@@ -81,9 +83,16 @@ class Method:
         lists.append(start_masters(context, params))
         return lists
 
-    def numbers(self, group: Mapping[str, Any]) -> list[float]:
-        """Returns the numbers of a group in the spec's order, with defaults."""
-        return [group.get(name, default) for name, default in self._numbers]
+    def numbers(
+        self, group: Mapping[str, Any], *instead: Mapping[str, Any] | None
+    ) -> list[float]:
+        """Returns the numbers in the spec's order: defaults, a group's, others."""
+        numbers = [group.get(name, default) for name, default in self._numbers]
+        for other in instead:
+            for name, value in other.items() if other else ():
+                if name in self._index:
+                    numbers[self._index[name]] = value
+        return numbers
 
     def update(
         self,
@@ -164,6 +173,9 @@ class StepPlan:
             self._calls[i] = call._replace(begin=begin)
             begin += sum(len(u.work.params) for u in call.updates)
         self.packed: list[Tensor] = []
+        # The memory of each, and the bytes where each update's numbers begin.
+        self._memory: list[tuple[bytearray, list[int]]] = []
+        self._packed_chains = 0
         self._waits = waits
         self._leaves_momenta = leaves_momenta(context, self.params)
         self._holds = False  # packed numbers stay valid for further steps
@@ -198,33 +210,49 @@ class StepPlan:
             changes: the step's rescalings.
         """
         factors = {id(each.group): each.factors for each in changes}
-        numbers = (
-            {**work.group, **own, **factors.get(id(work.group), {})}
-            for work, own in zip(self.work, instead, strict=True)
-        )
-        self.packed = [
-            _packed(
-                checks=self.checks and self._is_alone,
-                seed=self._context.rng.seed,
-                num_chains=self._context.num_chains or 0,
-                calls=[
-                    self._packed_call(update, next(numbers), i)
-                    for update, i in zip(call.updates, call.places, strict=True)
-                ],
-            )
+        own = iter(instead)
+        numbers = [
+            [
+                u.method.numbers(u.work.group, next(own), factors.get(id(u.work.group)))
+                for u in call.updates
+            ]
             for call in self._calls
         ]
+        num_chains = self._context.num_chains or 0
+        if self._memory and num_chains == self._packed_chains:
+            for (memory, places), rows in zip(self._memory, numbers, strict=True):
+                for place, row in zip(places, rows, strict=True):
+                    pack_into(f"{len(row)}d", memory, place, *row)
+        else:
+            self._pack_all(numbers, num_chains)
         self._weights = None
         self._changes = changes
         self._holds = not any(factors.values())
         on_host = not self._context.groups[0]["capturable"]
         self._steps = self._context.rng.steps if on_host else None
 
+    def _pack_all(self, numbers: list[list[list[float]]], num_chains: int) -> None:
+        self._memory, self.packed, self._packed_chains = [], [], num_chains
+        for call, rows in zip(self._calls, numbers, strict=True):
+            packed = [
+                self._packed_call(update, row, sizes)
+                for update, row, sizes in zip(
+                    call.updates, rows, call.places, strict=True
+                )
+            ]
+            memory = _C.packed_step(
+                checks=self.checks and self._is_alone,
+                seed=self._context.rng.seed,
+                num_chains=num_chains,
+                calls=packed,
+            )
+            self._memory.append((memory, _places_of_numbers(packed)))
+            self.packed.append(torch.frombuffer(memory, dtype=torch.int64))
+
     def _packed_call(
-        self, update: Update, group: Mapping[str, Any], places: Any
+        self, update: Update, numbers: list[float], places: Any
     ) -> tuple[Any, ...]:
         has_means = means_of(self._context.state, update.work.params) is not None
-        numbers = update.method.numbers(group)
         return (update.method.place, has_means, *places, numbers)
 
     def watch(self, hyperparameters: Sequence[str]) -> None:
@@ -441,3 +469,13 @@ def trace(
 
 def _packed(**step: Any) -> Tensor:
     return torch.frombuffer(_C.packed_step(**step), dtype=torch.int64)
+
+
+def _places_of_numbers(calls: list[tuple[Any, ...]]) -> list[int]:
+    """Returns the bytes where the numbers of each call begin (packed_step.h)."""
+    places, words = [], 4  # checks, seed, num_chains, number of calls
+    for _, _, *lists, numbers in calls:
+        words += 2 + sum(1 + len(items) for items in lists) + 1
+        places.append(8 * words)
+        words += len(numbers)
+    return places
