@@ -84,17 +84,6 @@ def compile_steps(
         a RuntimeError after a block with skipped steps, whose gradients were not
         finite. The first block of a sampler without state is not compiled.
         RuntimeError: torch is older than 2.15 (with 2.11 losses were wrong).
-
-    Example:
-        >>> def loss(params, x, y):
-        ...     return F.mse_loss(functional_call(model, params, (x,)), y) / 0.02
-        >>> params = dict(model.named_parameters())
-        >>> sampler = sg.SGHMC(params.values(), 1e-3, 0.9, num_data=len(x),
-        ...                    capturable=True, seed=0)
-        >>> block = sg.compile_steps(sampler, loss, params)
-        >>> for _ in range(1000):
-        ...     i = torch.randint(len(x), (20, 32))
-        ...     block(x[i], y[i])
     """
     if TorchVersion(torch.__version__) < _FIRST:
         raise RuntimeError(

@@ -327,7 +327,6 @@ class ControlVariates:
         return size
 
     def _watched(self, loader: Iterable[Any]) -> Iterable[Any]:
-        """Returns the loader with a progress bar, if one is available."""
         if not self.progress:
             return loader
         try:

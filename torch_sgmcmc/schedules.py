@@ -242,7 +242,6 @@ class GammaPrecision:
     Used like a learning-rate scheduler: each :meth:`step` draws every group's
     ``prior_precision`` λ from its full conditional given the group's d sampled
     parameters θ (that require a gradient). With
-    given the group's d parameters θ that are sampled (that require a gradient). With
     λ ~ Gamma(shape a, rate b) and θ | λ ~ N(μ, I/λ),
 
     .. math::

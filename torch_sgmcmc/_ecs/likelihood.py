@@ -34,9 +34,8 @@ class PredictorLogLikelihood:
     A closure for :class:`HMCECS`: ``closure(indices)`` is
     ``log_likelihood(outputs(indices), indices)``.
 
-    In a regression the output is one number, linear in the parameters:
-    :math:`\eta_k = x_k^\top \theta + \text{const}`. With ``rows``, which returns
-    :math:`x_k`,
+    In a regression the output is one number, linear in the parameters: :math:`\eta_k =
+    x_k^\top \theta + \text{const}`. With ``rows``, which returns :math:`x_k`,
 
     .. math::
         \nabla \ell_k = L_k'(\eta_k)\, x_k, \quad

@@ -290,15 +290,14 @@ def _check_predictors(eta: Tensor, indices: Tensor) -> None:
 def _check_rows(
     closure: Closure, params: list[Tensor], indices: Tensor, z: Tensor
 ) -> None:
-    """Raises if rows are not the derivatives of the outputs, in the direction z."""
     assert isinstance(closure, PredictorLogLikelihood)
     with torch.enable_grad():
         eta = closure.outputs(indices)
     _check_predictors(eta, indices)
     truth = LikelihoodGraph(eta, params).along(z).detach().double()
-    told = closure.rows(indices, len(z)).double() @ z
+    given = closure.rows(indices, len(z)).double() @ z
     tolerance = 1e-6 if params[0].dtype == torch.float64 else 1e-2
-    if not (told - truth).abs().sum() <= tolerance * truth.abs().sum():
+    if not (given - truth).abs().sum() <= tolerance * truth.abs().sum():
         raise ValueError(
             "Invalid rows: they are not the derivatives of the outputs by the "
             "parameters (must be x, where the outputs are x θ + const and θ is the "

@@ -191,7 +191,6 @@ class Bookkeeping(Optimizer):
 
     @property
     def _rng(self) -> RandomState:
-        """The owner of the seed, the counters and the noise offsets."""
         return self._context.rng
 
     def _current_context(self) -> StepContext:

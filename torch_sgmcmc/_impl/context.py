@@ -100,7 +100,6 @@ class MissingGrads:
 
 
 def _steps(groups: list[dict[str, Any]]) -> int:
-    """Returns the number of steps, skipped ones included."""
     group = groups[0]
     return int(group["step"]) + int(group["num_skipped"])
 
@@ -342,6 +341,11 @@ def rescale_momenta(sampler: Optimizer) -> None:
     """
     check_groups_of(sampler)
     sampler._rescale_now(sampler._current_context())  # type: ignore[attr-defined]
+
+
+def kind_of(sampler: Optimizer) -> str:
+    """Returns the name of the sampler's first class that this library defines."""
+    return sampler._saved_name()  # type: ignore[attr-defined]
 
 
 def has_hooks(sampler: Optimizer) -> bool:

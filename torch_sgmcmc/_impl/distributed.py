@@ -172,7 +172,6 @@ def _agree_on_seed(context: StepContext) -> None:
 
 
 def _check_seeds(context: StepContext) -> None:
-    """Raises if ranks with parts of one chain differ in seeds or steps."""
     meshes = {p.device_mesh: None for p in context.params if is_dtensor(p)}
     least = most = (context.rng.seed, int(context.rng.step))
     for mesh in meshes:

@@ -424,7 +424,6 @@ def groups_of(tensor: Any) -> tuple[Any, ...]:
 
 
 def _all_groups(params: Iterable[Tensor]) -> list[Any]:
-    """Returns the parameters' process groups, in the same order on all ranks."""
     return list(dict.fromkeys(group for p in params for group in groups_of(p)))
 
 

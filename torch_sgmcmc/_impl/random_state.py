@@ -208,7 +208,6 @@ def _counter(value: int) -> Tensor:
 
 
 def _end(offset: int, size: int) -> int:
-    """Returns the first multiple of the noise block at or after offset + size."""
     block = _C.NOISE_BLOCK
     return (offset + size + block - 1) // block * block
 
@@ -284,12 +283,6 @@ def fold_in(seed: int, stream: int) -> int:
     Raises:
         ValueError: an argument is out of range.
         TypeError: an argument is not an int.
-
-    Example:
-        >>> encoder = SGHMC(model.encoder.parameters(), lr=0.1, num_data=50_000,
-        ...                 seed=fold_in(seed, 0))
-        >>> decoder = SGHMC(model.decoder.parameters(), lr=0.01, num_data=50_000,
-        ...                 seed=fold_in(seed, 1))
     """
     check_integer("seed", seed, low=-(2**63))  # None is not drawn here
     check_integer("stream", stream)

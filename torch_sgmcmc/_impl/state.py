@@ -204,7 +204,6 @@ def rescale_now(context: StepContext) -> None:
 
 
 def _changed(group: Mapping[str, Any]) -> list[float] | None:
-    """Returns lr, T and N of a group if they differ from its record."""
     if MOMENTUM_SETTINGS not in group or rests(group):
         return None
     now = settings_of(group)

@@ -409,7 +409,6 @@ class StepPlan:
         return True
 
     def _launch_apart(self, grads: list[Tensor]) -> bool:
-        """Launches updates of shards, or on several devices."""
         context = self._context
         placement, rng = context.placement, context.rng
         parts = [

@@ -353,7 +353,6 @@ class Trajectory:
 def _learned(
     part: _Part, grads: Sequence[Tensor], common: dict[str, Any]
 ) -> list[Tensor]:
-    """Returns V after these gradients, if it learns."""
     if not (part.square_average and common["adapt"]):
         return part.square_average
     squares = [v.clone() for v in part.square_average]

@@ -489,8 +489,6 @@ def sbc(
 
 
 class _Simulated:
-    """Some simulations: parameters drawn from the prior, and data of each."""
-
     def __init__(
         self,
         prior: Callable[[int, torch.Generator], Any],
@@ -615,7 +613,6 @@ class _Simulated:
 
 
 def _measured_thin(chain: Chain, found: Callable[[list[Tensor]], Tensor]) -> int:
-    """Measures the steps of one effective draw, of the slowest quantity."""
     values, length = [], _FIRST_PILOT
     while length <= _LONGEST_PILOT:
         values += [found(chain.move()) for _ in range(length - len(values))]

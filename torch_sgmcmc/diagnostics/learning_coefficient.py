@@ -246,8 +246,6 @@ def local_learning_coefficient(
 
 
 class _Losses:
-    """The chains' excess losses over the initial point."""
-
     def __init__(
         self,
         loss: Callable[[Tensor], Tensor],
@@ -391,7 +389,7 @@ def _estimate(
                 f"The chains' second halves differ from the first by {change:.2g} ± "
                 f"{error:.2g}: they have not settled (a longer burn_in, or a larger lr)"
             )
-        found += _of_temperatures(temperatures)
+        found += _temperature_warnings(temperatures)
     if value < 0:
         found.append(
             f"The estimate is negative ({value:.3g} ± {half_width:.2g}): chains find "
@@ -404,8 +402,7 @@ def _estimate(
     )
 
 
-def _of_temperatures(temperatures: Tensor) -> list[str]:
-    """Lists deviations from T and from equilibrium."""
+def _temperature_warnings(temperatures: Tensor) -> list[str]:
     found = []
     ratio, error = _interval(temperatures[:, 0])
     if abs(ratio - 1) > max(error, _HEATING):

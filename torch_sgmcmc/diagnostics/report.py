@@ -129,7 +129,6 @@ class Report:
         )
 
     def _score(self) -> str:
-        """Returns the score of the mean output, and the score of one draw."""
         if self.outputs is None or self.targets is None:
             return ""
         targets, outputs = self.targets.cpu(), self.outputs.double().cpu()

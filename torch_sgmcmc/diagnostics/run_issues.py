@@ -116,7 +116,6 @@ def read(
 
 
 def _read(chain: list[Any], series: Series, first: int) -> Iterator[Any]:
-    """Yields draws from the first on; a stored draw is read once and released."""
     for i, draw in enumerate(chain):
         if isinstance(draw, Draw):
             draw = copy.copy(draw)
@@ -361,7 +360,7 @@ def few_draws(convergence: Convergence | None, draws: int, chains: int) -> list[
 def check_runs(runs: Mapping[int, RunRecord | None]) -> tuple[list[Issue], list[str]]:
     """Finds issues of temperatures, skipped steps and acceptance, and unknowns."""
     known = {i: ran for i, ran in runs.items() if ran is not None}
-    found = [*_of_burn_in(known), *_of_temperatures(known)]
+    found = [*_burn_in_issues(known), *_temperature_issues(known)]
     skipped = {i: ran for i, ran in known.items() if ran.num_skipped}
     if skipped:
         count = sum(ran.num_skipped for ran in skipped.values())
@@ -373,16 +372,18 @@ def check_runs(runs: Mapping[int, RunRecord | None]) -> tuple[list[Issue], list[
     if low:
         lowest = min(low.values())
         found.append(_issue("rejected", rate=lowest, chains=_chains(low)))
-    unseen = {
+    unobserved = {
         i: ran
         for i, ran in runs.items()
         if ran is None or not (ran.tensors or ran.sampler in _WITHOUT)
     }
-    some = f"temperatures of {_chains([*unseen][:6])} (no monitor has observed them)"
-    return found, [some] if unseen else []
+    some = (
+        f"temperatures of {_chains([*unobserved][:6])} (no monitor has observed them)"
+    )
+    return found, [some] if unobserved else []
 
 
-def _of_burn_in(runs: Mapping[int, RunRecord]) -> list[Issue]:
+def _burn_in_issues(runs: Mapping[int, RunRecord]) -> list[Issue]:
     for i, ran in runs.items():
         count = len(ran.kinetic)
         if count < 8:
@@ -401,7 +402,7 @@ def _of_burn_in(runs: Mapping[int, RunRecord]) -> list[Issue]:
     return []
 
 
-def _of_temperatures(runs: Mapping[int, RunRecord]) -> list[Issue]:
+def _temperature_issues(runs: Mapping[int, RunRecord]) -> list[Issue]:
     """Returns an issue for each fault, with the worst tensors in units of T."""
     sizes: dict[str, dict[str, dict[int, float]]] = {}
     for i, ran in runs.items():
@@ -410,13 +411,13 @@ def _of_temperatures(runs: Mapping[int, RunRecord]) -> list[Issue]:
     found = []
     for fault, tensors in sizes.items():
         worst = sorted(tensors, key=lambda name: -max(tensors[name].values()))
-        told = []
+        parts = []
         for name in worst[:3]:
             size = max(tensors[name].values())
             number = {"above T": 1 + size, "below T": 1 - size}.get(fault, size)
             by = "" if fault in ("above T", "below T") else "by "
             where = "" if len(tensors[name]) == len(runs) else _chains(tensors[name])
-            told.append(f"{by}{number:.3g} T in {name}{where and f' ({where})'}")
+            parts.append(f"{by}{number:.3g} T in {name}{where and f' ({where})'}")
         more = f" and {len(worst) - 3} more" if len(worst) > 3 else ""
-        found.append(_issue(fault, ", ".join(told) + more))
+        found.append(_issue(fault, ", ".join(parts) + more))
     return found

@@ -352,7 +352,6 @@ class _Run:
                 self._check_value([*self.batches[:_SAMPLES], *(parts or ())[:2]])
 
     def _is_usable(self, grads: Gradients, loss: float) -> bool:
-        """Returns whether the first gradient is finite, and of the right tensors."""
         takes_each = isinstance(self.sampler, SBPS)
         if len(self.loss_shape) != takes_each:
             wanted = ("their mean, one number", "the loss of each example")[takes_each]
@@ -408,7 +407,6 @@ class _Run:
     def _check_derivative(
         self, grads: Gradients, expected: float, unit: float, batch: Any
     ) -> None:
-        """Compares the gradient with differences of losses."""
         is_double = unit < 1e-12
 
         def loss() -> float:
@@ -456,7 +454,6 @@ class _Run:
             self._add_zeros([self.names[id(p)] for p in found], size)
 
     def _check_halves(self, first: Any, second: Any, both: Any) -> None:
-        """Compares the gradient of a minibatch with the mean of its halves'."""
         try:
             one, other, whole = map(self.flat, (first, second, both))
         except Exception as error:
@@ -487,8 +484,6 @@ class _Run:
         return LossSample(loss, rows_of(batch), calls, guesses)
 
     def _check_value(self, batches: list[Any]) -> None:
-        """Compares the loss with the known likelihoods of the same outputs."""
-
         def evaluate(unit: float, *batches: Any) -> tuple[list[LossSample], float]:
             return [*map(self._sample_loss, batches)], max(4 * unit, 1e-6)
 

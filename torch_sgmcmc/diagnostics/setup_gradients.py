@@ -160,7 +160,7 @@ def failing_tensors(
     squares = [float(p.detach().double().square().mean()) for p in params]
     sizes = [3 * max(square**0.5, _LEAST) for square in squares]
     parts = sorted(n * s for n, s in zip(norms, sizes, strict=True) if n > 0)
-    part, here = parts[len(parts) // 2] if parts else 0.0, loss()
+    part, start = parts[len(parts) // 2] if parts else 0.0, loss()
     sizes = [min(s, part / n) if n else s for n, s in zip(norms, sizes, strict=True)]
     dtype = torch.float64 if unit < 1e-12 else torch.float32
 
@@ -173,8 +173,8 @@ def failing_tensors(
                 with displaced(params, along, sign * distance):
                     ends.append(loss())
             # At a minimum, terms of even order must cancel.
-            even = 0.01 * abs(sum(ends) - 2 * here) / distance
-            rounding = (20 * unit / distance + 1e-6) * abs(here) + even
+            even = 0.01 * abs(sum(ends) - 2 * start) / distance
+            rounding = (20 * unit / distance + 1e-6) * abs(start) + even
             off = abs((ends[0] - ends[1]) / (2 * distance) - slope)
             if off <= part_allowed * scale + rounding or not math.isfinite(off):
                 return False

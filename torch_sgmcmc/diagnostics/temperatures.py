@@ -16,6 +16,7 @@ from torch_sgmcmc._impl.context import (
     StepContext,
     TensorLists,
     context_of,
+    kind_of,
     tensor_lists_of,
 )
 from torch_sgmcmc._impl.hyperparams import (
@@ -222,7 +223,7 @@ class TemperatureMonitor:
             )
         if not has_temperatures(sampler):
             raise ValueError(
-                f"Invalid sampler: {context_of(sampler).name} cannot be monitored (see "
+                f"Invalid sampler: {kind_of(sampler)} cannot be monitored (see "
                 "its acceptance and violation rates)"
             )
         chain = context_of(sampler)
@@ -233,7 +234,7 @@ class TemperatureMonitor:
         self._sampler = weakref.ref(sampler)
         # The context outlives a wrapper of the sampler.
         self._context: weakref.ref[StepContext] = weakref.ref(chain)
-        kind = context_of(sampler).name
+        kind = kind_of(sampler)
         self._motion = MOTIONS[kind]
         self._compares = kind != "EWSG"  # biased gradients by design
         groups = sampler.param_groups
@@ -409,7 +410,6 @@ class TemperatureMonitor:
             self._previous = step, kept
 
     def _compare(self, work: list[TensorLists]) -> None:
-        """Pairs the step's forces with those of observe()."""
         if not self._others:
             return
         # Something else, such as a checkpoint, may have moved the parameters.
@@ -495,7 +495,6 @@ class TemperatureMonitor:
         return group.get("eps", 0.0)
 
     def _positions(self, params: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Returns positions and centers, in the type of arithmetic."""
         state = self._observed_context().state
         positions = [
             state.get(p, {}).get("master", p).to(state_dtype(p))
@@ -508,7 +507,6 @@ class TemperatureMonitor:
         return positions, [self._centers[self._place[p]] for p in params]
 
     def _read(self) -> None:
-        """Adds the devices' sums since the last call."""
         for rows, has_noise in self._rows:
             self._means.add(_observed(rows), has_noise)
         self._rows.clear()
@@ -647,7 +645,7 @@ def _interval_of(every: int, redraws: int) -> int:
 
 def has_temperatures(sampler: Sampler) -> bool:
     """Returns whether a monitor can observe the sampler: not HMC, HMCECS and SBPS."""
-    return context_of(sampler).name in MOTIONS
+    return kind_of(sampler) in MOTIONS
 
 
 def _share_memory(a: Tensor | None, b: Tensor | None) -> bool:
@@ -670,7 +668,6 @@ def _step_of(group: Mapping[str, Any], motion: Motion) -> Step:
 
 
 def _names(groups: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Returns names of the parameters: given ones, else group, place and shape."""
     names = []
     for i, group in enumerate(groups):
         known = group.get("param_names")

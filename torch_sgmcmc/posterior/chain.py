@@ -432,7 +432,7 @@ class _Run:
                     self._save(collector, path)
                 raise
             self._done += self._stride
-            self._look()
+            self._show_progress()
             try:
                 self._call_back(collector)
             except KeyboardInterrupt:
@@ -448,8 +448,7 @@ class _Run:
             if interrupts.pending is not None:
                 return
 
-    def _look(self) -> None:
-        """Shows loss and temperature in the progress bar."""
+    def _show_progress(self) -> None:
         now = time.monotonic()
         if now - self._shown < _SECONDS or not hasattr(self._bar, "set_postfix_str"):
             return
@@ -532,7 +531,6 @@ class _Run:
         return loss
 
     def _describe_divergence(self, error: str) -> str:
-        """Returns the error message of a step with values that are not finite."""
         where = f"chain {self._chain}, step {self._done + 1}"
         losses = [float(loss) for loss in self._losses]
         first = 0.0 if self._first_loss is None else float(self._first_loss)

@@ -93,7 +93,6 @@ class Chosen:
     def _check_sampled(
         self, params: Sequence[Tensor], named: Mapping[str, Tensor]
     ) -> None:
-        """Raises unless the sampler's parameters are stored ones."""
         own, sampled = {*map(_place, named.values())}, {_place(p): p for p in params}
         if sampled.keys().isdisjoint(_place(named[name]) for name in self._names):
             raise ValueError(
@@ -554,7 +553,6 @@ class Collector:
                     self._writer.close()
 
     def _warn_of_faults(self) -> None:
-        """Warns if the chain has not moved, or if all steps were skipped."""
         writer, sampler = self._writer, self.sampler
         if writer is None:
             return

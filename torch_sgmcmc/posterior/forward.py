@@ -392,7 +392,6 @@ class Batches:
 
 
 def _as_tensor(inputs: Any) -> Any:
-    """Returns an array or a data frame as a Tensor; others unchanged."""
     if isinstance(inputs, Tensor | Mapping) or not hasattr(inputs, "__array__"):
         return inputs
     array = inputs.__array__()

@@ -169,7 +169,6 @@ class Link:
 
 
 def _warn_of_probabilities(outputs: Tensor, dim: int) -> None:
-    """Warns if the outputs are probabilities already."""
     sums = outputs.sum(dim)
     if bool((outputs >= 0).all()) and bool(((sums - 1).abs() < 1e-3).all()):
         warnings.warn(

@@ -185,9 +185,9 @@ def _write_error(error: BaseException, path: Path) -> None:
 
 def _read_error(errors: Path, ended: ProcessException) -> tuple[BaseException, str]:
     index = ended.error_index
-    told = errors / f"error-{index}"
-    if told.exists():
-        error, said = pickle.loads(told.read_bytes())
+    path = errors / f"error-{index}"
+    if path.exists():
+        error, said = pickle.loads(path.read_bytes())
         return error, f"\n{said}"
     chain = errors / f"chain-{index}"
     if not chain.exists():
@@ -201,7 +201,6 @@ def _read_error(errors: Path, ended: ProcessException) -> tuple[BaseException, s
 
 
 def _end(processes: Iterable[BaseProcess]) -> None:
-    """Ends processes, once they have saved their chains or the time is up."""
     try:
         for process in processes:
             process.terminate()

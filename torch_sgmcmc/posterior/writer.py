@@ -267,7 +267,6 @@ class SampleWriter:
         self.close()
 
     def _start_writing(self) -> None:
-        """Passes waiting draws to the thread, after the file in progress."""
         self._wait()
         self._thread = self._thread or ThreadPoolExecutor(1, "sgmcmc-store")
         try:
@@ -318,7 +317,6 @@ def _number(value: Any) -> float:
 
 
 def _stored_in(name: str, tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """Returns the dtype on disk."""
     if name == "__metadata__":
         raise ValueError(f"Invalid tensors: {name!r} is a name that safetensors keeps")
     check_plain(name, tensor)

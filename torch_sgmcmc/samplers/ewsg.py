@@ -119,8 +119,7 @@ class EWSG(SharedSettings):
             dimension K, the closure returns the sum of the chains' losses, each on its
             own minibatch, and weights and decisions are made for each chain. None is
             one chain. Default: None.
-        seed: key of the noise and of the decisions, a 64-bit int; None draws one, see
-            :class:`Sampler`. Default: None.
+        {seed}
         nonfinite: policy for gradients that are not finite: "raise", "skip" or
             "ignore", see :class:`Sampler`, also on clipping. One such minibatch skips
             the whole step. Default: "raise".

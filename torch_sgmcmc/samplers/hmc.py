@@ -103,8 +103,7 @@ class HMC(Hamiltonian):
             dimension K, the closure returns the K chains' mean losses and calls
             ``backward()`` on their sum, and decisions are made for each chain. None is
             one chain. Default: None.
-        seed: key of the momenta and of the decisions, a 64-bit int; None draws one, see
-            :class:`Sampler`. Default: None.
+        {seed}
         nonfinite: policy for a gradient (or a loss) that is not finite at the start of
             a trajectory, and without the Metropolis test anywhere: "raise", "skip" or
             "ignore", see :class:`Sampler`, also on clipping. With "ignore" a loss that

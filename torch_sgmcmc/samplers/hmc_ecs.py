@@ -117,7 +117,6 @@ class HMCECS(HMCECSBase):
         mass_matrix: "dense" or "diagonal" (from the Hessian of all data at θ*, or the
             control variates' part of it), or "identity", which needs no Hessian.
             Default: "dense".
-            Default: "dense".
         {prior_precision} {prior_mean} {temperature}
         seed: key of all randomness, a 64-bit int. None draws one from torch's default
             generator. Default: None.

@@ -132,9 +132,7 @@ class SBPS(SegmentStats):
         model: the module that the closure calls, with the sampled parameters. It
             switches to forward mode: gradients are computed only at bounces. None is
             reverse mode. Default: None.
-            bounces. None is reverse mode. Default: None.
-        seed: key of all random draws, a 64-bit int; None draws one, see
-            :class:`Sampler`. Default: None.
+        {seed}
         nonfinite: policy for losses and derivatives that are not finite: "raise", or
             "skip", which skips the event, see :class:`Sampler`. Default: "raise".
         process_group: a group of this rank alone, where ``torch.distributed`` has
@@ -257,7 +255,6 @@ class SBPS(SegmentStats):
         return blank(p, *(name for name in names if name not in known))
 
     def _check_common(self) -> dict[str, Any]:
-        """Checks all groups before any work is done, and returns the first."""
         check_sizes(self._current_context())
         first = self.param_groups[0]
         values = list(chain.from_iterable(map(_hyperparameters, self.param_groups)))

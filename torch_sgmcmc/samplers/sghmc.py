@@ -76,8 +76,7 @@ class SGHMC(ManyChains):
         {nonfinite} {process_group}
 
     State:
-        * ``momentum`` (shape of the parameter; fp64 for fp64 parameters, else fp32):
-          v.
+        * ``momentum`` (shape of the parameter; fp64 for fp64 parameters, else fp32): v.
         * ``previous_grad``, ``grad_variance`` (same shape and dtype) and
           ``num_grads`` (int), only with ``noise_estimate="online"``.
         * ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, see

@@ -35,8 +35,7 @@ class SGLD(ManyChains):
 
     Args:
         params: parameters or param groups, as for :class:`torch.optim.SGD`.
-        lr: step size on SGD's scale, >= 0. In Welling and Teh's notation
-            ε = 2 lr / N.
+        lr: step size on SGD's scale, >= 0. In Welling and Teh's notation ε = 2 lr / N.
         {num_data} {prior_precision} {prior_mean}
         temperature: T >= 0; 1 is the Bayesian posterior, 0 gives plain SGD.
             Default: 1.
