@@ -204,13 +204,6 @@ def settings(sampler: str) -> tuple[Setting, ...]:
     return tuple(Setting(*row) for row in _C.settings(sampler))
 
 
-def chosen_settings(
-    rows: Iterable[Setting], arguments: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Returns the hyperparameters among a constructor's arguments."""
-    return {row.name: arguments[row.name] for row in rows}
-
-
 def check_settings(rows: Sequence[Setting], group: Mapping[str, Any]) -> None:
     """Raises if a hyperparameter of a group has a wrong type or is out of range."""
     for row in rows:

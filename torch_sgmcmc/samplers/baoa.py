@@ -10,7 +10,6 @@ from torch.distributed import ProcessGroup
 
 from torch_sgmcmc._impl.hyperparams import (
     check_noise_estimate,
-    chosen_settings,
     settings,
 )
 from torch_sgmcmc._impl.step_plan import Method
@@ -90,7 +89,16 @@ class BAOA(ManyChains):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = chosen_settings(self._SETTINGS, locals())
+        defaults = dict(
+            lr=lr,
+            num_data=num_data,
+            prior_precision=prior_precision,
+            prior_mean=prior_mean,
+            temperature=temperature,
+            num_chains=num_chains,
+            momentum=momentum,
+            noise_estimate=noise_estimate,
+        )
         super().__init__(params, defaults, seed, nonfinite, capturable, process_group)
 
     def _check_group(self, group: dict[str, Any]) -> None:

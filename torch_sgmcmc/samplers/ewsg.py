@@ -14,7 +14,6 @@ import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl.context import StepContext, TensorLists
 from torch_sgmcmc._impl.finite_check import SkipStep, check_finite, count_skipped_step
 from torch_sgmcmc._impl.hyperparams import (
-    chosen_settings,
     rests,
     scales,
     settings,
@@ -209,7 +208,18 @@ class EWSG(SharedSettings):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = chosen_settings(self._SETTINGS, locals())
+        defaults = dict(
+            lr=lr,
+            num_data=num_data,
+            prior_precision=prior_precision,
+            prior_mean=prior_mean,
+            temperature=temperature,
+            momentum=momentum,
+            surrogate=surrogate,
+            index_chain_length=index_chain_length,
+            persistent_index_chain=persistent_index_chain,
+            num_chains=num_chains,
+        )
         super().__init__(params, defaults, seed, nonfinite, False, process_group)
 
     @property

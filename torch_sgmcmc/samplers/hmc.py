@@ -31,7 +31,6 @@ from torch_sgmcmc._impl.hmc_dynamics import (
 from torch_sgmcmc._impl.hyperparams import (
     check_integer,
     check_real,
-    chosen_settings,
     settings,
     warn,
 )
@@ -194,7 +193,18 @@ class HMC(Hamiltonian):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = chosen_settings(self._SETTINGS, locals())
+        defaults = dict(
+            step_size=step_size,
+            num_data=num_data,
+            prior_precision=prior_precision,
+            prior_mean=prior_mean,
+            temperature=temperature,
+            num_steps=num_steps,
+            trajectory_length=trajectory_length,
+            metropolis=metropolis,
+            resample_momentum_every=resample_momentum_every,
+            num_chains=num_chains,
+        )
         super().__init__(params, defaults, seed, nonfinite, False, process_group)
 
     @property

@@ -37,7 +37,6 @@ from torch_sgmcmc._impl.hmc_dynamics import (
 from torch_sgmcmc._impl.hyperparams import (
     check_integer,
     check_real,
-    chosen_settings,
     settings,
 )
 from torch_sgmcmc._impl.ops import hmc_momenta_, metropolis_decide, sum_of_squares
@@ -217,7 +216,22 @@ class HMCECS(HMCECSBase):
         check_real("trajectory_length", trajectory_length, low_open=True)
         if step_size is None:
             step_size = trajectory_length / 6
-        defaults = chosen_settings(self._SETTINGS, locals())
+        defaults = dict(
+            num_data=num_data,
+            prior_precision=prior_precision,
+            prior_mean=prior_mean,
+            temperature=temperature,
+            estimator=estimator,
+            subsample_size=subsample_size,
+            step_size=step_size,
+            trajectory_length=trajectory_length,
+            num_blocks=num_blocks,
+            taylor_order=taylor_order,
+            mass_matrix=mass_matrix,
+            num_factors=num_factors,
+            max_variance=max_variance,
+            chunk_size=chunk_size,
+        )
         super().__init__(params, defaults, seed, nonfinite, False, process_group)
 
     def _check_ranks(self) -> None:

@@ -13,7 +13,7 @@ import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl.context import StepContext, TensorLists
 from torch_sgmcmc._impl.distributed import refuse_lone_decisions
 from torch_sgmcmc._impl.finite_check import check_finite
-from torch_sgmcmc._impl.hyperparams import chosen_settings, settings
+from torch_sgmcmc._impl.hyperparams import settings
 from torch_sgmcmc._impl.ops import gaussian_, sum_of_squares
 from torch_sgmcmc._impl.parameters import refuse_scaler
 from torch_sgmcmc._impl.state import check_not_capturing, root, start_masters
@@ -150,7 +150,18 @@ class PSGLD(ManyChains):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = chosen_settings(self._SETTINGS, locals())
+        defaults = dict(
+            lr=lr,
+            num_data=num_data,
+            prior_precision=prior_precision,
+            prior_mean=prior_mean,
+            temperature=temperature,
+            num_chains=num_chains,
+            decay=decay,
+            eps=eps,
+            adapt=adapt,
+            gamma=gamma,
+        )
         super().__init__(params, defaults, seed, nonfinite, capturable, process_group)
         self._roots: dict[Tensor, _Root] = {}
 

@@ -19,7 +19,7 @@ from torch_sgmcmc._impl.finite_check import (
     count_skipped_step,
     nonfinite_error,
 )
-from torch_sgmcmc._impl.hyperparams import check_real, chosen_settings, settings, warn
+from torch_sgmcmc._impl.hyperparams import check_real, settings, warn
 from torch_sgmcmc._impl.parameters import check_sizes, lightning_module, refuse_scaler
 from torch_sgmcmc._impl.state_dict import check_count, check_part
 from torch_sgmcmc._impl.user_state import PRECONDITIONER, PRIOR_MEAN, given
@@ -210,7 +210,22 @@ class SBPS(SegmentStats):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = chosen_settings(self._SETTINGS, locals())
+        defaults = dict(
+            num_data=num_data,
+            prior_precision=prior_precision,
+            prior_mean=prior_mean,
+            temperature=temperature,
+            num_std=num_std,
+            observation_decay=observation_decay,
+            refresh_rate=refresh_rate,
+            preconditioned=preconditioned,
+            adapt=adapt,
+            adapt_every_step=adapt_every_step,
+            decay=decay,
+            eps=eps,
+            sample_interval=sample_interval,
+            replacement=replacement,
+        )
         super().__init__(params, defaults, seed, nonfinite, False, process_group)
         self.model = model
 

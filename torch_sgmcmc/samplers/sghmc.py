@@ -14,7 +14,6 @@ from torch_sgmcmc._impl.context import StepContext, TensorLists
 from torch_sgmcmc._impl.hyperparams import (
     check_friction,
     check_noise_estimate,
-    chosen_settings,
     settings,
 )
 from torch_sgmcmc._impl.ops import gradient_variance_
@@ -124,7 +123,18 @@ class SGHMC(ManyChains):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = chosen_settings(self._SETTINGS, locals())
+        defaults = dict(
+            lr=lr,
+            num_data=num_data,
+            prior_precision=prior_precision,
+            prior_mean=prior_mean,
+            temperature=temperature,
+            num_chains=num_chains,
+            momentum=momentum,
+            noise_estimate=noise_estimate,
+            resample_momentum_every=resample_momentum_every,
+            initial_momentum=initial_momentum,
+        )
         super().__init__(params, defaults, seed, nonfinite, capturable, process_group)
 
     def _check_group(self, group: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from torch_sgmcmc._impl.hyperparams import chosen_settings, settings
+from torch_sgmcmc._impl.hyperparams import settings
 from torch_sgmcmc._impl.step_plan import Method
 from torch_sgmcmc.samplers.sampler import ManyChains
 
@@ -87,5 +87,12 @@ class SGLD(ManyChains):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = chosen_settings(self._SETTINGS, locals())
+        defaults = dict(
+            lr=lr,
+            num_data=num_data,
+            prior_precision=prior_precision,
+            prior_mean=prior_mean,
+            temperature=temperature,
+            num_chains=num_chains,
+        )
         super().__init__(params, defaults, seed, nonfinite, capturable, process_group)
