@@ -104,6 +104,22 @@ def test_methods_have_the_same_gradients(
     assert all(float(error) < 80 and float(area) > 0.5 for _, _, error, area in rows)
 
 
+def test_a_script_with_either_optimizer(
+    data_root: Path, tmp_path: Path, one_thread: None
+) -> None:
+    options = ("--data-root", data_root, "--images", 1000, "--epochs", 20)
+    for optimizer in ("sgd", "sghmc"):
+        picture = tmp_path / "swap.png"
+        printed = run("swap_sgd", picture, "--optimizer", optimizer, *options)
+        name, draws, error = re.findall(
+            r"^(\w+), (\d+) networks: error ([\d.]+)%, NLL .*, ECE ", printed
+        )[0]
+        # Of the last three of five cycles of 40 steps, every third step at T > 0.
+        assert (name, int(draws)) == (optimizer, 20 if optimizer == "sghmc" else 1)
+        assert float(error) < 30  # far from converged, but learning
+        assert (tmp_path / f"{optimizer}.pt").exists()
+
+
 def test_adapters_alone_are_stored(tmp_path: Path, one_thread: None) -> None:
     options = ("--epochs", 2, "--steps", 80)
     printed = run("transformer_lora", tmp_path / "lora.png", *options)

@@ -323,6 +323,16 @@ def sample(
         ...     every=100, chains=4, seed=0, checkpoint_every=1000)
         >>> prediction = sg.predict(make_model(), store, x_test)
 
+        In place of an ensemble of five SGD runs of ``steps``, with their lr, momentum,
+        weight decay and schedule (docs/swap.md):
+
+        >>> sampler = partial(sg.SGHMC, lr=0.1, momentum=0.9, num_data=N,
+        ...                   prior_precision=N * weight_decay, temperature=0.03)
+        >>> store = sg.sample(
+        ...     make_model, sampler, loader, loss, "cold", steps=steps, chains=5,
+        ...     schedule=partial(CosineAnnealingLR, T_max=steps), seed=0,
+        ...     burn_in=3 * steps // 4, every=steps // 16)
+
     Note:
         Torch's own operations may round differently with another number of threads:
         bitwise identical draws need the same number. Processes share this one's
