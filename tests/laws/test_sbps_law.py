@@ -472,7 +472,7 @@ class MeanOfData:
         with mock.patch.object(sbps, "observe", self.observe):
             self.sampler.step(list)  # the first look, where it starts
             for _ in range(steps):
-                flight = self.sampler._flight
+                flight = self.sampler._trajectory
                 if flight is not line:  # |theta - centre|^2 is a polynomial on it
                     line = flight
                     a = flight.parts[0].origin[0].numpy() - self.centre

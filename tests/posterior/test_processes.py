@@ -221,7 +221,7 @@ def test_a_script_without_a_guard(tmp_path: Path) -> None:
         **{"capture_output": True, "text": True},
     )
     assert ended.returncode == 1
-    assert "which reads this script: functions belong into a file" in ended.stderr
+    assert "that reads this script: functions belong into a file" in ended.stderr
     assert 'under if __name__ == "__main__":' in ended.stderr.splitlines()[-1]
     assert [*sg.SampleStore(tmp_path / "run")] == [*before]
 

@@ -81,7 +81,7 @@ def test_the_readme_runs_twice(
         names: dict[str, object] = {}
         exec(compile(program, "README.md", "exec"), names)
         said = capsys.readouterr().out
-        assert "No issue was found." not in said
+        assert "The report found no issue" not in said
         assert "3 draws of 1 chain are few" in said
         assert re.search(r"Sampled above T, T_kin is 2\.\d+ T in 2\.weight", said)
         assert len(names["store"]) == 3  # type: ignore[arg-type]

@@ -219,7 +219,7 @@ def test_few_draws_give_no_effective_size():
     draws, *_ = chains_of(chains=1, steps=4000)
     few = sg.report(Line(), draws, INPUTS, link="identity", max_draws=30)
     assert not few.issues
-    assert any("a part of them was read" in words for words in few.unknown)
+    assert any("a part of the draws was read" in words for words in few.unknown)
 
 
 def test_what_ran_before_is_not_taken_for_this_run(tmp_path):

@@ -91,7 +91,7 @@ class Report:
 
     def _lines(self, most: int) -> list[str]:
         lines = [issue.message for issue in self.issues[:most]]
-        lines = lines or ["No issue was found."]
+        lines = lines or ["The report found no issue."]
         if len(self.issues) > most:
             lines[-1] += f" ({len(self.issues) - most} more: print(report).)"
         if self.unknown:
@@ -169,7 +169,7 @@ class Report:
         lines = ["# What was sampled", "", *self._numbers(), ""]
         lines += [f"* **{v.kind}**: {v.message}" for v in self.issues]
         if not self.issues:
-            lines.append("No issue was found.")
+            lines.append("The report found no issue.")
         lines += ["", *(f"Not known: {text}.\n" for text in self.unknown)]
         return "\n".join(lines + self._table())
 
