@@ -24,7 +24,7 @@ def run(name: str, picture: Path, *options: object) -> str:
 
 def test_a_regression_with_its_noise(tmp_path: Path, one_thread: None) -> None:
     printed = run("quickstart", tmp_path / "quickstart.png", "--steps", 2400)
-    assert "worth" in printed and "R-hat" in printed  # the verdict
+    assert "effective sample size" in printed and "R-hat" in printed  # the verdict
     (sigma,) = re.findall(r"sigma: ([\d.]+)", printed)
     assert 0.08 < float(sigma) < 0.3  # begun at 1
     assert (tmp_path / "draws" / "report.md").exists()

@@ -101,7 +101,9 @@ SIGNED = {"estimator": "signed", "subsample_size": 10, "taylor_order": 1}
 # Of so few data that most are never in the estimate of the variance.
 PERTURBED = {"n": 100, "subsample_size": 3, "taylor_order": 1}
 SIZES = {"subsample_size": 40}
-LEFT = "has left the posterior: the log posterior of all data is .* below that at θ"
+LEFT = (
+    "has left the posterior: the log posterior of all data is .* below its value at θ"
+)
 
 
 @pytest.mark.parametrize(("m", "order"), at_levels([(10, 1), (40, 2)], full=[(10, 1)]))

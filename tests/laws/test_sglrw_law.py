@@ -197,7 +197,7 @@ def test_temperatures_of_a_lattice_that_rests_or_arrives() -> None:
     assert monitor.all().clipped.mean == 1
     assert {finding.fault for finding in monitor.issues()} >= {"below T"}
     summary = monitor.summary()
-    assert "steps clip on its way outward" in summary and "  100 %" in summary
+    assert "steps clip on the way outward" in summary and "  100 %" in summary
     assert "times as large within the budget" not in summary
 
 

@@ -270,7 +270,7 @@ def block_of(names: str = "ab", steps: int = 20, **settings: Any) -> Callable[..
             TypeError,
             r"Invalid sampler: got SGD",
         ),
-        (block_of("a"), ValueError, r"params: 1 that are not the sampler's 2"),
+        (block_of("a"), ValueError, r"params: 1 that differ from the sampler's 2"),
         (block_of(steps=0), ValueError, r"Invalid steps: 0"),
         (
             partial(block_of(), torch.ones(9, 7)),

@@ -252,7 +252,7 @@ def test_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"sampler": lambda p, s: sg.SGLD(p, 0.1, num_data=7)},
          r"Invalid num_data: 7.* \(simulate\(\) makes 6 data\)"),
         ({"sampler": lambda p, s: sg.SGLD([torch.zeros(2)], 0.1, num_data=6)},
-         "its parameters are not all those that it was given"),
+         "it lacks some of the parameters that it was given"),
         ({"sampler": lambda p, s: sg.SBPS(p, num_data=6)},
          "Invalid sample_interval: None"),
     ],

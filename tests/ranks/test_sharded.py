@@ -409,7 +409,7 @@ def test_samplers_that_decide_by_all_parameters_refuse(group_of_one: Any) -> Non
         assert name in ("HMCECS", "SBPS")
         assert str(error.value) == (
             f"Invalid parameter: {name} cannot sample a DTensor (it decides by all "
-            "parameters together: sample with one that does not, as SGHMC)"
+            "parameters together: use a sampler that does not, such as SGHMC)"
         )
 
 
