@@ -7,12 +7,23 @@
 #include <array>
 #include <cstdint>
 
-#include "ops/every_k_steps.h"
 #include "ops/op_spec.h"
 #include "ops/roles.h"
 #include "random/macros.h"
 
 namespace torch_sgmcmc {
+
+// The steps at which an update is made. In a CUDA graph only the device knows
+// the step: an operator that does different things launches all, with filters.
+struct EveryKSteps {
+  int64_t every = 0;         // 0: all steps
+  bool on_multiples = true;  // of `every`, or on all other steps
+
+  SG_HOST_DEVICE bool Skips(uint64_t step) const {
+    return every != 0 &&
+           (step % static_cast<uint64_t>(every) == 0) != on_multiples;
+  }
+};
 
 struct GaussianCoefficients {
   explicit GaussianCoefficients(double std, EveryKSteps filter = {})

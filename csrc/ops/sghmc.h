@@ -18,7 +18,6 @@
 #include <cstdint>
 #include <string>
 
-#include "ops/every_k_steps.h"
 #include "ops/gaussian.h"
 #include "ops/op_spec.h"
 #include "ops/posterior_gradient.h"

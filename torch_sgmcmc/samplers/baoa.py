@@ -8,10 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from torch_sgmcmc._impl.hyperparams import (
-    check_noise_estimate,
-    settings,
-)
+from torch_sgmcmc._impl.hyperparams import check_noise_estimate, settings
 from torch_sgmcmc._impl.step_plan import Method
 from torch_sgmcmc.samplers.sampler import ManyChains
 

@@ -13,12 +13,7 @@ from torch.distributed import ProcessGroup
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl.context import StepContext, TensorLists
 from torch_sgmcmc._impl.finite_check import SkipStep, check_finite, count_skipped_step
-from torch_sgmcmc._impl.hyperparams import (
-    rests,
-    scales,
-    settings,
-    warn,
-)
+from torch_sgmcmc._impl.hyperparams import rests, scales, settings, warn
 from torch_sgmcmc._impl.ops import ewsg_log_ratio, metropolis_decide, select_chains_
 from torch_sgmcmc._impl.parameters import (
     OTHER_PARAMETERS,

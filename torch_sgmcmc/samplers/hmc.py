@@ -28,12 +28,7 @@ from torch_sgmcmc._impl.hmc_dynamics import (
     changes_running,
     mean_acceptance,
 )
-from torch_sgmcmc._impl.hyperparams import (
-    check_integer,
-    check_real,
-    settings,
-    warn,
-)
+from torch_sgmcmc._impl.hyperparams import check_integer, check_real, settings, warn
 from torch_sgmcmc._impl.parameters import (
     fresh_gradients,
     lightning_module,

@@ -34,11 +34,7 @@ from torch_sgmcmc._impl.hmc_dynamics import (
     leapfrog_steps,
     mean_acceptance,
 )
-from torch_sgmcmc._impl.hyperparams import (
-    check_integer,
-    check_real,
-    settings,
-)
+from torch_sgmcmc._impl.hyperparams import check_integer, check_real, settings
 from torch_sgmcmc._impl.ops import hmc_momenta_, metropolis_decide, sum_of_squares
 from torch_sgmcmc._impl.parameters import by_lightning, refuse_scaler
 from torch_sgmcmc._impl.state_dict import check_count, check_part

@@ -15,7 +15,6 @@
 #include <optional>
 #include <string>
 
-#include "torch_sgmcmc/export.h"
 #include "torch_sgmcmc/options.h"
 #include "torch_sgmcmc/sampler.h"
 

@@ -11,7 +11,6 @@
 #include <memory>
 #include <vector>
 
-#include "torch_sgmcmc/export.h"
 #include "torch_sgmcmc/sampler.h"
 #include "torch_sgmcmc/state_dict.h"
 

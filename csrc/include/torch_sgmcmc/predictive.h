@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "torch_sgmcmc/export.h"
 #include "torch_sgmcmc/state_dict.h"
 
 namespace torch_sgmcmc {

@@ -10,7 +10,6 @@
 // Γ, which keeps the target while V adapts, is Python's alone.
 #pragma once
 
-#include "torch_sgmcmc/export.h"
 #include "torch_sgmcmc/options.h"
 #include "torch_sgmcmc/sampler.h"
 

@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include "torch_sgmcmc/export.h"
 #include "torch_sgmcmc/options.h"
 #include "torch_sgmcmc/state_dict.h"
 

@@ -20,7 +20,6 @@
 #include <optional>
 #include <vector>
 
-#include "torch_sgmcmc/export.h"
 #include "torch_sgmcmc/options.h"
 #include "torch_sgmcmc/sampler.h"
 

@@ -11,7 +11,6 @@
 //   }
 #pragma once
 
-#include "torch_sgmcmc/export.h"
 #include "torch_sgmcmc/options.h"
 #include "torch_sgmcmc/sampler.h"
 

@@ -6,7 +6,6 @@
 // The training loop is the one of sgld.h, and of torch::optim::SGD.
 #pragma once
 
-#include "torch_sgmcmc/export.h"
 #include "torch_sgmcmc/options.h"
 #include "torch_sgmcmc/sampler.h"
 

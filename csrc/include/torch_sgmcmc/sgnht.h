@@ -9,7 +9,6 @@
 
 #include <optional>
 
-#include "torch_sgmcmc/export.h"
 #include "torch_sgmcmc/options.h"
 #include "torch_sgmcmc/sampler.h"
 

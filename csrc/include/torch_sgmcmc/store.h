@@ -22,7 +22,6 @@
 #include <utility>
 #include <vector>
 
-#include "torch_sgmcmc/export.h"
 #include "torch_sgmcmc/sampler.h"
 #include "torch_sgmcmc/state_dict.h"
 
