@@ -237,8 +237,9 @@ PYBIND11_MODULE(_C, m) {
       "op_specs",
       [] {
         py::list specs;
-        for (const OpSpec* spec : torch_sgmcmc::kOpSpecs)
+        for (const OpSpec* spec : torch_sgmcmc::kOpSpecs) {
           specs.append(AsDict(*spec));
+        }
         return specs;
       },
       "What operators on lists of tensors are (csrc/ops/op_spec.h): names of "
