@@ -70,7 +70,7 @@ class Sampler(Bookkeeping):
     holds another object under these keys. Hyperparameters may be set at any time.
 
     * ``sampler``: the name of the class; another class refuses the state dict;
-    * ``seed``: the key of the noise, equal in all groups;
+    * ``seed``: the noise's key, equal in all groups (an int64 tensor in state dicts);
     * ``format``: the format of its state dicts;
     * ``step``: number of updates made, a 0-dim int64 tensor, the same in all groups and
       in ``state[p]["step"]``; with ``capturable`` on the parameters' device;
@@ -81,8 +81,6 @@ class Sampler(Bookkeeping):
       group's momenta and noise estimate belong to; both are rescaled when these change
       (docs/changing_settings.md);
     * ``nonfinite`` and ``num_skipped`` (as ``step``), equal in all groups.
-
-    In a state dict the seed and all counters are int64 tensors.
 
     **Gradients that are not finite** never reach parameters, state, noise or step
     counter. ``nonfinite="raise"`` raises a RuntimeError that names the parameter. On a
@@ -109,15 +107,18 @@ class Sampler(Bookkeeping):
             or float16, no two in the same memory. Gradient-only samplers and HMC also
             take DTensors, as made by ``fully_shard``.
         defaults: hyperparameters of groups that do not set their own.
-        seed: any 64-bit int. None draws one from torch's default generator, so that
-            ``torch.manual_seed`` makes it repeatable; ranks of ``process_group`` derive
-            theirs from its first rank's.
+        seed: any 64-bit int. None draws one from torch's default generator; ranks of
+            ``process_group`` derive theirs from its first rank's.
         nonfinite: "raise", "skip" or "ignore", see above. Default: "raise".
         capturable: keep the step counter in device memory, see :class:`SGLD`. Excludes
             an ``lr`` that is a Tensor.
         process_group: the ranks that sample this chain together, if other ranks sample
             other chains: ``mesh.get_group("replica")``. Neither saved nor copied.
             Default: all ranks.
+
+    Raises:
+        ValueError, TypeError: a hyperparameter is invalid, here or at a later step, or
+            a parameter cannot be sampled.
 
     Several processes:
         Without a seed, the constructor is a collective call of ``process_group`` where
