@@ -142,8 +142,8 @@ TEST(LateOptions, AreTakenOrRefused) {
             "Invalid num_chains: 3 in the options of group 0 (SGLD has 0; set "
             "it for a sampler to be)");
   EXPECT_EQ(after([](SGLDOptions& o) { o.prior_mean({torch::ones({4})}); }),
-            "Invalid prior_mean: number 0 has shape [4] (must be [3], that of "
-            "its parameter)");
+            "Invalid prior_mean: number 0 has shape [4] (must be [3], "
+            "its parameter's shape)");
   EXPECT_EQ(after([](SGLDOptions& o) { o.lr(-1); }),
             "Invalid lr: -1.0 (must be finite and >= 0)");
 

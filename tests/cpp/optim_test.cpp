@@ -107,8 +107,8 @@ TEST(PriorMean, OfOtherShapesOrOfSeveralGroupsIsRefused) {
             "Invalid prior_mean: 1 tensors for a group of 2 parameters (must "
             "be one for each; of several groups each needs its own)");
   EXPECT_EQ(refused({torch::ones(3), torch::ones(5)}),
-            "Invalid prior_mean: number 1 has shape [5] (must be [4], that of "
-            "its parameter)");
+            "Invalid prior_mean: number 1 has shape [5] (must be [4], "
+            "its parameter's shape)");
   EXPECT_EQ(refused({torch::ones(3), torch::ones(4) / 0}),
             "Invalid prior_mean: number 1 has elements that are not finite");
   EXPECT_EQ(refused({torch::ones(3), torch::ones(4, torch::kLong)}),

@@ -303,7 +303,7 @@ TEST_F(Store, RefusesWhatIsNotSampledAndWhatHasGrown) {
   SGLD sampler({p}, SGLDOptions(0.1).num_data(10).seed(1));
   EXPECT_NE(MessageOf([&] {
               const Collector of_others(sampler, Chain::Net(), folder);
-            }).find("the sampler has none of those that would be stored"),
+            }).find("the sampler has none of the ones that would be stored"),
             std::string::npos);
   torch::nn::Module wide;
   wide.register_parameter("p", p);
