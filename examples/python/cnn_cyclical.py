@@ -140,7 +140,7 @@ def main() -> None:
     panels[1].legend(fontsize="small")
     entropies = {name: known.total for name, known in others.items()}
     scoring.plot_entropies(entropies, axes=panels[2])
-    panels[2].set_title("digits, which are no clothes", fontsize="medium")
+    panels[2].set_title("digits: other inputs than clothes", fontsize="medium")
     figure.savefig(arguments.out / "cyclical.png", dpi=100)
 
 

@@ -1,4 +1,4 @@
-"""The posterior of a network on MNIST: how hot it was sampled, and what it predicts.
+"""The posterior of a network on MNIST: its temperatures and its predictions.
 
 An ordinary training loop with SGHMC where SGD was, a 784-100-10 network. After burn-in
 a draw an epoch is stored. Printed are the temperatures at which tensors were sampled,
