@@ -1,277 +1,278 @@
-"""A small network: steps of chains a second, eager, compiled, and in JAX.
+"""Small networks: µs of a step of a chain, eager, compiled, and in JAX.
 
-    python benchmarks/small.py [--chains 1 10 100] [--steps 20] [--rounds 15] [--relu]
+    python benchmarks/small.py [--network tanh] [--chains 1 10 100] [--rounds 15]
 
-SGHMC of a network 1-50-1 (tanh, or ReLU), fp32, all of 100 points at each step.
-Printed are steps of chains a second in the median of rounds in which all take turns,
-and the ratio to the eager loop of the same round with its quartiles:
+SGHMC in fp32, all of 100 points at each step, on one core. Candidates take turns:
 
-* ``eager``: ``zero_grad()``, ``backward()``, ``step()`` in a loop; ``allow`` with
-  ``nonfinite="ignore"``; ``SGD`` torch's, with momentum;
-* ``K = 1``, ...: ``compile_steps`` of so many chains, in blocks of ``--steps``, and
-  with ``nonfinite="ignore"``;
-* ``JAX``, if it is installed: the same update by hand, by ``lax.scan`` over blocks of
-  100, for several chains by ``vmap``;
-* ``MNIST``: a network 784-100-10, minibatches of 100 of as many random images, an eager
-  loop and blocks; ratios are to that loop.
+* ``eager``: ``zero_grad()``, ``backward()``, ``step()`` in a loop; ``SGD`` with
+  torch's, with momentum;
+* ``ours K``: ``compile_steps`` of K chains, in blocks of ``--steps``;
+* ``JAX K``, if it is installed: eq. 15 of Chen et al. 2014 by hand in ``lax.scan`` of
+  as many steps, several chains by ``vmap``. By hand, since BlackJAX's kernel with one
+  integration step moves by a momentum that it has just drawn: XLA removes its gradient.
 
-The process is bound to one core.
+``--network mnist`` compares compiled blocks with an eager loop, for 784-100-10 and
+minibatches of 100.
+
+After the times each candidate runs on with a larger lr, and its mean loss in
+equilibrium is printed, which all must share: a chain that ignores its gradient is seen.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib.util
 import os
 import statistics
+import time
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
+from typing import Any, Protocol
 
+import torch
 from chains import rate
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state
+from torch.nn import functional as F
 
-POINTS, HIDDEN = 100, 50
-LR, MOMENTUM, PRIOR = 1e-4, 0.9, 1.0
-SCANNED = 100
-ACTIVATION = "tanh"
+import torch_sgmcmc as sg
 
-Step = Callable[[], int]
-
-
-def network() -> object:
-    """A network of the kind."""
-    from torch import nn
-
-    kind = nn.ReLU if ACTIVATION == "relu" else nn.Tanh
-    return nn.Sequential(nn.Linear(1, HIDDEN), kind(), nn.Linear(HIDDEN, 1))
+POINTS, LR, MOMENTUM, PRIOR = 100, 1e-4, 0.9, 1.0
+LAW_LR, LAW_STEPS = 5e-3, 20_000
+SIZES = {
+    "tanh": [1, 50, 1],
+    "relu": [1, 50, 1],
+    "two": [1, 32, 32, 1],
+    "mnist": [784, 100, 10],
+}
 
 
-def data() -> tuple:
+class Candidate(Protocol):
+    """A way of making steps."""
+
+    def step(self) -> int:
+        """Makes some steps; returns the number of steps times chains."""
+
+    def set_lr(self, lr: float) -> None:
+        """Sets the step size."""
+
+    def loss(self) -> float:
+        """Returns the mean loss of the present chains."""
+
+
+def data(network: str) -> tuple[Tensor, Tensor]:
     """Inputs and targets."""
-    import torch
-
+    if network == "mnist":
+        return torch.rand(60_000, 784), torch.randint(10, (60_000,))
     x = torch.linspace(-3, 3, POINTS)[:, None]
     return x, x.sin()
 
 
-def eager(optimizer: str) -> Step:
-    """A training loop; returns how many steps it made."""
-    import torch
-    from torch.nn import functional as F
-
-    import torch_sgmcmc as sg
-
-    x, y = data()
-    model = network()
-    seed = optimizer == "ignore"  # one for each, or they have one noise
-    settings = {"num_data": POINTS, "prior_precision": PRIOR, "seed": int(seed)}
-    make = {
-        "eager": partial(sg.SGHMC, lr=LR, momentum=MOMENTUM, **settings),
-        "ignore": partial(
-            sg.SGHMC, lr=LR, momentum=MOMENTUM, nonfinite="ignore", **settings
-        ),
-        "SGD": partial(torch.optim.SGD, lr=LR, momentum=MOMENTUM),
-    }[optimizer]
-    sampler = make(model.parameters())
-
-    def step() -> int:
-        for _ in range(20):
-            sampler.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            sampler.step()
-        return 20
-
-    return step
+def make_network(network: str) -> nn.Sequential:
+    """A network of the kind."""
+    activation = nn.Tanh if network in ("tanh", "two") else nn.ReLU
+    layers: list[nn.Module] = []
+    for a, b in pairwise(SIZES[network]):
+        layers += [nn.Linear(a, b), activation()]
+    return nn.Sequential(*layers[:-1])
 
 
-def compiled(chains: int, steps: int, nonfinite: str) -> Step:
-    """Blocks of ``compile_steps``."""
-    import copy
+class _Ours:
+    """An eager loop (no blocks), or blocks of compiled steps."""
 
-    from torch.func import functional_call, stack_module_state, vmap
-    from torch.nn import functional as F
+    def __init__(self, network: str, chains: int, steps: int, cls: Any = sg.SGHMC):
+        self.network, self.chains, self.steps = network, chains, steps
+        self.x, self.y = data(network)
+        nets = [make_network(network) for _ in range(chains)]
+        self.model = copy.deepcopy(nets[0])
+        self.params = dict(self.model.named_parameters())
+        if chains > 1:
+            self.params, _ = stack_module_state(nets)
+        settings: dict[str, Any] = {"lr": LR, "momentum": MOMENTUM}
+        if cls is sg.SGHMC:
+            settings |= {"num_data": len(self.x), "prior_precision": PRIOR}
+            settings |= {"num_chains": chains if chains > 1 else None}
+            settings["seed"] = 1000 * steps + chains
+        self.sampler = cls(self.params.values(), **settings)
+        self.block = None
+        if steps:
+            self.block = sg.compile_steps(
+                self.sampler, self.one, self.params, steps=steps
+            )
 
-    import torch_sgmcmc as sg
+    def one(self, params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        output = functional_call(self.model, params, (x,))
+        if self.network == "mnist":
+            return F.cross_entropy(output, y)
+        return F.mse_loss(output, y)
 
-    x, y = data()
-    models = [network() for _ in range(chains)]
-    stacked, _ = stack_module_state(models)
-    base = copy.deepcopy(models[0]).to("meta")
-    params = stacked if chains > 1 else dict(models[0].named_parameters())
+    def step(self) -> int:
+        count = self.steps or 20
+        if self.network == "mnist":
+            rows = torch.randint(len(self.x), (count, 100))
+            batches = [t[rows] for t in (self.x, self.y)]
+        else:
+            batches = [t.expand(count, *t.shape) for t in (self.x, self.y)]
+        if self.block is not None:
+            self.block(*batches)
+        else:
+            for x, y in zip(*batches, strict=True):
+                self.sampler.zero_grad()
+                if self.network == "mnist":
+                    F.cross_entropy(self.model(x), y).backward()
+                else:
+                    F.mse_loss(self.model(x), y).backward()
+                self.sampler.step()
+        return count * self.chains
 
-    def one(params: dict, x: object, y: object) -> object:
-        return F.mse_loss(functional_call(base, params, (x,)), y)
+    def set_lr(self, lr: float) -> None:
+        self.sampler.param_groups[0]["lr"] = lr
 
-    def loss(params: dict, x: object, y: object) -> object:
-        if chains == 1:
-            return one(params, x, y)
-        return vmap(one, (0, None, None))(params, x, y).sum()
-
-    sampler = sg.SGHMC(
-        *(params.values(), LR, MOMENTUM),
-        num_data=POINTS,
-        prior_precision=PRIOR,
-        num_chains=None if chains == 1 else chains,
-        seed=chains,
-        nonfinite=nonfinite,
-        capturable=True,
-    )
-    block = sg.compile_steps(sampler, loss, params, steps=steps)
-    batches = [t.expand(steps, *t.shape) for t in (x, y)]
-
-    def step() -> int:
-        block(*batches)
-        return chains * steps
-
-    return step
-
-
-def mnist(steps: int) -> Step:
-    """A classifier's training loop, or blocks of it."""
-    import torch
-    from torch import nn
-    from torch.func import functional_call
-    from torch.nn import functional as F
-
-    import torch_sgmcmc as sg
-
-    count = 60_000
-    images, labels = torch.rand(count, 784), torch.randint(10, (count,))
-    model = nn.Sequential(nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10))
-    params = dict(model.named_parameters())
-    sampler = sg.SGHMC(
-        *(params.values(), 1e-3, 0.9),
-        num_data=count,
-        prior_precision=1.0,
-        seed=steps,
-        capturable=steps > 0,
-    )
-
-    def loss(params: dict, x: object, y: object) -> object:
-        return F.cross_entropy(functional_call(model, params, (x,)), y)
-
-    def step() -> int:
-        for rows in torch.randint(count, (20, 100)):
-            sampler.zero_grad()
-            F.cross_entropy(model(images[rows]), labels[rows]).backward()
-            sampler.step()
-        return 20
-
-    if steps == 0:
-        return step
-    block = sg.compile_steps(sampler, loss, params, steps=steps)
-
-    def compiled_step() -> int:
-        rows = torch.randint(count, (steps, 100))
-        block(images[rows], labels[rows])
-        return steps
-
-    return compiled_step
+    @torch.no_grad()
+    def loss(self) -> float:
+        if self.chains == 1:
+            return float(self.one(self.params, self.x, self.y))
+        over_chains = torch.func.vmap(self.one, (0, None, None))
+        return float(over_chains(self.params, self.x, self.y).mean())
 
 
-def jax_loop(chains: int) -> Step:
-    """Equation 15 of the SGHMC paper in JAX: momentum, then position, scanned.
+class _Jax:
+    """Eq. 15 in JAX, momentum and then position, scanned over the steps."""
 
-    By hand, as BlackJAX's kernel with one integration step moves by a momentum that it
-    has just drawn, so that its gradient has no effect and XLA removes it. Raises if
-    what is compiled here does not depend on the data.
-    """
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
+    def __init__(self, network: str, chains: int, steps: int) -> None:
+        import jax
+        import jax.numpy as jnp
 
-    x, y = (jnp.asarray(np.asarray(part)) for part in data())
-    noise = (2 * (1 - MOMENTUM) * LR / POINTS) ** 0.5
+        self.jax, self.chains, self.steps, self.lr = jax, chains, steps, LR
+        sizes = SIZES[network]
+        bend = jax.nn.relu if network == "relu" else jnp.tanh
+        x, y = (jnp.asarray(part.numpy()) for part in data(network))
 
-    def loss(w: dict, x: jax.Array, y: jax.Array) -> jax.Array:
-        bend = jax.nn.relu if ACTIVATION == "relu" else jnp.tanh
-        out = bend(x @ w["a"] + w["b"]) @ w["c"] + w["d"]
-        prior = sum(jnp.sum(p**2) for p in jax.tree.leaves(w)) * PRIOR / (2 * POINTS)
-        return jnp.mean((out - y) ** 2) + prior
+        def error(w: dict[str, Any]) -> Any:
+            h = x
+            for i in range(len(sizes) - 1):
+                h = (bend(h) if i else h) @ w[f"w{i}"] + w[f"b{i}"]
+            return jnp.mean((h - y) ** 2)
 
-    def scanned(key: jax.Array, state: tuple, x: jax.Array, y: jax.Array) -> tuple:
-        def body(state: tuple, key: jax.Array) -> tuple[tuple, None]:
-            w, v = state
-            g, keys = jax.grad(loss)(w, x, y), jax.random.split(key, len(w))
-            v = {
-                name: MOMENTUM * v[name]
-                - LR * g[name]
-                + noise * jax.random.normal(each, w[name].shape)
-                for each, name in zip(keys, w, strict=True)
-            }
-            return ({name: w[name] + v[name] for name in w}, v), None
+        def energy(w: dict[str, Any]) -> Any:
+            squares = sum(jnp.sum(p**2) for p in jax.tree.leaves(w))
+            return error(w) + squares * PRIOR / (2 * POINTS)
 
-        return jax.lax.scan(body, state, jax.random.split(key, SCANNED))[0]
+        def scanned(key: Any, state: Any, lr: float) -> Any:
+            noise = (2 * (1 - MOMENTUM) * lr / POINTS) ** 0.5
 
-    many = jax.vmap(scanned, (0, 0, None, None)) if chains > 1 else scanned
-    run = jax.jit(many)
-    shapes = {"a": (1, HIDDEN), "b": (HIDDEN,), "c": (HIDDEN, 1), "d": (1,)}
-    lead = (chains,) if chains > 1 else ()
-    w = {
-        name: 0.3 * jax.random.normal(jax.random.key(i), (*lead, *shape))
-        for i, (name, shape) in enumerate(shapes.items())
-    }
-    state = w, {name: jnp.zeros_like(p) for name, p in w.items()}
-    key = jax.random.key(1)
-    first = jax.random.split(key, chains) if chains > 1 else key
-    with_data, without = (run(first, state, x, targets) for targets in (y, 0 * y))
-    if bool(jnp.array_equal(with_data[0]["a"], without[0]["a"])):
-        raise AssertionError("the compiled chain does not depend on the data")
+            def body(state: Any, key: Any) -> Any:
+                w, v = state
+                g, keys = jax.grad(energy)(w), jax.random.split(key, len(w))
+                v = {
+                    name: MOMENTUM * v[name]
+                    - lr * g[name]
+                    + noise * jax.random.normal(each, w[name].shape)
+                    for each, name in zip(keys, w, strict=True)
+                }
+                return ({name: w[name] + v[name] for name in w}, v), None
 
-    def step() -> int:
-        nonlocal state, key
-        key, now = jax.random.split(key)
-        keys = jax.random.split(now, chains) if chains > 1 else now
-        state = jax.block_until_ready(run(keys, state, x, y))
-        return chains * SCANNED
+            return jax.lax.scan(body, state, jax.random.split(key, steps))[0]
 
-    return step
+        self.error = jax.jit(jax.vmap(error) if chains > 1 else error)
+        self.run = jax.jit(jax.vmap(scanned, (0, 0, None)) if chains > 1 else scanned)
+        lead = (chains,) if chains > 1 else ()
+        w = {}
+        for i, (a, b) in enumerate(pairwise(sizes)):
+            shape = (*lead, a, b)
+            w[f"w{i}"] = jax.random.normal(jax.random.key(i), shape) / a**0.5
+            w[f"b{i}"] = jnp.zeros((*lead, b))
+        self.state = w, {name: jnp.zeros_like(p) for name, p in w.items()}
+        self.key = jax.random.key(1)
+
+    def step(self) -> int:
+        self.key, now = self.jax.random.split(self.key)
+        keys = self.jax.random.split(now, self.chains) if self.chains > 1 else now
+        self.state = self.jax.block_until_ready(self.run(keys, self.state, self.lr))
+        return self.chains * self.steps
+
+    def set_lr(self, lr: float) -> None:
+        # The momentum is the move of a step.
+        w, v = self.state
+        self.state = w, {name: p * (lr / self.lr) ** 0.5 for name, p in v.items()}
+        self.lr = lr
+
+    def loss(self) -> float:
+        return float(self.error(self.state[0]).mean())
+
+
+def equilibrium(candidate: Candidate) -> tuple[float, float]:
+    """Returns the mean loss in equilibrium, and its standard error from 10 batches."""
+    candidate.set_lr(LAW_LR)
+    found: list[float] = []
+    made = 0
+    while made < LAW_STEPS:
+        made += candidate.step() // getattr(candidate, "chains", 1)
+        if made > LAW_STEPS // 4:
+            found.append(candidate.loss())
+    size = len(found) // 10
+    means = [statistics.mean(found[i * size : (i + 1) * size]) for i in range(10)]
+    return statistics.mean(means), statistics.stdev(means) / 10**0.5
 
 
 def main() -> None:
     """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--network", choices=SIZES, default="tanh")
     parser.add_argument("--chains", type=int, nargs="+", default=[1, 10, 100])
-    parser.add_argument("--steps", type=int, default=20, help="of a compiled block")
+    parser.add_argument("--steps", type=int, default=100, help="of a block")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.3)
-    parser.add_argument("--relu", action="store_true", help="in place of tanh")
     arguments = parser.parse_args()
-    if arguments.relu:
-        global ACTIVATION
-        ACTIVATION = "relu"
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
-
-    import torch
-
     torch.set_num_threads(1)
-    makes: dict[str, Callable[[], Step]] = {
-        name: partial(eager, name) for name in ("eager", "ignore", "SGD")
+    torch.manual_seed(0)
+
+    network, steps = arguments.network, arguments.steps
+    makes: dict[str, Callable[[], Candidate]] = {
+        "eager": partial(_Ours, network, 1, 0),
+        "SGD": partial(_Ours, network, 1, 0, torch.optim.SGD),
     }
-    for chains in arguments.chains:
-        for nonfinite in ("raise", "ignore"):
-            name = f"K = {chains}" + (", allow" if nonfinite == "ignore" else "")
-            makes[name] = partial(compiled, chains, arguments.steps, nonfinite)
-        if importlib.util.find_spec("jax") is not None:
-            makes[f"JAX, K = {chains}"] = partial(jax_loop, chains)
-    makes["MNIST"] = partial(mnist, 0)
-    makes["MNIST, compiled"] = partial(mnist, arguments.steps)
-    steps = {name: make() for name, make in makes.items()}
-    for step in steps.values():
+    with_jax = importlib.util.find_spec("jax") and network != "mnist"
+    for chains in arguments.chains if network != "mnist" else [1]:
+        makes[f"ours {chains}"] = partial(_Ours, network, chains, steps)
+        if with_jax:
+            makes[f"JAX {chains}"] = partial(_Jax, network, chains, steps)
+    candidates = {}
+    for name, make in makes.items():
+        started = time.perf_counter()
+        candidates[name] = make()
         for _ in range(3):
-            step()
-    rates: dict[str, list[float]] = {name: [] for name in steps}
+            candidates[name].step()
+        print(f"{name}: {time.perf_counter() - started:.1f} s to the third block")
+    times: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(arguments.rounds):
-        for name, step in steps.items():
-            rates[name].append(rate(step, arguments.seconds))
-    for name, seen in rates.items():
-        base = "MNIST" if name.startswith("MNIST") else "eager"
-        ratios = [a / b for a, b in zip(seen, rates[base], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        print(
-            f"{name:18}  {statistics.median(seen):9.0f} a second, {middle:6.2f} times "
-            f"its eager loop ({low:.2f} to {high:.2f})",
-            flush=True,
-        )
+        for name, candidate in candidates.items():
+            times[name].append(1e6 / rate(candidate.step, arguments.seconds))
+    for name, found in times.items():
+        text = f"{name:8}  {statistics.median(found):7.2f} µs"
+        own = name.split()[-1]
+        for other in ("eager", f"JAX {own}"):
+            if other in times and other != name:
+                ratios = [b / a for a, b in zip(found, times[other], strict=True)]
+                low, middle, high = statistics.quantiles(ratios, n=4)
+                text += f", {middle:5.2f} times as fast as {other}"
+                text += f" ({low:.2f} to {high:.2f})"
+        print(text, flush=True)
+    if network == "mnist":
+        return
+    losses = {
+        name: equilibrium(candidate)
+        for name, candidate in candidates.items()
+        if name != "SGD"
+    }
+    for name, (mean, error) in losses.items():
+        print(f"{name:8}  mean loss in equilibrium {mean:.4f} ± {error:.4f}")
+    first, _ = losses["eager"]
+    if any(abs(mean / first - 1) > 0.2 for mean, _ in losses.values()):
+        raise AssertionError("the chains do not sample the same posterior")
 
 
 if __name__ == "__main__":

@@ -3,50 +3,52 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from types import FunctionType
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value
-from torch.torch_version import TorchVersion
+from torch.func import functional_call, grad_and_value, vmap
 
-from torch_sgmcmc._impl.context import has_hooks, rescale_momenta
-from torch_sgmcmc._impl.hyperparams import check_integer
+from torch_sgmcmc._impl.context import (
+    check_groups_of,
+    context_of,
+    has_hooks,
+    name_of,
+    rescale_momenta,
+)
+from torch_sgmcmc._impl.hyperparams import check_integer, rests
+from torch_sgmcmc._impl.ops import noise_steps_
+from torch_sgmcmc._impl.state import record_estimate
+from torch_sgmcmc._impl.step_graph import (
+    Gradient,
+    Rule,
+    Updated,
+    coefficients_of,
+    compile_graph,
+    rule_of,
+    trace_block,
+    trace_gradient,
+)
+from torch_sgmcmc._impl.user_state import PRIOR_MEAN, STEP
 from torch_sgmcmc.data import one_gradient_a_step
 from torch_sgmcmc.samplers.sampler import Sampler, check_sampler
 
 __all__ = ["compile_steps"]
 
-# The first torch with correct results of blocks.
-_FIRST = "2.15"
-# Most settings of the param groups whose graphs are kept.
-_GRAPHS = 8
+# Steps of a graph, of one chain and of many: compile time and memory grow with them.
+_UNROLLED = 20, 5
+# Chains of a graph: one vector of AVX-512. More leave the processor's cache; fewer than
+# the minimum are faster one by one.
+_CHAINS, _MIN_CHAINS = 16, 7
 # Inductor's C++ wrapper makes calls between kernels without Python. tanh by one
 # exponential has an absolute error of 1e-7; the exact tanh takes most of a small
-# network's time.
-_OPTIONS = {"cpp_wrapper": True, "cpp.use_decompose_tanh": True}
-
-
-def _copy_code(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Returns a function with its own code: torch.compile keeps 8 graphs for a code."""
-    names = ("__globals__", "__name__", "__defaults__", "__closure__")
-    parts = (getattr(function, name) for name in names)
-    return FunctionType(function.__code__.replace(), *parts)
-
-
-def hyperparameters(sampler: Sampler) -> list[dict[str, Any]]:
-    """Returns the numbers of the param groups that are compiled into a graph."""
-    ignored = ("params", "seed", "step", "num_skipped")
-    return [
-        {
-            name: value
-            for name, value in group.items()
-            if name not in ignored and isinstance(value, bool | int | float | str)
-        }
-        for group in sampler.param_groups
-    ]
+# network's time. Without a plan of the memory each step has page faults.
+_OPTIONS = {
+    "cpp_wrapper": True,
+    "cpp.use_decompose_tanh": True,
+    "memory_planning": True,
+}
 
 
 def compile_steps(
@@ -60,43 +62,38 @@ def compile_steps(
     """Compiles a block of steps: gradients and updates in one inductor graph.
 
     In a small network Python, autograd and dispatch take most of a step; a block has
-    them once. With the same gradients the chain is bitwise identical to ``steps`` calls
-    of ``sampler.step()``; inductor may round gradients differently from autograd. Each
-    param group's numbers are compiled in: a schedule that changes them compiles again
-    at each block.
+    them once. The noise is bitwise that of single steps, so the chain is that of
+    ``steps`` calls of ``sampler.step()`` up to the rounding of gradients and updates.
+    lr and the other hyperparameters may change between blocks; momenta are then
+    rescaled, as at any step.
 
     Args:
-        sampler: a gradient-only sampler with ``capturable=True``, without hooks:
-            inspect the chain between blocks, and draw by :meth:`Collector.run`.
+        sampler: SGLD, SGHMC, BAOA, SGLRW, SGNHT or PSGLD (with ``gamma=False``), of
+            parameters in fp32 or fp64 on the CPU, without hooks: inspect the chain
+            between blocks, and draw by :meth:`Collector.run`.
         loss: ``loss(params, *batch)``, the mean loss of a minibatch as a function of
             the parameters by name, as for :func:`torch.func.functional_call`. With
-            ``num_chains`` the sum over the chains, by :func:`torch.func.vmap`.
+            ``num_chains`` it is one chain's: its parameters have no dimension of
+            chains.
         params: the sampler's parameters by name.
-        steps: steps of a block, >= 1. Compile time grows with them, less than in
-            proportion. Default: 20.
-        options: options of :func:`torch.compile`. Default: ``{"cpp_wrapper": True,
+        steps: steps of a block, >= 1. Default: 20.
+        options: options of inductor. Default: ``{"cpp_wrapper": True,
             "cpp.use_decompose_tanh": True}``.
 
     Returns:
         ``block(*batches)``, which makes the steps. Batches are tensors [steps, ...];
         step i uses row i (all data: ``x.expand(steps, *x.shape)``). The block returns
-        the losses [steps] and leaves no gradients. With ``nonfinite="raise"`` it raises
-        a RuntimeError after a block with skipped steps, whose gradients were not
-        finite. The first block of a sampler without state is not compiled.
-        RuntimeError: torch is older than 2.15 (with 2.11 losses were wrong).
+        the losses, [steps] or [steps, num_chains], and leaves no gradients. Steps are
+        made one by one, without a graph, where gradients are not finite (errors and
+        skipped steps are then those of ``step()``), the sampler's state is created,
+        momenta are drawn afresh, or a group rests at lr = 0. Each 20 steps are a graph,
+        compiled at the first block; minibatches of other sizes compile another.
+
+    Raises:
+        ValueError: the sampler cannot be compiled, or ``params`` are not its own.
     """
-    if TorchVersion(torch.__version__) < _FIRST:
-        raise RuntimeError(
-            f"compile_steps needs torch {_FIRST} or newer (this is "
-            f"{torch.__version__}; with 2.11 the compiled losses were wrong)"
-        )
     check_sampler(sampler)
     steps = check_integer("steps", steps, low=1)
-    if not sampler.defaults.get("capturable", False):
-        raise ValueError(
-            f"Invalid sampler: {type(sampler).__name__} with capturable=False (must be "
-            "True: its counter is then not a constant of the graph)"
-        )
     params = dict(params)
     own = {id(p) for group in sampler.param_groups for p in group["params"]}
     if {id(p) for p in params.values()} != own:
@@ -104,47 +101,128 @@ def compile_steps(
             f"Invalid params: {len(params)} that differ from the sampler's {len(own)} "
             "(must be its parameters, by name)"
         )
+    _check_params(sampler)
+    _rules_of(sampler)
+    return _CompiledSteps(sampler, loss, params, steps, options or _OPTIONS)
 
-    names_of: dict[int, list[str]] = {}
-    for name, p in params.items():
-        names_of.setdefault(id(p), []).append(name)
-    own_names = [(params[names[0]], names) for names in names_of.values()]
 
-    def block(*batches: Tensor) -> Tensor:
-        losses = []
-        for i in range(steps):
-            gradients, value = grad_and_value(loss)(
-                {name: p.detach() for name, p in params.items()},
-                *(batch[i] for batch in batches),
-            )
-            for p, names in own_names:
-                # A tied parameter has a part of its gradient under each name.
-                p.grad = sum(
-                    (gradients[name] for name in names[1:]), start=gradients[names[0]]
-                )
-            sampler.step()
-            losses.append(value)
-        for p in params.values():
-            p.grad = None
-        return torch.stack(losses)
+def _check_params(sampler: Sampler) -> None:
+    groups = sampler.param_groups
+    first = groups[0]["params"][0]
+    for p in (p for group in groups for p in group["params"]):
+        if p.dtype not in (torch.float32, torch.float64) or p.dtype is not first.dtype:
+            found = f"{p.dtype}"
+            wanted = "torch.float32 or torch.float64, and the same for all"
+        elif not p.is_cpu or type(p.data) is not Tensor:
+            found = f"a {type(p.data).__name__} on {p.device}"
+            wanted = "a Tensor on the CPU. On a GPU capture step() in a CUDA graph"
+        elif not p.requires_grad:
+            found, wanted = "requires_grad=False", "True"
+        else:
+            continue
+        raise ValueError(
+            f"Invalid params: parameter {name_of(groups, p)} has {found} (must be "
+            f"{wanted})"
+        )
 
-    # A function for each setting of the groups: torch.compile fails after 8 graphs of
-    # one.
-    compiled: dict[str, Callable[..., Tensor]] = {}
 
-    def graph() -> Callable[..., Tensor]:
-        key = repr(hyperparameters(sampler))
-        if key not in compiled:
-            if len(compiled) == _GRAPHS:
-                del compiled[next(iter(compiled))]
-            compiled[key] = torch.compile(
-                _copy_code(block), fullgraph=True, options={**(options or _OPTIONS)}
-            )
-        return compiled[key]
+def _rules_of(sampler: Sampler) -> list[Rule]:
+    rules = [
+        rule_of(sampler, group) if one_gradient_a_step(sampler) else None
+        for group in sampler.param_groups
+    ]
+    if not all(rules):
+        raise ValueError(
+            f"Invalid sampler: {type(sampler).__name__} cannot be compiled with these "
+            "settings (must be SGLD, SGHMC without noise_estimate='online', BAOA, "
+            "SGLRW, SGNHT, or PSGLD with gamma=False)"
+        )
+    return rules  # type: ignore[return-value]
 
-    def run(*batches: Tensor) -> Tensor:
+
+class _Block(NamedTuple):
+    """The steps of a graph, and their minibatches."""
+
+    steps: int
+    batches: list[Tensor]
+
+
+class _Tile(NamedTuple):
+    """The chains of a graph's call: ``count`` of them, filled up to ``width``.
+
+    ``width`` is 0 if the sampler has no dimension of chains.
+    """
+
+    begin: int
+    count: int
+    width: int
+
+    def of(self, tensor: Tensor, dim: int = 0) -> Tensor:
+        """Returns the tile's chains of a tensor, as the graph takes them."""
+        if self.width == 0:
+            return tensor
+        if self.width == 1:
+            return tensor.select(dim, self.begin)
+        own = tensor.narrow(dim, self.begin, self.count)
+        if self.count < self.width:
+            repeated = torch.arange(self.width, device="cpu") % self.count
+            own = own.index_select(dim, repeated)
+        return own.movedim(dim, -1).contiguous()
+
+    def back(self, tensor: Tensor, dim: int = 0) -> Tensor:
+        """Returns a graph's result with the chains in their own dimension."""
+        if self.width == 0:
+            return tensor
+        if self.width == 1:
+            return tensor.unsqueeze(dim)
+        return tensor.narrow(-1, 0, self.count).movedim(-1, dim)
+
+    def place_in(self, tensor: Tensor) -> Tensor:
+        """Returns the tile's place in a tensor of all chains."""
+        return tensor if self.width == 0 else tensor.narrow(0, self.begin, self.count)
+
+
+def _tiles_of(num_chains: int | None, suits_chains: bool) -> list[_Tile]:
+    """Returns the tiles: chains one by one, or many in full vectors."""
+    if num_chains is None:
+        return [_Tile(0, 1, 0)]
+    width = _CHAINS if suits_chains and num_chains >= _MIN_CHAINS else 1
+    return [
+        _Tile(begin, min(width, num_chains - begin), width)
+        for begin in range(0, num_chains, width)
+    ]
+
+
+class _CompiledSteps:
+    """Makes blocks of steps; the result of :func:`compile_steps`."""
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        loss: Callable[..., Tensor],
+        params: Mapping[str, Tensor],
+        steps: int,
+        options: Mapping[str, Any],
+    ) -> None:
+        names: dict[int, list[str]] = {}
+        for name, p in params.items():
+            names.setdefault(id(p), []).append(name)
+        self._sampler, self._loss, self._options = sampler, loss, dict(options)
+        self._params = [p for group in sampler.param_groups for p in group["params"]]
+        self._groups = [
+            i for i, group in enumerate(sampler.param_groups) for _ in group["params"]
+        ]
+        # A tied parameter has a part of its gradient under each name.
+        self._names = [names[id(p)] for p in self._params]
+        self._num_chains = context_of(sampler).num_chains
+        self._steps = steps
+        self._gradients: dict[Any, Gradient] = {}
+        self._graphs: dict[Any, Callable[..., Any]] = {}
+        self._noise: dict[int, list[Tensor]] = {}
+
+    def __call__(self, *batches: Tensor) -> Tensor:
         for k, batch in enumerate(batches):
-            if not isinstance(batch, Tensor) or batch.shape[:1] != (steps,):
+            if not isinstance(batch, Tensor) or batch.shape[:1] != (self._steps,):
                 got = (
                     f"shape {list(batch.shape)}"
                     if isinstance(batch, Tensor)
@@ -152,28 +230,194 @@ def compile_steps(
                 )
                 raise ValueError(
                     f"Invalid batches[{k}]: {got} (must be a Tensor with a row for "
-                    f"each of the {steps} steps)"
+                    f"each of the {self._steps} steps)"
                 )
-        if has_hooks(sampler):
+        if has_hooks(self._sampler):
             raise ValueError(
                 "Invalid sampler: it has hooks, which a compiled block does not call "
                 "(remove them, and inspect the chain between blocks; a Collector has "
                 "run())"
             )
-        before = sampler.num_skipped
-        # State that the first step creates is not part of a graph.
-        has_begun = int(sampler.param_groups[0]["step"]) > 0
-        rescale_momenta(sampler)  # between blocks, never inside
-        losses = (graph() if has_begun else block)(*batches)
-        skipped = sampler.num_skipped - before
-        if skipped and sampler.param_groups[0]["nonfinite"] == "raise":
-            raise RuntimeError(
-                f"{skipped} of {steps} steps of {type(sampler).__name__} were skipped: "
-                "gradients were not finite. Parameters are as after the other steps"
-            )
+        with torch.no_grad():
+            gradient = self._gradient(batches)
+            tiles = _tiles_of(self._num_chains, gradient.suits_chains)
+            most = _UNROLLED[tiles[0].width > 1]
+            blocks = [
+                _Block(min(most, self._steps - i), [t[i : i + most] for t in batches])
+                for i in range(0, self._steps, most)
+            ]
+            losses: list[Tensor] = []
+            while len(losses) < len(blocks):
+                losses += self._run(gradient, tiles, blocks[len(losses) :])
+                if len(losses) < len(blocks):
+                    losses.append(self._make_single_steps(blocks[len(losses)]))
+        return torch.cat(losses)
+
+    def _gradient(self, batches: Sequence[Tensor]) -> Gradient:
+        """Returns the traced gradient for these minibatches."""
+        key = tuple((batch.shape[1:], batch.dtype) for batch in batches)
+        if key not in self._gradients:
+            own = [p.detach() for p in self._params]
+            if self._num_chains is not None:
+                own = [p[0] for p in own]
+            rows = [batch[0] for batch in batches]
+            self._gradients[key] = trace_gradient(self._loss, own, self._names, rows)
+        return self._gradients[key]
+
+    def _run(
+        self, gradient: Gradient, tiles: list[_Tile], blocks: list[_Block]
+    ) -> list[Tensor]:
+        """Makes blocks by graphs, up to one that needs single steps.
+
+        Args:
+            gradient: the gradient.
+            tiles: the chains of each call.
+            blocks: their steps and minibatches.
+
+        Returns:
+            The losses of the blocks made.
+        """
+        sampler, context = self._sampler, context_of(self._sampler)
+        check_groups_of(sampler)
+        rules = _rules_of(sampler)
+        if self._needs_single_steps(rules):
+            return []
+        sampler._begin_step()
+        record_estimate(context)
+        rescale_momenta(sampler)
+        means = [context.state[p].get(PRIOR_MEAN) for p in self._params]
+        params = [
+            Updated(g, rules[g], mean is not None)
+            for g, mean in zip(self._groups, means, strict=True)
+        ]
+        old = [
+            [p.detach(), *(context.state[p][key] for key in updated.rule.keys)]
+            for p, updated in zip(self._params, params, strict=True)
+        ]
+        coefficients = [
+            self._coefficients(rule, group)
+            for rule, group in zip(rules, sampler.param_groups, strict=True)
+        ]
+        values = [[[tile.of(t) for t in own] for own in old] for tile in tiles]
+        own_means = [
+            [[] if mean is None else [tile.of(mean)] for mean in means]
+            for tile in tiles
+        ]
+        is_checked = context.groups[0]["nonfinite"] != "ignore"
+        losses: list[Tensor] = []
+        count = 0
+        for steps, batches in blocks:
+            noise = self._draw_noise(steps, rules[0], context.rng.steps + count)
+            found = []
+            for tile, now, mean in zip(tiles, values, own_means, strict=True):
+                inputs = []
+                for own, of, xi in zip(now, mean, noise, strict=True):
+                    inputs += [*own, *of, tile.of(xi, 1)]
+                inputs += [*coefficients, *batches]
+                found.append(
+                    self._graph(gradient, params, tile, steps, inputs)(*inputs)
+                )
+            if is_checked and not all(math.isfinite(each[-1]) for each in found):
+                break
+            for now, each in zip(values, found, strict=True):
+                rest = iter(each)
+                now[:] = [[next(rest) for _ in own] for own in now]
+            of_chains = [
+                tile.back(each[-2], 1) for tile, each in zip(tiles, found, strict=True)
+            ]
+            losses.append(of_chains[0] if len(found) == 1 else torch.cat(of_chains, 1))
+            count += steps
+        if count:
+            # One call, so that no interrupt comes between parameters and counter.
+            places, new = [context.rng.step], [context.rng.step + count]
+            for tile, now in zip(tiles, values, strict=True):
+                places += [tile.place_in(t) for own in old for t in own]
+                new += [tile.back(t) for own in now for t in own]
+            torch._foreach_copy_(places, new)
         return losses
 
-    return run
+    def _needs_single_steps(self, rules: list[Rule]) -> bool:
+        """Returns whether steps create state, draw momenta, or move some groups."""
+        state = self._sampler.state
+        if context_of(self._sampler).blank:
+            return True
+        return any(
+            rests(group) or group.get("resample_momentum_every")
+            for group in self._sampler.param_groups
+        ) or any(
+            key not in state.get(p, {})
+            for p, g in zip(self._params, self._groups, strict=True)
+            for key in (STEP, *rules[g].keys)
+        )
+
+    def _make_single_steps(self, block: _Block) -> Tensor:
+        """Makes steps of the sampler, with gradients that are not compiled."""
+
+        def loss(own: list[Tensor], *rows: Tensor) -> Tensor:
+            pairs = zip(own, self._names, strict=True)
+            named = {name: p for p, names in pairs for name in names}
+            return self._loss(named, *rows)
+
+        gradient = grad_and_value(loss)
+        if self._num_chains is not None:
+            dims = (0, *(None for _ in block.batches))
+            gradient = vmap(gradient, dims, randomness="different")
+        losses = []
+        try:
+            for i in range(block.steps):
+                rows = [batch[i] for batch in block.batches]
+                gradients, value = gradient([p.detach() for p in self._params], *rows)
+                for p, grad in zip(self._params, gradients, strict=True):
+                    p.grad = grad
+                self._sampler.step()
+                losses.append(value)
+        finally:
+            for p in self._params:
+                p.grad = None
+        return torch.stack(losses)
+
+    def _coefficients(self, rule: Rule, group: Mapping[str, Any]) -> Tensor:
+        numbers = {**group, **self._sampler._operator_numbers(group)}
+        dtype = self._params[0].dtype
+        return torch.tensor(coefficients_of(rule, numbers), dtype=dtype, device="cpu")
+
+    def _draw_noise(self, steps: int, rule: Rule, begin: int) -> list[Tensor]:
+        """Draws the noise of the next steps by one call."""
+        context = context_of(self._sampler)
+        if steps not in self._noise:
+            sizes = [p.numel() for p in self._params]
+            dtype = self._params[0].dtype
+            rows = torch.empty((steps, sum(sizes)), dtype=dtype, device="cpu")
+            parts = rows.split(sizes, 1)
+            self._noise[steps] = [
+                part.view(steps, *p.shape)
+                for part, p in zip(parts, self._params, strict=True)
+            ]
+        noise_steps_(
+            self._noise[steps],
+            [offset for group in context.groups for offset in group["offsets"]],
+            uniform=rule.is_uniform,
+            seed=context.rng.seed,
+            step=begin,
+            num_chains=self._num_chains or 0,
+        )
+        return self._noise[steps]
+
+    def _graph(
+        self,
+        gradient: Gradient,
+        params: list[Updated],
+        tile: _Tile,
+        steps: int,
+        inputs: list[Tensor],
+    ) -> Callable[..., Any]:
+        """Returns the compiled graph of some steps."""
+        kinds = tuple((p.rule.update, p.has_mean) for p in params)
+        key = id(gradient), kinds, steps
+        if key not in self._graphs:
+            block = trace_block(gradient.graph, params, tile.width > 1, inputs)
+            self._graphs[key] = compile_graph(block, inputs, self._options)
+        return self._graphs[key]
 
 
 #: Most steps of a block.
@@ -200,7 +444,7 @@ class _Loss(nn.Module):
 
 
 class Blocks:
-    """Makes several steps at a time, of a capturable sampler without schedules."""
+    """Makes several steps at a time, of a sampler without schedules."""
 
     def __init__(
         self,
@@ -221,7 +465,7 @@ class Blocks:
         if schedules:
             raise ValueError(
                 f"Invalid compile: with a {type(schedules[0]).__name__}, which changes "
-                "at each step what is compiled in (must be without a schedule)"
+                "at each step what a block keeps (must be without a schedule)"
             )
         self.steps = steps
         named = dict(model.named_parameters())

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +56,13 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return ((model(x) - y) / NOISE).square().mean() / 2
 
 
-def sampler(parameters: Any, seed: int, capturable: bool = False) -> sg.Sampler:
+def sampler(parameters: Any, seed: int) -> sg.Sampler:
     """Whatever the chain's seed, since the picture shows this one."""
     return sg.SGHMC(
         *(parameters, 2e-4, 0.99),
         num_data=len(X),
         prior_precision=1.0,
         seed=0,
-        capturable=capturable,
     )
 
 
@@ -78,7 +76,7 @@ def main() -> None:
     torch.set_num_threads(1)  # of such a network, others would be in the way
     store = sg.sample(
         network(),
-        partial(sampler, capturable=arguments.compile),
+        sampler,
         Minibatches(),
         loss,
         arguments.out / "draws",

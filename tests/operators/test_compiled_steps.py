@@ -1,164 +1,235 @@
-"""Blocks of compiled steps are the chain of single ones."""
+"""Blocks of compiled steps are the chain of single ones, up to rounding."""
 
 import copy
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from harness import chains, suite
 from harness.inductor import (
-    IS_OLD,
     NEEDS_COMPILER,
-    RUNS_BLOCKS,
     graphs_alone,  # noqa: F401
 )
+from harness.methods import METHODS
 from reference import same_bits
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state, vmap
+from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 
 import torch_sgmcmc as sg
+from torch_sgmcmc._impl.ops import gaussian_, noise_steps_
 
 pytestmark = pytest.mark.full
 
 STEPS = 3
+SIZES = {"a": (5,), "b": (2, 3)}
 
 
-def quadratic(params: dict[str, Tensor], x: Tensor) -> Tensor:
-    """A loss with the same gradient in every program, bitwise: θ − x."""
-    return sum(((p - x[: len(p)]) ** 2 / 2).sum() for p in params.values())
+def loss(params: dict[str, Tensor], x: Tensor) -> Tensor:
+    """A loss whose gradient depends on θ, with a product of matrices."""
+    first, second = params.values()
+    product = torch.mm(first[None, :2], second)  # 1 x 3
+    return ((first - x) ** 2).sum() / 2 + second.cos().sum() + product.tanh().sum()
 
 
 class Chain:
-    """A chain of two tensors, and minibatches for it."""
+    """A chain of two tensors in fp64, and minibatches for it."""
 
     def __init__(self, cls: type[sg.Sampler], **settings: Any) -> None:
         torch.manual_seed(0)
-        self.params = {name: nn.Parameter(torch.randn(n)) for name, n in SIZES.items()}
+        lead = (settings["num_chains"],) if "num_chains" in settings else ()
+        self.params = {
+            name: nn.Parameter(torch.randn(*lead, *size, dtype=torch.float64))
+            for name, size in SIZES.items()
+        }
         options = {"lr": 0.05, "num_data": 20, "seed": 3, **settings}
-        self.sampler = cls(self.params.values(), **options)
-        self.batches = torch.randn(4 * STEPS, max(SIZES.values()))
+        groups = options.pop("groups", [{}, {}])
+        self.sampler = cls(
+            [
+                {"params": [p], **own}
+                for p, own in zip(self.params.values(), groups, strict=True)
+            ],
+            **options,
+        )
+        self.batches = torch.randn(6 * STEPS, 5, dtype=torch.float64)
+
+    def block(self, steps: int = STEPS) -> Callable[..., Tensor]:
+        return sg.compile_steps(self.sampler, loss, self.params, steps=steps)
 
     def eager(self, rows: range) -> None:
+        gradient = grad(loss)
+        if self.sampler.param_groups[0]["num_chains"] is not None:
+            gradient = vmap(gradient, (0, None))
         for i in rows:
-            for name, p in self.params.items():
-                p.grad = p.detach() - self.batches[i][: SIZES[name]]
+            now = {name: p.detach() for name, p in self.params.items()}
+            for name, value in gradient(now, self.batches[i]).items():
+                self.params[name].grad = value
             self.sampler.step()
+        self.sampler.zero_grad()
 
     def values(self) -> list[Tensor]:
-        return [p.detach().clone() for p in self.params.values()]
+        state = [
+            value
+            for own in self.sampler.state.values()
+            for key, value in sorted(own.items())
+            if key != "sensitivity"
+        ]
+        return [p.detach().clone() for p in self.params.values()] + copy.deepcopy(state)
 
 
-SIZES = {"a": 5, "b": 7}
+def assert_equal(one: Chain, other: Chain) -> None:
+    for a, b in zip(one.values(), other.values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
 
 
-def graphs_without_code(test: Any) -> Any:
-    """Marks a test that needs torch's graphs of blocks, and no compiler."""
-    return RUNS_BLOCKS(pytest.mark.usefixtures("graphs_alone")(test))
+#: Marks a test that needs no compiler.
+graphs_without_code = pytest.mark.usefixtures("graphs_alone")
 
 
-@pytest.fixture(autouse=True)
-def forget_compiled_code() -> None:
-    torch._dynamo.reset()
-
-
-@RUNS_BLOCKS
-@NEEDS_COMPILER
-def test_a_block_is_its_steps() -> None:
-    """Also after a checkpoint, and between blocks that are not compiled."""
-    eager = Chain(sg.SGHMC)
-    chain = Chain(sg.SGHMC, capturable=True)
-    block = sg.compile_steps(chain.sampler, quadratic, chain.params, steps=STEPS)
-    for k in range(2):
-        rows = range(k * STEPS, (k + 1) * STEPS)
-        losses = block(chain.batches[rows.start : rows.stop])
-        assert losses.shape == (STEPS,)
-        eager.eager(rows)
-        assert all(map(same_bits, chain.values(), eager.values()))
-    assert int(chain.sampler.param_groups[0]["step"]) == 2 * STEPS
-    saved = copy.deepcopy(chain.sampler.state_dict())
-    again = Chain(sg.SGHMC, capturable=True)
-    for p, value in zip(again.params.values(), chain.values(), strict=True):
-        p.data.copy_(value)
-    again.sampler.load_state_dict(saved)
-    block = sg.compile_steps(again.sampler, quadratic, again.params, steps=STEPS)
-    block(chain.batches[2 * STEPS : 3 * STEPS])
-    eager.eager(range(2 * STEPS, 3 * STEPS))
-    assert all(map(same_bits, again.values(), eager.values()))
+PRIOR = {"prior_precision": 2.0, "temperature": 0.7}
+MEANS = [{"prior_mean": torch.full((5,), 0.3)}, {"prior_mean": torch.ones(2, 3)}]
+CASES = [
+    (sg.SGLD, {}),
+    (sg.SGLD, {"groups": [{"lr": 0.02}, {"prior_precision": 0.0, "num_data": 30}]}),
+    (sg.SGHMC, {"noise_estimate": 0.02}),
+    (sg.SGHMC, {"groups": MEANS}),
+    (sg.SGHMC, {"resample_momentum_every": 2}),
+    (sg.SGHMC, {"prior_mean": 0.4, "capturable": True}),
+    (sg.BAOA, {"momentum": 0.7, "noise_estimate": 0.05}),
+    (sg.SGLRW, {}),
+    (sg.SGNHT, {"thermostat_rate": 0.02, "lr": 0.01}),
+    (sg.PSGLD, {"gamma": False}),
+    (sg.PSGLD, {"adapt": False, "eps": 0.5}),
+]
 
 
 @graphs_without_code
-@pytest.mark.parametrize("cls", [sg.SGHMC, sg.BAOA, sg.SGNHT])
-def test_momenta_are_rescaled_between_blocks(cls: type[sg.Sampler]) -> None:
-    """The chain is that of single steps of a capturable sampler, and about the other.
+@pytest.mark.parametrize("num_chains", [None, 2, 9, 35])
+@pytest.mark.parametrize(("cls", "settings"), CASES)
+def test_a_block_is_its_steps(
+    cls: type[sg.Sampler], settings: dict[str, Any], num_chains: int | None
+) -> None:
+    """Each update in tensor arithmetic is the operator's, on the same noise.
 
-    A pass of its own rounds momenta once more than the update does.
+    Chains are computed one by one, in a tile that is not full, and in several tiles.
+    Before the third block lr changes, before the fourth lr, T and N.
     """
-    chain, single, plain = (
-        Chain(cls, capturable=capturable) for capturable in (True, True, False)
-    )
-    block = sg.compile_steps(chain.sampler, quadratic, chain.params, steps=STEPS)
-    for k, lr in enumerate((0.05, 0.05, 0.01, 0.04)):
-        for each in (chain, single, plain):
-            each.sampler.param_groups[0]["lr"] = lr
+    if num_chains is not None:
+        if settings.get("groups") is MEANS:
+            groups = [
+                {"prior_mean": own["prior_mean"].expand(num_chains, *size).clone()}
+                for own, size in zip(MEANS, SIZES.values(), strict=True)
+            ]
+            settings = {"groups": groups}
+        settings = {**settings, "num_chains": num_chains}
+    compiled, eager = (Chain(cls, **{**PRIOR, **settings}) for _ in range(2))
+    block = compiled.block()
+    for k in range(5):
+        for chain in (compiled, eager):
+            for group in chain.sampler.param_groups:
+                if k == 2:
+                    group["lr"] /= 3
+                if k == 3:
+                    group.update(lr=group["lr"] * 2, temperature=1.3, num_data=25.0)
         rows = range(k * STEPS, (k + 1) * STEPS)
-        block(chain.batches[rows.start : rows.stop])
-        single.eager(rows)
-        plain.eager(rows)
-        assert all(map(same_bits, chain.values(), single.values()))
-        assert chain.sampler.param_groups[0]["momentum_settings"][0] == lr
-    for a, b in zip(chain.values(), plain.values(), strict=True):
-        torch.testing.assert_close(a, b)
+        losses = block(compiled.batches[rows.start : rows.stop])
+        eager.eager(rows)
+        assert losses.shape == (STEPS, *([] if num_chains is None else [num_chains]))
+        assert_equal(compiled, eager)
+    assert int(compiled.sampler.param_groups[0]["step"]) == 5 * STEPS
+    assert all(p.grad is None for p in compiled.params.values())
+
+
+@pytest.mark.parametrize("num_chains", [0, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_noise_of_several_steps_is_that_of_each(
+    dtype: torch.dtype, num_chains: int
+) -> None:
+    sizes = [(3, 700), (3, 2, 5), (3,)]
+    numel = [torch.Size(size).numel() for size in sizes]
+    rows = torch.empty(4, sum(numel), dtype=dtype)
+    parts = [
+        part.view(4, *size)
+        for part, size in zip(rows.split(numel, 1), sizes, strict=True)
+    ]
+    offsets = [0, 4096, 8192]
+    noise_steps_(parts, offsets, uniform=False, seed=5, step=7, num_chains=num_chains)
+    for i in range(4):
+        single = [torch.empty(size, dtype=dtype) for size in sizes]
+        more = {"num_chains": num_chains} if num_chains else {}
+        gaussian_(
+            single, std=1.0, offsets=offsets, seed=5, step=7 + i, purpose=0, **more
+        )
+        assert all(
+            same_bits(part[i], one) for part, one in zip(parts, single, strict=True)
+        )
 
 
 @graphs_without_code
-def test_a_bad_setting_leaves_momenta() -> None:
-    chain = Chain(sg.SGHMC, capturable=True)
-    block = sg.compile_steps(chain.sampler, quadratic, chain.params, steps=1)
+def test_blocks_of_any_length() -> None:
+    """Blocks longer than a graph, and a checkpoint between two."""
+    compiled, eager = Chain(sg.SGHMC), Chain(sg.SGHMC)
+    for chain in (compiled, eager):
+        chain.batches = torch.randn(90, 5, generator=torch.Generator().manual_seed(1))
+        chain.batches = chain.batches.double()
+    compiled.block(45)(compiled.batches[:45])
+    again = Chain(sg.SGHMC)
+    for p, value in zip(again.params.values(), compiled.params.values(), strict=True):
+        p.data.copy_(value.detach())
+    again.sampler.load_state_dict(copy.deepcopy(compiled.sampler.state_dict()))
+    again.block(45)(compiled.batches[45:])
+    eager.eager(range(90))
+    assert_equal(again, eager)
+
+
+@graphs_without_code
+def test_a_bad_setting_changes_nothing() -> None:
+    chain = Chain(sg.SGHMC)
+    block = chain.block(1)
     block(chain.batches[:1])
-    state = [v["momentum"].clone() for v in chain.sampler.state.values()]
+    group, before = chain.sampler.param_groups[0], chain.values()
     for changes in ({"lr": float("nan")}, {"lr": -0.1}, {"num_data": 0.0}):
-        group = chain.sampler.param_groups[0]
-        before = {key: group[key] for key in (*changes, "momentum_settings")}
+        kept = {key: group[key] for key in changes}
         group.update(changes)
         with pytest.raises(ValueError, match="Invalid"):
             block(chain.batches[:1])
-        group.update({key: before[key] for key in changes})
-        assert group["momentum_settings"] == before["momentum_settings"]
-    for value, kept in zip(chain.sampler.state.values(), state, strict=True):
-        assert same_bits(value["momentum"], kept)
+        group.update(kept)
+    assert all(map(same_bits, chain.values(), before))
 
 
 @graphs_without_code
-def test_a_noise_estimate_follows_between_blocks() -> None:
-    chain, single = (
-        Chain(sg.SGHMC, capturable=True, noise_estimate=0.01) for _ in range(2)
-    )
-    block = sg.compile_steps(chain.sampler, quadratic, chain.params, steps=STEPS)
-    for k, lr in enumerate((0.05, 0.05, 0.01)):
-        for each in (chain, single):
-            each.sampler.param_groups[0]["lr"] = lr
+def test_a_resting_group_stays() -> None:
+    compiled, eager = Chain(sg.SGHMC), Chain(sg.SGHMC)
+    for chain in (compiled, eager):
+        chain.sampler.param_groups[1]["lr"] = 0.0
+    block = compiled.block()
+    for k in range(3):
+        if k == 2:
+            for chain in (compiled, eager):
+                chain.sampler.param_groups[1]["lr"] = 0.03
         rows = range(k * STEPS, (k + 1) * STEPS)
-        block(chain.batches[rows.start : rows.stop])
-        single.eager(rows)
-        assert all(map(same_bits, chain.values(), single.values()))
+        block(compiled.batches[rows.start : rows.stop])
+        eager.eager(rows)
+        assert_equal(compiled, eager)
 
 
 @graphs_without_code
 def test_a_parameter_under_two_names_has_the_sum_of_their_gradients() -> None:
 
-    def loss(params: dict[str, Tensor], x: Tensor) -> Tensor:
+    def tied(params: dict[str, Tensor], x: Tensor) -> Tensor:
         return (params["a"] * x).sum() + 2 * (params["tied"] * x).sum()
 
     x = torch.randn(STEPS, 5)
     ends = []
-    for compiled in (False, True):
+    for is_compiled in (False, True):
         p = nn.Parameter(torch.ones(5))
-        sampler = sg.SGLD([p], 0.1, num_data=20, seed=3, capturable=True)
-        block = sg.compile_steps(sampler, loss, {"a": p, "tied": p}, steps=STEPS)
+        sampler = sg.SGLD([p], 0.1, num_data=20, seed=3)
+        block = sg.compile_steps(sampler, tied, {"a": p, "tied": p}, steps=STEPS)
         for _ in range(2):
-            if compiled:
+            if is_compiled:
                 block(x)
                 continue
             for row in x:
@@ -169,109 +240,175 @@ def test_a_parameter_under_two_names_has_the_sum_of_their_gradients() -> None:
 
 
 @graphs_without_code
-def test_any_number_of_settings() -> None:
-    """torch.compile makes 8 graphs of a function, and then fails."""
-    block_of, single = (Chain(sg.SGHMC, capturable=True) for _ in range(2))
-    block = sg.compile_steps(block_of.sampler, quadratic, block_of.params, steps=STEPS)
-    for i in range(12):
-        for chain in (block_of, single):
-            chain.sampler.param_groups[0]["lr"] = 0.05 / (i + 1)
-        rows = range(STEPS * (i % 4), STEPS * (i % 4 + 1))
-        block(block_of.batches[rows.start : rows.stop])
-        single.eager(rows)
-    for a, b in zip(block_of.values(), single.values(), strict=True):
-        assert same_bits(a, b)
+@pytest.mark.parametrize("cls", [sg.SGLD, sg.SGLRW, sg.SGHMC, sg.PSGLD])
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_gradients_that_are_not_finite(
+    policy: str, cls: type[sg.Sampler], bad: float
+) -> None:
+    """The block ends, or goes on, as single steps do."""
+    more = {"gamma": False} if cls is sg.PSGLD else {}
+    chain, eager = (Chain(cls, nonfinite=policy, **more) for _ in range(2))
+    for each in (chain, eager):
+        each.batches[STEPS + 1, 2] = bad
+    block = chain.block()
+    block(chain.batches[:STEPS])
+    eager.eager(range(STEPS))
+    for advance in (
+        lambda: block(chain.batches[STEPS : 2 * STEPS]),
+        lambda: eager.eager(range(STEPS, 2 * STEPS)),
+    ):
+        if policy == "raise":
+            with pytest.raises(RuntimeError, match="not finite"):
+                advance()
+        else:
+            advance()
+    assert chain.sampler.num_skipped == eager.sampler.num_skipped
+    assert_equal(chain, eager)
+    chain.block()(chain.batches[:STEPS])
+    eager.eager(range(STEPS))
+    assert_equal(chain, eager)
 
 
-@graphs_without_code
-def test_each_sampler_has_graphs_of_its_own() -> None:
-    """A process may have many: torch keeps 8 of a function, and would then refuse."""
-    for seed in range(10):
-        chain, eager = (Chain(sg.SGLD, seed=seed, capturable=c) for c in (True, False))
-        block = sg.compile_steps(chain.sampler, quadratic, chain.params, steps=1)
-        for k in range(2):
-            block(chain.batches[k : k + 1])
-        eager.eager(range(2))
-        assert all(map(same_bits, chain.values(), eager.values()))
-        assert all(p.grad is None for p in chain.params.values())
+def network(hidden: tuple[int, ...], kind: type[nn.Module] = nn.Tanh) -> nn.Sequential:
+    sizes = (2, *hidden, 3)
+    layers: list[nn.Module] = []
+    for a, b in pairwise(sizes):
+        layers += [nn.Linear(a, b), kind()]
+    return nn.Sequential(*layers[:-1])
 
 
-@pytest.mark.nightly
-@RUNS_BLOCKS
+def by_classes(output: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(output, y)
+
+
+def by_squares(output: Tensor, y: Tensor) -> Tensor:
+    return (output - y[:, None]).square().mean()
+
+
 @NEEDS_COMPILER
-def test_networks_of_several_chains() -> None:
-    """Chains by vmap equal eager ones up to rounding of inductor's gradients."""
+@pytest.mark.parametrize(
+    ("num_chains", "hidden", "of"),
+    [
+        (None, (6,), by_squares),
+        (9, (6,), by_classes),
+        pytest.param(None, (30, 80), by_classes, marks=pytest.mark.nightly),
+        pytest.param(20, (6, 5), by_squares, marks=pytest.mark.nightly),
+        pytest.param(3, (30, 80), by_classes, marks=pytest.mark.nightly),
+    ],
+)
+def test_networks(num_chains: int | None, hidden: tuple[int, ...], of: Any) -> None:
+    """Inductor's code is the graph's, in fp32, with products fused and not."""
     torch.manual_seed(0)
     steps = 2
-    nets = [nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 1)) for _ in "ab"]
+    nets = [network(hidden) for _ in range(num_chains or 1)]
     base = copy.deepcopy(nets[0]).to("meta")
-    x, y = torch.randn(2 * steps, 8, 2), torch.randn(2 * steps, 8, 1)
+    x, y = torch.randn(3 * steps, 40, 2), torch.randint(3, (3 * steps, 40))
 
     def one(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return F.mse_loss(functional_call(base, params, (x,)), y)
+        return of(functional_call(base, params, (x,)), y)
 
-    def loss(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return vmap(one, (0, None, None))(params, x, y).sum()
+    def make() -> tuple[dict[str, Tensor], sg.SGHMC]:
+        params = dict(copy.deepcopy(nets[0]).named_parameters())
+        if num_chains is not None:
+            params, _ = stack_module_state(nets)
+        common = {"num_data": 40, "prior_precision": 1.0, "seed": 1}
+        return params, sg.SGHMC(
+            params.values(), 0.01, 0.9, num_chains=num_chains, **common
+        )
 
-    def make(**settings: Any) -> tuple[dict[str, Tensor], sg.SGHMC]:
-        params, _ = stack_module_state(nets)
-        common = {"num_data": 40, "num_chains": 2, "prior_precision": 1.0, "seed": 1}
-        return params, sg.SGHMC(params.values(), 0.01, 0.9, **common, **settings)
-
-    params, sampler = make(capturable=True)
-    block = sg.compile_steps(sampler, loss, params, steps=steps)
+    params, sampler = make()
+    block = sg.compile_steps(sampler, one, params, steps=steps)
     plain, eager = make()
-    for k in range(2):
+    whole = one if num_chains is None else vmap(one, (0, None, None))
+    for k in range(3):
         rows = slice(k * steps, (k + 1) * steps)
         losses = block(x[rows], y[rows])
         for i in range(rows.start, rows.stop):
             eager.zero_grad()
-            value = loss(plain, x[i], y[i])
-            value.backward()
+            value = whole(plain, x[i], y[i])
+            value.sum().backward()
             eager.step()
-        torch.testing.assert_close(losses[-1], value.detach())
+        torch.testing.assert_close(losses[-1], value.detach(), rtol=1e-4, atol=1e-5)
         for name, p in params.items():
             torch.testing.assert_close(p, plain[name], rtol=1e-4, atol=1e-5)
 
 
-@graphs_without_code
-def test_gradients_that_are_not_finite() -> None:
-    """Their steps are left out of a block, and heard at its end."""
-    chain, eager = Chain(sg.SGLD, capturable=True), Chain(sg.SGLD)
-    for each in (chain, eager):
-        each.batches[STEPS + 1, 2] = float("nan")
-    block = sg.compile_steps(chain.sampler, quadratic, chain.params, steps=STEPS)
-    block(chain.batches[:STEPS])
-    with pytest.raises(RuntimeError, match=r"^1 of 3 steps of SGLD were skipped"):
-        block(chain.batches[STEPS : 2 * STEPS])
-    assert chain.sampler.num_skipped == 1
-    eager.eager(range(STEPS + 1))
-    eager.eager(range(STEPS + 2, 2 * STEPS))
-    assert all(map(same_bits, chain.values(), eager.values()))
+class CompiledChains(chains.Chains):
+    """Chains whose steps are compiled."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.blocks: dict[int, Callable[..., Tensor]] = {}
+
+    def advance(self, steps: int) -> None:
+        target, names = self.target, [str(i) for i in range(len(self.params))]
+        factor = torch.linalg.cholesky(torch.as_tensor(target.noise)).T.float()
+        hessian = torch.as_tensor(target.hessian).float()
+        centre = torch.as_tensor(target.centre).float()
+
+        def loss(params: dict[str, Tensor], white: Tensor) -> Tensor:
+            theta = torch.cat([params[name] for name in names], 1)
+            delta = theta - centre
+            return ((delta @ hessian) * delta).sum() / 2 + (white * theta).sum()
+
+        params = dict(zip(names, self.params, strict=True))
+        size = len(self.params[0]), len(centre)
+        while steps:
+            count = min(steps, 10)
+            if count not in self.blocks:
+                self.blocks[count] = sg.compile_steps(
+                    self.sampler, loss, params, steps=count
+                )
+            white = torch.randn(count, *size, generator=self.generator)
+            self.blocks[count](white @ factor)
+            steps -= count
 
 
-def block_of(names: str = "ab", steps: int = 20, **settings: Any) -> Callable[..., Any]:
+@NEEDS_COMPILER
+@pytest.mark.parametrize(
+    "name", [method.name for method in METHODS if not method.chooses]
+)
+def test_laws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled chains follow the laws of eager ones."""
+    monkeypatch.setattr(chains, "Chains", CompiledChains)
+    (method,) = (each for each in METHODS if each.name == name)
+    chains.check_stationary(suite.EXPERIMENTS["all at once"](method))
+
+
+def block_of(names: str = "ab", cls: Any = sg.SGLD, **settings: Any) -> Any:
     def make(*batches: Any) -> Any:
-        chain = Chain(sg.SGLD, **{"capturable": True, **settings})
+        chain = Chain(cls, **settings)
         params = {name: chain.params[name] for name in names}
-        block = sg.compile_steps(chain.sampler, quadratic, params, steps=steps)
-        return block(*batches)
+        return sg.compile_steps(chain.sampler, loss, params)(*batches)
 
     return make
 
 
-@RUNS_BLOCKS
+def in_half_precision() -> None:
+    p = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    sg.compile_steps(sg.SGLD([p], 0.1, num_data=2, seed=0), loss, {"a": p})
+
+
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [
-        (block_of(capturable=False), ValueError, r"SGLD with capturable=False"),
+        (block_of(cls=sg.PSGLD), ValueError, "PSGLD cannot be compiled with these"),
+        (block_of(cls=sg.SGHMC, noise_estimate="online"), ValueError, "'online'"),
+        (in_half_precision, ValueError, "has torch.bfloat16 .*must be torch.float32"),
         (
-            lambda: sg.compile_steps(torch.optim.SGD([torch.ones(1)]), quadratic, {}),
+            lambda: sg.compile_steps(torch.optim.SGD([torch.ones(1)]), loss, {}),
             TypeError,
             r"Invalid sampler: got SGD",
         ),
         (block_of("a"), ValueError, r"params: 1 that differ from the sampler's 2"),
-        (block_of(steps=0), ValueError, r"Invalid steps: 0"),
+        (
+            lambda: sg.compile_steps(
+                Chain(sg.SGLD).sampler, loss, Chain(sg.SGLD).params, steps=0
+            ),
+            ValueError,
+            r"Invalid steps: 0",
+        ),
         (
             partial(block_of(), torch.ones(9, 7)),
             ValueError,
@@ -288,8 +425,8 @@ def test_refusals(make: Callable[[], Any], kind: type[Exception], words: str) ->
 @graphs_without_code
 def test_hooks_are_refused() -> None:
     """Hooks are refused, since a block would not call them."""
-    chain = Chain(sg.SGLD, capturable=True)
-    block = sg.compile_steps(chain.sampler, quadratic, chain.params, steps=STEPS)
+    chain = Chain(sg.SGLD)
+    block = chain.block()
     hook = chain.sampler.register_step_post_hook(lambda *_: None)
     with pytest.raises(ValueError, match=r"Invalid sampler: it has hooks"):
         block(chain.batches[:STEPS])
@@ -297,9 +434,3 @@ def test_hooks_are_refused() -> None:
     hook.remove()
     block(chain.batches[:STEPS])
     assert int(chain.sampler.param_groups[0]["step"]) == STEPS
-
-
-@pytest.mark.skipif(not IS_OLD, reason="of an older torch")
-def test_an_older_torch_is_refused() -> None:
-    with pytest.raises(RuntimeError, match=r"compile_steps needs torch 2\.15 or newer"):
-        block_of()()

@@ -42,7 +42,7 @@ OP_SPECS: dict[str, dict[str, Any]] = {spec["op"]: spec for spec in _C.op_specs(
 _NAMES = [
     *OP_SPECS,
     *("any_nonfinite", "count_nonfinite", "step_if_finite", "step_or_nothing"),
-    *("fused_step_", "deferred_step_", "ewsg_step_"),
+    *("fused_step_", "deferred_step_", "ewsg_step_", "noise_steps_"),
     *("ecs_density", "ecs_estimate", "ecs_leapfrog_"),
     *("metropolis_decide", "select_chains_"),
 ]

@@ -359,7 +359,8 @@ class _Run:
         if not self._settings.reports or not has_temperatures(sampler):
             return None
         is_sharded = context_of(sampler).placement.is_sharded
-        is_observable = not is_sharded and not sampler.defaults["capturable"]
+        is_captured = sampler.defaults["capturable"] or self._settings.compiles
+        is_observable = not is_sharded and not is_captured
         return TemperatureMonitor(sampler) if is_observable else None
 
     def collector(self, store: Path | SampleStore) -> Collector:

@@ -289,9 +289,8 @@ def sample(
             ``report.md`` and ``report.json`` beside the draws, a short form printed
             with the progress bars. Default: True.
         compile: make steps in blocks of one compiled call, :func:`compile_steps`, for
-            small networks. Callbacks, checkpoints and errors of gradients that are not
-            finite come at the ends of blocks. For gradient-only samplers with
-            ``capturable=True``, without a schedule. Minibatches are tensors of one
+            small networks. Callbacks and checkpoints come at the ends of blocks. For
+            gradient-only samplers without a schedule. Minibatches are tensors of one
             shape (``drop_last=True``), or tuples, lists or dicts of such. Everything
             else that ``loss`` reads is compiled in. More: docs/small_networks.md.
             Default: False.

@@ -1,0 +1,364 @@
+"""The graph of a block of steps: gradients and updates as tensor arithmetic.
+
+Note [Compiled blocks]
+A block is one inductor graph. The gradient of one chain is traced, its small matrix
+products are written as products and sums, which inductor fuses, and with several chains
+the trace is evaluated with the chains as a further, last dimension, so that all
+operations are vectorised over chains. The updates are arithmetic on the same tensors.
+Noise and coefficients are inputs: the noise of all steps is drawn by one call, and a
+schedule needs no other graph. Nothing is written in place: the caller copies the
+results if all gradients were finite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._decomp import core_aten_decompositions
+from torch.func import grad_and_value, vmap
+from torch.fx import GraphModule, Interpreter
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+aten = torch.ops.aten
+
+# Products with at most so many multiplications are fused: a BLAS call costs more.
+_FUSED = 50_000
+# The same for several chains, whose matrices are apart in memory for a BLAS.
+_FUSED_OF_CHAINS = 20_000
+
+
+class Rule(NamedTuple):
+    """An update in tensor arithmetic; csrc/ops/ has the same as functors.
+
+    Attributes:
+        keys: the parameter's state that the update reads.
+        coefficients: returns the update's numbers from the operator's numbers.
+        update: returns θ and the new state, from the coefficients, θ, g (the gradient
+            of U / N), the minibatch's gradient, the noise ξ, and the state.
+        is_uniform: whether ξ is uniform on (-1, 1), and not normal.
+    """
+
+    keys: tuple[str, ...]
+    coefficients: Callable[[Mapping[str, float]], tuple[float, ...]]
+    update: Callable[..., tuple[Tensor, ...]]
+    is_uniform: bool = False
+
+
+def _variance(n: Mapping[str, float]) -> float:
+    """Returns lr T / N."""
+    return n["lr"] * n["temperature"] / n["num_data"]
+
+
+def _sgld(c: Any, theta: Tensor, g: Tensor, _: Tensor, xi: Tensor) -> tuple[Tensor]:
+    lr, noise = c
+    return (theta - lr * g + noise * xi,)
+
+
+def _sglrw(c: Any, theta: Tensor, g: Tensor, _: Tensor, xi: Tensor) -> tuple[Tensor]:
+    lr, delta = c
+    move = -lr * g
+    step = torch.where(delta * xi < move, delta, -delta)
+    return (theta + torch.where(move * 0 == 0, step, move),)  # not finite stays so
+
+
+def _sghmc_numbers(n: Mapping[str, float]) -> tuple[float, ...]:
+    friction = max(0.0, 1 - n["momentum"] - n["noise_estimate"])
+    return n["lr"], n["momentum"], math.sqrt(2 * friction * _variance(n))
+
+
+def _sghmc(
+    c: Any, theta: Tensor, g: Tensor, _: Tensor, xi: Tensor, v: Tensor
+) -> tuple[Tensor, ...]:
+    lr, momentum, noise = c
+    v = momentum * v - lr * g + noise * xi
+    return theta + v, v
+
+
+def _baoa_numbers(n: Mapping[str, float]) -> tuple[float, ...]:
+    m = n["momentum"]
+    friction = max(0.0, 2 * (1 - m) / (1 + m) - n["noise_estimate"])
+    return n["lr"], m, (1 + m) * math.sqrt(friction * _variance(n) / 2)
+
+
+def _baoa(
+    c: Any, theta: Tensor, g: Tensor, _: Tensor, xi: Tensor, v: Tensor
+) -> tuple[Tensor, ...]:
+    lr, momentum, noise = c
+    kicked = v - lr * g
+    v = momentum * kicked + noise * xi
+    return theta + 0.5 * (kicked + v), v
+
+
+def _sgnht_numbers(n: Mapping[str, float]) -> tuple[float, ...]:
+    variance = _variance(n)
+    rate = n["thermostat_rate"] if variance > 0 else 0.0
+    noise = math.sqrt(2 * (1 - n["momentum"]) * variance)
+    gain = rate / (4 * variance) if rate > 0 else 0.0
+    return n["lr"], n["momentum"], noise, rate, gain
+
+
+def _sgnht(
+    c: Any,
+    theta: Tensor,
+    g: Tensor,
+    _: Tensor,
+    xi: Tensor,
+    v: Tensor,
+    thermostat: Tensor,
+) -> tuple[Tensor, ...]:
+    lr, momentum, noise, rate, gain = c
+    new = (momentum - thermostat) * v - lr * g + noise * xi
+    return theta + new, new, thermostat + gain * (v + new) ** 2 - rate
+
+
+def _psgld_numbers(n: Mapping[str, float]) -> tuple[float, ...]:
+    decay = n.get("decay", 1.0)
+    return n["lr"], math.sqrt(2 * _variance(n)), decay, 1 - decay, n["eps"]
+
+
+def _psgld(
+    c: Any, theta: Tensor, g: Tensor, grad: Tensor, xi: Tensor, square: Tensor
+) -> tuple[Tensor, ...]:
+    lr, noise, decay, weight, eps = c
+    square = decay * square + weight * grad * grad
+    root = (square.sqrt() + eps).rsqrt()
+    return theta + root * (noise * xi - lr * root * g), square
+
+
+_RULES = {
+    "sgld_step_": Rule((), lambda n: (n["lr"], math.sqrt(2 * _variance(n))), _sgld),
+    "sglrw_step_": Rule(
+        (), lambda n: (n["lr"], math.sqrt(2 * _variance(n))), _sglrw, is_uniform=True
+    ),
+    "sghmc_step_": Rule(("momentum",), _sghmc_numbers, _sghmc),
+    "baoa_step_": Rule(("momentum",), _baoa_numbers, _baoa),
+    "sgnht_step_": Rule(("momentum", "thermostat"), _sgnht_numbers, _sgnht),
+    "psgld_step_": Rule(("square_average",), _psgld_numbers, _psgld),
+    "psgld_frozen_step_": Rule(
+        ("square_average",), lambda n: _psgld_numbers({**n, "decay": 1.0}), _psgld
+    ),
+}
+
+
+def rule_of(sampler: Any, group: Mapping[str, Any]) -> Rule | None:
+    """Returns the rule of a group's updates, None if they cannot be compiled."""
+    name = sampler._method_of(group).operator.name().split("::")[1].split(".")[0]
+    return None if sampler._uses_gradients(group) else _RULES.get(name)
+
+
+class Gradient(NamedTuple):
+    """A traced gradient, and whether it suits several chains at a time."""
+
+    graph: GraphModule
+    suits_chains: bool
+
+
+def trace_gradient(
+    loss: Callable[..., Tensor],
+    params: Sequence[Tensor],
+    names: Sequence[Sequence[str]],
+    batch: Sequence[Tensor],
+) -> Gradient:
+    """Traces the gradients of a chain's parameters, and the loss."""
+    sizes = [0]
+
+    def mm(a: Tensor, b: Tensor) -> Tensor:
+        sizes.append(a.shape[0] * a.shape[1] * b.shape[1])
+        if sizes[-1] > _FUSED:
+            return NotImplemented
+        return a * b if a.shape[1] == 1 else (a.unsqueeze(2) * b.unsqueeze(0)).sum(1)
+
+    def addmm(c: Tensor, a: Tensor, b: Tensor, **scales: float) -> Tensor:
+        product = NotImplemented if scales else mm(a, b)
+        return product if product is NotImplemented else c + product
+
+    def gradient(*tensors: Tensor) -> tuple[Tensor, ...]:
+        own, rest = tensors[: len(params)], tensors[len(params) :]
+
+        def of(own: tuple[Tensor, ...]) -> Tensor:
+            pairs = zip(own, names, strict=True)
+            return loss({name: p for p, some in pairs for name in some}, *rest)
+
+        gradients, value = grad_and_value(of)(own)
+        return (*gradients, value)
+
+    products = {aten.mm.default: mm, aten.addmm.default: addmm}
+    graph = make_fx(
+        gradient, decomposition_table={**core_aten_decompositions(), **products}
+    )(*params, *batch)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return Gradient(graph, max(sizes) <= _FUSED_OF_CHAINS)
+
+
+class ChainsLast(Interpreter):
+    """Evaluates a chain's graph for several chains: the last dimension of all tensors.
+
+    The dimension has size 1 where the chains have the same values.
+    """
+
+    def call_function(
+        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Evaluates an operation: by broadcasting, at its sizes, or by vmap."""
+        if not isinstance(target, torch._ops.OpOverload):
+            return super().call_function(target, args, kwargs)
+        if torch.Tag.pointwise in target.tags:
+            return super().call_function(target, args, kwargs)
+        rule = _WITH_CHAINS.get(target.overloadpacket)
+        if rule is not None:
+            return rule(*args, **kwargs)
+        return _by_vmap(target, args, kwargs)
+
+    def get_attr(self, target: str, args: Any, kwargs: Any) -> Any:
+        """Returns a constant."""
+        return super().get_attr(target, args, kwargs).unsqueeze(-1)
+
+
+def _by_vmap(target: Any, args: Any, kwargs: Any) -> Any:
+    flat, spec = tree_flatten((args, kwargs))
+    places = [i for i, value in enumerate(flat) if isinstance(value, Tensor)]
+    dims = tuple(None if flat[i].shape[-1] == 1 else -1 for i in places)
+    tensors = [
+        flat[i].squeeze(-1) if dim is None else flat[i]
+        for i, dim in zip(places, dims, strict=True)
+    ]
+
+    def call(*tensors: Tensor) -> Any:
+        given = list(flat)
+        for i, tensor in zip(places, tensors, strict=True):
+            given[i] = tensor
+        args, kwargs = tree_unflatten(given, spec)
+        return target(*args, **kwargs)
+
+    if any(dim is not None for dim in dims):
+        return vmap(call, dims, -1, randomness="different")(*tensors)
+    found, spec = tree_flatten(call(*tensors))
+    return tree_unflatten([tensor.unsqueeze(-1) for tensor in found], spec)
+
+
+def _before_chains(tensor: Tensor, dims: Any) -> list[int]:
+    """Returns dimensions of a tensor without its chains; of all, if none are named."""
+    if dims is None or (isinstance(dims, Sequence) and not dims):
+        return list(range(tensor.dim() - 1))
+    each = dims if isinstance(dims, Sequence) else [dims]
+    return [d if d >= 0 else d - 1 for d in each]
+
+
+def _reduced(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def reduce(x: Tensor, dims: Any = None, keepdim: bool = False, **kw: Any) -> Tensor:
+        return function(x, _before_chains(x, dims), keepdim=keepdim, **kw)
+
+    return reduce
+
+
+def _view(x: Tensor, size: Sequence[int]) -> Tensor:
+    return x.reshape(*size, x.shape[-1])
+
+
+# Operations that know the chains' dimension, where vmap would move it.
+_WITH_CHAINS: dict[Any, Callable[..., Tensor]] = {
+    **dict.fromkeys((aten.view, aten._unsafe_view, aten.reshape), _view),
+    aten.expand: lambda x, size, **_: x.expand(*size, x.shape[-1]),
+    aten.permute: lambda x, dims: x.permute(
+        *(d % (x.dim() - 1) for d in dims), x.dim() - 1
+    ),
+    aten.t: lambda x: x.transpose(0, 1) if x.dim() > 2 else x,
+    aten.unsqueeze: lambda x, dim: x.unsqueeze(*_before_chains(x, dim)),
+    aten.squeeze: lambda x, dims: x.squeeze(_before_chains(x, dims)),
+    aten.sum: _reduced(torch.sum),
+    aten.mean: _reduced(torch.mean),
+    aten.amax: _reduced(torch.amax),
+    aten.amin: _reduced(torch.amin),
+}
+
+
+class Updated(NamedTuple):
+    """A parameter of the graph: its group, rule, and whether its prior has a mean."""
+
+    group: int
+    rule: Rule
+    has_mean: bool
+
+    @property
+    def num_inputs(self) -> int:
+        """The number of inputs: θ, state, prior mean, noise."""
+        return 2 + len(self.rule.keys) + self.has_mean
+
+
+def coefficients_of(rule: Rule, numbers: Mapping[str, Any]) -> list[float]:
+    """Returns a group's input of the graph: λ / N, μ, and the rule's numbers."""
+    mean = numbers["prior_mean"]
+    weight_decay = numbers["prior_precision"] / numbers["num_data"]
+    own = rule.coefficients(numbers)
+    return [weight_decay, mean if isinstance(mean, int | float) else 0.0, *own]
+
+
+def trace_block(
+    gradient: GraphModule,
+    params: Sequence[Updated],
+    has_chains: bool,
+    inputs: Sequence[Tensor],
+) -> GraphModule:
+    """Traces a block of steps.
+
+    Args:
+        gradient: of :func:`trace_gradient`.
+        params: the parameters.
+        has_chains: whether chains are the last dimension of parameters and noise.
+        inputs: for each parameter θ, its state, its prior mean if it has one, and its
+            noise with a row for each step; the groups' coefficients; the minibatches,
+            with a row for each step.
+
+    Returns:
+        A graph of the same inputs. Its outputs are the new θ and state of each
+        parameter, the losses with a row for each step, and a number that is finite if
+        all θ are. Once a gradient is not finite, its θ is not.
+    """
+    evaluate = ChainsLast(gradient).run if has_chains else gradient
+
+    def block(*inputs: Tensor) -> tuple[Tensor, ...]:
+        rest = iter(inputs)
+        theta, state, means, noise = [], [], [], []
+        for p in params:
+            theta.append(next(rest))
+            state.append([next(rest) for _ in p.rule.keys])
+            means.append(next(rest) if p.has_mean else None)
+            noise.append(next(rest))
+        packed = [next(rest) for _ in range(1 + max(p.group for p in params))]
+        coefficients = [[c[i] for i in range(len(c))] for c in packed]
+        batches = [*rest]
+        losses = []
+        for step in range(len(noise[0])):
+            rows = [batch[step] for batch in batches]
+            if has_chains:
+                rows = [row.unsqueeze(-1) for row in rows]
+            *gradients, loss = evaluate(*theta, *rows)
+            losses.append(loss)
+            for i, (p, grad) in enumerate(zip(params, gradients, strict=True)):
+                weight_decay, mean, *own = coefficients[p.group]
+                if means[i] is not None:
+                    mean = means[i]
+                g = grad + weight_decay * (theta[i] - mean)
+                theta[i], *state[i] = p.rule.update(
+                    own, theta[i], g, grad, noise[i][step], *state[i]
+                )
+        is_finite = sum((t * 0).sum() for t in theta)
+        outputs = [
+            t for one, more in zip(theta, state, strict=True) for t in (one, *more)
+        ]
+        return (*outputs, torch.stack(losses), is_finite)
+
+    return make_fx(block, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+
+
+def compile_graph(
+    graph: GraphModule, inputs: list[Tensor], options: dict[str, Any]
+) -> Callable[..., Any]:
+    """Compiles a graph by inductor."""
+    return torch._inductor.compile(graph, inputs, options)
