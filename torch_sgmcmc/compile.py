@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.fx import GraphModule
 
 from torch_sgmcmc._impl.context import (
     check_groups_of,
@@ -21,7 +23,6 @@ from torch_sgmcmc._impl.hyperparams import check_integer, rests
 from torch_sgmcmc._impl.ops import noise_steps_
 from torch_sgmcmc._impl.state import record_estimate
 from torch_sgmcmc._impl.step_graph import (
-    Gradient,
     Rule,
     Updated,
     coefficients_of,
@@ -43,12 +44,8 @@ _UNROLLED = 20, 5
 _CHAINS, _MIN_CHAINS = 16, 7
 # Inductor's C++ wrapper makes calls between kernels without Python. tanh by one
 # exponential has an absolute error of 1e-7; the exact tanh takes most of a small
-# network's time. Without a plan of the memory each step has page faults.
-_OPTIONS = {
-    "cpp_wrapper": True,
-    "cpp.use_decompose_tanh": True,
-    "memory_planning": True,
-}
+# network's time.
+_OPTIONS = {"cpp_wrapper": True, "cpp.use_decompose_tanh": True}
 
 
 def compile_steps(
@@ -182,11 +179,10 @@ class _Tile(NamedTuple):
         return tensor if self.width == 0 else tensor.narrow(0, self.begin, self.count)
 
 
-def _tiles_of(num_chains: int | None, suits_chains: bool) -> list[_Tile]:
-    """Returns the tiles: chains one by one, or many in full vectors."""
+def _tiles_of(num_chains: int | None, width: int) -> list[_Tile]:
+    """Returns the tiles of so many chains."""
     if num_chains is None:
         return [_Tile(0, 1, 0)]
-    width = _CHAINS if suits_chains and num_chains >= _MIN_CHAINS else 1
     return [
         _Tile(begin, min(width, num_chains - begin), width)
         for begin in range(0, num_chains, width)
@@ -216,7 +212,7 @@ class _CompiledSteps:
         self._names = [names[id(p)] for p in self._params]
         self._num_chains = context_of(sampler).num_chains
         self._steps = steps
-        self._gradients: dict[Any, Gradient] = {}
+        self._gradients: dict[Any, tuple[GraphModule, list[_Tile]]] = {}
         self._graphs: dict[Any, Callable[..., Any]] = {}
         self._noise: dict[int, list[Tensor]] = {}
 
@@ -239,8 +235,7 @@ class _CompiledSteps:
                 "run())"
             )
         with torch.no_grad():
-            gradient = self._gradient(batches)
-            tiles = _tiles_of(self._num_chains, gradient.suits_chains)
+            gradient, tiles = self._gradient(batches)
             most = _UNROLLED[tiles[0].width > 1]
             blocks = [
                 _Block(min(most, self._steps - i), [t[i : i + most] for t in batches])
@@ -253,19 +248,25 @@ class _CompiledSteps:
                     losses.append(self._make_single_steps(blocks[len(losses)]))
         return torch.cat(losses)
 
-    def _gradient(self, batches: Sequence[Tensor]) -> Gradient:
-        """Returns the traced gradient for these minibatches."""
+    def _gradient(self, batches: Sequence[Tensor]) -> tuple[GraphModule, list[_Tile]]:
+        """Returns the traced gradient for these minibatches, and its tiles."""
         key = tuple((batch.shape[1:], batch.dtype) for batch in batches)
         if key not in self._gradients:
             own = [p.detach() for p in self._params]
             if self._num_chains is not None:
                 own = [p[0] for p in own]
             rows = [batch[0] for batch in batches]
-            self._gradients[key] = trace_gradient(self._loss, own, self._names, rows)
+            trace = partial(trace_gradient, self._loss, own, self._names, rows)
+            graph = None
+            if (self._num_chains or 0) >= _MIN_CHAINS:
+                graph, width = trace(has_chains=True), _CHAINS
+            if graph is None:
+                graph, width = trace(has_chains=False), 1
+            self._gradients[key] = graph, _tiles_of(self._num_chains, width)
         return self._gradients[key]
 
     def _run(
-        self, gradient: Gradient, tiles: list[_Tile], blocks: list[_Block]
+        self, gradient: GraphModule, tiles: list[_Tile], blocks: list[_Block]
     ) -> list[Tensor]:
         """Makes blocks by graphs, up to one that needs single steps.
 
@@ -405,7 +406,7 @@ class _CompiledSteps:
 
     def _graph(
         self,
-        gradient: Gradient,
+        gradient: GraphModule,
         params: list[Updated],
         tile: _Tile,
         steps: int,
@@ -415,8 +416,10 @@ class _CompiledSteps:
         kinds = tuple((p.rule.update, p.has_mean) for p in params)
         key = id(gradient), kinds, steps
         if key not in self._graphs:
-            block = trace_block(gradient.graph, params, tile.width > 1, inputs)
-            self._graphs[key] = compile_graph(block, inputs, self._options)
+            block = trace_block(gradient, params, tile.width > 1, inputs)
+            # The buffers of one chain fit into the cache, all steps' together.
+            options = {"memory_planning": tile.width <= 1, **self._options}
+            self._graphs[key] = compile_graph(block, inputs, options)
         return self._graphs[key]
 
 

@@ -76,6 +76,9 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
   m.def(
       "noise_steps_(Tensor(a!)[] out, int[] offsets, *, bool uniform, int seed, "
       "int step, int num_chains) -> ()");
+  // The product of [rows, inner] and [inner, columns] of each chain, the last
+  // dimension.
+  m.def("chain_product(Tensor a, Tensor b) -> Tensor");
   // True if any element is not finite: on the CPU, where the host need not
   // wait.
   m.def("any_nonfinite(Tensor[] tensors) -> bool");

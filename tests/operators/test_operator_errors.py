@@ -44,6 +44,7 @@ OTHERS = {
     *("ecs_density", "ecs_estimate", "ecs_leapfrog_"),
     *("metropolis_decide", "select_chains_"),
     *("fused_step_", "deferred_step_", "ewsg_step_"),
+    *("noise_steps_", "chain_product"),
     *("step_if_finite", "step_or_nothing"),
 }
 

@@ -90,6 +90,11 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
         "hmc_leapfrog_ bf16": ((b, c, v, [], m32), leapfrog),
         "hmc_energy": ((p, v, []), {"prior_precision": 0.0, "num_chains": 1}),
         "hmc_energy of chains": ((k, m, m), {"prior_precision": 2.0, "num_chains": 3}),
+        "chain_product": ((torch.ones(3, 2, 16), torch.ones(2, 5, 16)), {}),
+        "noise_steps_": (
+            ([torch.empty(2, 3)], [0]),
+            {"uniform": True, "seed": 1, "step": 2, "num_chains": 0},
+        ),
         "metropolis_decide": (
             (ratios,),
             {"proposal": 2, "purpose": 3, "seed": 5, "step": 7},

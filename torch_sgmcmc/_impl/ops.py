@@ -42,7 +42,7 @@ OP_SPECS: dict[str, dict[str, Any]] = {spec["op"]: spec for spec in _C.op_specs(
 _NAMES = [
     *OP_SPECS,
     *("any_nonfinite", "count_nonfinite", "step_if_finite", "step_or_nothing"),
-    *("fused_step_", "deferred_step_", "ewsg_step_", "noise_steps_"),
+    *("fused_step_", "deferred_step_", "ewsg_step_", "noise_steps_", "chain_product"),
     *("ecs_density", "ecs_estimate", "ecs_leapfrog_"),
     *("metropolis_decide", "select_chains_"),
 ]
@@ -72,7 +72,8 @@ for _row in OP_SPECS.values():
             f"torch_sgmcmc::{_row['op']}",
             _sums(_row["sums"]) if _row["sums"] else _nothing_to_allocate,
         )
-torch.library.register_fake("torch_sgmcmc::select_chains_", _nothing_to_allocate)
+for _name in ("select_chains_", "noise_steps_"):
+    torch.library.register_fake(f"torch_sgmcmc::{_name}", _nothing_to_allocate)
 
 
 @torch.library.register_fake("torch_sgmcmc::temperature_sums")
@@ -100,6 +101,11 @@ def _(
     tensors: list[torch.Tensor], *, step: int, device_step: torch.Tensor | None = None
 ) -> torch.Tensor:
     return tensors[0].new_empty((), dtype=torch.int64)
+
+
+@torch.library.register_fake("torch_sgmcmc::chain_product")
+def _(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a.new_empty(a.shape[0], b.shape[1], a.shape[2])
 
 
 @torch.library.register_fake("torch_sgmcmc::metropolis_decide")

@@ -24,12 +24,15 @@ from torch.fx import GraphModule, Interpreter
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from torch_sgmcmc._impl.ops import chain_product
+
 aten = torch.ops.aten
 
-# Products with at most so many multiplications are fused: a BLAS call costs more.
-_FUSED = 50_000
-# The same for several chains, whose matrices are apart in memory for a BLAS.
-_FUSED_OF_CHAINS = 20_000
+# Products with at most so many multiplications are fused: a call costs more. Of one
+# chain, and of several at a time.
+_FUSED = 50_000, 20_000
+# Larger products of several chains at a time leave the cache.
+_LARGEST_OF_CHAINS = 500_000
 
 
 class Rule(NamedTuple):
@@ -151,25 +154,24 @@ def rule_of(sampler: Any, group: Mapping[str, Any]) -> Rule | None:
     return None if sampler._uses_gradients(group) else _RULES.get(name)
 
 
-class Gradient(NamedTuple):
-    """A traced gradient, and whether it suits several chains at a time."""
-
-    graph: GraphModule
-    suits_chains: bool
-
-
 def trace_gradient(
     loss: Callable[..., Tensor],
     params: Sequence[Tensor],
     names: Sequence[Sequence[str]],
     batch: Sequence[Tensor],
-) -> Gradient:
-    """Traces the gradients of a chain's parameters, and the loss."""
+    *,
+    has_chains: bool,
+) -> GraphModule | None:
+    """Traces the gradients of a chain's parameters, and the loss.
+
+    Returns:
+        The graph; None if it is for several chains at a time and does not suit them.
+    """
     sizes = [0]
 
     def mm(a: Tensor, b: Tensor) -> Tensor:
         sizes.append(a.shape[0] * a.shape[1] * b.shape[1])
-        if sizes[-1] > _FUSED:
+        if sizes[-1] > _FUSED[has_chains]:
             return NotImplemented
         return a * b if a.shape[1] == 1 else (a.unsqueeze(2) * b.unsqueeze(0)).sum(1)
 
@@ -193,7 +195,7 @@ def trace_gradient(
     )(*params, *batch)
     graph.graph.eliminate_dead_code()
     graph.recompile()
-    return Gradient(graph, max(sizes) <= _FUSED_OF_CHAINS)
+    return None if has_chains and max(sizes) > _LARGEST_OF_CHAINS else graph
 
 
 class ChainsLast(Interpreter):
@@ -257,6 +259,17 @@ def _reduced(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return reduce
 
 
+def _mm(a: Tensor, b: Tensor) -> Tensor:
+    if a.dtype is not torch.float32:
+        return _by_vmap(aten.mm.default, (a, b), {})
+    chains = max(a.shape[-1], b.shape[-1])
+    own = [
+        t if t.shape[-1] == chains else t.expand(*t.shape[:-1], chains).contiguous()
+        for t in (a, b)
+    ]
+    return chain_product(*own)
+
+
 def _view(x: Tensor, size: Sequence[int]) -> Tensor:
     return x.reshape(*size, x.shape[-1])
 
@@ -271,6 +284,8 @@ _WITH_CHAINS: dict[Any, Callable[..., Tensor]] = {
     aten.t: lambda x: x.transpose(0, 1) if x.dim() > 2 else x,
     aten.unsqueeze: lambda x, dim: x.unsqueeze(*_before_chains(x, dim)),
     aten.squeeze: lambda x, dims: x.squeeze(_before_chains(x, dims)),
+    aten.mm: _mm,
+    aten.addmm: lambda c, a, b: c + _mm(a, b),
     aten.sum: _reduced(torch.sum),
     aten.mean: _reduced(torch.mean),
     aten.amax: _reduced(torch.amax),

@@ -1,15 +1,34 @@
-// torch_sgmcmc::noise_steps_: the noise of several steps, on the CPU.
+// What compiled blocks of steps call on the CPU: the noise of several steps,
+// and products of matrices with the chains as the last dimension.
+#include <string.h>
 #include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
 
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "launch/cpu.h"
 #include "launch/plan.h"
 #include "ops/gaussian.h"
 #include "ops/sglrw.h"
+
+namespace torch_sgmcmc {
+
+// out[i, j, c] = sum over l of a[i, l, c] b[l, j, c].
+struct ChainProduct {
+  int64_t rows, inner, columns, chains;
+  const float* a;
+  int64_t a_row, a_column;
+  const float* b;
+  int64_t b_row, b_column;
+  float* out;
+};
+
+}  // namespace torch_sgmcmc
+
+#define SG_EACH_ISA "ops/chain_product_loop.inl"
+#include "random/each_isa.inl"
 
 namespace torch_sgmcmc {
 
@@ -64,9 +83,52 @@ void NoiseSteps(TensorList out, std::vector<int64_t> offsets, bool uniform,
   }
 }
 
+Tensor MultiplyChainsLast(Tensor a, Tensor b) {
+  constexpr const char* kProduct = "chain_product";
+  constexpr int64_t kMultiple = 16;
+  if (a.dim() != 3 || b.dim() != 3 || a.size(1) != b.size(0) ||
+      a.size(2) != b.size(2) || a.size(2) % kMultiple != 0 ||
+      a.scalar_type() != ScalarType::Float ||
+      b.scalar_type() != ScalarType::Float) {
+    Fail(kProduct,
+         "a and b must be float32 [rows, inner, chains] and [inner, columns, "
+         "chains], with a multiple of 16 chains");
+  }
+  if (a.stride(2) != 1 || b.stride(2) != 1) {
+    Fail(kProduct, "the chains of a and b must be contiguous");
+  }
+  const Tensor out =
+      torch::stable::new_empty(a, {a.size(0), b.size(1), a.size(2)});
+  const ChainProduct product = {a.size(0),
+                                a.size(1),
+                                b.size(1),
+                                a.size(2),
+                                static_cast<const float*>(a.data_ptr()),
+                                a.stride(0),
+                                a.stride(1),
+                                static_cast<const float*>(b.data_ptr()),
+                                b.stride(0),
+                                b.stride(1),
+                                static_cast<float*>(out.data_ptr())};
+  switch (ActiveIsa()) {
+#if defined(SG_X86)
+    case Isa::kAvx512:
+      avx512::MultiplyChains(product);
+      break;
+    case Isa::kAvx2:
+      avx2::MultiplyChains(product);
+      break;
+#endif
+    default:
+      portable::MultiplyChains(product);
+  }
+  return out;
+}
+
 }  // namespace
 }  // namespace torch_sgmcmc
 
 STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CPU, m) {
   m.impl("noise_steps_", TORCH_BOX(&torch_sgmcmc::NoiseSteps));
+  m.impl("chain_product", TORCH_BOX(&torch_sgmcmc::MultiplyChainsLast));
 }
