@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, grad_and_value
 from torch.fx import GraphModule
 
 from torch_sgmcmc._impl.context import (
@@ -360,14 +360,20 @@ class _CompiledSteps:
             return self._loss(named, *rows)
 
         gradient = grad_and_value(loss)
-        if self._num_chains is not None:
-            dims = (0, *(None for _ in block.batches))
-            gradient = vmap(gradient, dims, randomness="different")
         losses = []
         try:
             for i in range(block.steps):
                 rows = [batch[i] for batch in block.batches]
-                gradients, value = gradient([p.detach() for p in self._params], *rows)
+                own = [p.detach() for p in self._params]
+                if self._num_chains is None:
+                    gradients, value = gradient(own, *rows)
+                else:  # one by one: some layers have no vmap
+                    chains = [
+                        gradient([*each], *rows) for each in zip(*own, strict=True)
+                    ]
+                    by_param = zip(*(of_chain for of_chain, _ in chains), strict=True)
+                    gradients = [torch.stack(each) for each in by_param]
+                    value = torch.stack([value for _, value in chains])
                 for p, grad in zip(self._params, gradients, strict=True):
                     p.grad = grad
                 self._sampler.step()

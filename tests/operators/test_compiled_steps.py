@@ -346,6 +346,68 @@ def test_networks(num_chains: int | None, hidden: tuple[int, ...], of: Any) -> N
             torch.testing.assert_close(p, plain[name], rtol=1e-4, atol=1e-5)
 
 
+class Attention(nn.Module):
+    """Attention of a sequence to itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixes = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mixes(x, x, x)[0]
+
+
+LAYERS = {
+    "convolution": lambda: nn.Sequential(nn.Conv1d(4, 2, 2), nn.MaxPool1d(2)),
+    "normalised": lambda: nn.Sequential(nn.LayerNorm(4), nn.GELU(), nn.GroupNorm(2, 4)),
+    "attention": Attention,
+    "recurrent": lambda: nn.GRU(4, 3, batch_first=True),
+    "embedding": lambda: nn.Embedding(5, 2),
+}
+
+
+@graphs_without_code
+@pytest.mark.parametrize("num_chains", [None, 2, 8])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_layers(kind: str, num_chains: int | None) -> None:
+    """Operations that are no products are evaluated for the chains together."""
+    torch.manual_seed(0)
+    nets = [LAYERS[kind]().double() for _ in range(num_chains or 1)]
+    x = torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    if kind == "embedding":
+        x = torch.randint(5, (2, 3, 4))
+
+    def loss(params: dict[str, Tensor], x: Tensor) -> Tensor:
+        output = functional_call(nets[0], params, (x,))
+        return (output[0] if isinstance(output, tuple) else output).sin().mean()
+
+    ends = []
+    for is_compiled in (False, True):
+        params = dict(copy.deepcopy(nets[0]).named_parameters())
+        if num_chains is not None:
+            params, _ = stack_module_state(nets)
+        settings = {"num_data": 5, "seed": 1, "num_chains": num_chains}
+        sampler = sg.SGHMC(params.values(), 0.01, **settings)
+        block = sg.compile_steps(sampler, loss, params, steps=2)
+        for _ in range(2):
+            if is_compiled:
+                block(x)
+                continue
+            for row in x:
+                own = [params]
+                if num_chains is not None:
+                    own = [
+                        {name: p[i] for name, p in params.items()}
+                        for i in range(num_chains)
+                    ]
+                sum(loss(each, row) for each in own).backward()
+                sampler.step()
+                sampler.zero_grad()
+        ends.append(list(params.values()))
+    for a, b in zip(*ends, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
 class CompiledChains(chains.Chains):
     """Chains whose steps are compiled."""
 
@@ -397,6 +459,17 @@ def block_of(names: str = "ab", cls: Any = sg.SGLD, **settings: Any) -> Any:
     return make
 
 
+def with_batch_norm() -> None:
+    model = nn.BatchNorm1d(2)
+    params = dict(model.named_parameters())
+    sampler = sg.SGLD(params.values(), 0.1, num_data=2, seed=0)
+
+    def loss(params: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(model, params, (x,)).square().sum()
+
+    sg.compile_steps(sampler, loss, params, steps=1)(torch.ones(1, 3, 2))
+
+
 def in_half_precision() -> None:
     p = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
     sg.compile_steps(sg.SGLD([p], 0.1, num_data=2, seed=0), loss, {"a": p})
@@ -407,6 +480,7 @@ def in_half_precision() -> None:
     [
         (block_of(cls=sg.PSGLD), ValueError, "PSGLD cannot be compiled with these"),
         (block_of(cls=sg.SGHMC, noise_estimate="online"), ValueError, "'online'"),
+        (with_batch_norm, ValueError, "Invalid loss: it changes a tensor in place"),
         (in_half_precision, ValueError, "has torch.bfloat16 .*must be torch.float32"),
         (
             lambda: sg.compile_steps(torch.optim.SGD([torch.ones(1)]), loss, {}),

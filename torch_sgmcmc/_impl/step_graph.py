@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._decomp import core_aten_decompositions
-from torch.func import grad_and_value, vmap
+from torch.func import functionalize, grad_and_value, vmap
 from torch.fx import GraphModule, Interpreter
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -190,9 +190,18 @@ def trace_gradient(
         return (*gradients, value)
 
     products = {aten.mm.default: mm, aten.addmm.default: addmm}
-    graph = make_fx(
-        gradient, decomposition_table={**core_aten_decompositions(), **products}
-    )(*params, *batch)
+    table = {**core_aten_decompositions(), **products}
+    try:
+        graph = make_fx(functionalize(gradient), decomposition_table=table)(
+            *params, *batch
+        )
+    except RuntimeError as error:
+        if "mutate a captured Tensor" not in str(error):
+            raise
+        raise ValueError(
+            "Invalid loss: it changes a tensor in place, such as a buffer of batch "
+            "norm (a compiled loss must not: call eval(), or use step())"
+        ) from error
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return None if has_chains and max(sizes) > _LARGEST_OF_CHAINS else graph
@@ -231,17 +240,24 @@ def _by_vmap(target: Any, args: Any, kwargs: Any) -> Any:
         for i, dim in zip(places, dims, strict=True)
     ]
 
-    def call(*tensors: Tensor) -> Any:
+    kinds: list[Any] = []
+
+    def call(*tensors: Tensor) -> list[Tensor]:
         given = list(flat)
         for i, tensor in zip(places, tensors, strict=True):
             given[i] = tensor
         args, kwargs = tree_unflatten(given, spec)
-        return target(*args, **kwargs)
+        found, kind = tree_flatten(target(*args, **kwargs))
+        kinds[:] = [kind, [value is None for value in found]]
+        return [value for value in found if value is not None]
 
     if any(dim is not None for dim in dims):
-        return vmap(call, dims, -1, randomness="different")(*tensors)
-    found, spec = tree_flatten(call(*tensors))
-    return tree_unflatten([tensor.unsqueeze(-1) for tensor in found], spec)
+        made = vmap(call, dims, -1, randomness="different")(*tensors)
+    else:
+        made = [value.unsqueeze(-1) for value in call(*tensors)]
+    rest = iter(made)
+    kind, are_none = kinds
+    return tree_unflatten([None if none else next(rest) for none in are_none], kind)
 
 
 def _before_chains(tensor: Tensor, dims: Any) -> list[int]:
