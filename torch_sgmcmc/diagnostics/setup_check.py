@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -13,7 +13,14 @@ from torch import Tensor, nn
 
 from torch_sgmcmc._impl.context import context_of, state_bytes_of
 from torch_sgmcmc._impl.hyperparams import wrong_result
-from torch_sgmcmc._impl.utils import halves, mapped, rows_of, tensors_in, unwrapped
+from torch_sgmcmc._impl.utils import (
+    halves,
+    mapped,
+    rows_of,
+    state_dtype,
+    tensors_in,
+    unwrapped,
+)
 from torch_sgmcmc.diagnostics.setup_gradients import (
     LossSample,
     Match,
@@ -43,7 +50,6 @@ from torch_sgmcmc.diagnostics.setup_issues import (
     has_dropout,
     issue,
     local,
-    quiet,
     some_of,
     untouched,
     uses_minibatch,
@@ -70,7 +76,7 @@ _LIMITS, _START_LIMITS, _MANY_LIMITS = (0.5, 4.0), (0.5, 20.0), (5.0, 40.0)
 _HEATING, _REMARKED = 0.05, 1.0
 
 Loss = Callable[[nn.Module, Any], Tensor]
-Gradients = list[Tensor | None]
+Gradients = Sequence[Tensor | None]
 
 
 def check_setup(
@@ -145,11 +151,9 @@ def check_setup(
         run.check_parameters()
         if run.sampled:
             run.check_modes()
-            with quiet(model):
-                run.check_loss()
+            run.check_loss()
         run.check_data()
-        with quiet(model):
-            run.check_steps()
+        run.check_steps()
     order = {kind: i for i, kind in enumerate(KINDS)}
     tensors = [*unwrapped(model).state_dict().values()]
     return SetupReport(
@@ -173,16 +177,24 @@ class _Run:
     def __init__(
         self, model: nn.Module, loss: Loss, loader: Any, sampler: Sampler
     ) -> None:
-        self.model, self.loss = model, loss
-        self.sampler, self.params = sampler, context_of(sampler).params
-        self.sampled = [p for p in self.params if p.requires_grad]
+        self.model, self.loss, self.sampler = model, loss, sampler
         self.own = {id(p) for p in model.parameters()}
-        self.all = [*{id(p): p for p in (*self.params, *model.parameters())}.values()]
+        params = [*context_of(sampler).params, *model.parameters()]
+        self.all = [*{id(p): p for p in params}.values()]
         self.names = {id(p): name for name, p in unwrapped(model).named_parameters()}
+        self.sampled: list[Tensor] = []
+        #: The param group of each sampled tensor.
+        self.groups: list[dict[str, Any]] = []
         for group in sampler.param_groups:
             for i, p in enumerate(group["params"]):
                 name = self.names.get(id(p), f"{len(self.names)} {list(p.shape)}")
                 self.names[id(p)] = group.get("param_names", {i: name})[i]
+                if p.requires_grad:
+                    self.sampled.append(p)
+                    self.groups.append(group)
+        #: num_data of the first group, and of all groups.
+        self.num_data = float(sampler.param_groups[0]["num_data"])
+        self.counts = {float(group["num_data"]) for group in sampler.param_groups}
         self.data, self.loss_shape = Loader(loader), [0]
         self.issues: list[Issue] = []
         self.remarks: list[str] = []
@@ -196,20 +208,15 @@ class _Run:
         self.reached: set[int] = set()
 
     @property
-    def num_data(self) -> float:
-        return float(self.sampler.param_groups[0]["num_data"])
-
-    @property
     def is_potential(self) -> bool:
         """True if the loss is the potential of all data, not a mean."""
-        given = {float(group["num_data"]) for group in self.sampler.param_groups}
-        return given == {1.0} and len(self.batches) == 1
+        return self.counts == {1.0} and len(self.batches) == 1
 
     def add(self, key: str, **values: Any) -> None:
         self.issues.append(issue(key, **values))
 
-    def has(self, kind: str) -> bool:
-        return any(p.kind == kind for p in self.issues)
+    def has(self, *kinds: str) -> bool:
+        return any(p.kind in kinds for p in self.issues)
 
     def list_names(self, params: Iterable[Tensor]) -> str:
         return some_of([self.names[id(p)] for p in params])
@@ -223,44 +230,32 @@ class _Run:
         self.loss_shape = list(value.shape)
         return value
 
-    def backward(self, root: Callable[[], Tensor], grad: Tensor | None = None) -> float:
-        """Computes gradients of a tensor, and returns its mean."""
+    def backward(self, root: Tensor, grad: Tensor | None = None) -> Gradients:
+        """Returns the gradients of a tensor by the sampled tensors."""
         for p in self.all:
             p.grad = None
-        with torch.enable_grad():
-            value = root()
-            if value.requires_grad:
-                value.backward(grad, retain_graph=grad is not None)
+        if root.requires_grad:
+            root.backward(grad, retain_graph=grad is not None)
         self.gradients += 1
-        for p in self.sampled:
-            if p.grad is not None and p.grad.is_sparse:
-                p.grad = p.grad.to_dense()
-        return float(value.detach().mean())
-
-    def gradient(self, batch: Any) -> Gradients:
-        """Returns the gradients of the sampled tensors."""
-        self.backward(lambda: self.value(batch).mean())
-        return self._reach()
-
-    def _reach(self) -> Gradients:
         grads = [p.grad for p in self.sampled]
+        return [g.to_dense() if g is not None and g.is_sparse else g for g in grads]
+
+    def gradient(self, batch: Any) -> tuple[float, Gradients]:
+        """Returns the mean loss, and its gradients by the sampled tensors."""
+        with torch.enable_grad():
+            loss = self.value(batch).mean()
+        grads = self.backward(loss)
         self.reached |= {i for i, grad in enumerate(grads) if grad is not None}
-        return grads
+        return float(loss.detach()), grads
 
-    def flat(self, batch: Any) -> Tensor:
-        """Returns the gradient as one vector, 0 for tensors without a gradient."""
-        grads = zip(self.gradient(batch), self.sampled, strict=True)
-        parts = [torch.zeros_like(p) if g is None else g for g, p in grads]
-        return torch.cat([local(g.detach()).double().flatten().cpu() for g in parts])
-
-    def mean_gradient(self, batches: list[Any]) -> list[Tensor]:
-        """Returns the mean gradient over minibatches; 0 for missing gradients."""
-        sums = [torch.zeros_like(p) for p in self.sampled]
+    def flat(self, *batches: Any) -> Tensor:
+        """Returns the mean gradient as one vector, 0 for tensors without a gradient."""
+        device, vectors = self.sampled[0].device, []
         for batch in batches:
-            for s, g in zip(sums, self.gradient(batch), strict=True):
-                if g is not None:
-                    s += g / len(batches)
-        return sums
+            grads = zip(self.gradient(batch)[1], self.sampled, strict=True)
+            parts = [local(torch.zeros_like(p) if g is None else g) for g, p in grads]
+            vectors.append(torch.cat([g.double().flatten().to(device) for g in parts]))
+        return sum(vectors[1:], vectors[0]) / len(vectors)
 
     def precisely(self, function: Callable[..., Any], *batches: Any) -> Any:
         """Calls a function with rounding unit and batches, in float64 if possible."""
@@ -293,13 +288,14 @@ class _Run:
 
     def check_modes(self) -> None:
         """Finds layers that are not a function of one input."""
-        named = [(n or type(m).__name__, m) for n, m in self.model.named_modules()]
-        for kind, is_one in (
-            ("random loss/dropout", has_dropout),
-            ("batch norm", uses_minibatch),
-        ):
-            if names := [name for name, module in named if is_one(module)]:
-                self.add(kind, names=some_of(names))
+        kinds = {"random loss/dropout": has_dropout, "batch norm": uses_minibatch}
+        for kind, is_one in kinds.items():
+            found = {n: m for n, m in self.model.named_modules() if is_one(m)}
+            if found:
+                names = some_of(n or type(m).__name__ for n, m in found.items())
+                self.add(kind, names=names)
+            for module in found.values():  # the other checks are of the layers' rest
+                module.training = False
 
     def check_data(self) -> None:
         """Compares ``num_data`` with the loader, and checks the loader's order."""
@@ -312,16 +308,17 @@ class _Run:
             elif not self.match.is_exact:
                 widths = {round(self.match.width)}
         if not self.is_num_data_settled:
-            self.issues += self.data.find_num_data(self.sampler, rows, widths)
-        self.issues += self.data.find_order(self.sampler, len(self.batches) > 1)
+            self.issues += self.data.find_num_data(self.counts, rows, widths)
+        several = len(self.batches) > 1
+        self.issues += self.data.find_order(self.sampler, self.counts, several)
         if self.data.num_data is None:
             self.unknown.append("whether num_data is the number of the loader's data")
 
     def check_loss(self) -> None:
         """Checks that the loss is finite, a mean, a likelihood, and its gradient."""
         first = self.batches[0]
-        self.numbers["loss"] = loss = self.backward(lambda: self.value(first).mean())
-        grads = self._reach()
+        loss, grads = self.gradient(first)
+        self.numbers["loss"] = loss
         changed = [t for t in self.before.changed() if id(t) in self.names]
         if not self._is_usable(grads, loss):
             return
@@ -374,35 +371,39 @@ class _Run:
 
     def _check_penalty(self, first: Any, second: Any) -> None:
         """Finds gradients that remain when the model's outputs are constants."""
-        remains: list[Gradients] = []
         modules: list[nn.Module] = [self.model]
+        one = self._gradient_detached(modules, first)
+        if one is None:  # the loss calls the model's parts
+            modules = [*self.model.modules()][1:]
+            one = self._gradient_detached(modules, first)
+        other = one and self._gradient_detached(modules, second)
+        found: dict[str, float] = {}
+        for p, group, a, b in (
+            zip(self.sampled, self.groups, one, other, strict=True) if other else ()
+        ):
+            prior = float(group["prior_precision"])
+            if a is None or b is None or prior <= 0:
+                continue
+            size = float(a.norm())
+            if float((a - b).norm()) < 1e-4 * size:
+                precision = self.num_data * size / float(p.detach().norm())
+                found[self.names[id(p)]] = precision / prior
+        if found:
+            self.add("penalty", names=some_of(found), ratio=max(found.values()))
+
+    def _gradient_detached(
+        self, modules: list[nn.Module], batch: Any
+    ) -> Gradients | None:
+        """Returns the gradient for constant outputs, None if no module is called."""
         called: list[Any] = []
 
         def detach(out: Any) -> Any:
             called.append(out)
             return mapped(Tensor.detach, out)
 
-        for batch in (first, first, second):
-            with hooked(modules, detach):
-                self.backward(lambda b=batch: self.value(b).mean())
-            if called:
-                remains.append([p.grad for p in self.sampled])
-            else:  # the loss calls the model's parts
-                modules = [*self.model.modules()][1:]
-        found: dict[str, float] = {}
-        last = [dict(zip([*map(id, self.sampled)], r, strict=True)) for r in remains]
-        for group in self.sampler.param_groups if len(remains) > 1 else ():
-            prior = float(group["prior_precision"])
-            for p in group["params"] if prior > 0 else ():
-                one, other = (grads.get(id(p)) for grads in last[-2:])
-                if one is None or other is None:
-                    continue
-                size = float(one.norm())
-                if float((one - other).norm()) < 1e-4 * size:
-                    precision = self.num_data * size / float(p.detach().norm())
-                    found[self.names[id(p)]] = precision / prior
-        if found:
-            self.add("penalty", names=some_of(found), ratio=max(found.values()))
+        with hooked(modules, detach):
+            _, grads = self.gradient(batch)
+        return grads if called else None
 
     def _check_derivative(
         self, grads: Gradients, expected: float, unit: float, batch: Any
@@ -492,7 +493,7 @@ class _Run:
         # Probabilities stay in [0, 1] at other weights; logits may be there by chance.
         for batch in batches[:2]:
             direction = [torch.randn_like(p) for p in self.sampled]
-            with displaced(self.sampled, direction, 1.0):
+            with displaced(zip(self.sampled, direction, strict=True), 1.0):
                 samples.append(self._sample_loss(batch))
         self.issues += find_outputs(samples, match)
         if match is not None:
@@ -504,8 +505,7 @@ class _Run:
 
     def check_steps(self) -> None:
         """Compares lr with the curvature and the noise."""
-        worse = KINDS[: KINDS.index("sum")]
-        if not self.sampled or any(map(self.has, worse)):
+        if not self.sampled or self.has(*KINDS[: KINDS.index("sum")]):
             return
         if context_of(self.sampler).placement.is_sharded:
             self.unknown.append("curvature and gradient noise of DTensors")
@@ -524,18 +524,13 @@ class _Run:
             )
 
     def _check_curvature(self) -> None:
-        groups, some = self.sampler.param_groups, self.batches[:_CURVED]
-        lrs = [float(group.get("lr", 0.0)) for group in groups]
+        some, groups = self.batches[:_CURVED], self.sampler.param_groups
+        lrs = [float(group.get("lr", 0.0)) for group in self.groups]
         lr = max(lrs)
         # In these coordinates all have the largest group's lr.
-        scales = [
-            math.sqrt(own / lr) if lr > 0 else 1.0
-            for own, group in zip(lrs, groups, strict=True)
-            for p in group["params"]
-            if p.requires_grad
-        ]
+        scales = [math.sqrt(own / lr) if lr > 0 else 1.0 for own in lrs]
         of_loss = largest_curvature(
-            self.sampled, scales, lambda: self.mean_gradient(some), _ITERATIONS
+            self.sampled, scales, lambda: self.flat(*some), _ITERATIONS
         )
         priors = [group["prior_precision"] / group["num_data"] for group in groups]
         curvature = of_loss + max(priors)
@@ -545,58 +540,60 @@ class _Run:
             values = {"limit": largest, "curvature": curvature, "begin": largest / 4}
             self.add("unstable", lr=lr, **values)
 
-    def _draw_gradients(self, factor: float) -> list[Gradients]:
-        """Returns gradients for drawn residuals, each followed by a gradient of 0."""
-        grads: list[Gradients] = []
+    def _measure_noise(self) -> list[Gradients]:
+        """Returns differences of minibatches' gradients, with one gradient's noise."""
+        noises: list[Gradients] = []
+        for batches in zip(self.batches[::2], self.batches[1::2], strict=False):
+            one, other = (
+                [None if g is None else g.to(state_dtype(g), copy=True) for g in grads]
+                for grads in (self.gradient(batch)[1] for batch in batches)
+            )
+            pairs = zip(one, other, strict=True)
+            noises.append(
+                [None if a is None or b is None else (b - a) / 2**0.5 for a, b in pairs]
+            )
+        return noises
+
+    def _draw_noise(self, variance: float, factor: float) -> list[Gradients]:
+        """Returns gradients of ``factor`` times a squared error for drawn residuals."""
+        noises: list[Gradients] = []
         for batch in self.batches[:_DRAWN]:
             with torch.enable_grad(), recorded(self.model) as (outputs, calls):
                 self.value(batch)
             out = calls[0].args[0] if calls else output_of(outputs)
             for _ in range(0 if out is None else _DRAWS):
-                drawn = factor / out.numel() * torch.randn_like(out)
-                self.backward(lambda out=out: out, drawn)
-                found = [p.grad for p in self.params]
-                grads += [found, [None if g is None else g * 0 for g in found]]
-        return grads
+                scale = 2 * factor * math.sqrt(variance) / out.numel()
+                noises.append(self.backward(out, scale * torch.randn_like(out)))
+        return noises
 
     def _check_noise(self) -> None:
-        groups = self.sampler.param_groups
-        pairs = len(self.batches) // 2
-        grads: list[Gradients] = []
-        for batch in self.batches[: 2 * pairs]:
-            self.gradient(batch)
-            some = [p.grad for p in self.params]
-            grads.append([None if g is None else g.clone() for g in some])
-        heating = noise_heating(self.sampler, grads)
-        mean = mean_heating(heating, self.params)
-        if math.isnan(mean):
+        noises = self._measure_noise()
+        heating = noise_heating(self.sampler, noises)
+        if not heating:
             return
-        lr = max(float(group["lr"]) for group in groups)
+        mean = mean_heating(heating)
+        lr = max(float(group["lr"]) for group in self.groups)
         if lr > 0:
             self.numbers["noise_lr"] = lr * _HEATING / mean if mean > 0 else math.inf
         self.numbers["heating"] = self._by_name(heating)
         allowed, where = _LIMITS, "with the present gradient noise"
-        match, is_start = self.match, int(groups[0]["step"]) == 0
+        match, is_start = self.match, int(self.groups[0]["step"]) == 0
         if is_start and match is not None and match.is_square and match.factor > 0:
             share = (self.data.num_data or self.num_data) / self.num_data * match.width
             variance = share / (2 * match.factor)
-            # A gradient and 0 differ with half the variance of two gradients.
-            factor = 2 * match.factor * math.sqrt(2 * variance)
-            if grads := self._draw_gradients(factor):
-                heating, pairs = noise_heating(self.sampler, grads), len(grads) // 2
+            if drawn := self._draw_noise(variance, match.factor):
+                noises, heating = drawn, noise_heating(self.sampler, drawn)
                 self.numbers["fitted_heating"] = self._by_name(heating)
                 where = f"once residuals have the loss's own variance {variance:.3g}"
-                mean = mean_heating(heating, self.params)
+                mean = mean_heating(heating)
         elif is_start and self._has_learned_nothing():
             many = match is not None and match.width > 1
             allowed = _MANY_LIMITS if many else _START_LIMITS
         # The noise of a tensor with few elements is known to this factor only.
-        beyond = [
-            (each / (1 + math.sqrt(2 / (pairs * p.numel()))), each, self.names[id(p)])
-            for each, p in zip(heating, self.params, strict=True)
-            if not math.isnan(each)
-        ]
-        surely, excess, name = max(beyond)
+        surely, excess, name = max(
+            (h / (1 + math.sqrt(2 / (len(noises) * p.numel()))), h, self.names[id(p)])
+            for p, h in heating.items()
+        )
         text = (
             f"T_kin / T would be {1 + mean:.3g} on average over all coordinates and "
             f"{1 + excess:.3g} in {name}, {where}"
@@ -623,6 +620,5 @@ class _Run:
         entropy = float(-(shares * shares.log()).sum())
         return self.numbers["loss"] > 0.5 * self.match.factor * entropy
 
-    def _by_name(self, heating: list[float]) -> dict[str, float]:
-        pairs = zip(self.params, heating, strict=True)
-        return {self.names[id(p)]: each for p, each in pairs if not math.isnan(each)}
+    def _by_name(self, heating: Mapping[Tensor, float]) -> dict[str, float]:
+        return {self.names[id(p)]: each for p, each in heating.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
 from torch_sgmcmc._impl.hyperparams import noise_estimate
-from torch_sgmcmc._impl.utils import mapped, state_dtype, tensors_in
+from torch_sgmcmc._impl.utils import mapped, tensors_in
 from torch_sgmcmc.diagnostics.setup_issues import Issue, issue
 from torch_sgmcmc.samplers.baoa import BAOA
 from torch_sgmcmc.samplers.ewsg import EWSG
@@ -26,6 +26,8 @@ from torch_sgmcmc.samplers.sghmc import SGHMC
 from torch_sgmcmc.samplers.sgld import SGLD
 from torch_sgmcmc.samplers.sglrw import SGLRW
 from torch_sgmcmc.samplers.sgnht import SGNHT
+
+Tensors = Sequence[Tensor | None]
 
 
 def stable_lr(sampler: Sampler, curvature: float) -> float:
@@ -55,43 +57,35 @@ def has_known_heating(sampler: Sampler) -> bool:
     return isinstance(sampler, SGLD | SGHMC | BAOA | PSGLD)
 
 
-def noise_heating(
-    sampler: Sampler, grads: Sequence[Sequence[Tensor | None]]
-) -> list[float]:
-    """Returns T_kin / T - 1 of each tensor, from the noise of minibatches' gradients.
+def noise_heating(sampler: Sampler, noises: Sequence[Tensors]) -> dict[Tensor, float]:
+    """Returns T_kin / T - 1 by sampled tensor, from independent noises of gradients.
 
-    lr N V / (2 (1 - m) T) minus the noise estimate's part, V = ‖g₁ - g₂‖² / (2d)
-    averaged over pairs; NaN without gradients. It is proportional to lr.
+    lr N V / (2 (1 - m) T) minus the noise estimate's part, V the mean square of noise;
+    without tensors that lack a gradient. It is proportional to lr.
     """
-    heating = []
+    heating = {}
     ours = [(group, p) for group in sampler.param_groups for p in group["params"]]
-    for (group, p), each in zip(ours, zip(*grads, strict=True), strict=True):
-        if any(g is None for g in each) or p.numel() == 0:
-            heating.append(math.nan)
+    ours = [(group, p) for group, p in ours if p.requires_grad]
+    for (group, p), each in zip(ours, zip(*noises, strict=True), strict=True):
+        if any(noise is None for noise in each) or p.numel() == 0:
             continue
-        variance, pairs = 0.0, [*zip(each[::2], each[1::2], strict=True)]
-        for a, b in pairs:
-            weighted = difference = b.to(state_dtype(p)) - a.to(state_dtype(p))
-            if "square_average" in sampler.state.get(p, {}):
-                root = sampler.state[p]["square_average"].sqrt()
-                weighted = difference / (root + group["eps"])
-            square = float((difference * weighted).detach().double().sum())
-            variance += square / (2 * p.numel() * len(pairs))
-        kept = 1 - group.get("momentum", 0.0)
+        root: Tensor | float = 1.0
+        if "square_average" in sampler.state.get(p, {}):
+            root = sampler.state[p]["square_average"].sqrt() + group["eps"]
+        squares = [float((n.square() / root).double().mean()) for n in each]
+        kept, variance = 1 - group.get("momentum", 0.0), sum(squares) / len(squares)
         excess = group["lr"] * group["num_data"] * variance / (2 * group["temperature"])
         taken = noise_estimate(group) if "noise_estimate" in group else 0.0
         # BAOA's friction is 2 (1 - m) / (1 + m).
         factor = (2 - kept) / 2 if isinstance(sampler, BAOA) else 1.0
-        heating.append(factor * float(excess - taken) / kept)
+        heating[p] = factor * float(excess - taken) / kept
     return heating
 
 
-def mean_heating(heating: Sequence[float], params: Sequence[Tensor]) -> float:
-    """Returns T_kin / T - 1 of the mean coordinate of tensors with gradients."""
-    pairs = zip(heating, params, strict=True)
-    known = [(excess, p.numel()) for excess, p in pairs if not math.isnan(excess)]
-    total = sum(size for _, size in known)
-    return sum(excess * size for excess, size in known) / total if total else math.nan
+def mean_heating(heating: Mapping[Tensor, float]) -> float:
+    """Returns T_kin / T - 1 of the mean coordinate of these tensors."""
+    total = sum(p.numel() for p in heating)
+    return sum(excess * p.numel() for p, excess in heating.items()) / total
 
 
 # Distances along a direction with elements of about the parameters' size.
@@ -100,23 +94,18 @@ _DISTANCES = {torch.float64: (1e-3, 1e-5, 1e-7), torch.float32: (1e-2, 1e-3)}
 # distance of a curvature's gradients, and the most tensors to name.
 _LEAST, _MOST, _APART, _NAMED = 0.1, 200_000_000, 0.01, 8
 
-Tensors = Sequence[Tensor | None]
-
 
 @contextmanager
-def displaced(params: Sequence[Tensor], along: Tensors, by: float) -> Iterator[None]:
-    """Moves the parameters by a multiple of a direction, and back."""
-    moved = [(p, d) for p, d in zip(params, along, strict=True) if d is not None]
-    values = [p.detach().clone() for p, _ in moved]
+def displaced(moves: Iterable[tuple[Tensor, Tensor]], by: float) -> Iterator[None]:
+    """Moves tensors by a multiple of their directions, and back."""
+    kept = [(p.detach(), d, p.detach().clone()) for p, d in moves]
     try:
-        with torch.no_grad():
-            for p, d in moved:
-                p.add_(d.to(p.dtype), alpha=by)
+        for p, d, _ in kept:
+            p.add_(d.to(p.device, p.dtype), alpha=by)
         yield
     finally:
-        with torch.no_grad():
-            for (p, _), value in zip(moved, values, strict=True):
-                p.copy_(value)
+        for p, _, value in kept:
+            p.copy_(value)
 
 
 @contextmanager
@@ -162,15 +151,29 @@ def failing_tensors(
     parts = sorted(n * s for n, s in zip(norms, sizes, strict=True) if n > 0)
     part, start = parts[len(parts) // 2] if parts else 0.0, loss()
     sizes = [min(s, part / n) if n else s for n, s in zip(norms, sizes, strict=True)]
-    dtype = torch.float64 if unit < 1e-12 else torch.float32
+    distances = _DISTANCES[torch.float64 if unit < 1e-12 else torch.float32]
 
-    def differs(along: Tensors, scale: float) -> bool:
-        pairs = zip(known, along, strict=True)
-        slope = sum(float((g * d).sum()) for g, d in pairs if d is not None)
-        for distance in _DISTANCES[dtype]:
+    def directions(
+        chosen: Sequence[int], zeros: bool
+    ) -> Iterator[tuple[dict[int, Tensor], float]]:
+        """Yields directions of tensors, and the size of their contributions."""
+        # Contributions add up along the gradient, but not along random directions.
+        if not zeros:
+            units = {i: known[i] / norms[i] for i in chosen if norms[i] > 0}
+            yield {i: d * sizes[i] for i, d in units.items()}, part * len(chosen)
+        for _ in range(2):
+            drawn = {i: torch.randn_like(known[i]) * sizes[i] for i in chosen}
+            if zeros:
+                drawn = {i: d * (known[i] == 0) for i, d in drawn.items()}
+            yield drawn, part * math.sqrt(len(chosen))
+
+    def differs(along: dict[int, Tensor], scale: float) -> bool:
+        slope = sum(float((known[i] * d).sum()) for i, d in along.items())
+        for distance in distances:
             ends = []
             for sign in (1, -1):
-                with displaced(params, along, sign * distance):
+                moves = [(params[i], d) for i, d in along.items()]
+                with displaced(moves, sign * distance):
                     ends.append(loss())
             # At a minimum, terms of even order must cancel.
             even = 0.01 * abs(sum(ends) - 2 * start) / distance
@@ -180,26 +183,12 @@ def failing_tensors(
                 return False
         return True
 
-    def fails(chosen: Sequence[int], zeros: bool = False) -> bool:
-        # Contributions add up along the gradient, but not along random directions.
-        along: list[Tensor | None] = [None] * len(known)
-        for i in chosen if not zeros else ():
-            along[i] = known[i] * (sizes[i] / norms[i]) if norms[i] > 0 else None
-        if not zeros and differs(along, part * len(chosen)):
-            return True
-        for _ in range(2):
-            for i in chosen:
-                along[i] = torch.randn_like(known[i]) * sizes[i]
-                along[i] = along[i] * (known[i] == 0) if zeros else along[i]
-            if differs(along, part * math.sqrt(len(chosen))):
-                return True
-        return False
-
     # A loop, since a closure that calls itself would keep the model alive.
     def search(zeros: bool) -> Iterator[int]:
         left = [range(len(known))]
         while left:
-            if not fails(chosen := left.pop(), zeros):
+            chosen = left.pop()
+            if not any(differs(*each) for each in directions(chosen, zeros)):
                 continue
             if len(chosen) == 1:
                 yield chosen[0]
@@ -215,35 +204,28 @@ def failing_tensors(
 def largest_curvature(
     params: list[Tensor],
     scales: list[float],
-    gradient: Callable[[], list[Tensor]],
+    gradient: Callable[[], Tensor],
     iterations: int,
 ) -> float:
     """Returns the largest curvature of the mean loss, by power iterations.
 
     The coordinates are parameters divided by their scales: the result approaches the
     largest eigenvalue of D H D, D the scales, from below, and is >= 0. The start and
-    each iteration take one gradient of the same loss.
+    each iteration take one gradient of the same loss, a vector.
     """
-
-    def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
-        pairs = zip(a, b, strict=True)
-        return sum(float((x.double() * y.double()).sum()) for x, y in pairs)
-
-    start = gradient()
-    apart = _APART * (math.sqrt(dot(params, params)) or 1.0)
-    direction, largest = [s * g for s, g in zip(scales, start, strict=True)], 0.0
+    sizes, start = [p.numel() for p in params], gradient()
+    scale = start.new_tensor(scales).repeat_interleave(start.new_tensor(sizes).long())
+    length = math.hypot(*(float(p.norm(dtype=torch.float64)) for p in params))
+    apart, direction, largest = _APART * (length or 1.0), scale * start, 0.0
     for _ in range(iterations):
-        length = math.sqrt(dot(direction, direction))
+        length = float(direction.norm())
         if not 0 < length < math.inf:
             return largest
-        direction = [d / length for d in direction]
-        scaled = [s * d for s, d in zip(scales, direction, strict=True)]
-        with displaced(params, scaled, apart):
-            there = gradient()
-        product = [
-            s * (b - a) / apart for s, a, b in zip(scales, start, there, strict=True)
-        ]
-        found = dot(direction, product)
+        direction = direction / length
+        parts = zip(params, (scale * direction).split(sizes), strict=True)
+        with displaced([(p, part.view_as(p)) for p, part in parts], apart):
+            product = scale * (gradient() - start) / apart
+        found = float(direction @ product)
         if not math.isfinite(found):
             return largest
         largest, direction = max(largest, found), product
