@@ -15,9 +15,11 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
-from torch_sgmcmc._impl.hyperparams import noise_estimate
+from torch_sgmcmc._impl.context import kind_of
 from torch_sgmcmc._impl.utils import mapped, tensors_in
 from torch_sgmcmc.diagnostics.setup_issues import Issue, issue
+from torch_sgmcmc.diagnostics.temperature_means import MOTIONS
+from torch_sgmcmc.diagnostics.temperatures import step_of
 from torch_sgmcmc.samplers.baoa import BAOA
 from torch_sgmcmc.samplers.ewsg import EWSG
 from torch_sgmcmc.samplers.psgld import PSGLD
@@ -50,35 +52,35 @@ def has_known_heating(sampler: Sampler) -> bool:
         if is_online or not group["temperature"] > 0:
             return False
         if isinstance(sampler, PSGLD):
-            moving = (p for p in group["params"] if p.requires_grad)
-            states = (sampler.state.get(p, {}) for p in moving)
+            states = (sampler.state.get(p, {}) for p in _moving([group]))
             if group["adapt"] or not all("square_average" in s for s in states):
                 return False
     return isinstance(sampler, SGLD | SGHMC | BAOA | PSGLD)
 
 
+def _moving(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, Mapping[str, Any]]:
+    """Returns the sampled tensors with their groups."""
+    return {p: g for g in groups for p in g["params"] if p.requires_grad}
+
+
 def noise_heating(sampler: Sampler, noises: Sequence[Tensors]) -> dict[Tensor, float]:
     """Returns T_kin / T - 1 by sampled tensor, from independent noises of gradients.
 
-    lr N V / (2 (1 - m) T) minus the noise estimate's part, V the mean square of noise;
+    (lr N V / (2 T) - β) / friction, V the mean square of noise, β the noise estimate;
     without tensors that lack a gradient. It is proportional to lr.
     """
-    heating = {}
-    ours = [(group, p) for group in sampler.param_groups for p in group["params"]]
-    ours = [(group, p) for group, p in ours if p.requires_grad]
-    for (group, p), each in zip(ours, zip(*noises, strict=True), strict=True):
+    heating, motion = {}, MOTIONS[kind_of(sampler)]
+    ours = _moving(sampler.param_groups).items()
+    for (p, group), each in zip(ours, zip(*noises, strict=True), strict=True):
         if any(noise is None for noise in each) or p.numel() == 0:
             continue
         root: Tensor | float = 1.0
         if "square_average" in sampler.state.get(p, {}):
             root = sampler.state[p]["square_average"].sqrt() + group["eps"]
         squares = [float((n.square() / root).double().mean()) for n in each]
-        kept, variance = 1 - group.get("momentum", 0.0), sum(squares) / len(squares)
-        excess = group["lr"] * group["num_data"] * variance / (2 * group["temperature"])
-        taken = noise_estimate(group) if "noise_estimate" in group else 0.0
-        # BAOA's friction is 2 (1 - m) / (1 + m).
-        factor = (2 - kept) / 2 if isinstance(sampler, BAOA) else 1.0
-        heating[p] = factor * float(excess - taken) / kept
+        step, variance = step_of(group, motion), sum(squares) / len(squares)
+        excess = step.lr * step.num_data * variance / (2 * step.temperature)
+        heating[p] = (excess - step.noise_estimate) / step.friction
     return heating
 
 

@@ -456,7 +456,7 @@ class TemperatureMonitor:
                 of_noise = temperature_sums(*lists, kind=noise, **numbers)
                 sums.append(((4,), of_noise))
             places = [self._place[p] for p in params]
-            rows.append((places, sums, _step_of(group, motion)))
+            rows.append((places, sums, step_of(group, motion)))
         self._rows.append((rows, has_noise))
         if len(self._rows) >= MOST_ROWS:
             self._read()
@@ -472,7 +472,7 @@ class TemperatureMonitor:
             numbers = self._numbers(group, params)
             sums = temperature_sums(*lists, kind=_LANGEVIN, **numbers)
             places = [self._place[p] for p in params]
-            step = _step_of(group, self._motion)
+            step = step_of(group, self._motion)
             rows.append((places, [(_PLACES[_LANGEVIN], sums)], step))
         return rows
 
@@ -654,7 +654,8 @@ def _share_memory(a: Tensor | None, b: Tensor | None) -> bool:
     return a.numel() > 0 and a.data_ptr() == b.data_ptr()
 
 
-def _step_of(group: Mapping[str, Any], motion: Motion) -> Step:
+def step_of(group: Mapping[str, Any], motion: Motion) -> Step:
+    """Returns the settings of a group's step."""
     estimate = 0.0
     if "noise_estimate" in group:
         is_online = isinstance(group["noise_estimate"], str)
