@@ -14,8 +14,8 @@ from torch import nn
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.diagnostics.convergence import differences
-from torch_sgmcmc.posterior.store import _RATE as RATE
-from torch_sgmcmc.posterior.store import RunRecord, Trace
+from torch_sgmcmc.posterior.run_record import _RATE as RATE
+from torch_sgmcmc.posterior.run_record import RunRecord, Trace
 
 pytestmark = pytest.mark.full
 

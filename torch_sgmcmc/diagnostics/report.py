@@ -30,15 +30,14 @@ from torch_sgmcmc.diagnostics.run_issues import (
     sorted_by_kind,
 )
 from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor, panels
-from torch_sgmcmc.posterior.store import (
-    Draw,
+from torch_sgmcmc.posterior.run_record import (
     RunRecord,
-    SampleStore,
-    finite,
     plain,
     read_run_record,
     record_run,
 )
+from torch_sgmcmc.posterior.store import Draw, SampleStore
+from torch_sgmcmc.posterior.store_files import finite
 
 __all__ = ["Report", "report"]
 

@@ -23,7 +23,8 @@ from torch_sgmcmc.diagnostics.convergence import (
 )
 from torch_sgmcmc.diagnostics.setup_issues import Issue, some_of
 from torch_sgmcmc.posterior.predict import predict
-from torch_sgmcmc.posterior.store import Draw, RunRecord
+from torch_sgmcmc.posterior.run_record import RunRecord
+from torch_sgmcmc.posterior.store import Draw
 
 __all__ = ["by_chain"]
 

@@ -21,13 +21,8 @@ from torch_sgmcmc._impl.hyperparams import check_function, check_integer, wrong_
 from torch_sgmcmc._impl.utils import plain_names
 from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor
 from torch_sgmcmc.losses import Likelihood
-from torch_sgmcmc.posterior.store import (
-    SampleStore,
-    Trace,
-    folder_of,
-    plain,
-    record_run,
-)
+from torch_sgmcmc.posterior.run_record import Trace, plain, record_run
+from torch_sgmcmc.posterior.store import SampleStore, folder_of
 from torch_sgmcmc.posterior.store_files import checksums
 from torch_sgmcmc.posterior.writer import SampleWriter
 from torch_sgmcmc.samplers.hmc import HMC
