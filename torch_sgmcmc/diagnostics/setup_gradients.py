@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -155,18 +154,13 @@ def failing_tensors(
     sizes = [min(s, part / n) if n else s for n, s in zip(norms, sizes, strict=True)]
     distances = _DISTANCES[torch.float64 if unit < 1e-12 else torch.float32]
 
-    def directions(
-        chosen: Sequence[int], zeros: bool
-    ) -> Iterator[tuple[dict[int, Tensor], float]]:
+    def directions(chosen: Sequence[int]) -> Iterator[tuple[dict[int, Tensor], float]]:
         """Yields directions of tensors, and the size of their contributions."""
         # Contributions add up along the gradient, but not along random directions.
-        if not zeros:
-            units = {i: known[i] / norms[i] for i in chosen if norms[i] > 0}
-            yield {i: d * sizes[i] for i, d in units.items()}, part * len(chosen)
+        units = {i: known[i] / norms[i] for i in chosen if norms[i] > 0}
+        yield {i: d * sizes[i] for i, d in units.items()}, part * len(chosen)
         for _ in range(2):
             drawn = {i: torch.randn_like(known[i]) * sizes[i] for i in chosen}
-            if zeros:
-                drawn = {i: d * (known[i] == 0) for i, d in drawn.items()}
             yield drawn, part * math.sqrt(len(chosen))
 
     def differs(along: dict[int, Tensor], scale: float) -> bool:
@@ -185,21 +179,20 @@ def failing_tensors(
                 return False
         return True
 
-    # A loop, since a closure that calls itself would keep the model alive.
-    def search(zeros: bool) -> Iterator[int]:
-        left = [range(len(known))]
-        while left:
-            chosen = left.pop()
-            if not any(differs(*each) for each in directions(chosen, zeros)):
-                continue
-            if len(chosen) == 1:
-                yield chosen[0]
-            else:
-                half = len(chosen) // 2
-                left += [chosen[half:], chosen[:half]]
-
-    found = dict.fromkeys(islice(search(True), _NAMED), True)
-    return found or dict.fromkeys(islice(search(False), _NAMED), False)
+    found: dict[int, bool] = {}
+    left: list[Sequence[int]] = [range(len(known))]
+    while left and len(found) < _NAMED:
+        chosen = left.pop()
+        if not any(differs(*each) for each in directions(chosen)):
+            continue
+        if len(chosen) > 1:
+            half = len(chosen) // 2
+            left += [chosen[half:], chosen[:half]]
+            continue
+        (i,) = chosen
+        of_zeros = torch.randn_like(known[i]) * sizes[i] * (known[i] == 0)
+        found[i] = differs({i: of_zeros}, part)
+    return found
 
 
 @torch.no_grad()
