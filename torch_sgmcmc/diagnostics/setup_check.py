@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -17,7 +17,6 @@ from torch_sgmcmc._impl.utils import (
     halves,
     mapped,
     rows_of,
-    state_dtype,
     tensors_in,
     unwrapped,
 )
@@ -35,7 +34,6 @@ from torch_sgmcmc.diagnostics.setup_gradients import (
     in_double,
     largest_curvature,
     match_likelihood,
-    mean_heating,
     noise_heating,
     output_of,
     recorded,
@@ -178,17 +176,16 @@ class _Run:
         self, model: nn.Module, loss: Loss, loader: Any, sampler: Sampler
     ) -> None:
         self.model, self.loss, self.sampler = model, loss, sampler
-        self.own = {id(p) for p in model.parameters()}
-        params = [*context_of(sampler).params, *model.parameters()]
-        self.all = [*{id(p): p for p in params}.values()]
-        self.names = {id(p): name for name, p in unwrapped(model).named_parameters()}
+        self.own = set(model.parameters())
+        self.all = [*{*context_of(sampler).params, *self.own}]
+        self.names = {p: name for name, p in unwrapped(model).named_parameters()}
         self.sampled: list[Tensor] = []
         #: The param group of each sampled tensor.
         self.groups: list[dict[str, Any]] = []
         for group in sampler.param_groups:
             for i, p in enumerate(group["params"]):
-                name = self.names.get(id(p), f"{len(self.names)} {list(p.shape)}")
-                self.names[id(p)] = group.get("param_names", {i: name})[i]
+                name = self.names.get(p, f"{len(self.names)} {list(p.shape)}")
+                self.names[p] = group.get("param_names", {i: name})[i]
                 if p.requires_grad:
                     self.sampled.append(p)
                     self.groups.append(group)
@@ -204,8 +201,8 @@ class _Run:
         self.numbers |= {"not_sampled": (), "heating": {}, "fitted_heating": {}}
         self.match: Match | None = None
         self.gradients, self.is_num_data_settled = 0, False
-        # Indices of tensors that have had a gradient.
-        self.reached: set[int] = set()
+        #: The tensors that have had a gradient.
+        self.reached: set[Tensor] = set()
 
     @property
     def is_potential(self) -> bool:
@@ -217,9 +214,6 @@ class _Run:
 
     def has(self, *kinds: str) -> bool:
         return any(p.kind in kinds for p in self.issues)
-
-    def list_names(self, params: Iterable[Tensor]) -> str:
-        return some_of([self.names[id(p)] for p in params])
 
     def value(self, batch: Any) -> Tensor:
         """Returns the loss of a minibatch, or of each example."""
@@ -245,17 +239,20 @@ class _Run:
         with torch.enable_grad():
             loss = self.value(batch).mean()
         grads = self.backward(loss)
-        self.reached |= {i for i, grad in enumerate(grads) if grad is not None}
+        pairs = zip(self.sampled, grads, strict=True)
+        self.reached |= {p for p, grad in pairs if grad is not None}
         return float(loss.detach()), grads
 
     def flat(self, *batches: Any) -> Tensor:
-        """Returns the mean gradient as one vector, 0 for tensors without a gradient."""
-        device, vectors = self.sampled[0].device, []
-        for batch in batches:
-            grads = zip(self.gradient(batch)[1], self.sampled, strict=True)
-            parts = [local(torch.zeros_like(p) if g is None else g) for g, p in grads]
-            vectors.append(torch.cat([g.double().flatten().to(device) for g in parts]))
+        """Returns the mean gradient as one vector."""
+        vectors = [self.flatten(self.gradient(batch)[1]) for batch in batches]
         return sum(vectors[1:], vectors[0]) / len(vectors)
+
+    def flatten(self, grads: Gradients) -> Tensor:
+        """Returns gradients as one vector, 0 for tensors without a gradient."""
+        pairs, device = zip(grads, self.sampled, strict=True), self.sampled[0].device
+        parts = [local(torch.zeros_like(p) if g is None else g) for g, p in pairs]
+        return torch.cat([g.detach().double().flatten().to(device) for g in parts])
 
     def precisely(self, function: Callable[..., Any], *batches: Any) -> Any:
         """Calls a function with rounding unit and batches, in float64 if possible."""
@@ -272,9 +269,8 @@ class _Run:
 
     def check_parameters(self) -> None:
         """Compares the parameters of the sampler with the model's."""
-        own = {id(p) for p in self.sampled}
-        named = dict(self.model.named_parameters())
-        missing = tuple(name for name, p in named.items() if id(p) not in own)
+        own, named = set(self.sampled), dict(self.model.named_parameters())
+        missing = tuple(name for name, p in named.items() if p not in own)
         self.numbers["not_sampled"] = missing
         if not self.sampled:
             self.add("frozen")
@@ -282,9 +278,9 @@ class _Run:
             self.add("other model")
         for module in self.model.modules():
             row = getattr(module, "padding_idx", None)
-            if isinstance(module, nn.Embedding) and id(module.weight) in own:
+            if isinstance(module, nn.Embedding) and module.weight in own:
                 if row is not None:
-                    self._add_zeros([f"{self.names[id(module.weight)]}[{row}]"])
+                    self._add_zeros([f"{self.names[module.weight]}[{row}]"])
 
     def check_modes(self) -> None:
         """Finds layers that are not a function of one input."""
@@ -319,11 +315,11 @@ class _Run:
         first = self.batches[0]
         loss, grads = self.gradient(first)
         self.numbers["loss"] = loss
-        changed = [t for t in self.before.changed() if id(t) in self.names]
+        changed = [self.names[t] for t in self.before.changed() if t in self.names]
         if not self._is_usable(grads, loss):
             return
         if changed:
-            self.add("gradient/written", names=self.list_names(changed))
+            self.add("gradient/written", names=some_of(changed))
         self.before.restore()  # for example buffers that each call changes
         once = self.flat(first)
         self.before.restore()
@@ -350,24 +346,23 @@ class _Run:
 
     def _is_usable(self, grads: Gradients, loss: float) -> bool:
         takes_each = isinstance(self.sampler, SBPS)
+        finite = [g is None or bool(g.isfinite().all()) for g in grads]
+        pairs = zip(self.sampled, grads, strict=True)
+        lost = sum(g is None and p not in self.own for p, g in pairs)
         if len(self.loss_shape) != takes_each:
             wanted = ("their mean, one number", "the loss of each example")[takes_each]
             kind = type(self.sampler).__name__
             self.add("shape", shape=self.loss_shape, sampler=kind, what=wanted)
-            return False
-        finite = [g is None or bool(g.isfinite().all()) for g in grads]
-        if not math.isfinite(loss) or not all(finite):
+        elif not math.isfinite(loss) or not all(finite):
             some = finite.count(False)
             self.add("not finite", loss=loss, some=some, count=len(finite))
-            return False
-        pairs = zip(self.sampled, grads, strict=True)
-        lost = sum(g is None and id(p) not in self.own for p, g in pairs)
-        if all(g is None for g in grads):
+        elif not self.reached:
             self.add("other model/none")
-            return False
-        if lost:
+        elif lost:
             self.add("other model/lost", lost=lost, count=len(grads))
-        return True
+        else:
+            return True
+        return False
 
     def _check_penalty(self, first: Any, second: Any) -> None:
         """Finds gradients that remain when the model's outputs are constants."""
@@ -387,7 +382,7 @@ class _Run:
             size = float(a.norm())
             if float((a - b).norm()) < 1e-4 * size:
                 precision = self.num_data * size / float(p.detach().norm())
-                found[self.names[id(p)]] = precision / prior
+                found[self.names[p]] = precision / prior
         if found:
             self.add("penalty", names=some_of(found), ratio=max(found.values()))
 
@@ -429,11 +424,11 @@ class _Run:
             zeros = [i for i, of_zeros in failing.items() if of_zeros]
             self._add_zeros([self._place(i, grads[i]) for i in zeros])
         elif failing:
-            names = self.list_names(self.sampled[i] for i in failing)
-            self.add("gradient", names=names)
+            names = [self.names[self.sampled[i]] for i in failing]
+            self.add("gradient", names=some_of(names))
 
     def _place(self, i: int, grad: Tensor | None) -> str:
-        name = self.names[id(self.sampled[i])]
+        name = self.names[self.sampled[i]]
         if grad is None or not grad.dim() or not bool(grad.any()):
             return name
         rows = (grad == 0).flatten(1).all(1) if grad.dim() > 1 else grad == 0
@@ -448,11 +443,10 @@ class _Run:
         for batch in self.batches[1:_SAMPLES]:
             if len(self.reached) < len(self.sampled):
                 self.gradient(batch)
-        found = [p for i, p in enumerate(self.sampled) if i not in self.reached]
-        found = [p for p in found if id(p) in self.own]
+        found = [p for p in self.sampled if p in self.own - self.reached]
         if found and not self.has("no gradient"):
             size = f" ({sum(p.numel() for p in found):,} numbers)"
-            self._add_zeros([self.names[id(p)] for p in found], size)
+            self._add_zeros([self.names[p] for p in found], size)
 
     def _check_halves(self, first: Any, second: Any, both: Any) -> None:
         try:
@@ -540,60 +534,63 @@ class _Run:
             values = {"limit": largest, "curvature": curvature, "begin": largest / 4}
             self.add("unstable", lr=lr, **values)
 
-    def _measure_noise(self) -> list[Gradients]:
-        """Returns differences of minibatches' gradients, with one gradient's noise."""
-        noises: list[Gradients] = []
-        for batches in zip(self.batches[::2], self.batches[1::2], strict=False):
-            one, other = (
-                [None if g is None else g.to(state_dtype(g), copy=True) for g in grads]
-                for grads in (self.gradient(batch)[1] for batch in batches)
-            )
-            pairs = zip(one, other, strict=True)
-            noises.append(
-                [None if a is None or b is None else (b - a) / 2**0.5 for a, b in pairs]
-            )
-        return noises
+    def _measure_noise(self) -> Iterator[Tensor]:
+        """Yields differences of minibatches' gradients, with one gradient's noise."""
+        for one, other in zip(self.batches[::2], self.batches[1::2], strict=False):
+            yield (self.flat(other) - self.flat(one)) / 2**0.5
 
-    def _draw_noise(self, variance: float, factor: float) -> list[Gradients]:
-        """Returns gradients of ``factor`` times a squared error for drawn residuals."""
-        noises: list[Gradients] = []
+    def _draw_noise(self, variance: float, factor: float) -> Iterator[Tensor]:
+        """Yields gradients of ``factor`` times a squared error for drawn residuals."""
         for batch in self.batches[:_DRAWN]:
             with torch.enable_grad(), recorded(self.model) as (outputs, calls):
                 self.value(batch)
             out = calls[0].args[0] if calls else output_of(outputs)
             for _ in range(0 if out is None else _DRAWS):
                 scale = 2 * factor * math.sqrt(variance) / out.numel()
-                noises.append(self.backward(out, scale * torch.randn_like(out)))
-        return noises
+                yield self.flatten(self.backward(out, scale * torch.randn_like(out)))
+
+    def _find_heating(
+        self, key: str, noises: Iterable[Tensor]
+    ) -> tuple[float, float, float, str] | None:
+        """Returns T_kin / T - 1 of the mean coordinate and the worst tensor.
+
+        That is the mean, and the tensor's least likely value, value, and name.
+        """
+        count, squares = 0, torch.zeros((), device="cpu")
+        for noise in noises:
+            count, squares = count + 1, squares + noise.square()
+        variance = squares / max(count, 1)
+        heating = noise_heating(self.sampler, variance, self.reached) if count else {}
+        if not heating:
+            return None
+        self.numbers[key] = {self.names[p]: excess for p, excess in heating.items()}
+        total = sum(excess * p.numel() for p, excess in heating.items())
+        mean = total / sum(p.numel() for p in heating)
+        # The noise of a tensor with few elements is known to this factor only.
+        factors = {p: 1 + math.sqrt(2 / (count * p.numel())) for p in heating}
+        worst = max((h / factors[p], h, self.names[p]) for p, h in heating.items())
+        return mean, *worst
 
     def _check_noise(self) -> None:
-        noises = self._measure_noise()
-        heating = noise_heating(self.sampler, noises)
-        if not heating:
+        found = self._find_heating("heating", self._measure_noise())
+        if found is None:
             return
-        mean = mean_heating(heating)
-        lr = max(float(group["lr"]) for group in self.groups)
+        lr, mean = max(float(group["lr"]) for group in self.groups), found[0]
         if lr > 0:
             self.numbers["noise_lr"] = lr * _HEATING / mean if mean > 0 else math.inf
-        self.numbers["heating"] = self._by_name(heating)
         allowed, where = _LIMITS, "with the present gradient noise"
         match, is_start = self.match, int(self.groups[0]["step"]) == 0
         if is_start and match is not None and match.is_square and match.factor > 0:
             share = (self.data.num_data or self.num_data) / self.num_data * match.width
             variance = share / (2 * match.factor)
-            if drawn := self._draw_noise(variance, match.factor):
-                noises, heating = drawn, noise_heating(self.sampler, drawn)
-                self.numbers["fitted_heating"] = self._by_name(heating)
+            drawn = self._draw_noise(variance, match.factor)
+            if fitted := self._find_heating("fitted_heating", drawn):
+                found = fitted
                 where = f"once residuals have the loss's own variance {variance:.3g}"
-                mean = mean_heating(heating)
         elif is_start and self._has_learned_nothing():
             many = match is not None and match.width > 1
             allowed = _MANY_LIMITS if many else _START_LIMITS
-        # The noise of a tensor with few elements is known to this factor only.
-        surely, excess, name = max(
-            (h / (1 + math.sqrt(2 / (len(noises) * p.numel()))), h, self.names[id(p)])
-            for p, h in heating.items()
-        )
+        mean, surely, excess, name = found
         text = (
             f"T_kin / T would be {1 + mean:.3g} on average over all coordinates and "
             f"{1 + excess:.3g} in {name}, {where}"
@@ -619,6 +616,3 @@ class _Run:
         shares = labels.unique(return_counts=True)[1] / labels.numel()
         entropy = float(-(shares * shares.log()).sum())
         return self.numbers["loss"] > 0.5 * self.match.factor * entropy
-
-    def _by_name(self, heating: Mapping[Tensor, float]) -> dict[str, float]:
-        return {self.names[id(p)]: each for p, each in heating.items()}

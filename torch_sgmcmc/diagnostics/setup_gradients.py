@@ -62,31 +62,27 @@ def _moving(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, Mapping[str, An
     return {p: g for g in groups for p in g["params"] if p.requires_grad}
 
 
-def noise_heating(sampler: Sampler, noises: Sequence[Tensors]) -> dict[Tensor, float]:
-    """Returns T_kin / T - 1 by sampled tensor, from independent noises of gradients.
+def noise_heating(
+    sampler: Sampler, variance: Tensor, reached: set[Tensor]
+) -> dict[Tensor, float]:
+    """Returns T_kin / T - 1 of the reached tensors, which is proportional to lr.
 
-    (lr N V / (2 T) - β) / friction, V the mean square of noise, β the noise estimate;
-    without tensors that lack a gradient. It is proportional to lr.
+    (lr N V / (2 T) - β) / friction, β the noise estimate and V the variance by
+    minibatches of a gradient's elements, a vector of all sampled tensors.
     """
     heating, motion = {}, MOTIONS[kind_of(sampler)]
-    ours = _moving(sampler.param_groups).items()
-    for (p, group), each in zip(ours, zip(*noises, strict=True), strict=True):
-        if any(noise is None for noise in each) or p.numel() == 0:
+    ours = _moving(sampler.param_groups)
+    parts = variance.split([p.numel() for p in ours])
+    for (p, group), part in zip(ours.items(), parts, strict=True):
+        if p not in reached or p.numel() == 0:
             continue
-        root: Tensor | float = 1.0
         if "square_average" in sampler.state.get(p, {}):
             root = sampler.state[p]["square_average"].sqrt() + group["eps"]
-        squares = [float((n.square() / root).double().mean()) for n in each]
-        step, variance = step_of(group, motion), sum(squares) / len(squares)
-        excess = step.lr * step.num_data * variance / (2 * step.temperature)
+            part = part / root.flatten().to(part)
+        step = step_of(group, motion)
+        excess = step.lr * step.num_data * float(part.mean()) / (2 * step.temperature)
         heating[p] = (excess - step.noise_estimate) / step.friction
     return heating
-
-
-def mean_heating(heating: Mapping[Tensor, float]) -> float:
-    """Returns T_kin / T - 1 of the mean coordinate of these tensors."""
-    total = sum(p.numel() for p in heating)
-    return sum(excess * p.numel() for p, excess in heating.items()) / total
 
 
 # Distances along a direction with elements of about the parameters' size.
