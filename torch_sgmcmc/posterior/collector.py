@@ -245,7 +245,6 @@ class Collector:
     ) -> None:
         if not isinstance(sampler, Sampler):
             raise wrong_type("sampler", sampler, "a Sampler")
-        check_integer("chain", chain)
         check_integer("burn_in", burn_in)
         check_integer("every", every, low=1)
         if dtype is not None and not isinstance(dtype, torch.dtype):
@@ -300,16 +299,17 @@ class Collector:
         burn_in, every = self._settings.values()
         return (
             f"Collector of {type(self.sampler).__name__}: {self.num_draws} draws of "
-            f"{self._writer.place} (burn_in={burn_in}, every={every})"
+            f"{self._writer.files.place} (burn_in={burn_in}, every={every})"
         )
 
     def _compare_rest(self, writer: SampleWriter) -> None:
         """Warns if earlier draws belong to other values of the tensors not stored."""
         now = checksums(self._chosen.rest)
-        others = [name for name, s in writer.not_sampled.items() if now.get(name) != s]
+        stored = writer.files.info.not_sampled.items()
+        others = [name for name, checksum in stored if now.get(name) != checksum]
         if others:
             warnings.warn(
-                f"draws of {writer.place} are of a part of the model, and "
+                f"draws of {writer.files.place} are of a part of the model, and "
                 f"{others[0]!r} and {len(others) - 1} more of its other parameters are "
                 "not those that the draws were made with",
                 stacklevel=4,
@@ -448,9 +448,9 @@ class Collector:
         try:
             yield
         except RuntimeError as error:
-            safe, last = f"{writer.place} has no draw yet", writer.last_step
+            safe, last = f"{writer.files.place} has no draw yet", writer.files.last_step
             if last is not None:
-                count = f"{len(writer)} draws of {writer.place}"
+                count = f"{len(writer)} draws of {writer.files.place}"
                 safe = f"{count}, up to step {last}, are safe"
             raise RuntimeError(
                 f"{error}. {safe}; {writer.num_waiting} more wait in memory, and the "
@@ -530,7 +530,7 @@ class Collector:
             return
         beside = self._monitor, self._trace
         ran = record_run(self.sampler, *beside, temperature=self._temperature)
-        self._writer.write_run(plain(ran))
+        self._writer.files.write_run(plain(ran))
 
     def _close(self, *, warns: bool) -> None:
         if os.getpid() != self._process:
@@ -551,22 +551,20 @@ class Collector:
         writer, sampler = self._writer, self.sampler
         if writer is None:
             return
-        skipped = sampler.num_skipped - self._skipped
+        skipped, place = sampler.num_skipped - self._skipped, writer.files.place
         if self._count == 0 and skipped >= _MANY:
             warnings.warn(
                 f"all {skipped} steps of {type(sampler).__name__} were skipped, since "
-                f"gradients were not finite: {writer.place} has no draw of them",
+                f"gradients were not finite: {place} has no draw of them",
                 stacklevel=4,
             )
         elif len(writer) >= _MANY and self._has_not_moved():
             reason = "it has not moved"
             if isinstance(sampler, HMC):
-                rate = (
-                    f"{sampler.acceptance_rate:.2g} of its trajectories were accepted"
-                )
-                reason = f"{rate}: a smaller step_size, or warmup(), is needed"
+                rate = f"{sampler.acceptance_rate:.2g} of its trajectories were"
+                reason = f"{rate} accepted: a smaller step_size, or warmup(), is needed"
             warnings.warn(
-                f"all {len(writer)} draws of {writer.place} are the same: {reason}",
+                f"all {len(writer)} draws of {place} are the same: {reason}",
                 stacklevel=4,
             )
 

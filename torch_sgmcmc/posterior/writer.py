@@ -86,11 +86,12 @@ class SampleWriter:
             None if likelihood is None else likelihood.settings(),
         )
         folder = folder_of(store)
-        self._chain: FolderChain | MemoryChain
+        #: The chain's files, or its memory.
+        self.files: FolderChain | MemoryChain
         if isinstance(store, SampleStore) and folder is None:
-            self._chain = store.open_in_memory(chain, self._info)
+            self.files = store.open_in_memory(chain, self._info)
         else:
-            self._chain = FolderChain(folder, chain, self._info)
+            self.files = FolderChain(folder, chain, self._info)
         self._size = sum(
             t.numel() * self._dtypes[name].itemsize for name, t in tensors.items()
         )
@@ -105,22 +106,7 @@ class SampleWriter:
 
     def __len__(self) -> int:
         """The number of draws that are on the disk."""
-        return self._chain.num_draws
-
-    @property
-    def place(self) -> str:
-        """The chain and its store, for messages."""
-        return self._chain.place
-
-    @property
-    def not_sampled(self) -> dict[str, int]:
-        """Checksums of tensors that the store's earlier draws lack."""
-        return self._chain.info.not_sampled
-
-    @property
-    def last_step(self) -> int | None:
-        """The step of the last draw on the disk; None if there is none."""
-        return self._chain.last_step
+        return self.files.num_draws
 
     @property
     def num_waiting(self) -> int:
@@ -190,17 +176,18 @@ class SampleWriter:
             RuntimeError: the writer is closed or belongs to another process, or earlier
                 draws still cannot be written.
         """
+        place = self.files.place
         if self._process != os.getpid():
             raise RuntimeError(
-                f"Cannot write to {self.place}: process {self._process} has opened it, "
-                "and this is a fork of it (give each process its own chain)"
+                f"Cannot write to {place}: process {self._process} has opened it, and "
+                "this is a fork of it (give each process its own chain)"
             )
         if self._is_closed:
-            raise RuntimeError(f"Cannot write to {self.place}: the writer is closed")
+            raise RuntimeError(f"Cannot write to {place}: the writer is closed")
         if self._is_undecided:
             raise ValueError(
-                f"Invalid store: {self.place} has {len(self)} draws of an earlier run "
-                "(load the state dict of its checkpoint, or restart())"
+                f"Invalid store: {place} has {len(self)} draws of an earlier run (load "
+                "the state dict of its checkpoint, or restart())"
             )
         with self._lock:
             if self._writing is not None and self._writing.done():
@@ -223,7 +210,7 @@ class SampleWriter:
         """Writes waiting draws; returns the chain's position for :meth:`cut_back`."""
         with self._lock:
             self.flush()
-            return self._chain.position()
+            return self.files.position()
 
     def cut_back(self, position: Mapping[str, int]) -> None:
         """Deletes draws stored after a checkpoint.
@@ -233,7 +220,7 @@ class SampleWriter:
         """
         with self._lock:
             self.flush()
-            self._chain.cut_back(position)
+            self.files.cut_back(position)
             self._is_undecided = False
 
     def restart(self) -> None:
@@ -241,12 +228,8 @@ class SampleWriter:
         with self._lock:
             self._wait()
             self._rows.clear()
-            self._chain.clear()
+            self.files.clear()
             self._is_undecided = False
-
-    def write_run(self, content: Mapping[str, Any]) -> None:
-        """Writes ``run.json``, the chain's run record."""
-        self._chain.write_run(content)
 
     def close(self) -> None:
         """Writes waiting draws, and releases the chain for other writers.
@@ -263,7 +246,7 @@ class SampleWriter:
                 self._is_closed = True
                 if self._thread is not None:
                     self._thread.shutdown()
-                self._chain.close()
+                self.files.close()
 
     def __enter__(self) -> SampleWriter:
         return self
@@ -308,7 +291,7 @@ class SampleWriter:
         }
         columns["prior_precision"] = [v["prior_precision"] for v in values]
         file = DrawFile(self._info, self.chain, "", len(rows), 0, 0, columns)
-        self._chain.add(tensors, file)
+        self.files.add(tensors, file)
 
 
 def _copied(tensor: Tensor, dtype: torch.dtype) -> Tensor:
