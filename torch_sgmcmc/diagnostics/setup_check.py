@@ -97,11 +97,9 @@ def check_setup(
     .. math:: \frac{T_\text{kin}}{T} - 1 \approx \frac{\mathrm{lr}\, N V}{2 (1 - m) T}
         - \hat\beta \frac{1}{1 - m}
 
-    (:class:`BAOA`: (1 + m) / 2 of it). The issue "above T" is T_kin above 1.5 T in the
-    mean or 5 T in a tensor; above 2 T in a tensor is a remark. Before the first step of
-    a Gaussian likelihood, V is the variance for residuals with the loss's own variance.
-    A classifier that has learned nothing may have 21 T in a tensor; with many targets
-    of a datum 41 T, and 6 T in the mean.
+    (:class:`BAOA`: (1 + m) / 2 of it). Before the first step of a Gaussian likelihood,
+    V is the variance for residuals with the loss's own variance. docs/first_run.md has
+    the temperatures that raise an issue.
 
     Parameters, buffers, gradients, training flags, the default random generators
     (torch, Python, NumPy) and the loader's generators are restored.
