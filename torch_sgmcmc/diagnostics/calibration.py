@@ -106,6 +106,9 @@ class Chain:
         return -self._losses(indices).sum(0)
 
 
+# Smaller correlations do not show in ranks.
+_CORRELATED = 0.2
+
 # Most ranks at which the distribution is compared.
 _MOST_POINTS = 100
 
@@ -196,10 +199,6 @@ def _binomial(count: Tensor, x: Tensor, p: Tensor) -> Tensor:
     ways = torch.lgamma(count + 1) - torch.lgamma(x + 1) - torch.lgamma(count - x + 1)
     log_mass = ways + torch.xlogy(x, p) + torch.special.xlog1py(count - x, -p)
     return torch.where(possible, log_mass, -torch.inf).exp()
-
-
-# Above this, ranks of correlated draws are visibly not uniform.
-_CORRELATED = 0.3
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,9 +320,7 @@ class Calibration:
             )
         return "\n".join(lines)
 
-    def __str__(self) -> str:
-        """Returns the summary."""
-        return self.summary()
+    __str__ = summary
 
     def plot(self, coverage: float = 0.95) -> Any:
         """Draws the differences of all quantities, and the band of one quantity.
@@ -357,9 +354,6 @@ _MOST_COORDINATES = 64
 _FIRST_PILOT, _LONGEST_PILOT = 256, 65_536
 # Fewest effective draws of a pilot whose estimate is trusted.
 _FEWEST = 40
-
-# Smaller correlations do not show in ranks.
-_CORRELATED = 0.2
 
 
 def sbc(

@@ -355,7 +355,7 @@ class TemperatureMonitor:
             fresh_gradients(sampler, closure)
             work = tensor_lists_of(sampler)
             if self._compares:
-                self._others, self._others_at = self._forces_of(work), self._versions()
+                self._others, self._others_at = self._rows_of(work), self._versions()
             else:
                 self._add(work, plain=True, has_noise=False)
         finally:
@@ -414,14 +414,22 @@ class TemperatureMonitor:
             return
         # Something else, such as a checkpoint, may have moved the parameters.
         if self._versions() == self._others_at:
-            self._forces.append((self._others, self._forces_of(work)))
+            self._forces.append((self._others, self._rows_of(work)))
         self._others = []
         if len(self._forces) >= MOST_ROWS:
             self._read()
 
     def _add(self, work: list[TensorLists], *, plain: bool, has_noise: bool) -> None:
+        self._rows.append((self._rows_of(work, plain, has_noise), has_noise))
+        if len(self._rows) >= MOST_ROWS:
+            self._read()
+
+    def _rows_of(
+        self, work: list[TensorLists], plain: bool = True, has_noise: bool = False
+    ) -> list[_Row]:
+        """Returns sums of each tensor, with ``plain`` x · g alone."""
         state = self._observed_context().state
-        rows = []
+        rows: list[_Row] = []
         for group, params, grads, _ in work:
             motion = Motion.NONE if plain else self._motion
             states = [state.get(p, {}) for p in params]
@@ -457,24 +465,10 @@ class TemperatureMonitor:
                 sums.append(((4,), of_noise))
             places = [self._place[p] for p in params]
             rows.append((places, sums, step_of(group, motion)))
-        self._rows.append((rows, has_noise))
-        if len(self._rows) >= MOST_ROWS:
-            self._read()
+        return rows
 
     def _versions(self) -> list[int]:
         return [0 if p.is_inference() else p._version for p in self._params]
-
-    def _forces_of(self, work: list[TensorLists]) -> list[_Row]:
-        """Returns x · g of each tensor."""
-        rows: list[_Row] = []
-        for group, params, grads, _ in work:
-            lists = grads, *self._positions(params), [], []
-            numbers = self._numbers(group, params)
-            sums = temperature_sums(*lists, kind=_LANGEVIN, **numbers)
-            places = [self._place[p] for p in params]
-            step = step_of(group, self._motion)
-            rows.append((places, [(_PLACES[_LANGEVIN], sums)], step))
-        return rows
 
     def _numbers(self, group: dict[str, Any], params: list[Tensor]) -> dict[str, Any]:
         return {
