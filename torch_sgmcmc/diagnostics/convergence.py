@@ -78,12 +78,14 @@ class Convergence:
         for level in levels:
             if check_real("level", level) > 1:
                 raise ValueError(f"Invalid level: {level} (must be in [0, 1])")
-        q = torch.tensor(levels, dtype=torch.float64)
-        varying = ~self.constant
-        found = {"rhat": _of_sorted(self.rhat[varying].sort().values, q)}
-        for name in ("ess", "ess_tail"):
-            values = getattr(self, name)[varying]
-            found[name] = _of_sorted(values.sort(descending=True).values, q)
+        q = torch.tensor(levels, dtype=torch.float64, device="cpu")
+        worse = {"rhat": self.rhat, "ess": -self.ess, "ess_tail": -self.ess_tail}
+        found = {}
+        for name, values in worse.items():
+            varying = values[~self.constant]
+            found[name] = torch.full_like(q, torch.nan)
+            if len(varying) > 0:
+                found[name] = varying.quantile(q, interpolation="higher").abs()
         return found
 
     def __str__(self) -> str:
@@ -103,14 +105,6 @@ class Convergence:
         if constant:
             lines.append(f"constant in all draws: {constant} of {count}")
         return "\n".join(lines)
-
-
-def _of_sorted(values: Tensor, levels: Tensor) -> Tensor:
-    """Returns quantiles of values from best to worst, not interpolated."""
-    if len(values) == 0:
-        return torch.full_like(levels, torch.nan)
-    index = (levels * (len(values) - 1)).ceil().long()
-    return values[index]
 
 
 def arviz(name: str, values: Tensor, **options: Any) -> Tensor:

@@ -270,14 +270,15 @@ class Collector:
         self._settings = {"burn_in": burn_in, "every": every}
         self._chosen = Chosen(model, sampler, parameters, buffers)
         group = sampler.process_group
-        self._writer: SampleWriter | None = None
-        if group is None or dist.get_rank(group) == 0:
-            self._writer = SampleWriter(
-                *(store, self._chosen.now()),
-                **{"chain": chain, "dtype": dtype, "not_sampled": self._chosen.rest},
-                likelihood=likelihood,
-            )
-            self._compare_rest(self._writer)
+        # The writers of other ranks than the first stay empty.
+        self._stores = group is None or dist.get_rank(group) == 0
+        self._writer = SampleWriter(
+            *(store if self._stores else SampleStore(), self._chosen.now()),
+            **{"chain": chain, "dtype": dtype, "likelihood": likelihood},
+            not_sampled=self._chosen.rest if self._stores else None,
+        )
+        if self._stores:
+            self._compare_rest()
         self._store, self._chain, self._process = store, chain, os.getpid()
         self._weight, self._when = weight or _sign, when
         self.loss: float | Tensor = math.nan
@@ -294,7 +295,7 @@ class Collector:
         self._finish = weakref.finalize(self, _finish, *left)
 
     def __repr__(self) -> str:
-        if self._writer is None:
+        if not self._stores:
             return "Collector of a rank that stores nothing"
         burn_in, every = self._settings.values()
         return (
@@ -302,14 +303,14 @@ class Collector:
             f"{self._writer.files.place} (burn_in={burn_in}, every={every})"
         )
 
-    def _compare_rest(self, writer: SampleWriter) -> None:
+    def _compare_rest(self) -> None:
         """Warns if earlier draws belong to other values of the tensors not stored."""
-        now = checksums(self._chosen.rest)
-        stored = writer.files.info.not_sampled.items()
+        files, now = self._writer.files, checksums(self._chosen.rest)
+        stored = files.info.not_sampled.items()
         others = [name for name, checksum in stored if now.get(name) != checksum]
         if others:
             warnings.warn(
-                f"draws of {writer.files.place} are of a part of the model, and "
+                f"draws of {files.place} are of a part of the model, and "
                 f"{others[0]!r} and {len(others) - 1} more of its other parameters are "
                 "not those that the draws were made with",
                 stacklevel=4,
@@ -318,14 +319,14 @@ class Collector:
     @property
     def num_draws(self) -> int:
         """The number of this chain's draws that are on the disk."""
-        return 0 if self._writer is None else len(self._writer)
+        return len(self._writer)
 
     def _is_due(self, count: int) -> bool:
         burn_in, every = self._settings.values()
         return count > burn_in and (count - burn_in) % every == 0
 
     def _add_hooks(self) -> None:
-        if self._writer is None:
+        if not self._stores:
             return
         sampler, after = self.sampler, self.sampler.register_step_post_hook
         self._handles += [sampler.register_step_pre_hook(self._before_step)]
@@ -341,7 +342,6 @@ class Collector:
 
     def _before_step(self, sampler: Any, *_: Any) -> None:
         """Raises, before the update, any error that would prevent storing the draw."""
-        assert self._writer is not None
         with self._naming_stored_draws():
             self._writer.check()
         if isinstance(sampler, SBPS):
@@ -392,7 +392,7 @@ class Collector:
                 ``when``. Nothing has changed.
             RuntimeError: an error of the block or of a step.
         """
-        if self._writer is None:
+        if not self._stores:
             return block(*batches)
         ahead = range(self._count + 1, self._count + len(batches[0]) + 1)
         if sum(map(self._is_due, ahead)) > 1 or self._when is not None:
@@ -421,7 +421,6 @@ class Collector:
 
     def _take(self, step: int, mark: float) -> None:
         """Counts a step, and stores the draw if it is due."""
-        assert self._writer is not None
         if self._when is not None and not self._when():
             self._mark = mark
             return
@@ -444,7 +443,6 @@ class Collector:
     @contextmanager
     def _naming_stored_draws(self) -> Iterator[None]:
         writer = self._writer
-        assert writer is not None
         try:
             yield
         except RuntimeError as error:
@@ -463,9 +461,8 @@ class Collector:
         Raises:
             RuntimeError: a draw cannot be written; the next call tries again.
         """
-        if self._writer is not None:
-            with self._naming_stored_draws():
-                self._writer.flush()
+        with self._naming_stored_draws():
+            self._writer.flush()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the collector's progress, once all draws so far are on the disk."""
@@ -475,7 +472,7 @@ class Collector:
             "monitor": self._monitor and self._monitor.state_dict(),
             **{"losses": self._trace.state_dict(), "temperature": self._temperature},
             **{"count": self._count, "mark": self._mark},
-            "position": None if self._writer is None else self._writer.checkpoint(),
+            "position": self._writer.checkpoint() if self._stores else None,
             **self._settings,
         }
 
@@ -490,7 +487,7 @@ class Collector:
             if state_dict[name] != value:
                 run = f"the run in progress has {state_dict[name]}"
                 raise ValueError(f"Invalid {name}: {value} ({run})")
-        if self._writer is not None:
+        if self._stores:
             if state_dict["position"] is None:
                 raise ValueError(
                     "Invalid state_dict: of a rank that stores nothing (must be of the "
@@ -507,8 +504,7 @@ class Collector:
 
     def restart(self) -> None:
         """Deletes the chain's draws, for a run that starts again."""
-        if self._writer is not None:
-            self._writer.restart()
+        self._writer.restart()
         self._count, self._mark, self._trace = 0, None, Trace()
         if self._monitor is not None:
             self._monitor.reset()
@@ -526,7 +522,7 @@ class Collector:
             self._close(warns=True)
 
     def _write_run(self) -> None:
-        if self._writer is None or self._mark is None:
+        if self._mark is None:
             return
         beside = self._monitor, self._trace
         ran = record_run(self.sampler, *beside, temperature=self._temperature)
@@ -543,13 +539,12 @@ class Collector:
         finally:
             self._finish.detach()
             self._remove_hooks()
-            if self._writer is not None:
-                with suppress(RuntimeError):  # flush() has raised it
-                    self._writer.close()
+            with suppress(RuntimeError):  # flush() has raised it
+                self._writer.close()
 
     def _warn_of_faults(self) -> None:
         writer, sampler = self._writer, self.sampler
-        if writer is None:
+        if not self._stores:
             return
         skipped, place = sampler.num_skipped - self._skipped, writer.files.place
         if self._count == 0 and skipped >= _MANY:
@@ -598,11 +593,10 @@ def _sign(sampler: Any) -> float:
     return getattr(sampler, "sign", 1.0)
 
 
-def _finish(handles: Iterable[Any], writer: SampleWriter | None, process: int) -> None:
+def _finish(handles: Iterable[Any], writer: SampleWriter, process: int) -> None:
     """Closes an abandoned collector, except in a forked child."""
     if os.getpid() != process:
         return
     for handle in handles:
         handle.remove()
-    if writer is not None:
-        writer.close()
+    writer.close()
