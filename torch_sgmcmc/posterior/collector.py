@@ -249,14 +249,12 @@ class Collector:
         check_integer("every", every, low=1)
         if dtype is not None and not isinstance(dtype, torch.dtype):
             raise TypeError(f"Invalid dtype: {dtype!r} (must be a torch.dtype)")
-        for name, given, kind, wanted in (
-            ("likelihood", likelihood, Likelihood, "one of torch_sgmcmc.losses"),
-            ("monitor", monitor, TemperatureMonitor, "TemperatureMonitor"),
-        ):
-            if given is not None and not isinstance(given, kind):
-                raise wrong_type(name, given, wanted)
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"Invalid dtype: {dtype} (must be a floating-point one)")
+        if likelihood is not None and not isinstance(likelihood, Likelihood):
+            raise wrong_type("likelihood", likelihood, "one of torch_sgmcmc.losses")
+        if monitor is not None and not isinstance(monitor, TemperatureMonitor):
+            raise wrong_type("monitor", monitor, "TemperatureMonitor")
         for name, function in {"weight": weight, "when": when}.items():
             if function is not None:
                 check_function(name, function)
