@@ -249,8 +249,7 @@ class TemperatureMonitor:
             )
         self._centers = centers_of(center, sampler, self._params)
         self._every = every
-        redraws = groups[0].get("resample_momentum_every", 0)
-        self._interval = _interval_of(every, redraws)
+        self._interval = _interval_of(every, groups[0])
         self._previous: tuple[int, dict[Tensor, Tensor]] | None = None
         self._rows: list[tuple[list[_Row], bool]] = []
         # Forces of observe() at the present θ, and pairs with the step's.
@@ -300,8 +299,8 @@ class TemperatureMonitor:
         self._others = []
         self._forces.clear()
         self._every, self._previous = state_dict["every"], previous
-        redraws = self._attached().param_groups[0].get("resample_momentum_every", 0)
-        self._interval = _interval_of(self._every, redraws)
+        group = self._attached().param_groups[0]
+        self._interval = _interval_of(self._every, group)
 
     def _read_previous(
         self, saved: Mapping[str, Any] | None
@@ -401,8 +400,7 @@ class TemperatureMonitor:
             )
             self._add(work, plain=False, has_noise=has_noise)
             self._previous = None
-            every = work[0].group.get("resample_momentum_every", 0)
-            self._interval = interval = _interval_of(self._every, every)
+            self._interval = interval = _interval_of(self._every, work[0].group)
         if (step + 1) % (NOISE_EVERY * interval) == 0:
             # A clone: a later backward pass may add to the same memory.
             pairs = (zip(w.params, w.grads, strict=True) for w in work)
@@ -630,8 +628,9 @@ def _observed(rows: list[_Row]) -> Iterator[tuple[int, list[float], Step]]:
             yield tensor, sums, step
 
 
-def _interval_of(every: int, redraws: int) -> int:
+def _interval_of(every: int, group: Mapping[str, Any]) -> int:
     """Returns an interval that observes all of a cycle of redrawn momenta."""
+    redraws = group.get("resample_momentum_every", 0)
     while redraws > 0 and math.gcd(every, redraws) > 1:
         every += 1
     return every
