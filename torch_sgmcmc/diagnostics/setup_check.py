@@ -319,9 +319,7 @@ class _Run:
         if changed:
             self.add("gradient/written", names=some_of(changed))
         self.before.restore()  # for example buffers that each call changes
-        once = self.flat(first)
-        self.before.restore()
-        again = self.flat(first)
+        once, again = self.flatten(grads), self.flat(first)
         if (again - once).norm() > 1e-3 * once.norm():
             self.add("random loss")
             return
@@ -473,8 +471,8 @@ class _Run:
     def _sample_loss(self, batch: Any) -> LossSample:
         with torch.no_grad(), recorded(self.model) as (outputs, calls):
             loss = float(self.value(batch).double().mean())
-        guesses = [] if calls else guess_calls(outputs, batch)
-        return LossSample(loss, rows_of(batch), calls, guesses)
+        some = calls or guess_calls(outputs, batch)
+        return LossSample(loss, rows_of(batch), some, is_called=bool(calls))
 
     def _check_value(self, batches: list[Any]) -> None:
         def evaluate(unit: float, *batches: Any) -> tuple[list[LossSample], float]:

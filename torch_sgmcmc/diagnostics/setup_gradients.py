@@ -277,10 +277,10 @@ class LossSample(NamedTuple):
 
     loss: float
     rows: int | None
-    #: Calls of torch's losses while the loss was computed.
+    #: Calls of torch's losses while the loss was computed; without these, possible
+    #: calls with the model's outputs and the minibatch's tensors.
     calls: list[Call]
-    #: Possible calls with the model's outputs and the minibatch's tensors.
-    guesses: list[Call]
+    is_called: bool
 
 
 @contextmanager
@@ -391,12 +391,11 @@ def match_likelihood(samples: Sequence[LossSample], rounding: float) -> Match | 
     """Finds the known loss to which all samples are proportional."""
     if len(samples) < 3 or rounding > 1e-4 or not all(s.rows for s in samples):
         return None
-    candidates: list[tuple[Call, ...]] = []
-    for lists in ([k.calls for k in samples], [k.guesses for k in samples]):
-        if len({tuple(call.name for call in calls) for calls in lists}) == 1:
-            candidates += zip(*lists, strict=True)
-    is_called = bool(samples[0].calls)
-    for calls in candidates if len(samples[0].calls) < 2 else ():
+    names = {(*(call.name for call in sample.calls),) for sample in samples}
+    is_called = samples[0].is_called
+    if len(names) > 1 or (is_called and len(samples[0].calls) > 1):
+        return None
+    for calls in zip(*(sample.calls for sample in samples), strict=True):
         means = [call.mean() for call in calls]
         factor = _factor([s.loss for s in samples], means, rounding, is_called)
         if factor:
@@ -429,7 +428,7 @@ def _factor(
 
 def find_outputs(samples: Sequence[LossSample], match: Match | None) -> list[Issue]:
     """Finds outputs that do not fit the called loss."""
-    calls = [call for sample in samples for call in sample.calls]
+    calls = [call for s in samples if s.is_called for call in s.calls]
     calls = calls or (match.calls if match else [])
     for function in {call.function for call in calls}:
         call = next(call for call in calls if call.function is function)
