@@ -495,10 +495,10 @@ def _autocorrelations(axes: Any, found: Report) -> None:
 
     ess = found.convergence.ess.flatten().nan_to_num(nan=torch.inf)
     values, finite = _quantities(found.outputs), int(ess.isfinite().sum())
-    places = torch.linspace(0, finite - 1, min(_SHOWN, finite)).long()
+    places = torch.linspace(0, finite - 1, min(_SHOWN, finite), device="cpu").long()
     noise = 2 / math.sqrt(values.shape[0] * values.shape[1])
     for place in ess.argsort()[places].unique_consecutive().tolist():
-        each = torch.as_tensor(array_stats.autocorr(values[:, :, place].numpy()))
+        each = torch.from_numpy(array_stats.autocorr(values[:, :, place].numpy()))
         mean = each.nan_to_num(nan=0.0).mean(0)
         below = (mean < noise).nonzero().flatten().tolist()
         end = min([*below, len(mean)][0], len(mean) // 2) + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -400,9 +401,9 @@ def match_likelihood(samples: Sequence[LossSample], rounding: float) -> Match | 
         factor = _factor([s.loss for s in samples], means, rounding, is_called)
         if factor:
             pairs = zip(calls, samples, strict=True)
-            widths = torch.tensor([c.count / (k.rows or 1) for c, k in pairs])
-            width = float(widths.mean())
-            error = float(widths.std()) / len(samples) ** 0.5 / max(width, 1e-9)
+            widths = [call.count / (sample.rows or 1) for call, sample in pairs]
+            width, spread = statistics.fmean(widths), statistics.stdev(widths)
+            error = spread / len(samples) ** 0.5 / max(width, 1e-9)
             return Match([*calls], factor, width, 0.01 + 4 * error)
     return None
 
@@ -411,7 +412,8 @@ def _factor(
     losses: list[float], means: list[float], rounding: float, is_called: bool
 ) -> float:
     """Returns a where losses are a · means + b; 0 where they are not."""
-    x, m = (torch.tensor(v, dtype=torch.float64) for v in (losses, means))
+    options = {"dtype": torch.float64, "device": "cpu"}
+    x, m = (torch.tensor(values, **options) for values in (losses, means))
     size = rounding * float(x.abs().max())
     if not math.isfinite(size * float(m.square().sum())) or size == 0 or not m.any():
         return 0.0

@@ -336,7 +336,8 @@ class Loader:
         if most > _UNEQUAL * least:
             ratio = most / least
             yield issue("data order/sizes", least=least, most=most, ratio=ratio)
-        values = torch.tensor([*self._neighbours()], dtype=torch.float64).view(-1, 2)
+        options = {"dtype": torch.float64, "device": "cpu"}
+        values = torch.tensor([*self._neighbours()], **options).view(-1, 2)
         near = (values[:, 0] - values[:, 1]).abs().mean()
         far = (values[:, :1] - values[:, 1]).abs().mean()
         if len(values) >= _PAIRS // 2 and near < _SORTED * far:
@@ -350,8 +351,10 @@ class Loader:
         else:
             rows = self.loader.dataset
         count = length_of(rows) or 0
-        for i in torch.linspace(0, max(count - 2, 0), min(_PAIRS, count // 2)).long():
-            pair = [_target_of(rows[int(i) + k]) for k in (0, 1)]
+        pairs = min(_PAIRS, count // 2)
+        for i in range(pairs):
+            first = i * (count - 2) // max(pairs - 1, 1)
+            pair = [_target_of(rows[first + k]) for k in (0, 1)]
             if None in pair:
                 return
             yield pair[0], pair[1]  # type: ignore[misc]
