@@ -468,7 +468,7 @@ class Collector:
         self._write_run()
         return {
             "monitor": self._monitor and self._monitor.state_dict(),
-            **{"losses": self._trace.state_dict(), "temperature": self._temperature},
+            **{"losses": self._trace.state, "temperature": self._temperature},
             **{"count": self._count, "mark": self._mark},
             "position": self._writer.checkpoint() if self._stores else None,
             **self._settings,
@@ -496,7 +496,7 @@ class Collector:
         if self._monitor is not None and state_dict.get("monitor") is not None:
             self._monitor.load_state_dict(state_dict["monitor"])
         if "losses" in state_dict:
-            self._trace.load_state_dict(state_dict["losses"])
+            self._trace = Trace(state_dict["losses"])
         self._temperature = state_dict.get("temperature")
         self._count, self._mark = state_dict["count"], state_dict["mark"]
 

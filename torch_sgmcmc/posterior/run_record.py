@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
+from torch_sgmcmc.diagnostics.temperature_means import BatchMeans
 from torch_sgmcmc.diagnostics.temperatures import (
     Reading,
     TemperatureIssue,
@@ -20,46 +21,31 @@ from torch_sgmcmc.samplers.sampler import Sampler
 
 __all__ = ["RunRecord"]
 
-# Most points of a trace, and steps of a point at first.
-_POINTS, _WIDTH = 400, 10
+# Steps of a trace's block at first.
+_WIDTH = 10
 # False alarm rate of a chain: 1 % for ten chains together.
 _RATE = 0.001
 # Settings of param groups that determine the sampled posterior and its error.
 _SETTINGS = ("num_data", "prior_precision", "temperature", "lr", "step_size")
 
 
-class Trace:
+class Trace(BatchMeans):
     """Means of a number over blocks of steps, in constant memory."""
 
-    def __init__(self) -> None:
-        self.width = _WIDTH
-        self.means: list[float] = []
-        self._sum: Tensor | float = 0.0
-        self._count = 0
+    MOST = 400
+
+    def __init__(self, state: Sequence[float] = (0, _WIDTH, 0, 0.0)) -> None:
+        super().__init__(state)
+
+    @property
+    def width(self) -> int:
+        """The steps of a block."""
+        return self._length
 
     def add(self, value: Tensor | float) -> None:
-        """Adds a step's value; waits for a device once a point."""
-        now = value.detach().double() if isinstance(value, Tensor) else float(value)
-        self._sum = self._sum + now
-        self._count += 1
-        if self._count < self.width:
-            return
-        self.means.append(float(self._sum) / self.width)
-        self._sum, self._count = 0.0, 0
-        if len(self.means) == _POINTS:
-            pairs = zip(self.means[::2], self.means[1::2], strict=True)
-            self.means = [(a + b) / 2 for a, b in pairs]
-            self.width *= 2
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the complete state."""
-        kept = {"width": self.width, "means": list(self.means)}
-        return {**kept, "sum": float(self._sum), "count": self._count}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continues from a state dict."""
-        self.width, self.means = state_dict["width"], list(state_dict["means"])
-        self._sum, self._count = state_dict["sum"], state_dict["count"]
+        """Adds a step's value; waits for a device once a block."""
+        is_tensor = isinstance(value, Tensor)
+        super().add(value.detach().double() if is_tensor else float(value))
 
 
 @dataclass(frozen=True)
