@@ -6,7 +6,7 @@ import math
 import statistics
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
 from torch_sgmcmc._impl.context import kind_of
+from torch_sgmcmc._impl.parameters import exchanged
 from torch_sgmcmc._impl.utils import mapped, tensors_in
 from torch_sgmcmc.diagnostics.setup_issues import Issue, issue
 from torch_sgmcmc.diagnostics.temperature_means import MOTIONS
@@ -106,20 +107,15 @@ def displaced(moves: Iterable[tuple[Tensor, Tensor]], by: float) -> Iterator[Non
             p.copy_(value)
 
 
-@contextmanager
-def in_double(model: nn.Module, params: Sequence[Tensor]) -> Iterator[None]:
+def in_double(
+    model: nn.Module, params: Sequence[Tensor]
+) -> AbstractContextManager[None]:
     """Holds the model's tensors in float64, for losses without gradients."""
     held = {id(t): t for t in (*params, *model.parameters(), *model.buffers())}
-    tensors = [(t, t.data) for t in held.values() if t.is_floating_point()]
-    if sum(data.numel() for _, data in tensors) > _MOST:
+    tensors = [t for t in held.values() if t.is_floating_point()]
+    if sum(t.numel() for t in tensors) > _MOST:
         raise MemoryError
-    try:
-        for t, data in tensors:
-            t.data = data.double()
-        yield
-    finally:
-        for t, data in tensors:
-            t.data = data
+    return exchanged(tensors, [t.data.double() for t in tensors])
 
 
 def failing_tensors(
