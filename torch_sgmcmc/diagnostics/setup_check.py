@@ -34,6 +34,7 @@ from torch_sgmcmc.diagnostics.setup_gradients import (
     in_double,
     largest_curvature,
     match_likelihood,
+    moving,
     noise_heating,
     output_of,
     recorded,
@@ -52,6 +53,7 @@ from torch_sgmcmc.diagnostics.setup_issues import (
     untouched,
     uses_minibatch,
 )
+from torch_sgmcmc.diagnostics.temperatures import names_of
 from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.posterior.forward import model_device, moved
 from torch_sgmcmc.samplers.hmc_ecs import HMCECS
@@ -176,20 +178,16 @@ class _Run:
         self.model, self.loss, self.sampler = model, loss, sampler
         self.own = set(model.parameters())
         self.all = [*{*context_of(sampler).params, *self.own}]
-        self.names = {p: name for name, p in unwrapped(model).named_parameters()}
-        self.sampled: list[Tensor] = []
+        groups = sampler.param_groups
+        params = (p for group in groups for p in group["params"])
+        self.names = dict(zip(params, names_of(groups), strict=True))
+        self.names |= {p: name for name, p in unwrapped(model).named_parameters()}
         #: The param group of each sampled tensor.
-        self.groups: list[dict[str, Any]] = []
-        for group in sampler.param_groups:
-            for i, p in enumerate(group["params"]):
-                name = self.names.get(p, f"{len(self.names)} {list(p.shape)}")
-                self.names[p] = group.get("param_names", {i: name})[i]
-                if p.requires_grad:
-                    self.sampled.append(p)
-                    self.groups.append(group)
+        self.groups = moving(groups)
+        self.sampled = [*self.groups]
         #: num_data of the first group, and of all groups.
-        self.num_data = float(sampler.param_groups[0]["num_data"])
-        self.counts = {float(group["num_data"]) for group in sampler.param_groups}
+        self.num_data = float(groups[0]["num_data"])
+        self.counts = {float(group["num_data"]) for group in groups}
         self.data, self.loss_shape = Loader(loader), [0]
         self.issues: list[Issue] = []
         self.remarks: list[str] = []
@@ -369,10 +367,8 @@ class _Run:
             one = self._gradient_detached(modules, first)
         other = one and self._gradient_detached(modules, second)
         found: dict[str, float] = {}
-        for p, group, a, b in (
-            zip(self.sampled, self.groups, one, other, strict=True) if other else ()
-        ):
-            prior = float(group["prior_precision"])
+        for p, a, b in zip(self.sampled, one or (), other or (), strict=False):
+            prior = float(self.groups[p]["prior_precision"])
             if a is None or b is None or prior <= 0:
                 continue
             size = float(a.norm())
@@ -515,7 +511,7 @@ class _Run:
 
     def _check_curvature(self) -> None:
         some, groups = self.batches[:_CURVED], self.sampler.param_groups
-        lrs = [float(group.get("lr", 0.0)) for group in self.groups]
+        lrs = [float(group.get("lr", 0.0)) for group in self.groups.values()]
         lr = max(lrs)
         # In these coordinates all have the largest group's lr.
         scales = [math.sqrt(own / lr) if lr > 0 else 1.0 for own in lrs]
@@ -571,11 +567,12 @@ class _Run:
         found = self._find_heating("heating", self._measure_noise())
         if found is None:
             return
-        lr, mean = max(float(group["lr"]) for group in self.groups), found[0]
+        groups, mean = self.groups.values(), found[0]
+        lr = max(float(group["lr"]) for group in groups)
         if lr > 0:
             self.numbers["noise_lr"] = lr * _HEATING / mean if mean > 0 else math.inf
         allowed, where = _LIMITS, "with the present gradient noise"
-        match, is_start = self.match, int(self.groups[0]["step"]) == 0
+        match, is_start = self.match, int(next(iter(groups))["step"]) == 0
         if is_start and match is not None and match.is_square and match.factor > 0:
             share = (self.data.num_data or self.num_data) / self.num_data * match.width
             variance = share / (2 * match.factor)

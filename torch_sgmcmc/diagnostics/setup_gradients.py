@@ -53,13 +53,13 @@ def has_known_heating(sampler: Sampler) -> bool:
         if is_online or not group["temperature"] > 0:
             return False
         if isinstance(sampler, PSGLD):
-            states = (sampler.state.get(p, {}) for p in _moving([group]))
+            states = (sampler.state.get(p, {}) for p in moving([group]))
             if group["adapt"] or not all("square_average" in s for s in states):
                 return False
     return isinstance(sampler, SGLD | SGHMC | BAOA | PSGLD)
 
 
-def _moving(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, Mapping[str, Any]]:
+def moving(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, Mapping[str, Any]]:
     """Returns the sampled tensors with their groups."""
     return {p: g for g in groups for p in g["params"] if p.requires_grad}
 
@@ -73,7 +73,7 @@ def noise_heating(
     minibatches of a gradient's elements, a vector of all sampled tensors.
     """
     heating, motion = {}, MOTIONS[kind_of(sampler)]
-    ours = _moving(sampler.param_groups)
+    ours = moving(sampler.param_groups)
     parts = variance.split([p.numel() for p in ours])
     for (p, group), part in zip(ours.items(), parts, strict=True):
         if p not in reached or p.numel() == 0:

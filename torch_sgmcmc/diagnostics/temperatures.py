@@ -241,7 +241,7 @@ class TemperatureMonitor:
         self._params = [p for group in groups for p in group["params"]]
         self._group_of = [i for i, g in enumerate(groups) for _ in g["params"]]
         self._place = {p: i for i, p in enumerate(self._params)}
-        self._names = _names(groups) if names is None else [str(n) for n in names]
+        self._names = names_of(groups) if names is None else [str(n) for n in names]
         if len(self._names) != len(self._params):
             raise ValueError(
                 f"Invalid names: {len(self._names)} (must be one for each of the "
@@ -661,7 +661,8 @@ def step_of(group: Mapping[str, Any], motion: Motion) -> Step:
     )
 
 
-def _names(groups: Iterable[Mapping[str, Any]]) -> list[str]:
+def names_of(groups: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Returns the parameters' names, numbers and shapes for those without."""
     names = []
     for i, group in enumerate(groups):
         known = group.get("param_names")
