@@ -106,7 +106,7 @@ class Run:
 
     def abandon(self) -> None:
         """Closes the files, as the system does for an ended process."""
-        chain = self.writer._chain
+        chain = self.writer.files
         if chain._index < 0:  # type: ignore[union-attr]
             return  # closed on the way
         os.close(chain._index)  # type: ignore[union-attr]

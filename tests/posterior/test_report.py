@@ -14,8 +14,8 @@ from torch import nn
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.diagnostics.convergence import differences
-from torch_sgmcmc.posterior.store import _RATE as RATE
-from torch_sgmcmc.posterior.store import RunRecord, Trace
+from torch_sgmcmc.posterior.run_record import _RATE as RATE
+from torch_sgmcmc.posterior.run_record import RunRecord, Trace
 
 pytestmark = pytest.mark.full
 
@@ -111,9 +111,7 @@ def test_a_trace_is_of_means():
     for i, value in enumerate(values):
         trace.add(value)
         if i == 5000:
-            again = Trace()
-            again.load_state_dict(trace.state_dict())
-            trace = again
+            trace = Trace(trace.state)
     assert len(trace.means) < 400
     means = values.reshape(-1, trace.width)[: len(trace.means)].mean(1)
     assert trace.means == means.tolist()
@@ -271,3 +269,18 @@ def test_temperatures_exclude_the_burn_in(tmp_path):
             sampler.step()
     assert monitor.num_observed == 60
     assert sg.report(None, tmp_path).runs[0].num_observed == 60
+
+
+def test_any_default_device():
+    """Scripts set one for a GPU."""
+    draws, monitor, _samplers = chains_of(chains=2, steps=600)
+    line, options = Line(), {"monitor": monitor, "link": "identity"}
+    expected = sg.report(line, draws, INPUTS, **options)
+    torch.set_default_device("meta")
+    try:
+        found = sg.report(line, draws, INPUTS, **options)
+        titles = [axes.get_title() for axes in found.plot().axes]
+    finally:
+        torch.set_default_device(None)
+    assert found.json() == expected.json() and str(found) == str(expected)
+    assert "autocorrelation, to where noise begins" in titles

@@ -279,3 +279,28 @@ def test_chains_too_slow_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "_LONGEST_PILOT", 512)
     with pytest.raises(RuntimeError, match="still correlate over 512 steps"):
         calibrate(lambda p, s: sg.SGLD(p, 1e-5, **TARGET, seed=s), simulations=20)
+
+
+def test_any_default_device() -> None:
+    """Scripts set one for a GPU."""
+
+    def normal(*shape: int, generator: torch.Generator) -> Tensor:
+        return torch.randn(*shape, generator=generator, device="cpu")
+
+    def calibrated() -> Calibration:
+        return sbc(
+            lambda n, g: normal(n, 2, generator=g),
+            lambda theta, g: theta[:, None] + normal(len(theta), 4, 2, generator=g),
+            lambda theta, data: (data - theta[:, None]).square().sum(2) / 2,
+            lambda p, s: sg.SGLD(p, 0.1, num_data=4, prior_precision=1.0, seed=s),
+            **{"simulations": 20, "draws": 7, "warmup": 5, "batch_size": 2},
+            **{"thin": 2, "seed": 0, "progress": False},
+        )
+
+    expected = calibrated()
+    torch.set_default_device("meta")
+    try:
+        found = calibrated()
+        assert found.summary() == expected.summary()
+    finally:
+        torch.set_default_device(None)

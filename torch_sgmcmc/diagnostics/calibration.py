@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -106,8 +107,13 @@ class Chain:
         return -self._losses(indices).sum(0)
 
 
+# Smaller correlations do not show in ranks.
+_CORRELATED = 0.2
+
 # Most ranks at which the distribution is compared.
 _MOST_POINTS = 100
+
+_HOST: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
 
 # Counts with smaller tail probabilities are dropped, since they are so many.
 _NEGLIGIBLE = 1e-14
@@ -132,10 +138,10 @@ class RankLaw:
         self._count = simulations
         points = min(draws, _MOST_POINTS)
         #: r, [points].
-        self.ranks = torch.linspace(0, draws - 1, points, dtype=torch.float64).long()
+        self.ranks = torch.linspace(0, draws - 1, points, **_HOST).long()
         #: z, [points].
-        self.levels = (self.ranks + 1) / torch.tensor(draws + 1, dtype=torch.float64)
-        x = torch.arange(simulations + 1, dtype=torch.float64)
+        self.levels = (self.ranks + 1) / torch.tensor(draws + 1, **_HOST)
+        x = torch.arange(simulations + 1, **_HOST)
         mass = _binomial(x[-1], x, self.levels[:, None])
         low, high = mass.cumsum(1), mass.flip(1).cumsum(1).flip(1)
         #: t, [points, simulations + 1].
@@ -178,12 +184,12 @@ class RankLaw:
             return 0.0
         level = max(level, _NEGLIGIBLE)
         lows, highs = (bound.tolist() for bound in self._within(level))
-        before = torch.zeros(1, dtype=torch.float64)  # N = 0 at z = 0
-        paths, z = torch.ones(1, dtype=torch.float64), 0.0
+        before = torch.zeros(1, **_HOST)  # N = 0 at z = 0
+        paths, z = torch.ones(1, **_HOST), 0.0
         for low, high, level in zip(lows, highs, self.levels.tolist(), strict=True):
-            after = torch.arange(low, high + 1, dtype=torch.float64)
+            after = torch.arange(low, high + 1, **_HOST)
             more, left = after - before[:, None], self._count - before[:, None]
-            step = torch.tensor((level - z) / (1 - z), dtype=torch.float64)
+            step = torch.tensor((level - z) / (1 - z), **_HOST)
             paths = paths @ _binomial(left, more, step)
             before, z = after, level
         return float(paths.sum())
@@ -196,10 +202,6 @@ def _binomial(count: Tensor, x: Tensor, p: Tensor) -> Tensor:
     ways = torch.lgamma(count + 1) - torch.lgamma(x + 1) - torch.lgamma(count - x + 1)
     log_mass = ways + torch.xlogy(x, p) + torch.special.xlog1py(count - x, -p)
     return torch.where(possible, log_mass, -torch.inf).exp()
-
-
-# Above this, ranks of correlated draws are visibly not uniform.
-_CORRELATED = 0.3
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,9 +323,7 @@ class Calibration:
             )
         return "\n".join(lines)
 
-    def __str__(self) -> str:
-        """Returns the summary."""
-        return self.summary()
+    __str__ = summary
 
     def plot(self, coverage: float = 0.95) -> Any:
         """Draws the differences of all quantities, and the band of one quantity.
@@ -357,9 +357,6 @@ _MOST_COORDINATES = 64
 _FIRST_PILOT, _LONGEST_PILOT = 256, 65_536
 # Fewest effective draws of a pilot whose estimate is trusted.
 _FEWEST = 40
-
-# Smaller correlations do not show in ranks.
-_CORRELATED = 0.2
 
 
 def sbc(
@@ -514,7 +511,7 @@ class _Simulated:
                 wanted = f"Tensors [{size}, N, ...] with one N"
                 raise _invalid("data: simulate() returned", each, wanted)
         self.num_data = self._data[0].shape[1]
-        self._everything = torch.arange(self.num_data)
+        self._everything = torch.arange(self.num_data, device="cpu")
         if batch_size is not None and batch_size > self.num_data:
             raise ValueError(
                 f"Invalid batch_size: {batch_size} (must be in [1, {self.num_data}])"
@@ -563,7 +560,8 @@ class _Simulated:
     def _draw_indices(self) -> Tensor:
         if self._batch_size is None:
             return self._everything
-        order = torch.randperm(self.num_data, generator=self._generator)
+        options = {"generator": self._generator, "device": "cpu"}
+        order = torch.randperm(self.num_data, **options)
         return order[: self._batch_size]
 
     def quantities(
@@ -649,7 +647,7 @@ def _ranked(
     # Ties are broken at random.
     equal = (values == truth).sum(0)
     generator = torch.Generator().manual_seed(seed)
-    chance = torch.rand(equal.shape, generator=generator, dtype=torch.float64)
+    chance = torch.rand(equal.shape, generator=generator, **_HOST)
     ranks = (values < truth).sum(0) + (chance * (equal + 1)).long()
     # Subtracting the mean of L draws lowers the autocorrelation by about 1 / L.
     lagged = _autocorrelation(values, 1) + 1 / draws
@@ -676,5 +674,4 @@ def _coordinate_names(name: str, shape: torch.Size) -> list[str]:
     """Returns names of a tensor's elements: "weight[3, 5]"."""
     if not shape:
         return [name]
-    places = torch.unravel_index(torch.arange(shape.numel()), shape)
-    return [f"{name}{row}" for row in torch.stack(places, 1).tolist()]
+    return [f"{name}{[*place]}" for place in product(*map(range, shape))]

@@ -78,12 +78,14 @@ class Convergence:
         for level in levels:
             if check_real("level", level) > 1:
                 raise ValueError(f"Invalid level: {level} (must be in [0, 1])")
-        q = torch.tensor(levels, dtype=torch.float64)
-        varying = ~self.constant
-        found = {"rhat": _of_sorted(self.rhat[varying].sort().values, q)}
-        for name in ("ess", "ess_tail"):
-            values = getattr(self, name)[varying]
-            found[name] = _of_sorted(values.sort(descending=True).values, q)
+        q = torch.tensor(levels, dtype=torch.float64, device="cpu")
+        worse = {"rhat": self.rhat, "ess": -self.ess, "ess_tail": -self.ess_tail}
+        found = {}
+        for name, values in worse.items():
+            varying = values[~self.constant]
+            found[name] = torch.full_like(q, torch.nan)
+            if len(varying) > 0:
+                found[name] = varying.quantile(q, interpolation="higher").abs()
         return found
 
     def __str__(self) -> str:
@@ -105,14 +107,6 @@ class Convergence:
         return "\n".join(lines)
 
 
-def _of_sorted(values: Tensor, levels: Tensor) -> Tensor:
-    """Returns quantiles of values from best to worst, not interpolated."""
-    if len(values) == 0:
-        return torch.full_like(levels, torch.nan)
-    index = (levels * (len(values) - 1)).ceil().long()
-    return values[index]
-
-
 def arviz(name: str, values: Tensor, **options: Any) -> Tensor:
     """Calls a function of ArviZ, whose import is slow, with [chains, draws, ...]."""
     import numpy as np
@@ -121,7 +115,7 @@ def arviz(name: str, values: Tensor, **options: Any) -> Tensor:
     array = values.double().cpu().numpy()
     with np.errstate(divide="ignore", invalid="ignore"):
         found = getattr(array_stats, name)(array, chain_axis=0, draw_axis=1, **options)
-    return torch.as_tensor(np.asarray(found), dtype=torch.float64)
+    return torch.as_tensor(np.asarray(found), dtype=torch.float64, device="cpu")
 
 
 def convergence_of(values: Tensor, title: str) -> Convergence:
@@ -137,7 +131,7 @@ def convergence_of(values: Tensor, title: str) -> Convergence:
     parts = flat
     if chains == 1:  # ArviZ compares at least two chains
         parts = flat[0, draws % 2 :].reshape(2, draws // 2, -1)
-    found = torch.full((3, flat.shape[2]), torch.nan, dtype=torch.float64)
+    found = flat.new_full((3, flat.shape[2]), torch.nan)
     if not bool(constant.all()):
         varying = flat[:, :, ~constant]
         found[0, ~constant] = arviz("rhat", parts[:, :, ~constant], method="rank")
@@ -309,7 +303,7 @@ def _most(between: str, what: str, scores: Tensor) -> Difference:
 def _beyond(ratio: Tensor, over: int, under: Tensor) -> Tensor:
     from scipy.stats import f
 
-    return torch.as_tensor(f.sf(ratio.numpy(), over, under.numpy()))
+    return torch.from_numpy(f.sf(ratio.numpy(), over, under.numpy()))
 
 
 def _normal_scores(values: Tensor, axis: int | None) -> Tensor:
@@ -317,7 +311,7 @@ def _normal_scores(values: Tensor, axis: int | None) -> Tensor:
     from scipy.stats import rankdata
 
     rows = values if axis else values.reshape(1, -1, values.shape[2])
-    ranks = torch.as_tensor(rankdata(rows.numpy(), axis=1), dtype=torch.float64)
+    ranks = torch.from_numpy(rankdata(rows.numpy(), axis=1)).double()
     scores = torch.special.ndtri((ranks - 0.375) / (rows.shape[1] + 0.25))
     return scores.view_as(values)
 
@@ -339,7 +333,7 @@ def short_burn_in(values: Tensor) -> TooShort | None:
     last = values[:, draws // 2 :]
     center, spread = last.mean(1), last.std(1)
     off = (values - center[:, None]) / spread[:, None]
-    far = torch.zeros(chains, count, dtype=torch.float64)
+    far = values.new_zeros(chains, count)
     lengths = [2**i for i in range(int(math.log2(draws // 8)) + 1)]
     for length in lengths:
         windows = off[:, draws // 2 :].unfold(1, length, length).mean(3).abs()
@@ -354,7 +348,7 @@ def short_burn_in(values: Tensor) -> TooShort | None:
     parts = last.permute(1, 0, 2)[:, places][None]
     freedom = arviz("ess", parts, method="mean").clamp(2.0, len(last[0])) - 1
     limit = t.isf(0.001 / (2 * chains * count * len(lengths)), freedom.numpy())
-    is_sure = far[places] > 1.5 * torch.as_tensor(limit)
+    is_sure = far[places] > 1.5 * torch.from_numpy(limit)
     if not bool(is_sure.any()):
         return None
     factors = torch.zeros_like(far)

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -30,15 +30,14 @@ from torch_sgmcmc.diagnostics.run_issues import (
     sorted_by_kind,
 )
 from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor, panels
-from torch_sgmcmc.posterior.store import (
-    Draw,
+from torch_sgmcmc.posterior.run_record import (
     RunRecord,
-    SampleStore,
-    finite,
     plain,
     read_run_record,
     record_run,
 )
+from torch_sgmcmc.posterior.store import Draw, SampleStore
+from torch_sgmcmc.posterior.store_files import finite
 
 __all__ = ["Report", "report"]
 
@@ -83,11 +82,8 @@ class Report:
         return "\n".join([*self._numbers()[:2], *self._lines(2)])
 
     def _numbers(self) -> list[str]:
-        return [
-            line
-            for line in (self._temperatures(), self._sizes(), self._score())
-            if line
-        ]
+        lines = self._temperatures(), self._sizes(), self._score()
+        return [line for line in lines if line]
 
     def _lines(self, most: int) -> list[str]:
         lines = [issue.message for issue in self.issues[:most]]
@@ -115,9 +111,8 @@ class Report:
         )
 
     def _sizes(self) -> str:
-        found, of = self.convergence, "outputs"
-        if found is None:
-            found, of = self.norms, "tensors' norms"
+        of = "outputs" if self.convergence is not None else "tensors' norms"
+        found = self.norms if self.convergence is None else self.convergence
         if found is None or bool(found.constant.all()):
             return ""
         rhat, ess, tail = found.quantiles(0.5, 0.9, 1.0).values()
@@ -219,7 +214,24 @@ class Report:
         Raises:
             ImportError: matplotlib is not installed.
         """
-        return _page(self)
+        runs = [ran for ran in self.runs.values() if ran is not None]
+        found, outputs, targets = self.convergence, self.outputs, self.targets
+        varies = found is not None and not bool(found.constant.all())
+        is_scored = found is not None and targets is not None
+        parts = {
+            _losses: any(ran.losses for ran in runs),
+            _temperatures: any(ran.kinetic for ran in runs),
+            _tensors: any(ran.tensors for ran in runs),
+            _rhat: varies,
+            _autocorrelations: varies,
+            _reliability: is_scored and _are_classes(outputs, targets),
+            _against_targets: is_scored and _are_numbers(outputs, targets),
+        }
+        shown = [draw for draw, is_known in parts.items() if is_known]
+        figure, axes = panels("Report.plot()", len(shown), 4, 3)
+        for draw, panel in zip(shown, axes, strict=True):
+            draw(panel, self)
+        return figure
 
 
 def _numbers_of(found: Convergence | None) -> dict[str, Any] | None:
@@ -319,16 +331,22 @@ def report(
             f"draws: the last {shared} of each are compared)"
         )
     convergence = of_norms = None
-    if is_finite and shared >= _DEFINED:
-        if outputs is not None:
-            convergence, of_outputs, why = _of_outputs(outputs, [*chains])
-            found += of_outputs
-            unknown += why
-        if norms.shape[2]:
-            of_norms = convergence_of(norms, "Norms of tensors")
-            found += compare_values(
-                norms, of_norms, [*chains], lambda i: f"the norm of {names[i]}"
-            )
+    numbers, is_defined = [*chains], is_finite and shared >= _DEFINED
+    if is_defined and outputs is not None and not bool(outputs.isfinite().all()):
+        unknown.append("whether outputs have converged (some are not finite)")
+    elif is_defined and outputs is not None:
+        values = _quantities(outputs)
+        is_whole = values[0, 0].numel() == outputs[0, 0].numel()
+        shape = outputs.shape if is_whole else values.shape
+        convergence = convergence_of(values.reshape(shape), "Outputs")
+        found += compare_values(values, convergence, numbers, "output {}".format)
+        if bool(convergence.constant.all()):
+            text = "All draws have the same outputs: the chain has not moved."
+            found.append(Issue("not moving", text))
+    if is_defined and norms.shape[2]:
+        of_norms = convergence_of(norms, "Norms of tensors")
+        of = [f"the norm of {name}" for name in names]
+        found += compare_values(norms, of_norms, numbers, of.__getitem__)
     few = few_draws(convergence, count, len(chains))
     if few and is_thinned and shared >= _DEFINED:
         unknown.append(
@@ -374,20 +392,10 @@ def _norms(
     return names, torch.stack(rows)
 
 
-def _of_outputs(
-    outputs: Tensor, chains: Sequence[int]
-) -> tuple[Convergence | None, list[Issue], list[str]]:
-    if not bool(outputs.isfinite().all()):
-        return None, [], ["whether outputs have converged (some are not finite)"]
-    values = outputs.reshape(*outputs.shape[:2], -1)
-    every = -(-values.shape[2] // _MOST)
-    values = values[:, :, ::every].double().cpu()
-    shaped = values.reshape(outputs.shape) if every == 1 else values
-    found = convergence_of(shaped, "Outputs")
-    if bool(found.constant.all()):
-        text = "All draws have the same outputs: the chain has not moved."
-        return found, [Issue("not moving", text)], []
-    return found, compare_values(values, found, chains, lambda i: f"output {i}"), []
+def _quantities(outputs: Tensor) -> Tensor:
+    """Returns the compared ones of the outputs, [chains, draws, quantities]."""
+    flat = outputs.reshape(*outputs.shape[:2], -1)
+    return flat[:, :, :: -(-flat.shape[2] // _MOST)].double().cpu()
 
 
 def _spacing(series: Mapping[int, Series]) -> float | None:
@@ -425,28 +433,6 @@ def _runs(
     return {chain: record_run(each.sampler, each) for chain, each in pairs}
 
 
-def _page(found: Report) -> Any:
-    convergence, outputs, targets = found.convergence, found.outputs, found.targets
-    known = {chain: ran for chain, ran in found.runs.items() if ran is not None}
-    parts: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-    if any(ran.losses for ran in known.values()):
-        parts.append((_losses, (known,)))
-    if any(ran.kinetic for ran in known.values()):
-        parts += [(_temperatures, (known,)), (_tensors, (known,))]
-    if convergence is not None and outputs is not None:
-        if not bool(convergence.constant.all()):
-            parts.append((_rhat, (convergence,)))
-            parts.append((_autocorrelations, (convergence, outputs, found.spacing)))
-        if targets is not None and _are_classes(outputs, targets):
-            parts.append((_reliability, (outputs, targets)))
-        elif targets is not None and targets.numel() == outputs[0, 0].numel():
-            parts.append((_against_targets, (outputs, targets)))
-    figure, axes = panels("Report.plot()", len(parts), 4, 3)
-    for (draw, values), panel in zip(parts, axes, strict=True):
-        draw(panel, *values)
-    return figure
-
-
 def _are_classes(outputs: Tensor, targets: Tensor) -> bool:
     are_labels = not targets.is_floating_point()
     if outputs.dim() != 4 or not are_labels or targets.shape != outputs.shape[2:3]:
@@ -454,16 +440,25 @@ def _are_classes(outputs: Tensor, targets: Tensor) -> bool:
     return bool((outputs >= 0).all())
 
 
-def _losses(axes: Any, runs: Mapping[int, RunRecord]) -> None:
-    for chain, ran in runs.items():
+def _are_numbers(outputs: Tensor, targets: Tensor) -> bool:
+    is_other = _are_classes(outputs, targets)
+    return not is_other and targets.numel() == outputs[0, 0].numel()
+
+
+def _known(found: Report) -> Iterator[tuple[int, RunRecord]]:
+    return ((chain, ran) for chain, ran in found.runs.items() if ran is not None)
+
+
+def _losses(axes: Any, found: Report) -> None:
+    for chain, ran in _known(found):
         steps = [(i + 1) * ran.loss_width for i in range(len(ran.losses))]
         axes.plot(steps, ran.losses, label=f"chain {chain}", linewidth=1)
     axes.set(title="loss of minibatches", xlabel="step")
     axes.legend(fontsize="small")
 
 
-def _temperatures(axes: Any, runs: Mapping[int, RunRecord]) -> None:
-    for chain, ran in runs.items():
+def _temperatures(axes: Any, found: Report) -> None:
+    for chain, ran in _known(found):
         for series, line in ((ran.kinetic, "-"), (ran.configurational, ":")):
             each = ran.num_observed * ran.interval / max(1, len(series))
             times = [(i + 0.5) * each for i in range(len(series))]
@@ -473,16 +468,14 @@ def _temperatures(axes: Any, runs: Mapping[int, RunRecord]) -> None:
     axes.set(title="T_kin / T, and T_conf / T (dotted)", xlabel="step since burn-in")
 
 
-def _tensors(axes: Any, runs: Mapping[int, RunRecord]) -> None:
-    ran = next(r for r in runs.values() if r.tensors)
-    names = sorted(ran.tensors, key=lambda n: -ran.tensors[n].kinetic.mean)[:12]
-    for chain, each in runs.items():
-        reads = [each.tensors[n].kinetic for n in names if n in each.tensors]
+def _tensors(axes: Any, found: Report) -> None:
+    first = next(ran for _, ran in _known(found) if ran.tensors)
+    names = sorted(first.tensors, key=lambda n: -first.tensors[n].kinetic.mean)[:12]
+    for chain, ran in _known(found):
+        reads = [ran.tensors[n].kinetic for n in names if n in ran.tensors]
         places = [i + 0.1 * (chain % 6) for i in range(len(reads))]
-        ratios, widths = (
-            [getattr(r, key) / each.temperature for r in reads]
-            for key in ("mean", "half_width")
-        )
+        ratios = [read.mean / ran.temperature for read in reads]
+        widths = [read.half_width / ran.temperature for read in reads]
         axes.errorbar(ratios, places, xerr=widths, fmt=".")
     axes.axvline(1, color="0.6", linewidth=1)
     axes.set_yticks(range(len(names)), names, fontsize="small")
@@ -490,49 +483,48 @@ def _tensors(axes: Any, runs: Mapping[int, RunRecord]) -> None:
     axes.set(title="T_kin / T of the highest tensors")
 
 
-def _rhat(axes: Any, convergence: Convergence) -> None:
-    worst = convergence.rhat[convergence.rhat.isfinite()]
+def _rhat(axes: Any, found: Report) -> None:
+    worst = found.convergence.rhat[found.convergence.rhat.isfinite()]
     axes.plot(worst.sort().values, ".", markersize=3)
     axes.axhline(1.01, color="0.6", linewidth=1)
     axes.set(title="R-hat of outputs, sorted", xlabel="output")
 
 
-def _autocorrelations(
-    axes: Any, convergence: Convergence, outputs: Tensor, spacing: float | None
-) -> None:
+def _autocorrelations(axes: Any, found: Report) -> None:
     from arviz_stats.base import array_stats
 
-    values = outputs.reshape(*outputs.shape[:2], -1)
-    ess = convergence.ess.flatten().nan_to_num(nan=torch.inf)
-    values = values[:, :, :: -(-values.shape[2] // len(ess))].double().cpu()
-    finite = int(ess.isfinite().sum())
-    places = torch.linspace(0, finite - 1, min(_SHOWN, finite)).long()
+    ess = found.convergence.ess.flatten().nan_to_num(nan=torch.inf)
+    values, finite = _quantities(found.outputs), int(ess.isfinite().sum())
+    places = torch.linspace(0, finite - 1, min(_SHOWN, finite), device="cpu").long()
     noise = 2 / math.sqrt(values.shape[0] * values.shape[1])
     for place in ess.argsort()[places].unique_consecutive().tolist():
-        each = torch.as_tensor(array_stats.autocorr(values[:, :, place].numpy()))
+        each = torch.from_numpy(array_stats.autocorr(values[:, :, place].numpy()))
         mean = each.nan_to_num(nan=0.0).mean(0)
         below = (mean < noise).nonzero().flatten().tolist()
         end = min([*below, len(mean)][0], len(mean) // 2) + 1
-        times = [lag * (spacing or 1) for lag in range(end)]
+        times = [lag * (found.spacing or 1) for lag in range(end)]
         axes.plot(times, mean[:end], ".-", linewidth=1, markersize=3)
     axes.axhspan(-noise, noise, color="0.9")
-    lags = "steps" if spacing else "draws"
+    lags = "steps" if found.spacing else "draws"
     axes.set(title="autocorrelation, to where noise begins", xlabel=lags)
 
 
-def _against_targets(axes: Any, outputs: Tensor, targets: Tensor) -> None:
-    values, known = outputs.double().cpu().flatten(0, 1).flatten(1), targets.cpu()
-    options = {"fmt": ".", "markersize": 3, "linewidth": 1}
+def _reliability(axes: Any, found: Report) -> None:
+    from torch_sgmcmc.posterior.scores import plot_reliability
+
+    means = {
+        "posterior": found.outputs.mean((0, 1)),
+        "last draw": found.outputs[-1, -1],
+    }
+    means = {name: p / p.sum(-1, keepdim=True) for name, p in means.items()}
+    plot_reliability(means, found.targets.cpu(), at_least=5, axes=axes)
+    axes.set_title("reliability")
+
+
+def _against_targets(axes: Any, found: Report) -> None:
+    values = found.outputs.double().cpu().flatten(0, 1).flatten(1)
+    known, options = found.targets.cpu(), {"fmt": ".", "markersize": 3, "linewidth": 1}
     axes.errorbar(known.flatten(), values.mean(0), yerr=2 * values.std(0), **options)
     ends = [float(known.min()), float(known.max())]
     axes.plot(ends, ends, color="0.6", linewidth=1)
     axes.set(title="mean of outputs ± 2 sd of draws", xlabel="target")
-
-
-def _reliability(axes: Any, outputs: Tensor, targets: Tensor) -> None:
-    from torch_sgmcmc.posterior.scores import plot_reliability
-
-    means = {"posterior": outputs.mean((0, 1)), "last draw": outputs[-1, -1]}
-    means = {name: p / p.sum(-1, keepdim=True) for name, p in means.items()}
-    plot_reliability(means, targets.cpu(), at_least=5, axes=axes)
-    axes.set_title("reliability")

@@ -21,14 +21,16 @@ from torch_sgmcmc.diagnostics.convergence import (
     shared_noise,
     short_burn_in,
 )
-from torch_sgmcmc.diagnostics.setup_issues import Issue
+from torch_sgmcmc.diagnostics.setup_issues import Issue, some_of
 from torch_sgmcmc.posterior.predict import predict
-from torch_sgmcmc.posterior.store import Draw, RunRecord
+from torch_sgmcmc.posterior.run_record import RunRecord
+from torch_sgmcmc.posterior.store import Draw
 
 __all__ = ["by_chain"]
 
 # About the number of kept elements of a draw, at least one of each tensor.
 _COORDINATES = 256
+_NONE = torch.zeros(0, dtype=torch.float64, device="cpu")
 
 
 @dataclass(eq=False)
@@ -41,41 +43,33 @@ class Series:
     elements: list[Tensor] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     steps: list[int | None] = field(default_factory=list)
-    #: By name: "temperature", "prior_precision", "lr".
-    settings: dict[str, list[Any]] = field(default_factory=dict)
+    #: By name the values, by step or by number of the draw.
+    settings: dict[str, dict[int, Any]] = field(default_factory=dict)
     weights: set[float] = field(default_factory=set)
 
     def add(self, draw: Any) -> None:
         """Adds a draw."""
         if isinstance(draw, nn.Module):
             draw = {**dict(draw.named_parameters()), **dict(draw.named_buffers())}
-        tensors = {k: t for k in draw if isinstance(t := draw[k], Tensor)}
-        tensors = {k: t.detach() for k, t in tensors.items() if t.is_floating_point()}
-        if not self.names:
-            self.names = [name for name, t in tensors.items() if t.numel()]
+        tensors = {k: t.detach() for k in draw if isinstance(t := draw[k], Tensor)}
+        tensors = {k: t.flatten() for k, t in tensors.items() if t.is_floating_point()}
+        self.names = self.names or [k for k, t in tensors.items() if t.numel()]
         each = max(1, _COORDINATES // max(1, len(self.names)))
-        norms, elements = [torch.zeros(0)], [torch.zeros(0)]
-        for name in self.names:
-            flat = tensors[name].flatten()
-            is_one = flat.numel() == 1
-            norm = flat.double() if is_one else flat.norm(dtype=torch.float64)[None]
-            norms.append(norm.cpu())
-            some = flat[:: max(1, flat.numel() // each)][:each]
-            elements.append(some.double().cpu())
+        norms, elements = [_NONE], [_NONE]
+        for t in map(tensors.__getitem__, self.names):
+            norm = t if t.numel() == 1 else t.norm(dtype=torch.float64)[None]
+            norms.append(norm.double().cpu())
+            elements.append(t[:: max(1, t.numel() // each)][:each].double().cpu())
         self.norms.append(torch.cat(norms))
         self.elements.append(torch.cat(elements))
-        self.steps.append(getattr(draw, "step", None))
+        step = getattr(draw, "step", None)
+        self.steps.append(step)
         self.weights.add(getattr(draw, "weight", 1.0))
         for name in ("temperature", "prior_precision", "lr"):
             value = getattr(draw, name, None)
             if value not in (None, ()) and value == value:
-                self.settings.setdefault(name, []).append(value)
-
-    def settled(self, name: str) -> Any:
-        """Returns a setting that all draws share; None if unknown or changing."""
-        values = self.settings.get(name, [])
-        is_one = bool(values) and all(value == values[0] for value in values)
-        return values[0] if is_one else None
+                place = len(self.steps) if step is None else step
+                self.settings.setdefault(name, {})[place] = value
 
 
 def by_chain(draws: Iterable[Any]) -> dict[int, list[Any]]:
@@ -279,15 +273,13 @@ def _settings(
     """Returns each chain's value of a setting, if they can be compared."""
     stored = {i: s.settings[name] for i, s in series.items() if name in s.settings}
     if len(stored) == len(series):
-        if all(series[i].settled(name) is not None for i in series):
-            return {i: series[i].settled(name) for i in series}
-        if name == "prior_precision":  # drawn with the parameters
+        varies = any(len({*values.values()}) > 1 for values in stored.values())
+        common = set.intersection(*map(set, stored.values()))
+        # Precisions may be drawn with the parameters; schedules need common steps.
+        if varies and (name == "prior_precision" or not common):
             return {}
-        # Schedules are compared at common steps.
-        at = {i: dict(zip(series[i].steps, stored[i], strict=False)) for i in series}
-        common = set.intersection(*(set(steps) for steps in at.values()))
-        last = max((s for s in common if s is not None), default=None)
-        return {} if last is None else {i: at[i][last] for i in series}
+        last = {i: max(common if varies else values) for i, values in stored.items()}
+        return {i: stored[i][place] for i, place in last.items()}
     known = {i: ran for i, ran in runs.items() if ran is not None and ran.settings}
     if name == "lr" and len({ran.steps for ran in known.values()}) > 1:
         return {}
@@ -372,15 +364,10 @@ def check_runs(runs: Mapping[int, RunRecord | None]) -> tuple[list[Issue], list[
     if low:
         lowest = min(low.values())
         found.append(_issue("rejected", rate=lowest, chains=_chains(low)))
-    unobserved = {
-        i: ran
-        for i, ran in runs.items()
-        if ran is None or not (ran.tensors or ran.sampler in _WITHOUT)
-    }
-    some = (
-        f"temperatures of {_chains([*unobserved][:6])} (no monitor has observed them)"
-    )
-    return found, [some] if unobserved else []
+    observed = {i for i, r in known.items() if r.tensors or r.sampler in _WITHOUT}
+    chains = _chains([i for i in runs if i not in observed][:6])
+    some = f"temperatures of {chains} (no monitor has observed them)"
+    return found, [some] if len(observed) < len(runs) else []
 
 
 def _burn_in_issues(runs: Mapping[int, RunRecord]) -> list[Issue]:
@@ -410,14 +397,11 @@ def _temperature_issues(runs: Mapping[int, RunRecord]) -> list[Issue]:
             sizes.setdefault(fault, {}).setdefault(name, {})[i] = size
     found = []
     for fault, tensors in sizes.items():
-        worst = sorted(tensors, key=lambda name: -max(tensors[name].values()))
         parts = []
-        for name in worst[:3]:
-            size = max(tensors[name].values())
-            number = {"above T": 1 + size, "below T": 1 - size}.get(fault, size)
-            by = "" if fault in ("above T", "below T") else "by "
-            where = "" if len(tensors[name]) == len(runs) else _chains(tensors[name])
-            parts.append(f"{by}{number:.3g} T in {name}{where and f' ({where})'}")
-        more = f" and {len(worst) - 3} more" if len(worst) > 3 else ""
-        found.append(_issue(fault, ", ".join(parts) + more))
+        for name in sorted(tensors, key=lambda name: -max(tensors[name].values())):
+            size, chains = max(tensors[name].values()), tensors[name]
+            number = {"above T": f"{1 + size:.3g}", "below T": f"{1 - size:.3g}"}
+            where = "" if len(chains) == len(runs) else f" ({_chains(chains)})"
+            parts.append(f"{number.get(fault, f'by {size:.3g}')} T in {name}{where}")
+        found.append(_issue(fault, some_of(parts)))
     return found

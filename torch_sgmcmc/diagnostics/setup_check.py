@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -13,7 +13,13 @@ from torch import Tensor, nn
 
 from torch_sgmcmc._impl.context import context_of, state_bytes_of
 from torch_sgmcmc._impl.hyperparams import wrong_result
-from torch_sgmcmc._impl.utils import halves, mapped, rows_of, tensors_in, unwrapped
+from torch_sgmcmc._impl.utils import (
+    halves,
+    mapped,
+    rows_of,
+    tensors_in,
+    unwrapped,
+)
 from torch_sgmcmc.diagnostics.setup_gradients import (
     LossSample,
     Match,
@@ -28,7 +34,7 @@ from torch_sgmcmc.diagnostics.setup_gradients import (
     in_double,
     largest_curvature,
     match_likelihood,
-    mean_heating,
+    moving,
     noise_heating,
     output_of,
     recorded,
@@ -43,11 +49,11 @@ from torch_sgmcmc.diagnostics.setup_issues import (
     has_dropout,
     issue,
     local,
-    quiet,
     some_of,
     untouched,
     uses_minibatch,
 )
+from torch_sgmcmc.diagnostics.temperatures import names_of
 from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.posterior.forward import model_device, moved
 from torch_sgmcmc.samplers.hmc_ecs import HMCECS
@@ -70,7 +76,7 @@ _LIMITS, _START_LIMITS, _MANY_LIMITS = (0.5, 4.0), (0.5, 20.0), (5.0, 40.0)
 _HEATING, _REMARKED = 0.05, 1.0
 
 Loss = Callable[[nn.Module, Any], Tensor]
-Gradients = list[Tensor | None]
+Gradients = Sequence[Tensor | None]
 
 
 def check_setup(
@@ -93,11 +99,9 @@ def check_setup(
     .. math:: \frac{T_\text{kin}}{T} - 1 \approx \frac{\mathrm{lr}\, N V}{2 (1 - m) T}
         - \hat\beta \frac{1}{1 - m}
 
-    (:class:`BAOA`: (1 + m) / 2 of it). The issue "above T" is T_kin above 1.5 T in the
-    mean or 5 T in a tensor; above 2 T in a tensor is a remark. Before the first step of
-    a Gaussian likelihood, V is the variance for residuals with the loss's own variance.
-    A classifier that has learned nothing may have 21 T in a tensor; with many targets
-    of a datum 41 T, and 6 T in the mean.
+    (:class:`BAOA`: (1 + m) / 2 of it). Before the first step of a Gaussian likelihood,
+    V is the variance for residuals with the loss's own variance. docs/first_run.md has
+    the temperatures that raise an issue.
 
     Parameters, buffers, gradients, training flags, the default random generators
     (torch, Python, NumPy) and the loader's generators are restored.
@@ -145,11 +149,9 @@ def check_setup(
         run.check_parameters()
         if run.sampled:
             run.check_modes()
-            with quiet(model):
-                run.check_loss()
+            run.check_loss()
         run.check_data()
-        with quiet(model):
-            run.check_steps()
+        run.check_steps()
     order = {kind: i for i, kind in enumerate(KINDS)}
     tensors = [*unwrapped(model).state_dict().values()]
     return SetupReport(
@@ -173,16 +175,19 @@ class _Run:
     def __init__(
         self, model: nn.Module, loss: Loss, loader: Any, sampler: Sampler
     ) -> None:
-        self.model, self.loss = model, loss
-        self.sampler, self.params = sampler, context_of(sampler).params
-        self.sampled = [p for p in self.params if p.requires_grad]
-        self.own = {id(p) for p in model.parameters()}
-        self.all = [*{id(p): p for p in (*self.params, *model.parameters())}.values()]
-        self.names = {id(p): name for name, p in unwrapped(model).named_parameters()}
-        for group in sampler.param_groups:
-            for i, p in enumerate(group["params"]):
-                name = self.names.get(id(p), f"{len(self.names)} {list(p.shape)}")
-                self.names[id(p)] = group.get("param_names", {i: name})[i]
+        self.model, self.loss, self.sampler = model, loss, sampler
+        self.own = set(model.parameters())
+        self.all = [*{*context_of(sampler).params, *self.own}]
+        groups = sampler.param_groups
+        params = (p for group in groups for p in group["params"])
+        self.names = dict(zip(params, names_of(groups), strict=True))
+        self.names |= {p: name for name, p in unwrapped(model).named_parameters()}
+        #: The param group of each sampled tensor.
+        self.groups = moving(groups)
+        self.sampled = [*self.groups]
+        #: num_data of the first group, and of all groups.
+        self.num_data = float(groups[0]["num_data"])
+        self.counts = {float(group["num_data"]) for group in groups}
         self.data, self.loss_shape = Loader(loader), [0]
         self.issues: list[Issue] = []
         self.remarks: list[str] = []
@@ -192,27 +197,19 @@ class _Run:
         self.numbers |= {"not_sampled": (), "heating": {}, "fitted_heating": {}}
         self.match: Match | None = None
         self.gradients, self.is_num_data_settled = 0, False
-        # Indices of tensors that have had a gradient.
-        self.reached: set[int] = set()
-
-    @property
-    def num_data(self) -> float:
-        return float(self.sampler.param_groups[0]["num_data"])
+        #: The tensors that have had a gradient.
+        self.reached: set[Tensor] = set()
 
     @property
     def is_potential(self) -> bool:
         """True if the loss is the potential of all data, not a mean."""
-        given = {float(group["num_data"]) for group in self.sampler.param_groups}
-        return given == {1.0} and len(self.batches) == 1
+        return self.counts == {1.0} and len(self.batches) == 1
 
     def add(self, key: str, **values: Any) -> None:
         self.issues.append(issue(key, **values))
 
-    def has(self, kind: str) -> bool:
-        return any(p.kind == kind for p in self.issues)
-
-    def list_names(self, params: Iterable[Tensor]) -> str:
-        return some_of([self.names[id(p)] for p in params])
+    def has(self, *kinds: str) -> bool:
+        return any(p.kind in kinds for p in self.issues)
 
     def value(self, batch: Any) -> Tensor:
         """Returns the loss of a minibatch, or of each example."""
@@ -223,44 +220,35 @@ class _Run:
         self.loss_shape = list(value.shape)
         return value
 
-    def backward(self, root: Callable[[], Tensor], grad: Tensor | None = None) -> float:
-        """Computes gradients of a tensor, and returns its mean."""
+    def backward(self, root: Tensor, grad: Tensor | None = None) -> Gradients:
+        """Returns the gradients of a tensor by the sampled tensors."""
         for p in self.all:
             p.grad = None
-        with torch.enable_grad():
-            value = root()
-            if value.requires_grad:
-                value.backward(grad, retain_graph=grad is not None)
+        if root.requires_grad:
+            root.backward(grad, retain_graph=grad is not None)
         self.gradients += 1
-        for p in self.sampled:
-            if p.grad is not None and p.grad.is_sparse:
-                p.grad = p.grad.to_dense()
-        return float(value.detach().mean())
-
-    def gradient(self, batch: Any) -> Gradients:
-        """Returns the gradients of the sampled tensors."""
-        self.backward(lambda: self.value(batch).mean())
-        return self._reach()
-
-    def _reach(self) -> Gradients:
         grads = [p.grad for p in self.sampled]
-        self.reached |= {i for i, grad in enumerate(grads) if grad is not None}
-        return grads
+        return [g.to_dense() if g is not None and g.is_sparse else g for g in grads]
 
-    def flat(self, batch: Any) -> Tensor:
-        """Returns the gradient as one vector, 0 for tensors without a gradient."""
-        grads = zip(self.gradient(batch), self.sampled, strict=True)
-        parts = [torch.zeros_like(p) if g is None else g for g, p in grads]
-        return torch.cat([local(g.detach()).double().flatten().cpu() for g in parts])
+    def gradient(self, batch: Any) -> tuple[float, Gradients]:
+        """Returns the mean loss, and its gradients by the sampled tensors."""
+        with torch.enable_grad():
+            loss = self.value(batch).mean()
+        grads = self.backward(loss)
+        pairs = zip(self.sampled, grads, strict=True)
+        self.reached |= {p for p, grad in pairs if grad is not None}
+        return float(loss.detach()), grads
 
-    def mean_gradient(self, batches: list[Any]) -> list[Tensor]:
-        """Returns the mean gradient over minibatches; 0 for missing gradients."""
-        sums = [torch.zeros_like(p) for p in self.sampled]
-        for batch in batches:
-            for s, g in zip(sums, self.gradient(batch), strict=True):
-                if g is not None:
-                    s += g / len(batches)
-        return sums
+    def flat(self, *batches: Any) -> Tensor:
+        """Returns the mean gradient as one vector."""
+        vectors = [self.flatten(self.gradient(batch)[1]) for batch in batches]
+        return sum(vectors[1:], vectors[0]) / len(vectors)
+
+    def flatten(self, grads: Gradients) -> Tensor:
+        """Returns gradients as one vector, 0 for tensors without a gradient."""
+        pairs, device = zip(grads, self.sampled, strict=True), self.sampled[0].device
+        parts = [local(torch.zeros_like(p) if g is None else g) for g, p in pairs]
+        return torch.cat([g.detach().double().flatten().to(device) for g in parts])
 
     def precisely(self, function: Callable[..., Any], *batches: Any) -> Any:
         """Calls a function with rounding unit and batches, in float64 if possible."""
@@ -277,9 +265,8 @@ class _Run:
 
     def check_parameters(self) -> None:
         """Compares the parameters of the sampler with the model's."""
-        own = {id(p) for p in self.sampled}
-        named = dict(self.model.named_parameters())
-        missing = tuple(name for name, p in named.items() if id(p) not in own)
+        own, named = set(self.sampled), dict(self.model.named_parameters())
+        missing = tuple(name for name, p in named.items() if p not in own)
         self.numbers["not_sampled"] = missing
         if not self.sampled:
             self.add("frozen")
@@ -287,19 +274,20 @@ class _Run:
             self.add("other model")
         for module in self.model.modules():
             row = getattr(module, "padding_idx", None)
-            if isinstance(module, nn.Embedding) and id(module.weight) in own:
+            if isinstance(module, nn.Embedding) and module.weight in own:
                 if row is not None:
-                    self._add_zeros([f"{self.names[id(module.weight)]}[{row}]"])
+                    self._add_zeros([f"{self.names[module.weight]}[{row}]"])
 
     def check_modes(self) -> None:
         """Finds layers that are not a function of one input."""
-        named = [(n or type(m).__name__, m) for n, m in self.model.named_modules()]
-        for kind, is_one in (
-            ("random loss/dropout", has_dropout),
-            ("batch norm", uses_minibatch),
-        ):
-            if names := [name for name, module in named if is_one(module)]:
-                self.add(kind, names=some_of(names))
+        kinds = {"random loss/dropout": has_dropout, "batch norm": uses_minibatch}
+        for kind, is_one in kinds.items():
+            found = {n: m for n, m in self.model.named_modules() if is_one(m)}
+            if found:
+                names = some_of(n or type(m).__name__ for n, m in found.items())
+                self.add(kind, names=names)
+            for module in found.values():  # the other checks are of the layers' rest
+                module.training = False
 
     def check_data(self) -> None:
         """Compares ``num_data`` with the loader, and checks the loader's order."""
@@ -312,25 +300,24 @@ class _Run:
             elif not self.match.is_exact:
                 widths = {round(self.match.width)}
         if not self.is_num_data_settled:
-            self.issues += self.data.find_num_data(self.sampler, rows, widths)
-        self.issues += self.data.find_order(self.sampler, len(self.batches) > 1)
+            self.issues += self.data.find_num_data(self.counts, rows, widths)
+        several = len(self.batches) > 1
+        self.issues += self.data.find_order(self.sampler, self.counts, several)
         if self.data.num_data is None:
             self.unknown.append("whether num_data is the number of the loader's data")
 
     def check_loss(self) -> None:
         """Checks that the loss is finite, a mean, a likelihood, and its gradient."""
         first = self.batches[0]
-        self.numbers["loss"] = loss = self.backward(lambda: self.value(first).mean())
-        grads = self._reach()
-        changed = [t for t in self.before.changed() if id(t) in self.names]
+        loss, grads = self.gradient(first)
+        self.numbers["loss"] = loss
+        changed = [self.names[t] for t in self.before.changed() if t in self.names]
         if not self._is_usable(grads, loss):
             return
         if changed:
-            self.add("gradient/written", names=self.list_names(changed))
+            self.add("gradient/written", names=some_of(changed))
         self.before.restore()  # for example buffers that each call changes
-        once = self.flat(first)
-        self.before.restore()
-        again = self.flat(first)
+        once, again = self.flatten(grads), self.flat(first)
         if (again - once).norm() > 1e-3 * once.norm():
             self.add("random loss")
             return
@@ -353,56 +340,57 @@ class _Run:
 
     def _is_usable(self, grads: Gradients, loss: float) -> bool:
         takes_each = isinstance(self.sampler, SBPS)
+        finite = [g is None or bool(g.isfinite().all()) for g in grads]
+        pairs = zip(self.sampled, grads, strict=True)
+        lost = sum(g is None and p not in self.own for p, g in pairs)
         if len(self.loss_shape) != takes_each:
             wanted = ("their mean, one number", "the loss of each example")[takes_each]
             kind = type(self.sampler).__name__
             self.add("shape", shape=self.loss_shape, sampler=kind, what=wanted)
-            return False
-        finite = [g is None or bool(g.isfinite().all()) for g in grads]
-        if not math.isfinite(loss) or not all(finite):
+        elif not math.isfinite(loss) or not all(finite):
             some = finite.count(False)
             self.add("not finite", loss=loss, some=some, count=len(finite))
-            return False
-        pairs = zip(self.sampled, grads, strict=True)
-        lost = sum(g is None and id(p) not in self.own for p, g in pairs)
-        if all(g is None for g in grads):
+        elif not self.reached:
             self.add("other model/none")
-            return False
-        if lost:
+        elif lost:
             self.add("other model/lost", lost=lost, count=len(grads))
-        return True
+        else:
+            return True
+        return False
 
     def _check_penalty(self, first: Any, second: Any) -> None:
         """Finds gradients that remain when the model's outputs are constants."""
-        remains: list[Gradients] = []
         modules: list[nn.Module] = [self.model]
+        one = self._gradient_detached(modules, first)
+        if one is None:  # the loss calls the model's parts
+            modules = [*self.model.modules()][1:]
+            one = self._gradient_detached(modules, first)
+        other = one and self._gradient_detached(modules, second)
+        found: dict[str, float] = {}
+        for p, a, b in zip(self.sampled, one or (), other or (), strict=False):
+            prior = float(self.groups[p]["prior_precision"])
+            if a is None or b is None or prior <= 0:
+                continue
+            size = float(a.norm())
+            if float((a - b).norm()) < 1e-4 * size:
+                precision = self.num_data * size / float(p.detach().norm())
+                found[self.names[p]] = precision / prior
+        if found:
+            self.add("penalty", names=some_of(found), ratio=max(found.values()))
+
+    def _gradient_detached(
+        self, modules: list[nn.Module], batch: Any
+    ) -> Gradients | None:
+        """Returns the gradient for constant outputs, None if no module is called."""
         called: list[Any] = []
 
         def detach(out: Any) -> Any:
             called.append(out)
             return mapped(Tensor.detach, out)
 
-        for batch in (first, first, second):
-            with hooked(modules, detach):
-                self.backward(lambda b=batch: self.value(b).mean())
-            if called:
-                remains.append([p.grad for p in self.sampled])
-            else:  # the loss calls the model's parts
-                modules = [*self.model.modules()][1:]
-        found: dict[str, float] = {}
-        last = [dict(zip([*map(id, self.sampled)], r, strict=True)) for r in remains]
-        for group in self.sampler.param_groups if len(remains) > 1 else ():
-            prior = float(group["prior_precision"])
-            for p in group["params"] if prior > 0 else ():
-                one, other = (grads.get(id(p)) for grads in last[-2:])
-                if one is None or other is None:
-                    continue
-                size = float(one.norm())
-                if float((one - other).norm()) < 1e-4 * size:
-                    precision = self.num_data * size / float(p.detach().norm())
-                    found[self.names[id(p)]] = precision / prior
-        if found:
-            self.add("penalty", names=some_of(found), ratio=max(found.values()))
+        with hooked(modules, detach):
+            _, grads = self.gradient(batch)
+        return grads if called else None
 
     def _check_derivative(
         self, grads: Gradients, expected: float, unit: float, batch: Any
@@ -428,11 +416,11 @@ class _Run:
             zeros = [i for i, of_zeros in failing.items() if of_zeros]
             self._add_zeros([self._place(i, grads[i]) for i in zeros])
         elif failing:
-            names = self.list_names(self.sampled[i] for i in failing)
-            self.add("gradient", names=names)
+            names = [self.names[self.sampled[i]] for i in failing]
+            self.add("gradient", names=some_of(names))
 
     def _place(self, i: int, grad: Tensor | None) -> str:
-        name = self.names[id(self.sampled[i])]
+        name = self.names[self.sampled[i]]
         if grad is None or not grad.dim() or not bool(grad.any()):
             return name
         rows = (grad == 0).flatten(1).all(1) if grad.dim() > 1 else grad == 0
@@ -447,11 +435,10 @@ class _Run:
         for batch in self.batches[1:_SAMPLES]:
             if len(self.reached) < len(self.sampled):
                 self.gradient(batch)
-        found = [p for i, p in enumerate(self.sampled) if i not in self.reached]
-        found = [p for p in found if id(p) in self.own]
+        found = [p for p in self.sampled if p in self.own - self.reached]
         if found and not self.has("no gradient"):
             size = f" ({sum(p.numel() for p in found):,} numbers)"
-            self._add_zeros([self.names[id(p)] for p in found], size)
+            self._add_zeros([self.names[p] for p in found], size)
 
     def _check_halves(self, first: Any, second: Any, both: Any) -> None:
         try:
@@ -480,8 +467,8 @@ class _Run:
     def _sample_loss(self, batch: Any) -> LossSample:
         with torch.no_grad(), recorded(self.model) as (outputs, calls):
             loss = float(self.value(batch).double().mean())
-        guesses = [] if calls else guess_calls(outputs, batch)
-        return LossSample(loss, rows_of(batch), calls, guesses)
+        some = calls or guess_calls(outputs, batch)
+        return LossSample(loss, rows_of(batch), some, is_called=bool(calls))
 
     def _check_value(self, batches: list[Any]) -> None:
         def evaluate(unit: float, *batches: Any) -> tuple[list[LossSample], float]:
@@ -492,7 +479,7 @@ class _Run:
         # Probabilities stay in [0, 1] at other weights; logits may be there by chance.
         for batch in batches[:2]:
             direction = [torch.randn_like(p) for p in self.sampled]
-            with displaced(self.sampled, direction, 1.0):
+            with displaced(zip(self.sampled, direction, strict=True), 1.0):
                 samples.append(self._sample_loss(batch))
         self.issues += find_outputs(samples, match)
         if match is not None:
@@ -504,8 +491,7 @@ class _Run:
 
     def check_steps(self) -> None:
         """Compares lr with the curvature and the noise."""
-        worse = KINDS[: KINDS.index("sum")]
-        if not self.sampled or any(map(self.has, worse)):
+        if not self.sampled or self.has(*KINDS[: KINDS.index("sum")]):
             return
         if context_of(self.sampler).placement.is_sharded:
             self.unknown.append("curvature and gradient noise of DTensors")
@@ -524,18 +510,13 @@ class _Run:
             )
 
     def _check_curvature(self) -> None:
-        groups, some = self.sampler.param_groups, self.batches[:_CURVED]
-        lrs = [float(group.get("lr", 0.0)) for group in groups]
+        some, groups = self.batches[:_CURVED], self.sampler.param_groups
+        lrs = [float(group.get("lr", 0.0)) for group in self.groups.values()]
         lr = max(lrs)
         # In these coordinates all have the largest group's lr.
-        scales = [
-            math.sqrt(own / lr) if lr > 0 else 1.0
-            for own, group in zip(lrs, groups, strict=True)
-            for p in group["params"]
-            if p.requires_grad
-        ]
+        scales = [math.sqrt(own / lr) if lr > 0 else 1.0 for own in lrs]
         of_loss = largest_curvature(
-            self.sampled, scales, lambda: self.mean_gradient(some), _ITERATIONS
+            self.sampled, scales, lambda: self.flat(*some), _ITERATIONS
         )
         priors = [group["prior_precision"] / group["num_data"] for group in groups]
         curvature = of_loss + max(priors)
@@ -545,58 +526,64 @@ class _Run:
             values = {"limit": largest, "curvature": curvature, "begin": largest / 4}
             self.add("unstable", lr=lr, **values)
 
-    def _draw_gradients(self, factor: float) -> list[Gradients]:
-        """Returns gradients for drawn residuals, each followed by a gradient of 0."""
-        grads: list[Gradients] = []
+    def _measure_noise(self) -> Iterator[Tensor]:
+        """Yields differences of minibatches' gradients, with one gradient's noise."""
+        for one, other in zip(self.batches[::2], self.batches[1::2], strict=False):
+            yield (self.flat(other) - self.flat(one)) / 2**0.5
+
+    def _draw_noise(self, variance: float, factor: float) -> Iterator[Tensor]:
+        """Yields gradients of ``factor`` times a squared error for drawn residuals."""
         for batch in self.batches[:_DRAWN]:
             with torch.enable_grad(), recorded(self.model) as (outputs, calls):
                 self.value(batch)
             out = calls[0].args[0] if calls else output_of(outputs)
             for _ in range(0 if out is None else _DRAWS):
-                drawn = factor / out.numel() * torch.randn_like(out)
-                self.backward(lambda out=out: out, drawn)
-                found = [p.grad for p in self.params]
-                grads += [found, [None if g is None else g * 0 for g in found]]
-        return grads
+                scale = 2 * factor * math.sqrt(variance) / out.numel()
+                yield self.flatten(self.backward(out, scale * torch.randn_like(out)))
+
+    def _find_heating(
+        self, key: str, noises: Iterable[Tensor]
+    ) -> tuple[float, float, float, str] | None:
+        """Returns T_kin / T - 1 of the mean coordinate and the worst tensor.
+
+        That is the mean, and the tensor's least likely value, value, and name.
+        """
+        count, squares = 0, torch.zeros((), device="cpu")
+        for noise in noises:
+            count, squares = count + 1, squares + noise.square()
+        variance = squares / max(count, 1)
+        heating = noise_heating(self.sampler, variance, self.reached) if count else {}
+        if not heating:
+            return None
+        self.numbers[key] = {self.names[p]: excess for p, excess in heating.items()}
+        total = sum(excess * p.numel() for p, excess in heating.items())
+        mean = total / sum(p.numel() for p in heating)
+        # The noise of a tensor with few elements is known to this factor only.
+        factors = {p: 1 + math.sqrt(2 / (count * p.numel())) for p in heating}
+        worst = max((h / factors[p], h, self.names[p]) for p, h in heating.items())
+        return mean, *worst
 
     def _check_noise(self) -> None:
-        groups = self.sampler.param_groups
-        pairs = len(self.batches) // 2
-        grads: list[Gradients] = []
-        for batch in self.batches[: 2 * pairs]:
-            self.gradient(batch)
-            some = [p.grad for p in self.params]
-            grads.append([None if g is None else g.clone() for g in some])
-        heating = noise_heating(self.sampler, grads)
-        mean = mean_heating(heating, self.params)
-        if math.isnan(mean):
+        found = self._find_heating("heating", self._measure_noise())
+        if found is None:
             return
+        groups, mean = self.groups.values(), found[0]
         lr = max(float(group["lr"]) for group in groups)
         if lr > 0:
             self.numbers["noise_lr"] = lr * _HEATING / mean if mean > 0 else math.inf
-        self.numbers["heating"] = self._by_name(heating)
         allowed, where = _LIMITS, "with the present gradient noise"
-        match, is_start = self.match, int(groups[0]["step"]) == 0
+        match, is_start = self.match, int(next(iter(groups))["step"]) == 0
         if is_start and match is not None and match.is_square and match.factor > 0:
             share = (self.data.num_data or self.num_data) / self.num_data * match.width
             variance = share / (2 * match.factor)
-            # A gradient and 0 differ with half the variance of two gradients.
-            factor = 2 * match.factor * math.sqrt(2 * variance)
-            if grads := self._draw_gradients(factor):
-                heating, pairs = noise_heating(self.sampler, grads), len(grads) // 2
-                self.numbers["fitted_heating"] = self._by_name(heating)
+            drawn = self._draw_noise(variance, match.factor)
+            if fitted := self._find_heating("fitted_heating", drawn):
+                found = fitted
                 where = f"once residuals have the loss's own variance {variance:.3g}"
-                mean = mean_heating(heating, self.params)
         elif is_start and self._has_learned_nothing():
             many = match is not None and match.width > 1
             allowed = _MANY_LIMITS if many else _START_LIMITS
-        # The noise of a tensor with few elements is known to this factor only.
-        beyond = [
-            (each / (1 + math.sqrt(2 / (pairs * p.numel()))), each, self.names[id(p)])
-            for each, p in zip(heating, self.params, strict=True)
-            if not math.isnan(each)
-        ]
-        surely, excess, name = max(beyond)
+        mean, surely, excess, name = found
         text = (
             f"T_kin / T would be {1 + mean:.3g} on average over all coordinates and "
             f"{1 + excess:.3g} in {name}, {where}"
@@ -622,7 +609,3 @@ class _Run:
         shares = labels.unique(return_counts=True)[1] / labels.numel()
         entropy = float(-(shares * shares.log()).sum())
         return self.numbers["loss"] > 0.5 * self.match.factor * entropy
-
-    def _by_name(self, heating: list[float]) -> dict[str, float]:
-        pairs = zip(self.params, heating, strict=True)
-        return {self.names[id(p)]: each for p, each in pairs if not math.isnan(each)}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+import statistics
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -15,9 +15,12 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
-from torch_sgmcmc._impl.hyperparams import noise_estimate
-from torch_sgmcmc._impl.utils import mapped, state_dtype, tensors_in
+from torch_sgmcmc._impl.context import kind_of
+from torch_sgmcmc._impl.parameters import exchanged
+from torch_sgmcmc._impl.utils import mapped, tensors_in
 from torch_sgmcmc.diagnostics.setup_issues import Issue, issue
+from torch_sgmcmc.diagnostics.temperature_means import MOTIONS
+from torch_sgmcmc.diagnostics.temperatures import step_of
 from torch_sgmcmc.samplers.baoa import BAOA
 from torch_sgmcmc.samplers.ewsg import EWSG
 from torch_sgmcmc.samplers.psgld import PSGLD
@@ -26,6 +29,8 @@ from torch_sgmcmc.samplers.sghmc import SGHMC
 from torch_sgmcmc.samplers.sgld import SGLD
 from torch_sgmcmc.samplers.sglrw import SGLRW
 from torch_sgmcmc.samplers.sgnht import SGNHT
+
+Tensors = Sequence[Tensor | None]
 
 
 def stable_lr(sampler: Sampler, curvature: float) -> float:
@@ -48,50 +53,38 @@ def has_known_heating(sampler: Sampler) -> bool:
         if is_online or not group["temperature"] > 0:
             return False
         if isinstance(sampler, PSGLD):
-            moving = (p for p in group["params"] if p.requires_grad)
-            states = (sampler.state.get(p, {}) for p in moving)
+            states = (sampler.state.get(p, {}) for p in moving([group]))
             if group["adapt"] or not all("square_average" in s for s in states):
                 return False
     return isinstance(sampler, SGLD | SGHMC | BAOA | PSGLD)
 
 
+def moving(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, Mapping[str, Any]]:
+    """Returns the sampled tensors with their groups."""
+    return {p: g for g in groups for p in g["params"] if p.requires_grad}
+
+
 def noise_heating(
-    sampler: Sampler, grads: Sequence[Sequence[Tensor | None]]
-) -> list[float]:
-    """Returns T_kin / T - 1 of each tensor, from the noise of minibatches' gradients.
+    sampler: Sampler, variance: Tensor, reached: set[Tensor]
+) -> dict[Tensor, float]:
+    """Returns T_kin / T - 1 of the reached tensors, which is proportional to lr.
 
-    lr N V / (2 (1 - m) T) minus the noise estimate's part, V = ‖g₁ - g₂‖² / (2d)
-    averaged over pairs; NaN without gradients. It is proportional to lr.
+    (lr N V / (2 T) - β) / friction, β the noise estimate and V the variance by
+    minibatches of a gradient's elements, a vector of all sampled tensors.
     """
-    heating = []
-    ours = [(group, p) for group in sampler.param_groups for p in group["params"]]
-    for (group, p), each in zip(ours, zip(*grads, strict=True), strict=True):
-        if any(g is None for g in each) or p.numel() == 0:
-            heating.append(math.nan)
+    heating, motion = {}, MOTIONS[kind_of(sampler)]
+    ours = moving(sampler.param_groups)
+    parts = variance.split([p.numel() for p in ours])
+    for (p, group), part in zip(ours.items(), parts, strict=True):
+        if p not in reached or p.numel() == 0:
             continue
-        variance, pairs = 0.0, [*zip(each[::2], each[1::2], strict=True)]
-        for a, b in pairs:
-            weighted = difference = b.to(state_dtype(p)) - a.to(state_dtype(p))
-            if "square_average" in sampler.state.get(p, {}):
-                root = sampler.state[p]["square_average"].sqrt()
-                weighted = difference / (root + group["eps"])
-            square = float((difference * weighted).detach().double().sum())
-            variance += square / (2 * p.numel() * len(pairs))
-        kept = 1 - group.get("momentum", 0.0)
-        excess = group["lr"] * group["num_data"] * variance / (2 * group["temperature"])
-        taken = noise_estimate(group) if "noise_estimate" in group else 0.0
-        # BAOA's friction is 2 (1 - m) / (1 + m).
-        factor = (2 - kept) / 2 if isinstance(sampler, BAOA) else 1.0
-        heating.append(factor * float(excess - taken) / kept)
+        if "square_average" in sampler.state.get(p, {}):
+            root = sampler.state[p]["square_average"].sqrt() + group["eps"]
+            part = part / root.flatten().to(part)
+        step = step_of(group, motion)
+        excess = step.lr * step.num_data * float(part.mean()) / (2 * step.temperature)
+        heating[p] = (excess - step.noise_estimate) / step.friction
     return heating
-
-
-def mean_heating(heating: Sequence[float], params: Sequence[Tensor]) -> float:
-    """Returns T_kin / T - 1 of the mean coordinate of tensors with gradients."""
-    pairs = zip(heating, params, strict=True)
-    known = [(excess, p.numel()) for excess, p in pairs if not math.isnan(excess)]
-    total = sum(size for _, size in known)
-    return sum(excess * size for excess, size in known) / total if total else math.nan
 
 
 # Distances along a direction with elements of about the parameters' size.
@@ -100,39 +93,29 @@ _DISTANCES = {torch.float64: (1e-3, 1e-5, 1e-7), torch.float32: (1e-2, 1e-3)}
 # distance of a curvature's gradients, and the most tensors to name.
 _LEAST, _MOST, _APART, _NAMED = 0.1, 200_000_000, 0.01, 8
 
-Tensors = Sequence[Tensor | None]
-
 
 @contextmanager
-def displaced(params: Sequence[Tensor], along: Tensors, by: float) -> Iterator[None]:
-    """Moves the parameters by a multiple of a direction, and back."""
-    moved = [(p, d) for p, d in zip(params, along, strict=True) if d is not None]
-    values = [p.detach().clone() for p, _ in moved]
+def displaced(moves: Iterable[tuple[Tensor, Tensor]], by: float) -> Iterator[None]:
+    """Moves tensors by a multiple of their directions, and back."""
+    kept = [(p.detach(), d, p.detach().clone()) for p, d in moves]
     try:
-        with torch.no_grad():
-            for p, d in moved:
-                p.add_(d.to(p.dtype), alpha=by)
+        for p, d, _ in kept:
+            p.add_(d.to(p.device, p.dtype), alpha=by)
         yield
     finally:
-        with torch.no_grad():
-            for (p, _), value in zip(moved, values, strict=True):
-                p.copy_(value)
+        for p, _, value in kept:
+            p.copy_(value)
 
 
-@contextmanager
-def in_double(model: nn.Module, params: Sequence[Tensor]) -> Iterator[None]:
+def in_double(
+    model: nn.Module, params: Sequence[Tensor]
+) -> AbstractContextManager[None]:
     """Holds the model's tensors in float64, for losses without gradients."""
     held = {id(t): t for t in (*params, *model.parameters(), *model.buffers())}
-    tensors = [(t, t.data) for t in held.values() if t.is_floating_point()]
-    if sum(data.numel() for _, data in tensors) > _MOST:
+    tensors = [t for t in held.values() if t.is_floating_point()]
+    if sum(t.numel() for t in tensors) > _MOST:
         raise MemoryError
-    try:
-        for t, data in tensors:
-            t.data = data.double()
-        yield
-    finally:
-        for t, data in tensors:
-            t.data = data
+    return exchanged(tensors, [t.data.double() for t in tensors])
 
 
 def failing_tensors(
@@ -162,15 +145,24 @@ def failing_tensors(
     parts = sorted(n * s for n, s in zip(norms, sizes, strict=True) if n > 0)
     part, start = parts[len(parts) // 2] if parts else 0.0, loss()
     sizes = [min(s, part / n) if n else s for n, s in zip(norms, sizes, strict=True)]
-    dtype = torch.float64 if unit < 1e-12 else torch.float32
+    distances = _DISTANCES[torch.float64 if unit < 1e-12 else torch.float32]
 
-    def differs(along: Tensors, scale: float) -> bool:
-        pairs = zip(known, along, strict=True)
-        slope = sum(float((g * d).sum()) for g, d in pairs if d is not None)
-        for distance in _DISTANCES[dtype]:
+    def directions(chosen: Sequence[int]) -> Iterator[tuple[dict[int, Tensor], float]]:
+        """Yields directions of tensors, and the size of their contributions."""
+        # Contributions add up along the gradient, but not along random directions.
+        units = {i: known[i] / norms[i] for i in chosen if norms[i] > 0}
+        yield {i: d * sizes[i] for i, d in units.items()}, part * len(chosen)
+        for _ in range(2):
+            drawn = {i: torch.randn_like(known[i]) * sizes[i] for i in chosen}
+            yield drawn, part * math.sqrt(len(chosen))
+
+    def differs(along: dict[int, Tensor], scale: float) -> bool:
+        slope = sum(float((known[i] * d).sum()) for i, d in along.items())
+        for distance in distances:
             ends = []
             for sign in (1, -1):
-                with displaced(params, along, sign * distance):
+                moves = [(params[i], d) for i, d in along.items()]
+                with displaced(moves, sign * distance):
                     ends.append(loss())
             # At a minimum, terms of even order must cancel.
             even = 0.01 * abs(sum(ends) - 2 * start) / distance
@@ -180,70 +172,48 @@ def failing_tensors(
                 return False
         return True
 
-    def fails(chosen: Sequence[int], zeros: bool = False) -> bool:
-        # Contributions add up along the gradient, but not along random directions.
-        along: list[Tensor | None] = [None] * len(known)
-        for i in chosen if not zeros else ():
-            along[i] = known[i] * (sizes[i] / norms[i]) if norms[i] > 0 else None
-        if not zeros and differs(along, part * len(chosen)):
-            return True
-        for _ in range(2):
-            for i in chosen:
-                along[i] = torch.randn_like(known[i]) * sizes[i]
-                along[i] = along[i] * (known[i] == 0) if zeros else along[i]
-            if differs(along, part * math.sqrt(len(chosen))):
-                return True
-        return False
-
-    # A loop, since a closure that calls itself would keep the model alive.
-    def search(zeros: bool) -> Iterator[int]:
-        left = [range(len(known))]
-        while left:
-            if not fails(chosen := left.pop(), zeros):
-                continue
-            if len(chosen) == 1:
-                yield chosen[0]
-            else:
-                half = len(chosen) // 2
-                left += [chosen[half:], chosen[:half]]
-
-    found = dict.fromkeys(islice(search(True), _NAMED), True)
-    return found or dict.fromkeys(islice(search(False), _NAMED), False)
+    found: dict[int, bool] = {}
+    left: list[Sequence[int]] = [range(len(known))]
+    while left and len(found) < _NAMED:
+        chosen = left.pop()
+        if not any(differs(*each) for each in directions(chosen)):
+            continue
+        if len(chosen) > 1:
+            half = len(chosen) // 2
+            left += [chosen[half:], chosen[:half]]
+            continue
+        (i,) = chosen
+        of_zeros = torch.randn_like(known[i]) * sizes[i] * (known[i] == 0)
+        found[i] = differs({i: of_zeros}, part)
+    return found
 
 
 @torch.no_grad()
 def largest_curvature(
     params: list[Tensor],
     scales: list[float],
-    gradient: Callable[[], list[Tensor]],
+    gradient: Callable[[], Tensor],
     iterations: int,
 ) -> float:
     """Returns the largest curvature of the mean loss, by power iterations.
 
     The coordinates are parameters divided by their scales: the result approaches the
     largest eigenvalue of D H D, D the scales, from below, and is >= 0. The start and
-    each iteration take one gradient of the same loss.
+    each iteration take one gradient of the same loss, a vector.
     """
-
-    def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
-        pairs = zip(a, b, strict=True)
-        return sum(float((x.double() * y.double()).sum()) for x, y in pairs)
-
-    start = gradient()
-    apart = _APART * (math.sqrt(dot(params, params)) or 1.0)
-    direction, largest = [s * g for s, g in zip(scales, start, strict=True)], 0.0
+    sizes, start = [p.numel() for p in params], gradient()
+    scale = start.new_tensor(scales).repeat_interleave(start.new_tensor(sizes).long())
+    length = math.hypot(*(float(p.norm(dtype=torch.float64)) for p in params))
+    apart, direction, largest = _APART * (length or 1.0), scale * start, 0.0
     for _ in range(iterations):
-        length = math.sqrt(dot(direction, direction))
+        length = float(direction.norm())
         if not 0 < length < math.inf:
             return largest
-        direction = [d / length for d in direction]
-        scaled = [s * d for s, d in zip(scales, direction, strict=True)]
-        with displaced(params, scaled, apart):
-            there = gradient()
-        product = [
-            s * (b - a) / apart for s, a, b in zip(scales, start, there, strict=True)
-        ]
-        found = dot(direction, product)
+        direction = direction / length
+        parts = zip(params, (scale * direction).split(sizes), strict=True)
+        with displaced([(p, part.view_as(p)) for p, part in parts], apart):
+            product = scale * (gradient() - start) / apart
+        found = float(direction @ product)
         if not math.isfinite(found):
             return largest
         largest, direction = max(largest, found), product
@@ -304,10 +274,10 @@ class LossSample(NamedTuple):
 
     loss: float
     rows: int | None
-    #: Calls of torch's losses while the loss was computed.
+    #: Calls of torch's losses while the loss was computed; without these, possible
+    #: calls with the model's outputs and the minibatch's tensors.
     calls: list[Call]
-    #: Possible calls with the model's outputs and the minibatch's tensors.
-    guesses: list[Call]
+    is_called: bool
 
 
 @contextmanager
@@ -418,19 +388,18 @@ def match_likelihood(samples: Sequence[LossSample], rounding: float) -> Match | 
     """Finds the known loss to which all samples are proportional."""
     if len(samples) < 3 or rounding > 1e-4 or not all(s.rows for s in samples):
         return None
-    candidates: list[tuple[Call, ...]] = []
-    for lists in ([k.calls for k in samples], [k.guesses for k in samples]):
-        if len({tuple(call.name for call in calls) for calls in lists}) == 1:
-            candidates += zip(*lists, strict=True)
-    is_called = bool(samples[0].calls)
-    for calls in candidates if len(samples[0].calls) < 2 else ():
+    names = {(*(call.name for call in sample.calls),) for sample in samples}
+    is_called = samples[0].is_called
+    if len(names) > 1 or (is_called and len(samples[0].calls) > 1):
+        return None
+    for calls in zip(*(sample.calls for sample in samples), strict=True):
         means = [call.mean() for call in calls]
         factor = _factor([s.loss for s in samples], means, rounding, is_called)
         if factor:
             pairs = zip(calls, samples, strict=True)
-            widths = torch.tensor([c.count / (k.rows or 1) for c, k in pairs])
-            width = float(widths.mean())
-            error = float(widths.std()) / len(samples) ** 0.5 / max(width, 1e-9)
+            widths = [call.count / (sample.rows or 1) for call, sample in pairs]
+            width, spread = statistics.fmean(widths), statistics.stdev(widths)
+            error = spread / len(samples) ** 0.5 / max(width, 1e-9)
             return Match([*calls], factor, width, 0.01 + 4 * error)
     return None
 
@@ -439,7 +408,8 @@ def _factor(
     losses: list[float], means: list[float], rounding: float, is_called: bool
 ) -> float:
     """Returns a where losses are a · means + b; 0 where they are not."""
-    x, m = (torch.tensor(v, dtype=torch.float64) for v in (losses, means))
+    options = {"dtype": torch.float64, "device": "cpu"}
+    x, m = (torch.tensor(values, **options) for values in (losses, means))
     size = rounding * float(x.abs().max())
     if not math.isfinite(size * float(m.square().sum())) or size == 0 or not m.any():
         return 0.0
@@ -456,7 +426,7 @@ def _factor(
 
 def find_outputs(samples: Sequence[LossSample], match: Match | None) -> list[Issue]:
     """Finds outputs that do not fit the called loss."""
-    calls = [call for sample in samples for call in sample.calls]
+    calls = [call for s in samples if s.is_called for call in s.calls]
     calls = calls or (match.calls if match else [])
     for function in {call.function for call in calls}:
         call = next(call for call in calls if call.function is function)

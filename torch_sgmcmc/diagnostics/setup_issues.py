@@ -190,10 +190,6 @@ class SetupReport:
             return ""
         return "stability" if self.largest_lr <= self.noise_lr else "gradient noise"
 
-    def __str__(self) -> str:
-        """Returns the summary."""
-        return self.summary()
-
     def summary(self) -> str:
         """Returns issues and numbers as text."""
         lines = [f"{i}. {p.message}" for i, p in enumerate(self.issues, 1)]
@@ -231,6 +227,8 @@ class SetupReport:
         )
         return "\n".join(lines + [f"Not known: {text}." for text in self.unknown])
 
+    __str__ = summary
+
 
 def some_of(names: Iterable[str], most: int = 3) -> str:
     """Returns the first names, and the number of others."""
@@ -257,51 +255,50 @@ class Loader:
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
-        self._is_list = isinstance(loader, list | tuple)
-        batches = getattr(loader, "batch_sampler", None)
-        # A loader without batch_size takes its sampler's batches.
-        batches = getattr(loader, "sampler", None) if batches is None else batches
-        draws = hasattr(batches, "num_drawn") and hasattr(batches, "num_data")
-        # The sampler of single data or this library's batch sampler; None if unknown.
-        indices = batches if draws else getattr(batches, "sampler", None)
-        is_ordered = isinstance(indices, DistributedSampler) and not indices.shuffle
-        self.is_in_order = (
-            self._is_list or isinstance(indices, SequentialSampler) or is_ordered
-        )
-        self._batches, self._indices = batches, indices
         #: The number of data of all ranks together; None if unknown.
         self.num_data: int | None = None
         #: Number of data that drop_last drops in every epoch, and sizes of minibatches.
         self._unseen, self._sizes = 0, []
-        data = length_of(getattr(loader, "dataset", None))
+        batches = getattr(loader, "batch_sampler", None)
+        # A loader without batch_size takes its sampler's batches.
+        batches = getattr(loader, "sampler", None) if batches is None else batches
+        draws = hasattr(batches, "num_drawn")
+        # The sampler of single data or this library's batch sampler; None if unknown.
+        indices = batches if draws else getattr(batches, "sampler", None)
+        self._indices, self._is_list = indices, isinstance(loader, list | tuple)
+        is_ordered = isinstance(indices, DistributedSampler) and not indices.shuffle
+        self.is_in_order = (
+            self._is_list or isinstance(indices, SequentialSampler) or is_ordered
+        )
         if self._is_list:
             rows = [rows_of(batch) for batch in loader]
             if None not in rows:
                 self._sizes, self.num_data = rows, sum(rows)
+            return
+        data = length_of(getattr(loader, "dataset", None))
+        count = length_of(indices) or 0  # for example a SubsetRandomSampler's
+        if draws:
+            self.num_data = indices.num_data
         elif data is not None and indices is not None:
-            chosen = length_of(indices)  # for example a SubsetRandomSampler's
-            is_of_all = isinstance(indices, _OF_ALL) or not chosen
             # num_samples is the length of an epoch.
-            self.num_data = data if is_of_all else min(chosen, data)
-            if draws:
-                self.num_data = indices.num_data
-        if self.is_in_order and not self._is_list:
-            size, count = getattr(batches, "batch_size", None), length_of(indices) or 0
-            if getattr(batches, "drop_last", False):
-                self._unseen = count % batches.batch_size
-            elif size and count > size:
-                self._sizes = [size, count % size or size]
+            is_of_all = isinstance(indices, _OF_ALL) or not count
+            self.num_data = data if is_of_all else min(count, data)
+        size = getattr(batches, "batch_size", None) if self.is_in_order else None
+        if size and getattr(batches, "drop_last", False):
+            self._unseen = count % size
+        elif size and count > size:
+            self._sizes = [size, count % size or size]
 
     def find_num_data(
-        self, sampler: Sampler, rows: int | None, widths: set[int]
+        self, given: set[float], rows: int | None, widths: set[int]
     ) -> Iterator[Issue]:
-        """Compares ``num_data`` with the data.
+        """Compares the groups' ``num_data`` with the data.
 
         Also compares ``rows`` of a minibatch and possible ``widths``, targets of a
         datum.
         """
         data, batches = self.num_data, length_of(self.loader)
-        for number in sorted({float(g["num_data"]) for g in sampler.param_groups}):
+        for number in sorted(given):
             if data is None or number in {data - self._unseen, data}:
                 continue
             if any(number == width * data for width in widths):
@@ -316,10 +313,11 @@ class Loader:
             values = {"number": number, "data": data, "what": what, "factor": factor}
             yield issue("num_data", **values, weaker=weaker)
 
-    def find_order(self, sampler: Sampler, several: bool) -> Iterator[Issue]:
+    def find_order(
+        self, sampler: Sampler, given: set[float], several: bool
+    ) -> Iterator[Issue]:
         """Finds minibatches that do not represent the data or suit the sampler."""
         data, unseen, indices = self.num_data, self._unseen, self._indices
-        given = {float(group["num_data"]) for group in sampler.param_groups}
         if data and unseen and given != {float(data - unseen)}:
             yield issue("data order/unseen", unseen=unseen, data=data)
         if not several:
@@ -338,7 +336,8 @@ class Loader:
         if most > _UNEQUAL * least:
             ratio = most / least
             yield issue("data order/sizes", least=least, most=most, ratio=ratio)
-        values = torch.tensor([*self._neighbours()], dtype=torch.float64).view(-1, 2)
+        options = {"dtype": torch.float64, "device": "cpu"}
+        values = torch.tensor([*self._neighbours()], **options).view(-1, 2)
         near = (values[:, 0] - values[:, 1]).abs().mean()
         far = (values[:, :1] - values[:, 1]).abs().mean()
         if len(values) >= _PAIRS // 2 and near < _SORTED * far:
@@ -352,8 +351,10 @@ class Loader:
         else:
             rows = self.loader.dataset
         count = length_of(rows) or 0
-        for i in torch.linspace(0, max(count - 2, 0), min(_PAIRS, count // 2)).long():
-            pair = [_target_of(rows[int(i) + k]) for k in (0, 1)]
+        pairs = min(_PAIRS, count // 2)
+        for i in range(pairs):
+            first = i * (count - 2) // max(pairs - 1, 1)
+            pair = [_target_of(rows[first + k]) for k in (0, 1)]
             if None in pair:
                 return
             yield pair[0], pair[1]  # type: ignore[misc]
@@ -420,36 +421,30 @@ def untouched(
     """Restores tensors, gradients, flags and random numbers at the end."""
     owners = [loader, *(getattr(loader, k, None) for k in ("sampler", "batch_sampler"))]
     owners += [getattr(owner, "sampler", None) for owner in owners[1:]]
-    found = [getattr(owner, "generator", None) for owner in owners]
-    generators = [(g, g.get_state()) for g in found if isinstance(g, torch.Generator)]
-    draws = [(o, o.state_dict()) for o in owners if hasattr(o, "num_drawn")]
-    # Persistent workers would continue with this check's random numbers.
-    iterates = getattr(loader, "_iterator", loader) is None
     devices = sorted({p.device.index for p in params if p.device.type == "cuda"})
-    numpy = sys.modules.get("numpy")
-    python, numbers = random.getstate(), numpy and numpy.random.get_state()
-    modes = [(module, module.training) for module in model.modules()]
-    before = Snapshot(model, params)
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(devices))
-            stack.enter_context(kept_gradients(params))
-            if "torch._dynamo" in sys.modules:  # compiling takes longer than a check
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-            yield before
-    finally:
-        before.restore()
-        for module, training in modes:
-            module.training = training
-        random.setstate(python)
-        if numpy:
-            numpy.random.set_state(numbers)
-        for generator, state in generators:
-            generator.set_state(state)
-        for owner, drawn in draws:
-            owner.load_state_dict(drawn)
-        if iterates:
-            loader._iterator = None
+    with ExitStack() as stack:
+        stack.callback(random.setstate, random.getstate())
+        if "numpy" in sys.modules:
+            numbers = sys.modules["numpy"].random
+            stack.callback(numbers.set_state, numbers.get_state())
+        for owner in owners:
+            generator = getattr(owner, "generator", None)
+            if isinstance(generator, torch.Generator):
+                stack.callback(generator.set_state, generator.get_state())
+            if hasattr(owner, "num_drawn"):
+                stack.callback(owner.load_state_dict, owner.state_dict())
+        if getattr(loader, "_iterator", loader) is None:
+            # Persistent workers would continue with this check's random numbers.
+            stack.callback(setattr, loader, "_iterator", None)
+        for module in model.modules():
+            stack.callback(setattr, module, "training", module.training)
+        stack.enter_context(torch.random.fork_rng(devices))
+        stack.enter_context(kept_gradients(params))
+        if "torch._dynamo" in sys.modules:  # compiling takes longer than a check
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        before = Snapshot(model, params)
+        stack.callback(before.restore)
+        yield before
 
 
 def has_dropout(module: nn.Module) -> bool:
@@ -463,17 +458,3 @@ def uses_minibatch(module: nn.Module) -> bool:
     """Returns whether a layer is a batch norm with the minibatch's statistics."""
     is_norm = isinstance(module, _BatchNorm)
     return is_norm and (module.training or module.running_mean is None)
-
-
-@contextmanager
-def quiet(model: nn.Module) -> Iterator[None]:
-    """Evaluates with these layers in evaluation mode, and all others unchanged."""
-    changed = [m for m in model.modules() if has_dropout(m) or uses_minibatch(m)]
-    changed = [m for m in changed if m.training]
-    try:
-        for module in changed:
-            module.training = False
-        yield
-    finally:
-        for module in changed:
-            module.training = True

@@ -83,15 +83,15 @@ class BatchMeans:
     def state(self) -> list[float]:
         """The numbers from which the constructor makes a copy."""
         counts = map(float, (self.count, self._length, self._rest))
-        return [*counts, self._total, *self.means]
+        return [*counts, float(self._total), *self.means]
 
     def add(self, value: float) -> None:
         """Adds the next number."""
         self.count += 1
         self._rest += 1
-        self._total += value
+        self._total = self._total + value
         if self._rest == self._length:
-            self.means.append(self._total / self._length)
+            self.means.append(float(self._total) / self._length)
             self._rest, self._total = 0, 0.0
             if len(self.means) == self.MOST:
                 self.means, self._length = _merged(self.means), 2 * self._length

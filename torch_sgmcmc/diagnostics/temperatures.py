@@ -241,7 +241,7 @@ class TemperatureMonitor:
         self._params = [p for group in groups for p in group["params"]]
         self._group_of = [i for i, g in enumerate(groups) for _ in g["params"]]
         self._place = {p: i for i, p in enumerate(self._params)}
-        self._names = _names(groups) if names is None else [str(n) for n in names]
+        self._names = names_of(groups) if names is None else [str(n) for n in names]
         if len(self._names) != len(self._params):
             raise ValueError(
                 f"Invalid names: {len(self._names)} (must be one for each of the "
@@ -249,8 +249,7 @@ class TemperatureMonitor:
             )
         self._centers = centers_of(center, sampler, self._params)
         self._every = every
-        redraws = groups[0].get("resample_momentum_every", 0)
-        self._interval = _interval_of(every, redraws)
+        self._interval = _interval_of(every, groups[0])
         self._previous: tuple[int, dict[Tensor, Tensor]] | None = None
         self._rows: list[tuple[list[_Row], bool]] = []
         # Forces of observe() at the present θ, and pairs with the step's.
@@ -300,8 +299,8 @@ class TemperatureMonitor:
         self._others = []
         self._forces.clear()
         self._every, self._previous = state_dict["every"], previous
-        redraws = self._attached().param_groups[0].get("resample_momentum_every", 0)
-        self._interval = _interval_of(self._every, redraws)
+        group = self._attached().param_groups[0]
+        self._interval = _interval_of(self._every, group)
 
     def _read_previous(
         self, saved: Mapping[str, Any] | None
@@ -355,7 +354,7 @@ class TemperatureMonitor:
             fresh_gradients(sampler, closure)
             work = tensor_lists_of(sampler)
             if self._compares:
-                self._others, self._others_at = self._forces_of(work), self._versions()
+                self._others, self._others_at = self._rows_of(work), self._versions()
             else:
                 self._add(work, plain=True, has_noise=False)
         finally:
@@ -401,8 +400,7 @@ class TemperatureMonitor:
             )
             self._add(work, plain=False, has_noise=has_noise)
             self._previous = None
-            every = work[0].group.get("resample_momentum_every", 0)
-            self._interval = interval = _interval_of(self._every, every)
+            self._interval = interval = _interval_of(self._every, work[0].group)
         if (step + 1) % (NOISE_EVERY * interval) == 0:
             # A clone: a later backward pass may add to the same memory.
             pairs = (zip(w.params, w.grads, strict=True) for w in work)
@@ -414,14 +412,22 @@ class TemperatureMonitor:
             return
         # Something else, such as a checkpoint, may have moved the parameters.
         if self._versions() == self._others_at:
-            self._forces.append((self._others, self._forces_of(work)))
+            self._forces.append((self._others, self._rows_of(work)))
         self._others = []
         if len(self._forces) >= MOST_ROWS:
             self._read()
 
     def _add(self, work: list[TensorLists], *, plain: bool, has_noise: bool) -> None:
+        self._rows.append((self._rows_of(work, plain, has_noise), has_noise))
+        if len(self._rows) >= MOST_ROWS:
+            self._read()
+
+    def _rows_of(
+        self, work: list[TensorLists], plain: bool = True, has_noise: bool = False
+    ) -> list[_Row]:
+        """Returns sums of each tensor, with ``plain`` x · g alone."""
         state = self._observed_context().state
-        rows = []
+        rows: list[_Row] = []
         for group, params, grads, _ in work:
             motion = Motion.NONE if plain else self._motion
             states = [state.get(p, {}) for p in params]
@@ -456,25 +462,11 @@ class TemperatureMonitor:
                 of_noise = temperature_sums(*lists, kind=noise, **numbers)
                 sums.append(((4,), of_noise))
             places = [self._place[p] for p in params]
-            rows.append((places, sums, _step_of(group, motion)))
-        self._rows.append((rows, has_noise))
-        if len(self._rows) >= MOST_ROWS:
-            self._read()
+            rows.append((places, sums, step_of(group, motion)))
+        return rows
 
     def _versions(self) -> list[int]:
         return [0 if p.is_inference() else p._version for p in self._params]
-
-    def _forces_of(self, work: list[TensorLists]) -> list[_Row]:
-        """Returns x · g of each tensor."""
-        rows: list[_Row] = []
-        for group, params, grads, _ in work:
-            lists = grads, *self._positions(params), [], []
-            numbers = self._numbers(group, params)
-            sums = temperature_sums(*lists, kind=_LANGEVIN, **numbers)
-            places = [self._place[p] for p in params]
-            step = _step_of(group, self._motion)
-            rows.append((places, [(_PLACES[_LANGEVIN], sums)], step))
-        return rows
 
     def _numbers(self, group: dict[str, Any], params: list[Tensor]) -> dict[str, Any]:
         return {
@@ -636,8 +628,9 @@ def _observed(rows: list[_Row]) -> Iterator[tuple[int, list[float], Step]]:
             yield tensor, sums, step
 
 
-def _interval_of(every: int, redraws: int) -> int:
+def _interval_of(every: int, group: Mapping[str, Any]) -> int:
     """Returns an interval that observes all of a cycle of redrawn momenta."""
+    redraws = group.get("resample_momentum_every", 0)
     while redraws > 0 and math.gcd(every, redraws) > 1:
         every += 1
     return every
@@ -654,7 +647,8 @@ def _share_memory(a: Tensor | None, b: Tensor | None) -> bool:
     return a.numel() > 0 and a.data_ptr() == b.data_ptr()
 
 
-def _step_of(group: Mapping[str, Any], motion: Motion) -> Step:
+def step_of(group: Mapping[str, Any], motion: Motion) -> Step:
+    """Returns the settings of a group's step."""
     estimate = 0.0
     if "noise_estimate" in group:
         is_online = isinstance(group["noise_estimate"], str)
@@ -667,7 +661,8 @@ def _step_of(group: Mapping[str, Any], motion: Motion) -> Step:
     )
 
 
-def _names(groups: Iterable[Mapping[str, Any]]) -> list[str]:
+def names_of(groups: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Returns the parameters' names, numbers and shapes for those without."""
     names = []
     for i, group in enumerate(groups):
         known = group.get("param_names")

@@ -46,25 +46,39 @@ __all__ = ["ChainState"]
 _RESTART = "restart=True starts a new run"
 
 
+#: Comparable values of a run's settings, by argument, number and name.
+Identity = dict[tuple[str, int, str], Any]
+
+
 def identity(
-    model: nn.Module, loader: Any, loss: Any, schedules: Sequence[Any], compiles: bool
-) -> dict[str, Any]:
-    """Returns a fingerprint of a run's arguments without the sampler."""
-    return {
-        "model": type(model).__qualname__,
-        "loss": _name(loss),
-        "compile": compiles,
-        "loader": {
-            "number of minibatches": length_of(loader),
-            "batch_size": getattr(loader, "batch_size", None)
-            or getattr(getattr(loader, "batch_sampler", None), "batch_size", None),
-            "number of data": length_of(getattr(loader, "dataset", None)),
-        },
-        "schedules": [
-            {"kind": type(schedule).__name__, **_plain(schedule.state_dict())}
-            for schedule in schedules
-        ],
+    groups: list[dict[str, Any]],
+    model: nn.Module,
+    loader: Any,
+    loss: Any,
+    schedules: Sequence[Any],
+    compiles: bool,
+) -> Identity:
+    """Returns a fingerprint of a run's arguments, and its :func:`hyperparameters`."""
+    found: Identity = {
+        ("sampler", i, f"group {i} has {name} "): value
+        for i, group in enumerate(groups)
+        for name, value in group.items()
     }
+    size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    sizes = {
+        "number of minibatches": length_of(loader),
+        "batch_size": getattr(loader, "batch_size", None) or size,
+        "number of data": length_of(getattr(loader, "dataset", None)),
+    }
+    known = {name: size for name, size in sizes.items() if size is not None}
+    found |= {("loader", 0, f"{name} "): size for name, size in known.items()}
+    kinds = [type(schedule).__name__ for schedule in schedules]
+    found["compile", 0, ""] = compiles
+    found["schedule", 0, ""] = " and ".join(kinds) or "none"
+    for i, schedule in enumerate(schedules):
+        state = _plain(schedule.state_dict()).items()
+        found |= {("schedule", i, f"{kinds[i]} has {k} "): v for k, v in state}
+    return found | {("loss", 0, ""): _name(loss), ("model", 0, ""): _name(type(model))}
 
 
 def hyperparameters(sampler: Sampler) -> list[dict[str, Any]]:
@@ -82,46 +96,24 @@ def hyperparameters(sampler: Sampler) -> list[dict[str, Any]]:
     ]
 
 
-def check_same(former: Mapping[str, Any], now: Mapping[str, Any], where: str) -> None:
-    """Raises a ValueError if a checkpoint is of another chain; warns if it may be.
-
-    Both arguments have :func:`hyperparameters` under "groups" and the keys of
-    :func:`identity`: of the resumed run and of the present arguments.
-    """
-
-    def differs(argument: str, given: Any, before: Any) -> ValueError:
-        return ValueError(
-            f"Invalid {argument}: {given} ({where} was begun with {before}; {_RESTART})"
-        )
-
-    def compare(argument: str, what: str, one: Any, other: Any) -> None:
-        for name, value in one.items():
-            # Another version of torch may have other keys.
-            if name in other and other[name] != value:
-                raise differs(argument, f"{what}{name} {other[name]}", value)
-
-    for i, pair in enumerate(zip(former["groups"], now["groups"], strict=False)):
-        compare("sampler", f"group {i} has ", *pair)
-    known = {k: v for k, v in now["loader"].items() if v is not None}
-    before = {k: v for k, v in former["loader"].items() if v is not None}
-    compare("loader", "", before, known)
-    if former["compile"] != now["compile"]:
-        raise differs("compile", now["compile"], former["compile"])
-    begun, given = (
-        " and ".join(schedule["kind"] for schedule in run["schedules"]) or "none"
-        for run in (former, now)
-    )
-    if begun != given:
-        raise differs("schedule", given, begun)
-    for one, other in zip(former["schedules"], now["schedules"], strict=True):
-        compare("schedule", f"{one['kind']} has ", one, other)
-    for name in ("loss", "model"):
-        if former[name] != now[name]:
-            warnings.warn(
-                f"the {name} is {now[name]}, and {where} was begun with "
-                f"{former[name]}: if that is another posterior, {_RESTART}",
-                stacklevel=2,
+def check_same(former: Identity, now: Identity, where: str) -> None:
+    """Raises a ValueError if a checkpoint is of another chain; warns if it may be."""
+    for key, before in former.items():
+        argument, _, name = key
+        # Another version of torch may have other keys.
+        given = now.get(key, before)
+        if given == before:
+            continue
+        if argument not in ("loss", "model"):
+            raise ValueError(
+                f"Invalid {argument}: {name}{given} ({where} was begun with {before}; "
+                f"{_RESTART})"
             )
+        warnings.warn(
+            f"the {argument} is {given}, and {where} was begun with {before}: if that "
+            f"is another posterior, {_RESTART}",
+            stacklevel=2,
+        )
 
 
 def _name(function: Any) -> str:
@@ -302,8 +294,7 @@ class Saved(NamedTuple):
     """The content of a checkpoint, by its keys."""
 
     seed: int
-    begun: Any
-    identity: dict[str, Any]
+    identity: Identity
     step: int
     epoch: int
     position: int
@@ -336,8 +327,8 @@ class _Run:
         closure_of(self._sampler, self._loss_of_next)  # raises for an HMCECS
         self._schedules = [_checked(make(self._sampler)) for make in settings.schedules]
         self._identity = identity(
-            *(self._model, settings.loader, settings.loss, self._schedules),
-            settings.compiles,
+            *(self._groups, self._model, settings.loader, settings.loss),
+            *(self._schedules, settings.compiles),
         )
         self._batches = Minibatches(settings.loader, fold_in(seed, 2))
         self._steps = self._length()
@@ -587,7 +578,6 @@ class _Run:
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         content = Saved(
             seed=self._settings.seed,
-            begun=self._groups,
             identity=self._identity,
             step=self._done,
             epoch=self._batches.epoch,
@@ -610,11 +600,8 @@ class _Run:
         if content["seed"] != self._settings.seed:
             other = f"the chain in {folder} has {content['seed']}; {_RESTART}"
             raise ValueError(f"Invalid seed: {self._settings.seed} ({other})")
-        check_same(
-            {"groups": content["begun"], **content["identity"]},
-            {"groups": self._groups, **self._identity},
-            f"chain {self._chain} in {folder}",
-        )
+        where = f"chain {self._chain} in {folder}"
+        check_same(content["identity"], self._identity, where)
         if content["step"] > steps:
             name = "steps" if self._settings.epochs is None else "epochs"
             made = f"chain {self._chain} in {folder} has made {content['step']}"

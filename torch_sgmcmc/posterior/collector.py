@@ -21,13 +21,8 @@ from torch_sgmcmc._impl.hyperparams import check_function, check_integer, wrong_
 from torch_sgmcmc._impl.utils import plain_names
 from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor
 from torch_sgmcmc.losses import Likelihood
-from torch_sgmcmc.posterior.store import (
-    SampleStore,
-    Trace,
-    folder_of,
-    plain,
-    record_run,
-)
+from torch_sgmcmc.posterior.run_record import Trace, plain, record_run
+from torch_sgmcmc.posterior.store import SampleStore, folder_of
 from torch_sgmcmc.posterior.store_files import checksums
 from torch_sgmcmc.posterior.writer import SampleWriter
 from torch_sgmcmc.samplers.hmc import HMC
@@ -250,19 +245,16 @@ class Collector:
     ) -> None:
         if not isinstance(sampler, Sampler):
             raise wrong_type("sampler", sampler, "a Sampler")
-        check_integer("chain", chain)
         check_integer("burn_in", burn_in)
         check_integer("every", every, low=1)
         if dtype is not None and not isinstance(dtype, torch.dtype):
             raise TypeError(f"Invalid dtype: {dtype!r} (must be a torch.dtype)")
-        for name, given, kind, wanted in (
-            ("likelihood", likelihood, Likelihood, "one of torch_sgmcmc.losses"),
-            ("monitor", monitor, TemperatureMonitor, "TemperatureMonitor"),
-        ):
-            if given is not None and not isinstance(given, kind):
-                raise wrong_type(name, given, wanted)
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"Invalid dtype: {dtype} (must be a floating-point one)")
+        if likelihood is not None and not isinstance(likelihood, Likelihood):
+            raise wrong_type("likelihood", likelihood, "one of torch_sgmcmc.losses")
+        if monitor is not None and not isinstance(monitor, TemperatureMonitor):
+            raise wrong_type("monitor", monitor, "TemperatureMonitor")
         for name, function in {"weight": weight, "when": when}.items():
             if function is not None:
                 check_function(name, function)
@@ -276,14 +268,15 @@ class Collector:
         self._settings = {"burn_in": burn_in, "every": every}
         self._chosen = Chosen(model, sampler, parameters, buffers)
         group = sampler.process_group
-        self._writer: SampleWriter | None = None
-        if group is None or dist.get_rank(group) == 0:
-            self._writer = SampleWriter(
-                *(store, self._chosen.now()),
-                **{"chain": chain, "dtype": dtype, "not_sampled": self._chosen.rest},
-                likelihood=likelihood,
-            )
-            self._compare_rest(self._writer)
+        # The writers of other ranks than the first stay empty.
+        self._stores = group is None or dist.get_rank(group) == 0
+        self._writer = SampleWriter(
+            *(store if self._stores else SampleStore(), self._chosen.now()),
+            **{"chain": chain, "dtype": dtype, "likelihood": likelihood},
+            not_sampled=self._chosen.rest if self._stores else None,
+        )
+        if self._stores:
+            self._compare_rest()
         self._store, self._chain, self._process = store, chain, os.getpid()
         self._weight, self._when = weight or _sign, when
         self.loss: float | Tensor = math.nan
@@ -300,21 +293,22 @@ class Collector:
         self._finish = weakref.finalize(self, _finish, *left)
 
     def __repr__(self) -> str:
-        if self._writer is None:
+        if not self._stores:
             return "Collector of a rank that stores nothing"
         burn_in, every = self._settings.values()
         return (
             f"Collector of {type(self.sampler).__name__}: {self.num_draws} draws of "
-            f"{self._writer.place} (burn_in={burn_in}, every={every})"
+            f"{self._writer.files.place} (burn_in={burn_in}, every={every})"
         )
 
-    def _compare_rest(self, writer: SampleWriter) -> None:
+    def _compare_rest(self) -> None:
         """Warns if earlier draws belong to other values of the tensors not stored."""
-        now = checksums(self._chosen.rest)
-        others = [name for name, s in writer.not_sampled.items() if now.get(name) != s]
+        files, now = self._writer.files, checksums(self._chosen.rest)
+        stored = files.info.not_sampled.items()
+        others = [name for name, checksum in stored if now.get(name) != checksum]
         if others:
             warnings.warn(
-                f"draws of {writer.place} are of a part of the model, and "
+                f"draws of {files.place} are of a part of the model, and "
                 f"{others[0]!r} and {len(others) - 1} more of its other parameters are "
                 "not those that the draws were made with",
                 stacklevel=4,
@@ -323,14 +317,14 @@ class Collector:
     @property
     def num_draws(self) -> int:
         """The number of this chain's draws that are on the disk."""
-        return 0 if self._writer is None else len(self._writer)
+        return len(self._writer)
 
     def _is_due(self, count: int) -> bool:
         burn_in, every = self._settings.values()
         return count > burn_in and (count - burn_in) % every == 0
 
     def _add_hooks(self) -> None:
-        if self._writer is None:
+        if not self._stores:
             return
         sampler, after = self.sampler, self.sampler.register_step_post_hook
         self._handles += [sampler.register_step_pre_hook(self._before_step)]
@@ -346,7 +340,6 @@ class Collector:
 
     def _before_step(self, sampler: Any, *_: Any) -> None:
         """Raises, before the update, any error that would prevent storing the draw."""
-        assert self._writer is not None
         with self._naming_stored_draws():
             self._writer.check()
         if isinstance(sampler, SBPS):
@@ -397,7 +390,7 @@ class Collector:
                 ``when``. Nothing has changed.
             RuntimeError: an error of the block or of a step.
         """
-        if self._writer is None:
+        if not self._stores:
             return block(*batches)
         ahead = range(self._count + 1, self._count + len(batches[0]) + 1)
         if sum(map(self._is_due, ahead)) > 1 or self._when is not None:
@@ -426,7 +419,6 @@ class Collector:
 
     def _take(self, step: int, mark: float) -> None:
         """Counts a step, and stores the draw if it is due."""
-        assert self._writer is not None
         if self._when is not None and not self._when():
             self._mark = mark
             return
@@ -449,13 +441,12 @@ class Collector:
     @contextmanager
     def _naming_stored_draws(self) -> Iterator[None]:
         writer = self._writer
-        assert writer is not None
         try:
             yield
         except RuntimeError as error:
-            safe, last = f"{writer.place} has no draw yet", writer.last_step
+            safe, last = f"{writer.files.place} has no draw yet", writer.files.last_step
             if last is not None:
-                count = f"{len(writer)} draws of {writer.place}"
+                count = f"{len(writer)} draws of {writer.files.place}"
                 safe = f"{count}, up to step {last}, are safe"
             raise RuntimeError(
                 f"{error}. {safe}; {writer.num_waiting} more wait in memory, and the "
@@ -468,9 +459,8 @@ class Collector:
         Raises:
             RuntimeError: a draw cannot be written; the next call tries again.
         """
-        if self._writer is not None:
-            with self._naming_stored_draws():
-                self._writer.flush()
+        with self._naming_stored_draws():
+            self._writer.flush()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the collector's progress, once all draws so far are on the disk."""
@@ -478,9 +468,9 @@ class Collector:
         self._write_run()
         return {
             "monitor": self._monitor and self._monitor.state_dict(),
-            **{"losses": self._trace.state_dict(), "temperature": self._temperature},
+            **{"losses": self._trace.state, "temperature": self._temperature},
             **{"count": self._count, "mark": self._mark},
-            "position": None if self._writer is None else self._writer.checkpoint(),
+            "position": self._writer.checkpoint() if self._stores else None,
             **self._settings,
         }
 
@@ -495,7 +485,7 @@ class Collector:
             if state_dict[name] != value:
                 run = f"the run in progress has {state_dict[name]}"
                 raise ValueError(f"Invalid {name}: {value} ({run})")
-        if self._writer is not None:
+        if self._stores:
             if state_dict["position"] is None:
                 raise ValueError(
                     "Invalid state_dict: of a rank that stores nothing (must be of the "
@@ -506,14 +496,13 @@ class Collector:
         if self._monitor is not None and state_dict.get("monitor") is not None:
             self._monitor.load_state_dict(state_dict["monitor"])
         if "losses" in state_dict:
-            self._trace.load_state_dict(state_dict["losses"])
+            self._trace = Trace(state_dict["losses"])
         self._temperature = state_dict.get("temperature")
         self._count, self._mark = state_dict["count"], state_dict["mark"]
 
     def restart(self) -> None:
         """Deletes the chain's draws, for a run that starts again."""
-        if self._writer is not None:
-            self._writer.restart()
+        self._writer.restart()
         self._count, self._mark, self._trace = 0, None, Trace()
         if self._monitor is not None:
             self._monitor.reset()
@@ -531,11 +520,11 @@ class Collector:
             self._close(warns=True)
 
     def _write_run(self) -> None:
-        if self._writer is None or self._mark is None:
+        if self._mark is None:
             return
         beside = self._monitor, self._trace
         ran = record_run(self.sampler, *beside, temperature=self._temperature)
-        self._writer.write_run(plain(ran))
+        self._writer.files.write_run(plain(ran))
 
     def _close(self, *, warns: bool) -> None:
         if os.getpid() != self._process:
@@ -548,30 +537,27 @@ class Collector:
         finally:
             self._finish.detach()
             self._remove_hooks()
-            if self._writer is not None:
-                with suppress(RuntimeError):  # flush() has raised it
-                    self._writer.close()
+            with suppress(RuntimeError):  # flush() has raised it
+                self._writer.close()
 
     def _warn_of_faults(self) -> None:
         writer, sampler = self._writer, self.sampler
-        if writer is None:
+        if not self._stores:
             return
-        skipped = sampler.num_skipped - self._skipped
+        skipped, place = sampler.num_skipped - self._skipped, writer.files.place
         if self._count == 0 and skipped >= _MANY:
             warnings.warn(
                 f"all {skipped} steps of {type(sampler).__name__} were skipped, since "
-                f"gradients were not finite: {writer.place} has no draw of them",
+                f"gradients were not finite: {place} has no draw of them",
                 stacklevel=4,
             )
         elif len(writer) >= _MANY and self._has_not_moved():
             reason = "it has not moved"
             if isinstance(sampler, HMC):
-                rate = (
-                    f"{sampler.acceptance_rate:.2g} of its trajectories were accepted"
-                )
-                reason = f"{rate}: a smaller step_size, or warmup(), is needed"
+                rate = f"{sampler.acceptance_rate:.2g} of its trajectories were"
+                reason = f"{rate} accepted: a smaller step_size, or warmup(), is needed"
             warnings.warn(
-                f"all {len(writer)} draws of {writer.place} are the same: {reason}",
+                f"all {len(writer)} draws of {place} are the same: {reason}",
                 stacklevel=4,
             )
 
@@ -605,11 +591,10 @@ def _sign(sampler: Any) -> float:
     return getattr(sampler, "sign", 1.0)
 
 
-def _finish(handles: Iterable[Any], writer: SampleWriter | None, process: int) -> None:
+def _finish(handles: Iterable[Any], writer: SampleWriter, process: int) -> None:
     """Closes an abandoned collector, except in a forked child."""
     if os.getpid() != process:
         return
     for handle in handles:
         handle.remove()
-    if writer is not None:
-        writer.close()
+    writer.close()

@@ -108,16 +108,9 @@ class Link:
             )
         self._link, self._is_checked = link, False
         self._dim = check_integer("dim", dim, low=-(2**31))
-
-    @property
-    def has_entropy(self) -> bool:
-        """True if the values are probabilities."""
-        return self._link in ("softmax", "sigmoid")
-
-    @property
-    def has_noise(self) -> bool:
-        """True if the outputs are means and log σ."""
-        return self._link == "gaussian"
+        #: True if the values are probabilities; if the outputs are means and log σ.
+        self.has_entropy = link in ("softmax", "sigmoid")
+        self.has_noise = link == "gaussian"
 
     def aleatoric(self, values: Tensor, outputs: Tensor) -> Tensor | None:
         """Returns a draw's uncertainty of new data: an entropy, or a variance."""
@@ -269,7 +262,10 @@ class Sums:
         self.distances, self.squares, self._distance = (
             torch.zeros_like(self.origin) for _ in range(3)
         )
-        self.means = {name: _zeros(term) for name, term in terms.means.items()}
+        self.means = {
+            name: torch.zeros_like(term, dtype=torch.float64)
+            for name, term in terms.means.items()
+        }
         #: The dtype of means: the values', or the default for integers.
         self.dtype = (terms.values / 1).dtype
         #: The values of all draws, if they are kept.
@@ -321,10 +317,6 @@ class Sums:
         sums.means = {k: t.to(device, copy=True) for k, t in state["means"].items()}
         sums.kept = [t.clone() for t in state["kept"]]
         return sums
-
-
-def _zeros(term: Tensor) -> Tensor:
-    return torch.zeros(term.shape, dtype=torch.float64, device=term.device)
 
 
 class Predictive:

@@ -15,8 +15,8 @@ import re
 import weakref
 from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 from zlib import crc32
@@ -31,11 +31,11 @@ from torch_sgmcmc._impl.state_dict import replace_file, sync_folder
 
 _FORMAT = 1
 _CHAIN = re.compile(r"chain-(0|[1-9][0-9]{0,17})")
-_DRAWS = re.compile(r"draws-[0-9]{6,}\.safetensors")
-_PARTIAL = re.compile(r"(draws-[0-9]{6,}\.safetensors|run\.json)\.[0-9-]+\.partial")
-_OF_CHAIN = re.compile(
-    rf"lock|index\.jsonl|run\.json|{_DRAWS.pattern}|{_PARTIAL.pattern}"
+_WRITTEN = re.compile(
+    r"draws-[0-9]{6,}\.safetensors|(draws-[0-9]{6,}\.safetensors|run\.json)"
+    r"\.[0-9-]+\.partial"
 )
+_OF_CHAIN = re.compile(rf"lock|index\.jsonl|run\.json|{_WRITTEN.pattern}")
 _OF_STORE = re.compile(
     r"(report\.(md|json)|checkpoint-(0|[1-9][0-9]*)\.pt|store\.json)(\.[0-9-]+\.partial)?"
 )
@@ -49,7 +49,8 @@ DTYPES: dict[str, torch.dtype] = {
     **{"U16": torch.uint16, "I16": torch.int16, "I8": torch.int8},
     **{"U8": torch.uint8, "BOOL": torch.bool},
 }
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+#: The names of dtypes in safetensors.
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def _unreadable(path: str | Path, reason: Any) -> NoReturn:
@@ -84,12 +85,13 @@ def read_json(path: Path) -> dict[str, Any] | None:
 class StoreInfo:
     """The content of ``store.json``."""
 
-    #: Dtype and shape of each tensor of a draw.
-    tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]]
+    #: "dtype", as safetensors names it, and "shape" of each tensor of a draw.
+    tensors: dict[str, dict[str, Any]]
     #: Checksums of the model's tensors that are neither sampled nor stored.
-    not_sampled: dict[str, int] = field(default_factory=dict)
+    not_sampled: dict[str, int]
     #: Settings of the chain's loss.
     likelihood: dict[str, Any] | None = None
+    format: int = _FORMAT
 
     @classmethod
     def read(cls, folder: Path) -> StoreInfo | None:
@@ -106,37 +108,23 @@ class StoreInfo:
         if content.get("format") != _FORMAT:
             _unreadable(path, f"format {content.get('format')!r} (must be {_FORMAT})")
         try:
-            tensors = {
-                name: (DTYPES[t["dtype"]], tuple(map(int, t["shape"])))
-                for name, t in content["tensors"].items()
-            }
-            return cls(tensors, dict(content["not_sampled"]), content.get("likelihood"))
+            info = cls(**content)
+            for tensor in info.tensors.values():
+                _ = DTYPES[tensor["dtype"]], [*map(int, tensor["shape"])]
         except (KeyError, TypeError, ValueError, AttributeError):
             _unreadable(path, "it is damaged")
-
-    def write(self, folder: Path) -> None:
-        """Writes the file."""
-        tensors = {
-            name: {"dtype": _NAMES[dtype], "shape": list(shape)}
-            for name, (dtype, shape) in self.tensors.items()
-        }
-        content = {"format": _FORMAT, "likelihood": self.likelihood}
-        content |= {"tensors": tensors, "not_sampled": self.not_sampled}
-        replace_file(folder / "store.json", json.dumps(content, indent=1).encode())
+        return info
 
     def difference(self, given: StoreInfo) -> str | None:
         """Describes the first difference to another model's draws, or returns None."""
         for name in (*self.tensors, *given.tensors):
-            one, other = self.tensors.get(name), given.tensors.get(name)
+            one, other = (
+                "missing" if t is None else f"{t['dtype']} of shape {t['shape']}"
+                for t in (self.tensors.get(name), given.tensors.get(name))
+            )
             if one != other:
-                return f"its {name!r} is {_describe(one)}, here {_describe(other)}"
+                return f"its {name!r} is {one}, here {other}"
         return None
-
-
-def _describe(tensor: tuple[torch.dtype, tuple[int, ...]] | None) -> str:
-    if tensor is None:
-        return "missing"
-    return f"{_NAMES[tensor[0]]} of shape {list(tensor[1])}"
 
 
 class CorruptDrawError(RuntimeError):
@@ -153,8 +141,8 @@ class DrawFile:
     count: int
     size: int
     crc32: int
-    columns: dict[str, Sequence[float]]
-    prior_precision: list[list[float]]
+    #: COLUMNS, and the "prior_precision" of each param group.
+    columns: dict[str, Sequence[Any]]
     memory: MemoryChain | None = None
     tensors: dict[str, Tensor] | None = None
 
@@ -237,12 +225,23 @@ _LINE_SUM = b', "line_crc32": '
 def _line(file: DrawFile) -> bytes:
     """Returns a line of an index: a JSON object that ends with the line's checksum."""
     content: dict[str, Any] = {"file": os.path.basename(file.path), "count": file.count}
-    content |= {"bytes": file.size, "crc32": file.crc32}
-    for name in COLUMNS:
-        content[name] = [x if math.isfinite(x) else None for x in file.columns[name]]
-    content["prior_precision"] = file.prior_precision
-    start = json.dumps(content, allow_nan=False).encode()[:-1]
+    content |= {"bytes": file.size, "crc32": file.crc32, **file.columns}
+    start = json.dumps(finite(content), allow_nan=False).encode()[:-1]
     return start + _LINE_SUM + b"%d}\n" % crc32(start)
+
+
+def finite(value: Any) -> Any:
+    """Returns a form for JSON, in which null replaces numbers that are not finite."""
+    if isinstance(value, Mapping):
+        return {key: finite(v) for key, v in value.items()}
+    if isinstance(value, list | tuple | array):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def floats(values: Iterable[float | None]) -> array[float]:
+    """Returns numbers of JSON, NaN for null."""
+    return array("d", (math.nan if x is None else x for x in values))
 
 
 def _parsed(
@@ -257,16 +256,13 @@ def _parsed(
         raise ValueError(f"file {name!r}")
     if not isinstance(count, int) or not 0 < count < 1 << 31:
         raise ValueError(f"count {count!r}")
-    columns: dict[str, Sequence[float]] = {"step": array("q", content["step"])}
-    for column in COLUMNS[1:]:
-        values = (math.nan if x is None else x for x in content[column])
-        columns[column] = array("d", values)
-    precisions = [[float(x) for x in p] for p in content["prior_precision"]]
-    if any(len(c) != count for c in (*columns.values(), precisions)):
+    columns: dict[str, Sequence[Any]] = {"step": array("q", content["step"])}
+    columns |= {column: floats(content[column]) for column in COLUMNS[1:]}
+    columns["prior_precision"] = [*map(floats, content["prior_precision"])]
+    if any(len(column) != count for column in columns.values()):
         raise ValueError(f"not {count} numbers for {count} draws")
-    size, crc = int(content["bytes"]), int(content["crc32"])
-    path = f"{place}/{name}"
-    return DrawFile(info, chain, path, count, size, crc, columns, precisions)
+    sizes = int(content["bytes"]), int(content["crc32"])
+    return DrawFile(info, chain, f"{place}/{name}", count, *sizes, columns)
 
 
 def _file_name(number: int) -> str:
@@ -377,7 +373,8 @@ class FolderChain:
                     f"{difference}. Give restart=True, or another folder"
                 )
             return there
-        info.write(store)
+        data = json.dumps(asdict(info), indent=1).encode()
+        replace_file(store / "store.json", data)
         return info
 
     def _take_index(self) -> None:
@@ -389,10 +386,7 @@ class FolderChain:
         self.last_step = int(files[-1].columns["step"][-1]) if files else None
         self._cut(self._size)
         kept = {_file_name(n) for n in range(self.num_files)}
-        for path in (
-            *_matching(self.folder, _DRAWS),
-            *_matching(self.folder, _PARTIAL),
-        ):
+        for path in _matching(self.folder, _WRITTEN):
             if os.path.basename(path) not in kept:
                 os.unlink(path)
 

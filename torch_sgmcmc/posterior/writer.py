@@ -18,7 +18,7 @@ from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.posterior.store import SampleStore, folder_of
 from torch_sgmcmc.posterior.store_files import (
     COLUMNS,
-    DTYPES,
+    NAMES,
     DrawFile,
     FolderChain,
     MemoryChain,
@@ -75,19 +75,26 @@ class SampleWriter:
         if not tensors:
             raise ValueError("Invalid tensors: there are none to store")
         self.chain, self._store = chain, store  # one in memory lives with its writer
+        self._dtypes = {k: _stored_in(k, t, dtype) for k, t in tensors.items()}
+        self._shapes = {k: t.shape for k, t in tensors.items()}
         self._info = StoreInfo(
-            {k: (_stored_in(k, t, dtype), tuple(t.shape)) for k, t in tensors.items()},
+            {
+                name: {"dtype": NAMES[dtype], "shape": [*self._shapes[name]]}
+                for name, dtype in self._dtypes.items()
+            },
             checksums(not_sampled or {}),
             None if likelihood is None else likelihood.settings(),
         )
         folder = folder_of(store)
-        self._chain: FolderChain | MemoryChain
+        #: The chain's files, or its memory.
+        self.files: FolderChain | MemoryChain
         if isinstance(store, SampleStore) and folder is None:
-            self._chain = store.open_in_memory(chain, self._info)
+            self.files = store.open_in_memory(chain, self._info)
         else:
-            self._chain = FolderChain(folder, chain, self._info)
-        tensors_of_draw = self._info.tensors.values()
-        self._size = sum(math.prod(shape) * t.itemsize for t, shape in tensors_of_draw)
+            self.files = FolderChain(folder, chain, self._info)
+        self._size = sum(
+            t.numel() * self._dtypes[name].itemsize for name, t in tensors.items()
+        )
         # True while draws of an earlier run await a decision of the caller.
         self._is_undecided = len(self) > 0
         self._rows: list[_Row] = []
@@ -99,22 +106,7 @@ class SampleWriter:
 
     def __len__(self) -> int:
         """The number of draws that are on the disk."""
-        return self._chain.num_draws
-
-    @property
-    def place(self) -> str:
-        """The chain and its store, for messages."""
-        return self._chain.place
-
-    @property
-    def not_sampled(self) -> dict[str, int]:
-        """Checksums of tensors that the store's earlier draws lack."""
-        return self._chain.info.not_sampled
-
-    @property
-    def last_step(self) -> int | None:
-        """The step of the last draw on the disk; None if there is none."""
-        return self._chain.last_step
+        return self.files.num_draws
 
     @property
     def num_waiting(self) -> int:
@@ -153,12 +145,11 @@ class SampleWriter:
         self.check_draw(draw)
         numbers = {"lr": lr, "temperature": temperature, "weight": weight, "loss": loss}
         values: dict[str, Any] = {k: _number(v) for k, v in numbers.items()}
-        values |= {"step": int(step)}
-        values |= {"prior_precision": [_number(value) for value in prior_precision]}
+        values["step"] = int(step)
+        values["prior_precision"] = [_number(value) for value in prior_precision]
         with self._lock:
             self.check()
-            kept = self._info.tensors.items()
-            copies = {k: _copied(draw[k], dtype) for k, (dtype, _) in kept}
+            copies = {k: _copied(draw[k], dtype) for k, dtype in self._dtypes.items()}
             if not self._rows:
                 self._since = time.monotonic()
             self._rows.append((copies, values))
@@ -168,7 +159,7 @@ class SampleWriter:
 
     def check_draw(self, draw: Mapping[str, Tensor]) -> None:
         """Raises a ValueError if a tensor is missing or of another shape."""
-        for name, (_, shape) in self._info.tensors.items():
+        for name, shape in self._shapes.items():
             tensor = draw.get(name)
             if tensor is None or tensor.shape != shape:
                 found = "nothing" if tensor is None else f"shape {list(tensor.shape)}"
@@ -185,17 +176,18 @@ class SampleWriter:
             RuntimeError: the writer is closed or belongs to another process, or earlier
                 draws still cannot be written.
         """
+        place = self.files.place
         if self._process != os.getpid():
             raise RuntimeError(
-                f"Cannot write to {self.place}: process {self._process} has opened it, "
-                "and this is a fork of it (give each process its own chain)"
+                f"Cannot write to {place}: process {self._process} has opened it, and "
+                "this is a fork of it (give each process its own chain)"
             )
         if self._is_closed:
-            raise RuntimeError(f"Cannot write to {self.place}: the writer is closed")
+            raise RuntimeError(f"Cannot write to {place}: the writer is closed")
         if self._is_undecided:
             raise ValueError(
-                f"Invalid store: {self.place} has {len(self)} draws of an earlier run "
-                "(load the state dict of its checkpoint, or restart())"
+                f"Invalid store: {place} has {len(self)} draws of an earlier run (load "
+                "the state dict of its checkpoint, or restart())"
             )
         with self._lock:
             if self._writing is not None and self._writing.done():
@@ -218,7 +210,7 @@ class SampleWriter:
         """Writes waiting draws; returns the chain's position for :meth:`cut_back`."""
         with self._lock:
             self.flush()
-            return self._chain.position()
+            return self.files.position()
 
     def cut_back(self, position: Mapping[str, int]) -> None:
         """Deletes draws stored after a checkpoint.
@@ -228,7 +220,7 @@ class SampleWriter:
         """
         with self._lock:
             self.flush()
-            self._chain.cut_back(position)
+            self.files.cut_back(position)
             self._is_undecided = False
 
     def restart(self) -> None:
@@ -236,12 +228,8 @@ class SampleWriter:
         with self._lock:
             self._wait()
             self._rows.clear()
-            self._chain.clear()
+            self.files.clear()
             self._is_undecided = False
-
-    def write_run(self, content: Mapping[str, Any]) -> None:
-        """Writes ``run.json``, the chain's run record."""
-        self._chain.write_run(content)
 
     def close(self) -> None:
         """Writes waiting draws, and releases the chain for other writers.
@@ -258,7 +246,7 @@ class SampleWriter:
                 self._is_closed = True
                 if self._thread is not None:
                     self._thread.shutdown()
-                self._chain.close()
+                self.files.close()
 
     def __enter__(self) -> SampleWriter:
         return self
@@ -270,8 +258,7 @@ class SampleWriter:
         self._wait()
         self._thread = self._thread or ThreadPoolExecutor(1, "sgmcmc-store")
         try:
-            work = self._chain, self._info, self._rows
-            self._writing = self._thread.submit(_write, *work)
+            self._writing = self._thread.submit(self._write, self._rows)
         except RuntimeError:  # the ending interpreter starts no threads
             self._has_failed = True  # the next call writes
         else:
@@ -286,26 +273,25 @@ class SampleWriter:
 
     def _write_rows(self) -> None:
         if self._rows:
-            _write(self._chain, self._info, self._rows)
+            self._write(self._rows)
             self._rows = []
         self._has_failed = False
 
-
-def _write(
-    chain: FolderChain | MemoryChain, info: StoreInfo, rows: Sequence[_Row]
-) -> None:
-    draws = [draw for draw, _ in rows]
-    tensors = {
-        k: torch.stack([d[k] for d in draws]) if len(draws) > 1 else draws[0][k][None]
-        for k in info.tensors
-    }
-    columns: dict[str, Sequence[float]] = {
-        name: array("q" if name == "step" else "d", [v[name] for _, v in rows])
-        for name in COLUMNS
-    }
-    precisions = [values["prior_precision"] for _, values in rows]
-    file = DrawFile(info, chain.chain, "", len(rows), 0, 0, columns, precisions)
-    chain.add(tensors, file)
+    def _write(self, rows: Sequence[_Row]) -> None:
+        draws, values = zip(*rows, strict=True)
+        tensors = {
+            k: torch.stack([d[k] for d in draws])
+            if len(draws) > 1
+            else draws[0][k][None]
+            for k in self._dtypes
+        }
+        columns: dict[str, Sequence[Any]] = {
+            name: array("q" if name == "step" else "d", [v[name] for v in values])
+            for name in COLUMNS
+        }
+        columns["prior_precision"] = [v["prior_precision"] for v in values]
+        file = DrawFile(self._info, self.chain, "", len(rows), 0, 0, columns)
+        self.files.add(tensors, file)
 
 
 def _copied(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -321,7 +307,7 @@ def _stored_in(name: str, tensor: Tensor, dtype: torch.dtype | None) -> torch.dt
         raise ValueError(f"Invalid tensors: {name!r} is a name that safetensors keeps")
     check_plain(name, tensor)
     stored = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-    if stored not in DTYPES.values():
-        known = ", ".join(map(str, DTYPES.values()))
+    if stored not in NAMES:
+        known = ", ".join(map(str, NAMES))
         raise ValueError(f"Invalid tensors: {name!r} is {stored} (not of {known})")
     return stored
