@@ -50,7 +50,8 @@ from torch_sgmcmc.samplers.sgld import SGLD
 from torch_sgmcmc.samplers.sglrw import SGLRW
 from torch_sgmcmc.samplers.sgnht import SGNHT
 from torch_sgmcmc.schedules import CyclicalSchedule, GammaPrecision, PolynomialDecay
-from torch_sgmcmc.version import __version__
+
+__version__ = "0.1.0"
 
 __all__ = [
     "BAOA",
