@@ -13,10 +13,13 @@ from torch.func import functional_call, grad_and_value
 from torch.fx import GraphModule
 
 from torch_sgmcmc._impl.context import (
+    begin_step,
     check_groups_of,
     context_of,
     has_hooks,
     name_of,
+    numbers_of,
+    operator_of,
     rescale_momenta,
 )
 from torch_sgmcmc._impl.hyperparams import check_integer, rests
@@ -125,7 +128,7 @@ def _check_params(sampler: Sampler) -> None:
 
 def _rules_of(sampler: Sampler) -> list[Rule]:
     rules = [
-        rule_of(sampler, group) if one_gradient_a_step(sampler) else None
+        rule_of(operator_of(sampler, group)) if one_gradient_a_step(sampler) else None
         for group in sampler.param_groups
     ]
     if not all(rules):
@@ -283,7 +286,7 @@ class _CompiledSteps:
         rules = _rules_of(sampler)
         if self._needs_single_steps(rules):
             return []
-        sampler._begin_step()
+        begin_step(sampler)
         record_estimate(context)
         rescale_momenta(sampler)
         means = [context.state[p].get(PRIOR_MEAN) for p in self._params]
@@ -383,10 +386,9 @@ class _CompiledSteps:
                 p.grad = None
         return torch.stack(losses)
 
-    def _coefficients(self, rule: Rule, group: Mapping[str, Any]) -> Tensor:
-        numbers = {**group, **self._sampler._operator_numbers(group)}
-        dtype = self._params[0].dtype
-        return torch.tensor(coefficients_of(rule, numbers), dtype=dtype, device="cpu")
+    def _coefficients(self, rule: Rule, group: dict[str, Any]) -> Tensor:
+        numbers = coefficients_of(rule, numbers_of(self._sampler, group))
+        return torch.tensor(numbers, dtype=self._params[0].dtype, device="cpu")
 
     def _draw_noise(self, steps: int, rule: Rule, begin: int) -> list[Tensor]:
         """Draws the noise of the next steps by one call."""

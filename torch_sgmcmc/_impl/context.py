@@ -343,6 +343,27 @@ def rescale_momenta(sampler: Optimizer) -> None:
     sampler._rescale_now(sampler._current_context())  # type: ignore[attr-defined]
 
 
+def begin_step(sampler: Optimizer) -> None:
+    """Checks seed, counters and ranks before a step."""
+    sampler._begin_step()  # type: ignore[attr-defined]
+
+
+def operator_of(sampler: Optimizer, group: dict[str, Any]) -> str | None:
+    """Returns the name of a group's operator.
+
+    None if gradients change its state before the operator does.
+    """
+    if sampler._uses_gradients(group):  # type: ignore[attr-defined]
+        return None
+    method = sampler._method_of(group)  # type: ignore[attr-defined]
+    return method.operator.name().split("::")[1].split(".")[0]
+
+
+def numbers_of(sampler: Optimizer, group: dict[str, Any]) -> dict[str, Any]:
+    """Returns a group with the numbers of its next step."""
+    return {**group, **sampler._operator_numbers(group)}  # type: ignore[attr-defined]
+
+
 def kind_of(sampler: Optimizer) -> str:
     """Returns the name of the sampler's first class that this library defines."""
     return sampler._saved_name()  # type: ignore[attr-defined]

@@ -148,10 +148,9 @@ _RULES = {
 }
 
 
-def rule_of(sampler: Any, group: Mapping[str, Any]) -> Rule | None:
-    """Returns the rule of a group's updates, None if they cannot be compiled."""
-    name = sampler._method_of(group).operator.name().split("::")[1].split(".")[0]
-    return None if sampler._uses_gradients(group) else _RULES.get(name)
+def rule_of(operator: str | None) -> Rule | None:
+    """Returns an operator's rule, None if it cannot be compiled."""
+    return None if operator is None else _RULES.get(operator)
 
 
 def trace_gradient(
