@@ -239,13 +239,12 @@ def record_estimate(context: StepContext) -> None:
         if ESTIMATE_SETTINGS not in group:
             continue
         given, known = group["noise_estimate"], group[ESTIMATE_SETTINGS]
-        now = settings_of(group)
         if isinstance(given, str) or given == 0:
             known.clear()
-        elif known and known[0] == given:
-            continue
-        elif now[0] > 0 and now[1] > 0:
-            known[:] = [float(given), *now]
+        elif not known or known[0] != given:
+            now = settings_of(group)
+            if now[0] > 0 and now[1] > 0:
+                known[:] = [float(given), *now]
 
 
 def check_records(group: Mapping[str, Any], records: Iterable[str]) -> None:
