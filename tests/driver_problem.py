@@ -81,7 +81,7 @@ def run_until_full(folder: Path) -> None:
 
 
 @pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+def forked(monkeypatch):
     """Chains' processes are forked from this one, whose torch is imported.
 
     To import it takes longer than all that they do. Tests of start_processes itself

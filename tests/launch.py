@@ -88,9 +88,7 @@ def on_ranks(program: Path) -> Any:
     @pytest.fixture(
         scope="module", params=[2, pytest.param(4, marks=pytest.mark.nightly)]
     )
-    def ranks(
-        request: Any, tmp_path_factory: pytest.TempPathFactory
-    ) -> list[dict[str, Any]]:
+    def ranks(request, tmp_path_factory):
         return launch(program, request.param, tmp_path_factory.mktemp("ranks"))
 
     return ranks

@@ -27,7 +27,7 @@ class Draws:
         ]
         loss = torch.stack([t.double() for t in terms]).sum()
         loss.backward()
-        self.grads.append([p.grad for p in self.params])  # type: ignore[misc]
+        self.grads.append([p.grad for p in self.params])
         self.losses.append(loss)
         return loss
 

@@ -54,7 +54,7 @@ def in_child(name: str) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     # As a torch for the CPU: Triton's bindings tell of what is frozen as of leaks.
-    sys.modules["triton"] = None  # type: ignore[assignment]
+    sys.modules["triton"] = None
     torch.optim.SGD([torch.zeros(1)])  # which imports a thousand modules
     gc.freeze()  # that collections at each child's end need not go through
     for each in sys.argv[1:]:

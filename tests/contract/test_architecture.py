@@ -15,13 +15,13 @@ def places() -> list[tuple[str, int, str]]:
     return [(path, int(line), text) for path, line, text in rows]
 
 
-def test_the_walk_is_short() -> None:
+def test_the_walk_is_short():
     assert len(places()) > 10
     assert len({path for path, _, _ in places()}) <= 12
 
 
 @pytest.mark.parametrize(("path", "line", "text"), places())
-def test_each_line_number_is_right(path: str, line: int, text: str) -> None:
+def test_each_line_number_is_right(path, line, text):
     lines = (ROOT / path).read_text().splitlines()
     found = [i for i, each in enumerate(lines, start=1) if text in each]
     assert line in found, f"docs/architecture.md: {path}:{line} {text} is at {found}"

@@ -90,7 +90,7 @@ KINDS = {
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
-def test_its_chains_take_ours(kind: str) -> None:
+def test_its_chains_take_ours(kind):
     traces = Problem().traces(KINDS[kind], draws=1200)
     means = traces[:, 200:].mean(1)
     half_width = 3.182 * float(means.std()) / 2  # Student's, of four chains
@@ -99,23 +99,23 @@ def test_its_chains_take_ours(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["SGLD", "PSGLD"])
-def test_settings_that_mean_the_same(kind: str) -> None:
+def test_settings_that_mean_the_same(kind):
     """Its ε is 2 lr / nβ, with the same γ: without noise, the same path to w*."""
     lr = 0.05
 
-    def away(sampler: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    def away(sampler):
         (param,) = sampler.param_groups[0]["params"]
         with torch.no_grad():
             param.add_(1.0)
         return sampler
 
-    def there(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    def there(groups):
         make, settings = SGMCMC.sgld, {"nbeta": N_BETA, "localization": LOCALIZATION}
         if kind == "PSGLD":  # it starts V at 0: with a memory the first steps differ
             make, settings = SGMCMC.rmsprop_sgld, settings | {"alpha": 0.0}
         return away(make(groups, lr=2 * lr / N_BETA, noise_level=0.0, **settings))
 
-    def here(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    def here(groups):
         make, options = sg.SGLD, {}
         if kind == "PSGLD":
             make, options = sg.PSGLD, {"eps": 0.1, "gamma": False, "decay": 0.0}

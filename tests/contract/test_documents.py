@@ -34,7 +34,7 @@ def blocks(file: Path, language: str) -> list[str]:
     ),
     ids=lambda file: str(file.relative_to(cpp.CHECKOUT)),
 )
-def test_python(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python(file, tmp_path, monkeypatch):
     if file.name == "frameworks.md":
         pytest.importorskip("lightning")
     if file.name == "small_networks.md":

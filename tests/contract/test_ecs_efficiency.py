@@ -37,7 +37,7 @@ def run() -> sg.HMCECS:
     return sampler
 
 
-def test_the_numbers() -> None:
+def test_the_numbers():
     sampler = run()
     g = torch.Generator().manual_seed(0)
     noise = torch.randn(4000, 2, generator=g, dtype=torch.float64)
@@ -65,7 +65,7 @@ def test_the_numbers() -> None:
     assert unsigned.effective_draws[0] == pytest.approx(least / 0.64)
 
 
-def test_the_table() -> None:
+def test_the_table():
     sampler = run()
     g = torch.Generator().manual_seed(0)
     draws = torch.randn(100, 2, generator=g)
@@ -79,13 +79,13 @@ def test_the_table() -> None:
     assert len(rows["CT (min, median, max)"].split(",")) == 3
 
 
-def test_useless_signs() -> None:
+def test_useless_signs():
     signs = torch.tensor([1.0, -1.0] * 20)
     report = sg.ECSEfficiency.of(run(), torch.randn(40, 2), signs)
     assert report.computational_time[1] == math.inf
 
 
-def test_bad_arguments() -> None:
+def test_bad_arguments():
     sampler = run()
     with pytest.raises(ValueError, match=r"Invalid draws: shape \[5\] \(must be \[R"):
         sg.ECSEfficiency.of(sampler, torch.zeros(5))

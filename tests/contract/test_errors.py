@@ -139,7 +139,7 @@ def options(kind: type[sg.Sampler]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("kind", "name"), dict.fromkeys((k, n) for k, n, *_ in CASES))
-def test_bad_hyperparameters(kind: type[sg.Sampler], name: str) -> None:
+def test_bad_hyperparameters(kind, name):
     cases = [case[2:] for case in CASES if case[:2] == (kind, name)]
     for value, error, text in cases:
         check_bad(kind, name, value, error, text)
@@ -173,7 +173,7 @@ def check_bad(
 
 
 @each_kind
-def test_bad_seeds(kind: type[sg.Sampler]) -> None:
+def test_bad_seeds(kind):
     for seed, shown in ((1.0, "float"), (True, "bool"), ("7", "str")):
         with refused(
             TypeError, f"Invalid seed: {seed!r} (must be an int or None, got {shown})"
@@ -187,7 +187,7 @@ def test_bad_seeds(kind: type[sg.Sampler]) -> None:
 
 
 @pytest.mark.parametrize("kind", [sg.SGLD, sg.SGHMC])
-def test_bad_capturable(kind: type[sg.Sampler]) -> None:
+def test_bad_capturable(kind):
     with refused(TypeError, "Invalid capturable: 1 (must be a bool)"):
         kind([parameter()], **GOOD, capturable=1)
 
@@ -195,7 +195,7 @@ def test_bad_capturable(kind: type[sg.Sampler]) -> None:
 # ---- The account of the minibatches' noise ---------------------------------------
 
 
-def test_noise_estimate_needs_noise() -> None:
+def test_noise_estimate_needs_noise():
     for estimate in (0.1, "online"):
         with refused(
             ValueError,
@@ -205,7 +205,7 @@ def test_noise_estimate_needs_noise() -> None:
             sg.SGHMC([parameter()], **GOOD, temperature=0, noise_estimate=estimate)
 
 
-def test_an_estimate_that_excludes_capturable() -> None:
+def test_an_estimate_that_excludes_capturable():
     with refused(
         ValueError,
         "Invalid noise_estimate: 'online' is checked on the host at every step and "
@@ -214,7 +214,7 @@ def test_an_estimate_that_excludes_capturable() -> None:
         sg.SGHMC([parameter()], **GOOD, noise_estimate="online", capturable=True)
 
 
-def test_a_scheduler_raises_momentum_too_far() -> None:
+def test_a_scheduler_raises_momentum_too_far():
     sampler = sg.SGHMC([parameter()], **GOOD, momentum=0.5, noise_estimate=0.25)
     scheduler = torch.optim.lr_scheduler.CyclicLR(
         sampler, 0.1, 0.1, step_size_up=2, base_momentum=0.5, max_momentum=0.9
@@ -235,7 +235,7 @@ def test_a_scheduler_raises_momentum_too_far() -> None:
     assert sampler.param_groups[0]["step"] == 3
 
 
-def test_online_estimate_above_the_friction() -> None:
+def test_online_estimate_above_the_friction():
     p, q = parameter(), parameter(1)
     sampler = sg.SGHMC(
         [{"params": [q]}, {"params": [p]}],
@@ -250,7 +250,7 @@ def test_online_estimate_above_the_friction() -> None:
         sampler.step()
     p.grad = size
 
-    def kept() -> Any:
+    def kept():
         return bits([[q, p], [sampler.state[each]["momentum"] for each in (q, p)]])
 
     before = kept()
@@ -272,7 +272,7 @@ def test_online_estimate_above_the_friction() -> None:
     assert sampler.param_groups[0]["step"] == 101
 
 
-def test_gamma_needs_a_graph() -> None:
+def test_gamma_needs_a_graph():
     p, q = parameter(), parameter(1)
     sampler = sg.PSGLD([{"params": [p]}, {"params": [q], "gamma": False}], **GOOD)
     step_fails(
@@ -294,7 +294,7 @@ def test_gamma_needs_a_graph() -> None:
     assert sampler.param_groups[0]["step"] == 3
 
 
-def test_gamma_excludes_capturable() -> None:
+def test_gamma_excludes_capturable():
     text = (
         "Invalid gamma: True needs second derivatives from autograd and excludes "
         "capturable=True (set gamma=False, or adapt=False)"
@@ -309,7 +309,7 @@ def test_gamma_excludes_capturable() -> None:
 
 
 @each_kind
-def test_sparse_gradients(kind: type[sg.Sampler]) -> None:
+def test_sparse_gradients(kind):
     first = parameter()
     embedding = nn.Embedding(6, 2, sparse=True)
     groups = [{"params": [first]}, {"params": embedding.parameters()}]
@@ -326,7 +326,7 @@ def test_sparse_gradients(kind: type[sg.Sampler]) -> None:
 
 # (EWSG's gradients are set anew in each step, and torch refuses those.)
 @pytest.mark.parametrize("kind", [sg.SGLD, sg.SGHMC])
-def test_gradients_that_do_not_fit(kind: type[sg.Sampler]) -> None:
+def test_gradients_that_do_not_fit(kind):
     first, second = parameter(), parameter(1)
     sampler = kind([{"params": [first]}, {"params": [second]}], **options(kind))
     second.data = torch.zeros(5)  # the gradient is still [4, 3]
@@ -354,7 +354,7 @@ def test_gradients_that_do_not_fit(kind: type[sg.Sampler]) -> None:
 
 
 @each_kind
-def test_no_and_double_parameters(kind: type[sg.Sampler]) -> None:
+def test_no_and_double_parameters(kind):
     # torch's own messages.
     with pytest.raises(ValueError, match="got an empty parameter list"):
         kind([], **GOOD)

@@ -16,7 +16,7 @@ def batched(chains: int) -> list[nn.Parameter]:
     return [nn.Parameter(torch.randn(s, generator=g)) for s in shapes]
 
 
-def test_one_chain_with_a_leading_dimension_is_one_chain() -> None:
+def test_one_chain_with_a_leading_dimension_is_one_chain():
     params, others = batched(1), batched(1)
     for ps, chains in ((params, 1), (others, None)):
         sampler = sg.EWSG(ps, **TARGET, num_chains=chains, seed=4)
@@ -26,7 +26,7 @@ def test_one_chain_with_a_leading_dimension_is_one_chain() -> None:
     assert_same(params, others)
 
 
-def test_many_chains_resume_bit_for_bit() -> None:
+def test_many_chains_resume_bit_for_bit():
     params = batched(20)
     sampler = sg.EWSG(params, **TARGET, num_chains=20, seed=4)
     advance(sampler, params, range(5))
@@ -39,7 +39,7 @@ def test_many_chains_resume_bit_for_bit() -> None:
     assert twin.acceptance_rate == sampler.acceptance_rate > 0
 
 
-def test_chains_in_several_groups() -> None:
+def test_chains_in_several_groups():
     expected = batched(20)
     advance(sg.EWSG(expected, **TARGET, num_chains=20, seed=4), expected, range(9))
     params = batched(20)

@@ -1,7 +1,5 @@
 """Steps of EWSG that are made like the last one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -43,9 +41,7 @@ def ewsg(**settings: Any) -> tuple[sg.EWSG, list[nn.Parameter], Callable[[], flo
     ],
     ids=lambda settings: "-".join(settings) or "plain",
 )
-def test_ewsg_plan_equals_uncached_steps(
-    settings: dict[str, Any], gauged: bool
-) -> None:
+def test_ewsg_plan_equals_uncached_steps(settings, gauged):
     ends = []
     for each_whole in (False, True):
         sampler, params, closure = ewsg(**settings)
@@ -69,7 +65,7 @@ def test_ewsg_plan_equals_uncached_steps(
 
 @pytest.mark.parametrize("bad", [1, 2])
 @pytest.mark.parametrize("choice", ["raise", "skip"])
-def test_ewsg_checks_gradients(choice: str, bad: int) -> None:
+def test_ewsg_checks_gradients(choice, bad):
     """Non-finite gradients: present ones, or proposed ones."""
     sampler, params, closure = ewsg(nonfinite=choice)
     for _ in range(3):
@@ -77,7 +73,7 @@ def test_ewsg_checks_gradients(choice: str, bad: int) -> None:
     before = [p.detach().clone() for p in params]
     calls: list[int] = []
 
-    def broken() -> None:
+    def broken():
         closure()
         calls.append(1)
         if len(calls) == bad:
@@ -95,13 +91,13 @@ def test_ewsg_checks_gradients(choice: str, bad: int) -> None:
     assert sampler.param_groups[0]["step"] == 4
 
 
-def test_ewsg_sees_gradients_in_one_memory_and_of_other_parameters() -> None:
+def test_ewsg_sees_gradients_in_one_memory_and_of_other_parameters():
     sampler, params, closure = ewsg()
     for _ in range(3):
         sampler.step(closure)
     kept = [torch.ones_like(p) for p in params]
 
-    def reuses() -> None:
+    def reuses():
         for p, grad in zip(params, kept, strict=True):
             p.grad = grad
 
@@ -111,7 +107,7 @@ def test_ewsg_sees_gradients_in_one_memory_and_of_other_parameters() -> None:
     sampler.step(closure)
     calls: list[int] = []
 
-    def lacks() -> None:
+    def lacks():
         closure()
         calls.append(1)
         if len(calls) == 2:
@@ -122,17 +118,13 @@ def test_ewsg_sees_gradients_in_one_memory_and_of_other_parameters() -> None:
 
 
 @pytest.mark.parametrize("call", [1, 2])
-def test_ewsg_uses_gradients_that_its_closure_sets(call: int) -> None:
+def test_ewsg_uses_gradients_that_its_closure_sets(call):
     ends = []
     for each_whole in (False, True):
         sampler, params, closure = ewsg()
         calls: list[int] = []
 
-        def sets(
-            sampler: sg.EWSG = sampler,
-            closure: Callable[[], float] = closure,
-            calls: list[int] = calls,
-        ) -> None:
+        def sets(sampler=sampler, closure=closure, calls=calls):
             closure()
             calls.append(1)
             if len(calls) == 4 + call:  # of the third step
@@ -146,7 +138,7 @@ def test_ewsg_uses_gradients_that_its_closure_sets(call: int) -> None:
     assert_same(*ends)
 
 
-def test_ewsg_plan_raises_and_bumps_versions() -> None:
+def test_ewsg_plan_raises_and_bumps_versions():
     sampler, params, closure = ewsg()
     for _ in range(3):
         sampler.step(closure)
@@ -160,11 +152,11 @@ def test_ewsg_plan_raises_and_bumps_versions() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"index_chain_length": 0}, {}])
-def test_ewsg_without_proposals_checks_gradients(settings: Any) -> None:
+def test_ewsg_without_proposals_checks_gradients(settings):
     sampler, params, closure = ewsg(**settings)
     sampler.step(closure)
 
-    def broken() -> None:
+    def broken():
         closure()
         params[1].grad[0] = torch.nan
 

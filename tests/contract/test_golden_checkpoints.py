@@ -4,8 +4,6 @@
 (``FORMAT`` in ``_impl/random_state.py``) is a reason to.
 """
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any
@@ -95,7 +93,7 @@ def load(name: str) -> tuple[sg.Sampler, list[nn.Parameter], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_saved_chain_resumes(name: str) -> None:
+def test_a_saved_chain_resumes(name):
     sampler, params, saved = load(name)
     sampler.load_state_dict(saved["sampler"])
     assert sampler.param_groups[0]["step"] == 5
@@ -106,7 +104,7 @@ def test_a_saved_chain_resumes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_another_format_is_refused_by_its_number(name: str) -> None:
+def test_another_format_is_refused_by_its_number(name):
     sampler, _, saved = load(name)
     for group in saved["sampler"]["param_groups"]:
         group["format"] += 1

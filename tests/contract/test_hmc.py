@@ -5,7 +5,6 @@ Its law is the subject of ``test_hmc_law.py``, its operators of
 """
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -68,7 +67,7 @@ def by_hand(
 
 
 @pytest.mark.parametrize("every", [0, 1, 4])
-def test_every_decision(every: int) -> None:
+def test_every_decision(every):
     """Against the trajectory made by hand: two groups, masses, both momenta's fates."""
     chains, temperature = 6, 0.8
     g = torch.Generator().manual_seed(1)
@@ -134,7 +133,7 @@ def test_every_decision(every: int) -> None:
     assert sampler.num_divergences == 0
 
 
-def test_a_rejected_trajectory_leaves_every_bit() -> None:
+def test_a_rejected_trajectory_leaves_every_bit():
     special = torch.tensor([0.0, -0.0, 1e-45, 1.0, -2.5])
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         p = nn.Parameter(special.to(dtype))
@@ -142,7 +141,7 @@ def test_a_rejected_trajectory_leaves_every_bit() -> None:
         sampler = sg.HMC([p], 1.0, num_steps=2, num_data=1, seed=0)
         losses = iter([0.0, 0.0, 1e9] * 5)
 
-        def closure(p: Any = p, losses: Any = losses) -> float:
+        def closure(p=p, losses=losses):
             p.grad = torch.ones_like(p)
             return next(losses)
 
@@ -154,14 +153,14 @@ def test_a_rejected_trajectory_leaves_every_bit() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_divergences_are_rejected_and_counted(value: float) -> None:
+def test_divergences_are_rejected_and_counted(value):
     p = nn.Parameter(torch.ones(3, 2))
     before = p.detach().clone()
     sampler = sg.HMC([p], 0.1, num_steps=1, num_data=1, num_chains=3, seed=0)
     assert math.isnan(sampler.acceptance_rate)
     ends = iter([[0.0] * 3, [0.0, value, value]] * 2)
 
-    def closure() -> Tensor:
+    def closure():
         p.grad = torch.zeros_like(p)
         return torch.tensor(next(ends))
 
@@ -174,7 +173,7 @@ def test_divergences_are_rejected_and_counted(value: float) -> None:
     assert sampler.num_divergences == 4
 
 
-def test_a_trajectory_that_runs_away() -> None:
+def test_a_trajectory_that_runs_away():
     p = nn.Parameter(torch.full((5,), 2.0))
     before = p.detach().clone()
     sampler = sg.HMC([p], 50.0, num_steps=30, num_data=1, seed=0)
@@ -184,7 +183,7 @@ def test_a_trajectory_that_runs_away() -> None:
     assert sampler.acceptance_rate == 0.0
 
 
-def test_chains_do_not_depend_on_each_other() -> None:
+def test_chains_do_not_depend_on_each_other():
     g = torch.Generator().manual_seed(1)
     start = torch.randn(7, 5, generator=g)
     many, one = nn.Parameter(start.clone()), nn.Parameter(start[:1].clone())
@@ -197,7 +196,7 @@ def test_chains_do_not_depend_on_each_other() -> None:
     assert same_bits(many[0], one[0])
 
 
-def test_momenta_that_a_schedule_no_longer_keeps() -> None:
+def test_momenta_that_a_schedule_no_longer_keeps():
     params = two()
     sampler = sg.HMC(params, **GOOD, resample_momentum_every=0)
     sampler.step(Quartic(params))
@@ -210,7 +209,7 @@ def test_momenta_that_a_schedule_no_longer_keeps() -> None:
 # ---- Mass ------------------------------------------------------------------------
 
 
-def test_masses() -> None:
+def test_masses():
     params = two()
     sampler = sg.HMC(params, **GOOD, resample_momentum_every=0)
     sampler.step(Quartic(params))

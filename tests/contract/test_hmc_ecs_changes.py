@@ -7,7 +7,6 @@ import pytest
 import torch
 from ecs_data import Data, N, chain, make
 from short_chains import kept_state
-from torch import Tensor
 
 import torch_sgmcmc as sg
 
@@ -32,9 +31,7 @@ def sizes(sampler: sg.HMCECS) -> tuple[int, int]:
         ("signed", {"num_data": 50}),
     ],
 )
-def test_a_changed_size_draws_the_subsample_again(
-    estimator: str, changes: dict[str, int], anchored: bool
-) -> None:
+def test_a_changed_size_draws_the_subsample_again(estimator, changes, anchored):
     data = Data()
     sampler = make(data, estimator=estimator, num_factors=15)
     chain(sampler, data, 5)
@@ -55,7 +52,7 @@ def test_a_changed_size_draws_the_subsample_again(
     assert sampler.state["control_variates"]["num_data"] == group["num_data"]
 
 
-def test_the_sums_follow_the_number_of_data() -> None:
+def test_the_sums_follow_the_number_of_data():
     """They stand for all data, without a word from the user."""
     data = Data("gaussian")  # expansions of second order are exact
     sampler = make(data)
@@ -67,7 +64,7 @@ def test_the_sums_follow_the_number_of_data() -> None:
 
 
 @pytest.mark.parametrize("of_the_sums", [True, False])
-def test_a_failed_anchor_changes_nothing(of_the_sums: bool) -> None:
+def test_a_failed_anchor_changes_nothing(of_the_sums):
     data = Data()
     sampler = make(data)
     sampler.step(data)
@@ -75,7 +72,7 @@ def test_a_failed_anchor_changes_nothing(of_the_sums: bool) -> None:
     with torch.no_grad():
         data.weight.add_(0.5)
 
-    def fails(indices: Tensor) -> Tensor:
+    def fails(indices):
         if (len(indices) == N) == of_the_sums:
             raise KeyboardInterrupt
         return data(indices)
@@ -85,7 +82,7 @@ def test_a_failed_anchor_changes_nothing(of_the_sums: bool) -> None:
     assert all(sampler.state[key] is before[key] for key in before)
 
 
-def test_the_last_anchor_can_be_taken_back_up() -> None:
+def test_the_last_anchor_can_be_taken_back_up():
     """The subsample's data stay if sizes stay, and are expanded again."""
     data = Data()
     sampler = make(data)
@@ -99,7 +96,7 @@ def test_the_last_anchor_can_be_taken_back_up() -> None:
     torch.testing.assert_close(kept["terms"][0], data(indices).detach())
 
 
-def test_no_subsample_of_one() -> None:
+def test_no_subsample_of_one():
     """Its correction would be 0, and the estimate's variance unknown."""
     data = Data()
     with pytest.raises(ValueError, match=r"subsample_size: 1 \(must be >= 2\)"):
@@ -113,7 +110,7 @@ def test_no_subsample_of_one() -> None:
     assert sampler.param_groups[0]["subsample_size"] == 20
 
 
-def test_a_subsample_that_is_too_uncertain_is_refused() -> None:
+def test_a_subsample_that_is_too_uncertain_is_refused():
     """Refused for u as for θ, or the chain could leave its domain."""
     data = Data("tanh")
     sampler = make(data, subsample_size=5, taylor_order=1)
@@ -131,14 +128,14 @@ def test_a_subsample_that_is_too_uncertain_is_refused() -> None:
     assert 0 < sampler.subsample_acceptance_rate < 1
 
 
-def test_a_trajectory_out_of_bounds_stops_there() -> None:
+def test_a_trajectory_out_of_bounds_stops_there():
     data = Data()
     sampler = make(data, step_size=0.1)
     sampler.step(data)
     before = data.weight.detach().clone()
     seen: list[bool] = []
 
-    def strict(indices: Tensor) -> Tensor:
+    def strict(indices):
         if not bool(data.weight.isfinite().all()):
             raise ValueError("as a distribution of torch says it")
         moved = not torch.equal(data.weight, before)
@@ -152,13 +149,13 @@ def test_a_trajectory_out_of_bounds_stops_there() -> None:
 
 
 @pytest.mark.parametrize("call", ["set_anchor", "warmup"])
-def test_a_closure_is_needed(call: str) -> None:
+def test_a_closure_is_needed(call):
     arguments: dict[str, Any] = {"warmup": (None, 3), "set_anchor": (None,)}
     with pytest.raises(TypeError, match="needs a closure"):
         getattr(make(Data()), call)(*arguments[call])
 
 
-def test_a_warmup_too_short_to_choose_sizes() -> None:
+def test_a_warmup_too_short_to_choose_sizes():
     data = Data()
     sampler = make(data)
     with pytest.raises(ValueError, match=r"Invalid steps: 1 .* makes after 0"):
@@ -168,7 +165,7 @@ def test_a_warmup_too_short_to_choose_sizes() -> None:
     assert not kept_state(sampler)
 
 
-def test_the_number_of_products_moves_the_lower_bound() -> None:
+def test_the_number_of_products_moves_the_lower_bound():
     """a is the mean less λ, whatever λ has become."""
     data = Data()
     sampler = make(data, estimator="signed", num_factors=20)

@@ -3,8 +3,6 @@
 Expansions of single data, and their sums, are in test_ecs_forms.py.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise, product
 
@@ -21,7 +19,7 @@ from torch_sgmcmc._impl.ops import ecs_estimate
 # ---- Control variates -------------------------------------------------------------
 
 
-def test_the_second_order_of_a_gaussian_model_has_no_variance() -> None:
+def test_the_second_order_of_a_gaussian_model_has_no_variance():
     data = Data("gaussian")
     sampler = make(data, subsample_size=5)
     for _ in range(20):
@@ -36,7 +34,7 @@ def test_the_second_order_of_a_gaussian_model_has_no_variance() -> None:
 
 
 @pytest.mark.parametrize("mass", ["dense", "diagonal", "identity"])
-def test_order_0_keeps_values_alone(mass: str) -> None:
+def test_order_0_keeps_values_alone(mass):
     """Whatever derivatives the mass takes."""
     data = Data("tanh")
     sampler = make(data, taylor_order=0, mass_matrix=mass)
@@ -48,7 +46,7 @@ def test_order_0_keeps_values_alone(mass: str) -> None:
     assert (kept["whitening"] is None) == (mass == "identity")
 
 
-def test_whitening() -> None:
+def test_whitening():
     g = torch.Generator().manual_seed(0)
     root = torch.randn(4, 4, generator=g, dtype=F64)
     h = root @ root.t() + torch.eye(4, dtype=F64)
@@ -83,14 +81,14 @@ def z_of_share(count: float, draws: int, share: float) -> float:
     return abs(count - draws * share) / math.sqrt(draws * share * (1 - share))
 
 
-def test_cells_are_parted_into_blocks() -> None:
+def test_cells_are_parted_into_blocks():
     draws = draws_of(100, 13, 5, 1, False, 0)
     begins = [draws.begin(block) for block in range(6)]
     assert (begins[0], begins[5]) == (0, 13)
     assert {b - a for a, b in pairwise(begins)} == {2, 3}
 
 
-def test_data_and_blocks_are_drawn_uniformly() -> None:
+def test_data_and_blocks_are_drawn_uniformly():
     """Thirteen z-tests of |z| < 5: one fails once in 10^5 seeds."""
     draws, steps = draws_of(4, 10, 5, 1, False, 1), 4000
     data, proposed, blocks = np.zeros(4), np.zeros(4), np.zeros(5)
@@ -107,7 +105,7 @@ def test_data_and_blocks_are_drawn_uniformly() -> None:
     assert all(z_of_share(count, steps, 1 / 5) < 5 for count in blocks)
 
 
-def test_numbers_of_minibatches_are_poisson() -> None:
+def test_numbers_of_minibatches_are_poisson():
     """Seven z-tests of |z| < 5: one fails once in 2 10^5 seeds."""
     draws, found = draws_of(50, 8, 2, 3, True, 9), []
     for step in range(6000):
@@ -120,10 +118,10 @@ def test_numbers_of_minibatches_are_poisson() -> None:
         assert z_of_share(found.count(k), len(found), share) < 5, k
 
 
-def test_draws_are_pure_functions_of_layout_and_step() -> None:
+def test_draws_are_pure_functions_of_layout_and_step():
     a, b = (draws_of(1000, 50, 10, 2, True, seed) for seed in (7, 8))
 
-    def drawn(draws: SubsampleDraws, step: int) -> list[int]:
+    def drawn(draws, step):
         return draws.draw(step)[1].tolist()
 
     assert drawn(a, 3) == drawn(a, 3)
@@ -151,12 +149,12 @@ def test_draws_are_pure_functions_of_layout_and_step() -> None:
         ("num_cells", (1, 2**25, 1, 3)),
     ],
 )
-def test_sizes_of_draws_out_of_range(name: str, sizes: tuple[int, ...]) -> None:
+def test_sizes_of_draws_out_of_range(name, sizes):
     with pytest.raises(ValueError, match=f"Invalid {name}: "):
-        draws_of(*sizes, False, 0)  # type: ignore[call-arg, misc]
+        draws_of(*sizes, False, 0)
 
 
-def test_steps_of_draws_out_of_range() -> None:
+def test_steps_of_draws_out_of_range():
     draws = draws_of(5, 1, 1, 1, False, 0)
     for draw in (draws.draw, draws.propose):
         with pytest.raises(ValueError, match="Invalid step: "):
@@ -176,7 +174,7 @@ def block_poisson(
     return estimate(Estimator(n, m, products, low), d)
 
 
-def test_weights_are_derivatives() -> None:
+def test_weights_are_derivatives():
     g = torch.Generator().manual_seed(1)
     d = torch.randn(12, generator=g, dtype=F64)
     for function in (
@@ -189,7 +187,7 @@ def test_weights_are_derivatives() -> None:
             assert math.isclose(slope, float(weights[i]), rel_tol=1e-6)
 
 
-def test_the_operator_makes_the_same_estimates() -> None:
+def test_the_operator_makes_the_same_estimates():
     """The operator equals tensor code, bitwise, for all sizes of the last eight."""
     g = torch.Generator().manual_seed(2)
     for size in (2, 5, 8, 11, 1023, 1032, 2049):
@@ -216,7 +214,7 @@ def test_the_operator_makes_the_same_estimates() -> None:
             assert [*ours] == numbers.tolist()
 
 
-def test_the_perturbed_estimate() -> None:
+def test_the_perturbed_estimate():
     d = [0.5, -0.25, 1.0]
     result, _ = perturbed(torch.tensor(d, dtype=F64), 12)
     mean = sum(d) / 3
@@ -226,7 +224,7 @@ def test_the_perturbed_estimate() -> None:
     assert result.sign == 1
 
 
-def test_the_signed_estimator_is_unbiased() -> None:
+def test_the_signed_estimator_is_unbiased():
     """Over all counts and minibatches, for λ = 2, m = 2, N = 3."""
     d, m, bound = torch.tensor([0.4, -0.9, 0.3], dtype=F64), 2, -1.1
     minibatches = [d[list(u)] for u in product(range(3), repeat=m)]
@@ -252,7 +250,7 @@ def test_the_signed_estimator_is_unbiased() -> None:
     assert abs(rest) < 0.1 * total
 
 
-def test_the_signed_estimator_over_its_own_draws() -> None:
+def test_the_signed_estimator_over_its_own_draws():
     """A z-test of |z| < 4.4: it fails once in 10^5 seeds."""
     d = torch.tensor([0.4, -0.9, 0.3, 0.1], dtype=F64)
     draws = draws_of(4, 3, 3, 2, True, 7)
@@ -266,6 +264,6 @@ def test_the_signed_estimator_over_its_own_draws() -> None:
     assert error < 0.03
 
 
-def test_an_empty_product() -> None:
+def test_an_empty_product():
     empty, _ = block_poisson(torch.empty(0, dtype=F64), 30.0, 3, 5, -4.0)
     assert (float(empty.log), empty.sign, float(empty.variance)) == (1.0, 1, 0.0)

@@ -1,7 +1,5 @@
 """HMC-ECS: no state inside a warm-up; states of other devices and dtypes."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -46,11 +44,11 @@ def refuses_to_be_saved(sampler: sg.HMCECS) -> None:
 
 @pytest.mark.filterwarnings("ignore:num_blocks")  # it chooses few factors
 @pytest.mark.parametrize("estimator", ["perturbed", "signed"])
-def test_a_warmup_is_finished_before_it_is_saved(estimator: str) -> None:
+def test_a_warmup_is_finished_before_it_is_saved(estimator):
     data = Data()
     sampler = make(data, estimator=estimator, num_factors=9, **SHORT)
 
-    def closure(indices: Tensor) -> Tensor:
+    def closure(indices):
         if int(sampler.param_groups[0]["step"]) > 0:
             refuses_to_be_saved(sampler)
         return data(indices)
@@ -68,7 +66,7 @@ def test_a_warmup_is_finished_before_it_is_saved(estimator: str) -> None:
 
 
 @pytest.mark.parametrize("way_out", ["warmup", "set_anchor", "load_state_dict"])
-def test_a_warmup_after_an_exception(way_out: str) -> None:
+def test_a_warmup_after_an_exception(way_out):
     data = Data()
     sampler = make(data, **SHORT)
     blank = sampler.state_dict()
@@ -91,7 +89,7 @@ def test_a_warmup_after_an_exception(way_out: str) -> None:
     sampler.step(data)
 
 
-def test_the_first_anchor_is_part_of_no_warmup() -> None:
+def test_the_first_anchor_is_part_of_no_warmup():
     data = Data()
     sampler = make(data)
     with pytest.raises(KeyboardInterrupt):
@@ -113,9 +111,7 @@ def tensors(value: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("settings", [{}, {"estimator": "signed", "num_factors": 9}])
-def test_a_state_moves_to_the_device_of_the_parameters(
-    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_moves_to_the_device_of_the_parameters(settings, monkeypatch):
     """The device "meta" stands for any other: nothing is computed there."""
     for check in ("check_parameter", "check_memory"):
         monkeypatch.setattr(f"torch_sgmcmc._impl.bookkeeping.{check}", lambda *_: None)
@@ -139,7 +135,7 @@ def test_a_state_moves_to_the_device_of_the_parameters(
     assert moved.state["subsample"]["counts"] == state["state"]["subsample"]["counts"]
 
 
-def test_a_state_of_another_dtype() -> None:
+def test_a_state_of_another_dtype():
     """θ* must not be rounded: expansions made anew would not be those summed up."""
     data = Data("tanh")
     sampler = make(data)
@@ -163,7 +159,7 @@ def test_a_state_of_another_dtype() -> None:
     assert torch.equal(wider.state["control_variates"]["anchor"], anew["anchor"])
 
 
-def test_groups_that_are_empty_so_far() -> None:
+def test_groups_that_are_empty_so_far():
     groups: list[dict[str, list[Tensor]]] = [{"params": []}, {"params": []}]
     sampler = sg.HMCECS(groups, num_data=50, subsample_size=4)
     sampler.load_state_dict(sampler.state_dict())
@@ -171,7 +167,7 @@ def test_groups_that_are_empty_so_far() -> None:
         sampler.step(lambda indices: indices)
 
 
-def test_a_subsample_needs_control_variates() -> None:
+def test_a_subsample_needs_control_variates():
     data = Data("tanh")
     sampler = make(data)
     chain(sampler, data, 1)

@@ -2,15 +2,13 @@
 
 import math
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from failed_steps import bad_flags, bad_numbers, bad_types, refused, step_fails
 from hmc_chains import GOOD, Quartic
 from short_chains import two
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 
@@ -36,9 +34,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "value", "error", "text"), BAD)
-def test_bad_hyperparameters(
-    name: str, value: Any, error: type[Exception], text: str
-) -> None:
+def test_bad_hyperparameters(name, value, error, text):
     with refused(error, text):
         sg.HMC(two(), **{**GOOD, name: value})
     params = two()
@@ -54,14 +50,14 @@ def test_bad_hyperparameters(
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan])
-def test_bad_trajectory_length(value: float) -> None:
+def test_bad_trajectory_length(value):
     settings = {**GOOD, "num_steps": None, "trajectory_length": value}
     message = f"Invalid trajectory_length: {value} (must be finite and > 0)"
     with refused(ValueError, message):
         sg.HMC(two(), **settings)
 
 
-def test_groups_must_stay_equal() -> None:
+def test_groups_must_stay_equal():
     params, others = two(), two()
     sampler = sg.HMC([{"params": params}], **GOOD)
     sampler.param_groups[0]["step_size"] = 0.07
@@ -91,7 +87,7 @@ def test_groups_must_stay_equal() -> None:
         ({"num_steps": None, "trajectory_length": 0.001}, 2),
     ],
 )
-def test_the_number_of_gradients(settings: dict[str, Any], calls: int) -> None:
+def test_the_number_of_gradients(settings, calls):
     params = two()
     closure = Quartic(params)
     with torch.no_grad():
@@ -101,12 +97,12 @@ def test_the_number_of_gradients(settings: dict[str, Any], calls: int) -> None:
     assert all(p.grad is not None for p in params)
 
 
-def test_losses_of_wrong_kinds() -> None:
+def test_losses_of_wrong_kinds():
     params = two()
     sampler = sg.HMC(params, **GOOD)
 
-    def returning(value: Any) -> Callable[[], Any]:
-        def closure() -> Any:
+    def returning(value):
+        def closure():
             for p in params:
                 p.grad = torch.ones_like(p)
             return value
@@ -152,14 +148,14 @@ CHANGED = (
 
 
 @pytest.mark.parametrize("num_chains", [None, 4])
-def test_losses_that_change(num_chains: int | None) -> None:
+def test_losses_that_change(num_chains):
     # θ⁴ / 4 with an offset of its own at each step, in the last chain: all that
     # minibatches do to the loss at one point.
-    def warnings_of(change: float, moves: bool = False, **settings: Any) -> list[str]:
+    def warnings_of(change, moves=False, **settings):
         params = [nn.Parameter(torch.ones(4, 2))]
         sampler = sg.HMC(params, **GOOD, num_chains=num_chains, **settings)
 
-        def closure(step: int) -> Tensor:
+        def closure(step):
             losses = params[0].pow(4).sum(1) / 4
             losses.sum().backward()
             losses = losses + step * change * torch.tensor([0.0, 0, 0, 1])
@@ -182,11 +178,11 @@ def test_losses_that_change(num_chains: int | None) -> None:
     assert warnings_of(0.1, metropolis=False) == []
 
 
-def test_losses_of_chains_of_wrong_shapes() -> None:
+def test_losses_of_chains_of_wrong_shapes():
     p = nn.Parameter(torch.ones(4, 2))
     sampler = sg.HMC([p], **GOOD, num_chains=4)
 
-    def closure(shape: tuple[int, ...]) -> Tensor:
+    def closure(shape):
         p.grad = torch.ones_like(p)
         return torch.zeros(shape)
 

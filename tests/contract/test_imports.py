@@ -32,7 +32,7 @@ def trees() -> dict[str, ast.AST]:
     return {name: ast.parse(path.read_text("utf-8")) for name, path in paths.items()}
 
 
-def test_there_is_no_circle() -> None:
+def test_there_is_no_circle():
     every = trees()
     assert len(every) > 50
     graph = {name: imports_of(tree, {*every}) for name, tree in every.items()}
@@ -40,7 +40,7 @@ def test_there_is_no_circle() -> None:
     graphlib.TopologicalSorter(graph).prepare()  # raises a CycleError that names them
 
 
-def test_private_members_stay_private() -> None:
+def test_private_members_stay_private():
     touched = [
         f"{name}:{node.lineno}: {ast.unparse(node)}"
         for name, tree in trees().items()

@@ -85,7 +85,7 @@ class Manual(Automatic):
         self.automatic_optimization = False
         self.batches = sg.IndependentBatchSampler(NUM_DATA, 8, seed=5)
 
-    def training_step(self, batch: Any, index: int) -> None:  # type: ignore[override]
+    def training_step(self, batch: Any, index: int) -> None:
         if not takes_closure(self.kind):
             sampler = self.optimizers()
             sampler.zero_grad()
@@ -140,9 +140,7 @@ def collecting(kind: str, store: Path) -> Any:
 
 
 @pytest.mark.parametrize("kind", [*PLAIN, *CLOSED])
-def test_a_chain_that_resumes_from_lightnings_checkpoint(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_chain_that_resumes_from_lightnings_checkpoint(kind, tmp_path):
     """Resumes under automatic optimization, or manual where there is a closure."""
     make = Automatic if kind in PLAIN else Manual
     first, second = make(kind), make(kind)
@@ -158,7 +156,7 @@ def test_a_chain_that_resumes_from_lightnings_checkpoint(
 
 
 @pytest.mark.parametrize("kind", ["SGHMC", "EWSG", "SBPS"])
-def test_draws_equal_those_of_a_loop_and_resume(kind: str, tmp_path: Path) -> None:
+def test_draws_equal_those_of_a_loop_and_resume(kind, tmp_path):
     by_hand(kind, 24, store=tmp_path / "loop")
     run = tmp_path / "run"
     fit = trainer(3)
@@ -171,15 +169,15 @@ def test_draws_equal_those_of_a_loop_and_resume(kind: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["SGHMC", "SGHMC with means"])
-def test_accumulated_gradients_equal_those_of_a_larger_batch(kind: str) -> None:
+def test_accumulated_gradients_equal_those_of_a_larger_batch(kind):
     module = Automatic(kind)
     trainer(2, accumulate_grad_batches=2).fit(module, loader())
     assert_same(list(module.net.parameters()), by_hand(kind, 4, parts=2))
 
 
-def test_gamma_in_automatic_optimization() -> None:
+def test_gamma_in_automatic_optimization():
     class WithGraph(Automatic):
-        def backward(self, loss: Tensor) -> None:
+        def backward(self, loss):
             loss.backward(create_graph=True)
 
     module = WithGraph("PSGLD")
@@ -187,9 +185,9 @@ def test_gamma_in_automatic_optimization() -> None:
     assert_same(list(module.net.parameters()), by_hand("PSGLD", 8))
 
 
-def test_hmc_in_automatic_optimization_has_all_data_in_a_batch() -> None:
+def test_hmc_in_automatic_optimization_has_all_data_in_a_batch():
     class Repeated(torch.utils.data.IterableDataset[Any]):
-        def __iter__(self) -> Any:
+        def __iter__(self):
             return iter([data()] * 12)
 
     x, y = data()
@@ -206,7 +204,7 @@ def test_hmc_in_automatic_optimization_has_all_data_in_a_batch() -> None:
         assert_same(list(module.net.parameters()), by_hand("HMC", 12))
 
 
-def test_ewsg_with_one_minibatch_a_step_in_automatic_optimization() -> None:
+def test_ewsg_with_one_minibatch_a_step_in_automatic_optimization():
     # It is SGHMC then, and nothing is wrong with that.
     module = Automatic("EWSG", index_chain_length=0)
     with warnings.catch_warnings():
@@ -220,9 +218,9 @@ def test_ewsg_with_one_minibatch_a_step_in_automatic_optimization() -> None:
     assert_same(list(module.net.parameters()), list(model.parameters()))
 
 
-def test_methods_of_a_sampler_through_lightnings_wrapper() -> None:
+def test_methods_of_a_sampler_through_lightnings_wrapper():
     class Warmed(Manual):
-        def on_train_start(self) -> None:
+        def on_train_start(self):
             sampler = self.optimizers()
             assert isinstance(sampler, sg.HMC)
             closure = closure_of("HMC", self.net, self.batches, self.manual_backward)
@@ -242,7 +240,7 @@ def test_methods_of_a_sampler_through_lightnings_wrapper() -> None:
     assert wrapped.acceptance_rate == sampler.acceptance_rate
 
 
-def test_what_is_set_through_lightnings_wrapper_is_the_samplers() -> None:
+def test_what_is_set_through_lightnings_wrapper_is_the_samplers():
     wrapper = lightning.pytorch.core.optimizer.LightningOptimizer
     chains = []
     for wrap in (wrapper, lambda sampler: sampler):
@@ -251,7 +249,7 @@ def test_what_is_set_through_lightnings_wrapper_is_the_samplers() -> None:
         wrapped = wrap(sampler)
         wrapped.set_mass([100.0])
 
-        def closure(theta: nn.Parameter = theta) -> Tensor:
+        def closure(theta=theta):
             loss = theta.sum()
             loss.backward()
             return loss
@@ -266,10 +264,10 @@ def test_what_is_set_through_lightnings_wrapper_is_the_samplers() -> None:
 
 
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC with means"])
-def test_lightnings_own_example(kind: str) -> None:
+def test_lightnings_own_example(kind):
     # Its boring model, with validation and a schedule of the learning rate.
     class Boring(boring.BoringModel):
-        def configure_optimizers(self) -> Any:
+        def configure_optimizers(self):
             sampler = PLAIN[kind](self.parameters())
             schedule = torch.optim.lr_scheduler.StepLR(sampler, step_size=1, gamma=0.5)
             return [sampler], [schedule]
@@ -302,7 +300,7 @@ def fit_fails(
     return fit.strategy.optimizers[0].param_groups[0]["step"]
 
 
-def test_ewsg_in_automatic_optimization_gets_one_minibatch_a_step() -> None:
+def test_ewsg_in_automatic_optimization_gets_one_minibatch_a_step():
     message = (
         "EWSG got the gradient of the minibatch before from 100 calls of the closure "
         f"running, which must draw a fresh minibatch at each call (in Lightning, "
@@ -319,7 +317,7 @@ def test_ewsg_in_automatic_optimization_gets_one_minibatch_a_step() -> None:
     ]
 
 
-def test_hmc_in_automatic_optimization_gets_a_minibatch_a_trajectory() -> None:
+def test_hmc_in_automatic_optimization_gets_a_minibatch_a_trajectory():
     message = (
         "HMC got another loss at the start of 3 consecutive trajectories than at the "
         "end of the previous one, at the same parameters: the closure must always "
@@ -332,7 +330,7 @@ def test_hmc_in_automatic_optimization_gets_a_minibatch_a_trajectory() -> None:
 
 
 @pytest.mark.parametrize("kind", ["EWSG", "HMC"])
-def test_samplers_that_clear_what_lightning_accumulates(kind: str) -> None:
+def test_samplers_that_clear_what_lightning_accumulates(kind):
     message = (
         f"{kind} cannot be used with Lightning's accumulate_grad_batches=2: it has "
         "gradients cleared before each call of the closure, which leaves one loss of "
@@ -374,8 +372,6 @@ def test_samplers_that_clear_what_lightning_accumulates(kind: str) -> None:
     ],
     ids=["SBPS", "HMCECS", "PSGLD"],
 )
-def test_samplers_that_automatic_optimization_cannot_serve(
-    module: Automatic, kind: type[Exception], message: str
-) -> None:
+def test_samplers_that_automatic_optimization_cannot_serve(module, kind, message):
     assert fit_fails(module, kind, message) == 0
     assert_same(list(module.net.parameters()), list(new_model().parameters()))

@@ -1,12 +1,8 @@
 """Chains side by side: each is, bit for bit, the chain that runs alone."""
 
-from __future__ import annotations
-
 import copy
 import pickle
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,7 +91,7 @@ class Chains:
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_each_is_the_chain_alone(name: str) -> None:
+def test_each_is_the_chain_alone(name):
     chains = Chains(name, *DTYPES)
     begun = [p.detach().clone() for p in chains.together]
     for i in range(110 if name == "SGHMC-online" else 12):
@@ -109,7 +105,7 @@ def test_each_is_the_chain_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_large_chains(threads: int, set_threads: Callable[[int], None]) -> None:
+def test_large_chains(threads, set_threads):
     """Chains in several stretches of work, and in blocks of a GPU's threads."""
     set_threads(threads)
     p = torch.zeros(2, 20001)
@@ -122,7 +118,7 @@ def test_large_chains(threads: int, set_threads: Callable[[int], None]) -> None:
         assert torch.equal(p[k], alone)
 
 
-def test_priors_means_belong_to_chains() -> None:
+def test_priors_means_belong_to_chains():
     chains = Chains("SGHMC", torch.float32, prior_precision=40.0)
     means = [normal(*p.shape, seed=9) for p in chains.together[2:]]
     chains.sampler = chains.make(
@@ -149,13 +145,13 @@ def nets(count: int, dtype: torch.dtype) -> list[nn.Module]:
     ]
 
 
-def test_networks_in_one() -> None:
+def test_networks_in_one():
     """The documented way: stacked by torch.func, a loop as for one chain."""
     models = nets(CHAINS, torch.float64)
     params, buffers = stack_module_state(models)
     base = copy.deepcopy(models[0]).to("meta")
 
-    def outputs(params: dict[str, Tensor], x: Tensor) -> Tensor:
+    def outputs(params, x):
         return functional_call(base, (params, buffers), (x,))
 
     options = {"lr": 0.05, "num_data": 64, "prior_precision": 1.0}
@@ -181,7 +177,7 @@ def test_networks_in_one() -> None:
             torch.testing.assert_close(params[name][k], p, rtol=1e-9, atol=1e-9)
 
 
-def test_a_correction_equals_that_of_each_chain() -> None:
+def test_a_correction_equals_that_of_each_chain():
     """PSGLD's Γ, where gradients that are 0 begin with the chain's own mean."""
     together = normal(CHAINS, 40, seed=3).double().requires_grad_()
     alone = [together.detach()[k].clone().requires_grad_() for k in range(CHAINS)]
@@ -218,7 +214,7 @@ def steps(p: Tensor, sampler: sg.Sampler, first: int, count: int) -> None:
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
 )
-def test_a_chain_resumes(copied: Callable[[Any], Any]) -> None:
+def test_a_chain_resumes(copied):
     p, sampler = make(num_chains=CHAINS, seed=5)
     steps(p, sampler, 0, 6)
     q, other = make(num_chains=CHAINS, seed=6)
@@ -236,7 +232,7 @@ def test_a_chain_resumes(copied: Callable[[Any], Any]) -> None:
     assert torch.equal(p, t)
 
 
-def test_a_group_added_later_follows() -> None:
+def test_a_group_added_later_follows():
     _, sampler = make(num_chains=CHAINS, seed=5)
     q = torch.zeros(CHAINS, 300, requires_grad=True)
     sampler.add_param_group({"params": [q]})
@@ -252,7 +248,7 @@ def test_a_group_added_later_follows() -> None:
     "method",
     [sg.SGLD, sg.SGHMC, sg.PSGLD, sg.SGNHT, sg.EWSG, partial(sg.HMC, num_steps=3)],
 )
-def test_what_is_refused(method: Any) -> None:
+def test_what_is_refused(method):
     p = torch.zeros(CHAINS, 4, requires_grad=True)
     for wrong, error in ((0, ValueError), (2.5, TypeError), (True, TypeError)):
         with pytest.raises(error, match="Invalid num_chains"):
@@ -278,7 +274,7 @@ def test_what_is_refused(method: Any) -> None:
     assert sampler.param_groups[0]["num_chains"] == CHAINS
 
 
-def test_what_operators_refuse() -> None:
+def test_what_operators_refuse():
     target = {"lr": 0.1, "num_data": 1, "prior_precision": 0, "temperature": 1}
     arguments = {**target, "offsets": [0], "seed": 0, "step": 0}
     p = torch.zeros(3, 4)
@@ -291,7 +287,7 @@ def test_what_operators_refuse() -> None:
     assert not p.any()
 
 
-def test_a_gradient_that_is_not_finite_stops_all() -> None:
+def test_a_gradient_that_is_not_finite_stops_all():
     p, sampler = make(num_chains=CHAINS, seed=5, nonfinite="skip")
     p.grad = torch.ones_like(p)
     p.grad[1, 2] = torch.nan
@@ -300,7 +296,7 @@ def test_a_gradient_that_is_not_finite_stops_all() -> None:
     assert not p.any()
 
 
-def test_each_chain_has_its_draws(tmp_path: Path) -> None:
+def test_each_chain_has_its_draws(tmp_path):
     """A store takes them side by side, each as the draws of a model alone."""
     models = nets(CHAINS, torch.float32)
     params, _ = stack_module_state(models)

@@ -66,7 +66,7 @@ def masters(sampler: sg.Sampler, params: list[nn.Parameter]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(("kind", "dtype"), EACH_LOW)
-def test_rounding_is_no_part_of_the_chain(kind: str, dtype: torch.dtype) -> None:
+def test_rounding_is_no_part_of_the_chain(kind, dtype):
     """It is the chain of a parameter in fp32, with the gradients at its rounded value.
 
     Bit for bit. Where a decision is made, without a prior, whose part in it is that of
@@ -182,7 +182,7 @@ def law_of(kind: str, dtype: torch.dtype, *, forget: bool) -> list[float]:
     ("kind", "dtype"),
     [*((kind, torch.bfloat16) for kind in LAWS), ("SGLD", torch.float16)],
 )
-def test_the_law_of_small_moves(kind: str, dtype: torch.dtype) -> None:
+def test_the_law_of_small_moves(kind, dtype):
     """16,384 coordinates that started in the law of the chain are still in it.
 
     Mean and variance are allowed 5 standard deviations of their estimates, 5.5 % of the
@@ -195,7 +195,7 @@ def test_the_law_of_small_moves(kind: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("kind", THREE)
-def test_only_low_precision_has_a_master(kind: str) -> None:
+def test_only_low_precision_has_a_master(kind):
     params = [*make_params(torch.float32)[:2], *make_params(torch.float64)[:2]]
     low = make_params(torch.bfloat16)[:1]
     sampler = make(kind, [*params[:2], *low, *params[2:]])
@@ -207,7 +207,7 @@ def test_only_low_precision_has_a_master(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", THREE)
-def test_the_chain_continues_from_a_changed_parameter(kind: str) -> None:
+def test_the_chain_continues_from_a_changed_parameter(kind):
     """Element by element; an lr that moves nothing shows where each is taken from."""
     (p,) = params = make_params(torch.bfloat16)[-1:]
     sampler = make(kind, params)
@@ -237,7 +237,7 @@ def test_the_chain_continues_from_a_changed_parameter(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", THREE)
-def test_a_state_dict_without_masters(kind: str) -> None:
+def test_a_state_dict_without_masters(kind):
     """Files without masters load: the chain starts from the parameter."""
     dtype = torch.bfloat16
     params = make_params(dtype)
@@ -257,12 +257,12 @@ def test_a_state_dict_without_masters(kind: str) -> None:
     assert_same(masters(resumed, others), masters(sampler, params))
 
 
-def test_a_parameter_that_changes_its_type() -> None:
+def test_a_parameter_that_changes_its_type():
     """Leftover masters do not matter: fp32 has none, bf16 starts from the parameter."""
     net = nn.Linear(40, 3)
     sampler = sg.SGLD(net.parameters(), 1e-6, num_data=10, seed=1)
 
-    def step() -> None:
+    def step():
         net(torch.ones(1, 40, dtype=net.weight.dtype)).sum().backward()
         sampler.step()
         sampler.zero_grad()

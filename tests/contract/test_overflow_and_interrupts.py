@@ -21,7 +21,7 @@ KINDS: dict[str, Callable[..., sg.Sampler]] = {
 
 
 @pytest.mark.parametrize("cls", [sg.SGLD, sg.SGLRW, sg.SGHMC, sg.BAOA, sg.SGNHT])
-def test_noise_that_overflows_is_refused(cls: type[sg.Sampler]) -> None:
+def test_noise_that_overflows_is_refused(cls):
     p = nn.Parameter(torch.zeros(3))
     make: Any = partial(cls, [p], num_data=1, seed=0)
     words = r"Invalid lr: 1e\+300 with temperature 1 .* float32 cannot hold"
@@ -37,7 +37,7 @@ def test_noise_that_overflows_is_refused(cls: type[sg.Sampler]) -> None:
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e30])
-def test_a_precision_that_is_not_finite(value: float) -> None:
+def test_a_precision_that_is_not_finite(value):
     """1e30 is finite, and its square is not."""
     params = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))]
     sampler = sg.SGLD([{"params": [p]} for p in params], 0.1, num_data=1, seed=0)
@@ -96,9 +96,7 @@ def advance(sampler: sg.Sampler, closure: Callable[[], Tensor], steps: int) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("steps_before", [0, 2, 3])
-def test_an_interrupt_leaves_a_whole_number_of_steps(
-    kind: str, steps_before: int
-) -> None:
+def test_an_interrupt_leaves_a_whole_number_of_steps(kind, steps_before):
     """And autograd on. Parameters, state and counter are before a step or after it."""
     expected, sampler, closure = context_of(kind)
     advance(sampler, closure, 6)

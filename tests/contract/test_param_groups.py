@@ -24,7 +24,7 @@ def parameter(numel: int = 3) -> nn.Parameter:
 
 
 @each
-def test_a_key_that_would_be_ignored(kind: str) -> None:
+def test_a_key_that_would_be_ignored(kind):
     chain = Chain(kind)
     name = type(chain.sampler).__name__
     num_data = chain.sampler.param_groups[0]["num_data"]
@@ -58,7 +58,7 @@ def test_a_key_that_would_be_ignored(kind: str) -> None:
 
 
 @each
-def test_what_the_sampler_has_for_all_groups(kind: str) -> None:
+def test_what_the_sampler_has_for_all_groups(kind):
     chain = Chain(kind)
     name = type(chain.sampler).__name__
     assert {"seed", "step", "offsets", "num_skipped"} < {*chain.sampler._MANAGED}
@@ -82,7 +82,7 @@ def given_to(sampler: sg.Sampler) -> dict[str, Any]:
     return {k: v for k, v in sampler.param_groups[0].items() if k in needed}
 
 
-def test_keys_without_a_near_one() -> None:
+def test_keys_without_a_near_one():
     own = {row.name for row in sg.SGLD._SETTINGS} - {"num_chains"}
     has = f"it has {', '.join(sorted(own))}"
     for key in ("betas", "maximize", "nesterov"):
@@ -101,7 +101,7 @@ def test_keys_without_a_near_one() -> None:
 
 
 @pytest.mark.parametrize("num_data", [1, 50])
-def test_weight_decay_is_the_prior_precision_of_the_message(num_data: int) -> None:
+def test_weight_decay_is_the_prior_precision_of_the_message(num_data):
     """Without noise SGLD is SGD, with the weight decay that the message translates."""
     p, q = parameter(), parameter()
     p.grad = q.grad = torch.tensor([0.3, -1.0, 0.0], dtype=torch.float64)
@@ -116,7 +116,7 @@ def test_weight_decay_is_the_prior_precision_of_the_message(num_data: int) -> No
     torch.testing.assert_close(p, q, rtol=1e-15, atol=0)
 
 
-def test_what_torch_writes_is_known() -> None:
+def test_what_torch_writes_is_known():
     """Every scheduler's keys, when groups are made of such groups again."""
     sampler = sg.SGHMC([parameter()], 0.1, 0.9, num_data=2)
     lr = torch.optim.lr_scheduler
@@ -140,7 +140,7 @@ def test_what_torch_writes_is_known() -> None:
     sg.SGLD([{"params": [parameter()], "weight_decay": 0.0}], 0.1, num_data=2)
 
 
-def test_keys_of_ones_own_may_be_set_later() -> None:
+def test_keys_of_ones_own_may_be_set_later():
     sampler = sg.SGLD([parameter()], 0.1, num_data=2)
     sampler.param_groups[0].update(my_own=1, lr_scale=0.5, name="body")
     sampler.step()
@@ -149,7 +149,7 @@ def test_keys_of_ones_own_may_be_set_later() -> None:
         sampler.step()
 
 
-def test_group_dicts_can_be_used_twice() -> None:
+def test_group_dicts_can_be_used_twice():
     groups = [{"params": [parameter()]}]
     sg.SGLD(groups, 0.1, num_data=1)
     sg.SGHMC(groups, 0.1, num_data=1)
@@ -207,7 +207,7 @@ def unusable() -> dict[str, tuple[Callable[[], Tensor], str]]:
 
 @each
 @pytest.mark.parametrize("which", unusable())
-def test_parameters_that_cannot_be_sampled(kind: str, which: str) -> None:
+def test_parameters_that_cannot_be_sampled(kind, which):
     chain = Chain(kind)
     make, reason = unusable()[which]
     name = type(chain.sampler).__name__
@@ -223,7 +223,7 @@ def test_parameters_that_cannot_be_sampled(kind: str, which: str) -> None:
 
 
 @each
-def test_parameters_in_the_same_memory(kind: str) -> None:
+def test_parameters_in_the_same_memory(kind):
     chain = Chain(kind)
     memory = torch.zeros(6, 7)
     overlap = (
@@ -249,7 +249,7 @@ def test_parameters_in_the_same_memory(kind: str) -> None:
 
 
 @each
-def test_parameters_side_by_side_in_memory(kind: str) -> None:
+def test_parameters_side_by_side_in_memory(kind):
     """Groups like flattened modules; interleaved; empty; with gaps; of size one."""
     chain = Chain(kind)
     memory = torch.linspace(-1, 1, 200, dtype=torch.float64)
@@ -264,7 +264,7 @@ def test_parameters_side_by_side_in_memory(kind: str) -> None:
     assert sum(len(group["params"]) for group in sampler.param_groups) == 16
 
 
-def test_empty_groups_are_allowed() -> None:
+def test_empty_groups_are_allowed():
     a, b = parameter(), parameter()
     groups = [{"params": []}, {"params": [a]}, {"params": []}]
     sampler = sg.SGLD(groups, 0.1, num_data=1, seed=0)
@@ -275,7 +275,7 @@ def test_empty_groups_are_allowed() -> None:
     sg.SGLD(groups, 0.1, num_data=1, capturable=True).step()
 
 
-def test_fake_tensors_have_no_memory_to_share() -> None:
+def test_fake_tensors_have_no_memory_to_share():
     from torch._subclasses import FakeTensorMode
 
     with FakeTensorMode():
@@ -287,11 +287,11 @@ def test_fake_tensors_have_no_memory_to_share() -> None:
 
 
 @each
-def test_numbers_of_numpy(kind: str) -> None:
+def test_numbers_of_numpy(kind):
     """NumPy's numbers in constructors, groups and later; files are as before."""
     chain, other = Chain(kind), Chain(kind)
 
-    def numpy_s(value: Any) -> Any:
+    def numpy_s(value):
         if isinstance(value, bool):
             return value
         if isinstance(value, int):
@@ -320,7 +320,7 @@ def test_numbers_of_numpy(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "EWSG"])
-def test_lr_as_a_tensor(kind: str) -> None:
+def test_lr_as_a_tensor(kind):
     """Read at every step: whoever writes into it changes the step size."""
     chain, other = Chain(kind), Chain(kind)
     lr = torch.tensor(0.1, dtype=torch.float64)
@@ -345,7 +345,7 @@ def test_lr_as_a_tensor(kind: str) -> None:
         type(chain.sampler)([parameter()], torch.tensor(-0.5), num_data=3)
 
 
-def test_lr_as_a_tensor_excludes_capturable() -> None:
+def test_lr_as_a_tensor_excludes_capturable():
     with refused(
         ValueError,
         "Invalid lr: a Tensor is read on the host at every step and excludes "

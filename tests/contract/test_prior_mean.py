@@ -117,7 +117,7 @@ class Problem:
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
 @pytest.mark.parametrize("kind", SAMPLERS)
-def test_it_is_the_model_with_the_origin_elsewhere(kind: str) -> None:
+def test_it_is_the_model_with_the_origin_elsewhere(kind):
     """A number in one group, tensors in another: the same path about them."""
     origin = Problem([torch.zeros(n, dtype=torch.float64) for n in SIZES])
     first, second = origin.params[:1], origin.params[1:]
@@ -141,14 +141,14 @@ def test_it_is_the_model_with_the_origin_elsewhere(kind: str) -> None:
 
 
 @pytest.mark.parametrize("chains", [1, 3])
-def test_hmc_of_chains_accepts_by_the_right_energy(chains: int) -> None:
+def test_hmc_of_chains_accepts_by_the_right_energy(chains):
     """A prior alone, far from 0: trajectories keep its energy, and are accepted."""
     p = nn.Parameter(torch.full((chains, 40), 30.0, dtype=torch.float64))
     mean = torch.full((chains, 40), 30.0)
     settings = {"num_steps": 4, "num_data": 1, "prior_precision": 4.0}
     sampler = sg.HMC([p], 0.05, num_chains=chains, prior_mean=mean, seed=1, **settings)
 
-    def closure() -> Tensor:
+    def closure():
         p.grad = torch.zeros_like(p)
         return torch.zeros(chains)
 
@@ -185,7 +185,7 @@ def same(a: Any, b: Any) -> bool:
     return bits(a) == bits(b)
 
 
-def test_a_number_is_a_tensor_of_equal_numbers() -> None:
+def test_a_number_is_a_tensor_of_equal_numbers():
     ends = []
     for mean in (0.7, torch.tensor(0.7), [torch.full_like(p, 0.7) for p in two()]):
         params = two()
@@ -196,7 +196,7 @@ def test_a_number_is_a_tensor_of_equal_numbers() -> None:
     assert same(ends[0][1], ends[2][1])
 
 
-def test_parameters_themselves_localise_around_where_they_are() -> None:
+def test_parameters_themselves_localise_around_where_they_are():
     params = two()
     start = [p.detach().clone() for p in params]
     sampler = sgld(params, prior_mean=iter(params), temperature=0.0)
@@ -219,7 +219,7 @@ def test_parameters_themselves_localise_around_where_they_are() -> None:
         assert same(mean, value)  # and are left alone
 
 
-def test_a_lone_tensor_for_a_lone_parameter() -> None:
+def test_a_lone_tensor_for_a_lone_parameter():
     p = two()[0]
     mean = torch.ones(3, 2)
     sampler = sgld([p], prior_mean=mean)
@@ -230,7 +230,7 @@ def test_a_lone_tensor_for_a_lone_parameter() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_means_of_low_precision_parameters_are_not_rounded(dtype: torch.dtype) -> None:
+def test_means_of_low_precision_parameters_are_not_rounded(dtype):
     mean = torch.linspace(1, 2, 9) / 3
     ends = []
     for kind in (dtype, torch.float32):
@@ -247,7 +247,7 @@ def test_means_of_low_precision_parameters_are_not_rounded(dtype: torch.dtype) -
     assert same(ends[0], ends[1])
 
 
-def test_other_layouts() -> None:
+def test_other_layouts():
     """Prior means for parameters whose memory is in another order."""
     g = torch.Generator().manual_seed(6)
     value, mean = torch.randn(2, 4, 6, generator=g)
@@ -261,7 +261,7 @@ def test_other_layouts() -> None:
 
 
 @pytest.mark.parametrize("kind", [*THREE, "SBPS", "HMCECS"])
-def test_a_chain_resumes_with_its_means(kind: str) -> None:
+def test_a_chain_resumes_with_its_means(kind):
     """State dicts, before the first step and later, pickles and copies."""
     chain = Chain(kind)
     means = [p.detach() * 0.5 + 1 for p in chain.params]
@@ -273,7 +273,7 @@ def test_a_chain_resumes_with_its_means(kind: str) -> None:
     }
     settings.pop("prior_mean")
 
-    def make(means: list[Tensor] | None, seed: int) -> sg.Sampler:
+    def make(means, seed):
         params = chain.params
         first: dict[str, Any] = {"params": params[:1]}
         second: dict[str, Any] = {"params": params[1:]}
@@ -302,14 +302,14 @@ def test_a_chain_resumes_with_its_means(kind: str) -> None:
     assert same(chain.run(range(6)), end)
 
 
-def test_copies_and_pickles() -> None:
+def test_copies_and_pickles():
     params = two()
     sampler = sgld(params, prior_mean=params)
     params_too, too = copy.deepcopy((params, sampler))
     assert same(follow(sampler, params), follow(too, params_too))
 
 
-def test_a_number_can_be_changed() -> None:
+def test_a_number_can_be_changed():
     params = two()
     start = [p.detach().clone() for p in params]
     sampler = sgld(params, prior_mean=-1.0)
@@ -321,7 +321,7 @@ def test_a_number_can_be_changed() -> None:
     assert same(after, follow(sgld(params, prior_mean=2), params))
 
 
-def test_in_words() -> None:
+def test_in_words():
     params = two()
     group = {"params": params[1:], "prior_mean": 0.25}
     sampler = sgld([{"params": params[:1], "prior_mean": [params[0]]}, group])
@@ -333,7 +333,7 @@ def test_in_words() -> None:
 
 
 @pytest.mark.parametrize("mean", [10.0, None], ids=["number", "tensors"])
-def test_gamma_precision_uses_distances_from_the_mean(mean: float | None) -> None:
+def test_gamma_precision_uses_distances_from_the_mean(mean):
     drawn = []
     for shift in (0.0, 10.0):
         params = [nn.Parameter(p.detach().double() + shift) for p in two()]
@@ -344,7 +344,7 @@ def test_gamma_precision_uses_distances_from_the_mean(mean: float | None) -> Non
 
 
 @pytest.mark.parametrize("tensors", [False, True])
-def test_temperatures_use_the_whole_gradient(tensors: bool) -> None:
+def test_temperatures_use_the_whole_gradient(tensors):
     readings = []
     for shift in (0.0, 4.0):
         p = nn.Parameter(torch.full((200,), shift, dtype=torch.float64))
@@ -364,10 +364,10 @@ def test_temperatures_use_the_whole_gradient(tensors: bool) -> None:
 # ---- Errors -----------------------------------------------------------------------
 
 
-def test_errors() -> None:
+def test_errors():
     params = two()
 
-    def refused(mean: Any, error: type[Exception], words: str) -> None:
+    def refused(mean, error, words):
         with pytest.raises(error) as info:
             sgld(params, prior_mean=mean)
         assert words in str(info.value)
@@ -386,7 +386,7 @@ def test_errors() -> None:
         sgld([{"params": [p]} for p in params], prior_mean=[good[0]])
 
 
-def test_errors_change_nothing() -> None:
+def test_errors_change_nothing():
     params = two()
     sampler = sgld(params[:1], prior_mean=[torch.ones(3, 2)])
     with pytest.raises(ValueError, match="has shape"):
@@ -413,7 +413,7 @@ def test_errors_change_nothing() -> None:
     assert same(both.state[params[1]]["prior_mean"], params[1].detach())
 
 
-def test_ecs_sees_a_mean_that_was_written_to() -> None:
+def test_ecs_sees_a_mean_that_was_written_to():
     """The density at the last draw is then another one."""
     ends = []
     for written in (False, True):

@@ -1,8 +1,5 @@
 """pSGLD with a preconditioner that stays: always that of the present V and eps."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -62,9 +59,7 @@ def set_eps(sampler: sg.PSGLD) -> None:
 @pytest.mark.parametrize(
     "change", [adapt_for_a_step, replace, add_in_place, set_eps, step]
 )
-def test_the_root_follows_v_and_eps(
-    change: Callable[[sg.PSGLD], None],
-) -> None:
+def test_the_root_follows_v_and_eps(change):
     sampler = make()
     before = deepcopy(sampler.state_dict())
     change(sampler)
@@ -83,7 +78,7 @@ def test_the_root_follows_v_and_eps(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_it_is_the_same_on_every_processor(dtype: torch.dtype) -> None:
+def test_it_is_the_same_on_every_processor(dtype):
     """Rounded as NumPy's, which is IEEE 754's; torch's roots are not everywhere."""
     p = torch.ones(1000, dtype=dtype, requires_grad=True)
     sampler = sg.PSGLD([p], lr=1e-30, num_data=1, adapt=False, eps=0.1, seed=0)
@@ -95,7 +90,7 @@ def test_it_is_the_same_on_every_processor(dtype: torch.dtype) -> None:
     assert sampler.__dict__["_roots"][p].value.numpy().tolist() == expected.tolist()
 
 
-def test_it_is_made_once_and_not_saved() -> None:
+def test_it_is_made_once_and_not_saved():
     sampler = make()
     first = params_of(sampler)[0]
     kept = sampler.__dict__["_roots"]
@@ -126,9 +121,7 @@ def gamma_step(sampler: sg.PSGLD, curvature: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_v_and_its_sensitivity_begin_with_gradient_and_curvature(
-    dtype: torch.dtype,
-) -> None:
+def test_v_and_its_sensitivity_begin_with_gradient_and_curvature(dtype):
     """Without a gradient V has the mean of the others: nothing moves, and J is 1."""
     theta = torch.tensor([0.0, 1.0, -2.0, 3.0, -1e-3], dtype=dtype)
     curvature = torch.tensor([2.0, 0.5, -1.0, 0.0, 4.0], dtype=dtype)
@@ -151,7 +144,7 @@ def test_v_and_its_sensitivity_begin_with_gradient_and_curvature(
     )
 
 
-def test_gamma_that_begins_later() -> None:
+def test_gamma_that_begins_later():
     """V may rest on one gradient: it gets the curvature's part, and W begins at 0."""
     p = torch.tensor([1e-6, 2.0]).requires_grad_()
     curvature = torch.tensor([1.0, 3.0])
@@ -172,7 +165,7 @@ def test_gamma_that_begins_later() -> None:
     assert set(sampler.state[p]) == {"square_average", "step"}
 
 
-def test_a_checkpoint_resumes_as_it_was() -> None:
+def test_a_checkpoint_resumes_as_it_was():
     """V and W that are there, however small, are not begun anew."""
     p = torch.tensor([1.0, 2.0]).requires_grad_()
     sampler = sg.PSGLD([p], 1e-30, num_data=10, decay=0.75, seed=1)
@@ -199,9 +192,7 @@ SCALED = (
 @pytest.mark.parametrize("unscaled", [False, True], ids=["", "unscaled"])
 @pytest.mark.parametrize("overflow", [False, True], ids=["", "overflow"])
 @pytest.mark.parametrize("where", ["all", "a group", "no gradient"])
-def test_a_scaler_is_refused_with_gamma(
-    where: str, overflow: bool, unscaled: bool
-) -> None:
+def test_a_scaler_is_refused_with_gamma(where, overflow, unscaled):
     p, q = (torch.ones(3, requires_grad=True) for _ in range(2))
     groups: list[dict[str, Any]] = [{"params": [p]}, {"params": [q]}]
     if where != "all":
@@ -230,7 +221,7 @@ def test_a_scaler_is_refused_with_gamma(
     sampler.zero_grad()
 
 
-def test_a_scaler_is_welcome_once_v_stays() -> None:
+def test_a_scaler_is_welcome_once_v_stays():
     runs = []
     for scaled in (True, False):
         p = torch.linspace(1, 2, 5).requires_grad_()

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from short_chains import (
     take_step,
     with_means,
 )
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 
@@ -37,9 +36,7 @@ each = pytest.mark.parametrize("kind", [*THREE, "EWSG"])
     ids=["one big", "many small", "uneven"],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_any_number_of_threads_gives_the_same_bits(
-    sizes: list[int], dtype: torch.dtype, set_threads: Callable[[int], None]
-) -> None:
+def test_any_number_of_threads_gives_the_same_bits(sizes, dtype, set_threads):
     set_threads(1)
     expected = operators(dtype, sizes)
     for threads in (2, 3):
@@ -49,7 +46,7 @@ def test_any_number_of_threads_gives_the_same_bits(
 
 @pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_two_threads_are_at_work() -> None:
+def test_two_threads_are_at_work():
     # A fresh process that runs nothing but the operator: the threads that are there
     # afterwards, and not before, are the operator's. Their processor time, where the
     # kernel tells it, shows that they took part.
@@ -84,7 +81,7 @@ for count in (1, 3):
 
 
 @each
-def test_any_split_into_groups_gives_the_same_chain(kind: str) -> None:
+def test_any_split_into_groups_gives_the_same_chain(kind):
     expected = make_params()
     advance(make(kind, expected), expected, range(8))
     for cuts in ([1], [3], [2, 4], [1, 2, 3, 4, 5]):
@@ -105,7 +102,7 @@ def offsets_of(sampler: sg.Sampler) -> list[int]:
 
 
 @each
-def test_missing_gradients_shift_nobody_elses_noise(kind: str) -> None:
+def test_missing_gradients_shift_nobody_elses_noise(kind):
     expected = make_params()
     advance(make(kind, expected), expected, range(8))
     params = make_params()
@@ -127,7 +124,7 @@ def test_missing_gradients_shift_nobody_elses_noise(kind: str) -> None:
     assert_same(params[:2] + params[3:], expected[:2] + expected[3:])
 
 
-def test_a_gradient_that_comes_and_goes() -> None:
+def test_a_gradient_that_comes_and_goes():
     # While its gradient is missing, nothing of a parameter moves; its noise later
     # is that of the later steps.
     params, others = make_params(), make_params()
@@ -148,7 +145,7 @@ def test_a_gradient_that_comes_and_goes() -> None:
 
 
 @each
-def test_frozen_parameters(kind: str) -> None:
+def test_frozen_parameters(kind):
     net, twin = (nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2)) for _ in range(2))
     twin.load_state_dict(net.state_dict())
     x = torch.linspace(-1, 1, 15).view(3, 5)
@@ -157,7 +154,7 @@ def test_frozen_parameters(kind: str) -> None:
     for model in (net, twin):
         sampler = make(kind, model.parameters())
 
-        def closure(model: nn.Module = model) -> Tensor:
+        def closure(model=model):
             model.zero_grad()
             loss = torch.rand(()) * model(x).square().mean()
             loss.backward(create_graph=kind == "PSGLD")
@@ -177,7 +174,7 @@ def test_frozen_parameters(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [*THREE, "EWSG", WITH_MEANS])
-def test_a_group_added_later_has_the_noise_of_an_original_group(kind: str) -> None:
+def test_a_group_added_later_has_the_noise_of_an_original_group(kind):
     # Compared with a sampler that had the group from the start, without gradients.
     early, late = make_params(), make_params()
     a = make(kind, [{"params": early[:2]}, {"params": early[2:]}])
@@ -197,7 +194,7 @@ def test_a_group_added_later_has_the_noise_of_an_original_group(kind: str) -> No
 
 
 @each
-def test_seed_none_follows_manual_seed(kind: str) -> None:
+def test_seed_none_follows_manual_seed(kind):
     chains = []
     for _ in range(2):
         torch.manual_seed(17)
@@ -216,7 +213,7 @@ def test_seed_none_follows_manual_seed(kind: str) -> None:
 
 
 @each
-def test_steps_use_no_global_random_state(kind: str) -> None:
+def test_steps_use_no_global_random_state(kind):
     params = make_params()
     sampler = make(kind, params)
     before = torch.get_rng_state()
@@ -228,7 +225,7 @@ def test_steps_use_no_global_random_state(kind: str) -> None:
     assert_same(others, params)
 
 
-def test_different_seeds_give_different_chains() -> None:
+def test_different_seeds_give_different_chains():
     chains = []
     for seed in (0, 1, -1, 2**40):
         params = make_params()

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from collections.abc import Callable
 from itertools import cycle, product
 from typing import Any
 
@@ -73,9 +72,7 @@ def in_many_dtypes() -> list[nn.Parameter]:
         *product(THREE, (through_state_dict, through_deepcopy, through_pickle)),
     ],
 )
-def test_a_resumed_chain_continues_bit_for_bit(
-    kind: str, way: Callable[..., Saved]
-) -> None:
+def test_a_resumed_chain_continues_bit_for_bit(kind, way):
     first = 102 if kind == "SGHMC online" else 4  # the estimate in use
     params = in_many_dtypes()
     sampler = make(kind, in_groups(params))
@@ -99,8 +96,8 @@ def test_a_resumed_chain_continues_bit_for_bit(
 
 
 @pytest.mark.parametrize("kind", ["SGHMC", "EWSG", "HMC"])
-def test_gamma_precision_resumes_bit_for_bit(kind: str) -> None:
-    def half(params: list[nn.Parameter], sampler: sg.Sampler, gibbs: Any) -> list[Any]:
+def test_gamma_precision_resumes_bit_for_bit(kind):
+    def half(params, sampler, gibbs):
         drawn = []
         for step in range(3):
             advance(sampler, params, range(step, step + 1))

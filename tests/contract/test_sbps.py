@@ -16,12 +16,12 @@ from torch import Tensor, nn
 import torch_sgmcmc as sg
 
 
-def test_the_preconditioner_adapts_until_frozen() -> None:
+def test_the_preconditioner_adapts_until_frozen():
     p = nn.Parameter(torch.zeros(3, dtype=torch.float64))
     generator = torch.Generator().manual_seed(0)
     scale = torch.tensor([1.0, 10.0, 100.0])
 
-    def closure() -> Tensor:
+    def closure():
         x = torch.randn(10, 3, generator=generator, dtype=torch.float64)
         return 0.5 * (scale * (p - x)).square().sum(dim=1)
 
@@ -48,7 +48,7 @@ def test_the_preconditioner_adapts_until_frozen() -> None:
         torch.testing.assert_close(sampler.state[p][key], value, rtol=1e-15, atol=0)
 
 
-def test_v_learns_from_every_minibatch_and_a_where_lines_end() -> None:
+def test_v_learns_from_every_minibatch_and_a_where_lines_end():
     params = two()
     settings = {"preconditioned": True, "decay": 0.8, "eps": 0.1, "refresh_rate": 2.0}
     sampler = make(params, adapt_every_step=True, **settings)
@@ -90,7 +90,7 @@ def test_v_learns_from_every_minibatch_and_a_where_lines_end() -> None:
 
 
 @pytest.mark.parametrize("preconditioned", [False, True])
-def test_every_observation_is_of_the_whole_target(preconditioned: bool) -> None:
+def test_every_observation_is_of_the_whole_target(preconditioned):
     """Lines from any start: G is the derivative of U, all priors included."""
     params = [*two(), nn.Parameter(torch.full((4,), -2.0, dtype=torch.float64))]
     priors = [40.0, 3.0, 0.0]
@@ -121,7 +121,7 @@ def test_every_observation_is_of_the_whole_target(preconditioned: bool) -> None:
     assert sampler.diagnostics.bounces > 10
 
 
-def test_a_parameter_changed_from_outside() -> None:
+def test_a_parameter_changed_from_outside():
     params = two()
     sampler = make(params)
     closure = Draws(params)
@@ -140,7 +140,7 @@ def test_a_parameter_changed_from_outside() -> None:
     assert (params[1] == 7).all()
 
 
-def test_a_parameter_changed_and_put_back() -> None:
+def test_a_parameter_changed_and_put_back():
     params, others = make_params(torch.bfloat16), make_params(torch.bfloat16)
     sampler, twin = make(params), make(others)
     for p, s in ((params, sampler), (others, twin)):
@@ -154,7 +154,7 @@ def test_a_parameter_changed_and_put_back() -> None:
     assert_same(params, others)
 
 
-def test_another_target_is_observed_afresh() -> None:
+def test_another_target_is_observed_afresh():
     params = two()
     sampler = make([{"params": [p]} for p in params])
     closure = Draws(params)
@@ -186,7 +186,7 @@ def test_another_target_is_observed_afresh() -> None:
     run(sampler, closure, 20)
 
 
-def test_frozen_parameters_stand_still() -> None:
+def test_frozen_parameters_stand_still():
     params = two()
     sampler = make(params)
     closure = Draws(params)
@@ -204,7 +204,7 @@ def test_frozen_parameters_stand_still() -> None:
     assert torch.cat(velocity).norm() == pytest.approx(1)
 
 
-def test_a_group_added_later_moves_along() -> None:
+def test_a_group_added_later_moves_along():
     p, q = two()
     sampler = make([p])
     run(sampler, Draws([p]), 10)
@@ -217,7 +217,7 @@ def test_a_group_added_later_moves_along() -> None:
 # ---- What it says of a trajectory, and what it warns of --------------------------
 
 
-def test_diagnostics() -> None:
+def test_diagnostics():
     params = two()
     sampler = make(params, refresh_rate=3.0)
     empty = sampler.diagnostics
@@ -238,13 +238,13 @@ def test_diagnostics() -> None:
     assert min(d.bounces, d.refreshments) > 10
 
 
-def test_many_violations_are_warned_of_once() -> None:
+def test_many_violations_are_warned_of_once():
     params = two()
     sampler = make(params)
     draws, noise = Draws(params), torch.Generator().manual_seed(1)
 
     # Noise that all examples share: their spread says nothing of it.
-    def closure() -> Tensor:
+    def closure():
         common = 30 * torch.randn((), generator=noise)
         return draws() + common * torch.stack([p.sum() for p in params]).sum()
 
@@ -259,7 +259,7 @@ def test_many_violations_are_warned_of_once() -> None:
 
 
 @pytest.mark.usefixtures("no_warnings")
-def test_few_violations_are_not() -> None:
+def test_few_violations_are_not():
     params = two()
     sampler = make(params)
     run(sampler, Draws(params), 1250)

@@ -34,7 +34,7 @@ SBPS.step() needs a closure, which returns the losses of the examples:
         ("sample_interval", 0.0, "must be finite and > 0"),
     ],
 )
-def test_hyperparameters_out_of_range(name: str, value: float, wanted: str) -> None:
+def test_hyperparameters_out_of_range(name, value, wanted):
     message = f"Invalid {name}: {value} ({wanted})"
     with refused(ValueError, message):
         make(two(), **{name: value})
@@ -47,12 +47,12 @@ def test_hyperparameters_out_of_range(name: str, value: float, wanted: str) -> N
 @pytest.mark.parametrize(
     "name", ["preconditioned", "adapt", "adapt_every_step", "replacement"]
 )
-def test_switches_are_bools(name: str) -> None:
+def test_switches_are_bools(name):
     with refused(TypeError, f"Invalid {name}: 1 (must be a bool)"):
         make(two(), **{name: 1})
 
 
-def test_what_a_group_cannot_have_alone() -> None:
+def test_what_a_group_cannot_have_alone():
     p, q = two()
     sampler = make([{"params": [p]}, {"params": [q], "prior_precision": 1.0}])
     sampler.param_groups[1]["temperature"] = 2.0
@@ -63,7 +63,7 @@ def test_what_a_group_cannot_have_alone() -> None:
     step_fails(sampler, Draws([p, q]), ValueError, message)
 
 
-def test_models_that_are_none() -> None:
+def test_models_that_are_none():
     params = two()
     with refused(
         TypeError,
@@ -161,7 +161,7 @@ BAD_CLOSURES: dict[str, tuple[Any, type[Exception], str]] = {
 
 @pytest.mark.parametrize("bad", BAD_CLOSURES)
 @pytest.mark.parametrize("done", [0, 7])
-def test_closures_that_are_wrong(bad: str, done: int) -> None:
+def test_closures_that_are_wrong(bad, done):
     closure, kind, message = BAD_CLOSURES[bad]
     params, others = two(), two()
     sampler, twin = make(params), make(others)
@@ -176,14 +176,14 @@ def test_closures_that_are_wrong(bad: str, done: int) -> None:
     assert_same(params, others)
 
 
-def test_exceptions_of_hooks_change_nothing() -> None:
+def test_exceptions_of_hooks_change_nothing():
     params, others = two(), two()
     samplers = [make(p, sample_interval=0.01) for p in (params, others)]
     for p, sampler in zip((params, others), samplers, strict=True):
         run(sampler, Draws(p), 6)
     sampler, twin = samplers
 
-    def broken(*_: object) -> None:
+    def broken(*_):
         raise KeyError("data")
 
     handle = sampler.register_sample_hook(broken)
@@ -199,17 +199,17 @@ def test_exceptions_of_hooks_change_nothing() -> None:
     assert_same(params, others)
 
 
-def test_a_step_without_closure_shows_how_to_write_one() -> None:
+def test_a_step_without_closure_shows_how_to_write_one():
     step_fails(make(two()), None, TypeError, NO_CLOSURE)
 
 
-def test_nothing_to_move() -> None:
+def test_nothing_to_move():
     p = nn.Parameter(torch.zeros(3), requires_grad=False)
     message = "SBPS has no parameter that requires gradients"
     step_fails(make([p]), lambda: p, RuntimeError, message)
 
 
-def test_samples_need_an_interval() -> None:
+def test_samples_need_an_interval():
     with refused(
         ValueError,
         "Invalid sample_interval: None (must be a trajectory time, for there to be "
@@ -218,7 +218,7 @@ def test_samples_need_an_interval() -> None:
         make(two()).register_sample_hook(lambda sampler, time: None)
 
 
-def test_state_dicts_with_a_broken_clock() -> None:
+def test_state_dicts_with_a_broken_clock():
     sampler = make(two())
     state = sampler.state_dict()
     for group in state["param_groups"]:

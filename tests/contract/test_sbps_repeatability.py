@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from collections.abc import Callable
 from itertools import pairwise, product
 from typing import Any
 
@@ -40,7 +39,7 @@ each_kind_and_dtype = pytest.mark.parametrize(
 
 
 @each_kind_and_dtype
-def test_a_restored_chain_continues_bit_for_bit(kind: str, dtype: torch.dtype) -> None:
+def test_a_restored_chain_continues_bit_for_bit(kind, dtype):
     params = make_params(dtype)
     closure = Draws(params)
     sampler = make(params, sample_interval=0.05, **KINDS[kind])
@@ -68,7 +67,7 @@ def test_a_restored_chain_continues_bit_for_bit(kind: str, dtype: torch.dtype) -
 
 
 @each_kind
-def test_any_split_into_groups_gives_the_same_chain(kind: str) -> None:
+def test_any_split_into_groups_gives_the_same_chain(kind):
     expected = make_params()
     run(make(expected, **KINDS[kind]), Draws(expected), 40)
     for cuts in ([2, 4], [1, 2, 3, 4, 5]):
@@ -80,16 +79,14 @@ def test_any_split_into_groups_gives_the_same_chain(kind: str) -> None:
 
 
 @each_kind
-def test_any_number_of_threads_gives_the_same_chain(
-    kind: str, set_threads: Callable[[int], None]
-) -> None:
+def test_any_number_of_threads_gives_the_same_chain(kind, set_threads):
     chains = []
     for threads in (1, 3):
         g = torch.Generator().manual_seed(1)
         p = nn.Parameter(torch.randn(90_000, generator=g))
         noise = torch.Generator().manual_seed(2)
 
-        def closure(p: nn.Parameter = p, noise: torch.Generator = noise) -> Tensor:
+        def closure(p=p, noise=noise):
             # Of few elements, whose sums do not depend on threads.
             scale = torch.randn(10, generator=noise)
             return scale * p[:50].sum() + 0.5 * p[50:90].square().sum()
@@ -104,7 +101,7 @@ def test_any_number_of_threads_gives_the_same_chain(
 
 
 @each_kind_and_dtype
-def test_positions_are_rounded_points_of_a_line(kind: str, dtype: torch.dtype) -> None:
+def test_positions_are_rounded_points_of_a_line(kind, dtype):
     """A restart in a narrow type: the origin has more digits."""
     params = make_params(dtype)
     sampler = make(params, **KINDS[kind])
@@ -123,7 +120,7 @@ def test_positions_are_rounded_points_of_a_line(kind: str, dtype: torch.dtype) -
         assert ((p.double() - exact).abs() <= bound).all()
 
 
-def test_layouts_of_parameters_do_not_matter() -> None:
+def test_layouts_of_parameters_do_not_matter():
     g = torch.Generator().manual_seed(1)
     start = torch.randn(4, 3, 5, 5, generator=g)
     chains = []
@@ -142,12 +139,12 @@ def test_layouts_of_parameters_do_not_matter() -> None:
         assert torch.isfinite(p).all()
 
 
-def test_the_losses_come_back() -> None:
+def test_the_losses_come_back():
     params = two()
     kept: list[Tensor] = []
     draws = Draws(params)
 
-    def closure() -> Tensor:
+    def closure():
         kept.append(draws())
         return kept[-1]
 

@@ -13,14 +13,14 @@ from torch import Tensor
 import torch_sgmcmc as sg
 
 
-def test_samples_are_points_of_the_trajectory() -> None:
+def test_samples_are_points_of_the_trajectory():
     params = two()
     closure = Draws(params)
     sampler = make(params, sample_interval=0.013)
     start = torch.cat([p.detach().flatten() for p in params])
     samples: list[tuple[float, Tensor]] = []
 
-    def keep(s: sg.SBPS, time: float) -> None:
+    def keep(s, time):
         assert s is sampler and not torch.is_grad_enabled()
         samples.append((time, torch.cat([p.detach().flatten() for p in params])))
 
@@ -42,7 +42,7 @@ def test_samples_are_points_of_the_trajectory() -> None:
     assert len(samples) == len(expected)
 
 
-def test_hooks_do_not_change_the_chain() -> None:
+def test_hooks_do_not_change_the_chain():
     chains = []
     for interval in (None, 0.01, 0.3):
         params = make_params()
@@ -56,7 +56,7 @@ def test_hooks_do_not_change_the_chain() -> None:
     assert_same(chains[0], chains[2])
 
 
-def test_another_interval_continues_at_its_multiples() -> None:
+def test_another_interval_continues_at_its_multiples():
     params = two()
     sampler = make(params, sample_interval=0.02)
     times: list[float] = []
@@ -70,7 +70,7 @@ def test_another_interval_continues_at_its_multiples() -> None:
     assert times[:3] == [0.05 * (first + i) for i in range(3)]
 
 
-def test_time_averages_are_integrals_along_the_lines() -> None:
+def test_time_averages_are_integrals_along_the_lines():
     params = two()
     sampler = make(params)
     average = sg.TimeAverage(sampler)
@@ -104,11 +104,11 @@ def test_time_averages_are_integrals_along_the_lines() -> None:
     assert rest.time == before < average.time
 
 
-def test_time_averages_refuse() -> None:
+def test_time_averages_refuse():
     params = two()
     sampler = make(params)
     with refused(TypeError, "Invalid sampler: of type SGLD (must be an SBPS)"):
-        sg.TimeAverage(sg.SGLD(params, lr=1, num_data=1))  # type: ignore[arg-type]
+        sg.TimeAverage(sg.SGLD(params, lr=1, num_data=1))
     with refused(ValueError, "Invalid max_piece: 0.0 (must be finite and > 0)"):
         sg.TimeAverage(sampler, max_piece=0.0)
     average = sg.TimeAverage(sampler)

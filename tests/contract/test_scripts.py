@@ -111,7 +111,7 @@ def run_forked(options: Sequence[str], scripts: dict[str, str], folder: Path) ->
     assert all(code != "0" and said for code, said in loud.values())
 
 
-def test_four_lines_are_silent(tmp_path: Path) -> None:
+def test_four_lines_are_silent(tmp_path):
     """And so is the import of torch, which other scripts find done."""
     script = tmp_path / "script.py"
     script.write_text(FOUR_LINES)
@@ -131,7 +131,7 @@ def script_of(page: Path) -> str:
     return script
 
 
-def test_pages_are_silent(tmp_path: Path) -> None:
+def test_pages_are_silent(tmp_path):
     readme = script_of(cpp.CHECKOUT / "README.md")
     scripts = {f"{page.parent.name}-{page.stem}": script_of(page) for page in PAGES}
     assert len(scripts) > 10
@@ -141,7 +141,7 @@ def test_pages_are_silent(tmp_path: Path) -> None:
     run_forked(["-X", "dev"], both, tmp_path)
 
 
-def test_a_script_s_output_is_captured(tmp_path: Path) -> None:
+def test_a_script_s_output_is_captured(tmp_path):
     """A script of LOUD_SCRIPTS beside the others."""
     with pytest.raises(AssertionError):
         run("-c", "import sys; print('x', file=sys.stderr)", cwd=tmp_path)

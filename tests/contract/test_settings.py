@@ -26,7 +26,7 @@ def default_of(row: Setting) -> Any:
 
 
 @pytest.mark.parametrize("sampler", CLASSES)
-def test_defaults(sampler: type[sg.Sampler]) -> None:
+def test_defaults(sampler):
     given = inspect.signature(sampler.__init__).parameters
     expected = {row.name: default_of(row) for row in sampler._SETTINGS}
     elsewhere = set(ELSEWHERE)
@@ -42,7 +42,7 @@ def test_defaults(sampler: type[sg.Sampler]) -> None:
         assert type(found[name]) is type(default)
 
 
-def test_shared_settings_have_equal_ranges() -> None:
+def test_shared_settings_have_equal_ranges():
     """Ranges are equal; test_errors.py has the errors of three samplers."""
     hot = {sg.SGLRW, sg.EWSG, sg.HMC, sg.HMCECS, sg.SBPS}
     for sampler in CLASSES:
@@ -64,6 +64,6 @@ def test_shared_settings_have_equal_ranges() -> None:
         assert {"num_data", "prior_precision", "temperature"} < rows.keys()
 
 
-def test_there_is_no_table_of_others() -> None:
+def test_there_is_no_table_of_others():
     with pytest.raises(IndexError, match="no sampler Adam"):
         sg._C.settings("Adam")

@@ -1,12 +1,9 @@
 """Steps that are made like the last one: what changes between two is seen."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import weakref
 from collections import UserDict, defaultdict
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,7 +69,7 @@ def whole(sampler: sg.Sampler, params: list[nn.Parameter], times: int) -> None:
         *(("SGHMC", dtype) for dtype in (torch.float64, torch.bfloat16)),
     ],
 )
-def test_cached_steps_equal_uncached_ones(kind: str, dtype: torch.dtype) -> None:
+def test_cached_steps_equal_uncached_ones(kind, dtype):
     one, other = make(kind, dtype), make(kind, dtype)
     step(*one, 5)
     whole(*other, 5)
@@ -201,9 +198,7 @@ CHANGES = [
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "EWSG"])
-def test_changes_between_two_steps_take_effect(
-    kind: str, change: Callable[..., None]
-) -> None:
+def test_changes_between_two_steps_take_effect(kind, change):
     one, other = make(kind), make(kind)
     # One after the other: who has lost the turn makes a whole step.
     for (sampler, params), go_on in ((one, step), (other, whole)):
@@ -239,7 +234,7 @@ def test_changes_between_two_steps_take_effect(
         (lambda s, ps: s.param_groups[0].update(momentum=np.array(0.9)), r"momentum"),
     ],
 )
-def test_what_is_refused_is_refused(change: Callable[..., None], words: str) -> None:
+def test_what_is_refused_is_refused(change, words):
     sampler, params = make("SGHMC")
     step(sampler, params, 2)
     before = params[0].detach().clone()
@@ -264,7 +259,7 @@ def test_what_is_refused_is_refused(change: Callable[..., None], words: str) -> 
         ("momentum_settings", [1.0, 1.0, 10.0]),
     ],
 )
-def test_what_the_sampler_owns_is_not_replaced(kind: str, key: str, value: Any) -> None:
+def test_what_the_sampler_owns_is_not_replaced(kind, key, value):
     sampler, params = make(kind)
     step(sampler, params, 2)
     before = params[0].detach().clone()
@@ -280,7 +275,7 @@ def test_what_the_sampler_owns_is_not_replaced(kind: str, key: str, value: Any) 
 
 
 @pytest.mark.parametrize("choice", ["raise", "skip", "ignore"])
-def test_gradients_that_are_not_finite(choice: str) -> None:
+def test_gradients_that_are_not_finite(choice):
     sampler, params = make("SGHMC", nonfinite=choice)
     step(sampler, params, 2)
     before = params[0].detach().clone()
@@ -295,7 +290,7 @@ def test_gradients_that_are_not_finite(choice: str) -> None:
     assert sampler.num_skipped == (choice == "skip")
 
 
-def test_lists_of_a_state_dict_are_copies() -> None:
+def test_lists_of_a_state_dict_are_copies():
     sampler, params = make("SGHMC", noise_estimate=0.01)
     step(sampler, params, 2)
     saved = sampler.state_dict()["param_groups"][0]
@@ -309,7 +304,7 @@ def test_lists_of_a_state_dict_are_copies() -> None:
     assert sampler.param_groups[0]["offsets"] == [0, 128]
 
 
-def test_missing_gradients_and_hooks_take_effect() -> None:
+def test_missing_gradients_and_hooks_take_effect():
     sampler, params = make("SGLD")
     step(sampler, params, 2)
     seen: list[int] = []
@@ -321,7 +316,7 @@ def test_missing_gradients_and_hooks_take_effect() -> None:
     assert seen == [1] and same_bits(params[1].detach(), before)
 
 
-def test_gradients_and_former_state_are_free() -> None:
+def test_gradients_and_former_state_are_free():
     """A step keeps nothing that its user has dropped."""
     sampler, params = make("SGHMC")
     step(sampler, params)
@@ -336,7 +331,7 @@ def test_gradients_and_former_state_are_free() -> None:
 
 
 @pytest.mark.parametrize("estimate", ["online", 0.01])
-def test_noise_estimates_use_plans(estimate: str | float) -> None:
+def test_noise_estimates_use_plans(estimate):
     """Estimates from gradients are updated at each step."""
     one, other = (make("SGHMC", noise_estimate=estimate, lr=0.01) for _ in "ab")
     step(*one, 110)
@@ -345,7 +340,7 @@ def test_noise_estimates_use_plans(estimate: str | float) -> None:
     assert_same(one[1], other[1])
 
 
-def test_an_estimate_of_noise_that_is_asked_for_later_begins() -> None:
+def test_an_estimate_of_noise_that_is_asked_for_later_begins():
     sampler, params = make("SGHMC", lr=0.01)
     step(sampler, params, 2)
     assert has_plan(sampler)
@@ -355,7 +350,7 @@ def test_an_estimate_of_noise_that_is_asked_for_later_begins() -> None:
     assert all(sampler.state[p]["num_grads"] == 1 for p in params)
 
 
-def test_an_lr_changed_in_place_takes_effect() -> None:
+def test_an_lr_changed_in_place_takes_effect():
     """It is the same object, and another number."""
     chains = []
     for each_whole in (False, True):
@@ -373,13 +368,13 @@ def test_an_lr_changed_in_place_takes_effect() -> None:
 
 
 @pytest.mark.parametrize("method", ["step", "_run_step", "_launch"])
-def test_what_a_subclass_does_is_done_at_each_step(method: str) -> None:
+def test_what_a_subclass_does_is_done_at_each_step(method):
     calls: list[int] = []
 
     class Own(sg.SGLD):
         pass
 
-    def own(self: Own, *args: Any) -> Any:
+    def own(self, *args):
         calls.append(1)
         return getattr(sg.SGLD, method)(self, *args)
 
@@ -397,7 +392,7 @@ def loss_of(params: list[nn.Parameter], loss: float) -> float:
 
 
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC"])
-def test_closures_and_monitors_use_plans(kind: str) -> None:
+def test_closures_and_monitors_use_plans(kind):
     chains, readings = [], []
     for each_whole in (False, True):
         sampler, params = make(kind)
@@ -415,7 +410,7 @@ def test_closures_and_monitors_use_plans(kind: str) -> None:
     assert str(readings[0]) == str(readings[1])
 
 
-def test_temperatures_see_no_gradient_that_is_not_finite() -> None:
+def test_temperatures_see_no_gradient_that_is_not_finite():
     sampler, params = make("SGLD", nonfinite="skip")
     monitor = sg.TemperatureMonitor(sampler, every=1)
     step(sampler, params, 3)
@@ -427,7 +422,7 @@ def test_temperatures_see_no_gradient_that_is_not_finite() -> None:
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_what_torch_keeps_of_its_own(enabled: bool) -> None:
+def test_what_torch_keeps_of_its_own(enabled):
     """Versions of parameters, which autograd compares, and whether it is on."""
     sampler, params = make("SGHMC")
     step(sampler, params, 2)
@@ -439,7 +434,7 @@ def test_what_torch_keeps_of_its_own(enabled: bool) -> None:
     assert all(p._version > v for p, v in zip(params, versions, strict=True))
 
 
-def test_a_gradient_that_does_not_fit_is_named() -> None:
+def test_a_gradient_that_does_not_fit_is_named():
     sampler, params = make("SGLD")
     step(sampler, params, 2)
     before = params[0].detach().clone()
@@ -450,7 +445,7 @@ def test_a_gradient_that_does_not_fit_is_named() -> None:
     assert torch.is_grad_enabled()
 
 
-def test_hooks_of_all_optimizers_and_profilers_see_each_step() -> None:
+def test_hooks_of_all_optimizers_and_profilers_see_each_step():
     sampler, params = make("SGLD")
     step(sampler, params, 2)
     with torch.profiler.profile() as profile:
@@ -466,7 +461,7 @@ def test_hooks_of_all_optimizers_and_profilers_see_each_step() -> None:
     assert len(seen) == 2
 
 
-def test_a_sampler_with_the_same_seed_warns() -> None:
+def test_a_sampler_with_the_same_seed_warns():
     one, other = make("SGLD"), make("SGHMC")
     step(*one, 3)
     with pytest.warns(sg.SharedNoiseWarning):
@@ -474,11 +469,11 @@ def test_a_sampler_with_the_same_seed_warns() -> None:
         step(*one, 2)
 
 
-def test_a_parameter_that_knows_its_sampler_does_not_keep_it() -> None:
+def test_a_parameter_that_knows_its_sampler_does_not_keep_it():
     """The garbage collector sees what a step was made of."""
     sampler, params = make("SGHMC")
     for p in params:
-        p.owner = sampler  # type: ignore[attr-defined]
+        p.owner = sampler
     step(sampler, params, 3)
     assert has_plan(sampler)
     gone = weakref.ref(sampler), weakref.ref(params[0])
@@ -488,7 +483,7 @@ def test_a_parameter_that_knows_its_sampler_does_not_keep_it() -> None:
 
 
 @pytest.mark.parametrize("lr", [0.1, 0.0])
-def test_reading_state_makes_no_step(lr: float) -> None:
+def test_reading_state_makes_no_step(lr):
     """torch calls step() to have some, which SGLD has none of."""
     model = nn.Linear(2, 1)
     sampler = sg.SGLD(model.parameters(), lr, num_data=10, seed=0)
@@ -512,9 +507,7 @@ def step_on_one_rank(
         torch.distributed.destroy_process_group()
 
 
-def test_later_ranks_take_effect(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_later_ranks_take_effect(tmp_path, monkeypatch):
     sampler, params = make("SGLD")
     step(sampler, params, 3)
     assert has_plan(sampler)
@@ -525,12 +518,12 @@ def test_later_ranks_take_effect(
     assert settled == [context_of(sampler)]
 
 
-def test_one_rank_uses_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_rank_uses_plans(tmp_path, monkeypatch):
     sampler, params = make("SGLD")
     step(sampler, params, 2)
     made: list[int] = []
 
-    def counted(*given: Any) -> bool:
+    def counted(*given):
         made.append(int(given[-1]))
         return fused_step_(*given)
 
@@ -539,7 +532,7 @@ def test_one_rank_uses_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert made == [2, 3, 4]
 
 
-def test_a_later_parameter_is_sampled() -> None:
+def test_a_later_parameter_is_sampled():
     """Once it has been absent, and again after steps like each other."""
     sampler, params = make("SGLD")
     for i in range(8):

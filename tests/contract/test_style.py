@@ -45,7 +45,7 @@ def docstrings(name: str) -> Iterator[tuple[int, str]]:
             yield getattr(node, "lineno", 1), text.split("\n")[0]
 
 
-def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+def test_docstrings_begin_with_a_noun_or_a_verb():
     found = [
         f"{name}:{line}: {first}"
         for name in tracked(*FOLDERS, endings=(".py",))
@@ -55,7 +55,7 @@ def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
     assert not found, "\n".join(found)
 
 
-def test_retired_names_stay_retired() -> None:
+def test_retired_names_stay_retired():
     endings = (".py", ".pyi", ".h", ".cpp", ".inl", ".cu", ".cuh", ".md", ".txt")
     here = Path(__file__).relative_to(ROOT).as_posix()
     found = [
@@ -68,7 +68,7 @@ def test_retired_names_stay_retired() -> None:
     assert not found, "\n".join(found)
 
 
-def test_things_are_named() -> None:
+def test_things_are_named():
     """The product and documents use "that of" and "those of" at most 20 times."""
     where = ("torch_sgmcmc", "csrc", "docs", "README.md", "CONTRIBUTING.md")
     found = [

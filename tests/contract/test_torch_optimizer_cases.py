@@ -5,7 +5,6 @@ Inputs, errors, schedules and devices come from torch's test suite (the installe
 states, copies and gradients is in test_state_dicts.py and test_optimizer_interface.py.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -173,7 +172,7 @@ class TestSamplers(TestCase):
     """Each of torch's cases, over all samplers."""
 
     @optims(THREE)
-    def test_errors(self, device: str, dtype: Any, optim_info: Any) -> None:
+    def test_errors(self, device, dtype, optim_info):
         errors = optim_info.optim_error_inputs_func(device, dtype)
         assert len(errors) >= 5
         for error in errors:
@@ -188,9 +187,7 @@ class TestSamplers(TestCase):
                 optim_info.optim_cls(params, **given.kwargs)
 
     @optims(INFOS)
-    def test_goes_in_the_right_direction(
-        self, device: str, dtype: Any, optim_info: Any
-    ) -> None:
+    def test_goes_in_the_right_direction(self, device, dtype, optim_info):
         """Chains with each schedule, in one of two layouts."""
         is_of_three = optim_info in THREE
         for given in optim_info.optim_inputs_func(device):
@@ -204,15 +201,15 @@ class TestSamplers(TestCase):
                 assert problem.losses().sum().item() < before, (given.desc, schedules)
 
     @optims(THREE)
-    def test_hooks(self, device: str, dtype: Any, optim_info: Any) -> None:
+    def test_hooks(self, device, dtype, optim_info):
         problem = Problem(optim_info.optim_cls, dtype)
         kwargs = optim_info.optim_inputs_func(device)[0].kwargs
         optimizer = optim_info.optim_cls(problem.params, **kwargs)
         seen: list[str] = []
         places: list[Tensor] = []
 
-        def note(name: str) -> Callable[..., None]:
-            def hook(hooked: Any, *_: Any) -> None:
+        def note(name):
+            def hook(hooked, *_):
                 assert hooked is optimizer
                 seen.append(name)
                 places.append(problem.weight.detach().clone())
@@ -251,7 +248,7 @@ class TestSamplers(TestCase):
         assert optimizer.param_groups[0]["step"] == 2
 
     @optims(THREE)
-    def test_printing(self, device: str, dtype: Any, optim_info: Any) -> None:
+    def test_printing(self, device, dtype, optim_info):
         for given in optim_info.optim_inputs_func(device):
             problem = Problem(optim_info.optim_cls, dtype)
             text = repr(optim_info.optim_cls(problem.params, **given.kwargs))
@@ -260,9 +257,7 @@ class TestSamplers(TestCase):
                 assert f"    {key}: " in text
 
     @optims([i for i in THREE if "lr" in i.optim_inputs_func("cpu")[0].kwargs])
-    def test_groups_with_a_schedule(
-        self, device: str, dtype: Any, optim_info: Any
-    ) -> None:
+    def test_groups_with_a_schedule(self, device, dtype, optim_info):
         for given in optim_info.optim_inputs_func(device):
             for schedules in optim_info.scheduler_inputs:
                 problem = Problem(optim_info.optim_cls, dtype)

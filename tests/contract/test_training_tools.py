@@ -52,7 +52,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("kind", "name", "schedule"), CASES, ids=[f"{k}-{n}" for k, n, _ in CASES]
 )
-def test_schedulers(kind: str, name: str, schedule: Schedule) -> None:
+def test_schedulers(kind, name, schedule):
     # The sampler goes through SGD's values, and they enter the chain: it is the one
     # with the same numbers written into the groups by hand.
     params, others, by_sgd = make_params(), make_params(), make_params()
@@ -78,7 +78,7 @@ def test_schedulers(kind: str, name: str, schedule: Schedule) -> None:
 
 
 @pytest.mark.parametrize("base", [sg.SGLD, sg.SGHMC])
-def test_hooks_do_not_change_the_chain(base: type[sg.Sampler]) -> None:
+def test_hooks_do_not_change_the_chain(base):
     """And subclasses keep them."""
 
     class Mine(base):
@@ -97,7 +97,7 @@ def test_hooks_do_not_change_the_chain(base: type[sg.Sampler]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "EWSG"])
-def test_profiler_shows_the_step(kind: str) -> None:
+def test_profiler_shows_the_step(kind):
     p, q = one_parameter(), one_parameter()
     sampler, other = make(kind, [p]), make(kind, [q])
     with torch.profiler.profile(
@@ -114,7 +114,7 @@ def test_profiler_shows_the_step(kind: str) -> None:
 
 
 @EACH
-def test_grad_scaler_unscales_before_the_noise(kind: str) -> None:
+def test_grad_scaler_unscales_before_the_noise(kind):
     # Scales are powers of two, so unscaled gradients have the very same bits.
     torch.manual_seed(0)
     net = nn.Linear(6, 4)
@@ -135,7 +135,7 @@ def test_grad_scaler_unscales_before_the_noise(kind: str) -> None:
 
 
 @EACH
-def test_grad_scaler_skips_steps_that_overflow(kind: str) -> None:
+def test_grad_scaler_skips_steps_that_overflow(kind):
     p, q = one_parameter(), one_parameter()
     sampler, other = make(kind, [p]), make(kind, [q])
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
@@ -161,7 +161,7 @@ def test_grad_scaler_skips_steps_that_overflow(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["EWSG", "HMC", "SBPS", "HMCECS", "HMCECS signed"])
-def test_grad_scaler_is_refused_where_closures_make_gradients(kind: str) -> None:
+def test_grad_scaler_is_refused_where_closures_make_gradients(kind):
     chain = Chain(kind)
     before = bits([chain.params, chain.sampler.state_dict()])
     for closure in ((), (lambda *_: pytest.fail("it was called"),)):
@@ -180,12 +180,12 @@ def test_grad_scaler_is_refused_where_closures_make_gradients(kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", ["SGHMC", "EWSG"])
-def test_autocast(kind: str) -> None:
+def test_autocast(kind):
     torch.manual_seed(0)
     net = nn.Linear(6, 4)
     sampler = make(kind, net.parameters())
 
-    def closure() -> torch.Tensor:
+    def closure():
         sampler.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = net(torch.randn(3, 6)).square().mean()

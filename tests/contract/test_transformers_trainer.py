@@ -95,7 +95,7 @@ def parameters(trainer: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC with means", "SGNHT"])
-def test_the_chain_resumes_from_a_checkpoint(kind: str, tmp_path: Path) -> None:
+def test_the_chain_resumes_from_a_checkpoint(kind, tmp_path):
     # Six steps are two epochs; the checkpoint is in the middle of the second one.
     whole = train(kind, tmp_path / "whole", save_strategy="steps", save_steps=4)
     resumed = train(kind, tmp_path / "rest", resume=tmp_path / "whole" / "checkpoint-4")
@@ -106,7 +106,7 @@ def test_the_chain_resumes_from_a_checkpoint(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 3])
-def test_the_chain_equals_that_of_a_loop(parts: int, tmp_path: Path) -> None:
+def test_the_chain_equals_that_of_a_loop(parts, tmp_path):
     trainer = train(
         "SGHMC",
         tmp_path,
@@ -127,19 +127,19 @@ def test_the_chain_equals_that_of_a_loop(parts: int, tmp_path: Path) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_draws_equal_those_of_a_loop_and_resume(tmp_path: Path) -> None:
+def test_draws_equal_those_of_a_loop_and_resume(tmp_path):
     seen: list[Any] = []
 
-    def collate(rows: list[Any]) -> Any:
+    def collate(rows):
         seen.append(torch.utils.data.default_collate(rows))
         return seen[-1]
 
     class Saved(transformers.TrainerCallback):
-        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        def on_save(self, args, state, control, **_):
             folder = tmp_path / f"checkpoint-{state.global_step}"
             sg.save(collector.state_dict(), folder / "collector.pt")
 
-    def run(steps: int, resume: Path | None = None) -> None:
+    def run(steps, resume=None):
         nonlocal collector
         model = new_model(0.0)
         sampler = EVERY["SGHMC"](model.parameters())
@@ -174,7 +174,7 @@ def test_draws_equal_those_of_a_loop_and_resume(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["PSGLD", "EWSG", "HMC"])
-def test_samplers_that_the_trainer_cannot_serve(kind: str, tmp_path: Path) -> None:
+def test_samplers_that_the_trainer_cannot_serve(kind, tmp_path):
     error, message = {
         "PSGLD": (RuntimeError, "PSGLD got gradients without a graph"),
         "EWSG": (TypeError, "EWSG.step() needs a closure"),
@@ -184,9 +184,9 @@ def test_samplers_that_the_trainer_cannot_serve(kind: str, tmp_path: Path) -> No
         train(kind, tmp_path)
 
 
-def test_gamma_with_a_trainer_that_keeps_the_graph(tmp_path: Path) -> None:
+def test_gamma_with_a_trainer_that_keeps_the_graph(tmp_path):
     class WithGraph(transformers.Trainer):
-        def training_step(self, model: nn.Module, inputs: Any, *_: Any) -> Tensor:
+        def training_step(self, model, inputs, *_):
             model.train()
             loss = self.compute_loss(model, self._prepare_inputs(inputs))
             self.accelerator.backward(loss, create_graph=True)

@@ -27,7 +27,7 @@ OUT_OF_RANGE = "has elements out of range (must be finite and > 0)"
 
 @pytest.mark.parametrize("steps", [0, 4])
 @each_given
-def test_bad_ones_change_nothing(name: str, steps: int) -> None:
+def test_bad_ones_change_nothing(name, steps):
     kind, setter_of, _ = GIVEN[name]
     chain, twin = Chain(kind), Chain(kind)
     for each in (chain, twin):
@@ -49,7 +49,7 @@ def test_bad_ones_change_nothing(name: str, steps: int) -> None:
 
 
 @each_given
-def test_a_state_dict_with_a_bad_one(name: str) -> None:
+def test_a_state_dict_with_a_bad_one(name):
     kind, setter_of, key = GIVEN[name]
     sampler = Chain(kind).sampler
     setter_of(sampler)([2.0, 3.0, 4.0])

@@ -59,7 +59,7 @@ def stored(model: nn.Module, folder: Path, **options: Any) -> sg.SampleStore:
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_names_equal_those_of_the_model(name: str, tmp_path: Path) -> None:
+def test_names_equal_those_of_the_model(name, tmp_path):
     plain = stored(made(), tmp_path / "plain")
     model = WRAPPERS[name]()
     store = stored(model, tmp_path / "wrapped")
@@ -83,7 +83,7 @@ def made_like(draw: sg.Draw) -> Nested:
     return network
 
 
-def test_distributed_data_parallel(tmp_path: Path) -> None:
+def test_distributed_data_parallel(tmp_path):
     if not dist.is_gloo_available():
         pytest.skip("needs gloo")
     dist.init_process_group(
@@ -100,13 +100,13 @@ def test_distributed_data_parallel(tmp_path: Path) -> None:
         dist.destroy_process_group()
 
 
-def test_a_layer_that_is_called_module() -> None:
+def test_a_layer_that_is_called_module():
     names = ["module.module.weight", "module.body._orig_mod.1.bias"]
     model = DataParallel(made(compiled))
     assert list(plain_names(model, names).values()) == ["module.weight", "body.1.bias"]
 
 
-def test_live_tensors_warn() -> None:
+def test_live_tensors_warn():
     model = made().eval()
     live: list[Any] = []
     for _ in range(3):
@@ -124,7 +124,7 @@ def test_live_tensors_warn() -> None:
     sg.predict(model, (model.state_dict() for _ in range(3)), X)
 
 
-def test_probabilities_warn() -> None:
+def test_probabilities_warn():
     model = nn.Sequential(nn.Linear(3, 4), nn.Softmax(-1))
     draws = [copy.deepcopy(model.state_dict())]
     with pytest.warns(UserWarning, match="outputs are probabilities already, and link"):
@@ -136,7 +136,7 @@ def test_probabilities_warn() -> None:
     sg.predict(nn.Sequential(model[0], nn.LogSoftmax(-1)), draws, X)
 
 
-def test_a_part_belongs_to_the_rest(tmp_path: Path) -> None:
+def test_a_part_belongs_to_the_rest(tmp_path):
     """A last layer, stored with its sampler's parameters alone; of two chains."""
     model = made()
     sampler = sg.SGLD(model.body[1].parameters(), 0.1, num_data=6, seed=0)
@@ -175,6 +175,6 @@ def test_a_part_belongs_to_the_rest(tmp_path: Path) -> None:
     sg.Collector(sampler, other, tmp_path, **options).close()
 
 
-def test_a_whole_has_no_rest(tmp_path: Path) -> None:
+def test_a_whole_has_no_rest(tmp_path):
     stored(made(), tmp_path)
     assert sg.SampleStore(tmp_path)[0].not_sampled == {}

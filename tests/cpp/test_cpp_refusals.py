@@ -1,7 +1,5 @@
 """C++ raises Python's errors, in the same words up to the language's own."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Callable
@@ -69,9 +67,7 @@ def assert_same_refused(in_cpp: str, in_python: object) -> None:
 
 
 @pytest.mark.parametrize("name", FAULTY)
-def test_the_same_message_of_a_gradient_that_is_not_finite(
-    name: str, run_in_cpp: RunInCpp
-) -> None:
+def test_the_same_message_of_a_gradient_that_is_not_finite(name, run_in_cpp):
     job = make_faulty_job(name, "raise")
     assert_same_message(name, job, run_in_cpp, "not finite", RuntimeError)
 
@@ -102,9 +98,7 @@ def test_the_same_message_of_a_gradient_that_is_not_finite(
         ("SBPS", "prior_precision", -2.0),
     ],
 )
-def test_the_same_is_refused(
-    name: str, key: str, value: object, run_in_cpp: RunInCpp
-) -> None:
+def test_the_same_is_refused(name, key, value, run_in_cpp):
     job = make_job(name, torch.float32)
     net = make_net(name, torch.float32)
     method, common, special = CHAINS[name]
@@ -126,9 +120,7 @@ def test_the_same_is_refused(
         ("SBPS", {"sample_interval": 0.0}),
     ],
 )
-def test_shared_settings_are_refused_alike(
-    name: str, changes: dict[str, Any], run_in_cpp: RunInCpp
-) -> None:
+def test_shared_settings_are_refused_alike(name, changes, run_in_cpp):
     job = make_job(name, torch.float32)
     net = make_net(name, torch.float32)
     method, common, _ = CHAINS[name]
@@ -148,7 +140,7 @@ def test_shared_settings_are_refused_alike(
         ("num_std", 2.5),
     ],
 )
-def test_groups_that_differ(key: str, value: object, run_in_cpp: RunInCpp) -> None:
+def test_groups_that_differ(key, value, run_in_cpp):
     name = "SBPS"
     job = begun(name)
     job["state"]["param_groups"][1][key] = value
@@ -188,11 +180,7 @@ BAD_STATES: list[tuple[str, Callable[[Any, Any], Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "change"), BAD_STATES)
-def test_the_same_state_dicts_are_refused(
-    name: str,
-    change: Callable[[Any, Any], Any],
-    run_in_cpp: RunInCpp,
-) -> None:
+def test_the_same_state_dicts_are_refused(name, change, run_in_cpp):
     job = begun(name)
     job["state"] = copy.deepcopy(job["state"])
     change(job["state"]["param_groups"], job["state"]["state"])
@@ -262,12 +250,7 @@ def of_control_variates(params: list[Tensor]) -> dict[str, Any]:
         ("SGLD", of_control_variates, "ControlVariates or SVRG"),
     ],
 )
-def test_what_python_alone_has_is_refused_by_name(
-    loads: str,
-    saved: Callable[[list[Tensor]], dict[str, Any]],
-    kind: str,
-    run_in_cpp: RunInCpp,
-) -> None:
+def test_what_python_alone_has_is_refused_by_name(loads, saved, kind, run_in_cpp):
     job = begun(loads)
     job["state"] = saved([*make_net(loads, torch.float32).parameters()])
     assert refusal(run_in_cpp, job) == (
@@ -277,10 +260,7 @@ def test_what_python_alone_has_is_refused_by_name(
 
 
 @pytest.mark.parametrize("loads", ONE_EACH)
-def test_the_same_message_of_another_samplers_state_dict(
-    loads: str,
-    run_in_cpp: RunInCpp,
-) -> None:
+def test_the_same_message_of_another_samplers_state_dict(loads, run_in_cpp):
     job = begun(loads)
     for saved in ONE_EACH:
         if saved == loads:
@@ -291,9 +271,7 @@ def test_the_same_message_of_another_samplers_state_dict(
         assert_same_message(loads, job, run_in_cpp, match)
 
 
-def test_the_same_message_of_a_step(
-    run_in_cpp: RunInCpp,
-) -> None:
+def test_the_same_message_of_a_step(run_in_cpp):
     name = "SGHMC-online"
     job = make_job(name, torch.float32)
     job["lrs"] = 1000 * job["lrs"]

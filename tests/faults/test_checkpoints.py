@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from errno import ENOSPC
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ NOBODY = 65534
 
 
 @pytest.fixture
-def checkpoint() -> ModuleType:
+def checkpoint():
     return importlib.import_module("reproduce.checkpoint")
 
 
@@ -43,7 +43,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 @pytest.fixture
-def path(checkpoint: ModuleType, tmp_path: Path) -> Path:
+def path(checkpoint, tmp_path):
     """A file with an older checkpoint, content(0)."""
     path = tmp_path / "run.pt"
     checkpoint.save(content(0), path)
@@ -54,12 +54,12 @@ def path(checkpoint: ModuleType, tmp_path: Path) -> Path:
 
 
 def test_the_file_is_synced_before_it_is_renamed_and_the_folder_after(
-    checkpoint: ModuleType, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    checkpoint, path, monkeypatch
+):
     done: list[tuple[str, ...]] = []
     fsync, replace = os.fsync, os.replace
 
-    def syncs(file: int) -> None:
+    def syncs(file):
         name = os.readlink(f"/proc/self/fd/{file}")
         if name.endswith(".partial"):  # all of it, none left in Python's own buffer
             assert same(torch.load(name), content(1))
@@ -67,7 +67,7 @@ def test_the_file_is_synced_before_it_is_renamed_and_the_folder_after(
         done.append(("fsync", name))
         fsync(file)
 
-    def replaces(old: Path, new: Path) -> None:
+    def replaces(old, new):
         done.append(("replace", str(old), str(new)))
         replace(old, new)
 
@@ -85,10 +85,8 @@ def test_the_file_is_synced_before_it_is_renamed_and_the_folder_after(
 
 
 @pytest.mark.parametrize("name", ["fsync", "replace"])
-def test_a_failure_leaves_the_older_checkpoint(
-    checkpoint: ModuleType, path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    def fails(*arguments: object) -> None:
+def test_a_failure_leaves_the_older_checkpoint(checkpoint, path, monkeypatch, name):
+    def fails(*arguments):
         raise OSError(ENOSPC, os.strerror(ENOSPC))
 
     with monkeypatch.context() as patch:
@@ -100,8 +98,8 @@ def test_a_failure_leaves_the_older_checkpoint(
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_file_that_may_not_grow(checkpoint: ModuleType, path: Path) -> None:
-    def save() -> None:
+def test_a_file_that_may_not_grow(checkpoint, path):
+    def save():
         # Python ignores the signal that would otherwise end the process.
         resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
         checkpoint.save(content(1), path)
@@ -112,7 +110,7 @@ def test_a_file_that_may_not_grow(checkpoint: ModuleType, path: Path) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path):
     """A file system of 64 KiB; skips where none can be mounted."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -127,7 +125,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_full_disk(checkpoint: ModuleType, small_disk: Path) -> None:
+def test_a_full_disk(checkpoint, small_disk):
     path = small_disk / "run.pt"
     checkpoint.save(content(0), path)
     with pytest.raises(SystemExit) as error:
@@ -140,7 +138,7 @@ def test_a_full_disk(checkpoint: ModuleType, small_disk: Path) -> None:
 
 
 @pytest.fixture
-def read_only(checkpoint: ModuleType) -> Iterator[Path]:
+def read_only(checkpoint):
     """A folder with a checkpoint into which nobody but root can write."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -164,7 +162,7 @@ def unprivileged(call: Callable[[], Any]) -> Callable[[], Any]:
     return calls
 
 
-def test_a_read_only_folder(checkpoint: ModuleType, read_only: Path) -> None:
+def test_a_read_only_folder(checkpoint, read_only):
     path = read_only / "run.pt"
     saved = outcome(unprivileged(lambda: checkpoint.save(content(1), path)))
     assert saved == f"SystemExit: Cannot write {path}: Permission denied"
@@ -191,7 +189,7 @@ def refusal(checkpoint: ModuleType, path: Path) -> str | None:
     return None
 
 
-def test_a_truncated_checkpoint(checkpoint: ModuleType, path: Path) -> None:
+def test_a_truncated_checkpoint(checkpoint, path):
     whole = path.read_bytes()
     lengths = {round(i * (len(whole) - 1) / 199) for i in range(200)}
     assert len(lengths) == 200
@@ -203,9 +201,7 @@ def test_a_truncated_checkpoint(checkpoint: ModuleType, path: Path) -> None:
     assert refusal(checkpoint, path) is None
 
 
-def test_a_flipped_bit_is_noticed_or_means_nothing(
-    checkpoint: ModuleType, path: Path
-) -> None:
+def test_a_flipped_bit_is_noticed_or_means_nothing(checkpoint, path):
     """Every 11th bit of a small file, or with TORCH_SGMCMC_FAULTS=full every one."""
     every = 1 if os.environ.get("TORCH_SGMCMC_FAULTS") == "full" else 11
     checkpoint.save(content(2, 10), path)
@@ -223,7 +219,7 @@ def test_a_flipped_bit_is_noticed_or_means_nothing(
     assert noticed > 8 * len(whole) // every // 2
 
 
-def test_a_flipped_bit_of_a_number(checkpoint: ModuleType, path: Path) -> None:
+def test_a_flipped_bit_of_a_number(checkpoint, path):
     """torch.load itself does not notice it."""
     damaged = bytearray(path.read_bytes())
     damaged[len(damaged) // 2] ^= 1
@@ -233,9 +229,7 @@ def test_a_flipped_bit_of_a_number(checkpoint: ModuleType, path: Path) -> None:
     assert refusal(checkpoint, path) == text
 
 
-def test_a_checkpoint_that_is_not_there_or_no_archive(
-    checkpoint: ModuleType, tmp_path: Path
-) -> None:
+def test_a_checkpoint_that_is_not_there_or_no_archive(checkpoint, tmp_path):
     path = tmp_path / "run.pt"
     assert refusal(checkpoint, path) == f"Cannot read {path}: No such file or directory"
     path.write_text("text")
@@ -248,16 +242,14 @@ RUN = ("--digits", "--threads", "1", "--seeds", "1", "--epochs", "2", "--burn-in
 example = partial(run_example, "sghmc2014.mnist", *RUN, "--out")
 
 
-def test_a_checkpoint_of_another_run_or_sampler(
-    checkpoint: ModuleType, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_another_run_or_sampler(checkpoint, tmp_path):
     example(tmp_path, "--method", "sgld", "sghmc")
     (tmp_path / "results.json").unlink()
     paths = {m: tmp_path / f"{m}-seed0.pt" for m in ("sgd", "sgld", "sghmc")}
     path, ours = paths["sghmc"], checkpoint.load(paths["sghmc"])
     other = checkpoint.load(paths["sgld"])
 
-    def refused(state: Any) -> str:
+    def refused(state):
         checkpoint.save(state, path)
         before = path.read_bytes()
         with pytest.raises(SystemExit) as error:
@@ -293,7 +285,7 @@ def test_a_checkpoint_of_another_run_or_sampler(
     example(tmp_path, "--method", "sghmc", "--epochs", "3")
 
 
-def test_a_folder_is_one_runs(checkpoint: ModuleType, tmp_path: Path) -> None:
+def test_a_folder_is_one_runs(checkpoint, tmp_path):
     message = (
         f"Another run writes to {tmp_path}.\n"
         "Wait until it ends or choose another --out."
@@ -310,10 +302,10 @@ def test_a_folder_is_one_runs(checkpoint: ModuleType, tmp_path: Path) -> None:
     example(tmp_path, "--method", "sgd", "--epochs", "3")  # its own is continued
 
 
-def test_a_killed_run_leaves_its_folder(checkpoint: ModuleType, tmp_path: Path) -> None:
+def test_a_killed_run_leaves_its_folder(checkpoint, tmp_path):
     held = tmp_path / "held"
 
-    def hold() -> None:
+    def hold():
         with checkpoint.owned(tmp_path):
             held.touch()
             signal.pause()
@@ -330,10 +322,10 @@ def test_a_killed_run_leaves_its_folder(checkpoint: ModuleType, tmp_path: Path) 
         pass
 
 
-def test_sizes_depend_on_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_depend_on_the_data(monkeypatch):
     module = importlib.import_module("sghmc2014.mnist")
 
-    def sizes(*options: str) -> tuple[int, ...]:
+    def sizes(*options):
         monkeypatch.setattr(sys, "argv", ["", *options])
         args = module.parse_arguments()
         return args.epochs, args.burn_in, args.batch_size, args.seeds
@@ -344,20 +336,16 @@ def test_sizes_depend_on_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes("--digits", "--batch-size", "50", "--epochs", "70") == (70, 50, 50, 2)
 
 
-def test_digits_in_place_of_mnist_have_their_own_sizes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_digits_in_place_of_mnist_have_their_own_sizes(monkeypatch, tmp_path):
     """Programs name the fault if MNIST cannot be downloaded."""
     module = importlib.import_module("sghmc2014.mnist")
     data = importlib.import_module("sghmc2014.bnn.data")
     configs = []
 
-    def fails(*arguments: object, **more: object) -> None:
+    def fails(*arguments, **more):
         raise OSError("no network")
 
-    def looks(
-        args: object, settings: Any, configure: Callable[..., Any], run: object
-    ) -> None:
+    def looks(args, settings, configure, run):
         configs.append(configure("sgd", 0, settings["sgd"]))
         raise KeyboardInterrupt
 

@@ -141,7 +141,7 @@ def fails(call: Callable[[], Any], late: bool) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_step_that_fails_was_not_begun(name: str, one_thread: None) -> None:
+def test_a_step_that_fails_was_not_begun(name, one_thread):
     cls, whole, broken = SAMPLERS[name][0], make(name), make(name)
     for _ in range(STEPS):
         whole.closure.begin()
@@ -177,7 +177,7 @@ WARMUPS: dict[str, tuple[int, dict[str, Any]]] = {
 @pytest.mark.parametrize(
     "name", at_levels(WARMUPS, default=["HMC", "HMC-ECS"], otherwise="full")
 )
-def test_a_warmup_that_fails_keeps_its_whole_steps(name: str, one_thread: None) -> None:
+def test_a_warmup_that_fails_keeps_its_whole_steps(name, one_thread):
     steps, settings = WARMUPS[name]
     whole = make(name, anchored=False)
     whole.sampler.warmup(whole.closure, steps, progress=False, **settings)
@@ -189,7 +189,7 @@ def test_a_warmup_that_fails_keeps_its_whole_steps(name: str, one_thread: None) 
         for late in (False, True):
             broken = make(name, anchored=False)
 
-            def warmup(steps: int, broken: Chain = broken) -> None:
+            def warmup(steps, broken=broken):
                 broken.sampler.warmup(broken.closure, steps, progress=False, **settings)
 
             broken.closure.begin(at, late)

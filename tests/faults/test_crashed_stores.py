@@ -107,25 +107,25 @@ class Run:
     def abandon(self) -> None:
         """Closes the files, as the system does for an ended process."""
         chain = self.writer._chain
-        if chain._index < 0:  # type: ignore[union-attr]
+        if chain._index < 0:
             return  # closed on the way
-        os.close(chain._index)  # type: ignore[union-attr]
-        chain._index = -1  # type: ignore[union-attr]
-        chain._lock.release()  # type: ignore[union-attr]
+        os.close(chain._index)
+        chain._index = -1
+        chain._lock.release()
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def at_once(monkeypatch):
     """Files of three draws at most, written by the thread that asks for it."""
 
     class Executor:
-        def __init__(self, *arguments: Any) -> None:
+        def __init__(self, *arguments):
             pass
 
-        def submit(self, *arguments: Any) -> None:
+        def submit(self, *arguments):
             raise RuntimeError("no thread")
 
-        def shutdown(self) -> None:
+        def shutdown(self):
             pass
 
     monkeypatch.setattr(writers, "_DRAWS", 3)
@@ -163,12 +163,12 @@ def crashes(tmp_path: Path, seeds: range, how: str) -> int:
 
 @pytest.mark.parametrize("how", ["before", "after", "full"])
 @pytest.mark.usefixtures("at_once")
-def test_a_few(tmp_path: Path, how: str) -> None:
+def test_a_few(tmp_path, how):
     assert crashes(tmp_path, range(1), how) > 20
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("how", ["before", "after", "full"])
 @pytest.mark.usefixtures("at_once")
-def test_many(tmp_path: Path, how: str) -> None:
+def test_many(tmp_path, how):
     assert crashes(tmp_path, range(1, 13), how) > 500

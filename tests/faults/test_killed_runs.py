@@ -34,7 +34,7 @@ Go = Callable[[Path, str, float | None], str | None]
 
 
 @pytest.fixture
-def bnn() -> SimpleNamespace:
+def bnn():
     """The Python example's modules."""
     names = ("run", "methods", "data")
     modules = {name: importlib.import_module(f"sghmc2014.bnn.{name}") for name in names}
@@ -94,10 +94,10 @@ def kill(
         print(f"{kills} kills of {runs} runs, {unfinished} while writing; {at}")
 
 
-def test_in_python(bnn: SimpleNamespace, tmp_path: Path, one_thread: None) -> None:
+def test_in_python(bnn, tmp_path, one_thread):
     images = bnn.data.load_digits()
 
-    def go(folder: Path, method: str, kill_after: float | None) -> str | None:
+    def go(folder, method, kill_after):
         settings = tuple(bnn.methods.METHODS[method].items())
         if "start_epochs" in dict(settings):
             settings = tuple((dict(settings) | {"start_epochs": 1}).items())
@@ -105,7 +105,7 @@ def test_in_python(bnn: SimpleNamespace, tmp_path: Path, one_thread: None) -> No
             method, 0, settings, EPOCHS, BURN_IN, 100, images.name
         )
 
-        def job() -> str:
+        def job():
             torch.set_num_threads(1)
             with bnn.checkpoint.owned(folder):
                 state = bnn.run.run(config, images, folder)

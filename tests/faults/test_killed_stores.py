@@ -91,10 +91,10 @@ def in_python(folder: Path, kill_after: float | None) -> bool:
 
 
 @pytest.fixture
-def in_cpp(consumer_program: Callable[[str], Path]) -> Go:
+def in_cpp(consumer_program):
     program = consumer_program("store")
 
-    def go(folder: Path, kill_after: float | None) -> bool:
+    def go(folder, kill_after):
         folder.mkdir(parents=True, exist_ok=True)
         process = subprocess.Popen([program, folder], stderr=subprocess.PIPE, text=True)
         if kill_after is not None:
@@ -159,21 +159,17 @@ def opened(folder: Path) -> sg.Draws:
     return store
 
 
-def test_in_python(tmp_path: Path, one_thread: None) -> None:
+def test_in_python(tmp_path, one_thread):
     kill(in_python, int(KILLS or 20), tmp_path)
 
 
-def test_in_cpp(in_cpp: Go, tmp_path: Path, one_thread: None) -> None:
+def test_in_cpp(in_cpp, tmp_path, one_thread):
     kill(in_cpp, int(KILLS or 5), tmp_path)
 
 
 def test_both_languages_continue_each_other(
-    in_cpp: Go,
-    consumer_program: Callable[[str], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    one_thread: None,
-) -> None:
+    in_cpp, consumer_program, tmp_path, monkeypatch, one_thread
+):
     """A run that one language has begun and the other ends has the draws of one."""
     assert in_python(tmp_path / "python", None)
     assert in_cpp(tmp_path / "cpp", None)

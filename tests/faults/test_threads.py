@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ FORKED_STEPS = Path(__file__).with_name("forked_steps.py")
 
 
 @pytest.fixture
-def three_threads() -> Iterator[None]:
+def three_threads():
     """Operators share their work among three."""
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
@@ -35,7 +35,7 @@ def three_threads() -> Iterator[None]:
 
 
 @pytest.fixture
-def hasty() -> Iterator[None]:
+def hasty():
     """Python changes threads as often as it can."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -68,7 +68,7 @@ def end(kind: str, seed: int, **settings: Any) -> Any:
     return bits([chain.run(range(3, 6)), chain.sampler.state_dict()])
 
 
-def test_every_kind_of_sampler_twice_at_once(one_thread: None, hasty: None) -> None:
+def test_every_kind_of_sampler_twice_at_once(one_thread, hasty):
     chains = [(kind, seed) for kind in EVERY for seed in (5, 6)]
     ends = at_once([lambda chain=chain: end(*chain) for chain in chains])
     for chain, found in zip(chains, ends, strict=True):
@@ -76,9 +76,7 @@ def test_every_kind_of_sampler_twice_at_once(one_thread: None, hasty: None) -> N
 
 
 @pytest.mark.parametrize("kind", [k for k in EVERY if not k.startswith("HMCECS")])
-def test_two_samplers_share_the_threads_of_operators(
-    kind: str, three_threads: None
-) -> None:
+def test_two_samplers_share_the_threads_of_operators(kind, three_threads):
     sizes = (3, 50_000, 4)  # for three threads in an update
     calls = [lambda seed=seed: end(kind, seed, sizes=sizes) for seed in (5, 6)]
     assert at_once(calls) == [call() for call in calls]
@@ -130,7 +128,7 @@ def is_stepped_alone(kind: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", [*filter(is_stepped_alone, KINDS)])
-def test_steps_inside_a_backward_pass(kind: str, one_thread: None) -> None:
+def test_steps_inside_a_backward_pass(kind, one_thread):
     assert end_of_network(kind, True) == end_of_network(kind, False)
 
 
@@ -139,7 +137,7 @@ def unmoved(net: Network) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["EWSG", "HMC", "SBPS", "HMCECS"])
-def test_a_required_closure_inside_a_backward_pass(kind: str) -> None:
+def test_a_required_closure_inside_a_backward_pass(kind):
     net = Network()
     sampler = Chain(kind).sampler_of([net.b, nn.Parameter(torch.zeros(1))])
     hook = net.b.register_post_accumulate_grad_hook(lambda _: sampler.step())
@@ -152,7 +150,7 @@ def test_a_required_closure_inside_a_backward_pass(kind: str) -> None:
 
 @pytest.mark.parametrize("in_backward", [True, False])
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
-def test_gamma_of_parameters_that_have_changed(in_backward: bool) -> None:
+def test_gamma_of_parameters_that_have_changed(in_backward):
     # Each sampler's second derivatives depend on what others have moved.
     net = Network()
     samplers = {p: make("PSGLD", [p], seed=i) for i, p in enumerate(net.parameters())}
@@ -175,7 +173,7 @@ def test_gamma_of_parameters_that_have_changed(in_backward: bool) -> None:
 
 
 @pytest.mark.full
-def test_a_forked_process_resumes() -> None:
+def test_a_forked_process_resumes():
     kinds = ["SGD", *THREE, "PSGLD", "SBPS", "HMCECS"]
     # A child that hangs goes too.
     process = subprocess.Popen(
@@ -221,5 +219,5 @@ def end_with_workers(num_workers: int) -> Any:
     return bits([chain.params, chain.sampler.state_dict(), batches.state_dict()])
 
 
-def test_workers_that_are_forked_between_steps(three_threads: None) -> None:
+def test_workers_that_are_forked_between_steps(three_threads):
     assert end_with_workers(2) == end_with_workers(0)

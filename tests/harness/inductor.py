@@ -17,7 +17,7 @@ RUNS_BLOCKS = pytest.mark.skipif(IS_OLD, reason="needs torch 2.15")
 
 
 @pytest.fixture
-def graphs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def graphs_alone(monkeypatch):
     """Blocks are traced to graphs, of which nothing is built: it takes minutes."""
     whole = torch.compile
     monkeypatch.setattr(

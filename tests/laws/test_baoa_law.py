@@ -95,7 +95,7 @@ def places(sampler: sg.BAOA, p: nn.Parameter) -> Array:
         otherwise="full",
     ),
 )
-def test_the_chain_follows_its_law(momentum: float, noise: float, part: float) -> None:
+def test_the_chain_follows_its_law(momentum, noise, part):
     estimate = part * friction(momentum)
     check_law(*started(LR, momentum, estimate), momentum, noise, estimate)
 
@@ -142,7 +142,7 @@ class Reference:
 
 
 @pytest.mark.default
-def test_moves_by_the_new_momentum_alone_are_caught() -> None:
+def test_moves_by_the_new_momentum_alone_are_caught():
     for bug in (False, True):
         p = nn.Parameter(torch.full((CHAINS,), START, dtype=torch.float64))
         with pytest.raises(StatisticalError) if bug else nullcontext():
@@ -152,7 +152,7 @@ def test_moves_by_the_new_momentum_alone_are_caught() -> None:
 @pytest.mark.parametrize(
     ("lr", "momentum"), [(0.1, 0.9), (1.0, 0.0), (2.9, 0.5), (2.9, 0.9)]
 )
-def test_no_step_has_an_error_on_a_quadratic(lr: float, momentum: float) -> None:
+def test_no_step_has_an_error_on_a_quadratic(lr, momentum):
     """And none is unstable up to lr k = 4; SGHMC's variance is 2.4 times as large."""
     p, sampler = started(lr, momentum)
     with torch.no_grad():
@@ -171,9 +171,7 @@ def test_no_step_has_an_error_on_a_quadratic(lr: float, momentum: float) -> None
 @pytest.mark.parametrize(
     ("momentum", "noise", "part"), [(0.9, 0.0, 0.0), (0.0, 0.5, 0.0), (0.9, 0.5, 0.8)]
 )
-def test_temperatures_see_the_heat_of_minibatches(
-    momentum: float, noise: float, part: float
-) -> None:
+def test_temperatures_see_the_heat_of_minibatches(momentum, noise, part):
     lr, estimate = 0.3, part * friction(momentum)
     p, sampler = started(lr, momentum, estimate)
     step = one_step(lr, momentum, noise, estimate)
@@ -204,7 +202,7 @@ def test_temperatures_see_the_heat_of_minibatches(
     assert said == pytest.approx(heating, rel=0.01)
 
 
-def test_the_summary_recommends_a_momentum() -> None:
+def test_the_summary_recommends_a_momentum():
     lr, noise = 0.02, 0.5
     p, sampler = started(lr, 0.9)
     g, monitor = (
@@ -228,10 +226,10 @@ def test_the_summary_recommends_a_momentum() -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.5, 0.9])
-def test_of_a_quartic_hardly_an_error_is_left(momentum: float) -> None:
+def test_of_a_quartic_hardly_an_error_is_left(momentum):
     """exp(-θ²/2 - θ⁴/4): the temperatures agree, and θ² is nearer than SGHMC's."""
 
-    def weight(x: float, power: int) -> float:
+    def weight(x, power):
         return x**power * math.exp(-(x**2) / 2 - x**4 / 4)
 
     exact = quad(weight, -9, 9, args=(2,))[0] / quad(weight, -9, 9, args=(0,))[0]
@@ -273,7 +271,7 @@ def reference(
 @pytest.mark.default
 @pytest.mark.parametrize("momentum", [0.0, 0.8])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_the_operator_equals_its_reference(temperature: float, momentum: float) -> None:
+def test_the_operator_equals_its_reference(temperature, momentum):
     params, grads = mixed_list(1), mixed_list(2)
     momenta, offsets = states(params, 3), scattered_offsets(params)
     hyper = {
@@ -310,7 +308,7 @@ def test_the_operator_equals_its_reference(temperature: float, momentum: float) 
         ),
     ],
 )
-def test_refusals(options: dict[str, Any], message: str) -> None:
+def test_refusals(options, message):
     p = nn.Parameter(torch.zeros(3))
     with pytest.raises((ValueError, TypeError)) as error:
         sg.BAOA([p], 0.1, num_data=10, **options)
@@ -323,7 +321,7 @@ def test_refusals(options: dict[str, Any], message: str) -> None:
     assert torch.equal(p, torch.zeros(3)) and not sampler.state[p]
 
 
-def test_schedules_know_it() -> None:
+def test_schedules_know_it():
     p = nn.Parameter(torch.zeros(3))
     sampler = sg.BAOA([p], lr=0.1, num_data=10, seed=0)
     sampler.param_groups[0]["noise_estimate"] = 0.05

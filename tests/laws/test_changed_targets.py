@@ -30,7 +30,7 @@ F64 = torch.float64
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_hmc_after_a_change(changes: dict[str, float]) -> None:
+def test_hmc_after_a_change(changes):
     """Its next trajectories are of the new settings, and its test is exact."""
     chains = 5000
     generator = torch.Generator().manual_seed(1)
@@ -45,7 +45,7 @@ def test_hmc_after_a_change(changes: dict[str, float]) -> None:
         seed=3,
     )
 
-    def closure() -> torch.Tensor:
+    def closure():
         losses = CURVATURE * p.square().sum(1) / 2
         losses.sum().backward()
         return losses
@@ -74,7 +74,7 @@ def ratio_of(draws: list[torch.Tensor], sampler: sg.Sampler) -> float:
 
 
 @pytest.mark.parametrize("changes", TARGETS, ids=lambda c: next(iter(c)))
-def test_sbps_after_a_change(changes: dict[str, float]) -> None:
+def test_sbps_after_a_change(changes):
     """The new target is observed afresh."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(40, 4, dtype=F64, generator=generator)
@@ -85,7 +85,7 @@ def test_sbps_after_a_change(changes: dict[str, float]) -> None:
     draws: list[torch.Tensor] = []
     sampler.register_sample_hook(lambda *_: draws.append(theta.detach().clone()))
 
-    def closure() -> torch.Tensor:
+    def closure():
         rows = torch.randint(40, (20,), generator=generator)
         return (theta - x[rows]).square().sum(1) / 2
 
@@ -100,13 +100,13 @@ def test_sbps_after_a_change(changes: dict[str, float]) -> None:
 
 @pytest.mark.filterwarnings("ignore:num_blocks")
 @pytest.mark.parametrize("changes", TARGETS, ids=lambda c: next(iter(c)))
-def test_hmcecs_after_a_change(changes: dict[str, float]) -> None:
+def test_hmcecs_after_a_change(changes):
     """Expansions and subsample follow the number of data."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(200, 3, dtype=F64, generator=generator)
     theta = x.mean(0).clone().requires_grad_()
 
-    def closure(rows: torch.Tensor) -> torch.Tensor:
+    def closure(rows):
         return -(theta - x[rows]).square().sum(1) / 2
 
     sampler = sg.HMCECS(

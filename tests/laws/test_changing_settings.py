@@ -7,7 +7,7 @@ uses nothing of the library.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -235,11 +235,11 @@ def run(
         otherwise="full",
     ),
 )
-def test_variance_follows_the_recursion(kind: str, name: str) -> None:
+def test_variance_follows_the_recursion(kind, name):
     assert run(kind, name) < TOLERANCE
 
 
-def test_the_rule_keeps_the_target() -> None:
+def test_the_rule_keeps_the_target():
     """The recursion of METHODS 12, with the rescaling and without."""
     lrs = [LR / 2 * (math.cos(math.pi * (k % 500) / 500) + 1) for k in range(1500)]
     for momentum, without in ((0.9, 1.164), (0.99, 3.240)):
@@ -263,14 +263,14 @@ EVENTS: list[tuple[dict[str, Callable[[int], bool]], tuple[str, str]]] = [
 @pytest.mark.parametrize(
     ("event", "name"), [(event, name) for event, names in EVENTS for name in names]
 )
-def test_an_event_at_the_change(kind: str, name: str, event: Any) -> None:
+def test_an_event_at_the_change(kind, name, event):
     assert run(kind, name, **event) < TOLERANCE
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("family", ["SGHMC", "BAOA"])
 @pytest.mark.parametrize("name", ["drop", "more_data", "cooling"])
-def test_a_noise_estimate_belongs_to_its_settings(family: str, name: str) -> None:
+def test_a_noise_estimate_belongs_to_its_settings(family, name):
     """β̂ = lr N Var(ḡ) / (2 T): it follows lr, N and T."""
     estimate = 0.002
     kind = {"SGHMC": "SGHMC 0.9", "BAOA": "BAOA"}[family]
@@ -278,7 +278,7 @@ def test_a_noise_estimate_belongs_to_its_settings(family: str, name: str) -> Non
     assert run(kind, name, make=make, estimate=estimate) < TOLERANCE
 
 
-def test_a_large_noise_estimate() -> None:
+def test_a_large_noise_estimate():
     """Half of the friction; not scaled the variance would be 0.51 (METHODS 12)."""
     make = _make("SGHMC", 0.9, noise_estimate=0.05)
     assert run("SGHMC 0.9", "drop", make=make, estimate=0.05) < TOLERANCE
@@ -323,7 +323,7 @@ def _grown(sampler: sg.Sampler, p: torch.Tensor) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("what", _SETTINGS)
 @pytest.mark.parametrize("kind", _MAKERS)
-def test_the_law_after_a_change(kind: str, what: str) -> None:
+def test_the_law_after_a_change(kind, what):
     family, make = _MAKERS[kind]
     generator = torch.Generator().manual_seed(1)
     start = torch.randn(CHAINS // 2, dtype=torch.float64, generator=generator)
@@ -351,7 +351,7 @@ def test_the_law_after_a_change(kind: str, what: str) -> None:
         momentum = group.get("momentum", 0.0)
         steps.append(Step(*numbers, momentum, not is_frozen, False, curvature, noise))
 
-        def closure(k: int = k, noise: float = noise, still: bool = is_frozen) -> float:
+        def closure(k=k, noise=noise, still=is_frozen):
             other.grad = torch.zeros_like(other)
             for each in params:
                 errors = torch.randn(each.shape, dtype=p.dtype, generator=generator)
@@ -400,9 +400,7 @@ def _lr_of_drop(k: int) -> float:
         ],
     ),
 )
-def test_thermostats_follow(
-    lr_of: Callable[[int], float], noise: float, rate: float | None
-) -> None:
+def test_thermostats_follow(lr_of, noise, rate):
     """The variance over the exact one in the last 40 % of a cycle.
 
     Without the rule it was 0.57 and 0.71 for the largest noise, and diverged with a
@@ -467,9 +465,7 @@ BUGS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = {
 
 
 @pytest.fixture(params=BUGS)
-def bug(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[dict[str, Any]]:
+def bug(request, monkeypatch):
     plant, options = BUGS[request.param]
     plant(monkeypatch)
     yield options
@@ -477,5 +473,5 @@ def bug(
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", LONG_MEMORY)
-def test_bugs_are_caught(kind: str, bug: dict[str, Any]) -> None:
+def test_bugs_are_caught(kind, bug):
     assert run(kind, "drop", **bug) > 2 * TOLERANCE

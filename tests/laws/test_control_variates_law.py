@@ -145,12 +145,12 @@ def check_conjugate(kind: type[sg.Sampler], make: Make) -> None:
         pytest.param(sg.SGLD, mutant("none"), marks=pytest.mark.nightly),
     ],
 )
-def test_conjugate_posterior(kind: type[sg.Sampler], make: Make) -> None:
+def test_conjugate_posterior(kind, make):
     check_conjugate(kind, make)
 
 
 @pytest.mark.parametrize("bug", at_levels(MUTATIONS, full=[*MUTATIONS][:1]))
-def test_bugs_are_caught(bug: str) -> None:
+def test_bugs_are_caught(bug):
     with pytest.raises(StatisticalError):
         check_conjugate(sg.SGLD, mutant(bug))
 
@@ -195,7 +195,7 @@ def variance_ratio(
     return float(torch.cat(seen).var()) / variance
 
 
-def test_logistic_regression_has_the_posterior_variance() -> None:
+def test_logistic_regression_has_the_posterior_variance():
     # Standard error of a ratio: 1.4 %. What remains of the minibatches' noise is
     # that of the curvature, a few percent as far from the anchor as θ gets.
     assert 0.97 < variance_ratio(fixed) < 1.12
@@ -206,8 +206,8 @@ def test_logistic_regression_has_the_posterior_variance() -> None:
 
 
 @pytest.mark.nightly
-def test_what_minibatches_add() -> None:
-    def ratio(make: Make) -> float:
+def test_what_minibatches_add():
+    def ratio(make):
         return variance_ratio(make, chains=1000, rate=0.1, draws=6)
 
     # One seed of the noise for both: what differs is what minibatches add to it.

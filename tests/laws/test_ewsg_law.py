@@ -26,7 +26,7 @@ from harness.index_chain import (
     stationary_law,
     with_settings,
 )
-from harness.statistics import Mixture, StatisticalError, check_mean, check_z
+from harness.statistics import StatisticalError, check_mean, check_z
 from levels import at_levels
 from torch import Tensor
 
@@ -82,12 +82,12 @@ MOVING = np.array([0.3, 0.2])
         otherwise="full",
     ),
 )
-def test_transition(length: int, surrogate: str) -> None:
+def test_transition(length, surrogate):
     problem = transition(index_chain_length=length, surrogate=surrogate)
     check_transition(problem, HERE, MOVING)
 
 
-def test_overdamped_transition() -> None:
+def test_overdamped_transition():
     problem = transition(momentum=0.0, surrogate="zero")
     problem = replace(problem, other={**problem.other, "momentum": 0.0})
     check_transition(problem, HERE, np.zeros(2))
@@ -113,11 +113,11 @@ def test_overdamped_transition() -> None:
     ),
     ids=str,
 )
-def test_posterior_by_minibatches(settings: dict[str, Any]) -> None:
+def test_posterior_by_minibatches(settings):
     check_posterior(posterior(**settings), reach=6.5, steps=60)
 
 
-def test_ewsg_is_closer_to_the_posterior_than_sghmc() -> None:
+def test_ewsg_is_closer_to_the_posterior_than_sghmc():
     """The weights remove most of the minibatches' noise."""
     n, temperature = 4, 1.5
     exact = temperature / (n + 1.0)
@@ -136,7 +136,7 @@ def test_ewsg_is_closer_to_the_posterior_than_sghmc() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("surrogate", ["momentum", "full_momentum"])
-def test_the_reference_is_right(surrogate: str) -> None:
+def test_the_reference_is_right(surrogate):
     check_transition(transition(ReferenceEWSG, surrogate=surrogate), HERE, MOVING)
     check_posterior(posterior(ReferenceEWSG, surrogate=surrogate), reach=6.5, steps=60)
 
@@ -149,7 +149,7 @@ ACROSS_STEPS = {"chain not restarted", "uniform reused by the next step"}
     "mutation",
     at_levels(EWSG_MUTATIONS, default=["T missing"], full=["prior missing in W"]),
 )
-def test_a_bug_is_caught(mutation: str) -> None:
+def test_a_bug_is_caught(mutation):
     build = partial(ReferenceEWSG, mutation=mutation)
     with pytest.raises(StatisticalError):
         if mutation in ACROSS_STEPS:
@@ -160,7 +160,7 @@ def test_a_bug_is_caught(mutation: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("mutation", ["T missing", "prior missing in W"])
-def test_the_posterior_sees_bugs(mutation: str) -> None:
+def test_the_posterior_sees_bugs(mutation):
     build = partial(ReferenceEWSG, mutation=mutation)
     with pytest.raises(StatisticalError):
         check_posterior(posterior(build), reach=6.5, steps=60)
@@ -175,37 +175,31 @@ def persistent(build: Build = ewsg, **settings: Any) -> Problem:
 
 
 @pytest.fixture(scope="module")
-def persistent_law() -> Mixture:
+def persistent_law():
     """The reference of ``persistent()``."""
     return stationary_law(persistent(), reach=6.5)
 
 
 @pytest.mark.parametrize("build", at_levels([ewsg, ReferenceEWSG], full=[ewsg]))
-def test_posterior_by_a_persistent_index_chain(
-    build: Build, persistent_law: Mixture
-) -> None:
+def test_posterior_by_a_persistent_index_chain(build, persistent_law):
     check_posterior(persistent(build), reach=6.5, steps=60, law=persistent_law)
 
 
 @pytest.mark.nightly
-def test_overdamped_posterior_by_a_persistent_index_chain() -> None:
+def test_overdamped_posterior_by_a_persistent_index_chain():
     settings = {"momentum": 0.0, "surrogate": "zero", "lr": 0.2}
     check_posterior(persistent(**settings), reach=5.0, steps=60)
 
 
 @pytest.mark.parametrize("build", at_levels([ewsg, ReferenceEWSG], full=[ewsg]))
 @pytest.mark.parametrize("length", [1, 3])
-def test_indices_of_consecutive_steps_of_a_persistent_index_chain(
-    build: Build, length: int
-) -> None:
+def test_indices_of_consecutive_steps_of_a_persistent_index_chain(build, length):
     check_consecutive(build, length, persistent=True)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("mutation", PERSISTENT_MUTATIONS)
-def test_a_bug_of_a_persistent_index_chain_is_caught(
-    mutation: str, persistent_law: Mixture
-) -> None:
+def test_a_bug_of_a_persistent_index_chain_is_caught(mutation, persistent_law):
     build = partial(ReferenceEWSG, mutation=mutation)
     with pytest.raises(StatisticalError):
         check_posterior(persistent(build), reach=6.5, steps=60, law=persistent_law)
@@ -298,14 +292,14 @@ class Theorem2:
         check_mean(weights[:, None] * features, expected, label="theorem 2")
 
 
-def test_exact_weights_turn_the_kernel_into_the_full_gradients() -> None:
+def test_exact_weights_turn_the_kernel_into_the_full_gradients():
     Theorem2(1000).check_identity()
     Theorem2(400_000).check_transition()
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("factor", [-1.0, 2.0])
-def test_wrong_weights_do_not(factor: float) -> None:
+def test_wrong_weights_do_not(factor):
     with pytest.raises(AssertionError):
         Theorem2(1000, factor).check_identity()
     with pytest.raises(StatisticalError):
@@ -315,7 +309,7 @@ def test_wrong_weights_do_not(factor: float) -> None:
 # ---- The index chain -------------------------------------------------------------
 
 
-def test_the_index_law_converges_to_the_weights() -> None:
+def test_the_index_law_converges_to_the_weights():
     problem = transition()
     w = problem.log_weights(HERE, MOVING)
     exact = exact_weights(w)
@@ -331,12 +325,12 @@ def test_the_index_law_converges_to_the_weights() -> None:
 
 
 @pytest.mark.parametrize("length", at_levels([0, 1, 3, 40], full=[0, 1, 3]))
-def test_indices_of_consecutive_steps(length: int) -> None:
+def test_indices_of_consecutive_steps(length):
     """The used minibatch: after M proposals, fresh in each step."""
     check_consecutive(ewsg, length)
 
 
-def test_acceptance_rate_follows_the_weights() -> None:
+def test_acceptance_rate_follows_the_weights():
     problem = transition(index_chain_length=1)
     w = problem.log_weights(HERE, MOVING)
     expected = np.minimum(np.exp(w[None] - w[:, None]), 1).mean()
@@ -392,14 +386,14 @@ def local_variances(shape: str, push: float) -> np.ndarray:
 @pytest.mark.parametrize(
     ("shape", "push"), [("uniform", 2.0), ("uniform", -3.0), ("two values", 0.0)]
 )
-def test_local_variance_is_below_uniform_subsampling(shape: str, push: float) -> None:
+def test_local_variance_is_below_uniform_subsampling(shape, push):
     """Theorem 3 for gradients with a mean, and for those of equal size."""
     change = local_variances(shape, push)
     z = change.mean() / (change.std() / len(change) ** 0.5)
     assert z < -20
 
 
-def test_local_variance_of_centred_gradients_is_not() -> None:
+def test_local_variance_of_centred_gradients_is_not():
     """The weights' effect where theorem 3 does not hold.
 
     To first order in lr the trace changes by Cov(‖g‖², ‖g - E g‖²) lr N / (4 α T),

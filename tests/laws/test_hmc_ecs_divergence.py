@@ -107,13 +107,13 @@ LEFT = (
 
 
 @pytest.mark.parametrize(("m", "order"), at_levels([(10, 1), (40, 2)], full=[(10, 1)]))
-def test_the_signed_sampler_stays(m: int, order: int) -> None:
+def test_the_signed_sampler_stays(m, order):
     settings = {**SIGNED, "subsample_size": m, "taylor_order": order}
     check_draws([Regression(seed, **settings).run() for seed in SEEDS])
 
 
 @pytest.mark.parametrize("settings", [SIGNED, PERTURBED])
-def test_a_warmup_that_leaves_raises(settings: dict[str, Any]) -> None:
+def test_a_warmup_that_leaves_raises(settings):
     regression = Regression(3, **settings)
     with without_bound(), pytest.raises(RuntimeError, match=LEFT):
         regression.run()
@@ -122,7 +122,7 @@ def test_a_warmup_that_leaves_raises(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("settings", [SIGNED, PERTURBED])
-def test_without_a_guard_the_draws_are_elsewhere(settings: dict[str, Any]) -> None:
+def test_without_a_guard_the_draws_are_elsewhere(settings):
     regression = Regression(3, **settings)
     # Far away the steps become tiny, and trajectories would be long.
     short = mock.patch.object(hmc_ecs, "MOST_WARMUP_STEPS", 16)
@@ -132,7 +132,7 @@ def test_without_a_guard_the_draws_are_elsewhere(settings: dict[str, Any]) -> No
         check_draws([height])
 
 
-def test_a_start_beyond_the_bound() -> None:
+def test_a_start_beyond_the_bound():
     regression = Regression(0, **SIGNED)
     regression.sampler.step(regression)
     with torch.no_grad():
@@ -145,7 +145,7 @@ def test_a_start_beyond_the_bound() -> None:
     regression.sampler.step(regression)
 
 
-def test_few_factors_have_no_bound() -> None:
+def test_few_factors_have_no_bound():
     """The law of few is tested where all of them may be negative."""
     regression = Regression(0, **SIGNED, num_factors=9)
     regression.sampler.step(regression)
@@ -155,21 +155,21 @@ def test_few_factors_have_no_bound() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
-def test_how_far_draws_may_fall(temperature: float) -> None:
+def test_how_far_draws_may_fall(temperature):
     n, d, prior = 400, 2, 30.0
     regression = Regression(
         0, n, **SIZES, temperature=temperature, prior_precision=prior
     )
     regression.sampler.set_anchor(regression, progress=False)
 
-    def log_posterior(theta: Tensor) -> Tensor:
+    def log_posterior(theta):
         return -regression.potential(theta) - prior / 2 * (theta - mean).square().sum()
 
     begin = regression.theta.detach().clone()
     mean = torch.full((d,), 0.2, dtype=torch.float64)
     about = Prior(torch.full((d,), prior, dtype=torch.float64), mean)
 
-    def check_near(value: Tensor, theta: Tensor) -> None:
+    def check_near(value, theta):
         regression.sampler._anchor.check_near(value, theta, about, temperature)
 
     highest = d + (2 * d * 20) ** 0.5 + 20
@@ -188,12 +188,12 @@ def test_how_far_draws_may_fall(temperature: float) -> None:
 
 
 @pytest.mark.parametrize("estimator", ["perturbed", "signed"])
-def test_some_steps_use_all_data(estimator: str) -> None:
+def test_some_steps_use_all_data(estimator):
     settings = {**SIZES, "estimator": estimator, "num_factors": 5}
     regression = Regression(0, **settings)
     passes = 0
 
-    def closure(indices: Tensor) -> Tensor:
+    def closure(indices):
         nonlocal passes
         passes += torch.equal(indices, torch.arange(400))
         return regression(indices)

@@ -96,13 +96,13 @@ def in_fine_steps(name: str, mutation: str | None) -> Observed:
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_the_reference_is_right(name: str) -> None:
+def test_the_reference_is_right(name):
     for run in (in_law, from_afar):
         check(EXPERIMENTS[name], run(name, None), "reference")
 
 
 @pytest.mark.parametrize(("name", "mutation"), pairs(MUTATIONS, SIGNED_MUTATIONS))
-def test_a_bug_is_caught(name: str, mutation: str) -> None:
+def test_a_bug_is_caught(name, mutation):
     with pytest.raises(StatisticalError):
         check_moments(EXPERIMENTS[name], in_law(name, mutation), label=mutation)
 
@@ -110,13 +110,13 @@ def test_a_bug_is_caught(name: str, mutation: str) -> None:
 @pytest.mark.parametrize(
     ("name", "mutation"), pairs(MIXING_MUTATIONS, SIGNED_MIXING_MUTATIONS)
 )
-def test_a_bug_that_keeps_the_law_is_caught_from_afar(name: str, mutation: str) -> None:
+def test_a_bug_that_keeps_the_law_is_caught_from_afar(name, mutation):
     with pytest.raises(StatisticalError):
         check_moments(EXPERIMENTS[name], from_afar(name, mutation), label=mutation)
 
 
 @pytest.mark.parametrize(("name", "order"), [("perturbed", 2), ("signed", 1)])
-def test_a_right_force_is_accepted(name: str, order: int) -> None:
+def test_a_right_force_is_accepted(name, order):
     """Nearly always, if steps are small: 1 - α falls like ε² at least.
 
     Signed, like ε: |L̂| is 0 where its sign changes, where exact trajectories turn
@@ -131,7 +131,7 @@ def test_a_right_force_is_accepted(name: str, order: int) -> None:
 @pytest.mark.parametrize(
     ("name", "mutation"), pairs(FORCE_MUTATIONS, SIGNED_FORCE_MUTATIONS)
 )
-def test_a_wrong_force_keeps_the_law_and_is_rejected(name: str, mutation: str) -> None:
+def test_a_wrong_force_keeps_the_law_and_is_rejected(name, mutation):
     """Only acceptance shows it: the Metropolis test has the right energies.
 
     The error of the energy does not fall with the step, so that small steps are
@@ -151,7 +151,7 @@ def energy_error(mutation: str | None, num_steps: int) -> float:
     return float(np.sqrt(np.mean(sampler.log_ratios**2)))
 
 
-def test_energy_is_conserved_by_the_reference_alone() -> None:
+def test_energy_is_conserved_by_the_reference_alone():
     assert 3.7 < energy_error(None, 20) / energy_error(None, 40) < 4.3
     for mutation in FORCE_MUTATIONS:
         assert energy_error(mutation, 20) / energy_error(mutation, 40) < 2
@@ -166,7 +166,7 @@ def length(name: str) -> dict[str, int]:
 @pytest.mark.parametrize(
     "name", at_levels(EXPERIMENTS, default=["perturbed"], full=["signed"])
 )
-def test_the_sampler_keeps_its_law(name: str) -> None:
+def test_the_sampler_keeps_its_law(name):
     experiment = EXPERIMENTS[name]
     seen = run_sampler(experiment, **length(name))
     for parts in (4, 2, 1):  # by the first of which most bugs are caught
@@ -174,7 +174,7 @@ def test_the_sampler_keeps_its_law(name: str) -> None:
         check(experiment, some, f"{name}, a part of {parts}")
 
 
-def test_a_long_chain_of_the_sampler() -> None:
+def test_a_long_chain_of_the_sampler():
     """Stretches of one chain, each far longer than the chain remembers.
 
     The integrated autocorrelation times of all that is checked are at most 3.5, by 150
@@ -195,7 +195,7 @@ def test_a_long_chain_of_the_sampler() -> None:
         full=[("signed", "sign ignored")],
     ),
 )
-def test_a_bug_put_into_the_sampler_is_caught(name: str, bug: str) -> None:
+def test_a_bug_put_into_the_sampler_is_caught(name, bug):
     """Adds a fourth of the replicates, or as many again, up to twice the number."""
     experiment, full = EXPERIMENTS[name], length(name)
     size, parts = {**full, "replicates": full["replicates"] // 4}, []
@@ -241,7 +241,7 @@ def energy_errors(name: str, patch: Patch = nullcontext) -> list[float]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_energy_is_conserved_by_the_sampler(name: str) -> None:
+def test_energy_is_conserved_by_the_sampler(name):
     """ΔH = c ε² + O(ε⁴)."""
     errors = energy_errors(name)
     assert errors[-1] > 1e-7  # far above rounding
@@ -252,7 +252,7 @@ def test_energy_is_conserved_by_the_sampler(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "bug"), pairs(FORCE_BUGS, ["fresh u in the forces"], ())
 )
-def test_a_wrong_force_put_into_the_sampler_is_caught(name: str, bug: str) -> None:
+def test_a_wrong_force_put_into_the_sampler_is_caught(name, bug):
     """The energy alone shows a wrong force in the sampler, as above."""
     errors = energy_errors(name, FORCE_BUGS[bug])
     assert errors[1] / errors[2] < 2

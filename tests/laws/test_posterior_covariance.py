@@ -49,7 +49,7 @@ def data() -> torch.Tensor:
     return x - x.mean(0)
 
 
-def test_sbps() -> None:
+def test_sbps():
     p = torch.zeros(2, dtype=F64, requires_grad=True)
     q = torch.zeros(1, dtype=F64, requires_grad=True)
     x, hessian = 0.3 * data(), torch.tensor(HESSIAN)
@@ -58,7 +58,7 @@ def test_sbps() -> None:
     draws: list[torch.Tensor] = []
     sampler.register_sample_hook(lambda *_: draws.append(torch.cat([p, q]).detach()))
 
-    def closure() -> torch.Tensor:
+    def closure():
         rows = torch.randperm(N, generator=generator)[:10]
         away = torch.cat([p, q]) - x[rows]
         return (away @ hessian * away).sum(1) / 2
@@ -69,12 +69,12 @@ def test_sbps() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:num_blocks")
-def test_hmcecs() -> None:
+def test_hmcecs():
     p = torch.zeros(2, dtype=F64, requires_grad=True)
     q = torch.zeros(1, dtype=F64, requires_grad=True)
     x, hessian = data(), torch.tensor(HESSIAN)
 
-    def closure(rows: torch.Tensor) -> torch.Tensor:
+    def closure(rows):
         away = torch.cat([p, q]) - x[rows]
         return -(away @ hessian * away).sum(1) / 2
 

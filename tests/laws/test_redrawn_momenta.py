@@ -14,7 +14,7 @@ pytestmark = pytest.mark.full
 
 
 @pytest.mark.parametrize("k", [2, 5])
-def test_momenta_redrawn_given_theta_are_right(k: int) -> None:
+def test_momenta_redrawn_given_theta_are_right(k):
     """SGHMC's redraw over 4,000 chains, beside both wrong temperatures."""
     lr, chains = 0.01, 4000
     theta = torch.zeros(chains, dtype=torch.float64, requires_grad=True)

@@ -59,7 +59,7 @@ SAMPLERS: dict[str, tuple[Make, dict[str, Any]]] = {
         full=[("SGHMC", "Gaussian"), ("SGHMC", "logistic")],
     ),
 )
-def test_every_sampler(sampler: str, model: str) -> None:
+def test_every_sampler(sampler, model):
     """A right one is refused once in a thousand seeds."""
     make, options = SAMPLERS[sampler]
     if model == "logistic":  # where some data leave a wide posterior
@@ -101,7 +101,7 @@ MUTANTS: dict[str, tuple[Make, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("mutant", at_levels(MUTANTS, full=["temperature"]))
-def test_wrong_samplers_are_flagged(mutant: str) -> None:
+def test_wrong_samplers_are_flagged(mutant):
     make, options = MUTANTS[mutant]
     shared = {"simulations": 2000, "thin": 2, "warmup": 20}
     result = calibrate(make, **{**shared, **options})
@@ -111,7 +111,7 @@ def test_wrong_samplers_are_flagged(mutant: str) -> None:
         assert "ranks crowd at both ends" in result.summary()
 
 
-def test_the_wrong_loss_scale_is_flagged() -> None:
+def test_the_wrong_loss_scale_is_flagged():
     """Not the model's likelihood, but its square."""
     result = sbc(
         prior,

@@ -63,7 +63,7 @@ def posterior(target: Any, **settings: Any) -> ReferenceSBPS:
 
 
 @pytest.mark.parametrize("noisy", [False, True])
-def test_gaussian(noisy: bool) -> None:
+def test_gaussian(noisy):
     d = 4
     noise = 3.0 * correlated(d, seed=100 + d) if noisy else None
     target = Noisy(correlated(d, seed=d), np.linspace(-1, 2, d), noise)
@@ -72,11 +72,11 @@ def test_gaussian(noisy: bool) -> None:
 
 
 @pytest.mark.default
-def test_posterior_by_minibatches() -> None:
+def test_posterior_by_minibatches():
     posterior(gaussian_data())
 
 
-def test_preconditioned_posterior_by_minibatches() -> None:
+def test_preconditioned_posterior_by_minibatches():
     """A target of standard deviations 1, 1/3, 1/30 with A to match."""
     data = np.random.default_rng(3).standard_normal((200, 3))
     target = GaussianData(data, np.diag([0.05, 0.5, 50.0]), n=20)
@@ -98,7 +98,7 @@ def logistic_moments(target: LogisticData) -> dict[str, Any]:
     return {"mean": mean, "cov": (points - mean).T * weights @ (points - mean)}
 
 
-def test_logistic_regression() -> None:
+def test_logistic_regression():
     """Against quadrature on a grid."""
     target = logistic()
     check_average(target, **logistic_moments(target), num_std=6.0)
@@ -107,7 +107,7 @@ def test_logistic_regression() -> None:
 # ---- A local regression ----------------------------------------------------------
 
 
-def test_gaussian_by_a_local_regression() -> None:
+def test_gaussian_by_a_local_regression():
     posterior(gaussian_data(), observation_decay=1.0)
 
 
@@ -123,7 +123,7 @@ def quartic(observation_decay: float) -> ReferenceSBPS:
 
 
 @pytest.mark.nightly
-def test_quartic_by_a_local_regression() -> None:
+def test_quartic_by_a_local_regression():
     quartic(observation_decay=1.0)
 
 
@@ -148,7 +148,7 @@ def violates_less(observation_decay: float) -> bool:
 
 
 @pytest.mark.nightly
-def test_a_local_regression_violates_its_band_less() -> None:
+def test_a_local_regression_violates_its_band_less():
     """Halves the violations where slopes change.
 
     Over 640,000 steps it was 0.51 times as often. Counts here are about 200 and 100,
@@ -158,7 +158,7 @@ def test_a_local_regression_violates_its_band_less() -> None:
 
 
 @pytest.mark.nightly
-def test_growing_weights_are_caught() -> None:
+def test_growing_weights_are_caught():
     assert not violates_less(-1.0)
 
 
@@ -191,7 +191,7 @@ WHERE: dict[str, Callable[..., object]] = {
         full=["prior left out of the rate"],
     ),
 )
-def test_a_bug_is_caught(mutation: str) -> None:
+def test_a_bug_is_caught(mutation):
     experiment = WHERE.get(mutation, partial(posterior, gaussian_data()))
     with pytest.raises(StatisticalError):
         experiment(mutation=mutation)
@@ -199,12 +199,12 @@ def test_a_bug_is_caught(mutation: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("experiment", [exact, short])
-def test_experiments_pass_without_a_bug(experiment: Callable[..., None]) -> None:
+def test_experiments_pass_without_a_bug(experiment):
     experiment()
 
 
 @pytest.mark.nightly
-def test_logistic_regression_sees_a_missing_prior() -> None:
+def test_logistic_regression_sees_a_missing_prior():
     with pytest.raises(StatisticalError):
         check_average(
             logistic(prior_precision=0.0),
@@ -214,7 +214,7 @@ def test_logistic_regression_sees_a_missing_prior() -> None:
 
 
 @pytest.mark.nightly
-def test_a_narrow_band_is_a_bias_that_is_caught() -> None:
+def test_a_narrow_band_is_a_bias_that_is_caught():
     """k = 0: proposals at the predicted rate itself lose the bounces above it."""
     with pytest.raises(StatisticalError):
         posterior(gaussian_data(), num_std=0.0)
@@ -222,16 +222,16 @@ def test_a_narrow_band_is_a_bias_that_is_caught() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("replacement", [False, True])
-def test_noise_of_a_minibatch(replacement: bool) -> None:
+def test_noise_of_a_minibatch(replacement):
     target = gaussian_data(n=60, replacement=replacement)
     check_noise(target, target.observe)
 
 
 @pytest.mark.nightly
-def test_a_missing_population_factor_is_caught() -> None:
+def test_a_missing_population_factor_is_caught():
     target = gaussian_data(n=60)
 
-    def without(theta: Any, u: Any, batch: Any) -> Sight:
+    def without(theta, u, batch):
         sight = target.observe(theta, u, batch)
         return Sight(sight.value, sight.variance / (1 - 60 / 200), sight.gradient)
 
@@ -270,7 +270,7 @@ def refreshments(steps: int, rate: float, curvature: float) -> Refreshments:
     return seen
 
 
-def test_refreshments() -> None:
+def test_refreshments():
     seen = refreshments(8000, 1.0, 2.0)
     check_refreshments(seen)
     assert len(seen.waits) > 4000 and seen.bounces > 2000
@@ -286,7 +286,7 @@ def reference_refreshments(mutation: str | None) -> Refreshments:
 
 
 @pytest.mark.nightly
-def test_refreshments_of_the_reference() -> None:
+def test_refreshments_of_the_reference():
     seen = reference_refreshments(None)
     check_refreshments(seen)
     assert len(seen.waits) > 10_000 and seen.bounces > 8000
@@ -294,14 +294,14 @@ def test_refreshments_of_the_reference() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("mutation", REFRESHMENT_MUTATIONS)
-def test_a_bug_of_refreshments_is_caught(mutation: str) -> None:
+def test_a_bug_of_refreshments_is_caught(mutation):
     seen = reference_refreshments(mutation)
     with pytest.raises(StatisticalError):
         check_refreshments(seen)
 
 
 @pytest.mark.nightly
-def test_refreshments_in_a_cube_are_caught() -> None:
+def test_refreshments_in_a_cube_are_caught():
     random = np.random.default_rng(6)
     v = random.uniform(-1, 1, (6000, 3))
     with pytest.raises(StatisticalError):
@@ -380,7 +380,7 @@ class Pair:
     ],
     ids=["plain", "learned", "given", "local"],
 )
-def test_it_follows_the_reference(settings: dict[str, Any], model: bool) -> None:
+def test_it_follows_the_reference(settings, model):
     pair = Pair(model=model, **settings)
     scale = settings.get("scale")
     start = pair.theta.detach().numpy().copy()
@@ -497,7 +497,7 @@ def in_the_bar(variances: np.ndarray) -> bool:
     return bool(0.91 < variances.mean() < 1.10)
 
 
-def test_posterior_of_real_minibatches() -> None:
+def test_posterior_of_real_minibatches():
     """Independent minibatches sample the posterior, those of an epoch do not.
 
     The standard error of the mean over 16 chains of 2000 events, which start in the

@@ -56,7 +56,7 @@ def noisy(p: nn.Parameter, noise: float, generator: torch.Generator) -> None:
 
 @pytest.mark.default
 @pytest.mark.parametrize(("steps", "noise"), [(8, 0.0), (40, 0.3)])
-def test_every_place_is_as_likely_as_it_should_be(steps: int, noise: float) -> None:
+def test_every_place_is_as_likely_as_it_should_be(steps, noise):
     p = nn.Parameter(torch.full((CHAINS,), START, dtype=torch.float64))
     check_places(p, sg.SGLRW([p], **TARGET, seed=7), steps, noise)
 
@@ -94,7 +94,7 @@ class Reference:
 
 
 @pytest.mark.default
-def test_a_missing_prior_is_caught() -> None:
+def test_a_missing_prior_is_caught():
     for bug in (False, True):
         p = nn.Parameter(torch.full((CHAINS,), START, dtype=torch.float64))
         # Of other probabilities, or where the law has none.
@@ -104,7 +104,7 @@ def test_a_missing_prior_is_caught() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 1.0, 3.0])
-def test_noise_that_does_not_clip_heats_nothing(noise: float) -> None:
+def test_noise_that_does_not_clip_heats_nothing(noise):
     """And the variance has no error of the step: T / (N k), at any such lr."""
     lattice = Lattice(300, noise, lr=0.02)
     laws = [lattice.after(n) for n in (1200, 1201)]
@@ -120,7 +120,7 @@ def test_noise_that_does_not_clip_heats_nothing(noise: float) -> None:
 @pytest.mark.parametrize(
     ("numel", "dtype"), [(7, torch.float64), (1001, torch.float32)]
 )
-def test_directions_are_drawn_by_the_words(numel: int, dtype: torch.dtype) -> None:
+def test_directions_are_drawn_by_the_words(numel, dtype):
     g = torch.Generator().manual_seed(0)
     p = nn.Parameter(torch.randn(numel, generator=g, dtype=dtype))
     sampler = sg.SGLRW([p], **TARGET, seed=-11)
@@ -148,7 +148,7 @@ def test_directions_are_drawn_by_the_words(numel: int, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3])
-def test_temperatures_show_clipping_alone(noise: float) -> None:
+def test_temperatures_show_clipping_alone(noise):
     p = nn.Parameter(torch.full((CHAINS,), START, dtype=torch.float64))
     sampler = sg.SGLRW([("theta", p)], **TARGET, seed=3)
     g = torch.Generator().manual_seed(2)
@@ -183,7 +183,7 @@ def test_temperatures_show_clipping_alone(noise: float) -> None:
     assert "is clipping, of" in monitor.summary(budget=0.001)
 
 
-def test_temperatures_of_a_lattice_that_rests_or_arrives() -> None:
+def test_temperatures_of_a_lattice_that_rests_or_arrives():
     """Steps with lr 0 are not read, and distant steps clip without lack of noise."""
     p = nn.Parameter(torch.full((1000,), 5.0))
     sampler = sg.SGLRW([("theta", p)], lr=0.0, num_data=100, seed=0)
@@ -201,7 +201,7 @@ def test_temperatures_of_a_lattice_that_rests_or_arrives() -> None:
     assert "times as large within the budget" not in summary
 
 
-def test_schedules_know_its_limits() -> None:
+def test_schedules_know_its_limits():
     p = nn.Parameter(torch.zeros(3))
     sampler = sg.SGLRW([p], lr=0.1, num_data=10, seed=0)
     with pytest.raises(ValueError, match=r"exploration: 0\.8 \(must be 0 with SGLRW"):
@@ -217,7 +217,7 @@ def test_schedules_know_its_limits() -> None:
     assert sampler.param_groups[0]["temperature"] == 1
 
 
-def test_what_is_not_finite_is_not_walked_over() -> None:
+def test_what_is_not_finite_is_not_walked_over():
     p = nn.Parameter(torch.zeros(5))
     sampler = sg.SGLRW([p], lr=0.1, num_data=10, nonfinite="ignore", seed=0)
     p.grad = torch.tensor([-1e30, math.nan, math.inf, -math.inf, 1e30])

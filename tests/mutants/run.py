@@ -9,8 +9,6 @@ of its arguments, at the level that they name; an error before a test runs is no
 docs/faults.md has the list and its result.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

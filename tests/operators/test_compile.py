@@ -3,7 +3,6 @@
 import copy
 import pickle
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ FRICTION = {"momentum": 0.9, "noise_estimate": 0.01, "resample_momentum_every": 
 
 
 @pytest.fixture(autouse=True)
-def forget_compiled_code() -> Iterator[None]:
+def forget_compiled_code():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -65,7 +64,7 @@ def inputs(numel: int = 40) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_operators_in_one_graph(backend: str) -> None:
+def test_operators_in_one_graph(backend):
     compiled = torch.compile(some_operators, backend=backend, fullgraph=True)
     expected, actual = inputs(), inputs()
     for _ in range(3):
@@ -75,7 +74,7 @@ def test_operators_in_one_graph(backend: str) -> None:
         torch.testing.assert_close(b, a, rtol=1e-6, atol=0)
 
 
-def test_operators_with_dynamic_shapes() -> None:
+def test_operators_with_dynamic_shapes():
     compiled = torch.compile(
         some_operators, backend="aot_eager", fullgraph=True, dynamic=True
     )
@@ -125,7 +124,7 @@ class Training:
         [k for k in KINDS if "capturable" not in k], default=["SGHMC"], otherwise="full"
     ),
 )
-def test_compiled_training_steps_are_the_same_chain(kind: str) -> None:
+def test_compiled_training_steps_are_the_same_chain(kind):
     # Twelve steps: past the point where dynamo stops to specialise on the counter.
     eager, compiled = Training(kind), Training(kind)
     step = torch.compile(compiled.step, backend="aot_eager")
@@ -147,7 +146,7 @@ def test_compiled_training_steps_are_the_same_chain(kind: str) -> None:
         pytest.param("PSGLD capturable", {"backend": "inductor"}, marks=NEEDS_COMPILER),
     ],
 )
-def test_compiled_step_with_fresh_gradients(kind: str, options: Any) -> None:
+def test_compiled_step_with_fresh_gradients(kind, options):
     """One graph, where the sampler is capturable."""
     eager, compiled = Training(kind), Training(kind)
     step = torch.compile(compiled.sampler.step, **{"backend": "eager", **options})
@@ -164,12 +163,12 @@ def test_compiled_step_with_fresh_gradients(kind: str, options: Any) -> None:
 
 
 @pytest.mark.parametrize("change", ["copied", "pickled", "not loaded", "replaced"])
-def test_a_compiled_step_reads_current_settings(change: str) -> None:
+def test_a_compiled_step_reads_current_settings(change):
     trainings = Training("SGHMC capturable"), Training("SGHMC capturable")
     eager, compiled = [training.sampler for training in trainings]
     step = torch.compile(lambda: compiled.step(), backend="eager")
 
-    def steps() -> list[Tensor]:
+    def steps():
         for sampler, make in ((eager, eager.step), (compiled, step)):
             for p in sampler.param_groups[0]["params"]:
                 p.grad = torch.ones_like(p)
@@ -209,12 +208,10 @@ def test_a_compiled_step_reads_current_settings(change: str) -> None:
 
 @pytest.mark.parametrize("cls", [sg.SGHMC, sg.SGNHT])
 @pytest.mark.parametrize("capturable", [False, True])
-def test_a_compiled_step_rescales_momenta(
-    cls: type[sg.Sampler], capturable: bool
-) -> None:
+def test_a_compiled_step_rescales_momenta(cls, capturable):
     """A compiled step equals an eager one when lr changes between calls."""
 
-    def chain(compiles: bool) -> Tensor:
+    def chain(compiles):
         torch.manual_seed(0)
         p = nn.Parameter(torch.randn(20, dtype=torch.float64))
         sampler = cls([p], 0.1, num_data=20, seed=3, capturable=capturable)
@@ -230,7 +227,7 @@ def test_a_compiled_step_rescales_momenta(
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k.endswith("capturable")])
-def test_a_counter_in_a_tensor_needs_no_recompilation(kind: str) -> None:
+def test_a_counter_in_a_tensor_needs_no_recompilation(kind):
     training = Training(kind)
     step = torch.compile(training.step, backend="eager")
     x = torch.ones(5, 4)
@@ -243,7 +240,7 @@ def test_a_counter_in_a_tensor_needs_no_recompilation(kind: str) -> None:
 
 
 @pytest.mark.parametrize("forward", [False, True], ids=["reverse", "forward"])
-def test_a_compiled_step_that_calls_its_closure(forward: bool) -> None:
+def test_a_compiled_step_that_calls_its_closure(forward):
     nets, chains = [], []
     for compiled in (False, True):
         torch.manual_seed(0)

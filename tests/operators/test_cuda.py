@@ -34,7 +34,7 @@ OFFSETS = [0, 1, 2, 3, 126, 2**34 - 130, 2**45 + 3]
 Run = Callable[..., Any]
 
 
-def test_the_library_has_cuda_kernels() -> None:
+def test_the_library_has_cuda_kernels():
     assert ops.HAS_CUDA or DEVICE == "cpu"
 
 
@@ -149,7 +149,7 @@ def compare(run: Run, cpu: list[list[Tensor]], offsets: list[int], by: int) -> N
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_operators_equal_the_cpu_bit_for_bit(run: str) -> None:
+def test_operators_equal_the_cpu_bit_for_bit(run):
     is_cpu = DEVICE == "cpu"
     some = OFFSETS[4:6] if is_cpu else OFFSETS  # on the CPU test_layouts.py has all
     each = [*product(range(len(SIZES)), some, DTYPES)]
@@ -161,7 +161,7 @@ def test_operators_equal_the_cpu_bit_for_bit(run: str) -> None:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_many_tensors_of_mixed_dtypes(run: str) -> None:
+def test_many_tensors_of_mixed_dtypes(run):
     # More than fit in one launch (48), dtypes interleaved, some tensors empty.
     shapes = [(i % 7 * 101 + i % 3,) for i in range(333)]
     dtypes = [DTYPES[i % 4] for i in range(333)]
@@ -170,7 +170,7 @@ def test_many_tensors_of_mixed_dtypes(run: str) -> None:
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="compares another device with the CPU")
 @pytest.mark.parametrize("run", RUNS)
-def test_large_tensors(run: str) -> None:
+def test_large_tensors(run):
     # Many blocks of threads, and a tail.
     shapes = [(3_000_001,), (5,), (1_048_576,)]
     dtypes = [torch.float32, torch.float32, torch.bfloat16]
@@ -178,7 +178,7 @@ def test_large_tensors(run: str) -> None:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_layouts(run: str) -> None:
+def test_layouts(run):
     shape = (4, 5, 6, 7)
     layouts: list[Callable[[Tensor], Tensor]] = [
         lambda t: t.to(memory_format=torch.channels_last),
@@ -202,7 +202,7 @@ def test_layouts(run: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_surrounding_memory_is_untouched(dtype: torch.dtype) -> None:
+def test_surrounding_memory_is_untouched(dtype):
     for numel in (1, 3, 4, 127, 1025, 4097):
         for lead in range(6):
             span = slice(lead, lead + numel)
@@ -225,7 +225,7 @@ def test_surrounding_memory_is_untouched(dtype: torch.dtype) -> None:
                 assert bool(torch.isfinite(t[span]).all())
 
 
-def test_counts_equal_the_cpu() -> None:
+def test_counts_equal_the_cpu():
     cpu = [torch.ones(i % 7 * 1500 + i % 3).to(DTYPES[i % 4]) for i in range(200)]
     for i, t in enumerate(cpu):
         if t.numel() > 0 and i % 3 == 0:
@@ -246,12 +246,12 @@ def test_counts_equal_the_cpu() -> None:
 @pytest.mark.parametrize(
     "kind", ["SGLD", "SGHMC", "SGHMC online", "PSGLD", "SGNHT", "SGNHT capturable"]
 )
-def test_gradients_that_are_not_finite(kind: str, choice: str) -> None:
+def test_gradients_that_are_not_finite(kind, choice):
     params = [nn.Parameter(p.detach().to(DEVICE)) for p in make_params()]
     others = [nn.Parameter(p.detach().to(DEVICE)) for p in make_params()]
     sampler, unbroken = make(kind, params, nonfinite=choice), make(kind, others)
 
-    def poison() -> None:
+    def poison():
         index = torch.tensor([256], device=DEVICE)
         params[2].grad = params[2].grad.index_fill(0, index, torch.nan)
 
@@ -273,7 +273,7 @@ def test_gradients_that_are_not_finite(kind: str, choice: str) -> None:
 
 
 @pytest.mark.parametrize("kind", range(7))
-def test_temperature_sums_equal_the_cpu_bit_for_bit(kind: int) -> None:
+def test_temperature_sums_equal_the_cpu_bit_for_bit(kind):
     generator = torch.Generator().manual_seed(kind)
     tensors = [
         [torch.rand(n, generator=generator) for n in (5, 0, 70_001)] for _ in range(5)
@@ -288,7 +288,7 @@ def test_temperature_sums_equal_the_cpu_bit_for_bit(kind: int) -> None:
     assert same_bits(on_device.cpu(), on_cpu)
 
 
-def test_sum_of_squares_equals_the_cpu_bit_for_bit() -> None:
+def test_sum_of_squares_equals_the_cpu_bit_for_bit():
     shapes = [*((n,) for n in SIZES), (2_000_003,), (0,), (65_536 * 16 + 1,), ()]
     for dtype in DTYPES:
         cpu = inputs(shapes, [dtype] * len(shapes))[0]
@@ -299,7 +299,7 @@ def test_sum_of_squares_equals_the_cpu_bit_for_bit() -> None:
     assert float(ops.sum_of_squares([empty])) == 0.0
 
 
-def test_device_step() -> None:
+def test_device_step():
     cpu, other = torch.empty(1000), torch.empty(1000, device=DEVICE)
     arguments = {"std": 1.0, "offsets": [5], "seed": 1, "purpose": 1}
     ops.gaussian_([cpu], **arguments, step=2**33 + 2)
@@ -312,7 +312,7 @@ def test_device_step() -> None:
 
 
 @pytest.mark.parametrize("kind", ANY_DRAWS)
-def test_samplers_make_the_same_chain(kind: str) -> None:
+def test_samplers_make_the_same_chain(kind):
     params = [
         nn.Parameter(p.detach().to(dtype))
         for p, dtype in zip(make_params(), cycle(DTYPES), strict=False)
@@ -328,7 +328,7 @@ def test_samplers_make_the_same_chain(kind: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_many_chains_of_ewsg_equal_the_cpu(dtype: torch.dtype) -> None:
+def test_many_chains_of_ewsg_equal_the_cpu(dtype):
     chains = 300
     shapes = [(chains,), (chains, 3), (chains, 2, 50)]
     runs = []
@@ -341,7 +341,7 @@ def test_many_chains_of_ewsg_equal_the_cpu(dtype: torch.dtype) -> None:
         )
         g = torch.Generator().manual_seed(0)
 
-        def closure(params: Any = params, g: Any = g) -> None:
+        def closure(params=params, g=g):
             for p in params:
                 noise = torch.randn(p.shape, generator=g)
                 p.grad = (p.detach().cpu().float() + noise).to(p)
@@ -353,7 +353,7 @@ def test_many_chains_of_ewsg_equal_the_cpu(dtype: torch.dtype) -> None:
     assert_same(*runs)
 
 
-def test_weights_equal_the_cpu_bit_for_bit() -> None:
+def test_weights_equal_the_cpu_bit_for_bit():
     for chains, shapes in (
         (1, [*((n,) for n in SIZES), (2_000_003,), (0,), ()]),
         (3, [(3, n) for n in (1, 15, 16, 17, 4096, 4097, 100_000)]),
@@ -383,14 +383,14 @@ def test_weights_equal_the_cpu_bit_for_bit() -> None:
             assert_same([t.cpu() for t in q], p)
 
 
-def test_gamma_precision_equals_the_cpu() -> None:
+def test_gamma_precision_equals_the_cpu():
     params = make_params()
     others = [nn.Parameter(p.detach().to(DEVICE, copy=True)) for p in params]
     drawn = [sg.GammaPrecision(make("SGLD", ps)).step() for ps in (params, others)]
     assert drawn[0] == drawn[1]
 
 
-def test_a_chain_moves_between_devices() -> None:
+def test_a_chain_moves_between_devices():
     params = make_params()
     sampler = make("SGHMC", params)
     set_grads(params, 0)
@@ -424,7 +424,7 @@ def on_gpu(kind: str) -> tuple[list[nn.Parameter], sg.Sampler]:
 
 @needs_graphs
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "PSGLD", "SGNHT"])
-def test_a_captured_step_replays_the_chain(kind: str) -> None:
+def test_a_captured_step_replays_the_chain(kind):
     params, sampler = on_gpu(kind)
     expected, eager = on_gpu(kind)
     sampler.step()  # makes the state
@@ -454,7 +454,7 @@ def test_a_captured_step_replays_the_chain(kind: str) -> None:
 
 @needs_graphs
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "SGNHT"])
-def test_capture_is_refused_without_capturable(kind: str) -> None:
+def test_capture_is_refused_without_capturable(kind):
     params = [nn.Parameter(p.detach().cuda()) for p in make_params()]
     sampler = make(kind, params)
     for p in params:
@@ -476,7 +476,7 @@ def test_capture_is_refused_without_capturable(kind: str) -> None:
     ("kind", "missing"),
     [("SGHMC", "momentum"), ("PSGLD", "square_average"), ("SGNHT", "momentum")],
 )
-def test_capture_is_refused_before_the_first_step(kind: str, missing: str) -> None:
+def test_capture_is_refused_before_the_first_step(kind, missing):
     _, sampler = on_gpu(kind)
     with pytest.raises(RuntimeError) as error, torch.cuda.graph(torch.cuda.CUDAGraph()):
         sampler.step()
@@ -489,7 +489,7 @@ def test_capture_is_refused_before_the_first_step(kind: str, missing: str) -> No
 
 
 @needs_graphs
-def test_an_operator_refuses_to_freeze_its_noise_into_a_graph() -> None:
+def test_an_operator_refuses_to_freeze_its_noise_into_a_graph():
     p, g = torch.ones(3, device="cuda"), torch.ones(3, device="cuda")
     ops.sgld_step_([p], [g], [], **TARGET, offsets=[0], **STREAM)
     before = p.clone()
@@ -505,7 +505,7 @@ def test_an_operator_refuses_to_freeze_its_noise_into_a_graph() -> None:
 
 
 @needs_graphs
-def test_tensors_of_several_devices_in_one_call() -> None:
+def test_tensors_of_several_devices_in_one_call():
     p, g = torch.ones(3, device="cuda"), torch.ones(3)
     with pytest.raises(RuntimeError) as error:
         ops.sgld_step_([p], [g], [], **TARGET, offsets=[0], **STREAM)
@@ -528,7 +528,7 @@ def test_tensors_of_several_devices_in_one_call() -> None:
 
 @needs_graphs
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "PSGLD", "SGNHT"])
-def test_a_sampler_of_parameters_on_two_devices(kind: str) -> None:
+def test_a_sampler_of_parameters_on_two_devices(kind):
     expected, mixed = make_params(), make_params()
     mixed = [
         nn.Parameter(p.detach().to("cuda" if i % 2 else "cpu"))
@@ -544,7 +544,7 @@ def test_a_sampler_of_parameters_on_two_devices(kind: str) -> None:
 
 
 @needs_graphs
-def test_a_library_without_kernels_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_without_kernels_raises(monkeypatch):
     monkeypatch.setattr("torch_sgmcmc._impl.parameters.HAS_CUDA", False)
     params, sampler = on_gpu("SGLD")
     before = [p.detach().clone() for p in params]

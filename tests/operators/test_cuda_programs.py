@@ -7,7 +7,6 @@ while rounding in float64 has not yet grown.
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,7 +101,7 @@ PROGRAMS: dict[str, Callable[[Regression], tuple[sg.Sampler, Any]]] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_samplers_with_closures_make_the_chain_of_the_cpu(name: str) -> None:
+def test_samplers_with_closures_make_the_chain_of_the_cpu(name):
     chains = []
     for device in ("cpu", DEVICE):
         data = Regression(device)
@@ -119,7 +118,7 @@ def test_samplers_with_closures_make_the_chain_of_the_cpu(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["SBPS", "HMCECS", "HMC", "EWSG"])
-def test_closures_resume(name: str, tmp_path: Path) -> None:
+def test_closures_resume(name, tmp_path):
     data, other = Regression(DEVICE), Regression(DEVICE)
     sampler, closure = PROGRAMS[name](data)
     twin, closure_of_twin = PROGRAMS[name](other)
@@ -135,7 +134,7 @@ def test_closures_resume(name: str, tmp_path: Path) -> None:
         assert_same([other.theta], [data.theta])
 
 
-def test_svrg() -> None:
+def test_svrg():
     chains = []
     for device in ("cpu", DEVICE):
         data = Regression(device)
@@ -176,7 +175,7 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     ],
     ids=["SGHMC", "PSGLD"],
 )
-def test_a_run_is_resumed_and_predicts(sampler: Any, tmp_path: Path) -> None:
+def test_a_run_is_resumed_and_predicts(sampler, tmp_path):
     stores = []
     for folder, parts in (("whole", [40]), ("parts", [17, 40])):
         for steps in parts:
@@ -199,7 +198,7 @@ def test_a_run_is_resumed_and_predicts(sampler: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(found, mean, rtol=1e-4, atol=1e-5)
 
 
-def test_temperatures_equal_those_on_the_cpu() -> None:
+def test_temperatures_equal_those_on_the_cpu():
     summaries = []
     for device in ("cpu", DEVICE):
         params = [nn.Parameter(p.detach().to(device)) for p in make_params()]
@@ -212,7 +211,7 @@ def test_temperatures_equal_those_on_the_cpu() -> None:
 
 
 @NEEDS_COMPILER
-def test_compiled_steps_are_the_chain() -> None:
+def test_compiled_steps_are_the_chain():
     params = [nn.Parameter(p.detach().to(DEVICE)) for p in make_params()]
     others = [nn.Parameter(p.detach().to(DEVICE)) for p in make_params()]
     sampler, eager = make("SGHMC capturable", params), make("SGHMC capturable", others)
@@ -227,7 +226,7 @@ def test_compiled_steps_are_the_chain() -> None:
     torch._dynamo.reset()
 
 
-def test_chains_side_by_side_are_the_chains() -> None:
+def test_chains_side_by_side_are_the_chains():
     chains = 3
     g = torch.Generator().manual_seed(0)
     start = [torch.randn(chains, *s, generator=g).to(DEVICE) for s in ((4, 3), (7,))]
@@ -249,7 +248,7 @@ def test_chains_side_by_side_are_the_chains() -> None:
 
 
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC online", "PSGLD capturable", "SGNHT"])
-def test_sharded_parameters_make_the_chain(kind: str, tmp_path: Path) -> None:
+def test_sharded_parameters_make_the_chain(kind, tmp_path):
     backend = "nccl" if DEVICE == "cuda" else "gloo"
     dist.init_process_group(
         backend, init_method=f"file://{tmp_path / 'ranks'}", rank=0, world_size=1

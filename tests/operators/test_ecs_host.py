@@ -30,9 +30,7 @@ from torch_sgmcmc._ecs.taylor import Anchor, Prior, TaylorSums
         (30, 200, [], 15),
     ],
 )
-def test_what_a_warm_up_does_when(
-    steps: int, every: int, anchors: list[int], sizing: int
-) -> None:
+def test_what_a_warm_up_does_when(steps, every, anchors, sizing):
     """θ* not so late that less than half as many steps are left."""
     last_anchor, chosen = schedule(steps, every)
     assert [i for i in range(1, last_anchor + 1) if i % every == 0] == anchors
@@ -69,9 +67,7 @@ def estimates(
         ([math.inf], 100, 250, 250),
     ],
 )
-def test_the_size_of_perturbed_subsamples(
-    variances: list[float], size: int, num_data: int, chosen: int
-) -> None:
+def test_the_size_of_perturbed_subsamples(variances, size, num_data, chosen):
     settings = group(estimator="perturbed", subsample_size=size, num_data=num_data)
     found = choose_sizes(estimates(variances), 0.5, settings)
     assert found == {"subsample_size": chosen}
@@ -83,7 +79,7 @@ def kept_by_signs(spread: float, factors: int) -> float:
     return math.exp(-4 * factors * negative)
 
 
-def test_factors_keep_the_signs_positive() -> None:
+def test_factors_keep_the_signs_positive():
     # A large variance: that of the log decides. A small one: the signs do.
     assert choose_num_factors(400.0, 0.5) == 800
     for spread in (0.5, 4.0, 60.0):
@@ -102,16 +98,14 @@ def test_factors_keep_the_signs_positive() -> None:
         ([0.0], (0.0,), (0.0,), 1),
     ],
 )
-def test_factors_for_the_least_time(
-    variances: list[float], means: Any, lowest: Any, chosen: int
-) -> None:
+def test_factors_for_the_least_time(variances, means, lowest, chosen):
     settings = group(num_factors=50)
     found = choose_sizes(estimates(variances, means, lowest), math.inf, settings)
     mean = sum(means) / len(means)
     assert found == {"mean_difference": mean, "num_factors": chosen}
 
 
-def test_a_tenth_of_the_evaluations_are_for_all_data() -> None:
+def test_a_tenth_of_the_evaluations_are_for_all_data():
     data = Data()
     sampler = make(data, trajectory_length=1.2)  # 32 evaluations a step, of 60 data
     due = []
@@ -123,7 +117,7 @@ def test_a_tenth_of_the_evaluations_are_for_all_data() -> None:
 
 
 @pytest.mark.parametrize(("fall", "left"), [(29.9 + 20, False), (30.1 + 20, True)])
-def test_how_far_a_draw_may_fall(fall: float, left: bool) -> None:
+def test_how_far_a_draw_may_fall(fall, left):
     """d + sqrt(40 d) + 20, with d = 10."""
     like = {"dtype": torch.float64}
     sums = TaylorSums(torch.zeros((), **like), torch.zeros(10, **like), None, "linear")
@@ -134,7 +128,7 @@ def test_how_far_a_draw_may_fall(fall: float, left: bool) -> None:
         anchor.check_near(torch.tensor(-fall, **like), anchor.theta, prior, 1.0)
 
 
-def test_out_of_bounds() -> None:
+def test_out_of_bounds():
     signed = Estimator(400.0, 10, num_factors=10, lower_bound=-3.0)
     few = Estimator(400.0, 10, num_factors=9, lower_bound=-3.0)
     perturbed = Estimator(400.0)
@@ -142,7 +136,7 @@ def test_out_of_bounds() -> None:
     assert not few.is_overturned(-3.1)
     assert not perturbed.is_overturned(-3.1)
 
-    def rejected(variance: float, mean: float, present: float) -> bool:
+    def rejected(variance, mean, present):
         limits = {"present_variance": present, "max_variance": 5.0}
         return signed.is_out_of_bounds(variance, mean, **limits)
 

@@ -1,7 +1,6 @@
 """The operators of HMC-ECS against plain formulas and their derivatives by autograd."""
 
 import re
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -94,7 +93,7 @@ def plain(d: Tensor, sizes: dict[str, Any]) -> tuple[Tensor | float, ...]:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("d", [1, 7, 8, 9, 29, 263])
 @pytest.mark.parametrize("sizes", [PERTURBED, SIGNED], ids=["perturbed", "signed"])
-def test_equal_plain_formulas(form: str, d: int, sizes: dict[str, Any]) -> None:
+def test_equal_plain_formulas(form, d, sizes):
     case = Case(form, 21, d)
     theta = case.theta.clone().requires_grad_()
     differences = case.differences(theta)
@@ -115,13 +114,13 @@ def test_equal_plain_formulas(form: str, d: int, sizes: dict[str, Any]) -> None:
         assert density[1] == 1
 
 
-def test_both_signs_are_met() -> None:
+def test_both_signs_are_met():
     signs = {float(Case("linear", 21, d).estimate(SIGNED)[2][3]) for d in range(1, 12)}
     assert signs == {1.0, -1.0}
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_no_data(form: str) -> None:
+def test_no_data(form):
     case = Case(form, 0, 5)
     weights, _, numbers = estimated = case.estimate(SIGNED)
     assert len(weights) == 0
@@ -134,7 +133,7 @@ def test_no_data(form: str) -> None:
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_marked(number: float) -> None:
+def test_what_is_not_finite_is_marked(number):
     case = Case("predictor", 21, 9)
     estimated = case.estimate(PERTURBED)
     weighted = torch.zeros(9, dtype=F64)
@@ -148,7 +147,7 @@ def test_what_is_not_finite_is_marked(number: float) -> None:
 
 @pytest.mark.parametrize("kind", ["dense", "diagonal", "identity"])
 @pytest.mark.parametrize("d", [1, 7, 8, 29])
-def test_leapfrog(kind: str, d: int) -> None:
+def test_leapfrog(kind, d):
     x, r, gradient, origin = randn(4, d)
     w = {"dense": randn(d, d), "diagonal": randn(d), "identity": None}[kind]
     matrix = torch.eye(d, dtype=F64) if w is None else w if w.dim() == 2 else w.diag()
@@ -161,7 +160,7 @@ def test_leapfrog(kind: str, d: int) -> None:
 
 
 @pytest.mark.parametrize("form", ["predictor", "linear"])
-def test_threads_do_not_matter(form: str, set_threads: Callable[[int], None]) -> None:
+def test_threads_do_not_matter(form, set_threads):
     results = []
     for count in (1, 3):
         set_threads(count)
@@ -185,16 +184,16 @@ WRONG = {
 
 
 @pytest.mark.parametrize("fault", WRONG)
-def test_wrong_arrays(fault: str) -> None:
+def test_wrong_arrays(fault):
     case = Case("predictor", 6, 3)
     estimated = case.estimate(PERTURBED)
 
-    def refused(op: str, name: str, shape: str, call: Any) -> None:
+    def refused(op, name, shape, call):
         text = f"{op}: {name} must be contiguous float64 of shape {shape} on the CPU"
         with pytest.raises(RuntimeError, match=re.escape(text)):
             call()
 
-    def spoilt(name: str, form: str = "predictor") -> Case:
+    def spoilt(name, form="predictor"):
         other = Case(form, 6, 3)
         setattr(other, name, WRONG[fault](getattr(other, name)))
         other.fields = (other.gradients, other.scales, other.hessians)
@@ -235,7 +234,7 @@ def test_wrong_arrays(fault: str) -> None:
         ({"num_factors": -1}, "Invalid num_factors: -1 (must be >= 1, or 0 with"),
     ],
 )
-def test_wrong_numbers_of_an_estimate(change: dict[str, Any], message: str) -> None:
+def test_wrong_numbers_of_an_estimate(change, message):
     case = Case("linear", 6, 3)
     numbers = {"temperature": T, **PERTURBED, **change}
     with pytest.raises(RuntimeError, match=re.escape(f"ecs_estimate: {message}")):
@@ -245,7 +244,7 @@ def test_wrong_numbers_of_an_estimate(change: dict[str, Any], message: str) -> N
         )
 
 
-def test_other_wrong_numbers() -> None:
+def test_other_wrong_numbers():
     empty, case = Case("linear", 0, 3), Case("linear", 6, 3)
     with pytest.raises(RuntimeError, match=r"Invalid num_factors: 0 \(must be >= 1"):
         empty.estimate(PERTURBED)

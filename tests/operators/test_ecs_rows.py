@@ -34,7 +34,7 @@ def closure_of(data: Regression, model: OfPredictors) -> sg.PredictorLogLikeliho
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_expansions_and_sums(name: str) -> None:
+def test_expansions_and_sums(name):
     data, model = Regression(), MODELS[name]
     closure, params = closure_of(data, model), data.params
     x, eta = data.rows(torch.arange(N)), data.predictor(data.x).detach()
@@ -67,7 +67,7 @@ def test_expansions_and_sums(name: str) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"taylor_order": 1}])
-def test_the_same_chain_as_without_them(settings: dict[str, Any]) -> None:
+def test_the_same_chain_as_without_them(settings):
     """The expansions are the same up to rounding."""
     ends = []
     for told in (True, False):
@@ -83,11 +83,11 @@ def test_the_same_chain_as_without_them(settings: dict[str, Any]) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
-def test_the_model_is_not_differentiated() -> None:
+def test_the_model_is_not_differentiated():
     """But for the data by which the rows are tested, and along trajectories."""
     data, graphs = Regression(), []
 
-    def outputs(indices: Tensor) -> Tensor:
+    def outputs(indices):
         eta = data.predictor(data.x[indices])
         graphs.append(eta.requires_grad)
         return eta
@@ -108,7 +108,7 @@ def test_the_model_is_not_differentiated() -> None:
         lambda data, i: data.rows(i) / 0.0,
     ],
 )
-def test_rows_that_are_no_derivatives(wrong: Any, order: int) -> None:
+def test_rows_that_are_no_derivatives(wrong, order):
     data = Regression()
     closure = sg.PredictorLogLikelihood(
         lambda i: data.predictor(data.x[i]),
@@ -168,9 +168,7 @@ def test_rows_that_are_no_derivatives(wrong: Any, order: int) -> None:
         ),
     ],
 )
-def test_bad_parts(
-    changes: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_bad_parts(changes, error, message):
     data = Regression()
     outputs = changes.pop("outputs", lambda data, i: data.predictor(data.x[i]))
     parts = {"log_likelihood": data.of_predictors, "rows": data.rows, **changes}
@@ -186,7 +184,7 @@ def test_bad_parts(
             sg.PredictorLogLikelihood(**bad)
 
 
-def test_another_closure_needs_another_anchor() -> None:
+def test_another_closure_needs_another_anchor():
     data = Regression()
     sampler = make(data)
     sampler.step(data.closure)
@@ -200,7 +198,7 @@ def test_another_closure_needs_another_anchor() -> None:
     sampler.step(data)
 
 
-def test_float32() -> None:
+def test_float32():
     data = Regression(dtype=torch.float32)
     sampler = make(data)
     for _ in range(30):
@@ -209,11 +207,11 @@ def test_float32() -> None:
     assert sampler.state["control_variates"]["form"] == "predictor"
 
 
-def test_a_closure_that_computes_all_data() -> None:
+def test_a_closure_that_computes_all_data():
     """A module whose computed size differs from the returned one."""
     data = Data()
 
-    def all_of_them(indices: Tensor) -> Tensor:
+    def all_of_them(indices):
         eta = data.x.mv(data.weight) + data.bias
         return (data.y * eta - F.softplus(eta))[indices]
 

@@ -74,7 +74,7 @@ def fails(chain: Chain, words: str | None = None) -> None:
 @pytest.mark.parametrize("steps", [0, 2])
 @pytest.mark.parametrize("change", PARAMETERS)
 @pytest.mark.parametrize("kind", LISTS)
-def test_parameters(kind: str, change: str, steps: int) -> None:
+def test_parameters(kind, change, steps):
     chain = Chain(kind)
     chain.run(range(steps))
     make_unlike, words = PARAMETERS[change]
@@ -88,14 +88,14 @@ def test_parameters(kind: str, change: str, steps: int) -> None:
 
 @pytest.mark.parametrize("change", STATE)
 @pytest.mark.parametrize("kind", ["SGHMC", "PSGLD", "EWSG"])
-def test_state(kind: str, change: str) -> None:
+def test_state(kind, change):
     chain = Chain(kind)
     chain.run(range(2))
     state_of(chain, STATE[change])
     fails(chain)
 
 
-def test_the_first_step_of_one_list_leaves_no_state_behind() -> None:
+def test_the_first_step_of_one_list_leaves_no_state_behind():
     """An operator refuses the only list, when momenta have been drawn."""
     chain = Chain("SGHMC")
     sampler = chain.sampler_of(chain.params)
@@ -111,7 +111,7 @@ def test_the_first_step_of_one_list_leaves_no_state_behind() -> None:
     sampler.step()
 
 
-def test_gradients_do_not_enter_an_estimate_in_a_step_that_is_refused() -> None:
+def test_gradients_do_not_enter_an_estimate_in_a_step_that_is_refused():
     chain = Chain("SGHMC online")
     sampler, p = chain.sampler_of(chain.params), chain.params[0]
     sampler.param_groups.pop()

@@ -119,7 +119,7 @@ def assert_lists_same(a: list[list[Tensor]], b: list[list[Tensor]]) -> None:
     ids=lambda more: "".join(more) or "plain",
 )
 @pytest.mark.parametrize("op", STEPS)
-def test_it_is_the_operator(op: str, more: dict[str, Any]) -> None:
+def test_it_is_the_operator(op, more):
     call = Made(op, **more)
     expected = call.by_name()
     made, actual = call.packed()
@@ -130,7 +130,7 @@ def test_it_is_the_operator(op: str, more: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("op", STEPS)
-def test_gradients_that_are_not_finite_change_nothing(op: str, value: float) -> None:
+def test_gradients_that_are_not_finite_change_nothing(op, value):
     call = Made(op)
     call.lists[1][-1].view(-1)[-1] = value
     made, lists = call.packed()
@@ -155,7 +155,7 @@ def both(name: str) -> tuple[list[Made], list[list[Tensor]], list[Tensor]]:
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_several_groups_are_one_call(name: str) -> None:
+def test_several_groups_are_one_call(name):
     calls, (params, grads), state = both(name)
     step = counter()
     assert ops.fused_step_(params, grads, state, calls[0].words(calls[1]), step)
@@ -164,7 +164,7 @@ def test_several_groups_are_one_call(name: str) -> None:
     assert int(step) == STREAM["step"] + 1
 
 
-def test_all_groups_are_checked_before_the_first_update() -> None:
+def test_all_groups_are_checked_before_the_first_update():
     calls, (params, grads), state = both("sghmc_step_")
     before = [*map(clones, (params, state))]
     grads[-1].view(-1)[-1] = math.inf
@@ -179,9 +179,7 @@ def test_all_groups_are_checked_before_the_first_update() -> None:
 
 @pytest.mark.parametrize("counts_there", [True, False])
 @pytest.mark.parametrize("value", [None, math.nan])
-def test_a_deferred_step_skips_nonfinite_gradients(
-    value: float | None, counts_there: bool
-) -> None:
+def test_a_deferred_step_skips_nonfinite_gradients(value, counts_there):
     calls, (params, grads), state = both("sghmc_step_")
     before = [*map(clones, (params, state))]
     if value is not None:
@@ -203,7 +201,7 @@ def test_a_deferred_step_skips_nonfinite_gradients(
     assert int(skipped) == 4 + (not is_made)
 
 
-def test_a_deferred_step_takes_counts() -> None:
+def test_a_deferred_step_takes_counts():
     """Such as those of all ranks."""
     calls, (params, grads), state = both("sghmc_step_")
     before = clones(params)
@@ -234,7 +232,7 @@ def wrong() -> Iterator[tuple[str, Any, str]]:
 
 
 @pytest.mark.parametrize(("key", "value", "words"), [*wrong()])
-def test_words_that_do_not_fit_change_nothing(key: str, value: Any, words: str) -> None:
+def test_words_that_do_not_fit_change_nothing(key, value, words):
     call = Made("sgld_step_")
     lists = [*map(clones, call.lists)]
     with pytest.raises(RuntimeError, match=words):
@@ -242,7 +240,7 @@ def test_words_that_do_not_fit_change_nothing(key: str, value: Any, words: str) 
     assert_lists_same(lists, call.lists)
 
 
-def test_numbers_out_of_range_change_nothing() -> None:
+def test_numbers_out_of_range_change_nothing():
     call = Made("sgld_step_")
     with pytest.raises(RuntimeError, match="Invalid lr: -1"):
         call.packed(call.words(numbers=[-1.0, 7.0, 1.0, 1.0, *call.common.values()]))
@@ -265,13 +263,13 @@ def test_numbers_out_of_range_change_nothing() -> None:
         (lambda w: w.repeat_interleave(2)[::2], "packed must be contiguous"),
     ],
 )
-def test_what_is_no_call_is_refused(cut: Any, words: str) -> None:
+def test_what_is_no_call_is_refused(cut, words):
     call = Made("sghmc_step_")
     with pytest.raises(RuntimeError, match=words):
         call.packed(cut(call.words()))
 
 
-def test_opcheck() -> None:
+def test_opcheck():
     call = Made("sghmc_step_", means=True)
     state = [t for each in (*call.lists[2:], call.means or []) for t in each]
     arguments = (*call.lists[:2], state, call.words(), counter())
@@ -330,7 +328,7 @@ class Compared(Made):
     ids=lambda more: "".join(more) or "plain",
 )
 @pytest.mark.parametrize("op", ["sghmc_step_", "sgld_step_"])
-def test_ewsg_decides_and_makes_the_update(op: str, more: dict[str, Any]) -> None:
+def test_ewsg_decides_and_makes_the_update(op, more):
     call = Compared(op, **more)
     # A ratio of -1: some proposals are accepted.
     call.weights["temperature"] *= -call.log_ratio() if call.log_ratio() < 0 else 1.0
@@ -357,7 +355,7 @@ def test_ewsg_decides_and_makes_the_update(op: str, more: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("which", ["grads", "proposals"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_ewsg_changes_nothing_if_not_finite(which: str, value: float) -> None:
+def test_ewsg_changes_nothing_if_not_finite(which, value):
     call = Compared("sghmc_step_")
     bad = call.lists[1] if which == "grads" else call.proposals
     bad[-1].view(-1)[0] = value
@@ -380,7 +378,7 @@ def test_ewsg_changes_nothing_if_not_finite(which: str, value: float) -> None:
         ("numbers", [0.1, 0.9, 7, 1.0, 0.7, 1, 9.0, 1.0, 0.0], "Invalid surrogate: 9"),
     ],
 )
-def test_ewsg_refuses_weights_that_do_not_fit(key: str, value: Any, words: str) -> None:
+def test_ewsg_refuses_weights_that_do_not_fit(key, value, words):
     call = Compared("sgld_step_")
     before = clones(call.lists[0])
     with pytest.raises(RuntimeError, match=words):

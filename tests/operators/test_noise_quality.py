@@ -36,12 +36,12 @@ KNOWN_ANSWERS = [
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
-def test_known_answers(counter: list[int], key: list[int], answer: list[int]) -> None:
+def test_known_answers(counter, key, answer):
     assert _C.philox4x32(counter, key) == answer
     assert philox(np.array([counter], dtype=np.uint64), tuple(key)).tolist() == [answer]
 
 
-def test_philox_equals_its_numpy_version_on_random_counters() -> None:
+def test_philox_equals_its_numpy_version_on_random_counters():
     random = np.random.default_rng(0)
     counters = random.integers(2**32, size=(500, 4), dtype=np.uint64)
     for key in random.integers(2**32, size=(4, 2)).tolist():
@@ -64,7 +64,7 @@ def draw(
         *((0x123456789ABCDEF0, purpose) for purpose in (0, 2, 2**15, 2**16 - 1)),
     ],
 )
-def test_counter_layout(seed: int, purpose: int) -> None:
+def test_counter_layout(seed, purpose):
     for step in (0, 1, 2**32 - 1, 2**32, 5 * 2**32 + 7, 2**48 - 1):
         stream = {"seed": seed, "step": step, "purpose": purpose}
         # Offsets on and off the quads and blocks, around 2³² quads, and beyond.
@@ -75,7 +75,7 @@ def test_counter_layout(seed: int, purpose: int) -> None:
             np.testing.assert_allclose(actual, expected, rtol=5e-7, atol=0)
 
 
-def test_counter_layout_over_many_draws() -> None:
+def test_counter_layout_over_many_draws():
     """A million draws, so that the corners of both transforms are met."""
     stream = {"seed": 7, "step": 3, "purpose": 1}
     actual = draw(10**6, **stream).double().numpy()
@@ -108,7 +108,7 @@ def run_battery(source: Callable[..., Tensor], count: int) -> Battery:
     return battery
 
 
-def test_gaussian_quality_of_40_million_draws() -> None:
+def test_gaussian_quality_of_40_million_draws():
     """Noise passes; below, noise with too few bits for the tails does not."""
     battery = run_battery(draw, 4 * 10**7)
     assert battery.count == 4 * 10**7
@@ -182,19 +182,19 @@ BAD_NOISE: dict[str, Callable[..., Tensor]] = {
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", BAD_NOISE)
-def test_bad_noise_is_caught(name: str) -> None:
+def test_bad_noise_is_caught(name):
     with pytest.raises(StatisticalError):
         run_battery(BAD_NOISE[name], 4 * 10**6).check(name)
 
 
 @pytest.mark.nightly
-def test_missing_tails_are_caught() -> None:
+def test_missing_tails_are_caught():
     """Noise without values beyond 4.85 (23 too few in 4 10⁷) is caught."""
     with pytest.raises(StatisticalError, match="tail beyond ±5"):
         run_battery(_sixteen_bit_radius, 4 * 10**7).check("16-bit radius")
 
 
-def test_the_battery_passes_good_noise_of_another_kind() -> None:
+def test_the_battery_passes_good_noise_of_another_kind():
     """The battery's expectations are not those of one generator."""
     generator = torch.Generator().manual_seed(0)
     run_battery(

@@ -37,7 +37,7 @@ def fill(
     return out
 
 
-def test_any_piece_of_a_stream_is_the_same_noise() -> None:
+def test_any_piece_of_a_stream_is_the_same_noise():
     # Shards and single parameters draw their slice; 2^34 is where the low word of
     # the quad's number overflows.
     for start in (0, 2**34 - 3000):
@@ -49,7 +49,7 @@ def test_any_piece_of_a_stream_is_the_same_noise() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype_gets_the_same_noise_rounded(dtype: torch.dtype) -> None:
+def test_every_dtype_gets_the_same_noise_rounded(dtype):
     z = fill(5000, 3)
     assert same_bits(fill(5000, 3, dtype=dtype), z.to(dtype))
     work = torch.float64 if dtype == torch.float64 else torch.float32
@@ -60,7 +60,7 @@ def test_every_dtype_gets_the_same_noise_rounded(dtype: torch.dtype) -> None:
     )
 
 
-def test_device_step_is_added_to_step() -> None:
+def test_device_step_is_added_to_step():
     out = torch.empty(1000)
     for shape in ((), (1,), (1, 1)):
         ops.gaussian_(
@@ -95,7 +95,7 @@ OTHER_ISAS = ISAS[ISAS.index(_C.isa()) + 1 :] or ["portable"]
 
 @pytest.mark.full
 @pytest.mark.parametrize("isa", OTHER_ISAS)
-def test_results_depend_neither_on_instruction_set_nor_on_process(isa: str) -> None:
+def test_results_depend_neither_on_instruction_set_nor_on_process(isa):
     process = run([str(HERE / "fingerprint.py")], isa)
     assert process.returncode == 0, process.stderr
     theirs = json.loads(process.stdout)
@@ -104,7 +104,7 @@ def test_results_depend_neither_on_instruction_set_nor_on_process(isa: str) -> N
 
 
 @pytest.mark.full
-def test_unknown_instruction_set_is_an_error() -> None:
+def test_unknown_instruction_set_is_an_error():
     program = """
 import torch
 import torch_sgmcmc._C as _C

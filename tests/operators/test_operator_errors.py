@@ -95,12 +95,12 @@ def check(op: str, lists: dict[str, list[Tensor]], message: str, **hyper: Any) -
 
 
 @pytest.mark.parametrize("op", ARGUMENTS)
-def test_the_arguments_without_a_mistake_are_right(op: str) -> None:
+def test_the_arguments_without_a_mistake_are_right(op):
     for dtype in (torch.float32, torch.bfloat16):
         getattr(ops, op)(*make_lists(op, dtype).values(), **HYPER[op])
 
 
-def test_no_operator_is_skipped() -> None:
+def test_no_operator_is_skipped():
     assert registered() == ARGUMENTS.keys() | OTHERS
 
 
@@ -108,7 +108,7 @@ def test_no_operator_is_skipped() -> None:
 
 
 @each_argument
-def test_list_lengths(op: str) -> None:
+def test_list_lengths(op):
     first, *others = ARGUMENTS[op]
     for name in others:
         lists = make_lists(op)
@@ -119,14 +119,14 @@ def test_list_lengths(op: str) -> None:
         check(op, lists, f"{name} has 3 tensors, expected 2 (as many as {first})")
 
 
-def test_no_tensors_at_all() -> None:
+def test_no_tensors_at_all():
     # Nothing says which device is meant, so torch itself refuses.
     with pytest.raises(NotImplementedError, match="sum_of_squares"):
         ops.sum_of_squares([])
 
 
 @each_argument
-def test_shapes(op: str) -> None:
+def test_shapes(op):
     first, *others = ARGUMENTS[op]
     for name, shape in product(others, ((3, 2), (6,), (2, 3, 1), ())):
         lists = make_lists(op)
@@ -149,7 +149,7 @@ DTYPES = {
 
 
 @each_argument
-def test_dtypes(op: str) -> None:
+def test_dtypes(op):
     first = ARGUMENTS[op][0]
     for name, (dtype, shown) in product(ARGUMENTS[op], DTYPES.items()):
         lists = make_lists(op)
@@ -170,7 +170,7 @@ def test_dtypes(op: str) -> None:
 
 
 @each_argument
-def test_state_is_in_the_type_of_arithmetic(op: str) -> None:
+def test_state_is_in_the_type_of_arithmetic(op):
     first, *others = ARGUMENTS[op]
     if is_state(op, first):
         return
@@ -195,7 +195,7 @@ def test_state_is_in_the_type_of_arithmetic(op: str) -> None:
 
 
 @pytest.mark.parametrize("op", WITH_MASTERS)
-def test_masters(op: str) -> None:
+def test_masters(op):
     low = "(one for each of params in bfloat16 or float16)"
     lists = make_lists(op)
     lists["masters"] = [torch.ones(2, 3)]
@@ -224,7 +224,7 @@ def test_masters(op: str) -> None:
 
 
 @each_argument
-def test_expanded_tensors_cannot_be_written(op: str) -> None:
+def test_expanded_tensors_cannot_be_written(op):
     for name in ARGUMENTS[op]:
         lists = make_lists(op)
         lists[name][0] = torch.full((3,), 0.5).expand(2, 3)
@@ -249,7 +249,7 @@ def test_expanded_tensors_cannot_be_written(op: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 @each_argument
-def test_sparse_tensors(op: str) -> None:
+def test_sparse_tensors(op):
     layouts = (torch.sparse_coo, torch.sparse_csr)
     for i, name in enumerate(ARGUMENTS[op]):
         layout = layouts[i % 2]
@@ -279,7 +279,7 @@ def wanted(number: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("op", OP_SPECS)
-def test_numbers(op: str) -> None:
+def test_numbers(op):
     for number in ranged(op, integers=False):
         check_number(op, number)
 
@@ -300,7 +300,7 @@ WITH_PRIOR = [op for op, row in OP_SPECS.items() if row["has_prior_mean"]]
 
 
 @pytest.mark.parametrize("op", WITH_PRIOR)
-def test_means_of_priors(op: str) -> None:
+def test_means_of_priors(op):
     for mean in (torch.nan, torch.inf, -torch.inf):
         message = f"Invalid prior_mean: {mean} (must be finite)"
         check(op, make_lists(op), message, prior_mean=mean)
@@ -330,7 +330,7 @@ def test_means_of_priors(op: str) -> None:
         assert all(map(same_bits, results[0], other))
 
 
-def test_gamma_needs_both_of_its_lists_or_none() -> None:
+def test_gamma_needs_both_of_its_lists_or_none():
     for missing in ("sensitivities", "curvatures"):
         lists = make_lists("psgld_step_")
         lists[missing] = []
@@ -342,7 +342,7 @@ def test_gamma_needs_both_of_its_lists_or_none() -> None:
 
 
 @pytest.mark.parametrize("op", OP_SPECS)
-def test_counts(op: str) -> None:
+def test_counts(op):
     for number in ranged(op, integers=True):
         name, least = number["name"], int(number["low"])
         message = f"Invalid {name}: {least - 1} (must be >= {least})"
@@ -380,14 +380,12 @@ OF_ONE: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("op", "numbers", "message"), OF_ONE)
-def test_numbers_of_one_operator(
-    op: str, numbers: dict[str, Any], message: str
-) -> None:
+def test_numbers_of_one_operator(op, numbers, message):
     check(op, make_lists(op), f"Invalid {message}", **numbers)
 
 
 @pytest.mark.parametrize("op", ["ewsg_log_ratio", "hmc_energy"])
-def test_num_chains(op: str) -> None:
+def test_num_chains(op):
     for value, index, shape in ((2, 1, "[4]"), (4, 0, "[2, 3]")):
         message = (
             f"params[{index}] has shape {shape}, expected a leading dimension of "
@@ -411,7 +409,7 @@ def test_num_chains(op: str) -> None:
         ("ewsg_log_ratio", "momenta"),
     ],
 )
-def test_lists_that_may_be_skipped_but_not_in_part(op: str, name: str) -> None:
+def test_lists_that_may_be_skipped_but_not_in_part(op, name):
     lists = make_lists(op)
     lists[name] = []
     getattr(ops, op)(*lists.values(), **HYPER[op])
@@ -423,7 +421,7 @@ def fails(call: Callable[[], object], message: str) -> None:
     assert str(error.value).splitlines()[0] == f"torch_sgmcmc::{message}"
 
 
-def test_decisions() -> None:
+def test_decisions():
     ratios = torch.zeros(3, dtype=torch.float64)
     good = {"proposal": 0, "purpose": 3, "seed": 0, "step": 0}
     for proposal in (-1, 2**24):
@@ -448,14 +446,10 @@ def test_decisions() -> None:
         )
 
 
-def test_selection() -> None:
+def test_selection():
     yes = torch.ones(2, dtype=torch.bool)
 
-    def call(
-        shape: tuple[int, ...] = (2, 3),
-        chosen: Tensor = yes,
-        tensor: Tensor | None = None,
-    ) -> None:
+    def call(shape=(2, 3), chosen=yes, tensor=None):
         tensors = [torch.zeros(2, 3) if tensor is None else tensor]
         ops.select_chains_(tensors, [torch.ones(shape)], chosen)
         assert not tensors[0].any()
@@ -516,6 +510,6 @@ def bad_counters(op: str) -> Iterator[tuple[str, Any, str]]:
 
 
 @pytest.mark.parametrize("op", WITH_STREAM)
-def test_counters(op: str) -> None:
+def test_counters(op):
     for name, value, message in bad_counters(op):
         check(op, make_lists(op), message, **{name: value})

@@ -160,7 +160,7 @@ def ecs_arguments(kind: str) -> tuple[Any, Any]:
         otherwise="full",
     ),
 )
-def test_opcheck(case: str) -> None:
+def test_opcheck(case):
     args, kwargs = opcheck_cases()[case]
     op = getattr(torch.ops.torch_sgmcmc, case.split()[0]).default
     with torch.no_grad():
@@ -168,13 +168,13 @@ def test_opcheck(case: str) -> None:
     assert set(result.values()) == {"SUCCESS"}
 
 
-def test_opcheck_covers_every_operator() -> None:
+def test_opcheck_covers_every_operator():
     tested = {case.split()[0] for case in opcheck_cases()}
     answers = {"any_nonfinite", "fused_step_", "deferred_step_", "ewsg_step_"}
     assert registered() == tested | answers
 
 
-def test_opcheck_of_an_answer_to_the_host() -> None:
+def test_opcheck_of_an_answer_to_the_host():
     # It is no part of a graph, so there is nothing to fake.
     op = torch.ops.torch_sgmcmc.any_nonfinite.default
     tests = ("test_schema", "test_autograd_registration")

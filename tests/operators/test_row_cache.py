@@ -27,7 +27,7 @@ class Counting:
         monkeypatch.setattr(Tensor, "index_select", index_select)
 
 
-def test_equal_indexing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_indexing(monkeypatch):
     counting, rows = Counting(monkeypatch), sg.RowCache(X, Y)
     indices = torch.randint(50, (40,), generator=G)
     for change, looked_up in (
@@ -50,7 +50,7 @@ def test_equal_indexing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert again[0] is xs and counting.count == looked_up
 
 
-def test_other_lengths_and_changed_indices() -> None:
+def test_other_lengths_and_changed_indices():
     rows = sg.RowCache(X)
     for size in (10, 12, 0, 0, 3):
         indices = torch.randint(50, (size,), generator=G)
@@ -63,7 +63,7 @@ def test_other_lengths_and_changed_indices() -> None:
     ("tensors", "shapes"),
     [((), "[]"), ((X, Y[:9]), "[[50, 3, 2], [9]]"), ((torch.ones(()),), "[[]]")],
 )
-def test_errors(tensors: tuple[Tensor, ...], shapes: str) -> None:
+def test_errors(tensors, shapes):
     text = f"Invalid tensors: shapes {shapes} (must be one or more, of equal length)"
     with pytest.raises(ValueError, match=re.escape(text)):
         sg.RowCache(*tensors)

@@ -40,7 +40,7 @@ def net_closure(net: nn.Module) -> Closure:
     return closure
 
 
-def test_forward_and_reverse_mode_agree() -> None:
+def test_forward_and_reverse_mode_agree():
     places, counts = [], []
     for forward in (False, True):
         net = Net()
@@ -60,7 +60,7 @@ def test_forward_and_reverse_mode_agree() -> None:
     assert counts[1] == Evaluations(1000, 10 * bounces)
 
 
-def test_what_learns_always_takes_gradients_always() -> None:
+def test_what_learns_always_takes_gradients_always():
     """Both modes give the same chain for the same minibatches."""
     places, counts = [], []
     for forward in (False, True):
@@ -75,7 +75,7 @@ def test_what_learns_always_takes_gradients_always() -> None:
     assert counts[0] == counts[1] == Evaluations(1000, 1000)
 
 
-def test_a_resumed_run_counts_the_same_evaluations() -> None:
+def test_a_resumed_run_counts_the_same_evaluations():
     net, other = Net(), Net()
     sampler = make(net.parameters(), model=net)
     run(sampler, net_closure(net), 5)
@@ -88,12 +88,12 @@ def test_a_resumed_run_counts_the_same_evaluations() -> None:
     assert resumed.evaluations == sampler.evaluations
 
 
-def test_forward_mode_restores_the_model() -> None:
+def test_forward_mode_restores_the_model():
     net = Net()
     sampler = make(net.parameters(), model=net)
     before = dict(net.named_parameters(remove_duplicate=False))
 
-    def broken() -> None:
+    def broken():
         assert net.head.weight is not before["head.weight"]
         raise KeyError("data")
 
@@ -103,7 +103,7 @@ def test_forward_mode_restores_the_model() -> None:
     assert all(after[key] is before[key] for key in before)
 
 
-def test_forward_mode_without_the_model() -> None:
+def test_forward_mode_without_the_model():
     net, other = Net(), Net()
     message = (
         "SBPS got losses from the closure that do not depend on the parameters of its "
@@ -115,7 +115,7 @@ def test_forward_mode_without_the_model() -> None:
 
 
 @pytest.mark.parametrize("change", ["parameter", "name", "module", "tie"])
-def test_a_model_that_is_changed_between_steps(change: str) -> None:
+def test_a_model_that_is_changed_between_steps(change):
     """Parameters are put in their places wherever those are now."""
     places = []
     for forward in (False, True):
@@ -143,15 +143,15 @@ def test_a_model_that_is_changed_between_steps(change: str) -> None:
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
 
 
-def test_a_model_that_keeps_copies_is_found_out() -> None:
+def test_a_model_that_keeps_copies_is_found_out():
     class Copying(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.a = nn.Parameter(torch.ones(3, dtype=torch.float64))
             self.b = nn.Parameter(torch.ones(3, dtype=torch.float64))
             self.kept = [self.b]
 
-        def forward(self) -> Tensor:
+        def forward(self):
             return self.a + self.kept[0] * torch.arange(3.0, dtype=torch.float64)
 
     net = Copying()

@@ -43,7 +43,7 @@ def with_prior(params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
     return [g.double() + DECAY * p.double() for p, g in zip(params, grads, strict=True)]
 
 
-def test_place() -> None:
+def test_place():
     params, origins, directions = lists("own", "state", "state")
     kept = [t.clone() for t in origins + directions]
     ops.sbps_place_(params, origins, directions, time=0.731)
@@ -56,7 +56,7 @@ def test_place() -> None:
 
 
 @pytest.mark.parametrize("preconditioned", [False, True])
-def test_reflect_and_its_sums(preconditioned: bool) -> None:
+def test_reflect_and_its_sums(preconditioned):
     params, grads, velocities, scales = lists("own", "own", "state", "positive")
     a = scales if preconditioned else []
     ones = scales if preconditioned else [torch.ones_like(t) for t in scales]
@@ -81,7 +81,7 @@ def test_reflect_and_its_sums(preconditioned: bool) -> None:
         assert_rounded(v, Exact(before - 1.7 * g[i], size))
 
 
-def test_a_reflection_keeps_length_and_turns_the_component() -> None:
+def test_a_reflection_keeps_length_and_turns_the_component():
     g = torch.Generator().manual_seed(2)
     p, grad, v = ([torch.randn(40, generator=g, dtype=torch.float64)] for _ in range(3))
     along, square, length = ops.sbps_reflection_sums(
@@ -97,7 +97,7 @@ def test_a_reflection_keeps_length_and_turns_the_component() -> None:
     assert one == pytest.approx(1, abs=1e-14)
 
 
-def test_adapt() -> None:
+def test_adapt():
     params, grads, squares = lists("own", "own", "positive")
     g, old = with_prior(params, grads), [v.clone() for v in squares]
     ops.sbps_adapt_(params, grads, squares, weight_decay=DECAY, decay=0.83)
@@ -107,7 +107,7 @@ def test_adapt() -> None:
         assert_rounded(v, Exact(before + 0.17 * g[i] ** 2, before + 0.17 * terms**2))
 
 
-def test_precondition() -> None:
+def test_precondition():
     squares, velocities, a, u = lists("positive", "state", "state", "state")
     squares[0].zero_()
     expected = [1 / (v.double().sqrt() + 0.05) for v in squares]
@@ -122,7 +122,7 @@ def test_precondition() -> None:
         assert_rounded(u[i], Exact(along, along.abs()))
 
 
-def test_sums_of_a_line() -> None:
+def test_sums_of_a_line():
     origins, directions = lists("state", "state")
     sums = ops.sbps_line_sums(origins, directions)
     for got, factors in zip(
@@ -132,7 +132,7 @@ def test_sums_of_a_line() -> None:
         assert abs(got - expected) <= 1e-13 * size
 
 
-def test_line_sums_in_the_pass_of_a_bounce() -> None:
+def test_line_sums_in_the_pass_of_a_bounce():
     """The same bits of both as by themselves, and nothing else has changed."""
     params, grads, velocities, origins = lists("own", "own", "state", "state")
     kept = [t.clone() for t in params + grads + origins]
@@ -145,7 +145,7 @@ def test_line_sums_in_the_pass_of_a_bounce() -> None:
     assert all(map(same_bits, kept, params + grads + origins))
 
 
-def test_sums_of_a_line_in_the_pass_that_makes_its_direction() -> None:
+def test_sums_of_a_line_in_the_pass_that_makes_its_direction():
     squares, velocities, a, u, origins = lists("positive", *(["state"] * 4))
     kept = [t.clone() for t in squares + velocities + origins]
     scales, along = ([torch.empty_like(t) for t in ts] for ts in (a, u))
@@ -163,7 +163,7 @@ def moments(losses: Tensor, derivatives: Tensor) -> tuple[int, float, float]:
     return bad, mean, of_mean * len(losses)
 
 
-def test_moments() -> None:
+def test_moments():
     g = torch.Generator().manual_seed(3)
     for n in (2, 3, 100):
         d = 1e6 + torch.randn(n, generator=g, dtype=torch.float64)
@@ -174,7 +174,7 @@ def test_moments() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_moments_of_any_row(dtype: torch.dtype) -> None:
+def test_moments_of_any_row(dtype):
     """Other types and strides; losses that are not finite are counted."""
     table = torch.randn(9, 3, generator=torch.Generator().manual_seed(4)).to(dtype)
     table[[0, 4, 7], 1] = torch.tensor([math.inf, -math.inf, math.nan], dtype=dtype)
@@ -186,11 +186,11 @@ def test_moments_of_any_row(dtype: torch.dtype) -> None:
     assert moments(one, one) == (0, 0.25, 0)
 
 
-def test_layouts() -> None:
+def test_layouts():
     """Every argument in another memory format than the parameter."""
     g = torch.Generator().manual_seed(4)
 
-    def make(layout: int) -> Tensor:
+    def make(layout):
         t = torch.randn(3, 4, 5, 2, generator=g)
         if layout == 1:
             return t.to(memory_format=torch.channels_last)
@@ -237,7 +237,7 @@ def worst_speed(dtype: torch.dtype, normalised: bool) -> float:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_speed_stays_1(dtype: torch.dtype) -> None:
+def test_the_speed_stays_1(dtype):
     """However many bounces there are: each starts from the speed as it is.
 
     So the error is one event's rounding, of |v|² and of the gain, which counts up to

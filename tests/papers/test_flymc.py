@@ -124,13 +124,13 @@ def run(kind: type[FlyMC], target: Any, **settings: Any) -> FlyMC:
 
 
 @pytest.mark.parametrize("centre", CENTRES)
-def test_the_posterior_is_unchanged(centre: str) -> None:
+def test_the_posterior_is_unchanged(centre):
     sampler = run(FlyMC, bound(centre), brighten=0.1)
     assert 0.1 < float(sampler.accepted.sum() / sampler.steps.sum()) < 0.9
     check(sampler, centre)
 
 
-def test_chains_decorrelate_from_their_start() -> None:
+def test_chains_decorrelate_from_their_start():
     """Otherwise the test above could not see a mistake; and here all data are dark."""
     start = torch.tensor([-1.0, 1.0]).repeat(CHAINS, 1)
     factor = torch.tensor([[1.0, 0.0], [-0.5, 0.8]]).double()
@@ -143,14 +143,14 @@ def test_chains_decorrelate_from_their_start() -> None:
     check(sampler, "tuned")
 
 
-def test_a_bug_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_caught(monkeypatch):
     """q on one side alone of the test of z."""
     monkeypatch.setattr(FlyMC, "_log_lit", lambda self, log_odds: log_odds)
     with pytest.raises(StatisticalError):
         check(run(FlyMC, bound("untuned")), "untuned")
 
 
-def test_the_bound_is_below_the_likelihood_and_touches_it() -> None:
+def test_the_bound_is_below_the_likelihood_and_touches_it():
     """Bounds in one dimension, x = 1, for many ξ and both labels."""
     xi = torch.tensor([0.0, 1e-8, 1e-3, 0.5, 2.0, 8.0, 30.0, 200.0]).double()
     m = torch.linspace(-300, 300, 6001).double()
@@ -178,7 +178,7 @@ def test_the_bound_is_below_the_likelihood_and_touches_it() -> None:
 
 
 @pytest.mark.parametrize("centre", CENTRES)
-def test_the_bounds_product_equals_that_of_all_data(centre: str) -> None:
+def test_the_bounds_product_equals_that_of_all_data(centre):
     """And with L/B it is the posterior, but for a constant."""
     theta = draws(50)
     target = bound(centre)
@@ -230,7 +230,7 @@ class GaussianTarget:
 
 
 @pytest.mark.full
-def test_a_gaussian_posterior_is_unchanged() -> None:
+def test_a_gaussian_posterior_is_unchanged():
     target = GaussianTarget()
     factor = torch.linalg.cholesky(target.covariance)
     start = target.draws(8000)
@@ -245,7 +245,7 @@ def test_a_gaussian_posterior_is_unchanged() -> None:
 # ---- What it costs -----------------------------------------------------------------
 
 
-def test_the_evaluations_are_those_that_were_made() -> None:
+def test_the_evaluations_are_those_that_were_made():
     """The bright at the proposal, and dark ones at θ: none whose L̃ is known."""
     target = GaussianTarget()
     sampler = FlyMC(target, target.draws(20), step_size=0.1, brighten=0.2, seed=3)
@@ -278,7 +278,7 @@ def test_the_evaluations_are_those_that_were_made() -> None:
     assert int(dark.sum()) == len(sampler.bright[0])
 
 
-def test_chains_stop_when_their_budget_is_spent() -> None:
+def test_chains_stop_when_their_budget_is_spent():
     target = GaussianTarget()
     sampler = FlyMC(target, target.draws(20), step_size=0.1, brighten=0.2, seed=3)
     before = [sampler.position, sampler.evaluations.clone(), brightness(sampler)]
@@ -295,7 +295,7 @@ def test_chains_stop_when_their_budget_is_spent() -> None:
     assert (sampler.evaluations > before[1]).sum() == 20
 
 
-def test_the_warm_up_finds_the_acceptance_rate_and_stops() -> None:
+def test_the_warm_up_finds_the_acceptance_rate_and_stops():
     target = GaussianTarget()
     for first in (1e-3, 30.0):
         sampler = FlyMC(target, target.draws(60), step_size=first, brighten=0.5, seed=4)

@@ -68,7 +68,7 @@ def problem() -> tuple[Tensor, nn.Parameter, SecondOrder]:
     return data, theta, estimator
 
 
-def test_sums_over_all_data() -> None:
+def test_sums_over_all_data():
     data, theta, estimator = problem()
     at = theta.detach()
     gradient = torch.func.grad(logistic)(at, data)
@@ -77,7 +77,7 @@ def test_sums_over_all_data() -> None:
     torch.testing.assert_close(estimator.hessian, hessian, rtol=1e-12, atol=1e-13)
 
 
-def test_unbiased_with_a_variance_like_the_fourth_power() -> None:
+def test_unbiased_with_a_variance_like_the_fourth_power():
     data, theta, estimator = problem()
     anchor, direction = theta.detach().clone(), torch.tensor([1.0, -2.0, 0.5]).double()
     traces = []
@@ -139,11 +139,11 @@ def check_least_squares(kind: type[SecondOrder], bug: str | None = None) -> None
 
 
 @pytest.mark.parametrize("kind", [SecondOrder, WrittenOut])
-def test_least_squares(kind: type[SecondOrder]) -> None:
+def test_least_squares(kind):
     check_least_squares(kind)
 
 
 @pytest.mark.parametrize("bug", at_levels(BUGS, full=BUGS[:1]))
-def test_bugs_are_caught(bug: str) -> None:
+def test_bugs_are_caught(bug):
     with pytest.raises(StatisticalError):
         check_least_squares(WrittenOut, bug)

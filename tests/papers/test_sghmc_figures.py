@@ -1,7 +1,5 @@
 """The simulated scenarios of the SGHMC paper, at a tiny size and against theory."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from harness.examples import run_experiment
@@ -13,7 +11,7 @@ SIGMAS = 4.0
 
 
 @pytest.mark.full
-def test_tables_pictures_and_the_papers_finding(tmp_path: Path) -> None:
+def test_tables_pictures_and_the_papers_finding(tmp_path):
     printed, found = run_experiment("sghmc2014.figures", tmp_path, "--tiny")
     for figure in ("figure1", "figure2", "figure3"):
         assert f"\n{figure}\n" in printed and (tmp_path / f"{figure}.png").exists()
@@ -28,7 +26,7 @@ def test_tables_pictures_and_the_papers_finding(tmp_path: Path) -> None:
     assert scores["HMC, no MH"]["acceptance"] is None
 
 
-def test_the_second_moments_of_figure_1() -> None:
+def test_the_second_moments_of_figure_1():
     size = double_well.Size(chains=1500, burn_in=8, trajectories=12)
     for method in ("HMC, with MH", "SGHMC"):
         score = double_well.score(double_well.run(method, size, seed=1)["samples"])
@@ -62,7 +60,7 @@ def leapfrog_variance() -> float:
     return float(np.mean([c[0, 0] for c in trajectory(fixed)[:-1]]))
 
 
-def test_the_energies_of_figure_2() -> None:
+def test_the_energies_of_figure_2():
     results = {
         name: phase_space.summary(*phase_space.run(name, 2000, 256, seed=3))
         for name in phase_space.DYNAMICS
@@ -81,7 +79,7 @@ def test_the_energies_of_figure_2() -> None:
 
 
 @pytest.mark.parametrize("label", ["SGLD", "SGLD with β̂", "SGHMC"])
-def test_figure_3_follows_the_exact_law(label: str) -> None:
+def test_figure_3_follows_the_exact_law(label):
     point = correlated.simulate(label, 0, 400, 2500, 300, seed=2)
     exact = correlated.law(*correlated.SETTINGS[label][0])
     tau = exact["autocorrelation_time"]
@@ -92,7 +90,7 @@ def test_figure_3_follows_the_exact_law(label: str) -> None:
     assert abs(point["authors_time"] / exact["authors_time"] - 1) < 0.15
 
 
-def test_the_exact_law_of_figure_3() -> None:
+def test_the_exact_law_of_figure_3():
     """Against the scalar formulas: SGLD's variance along each axis of the target."""
     lr = 0.1
     curvatures = linalg.eigvalsh(np.linalg.inv(correlated.SIGMA))
@@ -107,7 +105,7 @@ def test_the_exact_law_of_figure_3() -> None:
     assert law["autocorrelation_time"] == pytest.approx(tau, rel=1e-10)
 
 
-def test_the_exact_errors_of_figure_3_with_the_noise_estimate() -> None:
+def test_the_exact_errors_of_figure_3_with_the_noise_estimate():
     """SGLD's with β̂, in closed form: variances 2 lr / (2 lr h - lr² h²)."""
     errors = []
     for lr, _ in correlated.SETTINGS["SGLD"]:
@@ -121,7 +119,7 @@ def test_the_exact_errors_of_figure_3_with_the_noise_estimate() -> None:
     assert errors[-1] == pytest.approx(0.029, abs=5e-4)
 
 
-def test_the_authors_sum_ends_at_the_first_small_correlation() -> None:
+def test_the_authors_sum_ends_at_the_first_small_correlation():
     correlations = [1.0, 0.5, 0.2, 0.04, 0.9]
     found = correlated.authors_time(correlations, length=10)
     assert found == pytest.approx(1 + 2 * (0.9 * 0.5 + 0.8 * 0.2))

@@ -29,7 +29,7 @@ def example(out: Path, *options: object) -> list[dict[str, Any]]:
     return run_experiment("sghmc2014.mnist", out, *common, *options)[1]["runs"]
 
 
-def test_the_digits_are_learnt_by_all_methods(tmp_path: Path) -> None:
+def test_the_digits_are_learnt_by_all_methods(tmp_path):
     """Runs with the default settings, a seventh as long.
 
     With MNIST's minibatches SGHMC is no better than chance: nine in ten are wrong.
@@ -73,7 +73,7 @@ def test_the_digits_are_learnt_by_all_methods(tmp_path: Path) -> None:
         assert run["final"]["bounces"] > 0
 
 
-def test_mnist_itself(tmp_path: Path, data_root: Path) -> None:
+def test_mnist_itself(tmp_path, data_root):
     """Four epochs: far from converged, but learning and calibrated."""
     sizes = ("--method", "sghmc", "--epochs", 4, "--burn-in", 2, "--seeds", 1)
     data = ("--data-root", data_root)
@@ -84,7 +84,7 @@ def test_mnist_itself(tmp_path: Path, data_root: Path) -> None:
     assert all(p > 0 for p in run["final"]["precisions"])
 
 
-def test_the_particle_starts_where_sgd_with_momentum_ends(tmp_path: Path) -> None:
+def test_the_particle_starts_where_sgd_with_momentum_ends(tmp_path):
     common = ("--epochs", 3, "--burn-in", 2)
     (sgdm,) = example(tmp_path, "--method", "sgdm", *common)
     options = ("--method", "sbps", *common, "--start-epochs")
@@ -97,7 +97,7 @@ def test_the_particle_starts_where_sgd_with_momentum_ends(tmp_path: Path) -> Non
     assert none["history"][0]["nll"] != sgdm["history"][0]["nll"]
 
 
-def test_a_fixed_precision(tmp_path: Path) -> None:
+def test_a_fixed_precision(tmp_path):
     options = ("--epochs", 2, "--burn-in", 1, "--precision", 2.5)
     fixed = example(tmp_path, *options, "--method", "sghmc", "sbps")
     assert [r["config"]["settings"]["precision"] for r in fixed] == [2.5] * 2
@@ -109,7 +109,7 @@ def test_a_fixed_precision(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["sghmc", "psbps"])
-def test_a_resumed_run_has_the_same_bits(tmp_path: Path, method: str) -> None:
+def test_a_resumed_run_has_the_same_bits(tmp_path, method):
     options = ("--method", method, "--burn-in", 2, "--epochs")
     if method == "psbps":
         options = ("--start-epochs", 1, "--draw-precision", *options)
@@ -126,9 +126,7 @@ def test_a_resumed_run_has_the_same_bits(tmp_path: Path, method: str) -> None:
         example(tmp_path / "parts", *options, 6, "--batch-size", 50)
 
 
-def test_draws_are_the_networks_at_the_sample_times_after_burn_in(
-    tmp_path: Path,
-) -> None:
+def test_draws_are_the_networks_at_the_sample_times_after_burn_in(tmp_path):
     images = load_digits()
     settings = METHODS["sbps"] | {"start_epochs": 0, "sample_interval": 0.01}
     config = RunConfig("sbps", 0, tuple(settings.items()), 2, 1, 500, images.name)
@@ -149,7 +147,7 @@ def test_draws_are_the_networks_at_the_sample_times_after_burn_in(
         assert all(map(torch.equal, found, expected))
 
 
-def test_images_are_compared_in_pairs_and_seeds_by_themselves() -> None:
+def test_images_are_compared_in_pairs_and_seeds_by_themselves():
     hard = np.arange(100) % 10 == 0  # for both methods
     assert difference(hard[None], hard[None]) == (0, 0, 0)
     mean, low, high = difference(hard[None] | (np.arange(100) < 50), hard[None])
@@ -160,9 +158,7 @@ def test_images_are_compared_in_pairs_and_seeds_by_themselves() -> None:
     assert difference(varies, varies[1:]) == (0.5, 0, 1)
 
 
-def test_two_settings_of_mnist_at_their_temperatures(
-    data_root: Path, tmp_path: Path
-) -> None:
+def test_two_settings_of_mnist_at_their_temperatures(data_root, tmp_path):
     """mnist_heat: short runs, of which no one is made twice."""
     options = ["--data-root", data_root, "--seeds", 1, "--epochs", 4, "--start", 1]
     options += ["--observe", 2, "--only", "page", "cool"]

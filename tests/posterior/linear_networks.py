@@ -1,7 +1,5 @@
 """Deep linear networks, whose learning coefficients are known."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 

@@ -1,10 +1,7 @@
 """A collector: which draws it takes of which sampler, and that they are the chain's."""
 
-from __future__ import annotations
-
 import copy
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,7 +47,7 @@ def sgld(model: nn.Module, **settings: Any) -> sg.SGLD:
     return sg.SGLD(model.parameters(), 0.1, num_data=64, seed=3, **settings)
 
 
-def test_draws_are_the_model_after_the_step(tmp_path: Path) -> None:
+def test_draws_are_the_model_after_the_step(tmp_path):
     """Updated parameters, copies of them, and the batch-norm buffers of that step."""
     model = net()
     sampler = sgld(model)
@@ -70,7 +67,7 @@ def test_draws_are_the_model_after_the_step(tmp_path: Path) -> None:
         assert len({one[name].sum().item() for one in store}) == len(store)
 
 
-def test_a_loss_is_of_one_step(tmp_path: Path) -> None:
+def test_a_loss_is_of_one_step(tmp_path):
     model = net()
     sampler = sgld(model)
     with sg.Collector(sampler, model, tmp_path) as collector:
@@ -81,7 +78,7 @@ def test_a_loss_is_of_one_step(tmp_path: Path) -> None:
     assert losses[1] == 0.5 and math.isnan(losses[0]) and math.isnan(losses[2])
 
 
-def test_a_draw_is_a_copy(tmp_path: Path) -> None:
+def test_a_draw_is_a_copy(tmp_path):
     """It is written when the chain has long gone on."""
     model = net()
     sampler = sgld(model)
@@ -93,7 +90,7 @@ def test_a_draw_is_a_copy(tmp_path: Path) -> None:
         assert same(one, state)
 
 
-def test_a_collector_changes_no_chain(tmp_path: Path) -> None:
+def test_a_collector_changes_no_chain(tmp_path):
     ends = []
     for stores in (False, True):
         model = net()
@@ -106,7 +103,7 @@ def test_a_collector_changes_no_chain(tmp_path: Path) -> None:
     assert same(ends[0][0], ends[1][0]) and ends[0][1] == ends[1][1]
 
 
-def test_what_is_stored_is_chosen(tmp_path: Path) -> None:
+def test_what_is_stored_is_chosen(tmp_path):
     model = net()
     last = list(model[2].parameters())
     sampler = sg.SGLD(last, 0.1, num_data=64, seed=0)
@@ -120,7 +117,7 @@ def test_what_is_stored_is_chosen(tmp_path: Path) -> None:
         ]
     ):  # fmt: skip
         folder = tmp_path / str(i)
-        with sg.Collector(sampler, model, folder, **choice):  # type: ignore[arg-type]
+        with sg.Collector(sampler, model, folder, **choice):
             advance(model, sampler, range(1))
         assert sorted(sg.SampleStore(folder).names) == sorted(expected)
     with sg.Collector(sampler, model, tmp_path / "bf16", dtype=torch.bfloat16):
@@ -130,7 +127,7 @@ def test_what_is_stored_is_chosen(tmp_path: Path) -> None:
     assert one["1.num_batches_tracked"].dtype == torch.int64
 
 
-def test_channels_last_and_shared_parameters(tmp_path: Path) -> None:
+def test_channels_last_and_shared_parameters(tmp_path):
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Linear(2, 2), nn.Linear(2, 2))
     model[2].weight = model[1].weight
     model = model.to(memory_format=torch.channels_last)
@@ -149,7 +146,7 @@ def test_channels_last_and_shared_parameters(tmp_path: Path) -> None:
     assert torch.equal(other[2].weight, model[2].weight)
 
 
-def test_a_draw_has_its_prior_precisions(tmp_path: Path) -> None:
+def test_a_draw_has_its_prior_precisions(tmp_path):
     """Records the settings of each param group in the step of a draw."""
     model = net()
     groups = [
@@ -168,7 +165,7 @@ def test_a_draw_has_its_prior_precisions(tmp_path: Path) -> None:
     assert len(found[0]) == len(groups) > 1
 
 
-def test_steps_that_were_skipped_are_no_draws(tmp_path: Path) -> None:
+def test_steps_that_were_skipped_are_no_draws(tmp_path):
     model = net()
     sampler = sgld(model, nonfinite="skip")
     with sg.Collector(sampler, model, tmp_path, every=2):
@@ -182,11 +179,11 @@ def test_steps_that_were_skipped_are_no_draws(tmp_path: Path) -> None:
     assert [one.step for one in sg.SampleStore(tmp_path)] == [2, 4, 6]
 
 
-def test_a_warm_up_is_not_stored(tmp_path: Path) -> None:
+def test_a_warm_up_is_not_stored(tmp_path):
     theta = torch.ones(3, requires_grad=True)
     sampler = sg.HMC([theta], step_size=0.3, num_steps=3, num_data=1, seed=0)
 
-    def closure() -> Tensor:
+    def closure():
         sampler.zero_grad()
         loss = theta.square().sum()
         loss.backward()
@@ -201,13 +198,13 @@ def test_a_warm_up_is_not_stored(tmp_path: Path) -> None:
     assert store[0].lr == sampler.param_groups[0]["step_size"]
 
 
-def test_sbps_stores_points_of_the_trajectory(tmp_path: Path) -> None:
+def test_sbps_stores_points_of_the_trajectory(tmp_path):
     theta = torch.ones(3, dtype=torch.float64, requires_grad=True)
     sampler = sg.SBPS([theta], num_data=20, sample_interval=0.3, seed=0)
     points = []
     sampler.register_sample_hook(lambda s, time: points.append(theta.detach().clone()))
 
-    def closure() -> Tensor:
+    def closure():
         return theta.square().sum() * torch.ones(8, dtype=torch.float64)
 
     with sg.Collector(sampler, {"theta": theta}, tmp_path, burn_in=3, every=2):
@@ -249,10 +246,10 @@ def signed(theta: Tensor) -> tuple[sg.HMCECS, sg.PredictorLogLikelihood]:
         max_variance=1e9,
         seed=1,
     )
-    return sampler, log_likelihood  # type: ignore[return-value]
+    return sampler, log_likelihood
 
 
-def test_signs_of_hmcecs_are_weights(tmp_path: Path) -> None:
+def test_signs_of_hmcecs_are_weights(tmp_path):
     theta = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     sampler, closure = signed(theta)
     signs, thetas = [], []
@@ -269,11 +266,11 @@ def test_signs_of_hmcecs_are_weights(tmp_path: Path) -> None:
     )
 
 
-def test_a_weight_of_ones_own(tmp_path: Path) -> None:
+def test_a_weight_of_ones_own(tmp_path):
     model = net()
     sampler = sgld(model)
 
-    def weight(sampler: sg.Sampler) -> float:
+    def weight(sampler):
         return sampler.param_groups[0]["lr"]
 
     with sg.Collector(sampler, model, tmp_path, weight=weight):
@@ -284,7 +281,7 @@ def test_a_weight_of_ones_own(tmp_path: Path) -> None:
     assert [d.weight for d in store] == [d.lr for d in store] == [0.1, 0.05, 0.1 / 3]
 
 
-def test_chains_side_by_side(tmp_path: Path) -> None:
+def test_chains_side_by_side(tmp_path):
     models = [net() for _ in range(2)]
     samplers = [sg.SGLD(m.parameters(), 0.1, num_data=64, seed=s) for s, m in
                 enumerate(models)]  # fmt: skip
@@ -304,10 +301,8 @@ def test_chains_side_by_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [3, 6, 9])
-def test_a_resumed_store_equals_that_of_an_unbroken_run(
-    tmp_path: Path, at: int
-) -> None:
-    def run(folder: Path, upto: int, saved: Any = None) -> Any:
+def test_a_resumed_store_equals_that_of_an_unbroken_run(tmp_path, at):
+    def run(folder, upto, saved=None):
         """Checkpoints after every third step; the last one."""
         model = net()
         sampler = sgld(model)
@@ -336,7 +331,7 @@ def test_a_resumed_store_equals_that_of_an_unbroken_run(
     assert len(sg.SampleStore(tmp_path / "broken")) == 14
 
 
-def test_a_step_on_draws_of_an_earlier_run(tmp_path: Path) -> None:
+def test_a_step_on_draws_of_an_earlier_run(tmp_path):
     model = net()
     for i in range(2):
         sampler = sgld(model)
@@ -354,7 +349,7 @@ def test_a_step_on_draws_of_an_earlier_run(tmp_path: Path) -> None:
     assert [one.step for one in sg.SampleStore(tmp_path)] == [1, 2]
 
 
-def test_a_checkpoint_of_another_store_or_schedule(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_store_or_schedule(tmp_path):
     model = net()
     sampler = sgld(model)
     with sg.Collector(sampler, model, tmp_path / "a", every=2) as collector:
@@ -371,7 +366,7 @@ def test_a_checkpoint_of_another_store_or_schedule(tmp_path: Path) -> None:
     assert len(sg.SampleStore(tmp_path / "a")) == 2
 
 
-def test_a_sampler_that_went_back_alone(tmp_path: Path) -> None:
+def test_a_sampler_that_went_back_alone(tmp_path):
     model = net()
     sampler = sgld(model)
     with sg.Collector(sampler, model, tmp_path):
@@ -388,7 +383,7 @@ def test_a_sampler_that_went_back_alone(tmp_path: Path) -> None:
 # ---- Refusals, and the end -----------------------------------------------------------
 
 
-def test_refusals(tmp_path: Path) -> None:
+def test_refusals(tmp_path):
     model = net()
     sampler = sgld(model)
     make = sg.Collector
@@ -401,9 +396,9 @@ def test_refusals(tmp_path: Path) -> None:
         ({"parameters": ["no.*"]}, r"parameters: no parameter is named 'no.\*'"),
     ):
         with pytest.raises(ValueError, match=f"Invalid {words}"):
-            make(sampler, model, tmp_path, **settings)  # type: ignore[arg-type]
+            make(sampler, model, tmp_path, **settings)
     with pytest.raises(TypeError, match="Invalid sampler: of type SGD"):
-        make(torch.optim.SGD(model.parameters(), 0.1), model, tmp_path)  # type: ignore
+        make(torch.optim.SGD(model.parameters(), 0.1), model, tmp_path)
     assert list(tmp_path.iterdir()) == []
     with make(sampler, model, tmp_path):
         advance(model, sampler, range(1))
@@ -412,7 +407,7 @@ def test_refusals(tmp_path: Path) -> None:
         make(sgld(other), other, tmp_path)
 
 
-def test_capturable_samplers(tmp_path: Path) -> None:
+def test_capturable_samplers(tmp_path):
     model = net()
     sampler = sgld(model, capturable=True)
     with sg.Collector(sampler, model, tmp_path, every=2):
@@ -422,7 +417,7 @@ def test_capturable_samplers(tmp_path: Path) -> None:
     assert all(same(one, states[one.step - 1]) for one in store)
 
 
-def test_a_closed_collector_leaves_the_sampler(tmp_path: Path) -> None:
+def test_a_closed_collector_leaves_the_sampler(tmp_path):
     model = net()
     sampler = sgld(model)
     collector = sg.Collector(sampler, model, tmp_path)

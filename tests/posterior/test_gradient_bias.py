@@ -4,8 +4,6 @@ Fixed seeds, and data of which every minibatch is drawn: what is wrong here is w
 training loops.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable
@@ -143,20 +141,20 @@ WRONG: dict[str, tuple[Callable[[Loop], None], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_gradients_are_found(name: str) -> None:
+def test_wrong_gradients_are_found(name):
     make_wrong, fault = WRONG[name]
     loop = Loop(linear())
     make_wrong(loop)
     assert fault in loop.run(fault)
 
 
-def test_a_right_loop_is_not_blamed() -> None:
+def test_a_right_loop_is_not_blamed():
     loop = Loop(linear())
     assert loop.run() == set()
     assert loop.monitor.all().gradient_bias.half_width < 0.5
 
 
-def test_batch_norm_in_training_mode() -> None:
+def test_batch_norm_in_training_mode():
     """Evaluation mode predicts, and its posterior is another."""
     loop = Loop(batch_norm(), None)  # the bias is nearly the same everywhere
     loop.size = 20
@@ -168,17 +166,17 @@ def test_batch_norm_in_training_mode() -> None:
 
 
 @pytest.mark.default
-def test_it_is_the_next_step_that_is_compared() -> None:
+def test_it_is_the_next_step_that_is_compared():
     """N/d (θ − c)·(g − h), whenever observe() is called; state and reset."""
     p = nn.Parameter(torch.tensor([1.0, -2.0]))
     q = nn.Parameter(torch.tensor([3.0]))
     sampler = sg.SGLD([p, q], 1e-9, num_data=10, prior_precision=7.0, seed=0)
     monitor = sg.TemperatureMonitor(sampler, center=[torch.tensor([0.0, 1.0]), 0.0])
 
-    def right() -> None:
+    def right():
         (2 * p.sum() + 5 * q.sum()).backward()
 
-    def step(q_grad: float | None) -> None:
+    def step(q_grad):
         p.grad = torch.tensor([3.0, 4.0])
         q.grad = None if q_grad is None else torch.tensor([q_grad])
         sampler.step()
@@ -212,14 +210,14 @@ def test_it_is_the_next_step_that_is_compared() -> None:
 
 
 @pytest.mark.default
-def test_gradients_in_memory_that_every_backward_pass_writes_to() -> None:
+def test_gradients_in_memory_that_every_backward_pass_writes_to():
     """Gradients as views, as DistributedDataParallel's gradient_as_bucket_view=True."""
     p = nn.Parameter(torch.ones(4))
     sampler = sg.SGLD([p], 1e-9, num_data=10, seed=0)
     monitor = sg.TemperatureMonitor(sampler)
     bucket = torch.zeros(4)
 
-    def backward(value: float) -> None:
+    def backward(value):
         bucket.fill_(value)
         p.grad = bucket.view(4)
 
@@ -231,7 +229,7 @@ def test_gradients_in_memory_that_every_backward_pass_writes_to() -> None:
 
 
 @pytest.mark.default
-def test_parameters_that_were_moved_are_not_compared() -> None:
+def test_parameters_that_were_moved_are_not_compared():
     p = nn.Parameter(torch.ones(4))
     sampler = sg.SGLD([p], 1e-9, num_data=10, seed=0)
     monitor = sg.TemperatureMonitor(sampler)
@@ -244,7 +242,7 @@ def test_parameters_that_were_moved_are_not_compared() -> None:
 
 
 @pytest.mark.default
-def test_a_summary_of_comparisons_alone() -> None:
+def test_a_summary_of_comparisons_alone():
     p = nn.Parameter(torch.ones(4))
     sampler = sg.SGLD([p], 1e-9, num_data=10, seed=0)
     monitor = sg.TemperatureMonitor(sampler, every=1000)
@@ -259,7 +257,7 @@ def test_a_summary_of_comparisons_alone() -> None:
 
 
 @pytest.mark.default
-def test_ewsg_chooses_its_gradients_on_purpose() -> None:
+def test_ewsg_chooses_its_gradients_on_purpose():
     p = nn.Parameter(torch.ones(4))
     sampler = sg.EWSG([p], 1e-3, num_data=10, seed=0)
     monitor = sg.TemperatureMonitor(sampler, every=1000)

@@ -1,7 +1,5 @@
 """sample() that is interrupted: what was done is saved, and the signal goes on."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -82,7 +80,7 @@ def nothing() -> Signals:
 
 @pytest.mark.parametrize("within", [False, True])
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_what_was_done_is_saved(name: str, within: bool, tmp_path: Path) -> None:
+def test_what_was_done_is_saved(name, within, tmp_path):
     number = signal.Signals[name]
     signals = Signals(number, 12, within=within)
     code = in_a_process(interrupted, tmp_path, signals)
@@ -98,7 +96,7 @@ def test_what_was_done_is_saved(name: str, within: bool, tmp_path: Path) -> None
 
 
 @pytest.mark.nightly
-def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
+def test_a_second_ctrl_c_does_not_wait(tmp_path):
     """But where a parent ends its processes, two of them are one (torch's signal)."""
     signals = Signals(signal.SIGINT, 12, within=True, times=2)
     assert in_a_process(interrupted, tmp_path, signals) == 1
@@ -127,7 +125,7 @@ def noted(folder: Path) -> None:
     (folder / "seen").write_text(str(seen))
 
 
-def test_a_handler_of_one_s_own(tmp_path: Path) -> None:
+def test_a_handler_of_one_s_own(tmp_path):
     assert in_a_process(noted, tmp_path) == 0
     assert (tmp_path / "seen").read_text() == f"[{int(signal.SIGTERM)}]"
     go(tmp_path / "whole", nothing())
@@ -155,7 +153,7 @@ def run_with(folder: Path, loader: Any, callback: Any = ()) -> None:
     )
 
 
-def test_workers_of_a_loader(tmp_path: Path) -> None:
+def test_workers_of_a_loader(tmp_path):
     in_a_process(with_workers, tmp_path / "run", 9)
     assert sg.load(tmp_path / "run" / "checkpoint-0.pt")["step"] == 9
     loader = DataLoader(data(), 10, shuffle=True)
@@ -179,7 +177,7 @@ def with_a_dead_worker(folder: Path) -> None:
     run_with(folder, Fails(data(), 10, shuffle=True))
 
 
-def test_a_loader_whose_workers_have_ended(tmp_path: Path) -> None:
+def test_a_loader_whose_workers_have_ended(tmp_path):
     assert in_a_process(with_a_dead_worker, tmp_path / "run") == 1
     assert sg.load(tmp_path / "run" / "checkpoint-0.pt")["step"] == 3
     loader = DataLoader(data(), 10, shuffle=True)
@@ -188,8 +186,8 @@ def test_a_loader_whose_workers_have_ended(tmp_path: Path) -> None:
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
-def test_a_callback_that_interrupts(tmp_path: Path) -> None:
-    def interrupt(state: sg.ChainState) -> None:
+def test_a_callback_that_interrupts(tmp_path):
+    def interrupt(state):
         if state.step == 9:
             raise KeyboardInterrupt
 
@@ -201,11 +199,11 @@ def test_a_callback_that_interrupts(tmp_path: Path) -> None:
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
-def test_a_thread(tmp_path: Path) -> None:
+def test_a_thread(tmp_path):
     """Runs where Python cannot set a signal handler."""
     errors: list[BaseException] = []
 
-    def work() -> None:
+    def work():
         try:
             run(tmp_path / "thread", **OPTIONS)
         except BaseException as error:
@@ -219,13 +217,11 @@ def test_a_thread(tmp_path: Path) -> None:
     assert contents(tmp_path / "thread") == contents(tmp_path / "main")
 
 
-def test_a_checkpoint_every_few_minutes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_every_few_minutes(tmp_path, monkeypatch):
     """Checkpoints at each step; the draws are the same without them."""
     assert driver.CHECKPOINT_SECONDS == 300
 
-    def steps_saved(seconds: float) -> list[int]:
+    def steps_saved(seconds):
         monkeypatch.setattr(driver, "CHECKPOINT_SECONDS", seconds)
         saved = []
         folder = tmp_path / str(seconds)

@@ -1,7 +1,5 @@
 """The local learning coefficient, where it is known."""
 
-from __future__ import annotations
-
 import math
 import sys
 import warnings
@@ -23,7 +21,7 @@ def sghmc(params: Any, **target: Any) -> sg.SGHMC:
     return sg.SGHMC(params, lr=0.05, momentum=0.9, **target)
 
 
-def test_the_formula() -> None:
+def test_the_formula():
     """Closed cases: regular models, and a b x with ab = 0."""
     assert learning_coefficient((5, 4), 4) == 10
     assert learning_coefficient((5, 3, 4), 3) == 3 * (5 + 4 - 3) / 2
@@ -37,7 +35,7 @@ def test_the_formula() -> None:
     [((5, 4), 4, 1500), ((5, 3, 4), 3, 1500), ((4, 4, 4), 2, 3000)],
     ids=["regular", "bottleneck", "rank lacking"],
 )
-def test_linear_networks(sizes: tuple[int, ...], rank: int, draws: int) -> None:
+def test_linear_networks(sizes, rank, draws):
     weights, loss = linear_network(sizes, rank)
     result = local_learning_coefficient(
         weights,
@@ -97,7 +95,7 @@ SAMPLERS = {
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
-def test_of_every_sampler(kind: str) -> None:
+def test_of_every_sampler(kind):
     """A regular model: d/2, by minibatches but for HMC."""
     issue = Regression()
     start, grad = issue.weight.detach().clone(), torch.ones(10)
@@ -115,7 +113,7 @@ def test_of_every_sampler(kind: str) -> None:
     assert issue.weight.grad is grad
 
 
-def test_a_localization_that_holds_directions_fast() -> None:
+def test_a_localization_that_holds_directions_fast():
     """½ nβh / (nβh + γ) of each."""
     issue = Regression()
     n_beta = issue.n / math.log(issue.n)
@@ -129,7 +127,7 @@ def test_a_localization_that_holds_directions_fast() -> None:
 
 
 @pytest.mark.parametrize("layer", [0, 1])
-def test_of_a_part_of_the_parameters(layer: int) -> None:
+def test_of_a_part_of_the_parameters(layer):
     """One layer of 4-4-4 at rank 2 is a regression, in 2 · 4 directions of its 16.
 
     So λ is 4, and not d/2 = 8. (Of both layers it is 7.5, and not the sum.)
@@ -156,7 +154,7 @@ def test_of_a_part_of_the_parameters(layer: int) -> None:
     assert all(bool((w.grad == 1).all()) for w in weights)  # of the other too
 
 
-def test_it_repeats_itself() -> None:
+def test_it_repeats_itself():
     issue = Regression()
     first = issue.estimate(sghmc, draws=20, batch_size=50)
     second = issue.estimate(sghmc, draws=20, batch_size=50)
@@ -167,7 +165,7 @@ def test_it_repeats_itself() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The estimate is negative")
-def test_issues_are_named() -> None:
+def test_issues_are_named():
     issue = Regression()
     with pytest.warns(UserWarning, match="diverged"):
         result = issue.estimate(lambda p, **t: sg.SGLD(p, lr=3.0, **t), draws=300)
@@ -182,7 +180,7 @@ def test_issues_are_named() -> None:
         issue.estimate(lambda p, **t: sg.SGLD(p, lr=1e-3, **t), burn_in=0)
 
 
-def test_heat_is_said() -> None:
+def test_heat_is_said():
     """λ = 5: where minibatches heat, the interval misses it, and that is said."""
     issue = Regression()
     options = {"batch_size": 50, "draws": 400}
@@ -208,17 +206,17 @@ def test_heat_is_said() -> None:
         assert result.temperatures.shape == (4, 2)
 
 
-def test_chains_out_of_equilibrium_are_said() -> None:
+def test_chains_out_of_equilibrium_are_said():
     issue = Regression()
     with pytest.warns(UserWarning, match="not in equilibrium: T_conf is"):
         issue.estimate(lambda p, **t: sg.SGLD(p, lr=1e-4, **t), burn_in=0)
 
 
-def test_errors() -> None:
+def test_errors():
     issue = Regression()
     start = issue.weight.detach().clone()
 
-    def refused(words: str, sampler: Any = sghmc, **settings: Any) -> None:
+    def refused(words, sampler=sghmc, **settings):
         with pytest.raises((TypeError, ValueError)) as info:
             issue.estimate(sampler, **settings)
         assert words in str(info.value)
@@ -238,11 +236,11 @@ def test_errors() -> None:
         "lacks the prior_mean",
         lambda p, **t: sg.SGLD(p, lr=0.1, **{**t, "prior_mean": 0.0}),
     )
-    issue.loss = lambda indices: torch.ones(3)  # type: ignore[method-assign]
+    issue.loss = lambda indices: torch.ones(3)
     refused("Invalid loss: [3] (must be a scalar")
 
 
-def test_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_picture(monkeypatch):
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
     result = Regression().estimate(sghmc, draws=40)

@@ -1,11 +1,8 @@
 """Nothing outlives a call: no worker process, no cycle through model or loader."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import weakref
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,7 @@ forked = problem.forked
 
 
 @pytest.fixture
-def no_gc() -> Iterator[None]:
+def no_gc():
     """Switches the garbage collector off: only reference counts free memory."""
     gc.collect()
     gc.disable()
@@ -69,9 +66,7 @@ def _sample(loader: Any, made: Any, folder: Path, **options: Any) -> sg.SampleSt
 
 @pytest.mark.default
 @pytest.mark.parametrize("persistent", [False, True])
-def test_sample_releases_workers_and_models(
-    persistent: bool, tmp_path: Path, no_gc: None
-) -> None:
+def test_sample_releases_workers_and_models(persistent, tmp_path, no_gc):
     made, loader = Made(), _loader(persistent)
     _sample(loader, made, tmp_path)
     assert made.models
@@ -82,10 +77,10 @@ def test_sample_releases_workers_and_models(
     assert loader_alive() is None
 
 
-def test_sample_that_fails_releases_workers(tmp_path: Path, no_gc: None) -> None:
+def test_sample_that_fails_releases_workers(tmp_path, no_gc):
     made = Made()
 
-    def fail(state: sg.ChainState) -> None:
+    def fail(state):
         raise OSError("no more")
 
     # The steps stop within an epoch, whose workers are running.
@@ -94,18 +89,18 @@ def test_sample_that_fails_releases_workers(tmp_path: Path, no_gc: None) -> None
     assert _children() == []
 
 
-def test_sample_with_a_schedule_releases_models(tmp_path: Path, no_gc: None) -> None:
+def test_sample_with_a_schedule_releases_models(tmp_path, no_gc):
     made = Made()
     _sample(_loader(), made, tmp_path, schedule=problem.cycles)
     assert _children() == []
     assert made.num_alive == 0
 
 
-def test_the_tools_release_model_and_loader(tmp_path: Path, no_gc: None) -> None:
+def test_the_tools_release_model_and_loader(tmp_path, no_gc):
     store = _sample(_loader(), problem.model, tmp_path)
     x, y = problem.data().tensors
 
-    def released(use: Callable[[nn.Module, DataLoader[Any]], object]) -> None:
+    def released(use):
         model, loader = problem.model(), _loader(shuffle=False)
         alive = weakref.ref(model), weakref.ref(loader)
         use(model, loader)
@@ -113,7 +108,7 @@ def test_the_tools_release_model_and_loader(tmp_path: Path, no_gc: None) -> None
         assert _children() == []
         assert [each() for each in alive] == [None, None]
 
-    def check(model: nn.Module, loader: DataLoader[Any]) -> None:
+    def check(model, loader):
         sampler = problem.sghmc(model.named_parameters(), seed=1)
         print(sg.check_setup(model, problem.loss, loader, sampler))
 
@@ -123,7 +118,7 @@ def test_the_tools_release_model_and_loader(tmp_path: Path, no_gc: None) -> None
     released(lambda model, loader: sg.report(model, store, x, y))
 
 
-def test_a_sampler_is_released(no_gc: None) -> None:
+def test_a_sampler_is_released(no_gc):
     """Steps, hooks, monitor and a collector leave no cycle behind."""
     model = problem.model()
     sampler = problem.sghmc(model.named_parameters(), seed=1)
@@ -143,6 +138,6 @@ def test_a_sampler_is_released(no_gc: None) -> None:
     assert [each() for each in alive] == [None, None]
 
 
-def test_processes_end_with_their_chains(tmp_path: Path, forked: None) -> None:
+def test_processes_end_with_their_chains(tmp_path, forked):
     _sample(_loader(), problem.model, tmp_path, chains=2, processes=2)
     assert _children() == []

@@ -1,9 +1,5 @@
 """The tests of stores and predictions, tested: known bugs that they must catch."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,12 +95,7 @@ PREDICTIONS = [
 
 @pytest.mark.full
 @pytest.mark.parametrize(("mutant", "test"), STORES)
-def test_stores(
-    mutant: Callable[[Patch], None],
-    test: Callable[[Path], None],
-    tmp_path: Path,
-    monkeypatch: Patch,
-) -> None:
+def test_stores(mutant, test, tmp_path, monkeypatch):
     test(tmp_path / "right")
     mutant(monkeypatch)
     with pytest.raises(AssertionError):
@@ -113,9 +104,7 @@ def test_stores(
 
 @pytest.mark.filterwarnings("ignore:The model has batch norm")
 @pytest.mark.parametrize(("mutant", "test"), PREDICTIONS)
-def test_predictions(
-    mutant: Callable[[Patch], None], test: Callable[[], None], monkeypatch: Patch
-) -> None:
+def test_predictions(mutant, test, monkeypatch):
     test()
     mutant(monkeypatch)
     with pytest.raises(AssertionError):

@@ -1,11 +1,7 @@
 """Predictions are those of the draws: modes, caches, likelihoods, replaced layers."""
 
-from __future__ import annotations
-
 import copy
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +24,7 @@ class Merging(nn.Linear):
         self.b = nn.Parameter(torch.randn(1, 3))
         self.merged = False
 
-    def train(self, mode: bool = True) -> Merging:
+    def train(self, mode: bool = True):
         super().train(mode)
         if mode == self.merged:
             sign = -1 if mode else 1
@@ -49,7 +45,7 @@ class Caching(nn.Module):
         self.scale = nn.Parameter(torch.ones(2))
         self.kept: Tensor | None = None
 
-    def train(self, mode: bool = True) -> Caching:
+    def train(self, mode: bool = True):
         if mode:
             self.kept = None
         return super().train(mode)
@@ -65,7 +61,7 @@ class Caching(nn.Module):
 class Remembering(Caching):
     """The same without a train() that forgets."""
 
-    def train(self, mode: bool = True) -> Remembering:
+    def train(self, mode: bool = True):
         nn.Module.train(self, mode)
         return self
 
@@ -82,9 +78,7 @@ def drawn(net: nn.Module, names: tuple[str, ...]) -> list[dict[str, Tensor]]:
 @pytest.mark.parametrize("names", [("a", "b"), ("weight", "a", "b")])
 @pytest.mark.parametrize("mode", [True, False])
 @pytest.mark.parametrize("chunk_size", [1, 3])
-def test_adapters_that_eval_merges(
-    names: tuple[str, ...], mode: bool, chunk_size: int
-) -> None:
+def test_adapters_that_eval_merges(names, mode, chunk_size):
     net = Merging()
     x = torch.randn(5, 3)
     draws = drawn(net, names)
@@ -107,7 +101,7 @@ def test_adapters_that_eval_merges(
 
 
 @pytest.mark.parametrize("begins", [True, False])
-def test_what_eval_mode_keeps_is_of_one_draw(begins: bool) -> None:
+def test_what_eval_mode_keeps_is_of_one_draw(begins):
     net, x = Caching(), torch.randn(5, 3)
     net.train(begins)
     net(x)
@@ -118,7 +112,7 @@ def test_what_eval_mode_keeps_is_of_one_draw(begins: bool) -> None:
         assert torch.equal(one, x[:, :2] * draw["scale"])
 
 
-def test_a_model_that_remembers_is_warned_of() -> None:
+def test_a_model_that_remembers_is_warned_of():
     net, x = Remembering().eval(), torch.randn(5, 3)
     with pytest.warns(UserWarning, match="All 4 draws give the same outputs"):
         sg.predict(net, drawn(net, ("scale",)), x, link="identity")
@@ -126,7 +120,7 @@ def test_a_model_that_remembers_is_warned_of() -> None:
     class Counting(Caching):
         calls = 0
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             self.calls += 1
             return x[:, :2] * self.scale + self.calls
 
@@ -146,7 +140,7 @@ class TwoHeads(nn.Module):
         return self.layer(x)
 
 
-def test_a_store_remembers_its_likelihood(tmp_path: Path) -> None:
+def test_a_store_remembers_its_likelihood(tmp_path):
     torch.manual_seed(0)
     x = torch.randn(20, 3)
     batches = [(x, x[:, :1])]
@@ -174,7 +168,7 @@ def test_a_store_remembers_its_likelihood(tmp_path: Path) -> None:
         *(losses.gaussian(0.3), losses.gaussian("log_noise")),
     ],
 )
-def test_likelihoods_of_settings(given: losses.Likelihood) -> None:
+def test_likelihoods_of_settings(given):
     settings = json.loads(json.dumps(given.settings()))
     assert repr(losses.likelihood_of(settings)) == repr(given)
 
@@ -187,7 +181,7 @@ def test_likelihoods_of_settings(given: losses.Likelihood) -> None:
 # ---- What is stored is what is sampled -----------------------------------------------
 
 
-def test_a_layer_replaced_after_the_sampler(tmp_path: Path) -> None:
+def test_a_layer_replaced_after_the_sampler(tmp_path):
     net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     sampler = sg.SGLD(net.parameters(), 0.1, num_data=4, seed=0)
     whole = sg.Collector(sampler, net, tmp_path / "whole")
@@ -204,7 +198,7 @@ def test_a_layer_replaced_after_the_sampler(tmp_path: Path) -> None:
     whole.close()
 
 
-def test_a_name_goes_before_a_pattern(tmp_path: Path) -> None:
+def test_a_name_goes_before_a_pattern(tmp_path):
     tensors = {name: torch.ones(2, requires_grad=True) for name in ("w[0]", "w0", "v")}
     sampler = sg.SGLD(tensors.values(), 0.1, num_data=4, seed=0)
     for choice, expected in (
@@ -222,7 +216,7 @@ def test_a_name_goes_before_a_pattern(tmp_path: Path) -> None:
             collector.close()
 
 
-def test_buffers_that_cannot_be_stored(tmp_path: Path) -> None:
+def test_buffers_that_cannot_be_stored(tmp_path):
     net = nn.Linear(3, 2)
     sampler = sg.SGLD(net.parameters(), 0.1, num_data=4, seed=0)
     net.register_buffer("graph", torch.ones(2, 2).to_sparse())
@@ -259,7 +253,7 @@ class Frame:
         return self._array
 
 
-def test_arrays_and_frames_are_inputs() -> None:
+def test_arrays_and_frames_are_inputs():
     x = torch.randn(7, 3)
     net = nn.Linear(3, 2)
     draws = drawn(net, ("weight", "bias"))
@@ -274,7 +268,7 @@ def test_arrays_and_frames_are_inputs() -> None:
         sg.predict(net, draws, np.array(["a"]))
 
 
-def test_averaged_models_have_plain_names() -> None:
+def test_averaged_models_have_plain_names():
     net, x = nn.Linear(3, 2), torch.randn(4, 3)
     draws = drawn(net, ("weight", "bias"))
     expected = sg.predict(net, draws, x).mean
@@ -287,14 +281,14 @@ def test_averaged_models_have_plain_names() -> None:
 
 
 @pytest.fixture
-def on_meta() -> Iterator[None]:
+def on_meta():
     """Sets a default device, as scripts do for a GPU."""
     torch.set_default_device("meta")
     yield
     torch.set_default_device(None)
 
 
-def test_any_default_device(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_any_default_device(tmp_path, request):
     network, batches = model(), [*loader()]
     sampler = sghmc(network.named_parameters(), seed=0)
     x = batches[0][0]
@@ -311,7 +305,7 @@ def test_any_default_device(tmp_path: Path, request: pytest.FixtureRequest) -> N
     assert torch.equal(sg.load(tmp_path / "a.pt")["a"], found.mean)
 
 
-def test_home_in_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_in_paths(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     with sg.SampleWriter("~/draws", {"w": torch.ones(2)}) as writer:
         writer.append({"w": torch.ones(2)}, step=1)

@@ -1,7 +1,5 @@
 """Chains in processes: how they end, all of them, whatever ends them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -10,7 +8,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from driver_problem import (
@@ -59,9 +56,7 @@ class Fails:
         ((Odd, "one", "other"), RuntimeError, "^Odd: one$"),
     ],
 )
-def test_the_first_error_ends_all(
-    raised: Any, error: Any, words: str, tmp_path: Path
-) -> None:
+def test_the_first_error_ends_all(raised, error, words, tmp_path):
     """Others are saved, and what waited does not begin."""
     callback = Fails(tmp_path, *raised)
     options = {"steps": FOREVER, "checkpoint_every": None, "callbacks": callback}
@@ -74,7 +69,7 @@ def test_the_first_error_ends_all(
 
 
 @pytest.mark.usefixtures("forked")
-def test_a_process_that_is_killed(tmp_path: Path) -> None:
+def test_a_process_that_is_killed(tmp_path):
     with pytest.raises(RuntimeError, match="process of chain 0 has ended") as caught:
         run(
             tmp_path / "run",
@@ -149,9 +144,7 @@ def is_alive(pid: int) -> bool:
         pytest.param("SIGTERM", "fork", True, marks=pytest.mark.nightly),
     ],
 )
-def test_what_ends_the_parent_ends_all(
-    how: str, start: str, ignores: bool, tmp_path: Path
-) -> None:
+def test_what_ends_the_parent_ends_all(how, start, ignores, tmp_path):
     """Chains are saved, none begins, and the store is free."""
     process = program(tmp_path, start, ignores)
     paths = [tmp_path / "pid-0", tmp_path / "pid-1"]
@@ -193,7 +186,7 @@ def script(call: str) -> str:
     return SCRIPT.format(path=[p for p in sys.path if p], call=call)
 
 
-def test_what_has_no_file(tmp_path: Path) -> None:
+def test_what_has_no_file(tmp_path):
     """A notebook's functions are like these on standard input."""
     before = run(tmp_path, steps=5)
     more = ", restart=True"
@@ -212,7 +205,7 @@ def test_what_has_no_file(tmp_path: Path) -> None:
     assert [*sg.SampleStore(tmp_path)] == [*before]  # nothing was deleted
 
 
-def test_a_script_without_a_guard(tmp_path: Path) -> None:
+def test_a_script_without_a_guard(tmp_path):
     before = run(tmp_path / "run", steps=5)
     call = CALL.format(loss="loss", folder=str(tmp_path / "run"), more="")
     (tmp_path / "bare.py").write_text(script(call))
@@ -226,7 +219,7 @@ def test_a_script_without_a_guard(tmp_path: Path) -> None:
     assert [*sg.SampleStore(tmp_path / "run")] == [*before]
 
 
-def test_a_guarded_script(tmp_path: Path) -> None:
+def test_a_guarded_script(tmp_path):
     call = CALL.format(loss="loss", folder=str(tmp_path / "run"), more="")
     (tmp_path / "guarded.py").write_text(
         script(f'if __name__ == "__main__":\n  {call}')
@@ -236,7 +229,7 @@ def test_a_guarded_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("forked")
-def test_more_chains_than_processes(tmp_path: Path) -> None:
+def test_more_chains_than_processes(tmp_path):
     store = sg.sample(
         *(model, sghmc, loader(), loss, tmp_path),
         **{"steps": 3, "chains": 3, "processes": 2, "seed": 1, "progress": False},

@@ -29,12 +29,7 @@ def images(root: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.nightly
-def test_the_readme_on_mnist(
-    data_root: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_readme_on_mnist(data_root, tmp_path, monkeypatch, capsys):
     # Of which the first is what the reader has.
     _, program = re.findall(
         r"```python\n(.*?)```", (cpp.CHECKOUT / "README.md").read_text(), re.DOTALL
@@ -69,9 +64,7 @@ def test_the_readme_on_mnist(
 
 
 @pytest.mark.full
-def test_the_readme_runs_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_readme_runs_twice(tmp_path, monkeypatch, capsys):
     """Its 3 draws are few, and a tensor is hot; a second run begins again."""
     readme = (cpp.CHECKOUT / "README.md").read_text()
     program = "".join(re.findall(r"```python\n(.*?)```", readme, re.DOTALL))
@@ -84,4 +77,4 @@ def test_the_readme_runs_twice(
         assert "The report found no issue" not in said
         assert "3 draws of 1 chain are few" in said
         assert re.search(r"Sampled above T, T_kin is 2\.\d+ T in 2\.weight", said)
-        assert len(names["store"]) == 3  # type: ignore[arg-type]
+        assert len(names["store"]) == 3

@@ -1,7 +1,5 @@
 """Verdicts on chains of which the truth is known: each fault, and right chains."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any
@@ -231,7 +229,7 @@ def _named(names: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", _named(RIGHT))
-def test_right_chains_have_no_verdict(name: str) -> None:
+def test_right_chains_have_no_verdict(name):
     found = RIGHT[name]()
     assert not found.issues, str(found)
     assert not re.search("equilibrium", str(found))
@@ -240,7 +238,7 @@ def test_right_chains_have_no_verdict(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", _named(WRONG))
-def test_faults_are_named(name: str) -> None:
+def test_faults_are_named(name):
     build, kind, words = WRONG[name]
     found = build()
     told = {issue.kind: issue.message for issue in found.issues}

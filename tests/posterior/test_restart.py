@@ -1,7 +1,5 @@
 """sample(restart=True): all is deleted, or nothing, or the next call says so."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import shutil
@@ -62,7 +60,7 @@ def is_as_before(folder: Path, expected: dict[str, Any]) -> bool:
 
 @pytest.mark.full
 @pytest.mark.parametrize("chains", [2, 1])
-def test_an_interrupted_deletion(chains: int, tmp_path: Path) -> None:
+def test_an_interrupted_deletion(chains, tmp_path):
     """A kill at each point: no later call resumes beside the earlier run's rest."""
     old = tmp_path / "old"
     run(old, steps=8, chains=2)
@@ -110,7 +108,7 @@ def hold(folder: Path, chain: int, held: Any, done: Any) -> None:
 
 
 @pytest.mark.parametrize("chain", [1, 2])
-def test_a_chain_of_another_process(chain: int, tmp_path: Path) -> None:
+def test_a_chain_of_another_process(chain, tmp_path):
     """Refused callbacks, before the run or in it, delete nothing."""
     run(tmp_path, steps=8, chains=3)
     before = contents(tmp_path)
@@ -130,7 +128,7 @@ def test_a_chain_of_another_process(chain: int, tmp_path: Path) -> None:
     assert sg.SampleStore(tmp_path).chains == [0, 1]
 
 
-def test_draws_of_others_are_not_gone_on_with(tmp_path: Path) -> None:
+def test_draws_of_others_are_not_gone_on_with(tmp_path):
     """Twice, since the first call must not leave a checkpoint that has them."""
     run(tmp_path, steps=8)
     (tmp_path / "checkpoint-0.pt").unlink()
@@ -143,11 +141,11 @@ def test_draws_of_others_are_not_gone_on_with(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
 
 
-def test_a_model_that_fails_is_no_reason_to_delete(tmp_path: Path) -> None:
+def test_a_model_that_fails_is_no_reason_to_delete(tmp_path):
     run(tmp_path, steps=8, chains=2)
     before = contents(tmp_path)
 
-    def fails() -> Any:
+    def fails():
         raise OSError("no weights")
 
     with pytest.raises(OSError, match="no weights"):

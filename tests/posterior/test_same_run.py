@@ -1,11 +1,8 @@
 """A run of sample() goes on with what it was begun with, and with nothing else."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,7 +45,7 @@ STEPS = partial(lr_scheduler.MultiStepLR, milestones=[3, 5])
          "GammaPrecision has rate 1.0 (W was begun with 2.0"),
     ],
 )  # fmt: skip
-def test_another_schedule(begun: Any, given: Any, words: str, tmp_path: Path) -> None:
+def test_another_schedule(begun, given, words, tmp_path):
     run(tmp_path, steps=14, schedule=begun)
     before = contents(tmp_path)
     saved = (tmp_path / "checkpoint-0.pt").read_bytes()
@@ -71,7 +68,7 @@ class WithoutState:
         pass
 
 
-def test_what_is_no_schedule(tmp_path: Path) -> None:
+def test_what_is_no_schedule(tmp_path):
     with pytest.raises(TypeError, match=r"returned WithoutState .* no state_dict"):
         run(tmp_path, schedule=WithoutState)
     with pytest.raises(TypeError, match=r"Invalid schedule: float .* function"):
@@ -82,11 +79,11 @@ def test_what_is_no_schedule(tmp_path: Path) -> None:
         run(tmp_path, schedule=CYCLES(sghmc(model().parameters(), seed=0)))
 
 
-def test_gibbs_draws_beside_cycles(tmp_path: Path) -> None:
+def test_gibbs_draws_beside_cycles(tmp_path):
     """Cycles resume: sampling phases alone; either order; after a kill."""
     seen: list[tuple[float, float]] = []
 
-    def look(state: sg.ChainState) -> None:
+    def look(state):
         assert isinstance(state.schedule, tuple) and len(state.schedule) == 2
         group = state.sampler.param_groups[0]
         seen.append((group["temperature"], group["prior_precision"]))
@@ -102,8 +99,8 @@ def test_gibbs_draws_beside_cycles(tmp_path: Path) -> None:
     run(tmp_path / "other", steps=20, schedule=schedule[::-1])
 
 
-def test_another_loader(tmp_path: Path) -> None:
-    def go(loader: Any, steps: int = 9) -> None:
+def test_another_loader(tmp_path):
+    def go(loader, steps=9):
         sg.sample(
             *(model, sghmc, loader, loss, tmp_path),
             **{"steps": steps, "seed": 1, "progress": False},
@@ -132,12 +129,12 @@ class Another(nn.Sequential):
     pass
 
 
-def test_another_loss_or_model(tmp_path: Path) -> None:
+def test_another_loss_or_model(tmp_path):
     torch.manual_seed(0)
     network = model()
     other = Another(*copy.deepcopy(network))
 
-    def go(network: nn.Module, loss: Any, steps: int) -> None:
+    def go(network, loss, steps):
         sg.sample(
             *(network, sghmc, loader(), loss, tmp_path),
             **{"steps": steps, "seed": 1, "progress": False},
@@ -151,7 +148,7 @@ def test_another_loss_or_model(tmp_path: Path) -> None:
         go(other, another_loss, 6)
 
 
-def test_a_checkpoint_that_lacks_a_key(tmp_path: Path) -> None:
+def test_a_checkpoint_that_lacks_a_key(tmp_path):
     run(tmp_path, steps=5)
     path = tmp_path / "checkpoint-0.pt"
     whole = sg.load(path)

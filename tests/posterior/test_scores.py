@@ -14,7 +14,7 @@ def issue(rows: int = 400, classes: int = 5) -> tuple[Tensor, Tensor]:
     return logits.softmax(1), y
 
 
-def test_wrong_arguments() -> None:
+def test_wrong_arguments():
     p, y = issue(10)
     for arguments, error, match in (
         ((p.log(), y), ValueError, "Invalid probabilities: row 0 is"),
@@ -34,7 +34,7 @@ def test_wrong_arguments() -> None:
         scoring.plot_entropies({"a": torch.tensor([float("nan")])})
 
 
-def test_pictures() -> None:
+def test_pictures():
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
     p, y = issue(2000)

@@ -22,15 +22,13 @@ def counts(found: dict[str, Any]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("kind", [*hmc_ranks.KINDS, "all data", "gone on"])
-def test_ranks_of_hmc_stay_equal(ranks: Any, kind: str) -> None:
+def test_ranks_of_hmc_stay_equal(ranks, kind):
     for rank in ranks[1:]:
         assert_same_bits(rank["HMC"][kind], ranks[0]["HMC"][kind])
 
 
 @pytest.mark.parametrize("kind", hmc_ranks.KINDS)
-def test_ranks_of_hmc_sample_what_one_process_samples(
-    ranks: Any, kind: str, one_thread: None
-) -> None:
+def test_ranks_of_hmc_sample_what_one_process_samples(ranks, kind, one_thread):
     """Though their shares of the data are of different sizes."""
     found = ranks[0]["HMC"][kind]
     group = found["groups"][0]
@@ -42,17 +40,17 @@ def test_ranks_of_hmc_sample_what_one_process_samples(
         assert 0.3 < group["num_accepted"] / hmc_ranks.STEPS < 0.9
 
 
-def test_a_chain_of_hmc_resumes_from_a_state_dict(ranks: Any) -> None:
+def test_a_chain_of_hmc_resumes_from_a_state_dict(ranks):
     for rank in ranks:
         assert_same_bits(rank["HMC"]["gone on"], rank["HMC"]["kept"])
 
 
-def test_all_data_of_hmc_on_each_rank(ranks: Any, one_thread: None) -> None:
+def test_all_data_of_hmc_on_each_rank(ranks, one_thread):
     """The mean of equal numbers is that number: the bits are those of one process."""
     assert_same_bits(ranks[0]["HMC"]["all data"], hmc_ranks.all_data_on_each(1))
 
 
-def test_a_group_of_one(ranks: Any, one_thread: None) -> None:
+def test_a_group_of_one(ranks, one_thread):
     for number, rank in enumerate(ranks):
         assert_same_bits(rank["HMC"]["alone"], hmc_ranks.alone(number))
         for name in ("SBPS", "HMCECS"):
@@ -62,7 +60,7 @@ def test_a_group_of_one(ranks: Any, one_thread: None) -> None:
 @pytest.mark.parametrize(
     ("name", "by"), [("SBPS", "minibatches"), ("HMCECS", "subsamples")]
 )
-def test_what_decides_alone_is_refused(ranks: Any, name: str, by: str) -> None:
+def test_what_decides_alone_is_refused(ranks, name, by):
     """Raises in the constructor, or for a later group in its first step."""
     message = (
         f"{name} cannot run in a process group of {len(ranks)} ranks: each would go by "

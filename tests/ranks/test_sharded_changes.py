@@ -3,7 +3,7 @@
 Each change is made to a chain of whole parameters too, whose elements are the same.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -37,7 +37,7 @@ KINDS: dict[str, Callable[[Any], sg.Sampler]] = {
 
 
 @pytest.fixture(scope="module")
-def mesh() -> Iterator[Any]:
+def mesh():
     """The placement of the second of two ranks, without the first."""
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
     yield init_device_mesh("cpu", (2,))
@@ -143,9 +143,7 @@ CHANGES: dict[str, Callable[[Chain], object]] = {
 
 @pytest.mark.parametrize(("kind", "dim"), [*zip(KINDS, (0, 1, 1, 0, 1), strict=True)])
 @pytest.mark.parametrize("change", CHANGES)
-def test_shards_equal_the_whole_after_changes(
-    mesh: Any, kind: str, dim: int, change: str
-) -> None:
+def test_shards_equal_the_whole_after_changes(mesh, kind, dim, change):
     whole, cut = (Chain(kind, mesh, d) for d in (None, dim))
     for chain in (whole, cut):
         chain.step(0)
@@ -160,10 +158,10 @@ def test_shards_equal_the_whole_after_changes(
         assert torch.equal(dtensor.local(part), expected)
 
 
-def test_each_gradient_must_be_cut_as_its_parameter(mesh: Any) -> None:
+def test_each_gradient_must_be_cut_as_its_parameter(mesh):
     chain = Chain("SGLD", mesh, 0)
 
-    def step(shape: tuple[int, int], dim: int) -> None:
+    def step(shape, dim):
         grad = DTensor.from_local(torch.ones(shape), mesh, [Shard(dim)])
         assert grad._spec is not chain.params[0]._spec
         chain.params[0].grad = grad
