@@ -7,7 +7,6 @@ patterns under heavy noise, easy enough to be learnt in an epoch.
 import os
 import re
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,7 +33,7 @@ def images(tmp_path_factory):
     return folder
 
 
-def run(program: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+def run(program, *arguments):
     return subprocess.run(
         [program, *map(str, arguments)],
         capture_output=True,

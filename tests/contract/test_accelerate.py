@@ -1,7 +1,5 @@
 """Samplers with Hugging Face's accelerate, and in its own tests."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from framework_problem import (
@@ -19,7 +17,6 @@ from framework_problem import (
 )
 from short_chains import assert_same
 from stored_files import contents
-from torch import Tensor
 from torch.nn.functional import mse_loss
 
 import torch_sgmcmc as sg
@@ -41,7 +38,7 @@ def no_state_left():
 class Run:
     """A training loop as accelerate's documents have it."""
 
-    def __init__(self, kind: str, parts: int = 1, store: Path | None = None) -> None:
+    def __init__(self, kind, parts=1, store=None):
         self.accelerator = accelerate.Accelerator(
             cpu=True, gradient_accumulation_steps=parts
         )
@@ -57,7 +54,7 @@ class Run:
             self.collector = collector_of(sampler, model, store)
             self.accelerator.register_for_checkpointing(self.collector)
 
-    def epochs(self, number: int) -> list[Tensor]:
+    def epochs(self, number):
         for _ in range(number):
             for x, y in self.loader:
                 if takes_closure(self.kind):

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/architecture.md"
 
 
-def places() -> list[tuple[str, int, str]]:
+def places():
     """The files, lines and texts that the page's first table names."""
     rows = re.findall(r"^\| `([\w/.]+):(\d+)` `([^`]+)` \|", PAGE.read_text(), re.M)
     return [(path, int(line), text) for path, line, text in rows]

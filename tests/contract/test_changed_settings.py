@@ -4,7 +4,6 @@ The laws of such chains are in tests/laws/test_changing_settings.py.
 """
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from torch.optim import lr_scheduler
 import torch_sgmcmc as sg
 
 
-def _one(kind: Any = sg.SGHMC, **settings: Any) -> tuple[torch.Tensor, sg.Sampler]:
+def _one(kind=sg.SGHMC, **settings):
     p = torch.zeros(1000, requires_grad=True)
     p.grad = torch.zeros(1000)
     shared = {"num_data": 100, "seed": 5, **settings}

@@ -2,16 +2,14 @@
 
 import copy
 import sys
-from collections.abc import Iterator
 from itertools import combinations
-from typing import Any
 
 import pytest
 import torch
-from control_variate_problems import Batch, Problem, assert_close, assert_same
+from control_variate_problems import Problem, assert_close, assert_same
 from reference import DTYPES
 from stored_files import through_file
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 
@@ -75,7 +73,7 @@ def test_no_variance_at_the_anchor(dtype):
         torch.testing.assert_close(g.double(), w, **tolerance)
 
 
-def spread(estimates: list[list[Tensor]]) -> float:
+def spread(estimates):
     """Trace of the covariance over minibatches."""
     flat = torch.stack([torch.cat([t.flatten() for t in ts]) for ts in estimates])
     return float(flat.var(dim=0, correction=0).sum())
@@ -207,7 +205,7 @@ def test_hooks_see_both_gradients():
     assert_close(negated.state_dict()["full_grads"], problem_gradient_negated(problem))
 
 
-def problem_gradient_negated(problem: Problem) -> list[Tensor]:
+def problem_gradient_negated(problem):
     twin = Problem()
     for p, q in zip(twin.params, problem.params, strict=True):
         p.data.copy_(q.data)
@@ -231,7 +229,7 @@ def test_buffers_see_every_evaluation():
     assert int(count) == 4
 
 
-def minibatches(problem: Problem, seed: int = 5) -> Iterator[Batch]:
+def minibatches(problem, seed=5):
     batches = sg.IndependentBatchSampler(len(problem.x), 2, seed=seed)
     while True:
         for indices in batches:
@@ -250,7 +248,7 @@ SAMPLERS = [
 ]
 
 
-def advance(problem: Problem, estimator: Any, batches: Iterator[Batch], n: int) -> None:
+def advance(problem, estimator, batches, n):
     sampler = problem.sampler
     graph = isinstance(sampler, sg.PSGLD) and sampler.param_groups[0]["gamma"]
     for _ in range(n):
@@ -265,17 +263,17 @@ def advance(problem: Problem, estimator: Any, batches: Iterator[Batch], n: int) 
 class WrittenOut:
     """The estimate by separate evaluations, in place of an estimator."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem):
         self.problem, self.anchor = problem, problem.values()
 
-    def at_anchor(self, batch: Batch) -> list[Tensor]:
+    def at_anchor(self, batch):
         problem, own = self.problem, self.problem.params
         problem.params = [nn.Parameter(a) for a in self.anchor]
         grads = torch.autograd.grad(problem.loss_fn(batch), problem.params)
         problem.params = own
         return list(grads)
 
-    def backward(self, batch: Batch, create_graph: bool = False) -> Tensor:
+    def backward(self, batch, create_graph=False):
         problem = self.problem
         everything = (problem.x, problem.y)
         pairs = zip(self.at_anchor(batch), self.at_anchor(everything), strict=True)
@@ -443,7 +441,7 @@ def test_a_state_dict_is_a_snapshot():
 
 
 def test_progress(monkeypatch):
-    seen: list[dict[str, Any]] = []
+    seen = []
 
     class Tqdm:
         @staticmethod

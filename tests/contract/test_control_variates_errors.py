@@ -1,9 +1,7 @@
 """Errors of control variates, which change nothing."""
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +16,7 @@ EVERY = "refresh_every: 0 (must be >= 1)"
 
 
 @contextmanager
-def fails(problem: Problem, kind: type[Exception], text: str) -> Iterator[None]:
+def fails(problem, kind, text):
     """Expects this error; parameters and gradients are as before."""
     for i, p in enumerate(problem.params):
         p.grad = torch.full_like(p, i)
@@ -34,9 +32,9 @@ def fails(problem: Problem, kind: type[Exception], text: str) -> Iterator[None]:
 def test_constructor_errors():
     problem = Problem()
     sampler, loss = problem.sampler, problem.loss_fn
-    sgd: Any = torch.optim.SGD(problem.params, 0.1)
+    sgd = torch.optim.SGD(problem.params, 0.1)
     sg.ControlVariates(sgd, loss)  # an optimizer is fine: there is no schedule
-    make: Any = sg.ControlVariates
+    make = sg.ControlVariates
     ours, svrg = partial(make, sampler, loss), partial(sg.SVRG, loss_fn=loss, loader=[])
     no_optimizer = (
         "sampler: of type list (must be a sampler or another torch optimizer)"
@@ -139,7 +137,7 @@ def test_the_loss_must_be_one_number_with_a_graph():
         loss.backward()
         return loss
 
-    functions: dict[str, Any] = {
+    functions = {
         "has made gradients: it must return the loss and leave backward() to the "
         "estimator": calls_backward,
         "returned a loss without a graph: it must compute it from the sampler's "

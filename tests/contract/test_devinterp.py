@@ -5,12 +5,10 @@ and zarr.
 """
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 
@@ -28,10 +26,10 @@ TARGET = {
 }
 
 
-def ours(make: Callable[..., sg.Sampler], **settings: Any) -> Callable[..., sg.Sampler]:
+def ours(make, **settings):
     """The script of docs/coming_from.md."""
 
-    def sampler(groups: Iterable[dict[str, Any]]) -> sg.Sampler:
+    def sampler(groups):
         params = [group["params"] for group in groups]
         means = [p.detach().clone() for p in params]  # w*
         return make(params, prior_mean=means, **TARGET, **settings)
@@ -42,7 +40,7 @@ def ours(make: Callable[..., sg.Sampler], **settings: Any) -> Callable[..., sg.S
 class Problem:
     """Ten weights of a linear regression at their least squares: λ = 5."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         g = torch.Generator().manual_seed(2)
         self.x = torch.randn(N, DIMENSION, generator=g)
         self.y = self.x @ torch.ones(DIMENSION) + torch.randn(N, generator=g)
@@ -51,16 +49,16 @@ class Problem:
         with torch.no_grad():
             self.model.weight.copy_(best.T)
 
-    def loss(self, model: nn.Module, indices: Tensor) -> Tensor:
+    def loss(self, model, indices):
         return (self.y[indices] - model(self.x[indices])[..., 0]).square() / 2
 
-    def traces(self, method: Callable[..., Any], draws: int, **settings: Any) -> Tensor:
+    def traces(self, method, draws, **settings):
         """nβ (L(w) − L(w*)) of four chains, by ``sample_single_chain``, of all data."""
         everything = torch.arange(N)
         initial = float(self.loss(self.model, everything).mean().detach())
         rows = []
         for chain in range(4):
-            row: list[float] = []
+            row = []
             chains.sample_single_chain(
                 self.model,
                 [{"input_ids": everything}],  # one batch: the data are all of it

@@ -2,8 +2,6 @@
 
 import re
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +18,7 @@ DOCUMENTS = sorted(
 LOUD = ("frameworks.md", "distributed.md", "small_networks.md")
 
 
-def blocks(file: Path, language: str) -> list[str]:
+def blocks(file, language):
     fence = rf"^```{language}\n(.*?)^```$"
     return re.findall(fence, file.read_text(), re.MULTILINE | re.DOTALL)
 
@@ -42,7 +40,7 @@ def test_python(file, tmp_path, monkeypatch):
             pytest.skip("needs a C++ compiler, and torch 2.15")
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    names: dict[str, Any] = {}
+    names = {}
     if file.name == "distributed.md":  # as torchrun does, for one process
         for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_PORT": 0}.items():
             monkeypatch.setenv(name, str(value))

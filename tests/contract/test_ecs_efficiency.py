@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 import torch_sgmcmc as sg
 
@@ -13,7 +12,7 @@ pytestmark = pytest.mark.full
 pytest.importorskip("arviz")
 
 
-def run() -> sg.HMCECS:
+def run():
     p = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     sampler = sg.HMCECS(
         [p],
@@ -29,7 +28,7 @@ def run() -> sg.HMCECS:
     )
     x = torch.linspace(-1, 1, 40, dtype=torch.float64)
 
-    def closure(indices: Tensor) -> Tensor:
+    def closure(indices):
         return -0.5 * (p[0] + p[1] * x[indices] - 0.3) ** 2
 
     for _ in range(4):

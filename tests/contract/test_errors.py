@@ -1,30 +1,28 @@
 """Every error of the samplers: its exact text, and that nothing has changed."""
 
-from typing import Any
-
 import pytest
 import torch
 from every_sampler import bits
-from failed_steps import Bad, bad_flags, bad_numbers, bad_types, bad_words, refused
+from failed_steps import bad_flags, bad_numbers, bad_types, bad_words, refused
 from torch import nn
 
 import torch_sgmcmc as sg
 
-GOOD: dict[str, Any] = {"lr": 0.1, "num_data": 10, "seed": 0}
+GOOD = {"lr": 0.1, "num_data": 10, "seed": 0}
 # Without state, with momenta, with closures. What others refuse is in the same tables
 # (test_settings.py), and what they alone have is below.
 KINDS = [sg.SGLD, sg.SGHMC, sg.EWSG]
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def parameter(seed: int = 0, **options: Any) -> nn.Parameter:
+def parameter(seed=0, **options):
     g = torch.Generator().manual_seed(seed)
     p = nn.Parameter(torch.randn(4, 3, generator=g, **options))
     p.grad = torch.ones_like(p)
     return p
 
 
-def step(sampler: sg.Sampler) -> None:
+def step(sampler):
     """A step with the gradients that are there."""
     if not isinstance(sampler, sg.EWSG):
         sampler.step()
@@ -32,21 +30,21 @@ def step(sampler: sg.Sampler) -> None:
     params = [p for group in sampler.param_groups for p in group["params"]]
     grads = [p.grad for p in params]
 
-    def closure() -> None:
+    def closure():
         for p, grad in zip(params, grads, strict=True):
             p.grad = None if grad is None else grad.clone()
 
     sampler.step(closure)
 
 
-def snapshot(sampler: sg.Sampler) -> Any:
+def snapshot(sampler):
     """Parameters, gradients and state, to the bit."""
     params = [p for group in sampler.param_groups for p in group["params"]]
     grads = [None if p.grad is None else p.grad.to_dense() for p in params]
     return bits([params, grads, sampler.state_dict()])
 
 
-def step_fails(sampler: sg.Sampler, kind: type[Exception], message: str) -> None:
+def step_fails(sampler, kind, message):
     """The step fails twice in the same way, and changes nothing at all."""
     before = snapshot(sampler)
     for _ in range(2):
@@ -73,7 +71,7 @@ COLD = bad_numbers("temperature", "must be finite and >= 0", -1e-9, *NOT_FINITE)
 HOT = bad_numbers("temperature", "must be finite and > 0", 0, 0.0, -1e-9, *NOT_FINITE)
 
 
-def is_hot(kind: type[sg.Sampler]) -> bool:
+def is_hot(kind):
     """Returns whether the sampler has no temperature of 0."""
     (row,) = (row for row in kind._SETTINGS if row.name == "temperature")
     return row.low_open
@@ -88,7 +86,7 @@ FRICTION = (
     "larger minibatches"
 )
 # What samplers alone have. Words are shown in quotes.
-OWN: dict[type[sg.Sampler], list[Bad]] = {
+OWN = {
     sg.SGHMC: [
         *MOMENTUM,
         *bad_numbers("resample_momentum_every", "must be >= 0", -1),
@@ -128,9 +126,9 @@ CASES = [
 ]
 
 
-def options(kind: type[sg.Sampler]) -> dict[str, Any]:
+def options(kind):
     # Gradients are set by hand here, without the graph that Γ needs.
-    extra: dict[type[sg.Sampler], dict[str, Any]] = {
+    extra = {
         sg.SGHMC: {"momentum": 0.75},
         sg.EWSG: {"momentum": 0.75},
         sg.PSGLD: {"gamma": False},
@@ -145,9 +143,7 @@ def test_bad_hyperparameters(kind, name):
         check_bad(kind, name, value, error, text)
 
 
-def check_bad(
-    kind: type[sg.Sampler], name: str, value: Any, error: type[Exception], text: str
-) -> None:
+def check_bad(kind, name, value, error, text):
     good = options(kind)
     # In the constructor, for all groups or for one of them ...
     with refused(error, text):

@@ -23,7 +23,7 @@ from short_chains import (
     take_step,
     two,
 )
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
@@ -55,7 +55,7 @@ def test_the_closure_draws_all_minibatches(length):
 def test_gradients_are_not_changed():
     params = two()
     sampler = sg.EWSG(params, **GOOD, index_chain_length=3)
-    seen: list[tuple[Tensor, Tensor]] = []
+    seen = []
     closure = Draws(params)
 
     def watching():

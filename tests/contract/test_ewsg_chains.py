@@ -10,7 +10,7 @@ from torch import nn
 import torch_sgmcmc as sg
 
 
-def batched(chains: int) -> list[nn.Parameter]:
+def batched(chains):
     g = torch.Generator().manual_seed(2)
     shapes = [(chains,), (chains, 3), (chains, 2, 130)]
     return [nn.Parameter(torch.randn(s, generator=g)) for s in shapes]

@@ -5,7 +5,6 @@ Its law is tested in ``test_ewsg_law.py``.
 
 import copy
 import pickle
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from ewsg_chains import GOOD, Draws
 from failed_steps import refused, step_fails
 from reference import ewsg_log_weights
 from short_chains import assert_same, two
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
@@ -30,7 +29,7 @@ DATA = torch.randn(30, 4, generator=torch.Generator().manual_seed(7))
 class Mean:
     """The mean of data, in K chains; its minibatches of two are asked for by number."""
 
-    def __init__(self, chains: int | None = None, **settings: Any) -> None:
+    def __init__(self, chains=None, **settings):
         self.chains = chains
         self.p = nn.Parameter(torch.zeros(chains or 1, 4))
         self.batches = sg.IndependentBatchSampler(len(DATA), 2, seed=11)
@@ -39,23 +38,23 @@ class Mean:
             **{**TARGET, "persistent_index_chain": True, "seed": 3, **settings},
             num_chains=chains,
         )
-        self.asked: list[list[int]] = []
+        self.asked = []
 
     @property
-    def group(self) -> dict[str, Any]:
+    def group(self):
         return self.sampler.param_groups[0]
 
-    def gradients(self, numbers: Any, theta: Tensor) -> Tensor:
+    def gradients(self, numbers, theta):
         return theta - DATA[self.batches.at(numbers)].mean(dim=1)
 
-    def closure(self) -> Tensor:
+    def closure(self):
         numbers = self.sampler.minibatches
         self.asked.append(numbers.tolist())
         loss = (self.p - DATA[self.batches.at(numbers)].mean(dim=1)).square().sum() / 2
         loss.backward()
         return loss
 
-    def run(self, steps: int) -> "Mean":
+    def run(self, steps):
         for _ in range(steps):
             self.sampler.step(self.closure)
         return self
@@ -122,11 +121,11 @@ def test_switched_on_and_off():
     assert mean.asked[-2] in mean.asked[-4:-2]
 
 
-def copied(sampler: sg.EWSG) -> Any:
+def copied(sampler):
     return copy.deepcopy(sampler.state_dict())
 
 
-def through_pickle(sampler: sg.EWSG) -> Any:
+def through_pickle(sampler):
     return pickle.loads(pickle.dumps(sampler)).state_dict()
 
 

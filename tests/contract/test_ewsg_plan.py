@@ -1,8 +1,5 @@
 """Steps of EWSG that are made like the last one."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from reference import same_bits
@@ -14,14 +11,14 @@ import torch_sgmcmc as sg
 from torch_sgmcmc._impl.context import context_of
 
 
-def ewsg(**settings: Any) -> tuple[sg.EWSG, list[nn.Parameter], Callable[[], float]]:
+def ewsg(**settings):
     torch.manual_seed(0)
     params = [nn.Parameter(torch.randn(n)) for n in (5, 3)]
     common = {"lr": 0.1, "num_data": 10, "prior_precision": 0.5, "seed": 4}
     sampler = sg.EWSG(params, **{**common, **settings})
     draws = torch.Generator().manual_seed(1)
 
-    def closure() -> float:
+    def closure():
         for p in params:
             p.grad = p.detach() ** 3 + torch.randn(p.shape, generator=draws)
         return 2.5
@@ -71,7 +68,7 @@ def test_ewsg_checks_gradients(choice, bad):
     for _ in range(3):
         sampler.step(closure)
     before = [p.detach().clone() for p in params]
-    calls: list[int] = []
+    calls = []
 
     def broken():
         closure()
@@ -105,7 +102,7 @@ def test_ewsg_sees_gradients_in_one_memory_and_of_other_parameters():
         sampler.step(reuses)
     sampler.step(closure)
     sampler.step(closure)
-    calls: list[int] = []
+    calls = []
 
     def lacks():
         closure()
@@ -122,7 +119,7 @@ def test_ewsg_uses_gradients_that_its_closure_sets(call):
     ends = []
     for each_whole in (False, True):
         sampler, params, closure = ewsg()
-        calls: list[int] = []
+        calls = []
 
         def sets(sampler=sampler, closure=closure, calls=calls):
             closure()

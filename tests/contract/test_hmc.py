@@ -11,7 +11,7 @@ import torch
 from hmc_chains import GOOD, Quartic
 from reference import same_bits
 from short_chains import assert_same, kept_state, two
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
@@ -20,27 +20,19 @@ from torch_sgmcmc._impl import ops as ops
 # ---- Decisions -------------------------------------------------------------------
 
 
-def by_hand(
-    params: list[nn.Parameter],
-    closure: Quartic,
-    momenta: list[Tensor],
-    masses: list[Tensor],
-    priors: list[float],
-    chains: int,
-    temperature: float,
-) -> Tensor:
+def by_hand(params, closure, momenta, masses, priors, chains, temperature):
     """One trajectory of the settings of ``test_every_decision``, by the operators.
 
     Moves the parameters to its end and returns the log ratios of the decision.
     """
     move = {"num_data": 10.0}
 
-    def gradients() -> Tensor:
+    def gradients():
         for p in params:
             p.grad = None
         return closure().detach()
 
-    def leapfrog(kick: float, drift: float) -> None:
+    def leapfrog(kick, drift):
         for i, p in enumerate(params):
             with torch.no_grad():
                 ops.hmc_leapfrog_(
@@ -49,7 +41,7 @@ def by_hand(
                     **move,
                 )
 
-    def energy(loss: Tensor) -> Tensor:
+    def energy(loss):
         total = 10.0 * loss
         for p, r, m, prior in zip(params, momenta, masses, priors, strict=True):
             q = p.detach().double().flatten(1)
@@ -93,7 +85,7 @@ def test_every_decision(every):
     sampler.set_mass(masses)
     offsets = [o for group in sampler.param_groups for o in group["offsets"]]
     twins = [nn.Parameter(p.detach().clone()) for p in params]
-    momenta: list[Tensor] = []
+    momenta = []
     accepted, seen = 0, set()
     for step in range(40):
         if not momenta or (every and step % every == 0):

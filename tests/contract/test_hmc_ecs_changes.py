@@ -1,17 +1,14 @@
 """HMC-ECS when sizes change, when the closure fails, and where it may not go."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
 from ecs_data import Data, N, chain, make
 from short_chains import kept_state
 
-import torch_sgmcmc as sg
 
-
-def sizes(sampler: sg.HMCECS) -> tuple[int, int]:
+def sizes(sampler):
     """Returns the sizes of the state: numbers of cells and of data."""
     kept = sampler.state["subsample"]
     assert len(kept["terms"][0]) == len(kept["indices"])
@@ -133,7 +130,7 @@ def test_a_trajectory_out_of_bounds_stops_there():
     sampler = make(data, step_size=0.1)
     sampler.step(data)
     before = data.weight.detach().clone()
-    seen: list[bool] = []
+    seen = []
 
     def strict(indices):
         if not bool(data.weight.isfinite().all()):
@@ -150,7 +147,7 @@ def test_a_trajectory_out_of_bounds_stops_there():
 
 @pytest.mark.parametrize("call", ["set_anchor", "warmup"])
 def test_a_closure_is_needed(call):
-    arguments: dict[str, Any] = {"warmup": (None, 3), "set_anchor": (None,)}
+    arguments = {"warmup": (None, 3), "set_anchor": (None,)}
     with pytest.raises(TypeError, match="needs a closure"):
         getattr(make(Data()), call)(*arguments[call])
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 from ecs_data import F64, Data, N, make
-from torch import Tensor
 
-from torch_sgmcmc._ecs.target import Estimate, Estimator, SubsampleDraws, estimate
+from torch_sgmcmc._ecs.target import Estimator, SubsampleDraws, estimate
 from torch_sgmcmc._ecs.taylor import whitening
 from torch_sgmcmc._impl.ops import ecs_estimate
 
@@ -68,16 +67,14 @@ def test_whitening():
 # ---- Subsamples -------------------------------------------------------------------
 
 
-def draws_of(
-    num_data: int, cells: int, blocks: int, batch_size: int, poisson: bool, seed: int
-) -> SubsampleDraws:
+def draws_of(num_data, cells, blocks, batch_size, poisson, seed):
     sizes = {"num_data": num_data, "num_cells": cells, "num_blocks": blocks}
     return SubsampleDraws(
         {**sizes, "batch_size": batch_size, "poisson": poisson, "seed": seed}
     )
 
 
-def z_of_share(count: float, draws: int, share: float) -> float:
+def z_of_share(count, draws, share):
     return abs(count - draws * share) / math.sqrt(draws * share * (1 - share))
 
 
@@ -164,13 +161,11 @@ def test_steps_of_draws_out_of_range():
 # ---- Estimators -------------------------------------------------------------------
 
 
-def perturbed(d: Tensor, n: float) -> tuple[Estimate, Tensor]:
+def perturbed(d, n):
     return estimate(Estimator(n), d)
 
 
-def block_poisson(
-    d: Tensor, n: float, m: int, products: int, low: float
-) -> tuple[Estimate, Tensor]:
+def block_poisson(d, n, m, products, low):
     return estimate(Estimator(n, m, products, low), d)
 
 

@@ -1,7 +1,6 @@
 """HMC-ECS: no state inside a warm-up; states of other devices and dtypes."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -12,17 +11,17 @@ from torch import Tensor
 
 import torch_sgmcmc as sg
 
-WARMUP: dict[str, Any] = {"anchor_every": 4, "target_variance": 0.5, "progress": False}
+WARMUP = {"anchor_every": 4, "target_variance": 0.5, "progress": False}
 SHORT = {"trajectory_length": 2.0, "step_size": 0.1}
 
 
 class Failing:
     """A closure that fails at one of its calls."""
 
-    def __init__(self, data: Data, at: int) -> None:
+    def __init__(self, data, at):
         self.data, self.left = data, at
 
-    def __call__(self, indices: Tensor) -> Tensor:
+    def __call__(self, indices):
         self.left -= 1
         if self.left == 0:
             raise KeyboardInterrupt
@@ -35,7 +34,7 @@ SAVING = (
 )
 
 
-def refuses_to_be_saved(sampler: sg.HMCECS) -> None:
+def refuses_to_be_saved(sampler):
     for save in (sampler.state_dict, lambda: copy.deepcopy(sampler)):
         with pytest.raises(RuntimeError) as error:
             save()
@@ -101,7 +100,7 @@ def test_the_first_anchor_is_part_of_no_warmup():
 # ---- Devices and dtypes ------------------------------------------------------------
 
 
-def tensors(value: Any) -> list[Tensor]:
+def tensors(value):
     """All in nested lists and dicts."""
     if isinstance(value, dict):
         value = list(value.values())
@@ -160,7 +159,7 @@ def test_a_state_of_another_dtype():
 
 
 def test_groups_that_are_empty_so_far():
-    groups: list[dict[str, list[Tensor]]] = [{"params": []}, {"params": []}]
+    groups = [{"params": []}, {"params": []}]
     sampler = sg.HMCECS(groups, num_data=50, subsample_size=4)
     sampler.load_state_dict(sampler.state_dict())
     with pytest.raises(RuntimeError, match=r"^HMCECS has no parameters that require"):

@@ -47,7 +47,7 @@ def test_warmup_finds_the_step_size(start, target):
     assert abs(sampler.acceptance_rate - target) < 0.07
 
 
-def warmed(params: list[nn.Parameter]) -> sg.HMC:
+def warmed(params):
     return sg.HMC(params, 0.5, num_steps=3, num_data=4, seed=7)
 
 

@@ -10,7 +10,7 @@ import torch_sgmcmc
 ROOT = Path(torch_sgmcmc.__file__).parent
 
 
-def imports_of(tree: ast.AST, modules: set[str]) -> set[str]:
+def imports_of(tree, modules):
     """The modules of the package that are imported, for types alone too."""
     found = set()
     for node in ast.walk(tree):
@@ -23,7 +23,7 @@ def imports_of(tree: ast.AST, modules: set[str]) -> set[str]:
 
 
 @cache
-def trees() -> dict[str, ast.AST]:
+def trees():
     paths = {
         ".".join(path.relative_to(ROOT.parent).with_suffix("").parts): path
         for path in sorted(ROOT.rglob("*.py"))

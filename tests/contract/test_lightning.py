@@ -3,7 +3,6 @@
 import gc
 import logging
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,7 +47,7 @@ MANUAL = (
 )
 
 
-def trainer(epochs: int = 1, **settings: Any) -> Any:
+def trainer(epochs=1, **settings):
     return lightning.Trainer(
         accelerator="cpu",
         max_epochs=epochs,
@@ -63,14 +62,14 @@ def trainer(epochs: int = 1, **settings: Any) -> Any:
 class Automatic(lightning.LightningModule):
     """Leaves all to Lightning."""
 
-    def __init__(self, kind: str, **settings: Any) -> None:
+    def __init__(self, kind, **settings):
         super().__init__()
         self.net, self.kind, self.settings = new_model(), kind, settings
 
-    def training_step(self, batch: Any, index: int) -> Tensor:
+    def training_step(self, batch, index):
         return mse_loss(self.net(batch[0]), batch[1])
 
-    def configure_optimizers(self) -> sg.Sampler:
+    def configure_optimizers(self):
         sampler = new_sampler(self.kind, self.net)
         for group in sampler.param_groups:
             group.update(self.settings)
@@ -80,12 +79,12 @@ class Automatic(lightning.LightningModule):
 class Manual(Automatic):
     """Makes its steps itself, as the page on frameworks shows."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind):
         super().__init__(kind)
         self.automatic_optimization = False
         self.batches = sg.IndependentBatchSampler(NUM_DATA, 8, seed=5)
 
-    def training_step(self, batch: Any, index: int) -> None:
+    def training_step(self, batch, index):
         if not takes_closure(self.kind):
             sampler = self.optimizers()
             sampler.zero_grad()
@@ -99,38 +98,38 @@ class Manual(Automatic):
             closure_of(self.kind, self.net, self.batches, self.manual_backward)
         )
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, checkpoint):
         checkpoint["batches"] = self.batches.state_dict()
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, checkpoint):
         self.batches.load_state_dict(checkpoint["batches"])
 
 
-def collecting(kind: str, store: Path) -> Any:
+def collecting(kind, store):
     """The same with a collector, which Lightning's checkpoints have as well."""
-    base: Any = Automatic if kind in PLAIN else Manual
+    base = Automatic if kind in PLAIN else Manual
 
     class Collecting(base):
         saved = None
 
-        def configure_optimizers(self) -> sg.Sampler:
+        def configure_optimizers(self):
             sampler = super().configure_optimizers()
             self.collector = collector_of(sampler, self.net, store)
             return sampler
 
-        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        def on_save_checkpoint(self, checkpoint):
             super().on_save_checkpoint(checkpoint)
             checkpoint["collector"] = self.collector.state_dict()
 
-        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        def on_load_checkpoint(self, checkpoint):
             super().on_load_checkpoint(checkpoint)
             self.saved = checkpoint["collector"]  # there is no sampler yet
 
-        def on_train_start(self) -> None:
+        def on_train_start(self):
             if self.saved is not None:
                 self.collector.load_state_dict(self.saved)
 
-        def on_train_end(self) -> None:
+        def on_train_end(self):
             self.collector.close()
 
     return Collecting(kind)
@@ -289,9 +288,7 @@ def test_lightnings_own_example(kind):
 # ---- What does not ---------------------------------------------------------------
 
 
-def fit_fails(
-    module: Automatic, kind: type[Exception], message: str, **settings: Any
-) -> int:
+def fit_fails(module, kind, message, **settings):
     """Fits until this error; returns the number of steps made before."""
     fit = trainer(100, **settings)
     with pytest.raises(kind) as error:

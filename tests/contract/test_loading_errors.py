@@ -4,8 +4,6 @@ Those of one sampler for another are in test_state_dicts.py.
 """
 
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -18,12 +16,10 @@ each_kind = pytest.mark.parametrize("kind", [sg.SGLD, sg.SGHMC, sg.EWSG])
 SIZES = (4, 200, 3)
 
 
-def make(
-    kind: type[sg.Sampler], sizes: tuple[int, ...] = SIZES, split: int = 1
-) -> sg.Sampler:
+def make(kind, sizes=SIZES, split=1):
     params = [nn.Parameter(torch.ones(n)) for n in sizes]
 
-    def closure() -> None:
+    def closure():
         for p in params:
             p.grad = torch.ones_like(p)
 
@@ -34,7 +30,7 @@ def make(
     return sampler
 
 
-def refuses(sampler: sg.Sampler, state: dict[str, Any], message: str) -> None:
+def refuses(sampler, state, message):
     before = copy.deepcopy(sampler.state_dict())
     with refused(ValueError, message):
         sampler.load_state_dict(state)
@@ -58,7 +54,7 @@ def test_states_of_other_parameters(kind):
         refuses(make(kind), other.state_dict(), f"Invalid state_dict: {message}")
 
 
-FOREIGN: list[tuple[type[sg.Sampler], Callable[[list[Any]], Any]]] = [
+FOREIGN = [
     (sg.SGLD, lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9)),
     (sg.SGHMC, lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9)),
     (sg.SGHMC, lambda groups: torch.optim.Adam(groups, lr=0.1)),
@@ -97,7 +93,7 @@ def test_values_out_of_range(kind):
         refuses(sampler, state, message)
 
 
-def hyperprior() -> sg.GammaPrecision:
+def hyperprior():
     return sg.GammaPrecision(make(sg.SGLD))
 
 

@@ -3,7 +3,6 @@
 import copy
 import pickle
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from failed_steps import refused
 from harness.exactness import assert_same
 from short_chains import ALIKE, kept_state
 from stored_files import contents
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 
@@ -21,7 +20,7 @@ from torch_sgmcmc._impl import ops as ops
 CHAINS, SEED = 3, -(2**61)
 #: More than a noise block, a part of one, and one that is moved by a matrix below.
 SHAPES = ((9, 17), (5,), (1,), (3, 4, 2, 5))
-SAMPLERS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
+SAMPLERS = {
     **{name: (cls, {"prior_precision": 3.0}) for name, cls in ALIKE.items()},
     "SGHMC": (sg.SGHMC, {"momentum": 0.8, "resample_momentum_every": 4}),
     "SGHMC-online": (sg.SGHMC, {"momentum": 0.1, "noise_estimate": "online"}),
@@ -32,14 +31,14 @@ SAMPLERS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def normal(*shape: int, seed: int) -> Tensor:
+def normal(*shape, seed):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 class Chains:
     """Chains in one sampler, and the same ones in a sampler each."""
 
-    def __init__(self, name: str, *dtypes: torch.dtype, **options: Any) -> None:
+    def __init__(self, name, *dtypes, **options):
         self.method, self.options = SAMPLERS[name][0], dict(SAMPLERS[name][1])
         self.options.update(options, lr=0.01, num_data=50)
         self.together = [
@@ -60,14 +59,14 @@ class Chains:
         ]
         self.step_number = 0
 
-    def make(self, params: list[Tensor], **arguments: Any) -> sg.Sampler:
+    def make(self, params, **arguments):
         means = arguments.pop("means", None)
         groups = [{"params": params[:2]}, {"params": params[2:], "temperature": 2.0}]
         if means is not None:
             groups[1]["prior_mean"] = means
         return self.method(groups, **self.options, **arguments)
 
-    def step(self, *, missing: int | None = None) -> None:
+    def step(self, *, missing=None):
         for i, p in enumerate(self.together):
             grad = normal(*p.shape, seed=100 * self.step_number + i).to(p.dtype)
             p.grad = None if i == missing else grad
@@ -77,7 +76,7 @@ class Chains:
         for sampler in (self.sampler, *self.samplers):
             sampler.step()
 
-    def assert_same(self) -> None:
+    def assert_same(self):
         for k, (params, sampler) in enumerate(
             zip(self.alone, self.samplers, strict=True)
         ):
@@ -137,7 +136,7 @@ def test_priors_means_belong_to_chains():
     chains.assert_same()
 
 
-def nets(count: int, dtype: torch.dtype) -> list[nn.Module]:
+def nets(count, dtype):
     torch.manual_seed(0)
     return [
         nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
@@ -200,12 +199,12 @@ def test_a_correction_equals_that_of_each_chain():
         assert torch.equal(together[k], p)
 
 
-def make(**arguments: Any) -> tuple[Tensor, sg.SGHMC]:
+def make(**arguments):
     p = torch.zeros(CHAINS, 4, requires_grad=True)
     return p, sg.SGHMC([p], 0.1, num_data=10, **arguments)
 
 
-def steps(p: Tensor, sampler: sg.Sampler, first: int, count: int) -> None:
+def steps(p, sampler, first, count):
     for i in range(first, first + count):
         p.grad = normal(*p.shape, seed=i)
         sampler.step()

@@ -2,8 +2,6 @@
 
 import math
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -73,13 +71,13 @@ def test_temperatures_of_frozen_layers():
     assert repr(read(True)) == repr(read(False))
 
 
-def heads(**options: Any) -> tuple[list[nn.Parameter], sg.Sampler]:
+def heads(**options):
     named = [("a", nn.Parameter(torch.zeros(2))), ("b", nn.Parameter(torch.zeros(3)))]
     sampler = sg.SGHMC(named, lr=0.1, num_data=10, seed=0, **options)
     return [p for _, p in named], sampler
 
 
-def turns(params: list[nn.Parameter], sampler: sg.Sampler, which: str) -> None:
+def turns(params, sampler, which):
     """A step for each letter, in which the parameters it names have a gradient."""
     for letter in which:
         for p, name in zip(params, "ab", strict=True):
@@ -133,7 +131,7 @@ def test_unfrozen_layers_do_not_warn():
             sampler.step()
 
 
-def posterior_variance(train: Callable[[sg.Sampler, list[Any], int], None]) -> float:
+def posterior_variance(train):
     """The loss of the first of two heads, whose data are 50 N(θ, 1) each."""
     a, b = (nn.Parameter(torch.zeros(4000)) for _ in range(2))
     sampler = sg.SGLD([{"params": [a]}, {"params": [b]}], lr=0.05, num_data=100, seed=0)

@@ -2,7 +2,6 @@
 
 import copy
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ import torch_sgmcmc as sg
 each = pytest.mark.parametrize("kind", THREE)
 
 
-def ranges(sampler: sg.Sampler) -> list[range]:
+def ranges(sampler):
     return [
         range(offset, offset + size)
         for group in sampler.param_groups
@@ -23,16 +22,16 @@ def ranges(sampler: sg.Sampler) -> list[range]:
     ]
 
 
-def are_apart(sampler: sg.Sampler) -> bool:
+def are_apart(sampler):
     found = sorted(ranges(sampler), key=lambda r: r.start)
     return all(a.stop <= b.start for a, b in pairwise(found))
 
 
-def numbers(sampler: sg.Sampler) -> set[int]:
+def numbers(sampler):
     return {i for r in ranges(sampler) for i in r}
 
 
-def forget_state(sampler: sg.Sampler, p: Any) -> None:
+def forget_state(sampler, p):
     """Has its state begin anew."""
     mean = sampler.state.pop(p, {})
     assert "prior_mean" not in mean
@@ -134,7 +133,7 @@ def test_without_a_change_offsets_stay(kind):
     assert bits(same.sampler.state_dict()) == bits(chain.sampler.state_dict())
 
 
-def noise(params: list[nn.Parameter], sampler: sg.Sampler) -> list[torch.Tensor]:
+def noise(params, sampler):
     before = [p.detach().clone() for p in params]
     for p in params:
         p.grad = torch.zeros_like(p)

@@ -46,24 +46,17 @@ ENDS = (
 CALLS = {"EWSG": (0, 1, 2), "EWSG overdamped": (0, 1), "HMC without test": (0, 1)}
 
 
-def poison(p: nn.Parameter, value: str) -> None:
+def poison(p, value):
     """The last element; the gradient keeps its graph."""
     index = torch.tensor([p.numel() - 1])
     p.grad = p.grad.index_fill(0, index, BAD[value])
 
 
-def bad_step(
-    sampler: sg.Sampler,
-    params: list[nn.Parameter],
-    step: int,
-    value: str,
-    call: int = 0,
-    which: int = 2,
-) -> None:
+def bad_step(sampler, params, step, value, call=0, which=2):
     """A step of which one gradient is not finite, at one call of the closure."""
     calls = 0
 
-    def edit() -> None:
+    def edit():
         nonlocal calls
         if calls == call:
             poison(params[which], value)
@@ -72,7 +65,7 @@ def bad_step(
     take_step(sampler, params, step, edit)
 
 
-def message(sampler: sg.Sampler, value: str, got: str = "got") -> str:
+def message(sampler, value, got="got"):
     nans = int(value == "nan")
     return (
         f"{type(sampler).__name__} {got} a gradient that is not finite: {nans} NaN and "
@@ -539,17 +532,17 @@ def test_compiled_steps():
 Count = Callable[[list[Tensor]], Tensor]
 
 
-def _first_only(real: Count) -> Count:
+def _first_only(real):
     return lambda tensors: torch.cat(
         [real(tensors[:1]), real([torch.zeros_like(t) for t in tensors])[1:]]
     )
 
 
-def _whole_vectors_only(real: Count) -> Count:
+def _whole_vectors_only(real):
     return lambda tensors: real([t.flatten()[: t.numel() // 16 * 16] for t in tensors])
 
 
-MUTANTS: dict[str, Callable[[Count], Count]] = {
+MUTANTS = {
     "only the first tensor": _first_only,
     "no infinities": lambda real: lambda ts: real(ts) * torch.tensor([1, 0]),
     "no NaN": lambda real: lambda ts: real(ts) * torch.tensor([0, 1]),

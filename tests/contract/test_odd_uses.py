@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import torch_sgmcmc as sg
 
-SMALL: dict[str, Any] = {"steps": 4, "burn_in": 0, "every": 1}
+SMALL = {"steps": 4, "burn_in": 0, "every": 1}
 
 
 def test_zero_is_not_none(tmp_path):
@@ -101,7 +101,7 @@ def test_arguments_of_other_optimizers(kind):
 
 
 class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Any:
+    def __iter__(self):
         return iter([(torch.ones(4), torch.tensor(1))] * 10)
 
 
@@ -140,7 +140,7 @@ def test_types_have_words(tmp_path):
 class Lookahead:
     """A lookahead that treats the inner sampler as timm's does."""
 
-    def __init__(self, base: sg.Sampler) -> None:
+    def __init__(self, base):
         self.param_groups = base.param_groups
         for group in self.param_groups:
             group["lookahead_alpha"] = 0.5
@@ -162,7 +162,7 @@ def test_a_lookahead_warns(tmp_path):
 
 def test_what_is_printed_is_short(tmp_path):
     pytest.importorskip("arviz")
-    states: list[str] = []
+    states = []
     store = run(tmp_path, **SMALL, callbacks=lambda state: states.append(repr(state)))
     network = model()
     sampler = sghmc(network.parameters(), seed=0)

@@ -1,7 +1,6 @@
 """The samplers are torch optimizers, with everything that torch hangs on those."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -153,7 +152,7 @@ SHARED_DEFAULTS = {
     "sizes": [5],
     "next_offset": 128,
 }
-DEFAULTS: dict[type[sg.Sampler], dict[str, Any]] = {
+DEFAULTS = {
     sg.SGLD: {},
     sg.SGHMC: {
         "momentum": 0.9,

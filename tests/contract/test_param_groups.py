@@ -1,22 +1,19 @@
 """Parameters, keys and kinds of numbers that param groups accept."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from every_sampler import THREE, Chain
 from failed_steps import refused
 from stored_files import through_file
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 
 each = pytest.mark.parametrize("kind", THREE)
 
 
-def parameter(numel: int = 3) -> nn.Parameter:
+def parameter(numel=3):
     return nn.Parameter(torch.ones(numel, dtype=torch.float64))
 
 
@@ -76,7 +73,7 @@ def test_what_the_sampler_has_for_all_groups(kind):
     assert len(chain.sampler.param_groups) == 2
 
 
-def given_to(sampler: sg.Sampler) -> dict[str, Any]:
+def given_to(sampler):
     """Returns the constructor's required arguments."""
     needed = ("lr", "num_data", "step_size", "num_steps", "subsample_size")
     return {k: v for k, v in sampler.param_groups[0].items() if k in needed}
@@ -159,7 +156,7 @@ def test_group_dicts_can_be_used_twice():
 # ---- Parameters ---------------------------------------------------------------------
 
 
-def unusable() -> dict[str, tuple[Callable[[], Tensor], str]]:
+def unusable():
     dtypes = "must be float32, float64, bfloat16 or float16; a complex parameter can be"
     dtypes = f"({dtypes} kept as torch.view_as_real of it)"
     shared = "an expanded parameter (several elements share memory)"

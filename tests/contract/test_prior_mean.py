@@ -2,15 +2,13 @@
 
 import copy
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from ecs_data import Data
 from every_sampler import THREE, Chain, bits
 from stored_files import through_file
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 
@@ -22,7 +20,7 @@ HMC = {"step_size": 0.05, "num_steps": 3, **SHARED}
 ECS = {**SHARED, "subsample_size": 8, "num_blocks": 4, "step_size": 0.4}
 
 #: With how many steps. Samplers of param groups.
-SAMPLERS: dict[str, tuple[int, Callable[[Any], sg.Sampler]]] = {
+SAMPLERS = {
     "SGLD": (9, lambda p: sg.SGLD(p, lr=0.1, **SHARED)),
     "SGHMC": (9, lambda p: sg.SGHMC(p, lr=0.1, noise_estimate=0.02, **SHARED)),
     "SGHMC resampling": (
@@ -66,7 +64,7 @@ SAMPLERS: dict[str, tuple[int, Callable[[Any], sg.Sampler]]] = {
 class Problem:
     """A loss of θ - c, at θ₀ + c."""
 
-    def __init__(self, shifts: list[Tensor]) -> None:
+    def __init__(self, shifts):
         g = torch.Generator().manual_seed(3)
         self.shifts = shifts
         self.params = [
@@ -75,7 +73,7 @@ class Problem:
         ]
         self.draw = torch.Generator().manual_seed(4)
 
-    def losses(self, index: Tensor) -> Tensor:
+    def losses(self, index):
         total = torch.zeros(len(index), dtype=torch.float64)
         for p, c in zip(self.params, self.shifts, strict=True):
             x = torch.sin(index.double()[:, None] + torch.arange(p.numel()))
@@ -83,10 +81,10 @@ class Problem:
             total = total + (0.5 * away**2 + 0.05 * away**4).sum(dim=1)
         return total
 
-    def minibatch(self) -> Tensor:
+    def minibatch(self):
         return torch.randperm(N, generator=self.draw)[:10]
 
-    def step(self, sampler: sg.Sampler) -> None:
+    def step(self, sampler):
         if isinstance(sampler, sg.HMCECS):
             sampler.step(lambda index: -self.losses(index))
             return
@@ -94,7 +92,7 @@ class Problem:
             sampler.step(lambda: self.losses(self.minibatch()))
             return
 
-        def closure() -> Tensor:
+        def closure():
             sampler.zero_grad()
             is_all = isinstance(sampler, sg.HMC)
             loss = self.losses(torch.arange(N) if is_all else self.minibatch()).mean()
@@ -104,7 +102,7 @@ class Problem:
         sampler.step(closure)
         sampler.zero_grad()
 
-    def run(self, kind: str, groups: list[dict[str, Any]]) -> list[Tensor]:
+    def run(self, kind, groups):
         steps, make = SAMPLERS[kind]
         sampler = make(groups)
         path = []
@@ -161,7 +159,7 @@ def test_hmc_of_chains_accepts_by_the_right_energy(chains):
 # ---- What it is given, and keeps --------------------------------------------------
 
 
-def two() -> list[nn.Parameter]:
+def two():
     g = torch.Generator().manual_seed(1)
     return [
         nn.Parameter(torch.randn(3, 2, generator=g)),
@@ -169,11 +167,11 @@ def two() -> list[nn.Parameter]:
     ]
 
 
-def sgld(params: Any, **settings: Any) -> sg.SGLD:
+def sgld(params, **settings):
     return sg.SGLD(params, 0.1, num_data=N, prior_precision=3.0, seed=2, **settings)
 
 
-def follow(sampler: sg.Sampler, params: list[Any], steps: int = 3) -> list[Tensor]:
+def follow(sampler, params, steps=3):
     for _ in range(steps):
         for p in params:
             p.grad = p.detach().sin()
@@ -181,7 +179,7 @@ def follow(sampler: sg.Sampler, params: list[Any], steps: int = 3) -> list[Tenso
     return [p.detach().clone() for p in params]
 
 
-def same(a: Any, b: Any) -> bool:
+def same(a, b):
     return bits(a) == bits(b)
 
 
@@ -275,8 +273,8 @@ def test_a_chain_resumes_with_its_means(kind):
 
     def make(means, seed):
         params = chain.params
-        first: dict[str, Any] = {"params": params[:1]}
-        second: dict[str, Any] = {"params": params[1:]}
+        first = {"params": params[:1]}
+        second = {"params": params[1:]}
         if means is not None:
             first["prior_mean"], second["prior_mean"] = means[:1], means[1:]
         return type(chain.sampler)([first, second], **settings, seed=seed)

@@ -1,7 +1,6 @@
 """pSGLD with a preconditioner that stays: always that of the present V and eps."""
 
 from copy import deepcopy
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +11,11 @@ from short_chains import assert_same
 import torch_sgmcmc as sg
 
 
-def make(seed: int = 0) -> sg.PSGLD:
+def make(seed=0):
     """Two groups of two parameters, of which one does not adapt, after some steps."""
     g = torch.Generator().manual_seed(seed)
     params = [torch.randn(n, generator=g).requires_grad_() for n in (3, 5, 2, 4)]
-    groups: list[dict[str, Any]] = [{"params": params[:2]}, {"params": params[2:]}]
+    groups = [{"params": params[:2]}, {"params": params[2:]}]
     sampler = sg.PSGLD(groups, 0.1, num_data=10, gamma=False, eps=0.1, seed=1)
     for _ in range(2):
         step(sampler)
@@ -25,34 +24,34 @@ def make(seed: int = 0) -> sg.PSGLD:
     return sampler
 
 
-def params_of(sampler: sg.PSGLD) -> list[torch.Tensor]:
+def params_of(sampler):
     return [p for group in sampler.param_groups for p in group["params"]]
 
 
-def step(sampler: sg.PSGLD) -> None:
+def step(sampler):
     for p in params_of(sampler):
         p.grad = p.detach() * 0.3
     sampler.step()
 
 
-def adapt_for_a_step(sampler: sg.PSGLD) -> None:
+def adapt_for_a_step(sampler):
     sampler.param_groups[0]["adapt"] = True
     step(sampler)
     sampler.param_groups[0]["adapt"] = False
 
 
-def replace(sampler: sg.PSGLD) -> None:
+def replace(sampler):
     state = sampler.state_dict()
     for theirs in state["state"].values():
         theirs["square_average"] = theirs["square_average"] + 1
     sampler.load_state_dict(state)
 
 
-def add_in_place(sampler: sg.PSGLD) -> None:
+def add_in_place(sampler):
     sampler.state[params_of(sampler)[0]]["square_average"].add_(1)
 
 
-def set_eps(sampler: sg.PSGLD) -> None:
+def set_eps(sampler):
     sampler.param_groups[0]["eps"] = 0.7
 
 
@@ -106,12 +105,12 @@ def test_it_is_made_once_and_not_saved():
 # ---- Where Γ begins --------------------------------------------------------------
 
 
-def quadratic(p: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+def quadratic(p, curvature):
     """Hutchinson's estimate of a diagonal Hessian is exact."""
     return 0.5 * (curvature * p * p).sum()
 
 
-def gamma_step(sampler: sg.PSGLD, curvature: torch.Tensor) -> None:
+def gamma_step(sampler, curvature):
     sampler.zero_grad()
     (p,) = params_of(sampler)
     graph = sampler.param_groups[0]["gamma"]
@@ -194,7 +193,7 @@ SCALED = (
 @pytest.mark.parametrize("where", ["all", "a group", "no gradient"])
 def test_a_scaler_is_refused_with_gamma(where, overflow, unscaled):
     p, q = (torch.ones(3, requires_grad=True) for _ in range(2))
-    groups: list[dict[str, Any]] = [{"params": [p]}, {"params": [q]}]
+    groups = [{"params": [p]}, {"params": [q]}]
     if where != "all":
         groups[0]["gamma"] = False
     sampler = sg.PSGLD(groups, 0.1, num_data=10, seed=1)

@@ -23,8 +23,6 @@ from short_chains import (
 )
 from torch import nn
 
-import torch_sgmcmc as sg
-
 each = pytest.mark.parametrize("kind", [*THREE, "EWSG"])
 
 # ---- Threads ---------------------------------------------------------------------
@@ -92,12 +90,12 @@ def test_any_split_into_groups_gives_the_same_chain(kind):
         assert_same(params, expected)
 
 
-def drop(params: list[nn.Parameter]) -> None:
+def drop(params):
     for p in params:
         p.grad = None
 
 
-def offsets_of(sampler: sg.Sampler) -> list[int]:
+def offsets_of(sampler):
     return [o for group in sampler.param_groups for o in group["offsets"]]
 
 

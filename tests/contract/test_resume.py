@@ -3,7 +3,6 @@
 import copy
 import pickle
 from itertools import cycle, product
-from typing import Any
 
 import pytest
 import torch
@@ -23,14 +22,14 @@ from torch import nn
 import torch_sgmcmc as sg
 
 
-def in_groups(params: list[nn.Parameter]) -> list[dict[str, Any]]:
+def in_groups(params):
     return [{"params": params[:2]}, {"params": params[2:]}]
 
 
 Saved = tuple[list[nn.Parameter], sg.Sampler]
 
 
-def through_state_dict(params: list[nn.Parameter], sampler: sg.Sampler) -> Saved:
+def through_state_dict(params, sampler):
     state = copy.deepcopy(sampler.state_dict())
     new = [nn.Parameter(p.detach().clone()) for p in params]
     other = twin_of(sampler, in_groups(new))
@@ -38,7 +37,7 @@ def through_state_dict(params: list[nn.Parameter], sampler: sg.Sampler) -> Saved
     return new, other
 
 
-def through_torch_save(params: list[nn.Parameter], sampler: sg.Sampler) -> Saved:
+def through_torch_save(params, sampler):
     loaded = through_file({"params": params, "sampler": sampler.state_dict()})
     new = [nn.Parameter(p.detach()) for p in loaded["params"]]
     other = twin_of(sampler, in_groups(new))
@@ -46,15 +45,15 @@ def through_torch_save(params: list[nn.Parameter], sampler: sg.Sampler) -> Saved
     return new, other
 
 
-def through_deepcopy(params: list[nn.Parameter], sampler: sg.Sampler) -> Saved:
+def through_deepcopy(params, sampler):
     return copy.deepcopy((params, sampler))
 
 
-def through_pickle(params: list[nn.Parameter], sampler: sg.Sampler) -> Saved:
+def through_pickle(params, sampler):
     return pickle.loads(pickle.dumps((params, sampler)))
 
 
-def in_many_dtypes() -> list[nn.Parameter]:
+def in_many_dtypes():
     """Each parameter in a dtype of its own, as far as there are any."""
     dtypes = (torch.float32, torch.bfloat16, torch.float64, torch.float16)
     return [

@@ -11,7 +11,7 @@ import pytest
 import torch
 from sbps_chains import Draws, N, make, run, segments, two
 from short_chains import assert_same, kept_state, make_params
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 
@@ -54,7 +54,7 @@ def test_v_learns_from_every_minibatch_and_a_where_lines_end():
     sampler = make(params, adapt_every_step=True, **settings)
     closure = Draws(params)
     squares = [torch.zeros_like(p) for p in params]
-    old: list[Tensor] = []
+    old = []
     lines = steps = 0
     for _ in range(150):
         drawn = closure.generator.get_state()

@@ -1,13 +1,11 @@
 """Errors of SBPS: the exact message, and nothing changed."""
 
-from typing import Any
-
 import pytest
 import torch
 from failed_steps import assert_unchanged, refused, snapshot, step_fails
 from sbps_chains import Draws, make, run, two
 from short_chains import assert_same
-from torch import Tensor, nn
+from torch import nn
 
 NO_CLOSURE = """\
 SBPS.step() needs a closure, which returns the losses of the examples:
@@ -78,21 +76,21 @@ def test_models_that_are_none():
         make(params, model=nn.Linear(2, 2))
 
 
-def with_backward(params: list[nn.Parameter]) -> Tensor:
+def with_backward(params):
     losses = Draws(params)()
     losses.sum().backward(retain_graph=True)
     return losses
 
 
-def with_nan(params: list[nn.Parameter]) -> Tensor:
+def with_nan(params):
     return Draws(params)() + torch.tensor([float("nan"), float("inf")] + 8 * [0.0])
 
 
-def with_infinite_slope(params: list[nn.Parameter]) -> Tensor:
+def with_infinite_slope(params):
     return Draws(params)() + (0 * params[0].sum()).sqrt()
 
 
-BAD_CLOSURES: dict[str, tuple[Any, type[Exception], str]] = {
+BAD_CLOSURES = {
     "no tensor": (
         lambda p: 3.0,
         TypeError,

@@ -6,7 +6,6 @@ on from any checkpoint, in both languages, in ``test_sbps_repeatability.py``,
 """
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -14,14 +13,12 @@ from failed_steps import refused
 from sbps_chains import Draws, make, run, two, uneven
 from short_chains import assert_same, kept_state, make_params
 
-import torch_sgmcmc as sg
 
-
-def given(params: Any, **settings: Any) -> sg.SBPS:
+def given(params, **settings):
     return make(params, preconditioned=True, given=uneven, **settings)
 
 
-def places(sampler: sg.SBPS, params: Any, steps: int = 150) -> Any:
+def places(sampler, params, steps=150):
     return run(sampler, Draws(params), steps)
 
 

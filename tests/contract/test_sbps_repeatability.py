@@ -3,7 +3,6 @@
 import copy
 import pickle
 from itertools import pairwise, product
-from typing import Any
 
 import pytest
 import torch
@@ -11,9 +10,9 @@ from reference import same_bits
 from sbps_chains import Draws, make, run, two, uneven
 from short_chains import assert_same, make_params
 from stored_files import through_file
-from torch import Tensor, nn
+from torch import nn
 
-KINDS: dict[str, dict[str, Any]] = {
+KINDS = {
     "SBPS": {"refresh_rate": 2.0},
     "pSBPS": {"preconditioned": True, "decay": 0.8, "eps": 0.1},
     "always": {
@@ -141,7 +140,7 @@ def test_layouts_of_parameters_do_not_matter():
 
 def test_the_losses_come_back():
     params = two()
-    kept: list[Tensor] = []
+    kept = []
     draws = Draws(params)
 
     def closure():

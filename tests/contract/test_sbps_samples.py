@@ -8,7 +8,6 @@ import torch
 from failed_steps import refused
 from sbps_chains import Draws, make, run, segments, two
 from short_chains import assert_same, make_params
-from torch import Tensor
 
 import torch_sgmcmc as sg
 
@@ -18,7 +17,7 @@ def test_samples_are_points_of_the_trajectory():
     closure = Draws(params)
     sampler = make(params, sample_interval=0.013)
     start = torch.cat([p.detach().flatten() for p in params])
-    samples: list[tuple[float, Tensor]] = []
+    samples = []
 
     def keep(s, time):
         assert s is sampler and not torch.is_grad_enabled()
@@ -59,7 +58,7 @@ def test_hooks_do_not_change_the_chain():
 def test_another_interval_continues_at_its_multiples():
     params = two()
     sampler = make(params, sample_interval=0.02)
-    times: list[float] = []
+    times = []
     sampler.register_sample_hook(lambda s, t: times.append(t))
     run(sampler, Draws(params), 100)
     now = sampler.trajectory_time

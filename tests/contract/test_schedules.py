@@ -2,18 +2,15 @@
 
 import copy
 import math
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 from reference import assert_same_bits
-from torch import Tensor
 
 import torch_sgmcmc as sg
 
-SAMPLERS: dict[str, Callable[..., sg.Sampler]] = {
+SAMPLERS = {
     "SGLD": sg.SGLD,
     "SGHMC": sg.SGHMC,
     "PSGLD": partial(sg.PSGLD, gamma=False),
@@ -22,17 +19,17 @@ SAMPLERS: dict[str, Callable[..., sg.Sampler]] = {
 }
 
 
-def quadratic(p: Tensor, *, graph: bool = False) -> None:
+def quadratic(p, *, graph=False):
     p.grad = None
     (p * p).sum().backward(create_graph=graph)
 
 
-def sampler_of(name: str, *, lr: float = 0.04, seed: int = 0) -> sg.Sampler:
+def sampler_of(name, *, lr=0.04, seed=0):
     p = torch.zeros(5, requires_grad=True)
     return SAMPLERS[name]([p], lr, num_data=1.0, seed=seed)
 
 
-def moved(sampler: sg.Sampler, schedule: Any, steps: int) -> list[Tensor]:
+def moved(sampler, schedule, steps):
     (p,) = sampler.param_groups[0]["params"]
     trace = []
     for _ in range(steps):
@@ -105,7 +102,7 @@ def test_continued_in_the_middle_of_a_cycle_to_the_same_bits(name):
         assert again.collecting == schedule.collecting
 
 
-def visited(cyclical: bool) -> tuple[set[int], Tensor]:
+def visited(cyclical):
     """Modes of nine narrow Gaussians on a grid that a chain finds from one of them."""
     centres = torch.cartesian_prod(*[torch.tensor([-3.0, 0.0, 3.0])] * 2)
     p = torch.zeros(2, requires_grad=True)

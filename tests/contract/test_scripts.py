@@ -7,7 +7,6 @@ as errors, in Python's development mode, in a thread, and from the command line.
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -77,11 +76,11 @@ assert posterior.epistemic.shape == (200,) and monitor.num_observed == 7
 """
 
 
-def environment() -> dict[str, str]:
+def environment():
     return {**os.environ, "TQDM_DISABLE": "1", "MPLBACKEND": "agg"}
 
 
-def run(*command: str, cwd: Path) -> None:
+def run(*command, cwd):
     """A program that has to end well and in silence."""
     done = subprocess.run(
         [sys.executable, *command],
@@ -93,7 +92,7 @@ def run(*command: str, cwd: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def run_forked(options: Sequence[str], scripts: dict[str, str], folder: Path) -> None:
+def run_forked(options, scripts, folder):
     """The same of many, by what they are called: `thread:` runs one in a thread."""
     names = []
     for name, text in scripts.items():
@@ -118,7 +117,7 @@ def test_four_lines_are_silent(tmp_path):
     run("-W", "error", str(script), cwd=tmp_path)
 
 
-def script_of(page: Path) -> str:
+def script_of(page):
     """A page as it stands, but for SHORTER."""
     parts = blocks(page, "python")
     parts.insert(1, LEFT.get(page.name, ""))

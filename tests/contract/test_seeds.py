@@ -103,7 +103,7 @@ def test_errors(arguments, error, message):
         sg.fold_in(*arguments)
 
 
-def sampler(seed: int, kind: type[sg.Sampler] = sg.SGLD) -> sg.Sampler:
+def sampler(seed, kind=sg.SGLD):
     p = nn.Parameter(torch.zeros(3))
     p.grad = torch.ones(3)
     return kind([p], lr=0.1, num_data=10, seed=seed)
@@ -174,7 +174,7 @@ def test_nothing_is_kept_of_samplers(monkeypatch):
     assert not {*range(1000, 1010)} & {*distributed._last}
 
 
-def kept_by(seeds: range) -> list[torch.Tensor]:
+def kept_by(seeds):
     """Parameters of samplers that have made a step."""
     samplers = [sampler(seed) for seed in seeds]
     for each in samplers:
@@ -182,7 +182,7 @@ def kept_by(seeds: range) -> list[torch.Tensor]:
     return [each.param_groups[0]["params"][0] for each in samplers]
 
 
-def steps_of(p: nn.Parameter, seed: int, steps: int = 2, **options: object) -> None:
+def steps_of(p, seed, steps=2, **options):
     made = sg.SGHMC([p], lr=0.1, num_data=10, seed=seed, **options)
     for _ in range(steps):
         p.grad = torch.ones_like(p)

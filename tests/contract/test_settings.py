@@ -2,20 +2,18 @@
 
 import inspect
 import math
-from typing import Any
 
 import pytest
 from short_chains import CLASSES
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl.hyperparams import Setting
 
 # What the table does not have: what is more than a number, a word or a flag.
 ELSEWHERE = {"self", "params", "seed", "capturable", "nonfinite", "model"}
 ELSEWHERE.add("process_group")
 
 
-def default_of(row: Setting) -> Any:
+def default_of(row):
     if row.optional:
         return None
     if row.kind == "word":

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ each = pytest.mark.parametrize("kind", EVERY)
 each_of_three = pytest.mark.parametrize("kind", THREE)
 
 
-def held(sampler: sg.Sampler) -> Any:
+def held(sampler):
     """The state dict, but for what depends on how often a chain was resumed."""
     state = sampler.state_dict()
     for group in state["param_groups"]:
@@ -26,7 +25,7 @@ def held(sampler: sg.Sampler) -> Any:
     return bits(state)
 
 
-def same(ours: list[Any], theirs: list[Any]) -> bool:
+def same(ours, theirs):
     return all(map(torch.equal, ours, theirs))
 
 
@@ -50,15 +49,15 @@ def test_a_chain_is_rolled_back_again_and_again(kind):
         assert bits(saved) == before  # the chain has copies
 
 
-def deepcopied(chain: Chain) -> Chain:
+def deepcopied(chain):
     return copy.deepcopy(chain)
 
 
-def pickled(chain: Chain) -> Chain:
+def pickled(chain):
     return pickle.loads(pickle.dumps(chain))
 
 
-def saved_whole(chain: Chain) -> Chain:
+def saved_whole(chain):
     return through_file(chain, weights_only=False)
 
 
@@ -175,7 +174,7 @@ def test_a_group_added_after_loading_is_as_capturable_as_the_others():
 # ---- Other precisions ---------------------------------------------------------------
 
 
-def tensors(sampler: sg.Sampler, p: Any) -> dict[str, torch.Tensor]:
+def tensors(sampler, p):
     kept = sampler.state[p].items()
     return {k: v for k, v in kept if torch.is_tensor(v) and k != "step"}
 
@@ -216,7 +215,7 @@ def test_state_takes_the_precision_that_the_parameter_asks_for(kind, saved, load
 # ---- What is refused ----------------------------------------------------------------
 
 
-def refused(sampler: sg.Sampler, state: dict[str, Any], kind: Any = ValueError) -> str:
+def refused(sampler, state, kind=ValueError):
     before = bits(sampler.state_dict())
     with pytest.raises(kind) as error:
         sampler.load_state_dict(state)
@@ -295,7 +294,7 @@ def test_what_is_counted_is_no_hyperparameter():
         assert all(counted <= group.keys() for group in sampler.param_groups)
 
 
-BAD: list[tuple[str, str, Any, Any, str]] = [
+BAD = [
     ("SGLD", "seed", "0", TypeError, "seed: '0' (must be an int or None, got str)"),
     ("SGLD", "seed", 2**63, ValueError, f"seed: {2**63} (must fit in 64 bits)"),
     ("SGLD", "step", -1, ValueError, "step: -1 (must be >= 0)"),
@@ -442,7 +441,7 @@ def test_masses_that_another_precision_cannot_hold():
 # ---- HMC-ECS ------------------------------------------------------------------------
 
 
-def without(kept: dict[str, Any], key: str) -> dict[str, Any]:
+def without(kept, key):
     return {k: v for k, v in kept.items() if k != key}
 
 
@@ -532,9 +531,7 @@ def test_no_key_of_a_group_may_be_missing(kind):
 # ---- Names ---------------------------------------------------------------------------
 
 
-def named_sampler(
-    kind: str, names: str, group_by: int = 2, prefix: str = "", seed: int = 1
-) -> tuple[dict[str, nn.Parameter], sg.Sampler]:
+def named_sampler(kind, names, group_by=2, prefix="", seed=1):
     params = {n: nn.Parameter(torch.full((4,), float(ord(n)))) for n in names}
     pairs = [(prefix + n, p) for n, p in params.items()]
     groups = [{"params": pairs[:group_by]}, {"params": pairs[group_by:]}]
@@ -548,9 +545,7 @@ def named_sampler(
     return params, getattr(sg, kind)(groups, **numbers, seed=seed)
 
 
-def take_named_steps(
-    params: dict[str, nn.Parameter], sampler: sg.Sampler, steps: int = 2
-) -> dict[str, torch.Tensor]:
+def take_named_steps(params, sampler, steps=2):
     for step in range(steps):
         for name, p in params.items():
             p.grad = torch.full_like(p, float(ord(name) % 7 + step))

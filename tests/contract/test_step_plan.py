@@ -5,8 +5,6 @@ import gc
 import weakref
 from collections import UserDict, defaultdict
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,16 +24,14 @@ from torch_sgmcmc._impl.ops import fused_step_
 KINDS = ("SGLD", "SGLRW", "SGHMC", "BAOA", "SGNHT")
 
 
-def make(
-    kind: str, dtype: torch.dtype = torch.float32, **settings: Any
-) -> tuple[sg.Sampler, list[nn.Parameter]]:
+def make(kind, dtype=torch.float32, **settings):
     torch.manual_seed(0)
     params = [nn.Parameter(torch.randn(n).to(dtype)) for n in (5, 3)]
     common = {"lr": 0.1, "num_data": 10, "prior_precision": 0.5, "seed": 4}
     return getattr(sg, kind)(params, **{**common, **settings}), params
 
 
-def step(sampler: sg.Sampler, params: list[nn.Parameter], times: int = 1) -> None:
+def step(sampler, params, times=1):
     for _ in range(times):
         if isinstance(sampler, sg.EWSG):
             sampler.step(partial(minibatch, sampler, params))
@@ -45,17 +41,17 @@ def step(sampler: sg.Sampler, params: list[nn.Parameter], times: int = 1) -> Non
         sampler.step()
 
 
-def minibatch(sampler: sg.EWSG, params: list[nn.Parameter]) -> None:
+def minibatch(sampler, params):
     """Gradients of the minibatch that EWSG asks for."""
     for p in params:
         p.grad = p.detach() ** 3 + sampler.minibatches.sin().to(p.dtype)
 
 
-def has_plan(sampler: sg.Sampler) -> bool:
+def has_plan(sampler):
     return context_of(sampler).plan is not None
 
 
-def whole(sampler: sg.Sampler, params: list[nn.Parameter], times: int) -> None:
+def whole(sampler, params, times):
     """Steps none of which is made like the last one."""
     for _ in range(times):
         context_of(sampler).plan = None
@@ -78,64 +74,64 @@ def test_cached_steps_equal_uncached_ones(kind, dtype):
     assert one[0].param_groups[0]["step"] == 5
 
 
-def lower_lr(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+def lower_lr(sampler, params):
     sampler.param_groups[0]["lr"] = 0.05
 
 
-def other_prior(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+def other_prior(sampler, params):
     sampler.param_groups[0].update(prior_precision=2.0, prior_mean=1.0)
 
 
-def prior_mean_of_state(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+def prior_mean_of_state(sampler, params):
     for p in params:
         sampler.state[p]["prior_mean"] = torch.full_like(p.detach(), 2.0)
 
 
-def other_momenta(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+def other_momenta(sampler, params):
     for p in params:
         if "momentum" in sampler.state[p]:
             sampler.state[p]["momentum"] = torch.ones_like(p.detach())
 
 
-def other_dicts(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+def other_dicts(sampler, params):
     for p in params:
         sampler.state[p] = {k: v * 0.5 for k, v in sampler.state[p].items()}
 
 
-def no_state(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+def no_state(sampler, params):
     sampler.state.clear()
 
 
-def other_state(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+def other_state(sampler, params):
     sampler.state = defaultdict(
         dict, {p: {k: v * 0.5 for k, v in d.items()} for p, d in sampler.state.items()}
     )
 
 
-def freeze(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+def freeze(sampler, params):
     params[1].requires_grad_(False)
 
 
-def replaced_dict(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+def replaced_dict(sampler, params):
     sampler.param_groups[0] = {**sampler.param_groups[0], "temperature": 0.5}
 
 
-def loaded(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+def loaded(sampler, params):
     state = copy.deepcopy(sampler.state_dict())
     state["param_groups"][0]["lr"] = 0.01
     sampler.load_state_dict(state)
 
 
-def more_parameters(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+def more_parameters(sampler, params):
     params.append(nn.Parameter(torch.ones(2)))
     sampler.add_param_group({"params": params[-1:]})
 
 
-def replaced_parameter(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+def replaced_parameter(sampler, params):
     params[1] = sampler.param_groups[0]["params"][1] = nn.Parameter(torch.ones(3))
 
 
-def longer(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+def longer(sampler, params):
     params[1].data = torch.ones(4)
     for name, value in sampler.state[params[1]].items():
         if isinstance(value, Tensor) and value.numel() == 3:
@@ -143,7 +139,7 @@ def longer(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
     sampler.reassign_noise_offsets()
 
 
-def double(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+def double(sampler, params):
     for p in params:
         p.data = p.data.double()
         p.grad = None
@@ -152,15 +148,15 @@ def double(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
                 sampler.state[p][name] = value.double()
 
 
-def lr_of_numpy(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+def lr_of_numpy(sampler, params):
     sampler.param_groups[0]["lr"] = np.float32(0.1)  # equal to 0.1 in float32 alone
 
 
-def lr_of_float32(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+def lr_of_float32(sampler, params):
     sampler.param_groups[0]["lr"] = torch.tensor(0.1)
 
 
-def moved_state(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+def moved_state(sampler, params):
     """The same dicts and tensors, of other parameters."""
     for p, other in zip(params, params[::-1], strict=True):
         p.data = torch.ones(3)
@@ -179,11 +175,11 @@ class OwnDict(dict):
     """A mapping that is no dict to C."""
 
 
-def own_dict(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+def own_dict(sampler, params):
     sampler.param_groups[0] = OwnDict(sampler.param_groups[0])
 
 
-def own_state(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+def own_state(sampler, params):
     for p in params:
         sampler.state[p] = UserDict(sampler.state[p])
 
@@ -307,7 +303,7 @@ def test_lists_of_a_state_dict_are_copies():
 def test_missing_gradients_and_hooks_take_effect():
     sampler, params = make("SGLD")
     step(sampler, params, 2)
-    seen: list[int] = []
+    seen = []
     sampler.register_step_post_hook(lambda *_: seen.append(1))
     params[0].grad = torch.zeros(5)
     params[1].grad = None
@@ -369,7 +365,7 @@ def test_an_lr_changed_in_place_takes_effect():
 
 @pytest.mark.parametrize("method", ["step", "_run_step", "_launch"])
 def test_what_a_subclass_does_is_done_at_each_step(method):
-    calls: list[int] = []
+    calls = []
 
     class Own(sg.SGLD):
         pass
@@ -384,7 +380,7 @@ def test_what_a_subclass_does_is_done_at_each_step(method):
     assert len(calls) == 4
 
 
-def loss_of(params: list[nn.Parameter], loss: float) -> float:
+def loss_of(params, loss):
     assert torch.is_grad_enabled()
     for p in params:
         p.grad = p.detach() ** 3
@@ -452,7 +448,7 @@ def test_hooks_of_all_optimizers_and_profilers_see_each_step():
         step(sampler, params, 2)
     names = [event.key for event in profile.key_averages() if event.count == 2]
     assert any("SGLD.step" in name for name in names)
-    seen: list[int] = []
+    seen = []
     handle = register_optimizer_step_pre_hook(lambda *_: seen.append(1))
     try:
         step(sampler, params, 2)
@@ -496,9 +492,7 @@ def test_reading_state_makes_no_step(lr):
     assert sampler.param_groups[0]["step"] == (3 if lr > 0 else 0)
 
 
-def step_on_one_rank(
-    sampler: sg.Sampler, params: list[nn.Parameter], folder: Path
-) -> None:
+def step_on_one_rank(sampler, params, folder):
     where = {"init_method": f"file://{folder}/ranks", "rank": 0, "world_size": 1}
     torch.distributed.init_process_group("gloo", **where)
     try:
@@ -511,7 +505,7 @@ def test_later_ranks_take_effect(tmp_path, monkeypatch):
     sampler, params = make("SGLD")
     step(sampler, params, 3)
     assert has_plan(sampler)
-    settled: list[Any] = []
+    settled = []
     monkeypatch.setattr(distributed, "settle", lambda c: not settled.append(c))
     monkeypatch.setattr(distributed, "world_size", lambda *_: 2)
     step_on_one_rank(sampler, params, tmp_path)
@@ -521,7 +515,7 @@ def test_later_ranks_take_effect(tmp_path, monkeypatch):
 def test_one_rank_uses_plans(tmp_path, monkeypatch):
     sampler, params = make("SGLD")
     step(sampler, params, 2)
-    made: list[int] = []
+    made = []
 
     def counted(*given):
         made.append(int(given[-1]))

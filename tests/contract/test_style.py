@@ -3,7 +3,6 @@
 import ast
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ RETIRED_ALLOWED = {("torch_sgmcmc/diagnostics/convergence.py", "bends")}
 OLD_ENGLISH = re.compile(r"\b(that|those) of\b")
 
 
-def tracked(*folders: str, endings: tuple[str, ...]) -> list[str]:
+def tracked(*folders, endings):
     command = ["git", "ls-files", *folders]
     names = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False
@@ -37,7 +36,7 @@ def tracked(*folders: str, endings: tuple[str, ...]) -> list[str]:
     return [n for n in names if n.endswith(endings) and (ROOT / n).exists()]
 
 
-def docstrings(name: str) -> Iterator[tuple[int, str]]:
+def docstrings(name):
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(ast.parse((ROOT / name).read_text())):
         text = ast.get_docstring(node) if isinstance(node, kinds) else None

@@ -23,7 +23,7 @@ EACH = pytest.mark.parametrize("kind", ["SGLD", "SGHMC"])
 
 
 Schedule = Callable[[Optimizer], schedulers.LRScheduler]
-ON_LR: dict[str, Schedule] = {
+ON_LR = {
     "StepLR": lambda o: schedulers.StepLR(o, 2, gamma=0.5),
     "CosineAnnealingLR": lambda o: schedulers.CosineAnnealingLR(o, T_max=7),
     "LambdaLR": lambda o: schedulers.LambdaLR(o, lambda i: (1 + i) ** -0.55),
@@ -34,7 +34,7 @@ ON_LR: dict[str, Schedule] = {
         o, 0.01, 0.2, step_size_up=3, cycle_momentum=False
     ),
 }
-ON_MOMENTUM: dict[str, Schedule] = {
+ON_MOMENTUM = {
     "OneCycleLR": lambda o: schedulers.OneCycleLR(
         o, max_lr=0.2, total_steps=10, base_momentum=0.7, max_momentum=0.95
     ),
@@ -88,7 +88,7 @@ def test_hooks_do_not_change_the_chain(base):
     with_hook, without = (
         kind([each], 0.1, num_data=10, seed=0) for kind, each in ((Mine, p), (base, q))
     )
-    calls: list[int | None] = []
+    calls = []
     with_hook.register_step_post_hook(lambda *_: calls.append(with_hook.seed))
     for _ in range(3):
         with_hook.step()

@@ -1,7 +1,6 @@
 """Samplers inside the Trainer of Hugging Face's transformers."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from framework_problem import EVERY, collector_of
 from short_chains import assert_same
 from stored_files import contents
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 
@@ -27,19 +26,19 @@ NUM_DATA = 24
 class Sentences(torch.utils.data.Dataset[Any]):
     """Random words and labels."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         g = torch.Generator().manual_seed(0)
         self.words = torch.randint(20, (NUM_DATA, 5), generator=g)
         self.labels = torch.randint(2, (NUM_DATA,), generator=g)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return NUM_DATA
 
-    def __getitem__(self, i: int) -> dict[str, Tensor]:
+    def __getitem__(self, i):
         return {"input_ids": self.words[i], "labels": self.labels[i]}
 
 
-def new_model(dropout: float = 0.1) -> nn.Module:
+def new_model(dropout=0.1):
     transformers.set_seed(7)
     config = transformers.BertConfig(
         vocab_size=20,
@@ -54,7 +53,7 @@ def new_model(dropout: float = 0.1) -> nn.Module:
     return transformers.BertForSequenceClassification(config)
 
 
-def arguments_of(folder: Path, steps: int, **settings: Any) -> Any:
+def arguments_of(folder, steps, **settings):
     return transformers.TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
@@ -68,14 +67,7 @@ def arguments_of(folder: Path, steps: int, **settings: Any) -> Any:
     )
 
 
-def train(
-    kind: str,
-    folder: Path,
-    steps: int = 6,
-    resume: Path | None = None,
-    dropout: float = 0.1,
-    **settings: Any,
-) -> Any:
+def train(kind, folder, steps=6, resume=None, dropout=0.1, **settings):
     model = new_model(dropout)
     # Or accumulated gradients are a sum where the model's loss is a mean.
     model.accepts_loss_kwargs = False
@@ -90,7 +82,7 @@ def train(
     return trainer
 
 
-def parameters(trainer: Any) -> list[Tensor]:
+def parameters(trainer):
     return list(trainer.model.parameters())
 
 
@@ -128,7 +120,7 @@ def test_the_chain_equals_that_of_a_loop(parts, tmp_path):
 
 
 def test_draws_equal_those_of_a_loop_and_resume(tmp_path):
-    seen: list[Any] = []
+    seen = []
 
     def collate(rows):
         seen.append(torch.utils.data.default_collate(rows))
@@ -156,7 +148,7 @@ def test_draws_equal_those_of_a_loop_and_resume(tmp_path):
         ).train(resume_from_checkpoint=str(resume) if resume else None)
         collector.close()
 
-    collector: Any = None
+    collector = None
     run(18)
     batches = seen[:18]
     model = new_model(0.0).train()

@@ -1,8 +1,6 @@
 """Masses and preconditioners that users give: what is refused."""
 
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -10,7 +8,7 @@ from every_sampler import Chain, bits
 from failed_steps import refused
 
 #: To whom each is given, how, and its key in the state.
-GIVEN: dict[str, tuple[str, Callable[[Any], Callable[[Any], None]], str]] = {
+GIVEN = {
     "masses": ("HMC", lambda sampler: sampler.set_mass, "mass"),
     "preconditioner": (
         "SBPS preconditioned",

@@ -13,7 +13,7 @@ CONSUMER = cpp.CHECKOUT / "tests" / "cpp" / "consumer"
 TORCH = Path(torch.__file__).parent
 
 
-def unwrapped(message: str) -> str:
+def unwrapped(message):
     """A message of CMake's on one line."""
     return " ".join(message.split())
 
@@ -23,7 +23,7 @@ def consumer(tmp_path, bare_path):
     return cpp.Project(CONSUMER, tmp_path / "consumer", bare_path)
 
 
-def archive(folder: Path) -> Path:
+def archive(folder):
     """A torch laid out as LibTorch's archive, with its CMake files to change."""
     (folder / "share").mkdir(parents=True)
     for part in ("include", "lib"):
@@ -32,7 +32,7 @@ def archive(folder: Path) -> Path:
     return folder
 
 
-def check_line(program: Path) -> None:
+def check_line(program):
     """The program's figures are those of the posterior that it prints first."""
     lines = cpp.run(program).splitlines()
     assert re.fullmatch(r"on (cpu|cuda:\d) +slope +intercept", lines[0])
@@ -50,7 +50,7 @@ def check_line(program: Path) -> None:
         assert sampled == pytest.approx(exact, abs=0.1)
 
 
-def check_loaded(program: Path, cuda_kernels: bool) -> None:
+def check_loaded(program, cuda_kernels):
     has_cuda = torch.version.cuda is not None
     assert cpp.run(program).splitlines() == [
         "operators: true",
@@ -158,7 +158,7 @@ def test_headers_equal_those_of_the_source(cpp_package):
     assert {"torch_sgmcmc.h", "sgld.h", "sghmc.h"} <= installed.keys()
 
 
-def refusal(consumer: cpp.Project, *prefixes: Path) -> str:
+def refusal(consumer, *prefixes):
     with pytest.raises(AssertionError) as error:
         consumer.configure(*prefixes)
     return unwrapped(str(error.value))

@@ -2,8 +2,6 @@
 
 import copy
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +9,6 @@ from harness.cpp_jobs import (
     CHAINS,
     FAULTY,
     ONE_EACH,
-    RunInCpp,
     first_steps,
     make_faulty_job,
     make_job,
@@ -19,14 +16,13 @@ from harness.cpp_jobs import (
     make_sampler,
     run_in_python,
 )
-from torch import Tensor
 
 import torch_sgmcmc as sg
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def in_words_of_cpp(error: BaseException) -> str:
+def in_words_of_cpp(error):
     """The message with arguments, types and constants as C++ has them."""
     text = re.sub(r"\b(\w+)='(\w+)'", r'\1("\2")', str(error))
     text = re.sub(r"\b(\w+)=(True|False)\b", r"\1(\2)", text)
@@ -34,31 +30,25 @@ def in_words_of_cpp(error: BaseException) -> str:
     return re.sub(r"\b(None|True|False)\b", lambda word: word[0].lower(), text)
 
 
-def begun(name: str) -> dict[str, Any]:
+def begun(name):
     """A job that goes on after three steps."""
     job = first_steps(make_job(name, torch.float32), name)
     return {**job, **run_in_python(name, job)}
 
 
-def refusal(run_in_cpp: RunInCpp, job: dict[str, Any]) -> str:
+def refusal(run_in_cpp, job):
     with pytest.raises(ValueError) as error:
         run_in_cpp(job)
     return str(error.value)
 
 
-def assert_same_message(
-    name: str,
-    job: dict[str, Any],
-    run_in_cpp: RunInCpp,
-    match: str = "",
-    kind: type[Exception] = ValueError,
-) -> None:
+def assert_same_message(name, job, run_in_cpp, match="", kind=ValueError):
     with pytest.raises(kind, match=match) as in_python:
         run_in_python(name, job)
     assert refusal(run_in_cpp, job) == in_words_of_cpp(in_python.value)
 
 
-def assert_same_refused(in_cpp: str, in_python: object) -> None:
+def assert_same_refused(in_cpp, in_python):
     """Each language says in its own words what it got and expected of what."""
     texts = [in_cpp, str(in_python)]
     what = [text.partition(":")[0] for text in texts]
@@ -148,7 +138,7 @@ def test_groups_that_differ(key, value, run_in_cpp):
 
 
 # A sampler and what is done to param groups and state of its state dict.
-BAD_STATES: list[tuple[str, Callable[[Any, Any], Any]]] = [
+BAD_STATES = [
     ("SGLD", lambda groups, _: groups[1].update(seed=3)),
     ("SGLD", lambda groups, _: groups[1].update(step=2)),
     ("SGLD", lambda groups, _: groups[0].update(step=-1)),
@@ -187,19 +177,19 @@ def test_the_same_state_dicts_are_refused(name, change, run_in_cpp):
     assert_same_message(name, job, run_in_cpp)
 
 
-def of_hmcecs(params: list[Tensor]) -> dict[str, Any]:
+def of_hmcecs(params):
     return sg.HMCECS(params, num_data=500, subsample_size=10).state_dict()
 
 
-def of_hmc(params: list[Tensor]) -> dict[str, Any]:
+def of_hmc(params):
     return sg.HMC(params, step_size=0.1, num_steps=2, num_data=500).state_dict()
 
 
-def of_gamma(params: list[Tensor]) -> dict[str, Any]:
+def of_gamma(params):
     return sg.PSGLD(params, lr=0.1, num_data=500).state_dict()
 
 
-def of_frozen_gamma(params: list[Tensor]) -> dict[str, Any]:
+def of_frozen_gamma(params):
     """State of Γ is refused where Γ is not used."""
     sampler = sg.PSGLD(params, lr=1e-3, num_data=500)
     loss = sum(p.pow(3).sum() for p in params)
@@ -210,26 +200,26 @@ def of_frozen_gamma(params: list[Tensor]) -> dict[str, Any]:
     return sampler.state_dict()
 
 
-def of_a_persistent_index_chain(params: list[Tensor]) -> dict[str, Any]:
+def of_a_persistent_index_chain(params):
     settings = {"num_data": 500, "persistent_index_chain": True}
     return sg.EWSG(params, lr=0.1, **settings).state_dict()
 
 
-def of_a_given_preconditioner(params: list[Tensor]) -> dict[str, Any]:
+def of_a_given_preconditioner(params):
     sampler = sg.SBPS(params, num_data=500, preconditioned=True)
     sampler.set_preconditioner([torch.ones(1)] * len(params))
     return sampler.state_dict()
 
 
-def of_gauges(params: list[Tensor]) -> dict[str, Any]:
+def of_gauges(params):
     return sg.TemperatureMonitor(sg.SGLD(params, lr=0.1, num_data=500)).state_dict()
 
 
-def of_a_time_average(params: list[Tensor]) -> dict[str, Any]:
+def of_a_time_average(params):
     return sg.TimeAverage(sg.SBPS(params, num_data=500)).state_dict()
 
 
-def of_control_variates(params: list[Tensor]) -> dict[str, Any]:
+def of_control_variates(params):
     sampler = sg.SGLD(params, lr=0.1, num_data=500)
     estimator = sg.ControlVariates(sampler, lambda _: params[0].sum())
     estimator.set_anchor([torch.ones(1)])

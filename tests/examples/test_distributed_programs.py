@@ -17,7 +17,7 @@ import torch_sgmcmc as sg
 DYING = Path(__file__).with_name("dying_rank.py")
 
 
-def torchrun(*command: object) -> subprocess.CompletedProcess[str]:
+def torchrun(*command):
     """Runs a program on two ranks."""
     if not dist.is_gloo_available():
         pytest.skip("needs gloo")
@@ -30,7 +30,7 @@ def torchrun(*command: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def on_two_ranks(name: str, arguments: list[object], folder: Path) -> str:
+def on_two_ranks(name, arguments, folder):
     """Returns the first rank's output; the other has none."""
     ranks = [list(map(str, arguments))] * 2
     first, second = run_ranks(FOLDER / f"{name}.py", ranks, folder)

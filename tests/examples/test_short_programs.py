@@ -2,7 +2,6 @@
 
 import functools
 import re
-from pathlib import Path
 
 import pytest
 import stored_regression
@@ -13,7 +12,7 @@ from stored_files import contents
 import torch_sgmcmc as sg
 
 
-def run(name: str, picture: Path, *options: object) -> str:
+def run(name, picture, *options):
     """Returns the output of a program that writes a picture into --out."""
     printed = run_example(name, "--out", picture.parent, *options)
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -50,7 +49,7 @@ def test_where_a_classifier_is_unsure(tmp_path, one_thread):
 
 @pytest.mark.parametrize("data", ["MNIST", "digits"])
 def test_the_posterior_on_mnist(data, request, tmp_path):
-    options: list[object] = ["--digits", "--epochs", 40]
+    options = ["--digits", "--epochs", 40]
     if data == "MNIST":
         root = request.getfixturevalue("data_root")
         options = ["--data-root", root, "--epochs", 5]

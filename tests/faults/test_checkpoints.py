@@ -11,12 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from errno import ENOSPC
 from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -33,12 +30,12 @@ def checkpoint():
     return importlib.import_module("reproduce.checkpoint")
 
 
-def content(seed: int, size: int = 5000) -> dict[str, Any]:
+def content(seed, size=5000):
     generator = torch.Generator().manual_seed(seed)
     return {"a": torch.randn(size, generator=generator), "b": {"c": [1, 2.5, "d"]}}
 
 
-def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def same(one, other):
     return torch.equal(one["a"], other["a"]) and one["b"] == other["b"]
 
 
@@ -56,7 +53,7 @@ def path(checkpoint, tmp_path):
 def test_the_file_is_synced_before_it_is_renamed_and_the_folder_after(
     checkpoint, path, monkeypatch
 ):
-    done: list[tuple[str, ...]] = []
+    done = []
     fsync, replace = os.fsync, os.replace
 
     def syncs(file):
@@ -149,10 +146,10 @@ def read_only(checkpoint):
         folder.chmod(0o755)
 
 
-def unprivileged(call: Callable[[], Any]) -> Callable[[], Any]:
+def unprivileged(call):
     """The call without the rights of root, if it has them: for a child."""
 
-    def calls() -> Any:
+    def calls():
         if os.geteuid() == 0:
             os.setgroups([])
             os.setgid(NOBODY)
@@ -176,7 +173,7 @@ def test_a_read_only_folder(checkpoint, read_only):
 # ---- Read ----------------------------------------------------------------------------
 
 
-def refusal(checkpoint: ModuleType, path: Path) -> str | None:
+def refusal(checkpoint, path):
     """Returns why a file cannot be read; None if it can."""
     try:
         checkpoint.load(path)

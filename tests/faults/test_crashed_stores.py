@@ -11,13 +11,9 @@ tried.
 import errno
 import os
 import random
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.posterior import writer as writers
@@ -33,13 +29,13 @@ class Crash(BaseException):
 class Calls:
     """Ends or fails the k-th call of the system."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, at: int, how: str) -> None:
+    def __init__(self, patch, at, how):
         self.left, self.how, self.happened = at, how, False
         for name in CALLS:
             patch.setattr(os, name, self.around(getattr(os, name)))
 
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
+    def around(self, function):
+        def call(*arguments):
             self.left -= 1
             if self.left != 0:
                 return function(*arguments)
@@ -53,19 +49,19 @@ class Calls:
         return call
 
 
-def draw(step: int) -> dict[str, Tensor]:
+def draw(step):
     return {"w": torch.full((3,), float(step)), "n": torch.tensor(step)}
 
 
 class Run:
     """A chain whose steps are its draws, with checkpoints in memory."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder, seed):
         self.folder, self.random = folder, random.Random(seed)
-        self.saved: tuple[int, dict[str, int]] | None = None
+        self.saved = None
         self.step = 0
 
-    def open(self) -> None:
+    def open(self):
         self.writer = sg.SampleWriter(self.folder, draw(0))
         if self.saved is None:
             self.writer.restart()
@@ -74,7 +70,7 @@ class Run:
             self.step, position = self.saved
             self.writer.cut_back(position)
 
-    def go_on(self, patience: int = 0) -> None:
+    def go_on(self, patience=0):
         """Writes to the end, up to a limit of full-disk errors."""
         while self.step < STEPS or self.writer.num_waiting:
             try:
@@ -96,7 +92,7 @@ class Run:
                 self.check_prefix()
         self.writer.close()
 
-    def check_prefix(self) -> int:
+    def check_prefix(self):
         """Checks that the draws on the disk are the first ones; returns how many."""
         store = sg.SampleStore(self.folder)
         for i, one in enumerate(store):
@@ -104,7 +100,7 @@ class Run:
             assert torch.equal(one["w"], draw(i)["w"])
         return len(store)
 
-    def abandon(self) -> None:
+    def abandon(self):
         """Closes the files, as the system does for an ended process."""
         chain = self.writer._chain
         if chain._index < 0:
@@ -132,7 +128,7 @@ def at_once(monkeypatch):
     monkeypatch.setattr(writers, "ThreadPoolExecutor", Executor)
 
 
-def crashes(tmp_path: Path, seeds: range, how: str) -> int:
+def crashes(tmp_path, seeds, how):
     count = 0
     for seed in seeds:
         for at in range(1, 1000):

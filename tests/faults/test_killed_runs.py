@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -43,13 +42,11 @@ def bnn():
     )
 
 
-def scores(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def scores(history):
     return [{k: v for k, v in epoch.items() if k != "seconds"} for epoch in history]
 
 
-def kill(
-    go: Go, bnn: SimpleNamespace, methods: tuple[str, ...], tmp_path: Path
-) -> None:
+def kill(go, bnn, methods, tmp_path):
     """Kills runs until there have been enough kills; prints what there was."""
     generator = random.Random(0)
     ends, times, saved, whole = {}, {}, {}, {}
@@ -63,7 +60,7 @@ def kill(
         saved[method] = bnn.checkpoint.load(path)
         assert len(saved[method]["history"]) == EPOCHS
     kills = runs = unfinished = 0
-    epochs: collections.Counter[int] = collections.Counter()
+    epochs = collections.Counter()
     while kills < KILLS:
         method = methods[runs % len(methods)]
         folder = tmp_path / "killed"

@@ -34,7 +34,7 @@ STEPS = 200
 Go = Callable[[Path, "float | None"], bool]
 
 
-def save(content: object, path: Path) -> None:
+def save(content, path):
     partial = path.with_suffix(".partial")
     torch.save(content, partial)
     os.replace(partial, path)
@@ -43,14 +43,14 @@ def save(content: object, path: Path) -> None:
 class Net(nn.Module):
     """The model of tests/cpp/consumer/store.cpp."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(30, 20))
         self.bias = nn.Parameter(torch.zeros(20))
         self.register_buffer("seen", torch.zeros([], dtype=torch.long))
 
 
-def run(folder: Path) -> None:
+def run(folder):
     """The sequence of tests/cpp/consumer/store.cpp."""
     torch.set_num_threads(1)
     net = Net()
@@ -83,7 +83,7 @@ def run(folder: Path) -> None:
     collector.close()
 
 
-def in_python(folder: Path, kill_after: float | None) -> bool:
+def in_python(folder, kill_after):
     folder.mkdir(parents=True, exist_ok=True)
     end = outcome(lambda: run(folder), kill_after)
     assert end in (None, ""), end
@@ -107,7 +107,7 @@ def in_cpp(consumer_program):
     return go
 
 
-def kill(go: Go, kills: int, tmp_path: Path) -> None:
+def kill(go, kills, tmp_path):
     whole = tmp_path / "whole"
     for name in ("first", "whole"):  # the first has to read files
         start = time.perf_counter()
@@ -150,7 +150,7 @@ def kill(go: Go, kills: int, tmp_path: Path) -> None:
         )
 
 
-def opened(folder: Path) -> sg.Draws:
+def opened(folder):
     """Returns a store's draws, all of which are read."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -8,11 +8,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from concurrent.futures import wait
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -27,14 +25,14 @@ from torch_sgmcmc.posterior import writer as writers
 __all__ = ["small_disk"]
 
 
-def make(folder: Path, inputs: int = 10) -> tuple[nn.Linear, sg.SGLD, sg.Collector]:
+def make(folder, inputs=10):
     torch.manual_seed(0)
     model = nn.Linear(inputs, 20)
     sampler = sg.SGLD(model.parameters(), 0.1, num_data=10, seed=1)
     return model, sampler, sg.Collector(sampler, model, folder)
 
 
-def step(model: nn.Linear, sampler: sg.SGLD) -> None:
+def step(model, sampler):
     for p in model.parameters():
         p.grad = p.detach().clone()
     sampler.step()
@@ -48,9 +46,7 @@ SAFE = (
 )
 
 
-def go_on_after_errors(
-    folder: Path, steps: int, room: Callable[[], None], inputs: int = 10
-) -> list[str]:
+def go_on_after_errors(folder, steps, room, inputs=10):
     """Steps; at an error makes room and steps again. What was written to, and why."""
     model, sampler, collector = make(folder, inputs)
     errors = []
@@ -79,7 +75,7 @@ def go_on_after_errors(
     return errors
 
 
-def unbroken(folder: Path, steps: int, inputs: int = 10) -> dict[str, Any]:
+def unbroken(folder, steps, inputs=10):
     """Returns the content of a run's store."""
     model, sampler, collector = make(folder, inputs)
     for _ in range(steps):

@@ -9,15 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from every_sampler import EVERY, THREE, Chain, bits
 from short_chains import KINDS, make, needs_closure
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import torch_sgmcmc as sg
@@ -43,12 +41,12 @@ def hasty():
     sys.setswitchinterval(interval)
 
 
-def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
+def at_once(calls):
     """Returns the results of calls, each in its thread."""
-    results: list[Any] = [None] * len(calls)
+    results = [None] * len(calls)
     start = threading.Barrier(len(calls))
 
-    def work(i: int) -> None:
+    def work(i):
         start.wait()
         results[i] = calls[i]()
 
@@ -60,7 +58,7 @@ def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
     return results
 
 
-def end(kind: str, seed: int, **settings: Any) -> Any:
+def end(kind, seed, **settings):
     """A chain that goes through a state dict in its middle, and where it ends."""
     chain = Chain(kind, seed=seed, **settings)
     chain.run(range(3))
@@ -85,14 +83,14 @@ def test_two_samplers_share_the_threads_of_operators(kind, three_threads):
 class Network(nn.Module):
     """Its matrix in the middle is used twice."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         g = torch.Generator().manual_seed(1)
         for name, shape in (("a", (3, 4)), ("b", (4, 4)), ("c", (4,)), ("d", (4, 1))):
             p = nn.Parameter(0.5 * torch.randn(shape, generator=g))
             self.register_parameter(name, p)
 
-    def loss(self, step: int) -> Tensor:
+    def loss(self, step):
         g = torch.Generator().manual_seed(step)
         x = torch.tanh(torch.randn(6, 3, generator=g) @ self.a + self.c)
         for _ in range(2):
@@ -100,11 +98,11 @@ class Network(nn.Module):
         return (x @ self.d).square().mean()
 
 
-def end_of_network(kind: str, in_backward: bool) -> Any:
+def end_of_network(kind, in_backward):
     net = Network()
     samplers = {p: make(kind, [p], seed=i) for i, p in enumerate(net.parameters())}
 
-    def step(p: Tensor) -> None:
+    def step(p):
         samplers[p].step()
         p.grad = None
 
@@ -120,7 +118,7 @@ def end_of_network(kind: str, in_backward: bool) -> Any:
     return bits([[*samplers], [s.state_dict() for s in samplers.values()]])
 
 
-def is_stepped_alone(kind: str) -> bool:
+def is_stepped_alone(kind):
     sampler = make(kind, [nn.Parameter(torch.zeros(1))])
     gamma = isinstance(sampler, sg.PSGLD) and sampler.param_groups[0]["gamma"]
     adapts = gamma and sampler.param_groups[0]["adapt"]
@@ -132,7 +130,7 @@ def test_steps_inside_a_backward_pass(kind, one_thread):
     assert end_of_network(kind, True) == end_of_network(kind, False)
 
 
-def unmoved(net: Network) -> bool:
+def unmoved(net):
     return all(map(torch.equal, net.parameters(), Network().parameters()))
 
 
@@ -193,14 +191,14 @@ def test_a_forked_process_resumes():
 class Waves(Dataset):
     """Data of an operation that would take several threads."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 12
 
-    def __getitem__(self, i: int) -> Tensor:
+    def __getitem__(self, i):
         return torch.sin(i + torch.arange(200_000.0))[:4]
 
 
-def end_with_workers(num_workers: int) -> Any:
+def end_with_workers(num_workers):
     chain = Chain("SGHMC", sizes=(4, 50_000))
     batches = sg.IndependentBatchSampler(12, 3, seed=1)
     loader = DataLoader(

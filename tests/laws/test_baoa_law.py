@@ -3,14 +3,12 @@
 import math
 import re
 from contextlib import nullcontext
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from harness.statistics import (
     AffineMap,
-    Array,
     StatisticalError,
     check_gaussian,
     check_z,
@@ -30,7 +28,7 @@ from operator_tensors import (
 from operator_tensors import TARGET as OF_OPERATORS
 from reference import Exact, draw
 from scipy.integrate import quad
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 from torch_sgmcmc._impl import ops as ops
@@ -40,7 +38,7 @@ pytestmark = pytest.mark.full
 CHAINS = 100_000
 # Of a mean loss (θ - CENTRE)² / 2 by minibatches whose gradients are N(0, noise²) off.
 CENTRE, START = -0.4, 0.6
-TARGET: dict[str, Any] = {
+TARGET = {
     "num_data": 20.0,
     "prior_precision": 3.0,
     "prior_mean": 0.5,
@@ -52,11 +50,11 @@ CURVATURE = 1 + PULL
 MEAN = (CENTRE + PULL * TARGET["prior_mean"]) / CURVATURE
 
 
-def friction(momentum: float) -> float:
+def friction(momentum):
     return 2 * (1 - momentum) / (1 + momentum)
 
 
-def one_step(lr: float, momentum: float, noise: float, estimate: float) -> AffineMap:
+def one_step(lr, momentum, noise, estimate):
     """The map of (θ, v): a kick, half a drift, friction, half a drift."""
     nothing = np.zeros((2, 2))
     kick = AffineMap(
@@ -72,18 +70,18 @@ def one_step(lr: float, momentum: float, noise: float, estimate: float) -> Affin
     return kick.then(drift).then(thermostat).then(drift)
 
 
-def set_noisy(p: nn.Parameter, noise: float, generator: torch.Generator) -> None:
+def set_noisy(p, noise, generator):
     blur = torch.randn(p.shape, generator=generator, dtype=p.dtype)
     p.grad = p.detach() - CENTRE + noise * blur
 
 
-def started(lr: float, momentum: float, estimate: float = 0.0) -> tuple[Any, sg.BAOA]:
+def started(lr, momentum, estimate=0.0):
     p = nn.Parameter(torch.full((CHAINS,), START, dtype=torch.float64))
     options = {"noise_estimate": estimate, **TARGET}
     return p, sg.BAOA([("theta", p)], lr, momentum, **options, seed=7)
 
 
-def places(sampler: sg.BAOA, p: nn.Parameter) -> Array:
+def places(sampler, p):
     return torch.stack([p.detach(), sampler.state[p]["momentum"]], 1).numpy()
 
 
@@ -103,9 +101,7 @@ def test_the_chain_follows_its_law(momentum, noise, part):
 LR = 0.3
 
 
-def check_law(
-    p: nn.Parameter, sampler: Any, momentum: float, noise: float, estimate: float
-) -> None:
+def check_law(p, sampler, momentum, noise, estimate):
     step = one_step(LR, momentum, noise, estimate)
     g = torch.Generator().manual_seed(1)
     law = np.array([START, 0.0]), np.diag([0.0, LR * HEAT])
@@ -122,17 +118,17 @@ def check_law(
 class Reference:
     """BAOA in plain PyTorch, or with a bug."""
 
-    def __init__(self, p: nn.Parameter, momentum: float, bug: bool) -> None:
+    def __init__(self, p, momentum, bug):
         self.p, self.momentum, self.bug = p, momentum, bug
         self.generator = torch.Generator().manual_seed(3)
         self.state = {p: {"momentum": (LR * HEAT) ** 0.5 * self.noise()}}
 
-    def noise(self) -> Tensor:
+    def noise(self):
         shape, dtype = self.p.shape, self.p.dtype
         return torch.randn(shape, generator=self.generator, dtype=dtype)
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self):
         pull = PULL * (self.p - TARGET["prior_mean"])
         kicked = self.state[self.p]["momentum"] - LR * (self.p.grad + pull)
         injected = (1 - self.momentum**2) * LR * HEAT
@@ -252,9 +248,7 @@ def test_of_a_quartic_hardly_an_error_is_left(momentum):
     assert abs(errors[sg.BAOA]) < 0.005 < 0.035 < errors[sg.SGHMC]
 
 
-def reference(
-    param: Tensor, grad: Tensor, velocity: Tensor, noise: Tensor, h: dict[str, float]
-) -> tuple[Exact, Exact]:
+def reference(param, grad, velocity, noise, h):
     """docs/samplers/baoa.md: the new parameter and the new momentum."""
     x, g, v = param.double(), grad.double(), velocity.double()
     lr, m = h["lr"], h["momentum"]

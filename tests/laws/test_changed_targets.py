@@ -65,7 +65,7 @@ def test_hmc_after_a_change(changes):
 TARGETS = [{"temperature": 4.0}, {"num_data": 160}, {"prior_precision": 120.0}]
 
 
-def ratio_of(draws: list[torch.Tensor], sampler: sg.Sampler) -> float:
+def ratio_of(draws, sampler):
     """Returns the variance of the draws over that of the sampler's target."""
     group = sampler.param_groups[0]
     precision = group["num_data"] + group["prior_precision"]
@@ -82,7 +82,7 @@ def test_sbps_after_a_change(changes):
     sampler = sg.SBPS(
         [theta], num_data=40, sample_interval=0.05, refresh_rate=1.0, seed=1
     )
-    draws: list[torch.Tensor] = []
+    draws = []
     sampler.register_sample_hook(lambda *_: draws.append(theta.detach().clone()))
 
     def closure():

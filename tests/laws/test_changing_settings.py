@@ -9,7 +9,7 @@ uses nothing of the library.
 import math
 from collections.abc import Callable
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -41,12 +41,12 @@ class Step(NamedTuple):
     noise: float = 0.0  # standard deviation of the gradient's noise
 
 
-def recursion(kind: str, steps: list[Step], estimate: float = 0.0) -> list[float]:
+def recursion(kind, steps, estimate=0.0):
     """Returns the exact variance of θ after each step; a start in equilibrium."""
     first = steps[0]
     cov = np.zeros((2, 2))
     cov[0, 0] = first.temperature / (first.num_data * first.curvature)
-    known: Step | None = None
+    known = None
     variances = []
     for step in steps:
         if step.lr == 0 or step.is_skipped:
@@ -102,17 +102,17 @@ Change = Callable[[int], None]
 SetUp = Callable[[sg.Sampler], Change]
 
 
-def _of_torch(make: Callable[[sg.Sampler], Any]) -> SetUp:
-    def set_up(sampler: sg.Sampler) -> Change:
+def _of_torch(make):
+    def set_up(sampler):
         scheduler = make(sampler)
         return lambda k: scheduler.step() if k > 0 else None
 
     return set_up
 
 
-def _of_setting(name: str, value: Callable[[int], float]) -> SetUp:
-    def set_up(sampler: sg.Sampler) -> Change:
-        def change(k: int) -> None:
+def _of_setting(name, value):
+    def set_up(sampler):
+        def change(k):
             for group in sampler.param_groups:
                 group[name] = value(k)
 
@@ -121,18 +121,18 @@ def _of_setting(name: str, value: Callable[[int], float]) -> SetUp:
     return set_up
 
 
-def _decay_of_tensor(sampler: sg.Sampler) -> Any:
+def _decay_of_tensor(sampler):
     for group in sampler.param_groups:
         group["lr"] = torch.tensor(float(group["lr"]), dtype=torch.float64)
     return lr_scheduler.ExponentialLR(sampler, 0.99)
 
 
-def _of_lambda(factor: Callable[[int], float]) -> SetUp:
+def _of_lambda(factor):
     return _of_torch(lambda sampler: lr_scheduler.LambdaLR(sampler, factor))
 
 
 _CYCLE_MOMENTA = {"base_momentum": 0.85, "max_momentum": 0.95}
-_SCHEDULES: dict[str, tuple[int, SetUp]] = {
+_SCHEDULES = {
     "cosine": (
         *(1000, _of_torch(lambda s: lr_scheduler.CosineAnnealingWarmRestarts(s, 500))),
     ),
@@ -158,12 +158,12 @@ Make = Callable[[list[torch.Tensor]], sg.Sampler]
 _SHARED = {"num_data": NUM_DATA, "seed": 3, "nonfinite": "skip"}
 
 
-def _make(kind: str, *momentum: float, **settings: Any) -> Make:
+def _make(kind, *momentum, **settings):
     options = {**_SHARED, **settings}
     return lambda params: getattr(sg, kind)(params, LR, *momentum, **options)
 
 
-KINDS: dict[str, tuple[str, Make]] = {
+KINDS = {
     "SGHMC 0.9": ("SGHMC", _make("SGHMC", 0.9)),
     "SGHMC 0.99": ("SGHMC", _make("SGHMC", 0.99)),
     "BAOA": ("BAOA", _make("BAOA", 0.99)),
@@ -174,15 +174,15 @@ LONG_MEMORY = ["SGHMC 0.99", "BAOA", "EWSG"]
 
 
 def run(
-    kind: str,
-    name: str,
+    kind,
+    name,
     *,
-    absent: Callable[[int], bool] = lambda k: False,
-    skipped: Callable[[int], bool] = lambda k: False,
-    resumed: Callable[[int], bool] = lambda k: False,
-    make: Make | None = None,
-    estimate: float = 0.0,
-) -> float:
+    absent=lambda k: False,
+    skipped=lambda k: False,
+    resumed=lambda k: False,
+    make=None,
+    estimate=0.0,
+):
     """Returns the largest deviation of the variance in the last fifth, relative."""
     family, made = KINDS[kind]
     made = make or made
@@ -214,7 +214,7 @@ def run(
             )
         )
 
-        def closure(k: int = k) -> float:
+        def closure(k=k):
             p.grad = None if absent(k) else CURVATURE * p.detach()
             other.grad = torch.full_like(other, math.nan if skipped(k) else 0.0)
             return 0.0
@@ -251,7 +251,7 @@ def test_the_rule_keeps_the_target():
 
 # What happens at the change: momenta of a missing gradient are rescaled all the same, a
 # skipped step leaves momenta and record to the next one, and the record is loaded.
-EVENTS: list[tuple[dict[str, Callable[[int], bool]], tuple[str, str]]] = [
+EVENTS = [
     ({"absent": lambda k: 245 <= k <= 255}, ("cosine", "drop")),
     ({"skipped": lambda k: k in (200, 250, 251, 300)}, ("drop", "more_data")),
     ({"resumed": lambda k: k in (100, 250, 300)}, ("drop", "through_zero")),
@@ -284,7 +284,7 @@ def test_a_large_noise_estimate():
     assert run("SGHMC 0.9", "drop", make=make, estimate=0.05) < TOLERANCE
 
 
-_MAKERS: dict[str, tuple[str, Make]] = {
+_MAKERS = {
     "SGLD": ("SGLD", _make("SGLD")),
     "SGLRW": ("SGLRW", _make("SGLRW")),
     "PSGLD": ("SGLD", _make("PSGLD", adapt=False, eps=1e-9)),
@@ -295,7 +295,7 @@ _MAKERS: dict[str, tuple[str, Make]] = {
     "SGNHT": ("SGHMC", _make("SGNHT", 0.9, thermostat_rate=0)),
 }
 _CHANGE, _END = 100, 400
-_SETTINGS: dict[str, dict[str, float]] = {
+_SETTINGS = {
     "lr": {"lr": 0.03},
     "temperature": {"temperature": 0.25},
     "num_data": {"num_data": 4 * NUM_DATA},
@@ -308,7 +308,7 @@ _SETTINGS: dict[str, dict[str, float]] = {
 }
 
 
-def _grown(sampler: sg.Sampler, p: torch.Tensor) -> None:
+def _grown(sampler, p):
     """Makes a parameter and its state twice as long, by rows of its own chains."""
     with torch.no_grad():
         half = p.detach().clone()
@@ -381,11 +381,11 @@ def test_the_law_after_a_change(kind, what):
 _CYCLE = 400
 
 
-def _lr_of_cosine(k: int) -> float:
+def _lr_of_cosine(k):
     return LR / 2 * (math.cos(math.pi * k / _CYCLE) + 1)
 
 
-def _lr_of_drop(k: int) -> float:
+def _lr_of_drop(k):
     return LR if k < _CYCLE // 2 else 0.02 * LR
 
 
@@ -424,30 +424,30 @@ def test_thermostats_follow(lr_of, noise, rate):
     assert abs(np.mean(ratios) - 1) < (0.05 if rate == 1e-2 else 0.03)
 
 
-def _without(monkeypatch: pytest.MonkeyPatch) -> None:
+def _without(monkeypatch):
     monkeypatch.setattr(hyperparams, "momentum_scale", lambda former, now: 1.0)
 
 
-def _squared(monkeypatch: pytest.MonkeyPatch) -> None:
+def _squared(monkeypatch):
     right = hyperparams.momentum_scale
     monkeypatch.setattr(
         hyperparams, "momentum_scale", lambda former, now: right(former, now) ** 2
     )
 
 
-def _twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def _twice(monkeypatch):
     monkeypatch.setattr(step_plan, "set_records", lambda chain, changes: None)
 
 
-def _with_gradient_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def _with_gradient_only(monkeypatch):
     monkeypatch.setattr(state, "_multiply", lambda *args: None)
 
 
-def _unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
+def _unsaved(monkeypatch):
     """The record of a resumed chain is of the lr at which it resumes."""
     right = sampler_module.Sampler._finish_loading
 
-    def finish(self: sg.Sampler, state_dict: dict[str, Any]) -> None:
+    def finish(self, state_dict):
         right(self, state_dict)
         for group in self.param_groups:
             group["momentum_settings"] = hyperparams.settings_of(group)
@@ -455,7 +455,7 @@ def _unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler_module.Sampler, "_finish_loading", finish)
 
 
-BUGS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = {
+BUGS = {
     "factor left out": (_without, {}),
     "factor squared": (_squared, {}),
     "factor applied twice": (_twice, {}),

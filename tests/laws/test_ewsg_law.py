@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +27,6 @@ from harness.index_chain import (
 )
 from harness.statistics import StatisticalError, check_mean, check_z
 from levels import at_levels
-from torch import Tensor
 
 import torch_sgmcmc as sg
 from torch_sgmcmc._impl import ops as ops
@@ -39,11 +37,11 @@ SURROGATES = ("momentum", "zero", "one", "full_momentum")
 Build = Callable[..., torch.optim.Optimizer]
 
 
-def ewsg(groups: Any, **settings: Any) -> sg.EWSG:
+def ewsg(groups, **settings):
     return sg.EWSG(groups, num_chains=len(groups[0]["params"][0]), **settings)
 
 
-def posterior(build: Build = ewsg, **settings: Any) -> Problem:
+def posterior(build=ewsg, **settings):
     """A conjugate posterior N = 4, d = 1; the weights matter much."""
     data = np.array([[-1.2], [0.1], [0.7], [1.9]])
     shared = {
@@ -53,7 +51,7 @@ def posterior(build: Build = ewsg, **settings: Any) -> Problem:
     return Problem(data, build, {**shared, **settings}, seed=5)
 
 
-def transition(build: Build = ewsg, **settings: Any) -> Problem:
+def transition(build=ewsg, **settings):
     """Two tensors in two groups that differ in everything, five minibatches."""
     data = np.array([[-1.2, 0.3], [0.1, -1.0], [0.7, 0.9], [1.9, 0.2], [-0.3, -0.5]])
     shared = {
@@ -169,7 +167,7 @@ def test_the_posterior_sees_bugs(mutation):
 # ---- A persistent index chain ----------------------------------------------------
 
 
-def persistent(build: Build = ewsg, **settings: Any) -> Problem:
+def persistent(build=ewsg, **settings):
     problem = posterior(build, persistent_index_chain=True, **settings)
     return replace(problem, chains=30_000)
 
@@ -215,7 +213,7 @@ TARGET = {
 NOISE = 2 * 0.4 * 0.3 * 0.7 / 6
 
 
-def rises(theta: Tensor, v: Tensor, grads: Tensor, base: Tensor) -> Tensor:
+def rises(theta, v, grads, base):
     """W(grads) - W(base) of rows, by the operator, at surrogates u = αv."""
     return ops.ewsg_log_ratio(
         [theta], [base], [grads], [v], **TARGET, surrogate=0, num_chains=len(theta)
@@ -225,7 +223,7 @@ def rises(theta: Tensor, v: Tensor, grads: Tensor, base: Tensor) -> Tensor:
 class Theorem2:
     """Six minibatches at one point, and new momenta v' to look at."""
 
-    def __init__(self, count: int, weight: float = 1.0) -> None:
+    def __init__(self, count, weight=1.0):
         g = torch.Generator().manual_seed(3)
         self.theta = torch.tensor([0.4, -0.6, 0.2], dtype=torch.float64)
         self.v = torch.tensor([0.1, 0.2, -0.1], dtype=torch.float64)
@@ -234,12 +232,12 @@ class Theorem2:
         self.count, self.weight = count, weight
         self.generator = g
 
-    def mean(self, grad: Tensor) -> Tensor:
+    def mean(self, grad):
         decay = TARGET["prior_precision"] / TARGET["num_data"]
         pull = grad + decay * self.theta
         return TARGET["momentum"] * self.v - TARGET["lr"] * pull
 
-    def log_weights(self, new: Tensor, index: Tensor) -> Tensor:
+    def log_weights(self, new, index):
         """W(gᵢ) - W(full gradient) at the true surrogate u = v' - (1 - α) v."""
         u = new - TARGET["momentum"] * self.v
         rows = (self.count, 3)
@@ -251,7 +249,7 @@ class Theorem2:
         )
         return self.weight * rise
 
-    def check_identity(self) -> None:
+    def check_identity(self):
         """Each minibatch's density times its weight is the full gradient's density."""
         new = torch.randn(self.count, 3, generator=self.generator, dtype=torch.float64)
         for i in range(6):
@@ -262,7 +260,7 @@ class Theorem2:
                 density + self.log_weights(new, index), wanted, rtol=1e-10, atol=1e-10
             )
 
-    def check_transition(self) -> None:
+    def check_transition(self):
         """Transitions by minibatches, weighted, follow the full gradient's kernel."""
         index = torch.randint(6, (self.count,), generator=self.generator)
         start = self.theta.expand(self.count, 3).contiguous()
@@ -342,12 +340,12 @@ def test_acceptance_rate_follows_the_weights():
     check_z({"acceptance": z}, label="acceptance rate")
 
 
-def local_variances(shape: str, push: float) -> np.ndarray:
+def local_variances(shape, push):
     """Trace of the gradients' covariance, weighted less uniform, over instances."""
     count, n, d = 4000, 20, 2
     g = torch.Generator().manual_seed(4)
 
-    def uniform(*size: int) -> Tensor:
+    def uniform(*size):
         return 2 * torch.rand(size, generator=g, dtype=torch.float64) - 1
 
     noise = uniform(count, n, d) * 3**0.5
@@ -375,7 +373,7 @@ def local_variances(shape: str, push: float) -> np.ndarray:
     p = exact_weights(torch.stack(w, dim=1).numpy())
     values = grads.numpy()
 
-    def trace(p: np.ndarray) -> np.ndarray:
+    def trace(p):
         mean = (p[..., None] * values).sum(axis=1, keepdims=True)
         return (p * ((values - mean) ** 2).sum(axis=2)).sum(axis=1)
 

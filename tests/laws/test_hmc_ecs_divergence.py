@@ -7,7 +7,6 @@ alarms: see the note in ``harness.statistics``.
 """
 
 import math
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -15,7 +14,6 @@ import torch
 from harness.statistics import StatisticalError, check_p
 from levels import at_levels
 from scipy import stats
-from torch import Tensor
 
 import torch_sgmcmc as sg
 from torch_sgmcmc._ecs.taylor import Anchor, Prior
@@ -31,7 +29,7 @@ SEEDS = range(6)
 class Regression:
     """A chain of its own data; 2 U above its minimum is nearly χ²(d) at a draw."""
 
-    def __init__(self, seed: int, n: int = 400, **settings: Any) -> None:
+    def __init__(self, seed, n=400, **settings):
         g = torch.Generator().manual_seed(seed)
         like = {"generator": g, "dtype": torch.float64}
         self.x = torch.randn(n, D, **like)
@@ -41,15 +39,15 @@ class Regression:
             [self.theta], num_data=n, seed=seed, **{"num_blocks": 10, **settings}
         )
 
-    def __call__(self, indices: Tensor) -> Tensor:
+    def __call__(self, indices):
         eta = self.x[indices] @ self.theta
         return self.y[indices] * eta - torch.nn.functional.softplus(eta)
 
-    def potential(self, theta: Tensor) -> Tensor:
+    def potential(self, theta):
         eta = self.x @ theta
         return (torch.nn.functional.softplus(eta) - self.y * eta).sum()
 
-    def minimum(self) -> Tensor:
+    def minimum(self):
         theta = torch.zeros(D, dtype=torch.float64)
         for _ in range(20):
             slope = torch.func.grad(self.potential)(theta)
@@ -58,7 +56,7 @@ class Regression:
             )
         return self.potential(theta)
 
-    def run(self, draws: int = 30) -> float:
+    def run(self, draws=30):
         """2 U above its minimum, at the last draw after the warm-up."""
         self.sampler.warmup(self, 150, anchor_every=25, progress=False)
         for _ in range(draws):
@@ -66,7 +64,7 @@ class Regression:
         return 2 * float(self.potential(self.theta.detach()) - self.minimum())
 
 
-def check_draws(heights: list[float]) -> None:
+def check_draws(heights):
     """Checks that draws of independent chains are of the posterior."""
     each = stats.chi2(D).sf(heights)
     p = {str(i): float(value) for i, value in enumerate(each)}
@@ -74,24 +72,24 @@ def check_draws(heights: list[float]) -> None:
     check_p({**p, "all": total}, label="heights of draws")
 
 
-def without_bound() -> mock._patch:
+def without_bound():
     """The likelihood is 0 beyond a."""
     right = sg.HMCECS._estimator
 
     class Unbounded:
-        def __init__(self, estimator: Any) -> None:
+        def __init__(self, estimator):
             self.estimator = estimator
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name):
             return getattr(self.estimator, name)
 
-        def is_overturned(self, mean: float) -> bool:
+        def is_overturned(self, mean):
             return False
 
-        def is_out_of_bounds(self, variance: float, mean: float, **more: float) -> bool:
+        def is_out_of_bounds(self, variance, mean, **more):
             return self.estimator.is_out_of_bounds(variance, math.inf, **more)
 
-    def unbounded(self: sg.HMCECS) -> Any:
+    def unbounded(self):
         return Unbounded(right(self))
 
     return mock.patch.object(sg.HMCECS, "_estimator", unbounded)

@@ -12,7 +12,6 @@ import torch
 from harness.ecs import PERTURBED
 from harness.statistics import check_z
 from levels import at_levels
-from torch import Tensor
 
 import torch_sgmcmc as sg
 
@@ -30,15 +29,15 @@ def test_the_perturbation_falls_with_the_subsample():
     assert far[1] < 0.3 * far[0]
 
 
-def poisson(eta: Tensor, y: Tensor) -> Tensor:
+def poisson(eta, y):
     return y * eta - eta.exp()
 
 
-def logistic(eta: Tensor, y: Tensor) -> Tensor:
+def logistic(eta, y):
     return y * eta - torch.nn.functional.softplus(eta)
 
 
-def gaussian(eta: Tensor, y: Tensor) -> Tensor:
+def gaussian(eta, y):
     return -0.5 * (y - eta) ** 2
 
 

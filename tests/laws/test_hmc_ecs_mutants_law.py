@@ -5,7 +5,6 @@ with bugs put into it go through the same checks. Which bug shows where: see the
 ``harness.ecs``. False alarms: see that in ``harness.statistics``.
 """
 
-from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
@@ -17,7 +16,6 @@ from harness.ecs import (
     CONSTANT,
     PERTURBED,
     SIGNED,
-    Experiment,
     Observed,
     check_moments,
     check_rates,
@@ -27,7 +25,6 @@ from harness.ecs_broken import (
     FORCE_BUGS,
     ORDER_BUGS,
     SIGNED_BUGS,
-    Patch,
     run_sampler,
 )
 from harness.ecs_mutants import (
@@ -42,7 +39,6 @@ from harness.ecs_mutants import (
 )
 from harness.statistics import StatisticalError
 from levels import at_levels
-from torch import Tensor
 
 import torch_sgmcmc as sg
 
@@ -53,28 +49,28 @@ EXPERIMENTS = {"perturbed": PERTURBED, "signed": SIGNED, "order 0": CONSTANT}
 _BUGS = {"perturbed": BUGS, "signed": SIGNED_BUGS, "order 0": ORDER_BUGS}
 
 
-def check(experiment: Experiment, seen: Observed, label: str) -> None:
+def check(experiment, seen, label):
     check_moments(experiment, seen, label=label)
     check_rates(experiment, seen, label=label)
 
 
-def pairs(*names: Iterable[str]) -> list[tuple[str, str]]:
+def pairs(*names):
     """The replicates of each experiment and its bugs, in the order of EXPERIMENTS."""
     each = zip(EXPERIMENTS, names, strict=False)
     return [(name, bug) for name, bugs in each for bug in bugs]
 
 
-def is_signed(name: str) -> bool:
+def is_signed(name):
     return EXPERIMENTS[name].num_factors > 0
 
 
-def in_law(name: str, mutation: str | None) -> Observed:
+def in_law(name, mutation):
     """Chains of the reference that start in their law and must keep it."""
     chains, steps = (1000, 10) if is_signed(name) else (3000, 20)
     return run_reference(EXPERIMENTS[name], mutation, chains=chains, steps=steps)
 
 
-def from_afar(name: str, mutation: str | None) -> Observed:
+def from_afar(name, mutation):
     """Chains that start all in the same bad place and must come to their law."""
     far = 40 if EXPERIMENTS[name].model.order == 1 else 100
     settings = {"chains": 1500, "steps": 10, "far": far}
@@ -84,13 +80,13 @@ def from_afar(name: str, mutation: str | None) -> Observed:
 
 
 @lru_cache
-def fine(name: str) -> Experiment:
+def fine(name):
     """The same trajectories by a quarter of the step."""
     right = EXPERIMENTS[name]
     return replace(right, step_size=right.step_size / 4, num_steps=4 * right.num_steps)
 
 
-def in_fine_steps(name: str, mutation: str | None) -> Observed:
+def in_fine_steps(name, mutation):
     chains, steps = (800, 3) if is_signed(name) else (1500, 4)
     return run_reference(fine(name), mutation, chains=chains, steps=steps)
 
@@ -142,7 +138,7 @@ def test_a_wrong_force_keeps_the_law_and_is_rejected(name, mutation):
         check_rates(fine(name), in_fine_steps(name, mutation), label=mutation)
 
 
-def energy_error(mutation: str | None, num_steps: int) -> float:
+def energy_error(mutation, num_steps):
     """Root mean square of ΔH along trajectories of length 1, perturbed."""
     experiment = replace(PERTURBED, step_size=1 / num_steps, num_steps=num_steps)
     start = experiment.draw(np.random.default_rng(1), 2000)
@@ -157,7 +153,7 @@ def test_energy_is_conserved_by_the_reference_alone():
         assert energy_error(mutation, 20) / energy_error(mutation, 40) < 2
 
 
-def length(name: str) -> dict[str, int]:
+def length(name):
     if name == "order 0":  # whose bugs show later and less
         return {"replicates": 200, "steps": 10}
     return {"replicates": 150, "steps": 5}
@@ -207,7 +203,7 @@ def test_a_bug_put_into_the_sampler_is_caught(name, bug):
             check(experiment, seen, bug)
 
 
-def energy_errors(name: str, patch: Patch = nullcontext) -> list[float]:
+def energy_errors(name, patch=nullcontext):
     """|ΔH| of trajectories of one length from one place, in 20, 40 and 80 steps."""
     model, errors = EXPERIMENTS[name].model, []
     x, y = torch.tensor(model.x), torch.tensor(model.y)
@@ -227,7 +223,7 @@ def energy_errors(name: str, patch: Patch = nullcontext) -> list[float]:
             seed=5,
         )
 
-        def closure(i: Tensor, p: Tensor = p) -> Tensor:
+        def closure(i, p=p):
             eta = x[i] * p[0] + (x[i] ** 2).sin() * p[1] ** 3
             return y[i] * eta - torch.nn.functional.softplus(eta)
 

@@ -5,7 +5,6 @@ False alarms: see the note in ``harness.statistics``.
 
 from functools import partial
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +21,6 @@ from harness.trajectories import (
     check_mixing,
 )
 from levels import at_levels
-from torch import Tensor
 
 import torch_sgmcmc as sg
 
@@ -35,7 +33,7 @@ CHECKS = [
     check_kept_momenta,
     check_double_well,
 ]
-BUILDS: dict[str, Any] = {"HMC": sg.HMC, "reference": ReferenceHMC}
+BUILDS = {"HMC": sg.HMC, "reference": ReferenceHMC}
 
 
 @pytest.mark.parametrize(
@@ -89,11 +87,11 @@ def test_the_checks_reject_and_accept():
     assert run.sampler.num_divergences == 0
 
 
-def anharmonic(p: Tensor) -> Tensor:
+def anharmonic(p):
     return (0.25 * p**4 + 0.3 * p[:, :1] * p[:, 1:]).sum(dim=1)
 
 
-def energy_errors(step_size: float, num_steps: int) -> Tensor:
+def energy_errors(step_size, num_steps):
     """-ΔH of trajectories of length 1, from 500 points with the same momenta."""
     g = torch.Generator().manual_seed(0)
     p = torch.randn(500, 2, generator=g, dtype=torch.float64).requires_grad_()
@@ -101,7 +99,7 @@ def energy_errors(step_size: float, num_steps: int) -> Tensor:
         [p], step_size, num_steps=num_steps, num_data=1, num_chains=500, seed=3
     )
 
-    def closure() -> Tensor:
+    def closure():
         loss = anharmonic(p)
         loss.sum().backward()
         return loss

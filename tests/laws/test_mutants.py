@@ -13,7 +13,6 @@ import pytest
 from harness import suite
 from harness.chains import (
     Chains,
-    Experiment,
     assert_caught,
     check_double_well,
     check_extrapolated,
@@ -60,7 +59,7 @@ ELSEWHERE = {
 }
 
 
-def reference(name: str, mutation: str | None) -> Method:
+def reference(name, mutation):
     method = next(m for m in METHODS if m.name == name)
     build = partial(REFERENCES[name], mutation=mutation)
     if method.build is frozen_psgld:
@@ -68,13 +67,13 @@ def reference(name: str, mutation: str | None) -> Method:
     return replace(method, name=f"{name} mutant ({mutation})", build=build)
 
 
-def adapting(mutation: str | None) -> Method:
+def adapting(mutation):
     """pSGLD that has not been frozen."""
     build = partial(ReferencePSGLD, mutation=mutation)
     return Method("PSGLD mutant", build, lambda *_: None, lambda *_: None)
 
 
-def at_work(mutation: str | None) -> Method:
+def at_work(mutation):
     """SGNHT with thermostats that move."""
     return replace(THERMOSTATS, build=partial(ReferenceSGNHT, mutation=mutation))
 
@@ -83,7 +82,7 @@ def at_work(mutation: str | None) -> Method:
 QUICKLY = {"thermostat_rate": 4e-3}
 
 
-def few(experiment: Experiment) -> Experiment:
+def few(experiment):
     """Returns the first statistics of :func:`assert_caught`."""
     return replace(experiment, chains=experiment.chains // 10)
 

@@ -24,7 +24,7 @@ from harness.chains import (
     check_transient,
 )
 from harness.double_well import double_well_law, target_moment
-from harness.methods import METHODS, THERMOSTATS, Coordinates, Law, Method
+from harness.methods import METHODS, THERMOSTATS, Law, Method
 from harness.preconditioned import memoryless_law, weighted_variance
 from harness.statistics import AffineMap, StatisticalError, check_gaussian, check_z
 from harness.targets import DoubleWell, LogGamma, Quadratic, correlated
@@ -317,7 +317,7 @@ SCALARS = {
 }
 
 
-def algorithm_2_law(target: Quadratic, _: Coordinates) -> Law:
+def algorithm_2_law(target, _):
     """r <- r - ε ∇Ũ - ε C M⁻¹ r + N(0, 2 ε (C - B̂)), then θ <- θ + ε M⁻¹ r.
 
     The paper moves θ first: the same chain half a step later. v is ε M⁻¹ r.
@@ -351,7 +351,7 @@ def algorithm_2_law(target: Quadratic, _: Coordinates) -> Law:
     return Law(cycle, to_v @ start @ to_v, state=("momentum",))
 
 
-def algorithm_2(mistake: str = "") -> Experiment:
+def algorithm_2(mistake=""):
     """SGHMC with the hyperparameters that docs/samplers/sghmc.md says."""
     groups = []
     for width, own in SCALARS.items():

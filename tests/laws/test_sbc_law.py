@@ -1,12 +1,9 @@
 """Simulation-based calibration: every sampler passes, and wrong ones do not."""
 
-from typing import Any
-
 import pytest
 from levels import at_levels
 from sbc_problem import (
     TARGET,
-    Make,
     calibrate,
     gaussian,
     gaussian_loss,
@@ -21,7 +18,7 @@ from torch_sgmcmc.diagnostics.calibration import sbc
 pytestmark = pytest.mark.nightly
 
 #: Samplers, and what each needs of the calibration.
-SAMPLERS: dict[str, tuple[Make, dict[str, Any]]] = {
+SAMPLERS = {
     "SGLD": (sgld, {"thin": 25}),
     "SGHMC": (lambda p, s: sg.SGHMC(p, 0.05, 0.7, **TARGET, seed=s), {"thin": 15}),
     "PSGLD": (
@@ -76,7 +73,7 @@ def test_every_sampler(sampler, model):
 
 
 #: What is wrong with each; a wrong one is to be refused at a rate of 1e-6.
-MUTANTS: dict[str, tuple[Make, dict[str, Any]]] = {
+MUTANTS = {
     "temperature": (lambda p, s: hmc(p, s, temperature=1.5), {}),
     "prior": (lambda p, s: hmc(p, s, prior_precision=2.0), {}),
     "no prior": (lambda p, s: hmc(p, s, prior_precision=0.0), {}),

@@ -2,13 +2,12 @@
 
 import math
 from contextlib import nullcontext
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from harness.philox import philox
-from harness.statistics import Array, StatisticalError, check_counts, check_z
+from harness.statistics import StatisticalError, check_counts, check_z
 from torch import nn
 
 import torch_sgmcmc as sg
@@ -19,7 +18,7 @@ CHAINS = 200_000
 # Of a mean loss (θ - CENTRE)² / 2 by minibatches whose gradients are NOISE off, up or
 # down as often.
 CENTRE, START = -0.4, 0.6
-TARGET: dict[str, Any] = {
+TARGET = {
     **{"lr": 0.3, "num_data": 20.0, "prior_precision": 3.0, "prior_mean": 0.5},
     **{"temperature": 0.7},
 }
@@ -28,7 +27,7 @@ TARGET: dict[str, Any] = {
 class Lattice:
     """The chain as a walk on START + δ k, k from -reach to reach."""
 
-    def __init__(self, reach: int, noise: float, lr: float = TARGET["lr"]) -> None:
+    def __init__(self, reach, noise, lr=TARGET["lr"]):
         pull = TARGET["prior_precision"] / TARGET["num_data"]
         heat = TARGET["temperature"] / TARGET["num_data"]
         self.reach, self.heat = reach, heat
@@ -39,7 +38,7 @@ class Lattice:
         self.kept = np.clip(self.grads, -self.delta / lr, self.delta / lr)
         self.up = (0.5 * (1 - lr * self.kept / self.delta)).mean(axis=0)
 
-    def after(self, steps: int) -> Array:
+    def after(self, steps):
         """The law of the place after so many steps from START."""
         law = np.zeros(2 * self.reach + 1)
         law[self.reach] = 1
@@ -49,7 +48,7 @@ class Lattice:
         return law
 
 
-def noisy(p: nn.Parameter, noise: float, generator: torch.Generator) -> None:
+def noisy(p, noise, generator):
     signs = torch.randint(0, 2, p.shape, generator=generator) * 2 - 1
     p.grad = p.detach() - CENTRE + noise * signs
 
@@ -61,7 +60,7 @@ def test_every_place_is_as_likely_as_it_should_be(steps, noise):
     check_places(p, sg.SGLRW([p], **TARGET, seed=7), steps, noise)
 
 
-def check_places(p: nn.Parameter, sampler: Any, steps: int, noise: float) -> None:
+def check_places(p, sampler, steps, noise):
     g = torch.Generator().manual_seed(1)
     for _ in range(steps):
         noisy(p, noise, g)
@@ -79,13 +78,13 @@ def check_places(p: nn.Parameter, sampler: Any, steps: int, noise: float) -> Non
 class Reference:
     """SGLRW in plain PyTorch, or with a bug: without the prior."""
 
-    def __init__(self, p: nn.Parameter, bug: bool) -> None:
+    def __init__(self, p, bug):
         self.p, self.lattice = p, Lattice(1, 0.0)
         self.pull = 0.0 if bug else TARGET["prior_precision"] / TARGET["num_data"]
         self.generator = torch.Generator().manual_seed(3)
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self):
         slope = self.p.grad + self.pull * (self.p - TARGET["prior_mean"])
         delta = self.lattice.delta
         up = 0.5 - 0.5 * (TARGET["lr"] * slope / delta).clamp(-1, 1)

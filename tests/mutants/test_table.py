@@ -40,13 +40,11 @@ def test_levels_see_enough_bugs(table):
 class Counts:
     """A plugin of pytest that counts the tests of files and -k, and collects once."""
 
-    def __init__(self, places: set[tuple[str, str]]) -> None:
+    def __init__(self, places):
         self.numbers = dict.fromkeys(places, 0)
 
     @pytest.hookimpl(trylast=True)  # tests of other levels have been deselected
-    def pytest_collection_modifyitems(
-        self, config: pytest.Config, items: list[pytest.Item]
-    ) -> None:
+    def pytest_collection_modifyitems(self, config, items):
         for file, keyword in self.numbers:
             config.option.keyword = keyword
             left = [item for item in items if item.path == CHECKOUT / file]

@@ -3,7 +3,6 @@
 import copy
 import pickle
 from collections import defaultdict
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from levels import at_levels
 from operator_tensors import arguments_of, by_gradients
 from reference import same_bits
 from short_chains import assert_same
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 from torch_sgmcmc._impl import ops as ops
@@ -31,7 +30,7 @@ def forget_compiled_code():
     torch._dynamo.reset()
 
 
-def some_operators(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> Tensor:
+def some_operators(p, g, v, s, step):
     """Operators of each kind, with ordinary computation before, between and after them.
 
     Each operator by itself is traced in test_opcheck.
@@ -57,7 +56,7 @@ def some_operators(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     return ops.sum_of_squares([p, noise]) + (p + noise).sum().double() + ratio[0]
 
 
-def inputs(numel: int = 40) -> list[Tensor]:
+def inputs(numel=40):
     g = torch.Generator().manual_seed(numel)
     tensors = [torch.randn(numel, generator=g) for _ in range(4)]
     return [*tensors, torch.tensor(7)]
@@ -85,7 +84,7 @@ def test_operators_with_dynamic_shapes():
         assert same_bits(a, b)
 
 
-KINDS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
+KINDS = {
     "SGLD": (sg.SGLD, {}),
     "SGLD capturable": (sg.SGLD, {"capturable": True}),
     "SGHMC": (sg.SGHMC, {"resample_momentum_every": 3}),
@@ -101,7 +100,7 @@ KINDS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
 class Training:
     """A small network with its sampler and a training step."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind):
         torch.manual_seed(0)
         self.net = nn.Linear(4, 3)
         cls, options = KINDS[kind]
@@ -109,7 +108,7 @@ class Training:
             self.net.parameters(), lr=0.1, num_data=10, seed=1, **options
         )
 
-    def step(self, x: Tensor) -> Tensor:
+    def step(self, x):
         self.sampler.zero_grad()
         loss = self.net(x).square().mean()
         loss.backward()

@@ -17,7 +17,7 @@ from failed_steps import refused
 from operator_tensors import TARGET, arguments_of, by_gradients, masters_of
 from reference import DTYPES, SIZES, arithmetic, same_bits
 from short_chains import ANY_DRAWS, assert_same, make, make_params, set_grads, take_step
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 from torch_sgmcmc._impl import ops as ops
@@ -38,34 +38,32 @@ def test_the_library_has_cuda_kernels():
     assert ops.HAS_CUDA or DEVICE == "cpu"
 
 
-def sghmc(
-    p: Any, g: Any, v: Any, s: Any, m: Any, offsets: list[int], every: int
-) -> None:
+def sghmc(p, g, v, s, m, offsets, every):
     numbers = {**TARGET, **FRICTION, "resample_momentum_every": every}
     ops.sghmc_step_(p, g, v, s, m, **numbers, offsets=offsets, **STREAM)
 
 
-def psgld(p: Any, g: Any, v: Any, w: Any, h: Any, m: Any, offsets: list[int]) -> None:
+def psgld(p, g, v, w, h, m, offsets):
     mean = {"decay": 0.9, "eps": 1e-3}
     lists = (p, g, v, w, h, m)
     ops.psgld_step_(*lists, **TARGET, **mean, offsets=offsets, **STREAM)
 
 
-def leapfrog(p: Any, g: Any, v: Any, mass: Any, m: Any, drift: float) -> None:
+def leapfrog(p, g, v, mass, m, drift):
     move = {"kick": 0.1, "num_data": 7.0, "prior_precision": 1.9}
     lists = (p, g, v, [t + 0.5 for t in mass], m)
     ops.hmc_leapfrog_(*lists, drift=drift, **move)
 
 
-def run_of(op: str) -> Run:
-    def run(p: Any, g: Any, v: Any, s: Any, m: Any, o: Any) -> None:
+def run_of(op):
+    def run(p, g, v, s, m, o):
         tensors, numbers = arguments_of(op, p, g, v, m)
         getattr(ops, op)(*tensors, **{**numbers, **TARGET}, offsets=o, **STREAM)
 
     return run
 
 
-RUNS: dict[str, Run] = {
+RUNS = {
     **{op: run_of(op) for op in by_gradients()},
     "square_root_": lambda p, g, v, s, m, o: ops.square_root_(s),
     "sgld_step_ about a number": lambda p, g, v, s, m, o: ops.sgld_step_(
@@ -115,18 +113,18 @@ RUNS: dict[str, Run] = {
 }
 
 
-def misaligned(t: Tensor, by: int) -> Tensor:
+def misaligned(t, by):
     """The same values at an address that is `by` elements past an aligned one."""
     buffer = torch.zeros(t.numel() + by, dtype=t.dtype, device=DEVICE)
     view = buffer[by:].view(t.shape)
     return view.copy_(t)
 
 
-def inputs(shapes: list[Any], dtypes: list[torch.dtype]) -> list[list[Tensor]]:
+def inputs(shapes, dtypes):
     """Parameters, gradients, momenta, (small) variances and masters on the CPU."""
     g = torch.Generator().manual_seed(0)
 
-    def normal(size: float, state: bool) -> list[Tensor]:
+    def normal(size, state):
         return [
             (size * torch.randn(s, generator=g)).to(arithmetic(d) if state else d)
             for s, d in zip(shapes, dtypes, strict=True)
@@ -137,7 +135,7 @@ def inputs(shapes: list[Any], dtypes: list[torch.dtype]) -> list[list[Tensor]]:
     return [p, grads, v, [t.square() for t in s], masters_of(p)]
 
 
-def compare(run: Run, cpu: list[list[Tensor]], offsets: list[int], by: int) -> None:
+def compare(run, cpu, offsets, by):
     other = [
         [misaligned(t, (by + i) % 4 if by else 0) for i, t in enumerate(ts)]
         for ts in cpu
@@ -180,7 +178,7 @@ def test_large_tensors(run):
 @pytest.mark.parametrize("run", RUNS)
 def test_layouts(run):
     shape = (4, 5, 6, 7)
-    layouts: list[Callable[[Tensor], Tensor]] = [
+    layouts = [
         lambda t: t.to(memory_format=torch.channels_last),
         lambda t: t.transpose(0, 3).contiguous().transpose(0, 3),
         lambda t: t.repeat_interleave(2, dim=3)[..., ::2],
@@ -411,7 +409,7 @@ def test_a_chain_moves_between_devices():
 # ---- CUDA graphs -----------------------------------------------------------------
 
 
-def on_gpu(kind: str) -> tuple[list[nn.Parameter], sg.Sampler]:
+def on_gpu(kind):
     params = [nn.Parameter(p.detach().cuda()) for p in make_params()]
     for p in params:
         p.grad = torch.ones_like(p)

@@ -16,7 +16,7 @@ F64 = torch.float64
 Function = Callable[[list[Tensor], Tensor, Tensor], Tensor]
 
 
-def logistic(y: Tensor, eta: Tensor) -> Tensor:
+def logistic(y, eta):
     return y * eta - F.softplus(eta)
 
 
@@ -57,7 +57,7 @@ MODELS = {
 class Fitted:
     """A model with its data and parameters, and its derivatives one by one."""
 
-    def __init__(self, model: Model, count: int = 12) -> None:
+    def __init__(self, model, count=12):
         g = torch.Generator().manual_seed(8)
         self.function = model.function
         self.x = torch.randn(count, 3, generator=g, dtype=F64)
@@ -68,13 +68,13 @@ class Fitted:
         ]
         self.probes = torch.randn(2, sum(model.shapes), generator=g, dtype=F64)
 
-    def __call__(self, indices: Tensor) -> Tensor:
+    def __call__(self, indices):
         return self.function(self.params, self.x[indices], self.y[indices])
 
-    def derivatives(self, i: int) -> tuple[Tensor, Tensor, Tensor]:
+    def derivatives(self, i):
         sizes = [p.numel() for p in self.params]
 
-        def value(theta: Tensor) -> Tensor:
+        def value(theta):
             parts = list(theta.split(sizes))
             return self.function(parts, self.x[i : i + 1], self.y[i : i + 1])[0]
 
@@ -82,7 +82,7 @@ class Fitted:
         gradient = torch.autograd.functional.jacobian(value, theta)
         return value(theta), gradient, torch.autograd.functional.hessian(value, theta)
 
-    def found(self, chunk: int = 5) -> TaylorSums:
+    def found(self, chunk=5):
         chunks = torch.arange(len(self.x)).split(chunk)
         return TaylorSums.at_present(self, self.params, chunks, WHOLE, self.probes[0])
 

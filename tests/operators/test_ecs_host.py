@@ -2,7 +2,6 @@
 
 import math
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 import torch
@@ -37,7 +36,7 @@ def test_what_a_warm_up_does_when(steps, every, anchors, sizing):
     assert chosen == sizing
 
 
-def group(**settings: Any) -> dict[str, Any]:
+def group(**settings):
     return {
         "estimator": "signed",
         "subsample_size": 100,
@@ -46,9 +45,7 @@ def group(**settings: Any) -> dict[str, Any]:
     }
 
 
-def estimates(
-    variances: list[float], means: Any = (0.0, 0.0), lowest: Any = (0.0, 0.0)
-) -> list[Estimate]:
+def estimates(variances, means=(0.0, 0.0), lowest=(0.0, 0.0)):
     rows = zip(variances, means, lowest, strict=False)
     return [Estimate(0.0, v, mean, 1.0, low) for v, mean, low in rows]
 
@@ -73,7 +70,7 @@ def test_the_size_of_perturbed_subsamples(variances, size, num_data, chosen):
     assert found == {"subsample_size": chosen}
 
 
-def kept_by_signs(spread: float, factors: int) -> float:
+def kept_by_signs(spread, factors):
     """Returns the part of effective draws that is left."""
     negative = 0.5 * math.erfc(factors / math.sqrt(2 * spread))
     return math.exp(-4 * factors * negative)

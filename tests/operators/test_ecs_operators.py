@@ -2,11 +2,9 @@
 
 import re
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from torch_sgmcmc._impl import ops as ops
 
@@ -17,14 +15,14 @@ SIGNED = {"num_data": 20.0, "batch_size": 3, "num_factors": 4, "lower_bound": -4
 T = 1.7
 
 
-def randn(*shape: int) -> Tensor:
+def randn(*shape):
     return torch.randn(shape, dtype=F64)
 
 
 class Case:
     """Random arguments of the operators, for M data and d parameters."""
 
-    def __init__(self, form: str, m: int, d: int) -> None:
+    def __init__(self, form, m, d):
         torch.manual_seed(m + d)
         self.theta, self.anchor, self.prior = randn(d), randn(d), randn(d).exp()
         self.values, self.expansions = randn(m), randn(m)
@@ -39,7 +37,7 @@ class Case:
         self.sum_hessian = root + root.t() if second else None
         self.fields = (self.gradients, self.scales, self.hessians)
 
-    def differences(self, theta: Tensor) -> Tensor:
+    def differences(self, theta):
         delta = theta - self.anchor
         q = self.expansions + (self.gradients[:1] @ delta).sum(dim=0)
         if self.scales is not None:
@@ -48,23 +46,21 @@ class Case:
             q = q + torch.einsum("i,mij,j->m", delta, self.hessians, delta) / 2
         return (self.values - q) / T
 
-    def log_prior_and_sums(self, theta: Tensor) -> Tensor:
+    def log_prior_and_sums(self, theta):
         delta = theta - self.anchor
         total = self.sum_value + self.sum_gradient @ delta
         if self.sum_hessian is not None:
             total = total + delta @ self.sum_hessian @ delta / 2
         return (total - (self.prior * theta**2).sum() / 2) / T
 
-    def estimate(self, sizes: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    def estimate(self, sizes):
         return ops.ecs_estimate(
             *(self.values, self.theta, self.anchor, self.expansions, *self.fields),
             temperature=T,
             **sizes,
         )
 
-    def density(
-        self, estimated: tuple[Tensor, Tensor, Tensor], weighted: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def density(self, estimated, weighted):
         weights, hessian_terms, numbers = estimated
         sums = (self.sum_value, self.sum_gradient, self.sum_hessian)
         return ops.ecs_density(
@@ -74,7 +70,7 @@ class Case:
         )
 
 
-def plain(d: Tensor, sizes: dict[str, Any]) -> tuple[Tensor | float, ...]:
+def plain(d, sizes):
     """Log, variance, mean, sign and the lowest of the estimate."""
     n, m = sizes["num_data"], sizes["batch_size"]
     if sizes["num_factors"] == 0:

@@ -1,7 +1,6 @@
 """HMC-ECS with the rows of a linear predictor, as the user says them."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ PROBES = torch.tensor([[0.7, -1.1, 0.4, 0.9], [-0.2, 0.5, 1.3, -0.6]], dtype=F64
 OfPredictors = Callable[[Tensor, Tensor], Tensor]
 
 #: Log-likelihoods as functions of predictors and labels.
-MODELS: dict[str, OfPredictors] = {
+MODELS = {
     "logistic": lambda eta, y: y * eta - F.softplus(eta),
     "gaussian": lambda eta, y: -0.5 * (y - eta) ** 2,
     "linear": lambda eta, y: y * eta,
@@ -25,7 +24,7 @@ MODELS: dict[str, OfPredictors] = {
 }
 
 
-def closure_of(data: Regression, model: OfPredictors) -> sg.PredictorLogLikelihood:
+def closure_of(data, model):
     return sg.PredictorLogLikelihood(
         lambda i: data.predictor(data.x[i]),
         lambda eta, i: model(eta, data.y[i]),
@@ -179,7 +178,7 @@ def test_bad_parts(changes, error, message):
     assert not kept_state(sampler)
     for name in ("outputs", "log_likelihood", "rows"):
         parts = {"outputs": data.predictor, "log_likelihood": data.of_predictors}
-        bad: Any = {**parts, name: 3}
+        bad = {**parts, name: 3}
         with pytest.raises(TypeError, match=rf"Invalid {name}: 3 \(must be callable"):
             sg.PredictorLogLikelihood(**bad)
 

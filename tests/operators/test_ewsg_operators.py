@@ -1,7 +1,6 @@
 """EWSG's operators equal plain-PyTorch references, and decide as they should."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ import torch
 from harness.philox import philox
 from operator_tensors import TARGET, assert_all_same, clones, mixed_list, states
 from reference import DTYPES, arithmetic, ewsg_log_weights, same_bits
-from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import ops as ops
@@ -17,9 +15,7 @@ from torch_sgmcmc._impl import ops as ops
 SURROGATES = ("momentum", "zero", "one", "full_momentum")
 
 
-def assert_log_ratio(
-    lists: list[list[Tensor]], surrogate: str, hyper: dict[str, Any], chains: int = 1
-) -> None:
+def assert_log_ratio(lists, surrogate, hyper, chains=1):
     params, grads, proposals, momenta = lists
     before, after = (
         ewsg_log_weights(
@@ -100,9 +96,7 @@ def test_equal_gradients_have_the_ratio_zero():
     assert float(ratio) == 0.0
 
 
-def uniforms(
-    chains: int, *, proposal: int, purpose: int, seed: int, step: int
-) -> np.ndarray:
+def uniforms(chains, *, proposal, purpose, seed, step):
     """Note [Counter layout]: quad 2^24 chain + proposal, 52 bits of two words."""
     quads = (np.arange(chains, dtype=np.uint64) << np.uint64(24)) + np.uint64(proposal)
     low, high = quads & np.uint64(2**32 - 1), quads >> np.uint64(32)

@@ -1,37 +1,34 @@
 """A step that throws has moved none of several groups, whatever is wrong with one."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from every_sampler import Chain, bits
 from short_chains import kept_state
-from torch import Tensor, nn
 
 # A sampler without state, one with momenta, one with more state, and those that call
 # closures and update list by list. (SBPS and HMC-ECS move all parameters as one.)
 LISTS = ["SGLD", "SGHMC", "PSGLD", "EWSG", "HMC"]
 
 
-def second(chain: Chain) -> nn.Parameter:
+def second(chain):
     return chain.params[1]
 
 
-def to_double(chain: Chain) -> None:
+def to_double(chain):
     p = second(chain)
     p.data = p.data.double()
 
 
-def to_expanded(chain: Chain) -> None:
+def to_expanded(chain):
     second(chain).data = torch.zeros(1).expand(second(chain).numel())
 
 
-def to_other_shape(chain: Chain) -> None:
+def to_other_shape(chain):
     p = second(chain)
     p.data = p.data[:, None].clone()
 
 
-def state_of(chain: Chain, change: Callable[[Tensor], Tensor]) -> None:
+def state_of(chain, change):
     """Changes all tensors of the second parameter's state."""
     state = chain.sampler.state[second(chain)]
     kept = kept_state(chain.sampler)[second(chain)].items()
@@ -40,12 +37,12 @@ def state_of(chain: Chain, change: Callable[[Tensor], Tensor]) -> None:
     state.update({key: change(value) for key, value in tensors.items()})
 
 
-PARAMETERS: dict[str, tuple[Callable[[Chain], None], str]] = {
+PARAMETERS = {
     "dtype": (to_double, "was the parameter replaced, or moved"),
     "expanded": (to_expanded, "cannot sample an expanded parameter"),
     "shape": (to_other_shape, "was the parameter replaced, or moved"),
 }
-STATE: dict[str, Callable[[Tensor], Tensor]] = {
+STATE = {
     "dtype": lambda t: t.double(),
     "shape": lambda t: t[:, None].clone(),
     "shorter": lambda t: t[:-1].clone(),
@@ -54,7 +51,7 @@ STATE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def others(chain: Chain) -> object:
+def others(chain):
     """All but the parameter that something is wrong with, to the bit."""
     params = (chain.params[0], chain.params[2])
     settings = [dict(group, params=None) for group in chain.sampler.param_groups]
@@ -62,7 +59,7 @@ def others(chain: Chain) -> object:
     return bits([[p.detach() for p in params], state, settings])
 
 
-def fails(chain: Chain, words: str | None = None) -> None:
+def fails(chain, words=None):
     """The step fails, twice, and nothing has changed."""
     before = others(chain)
     for _ in range(2):

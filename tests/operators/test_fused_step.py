@@ -1,8 +1,6 @@
 """Fused steps: a sampler's step of all groups, of calls that were packed."""
 
 import math
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ from operator_tensors import (
     scattered_offsets,
     states,
 )
-from torch import Tensor
 
 from torch_sgmcmc import _C
 from torch_sgmcmc._impl import ops as ops
@@ -25,21 +22,21 @@ STEPS = [op for op in OP_SPECS if op.endswith("step_")]
 NUMBERS = {"decay": 0.9, "eps": 0.1, "momentum": 0.8, "noise_estimate": 0.05}
 
 
-def common(op: str, **more: Any) -> dict[str, float]:
+def common(op, **more):
     """Numbers that the operator's row does not list."""
     return {
         n["name"]: more.get(n["name"], n["default"]) for n in OP_SPECS[op]["common"]
     }
 
 
-def counter(step: int = STREAM["step"]) -> Tensor:
+def counter(step=STREAM["step"]):
     return torch.tensor(step)
 
 
 class Made:
     """A call of an operator, and the same as words."""
 
-    def __init__(self, op: str, *, checks: bool = True, **more: Any) -> None:
+    def __init__(self, op, *, checks=True, **more):
         self.row = OP_SPECS[op]
         params = mixed_list(1)
         self.num_chains = more.get("num_chains", 0)
@@ -62,7 +59,7 @@ class Made:
         self.means = states(params, 9) if more.get("means") else None
         self.checks = checks
 
-    def call(self, **instead: Any) -> tuple[Any, ...]:
+    def call(self, **instead):
         """Returns the packed call; ``instead`` has other parts of it."""
         called = {
             "row": [*OP_SPECS].index(self.row["op"]),
@@ -74,7 +71,7 @@ class Made:
         }
         return (*(called | instead).values(),)
 
-    def words(self, *more: "Made", **instead: Any) -> Tensor:
+    def words(self, *more, **instead):
         step = {
             "checks": self.checks,
             "seed": STREAM["seed"],
@@ -85,7 +82,7 @@ class Made:
         memory = _C.packed_step(**step | of_step, calls=calls)
         return torch.frombuffer(memory, dtype=torch.int64)
 
-    def by_name(self) -> list[list[Tensor]]:
+    def by_name(self):
         lists = [*map(clones, self.lists)]
         more = {"num_chains": self.num_chains, "prior_means": self.means}
         getattr(ops, self.row["op"])(
@@ -98,7 +95,7 @@ class Made:
         )
         return lists
 
-    def packed(self, words: Tensor | None = None) -> tuple[bool, list[list[Tensor]]]:
+    def packed(self, words=None):
         lists = [*map(clones, self.lists)]
         state = [t for each in (*lists[2:], self.means or []) for t in each]
         words = self.words() if words is None else words
@@ -108,7 +105,7 @@ class Made:
         return made, lists
 
 
-def assert_lists_same(a: list[list[Tensor]], b: list[list[Tensor]]) -> None:
+def assert_lists_same(a, b):
     for one, other in zip(a, b, strict=True):
         assert_all_same(one, other)
 
@@ -142,7 +139,7 @@ def test_gradients_that_are_not_finite_change_nothing(op, value):
     assert_lists_same(lists[:1], call.by_name()[:1])
 
 
-def both(name: str) -> tuple[list[Made], list[list[Tensor]], list[Tensor]]:
+def both(name):
     """Two groups' calls, with their lists one after the other."""
     calls = [Made(name, prior_mean=0.4), Made("sgld_step_", means=True)]
     for each in calls[1].lists[0]:
@@ -217,7 +214,7 @@ def test_a_deferred_step_takes_counts():
         )
 
 
-def wrong() -> Iterator[tuple[str, Any, str]]:
+def wrong():
     yield "row", [*OP_SPECS].index("gradient_variance_"), "is (no call|not a call) of"
     yield "row", -1, "is no call of a sampler's step"
     yield "row", 1000, "is no call of a sampler's step"
@@ -286,7 +283,7 @@ def test_opcheck():
 class Compared(Made):
     """EWSG's: two minibatches, and what they are compared by."""
 
-    def __init__(self, op: str, **more: Any) -> None:
+    def __init__(self, op, **more):
         super().__init__(op, **more)
         params = self.lists[0]
         self.proposals = [p * 0.25 for p in params]
@@ -297,7 +294,7 @@ class Compared(Made):
         self.weights |= {"momentum_scale": 1.25, "surrogate": 3}
         self.prior = common("ewsg_log_ratio", **more)
 
-    def weight_words(self, **instead: Any) -> Tensor:
+    def weight_words(self, **instead):
         called = {
             "row": [*OP_SPECS].index("ewsg_log_ratio"),
             "has_means": self.means is not None,
@@ -310,13 +307,13 @@ class Compared(Made):
         memory = _C.packed_step(checks=False, seed=0, num_chains=0, calls=calls)
         return torch.frombuffer(memory, dtype=torch.int64)
 
-    def step(self, proposal: int, weights: Tensor) -> tuple[int, list[list[Tensor]]]:
+    def step(self, proposal, weights):
         lists = [*map(clones, self.lists)]
         state = [t for each in (*lists[2:], self.means or []) for t in each]
         numbers = (self.words(), weights, counter(), proposal)
         return ops.ewsg_step_(*lists[:2], self.proposals, state, *numbers), lists
 
-    def log_ratio(self) -> float:
+    def log_ratio(self):
         lists = (*self.lists[:2], self.proposals, self.momenta)
         more = {**self.prior, "prior_means": self.means, "num_chains": 1}
         return float(ops.ewsg_log_ratio(*lists, **self.weights, **more))

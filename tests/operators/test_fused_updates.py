@@ -1,7 +1,6 @@
 """The fused updates equal plain-PyTorch references, to rounding, everywhere."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -30,7 +29,6 @@ from reference import (
     sgld,
     sgnht,
 )
-from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import ops as ops
@@ -39,7 +37,7 @@ from torch_sgmcmc._impl import ops as ops
 class Update:
     """Lists of every size and type, and with which numbers they are updated."""
 
-    def __init__(self, **hyper: float) -> None:
+    def __init__(self, **hyper):
         self.params, self.grads = mixed_list(1), mixed_list(2)
         self.hyper = {**TARGET, **hyper}
         self.masters = masters_of(self.params)
@@ -47,23 +45,21 @@ class Update:
         self.stream = {"offsets": scattered_offsets(self.params), **STREAM}
         self.noise = draw(self.params, **self.stream)
 
-    def states(self, seed: int) -> list[Tensor]:
+    def states(self, seed):
         return states(self.params, seed)
 
-    def each(self, *lists: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    def each(self, *lists):
         """Values, gradients, what else is given, and noise, tensor by tensor."""
         return zip(self.values, self.grads, *lists, self.noise, strict=True)
 
-    def make(
-        self, op: Callable[..., object], *lists: list[Tensor], **more: int
-    ) -> None:
+    def make(self, op, *lists, **more):
         """The update, which leaves the gradients as they are."""
         untouched = clones(self.grads)
         lists = (self.params, self.grads, *lists, self.masters)
         op(*lists, **self.hyper, **self.stream, **more)
         assert_all_same(self.grads, untouched)
 
-    def assert_moved(self, expected: Sequence[Exact], **roundings: int) -> None:
+    def assert_moved(self, expected, **roundings):
         assert_updated(self.params, self.masters, list(expected), **roundings)
 
 
@@ -289,7 +285,7 @@ def test_control_variate_at_the_anchor_is_the_full_gradient():
     assert_all_same(grads, [f.to(g.dtype) for f, g in zip(full, grads, strict=True)])
 
 
-def dyadic(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
+def dyadic(*shape, seed, dtype):
     """Multiples of 1/8 in [-2, 2): a few steps on them are free of rounding."""
     g = torch.Generator().manual_seed(seed)
     return torch.randint(-16, 16, shape, generator=g).to(dtype) / 8

@@ -1,7 +1,5 @@
 """Any memory format, any strides: right results, and nothing else is touched."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from operator_tensors import TARGET, assert_updated, masters_of, values_of
@@ -17,7 +15,6 @@ from reference import (
     sgld,
     sgnht,
 )
-from torch import Tensor
 
 from torch_sgmcmc._impl import ops as ops
 
@@ -28,7 +25,7 @@ STREAM = {"seed": 11, "step": 3}
 
 # Each takes a contiguous 4- or 5-dimensional tensor to one with the same values in
 # another layout.
-LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+LAYOUTS = {
     "contiguous": lambda t: t.clone(),
     "channels_last": lambda t: t.to(memory_format=torch.channels_last),
     "transposed": lambda t: t.transpose(0, 2).contiguous().transpose(0, 2),
@@ -44,7 +41,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 DENSE = {"contiguous", "channels_last", "transposed", "permuted", "offset view"}
 
 
-def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def normal(*shape, seed, dtype=torch.float32):
     g = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=g, dtype=torch.float64).to(dtype)
 

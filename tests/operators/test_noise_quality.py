@@ -1,14 +1,11 @@
 """The noise: known answers, the documented counter layout, Gaussian quality."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 from harness.noise import Battery
 from harness.philox import normals, philox
 from harness.statistics import StatisticalError
-from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl.ops import gaussian_
@@ -49,9 +46,7 @@ def test_philox_equals_its_numpy_version_on_random_counters():
         assert philox(counters, tuple(key)).tolist() == ours
 
 
-def draw(
-    count: int, *, seed: int = 0, step: int = 0, purpose: int = 0, offset: int = 0
-) -> Tensor:
+def draw(count, *, seed=0, step=0, purpose=0, offset=0):
     out = torch.empty(count)
     gaussian_([out], std=1.0, offsets=[offset], seed=seed, step=step, purpose=purpose)
     return out
@@ -84,7 +79,7 @@ def test_counter_layout_over_many_draws():
 
 
 # Each stream differs from the one before in what is named, and in nothing else.
-CHANGES: list[tuple[str, dict[str, int]]] = [
+CHANGES = [
     ("consecutive steps", {"step": 1}),
     ("steps 2³² apart", {"step": 1 + 2**32}),
     ("adjacent purposes", {"purpose": 1}),
@@ -97,7 +92,7 @@ CHANGES: list[tuple[str, dict[str, int]]] = [
 ]
 
 
-def run_battery(source: Callable[..., Tensor], count: int) -> Battery:
+def run_battery(source, count):
     """Feeds a battery with ten streams of noise, ``count`` draws in all."""
     battery, stream = Battery(), {}
     chunk = count // (len(CHANGES) + 1)
@@ -117,18 +112,18 @@ def test_gaussian_quality_of_40_million_draws():
 
 # What a battery must be able to see, on far fewer draws: each takes a stream's
 # arguments like ``draw``.
-def _twelve_uniforms(count: int, **stream: int) -> Tensor:
+def _twelve_uniforms(count, **stream):
     z = draw(12 * count, **stream).view(count, 12)
     return (torch.special.ndtr(z).sum(dim=1) - 6).float()
 
 
-def _sixteen_bits(count: int, **stream: int) -> Tensor:
+def _sixteen_bits(count, **stream):
     """Two elements from one 32-bit word, by the inverse distribution function."""
     u = torch.special.ndtr(draw(count, **stream).double())
     return torch.special.ndtri(((u * 2**16).floor() + 0.5) / 2**16).float()
 
 
-def _sixteen_bit_radius(count: int, **stream: int) -> Tensor:
+def _sixteen_bit_radius(count, **stream):
     """Box-Muller with one 16-bit uniform for the radius: 4.85 at most."""
     z = draw(count, **stream).double().view(-1, 2)
     u = torch.exp(-0.5 * (z * z).sum(dim=1, keepdim=True))
@@ -136,17 +131,17 @@ def _sixteen_bit_radius(count: int, **stream: int) -> Tensor:
     return (z * torch.sqrt(torch.log(coarse) / torch.log(u))).float().view(-1)
 
 
-def _correlated(count: int, **stream: int) -> Tensor:
+def _correlated(count, **stream):
     z = draw(count + 1, **stream)
     return (1 - 0.005**2) ** 0.5 * z[1:] + 0.005 * z[:-1]
 
 
-def _same_radius(count: int, **stream: int) -> Tensor:
+def _same_radius(count, **stream):
     z = draw(count, **stream).view(-1, 2)
     return torch.stack([z[:, 0], z[:, 0].copysign(z[:, 1])], dim=1).view(-1)
 
 
-BAD_NOISE: dict[str, Callable[..., Tensor]] = {
+BAD_NOISE = {
     "sum of twelve uniforms": _twelve_uniforms,
     "16 bits an element": _sixteen_bits,
     "rounded to bfloat16": lambda n, **s: draw(n, **s).bfloat16().float(),

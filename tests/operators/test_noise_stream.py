@@ -20,16 +20,7 @@ from torch_sgmcmc._impl import ops as ops
 HERE = Path(__file__).parents[1]
 
 
-def fill(
-    numel: int,
-    offset: int = 0,
-    *,
-    dtype: torch.dtype = torch.float32,
-    std: float = 1.0,
-    seed: int = 1,
-    step: int = 2,
-    purpose: int = 0,
-) -> torch.Tensor:
+def fill(numel, offset=0, *, dtype=torch.float32, std=1.0, seed=1, step=2, purpose=0):
     out = torch.full((numel,), torch.nan, dtype=dtype)
     ops.gaussian_(
         [out], std=std, offsets=[offset], seed=seed, step=step, purpose=purpose
@@ -75,7 +66,7 @@ def test_device_step_is_added_to_step():
         assert same_bits(out, fill(1000, 5, step=2**33 + 2, purpose=1))
 
 
-def run(program: list[str], isa: str) -> subprocess.CompletedProcess[str]:
+def run(program, isa):
     environment = {**os.environ, "TORCH_SGMCMC_ISA": isa, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, *program],

@@ -1,15 +1,12 @@
 """Every error of the operators: its exact text, and that nothing has changed."""
 
 import math
-from collections.abc import Callable, Iterator
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
 from operator_tensors import masters_of, registered
 from reference import same_bits
-from torch import Tensor
 
 from torch_sgmcmc._impl import ops as ops
 from torch_sgmcmc._impl.ops import OP_SPECS
@@ -22,7 +19,7 @@ GOOD = {
 }
 
 
-def good_numbers(row: dict[str, Any]) -> dict[str, Any]:
+def good_numbers(row):
     numbers = {each["name"]: GOOD.get(each["name"], 0.1) for each in row["numbers"]}
     if row["has_noise"]:
         numbers |= {"offsets": [0, 128], "seed": 0, "step": 3}
@@ -31,9 +28,9 @@ def good_numbers(row: dict[str, Any]) -> dict[str, Any]:
 
 # Of the rows, and two more that are like them.
 COUNTS = ("any_nonfinite", "count_nonfinite")
-HYPER: dict[str, dict[str, Any]] = {op: good_numbers(s) for op, s in OP_SPECS.items()}
+HYPER = {op: good_numbers(s) for op, s in OP_SPECS.items()}
 HYPER |= {op: {} for op in COUNTS}
-LISTS: dict[str, dict[str, dict[str, Any]]] = {
+LISTS = {
     op: {each["name"]: each for each in row["lists"] if not each["is_master"]}
     for op, row in OP_SPECS.items()
 }
@@ -48,11 +45,11 @@ OTHERS = {
 }
 
 
-def is_state(op: str, name: str) -> bool:
+def is_state(op, name):
     return LISTS[op][name]["is_in_arithmetic_type"]
 
 
-def ranged(op: str, *, integers: bool) -> list[dict[str, Any]]:
+def ranged(op, *, integers):
     """Returns the numbers of an operator that its row has a range for."""
     return [
         each
@@ -71,8 +68,8 @@ each_argument = pytest.mark.parametrize("op", ARGUMENTS)
 FLOATS = "expected float32, float64, bfloat16 or float16"
 
 
-def make_lists(op: str, dtype: torch.dtype = torch.float32) -> dict[str, list[Tensor]]:
-    def one(name: str) -> list[Tensor]:
+def make_lists(op, dtype=torch.float32):
+    def one(name):
         kind = torch.float32 if is_state(op, name) else dtype
         return [torch.full((2, 3), 0.5, dtype=kind), torch.ones(4, dtype=kind)]
 
@@ -82,7 +79,7 @@ def make_lists(op: str, dtype: torch.dtype = torch.float32) -> dict[str, list[Te
     return lists
 
 
-def check(op: str, lists: dict[str, list[Tensor]], message: str, **hyper: Any) -> None:
+def check(op, lists, message, **hyper):
     """Calls the operator and expects this error and no effect at all."""
     given = [t for ts in lists.values() for t in ts if t.layout is torch.strided]
     before = [t.clone() for t in given]
@@ -269,7 +266,7 @@ def test_sparse_tensors(op):
 # ---- Numbers ---------------------------------------------------------------------
 
 
-def wanted(number: dict[str, Any]) -> str:
+def wanted(number):
     low, high, is_open = (number[key] for key in ("low", "high", "low_open"))
     if high < math.inf:
         return f"in {'(' if is_open else '['}{low:g}, {high:g})"
@@ -284,7 +281,7 @@ def test_numbers(op):
         check_number(op, number)
 
 
-def check_number(op: str, number: dict[str, Any]) -> None:
+def check_number(op, number):
     name, low, high = (number[key] for key in ("name", "low", "high"))
     bad = {math.nan, high, -math.inf, low - 0.5, low if number["low_open"] else -0.1}
     bad |= {math.inf, high + 1.5}
@@ -350,7 +347,7 @@ def test_counts(op):
 
 
 FRICTION = "(must not exceed the friction 1 - momentum = 0.250000)"
-OF_ONE: list[tuple[str, dict[str, Any], str]] = [
+OF_ONE = [
     (
         *("sghmc_step_", {"noise_estimate": 0.3, "momentum": 0.75}),
         f"noise_estimate: 0.300000 {FRICTION}",
@@ -415,7 +412,7 @@ def test_lists_that_may_be_skipped_but_not_in_part(op, name):
     getattr(ops, op)(*lists.values(), **HYPER[op])
 
 
-def fails(call: Callable[[], object], message: str) -> None:
+def fails(call, message):
     with pytest.raises(RuntimeError) as error:
         call()
     assert str(error.value).splitlines()[0] == f"torch_sgmcmc::{message}"
@@ -476,7 +473,7 @@ def test_selection():
     )
 
 
-def bad_counters(op: str) -> Iterator[tuple[str, Any, str]]:
+def bad_counters(op):
     """Yields bad values of counters, and their errors."""
     first = ARGUMENTS[op][0]
     numel = make_lists(op)[first][1].numel()

@@ -1,19 +1,16 @@
 """Schemas, fake kernels and functionalisation of every operator."""
 
-from typing import Any
-
 import pytest
 import torch
 from levels import at_levels
 from operator_tensors import TARGET, arguments_of, by_gradients, masters_of, registered
-from torch import Tensor
 
 #: Operators that stand for all others in the default level.
 FEW = ("sgld_step_", "sghmc_step_", "ewsg_log_ratio", "hmc_leapfrog_")
 
 
-def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
-    def lists(count: int, dtype: torch.dtype = torch.float32) -> list[Any]:
+def opcheck_cases():
+    def lists(count, dtype=torch.float32):
         g = torch.Generator().manual_seed(0)
         sizes = ((3,), (2, 129), (), (0, 4))
         return [
@@ -134,10 +131,10 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
     }
 
 
-def ecs_arguments(kind: str) -> tuple[Any, Any]:
+def ecs_arguments(kind):
     """Arguments of ecs_estimate and of ecs_density."""
 
-    def ones(*shape: int) -> Tensor:
+    def ones(*shape):
         return torch.ones(shape, dtype=torch.float64)
 
     one, whole = kind == "predictor", kind == "whole"

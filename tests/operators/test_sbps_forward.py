@@ -3,8 +3,8 @@
 import pytest
 import torch
 from failed_steps import step_fails
-from sbps_chains import Closure, N, make, run
-from torch import Tensor, nn
+from sbps_chains import N, make, run
+from torch import nn
 from torch.nn import functional as F
 
 from torch_sgmcmc._sbps.segment_stats import Evaluations
@@ -13,7 +13,7 @@ from torch_sgmcmc._sbps.segment_stats import Evaluations
 class Net(nn.Module):
     """A little of everything, with a parameter that is used twice."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(3)
         self.body = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten())
@@ -24,16 +24,16 @@ class Net(nn.Module):
         self.unused = nn.Parameter(torch.ones(2))
         self.double()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.tied2(self.tied(self.head(self.body(x))).tanh())
 
 
-def net_closure(net: nn.Module) -> Closure:
+def net_closure(net):
     generator = torch.Generator().manual_seed(4)
     x = torch.randn(N, 1, 4, 4, generator=generator, dtype=torch.float64)
     y = torch.randint(3, (N,), generator=generator)
 
-    def closure() -> Tensor:
+    def closure():
         index = torch.randperm(N, generator=generator)[:10]
         return F.cross_entropy(net(x[index]), y[index], reduction="none")
 

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from reference import DTYPES, SIZES, Exact, arithmetic, assert_rounded, same_bits
-from torch import Tensor
 
 from torch_sgmcmc._impl import ops as ops
 from torch_sgmcmc._sbps.trajectory import rate_of
@@ -13,7 +12,7 @@ from torch_sgmcmc._sbps.trajectory import rate_of
 DECAY = 0.37  # λ / N
 
 
-def lists(*kinds: str, sizes: tuple[int, ...] = tuple(SIZES)) -> list[list[Tensor]]:
+def lists(*kinds, sizes=tuple(SIZES)):
     """Tensors of every size and dtype: "own" in it, else in its arithmetic type."""
     g = torch.Generator().manual_seed(1)
     result = []
@@ -29,7 +28,7 @@ def lists(*kinds: str, sizes: tuple[int, ...] = tuple(SIZES)) -> list[list[Tenso
     return result
 
 
-def total(*factors: list[Tensor]) -> tuple[float, float]:
+def total(*factors):
     """Sum of products over all elements, and of their absolute values."""
     terms = [
         torch.stack([t.double() for t in ts]).prod(dim=0)
@@ -39,7 +38,7 @@ def total(*factors: list[Tensor]) -> tuple[float, float]:
     return math.fsum(flat.tolist()), float(flat.abs().sum())
 
 
-def with_prior(params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
+def with_prior(params, grads):
     return [g.double() + DECAY * p.double() for p, g in zip(params, grads, strict=True)]
 
 
@@ -157,7 +156,7 @@ def test_sums_of_a_line_in_the_pass_that_makes_its_direction():
     assert all(map(same_bits, kept, squares + velocities + origins))
 
 
-def moments(losses: Tensor, derivatives: Tensor) -> tuple[int, float, float]:
+def moments(losses, derivatives):
     """Bad losses; mean and sample variance of the derivatives."""
     bad, mean, of_mean = rate_of(losses, derivatives, 1.0, 1.0, True, 0.0)
     return bad, mean, of_mean * len(losses)
@@ -216,7 +215,7 @@ def test_layouts():
             assert float(sums[2]) == pytest.approx(float(v.double().square().sum()))
 
 
-def worst_speed(dtype: torch.dtype, normalised: bool) -> float:
+def worst_speed(dtype, normalised):
     """The largest error of |v|² over 20,000 bounces, in units of rounding."""
     g = torch.Generator().manual_seed(5)
     p = [torch.zeros(7, dtype=dtype)]

@@ -1,7 +1,5 @@
 """The table of biases: its errors, a short table, and the data for the truth."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -15,7 +13,7 @@ def problem(data_root):
     return problems.load("logistic", data_root, 1000)
 
 
-def write_truth(path: Path, problem: problems.Problem) -> torch.Tensor:
+def write_truth(path, problem):
     """Draws of a normal approximation, in four chains, as NUTS' would be."""
     x, y = problem.x.double(), problem.y.double()
     theta, eye = x.new_zeros(x.shape[1]), torch.eye(x.shape[1]).double()

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ SMALL = ("--tiny", "--batch-size", 100, "--dimensions", 3)
 example = partial(run_experiment, "sghmc2014.bpmf")
 
 
-def config(method: str, **changes: Any) -> RunConfig:
+def config(method, **changes):
     """The configuration of a short run."""
     settings = SETTINGS[method] | {"lr": 0.03 * SETTINGS[method]["lr"]}
     chain = (method, 0, tuple(settings.items()), 6, 4, 20, 5, 100, 3, RATINGS.name)

@@ -5,7 +5,6 @@ errors from what a right sampler gives, at fixed seeds.
 """
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -44,11 +43,11 @@ def test_negentropy():
     assert negentropy(exponential @ skew) == pytest.approx(13 / 6, rel=0.15)
 
 
-def curves(**methods: Method) -> dict[str, Any]:
+def curves(**methods):
     return learning_curves(TARGET, methods, chains=4000, passes=30, seeds=range(2))
 
 
-def check_order(seeds: dict[str, Any]) -> None:
+def check_order(seeds):
     """EWSG far below SGHMC, at the same number of gradients."""
     for one, two in zip(seeds["ewsg"]["kl"], seeds["sghmc"]["kl"], strict=True):
         assert one[-1] < 0.5 * two[-1]
@@ -93,7 +92,7 @@ def test_gradients_are_counted(method, steps, used):
     assert run.gradients == used
 
 
-def simulated(steps: int, h: float) -> np.ndarray:
+def simulated(steps, h):
     """Squared errors of SGHMC's time averages, one for each chain."""
     g = torch.Generator().manual_seed(3)
     start = TARGET.sample(20_000, g)

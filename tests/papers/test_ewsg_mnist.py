@@ -1,7 +1,6 @@
 """EWSG's figure 3 as a user runs it: equal budgets, learning, resuming, diagnostics."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,7 +26,7 @@ STEP_SIZES = {
 }
 
 
-def run(out: Path, *options: object) -> tuple[str, dict]:
+def run(out, *options):
     common = ("--digits", "--seeds", 1, "--batch-size", 50)
     return run_experiment("ewsg2021.mnist", out, *common, *options)
 
@@ -159,7 +158,7 @@ def test_psgld_stops_adapting_with_burn_in(tmp_path):
     assert not torch.equal(weights[0], weights[1])
 
 
-def rows_of_tune(printed: str) -> list[tuple[str, int, list[float]]]:
+def rows_of_tune(printed):
     """Returns each row's settings, and its seeds' NLLs where there are several."""
     rows = []
     for line in printed.splitlines():

@@ -5,13 +5,11 @@ brightnesses their law given θ, after many steps. False alarms: ``harness.stati
 """
 
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
 from ewsg2021.blr.flymc import FlyMC, LogisticBound
 from harness.statistics import (
-    Array,
     StatisticalError,
     check_gaussian,
     check_mean,
@@ -24,7 +22,7 @@ CHAINS, STEPS = 2000, 50
 ROWS, PRIOR = 40, 0.5
 
 
-def rows() -> tuple[Tensor, Tensor]:
+def rows():
     g = torch.Generator().manual_seed(3)
     x = torch.randn(ROWS, 2, generator=g, dtype=torch.float64)
     p = torch.sigmoid(x @ torch.tensor([1.5, -1.0], dtype=torch.float64))
@@ -32,20 +30,20 @@ def rows() -> tuple[Tensor, Tensor]:
     return x, torch.where(u < p, 1.0, -1.0).double()
 
 
-def log_likelihood(theta: Tensor) -> Tensor:
+def log_likelihood(theta):
     """Log bounds of each datum, [K, N]."""
     x, s = rows()
     return logsigmoid(s * (theta @ x.T))
 
 
-def log_bound(m: Tensor, xi: Tensor) -> Tensor:
+def log_bound(m, xi):
     """Jaakkola and Jordan's, written out."""
     curvature = torch.where(xi == 0, 1 / 8, torch.tanh(xi / 2) / (4 * xi))
     return logsigmoid(xi) + (m - xi) / 2 - curvature * (m**2 - xi**2)
 
 
 @cache
-def lattice() -> tuple[Tensor, Tensor]:
+def lattice():
     """Points [m, 2] and their probabilities: the trapezoidal rule."""
     points = torch.cartesian_prod(*[torch.linspace(-9, 9, 361).double()] * 2)
     log_posterior = log_likelihood(points).sum(1) - PRIOR / 2 * points.square().sum(1)
@@ -56,36 +54,36 @@ def lattice() -> tuple[Tensor, Tensor]:
 CENTRES = {"tuned": (1.3, -0.9), "untuned": (-0.5, 0.5)}
 
 
-def bound(centre: str) -> LogisticBound:
+def bound(centre):
     return LogisticBound(*rows(), torch.tensor(CENTRES[centre]), PRIOR)
 
 
-def log_ratio(theta: Tensor, centre: str) -> Tensor:
+def log_ratio(theta, centre):
     """log L/B of each datum, [K, N], by the bound written out."""
     x, s = rows()
     xi = s * (x @ torch.tensor(CENTRES[centre]).double())
     return log_likelihood(theta) - log_bound(s * (theta @ x.T), xi)
 
 
-def brightness(sampler: FlyMC) -> Tensor:
+def brightness(sampler):
     """z as [K, N]."""
     z = torch.zeros(len(sampler.position), sampler.target.num_data).double()
     z[sampler.bright] = 1
     return z
 
 
-def exact_start(kind: type[FlyMC], target: Any, theta: Tensor, **settings: Any) -> Any:
+def exact_start(kind, target, theta, **settings):
     sampler = kind(target, theta, **{"step_size": 0.7, "brighten": 0.1} | settings)
     sampler.draw_brightness()
     return sampler
 
 
-def features(theta: Tensor) -> Array:
+def features(theta):
     a, b = theta[:, 0] - 1.3, theta[:, 1] + 0.9
     return torch.stack([a, b, a * a, b * b, a * b, (a - b).abs()], 1).numpy()
 
 
-def check(sampler: FlyMC, centre: str) -> None:
+def check(sampler, centre):
     """The law of θ by quadrature, and that of z given θ: 1 - B/L, written out."""
     points, weights = lattice()
     expected = weights.numpy() @ features(points)
@@ -110,13 +108,13 @@ def check(sampler: FlyMC, centre: str) -> None:
     check_mean(z.sum(1).numpy(), float(mean.sum()), label="number of bright data")
 
 
-def draws(count: int = CHAINS) -> Tensor:
+def draws(count=CHAINS):
     points, weights = lattice()
     g = torch.Generator().manual_seed(0)
     return points[torch.multinomial(weights, count, True, generator=g)]
 
 
-def run(kind: type[FlyMC], target: Any, **settings: Any) -> FlyMC:
+def run(kind, target, **settings):
     sampler = exact_start(kind, target, draws(), seed=1, **settings)
     for _ in range(STEPS):
         sampler.step()
@@ -201,7 +199,7 @@ class GaussianTarget:
     num_data = 12
     kappa = 0.3
 
-    def __init__(self) -> None:
+    def __init__(self):
         g = torch.Generator().manual_seed(4)
         self.x, y = (
             torch.randn(self.num_data, d, generator=g).double() for d in (3, 1)
@@ -211,19 +209,19 @@ class GaussianTarget:
         self.covariance = torch.linalg.inv(precision)
         self.mean = self.covariance @ self.x.T @ y[:, 0]
         self.y = y[:, 0]
-        self.asked: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.asked = []
 
-    def log_bounds(self, theta: Tensor) -> Tensor:
+    def log_bounds(self, theta):
         fit = theta @ self.x.T
         terms = (fit - self.y) ** 2 / 2 + self.kappa * (fit - self.xi) ** 2
         return -terms.sum(1) - PRIOR / 2 * theta.square().sum(1)
 
-    def log_ratio(self, theta: Tensor, chain: Tensor, datum: Tensor) -> Tensor:
+    def log_ratio(self, theta, chain, datum):
         self.asked.append((theta, chain, datum))
         fit = (self.x[datum] * theta[chain]).sum(1)
         return self.kappa * (fit - self.xi[datum]) ** 2
 
-    def draws(self, count: int) -> Tensor:
+    def draws(self, count):
         g = torch.Generator().manual_seed(5)
         law = torch.linalg.cholesky(self.covariance)
         return self.mean + torch.randn(count, 3, generator=g).double() @ law.T

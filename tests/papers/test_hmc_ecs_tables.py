@@ -2,7 +2,6 @@
 
 import gzip
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -88,7 +87,7 @@ def test_simulated_rows_do_not_depend_on_chunks(tmp_path):
     assert not np.array_equal(x[:400], x[BLOCK : BLOCK + 400])
 
 
-def covertype_table(count: int) -> np.ndarray:
+def covertype_table(count):
     table = np.zeros((count, 55), dtype=int)
     table[:, :10] = np.random.default_rng(0).integers(0, 99, (count, 10))
     table[::2, 10], table[1::2, 11] = 1, 1
@@ -97,7 +96,7 @@ def covertype_table(count: int) -> np.ndarray:
     return table
 
 
-def write_covertype(root: Path, table: np.ndarray) -> None:
+def write_covertype(root, table):
     (root / "covertype").mkdir()
     path = root / "covertype" / "covtype_subset.data.gz"
     np.savetxt(path, table, fmt="%d", delimiter=",")
@@ -156,7 +155,7 @@ def test_the_spline_problem(tmp_path):
         splines.knots(np.repeat([0.0, 1.0, 2.0], 100))
 
 
-def higgs_lines(count: int) -> list[str]:
+def higgs_lines(count):
     random = np.random.default_rng(0)
     features = random.normal(3.0, 2.0, (count, DIMENSION - 1))
     labels = random.integers(2, size=count)
@@ -279,7 +278,7 @@ def test_order_0_does_not_stay_where_the_posterior_is(problem, laplace, tmp_path
 # ---- What is measured ------------------------------------------------------------
 
 
-def autoregressive(rho: float, count: int, seed: int) -> np.ndarray:
+def autoregressive(rho, count, seed):
     random = np.random.default_rng(seed)
     noise = random.standard_normal(count)
     values = np.empty(count)

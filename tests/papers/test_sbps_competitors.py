@@ -8,8 +8,8 @@ from functools import cache
 
 import numpy as np
 import pytest
-from harness.statistics import Array, StatisticalError, check_mean
-from sbps2017.toys.exact import ExactSampler, LipschitzBPS, ZigZag
+from harness.statistics import StatisticalError, check_mean
+from sbps2017.toys.exact import LipschitzBPS, ZigZag
 from sbps2017.toys.logistic import Problem, simulate
 
 COMPETITORS = [ZigZag, LipschitzBPS]
@@ -17,7 +17,7 @@ CHAINS, PROPOSALS = 3000, 600
 
 
 @cache
-def small_problem() -> Problem:
+def small_problem():
     random = np.random.default_rng(3)
     x = random.standard_normal((24, 2)) * [1.5, 1.0]
     y = (random.random(24) < 1 / (1 + np.exp(-x @ [0.8, -0.5]))).astype(float)
@@ -25,7 +25,7 @@ def small_problem() -> Problem:
 
 
 @cache
-def lattice() -> tuple[Array, Array]:
+def lattice():
     """Points [m, 2] and their probabilities: the trapezoidal rule."""
     problem = small_problem()
     deviations = np.sqrt(np.diag(problem.covariance))
@@ -36,14 +36,14 @@ def lattice() -> tuple[Array, Array]:
     return points, weights / weights.sum()
 
 
-def features(w: Array) -> Array:
+def features(w):
     """Moments in the units of the posterior, [..., 6]."""
     z = (w - small_problem().mode) / np.sqrt(np.diag(small_problem().covariance))
     a, b = z[..., 0], z[..., 1]
     return np.stack([a, b, a * a, b * b, a * b, np.abs(a - b)], axis=-1)
 
 
-def run(kind: type[ExactSampler]) -> Array:
+def run(kind):
     points, weights = lattice()
     random = np.random.default_rng(0)
     start = points[random.choice(len(points), CHAINS, p=weights)]
@@ -52,7 +52,7 @@ def run(kind: type[ExactSampler]) -> Array:
     return features(sampler.position)
 
 
-def check(kind: type[ExactSampler]) -> None:
+def check(kind):
     points, weights = lattice()
     check_mean(run(kind), weights @ features(points), label=kind.__name__)
 

@@ -10,7 +10,7 @@ from harness.statistics import check_mean, check_z
 from sbps2017.figures import FIGURES
 from sbps2017.toys import comparison, figure1, figure2, figure3, figure5, paths
 from sbps2017.toys.figure4 import METHODS
-from sbps2017.toys.logistic import Array, simulate
+from sbps2017.toys.logistic import simulate
 from sbps2017.toys.methods import chains
 from torch.nn import functional as F
 
@@ -49,7 +49,7 @@ def test_the_corners_equal_those_of_the_trajectory(problem):
     w = torch.nn.Parameter(torch.from_numpy(start.copy()))
     interval = path.times[-1] / 40
     sampler = sg.SBPS([w], num_data=1000, num_std=3.0, seed=4, sample_interval=interval)
-    samples: list[Array] = []
+    samples = []
     sampler.register_sample_hook(
         lambda sampler, time: samples.append(w.detach().numpy().copy())
     )

@@ -1,7 +1,5 @@
 """Control variates of second order: unbiased, small variance, and the exact law."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,7 @@ from harness.statistics import StatisticalError, check_gaussian
 from harness.targets import Quadratic
 from hmcecs2019.second_order import SecondOrder
 from levels import at_levels
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 
@@ -33,7 +31,7 @@ class WrittenOut(SecondOrder):
 
     bug: str | None = None
 
-    def backward(self, batch: Tensor) -> None:
+    def backward(self, batch):
         bug, delta = self.bug, self.theta.detach() - self.anchor
         at = self.anchor.clone().requires_grad_()
         # Of another chain.
@@ -55,11 +53,11 @@ class WrittenOut(SecondOrder):
         self.theta.grad = difference - term + self.gradient + full
 
 
-def logistic(theta: Tensor, batch: Tensor) -> Tensor:
+def logistic(theta, batch):
     return nn.functional.softplus(-batch @ theta).mean()
 
 
-def problem() -> tuple[Tensor, nn.Parameter, SecondOrder]:
+def problem():
     g = torch.Generator().manual_seed(1)
     data = torch.randn(7, 3, generator=g, dtype=F64)
     theta = nn.Parameter(torch.randn(3, generator=g, dtype=F64))
@@ -103,7 +101,7 @@ SETTINGS = {
 }
 
 
-def check_least_squares(kind: type[SecondOrder], bug: str | None = None) -> None:
+def check_least_squares(kind, bug=None):
     """A slope, by minibatches of 2 out of 40 from an anchor far away.
 
     The loss is quadratic with another curvature for each datum: gradients are the full
@@ -118,12 +116,12 @@ def check_least_squares(kind: type[SecondOrder], bug: str | None = None) -> None
     settings = {**SETTINGS, "lr": 0.4 / curvature}
     sampler = sg.SGLD([theta], **settings, seed=1)
 
-    def loss(at: Tensor, batch: Tensor) -> Tensor:
+    def loss(at, batch):
         a, b = batch.unbind(-1)
         return 0.5 * (a * at[:, None] - b).square().mean(1).sum()
 
     uniform = sg.IndependentBatchSampler(40, 2, seed=2)
-    estimator: Any = kind(theta, loss)
+    estimator = kind(theta, loss)
     estimator.bug = bug
     estimator.set_anchor([(data[:15], 15), (data[15:], 25)])
     for _ in range(steps):

@@ -36,7 +36,7 @@ def test_the_second_moments_of_figure_1():
         assert abs(z) < SIGMAS * score["second_moment_error"] + bias
 
 
-def leapfrog_variance() -> float:
+def leapfrog_variance():
     """Var(θ) over trajectories of 50 noisy steps with fresh momenta, exactly."""
     eps, noise = phase_space.STEP_SIZE, phase_space.NOISE
     kick = np.array([[1.0, 0.0], [-eps, 1.0]])
@@ -45,7 +45,7 @@ def leapfrog_variance() -> float:
     added = np.diag([0.0, eps**2 * noise])
     # Covariances are linear in the start's: find the fixed point of θ's.
 
-    def trajectory(variance: float) -> list[np.ndarray]:
+    def trajectory(variance):
         cov = half @ np.diag([variance, 1.0]) @ half.T + added / 4
         covs = []
         for _ in range(phase_space.RESAMPLED):

@@ -3,9 +3,6 @@
 That runs survive is in tests/faults.
 """
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -23,7 +20,7 @@ IMAGES, MINIBATCH = 1200, 100  # the digits'
 BOUNCY = ("--method", "sbps", "psbps", "--start-epochs", "1")
 
 
-def example(out: Path, *options: object) -> list[dict[str, Any]]:
+def example(out, *options):
     """Returns the report of a seed's runs on the digits."""
     common = ("--digits", "--seeds", 1)
     return run_experiment("sghmc2014.mnist", out, *common, *options)[1]["runs"]
@@ -131,7 +128,7 @@ def test_draws_are_the_networks_at_the_sample_times_after_burn_in(tmp_path):
     settings = METHODS["sbps"] | {"start_epochs": 0, "sample_interval": 0.01}
     config = RunConfig("sbps", 0, tuple(settings.items()), 2, 1, 500, images.name)
     chain = BouncyChain(config, images, tmp_path / "store")
-    kept: list[list[torch.Tensor]] = []
+    kept = []
     chain._sampler.register_sample_hook(
         lambda sampler, time: kept.append([p.clone() for p in chain.parameters()])
     )

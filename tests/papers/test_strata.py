@@ -10,7 +10,7 @@ from harness.minibatches import (
     check_plain_mean,
     mutant_strata,
 )
-from harness.statistics import Array, StatisticalError
+from harness.statistics import StatisticalError
 
 import torch_sgmcmc as sg
 
@@ -24,7 +24,7 @@ STRATA = np.repeat([7, -1, 4, 30], [1, 13, 6, 20])[
 VALUES = STRATA + np.random.default_rng(4).standard_normal(40)
 
 
-def stratified(n: int, count: int) -> Array:
+def stratified(n, count):
     return StratifiedBatches(torch.tensor(STRATA), n, seed=1).draw(count).numpy()
 
 

@@ -1,15 +1,14 @@
 """Deep linear networks, whose learning coefficients are known."""
 
 import itertools
-from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 __all__ = ["learning_coefficient", "linear_network"]
 
 
-def learning_coefficient(sizes: Sequence[int], rank: int) -> float:
+def learning_coefficient(sizes, rank):
     """λ of a network of these widths, the true map having this rank.
 
     M. Aoyagi, Consideration on the Learning Efficiency of Multiple-Layered Neural
@@ -38,9 +37,7 @@ def learning_coefficient(sizes: Sequence[int], rank: int) -> float:
     raise AssertionError("there is always one")
 
 
-def linear_network(
-    sizes: Sequence[int], rank: int
-) -> tuple[list[nn.Parameter], Callable[[Tensor], Tensor]]:
+def linear_network(sizes, rank):
     """Weights, and the expected loss, with inputs N(0, I) and unit noise.
 
     At the weights the loss is least. They are in balance: all have the rank of the map.
@@ -57,7 +54,7 @@ def linear_network(
         weights.append(nn.Parameter(turns[i + 1] @ core @ turns[i].T))
         product = weights[-1].detach() @ product
 
-    def loss(indices: Tensor) -> Tensor:
+    def loss(indices):
         result = weights[0]
         for weight in weights[1:]:
             result = weight @ result

@@ -1,13 +1,11 @@
 """Draws in ArviZ, before and after its version 1."""
 
 import sys
-from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 
@@ -19,17 +17,17 @@ az = pytest.importorskip("arviz")
 class Draw(dict):
     """Draws like a store's."""
 
-    def __init__(self, tensors: dict[str, Tensor], **about: Any) -> None:
+    def __init__(self, tensors, **about):
         super().__init__(tensors)
         vars(self).update(about)
 
 
-def network() -> nn.Module:
+def network():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
 
 
-def chains(count: int = 2, length: int = 5) -> list[list[dict[str, Tensor]]]:
+def chains(count=2, length=5):
     g = torch.Generator().manual_seed(1)
     return [
         [
@@ -89,8 +87,8 @@ def test_names_and_probes_of_a_network():
 
 def test_draws_one_after_the_other_with_their_chains_weights_and_steps():
     compare_chains = chains()
-    rows: list[tuple[int, int]] = [(c, d) for d in range(5) for c in (1, 0)]
-    stored: Iterable[Draw] = (
+    rows = [(c, d) for d in range(5) for c in (1, 0)]
+    stored = (
         Draw(compare_chains[c][d], chain=10 * c, weight=0.5 - d, step=7 * d + c)
         for c, d in rows
     )

@@ -2,7 +2,6 @@
 
 import copy
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -15,17 +14,17 @@ import torch_sgmcmc as sg
 State = dict[str, Tensor]
 
 
-def net() -> nn.Sequential:
+def net():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
 
-def batch(i: int) -> tuple[Tensor, Tensor]:
+def batch(i):
     generator = torch.Generator().manual_seed(i)
     return torch.randn(8, 3, generator=generator), torch.arange(8) % 2
 
 
-def advance(model: nn.Module, sampler: sg.Sampler, steps: range) -> list[State]:
+def advance(model, sampler, steps):
     """The state dicts after each step."""
     states = []
     for i in steps:
@@ -37,13 +36,13 @@ def advance(model: nn.Module, sampler: sg.Sampler, steps: range) -> list[State]:
     return states
 
 
-def same(one: Any, other: State) -> bool:
+def same(one, other):
     return dict(one).keys() == other.keys() and all(
         torch.equal(one[name], other[name]) for name in other
     )
 
 
-def sgld(model: nn.Module, **settings: Any) -> sg.SGLD:
+def sgld(model, **settings):
     return sg.SGLD(model.parameters(), 0.1, num_data=64, seed=3, **settings)
 
 
@@ -221,13 +220,13 @@ def test_sbps_stores_points_of_the_trajectory(tmp_path):
         assert math.isnan(one.lr) and 1 <= one.step <= 60
 
 
-def signed(theta: Tensor) -> tuple[sg.HMCECS, sg.PredictorLogLikelihood]:
+def signed(theta):
     """A regression of which so little is seen that estimates become negative."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(200, 2, dtype=torch.float64, generator=generator)
     y = (x @ torch.ones(2, dtype=torch.float64) > 0).double()
 
-    def log_likelihood(indices: Tensor) -> Tensor:
+    def log_likelihood(indices):
         eta = x[indices] @ theta
         return -F.binary_cross_entropy_with_logits(eta, y[indices], reduction="none")
 

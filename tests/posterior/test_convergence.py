@@ -4,10 +4,8 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from torch_sgmcmc.diagnostics.convergence import (
-    Convergence,
     convergence_of,
     shared_noise,
 )
@@ -15,16 +13,16 @@ from torch_sgmcmc.diagnostics.convergence import (
 pytestmark = pytest.mark.full
 
 
-def noise(*shape: int, seed: int = 0) -> Tensor:
+def noise(*shape, seed=0):
     g = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=g, dtype=torch.float64)
 
 
-def of(draws: Tensor) -> Convergence:
+def of(draws):
     return convergence_of(draws, "Outputs")
 
 
-def autoregressive(rho: float, chains: int, draws: int, quantities: int) -> Tensor:
+def autoregressive(rho, chains, draws, quantities):
     """Chains of variance 1, with autocorrelations rho**t."""
     kicks = math.sqrt(1 - rho * rho) * noise(chains, draws, quantities)
     kicks[:, 0] /= math.sqrt(1 - rho * rho)

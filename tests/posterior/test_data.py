@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from harness.minibatches import (
     mutant_uniform,
 )
 from harness.philox import philox
-from harness.statistics import Array, StatisticalError
+from harness.statistics import StatisticalError
 from torch.utils.data import DataLoader, TensorDataset
 
 import torch_sgmcmc as sg
@@ -23,7 +22,7 @@ import torch_sgmcmc._C as _C
 # ---- The law of uniform minibatches ----------------------------------------------
 
 
-def by_library(num_data: int, n: int, count: int) -> Array:
+def by_library(num_data, n, count):
     return sg.IndependentBatchSampler(num_data, n, seed=1).draw(count).numpy()
 
 
@@ -90,7 +89,7 @@ def test_draws_never_change():
 # ---- Iteration, loaders, resuming ------------------------------------------------
 
 
-def both(**options: Any) -> list[Any]:
+def both(**options):
     return [
         sg.IndependentBatchSampler(40, 6, **options),
         sg.IndependentBatchSampler(40, 6, replacement=True, **options),

@@ -2,7 +2,6 @@
 
 import json
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -120,7 +119,7 @@ def test_more_steps(tmp_path):
     )
 
 
-def faster(params: Any, seed: int) -> sg.Sampler:
+def faster(params, seed):
     return sg.SGHMC(params, 0.06, 0.9, num_data=ROWS, prior_precision=1.0, seed=seed)
 
 
@@ -217,7 +216,7 @@ def test_decaying_steps_are_weights(tmp_path):
         assert draw.weight == pytest.approx(lr) == draw.lr
 
 
-def each_example(model: nn.Module, batch: Any) -> Any:
+def each_example(model, batch):
     x, y = batch
     return F.cross_entropy(model(x), y, reduction="none")
 
@@ -234,7 +233,7 @@ def test_closures_of_other_samplers(tmp_path, sampler, loss):
     def plain():
         return nn.Linear(4, 3)
 
-    options: dict[str, Any] = {"seed": 1, "progress": False}
+    options = {"seed": 1, "progress": False}
     args = (plain, sampler, loader(), loss)
     store = sg.sample(*args, tmp_path / "whole", steps=30, **options)
     sg.sample(*args, tmp_path / "parts", steps=11, **options)
@@ -261,7 +260,7 @@ def test_a_module_is_copied(tmp_path):
     network = model()
     before = {name: t.clone() for name, t in network.state_dict().items()}
     random = torch.get_rng_state()
-    seen: list[nn.Module] = []
+    seen = []
     sg.sample(
         *(network, sghmc, loader(), loss, tmp_path),
         **{"steps": 2, "seed": 1, "progress": False},
@@ -290,7 +289,7 @@ def test_what_a_loader_remembers(tmp_path, kind):
     network = model()
     network[0].requires_grad_(kind != "frozen")
     args = (network, sghmc, used, loss)
-    options: dict[str, Any] = {"seed": 1, "progress": False}
+    options = {"seed": 1, "progress": False}
     sg.sample(*args, tmp_path / "whole", steps=20, **options)
     next(iter(used))
     sg.sample(*args, tmp_path / "parts", steps=8, **options)

@@ -6,7 +6,6 @@ import pathlib
 import re
 import threading
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from torch import nn
 
 import torch_sgmcmc as sg
 
-REFUSED: list[tuple[Any, str]] = [
+REFUSED = [
     (np.random.get_state(), "content['a'][0][1] is a numpy.ndarray"),
     (np.zeros(2), "content['a'][0] is a numpy.ndarray"),
     (np.longdouble(1), "content['a'][0] is a numpy.longdouble"),  # has no Python twin
@@ -66,7 +65,7 @@ def test_nested_types_survive(tmp_path):
     module = nn.BatchNorm1d(3).state_dict()
     module["lr"] = np.float64(2)
     shared = [np.float64(1)]
-    ring: list[Any] = [1]
+    ring = [1]
     ring.append(ring)
     content = {"module": module, "one": shared, "other": shared, "ring": ring}
     sg.save(content, tmp_path / "run.pt")

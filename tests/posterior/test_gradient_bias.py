@@ -6,11 +6,10 @@ training loops.
 
 import copy
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import mse_loss
 
 import torch_sgmcmc as sg
@@ -25,7 +24,7 @@ PRIOR = 20.0
 class Loop:
     """A training loop of SGHMC, and what each of the errors changes in it."""
 
-    def __init__(self, model: nn.Module, center: str | None = "current") -> None:
+    def __init__(self, model, center="current"):
         generator = torch.Generator().manual_seed(0)
         self.x = torch.randn(N, 6, generator=generator)
         noise = torch.randn(N, 1, generator=generator)
@@ -36,35 +35,35 @@ class Loop:
         self.generator = torch.Generator().manual_seed(1)
         self.size = 100
         # What a step does otherwise.
-        self.penalty: Callable[[], Tensor | float] = lambda: 0.0
-        self.after_backward: Callable[[], None] = lambda: None
-        self.choose: Callable[[], Tensor] = self.draw
+        self.penalty = lambda: 0.0
+        self.after_backward = lambda: None
+        self.choose = self.draw
         # From the start on errors would be small beside what chance does.
         for _ in range(500):
             self.step()
         self.monitor = sg.TemperatureMonitor(self.sampler, center=center)
 
-    def draw(self) -> Tensor:
+    def draw(self):
         return torch.randint(N, (self.size,), generator=self.generator)
 
-    def loss(self, index: Tensor | slice) -> Tensor:
+    def loss(self, index):
         return mse_loss(self.model(self.x[index]), self.y[index]) / 2
 
-    def right(self) -> None:
+    def right(self):
         training = self.model.training
         self.model.eval()
         self.loss(slice(None)).backward()
         self.model.train(training)
 
-    def step(self) -> None:
+    def step(self):
         self.sampler.zero_grad()
         (self.loss(self.choose()) + self.penalty()).backward()
         self.after_backward()
         self.sampler.step()
 
-    def run(self, sought: str | None = None) -> set[str]:
+    def run(self, sought=None):
         """Collects issues of ten checks, or until the expected one is found."""
-        found: set[str] = set()
+        found = set()
         for step in range(STEPS):
             if step % 5 == 0:
                 self.monitor.observe(self.right)
@@ -76,21 +75,21 @@ class Loop:
         return found
 
 
-def linear() -> nn.Module:
+def linear():
     torch.manual_seed(0)
     return nn.Linear(6, 1)
 
 
-def clipped(loop: Loop) -> None:
+def clipped(loop):
     parameters = list(loop.model.parameters())
     loop.after_backward = lambda: nn.utils.clip_grad_norm_(parameters, 0.1)
 
 
-def stale(loop: Loop) -> None:
+def stale(loop):
     """Gradients of twenty steps before, as of a slow worker."""
-    kept: list[list[Tensor]] = []
+    kept = []
 
-    def swap() -> None:
+    def swap():
         kept.append([p.grad for p in loop.model.parameters()])
         for p, grad in zip(loop.model.parameters(), kept[-20:][0], strict=True):
             p.grad = grad
@@ -98,10 +97,10 @@ def stale(loop: Loop) -> None:
     loop.after_backward = swap
 
 
-def mined(loop: Loop) -> None:
+def mined(loop):
     """The half of a minibatch with the larger losses."""
 
-    def hardest() -> Tensor:
+    def hardest():
         index = loop.draw()
         with torch.no_grad():
             errors = (loop.model(loop.x[index]) - loop.y[index]).square().squeeze(1)
@@ -110,28 +109,28 @@ def mined(loop: Loop) -> None:
     loop.choose = hardest
 
 
-def prior_in_the_loss(loop: Loop) -> None:
+def prior_in_the_loss(loop):
     loop.penalty = lambda: sum(
         PRIOR / (2 * N) * p.square().sum() for p in loop.model.parameters()
     )
 
 
-def scaled(loop: Loop) -> None:
+def scaled(loop):
     """Scaled gradients: a GradScaler without step(), ranks that sum."""
 
-    def double() -> None:
+    def double():
         for p in loop.model.parameters():
             p.grad *= 2
 
     loop.after_backward = double
 
 
-def batch_norm() -> nn.Module:
+def batch_norm():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1))
 
 
-WRONG: dict[str, tuple[Callable[[Loop], None], str]] = {
+WRONG = {
     "gradients clipped": (clipped, "biased gradient"),
     "gradients scaled": (scaled, "biased gradient"),
     "minibatches that depend on the parameters": (mined, "biased gradient"),

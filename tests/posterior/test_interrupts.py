@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,38 +12,37 @@ import torch
 from driver_problem import data, loss, model, run, sghmc
 from launch import fresh
 from stored_files import contents
-from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.posterior import chain as driver
 
-OPTIONS: dict[str, Any] = {"checkpoint_every": None, "steps": 20}
+OPTIONS = {"checkpoint_every": None, "steps": 20}
 
 
 class Signals:
     """A callback and a loss that send this process a signal, in a step or after it."""
 
-    def __init__(self, number: int, step: int, *, within: bool, times: int = 1) -> None:
+    def __init__(self, number, step, *, within, times=1):
         self.number, self.step, self.within = number, step, within
         self.count, self.times = 0, times
 
-    def send(self) -> None:
+    def send(self):
         for _ in range(self.times):
             os.kill(os.getpid(), self.number)
 
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+    def loss(self, model, batch):
         self.count += 1
         if self.within and self.count == self.step:
             self.send()
         return loss(model, batch)
 
-    def __call__(self, state: sg.ChainState) -> None:
+    def __call__(self, state):
         if not self.within and state.step == self.step:
             self.send()
 
 
-def interrupted(folder: Path, signals: Signals) -> None:
+def interrupted(folder, signals):
     """Writes what was raised into FOLDER/said, and whether handlers are as before."""
     before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     try:
@@ -56,7 +54,7 @@ def interrupted(folder: Path, signals: Signals) -> None:
         raise
 
 
-def go(folder: Path, signals: Signals, loader: Any = None) -> sg.SampleStore:
+def go(folder, signals, loader=None):
     return sg.sample(
         *(model, sghmc, loader or DataLoader(data(), 10, shuffle=True), signals.loss),
         folder,
@@ -66,7 +64,7 @@ def go(folder: Path, signals: Signals, loader: Any = None) -> sg.SampleStore:
     )
 
 
-def in_a_process(function: Any, *args: Any) -> int:
+def in_a_process(function, *args):
     process = fresh.Process(target=function, args=args)
     process.start()
     process.join()
@@ -74,7 +72,7 @@ def in_a_process(function: Any, *args: Any) -> int:
     return process.exitcode
 
 
-def nothing() -> Signals:
+def nothing():
     return Signals(0, 0, within=True)
 
 
@@ -117,9 +115,9 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path):
     assert saved["step"] == 0
 
 
-def noted(folder: Path) -> None:
+def noted(folder):
     """A program that has a handler of its own, as for a batch system's signal."""
-    seen: list[int] = []
+    seen = []
     signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
     go(folder / "run", Signals(signal.SIGTERM, 12, within=True))
     (folder / "seen").write_text(str(seen))
@@ -132,11 +130,11 @@ def test_a_handler_of_one_s_own(tmp_path):
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
-def with_workers(folder: Path, steps: int) -> None:
+def with_workers(folder, steps):
     """Ctrl-C, which goes to all processes of a terminal, those of a loader too."""
     os.setsid()
 
-    def interrupt(state: sg.ChainState) -> None:
+    def interrupt(state):
         if state.step == steps:
             os.killpg(0, signal.SIGINT)
 
@@ -144,7 +142,7 @@ def with_workers(folder: Path, steps: int) -> None:
     run_with(folder, loader, interrupt)
 
 
-def run_with(folder: Path, loader: Any, callback: Any = ()) -> None:
+def run_with(folder, loader, callback=()):
     sg.sample(
         *(model, sghmc, loader, loss, folder),
         **{**OPTIONS, "seed": 5, "progress": False},
@@ -165,7 +163,7 @@ def test_workers_of_a_loader(tmp_path):
 class Fails(DataLoader[Any]):
     """A loader whose worker has ended with the signal: no minibatch, and an error."""
 
-    def __iter__(self) -> Any:
+    def __iter__(self):
         for i, batch in enumerate(super().__iter__()):
             if i == 3:
                 os.kill(os.getpid(), signal.SIGINT)
@@ -173,7 +171,7 @@ class Fails(DataLoader[Any]):
             yield batch
 
 
-def with_a_dead_worker(folder: Path) -> None:
+def with_a_dead_worker(folder):
     run_with(folder, Fails(data(), 10, shuffle=True))
 
 
@@ -201,7 +199,7 @@ def test_a_callback_that_interrupts(tmp_path):
 
 def test_a_thread(tmp_path):
     """Runs where Python cannot set a signal handler."""
-    errors: list[BaseException] = []
+    errors = []
 
     def work():
         try:

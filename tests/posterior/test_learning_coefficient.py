@@ -3,13 +3,12 @@
 import math
 import sys
 import warnings
-from typing import Any
 
 import pytest
 import torch
 from every_sampler import bits
 from linear_networks import learning_coefficient, linear_network
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 from torch_sgmcmc import local_learning_coefficient
@@ -17,7 +16,7 @@ from torch_sgmcmc import local_learning_coefficient
 pytestmark = pytest.mark.full
 
 
-def sghmc(params: Any, **target: Any) -> sg.SGHMC:
+def sghmc(params, **target):
     return sg.SGHMC(params, lr=0.05, momentum=0.9, **target)
 
 
@@ -59,7 +58,7 @@ def test_linear_networks(sizes, rank, draws):
 class Regression:
     """Ten weights of a linear regression at their least squares."""
 
-    def __init__(self, n: int = 2000) -> None:
+    def __init__(self, n=2000):
         g = torch.Generator().manual_seed(2)
         self.x = torch.randn(n, 10, generator=g)
         self.y = self.x @ torch.ones(10) + torch.randn(n, generator=g)
@@ -67,12 +66,12 @@ class Regression:
         self.weight = nn.Parameter(solution)
         self.n = n
 
-    def loss(self, indices: Tensor) -> Tensor:
+    def loss(self, indices):
         residual = self.y[indices] - self.x[indices] @ self.weight
         return residual.square().mean() / 2
 
-    def estimate(self, sampler: Any, **settings: Any) -> Any:
-        shared: dict[str, Any] = {
+    def estimate(self, sampler, **settings):
+        shared = {
             "num_data": self.n,
             "localization": 1.0,
             "burn_in": 100,

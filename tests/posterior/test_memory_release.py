@@ -3,12 +3,9 @@
 import gc
 import multiprocessing
 import weakref
-from pathlib import Path
-from typing import Any
 
 import driver_problem as problem
 import pytest
-from torch import nn
 from torch.utils.data import DataLoader
 
 import torch_sgmcmc as sg
@@ -30,20 +27,20 @@ def no_gc():
 class Made:
     """Makes models and remembers them weakly."""
 
-    def __init__(self) -> None:
-        self.models: list[weakref.ref[nn.Module]] = []
+    def __init__(self):
+        self.models = []
 
-    def __call__(self) -> nn.Module:
+    def __call__(self):
         model = problem.model()
         self.models.append(weakref.ref(model))
         return model
 
     @property
-    def num_alive(self) -> int:
+    def num_alive(self):
         return sum(model() is not None for model in self.models)
 
 
-def _loader(persistent: bool = False, shuffle: bool = True) -> DataLoader[Any]:
+def _loader(persistent=False, shuffle=True):
     return DataLoader(
         problem.data(),
         batch_size=10,
@@ -53,11 +50,11 @@ def _loader(persistent: bool = False, shuffle: bool = True) -> DataLoader[Any]:
     )
 
 
-def _children() -> list[Any]:
+def _children():
     return multiprocessing.active_children()
 
 
-def _sample(loader: Any, made: Any, folder: Path, **options: Any) -> sg.SampleStore:
+def _sample(loader, made, folder, **options):
     given = {"steps": 14, "burn_in": 3, "every": 1, "seed": 1, "progress": False}
     return sg.sample(
         made, problem.sghmc, loader, problem.loss, folder, **{**given, **options}

@@ -1,7 +1,5 @@
 """The tests of stores and predictions, tested: known bugs that they must catch."""
 
-from typing import Any
-
 import pytest
 import test_collector
 import test_predict
@@ -16,11 +14,11 @@ pytestmark = pytest.mark.nightly
 Patch = pytest.MonkeyPatch
 
 
-def stored_before_the_update(patch: Patch) -> None:
-    before: dict[int, Any] = {}
+def stored_before_the_update(patch):
+    before = {}
     now, before_step = Chosen.now, collector.Collector._before_step
 
-    def remember(self: Any, *arguments: Any) -> None:
+    def remember(self, *arguments):
         before_step(self, *arguments)
         before[id(self._chosen)] = {k: t.clone() for k, t in now(self._chosen).items()}
 
@@ -28,36 +26,36 @@ def stored_before_the_update(patch: Patch) -> None:
     patch.setattr(Chosen, "now", lambda self: before.get(id(self)) or now(self))
 
 
-def alias_of_the_parameter(patch: Patch) -> None:
+def alias_of_the_parameter(patch):
     patch.setattr(writer, "_copied", lambda tensor, dtype: tensor.detach())
 
 
-def no_sign_stored(patch: Patch) -> None:
+def no_sign_stored(patch):
     patch.setattr(collector, "_sign", lambda sampler: 1.0)
 
 
-def no_sign_in_averages(patch: Patch) -> None:
+def no_sign_in_averages(patch):
     weight_of = predict.weight_of
     patch.setattr(predict, "weight_of", lambda *draw: abs(weight_of(*draw)))
 
 
-def no_weight_in_sums(patch: Patch) -> None:
+def no_weight_in_sums(patch):
     add = Sums.add
     patch.setattr(
         Sums, "add", lambda self, terms, _, keep: add(self, terms, 1, keep=keep)
     )
 
 
-def one_draw_too_many_in_the_mean(patch: Patch) -> None:
+def one_draw_too_many_in_the_mean(patch):
     mean = Sums.mean
     patch.setattr(Sums, "mean", lambda self, weight: mean(self, weight + 1))
 
 
-def buffers_of_the_draw_before(patch: Patch) -> None:
+def buffers_of_the_draw_before(patch):
     of = BatchNorm.of
-    last: dict[int, Any] = {}
+    last = {}
 
-    def stale(self: Any, tensors: Any, *arguments: Any, **live: Any) -> Any:
+    def stale(self, tensors, *arguments, **live):
         own = {k: t for k, t in tensors.items() if "running" in k}
         former = last.get(id(self), own)
         last[id(self)] = own
@@ -66,10 +64,10 @@ def buffers_of_the_draw_before(patch: Patch) -> None:
     patch.setattr(BatchNorm, "of", stale)
 
 
-def statistics_of_the_model(patch: Patch) -> None:
+def statistics_of_the_model(patch):
     of = BatchNorm.of
 
-    def own(self: Any, tensors: Any, *arguments: Any, **live: Any) -> Any:
+    def own(self, tensors, *arguments, **live):
         kept = {k: t for k, t in tensors.items() if "running" not in k}
         return of(self, kept, *arguments, **live)
 

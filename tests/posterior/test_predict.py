@@ -4,8 +4,8 @@ import copy
 import gc
 import math
 import weakref
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,19 +19,19 @@ import torch_sgmcmc as sg
 Draw = dict[str, Tensor]
 
 
-def network() -> nn.Module:
+def network():
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 4)
     ).train()
 
 
-def with_batch_norm() -> nn.Module:
+def with_batch_norm():
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
 
 
-def draws_of(model: nn.Module, count: int, *, buffers: bool = False) -> list[Draw]:
+def draws_of(model, count, *, buffers=False):
     g = torch.Generator().manual_seed(2)
     draws = []
     for _ in range(count):
@@ -50,11 +50,11 @@ def draws_of(model: nn.Module, count: int, *, buffers: bool = False) -> list[Dra
     return draws
 
 
-def inputs(rows: int = 23) -> Tensor:
+def inputs(rows=23):
     return torch.randn(rows, 6, generator=torch.Generator().manual_seed(3))
 
 
-def outputs(model: nn.Module, draws: list[Draw], x: Tensor) -> Tensor:
+def outputs(model, draws, x):
     """[draws, inputs, classes] in the plainest way: copies of the model, in float64."""
     found = []
     for draw in draws:
@@ -65,14 +65,14 @@ def outputs(model: nn.Module, draws: list[Draw], x: Tensor) -> Tensor:
     return torch.stack(found)
 
 
-def close(actual: Tensor | None, expected: Tensor) -> None:
+def close(actual, expected):
     """Compares to 1e-6 of the largest number, or of 1."""
     assert actual is not None
     size = max(1.0, float(expected.nan_to_num().abs().max()))
     torch.testing.assert_close(actual.double(), expected, rtol=0, atol=1e-6 * size)
 
 
-def entropy(p: Tensor) -> Tensor:
+def entropy(p):
     return -(p * p.log()).sum(-1)
 
 
@@ -174,7 +174,7 @@ def test_signed_draws_give_ratios():
 class Weighted(dict):
     """Draws like a store's: mappings with a weight."""
 
-    def __init__(self, draw: Draw, weight: float) -> None:
+    def __init__(self, draw, weight):
         super().__init__(draw)
         self.weight = weight
 
@@ -196,7 +196,7 @@ def test_weights_of_draws_and_of_the_argument():
 def test_batches_and_their_order_do_not_matter(batch_size):
     model, x = network(), inputs()
     draws = draws_of(model, 7)
-    options: dict[str, Any] = {"functions": {"square": torch.square}}
+    options = {"functions": {"square": torch.square}}
     whole = sg.predict(model, draws, x, **options)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(4))
     data = TensorDataset(x[order], torch.arange(len(x)))
@@ -217,7 +217,7 @@ def test_batches_and_their_order_do_not_matter(batch_size):
 def test_many_at_once_are_as_one_by_one(chunk_size):
     for model in (network(), with_batch_norm()):
         draws = draws_of(model, 11, buffers=True)
-        options: dict[str, Any] = {"weights": range(11), "quantiles": [0.3]}
+        options = {"weights": range(11), "quantiles": [0.3]}
         one = sg.predict(model, draws, inputs(), **options)
         many = sg.predict(model, draws, inputs(), chunk_size=chunk_size, **options)
         for name in ("mean", "variance", "total", "aleatoric", "quantiles"):
@@ -424,9 +424,9 @@ def test_while_a_chain_runs_and_after_a_checkpoint():
     model, x = network(), inputs()
     y = torch.arange(23) % 4
     sampler = sg.SGLD(model.parameters(), 0.1, num_data=23, seed=0)
-    options: dict[str, Any] = {"quantiles": [0.5], "functions": {"f": torch.square}}
+    options = {"quantiles": [0.5], "functions": {"f": torch.square}}
     whole = sg.Predictive(model, x, **options)
-    kept: list[Draw] = []
+    kept = []
     parts = sg.Predictive(model, x, **options)
     for step in range(9):
         sampler.zero_grad()
@@ -494,20 +494,20 @@ class Counted(Mapping):
     alive: ClassVar[set[int]] = set()
     most: ClassVar[int] = 0
 
-    def __init__(self, draw: Draw) -> None:
+    def __init__(self, draw):
         self._draw = {k: t.clone() for k, t in draw.items()}
         for t in self._draw.values():
             Counted.alive.add(id(t))
             weakref.finalize(t, Counted.alive.discard, id(t))
         Counted.most = max(Counted.most, len(Counted.alive))
 
-    def __getitem__(self, name: str) -> Tensor:
+    def __getitem__(self, name):
         return self._draw[name]
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self):
         return iter(self._draw)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self._draw)
 
 

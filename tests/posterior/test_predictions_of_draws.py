@@ -2,13 +2,12 @@
 
 import copy
 import json
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from driver_problem import loader, loss, model, sghmc
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import torch_sgmcmc as sg
@@ -18,13 +17,13 @@ from torch_sgmcmc import losses
 class Merging(nn.Linear):
     """A linear layer with an adapter that eval() merges into the weights."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(3, 2)
         self.a = nn.Parameter(torch.randn(2, 1))
         self.b = nn.Parameter(torch.randn(1, 3))
         self.merged = False
 
-    def train(self, mode: bool = True):
+    def train(self, mode=True):
         super().train(mode)
         if mode == self.merged:
             sign = -1 if mode else 1
@@ -32,7 +31,7 @@ class Merging(nn.Linear):
             self.merged = not mode
         return self
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         y = super().forward(x)
         return y if self.merged else y + x @ (self.a @ self.b).T
 
@@ -40,17 +39,17 @@ class Merging(nn.Linear):
 class Caching(nn.Module):
     """A cache as of an exact Gaussian process: eval() keeps a first result."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(2))
-        self.kept: Tensor | None = None
+        self.kept = None
 
-    def train(self, mode: bool = True):
+    def train(self, mode=True):
         if mode:
             self.kept = None
         return super().train(mode)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if self.training:
             return x[:, :2] * self.scale
         if self.kept is None:
@@ -61,12 +60,12 @@ class Caching(nn.Module):
 class Remembering(Caching):
     """The same without a train() that forgets."""
 
-    def train(self, mode: bool = True):
+    def train(self, mode=True):
         nn.Module.train(self, mode)
         return self
 
 
-def drawn(net: nn.Module, names: tuple[str, ...]) -> list[dict[str, Tensor]]:
+def drawn(net, names):
     generator = torch.Generator().manual_seed(0)
     own = dict(net.named_parameters())
     return [
@@ -90,7 +89,7 @@ def test_adapters_that_eval_merges(names, mode, chunk_size):
     net.train(mode)
     before = copy.deepcopy(net.state_dict())
     kept = copy.deepcopy(draws)
-    options: dict[str, Any] = {"link": "identity", "keep_draws": True}
+    options = {"link": "identity", "keep_draws": True}
     found = sg.predict(net, draws, x, chunk_size=chunk_size, **options)
     torch.testing.assert_close(found.draws, torch.stack(expected))
     assert net.training is mode and net.merged is not mode
@@ -132,11 +131,11 @@ def test_a_model_that_remembers_is_warned_of():
 class TwoHeads(nn.Module):
     """Means and log σ."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(3, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.layer(x)
 
 
@@ -144,7 +143,7 @@ def test_a_store_remembers_its_likelihood(tmp_path):
     torch.manual_seed(0)
     x = torch.randn(20, 3)
     batches = [(x, x[:, :1])]
-    options: dict[str, Any] = {"steps": 8, "seed": 0, "progress": False}
+    options = {"steps": 8, "seed": 0, "progress": False}
     for folder in (tmp_path, None):
         store = sg.sample(
             *(TwoHeads, sghmc, batches, losses.heteroscedastic(), folder), **options
@@ -246,10 +245,10 @@ def test_buffers_that_cannot_be_stored(tmp_path):
 class Frame:
     """A data frame with the methods that predict() needs."""
 
-    def __init__(self, array: np.ndarray) -> None:
+    def __init__(self, array):
         self._array = array
 
-    def __array__(self) -> np.ndarray:
+    def __array__(self):
         return self._array
 
 

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -31,17 +30,17 @@ FOREVER = 10**7
 class Odd(Exception):
     """A loader that cannot be pickled."""
 
-    def __init__(self, one: str, other: str) -> None:
+    def __init__(self, one, other):
         super().__init__(one)
 
 
 class Fails:
     """A callback that raises in chain 0, once chain 1 has made steps too."""
 
-    def __init__(self, folder: Path, error: type[Exception], *args: str) -> None:
+    def __init__(self, folder, error, *args):
         self.path, self.error, self.args = folder / "went-1", error, args
 
-    def __call__(self, state: sg.ChainState) -> None:
+    def __call__(self, state):
         if state.chain == 1 and state.step == 5:
             self.path.touch()
         if state.chain == 0 and self.path.exists():
@@ -82,17 +81,17 @@ def test_a_process_that_is_killed(tmp_path):
 class Tells:
     """A callback that writes the process's number for each chain, at its fifth step."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
 
-    def __call__(self, state: sg.ChainState) -> None:
+    def __call__(self, state):
         if state.step == 5:
             path = self.folder / f"pid-{state.chain}.partial"
             path.write_text(str(os.getpid()))
             path.rename(path.with_suffix(""))
 
 
-def program(folder: Path, start: str, ignores: bool) -> subprocess.Popen[str]:
+def program(folder, start, ignores):
     """Three chains that never end, two at a time, in a session of their own."""
     interrupt = signal.SIG_IGN if ignores else signal.SIG_DFL
     code = (
@@ -108,16 +107,14 @@ def program(folder: Path, start: str, ignores: bool) -> subprocess.Popen[str]:
     )
 
 
-def never_ends(folder: Path, start: str) -> None:
+def never_ends(folder, start):
     begin = partial(driver.start_processes, start_method=start)
     driver.start_processes = begin
     options = {"steps": FOREVER, "checkpoint_every": None}
     run(folder / "run", chains=3, processes=2, callbacks=Tells(folder), **options)
 
 
-def wait_for(
-    condition: Callable[[], bool], process: subprocess.Popen[str] | None = None
-) -> None:
+def wait_for(condition, process=None):
     end = time.monotonic() + 120
     while not condition():
         assert process is None or process.poll() is None, process.communicate()[1]
@@ -125,7 +122,7 @@ def wait_for(
         time.sleep(0.05)
 
 
-def is_alive(pid: int) -> bool:
+def is_alive(pid):
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:
@@ -182,7 +179,7 @@ CALL = """sg.sample(model, sghmc, loader(), {loss}, {folder!r}, steps=5, chains=
 """
 
 
-def script(call: str) -> str:
+def script(call):
     return SCRIPT.format(path=[p for p in sys.path if p], call=call)
 
 

@@ -2,7 +2,6 @@
 
 import gzip
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 import torch_sgmcmc as sg
 
 
-def read(root: Path, part: str, name: str, skip: int) -> torch.Tensor:
+def read(root, part, name, skip):
     file = root / "MNIST" / "raw" / f"{part}-{name}-ubyte"
     packed = file.with_suffix(".gz")
     if not file.exists() and not packed.exists():
@@ -23,7 +22,7 @@ def read(root: Path, part: str, name: str, skip: int) -> torch.Tensor:
     return torch.frombuffer(bytearray(raw[skip:]), dtype=torch.uint8)
 
 
-def images(root: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
+def images(root, part):
     pixels = read(root, part, "images-idx3", 16).view(-1, 784).float() / 255
     return pixels, read(root, part, "labels-idx1", 8).long()
 
@@ -71,7 +70,7 @@ def test_the_readme_runs_twice(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         torch.manual_seed(0)
-        names: dict[str, object] = {}
+        names = {}
         exec(compile(program, "README.md", "exec"), names)
         said = capsys.readouterr().out
         assert "The report found no issue" not in said

@@ -4,9 +4,6 @@ import os
 import pathlib
 import shutil
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from driver_problem import loader, loss, model, run, sghmc
@@ -22,7 +19,7 @@ driver = sys.modules["torch_sgmcmc.posterior.run"]
 class Interrupts:
     """Lets a number of calls of some functions pass, and raises at the next."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, passes: int) -> None:
+    def __init__(self, monkeypatch, passes):
         self.passes, self.raised = passes, False
         self.deletes = False
         for owner, name in (
@@ -32,13 +29,13 @@ class Interrupts:
             monkeypatch.setattr(owner, name, self.around(getattr(owner, name)))
         monkeypatch.setattr(driver, "delete_all", self.delete_all)
 
-    def delete_all(self, store: Path) -> None:
+    def delete_all(self, store):
         self.deletes = True
         store_files.delete_all(store)
         self.deletes = False
 
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*args: Any, **kwargs: Any) -> Any:
+    def around(self, function):
+        def called(*args, **kwargs):
             if self.deletes:
                 self.passes -= 1
                 if self.passes < 0:
@@ -49,7 +46,7 @@ class Interrupts:
         return called
 
 
-def is_as_before(folder: Path, expected: dict[str, Any]) -> bool:
+def is_as_before(folder, expected):
     """Checks that a run can go on; else its store must say so."""
     try:
         return contents(folder) == expected
@@ -99,7 +96,7 @@ def test_an_interrupted_deletion(chains, tmp_path):
     assert (unchanged, refused) == (1, 17)
 
 
-def hold(folder: Path, chain: int, held: Any, done: Any) -> None:
+def hold(folder, chain, held, done):
     network = model()
     sampler = sghmc(network.named_parameters(), seed=0)
     with sg.Collector(sampler, network, folder, chain=chain):

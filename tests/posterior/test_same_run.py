@@ -3,7 +3,6 @@
 import copy
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -61,10 +60,10 @@ def test_another_schedule(begun, given, words, tmp_path):
 
 
 class WithoutState:
-    def __init__(self, sampler: sg.Sampler) -> None:
+    def __init__(self, sampler):
         pass
 
-    def step(self) -> None:
+    def step(self):
         pass
 
 
@@ -81,7 +80,7 @@ def test_what_is_no_schedule(tmp_path):
 
 def test_gibbs_draws_beside_cycles(tmp_path):
     """Cycles resume: sampling phases alone; either order; after a kill."""
-    seen: list[tuple[float, float]] = []
+    seen = []
 
     def look(state):
         assert isinstance(state.schedule, tuple) and len(state.schedule) == 2
@@ -121,7 +120,7 @@ def test_another_loader(tmp_path):
     go([*loader()], 10)  # of which the rest is not known
 
 
-def another_loss(model: nn.Module, batch: Any) -> Any:
+def another_loss(model, batch):
     return loss(model, batch)
 
 

@@ -3,7 +3,6 @@
 import itertools
 import math
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -123,7 +122,7 @@ def test_dicts_and_quantities():
     def joined(theta):
         return torch.cat([theta["constant"][:, None], theta["contrast"]], 1)
 
-    options: dict[str, Any] = {"simulations": 50, "draws": 7, "thin": 1, "warmup": 5}
+    options = {"simulations": 50, "draws": 7, "thin": 1, "warmup": 5}
     results = [
         sbc(
             two,
@@ -159,7 +158,7 @@ def test_draws_that_alternate():
         return hmc(params, seed, num_steps=5)
 
     first = {"theta[0]": lambda theta, data: theta[:, 0]}
-    options: dict[str, Any] = {"draws": 15, "warmup": 20, "simulations": 4000}
+    options = {"draws": 15, "warmup": 20, "simulations": 4000}
     options["quantities"] = first  # alternates, and has no slow part
     alternating = calibrate(half, **options, thin=1)
     assert alternating.autocorrelation["theta[0]"] < -0.6
@@ -256,7 +255,7 @@ def test_the_picture(monkeypatch):
     ],
 )  # fmt: skip
 def test_bad_arguments(change, error):
-    options: dict[str, Any] = {
+    options = {
         **{"prior": prior, "simulate": gaussian, "loss": gaussian_loss},
         **{"sampler": hmc, "simulations": 20, "draws": 3, "warmup": 2, "thin": 1},
         **{"progress": False, "seed": 0},

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from torch_sgmcmc import scoring
 
 
-def issue(rows: int = 400, classes: int = 5) -> tuple[Tensor, Tensor]:
+def issue(rows=400, classes=5):
     g = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(rows, classes, generator=g)
     y = torch.multinomial((0.6 * logits).softmax(1), 1, generator=g)[:, 0]

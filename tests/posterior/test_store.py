@@ -8,13 +8,11 @@ import pickle
 import threading
 import time
 import zlib
-from pathlib import Path
 
 import pytest
 import torch
 from children import outcome
 from safetensors.torch import load_file
-from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 import torch_sgmcmc as sg
@@ -22,7 +20,7 @@ from torch_sgmcmc.posterior import writer as writers
 from torch_sgmcmc.posterior.store_files import delete_all
 
 
-def draw(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def draw(seed, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
     return {
         "b.weight": torch.randn(3, 4, generator=generator).to(dtype),
@@ -31,14 +29,14 @@ def draw(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     }
 
 
-def same(one: object, other: dict[str, Tensor]) -> bool:
+def same(one, other):
     one = dict(one)
     return one.keys() == other.keys() and all(
         one[k].dtype == other[k].dtype and torch.equal(one[k], other[k]) for k in other
     )
 
 
-def write(path: Path, count: int = 5, chain: int = 0, per_file: int = 0) -> None:
+def write(path, count=5, chain=0, per_file=0):
     with sg.SampleWriter(path, draw(0), chain=chain) as writer:
         for i in range(1, count + 1):
             writer.append(
@@ -53,12 +51,12 @@ def write(path: Path, count: int = 5, chain: int = 0, per_file: int = 0) -> None
                 writer.flush()
 
 
-def files(path: Path, chain: int = 0) -> dict[str, bytes]:
+def files(path, chain=0):
     folder = path / f"chain-{chain}"
     return {p.name: p.read_bytes() for p in folder.iterdir() if p.name != "lock"}
 
 
-def name(number: int) -> str:
+def name(number):
     return f"draws-{number:06d}.safetensors"
 
 
@@ -177,7 +175,7 @@ DTYPES = (
 )
 
 
-def of_all_kinds() -> dict[str, Tensor]:
+def of_all_kinds():
     tensors = {
         f"{i}.{dtype}": torch.arange(i + 1).to(dtype) for i, dtype in enumerate(DTYPES)
     }

@@ -27,7 +27,7 @@ N, PRIOR, SPREAD = 100.0, 20.0, 0.4
 Build = Callable[..., sg.Sampler]
 
 #: Samplers that are observed while they step, with settings for the target below.
-STEPPING: dict[str, Callable[[list[nn.Parameter]], sg.Sampler]] = {
+STEPPING = {
     "SGLD": lambda p: sg.SGLD(p, 0.05, **TARGET),
     "SGLD-cold": lambda p: sg.SGLD(p, 0.05, temperature=0.3, **TARGET),
     "SGHMC": lambda p: sg.SGHMC(p, 0.02, 0.9, **TARGET),
@@ -44,25 +44,18 @@ STEPPING: dict[str, Callable[[list[nn.Parameter]], sg.Sampler]] = {
     "EWSG": lambda p: sg.EWSG(p, 0.02, 0.9, **TARGET),
     "EWSG-overdamped": lambda p: sg.EWSG(p, 0.02, 0.0, **TARGET),
 }
-TARGET: dict[str, Any] = {"num_data": N, "prior_precision": PRIOR, "seed": 3}
+TARGET = {"num_data": N, "prior_precision": PRIOR, "seed": 3}
 
 
-def curvatures(d: int) -> Tensor:
+def curvatures(d):
     return torch.linspace(0.5, 2.0, d)
 
 
-def run(
-    sampler: sg.Sampler,
-    params: list[nn.Parameter],
-    steps: int,
-    *,
-    spread: float = SPREAD,
-    before: Callable[[int], None] = lambda i: None,
-) -> None:
+def run(sampler, params, steps, *, spread=SPREAD, before=lambda i: None):
     """Steps on Gaussians with curvatures of the mean loss, and noisy gradients."""
     generator = torch.Generator().manual_seed(5)
 
-    def closure() -> Tensor:
+    def closure():
         for p in params:
             noise = torch.randn(p.shape, generator=generator, dtype=torch.float32)
             grad = curvatures(p.numel()).view(p.shape) * p.detach() + spread * noise
@@ -78,13 +71,13 @@ def run(
             sampler.step()
 
 
-def parameters(count: int, shape: tuple[int, ...], dtype: Any) -> list[nn.Parameter]:
+def parameters(count, shape, dtype):
     generator = torch.Generator().manual_seed(1)
     start = torch.randn(count, *shape, generator=generator) / math.sqrt(N)
     return [nn.Parameter(p.to(dtype)) for p in start]
 
 
-def assert_near(value: float, expected: float, half_width: float) -> None:
+def assert_near(value, expected, half_width):
     """Within 1.75 times the 95 % interval: about 3.5 standard errors."""
     assert half_width < 0.1 * abs(expected) + 0.1
     assert abs(value - expected) < 1.75 * half_width
@@ -134,7 +127,7 @@ def test_both_temperatures_equal_those_of_the_samples(name, dtype):
         assert abs(kinetic.mean - predicted) < 0.1 * predicted
 
 
-def sgld_temperature(k: np.ndarray, lr: float) -> np.ndarray:
+def sgld_temperature(k, lr):
     """N k Var(θ) of SGLD on a quadratic, exactly."""
     noise = 2 * lr / N + (lr * SPREAD) ** 2
     return N * k * noise / (1 - (1 - lr * k) ** 2)
@@ -184,14 +177,14 @@ class _Wrong(sg.SGHMC):
 
     told: dict[str, Any]
 
-    def _operator_numbers(self, group: dict[str, Any]) -> dict[str, Any]:
+    def _operator_numbers(self, group):
         return {**super()._operator_numbers(group), **self.told}
 
 
 class _Euler(sg.SGHMC):
     """Moves θ with the momentum of the step before."""
 
-    def _launch(self, chain: Any, plan: Any, grads: Any) -> None:
+    def _launch(self, chain, plan, grads):
         start = [p.detach().clone() for p in plan.params]
         old = [self.state[p]["momentum"].clone() for p in plan.params]
         super()._launch(chain, plan, grads)
@@ -199,7 +192,7 @@ class _Euler(sg.SGHMC):
             p.copy_(x + v)
 
 
-def _clip(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+def _clip(sampler, params):
     for p in params:
         if "momentum" in sampler.state[p]:
             sampler.state[p]["momentum"].clamp_(-0.004, 0.004)

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import chain_ranks
 import pytest
@@ -64,7 +63,7 @@ def test_a_seed_that_is_given_stays(ranks):
     assert [rank["seed given"] for rank in ranks] == [*range(len(ranks))]
 
 
-def gamma_is_refused(size: int) -> str:
+def gamma_is_refused(size):
     return (
         f"PSGLD cannot run in a process group of {size} ranks: each would go by its "
         "own Hessian, and replicas would drift apart. Set gamma=False, and stop "
@@ -146,7 +145,7 @@ def test_a_closure_that_raises_leaves_no_rank_waiting(job):
 # ---- Chains side by side -----------------------------------------------------------
 
 
-def layouts(ranks: list[dict[str, Any]]) -> list[tuple[int, list[dict[str, Any]]]]:
+def layouts(ranks):
     """Returns the ranks' results for each number of chains."""
     numbers = [n for n in range(1, len(ranks) + 1) if f"{n} chains" in ranks[0]]
     assert len(numbers) >= 2
@@ -155,7 +154,7 @@ def layouts(ranks: list[dict[str, Any]]) -> list[tuple[int, list[dict[str, Any]]
 
 def test_replicas_of_each_chain_agree_on_its_seed(job):
     for number, ranks in layouts(job[0]):
-        chains: dict[int, list[Any]] = {}
+        chains = {}
         for rank in ranks:
             chains.setdefault(rank["chain"][0], []).append(rank["sampler"])
         assert sorted(chains) == list(range(number))
@@ -233,7 +232,7 @@ def test_a_checkpoint_of_a_rank_that_stores_nothing(tmp_path):
 def test_where_ranks_agree(backends, device, monkeypatch):
     # On the CPU if the group can, and otherwise where the parameters are.
     on_device = [torch.zeros(1), torch.zeros(1, device="meta")]
-    chain: Any = SimpleNamespace(params=on_device, process_group=None)
+    chain = SimpleNamespace(params=on_device, process_group=None)
     monkeypatch.setattr(dist, "get_backend_config", lambda group: backends)
     assert distributed.device_of_group(chain).type == device
 
@@ -255,7 +254,7 @@ def test_all_samplers_run_in_a_group_of_one(group_of_one):
 
 
 def test_the_constructor_and_the_first_step_compare_ranks(group_of_one, monkeypatch):
-    looks: list[str] = []
+    looks = []
 
     def settle(chain):
         looks.append(chain.name)

@@ -1,7 +1,6 @@
 """torch.distributed.checkpoint saves and loads samplers, and never advances a chain."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -43,22 +42,22 @@ pytestmark = [
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         g = torch.Generator().manual_seed(3)
         self.weight = nn.Parameter(torch.randn(7, 5, generator=g))
         self.frozen = nn.Parameter(torch.randn(3, generator=g), requires_grad=False)
         self.bias = nn.Parameter(torch.randn(5, generator=g).bfloat16())
 
-    def trained(self) -> list[nn.Parameter]:
+    def trained(self):
         return [self.weight, self.bias]
 
 
-def groups(net: Net) -> list[dict[str, Any]]:
+def groups(net):
     return [{"params": [net.weight, net.frozen]}, {"params": [net.bias]}]
 
 
-def sampler_of(kind: str, net: Net) -> sg.Sampler:
+def sampler_of(kind, net):
     if "SBPS" in kind:
         target = {key: value for key, value in TARGET.items() if key != "lr"}
         target = {**target, "preconditioned": "pSBPS" in kind}
@@ -69,10 +68,10 @@ def sampler_of(kind: str, net: Net) -> sg.Sampler:
     return make(kind, groups(net))
 
 
-def stranger_of(sampler: sg.Sampler, net: Net) -> sg.Sampler:
+def stranger_of(sampler, net):
     """A sampler with another seed and other hyperparameters, and the same state."""
     if isinstance(sampler, sg.SBPS):
-        twin: sg.Sampler = sg.SBPS(groups(net), num_data=1, seed=99)
+        twin = sg.SBPS(groups(net), num_data=1, seed=99)
     else:
         # torch loads what is there to be filled.
         has_means = any("prior_mean" in given(s) for s in sampler.state.values())
@@ -97,11 +96,11 @@ def stranger_of(sampler: sg.Sampler, net: Net) -> sg.Sampler:
     return twin
 
 
-def advance(sampler: sg.Sampler, net: Net, steps: range) -> None:
+def advance(sampler, net, steps):
     for step in steps:
         calls = iter(range(100))
 
-        def closure(step: int = step, calls: Any = calls) -> torch.Tensor:
+        def closure(step=step, calls=calls):
             if isinstance(sampler, sg.SBPS):
                 total = sum(p.float().square().sum() for p in net.trained())
                 return total * torch.linspace(0.4, 0.6, 8)
@@ -117,9 +116,7 @@ def advance(sampler: sg.Sampler, net: Net, steps: range) -> None:
     sampler.zero_grad()
 
 
-def assert_same_chain(
-    one: tuple[Net, sg.Sampler], other: tuple[Net, sg.Sampler]
-) -> None:
+def assert_same_chain(one, other):
     assert_same_bits([*one[0].parameters()], [*other[0].parameters()])
     ours, theirs = (sampler.state_dict() for _, sampler in (one, other))
     assert_same_bits(ours["param_groups"], theirs["param_groups"])

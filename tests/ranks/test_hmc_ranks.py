@@ -1,7 +1,6 @@
 """HMC in several processes; SBPS and HMC-ECS, which decide alone, are refused there."""
 
 from pathlib import Path
-from typing import Any
 
 import hmc_rank_programs
 import hmc_ranks
@@ -16,7 +15,7 @@ pytestmark = pytest.mark.full
 ranks = on_ranks(Path(hmc_rank_programs.__file__))
 
 
-def counts(found: dict[str, Any]) -> dict[str, int]:
+def counts(found):
     group = found["groups"][0]
     return {k: v for k, v in group.items() if k.startswith("num_")}
 

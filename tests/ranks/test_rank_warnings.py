@@ -2,17 +2,16 @@
 
 import copy
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 from driver_problem import ROWS, cycles, data, loader, loss, model, run, sghmc
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 
 
-def linear() -> nn.Module:
+def linear():
     return nn.Linear(4, 3)
 
 
@@ -42,7 +41,7 @@ def test_what_would_store_nothing(options, words, tmp_path):
 
 
 def test_the_least_that_stores_something(tmp_path):
-    options: dict[str, Any] = {"steps": 20}
+    options = {"steps": 20}
     assert len(run(tmp_path / "1", **options, burn_in=18)) == 1
     assert len(run(tmp_path / "2", **options, burn_in=6, schedule=cycles)) == 1
 
@@ -143,7 +142,7 @@ def test_an_error_is_not_hidden_by_a_warning(tmp_path):
         raise KeyError
 
 
-def quartic(model: nn.Module, batch: Any) -> Tensor:
+def quartic(model, batch):
     return (model(batch[0]) ** 4).mean() + 1
 
 
@@ -169,7 +168,7 @@ def test_what_is_no_divergence(tmp_path):
         calls.append(1)
         return loss(model, batch) * (torch.nan if len(calls) == 5 else 1.0)
 
-    calls: list[int] = []
+    calls = []
     with pytest.raises(RuntimeError, match=r"^chain 0, step 5: SGHMC got a gradient"):
         sg.sample(
             *(linear, sghmc, loader(), once, tmp_path),
@@ -177,7 +176,7 @@ def test_what_is_no_divergence(tmp_path):
         )
 
 
-def skips(which: Any, steps: int) -> int:
+def skips(which, steps):
     p = torch.zeros(2, requires_grad=True)
     sampler = sg.SGLD([p], 0.01, num_data=10, nonfinite="skip", seed=0)
     for i in range(steps):

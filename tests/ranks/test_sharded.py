@@ -1,7 +1,6 @@
 """DTensors on two ranks: chains of shards are those of whole tensors, to the bit."""
 
 import copy
-from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
@@ -28,7 +27,6 @@ from sharded_ranks import (
     save,
 )
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import (
     DTensor,
     Replicate,
@@ -302,7 +300,7 @@ def test_pieces_are_all_of_a_box_in_its_order(sizes):
         assert torch.equal(found, expected)
 
 
-def _runs_in(n: int) -> list[tuple[int, int]]:
+def _runs_in(n):
     return [(i, j - i) for i in range(n) for j in range(i + 1, n + 1)]
 
 
@@ -310,7 +308,7 @@ WAYS = (Replicate(), Shard(0), Shard(1), Shard(2), _StridedShard(0, split_factor
 
 
 @contextmanager
-def mesh_of(shape: tuple[int, ...], rank: int = 1) -> Iterator[DeviceMesh]:
+def mesh_of(shape, rank=1):
     """The placement of one of four ranks, without the others."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
     try:
