@@ -1,6 +1,6 @@
 """Requirements on closures that a sampler calls several times a step.
 
-More of EWSG's closures is in test_ewsg.py, of HMC's in test_hmc_errors.py.
+More of EWSG's closures is in test_ewsg.py, of HMC's in test_hmc.py.
 """
 
 from functools import partial

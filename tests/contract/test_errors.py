@@ -10,7 +10,7 @@ import torch_sgmcmc as sg
 
 GOOD = {"lr": 0.1, "num_data": 10, "seed": 0}
 # Without state, with momenta, with closures. What others refuse is in the same tables
-# (test_settings.py), and what they alone have is below.
+# (test_param_groups.py), and what they alone have is below.
 KINDS = [sg.SGLD, sg.SGHMC, sg.EWSG]
 each_kind = pytest.mark.parametrize("kind", KINDS)
 

@@ -1,4 +1,4 @@
-"""The preconditioner that users give SBPS; test_user_state.py has bad ones.
+"""The preconditioner that users give SBPS; test_loading_errors.py has bad ones.
 
 Its law is in ``test_sbps_law.py``, and that its chains go
 on from any checkpoint, in both languages, in ``test_sbps_repeatability.py``,

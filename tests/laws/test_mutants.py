@@ -22,7 +22,12 @@ from harness.chains import (
     check_thermostats,
     check_transient,
 )
-from harness.gibbs import check_conditional, check_joint
+from harness.gibbs import (
+    PRECISION_MUTATIONS,
+    ReferencePrecision,
+    check_conditional,
+    check_joint,
+)
 from harness.methods import METHODS, THERMOSTATS, Method, frozen_psgld
 from harness.mutants import (
     GAMMA_MUTATIONS,
@@ -36,7 +41,6 @@ from harness.mutants import (
     ReferenceSGLD,
     ReferenceSGNHT,
 )
-from harness.precision_mutants import PRECISION_MUTATIONS, ReferencePrecision
 from harness.statistics import StatisticalError
 from harness.targets import LogGamma
 from levels import at_levels

@@ -23,11 +23,17 @@ from harness.chains import (
     check_thermostats,
     check_transient,
 )
-from harness.double_well import double_well_law, target_moment
 from harness.methods import METHODS, THERMOSTATS, Law, Method
 from harness.preconditioned import memoryless_law, weighted_variance
 from harness.statistics import AffineMap, StatisticalError, check_gaussian, check_z
-from harness.targets import DoubleWell, LogGamma, Quadratic, correlated
+from harness.targets import (
+    DoubleWell,
+    LogGamma,
+    Quadratic,
+    correlated,
+    double_well_law,
+    target_moment,
+)
 from levels import at_levels
 
 import torch_sgmcmc as sg
