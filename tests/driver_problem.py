@@ -1,9 +1,7 @@
 """A small classification for sample(), in functions that processes can import."""
 
 import os
-import resource
 import signal
-import traceback
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,25 +57,6 @@ def run(folder: Path, **options: Any) -> sg.SampleStore:
     }
     sampler = given.pop("sampler", sghmc)
     return sg.sample(model, sampler, loader(), loss, folder, **given)
-
-
-def run_until_full(folder: Path) -> None:
-    """A run in FOLDER/full, for which there is no disk from step 10 on.
-
-    In a process of its own, which cannot write longer files again. FOLDER/said is how
-    it ended.
-    """
-
-    def fill(state: sg.ChainState) -> None:
-        if state.step == 10:
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            # Room for the draws, not for a checkpoint.
-            resource.setrlimit(resource.RLIMIT_FSIZE, (9500, 9500))
-
-    try:
-        run(folder / "full", steps=20, callbacks=[fill])
-    except Exception:
-        (folder / "said").write_text(traceback.format_exc(limit=1))
 
 
 @pytest.fixture
