@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from collections.abc import Callable
 from itertools import cycle
 
 import pytest
@@ -26,11 +25,10 @@ from short_chains import (
     set_grads,
     take_step,
 )
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl import finite_check, step_plan
-from torch_sgmcmc._impl.ops import fused_step_
+from torch_sgmcmc._impl import finite_check
 
 BAD = {"nan": torch.nan, "inf": torch.inf, "-inf": -torch.inf}
 EACH = pytest.mark.parametrize("value", BAD)
@@ -123,8 +121,9 @@ def test_raise_and_skip(value, kind, done):
 def test_allow(value, kind):
     params = make_params()
     sampler = make(kind, params, nonfinite="ignore")
-    bad_step(sampler, params, 0, value)
-    assert sampler.num_skipped == 0 and sampler.param_groups[0]["step"] == 1
+    advance(sampler, params, range(2))
+    bad_step(sampler, params, 2, value)
+    assert sampler.num_skipped == 0 and sampler.param_groups[0]["step"] == 3
     finite = [bool(p.isfinite().all()) for p in params]
     if KINDS[kind][0] is sg.HMC and "without" not in kind:  # trajectories are rejected
         assert all(finite) and sampler.num_divergences == 1
@@ -525,43 +524,3 @@ def test_compiled_steps():
     finally:
         torch._dynamo.reset()
     assert sampler.num_skipped == 2 and int(sampler.param_groups[0]["step"]) == 6
-
-
-# ---- Mutants ---------------------------------------------------------------------
-
-Count = Callable[[list[Tensor]], Tensor]
-
-
-def _first_only(real):
-    return lambda tensors: torch.cat(
-        [real(tensors[:1]), real([torch.zeros_like(t) for t in tensors])[1:]]
-    )
-
-
-def _whole_vectors_only(real):
-    return lambda tensors: real([t.flatten()[: t.numel() // 16 * 16] for t in tensors])
-
-
-MUTANTS = {
-    "only the first tensor": _first_only,
-    "no infinities": lambda real: lambda ts: real(ts) * torch.tensor([1, 0]),
-    "no NaN": lambda real: lambda ts: real(ts) * torch.tensor([0, 1]),
-    "no tails": _whole_vectors_only,
-}
-
-
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_mutants_are_caught(mutant, monkeypatch):
-    count = MUTANTS[mutant](finite_check.count_nonfinite)
-
-    def launched(params, grads, state, packed, step):
-        if bool(count(grads).any()):
-            return False
-        unchecked = packed.clone()
-        unchecked[0] = 0
-        return fused_step_(params, grads, state, unchecked, step)
-
-    monkeypatch.setattr(step_plan, "fused_step_", launched)
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
-        for value in BAD:
-            test_raise_and_skip(value, "SGLD", 0)

@@ -270,22 +270,6 @@ def test_what_the_sampler_owns_is_not_replaced(kind, key, value):
     assert sampler.param_groups[0]["step"] == 3
 
 
-@pytest.mark.parametrize("choice", ["raise", "skip", "ignore"])
-def test_gradients_that_are_not_finite(choice):
-    sampler, params = make("SGHMC", nonfinite=choice)
-    step(sampler, params, 2)
-    before = params[0].detach().clone()
-    for p in params:
-        p.grad = torch.full_like(p, torch.nan)
-    if choice == "raise":
-        with pytest.raises(RuntimeError, match=r"3 NaN|5 NaN"):
-            sampler.step()
-    else:
-        sampler.step()
-    assert same_bits(params[0].detach(), before) == (choice != "ignore")
-    assert sampler.num_skipped == (choice == "skip")
-
-
 def test_lists_of_a_state_dict_are_copies():
     sampler, params = make("SGHMC", noise_estimate=0.01)
     step(sampler, params, 2)

@@ -4,10 +4,8 @@ What sharded_program.py runs. Goes on with the chain in FOLDER/begun, to FOLDER/
 """
 
 from functools import cache, partial
-from itertools import count, product
-from math import prod
+from itertools import count
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -30,7 +28,6 @@ from torch.distributed.tensor import (
 )
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl import distributed, dtensor
 
 STEPS = 6
 EITHER = ("Shard(0)", "Shard(1)")
@@ -301,52 +298,6 @@ def more_chains(results, rank, meshes):
         results[f"precisions, {name}"] = draws
 
 
-def _local_offsets(tensor, layout_of=dtensor.layout_of):
-    """Elements numbered as if the shard were all there is."""
-    layout = layout_of(tensor)
-    pieces = tuple(piece._replace(begin=0) for piece in layout.pieces)
-    return layout._replace(pieces=pieces)
-
-
-def _padded(p):
-    """Elements, those among them that make all shards as large as the largest."""
-    ranks = p.device_mesh.size()
-    cuts = {x.dim for x in p.placements if isinstance(x, Shard)}
-    sizes = (-(-n // ranks) * ranks if d in cuts else n for d, n in enumerate(p.shape))
-    return prod(sizes)
-
-
-#: What is put in the place of what, where shards might go wrong.
-MUTANTS = {
-    "local offsets": patch.object(dtensor, "layout_of", _local_offsets),
-    "local sums": patch.object(dtensor, "sum_over_ranks", lambda groups, value: value),
-    "padding counted": patch.object(DTensor, "numel", _padded),
-    # Without the check that refuses such seeds.
-    "seeds by rank": patch.object(distributed, "_check_seeds", lambda *_: None),
-}
-
-
-def mutants(results, rank, meshes):
-    """Returns whether the comparisons of this file find what they must."""
-    for kind in ("SGLD", "EWSG"):
-        one = Net()
-        sampler = KINDS[kind](one.groups(), seed=5)
-        advance(one, sampler, range(3))
-        for name, mutant in product(EITHER, MUTANTS):
-            if (kind, mutant) == ("SGLD", "local sums"):  # it takes none
-                continue
-            with MUTANTS[mutant]:
-                net = shard(Net(), *meshes[name])
-                other = KINDS[kind](net.groups(), seed=5)
-                if mutant == "seeds by rank":
-                    other._rng.seed += rank
-                    other._show()
-                advance(net, other, range(3))
-            found = differences((one, sampler), (net, other))
-            parts = {key for key, _ in net.named_parameters()}.intersection(found)
-            results[f"{mutant}: {kind}, {name}"] = parts
-
-
 def decisions(results, rank, meshes):
     """Returns the results on one rank."""
     for name in EITHER:
@@ -502,7 +453,6 @@ def found(rank, ranks, meshes, folder):
     if ranks > 2:  # how shards lie differs there, and nothing else
         return results
     more_chains(results, rank, meshes)
-    mutants(results, rank, meshes)
     decisions(results, rank, meshes)
     results["refusals"] = refusals(rank, meshes)
     by_fully_shard(results, rank, ranks)

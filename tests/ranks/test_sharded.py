@@ -18,7 +18,6 @@ from one_rank import theta
 from sharded_ranks import (
     EITHER,
     KINDS,
-    MUTANTS,
     Net,
     advance,
     differences,
@@ -99,19 +98,6 @@ def test_shards_equal_the_whole_on_more_ranks(tmp_path, number):
 def test_more_chains(ranks, chain):
     for rank in ranks:
         assert rank[chain] == []
-
-
-@pytest.mark.parametrize(
-    ("kind", "placement", "mutant"),
-    [
-        case
-        for case in product(("SGLD", "EWSG"), EITHER, MUTANTS)
-        if case[::2] != ("SGLD", "local sums")  # it takes none
-    ],
-)
-def test_known_bugs_of_shards_are_caught(ranks, kind, placement, mutant):
-    for rank in ranks:
-        assert rank[f"{mutant}: {kind}, {placement}"]
 
 
 @pytest.mark.parametrize("placement", EITHER)
