@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # Before torch: each of several test processes has one core, programs that tests start
@@ -43,7 +42,7 @@ HIGHER = r"^pytestmark = \[?\s*pytest\.mark\.(full|nightly)"
 DEFAULT = r"mark\.default|default=\["
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     parser.addoption(
         "--level",
         choices=LEVELS,
@@ -66,12 +65,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_report_header(config: pytest.Config) -> str:
+def pytest_report_header(config):
     only = " alone" if config.getoption("only_level") else ""
     return f"level: {config.getoption('level')}{only} (of {', '.join(LEVELS)})"
 
 
-def level_of(item: pytest.Item) -> str:
+def level_of(item):
     """Returns the level of a test.
 
     The closest marker counts: of the test, of its class, of its file. Of several there
@@ -85,7 +84,7 @@ def level_of(item: pytest.Item) -> str:
     return FOLDERS.get(item.path.parent.name, "default")
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+def pytest_ignore_collect(collection_path, config):
     """Leaves unread what has no test of the default level: imports take time."""
     if config.getoption("level") != "default":
         return None
@@ -99,9 +98,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if is_higher and not has_default else None
 
 
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> None:
+def pytest_collection_modifyitems(config, items):
     """Selects the tests of the level that was asked for."""
     highest = LEVELS.index(config.getoption("level"))
     lowest = highest if config.getoption("only_level") else 0
@@ -112,13 +109,13 @@ def pytest_collection_modifyitems(
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_teardown(item):
     """Limits a teardown, which may end programs of the whole session, to a minute.
 
     The timer of pytest-timeout, which limits test and fixtures together, is put back.
     """
 
-    def stop(*_: object) -> None:
+    def stop(*_):
         pytest.fail(f"the teardown of {item.nodeid} took more than {TEARDOWN} s")
 
     handler = signal.signal(signal.SIGALRM, stop)
@@ -146,7 +143,7 @@ def shared_folder(tmp_path_factory):
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
-def once(folder: Path, name: str, make: Callable[[Path], object]) -> Path:
+def once(folder, name, make):
     """Makes a folder's content once for all test processes."""
     made, done = folder / name, folder / f"{name}-done"
     with FileLock(folder / f"{name}-lock"):
@@ -191,7 +188,7 @@ def consumer_program(cpp_package, bare_path, shared_folder):
 
             def make(build, source=source):
                 project = cpp.Project(source, build, bare_path)
-                options: tuple[str, ...] = ()
+                options = ()
                 if name == "programs":
                     documents = shared_folder / "documents.cpp"
                     documents.write_text(cpp.documents())

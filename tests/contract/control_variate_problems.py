@@ -2,11 +2,9 @@
 
 import torch
 from reference import same_bits
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
-
-Batch = tuple[Tensor, Tensor]
 
 
 class Problem:

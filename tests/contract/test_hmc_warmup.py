@@ -161,9 +161,6 @@ def test_warmup_shows_progress(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
-# ---- What it is made of ----------------------------------------------------------
-
-
 def test_dual_averaging_follows_the_paper():
     accepted = (0.1, 0.9, 1.0, 0.0, 0.75, 0.3)
     mu, error, log_average = math.log(10 * 0.3), 0.0, 0.0

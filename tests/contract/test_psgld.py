@@ -102,9 +102,6 @@ def test_it_is_made_once_and_not_saved():
     assert not kept
 
 
-# ---- Where Γ begins --------------------------------------------------------------
-
-
 def quadratic(p, curvature):
     """Hutchinson's estimate of a diagonal Hessian is exact."""
     return 0.5 * (curvature * p * p).sum()
@@ -178,8 +175,6 @@ def test_a_checkpoint_resumes_as_it_was():
     torch.testing.assert_close(mine["square_average"], torch.tensor([0.25, 1.0]))
     torch.testing.assert_close(mine["sensitivity"], torch.tensor([0.5, 1.0]))
 
-
-# ---- Under a GradScaler ----------------------------------------------------------
 
 SCALED = (
     "PSGLD with Γ cannot be used with GradScaler, which scales the loss and so its "

@@ -244,9 +244,6 @@ def in_groups(params):
     return [{"params": params[:2]}, {"params": params[2:]}]
 
 
-Saved = tuple[list[nn.Parameter], sg.Sampler]
-
-
 def through_state_dict(params, sampler):
     state = copy.deepcopy(sampler.state_dict())
     new = [nn.Parameter(p.detach().clone()) for p in params]

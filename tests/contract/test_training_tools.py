@@ -4,7 +4,6 @@ Hooks are in test_torch_optimizer_cases.py.
 """
 
 import copy
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from reference import same_bits
 from short_chains import assert_same, make, make_params, one_parameter, take_step
 from short_chains import set_grads as set_gradients
 from torch import nn
-from torch.optim import Optimizer
 from torch.optim import lr_scheduler as schedulers
 
 import torch_sgmcmc as sg
@@ -22,7 +20,6 @@ import torch_sgmcmc as sg
 EACH = pytest.mark.parametrize("kind", ["SGLD", "SGHMC"])
 
 
-Schedule = Callable[[Optimizer], schedulers.LRScheduler]
 ON_LR = {
     "StepLR": lambda o: schedulers.StepLR(o, 2, gamma=0.5),
     "CosineAnnealingLR": lambda o: schedulers.CosineAnnealingLR(o, T_max=7),

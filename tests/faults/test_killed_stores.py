@@ -13,8 +13,6 @@ import shutil
 import subprocess
 import time
 import warnings
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -28,10 +26,6 @@ pytestmark = pytest.mark.full
 
 KILLS = os.environ.get("TORCH_SGMCMC_KILLS")
 STEPS = 200
-
-#: Begins or resumes a run in a folder. Whether it has ended; if not it was killed after
-#: so many seconds.
-Go = Callable[[Path, "float | None"], bool]
 
 
 class Net(nn.Module):
@@ -102,6 +96,7 @@ def in_cpp(consumer_program):
 
 
 def kill(go, kills, tmp_path):
+    """``go`` begins or resumes a run in a folder: whether it has ended, not killed."""
     whole = tmp_path / "whole"
     for name in ("first", "whole"):  # the first has to read files
         start = time.perf_counter()

@@ -7,7 +7,6 @@ uses nothing of the library.
 """
 
 import math
-from collections.abc import Callable
 from itertools import product
 from typing import NamedTuple
 
@@ -98,10 +97,6 @@ def recursion(kind, steps, estimate=0.0):
     return variances
 
 
-Change = Callable[[int], None]
-SetUp = Callable[[sg.Sampler], Change]
-
-
 def _of_torch(make):
     def set_up(sampler):
         scheduler = make(sampler)
@@ -154,7 +149,6 @@ _SCHEDULES = {
     "phases": (600, _of_torch(lambda s: sg.CyclicalSchedule(s, 300, exploration=0.3))),
 }
 
-Make = Callable[[list[torch.Tensor]], sg.Sampler]
 _SHARED = {"num_data": NUM_DATA, "seed": 3, "nonfinite": "skip"}
 
 

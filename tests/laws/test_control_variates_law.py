@@ -4,9 +4,6 @@ Every check is passed by the library's estimators and fails for plain minibatche
 for each known bug of an estimator (``WrittenOut``).
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -14,13 +11,12 @@ from harness.methods import sghmc_law, sgld_law
 from harness.statistics import StatisticalError, check_gaussian
 from harness.targets import Quadratic
 from levels import at_levels
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 
 pytestmark = pytest.mark.full
 
-Loss = Callable[[Tensor], Tensor]
 
 MUTATIONS = (
     "no control variate",
@@ -68,9 +64,6 @@ class WrittenOut:
         if self.bug == "full gradient left out":
             f = torch.zeros_like(f)
         self.theta.grad = g - a + f
-
-
-Make = Callable[[sg.Sampler, nn.Parameter, Loss, Tensor], Any]
 
 
 def fixed(sampler, theta, loss, data):

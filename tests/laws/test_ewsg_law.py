@@ -5,7 +5,6 @@ gradients leave SGHMC's law, and are tested with all samplers in
 ``test_sampling_law.py``. False alarms: see the note in ``harness.statistics``.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -34,7 +33,6 @@ from torch_sgmcmc._impl import ops as ops
 pytestmark = pytest.mark.full
 
 SURROGATES = ("momentum", "zero", "one", "full_momentum")
-Build = Callable[..., torch.optim.Optimizer]
 
 
 def ewsg(groups, **settings):

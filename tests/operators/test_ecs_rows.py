@@ -1,7 +1,6 @@
 """HMC-ECS with the rows of a linear predictor, as the user says them."""
 
 import re
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ import torch_sgmcmc as sg
 from torch_sgmcmc._ecs.taylor import LINEAR, PREDICTOR, TaylorSums, TaylorTerms
 
 PROBES = torch.tensor([[0.7, -1.1, 0.4, 0.9], [-0.2, 0.5, 1.3, -0.6]], dtype=F64)
-OfPredictors = Callable[[Tensor, Tensor], Tensor]
 
 #: Log-likelihoods as functions of predictors and labels.
 MODELS = {

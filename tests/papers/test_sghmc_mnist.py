@@ -19,7 +19,6 @@ from stored_files import contents
 import torch_sgmcmc as sg
 
 IMAGES, MINIBATCH = 1200, 100  # the digits'
-BOUNCY = ("--method", "sbps", "psbps", "--start-epochs", "1")
 
 
 def example(out, *options):

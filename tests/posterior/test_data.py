@@ -19,8 +19,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
 
-# ---- The law of uniform minibatches ----------------------------------------------
-
 
 def by_library(num_data, n, count):
     return sg.IndependentBatchSampler(num_data, n, seed=1).draw(count).numpy()
@@ -84,9 +82,6 @@ def test_draws_never_change():
     assert uniform.draw(3)[2].tolist() == [0, 5]
     repeated = sg.IndependentBatchSampler(10, 4, replacement=True, **second)
     assert repeated.draw(3)[2].tolist() == [3, 5]
-
-
-# ---- Iteration, loaders, resuming ------------------------------------------------
 
 
 def both(**options):
@@ -171,9 +166,6 @@ def test_minibatches_by_their_numbers():
             assert sampler.state_dict() == before
 
 
-# ---- Ranks that share minibatches ------------------------------------------------
-
-
 @pytest.mark.parametrize("ranks", [1, 2, 3, 6])
 def test_ranks_have_the_minibatches_of_one_process(ranks):
     parts = [both(seed=3, num_replicas=ranks, rank=rank) for rank in range(ranks)]
@@ -201,9 +193,6 @@ def test_a_state_dict_equals_that_of_any_number_of_ranks():
         assert part.state_dict() == whole.state_dict()
         assert list(part) == [batch[1::2] for batch in iteration]
         assert part.state_dict() == whole.state_dict()
-
-
-# ---- Errors ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -80,9 +80,6 @@ def test_errors():
         sg.losses.heteroscedastic()(Fixed(F), (X, Y))
 
 
-# ---- Predictions ------------------------------------------------------------------
-
-
 class Line(nn.Module):
     """f(x) = a x, with log σ beside it."""
 

@@ -16,8 +16,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torch_sgmcmc as sg
 
-Draw = dict[str, Tensor]
-
 
 def network():
     torch.manual_seed(0)

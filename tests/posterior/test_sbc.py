@@ -13,8 +13,6 @@ from torch_sgmcmc.diagnostics.calibration import Calibration, RankLaw, sbc
 
 pytestmark = pytest.mark.full
 
-# ---- The law of ranks ----------------------------------------------------------
-
 
 def test_the_law_is_exact():
     """All 4^5 outcomes of five simulations with three draws, one by one."""
@@ -78,9 +76,6 @@ def test_several_quantities_are_several_chances():
         alone += min(result.p_values.values()) <= 0.05
     assert refused <= 7  # at 0.05: 1.5 % to be more
     assert alone > 25
-
-
-# ---- Drawing --------------------------------------------------------------------
 
 
 def test_thin_is_measured():
@@ -184,9 +179,6 @@ def test_preparations():
     assert result.passed(1e-3)
 
 
-# ---- Words and pictures ---------------------------------------------------------
-
-
 def test_summary():
     ranks = {"a": torch.arange(160) % 16, "b": torch.zeros(160, dtype=torch.int64)}
     result = Calibration(ranks, 15, 160, 9, {"a": 0.0, "b": 0.25})
@@ -216,9 +208,6 @@ def test_the_picture(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ImportError, match=r"Calibration\.plot\(\) needs matplotlib"):
         result.plot()
-
-
-# ---- Bad input --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ their intervals is asserted of that many repetitions.
 
 import copy
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from torch_sgmcmc.diagnostics.temperature_means import BatchMeans
 pytestmark = pytest.mark.full
 
 N, PRIOR, SPREAD = 100.0, 20.0, 0.4
-Build = Callable[..., sg.Sampler]
 
 #: Samplers that are observed while they step, with settings for the target below.
 STEPPING = {
