@@ -5,10 +5,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 
 
-def start(call: Callable[[], str | None]) -> tuple[int, int]:
+def start(call):
     """Forks, which costs no imports. The child's id, and a pipe to what it returns.
 
     The end of a child that fails is its exception, as text.
@@ -35,9 +34,7 @@ def start(call: Callable[[], str | None]) -> tuple[int, int]:
         os._exit(0)
 
 
-def outcome(
-    call: Callable[[], str | None], kill_after: float | None = None
-) -> str | None:
+def outcome(call, kill_after=None):
     """Returns a child's result; None if it was killed before."""
     child, reader = start(call)
     if kill_after is not None:

@@ -6,9 +6,7 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 # Before torch: each of several test processes has one core, programs that tests start
 # among them; and threads that wait leave it to others. Also with -n 0: a forked child
@@ -44,7 +42,7 @@ HIGHER = r"^pytestmark = \[?\s*pytest\.mark\.(full|nightly)"
 DEFAULT = r"mark\.default|default=\["
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     parser.addoption(
         "--level",
         choices=LEVELS,
@@ -67,12 +65,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_report_header(config: pytest.Config) -> str:
+def pytest_report_header(config):
     only = " alone" if config.getoption("only_level") else ""
     return f"level: {config.getoption('level')}{only} (of {', '.join(LEVELS)})"
 
 
-def level_of(item: pytest.Item) -> str:
+def level_of(item):
     """Returns the level of a test.
 
     The closest marker counts: of the test, of its class, of its file. Of several there
@@ -86,7 +84,7 @@ def level_of(item: pytest.Item) -> str:
     return FOLDERS.get(item.path.parent.name, "default")
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+def pytest_ignore_collect(collection_path, config):
     """Leaves unread what has no test of the default level: imports take time."""
     if config.getoption("level") != "default":
         return None
@@ -100,9 +98,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if is_higher and not has_default else None
 
 
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> None:
+def pytest_collection_modifyitems(config, items):
     """Selects the tests of the level that was asked for."""
     highest = LEVELS.index(config.getoption("level"))
     lowest = highest if config.getoption("only_level") else 0
@@ -113,13 +109,13 @@ def pytest_collection_modifyitems(
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_teardown(item):
     """Limits a teardown, which may end programs of the whole session, to a minute.
 
     The timer of pytest-timeout, which limits test and fixtures together, is put back.
     """
 
-    def stop(*_: object) -> None:
+    def stop(*_):
         pytest.fail(f"the teardown of {item.nodeid} took more than {TEARDOWN} s")
 
     handler = signal.signal(signal.SIGALRM, stop)
@@ -132,7 +128,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def data_root(pytestconfig: pytest.Config) -> Path:
+def data_root(pytestconfig):
     """The folder given by --data-root; skips the test if there is none."""
     root = pytestconfig.getoption("--data-root")
     if not root:
@@ -141,13 +137,13 @@ def data_root(pytestconfig: pytest.Config) -> Path:
 
 
 @pytest.fixture(scope="session")
-def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared_folder(tmp_path_factory):
     """A folder that all test processes of this run have in common."""
     base = tmp_path_factory.getbasetemp()
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
-def once(folder: Path, name: str, make: Callable[[Path], object]) -> Path:
+def once(folder, name, make):
     """Makes a folder's content once for all test processes."""
     made, done = folder / name, folder / f"{name}-done"
     with FileLock(folder / f"{name}-lock"):
@@ -158,7 +154,7 @@ def once(folder: Path, name: str, make: Callable[[Path], object]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def cpp_package(shared_folder: Path) -> Path:
+def cpp_package(shared_folder):
     """The prefix in which the C++ library is installed; skips without a compiler."""
     if not (cpp.CHECKOUT / "CMakeLists.txt").exists():
         pytest.skip("needs the sources beside the tests")
@@ -168,22 +164,20 @@ def cpp_package(shared_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def bare_path(shared_folder: Path) -> str:
+def bare_path(shared_folder):
     """A PATH without Python and without a CUDA toolkit."""
     hidden = ("python", "pypy", "nvcc")
     return str(once(shared_folder, "path", lambda p: cpp.path_without(p, *hidden)))
 
 
 @pytest.fixture(scope="session")
-def consumer_program(
-    cpp_package: Path, bare_path: str, shared_folder: Path
-) -> Callable[[str], Path]:
+def consumer_program(cpp_package, bare_path, shared_folder):
     """Programs by name, built against the installed package and the torch of pip.
 
     They are those of tests/cpp/consumer and examples/cpp, and what documents say.
     """
 
-    def build(name: str) -> Path:
+    def build(name):
         if name in cpp.PROGRAMS_IN_ONE:
             link = build("programs").parent / name
             return once(link.parent, name, lambda link: link.symlink_to("programs"))
@@ -192,9 +186,9 @@ def consumer_program(
             if not (source / f"{name}.cpp").exists():
                 continue
 
-            def make(build: Path, source: Path = source) -> None:
+            def make(build, source=source):
                 project = cpp.Project(source, build, bare_path)
-                options: tuple[str, ...] = ()
+                options = ()
                 if name == "programs":
                     documents = shared_folder / "documents.cpp"
                     documents.write_text(cpp.documents())
@@ -211,9 +205,7 @@ def consumer_program(
 
 
 @pytest.fixture(scope="session")
-def chain_program(
-    consumer_program: Callable[[str], Path],
-) -> Iterator[subprocess.Popen[str]]:
+def chain_program(consumer_program):
     """The consumer's program of chains, which does one job after another.
 
     It ends at the word "end" and not at the end of its input, whose pipe a forked
@@ -240,12 +232,10 @@ def chain_program(
 
 
 @pytest.fixture
-def run_in_cpp(
-    chain_program: subprocess.Popen[str], tmp_path: Path
-) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def run_in_cpp(chain_program, tmp_path):
     """Does a job in C++; what is thrown there is a ValueError here."""
 
-    def run(job: dict[str, Any]) -> dict[str, Any]:
+    def run(job):
         torch.save(job, tmp_path / "job.pt")
         assert chain_program.stdin and chain_program.stdout
         names = f"{tmp_path / 'job.pt'}\n{tmp_path / 'result.pt'}\n"
@@ -262,7 +252,7 @@ def run_in_cpp(
 
 
 @pytest.fixture
-def no_warnings() -> Iterator[None]:
+def no_warnings():
     """A warning is an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -270,7 +260,7 @@ def no_warnings() -> Iterator[None]:
 
 
 @pytest.fixture
-def set_threads() -> Iterator[Callable[[int], None]]:
+def set_threads():
     """Sets torch's number of threads, for this test alone."""
     before = torch.get_num_threads()
     yield torch.set_num_threads
@@ -278,6 +268,6 @@ def set_threads() -> Iterator[Callable[[int], None]]:
 
 
 @pytest.fixture
-def one_thread(set_threads: Callable[[int], None]) -> None:
+def one_thread(set_threads):
     """Matrix products may depend on the number of threads; updates do not."""
     set_threads(1)

@@ -1,16 +1,12 @@
 """A small classification for sample(), in functions that processes can import."""
 
 import os
-import resource
 import signal
-import traceback
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -20,7 +16,7 @@ from torch_sgmcmc.posterior import run as driver
 ROWS = 60
 
 
-def model() -> nn.Module:
+def model():
     """A network with dropout and batch norm: random numbers and buffers to restore."""
     return nn.Sequential(
         *(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2)),
@@ -28,31 +24,31 @@ def model() -> nn.Module:
     )
 
 
-def data() -> TensorDataset:
+def data():
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(ROWS, 4, generator=generator)
     return TensorDataset(x, x[:, :3].argmax(1))
 
 
-def loader() -> DataLoader[Any]:
+def loader():
     return DataLoader(data(), batch_size=10, shuffle=True)
 
 
-def loss(model: nn.Module, batch: Any) -> Tensor:
+def loss(model, batch):
     x, y = batch
     return F.cross_entropy(model(x), y)
 
 
-def sghmc(params: Any, seed: int) -> sg.Sampler:
+def sghmc(params, seed):
     return sg.SGHMC(params, 0.05, 0.9, num_data=ROWS, prior_precision=1.0, seed=seed)
 
 
-def cycles(sampler: sg.Sampler) -> Any:
+def cycles(sampler):
     return sg.CyclicalSchedule(sampler, 8, exploration=0.5)
 
 
-def run(folder: Path, **options: Any) -> sg.SampleStore:
-    given: dict[str, Any] = {
+def run(folder, **options):
+    given = {
         **{"steps": 50, "burn_in": 3, "every": 2, "seed": 5},
         **{"checkpoint_every": 7, "progress": False, "check": False},
         **options,
@@ -61,27 +57,8 @@ def run(folder: Path, **options: Any) -> sg.SampleStore:
     return sg.sample(model, sampler, loader(), loss, folder, **given)
 
 
-def run_until_full(folder: Path) -> None:
-    """A run in FOLDER/full, for which there is no disk from step 10 on.
-
-    In a process of its own, which cannot write longer files again. FOLDER/said is how
-    it ended.
-    """
-
-    def fill(state: sg.ChainState) -> None:
-        if state.step == 10:
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            # Room for the draws, not for a checkpoint.
-            resource.setrlimit(resource.RLIMIT_FSIZE, (9500, 9500))
-
-    try:
-        run(folder / "full", steps=20, callbacks=[fill])
-    except Exception:
-        (folder / "said").write_text(traceback.format_exc(limit=1))
-
-
 @pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+def forked(monkeypatch):
     """Chains' processes are forked from this one, whose torch is imported.
 
     To import it takes longer than all that they do. Tests of start_processes itself
@@ -97,10 +74,10 @@ class KilledAt:
     Once only: a file tells that it has done so.
     """
 
-    def __init__(self, folder: Path, chain: int, step: int) -> None:
+    def __init__(self, folder, chain, step):
         self.done, self.place = folder / f"killed-{chain}-{step}", (chain, step)
 
-    def __call__(self, state: sg.ChainState) -> None:
+    def __call__(self, state):
         if (state.chain, state.step) == self.place and not self.done.exists():
             self.done.touch()
             os.kill(os.getpid(), signal.SIGKILL)

@@ -1,9 +1,7 @@
 """Small data sets and chains that the tests of HMC-ECS share."""
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 
@@ -14,7 +12,7 @@ F64 = torch.float64
 class Data:
     """A regression with a weight and a bias, in two tensors."""
 
-    def __init__(self, kind: str = "logistic", dtype: torch.dtype = F64) -> None:
+    def __init__(self, kind="logistic", dtype=F64):
         g = torch.Generator().manual_seed(4)
         self.x = torch.randn(N, 3, generator=g, dtype=F64).to(dtype)
         self.y = (torch.rand(N, generator=g) < 0.5).to(dtype)
@@ -22,16 +20,16 @@ class Data:
         self.weight.requires_grad_()
         self.bias = torch.tensor(0.2, dtype=dtype, requires_grad=True)
         self.kind = kind
-        self.seen: list[Tensor] = []
+        self.seen = []
 
     @property
-    def params(self) -> list[Tensor]:
+    def params(self):
         return [self.weight, self.bias]
 
-    def predictor(self, x: Tensor) -> Tensor:
+    def predictor(self, x):
         return x @ self.weight + self.bias
 
-    def __call__(self, indices: Tensor) -> Tensor:
+    def __call__(self, indices):
         self.seen.append(indices)
         eta, y = self.predictor(self.x[indices]), self.y[indices]
         if self.kind == "logistic":
@@ -47,27 +45,27 @@ class Regression(Data):
     """The same that says what its rows are."""
 
     @property
-    def closure(self) -> sg.PredictorLogLikelihood:
+    def closure(self):
         return sg.PredictorLogLikelihood(
             lambda indices: self.predictor(self.x[indices]),
             self.of_predictors,
             rows=self.rows,
         )
 
-    def of_predictors(self, eta: Tensor, indices: Tensor) -> Tensor:
+    def of_predictors(self, eta, indices):
         return self.y[indices] * eta - nn.functional.softplus(eta)
 
-    def rows(self, indices: Tensor) -> Tensor:
+    def rows(self, indices):
         return nn.functional.pad(self.x[indices], (0, 1), value=1.0)
 
 
-def make(data: Data, **settings: Any) -> sg.HMCECS:
+def make(data, **settings):
     common = {"num_data": N, "subsample_size": 8, "num_blocks": 4, "seed": 3}
     common.update({"prior_precision": 1.0, "step_size": 0.4})
     return sg.HMCECS(data.params, **{**common, **settings})
 
 
-def chain(sampler: sg.HMCECS, data: Data, steps: int) -> list[Tensor]:
+def chain(sampler, data, steps):
     draws = []
     for _ in range(steps):
         sampler.step(data)

@@ -1,8 +1,5 @@
 """Short chains of every sampler, HMC-ECS and SBPS included, behind one interface."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from ecs_data import Data
 from ecs_data import make as make_ecs
@@ -11,8 +8,6 @@ from sbps_chains import make as make_sbps
 from short_chains import ALIKE, THREE, take_step
 from short_chains import make as make_short
 from torch import Tensor, nn
-
-import torch_sgmcmc as sg
 
 __all__ = ["EVERY", "THREE", "Chain", "bits"]
 
@@ -30,11 +25,11 @@ class Chain:
 
     def __init__(
         self,
-        kind: str,
-        dtype: torch.dtype = torch.float32,
-        seed: int = 5,
-        sizes: Sequence[int] = SIZES,  # HMC-ECS has its own
-    ) -> None:
+        kind,
+        dtype=torch.float32,
+        seed=5,
+        sizes=SIZES,  # HMC-ECS has its own
+    ):
         self.kind = kind
         g = torch.Generator().manual_seed(3)
         self.params = [
@@ -45,7 +40,7 @@ class Chain:
             self.params = self.data.params
         self.sampler = self.sampler_of(self.params, seed)
 
-    def sampler_of(self, params: list[Any], seed: int = 99) -> sg.Sampler:
+    def sampler_of(self, params, seed=99):
         groups = [{"params": params[:1]}, {"params": params[1:]}]
         if self.kind.startswith("HMCECS"):
             signed = {"estimator": "signed", "num_factors": 9}
@@ -67,7 +62,7 @@ class Chain:
             )
         return make_short(self.kind, groups, seed=seed)
 
-    def twin(self, dtype: torch.dtype | None = None) -> "Chain":
+    def twin(self, dtype=None):
         """Equal parameters, but for a dtype, with a sampler of another seed."""
         other = object.__new__(Chain)
         other.kind = self.kind
@@ -83,12 +78,12 @@ class Chain:
         other.sampler = other.sampler_of(other.params)
         return other
 
-    def set(self, values: list[Tensor]) -> None:
+    def set(self, values):
         with torch.no_grad():
             for p, value in zip(self.params, values, strict=True):
                 p.copy_(value)
 
-    def run(self, steps: range) -> list[Tensor]:
+    def run(self, steps):
         """Makes steps; returns where they end."""
         for step in steps:
             if self.kind.startswith("HMCECS"):
@@ -99,7 +94,7 @@ class Chain:
                 take_step(self.sampler, self.params, step)
         return [p.detach().clone() for p in self.params]
 
-    def losses(self, step: int) -> Tensor:
+    def losses(self, step):
         g = torch.Generator().manual_seed(step)
         index = torch.randperm(N, generator=g)[:10].double()
         total = torch.zeros(10, dtype=torch.float64)
@@ -109,7 +104,7 @@ class Chain:
         return total
 
 
-def bits(value: Any) -> Any:
+def bits(value):
     """The same nest of dicts and lists with tensors as bytes."""
     if isinstance(value, Tensor):
         numbers = value.detach().double().numpy()  # exact, and NumPy has no bfloat16

@@ -1,25 +1,19 @@
 """Errors to the letter; a step that fails changes neither parameters nor state."""
 
 import copy
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
 from short_chains import assert_same
 
-import torch_sgmcmc as sg
 
-#: A hyperparameter, a value of it, and the error.
-Bad = tuple[str, Any, type[Exception], str]
-
-
-def bad_numbers(name: str, wanted: str, *values: float) -> list[Bad]:
+# Each case is a hyperparameter, a value of it, and the error.
+def bad_numbers(name, wanted, *values):
     return [(name, v, ValueError, f"Invalid {name}: {v} ({wanted})") for v in values]
 
 
-def bad_types(name: str, *values: Any, kind: str = "a number") -> list[Bad]:
+def bad_types(name, *values, kind="a number"):
     return [
         (name, v, TypeError, f"Invalid {name}: {v!r} (must be {kind}, got {given})")
         for v in values
@@ -27,18 +21,18 @@ def bad_types(name: str, *values: Any, kind: str = "a number") -> list[Bad]:
     ]
 
 
-def bad_words(name: str, wanted: str, *values: Any) -> list[Bad]:
+def bad_words(name, wanted, *values):
     text = f"(must be {wanted})"
     return [(name, v, ValueError, f"Invalid {name}: {v!r} {text}") for v in values]
 
 
-def bad_flags(name: str, *values: Any) -> list[Bad]:
+def bad_flags(name, *values):
     text = "(must be a bool)"
     return [(name, v, TypeError, f"Invalid {name}: {v!r} {text}") for v in values]
 
 
 @contextmanager
-def refused(kind: type[Exception], message: str) -> Iterator[None]:
+def refused(kind, message):
     """Expects exactly this error, by type and text."""
     with pytest.raises(kind) as error:
         yield
@@ -46,13 +40,13 @@ def refused(kind: type[Exception], message: str) -> Iterator[None]:
     assert str(error.value) == message
 
 
-def snapshot(sampler: sg.Sampler) -> Any:
+def snapshot(sampler):
     """The parameters and the state dict, copied."""
     params = [p.detach() for g in sampler.param_groups for p in g["params"]]
     return copy.deepcopy([params, sampler.state_dict()])
 
 
-def assert_unchanged(sampler: sg.Sampler, before: Any) -> None:
+def assert_unchanged(sampler, before):
     """The sampler is as in that snapshot."""
     params, state = snapshot(sampler)
     assert_same(params, before[0])
@@ -61,12 +55,7 @@ def assert_unchanged(sampler: sg.Sampler, before: Any) -> None:
     torch.testing.assert_close(state["state"], before[1]["state"], rtol=0, atol=0)
 
 
-def step_fails(
-    sampler: sg.Sampler,
-    closure: Callable[[], Any] | None,
-    kind: type[Exception],
-    message: str,
-) -> None:
+def step_fails(sampler, closure, kind, message):
     """The step fails like this, and nothing has changed."""
     before = snapshot(sampler)
     with refused(kind, message):

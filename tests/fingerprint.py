@@ -5,20 +5,18 @@ Run as a program it prints the instruction set in use and the hashes, as JSON.
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
 from functools import cache
 
 import torch
 from operator_tensors import TARGET, arguments_of, by_gradients, masters_of
 from reference import DTYPES, SIZES, arithmetic
-from torch import Tensor
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import ops as ops
 
 
-def digest(tensors: Iterable[Tensor]) -> str:
+def digest(tensors):
     """A hash of the bits of some tensors."""
     h = hashlib.sha256()
     for t in tensors:
@@ -28,7 +26,7 @@ def digest(tensors: Iterable[Tensor]) -> str:
     return h.hexdigest()
 
 
-def values(like: list[Tensor], scale: float) -> list[Tensor]:
+def values(like, scale):
     """Values of many magnitudes without any random number generator."""
     return [
         (scale * torch.sin(torch.arange(t.numel(), dtype=torch.float64) * 0.7 + i)).to(
@@ -38,9 +36,7 @@ def values(like: list[Tensor], scale: float) -> list[Tensor]:
     ]
 
 
-def operators(
-    dtype: torch.dtype, sizes: Sequence[int] = [n for n in SIZES for _ in range(3)]
-) -> list[Tensor]:
+def operators(dtype, sizes=(*(n for n in SIZES for _ in range(3)),)):
     """Results of every operator that takes lists, for tensors of these sizes."""
     like = [torch.empty(n, dtype=dtype) for n in sizes]
     # Alignments of all kinds; some near 2^34, where the quad's low word overflows.
@@ -51,7 +47,7 @@ def operators(
     momenta, variances = values(work, 0.3), [v.abs() for v in values(work, 0.02)]
     masters = masters_of(params)
 
-    def empty(tensors: list[Tensor]) -> list[Tensor]:
+    def empty(tensors):
         return [torch.empty_like(t) for t in tensors]
 
     noise = empty(like)
@@ -114,7 +110,7 @@ def operators(
     return [*noise, *params, *masters, *grads, *states, *moved, *found]
 
 
-def subsampled() -> list[Tensor]:
+def subsampled():
     """Results of the operators of HMC-ECS, for rows of all kinds of lengths."""
     results = []
     for d in (3, 8, 29, 301):
@@ -150,7 +146,7 @@ def subsampled() -> list[Tensor]:
     return results
 
 
-def not_finite() -> list[Tensor]:
+def not_finite():
     """Records messages about NaN and infinities, at one place or many."""
     tensors = values(
         [torch.empty(n, dtype=dtype) for dtype in DTYPES for n in SIZES], 1
@@ -162,7 +158,7 @@ def not_finite() -> list[Tensor]:
     return [ops.count_nonfinite(tensors), found]
 
 
-def sampler_chain(kind: type[sg.Sampler], **options: object) -> list[Tensor]:
+def sampler_chain(kind, **options):
     """A short chain of a sampler with a hyperprior, on a linear model."""
     params = [torch.nn.Parameter(t) for t in values([torch.empty(301)] * 3, 1.0)]
     if kind is not sg.HMC:
@@ -171,7 +167,7 @@ def sampler_chain(kind: type[sg.Sampler], **options: object) -> list[Tensor]:
     precision = sg.GammaPrecision(sampler)
     scales = iter([1.0, 1.25, 0.75, 1.5, 1.0, 0.5] * 4)
 
-    def closure() -> Tensor:
+    def closure():
         sampler.zero_grad()
         scale = next(scales)
         terms = ((p * (i + scale)).square().mean() for i, p in enumerate(params))
@@ -187,7 +183,7 @@ def sampler_chain(kind: type[sg.Sampler], **options: object) -> list[Tensor]:
 
 
 @cache
-def fingerprints() -> dict[str, str]:
+def fingerprints():
     """Everything, by name."""
     result = {str(dtype): digest(operators(dtype)) for dtype in DTYPES}
     result["HMC-ECS"] = digest(subsampled())

@@ -8,8 +8,6 @@ import multiprocessing
 import os
 import runpy
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +19,7 @@ fresh = multiprocessing.get_context("forkserver")
 fresh.set_forkserver_preload(["torch._dynamo.convert_frame"])
 
 
-def become(program: Path, arguments: list[str], environment: Any, output: Path) -> None:
+def become(program, arguments, environment, output):
     """Runs ``python PROGRAM ARGUMENTS`` in an environment with one thread.
 
     It prints to OUTPUT.out and OUTPUT.err.
@@ -37,7 +35,7 @@ def become(program: Path, arguments: list[str], environment: Any, output: Path) 
     runpy.run_path(str(program), run_name="__main__")
 
 
-def run_ranks(program: Path, ranks: list[list[str]], output: Path) -> list[str]:
+def run_ranks(program, ranks, output):
     """Returns the output of each rank, in processes as torchrun begins them.
 
     An AssertionError with their last words if one fails.
@@ -73,7 +71,7 @@ def run_ranks(program: Path, ranks: list[list[str]], output: Path) -> list[str]:
     return [path.with_suffix(".out").read_text() for path in errors]
 
 
-def launch(program: Path, ranks: int, folder: Path) -> list[dict[str, Any]]:
+def launch(program, ranks, folder):
     """Returns what each rank has saved as FOLDER/RANK.pt."""
     arguments = [[str(rank), str(ranks), str(folder)] for rank in range(ranks)]
     run_ranks(program, arguments, folder)
@@ -82,15 +80,13 @@ def launch(program: Path, ranks: int, folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def on_ranks(program: Path) -> Any:
+def on_ranks(program):
     """A fixture: what a program has found on each of two ranks, or of four."""
 
     @pytest.fixture(
         scope="module", params=[2, pytest.param(4, marks=pytest.mark.nightly)]
     )
-    def ranks(
-        request: Any, tmp_path_factory: pytest.TempPathFactory
-    ) -> list[dict[str, Any]]:
+    def ranks(request, tmp_path_factory):
         return launch(program, request.param, tmp_path_factory.mktemp("ranks"))
 
     return ranks

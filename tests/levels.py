@@ -1,18 +1,9 @@
 """Parameters of tests, each with its level (conftest.py)."""
 
-from collections.abc import Collection, Iterable
-from typing import Any
-
 import pytest
 
 
-def at_levels(
-    cases: Iterable[Any],
-    *,
-    default: Collection[Any] = (),
-    full: Collection[Any] = (),
-    otherwise: str = "nightly",
-) -> list[Any]:
+def at_levels(cases, *, default=(), full=(), otherwise="nightly"):
     """Returns the cases as parameters: some default, some full, all others otherwise.
 
     Raises:

@@ -1,10 +1,7 @@
 """Lists of tensors and hyperparameters that the tests of operators share."""
 
-from typing import Any
-
 import torch
-from reference import DTYPES, SIZES, Exact, arithmetic, assert_rounded, same_bits
-from torch import Tensor
+from reference import DTYPES, SIZES, arithmetic, assert_rounded, same_bits
 
 from torch_sgmcmc._impl.ops import OP_SPECS
 
@@ -14,7 +11,7 @@ FRICTION = {"momentum": 0.9, "noise_estimate": 0.05}
 STREAM = {"seed": 0x0123456789ABCDEF, "step": 2**33 + 5}
 
 
-def mixed_list(seed: int) -> list[Tensor]:
+def mixed_list(seed):
     """Tensors of every size and dtype in one list, shuffled together."""
     g = torch.Generator().manual_seed(seed)
     return [
@@ -24,7 +21,7 @@ def mixed_list(seed: int) -> list[Tensor]:
     ]
 
 
-def states(like: list[Tensor], seed: int) -> list[Tensor]:
+def states(like, seed):
     g = torch.Generator().manual_seed(seed)
     return [
         torch.randn(t.shape, generator=g, dtype=torch.float64).to(arithmetic(t.dtype))
@@ -32,7 +29,7 @@ def states(like: list[Tensor], seed: int) -> list[Tensor]:
     ]
 
 
-def masters_of(params: list[Tensor]) -> list[Tensor]:
+def masters_of(params):
     """A master of each parameter in bf16 and fp16: rounds to it, but is another number.
 
     Off by up to a fifth of a unit in the last place.
@@ -52,15 +49,13 @@ def masters_of(params: list[Tensor]) -> list[Tensor]:
     ]
 
 
-def values_of(params: list[Tensor], masters: list[Tensor]) -> list[Tensor]:
+def values_of(params, masters):
     """Returns the tensors that an update starts from: masters where they exist."""
     rest = iter(masters)
     return [next(rest) if p.dtype.itemsize == 2 else p for p in params]
 
 
-def assert_updated(
-    params: list[Tensor], masters: list[Tensor], expected: list[Exact], **roundings: int
-) -> None:
+def assert_updated(params, masters, expected, **roundings):
     """Asserts masters as exact as the arithmetic, and parameters that they round to."""
     values = values_of(params, masters)
     for p, value, e in zip(params, values, expected, strict=True):
@@ -68,22 +63,22 @@ def assert_updated(
         assert same_bits(p, value.to(p.dtype))
 
 
-def scattered_offsets(tensors: list[Tensor]) -> list[int]:
+def scattered_offsets(tensors):
     """Offsets of every alignment, near 0 and beyond 32 bits."""
     return [
         (2**40 if i % 3 == 0 else 0) + 10_007 * i + i % 7 for i in range(len(tensors))
     ]
 
 
-def clones(tensors: list[Tensor]) -> list[Tensor]:
+def clones(tensors):
     return [t.clone() for t in tensors]
 
 
-def assert_all_same(a: list[Tensor], b: list[Tensor]) -> None:
+def assert_all_same(a, b):
     assert all(same_bits(x, y) for x, y in zip(a, b, strict=True))
 
 
-def registered() -> set[str]:
+def registered():
     """Names of all operators that torch knows of ours."""
     return {
         name.removeprefix("torch_sgmcmc::")
@@ -92,7 +87,7 @@ def registered() -> set[str]:
     }
 
 
-def by_gradients() -> dict[str, bool]:
+def by_gradients():
     """Operators like SGLD's, that go by gradients and TARGET; whether by momenta, too.
 
     The latter take FRICTION as well.
@@ -113,9 +108,7 @@ def by_gradients() -> dict[str, bool]:
     }
 
 
-def arguments_of(
-    op: str, p: Any, g: Any, v: Any, masters: Any
-) -> tuple[tuple[Any, ...], dict[str, float]]:
+def arguments_of(op, p, g, v, masters):
     """Lists and numbers of one of those."""
     if by_gradients()[op]:
         return (p, g, v, masters), {**TARGET, **FRICTION}

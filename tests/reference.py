@@ -5,9 +5,7 @@ noise that ``torch_sgmcmc::gaussian_`` says a step uses. A fused result may then
 differ by rounding alone, and :func:`assert_rounded` allows no more than that.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,18 +27,18 @@ SIZES = (
 ROUNDINGS = 8
 
 
-def arithmetic(dtype: torch.dtype) -> torch.dtype:
+def arithmetic(dtype):
     """The type of arithmetic and of state for parameters of a type."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def is_dense(t: Tensor) -> bool:
+def is_dense(t):
     """Returns whether a tensor (that does not overlap itself) fills its memory."""
     extent = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
     return t.numel() == 0 or extent + 1 == t.numel()
 
 
-def in_noise_order(flat: Tensor, like: Tensor) -> Tensor:
+def in_noise_order(flat, like):
     """Arranges flat noise as an operator does for a tensor.
 
     Elements are numbered as they lie in memory if the tensor is dense, and in
@@ -51,14 +49,7 @@ def in_noise_order(flat: Tensor, like: Tensor) -> Tensor:
     return flat.view(like.shape)
 
 
-def draw(
-    tensors: Sequence[Tensor],
-    *,
-    offsets: Sequence[int],
-    seed: int,
-    step: int,
-    purpose: int = _C.Purpose.UPDATE,
-) -> list[Tensor]:
+def draw(tensors, *, offsets, seed, step, purpose=_C.Purpose.UPDATE):
     """The standard normals, in float64, that a step uses for each tensor."""
     flat = [torch.zeros(t.numel(), dtype=torch.float64) for t in tensors]
     if flat:
@@ -76,16 +67,7 @@ class Exact:
     scale: Tensor
 
 
-def sgld(
-    param: Tensor,
-    grad: Tensor,
-    noise: Tensor,
-    *,
-    lr: float,
-    num_data: float,
-    prior_precision: float,
-    temperature: float,
-) -> Exact:
+def sgld(param, grad, noise, *, lr, num_data, prior_precision, temperature):
     """METHODS, SGLD: the new parameter."""
     param, grad = param.double(), grad.double()
     pull = prior_precision / num_data * param
@@ -97,19 +79,19 @@ def sgld(
 
 
 def sghmc(
-    param: Tensor,
-    grad: Tensor,
-    momentum_buffer: Tensor,
-    noise: Tensor,
-    grad_variance: Tensor | None = None,
+    param,
+    grad,
+    momentum_buffer,
+    noise,
+    grad_variance=None,
     *,
-    lr: float,
-    momentum: float,
-    num_data: float,
-    prior_precision: float,
-    temperature: float,
-    noise_estimate: float,
-) -> tuple[Exact, Exact]:
+    lr,
+    momentum,
+    num_data,
+    prior_precision,
+    temperature,
+    noise_estimate,
+):
     """METHODS, SGHMC: the new parameter and the new momentum.
 
     With a gradient variance, the noise estimate of a coordinate is
@@ -117,7 +99,7 @@ def sghmc(
     """
     param, grad = param.double(), grad.double()
     v = momentum_buffer.double()
-    beta: float | Tensor = noise_estimate
+    beta = noise_estimate
     if grad_variance is not None:
         beta = lr * num_data * grad_variance.double() / (2 * temperature)
     variance = 2 * ((1 - momentum) - beta) * lr * temperature / num_data
@@ -130,17 +112,7 @@ def sghmc(
     return Exact(param + new.value, param.abs() + new.scale), new
 
 
-def leapfrog(
-    param: Tensor,
-    grad: Tensor,
-    momentum: Tensor,
-    mass: Tensor | None,
-    *,
-    kick: float,
-    drift: float,
-    num_data: float,
-    prior_precision: float,
-) -> tuple[Exact, Exact]:
+def leapfrog(param, grad, momentum, mass, *, kick, drift, num_data, prior_precision):
     """METHODS, HMC: θ and r after r <- r - kick ∇U, θ <- θ + drift r / m."""
     param, grad, r = param.double(), grad.double(), momentum.double()
     pull, decay = kick * num_data * grad, kick * prior_precision * param
@@ -150,18 +122,18 @@ def leapfrog(
 
 
 def ewsg_log_weights(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    momenta: Sequence[Tensor],
+    params,
+    grads,
+    momenta,
     *,
-    lr: float,
-    momentum: float,
-    num_data: float,
-    prior_precision: float,
-    temperature: float,
-    surrogate: str = "momentum",
-    num_chains: int = 1,
-) -> Tensor:
+    lr,
+    momentum,
+    num_data,
+    prior_precision,
+    temperature,
+    surrogate="momentum",
+    num_chains=1,
+):
     """METHODS, EWSG: W of each chain; without momenta v = 0."""
     alpha = 1 - momentum
     variance = 2 * alpha * lr * temperature / num_data
@@ -180,21 +152,21 @@ def ewsg_log_weights(
 
 
 def psgld(
-    param: Tensor,
-    grad: Tensor,
-    square_average: Tensor,
-    noise: Tensor,
-    sensitivity: Tensor | None = None,
-    curvature: Tensor | None = None,
+    param,
+    grad,
+    square_average,
+    noise,
+    sensitivity=None,
+    curvature=None,
     *,
-    lr: float,
-    num_data: float,
-    prior_precision: float,
-    temperature: float,
-    decay: float,
-    eps: float,
-    adapt: bool,
-) -> tuple[Exact, Exact, Exact | None]:
+    lr,
+    num_data,
+    prior_precision,
+    temperature,
+    decay,
+    eps,
+    adapt,
+):
     """METHODS, pSGLD: the new parameter, V, and J W if Γ is added.
 
     Γ = dG/dV W with W = a (J W) + 2 (1 - a) ḡ h, h the curvature.
@@ -224,19 +196,19 @@ def psgld(
 
 
 def sgnht(
-    param: Tensor,
-    grad: Tensor,
-    momentum_buffer: Tensor,
-    thermostat: Tensor,
-    noise: Tensor,
+    param,
+    grad,
+    momentum_buffer,
+    thermostat,
+    noise,
     *,
-    lr: float,
-    momentum: float,
-    num_data: float,
-    prior_precision: float,
-    temperature: float,
-    thermostat_rate: float,
-) -> tuple[Exact, Exact, Exact]:
+    lr,
+    momentum,
+    num_data,
+    prior_precision,
+    temperature,
+    thermostat_rate,
+):
     """METHODS, SGNHT: the new parameter, momentum, and thermostat α - A."""
     param, grad = param.double(), grad.double()
     v, delta = momentum_buffer.double(), thermostat.double()
@@ -263,7 +235,7 @@ def sgnht(
     )
 
 
-def assert_rounded(actual: Tensor, expected: Exact, roundings: int = ROUNDINGS) -> None:
+def assert_rounded(actual, expected, roundings=ROUNDINGS):
     """Asserts that a result is the expected value but for rounding.
 
     Allowed are some roundings of the arithmetic type and, for a parameter in a
@@ -285,7 +257,7 @@ def assert_rounded(actual: Tensor, expected: Exact, roundings: int = ROUNDINGS) 
     )
 
 
-def same_bits(a: Tensor, b: Tensor) -> bool:
+def same_bits(a, b):
     """Returns whether type, shape and every bit agree, -0 and NaN included."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
@@ -295,7 +267,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(raw_a, raw_b)
 
 
-def assert_same_bits(one: Any, other: Any) -> None:
+def assert_same_bits(one, other):
     """Returns whether two nested objects are bitwise identical."""
     if isinstance(one, Tensor):
         assert same_bits(one, other)

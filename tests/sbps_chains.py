@@ -1,26 +1,23 @@
 """Short chains of SBPS that its tests share."""
 
-from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 
-Closure = Callable[[], Any]
 N = 50
 
 
 class Draws:
     """Minibatches of a Gaussian mean: losses ‖θ - xᵢ‖² / 2, of all parameters."""
 
-    def __init__(self, params: list[nn.Parameter], n: int = 10) -> None:
+    def __init__(self, params, n=10):
         self.params, self.n = params, n
         self.generator = torch.Generator().manual_seed(0)
 
-    def __call__(self) -> Tensor:
+    def __call__(self):
         assert torch.is_grad_enabled()
         index = torch.randperm(N, generator=self.generator)[: self.n].double()
         total = torch.zeros(self.n, dtype=torch.float64)
@@ -31,9 +28,7 @@ class Draws:
         return total
 
 
-def make(
-    params: Any, *, given: Callable[[Tensor], Any] | None = None, **settings: Any
-) -> sg.SBPS:
+def make(params, *, given=None, **settings):
     """A sampler; the A of each parameter may be given."""
     shared = {"num_data": N, "prior_precision": 20.0, "num_std": 3.0, "seed": 5}
     sampler = sg.SBPS(params, **{**shared, **settings})
@@ -42,14 +37,12 @@ def make(
     return sampler
 
 
-def uneven(p: Tensor) -> Tensor:
+def uneven(p):
     """A preconditioner of a parameter."""
     return torch.linspace(0.3, 2.0, p.numel()).view(p.shape)
 
 
-def run(
-    sampler: sg.SBPS, closure: Closure, steps: int
-) -> tuple[list[float], list[Tensor]]:
+def run(sampler, closure, steps):
     """Times and places of events."""
     params = sampler._all_params()
     times, places = [], []
@@ -60,14 +53,14 @@ def run(
     return times, places
 
 
-def two(dtype: torch.dtype = torch.float64) -> list[nn.Parameter]:
+def two(dtype=torch.float64):
     return [
         nn.Parameter(torch.zeros(3, dtype=dtype)),
         nn.Parameter(torch.ones(2, 2, dtype=dtype)),
     ]
 
 
-def segments(times: list[float], places: list[Tensor]) -> Any:
+def segments(times, places):
     """Pairs of events (time, place), from the start of `two` on."""
     start = (0.0, torch.cat([torch.zeros(3), torch.ones(4)]).double())
     return pairwise([start, *zip(times, places, strict=True)])

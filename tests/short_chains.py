@@ -1,8 +1,6 @@
 """Short chains of every sampler, for tests that compare them bit for bit."""
 
-from collections.abc import Callable
 from itertools import count
-from typing import Any
 
 import torch
 from operator_tensors import by_gradients
@@ -15,7 +13,7 @@ from torch_sgmcmc._impl import ops as ops
 TARGET = {"lr": 0.1, "num_data": 50.0, "prior_precision": 2.0, "temperature": 0.9}
 #: Samplers that go by gradients, what all of them take, and perhaps momenta: SGLD, and
 #: whoever is like it.
-ALIKE: dict[str, type[sg.Sampler]] = {
+ALIKE = {
     name: cls
     for name, cls in vars(sg).items()
     if isinstance(cls, type)
@@ -34,7 +32,7 @@ CLASSES = (
     *(*ALIKE.values(), sg.SGHMC, sg.PSGLD, sg.SGNHT),
     *(sg.EWSG, sg.HMC, sg.HMCECS, sg.SBPS),
 )
-KINDS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
+KINDS = {
     **{name: (cls, {}) for name, cls in ALIKE.items()},
     "SGHMC": (sg.SGHMC, {"momentum": 0.9}),
     "SGHMC resampling": (sg.SGHMC, {"momentum": 0.9, "resample_momentum_every": 3}),
@@ -71,7 +69,7 @@ ANY_DRAWS = [kind for kind in KINDS if kind != "EWSG persistent"]
 SIZES = (3, 128, 257, 1, 40, 1000)
 
 
-def kept_state(sampler: sg.Sampler) -> dict[Any, dict[str, Any]]:
+def kept_state(sampler):
     """Returns the state of the parameters without the step counter."""
     kept = {
         p: {key: value for key, value in state.items() if key != "step"}
@@ -80,16 +78,14 @@ def kept_state(sampler: sg.Sampler) -> dict[Any, dict[str, Any]]:
     return {p: state for p, state in kept.items() if state}
 
 
-def make_params(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+def make_params(dtype=torch.float32):
     g = torch.Generator().manual_seed(3)
     return [nn.Parameter(torch.randn(n, generator=g).to(dtype)) for n in SIZES]
 
 
-def make(
-    kind: str, params: Any, seed: int | None = 5, **hyperparameters: float
-) -> sg.Sampler:
+def make(kind, params, seed=5, **hyperparameters):
     cls, options = KINDS[kind]
-    settings: dict[str, Any] = {**TARGET, **options, **hyperparameters}
+    settings = {**TARGET, **options, **hyperparameters}
     if cls is sg.HMC:  # a step size that accepts some trajectories and rejects others
         settings["step_size"] = 0.6 * settings.pop("lr")
     if kind == WITH_MEANS:
@@ -97,7 +93,7 @@ def make(
     return cls(params, **settings, seed=seed)
 
 
-def with_means(params: Any) -> list[dict[str, Any]]:
+def with_means(params):
     """Groups whose priors have tensors of means, however parameters are grouped."""
     groups = list(params)
     if not isinstance(groups[0], dict):
@@ -111,19 +107,19 @@ def with_means(params: Any) -> list[dict[str, Any]]:
     return groups
 
 
-def needs_closure(sampler: sg.Sampler) -> bool:
+def needs_closure(sampler):
     """Returns whether a step takes a closure."""
     return isinstance(sampler, (sg.EWSG, sg.HMC))
 
 
-def twin_of(sampler: sg.Sampler, params: Any) -> sg.Sampler:
+def twin_of(sampler, params):
     """A sampler of the same class, with other hyperparameters and another seed."""
     if isinstance(sampler, sg.HMC):
         return sg.HMC(params, step_size=1.0, num_steps=1, num_data=1, seed=99)
     return type(sampler)(params, lr=1.0, num_data=1, seed=99)
 
 
-def set_grads(params: list[nn.Parameter], step: int, draw: int = 0) -> None:
+def set_grads(params, step, draw=0):
     """Gradients of ‖θ‖²/2 with minibatch noise that depends on step and draw alone.
 
     They carry a graph, as after ``backward(create_graph=True)``.
@@ -134,7 +130,7 @@ def set_grads(params: list[nn.Parameter], step: int, draw: int = 0) -> None:
         p.grad = (p.float() + noise).to(p.dtype)
 
 
-def minibatch_of(sampler: sg.Sampler, step: int, call: int) -> tuple[int, int]:
+def minibatch_of(sampler, step, call):
     """Step and draw that the gradients of a call of the closure depend on."""
     if sampler.param_groups[0].get("persistent_index_chain", False):
         (number,) = sampler.minibatches.tolist()
@@ -142,16 +138,11 @@ def minibatch_of(sampler: sg.Sampler, step: int, call: int) -> tuple[int, int]:
     return step, call
 
 
-def take_step(
-    sampler: sg.Sampler,
-    params: list[nn.Parameter],
-    step: int,
-    edit: Callable[[], object] = lambda: None,
-) -> None:
+def take_step(sampler, params, step, edit=lambda: None):
     """One step with :func:`set_grads`; ``edit`` may change the gradients."""
     draws = count()
 
-    def closure() -> torch.Tensor:
+    def closure():
         set_grads(params, *minibatch_of(sampler, step, next(draws)))
         edit()
         halves = [p.detach().double().square().sum() / 2 for p in params]
@@ -164,27 +155,25 @@ def take_step(
         sampler.step()
 
 
-def advance(
-    sampler: sg.Sampler, params: list[nn.Parameter], steps: range
-) -> list[nn.Parameter]:
+def advance(sampler, params, steps):
     for step in steps:
         take_step(sampler, params, step)
     return params
 
 
-def assert_same(a: list[Any], b: list[Any]) -> None:
+def assert_same(a, b):
     for x, y in zip(a, b, strict=True):
         assert same_bits(x, y)
 
 
-def one_parameter(numel: int = 5) -> nn.Parameter:
+def one_parameter(numel=5):
     """A parameter with a gradient."""
     p = nn.Parameter(torch.linspace(-1, 1, numel))
     p.grad = torch.linspace(0.5, 2, numel)
     return p
 
 
-def two() -> list[nn.Parameter]:
+def two():
     """A row in fp32 and a matrix in fp64."""
     g = torch.Generator().manual_seed(9)
     return [

@@ -1,16 +1,14 @@
 """Draws of two stores, compared; what a file gives back of a value."""
 
 import io
-from pathlib import Path
-from typing import Any
 
 import torch
 
-from torch_sgmcmc import Draw, SampleStore
+from torch_sgmcmc import SampleStore
 from torch_sgmcmc.posterior.store_files import COLUMNS
 
 
-def through_file(value: Any, *, weights_only: bool = True) -> Any:
+def through_file(value, *, weights_only=True):
     """Loads, by torch.load, what torch.save has written."""
     file = io.BytesIO()
     torch.save(value, file)
@@ -18,7 +16,7 @@ def through_file(value: Any, *, weights_only: bool = True) -> Any:
     return torch.load(file, weights_only=weights_only)
 
 
-def contents(folder: Path) -> dict[str, Any]:
+def contents(folder):
     """Returns what a store has, to compare with another: draws bitwise, other files.
 
     Which draws share a file depends on when the writer was told to flush. Locks and
@@ -37,13 +35,13 @@ def contents(folder: Path) -> dict[str, Any]:
     return {"draws": draws, **others}
 
 
-def columns(draw: Draw) -> str:
+def columns(draw):
     """Returns what a store keeps beside a draw's tensors, as text: NaN equals NaN."""
     numbers = {name: getattr(draw, name) for name in COLUMNS}
     return f"{draw.chain} {numbers} {draw.prior_precision}"
 
 
-def as_bytes(tensor: torch.Tensor) -> bytes:
+def as_bytes(tensor):
     """Returns a tensor's dtype, shape and bytes."""
     data = bytes(tensor.contiguous().flatten().view(torch.uint8).tolist())
     return f"{tensor.dtype} {list(tensor.shape)} ".encode() + data

@@ -7,8 +7,6 @@ patterns under heavy noise, easy enough to be learnt in an epoch.
 import os
 import re
 import subprocess
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ pytestmark = pytest.mark.full
 
 
 @pytest.fixture(scope="session")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(tmp_path_factory):
     """A folder with files like MNIST's."""
     folder = tmp_path_factory.mktemp("images")
     generator = np.random.default_rng(0)
@@ -35,7 +33,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(program: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+def run(program, *arguments):
     return subprocess.run(
         [program, *map(str, arguments)],
         capture_output=True,
@@ -44,9 +42,7 @@ def run(program: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_it_learns(
-    consumer_program: Callable[[str], Path], images: Path, tmp_path: Path
-) -> None:
+def test_it_learns(consumer_program, images, tmp_path):
     program = consumer_program("mnist_bnn")
     done = run(program, images, 3)
     assert done.returncode == 0, done.stderr

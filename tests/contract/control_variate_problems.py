@@ -1,26 +1,16 @@
 """A small network with minibatches, that tests of control variates share."""
 
-from typing import Any
-
 import torch
 from reference import same_bits
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
-
-Batch = tuple[Tensor, Tensor]
 
 
 class Problem:
     """A small network on random data, with a sampler, and batches of its data."""
 
-    def __init__(
-        self,
-        kind: type[sg.Sampler] = sg.SGLD,
-        dtype: torch.dtype = torch.float64,
-        count: int = 7,
-        **options: Any,
-    ) -> None:
+    def __init__(self, kind=sg.SGLD, dtype=torch.float64, count=7, **options):
         g = torch.Generator().manual_seed(1)
         self.x = torch.randn(count, 3, generator=g).to(dtype)
         self.y = torch.randn(count, 2, generator=g).to(dtype)
@@ -32,24 +22,24 @@ class Problem:
         self.sampler = kind(self.params, **settings)
         self.calls = 0
 
-    def loss_fn(self, batch: Batch) -> Tensor:
+    def loss_fn(self, batch):
         self.calls += 1
         w, b, v = self.params
         x, y = batch
         return ((torch.tanh(x @ w + b) @ v - y) ** 2).sum(1).mean()
 
-    def batch(self, indices: Any) -> Batch:
+    def batch(self, indices):
         index = torch.as_tensor(indices)
         return self.x[index], self.y[index]
 
-    def loader(self, size: int = 3) -> list[Batch]:
+    def loader(self, size=3):
         """All data once, in batches of unequal sizes."""
         return [
             self.batch(range(i, min(i + size, len(self.x))))
             for i in range(0, len(self.x), size)
         ]
 
-    def gradient(self, indices: Any, at: list[Tensor] | None = None) -> list[Tensor]:
+    def gradient(self, indices, at=None):
         """The plain gradient of a minibatch, at other values if given."""
         own = self.params
         if at is not None:
@@ -58,23 +48,23 @@ class Problem:
         self.params = own
         return list(grads)
 
-    def move(self, size: float = 0.3) -> None:
+    def move(self, size=0.3):
         g = torch.Generator().manual_seed(2)
         with torch.no_grad():
             for p in self.params:
                 p += size * torch.randn(p.shape, generator=g).to(p.dtype)
 
-    def estimator(self, **options: Any) -> sg.ControlVariates:
+    def estimator(self, **options):
         estimator = sg.ControlVariates(self.sampler, self.loss_fn, **options)
         estimator.set_anchor(self.loader())
         return estimator
 
-    def svrg(self, **options: Any) -> sg.SVRG:
+    def svrg(self, **options):
         return sg.SVRG(
             self.sampler, self.loss_fn, self.loader(), **{"refresh_every": 3, **options}
         )
 
-    def estimates(self, estimator: sg.ControlVariates) -> list[list[Tensor]]:
+    def estimates(self, estimator):
         """Returns the gradient of each datum."""
         found = []
         for i in range(len(self.x)):
@@ -83,19 +73,19 @@ class Problem:
             found.append(self.grads())
         return found
 
-    def grads(self) -> list[Tensor]:
+    def grads(self):
         return [p.grad.clone() for p in self.params if p.grad is not None]
 
-    def values(self) -> list[Tensor]:
+    def values(self):
         return [p.detach().clone() for p in self.params]
 
 
-def assert_close(got: list[Tensor], want: list[Tensor]) -> None:
+def assert_close(got, want):
     assert len(got) == len(want) > 0
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
 
 
-def assert_same(got: list[Tensor], want: list[Tensor]) -> None:
+def assert_same(got, want):
     assert len(got) == len(want)
     assert all(same_bits(a, b) for a, b in zip(got, want, strict=True))

@@ -18,12 +18,12 @@ from pathlib import Path
 import torch
 
 
-def run(path: Path) -> None:
+def run(path):
     code = compile(path.read_text(), str(path), "exec")
     exec(code, sys.modules["__main__"].__dict__)
 
 
-def in_child(name: str) -> None:
+def in_child(name):
     """Runs a child's program; returns only if it has ended well."""
     threaded, path = name.startswith("thread:"), Path(name.removeprefix("thread:"))
     errors = os.open(f"{path}.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -37,7 +37,7 @@ def in_child(name: str) -> None:
         return
     failed = []
 
-    def target() -> None:
+    def target():
         try:
             run(path)
         except BaseException:
@@ -54,7 +54,7 @@ def in_child(name: str) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     # As a torch for the CPU: Triton's bindings tell of what is frozen as of leaks.
-    sys.modules["triton"] = None  # type: ignore[assignment]
+    sys.modules["triton"] = None
     torch.optim.SGD([torch.zeros(1)])  # which imports a thousand modules
     gc.freeze()  # that collections at each child's end need not go through
     for each in sys.argv[1:]:

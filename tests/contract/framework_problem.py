@@ -1,9 +1,6 @@
 """A small regression with every sampler, for tests inside training frameworks."""
 
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
 from short_chains import ALIKE, with_means
@@ -18,7 +15,7 @@ _COMMON = {"num_data": NUM_DATA, "prior_precision": 1.0, "seed": 3}
 
 
 # Those whose step() follows a backward() of somebody else's.
-PLAIN: dict[str, Callable[[Any], sg.Sampler]] = {
+PLAIN = {
     **{k: partial(cls, lr=0.1, **_COMMON) for k, cls in ALIKE.items()},
     "SGHMC": lambda p: sg.SGHMC(p, 0.1, 0.9, **_COMMON),
     "SGHMC with means": lambda p: sg.SGHMC(with_means(p), 0.1, 0.8, **_COMMON),
@@ -26,7 +23,7 @@ PLAIN: dict[str, Callable[[Any], sg.Sampler]] = {
     "SGNHT": lambda p: sg.SGNHT(p, 0.1, **_COMMON),
 }
 # Those that ask for more: a graph, or a closure of their own.
-CLOSED: dict[str, Callable[[Any], sg.Sampler]] = {
+CLOSED = {
     "PSGLD": lambda p: sg.PSGLD(p, 0.01, eps=0.1, **_COMMON),
     "EWSG": lambda p: sg.EWSG(p, 0.1, **_COMMON),
     "HMC": lambda p: sg.HMC(p, 0.1, num_steps=3, **_COMMON),
@@ -36,19 +33,19 @@ CLOSED: dict[str, Callable[[Any], sg.Sampler]] = {
 EVERY = {**PLAIN, **CLOSED}
 
 
-def data() -> tuple[Tensor, Tensor]:
+def data():
     g = torch.Generator().manual_seed(0)
     x = torch.randn(NUM_DATA, 3, generator=g)
     noise = 0.1 * torch.randn(NUM_DATA, generator=g)
     return x, (x @ torch.tensor([1.0, -2.0, 0.5]) + noise)[:, None]
 
 
-def loader() -> DataLoader[Any]:
+def loader():
     """Minibatches in a fixed order."""
     return DataLoader(TensorDataset(*data()), BATCH)
 
 
-def new_model() -> nn.Module:
+def new_model():
     g = torch.Generator().manual_seed(1)
     model = nn.Linear(3, 1)
     with torch.no_grad():
@@ -57,57 +54,50 @@ def new_model() -> nn.Module:
     return model
 
 
-def new_sampler(kind: str, model: nn.Module) -> sg.Sampler:
+def new_sampler(kind, model):
     return EVERY[kind](model.parameters())
 
 
-def collector_of(sampler: sg.Sampler, model: nn.Module, folder: Path) -> sg.Collector:
+def collector_of(sampler, model, folder):
     """Every third draw after the second step, or of SBPS its second sample."""
     return sg.Collector(sampler, model, folder, burn_in=2, every=3)
 
 
-def takes_closure(kind: str) -> bool:
+def takes_closure(kind):
     return kind in CLOSED and kind != "PSGLD"
 
 
-def graphs(kind: str) -> dict[str, bool]:
+def graphs(kind):
     """Returns the argument of backward()."""
     return {"create_graph": True} if kind == "PSGLD" else {}
 
 
-def closure_of(
-    kind: str,
-    model: nn.Module,
-    batches: sg.IndependentBatchSampler,
-    backward: Callable[[Tensor], object],
-) -> Callable[..., Tensor]:
+def closure_of(kind, model, batches, backward):
     """The closure that this sampler asks for."""
     x, y = data()
 
-    def ewsg() -> Tensor:
+    def ewsg():
         (rows,) = batches.draw(1)
         loss = mse_loss(model(x[rows]), y[rows])
         backward(loss)
         return loss
 
-    def hmc() -> Tensor:
+    def hmc():
         loss = mse_loss(model(x), y)
         backward(loss)
         return loss
 
-    def sbps() -> Tensor:
+    def sbps():
         (rows,) = batches.draw(1)
         return (model(x[rows]) - y[rows]).square().sum(1)
 
-    def hmcecs(indices: Tensor) -> Tensor:
+    def hmcecs(indices):
         return -(model(x[indices]) - y[indices]).square().sum(1)
 
     return {"EWSG": ewsg, "HMC": hmc, "SBPS": sbps, "HMCECS": hmcecs}[kind]
 
 
-def by_hand(
-    kind: str, steps: int, *, parts: int = 1, store: Path | None = None
-) -> list[Tensor]:
+def by_hand(kind, steps, *, parts=1, store=None):
     """The chain of a loop without a framework; gradients may be accumulated."""
     model = new_model()
     sampler = new_sampler(kind, model)

@@ -1,11 +1,8 @@
 """Parameters and a closure that the tests of HMC share."""
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
 
-GOOD: dict[str, Any] = {"step_size": 0.1, "num_steps": 3, "num_data": 10, "seed": 0}
+GOOD = {"step_size": 0.1, "num_steps": 3, "num_data": 10, "seed": 0}
 NO_CLOSURE = """\
 HMC.step() needs a closure, since it computes several gradients a step:
 
@@ -20,11 +17,11 @@ HMC.step() needs a closure, since it computes several gradients a step:
 class Quartic:
     """A closure with an anharmonic loss, that counts its calls."""
 
-    def __init__(self, params: list[nn.Parameter], chains: bool = False) -> None:
+    def __init__(self, params, chains=False):
         self.params, self.chains = params, chains
-        self.losses: list[Tensor] = []
+        self.losses = []
 
-    def __call__(self) -> Tensor:
+    def __call__(self):
         assert torch.is_grad_enabled()
         assert all(p.grad is None for p in self.params)
         terms = [0.1 * p.double() ** 4 + 0.3 * p.double() ** 2 for p in self.params]

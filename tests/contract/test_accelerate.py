@@ -1,9 +1,5 @@
 """Samplers with Hugging Face's accelerate, and in its own tests."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from framework_problem import (
@@ -21,7 +17,6 @@ from framework_problem import (
 )
 from short_chains import assert_same
 from stored_files import contents
-from torch import Tensor
 from torch.nn.functional import mse_loss
 
 import torch_sgmcmc as sg
@@ -34,7 +29,7 @@ pytestmark = [pytest.mark.full, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture(autouse=True)
-def no_state_left() -> Iterator[None]:
+def no_state_left():
     yield
     accelerate.state.AcceleratorState._reset_state(True)
     accelerate.state.GradientState._reset_state()
@@ -43,7 +38,7 @@ def no_state_left() -> Iterator[None]:
 class Run:
     """A training loop as accelerate's documents have it."""
 
-    def __init__(self, kind: str, parts: int = 1, store: Path | None = None) -> None:
+    def __init__(self, kind, parts=1, store=None):
         self.accelerator = accelerate.Accelerator(
             cpu=True, gradient_accumulation_steps=parts
         )
@@ -59,7 +54,7 @@ class Run:
             self.collector = collector_of(sampler, model, store)
             self.accelerator.register_for_checkpointing(self.collector)
 
-    def epochs(self, number: int) -> list[Tensor]:
+    def epochs(self, number):
         for _ in range(number):
             for x, y in self.loader:
                 if takes_closure(self.kind):
@@ -78,7 +73,7 @@ class Run:
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
 @pytest.mark.parametrize("kind", EVERY)
-def test_the_chain_equals_that_of_a_loop_and_resumes(kind: str, tmp_path: Path) -> None:
+def test_the_chain_equals_that_of_a_loop_and_resumes(kind, tmp_path):
     run = Run(kind)
     run.epochs(1)
     run.accelerator.save_state(str(tmp_path))
@@ -91,14 +86,12 @@ def test_the_chain_equals_that_of_a_loop_and_resumes(kind: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", ["SGHMC", "SGHMC with means"])
-def test_accumulated_gradients(kind: str) -> None:
+def test_accumulated_gradients(kind):
     assert_same(Run(kind, parts=2).epochs(2), by_hand(kind, 4, parts=2))
 
 
 @pytest.mark.parametrize(("kind", "parts"), [("SGHMC", 2), ("SBPS", 1)])
-def test_draws_equal_those_of_a_loop_and_resume(
-    kind: str, parts: int, tmp_path: Path
-) -> None:
+def test_draws_equal_those_of_a_loop_and_resume(kind, parts, tmp_path):
     by_hand(kind, 24 // parts, parts=parts, store=tmp_path / "loop")
     run = Run(kind, parts, tmp_path / "run")
     run.epochs(3)
@@ -116,10 +109,8 @@ def test_draws_equal_those_of_a_loop_and_resume(
 
 
 @pytest.fixture(params=["SGLD", "SGHMC with means"])
-def in_place(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., sg.Sampler]:
-    def make(params: Any, lr: float) -> sg.Sampler:
+def in_place(request, monkeypatch):
+    def make(params, lr):
         sampler = PLAIN[request.param](params)
         for group in sampler.param_groups:
             group["lr"] = lr / 10
@@ -130,10 +121,10 @@ def in_place(
     return make
 
 
-def test_training_check(in_place: Any) -> None:
+def test_training_check(in_place):
     accelerate.Accelerator(cpu=True)
     scripts.training_check(use_seedable_sampler=True)
 
 
-def test_gradient_accumulation_with_opt_and_scheduler(in_place: Any) -> None:
+def test_gradient_accumulation_with_opt_and_scheduler(in_place):
     syncing.test_gradient_accumulation_with_opt_and_scheduler()

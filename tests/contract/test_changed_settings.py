@@ -3,10 +3,7 @@
 The laws of such chains are in tests/laws/test_changing_settings.py.
 """
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +12,7 @@ from torch.optim import lr_scheduler
 import torch_sgmcmc as sg
 
 
-def _one(kind: Any = sg.SGHMC, **settings: Any) -> tuple[torch.Tensor, sg.Sampler]:
+def _one(kind=sg.SGHMC, **settings):
     p = torch.zeros(1000, requires_grad=True)
     p.grad = torch.zeros(1000)
     shared = {"num_data": 100, "seed": 5, **settings}
@@ -24,7 +21,7 @@ def _one(kind: Any = sg.SGHMC, **settings: Any) -> tuple[torch.Tensor, sg.Sample
     return p, sampler
 
 
-def test_sgd_at_no_temperature() -> None:
+def test_sgd_at_no_temperature():
     """Momenta at T = 0 follow lr, as in torch's SGD, to the last step."""
     p, sampler = _one(temperature=0.0)
     q = torch.zeros(1000, requires_grad=True)
@@ -46,12 +43,12 @@ def test_sgd_at_no_temperature() -> None:
 @pytest.mark.parametrize(
     "kind", [sg.SGLD, sg.SGLRW, sg.SGHMC, sg.BAOA, sg.PSGLD, sg.SGNHT, sg.EWSG]
 )
-def test_nothing_happens_at_lr_0(kind: Any) -> None:
+def test_nothing_happens_at_lr_0(kind):
     p = torch.zeros(10, requires_grad=True)
     options = {"gamma": False} if kind is sg.PSGLD else {}
     sampler = kind([p], 0.1, num_data=10, seed=1, **options)
 
-    def closure() -> float:
+    def closure():
         p.grad = torch.randn(10)
         return 1.5
 
@@ -75,7 +72,7 @@ def test_nothing_happens_at_lr_0(kind: Any) -> None:
         assert key == "lr" or after["param_groups"][0][key] == value
 
 
-def test_first_momenta_are_made_at_the_first_lr() -> None:
+def test_first_momenta_are_made_at_the_first_lr():
     p = torch.zeros(20_000, requires_grad=True)
     p.grad = torch.zeros(20_000)
     sampler = sg.SGHMC([p], 0.0, 0.9, num_data=100, seed=5)
@@ -89,7 +86,7 @@ def test_first_momenta_are_made_at_the_first_lr() -> None:
     assert float(momentum.var()) == pytest.approx(0.2 / 100, rel=0.05)
 
 
-def test_a_failed_step_leaves_momenta_and_record() -> None:
+def test_a_failed_step_leaves_momenta_and_record():
     p, sampler = _one()
     before = sampler.state[p]["momentum"].clone()
     for changes in ({"lr": 0.02}, {"temperature": 0.0}):
@@ -101,7 +98,7 @@ def test_a_failed_step_leaves_momenta_and_record() -> None:
         assert sampler.param_groups[0]["momentum_settings"] == [0.1, 1.0, 100.0]
 
 
-def test_a_failed_step_after_no_temperature_keeps_the_old_momenta() -> None:
+def test_a_failed_step_after_no_temperature_keeps_the_old_momenta():
     p, sampler = _one(temperature=0.0)
     before = sampler.state[p]["momentum"].clone()
     sampler.param_groups[0]["temperature"] = 1.0
@@ -111,7 +108,7 @@ def test_a_failed_step_after_no_temperature_keeps_the_old_momenta() -> None:
     assert torch.equal(sampler.state[p]["momentum"], before)
 
 
-def test_temperatures_are_of_the_new_lr() -> None:
+def test_temperatures_are_of_the_new_lr():
     """TemperatureMonitor read momenta as the step will have them."""
     p = torch.zeros(20_000, requires_grad=True)
     sampler = sg.SGHMC([p], 0.1, 0.9, num_data=100, prior_precision=100.0, seed=5)
@@ -125,10 +122,10 @@ def test_temperatures_are_of_the_new_lr() -> None:
 
 
 @pytest.mark.parametrize("kind", [sg.SGHMC, sg.SGNHT])
-def test_capturable_samplers_follow(kind: Any) -> None:
+def test_capturable_samplers_follow(kind):
     """A separate rescaling pass gives the same chain up to rounding."""
 
-    def chain(capturable: bool) -> torch.Tensor:
+    def chain(capturable):
         p = torch.zeros(1000, dtype=torch.float64, requires_grad=True)
         q = torch.zeros(10, dtype=torch.float64, requires_grad=True)
         sampler = kind([p, q], 0.1, 0.9, num_data=100, seed=5, capturable=capturable)
@@ -142,7 +139,7 @@ def test_capturable_samplers_follow(kind: Any) -> None:
     torch.testing.assert_close(chain(True), chain(False), rtol=1e-9, atol=1e-12)
 
 
-def test_first_momenta_beside_others_that_are_rescaled() -> None:
+def test_first_momenta_beside_others_that_are_rescaled():
     """Each has the variance of the new settings: none is multiplied twice."""
     a, b = (torch.zeros(20_000, requires_grad=True) for _ in range(2))
     for kind in (sg.SGHMC, sg.BAOA, sg.SGNHT):
@@ -161,7 +158,7 @@ def test_first_momenta_beside_others_that_are_rescaled() -> None:
 @pytest.mark.parametrize(
     "changes", [{"temperature": 0.05}, {"num_data": 1600.0}, {"lr": 0.1}]
 )
-def test_thermostats_do_not_blow_up(changes: dict[str, float]) -> None:
+def test_thermostats_do_not_blow_up(changes):
     """Their fluctuations are not multiplied where the ratio of β̂ is above 1."""
     p = torch.zeros(2000, dtype=torch.float64, requires_grad=True)
     lr = 0.01 if "lr" in changes else 0.1
@@ -182,7 +179,7 @@ def test_thermostats_do_not_blow_up(changes: dict[str, float]) -> None:
     assert sampler.state[p]["thermostat"].abs().max() < 1
 
 
-def test_groups_that_are_replaced_keep_their_records() -> None:
+def test_groups_that_are_replaced_keep_their_records():
     a, b = (torch.zeros(5000, requires_grad=True) for _ in range(2))
     for p in (a, b):
         p.grad = torch.zeros_like(p)
@@ -201,7 +198,7 @@ def test_groups_that_are_replaced_keep_their_records() -> None:
                 group["lr"] *= 0.5
 
 
-def test_an_estimate_is_given_again_after_none() -> None:
+def test_an_estimate_is_given_again_after_none():
     _, sampler = _one(noise_estimate=0.05)
     group = sampler.param_groups[0]
     for changes in ({"noise_estimate": 0.0}, {"lr": 0.01, "noise_estimate": 0.05}):
@@ -210,7 +207,7 @@ def test_an_estimate_is_given_again_after_none() -> None:
     assert group["noise_estimate_settings"] == [0.05, 0.01, 1.0, 100.0]
 
 
-def test_a_scale_that_underflows() -> None:
+def test_a_scale_that_underflows():
     """Momenta are then drawn."""
     p, sampler = _one()
     for lr in (1e-320, 0.1, 0.1):
@@ -221,7 +218,7 @@ def test_a_scale_that_underflows() -> None:
     assert variance == pytest.approx(0.1 / 100, rel=0.2)
 
 
-def test_a_warm_up_from_0_is_silent(recwarn: pytest.WarningsRecorder) -> None:
+def test_a_warm_up_from_0_is_silent(recwarn):
     p = torch.zeros(3, requires_grad=True)
     p.grad = torch.ones(3)
     sampler = sg.SGLD([p], 0.1, num_data=10, seed=1)
@@ -233,13 +230,13 @@ def test_a_warm_up_from_0_is_silent(recwarn: pytest.WarningsRecorder) -> None:
     assert sampler.param_groups[0]["step"] == 4
 
 
-def test_groups_have_records_of_their_own() -> None:
+def test_groups_have_records_of_their_own():
     """A change of one group's lr leaves the other's momenta."""
     a, b = (torch.zeros(100, requires_grad=True) for _ in range(2))
     for p in (a, b):
         p.grad = torch.zeros(100)
 
-    def made(change: bool) -> sg.Sampler:
+    def made(change):
         for p in (a, b):
             p.data.zero_()
         groups = [{"params": [a]}, {"params": [b], "lr": 0.2}]
@@ -264,7 +261,7 @@ def test_groups_have_records_of_their_own() -> None:
 @pytest.mark.parametrize(
     "record", [[0.1, 1.0], [0.0, 1.0, 2.0], [0.1, math.nan, 1.0], "x", [1, 1, 1]]
 )
-def test_saved_records_are_checked(record: Any) -> None:
+def test_saved_records_are_checked(record):
     _, sampler = _one()
     saved = sampler.state_dict()
     saved["param_groups"][0]["momentum_settings"] = record
@@ -272,7 +269,7 @@ def test_saved_records_are_checked(record: Any) -> None:
         sampler.load_state_dict(saved)
 
 
-def test_a_noise_estimate_that_outgrows_the_friction() -> None:
+def test_a_noise_estimate_that_outgrows_the_friction():
     p = torch.zeros(3, requires_grad=True)
     p.grad = torch.ones(3)
     sampler = sg.SGHMC([p], 0.1, 0.9, num_data=10, noise_estimate=0.06, seed=1)

@@ -1,10 +1,9 @@
 """Requirements on closures that a sampler calls several times a step.
 
-More of EWSG's closures is in test_ewsg.py, of HMC's in test_hmc_errors.py.
+More of EWSG's closures is in test_ewsg.py, of HMC's in test_hmc.py.
 """
 
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -34,7 +33,7 @@ KINDS = [ewsg, hmc, partial(hmc, resample_momentum_every=0)]
 @pytest.mark.parametrize(
     ("make", "message"), [(ewsg, NO_CLOSURE_OF_EWSG), (hmc, NO_CLOSURE_OF_HMC)]
 )
-def test_a_step_without_closure_shows_how_to_write_one(make: Any, message: str) -> None:
+def test_a_step_without_closure_shows_how_to_write_one(make, message):
     p = nn.Parameter(torch.ones(3))
     p.grad = torch.ones(3)
     step_fails(make([p]), None, TypeError, message)
@@ -43,13 +42,13 @@ def test_a_step_without_closure_shows_how_to_write_one(make: Any, message: str) 
 
 @pytest.mark.parametrize("steps", [0, 2])
 @pytest.mark.parametrize("make", KINDS)
-def test_a_closure_without_gradients(make: Any, steps: int) -> None:
+def test_a_closure_without_gradients(make, steps):
     """Old ones do not count."""
     p = nn.Parameter(torch.ones(3))
     p.grad = torch.ones(3)
     sampler = make([p])
 
-    def closure() -> float:
+    def closure():
         p.grad = torch.ones(3)
         return 0.0
 
@@ -65,12 +64,10 @@ def test_a_closure_without_gradients(make: Any, steps: int) -> None:
     "first_and_later", [("ab", "a"), ("a", "ab"), ("a", "b"), ("a", "")]
 )
 @pytest.mark.parametrize("make", KINDS)
-def test_gradients_of_other_parameters_later(
-    make: Any, first_and_later: Any, in_groups: bool
-) -> None:
+def test_gradients_of_other_parameters_later(make, first_and_later, in_groups):
     params, turns = two(), iter(first_and_later)
 
-    def closure() -> float:
+    def closure():
         names = next(turns)
         for p, name in zip(params, "ab", strict=True):
             if name in names:

@@ -2,23 +2,21 @@
 
 import copy
 import sys
-from collections.abc import Callable, Iterator
 from itertools import combinations
-from typing import Any
 
 import pytest
 import torch
-from control_variate_problems import Batch, Problem, assert_close, assert_same
+from control_variate_problems import Problem, assert_close, assert_same
 from reference import DTYPES
 from stored_files import through_file
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 
 # ---- The estimate ----------------------------------------------------------------
 
 
-def test_the_formula() -> None:
+def test_the_formula():
     problem = Problem()
     anchor = problem.values()
     mean_loss = float(problem.loss_fn(problem.batch(range(7))).detach())
@@ -45,7 +43,7 @@ def test_the_formula() -> None:
     assert [p.data_ptr() for p in problem.params] == addresses
 
 
-def test_unbiased_over_all_minibatches() -> None:
+def test_unbiased_over_all_minibatches():
     problem = Problem()
     estimator = problem.estimator()
     problem.move()
@@ -62,7 +60,7 @@ def test_unbiased_over_all_minibatches() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_no_variance_at_the_anchor(dtype: torch.dtype) -> None:
+def test_no_variance_at_the_anchor(dtype):
     problem = Problem(dtype=dtype)
     estimator = problem.estimator()
     seen = problem.estimates(estimator)
@@ -75,13 +73,13 @@ def test_no_variance_at_the_anchor(dtype: torch.dtype) -> None:
         torch.testing.assert_close(g.double(), w, **tolerance)
 
 
-def spread(estimates: list[list[Tensor]]) -> float:
+def spread(estimates):
     """Trace of the covariance over minibatches."""
     flat = torch.stack([torch.cat([t.flatten() for t in ts]) for ts in estimates])
     return float(flat.var(dim=0, correction=0).sum())
 
 
-def test_the_variance_grows_with_the_distance() -> None:
+def test_the_variance_grows_with_the_distance():
     problem = Problem()
     estimator = problem.estimator()
     start, traces = problem.values(), []
@@ -96,7 +94,7 @@ def test_the_variance_grows_with_the_distance() -> None:
     assert traces[1] < 1e-6 * plain
 
 
-def test_unequal_batches_weigh_by_their_size() -> None:
+def test_unequal_batches_weigh_by_their_size():
     problem = Problem()
     want = problem.gradient(range(7))
     for size in (1, 2, 3, 7):
@@ -105,11 +103,11 @@ def test_unequal_batches_weigh_by_their_size() -> None:
         assert_close(estimator.state_dict()["full_grads"], want)
 
 
-def test_batch_sizes_of_nested_batches() -> None:
+def test_batch_sizes_of_nested_batches():
     problem = Problem()
     want = problem.gradient(range(7))
 
-    def nested(batch: Any) -> Tensor:
+    def nested(batch):
         return problem.loss_fn((batch["in"][0]["x"], batch["y"]))
 
     loader = [{"name": "a", "in": [{"x": x}], "y": y} for x, y in problem.loader()]
@@ -125,7 +123,7 @@ def test_batch_sizes_of_nested_batches() -> None:
     assert_close(by_index.state_dict()["full_grads"], want)
 
 
-def test_the_full_gradient_is_kept_in_the_type_of_arithmetic() -> None:
+def test_the_full_gradient_is_kept_in_the_type_of_arithmetic():
     for dtype in DTYPES:
         state = Problem(dtype=dtype).estimator().state_dict()
         wide = torch.float64 if dtype == torch.float64 else torch.float32
@@ -136,7 +134,7 @@ def test_the_full_gradient_is_kept_in_the_type_of_arithmetic() -> None:
 # ---- Gradients that are there, and that are not ----------------------------------
 
 
-def test_gradients_add_up() -> None:
+def test_gradients_add_up():
     problem = Problem()
     estimator = problem.estimator()
     problem.move()
@@ -154,7 +152,7 @@ def test_gradients_add_up() -> None:
     assert_close(problem.grads(), once)
 
 
-def test_frozen_and_unused_parameters() -> None:
+def test_frozen_and_unused_parameters():
     problem = Problem()
     problem.params[1].requires_grad_(False)
     unused = nn.Parameter(torch.ones(2, dtype=torch.float64))
@@ -169,11 +167,11 @@ def test_frozen_and_unused_parameters() -> None:
     estimator.load_state_dict(copy.deepcopy(state))
 
 
-def test_a_parameter_that_some_minibatches_do_not_reach() -> None:
+def test_a_parameter_that_some_minibatches_do_not_reach():
     a, b = (nn.Parameter(torch.full((2,), v, dtype=torch.float64)) for v in (1.0, 2.0))
     sampler = sg.SGLD([a, b], 0.1, num_data=4)
 
-    def loss_fn(batch: Tensor) -> Tensor:
+    def loss_fn(batch):
         loss = (a.square().sum() * batch).mean()
         return loss + b.square().sum() if bool((batch > 2).any()) else loss
 
@@ -190,7 +188,7 @@ def test_a_parameter_that_some_minibatches_do_not_reach() -> None:
         assert b.grad is not None and b.grad.tolist() == [b_grad] * 2
 
 
-def test_hooks_see_both_gradients() -> None:
+def test_hooks_see_both_gradients():
     problem = Problem()
     estimator = problem.estimator()
     problem.move()
@@ -207,14 +205,14 @@ def test_hooks_see_both_gradients() -> None:
     assert_close(negated.state_dict()["full_grads"], problem_gradient_negated(problem))
 
 
-def problem_gradient_negated(problem: Problem) -> list[Tensor]:
+def problem_gradient_negated(problem):
     twin = Problem()
     for p, q in zip(twin.params, problem.params, strict=True):
         p.data.copy_(q.data)
     return [-g for g in twin.gradient(range(7))]
 
 
-def test_buffers_see_every_evaluation() -> None:
+def test_buffers_see_every_evaluation():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     sampler = sg.SGLD(net.parameters(), 0.1, num_data=8)
@@ -231,7 +229,7 @@ def test_buffers_see_every_evaluation() -> None:
     assert int(count) == 4
 
 
-def minibatches(problem: Problem, seed: int = 5) -> Iterator[Batch]:
+def minibatches(problem, seed=5):
     batches = sg.IndependentBatchSampler(len(problem.x), 2, seed=seed)
     while True:
         for indices in batches:
@@ -250,7 +248,7 @@ SAMPLERS = [
 ]
 
 
-def advance(problem: Problem, estimator: Any, batches: Iterator[Batch], n: int) -> None:
+def advance(problem, estimator, batches, n):
     sampler = problem.sampler
     graph = isinstance(sampler, sg.PSGLD) and sampler.param_groups[0]["gamma"]
     for _ in range(n):
@@ -265,17 +263,17 @@ def advance(problem: Problem, estimator: Any, batches: Iterator[Batch], n: int) 
 class WrittenOut:
     """The estimate by separate evaluations, in place of an estimator."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem):
         self.problem, self.anchor = problem, problem.values()
 
-    def at_anchor(self, batch: Batch) -> list[Tensor]:
+    def at_anchor(self, batch):
         problem, own = self.problem, self.problem.params
         problem.params = [nn.Parameter(a) for a in self.anchor]
         grads = torch.autograd.grad(problem.loss_fn(batch), problem.params)
         problem.params = own
         return list(grads)
 
-    def backward(self, batch: Batch, create_graph: bool = False) -> Tensor:
+    def backward(self, batch, create_graph=False):
         problem = self.problem
         everything = (problem.x, problem.y)
         pairs = zip(self.at_anchor(batch), self.at_anchor(everything), strict=True)
@@ -288,7 +286,7 @@ class WrittenOut:
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
 @pytest.mark.parametrize(("kind", "options"), SAMPLERS)
-def test_every_sampler(kind: type[sg.Sampler], options: dict[str, Any]) -> None:
+def test_every_sampler(kind, options):
     ours, theirs = (Problem(kind, **options) for _ in range(2))
     advance(ours, ours.estimator(), minibatches(ours), 6)
     advance(theirs, WrittenOut(theirs), minibatches(theirs), 6)
@@ -296,14 +294,14 @@ def test_every_sampler(kind: type[sg.Sampler], options: dict[str, Any]) -> None:
         torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-10)
 
 
-def test_chains_in_a_leading_dimension() -> None:
+def test_chains_in_a_leading_dimension():
     chains, count = 3, 8
     g = torch.Generator().manual_seed(1)
     x = torch.randn(count, 4, generator=g, dtype=torch.float64)
     theta = nn.Parameter(torch.randn(chains, 4, generator=g, dtype=torch.float64))
     sampler = sg.EWSG([theta], 0.05, num_data=count, num_chains=chains, seed=2)
 
-    def loss_fn(batch: Tensor) -> Tensor:
+    def loss_fn(batch):
         """Losses of [n, 4], the same for all chains, or [chains, n, 4]."""
         return torch.cosh((batch * theta[:, None]).sum(-1)).log().mean(1).sum()
 
@@ -318,7 +316,7 @@ def test_chains_in_a_leading_dimension() -> None:
     for k in range(chains):
         alone = nn.Parameter(theta[k].detach().clone())
 
-        def gradient(at: Tensor, data: Tensor) -> Tensor:
+        def gradient(at, data):
             at = at.detach().requires_grad_()
             (grad,) = torch.autograd.grad(torch.cosh(data @ at).log().mean(), at)
             return grad
@@ -336,7 +334,7 @@ def test_chains_in_a_leading_dimension() -> None:
 # ---- SVRG ------------------------------------------------------------------------
 
 
-def test_the_refresh_schedule() -> None:
+def test_the_refresh_schedule():
     problem = Problem()
     estimator = problem.svrg(refresh_every=3)
     batches, refreshed = minibatches(problem), []
@@ -356,7 +354,7 @@ def test_the_refresh_schedule() -> None:
     assert refreshed == [0, 3, 6]
 
 
-def test_several_gradients_a_step_share_their_anchor() -> None:
+def test_several_gradients_a_step_share_their_anchor():
     problem = Problem(sg.EWSG, index_chain_length=2)
     estimator = problem.svrg(refresh_every=2)
     batches, calls = minibatches(problem), []
@@ -368,7 +366,7 @@ def test_several_gradients_a_step_share_their_anchor() -> None:
     assert calls == [9, 6, 9, 6, 9]
 
 
-def test_an_anchor_before_its_time_and_a_count_that_goes_back() -> None:
+def test_an_anchor_before_its_time_and_a_count_that_goes_back():
     problem = Problem()
     estimator = problem.svrg(refresh_every=4)
     batches = minibatches(problem)
@@ -393,14 +391,12 @@ def test_an_anchor_before_its_time_and_a_count_that_goes_back() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", [sg.SGHMC, sg.EWSG])
 @pytest.mark.parametrize("make", [Problem.svrg, Problem.estimator])
-def test_resumes_in_the_middle_of_an_epoch(
-    make: Callable[..., Any], kind: type[sg.Sampler], dtype: torch.dtype
-) -> None:
+def test_resumes_in_the_middle_of_an_epoch(make, kind, dtype):
     problem = Problem(kind, dtype)
     estimator = make(problem)
     batches = sg.IndependentBatchSampler(7, 2, seed=5)
 
-    def run(problem: Problem, estimator: Any, batches: Any, steps: int) -> None:
+    def run(problem, estimator, batches, steps):
         stream = iter(lambda: problem.batch(batches.draw(1)[0]), None)
         advance(problem, estimator, stream, steps)
 
@@ -426,7 +422,7 @@ def test_resumes_in_the_middle_of_an_epoch(
     assert other.calls - calls == 5 * per_step + (3 if make is Problem.svrg else 0)
 
 
-def test_a_state_dict_is_a_snapshot() -> None:
+def test_a_state_dict_is_a_snapshot():
     problem = Problem()
     estimator = problem.estimator()
     state = estimator.state_dict()
@@ -444,12 +440,12 @@ def test_a_state_dict_is_a_snapshot() -> None:
         estimator.backward(problem.batch([0]))
 
 
-def test_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[dict[str, Any]] = []
+def test_progress(monkeypatch):
+    seen = []
 
     class Tqdm:
         @staticmethod
-        def tqdm(loader: Any, **options: Any) -> Any:
+        def tqdm(loader, **options):
             seen.append(options)
             return loader
 

@@ -1,15 +1,13 @@
 """Errors of control variates, which change nothing."""
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from control_variate_problems import Batch, Problem, assert_same
+from control_variate_problems import Problem, assert_same
 from failed_steps import refused
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 
@@ -18,7 +16,7 @@ EVERY = "refresh_every: 0 (must be >= 1)"
 
 
 @contextmanager
-def fails(problem: Problem, kind: type[Exception], text: str) -> Iterator[None]:
+def fails(problem, kind, text):
     """Expects this error; parameters and gradients are as before."""
     for i, p in enumerate(problem.params):
         p.grad = torch.full_like(p, i)
@@ -31,12 +29,12 @@ def fails(problem: Problem, kind: type[Exception], text: str) -> Iterator[None]:
     assert [p.data_ptr() for p in problem.params] == addresses
 
 
-def test_constructor_errors() -> None:
+def test_constructor_errors():
     problem = Problem()
     sampler, loss = problem.sampler, problem.loss_fn
-    sgd: Any = torch.optim.SGD(problem.params, 0.1)
+    sgd = torch.optim.SGD(problem.params, 0.1)
     sg.ControlVariates(sgd, loss)  # an optimizer is fine: there is no schedule
-    make: Any = sg.ControlVariates
+    make = sg.ControlVariates
     ours, svrg = partial(make, sampler, loss), partial(sg.SVRG, loss_fn=loss, loader=[])
     no_optimizer = (
         "sampler: of type list (must be a sampler or another torch optimizer)"
@@ -54,7 +52,7 @@ def test_constructor_errors() -> None:
             call()
 
 
-def test_there_must_be_an_anchor() -> None:
+def test_there_must_be_an_anchor():
     problem = Problem()
     estimator = sg.ControlVariates(problem.sampler, problem.loss_fn)
     with fails(
@@ -65,7 +63,7 @@ def test_there_must_be_an_anchor() -> None:
         estimator.backward(problem.batch([0]))
 
 
-def test_there_must_be_data() -> None:
+def test_there_must_be_data():
     problem = Problem()
     text = "Invalid loader: it has no data"
     estimator = problem.estimator()
@@ -82,22 +80,22 @@ def test_there_must_be_data() -> None:
         svrg.set_anchor()
 
 
-def test_the_parameters_must_be_those_of_the_anchor() -> None:
+def test_the_parameters_must_be_those_of_the_anchor():
     text = (
         "ControlVariates has an anchor for other parameters than the sampler's (their "
         "number, a shape, dtype or device has changed): call set_anchor() again"
     )
 
-    def shape(problem: Problem) -> None:
+    def shape(problem):
         problem.params[1].data = torch.zeros(5, dtype=torch.float64)
 
-    def dtype(problem: Problem) -> None:
+    def dtype(problem):
         problem.params[1].data = problem.params[1].data.float()
 
-    def added(problem: Problem) -> None:
+    def added(problem):
         problem.sampler.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
 
-    def frozen(problem: Problem) -> None:
+    def frozen(problem):
         problem.params[2].requires_grad_(False)
 
     for change in (shape, dtype, added, frozen):
@@ -109,13 +107,13 @@ def test_the_parameters_must_be_those_of_the_anchor() -> None:
 
 
 @pytest.mark.parametrize("at_anchor", [True, False])
-def test_an_exception_changes_nothing(at_anchor: bool) -> None:
+def test_an_exception_changes_nothing(at_anchor):
     problem = Problem()
     estimator = problem.estimator()
     problem.move()
     good, calls = estimator.loss_fn, []
 
-    def loss_fn(batch: Batch) -> Tensor:
+    def loss_fn(batch):
         calls.append(1)
         if len(calls) == (1 if at_anchor else 2):
             raise KeyError("no such datum")
@@ -129,17 +127,17 @@ def test_an_exception_changes_nothing(at_anchor: bool) -> None:
         estimator.set_anchor(problem.loader())
 
 
-def test_the_loss_must_be_one_number_with_a_graph() -> None:
+def test_the_loss_must_be_one_number_with_a_graph():
     problem = Problem()
     estimator = problem.estimator()
     right = problem.loss_fn
 
-    def calls_backward(batch: Batch) -> Tensor:
+    def calls_backward(batch):
         loss = right(batch)
         loss.backward()
         return loss
 
-    functions: dict[str, Any] = {
+    functions = {
         "has made gradients: it must return the loss and leave backward() to the "
         "estimator": calls_backward,
         "returned a loss without a graph: it must compute it from the sampler's "
@@ -161,7 +159,7 @@ def test_the_loss_must_be_one_number_with_a_graph() -> None:
                 call()
 
 
-def test_weights_and_batch_sizes() -> None:
+def test_weights_and_batch_sizes():
     problem = Problem()
     estimator = problem.estimator()
     for weight in (-0.5, float("nan")):
@@ -170,7 +168,7 @@ def test_weights_and_batch_sizes() -> None:
         ):
             estimator.backward(problem.batch([0]), weight=weight)
     for size in (0, 2.0, True):
-        estimator.batch_size = lambda batch, s=size: s  # type: ignore[assignment]
+        estimator.batch_size = lambda batch, s=size: s
         with fails(
             problem,
             RuntimeError,
@@ -187,7 +185,7 @@ def test_weights_and_batch_sizes() -> None:
         unknown.set_anchor(["text"])
 
 
-def test_a_gradient_that_is_not_finite() -> None:
+def test_a_gradient_that_is_not_finite():
     problem = Problem()
     estimator = problem.estimator()
     anchor = estimator.state_dict()
@@ -201,7 +199,7 @@ def test_a_gradient_that_is_not_finite() -> None:
     assert_same(estimator.state_dict()["full_grads"], anchor["full_grads"])
 
 
-def test_gradients_that_are_not_dense() -> None:
+def test_gradients_that_are_not_dense():
     table = nn.Embedding(5, 2, sparse=True)
     sampler = sg.SGLD(table.parameters(), 0.1, num_data=5)
     estimator = sg.ControlVariates(sampler, lambda batch: table(batch).square().mean())
@@ -213,12 +211,12 @@ def test_gradients_that_are_not_dense() -> None:
         estimator.set_anchor([torch.arange(5)])
 
 
-def test_gradients_in_the_memory_of_the_anchors() -> None:
+def test_gradients_in_the_memory_of_the_anchors():
     problem = Problem()
     estimator = problem.estimator()
     buffers = [torch.zeros_like(p) for p in problem.params]
 
-    def into_buffer(p: Tensor, buffer: Tensor) -> None:
+    def into_buffer(p, buffer):
         assert p.grad is not None
         p.grad = buffer.copy_(p.grad)
 
@@ -236,7 +234,7 @@ def test_gradients_in_the_memory_of_the_anchors() -> None:
         estimator.backward(problem.batch([0]))
 
 
-def test_state_dicts_of_other_parameters() -> None:
+def test_state_dicts_of_other_parameters():
     problem = Problem()
     estimator = problem.svrg()
     estimator.set_anchor()

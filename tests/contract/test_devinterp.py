@@ -5,12 +5,10 @@ and zarr.
 """
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 
@@ -28,10 +26,10 @@ TARGET = {
 }
 
 
-def ours(make: Callable[..., sg.Sampler], **settings: Any) -> Callable[..., sg.Sampler]:
+def ours(make, **settings):
     """The script of docs/coming_from.md."""
 
-    def sampler(groups: Iterable[dict[str, Any]]) -> sg.Sampler:
+    def sampler(groups):
         params = [group["params"] for group in groups]
         means = [p.detach().clone() for p in params]  # w*
         return make(params, prior_mean=means, **TARGET, **settings)
@@ -42,7 +40,7 @@ def ours(make: Callable[..., sg.Sampler], **settings: Any) -> Callable[..., sg.S
 class Problem:
     """Ten weights of a linear regression at their least squares: λ = 5."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         g = torch.Generator().manual_seed(2)
         self.x = torch.randn(N, DIMENSION, generator=g)
         self.y = self.x @ torch.ones(DIMENSION) + torch.randn(N, generator=g)
@@ -51,16 +49,16 @@ class Problem:
         with torch.no_grad():
             self.model.weight.copy_(best.T)
 
-    def loss(self, model: nn.Module, indices: Tensor) -> Tensor:
+    def loss(self, model, indices):
         return (self.y[indices] - model(self.x[indices])[..., 0]).square() / 2
 
-    def traces(self, method: Callable[..., Any], draws: int, **settings: Any) -> Tensor:
+    def traces(self, method, draws, **settings):
         """nβ (L(w) − L(w*)) of four chains, by ``sample_single_chain``, of all data."""
         everything = torch.arange(N)
         initial = float(self.loss(self.model, everything).mean().detach())
         rows = []
         for chain in range(4):
-            row: list[float] = []
+            row = []
             chains.sample_single_chain(
                 self.model,
                 [{"input_ids": everything}],  # one batch: the data are all of it
@@ -90,7 +88,7 @@ KINDS = {
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
-def test_its_chains_take_ours(kind: str) -> None:
+def test_its_chains_take_ours(kind):
     traces = Problem().traces(KINDS[kind], draws=1200)
     means = traces[:, 200:].mean(1)
     half_width = 3.182 * float(means.std()) / 2  # Student's, of four chains
@@ -99,23 +97,23 @@ def test_its_chains_take_ours(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["SGLD", "PSGLD"])
-def test_settings_that_mean_the_same(kind: str) -> None:
+def test_settings_that_mean_the_same(kind):
     """Its ε is 2 lr / nβ, with the same γ: without noise, the same path to w*."""
     lr = 0.05
 
-    def away(sampler: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    def away(sampler):
         (param,) = sampler.param_groups[0]["params"]
         with torch.no_grad():
             param.add_(1.0)
         return sampler
 
-    def there(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    def there(groups):
         make, settings = SGMCMC.sgld, {"nbeta": N_BETA, "localization": LOCALIZATION}
         if kind == "PSGLD":  # it starts V at 0: with a memory the first steps differ
             make, settings = SGMCMC.rmsprop_sgld, settings | {"alpha": 0.0}
         return away(make(groups, lr=2 * lr / N_BETA, noise_level=0.0, **settings))
 
-    def here(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    def here(groups):
         make, options = sg.SGLD, {}
         if kind == "PSGLD":
             make, options = sg.PSGLD, {"eps": 0.1, "gamma": False, "decay": 0.0}

@@ -1,9 +1,8 @@
-"""The documents' code runs as it stands there."""
+"""The documents' code runs as it stands there, and the walk through a step is right."""
 
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ DOCUMENTS = sorted(
 LOUD = ("frameworks.md", "distributed.md", "small_networks.md")
 
 
-def blocks(file: Path, language: str) -> list[str]:
+def blocks(file, language):
     fence = rf"^```{language}\n(.*?)^```$"
     return re.findall(fence, file.read_text(), re.MULTILINE | re.DOTALL)
 
@@ -34,7 +33,7 @@ def blocks(file: Path, language: str) -> list[str]:
     ),
     ids=lambda file: str(file.relative_to(cpp.CHECKOUT)),
 )
-def test_python(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python(file, tmp_path, monkeypatch):
     if file.name == "frameworks.md":
         pytest.importorskip("lightning")
     if file.name == "small_networks.md":
@@ -42,7 +41,7 @@ def test_python(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             pytest.skip("needs a C++ compiler, and torch 2.15")
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    names: dict[str, Any] = {}
+    names = {}
     if file.name == "distributed.md":  # as torchrun does, for one process
         for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_PORT": 0}.items():
             monkeypatch.setenv(name, str(value))
@@ -55,3 +54,25 @@ def test_python(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/architecture.md"
+
+
+def places():
+    """The files, lines and texts that the page's first table names."""
+    rows = re.findall(r"^\| `([\w/.]+):(\d+)` `([^`]+)` \|", PAGE.read_text(), re.M)
+    return [(path, int(line), text) for path, line, text in rows]
+
+
+def test_the_walk_is_short():
+    assert len(places()) > 10
+    assert len({path for path, _, _ in places()}) <= 12
+
+
+@pytest.mark.parametrize(("path", "line", "text"), places())
+def test_each_line_number_is_right(path, line, text):
+    lines = (ROOT / path).read_text().splitlines()
+    found = [i for i, each in enumerate(lines, start=1) if text in each]
+    assert line in found, f"docs/architecture.md: {path}:{line} {text} is at {found}"

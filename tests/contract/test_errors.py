@@ -1,30 +1,28 @@
 """Every error of the samplers: its exact text, and that nothing has changed."""
 
-from typing import Any
-
 import pytest
 import torch
 from every_sampler import bits
-from failed_steps import Bad, bad_flags, bad_numbers, bad_types, bad_words, refused
+from failed_steps import bad_flags, bad_numbers, bad_types, bad_words, refused
 from torch import nn
 
 import torch_sgmcmc as sg
 
-GOOD: dict[str, Any] = {"lr": 0.1, "num_data": 10, "seed": 0}
+GOOD = {"lr": 0.1, "num_data": 10, "seed": 0}
 # Without state, with momenta, with closures. What others refuse is in the same tables
-# (test_settings.py), and what they alone have is below.
+# (test_param_groups.py), and what they alone have is below.
 KINDS = [sg.SGLD, sg.SGHMC, sg.EWSG]
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def parameter(seed: int = 0, **options: Any) -> nn.Parameter:
+def parameter(seed=0, **options):
     g = torch.Generator().manual_seed(seed)
     p = nn.Parameter(torch.randn(4, 3, generator=g, **options))
     p.grad = torch.ones_like(p)
     return p
 
 
-def step(sampler: sg.Sampler) -> None:
+def step(sampler):
     """A step with the gradients that are there."""
     if not isinstance(sampler, sg.EWSG):
         sampler.step()
@@ -32,21 +30,21 @@ def step(sampler: sg.Sampler) -> None:
     params = [p for group in sampler.param_groups for p in group["params"]]
     grads = [p.grad for p in params]
 
-    def closure() -> None:
+    def closure():
         for p, grad in zip(params, grads, strict=True):
             p.grad = None if grad is None else grad.clone()
 
     sampler.step(closure)
 
 
-def snapshot(sampler: sg.Sampler) -> Any:
+def snapshot(sampler):
     """Parameters, gradients and state, to the bit."""
     params = [p for group in sampler.param_groups for p in group["params"]]
     grads = [None if p.grad is None else p.grad.to_dense() for p in params]
     return bits([params, grads, sampler.state_dict()])
 
 
-def step_fails(sampler: sg.Sampler, kind: type[Exception], message: str) -> None:
+def step_fails(sampler, kind, message):
     """The step fails twice in the same way, and changes nothing at all."""
     before = snapshot(sampler)
     for _ in range(2):
@@ -73,7 +71,7 @@ COLD = bad_numbers("temperature", "must be finite and >= 0", -1e-9, *NOT_FINITE)
 HOT = bad_numbers("temperature", "must be finite and > 0", 0, 0.0, -1e-9, *NOT_FINITE)
 
 
-def is_hot(kind: type[sg.Sampler]) -> bool:
+def is_hot(kind):
     """Returns whether the sampler has no temperature of 0."""
     (row,) = (row for row in kind._SETTINGS if row.name == "temperature")
     return row.low_open
@@ -88,7 +86,7 @@ FRICTION = (
     "larger minibatches"
 )
 # What samplers alone have. Words are shown in quotes.
-OWN: dict[type[sg.Sampler], list[Bad]] = {
+OWN = {
     sg.SGHMC: [
         *MOMENTUM,
         *bad_numbers("resample_momentum_every", "must be >= 0", -1),
@@ -128,9 +126,9 @@ CASES = [
 ]
 
 
-def options(kind: type[sg.Sampler]) -> dict[str, Any]:
+def options(kind):
     # Gradients are set by hand here, without the graph that Γ needs.
-    extra: dict[type[sg.Sampler], dict[str, Any]] = {
+    extra = {
         sg.SGHMC: {"momentum": 0.75},
         sg.EWSG: {"momentum": 0.75},
         sg.PSGLD: {"gamma": False},
@@ -139,15 +137,13 @@ def options(kind: type[sg.Sampler]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("kind", "name"), dict.fromkeys((k, n) for k, n, *_ in CASES))
-def test_bad_hyperparameters(kind: type[sg.Sampler], name: str) -> None:
+def test_bad_hyperparameters(kind, name):
     cases = [case[2:] for case in CASES if case[:2] == (kind, name)]
     for value, error, text in cases:
         check_bad(kind, name, value, error, text)
 
 
-def check_bad(
-    kind: type[sg.Sampler], name: str, value: Any, error: type[Exception], text: str
-) -> None:
+def check_bad(kind, name, value, error, text):
     good = options(kind)
     # In the constructor, for all groups or for one of them ...
     with refused(error, text):
@@ -173,7 +169,7 @@ def check_bad(
 
 
 @each_kind
-def test_bad_seeds(kind: type[sg.Sampler]) -> None:
+def test_bad_seeds(kind):
     for seed, shown in ((1.0, "float"), (True, "bool"), ("7", "str")):
         with refused(
             TypeError, f"Invalid seed: {seed!r} (must be an int or None, got {shown})"
@@ -187,7 +183,7 @@ def test_bad_seeds(kind: type[sg.Sampler]) -> None:
 
 
 @pytest.mark.parametrize("kind", [sg.SGLD, sg.SGHMC])
-def test_bad_capturable(kind: type[sg.Sampler]) -> None:
+def test_bad_capturable(kind):
     with refused(TypeError, "Invalid capturable: 1 (must be a bool)"):
         kind([parameter()], **GOOD, capturable=1)
 
@@ -195,7 +191,7 @@ def test_bad_capturable(kind: type[sg.Sampler]) -> None:
 # ---- The account of the minibatches' noise ---------------------------------------
 
 
-def test_noise_estimate_needs_noise() -> None:
+def test_noise_estimate_needs_noise():
     for estimate in (0.1, "online"):
         with refused(
             ValueError,
@@ -205,7 +201,7 @@ def test_noise_estimate_needs_noise() -> None:
             sg.SGHMC([parameter()], **GOOD, temperature=0, noise_estimate=estimate)
 
 
-def test_an_estimate_that_excludes_capturable() -> None:
+def test_an_estimate_that_excludes_capturable():
     with refused(
         ValueError,
         "Invalid noise_estimate: 'online' is checked on the host at every step and "
@@ -214,7 +210,7 @@ def test_an_estimate_that_excludes_capturable() -> None:
         sg.SGHMC([parameter()], **GOOD, noise_estimate="online", capturable=True)
 
 
-def test_a_scheduler_raises_momentum_too_far() -> None:
+def test_a_scheduler_raises_momentum_too_far():
     sampler = sg.SGHMC([parameter()], **GOOD, momentum=0.5, noise_estimate=0.25)
     scheduler = torch.optim.lr_scheduler.CyclicLR(
         sampler, 0.1, 0.1, step_size_up=2, base_momentum=0.5, max_momentum=0.9
@@ -235,7 +231,7 @@ def test_a_scheduler_raises_momentum_too_far() -> None:
     assert sampler.param_groups[0]["step"] == 3
 
 
-def test_online_estimate_above_the_friction() -> None:
+def test_online_estimate_above_the_friction():
     p, q = parameter(), parameter(1)
     sampler = sg.SGHMC(
         [{"params": [q]}, {"params": [p]}],
@@ -250,7 +246,7 @@ def test_online_estimate_above_the_friction() -> None:
         sampler.step()
     p.grad = size
 
-    def kept() -> Any:
+    def kept():
         return bits([[q, p], [sampler.state[each]["momentum"] for each in (q, p)]])
 
     before = kept()
@@ -272,7 +268,7 @@ def test_online_estimate_above_the_friction() -> None:
     assert sampler.param_groups[0]["step"] == 101
 
 
-def test_gamma_needs_a_graph() -> None:
+def test_gamma_needs_a_graph():
     p, q = parameter(), parameter(1)
     sampler = sg.PSGLD([{"params": [p]}, {"params": [q], "gamma": False}], **GOOD)
     step_fails(
@@ -294,7 +290,7 @@ def test_gamma_needs_a_graph() -> None:
     assert sampler.param_groups[0]["step"] == 3
 
 
-def test_gamma_excludes_capturable() -> None:
+def test_gamma_excludes_capturable():
     text = (
         "Invalid gamma: True needs second derivatives from autograd and excludes "
         "capturable=True (set gamma=False, or adapt=False)"
@@ -309,7 +305,7 @@ def test_gamma_excludes_capturable() -> None:
 
 
 @each_kind
-def test_sparse_gradients(kind: type[sg.Sampler]) -> None:
+def test_sparse_gradients(kind):
     first = parameter()
     embedding = nn.Embedding(6, 2, sparse=True)
     groups = [{"params": [first]}, {"params": embedding.parameters()}]
@@ -326,7 +322,7 @@ def test_sparse_gradients(kind: type[sg.Sampler]) -> None:
 
 # (EWSG's gradients are set anew in each step, and torch refuses those.)
 @pytest.mark.parametrize("kind", [sg.SGLD, sg.SGHMC])
-def test_gradients_that_do_not_fit(kind: type[sg.Sampler]) -> None:
+def test_gradients_that_do_not_fit(kind):
     first, second = parameter(), parameter(1)
     sampler = kind([{"params": [first]}, {"params": [second]}], **options(kind))
     second.data = torch.zeros(5)  # the gradient is still [4, 3]
@@ -354,7 +350,7 @@ def test_gradients_that_do_not_fit(kind: type[sg.Sampler]) -> None:
 
 
 @each_kind
-def test_no_and_double_parameters(kind: type[sg.Sampler]) -> None:
+def test_no_and_double_parameters(kind):
     # torch's own messages.
     with pytest.raises(ValueError, match="got an empty parameter list"):
         kind([], **GOOD)

@@ -7,9 +7,7 @@ Its law is the subject of ``test_ewsg_law.py``, its operators of
 
 import copy
 import math
-from collections.abc import Iterator
 from itertools import chain, repeat
-from typing import Any
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from failed_steps import refused, step_fails
 from reference import ewsg_log_weights, same_bits
 from short_chains import (
     TARGET,
+    advance,
     assert_same,
     kept_state,
     make_params,
@@ -25,7 +24,7 @@ from short_chains import (
     take_step,
     two,
 )
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
@@ -34,7 +33,7 @@ import torch_sgmcmc._C as _C
 
 
 @pytest.mark.parametrize("length", [0, 1, 4])
-def test_the_closure_draws_all_minibatches(length: int) -> None:
+def test_the_closure_draws_all_minibatches(length):
     params = two()
     sampler = sg.EWSG(params, **GOOD, index_chain_length=length)
     closure = Draws(params)
@@ -54,13 +53,13 @@ def test_the_closure_draws_all_minibatches(length: int) -> None:
     assert used == set(range(length + 1))
 
 
-def test_gradients_are_not_changed() -> None:
+def test_gradients_are_not_changed():
     params = two()
     sampler = sg.EWSG(params, **GOOD, index_chain_length=3)
-    seen: list[tuple[Tensor, Tensor]] = []
+    seen = []
     closure = Draws(params)
 
-    def watching() -> Tensor:
+    def watching():
         loss = closure()
         seen.extend((p.grad, p.grad.clone()) for p in params)
         return loss
@@ -70,16 +69,14 @@ def test_gradients_are_not_changed() -> None:
     assert all(same_bits(grad, kept) for grad, kept in seen)
 
 
-def test_a_closure_may_clear_gradients_itself_and_accumulate() -> None:
+def test_a_closure_may_clear_gradients_itself_and_accumulate():
     chains = []
     for parts in (1, 4):
         params = two()
         sampler = sg.EWSG(params, **GOOD)
         g = torch.Generator().manual_seed(0)
 
-        def closure(
-            params: Any = params, sampler: Any = sampler, g: Any = g, parts: int = parts
-        ) -> None:
+        def closure(params=params, sampler=sampler, g=g, parts=parts):
             if parts > 1:
                 sampler.zero_grad(set_to_none=False)
             scale = 2.0 ** torch.randint(3, (), generator=g)
@@ -105,14 +102,12 @@ SAME = (
 
 @pytest.mark.parametrize("length", [1, 3])
 @pytest.mark.parametrize("num_chains", [None, 3])
-def test_minibatches_that_are_always_the_same(
-    length: int, num_chains: int | None
-) -> None:
+def test_minibatches_that_are_always_the_same(length, num_chains):
     params = [nn.Parameter(torch.ones(3, 2)), nn.Parameter(torch.ones(3))]
     sampler = sg.EWSG(params, **GOOD, index_chain_length=length, num_chains=num_chains)
 
-    def step(minibatch: int) -> Any:
-        def closure() -> Tensor:  # as of `for x, y in loader: sampler.step(...)`
+    def step(minibatch):
+        def closure():  # as of `for x, y in loader: sampler.step(...)`
             loss = sum((minibatch * p).square().sum() for p in params)
             loss.backward()
             return loss
@@ -128,11 +123,11 @@ def test_minibatches_that_are_always_the_same(
     sampler.step(step(2))
 
 
-def test_minibatches_that_are_often_the_same() -> None:
+def test_minibatches_that_are_often_the_same():
     p = nn.Parameter(torch.ones(4))
 
-    def closure(gradients: Iterator[float]) -> Any:
-        def call() -> None:
+    def closure(gradients):
+        def call():
             p.grad = torch.full_like(p, next(gradients))
 
         return call
@@ -148,13 +143,13 @@ def test_minibatches_that_are_often_the_same() -> None:
         sampler.step(closure(repeat(0.0)))
 
 
-def test_minibatches_of_one_of_two_data() -> None:
+def test_minibatches_of_one_of_two_data():
     # Every second proposal is the minibatch before. The chain that loads the state
     # of another is not held to what that one saw.
     g = torch.Generator().manual_seed(0)
     p = nn.Parameter(torch.ones(4))
 
-    def closure() -> Tensor:
+    def closure():
         datum = torch.tensor([-1.0, 1.0])[torch.randint(2, (), generator=g)]
         loss = (p - datum).square().sum() / 2
         loss.backward()
@@ -166,7 +161,7 @@ def test_minibatches_of_one_of_two_data() -> None:
             sampler.step(closure)
 
 
-def test_gradients_written_over() -> None:
+def test_gradients_written_over():
     message = (
         "EWSG got the gradients of a minibatch in the memory of the previous "
         "minibatch's, which it still needs: the closure must not reuse gradients (for "
@@ -175,7 +170,7 @@ def test_gradients_written_over() -> None:
     p = nn.Parameter(torch.ones(3))
     buffer = torch.zeros(3)
 
-    def closure() -> None:
+    def closure():
         buffer.normal_()
         p.grad = buffer.view(3)
 
@@ -191,7 +186,7 @@ def test_gradients_written_over() -> None:
 
 @pytest.mark.parametrize("surrogate", ["momentum", "zero", "one", "full_momentum"])
 @pytest.mark.parametrize("momentum", [0.8, 0.0])
-def test_every_decision(momentum: float, surrogate: str) -> None:
+def test_every_decision(momentum, surrogate):
     """Against W in plain PyTorch, over two groups and four dtypes."""
     g = torch.Generator().manual_seed(1)
     params = [
@@ -228,9 +223,7 @@ def test_every_decision(momentum: float, surrogate: str) -> None:
         old = [p.detach().clone() for p in params]
         sampler.step(closure)
 
-        def weight(
-            grads: list[Tensor], old: Any = old, momenta: Any = momenta
-        ) -> float:
+        def weight(grads, old=old, momenta=momenta):
             return sum(
                 float(
                     ewsg_log_weights(
@@ -252,7 +245,7 @@ def test_every_decision(momentum: float, surrogate: str) -> None:
     assert sampler.param_groups[0]["num_accepted"] == before + accepted
 
 
-def test_acceptance_rate() -> None:
+def test_acceptance_rate():
     params = two()
     sampler = sg.EWSG(params, **GOOD, index_chain_length=0)
     assert math.isnan(sampler.acceptance_rate)
@@ -283,7 +276,7 @@ def test_acceptance_rate() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_without_proposals_ewsg_equals_sghmc(dtype: torch.dtype) -> None:
+def test_without_proposals_ewsg_equals_sghmc(dtype):
     params, others = make_params(dtype), make_params(dtype)
     sampler = sg.EWSG(params, **TARGET, momentum=0.8, index_chain_length=0, seed=3)
     sghmc = sg.SGHMC(others, **TARGET, momentum=0.8, seed=3)
@@ -295,7 +288,7 @@ def test_without_proposals_ewsg_equals_sghmc(dtype: torch.dtype) -> None:
         assert same_bits(sampler.state[p]["momentum"], sghmc.state[q]["momentum"])
 
 
-def test_the_overdamped_variant_is_sgld_with_weights() -> None:
+def test_the_overdamped_variant_is_sgld_with_weights():
     params, others = make_params(), make_params()
     sampler = sg.EWSG(params, **TARGET, momentum=0, index_chain_length=2, seed=3)
     sgld = sg.SGLD(others, **TARGET, seed=3)
@@ -309,7 +302,7 @@ def test_the_overdamped_variant_is_sgld_with_weights() -> None:
     assert 0 < sampler.acceptance_rate < 1
 
 
-def test_a_schedule_switches_momentum_off() -> None:
+def test_a_schedule_switches_momentum_off():
     params = two()
     sampler = sg.EWSG(params, **GOOD)
     closure = Draws(params)
@@ -323,7 +316,7 @@ def test_a_schedule_switches_momentum_off() -> None:
     assert set(sampler.state) == set(params)
 
 
-def test_with_exact_gradients_ewsg_equals_sghmc() -> None:
+def test_with_exact_gradients_ewsg_equals_sghmc():
     # All minibatches weigh the same: to the last bit, so that all are accepted.
     params, others = make_params(), make_params()
     sampler = sg.EWSG(params, **TARGET, index_chain_length=3, seed=3)
@@ -338,7 +331,7 @@ def test_with_exact_gradients_ewsg_equals_sghmc() -> None:
 # ---- Settings --------------------------------------------------------------------
 
 
-def test_settings_out_of_range() -> None:
+def test_settings_out_of_range():
     for name, value, kind, message in (
         ("index_chain_length", -1, ValueError, "-1 (must be >= 0)"),
         ("index_chain_length", 1.0, TypeError, "1.0 (must be an int, got float)"),
@@ -349,7 +342,7 @@ def test_settings_out_of_range() -> None:
             sg.EWSG(two(), **{**GOOD, name: value})
 
 
-def test_settings_that_differ_between_groups() -> None:
+def test_settings_that_differ_between_groups():
     params = two()
     sampler = sg.EWSG([{"params": [p]} for p in params], **GOOD)
     for name, values in (("index_chain_length", [3, 1]), ("num_chains", [1, None])):
@@ -370,7 +363,7 @@ def test_settings_that_differ_between_groups() -> None:
     assert len(closure.losses) == 3
 
 
-def test_a_learning_rate_of_zero_is_no_special_case() -> None:
+def test_a_learning_rate_of_zero_is_no_special_case():
     params = two()
     sampler = sg.EWSG(params, **{**GOOD, "lr": 0.0})
     before = [p.detach().clone() for p in params]
@@ -379,7 +372,7 @@ def test_a_learning_rate_of_zero_is_no_special_case() -> None:
 
 
 @pytest.mark.full
-def test_step_under_torch_compile() -> None:
+def test_step_under_torch_compile():
     params, others = two(), two()
     eager, compiled = sg.EWSG(params, **GOOD), sg.EWSG(others, **GOOD)
     first, second = Draws(params), Draws(others)
@@ -390,3 +383,42 @@ def test_step_under_torch_compile() -> None:
         step()
         assert_same(others, params)
     torch._dynamo.reset()
+
+
+def batched(chains):
+    g = torch.Generator().manual_seed(2)
+    shapes = [(chains,), (chains, 3), (chains, 2, 130)]
+    return [nn.Parameter(torch.randn(s, generator=g)) for s in shapes]
+
+
+def test_one_chain_with_a_leading_dimension_is_one_chain():
+    params, others = batched(1), batched(1)
+    for ps, chains in ((params, 1), (others, None)):
+        sampler = sg.EWSG(ps, **TARGET, num_chains=chains, seed=4)
+        closure = Draws(ps)
+        for _ in range(10):
+            sampler.step(closure)
+    assert_same(params, others)
+
+
+def test_many_chains_resume_bit_for_bit():
+    params = batched(20)
+    sampler = sg.EWSG(params, **TARGET, num_chains=20, seed=4)
+    advance(sampler, params, range(5))
+    others = [nn.Parameter(p.detach().clone()) for p in params]
+    twin = sg.EWSG(others, lr=1.0, num_data=1, num_chains=20)
+    twin.load_state_dict(copy.deepcopy(sampler.state_dict()))
+    for s, ps in ((sampler, params), (twin, others)):
+        advance(s, ps, range(5, 10))
+    assert_same(params, others)
+    assert twin.acceptance_rate == sampler.acceptance_rate > 0
+
+
+def test_chains_in_several_groups():
+    expected = batched(20)
+    advance(sg.EWSG(expected, **TARGET, num_chains=20, seed=4), expected, range(9))
+    params = batched(20)
+    groups = [{"params": params[:1]}, {"params": params[1:]}]
+    sampler = sg.EWSG(groups, **TARGET, num_chains=20, seed=4)
+    advance(sampler, params, range(9))
+    assert_same(params, expected)

@@ -5,8 +5,6 @@ Its law is tested in ``test_ewsg_law.py``.
 
 import copy
 import pickle
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +12,7 @@ from ewsg_chains import GOOD, Draws
 from failed_steps import refused, step_fails
 from reference import ewsg_log_weights
 from short_chains import assert_same, two
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
@@ -31,7 +29,7 @@ DATA = torch.randn(30, 4, generator=torch.Generator().manual_seed(7))
 class Mean:
     """The mean of data, in K chains; its minibatches of two are asked for by number."""
 
-    def __init__(self, chains: int | None = None, **settings: Any) -> None:
+    def __init__(self, chains=None, **settings):
         self.chains = chains
         self.p = nn.Parameter(torch.zeros(chains or 1, 4))
         self.batches = sg.IndependentBatchSampler(len(DATA), 2, seed=11)
@@ -40,23 +38,23 @@ class Mean:
             **{**TARGET, "persistent_index_chain": True, "seed": 3, **settings},
             num_chains=chains,
         )
-        self.asked: list[list[int]] = []
+        self.asked = []
 
     @property
-    def group(self) -> dict[str, Any]:
+    def group(self):
         return self.sampler.param_groups[0]
 
-    def gradients(self, numbers: Any, theta: Tensor) -> Tensor:
+    def gradients(self, numbers, theta):
         return theta - DATA[self.batches.at(numbers)].mean(dim=1)
 
-    def closure(self) -> Tensor:
+    def closure(self):
         numbers = self.sampler.minibatches
         self.asked.append(numbers.tolist())
         loss = (self.p - DATA[self.batches.at(numbers)].mean(dim=1)).square().sum() / 2
         loss.backward()
         return loss
 
-    def run(self, steps: int) -> "Mean":
+    def run(self, steps):
         for _ in range(steps):
             self.sampler.step(self.closure)
         return self
@@ -65,7 +63,7 @@ class Mean:
 @pytest.mark.parametrize("momentum", [0.7, 0.0])
 @pytest.mark.parametrize("chains", [None, 1, 6])
 @pytest.mark.parametrize("persistent", [True, False])
-def test_every_decision(persistent: bool, chains: int | None, momentum: float) -> None:
+def test_every_decision(persistent, chains, momentum):
     """A step goes on from its minibatches' gradients at the present θ, or afresh."""
     length, count = 2, chains or 1
     settings = {"momentum": momentum, "persistent_index_chain": persistent}
@@ -86,7 +84,7 @@ def test_every_decision(persistent: bool, chains: int | None, momentum: float) -
         assert mean.group["num_drawn"] == drawn + new
         first = current
 
-        def weight(numbers: Tensor, theta: Any = theta, v: Any = v) -> Tensor:
+        def weight(numbers, theta=theta, v=v):
             return ewsg_log_weights(
                 [theta],
                 [mean.gradients(numbers, theta)],
@@ -110,7 +108,7 @@ def test_every_decision(persistent: bool, chains: int | None, momentum: float) -
     assert stayed > 3
 
 
-def test_switched_on_and_off() -> None:
+def test_switched_on_and_off():
     mean = Mean().run(5)
     (number,) = mean.group["minibatches"]
     mean.group["persistent_index_chain"] = False
@@ -123,17 +121,17 @@ def test_switched_on_and_off() -> None:
     assert mean.asked[-2] in mean.asked[-4:-2]
 
 
-def copied(sampler: sg.EWSG) -> Any:
+def copied(sampler):
     return copy.deepcopy(sampler.state_dict())
 
 
-def through_pickle(sampler: sg.EWSG) -> Any:
+def through_pickle(sampler):
     return pickle.loads(pickle.dumps(sampler)).state_dict()
 
 
 @pytest.mark.parametrize("way", [copied, through_pickle])
 @pytest.mark.parametrize("chains", [None, 6])
-def test_resumes_bit_for_bit(chains: int | None, way: Callable[..., Any]) -> None:
+def test_resumes_bit_for_bit(chains, way):
     whole, begun, other = (Mean(chains) for _ in range(3))
     whole.run(20)
     begun.run(10)
@@ -156,12 +154,12 @@ NOT_ASKED = (
 
 
 @pytest.mark.parametrize("call", [0, 1])
-def test_a_closure_that_does_not_ask(call: int) -> None:
+def test_a_closure_that_does_not_ask(call):
     params = two()
     sampler = sg.EWSG(params, **GOOD, persistent_index_chain=True)
     draws, calls = Draws(params), iter(range(9))
 
-    def closure() -> None:
+    def closure():
         draws()
         if next(calls) != call:
             assert sampler.minibatches.shape == (1,)
@@ -169,7 +167,7 @@ def test_a_closure_that_does_not_ask(call: int) -> None:
     step_fails(sampler, closure, RuntimeError, NOT_ASKED)
 
 
-def test_minibatches_are_for_the_closure() -> None:
+def test_minibatches_are_for_the_closure():
     message = "EWSG.minibatches is for the closure that step() calls"
     mean = Mean()
     for fails in (False, True):
@@ -182,12 +180,12 @@ def test_minibatches_are_for_the_closure() -> None:
 
 
 @pytest.mark.parametrize("choice", ["raise", "skip"])
-def test_gradients_that_are_not_finite(choice: str) -> None:
+def test_gradients_that_are_not_finite(choice):
     """Minibatches of a step that was left out are not drawn again, nor kept."""
     mean = Mean(6, nonfinite=choice).run(5)
     before = mean.group["num_drawn"]
 
-    def closure() -> None:
+    def closure():
         mean.closure()
         if mean.asked[-1][0] >= before:  # the proposal's
             mean.p.grad.fill_(torch.nan)
@@ -209,7 +207,7 @@ def test_gradients_that_are_not_finite(choice: str) -> None:
     assert mean.asked == torch.arange(before + 6, before + 18).view(2, 6).tolist()
 
 
-def test_a_chain_that_would_never_move() -> None:
+def test_a_chain_that_would_never_move():
     message = (
         "Invalid index_chain_length: 0 (must be >= 1 with persistent_index_chain=True: "
         "the first minibatch would stay for ever)"
@@ -234,7 +232,7 @@ def test_a_chain_that_would_never_move() -> None:
         (None, TypeError, "in a state dict (must be a list of ints)"),
     ],
 )
-def test_bad_numbers(numbers: Any, kind: type[Exception], message: str) -> None:
+def test_bad_numbers(numbers, kind, message):
     mean = Mean(6).run(5)
     state = copied(mean.sampler)
     state["param_groups"][0]["minibatches"] = numbers

@@ -4,22 +4,19 @@
 (``FORMAT`` in ``_impl/random_state.py``) is a reason to.
 """
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 
 FOLDER = Path(__file__).parents[1] / "golden"
 
-COMMON: dict[str, Any] = {"num_data": 10, "prior_precision": 0.5, "seed": 4}
-SAMPLERS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
+COMMON = {"num_data": 10, "prior_precision": 0.5, "seed": 4}
+SAMPLERS = {
     "sgld": (sg.SGLD, {"lr": 0.1}),
     "sglrw": (sg.SGLRW, {"lr": 0.1}),
     "sghmc": (sg.SGHMC, {"lr": 0.1, "noise_estimate": 0.05}),
@@ -37,7 +34,7 @@ SAMPLERS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
 }
 
 
-def begin(name: str) -> tuple[sg.Sampler, list[nn.Parameter]]:
+def begin(name):
     cls, settings = SAMPLERS[name]
     shapes, dtype = [(5,), (3, 2)], torch.float64
     params = [nn.Parameter(torch.full(s, 0.5, dtype=dtype)) for s in shapes]
@@ -46,10 +43,10 @@ def begin(name: str) -> tuple[sg.Sampler, list[nn.Parameter]]:
     return cls(params, **COMMON, **settings), params
 
 
-def advance(sampler: sg.Sampler, params: list[nn.Parameter], steps: int) -> None:
+def advance(sampler, params, steps):
     """Steps on a quartic, by operations that every processor rounds alike."""
 
-    def gradients() -> Tensor:
+    def gradients():
         sampler.zero_grad()
         scale = 1.0
         if isinstance(sampler, sg.EWSG):
@@ -58,13 +55,13 @@ def advance(sampler: sg.Sampler, params: list[nn.Parameter], steps: int) -> None
             p.grad = (p * p * p).detach() * scale
         return sum((p.detach().double() ** 4).sum() / 4 for p in params)
 
-    def losses(index: Tensor | None = None) -> Tensor:
+    def losses(index=None):
         x = torch.linspace(-1, 1, 10, dtype=torch.float64)
         x = x if index is None else x[index]
         return -((sum(p.sum() for p in params) * x - x) ** 2)
 
     closures = {sg.SBPS: lambda: -losses(), sg.HMCECS: losses}
-    closure: Any = closures.get(type(sampler), gradients)
+    closure = closures.get(type(sampler), gradients)
     for _ in range(steps):
         if isinstance(sampler, (sg.EWSG, sg.HMC, sg.SBPS, sg.HMCECS)):
             sampler.step(closure)
@@ -73,7 +70,7 @@ def advance(sampler: sg.Sampler, params: list[nn.Parameter], steps: int) -> None
             sampler.step()
 
 
-def write() -> None:
+def write():
     for name in SAMPLERS:
         sampler, params = begin(name)
         advance(sampler, params, 5)
@@ -86,7 +83,7 @@ def write() -> None:
         torch.save(saved, FOLDER / f"{name}.pt")
 
 
-def load(name: str) -> tuple[sg.Sampler, list[nn.Parameter], dict[str, Any]]:
+def load(name):
     saved = torch.load(FOLDER / f"{name}.pt", weights_only=True)
     sampler, params = begin(name)
     for p, value in zip(params, saved["params"], strict=True):
@@ -95,7 +92,7 @@ def load(name: str) -> tuple[sg.Sampler, list[nn.Parameter], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_saved_chain_resumes(name: str) -> None:
+def test_a_saved_chain_resumes(name):
     sampler, params, saved = load(name)
     sampler.load_state_dict(saved["sampler"])
     assert sampler.param_groups[0]["step"] == 5
@@ -106,7 +103,7 @@ def test_a_saved_chain_resumes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_another_format_is_refused_by_its_number(name: str) -> None:
+def test_another_format_is_refused_by_its_number(name):
     sampler, _, saved = load(name)
     for group in saved["sampler"]["param_groups"]:
         group["format"] += 1

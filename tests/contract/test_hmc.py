@@ -1,18 +1,19 @@
-"""HMC as a class: its decisions, many chains, and masses.
+"""HMC as a class: its decisions, many chains, masses, and errors.
 
 Its law is the subject of ``test_hmc_law.py``, its operators of
 ``test_hmc_operators.py``.
 """
 
 import math
-from typing import Any
+import warnings
 
 import pytest
 import torch
+from failed_steps import bad_flags, bad_numbers, bad_types, refused, step_fails
 from hmc_chains import GOOD, Quartic
 from reference import same_bits
 from short_chains import assert_same, kept_state, two
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
@@ -21,27 +22,19 @@ from torch_sgmcmc._impl import ops as ops
 # ---- Decisions -------------------------------------------------------------------
 
 
-def by_hand(
-    params: list[nn.Parameter],
-    closure: Quartic,
-    momenta: list[Tensor],
-    masses: list[Tensor],
-    priors: list[float],
-    chains: int,
-    temperature: float,
-) -> Tensor:
+def by_hand(params, closure, momenta, masses, priors, chains, temperature):
     """One trajectory of the settings of ``test_every_decision``, by the operators.
 
     Moves the parameters to its end and returns the log ratios of the decision.
     """
     move = {"num_data": 10.0}
 
-    def gradients() -> Tensor:
+    def gradients():
         for p in params:
             p.grad = None
         return closure().detach()
 
-    def leapfrog(kick: float, drift: float) -> None:
+    def leapfrog(kick, drift):
         for i, p in enumerate(params):
             with torch.no_grad():
                 ops.hmc_leapfrog_(
@@ -50,7 +43,7 @@ def by_hand(
                     **move,
                 )
 
-    def energy(loss: Tensor) -> Tensor:
+    def energy(loss):
         total = 10.0 * loss
         for p, r, m, prior in zip(params, momenta, masses, priors, strict=True):
             q = p.detach().double().flatten(1)
@@ -68,7 +61,7 @@ def by_hand(
 
 
 @pytest.mark.parametrize("every", [0, 1, 4])
-def test_every_decision(every: int) -> None:
+def test_every_decision(every):
     """Against the trajectory made by hand: two groups, masses, both momenta's fates."""
     chains, temperature = 6, 0.8
     g = torch.Generator().manual_seed(1)
@@ -94,7 +87,7 @@ def test_every_decision(every: int) -> None:
     sampler.set_mass(masses)
     offsets = [o for group in sampler.param_groups for o in group["offsets"]]
     twins = [nn.Parameter(p.detach().clone()) for p in params]
-    momenta: list[Tensor] = []
+    momenta = []
     accepted, seen = 0, set()
     for step in range(40):
         if not momenta or (every and step % every == 0):
@@ -134,7 +127,7 @@ def test_every_decision(every: int) -> None:
     assert sampler.num_divergences == 0
 
 
-def test_a_rejected_trajectory_leaves_every_bit() -> None:
+def test_a_rejected_trajectory_leaves_every_bit():
     special = torch.tensor([0.0, -0.0, 1e-45, 1.0, -2.5])
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         p = nn.Parameter(special.to(dtype))
@@ -142,7 +135,7 @@ def test_a_rejected_trajectory_leaves_every_bit() -> None:
         sampler = sg.HMC([p], 1.0, num_steps=2, num_data=1, seed=0)
         losses = iter([0.0, 0.0, 1e9] * 5)
 
-        def closure(p: Any = p, losses: Any = losses) -> float:
+        def closure(p=p, losses=losses):
             p.grad = torch.ones_like(p)
             return next(losses)
 
@@ -154,14 +147,14 @@ def test_a_rejected_trajectory_leaves_every_bit() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_divergences_are_rejected_and_counted(value: float) -> None:
+def test_divergences_are_rejected_and_counted(value):
     p = nn.Parameter(torch.ones(3, 2))
     before = p.detach().clone()
     sampler = sg.HMC([p], 0.1, num_steps=1, num_data=1, num_chains=3, seed=0)
     assert math.isnan(sampler.acceptance_rate)
     ends = iter([[0.0] * 3, [0.0, value, value]] * 2)
 
-    def closure() -> Tensor:
+    def closure():
         p.grad = torch.zeros_like(p)
         return torch.tensor(next(ends))
 
@@ -174,7 +167,7 @@ def test_divergences_are_rejected_and_counted(value: float) -> None:
     assert sampler.num_divergences == 4
 
 
-def test_a_trajectory_that_runs_away() -> None:
+def test_a_trajectory_that_runs_away():
     p = nn.Parameter(torch.full((5,), 2.0))
     before = p.detach().clone()
     sampler = sg.HMC([p], 50.0, num_steps=30, num_data=1, seed=0)
@@ -184,7 +177,7 @@ def test_a_trajectory_that_runs_away() -> None:
     assert sampler.acceptance_rate == 0.0
 
 
-def test_chains_do_not_depend_on_each_other() -> None:
+def test_chains_do_not_depend_on_each_other():
     g = torch.Generator().manual_seed(1)
     start = torch.randn(7, 5, generator=g)
     many, one = nn.Parameter(start.clone()), nn.Parameter(start[:1].clone())
@@ -197,7 +190,7 @@ def test_chains_do_not_depend_on_each_other() -> None:
     assert same_bits(many[0], one[0])
 
 
-def test_momenta_that_a_schedule_no_longer_keeps() -> None:
+def test_momenta_that_a_schedule_no_longer_keeps():
     params = two()
     sampler = sg.HMC(params, **GOOD, resample_momentum_every=0)
     sampler.step(Quartic(params))
@@ -210,7 +203,7 @@ def test_momenta_that_a_schedule_no_longer_keeps() -> None:
 # ---- Mass ------------------------------------------------------------------------
 
 
-def test_masses() -> None:
+def test_masses():
     params = two()
     sampler = sg.HMC(params, **GOOD, resample_momentum_every=0)
     sampler.step(Quartic(params))
@@ -241,3 +234,188 @@ def test_masses() -> None:
     sampler.set_mass(None)
     assert kept_state(sampler).keys() == {half}
     assert kept_state(sampler)[half].keys() == {"master"}
+
+
+ONE_OF_TWO = "Invalid num_steps and trajectory_length: {} and {} (give exactly one of "
+BAD = [
+    *bad_numbers(
+        "step_size", "must be finite and > 0", 0, 0.0, -0.1, math.nan, math.inf
+    ),
+    *bad_numbers("num_data", "must be finite and > 0", 0, -1, math.inf),
+    *bad_numbers("prior_precision", "must be finite and >= 0", -1, math.nan),
+    *bad_numbers("temperature", "must be finite and > 0", 0, 0.0, -1.0, math.nan),
+    *bad_numbers("num_steps", "must be >= 1", 0, -1),
+    *bad_numbers("resample_momentum_every", "must be >= 0", -1),
+    *bad_numbers("num_chains", "must be >= 1", 0),
+    *bad_types("step_size", None, "0.1", True),
+    *bad_types("num_steps", 1.0, True, kind="an int"),
+    *bad_types("resample_momentum_every", None, False, 1.5, kind="an int"),
+    *bad_types("num_chains", 2.0, kind="an int"),
+    *bad_flags("metropolis", None, 1, "yes"),
+    ("num_steps", None, ValueError, ONE_OF_TWO.format(None, None) + "them)"),
+    ("trajectory_length", 1.0, ValueError, ONE_OF_TWO.format(3, 1.0) + "them)"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "error", "text"), BAD)
+def test_bad_hyperparameters(name, value, error, text):
+    with refused(error, text):
+        sg.HMC(two(), **{**GOOD, name: value})
+    params = two()
+    sampler = sg.HMC(params, **GOOD)
+    sampler.step(Quartic(params))
+    sampler.param_groups[0][name] = value
+    step_fails(sampler, Quartic(params), error, text)
+    state = sampler.state_dict()
+    with refused(error, text):
+        sg.HMC(two(), **GOOD).load_state_dict(state)
+    with refused(error, text):
+        sampler.warmup(Quartic(params), 1)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan])
+def test_bad_trajectory_length(value):
+    settings = {**GOOD, "num_steps": None, "trajectory_length": value}
+    message = f"Invalid trajectory_length: {value} (must be finite and > 0)"
+    with refused(ValueError, message):
+        sg.HMC(two(), **settings)
+
+
+def test_groups_must_stay_equal():
+    params, others = two(), two()
+    sampler = sg.HMC([{"params": params}], **GOOD)
+    sampler.param_groups[0]["step_size"] = 0.07
+    sampler.step(Quartic(params))
+    # A group that is added takes what the sampler has come to.
+    sampler.add_param_group({"params": others, "prior_precision": 2.0})
+    assert sampler.param_groups[1]["step_size"] == 0.07
+    assert sampler.param_groups[1]["num_trajectories"] == 1
+    sampler.step(Quartic(params + others))
+    sampler.param_groups[1]["step_size"] = 0.08
+    step_fails(
+        sampler,
+        Quartic(params + others),
+        ValueError,
+        "Invalid step_size: [0.07, 0.08] in the param groups (must be equal: there is "
+        "one trajectory for all)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "calls"),
+    [
+        ({"num_steps": 1}, 2),
+        ({"num_steps": 5}, 6),
+        ({"num_steps": None, "trajectory_length": 0.349}, 4),
+        ({"num_steps": None, "trajectory_length": 0.351}, 5),
+        ({"num_steps": None, "trajectory_length": 0.001}, 2),
+    ],
+)
+def test_the_number_of_gradients(settings, calls):
+    params = two()
+    closure = Quartic(params)
+    with torch.no_grad():
+        loss = sg.HMC(params, **{**GOOD, **settings}).step(closure)
+    assert len(closure.losses) == calls
+    assert loss is closure.losses[0]
+    assert all(p.grad is not None for p in params)
+
+
+def test_losses_of_wrong_kinds():
+    params = two()
+    sampler = sg.HMC(params, **GOOD)
+
+    def returning(value):
+        def closure():
+            for p in params:
+                p.grad = torch.ones_like(p)
+            return value
+
+        return closure
+
+    step_fails(
+        sampler,
+        returning(None),
+        TypeError,
+        "HMC got no loss from the closure, which must return it for the Metropolis "
+        "test (metropolis=False makes none)",
+    )
+    for shape in ([1], [3], [2, 2]):
+        step_fails(
+            sampler,
+            returning(torch.zeros(shape)),
+            ValueError,
+            f"Invalid loss: shape {shape} (must be a scalar)",
+        )
+    for value in (math.nan, math.inf, torch.tensor(math.nan)):
+        step_fails(
+            sampler,
+            returning(value),
+            RuntimeError,
+            "HMC got a loss or parameters that are not finite at the start of a "
+            "trajectory",
+        )
+    sampler.step(returning(1.0))  # a number will do
+    sampler.step(returning(torch.tensor(1.0, dtype=torch.bfloat16)))
+    # Without a test the loss is not looked at.
+    plain = sg.HMC(params, **GOOD, metropolis=False)
+    assert plain.step(returning(None)) is None
+    assert plain.step(returning("loss")) == "loss"
+
+
+CHANGED = (
+    "HMC got another loss at the start of 3 consecutive trajectories than at the end "
+    "of the previous one, at the same parameters: the closure must always compute the "
+    "same loss, of all data (no minibatches, no dropout), unless other quantities that "
+    "it depends on are sampled in between"
+)
+
+
+@pytest.mark.parametrize("num_chains", [None, 4])
+def test_losses_that_change(num_chains):
+    # θ⁴ / 4 with an offset of its own at each step, in the last chain: all that
+    # minibatches do to the loss at one point.
+    def warnings_of(change, moves=False, **settings):
+        params = [nn.Parameter(torch.ones(4, 2))]
+        sampler = sg.HMC(params, **GOOD, num_chains=num_chains, **settings)
+
+        def closure(step):
+            losses = params[0].pow(4).sum(1) / 4
+            losses.sum().backward()
+            losses = losses + step * change * torch.tensor([0.0, 0, 0, 1])
+            return losses if num_chains else losses.sum()
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(9):
+                sampler.step(lambda step=step: closure(step))
+                if moves:
+                    with torch.no_grad():
+                        params[0].add_(0.01)
+        assert all(w.filename == __file__ for w in caught)
+        return [str(w.message) for w in caught]
+
+    assert warnings_of(0.1) == [CHANGED]
+    # A change of no account, parameters that the user moves, and no test.
+    assert warnings_of(1e-3) == []
+    assert warnings_of(0.1, moves=True) == []
+    assert warnings_of(0.1, metropolis=False) == []
+
+
+def test_losses_of_chains_of_wrong_shapes():
+    p = nn.Parameter(torch.ones(4, 2))
+    sampler = sg.HMC([p], **GOOD, num_chains=4)
+
+    def closure(shape):
+        p.grad = torch.ones_like(p)
+        return torch.zeros(shape)
+
+    for shape in ((), (3,), (4, 1)):
+        step_fails(
+            sampler,
+            lambda shape=shape: closure(shape),
+            ValueError,
+            f"Invalid loss: shape {list(shape)} (must be [4], the mean loss of each "
+            "chain; call backward() on its sum)",
+        )
+    sampler.step(lambda: closure((4,)))

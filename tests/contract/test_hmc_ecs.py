@@ -1,12 +1,8 @@
 """HMC-ECS: proposals, interface, errors, resuming."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle
-from collections.abc import Callable
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -15,7 +11,6 @@ import torch
 from ecs_data import F64, Data, N, chain, make
 from short_chains import assert_same
 from stored_files import through_file
-from torch import Tensor
 
 import torch_sgmcmc as sg
 from torch_sgmcmc._ecs.target import (
@@ -31,7 +26,7 @@ from torch_sgmcmc.samplers import hmc_ecs
 
 
 @pytest.mark.parametrize("estimator", ["perturbed", "signed"])
-def test_one_block_is_proposed_again(estimator: str) -> None:
+def test_one_block_is_proposed_again(estimator):
     data = Data()
     sampler = make(data, estimator=estimator, num_factors=10)
     sampler.step(data)
@@ -63,7 +58,7 @@ def test_one_block_is_proposed_again(estimator: str) -> None:
                 torch.testing.assert_close(ours, theirs)
 
 
-def test_the_same_subsample_along_a_trajectory() -> None:
+def test_the_same_subsample_along_a_trajectory():
     data = Data()
     sampler = make(data, step_size=0.1, trajectory_length=0.5)
     sampler.set_anchor(data, progress=False)
@@ -77,7 +72,7 @@ def test_the_same_subsample_along_a_trajectory() -> None:
     assert sampler.num_evaluations == N + 8 + 8 + 8 + 12 * 8
 
 
-def test_gradients_are_derivatives() -> None:
+def test_gradients_are_derivatives():
     for settings in (
         {},
         {"estimator": "signed", "num_factors": 6, "temperature": 1.3},
@@ -99,7 +94,7 @@ def test_gradients_are_derivatives() -> None:
             )
 
 
-def test_a_subsample_of_everything_is_hmc() -> None:
+def test_a_subsample_of_everything_is_hmc():
     """The estimate is the log posterior plus σ̂² / 2 if u has every datum once."""
     data = Data()
     sampler = make(data, subsample_size=N, temperature=1.7)
@@ -119,7 +114,7 @@ def test_a_subsample_of_everything_is_hmc() -> None:
 @pytest.mark.parametrize("kind", ["logistic", "tanh"])
 @pytest.mark.parametrize("estimator", ["perturbed", "signed"])
 @pytest.mark.parametrize("order", [2, 1, 0])
-def test_operators_equal_tensor_code(kind: str, estimator: str, order: int) -> None:
+def test_operators_equal_tensor_code(kind, estimator, order):
     data = Data(kind)
     sampler = make(data, estimator=estimator, taylor_order=order, temperature=1.7)
     sampler.set_anchor(data, progress=False)
@@ -141,13 +136,13 @@ def test_operators_equal_tensor_code(kind: str, estimator: str, order: int) -> N
 # ---- Bad points -------------------------------------------------------------------
 
 
-def test_divergences_are_rejected_and_counted() -> None:
+def test_divergences_are_rejected_and_counted():
     data = Data()
     sampler = make(data)
     sampler.step(data)
     before = [p.detach().clone() for p in data.params]
 
-    def broken(indices: Tensor) -> Tensor:
+    def broken(indices):
         values = data(indices)
         inside = torch.equal(data.weight, before[0])
         return values if inside else values * math.nan
@@ -179,9 +174,7 @@ def test_divergences_are_rejected_and_counted() -> None:
         (lambda data, i: data(i) * math.inf, RuntimeError, "not finite at the anchor"),
     ],
 )
-def test_bad_log_likelihoods(
-    closure: Callable[[Data, Tensor], Any], error: type[Exception], message: str
-) -> None:
+def test_bad_log_likelihoods(closure, error, message):
     data = Data()
     sampler = make(data)
     before = [p.detach().clone() for p in data.params]
@@ -191,7 +184,7 @@ def test_bad_log_likelihoods(
     sampler.step(data)
 
 
-def test_errors_within_a_step() -> None:
+def test_errors_within_a_step():
     data = Data()
     sampler = make(data)
     sampler.step(data)
@@ -239,14 +232,12 @@ def test_errors_within_a_step() -> None:
         ({"seed": 1.5}, TypeError, "Invalid seed: 1.5"),
     ],
 )
-def test_bad_hyperparameters(
-    settings: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_bad_hyperparameters(settings, error, message):
     with pytest.raises(error, match=message):
         make(Data(), **settings)
 
 
-def test_bad_warmups() -> None:
+def test_bad_warmups():
     data = Data()
     sampler = make(data)
     for settings, message in (
@@ -266,7 +257,7 @@ def test_bad_warmups() -> None:
 
 @pytest.mark.filterwarnings("ignore:num_blocks")  # the warm-up chooses few factors
 @pytest.mark.parametrize("estimator", ["perturbed", "signed"])
-def test_resuming_is_exact(estimator: str) -> None:
+def test_resuming_is_exact(estimator):
     data = Data("tanh")
     settings = {"estimator": estimator, "num_factors": 9, "subsample_size": 7}
     sampler = make(data, **settings)
@@ -289,7 +280,7 @@ def test_resuming_is_exact(estimator: str) -> None:
     }
 
 
-def test_copies_and_seeds() -> None:
+def test_copies_and_seeds():
     data = Data()
     sampler = make(data)
     chain(sampler, data, 3)
@@ -306,7 +297,7 @@ def test_copies_and_seeds() -> None:
     assert not torch.equal(chain(make(changed, seed=4), changed, 7)[-1], expected[-1])
 
 
-def test_what_is_changed_between_steps_counts() -> None:
+def test_what_is_changed_between_steps_counts():
     """The estimate of the last step is used again only where it is the same."""
     results = []
     for forget in (False, True):
@@ -325,7 +316,7 @@ def test_what_is_changed_between_steps_counts() -> None:
     assert torch.equal(*results)
 
 
-def test_param_groups_and_priors() -> None:
+def test_param_groups_and_priors():
     data = Data()
     groups = [
         {"params": [data.weight], "prior_precision": 2.0},
@@ -352,7 +343,7 @@ def test_param_groups_and_priors() -> None:
         sampler.step(lambda i: data(i) + extra.sum())
 
 
-def test_warmup() -> None:
+def test_warmup():
     data = Data()
     with torch.no_grad():
         data.weight.add_(1.5)
@@ -377,7 +368,7 @@ def test_warmup() -> None:
     assert 0.35 < np.mean(variances) < 3
 
 
-def test_warmup_of_the_signed_sampler() -> None:
+def test_warmup_of_the_signed_sampler():
     data = Data("tanh")
     sampler = make(data, estimator="signed", subsample_size=5)
     sampler.warmup(data, 40, anchor_every=20, target_variance=1.0, progress=False)
@@ -387,7 +378,7 @@ def test_warmup_of_the_signed_sampler() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:num_blocks")  # it chooses few factors
-def test_warmup_of_the_signed_sampler_to_the_least_time() -> None:
+def test_warmup_of_the_signed_sampler_to_the_least_time():
     """λ is three times a factor's deepest fall, or that of a variance of 1."""
     plan = {"anchor_every": 12, "target_variance": math.inf, "progress": False}
     deciding = set()
@@ -413,7 +404,7 @@ def test_warmup_of_the_signed_sampler_to_the_least_time() -> None:
         make(data).warmup(data, 24, **plan)
 
 
-def test_float32_parameters() -> None:
+def test_float32_parameters():
     data = Data(dtype=torch.float32)
     sampler = make(data)
     chain(sampler, data, 30)
@@ -422,7 +413,7 @@ def test_float32_parameters() -> None:
     assert sampler.state["control_variates"]["form"] == WHOLE
 
 
-def test_gradients_are_left_alone() -> None:
+def test_gradients_are_left_alone():
     data = Data()
     data.weight.grad = torch.full_like(data.weight, 7.0)
     make(data).step(data)
@@ -430,7 +421,7 @@ def test_gradients_are_left_alone() -> None:
     assert data.bias.grad is None
 
 
-def test_the_loss_that_is_returned() -> None:
+def test_the_loss_that_is_returned():
     data = Data("gaussian")
     sampler = make(data)
     loss = sampler.step(data)
@@ -439,7 +430,7 @@ def test_the_loss_that_is_returned() -> None:
     torch.testing.assert_close(loss, expected.detach())
 
 
-def test_gradients_may_be_expanded() -> None:
+def test_gradients_may_be_expanded():
     """The gradient of a sum is one number in memory."""
     theta = torch.zeros(3, dtype=F64, requires_grad=True)
     y = torch.linspace(-1, 1, N, dtype=F64)
@@ -459,7 +450,7 @@ def test_gradients_may_be_expanded() -> None:
         ),
     ],
 )
-def test_fewer_blocks_warn(settings: dict[str, Any], words: str) -> None:
+def test_fewer_blocks_warn(settings, words):
     data = Data()
     sampler = sg.HMCECS(data.params, num_data=N, num_blocks=100, seed=0, **settings)
     with pytest.warns(UserWarning, match="num_blocks = 100 is more " + words):

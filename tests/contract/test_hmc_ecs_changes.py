@@ -1,18 +1,19 @@
-"""HMC-ECS when sizes change, when the closure fails, and where it may not go."""
+"""HMC-ECS when sizes, devices or dtypes change, and when the closure fails."""
 
+import copy
 import math
-from typing import Any
 
 import pytest
 import torch
-from ecs_data import Data, N, chain, make
-from short_chains import kept_state
+from ecs_data import F64, Data, N, chain, make
+from short_chains import assert_same, kept_state
+from stored_files import through_file
 from torch import Tensor
 
 import torch_sgmcmc as sg
 
 
-def sizes(sampler: sg.HMCECS) -> tuple[int, int]:
+def sizes(sampler):
     """Returns the sizes of the state: numbers of cells and of data."""
     kept = sampler.state["subsample"]
     assert len(kept["terms"][0]) == len(kept["indices"])
@@ -32,9 +33,7 @@ def sizes(sampler: sg.HMCECS) -> tuple[int, int]:
         ("signed", {"num_data": 50}),
     ],
 )
-def test_a_changed_size_draws_the_subsample_again(
-    estimator: str, changes: dict[str, int], anchored: bool
-) -> None:
+def test_a_changed_size_draws_the_subsample_again(estimator, changes, anchored):
     data = Data()
     sampler = make(data, estimator=estimator, num_factors=15)
     chain(sampler, data, 5)
@@ -55,7 +54,7 @@ def test_a_changed_size_draws_the_subsample_again(
     assert sampler.state["control_variates"]["num_data"] == group["num_data"]
 
 
-def test_the_sums_follow_the_number_of_data() -> None:
+def test_the_sums_follow_the_number_of_data():
     """They stand for all data, without a word from the user."""
     data = Data("gaussian")  # expansions of second order are exact
     sampler = make(data)
@@ -67,7 +66,7 @@ def test_the_sums_follow_the_number_of_data() -> None:
 
 
 @pytest.mark.parametrize("of_the_sums", [True, False])
-def test_a_failed_anchor_changes_nothing(of_the_sums: bool) -> None:
+def test_a_failed_anchor_changes_nothing(of_the_sums):
     data = Data()
     sampler = make(data)
     sampler.step(data)
@@ -75,7 +74,7 @@ def test_a_failed_anchor_changes_nothing(of_the_sums: bool) -> None:
     with torch.no_grad():
         data.weight.add_(0.5)
 
-    def fails(indices: Tensor) -> Tensor:
+    def fails(indices):
         if (len(indices) == N) == of_the_sums:
             raise KeyboardInterrupt
         return data(indices)
@@ -85,7 +84,7 @@ def test_a_failed_anchor_changes_nothing(of_the_sums: bool) -> None:
     assert all(sampler.state[key] is before[key] for key in before)
 
 
-def test_the_last_anchor_can_be_taken_back_up() -> None:
+def test_the_last_anchor_can_be_taken_back_up():
     """The subsample's data stay if sizes stay, and are expanded again."""
     data = Data()
     sampler = make(data)
@@ -99,7 +98,7 @@ def test_the_last_anchor_can_be_taken_back_up() -> None:
     torch.testing.assert_close(kept["terms"][0], data(indices).detach())
 
 
-def test_no_subsample_of_one() -> None:
+def test_no_subsample_of_one():
     """Its correction would be 0, and the estimate's variance unknown."""
     data = Data()
     with pytest.raises(ValueError, match=r"subsample_size: 1 \(must be >= 2\)"):
@@ -113,7 +112,7 @@ def test_no_subsample_of_one() -> None:
     assert sampler.param_groups[0]["subsample_size"] == 20
 
 
-def test_a_subsample_that_is_too_uncertain_is_refused() -> None:
+def test_a_subsample_that_is_too_uncertain_is_refused():
     """Refused for u as for θ, or the chain could leave its domain."""
     data = Data("tanh")
     sampler = make(data, subsample_size=5, taylor_order=1)
@@ -131,14 +130,14 @@ def test_a_subsample_that_is_too_uncertain_is_refused() -> None:
     assert 0 < sampler.subsample_acceptance_rate < 1
 
 
-def test_a_trajectory_out_of_bounds_stops_there() -> None:
+def test_a_trajectory_out_of_bounds_stops_there():
     data = Data()
     sampler = make(data, step_size=0.1)
     sampler.step(data)
     before = data.weight.detach().clone()
-    seen: list[bool] = []
+    seen = []
 
-    def strict(indices: Tensor) -> Tensor:
+    def strict(indices):
         if not bool(data.weight.isfinite().all()):
             raise ValueError("as a distribution of torch says it")
         moved = not torch.equal(data.weight, before)
@@ -152,13 +151,13 @@ def test_a_trajectory_out_of_bounds_stops_there() -> None:
 
 
 @pytest.mark.parametrize("call", ["set_anchor", "warmup"])
-def test_a_closure_is_needed(call: str) -> None:
-    arguments: dict[str, Any] = {"warmup": (None, 3), "set_anchor": (None,)}
+def test_a_closure_is_needed(call):
+    arguments = {"warmup": (None, 3), "set_anchor": (None,)}
     with pytest.raises(TypeError, match="needs a closure"):
         getattr(make(Data()), call)(*arguments[call])
 
 
-def test_a_warmup_too_short_to_choose_sizes() -> None:
+def test_a_warmup_too_short_to_choose_sizes():
     data = Data()
     sampler = make(data)
     with pytest.raises(ValueError, match=r"Invalid steps: 1 .* makes after 0"):
@@ -168,7 +167,7 @@ def test_a_warmup_too_short_to_choose_sizes() -> None:
     assert not kept_state(sampler)
 
 
-def test_the_number_of_products_moves_the_lower_bound() -> None:
+def test_the_number_of_products_moves_the_lower_bound():
     """a is the mean less λ, whatever λ has become."""
     data = Data()
     sampler = make(data, estimator="signed", num_factors=20)
@@ -177,3 +176,158 @@ def test_the_number_of_products_moves_the_lower_bound() -> None:
     sampler.step(data)
     # Each factor is near 1, so that the variance of log|L̂| is small.
     assert sampler.estimator_variance < 1
+
+
+WARMUP = {"anchor_every": 4, "target_variance": 0.5, "progress": False}
+SHORT = {"trajectory_length": 2.0, "step_size": 0.1}
+
+
+class Failing:
+    """A closure that fails at one of its calls."""
+
+    def __init__(self, data, at):
+        self.data, self.left = data, at
+
+    def __call__(self, indices):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return self.data(indices)
+
+
+SAVING = (
+    "HMCECS cannot be saved inside a warm-up. Finish the warm-up (after an exception, "
+    "call warmup() again), then save. Or give it up by set_anchor()"
+)
+
+
+def refuses_to_be_saved(sampler):
+    for save in (sampler.state_dict, lambda: copy.deepcopy(sampler)):
+        with pytest.raises(RuntimeError) as error:
+            save()
+        assert str(error.value) == SAVING
+
+
+@pytest.mark.filterwarnings("ignore:num_blocks")  # it chooses few factors
+@pytest.mark.parametrize("estimator", ["perturbed", "signed"])
+def test_a_warmup_is_finished_before_it_is_saved(estimator):
+    data = Data()
+    sampler = make(data, estimator=estimator, num_factors=9, **SHORT)
+
+    def closure(indices):
+        if int(sampler.param_groups[0]["step"]) > 0:
+            refuses_to_be_saved(sampler)
+        return data(indices)
+
+    sampler.warmup(closure, 10, **WARMUP)
+    assert sampler.param_groups[0]["step"] == 10
+    saved = through_file(sampler.state_dict())
+    assert set(saved["state"]) >= {"control_variates", "subsample"}
+    other = Data()
+    for p, q in zip(other.params, data.params, strict=True):
+        p.data.copy_(q.data)
+    twin = make(other, seed=99)
+    twin.load_state_dict(saved)
+    assert_same(chain(sampler, data, 6), chain(twin, other, 6))
+
+
+@pytest.mark.parametrize("way_out", ["warmup", "set_anchor", "load_state_dict"])
+def test_a_warmup_after_an_exception(way_out):
+    data = Data()
+    sampler = make(data, **SHORT)
+    blank = sampler.state_dict()
+    with pytest.raises(KeyboardInterrupt):
+        sampler.warmup(Failing(data, 60), 10, **WARMUP)
+    done = int(sampler.param_groups[0]["step"])
+    assert 0 < done < 10
+    refuses_to_be_saved(sampler)
+    sampler.step(data)  # which does not finish it
+    refuses_to_be_saved(sampler)
+    if way_out == "warmup":
+        sampler.warmup(data, 10, **WARMUP)
+        assert sampler.param_groups[0]["step"] == done + 1 + 10
+        assert sampler.param_groups[0]["num_trajectories"] == 0
+    elif way_out == "set_anchor":
+        sampler.set_anchor(data, progress=False)
+    else:
+        sampler.load_state_dict(blank)
+    sampler.state_dict()
+    sampler.step(data)
+
+
+def test_the_first_anchor_is_part_of_no_warmup():
+    data = Data()
+    sampler = make(data)
+    with pytest.raises(KeyboardInterrupt):
+        sampler.warmup(Failing(data, 1), 10, **WARMUP)
+    assert not kept_state(sampler)
+    sampler.state_dict()
+
+
+# ---- Devices and dtypes ------------------------------------------------------------
+
+
+def tensors(value):
+    """All in nested lists and dicts."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [t for each in value for t in tensors(each)]
+    return [value] if isinstance(value, Tensor) else []
+
+
+@pytest.mark.parametrize("settings", [{}, {"estimator": "signed", "num_factors": 9}])
+def test_a_state_moves_to_the_device_of_the_parameters(settings, monkeypatch):
+    """The device "meta" stands for any other: nothing is computed there."""
+    for check in ("check_parameter", "check_memory"):
+        monkeypatch.setattr(f"torch_sgmcmc._impl.bookkeeping.{check}", lambda *_: None)
+    data = Data("tanh")
+    sampler = make(data, **settings)
+    chain(sampler, data, 2)
+    state = sampler.state_dict()
+    elsewhere = Data("tanh")
+    elsewhere.weight, elsewhere.bias = (
+        p.detach().to("meta").requires_grad_() for p in data.params
+    )
+    moved = make(elsewhere, **settings)
+    moved.load_state_dict(state)
+    for key in ("control_variates", "subsample"):
+        theirs, ours = tensors(state["state"][key]), tensors(moved.state[key])
+        assert len(theirs) >= 3
+        for there, here in zip(theirs, ours, strict=True):
+            assert here.device.type == "meta"
+            assert (there.device.type, there.dtype) == ("cpu", here.dtype)
+            assert there.shape == here.shape
+    assert moved.state["subsample"]["counts"] == state["state"]["subsample"]["counts"]
+
+
+def test_a_state_of_another_dtype():
+    """θ* must not be rounded: expansions made anew would not be those summed up."""
+    data = Data("tanh")
+    sampler = make(data)
+    chain(sampler, data, 9)
+    kept = sampler.state["control_variates"]
+    rounded = Data("tanh", dtype=torch.float32)
+    for p, q in zip(rounded.params, data.params, strict=True):
+        p.data.copy_(q.data)
+    twin = make(rounded)
+    twin.load_state_dict(copy.deepcopy(sampler.state_dict()))
+    assert twin.param_groups[0]["step"] == 9
+    assert not {"control_variates", "subsample"} & set(twin.state)
+    chain(twin, rounded, 1)
+    anew = twin.state["control_variates"]
+    assert not torch.equal(anew["anchor"], kept["anchor"])
+    assert torch.equal(anew["anchor"].float().double(), anew["anchor"])
+    assert all(t.dtype == F64 for t in tensors(anew))
+    # A wider dtype holds it.
+    wider = make(Data("tanh"))
+    wider.load_state_dict(copy.deepcopy(twin.state_dict()))
+    assert torch.equal(wider.state["control_variates"]["anchor"], anew["anchor"])
+
+
+def test_groups_that_are_empty_so_far():
+    groups = [{"params": []}, {"params": []}]
+    sampler = sg.HMCECS(groups, num_data=50, subsample_size=4)
+    sampler.load_state_dict(sampler.state_dict())
+    with pytest.raises(RuntimeError, match=r"^HMCECS has no parameters that require"):
+        sampler.step(lambda indices: indices)

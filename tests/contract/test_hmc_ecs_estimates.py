@@ -3,8 +3,6 @@
 Expansions of single data, and their sums, are in test_ecs_forms.py.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise, product
 
@@ -12,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 from ecs_data import F64, Data, N, make
-from torch import Tensor
 
-from torch_sgmcmc._ecs.target import Estimate, Estimator, SubsampleDraws, estimate
+import torch_sgmcmc as sg
+from torch_sgmcmc._ecs.target import Estimator, SubsampleDraws, estimate
 from torch_sgmcmc._ecs.taylor import whitening
 from torch_sgmcmc._impl.ops import ecs_estimate
 
 # ---- Control variates -------------------------------------------------------------
 
 
-def test_the_second_order_of_a_gaussian_model_has_no_variance() -> None:
+def test_the_second_order_of_a_gaussian_model_has_no_variance():
     data = Data("gaussian")
     sampler = make(data, subsample_size=5)
     for _ in range(20):
@@ -36,7 +34,7 @@ def test_the_second_order_of_a_gaussian_model_has_no_variance() -> None:
 
 
 @pytest.mark.parametrize("mass", ["dense", "diagonal", "identity"])
-def test_order_0_keeps_values_alone(mass: str) -> None:
+def test_order_0_keeps_values_alone(mass):
     """Whatever derivatives the mass takes."""
     data = Data("tanh")
     sampler = make(data, taylor_order=0, mass_matrix=mass)
@@ -48,7 +46,7 @@ def test_order_0_keeps_values_alone(mass: str) -> None:
     assert (kept["whitening"] is None) == (mass == "identity")
 
 
-def test_whitening() -> None:
+def test_whitening():
     g = torch.Generator().manual_seed(0)
     root = torch.randn(4, 4, generator=g, dtype=F64)
     h = root @ root.t() + torch.eye(4, dtype=F64)
@@ -70,27 +68,25 @@ def test_whitening() -> None:
 # ---- Subsamples -------------------------------------------------------------------
 
 
-def draws_of(
-    num_data: int, cells: int, blocks: int, batch_size: int, poisson: bool, seed: int
-) -> SubsampleDraws:
+def draws_of(num_data, cells, blocks, batch_size, poisson, seed):
     sizes = {"num_data": num_data, "num_cells": cells, "num_blocks": blocks}
     return SubsampleDraws(
         {**sizes, "batch_size": batch_size, "poisson": poisson, "seed": seed}
     )
 
 
-def z_of_share(count: float, draws: int, share: float) -> float:
+def z_of_share(count, draws, share):
     return abs(count - draws * share) / math.sqrt(draws * share * (1 - share))
 
 
-def test_cells_are_parted_into_blocks() -> None:
+def test_cells_are_parted_into_blocks():
     draws = draws_of(100, 13, 5, 1, False, 0)
     begins = [draws.begin(block) for block in range(6)]
     assert (begins[0], begins[5]) == (0, 13)
     assert {b - a for a, b in pairwise(begins)} == {2, 3}
 
 
-def test_data_and_blocks_are_drawn_uniformly() -> None:
+def test_data_and_blocks_are_drawn_uniformly():
     """Thirteen z-tests of |z| < 5: one fails once in 10^5 seeds."""
     draws, steps = draws_of(4, 10, 5, 1, False, 1), 4000
     data, proposed, blocks = np.zeros(4), np.zeros(4), np.zeros(5)
@@ -107,7 +103,7 @@ def test_data_and_blocks_are_drawn_uniformly() -> None:
     assert all(z_of_share(count, steps, 1 / 5) < 5 for count in blocks)
 
 
-def test_numbers_of_minibatches_are_poisson() -> None:
+def test_numbers_of_minibatches_are_poisson():
     """Seven z-tests of |z| < 5: one fails once in 2 10^5 seeds."""
     draws, found = draws_of(50, 8, 2, 3, True, 9), []
     for step in range(6000):
@@ -120,10 +116,10 @@ def test_numbers_of_minibatches_are_poisson() -> None:
         assert z_of_share(found.count(k), len(found), share) < 5, k
 
 
-def test_draws_are_pure_functions_of_layout_and_step() -> None:
+def test_draws_are_pure_functions_of_layout_and_step():
     a, b = (draws_of(1000, 50, 10, 2, True, seed) for seed in (7, 8))
 
-    def drawn(draws: SubsampleDraws, step: int) -> list[int]:
+    def drawn(draws, step):
         return draws.draw(step)[1].tolist()
 
     assert drawn(a, 3) == drawn(a, 3)
@@ -151,12 +147,12 @@ def test_draws_are_pure_functions_of_layout_and_step() -> None:
         ("num_cells", (1, 2**25, 1, 3)),
     ],
 )
-def test_sizes_of_draws_out_of_range(name: str, sizes: tuple[int, ...]) -> None:
+def test_sizes_of_draws_out_of_range(name, sizes):
     with pytest.raises(ValueError, match=f"Invalid {name}: "):
-        draws_of(*sizes, False, 0)  # type: ignore[call-arg, misc]
+        draws_of(*sizes, False, 0)
 
 
-def test_steps_of_draws_out_of_range() -> None:
+def test_steps_of_draws_out_of_range():
     draws = draws_of(5, 1, 1, 1, False, 0)
     for draw in (draws.draw, draws.propose):
         with pytest.raises(ValueError, match="Invalid step: "):
@@ -166,17 +162,15 @@ def test_steps_of_draws_out_of_range() -> None:
 # ---- Estimators -------------------------------------------------------------------
 
 
-def perturbed(d: Tensor, n: float) -> tuple[Estimate, Tensor]:
+def perturbed(d, n):
     return estimate(Estimator(n), d)
 
 
-def block_poisson(
-    d: Tensor, n: float, m: int, products: int, low: float
-) -> tuple[Estimate, Tensor]:
+def block_poisson(d, n, m, products, low):
     return estimate(Estimator(n, m, products, low), d)
 
 
-def test_weights_are_derivatives() -> None:
+def test_weights_are_derivatives():
     g = torch.Generator().manual_seed(1)
     d = torch.randn(12, generator=g, dtype=F64)
     for function in (
@@ -189,7 +183,7 @@ def test_weights_are_derivatives() -> None:
             assert math.isclose(slope, float(weights[i]), rel_tol=1e-6)
 
 
-def test_the_operator_makes_the_same_estimates() -> None:
+def test_the_operator_makes_the_same_estimates():
     """The operator equals tensor code, bitwise, for all sizes of the last eight."""
     g = torch.Generator().manual_seed(2)
     for size in (2, 5, 8, 11, 1023, 1032, 2049):
@@ -216,7 +210,7 @@ def test_the_operator_makes_the_same_estimates() -> None:
             assert [*ours] == numbers.tolist()
 
 
-def test_the_perturbed_estimate() -> None:
+def test_the_perturbed_estimate():
     d = [0.5, -0.25, 1.0]
     result, _ = perturbed(torch.tensor(d, dtype=F64), 12)
     mean = sum(d) / 3
@@ -226,7 +220,7 @@ def test_the_perturbed_estimate() -> None:
     assert result.sign == 1
 
 
-def test_the_signed_estimator_is_unbiased() -> None:
+def test_the_signed_estimator_is_unbiased():
     """Over all counts and minibatches, for λ = 2, m = 2, N = 3."""
     d, m, bound = torch.tensor([0.4, -0.9, 0.3], dtype=F64), 2, -1.1
     minibatches = [d[list(u)] for u in product(range(3), repeat=m)]
@@ -252,7 +246,7 @@ def test_the_signed_estimator_is_unbiased() -> None:
     assert abs(rest) < 0.1 * total
 
 
-def test_the_signed_estimator_over_its_own_draws() -> None:
+def test_the_signed_estimator_over_its_own_draws():
     """A z-test of |z| < 4.4: it fails once in 10^5 seeds."""
     d = torch.tensor([0.4, -0.9, 0.3, 0.1], dtype=F64)
     draws = draws_of(4, 3, 3, 2, True, 7)
@@ -266,6 +260,91 @@ def test_the_signed_estimator_over_its_own_draws() -> None:
     assert error < 0.03
 
 
-def test_an_empty_product() -> None:
+def test_an_empty_product():
     empty, _ = block_poisson(torch.empty(0, dtype=F64), 30.0, 3, 5, -4.0)
     assert (float(empty.log), empty.sign, float(empty.variance)) == (1.0, 1, 0.0)
+
+
+pytestmark = pytest.mark.full
+
+pytest.importorskip("arviz")
+
+
+def run():
+    p = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    sampler = sg.HMCECS(
+        [p],
+        num_data=40,
+        subsample_size=3,
+        estimator="signed",
+        num_factors=4,
+        num_blocks=4,
+        trajectory_length=1.0,
+        step_size=0.3,
+        prior_precision=1.0,
+        seed=0,
+    )
+    x = torch.linspace(-1, 1, 40, dtype=torch.float64)
+
+    def closure(indices):
+        return -0.5 * (p[0] + p[1] * x[indices] - 0.3) ** 2
+
+    for _ in range(4):
+        sampler.step(closure)
+    return sampler
+
+
+def test_the_numbers():
+    sampler = run()
+    g = torch.Generator().manual_seed(0)
+    noise = torch.randn(4000, 2, generator=g, dtype=torch.float64)
+    draws = noise.clone()
+    for i in range(1, 4000):  # autocorrelation 0.6 and 0: IF 4 and 1
+        draws[i, 0] = 0.6 * draws[i - 1, 0] + 0.8 * noise[i, 0]
+    signs = torch.ones(4000)
+    signs[::10] = -1  # τ = 0.9, (2τ - 1)² = 0.64
+    report = sg.ECSEfficiency.of(sampler, draws, signs)
+    assert report.positive == pytest.approx(0.9)
+    least, median, largest = report.effective_draws
+    assert 4000 * 0.64 / 4 * 0.8 < least < 4000 * 0.64 / 4 * 1.25
+    assert 4000 * 0.64 * 0.9 < largest < 4000 * 0.64 * 1.1
+    assert median == pytest.approx((least + largest) / 2)
+    assert 2.2 < report.inefficiency < 2.8
+    assert report.data_used == pytest.approx(100 * 12 / 40)
+    assert report.num_steps == 3
+    assert report.evaluations == sampler.num_evaluations > 40
+    low, _, high = report.computational_time
+    assert low == pytest.approx(4000 / largest * report.evaluations)
+    assert high == pytest.approx(4000 / least * report.evaluations)
+    assert report.acceptance == sampler.acceptance_rate
+    assert report.subsample_acceptance == sampler.subsample_acceptance_rate
+    unsigned = sg.ECSEfficiency.of(sampler, draws)
+    assert unsigned.effective_draws[0] == pytest.approx(least / 0.64)
+
+
+def test_the_table():
+    sampler = run()
+    g = torch.Generator().manual_seed(0)
+    draws = torch.randn(100, 2, generator=g)
+    table = str(sg.ECSEfficiency.of(sampler, draws)).splitlines()
+    assert table[1] == "| --- | --- |"
+    assert all(line.count("|") == 3 for line in table)
+    rows = {line.split("|")[1].strip(): line.split("|")[2].strip() for line in table}
+    assert rows["L"] == "3"
+    assert rows["data used, %"] == "30"
+    assert rows["τ"] == "1.0000"
+    assert len(rows["CT (min, median, max)"].split(",")) == 3
+
+
+def test_useless_signs():
+    signs = torch.tensor([1.0, -1.0] * 20)
+    report = sg.ECSEfficiency.of(run(), torch.randn(40, 2), signs)
+    assert report.computational_time[1] == math.inf
+
+
+def test_bad_arguments():
+    sampler = run()
+    with pytest.raises(ValueError, match=r"Invalid draws: shape \[5\] \(must be \[R"):
+        sg.ECSEfficiency.of(sampler, torch.zeros(5))
+    with pytest.raises(ValueError, match="Invalid signs: must be 5 numbers"):
+        sg.ECSEfficiency.of(sampler, torch.zeros(5, 2), torch.zeros(5))

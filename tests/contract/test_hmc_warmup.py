@@ -2,7 +2,6 @@
 
 import builtins
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from failed_steps import assert_unchanged, refused, snapshot
 from hmc_chains import NO_CLOSURE, Quartic
 from short_chains import assert_same, two
 from stored_files import through_file
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
@@ -27,7 +26,7 @@ from torch_sgmcmc._impl.hmc_dynamics import (
 
 @pytest.mark.parametrize("target", [0.6, 0.9])
 @pytest.mark.parametrize("start", [1e-3, 3.0])
-def test_warmup_finds_the_step_size(start: float, target: float) -> None:
+def test_warmup_finds_the_step_size(start, target):
     """Warm-up from far too small and too large sizes; 64 chains steady the estimate."""
     g = torch.Generator().manual_seed(0)
     p = nn.Parameter(torch.randn(64, 20, generator=g))
@@ -48,12 +47,12 @@ def test_warmup_finds_the_step_size(start: float, target: float) -> None:
     assert abs(sampler.acceptance_rate - target) < 0.07
 
 
-def warmed(params: list[nn.Parameter]) -> sg.HMC:
+def warmed(params):
     return sg.HMC(params, 0.5, num_steps=3, num_data=4, seed=7)
 
 
 @pytest.mark.parametrize("stop", [1, 13, 29])
-def test_warmup_resumes_bit_for_bit(stop: int) -> None:
+def test_warmup_resumes_bit_for_bit(stop):
     params = two()
     sampler = warmed(params)
     sampler.warmup(Quartic(params), 30, progress=False)
@@ -78,13 +77,13 @@ def test_warmup_resumes_bit_for_bit(stop: int) -> None:
     assert_same(params, resumed)
 
 
-def test_warmup_resumes_after_an_exception() -> None:
+def test_warmup_resumes_after_an_exception():
     params, others = two(), two()
     sampler, twin = warmed(params), warmed(others)
     sampler.warmup(Quartic(params), 20, progress=False)
     quartic, calls = Quartic(others), iter(range(1000))
 
-    def closure() -> Tensor:
+    def closure():
         if next(calls) == 30:  # in the eighth trajectory
             raise KeyError("data")
         return quartic()
@@ -97,7 +96,7 @@ def test_warmup_resumes_after_an_exception() -> None:
     assert sampler.param_groups[0]["step_size"] == twin.param_groups[0]["step_size"]
 
 
-def test_errors_of_warmup() -> None:
+def test_errors_of_warmup():
     params = two()
     sampler = warmed(params)
     before = snapshot(sampler)
@@ -105,13 +104,13 @@ def test_errors_of_warmup() -> None:
     with refused(ValueError, "Invalid steps: 0 (must be >= 1)"):
         sampler.warmup(Quartic(params), 0)
     with refused(TypeError, "Invalid steps: 1.0 (must be an int, got float)"):
-        sampler.warmup(Quartic(params), 1.0)  # type: ignore[arg-type]
+        sampler.warmup(Quartic(params), 1.0)
     for target in (0.0, 1.0, -1.0, math.nan):
         message = f"Invalid target_acceptance: {target} (must be in (0, 1))"
         with refused(ValueError, message):
             sampler.warmup(Quartic(params), 5, target)
     with refused(TypeError, NO_CLOSURE):
-        sampler.warmup(None, 1)  # type: ignore[arg-type]
+        sampler.warmup(None, 1)
     assert_unchanged(sampler, before)
     sampler.param_groups[0]["metropolis"] = False
     message = "Invalid metropolis: False (warmup() adapts to the acceptance rate)"
@@ -125,12 +124,12 @@ def test_errors_of_warmup() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:HMC got another loss")
-def test_a_hopeless_warmup_ends() -> None:
+def test_a_hopeless_warmup_ends():
     """A trajectory of given length is of 1024 steps at most, however small they get."""
     p = nn.Parameter(torch.ones(2))
     calls = 0
 
-    def closure() -> float:
+    def closure():
         nonlocal calls
         calls += 1
         p.grad = torch.zeros_like(p)
@@ -142,9 +141,7 @@ def test_a_hopeless_warmup_ends() -> None:
     assert sampler.param_groups[0]["step_size"] > 0
 
 
-def test_warmup_shows_progress(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_warmup_shows_progress(capsys, monkeypatch):
     pytest.importorskip("tqdm")
     params = two()
     warmed(params).warmup(Quartic(params), 2, progress=False)
@@ -154,7 +151,7 @@ def test_warmup_shows_progress(
     # Without tqdm it is silent.
     real = builtins.__import__
 
-    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+    def without(name, *args, **kwargs):
         if name.startswith("tqdm"):
             raise ImportError(name)
         return real(name, *args, **kwargs)
@@ -164,10 +161,7 @@ def test_warmup_shows_progress(
     assert capsys.readouterr().err == ""
 
 
-# ---- What it is made of ----------------------------------------------------------
-
-
-def test_dual_averaging_follows_the_paper() -> None:
+def test_dual_averaging_follows_the_paper():
     accepted = (0.1, 0.9, 1.0, 0.0, 0.75, 0.3)
     mu, error, log_average = math.log(10 * 0.3), 0.0, 0.0
     adaptation = DualAveraging(0.3, 0.8)
@@ -184,7 +178,7 @@ def test_dual_averaging_follows_the_paper() -> None:
         assert adaptation.state[2] == t
 
 
-def test_dual_averaging_finds_the_size_of_a_target() -> None:
+def test_dual_averaging_finds_the_size_of_a_target():
     """Accepted with probability exp(-size): 0.65 at -log 0.65."""
     adaptation = DualAveraging(100, 0.65)
     for _ in range(3000):
@@ -192,7 +186,7 @@ def test_dual_averaging_finds_the_size_of_a_target() -> None:
     assert math.isclose(adaptation.averaged, -math.log(0.65), rel_tol=0.02)
 
 
-def test_dual_averaging_resumes_from_its_state() -> None:
+def test_dual_averaging_resumes_from_its_state():
     whole = DualAveraging(0.5, 0.7)
     for t in range(20):
         whole.update(t % 3 / 2)
@@ -205,7 +199,7 @@ def test_dual_averaging_resumes_from_its_state() -> None:
     assert rest.state == whole.state
 
 
-def test_dual_averaging_stays_finite() -> None:
+def test_dual_averaging_stays_finite():
     adaptation = DualAveraging(1, 0.5)
     for acceptance, times in ((0, 1000), (1, 100_000)):
         for _ in range(times):
@@ -222,19 +216,19 @@ def test_dual_averaging_stays_finite() -> None:
         *([0.8, 0, 0, 0, 0, "1"], 0.5),
     ],
 )
-def test_what_is_no_state_of_dual_averaging(state: Any) -> None:
+def test_what_is_no_state_of_dual_averaging(state):
     message = "Invalid state of dual averaging (must be finite, with a whole count)"
     with refused(ValueError, message):
         DualAveraging.load(state)
 
 
 @pytest.mark.parametrize("target", [0.0, 1.0])
-def test_a_target_of_dual_averaging_out_of_range(target: float) -> None:
+def test_a_target_of_dual_averaging_out_of_range(target):
     with refused(ValueError, f"Invalid target: {target} (must be in (0, 1))"):
         DualAveraging.load([target, 0, 0, 0, 0, 0])
 
 
-def test_nonfinite_trajectories_count_as_rejected() -> None:
+def test_nonfinite_trajectories_count_as_rejected():
     assert mean_acceptance([]) == 0
     assert mean_acceptance([0, 5]) == 1
     rejected = (math.nan, math.inf, -math.inf)
@@ -253,20 +247,20 @@ def test_nonfinite_trajectories_count_as_rejected() -> None:
         *(((None, x, 1e-300, 1024), 1024) for x in (1e30, 1e300)),
     ],
 )
-def test_the_number_of_leapfrog_steps(arguments: tuple[Any, ...], steps: int) -> None:
+def test_the_number_of_leapfrog_steps(arguments, steps):
     """The number of steps: the given one, or the nearest to the length, bounded."""
     assert leapfrog_steps(*arguments) == steps
 
 
-def test_ratios_are_no_number_before_there_is_any() -> None:
+def test_ratios_are_no_number_before_there_is_any():
     assert _C.ratio(1, 4) == 0.25 and _C.ratio(0, 4) == 0
     assert math.isnan(_C.ratio(0, 0))
 
 
-def test_changed_losses_are_counted() -> None:
+def test_changed_losses_are_counted():
     """Changed is what is beyond rounding, and matters."""
 
-    def after(before: int, known: list[float], first: float) -> int:
+    def after(before, known, first):
         return changes_running(before, known, [first, *known[1:]], 2, 100)
 
     assert [after(0, [5, 7], x) for x in (5, 6)] == [0, 1]

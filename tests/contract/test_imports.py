@@ -10,7 +10,7 @@ import torch_sgmcmc
 ROOT = Path(torch_sgmcmc.__file__).parent
 
 
-def imports_of(tree: ast.AST, modules: set[str]) -> set[str]:
+def imports_of(tree, modules):
     """The modules of the package that are imported, for types alone too."""
     found = set()
     for node in ast.walk(tree):
@@ -23,7 +23,7 @@ def imports_of(tree: ast.AST, modules: set[str]) -> set[str]:
 
 
 @cache
-def trees() -> dict[str, ast.AST]:
+def trees():
     paths = {
         ".".join(path.relative_to(ROOT.parent).with_suffix("").parts): path
         for path in sorted(ROOT.rglob("*.py"))
@@ -32,7 +32,7 @@ def trees() -> dict[str, ast.AST]:
     return {name: ast.parse(path.read_text("utf-8")) for name, path in paths.items()}
 
 
-def test_there_is_no_circle() -> None:
+def test_there_is_no_circle():
     every = trees()
     assert len(every) > 50
     graph = {name: imports_of(tree, {*every}) for name, tree in every.items()}
@@ -40,7 +40,7 @@ def test_there_is_no_circle() -> None:
     graphlib.TopologicalSorter(graph).prepare()  # raises a CycleError that names them
 
 
-def test_private_members_stay_private() -> None:
+def test_private_members_stay_private():
     touched = [
         f"{name}:{node.lineno}: {ast.unparse(node)}"
         for name, tree in trees().items()

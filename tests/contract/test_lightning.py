@@ -3,7 +3,6 @@
 import gc
 import logging
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,7 +47,7 @@ MANUAL = (
 )
 
 
-def trainer(epochs: int = 1, **settings: Any) -> Any:
+def trainer(epochs=1, **settings):
     return lightning.Trainer(
         accelerator="cpu",
         max_epochs=epochs,
@@ -63,14 +62,14 @@ def trainer(epochs: int = 1, **settings: Any) -> Any:
 class Automatic(lightning.LightningModule):
     """Leaves all to Lightning."""
 
-    def __init__(self, kind: str, **settings: Any) -> None:
+    def __init__(self, kind, **settings):
         super().__init__()
         self.net, self.kind, self.settings = new_model(), kind, settings
 
-    def training_step(self, batch: Any, index: int) -> Tensor:
+    def training_step(self, batch, index):
         return mse_loss(self.net(batch[0]), batch[1])
 
-    def configure_optimizers(self) -> sg.Sampler:
+    def configure_optimizers(self):
         sampler = new_sampler(self.kind, self.net)
         for group in sampler.param_groups:
             group.update(self.settings)
@@ -80,12 +79,12 @@ class Automatic(lightning.LightningModule):
 class Manual(Automatic):
     """Makes its steps itself, as the page on frameworks shows."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind):
         super().__init__(kind)
         self.automatic_optimization = False
         self.batches = sg.IndependentBatchSampler(NUM_DATA, 8, seed=5)
 
-    def training_step(self, batch: Any, index: int) -> None:  # type: ignore[override]
+    def training_step(self, batch, index):
         if not takes_closure(self.kind):
             sampler = self.optimizers()
             sampler.zero_grad()
@@ -99,38 +98,38 @@ class Manual(Automatic):
             closure_of(self.kind, self.net, self.batches, self.manual_backward)
         )
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, checkpoint):
         checkpoint["batches"] = self.batches.state_dict()
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, checkpoint):
         self.batches.load_state_dict(checkpoint["batches"])
 
 
-def collecting(kind: str, store: Path) -> Any:
+def collecting(kind, store):
     """The same with a collector, which Lightning's checkpoints have as well."""
-    base: Any = Automatic if kind in PLAIN else Manual
+    base = Automatic if kind in PLAIN else Manual
 
     class Collecting(base):
         saved = None
 
-        def configure_optimizers(self) -> sg.Sampler:
+        def configure_optimizers(self):
             sampler = super().configure_optimizers()
             self.collector = collector_of(sampler, self.net, store)
             return sampler
 
-        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        def on_save_checkpoint(self, checkpoint):
             super().on_save_checkpoint(checkpoint)
             checkpoint["collector"] = self.collector.state_dict()
 
-        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        def on_load_checkpoint(self, checkpoint):
             super().on_load_checkpoint(checkpoint)
             self.saved = checkpoint["collector"]  # there is no sampler yet
 
-        def on_train_start(self) -> None:
+        def on_train_start(self):
             if self.saved is not None:
                 self.collector.load_state_dict(self.saved)
 
-        def on_train_end(self) -> None:
+        def on_train_end(self):
             self.collector.close()
 
     return Collecting(kind)
@@ -140,9 +139,7 @@ def collecting(kind: str, store: Path) -> Any:
 
 
 @pytest.mark.parametrize("kind", [*PLAIN, *CLOSED])
-def test_a_chain_that_resumes_from_lightnings_checkpoint(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_chain_that_resumes_from_lightnings_checkpoint(kind, tmp_path):
     """Resumes under automatic optimization, or manual where there is a closure."""
     make = Automatic if kind in PLAIN else Manual
     first, second = make(kind), make(kind)
@@ -158,7 +155,7 @@ def test_a_chain_that_resumes_from_lightnings_checkpoint(
 
 
 @pytest.mark.parametrize("kind", ["SGHMC", "EWSG", "SBPS"])
-def test_draws_equal_those_of_a_loop_and_resume(kind: str, tmp_path: Path) -> None:
+def test_draws_equal_those_of_a_loop_and_resume(kind, tmp_path):
     by_hand(kind, 24, store=tmp_path / "loop")
     run = tmp_path / "run"
     fit = trainer(3)
@@ -171,15 +168,15 @@ def test_draws_equal_those_of_a_loop_and_resume(kind: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["SGHMC", "SGHMC with means"])
-def test_accumulated_gradients_equal_those_of_a_larger_batch(kind: str) -> None:
+def test_accumulated_gradients_equal_those_of_a_larger_batch(kind):
     module = Automatic(kind)
     trainer(2, accumulate_grad_batches=2).fit(module, loader())
     assert_same(list(module.net.parameters()), by_hand(kind, 4, parts=2))
 
 
-def test_gamma_in_automatic_optimization() -> None:
+def test_gamma_in_automatic_optimization():
     class WithGraph(Automatic):
-        def backward(self, loss: Tensor) -> None:
+        def backward(self, loss):
             loss.backward(create_graph=True)
 
     module = WithGraph("PSGLD")
@@ -187,9 +184,9 @@ def test_gamma_in_automatic_optimization() -> None:
     assert_same(list(module.net.parameters()), by_hand("PSGLD", 8))
 
 
-def test_hmc_in_automatic_optimization_has_all_data_in_a_batch() -> None:
+def test_hmc_in_automatic_optimization_has_all_data_in_a_batch():
     class Repeated(torch.utils.data.IterableDataset[Any]):
-        def __iter__(self) -> Any:
+        def __iter__(self):
             return iter([data()] * 12)
 
     x, y = data()
@@ -206,7 +203,7 @@ def test_hmc_in_automatic_optimization_has_all_data_in_a_batch() -> None:
         assert_same(list(module.net.parameters()), by_hand("HMC", 12))
 
 
-def test_ewsg_with_one_minibatch_a_step_in_automatic_optimization() -> None:
+def test_ewsg_with_one_minibatch_a_step_in_automatic_optimization():
     # It is SGHMC then, and nothing is wrong with that.
     module = Automatic("EWSG", index_chain_length=0)
     with warnings.catch_warnings():
@@ -220,9 +217,9 @@ def test_ewsg_with_one_minibatch_a_step_in_automatic_optimization() -> None:
     assert_same(list(module.net.parameters()), list(model.parameters()))
 
 
-def test_methods_of_a_sampler_through_lightnings_wrapper() -> None:
+def test_methods_of_a_sampler_through_lightnings_wrapper():
     class Warmed(Manual):
-        def on_train_start(self) -> None:
+        def on_train_start(self):
             sampler = self.optimizers()
             assert isinstance(sampler, sg.HMC)
             closure = closure_of("HMC", self.net, self.batches, self.manual_backward)
@@ -242,7 +239,7 @@ def test_methods_of_a_sampler_through_lightnings_wrapper() -> None:
     assert wrapped.acceptance_rate == sampler.acceptance_rate
 
 
-def test_what_is_set_through_lightnings_wrapper_is_the_samplers() -> None:
+def test_what_is_set_through_lightnings_wrapper_is_the_samplers():
     wrapper = lightning.pytorch.core.optimizer.LightningOptimizer
     chains = []
     for wrap in (wrapper, lambda sampler: sampler):
@@ -251,7 +248,7 @@ def test_what_is_set_through_lightnings_wrapper_is_the_samplers() -> None:
         wrapped = wrap(sampler)
         wrapped.set_mass([100.0])
 
-        def closure(theta: nn.Parameter = theta) -> Tensor:
+        def closure(theta=theta):
             loss = theta.sum()
             loss.backward()
             return loss
@@ -266,10 +263,10 @@ def test_what_is_set_through_lightnings_wrapper_is_the_samplers() -> None:
 
 
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC with means"])
-def test_lightnings_own_example(kind: str) -> None:
+def test_lightnings_own_example(kind):
     # Its boring model, with validation and a schedule of the learning rate.
     class Boring(boring.BoringModel):
-        def configure_optimizers(self) -> Any:
+        def configure_optimizers(self):
             sampler = PLAIN[kind](self.parameters())
             schedule = torch.optim.lr_scheduler.StepLR(sampler, step_size=1, gamma=0.5)
             return [sampler], [schedule]
@@ -291,9 +288,7 @@ def test_lightnings_own_example(kind: str) -> None:
 # ---- What does not ---------------------------------------------------------------
 
 
-def fit_fails(
-    module: Automatic, kind: type[Exception], message: str, **settings: Any
-) -> int:
+def fit_fails(module, kind, message, **settings):
     """Fits until this error; returns the number of steps made before."""
     fit = trainer(100, **settings)
     with pytest.raises(kind) as error:
@@ -302,7 +297,7 @@ def fit_fails(
     return fit.strategy.optimizers[0].param_groups[0]["step"]
 
 
-def test_ewsg_in_automatic_optimization_gets_one_minibatch_a_step() -> None:
+def test_ewsg_in_automatic_optimization_gets_one_minibatch_a_step():
     message = (
         "EWSG got the gradient of the minibatch before from 100 calls of the closure "
         f"running, which must draw a fresh minibatch at each call (in Lightning, "
@@ -319,7 +314,7 @@ def test_ewsg_in_automatic_optimization_gets_one_minibatch_a_step() -> None:
     ]
 
 
-def test_hmc_in_automatic_optimization_gets_a_minibatch_a_trajectory() -> None:
+def test_hmc_in_automatic_optimization_gets_a_minibatch_a_trajectory():
     message = (
         "HMC got another loss at the start of 3 consecutive trajectories than at the "
         "end of the previous one, at the same parameters: the closure must always "
@@ -332,7 +327,7 @@ def test_hmc_in_automatic_optimization_gets_a_minibatch_a_trajectory() -> None:
 
 
 @pytest.mark.parametrize("kind", ["EWSG", "HMC"])
-def test_samplers_that_clear_what_lightning_accumulates(kind: str) -> None:
+def test_samplers_that_clear_what_lightning_accumulates(kind):
     message = (
         f"{kind} cannot be used with Lightning's accumulate_grad_batches=2: it has "
         "gradients cleared before each call of the closure, which leaves one loss of "
@@ -374,8 +369,6 @@ def test_samplers_that_clear_what_lightning_accumulates(kind: str) -> None:
     ],
     ids=["SBPS", "HMCECS", "PSGLD"],
 )
-def test_samplers_that_automatic_optimization_cannot_serve(
-    module: Automatic, kind: type[Exception], message: str
-) -> None:
+def test_samplers_that_automatic_optimization_cannot_serve(module, kind, message):
     assert fit_fails(module, kind, message) == 0
     assert_same(list(module.net.parameters()), list(new_model().parameters()))

@@ -1,14 +1,13 @@
-"""State dicts that do not fit are refused, and then nothing has been loaded.
+"""State dicts, masses and preconditioners that do not fit are refused.
 
 Those of one sampler for another are in test_state_dicts.py.
 """
 
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
+from every_sampler import Chain, bits
 from failed_steps import refused
 from torch import nn
 
@@ -18,12 +17,10 @@ each_kind = pytest.mark.parametrize("kind", [sg.SGLD, sg.SGHMC, sg.EWSG])
 SIZES = (4, 200, 3)
 
 
-def make(
-    kind: type[sg.Sampler], sizes: tuple[int, ...] = SIZES, split: int = 1
-) -> sg.Sampler:
+def make(kind, sizes=SIZES, split=1):
     params = [nn.Parameter(torch.ones(n)) for n in sizes]
 
-    def closure() -> None:
+    def closure():
         for p in params:
             p.grad = torch.ones_like(p)
 
@@ -34,7 +31,7 @@ def make(
     return sampler
 
 
-def refuses(sampler: sg.Sampler, state: dict[str, Any], message: str) -> None:
+def refuses(sampler, state, message):
     before = copy.deepcopy(sampler.state_dict())
     with refused(ValueError, message):
         sampler.load_state_dict(state)
@@ -44,7 +41,7 @@ def refuses(sampler: sg.Sampler, state: dict[str, Any], message: str) -> None:
 
 
 @each_kind
-def test_states_of_other_parameters(kind: type[sg.Sampler]) -> None:
+def test_states_of_other_parameters(kind):
     one_group = kind([nn.Parameter(torch.ones(4))], lr=0.1, num_data=10)
     for other, message in (
         (one_group, "it has 1 param groups, expected 2"),
@@ -58,7 +55,7 @@ def test_states_of_other_parameters(kind: type[sg.Sampler]) -> None:
         refuses(make(kind), other.state_dict(), f"Invalid state_dict: {message}")
 
 
-FOREIGN: list[tuple[type[sg.Sampler], Callable[[list[Any]], Any]]] = [
+FOREIGN = [
     (sg.SGLD, lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9)),
     (sg.SGHMC, lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9)),
     (sg.SGHMC, lambda groups: torch.optim.Adam(groups, lr=0.1)),
@@ -67,9 +64,7 @@ FOREIGN: list[tuple[type[sg.Sampler], Callable[[list[Any]], Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "optimizer"), FOREIGN)
-def test_another_kind_of_optimizer(
-    kind: type[sg.Sampler], optimizer: Callable[[list[Any]], Any]
-) -> None:
+def test_another_kind_of_optimizer(kind, optimizer):
     groups = [
         {"params": [nn.Parameter(torch.ones(4))]},
         {"params": [nn.Parameter(torch.ones(n)) for n in (200, 3)]},
@@ -87,7 +82,7 @@ def test_another_kind_of_optimizer(
 
 
 @each_kind
-def test_values_out_of_range(kind: type[sg.Sampler]) -> None:
+def test_values_out_of_range(kind):
     sampler = make(kind)
     for key, value, message in (
         ("lr", -1.0, "Invalid lr: -1.0 (must be finite and >= 0)"),
@@ -99,12 +94,12 @@ def test_values_out_of_range(kind: type[sg.Sampler]) -> None:
         refuses(sampler, state, message)
 
 
-def hyperprior() -> sg.GammaPrecision:
+def hyperprior():
     return sg.GammaPrecision(make(sg.SGLD))
 
 
 @pytest.mark.parametrize("name", ["shape", "rate"])
-def test_gamma_precision_arguments(name: str) -> None:
+def test_gamma_precision_arguments(name):
     sampler = make(sg.SGLD)
     for value in (0, -1.0, torch.inf, torch.nan):
         with refused(ValueError, f"Invalid {name}: {value} (must be finite and > 0)"):
@@ -113,15 +108,15 @@ def test_gamma_precision_arguments(name: str) -> None:
         sg.GammaPrecision(sampler, **{name: "1"})
 
 
-def test_gamma_precision_needs_a_sampler() -> None:
+def test_gamma_precision_needs_a_sampler():
     sgd = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
     with refused(
         TypeError, "Invalid sampler: got SGD (must be a torch_sgmcmc sampler)"
     ):
-        sg.GammaPrecision(sgd)  # type: ignore[arg-type]
+        sg.GammaPrecision(sgd)
 
 
-def test_gamma_precision_at_temperature_zero() -> None:
+def test_gamma_precision_at_temperature_zero():
     precision = hyperprior()
     groups = precision.sampler.param_groups
     groups[1]["temperature"] = 0.0
@@ -131,7 +126,7 @@ def test_gamma_precision_at_temperature_zero() -> None:
     assert precision.num_updates == 0
 
 
-def test_gamma_precision_state_dicts_that_do_not_fit() -> None:
+def test_gamma_precision_state_dicts_that_do_not_fit():
     precision = hyperprior()
     precision.step()
     good = precision.state_dict()
@@ -155,3 +150,55 @@ def test_gamma_precision_state_dicts_that_do_not_fit() -> None:
         with refused(kind, message):
             precision.load_state_dict({**good, "shape": 3.0, key: value})
         assert precision.state_dict() == good
+
+
+#: To whom each is given, how, and its key in the state.
+GIVEN = {
+    "masses": ("HMC", lambda sampler: sampler.set_mass, "mass"),
+    "preconditioner": (
+        "SBPS preconditioned",
+        lambda sampler: sampler.set_preconditioner,
+        "preconditioner",
+    ),
+}
+each_given = pytest.mark.parametrize("name", GIVEN)
+
+
+WRONG = (0.0, -1.0, torch.nan, torch.inf)
+OUT_OF_RANGE = "has elements out of range (must be finite and > 0)"
+
+
+@pytest.mark.parametrize("steps", [0, 4])
+@each_given
+def test_bad_ones_change_nothing(name, steps):
+    kind, setter_of, _ = GIVEN[name]
+    chain, twin = Chain(kind), Chain(kind)
+    for each in (chain, twin):
+        each.run(range(steps))
+    before = bits(chain.sampler.state_dict())
+    for tensors, message in (
+        ([1.0], "1 (must be one for each of the 3 parameters)"),
+        ([1.0, 1.0, torch.ones(3)], "number 2 has shape [3] (must broadcast to [4])"),
+        *(
+            ([torch.tensor([1.0, number, 1.0]), 1.0, 1.0], f"number 0 {OUT_OF_RANGE}")
+            for number in WRONG
+        ),
+    ):
+        with refused(ValueError, f"Invalid {name}: {message}"):
+            setter_of(chain.sampler)(tensors)
+        assert bits(chain.sampler.state_dict()) == before
+    rest = range(steps, steps + 4)
+    assert bits(chain.run(rest)) == bits(twin.run(rest))
+
+
+@each_given
+def test_a_state_dict_with_a_bad_one(name):
+    kind, setter_of, key = GIVEN[name]
+    sampler = Chain(kind).sampler
+    setter_of(sampler)([2.0, 3.0, 4.0])
+    saved = copy.deepcopy(sampler.state_dict())
+    for number in WRONG:
+        saved["state"][1][key][7] = number
+        words = f"Invalid state_dict: {key} of parameter 1 {OUT_OF_RANGE}"
+        with refused(ValueError, words):
+            Chain(kind).sampler.load_state_dict(saved)

@@ -1,13 +1,8 @@
 """Chains side by side: each is, bit for bit, the chain that runs alone."""
 
-from __future__ import annotations
-
 import copy
 import pickle
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +10,7 @@ from failed_steps import refused
 from harness.exactness import assert_same
 from short_chains import ALIKE, kept_state
 from stored_files import contents
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 
@@ -25,7 +20,7 @@ from torch_sgmcmc._impl import ops as ops
 CHAINS, SEED = 3, -(2**61)
 #: More than a noise block, a part of one, and one that is moved by a matrix below.
 SHAPES = ((9, 17), (5,), (1,), (3, 4, 2, 5))
-SAMPLERS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
+SAMPLERS = {
     **{name: (cls, {"prior_precision": 3.0}) for name, cls in ALIKE.items()},
     "SGHMC": (sg.SGHMC, {"momentum": 0.8, "resample_momentum_every": 4}),
     "SGHMC-online": (sg.SGHMC, {"momentum": 0.1, "noise_estimate": "online"}),
@@ -36,14 +31,14 @@ SAMPLERS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def normal(*shape: int, seed: int) -> Tensor:
+def normal(*shape, seed):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 class Chains:
     """Chains in one sampler, and the same ones in a sampler each."""
 
-    def __init__(self, name: str, *dtypes: torch.dtype, **options: Any) -> None:
+    def __init__(self, name, *dtypes, **options):
         self.method, self.options = SAMPLERS[name][0], dict(SAMPLERS[name][1])
         self.options.update(options, lr=0.01, num_data=50)
         self.together = [
@@ -64,14 +59,14 @@ class Chains:
         ]
         self.step_number = 0
 
-    def make(self, params: list[Tensor], **arguments: Any) -> sg.Sampler:
+    def make(self, params, **arguments):
         means = arguments.pop("means", None)
         groups = [{"params": params[:2]}, {"params": params[2:], "temperature": 2.0}]
         if means is not None:
             groups[1]["prior_mean"] = means
         return self.method(groups, **self.options, **arguments)
 
-    def step(self, *, missing: int | None = None) -> None:
+    def step(self, *, missing=None):
         for i, p in enumerate(self.together):
             grad = normal(*p.shape, seed=100 * self.step_number + i).to(p.dtype)
             p.grad = None if i == missing else grad
@@ -81,7 +76,7 @@ class Chains:
         for sampler in (self.sampler, *self.samplers):
             sampler.step()
 
-    def assert_same(self) -> None:
+    def assert_same(self):
         for k, (params, sampler) in enumerate(
             zip(self.alone, self.samplers, strict=True)
         ):
@@ -95,7 +90,7 @@ class Chains:
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_each_is_the_chain_alone(name: str) -> None:
+def test_each_is_the_chain_alone(name):
     chains = Chains(name, *DTYPES)
     begun = [p.detach().clone() for p in chains.together]
     for i in range(110 if name == "SGHMC-online" else 12):
@@ -109,7 +104,7 @@ def test_each_is_the_chain_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_large_chains(threads: int, set_threads: Callable[[int], None]) -> None:
+def test_large_chains(threads, set_threads):
     """Chains in several stretches of work, and in blocks of a GPU's threads."""
     set_threads(threads)
     p = torch.zeros(2, 20001)
@@ -122,7 +117,7 @@ def test_large_chains(threads: int, set_threads: Callable[[int], None]) -> None:
         assert torch.equal(p[k], alone)
 
 
-def test_priors_means_belong_to_chains() -> None:
+def test_priors_means_belong_to_chains():
     chains = Chains("SGHMC", torch.float32, prior_precision=40.0)
     means = [normal(*p.shape, seed=9) for p in chains.together[2:]]
     chains.sampler = chains.make(
@@ -141,7 +136,7 @@ def test_priors_means_belong_to_chains() -> None:
     chains.assert_same()
 
 
-def nets(count: int, dtype: torch.dtype) -> list[nn.Module]:
+def nets(count, dtype):
     torch.manual_seed(0)
     return [
         nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
@@ -149,13 +144,13 @@ def nets(count: int, dtype: torch.dtype) -> list[nn.Module]:
     ]
 
 
-def test_networks_in_one() -> None:
+def test_networks_in_one():
     """The documented way: stacked by torch.func, a loop as for one chain."""
     models = nets(CHAINS, torch.float64)
     params, buffers = stack_module_state(models)
     base = copy.deepcopy(models[0]).to("meta")
 
-    def outputs(params: dict[str, Tensor], x: Tensor) -> Tensor:
+    def outputs(params, x):
         return functional_call(base, (params, buffers), (x,))
 
     options = {"lr": 0.05, "num_data": 64, "prior_precision": 1.0}
@@ -181,7 +176,7 @@ def test_networks_in_one() -> None:
             torch.testing.assert_close(params[name][k], p, rtol=1e-9, atol=1e-9)
 
 
-def test_a_correction_equals_that_of_each_chain() -> None:
+def test_a_correction_equals_that_of_each_chain():
     """PSGLD's Γ, where gradients that are 0 begin with the chain's own mean."""
     together = normal(CHAINS, 40, seed=3).double().requires_grad_()
     alone = [together.detach()[k].clone().requires_grad_() for k in range(CHAINS)]
@@ -204,12 +199,12 @@ def test_a_correction_equals_that_of_each_chain() -> None:
         assert torch.equal(together[k], p)
 
 
-def make(**arguments: Any) -> tuple[Tensor, sg.SGHMC]:
+def make(**arguments):
     p = torch.zeros(CHAINS, 4, requires_grad=True)
     return p, sg.SGHMC([p], 0.1, num_data=10, **arguments)
 
 
-def steps(p: Tensor, sampler: sg.Sampler, first: int, count: int) -> None:
+def steps(p, sampler, first, count):
     for i in range(first, first + count):
         p.grad = normal(*p.shape, seed=i)
         sampler.step()
@@ -218,7 +213,7 @@ def steps(p: Tensor, sampler: sg.Sampler, first: int, count: int) -> None:
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
 )
-def test_a_chain_resumes(copied: Callable[[Any], Any]) -> None:
+def test_a_chain_resumes(copied):
     p, sampler = make(num_chains=CHAINS, seed=5)
     steps(p, sampler, 0, 6)
     q, other = make(num_chains=CHAINS, seed=6)
@@ -236,7 +231,7 @@ def test_a_chain_resumes(copied: Callable[[Any], Any]) -> None:
     assert torch.equal(p, t)
 
 
-def test_a_group_added_later_follows() -> None:
+def test_a_group_added_later_follows():
     _, sampler = make(num_chains=CHAINS, seed=5)
     q = torch.zeros(CHAINS, 300, requires_grad=True)
     sampler.add_param_group({"params": [q]})
@@ -252,7 +247,7 @@ def test_a_group_added_later_follows() -> None:
     "method",
     [sg.SGLD, sg.SGHMC, sg.PSGLD, sg.SGNHT, sg.EWSG, partial(sg.HMC, num_steps=3)],
 )
-def test_what_is_refused(method: Any) -> None:
+def test_what_is_refused(method):
     p = torch.zeros(CHAINS, 4, requires_grad=True)
     for wrong, error in ((0, ValueError), (2.5, TypeError), (True, TypeError)):
         with pytest.raises(error, match="Invalid num_chains"):
@@ -278,7 +273,7 @@ def test_what_is_refused(method: Any) -> None:
     assert sampler.param_groups[0]["num_chains"] == CHAINS
 
 
-def test_what_operators_refuse() -> None:
+def test_what_operators_refuse():
     target = {"lr": 0.1, "num_data": 1, "prior_precision": 0, "temperature": 1}
     arguments = {**target, "offsets": [0], "seed": 0, "step": 0}
     p = torch.zeros(3, 4)
@@ -291,7 +286,7 @@ def test_what_operators_refuse() -> None:
     assert not p.any()
 
 
-def test_a_gradient_that_is_not_finite_stops_all() -> None:
+def test_a_gradient_that_is_not_finite_stops_all():
     p, sampler = make(num_chains=CHAINS, seed=5, nonfinite="skip")
     p.grad = torch.ones_like(p)
     p.grad[1, 2] = torch.nan
@@ -300,7 +295,7 @@ def test_a_gradient_that_is_not_finite_stops_all() -> None:
     assert not p.any()
 
 
-def test_each_chain_has_its_draws(tmp_path: Path) -> None:
+def test_each_chain_has_its_draws(tmp_path):
     """A store takes them side by side, each as the draws of a model alone."""
     models = nets(CHAINS, torch.float32)
     params, _ = stack_module_state(models)

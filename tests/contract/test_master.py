@@ -7,7 +7,6 @@ as well, where rounding after every update would spoil it.
 
 import copy
 from itertools import count
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -24,7 +23,7 @@ from short_chains import (
     make_params,
     needs_closure,
 )
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 from torch_sgmcmc._impl import ops as ops
@@ -35,16 +34,14 @@ BFLOAT16 = torch.bfloat16
 EACH_LOW = [*((kind, BFLOAT16) for kind in ANY_DRAWS), ("SGHMC", torch.float16)]
 
 
-def take_step(
-    sampler: sg.Sampler, params: list[nn.Parameter], step: int, dtype: torch.dtype
-) -> None:
+def take_step(sampler, params, step, dtype):
     """One step on ‖θ‖²/2 with noise: loss and gradients at θ, and themselves, rounded.
 
     To ``dtype``, whatever type the parameters are in.
     """
     draws = count()
 
-    def closure() -> Tensor:
+    def closure():
         g = torch.Generator().manual_seed(1000 * step + next(draws))
         losses = []
         for p in params:
@@ -61,12 +58,12 @@ def take_step(
         sampler.step()
 
 
-def masters(sampler: sg.Sampler, params: list[nn.Parameter]) -> list[Tensor]:
+def masters(sampler, params):
     return [sampler.state[p]["master"] for p in params]
 
 
 @pytest.mark.parametrize(("kind", "dtype"), EACH_LOW)
-def test_rounding_is_no_part_of_the_chain(kind: str, dtype: torch.dtype) -> None:
+def test_rounding_is_no_part_of_the_chain(kind, dtype):
     """It is the chain of a parameter in fp32, with the gradients at its rounded value.
 
     Bit for bit. Where a decision is made, without a prior, whose part in it is that of
@@ -102,7 +99,7 @@ def test_rounding_is_no_part_of_the_chain(kind: str, dtype: torch.dtype) -> None
 SD = {dtype: 3.84 * torch.finfo(dtype).eps for dtype in LOW}
 LR_H = 1e-3  # lr times the curvature: moves of 0.04 sd and less
 COUNT = 16_384
-LAWS: dict[str, tuple[type[sg.Sampler], dict[str, Any], int]] = {
+LAWS = {
     "SGLD": (sg.SGLD, {}, 500),
     "SGHMC": (sg.SGHMC, {"momentum": 0.9}, 300),
     "SGNHT": (sg.SGNHT, {"momentum": 0.9}, 300),
@@ -113,7 +110,7 @@ LAWS: dict[str, tuple[type[sg.Sampler], dict[str, Any], int]] = {
 }
 
 
-def variance_of_the_chain(momentum: float) -> float:
+def variance_of_the_chain(momentum):
     """Variance of θ, in units of the target's, in the stationary law of the chain.
 
     θ' = θ + v', v' = m v - lr h θ + noise of variance 2 (1 - m) lr h.
@@ -123,14 +120,14 @@ def variance_of_the_chain(momentum: float) -> float:
     return float(np.linalg.solve(np.eye(4) - np.kron(a, a), q.ravel())[0])
 
 
-def rounded_leapfrog(*lists: list[Tensor], **move: float) -> None:
+def rounded_leapfrog(*lists, **move):
     """The mutant of HMC: rounded after every leapfrog step."""
     ops.hmc_leapfrog_(*lists, **move)
     for p, master in zip(lists[0], lists[-1], strict=True):
         master.copy_(p)
 
 
-def law_of(kind: str, dtype: torch.dtype, *, forget: bool) -> list[float]:
+def law_of(kind, dtype, *, forget):
     """Mean and variance after some steps from the law of the chain, as z-scores.
 
     And how many coordinates never moved.
@@ -156,7 +153,7 @@ def law_of(kind: str, dtype: torch.dtype, *, forget: bool) -> list[float]:
         sampler.state[p]["square_average"] = torch.ones(COUNT)
     begin, moved = p.detach().clone(), torch.zeros(COUNT, dtype=torch.bool)
 
-    def closure() -> Tensor:
+    def closure():
         x = p.detach().float() - 1
         p.grad = (x / sd**2).to(dtype)
         return (x.double() / sd).square() / 2
@@ -182,7 +179,7 @@ def law_of(kind: str, dtype: torch.dtype, *, forget: bool) -> list[float]:
     ("kind", "dtype"),
     [*((kind, torch.bfloat16) for kind in LAWS), ("SGLD", torch.float16)],
 )
-def test_the_law_of_small_moves(kind: str, dtype: torch.dtype) -> None:
+def test_the_law_of_small_moves(kind, dtype):
     """16,384 coordinates that started in the law of the chain are still in it.
 
     Mean and variance are allowed 5 standard deviations of their estimates, 5.5 % of the
@@ -195,7 +192,7 @@ def test_the_law_of_small_moves(kind: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("kind", THREE)
-def test_only_low_precision_has_a_master(kind: str) -> None:
+def test_only_low_precision_has_a_master(kind):
     params = [*make_params(torch.float32)[:2], *make_params(torch.float64)[:2]]
     low = make_params(torch.bfloat16)[:1]
     sampler = make(kind, [*params[:2], *low, *params[2:]])
@@ -207,7 +204,7 @@ def test_only_low_precision_has_a_master(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", THREE)
-def test_the_chain_continues_from_a_changed_parameter(kind: str) -> None:
+def test_the_chain_continues_from_a_changed_parameter(kind):
     """Element by element; an lr that moves nothing shows where each is taken from."""
     (p,) = params = make_params(torch.bfloat16)[-1:]
     sampler = make(kind, params)
@@ -237,7 +234,7 @@ def test_the_chain_continues_from_a_changed_parameter(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", THREE)
-def test_a_state_dict_without_masters(kind: str) -> None:
+def test_a_state_dict_without_masters(kind):
     """Files without masters load: the chain starts from the parameter."""
     dtype = torch.bfloat16
     params = make_params(dtype)
@@ -257,12 +254,12 @@ def test_a_state_dict_without_masters(kind: str) -> None:
     assert_same(masters(resumed, others), masters(sampler, params))
 
 
-def test_a_parameter_that_changes_its_type() -> None:
+def test_a_parameter_that_changes_its_type():
     """Leftover masters do not matter: fp32 has none, bf16 starts from the parameter."""
     net = nn.Linear(40, 3)
     sampler = sg.SGLD(net.parameters(), 1e-6, num_data=10, seed=1)
 
-    def step() -> None:
+    def step():
         net(torch.ones(1, 40, dtype=net.weight.dtype)).sum().backward()
         sampler.step()
         sampler.zero_grad()

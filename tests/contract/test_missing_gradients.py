@@ -2,8 +2,6 @@
 
 import math
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +14,7 @@ each = pytest.mark.parametrize("kind", [*THREE, "SBPS", "HMCECS"])
 
 
 @each
-def test_a_frozen_parameter_does_not_move(kind: str) -> None:
+def test_a_frozen_parameter_does_not_move(kind):
     chain = Chain(kind)
     chain.run(range(2))
     frozen = chain.params[0]
@@ -31,8 +29,8 @@ def test_a_frozen_parameter_does_not_move(kind: str) -> None:
     assert not all(moved)
 
 
-def test_its_neighbours_are_as_without_it() -> None:
-    def run(kind: type[sg.Sampler], freezes: bool) -> torch.Tensor:
+def test_its_neighbours_are_as_without_it():
+    def run(kind, freezes):
         a, b = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.ones(200))
         a.requires_grad_(not freezes)
         sampler = kind([a, b], lr=0.1, num_data=10, seed=0)
@@ -47,7 +45,7 @@ def test_its_neighbours_are_as_without_it() -> None:
         assert torch.equal(run(kind, True), run(kind, False))
 
 
-def test_precisions_of_frozen_layers() -> None:
+def test_precisions_of_frozen_layers():
     # λ ~ Gamma(501, 1 + 500): about 1.0; with the frozen 10⁵ zeros about 100.
     p = nn.Parameter(torch.randn(1000, generator=torch.Generator().manual_seed(0)))
     frozen = nn.Parameter(torch.zeros(100_000), requires_grad=False)
@@ -58,8 +56,8 @@ def test_precisions_of_frozen_layers() -> None:
     assert "Group 0, 1,000 parameters" in sampler.target_summary()
 
 
-def test_temperatures_of_frozen_layers() -> None:
-    def read(frozen: bool) -> Any:
+def test_temperatures_of_frozen_layers():
+    def read(frozen):
         p = nn.Parameter(torch.ones(50))
         other = nn.Parameter(torch.full((70,), 9.0), requires_grad=False)
         params = [p, other] if frozen else [p]
@@ -73,13 +71,13 @@ def test_temperatures_of_frozen_layers() -> None:
     assert repr(read(True)) == repr(read(False))
 
 
-def heads(**options: Any) -> tuple[list[nn.Parameter], sg.Sampler]:
+def heads(**options):
     named = [("a", nn.Parameter(torch.zeros(2))), ("b", nn.Parameter(torch.zeros(3)))]
     sampler = sg.SGHMC(named, lr=0.1, num_data=10, seed=0, **options)
     return [p for _, p in named], sampler
 
 
-def turns(params: list[nn.Parameter], sampler: sg.Sampler, which: str) -> None:
+def turns(params, sampler, which):
     """A step for each letter, in which the parameters it names have a gradient."""
     for letter in which:
         for p, name in zip(params, "ab", strict=True):
@@ -99,9 +97,7 @@ def turns(params: list[nn.Parameter], sampler: sg.Sampler, which: str) -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore:SGHMC has counted a step in which no")
-def test_gradients_in_some_steps_warn_once(
-    steps: str, who: str, how_often: str
-) -> None:
+def test_gradients_in_some_steps_warn_once(steps, who, how_often):
     params, sampler = heads()
     with pytest.warns(UserWarning, match="got no gradient") as record:
         turns(params, sampler, steps)
@@ -120,12 +116,12 @@ def test_gradients_in_some_steps_warn_once(
 
 @pytest.mark.parametrize("steps", ["+++", "aaaa", "aaa+++", "+" + 19 * "a"])
 @pytest.mark.usefixtures("no_warnings")
-def test_harmless_missing_gradients_do_not_warn(steps: str) -> None:
+def test_harmless_missing_gradients_do_not_warn(steps):
     turns(*heads(), steps)
 
 
 @pytest.mark.usefixtures("no_warnings")
-def test_unfrozen_layers_do_not_warn() -> None:
+def test_unfrozen_layers_do_not_warn():
     params, sampler = heads()
     for on in (False, True, False, True):
         params[1].requires_grad_(on)
@@ -135,7 +131,7 @@ def test_unfrozen_layers_do_not_warn() -> None:
             sampler.step()
 
 
-def posterior_variance(train: Callable[[sg.Sampler, list[Any], int], None]) -> float:
+def posterior_variance(train):
     """The loss of the first of two heads, whose data are 50 N(θ, 1) each."""
     a, b = (nn.Parameter(torch.zeros(4000)) for _ in range(2))
     sampler = sg.SGLD([{"params": [a]}, {"params": [b]}], lr=0.05, num_data=100, seed=0)
@@ -150,22 +146,22 @@ def posterior_variance(train: Callable[[sg.Sampler, list[Any], int], None]) -> f
     return total / 400
 
 
-def test_alternate_steps_halve_the_variance_and_remedies_work() -> None:
+def test_alternate_steps_halve_the_variance_and_remedies_work():
     # Exactly 1/50 (1 + lr/4 and the like: 3 %), or half of it.
-    def in_turns(sampler: sg.Sampler, params: list[Any], step: int) -> None:
+    def in_turns(sampler, params, step):
         for i, p in enumerate(params):
             p.grad = p.detach().clone() if step % 2 == i else None
 
-    def zeros(sampler: sg.Sampler, params: list[Any], step: int) -> None:
+    def zeros(sampler, params, step):
         for i, p in enumerate(params):
             p.grad = p.detach() * float(step % 2 == i)
 
-    def of_its_own_data(sampler: sg.Sampler, params: list[Any], step: int) -> None:
+    def of_its_own_data(sampler, params, step):
         for group in sampler.param_groups:
             group["num_data"] = 50
         in_turns(sampler, params, step)
 
-    def summed(sampler: sg.Sampler, params: list[Any], step: int) -> None:
+    def summed(sampler, params, step):
         for p in params:
             p.grad = p.detach() / 2
 
@@ -175,7 +171,7 @@ def test_alternate_steps_halve_the_variance_and_remedies_work() -> None:
 
 
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "PSGLD", "SGNHT"])
-def test_a_missing_backward_warns_once(kind: str) -> None:
+def test_a_missing_backward_warns_once(kind):
     p = nn.Parameter(torch.ones(3))
     sampler = getattr(sg, kind)([p], lr=0.1, num_data=10, seed=0)
     with pytest.warns(UserWarning) as record:
@@ -190,7 +186,7 @@ def test_a_missing_backward_warns_once(kind: str) -> None:
     assert torch.equal(p, torch.ones(3)) and sampler.param_groups[0]["step"] == 3
 
 
-def test_so_is_a_frozen_model() -> None:
+def test_so_is_a_frozen_model():
     p = nn.Parameter(torch.ones(3), requires_grad=False)
     p.grad = torch.zeros(3)
     with pytest.warns(UserWarning, match="no parameter had a gradient"):
@@ -198,7 +194,7 @@ def test_so_is_a_frozen_model() -> None:
 
 
 @pytest.mark.usefixtures("no_warnings")
-def test_a_saved_chain_resumes_without_warning() -> None:
+def test_a_saved_chain_resumes_without_warning():
     chain = Chain("SGHMC")
     chain.run(range(2))
     twin = chain.twin()

@@ -2,7 +2,6 @@
 
 import copy
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ import torch_sgmcmc as sg
 each = pytest.mark.parametrize("kind", THREE)
 
 
-def ranges(sampler: sg.Sampler) -> list[range]:
+def ranges(sampler):
     return [
         range(offset, offset + size)
         for group in sampler.param_groups
@@ -23,16 +22,16 @@ def ranges(sampler: sg.Sampler) -> list[range]:
     ]
 
 
-def are_apart(sampler: sg.Sampler) -> bool:
+def are_apart(sampler):
     found = sorted(ranges(sampler), key=lambda r: r.start)
     return all(a.stop <= b.start for a, b in pairwise(found))
 
 
-def numbers(sampler: sg.Sampler) -> set[int]:
+def numbers(sampler):
     return {i for r in ranges(sampler) for i in r}
 
 
-def forget_state(sampler: sg.Sampler, p: Any) -> None:
+def forget_state(sampler, p):
     """Has its state begin anew."""
     mean = sampler.state.pop(p, {})
     assert "prior_mean" not in mean
@@ -42,7 +41,7 @@ def forget_state(sampler: sg.Sampler, p: Any) -> None:
 
 
 @each
-def test_a_grown_parameter_raises_before_anything_moves(kind: str) -> None:
+def test_a_grown_parameter_raises_before_anything_moves(kind):
     chain = Chain(kind)
     chain.run(range(2))
     p = chain.params[0]
@@ -63,7 +62,7 @@ def test_a_grown_parameter_raises_before_anything_moves(kind: str) -> None:
 
 @each
 @pytest.mark.parametrize("change", ["replaced", "appended", "removed"])
-def test_so_are_other_lists(kind: str, change: str) -> None:
+def test_so_are_other_lists(kind, change):
     chain = Chain(kind)
     chain.run(range(1))
     params = chain.sampler.param_groups[1]["params"]
@@ -83,7 +82,7 @@ def test_so_are_other_lists(kind: str, change: str) -> None:
 
 
 @each
-def test_grown_parameters_get_numbers_behind_all_others(kind: str) -> None:
+def test_grown_parameters_get_numbers_behind_all_others(kind):
     chain = Chain(kind)
     chain.run(range(2))
     sampler, p = chain.sampler, chain.params[0]
@@ -105,7 +104,7 @@ def test_grown_parameters_get_numbers_behind_all_others(kind: str) -> None:
 
 
 @each
-def test_a_sampler_built_with_the_new_sizes_resumes(kind: str) -> None:
+def test_a_sampler_built_with_the_new_sizes_resumes(kind):
     chain = Chain(kind)
     chain.run(range(2))
     p = chain.params[1]
@@ -125,7 +124,7 @@ def test_a_sampler_built_with_the_new_sizes_resumes(kind: str) -> None:
 
 
 @each
-def test_without_a_change_offsets_stay(kind: str) -> None:
+def test_without_a_change_offsets_stay(kind):
     chain, same = Chain(kind), Chain(kind)
     for step in range(3):
         chain.run(range(step, step + 1))
@@ -134,7 +133,7 @@ def test_without_a_change_offsets_stay(kind: str) -> None:
     assert bits(same.sampler.state_dict()) == bits(chain.sampler.state_dict())
 
 
-def noise(params: list[nn.Parameter], sampler: sg.Sampler) -> list[torch.Tensor]:
+def noise(params, sampler):
     before = [p.detach().clone() for p in params]
     for p in params:
         p.grad = torch.zeros_like(p)
@@ -142,7 +141,7 @@ def noise(params: list[nn.Parameter], sampler: sg.Sampler) -> list[torch.Tensor]
     return [p.detach() - b for p, b in zip(params, before, strict=True)]
 
 
-def test_the_noise_of_grown_neighbours_is_independent() -> None:
+def test_the_noise_of_grown_neighbours_is_independent():
     # Without reassign_noise_offsets() (the mutant) the correlation is 1, else below 0.2
     # (of 1,000 pairs, six deviations of 0.032).
     for mutant in (False, True):
@@ -158,7 +157,7 @@ def test_the_noise_of_grown_neighbours_is_independent() -> None:
         assert (float(torch.corrcoef(rows)[0, 1].abs()) > 0.2) is mutant
 
 
-def test_a_group_added_after_groups_were_reordered_is_behind_all() -> None:
+def test_a_group_added_after_groups_were_reordered_is_behind_all():
     params = [nn.Parameter(torch.zeros(n)) for n in (5, 900, 7)]
     groups = [{"params": [p]} for p in params[:2]]
     sampler = sg.SGHMC(groups, lr=0.1, num_data=10, seed=0)
@@ -172,7 +171,7 @@ def test_a_group_added_after_groups_were_reordered_is_behind_all() -> None:
     assert sampler.param_groups[-1]["offsets"] == [1280]
 
 
-def test_a_program_that_prunes_and_grows_points() -> None:
+def test_a_program_that_prunes_and_grows_points():
     """Gaussian splatting's changes, as with any optimizer, and one line more."""
     torch.manual_seed(0)
     points = nn.Parameter(torch.randn(50, 3))
@@ -184,12 +183,12 @@ def test_a_program_that_prunes_and_grows_points() -> None:
         seed=0,
     )
 
-    def step() -> None:
+    def step():
         sampler.zero_grad()
         sum(g["params"][0].square().mean() for g in sampler.param_groups).backward()
         sampler.step()
 
-    def rebuild(rows: Any) -> None:
+    def rebuild(rows):
         for group in sampler.param_groups:
             old = group["params"][0]
             stored = sampler.state.pop(old)
@@ -224,7 +223,7 @@ def test_a_program_that_prunes_and_grows_points() -> None:
 # ---- Errors ------------------------------------------------------------------------
 
 
-def test_state_of_another_shape_is_refused_and_nothing_changes() -> None:
+def test_state_of_another_shape_is_refused_and_nothing_changes():
     chain = Chain("SGHMC")
     chain.run(range(2))
     p = chain.params[0]
@@ -262,7 +261,7 @@ def test_state_of_another_shape_is_refused_and_nothing_changes() -> None:
         ({"next_offset": "1"}, r"Invalid next_offset: '1' \(must be an int"),
     ],
 )
-def test_saved_numbers_that_cannot_be(change: dict[str, Any], message: str) -> None:
+def test_saved_numbers_that_cannot_be(change, message):
     sampler = Chain("SGLD").sampler
     saved = copy.deepcopy(sampler.state_dict())
     before = bits(saved)
@@ -276,7 +275,7 @@ def test_saved_numbers_that_cannot_be(change: dict[str, Any], message: str) -> N
 
 
 @each
-def test_settings_that_are_put_back_rewind_nothing(kind: str) -> None:
+def test_settings_that_are_put_back_rewind_nothing(kind):
     chain, same = Chain(kind), Chain(kind)
     counted = ("params", *chain.sampler._PROGRESS)
     saved = [
@@ -301,14 +300,14 @@ def test_settings_that_are_put_back_rewind_nothing(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["SGHMC", "EWSG", "HMC"])
-def test_chains_in_one_tensor(kind: str) -> None:
+def test_chains_in_one_tensor(kind):
     """Chains with a seed each are numbered as one; other chains together."""
     p = nn.Parameter(torch.zeros(3, 200))
     options = {"HMC": {"step_size": 0.1, "num_steps": 2}}.get(kind, {"lr": 0.1})
     sampler = getattr(sg, kind)([p], num_data=10, num_chains=3, seed=0, **options)
     draws = iter(range(100))
 
-    def closure() -> torch.Tensor:
+    def closure():
         p.grad = torch.full_like(p, float(next(draws)))
         return p.detach().square().sum(1)
 

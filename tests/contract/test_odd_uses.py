@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import torch_sgmcmc as sg
 
-SMALL: dict[str, Any] = {"steps": 4, "burn_in": 0, "every": 1}
+SMALL = {"steps": 4, "burn_in": 0, "every": 1}
 
 
-def test_zero_is_not_none(tmp_path: Path) -> None:
+def test_zero_is_not_none(tmp_path):
     run(tmp_path, **SMALL)
     with pytest.raises(ValueError, match=r"^Invalid burn_in: 1 \(the run .* has 0\)$"):
         run(tmp_path, **{**SMALL, "burn_in": 1})
@@ -27,9 +27,7 @@ def test_zero_is_not_none(tmp_path: Path) -> None:
         run(tmp_path, **SMALL)
 
 
-def test_a_relative_store_after_chdir(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_store_after_chdir(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     network = model()
@@ -49,14 +47,14 @@ def test_a_relative_store_after_chdir(
     assert len(sg.SampleStore(tmp_path / "elsewhere" / "more")) == 1
     assert not (tmp_path / "more").exists()
 
-    def leave(state: sg.ChainState) -> None:
+    def leave(state):
         monkeypatch.chdir(tmp_path / "elsewhere" if state.step == 2 else tmp_path)
 
     assert len(run(Path("run"), **SMALL, callbacks=leave)) == 4
     assert len(sg.SampleStore(tmp_path / "run")) == 4
 
 
-def test_arrays_of_draws(tmp_path: Path) -> None:
+def test_arrays_of_draws(tmp_path):
     store = run(tmp_path, **SMALL)
     array = np.asarray(store["0.bias"])
     assert array.dtype == np.float32 and array.shape == (4, 8)
@@ -68,7 +66,7 @@ def test_arrays_of_draws(tmp_path: Path) -> None:
     assert np.asarray(halves["0.bias"]).dtype == np.float32
 
 
-def test_a_chain_that_is_not_there(tmp_path: Path) -> None:
+def test_a_chain_that_is_not_there(tmp_path):
     store = run(tmp_path, **SMALL, chains=2)
     assert len(store.chain(1)) == 4
     with pytest.raises(
@@ -77,7 +75,7 @@ def test_a_chain_that_is_not_there(tmp_path: Path) -> None:
         store.chain(7)
 
 
-def test_predictions_of_a_folder(tmp_path: Path) -> None:
+def test_predictions_of_a_folder(tmp_path):
     store = run(tmp_path, **SMALL)
     x = torch.randn(3, 4)
     expected = sg.predict(model(), store, x).mean
@@ -88,7 +86,7 @@ def test_predictions_of_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_arguments_of_other_optimizers(kind: Any) -> None:
+def test_arguments_of_other_optimizers(kind):
     params = [torch.zeros(2, requires_grad=True)]
     for key, words in (
         ("weight_decay", "prior_precision = weight_decay * num_data is that prior"),
@@ -103,18 +101,18 @@ def test_arguments_of_other_optimizers(kind: Any) -> None:
 
 
 class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Any:
+    def __iter__(self):
         return iter([(torch.ones(4), torch.tensor(1))] * 10)
 
 
-def test_a_stream_has_no_epochs(tmp_path: Path) -> None:
+def test_a_stream_has_no_epochs(tmp_path):
     args = (model, sghmc, DataLoader(Stream(), 5), loss, tmp_path)
     with pytest.raises(TypeError, match=r"it has no length \(give steps, not epochs\)"):
         sg.sample(*args, epochs=2, progress=False)
     assert len(sg.sample(*args, steps=5, seed=1, progress=False)) == 5
 
 
-def test_types_have_words(tmp_path: Path) -> None:
+def test_types_have_words(tmp_path):
     network = model()
     sampler = sghmc(network.parameters(), seed=0)
     make = partial(sg.Collector, sampler, network, tmp_path / "none")
@@ -128,11 +126,11 @@ def test_types_have_words(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Invalid parameters: 5 "):
         make(parameters=5)
     with pytest.raises(TypeError, match=r"store: of type NoneType .must be a path"):
-        sg.Collector(sampler, network, None)  # type: ignore[arg-type]
+        sg.Collector(sampler, network, None)
     with pytest.raises(TypeError, match="Invalid store: of type int"):
-        sg.sample(model, sghmc, loader(), loss, 5, steps=1)  # type: ignore[arg-type]
+        sg.sample(model, sghmc, loader(), loss, 5, steps=1)
     with pytest.raises(TypeError, match="Invalid model: str"):
-        sg.sample("net", sghmc, loader(), loss, tmp_path, steps=1)  # type: ignore
+        sg.sample("net", sghmc, loader(), loss, tmp_path, steps=1)
     with pytest.raises(TypeError, match=r"Invalid callbacks: int .must be a function"):
         run(tmp_path / "none", callbacks=[5])
     assert not (tmp_path / "none").exists()
@@ -142,13 +140,13 @@ def test_types_have_words(tmp_path: Path) -> None:
 class Lookahead:
     """A lookahead that treats the inner sampler as timm's does."""
 
-    def __init__(self, base: sg.Sampler) -> None:
+    def __init__(self, base):
         self.param_groups = base.param_groups
         for group in self.param_groups:
             group["lookahead_alpha"] = 0.5
 
 
-def test_a_lookahead_warns(tmp_path: Path) -> None:
+def test_a_lookahead_warns(tmp_path):
     network = model()
     sampler = sghmc(network.parameters(), seed=0)
     outside = Lookahead(sampler)
@@ -157,14 +155,14 @@ def test_a_lookahead_warns(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="inside of a Lookahead, which averages"):
         sg.Collector(sampler, network, tmp_path)
     with pytest.raises(TypeError, match=r"sampler: of type Lookahead .must be a Sam"):
-        sg.Collector(outside, network, tmp_path)  # type: ignore[arg-type]
+        sg.Collector(outside, network, tmp_path)
     with pytest.raises(TypeError, match="the function returned Lookahead"):
         run(tmp_path, sampler=lambda params, seed: Lookahead(sghmc(params, seed)))
 
 
-def test_what_is_printed_is_short(tmp_path: Path) -> None:
+def test_what_is_printed_is_short(tmp_path):
     pytest.importorskip("arviz")
-    states: list[str] = []
+    states = []
     store = run(tmp_path, **SMALL, callbacks=lambda state: states.append(repr(state)))
     network = model()
     sampler = sghmc(network.parameters(), seed=0)

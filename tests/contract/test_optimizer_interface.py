@@ -1,7 +1,6 @@
 """The samplers are torch optimizers, with everything that torch hangs on those."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -27,7 +26,7 @@ EACH = pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "PSGLD without gamma"])
 
 
 @EACH
-def test_is_an_optimizer(kind: str) -> None:
+def test_is_an_optimizer(kind):
     sampler = make(kind, make_params())
     assert isinstance(sampler, torch.optim.Optimizer)
     assert isinstance(sampler, sg.Sampler)
@@ -36,12 +35,12 @@ def test_is_an_optimizer(kind: str) -> None:
 
 
 @EACH
-def test_closure(kind: str) -> None:
+def test_closure(kind):
     p, twin = one_parameter(), one_parameter()
     sampler, other = make(kind, [p]), make(kind, [twin])
     seen = []
 
-    def closure() -> torch.Tensor:
+    def closure():
         seen.append((torch.is_grad_enabled(), p.detach().clone()))
         sampler.zero_grad()
         loss = (p**2).sum()
@@ -58,7 +57,7 @@ def test_closure(kind: str) -> None:
 
 
 @EACH
-def test_gradients_are_never_changed(kind: str) -> None:
+def test_gradients_are_never_changed(kind):
     params = make_params()
     sampler = make(kind, params)
     for step in range(3):
@@ -72,7 +71,7 @@ def test_gradients_are_never_changed(kind: str) -> None:
 
 
 @EACH
-def test_zero_grad(kind: str) -> None:
+def test_zero_grad(kind):
     p = one_parameter()
     sampler = make(kind, [p])
     sampler.zero_grad(set_to_none=False)
@@ -82,7 +81,7 @@ def test_zero_grad(kind: str) -> None:
 
 
 @EACH
-def test_step_counts_as_an_inplace_change(kind: str) -> None:
+def test_step_counts_as_an_inplace_change(kind):
     p = one_parameter()
     idle = one_parameter()
     idle.grad = None
@@ -96,7 +95,7 @@ def test_step_counts_as_an_inplace_change(kind: str) -> None:
 
 
 @EACH
-def test_parameters_stay_leaves_and_clipping_works(kind: str) -> None:
+def test_parameters_stay_leaves_and_clipping_works(kind):
     net = nn.Linear(3, 2)
     sampler = make(kind, net.parameters())
     for _ in range(2):
@@ -114,7 +113,7 @@ def test_parameters_stay_leaves_and_clipping_works(kind: str) -> None:
 
 
 @EACH
-def test_hyperparameters_of_a_group(kind: str) -> None:
+def test_hyperparameters_of_a_group(kind):
     # Two groups with everything different equal two samplers, but for the noise.
     special = {
         "lr": 0.02,
@@ -153,7 +152,7 @@ SHARED_DEFAULTS = {
     "sizes": [5],
     "next_offset": 128,
 }
-DEFAULTS: dict[type[sg.Sampler], dict[str, Any]] = {
+DEFAULTS = {
     sg.SGLD: {},
     sg.SGHMC: {
         "momentum": 0.9,
@@ -184,7 +183,7 @@ DEFAULTS: dict[type[sg.Sampler], dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", DEFAULTS)
-def test_defaults(kind: type[sg.Sampler]) -> None:
+def test_defaults(kind):
     sampler = kind([one_parameter()], 0.1, num_data=2, seed=-3)
     group = {k: v for k, v in sampler.param_groups[0].items() if k != "params"}
     own = {"sampler": kind.__name__, **DEFAULTS[kind]}
@@ -192,7 +191,7 @@ def test_defaults(kind: type[sg.Sampler]) -> None:
     assert sampler.seed == -3
 
 
-def test_named_parameters() -> None:
+def test_named_parameters():
     net = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
     sampler = sg.SGHMC(net.named_parameters(), 0.1, num_data=2, seed=0)
     names = ["0.weight", "0.bias", "1.weight", "1.bias"]
@@ -203,7 +202,7 @@ def test_named_parameters() -> None:
     assert sampler.state_dict()["param_groups"][0]["param_names"] == names
 
 
-def test_offsets_are_aligned_and_disjoint() -> None:
+def test_offsets_are_aligned_and_disjoint():
     shapes = [(3,), (128,), (), (2, 0), (129,), (50, 40)]
     groups = [
         {"params": [nn.Parameter(torch.zeros(s)) for s in shapes[:4]]},
@@ -219,7 +218,7 @@ def test_offsets_are_aligned_and_disjoint() -> None:
 # ---- What a sampler's step computes ----------------------------------------------
 
 
-def test_first_momentum_is_drawn_from_its_stationary_law() -> None:
+def test_first_momentum_is_drawn_from_its_stationary_law():
     for initial in ("stationary", "zeros"):
         p = one_parameter(1000)
         sampler = sg.SGHMC([p], 0.2, 0.75, num_data=7, initial_momentum=initial, seed=4)
@@ -244,7 +243,7 @@ def test_first_momentum_is_drawn_from_its_stationary_law() -> None:
         (torch.float16, torch.float32),
     ],
 )
-def test_state_dtypes_and_layouts(dtype: torch.dtype, state: torch.dtype) -> None:
+def test_state_dtypes_and_layouts(dtype, state):
     p = nn.Parameter(
         torch.zeros(2, 3, 4, 5, dtype=dtype).to(memory_format=torch.channels_last)
     )
@@ -270,7 +269,7 @@ def test_state_dtypes_and_layouts(dtype: torch.dtype, state: torch.dtype) -> Non
     assert sampler.state[p]["num_grads"] == 1
 
 
-def test_noise_estimate_takes_its_share_of_the_friction_noise() -> None:
+def test_noise_estimate_takes_its_share_of_the_friction_noise():
     p, q = one_parameter(1000), one_parameter(1000)
     common = {"num_data": 1, "initial_momentum": "zeros", "seed": 0}
     a = sg.SGHMC([p], 0.1, 0.5, noise_estimate=0.375, **common)
@@ -284,7 +283,7 @@ def test_noise_estimate_takes_its_share_of_the_friction_noise() -> None:
     )
 
 
-def test_online_noise_estimate() -> None:
+def test_online_noise_estimate():
     # Gradients of alternating sign: half the mean squared difference of consecutive
     # ones is 2 (g)^2, exactly, for each coordinate.
     p = one_parameter(300)
@@ -311,7 +310,7 @@ def test_online_noise_estimate() -> None:
         sampler.param_groups[0]["noise_estimate"] = 0.0  # switched off again
 
 
-def test_online_noise_estimate_of_an_empty_parameter() -> None:
+def test_online_noise_estimate_of_an_empty_parameter():
     p = nn.Parameter(torch.zeros(0))
     p.grad = torch.zeros(0)
     sampler = sg.SGHMC([p], 0.1, 0.5, num_data=1, noise_estimate="online")
@@ -321,13 +320,13 @@ def test_online_noise_estimate_of_an_empty_parameter() -> None:
     assert sampler.state[p]["momentum"].shape == (0,)
 
 
-def test_noise_estimate_may_equal_the_friction() -> None:
+def test_noise_estimate_may_equal_the_friction():
     p = one_parameter()
     sg.SGHMC([p], 0.1, 0.9, num_data=1, noise_estimate=0.1).step()
     assert torch.isfinite(p).all()
 
 
-def test_curvatures_are_probed_with_signs_of_their_own() -> None:
+def test_curvatures_are_probed_with_signs_of_their_own():
     # lr = 0 leaves J = 1, so that the state is 2 (1 - a) ḡ h with h = z ∘ (H z).
     g = torch.Generator().manual_seed(0)
     p = nn.Parameter(torch.randn(200, generator=g, dtype=torch.float64))
@@ -352,7 +351,7 @@ def test_curvatures_are_probed_with_signs_of_their_own() -> None:
         torch.testing.assert_close(sampler.state[p]["square_average"], square)
 
 
-def test_groups_that_the_hessian_couples() -> None:
+def test_groups_that_the_hessian_couples():
     # Probed together: the chain does not depend on how parameters are grouped.
     chains = []
     for split in ([[0, 1, 2, 3]], [[0], [1, 2], [3]]):
@@ -371,7 +370,7 @@ def test_groups_that_the_hessian_couples() -> None:
     assert_same(*chains)
 
 
-def test_parameters_without_second_derivatives() -> None:
+def test_parameters_without_second_derivatives():
     # The loss is linear in q: its gradient carries no graph, and h is 0.
     p, q = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
     sampler = sg.PSGLD([p, q], 0.1, num_data=7, decay=0.5, seed=1)
@@ -381,7 +380,7 @@ def test_parameters_without_second_derivatives() -> None:
     assert sampler.state[p]["sensitivity"].all()
 
 
-def test_thermostats_start_at_rest_beside_stationary_momenta() -> None:
+def test_thermostats_start_at_rest_beside_stationary_momenta():
     p = one_parameter(1000)
     sampler = sg.SGNHT([p], 0.2, 0.75, num_data=7, thermostat_rate=0.1, seed=4)
     p.grad = torch.zeros(1000)
@@ -401,10 +400,10 @@ def test_thermostats_start_at_rest_beside_stationary_momenta() -> None:
 # ---- In words --------------------------------------------------------------------
 
 
-def test_target_summary() -> None:
+def test_target_summary():
     p = [nn.Parameter(torch.zeros(n)) for n in (1234, 5, 6, 7)]
 
-    def groups() -> list[dict[str, Any]]:
+    def groups():
         return [
             {"params": p[:1]},
             {"params": p[1:2], "prior_precision": 4.0, "temperature": 0.5},

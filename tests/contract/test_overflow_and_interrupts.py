@@ -2,17 +2,15 @@
 
 import re
 import sys
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 
-KINDS: dict[str, Callable[..., sg.Sampler]] = {
+KINDS = {
     "SGLD": partial(sg.SGLD, lr=0.1),
     "SGHMC": partial(sg.SGHMC, lr=0.1, momentum=0.9),
     "EWSG": partial(sg.EWSG, lr=0.1),
@@ -21,9 +19,9 @@ KINDS: dict[str, Callable[..., sg.Sampler]] = {
 
 
 @pytest.mark.parametrize("cls", [sg.SGLD, sg.SGLRW, sg.SGHMC, sg.BAOA, sg.SGNHT])
-def test_noise_that_overflows_is_refused(cls: type[sg.Sampler]) -> None:
+def test_noise_that_overflows_is_refused(cls):
     p = nn.Parameter(torch.zeros(3))
-    make: Any = partial(cls, [p], num_data=1, seed=0)
+    make = partial(cls, [p], num_data=1, seed=0)
     words = r"Invalid lr: 1e\+300 with temperature 1 .* float32 cannot hold"
     with pytest.raises(ValueError, match=words):
         make(lr=1e300)
@@ -37,7 +35,7 @@ def test_noise_that_overflows_is_refused(cls: type[sg.Sampler]) -> None:
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e30])
-def test_a_precision_that_is_not_finite(value: float) -> None:
+def test_a_precision_that_is_not_finite(value):
     """1e30 is finite, and its square is not."""
     params = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))]
     sampler = sg.SGLD([{"params": [p]} for p in params], 0.1, num_data=1, seed=0)
@@ -60,10 +58,10 @@ class Interrupt:
     That is at the start of a function of Python's and after a call of one of C's.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number):
         self.number, self.raised = number, False
 
-    def __call__(self, frame: Any, event: str, argument: Any) -> None:
+    def __call__(self, frame, event, argument):
         if event not in ("call", "c_return") or argument is sys.setprofile:
             return
         self.number -= 1
@@ -73,11 +71,11 @@ class Interrupt:
             raise KeyboardInterrupt
 
 
-def context_of(kind: str) -> tuple[nn.Parameter, sg.Sampler, Callable[[], Tensor]]:
+def context_of(kind):
     theta = nn.Parameter(torch.ones(3))
     sampler = KINDS[kind]([theta], num_data=10, seed=4)
 
-    def closure() -> Tensor:
+    def closure():
         sampler.zero_grad()
         value = (theta**2).sum()
         value.backward()
@@ -86,7 +84,7 @@ def context_of(kind: str) -> tuple[nn.Parameter, sg.Sampler, Callable[[], Tensor
     return theta, sampler, closure
 
 
-def advance(sampler: sg.Sampler, closure: Callable[[], Tensor], steps: int) -> None:
+def advance(sampler, closure, steps):
     """Makes steps until there are so many; the fourth has another lr."""
     while sampler.param_groups[0]["step"] < steps:
         if sampler.param_groups[0]["step"] == 3 and "lr" in sampler.param_groups[0]:
@@ -96,9 +94,7 @@ def advance(sampler: sg.Sampler, closure: Callable[[], Tensor], steps: int) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("steps_before", [0, 2, 3])
-def test_an_interrupt_leaves_a_whole_number_of_steps(
-    kind: str, steps_before: int
-) -> None:
+def test_an_interrupt_leaves_a_whole_number_of_steps(kind, steps_before):
     """And autograd on. Parameters, state and counter are before a step or after it."""
     expected, sampler, closure = context_of(kind)
     advance(sampler, closure, 6)

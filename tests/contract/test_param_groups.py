@@ -1,22 +1,23 @@
-"""Parameters, keys and kinds of numbers that param groups accept."""
+"""Parameters, keys, kinds of numbers and defaults of param groups."""
 
-from collections.abc import Callable
-from typing import Any
+import inspect
+import math
 
 import numpy as np
 import pytest
 import torch
 from every_sampler import THREE, Chain
 from failed_steps import refused
+from short_chains import CLASSES
 from stored_files import through_file
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 
 each = pytest.mark.parametrize("kind", THREE)
 
 
-def parameter(numel: int = 3) -> nn.Parameter:
+def parameter(numel=3):
     return nn.Parameter(torch.ones(numel, dtype=torch.float64))
 
 
@@ -24,7 +25,7 @@ def parameter(numel: int = 3) -> nn.Parameter:
 
 
 @each
-def test_a_key_that_would_be_ignored(kind: str) -> None:
+def test_a_key_that_would_be_ignored(kind):
     chain = Chain(kind)
     name = type(chain.sampler).__name__
     num_data = chain.sampler.param_groups[0]["num_data"]
@@ -58,7 +59,7 @@ def test_a_key_that_would_be_ignored(kind: str) -> None:
 
 
 @each
-def test_what_the_sampler_has_for_all_groups(kind: str) -> None:
+def test_what_the_sampler_has_for_all_groups(kind):
     chain = Chain(kind)
     name = type(chain.sampler).__name__
     assert {"seed", "step", "offsets", "num_skipped"} < {*chain.sampler._MANAGED}
@@ -76,13 +77,13 @@ def test_what_the_sampler_has_for_all_groups(kind: str) -> None:
     assert len(chain.sampler.param_groups) == 2
 
 
-def given_to(sampler: sg.Sampler) -> dict[str, Any]:
+def given_to(sampler):
     """Returns the constructor's required arguments."""
     needed = ("lr", "num_data", "step_size", "num_steps", "subsample_size")
     return {k: v for k, v in sampler.param_groups[0].items() if k in needed}
 
 
-def test_keys_without_a_near_one() -> None:
+def test_keys_without_a_near_one():
     own = {row.name for row in sg.SGLD._SETTINGS} - {"num_chains"}
     has = f"it has {', '.join(sorted(own))}"
     for key in ("betas", "maximize", "nesterov"):
@@ -101,7 +102,7 @@ def test_keys_without_a_near_one() -> None:
 
 
 @pytest.mark.parametrize("num_data", [1, 50])
-def test_weight_decay_is_the_prior_precision_of_the_message(num_data: int) -> None:
+def test_weight_decay_is_the_prior_precision_of_the_message(num_data):
     """Without noise SGLD is SGD, with the weight decay that the message translates."""
     p, q = parameter(), parameter()
     p.grad = q.grad = torch.tensor([0.3, -1.0, 0.0], dtype=torch.float64)
@@ -116,7 +117,7 @@ def test_weight_decay_is_the_prior_precision_of_the_message(num_data: int) -> No
     torch.testing.assert_close(p, q, rtol=1e-15, atol=0)
 
 
-def test_what_torch_writes_is_known() -> None:
+def test_what_torch_writes_is_known():
     """Every scheduler's keys, when groups are made of such groups again."""
     sampler = sg.SGHMC([parameter()], 0.1, 0.9, num_data=2)
     lr = torch.optim.lr_scheduler
@@ -140,7 +141,7 @@ def test_what_torch_writes_is_known() -> None:
     sg.SGLD([{"params": [parameter()], "weight_decay": 0.0}], 0.1, num_data=2)
 
 
-def test_keys_of_ones_own_may_be_set_later() -> None:
+def test_keys_of_ones_own_may_be_set_later():
     sampler = sg.SGLD([parameter()], 0.1, num_data=2)
     sampler.param_groups[0].update(my_own=1, lr_scale=0.5, name="body")
     sampler.step()
@@ -149,7 +150,7 @@ def test_keys_of_ones_own_may_be_set_later() -> None:
         sampler.step()
 
 
-def test_group_dicts_can_be_used_twice() -> None:
+def test_group_dicts_can_be_used_twice():
     groups = [{"params": [parameter()]}]
     sg.SGLD(groups, 0.1, num_data=1)
     sg.SGHMC(groups, 0.1, num_data=1)
@@ -159,7 +160,7 @@ def test_group_dicts_can_be_used_twice() -> None:
 # ---- Parameters ---------------------------------------------------------------------
 
 
-def unusable() -> dict[str, tuple[Callable[[], Tensor], str]]:
+def unusable():
     dtypes = "must be float32, float64, bfloat16 or float16; a complex parameter can be"
     dtypes = f"({dtypes} kept as torch.view_as_real of it)"
     shared = "an expanded parameter (several elements share memory)"
@@ -207,7 +208,7 @@ def unusable() -> dict[str, tuple[Callable[[], Tensor], str]]:
 
 @each
 @pytest.mark.parametrize("which", unusable())
-def test_parameters_that_cannot_be_sampled(kind: str, which: str) -> None:
+def test_parameters_that_cannot_be_sampled(kind, which):
     chain = Chain(kind)
     make, reason = unusable()[which]
     name = type(chain.sampler).__name__
@@ -223,7 +224,7 @@ def test_parameters_that_cannot_be_sampled(kind: str, which: str) -> None:
 
 
 @each
-def test_parameters_in_the_same_memory(kind: str) -> None:
+def test_parameters_in_the_same_memory(kind):
     chain = Chain(kind)
     memory = torch.zeros(6, 7)
     overlap = (
@@ -249,7 +250,7 @@ def test_parameters_in_the_same_memory(kind: str) -> None:
 
 
 @each
-def test_parameters_side_by_side_in_memory(kind: str) -> None:
+def test_parameters_side_by_side_in_memory(kind):
     """Groups like flattened modules; interleaved; empty; with gaps; of size one."""
     chain = Chain(kind)
     memory = torch.linspace(-1, 1, 200, dtype=torch.float64)
@@ -264,7 +265,7 @@ def test_parameters_side_by_side_in_memory(kind: str) -> None:
     assert sum(len(group["params"]) for group in sampler.param_groups) == 16
 
 
-def test_empty_groups_are_allowed() -> None:
+def test_empty_groups_are_allowed():
     a, b = parameter(), parameter()
     groups = [{"params": []}, {"params": [a]}, {"params": []}]
     sampler = sg.SGLD(groups, 0.1, num_data=1, seed=0)
@@ -275,7 +276,7 @@ def test_empty_groups_are_allowed() -> None:
     sg.SGLD(groups, 0.1, num_data=1, capturable=True).step()
 
 
-def test_fake_tensors_have_no_memory_to_share() -> None:
+def test_fake_tensors_have_no_memory_to_share():
     from torch._subclasses import FakeTensorMode
 
     with FakeTensorMode():
@@ -287,11 +288,11 @@ def test_fake_tensors_have_no_memory_to_share() -> None:
 
 
 @each
-def test_numbers_of_numpy(kind: str) -> None:
+def test_numbers_of_numpy(kind):
     """NumPy's numbers in constructors, groups and later; files are as before."""
     chain, other = Chain(kind), Chain(kind)
 
-    def numpy_s(value: Any) -> Any:
+    def numpy_s(value):
         if isinstance(value, bool):
             return value
         if isinstance(value, int):
@@ -320,7 +321,7 @@ def test_numbers_of_numpy(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "EWSG"])
-def test_lr_as_a_tensor(kind: str) -> None:
+def test_lr_as_a_tensor(kind):
     """Read at every step: whoever writes into it changes the step size."""
     chain, other = Chain(kind), Chain(kind)
     lr = torch.tensor(0.1, dtype=torch.float64)
@@ -345,10 +346,69 @@ def test_lr_as_a_tensor(kind: str) -> None:
         type(chain.sampler)([parameter()], torch.tensor(-0.5), num_data=3)
 
 
-def test_lr_as_a_tensor_excludes_capturable() -> None:
+def test_lr_as_a_tensor_excludes_capturable():
     with refused(
         ValueError,
         "Invalid lr: a Tensor is read on the host at every step and excludes "
         "capturable=True",
     ):
         sg.SGLD([parameter()], torch.tensor(0.1), num_data=1, capturable=True)
+
+
+# What the table does not have: what is more than a number, a word or a flag.
+ELSEWHERE = {"self", "params", "seed", "capturable", "nonfinite", "model"}
+ELSEWHERE.add("process_group")
+
+
+def default_of(row):
+    if row.optional:
+        return None
+    if row.kind == "word":
+        return row.words[0]
+    if math.isnan(row.default):
+        return inspect.Parameter.empty
+    return {"real": float, "whole": int, "flag": bool}[row.kind](row.default)
+
+
+@pytest.mark.parametrize("sampler", CLASSES)
+def test_defaults(sampler):
+    given = inspect.signature(sampler.__init__).parameters
+    expected = {row.name: default_of(row) for row in sampler._SETTINGS}
+    elsewhere = set(ELSEWHERE)
+    if sampler is sg.HMCECS:
+        expected["step_size"] = None  # of which trajectory_length decides
+    found = {
+        name: parameter.default
+        for name, parameter in given.items()
+        if name not in elsewhere
+    }
+    assert found == expected
+    for name, default in expected.items():
+        assert type(found[name]) is type(default)
+
+
+def test_shared_settings_have_equal_ranges():
+    """Ranges are equal; test_errors.py has the errors of three samplers."""
+    hot = {sg.SGLRW, sg.EWSG, sg.HMC, sg.HMCECS, sg.SBPS}
+    for sampler in CLASSES:
+        expected = {
+            "lr": ("real", 0, math.inf, False),
+            "num_data": ("real", 0, math.inf, True),
+            "prior_precision": ("real", 0, math.inf, False),
+            "temperature": ("real", 0, math.inf, sampler in hot),
+            "momentum": ("real", 0, 1, False),
+            "step_size": ("real", 0, math.inf, True),
+            "eps": ("real", 0, math.inf, True),
+        }
+        if sampler is sg.HMCECS:  # whose subsamples are counted
+            expected["num_data"] = ("whole", 1, math.inf, False)
+        rows = {row.name: row for row in sampler._SETTINGS}
+        for name in rows.keys() & expected.keys():
+            row = rows[name]
+            assert (row.kind, row.low, row.high, row.low_open) == expected[name]
+        assert {"num_data", "prior_precision", "temperature"} < rows.keys()
+
+
+def test_there_is_no_table_of_others():
+    with pytest.raises(IndexError, match="no sampler Adam"):
+        sg._C.settings("Adam")

@@ -4,11 +4,9 @@ Needs ``pip install posteriors`` (0.1.3), which no extra has.
 """
 
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import torch_sgmcmc as sg
 
@@ -20,7 +18,7 @@ N, PRECISION, CURVATURE, TEMPERATURE = 500, 3.0, 0.7, 2.0
 LR, ALPHA, SIGMA, BETA = 0.2, 1.5, 0.8, 2000.0  # ε, α, σ and β
 THETA, MOMENTUM = 0.5, 0.03
 
-OURS: dict[str, Any] = {
+OURS = {
     "sgld": lambda p, **target: sg.SGLD(p, LR, **target),
     "sglrw": lambda p, **target: sg.SGLRW(p, LR, **target),
     "sghmc": lambda p, **target: sg.SGHMC(
@@ -39,14 +37,14 @@ OURS: dict[str, Any] = {
 }
 
 
-def loss(theta: Tensor) -> Tensor:
+def loss(theta):
     return CURVATURE * theta.square().sum() / 2
 
 
-def theirs(kind: str, start: Tensor) -> tuple[Tensor, Tensor | None]:
+def theirs(kind, start):
     """θ and v after a step."""
 
-    def log_posterior(theta: Tensor, batch: None) -> tuple[Tensor, Tensor]:
+    def log_posterior(theta, batch):
         # As its documents have it: a mean, and of the prior an N-th.
         return -loss(theta) - PRECISION * theta.square().sum() / 2 / N, torch.zeros(())
 
@@ -61,7 +59,7 @@ def theirs(kind: str, start: Tensor) -> tuple[Tensor, Tensor | None]:
     return state.params, LR / SIGMA**2 * state.momenta if has_momenta else None
 
 
-def ours(kind: str, start: Tensor) -> tuple[Tensor, Tensor | None]:
+def ours(kind, start):
     p = start.clone().requires_grad_()
     sampler = OURS[kind](
         [p], num_data=N, prior_precision=PRECISION, temperature=TEMPERATURE, seed=0
@@ -74,7 +72,7 @@ def ours(kind: str, start: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 @pytest.mark.parametrize("kind", OURS)
-def test_a_step_has_the_same_law(kind: str) -> None:
+def test_a_step_has_the_same_law(kind):
     """Its moments, of 400,000 elements; 5 standard errors: 1e-5 false alarms in all.
 
     Its SGHMC and SGNHT move by the momentum that was, ours by the new one.

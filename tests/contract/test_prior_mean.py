@@ -2,15 +2,13 @@
 
 import copy
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from ecs_data import Data
 from every_sampler import THREE, Chain, bits
 from stored_files import through_file
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 
@@ -22,7 +20,7 @@ HMC = {"step_size": 0.05, "num_steps": 3, **SHARED}
 ECS = {**SHARED, "subsample_size": 8, "num_blocks": 4, "step_size": 0.4}
 
 #: With how many steps. Samplers of param groups.
-SAMPLERS: dict[str, tuple[int, Callable[[Any], sg.Sampler]]] = {
+SAMPLERS = {
     "SGLD": (9, lambda p: sg.SGLD(p, lr=0.1, **SHARED)),
     "SGHMC": (9, lambda p: sg.SGHMC(p, lr=0.1, noise_estimate=0.02, **SHARED)),
     "SGHMC resampling": (
@@ -66,7 +64,7 @@ SAMPLERS: dict[str, tuple[int, Callable[[Any], sg.Sampler]]] = {
 class Problem:
     """A loss of θ - c, at θ₀ + c."""
 
-    def __init__(self, shifts: list[Tensor]) -> None:
+    def __init__(self, shifts):
         g = torch.Generator().manual_seed(3)
         self.shifts = shifts
         self.params = [
@@ -75,7 +73,7 @@ class Problem:
         ]
         self.draw = torch.Generator().manual_seed(4)
 
-    def losses(self, index: Tensor) -> Tensor:
+    def losses(self, index):
         total = torch.zeros(len(index), dtype=torch.float64)
         for p, c in zip(self.params, self.shifts, strict=True):
             x = torch.sin(index.double()[:, None] + torch.arange(p.numel()))
@@ -83,10 +81,10 @@ class Problem:
             total = total + (0.5 * away**2 + 0.05 * away**4).sum(dim=1)
         return total
 
-    def minibatch(self) -> Tensor:
+    def minibatch(self):
         return torch.randperm(N, generator=self.draw)[:10]
 
-    def step(self, sampler: sg.Sampler) -> None:
+    def step(self, sampler):
         if isinstance(sampler, sg.HMCECS):
             sampler.step(lambda index: -self.losses(index))
             return
@@ -94,7 +92,7 @@ class Problem:
             sampler.step(lambda: self.losses(self.minibatch()))
             return
 
-        def closure() -> Tensor:
+        def closure():
             sampler.zero_grad()
             is_all = isinstance(sampler, sg.HMC)
             loss = self.losses(torch.arange(N) if is_all else self.minibatch()).mean()
@@ -104,7 +102,7 @@ class Problem:
         sampler.step(closure)
         sampler.zero_grad()
 
-    def run(self, kind: str, groups: list[dict[str, Any]]) -> list[Tensor]:
+    def run(self, kind, groups):
         steps, make = SAMPLERS[kind]
         sampler = make(groups)
         path = []
@@ -117,7 +115,7 @@ class Problem:
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
 @pytest.mark.parametrize("kind", SAMPLERS)
-def test_it_is_the_model_with_the_origin_elsewhere(kind: str) -> None:
+def test_it_is_the_model_with_the_origin_elsewhere(kind):
     """A number in one group, tensors in another: the same path about them."""
     origin = Problem([torch.zeros(n, dtype=torch.float64) for n in SIZES])
     first, second = origin.params[:1], origin.params[1:]
@@ -141,14 +139,14 @@ def test_it_is_the_model_with_the_origin_elsewhere(kind: str) -> None:
 
 
 @pytest.mark.parametrize("chains", [1, 3])
-def test_hmc_of_chains_accepts_by_the_right_energy(chains: int) -> None:
+def test_hmc_of_chains_accepts_by_the_right_energy(chains):
     """A prior alone, far from 0: trajectories keep its energy, and are accepted."""
     p = nn.Parameter(torch.full((chains, 40), 30.0, dtype=torch.float64))
     mean = torch.full((chains, 40), 30.0)
     settings = {"num_steps": 4, "num_data": 1, "prior_precision": 4.0}
     sampler = sg.HMC([p], 0.05, num_chains=chains, prior_mean=mean, seed=1, **settings)
 
-    def closure() -> Tensor:
+    def closure():
         p.grad = torch.zeros_like(p)
         return torch.zeros(chains)
 
@@ -161,7 +159,7 @@ def test_hmc_of_chains_accepts_by_the_right_energy(chains: int) -> None:
 # ---- What it is given, and keeps --------------------------------------------------
 
 
-def two() -> list[nn.Parameter]:
+def two():
     g = torch.Generator().manual_seed(1)
     return [
         nn.Parameter(torch.randn(3, 2, generator=g)),
@@ -169,11 +167,11 @@ def two() -> list[nn.Parameter]:
     ]
 
 
-def sgld(params: Any, **settings: Any) -> sg.SGLD:
+def sgld(params, **settings):
     return sg.SGLD(params, 0.1, num_data=N, prior_precision=3.0, seed=2, **settings)
 
 
-def follow(sampler: sg.Sampler, params: list[Any], steps: int = 3) -> list[Tensor]:
+def follow(sampler, params, steps=3):
     for _ in range(steps):
         for p in params:
             p.grad = p.detach().sin()
@@ -181,11 +179,11 @@ def follow(sampler: sg.Sampler, params: list[Any], steps: int = 3) -> list[Tenso
     return [p.detach().clone() for p in params]
 
 
-def same(a: Any, b: Any) -> bool:
+def same(a, b):
     return bits(a) == bits(b)
 
 
-def test_a_number_is_a_tensor_of_equal_numbers() -> None:
+def test_a_number_is_a_tensor_of_equal_numbers():
     ends = []
     for mean in (0.7, torch.tensor(0.7), [torch.full_like(p, 0.7) for p in two()]):
         params = two()
@@ -196,7 +194,7 @@ def test_a_number_is_a_tensor_of_equal_numbers() -> None:
     assert same(ends[0][1], ends[2][1])
 
 
-def test_parameters_themselves_localise_around_where_they_are() -> None:
+def test_parameters_themselves_localise_around_where_they_are():
     params = two()
     start = [p.detach().clone() for p in params]
     sampler = sgld(params, prior_mean=iter(params), temperature=0.0)
@@ -219,7 +217,7 @@ def test_parameters_themselves_localise_around_where_they_are() -> None:
         assert same(mean, value)  # and are left alone
 
 
-def test_a_lone_tensor_for_a_lone_parameter() -> None:
+def test_a_lone_tensor_for_a_lone_parameter():
     p = two()[0]
     mean = torch.ones(3, 2)
     sampler = sgld([p], prior_mean=mean)
@@ -230,7 +228,7 @@ def test_a_lone_tensor_for_a_lone_parameter() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_means_of_low_precision_parameters_are_not_rounded(dtype: torch.dtype) -> None:
+def test_means_of_low_precision_parameters_are_not_rounded(dtype):
     mean = torch.linspace(1, 2, 9) / 3
     ends = []
     for kind in (dtype, torch.float32):
@@ -247,7 +245,7 @@ def test_means_of_low_precision_parameters_are_not_rounded(dtype: torch.dtype) -
     assert same(ends[0], ends[1])
 
 
-def test_other_layouts() -> None:
+def test_other_layouts():
     """Prior means for parameters whose memory is in another order."""
     g = torch.Generator().manual_seed(6)
     value, mean = torch.randn(2, 4, 6, generator=g)
@@ -261,7 +259,7 @@ def test_other_layouts() -> None:
 
 
 @pytest.mark.parametrize("kind", [*THREE, "SBPS", "HMCECS"])
-def test_a_chain_resumes_with_its_means(kind: str) -> None:
+def test_a_chain_resumes_with_its_means(kind):
     """State dicts, before the first step and later, pickles and copies."""
     chain = Chain(kind)
     means = [p.detach() * 0.5 + 1 for p in chain.params]
@@ -273,10 +271,10 @@ def test_a_chain_resumes_with_its_means(kind: str) -> None:
     }
     settings.pop("prior_mean")
 
-    def make(means: list[Tensor] | None, seed: int) -> sg.Sampler:
+    def make(means, seed):
         params = chain.params
-        first: dict[str, Any] = {"params": params[:1]}
-        second: dict[str, Any] = {"params": params[1:]}
+        first = {"params": params[:1]}
+        second = {"params": params[1:]}
         if means is not None:
             first["prior_mean"], second["prior_mean"] = means[:1], means[1:]
         return type(chain.sampler)([first, second], **settings, seed=seed)
@@ -302,14 +300,14 @@ def test_a_chain_resumes_with_its_means(kind: str) -> None:
     assert same(chain.run(range(6)), end)
 
 
-def test_copies_and_pickles() -> None:
+def test_copies_and_pickles():
     params = two()
     sampler = sgld(params, prior_mean=params)
     params_too, too = copy.deepcopy((params, sampler))
     assert same(follow(sampler, params), follow(too, params_too))
 
 
-def test_a_number_can_be_changed() -> None:
+def test_a_number_can_be_changed():
     params = two()
     start = [p.detach().clone() for p in params]
     sampler = sgld(params, prior_mean=-1.0)
@@ -321,7 +319,7 @@ def test_a_number_can_be_changed() -> None:
     assert same(after, follow(sgld(params, prior_mean=2), params))
 
 
-def test_in_words() -> None:
+def test_in_words():
     params = two()
     group = {"params": params[1:], "prior_mean": 0.25}
     sampler = sgld([{"params": params[:1], "prior_mean": [params[0]]}, group])
@@ -333,7 +331,7 @@ def test_in_words() -> None:
 
 
 @pytest.mark.parametrize("mean", [10.0, None], ids=["number", "tensors"])
-def test_gamma_precision_uses_distances_from_the_mean(mean: float | None) -> None:
+def test_gamma_precision_uses_distances_from_the_mean(mean):
     drawn = []
     for shift in (0.0, 10.0):
         params = [nn.Parameter(p.detach().double() + shift) for p in two()]
@@ -344,7 +342,7 @@ def test_gamma_precision_uses_distances_from_the_mean(mean: float | None) -> Non
 
 
 @pytest.mark.parametrize("tensors", [False, True])
-def test_temperatures_use_the_whole_gradient(tensors: bool) -> None:
+def test_temperatures_use_the_whole_gradient(tensors):
     readings = []
     for shift in (0.0, 4.0):
         p = nn.Parameter(torch.full((200,), shift, dtype=torch.float64))
@@ -364,10 +362,10 @@ def test_temperatures_use_the_whole_gradient(tensors: bool) -> None:
 # ---- Errors -----------------------------------------------------------------------
 
 
-def test_errors() -> None:
+def test_errors():
     params = two()
 
-    def refused(mean: Any, error: type[Exception], words: str) -> None:
+    def refused(mean, error, words):
         with pytest.raises(error) as info:
             sgld(params, prior_mean=mean)
         assert words in str(info.value)
@@ -386,7 +384,7 @@ def test_errors() -> None:
         sgld([{"params": [p]} for p in params], prior_mean=[good[0]])
 
 
-def test_errors_change_nothing() -> None:
+def test_errors_change_nothing():
     params = two()
     sampler = sgld(params[:1], prior_mean=[torch.ones(3, 2)])
     with pytest.raises(ValueError, match="has shape"):
@@ -413,7 +411,7 @@ def test_errors_change_nothing() -> None:
     assert same(both.state[params[1]]["prior_mean"], params[1].detach())
 
 
-def test_ecs_sees_a_mean_that_was_written_to() -> None:
+def test_ecs_sees_a_mean_that_was_written_to():
     """The density at the last draw is then another one."""
     ends = []
     for written in (False, True):

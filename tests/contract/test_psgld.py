@@ -1,10 +1,6 @@
 """pSGLD with a preconditioner that stays: always that of the present V and eps."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +11,11 @@ from short_chains import assert_same
 import torch_sgmcmc as sg
 
 
-def make(seed: int = 0) -> sg.PSGLD:
+def make(seed=0):
     """Two groups of two parameters, of which one does not adapt, after some steps."""
     g = torch.Generator().manual_seed(seed)
     params = [torch.randn(n, generator=g).requires_grad_() for n in (3, 5, 2, 4)]
-    groups: list[dict[str, Any]] = [{"params": params[:2]}, {"params": params[2:]}]
+    groups = [{"params": params[:2]}, {"params": params[2:]}]
     sampler = sg.PSGLD(groups, 0.1, num_data=10, gamma=False, eps=0.1, seed=1)
     for _ in range(2):
         step(sampler)
@@ -28,43 +24,41 @@ def make(seed: int = 0) -> sg.PSGLD:
     return sampler
 
 
-def params_of(sampler: sg.PSGLD) -> list[torch.Tensor]:
+def params_of(sampler):
     return [p for group in sampler.param_groups for p in group["params"]]
 
 
-def step(sampler: sg.PSGLD) -> None:
+def step(sampler):
     for p in params_of(sampler):
         p.grad = p.detach() * 0.3
     sampler.step()
 
 
-def adapt_for_a_step(sampler: sg.PSGLD) -> None:
+def adapt_for_a_step(sampler):
     sampler.param_groups[0]["adapt"] = True
     step(sampler)
     sampler.param_groups[0]["adapt"] = False
 
 
-def replace(sampler: sg.PSGLD) -> None:
+def replace(sampler):
     state = sampler.state_dict()
     for theirs in state["state"].values():
         theirs["square_average"] = theirs["square_average"] + 1
     sampler.load_state_dict(state)
 
 
-def add_in_place(sampler: sg.PSGLD) -> None:
+def add_in_place(sampler):
     sampler.state[params_of(sampler)[0]]["square_average"].add_(1)
 
 
-def set_eps(sampler: sg.PSGLD) -> None:
+def set_eps(sampler):
     sampler.param_groups[0]["eps"] = 0.7
 
 
 @pytest.mark.parametrize(
     "change", [adapt_for_a_step, replace, add_in_place, set_eps, step]
 )
-def test_the_root_follows_v_and_eps(
-    change: Callable[[sg.PSGLD], None],
-) -> None:
+def test_the_root_follows_v_and_eps(change):
     sampler = make()
     before = deepcopy(sampler.state_dict())
     change(sampler)
@@ -83,7 +77,7 @@ def test_the_root_follows_v_and_eps(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_it_is_the_same_on_every_processor(dtype: torch.dtype) -> None:
+def test_it_is_the_same_on_every_processor(dtype):
     """Rounded as NumPy's, which is IEEE 754's; torch's roots are not everywhere."""
     p = torch.ones(1000, dtype=dtype, requires_grad=True)
     sampler = sg.PSGLD([p], lr=1e-30, num_data=1, adapt=False, eps=0.1, seed=0)
@@ -95,7 +89,7 @@ def test_it_is_the_same_on_every_processor(dtype: torch.dtype) -> None:
     assert sampler.__dict__["_roots"][p].value.numpy().tolist() == expected.tolist()
 
 
-def test_it_is_made_once_and_not_saved() -> None:
+def test_it_is_made_once_and_not_saved():
     sampler = make()
     first = params_of(sampler)[0]
     kept = sampler.__dict__["_roots"]
@@ -108,15 +102,12 @@ def test_it_is_made_once_and_not_saved() -> None:
     assert not kept
 
 
-# ---- Where Γ begins --------------------------------------------------------------
-
-
-def quadratic(p: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+def quadratic(p, curvature):
     """Hutchinson's estimate of a diagonal Hessian is exact."""
     return 0.5 * (curvature * p * p).sum()
 
 
-def gamma_step(sampler: sg.PSGLD, curvature: torch.Tensor) -> None:
+def gamma_step(sampler, curvature):
     sampler.zero_grad()
     (p,) = params_of(sampler)
     graph = sampler.param_groups[0]["gamma"]
@@ -126,9 +117,7 @@ def gamma_step(sampler: sg.PSGLD, curvature: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_v_and_its_sensitivity_begin_with_gradient_and_curvature(
-    dtype: torch.dtype,
-) -> None:
+def test_v_and_its_sensitivity_begin_with_gradient_and_curvature(dtype):
     """Without a gradient V has the mean of the others: nothing moves, and J is 1."""
     theta = torch.tensor([0.0, 1.0, -2.0, 3.0, -1e-3], dtype=dtype)
     curvature = torch.tensor([2.0, 0.5, -1.0, 0.0, 4.0], dtype=dtype)
@@ -151,7 +140,7 @@ def test_v_and_its_sensitivity_begin_with_gradient_and_curvature(
     )
 
 
-def test_gamma_that_begins_later() -> None:
+def test_gamma_that_begins_later():
     """V may rest on one gradient: it gets the curvature's part, and W begins at 0."""
     p = torch.tensor([1e-6, 2.0]).requires_grad_()
     curvature = torch.tensor([1.0, 3.0])
@@ -172,7 +161,7 @@ def test_gamma_that_begins_later() -> None:
     assert set(sampler.state[p]) == {"square_average", "step"}
 
 
-def test_a_checkpoint_resumes_as_it_was() -> None:
+def test_a_checkpoint_resumes_as_it_was():
     """V and W that are there, however small, are not begun anew."""
     p = torch.tensor([1.0, 2.0]).requires_grad_()
     sampler = sg.PSGLD([p], 1e-30, num_data=10, decay=0.75, seed=1)
@@ -187,8 +176,6 @@ def test_a_checkpoint_resumes_as_it_was() -> None:
     torch.testing.assert_close(mine["sensitivity"], torch.tensor([0.5, 1.0]))
 
 
-# ---- Under a GradScaler ----------------------------------------------------------
-
 SCALED = (
     "PSGLD with Γ cannot be used with GradScaler, which scales the loss and so its "
     "curvature: use torch.autocast with bfloat16, which needs no scaler, or "
@@ -199,11 +186,9 @@ SCALED = (
 @pytest.mark.parametrize("unscaled", [False, True], ids=["", "unscaled"])
 @pytest.mark.parametrize("overflow", [False, True], ids=["", "overflow"])
 @pytest.mark.parametrize("where", ["all", "a group", "no gradient"])
-def test_a_scaler_is_refused_with_gamma(
-    where: str, overflow: bool, unscaled: bool
-) -> None:
+def test_a_scaler_is_refused_with_gamma(where, overflow, unscaled):
     p, q = (torch.ones(3, requires_grad=True) for _ in range(2))
-    groups: list[dict[str, Any]] = [{"params": [p]}, {"params": [q]}]
+    groups = [{"params": [p]}, {"params": [q]}]
     if where != "all":
         groups[0]["gamma"] = False
     sampler = sg.PSGLD(groups, 0.1, num_data=10, seed=1)
@@ -230,7 +215,7 @@ def test_a_scaler_is_refused_with_gamma(
     sampler.zero_grad()
 
 
-def test_a_scaler_is_welcome_once_v_stays() -> None:
+def test_a_scaler_is_welcome_once_v_stays():
     runs = []
     for scaled in (True, False):
         p = torch.linspace(1, 2, 5).requires_grad_()

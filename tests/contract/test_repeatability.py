@@ -1,9 +1,10 @@
-"""The same seed gives the same chain, bit for bit, however it is computed."""
+"""The same seed gives the same chain, bit for bit, however computed or resumed."""
 
+import copy
+import pickle
 import subprocess
 import sys
-from collections.abc import Callable
-from itertools import pairwise
+from itertools import cycle, pairwise, product
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from fingerprint import operators
 from reference import same_bits
 from short_chains import (
+    KINDS,
     THREE,
     WITH_MEANS,
     advance,
@@ -20,9 +22,11 @@ from short_chains import (
     needs_closure,
     set_grads,
     take_step,
+    twin_of,
     with_means,
 )
-from torch import Tensor, nn
+from stored_files import through_file
+from torch import nn
 
 import torch_sgmcmc as sg
 
@@ -37,9 +41,7 @@ each = pytest.mark.parametrize("kind", [*THREE, "EWSG"])
     ids=["one big", "many small", "uneven"],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_any_number_of_threads_gives_the_same_bits(
-    sizes: list[int], dtype: torch.dtype, set_threads: Callable[[int], None]
-) -> None:
+def test_any_number_of_threads_gives_the_same_bits(sizes, dtype, set_threads):
     set_threads(1)
     expected = operators(dtype, sizes)
     for threads in (2, 3):
@@ -49,7 +51,7 @@ def test_any_number_of_threads_gives_the_same_bits(
 
 @pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_two_threads_are_at_work() -> None:
+def test_two_threads_are_at_work():
     # A fresh process that runs nothing but the operator: the threads that are there
     # afterwards, and not before, are the operator's. Their processor time, where the
     # kernel tells it, shows that they took part.
@@ -84,7 +86,7 @@ for count in (1, 3):
 
 
 @each
-def test_any_split_into_groups_gives_the_same_chain(kind: str) -> None:
+def test_any_split_into_groups_gives_the_same_chain(kind):
     expected = make_params()
     advance(make(kind, expected), expected, range(8))
     for cuts in ([1], [3], [2, 4], [1, 2, 3, 4, 5]):
@@ -95,17 +97,17 @@ def test_any_split_into_groups_gives_the_same_chain(kind: str) -> None:
         assert_same(params, expected)
 
 
-def drop(params: list[nn.Parameter]) -> None:
+def drop(params):
     for p in params:
         p.grad = None
 
 
-def offsets_of(sampler: sg.Sampler) -> list[int]:
+def offsets_of(sampler):
     return [o for group in sampler.param_groups for o in group["offsets"]]
 
 
 @each
-def test_missing_gradients_shift_nobody_elses_noise(kind: str) -> None:
+def test_missing_gradients_shift_nobody_elses_noise(kind):
     expected = make_params()
     advance(make(kind, expected), expected, range(8))
     params = make_params()
@@ -127,7 +129,7 @@ def test_missing_gradients_shift_nobody_elses_noise(kind: str) -> None:
     assert_same(params[:2] + params[3:], expected[:2] + expected[3:])
 
 
-def test_a_gradient_that_comes_and_goes() -> None:
+def test_a_gradient_that_comes_and_goes():
     # While its gradient is missing, nothing of a parameter moves; its noise later
     # is that of the later steps.
     params, others = make_params(), make_params()
@@ -148,7 +150,7 @@ def test_a_gradient_that_comes_and_goes() -> None:
 
 
 @each
-def test_frozen_parameters(kind: str) -> None:
+def test_frozen_parameters(kind):
     net, twin = (nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2)) for _ in range(2))
     twin.load_state_dict(net.state_dict())
     x = torch.linspace(-1, 1, 15).view(3, 5)
@@ -157,7 +159,7 @@ def test_frozen_parameters(kind: str) -> None:
     for model in (net, twin):
         sampler = make(kind, model.parameters())
 
-        def closure(model: nn.Module = model) -> Tensor:
+        def closure(model=model):
             model.zero_grad()
             loss = torch.rand(()) * model(x).square().mean()
             loss.backward(create_graph=kind == "PSGLD")
@@ -177,7 +179,7 @@ def test_frozen_parameters(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [*THREE, "EWSG", WITH_MEANS])
-def test_a_group_added_later_has_the_noise_of_an_original_group(kind: str) -> None:
+def test_a_group_added_later_has_the_noise_of_an_original_group(kind):
     # Compared with a sampler that had the group from the start, without gradients.
     early, late = make_params(), make_params()
     a = make(kind, [{"params": early[:2]}, {"params": early[2:]}])
@@ -197,7 +199,7 @@ def test_a_group_added_later_has_the_noise_of_an_original_group(kind: str) -> No
 
 
 @each
-def test_seed_none_follows_manual_seed(kind: str) -> None:
+def test_seed_none_follows_manual_seed(kind):
     chains = []
     for _ in range(2):
         torch.manual_seed(17)
@@ -216,7 +218,7 @@ def test_seed_none_follows_manual_seed(kind: str) -> None:
 
 
 @each
-def test_steps_use_no_global_random_state(kind: str) -> None:
+def test_steps_use_no_global_random_state(kind):
     params = make_params()
     sampler = make(kind, params)
     before = torch.get_rng_state()
@@ -228,7 +230,7 @@ def test_steps_use_no_global_random_state(kind: str) -> None:
     assert_same(others, params)
 
 
-def test_different_seeds_give_different_chains() -> None:
+def test_different_seeds_give_different_chains():
     chains = []
     for seed in (0, 1, -1, 2**40):
         params = make_params()
@@ -236,3 +238,102 @@ def test_different_seeds_give_different_chains() -> None:
     for i, a in enumerate(chains):
         for b in chains[:i]:
             assert not any(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def in_groups(params):
+    return [{"params": params[:2]}, {"params": params[2:]}]
+
+
+def through_state_dict(params, sampler):
+    state = copy.deepcopy(sampler.state_dict())
+    new = [nn.Parameter(p.detach().clone()) for p in params]
+    other = twin_of(sampler, in_groups(new))
+    other.load_state_dict(state)
+    return new, other
+
+
+def through_torch_save(params, sampler):
+    loaded = through_file({"params": params, "sampler": sampler.state_dict()})
+    new = [nn.Parameter(p.detach()) for p in loaded["params"]]
+    other = twin_of(sampler, in_groups(new))
+    other.load_state_dict(loaded["sampler"])
+    return new, other
+
+
+def through_deepcopy(params, sampler):
+    return copy.deepcopy((params, sampler))
+
+
+def through_pickle(params, sampler):
+    return pickle.loads(pickle.dumps((params, sampler)))
+
+
+def in_many_dtypes():
+    """Each parameter in a dtype of its own, as far as there are any."""
+    dtypes = (torch.float32, torch.bfloat16, torch.float64, torch.float16)
+    return [
+        nn.Parameter(p.detach().to(dtype))
+        for p, dtype in zip(make_params(), cycle(dtypes), strict=False)
+    ]
+
+
+# A file is the way that asks for most, and what it keeps is each sampler's own. The
+# other ways are the base class's.
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [
+        *((kind, through_torch_save) for kind in KINDS),
+        *product(THREE, (through_state_dict, through_deepcopy, through_pickle)),
+    ],
+)
+def test_a_resumed_chain_continues_bit_for_bit(kind, way):
+    first = 102 if kind == "SGHMC online" else 4  # the estimate in use
+    params = in_many_dtypes()
+    sampler = make(kind, in_groups(params))
+    sampler.param_groups[1]["prior_precision"] = 0.5
+    advance(sampler, params, range(first))
+    resumed, other = way(params, sampler)
+    assert type(other) is type(sampler)
+    assert other.seed == sampler.seed
+    for p, q in zip(params, resumed, strict=True):
+        assert p is not q
+        assert sampler.state[p].keys() == other.state[q].keys()
+        for key, value in sampler.state[p].items():
+            if torch.is_tensor(value):
+                assert same_bits(value, other.state[q][key])
+            else:
+                assert value == other.state[q][key]
+    advance(sampler, params, range(first, first + 4))
+    advance(other, resumed, range(first, first + 4))
+    assert_same(resumed, params)
+    assert [int(g["step"]) for g in other.param_groups] == [first + 4] * 2
+
+
+@pytest.mark.parametrize("kind", ["SGHMC", "EWSG", "HMC"])
+def test_gamma_precision_resumes_bit_for_bit(kind):
+    def half(params, sampler, gibbs):
+        drawn = []
+        for step in range(3):
+            advance(sampler, params, range(step, step + 1))
+            drawn.append(gibbs.step())
+        return drawn
+
+    params = make_params()
+    groups = [{"params": params[:3]}, {"params": params[3:]}]
+    sampler = make(kind, groups)
+    gibbs = sg.GammaPrecision(sampler, shape=2.0, rate=0.5)
+    half(params, sampler, gibbs)
+    saved = [params, sampler.state_dict(), gibbs.state_dict()]
+    values, sampler_state, gibbs_state = through_file(saved)
+    expected = half(params, sampler, gibbs)
+
+    resumed = [nn.Parameter(v.detach()) for v in values]
+    other = make(kind, [{"params": resumed[:3]}, {"params": resumed[3:]}], seed=0)
+    other_gibbs = sg.GammaPrecision(other)
+    other.load_state_dict(sampler_state)
+    other_gibbs.load_state_dict(gibbs_state)
+    assert half(resumed, other, other_gibbs) == expected
+    assert_same(resumed, params)
+    assert [g["prior_precision"] for g in other.param_groups] == expected[-1]
+    # Every draw differs from every other one.
+    assert len({x for pair in expected for x in pair}) == 6

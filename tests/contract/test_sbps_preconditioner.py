@@ -1,14 +1,11 @@
-"""The preconditioner that users give SBPS; test_user_state.py has bad ones.
+"""The preconditioner that users give SBPS; test_loading_errors.py has bad ones.
 
 Its law is in ``test_sbps_law.py``, and that its chains go
 on from any checkpoint, in both languages, in ``test_sbps_repeatability.py``,
 ``test_distributed_checkpoint.py`` and ``test_cpp_chains.py``.
 """
 
-from __future__ import annotations
-
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -16,18 +13,16 @@ from failed_steps import refused
 from sbps_chains import Draws, make, run, two, uneven
 from short_chains import assert_same, kept_state, make_params
 
-import torch_sgmcmc as sg
 
-
-def given(params: Any, **settings: Any) -> sg.SBPS:
+def given(params, **settings):
     return make(params, preconditioned=True, given=uneven, **settings)
 
 
-def places(sampler: sg.SBPS, params: Any, steps: int = 150) -> Any:
+def places(sampler, params, steps=150):
     return run(sampler, Draws(params), steps)
 
 
-def test_a_given_preconditioner_is_copied() -> None:
+def test_a_given_preconditioner_is_copied():
     params = make_params(torch.bfloat16)
     tensors = [uneven(p).requires_grad_() for p in params]
     sampler = make(params, preconditioned=True)
@@ -49,7 +44,7 @@ def test_a_given_preconditioner_is_copied() -> None:
         assert torch.equal(state["direction"], uneven(p) * state["velocity"])
 
 
-def test_numbers_broadcast() -> None:
+def test_numbers_broadcast():
     params = two()
     sampler = make(params, preconditioned=True)
     sampler.set_preconditioner([2, torch.tensor([0.5, 3.0])])
@@ -58,7 +53,7 @@ def test_numbers_broadcast() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_twice_the_preconditioner_is_half_the_time(dtype: torch.dtype) -> None:
+def test_twice_the_preconditioner_is_half_the_time(dtype):
     """The paths equal a chain's without preconditioner, bitwise."""
     params, others = two(dtype), two(dtype)
     times, expected = places(make(params), params)
@@ -69,7 +64,7 @@ def test_twice_the_preconditioner_is_half_the_time(dtype: torch.dtype) -> None:
     assert_same(found, expected)
 
 
-def test_it_is_the_learned_one_that_is_frozen() -> None:
+def test_it_is_the_learned_one_that_is_frozen():
     """A chain without V continues, bitwise, as if A had been set."""
     params = two()
     closure = Draws(params)
@@ -87,7 +82,7 @@ def test_it_is_the_learned_one_that_is_frozen() -> None:
     others = [p.detach().clone().requires_grad_() for p in params]
     twin = make(others)
     twin.load_state_dict(state)
-    same = Draws(others)  # type: ignore[arg-type]
+    same = Draws(others)
     same.generator.set_state(closure.generator.get_state())
     bounces = sampler.diagnostics.bounces
     run(sampler, closure, 100)
@@ -96,7 +91,7 @@ def test_it_is_the_learned_one_that_is_frozen() -> None:
     assert_same(params, others)
 
 
-def test_another_one_begins_a_line_where_the_particle_is() -> None:
+def test_another_one_begins_a_line_where_the_particle_is():
     params = two()
     closure = Draws(params)
     sampler = make(params, preconditioned=True, decay=0.8)
@@ -127,7 +122,7 @@ def test_another_one_begins_a_line_where_the_particle_is() -> None:
     assert all(saved[key] is before[key] for key in before)
 
 
-def test_none_where_there_is_none_changes_nothing() -> None:
+def test_none_where_there_is_none_changes_nothing():
     params, others = two(), two()
     sampler, twin = (make(q, preconditioned=True, decay=0.8) for q in (params, others))
     closures = Draws(params), Draws(others)
@@ -139,7 +134,7 @@ def test_none_where_there_is_none_changes_nothing() -> None:
     assert_same(params, others)
 
 
-def test_it_is_loaded_before_the_first_step() -> None:
+def test_it_is_loaded_before_the_first_step():
     params, others = two(), two()
     sampler, twin = given(params), make(others, preconditioned=True)
     twin.load_state_dict(copy.deepcopy(sampler.state_dict()))
@@ -152,7 +147,7 @@ def test_it_is_loaded_before_the_first_step() -> None:
     assert_same(params, thirds)
 
 
-def test_parameters_that_stand_still_keep_theirs() -> None:
+def test_parameters_that_stand_still_keep_theirs():
     params = two()
     params[1].requires_grad_(False)
     sampler = given(params)
@@ -176,7 +171,7 @@ def test_parameters_that_stand_still_keep_theirs() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 10])
-def test_a_group_added_later_needs_one(steps: int) -> None:
+def test_a_group_added_later_needs_one(steps):
     p, q = two()
     sampler = given([p])
     run(sampler, Draws([p]), steps)
@@ -194,7 +189,7 @@ def test_a_group_added_later_needs_one(steps: int) -> None:
     assert (q != 1).all()
 
 
-def test_only_where_there_is_preconditioning() -> None:
+def test_only_where_there_is_preconditioning():
     sampler = make(two())
     for value in ([1.0, 1.0], None):
         with refused(

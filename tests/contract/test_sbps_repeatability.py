@@ -2,19 +2,20 @@
 
 import copy
 import pickle
-from collections.abc import Callable
 from itertools import pairwise, product
-from typing import Any
 
 import pytest
 import torch
+from failed_steps import refused
 from reference import same_bits
-from sbps_chains import Draws, make, run, two, uneven
+from sbps_chains import Draws, make, run, segments, two, uneven
 from short_chains import assert_same, make_params
 from stored_files import through_file
-from torch import Tensor, nn
+from torch import nn
 
-KINDS: dict[str, dict[str, Any]] = {
+import torch_sgmcmc as sg
+
+KINDS = {
     "SBPS": {"refresh_rate": 2.0},
     "pSBPS": {"preconditioned": True, "decay": 0.8, "eps": 0.1},
     "always": {
@@ -40,7 +41,7 @@ each_kind_and_dtype = pytest.mark.parametrize(
 
 
 @each_kind_and_dtype
-def test_a_restored_chain_continues_bit_for_bit(kind: str, dtype: torch.dtype) -> None:
+def test_a_restored_chain_continues_bit_for_bit(kind, dtype):
     params = make_params(dtype)
     closure = Draws(params)
     sampler = make(params, sample_interval=0.05, **KINDS[kind])
@@ -68,7 +69,7 @@ def test_a_restored_chain_continues_bit_for_bit(kind: str, dtype: torch.dtype) -
 
 
 @each_kind
-def test_any_split_into_groups_gives_the_same_chain(kind: str) -> None:
+def test_any_split_into_groups_gives_the_same_chain(kind):
     expected = make_params()
     run(make(expected, **KINDS[kind]), Draws(expected), 40)
     for cuts in ([2, 4], [1, 2, 3, 4, 5]):
@@ -80,16 +81,14 @@ def test_any_split_into_groups_gives_the_same_chain(kind: str) -> None:
 
 
 @each_kind
-def test_any_number_of_threads_gives_the_same_chain(
-    kind: str, set_threads: Callable[[int], None]
-) -> None:
+def test_any_number_of_threads_gives_the_same_chain(kind, set_threads):
     chains = []
     for threads in (1, 3):
         g = torch.Generator().manual_seed(1)
         p = nn.Parameter(torch.randn(90_000, generator=g))
         noise = torch.Generator().manual_seed(2)
 
-        def closure(p: nn.Parameter = p, noise: torch.Generator = noise) -> Tensor:
+        def closure(p=p, noise=noise):
             # Of few elements, whose sums do not depend on threads.
             scale = torch.randn(10, generator=noise)
             return scale * p[:50].sum() + 0.5 * p[50:90].square().sum()
@@ -104,7 +103,7 @@ def test_any_number_of_threads_gives_the_same_chain(
 
 
 @each_kind_and_dtype
-def test_positions_are_rounded_points_of_a_line(kind: str, dtype: torch.dtype) -> None:
+def test_positions_are_rounded_points_of_a_line(kind, dtype):
     """A restart in a narrow type: the origin has more digits."""
     params = make_params(dtype)
     sampler = make(params, **KINDS[kind])
@@ -123,7 +122,7 @@ def test_positions_are_rounded_points_of_a_line(kind: str, dtype: torch.dtype) -
         assert ((p.double() - exact).abs() <= bound).all()
 
 
-def test_layouts_of_parameters_do_not_matter() -> None:
+def test_layouts_of_parameters_do_not_matter():
     g = torch.Generator().manual_seed(1)
     start = torch.randn(4, 3, 5, 5, generator=g)
     chains = []
@@ -142,14 +141,135 @@ def test_layouts_of_parameters_do_not_matter() -> None:
         assert torch.isfinite(p).all()
 
 
-def test_the_losses_come_back() -> None:
+def test_the_losses_come_back():
     params = two()
-    kept: list[Tensor] = []
+    kept = []
     draws = Draws(params)
 
-    def closure() -> Tensor:
+    def closure():
         kept.append(draws())
         return kept[-1]
 
     losses = make(params).step(closure)
     assert torch.equal(losses, kept[0]) and not losses.requires_grad
+
+
+def test_samples_are_points_of_the_trajectory():
+    params = two()
+    closure = Draws(params)
+    sampler = make(params, sample_interval=0.013)
+    start = torch.cat([p.detach().flatten() for p in params])
+    samples = []
+
+    def keep(s, time):
+        assert s is sampler and not torch.is_grad_enabled()
+        samples.append((time, torch.cat([p.detach().flatten() for p in params])))
+
+    handle = sampler.register_sample_hook(keep)
+    times, places = run(sampler, closure, 200)
+    events = [(0.0, start), *zip(times, places, strict=True)]
+    expected = [0.013 * (i + 1) for i in range(int(times[-1] / 0.013))]
+    assert [time for time, _ in samples] == expected
+    several = 0
+    for (t0, a), (t1, b) in pairwise(events):
+        inside = [(t, x) for t, x in samples if t0 < t <= t1]
+        several += len(inside) > 1
+        for t, x in inside:
+            line = a + (t - t0) / (t1 - t0) * (b - a)
+            torch.testing.assert_close(x, line, rtol=0, atol=1e-12)
+    assert several > 10
+    handle.remove()
+    run(sampler, closure, 20)
+    assert len(samples) == len(expected)
+
+
+def test_hooks_do_not_change_the_chain():
+    chains = []
+    for interval in (None, 0.01, 0.3):
+        params = make_params()
+        sampler = make(params, sample_interval=interval)
+        if interval is not None:
+            sampler.register_sample_hook(lambda s, t: None)
+            sg.TimeAverage(sampler, lambda: torch.ones(1))
+        run(sampler, Draws(params), 30)
+        chains.append(params)
+    assert_same(chains[0], chains[1])
+    assert_same(chains[0], chains[2])
+
+
+def test_another_interval_continues_at_its_multiples():
+    params = two()
+    sampler = make(params, sample_interval=0.02)
+    times = []
+    sampler.register_sample_hook(lambda s, t: times.append(t))
+    run(sampler, Draws(params), 100)
+    now = sampler.trajectory_time
+    times.clear()
+    sampler.param_groups[0]["sample_interval"] = 0.05
+    run(sampler, Draws(params), 100)
+    first = int(now / 0.05) + 1
+    assert times[:3] == [0.05 * (first + i) for i in range(3)]
+
+
+def test_time_averages_are_integrals_along_the_lines():
+    params = two()
+    sampler = make(params)
+    average = sg.TimeAverage(sampler)
+    square = sg.TimeAverage(sampler, lambda: params[0].square())
+    wave = sg.TimeAverage(sampler, lambda: (9 * params[1]).sin(), max_piece=0.01)
+    times, places = run(sampler, Draws(params), 150)
+    first = second = waves = torch.zeros(7, dtype=torch.float64)
+    for (t0, a), (t1, b) in segments(times, places):
+        first = first + (t1 - t0) * (a + b) / 2
+        second = second + (t1 - t0) * (a * a + a * b + b * b) / 3
+        nodes = (torch.arange(200) + 0.5)[:, None] / 200
+        waves = waves + (t1 - t0) * (9 * (a + nodes * (b - a))).sin().mean(0)
+    mean, mean_square, waves = (v / times[-1] for v in (first, second, waves))
+    assert average.time == pytest.approx(times[-1], rel=1e-12)
+    for p, part in zip(params, (slice(0, 3), slice(3, 7)), strict=True):
+        torch.testing.assert_close(average.mean(p).flatten(), mean[part])
+        torch.testing.assert_close(average.mean_square(p).flatten(), mean_square[part])
+        variance = (mean_square - mean**2)[part]
+        torch.testing.assert_close(average.variance(p).flatten(), variance)
+    torch.testing.assert_close(square.value, mean_square[:3])
+    torch.testing.assert_close(wave.value.flatten(), waves[3:], atol=1e-4, rtol=0)
+
+    # Saved and continued.
+    rest = sg.TimeAverage(sampler)
+    rest.load_state_dict(copy.deepcopy(average.state_dict()))
+    run(sampler, Draws(params), 5)
+    assert_same([average.mean(p) for p in params], [rest.mean(p) for p in params])
+    rest.remove()
+    before = rest.time
+    run(sampler, Draws(params), 5)
+    assert rest.time == before < average.time
+
+
+def test_time_averages_refuse():
+    params = two()
+    sampler = make(params)
+    with refused(TypeError, "Invalid sampler: of type SGLD (must be an SBPS)"):
+        sg.TimeAverage(sg.SGLD(params, lr=1, num_data=1))
+    with refused(ValueError, "Invalid max_piece: 0.0 (must be finite and > 0)"):
+        sg.TimeAverage(sampler, max_piece=0.0)
+    average = sg.TimeAverage(sampler)
+    with refused(ValueError, "This parameter, of shape [2, 2], has no average"):
+        average.mean(params[1])
+    with pytest.raises(ValueError) as error:
+        _ = average.value
+    assert str(error.value) == "No function has been averaged yet"
+    nine, good = torch.ones(9).double(), torch.ones(params[0].shape).double()
+    no_number = f"its means have a key that is not a number of {len(params)} parameters"
+    for means, message in (
+        ({0: (nine, good)}, "mean of parameter 0 has shape [9], expected "),
+        ({0: (good, nine)}, "mean square of parameter 0 has shape [9], expected "),
+        ({0: (good.float(), good)}, "mean of parameter 0 is of torch.float32"),
+        ({0: (good.to("meta"), good)}, "mean of parameter 0 has the layout"),
+        ({0: (good,)}, "means of parameter 0 is not a tuple of 2 Tensors"),
+        ({-1: (good, good)}, no_number),
+        ({len(params): (good, good)}, no_number),
+    ):
+        with pytest.raises(ValueError) as error:
+            average.load_state_dict({"time": 1.0, "means": means, "value": None})
+        assert str(error.value).startswith(f"Invalid state_dict: {message}")
+        assert average.time == 0

@@ -2,18 +2,15 @@
 
 import copy
 import math
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 from reference import assert_same_bits
-from torch import Tensor
 
 import torch_sgmcmc as sg
 
-SAMPLERS: dict[str, Callable[..., sg.Sampler]] = {
+SAMPLERS = {
     "SGLD": sg.SGLD,
     "SGHMC": sg.SGHMC,
     "PSGLD": partial(sg.PSGLD, gamma=False),
@@ -22,17 +19,17 @@ SAMPLERS: dict[str, Callable[..., sg.Sampler]] = {
 }
 
 
-def quadratic(p: Tensor, *, graph: bool = False) -> None:
+def quadratic(p, *, graph=False):
     p.grad = None
     (p * p).sum().backward(create_graph=graph)
 
 
-def sampler_of(name: str, *, lr: float = 0.04, seed: int = 0) -> sg.Sampler:
+def sampler_of(name, *, lr=0.04, seed=0):
     p = torch.zeros(5, requires_grad=True)
     return SAMPLERS[name]([p], lr, num_data=1.0, seed=seed)
 
 
-def moved(sampler: sg.Sampler, schedule: Any, steps: int) -> list[Tensor]:
+def moved(sampler, schedule, steps):
     (p,) = sampler.param_groups[0]["params"]
     trace = []
     for _ in range(steps):
@@ -43,7 +40,7 @@ def moved(sampler: sg.Sampler, schedule: Any, steps: int) -> list[Tensor]:
     return trace
 
 
-def test_cycles_are_the_paper_s() -> None:
+def test_cycles_are_the_paper_s():
     """Equation 1, with k from 1 and K / M = 7 of 3 cycles, and algorithm 1's phases."""
     p, q = torch.zeros(2, requires_grad=True), torch.zeros(3, requires_grad=True)
     sampler = sg.SGLD(
@@ -71,7 +68,7 @@ def test_cycles_are_the_paper_s() -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_without_noise_while_exploring_and_with_noise_afterwards(name: str) -> None:
+def test_without_noise_while_exploring_and_with_noise_afterwards(name):
     traces = []
     for seed in (0, 1):
         sampler = sampler_of(name, seed=seed)
@@ -86,7 +83,7 @@ def test_without_noise_while_exploring_and_with_noise_afterwards(name: str) -> N
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_continued_in_the_middle_of_a_cycle_to_the_same_bits(name: str) -> None:
+def test_continued_in_the_middle_of_a_cycle_to_the_same_bits(name):
     for at in (3, 8):  # exploring, sampling
         sampler = sampler_of(name)
         schedule = sg.CyclicalSchedule(sampler, 10, exploration=0.6)
@@ -105,7 +102,7 @@ def test_continued_in_the_middle_of_a_cycle_to_the_same_bits(name: str) -> None:
         assert again.collecting == schedule.collecting
 
 
-def visited(cyclical: bool) -> tuple[set[int], Tensor]:
+def visited(cyclical):
     """Modes of nine narrow Gaussians on a grid that a chain finds from one of them."""
     centres = torch.cartesian_prod(*[torch.tensor([-3.0, 0.0, 3.0])] * 2)
     p = torch.zeros(2, requires_grad=True)
@@ -129,7 +126,7 @@ def visited(cyclical: bool) -> tuple[set[int], Tensor]:
     return set(distances.argmin(1)[near].tolist()), kept
 
 
-def test_cycles_find_modes_that_small_steps_do_not() -> None:
+def test_cycles_find_modes_that_small_steps_do_not():
     """The picture of figure 2 of the paper, by fixed seeds."""
     alone, _ = visited(cyclical=False)
     several, draws = visited(cyclical=True)
@@ -138,7 +135,7 @@ def test_cycles_find_modes_that_small_steps_do_not() -> None:
     assert bool(draws.isfinite().all())
 
 
-def test_polynomial_decay_is_welling_and_teh_s() -> None:
+def test_polynomial_decay_is_welling_and_teh_s():
     p, q = torch.zeros(2, requires_grad=True), torch.zeros(3, requires_grad=True)
     sampler = sg.SGLD(
         [{"params": [p]}, {"params": [q], "lr": 0.5}], lr=0.2, num_data=10, seed=0
@@ -157,7 +154,7 @@ def test_polynomial_decay_is_welling_and_teh_s() -> None:
         schedule.step()
 
 
-def test_weighted_draws_of_a_decaying_chain_have_the_posterior_s_variance() -> None:
+def test_weighted_draws_of_a_decaying_chain_have_the_posterior_s_variance():
     """50,000 chains of p(θ) = N(0, 1/2): the law's own bias falls with the steps.
 
     With h = 2 in the mean loss the variance of SGLD at a fixed lr is 1 / (2 (1 - lr)).
@@ -182,7 +179,7 @@ def test_weighted_draws_of_a_decaying_chain_have_the_posterior_s_variance() -> N
     assert abs(variance - 0.5) < 0.02  # nearly the posterior's by now
 
 
-def test_samplers_without_lr_are_refused() -> None:
+def test_samplers_without_lr_are_refused():
     p = torch.zeros(3, requires_grad=True)
     others = (
         sg.HMC([p], 0.1, num_steps=2, num_data=1),
@@ -201,7 +198,7 @@ def test_samplers_without_lr_are_refused() -> None:
             make(graph, 10)
 
 
-def test_wrong_arguments() -> None:
+def test_wrong_arguments():
     sampler = sampler_of("SGLD")
     for arguments, match in (
         ({"steps_per_cycle": 1}, "steps_per_cycle: 1"),
@@ -228,11 +225,11 @@ def test_wrong_arguments() -> None:
     partial(sg.CyclicalSchedule, steps_per_cycle=4, exploration=0.5),
     partial(sg.PolynomialDecay, b=3.0),
 ])  # fmt: skip
-def test_a_group_that_comes_later(make: Callable[..., Any]) -> None:
+def test_a_group_that_comes_later(make):
     """It is as if it had been there, from the schedule's next step on; after a load."""
     p, q = torch.zeros(2, requires_grad=True), torch.zeros(3, requires_grad=True)
 
-    def grown(steps: int) -> tuple[sg.Sampler, Any]:
+    def grown(steps):
         sampler = sg.SGLD([p], lr=0.2, num_data=10, seed=0)
         schedule = make(sampler)
         for k in range(steps):
@@ -259,7 +256,7 @@ def test_a_group_that_comes_later(make: Callable[..., Any]) -> None:
         assert (one["lr"], one["temperature"]) == (same["lr"], same["temperature"])
 
 
-def test_a_later_group_at_zero_temperature() -> None:
+def test_a_later_group_at_zero_temperature():
     sampler = sampler_of("SGLD")
     schedule = sg.CyclicalSchedule(sampler, 4)
     q = torch.zeros(3, requires_grad=True)
@@ -271,7 +268,7 @@ def test_a_later_group_at_zero_temperature() -> None:
 
 
 @pytest.mark.parametrize("estimate", ["online", 0.1])
-def test_cycles_and_a_noise_estimate(estimate: Any) -> None:
+def test_cycles_and_a_noise_estimate(estimate):
     p = torch.zeros(5, requires_grad=True)
     options = {"num_data": 10, "noise_estimate": estimate, "seed": 0}
     words = (
@@ -290,7 +287,7 @@ def test_cycles_and_a_noise_estimate(estimate: Any) -> None:
         schedule.step()
 
 
-def test_temperatures_read_sampling_phases() -> None:
+def test_temperatures_read_sampling_phases():
     """T_kin of phases of 100 steps with noise and without, in turns, is nearly T."""
     torch.manual_seed(0)
     p = torch.zeros(2000, requires_grad=True)

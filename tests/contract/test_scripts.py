@@ -7,7 +7,6 @@ as errors, in Python's development mode, in a thread, and from the command line.
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -77,11 +76,11 @@ assert posterior.epistemic.shape == (200,) and monitor.num_observed == 7
 """
 
 
-def environment() -> dict[str, str]:
+def environment():
     return {**os.environ, "TQDM_DISABLE": "1", "MPLBACKEND": "agg"}
 
 
-def run(*command: str, cwd: Path) -> None:
+def run(*command, cwd):
     """A program that has to end well and in silence."""
     done = subprocess.run(
         [sys.executable, *command],
@@ -93,7 +92,7 @@ def run(*command: str, cwd: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def run_forked(options: Sequence[str], scripts: dict[str, str], folder: Path) -> None:
+def run_forked(options, scripts, folder):
     """The same of many, by what they are called: `thread:` runs one in a thread."""
     names = []
     for name, text in scripts.items():
@@ -111,14 +110,14 @@ def run_forked(options: Sequence[str], scripts: dict[str, str], folder: Path) ->
     assert all(code != "0" and said for code, said in loud.values())
 
 
-def test_four_lines_are_silent(tmp_path: Path) -> None:
+def test_four_lines_are_silent(tmp_path):
     """And so is the import of torch, which other scripts find done."""
     script = tmp_path / "script.py"
     script.write_text(FOUR_LINES)
     run("-W", "error", str(script), cwd=tmp_path)
 
 
-def script_of(page: Path) -> str:
+def script_of(page):
     """A page as it stands, but for SHORTER."""
     parts = blocks(page, "python")
     parts.insert(1, LEFT.get(page.name, ""))
@@ -131,7 +130,7 @@ def script_of(page: Path) -> str:
     return script
 
 
-def test_pages_are_silent(tmp_path: Path) -> None:
+def test_pages_are_silent(tmp_path):
     readme = script_of(cpp.CHECKOUT / "README.md")
     scripts = {f"{page.parent.name}-{page.stem}": script_of(page) for page in PAGES}
     assert len(scripts) > 10
@@ -141,7 +140,7 @@ def test_pages_are_silent(tmp_path: Path) -> None:
     run_forked(["-X", "dev"], both, tmp_path)
 
 
-def test_a_script_s_output_is_captured(tmp_path: Path) -> None:
+def test_a_script_s_output_is_captured(tmp_path):
     """A script of LOUD_SCRIPTS beside the others."""
     with pytest.raises(AssertionError):
         run("-c", "import sys; print('x', file=sys.stderr)", cwd=tmp_path)

@@ -28,12 +28,12 @@ SEEDS = (0, 1, -1, 2**63 - 1, -(2**63), 5)
         (-(2**63), 2**63 - 1, -4926981086998153266),
     ],
 )
-def test_known_answers(seed: int, stream: int, folded: int) -> None:
+def test_known_answers(seed, stream, folded):
     # tests/cpp/optim_test.cpp has the same.
     assert sg.fold_in(seed, stream) == folded
 
 
-def test_it_is_the_first_half_of_a_philox_block() -> None:
+def test_it_is_the_first_half_of_a_philox_block():
     # Of a purpose of its own: it is no sampler's noise.
     rng = random.Random(0)
     for _ in range(200):
@@ -46,7 +46,7 @@ def test_it_is_the_first_half_of_a_philox_block() -> None:
         assert -(2**63) <= folded < 2**63
 
 
-def test_no_two_seeds_agree() -> None:
+def test_no_two_seeds_agree():
     # Near and far seeds and streams, folded once and twice: n = 3 * 10^5 values, of
     # which two agree with probability n^2 / 2^65 = 2.4e-9. Of 32 bits, 10 would.
     streams = [*range(24_000), *(1 << i for i in range(15, 63))]
@@ -57,7 +57,7 @@ def test_no_two_seeds_agree() -> None:
     assert len(set(everything)) == len(everything)
 
 
-def test_every_bit_of_seed_and_stream_changes_half_of_the_bits() -> None:
+def test_every_bit_of_seed_and_stream_changes_half_of_the_bits():
     # 127 flips: their mean number of changed bits is 32 +- 0.36; six deviations have a
     # false-alarm rate of 2e-9, and each flip changes at least 8 (4e-10 each).
     base = sg.fold_in(0, 0)
@@ -72,8 +72,8 @@ def test_every_bit_of_seed_and_stream_changes_half_of_the_bits() -> None:
     assert min(changed) >= 8
 
 
-def test_samplers_with_folded_seeds_share_no_noise() -> None:
-    def noise(seed: int) -> torch.Tensor:
+def test_samplers_with_folded_seeds_share_no_noise():
+    def noise(seed):
         p = nn.Parameter(torch.zeros(1000, dtype=torch.float64))
         p.grad = torch.zeros_like(p)
         sg.SGLD([p], lr=0.5, num_data=1, seed=seed).step()
@@ -98,18 +98,18 @@ def test_samplers_with_folded_seeds_share_no_noise() -> None:
         ((0, True), TypeError, "Invalid stream: True"),
     ],
 )
-def test_errors(arguments: tuple, error: type[Exception], message: str) -> None:
+def test_errors(arguments, error, message):
     with pytest.raises(error, match=message):
         sg.fold_in(*arguments)
 
 
-def sampler(seed: int, kind: type[sg.Sampler] = sg.SGLD) -> sg.Sampler:
+def sampler(seed, kind=sg.SGLD):
     p = nn.Parameter(torch.zeros(3))
     p.grad = torch.ones(3)
     return kind([p], lr=0.1, num_data=10, seed=seed)
 
 
-def test_alternate_steps_with_one_seed_warn_once() -> None:
+def test_alternate_steps_with_one_seed_warn_once():
     a, b = sampler(41), sampler(41, sg.SGHMC)
     a.step()
     b.step()
@@ -128,7 +128,7 @@ def test_alternate_steps_with_one_seed_warn_once() -> None:
 
 
 @pytest.mark.usefixtures("no_warnings")
-def test_seeds_of_their_own_do_not_warn() -> None:
+def test_seeds_of_their_own_do_not_warn():
     a, b = sampler(sg.fold_in(42, 0)), sampler(sg.fold_in(42, 1))
     for _ in range(3):
         a.step()
@@ -136,7 +136,7 @@ def test_seeds_of_their_own_do_not_warn() -> None:
 
 
 @pytest.mark.usefixtures("no_warnings")
-def test_a_sampler_that_replaces_another_does_not_warn() -> None:
+def test_a_sampler_that_replaces_another_does_not_warn():
     kept = []  # the first is still alive, as in a notebook
     for _ in range(3):
         kept.append(sampler(43))
@@ -145,7 +145,7 @@ def test_a_sampler_that_replaces_another_does_not_warn() -> None:
 
 
 @pytest.mark.usefixtures("no_warnings")
-def test_a_sampler_that_is_gone_does_not_warn() -> None:
+def test_a_sampler_that_is_gone_does_not_warn():
     a, b = sampler(44), sampler(44)
     a.step()
     b.step()
@@ -155,7 +155,7 @@ def test_a_sampler_that_is_gone_does_not_warn() -> None:
 
 
 @pytest.mark.usefixtures("no_warnings")
-def test_another_seed_ends_it() -> None:
+def test_another_seed_ends_it():
     a, b = sampler(45), sampler(45)
     a.step()
     b.step()
@@ -165,7 +165,7 @@ def test_another_seed_ends_it() -> None:
     c.step()
 
 
-def test_nothing_is_kept_of_samplers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_kept_of_samplers(monkeypatch):
     gone = [weakref.ref(p) for p in kept_by(range(1000, 1010))]
     gc.collect()
     assert not any(p() for p in gone)
@@ -174,7 +174,7 @@ def test_nothing_is_kept_of_samplers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not {*range(1000, 1010)} & {*distributed._last}
 
 
-def kept_by(seeds: range) -> list[torch.Tensor]:
+def kept_by(seeds):
     """Parameters of samplers that have made a step."""
     samplers = [sampler(seed) for seed in seeds]
     for each in samplers:
@@ -182,14 +182,14 @@ def kept_by(seeds: range) -> list[torch.Tensor]:
     return [each.param_groups[0]["params"][0] for each in samplers]
 
 
-def steps_of(p: nn.Parameter, seed: int, steps: int = 2, **options: object) -> None:
+def steps_of(p, seed, steps=2, **options):
     made = sg.SGHMC([p], lr=0.1, num_data=10, seed=seed, **options)
     for _ in range(steps):
         p.grad = torch.ones_like(p)
         made.step()
 
 
-def test_a_new_sampler_with_the_same_seed_warns() -> None:
+def test_a_new_sampler_with_the_same_seed_warns():
     p = nn.Parameter(torch.zeros(3))
     steps_of(p, 51)
     with pytest.warns(sg.SharedNoiseWarning) as record:
@@ -205,7 +205,7 @@ def test_a_new_sampler_with_the_same_seed_warns() -> None:
 
 
 @pytest.mark.usefixtures("no_warnings")
-def test_a_repeated_or_resumed_run_does_not_warn() -> None:
+def test_a_repeated_or_resumed_run_does_not_warn():
     p = nn.Parameter(torch.zeros(3))
     steps_of(p, 53)
     with torch.no_grad():

@@ -1,10 +1,7 @@
 """State dicts of every sampler: loaded many times, by many ways, into any precision."""
 
-from __future__ import annotations
-
 import copy
 import pickle
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +17,7 @@ each = pytest.mark.parametrize("kind", EVERY)
 each_of_three = pytest.mark.parametrize("kind", THREE)
 
 
-def held(sampler: sg.Sampler) -> Any:
+def held(sampler):
     """The state dict, but for what depends on how often a chain was resumed."""
     state = sampler.state_dict()
     for group in state["param_groups"]:
@@ -28,7 +25,7 @@ def held(sampler: sg.Sampler) -> Any:
     return bits(state)
 
 
-def same(ours: list[Any], theirs: list[Any]) -> bool:
+def same(ours, theirs):
     return all(map(torch.equal, ours, theirs))
 
 
@@ -36,7 +33,7 @@ def same(ours: list[Any], theirs: list[Any]) -> bool:
 
 
 @each
-def test_a_chain_is_rolled_back_again_and_again(kind: str) -> None:
+def test_a_chain_is_rolled_back_again_and_again(kind):
     chain = Chain(kind)
     chain.run(range(4))
     params = [p.detach().clone() for p in chain.params]
@@ -52,21 +49,21 @@ def test_a_chain_is_rolled_back_again_and_again(kind: str) -> None:
         assert bits(saved) == before  # the chain has copies
 
 
-def deepcopied(chain: Chain) -> Chain:
+def deepcopied(chain):
     return copy.deepcopy(chain)
 
 
-def pickled(chain: Chain) -> Chain:
+def pickled(chain):
     return pickle.loads(pickle.dumps(chain))
 
 
-def saved_whole(chain: Chain) -> Chain:
+def saved_whole(chain):
     return through_file(chain, weights_only=False)
 
 
 @each_of_three
 @pytest.mark.parametrize("way", [deepcopied, pickled, saved_whole])
-def test_copies_of_a_sampler_load(kind: str, way: Any) -> None:
+def test_copies_of_a_sampler_load(kind, way):
     chain = Chain(kind)
     chain.run(range(3))
     params = [p.detach().clone() for p in chain.params]
@@ -81,7 +78,7 @@ def test_copies_of_a_sampler_load(kind: str, way: Any) -> None:
 
 
 @each_of_three
-def test_a_subclass_of_a_user_loads(kind: str) -> None:
+def test_a_subclass_of_a_user_loads(kind):
     """A wrapper as Lightning's."""
     chain = Chain(kind)
     chain.run(range(3))
@@ -94,7 +91,7 @@ def test_a_subclass_of_a_user_loads(kind: str) -> None:
 
 
 @each_of_three
-def test_hooks_see_a_dict_to_change_and_a_loaded_sampler(kind: str) -> None:
+def test_hooks_see_a_dict_to_change_and_a_loaded_sampler(kind):
     chain = Chain(kind)
     chain.run(range(3))
     saved = copy.deepcopy(chain.sampler.state_dict())
@@ -103,11 +100,11 @@ def test_hooks_see_a_dict_to_change_and_a_loaded_sampler(kind: str) -> None:
     wrapped = {"state": saved["state"], "param_groups": None}
     seen = []
 
-    def adapt(_: Any, given: dict[str, Any]) -> dict[str, Any]:
+    def adapt(_, given):
         assert given["param_groups"] is None
         return saved
 
-    def look(sampler: Any) -> None:
+    def look(sampler):
         seen.append(bits(sampler.state_dict()))
 
     twin.sampler.register_load_state_dict_pre_hook(adapt)
@@ -118,14 +115,14 @@ def test_hooks_see_a_dict_to_change_and_a_loaded_sampler(kind: str) -> None:
 
 
 @each_of_three
-def test_a_failing_hook_changes_no_sampler(kind: str) -> None:
+def test_a_failing_hook_changes_no_sampler(kind):
     chain, other = Chain(kind), Chain(kind, seed=8)
     chain.run(range(3))
     other.run(range(2))
     params = [p.detach().clone() for p in chain.params]
     before = bits(chain.sampler.state_dict())
 
-    def fail(_: Any) -> None:
+    def fail(_):
         raise KeyboardInterrupt
 
     handle = chain.sampler.register_load_state_dict_post_hook(fail)
@@ -142,7 +139,7 @@ def test_a_failing_hook_changes_no_sampler(kind: str) -> None:
 
 
 @each_of_three
-def test_a_group_added_after_loading_has_the_loaded_seed(kind: str) -> None:
+def test_a_group_added_after_loading_has_the_loaded_seed(kind):
     chain, ends = Chain(kind), []
     chain.run(range(3))
     loaded = chain.twin()
@@ -162,7 +159,7 @@ def test_a_group_added_after_loading_has_the_loaded_seed(kind: str) -> None:
         assert same(*ends)
 
 
-def test_a_group_added_after_loading_is_as_capturable_as_the_others() -> None:
+def test_a_group_added_after_loading_is_as_capturable_as_the_others():
     p, q = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
     sampler = sg.SGLD([p], 0.1, num_data=2)
     other = sg.SGLD([q], 0.1, num_data=2, capturable=True)
@@ -177,7 +174,7 @@ def test_a_group_added_after_loading_is_as_capturable_as_the_others() -> None:
 # ---- Other precisions ---------------------------------------------------------------
 
 
-def tensors(sampler: sg.Sampler, p: Any) -> dict[str, torch.Tensor]:
+def tensors(sampler, p):
     kept = sampler.state[p].items()
     return {k: v for k, v in kept if torch.is_tensor(v) and k != "step"}
 
@@ -192,12 +189,10 @@ def tensors(sampler: sg.Sampler, p: Any) -> dict[str, torch.Tensor]:
         (torch.float16, torch.float64),
     ],
 )
-def test_state_takes_the_precision_that_the_parameter_asks_for(
-    kind: str, saved: torch.dtype, loaded: torch.dtype
-) -> None:
+def test_state_takes_the_precision_that_the_parameter_asks_for(kind, saved, loaded):
     chain = Chain(kind, saved)
     if kind == "HMC":  # which has masses
-        chain.sampler.set_mass([0.7, 0.9, 1.1])  # type: ignore[attr-defined]
+        chain.sampler.set_mass([0.7, 0.9, 1.1])
     chain.run(range(3))
     twin = chain.twin(loaded)
     twin.sampler.load_state_dict(copy.deepcopy(chain.sampler.state_dict()))
@@ -220,7 +215,7 @@ def test_state_takes_the_precision_that_the_parameter_asks_for(
 # ---- What is refused ----------------------------------------------------------------
 
 
-def refused(sampler: sg.Sampler, state: dict[str, Any], kind: Any = ValueError) -> str:
+def refused(sampler, state, kind=ValueError):
     before = bits(sampler.state_dict())
     with pytest.raises(kind) as error:
         sampler.load_state_dict(state)
@@ -229,7 +224,7 @@ def refused(sampler: sg.Sampler, state: dict[str, Any], kind: Any = ValueError) 
     return str(error.value)
 
 
-def test_another_samplers_state_dict() -> None:
+def test_another_samplers_state_dict():
     saved = {kind: Chain(kind).sampler.state_dict() for kind in EVERY}
     for loads in EVERY:
         chain = Chain(loads)
@@ -244,7 +239,7 @@ def test_another_samplers_state_dict() -> None:
             )
 
 
-def test_a_subclass_shares_the_state_dicts_of_the_librarys_class() -> None:
+def test_a_subclass_shares_the_state_dicts_of_the_librarys_class():
     class Mine(sg.SGLD):
         pass
 
@@ -257,7 +252,7 @@ def test_a_subclass_shares_the_state_dicts_of_the_librarys_class() -> None:
 
 
 @each
-def test_seed_and_counters_are_int64_tensors(kind: str) -> None:
+def test_seed_and_counters_are_int64_tensors(kind):
     """And so is any other int that 32 bits do not hold, which LibTorch cannot read."""
     chain = Chain(kind)
     chain.run(range(3))
@@ -273,8 +268,8 @@ def test_seed_and_counters_are_int64_tensors(kind: str) -> None:
         assert not isinstance(state, dict) or type(state.get("num_grads")) is not int
 
 
-def test_ints_that_32_bits_do_not_hold_are_tensors() -> None:
-    def sampler() -> sg.SGLD:
+def test_ints_that_32_bits_do_not_hold_are_tensors():
+    def sampler():
         return sg.SGLD([nn.Parameter(torch.zeros(3))], lr=0.1, num_data=2**31)
 
     saved = sampler().state_dict()
@@ -291,7 +286,7 @@ def test_ints_that_32_bits_do_not_hold_are_tensors() -> None:
     assert torch.equal(again[0], torch.tensor(2**40))
 
 
-def test_what_is_counted_is_no_hyperparameter() -> None:
+def test_what_is_counted_is_no_hyperparameter():
     for kind in EVERY:
         sampler = Chain(kind).sampler
         counted = {"step", "num_skipped", "offsets", *sampler._PROGRESS}
@@ -299,7 +294,7 @@ def test_what_is_counted_is_no_hyperparameter() -> None:
         assert all(counted <= group.keys() for group in sampler.param_groups)
 
 
-BAD: list[tuple[str, str, Any, Any, str]] = [
+BAD = [
     ("SGLD", "seed", "0", TypeError, "seed: '0' (must be an int or None, got str)"),
     ("SGLD", "seed", 2**63, ValueError, f"seed: {2**63} (must fit in 64 bits)"),
     ("SGLD", "step", -1, ValueError, "step: -1 (must be >= 0)"),
@@ -353,9 +348,7 @@ BAD: list[tuple[str, str, Any, Any, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "key", "value", "error", "message"), BAD)
-def test_invalid_values(
-    kind: str, key: str, value: Any, error: Any, message: str
-) -> None:
+def test_invalid_values(kind, key, value, error, message):
     chain = Chain(kind)
     chain.run(range(2))
     state = copy.deepcopy(chain.sampler.state_dict())
@@ -365,7 +358,7 @@ def test_invalid_values(
 
 
 @each_of_three
-def test_values_that_must_be_equal_in_all_groups(kind: str) -> None:
+def test_values_that_must_be_equal_in_all_groups(kind):
     chain = Chain(kind)
     chain.run(range(2))
     why = chain.sampler._WHY_EQUAL
@@ -385,13 +378,13 @@ def test_values_that_must_be_equal_in_all_groups(kind: str) -> None:
 
 
 @each_of_three
-def test_states_of_other_keys_types_and_shapes(kind: str) -> None:
+def test_states_of_other_keys_types_and_shapes(kind):
     chain = Chain(kind)
     chain.run(range(2))
     name = type(chain.sampler).__name__
     good = chain.sampler.state_dict()
 
-    def bad(index: Any, **changes: Any) -> str:
+    def bad(index, **changes):
         state = copy.deepcopy(good)
         state["state"].setdefault(index, {}).update(changes)
         return refused(chain.sampler, state)
@@ -424,7 +417,7 @@ def test_states_of_other_keys_types_and_shapes(kind: str) -> None:
         assert refused(chain.sampler, state) == message
 
 
-def test_a_noise_estimate_that_is_not_whole() -> None:
+def test_a_noise_estimate_that_is_not_whole():
     chain = Chain("SGHMC online")
     chain.run(range(3))
     for key in ("num_grads", "grad_variance", "previous_grad"):
@@ -435,9 +428,9 @@ def test_a_noise_estimate_that_is_not_whole() -> None:
         )
 
 
-def test_masses_that_another_precision_cannot_hold() -> None:
+def test_masses_that_another_precision_cannot_hold():
     chain = Chain("HMC", torch.float64)
-    chain.sampler.set_mass([1e-60, 1.0, 1.0])  # type: ignore[attr-defined]
+    chain.sampler.set_mass([1e-60, 1.0, 1.0])
     twin = chain.twin(torch.float32)
     assert refused(twin.sampler, chain.sampler.state_dict()) == (
         "Invalid state_dict: mass of parameter 0 has elements out of range (must be "
@@ -448,7 +441,7 @@ def test_masses_that_another_precision_cannot_hold() -> None:
 # ---- HMC-ECS ------------------------------------------------------------------------
 
 
-def without(kept: dict[str, Any], key: str) -> dict[str, Any]:
+def without(kept, key):
     return {k: v for k, v in kept.items() if k != key}
 
 
@@ -460,7 +453,7 @@ def without(kept: dict[str, Any], key: str) -> dict[str, Any]:
         for key in ("control_variates", "subsample")
     ],
 )
-def test_hmcecs_loads_all_or_nothing(settings: dict[str, Any], key: str) -> None:
+def test_hmcecs_loads_all_or_nothing(settings, key):
     """Whatever part is missing, or of another shape or type."""
     from ecs_data import Data
     from ecs_data import make as make_ecs
@@ -474,7 +467,7 @@ def test_hmcecs_loads_all_or_nothing(settings: dict[str, Any], key: str) -> None
     sampler.step(data)
     fresh = make_ecs(Data(kind), **settings)
 
-    def check(kept: Any) -> None:
+    def check(kept):
         state = {**good, "state": {**good["state"], key: kept}}
         for each in (sampler, fresh):
             message = refused(each, state)
@@ -506,7 +499,7 @@ def test_hmcecs_loads_all_or_nothing(settings: dict[str, Any], key: str) -> None
 
 
 @each_of_three
-def test_what_torch_and_its_users_keep_in_groups_is_loaded(kind: str) -> None:
+def test_what_torch_and_its_users_keep_in_groups_is_loaded(kind):
     chain = Chain(kind)
     extra = {"initial_lr": 0.1, "max_lr": 1.0, "swa_lr": 0.1, "max_momentum": 0.9}
     for group in chain.sampler.param_groups:
@@ -520,7 +513,7 @@ def test_what_torch_and_its_users_keep_in_groups_is_loaded(kind: str) -> None:
 
 
 @each_of_three
-def test_no_key_of_a_group_may_be_missing(kind: str) -> None:
+def test_no_key_of_a_group_may_be_missing(kind):
     chain = Chain(kind)
     chain.run(range(2))
     state, twin = chain.sampler.state_dict(), chain.twin().sampler
@@ -538,9 +531,7 @@ def test_no_key_of_a_group_may_be_missing(kind: str) -> None:
 # ---- Names ---------------------------------------------------------------------------
 
 
-def named_sampler(
-    kind: str, names: str, group_by: int = 2, prefix: str = "", seed: int = 1
-) -> tuple[dict[str, nn.Parameter], sg.Sampler]:
+def named_sampler(kind, names, group_by=2, prefix="", seed=1):
     params = {n: nn.Parameter(torch.full((4,), float(ord(n)))) for n in names}
     pairs = [(prefix + n, p) for n, p in params.items()]
     groups = [{"params": pairs[:group_by]}, {"params": pairs[group_by:]}]
@@ -554,9 +545,7 @@ def named_sampler(
     return params, getattr(sg, kind)(groups, **numbers, seed=seed)
 
 
-def take_named_steps(
-    params: dict[str, nn.Parameter], sampler: sg.Sampler, steps: int = 2
-) -> dict[str, torch.Tensor]:
+def take_named_steps(params, sampler, steps=2):
     for step in range(steps):
         for name, p in params.items():
             p.grad = torch.full_like(p, float(ord(name) % 7 + step))
@@ -566,7 +555,7 @@ def take_named_steps(
 
 @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod."])
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "SGNHT"])
-def test_parameters_are_matched_by_name(kind: str, prefix: str) -> None:
+def test_parameters_are_matched_by_name(kind, prefix):
     params, sampler = named_sampler(kind, "abcde", group_by=3)
     take_named_steps(params, sampler)
     saved = copy.deepcopy(sampler.state_dict())
@@ -581,7 +570,7 @@ def test_parameters_are_matched_by_name(kind: str, prefix: str) -> None:
     assert other.param_groups[0]["param_names"] == [prefix + n for n in "cab"]
 
 
-def test_other_names_are_refused() -> None:
+def test_other_names_are_refused():
     _, sampler = named_sampler("SGHMC", "abc")
     others, other = named_sampler("SGHMC", "adc")
     before = bits(other.state_dict())

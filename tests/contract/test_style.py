@@ -3,7 +3,6 @@
 import ast
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ RETIRED_ALLOWED = {("torch_sgmcmc/diagnostics/convergence.py", "bends")}
 OLD_ENGLISH = re.compile(r"\b(that|those) of\b")
 
 
-def tracked(*folders: str, endings: tuple[str, ...]) -> list[str]:
+def tracked(*folders, endings):
     command = ["git", "ls-files", *folders]
     names = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False
@@ -37,7 +36,7 @@ def tracked(*folders: str, endings: tuple[str, ...]) -> list[str]:
     return [n for n in names if n.endswith(endings) and (ROOT / n).exists()]
 
 
-def docstrings(name: str) -> Iterator[tuple[int, str]]:
+def docstrings(name):
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(ast.parse((ROOT / name).read_text())):
         text = ast.get_docstring(node) if isinstance(node, kinds) else None
@@ -45,7 +44,7 @@ def docstrings(name: str) -> Iterator[tuple[int, str]]:
             yield getattr(node, "lineno", 1), text.split("\n")[0]
 
 
-def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+def test_docstrings_begin_with_a_noun_or_a_verb():
     found = [
         f"{name}:{line}: {first}"
         for name in tracked(*FOLDERS, endings=(".py",))
@@ -55,7 +54,7 @@ def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
     assert not found, "\n".join(found)
 
 
-def test_retired_names_stay_retired() -> None:
+def test_retired_names_stay_retired():
     endings = (".py", ".pyi", ".h", ".cpp", ".inl", ".cu", ".cuh", ".md", ".txt")
     here = Path(__file__).relative_to(ROOT).as_posix()
     found = [
@@ -68,7 +67,7 @@ def test_retired_names_stay_retired() -> None:
     assert not found, "\n".join(found)
 
 
-def test_things_are_named() -> None:
+def test_things_are_named():
     """The product and documents use "that of" and "those of" at most 20 times."""
     where = ("torch_sgmcmc", "csrc", "docs", "README.md", "CONTRIBUTING.md")
     found = [

@@ -5,18 +5,14 @@ Inputs, errors, schedules and devices come from torch's test suite (the installe
 states, copies and gradients is in test_state_dicts.py and test_optimizer_interface.py.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from short_chains import ALIKE, assert_same
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD
 from torch.optim import optimizer as torch_optimizer
 from torch.testing._internal.common_device_type import instantiate_device_type_tests
 from torch.testing._internal.common_optimizers import (
-    ErrorOptimizerInput,
     OptimizerInfo,
     OptimizerInput,
     get_error_inputs_for_all_optims,
@@ -39,11 +35,11 @@ STRICTER = {
 (OF_SGD,) = (info for info in optim_db if info.optim_cls is SGD)
 
 
-def info(cls: type[sg.Sampler], *inputs: dict[str, Any], closure: bool = False) -> Any:
-    def optim_inputs(device: Any, dtype: Any = None) -> list[OptimizerInput]:
+def info(cls, *inputs, closure=False):
+    def optim_inputs(device, dtype=None):
         return [OptimizerInput(None, {**COLD, **i}, str(i)) for i in inputs]
 
-    def error_inputs(device: Any, dtype: Any) -> list[ErrorOptimizerInput]:
+    def error_inputs(device, dtype):
         errors = []
         for error in get_error_inputs_for_all_optims(device, dtype):
             given = error.optimizer_error_input
@@ -117,9 +113,7 @@ THREE = [i for i in INFOS if i.optim_cls in (sg.SGLD, sg.SGHMC, sg.HMC)]
 class Problem:
     """torch's: ten linear outputs, whose squares are the loss."""
 
-    def __init__(
-        self, of: Any, dtype: torch.dtype = torch.float32, contiguous: bool = True
-    ) -> None:
+    def __init__(self, of, dtype=torch.float32, contiguous=True):
         g = torch.Generator().manual_seed(0)
         rows = torch.randn(10, 5, 2, generator=g, dtype=dtype)
         if contiguous:
@@ -132,13 +126,13 @@ class Problem:
         self.of, self.calls = of, 0
 
     @property
-    def params(self) -> list[nn.Parameter]:
+    def params(self):
         return [self.weight, self.bias]
 
-    def losses(self, rows: Tensor | slice = slice(None)) -> Tensor:
+    def losses(self, rows=slice(None)):
         return (self.weight[rows].mv(self.x) + self.bias[rows]).square()
 
-    def closure(self, *indices: Tensor) -> Tensor:
+    def closure(self, *indices):
         if self.of is sg.HMCECS:
             return -self.losses(*indices)
         if self.of is sg.SBPS:
@@ -152,13 +146,11 @@ class Problem:
         loss.backward()
         return loss
 
-    def steps(self, optimizer: sg.Sampler, number: int) -> None:
+    def steps(self, optimizer, number):
         for _ in range(number):
             optimizer.step(self.closure)
 
-    def scheduled_steps(
-        self, optimizer: sg.Sampler, schedules: list[Any], number: int
-    ) -> None:
+    def scheduled_steps(self, optimizer, schedules, number):
         for _ in range(number):
             self.steps(optimizer, 1)
             for schedule in schedules:
@@ -173,7 +165,7 @@ class TestSamplers(TestCase):
     """Each of torch's cases, over all samplers."""
 
     @optims(THREE)
-    def test_errors(self, device: str, dtype: Any, optim_info: Any) -> None:
+    def test_errors(self, device, dtype, optim_info):
         errors = optim_info.optim_error_inputs_func(device, dtype)
         assert len(errors) >= 5
         for error in errors:
@@ -188,9 +180,7 @@ class TestSamplers(TestCase):
                 optim_info.optim_cls(params, **given.kwargs)
 
     @optims(INFOS)
-    def test_goes_in_the_right_direction(
-        self, device: str, dtype: Any, optim_info: Any
-    ) -> None:
+    def test_goes_in_the_right_direction(self, device, dtype, optim_info):
         """Chains with each schedule, in one of two layouts."""
         is_of_three = optim_info in THREE
         for given in optim_info.optim_inputs_func(device):
@@ -204,15 +194,15 @@ class TestSamplers(TestCase):
                 assert problem.losses().sum().item() < before, (given.desc, schedules)
 
     @optims(THREE)
-    def test_hooks(self, device: str, dtype: Any, optim_info: Any) -> None:
+    def test_hooks(self, device, dtype, optim_info):
         problem = Problem(optim_info.optim_cls, dtype)
         kwargs = optim_info.optim_inputs_func(device)[0].kwargs
         optimizer = optim_info.optim_cls(problem.params, **kwargs)
-        seen: list[str] = []
-        places: list[Tensor] = []
+        seen = []
+        places = []
 
-        def note(name: str) -> Callable[..., None]:
-            def hook(hooked: Any, *_: Any) -> None:
+        def note(name):
+            def hook(hooked, *_):
                 assert hooked is optimizer
                 seen.append(name)
                 places.append(problem.weight.detach().clone())
@@ -251,7 +241,7 @@ class TestSamplers(TestCase):
         assert optimizer.param_groups[0]["step"] == 2
 
     @optims(THREE)
-    def test_printing(self, device: str, dtype: Any, optim_info: Any) -> None:
+    def test_printing(self, device, dtype, optim_info):
         for given in optim_info.optim_inputs_func(device):
             problem = Problem(optim_info.optim_cls, dtype)
             text = repr(optim_info.optim_cls(problem.params, **given.kwargs))
@@ -260,9 +250,7 @@ class TestSamplers(TestCase):
                 assert f"    {key}: " in text
 
     @optims([i for i in THREE if "lr" in i.optim_inputs_func("cpu")[0].kwargs])
-    def test_groups_with_a_schedule(
-        self, device: str, dtype: Any, optim_info: Any
-    ) -> None:
+    def test_groups_with_a_schedule(self, device, dtype, optim_info):
         for given in optim_info.optim_inputs_func(device):
             for schedules in optim_info.scheduler_inputs:
                 problem = Problem(optim_info.optim_cls, dtype)

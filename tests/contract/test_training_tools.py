@@ -4,7 +4,6 @@ Hooks are in test_torch_optimizer_cases.py.
 """
 
 import copy
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from reference import same_bits
 from short_chains import assert_same, make, make_params, one_parameter, take_step
 from short_chains import set_grads as set_gradients
 from torch import nn
-from torch.optim import Optimizer
 from torch.optim import lr_scheduler as schedulers
 
 import torch_sgmcmc as sg
@@ -22,8 +20,7 @@ import torch_sgmcmc as sg
 EACH = pytest.mark.parametrize("kind", ["SGLD", "SGHMC"])
 
 
-Schedule = Callable[[Optimizer], schedulers.LRScheduler]
-ON_LR: dict[str, Schedule] = {
+ON_LR = {
     "StepLR": lambda o: schedulers.StepLR(o, 2, gamma=0.5),
     "CosineAnnealingLR": lambda o: schedulers.CosineAnnealingLR(o, T_max=7),
     "LambdaLR": lambda o: schedulers.LambdaLR(o, lambda i: (1 + i) ** -0.55),
@@ -34,7 +31,7 @@ ON_LR: dict[str, Schedule] = {
         o, 0.01, 0.2, step_size_up=3, cycle_momentum=False
     ),
 }
-ON_MOMENTUM: dict[str, Schedule] = {
+ON_MOMENTUM = {
     "OneCycleLR": lambda o: schedulers.OneCycleLR(
         o, max_lr=0.2, total_steps=10, base_momentum=0.7, max_momentum=0.95
     ),
@@ -52,7 +49,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("kind", "name", "schedule"), CASES, ids=[f"{k}-{n}" for k, n, _ in CASES]
 )
-def test_schedulers(kind: str, name: str, schedule: Schedule) -> None:
+def test_schedulers(kind, name, schedule):
     # The sampler goes through SGD's values, and they enter the chain: it is the one
     # with the same numbers written into the groups by hand.
     params, others, by_sgd = make_params(), make_params(), make_params()
@@ -78,7 +75,7 @@ def test_schedulers(kind: str, name: str, schedule: Schedule) -> None:
 
 
 @pytest.mark.parametrize("base", [sg.SGLD, sg.SGHMC])
-def test_hooks_do_not_change_the_chain(base: type[sg.Sampler]) -> None:
+def test_hooks_do_not_change_the_chain(base):
     """And subclasses keep them."""
 
     class Mine(base):
@@ -88,7 +85,7 @@ def test_hooks_do_not_change_the_chain(base: type[sg.Sampler]) -> None:
     with_hook, without = (
         kind([each], 0.1, num_data=10, seed=0) for kind, each in ((Mine, p), (base, q))
     )
-    calls: list[int | None] = []
+    calls = []
     with_hook.register_step_post_hook(lambda *_: calls.append(with_hook.seed))
     for _ in range(3):
         with_hook.step()
@@ -97,7 +94,7 @@ def test_hooks_do_not_change_the_chain(base: type[sg.Sampler]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "EWSG"])
-def test_profiler_shows_the_step(kind: str) -> None:
+def test_profiler_shows_the_step(kind):
     p, q = one_parameter(), one_parameter()
     sampler, other = make(kind, [p]), make(kind, [q])
     with torch.profiler.profile(
@@ -114,7 +111,7 @@ def test_profiler_shows_the_step(kind: str) -> None:
 
 
 @EACH
-def test_grad_scaler_unscales_before_the_noise(kind: str) -> None:
+def test_grad_scaler_unscales_before_the_noise(kind):
     # Scales are powers of two, so unscaled gradients have the very same bits.
     torch.manual_seed(0)
     net = nn.Linear(6, 4)
@@ -135,7 +132,7 @@ def test_grad_scaler_unscales_before_the_noise(kind: str) -> None:
 
 
 @EACH
-def test_grad_scaler_skips_steps_that_overflow(kind: str) -> None:
+def test_grad_scaler_skips_steps_that_overflow(kind):
     p, q = one_parameter(), one_parameter()
     sampler, other = make(kind, [p]), make(kind, [q])
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
@@ -161,7 +158,7 @@ def test_grad_scaler_skips_steps_that_overflow(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["EWSG", "HMC", "SBPS", "HMCECS", "HMCECS signed"])
-def test_grad_scaler_is_refused_where_closures_make_gradients(kind: str) -> None:
+def test_grad_scaler_is_refused_where_closures_make_gradients(kind):
     chain = Chain(kind)
     before = bits([chain.params, chain.sampler.state_dict()])
     for closure in ((), (lambda *_: pytest.fail("it was called"),)):
@@ -180,12 +177,12 @@ def test_grad_scaler_is_refused_where_closures_make_gradients(kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", ["SGHMC", "EWSG"])
-def test_autocast(kind: str) -> None:
+def test_autocast(kind):
     torch.manual_seed(0)
     net = nn.Linear(6, 4)
     sampler = make(kind, net.parameters())
 
-    def closure() -> torch.Tensor:
+    def closure():
         sampler.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = net(torch.randn(3, 6)).square().mean()

@@ -1,7 +1,6 @@
 """Samplers inside the Trainer of Hugging Face's transformers."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from framework_problem import EVERY, collector_of
 from short_chains import assert_same
 from stored_files import contents
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 
@@ -27,19 +26,19 @@ NUM_DATA = 24
 class Sentences(torch.utils.data.Dataset[Any]):
     """Random words and labels."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         g = torch.Generator().manual_seed(0)
         self.words = torch.randint(20, (NUM_DATA, 5), generator=g)
         self.labels = torch.randint(2, (NUM_DATA,), generator=g)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return NUM_DATA
 
-    def __getitem__(self, i: int) -> dict[str, Tensor]:
+    def __getitem__(self, i):
         return {"input_ids": self.words[i], "labels": self.labels[i]}
 
 
-def new_model(dropout: float = 0.1) -> nn.Module:
+def new_model(dropout=0.1):
     transformers.set_seed(7)
     config = transformers.BertConfig(
         vocab_size=20,
@@ -54,7 +53,7 @@ def new_model(dropout: float = 0.1) -> nn.Module:
     return transformers.BertForSequenceClassification(config)
 
 
-def arguments_of(folder: Path, steps: int, **settings: Any) -> Any:
+def arguments_of(folder, steps, **settings):
     return transformers.TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
@@ -68,14 +67,7 @@ def arguments_of(folder: Path, steps: int, **settings: Any) -> Any:
     )
 
 
-def train(
-    kind: str,
-    folder: Path,
-    steps: int = 6,
-    resume: Path | None = None,
-    dropout: float = 0.1,
-    **settings: Any,
-) -> Any:
+def train(kind, folder, steps=6, resume=None, dropout=0.1, **settings):
     model = new_model(dropout)
     # Or accumulated gradients are a sum where the model's loss is a mean.
     model.accepts_loss_kwargs = False
@@ -90,12 +82,12 @@ def train(
     return trainer
 
 
-def parameters(trainer: Any) -> list[Tensor]:
+def parameters(trainer):
     return list(trainer.model.parameters())
 
 
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC with means", "SGNHT"])
-def test_the_chain_resumes_from_a_checkpoint(kind: str, tmp_path: Path) -> None:
+def test_the_chain_resumes_from_a_checkpoint(kind, tmp_path):
     # Six steps are two epochs; the checkpoint is in the middle of the second one.
     whole = train(kind, tmp_path / "whole", save_strategy="steps", save_steps=4)
     resumed = train(kind, tmp_path / "rest", resume=tmp_path / "whole" / "checkpoint-4")
@@ -106,7 +98,7 @@ def test_the_chain_resumes_from_a_checkpoint(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 3])
-def test_the_chain_equals_that_of_a_loop(parts: int, tmp_path: Path) -> None:
+def test_the_chain_equals_that_of_a_loop(parts, tmp_path):
     trainer = train(
         "SGHMC",
         tmp_path,
@@ -127,19 +119,19 @@ def test_the_chain_equals_that_of_a_loop(parts: int, tmp_path: Path) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_draws_equal_those_of_a_loop_and_resume(tmp_path: Path) -> None:
-    seen: list[Any] = []
+def test_draws_equal_those_of_a_loop_and_resume(tmp_path):
+    seen = []
 
-    def collate(rows: list[Any]) -> Any:
+    def collate(rows):
         seen.append(torch.utils.data.default_collate(rows))
         return seen[-1]
 
     class Saved(transformers.TrainerCallback):
-        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        def on_save(self, args, state, control, **_):
             folder = tmp_path / f"checkpoint-{state.global_step}"
             sg.save(collector.state_dict(), folder / "collector.pt")
 
-    def run(steps: int, resume: Path | None = None) -> None:
+    def run(steps, resume=None):
         nonlocal collector
         model = new_model(0.0)
         sampler = EVERY["SGHMC"](model.parameters())
@@ -156,7 +148,7 @@ def test_draws_equal_those_of_a_loop_and_resume(tmp_path: Path) -> None:
         ).train(resume_from_checkpoint=str(resume) if resume else None)
         collector.close()
 
-    collector: Any = None
+    collector = None
     run(18)
     batches = seen[:18]
     model = new_model(0.0).train()
@@ -174,7 +166,7 @@ def test_draws_equal_those_of_a_loop_and_resume(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["PSGLD", "EWSG", "HMC"])
-def test_samplers_that_the_trainer_cannot_serve(kind: str, tmp_path: Path) -> None:
+def test_samplers_that_the_trainer_cannot_serve(kind, tmp_path):
     error, message = {
         "PSGLD": (RuntimeError, "PSGLD got gradients without a graph"),
         "EWSG": (TypeError, "EWSG.step() needs a closure"),
@@ -184,9 +176,9 @@ def test_samplers_that_the_trainer_cannot_serve(kind: str, tmp_path: Path) -> No
         train(kind, tmp_path)
 
 
-def test_gamma_with_a_trainer_that_keeps_the_graph(tmp_path: Path) -> None:
+def test_gamma_with_a_trainer_that_keeps_the_graph(tmp_path):
     class WithGraph(transformers.Trainer):
-        def training_step(self, model: nn.Module, inputs: Any, *_: Any) -> Tensor:
+        def training_step(self, model, inputs, *_):
             model.train()
             loss = self.compute_loss(model, self._prepare_inputs(inputs))
             self.accelerator.backward(loss, create_graph=True)

@@ -1,13 +1,11 @@
 """Draws and models that were wrapped, shared, or are parts of others."""
 
 import copy
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -20,25 +18,25 @@ X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
 class Nested(nn.Module):
     """A model with a layer that its author calls ``module``."""
 
-    def __init__(self, inner: Any = lambda m: m) -> None:
+    def __init__(self, inner=lambda m: m):
         super().__init__()
         self.module = nn.Linear(3, 4)
         self.body = inner(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.body(self.module(x))
 
 
-def made(inner: Any = lambda m: m) -> Nested:
+def made(inner=lambda m: m):
     torch.manual_seed(0)
     return Nested(inner)
 
 
-def compiled(module: nn.Module) -> Any:
+def compiled(module):
     return torch.compile(module, backend="eager")
 
 
-WRAPPERS: dict[str, Any] = {
+WRAPPERS = {
     "plain": lambda: made(),
     "compiled": lambda: compiled(made()),
     "inside": lambda: made(compiled),
@@ -48,7 +46,7 @@ WRAPPERS: dict[str, Any] = {
 }
 
 
-def stored(model: nn.Module, folder: Path, **options: Any) -> sg.SampleStore:
+def stored(model, folder, **options):
     sampler = sg.SGLD(model.parameters(), 0.1, num_data=6, seed=0)
     with sg.Collector(sampler, model, folder, **options):
         for _ in range(3):
@@ -59,7 +57,7 @@ def stored(model: nn.Module, folder: Path, **options: Any) -> sg.SampleStore:
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_names_equal_those_of_the_model(name: str, tmp_path: Path) -> None:
+def test_names_equal_those_of_the_model(name, tmp_path):
     plain = stored(made(), tmp_path / "plain")
     model = WRAPPERS[name]()
     store = stored(model, tmp_path / "wrapped")
@@ -77,13 +75,13 @@ def test_names_equal_those_of_the_model(name: str, tmp_path: Path) -> None:
         assert torch.equal(sg.predict(network, [model], X).mean, last)
 
 
-def made_like(draw: sg.Draw) -> Nested:
+def made_like(draw):
     network = made()
     network.load_state_dict(dict(draw))
     return network
 
 
-def test_distributed_data_parallel(tmp_path: Path) -> None:
+def test_distributed_data_parallel(tmp_path):
     if not dist.is_gloo_available():
         pytest.skip("needs gloo")
     dist.init_process_group(
@@ -100,15 +98,15 @@ def test_distributed_data_parallel(tmp_path: Path) -> None:
         dist.destroy_process_group()
 
 
-def test_a_layer_that_is_called_module() -> None:
+def test_a_layer_that_is_called_module():
     names = ["module.module.weight", "module.body._orig_mod.1.bias"]
     model = DataParallel(made(compiled))
     assert list(plain_names(model, names).values()) == ["module.weight", "body.1.bias"]
 
 
-def test_live_tensors_warn() -> None:
+def test_live_tensors_warn():
     model = made().eval()
-    live: list[Any] = []
+    live = []
     for _ in range(3):
         live.append(model.state_dict())
     with pytest.warns(UserWarning, match="draws share one memory, as with"):
@@ -124,7 +122,7 @@ def test_live_tensors_warn() -> None:
     sg.predict(model, (model.state_dict() for _ in range(3)), X)
 
 
-def test_probabilities_warn() -> None:
+def test_probabilities_warn():
     model = nn.Sequential(nn.Linear(3, 4), nn.Softmax(-1))
     draws = [copy.deepcopy(model.state_dict())]
     with pytest.warns(UserWarning, match="outputs are probabilities already, and link"):
@@ -136,11 +134,11 @@ def test_probabilities_warn() -> None:
     sg.predict(nn.Sequential(model[0], nn.LogSoftmax(-1)), draws, X)
 
 
-def test_a_part_belongs_to_the_rest(tmp_path: Path) -> None:
+def test_a_part_belongs_to_the_rest(tmp_path):
     """A last layer, stored with its sampler's parameters alone; of two chains."""
     model = made()
     sampler = sg.SGLD(model.body[1].parameters(), 0.1, num_data=6, seed=0)
-    options: dict[str, Any] = {"parameters": "sampled", "buffers": False}
+    options = {"parameters": "sampled", "buffers": False}
     for chain in range(2):
         with sg.Collector(sampler, model, tmp_path, chain=chain, **options):
             F.cross_entropy(model(X), torch.arange(6) % 2).backward()
@@ -175,6 +173,6 @@ def test_a_part_belongs_to_the_rest(tmp_path: Path) -> None:
     sg.Collector(sampler, other, tmp_path, **options).close()
 
 
-def test_a_whole_has_no_rest(tmp_path: Path) -> None:
+def test_a_whole_has_no_rest(tmp_path):
     stored(made(), tmp_path)
     assert sg.SampleStore(tmp_path)[0].not_sampled == {}

@@ -1,7 +1,5 @@
 """One chain: C++ and Python give the same bits, and continue each other's."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest
@@ -11,7 +9,6 @@ from harness.cpp_jobs import (
     FAULTY,
     ONE_EACH,
     SHORT,
-    RunInCpp,
     first_steps,
     make_faulty_job,
     make_job,
@@ -36,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
     ],
     ids=str,
 )
-def test_the_same_bits(name: str, dtype: torch.dtype, run_in_cpp: RunInCpp) -> None:
+def test_the_same_bits(name, dtype, run_in_cpp):
     steps = 480 if "SBPS" in name else 120  # some of its events are bounces
     job = first_steps(make_job(name, dtype), name, steps)
     expected = run_in_python(name, job)
@@ -54,15 +51,13 @@ def test_the_same_bits(name: str, dtype: torch.dtype, run_in_cpp: RunInCpp) -> N
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", SHORT)
-def test_the_same_bits_of_a_few_steps(
-    name: str, dtype: torch.dtype, run_in_cpp: RunInCpp
-) -> None:
+def test_the_same_bits_of_a_few_steps(name, dtype, run_in_cpp):
     job = first_steps(make_job(name, dtype), name, 40)
     assert_same(run_in_python(name, job), run_in_cpp(job))
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_each_continues_the_others_chain(name: str, run_in_cpp: RunInCpp) -> None:
+def test_each_continues_the_others_chain(name, run_in_cpp):
     job = make_job(name, torch.float32)
     job["gibbs_every"] //= 5
     # Missing gradients, comparisons and Gibbs updates fall on the same steps as in
@@ -78,9 +73,7 @@ def test_each_continues_the_others_chain(name: str, run_in_cpp: RunInCpp) -> Non
     assert_same(whole, run_in_python(name, {**rest, **begun}))
 
 
-def test_a_checkpoint_of_a_gpu_is_read_without_one(
-    run_in_cpp: RunInCpp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_of_a_gpu_is_read_without_one(run_in_cpp, monkeypatch):
     name = "SGHMC"
     job = first_steps(make_job(name, torch.float32), name)
     begun = run_in_python(name, job)
@@ -91,7 +84,7 @@ def test_a_checkpoint_of_a_gpu_is_read_without_one(
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_priors_about_other_places(name: str, run_in_cpp: RunInCpp) -> None:
+def test_priors_about_other_places(name, run_in_cpp):
     """Means that C++ was given, and those of a state dict that it continues."""
     dtype = torch.bfloat16 if name == "SGHMC" else torch.float32
     net = make_net(name, dtype)
@@ -108,7 +101,7 @@ def test_priors_about_other_places(name: str, run_in_cpp: RunInCpp) -> None:
 
 
 @pytest.mark.parametrize("name", FAULTY)
-def test_steps_that_are_skipped(name: str, run_in_cpp: RunInCpp) -> None:
+def test_steps_that_are_skipped(name, run_in_cpp):
     job = make_faulty_job(name, "skip")
     expected = run_in_python(name, job)
     group = expected["state"]["param_groups"][0]
@@ -122,11 +115,8 @@ def test_steps_that_are_skipped(name: str, run_in_cpp: RunInCpp) -> None:
     [(torch.float32, torch.float64), (torch.float64, torch.bfloat16)],
 )
 def test_the_same_bits_from_a_state_of_another_precision(
-    name: str,
-    saved: torch.dtype,
-    loaded: torch.dtype,
-    run_in_cpp: RunInCpp,
-) -> None:
+    name, saved, loaded, run_in_cpp
+):
     begun = run_in_python(name, first_steps(make_job(name, saved), name))
     begun["model"] = {key: value.to(loaded) for key, value in begun["model"].items()}
     # What torch and its schedulers keep there, and users, is none of C++'s business.
@@ -142,9 +132,7 @@ def test_the_same_bits_from_a_state_of_another_precision(
     assert_same(expected, run_in_cpp(job))
 
 
-def test_the_same_seed_from_torchs_generator(
-    run_in_cpp: RunInCpp,
-) -> None:
+def test_the_same_seed_from_torchs_generator(run_in_cpp):
     job = {**first_steps(make_job("SGLD", torch.float32), "SGLD", 1), "seed": None}
     drawn = run_in_cpp(job)["state"]["param_groups"][0]["seed"]
     torch.manual_seed(0)

@@ -1,12 +1,8 @@
 """The documents' C++ code compiles, and the example resumes."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
-from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from harness import cpp
@@ -15,14 +11,14 @@ from stored_files import contents
 import torch_sgmcmc as sg
 
 
-def test_snippets_run(consumer_program: Callable[[str], Path], tmp_path: Path) -> None:
+def test_snippets_run(consumer_program, tmp_path):
     """They compile, with other programs of harness/cpp.py's."""
     assert cpp.run("env", "-C", tmp_path, consumer_program("documents")) == ""
     assert (tmp_path / "chain.pt").exists()
     assert len(sg.SampleStore(tmp_path / "draws")) > 1
 
 
-def test_commands_equal_those_of_presets() -> None:
+def test_commands_equal_those_of_presets():
     text = (cpp.CHECKOUT / "docs" / "cpp.md").read_text()
     presets = json.loads((cpp.CHECKOUT / "CMakePresets.json").read_text())
     assert "cmake --preset install -D" in text
@@ -41,9 +37,7 @@ def test_commands_equal_those_of_presets() -> None:
     assert "no tests" in listed
 
 
-def test_an_example_that_was_killed_resumes(
-    consumer_program: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_an_example_that_was_killed_resumes(consumer_program, tmp_path):
     program = consumer_program("resumable")
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     # It would not end by itself.

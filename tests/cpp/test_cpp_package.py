@@ -1,11 +1,8 @@
 """The installed CMake package, as programs find, link and run it."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,17 +13,17 @@ CONSUMER = cpp.CHECKOUT / "tests" / "cpp" / "consumer"
 TORCH = Path(torch.__file__).parent
 
 
-def unwrapped(message: str) -> str:
+def unwrapped(message):
     """A message of CMake's on one line."""
     return " ".join(message.split())
 
 
 @pytest.fixture
-def consumer(tmp_path: Path, bare_path: str) -> cpp.Project:
+def consumer(tmp_path, bare_path):
     return cpp.Project(CONSUMER, tmp_path / "consumer", bare_path)
 
 
-def archive(folder: Path) -> Path:
+def archive(folder):
     """A torch laid out as LibTorch's archive, with its CMake files to change."""
     (folder / "share").mkdir(parents=True)
     for part in ("include", "lib"):
@@ -35,7 +32,7 @@ def archive(folder: Path) -> Path:
     return folder
 
 
-def check_line(program: Path) -> None:
+def check_line(program):
     """The program's figures are those of the posterior that it prints first."""
     lines = cpp.run(program).splitlines()
     assert re.fullmatch(r"on (cpu|cuda:\d) +slope +intercept", lines[0])
@@ -53,7 +50,7 @@ def check_line(program: Path) -> None:
         assert sampled == pytest.approx(exact, abs=0.1)
 
 
-def check_loaded(program: Path, cuda_kernels: bool) -> None:
+def check_loaded(program, cuda_kernels):
     has_cuda = torch.version.cuda is not None
     assert cpp.run(program).splitlines() == [
         "operators: true",
@@ -63,18 +60,13 @@ def check_loaded(program: Path, cuda_kernels: bool) -> None:
 
 
 @pytest.fixture(scope="module")
-def line_object(consumer_program: Callable[[str], Path]) -> str:
+def line_object(consumer_program):
     (line,) = consumer_program("line").parent.rglob("programs.dir/**/*.o")
     return f"-DLINE_OBJECT={line}"
 
 
 @pytest.fixture(scope="module")
-def of_archive(
-    cpp_package: Path,
-    bare_path: str,
-    line_object: str,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> cpp.Project:
+def of_archive(cpp_package, bare_path, line_object, tmp_path_factory):
     """Compiles the short program with LibTorch's archive."""
     folder = tmp_path_factory.mktemp("archive")
     project = cpp.Project(CONSUMER, folder / "consumer", bare_path)
@@ -83,48 +75,40 @@ def of_archive(
 
 
 @pytest.fixture(scope="module")
-def objects(line_object: str, of_archive: cpp.Project) -> tuple[str, str]:
+def objects(line_object, of_archive):
     """Options for projects whose linking is in question: programs are compiled once."""
     (loaded,) = of_archive.program("loaded").parent.rglob("loaded.dir/**/*.o")
     return line_object, f"-DLOADED_OBJECT={loaded}"
 
 
 @pytest.fixture
-def has_cuda_kernels(cpp_package: Path) -> bool:
+def has_cuda_kernels(cpp_package):
     return any(cpp_package.glob("lib*/libtorch_sgmcmc_operators_cuda.so"))
 
 
-def test_the_path_of_consumers_has_no_python_and_no_toolkit(bare_path: str) -> None:
+def test_the_path_of_consumers_has_no_python_and_no_toolkit(bare_path):
     for name in ("python", "python3", "nvcc"):
         assert shutil.which(name, path=bare_path) is None
     assert shutil.which(Path(cpp.compiler() or "").name, path=bare_path)
 
 
 def test_torch_of_pip(
-    cpp_package: Path,
-    consumer_program: Callable[[str], Path],
-    consumer: cpp.Project,
-    objects: tuple[str, str],
-    has_cuda_kernels: bool,
-) -> None:
+    cpp_package, consumer_program, consumer, objects, has_cuda_kernels
+):
     check_line(consumer_program("line"))
     prefix = torch.utils.cmake_prefix_path
     consumer.configure(cpp_package, prefix, options=objects)
     check_loaded(consumer.program("loaded"), has_cuda_kernels)
 
 
-def test_torch_of_the_archive(of_archive: cpp.Project, has_cuda_kernels: bool) -> None:
+def test_torch_of_the_archive(of_archive, has_cuda_kernels):
     check_line(of_archive.program("line"))
     check_loaded(of_archive.program("loaded"), has_cuda_kernels)
 
 
 def test_beside_the_package_of_torch(
-    cpp_package: Path,
-    consumer: cpp.Project,
-    objects: tuple[str, str],
-    tmp_path: Path,
-    has_cuda_kernels: bool,
-) -> None:
+    cpp_package, consumer, objects, tmp_path, has_cuda_kernels
+):
     # Where torch's own package does not work, nobody can use it beside this one.
     alone = tmp_path / "alone"
     alone.mkdir()
@@ -150,13 +134,7 @@ def test_beside_the_package_of_torch(
     check_loaded(consumer.program("loaded"), has_cuda_kernels)
 
 
-def test_another_place(
-    cpp_package: Path,
-    consumer: cpp.Project,
-    objects: tuple[str, str],
-    tmp_path: Path,
-    has_cuda_kernels: bool,
-) -> None:
+def test_another_place(cpp_package, consumer, objects, tmp_path, has_cuda_kernels):
     moved = tmp_path / "moved"
     shutil.copytree(cpp_package, moved, symlinks=True)
     for file in moved.rglob("*.cmake"):
@@ -171,8 +149,8 @@ def test_another_place(
     assert ours and all(str(moved) in line for line in ours)
 
 
-def test_headers_equal_those_of_the_source(cpp_package: Path) -> None:
-    def headers(root: Path) -> dict[str, str]:
+def test_headers_equal_those_of_the_source(cpp_package):
+    def headers(root):
         return {p.name: p.read_text() for p in (root / "torch_sgmcmc").iterdir()}
 
     installed = headers(cpp_package / "include")
@@ -180,15 +158,13 @@ def test_headers_equal_those_of_the_source(cpp_package: Path) -> None:
     assert {"torch_sgmcmc.h", "sgld.h", "sghmc.h"} <= installed.keys()
 
 
-def refusal(consumer: cpp.Project, *prefixes: Path) -> str:
+def refusal(consumer, *prefixes):
     with pytest.raises(AssertionError) as error:
         consumer.configure(*prefixes)
     return unwrapped(str(error.value))
 
 
-def test_a_torch_of_another_version_is_refused(
-    cpp_package: Path, consumer: cpp.Project, tmp_path: Path
-) -> None:
+def test_a_torch_of_another_version_is_refused(cpp_package, consumer, tmp_path):
     major, minor = torch.__version__.split(".")[:2]
     another = f"{major}.{int(minor) + 1}.0"
     other = archive(tmp_path / "libtorch")
@@ -205,16 +181,14 @@ def test_a_torch_of_another_version_is_refused(
     ) in refusal(consumer, cpp_package, other)
 
 
-def test_a_missing_torch_is_named(cpp_package: Path, consumer: cpp.Project) -> None:
+def test_a_missing_torch_is_named(cpp_package, consumer):
     assert (
         "LibTorch was not found. Set CMAKE_PREFIX_PATH to a LibTorch directory, or to "
         "what Python says is torch.utils.cmake_prefix_path."
     ) in refusal(consumer, cpp_package)
 
 
-def test_a_component_is_refused(
-    cpp_package: Path, consumer: cpp.Project, tmp_path: Path
-) -> None:
+def test_a_component_is_refused(cpp_package, consumer, tmp_path):
     project = tmp_path / "project"
     project.mkdir()
     (project / "CMakeLists.txt").write_text(
@@ -227,7 +201,7 @@ def test_a_component_is_refused(
 
 
 @pytest.mark.nightly
-def test_sources_within_another_project(consumer: cpp.Project) -> None:
+def test_sources_within_another_project(consumer):
     """Builds with FetchContent, which adds the checkout as a subdirectory."""
     consumer.configure(
         torch.utils.cmake_prefix_path,

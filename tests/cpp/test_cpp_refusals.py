@@ -1,11 +1,7 @@
 """C++ raises Python's errors, in the same words up to the language's own."""
 
-from __future__ import annotations
-
 import copy
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +9,6 @@ from harness.cpp_jobs import (
     CHAINS,
     FAULTY,
     ONE_EACH,
-    RunInCpp,
     first_steps,
     make_faulty_job,
     make_job,
@@ -21,14 +16,13 @@ from harness.cpp_jobs import (
     make_sampler,
     run_in_python,
 )
-from torch import Tensor
 
 import torch_sgmcmc as sg
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def in_words_of_cpp(error: BaseException) -> str:
+def in_words_of_cpp(error):
     """The message with arguments, types and constants as C++ has them."""
     text = re.sub(r"\b(\w+)='(\w+)'", r'\1("\2")', str(error))
     text = re.sub(r"\b(\w+)=(True|False)\b", r"\1(\2)", text)
@@ -36,31 +30,25 @@ def in_words_of_cpp(error: BaseException) -> str:
     return re.sub(r"\b(None|True|False)\b", lambda word: word[0].lower(), text)
 
 
-def begun(name: str) -> dict[str, Any]:
+def begun(name):
     """A job that goes on after three steps."""
     job = first_steps(make_job(name, torch.float32), name)
     return {**job, **run_in_python(name, job)}
 
 
-def refusal(run_in_cpp: RunInCpp, job: dict[str, Any]) -> str:
+def refusal(run_in_cpp, job):
     with pytest.raises(ValueError) as error:
         run_in_cpp(job)
     return str(error.value)
 
 
-def assert_same_message(
-    name: str,
-    job: dict[str, Any],
-    run_in_cpp: RunInCpp,
-    match: str = "",
-    kind: type[Exception] = ValueError,
-) -> None:
+def assert_same_message(name, job, run_in_cpp, match="", kind=ValueError):
     with pytest.raises(kind, match=match) as in_python:
         run_in_python(name, job)
     assert refusal(run_in_cpp, job) == in_words_of_cpp(in_python.value)
 
 
-def assert_same_refused(in_cpp: str, in_python: object) -> None:
+def assert_same_refused(in_cpp, in_python):
     """Each language says in its own words what it got and expected of what."""
     texts = [in_cpp, str(in_python)]
     what = [text.partition(":")[0] for text in texts]
@@ -69,9 +57,7 @@ def assert_same_refused(in_cpp: str, in_python: object) -> None:
 
 
 @pytest.mark.parametrize("name", FAULTY)
-def test_the_same_message_of_a_gradient_that_is_not_finite(
-    name: str, run_in_cpp: RunInCpp
-) -> None:
+def test_the_same_message_of_a_gradient_that_is_not_finite(name, run_in_cpp):
     job = make_faulty_job(name, "raise")
     assert_same_message(name, job, run_in_cpp, "not finite", RuntimeError)
 
@@ -102,9 +88,7 @@ def test_the_same_message_of_a_gradient_that_is_not_finite(
         ("SBPS", "prior_precision", -2.0),
     ],
 )
-def test_the_same_is_refused(
-    name: str, key: str, value: object, run_in_cpp: RunInCpp
-) -> None:
+def test_the_same_is_refused(name, key, value, run_in_cpp):
     job = make_job(name, torch.float32)
     net = make_net(name, torch.float32)
     method, common, special = CHAINS[name]
@@ -126,9 +110,7 @@ def test_the_same_is_refused(
         ("SBPS", {"sample_interval": 0.0}),
     ],
 )
-def test_shared_settings_are_refused_alike(
-    name: str, changes: dict[str, Any], run_in_cpp: RunInCpp
-) -> None:
+def test_shared_settings_are_refused_alike(name, changes, run_in_cpp):
     job = make_job(name, torch.float32)
     net = make_net(name, torch.float32)
     method, common, _ = CHAINS[name]
@@ -148,7 +130,7 @@ def test_shared_settings_are_refused_alike(
         ("num_std", 2.5),
     ],
 )
-def test_groups_that_differ(key: str, value: object, run_in_cpp: RunInCpp) -> None:
+def test_groups_that_differ(key, value, run_in_cpp):
     name = "SBPS"
     job = begun(name)
     job["state"]["param_groups"][1][key] = value
@@ -156,7 +138,7 @@ def test_groups_that_differ(key: str, value: object, run_in_cpp: RunInCpp) -> No
 
 
 # A sampler and what is done to param groups and state of its state dict.
-BAD_STATES: list[tuple[str, Callable[[Any, Any], Any]]] = [
+BAD_STATES = [
     ("SGLD", lambda groups, _: groups[1].update(seed=3)),
     ("SGLD", lambda groups, _: groups[1].update(step=2)),
     ("SGLD", lambda groups, _: groups[0].update(step=-1)),
@@ -188,30 +170,26 @@ BAD_STATES: list[tuple[str, Callable[[Any, Any], Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "change"), BAD_STATES)
-def test_the_same_state_dicts_are_refused(
-    name: str,
-    change: Callable[[Any, Any], Any],
-    run_in_cpp: RunInCpp,
-) -> None:
+def test_the_same_state_dicts_are_refused(name, change, run_in_cpp):
     job = begun(name)
     job["state"] = copy.deepcopy(job["state"])
     change(job["state"]["param_groups"], job["state"]["state"])
     assert_same_message(name, job, run_in_cpp)
 
 
-def of_hmcecs(params: list[Tensor]) -> dict[str, Any]:
+def of_hmcecs(params):
     return sg.HMCECS(params, num_data=500, subsample_size=10).state_dict()
 
 
-def of_hmc(params: list[Tensor]) -> dict[str, Any]:
+def of_hmc(params):
     return sg.HMC(params, step_size=0.1, num_steps=2, num_data=500).state_dict()
 
 
-def of_gamma(params: list[Tensor]) -> dict[str, Any]:
+def of_gamma(params):
     return sg.PSGLD(params, lr=0.1, num_data=500).state_dict()
 
 
-def of_frozen_gamma(params: list[Tensor]) -> dict[str, Any]:
+def of_frozen_gamma(params):
     """State of Γ is refused where Γ is not used."""
     sampler = sg.PSGLD(params, lr=1e-3, num_data=500)
     loss = sum(p.pow(3).sum() for p in params)
@@ -222,26 +200,26 @@ def of_frozen_gamma(params: list[Tensor]) -> dict[str, Any]:
     return sampler.state_dict()
 
 
-def of_a_persistent_index_chain(params: list[Tensor]) -> dict[str, Any]:
+def of_a_persistent_index_chain(params):
     settings = {"num_data": 500, "persistent_index_chain": True}
     return sg.EWSG(params, lr=0.1, **settings).state_dict()
 
 
-def of_a_given_preconditioner(params: list[Tensor]) -> dict[str, Any]:
+def of_a_given_preconditioner(params):
     sampler = sg.SBPS(params, num_data=500, preconditioned=True)
     sampler.set_preconditioner([torch.ones(1)] * len(params))
     return sampler.state_dict()
 
 
-def of_gauges(params: list[Tensor]) -> dict[str, Any]:
+def of_gauges(params):
     return sg.TemperatureMonitor(sg.SGLD(params, lr=0.1, num_data=500)).state_dict()
 
 
-def of_a_time_average(params: list[Tensor]) -> dict[str, Any]:
+def of_a_time_average(params):
     return sg.TimeAverage(sg.SBPS(params, num_data=500)).state_dict()
 
 
-def of_control_variates(params: list[Tensor]) -> dict[str, Any]:
+def of_control_variates(params):
     sampler = sg.SGLD(params, lr=0.1, num_data=500)
     estimator = sg.ControlVariates(sampler, lambda _: params[0].sum())
     estimator.set_anchor([torch.ones(1)])
@@ -262,12 +240,7 @@ def of_control_variates(params: list[Tensor]) -> dict[str, Any]:
         ("SGLD", of_control_variates, "ControlVariates or SVRG"),
     ],
 )
-def test_what_python_alone_has_is_refused_by_name(
-    loads: str,
-    saved: Callable[[list[Tensor]], dict[str, Any]],
-    kind: str,
-    run_in_cpp: RunInCpp,
-) -> None:
+def test_what_python_alone_has_is_refused_by_name(loads, saved, kind, run_in_cpp):
     job = begun(loads)
     job["state"] = saved([*make_net(loads, torch.float32).parameters()])
     assert refusal(run_in_cpp, job) == (
@@ -277,10 +250,7 @@ def test_what_python_alone_has_is_refused_by_name(
 
 
 @pytest.mark.parametrize("loads", ONE_EACH)
-def test_the_same_message_of_another_samplers_state_dict(
-    loads: str,
-    run_in_cpp: RunInCpp,
-) -> None:
+def test_the_same_message_of_another_samplers_state_dict(loads, run_in_cpp):
     job = begun(loads)
     for saved in ONE_EACH:
         if saved == loads:
@@ -291,9 +261,7 @@ def test_the_same_message_of_another_samplers_state_dict(
         assert_same_message(loads, job, run_in_cpp, match)
 
 
-def test_the_same_message_of_a_step(
-    run_in_cpp: RunInCpp,
-) -> None:
+def test_the_same_message_of_a_step(run_in_cpp):
     name = "SGHMC-online"
     job = make_job(name, torch.float32)
     job["lrs"] = 1000 * job["lrs"]

@@ -1,11 +1,8 @@
 """The short programs for several ranks under torchrun, and after a rank was killed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +17,7 @@ import torch_sgmcmc as sg
 DYING = Path(__file__).with_name("dying_rank.py")
 
 
-def torchrun(*command: object) -> subprocess.CompletedProcess[str]:
+def torchrun(*command):
     """Runs a program on two ranks."""
     if not dist.is_gloo_available():
         pytest.skip("needs gloo")
@@ -33,7 +30,7 @@ def torchrun(*command: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def on_two_ranks(name: str, arguments: list[object], folder: Path) -> str:
+def on_two_ranks(name, arguments, folder):
     """Returns the first rank's output; the other has none."""
     ranks = [list(map(str, arguments))] * 2
     first, second = run_ranks(FOLDER / f"{name}.py", ranks, folder)
@@ -42,7 +39,7 @@ def on_two_ranks(name: str, arguments: list[object], folder: Path) -> str:
 
 
 @pytest.fixture
-def one_rank(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> Iterator[None]:
+def one_rank(monkeypatch, one_thread):
     """The environment that torchrun gives a job of one rank."""
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_PORT": 0}.items():
         monkeypatch.setenv(name, str(value))
@@ -51,9 +48,7 @@ def one_rank(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> Iterator[None
     torch.set_default_dtype(torch.float32)
 
 
-def test_ranks_sample_the_posterior_of_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_rank: None
-) -> None:
+def test_ranks_sample_the_posterior_of_one_process(tmp_path, monkeypatch, one_rank):
     # The steps compare what ranks do, not how long: num_data or a minibatch divided by
     # the number of ranks, and gradients that are summed, make another chain at once.
     arguments = ["--out", tmp_path / "two", "--epochs", "60"]
@@ -67,9 +62,7 @@ def test_ranks_sample_the_posterior_of_one_process(
         torch.testing.assert_close(dict(mine), dict(theirs), rtol=1e-9, atol=1e-11)
 
 
-def test_another_number_of_ranks_resumes_the_chain(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_rank: None
-) -> None:
+def test_another_number_of_ranks_resumes_the_chain(tmp_path, monkeypatch, one_rank):
     arguments = ["--out", tmp_path / "parts", "--epochs", "54"]
     printed = on_two_ranks("distributed_fsdp", arguments, tmp_path)
     assert printed.startswith("4 draws; error of their mean ")
@@ -85,12 +78,10 @@ def test_another_number_of_ranks_resumes_the_chain(
 
 
 @pytest.mark.nightly
-def test_a_rank_that_dies_is_named_and_a_restart_continues_all_chains(
-    tmp_path: Path,
-) -> None:
+def test_a_rank_that_dies_is_named_and_a_restart_continues_all_chains(tmp_path):
     program = FOLDER / "distributed_chains.py"
 
-    def run(out: str) -> str:
+    def run(out):
         arguments = ["--out", tmp_path / out, "--steps", "200"]
         return on_two_ranks("distributed_chains", arguments, tmp_path)
 

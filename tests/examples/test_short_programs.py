@@ -1,10 +1,7 @@
 """The short programs: what they print, store and draw."""
 
-from __future__ import annotations
-
 import functools
 import re
-from pathlib import Path
 
 import pytest
 import stored_regression
@@ -15,14 +12,14 @@ from stored_files import contents
 import torch_sgmcmc as sg
 
 
-def run(name: str, picture: Path, *options: object) -> str:
+def run(name, picture, *options):
     """Returns the output of a program that writes a picture into --out."""
     printed = run_example(name, "--out", picture.parent, *options)
     assert picture.read_bytes().startswith(b"\x89PNG")
     return printed
 
 
-def test_a_regression_with_its_noise(tmp_path: Path, one_thread: None) -> None:
+def test_a_regression_with_its_noise(tmp_path, one_thread):
     printed = run("quickstart", tmp_path / "quickstart.png", "--steps", 2400)
     assert "effective sample size" in printed and "R-hat" in printed  # the verdict
     (sigma,) = re.findall(r"sigma: ([\d.]+)", printed)
@@ -30,7 +27,7 @@ def test_a_regression_with_its_noise(tmp_path: Path, one_thread: None) -> None:
     assert (tmp_path / "draws" / "report.md").exists()
 
 
-def test_a_coefficient_that_climbs(tmp_path: Path, one_thread: None) -> None:
+def test_a_coefficient_that_climbs(tmp_path, one_thread):
     """The coefficient is in 0 to 4: chains of 90 and 60 steps stay near w*."""
     picture = tmp_path / "local_learning_coefficient.png"
     options = ("--draws", 60, "--checkpoints", 2)
@@ -42,7 +39,7 @@ def test_a_coefficient_that_climbs(tmp_path: Path, one_thread: None) -> None:
     assert (tmp_path / "traces.png").exists()
 
 
-def test_where_a_classifier_is_unsure(tmp_path: Path, one_thread: None) -> None:
+def test_where_a_classifier_is_unsure(tmp_path, one_thread):
     printed = run("classification_uncertainty", tmp_path / "digits.png", "--epochs", 30)
     (error,) = re.findall(r"error ([\d.]+)%", printed)
     (area,) = re.findall(r"AUROC of turned images: ([\d.]+)", printed)
@@ -51,10 +48,8 @@ def test_where_a_classifier_is_unsure(tmp_path: Path, one_thread: None) -> None:
 
 
 @pytest.mark.parametrize("data", ["MNIST", "digits"])
-def test_the_posterior_on_mnist(
-    data: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    options: list[object] = ["--digits", "--epochs", 40]
+def test_the_posterior_on_mnist(data, request, tmp_path):
+    options = ["--digits", "--epochs", 40]
     if data == "MNIST":
         root = request.getfixturevalue("data_root")
         options = ["--data-root", root, "--epochs", 5]
@@ -72,20 +67,15 @@ def test_the_posterior_on_mnist(
         assert f"\n  {name} " in printed
 
 
-def test_mnist_that_is_not_there(tmp_path: Path) -> None:
+def test_mnist_that_is_not_there(tmp_path):
     with pytest.raises(RuntimeError, match="Dataset not found"):
         run_example("mnist_bnn", "--data-root", tmp_path)
 
 
-def test_methods_have_the_same_gradients(
-    data_root: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    one_thread: None,
-) -> None:
+def test_methods_have_the_same_gradients(data_root, tmp_path, monkeypatch, one_thread):
     step, steps = torch.optim.SGD.step, []
 
-    def counted(self: torch.optim.SGD, *arguments: object) -> None:
+    def counted(self, *arguments):
         steps.append(step(self, *arguments))
 
     monkeypatch.setattr(torch.optim.SGD, "step", counted)
@@ -104,9 +94,7 @@ def test_methods_have_the_same_gradients(
     assert all(float(error) < 80 and float(area) > 0.5 for _, _, error, area in rows)
 
 
-def test_a_script_with_either_optimizer(
-    data_root: Path, tmp_path: Path, one_thread: None
-) -> None:
+def test_a_script_with_either_optimizer(data_root, tmp_path, one_thread):
     options = ("--data-root", data_root, "--images", 1000, "--epochs", 20)
     for optimizer in ("sgd", "sghmc"):
         picture = tmp_path / "swap.png"
@@ -120,7 +108,7 @@ def test_a_script_with_either_optimizer(
         assert (tmp_path / f"{optimizer}.pt").exists()
 
 
-def test_adapters_alone_are_stored(tmp_path: Path, one_thread: None) -> None:
+def test_adapters_alone_are_stored(tmp_path, one_thread):
     options = ("--epochs", 2, "--steps", 80)
     printed = run("transformer_lora", tmp_path / "lora.png", *options)
     store = sg.SampleStore(tmp_path / "draws")
@@ -131,7 +119,7 @@ def test_adapters_alone_are_stored(tmp_path: Path, one_thread: None) -> None:
     assert max(point, posterior) < frozen - 0.3
 
 
-def test_how_groups_differ_is_sampled_right(tmp_path: Path, one_thread: None) -> None:
+def test_how_groups_differ_is_sampled_right(tmp_path, one_thread):
     """Within four standard errors, of which one in 8,000 such programs is out."""
     picture = tmp_path / "hierarchical.png"
     printed = run("hierarchical", picture, "--steps", 800)
@@ -142,7 +130,7 @@ def test_how_groups_differ_is_sampled_right(tmp_path: Path, one_thread: None) ->
         assert 0.8 < float(sd) / float(exact_sd) < 1.25
 
 
-def test_which_steps_become_draws(tmp_path: Path, one_thread: None) -> None:
+def test_which_steps_become_draws(tmp_path, one_thread):
     printed = run("collected_steps", tmp_path / "collected.png", "--steps", 200)
     assert "40 draws of burn_in=40, every=4" in printed
     stores = [sg.SampleStore(tmp_path / f"draws-{i}") for i in range(3)]
@@ -154,7 +142,7 @@ def test_which_steps_become_draws(tmp_path: Path, one_thread: None) -> None:
     assert all(draw.weight == pytest.approx(draw.lr) for draw in stores[2])
 
 
-def test_points_that_grow_and_rest(tmp_path: Path, one_thread: None) -> None:
+def test_points_that_grow_and_rest(tmp_path, one_thread):
     """Then the law is that of a sampler that was built with them.
 
     Of 29 weights and about 60 effective draws, the rms of the means' errors is 0.13 sd,
@@ -167,16 +155,14 @@ def test_points_that_grow_and_rest(tmp_path: Path, one_thread: None) -> None:
     assert off < 0.4 and 0.82 < ratio < 1.22
 
 
-def test_a_regression_is_stored_and_gone_on_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
-) -> None:
+def test_a_regression_is_stored_and_gone_on_with(tmp_path, monkeypatch, one_thread):
     loss, calls = stored_regression.loss, []
 
-    def main(out: Path) -> str:
+    def main(out):
         return run("stored_regression", out / "store.png", "--steps", 2500)
 
     @functools.wraps(loss)  # the same loss, as far as the run can tell
-    def interrupted(*arguments: object) -> torch.Tensor:
+    def interrupted(*arguments):
         calls.append(arguments)
         if len(calls) == 2300:
             raise KeyboardInterrupt

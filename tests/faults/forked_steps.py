@@ -16,15 +16,13 @@ import hashlib
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from every_sampler import Chain, bits
-from torch import Tensor, nn
+from torch import nn
 
 SIZES = (3, 100_000, 4)  # for three threads in an update
 
@@ -32,11 +30,11 @@ SIZES = (3, 100_000, 4)  # for three threads in an update
 class Descent:
     """torch's SGD, as a chain."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.params = [nn.Parameter(torch.linspace(-1, 1, n)) for n in SIZES]
         self.sampler = torch.optim.SGD(self.params, lr=0.1, momentum=0.9)
 
-    def run(self, steps: range) -> list[Tensor]:
+    def run(self, steps):
         for step in steps:
             for p in self.params:
                 p.grad = p.detach() + step
@@ -44,17 +42,17 @@ class Descent:
         return [p.detach() for p in self.params]
 
 
-def end(chain: Any) -> bytes:
+def end(chain):
     """A digest of where two more steps end."""
     params = chain.run(range(2, 4))
     result = bits([params, chain.sampler.state_dict()])
     return hashlib.sha256(repr(result).encode()).digest()
 
 
-def end_in_child(chain: Any, threads: int, fork: Callable[..., None]) -> bytes:
+def end_in_child(chain, threads, fork):
     reader, writer = os.pipe()
 
-    def child() -> None:
+    def child():
         if threads:
             torch.set_num_threads(threads)
         os.write(writer, end(chain))
@@ -65,7 +63,7 @@ def end_in_child(chain: Any, threads: int, fork: Callable[..., None]) -> bytes:
         return pipe.read()
 
 
-def by_os(child: Callable[[], None]) -> None:
+def by_os(child):
     process = os.fork()
     if process == 0:
         child()
@@ -73,13 +71,13 @@ def by_os(child: Callable[[], None]) -> None:
     os.waitpid(process, 0)
 
 
-def by_multiprocessing(child: Callable[[], None]) -> None:
+def by_multiprocessing(child):
     process = multiprocessing.get_context("fork").Process(target=child)
     process.start()
     process.join()
 
 
-def main(threads: int, kinds: list[str]) -> None:
+def main(threads, kinds):
     for kind in kinds:
         torch.set_num_threads(3)
         chain = Descent() if kind == "SGD" else Chain(kind, sizes=SIZES)

@@ -1,4 +1,4 @@
-"""Checkpoints of the examples: on the disk, whole, the run's own, and one run's."""
+"""Checkpoints: on the disk and whole; of the examples also the run's own."""
 
 import copy
 import gc
@@ -11,42 +11,37 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from errno import ENOSPC
 from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 from children import outcome, start
 from harness.examples import run_example
+from reproduce import checkpoint
+
+import torch_sgmcmc as sg
 
 pytestmark = pytest.mark.full
 
 NOBODY = 65534
 
 
-@pytest.fixture
-def checkpoint() -> ModuleType:
-    return importlib.import_module("reproduce.checkpoint")
-
-
-def content(seed: int, size: int = 5000) -> dict[str, Any]:
+def content(seed, size=5000):
     generator = torch.Generator().manual_seed(seed)
     return {"a": torch.randn(size, generator=generator), "b": {"c": [1, 2.5, "d"]}}
 
 
-def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def same(one, other):
     return torch.equal(one["a"], other["a"]) and one["b"] == other["b"]
 
 
 @pytest.fixture
-def path(checkpoint: ModuleType, tmp_path: Path) -> Path:
+def path(tmp_path):
     """A file with an older checkpoint, content(0)."""
     path = tmp_path / "run.pt"
-    checkpoint.save(content(0), path)
+    sg.save(content(0), path)
     return path
 
 
@@ -54,12 +49,12 @@ def path(checkpoint: ModuleType, tmp_path: Path) -> Path:
 
 
 def test_the_file_is_synced_before_it_is_renamed_and_the_folder_after(
-    checkpoint: ModuleType, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[tuple[str, ...]] = []
+    path, monkeypatch
+):
+    done = []
     fsync, replace = os.fsync, os.replace
 
-    def syncs(file: int) -> None:
+    def syncs(file):
         name = os.readlink(f"/proc/self/fd/{file}")
         if name.endswith(".partial"):  # all of it, none left in Python's own buffer
             assert same(torch.load(name), content(1))
@@ -67,13 +62,13 @@ def test_the_file_is_synced_before_it_is_renamed_and_the_folder_after(
         done.append(("fsync", name))
         fsync(file)
 
-    def replaces(old: Path, new: Path) -> None:
+    def replaces(old, new):
         done.append(("replace", str(old), str(new)))
         replace(old, new)
 
     monkeypatch.setattr(os, "fsync", syncs)
     monkeypatch.setattr(os, "replace", replaces)
-    checkpoint.save(content(1), path)
+    sg.save(content(1), path)
     partial = done[0][1]
     assert partial.startswith(f"{path}.{os.getpid()}-")
     assert done == [
@@ -81,38 +76,36 @@ def test_the_file_is_synced_before_it_is_renamed_and_the_folder_after(
         ("replace", partial, str(path)),
         ("fsync", str(path.parent)),
     ]
-    assert same(checkpoint.load(path), content(1))
+    assert same(sg.load(path), content(1))
 
 
 @pytest.mark.parametrize("name", ["fsync", "replace"])
-def test_a_failure_leaves_the_older_checkpoint(
-    checkpoint: ModuleType, path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    def fails(*arguments: object) -> None:
+def test_a_failure_leaves_the_older_checkpoint(path, monkeypatch, name):
+    def fails(*arguments):
         raise OSError(ENOSPC, os.strerror(ENOSPC))
 
     with monkeypatch.context() as patch:
         patch.setattr(os, name, fails)
-        with pytest.raises(SystemExit) as error:
-            checkpoint.save(content(1), path)
+        with pytest.raises(RuntimeError) as error:
+            sg.save(content(1), path)
     assert str(error.value) == f"Cannot write {path}: No space left on device"
-    assert same(checkpoint.load(path), content(0))
+    assert same(sg.load(path), content(0))
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_file_that_may_not_grow(checkpoint: ModuleType, path: Path) -> None:
-    def save() -> None:
+def test_a_file_that_may_not_grow(path):
+    def save():
         # Python ignores the signal that would otherwise end the process.
         resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
-        checkpoint.save(content(1), path)
+        sg.save(content(1), path)
 
-    assert outcome(save) == f"SystemExit: Cannot write {path}: File too large"
-    assert same(checkpoint.load(path), content(0))
+    assert outcome(save) == f"RuntimeError: Cannot write {path}: File too large"
+    assert same(sg.load(path), content(0))
     assert list(path.parent.iterdir()) == [path]
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path):
     """A file system of 64 KiB; skips where none can be mounted."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -127,34 +120,34 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_full_disk(checkpoint: ModuleType, small_disk: Path) -> None:
+def test_a_full_disk(small_disk):
     path = small_disk / "run.pt"
-    checkpoint.save(content(0), path)
-    with pytest.raises(SystemExit) as error:
-        checkpoint.save(content(1, 20_000), path)
+    sg.save(content(0), path)
+    with pytest.raises(RuntimeError) as error:
+        sg.save(content(1, 20_000), path)
     assert str(error.value) == f"Cannot write {path}: No space left on device"
-    assert same(checkpoint.load(path), content(0))
+    assert same(sg.load(path), content(0))
     assert list(small_disk.iterdir()) == [path]
-    checkpoint.save(content(1), path)  # there is room for as much as before
-    assert same(checkpoint.load(path), content(1))
+    sg.save(content(1), path)  # there is room for as much as before
+    assert same(sg.load(path), content(1))
 
 
 @pytest.fixture
-def read_only(checkpoint: ModuleType) -> Iterator[Path]:
+def read_only():
     """A folder with a checkpoint into which nobody but root can write."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        checkpoint.save(content(0), folder / "run.pt")
+        sg.save(content(0), folder / "run.pt")
         (folder / "run.pt").chmod(0o444)
         folder.chmod(0o555)
         yield folder
         folder.chmod(0o755)
 
 
-def unprivileged(call: Callable[[], Any]) -> Callable[[], Any]:
+def unprivileged(call):
     """The call without the rights of root, if it has them: for a child."""
 
-    def calls() -> Any:
+    def calls():
         if os.geteuid() == 0:
             os.setgroups([])
             os.setgid(NOBODY)
@@ -164,82 +157,78 @@ def unprivileged(call: Callable[[], Any]) -> Callable[[], Any]:
     return calls
 
 
-def test_a_read_only_folder(checkpoint: ModuleType, read_only: Path) -> None:
+def test_a_read_only_folder(read_only):
     path = read_only / "run.pt"
-    saved = outcome(unprivileged(lambda: checkpoint.save(content(1), path)))
-    assert saved == f"SystemExit: Cannot write {path}: Permission denied"
+    saved = outcome(unprivileged(lambda: sg.save(content(1), path)))
+    assert saved == f"RuntimeError: Cannot write {path}: Permission denied"
     # It is found at the start of a run, not at the end of its first epoch.
     owned = outcome(unprivileged(lambda: checkpoint.owned(read_only).__enter__()))
     assert owned == f"SystemExit: Cannot write {read_only}/.lock: Permission denied"
-    assert same(checkpoint.load(path), content(0))
+    assert same(sg.load(path), content(0))
     assert list(read_only.iterdir()) == [path]
 
 
 # ---- Read ----------------------------------------------------------------------------
 
 
-def refusal(checkpoint: ModuleType, path: Path) -> str | None:
+def refusal(path):
     """Returns why a file cannot be read; None if it can."""
     try:
-        checkpoint.load(path)
-    except SystemExit as error:
-        first, *rest = str(error).split("\n")
-        assert rest == ["Delete it or choose another --out."]
-        assert first.startswith(f"Cannot read {path}: ")
-        assert len(first) > len(f"Cannot read {path}: ")
-        return first
+        sg.load(path)
+    except RuntimeError as error:
+        text = str(error)
+        assert text.startswith(f"Cannot read {path}: ")
+        assert len(text) > len(f"Cannot read {path}: ")
+        return text
     return None
 
 
-def test_a_truncated_checkpoint(checkpoint: ModuleType, path: Path) -> None:
+def test_a_truncated_checkpoint(path):
     whole = path.read_bytes()
     lengths = {round(i * (len(whole) - 1) / 199) for i in range(200)}
     assert len(lengths) == 200
     for length in lengths:
         path.write_bytes(whole[:length])
-        assert refusal(checkpoint, path), length
+        assert refusal(path), length
         assert path.read_bytes() == whole[:length]
     path.write_bytes(whole)
-    assert refusal(checkpoint, path) is None
+    assert refusal(path) is None
 
 
-def test_a_flipped_bit_is_noticed_or_means_nothing(
-    checkpoint: ModuleType, path: Path
-) -> None:
+def test_a_flipped_bit_is_noticed_or_means_nothing(path):
     """Every 11th bit of a small file, or with TORCH_SGMCMC_FAULTS=full every one."""
     every = 1 if os.environ.get("TORCH_SGMCMC_FAULTS") == "full" else 11
-    checkpoint.save(content(2, 10), path)
+    sg.save(content(2, 10), path)
     whole = path.read_bytes()
     noticed = 0
     for bit in range(0, 8 * len(whole), every):
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
-        if refusal(checkpoint, path) is None:
+        if refusal(path) is None:
             # In what fills the space between parts.
-            assert same(checkpoint.load(path), content(2, 10)), bit
+            assert same(sg.load(path), content(2, 10)), bit
         else:
             noticed += 1
     assert noticed > 8 * len(whole) // every // 2
 
 
-def test_a_flipped_bit_of_a_number(checkpoint: ModuleType, path: Path) -> None:
+@pytest.mark.default
+def test_a_flipped_bit_of_a_number(path):
     """torch.load itself does not notice it."""
     damaged = bytearray(path.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     path.write_bytes(damaged)
     assert not same(torch.load(path), content(0))
     text = f"Cannot read {path}: archive/data/0 is damaged"
-    assert refusal(checkpoint, path) == text
+    assert refusal(path) == text
 
 
-def test_a_checkpoint_that_is_not_there_or_no_archive(
-    checkpoint: ModuleType, tmp_path: Path
-) -> None:
+def test_a_checkpoint_that_is_not_there_or_no_archive(tmp_path):
     path = tmp_path / "run.pt"
-    assert refusal(checkpoint, path) == f"Cannot read {path}: No such file or directory"
+    assert refusal(path) == f"Cannot read {path}: No such file or directory"
     path.write_text("text")
-    assert refusal(checkpoint, path) == f"Cannot read {path}: File is not a zip file"
+    assert refusal(path) == f"Cannot read {path}: File is not a zip file"
 
 
 RUN = ("--digits", "--threads", "1", "--seeds", "1", "--epochs", "2", "--burn-in", "1")
@@ -248,17 +237,15 @@ RUN = ("--digits", "--threads", "1", "--seeds", "1", "--epochs", "2", "--burn-in
 example = partial(run_example, "sghmc2014.mnist", *RUN, "--out")
 
 
-def test_a_checkpoint_of_another_run_or_sampler(
-    checkpoint: ModuleType, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_another_run_or_sampler(tmp_path):
     example(tmp_path, "--method", "sgld", "sghmc")
     (tmp_path / "results.json").unlink()
     paths = {m: tmp_path / f"{m}-seed0.pt" for m in ("sgd", "sgld", "sghmc")}
-    path, ours = paths["sghmc"], checkpoint.load(paths["sghmc"])
-    other = checkpoint.load(paths["sgld"])
+    path, ours = paths["sghmc"], sg.load(paths["sghmc"])
+    other = sg.load(paths["sgld"])
 
-    def refused(state: Any) -> str:
-        checkpoint.save(state, path)
+    def refused(state):
+        sg.save(state, path)
         before = path.read_bytes()
         with pytest.raises(SystemExit) as error:
             example(tmp_path, "--method", "sgd", "sghmc", "--epochs", "3")
@@ -289,11 +276,11 @@ def test_a_checkpoint_of_another_run_or_sampler(
     narrow = copy.deepcopy(ours)
     narrow["model"]["0.weight"] = torch.zeros(100, 3)
     assert "size mismatch for 0.weight" in refused(narrow)
-    checkpoint.save(ours, path)
+    sg.save(ours, path)
     example(tmp_path, "--method", "sghmc", "--epochs", "3")
 
 
-def test_a_folder_is_one_runs(checkpoint: ModuleType, tmp_path: Path) -> None:
+def test_a_folder_is_one_runs(tmp_path):
     message = (
         f"Another run writes to {tmp_path}.\n"
         "Wait until it ends or choose another --out."
@@ -310,10 +297,10 @@ def test_a_folder_is_one_runs(checkpoint: ModuleType, tmp_path: Path) -> None:
     example(tmp_path, "--method", "sgd", "--epochs", "3")  # its own is continued
 
 
-def test_a_killed_run_leaves_its_folder(checkpoint: ModuleType, tmp_path: Path) -> None:
+def test_a_killed_run_leaves_its_folder(tmp_path):
     held = tmp_path / "held"
 
-    def hold() -> None:
+    def hold():
         with checkpoint.owned(tmp_path):
             held.touch()
             signal.pause()
@@ -330,10 +317,10 @@ def test_a_killed_run_leaves_its_folder(checkpoint: ModuleType, tmp_path: Path) 
         pass
 
 
-def test_sizes_depend_on_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_depend_on_the_data(monkeypatch):
     module = importlib.import_module("sghmc2014.mnist")
 
-    def sizes(*options: str) -> tuple[int, ...]:
+    def sizes(*options):
         monkeypatch.setattr(sys, "argv", ["", *options])
         args = module.parse_arguments()
         return args.epochs, args.burn_in, args.batch_size, args.seeds
@@ -344,20 +331,16 @@ def test_sizes_depend_on_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes("--digits", "--batch-size", "50", "--epochs", "70") == (70, 50, 50, 2)
 
 
-def test_digits_in_place_of_mnist_have_their_own_sizes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_digits_in_place_of_mnist_have_their_own_sizes(monkeypatch, tmp_path):
     """Programs name the fault if MNIST cannot be downloaded."""
     module = importlib.import_module("sghmc2014.mnist")
     data = importlib.import_module("sghmc2014.bnn.data")
     configs = []
 
-    def fails(*arguments: object, **more: object) -> None:
+    def fails(*arguments, **more):
         raise OSError("no network")
 
-    def looks(
-        args: object, settings: Any, configure: Callable[..., Any], run: object
-    ) -> None:
+    def looks(args, settings, configure, run):
         configs.append(configure("sgd", 0, settings["sgd"]))
         raise KeyboardInterrupt
 

@@ -6,9 +6,7 @@ step, and the chain that goes on must be the one that was never interrupted. Eve
 second failure is an interrupt, which is no Exception.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -34,15 +32,15 @@ class Interrupt(BaseException):
 class Closure:
     """Calls another with the number of the draw, and fails where it is told to."""
 
-    def __init__(self, work: Callable[..., Tensor]) -> None:
+    def __init__(self, work):
         self.work = work
         self.begin()
         self.first = 0
 
-    def begin(self, fails_at: int | None = None, late: bool = False) -> None:
+    def begin(self, fails_at=None, late=False):
         self.calls, self.fails_at, self.late = 0, fails_at, late
 
-    def __call__(self, *arguments: Tensor) -> Tensor:
+    def __call__(self, *arguments):
         self.calls += 1
         fails = self.calls == self.fails_at
         if fails and not self.late:
@@ -60,7 +58,7 @@ class Chain:
     closure: Closure
 
 
-def some() -> list[Tensor]:
+def some():
     g = torch.Generator().manual_seed(9)
     return [
         nn.Parameter(torch.randn(4, generator=g)),
@@ -69,7 +67,7 @@ def some() -> list[Tensor]:
     ]
 
 
-def losses(params: list[Tensor], draw: int, chains: bool) -> Tensor:
+def losses(params, draw, chains):
     """Losses of 6 examples, or the mean loss of each of 4 chains."""
     x = torch.sin(10.0 * draw + torch.arange(6.0, dtype=torch.float64))
     if chains:
@@ -78,7 +76,7 @@ def losses(params: list[Tensor], draw: int, chains: bool) -> Tensor:
     return sum((p.double().flatten() - x[:, None]).square().sum(1) for p in params)
 
 
-def make(name: str, anchored: bool = True) -> Chain:
+def make(name, anchored=True):
     cls, settings = SAMPLERS[name]
     if cls is sg.HMCECS:
         data = Data()
@@ -90,7 +88,7 @@ def make(name: str, anchored: bool = True) -> Chain:
     sampler = cls(params, num_data=50, seed=5, **settings)
     chains = "num_chains" in settings
 
-    def work(draw: int) -> Tensor:
+    def work(draw):
         sampler.zero_grad()
         # HMC's is the loss of all data.
         loss = losses(params, 0 if cls is sg.HMC else draw, chains)
@@ -103,7 +101,7 @@ def make(name: str, anchored: bool = True) -> Chain:
     return Chain(sampler, params, Closure(work))
 
 
-SAMPLERS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
+SAMPLERS = {
     "SGLD": (sg.SGLD, {"lr": 0.1}),
     "SGHMC": (sg.SGHMC, {"lr": 0.1, "noise_estimate": "online"}),
     "PSGLD": (sg.PSGLD, {"lr": 0.1}),
@@ -125,7 +123,7 @@ SAMPLERS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
 }
 
 
-def snapshot(chain: Chain) -> Any:
+def snapshot(chain):
     """All but the number of evaluations, which counts those in vain too."""
     state = chain.sampler.state_dict()
     groups = [
@@ -135,13 +133,13 @@ def snapshot(chain: Chain) -> Any:
     return bits([[*chain.params], groups, dict(state["state"])])
 
 
-def fails(call: Callable[[], Any], late: bool) -> None:
+def fails(call, late):
     with pytest.raises(Broken if late else Interrupt):
         call()
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_step_that_fails_was_not_begun(name: str, one_thread: None) -> None:
+def test_a_step_that_fails_was_not_begun(name, one_thread):
     cls, whole, broken = SAMPLERS[name][0], make(name), make(name)
     for _ in range(STEPS):
         whole.closure.begin()
@@ -163,7 +161,7 @@ def test_a_step_that_fails_was_not_begun(name: str, one_thread: None) -> None:
     assert calls > 1 or cls not in (sg.EWSG, sg.HMC, sg.HMCECS)
 
 
-WARMUPS: dict[str, tuple[int, dict[str, Any]]] = {
+WARMUPS = {
     "HMC": (5, {}),
     "HMC, momenta kept": (5, {}),
     "HMC, many chains": (5, {}),
@@ -177,19 +175,19 @@ WARMUPS: dict[str, tuple[int, dict[str, Any]]] = {
 @pytest.mark.parametrize(
     "name", at_levels(WARMUPS, default=["HMC", "HMC-ECS"], otherwise="full")
 )
-def test_a_warmup_that_fails_keeps_its_whole_steps(name: str, one_thread: None) -> None:
+def test_a_warmup_that_fails_keeps_its_whole_steps(name, one_thread):
     steps, settings = WARMUPS[name]
     whole = make(name, anchored=False)
     whole.sampler.warmup(whole.closure, steps, progress=False, **settings)
     calls = whole.closure.calls
     whole.sampler.step(whole.closure)
     assert calls > steps
-    places: dict[int, Any] = {}
+    places = {}
     for at in range(1, calls + 1):
         for late in (False, True):
             broken = make(name, anchored=False)
 
-            def warmup(steps: int, broken: Chain = broken) -> None:
+            def warmup(steps, broken=broken):
                 broken.sampler.warmup(broken.closure, steps, progress=False, **settings)
 
             broken.closure.begin(at, late)

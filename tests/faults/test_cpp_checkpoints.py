@@ -22,10 +22,10 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def run(consumer_program: Callable[[str], Path]) -> Run:
+def run(consumer_program):
     program = consumer_program("resumable")
 
-    def run(out: Path, steps: int, **more: object) -> subprocess.CompletedProcess:
+    def run(out, steps, **more):
         return subprocess.run(
             [program, out, str(steps)],
             capture_output=True,
@@ -37,7 +37,7 @@ def run(consumer_program: Callable[[str], Path]) -> Run:
 
 
 @pytest.fixture(scope="module")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shim(tmp_path_factory):
     library = tmp_path_factory.mktemp("shim") / "libwrite_shim.so"
     source = Path(__file__).parent / "write_shim.cpp"
     compiler = cpp.compiler()
@@ -46,13 +46,13 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-def calls_in(log: Path) -> list[str]:
+def calls_in(log):
     return re.sub(r"\.\d+-\d+\.partial", ".partial", log.read_text()).splitlines()
 
 
 def test_the_file_is_synced_before_it_is_renamed_and_the_folder_after(
-    run: Run, shim: Path, tmp_path: Path
-) -> None:
+    run, shim, tmp_path
+):
     """And a failure of any of these calls leaves the older checkpoint."""
     out, log = tmp_path / "out", tmp_path / "log"
     assert run(out, 100).returncode == 0
@@ -77,13 +77,13 @@ def test_the_file_is_synced_before_it_is_renamed_and_the_folder_after(
     assert calls_in(log) == written
 
 
-def test_a_file_that_may_not_grow(run: Run, tmp_path: Path) -> None:
+def test_a_file_that_may_not_grow(run, tmp_path):
     """And a full disk, where one can be mounted."""
     run(tmp_path, 100)
     path = tmp_path / "chain.pt"
     older = path.read_bytes()
 
-    def limit() -> None:
+    def limit():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 

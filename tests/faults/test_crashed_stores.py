@@ -11,13 +11,9 @@ tried.
 import errno
 import os
 import random
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.posterior import writer as writers
@@ -33,13 +29,13 @@ class Crash(BaseException):
 class Calls:
     """Ends or fails the k-th call of the system."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, at: int, how: str) -> None:
+    def __init__(self, patch, at, how):
         self.left, self.how, self.happened = at, how, False
         for name in CALLS:
             patch.setattr(os, name, self.around(getattr(os, name)))
 
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
+    def around(self, function):
+        def call(*arguments):
             self.left -= 1
             if self.left != 0:
                 return function(*arguments)
@@ -53,19 +49,19 @@ class Calls:
         return call
 
 
-def draw(step: int) -> dict[str, Tensor]:
+def draw(step):
     return {"w": torch.full((3,), float(step)), "n": torch.tensor(step)}
 
 
 class Run:
     """A chain whose steps are its draws, with checkpoints in memory."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder, seed):
         self.folder, self.random = folder, random.Random(seed)
-        self.saved: tuple[int, dict[str, int]] | None = None
+        self.saved = None
         self.step = 0
 
-    def open(self) -> None:
+    def open(self):
         self.writer = sg.SampleWriter(self.folder, draw(0))
         if self.saved is None:
             self.writer.restart()
@@ -74,7 +70,7 @@ class Run:
             self.step, position = self.saved
             self.writer.cut_back(position)
 
-    def go_on(self, patience: int = 0) -> None:
+    def go_on(self, patience=0):
         """Writes to the end, up to a limit of full-disk errors."""
         while self.step < STEPS or self.writer.num_waiting:
             try:
@@ -96,7 +92,7 @@ class Run:
                 self.check_prefix()
         self.writer.close()
 
-    def check_prefix(self) -> int:
+    def check_prefix(self):
         """Checks that the draws on the disk are the first ones; returns how many."""
         store = sg.SampleStore(self.folder)
         for i, one in enumerate(store):
@@ -104,35 +100,35 @@ class Run:
             assert torch.equal(one["w"], draw(i)["w"])
         return len(store)
 
-    def abandon(self) -> None:
+    def abandon(self):
         """Closes the files, as the system does for an ended process."""
         chain = self.writer.files
-        if chain._index < 0:  # type: ignore[union-attr]
+        if chain._index < 0:
             return  # closed on the way
-        os.close(chain._index)  # type: ignore[union-attr]
-        chain._index = -1  # type: ignore[union-attr]
-        chain._lock.release()  # type: ignore[union-attr]
+        os.close(chain._index)
+        chain._index = -1
+        chain._lock.release()
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def at_once(monkeypatch):
     """Files of three draws at most, written by the thread that asks for it."""
 
     class Executor:
-        def __init__(self, *arguments: Any) -> None:
+        def __init__(self, *arguments):
             pass
 
-        def submit(self, *arguments: Any) -> None:
+        def submit(self, *arguments):
             raise RuntimeError("no thread")
 
-        def shutdown(self) -> None:
+        def shutdown(self):
             pass
 
     monkeypatch.setattr(writers, "_DRAWS", 3)
     monkeypatch.setattr(writers, "ThreadPoolExecutor", Executor)
 
 
-def crashes(tmp_path: Path, seeds: range, how: str) -> int:
+def crashes(tmp_path, seeds, how):
     count = 0
     for seed in seeds:
         for at in range(1, 1000):
@@ -163,12 +159,12 @@ def crashes(tmp_path: Path, seeds: range, how: str) -> int:
 
 @pytest.mark.parametrize("how", ["before", "after", "full"])
 @pytest.mark.usefixtures("at_once")
-def test_a_few(tmp_path: Path, how: str) -> None:
+def test_a_few(tmp_path, how):
     assert crashes(tmp_path, range(1), how) > 20
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("how", ["before", "after", "full"])
 @pytest.mark.usefixtures("at_once")
-def test_many(tmp_path: Path, how: str) -> None:
+def test_many(tmp_path, how):
     assert crashes(tmp_path, range(1, 13), how) > 500

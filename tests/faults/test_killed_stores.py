@@ -1,10 +1,10 @@
 """Runs that store draws, killed at random moments and resumed.
 
 Twenty kills in Python and five in C++, or as many of each as the environment variable
-TORCH_SGMCMC_KILLS says (pytest -s shows how far it is). After each the store must open,
-without a torn draw, and have the draws of the unbroken run, none before the last
-checkpoint lost; a run that ends must have all of them, bitwise. The moments are uniform
-over the time that the whole run takes.
+TORCH_SGMCMC_KILLS says (pytest -s shows how far it is). After each the checkpoint must
+be readable, and the store must open, without a torn draw, with the draws of the
+unbroken run, none before the checkpoint lost; a run that ends must have all of them,
+bitwise. The moments are uniform over the time that the whole run takes.
 """
 
 import os
@@ -13,8 +13,6 @@ import shutil
 import subprocess
 import time
 import warnings
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,28 +27,18 @@ pytestmark = pytest.mark.full
 KILLS = os.environ.get("TORCH_SGMCMC_KILLS")
 STEPS = 200
 
-#: Begins or resumes a run in a folder. Whether it has ended; if not it was killed after
-#: so many seconds.
-Go = Callable[[Path, "float | None"], bool]
-
-
-def save(content: object, path: Path) -> None:
-    partial = path.with_suffix(".partial")
-    torch.save(content, partial)
-    os.replace(partial, path)
-
 
 class Net(nn.Module):
     """The model of tests/cpp/consumer/store.cpp."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(30, 20))
         self.bias = nn.Parameter(torch.zeros(20))
         self.register_buffer("seen", torch.zeros([], dtype=torch.long))
 
 
-def run(folder: Path) -> None:
+def run(folder):
     """The sequence of tests/cpp/consumer/store.cpp."""
     torch.set_num_threads(1)
     net = Net()
@@ -61,7 +49,7 @@ def run(folder: Path) -> None:
     data = torch.Generator().manual_seed(3)
     first, path = 0, folder / "run.pt"
     if path.exists():
-        saved = torch.load(path)
+        saved = sg.load(path)
         net.load_state_dict(saved["model"])
         sampler.load_state_dict(saved["sampler"])
         collector.load_state_dict(saved["collector"])
@@ -79,11 +67,11 @@ def run(folder: Path) -> None:
             parts = {"model": net, "sampler": sampler, "collector": collector}
             # dict: C++ reads no OrderedDict.
             states = {name: dict(part.state_dict()) for name, part in parts.items()}
-            save(states | {"data": data.get_state(), "step": step + 1}, path)
+            sg.save(states | {"data": data.get_state(), "step": step + 1}, path)
     collector.close()
 
 
-def in_python(folder: Path, kill_after: float | None) -> bool:
+def in_python(folder, kill_after):
     folder.mkdir(parents=True, exist_ok=True)
     end = outcome(lambda: run(folder), kill_after)
     assert end in (None, ""), end
@@ -91,10 +79,10 @@ def in_python(folder: Path, kill_after: float | None) -> bool:
 
 
 @pytest.fixture
-def in_cpp(consumer_program: Callable[[str], Path]) -> Go:
+def in_cpp(consumer_program):
     program = consumer_program("store")
 
-    def go(folder: Path, kill_after: float | None) -> bool:
+    def go(folder, kill_after):
         folder.mkdir(parents=True, exist_ok=True)
         process = subprocess.Popen([program, folder], stderr=subprocess.PIPE, text=True)
         if kill_after is not None:
@@ -107,7 +95,8 @@ def in_cpp(consumer_program: Callable[[str], Path]) -> Go:
     return go
 
 
-def kill(go: Go, kills: int, tmp_path: Path) -> None:
+def kill(go, kills, tmp_path):
+    """``go`` begins or resumes a run in a folder: whether it has ended, not killed."""
     whole = tmp_path / "whole"
     for name in ("first", "whole"):  # the first has to read files
         start = time.perf_counter()
@@ -129,7 +118,7 @@ def kill(go: Go, kills: int, tmp_path: Path) -> None:
             assert [draw.step for draw in store] == [*range(7, 7 + 2 * len(store), 2)]
             with_draws += len(store) > 0
             if (folder / "run.pt").exists():  # nothing before it is lost
-                safe = torch.load(folder / "run.pt")["step"]
+                safe = sg.load(folder / "run.pt")["step"]
                 assert len(store) >= (safe - 5) // 2
             left = {p.name for p in (folder / "store").rglob("draws-*")}
             left -= {draw.path.name for draw in store if draw.path}
@@ -150,7 +139,7 @@ def kill(go: Go, kills: int, tmp_path: Path) -> None:
         )
 
 
-def opened(folder: Path) -> sg.Draws:
+def opened(folder):
     """Returns a store's draws, all of which are read."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -159,21 +148,17 @@ def opened(folder: Path) -> sg.Draws:
     return store
 
 
-def test_in_python(tmp_path: Path, one_thread: None) -> None:
+def test_in_python(tmp_path, one_thread):
     kill(in_python, int(KILLS or 20), tmp_path)
 
 
-def test_in_cpp(in_cpp: Go, tmp_path: Path, one_thread: None) -> None:
+def test_in_cpp(in_cpp, tmp_path, one_thread):
     kill(in_cpp, int(KILLS or 5), tmp_path)
 
 
 def test_both_languages_continue_each_other(
-    in_cpp: Go,
-    consumer_program: Callable[[str], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    one_thread: None,
-) -> None:
+    in_cpp, consumer_program, tmp_path, monkeypatch, one_thread
+):
     """A run that one language has begun and the other ends has the draws of one."""
     assert in_python(tmp_path / "python", None)
     assert in_cpp(tmp_path / "cpp", None)

@@ -8,11 +8,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -27,14 +25,14 @@ from torch_sgmcmc.posterior import writer as writers
 __all__ = ["small_disk"]
 
 
-def make(folder: Path, inputs: int = 10) -> tuple[nn.Linear, sg.SGLD, sg.Collector]:
+def make(folder, inputs=10):
     torch.manual_seed(0)
     model = nn.Linear(inputs, 20)
     sampler = sg.SGLD(model.parameters(), 0.1, num_data=10, seed=1)
     return model, sampler, sg.Collector(sampler, model, folder)
 
 
-def step(model: nn.Linear, sampler: sg.SGLD) -> None:
+def step(model, sampler):
     for p in model.parameters():
         p.grad = p.detach().clone()
     sampler.step()
@@ -48,9 +46,7 @@ SAFE = (
 )
 
 
-def go_on_after_errors(
-    folder: Path, steps: int, room: Callable[[], None], inputs: int = 10
-) -> list[str]:
+def go_on_after_errors(folder, steps, room, inputs=10):
     """Steps; at an error makes room and steps again. What was written to, and why."""
     model, sampler, collector = make(folder, inputs)
     errors = []
@@ -79,7 +75,7 @@ def go_on_after_errors(
     return errors
 
 
-def unbroken(folder: Path, steps: int, inputs: int = 10) -> dict[str, Any]:
+def unbroken(folder, steps, inputs=10):
     """Returns the content of a run's store."""
     model, sampler, collector = make(folder, inputs)
     for _ in range(steps):
@@ -89,18 +85,18 @@ def unbroken(folder: Path, steps: int, inputs: int = 10) -> dict[str, Any]:
 
 
 @pytest.fixture
-def draws_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def draws_at_once(monkeypatch):
     """A file for each draw."""
     monkeypatch.setattr(writers, "_DRAWS", 1)
 
 
 @pytest.mark.usefixtures("draws_at_once")
-def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk(small_disk, tmp_path):
     """A disk of 64 KiB: a few blocks are free, and a draw takes four."""
     filler = small_disk / "filler"
     filler.write_bytes(bytes(24 << 10))
 
-    def room() -> None:
+    def room():
         filler.write_bytes(b"")
 
     errors = go_on_after_errors(small_disk / "store", 9, room)
@@ -114,14 +110,12 @@ def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
     ("steps", "limit", "name"), [(30, 1000, "draws"), (30, 3000, "index.jsonl")]
 )
 @pytest.mark.usefixtures("draws_at_once")
-def test_files_that_may_not_grow(
-    tmp_path: Path, steps: int, limit: int, name: str
-) -> None:
-    def run() -> str:
+def test_files_that_may_not_grow(tmp_path, steps, limit, name):
+    def run():
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
-        def room() -> None:
+        def room():
             resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
 
         return ", ".join(go_on_after_errors(tmp_path / "store", steps, room))
@@ -131,11 +125,11 @@ def test_files_that_may_not_grow(
 
 
 @pytest.mark.parametrize("limit", [0, 1, 4096, 1 << 20, 2_000_000])
-def test_a_large_draw_that_does_not_fit(tmp_path: Path, limit: int) -> None:
+def test_a_large_draw_that_does_not_fit(tmp_path, limit):
     """However much was written, the next try is the whole draw."""
     one = {"weights": torch.randn(1 << 19)}
 
-    def run() -> str:
+    def run():
         writer = sg.SampleWriter(tmp_path, one)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -152,7 +146,7 @@ def test_a_large_draw_that_does_not_fit(tmp_path: Path, limit: int) -> None:
     assert outcome(run) == "True"
 
 
-def test_a_failed_close_names_safe_draws(small_disk: Path) -> None:
+def test_a_failed_close_names_safe_draws(small_disk):
     model, sampler, collector = make(small_disk / "store", inputs=205)
     step(model, sampler)
     collector.flush()
@@ -169,7 +163,7 @@ def test_a_failed_close_names_safe_draws(small_disk: Path) -> None:
 
 
 @pytest.fixture
-def read_only() -> Iterator[Path]:
+def read_only():
     """A store into which nobody but root can write."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -186,7 +180,7 @@ def read_only() -> Iterator[Path]:
             place.chmod(0o755)
 
 
-def test_a_read_only_folder(read_only: Path) -> None:
+def test_a_read_only_folder(read_only):
     """It is found when the collector is made, and reading needs no right to write."""
     for name, place in (("store", "chain-0/lock"), ("other", "")):
         found = outcome(unprivileged(lambda name=name: make(read_only / name)))
@@ -196,8 +190,8 @@ def test_a_read_only_folder(read_only: Path) -> None:
     assert read == "1"
 
 
-def test_a_second_writer_is_refused(tmp_path: Path) -> None:
-    def hold() -> str:
+def test_a_second_writer_is_refused(tmp_path):
+    def hold():
         kept = make(tmp_path)  # what is let go of has no lock
         (tmp_path / "held").touch()
         time.sleep(60)
@@ -238,7 +232,7 @@ for _ in range(30):
 
 
 @pytest.mark.full
-def test_a_program_that_does_not_close(tmp_path: Path) -> None:
+def test_a_program_that_does_not_close(tmp_path):
     command = [sys.executable, "-c", FORGETFUL, "store"]
     subprocess.run(command, check=True, cwd=tmp_path)  # there are no sources
     assert len(sg.SampleStore(tmp_path / "store").intact()) == 30

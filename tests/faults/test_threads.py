@@ -9,15 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from every_sampler import EVERY, THREE, Chain, bits
 from short_chains import KINDS, make, needs_closure
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import torch_sgmcmc as sg
@@ -26,7 +24,7 @@ FORKED_STEPS = Path(__file__).with_name("forked_steps.py")
 
 
 @pytest.fixture
-def three_threads() -> Iterator[None]:
+def three_threads():
     """Operators share their work among three."""
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
@@ -35,7 +33,7 @@ def three_threads() -> Iterator[None]:
 
 
 @pytest.fixture
-def hasty() -> Iterator[None]:
+def hasty():
     """Python changes threads as often as it can."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -43,12 +41,12 @@ def hasty() -> Iterator[None]:
     sys.setswitchinterval(interval)
 
 
-def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
+def at_once(calls):
     """Returns the results of calls, each in its thread."""
-    results: list[Any] = [None] * len(calls)
+    results = [None] * len(calls)
     start = threading.Barrier(len(calls))
 
-    def work(i: int) -> None:
+    def work(i):
         start.wait()
         results[i] = calls[i]()
 
@@ -60,7 +58,7 @@ def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
     return results
 
 
-def end(kind: str, seed: int, **settings: Any) -> Any:
+def end(kind, seed, **settings):
     """A chain that goes through a state dict in its middle, and where it ends."""
     chain = Chain(kind, seed=seed, **settings)
     chain.run(range(3))
@@ -68,7 +66,7 @@ def end(kind: str, seed: int, **settings: Any) -> Any:
     return bits([chain.run(range(3, 6)), chain.sampler.state_dict()])
 
 
-def test_every_kind_of_sampler_twice_at_once(one_thread: None, hasty: None) -> None:
+def test_every_kind_of_sampler_twice_at_once(one_thread, hasty):
     chains = [(kind, seed) for kind in EVERY for seed in (5, 6)]
     ends = at_once([lambda chain=chain: end(*chain) for chain in chains])
     for chain, found in zip(chains, ends, strict=True):
@@ -76,9 +74,7 @@ def test_every_kind_of_sampler_twice_at_once(one_thread: None, hasty: None) -> N
 
 
 @pytest.mark.parametrize("kind", [k for k in EVERY if not k.startswith("HMCECS")])
-def test_two_samplers_share_the_threads_of_operators(
-    kind: str, three_threads: None
-) -> None:
+def test_two_samplers_share_the_threads_of_operators(kind, three_threads):
     sizes = (3, 50_000, 4)  # for three threads in an update
     calls = [lambda seed=seed: end(kind, seed, sizes=sizes) for seed in (5, 6)]
     assert at_once(calls) == [call() for call in calls]
@@ -87,14 +83,14 @@ def test_two_samplers_share_the_threads_of_operators(
 class Network(nn.Module):
     """Its matrix in the middle is used twice."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         g = torch.Generator().manual_seed(1)
         for name, shape in (("a", (3, 4)), ("b", (4, 4)), ("c", (4,)), ("d", (4, 1))):
             p = nn.Parameter(0.5 * torch.randn(shape, generator=g))
             self.register_parameter(name, p)
 
-    def loss(self, step: int) -> Tensor:
+    def loss(self, step):
         g = torch.Generator().manual_seed(step)
         x = torch.tanh(torch.randn(6, 3, generator=g) @ self.a + self.c)
         for _ in range(2):
@@ -102,11 +98,11 @@ class Network(nn.Module):
         return (x @ self.d).square().mean()
 
 
-def end_of_network(kind: str, in_backward: bool) -> Any:
+def end_of_network(kind, in_backward):
     net = Network()
     samplers = {p: make(kind, [p], seed=i) for i, p in enumerate(net.parameters())}
 
-    def step(p: Tensor) -> None:
+    def step(p):
         samplers[p].step()
         p.grad = None
 
@@ -122,7 +118,7 @@ def end_of_network(kind: str, in_backward: bool) -> Any:
     return bits([[*samplers], [s.state_dict() for s in samplers.values()]])
 
 
-def is_stepped_alone(kind: str) -> bool:
+def is_stepped_alone(kind):
     sampler = make(kind, [nn.Parameter(torch.zeros(1))])
     gamma = isinstance(sampler, sg.PSGLD) and sampler.param_groups[0]["gamma"]
     adapts = gamma and sampler.param_groups[0]["adapt"]
@@ -130,16 +126,16 @@ def is_stepped_alone(kind: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", [*filter(is_stepped_alone, KINDS)])
-def test_steps_inside_a_backward_pass(kind: str, one_thread: None) -> None:
+def test_steps_inside_a_backward_pass(kind, one_thread):
     assert end_of_network(kind, True) == end_of_network(kind, False)
 
 
-def unmoved(net: Network) -> bool:
+def unmoved(net):
     return all(map(torch.equal, net.parameters(), Network().parameters()))
 
 
 @pytest.mark.parametrize("kind", ["EWSG", "HMC", "SBPS", "HMCECS"])
-def test_a_required_closure_inside_a_backward_pass(kind: str) -> None:
+def test_a_required_closure_inside_a_backward_pass(kind):
     net = Network()
     sampler = Chain(kind).sampler_of([net.b, nn.Parameter(torch.zeros(1))])
     hook = net.b.register_post_accumulate_grad_hook(lambda _: sampler.step())
@@ -152,7 +148,7 @@ def test_a_required_closure_inside_a_backward_pass(kind: str) -> None:
 
 @pytest.mark.parametrize("in_backward", [True, False])
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
-def test_gamma_of_parameters_that_have_changed(in_backward: bool) -> None:
+def test_gamma_of_parameters_that_have_changed(in_backward):
     # Each sampler's second derivatives depend on what others have moved.
     net = Network()
     samplers = {p: make("PSGLD", [p], seed=i) for i, p in enumerate(net.parameters())}
@@ -175,7 +171,7 @@ def test_gamma_of_parameters_that_have_changed(in_backward: bool) -> None:
 
 
 @pytest.mark.full
-def test_a_forked_process_resumes() -> None:
+def test_a_forked_process_resumes():
     kinds = ["SGD", *THREE, "PSGLD", "SBPS", "HMCECS"]
     # A child that hangs goes too.
     process = subprocess.Popen(
@@ -195,14 +191,14 @@ def test_a_forked_process_resumes() -> None:
 class Waves(Dataset):
     """Data of an operation that would take several threads."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 12
 
-    def __getitem__(self, i: int) -> Tensor:
+    def __getitem__(self, i):
         return torch.sin(i + torch.arange(200_000.0))[:4]
 
 
-def end_with_workers(num_workers: int) -> Any:
+def end_with_workers(num_workers):
     chain = Chain("SGHMC", sizes=(4, 50_000))
     batches = sg.IndependentBatchSampler(12, 3, seed=1)
     loader = DataLoader(
@@ -221,5 +217,5 @@ def end_with_workers(num_workers: int) -> Any:
     return bits([chain.params, chain.sampler.state_dict(), batches.state_dict()])
 
 
-def test_workers_that_are_forked_between_steps(three_threads: None) -> None:
+def test_workers_that_are_forked_between_steps(three_threads):
     assert end_with_workers(2) == end_with_workers(0)

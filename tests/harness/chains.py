@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from scipy import stats
 
-from harness.double_well import double_well_law
 from harness.methods import Coordinates, Law, Method
 from harness.preconditioned import memoryless_law
 from harness.statistics import (
@@ -25,7 +24,13 @@ from harness.statistics import (
     check_z,
     whiten,
 )
-from harness.targets import DoubleWell, GaussianMean, LogGamma, Quadratic
+from harness.targets import (
+    DoubleWell,
+    GaussianMean,
+    LogGamma,
+    Quadratic,
+    double_well_law,
+)
 
 # What burn-in may leave of the start; standard errors are above 1e-3 everywhere.
 _FORGOTTEN = 1e-5

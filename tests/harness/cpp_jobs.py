@@ -1,6 +1,5 @@
 """Chains that a program in C++ runs as well (``tests/cpp/consumer/chain.cpp``)."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,8 +9,6 @@ from torch.nn import functional as F
 
 import torch_sgmcmc as sg
 
-#: What a fixture gives: a job's result in C++, or its error as a ValueError.
-RunInCpp = Callable[..., dict[str, Any]]
 STEPS = 480
 ONE_EACH = (*ALIKE, "SGHMC", "PSGLD", "SGNHT", "EWSG", "SBPS")
 #: For each sampler, hyperparameters of its two groups.

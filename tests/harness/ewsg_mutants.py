@@ -76,7 +76,7 @@ class ReferenceEWSG(Optimizer):
         return [(p, group) for group in self.param_groups for p in group["params"]]
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any]) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any]) -> None:
         for p, c in self.members:
             if "momentum" not in self.state[p]:
                 heat = c["lr"] * c["temperature"] / c["num_data"]
@@ -100,7 +100,7 @@ class ReferenceEWSG(Optimizer):
                 for (p, c), a, b in zip(self.members, base, proposed, strict=True)
             ]
             if self.mutation != "one decision for each tensor":
-                rises = [sum(rises)] * len(rises)  # type: ignore[list-item]
+                rises = [sum(rises)] * len(rises)
             if self.mutation == "one decision for all chains":
                 rises = [r.sum().expand_as(r) for r in rises]
             uniform = self.uniform(rises[0], proposal)

@@ -80,7 +80,7 @@ class ReferenceHMC(Optimizer):
         ]
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any]) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any]) -> None:
         bug, eps = self.mutation, self.step_size
         params = [p for p, _ in self.members]
         saved = [p.clone() for p in params]
@@ -159,7 +159,7 @@ class ReferenceHMC(Optimizer):
         bug = self.mutation
         falls = [a - b for a, b in zip(start, end, strict=True)]
         if bug != "one decision for each tensor":
-            falls = [sum(falls)] * len(falls)  # type: ignore[list-item]
+            falls = [sum(falls)] * len(falls)
         if bug == "one decision for all chains":
             falls = [f.mean().expand_as(f) for f in falls]
         heat = 1.0 if bug == "Metropolis test without T" else self.temperature

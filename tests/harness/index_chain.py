@@ -207,7 +207,7 @@ def stationary_law(
 ) -> Mixture:
     """The stationary law in one dimension, by quadrature in the pair (θ, θ').
 
-    The Gaussian kernels are integrated exactly (see ``harness.double_well``), the
+    The Gaussian kernels are integrated exactly (see ``harness.targets``), the
     weights' kinks where two minibatches weigh the same to second order in the grid.
     With a persistent index chain the minibatch is a third part of the state.
     """

@@ -14,6 +14,6 @@ NEEDS_COMPILER = pytest.mark.skipif(
 
 
 @pytest.fixture
-def graphs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def graphs_alone(monkeypatch):
     """Blocks are traced to graphs, of which nothing is built: it takes a while."""
     monkeypatch.setattr(compile, "compile_graph", lambda graph, *_: graph)

@@ -132,7 +132,7 @@ class _Reference(Optimizer):
         return self.param_groups[0]["params"][0]
 
     @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
+    def step(self) -> None:
         for group in self.param_groups:
             for p in group["params"]:
                 self.update(p, group)

@@ -3,14 +3,12 @@
 import math
 import re
 from contextlib import nullcontext
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from harness.statistics import (
     AffineMap,
-    Array,
     StatisticalError,
     check_gaussian,
     check_z,
@@ -30,7 +28,7 @@ from operator_tensors import (
 from operator_tensors import TARGET as OF_OPERATORS
 from reference import Exact, draw
 from scipy.integrate import quad
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 from torch_sgmcmc._impl import ops as ops
@@ -40,7 +38,7 @@ pytestmark = pytest.mark.full
 CHAINS = 100_000
 # Of a mean loss (θ - CENTRE)² / 2 by minibatches whose gradients are N(0, noise²) off.
 CENTRE, START = -0.4, 0.6
-TARGET: dict[str, Any] = {
+TARGET = {
     "num_data": 20.0,
     "prior_precision": 3.0,
     "prior_mean": 0.5,
@@ -52,11 +50,11 @@ CURVATURE = 1 + PULL
 MEAN = (CENTRE + PULL * TARGET["prior_mean"]) / CURVATURE
 
 
-def friction(momentum: float) -> float:
+def friction(momentum):
     return 2 * (1 - momentum) / (1 + momentum)
 
 
-def one_step(lr: float, momentum: float, noise: float, estimate: float) -> AffineMap:
+def one_step(lr, momentum, noise, estimate):
     """The map of (θ, v): a kick, half a drift, friction, half a drift."""
     nothing = np.zeros((2, 2))
     kick = AffineMap(
@@ -72,18 +70,18 @@ def one_step(lr: float, momentum: float, noise: float, estimate: float) -> Affin
     return kick.then(drift).then(thermostat).then(drift)
 
 
-def set_noisy(p: nn.Parameter, noise: float, generator: torch.Generator) -> None:
+def set_noisy(p, noise, generator):
     blur = torch.randn(p.shape, generator=generator, dtype=p.dtype)
     p.grad = p.detach() - CENTRE + noise * blur
 
 
-def started(lr: float, momentum: float, estimate: float = 0.0) -> tuple[Any, sg.BAOA]:
+def started(lr, momentum, estimate=0.0):
     p = nn.Parameter(torch.full((CHAINS,), START, dtype=torch.float64))
     options = {"noise_estimate": estimate, **TARGET}
     return p, sg.BAOA([("theta", p)], lr, momentum, **options, seed=7)
 
 
-def places(sampler: sg.BAOA, p: nn.Parameter) -> Array:
+def places(sampler, p):
     return torch.stack([p.detach(), sampler.state[p]["momentum"]], 1).numpy()
 
 
@@ -95,7 +93,7 @@ def places(sampler: sg.BAOA, p: nn.Parameter) -> Array:
         otherwise="full",
     ),
 )
-def test_the_chain_follows_its_law(momentum: float, noise: float, part: float) -> None:
+def test_the_chain_follows_its_law(momentum, noise, part):
     estimate = part * friction(momentum)
     check_law(*started(LR, momentum, estimate), momentum, noise, estimate)
 
@@ -103,9 +101,7 @@ def test_the_chain_follows_its_law(momentum: float, noise: float, part: float) -
 LR = 0.3
 
 
-def check_law(
-    p: nn.Parameter, sampler: Any, momentum: float, noise: float, estimate: float
-) -> None:
+def check_law(p, sampler, momentum, noise, estimate):
     step = one_step(LR, momentum, noise, estimate)
     g = torch.Generator().manual_seed(1)
     law = np.array([START, 0.0]), np.diag([0.0, LR * HEAT])
@@ -122,17 +118,17 @@ def check_law(
 class Reference:
     """BAOA in plain PyTorch, or with a bug."""
 
-    def __init__(self, p: nn.Parameter, momentum: float, bug: bool) -> None:
+    def __init__(self, p, momentum, bug):
         self.p, self.momentum, self.bug = p, momentum, bug
         self.generator = torch.Generator().manual_seed(3)
         self.state = {p: {"momentum": (LR * HEAT) ** 0.5 * self.noise()}}
 
-    def noise(self) -> Tensor:
+    def noise(self):
         shape, dtype = self.p.shape, self.p.dtype
         return torch.randn(shape, generator=self.generator, dtype=dtype)
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self):
         pull = PULL * (self.p - TARGET["prior_mean"])
         kicked = self.state[self.p]["momentum"] - LR * (self.p.grad + pull)
         injected = (1 - self.momentum**2) * LR * HEAT
@@ -142,7 +138,7 @@ class Reference:
 
 
 @pytest.mark.default
-def test_moves_by_the_new_momentum_alone_are_caught() -> None:
+def test_moves_by_the_new_momentum_alone_are_caught():
     for bug in (False, True):
         p = nn.Parameter(torch.full((CHAINS,), START, dtype=torch.float64))
         with pytest.raises(StatisticalError) if bug else nullcontext():
@@ -152,7 +148,7 @@ def test_moves_by_the_new_momentum_alone_are_caught() -> None:
 @pytest.mark.parametrize(
     ("lr", "momentum"), [(0.1, 0.9), (1.0, 0.0), (2.9, 0.5), (2.9, 0.9)]
 )
-def test_no_step_has_an_error_on_a_quadratic(lr: float, momentum: float) -> None:
+def test_no_step_has_an_error_on_a_quadratic(lr, momentum):
     """And none is unstable up to lr k = 4; SGHMC's variance is 2.4 times as large."""
     p, sampler = started(lr, momentum)
     with torch.no_grad():
@@ -171,9 +167,7 @@ def test_no_step_has_an_error_on_a_quadratic(lr: float, momentum: float) -> None
 @pytest.mark.parametrize(
     ("momentum", "noise", "part"), [(0.9, 0.0, 0.0), (0.0, 0.5, 0.0), (0.9, 0.5, 0.8)]
 )
-def test_temperatures_see_the_heat_of_minibatches(
-    momentum: float, noise: float, part: float
-) -> None:
+def test_temperatures_see_the_heat_of_minibatches(momentum, noise, part):
     lr, estimate = 0.3, part * friction(momentum)
     p, sampler = started(lr, momentum, estimate)
     step = one_step(lr, momentum, noise, estimate)
@@ -204,7 +198,7 @@ def test_temperatures_see_the_heat_of_minibatches(
     assert said == pytest.approx(heating, rel=0.01)
 
 
-def test_the_summary_recommends_a_momentum() -> None:
+def test_the_summary_recommends_a_momentum():
     lr, noise = 0.02, 0.5
     p, sampler = started(lr, 0.9)
     g, monitor = (
@@ -228,10 +222,10 @@ def test_the_summary_recommends_a_momentum() -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.5, 0.9])
-def test_of_a_quartic_hardly_an_error_is_left(momentum: float) -> None:
+def test_of_a_quartic_hardly_an_error_is_left(momentum):
     """exp(-θ²/2 - θ⁴/4): the temperatures agree, and θ² is nearer than SGHMC's."""
 
-    def weight(x: float, power: int) -> float:
+    def weight(x, power):
         return x**power * math.exp(-(x**2) / 2 - x**4 / 4)
 
     exact = quad(weight, -9, 9, args=(2,))[0] / quad(weight, -9, 9, args=(0,))[0]
@@ -254,9 +248,7 @@ def test_of_a_quartic_hardly_an_error_is_left(momentum: float) -> None:
     assert abs(errors[sg.BAOA]) < 0.005 < 0.035 < errors[sg.SGHMC]
 
 
-def reference(
-    param: Tensor, grad: Tensor, velocity: Tensor, noise: Tensor, h: dict[str, float]
-) -> tuple[Exact, Exact]:
+def reference(param, grad, velocity, noise, h):
     """docs/samplers/baoa.md: the new parameter and the new momentum."""
     x, g, v = param.double(), grad.double(), velocity.double()
     lr, m = h["lr"], h["momentum"]
@@ -273,7 +265,7 @@ def reference(
 @pytest.mark.default
 @pytest.mark.parametrize("momentum", [0.0, 0.8])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_the_operator_equals_its_reference(temperature: float, momentum: float) -> None:
+def test_the_operator_equals_its_reference(temperature, momentum):
     params, grads = mixed_list(1), mixed_list(2)
     momenta, offsets = states(params, 3), scattered_offsets(params)
     hyper = {
@@ -310,7 +302,7 @@ def test_the_operator_equals_its_reference(temperature: float, momentum: float) 
         ),
     ],
 )
-def test_refusals(options: dict[str, Any], message: str) -> None:
+def test_refusals(options, message):
     p = nn.Parameter(torch.zeros(3))
     with pytest.raises((ValueError, TypeError)) as error:
         sg.BAOA([p], 0.1, num_data=10, **options)
@@ -323,7 +315,7 @@ def test_refusals(options: dict[str, Any], message: str) -> None:
     assert torch.equal(p, torch.zeros(3)) and not sampler.state[p]
 
 
-def test_schedules_know_it() -> None:
+def test_schedules_know_it():
     p = nn.Parameter(torch.zeros(3))
     sampler = sg.BAOA([p], lr=0.1, num_data=10, seed=0)
     sampler.param_groups[0]["noise_estimate"] = 0.05

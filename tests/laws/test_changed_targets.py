@@ -30,7 +30,7 @@ F64 = torch.float64
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_hmc_after_a_change(changes: dict[str, float]) -> None:
+def test_hmc_after_a_change(changes):
     """Its next trajectories are of the new settings, and its test is exact."""
     chains = 5000
     generator = torch.Generator().manual_seed(1)
@@ -45,7 +45,7 @@ def test_hmc_after_a_change(changes: dict[str, float]) -> None:
         seed=3,
     )
 
-    def closure() -> torch.Tensor:
+    def closure():
         losses = CURVATURE * p.square().sum(1) / 2
         losses.sum().backward()
         return losses
@@ -65,7 +65,7 @@ def test_hmc_after_a_change(changes: dict[str, float]) -> None:
 TARGETS = [{"temperature": 4.0}, {"num_data": 160}, {"prior_precision": 120.0}]
 
 
-def ratio_of(draws: list[torch.Tensor], sampler: sg.Sampler) -> float:
+def ratio_of(draws, sampler):
     """Returns the variance of the draws over that of the sampler's target."""
     group = sampler.param_groups[0]
     precision = group["num_data"] + group["prior_precision"]
@@ -74,7 +74,7 @@ def ratio_of(draws: list[torch.Tensor], sampler: sg.Sampler) -> float:
 
 
 @pytest.mark.parametrize("changes", TARGETS, ids=lambda c: next(iter(c)))
-def test_sbps_after_a_change(changes: dict[str, float]) -> None:
+def test_sbps_after_a_change(changes):
     """The new target is observed afresh."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(40, 4, dtype=F64, generator=generator)
@@ -82,10 +82,10 @@ def test_sbps_after_a_change(changes: dict[str, float]) -> None:
     sampler = sg.SBPS(
         [theta], num_data=40, sample_interval=0.05, refresh_rate=1.0, seed=1
     )
-    draws: list[torch.Tensor] = []
+    draws = []
     sampler.register_sample_hook(lambda *_: draws.append(theta.detach().clone()))
 
-    def closure() -> torch.Tensor:
+    def closure():
         rows = torch.randint(40, (20,), generator=generator)
         return (theta - x[rows]).square().sum(1) / 2
 
@@ -100,13 +100,13 @@ def test_sbps_after_a_change(changes: dict[str, float]) -> None:
 
 @pytest.mark.filterwarnings("ignore:num_blocks")
 @pytest.mark.parametrize("changes", TARGETS, ids=lambda c: next(iter(c)))
-def test_hmcecs_after_a_change(changes: dict[str, float]) -> None:
+def test_hmcecs_after_a_change(changes):
     """Expansions and subsample follow the number of data."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(200, 3, dtype=F64, generator=generator)
     theta = x.mean(0).clone().requires_grad_()
 
-    def closure(rows: torch.Tensor) -> torch.Tensor:
+    def closure(rows):
         return -(theta - x[rows]).square().sum(1) / 2
 
     sampler = sg.HMCECS(
@@ -126,3 +126,24 @@ def test_hmcecs_after_a_change(changes: dict[str, float]) -> None:
         if k > 100:
             draws.append(theta.detach().clone())
     assert ratio_of(draws, sampler) == pytest.approx(1.0, abs=0.15)
+
+
+@pytest.mark.parametrize("k", [2, 5])
+def test_momenta_redrawn_given_theta_are_right(k):
+    """SGHMC's redraw over 4,000 chains, beside both wrong temperatures."""
+    lr, chains = 0.01, 4000
+    theta = torch.zeros(chains, dtype=torch.float64, requires_grad=True)
+    sampler = sg.SGHMC([theta], lr, 0.99, num_data=1, seed=0, resample_momentum_every=k)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        theta.normal_()
+    squares = []
+    for step in range(4000):
+        theta.grad = theta.detach().clone()
+        sampler.step()
+        if step % 400 == 399:
+            squares.append(float(theta.detach().square().mean()))
+    found = sum(squares) / len(squares)
+    # The mean of 40,000 squares: 0.7 % is one standard error.
+    assert found == pytest.approx(1.0, abs=0.03)
+    assert abs(found - k / (k - 1)) > 0.15 and abs(found - k / (k + 1)) > 0.15

@@ -7,9 +7,8 @@ uses nothing of the library.
 """
 
 import math
-from collections.abc import Callable, Iterator
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -41,12 +40,12 @@ class Step(NamedTuple):
     noise: float = 0.0  # standard deviation of the gradient's noise
 
 
-def recursion(kind: str, steps: list[Step], estimate: float = 0.0) -> list[float]:
+def recursion(kind, steps, estimate=0.0):
     """Returns the exact variance of θ after each step; a start in equilibrium."""
     first = steps[0]
     cov = np.zeros((2, 2))
     cov[0, 0] = first.temperature / (first.num_data * first.curvature)
-    known: Step | None = None
+    known = None
     variances = []
     for step in steps:
         if step.lr == 0 or step.is_skipped:
@@ -98,21 +97,17 @@ def recursion(kind: str, steps: list[Step], estimate: float = 0.0) -> list[float
     return variances
 
 
-Change = Callable[[int], None]
-SetUp = Callable[[sg.Sampler], Change]
-
-
-def _of_torch(make: Callable[[sg.Sampler], Any]) -> SetUp:
-    def set_up(sampler: sg.Sampler) -> Change:
+def _of_torch(make):
+    def set_up(sampler):
         scheduler = make(sampler)
         return lambda k: scheduler.step() if k > 0 else None
 
     return set_up
 
 
-def _of_setting(name: str, value: Callable[[int], float]) -> SetUp:
-    def set_up(sampler: sg.Sampler) -> Change:
-        def change(k: int) -> None:
+def _of_setting(name, value):
+    def set_up(sampler):
+        def change(k):
             for group in sampler.param_groups:
                 group[name] = value(k)
 
@@ -121,18 +116,18 @@ def _of_setting(name: str, value: Callable[[int], float]) -> SetUp:
     return set_up
 
 
-def _decay_of_tensor(sampler: sg.Sampler) -> Any:
+def _decay_of_tensor(sampler):
     for group in sampler.param_groups:
         group["lr"] = torch.tensor(float(group["lr"]), dtype=torch.float64)
     return lr_scheduler.ExponentialLR(sampler, 0.99)
 
 
-def _of_lambda(factor: Callable[[int], float]) -> SetUp:
+def _of_lambda(factor):
     return _of_torch(lambda sampler: lr_scheduler.LambdaLR(sampler, factor))
 
 
 _CYCLE_MOMENTA = {"base_momentum": 0.85, "max_momentum": 0.95}
-_SCHEDULES: dict[str, tuple[int, SetUp]] = {
+_SCHEDULES = {
     "cosine": (
         *(1000, _of_torch(lambda s: lr_scheduler.CosineAnnealingWarmRestarts(s, 500))),
     ),
@@ -154,16 +149,15 @@ _SCHEDULES: dict[str, tuple[int, SetUp]] = {
     "phases": (600, _of_torch(lambda s: sg.CyclicalSchedule(s, 300, exploration=0.3))),
 }
 
-Make = Callable[[list[torch.Tensor]], sg.Sampler]
 _SHARED = {"num_data": NUM_DATA, "seed": 3, "nonfinite": "skip"}
 
 
-def _make(kind: str, *momentum: float, **settings: Any) -> Make:
+def _make(kind, *momentum, **settings):
     options = {**_SHARED, **settings}
     return lambda params: getattr(sg, kind)(params, LR, *momentum, **options)
 
 
-KINDS: dict[str, tuple[str, Make]] = {
+KINDS = {
     "SGHMC 0.9": ("SGHMC", _make("SGHMC", 0.9)),
     "SGHMC 0.99": ("SGHMC", _make("SGHMC", 0.99)),
     "BAOA": ("BAOA", _make("BAOA", 0.99)),
@@ -174,15 +168,15 @@ LONG_MEMORY = ["SGHMC 0.99", "BAOA", "EWSG"]
 
 
 def run(
-    kind: str,
-    name: str,
+    kind,
+    name,
     *,
-    absent: Callable[[int], bool] = lambda k: False,
-    skipped: Callable[[int], bool] = lambda k: False,
-    resumed: Callable[[int], bool] = lambda k: False,
-    make: Make | None = None,
-    estimate: float = 0.0,
-) -> float:
+    absent=lambda k: False,
+    skipped=lambda k: False,
+    resumed=lambda k: False,
+    make=None,
+    estimate=0.0,
+):
     """Returns the largest deviation of the variance in the last fifth, relative."""
     family, made = KINDS[kind]
     made = make or made
@@ -214,7 +208,7 @@ def run(
             )
         )
 
-        def closure(k: int = k) -> float:
+        def closure(k=k):
             p.grad = None if absent(k) else CURVATURE * p.detach()
             other.grad = torch.full_like(other, math.nan if skipped(k) else 0.0)
             return 0.0
@@ -235,11 +229,11 @@ def run(
         otherwise="full",
     ),
 )
-def test_variance_follows_the_recursion(kind: str, name: str) -> None:
+def test_variance_follows_the_recursion(kind, name):
     assert run(kind, name) < TOLERANCE
 
 
-def test_the_rule_keeps_the_target() -> None:
+def test_the_rule_keeps_the_target():
     """The recursion of METHODS 12, with the rescaling and without."""
     lrs = [LR / 2 * (math.cos(math.pi * (k % 500) / 500) + 1) for k in range(1500)]
     for momentum, without in ((0.9, 1.164), (0.99, 3.240)):
@@ -251,7 +245,7 @@ def test_the_rule_keeps_the_target() -> None:
 
 # What happens at the change: momenta of a missing gradient are rescaled all the same, a
 # skipped step leaves momenta and record to the next one, and the record is loaded.
-EVENTS: list[tuple[dict[str, Callable[[int], bool]], tuple[str, str]]] = [
+EVENTS = [
     ({"absent": lambda k: 245 <= k <= 255}, ("cosine", "drop")),
     ({"skipped": lambda k: k in (200, 250, 251, 300)}, ("drop", "more_data")),
     ({"resumed": lambda k: k in (100, 250, 300)}, ("drop", "through_zero")),
@@ -263,14 +257,14 @@ EVENTS: list[tuple[dict[str, Callable[[int], bool]], tuple[str, str]]] = [
 @pytest.mark.parametrize(
     ("event", "name"), [(event, name) for event, names in EVENTS for name in names]
 )
-def test_an_event_at_the_change(kind: str, name: str, event: Any) -> None:
+def test_an_event_at_the_change(kind, name, event):
     assert run(kind, name, **event) < TOLERANCE
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("family", ["SGHMC", "BAOA"])
 @pytest.mark.parametrize("name", ["drop", "more_data", "cooling"])
-def test_a_noise_estimate_belongs_to_its_settings(family: str, name: str) -> None:
+def test_a_noise_estimate_belongs_to_its_settings(family, name):
     """β̂ = lr N Var(ḡ) / (2 T): it follows lr, N and T."""
     estimate = 0.002
     kind = {"SGHMC": "SGHMC 0.9", "BAOA": "BAOA"}[family]
@@ -278,13 +272,13 @@ def test_a_noise_estimate_belongs_to_its_settings(family: str, name: str) -> Non
     assert run(kind, name, make=make, estimate=estimate) < TOLERANCE
 
 
-def test_a_large_noise_estimate() -> None:
+def test_a_large_noise_estimate():
     """Half of the friction; not scaled the variance would be 0.51 (METHODS 12)."""
     make = _make("SGHMC", 0.9, noise_estimate=0.05)
     assert run("SGHMC 0.9", "drop", make=make, estimate=0.05) < TOLERANCE
 
 
-_MAKERS: dict[str, tuple[str, Make]] = {
+_MAKERS = {
     "SGLD": ("SGLD", _make("SGLD")),
     "SGLRW": ("SGLRW", _make("SGLRW")),
     "PSGLD": ("SGLD", _make("PSGLD", adapt=False, eps=1e-9)),
@@ -295,7 +289,7 @@ _MAKERS: dict[str, tuple[str, Make]] = {
     "SGNHT": ("SGHMC", _make("SGNHT", 0.9, thermostat_rate=0)),
 }
 _CHANGE, _END = 100, 400
-_SETTINGS: dict[str, dict[str, float]] = {
+_SETTINGS = {
     "lr": {"lr": 0.03},
     "temperature": {"temperature": 0.25},
     "num_data": {"num_data": 4 * NUM_DATA},
@@ -308,7 +302,7 @@ _SETTINGS: dict[str, dict[str, float]] = {
 }
 
 
-def _grown(sampler: sg.Sampler, p: torch.Tensor) -> None:
+def _grown(sampler, p):
     """Makes a parameter and its state twice as long, by rows of its own chains."""
     with torch.no_grad():
         half = p.detach().clone()
@@ -323,7 +317,7 @@ def _grown(sampler: sg.Sampler, p: torch.Tensor) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("what", _SETTINGS)
 @pytest.mark.parametrize("kind", _MAKERS)
-def test_the_law_after_a_change(kind: str, what: str) -> None:
+def test_the_law_after_a_change(kind, what):
     family, make = _MAKERS[kind]
     generator = torch.Generator().manual_seed(1)
     start = torch.randn(CHAINS // 2, dtype=torch.float64, generator=generator)
@@ -351,7 +345,7 @@ def test_the_law_after_a_change(kind: str, what: str) -> None:
         momentum = group.get("momentum", 0.0)
         steps.append(Step(*numbers, momentum, not is_frozen, False, curvature, noise))
 
-        def closure(k: int = k, noise: float = noise, still: bool = is_frozen) -> float:
+        def closure(k=k, noise=noise, still=is_frozen):
             other.grad = torch.zeros_like(other)
             for each in params:
                 errors = torch.randn(each.shape, dtype=p.dtype, generator=generator)
@@ -381,11 +375,11 @@ def test_the_law_after_a_change(kind: str, what: str) -> None:
 _CYCLE = 400
 
 
-def _lr_of_cosine(k: int) -> float:
+def _lr_of_cosine(k):
     return LR / 2 * (math.cos(math.pi * k / _CYCLE) + 1)
 
 
-def _lr_of_drop(k: int) -> float:
+def _lr_of_drop(k):
     return LR if k < _CYCLE // 2 else 0.02 * LR
 
 
@@ -400,9 +394,7 @@ def _lr_of_drop(k: int) -> float:
         ],
     ),
 )
-def test_thermostats_follow(
-    lr_of: Callable[[int], float], noise: float, rate: float | None
-) -> None:
+def test_thermostats_follow(lr_of, noise, rate):
     """The variance over the exact one in the last 40 % of a cycle.
 
     Without the rule it was 0.57 and 0.71 for the largest noise, and diverged with a
@@ -426,30 +418,30 @@ def test_thermostats_follow(
     assert abs(np.mean(ratios) - 1) < (0.05 if rate == 1e-2 else 0.03)
 
 
-def _without(monkeypatch: pytest.MonkeyPatch) -> None:
+def _without(monkeypatch):
     monkeypatch.setattr(hyperparams, "momentum_scale", lambda former, now: 1.0)
 
 
-def _squared(monkeypatch: pytest.MonkeyPatch) -> None:
+def _squared(monkeypatch):
     right = hyperparams.momentum_scale
     monkeypatch.setattr(
         hyperparams, "momentum_scale", lambda former, now: right(former, now) ** 2
     )
 
 
-def _twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def _twice(monkeypatch):
     monkeypatch.setattr(step_plan, "set_records", lambda chain, changes: None)
 
 
-def _with_gradient_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def _with_gradient_only(monkeypatch):
     monkeypatch.setattr(state, "_multiply", lambda *args: None)
 
 
-def _unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
+def _unsaved(monkeypatch):
     """The record of a resumed chain is of the lr at which it resumes."""
     right = sampler_module.Sampler._finish_loading
 
-    def finish(self: sg.Sampler, state_dict: dict[str, Any]) -> None:
+    def finish(self, state_dict):
         right(self, state_dict)
         for group in self.param_groups:
             group["momentum_settings"] = hyperparams.settings_of(group)
@@ -457,7 +449,7 @@ def _unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler_module.Sampler, "_finish_loading", finish)
 
 
-BUGS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = {
+BUGS = {
     "factor left out": (_without, {}),
     "factor squared": (_squared, {}),
     "factor applied twice": (_twice, {}),
@@ -467,9 +459,7 @@ BUGS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = {
 
 
 @pytest.fixture(params=BUGS)
-def bug(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[dict[str, Any]]:
+def bug(request, monkeypatch):
     plant, options = BUGS[request.param]
     plant(monkeypatch)
     yield options
@@ -477,5 +467,5 @@ def bug(
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", LONG_MEMORY)
-def test_bugs_are_caught(kind: str, bug: dict[str, Any]) -> None:
+def test_bugs_are_caught(kind, bug):
     assert run(kind, "drop", **bug) > 2 * TOLERANCE

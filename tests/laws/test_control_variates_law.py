@@ -4,23 +4,19 @@ Every check is passed by the library's estimators and fails for plain minibatche
 for each known bug of an estimator (``WrittenOut``).
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from harness.methods import Law, sghmc_law, sgld_law
+from harness.methods import sghmc_law, sgld_law
 from harness.statistics import StatisticalError, check_gaussian
 from harness.targets import Quadratic
 from levels import at_levels
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 
 pytestmark = pytest.mark.full
 
-Loss = Callable[[Tensor], Tensor]
 
 MUTATIONS = (
     "no control variate",
@@ -35,12 +31,12 @@ MUTATIONS = (
 class WrittenOut:
     """The estimate by separate evaluations, for one parameter; or a bug of that."""
 
-    def __init__(self, theta: nn.Parameter, loss: Any, data: Tensor, bug: str) -> None:
+    def __init__(self, theta, loss, data, bug):
         self.theta, self.loss, self.data, self.bug = theta, loss, data, bug
         self.anchor = theta.detach().clone()
         self.full = self.gradient(data)
 
-    def gradient(self, batch: Tensor, at: Tensor | None = None) -> Tensor:
+    def gradient(self, batch, at=None):
         """The gradient at some values, which become the parameter's for a moment."""
         own = self.theta.detach().clone()
         with torch.no_grad():
@@ -50,7 +46,7 @@ class WrittenOut:
             self.theta.copy_(own)
         return grad
 
-    def backward(self, batch: Tensor) -> None:
+    def backward(self, batch):
         if self.bug == "of all data":
             batch = self.data
         g, f = self.gradient(batch), self.full
@@ -70,24 +66,21 @@ class WrittenOut:
         self.theta.grad = g - a + f
 
 
-Make = Callable[[sg.Sampler, nn.Parameter, Loss, Tensor], Any]
-
-
-def fixed(sampler: sg.Sampler, theta: nn.Parameter, loss: Loss, data: Tensor) -> Any:
+def fixed(sampler, theta, loss, data):
     estimator = sg.ControlVariates(sampler, loss)
     estimator.set_anchor([data[:25], data[25:]])
     return estimator
 
 
-def refreshed(sampler: sg.Sampler, theta: Any, loss: Loss, data: Tensor) -> Any:
+def refreshed(sampler, theta, loss, data):
     return sg.SVRG(sampler, loss, [data[:25], data[25:]], refresh_every=7)
 
 
-def mutant(bug: str) -> Make:
+def mutant(bug):
     return lambda sampler, theta, loss, data: WrittenOut(theta, loss, data, bug)
 
 
-def run(sampler: Any, estimator: Any, batches: Iterator[Tensor], steps: int) -> None:
+def run(sampler, estimator, batches, steps):
     for _ in range(steps):
         if isinstance(sampler, sg.EWSG):
             sampler.step(lambda: estimator.backward(next(batches)))
@@ -103,13 +96,13 @@ SETTINGS = {
 }
 
 
-def theory(kind: type[sg.Sampler], centre: np.ndarray) -> Law:
+def theory(kind, centre):
     values = {"momentum": 0.6, "noise_estimate": 0.0, "resample_momentum_every": 0}
     c = {k: np.full(2, float(v)) for k, v in {**SETTINGS, **values}.items()}
     return (sgld_law if kind is sg.SGLD else sghmc_law)(Quadratic(np.eye(2), centre), c)
 
 
-def check_conjugate(kind: type[sg.Sampler], make: Make) -> None:
+def check_conjugate(kind, make):
     """The mean of Gaussian data, by minibatches of 3 out of 60.
 
     The loss is quadratic with the same curvature for all data: the noise of the
@@ -119,12 +112,12 @@ def check_conjugate(kind: type[sg.Sampler], make: Make) -> None:
     g = torch.Generator().manual_seed(0)
     data = 1 + torch.randn(60, 2, generator=g)
     theta = nn.Parameter(torch.full((chains, 2), 3.0))
-    options: dict[str, Any] = {} if kind is sg.SGLD else {"momentum": 0.6}
+    options = {} if kind is sg.SGLD else {"momentum": 0.6}
     if kind is sg.EWSG:
         options["num_chains"] = chains
     sampler = kind([theta], **SETTINGS, **options, seed=1)
 
-    def loss(batch: Tensor) -> Tensor:
+    def loss(batch):
         return 0.5 * (theta[:, None] - batch).square().sum(-1).mean(1).sum()
 
     uniform = sg.IndependentBatchSampler(60, 3, seed=2)
@@ -145,17 +138,17 @@ def check_conjugate(kind: type[sg.Sampler], make: Make) -> None:
         pytest.param(sg.SGLD, mutant("none"), marks=pytest.mark.nightly),
     ],
 )
-def test_conjugate_posterior(kind: type[sg.Sampler], make: Make) -> None:
+def test_conjugate_posterior(kind, make):
     check_conjugate(kind, make)
 
 
 @pytest.mark.parametrize("bug", at_levels(MUTATIONS, full=[*MUTATIONS][:1]))
-def test_bugs_are_caught(bug: str) -> None:
+def test_bugs_are_caught(bug):
     with pytest.raises(StatisticalError):
         check_conjugate(sg.SGLD, mutant(bug))
 
 
-def logistic_data() -> Tensor:
+def logistic_data():
     """Products of features and labels ±1."""
     g = torch.Generator().manual_seed(3)
     x = torch.randn(100, generator=g)
@@ -163,7 +156,7 @@ def logistic_data() -> Tensor:
     return x * y
 
 
-def posterior(z: Tensor) -> tuple[float, float]:
+def posterior(z):
     """Mean and variance, by quadrature; flat prior."""
     grid = torch.linspace(-5, 8, 20_001, dtype=torch.float64)
     u = torch.nn.functional.softplus(-z.double()[:, None] * grid).sum(0)
@@ -172,9 +165,7 @@ def posterior(z: Tensor) -> tuple[float, float]:
     return mean, float((p * (grid - mean) ** 2).sum() / p.sum())
 
 
-def variance_ratio(
-    make: Make, *, chains: int = 10_000, rate: float = 0.05, draws: int = 1
-) -> float:
+def variance_ratio(make, *, chains=10_000, rate=0.05, draws=1):
     """Sampled over true variance: SGLD, minibatches of 2 out of 100, a large lr."""
     z = logistic_data()
     mean, variance = posterior(z)
@@ -182,7 +173,7 @@ def variance_ratio(
     # lr times the curvature; 0.05 alone makes the variance 2.5 % too large.
     sampler = sg.SGLD([theta], lr=rate * 100 * variance, num_data=100, seed=1)
 
-    def loss(batch: Tensor) -> Tensor:
+    def loss(batch):
         return torch.nn.functional.softplus(-batch * theta).mean(1).sum()
 
     uniform = sg.IndependentBatchSampler(100, 2, seed=2)
@@ -195,7 +186,7 @@ def variance_ratio(
     return float(torch.cat(seen).var()) / variance
 
 
-def test_logistic_regression_has_the_posterior_variance() -> None:
+def test_logistic_regression_has_the_posterior_variance():
     # Standard error of a ratio: 1.4 %. What remains of the minibatches' noise is
     # that of the curvature, a few percent as far from the anchor as θ gets.
     assert 0.97 < variance_ratio(fixed) < 1.12
@@ -206,8 +197,8 @@ def test_logistic_regression_has_the_posterior_variance() -> None:
 
 
 @pytest.mark.nightly
-def test_what_minibatches_add() -> None:
-    def ratio(make: Make) -> float:
+def test_what_minibatches_add():
+    def ratio(make):
         return variance_ratio(make, chains=1000, rate=0.1, draws=6)
 
     # One seed of the noise for both: what differs is what minibatches add to it.

@@ -5,11 +5,9 @@ gradients leave SGHMC's law, and are tested with all samplers in
 ``test_sampling_law.py``. False alarms: see the note in ``harness.statistics``.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,9 +24,8 @@ from harness.index_chain import (
     stationary_law,
     with_settings,
 )
-from harness.statistics import Mixture, StatisticalError, check_mean, check_z
+from harness.statistics import StatisticalError, check_mean, check_z
 from levels import at_levels
-from torch import Tensor
 
 import torch_sgmcmc as sg
 from torch_sgmcmc._impl import ops as ops
@@ -36,14 +33,13 @@ from torch_sgmcmc._impl import ops as ops
 pytestmark = pytest.mark.full
 
 SURROGATES = ("momentum", "zero", "one", "full_momentum")
-Build = Callable[..., torch.optim.Optimizer]
 
 
-def ewsg(groups: Any, **settings: Any) -> sg.EWSG:
+def ewsg(groups, **settings):
     return sg.EWSG(groups, num_chains=len(groups[0]["params"][0]), **settings)
 
 
-def posterior(build: Build = ewsg, **settings: Any) -> Problem:
+def posterior(build=ewsg, **settings):
     """A conjugate posterior N = 4, d = 1; the weights matter much."""
     data = np.array([[-1.2], [0.1], [0.7], [1.9]])
     shared = {
@@ -53,7 +49,7 @@ def posterior(build: Build = ewsg, **settings: Any) -> Problem:
     return Problem(data, build, {**shared, **settings}, seed=5)
 
 
-def transition(build: Build = ewsg, **settings: Any) -> Problem:
+def transition(build=ewsg, **settings):
     """Two tensors in two groups that differ in everything, five minibatches."""
     data = np.array([[-1.2, 0.3], [0.1, -1.0], [0.7, 0.9], [1.9, 0.2], [-0.3, -0.5]])
     shared = {
@@ -82,12 +78,12 @@ MOVING = np.array([0.3, 0.2])
         otherwise="full",
     ),
 )
-def test_transition(length: int, surrogate: str) -> None:
+def test_transition(length, surrogate):
     problem = transition(index_chain_length=length, surrogate=surrogate)
     check_transition(problem, HERE, MOVING)
 
 
-def test_overdamped_transition() -> None:
+def test_overdamped_transition():
     problem = transition(momentum=0.0, surrogate="zero")
     problem = replace(problem, other={**problem.other, "momentum": 0.0})
     check_transition(problem, HERE, np.zeros(2))
@@ -113,11 +109,11 @@ def test_overdamped_transition() -> None:
     ),
     ids=str,
 )
-def test_posterior_by_minibatches(settings: dict[str, Any]) -> None:
+def test_posterior_by_minibatches(settings):
     check_posterior(posterior(**settings), reach=6.5, steps=60)
 
 
-def test_ewsg_is_closer_to_the_posterior_than_sghmc() -> None:
+def test_ewsg_is_closer_to_the_posterior_than_sghmc():
     """The weights remove most of the minibatches' noise."""
     n, temperature = 4, 1.5
     exact = temperature / (n + 1.0)
@@ -136,7 +132,7 @@ def test_ewsg_is_closer_to_the_posterior_than_sghmc() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("surrogate", ["momentum", "full_momentum"])
-def test_the_reference_is_right(surrogate: str) -> None:
+def test_the_reference_is_right(surrogate):
     check_transition(transition(ReferenceEWSG, surrogate=surrogate), HERE, MOVING)
     check_posterior(posterior(ReferenceEWSG, surrogate=surrogate), reach=6.5, steps=60)
 
@@ -149,7 +145,7 @@ ACROSS_STEPS = {"chain not restarted", "uniform reused by the next step"}
     "mutation",
     at_levels(EWSG_MUTATIONS, default=["T missing"], full=["prior missing in W"]),
 )
-def test_a_bug_is_caught(mutation: str) -> None:
+def test_a_bug_is_caught(mutation):
     build = partial(ReferenceEWSG, mutation=mutation)
     with pytest.raises(StatisticalError):
         if mutation in ACROSS_STEPS:
@@ -160,7 +156,7 @@ def test_a_bug_is_caught(mutation: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("mutation", ["T missing", "prior missing in W"])
-def test_the_posterior_sees_bugs(mutation: str) -> None:
+def test_the_posterior_sees_bugs(mutation):
     build = partial(ReferenceEWSG, mutation=mutation)
     with pytest.raises(StatisticalError):
         check_posterior(posterior(build), reach=6.5, steps=60)
@@ -169,43 +165,37 @@ def test_the_posterior_sees_bugs(mutation: str) -> None:
 # ---- A persistent index chain ----------------------------------------------------
 
 
-def persistent(build: Build = ewsg, **settings: Any) -> Problem:
+def persistent(build=ewsg, **settings):
     problem = posterior(build, persistent_index_chain=True, **settings)
     return replace(problem, chains=30_000)
 
 
 @pytest.fixture(scope="module")
-def persistent_law() -> Mixture:
+def persistent_law():
     """The reference of ``persistent()``."""
     return stationary_law(persistent(), reach=6.5)
 
 
 @pytest.mark.parametrize("build", at_levels([ewsg, ReferenceEWSG], full=[ewsg]))
-def test_posterior_by_a_persistent_index_chain(
-    build: Build, persistent_law: Mixture
-) -> None:
+def test_posterior_by_a_persistent_index_chain(build, persistent_law):
     check_posterior(persistent(build), reach=6.5, steps=60, law=persistent_law)
 
 
 @pytest.mark.nightly
-def test_overdamped_posterior_by_a_persistent_index_chain() -> None:
+def test_overdamped_posterior_by_a_persistent_index_chain():
     settings = {"momentum": 0.0, "surrogate": "zero", "lr": 0.2}
     check_posterior(persistent(**settings), reach=5.0, steps=60)
 
 
 @pytest.mark.parametrize("build", at_levels([ewsg, ReferenceEWSG], full=[ewsg]))
 @pytest.mark.parametrize("length", [1, 3])
-def test_indices_of_consecutive_steps_of_a_persistent_index_chain(
-    build: Build, length: int
-) -> None:
+def test_indices_of_consecutive_steps_of_a_persistent_index_chain(build, length):
     check_consecutive(build, length, persistent=True)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("mutation", PERSISTENT_MUTATIONS)
-def test_a_bug_of_a_persistent_index_chain_is_caught(
-    mutation: str, persistent_law: Mixture
-) -> None:
+def test_a_bug_of_a_persistent_index_chain_is_caught(mutation, persistent_law):
     build = partial(ReferenceEWSG, mutation=mutation)
     with pytest.raises(StatisticalError):
         check_posterior(persistent(build), reach=6.5, steps=60, law=persistent_law)
@@ -221,7 +211,7 @@ TARGET = {
 NOISE = 2 * 0.4 * 0.3 * 0.7 / 6
 
 
-def rises(theta: Tensor, v: Tensor, grads: Tensor, base: Tensor) -> Tensor:
+def rises(theta, v, grads, base):
     """W(grads) - W(base) of rows, by the operator, at surrogates u = αv."""
     return ops.ewsg_log_ratio(
         [theta], [base], [grads], [v], **TARGET, surrogate=0, num_chains=len(theta)
@@ -231,7 +221,7 @@ def rises(theta: Tensor, v: Tensor, grads: Tensor, base: Tensor) -> Tensor:
 class Theorem2:
     """Six minibatches at one point, and new momenta v' to look at."""
 
-    def __init__(self, count: int, weight: float = 1.0) -> None:
+    def __init__(self, count, weight=1.0):
         g = torch.Generator().manual_seed(3)
         self.theta = torch.tensor([0.4, -0.6, 0.2], dtype=torch.float64)
         self.v = torch.tensor([0.1, 0.2, -0.1], dtype=torch.float64)
@@ -240,12 +230,12 @@ class Theorem2:
         self.count, self.weight = count, weight
         self.generator = g
 
-    def mean(self, grad: Tensor) -> Tensor:
+    def mean(self, grad):
         decay = TARGET["prior_precision"] / TARGET["num_data"]
         pull = grad + decay * self.theta
         return TARGET["momentum"] * self.v - TARGET["lr"] * pull
 
-    def log_weights(self, new: Tensor, index: Tensor) -> Tensor:
+    def log_weights(self, new, index):
         """W(gᵢ) - W(full gradient) at the true surrogate u = v' - (1 - α) v."""
         u = new - TARGET["momentum"] * self.v
         rows = (self.count, 3)
@@ -257,7 +247,7 @@ class Theorem2:
         )
         return self.weight * rise
 
-    def check_identity(self) -> None:
+    def check_identity(self):
         """Each minibatch's density times its weight is the full gradient's density."""
         new = torch.randn(self.count, 3, generator=self.generator, dtype=torch.float64)
         for i in range(6):
@@ -268,7 +258,7 @@ class Theorem2:
                 density + self.log_weights(new, index), wanted, rtol=1e-10, atol=1e-10
             )
 
-    def check_transition(self) -> None:
+    def check_transition(self):
         """Transitions by minibatches, weighted, follow the full gradient's kernel."""
         index = torch.randint(6, (self.count,), generator=self.generator)
         start = self.theta.expand(self.count, 3).contiguous()
@@ -298,14 +288,14 @@ class Theorem2:
         check_mean(weights[:, None] * features, expected, label="theorem 2")
 
 
-def test_exact_weights_turn_the_kernel_into_the_full_gradients() -> None:
+def test_exact_weights_turn_the_kernel_into_the_full_gradients():
     Theorem2(1000).check_identity()
     Theorem2(400_000).check_transition()
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("factor", [-1.0, 2.0])
-def test_wrong_weights_do_not(factor: float) -> None:
+def test_wrong_weights_do_not(factor):
     with pytest.raises(AssertionError):
         Theorem2(1000, factor).check_identity()
     with pytest.raises(StatisticalError):
@@ -315,7 +305,7 @@ def test_wrong_weights_do_not(factor: float) -> None:
 # ---- The index chain -------------------------------------------------------------
 
 
-def test_the_index_law_converges_to_the_weights() -> None:
+def test_the_index_law_converges_to_the_weights():
     problem = transition()
     w = problem.log_weights(HERE, MOVING)
     exact = exact_weights(w)
@@ -331,12 +321,12 @@ def test_the_index_law_converges_to_the_weights() -> None:
 
 
 @pytest.mark.parametrize("length", at_levels([0, 1, 3, 40], full=[0, 1, 3]))
-def test_indices_of_consecutive_steps(length: int) -> None:
+def test_indices_of_consecutive_steps(length):
     """The used minibatch: after M proposals, fresh in each step."""
     check_consecutive(ewsg, length)
 
 
-def test_acceptance_rate_follows_the_weights() -> None:
+def test_acceptance_rate_follows_the_weights():
     problem = transition(index_chain_length=1)
     w = problem.log_weights(HERE, MOVING)
     expected = np.minimum(np.exp(w[None] - w[:, None]), 1).mean()
@@ -348,12 +338,12 @@ def test_acceptance_rate_follows_the_weights() -> None:
     check_z({"acceptance": z}, label="acceptance rate")
 
 
-def local_variances(shape: str, push: float) -> np.ndarray:
+def local_variances(shape, push):
     """Trace of the gradients' covariance, weighted less uniform, over instances."""
     count, n, d = 4000, 20, 2
     g = torch.Generator().manual_seed(4)
 
-    def uniform(*size: int) -> Tensor:
+    def uniform(*size):
         return 2 * torch.rand(size, generator=g, dtype=torch.float64) - 1
 
     noise = uniform(count, n, d) * 3**0.5
@@ -381,7 +371,7 @@ def local_variances(shape: str, push: float) -> np.ndarray:
     p = exact_weights(torch.stack(w, dim=1).numpy())
     values = grads.numpy()
 
-    def trace(p: np.ndarray) -> np.ndarray:
+    def trace(p):
         mean = (p[..., None] * values).sum(axis=1, keepdims=True)
         return (p * ((values - mean) ** 2).sum(axis=2)).sum(axis=1)
 
@@ -392,14 +382,14 @@ def local_variances(shape: str, push: float) -> np.ndarray:
 @pytest.mark.parametrize(
     ("shape", "push"), [("uniform", 2.0), ("uniform", -3.0), ("two values", 0.0)]
 )
-def test_local_variance_is_below_uniform_subsampling(shape: str, push: float) -> None:
+def test_local_variance_is_below_uniform_subsampling(shape, push):
     """Theorem 3 for gradients with a mean, and for those of equal size."""
     change = local_variances(shape, push)
     z = change.mean() / (change.std() / len(change) ** 0.5)
     assert z < -20
 
 
-def test_local_variance_of_centred_gradients_is_not() -> None:
+def test_local_variance_of_centred_gradients_is_not():
     """The weights' effect where theorem 3 does not hold.
 
     To first order in lr the trace changes by Cov(‖g‖², ‖g - E g‖²) lr N / (4 α T),

@@ -7,7 +7,6 @@ alarms: see the note in ``harness.statistics``.
 """
 
 import math
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -15,7 +14,6 @@ import torch
 from harness.statistics import StatisticalError, check_p
 from levels import at_levels
 from scipy import stats
-from torch import Tensor
 
 import torch_sgmcmc as sg
 from torch_sgmcmc._ecs.taylor import Anchor, Prior
@@ -31,7 +29,7 @@ SEEDS = range(6)
 class Regression:
     """A chain of its own data; 2 U above its minimum is nearly χ²(d) at a draw."""
 
-    def __init__(self, seed: int, n: int = 400, **settings: Any) -> None:
+    def __init__(self, seed, n=400, **settings):
         g = torch.Generator().manual_seed(seed)
         like = {"generator": g, "dtype": torch.float64}
         self.x = torch.randn(n, D, **like)
@@ -41,15 +39,15 @@ class Regression:
             [self.theta], num_data=n, seed=seed, **{"num_blocks": 10, **settings}
         )
 
-    def __call__(self, indices: Tensor) -> Tensor:
+    def __call__(self, indices):
         eta = self.x[indices] @ self.theta
         return self.y[indices] * eta - torch.nn.functional.softplus(eta)
 
-    def potential(self, theta: Tensor) -> Tensor:
+    def potential(self, theta):
         eta = self.x @ theta
         return (torch.nn.functional.softplus(eta) - self.y * eta).sum()
 
-    def minimum(self) -> Tensor:
+    def minimum(self):
         theta = torch.zeros(D, dtype=torch.float64)
         for _ in range(20):
             slope = torch.func.grad(self.potential)(theta)
@@ -58,7 +56,7 @@ class Regression:
             )
         return self.potential(theta)
 
-    def run(self, draws: int = 30) -> float:
+    def run(self, draws=30):
         """2 U above its minimum, at the last draw after the warm-up."""
         self.sampler.warmup(self, 150, anchor_every=25, progress=False)
         for _ in range(draws):
@@ -66,7 +64,7 @@ class Regression:
         return 2 * float(self.potential(self.theta.detach()) - self.minimum())
 
 
-def check_draws(heights: list[float]) -> None:
+def check_draws(heights):
     """Checks that draws of independent chains are of the posterior."""
     each = stats.chi2(D).sf(heights)
     p = {str(i): float(value) for i, value in enumerate(each)}
@@ -74,24 +72,24 @@ def check_draws(heights: list[float]) -> None:
     check_p({**p, "all": total}, label="heights of draws")
 
 
-def without_bound() -> mock._patch:
+def without_bound():
     """The likelihood is 0 beyond a."""
     right = sg.HMCECS._estimator
 
     class Unbounded:
-        def __init__(self, estimator: Any) -> None:
+        def __init__(self, estimator):
             self.estimator = estimator
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name):
             return getattr(self.estimator, name)
 
-        def is_overturned(self, mean: float) -> bool:
+        def is_overturned(self, mean):
             return False
 
-        def is_out_of_bounds(self, variance: float, mean: float, **more: float) -> bool:
+        def is_out_of_bounds(self, variance, mean, **more):
             return self.estimator.is_out_of_bounds(variance, math.inf, **more)
 
-    def unbounded(self: sg.HMCECS) -> Any:
+    def unbounded(self):
         return Unbounded(right(self))
 
     return mock.patch.object(sg.HMCECS, "_estimator", unbounded)
@@ -107,13 +105,13 @@ LEFT = (
 
 
 @pytest.mark.parametrize(("m", "order"), at_levels([(10, 1), (40, 2)], full=[(10, 1)]))
-def test_the_signed_sampler_stays(m: int, order: int) -> None:
+def test_the_signed_sampler_stays(m, order):
     settings = {**SIGNED, "subsample_size": m, "taylor_order": order}
     check_draws([Regression(seed, **settings).run() for seed in SEEDS])
 
 
 @pytest.mark.parametrize("settings", [SIGNED, PERTURBED])
-def test_a_warmup_that_leaves_raises(settings: dict[str, Any]) -> None:
+def test_a_warmup_that_leaves_raises(settings):
     regression = Regression(3, **settings)
     with without_bound(), pytest.raises(RuntimeError, match=LEFT):
         regression.run()
@@ -122,7 +120,7 @@ def test_a_warmup_that_leaves_raises(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("settings", [SIGNED, PERTURBED])
-def test_without_a_guard_the_draws_are_elsewhere(settings: dict[str, Any]) -> None:
+def test_without_a_guard_the_draws_are_elsewhere(settings):
     regression = Regression(3, **settings)
     # Far away the steps become tiny, and trajectories would be long.
     short = mock.patch.object(hmc_ecs, "MOST_WARMUP_STEPS", 16)
@@ -132,7 +130,7 @@ def test_without_a_guard_the_draws_are_elsewhere(settings: dict[str, Any]) -> No
         check_draws([height])
 
 
-def test_a_start_beyond_the_bound() -> None:
+def test_a_start_beyond_the_bound():
     regression = Regression(0, **SIGNED)
     regression.sampler.step(regression)
     with torch.no_grad():
@@ -145,7 +143,7 @@ def test_a_start_beyond_the_bound() -> None:
     regression.sampler.step(regression)
 
 
-def test_few_factors_have_no_bound() -> None:
+def test_few_factors_have_no_bound():
     """The law of few is tested where all of them may be negative."""
     regression = Regression(0, **SIGNED, num_factors=9)
     regression.sampler.step(regression)
@@ -155,21 +153,21 @@ def test_few_factors_have_no_bound() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
-def test_how_far_draws_may_fall(temperature: float) -> None:
+def test_how_far_draws_may_fall(temperature):
     n, d, prior = 400, 2, 30.0
     regression = Regression(
         0, n, **SIZES, temperature=temperature, prior_precision=prior
     )
     regression.sampler.set_anchor(regression, progress=False)
 
-    def log_posterior(theta: Tensor) -> Tensor:
+    def log_posterior(theta):
         return -regression.potential(theta) - prior / 2 * (theta - mean).square().sum()
 
     begin = regression.theta.detach().clone()
     mean = torch.full((d,), 0.2, dtype=torch.float64)
     about = Prior(torch.full((d,), prior, dtype=torch.float64), mean)
 
-    def check_near(value: Tensor, theta: Tensor) -> None:
+    def check_near(value, theta):
         regression.sampler._anchor.check_near(value, theta, about, temperature)
 
     highest = d + (2 * d * 20) ** 0.5 + 20
@@ -188,12 +186,12 @@ def test_how_far_draws_may_fall(temperature: float) -> None:
 
 
 @pytest.mark.parametrize("estimator", ["perturbed", "signed"])
-def test_some_steps_use_all_data(estimator: str) -> None:
+def test_some_steps_use_all_data(estimator):
     settings = {**SIZES, "estimator": estimator, "num_factors": 5}
     regression = Regression(0, **settings)
     passes = 0
 
-    def closure(indices: Tensor) -> Tensor:
+    def closure(indices):
         nonlocal passes
         passes += torch.equal(indices, torch.arange(400))
         return regression(indices)

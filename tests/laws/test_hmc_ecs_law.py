@@ -4,9 +4,7 @@ The exact law on small models, and known bugs: ``test_hmc_ecs_mutants_law.py``. 
 alarms: see the note in ``harness.statistics``.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +12,13 @@ import torch
 from harness.ecs import PERTURBED
 from harness.statistics import check_z
 from levels import at_levels
-from torch import Tensor
 
 import torch_sgmcmc as sg
 
 pytestmark = pytest.mark.full
 
 
-def test_the_perturbation_falls_with_the_subsample() -> None:
+def test_the_perturbation_falls_with_the_subsample():
     model = PERTURBED.model
     far = []
     for m in (2, 4):
@@ -32,15 +29,15 @@ def test_the_perturbation_falls_with_the_subsample() -> None:
     assert far[1] < 0.3 * far[0]
 
 
-def poisson(eta: Tensor, y: Tensor) -> Tensor:
+def poisson(eta, y):
     return y * eta - eta.exp()
 
 
-def logistic(eta: Tensor, y: Tensor) -> Tensor:
+def logistic(eta, y):
     return y * eta - torch.nn.functional.softplus(eta)
 
 
-def gaussian(eta: Tensor, y: Tensor) -> Tensor:
+def gaussian(eta, y):
     return -0.5 * (y - eta) ** 2
 
 
@@ -58,9 +55,7 @@ def gaussian(eta: Tensor, y: Tensor) -> Tensor:
         ),
     ],
 )
-def test_regressions_against_hmc(
-    kind: Callable[[Tensor, Tensor], Tensor], settings: dict[str, Any]
-) -> None:
+def test_regressions_against_hmc(kind, settings):
     n, d, g = 400, 3, torch.Generator().manual_seed(0)
     x = torch.randn(n, d, generator=g, dtype=torch.float64)
     x[:, 0] = 1
@@ -72,7 +67,7 @@ def test_regressions_against_hmc(
     else:
         y = eta + torch.randn(n, generator=g, dtype=torch.float64)
 
-    def loss(theta: Tensor) -> Tensor:  # U / n, for theta of shape [..., d]
+    def loss(theta):  # U / n, for theta of shape [..., d]
         return -kind(theta @ x.t(), y).mean(dim=-1)
 
     mode = torch.zeros(d, dtype=torch.float64)
@@ -88,7 +83,7 @@ def test_regressions_against_hmc(
     )  # fmt: skip
     hmc.set_mass([hessian.diagonal()])
 
-    def losses() -> Tensor:
+    def losses():
         values = loss(chains)
         values.sum().backward()
         return values
@@ -105,7 +100,7 @@ def test_regressions_against_hmc(
     sampler = sg.HMCECS([p], num_data=n, prior_precision=1.0, seed=2,
                         trajectory_length=1.6, num_blocks=10, **settings)  # fmt: skip
 
-    def closure(indices: Tensor) -> Tensor:
+    def closure(indices):
         return kind(x[indices] @ p, y[indices])
 
     sampler.warmup(closure, 100, progress=False)

@@ -5,7 +5,6 @@ False alarms: see the note in ``harness.statistics``.
 
 from functools import partial
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +21,6 @@ from harness.trajectories import (
     check_mixing,
 )
 from levels import at_levels
-from torch import Tensor
 
 import torch_sgmcmc as sg
 
@@ -35,7 +33,7 @@ CHECKS = [
     check_kept_momenta,
     check_double_well,
 ]
-BUILDS: dict[str, Any] = {"HMC": sg.HMC, "reference": ReferenceHMC}
+BUILDS = {"HMC": sg.HMC, "reference": ReferenceHMC}
 
 
 @pytest.mark.parametrize(
@@ -46,14 +44,14 @@ BUILDS: dict[str, Any] = {"HMC": sg.HMC, "reference": ReferenceHMC}
         full=[("HMC", check) for check in CHECKS[1:] if check is not check_dynamics],
     ),
 )
-def test_law(name: str, check: Any) -> None:
+def test_law(name, check):
     check(BUILDS[name])
 
 
 @pytest.mark.parametrize(
     "mutation", at_levels(DYNAMICS_MUTATIONS, full=["prior missing in the gradient"])
 )
-def test_a_bug_of_the_dynamics_is_caught(mutation: str) -> None:
+def test_a_bug_of_the_dynamics_is_caught(mutation):
     with pytest.raises(StatisticalError):
         check_dynamics(partial(ReferenceHMC, mutation=mutation))
 
@@ -70,18 +68,18 @@ ACROSS_STEPS = {"uniform reused by the next step"}
         full=["every trajectory accepted"],
     ),
 )
-def test_a_bug_is_caught(mutation: str) -> None:
+def test_a_bug_is_caught(mutation):
     check = check_mixing if mutation in ACROSS_STEPS else check_invariance
     with pytest.raises(StatisticalError):
         check(partial(ReferenceHMC, mutation=mutation))
 
 
-def test_a_momentum_that_is_not_turned_round_is_caught() -> None:
+def test_a_momentum_that_is_not_turned_round_is_caught():
     with pytest.raises(StatisticalError):
         check_kept_momenta(partial(ReferenceHMC, mutation="momentum not turned round"))
 
 
-def test_the_checks_reject_and_accept() -> None:
+def test_the_checks_reject_and_accept():
     """Acceptance is far from 0 and 1 where the Metropolis test is under test."""
     problem = GaussianProblem()
     run = Run(problem, sg.HMC, problem.draw(seed=1), **COARSE).advance(3)
@@ -89,11 +87,11 @@ def test_the_checks_reject_and_accept() -> None:
     assert run.sampler.num_divergences == 0
 
 
-def anharmonic(p: Tensor) -> Tensor:
+def anharmonic(p):
     return (0.25 * p**4 + 0.3 * p[:, :1] * p[:, 1:]).sum(dim=1)
 
 
-def energy_errors(step_size: float, num_steps: int) -> Tensor:
+def energy_errors(step_size, num_steps):
     """-ΔH of trajectories of length 1, from 500 points with the same momenta."""
     g = torch.Generator().manual_seed(0)
     p = torch.randn(500, 2, generator=g, dtype=torch.float64).requires_grad_()
@@ -101,7 +99,7 @@ def energy_errors(step_size: float, num_steps: int) -> Tensor:
         [p], step_size, num_steps=num_steps, num_data=1, num_chains=500, seed=3
     )
 
-    def closure() -> Tensor:
+    def closure():
         loss = anharmonic(p)
         loss.sum().backward()
         return loss
@@ -110,7 +108,7 @@ def energy_errors(step_size: float, num_steps: int) -> Tensor:
     return log_ratios
 
 
-def test_the_energy_error_is_of_second_order() -> None:
+def test_the_energy_error_is_of_second_order():
     coarse, middle, fine = (energy_errors(1 / n, n) for n in (25, 50, 100))
     assert float(fine.abs().max()) > 1e-7  # far above rounding
     ratios = [float(a.norm() / b.norm()) for a, b in ((coarse, middle), (middle, fine))]
@@ -120,7 +118,7 @@ def test_the_energy_error_is_of_second_order() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_trajectory_runs_back(dtype: torch.dtype) -> None:
+def test_a_trajectory_runs_back(dtype):
     g = torch.Generator().manual_seed(0)
     p = torch.randn(200, 2, generator=g, dtype=dtype).requires_grad_()
     sampler = sg.HMC(
@@ -135,7 +133,7 @@ def test_a_trajectory_runs_back(dtype: torch.dtype) -> None:
     )
     sampler.set_mass([torch.tensor([0.5, 2.0])])
 
-    def closure() -> None:
+    def closure():
         anharmonic(p).sum().backward()
 
     start = p.detach().clone()

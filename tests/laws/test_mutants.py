@@ -13,7 +13,6 @@ import pytest
 from harness import suite
 from harness.chains import (
     Chains,
-    Experiment,
     assert_caught,
     check_double_well,
     check_extrapolated,
@@ -23,7 +22,12 @@ from harness.chains import (
     check_thermostats,
     check_transient,
 )
-from harness.gibbs import check_conditional, check_joint
+from harness.gibbs import (
+    PRECISION_MUTATIONS,
+    ReferencePrecision,
+    check_conditional,
+    check_joint,
+)
 from harness.methods import METHODS, THERMOSTATS, Method, frozen_psgld
 from harness.mutants import (
     GAMMA_MUTATIONS,
@@ -37,7 +41,6 @@ from harness.mutants import (
     ReferenceSGLD,
     ReferenceSGNHT,
 )
-from harness.precision_mutants import PRECISION_MUTATIONS, ReferencePrecision
 from harness.statistics import StatisticalError
 from harness.targets import LogGamma
 from levels import at_levels
@@ -60,7 +63,7 @@ ELSEWHERE = {
 }
 
 
-def reference(name: str, mutation: str | None) -> Method:
+def reference(name, mutation):
     method = next(m for m in METHODS if m.name == name)
     build = partial(REFERENCES[name], mutation=mutation)
     if method.build is frozen_psgld:
@@ -68,13 +71,13 @@ def reference(name: str, mutation: str | None) -> Method:
     return replace(method, name=f"{name} mutant ({mutation})", build=build)
 
 
-def adapting(mutation: str | None) -> Method:
+def adapting(mutation):
     """pSGLD that has not been frozen."""
     build = partial(ReferencePSGLD, mutation=mutation)
     return Method("PSGLD mutant", build, lambda *_: None, lambda *_: None)
 
 
-def at_work(mutation: str | None) -> Method:
+def at_work(mutation):
     """SGNHT with thermostats that move."""
     return replace(THERMOSTATS, build=partial(ReferenceSGNHT, mutation=mutation))
 
@@ -83,7 +86,7 @@ def at_work(mutation: str | None) -> Method:
 QUICKLY = {"thermostat_rate": 4e-3}
 
 
-def few(experiment: Experiment) -> Experiment:
+def few(experiment):
     """Returns the first statistics of :func:`assert_caught`."""
     return replace(experiment, chains=experiment.chains // 10)
 
@@ -106,7 +109,7 @@ def few(experiment: Experiment) -> Experiment:
         otherwise="full",
     ),
 )
-def test_a_bug_is_caught(name: str, mutation: str) -> None:
+def test_a_bug_is_caught(name, mutation):
     check, experiment = ELSEWHERE.get(mutation, (check_stationary, suite.all_at_once))
     assert_caught(check, experiment(reference(name, mutation)))
 
@@ -114,11 +117,11 @@ def test_a_bug_is_caught(name: str, mutation: str) -> None:
 @pytest.mark.parametrize(
     "mutation", at_levels(THERMOSTAT_MUTATIONS, full=["N forgotten in the thermostat"])
 )
-def test_a_bug_of_the_thermostat_is_caught(mutation: str) -> None:
+def test_a_bug_of_the_thermostat_is_caught(mutation):
     assert_caught(check_thermostats, suite.absorbed(at_work(mutation), **QUICKLY))
 
 
-def test_the_thermostat_reference_is_right() -> None:
+def test_the_thermostat_reference_is_right():
     check_thermostats(suite.absorbed(at_work(None), **QUICKLY))
     check_thermostats(few(suite.absorbed(at_work(None), **QUICKLY)))
 
@@ -126,23 +129,23 @@ def test_the_thermostat_reference_is_right() -> None:
 @pytest.mark.parametrize(
     "mutation", at_levels(GAMMA_MUTATIONS, full=["gamma without T"])
 )
-def test_a_bug_of_gamma_is_caught(mutation: str) -> None:
+def test_a_bug_of_gamma_is_caught(mutation):
     assert_caught(check_memoryless, suite.memoryless(adapting(mutation), gamma=True))
 
 
-def test_a_bug_of_the_start_is_caught() -> None:
+def test_a_bug_of_the_start_is_caught():
     mutant = adapting("gamma starts with the first square and its slope")
     assert_caught(check_start, suite.started(mutant))
 
 
-def test_gamma_of_the_last_gradient_alone_is_caught() -> None:
+def test_gamma_of_the_last_gradient_alone_is_caught():
     """The term of the paper's text: most of the bias stays without it."""
     mutant = adapting("gamma of the last gradient alone")
     check = partial(check_extrapolated, moments=np.array([0.0, 1.0]), time=12)
     assert_caught(check, suite.normal(mutant, **suite.FELT_GAMMA))
 
 
-def test_gamma_without_the_jacobians_is_caught() -> None:
+def test_gamma_without_the_jacobians_is_caught():
     """The mean of a skewed target moves if V remembers more than the chain."""
     means = {}
     for mutation in (None, "gamma without the Jacobians"):
@@ -154,7 +157,7 @@ def test_gamma_without_the_jacobians_is_caught() -> None:
     assert means["gamma without the Jacobians"] < -0.2
 
 
-def test_the_adapting_reference_is_right() -> None:
+def test_the_adapting_reference_is_right():
     check_memoryless(suite.memoryless(adapting(None), gamma=True))
     check_memoryless(few(suite.memoryless(adapting(None), gamma=True)))
     moments = np.array([0.0, 1.0])
@@ -172,7 +175,7 @@ def test_the_adapting_reference_is_right() -> None:
         *product([check_transient], ["Gaussian", "minibatches", "groups"]),
     ],
 )
-def test_every_experiment_sees_noise_2_percent_too_large(check, name: str) -> None:
+def test_every_experiment_sees_noise_2_percent_too_large(check, name):
     """One mild bug in every experiment: none of them is blind."""
     experiment = suite.EXPERIMENTS[name]
     assert_caught(check, experiment(reference("SGHMC", "noise 2 % too large")))
@@ -181,13 +184,13 @@ def test_every_experiment_sees_noise_2_percent_too_large(check, name: str) -> No
 @pytest.mark.parametrize(
     ("name", "mutation"), [("SGLD", "factor 2 missing"), ("SGHMC", "explicit Euler")]
 )
-def test_the_double_well_sees_bugs(name: str, mutation: str) -> None:
+def test_the_double_well_sees_bugs(name, mutation):
     assert_caught(check_double_well, suite.double_well(reference(name, mutation)))
 
 
 @pytest.mark.parametrize("name", REFERENCES)
 @pytest.mark.parametrize("check", [check_stationary, check_transient])
-def test_the_references_are_right(name: str, check) -> None:
+def test_the_references_are_right(name, check):
     right = reference(name, None)
     for experiment in (suite.all_at_once(right), suite.per_group(right)):
         check(experiment)
@@ -195,7 +198,7 @@ def test_the_references_are_right(name: str, check) -> None:
 
 
 @pytest.mark.parametrize("check", [check_stationary, check_transient])
-def test_the_sghmc_reference_is_right(check) -> None:
+def test_the_sghmc_reference_is_right(check):
     right = reference("SGHMC", None)
     for experiment in (suite.accounted(right), suite.resampled(right)):
         check(experiment)
@@ -209,17 +212,17 @@ GIBBS = {"shape": 3.0, "rate": 0.3, "temperature": 0.5, "seed": 3}
 @pytest.mark.parametrize(
     "mutation", at_levels(PRECISION_MUTATIONS, full=PRECISION_MUTATIONS[:1])
 )
-def test_a_bug_in_the_conditional_is_caught(mutation: str) -> None:
+def test_a_bug_in_the_conditional_is_caught(mutation):
     with pytest.raises(StatisticalError):
         check_conditional(partial(ReferencePrecision, mutation=mutation), **GIBBS)
 
 
-def test_a_bug_in_the_joint_law_is_caught() -> None:
+def test_a_bug_in_the_joint_law_is_caught():
     with pytest.raises(StatisticalError):
         mutant = partial(ReferencePrecision, mutation="T on the rate only")
         check_joint(mutant, **GIBBS)
 
 
 @pytest.mark.parametrize("check", [check_conditional, check_joint])
-def test_the_gibbs_reference_is_right(check) -> None:
+def test_the_gibbs_reference_is_right(check):
     check(ReferencePrecision, **GIBBS)

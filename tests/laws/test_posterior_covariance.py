@@ -6,7 +6,6 @@ another temperature, no prior.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ F64 = torch.float64
 T, PRIOR, N = 0.6, 8.0, 20
 #: The curvature of the mean loss: correlated, also between the tensors.
 HESSIAN = np.array([[1.0, 0.3, 0.2], [0.3, 0.8, -0.25], [0.2, -0.25, 0.6]])
-TARGET: dict[str, Any] = {
+TARGET = {
     "num_data": N,
     "prior_precision": PRIOR,
     "temperature": T,
@@ -26,39 +25,39 @@ TARGET: dict[str, Any] = {
 }
 
 
-def target(temperature: float = T, prior: float = PRIOR) -> np.ndarray:
+def target(temperature=T, prior=PRIOR):
     return temperature * np.linalg.inv(N * HESSIAN + prior * np.eye(3))
 
 
-def distance(found: np.ndarray, law: np.ndarray) -> float:
+def distance(found, law):
     """The largest relative error of a variance in any direction."""
     root = np.linalg.inv(np.linalg.cholesky(law))
     return float(np.abs(np.linalg.eigvalsh(root @ found @ root.T) - 1).max())
 
 
-def check(found: np.ndarray, tolerance: float = 0.25) -> None:
+def check(found, tolerance=0.25):
     """Compares with the target, and with those of bugs."""
     assert distance(found, target()) < tolerance
     for bug in ({"temperature": 1.0}, {"prior": 0.0}):
         assert distance(found, target(**bug)) > 1.5 * tolerance
 
 
-def data() -> torch.Tensor:
+def data():
     """Data whose mean is 0: the mean loss is θᵀHθ/2, but for a constant."""
     x = torch.randn(N, 3, dtype=F64, generator=torch.Generator().manual_seed(2))
     return x - x.mean(0)
 
 
-def test_sbps() -> None:
+def test_sbps():
     p = torch.zeros(2, dtype=F64, requires_grad=True)
     q = torch.zeros(1, dtype=F64, requires_grad=True)
     x, hessian = 0.3 * data(), torch.tensor(HESSIAN)
     generator = torch.Generator().manual_seed(3)
     sampler = sg.SBPS([p, q], sample_interval=0.05, refresh_rate=1.0, **TARGET)
-    draws: list[torch.Tensor] = []
+    draws = []
     sampler.register_sample_hook(lambda *_: draws.append(torch.cat([p, q]).detach()))
 
-    def closure() -> torch.Tensor:
+    def closure():
         rows = torch.randperm(N, generator=generator)[:10]
         away = torch.cat([p, q]) - x[rows]
         return (away @ hessian * away).sum(1) / 2
@@ -69,12 +68,12 @@ def test_sbps() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:num_blocks")
-def test_hmcecs() -> None:
+def test_hmcecs():
     p = torch.zeros(2, dtype=F64, requires_grad=True)
     q = torch.zeros(1, dtype=F64, requires_grad=True)
     x, hessian = data(), torch.tensor(HESSIAN)
 
-    def closure(rows: torch.Tensor) -> torch.Tensor:
+    def closure(rows):
         away = torch.cat([p, q]) - x[rows]
         return -(away @ hessian * away).sum(1) / 2
 

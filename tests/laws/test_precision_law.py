@@ -14,11 +14,11 @@ SMALL_SHAPE = (0.2, 0.5, 1.0)
 
 
 @pytest.mark.parametrize(("shape", "rate", "temperature"), [*SETTINGS, SMALL_SHAPE])
-def test_conditional(shape: float, rate: float, temperature: float) -> None:
+def test_conditional(shape, rate, temperature):
     check_conditional(
         GammaPrecision, shape=shape, rate=rate, temperature=temperature, seed=1
     )
 
 
-def test_joint() -> None:
+def test_joint():
     check_joint(GammaPrecision, shape=3.0, rate=2.0, temperature=0.5, seed=2)

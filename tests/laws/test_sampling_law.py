@@ -5,7 +5,6 @@ shown in ``test_mutants.py``.
 """
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,11 +23,17 @@ from harness.chains import (
     check_thermostats,
     check_transient,
 )
-from harness.double_well import double_well_law, target_moment
-from harness.methods import METHODS, THERMOSTATS, Coordinates, Law, Method
+from harness.methods import METHODS, THERMOSTATS, Law, Method
 from harness.preconditioned import memoryless_law, weighted_variance
 from harness.statistics import AffineMap, StatisticalError, check_gaussian, check_z
-from harness.targets import DoubleWell, LogGamma, Quadratic, correlated
+from harness.targets import (
+    DoubleWell,
+    LogGamma,
+    Quadratic,
+    correlated,
+    double_well_law,
+    target_moment,
+)
 from levels import at_levels
 
 import torch_sgmcmc as sg
@@ -54,18 +59,18 @@ ADAPTING = Method("PSGLD", PSGLD, lambda *_: None, lambda *_: None)
         otherwise="full",
     ),
 )
-def test_gaussian_targets(name: str, experiment: str) -> None:
+def test_gaussian_targets(name, experiment):
     (method,) = (each for each in METHODS if each.name == name)
     check_stationary(suite.EXPERIMENTS[experiment](method))
     check_transient(suite.EXPERIMENTS[experiment](method))
 
 
 @every_method
-def test_double_well(method: Method) -> None:
+def test_double_well(method):
     check_double_well(suite.double_well(method))
 
 
-def test_double_well_with_the_noise_accounted_for() -> None:
+def test_double_well_with_the_noise_accounted_for():
     """The paper's figure 1: with β̂, gradient noise N(0, 4) changes nothing."""
     noisy = suite.double_well(SGHMC, noisy=True)
     lr = noisy.settings["lr"]
@@ -80,7 +85,7 @@ def test_double_well_with_the_noise_accounted_for() -> None:
 
 
 @every_method
-def test_law_tends_to_the_posterior(method: Method) -> None:
+def test_law_tends_to_the_posterior(method):
     """N(…, T (N H + λ)⁻¹) up to O(lr), whatever the momentum."""
     errors = []
     for lr in (0.002, 0.001):
@@ -97,10 +102,10 @@ def test_law_tends_to_the_posterior(method: Method) -> None:
 
 
 @every_method
-def test_double_well_law_tends_to_its_target(method: Method) -> None:
+def test_double_well_law_tends_to_its_target(method):
     """The bias is O(lr), and O(lr²) after Richardson extrapolation."""
 
-    def moments(lr: float) -> np.ndarray:
+    def moments(lr):
         settings = {"lr": lr, "num_data": 1}
         experiment = Experiment(method, DoubleWell(), settings)
         law = double_well_law(lr, *method.inertia(experiment.coordinates))
@@ -116,14 +121,14 @@ def test_double_well_law_tends_to_its_target(method: Method) -> None:
 # ---- SGHMC: momentum, and the account of the gradients' noise --------------------
 
 
-def test_momentum_drawn_afresh() -> None:
+def test_momentum_drawn_afresh():
     check_stationary(suite.resampled(SGHMC))
     check_transient(suite.resampled(SGHMC))
 
 
 @pytest.mark.parametrize("momentum", [0.99, 0.5, 0.0])
 @pytest.mark.parametrize("every", [1, 2, 4, 10])
-def test_drawing_momentum_keeps_the_target(every: int, momentum: float) -> None:
+def test_drawing_momentum_keeps_the_target(every, momentum):
     """Exact gradients: the law of θ is the same for every k, whatever lr."""
     target = Quadratic(correlated(2, seed=70), np.zeros(2))
     laws = []
@@ -139,7 +144,7 @@ def test_drawing_momentum_keeps_the_target(every: int, momentum: float) -> None:
     np.testing.assert_allclose(laws[1], laws[0], rtol=1e-9)
 
 
-def test_momentum_is_stationary_from_the_start() -> None:
+def test_momentum_is_stationary_from_the_start():
     """v ~ N(0, lr T / N), which is stationary up to 1 / (1 - α/2) and O(lr)."""
     scale = 1e-5 * 0.6 / 20
     experiment = suite.all_at_once(SGHMC, lr=1e-5, momentum=0.98)
@@ -156,7 +161,7 @@ def test_momentum_is_stationary_from_the_start() -> None:
 
 
 @pytest.mark.default
-def test_noise_account() -> None:
+def test_noise_account():
     check_stationary(suite.accounted(SGHMC))
     check_transient(suite.accounted(SGHMC))
 
@@ -164,9 +169,7 @@ def test_noise_account() -> None:
 @pytest.mark.parametrize(
     ("noise_estimate", "variance"), [(0.0, 1.52), (0.025, 1.01)], ids=["off", "on"]
 )
-def test_noise_account_restores_the_variance(
-    noise_estimate: float, variance: float
-) -> None:
+def test_noise_account_restores_the_variance(noise_estimate, variance):
     """η = α = 0.05, V = 1 on N(0, 1): β̂ = η V / 2."""
     experiment = Experiment(
         SGHMC,
@@ -180,7 +183,7 @@ def test_noise_account_restores_the_variance(
     check_stationary(experiment)
 
 
-def test_noise_account_online() -> None:
+def test_noise_account_online():
     """Two coordinates of very different noise get back the variance 1 each.
 
     Half the mean squared difference of consecutive gradients estimates
@@ -220,11 +223,11 @@ def test_noise_account_online() -> None:
 
 @pytest.mark.default
 @pytest.mark.parametrize("gamma", [True, False], ids=["gamma", "plain"])
-def test_preconditioner_without_memory(gamma: bool) -> None:
+def test_preconditioner_without_memory(gamma):
     check_memoryless(suite.memoryless(ADAPTING, gamma=gamma))
 
 
-def test_gamma_restores_the_target() -> None:
+def test_gamma_restores_the_target():
     """The variance of N(0, 1) is 1 + O(lr) with Γ, and another one without."""
     common = {
         **{"curvature": 1.0, "centre": 0.0, "num_data": 1.0, "prior_precision": 0.0},
@@ -242,7 +245,7 @@ def test_gamma_restores_the_target() -> None:
     assert weighted_variance(0.5) > 1.6
 
 
-def test_gamma_from_the_first_step_on() -> None:
+def test_gamma_from_the_first_step_on():
     check_start(suite.started(ADAPTING))
 
 
@@ -254,7 +257,7 @@ def test_gamma_from_the_first_step_on() -> None:
     ],
     ids=["normal", "skewed"],
 )
-def test_gamma_with_a_memory(make: Any, exact: tuple[float, float]) -> None:
+def test_gamma_with_a_memory(make, exact):
     moments = np.array(exact)
     check_extrapolated(make(ADAPTING, **suite.FELT_GAMMA), moments, time=12)
     without = make(ADAPTING, gamma=False, **suite.FELT_GAMMA)
@@ -273,7 +276,7 @@ def test_gamma_with_a_memory(make: Any, exact: tuple[float, float]) -> None:
         (0.999, True, 1.00),
     ],
 )
-def test_documented_bias(decay: float, gamma: bool, variance: float) -> None:
+def test_documented_bias(decay, gamma, variance):
     """The figures of docs/samplers/psgld.md, to their two decimals.
 
     With Γ started in the target, from which no chain is thrown away: with the variance
@@ -293,7 +296,7 @@ def test_documented_bias(decay: float, gamma: bool, variance: float) -> None:
     assert np.mean(looks) == pytest.approx(variance, abs=0.012)
 
 
-def test_frozen_preconditioner_may_come_from_adaptation() -> None:
+def test_frozen_preconditioner_may_come_from_adaptation():
     """Burn-in with adaptation and no Γ, then V stays and the target is right.
 
     The law given V is that of SGLD with a step size of its own for every chain, so that
@@ -320,7 +323,7 @@ SCALARS = {
 }
 
 
-def algorithm_2_law(target: Quadratic, _: Coordinates) -> Law:
+def algorithm_2_law(target, _):
     """r <- r - ε ∇Ũ - ε C M⁻¹ r + N(0, 2 ε (C - B̂)), then θ <- θ + ε M⁻¹ r.
 
     The paper moves θ first: the same chain half a step later. v is ε M⁻¹ r.
@@ -354,7 +357,7 @@ def algorithm_2_law(target: Quadratic, _: Coordinates) -> Law:
     return Law(cycle, to_v @ start @ to_v, state=("momentum",))
 
 
-def algorithm_2(mistake: str = "") -> Experiment:
+def algorithm_2(mistake=""):
     """SGHMC with the hyperparameters that docs/samplers/sghmc.md says."""
     groups = []
     for width, own in SCALARS.items():
@@ -382,7 +385,7 @@ def algorithm_2(mistake: str = "") -> Experiment:
     return Experiment(method, target, common, tuple(groups), seed=12)
 
 
-def test_mass_friction_and_estimate_of_each_group() -> None:
+def test_mass_friction_and_estimate_of_each_group():
     check_stationary(algorithm_2())
     check_transient(algorithm_2())
 
@@ -395,7 +398,7 @@ def test_mass_friction_and_estimate_of_each_group() -> None:
         "estimate without the mass",
     ],
 )
-def test_other_units_of_algorithm_2_are_caught(mistake: str) -> None:
+def test_other_units_of_algorithm_2_are_caught(mistake):
     assert_caught(check_stationary, algorithm_2(mistake))
 
 
@@ -403,11 +406,11 @@ def test_other_units_of_algorithm_2_are_caught(mistake: str) -> None:
 
 
 @pytest.mark.default
-def test_thermostats_absorb_gradient_noise() -> None:
+def test_thermostats_absorb_gradient_noise():
     check_thermostats(suite.absorbed(THERMOSTATS))
 
 
-def test_law_with_thermostats() -> None:
+def test_law_with_thermostats():
     """Noise in balance with the friction: the law of exact gradients, but for O(lr)."""
     experiment = suite.absorbed(THERMOSTATS)
     d, c = 3, experiment.coordinates
@@ -435,7 +438,7 @@ def test_law_with_thermostats() -> None:
 
 
 @pytest.mark.nightly
-def test_thermostats_estimate_the_noise() -> None:
+def test_thermostats_estimate_the_noise():
     """The mean of α - A is β̂ up to O(κ): extrapolated, 2 m(κ / 2) - m(κ)."""
     means, errors = [], []
     for seed, rate in ((1, 0.004), (2, 0.002)):
@@ -453,7 +456,7 @@ def test_thermostats_estimate_the_noise() -> None:
     check_z({"noise account": z}, label="mean of the thermostats")
 
 
-def test_thermostat_rate_by_default() -> None:
+def test_thermostat_rate_by_default():
     """None is lr T / N: the same chain to the last bit."""
     experiment = replace(suite.absorbed(THERMOSTATS), chains=10)
     rates = {}

@@ -1,12 +1,9 @@
 """Simulation-based calibration: every sampler passes, and wrong ones do not."""
 
-from typing import Any
-
 import pytest
 from levels import at_levels
 from sbc_problem import (
     TARGET,
-    Make,
     calibrate,
     gaussian,
     gaussian_loss,
@@ -21,7 +18,7 @@ from torch_sgmcmc.diagnostics.calibration import sbc
 pytestmark = pytest.mark.nightly
 
 #: Samplers, and what each needs of the calibration.
-SAMPLERS: dict[str, tuple[Make, dict[str, Any]]] = {
+SAMPLERS = {
     "SGLD": (sgld, {"thin": 25}),
     "SGHMC": (lambda p, s: sg.SGHMC(p, 0.05, 0.7, **TARGET, seed=s), {"thin": 15}),
     "PSGLD": (
@@ -59,7 +56,7 @@ SAMPLERS: dict[str, tuple[Make, dict[str, Any]]] = {
         full=[("SGHMC", "Gaussian"), ("SGHMC", "logistic")],
     ),
 )
-def test_every_sampler(sampler: str, model: str) -> None:
+def test_every_sampler(sampler, model):
     """A right one is refused once in a thousand seeds."""
     make, options = SAMPLERS[sampler]
     if model == "logistic":  # where some data leave a wide posterior
@@ -76,7 +73,7 @@ def test_every_sampler(sampler: str, model: str) -> None:
 
 
 #: What is wrong with each; a wrong one is to be refused at a rate of 1e-6.
-MUTANTS: dict[str, tuple[Make, dict[str, Any]]] = {
+MUTANTS = {
     "temperature": (lambda p, s: hmc(p, s, temperature=1.5), {}),
     "prior": (lambda p, s: hmc(p, s, prior_precision=2.0), {}),
     "no prior": (lambda p, s: hmc(p, s, prior_precision=0.0), {}),
@@ -101,7 +98,7 @@ MUTANTS: dict[str, tuple[Make, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("mutant", at_levels(MUTANTS, full=["temperature"]))
-def test_wrong_samplers_are_flagged(mutant: str) -> None:
+def test_wrong_samplers_are_flagged(mutant):
     make, options = MUTANTS[mutant]
     shared = {"simulations": 2000, "thin": 2, "warmup": 20}
     result = calibrate(make, **{**shared, **options})
@@ -111,7 +108,7 @@ def test_wrong_samplers_are_flagged(mutant: str) -> None:
         assert "ranks crowd at both ends" in result.summary()
 
 
-def test_the_wrong_loss_scale_is_flagged() -> None:
+def test_the_wrong_loss_scale_is_flagged():
     """Not the model's likelihood, but its square."""
     result = sbc(
         prior,

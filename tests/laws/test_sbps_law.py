@@ -6,9 +6,7 @@ event by event; and in ``test_posterior_of_real_minibatches`` the library's samp
 itself is measured. False alarms: see the note in ``harness.statistics``.
 """
 
-from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -32,7 +30,7 @@ from harness.sbps import (
 from harness.statistics import StatisticalError
 from harness.targets import correlated
 from levels import at_levels
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
@@ -43,7 +41,7 @@ from torch_sgmcmc.samplers import sbps
 pytestmark = pytest.mark.full
 
 
-def gaussian_data(d: int = 2, **settings: Any) -> GaussianData:
+def gaussian_data(d=2, **settings):
     """A conjugate posterior: N = 200, correlated, T ≠ 1, a prior that matters."""
     random = np.random.default_rng(d)
     precision = correlated(d, seed=d, condition=4.0)
@@ -52,7 +50,7 @@ def gaussian_data(d: int = 2, **settings: Any) -> GaussianData:
     return GaussianData(data, precision, **{**shared, **settings})
 
 
-def posterior(target: Any, **settings: Any) -> ReferenceSBPS:
+def posterior(target, **settings):
     shared = {"num_std": 4.0}
     return check_average(
         target, mean=target.centre, cov=target.covariance, **{**shared, **settings}
@@ -63,7 +61,7 @@ def posterior(target: Any, **settings: Any) -> ReferenceSBPS:
 
 
 @pytest.mark.parametrize("noisy", [False, True])
-def test_gaussian(noisy: bool) -> None:
+def test_gaussian(noisy):
     d = 4
     noise = 3.0 * correlated(d, seed=100 + d) if noisy else None
     target = Noisy(correlated(d, seed=d), np.linspace(-1, 2, d), noise)
@@ -72,18 +70,18 @@ def test_gaussian(noisy: bool) -> None:
 
 
 @pytest.mark.default
-def test_posterior_by_minibatches() -> None:
+def test_posterior_by_minibatches():
     posterior(gaussian_data())
 
 
-def test_preconditioned_posterior_by_minibatches() -> None:
+def test_preconditioned_posterior_by_minibatches():
     """A target of standard deviations 1, 1/3, 1/30 with A to match."""
     data = np.random.default_rng(3).standard_normal((200, 3))
     target = GaussianData(data, np.diag([0.05, 0.5, 50.0]), n=20)
     posterior(target, scale=np.sqrt(np.diag(target.covariance)))
 
 
-def logistic(prior_precision: float = 1.0) -> LogisticData:
+def logistic(prior_precision=1.0):
     random = np.random.default_rng(4)
     x = random.standard_normal((100, 2)) * [2.0, 1.0] + [0.5, 0.0]
     y = np.where(random.random(100) < 1 / (1 + np.exp(-x @ [1.0, -2.0])), 1, -1)
@@ -92,13 +90,13 @@ def logistic(prior_precision: float = 1.0) -> LogisticData:
     )
 
 
-def logistic_moments(target: LogisticData) -> dict[str, Any]:
+def logistic_moments(target):
     points, weights = target.law
     mean = weights @ points
     return {"mean": mean, "cov": (points - mean).T * weights @ (points - mean)}
 
 
-def test_logistic_regression() -> None:
+def test_logistic_regression():
     """Against quadrature on a grid."""
     target = logistic()
     check_average(target, **logistic_moments(target), num_std=6.0)
@@ -107,11 +105,11 @@ def test_logistic_regression() -> None:
 # ---- A local regression ----------------------------------------------------------
 
 
-def test_gaussian_by_a_local_regression() -> None:
+def test_gaussian_by_a_local_regression():
     posterior(gaussian_data(), observation_decay=1.0)
 
 
-def quartic(observation_decay: float) -> ReferenceSBPS:
+def quartic(observation_decay):
     target = Quartic(noise=0.2)
     return check_average(
         *(target,),
@@ -123,12 +121,12 @@ def quartic(observation_decay: float) -> ReferenceSBPS:
 
 
 @pytest.mark.nightly
-def test_quartic_by_a_local_regression() -> None:
+def test_quartic_by_a_local_regression():
     quartic(observation_decay=1.0)
 
 
 @lru_cache
-def violations(observation_decay: float) -> int:
+def violations(observation_decay):
     """Counts violations in about 19,000 proposals at k = 3."""
     count = 0
     for seed in range(30):
@@ -143,12 +141,12 @@ def violations(observation_decay: float) -> int:
     return count
 
 
-def violates_less(observation_decay: float) -> bool:
+def violates_less(observation_decay):
     return violations(observation_decay) < 0.7 * violations(0.0)
 
 
 @pytest.mark.nightly
-def test_a_local_regression_violates_its_band_less() -> None:
+def test_a_local_regression_violates_its_band_less():
     """Halves the violations where slopes change.
 
     Over 640,000 steps it was 0.51 times as often. Counts here are about 200 and 100,
@@ -158,26 +156,26 @@ def test_a_local_regression_violates_its_band_less() -> None:
 
 
 @pytest.mark.nightly
-def test_growing_weights_are_caught() -> None:
+def test_growing_weights_are_caught():
     assert not violates_less(-1.0)
 
 
 # ---- What is not -------------------------------------------------------------------
 
 
-def exact(**settings: Any) -> None:
+def exact(**settings):
     """Exact gradients: what makes the particle bounce is the target alone."""
     target = Noisy(np.eye(2), np.array([-1.0, 2.0]))
     posterior(target, refresh_rate=0.5, events=1000, **settings)
 
 
-def short(**settings: Any) -> None:
+def short(**settings):
     """The same by many short runs, for bugs that make the particle fly away."""
     target = Noisy(np.eye(2), np.array([-1.0, 2.0]))
     posterior(target, refresh_rate=2.0, events=40, replicates=600, **settings)
 
 
-WHERE: dict[str, Callable[..., object]] = {
+WHERE = {
     "wrong sign after refreshment": short,
     "every proposal a bounce": exact,
 }
@@ -191,7 +189,7 @@ WHERE: dict[str, Callable[..., object]] = {
         full=["prior left out of the rate"],
     ),
 )
-def test_a_bug_is_caught(mutation: str) -> None:
+def test_a_bug_is_caught(mutation):
     experiment = WHERE.get(mutation, partial(posterior, gaussian_data()))
     with pytest.raises(StatisticalError):
         experiment(mutation=mutation)
@@ -199,12 +197,12 @@ def test_a_bug_is_caught(mutation: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("experiment", [exact, short])
-def test_experiments_pass_without_a_bug(experiment: Callable[..., None]) -> None:
+def test_experiments_pass_without_a_bug(experiment):
     experiment()
 
 
 @pytest.mark.nightly
-def test_logistic_regression_sees_a_missing_prior() -> None:
+def test_logistic_regression_sees_a_missing_prior():
     with pytest.raises(StatisticalError):
         check_average(
             logistic(prior_precision=0.0),
@@ -214,7 +212,7 @@ def test_logistic_regression_sees_a_missing_prior() -> None:
 
 
 @pytest.mark.nightly
-def test_a_narrow_band_is_a_bias_that_is_caught() -> None:
+def test_a_narrow_band_is_a_bias_that_is_caught():
     """k = 0: proposals at the predicted rate itself lose the bounces above it."""
     with pytest.raises(StatisticalError):
         posterior(gaussian_data(), num_std=0.0)
@@ -222,16 +220,16 @@ def test_a_narrow_band_is_a_bias_that_is_caught() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("replacement", [False, True])
-def test_noise_of_a_minibatch(replacement: bool) -> None:
+def test_noise_of_a_minibatch(replacement):
     target = gaussian_data(n=60, replacement=replacement)
     check_noise(target, target.observe)
 
 
 @pytest.mark.nightly
-def test_a_missing_population_factor_is_caught() -> None:
+def test_a_missing_population_factor_is_caught():
     target = gaussian_data(n=60)
 
-    def without(theta: Any, u: Any, batch: Any) -> Sight:
+    def without(theta, u, batch):
         sight = target.observe(theta, u, batch)
         return Sight(sight.value, sight.variance / (1 - 60 / 200), sight.gradient)
 
@@ -242,16 +240,16 @@ def test_a_missing_population_factor_is_caught() -> None:
 # ---- Refreshments --------------------------------------------------------------------
 
 
-def refreshments(steps: int, rate: float, curvature: float) -> Refreshments:
+def refreshments(steps, rate, curvature):
     """Draws of the library's sampler on N(0, I / curvature)."""
     params = [nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(2))]
     sampler = sg.SBPS(params, num_data=2, num_std=3.0, refresh_rate=rate, seed=5)
 
-    def closure() -> Tensor:
+    def closure():
         square = params[0].square().sum() + params[1].square().sum()
         return (curvature / 4 * square).expand(2)
 
-    def velocity() -> np.ndarray:
+    def velocity():
         return torch.cat([sampler.state[p]["velocity"] for p in params]).numpy()
 
     seen = Refreshments(rate)
@@ -270,13 +268,13 @@ def refreshments(steps: int, rate: float, curvature: float) -> Refreshments:
     return seen
 
 
-def test_refreshments() -> None:
+def test_refreshments():
     seen = refreshments(8000, 1.0, 2.0)
     check_refreshments(seen)
     assert len(seen.waits) > 4000 and seen.bounces > 2000
 
 
-def reference_refreshments(mutation: str | None) -> Refreshments:
+def reference_refreshments(mutation):
     """The velocity's law with nearly as many bounces as refreshments."""
     target = Noisy(np.eye(3), np.zeros(3))
     chain = ReferenceSBPS(target, 3, refresh_rate=0.5, mutation=mutation)
@@ -286,7 +284,7 @@ def reference_refreshments(mutation: str | None) -> Refreshments:
 
 
 @pytest.mark.nightly
-def test_refreshments_of_the_reference() -> None:
+def test_refreshments_of_the_reference():
     seen = reference_refreshments(None)
     check_refreshments(seen)
     assert len(seen.waits) > 10_000 and seen.bounces > 8000
@@ -294,14 +292,14 @@ def test_refreshments_of_the_reference() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("mutation", REFRESHMENT_MUTATIONS)
-def test_a_bug_of_refreshments_is_caught(mutation: str) -> None:
+def test_a_bug_of_refreshments_is_caught(mutation):
     seen = reference_refreshments(mutation)
     with pytest.raises(StatisticalError):
         check_refreshments(seen)
 
 
 @pytest.mark.nightly
-def test_refreshments_in_a_cube_are_caught() -> None:
+def test_refreshments_in_a_cube_are_caught():
     random = np.random.default_rng(6)
     v = random.uniform(-1, 1, (6000, 3))
     with pytest.raises(StatisticalError):
@@ -311,9 +309,7 @@ def test_refreshments_in_a_cube_are_caught() -> None:
 class Pair:
     """The library's sampler and the reference on the same minibatches."""
 
-    def __init__(
-        self, *, model: bool = False, scale: list[float] | None = None, **settings: Any
-    ) -> None:
+    def __init__(self, *, model=False, scale=None, **settings):
         self.target = gaussian_data(d=5)
         self.random = np.random.default_rng(7)
         start = self.target.draw(self.random)
@@ -336,26 +332,26 @@ class Pair:
             self.sampler.set_preconditioner([a[:2], a[2:]])
         self.x = torch.tensor(self.target.data)
         self.p = torch.tensor(self.target.precision)
-        self.index: np.ndarray = np.zeros(0)
+        self.index = np.zeros(0)
 
     @property
-    def theta(self) -> Tensor:
+    def theta(self):
         return torch.cat([self.net.a, self.net.b])
 
-    def state(self, key: str) -> np.ndarray:
+    def state(self, key):
         parts = [self.sampler.state[p][key] for p in (self.net.a, self.net.b)]
         return torch.cat(parts).numpy().copy()
 
-    def closure(self) -> Tensor:
+    def closure(self):
         delta = self.theta - self.x[self.index]
         return 0.5 * (delta @ self.p * delta).sum(dim=1)
 
-    def step(self) -> np.ndarray:
+    def step(self):
         self.index = self.target.batch(self.random)
         self.sampler.step(self.closure)
         return self.theta.detach().numpy().copy()
 
-    def velocity(self, step: int) -> np.ndarray:
+    def velocity(self, step):
         z = [torch.empty(n, dtype=torch.float64) for n in (2, 3)]
         ops.gaussian_(
             z,
@@ -380,7 +376,7 @@ class Pair:
     ],
     ids=["plain", "learned", "given", "local"],
 )
-def test_it_follows_the_reference(settings: dict[str, Any], model: bool) -> None:
+def test_it_follows_the_reference(settings, model):
     pair = Pair(model=model, **settings)
     scale = settings.get("scale")
     start = pair.theta.detach().numpy().copy()
@@ -426,7 +422,7 @@ class MeanOfData:
 
     SIZE, BATCH, D = 1000, 100, 16
 
-    def __init__(self, seed: int, *, shuffled: bool) -> None:
+    def __init__(self, seed, *, shuffled):
         random = np.random.default_rng(seed)
         self.x = random.standard_normal((self.SIZE, self.D))
         self.centre = self.x.mean(axis=0)
@@ -440,22 +436,15 @@ class MeanOfData:
         draw = self.epochs if shuffled else self.independent
         self.minibatches = draw(random)
 
-    def epochs(self, random: np.random.Generator) -> Iterator[np.ndarray]:
+    def epochs(self, random):
         while True:
             yield from random.permutation(self.SIZE).reshape(-1, self.BATCH)
 
-    def independent(self, random: np.random.Generator) -> Iterator[np.ndarray]:
+    def independent(self, random):
         while True:
             yield random.choice(self.SIZE, self.BATCH, replace=False, shuffle=False)
 
-    def observe(
-        self,
-        name: str,
-        closure: object,
-        params: list[Tensor],
-        along: list[Tensor],
-        *others: object,
-    ) -> Observation:
+    def observe(self, name, closure, params, along, *others):
         grads = params[0].detach().numpy() - self.x[next(self.minibatches)]
         return Observation(
             losses=torch.zeros(self.BATCH),  # finite; they do not matter
@@ -464,11 +453,11 @@ class MeanOfData:
             free=True,
         )
 
-    def variance(self, steps: int) -> float:
+    def variance(self, steps):
         """The mean square distance from the posterior's mean, over the posterior's."""
         group = self.sampler.param_groups[0]
         square = 0.0
-        line: Any = None
+        line = None
         with mock.patch.object(sbps, "observe", self.observe):
             self.sampler.step(list)  # the first look, where it starts
             for _ in range(steps):
@@ -487,17 +476,17 @@ class MeanOfData:
         return square / self.sampler.trajectory_time * self.SIZE / self.D
 
 
-def posterior_variances(*, shuffled: bool, chains: int, steps: int) -> np.ndarray:
+def posterior_variances(*, shuffled, chains, steps):
     return np.array(
         [MeanOfData(seed, shuffled=shuffled).variance(steps) for seed in range(chains)]
     )
 
 
-def in_the_bar(variances: np.ndarray) -> bool:
+def in_the_bar(variances):
     return bool(0.91 < variances.mean() < 1.10)
 
 
-def test_posterior_of_real_minibatches() -> None:
+def test_posterior_of_real_minibatches():
     """Independent minibatches sample the posterior, those of an epoch do not.
 
     The standard error of the mean over 16 chains of 2000 events, which start in the

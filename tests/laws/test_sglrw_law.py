@@ -2,13 +2,12 @@
 
 import math
 from contextlib import nullcontext
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from harness.philox import philox
-from harness.statistics import Array, StatisticalError, check_counts, check_z
+from harness.statistics import StatisticalError, check_counts, check_z
 from torch import nn
 
 import torch_sgmcmc as sg
@@ -19,7 +18,7 @@ CHAINS = 200_000
 # Of a mean loss (θ - CENTRE)² / 2 by minibatches whose gradients are NOISE off, up or
 # down as often.
 CENTRE, START = -0.4, 0.6
-TARGET: dict[str, Any] = {
+TARGET = {
     **{"lr": 0.3, "num_data": 20.0, "prior_precision": 3.0, "prior_mean": 0.5},
     **{"temperature": 0.7},
 }
@@ -28,7 +27,7 @@ TARGET: dict[str, Any] = {
 class Lattice:
     """The chain as a walk on START + δ k, k from -reach to reach."""
 
-    def __init__(self, reach: int, noise: float, lr: float = TARGET["lr"]) -> None:
+    def __init__(self, reach, noise, lr=TARGET["lr"]):
         pull = TARGET["prior_precision"] / TARGET["num_data"]
         heat = TARGET["temperature"] / TARGET["num_data"]
         self.reach, self.heat = reach, heat
@@ -39,7 +38,7 @@ class Lattice:
         self.kept = np.clip(self.grads, -self.delta / lr, self.delta / lr)
         self.up = (0.5 * (1 - lr * self.kept / self.delta)).mean(axis=0)
 
-    def after(self, steps: int) -> Array:
+    def after(self, steps):
         """The law of the place after so many steps from START."""
         law = np.zeros(2 * self.reach + 1)
         law[self.reach] = 1
@@ -49,19 +48,19 @@ class Lattice:
         return law
 
 
-def noisy(p: nn.Parameter, noise: float, generator: torch.Generator) -> None:
+def noisy(p, noise, generator):
     signs = torch.randint(0, 2, p.shape, generator=generator) * 2 - 1
     p.grad = p.detach() - CENTRE + noise * signs
 
 
 @pytest.mark.default
 @pytest.mark.parametrize(("steps", "noise"), [(8, 0.0), (40, 0.3)])
-def test_every_place_is_as_likely_as_it_should_be(steps: int, noise: float) -> None:
+def test_every_place_is_as_likely_as_it_should_be(steps, noise):
     p = nn.Parameter(torch.full((CHAINS,), START, dtype=torch.float64))
     check_places(p, sg.SGLRW([p], **TARGET, seed=7), steps, noise)
 
 
-def check_places(p: nn.Parameter, sampler: Any, steps: int, noise: float) -> None:
+def check_places(p, sampler, steps, noise):
     g = torch.Generator().manual_seed(1)
     for _ in range(steps):
         noisy(p, noise, g)
@@ -79,13 +78,13 @@ def check_places(p: nn.Parameter, sampler: Any, steps: int, noise: float) -> Non
 class Reference:
     """SGLRW in plain PyTorch, or with a bug: without the prior."""
 
-    def __init__(self, p: nn.Parameter, bug: bool) -> None:
+    def __init__(self, p, bug):
         self.p, self.lattice = p, Lattice(1, 0.0)
         self.pull = 0.0 if bug else TARGET["prior_precision"] / TARGET["num_data"]
         self.generator = torch.Generator().manual_seed(3)
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self):
         slope = self.p.grad + self.pull * (self.p - TARGET["prior_mean"])
         delta = self.lattice.delta
         up = 0.5 - 0.5 * (TARGET["lr"] * slope / delta).clamp(-1, 1)
@@ -94,7 +93,7 @@ class Reference:
 
 
 @pytest.mark.default
-def test_a_missing_prior_is_caught() -> None:
+def test_a_missing_prior_is_caught():
     for bug in (False, True):
         p = nn.Parameter(torch.full((CHAINS,), START, dtype=torch.float64))
         # Of other probabilities, or where the law has none.
@@ -104,7 +103,7 @@ def test_a_missing_prior_is_caught() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 1.0, 3.0])
-def test_noise_that_does_not_clip_heats_nothing(noise: float) -> None:
+def test_noise_that_does_not_clip_heats_nothing(noise):
     """And the variance has no error of the step: T / (N k), at any such lr."""
     lattice = Lattice(300, noise, lr=0.02)
     laws = [lattice.after(n) for n in (1200, 1201)]
@@ -120,7 +119,7 @@ def test_noise_that_does_not_clip_heats_nothing(noise: float) -> None:
 @pytest.mark.parametrize(
     ("numel", "dtype"), [(7, torch.float64), (1001, torch.float32)]
 )
-def test_directions_are_drawn_by_the_words(numel: int, dtype: torch.dtype) -> None:
+def test_directions_are_drawn_by_the_words(numel, dtype):
     g = torch.Generator().manual_seed(0)
     p = nn.Parameter(torch.randn(numel, generator=g, dtype=dtype))
     sampler = sg.SGLRW([p], **TARGET, seed=-11)
@@ -148,7 +147,7 @@ def test_directions_are_drawn_by_the_words(numel: int, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3])
-def test_temperatures_show_clipping_alone(noise: float) -> None:
+def test_temperatures_show_clipping_alone(noise):
     p = nn.Parameter(torch.full((CHAINS,), START, dtype=torch.float64))
     sampler = sg.SGLRW([("theta", p)], **TARGET, seed=3)
     g = torch.Generator().manual_seed(2)
@@ -183,7 +182,7 @@ def test_temperatures_show_clipping_alone(noise: float) -> None:
     assert "is clipping, of" in monitor.summary(budget=0.001)
 
 
-def test_temperatures_of_a_lattice_that_rests_or_arrives() -> None:
+def test_temperatures_of_a_lattice_that_rests_or_arrives():
     """Steps with lr 0 are not read, and distant steps clip without lack of noise."""
     p = nn.Parameter(torch.full((1000,), 5.0))
     sampler = sg.SGLRW([("theta", p)], lr=0.0, num_data=100, seed=0)
@@ -201,7 +200,7 @@ def test_temperatures_of_a_lattice_that_rests_or_arrives() -> None:
     assert "times as large within the budget" not in summary
 
 
-def test_schedules_know_its_limits() -> None:
+def test_schedules_know_its_limits():
     p = nn.Parameter(torch.zeros(3))
     sampler = sg.SGLRW([p], lr=0.1, num_data=10, seed=0)
     with pytest.raises(ValueError, match=r"exploration: 0\.8 \(must be 0 with SGLRW"):
@@ -217,7 +216,7 @@ def test_schedules_know_its_limits() -> None:
     assert sampler.param_groups[0]["temperature"] == 1
 
 
-def test_what_is_not_finite_is_not_walked_over() -> None:
+def test_what_is_not_finite_is_not_walked_over():
     p = nn.Parameter(torch.zeros(5))
     sampler = sg.SGLRW([p], lr=0.1, num_data=10, nonfinite="ignore", seed=0)
     p.grad = torch.tensor([-1e30, math.nan, math.inf, -math.inf, 1e30])

@@ -9,8 +9,6 @@ of its arguments, at the level that they name; an error before a test runs is no
 docs/faults.md has the list and its result.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil
@@ -18,10 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
-from table import BUILDS, Mutant
+from table import BUILDS
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 FAILED = 1  # pytest's exit status, if tests ran and some failed
@@ -30,7 +27,7 @@ FAILED = 1  # pytest's exit status, if tests ran and some failed
 class Copy:
     """A copy of the checkout, and what is imported from it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.root, imported = folder / "copy", folder / "imported"
         listed = subprocess.run(
             ["git", "ls-files", "-z"], cwd=CHECKOUT, capture_output=True, check=True
@@ -45,7 +42,7 @@ class Copy:
         own = {"PYTHONPATH": str(imported), "TORCH_SGMCMC_CUDA": "0"}
         self.environment = {**os.environ, **own}
 
-    def run(self, command: str) -> subprocess.CompletedProcess[str]:
+    def run(self, command):
         return subprocess.run(
             command,
             shell=True,
@@ -55,16 +52,16 @@ class Copy:
             text=True,
         )
 
-    def take_binaries(self) -> None:
+    def take_binaries(self):
         for path in (CHECKOUT / "torch_sgmcmc").glob("*.so"):
             shutil.copy2(path, self.root / "torch_sgmcmc")
 
-    def build(self) -> None:
+    def build(self):
         done = self.run(f"{sys.executable} setup.py build_ext --inplace")
         if done.returncode:
             raise RuntimeError(f"It does not build:\n{done.stderr[-2000:]}")
 
-    def patch(self, mutant: Mutant, *, back: bool = False) -> None:
+    def patch(self, mutant, *, back=False):
         """Puts a bug in, or takes it out again.
 
         Raises:
@@ -81,13 +78,13 @@ class Copy:
         wrong = text.replace(mutant.old, mutant.new)
         path.write_text(original.read_text() if back else wrong)
 
-    def pytest(self, arguments: str) -> tuple[int, str]:
+    def pytest(self, arguments):
         """Its exit status, and the first test that failed."""
         done = self.run(
             f"{sys.executable} -m pytest -x -q -n 0 -p no:cacheprovider {arguments}"
         )
 
-        def name(line: str) -> str:
+        def name(line):
             return line.removeprefix("FAILED ").split(" - ")[0]
 
         lines = done.stdout.splitlines()
@@ -96,7 +93,7 @@ class Copy:
         return done.returncode, name(failed[0]) if failed else last
 
 
-def in_words(mutant: Mutant, copy: Copy) -> tuple[bool, str]:
+def in_words(mutant, copy):
     """Returns whether a mutant is caught, and a row of the table."""
     found = [copy.pytest(arguments) for arguments in mutant.tests]
     caught = all(status == FAILED for status, _ in found)
@@ -104,7 +101,7 @@ def in_words(mutant: Mutant, copy: Copy) -> tuple[bool, str]:
     return caught, f"| {mutant.name} | {'caught' if caught else 'MISSED'} | {what} |"
 
 
-def passes(mutants: Iterable[Mutant], copy: Copy) -> bool:
+def passes(mutants, copy):
     """Returns whether the named tests pass without a bug."""
     right = True
     for arguments in dict.fromkeys(a for m in mutants for a in m.tests):
@@ -115,7 +112,7 @@ def passes(mutants: Iterable[Mutant], copy: Copy) -> bool:
     return right
 
 
-def main() -> None:
+def main():
     """Builds the mutants of all builds, or of some, and runs their tests."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=int, nargs="*", default=range(len(BUILDS)))

@@ -5,8 +5,6 @@ another mutant has done. (EWSG moves as SGHMC, and control variates by SGLD: of 
 only their own operators are looked at.)
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 __all__ = ["BUILDS", "Mutant", "level_of"]

@@ -3,7 +3,6 @@
 import importlib.util
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 from _pytest.mark import deselect_by_keyword
@@ -15,7 +14,7 @@ if not (CHECKOUT / "csrc").exists():
 
 
 @pytest.fixture(scope="module")
-def table() -> Any:
+def table():
     spec = importlib.util.spec_from_file_location("table_of_bugs", HERE / "table.py")
     assert spec is not None and spec.loader is not None
     table = importlib.util.module_from_spec(spec)
@@ -23,7 +22,7 @@ def table() -> Any:
     return table
 
 
-def test_each_bug_has_its_place(table: Any) -> None:
+def test_each_bug_has_its_place(table):
     bugs = [bug for build in table.BUILDS for bug in build]
     assert len(bugs) >= 20
     for bug in bugs:
@@ -31,7 +30,7 @@ def test_each_bug_has_its_place(table: Any) -> None:
         assert path.read_text().count(bug.old) == 1, bug.name
 
 
-def test_levels_see_enough_bugs(table: Any) -> None:
+def test_levels_see_enough_bugs(table):
     bugs = [bug for build in table.BUILDS for bug in build]
     assert sum(bug.is_default for bug in bugs) >= 12
     levels = {table.level_of(arguments) for bug in bugs for arguments in bug.tests}
@@ -41,13 +40,11 @@ def test_levels_see_enough_bugs(table: Any) -> None:
 class Counts:
     """A plugin of pytest that counts the tests of files and -k, and collects once."""
 
-    def __init__(self, places: set[tuple[str, str]]) -> None:
+    def __init__(self, places):
         self.numbers = dict.fromkeys(places, 0)
 
     @pytest.hookimpl(trylast=True)  # tests of other levels have been deselected
-    def pytest_collection_modifyitems(
-        self, config: pytest.Config, items: list[pytest.Item]
-    ) -> None:
+    def pytest_collection_modifyitems(self, config, items):
         for file, keyword in self.numbers:
             config.option.keyword = keyword
             left = [item for item in items if item.path == CHECKOUT / file]
@@ -56,9 +53,7 @@ class Counts:
         config.option.keyword = ""
 
 
-def test_all_arguments_name_tests_of_their_level(
-    table: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_arguments_name_tests_of_their_level(table, monkeypatch):
     monkeypatch.chdir(CHECKOUT)
     each = {a for build in table.BUILDS for bug in build for a in bug.tests}
     for level in ("default", "full"):

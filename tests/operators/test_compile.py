@@ -3,8 +3,6 @@
 import copy
 import pickle
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from levels import at_levels
 from operator_tensors import arguments_of, by_gradients
 from reference import same_bits
 from short_chains import assert_same
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 from torch_sgmcmc._impl import ops as ops
@@ -26,13 +24,13 @@ FRICTION = {"momentum": 0.9, "noise_estimate": 0.01, "resample_momentum_every": 
 
 
 @pytest.fixture(autouse=True)
-def forget_compiled_code() -> Iterator[None]:
+def forget_compiled_code():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
 
 
-def some_operators(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> Tensor:
+def some_operators(p, g, v, s, step):
     """Operators of each kind, with ordinary computation before, between and after them.
 
     Each operator by itself is traced in test_opcheck.
@@ -58,14 +56,14 @@ def some_operators(p: Tensor, g: Tensor, v: Tensor, s: Tensor, step: Tensor) -> 
     return ops.sum_of_squares([p, noise]) + (p + noise).sum().double() + ratio[0]
 
 
-def inputs(numel: int = 40) -> list[Tensor]:
+def inputs(numel=40):
     g = torch.Generator().manual_seed(numel)
     tensors = [torch.randn(numel, generator=g) for _ in range(4)]
     return [*tensors, torch.tensor(7)]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_operators_in_one_graph(backend: str) -> None:
+def test_operators_in_one_graph(backend):
     compiled = torch.compile(some_operators, backend=backend, fullgraph=True)
     expected, actual = inputs(), inputs()
     for _ in range(3):
@@ -75,7 +73,7 @@ def test_operators_in_one_graph(backend: str) -> None:
         torch.testing.assert_close(b, a, rtol=1e-6, atol=0)
 
 
-def test_operators_with_dynamic_shapes() -> None:
+def test_operators_with_dynamic_shapes():
     compiled = torch.compile(
         some_operators, backend="aot_eager", fullgraph=True, dynamic=True
     )
@@ -86,7 +84,7 @@ def test_operators_with_dynamic_shapes() -> None:
         assert same_bits(a, b)
 
 
-KINDS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
+KINDS = {
     "SGLD": (sg.SGLD, {}),
     "SGLD capturable": (sg.SGLD, {"capturable": True}),
     "SGHMC": (sg.SGHMC, {"resample_momentum_every": 3}),
@@ -102,7 +100,7 @@ KINDS: dict[str, tuple[type[sg.Sampler], dict[str, Any]]] = {
 class Training:
     """A small network with its sampler and a training step."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind):
         torch.manual_seed(0)
         self.net = nn.Linear(4, 3)
         cls, options = KINDS[kind]
@@ -110,7 +108,7 @@ class Training:
             self.net.parameters(), lr=0.1, num_data=10, seed=1, **options
         )
 
-    def step(self, x: Tensor) -> Tensor:
+    def step(self, x):
         self.sampler.zero_grad()
         loss = self.net(x).square().mean()
         loss.backward()
@@ -125,7 +123,7 @@ class Training:
         [k for k in KINDS if "capturable" not in k], default=["SGHMC"], otherwise="full"
     ),
 )
-def test_compiled_training_steps_are_the_same_chain(kind: str) -> None:
+def test_compiled_training_steps_are_the_same_chain(kind):
     # Twelve steps: past the point where dynamo stops to specialise on the counter.
     eager, compiled = Training(kind), Training(kind)
     step = torch.compile(compiled.step, backend="aot_eager")
@@ -147,7 +145,7 @@ def test_compiled_training_steps_are_the_same_chain(kind: str) -> None:
         pytest.param("PSGLD capturable", {"backend": "inductor"}, marks=NEEDS_COMPILER),
     ],
 )
-def test_compiled_step_with_fresh_gradients(kind: str, options: Any) -> None:
+def test_compiled_step_with_fresh_gradients(kind, options):
     """One graph, where the sampler is capturable."""
     eager, compiled = Training(kind), Training(kind)
     step = torch.compile(compiled.sampler.step, **{"backend": "eager", **options})
@@ -164,12 +162,12 @@ def test_compiled_step_with_fresh_gradients(kind: str, options: Any) -> None:
 
 
 @pytest.mark.parametrize("change", ["copied", "pickled", "not loaded", "replaced"])
-def test_a_compiled_step_reads_current_settings(change: str) -> None:
+def test_a_compiled_step_reads_current_settings(change):
     trainings = Training("SGHMC capturable"), Training("SGHMC capturable")
     eager, compiled = [training.sampler for training in trainings]
     step = torch.compile(lambda: compiled.step(), backend="eager")
 
-    def steps() -> list[Tensor]:
+    def steps():
         for sampler, make in ((eager, eager.step), (compiled, step)):
             for p in sampler.param_groups[0]["params"]:
                 p.grad = torch.ones_like(p)
@@ -209,12 +207,10 @@ def test_a_compiled_step_reads_current_settings(change: str) -> None:
 
 @pytest.mark.parametrize("cls", [sg.SGHMC, sg.SGNHT])
 @pytest.mark.parametrize("capturable", [False, True])
-def test_a_compiled_step_rescales_momenta(
-    cls: type[sg.Sampler], capturable: bool
-) -> None:
+def test_a_compiled_step_rescales_momenta(cls, capturable):
     """A compiled step equals an eager one when lr changes between calls."""
 
-    def chain(compiles: bool) -> Tensor:
+    def chain(compiles):
         torch.manual_seed(0)
         p = nn.Parameter(torch.randn(20, dtype=torch.float64))
         sampler = cls([p], 0.1, num_data=20, seed=3, capturable=capturable)
@@ -230,7 +226,7 @@ def test_a_compiled_step_rescales_momenta(
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k.endswith("capturable")])
-def test_a_counter_in_a_tensor_needs_no_recompilation(kind: str) -> None:
+def test_a_counter_in_a_tensor_needs_no_recompilation(kind):
     training = Training(kind)
     step = torch.compile(training.step, backend="eager")
     x = torch.ones(5, 4)
@@ -243,7 +239,7 @@ def test_a_counter_in_a_tensor_needs_no_recompilation(kind: str) -> None:
 
 
 @pytest.mark.parametrize("forward", [False, True], ids=["reverse", "forward"])
-def test_a_compiled_step_that_calls_its_closure(forward: bool) -> None:
+def test_a_compiled_step_that_calls_its_closure(forward):
     nets, chains = [], []
     for compiled in (False, True):
         torch.manual_seed(0)

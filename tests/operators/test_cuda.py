@@ -17,7 +17,7 @@ from failed_steps import refused
 from operator_tensors import TARGET, arguments_of, by_gradients, masters_of
 from reference import DTYPES, SIZES, arithmetic, same_bits
 from short_chains import ANY_DRAWS, assert_same, make, make_params, set_grads, take_step
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 from torch_sgmcmc._impl import ops as ops
@@ -34,38 +34,36 @@ OFFSETS = [0, 1, 2, 3, 126, 2**34 - 130, 2**45 + 3]
 Run = Callable[..., Any]
 
 
-def test_the_library_has_cuda_kernels() -> None:
+def test_the_library_has_cuda_kernels():
     assert ops.HAS_CUDA or DEVICE == "cpu"
 
 
-def sghmc(
-    p: Any, g: Any, v: Any, s: Any, m: Any, offsets: list[int], every: int
-) -> None:
+def sghmc(p, g, v, s, m, offsets, every):
     numbers = {**TARGET, **FRICTION, "resample_momentum_every": every}
     ops.sghmc_step_(p, g, v, s, m, **numbers, offsets=offsets, **STREAM)
 
 
-def psgld(p: Any, g: Any, v: Any, w: Any, h: Any, m: Any, offsets: list[int]) -> None:
+def psgld(p, g, v, w, h, m, offsets):
     mean = {"decay": 0.9, "eps": 1e-3}
     lists = (p, g, v, w, h, m)
     ops.psgld_step_(*lists, **TARGET, **mean, offsets=offsets, **STREAM)
 
 
-def leapfrog(p: Any, g: Any, v: Any, mass: Any, m: Any, drift: float) -> None:
+def leapfrog(p, g, v, mass, m, drift):
     move = {"kick": 0.1, "num_data": 7.0, "prior_precision": 1.9}
     lists = (p, g, v, [t + 0.5 for t in mass], m)
     ops.hmc_leapfrog_(*lists, drift=drift, **move)
 
 
-def run_of(op: str) -> Run:
-    def run(p: Any, g: Any, v: Any, s: Any, m: Any, o: Any) -> None:
+def run_of(op):
+    def run(p, g, v, s, m, o):
         tensors, numbers = arguments_of(op, p, g, v, m)
         getattr(ops, op)(*tensors, **{**numbers, **TARGET}, offsets=o, **STREAM)
 
     return run
 
 
-RUNS: dict[str, Run] = {
+RUNS = {
     **{op: run_of(op) for op in by_gradients()},
     "square_root_": lambda p, g, v, s, m, o: ops.square_root_(s),
     "sgld_step_ about a number": lambda p, g, v, s, m, o: ops.sgld_step_(
@@ -115,18 +113,18 @@ RUNS: dict[str, Run] = {
 }
 
 
-def misaligned(t: Tensor, by: int) -> Tensor:
+def misaligned(t, by):
     """The same values at an address that is `by` elements past an aligned one."""
     buffer = torch.zeros(t.numel() + by, dtype=t.dtype, device=DEVICE)
     view = buffer[by:].view(t.shape)
     return view.copy_(t)
 
 
-def inputs(shapes: list[Any], dtypes: list[torch.dtype]) -> list[list[Tensor]]:
+def inputs(shapes, dtypes):
     """Parameters, gradients, momenta, (small) variances and masters on the CPU."""
     g = torch.Generator().manual_seed(0)
 
-    def normal(size: float, state: bool) -> list[Tensor]:
+    def normal(size, state):
         return [
             (size * torch.randn(s, generator=g)).to(arithmetic(d) if state else d)
             for s, d in zip(shapes, dtypes, strict=True)
@@ -137,7 +135,7 @@ def inputs(shapes: list[Any], dtypes: list[torch.dtype]) -> list[list[Tensor]]:
     return [p, grads, v, [t.square() for t in s], masters_of(p)]
 
 
-def compare(run: Run, cpu: list[list[Tensor]], offsets: list[int], by: int) -> None:
+def compare(run, cpu, offsets, by):
     other = [
         [misaligned(t, (by + i) % 4 if by else 0) for i, t in enumerate(ts)]
         for ts in cpu
@@ -149,7 +147,7 @@ def compare(run: Run, cpu: list[list[Tensor]], offsets: list[int], by: int) -> N
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_operators_equal_the_cpu_bit_for_bit(run: str) -> None:
+def test_operators_equal_the_cpu_bit_for_bit(run):
     is_cpu = DEVICE == "cpu"
     some = OFFSETS[4:6] if is_cpu else OFFSETS  # on the CPU test_layouts.py has all
     each = [*product(range(len(SIZES)), some, DTYPES)]
@@ -161,7 +159,7 @@ def test_operators_equal_the_cpu_bit_for_bit(run: str) -> None:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_many_tensors_of_mixed_dtypes(run: str) -> None:
+def test_many_tensors_of_mixed_dtypes(run):
     # More than fit in one launch (48), dtypes interleaved, some tensors empty.
     shapes = [(i % 7 * 101 + i % 3,) for i in range(333)]
     dtypes = [DTYPES[i % 4] for i in range(333)]
@@ -170,7 +168,7 @@ def test_many_tensors_of_mixed_dtypes(run: str) -> None:
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="compares another device with the CPU")
 @pytest.mark.parametrize("run", RUNS)
-def test_large_tensors(run: str) -> None:
+def test_large_tensors(run):
     # Many blocks of threads, and a tail.
     shapes = [(3_000_001,), (5,), (1_048_576,)]
     dtypes = [torch.float32, torch.float32, torch.bfloat16]
@@ -178,9 +176,9 @@ def test_large_tensors(run: str) -> None:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_layouts(run: str) -> None:
+def test_layouts(run):
     shape = (4, 5, 6, 7)
-    layouts: list[Callable[[Tensor], Tensor]] = [
+    layouts = [
         lambda t: t.to(memory_format=torch.channels_last),
         lambda t: t.transpose(0, 3).contiguous().transpose(0, 3),
         lambda t: t.repeat_interleave(2, dim=3)[..., ::2],
@@ -202,7 +200,7 @@ def test_layouts(run: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_surrounding_memory_is_untouched(dtype: torch.dtype) -> None:
+def test_surrounding_memory_is_untouched(dtype):
     for numel in (1, 3, 4, 127, 1025, 4097):
         for lead in range(6):
             span = slice(lead, lead + numel)
@@ -225,7 +223,7 @@ def test_surrounding_memory_is_untouched(dtype: torch.dtype) -> None:
                 assert bool(torch.isfinite(t[span]).all())
 
 
-def test_counts_equal_the_cpu() -> None:
+def test_counts_equal_the_cpu():
     cpu = [torch.ones(i % 7 * 1500 + i % 3).to(DTYPES[i % 4]) for i in range(200)]
     for i, t in enumerate(cpu):
         if t.numel() > 0 and i % 3 == 0:
@@ -246,12 +244,12 @@ def test_counts_equal_the_cpu() -> None:
 @pytest.mark.parametrize(
     "kind", ["SGLD", "SGHMC", "SGHMC online", "PSGLD", "SGNHT", "SGNHT capturable"]
 )
-def test_gradients_that_are_not_finite(kind: str, choice: str) -> None:
+def test_gradients_that_are_not_finite(kind, choice):
     params = [nn.Parameter(p.detach().to(DEVICE)) for p in make_params()]
     others = [nn.Parameter(p.detach().to(DEVICE)) for p in make_params()]
     sampler, unbroken = make(kind, params, nonfinite=choice), make(kind, others)
 
-    def poison() -> None:
+    def poison():
         index = torch.tensor([256], device=DEVICE)
         params[2].grad = params[2].grad.index_fill(0, index, torch.nan)
 
@@ -273,7 +271,7 @@ def test_gradients_that_are_not_finite(kind: str, choice: str) -> None:
 
 
 @pytest.mark.parametrize("kind", range(7))
-def test_temperature_sums_equal_the_cpu_bit_for_bit(kind: int) -> None:
+def test_temperature_sums_equal_the_cpu_bit_for_bit(kind):
     generator = torch.Generator().manual_seed(kind)
     tensors = [
         [torch.rand(n, generator=generator) for n in (5, 0, 70_001)] for _ in range(5)
@@ -288,7 +286,7 @@ def test_temperature_sums_equal_the_cpu_bit_for_bit(kind: int) -> None:
     assert same_bits(on_device.cpu(), on_cpu)
 
 
-def test_sum_of_squares_equals_the_cpu_bit_for_bit() -> None:
+def test_sum_of_squares_equals_the_cpu_bit_for_bit():
     shapes = [*((n,) for n in SIZES), (2_000_003,), (0,), (65_536 * 16 + 1,), ()]
     for dtype in DTYPES:
         cpu = inputs(shapes, [dtype] * len(shapes))[0]
@@ -299,7 +297,7 @@ def test_sum_of_squares_equals_the_cpu_bit_for_bit() -> None:
     assert float(ops.sum_of_squares([empty])) == 0.0
 
 
-def test_device_step() -> None:
+def test_device_step():
     cpu, other = torch.empty(1000), torch.empty(1000, device=DEVICE)
     arguments = {"std": 1.0, "offsets": [5], "seed": 1, "purpose": 1}
     ops.gaussian_([cpu], **arguments, step=2**33 + 2)
@@ -312,7 +310,7 @@ def test_device_step() -> None:
 
 
 @pytest.mark.parametrize("kind", ANY_DRAWS)
-def test_samplers_make_the_same_chain(kind: str) -> None:
+def test_samplers_make_the_same_chain(kind):
     params = [
         nn.Parameter(p.detach().to(dtype))
         for p, dtype in zip(make_params(), cycle(DTYPES), strict=False)
@@ -328,7 +326,7 @@ def test_samplers_make_the_same_chain(kind: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_many_chains_of_ewsg_equal_the_cpu(dtype: torch.dtype) -> None:
+def test_many_chains_of_ewsg_equal_the_cpu(dtype):
     chains = 300
     shapes = [(chains,), (chains, 3), (chains, 2, 50)]
     runs = []
@@ -341,7 +339,7 @@ def test_many_chains_of_ewsg_equal_the_cpu(dtype: torch.dtype) -> None:
         )
         g = torch.Generator().manual_seed(0)
 
-        def closure(params: Any = params, g: Any = g) -> None:
+        def closure(params=params, g=g):
             for p in params:
                 noise = torch.randn(p.shape, generator=g)
                 p.grad = (p.detach().cpu().float() + noise).to(p)
@@ -353,7 +351,7 @@ def test_many_chains_of_ewsg_equal_the_cpu(dtype: torch.dtype) -> None:
     assert_same(*runs)
 
 
-def test_weights_equal_the_cpu_bit_for_bit() -> None:
+def test_weights_equal_the_cpu_bit_for_bit():
     for chains, shapes in (
         (1, [*((n,) for n in SIZES), (2_000_003,), (0,), ()]),
         (3, [(3, n) for n in (1, 15, 16, 17, 4096, 4097, 100_000)]),
@@ -383,14 +381,14 @@ def test_weights_equal_the_cpu_bit_for_bit() -> None:
             assert_same([t.cpu() for t in q], p)
 
 
-def test_gamma_precision_equals_the_cpu() -> None:
+def test_gamma_precision_equals_the_cpu():
     params = make_params()
     others = [nn.Parameter(p.detach().to(DEVICE, copy=True)) for p in params]
     drawn = [sg.GammaPrecision(make("SGLD", ps)).step() for ps in (params, others)]
     assert drawn[0] == drawn[1]
 
 
-def test_a_chain_moves_between_devices() -> None:
+def test_a_chain_moves_between_devices():
     params = make_params()
     sampler = make("SGHMC", params)
     set_grads(params, 0)
@@ -411,7 +409,7 @@ def test_a_chain_moves_between_devices() -> None:
 # ---- CUDA graphs -----------------------------------------------------------------
 
 
-def on_gpu(kind: str) -> tuple[list[nn.Parameter], sg.Sampler]:
+def on_gpu(kind):
     params = [nn.Parameter(p.detach().cuda()) for p in make_params()]
     for p in params:
         p.grad = torch.ones_like(p)
@@ -424,7 +422,7 @@ def on_gpu(kind: str) -> tuple[list[nn.Parameter], sg.Sampler]:
 
 @needs_graphs
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "PSGLD", "SGNHT"])
-def test_a_captured_step_replays_the_chain(kind: str) -> None:
+def test_a_captured_step_replays_the_chain(kind):
     params, sampler = on_gpu(kind)
     expected, eager = on_gpu(kind)
     sampler.step()  # makes the state
@@ -454,7 +452,7 @@ def test_a_captured_step_replays_the_chain(kind: str) -> None:
 
 @needs_graphs
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "SGNHT"])
-def test_capture_is_refused_without_capturable(kind: str) -> None:
+def test_capture_is_refused_without_capturable(kind):
     params = [nn.Parameter(p.detach().cuda()) for p in make_params()]
     sampler = make(kind, params)
     for p in params:
@@ -476,7 +474,7 @@ def test_capture_is_refused_without_capturable(kind: str) -> None:
     ("kind", "missing"),
     [("SGHMC", "momentum"), ("PSGLD", "square_average"), ("SGNHT", "momentum")],
 )
-def test_capture_is_refused_before_the_first_step(kind: str, missing: str) -> None:
+def test_capture_is_refused_before_the_first_step(kind, missing):
     _, sampler = on_gpu(kind)
     with pytest.raises(RuntimeError) as error, torch.cuda.graph(torch.cuda.CUDAGraph()):
         sampler.step()
@@ -489,7 +487,7 @@ def test_capture_is_refused_before_the_first_step(kind: str, missing: str) -> No
 
 
 @needs_graphs
-def test_an_operator_refuses_to_freeze_its_noise_into_a_graph() -> None:
+def test_an_operator_refuses_to_freeze_its_noise_into_a_graph():
     p, g = torch.ones(3, device="cuda"), torch.ones(3, device="cuda")
     ops.sgld_step_([p], [g], [], **TARGET, offsets=[0], **STREAM)
     before = p.clone()
@@ -505,7 +503,7 @@ def test_an_operator_refuses_to_freeze_its_noise_into_a_graph() -> None:
 
 
 @needs_graphs
-def test_tensors_of_several_devices_in_one_call() -> None:
+def test_tensors_of_several_devices_in_one_call():
     p, g = torch.ones(3, device="cuda"), torch.ones(3)
     with pytest.raises(RuntimeError) as error:
         ops.sgld_step_([p], [g], [], **TARGET, offsets=[0], **STREAM)
@@ -528,7 +526,7 @@ def test_tensors_of_several_devices_in_one_call() -> None:
 
 @needs_graphs
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "PSGLD", "SGNHT"])
-def test_a_sampler_of_parameters_on_two_devices(kind: str) -> None:
+def test_a_sampler_of_parameters_on_two_devices(kind):
     expected, mixed = make_params(), make_params()
     mixed = [
         nn.Parameter(p.detach().to("cuda" if i % 2 else "cpu"))
@@ -544,7 +542,7 @@ def test_a_sampler_of_parameters_on_two_devices(kind: str) -> None:
 
 
 @needs_graphs
-def test_a_library_without_kernels_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_without_kernels_raises(monkeypatch):
     monkeypatch.setattr("torch_sgmcmc._impl.parameters.HAS_CUDA", False)
     params, sampler = on_gpu("SGLD")
     before = [p.detach().clone() for p in params]

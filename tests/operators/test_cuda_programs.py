@@ -5,10 +5,7 @@ torch's own here, whose sums another device rounds differently: chains are compa
 while rounding in float64 has not yet grown.
 """
 
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +13,7 @@ import torch.distributed as dist
 from harness.inductor import NEEDS_COMPILER
 from short_chains import assert_same, make, make_params, set_grads, take_step
 from test_cuda import DEVICE
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn import functional as F
@@ -31,7 +28,7 @@ N, WIDTH = 200, 5
 class Regression:
     """A logistic regression in float64 with data on a device."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device):
         g = torch.Generator().manual_seed(1)
         x = torch.randn(N, WIDTH, generator=g, dtype=torch.float64)
         truth = torch.linspace(-1, 1, WIDTH, dtype=torch.float64)
@@ -40,40 +37,40 @@ class Regression:
         self.theta = nn.Parameter(truth.to(device, copy=True))
         self.generator = torch.Generator().manual_seed(2)
 
-    def losses(self, indices: Tensor) -> Tensor:
+    def losses(self, indices):
         eta = self.x[indices] @ self.theta
         return F.softplus(eta) - self.y[indices] * eta
 
-    def log_likelihoods(self, indices: Tensor) -> Tensor:
+    def log_likelihoods(self, indices):
         return -self.losses(indices)
 
-    def minibatch(self, size: int = 20) -> Tensor:
+    def minibatch(self, size=20):
         drawn = torch.randperm(N, generator=self.generator)[:size]
         return self.losses(drawn.to(self.x.device))
 
-    def mean_loss(self) -> Tensor:
+    def mean_loss(self):
         self.theta.grad = None
         loss = self.minibatch().mean()
         loss.backward()
         return loss
 
 
-def bouncy(data: Regression, **settings: Any) -> tuple[sg.Sampler, Any]:
+def bouncy(data, **settings):
     options = {"num_data": N, "prior_precision": 1.0, "refresh_rate": 1.0, "seed": 3}
     return sg.SBPS([data.theta], **options, **settings), data.minibatch
 
 
-def subsampled(data: Regression, **settings: Any) -> tuple[sg.Sampler, Any]:
+def subsampled(data, **settings):
     sampler = sg.HMCECS(
         [data.theta], num_data=N, prior_precision=1.0, step_size=0.3, seed=3, **settings
     )
     return sampler, data.log_likelihoods
 
 
-def whole(data: Regression) -> tuple[sg.Sampler, Any]:
+def whole(data):
     """HMC, whose closure is of all data."""
 
-    def closure() -> Tensor:
+    def closure():
         data.theta.grad = None
         loss = data.losses(torch.arange(N, device=data.x.device)).mean()
         loss.backward()
@@ -84,12 +81,12 @@ def whole(data: Regression) -> tuple[sg.Sampler, Any]:
     return sampler, closure
 
 
-def weighted(data: Regression) -> tuple[sg.Sampler, Any]:
+def weighted(data):
     sampler = sg.EWSG([data.theta], lr=0.05, num_data=N, index_chain_length=3, seed=3)
     return sampler, data.mean_loss
 
 
-PROGRAMS: dict[str, Callable[[Regression], tuple[sg.Sampler, Any]]] = {
+PROGRAMS = {
     "SBPS": bouncy,
     "pSBPS": partial(bouncy, preconditioned=True, eps=0.1),
     "HMCECS": partial(subsampled, subsample_size=20, num_blocks=5),
@@ -102,7 +99,7 @@ PROGRAMS: dict[str, Callable[[Regression], tuple[sg.Sampler, Any]]] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_samplers_with_closures_make_the_chain_of_the_cpu(name: str) -> None:
+def test_samplers_with_closures_make_the_chain_of_the_cpu(name):
     chains = []
     for device in ("cpu", DEVICE):
         data = Regression(device)
@@ -119,7 +116,7 @@ def test_samplers_with_closures_make_the_chain_of_the_cpu(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["SBPS", "HMCECS", "HMC", "EWSG"])
-def test_closures_resume(name: str, tmp_path: Path) -> None:
+def test_closures_resume(name, tmp_path):
     data, other = Regression(DEVICE), Regression(DEVICE)
     sampler, closure = PROGRAMS[name](data)
     twin, closure_of_twin = PROGRAMS[name](other)
@@ -135,7 +132,7 @@ def test_closures_resume(name: str, tmp_path: Path) -> None:
         assert_same([other.theta], [data.theta])
 
 
-def test_svrg() -> None:
+def test_svrg():
     chains = []
     for device in ("cpu", DEVICE):
         data = Regression(device)
@@ -152,18 +149,18 @@ def test_svrg() -> None:
     torch.testing.assert_close(chains[1], chains[0], rtol=1e-9, atol=1e-9)
 
 
-def network() -> nn.Module:
+def network():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, 2))
     return net.to(DEVICE)
 
 
-def batches() -> list[tuple[Tensor, Tensor]]:
+def batches():
     data = Regression("cpu")
     return list(zip(data.x.float().split(50), data.y.long().split(50), strict=True))
 
 
-def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
+def cross_entropy(model, batch):
     x, y = batch
     return F.cross_entropy(model(x), y)
 
@@ -176,7 +173,7 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     ],
     ids=["SGHMC", "PSGLD"],
 )
-def test_a_run_is_resumed_and_predicts(sampler: Any, tmp_path: Path) -> None:
+def test_a_run_is_resumed_and_predicts(sampler, tmp_path):
     stores = []
     for folder, parts in (("whole", [40]), ("parts", [17, 40])):
         for steps in parts:
@@ -199,7 +196,7 @@ def test_a_run_is_resumed_and_predicts(sampler: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(found, mean, rtol=1e-4, atol=1e-5)
 
 
-def test_temperatures_equal_those_on_the_cpu() -> None:
+def test_temperatures_equal_those_on_the_cpu():
     summaries = []
     for device in ("cpu", DEVICE):
         params = [nn.Parameter(p.detach().to(device)) for p in make_params()]
@@ -212,7 +209,7 @@ def test_temperatures_equal_those_on_the_cpu() -> None:
 
 
 @NEEDS_COMPILER
-def test_compiled_steps_are_the_chain() -> None:
+def test_compiled_steps_are_the_chain():
     params = [nn.Parameter(p.detach().to(DEVICE)) for p in make_params()]
     others = [nn.Parameter(p.detach().to(DEVICE)) for p in make_params()]
     sampler, eager = make("SGHMC capturable", params), make("SGHMC capturable", others)
@@ -227,7 +224,7 @@ def test_compiled_steps_are_the_chain() -> None:
     torch._dynamo.reset()
 
 
-def test_chains_side_by_side_are_the_chains() -> None:
+def test_chains_side_by_side_are_the_chains():
     chains = 3
     g = torch.Generator().manual_seed(0)
     start = [torch.randn(chains, *s, generator=g).to(DEVICE) for s in ((4, 3), (7,))]
@@ -249,7 +246,7 @@ def test_chains_side_by_side_are_the_chains() -> None:
 
 
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC online", "PSGLD capturable", "SGNHT"])
-def test_sharded_parameters_make_the_chain(kind: str, tmp_path: Path) -> None:
+def test_sharded_parameters_make_the_chain(kind, tmp_path):
     backend = "nccl" if DEVICE == "cuda" else "gloo"
     dist.init_process_group(
         backend, init_method=f"file://{tmp_path / 'ranks'}", rank=0, world_size=1

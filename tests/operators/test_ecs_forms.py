@@ -16,7 +16,7 @@ F64 = torch.float64
 Function = Callable[[list[Tensor], Tensor, Tensor], Tensor]
 
 
-def logistic(y: Tensor, eta: Tensor) -> Tensor:
+def logistic(y, eta):
     return y * eta - F.softplus(eta)
 
 
@@ -57,7 +57,7 @@ MODELS = {
 class Fitted:
     """A model with its data and parameters, and its derivatives one by one."""
 
-    def __init__(self, model: Model, count: int = 12) -> None:
+    def __init__(self, model, count=12):
         g = torch.Generator().manual_seed(8)
         self.function = model.function
         self.x = torch.randn(count, 3, generator=g, dtype=F64)
@@ -68,13 +68,13 @@ class Fitted:
         ]
         self.probes = torch.randn(2, sum(model.shapes), generator=g, dtype=F64)
 
-    def __call__(self, indices: Tensor) -> Tensor:
+    def __call__(self, indices):
         return self.function(self.params, self.x[indices], self.y[indices])
 
-    def derivatives(self, i: int) -> tuple[Tensor, Tensor, Tensor]:
+    def derivatives(self, i):
         sizes = [p.numel() for p in self.params]
 
-        def value(theta: Tensor) -> Tensor:
+        def value(theta):
             parts = list(theta.split(sizes))
             return self.function(parts, self.x[i : i + 1], self.y[i : i + 1])[0]
 
@@ -82,13 +82,13 @@ class Fitted:
         gradient = torch.autograd.functional.jacobian(value, theta)
         return value(theta), gradient, torch.autograd.functional.hessian(value, theta)
 
-    def found(self, chunk: int = 5) -> TaylorSums:
+    def found(self, chunk=5):
         chunks = torch.arange(len(self.x)).split(chunk)
         return TaylorSums.at_present(self, self.params, chunks, WHOLE, self.probes[0])
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_sums_over_all_data(name: str) -> None:
+def test_sums_over_all_data(name):
     fitted = Fitted(MODELS[name])
     sums = fitted.found()
     one_by_one = [fitted.derivatives(i) for i in range(len(fitted.x))]
@@ -100,7 +100,7 @@ def test_sums_over_all_data(name: str) -> None:
 
 @pytest.mark.parametrize("count", [1, 3, 7])
 @pytest.mark.parametrize("name", MODELS)
-def test_terms_of_the_form_that_is_found(name: str, count: int) -> None:
+def test_terms_of_the_form_that_is_found(name, count):
     fitted = Fitted(MODELS[name])
     sums = fitted.found()
     terms = TaylorTerms.at_present(
@@ -122,7 +122,7 @@ def test_terms_of_the_form_that_is_found(name: str, count: int) -> None:
 
 @pytest.mark.parametrize("form", [CONSTANT, LINEAR, WHOLE])
 @pytest.mark.parametrize("name", MODELS)
-def test_expansions_around_the_anchor(name: str, form: str) -> None:
+def test_expansions_around_the_anchor(name, form):
     """And their weighted gradients at θ; the order of the data is free."""
     fitted, indices = Fitted(MODELS[name]), [5, 0, 5, 11, 7]
     terms = TaylorTerms.at_present(
@@ -142,7 +142,7 @@ def test_expansions_around_the_anchor(name: str, form: str) -> None:
     )
 
 
-def test_first_order_in_many_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_order_in_many_parameters(monkeypatch):
     """Estimates by data (many parameters) equal estimates by parameters."""
     fitted, indices = Fitted(MODELS["two predictors"], 20), torch.arange(20)
     both = []
@@ -161,7 +161,7 @@ def test_first_order_in_many_parameters(monkeypatch: pytest.MonkeyPatch) -> None
     torch.testing.assert_close(both[0].gradients[0], g)
 
 
-def test_passes_by_single_directions_and_by_batches() -> None:
+def test_passes_by_single_directions_and_by_batches():
     fitted = Fitted(MODELS["sums of products"], 2500)
     few, many = (
         TaylorSums.at_present(
@@ -174,7 +174,7 @@ def test_passes_by_single_directions_and_by_batches() -> None:
     torch.testing.assert_close(many.gradient, few.gradient)
 
 
-def test_a_hessian_of_many_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hessian_of_many_passes(monkeypatch):
     monkeypatch.setattr("torch_sgmcmc._ecs.likelihood._MOST_ELEMENTS", 2 * (4 + 12))
     fitted = Fitted(MODELS["two predictors"])
     graph = LikelihoodGraph(fitted(torch.arange(12)), fitted.params)
@@ -184,7 +184,7 @@ def test_a_hessian_of_many_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(products, h @ fitted.probes[0], rtol=1e-9, atol=1e-11)
 
 
-def test_parameters_that_are_their_own_log_likelihoods() -> None:
+def test_parameters_that_are_their_own_log_likelihoods():
     theta = torch.randn(4, dtype=F64, requires_grad=True)
     probes = torch.randn(2, 4, dtype=F64)
     sums = TaylorSums.at_present(

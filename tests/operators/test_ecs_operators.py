@@ -1,14 +1,22 @@
 """The operators of HMC-ECS against plain formulas and their derivatives by autograd."""
 
+import math
 import re
-from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from ecs_data import Data, make
 
+from torch_sgmcmc._ecs.target import (
+    Estimate,
+    Estimator,
+    choose_num_factors,
+    choose_sizes,
+    schedule,
+)
+from torch_sgmcmc._ecs.taylor import Anchor, Prior, TaylorSums
 from torch_sgmcmc._impl import ops as ops
 
 F64 = torch.float64
@@ -18,14 +26,14 @@ SIGNED = {"num_data": 20.0, "batch_size": 3, "num_factors": 4, "lower_bound": -4
 T = 1.7
 
 
-def randn(*shape: int) -> Tensor:
+def randn(*shape):
     return torch.randn(shape, dtype=F64)
 
 
 class Case:
     """Random arguments of the operators, for M data and d parameters."""
 
-    def __init__(self, form: str, m: int, d: int) -> None:
+    def __init__(self, form, m, d):
         torch.manual_seed(m + d)
         self.theta, self.anchor, self.prior = randn(d), randn(d), randn(d).exp()
         self.values, self.expansions = randn(m), randn(m)
@@ -40,7 +48,7 @@ class Case:
         self.sum_hessian = root + root.t() if second else None
         self.fields = (self.gradients, self.scales, self.hessians)
 
-    def differences(self, theta: Tensor) -> Tensor:
+    def differences(self, theta):
         delta = theta - self.anchor
         q = self.expansions + (self.gradients[:1] @ delta).sum(dim=0)
         if self.scales is not None:
@@ -49,23 +57,21 @@ class Case:
             q = q + torch.einsum("i,mij,j->m", delta, self.hessians, delta) / 2
         return (self.values - q) / T
 
-    def log_prior_and_sums(self, theta: Tensor) -> Tensor:
+    def log_prior_and_sums(self, theta):
         delta = theta - self.anchor
         total = self.sum_value + self.sum_gradient @ delta
         if self.sum_hessian is not None:
             total = total + delta @ self.sum_hessian @ delta / 2
         return (total - (self.prior * theta**2).sum() / 2) / T
 
-    def estimate(self, sizes: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    def estimate(self, sizes):
         return ops.ecs_estimate(
             *(self.values, self.theta, self.anchor, self.expansions, *self.fields),
             temperature=T,
             **sizes,
         )
 
-    def density(
-        self, estimated: tuple[Tensor, Tensor, Tensor], weighted: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def density(self, estimated, weighted):
         weights, hessian_terms, numbers = estimated
         sums = (self.sum_value, self.sum_gradient, self.sum_hessian)
         return ops.ecs_density(
@@ -75,7 +81,7 @@ class Case:
         )
 
 
-def plain(d: Tensor, sizes: dict[str, Any]) -> tuple[Tensor | float, ...]:
+def plain(d, sizes):
     """Log, variance, mean, sign and the lowest of the estimate."""
     n, m = sizes["num_data"], sizes["batch_size"]
     if sizes["num_factors"] == 0:
@@ -94,7 +100,7 @@ def plain(d: Tensor, sizes: dict[str, Any]) -> tuple[Tensor | float, ...]:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("d", [1, 7, 8, 9, 29, 263])
 @pytest.mark.parametrize("sizes", [PERTURBED, SIGNED], ids=["perturbed", "signed"])
-def test_equal_plain_formulas(form: str, d: int, sizes: dict[str, Any]) -> None:
+def test_equal_plain_formulas(form, d, sizes):
     case = Case(form, 21, d)
     theta = case.theta.clone().requires_grad_()
     differences = case.differences(theta)
@@ -115,13 +121,13 @@ def test_equal_plain_formulas(form: str, d: int, sizes: dict[str, Any]) -> None:
         assert density[1] == 1
 
 
-def test_both_signs_are_met() -> None:
+def test_both_signs_are_met():
     signs = {float(Case("linear", 21, d).estimate(SIGNED)[2][3]) for d in range(1, 12)}
     assert signs == {1.0, -1.0}
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_no_data(form: str) -> None:
+def test_no_data(form):
     case = Case(form, 0, 5)
     weights, _, numbers = estimated = case.estimate(SIGNED)
     assert len(weights) == 0
@@ -134,7 +140,7 @@ def test_no_data(form: str) -> None:
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_marked(number: float) -> None:
+def test_what_is_not_finite_is_marked(number):
     case = Case("predictor", 21, 9)
     estimated = case.estimate(PERTURBED)
     weighted = torch.zeros(9, dtype=F64)
@@ -148,7 +154,7 @@ def test_what_is_not_finite_is_marked(number: float) -> None:
 
 @pytest.mark.parametrize("kind", ["dense", "diagonal", "identity"])
 @pytest.mark.parametrize("d", [1, 7, 8, 29])
-def test_leapfrog(kind: str, d: int) -> None:
+def test_leapfrog(kind, d):
     x, r, gradient, origin = randn(4, d)
     w = {"dense": randn(d, d), "diagonal": randn(d), "identity": None}[kind]
     matrix = torch.eye(d, dtype=F64) if w is None else w if w.dim() == 2 else w.diag()
@@ -161,7 +167,7 @@ def test_leapfrog(kind: str, d: int) -> None:
 
 
 @pytest.mark.parametrize("form", ["predictor", "linear"])
-def test_threads_do_not_matter(form: str, set_threads: Callable[[int], None]) -> None:
+def test_threads_do_not_matter(form, set_threads):
     results = []
     for count in (1, 3):
         set_threads(count)
@@ -185,16 +191,16 @@ WRONG = {
 
 
 @pytest.mark.parametrize("fault", WRONG)
-def test_wrong_arrays(fault: str) -> None:
+def test_wrong_arrays(fault):
     case = Case("predictor", 6, 3)
     estimated = case.estimate(PERTURBED)
 
-    def refused(op: str, name: str, shape: str, call: Any) -> None:
+    def refused(op, name, shape, call):
         text = f"{op}: {name} must be contiguous float64 of shape {shape} on the CPU"
         with pytest.raises(RuntimeError, match=re.escape(text)):
             call()
 
-    def spoilt(name: str, form: str = "predictor") -> Case:
+    def spoilt(name, form="predictor"):
         other = Case(form, 6, 3)
         setattr(other, name, WRONG[fault](getattr(other, name)))
         other.fields = (other.gradients, other.scales, other.hessians)
@@ -235,7 +241,7 @@ def test_wrong_arrays(fault: str) -> None:
         ({"num_factors": -1}, "Invalid num_factors: -1 (must be >= 1, or 0 with"),
     ],
 )
-def test_wrong_numbers_of_an_estimate(change: dict[str, Any], message: str) -> None:
+def test_wrong_numbers_of_an_estimate(change, message):
     case = Case("linear", 6, 3)
     numbers = {"temperature": T, **PERTURBED, **change}
     with pytest.raises(RuntimeError, match=re.escape(f"ecs_estimate: {message}")):
@@ -245,7 +251,7 @@ def test_wrong_numbers_of_an_estimate(change: dict[str, Any], message: str) -> N
         )
 
 
-def test_other_wrong_numbers() -> None:
+def test_other_wrong_numbers():
     empty, case = Case("linear", 0, 3), Case("linear", 6, 3)
     with pytest.raises(RuntimeError, match=r"Invalid num_factors: 0 \(must be >= 1"):
         empty.estimate(PERTURBED)
@@ -262,3 +268,129 @@ def test_other_wrong_numbers() -> None:
         with pytest.raises(RuntimeError, match=f"ecs_leapfrog_: Invalid {name}: -0.5"):
             ops.ecs_leapfrog_(x, x.clone(), x, None, x, **steps)
         assert torch.equal(x, case.theta)
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "anchors", "sizing"),
+    [
+        (1000, 200, [200, 400, 600, 800], 900),
+        (899, 200, [200, 400, 600], 749),
+        (900, 200, [200, 400, 600, 800], 850),
+        (10, 4, [4, 8], 9),
+        (9, 4, [4], 6),
+        (5, 1, [1, 2, 3, 4, 5], 5),
+        (30, 200, [], 15),
+    ],
+)
+def test_what_a_warm_up_does_when(steps, every, anchors, sizing):
+    """θ* not so late that less than half as many steps are left."""
+    last_anchor, chosen = schedule(steps, every)
+    assert [i for i in range(1, last_anchor + 1) if i % every == 0] == anchors
+    assert chosen == sizing
+
+
+def group(**settings):
+    return {
+        "estimator": "signed",
+        "subsample_size": 100,
+        "num_data": 100_000,
+        **settings,
+    }
+
+
+def estimates(variances, means=(0.0, 0.0), lowest=(0.0, 0.0)):
+    rows = zip(variances, means, lowest, strict=False)
+    return [Estimate(0.0, v, mean, 1.0, low) for v, mean, low in rows]
+
+
+@pytest.mark.parametrize(
+    ("variances", "size", "num_data", "chosen"),
+    [
+        ([1.5, 2.5], 100, 100_000, 400),  # proportional to the variance
+        ([2.001], 100, 100_000, 401),
+        # Enough to estimate a variance from, unless there were fewer.
+        ([0.01], 100, 100_000, 30),
+        ([0.01], 12, 100_000, 12),
+        # Not more than there are data.
+        ([2.0], 100, 250, 250),
+        ([2.0], 100, 1, 2),
+        ([math.inf], 100, 250, 250),
+    ],
+)
+def test_the_size_of_perturbed_subsamples(variances, size, num_data, chosen):
+    settings = group(estimator="perturbed", subsample_size=size, num_data=num_data)
+    found = choose_sizes(estimates(variances), 0.5, settings)
+    assert found == {"subsample_size": chosen}
+
+
+def kept_by_signs(spread, factors):
+    """Returns the part of effective draws that is left."""
+    negative = 0.5 * math.erfc(factors / math.sqrt(2 * spread))
+    return math.exp(-4 * factors * negative)
+
+
+def test_factors_keep_the_signs_positive():
+    # A large variance: that of the log decides. A small one: the signs do.
+    assert choose_num_factors(400.0, 0.5) == 800
+    for spread in (0.5, 4.0, 60.0):
+        chosen = choose_num_factors(spread, 1e9)
+        assert kept_by_signs(spread, chosen) >= 0.98
+        assert chosen > 1
+        assert kept_by_signs(spread, chosen - 1 - chosen // 10) < 0.98
+    assert choose_num_factors(0.0, 0.5) == 1
+
+
+@pytest.mark.parametrize(
+    ("variances", "means", "lowest", "chosen"),
+    [
+        ([2.0, 4.0], (-4.0, -6.0), (-9.5, -11.5), 20),  # three times the deepest fall
+        ([2.0, 4.0], (-4.0, -6.0), (-9.5, -999.0), 150),  # or a variance of 1
+        ([0.0], (0.0,), (0.0,), 1),
+    ],
+)
+def test_factors_for_the_least_time(variances, means, lowest, chosen):
+    settings = group(num_factors=50)
+    found = choose_sizes(estimates(variances, means, lowest), math.inf, settings)
+    mean = sum(means) / len(means)
+    assert found == {"mean_difference": mean, "num_factors": chosen}
+
+
+def test_a_tenth_of_the_evaluations_are_for_all_data():
+    data = Data()
+    sampler = make(data, trajectory_length=1.2)  # 32 evaluations a step, of 60 data
+    due = []
+    for i in range(100):
+        sampler._set(num_trajectories=i)
+        if sampler._is_check_due():
+            due.append(i)
+    assert due == [19, 38, 57, 76, 95]
+
+
+@pytest.mark.parametrize(("fall", "left"), [(29.9 + 20, False), (30.1 + 20, True)])
+def test_how_far_a_draw_may_fall(fall, left):
+    """d + sqrt(40 d) + 20, with d = 10."""
+    like = {"dtype": torch.float64}
+    sums = TaylorSums(torch.zeros((), **like), torch.zeros(10, **like), None, "linear")
+    anchor = Anchor(torch.zeros(10, **like), 1, sums, None)
+    prior = Prior(torch.zeros(10, **like), torch.zeros(10, **like))
+    raised = pytest.raises(RuntimeError, match="has left") if left else nullcontext()
+    with raised:
+        anchor.check_near(torch.tensor(-fall, **like), anchor.theta, prior, 1.0)
+
+
+def test_out_of_bounds():
+    signed = Estimator(400.0, 10, num_factors=10, lower_bound=-3.0)
+    few = Estimator(400.0, 10, num_factors=9, lower_bound=-3.0)
+    perturbed = Estimator(400.0)
+    assert [signed.is_overturned(mean) for mean in (-3.1, -3.0)] == [True, False]
+    assert not few.is_overturned(-3.1)
+    assert not perturbed.is_overturned(-3.1)
+
+    def rejected(variance, mean, present):
+        limits = {"present_variance": present, "max_variance": 5.0}
+        return signed.is_out_of_bounds(variance, mean, **limits)
+
+    assert rejected(5.1, 0.0, 1.0)
+    assert not rejected(5.0, 0.0, 1.0)
+    assert not rejected(7.0, 0.0, 8.0)  # there it comes from worse
+    assert rejected(1.0, -3.1, 1.0)

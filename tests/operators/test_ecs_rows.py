@@ -1,7 +1,6 @@
 """HMC-ECS with the rows of a linear predictor, as the user says them."""
 
-from collections.abc import Callable
-from typing import Any
+import re
 
 import pytest
 import torch
@@ -14,10 +13,9 @@ import torch_sgmcmc as sg
 from torch_sgmcmc._ecs.taylor import LINEAR, PREDICTOR, TaylorSums, TaylorTerms
 
 PROBES = torch.tensor([[0.7, -1.1, 0.4, 0.9], [-0.2, 0.5, 1.3, -0.6]], dtype=F64)
-OfPredictors = Callable[[Tensor, Tensor], Tensor]
 
 #: Log-likelihoods as functions of predictors and labels.
-MODELS: dict[str, OfPredictors] = {
+MODELS = {
     "logistic": lambda eta, y: y * eta - F.softplus(eta),
     "gaussian": lambda eta, y: -0.5 * (y - eta) ** 2,
     "linear": lambda eta, y: y * eta,
@@ -25,7 +23,7 @@ MODELS: dict[str, OfPredictors] = {
 }
 
 
-def closure_of(data: Regression, model: OfPredictors) -> sg.PredictorLogLikelihood:
+def closure_of(data, model):
     return sg.PredictorLogLikelihood(
         lambda i: data.predictor(data.x[i]),
         lambda eta, i: model(eta, data.y[i]),
@@ -34,7 +32,7 @@ def closure_of(data: Regression, model: OfPredictors) -> sg.PredictorLogLikeliho
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_expansions_and_sums(name: str) -> None:
+def test_expansions_and_sums(name):
     data, model = Regression(), MODELS[name]
     closure, params = closure_of(data, model), data.params
     x, eta = data.rows(torch.arange(N)), data.predictor(data.x).detach()
@@ -67,7 +65,7 @@ def test_expansions_and_sums(name: str) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"taylor_order": 1}])
-def test_the_same_chain_as_without_them(settings: dict[str, Any]) -> None:
+def test_the_same_chain_as_without_them(settings):
     """The expansions are the same up to rounding."""
     ends = []
     for told in (True, False):
@@ -83,11 +81,11 @@ def test_the_same_chain_as_without_them(settings: dict[str, Any]) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
-def test_the_model_is_not_differentiated() -> None:
+def test_the_model_is_not_differentiated():
     """But for the data by which the rows are tested, and along trajectories."""
     data, graphs = Regression(), []
 
-    def outputs(indices: Tensor) -> Tensor:
+    def outputs(indices):
         eta = data.predictor(data.x[indices])
         graphs.append(eta.requires_grad)
         return eta
@@ -108,7 +106,7 @@ def test_the_model_is_not_differentiated() -> None:
         lambda data, i: data.rows(i) / 0.0,
     ],
 )
-def test_rows_that_are_no_derivatives(wrong: Any, order: int) -> None:
+def test_rows_that_are_no_derivatives(wrong, order):
     data = Regression()
     closure = sg.PredictorLogLikelihood(
         lambda i: data.predictor(data.x[i]),
@@ -168,9 +166,7 @@ def test_rows_that_are_no_derivatives(wrong: Any, order: int) -> None:
         ),
     ],
 )
-def test_bad_parts(
-    changes: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_bad_parts(changes, error, message):
     data = Regression()
     outputs = changes.pop("outputs", lambda data, i: data.predictor(data.x[i]))
     parts = {"log_likelihood": data.of_predictors, "rows": data.rows, **changes}
@@ -181,12 +177,12 @@ def test_bad_parts(
     assert not kept_state(sampler)
     for name in ("outputs", "log_likelihood", "rows"):
         parts = {"outputs": data.predictor, "log_likelihood": data.of_predictors}
-        bad: Any = {**parts, name: 3}
+        bad = {**parts, name: 3}
         with pytest.raises(TypeError, match=rf"Invalid {name}: 3 \(must be callable"):
             sg.PredictorLogLikelihood(**bad)
 
 
-def test_another_closure_needs_another_anchor() -> None:
+def test_another_closure_needs_another_anchor():
     data = Regression()
     sampler = make(data)
     sampler.step(data.closure)
@@ -200,7 +196,7 @@ def test_another_closure_needs_another_anchor() -> None:
     sampler.step(data)
 
 
-def test_float32() -> None:
+def test_float32():
     data = Regression(dtype=torch.float32)
     sampler = make(data)
     for _ in range(30):
@@ -209,11 +205,11 @@ def test_float32() -> None:
     assert sampler.state["control_variates"]["form"] == "predictor"
 
 
-def test_a_closure_that_computes_all_data() -> None:
+def test_a_closure_that_computes_all_data():
     """A module whose computed size differs from the returned one."""
     data = Data()
 
-    def all_of_them(indices: Tensor) -> Tensor:
+    def all_of_them(indices):
         eta = data.x.mv(data.weight) + data.bias
         return (data.y * eta - F.softplus(eta))[indices]
 
@@ -228,3 +224,64 @@ def test_a_closure_that_computes_all_data() -> None:
         sampler.step(all_of_them)
     now = torch.cat([p.detach().reshape(-1) for p in data.params])
     torch.testing.assert_close(now, expected[-1], rtol=1e-9, atol=1e-9)
+
+
+G = torch.Generator().manual_seed(0)
+X = torch.randn(50, 3, 2, generator=G)
+Y = torch.arange(50)
+
+
+class Counting:
+    """The data, with a count of what is looked up."""
+
+    def __init__(self, monkeypatch):
+        self.count = 0
+        whole = Tensor.index_select
+
+        def index_select(t, dim, indices):
+            self.count += len(indices)
+            return whole(t, dim, indices)
+
+        monkeypatch.setattr(Tensor, "index_select", index_select)
+
+
+def test_equal_indexing(monkeypatch):
+    counting, rows = Counting(monkeypatch), sg.RowCache(X, Y)
+    indices = torch.randint(50, (40,), generator=G)
+    for change, looked_up in (
+        (range(0), 80),
+        (range(4, 9), 10),
+        (range(0, 40, 8), 10),
+        (range(30), 80),
+        (range(39, 40), 2),
+    ):
+        where = torch.tensor(list(change), dtype=torch.int64)
+        before, held = rows._rows, [t.clone() for t in rows._rows]
+        indices = indices.index_copy(0, where, (indices[where] + 7) % 50)
+        counting.count = 0
+        xs, ys = rows(indices)
+        assert torch.equal(xs, X[indices]) and torch.equal(ys, Y[indices])
+        assert counting.count == looked_up
+        # What was handed out is as it was.
+        assert all(map(torch.equal, before, held))
+        again = rows(indices)
+        assert again[0] is xs and counting.count == looked_up
+
+
+def test_other_lengths_and_changed_indices():
+    rows = sg.RowCache(X)
+    for size in (10, 12, 0, 0, 3):
+        indices = torch.randint(50, (size,), generator=G)
+        assert torch.equal(rows(indices)[0], X[indices])
+    indices.add_(1).remainder_(50)  # the same object
+    assert torch.equal(rows(indices)[0], X[indices])
+
+
+@pytest.mark.parametrize(
+    ("tensors", "shapes"),
+    [((), "[]"), ((X, Y[:9]), "[[50, 3, 2], [9]]"), ((torch.ones(()),), "[[]]")],
+)
+def test_errors(tensors, shapes):
+    text = f"Invalid tensors: shapes {shapes} (must be one or more, of equal length)"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        sg.RowCache(*tensors)

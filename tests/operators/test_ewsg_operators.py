@@ -1,7 +1,6 @@
 """EWSG's operators equal plain-PyTorch references, and decide as they should."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ import torch
 from harness.philox import philox
 from operator_tensors import TARGET, assert_all_same, clones, mixed_list, states
 from reference import DTYPES, arithmetic, ewsg_log_weights, same_bits
-from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import ops as ops
@@ -17,9 +15,7 @@ from torch_sgmcmc._impl import ops as ops
 SURROGATES = ("momentum", "zero", "one", "full_momentum")
 
 
-def assert_log_ratio(
-    lists: list[list[Tensor]], surrogate: str, hyper: dict[str, Any], chains: int = 1
-) -> None:
+def assert_log_ratio(lists, surrogate, hyper, chains=1):
     params, grads, proposals, momenta = lists
     before, after = (
         ewsg_log_weights(
@@ -40,9 +36,7 @@ def assert_log_ratio(
 @pytest.mark.parametrize("surrogate", SURROGATES)
 @pytest.mark.parametrize("prior_precision", [0.0, 1.9])
 @pytest.mark.parametrize("with_momenta", [True, False])
-def test_ewsg_log_ratio_equals_reference(
-    with_momenta: bool, prior_precision: float, surrogate: str
-) -> None:
+def test_ewsg_log_ratio_equals_reference(with_momenta, prior_precision, surrogate):
     hyper = {**TARGET, "prior_precision": prior_precision, "momentum": 0.8}
     params, grads, proposals = (mixed_list(i) for i in (1, 2, 3))
     proposals = [1.5 * t for t in proposals]
@@ -64,7 +58,7 @@ def test_ewsg_log_ratio_equals_reference(
 
 
 @pytest.mark.parametrize("chains", [2, 3, 16, 17, 1000])
-def test_ewsg_log_ratio_of_each_chain(chains: int) -> None:
+def test_ewsg_log_ratio_of_each_chain(chains):
     g = torch.Generator().manual_seed(chains)
     shapes = [(chains,), (chains, 2), (chains, 5, 3), (chains, 4097), (chains, 0)]
     own = (torch.float32, torch.float64, torch.bfloat16, torch.float32, torch.float32)
@@ -83,7 +77,7 @@ def test_ewsg_log_ratio_of_each_chain(chains: int) -> None:
         assert same_bits(ratio[0], together[k])
 
 
-def test_ewsg_log_ratio_at_learning_rate_zero() -> None:
+def test_ewsg_log_ratio_at_learning_rate_zero():
     # W(g') - W(g) = N v (g' - g) / (2 T), where W itself is infinite.
     g = torch.Generator().manual_seed(0)
     p, a, b, v = ([torch.randn(100, generator=g)] for _ in range(4))
@@ -94,7 +88,7 @@ def test_ewsg_log_ratio_at_learning_rate_zero() -> None:
     torch.testing.assert_close(ratio[0], expected, rtol=1e-12, atol=0)
 
 
-def test_equal_gradients_have_the_ratio_zero() -> None:
+def test_equal_gradients_have_the_ratio_zero():
     params, grads = mixed_list(1), mixed_list(2)
     numbers = {**TARGET, "momentum": 0.8, "surrogate": 0, "num_chains": 1}
     lists = (params, grads, clones(grads), states(params, 3))
@@ -102,9 +96,7 @@ def test_equal_gradients_have_the_ratio_zero() -> None:
     assert float(ratio) == 0.0
 
 
-def uniforms(
-    chains: int, *, proposal: int, purpose: int, seed: int, step: int
-) -> np.ndarray:
+def uniforms(chains, *, proposal, purpose, seed, step):
     """Note [Counter layout]: quad 2^24 chain + proposal, 52 bits of two words."""
     quads = (np.arange(chains, dtype=np.uint64) << np.uint64(24)) + np.uint64(proposal)
     low, high = quads & np.uint64(2**32 - 1), quads >> np.uint64(32)
@@ -119,7 +111,7 @@ def uniforms(
 @pytest.mark.parametrize("purpose", [_C.Purpose.INDEX_CHAIN, _C.Purpose.METROPOLIS])
 @pytest.mark.parametrize("proposal", [0, 1, 2**24 - 1])
 @pytest.mark.parametrize(("seed", "step"), [(0, 0), (-(2**40) + 77, 2**33 + 4)])
-def test_decisions(seed: int, step: int, proposal: int, purpose: int) -> None:
+def test_decisions(seed, step, proposal, purpose):
     chains = 20_000
     counter = {"proposal": proposal, "seed": seed, "step": step}
     stream = {**counter, "purpose": purpose}
@@ -141,7 +133,7 @@ def test_decisions(seed: int, step: int, proposal: int, purpose: int) -> None:
             assert accepts == (offset > 0)
 
 
-def test_decisions_on_unusual_ratios() -> None:
+def test_decisions_on_unusual_ratios():
     values = [0.0, -0.0, 1.0, math.inf, -math.inf, math.nan, -1e300]
     ratios = torch.tensor(values, dtype=torch.float64)
     for step in range(50):
@@ -155,7 +147,7 @@ def test_decisions_on_unusual_ratios() -> None:
 
 
 @pytest.mark.parametrize("chains", [1, 2, 7, 300])
-def test_rows_are_selected(chains: int) -> None:
+def test_rows_are_selected(chains):
     g = torch.Generator().manual_seed(chains)
     shapes = [(chains,), (chains, 3), (chains, 0), (chains, 2, 50), (chains, 5000)]
     for dtype in DTYPES:

@@ -1,37 +1,34 @@
 """A step that throws has moved none of several groups, whatever is wrong with one."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from every_sampler import Chain, bits
 from short_chains import kept_state
-from torch import Tensor, nn
 
 # A sampler without state, one with momenta, one with more state, and those that call
 # closures and update list by list. (SBPS and HMC-ECS move all parameters as one.)
 LISTS = ["SGLD", "SGHMC", "PSGLD", "EWSG", "HMC"]
 
 
-def second(chain: Chain) -> nn.Parameter:
+def second(chain):
     return chain.params[1]
 
 
-def to_double(chain: Chain) -> None:
+def to_double(chain):
     p = second(chain)
     p.data = p.data.double()
 
 
-def to_expanded(chain: Chain) -> None:
+def to_expanded(chain):
     second(chain).data = torch.zeros(1).expand(second(chain).numel())
 
 
-def to_other_shape(chain: Chain) -> None:
+def to_other_shape(chain):
     p = second(chain)
     p.data = p.data[:, None].clone()
 
 
-def state_of(chain: Chain, change: Callable[[Tensor], Tensor]) -> None:
+def state_of(chain, change):
     """Changes all tensors of the second parameter's state."""
     state = chain.sampler.state[second(chain)]
     kept = kept_state(chain.sampler)[second(chain)].items()
@@ -40,12 +37,12 @@ def state_of(chain: Chain, change: Callable[[Tensor], Tensor]) -> None:
     state.update({key: change(value) for key, value in tensors.items()})
 
 
-PARAMETERS: dict[str, tuple[Callable[[Chain], None], str]] = {
+PARAMETERS = {
     "dtype": (to_double, "was the parameter replaced, or moved"),
     "expanded": (to_expanded, "cannot sample an expanded parameter"),
     "shape": (to_other_shape, "was the parameter replaced, or moved"),
 }
-STATE: dict[str, Callable[[Tensor], Tensor]] = {
+STATE = {
     "dtype": lambda t: t.double(),
     "shape": lambda t: t[:, None].clone(),
     "shorter": lambda t: t[:-1].clone(),
@@ -54,7 +51,7 @@ STATE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def others(chain: Chain) -> object:
+def others(chain):
     """All but the parameter that something is wrong with, to the bit."""
     params = (chain.params[0], chain.params[2])
     settings = [dict(group, params=None) for group in chain.sampler.param_groups]
@@ -62,7 +59,7 @@ def others(chain: Chain) -> object:
     return bits([[p.detach() for p in params], state, settings])
 
 
-def fails(chain: Chain, words: str | None = None) -> None:
+def fails(chain, words=None):
     """The step fails, twice, and nothing has changed."""
     before = others(chain)
     for _ in range(2):
@@ -74,7 +71,7 @@ def fails(chain: Chain, words: str | None = None) -> None:
 @pytest.mark.parametrize("steps", [0, 2])
 @pytest.mark.parametrize("change", PARAMETERS)
 @pytest.mark.parametrize("kind", LISTS)
-def test_parameters(kind: str, change: str, steps: int) -> None:
+def test_parameters(kind, change, steps):
     chain = Chain(kind)
     chain.run(range(steps))
     make_unlike, words = PARAMETERS[change]
@@ -88,14 +85,14 @@ def test_parameters(kind: str, change: str, steps: int) -> None:
 
 @pytest.mark.parametrize("change", STATE)
 @pytest.mark.parametrize("kind", ["SGHMC", "PSGLD", "EWSG"])
-def test_state(kind: str, change: str) -> None:
+def test_state(kind, change):
     chain = Chain(kind)
     chain.run(range(2))
     state_of(chain, STATE[change])
     fails(chain)
 
 
-def test_the_first_step_of_one_list_leaves_no_state_behind() -> None:
+def test_the_first_step_of_one_list_leaves_no_state_behind():
     """An operator refuses the only list, when momenta have been drawn."""
     chain = Chain("SGHMC")
     sampler = chain.sampler_of(chain.params)
@@ -111,7 +108,7 @@ def test_the_first_step_of_one_list_leaves_no_state_behind() -> None:
     sampler.step()
 
 
-def test_gradients_do_not_enter_an_estimate_in_a_step_that_is_refused() -> None:
+def test_gradients_do_not_enter_an_estimate_in_a_step_that_is_refused():
     chain = Chain("SGHMC online")
     sampler, p = chain.sampler_of(chain.params), chain.params[0]
     sampler.param_groups.pop()

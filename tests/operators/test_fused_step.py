@@ -1,8 +1,6 @@
 """Fused steps: a sampler's step of all groups, of calls that were packed."""
 
 import math
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ from operator_tensors import (
     scattered_offsets,
     states,
 )
-from torch import Tensor
 
 from torch_sgmcmc import _C
 from torch_sgmcmc._impl import ops as ops
@@ -25,21 +22,21 @@ STEPS = [op for op in OP_SPECS if op.endswith("step_")]
 NUMBERS = {"decay": 0.9, "eps": 0.1, "momentum": 0.8, "noise_estimate": 0.05}
 
 
-def common(op: str, **more: Any) -> dict[str, float]:
+def common(op, **more):
     """Numbers that the operator's row does not list."""
     return {
         n["name"]: more.get(n["name"], n["default"]) for n in OP_SPECS[op]["common"]
     }
 
 
-def counter(step: int = STREAM["step"]) -> Tensor:
+def counter(step=STREAM["step"]):
     return torch.tensor(step)
 
 
 class Made:
     """A call of an operator, and the same as words."""
 
-    def __init__(self, op: str, *, checks: bool = True, **more: Any) -> None:
+    def __init__(self, op, *, checks=True, **more):
         self.row = OP_SPECS[op]
         params = mixed_list(1)
         self.num_chains = more.get("num_chains", 0)
@@ -62,7 +59,7 @@ class Made:
         self.means = states(params, 9) if more.get("means") else None
         self.checks = checks
 
-    def call(self, **instead: Any) -> tuple[Any, ...]:
+    def call(self, **instead):
         """Returns the packed call; ``instead`` has other parts of it."""
         called = {
             "row": [*OP_SPECS].index(self.row["op"]),
@@ -74,7 +71,7 @@ class Made:
         }
         return (*(called | instead).values(),)
 
-    def words(self, *more: "Made", **instead: Any) -> Tensor:
+    def words(self, *more, **instead):
         step = {
             "checks": self.checks,
             "seed": STREAM["seed"],
@@ -85,7 +82,7 @@ class Made:
         memory = _C.packed_step(**step | of_step, calls=calls)
         return torch.frombuffer(memory, dtype=torch.int64)
 
-    def by_name(self) -> list[list[Tensor]]:
+    def by_name(self):
         lists = [*map(clones, self.lists)]
         more = {"num_chains": self.num_chains, "prior_means": self.means}
         getattr(ops, self.row["op"])(
@@ -98,7 +95,7 @@ class Made:
         )
         return lists
 
-    def packed(self, words: Tensor | None = None) -> tuple[bool, list[list[Tensor]]]:
+    def packed(self, words=None):
         lists = [*map(clones, self.lists)]
         state = [t for each in (*lists[2:], self.means or []) for t in each]
         words = self.words() if words is None else words
@@ -108,7 +105,7 @@ class Made:
         return made, lists
 
 
-def assert_lists_same(a: list[list[Tensor]], b: list[list[Tensor]]) -> None:
+def assert_lists_same(a, b):
     for one, other in zip(a, b, strict=True):
         assert_all_same(one, other)
 
@@ -119,7 +116,7 @@ def assert_lists_same(a: list[list[Tensor]], b: list[list[Tensor]]) -> None:
     ids=lambda more: "".join(more) or "plain",
 )
 @pytest.mark.parametrize("op", STEPS)
-def test_it_is_the_operator(op: str, more: dict[str, Any]) -> None:
+def test_it_is_the_operator(op, more):
     call = Made(op, **more)
     expected = call.by_name()
     made, actual = call.packed()
@@ -130,7 +127,7 @@ def test_it_is_the_operator(op: str, more: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("op", STEPS)
-def test_gradients_that_are_not_finite_change_nothing(op: str, value: float) -> None:
+def test_gradients_that_are_not_finite_change_nothing(op, value):
     call = Made(op)
     call.lists[1][-1].view(-1)[-1] = value
     made, lists = call.packed()
@@ -142,7 +139,7 @@ def test_gradients_that_are_not_finite_change_nothing(op: str, value: float) -> 
     assert_lists_same(lists[:1], call.by_name()[:1])
 
 
-def both(name: str) -> tuple[list[Made], list[list[Tensor]], list[Tensor]]:
+def both(name):
     """Two groups' calls, with their lists one after the other."""
     calls = [Made(name, prior_mean=0.4), Made("sgld_step_", means=True)]
     for each in calls[1].lists[0]:
@@ -155,7 +152,7 @@ def both(name: str) -> tuple[list[Made], list[list[Tensor]], list[Tensor]]:
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_several_groups_are_one_call(name: str) -> None:
+def test_several_groups_are_one_call(name):
     calls, (params, grads), state = both(name)
     step = counter()
     assert ops.fused_step_(params, grads, state, calls[0].words(calls[1]), step)
@@ -164,7 +161,7 @@ def test_several_groups_are_one_call(name: str) -> None:
     assert int(step) == STREAM["step"] + 1
 
 
-def test_all_groups_are_checked_before_the_first_update() -> None:
+def test_all_groups_are_checked_before_the_first_update():
     calls, (params, grads), state = both("sghmc_step_")
     before = [*map(clones, (params, state))]
     grads[-1].view(-1)[-1] = math.inf
@@ -179,9 +176,7 @@ def test_all_groups_are_checked_before_the_first_update() -> None:
 
 @pytest.mark.parametrize("counts_there", [True, False])
 @pytest.mark.parametrize("value", [None, math.nan])
-def test_a_deferred_step_skips_nonfinite_gradients(
-    value: float | None, counts_there: bool
-) -> None:
+def test_a_deferred_step_skips_nonfinite_gradients(value, counts_there):
     calls, (params, grads), state = both("sghmc_step_")
     before = [*map(clones, (params, state))]
     if value is not None:
@@ -203,7 +198,7 @@ def test_a_deferred_step_skips_nonfinite_gradients(
     assert int(skipped) == 4 + (not is_made)
 
 
-def test_a_deferred_step_takes_counts() -> None:
+def test_a_deferred_step_takes_counts():
     """Such as those of all ranks."""
     calls, (params, grads), state = both("sghmc_step_")
     before = clones(params)
@@ -219,7 +214,7 @@ def test_a_deferred_step_takes_counts() -> None:
         )
 
 
-def wrong() -> Iterator[tuple[str, Any, str]]:
+def wrong():
     yield "row", [*OP_SPECS].index("gradient_variance_"), "is (no call|not a call) of"
     yield "row", -1, "is no call of a sampler's step"
     yield "row", 1000, "is no call of a sampler's step"
@@ -234,7 +229,7 @@ def wrong() -> Iterator[tuple[str, Any, str]]:
 
 
 @pytest.mark.parametrize(("key", "value", "words"), [*wrong()])
-def test_words_that_do_not_fit_change_nothing(key: str, value: Any, words: str) -> None:
+def test_words_that_do_not_fit_change_nothing(key, value, words):
     call = Made("sgld_step_")
     lists = [*map(clones, call.lists)]
     with pytest.raises(RuntimeError, match=words):
@@ -242,7 +237,7 @@ def test_words_that_do_not_fit_change_nothing(key: str, value: Any, words: str) 
     assert_lists_same(lists, call.lists)
 
 
-def test_numbers_out_of_range_change_nothing() -> None:
+def test_numbers_out_of_range_change_nothing():
     call = Made("sgld_step_")
     with pytest.raises(RuntimeError, match="Invalid lr: -1"):
         call.packed(call.words(numbers=[-1.0, 7.0, 1.0, 1.0, *call.common.values()]))
@@ -265,13 +260,13 @@ def test_numbers_out_of_range_change_nothing() -> None:
         (lambda w: w.repeat_interleave(2)[::2], "packed must be contiguous"),
     ],
 )
-def test_what_is_no_call_is_refused(cut: Any, words: str) -> None:
+def test_what_is_no_call_is_refused(cut, words):
     call = Made("sghmc_step_")
     with pytest.raises(RuntimeError, match=words):
         call.packed(cut(call.words()))
 
 
-def test_opcheck() -> None:
+def test_opcheck():
     call = Made("sghmc_step_", means=True)
     state = [t for each in (*call.lists[2:], call.means or []) for t in each]
     arguments = (*call.lists[:2], state, call.words(), counter())
@@ -288,7 +283,7 @@ def test_opcheck() -> None:
 class Compared(Made):
     """EWSG's: two minibatches, and what they are compared by."""
 
-    def __init__(self, op: str, **more: Any) -> None:
+    def __init__(self, op, **more):
         super().__init__(op, **more)
         params = self.lists[0]
         self.proposals = [p * 0.25 for p in params]
@@ -299,7 +294,7 @@ class Compared(Made):
         self.weights |= {"momentum_scale": 1.25, "surrogate": 3}
         self.prior = common("ewsg_log_ratio", **more)
 
-    def weight_words(self, **instead: Any) -> Tensor:
+    def weight_words(self, **instead):
         called = {
             "row": [*OP_SPECS].index("ewsg_log_ratio"),
             "has_means": self.means is not None,
@@ -312,13 +307,13 @@ class Compared(Made):
         memory = _C.packed_step(checks=False, seed=0, num_chains=0, calls=calls)
         return torch.frombuffer(memory, dtype=torch.int64)
 
-    def step(self, proposal: int, weights: Tensor) -> tuple[int, list[list[Tensor]]]:
+    def step(self, proposal, weights):
         lists = [*map(clones, self.lists)]
         state = [t for each in (*lists[2:], self.means or []) for t in each]
         numbers = (self.words(), weights, counter(), proposal)
         return ops.ewsg_step_(*lists[:2], self.proposals, state, *numbers), lists
 
-    def log_ratio(self) -> float:
+    def log_ratio(self):
         lists = (*self.lists[:2], self.proposals, self.momenta)
         more = {**self.prior, "prior_means": self.means, "num_chains": 1}
         return float(ops.ewsg_log_ratio(*lists, **self.weights, **more))
@@ -330,7 +325,7 @@ class Compared(Made):
     ids=lambda more: "".join(more) or "plain",
 )
 @pytest.mark.parametrize("op", ["sghmc_step_", "sgld_step_"])
-def test_ewsg_decides_and_makes_the_update(op: str, more: dict[str, Any]) -> None:
+def test_ewsg_decides_and_makes_the_update(op, more):
     call = Compared(op, **more)
     # A ratio of -1: some proposals are accepted.
     call.weights["temperature"] *= -call.log_ratio() if call.log_ratio() < 0 else 1.0
@@ -357,7 +352,7 @@ def test_ewsg_decides_and_makes_the_update(op: str, more: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("which", ["grads", "proposals"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_ewsg_changes_nothing_if_not_finite(which: str, value: float) -> None:
+def test_ewsg_changes_nothing_if_not_finite(which, value):
     call = Compared("sghmc_step_")
     bad = call.lists[1] if which == "grads" else call.proposals
     bad[-1].view(-1)[0] = value
@@ -380,7 +375,7 @@ def test_ewsg_changes_nothing_if_not_finite(which: str, value: float) -> None:
         ("numbers", [0.1, 0.9, 7, 1.0, 0.7, 1, 9.0, 1.0, 0.0], "Invalid surrogate: 9"),
     ],
 )
-def test_ewsg_refuses_weights_that_do_not_fit(key: str, value: Any, words: str) -> None:
+def test_ewsg_refuses_weights_that_do_not_fit(key, value, words):
     call = Compared("sgld_step_")
     before = clones(call.lists[0])
     with pytest.raises(RuntimeError, match=words):

@@ -1,7 +1,6 @@
 """The fused updates equal plain-PyTorch references, to rounding, everywhere."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -30,7 +29,6 @@ from reference import (
     sgld,
     sgnht,
 )
-from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import ops as ops
@@ -39,7 +37,7 @@ from torch_sgmcmc._impl import ops as ops
 class Update:
     """Lists of every size and type, and with which numbers they are updated."""
 
-    def __init__(self, **hyper: float) -> None:
+    def __init__(self, **hyper):
         self.params, self.grads = mixed_list(1), mixed_list(2)
         self.hyper = {**TARGET, **hyper}
         self.masters = masters_of(self.params)
@@ -47,29 +45,27 @@ class Update:
         self.stream = {"offsets": scattered_offsets(self.params), **STREAM}
         self.noise = draw(self.params, **self.stream)
 
-    def states(self, seed: int) -> list[Tensor]:
+    def states(self, seed):
         return states(self.params, seed)
 
-    def each(self, *lists: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    def each(self, *lists):
         """Values, gradients, what else is given, and noise, tensor by tensor."""
         return zip(self.values, self.grads, *lists, self.noise, strict=True)
 
-    def make(
-        self, op: Callable[..., object], *lists: list[Tensor], **more: int
-    ) -> None:
+    def make(self, op, *lists, **more):
         """The update, which leaves the gradients as they are."""
         untouched = clones(self.grads)
         lists = (self.params, self.grads, *lists, self.masters)
         op(*lists, **self.hyper, **self.stream, **more)
         assert_all_same(self.grads, untouched)
 
-    def assert_moved(self, expected: Sequence[Exact], **roundings: int) -> None:
+    def assert_moved(self, expected, **roundings):
         assert_updated(self.params, self.masters, list(expected), **roundings)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("prior_precision", [0.0, 1.9])
-def test_sgld_equals_reference(temperature: float, prior_precision: float) -> None:
+def test_sgld_equals_reference(temperature, prior_precision):
     update = Update(temperature=temperature, prior_precision=prior_precision)
     expected = [sgld(*each, **update.hyper) for each in update.each()]
     update.make(ops.sgld_step_)
@@ -79,9 +75,7 @@ def test_sgld_equals_reference(temperature: float, prior_precision: float) -> No
 @pytest.mark.parametrize("aware", [False, True], ids=["beta", "variances"])
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 @pytest.mark.parametrize("prior_precision", [0.0, 1.9])
-def test_sghmc_equals_reference(
-    temperature: float, prior_precision: float, aware: bool
-) -> None:
+def test_sghmc_equals_reference(temperature, prior_precision, aware):
     target = {"temperature": temperature, "prior_precision": prior_precision}
     noise_estimate = 0.0 if aware else 0.05
     update = Update(**target, momentum=0.8, noise_estimate=noise_estimate)
@@ -112,9 +106,7 @@ PSGLD_ROUNDINGS = 24
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("prior_precision", [0.0, 1.9])
 @pytest.mark.parametrize("decay", [0.5, 0.99])
-def test_psgld_equals_reference(
-    decay: float, prior_precision: float, temperature: float, corrected: bool
-) -> None:
+def test_psgld_equals_reference(decay, prior_precision, temperature, corrected):
     target = {"temperature": temperature, "prior_precision": prior_precision}
     update = Update(**target, decay=decay, eps=0.05)
     squares = [s.square() for s in update.states(3)]
@@ -141,9 +133,7 @@ def test_psgld_equals_reference(
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("prior_precision", [0.0, 1.9])
-def test_frozen_psgld_equals_reference(
-    prior_precision: float, temperature: float
-) -> None:
+def test_frozen_psgld_equals_reference(prior_precision, temperature):
     update = Update(temperature=temperature, prior_precision=prior_precision)
     squares = [s.square() for s in update.states(3)]
     mean = {"decay": 0.5, "eps": 0.05, "adapt": False}
@@ -158,7 +148,7 @@ def test_frozen_psgld_equals_reference(
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_the_preconditioner_over_the_whole_range(dtype: torch.dtype) -> None:
+def test_the_preconditioner_over_the_whole_range(dtype):
     # From the smallest normal V on, which is ḡ² if nothing is remembered: θ moves by
     # -lr G ḡ alone, at temperature 0.
     low = math.log10(torch.finfo(dtype).tiny) / 2 + 0.1
@@ -173,7 +163,7 @@ def test_the_preconditioner_over_the_whole_range(dtype: torch.dtype) -> None:
     assert_rounded(params, want, 8)
 
 
-def test_the_preconditioner_of_vanishing_gradients() -> None:
+def test_the_preconditioner_of_vanishing_gradients():
     # V = 0: G = 1 / eps, and no Γ, whatever the curvature.
     for dtype in DTYPES:
         p, g = torch.ones(9, dtype=dtype), torch.zeros(9, dtype=dtype)
@@ -194,9 +184,7 @@ def test_the_preconditioner_of_vanishing_gradients() -> None:
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 @pytest.mark.parametrize("prior_precision", [0.0, 1.9])
 @pytest.mark.parametrize("rate", [0.0, 0.05])
-def test_sgnht_equals_reference(
-    rate: float, prior_precision: float, temperature: float
-) -> None:
+def test_sgnht_equals_reference(rate, prior_precision, temperature):
     target = {"temperature": temperature, "prior_precision": prior_precision}
     update = Update(**target, momentum=0.8, thermostat_rate=rate)
     momenta, thermostats = update.states(3), update.states(4)
@@ -214,7 +202,7 @@ def test_sgnht_equals_reference(
 
 
 @pytest.mark.parametrize("changed", [{"lr": 0.0}, {"temperature": 0.0}])
-def test_thermostats_rest_without_heat(changed: dict[str, float]) -> None:
+def test_thermostats_rest_without_heat(changed):
     p, g, v = torch.ones(9), torch.ones(9), torch.ones(9)
     a = torch.linspace(-0.1, 0.1, 9)
     before = a.clone()
@@ -226,7 +214,7 @@ def test_thermostats_rest_without_heat(changed: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("step", [0, 6, 7, 2**33])
-def test_momentum_is_resampled_every_kth_step(step: int) -> None:
+def test_momentum_is_resampled_every_kth_step(step):
     ours, theirs = (Update(momentum=0.8, noise_estimate=0.05) for _ in range(2))
     momenta, others = ours.states(3), theirs.states(3)
     for update in (ours, theirs):
@@ -253,7 +241,7 @@ def test_momentum_is_resampled_every_kth_step(step: int) -> None:
         assert_all_same(found, expected)
 
 
-def test_gradient_variance_equals_reference() -> None:
+def test_gradient_variance_equals_reference():
     grads = mixed_list(1)
     previous, variances = states(grads, 2), [s.square() for s in states(grads, 3)]
     weight = 0.3
@@ -272,7 +260,7 @@ def test_gradient_variance_equals_reference() -> None:
     assert_all_same(grads, untouched)
 
 
-def test_control_variate_equals_reference() -> None:
+def test_control_variate_equals_reference():
     grads, anchors = mixed_list(1), mixed_list(2)
     full = states(grads, 3)
     expected = [
@@ -289,7 +277,7 @@ def test_control_variate_equals_reference() -> None:
     assert_all_same(anchors + full, untouched)
 
 
-def test_control_variate_at_the_anchor_is_the_full_gradient() -> None:
+def test_control_variate_at_the_anchor_is_the_full_gradient():
     # To the last bit, however much larger a minibatch's gradient is.
     grads = [1e4 * g for g in mixed_list(1)]
     full = states(grads, 3)
@@ -297,7 +285,7 @@ def test_control_variate_at_the_anchor_is_the_full_gradient() -> None:
     assert_all_same(grads, [f.to(g.dtype) for f, g in zip(full, grads, strict=True)])
 
 
-def dyadic(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
+def dyadic(*shape, seed, dtype):
     """Multiples of 1/8 in [-2, 2): a few steps on them are free of rounding."""
     g = torch.Generator().manual_seed(seed)
     return torch.randint(-16, 16, shape, generator=g).to(dtype) / 8
@@ -305,7 +293,7 @@ def dyadic(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("sampler", ["sgld", "sghmc", "sgnht"])
-def test_zero_temperature_is_sgd_exactly(sampler: str, dtype: torch.dtype) -> None:
+def test_zero_temperature_is_sgd_exactly(sampler, dtype):
     # lr, momentum and weight decay are powers of two, and so every intermediate
     # result is a number that the type holds exactly, in any order of operations.
     momentum = 0.5 if sampler != "sgld" else 0.0
@@ -341,7 +329,7 @@ def test_zero_temperature_is_sgd_exactly(sampler: str, dtype: torch.dtype) -> No
 # ---- Sums of squares -------------------------------------------------------------
 
 
-def test_sum_of_squares_equals_reference() -> None:
+def test_sum_of_squares_equals_reference():
     tensors = mixed_list(1)
     expected = sum(float(t.double().square().sum()) for t in tensors)
     result = ops.sum_of_squares(tensors)
@@ -353,7 +341,7 @@ def test_sum_of_squares_equals_reference() -> None:
         assert float(ops.sum_of_squares([t])) == pytest.approx(exact, rel=1e-14, abs=0)
 
 
-def test_sum_of_squares_of_extreme_values() -> None:
+def test_sum_of_squares_of_extreme_values():
     # Squares that overflow or vanish in the tensor's own type.
     for dtype in DTYPES[1:]:
         info = torch.finfo(dtype)
@@ -364,7 +352,7 @@ def test_sum_of_squares_of_extreme_values() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_square_roots_are_correctly_rounded(dtype: torch.dtype) -> None:
+def test_square_roots_are_correctly_rounded(dtype):
     g = torch.Generator().manual_seed(1)
     tensors = [torch.rand(n, generator=g, dtype=torch.float64) for n in (1, 37, 9999)]
     tensors = [(1e3 * t).to(dtype) for t in tensors]

@@ -22,9 +22,7 @@ from torch_sgmcmc._impl import ops as ops
 @pytest.mark.parametrize("massive", [False, True])
 @pytest.mark.parametrize("prior_precision", [0.0, 1.9])
 @pytest.mark.parametrize("drift", [0.0, 0.3])
-def test_leapfrog_equals_reference(
-    drift: float, prior_precision: float, massive: bool
-) -> None:
+def test_leapfrog_equals_reference(drift, prior_precision, massive):
     params, grads = mixed_list(1), mixed_list(2)
     momenta = states(params, 3)
     masses = [0.3 + s.square() for s in states(params, 4)] if massive else []
@@ -46,7 +44,7 @@ def test_leapfrog_equals_reference(
 
 
 @pytest.mark.parametrize("massive", [False, True])
-def test_momenta_equal_reference(massive: bool) -> None:
+def test_momenta_equal_reference(massive):
     momenta = states(mixed_list(1), 3)
     masses = [0.3 + s.square() for s in states(mixed_list(1), 4)] if massive else []
     offsets = scattered_offsets(momenta)
@@ -61,9 +59,7 @@ def test_momenta_equal_reference(massive: bool) -> None:
 @pytest.mark.parametrize("massive", [False, True])
 @pytest.mark.parametrize("prior_precision", [0.0, 1.9])
 @pytest.mark.parametrize("chains", [1, 2, 17, 1000])
-def test_energy_equals_reference(
-    chains: int, prior_precision: float, massive: bool
-) -> None:
+def test_energy_equals_reference(chains, prior_precision, massive):
     g = torch.Generator().manual_seed(chains)
     shapes = [(chains,), (chains, 2), (chains, 5, 3), (chains, 4097), (chains, 0)]
     dtypes = [*DTYPES, torch.float32]

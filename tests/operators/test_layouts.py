@@ -1,7 +1,5 @@
 """Any memory format, any strides: right results, and nothing else is touched."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from operator_tensors import TARGET, assert_updated, masters_of, values_of
@@ -17,7 +15,6 @@ from reference import (
     sgld,
     sgnht,
 )
-from torch import Tensor
 
 from torch_sgmcmc._impl import ops as ops
 
@@ -28,7 +25,7 @@ STREAM = {"seed": 11, "step": 3}
 
 # Each takes a contiguous 4- or 5-dimensional tensor to one with the same values in
 # another layout.
-LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+LAYOUTS = {
     "contiguous": lambda t: t.clone(),
     "channels_last": lambda t: t.to(memory_format=torch.channels_last),
     "transposed": lambda t: t.transpose(0, 2).contiguous().transpose(0, 2),
@@ -44,12 +41,12 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 DENSE = {"contiguous", "channels_last", "transposed", "permuted", "offset view"}
 
 
-def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def normal(*shape, seed, dtype=torch.float32):
     g = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=g, dtype=torch.float64).to(dtype)
 
 
-def test_layouts_match_their_names() -> None:
+def test_layouts_match_their_names():
     t = normal(5, 4, 6, 7, seed=0)
     for name, layout in LAYOUTS.items():
         assert torch.equal(layout(t), t)
@@ -58,7 +55,7 @@ def test_layouts_match_their_names() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_of_every_argument(layout: str, dtype: torch.dtype) -> None:
+def test_every_layout_of_every_argument(layout, dtype):
     shape = (5, 4, 6, 7)
     theta = normal(*shape, seed=1, dtype=dtype)
     gradient = normal(*shape, seed=2, dtype=dtype)
@@ -125,7 +122,7 @@ def test_every_layout_of_every_argument(layout: str, dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_noise_and_statistics_in_every_layout(layout: str) -> None:
+def test_noise_and_statistics_in_every_layout(layout):
     make = LAYOUTS[layout]
     values = normal(5, 4, 6, 7, seed=1)
     out = make(values)
@@ -158,13 +155,13 @@ def test_noise_and_statistics_in_every_layout(layout: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("chains", [1, 5])
-def test_weights_and_selection_in_every_layout(chains: int, layout: str) -> None:
+def test_weights_and_selection_in_every_layout(chains, layout):
     shape = (5, 4, 6, 7)
     p, g, h, v = (normal(*shape, seed=i) for i in range(4))
     hyper = {**TARGET, "momentum": 0.8, "surrogate": 0, "num_chains": chains}
     mask = torch.arange(chains) % 2 == 0
 
-    def weights(*lists: Tensor) -> Tensor:
+    def weights(*lists):
         return ops.ewsg_log_ratio(*([t] for t in lists), **hyper)
 
     expected = weights(p, g, h, v)
@@ -186,7 +183,7 @@ def test_weights_and_selection_in_every_layout(chains: int, layout: str) -> None
         assert torch.equal(proposal, h)
 
 
-def test_channels_last_3d_is_worked_on_in_place() -> None:
+def test_channels_last_3d_is_worked_on_in_place():
     p = normal(2, 3, 4, 5, 6, seed=1).to(memory_format=torch.channels_last_3d)
     g = normal(2, 3, 4, 5, 6, seed=2)
     flat = normal(p.numel(), seed=3)
@@ -212,9 +209,7 @@ OFFSETS = [0, 128, 5, 2**34 - 512, 2**34 - 2048]
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("offset", OFFSETS)
-def test_rows_of_a_shard_are_numbered_as_in_the_whole(
-    offset: int, dtype: torch.dtype
-) -> None:
+def test_rows_of_a_shard_are_numbered_as_in_the_whole(offset, dtype):
     stream = {**STREAM, "offsets": [offset]}
     for n, m, first, end in COLUMNS:
         whole = [normal(n, m, seed=i, dtype=dtype) for i in range(2)]
@@ -237,7 +232,7 @@ def test_rows_of_a_shard_are_numbered_as_in_the_whole(
             assert same_bits(t[:, first:end], part)
 
 
-def test_size_one_dimensions_do_not_matter() -> None:
+def test_size_one_dimensions_do_not_matter():
     # torch gives such dimensions arbitrary strides.
     p = torch.empty_strided((4, 1, 6), (6, 999, 1)).copy_(normal(4, 1, 6, seed=1))
     q = p.contiguous().view(24).clone()
@@ -247,7 +242,7 @@ def test_size_one_dimensions_do_not_matter() -> None:
     assert same_bits(p.flatten(), q)
 
 
-def test_scalars_and_empty_tensors() -> None:
+def test_scalars_and_empty_tensors():
     shapes = [(), (0,), (3,), (2, 0, 5), (1, 1), (0,), ()]
     params = [normal(*s, seed=i) for i, s in enumerate(shapes)]
     grads = [normal(*s, seed=9 + i) for i, s in enumerate(shapes)]
@@ -270,7 +265,7 @@ def test_scalars_and_empty_tensors() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_surrounding_memory_is_untouched(dtype: torch.dtype) -> None:
+def test_surrounding_memory_is_untouched(dtype):
     # Slices of bigger buffers, at every alignment and around block boundaries; the
     # rest of the buffers holds NaNs, which must stay as they are and stay out.
     for numel in (1, 2, 5, 31, 127, 128, 129, 513, 4095, 4097):
@@ -317,8 +312,8 @@ def test_surrounding_memory_is_untouched(dtype: torch.dtype) -> None:
                 assert same_bits(outside, torch.full_like(outside, torch.nan))
 
 
-def test_whether_autograd_follows_does_not_matter() -> None:
-    def make() -> Tensor:
+def test_whether_autograd_follows_does_not_matter():
+    def make():
         return normal(4, 6, seed=3)[:, ::2]
 
     with torch.inference_mode():
@@ -330,7 +325,7 @@ def test_whether_autograd_follows_does_not_matter() -> None:
     assert not same_bits(expected, make())
 
 
-def test_gradient_views_are_resolved() -> None:
+def test_gradient_views_are_resolved():
     # A view that carries a pending negation (as real views of conjugates do).
     values = normal(50, seed=1)
     p, q = normal(50, seed=2), normal(50, seed=2)

@@ -1,14 +1,11 @@
 """The noise: known answers, the documented counter layout, Gaussian quality."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 from harness.noise import Battery
 from harness.philox import normals, philox
 from harness.statistics import StatisticalError
-from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl.ops import gaussian_
@@ -36,12 +33,12 @@ KNOWN_ANSWERS = [
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
-def test_known_answers(counter: list[int], key: list[int], answer: list[int]) -> None:
+def test_known_answers(counter, key, answer):
     assert _C.philox4x32(counter, key) == answer
     assert philox(np.array([counter], dtype=np.uint64), tuple(key)).tolist() == [answer]
 
 
-def test_philox_equals_its_numpy_version_on_random_counters() -> None:
+def test_philox_equals_its_numpy_version_on_random_counters():
     random = np.random.default_rng(0)
     counters = random.integers(2**32, size=(500, 4), dtype=np.uint64)
     for key in random.integers(2**32, size=(4, 2)).tolist():
@@ -49,9 +46,7 @@ def test_philox_equals_its_numpy_version_on_random_counters() -> None:
         assert philox(counters, tuple(key)).tolist() == ours
 
 
-def draw(
-    count: int, *, seed: int = 0, step: int = 0, purpose: int = 0, offset: int = 0
-) -> Tensor:
+def draw(count, *, seed=0, step=0, purpose=0, offset=0):
     out = torch.empty(count)
     gaussian_([out], std=1.0, offsets=[offset], seed=seed, step=step, purpose=purpose)
     return out
@@ -64,7 +59,7 @@ def draw(
         *((0x123456789ABCDEF0, purpose) for purpose in (0, 2, 2**15, 2**16 - 1)),
     ],
 )
-def test_counter_layout(seed: int, purpose: int) -> None:
+def test_counter_layout(seed, purpose):
     for step in (0, 1, 2**32 - 1, 2**32, 5 * 2**32 + 7, 2**48 - 1):
         stream = {"seed": seed, "step": step, "purpose": purpose}
         # Offsets on and off the quads and blocks, around 2³² quads, and beyond.
@@ -75,7 +70,7 @@ def test_counter_layout(seed: int, purpose: int) -> None:
             np.testing.assert_allclose(actual, expected, rtol=5e-7, atol=0)
 
 
-def test_counter_layout_over_many_draws() -> None:
+def test_counter_layout_over_many_draws():
     """A million draws, so that the corners of both transforms are met."""
     stream = {"seed": 7, "step": 3, "purpose": 1}
     actual = draw(10**6, **stream).double().numpy()
@@ -84,7 +79,7 @@ def test_counter_layout_over_many_draws() -> None:
 
 
 # Each stream differs from the one before in what is named, and in nothing else.
-CHANGES: list[tuple[str, dict[str, int]]] = [
+CHANGES = [
     ("consecutive steps", {"step": 1}),
     ("steps 2³² apart", {"step": 1 + 2**32}),
     ("adjacent purposes", {"purpose": 1}),
@@ -97,7 +92,7 @@ CHANGES: list[tuple[str, dict[str, int]]] = [
 ]
 
 
-def run_battery(source: Callable[..., Tensor], count: int) -> Battery:
+def run_battery(source, count):
     """Feeds a battery with ten streams of noise, ``count`` draws in all."""
     battery, stream = Battery(), {}
     chunk = count // (len(CHANGES) + 1)
@@ -108,7 +103,7 @@ def run_battery(source: Callable[..., Tensor], count: int) -> Battery:
     return battery
 
 
-def test_gaussian_quality_of_40_million_draws() -> None:
+def test_gaussian_quality_of_40_million_draws():
     """Noise passes; below, noise with too few bits for the tails does not."""
     battery = run_battery(draw, 4 * 10**7)
     assert battery.count == 4 * 10**7
@@ -117,18 +112,18 @@ def test_gaussian_quality_of_40_million_draws() -> None:
 
 # What a battery must be able to see, on far fewer draws: each takes a stream's
 # arguments like ``draw``.
-def _twelve_uniforms(count: int, **stream: int) -> Tensor:
+def _twelve_uniforms(count, **stream):
     z = draw(12 * count, **stream).view(count, 12)
     return (torch.special.ndtr(z).sum(dim=1) - 6).float()
 
 
-def _sixteen_bits(count: int, **stream: int) -> Tensor:
+def _sixteen_bits(count, **stream):
     """Two elements from one 32-bit word, by the inverse distribution function."""
     u = torch.special.ndtr(draw(count, **stream).double())
     return torch.special.ndtri(((u * 2**16).floor() + 0.5) / 2**16).float()
 
 
-def _sixteen_bit_radius(count: int, **stream: int) -> Tensor:
+def _sixteen_bit_radius(count, **stream):
     """Box-Muller with one 16-bit uniform for the radius: 4.85 at most."""
     z = draw(count, **stream).double().view(-1, 2)
     u = torch.exp(-0.5 * (z * z).sum(dim=1, keepdim=True))
@@ -136,17 +131,17 @@ def _sixteen_bit_radius(count: int, **stream: int) -> Tensor:
     return (z * torch.sqrt(torch.log(coarse) / torch.log(u))).float().view(-1)
 
 
-def _correlated(count: int, **stream: int) -> Tensor:
+def _correlated(count, **stream):
     z = draw(count + 1, **stream)
     return (1 - 0.005**2) ** 0.5 * z[1:] + 0.005 * z[:-1]
 
 
-def _same_radius(count: int, **stream: int) -> Tensor:
+def _same_radius(count, **stream):
     z = draw(count, **stream).view(-1, 2)
     return torch.stack([z[:, 0], z[:, 0].copysign(z[:, 1])], dim=1).view(-1)
 
 
-BAD_NOISE: dict[str, Callable[..., Tensor]] = {
+BAD_NOISE = {
     "sum of twelve uniforms": _twelve_uniforms,
     "16 bits an element": _sixteen_bits,
     "rounded to bfloat16": lambda n, **s: draw(n, **s).bfloat16().float(),
@@ -182,19 +177,19 @@ BAD_NOISE: dict[str, Callable[..., Tensor]] = {
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", BAD_NOISE)
-def test_bad_noise_is_caught(name: str) -> None:
+def test_bad_noise_is_caught(name):
     with pytest.raises(StatisticalError):
         run_battery(BAD_NOISE[name], 4 * 10**6).check(name)
 
 
 @pytest.mark.nightly
-def test_missing_tails_are_caught() -> None:
+def test_missing_tails_are_caught():
     """Noise without values beyond 4.85 (23 too few in 4 10⁷) is caught."""
     with pytest.raises(StatisticalError, match="tail beyond ±5"):
         run_battery(_sixteen_bit_radius, 4 * 10**7).check("16-bit radius")
 
 
-def test_the_battery_passes_good_noise_of_another_kind() -> None:
+def test_the_battery_passes_good_noise_of_another_kind():
     """The battery's expectations are not those of one generator."""
     generator = torch.Generator().manual_seed(0)
     run_battery(

@@ -20,16 +20,7 @@ from torch_sgmcmc._impl import ops as ops
 HERE = Path(__file__).parents[1]
 
 
-def fill(
-    numel: int,
-    offset: int = 0,
-    *,
-    dtype: torch.dtype = torch.float32,
-    std: float = 1.0,
-    seed: int = 1,
-    step: int = 2,
-    purpose: int = 0,
-) -> torch.Tensor:
+def fill(numel, offset=0, *, dtype=torch.float32, std=1.0, seed=1, step=2, purpose=0):
     out = torch.full((numel,), torch.nan, dtype=dtype)
     ops.gaussian_(
         [out], std=std, offsets=[offset], seed=seed, step=step, purpose=purpose
@@ -37,7 +28,7 @@ def fill(
     return out
 
 
-def test_any_piece_of_a_stream_is_the_same_noise() -> None:
+def test_any_piece_of_a_stream_is_the_same_noise():
     # Shards and single parameters draw their slice; 2^34 is where the low word of
     # the quad's number overflows.
     for start in (0, 2**34 - 3000):
@@ -49,7 +40,7 @@ def test_any_piece_of_a_stream_is_the_same_noise() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype_gets_the_same_noise_rounded(dtype: torch.dtype) -> None:
+def test_every_dtype_gets_the_same_noise_rounded(dtype):
     z = fill(5000, 3)
     assert same_bits(fill(5000, 3, dtype=dtype), z.to(dtype))
     work = torch.float64 if dtype == torch.float64 else torch.float32
@@ -60,7 +51,7 @@ def test_every_dtype_gets_the_same_noise_rounded(dtype: torch.dtype) -> None:
     )
 
 
-def test_device_step_is_added_to_step() -> None:
+def test_device_step_is_added_to_step():
     out = torch.empty(1000)
     for shape in ((), (1,), (1, 1)):
         ops.gaussian_(
@@ -75,7 +66,7 @@ def test_device_step_is_added_to_step() -> None:
         assert same_bits(out, fill(1000, 5, step=2**33 + 2, purpose=1))
 
 
-def run(program: list[str], isa: str) -> subprocess.CompletedProcess[str]:
+def run(program, isa):
     environment = {**os.environ, "TORCH_SGMCMC_ISA": isa, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, *program],
@@ -95,7 +86,7 @@ OTHER_ISAS = ISAS[ISAS.index(_C.isa()) + 1 :] or ["portable"]
 
 @pytest.mark.full
 @pytest.mark.parametrize("isa", OTHER_ISAS)
-def test_results_depend_neither_on_instruction_set_nor_on_process(isa: str) -> None:
+def test_results_depend_neither_on_instruction_set_nor_on_process(isa):
     process = run([str(HERE / "fingerprint.py")], isa)
     assert process.returncode == 0, process.stderr
     theirs = json.loads(process.stdout)
@@ -104,7 +95,7 @@ def test_results_depend_neither_on_instruction_set_nor_on_process(isa: str) -> N
 
 
 @pytest.mark.full
-def test_unknown_instruction_set_is_an_error() -> None:
+def test_unknown_instruction_set_is_an_error():
     program = """
 import torch
 import torch_sgmcmc._C as _C

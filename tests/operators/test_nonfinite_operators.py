@@ -1,24 +1,21 @@
 """Counts of numbers that are not finite, and the steps they stop."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from operator_tensors import TARGET
 from reference import DTYPES
 from short_chains import assert_same
 from test_layouts import LAYOUTS
-from torch import Tensor
 
 from torch_sgmcmc._impl import ops as ops
 
 
-def expected_counts(tensors: list[Tensor]) -> list[list[int]]:
+def expected_counts(tensors):
     return [[int(t.isnan().sum()), int(t.isinf().sum())] for t in tensors]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_position_is_checked(dtype: torch.dtype) -> None:
+def test_every_position_is_checked(dtype):
     largest = torch.finfo(dtype).max
     tiny = torch.finfo(dtype).smallest_normal / 4
     for numel in (1, 7, 8, 31, 33, 4095, 4097, 3 * 4096 + 1):
@@ -54,7 +51,7 @@ def test_every_position_is_checked(dtype: torch.dtype) -> None:
         (torch.float16, torch.int16),
     ],
 )
-def test_all_bits_of_a_number(dtype: torch.dtype, integers: torch.dtype) -> None:
+def test_all_bits_of_a_number(dtype, integers):
     # Every pattern of 16 bits, and as many at random of the longer ones, half of them
     # with the exponent of what is not finite.
     if integers == torch.int16:
@@ -72,7 +69,7 @@ def test_all_bits_of_a_number(dtype: torch.dtype, integers: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_layout(dtype: torch.dtype) -> None:
+def test_every_layout(dtype):
     g = torch.Generator().manual_seed(1)
     t = torch.randn(5, 4, 6, 7, generator=g).to(dtype)
     t[torch.rand(t.shape, generator=g) < 0.1] = torch.nan
@@ -92,9 +89,7 @@ def test_every_layout(dtype: torch.dtype) -> None:
     assert_same(tensors, untouched)
 
 
-def test_dtypes_together_and_any_number_of_threads(
-    set_threads: Callable[[int], None],
-) -> None:
+def test_dtypes_together_and_any_number_of_threads(set_threads):
     tensors = []
     for i in range(300):
         t = torch.ones(i % 7 * 4099 + i % 3).to(DTYPES[i % 4])
@@ -110,7 +105,7 @@ def test_dtypes_together_and_any_number_of_threads(
         assert not ops.any_nonfinite([t.nan_to_num(0, 0, 0) for t in tensors])
 
 
-def test_the_step_of_a_device() -> None:
+def test_the_step_of_a_device():
     good, bad = torch.zeros(3, 2, dtype=torch.int64), torch.zeros(3, 2).long()
     bad[2, 1] = 1
     seven = torch.tensor(7)
@@ -136,7 +131,7 @@ def test_the_step_of_a_device() -> None:
         ops.count_nonfinite([torch.zeros(1), good])
 
 
-def test_the_step_of_a_device_at_once() -> None:
+def test_the_step_of_a_device_at_once():
     """One operator counts and decides the step."""
     seven, some = torch.tensor(7), [torch.ones(5), torch.ones(3).double()]
     assert ops.step_if_finite(some, step=5).item() == 5
@@ -154,7 +149,7 @@ def test_the_step_of_a_device_at_once() -> None:
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "cut out"])
-def test_a_negative_device_step_changes_nothing(layout: str) -> None:
+def test_a_negative_device_step_changes_nothing(layout):
     lists = [[LAYOUTS[layout](torch.rand(2, 3, 4, 5))] for _ in range(5)]
     p, g, v, w, h = lists
     before = [t.clone() for (t,) in lists]

@@ -1,15 +1,12 @@
 """Every error of the operators: its exact text, and that nothing has changed."""
 
 import math
-from collections.abc import Callable, Iterator
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
 from operator_tensors import masters_of, registered
 from reference import same_bits
-from torch import Tensor
 
 from torch_sgmcmc._impl import ops as ops
 from torch_sgmcmc._impl.ops import OP_SPECS
@@ -22,7 +19,7 @@ GOOD = {
 }
 
 
-def good_numbers(row: dict[str, Any]) -> dict[str, Any]:
+def good_numbers(row):
     numbers = {each["name"]: GOOD.get(each["name"], 0.1) for each in row["numbers"]}
     if row["has_noise"]:
         numbers |= {"offsets": [0, 128], "seed": 0, "step": 3}
@@ -31,9 +28,9 @@ def good_numbers(row: dict[str, Any]) -> dict[str, Any]:
 
 # Of the rows, and two more that are like them.
 COUNTS = ("any_nonfinite", "count_nonfinite")
-HYPER: dict[str, dict[str, Any]] = {op: good_numbers(s) for op, s in OP_SPECS.items()}
+HYPER = {op: good_numbers(s) for op, s in OP_SPECS.items()}
 HYPER |= {op: {} for op in COUNTS}
-LISTS: dict[str, dict[str, dict[str, Any]]] = {
+LISTS = {
     op: {each["name"]: each for each in row["lists"] if not each["is_master"]}
     for op, row in OP_SPECS.items()
 }
@@ -49,11 +46,11 @@ OTHERS = {
 }
 
 
-def is_state(op: str, name: str) -> bool:
+def is_state(op, name):
     return LISTS[op][name]["is_in_arithmetic_type"]
 
 
-def ranged(op: str, *, integers: bool) -> list[dict[str, Any]]:
+def ranged(op, *, integers):
     """Returns the numbers of an operator that its row has a range for."""
     return [
         each
@@ -72,8 +69,8 @@ each_argument = pytest.mark.parametrize("op", ARGUMENTS)
 FLOATS = "expected float32, float64, bfloat16 or float16"
 
 
-def make_lists(op: str, dtype: torch.dtype = torch.float32) -> dict[str, list[Tensor]]:
-    def one(name: str) -> list[Tensor]:
+def make_lists(op, dtype=torch.float32):
+    def one(name):
         kind = torch.float32 if is_state(op, name) else dtype
         return [torch.full((2, 3), 0.5, dtype=kind), torch.ones(4, dtype=kind)]
 
@@ -83,7 +80,7 @@ def make_lists(op: str, dtype: torch.dtype = torch.float32) -> dict[str, list[Te
     return lists
 
 
-def check(op: str, lists: dict[str, list[Tensor]], message: str, **hyper: Any) -> None:
+def check(op, lists, message, **hyper):
     """Calls the operator and expects this error and no effect at all."""
     given = [t for ts in lists.values() for t in ts if t.layout is torch.strided]
     before = [t.clone() for t in given]
@@ -96,12 +93,12 @@ def check(op: str, lists: dict[str, list[Tensor]], message: str, **hyper: Any) -
 
 
 @pytest.mark.parametrize("op", ARGUMENTS)
-def test_the_arguments_without_a_mistake_are_right(op: str) -> None:
+def test_the_arguments_without_a_mistake_are_right(op):
     for dtype in (torch.float32, torch.bfloat16):
         getattr(ops, op)(*make_lists(op, dtype).values(), **HYPER[op])
 
 
-def test_no_operator_is_skipped() -> None:
+def test_no_operator_is_skipped():
     assert registered() == ARGUMENTS.keys() | OTHERS
 
 
@@ -109,7 +106,7 @@ def test_no_operator_is_skipped() -> None:
 
 
 @each_argument
-def test_list_lengths(op: str) -> None:
+def test_list_lengths(op):
     first, *others = ARGUMENTS[op]
     for name in others:
         lists = make_lists(op)
@@ -120,14 +117,14 @@ def test_list_lengths(op: str) -> None:
         check(op, lists, f"{name} has 3 tensors, expected 2 (as many as {first})")
 
 
-def test_no_tensors_at_all() -> None:
+def test_no_tensors_at_all():
     # Nothing says which device is meant, so torch itself refuses.
     with pytest.raises(NotImplementedError, match="sum_of_squares"):
         ops.sum_of_squares([])
 
 
 @each_argument
-def test_shapes(op: str) -> None:
+def test_shapes(op):
     first, *others = ARGUMENTS[op]
     for name, shape in product(others, ((3, 2), (6,), (2, 3, 1), ())):
         lists = make_lists(op)
@@ -150,7 +147,7 @@ DTYPES = {
 
 
 @each_argument
-def test_dtypes(op: str) -> None:
+def test_dtypes(op):
     first = ARGUMENTS[op][0]
     for name, (dtype, shown) in product(ARGUMENTS[op], DTYPES.items()):
         lists = make_lists(op)
@@ -171,7 +168,7 @@ def test_dtypes(op: str) -> None:
 
 
 @each_argument
-def test_state_is_in_the_type_of_arithmetic(op: str) -> None:
+def test_state_is_in_the_type_of_arithmetic(op):
     first, *others = ARGUMENTS[op]
     if is_state(op, first):
         return
@@ -196,7 +193,7 @@ def test_state_is_in_the_type_of_arithmetic(op: str) -> None:
 
 
 @pytest.mark.parametrize("op", WITH_MASTERS)
-def test_masters(op: str) -> None:
+def test_masters(op):
     low = "(one for each of params in bfloat16 or float16)"
     lists = make_lists(op)
     lists["masters"] = [torch.ones(2, 3)]
@@ -225,7 +222,7 @@ def test_masters(op: str) -> None:
 
 
 @each_argument
-def test_expanded_tensors_cannot_be_written(op: str) -> None:
+def test_expanded_tensors_cannot_be_written(op):
     for name in ARGUMENTS[op]:
         lists = make_lists(op)
         lists[name][0] = torch.full((3,), 0.5).expand(2, 3)
@@ -250,7 +247,7 @@ def test_expanded_tensors_cannot_be_written(op: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 @each_argument
-def test_sparse_tensors(op: str) -> None:
+def test_sparse_tensors(op):
     layouts = (torch.sparse_coo, torch.sparse_csr)
     for i, name in enumerate(ARGUMENTS[op]):
         layout = layouts[i % 2]
@@ -270,7 +267,7 @@ def test_sparse_tensors(op: str) -> None:
 # ---- Numbers ---------------------------------------------------------------------
 
 
-def wanted(number: dict[str, Any]) -> str:
+def wanted(number):
     low, high, is_open = (number[key] for key in ("low", "high", "low_open"))
     if high < math.inf:
         return f"in {'(' if is_open else '['}{low:g}, {high:g})"
@@ -280,12 +277,12 @@ def wanted(number: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("op", OP_SPECS)
-def test_numbers(op: str) -> None:
+def test_numbers(op):
     for number in ranged(op, integers=False):
         check_number(op, number)
 
 
-def check_number(op: str, number: dict[str, Any]) -> None:
+def check_number(op, number):
     name, low, high = (number[key] for key in ("name", "low", "high"))
     bad = {math.nan, high, -math.inf, low - 0.5, low if number["low_open"] else -0.1}
     bad |= {math.inf, high + 1.5}
@@ -301,7 +298,7 @@ WITH_PRIOR = [op for op, row in OP_SPECS.items() if row["has_prior_mean"]]
 
 
 @pytest.mark.parametrize("op", WITH_PRIOR)
-def test_means_of_priors(op: str) -> None:
+def test_means_of_priors(op):
     for mean in (torch.nan, torch.inf, -torch.inf):
         message = f"Invalid prior_mean: {mean} (must be finite)"
         check(op, make_lists(op), message, prior_mean=mean)
@@ -331,7 +328,7 @@ def test_means_of_priors(op: str) -> None:
         assert all(map(same_bits, results[0], other))
 
 
-def test_gamma_needs_both_of_its_lists_or_none() -> None:
+def test_gamma_needs_both_of_its_lists_or_none():
     for missing in ("sensitivities", "curvatures"):
         lists = make_lists("psgld_step_")
         lists[missing] = []
@@ -343,7 +340,7 @@ def test_gamma_needs_both_of_its_lists_or_none() -> None:
 
 
 @pytest.mark.parametrize("op", OP_SPECS)
-def test_counts(op: str) -> None:
+def test_counts(op):
     for number in ranged(op, integers=True):
         name, least = number["name"], int(number["low"])
         message = f"Invalid {name}: {least - 1} (must be >= {least})"
@@ -351,7 +348,7 @@ def test_counts(op: str) -> None:
 
 
 FRICTION = "(must not exceed the friction 1 - momentum = 0.250000)"
-OF_ONE: list[tuple[str, dict[str, Any], str]] = [
+OF_ONE = [
     (
         *("sghmc_step_", {"noise_estimate": 0.3, "momentum": 0.75}),
         f"noise_estimate: 0.300000 {FRICTION}",
@@ -381,14 +378,12 @@ OF_ONE: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("op", "numbers", "message"), OF_ONE)
-def test_numbers_of_one_operator(
-    op: str, numbers: dict[str, Any], message: str
-) -> None:
+def test_numbers_of_one_operator(op, numbers, message):
     check(op, make_lists(op), f"Invalid {message}", **numbers)
 
 
 @pytest.mark.parametrize("op", ["ewsg_log_ratio", "hmc_energy"])
-def test_num_chains(op: str) -> None:
+def test_num_chains(op):
     for value, index, shape in ((2, 1, "[4]"), (4, 0, "[2, 3]")):
         message = (
             f"params[{index}] has shape {shape}, expected a leading dimension of "
@@ -412,19 +407,19 @@ def test_num_chains(op: str) -> None:
         ("ewsg_log_ratio", "momenta"),
     ],
 )
-def test_lists_that_may_be_skipped_but_not_in_part(op: str, name: str) -> None:
+def test_lists_that_may_be_skipped_but_not_in_part(op, name):
     lists = make_lists(op)
     lists[name] = []
     getattr(ops, op)(*lists.values(), **HYPER[op])
 
 
-def fails(call: Callable[[], object], message: str) -> None:
+def fails(call, message):
     with pytest.raises(RuntimeError) as error:
         call()
     assert str(error.value).splitlines()[0] == f"torch_sgmcmc::{message}"
 
 
-def test_decisions() -> None:
+def test_decisions():
     ratios = torch.zeros(3, dtype=torch.float64)
     good = {"proposal": 0, "purpose": 3, "seed": 0, "step": 0}
     for proposal in (-1, 2**24):
@@ -449,14 +444,10 @@ def test_decisions() -> None:
         )
 
 
-def test_selection() -> None:
+def test_selection():
     yes = torch.ones(2, dtype=torch.bool)
 
-    def call(
-        shape: tuple[int, ...] = (2, 3),
-        chosen: Tensor = yes,
-        tensor: Tensor | None = None,
-    ) -> None:
+    def call(shape=(2, 3), chosen=yes, tensor=None):
         tensors = [torch.zeros(2, 3) if tensor is None else tensor]
         ops.select_chains_(tensors, [torch.ones(shape)], chosen)
         assert not tensors[0].any()
@@ -483,7 +474,7 @@ def test_selection() -> None:
     )
 
 
-def bad_counters(op: str) -> Iterator[tuple[str, Any, str]]:
+def bad_counters(op):
     """Yields bad values of counters, and their errors."""
     first = ARGUMENTS[op][0]
     numel = make_lists(op)[first][1].numel()
@@ -517,6 +508,6 @@ def bad_counters(op: str) -> Iterator[tuple[str, Any, str]]:
 
 
 @pytest.mark.parametrize("op", WITH_STREAM)
-def test_counters(op: str) -> None:
+def test_counters(op):
     for name, value, message in bad_counters(op):
         check(op, make_lists(op), message, **{name: value})

@@ -1,19 +1,16 @@
 """Schemas, fake kernels and functionalisation of every operator."""
 
-from typing import Any
-
 import pytest
 import torch
 from levels import at_levels
 from operator_tensors import TARGET, arguments_of, by_gradients, masters_of, registered
-from torch import Tensor
 
 #: Operators that stand for all others in the default level.
 FEW = ("sgld_step_", "sghmc_step_", "ewsg_log_ratio", "hmc_leapfrog_")
 
 
-def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
-    def lists(count: int, dtype: torch.dtype = torch.float32) -> list[Any]:
+def opcheck_cases():
+    def lists(count, dtype=torch.float32):
         g = torch.Generator().manual_seed(0)
         sizes = ((3,), (2, 129), (), (0, 4))
         return [
@@ -139,10 +136,10 @@ def opcheck_cases() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
     }
 
 
-def ecs_arguments(kind: str) -> tuple[Any, Any]:
+def ecs_arguments(kind):
     """Arguments of ecs_estimate and of ecs_density."""
 
-    def ones(*shape: int) -> Tensor:
+    def ones(*shape):
         return torch.ones(shape, dtype=torch.float64)
 
     one, whole = kind == "predictor", kind == "whole"
@@ -165,7 +162,7 @@ def ecs_arguments(kind: str) -> tuple[Any, Any]:
         otherwise="full",
     ),
 )
-def test_opcheck(case: str) -> None:
+def test_opcheck(case):
     args, kwargs = opcheck_cases()[case]
     op = getattr(torch.ops.torch_sgmcmc, case.split()[0]).default
     with torch.no_grad():
@@ -173,13 +170,13 @@ def test_opcheck(case: str) -> None:
     assert set(result.values()) == {"SUCCESS"}
 
 
-def test_opcheck_covers_every_operator() -> None:
+def test_opcheck_covers_every_operator():
     tested = {case.split()[0] for case in opcheck_cases()}
     answers = {"any_nonfinite", "fused_step_", "deferred_step_", "ewsg_step_"}
     assert registered() == tested | answers
 
 
-def test_opcheck_of_an_answer_to_the_host() -> None:
+def test_opcheck_of_an_answer_to_the_host():
     # It is no part of a graph, so there is nothing to fake.
     op = torch.ops.torch_sgmcmc.any_nonfinite.default
     tests = ("test_schema", "test_autograd_registration")

@@ -1,19 +1,26 @@
-"""SBPS's operators equal their formulas in float64, to rounding, everywhere."""
+"""SBPS's operators equal their formulas in float64, to rounding, everywhere.
+
+Forward mode and reverse mode give the same chain.
+"""
 
 import math
 
 import pytest
 import torch
+from failed_steps import step_fails
 from reference import DTYPES, SIZES, Exact, arithmetic, assert_rounded, same_bits
-from torch import Tensor
+from sbps_chains import N, make, run
+from torch import nn
+from torch.nn import functional as F
 
 from torch_sgmcmc._impl import ops as ops
+from torch_sgmcmc._sbps.segment_stats import Evaluations
 from torch_sgmcmc._sbps.trajectory import rate_of
 
 DECAY = 0.37  # λ / N
 
 
-def lists(*kinds: str, sizes: tuple[int, ...] = tuple(SIZES)) -> list[list[Tensor]]:
+def lists(*kinds, sizes=tuple(SIZES)):
     """Tensors of every size and dtype: "own" in it, else in its arithmetic type."""
     g = torch.Generator().manual_seed(1)
     result = []
@@ -29,7 +36,7 @@ def lists(*kinds: str, sizes: tuple[int, ...] = tuple(SIZES)) -> list[list[Tenso
     return result
 
 
-def total(*factors: list[Tensor]) -> tuple[float, float]:
+def total(*factors):
     """Sum of products over all elements, and of their absolute values."""
     terms = [
         torch.stack([t.double() for t in ts]).prod(dim=0)
@@ -39,11 +46,11 @@ def total(*factors: list[Tensor]) -> tuple[float, float]:
     return math.fsum(flat.tolist()), float(flat.abs().sum())
 
 
-def with_prior(params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
+def with_prior(params, grads):
     return [g.double() + DECAY * p.double() for p, g in zip(params, grads, strict=True)]
 
 
-def test_place() -> None:
+def test_place():
     params, origins, directions = lists("own", "state", "state")
     kept = [t.clone() for t in origins + directions]
     ops.sbps_place_(params, origins, directions, time=0.731)
@@ -56,7 +63,7 @@ def test_place() -> None:
 
 
 @pytest.mark.parametrize("preconditioned", [False, True])
-def test_reflect_and_its_sums(preconditioned: bool) -> None:
+def test_reflect_and_its_sums(preconditioned):
     params, grads, velocities, scales = lists("own", "own", "state", "positive")
     a = scales if preconditioned else []
     ones = scales if preconditioned else [torch.ones_like(t) for t in scales]
@@ -81,7 +88,7 @@ def test_reflect_and_its_sums(preconditioned: bool) -> None:
         assert_rounded(v, Exact(before - 1.7 * g[i], size))
 
 
-def test_a_reflection_keeps_length_and_turns_the_component() -> None:
+def test_a_reflection_keeps_length_and_turns_the_component():
     g = torch.Generator().manual_seed(2)
     p, grad, v = ([torch.randn(40, generator=g, dtype=torch.float64)] for _ in range(3))
     along, square, length = ops.sbps_reflection_sums(
@@ -97,7 +104,7 @@ def test_a_reflection_keeps_length_and_turns_the_component() -> None:
     assert one == pytest.approx(1, abs=1e-14)
 
 
-def test_adapt() -> None:
+def test_adapt():
     params, grads, squares = lists("own", "own", "positive")
     g, old = with_prior(params, grads), [v.clone() for v in squares]
     ops.sbps_adapt_(params, grads, squares, weight_decay=DECAY, decay=0.83)
@@ -107,7 +114,7 @@ def test_adapt() -> None:
         assert_rounded(v, Exact(before + 0.17 * g[i] ** 2, before + 0.17 * terms**2))
 
 
-def test_precondition() -> None:
+def test_precondition():
     squares, velocities, a, u = lists("positive", "state", "state", "state")
     squares[0].zero_()
     expected = [1 / (v.double().sqrt() + 0.05) for v in squares]
@@ -122,7 +129,7 @@ def test_precondition() -> None:
         assert_rounded(u[i], Exact(along, along.abs()))
 
 
-def test_sums_of_a_line() -> None:
+def test_sums_of_a_line():
     origins, directions = lists("state", "state")
     sums = ops.sbps_line_sums(origins, directions)
     for got, factors in zip(
@@ -132,7 +139,7 @@ def test_sums_of_a_line() -> None:
         assert abs(got - expected) <= 1e-13 * size
 
 
-def test_line_sums_in_the_pass_of_a_bounce() -> None:
+def test_line_sums_in_the_pass_of_a_bounce():
     """The same bits of both as by themselves, and nothing else has changed."""
     params, grads, velocities, origins = lists("own", "own", "state", "state")
     kept = [t.clone() for t in params + grads + origins]
@@ -145,7 +152,7 @@ def test_line_sums_in_the_pass_of_a_bounce() -> None:
     assert all(map(same_bits, kept, params + grads + origins))
 
 
-def test_sums_of_a_line_in_the_pass_that_makes_its_direction() -> None:
+def test_sums_of_a_line_in_the_pass_that_makes_its_direction():
     squares, velocities, a, u, origins = lists("positive", *(["state"] * 4))
     kept = [t.clone() for t in squares + velocities + origins]
     scales, along = ([torch.empty_like(t) for t in ts] for ts in (a, u))
@@ -157,13 +164,13 @@ def test_sums_of_a_line_in_the_pass_that_makes_its_direction() -> None:
     assert all(map(same_bits, kept, squares + velocities + origins))
 
 
-def moments(losses: Tensor, derivatives: Tensor) -> tuple[int, float, float]:
+def moments(losses, derivatives):
     """Bad losses; mean and sample variance of the derivatives."""
     bad, mean, of_mean = rate_of(losses, derivatives, 1.0, 1.0, True, 0.0)
     return bad, mean, of_mean * len(losses)
 
 
-def test_moments() -> None:
+def test_moments():
     g = torch.Generator().manual_seed(3)
     for n in (2, 3, 100):
         d = 1e6 + torch.randn(n, generator=g, dtype=torch.float64)
@@ -174,7 +181,7 @@ def test_moments() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_moments_of_any_row(dtype: torch.dtype) -> None:
+def test_moments_of_any_row(dtype):
     """Other types and strides; losses that are not finite are counted."""
     table = torch.randn(9, 3, generator=torch.Generator().manual_seed(4)).to(dtype)
     table[[0, 4, 7], 1] = torch.tensor([math.inf, -math.inf, math.nan], dtype=dtype)
@@ -186,11 +193,11 @@ def test_moments_of_any_row(dtype: torch.dtype) -> None:
     assert moments(one, one) == (0, 0.25, 0)
 
 
-def test_layouts() -> None:
+def test_layouts():
     """Every argument in another memory format than the parameter."""
     g = torch.Generator().manual_seed(4)
 
-    def make(layout: int) -> Tensor:
+    def make(layout):
         t = torch.randn(3, 4, 5, 2, generator=g)
         if layout == 1:
             return t.to(memory_format=torch.channels_last)
@@ -216,7 +223,7 @@ def test_layouts() -> None:
             assert float(sums[2]) == pytest.approx(float(v.double().square().sum()))
 
 
-def worst_speed(dtype: torch.dtype, normalised: bool) -> float:
+def worst_speed(dtype, normalised):
     """The largest error of |v|² over 20,000 bounces, in units of rounding."""
     g = torch.Generator().manual_seed(5)
     p = [torch.zeros(7, dtype=dtype)]
@@ -237,7 +244,7 @@ def worst_speed(dtype: torch.dtype, normalised: bool) -> float:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_speed_stays_1(dtype: torch.dtype) -> None:
+def test_the_speed_stays_1(dtype):
     """However many bounces there are: each starts from the speed as it is.
 
     So the error is one event's rounding, of |v|² and of the gain, which counts up to
@@ -246,3 +253,155 @@ def test_the_speed_stays_1(dtype: torch.dtype) -> None:
     """
     assert worst_speed(dtype, normalised=True) < 16
     assert worst_speed(dtype, normalised=False) > 4 * 16
+
+
+class Net(nn.Module):
+    """A little of everything, with a parameter that is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.body = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten())
+        self.head = nn.Linear(8, 3)
+        self.tied = nn.Linear(3, 3)
+        self.tied2 = nn.Linear(3, 3, bias=False)
+        self.tied2.weight = self.tied.weight
+        self.unused = nn.Parameter(torch.ones(2))
+        self.double()
+
+    def forward(self, x):
+        return self.tied2(self.tied(self.head(self.body(x))).tanh())
+
+
+def net_closure(net):
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(N, 1, 4, 4, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (N,), generator=generator)
+
+    def closure():
+        index = torch.randperm(N, generator=generator)[:10]
+        return F.cross_entropy(net(x[index]), y[index], reduction="none")
+
+    return closure
+
+
+def test_forward_and_reverse_mode_agree():
+    places, counts = [], []
+    for forward in (False, True):
+        net = Net()
+        sampler = make(net.parameters(), model=net if forward else None)
+        places.append(run(sampler, net_closure(net), 100)[1])
+        counts.append(sampler.evaluations)
+        bounces = sampler.diagnostics.bounces
+        assert bounces > 10
+        assert all(isinstance(p, nn.Parameter) for p in net.parameters())
+        assert all(p.grad is None for p in net.parameters())
+        # What the loss does not use moves all the same.
+        assert (net.unused != 1).all()
+    for a, b in zip(*places, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+    # In forward mode gradients at bounces alone.
+    assert counts[0] == Evaluations(1000, 1000)
+    assert counts[1] == Evaluations(1000, 10 * bounces)
+
+
+def test_what_learns_always_takes_gradients_always():
+    """Both modes give the same chain for the same minibatches."""
+    places, counts = [], []
+    for forward in (False, True):
+        net = Net()
+        options = {"preconditioned": True, "adapt_every_step": True, "eps": 0.1}
+        sampler = make(net.parameters(), model=net if forward else None, **options)
+        places.append(run(sampler, net_closure(net), 100)[1])
+        counts.append(sampler.evaluations)
+        assert 10 < sampler.diagnostics.bounces < 60
+    for a, b in zip(*places, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+    assert counts[0] == counts[1] == Evaluations(1000, 1000)
+
+
+def test_a_resumed_run_counts_the_same_evaluations():
+    net, other = Net(), Net()
+    sampler = make(net.parameters(), model=net)
+    run(sampler, net_closure(net), 5)
+    other.load_state_dict(net.state_dict())
+    resumed = make(other.parameters(), model=other)
+    resumed.load_state_dict(sampler.state_dict())
+    for each, model in ((sampler, net), (resumed, other)):
+        run(each, net_closure(model), 30)
+    assert sampler.diagnostics.bounces > 1
+    assert resumed.evaluations == sampler.evaluations
+
+
+def test_forward_mode_restores_the_model():
+    net = Net()
+    sampler = make(net.parameters(), model=net)
+    before = dict(net.named_parameters(remove_duplicate=False))
+
+    def broken():
+        assert net.head.weight is not before["head.weight"]
+        raise KeyError("data")
+
+    with pytest.raises(KeyError, match="data"):
+        sampler.step(broken)
+    after = dict(net.named_parameters(remove_duplicate=False))
+    assert all(after[key] is before[key] for key in before)
+
+
+def test_forward_mode_without_the_model():
+    net, other = Net(), Net()
+    message = (
+        "SBPS got losses from the closure that do not depend on the parameters of its "
+        "model (does the closure call another model?)"
+    )
+    step_fails(
+        make(net.parameters(), model=net), net_closure(other), RuntimeError, message
+    )
+
+
+@pytest.mark.parametrize("change", ["parameter", "name", "module", "tie"])
+def test_a_model_that_is_changed_between_steps(change):
+    """Parameters are put in their places wherever those are now."""
+    places = []
+    for forward in (False, True):
+        net = Net()
+        sampler = make(net.parameters(), model=net if forward else None)
+        closure = net_closure(net)
+        run(sampler, closure, 20)
+        if change == "parameter":  # another one in its place, and it in another's
+            net.head.bias, net.tied.bias = net.tied.bias, net.head.bias
+        elif change == "name":
+            weight = net.tied2.weight
+            del net.tied2.weight
+            net.tied2.register_parameter("other", weight)
+            net.tied2.forward = lambda x, m=net.tied2: F.linear(x, m.other)
+        elif change == "module":
+            old, net.head = net.head, nn.Linear(8, 3).double()
+            net.head.weight, net.head.bias = old.weight, old.bias
+        else:
+            net.tied2.bias = net.tied.bias
+        run(sampler, closure, 20)
+        assert all(isinstance(p, nn.Parameter) for p in net.parameters())
+        assert change != "name" or list(net.tied2._parameters) == ["bias", "other"]
+        places.append(run(sampler, closure, 20)[1])
+    for a, b in zip(*places, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+
+
+def test_a_model_that_keeps_copies_is_found_out():
+    class Copying(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Parameter(torch.ones(3, dtype=torch.float64))
+            self.b = nn.Parameter(torch.ones(3, dtype=torch.float64))
+            self.kept = [self.b]
+
+        def forward(self):
+            return self.a + self.kept[0] * torch.arange(3.0, dtype=torch.float64)
+
+    net = Copying()
+    sampler = make(net.parameters(), model=net)
+    with pytest.raises(RuntimeError, match=r"do not agree with the gradient.*RNNs do"):
+        sampler.step(net)
+    sampler.model = None
+    sampler.step(net)

@@ -1,7 +1,5 @@
 """The table of biases: its errors, a short table, and the data for the truth."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -11,11 +9,11 @@ from harness.examples import run_example, run_experiment
 
 
 @pytest.fixture(scope="module")
-def problem(data_root: Path) -> problems.Problem:
+def problem(data_root):
     return problems.load("logistic", data_root, 1000)
 
 
-def write_truth(path: Path, problem: problems.Problem) -> torch.Tensor:
+def write_truth(path, problem):
     """Draws of a normal approximation, in four chains, as NUTS' would be."""
     x, y = problem.x.double(), problem.y.double()
     theta, eye = x.new_zeros(x.shape[1]), torch.eye(x.shape[1]).double()
@@ -32,7 +30,7 @@ def write_truth(path: Path, problem: problems.Problem) -> torch.Tensor:
     return draws
 
 
-def test_errors_of_known_draws(problem: problems.Problem, tmp_path: Path) -> None:
+def test_errors_of_known_draws(problem, tmp_path):
     draws = write_truth(tmp_path / "truth.npz", problem)
     truth = Truth(tmp_path / "truth.npz", problem)
     center = draws.mean((0, 1))
@@ -47,7 +45,7 @@ def test_errors_of_known_draws(problem: problems.Problem, tmp_path: Path) -> Non
 
 
 @pytest.mark.full
-def test_a_table(data_root: Path, problem: problems.Problem, tmp_path: Path) -> None:
+def test_a_table(data_root, problem, tmp_path):
     write_truth(tmp_path / "logistic-truth.npz", problem)
     options = ("--data-root", data_root, "--only", "logistic", "--rows", 1000)
     options += ("--passes", 50, "--method", "hmcecs", "sgld")
@@ -66,7 +64,7 @@ def test_a_table(data_root: Path, problem: problems.Problem, tmp_path: Path) -> 
     assert (tmp_path / "logistic.png").exists()
 
 
-def test_data_for_the_truth(data_root: Path, tmp_path: Path) -> None:
+def test_data_for_the_truth(data_root, tmp_path):
     options = ["--data-root", data_root, "--out", tmp_path, "--write-data"]
     run_example("bias.table", *options, "--rows", "500")
     for name, columns in (("logistic", None), ("network", 10)):

@@ -3,8 +3,6 @@
 import json
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,14 +23,14 @@ SMALL = ("--tiny", "--batch-size", 100, "--dimensions", 3)
 example = partial(run_experiment, "sghmc2014.bpmf")
 
 
-def config(method: str, **changes: Any) -> RunConfig:
+def config(method, **changes):
     """The configuration of a short run."""
     settings = SETTINGS[method] | {"lr": 0.03 * SETTINGS[method]["lr"]}
     chain = (method, 0, tuple(settings.items()), 6, 4, 20, 5, 100, 3, RATINGS.name)
     return replace(RunConfig(*chain), **changes)
 
 
-def test_every_method_reports(tmp_path: Path) -> None:
+def test_every_method_reports(tmp_path):
     printed, document = example(tmp_path, *SMALL, "--fold", 0, 3)
     for label in ("SGD", "SGD with momentum", "SGLD", "SGHMC", "*the true means*"):
         assert f"| {label} |" in printed
@@ -53,7 +51,7 @@ def test_every_method_reports(tmp_path: Path) -> None:
     assert oracle < history[-1]["rmse"] < history[-1]["last"] < 1.05
 
 
-def test_a_file_is_factorised(tmp_path: Path) -> None:
+def test_a_file_is_factorised(tmp_path):
     values = RATINGS.values.round().clamp(1, 5).int()
     rows = zip(RATINGS.users, RATINGS.items, values, strict=True)
     path = tmp_path / "u.data"
@@ -67,9 +65,7 @@ def test_a_file_is_factorised(tmp_path: Path) -> None:
         example(tmp_path / "out", *options)
 
 
-def test_tuning_and_the_table_of_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tuning_and_the_table_of_times(tmp_path, monkeypatch):
     program = partial(run_example, "sghmc2014.bpmf", *SMALL, "--fold", 0)
     printed = program("--tune", "--method", "sghmc", "--out", tmp_path)
     assert printed.count("| SGHMC |") == 5
@@ -80,7 +76,7 @@ def test_tuning_and_the_table_of_times(
 
 
 @pytest.mark.parametrize("separator", ["::", "\t"])
-def test_both_files_are_read(tmp_path: Path, separator: str) -> None:
+def test_both_files_are_read(tmp_path, separator):
     path = tmp_path / "ratings"
     path.write_text(ML_1M.replace("::", separator))
     ratings = data.load(path)
@@ -102,14 +98,14 @@ def test_both_files_are_read(tmp_path: Path, separator: str) -> None:
         ("30::9::4::978300760", "user 30 rates item 9 again"),
     ],
 )
-def test_a_malformed_line_is_named(tmp_path: Path, line: str, message: str) -> None:
+def test_a_malformed_line_is_named(tmp_path, line, message):
     path = tmp_path / "ratings.dat"
     path.write_text(f"{ML_1M}{line}\n1::9::4::978300760\n")
     with pytest.raises(ValueError, match=f"line 4: .*{message}"):
         data.load(path)
 
 
-def test_simulated_ratings_and_their_folds() -> None:
+def test_simulated_ratings_and_their_folds():
     shape = data.Shape(300, 200, 20_000)
     ratings = data.simulate(shape, seed=1)
     cells = ratings.users * 200 + ratings.items
@@ -127,7 +123,7 @@ def test_simulated_ratings_and_their_folds() -> None:
         data.simulate(data.Shape(300, 200, 30_001))
 
 
-def test_the_gradient_is_autograds() -> None:
+def test_the_gradient_is_autograds():
     ratings = RATINGS
     model = Factors(60, 40, 3, seed=0)
     rows = torch.tensor([3, 3, 7, 500, 42])  # the first twice
@@ -155,7 +151,7 @@ def test_the_gradient_is_autograds() -> None:
         torch.testing.assert_close(theirs, list(right))
 
 
-def test_precisions_have_their_conditionals() -> None:
+def test_precisions_have_their_conditionals():
     chain = Chain(config("sghmc"), *RATINGS.fold(0))
     train = RATINGS.fold(0)[0]
     with torch.no_grad():
@@ -174,9 +170,7 @@ def test_precisions_have_their_conditionals() -> None:
 
 
 @pytest.mark.parametrize("method", ["sgdm", "sghmc"])
-def test_a_killed_run_resumes_bitwise(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
-) -> None:
+def test_a_killed_run_resumes_bitwise(method, tmp_path, monkeypatch, one_thread):
     ratings, folders = RATINGS, []
     for name in ("whole", "parts"):
         folders.append(tmp_path / name)
@@ -184,7 +178,7 @@ def test_a_killed_run_resumes_bitwise(
     whole = run(config(method), ratings, folders[0])
     right, rounds = Chain.round, []
 
-    def killed(chain: Any, number: int) -> None:
+    def killed(chain, number):
         rounds.append(number)
         right(chain, number)
         if number == 4:  # between a hyperparameter's draw and the next checkpoint
@@ -205,7 +199,7 @@ def test_a_killed_run_resumes_bitwise(
         run(config(method, batch_size=50), ratings, folders[0])
 
 
-def test_the_reference_draws_rows_from_their_conditionals() -> None:
+def test_the_reference_draws_rows_from_their_conditionals():
     """Against the Gaussian of each user's ratings, one by one."""
     g = torch.Generator().manual_seed(0)
     train = RATINGS.fold(0)[0]

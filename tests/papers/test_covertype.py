@@ -1,9 +1,6 @@
 """The logistic regression example on a small file of Covertype's form."""
 
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +16,7 @@ METHODS = {
 
 
 @pytest.fixture(scope="module")
-def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data_root(tmp_path_factory):
     """1500 rows: 10 numbers, one of 4 areas, one of 40 soils, the class."""
     random = np.random.default_rng(0)
     rows = np.zeros((1500, 55), dtype=int)
@@ -39,15 +36,13 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def example(data_root: Path, tmp_path: Path) -> Callable[..., tuple[str, dict]]:
+def example(data_root, tmp_path):
     """Runs the experiment with six chains."""
     options = ("--data-root", data_root, "--chains", 6)
     return partial(run_experiment, "ewsg2021.covertype", tmp_path, *options)
 
 
-def test_all_methods_report_table_picture_and_json(
-    example: Callable[..., tuple[str, dict]], tmp_path: Path
-) -> None:
+def test_all_methods_report_table_picture_and_json(example, tmp_path):
     options = ("--passes", 1, "--reference-steps", 3, "--strata", 4)
     printed, document = example(*options)
     for label in ("SGLD", "pSGLD", "SGHMC", "CP-SGHMC", "EWSG", "posterior", "mode"):
@@ -69,9 +64,7 @@ def test_all_methods_report_table_picture_and_json(
     assert len(finals) >= len(METHODS["paper"])
 
 
-def test_one_step_size_for_all(
-    example: Callable[..., tuple[str, dict]], tmp_path: Path
-) -> None:
+def test_one_step_size_for_all(example, tmp_path):
     options = ("--h", 0.001, "--passes", 0.1, "--reference-steps", 3)
     printed, document = example(*options, "--method", "sghmc", "ewsg")
     assert "*one step size for all*" in printed
@@ -79,9 +72,7 @@ def test_one_step_size_for_all(
     assert [r["config"]["step_size"] for r in results.values()] == [0.001] * 2
 
 
-def test_the_noise_of_all_data(
-    example: Callable[..., tuple[str, dict]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_noise_of_all_data(example, monkeypatch):
     """lr N and the momentum are those that the paper's h has on all rows."""
     monkeypatch.setattr("ewsg2021.covertype.FULL_SIZE", 4 * 1500)
     options = ("--noise", "--passes", 0.1, "--splits", 2, "--strata", 4)
@@ -98,9 +89,7 @@ def test_the_noise_of_all_data(
         assert len(scores) == 2 and scores[0] != scores[1]
 
 
-def test_the_search_for_step_sizes(
-    example: Callable[..., tuple[str, dict]], tmp_path: Path
-) -> None:
+def test_the_search_for_step_sizes(example, tmp_path):
     printed, document = example("--tune", "--method", "ewsg", "--passes", 0.1)
     assert printed.count("| EWSG |") == 8
     assert (tmp_path / "search.png").exists()
@@ -109,7 +98,7 @@ def test_the_search_for_step_sizes(
     assert all(0 < r["acceptance_rate"] <= 1 for r in search)
 
 
-def test_the_papers_step_sizes(data_root: Path) -> None:
+def test_the_papers_step_sizes(data_root):
     """One step written out in the paper's notation, from θ = r = 0, without noise."""
     split = blr.data.load(data_root)
     x, s = split.train_x[:50], split.train_s[:50]
@@ -130,7 +119,7 @@ def test_the_papers_step_sizes(data_root: Path) -> None:
             sampler.state[theta]["momentum"] = torch.zeros(3, 54)
         group["temperature"] = 1e-30  # > 0 for EWSG's weights
 
-        def closure(theta: Any = theta, sampler: Any = sampler) -> torch.Tensor:
+        def closure(theta=theta, sampler=sampler):
             sampler.zero_grad()
             loss = blr.model.minibatch_loss(theta, x.expand(3, -1, -1), s.expand(3, -1))
             loss.backward()
@@ -142,13 +131,11 @@ def test_the_papers_step_sizes(data_root: Path) -> None:
 
 
 @pytest.mark.parametrize("halved", [False, True])
-def test_every_method_spends_the_same(
-    data_root: Path, monkeypatch: pytest.MonkeyPatch, halved: bool
-) -> None:
+def test_every_method_spends_the_same(data_root, monkeypatch, halved):
     split = blr.data.load(data_root)
     right, seen = blr.run.minibatch_loss, []
 
-    def counting(theta: torch.Tensor, x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    def counting(theta, x, s):
         assert x.shape[0] == len(theta) == 4
         seen.append(x.shape[1])
         return right(theta, x, s)
@@ -164,12 +151,12 @@ def test_every_method_spends_the_same(
         assert len(set(chains)) == 4  # each its own noise and minibatches
 
 
-def test_flymc_spends_as_much(data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flymc_spends_as_much(data_root, monkeypatch):
     """Likelihoods, by a count of those that the bound is asked for."""
     split = blr.data.load(data_root)
     right, asked = blr.flymc.LogisticBound.log_ratio, []
 
-    def counting(target: Any, theta: torch.Tensor, *places: torch.Tensor) -> Any:
+    def counting(target, theta, *places):
         asked.append((len(places[0]), theta))
         return right(target, theta, *places)
 
@@ -198,7 +185,7 @@ def test_flymc_spends_as_much(data_root: Path, monkeypatch: pytest.MonkeyPatch) 
     assert 3 * 2 <= passes - 1 <= 3 * 20  # two energies at least for each gradient
 
 
-def test_the_mode_equals_that_of_scikit_learn(data_root: Path) -> None:
+def test_the_mode_equals_that_of_scikit_learn(data_root):
     from sklearn.linear_model import LogisticRegression
 
     split = blr.data.load(data_root)
@@ -221,7 +208,7 @@ def test_the_mode_equals_that_of_scikit_learn(data_root: Path) -> None:
         assert value == pytest.approx(np.log(probabilities).mean(), abs=1e-4)
 
 
-def test_the_reference_draws_from_the_posterior(data_root: Path) -> None:
+def test_the_reference_draws_from_the_posterior(data_root):
     """Against importance sampling with the Gaussian at the mode, in U itself."""
     split = blr.data.load(data_root)
     centre, hessian = blr.reference.mode(split)

@@ -5,8 +5,6 @@ errors from what a right sampler gives, at fixed seeds.
 """
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +23,7 @@ TARGET = Gaussian.draw(0)
 GAMMA = 10.0
 
 
-def test_the_floor_matches_exact_draws() -> None:
+def test_the_floor_matches_exact_draws():
     g = torch.Generator().manual_seed(1)
     kl = [fitted_kl(TARGET.whiten(TARGET.sample(1000, g))) for _ in range(1000)]
     mean, quantile = floor(1000)
@@ -34,7 +32,7 @@ def test_the_floor_matches_exact_draws() -> None:
     check_z({"beyond": (beyond - 0.025) / (0.025 * 0.975 / 1000) ** 0.5}, label="KL")
 
 
-def test_negentropy() -> None:
+def test_negentropy():
     g = torch.Generator().manual_seed(2)
     normal = torch.randn(20_000, 2, generator=g, dtype=torch.float64)
     skew = torch.tensor([[1.0, 0.7], [0.0, 2.0]], dtype=torch.float64)
@@ -45,18 +43,18 @@ def test_negentropy() -> None:
     assert negentropy(exponential @ skew) == pytest.approx(13 / 6, rel=0.15)
 
 
-def curves(**methods: Method) -> dict[str, Any]:
+def curves(**methods):
     return learning_curves(TARGET, methods, chains=4000, passes=30, seeds=range(2))
 
 
-def check_order(seeds: dict[str, Any]) -> None:
+def check_order(seeds):
     """EWSG far below SGHMC, at the same number of gradients."""
     for one, two in zip(seeds["ewsg"]["kl"], seeds["sghmc"]["kl"], strict=True):
         assert one[-1] < 0.5 * two[-1]
 
 
 @pytest.mark.full
-def test_ewsg_is_below_sghmc_at_equal_budget() -> None:
+def test_ewsg_is_below_sghmc_at_equal_budget():
     results = curves(ewsg=METHODS["EWSG"], sghmc=METHODS["SGHMC"])
     check_order(results)
     for row in results.values():
@@ -65,10 +63,10 @@ def test_ewsg_is_below_sghmc_at_equal_budget() -> None:
         assert len(row["kl"][0]) == len(row["passes"])
 
 
-def test_wrong_weights_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_weights_are_not(monkeypatch):
     right = torch_sgmcmc.samplers.ewsg.ewsg_log_ratio
 
-    def wrong(*args: Any, **settings: Any) -> torch.Tensor:
+    def wrong(*args, **settings):
         return -right(*args, **settings)
 
     monkeypatch.setattr(torch_sgmcmc.samplers.ewsg, "ewsg_log_ratio", wrong)
@@ -87,14 +85,14 @@ def test_wrong_weights_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
         (METHODS["EWSG, SVRG"], 25, 2 * 25 + 2 * 20),
     ],
 )
-def test_gradients_are_counted(method: Method, steps: int, used: int) -> None:
+def test_gradients_are_counted(method, steps, used):
     run = Chains(TARGET, method, torch.zeros(3, 2, dtype=torch.float64), seed=0)
     for _ in range(steps):
         run.step()
     assert run.gradients == used
 
 
-def simulated(steps: int, h: float) -> np.ndarray:
+def simulated(steps, h):
     """Squared errors of SGHMC's time averages, one for each chain."""
     g = torch.Generator().manual_seed(3)
     start = TARGET.sample(20_000, g)
@@ -106,11 +104,11 @@ def simulated(steps: int, h: float) -> np.ndarray:
     return ((total / steps - TARGET.dim / TARGET.num_data) ** 2).numpy()
 
 
-def test_exact_errors_equal_those_of_chains() -> None:
+def test_exact_errors_equal_those_of_chains():
     h, steps = 1 / 16, 24
     squares = simulated(steps, h)
 
-    def check(kind: str) -> None:
+    def check(kind):
         errors, _ = linear_errors(TARGET, h, GAMMA, [steps * h], kind)
         check_mean(squares, errors[steps * h], label=kind)
 
@@ -120,7 +118,7 @@ def test_exact_errors_equal_those_of_chains() -> None:
             check(wrong)
 
 
-def test_exact_bias_is_the_closed_form() -> None:
+def test_exact_bias_is_the_closed_form():
     """θ is an autoregression of order two."""
     h, n = 0.05, TARGET.num_data
     alpha, eta = GAMMA * h, h * h
@@ -135,13 +133,13 @@ def test_exact_bias_is_the_closed_form() -> None:
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def kept(tmp_path_factory):
     """The folder of these tests' pairs."""
     return tmp_path_factory.mktemp("pairs")
 
 
 @pytest.fixture(scope="module")
-def orders(kept: Path) -> dict[str, Any]:
+def orders(kept):
     times = [1.0, 2.0, 4.0, 8.0]
     runs = [
         run_pairs(TARGET, 2.0**-e, times, chains=400, seed=e, folder=kept)
@@ -150,7 +148,7 @@ def orders(kept: Path) -> dict[str, Any]:
     return error_orders(TARGET, runs)
 
 
-def test_twins_follow_their_exact_law(orders: dict[str, Any]) -> None:
+def test_twins_follow_their_exact_law(orders):
     z = {str(row["step"]): np.array(row["twin_z"]) for row in orders["error_steps"]}
     check_z(z, label="twins")
     smallest = orders["error_steps"][0]
@@ -158,7 +156,7 @@ def test_twins_follow_their_exact_law(orders: dict[str, Any]) -> None:
     assert min(smallest["noise_reduction"]) > 5
 
 
-def test_bias_of_ewsg(orders: dict[str, Any]) -> None:
+def test_bias_of_ewsg(orders):
     """Below zero for small h and near first order, above SGHMC's sign at large h."""
     bias = orders["l"]
     low, high = bias["measured_over_first_order"][0]["interval"]
@@ -169,7 +167,7 @@ def test_bias_of_ewsg(orders: dict[str, Any]) -> None:
     assert orders["k"]["sghmc_excess"][0] > 0 > orders["k"]["excess"][0]["value"]
 
 
-def test_slope_against_time(orders: dict[str, Any]) -> None:
+def test_slope_against_time(orders):
     small, large = orders["j"][0], orders["j"][-1]
     low, high = small["slope"]["interval"]
     assert -1.1 < low < high < -0.85
@@ -177,7 +175,7 @@ def test_slope_against_time(orders: dict[str, Any]) -> None:
     assert small["slope_continuous"] == pytest.approx(-0.958, abs=0.001)
 
 
-def test_everything_is_reported(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_reported(kept, monkeypatch):
     """Pairs for three step sizes exist, unless this test runs alone."""
     for name, few in {
         **{"STEPS": (0.02, 0.08), "LENGTHS": (0, 1, 4), "LENGTHS_ELSEWHERE": (4,)},

@@ -1,7 +1,6 @@
 """EWSG's figure 3 as a user runs it: equal budgets, learning, resuming, diagnostics."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,22 +26,20 @@ STEP_SIZES = {
 }
 
 
-def run(out: Path, *options: object) -> tuple[str, dict]:
+def run(out, *options):
     common = ("--digits", "--seeds", 1, "--batch-size", 50)
     return run_experiment("ewsg2021.mnist", out, *common, *options)
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, dict]:
+def everything(tmp_path_factory):
     """All methods with two seeds and two chains: what was printed and found."""
     out = tmp_path_factory.mktemp("everything")
     options = ("--passes", 2, "--burn-in", 1, "--chains", 2, "--seeds", 2)
     return out, *run(out, *options, "--samples-per-pass", 2)
 
 
-def test_every_method_takes_the_same_number_of_gradients(
-    everything: tuple[Path, str, dict],
-) -> None:
+def test_every_method_takes_the_same_number_of_gradients(everything):
     runs = everything[2]["runs"]
     assert [r["config"]["method"] for r in runs] == [m for m in METHODS for _ in "01"]
     for r in runs:
@@ -55,8 +52,8 @@ def test_every_method_takes_the_same_number_of_gradients(
     ("options", "size", "updates"), [((), 50, 14), (("--halved",), 25, 28)]
 )
 def test_ewsg_has_fewer_updates_or_smaller_minibatches(
-    tmp_path: Path, options: tuple[str, ...], size: int, updates: int
-) -> None:
+    tmp_path, options, size, updates
+):
     """Epochs for the same number of gradients."""
     arguments = ("--method", "ewsg", "--passes", 1, "--burn-in", 0, *options)
     _, document = run(tmp_path, *arguments)
@@ -68,9 +65,7 @@ def test_ewsg_has_fewer_updates_or_smaller_minibatches(
     assert (steps, IMAGES // (2 * steps)) == (updates, size)
 
 
-def test_runs_are_independent_and_documented(
-    everything: tuple[Path, str, dict],
-) -> None:
+def test_runs_are_independent_and_documented(everything):
     document = everything[2]
     runs = document["runs"]
     # SGHMC and CP-SGHMC have the same settings: what differs is the minibatches.
@@ -85,9 +80,7 @@ def test_runs_are_independent_and_documented(
             assert 0 < r["final"]["acceptance_rate"] < 1
 
 
-def test_predictions_are_the_mean_of_the_draws_of_all_chains(
-    everything: tuple[Path, str, dict],
-) -> None:
+def test_predictions_are_the_mean_of_the_draws_of_all_chains(everything):
     images = load_digits()
     model = build_model("mlp", 64, seed=1)
     for r in everything[2]["runs"]:
@@ -103,7 +96,7 @@ def test_predictions_are_the_mean_of_the_draws_of_all_chains(
         assert (alone - mean).abs().max() > 1e-4
 
 
-def test_table_and_picture(everything: tuple[Path, str, dict]) -> None:
+def test_table_and_picture(everything):
     out, printed, _ = everything
     for label in ("EWSG", "SGHMC", "CP-SGHMC", "SGLD", "pSGLD"):
         assert printed.count(f"| {label} |") == (1 if label == "EWSG" else 2)
@@ -111,14 +104,14 @@ def test_table_and_picture(everything: tuple[Path, str, dict]) -> None:
 
 
 @pytest.mark.parametrize("method", ["ewsg", "sgld", "psgld"])
-def test_methods_learn(tmp_path: Path, method: str) -> None:
+def test_methods_learn(tmp_path, method):
     options = ("--method", method, "--passes", 12, "--burn-in", 8)
     (r,) = run(tmp_path, *options, *STEP_SIZES[method])[1]["runs"]
     assert r["final"]["error"] < 0.15
     assert r["final"]["nll"] < 0.6
 
 
-def test_the_cnn_learns(tmp_path: Path) -> None:
+def test_the_cnn_learns(tmp_path):
     options = ("--method", "ewsg", "--model", "cnn", "--passes", 4, "--burn-in", 4)
     (r,) = run(tmp_path, *options, "--h", 4e-3, "--gamma", 25)[1]["runs"]
     assert r["config"]["model"] == "cnn"
@@ -126,9 +119,7 @@ def test_the_cnn_learns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["ewsg", "psgld"])
-def test_an_interrupted_run_continues_to_the_same_bits(
-    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_continues_to_the_same_bits(tmp_path, method, monkeypatch):
     options = ("--method", method, "--passes", "4", "--burn-in", "1", "--chains", "2")
     interrupted = tmp_path / "interrupted"
     (whole,) = run(tmp_path / "whole", *options)[1]["runs"]
@@ -136,7 +127,7 @@ def test_an_interrupted_run_continues_to_the_same_bits(
     train = NetworkChain.train
     calls = []
 
-    def train_and_stop(self: NetworkChain) -> None:
+    def train_and_stop(self):
         train(self)
         calls.append(None)
         if len(calls) == 5:  # the first chain has made its third pass
@@ -153,7 +144,7 @@ def test_an_interrupted_run_continues_to_the_same_bits(
         assert resumed[key] == whole[key]
 
 
-def test_psgld_stops_adapting_with_burn_in(tmp_path: Path) -> None:
+def test_psgld_stops_adapting_with_burn_in(tmp_path):
     options = ("--method", "psgld", "--burn-in", "0.5", "--samples-per-pass", "2")
     squares, weights = [], []
     for passes in (1, 2):  # the second continues the first
@@ -167,7 +158,7 @@ def test_psgld_stops_adapting_with_burn_in(tmp_path: Path) -> None:
     assert not torch.equal(weights[0], weights[1])
 
 
-def rows_of_tune(printed: str) -> list[tuple[str, int, list[float]]]:
+def rows_of_tune(printed):
     """Returns each row's settings, and its seeds' NLLs where there are several."""
     rows = []
     for line in printed.splitlines():
@@ -178,7 +169,7 @@ def rows_of_tune(printed: str) -> list[tuple[str, int, list[float]]]:
     return rows
 
 
-def test_tune_chooses_among_finalists_with_all_seeds(tmp_path: Path) -> None:
+def test_tune_chooses_among_finalists_with_all_seeds(tmp_path):
     options = ("--digits", "--seeds", 2, "--batch-size", 50, "--out", tmp_path)
     options += ("--tune", "--method", "sgld", "--passes", 1, "--burn-in", 0)
     printed = run_example("ewsg2021.mnist", *options)
@@ -198,7 +189,7 @@ def test_tune_chooses_among_finalists_with_all_seeds(tmp_path: Path) -> None:
     assert printed.endswith(f"The lowest NLL:\nsgld: {chosen}\n")
 
 
-def test_the_papers_networks() -> None:
+def test_the_papers_networks():
     convolutions = 32 * (25 + 1) + 64 * (32 * 25 + 1)
     dense = 200 * (4 * 4 * 64 + 1) + 200 * (200 + 1) + 10 * (200 + 1)
     for name, inputs, parameters in (
@@ -211,7 +202,7 @@ def test_the_papers_networks() -> None:
         assert model(torch.zeros(3, inputs)).shape == (3, 10)
 
 
-def test_the_papers_step_sizes_in_ours() -> None:
+def test_the_papers_step_sizes_in_ours():
     model = torch.nn.Linear(2, 2)
     expected = {
         "ewsg": {"lr": 1.6e-5, "momentum": 1 - 4e-4},
@@ -228,7 +219,7 @@ def test_the_papers_step_sizes_in_ours() -> None:
         assert {key: group[key] for key in numbers} == pytest.approx(numbers)
 
 
-def test_noise_ratio() -> None:
+def test_noise_ratio():
     p = torch.nn.Parameter(torch.zeros(2))
     gradients = torch.tensor([[1.0, 5.0], [3.0, 5.0]])  # variances 2 and 0
     sghmc = sg.SGHMC([p], 0.1, 0.75, num_data=10)
@@ -243,13 +234,13 @@ def test_noise_ratio() -> None:
     assert noise_ratio(psgld, gradients) == pytest.approx(1 / 3)
 
 
-def test_log_weight_difference_equals_the_index_chain() -> None:
+def test_log_weight_difference_equals_the_index_chain():
     generator = torch.Generator().manual_seed(0)
     p = torch.nn.Parameter(torch.randn(7, generator=generator))
     settings = {"lr": 0.3, "momentum": 0.8, "num_data": 11.0, "prior_precision": 2.0}
     sampler = sg.EWSG([p], **settings, seed=0)
 
-    def closure() -> torch.Tensor:
+    def closure():
         loss = (p**2).sum()
         loss.backward()
         return loss
@@ -271,8 +262,8 @@ def test_log_weight_difference_equals_the_index_chain() -> None:
     )
 
 
-def test_differences() -> None:
-    def states(*errors: float) -> list[dict]:
+def test_differences():
+    def states(*errors):
         return [{"history": [{"error": e, "nll": e}]} for e in errors]
 
     runs = {"ewsg": states(0.05, 0.07), "sgld": states(0.02, 0.04)}

@@ -5,13 +5,11 @@ brightnesses their law given θ, after many steps. False alarms: ``harness.stati
 """
 
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
 from ewsg2021.blr.flymc import FlyMC, LogisticBound
 from harness.statistics import (
-    Array,
     StatisticalError,
     check_gaussian,
     check_mean,
@@ -24,7 +22,7 @@ CHAINS, STEPS = 2000, 50
 ROWS, PRIOR = 40, 0.5
 
 
-def rows() -> tuple[Tensor, Tensor]:
+def rows():
     g = torch.Generator().manual_seed(3)
     x = torch.randn(ROWS, 2, generator=g, dtype=torch.float64)
     p = torch.sigmoid(x @ torch.tensor([1.5, -1.0], dtype=torch.float64))
@@ -32,20 +30,20 @@ def rows() -> tuple[Tensor, Tensor]:
     return x, torch.where(u < p, 1.0, -1.0).double()
 
 
-def log_likelihood(theta: Tensor) -> Tensor:
+def log_likelihood(theta):
     """Log bounds of each datum, [K, N]."""
     x, s = rows()
     return logsigmoid(s * (theta @ x.T))
 
 
-def log_bound(m: Tensor, xi: Tensor) -> Tensor:
+def log_bound(m, xi):
     """Jaakkola and Jordan's, written out."""
     curvature = torch.where(xi == 0, 1 / 8, torch.tanh(xi / 2) / (4 * xi))
     return logsigmoid(xi) + (m - xi) / 2 - curvature * (m**2 - xi**2)
 
 
 @cache
-def lattice() -> tuple[Tensor, Tensor]:
+def lattice():
     """Points [m, 2] and their probabilities: the trapezoidal rule."""
     points = torch.cartesian_prod(*[torch.linspace(-9, 9, 361).double()] * 2)
     log_posterior = log_likelihood(points).sum(1) - PRIOR / 2 * points.square().sum(1)
@@ -56,36 +54,36 @@ def lattice() -> tuple[Tensor, Tensor]:
 CENTRES = {"tuned": (1.3, -0.9), "untuned": (-0.5, 0.5)}
 
 
-def bound(centre: str) -> LogisticBound:
+def bound(centre):
     return LogisticBound(*rows(), torch.tensor(CENTRES[centre]), PRIOR)
 
 
-def log_ratio(theta: Tensor, centre: str) -> Tensor:
+def log_ratio(theta, centre):
     """log L/B of each datum, [K, N], by the bound written out."""
     x, s = rows()
     xi = s * (x @ torch.tensor(CENTRES[centre]).double())
     return log_likelihood(theta) - log_bound(s * (theta @ x.T), xi)
 
 
-def brightness(sampler: FlyMC) -> Tensor:
+def brightness(sampler):
     """z as [K, N]."""
     z = torch.zeros(len(sampler.position), sampler.target.num_data).double()
     z[sampler.bright] = 1
     return z
 
 
-def exact_start(kind: type[FlyMC], target: Any, theta: Tensor, **settings: Any) -> Any:
+def exact_start(kind, target, theta, **settings):
     sampler = kind(target, theta, **{"step_size": 0.7, "brighten": 0.1} | settings)
     sampler.draw_brightness()
     return sampler
 
 
-def features(theta: Tensor) -> Array:
+def features(theta):
     a, b = theta[:, 0] - 1.3, theta[:, 1] + 0.9
     return torch.stack([a, b, a * a, b * b, a * b, (a - b).abs()], 1).numpy()
 
 
-def check(sampler: FlyMC, centre: str) -> None:
+def check(sampler, centre):
     """The law of θ by quadrature, and that of z given θ: 1 - B/L, written out."""
     points, weights = lattice()
     expected = weights.numpy() @ features(points)
@@ -110,13 +108,13 @@ def check(sampler: FlyMC, centre: str) -> None:
     check_mean(z.sum(1).numpy(), float(mean.sum()), label="number of bright data")
 
 
-def draws(count: int = CHAINS) -> Tensor:
+def draws(count=CHAINS):
     points, weights = lattice()
     g = torch.Generator().manual_seed(0)
     return points[torch.multinomial(weights, count, True, generator=g)]
 
 
-def run(kind: type[FlyMC], target: Any, **settings: Any) -> FlyMC:
+def run(kind, target, **settings):
     sampler = exact_start(kind, target, draws(), seed=1, **settings)
     for _ in range(STEPS):
         sampler.step()
@@ -124,13 +122,13 @@ def run(kind: type[FlyMC], target: Any, **settings: Any) -> FlyMC:
 
 
 @pytest.mark.parametrize("centre", CENTRES)
-def test_the_posterior_is_unchanged(centre: str) -> None:
+def test_the_posterior_is_unchanged(centre):
     sampler = run(FlyMC, bound(centre), brighten=0.1)
     assert 0.1 < float(sampler.accepted.sum() / sampler.steps.sum()) < 0.9
     check(sampler, centre)
 
 
-def test_chains_decorrelate_from_their_start() -> None:
+def test_chains_decorrelate_from_their_start():
     """Otherwise the test above could not see a mistake; and here all data are dark."""
     start = torch.tensor([-1.0, 1.0]).repeat(CHAINS, 1)
     factor = torch.tensor([[1.0, 0.0], [-0.5, 0.8]]).double()
@@ -143,14 +141,14 @@ def test_chains_decorrelate_from_their_start() -> None:
     check(sampler, "tuned")
 
 
-def test_a_bug_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_caught(monkeypatch):
     """q on one side alone of the test of z."""
     monkeypatch.setattr(FlyMC, "_log_lit", lambda self, log_odds: log_odds)
     with pytest.raises(StatisticalError):
         check(run(FlyMC, bound("untuned")), "untuned")
 
 
-def test_the_bound_is_below_the_likelihood_and_touches_it() -> None:
+def test_the_bound_is_below_the_likelihood_and_touches_it():
     """Bounds in one dimension, x = 1, for many ξ and both labels."""
     xi = torch.tensor([0.0, 1e-8, 1e-3, 0.5, 2.0, 8.0, 30.0, 200.0]).double()
     m = torch.linspace(-300, 300, 6001).double()
@@ -178,7 +176,7 @@ def test_the_bound_is_below_the_likelihood_and_touches_it() -> None:
 
 
 @pytest.mark.parametrize("centre", CENTRES)
-def test_the_bounds_product_equals_that_of_all_data(centre: str) -> None:
+def test_the_bounds_product_equals_that_of_all_data(centre):
     """And with L/B it is the posterior, but for a constant."""
     theta = draws(50)
     target = bound(centre)
@@ -201,7 +199,7 @@ class GaussianTarget:
     num_data = 12
     kappa = 0.3
 
-    def __init__(self) -> None:
+    def __init__(self):
         g = torch.Generator().manual_seed(4)
         self.x, y = (
             torch.randn(self.num_data, d, generator=g).double() for d in (3, 1)
@@ -211,26 +209,26 @@ class GaussianTarget:
         self.covariance = torch.linalg.inv(precision)
         self.mean = self.covariance @ self.x.T @ y[:, 0]
         self.y = y[:, 0]
-        self.asked: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.asked = []
 
-    def log_bounds(self, theta: Tensor) -> Tensor:
+    def log_bounds(self, theta):
         fit = theta @ self.x.T
         terms = (fit - self.y) ** 2 / 2 + self.kappa * (fit - self.xi) ** 2
         return -terms.sum(1) - PRIOR / 2 * theta.square().sum(1)
 
-    def log_ratio(self, theta: Tensor, chain: Tensor, datum: Tensor) -> Tensor:
+    def log_ratio(self, theta, chain, datum):
         self.asked.append((theta, chain, datum))
         fit = (self.x[datum] * theta[chain]).sum(1)
         return self.kappa * (fit - self.xi[datum]) ** 2
 
-    def draws(self, count: int) -> Tensor:
+    def draws(self, count):
         g = torch.Generator().manual_seed(5)
         law = torch.linalg.cholesky(self.covariance)
         return self.mean + torch.randn(count, 3, generator=g).double() @ law.T
 
 
 @pytest.mark.full
-def test_a_gaussian_posterior_is_unchanged() -> None:
+def test_a_gaussian_posterior_is_unchanged():
     target = GaussianTarget()
     factor = torch.linalg.cholesky(target.covariance)
     start = target.draws(8000)
@@ -245,7 +243,7 @@ def test_a_gaussian_posterior_is_unchanged() -> None:
 # ---- What it costs -----------------------------------------------------------------
 
 
-def test_the_evaluations_are_those_that_were_made() -> None:
+def test_the_evaluations_are_those_that_were_made():
     """The bright at the proposal, and dark ones at θ: none whose L̃ is known."""
     target = GaussianTarget()
     sampler = FlyMC(target, target.draws(20), step_size=0.1, brighten=0.2, seed=3)
@@ -278,7 +276,7 @@ def test_the_evaluations_are_those_that_were_made() -> None:
     assert int(dark.sum()) == len(sampler.bright[0])
 
 
-def test_chains_stop_when_their_budget_is_spent() -> None:
+def test_chains_stop_when_their_budget_is_spent():
     target = GaussianTarget()
     sampler = FlyMC(target, target.draws(20), step_size=0.1, brighten=0.2, seed=3)
     before = [sampler.position, sampler.evaluations.clone(), brightness(sampler)]
@@ -295,7 +293,7 @@ def test_chains_stop_when_their_budget_is_spent() -> None:
     assert (sampler.evaluations > before[1]).sum() == 20
 
 
-def test_the_warm_up_finds_the_acceptance_rate_and_stops() -> None:
+def test_the_warm_up_finds_the_acceptance_rate_and_stops():
     target = GaussianTarget()
     for first in (1e-3, 30.0):
         sampler = FlyMC(target, target.draws(60), step_size=first, brighten=0.5, seed=4)

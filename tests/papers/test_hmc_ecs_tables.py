@@ -2,7 +2,6 @@
 
 import gzip
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import torch
 from harness.examples import run_experiment
 from hmcecs2019 import comparison, measures, realised, samplers, splines, variances
 from hmcecs2019.higgs import higgs
-from hmcecs2019.problem import Covariate, Laplace, Problem
+from hmcecs2019.problem import Covariate, Problem
 from hmcecs2019.samplers import Run, Size
 from hmcecs2019.simulated import BLOCK, DIMENSION, rows, simulate
 from hmcecs2019.tables import covertype
@@ -22,7 +21,7 @@ METHODS = ["HMC", "perturbed", "signed", "SGHMC, CV", "SGLD"]
 
 
 @pytest.fixture(scope="module")
-def problem(tmp_path_factory: pytest.TempPathFactory) -> Problem:
+def problem(tmp_path_factory):
     """Five of the 29 columns, 3000 rows."""
     whole = simulate(3000, 300, tmp_path_factory.mktemp("data"))
     columns = slice(0, 5)
@@ -30,12 +29,12 @@ def problem(tmp_path_factory: pytest.TempPathFactory) -> Problem:
 
 
 @pytest.fixture(scope="module")
-def laplace(problem: Problem) -> Laplace:
+def laplace(problem):
     return problem.laplace(torch.zeros(5, dtype=torch.float64))
 
 
 @pytest.mark.full
-def test_numbers_and_pictures(tmp_path: Path) -> None:
+def test_numbers_and_pictures(tmp_path):
     options = ("--tiny", "--only", "simulated", "figure7", "figure8", "--method")
     printed, found = run_experiment("hmcecs2019.tables", tmp_path, *options, *METHODS)
     for name in (*METHODS, "95 % interval", "after the last"):
@@ -57,7 +56,7 @@ def test_numbers_and_pictures(tmp_path: Path) -> None:
     assert numbers["SGLD"][0]["evaluations"] == 24 * 6 * 100
 
 
-def test_splines_and_the_order_of_expansions(tmp_path: Path) -> None:
+def test_splines_and_the_order_of_expansions(tmp_path):
     write_covertype(tmp_path, covertype_table(5000))
     options = ("--tiny", "--data-root", tmp_path, "--only", "splines", "figure9")
     options += ("--seeds", 1, "--method", "HMC", "perturbed")
@@ -74,7 +73,7 @@ def test_splines_and_the_order_of_expansions(tmp_path: Path) -> None:
 # ---- Data ------------------------------------------------------------------------
 
 
-def test_simulated_rows_do_not_depend_on_chunks(tmp_path: Path) -> None:
+def test_simulated_rows_do_not_depend_on_chunks(tmp_path):
     x, y = rows(0, BLOCK + 500, seed=0)
     parts = [(0, 7), (7, BLOCK - 1), (BLOCK - 1, BLOCK + 1), (BLOCK + 1, BLOCK + 500)]
     pieces = [rows(begin, end, seed=0) for begin, end in parts]
@@ -88,7 +87,7 @@ def test_simulated_rows_do_not_depend_on_chunks(tmp_path: Path) -> None:
     assert not np.array_equal(x[:400], x[BLOCK : BLOCK + 400])
 
 
-def covertype_table(count: int) -> np.ndarray:
+def covertype_table(count):
     table = np.zeros((count, 55), dtype=int)
     table[:, :10] = np.random.default_rng(0).integers(0, 99, (count, 10))
     table[::2, 10], table[1::2, 11] = 1, 1
@@ -97,13 +96,13 @@ def covertype_table(count: int) -> np.ndarray:
     return table
 
 
-def write_covertype(root: Path, table: np.ndarray) -> None:
+def write_covertype(root, table):
     (root / "covertype").mkdir()
     path = root / "covertype" / "covtype_subset.data.gz"
     np.savetxt(path, table, fmt="%d", delimiter=",")
 
 
-def test_covertype_without_rare_indicators(tmp_path: Path) -> None:
+def test_covertype_without_rare_indicators(tmp_path):
     table = covertype_table(1000)
     write_covertype(tmp_path, table)
     problem = covertype(tmp_path, 0.01)
@@ -115,7 +114,7 @@ def test_covertype_without_rare_indicators(tmp_path: Path) -> None:
     assert covertype(tmp_path, 0.0).dimension == 54
 
 
-def test_splines_equal_those_of_the_knots() -> None:
+def test_splines_equal_those_of_the_knots():
     values = np.random.default_rng(0).gamma(2.0, size=2000)
     places = splines.knots(values)
     assert len(places) == splines.FUNCTIONS + 1
@@ -138,7 +137,7 @@ def test_splines_equal_those_of_the_knots() -> None:
     np.testing.assert_allclose(far[0], at_knots[-1], atol=1e-6)
 
 
-def test_the_spline_problem(tmp_path: Path) -> None:
+def test_the_spline_problem(tmp_path):
     table = covertype_table(2000)
     write_covertype(tmp_path, table)
     problem = splines.spline_problem(tmp_path)
@@ -156,7 +155,7 @@ def test_the_spline_problem(tmp_path: Path) -> None:
         splines.knots(np.repeat([0.0, 1.0, 2.0], 100))
 
 
-def higgs_lines(count: int) -> list[str]:
+def higgs_lines(count):
     random = np.random.default_rng(0)
     features = random.normal(3.0, 2.0, (count, DIMENSION - 1))
     labels = random.integers(2, size=count)
@@ -166,7 +165,7 @@ def higgs_lines(count: int) -> list[str]:
     ]
 
 
-def test_higgs_is_read(tmp_path: Path) -> None:
+def test_higgs_is_read(tmp_path):
     lines = higgs_lines(60)
     text = "\n".join(lines) + "\n"
     (tmp_path / "plain.csv").write_text(text)
@@ -188,7 +187,7 @@ def test_higgs_is_read(tmp_path: Path) -> None:
     assert few.test_x.shape == (2, DIMENSION)
 
 
-def test_bad_files_of_higgs(tmp_path: Path) -> None:
+def test_bad_files_of_higgs(tmp_path):
     good = higgs_lines(3)
     path = tmp_path / "bad.csv"
     for lines, message in (
@@ -207,12 +206,10 @@ def test_bad_files_of_higgs(tmp_path: Path) -> None:
     assert not list((tmp_path / "data").glob("higgs*"))
 
 
-def test_potential_and_laplace_approximation(
-    problem: Problem, laplace: Laplace
-) -> None:
+def test_potential_and_laplace_approximation(problem, laplace):
     x, y = problem.x.double(), problem.y.double()
 
-    def energy(theta: torch.Tensor) -> torch.Tensor:
+    def energy(theta):
         logits = x @ theta
         losses = torch.nn.functional.binary_cross_entropy_with_logits(
             logits, y, reduction="sum"
@@ -244,9 +241,7 @@ def test_potential_and_laplace_approximation(
     )
 
 
-def test_all_methods_sample_the_posterior(
-    problem: Problem, laplace: Laplace, tmp_path: Path
-) -> None:
+def test_all_methods_sample_the_posterior(problem, laplace, tmp_path):
     """Deviations to 15 %; a step on another scale would change them by 30 % or more."""
     truth = measures.Truth.laplace(laplace)
     size = Size(1, 300, 300, 60, 500, 1)
@@ -271,9 +266,7 @@ def test_all_methods_sample_the_posterior(
     assert measures.errors(hot, truth)["deviation"][1] > 1.3
 
 
-def test_order_0_does_not_stay_where_the_posterior_is(
-    problem: Problem, laplace: Laplace, tmp_path: Path
-) -> None:
+def test_order_0_does_not_stay_where_the_posterior_is(problem, laplace, tmp_path):
     """Given u, its law is elsewhere; order 2's, without the settings' order, is not."""
     size = Size(1, 300, 300, 60, 50, 1)
     common = (problem, laplace.mode, size, 0, tmp_path)
@@ -285,7 +278,7 @@ def test_order_0_does_not_stay_where_the_posterior_is(
 # ---- What is measured ------------------------------------------------------------
 
 
-def autoregressive(rho: float, count: int, seed: int) -> np.ndarray:
+def autoregressive(rho, count, seed):
     random = np.random.default_rng(seed)
     noise = random.standard_normal(count)
     values = np.empty(count)
@@ -296,14 +289,14 @@ def autoregressive(rho: float, count: int, seed: int) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def known() -> Run:
+def known():
     """Autocorrelations 0.6^k, 0 and -: IF 4 and 1; 10 evaluations a draw."""
     columns = [autoregressive(rho, 20_000, i) for i, rho in enumerate((0.6, 0.0))]
     draws = np.stack(columns, axis=-1)[None]
     return Run(draws, np.ones((1, 20_000)), 200_000.0, {})
 
 
-def test_inefficiency_of_known_chains(known: Run) -> None:
+def test_inefficiency_of_known_chains(known):
     found = measures.inefficiencies(known)
     np.testing.assert_allclose(found, [4, 1], rtol=0.12)
     times = measures.computational_times(known)
@@ -313,7 +306,7 @@ def test_inefficiency_of_known_chains(known: Run) -> None:
     np.testing.assert_allclose(measures.inefficiencies(parts), [4, 1], rtol=0.12)
 
 
-def test_relative_computational_times(known: Run) -> None:
+def test_relative_computational_times(known):
     dear = replace(known, evaluations=3 * known.evaluations)
     np.testing.assert_allclose(measures.relative(dear, known), 3)
     np.testing.assert_allclose(measures.relative(known, dear), 1 / 3)
@@ -329,7 +322,7 @@ def test_relative_computational_times(known: Run) -> None:
     assert np.all(np.isinf(measures.computational_times(useless)))
 
 
-def test_errors_of_known_draws(known: Run) -> None:
+def test_errors_of_known_draws(known):
     mean, variance = measures.moments(known)
     truth = measures.Truth(mean - [0.5, 0.2], variance / 4, np.zeros(2))
     found = measures.errors(known, truth)
@@ -346,7 +339,7 @@ def test_errors_of_known_draws(known: Run) -> None:
 
 
 @pytest.mark.parametrize("bug", [None, "other theta", "one draw"])
-def test_realised_frequencies(bug: str | None) -> None:
+def test_realised_frequencies(bug):
     """Rows of the model's own law: misfit 1, of 100 groups, to 4 standard errors.
 
     Each known bug is caught by one of the three numbers or more.
@@ -389,7 +382,7 @@ def test_realised_frequencies(bug: str | None) -> None:
     assert wide == (bug is None)
 
 
-def test_the_variance_that_order_0_leaves(problem: Problem) -> None:
+def test_the_variance_that_order_0_leaves(problem):
     theta = torch.full((5,), 0.2, dtype=torch.float64)
     anchor = torch.zeros(5, dtype=torch.float64)
     everybody = torch.arange(len(problem.x))

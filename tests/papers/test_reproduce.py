@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from reproduce.report import interval, markdown, spread, standard_error
 
 
 @pytest.mark.full
-def test_the_experiments_are_listed() -> None:
+def test_the_experiments_are_listed():
     done = subprocess.run([sys.executable, PAPERS], capture_output=True, text=True)
     assert done.returncode == 1
     for path in PAPERS.glob("*/*.py"):
@@ -21,10 +20,10 @@ def test_the_experiments_are_listed() -> None:
         assert listed == ("Parser(__doc__, __name__)" in path.read_text())
 
 
-def test_a_piece_is_made_once_for_its_settings(tmp_path: Path) -> None:
+def test_a_piece_is_made_once_for_its_settings(tmp_path):
     made = []
 
-    def make(value: float) -> dict:
+    def make(value):
         made.append(value)
         return {"numbers": [value, None], "tensor": torch.tensor([value])}
 
@@ -39,7 +38,7 @@ def test_a_piece_is_made_once_for_its_settings(tmp_path: Path) -> None:
         np.testing.assert_array_equal(arrays["x"], np.eye(2))
 
 
-def test_cells_of_several_seeds() -> None:
+def test_cells_of_several_seeds():
     # Student's t with two degrees of freedom: 4.3027 / √3 = 2.4841
     assert interval([1.0, 2.0, 3.0], 2) == "2.00 ± 2.48"
     assert spread([1.0, 2.0, 3.0], 2) == "2.00 ± 1.00"
@@ -86,9 +85,7 @@ def test_cells_of_several_seeds() -> None:
         ("bias.table", "--data-root x --truth y", "--truth is of one problem"),
     ],
 )
-def test_what_cannot_be_is_refused(
-    name: str, options: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_is_refused(name, options, message, capsys):
     with pytest.raises(SystemExit, match="2"):
         run_example(name, *options.split())
     assert message in capsys.readouterr().err

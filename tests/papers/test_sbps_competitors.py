@@ -5,12 +5,11 @@ must still have its law after many proposals. False alarms: ``harness.statistics
 """
 
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
-from harness.statistics import Array, StatisticalError, check_mean
-from sbps2017.toys.exact import ExactSampler, LipschitzBPS, ZigZag
+from harness.statistics import StatisticalError, check_mean
+from sbps2017.toys.exact import LipschitzBPS, ZigZag
 from sbps2017.toys.logistic import Problem, simulate
 
 COMPETITORS = [ZigZag, LipschitzBPS]
@@ -18,7 +17,7 @@ CHAINS, PROPOSALS = 3000, 600
 
 
 @cache
-def small_problem() -> Problem:
+def small_problem():
     random = np.random.default_rng(3)
     x = random.standard_normal((24, 2)) * [1.5, 1.0]
     y = (random.random(24) < 1 / (1 + np.exp(-x @ [0.8, -0.5]))).astype(float)
@@ -26,7 +25,7 @@ def small_problem() -> Problem:
 
 
 @cache
-def lattice() -> tuple[Array, Array]:
+def lattice():
     """Points [m, 2] and their probabilities: the trapezoidal rule."""
     problem = small_problem()
     deviations = np.sqrt(np.diag(problem.covariance))
@@ -37,14 +36,14 @@ def lattice() -> tuple[Array, Array]:
     return points, weights / weights.sum()
 
 
-def features(w: Array) -> Array:
+def features(w):
     """Moments in the units of the posterior, [..., 6]."""
     z = (w - small_problem().mode) / np.sqrt(np.diag(small_problem().covariance))
     a, b = z[..., 0], z[..., 1]
     return np.stack([a, b, a * a, b * b, a * b, np.abs(a - b)], axis=-1)
 
 
-def run(kind: type[ExactSampler]) -> Array:
+def run(kind):
     points, weights = lattice()
     random = np.random.default_rng(0)
     start = points[random.choice(len(points), CHAINS, p=weights)]
@@ -53,17 +52,17 @@ def run(kind: type[ExactSampler]) -> Array:
     return features(sampler.position)
 
 
-def check(kind: type[ExactSampler]) -> None:
+def check(kind):
     points, weights = lattice()
     check_mean(run(kind), weights @ features(points), label=kind.__name__)
 
 
 @pytest.mark.parametrize("kind", COMPETITORS)
-def test_the_posterior_is_unchanged(kind: type[ExactSampler]) -> None:
+def test_the_posterior_is_unchanged(kind):
     check(kind)
 
 
-def test_chains_decorrelate_from_their_start() -> None:
+def test_chains_decorrelate_from_their_start():
     """Otherwise the test above could not see a mistake."""
     start = np.repeat(small_problem().mode[None] + 1.0, CHAINS, axis=0)
     for kind in COMPETITORS:
@@ -75,13 +74,11 @@ def test_chains_decorrelate_from_their_start() -> None:
 
 
 @pytest.mark.parametrize("kind", COMPETITORS)
-def test_a_bug_is_caught(
-    kind: type[ExactSampler], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bug_is_caught(kind, monkeypatch):
     """The rows of another datum."""
     accepts = kind._accepts
 
-    def wrong(self: Any, rows: Array, slopes: Array, chances: Array) -> Any:
+    def wrong(self, rows, slopes, chances):
         return accepts(self, np.roll(rows, 1, axis=0), slopes, chances)
 
     monkeypatch.setattr(kind, "_accepts", wrong)
@@ -89,7 +86,7 @@ def test_a_bug_is_caught(
         check(kind)
 
 
-def test_no_datum_exceeds_the_bounds() -> None:
+def test_no_datum_exceeds_the_bounds():
     """And some datum comes near them: they are no larger than they need be."""
     problem = simulate(20, seed=0)
     random = np.random.default_rng(5)
@@ -114,7 +111,7 @@ def test_no_datum_exceeds_the_bounds() -> None:
 
 
 @pytest.mark.parametrize("kind", COMPETITORS)
-def test_the_size_of_blocks_does_not_matter(kind: type[ExactSampler]) -> None:
+def test_the_size_of_blocks_does_not_matter(kind):
     """One by one, and many at once, of which most are thrown away; any bound."""
     points, weights = lattice()
     random = np.random.default_rng(6)
@@ -132,7 +129,7 @@ def test_the_size_of_blocks_does_not_matter(kind: type[ExactSampler]) -> None:
     assert turns[0] == pytest.approx(turns[1], rel=0.04)
 
 
-def test_the_problem_has_its_derivatives_and_its_mode() -> None:
+def test_the_problem_has_its_derivatives_and_its_mode():
     problem = simulate(4, seed=2)
     w, step = np.array([0.3, -0.2, 0.5, 1.0]), 1e-5
     around = w + step * np.concatenate([np.eye(4), -np.eye(4)])
@@ -148,7 +145,7 @@ def test_the_problem_has_its_derivatives_and_its_mode() -> None:
     assert fast @ problem.covariance @ fast == pytest.approx(variances[0])
 
 
-def test_the_reference_draws_are_of_the_posterior() -> None:
+def test_the_reference_draws_are_of_the_posterior():
     points, weights = lattice()
     draws = small_problem().posterior_draws(1000, seed=0)
     check_mean(features(draws), weights @ features(points), label="reference")

@@ -1,7 +1,5 @@
 """SBPS's figure 6 as a user runs it: data, reference, budgets, scores, resuming."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from harness.examples import run_experiment
@@ -16,7 +14,7 @@ BATCH = 50
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list]:
+def everything(tmp_path_factory):
     """Two step sizes, SBPS with two k, two seeds: what was printed and the runs."""
     out = tmp_path_factory.mktemp("everything")
     options = ("--digits", "--draws", 10, "--batch-size", BATCH)
@@ -25,7 +23,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, lis
     return out, printed, found["runs"]
 
 
-def test_every_run_has_the_same_budget(everything: tuple[Path, str, list]) -> None:
+def test_every_run_has_the_same_budget(everything):
     out, _, runs = everything
     methods = [r["config"]["method"] for r in runs]
     assert methods == ["sgld"] * 4 + ["sbps"] * 4
@@ -52,7 +50,7 @@ def test_every_run_has_the_same_budget(everything: tuple[Path, str, list]) -> No
     assert len({tuple(r["variance"]) for r in runs}) == len(runs)
 
 
-def test_table_and_picture(everything: tuple[Path, str, list]) -> None:
+def test_table_and_picture(everything):
     out, printed, _ = everything
     for name in ("SGLD, lr 0.1", "SGLD, lr 1", "SBPS, k = 5, rate 0"):
         assert printed.count(f"| {name} |") == 1
@@ -62,12 +60,12 @@ def test_table_and_picture(everything: tuple[Path, str, list]) -> None:
 
 
 def test_an_interrupted_run_continues_to_the_same_bits(
-    everything: tuple[Path, str, list], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    everything, tmp_path, monkeypatch
+):
     images = load_digits4()
     advance, calls = _Chain.advance, []
 
-    def advance_and_stop(self: _Chain, epochs: int) -> None:
+    def advance_and_stop(self, epochs):
         calls.append(epochs)
         if len(calls) == 15:
             raise KeyboardInterrupt
@@ -93,7 +91,7 @@ def test_an_interrupted_run_continues_to_the_same_bits(
         run_chain(other, images, tmp_path)
 
 
-def test_sums_of_blocks_are_another_unit_and_a_weaker_prior(tmp_path: Path) -> None:
+def test_sums_of_blocks_are_another_unit_and_a_weaker_prior(tmp_path):
     """Logits of w are those of ``added`` · w by means, whose prior is as much wider."""
     mean, total = load_digits4(), load_digits4(summed=True)
     assert total.added == 4 and torch.equal(total.test_x, 4 * mean.test_x)
@@ -115,7 +113,7 @@ def test_sums_of_blocks_are_another_unit_and_a_weaker_prior(tmp_path: Path) -> N
     )
 
 
-def test_mnist_has_the_papers_dimension(data_root: Path) -> None:
+def test_mnist_has_the_papers_dimension(data_root):
     images = load_mnist7(data_root)
     assert images.train_x.shape == (8340, 48)  # times four digits: d = 192
     assert sorted(images.train_y.unique().tolist()) == [0, 1, 2, 3]
@@ -123,7 +121,7 @@ def test_mnist_has_the_papers_dimension(data_root: Path) -> None:
     assert 0.9 < images.train_x.max() <= 1
 
 
-def test_potential_equals_the_samplers() -> None:
+def test_potential_equals_the_samplers():
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(30, 5, generator=generator)
     y = torch.randint(4, (30,), generator=generator)
@@ -141,7 +139,7 @@ def test_potential_equals_the_samplers() -> None:
     assert best.grad.abs().max() < 1e-3
 
 
-def test_the_reference_of_a_known_posterior(tmp_path: Path) -> None:
+def test_the_reference_of_a_known_posterior(tmp_path):
     """Images without pixels say nothing: the posterior is the prior, N(0, 500)."""
     x, y = torch.zeros(6, 2), torch.tensor([0, 1, 2, 3, 0, 1])
     images = SmallImages("none", x, y, x, y)
@@ -157,7 +155,7 @@ def test_the_reference_of_a_known_posterior(tmp_path: Path) -> None:
     assert torch.equal(again.mean, reference.mean)
 
 
-def test_scores() -> None:
+def test_scores():
     generator = torch.Generator().manual_seed(1)
     d, draws = 8, 1500
     directions, _ = torch.linalg.qr(torch.randn(d, d, generator=generator).double())
@@ -170,7 +168,7 @@ def test_scores() -> None:
     reference = Reference(mean, directions, deviations, mean_prediction(exact, x), {})
     assert torch.allclose(reference.standardised(exact), z)
 
-    def scored(samples: torch.Tensor) -> dict:
+    def scored(samples):
         # What is before burn-in must not count: epochs of 10 evaluations, 3 of them.
         rubbish = torch.full((5, d), 1e6).double()
         result = {

@@ -1,8 +1,6 @@
 """The figures of the SBPS paper, at a tiny size and against what is known."""
 
 import itertools
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ from harness.statistics import check_mean, check_z
 from sbps2017.figures import FIGURES
 from sbps2017.toys import comparison, figure1, figure2, figure3, figure5, paths
 from sbps2017.toys.figure4 import METHODS
-from sbps2017.toys.logistic import Array, Problem, simulate
+from sbps2017.toys.logistic import simulate
 from sbps2017.toys.methods import chains
 from torch.nn import functional as F
 
@@ -20,11 +18,11 @@ import torch_sgmcmc as sg
 
 
 @pytest.fixture(scope="module")
-def problem() -> Problem:
+def problem():
     return simulate(20, seed=0)
 
 
-def test_tables_and_pictures_are_made_once(tmp_path: Path) -> None:
+def test_tables_and_pictures_are_made_once(tmp_path):
     printed, first = run_experiment("sbps2017.figures", tmp_path, "--tiny")
     for name in FIGURES:
         assert f"\n{name}\n\n| " in printed and (tmp_path / f"{name}.png").exists()
@@ -41,7 +39,7 @@ def test_tables_and_pictures_are_made_once(tmp_path: Path) -> None:
         assert file.stat().st_mtime_ns == made[file]
 
 
-def test_the_corners_equal_those_of_the_trajectory(problem: Problem) -> None:
+def test_the_corners_equal_those_of_the_trajectory(problem):
     """It has unit speed, and passes where the sampler's own samples are."""
     start = problem.laplace_draws(1, seed=0)[0]
     path = paths.bounce(problem, start, 300, seed=4)
@@ -51,13 +49,13 @@ def test_the_corners_equal_those_of_the_trajectory(problem: Problem) -> None:
     w = torch.nn.Parameter(torch.from_numpy(start.copy()))
     interval = path.times[-1] / 40
     sampler = sg.SBPS([w], num_data=1000, num_std=3.0, seed=4, sample_interval=interval)
-    samples: list[Array] = []
+    samples = []
     sampler.register_sample_hook(
         lambda sampler, time: samples.append(w.detach().numpy().copy())
     )
     batches = paths.minibatches(problem, 1, seed=4)
 
-    def closure() -> torch.Tensor:
+    def closure():
         x, y = next(batches)
         return F.binary_cross_entropy_with_logits(x[0] @ w, y[0], reduction="none")
 
@@ -66,7 +64,7 @@ def test_the_corners_equal_those_of_the_trajectory(problem: Problem) -> None:
     np.testing.assert_allclose(path.samples(40)[:39], samples[:39], atol=1e-9)
 
 
-def test_autocorrelations_of_a_known_chain() -> None:
+def test_autocorrelations_of_a_known_chain():
     random = np.random.default_rng(0)
     values = np.zeros(200_000)
     noise = random.standard_normal(len(values))
@@ -78,7 +76,7 @@ def test_autocorrelations_of_a_known_chain() -> None:
     assert paths.effective_size(values) == pytest.approx(expected, rel=0.1)
 
 
-def test_measures_of_independent_draws() -> None:
+def test_measures_of_independent_draws():
     """All are 1, and the effective size their number; others where draws are wrong."""
     random = np.random.default_rng(1)
     deviations = np.array([2.0, 0.1])
@@ -89,7 +87,7 @@ def test_measures_of_independent_draws() -> None:
     runs = {"epochs": np.arange(1, 4001) / 10, "excess": np.linspace(99, 0, 4000)}
     first = {key: np.tile(value, (2, 1)) for key, value in runs.items()}
 
-    def measured(extremes: Array) -> dict[str, Any]:
+    def measured(extremes):
         later = {"excess": np.full((2, 9), 7.0), "extremes": extremes}
         return comparison.measure(first, later, reference, 400)
 
@@ -107,7 +105,7 @@ def test_measures_of_independent_draws() -> None:
     np.testing.assert_allclose(shifted["variance_ratio"], 2, atol=0.2)
 
 
-def test_the_finding_of_figure_4(problem: Problem) -> None:
+def test_the_finding_of_figure_4(problem):
     """SBPS comes near faster than the exact samplers and than SGLD with small steps."""
     start = problem.laplace_draws(3, seed=1, scale=10.0)
     low = problem.energy(problem.mode)
@@ -122,7 +120,7 @@ def test_the_finding_of_figure_4(problem: Problem) -> None:
         assert 0.6 * begin < excess[slow] < begin
 
 
-def test_the_noise_of_figure_1() -> None:
+def test_the_noise_of_figure_1():
     """Fresh each time, and N(0, 5²) in each component about the gradient of U."""
     w = torch.nn.Parameter(torch.tensor([0.7, -0.4], dtype=torch.float64))
     (exact,) = torch.autograd.grad(figure1.energy(w), w)
@@ -144,7 +142,7 @@ def test_the_noise_of_figure_1() -> None:
 
 
 @pytest.mark.full
-def test_the_finding_of_figure_1() -> None:
+def test_the_finding_of_figure_1():
     """Bounces are far more frequent with noise; times and samples are as asked for."""
     waits = {}
     for case in figure1.CASES:
@@ -159,7 +157,7 @@ def test_the_finding_of_figure_1() -> None:
     assert waits["noisy gradient"] < 0.5 * waits["exact gradient"]
 
 
-def test_the_clock_is_read_right() -> None:
+def test_the_clock_is_read_right():
     """Against the full gradient, the geometry of lines, and the law of thinning."""
     problem = simulate(2, figure2.DATA_SEED)
     lines = figure2.follow(problem, problem.laplace_draws(1, seed=3)[0], 1500, seed=0)
@@ -186,7 +184,7 @@ def test_the_clock_is_read_right() -> None:
     check_mean(surprises[:, None], 0.0, label="thinning")
 
 
-def test_the_targets_of_figure_3() -> None:
+def test_the_targets_of_figure_3():
     """The authors' program has a target wide along the first axis, the paper not."""
     words, program = (
         [figure3.directions(simulate(20, i, wide=wide)) for i in range(3)]
@@ -198,7 +196,7 @@ def test_the_targets_of_figure_3() -> None:
     assert all(d["largest_weight"] < 0.5 for d in words)
 
 
-def test_the_finding_of_figure_3() -> None:
+def test_the_finding_of_figure_3():
     """Whatever learns moves far along the axis that is wide, SBPS does not."""
     problem = simulate(20, seed=0, wide=1 / 500)
     start = problem.posterior_draws(1, seed=0)[0]
@@ -211,7 +209,7 @@ def test_the_finding_of_figure_3() -> None:
         assert moved[name] > 10 * moved["SBPS"], name
 
 
-def test_averages_equal_those_of_the_library() -> None:
+def test_averages_equal_those_of_the_library():
     """The continuous one is TimeAverage's; the other takes points at regular times."""
     problem = simulate(3, seed=1)
     start = problem.laplace_draws(1, seed=0)[0]
@@ -223,7 +221,7 @@ def test_averages_equal_those_of_the_library() -> None:
     )
     batches = paths.minibatches(problem, 1, seed=0)
 
-    def closure() -> torch.Tensor:
+    def closure():
         x, y = next(batches)
         return F.binary_cross_entropy_with_logits(x[0] @ w, y[0], reduction="none")
 
@@ -243,7 +241,7 @@ def test_averages_equal_those_of_the_library() -> None:
     assert discrete[0] == pytest.approx(points[0], abs=1e-12)
 
 
-def test_the_finding_of_figure_5(problem: Problem) -> None:
+def test_the_finding_of_figure_5(problem):
     """Points are as good as independent ones there, the trajectory far better."""
     start = problem.posterior_draws(1, seed=0)[0]
     path = paths.bounce(problem, start, 1000, seed=1)

@@ -10,7 +10,7 @@ from harness.minibatches import (
     check_plain_mean,
     mutant_strata,
 )
-from harness.statistics import Array, StatisticalError
+from harness.statistics import StatisticalError
 
 import torch_sgmcmc as sg
 
@@ -24,12 +24,12 @@ STRATA = np.repeat([7, -1, 4, 30], [1, 13, 6, 20])[
 VALUES = STRATA + np.random.default_rng(4).standard_normal(40)
 
 
-def stratified(n: int, count: int) -> Array:
+def stratified(n, count):
     return StratifiedBatches(torch.tensor(STRATA), n, seed=1).draw(count).numpy()
 
 
 @pytest.mark.parametrize("n", [1, 3, 8, 39, 40])
-def test_they_are_unbiased(n: int) -> None:
+def test_they_are_unbiased(n):
     batches = stratified(n, 20_000)
     assert all(len(set(b)) == n for b in batches[:1000].tolist())
     if n == 40:
@@ -41,7 +41,7 @@ def test_they_are_unbiased(n: int) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("mutation", [None, *STRATA_MUTATIONS])
-def test_bugs_are_caught(mutation: str | None) -> None:
+def test_bugs_are_caught(mutation):
     batches = mutant_strata(mutation)(STRATA, 8, 20_000)
     if mutation is None:
         check_inclusion(batches, 40)
@@ -51,7 +51,7 @@ def test_bugs_are_caught(mutation: str | None) -> None:
         check_inclusion(batches, 40)
 
 
-def test_every_stratum_gets_its_share() -> None:
+def test_every_stratum_gets_its_share():
     for n in (3, 8, 20):
         batches = stratified(n, 500)
         for k, size in zip(*np.unique(STRATA, return_counts=True), strict=True):
@@ -60,7 +60,7 @@ def test_every_stratum_gets_its_share() -> None:
             assert set(taken) <= {int(np.floor(share)), int(np.ceil(share))}
 
 
-def test_they_reduce_the_variance() -> None:
+def test_they_reduce_the_variance():
     uniform = sg.IndependentBatchSampler(40, 8, seed=1).draw(20_000).numpy()
     ratio = VALUES[stratified(8, 20_000)].mean(1).var() / VALUES[uniform].mean(1).var()
     # Within strata the variance is 1 and between them over 100; of the latter the
@@ -68,13 +68,13 @@ def test_they_reduce_the_variance() -> None:
     assert ratio < 0.2
 
 
-def test_one_stratum_and_a_stratum_for_each_datum() -> None:
+def test_one_stratum_and_a_stratum_for_each_datum():
     for strata in ([0] * 12, range(12)):
         batches = StratifiedBatches(torch.tensor([*strata]), 5, seed=1)
         check_inclusion(batches.draw(5000).numpy(), 12)
 
 
-def test_resuming() -> None:
+def test_resuming():
     strata = torch.tensor(STRATA)
     batches, other = (StratifiedBatches(strata, 8, seed) for seed in (1, 2))
     batches.draw(3)
@@ -85,7 +85,7 @@ def test_resuming() -> None:
 
 
 @pytest.mark.parametrize("count", [300, 12_000])
-def test_clusters_are_found(count: int) -> None:
+def test_clusters_are_found(count):
     g = torch.Generator().manual_seed(0)
     truth = torch.randint(3, (count,), generator=g)
     centres = torch.tensor([[0.0, 0.0], [30.0, 0.0], [0.0, 30.0]])

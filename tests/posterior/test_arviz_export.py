@@ -1,13 +1,11 @@
 """Draws in ArviZ, before and after its version 1."""
 
 import sys
-from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 
@@ -19,17 +17,17 @@ az = pytest.importorskip("arviz")
 class Draw(dict):
     """Draws like a store's."""
 
-    def __init__(self, tensors: dict[str, Tensor], **about: Any) -> None:
+    def __init__(self, tensors, **about):
         super().__init__(tensors)
         vars(self).update(about)
 
 
-def network() -> nn.Module:
+def network():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
 
 
-def chains(count: int = 2, length: int = 5) -> list[list[dict[str, Tensor]]]:
+def chains(count=2, length=5):
     g = torch.Generator().manual_seed(1)
     return [
         [
@@ -43,7 +41,7 @@ def chains(count: int = 2, length: int = 5) -> list[list[dict[str, Tensor]]]:
     ]
 
 
-def test_all_of_a_small_model() -> None:
+def test_all_of_a_small_model():
     draws = chains()
     data = sg.to_arviz(draws)
     posterior = data["posterior"]
@@ -63,14 +61,14 @@ def test_all_of_a_small_model() -> None:
     assert len(az.summary(data, var_names=["0.bias"])) == 2
 
 
-def test_names_and_probes_of_a_network() -> None:
+def test_names_and_probes_of_a_network():
     class Some:
         names = ("0.weight[0, 1]", "1.bias[0]")
 
-        def __call__(self, draw: Any) -> Tensor:
+        def __call__(self, draw):
             return torch.stack([draw["0.weight"][0, 1], draw["1.bias"][0]])
 
-    def sums(draw: Any) -> Tensor:
+    def sums(draw):
         return torch.stack([draw[name].sum() for name in sorted(draw)])
 
     draws, some = chains(), Some()
@@ -87,10 +85,10 @@ def test_names_and_probes_of_a_network() -> None:
     assert set(only.data_vars) == {"sums"}
 
 
-def test_draws_one_after_the_other_with_their_chains_weights_and_steps() -> None:
+def test_draws_one_after_the_other_with_their_chains_weights_and_steps():
     compare_chains = chains()
-    rows: list[tuple[int, int]] = [(c, d) for d in range(5) for c in (1, 0)]
-    stored: Iterable[Draw] = (
+    rows = [(c, d) for d in range(5) for c in (1, 0)]
+    stored = (
         Draw(compare_chains[c][d], chain=10 * c, weight=0.5 - d, step=7 * d + c)
         for c, d in rows
     )
@@ -105,10 +103,10 @@ def test_draws_one_after_the_other_with_their_chains_weights_and_steps() -> None
     assert one["0.bias"].shape == (1, 5, 2)
 
 
-def test_modules_and_low_precision_and_a_draw_that_is_written_again() -> None:
+def test_modules_and_low_precision_and_a_draw_that_is_written_again():
     model = network().bfloat16()
 
-    def live() -> Iterable[nn.Module]:
+    def live():
         for i in range(4):
             with torch.no_grad():
                 model[1].bias.fill_(i)
@@ -119,7 +117,7 @@ def test_modules_and_low_precision_and_a_draw_that_is_written_again() -> None:
     assert "sample_stats" not in found
 
 
-def test_wrong_arguments() -> None:
+def test_wrong_arguments():
     draws = chains()
     for given, error, match in (
         ([], ValueError, r"chains of \[\] draws"),
@@ -142,15 +140,13 @@ def test_wrong_arguments() -> None:
         sg.to_arviz(draws, names=["2.bias"])
 
 
-def test_without_arviz_the_error_shows_how_to_install_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_arviz_the_error_shows_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "arviz", None)
     with pytest.raises(ImportError, match=r"'torch_sgmcmc\[posterior\]'"):
         sg.to_arviz(chains())
 
 
-def test_leave_one_out_equals_that_of_a_normal_mean() -> None:
+def test_leave_one_out_equals_that_of_a_normal_mean():
     """Exact draws: leave-one-out equals predictive densities without each datum."""
     g = torch.Generator().manual_seed(2)
     y = torch.randn(20, generator=g, dtype=torch.float64)
@@ -178,7 +174,7 @@ def test_leave_one_out_equals_that_of_a_normal_mean() -> None:
     assert abs(20 * float(plain) - float(exact)) > 0.2  # which is another number
 
 
-def test_identical_chains_are_called_so() -> None:
+def test_identical_chains_are_called_so():
     draws = chains(3)
     draws[2] = draws[0]
     with pytest.raises(ValueError, match=r"chains 0 and 2 are identical, .*fold_in"):

@@ -1,11 +1,7 @@
 """A collector: which draws it takes of which sampler, and that they are the chain's."""
 
-from __future__ import annotations
-
 import copy
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,17 +14,17 @@ import torch_sgmcmc as sg
 State = dict[str, Tensor]
 
 
-def net() -> nn.Sequential:
+def net():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
 
-def batch(i: int) -> tuple[Tensor, Tensor]:
+def batch(i):
     generator = torch.Generator().manual_seed(i)
     return torch.randn(8, 3, generator=generator), torch.arange(8) % 2
 
 
-def advance(model: nn.Module, sampler: sg.Sampler, steps: range) -> list[State]:
+def advance(model, sampler, steps):
     """The state dicts after each step."""
     states = []
     for i in steps:
@@ -40,17 +36,17 @@ def advance(model: nn.Module, sampler: sg.Sampler, steps: range) -> list[State]:
     return states
 
 
-def same(one: Any, other: State) -> bool:
+def same(one, other):
     return dict(one).keys() == other.keys() and all(
         torch.equal(one[name], other[name]) for name in other
     )
 
 
-def sgld(model: nn.Module, **settings: Any) -> sg.SGLD:
+def sgld(model, **settings):
     return sg.SGLD(model.parameters(), 0.1, num_data=64, seed=3, **settings)
 
 
-def test_draws_are_the_model_after_the_step(tmp_path: Path) -> None:
+def test_draws_are_the_model_after_the_step(tmp_path):
     """Updated parameters, copies of them, and the batch-norm buffers of that step."""
     model = net()
     sampler = sgld(model)
@@ -70,7 +66,7 @@ def test_draws_are_the_model_after_the_step(tmp_path: Path) -> None:
         assert len({one[name].sum().item() for one in store}) == len(store)
 
 
-def test_a_loss_is_of_one_step(tmp_path: Path) -> None:
+def test_a_loss_is_of_one_step(tmp_path):
     model = net()
     sampler = sgld(model)
     with sg.Collector(sampler, model, tmp_path) as collector:
@@ -81,7 +77,7 @@ def test_a_loss_is_of_one_step(tmp_path: Path) -> None:
     assert losses[1] == 0.5 and math.isnan(losses[0]) and math.isnan(losses[2])
 
 
-def test_a_draw_is_a_copy(tmp_path: Path) -> None:
+def test_a_draw_is_a_copy(tmp_path):
     """It is written when the chain has long gone on."""
     model = net()
     sampler = sgld(model)
@@ -93,7 +89,7 @@ def test_a_draw_is_a_copy(tmp_path: Path) -> None:
         assert same(one, state)
 
 
-def test_a_collector_changes_no_chain(tmp_path: Path) -> None:
+def test_a_collector_changes_no_chain(tmp_path):
     ends = []
     for stores in (False, True):
         model = net()
@@ -106,7 +102,7 @@ def test_a_collector_changes_no_chain(tmp_path: Path) -> None:
     assert same(ends[0][0], ends[1][0]) and ends[0][1] == ends[1][1]
 
 
-def test_what_is_stored_is_chosen(tmp_path: Path) -> None:
+def test_what_is_stored_is_chosen(tmp_path):
     model = net()
     last = list(model[2].parameters())
     sampler = sg.SGLD(last, 0.1, num_data=64, seed=0)
@@ -120,7 +116,7 @@ def test_what_is_stored_is_chosen(tmp_path: Path) -> None:
         ]
     ):  # fmt: skip
         folder = tmp_path / str(i)
-        with sg.Collector(sampler, model, folder, **choice):  # type: ignore[arg-type]
+        with sg.Collector(sampler, model, folder, **choice):
             advance(model, sampler, range(1))
         assert sorted(sg.SampleStore(folder).names) == sorted(expected)
     with sg.Collector(sampler, model, tmp_path / "bf16", dtype=torch.bfloat16):
@@ -130,7 +126,7 @@ def test_what_is_stored_is_chosen(tmp_path: Path) -> None:
     assert one["1.num_batches_tracked"].dtype == torch.int64
 
 
-def test_channels_last_and_shared_parameters(tmp_path: Path) -> None:
+def test_channels_last_and_shared_parameters(tmp_path):
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Linear(2, 2), nn.Linear(2, 2))
     model[2].weight = model[1].weight
     model = model.to(memory_format=torch.channels_last)
@@ -149,7 +145,7 @@ def test_channels_last_and_shared_parameters(tmp_path: Path) -> None:
     assert torch.equal(other[2].weight, model[2].weight)
 
 
-def test_a_draw_has_its_prior_precisions(tmp_path: Path) -> None:
+def test_a_draw_has_its_prior_precisions(tmp_path):
     """Records the settings of each param group in the step of a draw."""
     model = net()
     groups = [
@@ -168,7 +164,7 @@ def test_a_draw_has_its_prior_precisions(tmp_path: Path) -> None:
     assert len(found[0]) == len(groups) > 1
 
 
-def test_steps_that_were_skipped_are_no_draws(tmp_path: Path) -> None:
+def test_steps_that_were_skipped_are_no_draws(tmp_path):
     model = net()
     sampler = sgld(model, nonfinite="skip")
     with sg.Collector(sampler, model, tmp_path, every=2):
@@ -182,11 +178,11 @@ def test_steps_that_were_skipped_are_no_draws(tmp_path: Path) -> None:
     assert [one.step for one in sg.SampleStore(tmp_path)] == [2, 4, 6]
 
 
-def test_a_warm_up_is_not_stored(tmp_path: Path) -> None:
+def test_a_warm_up_is_not_stored(tmp_path):
     theta = torch.ones(3, requires_grad=True)
     sampler = sg.HMC([theta], step_size=0.3, num_steps=3, num_data=1, seed=0)
 
-    def closure() -> Tensor:
+    def closure():
         sampler.zero_grad()
         loss = theta.square().sum()
         loss.backward()
@@ -201,13 +197,13 @@ def test_a_warm_up_is_not_stored(tmp_path: Path) -> None:
     assert store[0].lr == sampler.param_groups[0]["step_size"]
 
 
-def test_sbps_stores_points_of_the_trajectory(tmp_path: Path) -> None:
+def test_sbps_stores_points_of_the_trajectory(tmp_path):
     theta = torch.ones(3, dtype=torch.float64, requires_grad=True)
     sampler = sg.SBPS([theta], num_data=20, sample_interval=0.3, seed=0)
     points = []
     sampler.register_sample_hook(lambda s, time: points.append(theta.detach().clone()))
 
-    def closure() -> Tensor:
+    def closure():
         return theta.square().sum() * torch.ones(8, dtype=torch.float64)
 
     with sg.Collector(sampler, {"theta": theta}, tmp_path, burn_in=3, every=2):
@@ -224,13 +220,13 @@ def test_sbps_stores_points_of_the_trajectory(tmp_path: Path) -> None:
         assert math.isnan(one.lr) and 1 <= one.step <= 60
 
 
-def signed(theta: Tensor) -> tuple[sg.HMCECS, sg.PredictorLogLikelihood]:
+def signed(theta):
     """A regression of which so little is seen that estimates become negative."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(200, 2, dtype=torch.float64, generator=generator)
     y = (x @ torch.ones(2, dtype=torch.float64) > 0).double()
 
-    def log_likelihood(indices: Tensor) -> Tensor:
+    def log_likelihood(indices):
         eta = x[indices] @ theta
         return -F.binary_cross_entropy_with_logits(eta, y[indices], reduction="none")
 
@@ -249,10 +245,10 @@ def signed(theta: Tensor) -> tuple[sg.HMCECS, sg.PredictorLogLikelihood]:
         max_variance=1e9,
         seed=1,
     )
-    return sampler, log_likelihood  # type: ignore[return-value]
+    return sampler, log_likelihood
 
 
-def test_signs_of_hmcecs_are_weights(tmp_path: Path) -> None:
+def test_signs_of_hmcecs_are_weights(tmp_path):
     theta = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     sampler, closure = signed(theta)
     signs, thetas = [], []
@@ -269,11 +265,11 @@ def test_signs_of_hmcecs_are_weights(tmp_path: Path) -> None:
     )
 
 
-def test_a_weight_of_ones_own(tmp_path: Path) -> None:
+def test_a_weight_of_ones_own(tmp_path):
     model = net()
     sampler = sgld(model)
 
-    def weight(sampler: sg.Sampler) -> float:
+    def weight(sampler):
         return sampler.param_groups[0]["lr"]
 
     with sg.Collector(sampler, model, tmp_path, weight=weight):
@@ -284,7 +280,7 @@ def test_a_weight_of_ones_own(tmp_path: Path) -> None:
     assert [d.weight for d in store] == [d.lr for d in store] == [0.1, 0.05, 0.1 / 3]
 
 
-def test_chains_side_by_side(tmp_path: Path) -> None:
+def test_chains_side_by_side(tmp_path):
     models = [net() for _ in range(2)]
     samplers = [sg.SGLD(m.parameters(), 0.1, num_data=64, seed=s) for s, m in
                 enumerate(models)]  # fmt: skip
@@ -304,10 +300,8 @@ def test_chains_side_by_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [3, 6, 9])
-def test_a_resumed_store_equals_that_of_an_unbroken_run(
-    tmp_path: Path, at: int
-) -> None:
-    def run(folder: Path, upto: int, saved: Any = None) -> Any:
+def test_a_resumed_store_equals_that_of_an_unbroken_run(tmp_path, at):
+    def run(folder, upto, saved=None):
         """Checkpoints after every third step; the last one."""
         model = net()
         sampler = sgld(model)
@@ -336,7 +330,7 @@ def test_a_resumed_store_equals_that_of_an_unbroken_run(
     assert len(sg.SampleStore(tmp_path / "broken")) == 14
 
 
-def test_a_step_on_draws_of_an_earlier_run(tmp_path: Path) -> None:
+def test_a_step_on_draws_of_an_earlier_run(tmp_path):
     model = net()
     for i in range(2):
         sampler = sgld(model)
@@ -354,7 +348,7 @@ def test_a_step_on_draws_of_an_earlier_run(tmp_path: Path) -> None:
     assert [one.step for one in sg.SampleStore(tmp_path)] == [1, 2]
 
 
-def test_a_checkpoint_of_another_store_or_schedule(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_store_or_schedule(tmp_path):
     model = net()
     sampler = sgld(model)
     with sg.Collector(sampler, model, tmp_path / "a", every=2) as collector:
@@ -371,7 +365,7 @@ def test_a_checkpoint_of_another_store_or_schedule(tmp_path: Path) -> None:
     assert len(sg.SampleStore(tmp_path / "a")) == 2
 
 
-def test_a_sampler_that_went_back_alone(tmp_path: Path) -> None:
+def test_a_sampler_that_went_back_alone(tmp_path):
     model = net()
     sampler = sgld(model)
     with sg.Collector(sampler, model, tmp_path):
@@ -388,7 +382,7 @@ def test_a_sampler_that_went_back_alone(tmp_path: Path) -> None:
 # ---- Refusals, and the end -----------------------------------------------------------
 
 
-def test_refusals(tmp_path: Path) -> None:
+def test_refusals(tmp_path):
     model = net()
     sampler = sgld(model)
     make = sg.Collector
@@ -401,9 +395,9 @@ def test_refusals(tmp_path: Path) -> None:
         ({"parameters": ["no.*"]}, r"parameters: no parameter is named 'no.\*'"),
     ):
         with pytest.raises(ValueError, match=f"Invalid {words}"):
-            make(sampler, model, tmp_path, **settings)  # type: ignore[arg-type]
+            make(sampler, model, tmp_path, **settings)
     with pytest.raises(TypeError, match="Invalid sampler: of type SGD"):
-        make(torch.optim.SGD(model.parameters(), 0.1), model, tmp_path)  # type: ignore
+        make(torch.optim.SGD(model.parameters(), 0.1), model, tmp_path)
     assert list(tmp_path.iterdir()) == []
     with make(sampler, model, tmp_path):
         advance(model, sampler, range(1))
@@ -412,7 +406,7 @@ def test_refusals(tmp_path: Path) -> None:
         make(sgld(other), other, tmp_path)
 
 
-def test_capturable_samplers(tmp_path: Path) -> None:
+def test_capturable_samplers(tmp_path):
     model = net()
     sampler = sgld(model, capturable=True)
     with sg.Collector(sampler, model, tmp_path, every=2):
@@ -422,7 +416,7 @@ def test_capturable_samplers(tmp_path: Path) -> None:
     assert all(same(one, states[one.step - 1]) for one in store)
 
 
-def test_a_closed_collector_leaves_the_sampler(tmp_path: Path) -> None:
+def test_a_closed_collector_leaves_the_sampler(tmp_path):
     model = net()
     sampler = sgld(model)
     collector = sg.Collector(sampler, model, tmp_path)

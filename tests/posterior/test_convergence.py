@@ -4,10 +4,8 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from torch_sgmcmc.diagnostics.convergence import (
-    Convergence,
     convergence_of,
     shared_noise,
 )
@@ -15,16 +13,16 @@ from torch_sgmcmc.diagnostics.convergence import (
 pytestmark = pytest.mark.full
 
 
-def noise(*shape: int, seed: int = 0) -> Tensor:
+def noise(*shape, seed=0):
     g = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=g, dtype=torch.float64)
 
 
-def of(draws: Tensor) -> Convergence:
+def of(draws):
     return convergence_of(draws, "Outputs")
 
 
-def autoregressive(rho: float, chains: int, draws: int, quantities: int) -> Tensor:
+def autoregressive(rho, chains, draws, quantities):
     """Chains of variance 1, with autocorrelations rho**t."""
     kicks = math.sqrt(1 - rho * rho) * noise(chains, draws, quantities)
     kicks[:, 0] /= math.sqrt(1 - rho * rho)
@@ -34,7 +32,7 @@ def autoregressive(rho: float, chains: int, draws: int, quantities: int) -> Tens
 
 
 @pytest.mark.parametrize("draws", [4, 62, 1000])
-def test_numbers_are_arviz_s(draws: int) -> None:
+def test_numbers_are_arviz_s(draws):
     arviz = pytest.importorskip("arviz")
     values = 3 + 0.1 * noise(3, draws, 4).cumsum(1) + torch.tensor([0, 1e3, 0, -1e2])
     report = of(values)
@@ -50,12 +48,12 @@ def test_numbers_are_arviz_s(draws: int) -> None:
 
 
 @pytest.mark.parametrize("rho", [-0.5, 0.0, 0.9])
-def test_effective_draws_of_autoregressive_chains(rho: float) -> None:
+def test_effective_draws_of_autoregressive_chains(rho):
     ess = of(autoregressive(rho, 4, 4000, 20)).ess.mean()
     assert float(ess) == pytest.approx(16_000 * (1 - rho) / (1 + rho), rel=0.1)
 
 
-def test_what_ranks_see() -> None:
+def test_what_ranks_see():
     """A drift that all share, another scale, and heavy tails apart."""
     values = noise(4, 640, 1)
     assert float(of(values).rhat) < 1.02
@@ -68,7 +66,7 @@ def test_what_ranks_see() -> None:
     assert float(of(tails).rhat) > 1.05
 
 
-def test_constants_are_counted_and_enter_no_quantile() -> None:
+def test_constants_are_counted_and_enter_no_quantile():
     values = noise(2, 200, 3)
     values[:, :, 1] = 0.1  # its sums round
     report, rest = of(values), of(values[:, :, [0, 2]])
@@ -82,7 +80,7 @@ def test_constants_are_counted_and_enter_no_quantile() -> None:
     assert of(torch.ones(2, 8, 3)).quantiles(0.5)["rhat"].isnan().all()
 
 
-def test_chains_that_stand_still_apart() -> None:
+def test_chains_that_stand_still_apart():
     draws = torch.arange(4.0)[:, None, None].expand(4, 40, 1)
     report = of(torch.cat([draws, noise(4, 40, 1)], 2))
     assert report.rhat[0] == math.inf
@@ -90,7 +88,7 @@ def test_chains_that_stand_still_apart() -> None:
     assert report.quantiles(1.0)["rhat"].item() == math.inf
 
 
-def test_quantiles_go_from_best_to_worst() -> None:
+def test_quantiles_go_from_best_to_worst():
     draws = noise(2, 100, 11)
     draws[0] += torch.arange(11.0)
     report = of(draws)
@@ -107,13 +105,13 @@ def test_quantiles_go_from_best_to_worst() -> None:
         report.quantiles(1.5)
 
 
-def test_one_chain_is_cut_into_two() -> None:
+def test_one_chain_is_cut_into_two():
     values = noise(1, 401, 2)
     halves = values[0, 1:].reshape(2, 200, 2)
     torch.testing.assert_close(of(values).rhat, of(halves).rhat)
 
 
-def test_shared_noise_is_found_and_drift_is_not() -> None:
+def test_shared_noise_is_found_and_drift_is_not():
     own, common = noise(3, 300, 8), noise(1, 300, 8, seed=1)
     drift = torch.linspace(0, 50, 300)[:, None].square()
     assert shared_noise(dict(enumerate(own))) == []

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,30 +13,28 @@ from harness.minibatches import (
     mutant_uniform,
 )
 from harness.philox import philox
-from harness.statistics import Array, StatisticalError
+from harness.statistics import StatisticalError
 from torch.utils.data import DataLoader, TensorDataset
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
 
-# ---- The law of uniform minibatches ----------------------------------------------
 
-
-def by_library(num_data: int, n: int, count: int) -> Array:
+def by_library(num_data, n, count):
     return sg.IndependentBatchSampler(num_data, n, seed=1).draw(count).numpy()
 
 
-def test_minibatches_are_uniform() -> None:
+def test_minibatches_are_uniform():
     check_uniform(by_library)
 
 
-def test_minibatches_are_independent() -> None:
+def test_minibatches_are_independent():
     check_independent(by_library)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("mutation", [None, *UNIFORM_MUTATIONS])
-def test_bugs_of_uniform_minibatches_are_caught(mutation: str | None) -> None:
+def test_bugs_of_uniform_minibatches_are_caught(mutation):
     draw = mutant_uniform(mutation)
     in_law = ("epoch shuffle", "every minibatch drawn twice")
     check = check_independent if mutation in in_law else check_uniform
@@ -49,7 +46,7 @@ def test_bugs_of_uniform_minibatches_are_caught(mutation: str | None) -> None:
         check(draw)
 
 
-def test_with_replacement() -> None:
+def test_with_replacement():
     batches = sg.IndependentBatchSampler(3, 2, replacement=True, seed=2).draw(20_000)
     pairs = torch.bincount(3 * batches[:, 0] + batches[:, 1], minlength=9)
     expected = 20_000 / 9
@@ -58,7 +55,7 @@ def test_with_replacement() -> None:
     assert sg.IndependentBatchSampler(3, 50, replacement=True).draw(1).shape == (1, 50)
 
 
-def test_draws_follow_the_counter_layout() -> None:
+def test_draws_follow_the_counter_layout():
     """An index is a 64-bit number modulo what is left, in a partial shuffle."""
     num_data, n, seed, step = 1000, 7, -5, 3
     counters = [
@@ -74,7 +71,7 @@ def test_draws_follow_the_counter_layout() -> None:
     assert sampler.draw(step + 1)[step].tolist() == order[:n]
 
 
-def test_draws_never_change() -> None:
+def test_draws_never_change():
     # tests/cpp/optim_test.cpp expects the same of C++.
     uniform = sg.IndependentBatchSampler(10, 4, seed=-1)
     assert uniform.draw(3)[2].tolist() == [6, 0, 2, 5]
@@ -87,17 +84,14 @@ def test_draws_never_change() -> None:
     assert repeated.draw(3)[2].tolist() == [3, 5]
 
 
-# ---- Iteration, loaders, resuming ------------------------------------------------
-
-
-def both(**options: Any) -> list[Any]:
+def both(**options):
     return [
         sg.IndependentBatchSampler(40, 6, **options),
         sg.IndependentBatchSampler(40, 6, replacement=True, **options),
     ]
 
 
-def test_iterations_resume_with_new_draws() -> None:
+def test_iterations_resume_with_new_draws():
     for sampler, other in zip(both(seed=3), both(seed=3), strict=True):
         assert len(sampler) == 7  # 40 / 6, rounded up
         epochs = [list(sampler) for _ in range(3)]
@@ -109,7 +103,7 @@ def test_iterations_resume_with_new_draws() -> None:
         assert len(sampler) == len(list(sampler)) == 2
 
 
-def test_an_abandoned_iteration_restarts() -> None:
+def test_an_abandoned_iteration_restarts():
     for sampler, other in zip(both(seed=3), both(seed=3), strict=True):
         for _ in zip(range(3), sampler, strict=False):
             pass
@@ -121,7 +115,7 @@ def test_an_abandoned_iteration_restarts() -> None:
         assert len(pairs) == 7 and other.num_drawn == 14
 
 
-def test_seeds() -> None:
+def test_seeds():
     for a, b, c in zip(both(seed=3), both(seed=4), both(seed=-3), strict=True):
         assert len({str(s.draw(2).tolist()) for s in (a, b, c)}) == 3
     torch.manual_seed(1)
@@ -131,7 +125,7 @@ def test_seeds() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 3, 7, 10])
-def test_resumes_in_the_middle_of_an_iteration(place: int) -> None:
+def test_resumes_in_the_middle_of_an_iteration(place):
     for sampler, other in zip(both(seed=3), both(seed=99), strict=True):
         expected = [b for _ in range(3) for b in sampler][place:]
         fresh = copy.deepcopy(other)
@@ -151,7 +145,7 @@ def test_resumes_in_the_middle_of_an_iteration(place: int) -> None:
         assert rest == expected
 
 
-def test_in_a_data_loader() -> None:
+def test_in_a_data_loader():
     data = TensorDataset(torch.arange(40))
     for workers in (0, 2):
         for sampler, other in zip(both(seed=5), both(seed=5), strict=True):
@@ -161,7 +155,7 @@ def test_in_a_data_loader() -> None:
             assert torch.equal(torch.stack(seen), other.draw(14))
 
 
-def test_minibatches_by_their_numbers() -> None:
+def test_minibatches_by_their_numbers():
     parts = {"num_replicas": 2, "rank": 1}
     for options in ({}, parts):
         for sampler in both(seed=3, **options):
@@ -172,11 +166,8 @@ def test_minibatches_by_their_numbers() -> None:
             assert sampler.state_dict() == before
 
 
-# ---- Ranks that share minibatches ------------------------------------------------
-
-
 @pytest.mark.parametrize("ranks", [1, 2, 3, 6])
-def test_ranks_have_the_minibatches_of_one_process(ranks: int) -> None:
+def test_ranks_have_the_minibatches_of_one_process(ranks):
     parts = [both(seed=3, num_replicas=ranks, rank=rank) for rank in range(ranks)]
     for whole, *of_ranks in zip(both(seed=3), *parts, strict=True):
         for _ in range(2):
@@ -191,7 +182,7 @@ def test_ranks_have_the_minibatches_of_one_process(ranks: int) -> None:
     assert torch.equal(torch.stack(drawn, 2).flatten(1), whole)
 
 
-def test_a_state_dict_equals_that_of_any_number_of_ranks() -> None:
+def test_a_state_dict_equals_that_of_any_number_of_ranks():
     for whole, part in zip(
         both(seed=3), both(seed=9, num_replicas=2, rank=1), strict=True
     ):
@@ -202,9 +193,6 @@ def test_a_state_dict_equals_that_of_any_number_of_ranks() -> None:
         assert part.state_dict() == whole.state_dict()
         assert list(part) == [batch[1::2] for batch in iteration]
         assert part.state_dict() == whole.state_dict()
-
-
-# ---- Errors ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -244,13 +232,13 @@ def test_a_state_dict_equals_that_of_any_number_of_ranks() -> None:
          "sampler's for instance: seed=sampler.seed)"),
     ],
 )  # fmt: skip
-def test_errors(call: Any, kind: type[Exception], message: str) -> None:
+def test_errors(call, kind, message):
     with pytest.raises(kind) as error:
         call()
     assert str(error.value) == message
 
 
-def test_a_bad_state_dict_changes_nothing() -> None:
+def test_a_bad_state_dict_changes_nothing():
     for sampler in both(seed=3):
         sampler.draw(2)
         before = sampler.state_dict()

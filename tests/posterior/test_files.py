@@ -1,14 +1,11 @@
 """save and load: what one of them writes the other one reads, or nothing is written."""
 
-from __future__ import annotations
-
 import collections
 import os
 import pathlib
 import re
 import threading
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +15,7 @@ from torch import nn
 
 import torch_sgmcmc as sg
 
-REFUSED: list[tuple[Any, str]] = [
+REFUSED = [
     (np.random.get_state(), "content['a'][0][1] is a numpy.ndarray"),
     (np.zeros(2), "content['a'][0] is a numpy.ndarray"),
     (np.longdouble(1), "content['a'][0] is a numpy.longdouble"),  # has no Python twin
@@ -31,9 +28,7 @@ REFUSED: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("part", "words"), REFUSED, ids=lambda x: type(x).__name__)
-def test_what_could_not_be_read_is_not_written(
-    part: Any, words: str, tmp_path: Path
-) -> None:
+def test_what_could_not_be_read_is_not_written(part, words, tmp_path):
     path = tmp_path / "run.pt"
     sg.save({"step": 1}, path)
     with pytest.raises(TypeError, match=f"^Invalid content: {re.escape(words)}, which"):
@@ -42,7 +37,7 @@ def test_what_could_not_be_read_is_not_written(
     assert [*tmp_path.iterdir()] == [path]
 
 
-def test_numbers_of_numpy_are_python_s(tmp_path: Path) -> None:
+def test_numbers_of_numpy_are_python_s(tmp_path):
     path = tmp_path / "run.pt"
     given = {
         **{"f": np.float32(0.5), "i": [np.int64(3)], "b": (np.bool_(True), 1)},
@@ -56,7 +51,7 @@ def test_numbers_of_numpy_are_python_s(tmp_path: Path) -> None:
     assert isinstance(given["f"], np.float32)  # what was given is as it was
 
 
-def test_a_scheduler_with_an_lr_of_numpy(tmp_path: Path) -> None:
+def test_a_scheduler_with_an_lr_of_numpy(tmp_path):
     """One lr of a grid, say, as sweeps make them."""
     p = torch.zeros(2, requires_grad=True)
     sampler = sg.SGLD([p], 0.1, num_data=10)
@@ -65,12 +60,12 @@ def test_a_scheduler_with_an_lr_of_numpy(tmp_path: Path) -> None:
     assert sg.load(tmp_path / "run.pt")["schedule"]["_last_lr"] == [0.05]
 
 
-def test_nested_types_survive(tmp_path: Path) -> None:
+def test_nested_types_survive(tmp_path):
     """Attributes of a module's OrderedDict, sharing, and a list that has itself."""
     module = nn.BatchNorm1d(3).state_dict()
     module["lr"] = np.float64(2)
     shared = [np.float64(1)]
-    ring: list[Any] = [1]
+    ring = [1]
     ring.append(ring)
     content = {"module": module, "one": shared, "other": shared, "ring": ring}
     sg.save(content, tmp_path / "run.pt")
@@ -80,7 +75,7 @@ def test_nested_types_survive(tmp_path: Path) -> None:
     assert read["one"] is read["other"] and read["ring"][1] is read["ring"]
 
 
-def test_the_reason_of_torch(tmp_path: Path) -> None:
+def test_the_reason_of_torch(tmp_path):
     path = tmp_path / "run.pt"
     torch.save({"path": Path("x")}, path)
     with pytest.raises(
@@ -92,13 +87,13 @@ def test_the_reason_of_torch(tmp_path: Path) -> None:
         sg.load(path)
 
 
-def test_threads_and_processes_save_to_one_name(tmp_path: Path) -> None:
+def test_threads_and_processes_save_to_one_name(tmp_path):
     """Each look finds a checkpoint that one of them has written, whole."""
     path = tmp_path / "run.pt"
     whole = {i: {"w": torch.full((20_000,), float(i)), "i": i} for i in range(4)}
     sg.save(whole[0], path)
 
-    def save(i: int) -> None:
+    def save(i):
         for _ in range(40):
             sg.save(whole[i], path)
 

@@ -4,15 +4,12 @@ Fixed seeds, and data of which every minibatch is drawn: what is wrong here is w
 training loops.
 """
 
-from __future__ import annotations
-
 import copy
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import mse_loss
 
 import torch_sgmcmc as sg
@@ -27,7 +24,7 @@ PRIOR = 20.0
 class Loop:
     """A training loop of SGHMC, and what each of the errors changes in it."""
 
-    def __init__(self, model: nn.Module, center: str | None = "current") -> None:
+    def __init__(self, model, center="current"):
         generator = torch.Generator().manual_seed(0)
         self.x = torch.randn(N, 6, generator=generator)
         noise = torch.randn(N, 1, generator=generator)
@@ -38,35 +35,35 @@ class Loop:
         self.generator = torch.Generator().manual_seed(1)
         self.size = 100
         # What a step does otherwise.
-        self.penalty: Callable[[], Tensor | float] = lambda: 0.0
-        self.after_backward: Callable[[], None] = lambda: None
-        self.choose: Callable[[], Tensor] = self.draw
+        self.penalty = lambda: 0.0
+        self.after_backward = lambda: None
+        self.choose = self.draw
         # From the start on errors would be small beside what chance does.
         for _ in range(500):
             self.step()
         self.monitor = sg.TemperatureMonitor(self.sampler, center=center)
 
-    def draw(self) -> Tensor:
+    def draw(self):
         return torch.randint(N, (self.size,), generator=self.generator)
 
-    def loss(self, index: Tensor | slice) -> Tensor:
+    def loss(self, index):
         return mse_loss(self.model(self.x[index]), self.y[index]) / 2
 
-    def right(self) -> None:
+    def right(self):
         training = self.model.training
         self.model.eval()
         self.loss(slice(None)).backward()
         self.model.train(training)
 
-    def step(self) -> None:
+    def step(self):
         self.sampler.zero_grad()
         (self.loss(self.choose()) + self.penalty()).backward()
         self.after_backward()
         self.sampler.step()
 
-    def run(self, sought: str | None = None) -> set[str]:
+    def run(self, sought=None):
         """Collects issues of ten checks, or until the expected one is found."""
-        found: set[str] = set()
+        found = set()
         for step in range(STEPS):
             if step % 5 == 0:
                 self.monitor.observe(self.right)
@@ -78,21 +75,21 @@ class Loop:
         return found
 
 
-def linear() -> nn.Module:
+def linear():
     torch.manual_seed(0)
     return nn.Linear(6, 1)
 
 
-def clipped(loop: Loop) -> None:
+def clipped(loop):
     parameters = list(loop.model.parameters())
     loop.after_backward = lambda: nn.utils.clip_grad_norm_(parameters, 0.1)
 
 
-def stale(loop: Loop) -> None:
+def stale(loop):
     """Gradients of twenty steps before, as of a slow worker."""
-    kept: list[list[Tensor]] = []
+    kept = []
 
-    def swap() -> None:
+    def swap():
         kept.append([p.grad for p in loop.model.parameters()])
         for p, grad in zip(loop.model.parameters(), kept[-20:][0], strict=True):
             p.grad = grad
@@ -100,10 +97,10 @@ def stale(loop: Loop) -> None:
     loop.after_backward = swap
 
 
-def mined(loop: Loop) -> None:
+def mined(loop):
     """The half of a minibatch with the larger losses."""
 
-    def hardest() -> Tensor:
+    def hardest():
         index = loop.draw()
         with torch.no_grad():
             errors = (loop.model(loop.x[index]) - loop.y[index]).square().squeeze(1)
@@ -112,28 +109,28 @@ def mined(loop: Loop) -> None:
     loop.choose = hardest
 
 
-def prior_in_the_loss(loop: Loop) -> None:
+def prior_in_the_loss(loop):
     loop.penalty = lambda: sum(
         PRIOR / (2 * N) * p.square().sum() for p in loop.model.parameters()
     )
 
 
-def scaled(loop: Loop) -> None:
+def scaled(loop):
     """Scaled gradients: a GradScaler without step(), ranks that sum."""
 
-    def double() -> None:
+    def double():
         for p in loop.model.parameters():
             p.grad *= 2
 
     loop.after_backward = double
 
 
-def batch_norm() -> nn.Module:
+def batch_norm():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1))
 
 
-WRONG: dict[str, tuple[Callable[[Loop], None], str]] = {
+WRONG = {
     "gradients clipped": (clipped, "biased gradient"),
     "gradients scaled": (scaled, "biased gradient"),
     "minibatches that depend on the parameters": (mined, "biased gradient"),
@@ -143,20 +140,20 @@ WRONG: dict[str, tuple[Callable[[Loop], None], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_gradients_are_found(name: str) -> None:
+def test_wrong_gradients_are_found(name):
     make_wrong, fault = WRONG[name]
     loop = Loop(linear())
     make_wrong(loop)
     assert fault in loop.run(fault)
 
 
-def test_a_right_loop_is_not_blamed() -> None:
+def test_a_right_loop_is_not_blamed():
     loop = Loop(linear())
     assert loop.run() == set()
     assert loop.monitor.all().gradient_bias.half_width < 0.5
 
 
-def test_batch_norm_in_training_mode() -> None:
+def test_batch_norm_in_training_mode():
     """Evaluation mode predicts, and its posterior is another."""
     loop = Loop(batch_norm(), None)  # the bias is nearly the same everywhere
     loop.size = 20
@@ -168,17 +165,17 @@ def test_batch_norm_in_training_mode() -> None:
 
 
 @pytest.mark.default
-def test_it_is_the_next_step_that_is_compared() -> None:
+def test_it_is_the_next_step_that_is_compared():
     """N/d (θ − c)·(g − h), whenever observe() is called; state and reset."""
     p = nn.Parameter(torch.tensor([1.0, -2.0]))
     q = nn.Parameter(torch.tensor([3.0]))
     sampler = sg.SGLD([p, q], 1e-9, num_data=10, prior_precision=7.0, seed=0)
     monitor = sg.TemperatureMonitor(sampler, center=[torch.tensor([0.0, 1.0]), 0.0])
 
-    def right() -> None:
+    def right():
         (2 * p.sum() + 5 * q.sum()).backward()
 
-    def step(q_grad: float | None) -> None:
+    def step(q_grad):
         p.grad = torch.tensor([3.0, 4.0])
         q.grad = None if q_grad is None else torch.tensor([q_grad])
         sampler.step()
@@ -212,14 +209,14 @@ def test_it_is_the_next_step_that_is_compared() -> None:
 
 
 @pytest.mark.default
-def test_gradients_in_memory_that_every_backward_pass_writes_to() -> None:
+def test_gradients_in_memory_that_every_backward_pass_writes_to():
     """Gradients as views, as DistributedDataParallel's gradient_as_bucket_view=True."""
     p = nn.Parameter(torch.ones(4))
     sampler = sg.SGLD([p], 1e-9, num_data=10, seed=0)
     monitor = sg.TemperatureMonitor(sampler)
     bucket = torch.zeros(4)
 
-    def backward(value: float) -> None:
+    def backward(value):
         bucket.fill_(value)
         p.grad = bucket.view(4)
 
@@ -231,7 +228,7 @@ def test_gradients_in_memory_that_every_backward_pass_writes_to() -> None:
 
 
 @pytest.mark.default
-def test_parameters_that_were_moved_are_not_compared() -> None:
+def test_parameters_that_were_moved_are_not_compared():
     p = nn.Parameter(torch.ones(4))
     sampler = sg.SGLD([p], 1e-9, num_data=10, seed=0)
     monitor = sg.TemperatureMonitor(sampler)
@@ -244,7 +241,7 @@ def test_parameters_that_were_moved_are_not_compared() -> None:
 
 
 @pytest.mark.default
-def test_a_summary_of_comparisons_alone() -> None:
+def test_a_summary_of_comparisons_alone():
     p = nn.Parameter(torch.ones(4))
     sampler = sg.SGLD([p], 1e-9, num_data=10, seed=0)
     monitor = sg.TemperatureMonitor(sampler, every=1000)
@@ -259,7 +256,7 @@ def test_a_summary_of_comparisons_alone() -> None:
 
 
 @pytest.mark.default
-def test_ewsg_chooses_its_gradients_on_purpose() -> None:
+def test_ewsg_chooses_its_gradients_on_purpose():
     p = nn.Parameter(torch.ones(4))
     sampler = sg.EWSG([p], 1e-3, num_data=10, seed=0)
     monitor = sg.TemperatureMonitor(sampler, every=1000)

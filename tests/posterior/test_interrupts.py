@@ -1,13 +1,10 @@
 """sample() that is interrupted: what was done is saved, and the signal goes on."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,38 +12,37 @@ import torch
 from driver_problem import data, loss, model, run, sghmc
 from launch import fresh
 from stored_files import contents
-from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.posterior import chain as driver
 
-OPTIONS: dict[str, Any] = {"checkpoint_every": None, "steps": 20}
+OPTIONS = {"checkpoint_every": None, "steps": 20}
 
 
 class Signals:
     """A callback and a loss that send this process a signal, in a step or after it."""
 
-    def __init__(self, number: int, step: int, *, within: bool, times: int = 1) -> None:
+    def __init__(self, number, step, *, within, times=1):
         self.number, self.step, self.within = number, step, within
         self.count, self.times = 0, times
 
-    def send(self) -> None:
+    def send(self):
         for _ in range(self.times):
             os.kill(os.getpid(), self.number)
 
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+    def loss(self, model, batch):
         self.count += 1
         if self.within and self.count == self.step:
             self.send()
         return loss(model, batch)
 
-    def __call__(self, state: sg.ChainState) -> None:
+    def __call__(self, state):
         if not self.within and state.step == self.step:
             self.send()
 
 
-def interrupted(folder: Path, signals: Signals) -> None:
+def interrupted(folder, signals):
     """Writes what was raised into FOLDER/said, and whether handlers are as before."""
     before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     try:
@@ -58,7 +54,7 @@ def interrupted(folder: Path, signals: Signals) -> None:
         raise
 
 
-def go(folder: Path, signals: Signals, loader: Any = None) -> sg.SampleStore:
+def go(folder, signals, loader=None):
     return sg.sample(
         *(model, sghmc, loader or DataLoader(data(), 10, shuffle=True), signals.loss),
         folder,
@@ -68,7 +64,7 @@ def go(folder: Path, signals: Signals, loader: Any = None) -> sg.SampleStore:
     )
 
 
-def in_a_process(function: Any, *args: Any) -> int:
+def in_a_process(function, *args):
     process = fresh.Process(target=function, args=args)
     process.start()
     process.join()
@@ -76,13 +72,13 @@ def in_a_process(function: Any, *args: Any) -> int:
     return process.exitcode
 
 
-def nothing() -> Signals:
+def nothing():
     return Signals(0, 0, within=True)
 
 
 @pytest.mark.parametrize("within", [False, True])
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_what_was_done_is_saved(name: str, within: bool, tmp_path: Path) -> None:
+def test_what_was_done_is_saved(name, within, tmp_path):
     number = signal.Signals[name]
     signals = Signals(number, 12, within=within)
     code = in_a_process(interrupted, tmp_path, signals)
@@ -98,7 +94,7 @@ def test_what_was_done_is_saved(name: str, within: bool, tmp_path: Path) -> None
 
 
 @pytest.mark.nightly
-def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
+def test_a_second_ctrl_c_does_not_wait(tmp_path):
     """But where a parent ends its processes, two of them are one (torch's signal)."""
     signals = Signals(signal.SIGINT, 12, within=True, times=2)
     assert in_a_process(interrupted, tmp_path, signals) == 1
@@ -119,26 +115,26 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
     assert saved["step"] == 0
 
 
-def noted(folder: Path) -> None:
+def noted(folder):
     """A program that has a handler of its own, as for a batch system's signal."""
-    seen: list[int] = []
+    seen = []
     signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
     go(folder / "run", Signals(signal.SIGTERM, 12, within=True))
     (folder / "seen").write_text(str(seen))
 
 
-def test_a_handler_of_one_s_own(tmp_path: Path) -> None:
+def test_a_handler_of_one_s_own(tmp_path):
     assert in_a_process(noted, tmp_path) == 0
     assert (tmp_path / "seen").read_text() == f"[{int(signal.SIGTERM)}]"
     go(tmp_path / "whole", nothing())
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
-def with_workers(folder: Path, steps: int) -> None:
+def with_workers(folder, steps):
     """Ctrl-C, which goes to all processes of a terminal, those of a loader too."""
     os.setsid()
 
-    def interrupt(state: sg.ChainState) -> None:
+    def interrupt(state):
         if state.step == steps:
             os.killpg(0, signal.SIGINT)
 
@@ -146,7 +142,7 @@ def with_workers(folder: Path, steps: int) -> None:
     run_with(folder, loader, interrupt)
 
 
-def run_with(folder: Path, loader: Any, callback: Any = ()) -> None:
+def run_with(folder, loader, callback=()):
     sg.sample(
         *(model, sghmc, loader, loss, folder),
         **{**OPTIONS, "seed": 5, "progress": False},
@@ -155,7 +151,7 @@ def run_with(folder: Path, loader: Any, callback: Any = ()) -> None:
     )
 
 
-def test_workers_of_a_loader(tmp_path: Path) -> None:
+def test_workers_of_a_loader(tmp_path):
     in_a_process(with_workers, tmp_path / "run", 9)
     assert sg.load(tmp_path / "run" / "checkpoint-0.pt")["step"] == 9
     loader = DataLoader(data(), 10, shuffle=True)
@@ -167,7 +163,7 @@ def test_workers_of_a_loader(tmp_path: Path) -> None:
 class Fails(DataLoader[Any]):
     """A loader whose worker has ended with the signal: no minibatch, and an error."""
 
-    def __iter__(self) -> Any:
+    def __iter__(self):
         for i, batch in enumerate(super().__iter__()):
             if i == 3:
                 os.kill(os.getpid(), signal.SIGINT)
@@ -175,11 +171,11 @@ class Fails(DataLoader[Any]):
             yield batch
 
 
-def with_a_dead_worker(folder: Path) -> None:
+def with_a_dead_worker(folder):
     run_with(folder, Fails(data(), 10, shuffle=True))
 
 
-def test_a_loader_whose_workers_have_ended(tmp_path: Path) -> None:
+def test_a_loader_whose_workers_have_ended(tmp_path):
     assert in_a_process(with_a_dead_worker, tmp_path / "run") == 1
     assert sg.load(tmp_path / "run" / "checkpoint-0.pt")["step"] == 3
     loader = DataLoader(data(), 10, shuffle=True)
@@ -188,8 +184,8 @@ def test_a_loader_whose_workers_have_ended(tmp_path: Path) -> None:
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
-def test_a_callback_that_interrupts(tmp_path: Path) -> None:
-    def interrupt(state: sg.ChainState) -> None:
+def test_a_callback_that_interrupts(tmp_path):
+    def interrupt(state):
         if state.step == 9:
             raise KeyboardInterrupt
 
@@ -201,11 +197,11 @@ def test_a_callback_that_interrupts(tmp_path: Path) -> None:
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
-def test_a_thread(tmp_path: Path) -> None:
+def test_a_thread(tmp_path):
     """Runs where Python cannot set a signal handler."""
-    errors: list[BaseException] = []
+    errors = []
 
-    def work() -> None:
+    def work():
         try:
             run(tmp_path / "thread", **OPTIONS)
         except BaseException as error:
@@ -219,13 +215,11 @@ def test_a_thread(tmp_path: Path) -> None:
     assert contents(tmp_path / "thread") == contents(tmp_path / "main")
 
 
-def test_a_checkpoint_every_few_minutes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_every_few_minutes(tmp_path, monkeypatch):
     """Checkpoints at each step; the draws are the same without them."""
     assert driver.CHECKPOINT_SECONDS == 300
 
-    def steps_saved(seconds: float) -> list[int]:
+    def steps_saved(seconds):
         monkeypatch.setattr(driver, "CHECKPOINT_SECONDS", seconds)
         saved = []
         folder = tmp_path / str(seconds)

@@ -1,17 +1,14 @@
 """The local learning coefficient, where it is known."""
 
-from __future__ import annotations
-
+import itertools
 import math
 import sys
 import warnings
-from typing import Any
 
 import pytest
 import torch
 from every_sampler import bits
-from linear_networks import learning_coefficient, linear_network
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 from torch_sgmcmc import local_learning_coefficient
@@ -19,11 +16,11 @@ from torch_sgmcmc import local_learning_coefficient
 pytestmark = pytest.mark.full
 
 
-def sghmc(params: Any, **target: Any) -> sg.SGHMC:
+def sghmc(params, **target):
     return sg.SGHMC(params, lr=0.05, momentum=0.9, **target)
 
 
-def test_the_formula() -> None:
+def test_the_formula():
     """Closed cases: regular models, and a b x with ab = 0."""
     assert learning_coefficient((5, 4), 4) == 10
     assert learning_coefficient((5, 3, 4), 3) == 3 * (5 + 4 - 3) / 2
@@ -37,7 +34,7 @@ def test_the_formula() -> None:
     [((5, 4), 4, 1500), ((5, 3, 4), 3, 1500), ((4, 4, 4), 2, 3000)],
     ids=["regular", "bottleneck", "rank lacking"],
 )
-def test_linear_networks(sizes: tuple[int, ...], rank: int, draws: int) -> None:
+def test_linear_networks(sizes, rank, draws):
     weights, loss = linear_network(sizes, rank)
     result = local_learning_coefficient(
         weights,
@@ -61,7 +58,7 @@ def test_linear_networks(sizes: tuple[int, ...], rank: int, draws: int) -> None:
 class Regression:
     """Ten weights of a linear regression at their least squares."""
 
-    def __init__(self, n: int = 2000) -> None:
+    def __init__(self, n=2000):
         g = torch.Generator().manual_seed(2)
         self.x = torch.randn(n, 10, generator=g)
         self.y = self.x @ torch.ones(10) + torch.randn(n, generator=g)
@@ -69,12 +66,12 @@ class Regression:
         self.weight = nn.Parameter(solution)
         self.n = n
 
-    def loss(self, indices: Tensor) -> Tensor:
+    def loss(self, indices):
         residual = self.y[indices] - self.x[indices] @ self.weight
         return residual.square().mean() / 2
 
-    def estimate(self, sampler: Any, **settings: Any) -> Any:
-        shared: dict[str, Any] = {
+    def estimate(self, sampler, **settings):
+        shared = {
             "num_data": self.n,
             "localization": 1.0,
             "burn_in": 100,
@@ -97,7 +94,7 @@ SAMPLERS = {
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
-def test_of_every_sampler(kind: str) -> None:
+def test_of_every_sampler(kind):
     """A regular model: d/2, by minibatches but for HMC."""
     issue = Regression()
     start, grad = issue.weight.detach().clone(), torch.ones(10)
@@ -115,7 +112,7 @@ def test_of_every_sampler(kind: str) -> None:
     assert issue.weight.grad is grad
 
 
-def test_a_localization_that_holds_directions_fast() -> None:
+def test_a_localization_that_holds_directions_fast():
     """½ nβh / (nβh + γ) of each."""
     issue = Regression()
     n_beta = issue.n / math.log(issue.n)
@@ -129,7 +126,7 @@ def test_a_localization_that_holds_directions_fast() -> None:
 
 
 @pytest.mark.parametrize("layer", [0, 1])
-def test_of_a_part_of_the_parameters(layer: int) -> None:
+def test_of_a_part_of_the_parameters(layer):
     """One layer of 4-4-4 at rank 2 is a regression, in 2 · 4 directions of its 16.
 
     So λ is 4, and not d/2 = 8. (Of both layers it is 7.5, and not the sum.)
@@ -156,7 +153,7 @@ def test_of_a_part_of_the_parameters(layer: int) -> None:
     assert all(bool((w.grad == 1).all()) for w in weights)  # of the other too
 
 
-def test_it_repeats_itself() -> None:
+def test_it_repeats_itself():
     issue = Regression()
     first = issue.estimate(sghmc, draws=20, batch_size=50)
     second = issue.estimate(sghmc, draws=20, batch_size=50)
@@ -167,7 +164,7 @@ def test_it_repeats_itself() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The estimate is negative")
-def test_issues_are_named() -> None:
+def test_issues_are_named():
     issue = Regression()
     with pytest.warns(UserWarning, match="diverged"):
         result = issue.estimate(lambda p, **t: sg.SGLD(p, lr=3.0, **t), draws=300)
@@ -182,7 +179,7 @@ def test_issues_are_named() -> None:
         issue.estimate(lambda p, **t: sg.SGLD(p, lr=1e-3, **t), burn_in=0)
 
 
-def test_heat_is_said() -> None:
+def test_heat_is_said():
     """λ = 5: where minibatches heat, the interval misses it, and that is said."""
     issue = Regression()
     options = {"batch_size": 50, "draws": 400}
@@ -208,17 +205,17 @@ def test_heat_is_said() -> None:
         assert result.temperatures.shape == (4, 2)
 
 
-def test_chains_out_of_equilibrium_are_said() -> None:
+def test_chains_out_of_equilibrium_are_said():
     issue = Regression()
     with pytest.warns(UserWarning, match="not in equilibrium: T_conf is"):
         issue.estimate(lambda p, **t: sg.SGLD(p, lr=1e-4, **t), burn_in=0)
 
 
-def test_errors() -> None:
+def test_errors():
     issue = Regression()
     start = issue.weight.detach().clone()
 
-    def refused(words: str, sampler: Any = sghmc, **settings: Any) -> None:
+    def refused(words, sampler=sghmc, **settings):
         with pytest.raises((TypeError, ValueError)) as info:
             issue.estimate(sampler, **settings)
         assert words in str(info.value)
@@ -238,11 +235,11 @@ def test_errors() -> None:
         "lacks the prior_mean",
         lambda p, **t: sg.SGLD(p, lr=0.1, **{**t, "prior_mean": 0.0}),
     )
-    issue.loss = lambda indices: torch.ones(3)  # type: ignore[method-assign]
+    issue.loss = lambda indices: torch.ones(3)
     refused("Invalid loss: [3] (must be a scalar")
 
 
-def test_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_picture(monkeypatch):
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
     result = Regression().estimate(sghmc, draws=40)
@@ -262,3 +259,61 @@ def test_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ImportError, match=r"LearningCoefficient\.plot\(\) needs"):
         result.plot()
+
+
+__all__ = ["learning_coefficient", "linear_network"]
+
+
+def learning_coefficient(sizes, rank):
+    """λ of a network of these widths, the true map having this rank.
+
+    M. Aoyagi, Consideration on the Learning Efficiency of Multiple-Layered Neural
+    Networks with Linear Units, Neural Networks 172, 2024, theorem 1.
+    """
+    excess = [size - rank for size in sizes]
+    places = range(len(sizes))
+    for count in range(2, len(sizes) + 1):
+        for chosen in itertools.combinations(places, count):
+            inner = [excess[i] for i in chosen]
+            rest = [excess[i] for i in places if i not in chosen]
+            hidden, total = count - 1, sum(inner)
+            fits = total >= hidden * max(inner) and all(
+                max(inner) < other and total < hidden * other for other in rest
+            )
+            if not fits:
+                continue
+            a = total - ((total + hidden - 1) // hidden - 1) * hidden
+            pairs = (total**2 - sum(m * m for m in inner)) / 2
+            return (
+                (rank * (sizes[0] + sizes[-1]) - rank**2) / 2
+                + a * (hidden - a) / (4 * hidden)
+                - hidden * (hidden - 1) / 4 * (total / hidden) ** 2
+                + pairs / 2
+            )
+    raise AssertionError("there is always one")
+
+
+def linear_network(sizes, rank):
+    """Weights, and the expected loss, with inputs N(0, I) and unit noise.
+
+    At the weights the loss is least. They are in balance: all have the rank of the map.
+    """
+    g = torch.Generator().manual_seed(1)
+    turns = [
+        torch.linalg.qr(torch.randn(size, size, generator=g).double())[0]
+        for size in sizes
+    ]
+    weights, product = [], torch.eye(sizes[0], dtype=torch.float64)
+    for i in range(len(sizes) - 1):
+        core = torch.zeros(sizes[i + 1], sizes[i], dtype=torch.float64)
+        core[:rank, :rank] = torch.eye(rank)
+        weights.append(nn.Parameter(turns[i + 1] @ core @ turns[i].T))
+        product = weights[-1].detach() @ product
+
+    def loss(indices):
+        result = weights[0]
+        for weight in weights[1:]:
+            result = weight @ result
+        return (result - product).square().sum() / 2
+
+    return weights, loss

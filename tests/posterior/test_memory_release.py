@@ -1,17 +1,11 @@
 """Nothing outlives a call: no worker process, no cycle through model or loader."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import weakref
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import driver_problem as problem
 import pytest
-from torch import nn
 from torch.utils.data import DataLoader
 
 import torch_sgmcmc as sg
@@ -22,7 +16,7 @@ forked = problem.forked
 
 
 @pytest.fixture
-def no_gc() -> Iterator[None]:
+def no_gc():
     """Switches the garbage collector off: only reference counts free memory."""
     gc.collect()
     gc.disable()
@@ -33,20 +27,20 @@ def no_gc() -> Iterator[None]:
 class Made:
     """Makes models and remembers them weakly."""
 
-    def __init__(self) -> None:
-        self.models: list[weakref.ref[nn.Module]] = []
+    def __init__(self):
+        self.models = []
 
-    def __call__(self) -> nn.Module:
+    def __call__(self):
         model = problem.model()
         self.models.append(weakref.ref(model))
         return model
 
     @property
-    def num_alive(self) -> int:
+    def num_alive(self):
         return sum(model() is not None for model in self.models)
 
 
-def _loader(persistent: bool = False, shuffle: bool = True) -> DataLoader[Any]:
+def _loader(persistent=False, shuffle=True):
     return DataLoader(
         problem.data(),
         batch_size=10,
@@ -56,11 +50,11 @@ def _loader(persistent: bool = False, shuffle: bool = True) -> DataLoader[Any]:
     )
 
 
-def _children() -> list[Any]:
+def _children():
     return multiprocessing.active_children()
 
 
-def _sample(loader: Any, made: Any, folder: Path, **options: Any) -> sg.SampleStore:
+def _sample(loader, made, folder, **options):
     given = {"steps": 14, "burn_in": 3, "every": 1, "seed": 1, "progress": False}
     return sg.sample(
         made, problem.sghmc, loader, problem.loss, folder, **{**given, **options}
@@ -69,9 +63,7 @@ def _sample(loader: Any, made: Any, folder: Path, **options: Any) -> sg.SampleSt
 
 @pytest.mark.default
 @pytest.mark.parametrize("persistent", [False, True])
-def test_sample_releases_workers_and_models(
-    persistent: bool, tmp_path: Path, no_gc: None
-) -> None:
+def test_sample_releases_workers_and_models(persistent, tmp_path, no_gc):
     made, loader = Made(), _loader(persistent)
     _sample(loader, made, tmp_path)
     assert made.models
@@ -82,10 +74,10 @@ def test_sample_releases_workers_and_models(
     assert loader_alive() is None
 
 
-def test_sample_that_fails_releases_workers(tmp_path: Path, no_gc: None) -> None:
+def test_sample_that_fails_releases_workers(tmp_path, no_gc):
     made = Made()
 
-    def fail(state: sg.ChainState) -> None:
+    def fail(state):
         raise OSError("no more")
 
     # The steps stop within an epoch, whose workers are running.
@@ -94,18 +86,18 @@ def test_sample_that_fails_releases_workers(tmp_path: Path, no_gc: None) -> None
     assert _children() == []
 
 
-def test_sample_with_a_schedule_releases_models(tmp_path: Path, no_gc: None) -> None:
+def test_sample_with_a_schedule_releases_models(tmp_path, no_gc):
     made = Made()
     _sample(_loader(), made, tmp_path, schedule=problem.cycles)
     assert _children() == []
     assert made.num_alive == 0
 
 
-def test_the_tools_release_model_and_loader(tmp_path: Path, no_gc: None) -> None:
+def test_the_tools_release_model_and_loader(tmp_path, no_gc):
     store = _sample(_loader(), problem.model, tmp_path)
     x, y = problem.data().tensors
 
-    def released(use: Callable[[nn.Module, DataLoader[Any]], object]) -> None:
+    def released(use):
         model, loader = problem.model(), _loader(shuffle=False)
         alive = weakref.ref(model), weakref.ref(loader)
         use(model, loader)
@@ -113,7 +105,7 @@ def test_the_tools_release_model_and_loader(tmp_path: Path, no_gc: None) -> None
         assert _children() == []
         assert [each() for each in alive] == [None, None]
 
-    def check(model: nn.Module, loader: DataLoader[Any]) -> None:
+    def check(model, loader):
         sampler = problem.sghmc(model.named_parameters(), seed=1)
         print(sg.check_setup(model, problem.loss, loader, sampler))
 
@@ -123,7 +115,7 @@ def test_the_tools_release_model_and_loader(tmp_path: Path, no_gc: None) -> None
     released(lambda model, loader: sg.report(model, store, x, y))
 
 
-def test_a_sampler_is_released(no_gc: None) -> None:
+def test_a_sampler_is_released(no_gc):
     """Steps, hooks, monitor and a collector leave no cycle behind."""
     model = problem.model()
     sampler = problem.sghmc(model.named_parameters(), seed=1)
@@ -143,6 +135,6 @@ def test_a_sampler_is_released(no_gc: None) -> None:
     assert [each() for each in alive] == [None, None]
 
 
-def test_processes_end_with_their_chains(tmp_path: Path, forked: None) -> None:
+def test_processes_end_with_their_chains(tmp_path, forked):
     _sample(_loader(), problem.model, tmp_path, chains=2, processes=2)
     assert _children() == []

@@ -4,8 +4,8 @@ import copy
 import gc
 import math
 import weakref
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,22 +16,20 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torch_sgmcmc as sg
 
-Draw = dict[str, Tensor]
 
-
-def network() -> nn.Module:
+def network():
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 4)
     ).train()
 
 
-def with_batch_norm() -> nn.Module:
+def with_batch_norm():
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
 
 
-def draws_of(model: nn.Module, count: int, *, buffers: bool = False) -> list[Draw]:
+def draws_of(model, count, *, buffers=False):
     g = torch.Generator().manual_seed(2)
     draws = []
     for _ in range(count):
@@ -50,11 +48,11 @@ def draws_of(model: nn.Module, count: int, *, buffers: bool = False) -> list[Dra
     return draws
 
 
-def inputs(rows: int = 23) -> Tensor:
+def inputs(rows=23):
     return torch.randn(rows, 6, generator=torch.Generator().manual_seed(3))
 
 
-def outputs(model: nn.Module, draws: list[Draw], x: Tensor) -> Tensor:
+def outputs(model, draws, x):
     """[draws, inputs, classes] in the plainest way: copies of the model, in float64."""
     found = []
     for draw in draws:
@@ -65,18 +63,18 @@ def outputs(model: nn.Module, draws: list[Draw], x: Tensor) -> Tensor:
     return torch.stack(found)
 
 
-def close(actual: Tensor | None, expected: Tensor) -> None:
+def close(actual, expected):
     """Compares to 1e-6 of the largest number, or of 1."""
     assert actual is not None
     size = max(1.0, float(expected.nan_to_num().abs().max()))
     torch.testing.assert_close(actual.double(), expected, rtol=0, atol=1e-6 * size)
 
 
-def entropy(p: Tensor) -> Tensor:
+def entropy(p):
     return -(p * p.log()).sum(-1)
 
 
-def test_mean_and_entropies_of_classes() -> None:
+def test_mean_and_entropies_of_classes():
     model, x = network(), inputs()
     draws = draws_of(model, 12)
     p = outputs(model, draws, x).softmax(-1)
@@ -94,7 +92,7 @@ def test_mean_and_entropies_of_classes() -> None:
     assert found.mean.dtype == torch.float32
 
 
-def test_sigmoid_and_classes_in_another_dimension() -> None:
+def test_sigmoid_and_classes_in_another_dimension():
     model, x = network(), inputs()
     draws = draws_of(model, 5)
     p = outputs(model, draws, x).sigmoid()
@@ -105,7 +103,7 @@ def test_sigmoid_and_classes_in_another_dimension() -> None:
     q = p.mean(0)
     close(found.total, -(q * q.log() + (1 - q) * (1 - q).log()))
 
-    def pixels(model: nn.Module, batch: Tensor) -> Tensor:
+    def pixels(model, batch):
         return torch.stack([model(batch), model(-batch)], 2)  # [inputs, classes, 2]
 
     found = sg.predict(model, draws, x, forward=pixels, dim=1)
@@ -114,7 +112,7 @@ def test_sigmoid_and_classes_in_another_dimension() -> None:
     close(found.aleatoric[:, 1], entropy(p).mean(0))
 
 
-def test_mean_variance_and_quantiles_of_outputs_with_weights() -> None:
+def test_mean_variance_and_quantiles_of_outputs_with_weights():
     model, x = network(), inputs()
     draws = draws_of(model, 9)
     w = [0.5, 2.0, 1.0, 0.0, 3.0, 0.25, 1.0, 1.5, 4.0]
@@ -141,7 +139,7 @@ def test_mean_variance_and_quantiles_of_outputs_with_weights() -> None:
     assert found.effective_draws == pytest.approx(sum(w) ** 2 / sum(v * v for v in w))
 
 
-def test_variance_of_numbers_far_from_zero_keeps_its_digits() -> None:
+def test_variance_of_numbers_far_from_zero_keeps_its_digits():
     model, x = network().double(), inputs().double()
     draws = [{k: t.double() for k, t in d.items()} for d in draws_of(model, 6)]
     exact = outputs(model, draws, x).var(0, correction=0)
@@ -149,7 +147,7 @@ def test_variance_of_numbers_far_from_zero_keeps_its_digits() -> None:
     torch.testing.assert_close(found.variance, exact, rtol=1e-6, atol=0)
 
 
-def test_signed_draws_give_ratios() -> None:
+def test_signed_draws_give_ratios():
     model, x = network(), inputs()
     draws = draws_of(model, 8)
     signs = [1, 1, -1, 1, 1, 1, -1, 1]
@@ -174,12 +172,12 @@ def test_signed_draws_give_ratios() -> None:
 class Weighted(dict):
     """Draws like a store's: mappings with a weight."""
 
-    def __init__(self, draw: Draw, weight: float) -> None:
+    def __init__(self, draw, weight):
         super().__init__(draw)
         self.weight = weight
 
 
-def test_weights_of_draws_and_of_the_argument() -> None:
+def test_weights_of_draws_and_of_the_argument():
     model, x = network(), inputs()
     draws = draws_of(model, 3)
     expected = sg.predict(model, draws, x, weights=[1, -0.5, 2]).mean
@@ -193,10 +191,10 @@ def test_weights_of_draws_and_of_the_argument() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 23, 100])
-def test_batches_and_their_order_do_not_matter(batch_size: int) -> None:
+def test_batches_and_their_order_do_not_matter(batch_size):
     model, x = network(), inputs()
     draws = draws_of(model, 7)
-    options: dict[str, Any] = {"functions": {"square": torch.square}}
+    options = {"functions": {"square": torch.square}}
     whole = sg.predict(model, draws, x, **options)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(4))
     data = TensorDataset(x[order], torch.arange(len(x)))
@@ -214,10 +212,10 @@ def test_batches_and_their_order_do_not_matter(batch_size: int) -> None:
 
 
 @pytest.mark.parametrize("chunk_size", [2, 5, 100])
-def test_many_at_once_are_as_one_by_one(chunk_size: int) -> None:
+def test_many_at_once_are_as_one_by_one(chunk_size):
     for model in (network(), with_batch_norm()):
         draws = draws_of(model, 11, buffers=True)
-        options: dict[str, Any] = {"weights": range(11), "quantiles": [0.3]}
+        options = {"weights": range(11), "quantiles": [0.3]}
         one = sg.predict(model, draws, inputs(), **options)
         many = sg.predict(model, draws, inputs(), chunk_size=chunk_size, **options)
         for name in ("mean", "variance", "total", "aleatoric", "quantiles"):
@@ -227,7 +225,7 @@ def test_many_at_once_are_as_one_by_one(chunk_size: int) -> None:
         sg.predict(model, mixed, inputs(), chunk_size=2)
 
 
-def test_functions_of_outputs() -> None:
+def test_functions_of_outputs():
     model, x = network(), inputs()
     draws = draws_of(model, 6)
     found = sg.predict(
@@ -255,7 +253,7 @@ def test_functions_of_outputs() -> None:
     assert votes.mean.is_floating_point()
 
 
-def test_draws_of_some_parameters_other_dtypes_and_modules() -> None:
+def test_draws_of_some_parameters_other_dtypes_and_modules():
     model, x = network(), inputs()
     last = [{k: t for k, t in d.items() if k[0] == "3"} for d in draws_of(model, 4)]
     expected = outputs(model, last, x).softmax(-1).mean(0)
@@ -269,14 +267,14 @@ def test_draws_of_some_parameters_other_dtypes_and_modules() -> None:
     close(sg.predict(model, modules, x).mean, expected)
 
 
-def test_tied_weights_with_both_names() -> None:
+def test_tied_weights_with_both_names():
     class Tied(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.inner, self.outer = nn.Linear(6, 6, bias=False), nn.Linear(6, 6)
             self.outer.weight = self.inner.weight
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return self.outer(self.inner(x).relu())
 
     model, x = Tied(), inputs()
@@ -295,12 +293,12 @@ class Batch(NamedTuple):
     rest: tuple[Tensor, ...]
 
 
-def test_named_tuples_and_extra_state() -> None:
+def test_named_tuples_and_extra_state():
     class Counts(nn.Linear):
-        def get_extra_state(self) -> dict[str, int]:
+        def get_extra_state(self):
             return {"calls": 3}
 
-        def set_extra_state(self, state: object) -> None:
+        def set_extra_state(self, state):
             pass
 
     torch.manual_seed(0)
@@ -309,7 +307,7 @@ def test_named_tuples_and_extra_state() -> None:
     assert "0._extra_state" in draws[0]
     batches = [Batch(part, (part,)) for part in x.split(4)]
 
-    def forward(model: nn.Module, batch: Batch) -> Tensor:
+    def forward(model, batch):
         assert isinstance(batch, Batch) and isinstance(batch.rest, tuple)
         return model(batch.x)
 
@@ -317,7 +315,7 @@ def test_named_tuples_and_extra_state() -> None:
     close(found.mean, model(x).softmax(-1).detach().double())
 
 
-def test_a_draw_that_is_not_a_number_shows() -> None:
+def test_a_draw_that_is_not_a_number_shows():
     model, x = nn.Linear(1, 1, bias=False), torch.tensor([[0.0], [1.0]])
     draws = [{"weight": torch.tensor([[w]])} for w in (1.0, math.inf, 2.0, 3.0)]
     found = sg.predict(model, draws, x, link="identity", quantiles=[0.0, 0.5])
@@ -327,18 +325,18 @@ def test_a_draw_that_is_not_a_number_shows() -> None:
     assert found.quantiles[:, 1, 0].tolist() == [1.0, 2.0]
 
 
-def test_mappings_as_hugging_face_models_take_them() -> None:
+def test_mappings_as_hugging_face_models_take_them():
     class Logits(dict):
         @property
-        def logits(self) -> Tensor:
+        def logits(self):
             return self["logits"]
 
     class Classifier(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.layer = nn.Linear(6, 4)
 
-        def forward(self, values: Tensor, mask: Tensor) -> Logits:
+        def forward(self, values, mask):
             return Logits(logits=self.layer(values * mask))
 
     model, x = Classifier(), inputs()
@@ -355,7 +353,7 @@ def test_mappings_as_hugging_face_models_take_them() -> None:
         close(sg.predict(model, draws, given, batch_size=4).mean, expected)
 
 
-def test_the_model_and_random_numbers_are_unchanged() -> None:
+def test_the_model_and_random_numbers_are_unchanged():
     model, x = with_batch_norm(), inputs()
     model.add_module("4", nn.Dropout(0.5))
     model[1].eval()  # as some freeze it
@@ -368,7 +366,7 @@ def test_the_model_and_random_numbers_are_unchanged() -> None:
     loader = DataLoader(TensorDataset(x), batch_size=5)
     count = 0
 
-    def fails(out: Tensor) -> Tensor:
+    def fails(out):
         nonlocal count
         count += 1
         if count == 3:
@@ -390,7 +388,7 @@ def test_the_model_and_random_numbers_are_unchanged() -> None:
     assert not sg.predict(model, draws, x).mean.requires_grad
 
 
-def test_a_failed_update_adds_nothing() -> None:
+def test_a_failed_update_adds_nothing():
     model, x = network(), inputs()
     draws = draws_of(model, 3)
     predictive = sg.Predictive(model, x, batch_size=5)
@@ -420,13 +418,13 @@ def test_a_failed_update_adds_nothing() -> None:
     assert torch.equal(predictive.result().mean, expected.mean)
 
 
-def test_while_a_chain_runs_and_after_a_checkpoint() -> None:
+def test_while_a_chain_runs_and_after_a_checkpoint():
     model, x = network(), inputs()
     y = torch.arange(23) % 4
     sampler = sg.SGLD(model.parameters(), 0.1, num_data=23, seed=0)
-    options: dict[str, Any] = {"quantiles": [0.5], "functions": {"f": torch.square}}
+    options = {"quantiles": [0.5], "functions": {"f": torch.square}}
     whole = sg.Predictive(model, x, **options)
-    kept: list[Draw] = []
+    kept = []
     parts = sg.Predictive(model, x, **options)
     for step in range(9):
         sampler.zero_grad()
@@ -450,7 +448,7 @@ def test_while_a_chain_runs_and_after_a_checkpoint() -> None:
         whole.load_state_dict({"other": []})
 
 
-def test_batch_norm_of_the_draw() -> None:
+def test_batch_norm_of_the_draw():
     model, x = with_batch_norm(), inputs()
     draws = draws_of(model, 5, buffers=True)
     p = outputs(model, draws, x).softmax(-1)
@@ -458,7 +456,7 @@ def test_batch_norm_of_the_draw() -> None:
 
 
 @pytest.mark.parametrize("buffers", [True, False])
-def test_batch_norm_refreshed_for_each_draw(buffers: bool) -> None:
+def test_batch_norm_refreshed_for_each_draw(buffers):
     model, x = with_batch_norm(), inputs()
     model.add_module("4", nn.Dropout(0.5))  # must not act while refreshing
     draws = draws_of(model, 4, buffers=buffers)
@@ -477,7 +475,7 @@ def test_batch_norm_refreshed_for_each_draw(buffers: bool) -> None:
         close(found.mean, torch.stack(expected).mean(0))
 
 
-def test_batch_norm_of_other_parameters_is_warned_of_once() -> None:
+def test_batch_norm_of_other_parameters_is_warned_of_once():
     model, x = with_batch_norm(), inputs()
     draws = draws_of(model, 3)
     with pytest.warns(UserWarning, match="1.running_mean") as found:
@@ -494,25 +492,25 @@ class Counted(Mapping):
     alive: ClassVar[set[int]] = set()
     most: ClassVar[int] = 0
 
-    def __init__(self, draw: Draw) -> None:
+    def __init__(self, draw):
         self._draw = {k: t.clone() for k, t in draw.items()}
         for t in self._draw.values():
             Counted.alive.add(id(t))
             weakref.finalize(t, Counted.alive.discard, id(t))
         Counted.most = max(Counted.most, len(Counted.alive))
 
-    def __getitem__(self, name: str) -> Tensor:
+    def __getitem__(self, name):
         return self._draw[name]
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self):
         return iter(self._draw)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self._draw)
 
 
 @pytest.mark.parametrize("chunk_size", [1, 3])
-def test_draws_are_let_go(chunk_size: int) -> None:
+def test_draws_are_let_go(chunk_size):
     model, x = network(), inputs()
     (draw,) = draws_of(model, 1)
     gc.collect()
@@ -523,7 +521,7 @@ def test_draws_are_let_go(chunk_size: int) -> None:
     assert Counted.most == chunk_size * len(draw)
 
 
-def test_inputs_that_change_are_refused() -> None:
+def test_inputs_that_change_are_refused():
     model, x = network(), inputs()
     draws = draws_of(model, 2)
     data = TensorDataset(x)
@@ -539,10 +537,10 @@ def test_inputs_that_change_are_refused() -> None:
         sg.predict(model, draws, x[:0])
 
     class Changing:
-        def __init__(self, *passes: list[Tensor]) -> None:
+        def __init__(self, *passes):
             self.passes = iter(passes)
 
-        def __iter__(self) -> Iterator[Tensor]:
+        def __iter__(self):
             return iter(next(self.passes))
 
     batches = list(x.split(8))
@@ -580,15 +578,13 @@ def test_inputs_that_change_are_refused() -> None:
         ({"weights": [1.0] * 3}, ValueError, "more than there are draws"),
     ],
 )
-def test_wrong_arguments(
-    options: dict[str, Any], error: type[Exception], match: str
-) -> None:
+def test_wrong_arguments(options, error, match):
     model = network()
     with pytest.raises(error, match=match):
         sg.predict(model, draws_of(model, 2), inputs(), **options)
 
 
-def test_wrong_draws() -> None:
+def test_wrong_draws():
     model = network()
     with pytest.raises(ValueError, match="no draw was added"):
         sg.predict(model, [], inputs())
@@ -597,4 +593,4 @@ def test_wrong_draws() -> None:
         with pytest.raises(TypeError, match="must be an iterable of draws"):
             sg.predict(model, wrong, inputs())
     with pytest.raises(TypeError, match="Invalid model"):
-        sg.predict(lambda x: x, [draw], inputs())  # type: ignore[arg-type]
+        sg.predict(lambda x: x, [draw], inputs())

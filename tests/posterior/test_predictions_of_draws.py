@@ -1,18 +1,13 @@
 """Predictions are those of the draws: modes, caches, likelihoods, replaced layers."""
 
-from __future__ import annotations
-
 import copy
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from driver_problem import loader, loss, model, sghmc
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import torch_sgmcmc as sg
@@ -22,13 +17,13 @@ from torch_sgmcmc import losses
 class Merging(nn.Linear):
     """A linear layer with an adapter that eval() merges into the weights."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(3, 2)
         self.a = nn.Parameter(torch.randn(2, 1))
         self.b = nn.Parameter(torch.randn(1, 3))
         self.merged = False
 
-    def train(self, mode: bool = True) -> Merging:
+    def train(self, mode=True):
         super().train(mode)
         if mode == self.merged:
             sign = -1 if mode else 1
@@ -36,7 +31,7 @@ class Merging(nn.Linear):
             self.merged = not mode
         return self
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         y = super().forward(x)
         return y if self.merged else y + x @ (self.a @ self.b).T
 
@@ -44,17 +39,17 @@ class Merging(nn.Linear):
 class Caching(nn.Module):
     """A cache as of an exact Gaussian process: eval() keeps a first result."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(2))
-        self.kept: Tensor | None = None
+        self.kept = None
 
-    def train(self, mode: bool = True) -> Caching:
+    def train(self, mode=True):
         if mode:
             self.kept = None
         return super().train(mode)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if self.training:
             return x[:, :2] * self.scale
         if self.kept is None:
@@ -65,12 +60,12 @@ class Caching(nn.Module):
 class Remembering(Caching):
     """The same without a train() that forgets."""
 
-    def train(self, mode: bool = True) -> Remembering:
+    def train(self, mode=True):
         nn.Module.train(self, mode)
         return self
 
 
-def drawn(net: nn.Module, names: tuple[str, ...]) -> list[dict[str, Tensor]]:
+def drawn(net, names):
     generator = torch.Generator().manual_seed(0)
     own = dict(net.named_parameters())
     return [
@@ -82,9 +77,7 @@ def drawn(net: nn.Module, names: tuple[str, ...]) -> list[dict[str, Tensor]]:
 @pytest.mark.parametrize("names", [("a", "b"), ("weight", "a", "b")])
 @pytest.mark.parametrize("mode", [True, False])
 @pytest.mark.parametrize("chunk_size", [1, 3])
-def test_adapters_that_eval_merges(
-    names: tuple[str, ...], mode: bool, chunk_size: int
-) -> None:
+def test_adapters_that_eval_merges(names, mode, chunk_size):
     net = Merging()
     x = torch.randn(5, 3)
     draws = drawn(net, names)
@@ -96,7 +89,7 @@ def test_adapters_that_eval_merges(
     net.train(mode)
     before = copy.deepcopy(net.state_dict())
     kept = copy.deepcopy(draws)
-    options: dict[str, Any] = {"link": "identity", "keep_draws": True}
+    options = {"link": "identity", "keep_draws": True}
     found = sg.predict(net, draws, x, chunk_size=chunk_size, **options)
     torch.testing.assert_close(found.draws, torch.stack(expected))
     assert net.training is mode and net.merged is not mode
@@ -107,7 +100,7 @@ def test_adapters_that_eval_merges(
 
 
 @pytest.mark.parametrize("begins", [True, False])
-def test_what_eval_mode_keeps_is_of_one_draw(begins: bool) -> None:
+def test_what_eval_mode_keeps_is_of_one_draw(begins):
     net, x = Caching(), torch.randn(5, 3)
     net.train(begins)
     net(x)
@@ -118,7 +111,7 @@ def test_what_eval_mode_keeps_is_of_one_draw(begins: bool) -> None:
         assert torch.equal(one, x[:, :2] * draw["scale"])
 
 
-def test_a_model_that_remembers_is_warned_of() -> None:
+def test_a_model_that_remembers_is_warned_of():
     net, x = Remembering().eval(), torch.randn(5, 3)
     with pytest.warns(UserWarning, match="All 4 draws give the same outputs"):
         sg.predict(net, drawn(net, ("scale",)), x, link="identity")
@@ -126,7 +119,7 @@ def test_a_model_that_remembers_is_warned_of() -> None:
     class Counting(Caching):
         calls = 0
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             self.calls += 1
             return x[:, :2] * self.scale + self.calls
 
@@ -138,19 +131,19 @@ def test_a_model_that_remembers_is_warned_of() -> None:
 class TwoHeads(nn.Module):
     """Means and log σ."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(3, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.layer(x)
 
 
-def test_a_store_remembers_its_likelihood(tmp_path: Path) -> None:
+def test_a_store_remembers_its_likelihood(tmp_path):
     torch.manual_seed(0)
     x = torch.randn(20, 3)
     batches = [(x, x[:, :1])]
-    options: dict[str, Any] = {"steps": 8, "seed": 0, "progress": False}
+    options = {"steps": 8, "seed": 0, "progress": False}
     for folder in (tmp_path, None):
         store = sg.sample(
             *(TwoHeads, sghmc, batches, losses.heteroscedastic(), folder), **options
@@ -174,7 +167,7 @@ def test_a_store_remembers_its_likelihood(tmp_path: Path) -> None:
         *(losses.gaussian(0.3), losses.gaussian("log_noise")),
     ],
 )
-def test_likelihoods_of_settings(given: losses.Likelihood) -> None:
+def test_likelihoods_of_settings(given):
     settings = json.loads(json.dumps(given.settings()))
     assert repr(losses.likelihood_of(settings)) == repr(given)
 
@@ -187,7 +180,7 @@ def test_likelihoods_of_settings(given: losses.Likelihood) -> None:
 # ---- What is stored is what is sampled -----------------------------------------------
 
 
-def test_a_layer_replaced_after_the_sampler(tmp_path: Path) -> None:
+def test_a_layer_replaced_after_the_sampler(tmp_path):
     net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     sampler = sg.SGLD(net.parameters(), 0.1, num_data=4, seed=0)
     whole = sg.Collector(sampler, net, tmp_path / "whole")
@@ -204,7 +197,7 @@ def test_a_layer_replaced_after_the_sampler(tmp_path: Path) -> None:
     whole.close()
 
 
-def test_a_name_goes_before_a_pattern(tmp_path: Path) -> None:
+def test_a_name_goes_before_a_pattern(tmp_path):
     tensors = {name: torch.ones(2, requires_grad=True) for name in ("w[0]", "w0", "v")}
     sampler = sg.SGLD(tensors.values(), 0.1, num_data=4, seed=0)
     for choice, expected in (
@@ -222,7 +215,7 @@ def test_a_name_goes_before_a_pattern(tmp_path: Path) -> None:
             collector.close()
 
 
-def test_buffers_that_cannot_be_stored(tmp_path: Path) -> None:
+def test_buffers_that_cannot_be_stored(tmp_path):
     net = nn.Linear(3, 2)
     sampler = sg.SGLD(net.parameters(), 0.1, num_data=4, seed=0)
     net.register_buffer("graph", torch.ones(2, 2).to_sparse())
@@ -252,14 +245,14 @@ def test_buffers_that_cannot_be_stored(tmp_path: Path) -> None:
 class Frame:
     """A data frame with the methods that predict() needs."""
 
-    def __init__(self, array: np.ndarray) -> None:
+    def __init__(self, array):
         self._array = array
 
-    def __array__(self) -> np.ndarray:
+    def __array__(self):
         return self._array
 
 
-def test_arrays_and_frames_are_inputs() -> None:
+def test_arrays_and_frames_are_inputs():
     x = torch.randn(7, 3)
     net = nn.Linear(3, 2)
     draws = drawn(net, ("weight", "bias"))
@@ -274,7 +267,7 @@ def test_arrays_and_frames_are_inputs() -> None:
         sg.predict(net, draws, np.array(["a"]))
 
 
-def test_averaged_models_have_plain_names() -> None:
+def test_averaged_models_have_plain_names():
     net, x = nn.Linear(3, 2), torch.randn(4, 3)
     draws = drawn(net, ("weight", "bias"))
     expected = sg.predict(net, draws, x).mean
@@ -287,14 +280,14 @@ def test_averaged_models_have_plain_names() -> None:
 
 
 @pytest.fixture
-def on_meta() -> Iterator[None]:
+def on_meta():
     """Sets a default device, as scripts do for a GPU."""
     torch.set_default_device("meta")
     yield
     torch.set_default_device(None)
 
 
-def test_any_default_device(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_any_default_device(tmp_path, request):
     network, batches = model(), [*loader()]
     sampler = sghmc(network.named_parameters(), seed=0)
     x = batches[0][0]
@@ -311,7 +304,7 @@ def test_any_default_device(tmp_path: Path, request: pytest.FixtureRequest) -> N
     assert torch.equal(sg.load(tmp_path / "a.pt")["a"], found.mean)
 
 
-def test_home_in_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_in_paths(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     with sg.SampleWriter("~/draws", {"w": torch.ones(2)}) as writer:
         writer.append({"w": torch.ones(2)}, step=1)

@@ -1,16 +1,12 @@
 """Chains in processes: how they end, all of them, whatever ends them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from driver_problem import (
@@ -34,17 +30,17 @@ FOREVER = 10**7
 class Odd(Exception):
     """A loader that cannot be pickled."""
 
-    def __init__(self, one: str, other: str) -> None:
+    def __init__(self, one, other):
         super().__init__(one)
 
 
 class Fails:
     """A callback that raises in chain 0, once chain 1 has made steps too."""
 
-    def __init__(self, folder: Path, error: type[Exception], *args: str) -> None:
+    def __init__(self, folder, error, *args):
         self.path, self.error, self.args = folder / "went-1", error, args
 
-    def __call__(self, state: sg.ChainState) -> None:
+    def __call__(self, state):
         if state.chain == 1 and state.step == 5:
             self.path.touch()
         if state.chain == 0 and self.path.exists():
@@ -59,9 +55,7 @@ class Fails:
         ((Odd, "one", "other"), RuntimeError, "^Odd: one$"),
     ],
 )
-def test_the_first_error_ends_all(
-    raised: Any, error: Any, words: str, tmp_path: Path
-) -> None:
+def test_the_first_error_ends_all(raised, error, words, tmp_path):
     """Others are saved, and what waited does not begin."""
     callback = Fails(tmp_path, *raised)
     options = {"steps": FOREVER, "checkpoint_every": None, "callbacks": callback}
@@ -74,7 +68,7 @@ def test_the_first_error_ends_all(
 
 
 @pytest.mark.usefixtures("forked")
-def test_a_process_that_is_killed(tmp_path: Path) -> None:
+def test_a_process_that_is_killed(tmp_path):
     with pytest.raises(RuntimeError, match="process of chain 0 has ended") as caught:
         run(
             tmp_path / "run",
@@ -87,17 +81,17 @@ def test_a_process_that_is_killed(tmp_path: Path) -> None:
 class Tells:
     """A callback that writes the process's number for each chain, at its fifth step."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
 
-    def __call__(self, state: sg.ChainState) -> None:
+    def __call__(self, state):
         if state.step == 5:
             path = self.folder / f"pid-{state.chain}.partial"
             path.write_text(str(os.getpid()))
             path.rename(path.with_suffix(""))
 
 
-def program(folder: Path, start: str, ignores: bool) -> subprocess.Popen[str]:
+def program(folder, start, ignores):
     """Three chains that never end, two at a time, in a session of their own."""
     interrupt = signal.SIG_IGN if ignores else signal.SIG_DFL
     code = (
@@ -113,16 +107,14 @@ def program(folder: Path, start: str, ignores: bool) -> subprocess.Popen[str]:
     )
 
 
-def never_ends(folder: Path, start: str) -> None:
+def never_ends(folder, start):
     begin = partial(driver.start_processes, start_method=start)
     driver.start_processes = begin
     options = {"steps": FOREVER, "checkpoint_every": None}
     run(folder / "run", chains=3, processes=2, callbacks=Tells(folder), **options)
 
 
-def wait_for(
-    condition: Callable[[], bool], process: subprocess.Popen[str] | None = None
-) -> None:
+def wait_for(condition, process=None):
     end = time.monotonic() + 120
     while not condition():
         assert process is None or process.poll() is None, process.communicate()[1]
@@ -130,7 +122,7 @@ def wait_for(
         time.sleep(0.05)
 
 
-def is_alive(pid: int) -> bool:
+def is_alive(pid):
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:
@@ -149,9 +141,7 @@ def is_alive(pid: int) -> bool:
         pytest.param("SIGTERM", "fork", True, marks=pytest.mark.nightly),
     ],
 )
-def test_what_ends_the_parent_ends_all(
-    how: str, start: str, ignores: bool, tmp_path: Path
-) -> None:
+def test_what_ends_the_parent_ends_all(how, start, ignores, tmp_path):
     """Chains are saved, none begins, and the store is free."""
     process = program(tmp_path, start, ignores)
     paths = [tmp_path / "pid-0", tmp_path / "pid-1"]
@@ -189,11 +179,11 @@ CALL = """sg.sample(model, sghmc, loader(), {loss}, {folder!r}, steps=5, chains=
 """
 
 
-def script(call: str) -> str:
+def script(call):
     return SCRIPT.format(path=[p for p in sys.path if p], call=call)
 
 
-def test_what_has_no_file(tmp_path: Path) -> None:
+def test_what_has_no_file(tmp_path):
     """A notebook's functions are like these on standard input."""
     before = run(tmp_path, steps=5)
     more = ", restart=True"
@@ -212,7 +202,7 @@ def test_what_has_no_file(tmp_path: Path) -> None:
     assert [*sg.SampleStore(tmp_path)] == [*before]  # nothing was deleted
 
 
-def test_a_script_without_a_guard(tmp_path: Path) -> None:
+def test_a_script_without_a_guard(tmp_path):
     before = run(tmp_path / "run", steps=5)
     call = CALL.format(loss="loss", folder=str(tmp_path / "run"), more="")
     (tmp_path / "bare.py").write_text(script(call))
@@ -226,7 +216,7 @@ def test_a_script_without_a_guard(tmp_path: Path) -> None:
     assert [*sg.SampleStore(tmp_path / "run")] == [*before]
 
 
-def test_a_guarded_script(tmp_path: Path) -> None:
+def test_a_guarded_script(tmp_path):
     call = CALL.format(loss="loss", folder=str(tmp_path / "run"), more="")
     (tmp_path / "guarded.py").write_text(
         script(f'if __name__ == "__main__":\n  {call}')
@@ -236,7 +226,7 @@ def test_a_guarded_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("forked")
-def test_more_chains_than_processes(tmp_path: Path) -> None:
+def test_more_chains_than_processes(tmp_path):
     store = sg.sample(
         *(model, sghmc, loader(), loss, tmp_path),
         **{"steps": 3, "chains": 3, "processes": 2, "seed": 1, "progress": False},

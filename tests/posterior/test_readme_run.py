@@ -2,7 +2,6 @@
 
 import gzip
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 import torch_sgmcmc as sg
 
 
-def read(root: Path, part: str, name: str, skip: int) -> torch.Tensor:
+def read(root, part, name, skip):
     file = root / "MNIST" / "raw" / f"{part}-{name}-ubyte"
     packed = file.with_suffix(".gz")
     if not file.exists() and not packed.exists():
@@ -23,18 +22,13 @@ def read(root: Path, part: str, name: str, skip: int) -> torch.Tensor:
     return torch.frombuffer(bytearray(raw[skip:]), dtype=torch.uint8)
 
 
-def images(root: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
+def images(root, part):
     pixels = read(root, part, "images-idx3", 16).view(-1, 784).float() / 255
     return pixels, read(root, part, "labels-idx1", 8).long()
 
 
 @pytest.mark.nightly
-def test_the_readme_on_mnist(
-    data_root: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_readme_on_mnist(data_root, tmp_path, monkeypatch, capsys):
     # Of which the first is what the reader has.
     _, program = re.findall(
         r"```python\n(.*?)```", (cpp.CHECKOUT / "README.md").read_text(), re.DOTALL
@@ -69,19 +63,17 @@ def test_the_readme_on_mnist(
 
 
 @pytest.mark.full
-def test_the_readme_runs_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_readme_runs_twice(tmp_path, monkeypatch, capsys):
     """Its 3 draws are few, and a tensor is hot; a second run begins again."""
     readme = (cpp.CHECKOUT / "README.md").read_text()
     program = "".join(re.findall(r"```python\n(.*?)```", readme, re.DOTALL))
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         torch.manual_seed(0)
-        names: dict[str, object] = {}
+        names = {}
         exec(compile(program, "README.md", "exec"), names)
         said = capsys.readouterr().out
         assert "The report found no issue" not in said
         assert "3 draws of 1 chain are few" in said
         assert re.search(r"Sampled above T, T_kin is 2\.\d+ T in 2\.weight", said)
-        assert len(names["store"]) == 3  # type: ignore[arg-type]
+        assert len(names["store"]) == 3

@@ -1,14 +1,10 @@
 """Verdicts on chains of which the truth is known: each fault, and right chains."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 
@@ -19,51 +15,51 @@ INPUTS = torch.eye(5)
 class Line(nn.Module):
     """f(x) = x θ: outputs for the unit matrix are the parameters."""
 
-    def __init__(self, start: float = 0.0, sizes: tuple[int, ...] = (5,)) -> None:
+    def __init__(self, start=0.0, sizes=(5,)):
         super().__init__()
         self.theta = nn.Parameter(torch.full((5,), start))
         for i, size in enumerate(sizes[1:]):
             setattr(self, f"other{i}", nn.Parameter(torch.full((size,), start)))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x @ self.theta
 
 
 class Drawn(dict):
     """A draw in memory, with its chain."""
 
-    def __init__(self, tensors: dict[str, Tensor], chain: int) -> None:
+    def __init__(self, tensors, chain):
         super().__init__(tensors)
         self.chain = chain
 
 
-def quadratic(theta: Tensor) -> Tensor:
+def quadratic(theta):
     """The gradient of a potential whose law is N(0, 1/N)."""
     return theta
 
 
-def two_wells(theta: Tensor) -> Tensor:
+def two_wells(theta):
     return theta - 3 * torch.tanh(300 * theta)
 
 
 def run(
     *,
-    chains: int = 4,
-    steps: int = 1000,
-    burn_in: int = 50,
-    every: int = 4,
-    lr: float = 0.1,
-    momentum: float = 0.5,
-    starts: tuple[float, ...] = (0.0,),
-    force: Callable[[Tensor], Tensor] = quadratic,
-    noise: float = 0.0,
-    seed: int = 0,
-    seeds: Callable[[int], int] | None = None,
-    sampler: Any = sg.SGHMC,
-    sizes: tuple[int, ...] = (5,),
-    each: dict[int, dict[str, Any]] | None = None,
-    **options: Any,
-) -> tuple[list[Drawn], list[sg.TemperatureMonitor], list[sg.Sampler]]:
+    chains=4,
+    steps=1000,
+    burn_in=50,
+    every=4,
+    lr=0.1,
+    momentum=0.5,
+    starts=(0.0,),
+    force=quadratic,
+    noise=0.0,
+    seed=0,
+    seeds=None,
+    sampler=sg.SGHMC,
+    sizes=(5,),
+    each=None,
+    **options,
+):
     """Draws of chains of this law; ``each`` has what differs by chain."""
     draws, monitor, samplers = [], [], []
     for chain in range(chains):
@@ -91,14 +87,14 @@ def run(
     return draws, monitor, samplers
 
 
-def sampled(*, sizes: tuple[int, ...] = (5,), **options: Any) -> Any:
+def sampled(*, sizes=(5,), **options):
     """Reports such chains."""
     draws, monitor, _samplers = run(sizes=sizes, **options)
     model = Line(0.0, sizes)
     return sg.report(model, draws, INPUTS, monitor=monitor, link="identity")
 
 
-def series(values: Tensor) -> Any:
+def series(values):
     """Reports chains of such values, [chains, draws, 5], without monitor."""
     draws = [
         Drawn({"theta": value.float()}, chain)
@@ -108,7 +104,7 @@ def series(values: Tensor) -> Any:
     return sg.report(Line(), draws, INPUTS, link="identity")
 
 
-def slow(chains: int, draws: int, rho: float, seed: int = 0) -> Tensor:
+def slow(chains, draws, rho, seed=0):
     """A stationary law with autocorrelations rho**t, [chains, draws, 5]."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(chains, 5, generator=generator)
@@ -119,46 +115,46 @@ def slow(chains: int, draws: int, rho: float, seed: int = 0) -> Tensor:
     return torch.stack(found, 1)
 
 
-def scaled() -> Tensor:
+def scaled():
     values = slow(4, 360, 0.0)
     values[2] *= 3
     return values
 
 
-def drifting() -> Tensor:
+def drifting():
     return slow(4, 400, 0.3) + torch.linspace(0, 3, 400)[:, None]
 
 
-def transient() -> Tensor:
+def transient():
     """First draws far away, which widen standard deviations 13 times."""
     away = 130 * 0.5 ** torch.arange(400)
     return slow(4, 400, 0.3) + away[:, None]
 
 
-def frozen() -> Tensor:
+def frozen():
     values = slow(4, 200, 0.0)
     values[2] = values[2, :1]
     return values
 
 
-def doubled() -> Tensor:
+def doubled():
     values = slow(4, 200, 0.0)
     values[3] = values[1]
     return values
 
 
-def diverged() -> Tensor:
+def diverged():
     values = slow(4, 200, 0.0)
     values[1, 150:] = torch.nan
     return values
 
 
-def half_shared() -> Tensor:
+def half_shared():
     """Two chains of which half the noise is one."""
     return (slow(4, 400, 0.5) + slow(1, 400, 0.5, 9)) / 2**0.5
 
 
-RIGHT: dict[str, Callable[[], Any]] = {
+RIGHT = {
     "four chains": lambda: sampled(),
     "two short chains": lambda: sampled(chains=2, steps=500),
     "one long chain": lambda: sampled(chains=1, steps=4000),
@@ -177,7 +173,7 @@ RIGHT: dict[str, Callable[[], Any]] = {
 }
 
 # How a chain is run, the issue it must have, and what its words must name.
-WRONG: dict[str, tuple[Callable[[], Any], str, str]] = {
+WRONG = {
     "too hot": (lambda: sampled(noise=0.3), "above T", r"1\.\d+ T"),
     "too hot by lr": (lambda: sampled(lr=1.5), "above T", "T in"),
     "one chain too hot": (lambda: sampled(each={2: {"lr": 1.5}}), "above T",
@@ -223,7 +219,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str, str]] = {
 _DEFAULT = {"four chains", "scale", "three draws", "one seed", "temperature"}
 
 
-def _named(names: Any) -> list[Any]:
+def _named(names):
     return [
         pytest.param(name, marks=() if name in _DEFAULT else pytest.mark.full)
         for name in names
@@ -231,7 +227,7 @@ def _named(names: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", _named(RIGHT))
-def test_right_chains_have_no_verdict(name: str) -> None:
+def test_right_chains_have_no_verdict(name):
     found = RIGHT[name]()
     assert not found.issues, str(found)
     assert not re.search("equilibrium", str(found))
@@ -240,7 +236,7 @@ def test_right_chains_have_no_verdict(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", _named(WRONG))
-def test_faults_are_named(name: str) -> None:
+def test_faults_are_named(name):
     build, kind, words = WRONG[name]
     found = build()
     told = {issue.kind: issue.message for issue in found.issues}

@@ -1,19 +1,21 @@
-"""sample(restart=True): all is deleted, or nothing, or the next call says so."""
+"""A run is resumed only as the same run; restart=True deletes all of it or nothing."""
 
-from __future__ import annotations
-
+import copy
 import os
 import pathlib
 import shutil
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from functools import partial
+from itertools import pairwise
 
 import pytest
-from driver_problem import loader, loss, model, run, sghmc
+import torch
+from driver_problem import data, loader, loss, model, run, sghmc
 from launch import fresh
 from stored_files import contents
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, Subset
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.posterior import store_files
@@ -24,7 +26,7 @@ driver = sys.modules["torch_sgmcmc.posterior.run"]
 class Interrupts:
     """Lets a number of calls of some functions pass, and raises at the next."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, passes: int) -> None:
+    def __init__(self, monkeypatch, passes):
         self.passes, self.raised = passes, False
         self.deletes = False
         for owner, name in (
@@ -34,13 +36,13 @@ class Interrupts:
             monkeypatch.setattr(owner, name, self.around(getattr(owner, name)))
         monkeypatch.setattr(driver, "delete_all", self.delete_all)
 
-    def delete_all(self, store: Path) -> None:
+    def delete_all(self, store):
         self.deletes = True
         store_files.delete_all(store)
         self.deletes = False
 
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*args: Any, **kwargs: Any) -> Any:
+    def around(self, function):
+        def called(*args, **kwargs):
             if self.deletes:
                 self.passes -= 1
                 if self.passes < 0:
@@ -51,7 +53,7 @@ class Interrupts:
         return called
 
 
-def is_as_before(folder: Path, expected: dict[str, Any]) -> bool:
+def is_as_before(folder, expected):
     """Checks that a run can go on; else its store must say so."""
     try:
         return contents(folder) == expected
@@ -62,7 +64,7 @@ def is_as_before(folder: Path, expected: dict[str, Any]) -> bool:
 
 @pytest.mark.full
 @pytest.mark.parametrize("chains", [2, 1])
-def test_an_interrupted_deletion(chains: int, tmp_path: Path) -> None:
+def test_an_interrupted_deletion(chains, tmp_path):
     """A kill at each point: no later call resumes beside the earlier run's rest."""
     old = tmp_path / "old"
     run(old, steps=8, chains=2)
@@ -101,7 +103,7 @@ def test_an_interrupted_deletion(chains: int, tmp_path: Path) -> None:
     assert (unchanged, refused) == (1, 17)
 
 
-def hold(folder: Path, chain: int, held: Any, done: Any) -> None:
+def hold(folder, chain, held, done):
     network = model()
     sampler = sghmc(network.named_parameters(), seed=0)
     with sg.Collector(sampler, network, folder, chain=chain):
@@ -110,7 +112,7 @@ def hold(folder: Path, chain: int, held: Any, done: Any) -> None:
 
 
 @pytest.mark.parametrize("chain", [1, 2])
-def test_a_chain_of_another_process(chain: int, tmp_path: Path) -> None:
+def test_a_chain_of_another_process(chain, tmp_path):
     """Refused callbacks, before the run or in it, delete nothing."""
     run(tmp_path, steps=8, chains=3)
     before = contents(tmp_path)
@@ -130,7 +132,7 @@ def test_a_chain_of_another_process(chain: int, tmp_path: Path) -> None:
     assert sg.SampleStore(tmp_path).chains == [0, 1]
 
 
-def test_draws_of_others_are_not_gone_on_with(tmp_path: Path) -> None:
+def test_draws_of_others_are_not_gone_on_with(tmp_path):
     """Twice, since the first call must not leave a checkpoint that has them."""
     run(tmp_path, steps=8)
     (tmp_path / "checkpoint-0.pt").unlink()
@@ -143,11 +145,11 @@ def test_draws_of_others_are_not_gone_on_with(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
 
 
-def test_a_model_that_fails_is_no_reason_to_delete(tmp_path: Path) -> None:
+def test_a_model_that_fails_is_no_reason_to_delete(tmp_path):
     run(tmp_path, steps=8, chains=2)
     before = contents(tmp_path)
 
-    def fails() -> Any:
+    def fails():
         raise OSError("no weights")
 
     with pytest.raises(OSError, match="no weights"):
@@ -156,3 +158,152 @@ def test_a_model_that_fails_is_no_reason_to_delete(tmp_path: Path) -> None:
             **{"steps": 8, "restart": True, "progress": False},
         )
     assert contents(tmp_path) == before
+
+
+CYCLES = partial(sg.CyclicalSchedule, steps_per_cycle=8, exploration=0.5)
+DECAY = partial(sg.PolynomialDecay, b=10.0)
+COSINE = partial(lr_scheduler.CosineAnnealingLR, T_max=20)
+STEPS = partial(lr_scheduler.MultiStepLR, milestones=[3, 5])
+
+
+@pytest.mark.parametrize(
+    ("begun", "given", "words"),
+    [
+        (CYCLES, None, "none (W was begun with CyclicalSchedule"),
+        (None, CYCLES, "CyclicalSchedule (W was begun with none"),
+        (CYCLES, DECAY, "PolynomialDecay (W was begun with CyclicalSchedule"),
+        (partial(CYCLES, steps_per_cycle=7), CYCLES,
+         "CyclicalSchedule has steps_per_cycle 8 (W was begun with 7"),
+        (partial(CYCLES, exploration=0.25), CYCLES,
+         "CyclicalSchedule has exploration 0.5 (W was begun with 0.25"),
+        (partial(DECAY, b=9.0), DECAY,
+         "PolynomialDecay has b 10.0 (W was begun with 9"),
+        (partial(DECAY, gamma=0.6), DECAY,
+         "PolynomialDecay has gamma 0.55 (W was begun with 0.6"),
+        (partial(COSINE, T_max=10), COSINE,
+         "CosineAnnealingLR has T_max 20 (W was begun with 10"),
+        (partial(STEPS, milestones=[3, 6]), STEPS,
+         "MultiStepLR has milestones {3: 1, 5: 1} (W was begun with {3: 1, 6: 1}"),
+        ([CYCLES, sg.GammaPrecision], CYCLES,
+         "CyclicalSchedule (W was begun with CyclicalSchedule and GammaPrecision"),
+        ([CYCLES, partial(sg.GammaPrecision, rate=2.0)], [CYCLES, sg.GammaPrecision],
+         "GammaPrecision has rate 1.0 (W was begun with 2.0"),
+    ],
+)  # fmt: skip
+def test_another_schedule(begun, given, words, tmp_path):
+    run(tmp_path, steps=14, schedule=begun)
+    before = contents(tmp_path)
+    saved = (tmp_path / "checkpoint-0.pt").read_bytes()
+    with pytest.raises(ValueError) as caught:
+        run(tmp_path, steps=20, schedule=given)
+    said = words.replace("W", f"chain 0 in {tmp_path}")
+    assert str(caught.value).startswith(f"Invalid schedule: {said}")
+    assert str(caught.value).endswith("; restart=True starts a new run)")
+    assert contents(tmp_path) == before
+    assert (tmp_path / "checkpoint-0.pt").read_bytes() == saved
+    run(tmp_path, steps=20, schedule=begun)
+    run(tmp_path, steps=20, schedule=given, restart=True)
+
+
+class WithoutState:
+    def __init__(self, sampler):
+        pass
+
+    def step(self):
+        pass
+
+
+def test_what_is_no_schedule(tmp_path):
+    with pytest.raises(TypeError, match=r"returned WithoutState .* no state_dict"):
+        run(tmp_path, schedule=WithoutState)
+    with pytest.raises(TypeError, match=r"Invalid schedule: float .* function"):
+        run(tmp_path, schedule=0.5)
+    with pytest.raises(TypeError, match=r"ReduceLROnPlateau, whose lr follows a loss"):
+        run(tmp_path, schedule=lr_scheduler.ReduceLROnPlateau)
+    with pytest.raises(TypeError, match=r"Invalid schedule: CyclicalSchedule .* func"):
+        run(tmp_path, schedule=CYCLES(sghmc(model().parameters(), seed=0)))
+
+
+def test_gibbs_draws_beside_cycles(tmp_path):
+    """Cycles resume: sampling phases alone; either order; after a kill."""
+    seen = []
+
+    def look(state):
+        assert isinstance(state.schedule, tuple) and len(state.schedule) == 2
+        group = state.sampler.param_groups[0]
+        seen.append((group["temperature"], group["prior_precision"]))
+
+    schedule = [CYCLES, sg.GammaPrecision]
+    run(tmp_path / "whole", steps=20, schedule=schedule, callbacks=[look])
+    # After step 8, say, the next is one that explores: as many steps as cycles have.
+    changes = [one[1] != other[1] for one, other in pairwise(seen)]
+    assert changes == [t > 0 for t, _ in seen[1:]] and any(changes)
+    run(tmp_path / "parts", steps=13, schedule=schedule)
+    run(tmp_path / "parts", steps=20, schedule=schedule)
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+    run(tmp_path / "other", steps=20, schedule=schedule[::-1])
+
+
+def test_another_loader(tmp_path):
+    def go(loader, steps=9):
+        sg.sample(
+            *(model, sghmc, loader, loss, tmp_path),
+            **{"steps": steps, "seed": 1, "progress": False},
+        )
+
+    go(loader())
+    before = contents(tmp_path)
+    where = rf"\(chain 0 in {tmp_path} was begun with"
+    for other, words in (
+        (DataLoader(data(), 12), rf"number of minibatches 5 {where} 6; restart"),
+        (DataLoader(data(), 11), rf"batch_size 11 {where} 10; restart"),
+        (DataLoader(Subset(data(), range(59)), 10), rf"number of data 59 {where} 60;"),
+        ([*loader()][:5], rf"number of minibatches 5 {where} 6; restart"),
+    ):
+        with pytest.raises(ValueError, match=f"^Invalid loader: {words}"):
+            go(other)
+        assert contents(tmp_path) == before
+    go([*loader()], 10)  # of which the rest is not known
+
+
+def another_loss(model, batch):
+    return loss(model, batch)
+
+
+class Another(nn.Sequential):
+    pass
+
+
+def test_another_loss_or_model(tmp_path):
+    torch.manual_seed(0)
+    network = model()
+    other = Another(*copy.deepcopy(network))
+
+    def go(network, loss, steps):
+        sg.sample(
+            *(network, sghmc, loader(), loss, tmp_path),
+            **{"steps": steps, "seed": 1, "progress": False},
+        )
+
+    go(network, partial(loss), 3)
+    go(network, loss, 4)
+    with pytest.warns(UserWarning, match=r"the loss is another_loss, and chain 0 in"):
+        go(network, another_loss, 5)
+    with pytest.warns(UserWarning, match=r"model is Another, .* begun with Sequential"):
+        go(other, another_loss, 6)
+
+
+def test_a_checkpoint_that_lacks_a_key(tmp_path):
+    run(tmp_path, steps=5)
+    path = tmp_path / "checkpoint-0.pt"
+    whole = sg.load(path)
+    for key in whole:
+        sg.save({name: value for name, value in whole.items() if name != key}, path)
+        before = contents(tmp_path)
+        with pytest.raises(ValueError) as error:
+            run(tmp_path, steps=8)
+        assert str(error.value) == (
+            f"Invalid checkpoint: chain 0 in {tmp_path} lacks {key} "
+            "(restart=True starts a new run)"
+        )
+        assert contents(tmp_path) == before

@@ -3,23 +3,18 @@
 import itertools
 import math
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from sbc_problem import TARGET, N, calibrate, gaussian, gaussian_loss, hmc, prior, sgld
-from torch import Tensor
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.diagnostics.calibration import Calibration, RankLaw, sbc
 
 pytestmark = pytest.mark.full
 
-# ---- The law of ranks ----------------------------------------------------------
 
-
-def test_the_law_is_exact() -> None:
+def test_the_law_is_exact():
     """All 4^5 outcomes of five simulations with three draws, one by one."""
     law = RankLaw(5, 3)
     outcomes = [torch.tensor(r) for r in itertools.product(range(4), repeat=5)]
@@ -35,7 +30,7 @@ def test_the_law_is_exact() -> None:
 
 
 @pytest.mark.parametrize("simulations, draws", [(60, 9), (200, 500)])
-def test_the_band_covers(simulations: int, draws: int) -> None:
+def test_the_band_covers(simulations, draws):
     g = torch.Generator().manual_seed(0)
     law = RankLaw(simulations, draws)
     low, high = law.band(0.9)
@@ -52,7 +47,7 @@ def test_the_band_covers(simulations: int, draws: int) -> None:
     assert 0.9 - error < float(inside.double().mean()) < 0.9 + error + 0.02
 
 
-def test_points_and_differences() -> None:
+def test_points_and_differences():
     ranks = torch.tensor([0, 0, 1, 3, 3, 3, 2, 0, 3, 1])
     result = Calibration({"f": ranks}, 3, 10, 1, {"f": 0.0})
     z, off = result.ecdf_difference("f")
@@ -70,7 +65,7 @@ def test_points_and_differences() -> None:
             result.band(wrong)
 
 
-def test_several_quantities_are_several_chances() -> None:
+def test_several_quantities_are_several_chances():
     """The worst of 40 uniform ones alone would often be rejected."""
     g = torch.Generator().manual_seed(1)
     refused, alone = 0, 0
@@ -83,10 +78,7 @@ def test_several_quantities_are_several_chances() -> None:
     assert alone > 25
 
 
-# ---- Drawing --------------------------------------------------------------------
-
-
-def test_thin_is_measured() -> None:
+def test_thin_is_measured():
     """SGLD on a Gaussian is autoregressive, with ρ = 1 - lr (precision / N)."""
     rho = 1 - 0.1 * (1 + N) / N
     result = calibrate(sgld, simulations=100, draws=5)
@@ -95,7 +87,7 @@ def test_thin_is_measured() -> None:
     assert result.thin <= 2
 
 
-def test_autocorrelation_equals_the_draws() -> None:
+def test_autocorrelation_equals_the_draws():
     rho = 1 - 0.1 * (1 + N) / N
     result = calibrate(sgld, draws=50, thin=4)
     for name in ("theta[0]", "theta[1]"):
@@ -103,7 +95,7 @@ def test_autocorrelation_equals_the_draws() -> None:
         assert abs(result.autocorrelation[name] - rho**4) < 0.06
 
 
-def test_one_seed_one_result() -> None:
+def test_one_seed_one_result():
     options = {"simulations": 30, "thin": 2}
     first, again = (calibrate(hmc, **options) for _ in range(2))
     other = calibrate(hmc, **options, **{"seed": 1})
@@ -115,17 +107,17 @@ def test_one_seed_one_result() -> None:
     assert apart.simulations == 30
 
 
-def test_dicts_and_quantities() -> None:
+def test_dicts_and_quantities():
     """Two parameters by their names, and quantities of one's own."""
 
-    def two(n: int, generator: torch.Generator) -> dict[str, Tensor]:
+    def two(n, generator):
         theta = prior(n, generator)
         return {"constant": theta[:, 0], "contrast": theta[:, 1:]}
 
-    def joined(theta: dict[str, Tensor]) -> Tensor:
+    def joined(theta):
         return torch.cat([theta["constant"][:, None], theta["contrast"]], 1)
 
-    options: dict[str, Any] = {"simulations": 50, "draws": 7, "thin": 1, "warmup": 5}
+    options = {"simulations": 50, "draws": 7, "thin": 1, "warmup": 5}
     results = [
         sbc(
             two,
@@ -146,7 +138,7 @@ def test_dicts_and_quantities() -> None:
     assert len(set(results[1].ranks["sum"].tolist())) > 4
 
 
-def test_equal_values_have_random_ranks() -> None:
+def test_equal_values_have_random_ranks():
     constant = {"constant": lambda theta, data: torch.zeros(len(theta))}
     result = calibrate(hmc, quantities=constant, simulations=1000, thin=1)
     assert result.passed(1e-3)
@@ -154,14 +146,14 @@ def test_equal_values_have_random_ranks() -> None:
 
 
 @pytest.mark.nightly
-def test_draws_that_alternate() -> None:
+def test_draws_that_alternate():
     """HMC of nearly half a period comes out on the other side: thinned too."""
 
-    def half(params: list[Tensor], seed: int) -> sg.Sampler:
+    def half(params, seed):
         return hmc(params, seed, num_steps=5)
 
     first = {"theta[0]": lambda theta, data: theta[:, 0]}
-    options: dict[str, Any] = {"draws": 15, "warmup": 20, "simulations": 4000}
+    options = {"draws": 15, "warmup": 20, "simulations": 4000}
     options["quantities"] = first  # alternates, and has no slow part
     alternating = calibrate(half, **options, thin=1)
     assert alternating.autocorrelation["theta[0]"] < -0.6
@@ -172,14 +164,14 @@ def test_draws_that_alternate() -> None:
     assert thinned.passed(1e-3)
 
 
-def test_preparations() -> None:
+def test_preparations():
     seen = []
 
-    def warm(sampler: sg.Sampler, closure: Callable[..., Any]) -> None:
+    def warm(sampler, closure):
         sampler.warmup(closure, 30, progress=False)
         seen.append(sampler.param_groups[0]["step_size"])
 
-    def fixed_length(params: list[Tensor], seed: int) -> sg.Sampler:
+    def fixed_length(params, seed):
         return hmc(params, seed, num_steps=None, trajectory_length=0.6)
 
     result = calibrate(fixed_length, prepare=warm, at_once=150, thin=2, warmup=5)
@@ -187,10 +179,7 @@ def test_preparations() -> None:
     assert result.passed(1e-3)
 
 
-# ---- Words and pictures ---------------------------------------------------------
-
-
-def test_summary() -> None:
+def test_summary():
     ranks = {"a": torch.arange(160) % 16, "b": torch.zeros(160, dtype=torch.int64)}
     result = Calibration(ranks, 15, 160, 9, {"a": 0.0, "b": 0.25})
     lines = str(result).splitlines()
@@ -203,7 +192,7 @@ def test_summary() -> None:
     assert "draws are correlated (0.50 from one to the next)" in fine
 
 
-def test_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_picture(monkeypatch):
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
     result = Calibration({"a": torch.arange(160) % 16}, 15, 160, 9, {"a": 0.0})
@@ -219,9 +208,6 @@ def test_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ImportError, match=r"Calibration\.plot\(\) needs matplotlib"):
         result.plot()
-
-
-# ---- Bad input --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -257,8 +243,8 @@ def test_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
          "Invalid sample_interval: None"),
     ],
 )  # fmt: skip
-def test_bad_arguments(change: dict[str, Any], error: str) -> None:
-    options: dict[str, Any] = {
+def test_bad_arguments(change, error):
+    options = {
         **{"prior": prior, "simulate": gaussian, "loss": gaussian_loss},
         **{"sampler": hmc, "simulations": 20, "draws": 3, "warmup": 2, "thin": 1},
         **{"progress": False, "seed": 0},
@@ -268,12 +254,12 @@ def test_bad_arguments(change: dict[str, Any], error: str) -> None:
         sbc(**options)
 
 
-def test_no_sampler() -> None:
+def test_no_sampler():
     with pytest.raises(TypeError, match=r"sampler\(\) returned a SGD \(must be a Samp"):
         calibrate(lambda p, s: torch.optim.SGD(p, 0.1), thin=1)
 
 
-def test_chains_too_slow_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chains_too_slow_to_measure(monkeypatch):
     from torch_sgmcmc.diagnostics import calibration
 
     monkeypatch.setattr(calibration, "_LONGEST_PILOT", 512)
@@ -284,7 +270,7 @@ def test_chains_too_slow_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_any_default_device() -> None:
     """Scripts set one for a GPU."""
 
-    def normal(*shape: int, generator: torch.Generator) -> Tensor:
+    def normal(*shape, generator):
         return torch.randn(*shape, generator=generator, device="cpu")
 
     def calibrated() -> Calibration:

@@ -1,7 +1,5 @@
 """A store: what is written is what is read, and faults are refused by name."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
@@ -10,14 +8,11 @@ import pickle
 import threading
 import time
 import zlib
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from children import outcome
 from safetensors.torch import load_file
-from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 import torch_sgmcmc as sg
@@ -25,7 +20,7 @@ from torch_sgmcmc.posterior import writer as writers
 from torch_sgmcmc.posterior.store_files import delete_all
 
 
-def draw(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def draw(seed, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
     return {
         "b.weight": torch.randn(3, 4, generator=generator).to(dtype),
@@ -34,14 +29,14 @@ def draw(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     }
 
 
-def same(one: object, other: dict[str, Tensor]) -> bool:
-    one = dict(one)  # type: ignore[call-overload]
+def same(one, other):
+    one = dict(one)
     return one.keys() == other.keys() and all(
         one[k].dtype == other[k].dtype and torch.equal(one[k], other[k]) for k in other
     )
 
 
-def write(path: Path, count: int = 5, chain: int = 0, per_file: int = 0) -> None:
+def write(path, count=5, chain=0, per_file=0):
     with sg.SampleWriter(path, draw(0), chain=chain) as writer:
         for i in range(1, count + 1):
             writer.append(
@@ -56,12 +51,12 @@ def write(path: Path, count: int = 5, chain: int = 0, per_file: int = 0) -> None
                 writer.flush()
 
 
-def files(path: Path, chain: int = 0) -> dict[str, bytes]:
+def files(path, chain=0):
     folder = path / f"chain-{chain}"
     return {p.name: p.read_bytes() for p in folder.iterdir() if p.name != "lock"}
 
 
-def name(number: int) -> str:
+def name(number):
     return f"draws-{number:06d}.safetensors"
 
 
@@ -69,7 +64,7 @@ def name(number: int) -> str:
 
 
 @pytest.mark.parametrize("per_file", [0, 1, 2])
-def test_draws_are_read_as_written(tmp_path: Path, per_file: int) -> None:
+def test_draws_are_read_as_written(tmp_path, per_file):
     write(tmp_path, per_file=per_file)
     store = sg.SampleStore(tmp_path)
     assert len(store) == 5 and store.chains == [0]
@@ -84,7 +79,7 @@ def test_draws_are_read_as_written(tmp_path: Path, per_file: int) -> None:
     assert len(files(tmp_path)) == 1 + (-(-5 // per_file) if per_file else 1)
 
 
-def test_the_format(tmp_path: Path) -> None:
+def test_the_format(tmp_path):
     """Anyone reads a store with safetensors and json."""
     write(tmp_path, 3, per_file=2)
     info = json.loads((tmp_path / "store.json").read_text())
@@ -113,7 +108,7 @@ def test_the_format(tmp_path: Path) -> None:
     assert tensors["count"].tolist() == [1, 2]
 
 
-def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
+def test_numbers_that_are_not_finite_are_null(tmp_path):
     with sg.SampleWriter(tmp_path, draw(0)) as writer:
         writer.append(draw(1), step=1, loss=math.inf)
     (one,) = sg.SampleStore(tmp_path)
@@ -122,7 +117,7 @@ def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
     json.loads(content, parse_constant=pytest.fail)
 
 
-def test_slices_by_chain_draw_and_name(tmp_path: Path) -> None:
+def test_slices_by_chain_draw_and_name(tmp_path):
     write(tmp_path, 3, chain=0)
     write(tmp_path, 4, chain=2, per_file=3)
     store = sg.SampleStore(tmp_path)
@@ -143,7 +138,7 @@ def test_slices_by_chain_draw_and_name(tmp_path: Path) -> None:
         store[7]
 
 
-def test_draws_can_be_compared_and_sent(tmp_path: Path) -> None:
+def test_draws_can_be_compared_and_sent(tmp_path):
     write(tmp_path, 3)
     store, again = sg.SampleStore(tmp_path), sg.SampleStore(tmp_path)
     assert store[1] in again and again.index(store[2]) == 2
@@ -162,7 +157,7 @@ def test_draws_can_be_compared_and_sent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("per_file", [0, 1])
-def test_writing_into_a_draw_changes_no_file(tmp_path: Path, per_file: int) -> None:
+def test_writing_into_a_draw_changes_no_file(tmp_path, per_file):
     write(tmp_path, per_file=per_file)
     before = files(tmp_path)
     store = sg.SampleStore(tmp_path)
@@ -180,7 +175,7 @@ DTYPES = (
 )
 
 
-def of_all_kinds() -> dict[str, Tensor]:
+def of_all_kinds():
     tensors = {
         f"{i}.{dtype}": torch.arange(i + 1).to(dtype) for i, dtype in enumerate(DTYPES)
     }
@@ -190,7 +185,7 @@ def of_all_kinds() -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_all_dtypes_shapes_and_names(tmp_path: Path, count: int) -> None:
+def test_all_dtypes_shapes_and_names(tmp_path, count):
     tensors = of_all_kinds()
     with sg.SampleWriter(tmp_path, tensors) as writer:
         for i in range(count):
@@ -198,7 +193,7 @@ def test_all_dtypes_shapes_and_names(tmp_path: Path, count: int) -> None:
     assert all(same(one, tensors) for one in sg.SampleStore(tmp_path))
 
 
-def test_dtype_on_disk(tmp_path: Path) -> None:
+def test_dtype_on_disk(tmp_path):
     with sg.SampleWriter(tmp_path, draw(0), dtype=torch.bfloat16) as writer:
         writer.append(draw(1), step=1)
     (one,) = sg.SampleStore(tmp_path)
@@ -206,7 +201,7 @@ def test_dtype_on_disk(tmp_path: Path) -> None:
     assert same(one, expected) and expected["count"].dtype == torch.int64
 
 
-def test_a_store_that_is_being_written(tmp_path: Path) -> None:
+def test_a_store_that_is_being_written(tmp_path):
     store = sg.SampleStore(tmp_path / "later")
     assert len(store) == 0 and store.chains == [] and store.names == []
     with sg.SampleWriter(tmp_path / "later", draw(0)) as writer:
@@ -222,7 +217,7 @@ def test_a_store_that_is_being_written(tmp_path: Path) -> None:
         assert len(store.refresh()) == 3
 
 
-def test_many_small_draws_are_few_files(tmp_path: Path) -> None:
+def test_many_small_draws_are_few_files(tmp_path):
     """And a large one is written by itself."""
     with sg.SampleWriter(tmp_path, {"w": torch.zeros(3)}) as writer:
         for i in range(1, 2501):
@@ -237,9 +232,7 @@ def test_many_small_draws_are_few_files(tmp_path: Path) -> None:
     assert len(files(tmp_path / "large")) == 1 + 3
 
 
-def test_a_draw_does_not_wait_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_draw_does_not_wait_for_ever(tmp_path, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(writers.time, "monotonic", lambda: clock[0])
     with sg.SampleWriter(tmp_path, draw(0)) as writer:
@@ -250,10 +243,10 @@ def test_a_draw_does_not_wait_for_ever(
             files(tmp_path)["index.jsonl"].splitlines()] == [3, 1]  # fmt: skip
 
 
-def test_threads_append_to_one_writer(tmp_path: Path) -> None:
+def test_threads_append_to_one_writer(tmp_path):
     shape = (3000,)
 
-    def append(first: int) -> None:
+    def append(first):
         for i in range(first, first + 300):
             writer.append({"w": torch.full(shape, float(i))}, step=i)
 
@@ -268,7 +261,7 @@ def test_threads_append_to_one_writer(tmp_path: Path) -> None:
     assert all(bool((one["w"] == one.step).all()) for one in store)
 
 
-def test_any_default_device(tmp_path: Path) -> None:
+def test_any_default_device(tmp_path):
     torch.set_default_device("meta")
     try:
         with torch.device("cpu"):
@@ -287,10 +280,10 @@ def test_any_default_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("memory", [False, True])
-def test_cut_back(tmp_path: Path, memory: bool) -> None:
+def test_cut_back(tmp_path, memory):
     store = sg.SampleStore(None if memory else tmp_path)
 
-    def append(writer: sg.SampleWriter, numbers: range, sign: int = 1) -> None:
+    def append(writer, numbers, sign=1):
         for i in numbers:
             writer.append(draw(i), step=sign * i)
             if i % 3 == 0:
@@ -318,7 +311,7 @@ def test_cut_back(tmp_path: Path, memory: bool) -> None:
     assert len(store.refresh()) == 8
 
 
-def test_draws_of_an_earlier_run_are_not_mixed_with(tmp_path: Path) -> None:
+def test_draws_of_an_earlier_run_are_not_mixed_with(tmp_path):
     write(tmp_path, 2)
     with sg.SampleWriter(tmp_path, draw(0)) as writer:
         with pytest.raises(
@@ -336,9 +329,7 @@ def test_draws_of_an_earlier_run_are_not_mixed_with(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut off", "altered", "missing"])
-def test_a_corrupt_file_is_named_and_the_rest_readable(
-    tmp_path: Path, damage: str
-) -> None:
+def test_a_corrupt_file_is_named_and_the_rest_readable(tmp_path, damage):
     write(tmp_path, per_file=2)
     path = tmp_path / "chain-0" / name(1)
     whole = bytearray(path.read_bytes())
@@ -358,14 +349,12 @@ def test_a_corrupt_file_is_named_and_the_rest_readable(
     assert all(same(one, draw(one.step // 20)) for one in intact)
 
 
-def test_a_file_deleted_between_stat_and_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_deleted_between_stat_and_read(tmp_path, monkeypatch):
     write(tmp_path)
     store = sg.SampleStore(tmp_path)
     stat = os.stat
 
-    def stat_and_delete(path: Any, *rest: Any, **named: Any) -> os.stat_result:
+    def stat_and_delete(path, *rest, **named):
         found = stat(path, *rest, **named)
         if str(path).endswith(".safetensors"):
             os.unlink(path)
@@ -377,7 +366,7 @@ def test_a_file_deleted_between_stat_and_read(
             store[0]["count"]
 
 
-def test_every_flipped_bit_of_a_file_is_refused(tmp_path: Path) -> None:
+def test_every_flipped_bit_of_a_file_is_refused(tmp_path):
     write(tmp_path, 1)
     path = tmp_path / "chain-0" / name(0)
     whole = path.read_bytes()
@@ -389,7 +378,7 @@ def test_every_flipped_bit_of_a_file_is_refused(tmp_path: Path) -> None:
             dict(sg.SampleStore(tmp_path)[0])
 
 
-def test_every_flipped_bit_of_an_index_is_refused(tmp_path: Path) -> None:
+def test_every_flipped_bit_of_an_index_is_refused(tmp_path):
     write(tmp_path, 3, per_file=1)
     index = tmp_path / "chain-0" / "index.jsonl"
     whole = index.read_bytes()
@@ -406,7 +395,7 @@ def test_every_flipped_bit_of_an_index_is_refused(tmp_path: Path) -> None:
     assert len(sg.SampleStore(tmp_path)) == 2
 
 
-def test_a_truncated_index_has_the_draws_before(tmp_path: Path) -> None:
+def test_a_truncated_index_has_the_draws_before(tmp_path):
     write(tmp_path, 3, per_file=1)
     index = tmp_path / "chain-0" / "index.jsonl"
     whole = index.read_bytes()
@@ -433,9 +422,7 @@ def test_a_truncated_index_has_the_draws_before(tmp_path: Path) -> None:
         ({"file": 3}, "file 3"),
     ],
 )
-def test_absurd_numbers_with_a_right_checksum(
-    tmp_path: Path, change: dict[str, Any], words: str
-) -> None:
+def test_absurd_numbers_with_a_right_checksum(tmp_path, change, words):
     write(tmp_path, 1)
     index = tmp_path / "chain-0" / "index.jsonl"
     line = json.loads(index.read_bytes())
@@ -447,7 +434,7 @@ def test_absurd_numbers_with_a_right_checksum(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"format": 1}', b"\xff"])
-def test_a_damaged_store_json_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_store_json_is_named(tmp_path, content):
     write(tmp_path, 1)
     path = tmp_path / "store.json"
     path.write_bytes(content)
@@ -459,7 +446,7 @@ def test_a_damaged_store_json_is_named(tmp_path: Path, content: bytes) -> None:
         sg.SampleStore(tmp_path)
 
 
-def test_only_exact_names_are_chains(tmp_path: Path) -> None:
+def test_only_exact_names_are_chains(tmp_path):
     write(tmp_path, 2)
     for other in ("chain-00", "chain-", "chain-0 ", "chain--1", "chain-1x", "Chain-1"):
         (tmp_path / other).mkdir()
@@ -470,7 +457,7 @@ def test_only_exact_names_are_chains(tmp_path: Path) -> None:
 # ---- Writers -------------------------------------------------------------------------
 
 
-def test_a_folder_deleted_while_it_is_written(tmp_path: Path) -> None:
+def test_a_folder_deleted_while_it_is_written(tmp_path):
     folder = tmp_path / "store"
     with pytest.raises(RuntimeError, match=r"^Cannot write .*draws-000001"):
         with sg.SampleWriter(folder, draw(0)) as writer:
@@ -485,7 +472,7 @@ def test_a_folder_deleted_while_it_is_written(tmp_path: Path) -> None:
     assert [p.name for p in folder.rglob("*")] == ["chain-0"]
 
 
-def test_a_copy_of_the_folder_keeps_the_lock(tmp_path: Path) -> None:
+def test_a_copy_of_the_folder_keeps_the_lock(tmp_path):
     """POSIX locks are dropped when any file of the same name is closed."""
     with sg.SampleWriter(tmp_path, draw(0)):
         (tmp_path / "chain-0" / "lock").read_bytes()
@@ -497,7 +484,7 @@ def test_a_copy_of_the_folder_keeps_the_lock(tmp_path: Path) -> None:
     assert outcome(lambda: sg.SampleWriter(tmp_path, draw(0)).close()) == ""
 
 
-def test_a_fork_does_not_write(tmp_path: Path) -> None:
+def test_a_fork_does_not_write(tmp_path):
     with sg.SampleWriter(tmp_path, draw(0)) as writer:
         writer.append(draw(1), step=1)
         words = f"RuntimeError: Cannot write to chain 0 of {tmp_path}: process "
@@ -520,7 +507,7 @@ def test_a_fork_does_not_write(tmp_path: Path) -> None:
         os.waitpid(child, 0)
 
 
-def test_a_store_of_another_model(tmp_path: Path) -> None:
+def test_a_store_of_another_model(tmp_path):
     write(tmp_path)
     for other, words in (
         (
@@ -547,13 +534,13 @@ def test_a_store_of_another_model(tmp_path: Path) -> None:
     sg.SampleWriter(tmp_path / "new", {"c": torch.ones(1)}).close()
 
 
-def test_a_file_is_no_store(tmp_path: Path) -> None:
+def test_a_file_is_no_store(tmp_path):
     (tmp_path / "one").touch()
     with pytest.raises(ValueError, match=r"^Invalid path: .*one is a file \(must be"):
         sg.SampleStore(tmp_path / "one")
 
 
-def test_other_refusals(tmp_path: Path) -> None:
+def test_other_refusals(tmp_path):
     for tensors, words in (
         ({}, "there are none to store"),
         ({"a": torch.ones(1).to(torch.float8_e5m2)}, "'a' is torch.float8_e5m2"),
@@ -569,7 +556,7 @@ def test_other_refusals(tmp_path: Path) -> None:
         sg.SampleWriter(tmp_path, draw(0), not_sampled=sparse)
     for chain in (-1, True, 1.0):
         with pytest.raises(ValueError, match=r"Invalid chain: .* \(must be an integer"):
-            sg.SampleWriter(tmp_path, draw(0), chain=chain)  # type: ignore[arg-type]
+            sg.SampleWriter(tmp_path, draw(0), chain=chain)
     assert list(tmp_path.iterdir()) == []
     with sg.SampleWriter(tmp_path, draw(0)) as writer:
         with pytest.raises(ValueError, match=r"nothing for 'count' .*shape \[\]\)"):
@@ -583,7 +570,7 @@ def test_other_refusals(tmp_path: Path) -> None:
         writer.append(draw(1), step=1)
 
 
-def test_only_the_stores_own_files_are_deleted(tmp_path: Path) -> None:
+def test_only_the_stores_own_files_are_deleted(tmp_path):
     write(tmp_path, 2)
     write(tmp_path, 2, chain=1)
     ours = ["checkpoint-0.pt", "report.md", "report.json", "store.json.1-2.partial"]
@@ -604,7 +591,7 @@ def test_only_the_stores_own_files_are_deleted(tmp_path: Path) -> None:
     assert (tmp_path / "chain-5" / "lock").exists()
 
 
-def test_a_store_in_memory() -> None:
+def test_a_store_in_memory():
     model = torch.nn.Linear(2, 1)
     sampler = sg.SGLD(model.parameters(), 0.1, num_data=1, seed=0)
     store = sg.SampleStore()

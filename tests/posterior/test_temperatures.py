@@ -4,11 +4,8 @@ Fixed seeds. Tensors of one sampler are independent chains here: what is asserte
 their intervals is asserted of that many repetitions.
 """
 
-from __future__ import annotations
-
 import copy
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,10 +23,9 @@ from torch_sgmcmc.diagnostics.temperature_means import BatchMeans
 pytestmark = pytest.mark.full
 
 N, PRIOR, SPREAD = 100.0, 20.0, 0.4
-Build = Callable[..., sg.Sampler]
 
 #: Samplers that are observed while they step, with settings for the target below.
-STEPPING: dict[str, Callable[[list[nn.Parameter]], sg.Sampler]] = {
+STEPPING = {
     "SGLD": lambda p: sg.SGLD(p, 0.05, **TARGET),
     "SGLD-cold": lambda p: sg.SGLD(p, 0.05, temperature=0.3, **TARGET),
     "SGHMC": lambda p: sg.SGHMC(p, 0.02, 0.9, **TARGET),
@@ -46,25 +42,18 @@ STEPPING: dict[str, Callable[[list[nn.Parameter]], sg.Sampler]] = {
     "EWSG": lambda p: sg.EWSG(p, 0.02, 0.9, **TARGET),
     "EWSG-overdamped": lambda p: sg.EWSG(p, 0.02, 0.0, **TARGET),
 }
-TARGET: dict[str, Any] = {"num_data": N, "prior_precision": PRIOR, "seed": 3}
+TARGET = {"num_data": N, "prior_precision": PRIOR, "seed": 3}
 
 
-def curvatures(d: int) -> Tensor:
+def curvatures(d):
     return torch.linspace(0.5, 2.0, d)
 
 
-def run(
-    sampler: sg.Sampler,
-    params: list[nn.Parameter],
-    steps: int,
-    *,
-    spread: float = SPREAD,
-    before: Callable[[int], None] = lambda i: None,
-) -> None:
+def run(sampler, params, steps, *, spread=SPREAD, before=lambda i: None):
     """Steps on Gaussians with curvatures of the mean loss, and noisy gradients."""
     generator = torch.Generator().manual_seed(5)
 
-    def closure() -> Tensor:
+    def closure():
         for p in params:
             noise = torch.randn(p.shape, generator=generator, dtype=torch.float32)
             grad = curvatures(p.numel()).view(p.shape) * p.detach() + spread * noise
@@ -80,13 +69,13 @@ def run(
             sampler.step()
 
 
-def parameters(count: int, shape: tuple[int, ...], dtype: Any) -> list[nn.Parameter]:
+def parameters(count, shape, dtype):
     generator = torch.Generator().manual_seed(1)
     start = torch.randn(count, *shape, generator=generator) / math.sqrt(N)
     return [nn.Parameter(p.to(dtype)) for p in start]
 
 
-def assert_near(value: float, expected: float, half_width: float) -> None:
+def assert_near(value, expected, half_width):
     """Within 1.75 times the 95 % interval: about 3.5 standard errors."""
     assert half_width < 0.1 * abs(expected) + 0.1
     assert abs(value - expected) < 1.75 * half_width
@@ -99,7 +88,7 @@ def assert_near(value: float, expected: float, half_width: float) -> None:
         *((name, torch.bfloat16) for name in ("SGLD", "SGHMC-resampled", "EWSG")),
     ],
 )
-def test_both_temperatures_equal_those_of_the_samples(name: str, dtype: Any) -> None:
+def test_both_temperatures_equal_those_of_the_samples(name, dtype):
     """T_kin = T_conf = N k Var(θ), with minibatch noise."""
     (p,) = params = parameters(1, (8, 16), dtype)
     sampler = STEPPING[name](params)
@@ -110,7 +99,7 @@ def test_both_temperatures_equal_those_of_the_samples(name: str, dtype: Any) -> 
     k = curvatures(p.numel()).view(p.shape) + PRIOR / N
     series = []
 
-    def see(_: int) -> None:
+    def see(_):
         x = sampler.state[p].get("master", p).detach().double()
         series.append(float((k * x * x).sum() * N / p.numel()))
 
@@ -136,14 +125,14 @@ def test_both_temperatures_equal_those_of_the_samples(name: str, dtype: Any) -> 
         assert abs(kinetic.mean - predicted) < 0.1 * predicted
 
 
-def sgld_temperature(k: np.ndarray, lr: float) -> np.ndarray:
+def sgld_temperature(k, lr):
     """N k Var(θ) of SGLD on a quadratic, exactly."""
     noise = 2 * lr / N + (lr * SPREAD) ** 2
     return N * k * noise / (1 - (1 - lr * k) ** 2)
 
 
 @pytest.mark.nightly
-def test_intervals_cover() -> None:
+def test_intervals_cover():
     """95 % intervals of 400 independent chains hold what is known exactly."""
     count, d, lr, steps = 400, 6, 0.2, 1600
     generator = torch.Generator().manual_seed(5)
@@ -155,7 +144,7 @@ def test_intervals_cover() -> None:
     sampler = sg.SGLD(params, lr, **TARGET)
     monitor = sg.TemperatureMonitor(sampler, every=5)
 
-    def exactly() -> None:
+    def exactly():
         right = theta * curvatures(d)
         for p, grad in zip(params, right, strict=True):
             p.grad = grad
@@ -186,14 +175,14 @@ class _Wrong(sg.SGHMC):
 
     told: dict[str, Any]
 
-    def _operator_numbers(self, group: dict[str, Any]) -> dict[str, Any]:
+    def _operator_numbers(self, group):
         return {**super()._operator_numbers(group), **self.told}
 
 
 class _Euler(sg.SGHMC):
     """Moves θ with the momentum of the step before."""
 
-    def _launch(self, chain: Any, plan: Any, grads: Any) -> None:
+    def _launch(self, chain, plan, grads):
         start = [p.detach().clone() for p in plan.params]
         old = [self.state[p]["momentum"].clone() for p in plan.params]
         super()._launch(chain, plan, grads)
@@ -201,7 +190,7 @@ class _Euler(sg.SGHMC):
             p.copy_(x + v)
 
 
-def _clip(sampler: sg.Sampler, params: list[nn.Parameter]) -> None:
+def _clip(sampler, params):
     for p in params:
         if "momentum" in sampler.state[p]:
             sampler.state[p]["momentum"].clamp_(-0.004, 0.004)
@@ -224,7 +213,7 @@ class Seen(Exception):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_known_bugs_are_caught(name: str) -> None:
+def test_known_bugs_are_caught(name):
     """Within 5,000 steps of a small issue, with minibatch noise within budget."""
     wrong, fault = WRONG[name]
     params = parameters(1, (64,), torch.float32)
@@ -235,7 +224,7 @@ def test_known_bugs_are_caught(name: str) -> None:
         sampler.told = wrong if isinstance(wrong, dict) else {}
     monitor = sg.TemperatureMonitor(sampler, every=5)
 
-    def before(i: int) -> None:
+    def before(i):
         if wrong is _clip:
             _clip(sampler, params)
         if i % 500 == 499:  # ten looks, at one's rate of false alarms
@@ -249,7 +238,7 @@ def test_known_bugs_are_caught(name: str) -> None:
 
 
 @pytest.mark.default
-def test_no_equilibrium_differs_from_above_t() -> None:
+def test_no_equilibrium_differs_from_above_t():
     far, hot = parameters(2, (64,), torch.float32)
     with torch.no_grad():
         far.mul_(30.0)
@@ -271,7 +260,7 @@ def test_no_equilibrium_differs_from_above_t() -> None:
 
 
 @pytest.mark.default
-def test_advice_that_is_followed_helps() -> None:
+def test_advice_that_is_followed_helps():
     params = parameters(1, (200,), torch.float32)
     hot = sg.TemperatureMonitor(sampler := sg.SGLD(params, 0.05, **TARGET), every=2)
     run(sampler, params, 2000)
@@ -285,7 +274,7 @@ def test_advice_that_is_followed_helps() -> None:
 
 
 @pytest.mark.default
-def test_what_is_asked_for_a_sample_at_a_time() -> None:
+def test_what_is_asked_for_a_sample_at_a_time():
     """EWSG: T_conf, by gradients of their own, beside T."""
     k, temperature = 4.0, 0.5
     p = nn.Parameter(torch.zeros(6, 5))
@@ -294,7 +283,7 @@ def test_what_is_asked_for_a_sample_at_a_time() -> None:
 
     noise = torch.Generator().manual_seed(1)
 
-    def closure() -> Tensor:  # N times the loss is k/2 |p|², and hardly any noise
+    def closure():  # N times the loss is k/2 |p|², and hardly any noise
         sampler.zero_grad()
         tilt = 1e-3 * torch.randn(p.shape, generator=noise)
         loss = k / 4 * (p * p).sum() + (tilt * p).sum()
@@ -316,7 +305,7 @@ def test_what_is_asked_for_a_sample_at_a_time() -> None:
 
 
 @pytest.mark.default
-def test_groups_missing_gradients_and_steps_that_are_skipped() -> None:
+def test_groups_missing_gradients_and_steps_that_are_skipped():
     a, b = parameters(2, (30,), torch.float32)
     c = nn.Parameter(torch.zeros(0))
     groups = [{"params": [a]}, {"params": [b, c], "temperature": 0.5}]
@@ -341,13 +330,13 @@ def test_groups_missing_gradients_and_steps_that_are_skipped() -> None:
 @pytest.mark.default
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("kind", range(7))
-def test_the_operator_sums_each_tensor_by_itself(kind: int, dtype: Any) -> None:
+def test_the_operator_sums_each_tensor_by_itself(kind, dtype):
     """Against the same sums in NumPy, of whole, empty, strided and large tensors."""
     generator = torch.Generator().manual_seed(kind)
     shapes = [(3, 5), (0, 4), (), (70_001,)]
     state = torch.float64 if dtype is torch.float64 else torch.float32
 
-    def make(of: Any) -> list[Tensor]:
+    def make(of):
         made = [torch.randn(s, generator=generator).to(of) for s in shapes]
         strided = torch.randn(6, 14, generator=generator).to(of)[::2, ::3]
         return [*made, strided]
@@ -390,8 +379,8 @@ def test_the_operator_sums_each_tensor_by_itself(kind: int, dtype: Any) -> None:
 
 
 @pytest.mark.default
-def test_threads_and_state_do_not_change_a_bit() -> None:
-    def series(threads: int, interrupted: bool) -> Any:
+def test_threads_and_state_do_not_change_a_bit():
+    def series(threads, interrupted):
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
@@ -416,10 +405,10 @@ def test_threads_and_state_do_not_change_a_bit() -> None:
 
 
 @pytest.mark.parametrize("at", range(20, 32))
-def test_minibatch_readings_resume_from_any_step(at: int) -> None:
+def test_minibatch_readings_resume_from_any_step(at):
     """The gradients of the step before the next look are saved with the rest."""
 
-    def readings(interrupted: bool) -> Any:
+    def readings(interrupted):
         params = [nn.Parameter(torch.linspace(-1, 1, 40))]
         sampler = sg.SGHMC(params, 0.01, **TARGET)
         monitor = sg.TemperatureMonitor(sampler, every=2)
@@ -435,7 +424,7 @@ def test_minibatch_readings_resume_from_any_step(at: int) -> None:
     assert repr(readings(True)) == repr(readings(False))
 
 
-def test_previous_gradients_that_cannot_be() -> None:
+def test_previous_gradients_that_cannot_be():
     params = [nn.Parameter(torch.ones(4))]
     monitor = sg.TemperatureMonitor(sg.SGHMC(params, 0.01, **TARGET), every=1)
     before = monitor.state_dict()
@@ -451,7 +440,7 @@ def test_previous_gradients_that_cannot_be() -> None:
 
 
 @pytest.mark.default
-def test_state_and_pickles_have_no_monitor() -> None:
+def test_state_and_pickles_have_no_monitor():
     params = parameters(1, (4,), torch.float32)
     sampler = sg.SGLD(params, 0.01, **TARGET)
     plain = sampler.state_dict()
@@ -482,7 +471,7 @@ def test_state_and_pickles_have_no_monitor() -> None:
         ({"names": ["a"]}, "names: 1 "),
     ],
 )
-def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
+def test_bad_arguments(arguments, message):
     sampler = sg.SGLD(parameters(2, (4,), torch.float32), 0.01, **TARGET)
     with pytest.raises(ValueError, match=message):
         sg.TemperatureMonitor(sampler, **arguments)
@@ -509,7 +498,7 @@ def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.default
-def test_samplers_that_cannot_be_observed() -> None:
+def test_samplers_that_cannot_be_observed():
     params = parameters(1, (4,), torch.float32)
     with pytest.raises(ValueError, match="capturable"):
         sg.TemperatureMonitor(sg.SGLD(params, 0.1, num_data=1.0, capturable=True))
@@ -524,11 +513,11 @@ def test_samplers_that_cannot_be_observed() -> None:
         with pytest.raises(ValueError, match="cannot be monitored"):
             sg.TemperatureMonitor(sampler)
     with pytest.raises(TypeError, match="of type SGD"):
-        sg.TemperatureMonitor(torch.optim.SGD(params, 0.1))  # type: ignore[arg-type]
+        sg.TemperatureMonitor(torch.optim.SGD(params, 0.1))
 
 
 @pytest.mark.default
-def test_plot_shows_every_tensor() -> None:
+def test_plot_shows_every_tensor():
     pytest.importorskip("matplotlib").use("Agg")
     params = parameters(5, (4,), torch.float32)
     monitor = sg.TemperatureMonitor(sampler := sg.SGLD(params, 0.01, **TARGET), every=1)
@@ -544,7 +533,7 @@ def test_plot_shows_every_tensor() -> None:
 
 
 @pytest.mark.default
-def test_batch_means() -> None:
+def test_batch_means():
     """Mean and error of AR(1) series; the quantile is Student's."""
     generator = np.random.default_rng(0)
     rho, count, length = 0.9, 400, 10_000
@@ -573,7 +562,7 @@ def test_batch_means() -> None:
 
 @pytest.mark.default
 @pytest.mark.parametrize(("estimate", "noise"), [(0.0, 1.0), ("online", 0.1)])
-def test_what_was_found_is_found_after_loading(estimate: Any, noise: float) -> None:
+def test_what_was_found_is_found_after_loading(estimate, noise):
     p = torch.zeros(500, requires_grad=True)
     sampler = sg.SGHMC([p], 0.02, 0.5, num_data=50, noise_estimate=estimate, seed=0)
     monitor = sg.TemperatureMonitor(sampler, every=1)

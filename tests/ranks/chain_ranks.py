@@ -3,11 +3,8 @@
 Does what test_distributed.py looks at, and saves it as FOLDER/RANK.pt.
 """
 
-from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,7 +21,7 @@ STEPS = 20
 LONGER = 40
 NUM_DATA = 48
 COMMON = {"lr": 0.05, "num_data": NUM_DATA, "prior_precision": 1.0}
-KINDS: dict[str, Callable[..., sg.Sampler]] = {
+KINDS = {
     "SGLD": partial(sg.SGLD, **COMMON),
     "SGHMC": partial(sg.SGHMC, **COMMON, resample_momentum_every=20),
     "SGHMC online": partial(sg.SGHMC, **COMMON, momentum=0.0, noise_estimate="online"),
@@ -37,27 +34,22 @@ KINDS: dict[str, Callable[..., sg.Sampler]] = {
 }
 
 
-def network(seed: int = 0) -> nn.Module:
+def network(seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
 
 
-def data() -> tuple[torch.Tensor, torch.Tensor]:
+def data():
     x = torch.randn(NUM_DATA, 3, generator=torch.Generator().manual_seed(1)).double()
     return x, x[:, :2].tanh()
 
 
-def train(
-    model: nn.Module,
-    sampler: sg.Sampler,
-    batches: sg.IndependentBatchSampler,
-    steps: int,
-) -> None:
+def train(model, sampler, batches, steps):
     x, y = data()
     persistent = sampler.param_groups[0].get("persistent_index_chain", False)
 
-    def closure() -> torch.Tensor:
-        at: Any = batches.at(sampler.minibatches) if persistent else batches.draw(1)
+    def closure():
+        at = batches.at(sampler.minibatches) if persistent else batches.draw(1)
         rows = at[0]
         sampler.zero_grad()
         loss = (model(x[rows]) - y[rows]).square().mean()
@@ -68,9 +60,7 @@ def train(
         sampler.step(closure)
 
 
-def train_together(
-    model: nn.Module, sampler: sg.Sampler, rank: int, size: int
-) -> dict[str, Any]:
+def train_together(model, sampler, rank, size):
     """Steps of all ranks, each with its part of every minibatch."""
     batches = sg.IndependentBatchSampler(
         *(NUM_DATA, 12), seed=7, num_replicas=size, rank=rank
@@ -79,9 +69,7 @@ def train_together(
     return state_of(Run(model, sampler, model))
 
 
-def one_chain(
-    kind: str, rank: int, size: int, seed: int | None = None
-) -> dict[str, Any]:
+def one_chain(kind, rank, size, seed=None):
     """A chain of all ranks, or with one of them, of one process without a group."""
     model = DDP(network()) if size > 1 else network()
     torch.manual_seed(rank)
@@ -89,10 +77,10 @@ def one_chain(
     return train_together(model, sampler, rank, size)
 
 
-def begun_before_the_group(rank: int) -> dict[str, tuple[nn.Module, sg.Sampler]]:
+def begun_before_the_group(rank):
     """Samplers with seeds of their own: of no step, of one, and of shards to be."""
     late, early, sharded = (network(rank) for _ in range(3))
-    begun: dict[str, Any] = {
+    begun = {
         "late": (late, sg.SGHMC(late.parameters(), **COMMON)),
         "early": (early, sg.SGLD(early.parameters(), **COMMON)),
         "sharded": (sharded, sg.SGLD(sharded.parameters(), **COMMON, seed=1)),
@@ -103,7 +91,7 @@ def begun_before_the_group(rank: int) -> dict[str, tuple[nn.Module, sg.Sampler]]
     return begun
 
 
-def refused(rank: int, begun: dict[str, tuple[nn.Module, Any]]) -> dict[str, str]:
+def refused(rank, begun):
     """Returns the errors of parameters that several ranks cannot sample."""
     theta = nn.Parameter(torch.ones(3))
     found = {"early": refusal(begun["early"][1].step)}
@@ -129,7 +117,7 @@ def refused(rank: int, begun: dict[str, tuple[nn.Module, Any]]) -> dict[str, str
     return found
 
 
-def side_by_side(chains: int, folder: Path) -> dict[str, Any]:
+def side_by_side(chains, folder):
     """So many chains, each of as many ranks as there are for it."""
     replicas = dist.get_world_size() // chains
     mesh = init_device_mesh(
@@ -164,7 +152,7 @@ def side_by_side(chains: int, folder: Path) -> dict[str, Any]:
     return found
 
 
-def two_vectors(steps: int) -> tuple[list[nn.Parameter], sg.Sampler]:
+def two_vectors(steps):
     params = [nn.Parameter(torch.arange(4.0) + i) for i in range(2)]
     sampler = sg.SGHMC(params, **COMMON, resample_momentum_every=20)
     for p in params:
@@ -174,15 +162,15 @@ def two_vectors(steps: int) -> tuple[list[nn.Parameter], sg.Sampler]:
     return params, sampler
 
 
-def flip(tensor: torch.Tensor, bit: int) -> None:
+def flip(tensor, bit):
     tensor.detach().view(torch.int32)[2] ^= 1 << bit
 
 
-def differences(rank: int) -> dict[str, str]:
+def differences(rank):
     """Returns the message of check_replicas() after one rank was altered."""
     last = dist.get_world_size() - 1
 
-    def alter(kind: str, params: list[nn.Parameter], sampler: sg.Sampler) -> None:
+    def alter(kind, params, sampler):
         group, (p, q) = sampler.param_groups[0], params
         if kind == "lowest bit":
             flip(q, 0)
@@ -223,7 +211,7 @@ def differences(rank: int) -> dict[str, str]:
     return found
 
 
-def wrong_groups(rank: int) -> dict[str, str]:
+def wrong_groups(rank):
     """Errors of groups that do not fit."""
     caught = partial(refusal, kind=ValueError)
     theta = [nn.Parameter(torch.ones(3))]
@@ -233,14 +221,14 @@ def wrong_groups(rank: int) -> dict[str, str]:
     }
 
 
-def raising(rank: int) -> str:
+def raising(rank):
     """Returns the others' errors when the last rank's closure raises."""
     group = dist.new_group(timeout=timedelta(seconds=3))
     model = DDP(network(), process_group=group)
     sampler = sg.SGHMC(model.parameters(), **COMMON, seed=0, process_group=group)
     x, _ = data()
 
-    def closure() -> torch.Tensor:
+    def closure():
         sampler.zero_grad()
         loss = model(x).square().mean()
         if rank == dist.get_world_size() - 1 and sampler.param_groups[0]["step"] == 2:
@@ -254,13 +242,13 @@ def raising(rank: int) -> str:
     return f"step {sampler.param_groups[0]['step']}: {found}"
 
 
-def main(rank: int, size: int, folder: Path) -> dict[str, Any]:
+def main(rank, size, folder):
     begun = begun_before_the_group(rank)
     drawn = begun["late"][1].seed
     join(rank, size, folder)
     model, late = begun["late"]
     theta = nn.Parameter(torch.ones(3))
-    results: dict[str, Any] = {
+    results = {
         "one chain": {kind: one_chain(kind, rank, size) for kind in KINDS},
         "drawn seed": drawn,
         "late": train_together(DDP(model), late, rank, size),

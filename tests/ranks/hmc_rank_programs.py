@@ -5,8 +5,6 @@ and saves it as FOLDER/RANK.pt.
 """
 
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import hmc_ranks
 import torch
@@ -16,14 +14,14 @@ from one_rank import join, refusal, run, theta
 import torch_sgmcmc as sg
 
 
-def make(name: str, **settings: Any) -> tuple[torch.Tensor, sg.Sampler, Any]:
+def make(name, **settings):
     """A sampler of a small regression, with a closure."""
     g = torch.Generator().manual_seed(1)
     x, y = torch.randn(20, 3, generator=g), torch.randn(20, generator=g)
     p = torch.zeros(3, requires_grad=True)
     common = {"num_data": 20, "prior_precision": 1.0, "seed": 2, **settings}
 
-    def losses(indices: torch.Tensor | None = None) -> torch.Tensor:
+    def losses(indices=None):
         rows = slice(None) if indices is None else indices
         return (x[rows] @ p - y[rows]).square() / 2
 
@@ -33,7 +31,7 @@ def make(name: str, **settings: Any) -> tuple[torch.Tensor, sg.Sampler, Any]:
     return p, sg.SBPS([p], **common), losses
 
 
-def alone(name: str, **settings: Any) -> torch.Tensor:
+def alone(name, **settings):
     """Returns the end of a chain on one rank."""
     p, sampler, closure = make(name, **settings)
     for _ in range(20):
@@ -41,7 +39,7 @@ def alone(name: str, **settings: Any) -> torch.Tensor:
     return theta([p])
 
 
-def main(rank: int, size: int, folder: Path) -> dict[str, Any]:
+def main(rank, size, folder):
     early = {}
     for name in ("SBPS", "HMCECS"):
         _, sampler, closure = make(name)

@@ -1,13 +1,11 @@
 """HMC on several ranks: what hmc_rank_programs.py runs, and one process beside it."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from one_rank import Run, advance, gone_on
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -15,9 +13,9 @@ import torch_sgmcmc as sg
 
 STEPS = 50
 NUM_DATA = 47  # which ranks cannot share evenly
-TARGET: dict[str, Any] = {"num_data": NUM_DATA, "prior_precision": 1.0}
-COARSE: dict[str, Any] = {**TARGET, "step_size": 0.45, "num_steps": 3}
-KINDS: dict[str, Callable[..., sg.HMC]] = {
+TARGET = {"num_data": NUM_DATA, "prior_precision": 1.0}
+COARSE = {**TARGET, "step_size": 0.45, "num_steps": 3}
+KINDS = {
     "drawn": partial(sg.HMC, **COARSE),
     "kept": partial(sg.HMC, **COARSE, resample_momentum_every=4),
     "untested": partial(sg.HMC, **COARSE, metropolis=False),
@@ -26,7 +24,7 @@ KINDS: dict[str, Callable[..., sg.HMC]] = {
 ROUNDED = {"rtol": 1e-9, "atol": 1e-11}
 
 
-def data(rank: int, size: int) -> tuple[Tensor, Tensor, float]:
+def data(rank, size):
     """A rank's share, unlike the others', and the weight of its mean loss."""
     g = torch.Generator().manual_seed(1)
     x = torch.randn(NUM_DATA, 3, generator=g, dtype=torch.float64)
@@ -35,7 +33,7 @@ def data(rank: int, size: int) -> tuple[Tensor, Tensor, float]:
     return x, y, size * len(x) / NUM_DATA
 
 
-def network(size: int, group: Any = None, **options: Any) -> nn.Module:
+def network(size, group=None, **options):
     torch.manual_seed(0)
     model = nn.Linear(3, 1).double()
     return DDP(model, process_group=group, **options) if size > 1 else model
@@ -44,11 +42,11 @@ def network(size: int, group: Any = None, **options: Any) -> nn.Module:
 class Loss:
     """A closure: a rank's share of the data, and the mean loss of all."""
 
-    def __init__(self, model: nn.Module, rank: int, size: int) -> None:
+    def __init__(self, model, rank, size):
         self.model, self.size = model, size
         self.x, self.y, self.weight = data(rank, size)
 
-    def __call__(self) -> Tensor:
+    def __call__(self):
         eta = self.model(self.x).squeeze(1)
         loss = self.weight * F.binary_cross_entropy_with_logits(eta, self.y)
         loss.backward()
@@ -59,13 +57,11 @@ class Loss:
         return total
 
 
-def make(kind: str, model: nn.Module, **settings: Any) -> sg.HMC:
+def make(kind, model, **settings):
     return KINDS[kind](model.parameters(), **settings)
 
 
-def begin(
-    rank: int, size: int, kind: str = "kept", seed: int | None = 3, **settings: Any
-) -> Run:
+def begin(rank, size, kind="kept", seed=3, **settings):
     # Buckets' memory may be the gradients': none is kept.
     options = {"gradient_as_bucket_view": kind == "kept"} if size > 1 else {}
     model = network(size, settings.get("process_group"), **options)
@@ -74,28 +70,28 @@ def begin(
     return Run(model, sampler, Loss(model, rank, size))
 
 
-def one_chain(kind: str, rank: int, size: int, seed: int | None = None) -> Any:
+def one_chain(kind, rank, size, seed=None):
     run = begin(rank, size, kind, seed)
     found = advance(run, STEPS)
     sg.check_replicas(run.sampler)
     return found
 
 
-def all_data_on_each(size: int) -> Any:
+def all_data_on_each(size):
     model = network(size).float()
     whole = Loss(model, 0, 1)  # of which every rank has the loss
     whole.x, whole.y = whole.x.float(), whole.y.float()
     return advance(Run(model, make("kept", model, seed=4), whole), STEPS)
 
 
-def alone(rank: int, group: Any = None) -> Any:
+def alone(rank, group=None):
     """A chain of the rank's own."""
     model = network(1)
     sampler = make("kept", model, seed=rank, process_group=group)
     return advance(Run(model, sampler, Loss(model, 0, 1)), STEPS)
 
 
-def found(rank: int, size: int, group: Any) -> dict[str, Any]:
+def found(rank, size, group):
     results = {
         **{kind: one_chain(kind, rank, size) for kind in KINDS},
         "all data": all_data_on_each(size),

@@ -20,7 +20,7 @@ from torch import Tensor
 import torch_sgmcmc as sg
 
 
-def join(rank: int, ranks: int, folder: Path) -> None:
+def join(rank, ranks, folder):
     """Begins the group of all ranks: gloo, over the loopback."""
     dist.init_process_group(
         "gloo",
@@ -31,7 +31,7 @@ def join(rank: int, ranks: int, folder: Path) -> None:
     )
 
 
-def run(main: Callable[[int, int, Path], dict[str, Any]]) -> None:
+def run(main):
     """Runs a rank, saves what it has found, and leaves with the others."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     warnings.simplefilter("ignore")
@@ -43,7 +43,7 @@ def run(main: Callable[[int, int, Path], dict[str, Any]]) -> None:
     dist.destroy_process_group()
 
 
-def refusal(call: Callable[[], object], kind: type[Exception] = RuntimeError) -> str:
+def refusal(call, kind=RuntimeError):
     """Returns the message of a call that raises."""
     try:
         call()
@@ -61,16 +61,16 @@ class Run:
     closure: Callable[..., Tensor]
 
     @property
-    def params(self) -> list[Tensor]:
+    def params(self):
         groups = self.sampler.param_groups
         return [p for group in groups for p in group["params"]]
 
 
-def theta(params: list[Tensor]) -> Tensor:
+def theta(params):
     return torch.cat([p.detach().reshape(-1) for p in params])
 
 
-def state_of(run: Run) -> dict[str, Any]:
+def state_of(run):
     state = run.sampler.state_dict()
     return {
         "params": [p.detach().clone() for p in run.params],
@@ -79,9 +79,7 @@ def state_of(run: Run) -> dict[str, Any]:
     }
 
 
-def advance(
-    run: Run, steps: int, look: Callable[[Tensor], Tensor] | None = None
-) -> dict[str, Any]:
+def advance(run, steps, look=None):
     """Returns the chain after every step, and its checkpoint."""
     draws, seen = [], []
     for _ in range(steps):
@@ -93,12 +91,7 @@ def advance(
     return {**found, "seen": torch.stack(seen)} if seen else found
 
 
-def gone_on(
-    run: Run,
-    make: Callable[[Any], sg.Sampler],
-    advance: Callable[[Run, int], dict[str, Any]],
-    steps: int,
-) -> dict[str, Any]:
+def gone_on(run, make, advance, steps):
     """Half the steps, and the rest from a state dict by a sampler that is made anew."""
     first = advance(run, steps // 2)
     saved = run.sampler.state_dict()

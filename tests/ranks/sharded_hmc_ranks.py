@@ -4,15 +4,13 @@ What sharded_program.py runs.
 """
 
 import copy
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from hmc_ranks import COARSE, Loss
 from one_rank import theta
-from sharded_ranks import Net, cut, differences, error_of, few, shard, whole
-from torch import Tensor, nn
+from sharded_ranks import cut, differences, error_of, few, shard, whole
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -20,12 +18,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 import torch_sgmcmc as sg
 
 STEPS = 5
-TARGET: dict[str, Any] = {
+TARGET = {
     **{"num_data": 4, "prior_precision": 1.0, "temperature": 0.5},
     **{"step_size": 0.17, "num_steps": 3},
 }
 FINER = {**COARSE, "step_size": 0.25}
-KINDS: dict[str, Callable[..., sg.HMC]] = {
+KINDS = {
     "drawn": partial(sg.HMC, **TARGET),
     "kept": partial(sg.HMC, **TARGET, resample_momentum_every=3),
     "untested": partial(sg.HMC, **TARGET, metropolis=False),
@@ -33,7 +31,7 @@ KINDS: dict[str, Callable[..., sg.HMC]] = {
 }
 
 
-def is_run(kind: str, placement: str) -> bool:
+def is_run(kind, placement):
     """Returns the cases to run."""
     return kind == "kept" or placement == "Shard(1)"
 
@@ -41,10 +39,10 @@ def is_run(kind: str, placement: str) -> bool:
 class Pull:
     """A closure whose gradients are those of one process, to the bit."""
 
-    def __init__(self, net: Net) -> None:
+    def __init__(self, net):
         self.net = net
 
-    def __call__(self) -> Tensor:
+    def __call__(self):
         terms = []
         for p in self.net.parameters():
             if p.requires_grad:
@@ -60,13 +58,11 @@ class Pull:
         return DTensor.from_local(loss, mesh, [Replicate()] * len(placements))
 
 
-def begun(kind: str, net: Net) -> sg.HMC:
+def begun(kind, net):
     sampler = KINDS[kind](net.groups(prior_precision=3.0), seed=5)
     if kind == "masses":
         g = torch.Generator().manual_seed(6)
-        masses: list[Any] = [
-            torch.rand(p.shape, generator=g) + 0.7 for p in few().parameters()
-        ]
+        masses = [torch.rand(p.shape, generator=g) + 0.7 for p in few().parameters()]
         # In the order of the groups.
         *first, a, b, frozen = masses
         masses = [*first, frozen, a, b]
@@ -77,12 +73,12 @@ def begun(kind: str, net: Net) -> sg.HMC:
     return sampler
 
 
-def advance(net: Net, sampler: sg.HMC, steps: int) -> None:
+def advance(net, sampler, steps):
     for _ in range(steps):
         sampler.step(Pull(net))
 
 
-def every_kind(results: dict[str, Any], meshes: dict[str, Any]) -> None:
+def every_kind(results, meshes):
     for kind in KINDS:
         one = few()
         sampler = begun(kind, one)
@@ -98,7 +94,7 @@ def every_kind(results: dict[str, Any], meshes: dict[str, Any]) -> None:
         results[f"{kind} accepted"] = group["num_accepted"]
 
 
-def with_means(results: dict[str, Any], meshes: dict[str, Any]) -> None:
+def with_means(results, meshes):
     """Means of priors, and a chain that goes on from a state dict."""
     chains = []
     for place in (None, meshes["Shard(1)"]):
@@ -118,7 +114,7 @@ def with_means(results: dict[str, Any], meshes: dict[str, Any]) -> None:
     results["means"] = differences(*chains)
 
 
-def warmed_up(results: dict[str, Any], meshes: dict[str, Any]) -> None:
+def warmed_up(results, meshes):
     for name, place in (("one", None), ("shards", meshes["Shard(0)"])):
         net = few() if place is None else shard(few(), *place)
         sampler = KINDS["drawn"](net.groups(), seed=3)
@@ -126,7 +122,7 @@ def warmed_up(results: dict[str, Any], meshes: dict[str, Any]) -> None:
         results[f"warm-up, {name}"] = sampler.param_groups[0]["step_size"]
 
 
-def by_fully_shard(results: dict[str, Any], rank: int, ranks: int) -> None:
+def by_fully_shard(results, rank, ranks):
     """Ranks have shares of the data, and parts of the parameters."""
     for name, shape in (("fully_shard", (ranks,)), ("replicas", (2, ranks // 2))):
         names = ("replica", "shard")[-len(shape) :]
@@ -151,14 +147,14 @@ def by_fully_shard(results: dict[str, Any], rank: int, ranks: int) -> None:
         }
 
 
-def decisions(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> None:
+def decisions(results, rank, meshes):
     """Changes an element of a parameter, or a loss, on one rank."""
     for where in ("start", "end", "gradient"):
         net = shard(few(), *meshes["Shard(0)"])
         sampler = begun("kept", net)
         calls = 0
 
-        def closure(where: str = where, net: Net = net) -> Tensor:
+        def closure(where=where, net=net):
             nonlocal calls
             calls += 1
             loss = Pull(net)()
@@ -178,7 +174,7 @@ def decisions(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> Non
         results[f"not finite, {where}"] = (said, stands, group["num_divergences"])
 
 
-def refusals(rank: int, meshes: dict[str, Any], groups: list[Any]) -> dict[str, str]:
+def refusals(rank, meshes, groups):
     p = shard(few(), *meshes["Shard(0)"]).small
     sampler = sg.HMC([p], **TARGET, seed=1)
     spoiled = cut(torch.ones(5, 3), p.device_mesh, [Shard(0)])
@@ -195,14 +191,12 @@ def refusals(rank: int, meshes: dict[str, Any], groups: list[Any]) -> dict[str, 
     }
 
 
-def _with(sampler: sg.HMC, mass: Tensor) -> dict[str, Any]:
+def _with(sampler, mass):
     return {**sampler.state_dict(), "state": {0: {"mass": mass}}}
 
 
-def found(
-    rank: int, ranks: int, meshes: dict[str, Any], groups: list[Any]
-) -> dict[str, Any]:
-    results: dict[str, Any] = {}
+def found(rank, ranks, meshes, groups):
+    results = {}
     every_kind(results, meshes)
     with_means(results, meshes)
     warmed_up(results, meshes)

@@ -3,9 +3,6 @@
 Does what test_sharded.py looks at, and saves it as FOLDER/RANK.pt.
 """
 
-from pathlib import Path
-from typing import Any
-
 import sharded_hmc_ranks
 import sharded_ranks
 import torch.distributed as dist
@@ -13,9 +10,9 @@ from one_rank import join, run
 from torch.distributed.device_mesh import init_device_mesh
 
 
-def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
+def main(rank, ranks, folder):
     join(rank, ranks, folder)
-    meshes: dict[str, Any] = {
+    meshes = {
         name: (init_device_mesh("cpu", shape), placements)
         for name, (shape, placements) in sharded_ranks.placements_of(ranks).items()
     }

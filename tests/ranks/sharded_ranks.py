@@ -3,25 +3,21 @@
 What sharded_program.py runs. Goes on with the chain in FOLDER/begun, to FOLDER/saved.
 """
 
-from collections.abc import Callable, Iterable
 from functools import cache, partial
-from itertools import count, product
-from math import prod
-from pathlib import Path
+from itertools import count
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed.checkpoint as dcp
 from reference import same_bits
 from short_chains import ALIKE, TARGET
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
     set_state_dict,
 )
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import (
     DTensor,
@@ -32,11 +28,10 @@ from torch.distributed.tensor import (
 )
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl import distributed, dtensor
 
 STEPS = 6
 EITHER = ("Shard(0)", "Shard(1)")
-KINDS: dict[str, Callable[..., sg.Sampler]] = {
+KINDS = {
     **{name: partial(cls, **TARGET) for name, cls in ALIKE.items()},
     "SGHMC": partial(sg.SGHMC, **TARGET, resample_momentum_every=5),
     "SGNHT": partial(sg.SGNHT, **TARGET),
@@ -50,7 +45,7 @@ ONLINE = partial(sg.SGHMC, **TARGET | {"lr": 0.01}, momentum=0.0)
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
-def placements_of(ranks: int) -> dict[str, tuple[tuple[int, ...], list[Any]]]:
+def placements_of(ranks):
     """Shapes of meshes, and how matrices lie on them."""
     found = {
         "Shard(0)": ((ranks,), [Shard(0)]),
@@ -68,7 +63,7 @@ def placements_of(ranks: int) -> dict[str, tuple[tuple[int, ...], list[Any]]]:
     return found
 
 
-def is_run(kind: str, placement: str, ranks: int = 2) -> bool:
+def is_run(kind, placement, ranks=2):
     """Shardings of the parameters; two samplers take every one of them."""
     return kind in ("SGHMC", "EWSG") or (ranks == 2 and placement.startswith("Shard"))
 
@@ -82,11 +77,11 @@ class Net(nn.Module):
 
     place: Any = None
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         g = torch.Generator().manual_seed(3)
 
-        def some(*shape: int) -> nn.Parameter:
+        def some(*shape):
             return nn.Parameter(torch.randn(shape, generator=g))
 
         self.small, self.row, self.column = some(5, 3), some(1, 4), some(4, 1)
@@ -98,12 +93,12 @@ class Net(nn.Module):
         self.last.data = self.last.data.to(memory_format=torch.channels_last)
         self.frozen = some(2, 2).requires_grad_(False)
 
-    def groups(self, **second: float) -> list[dict[str, Any]]:
+    def groups(self, **second):
         *first, a, b, frozen = self.parameters()
         return [{"params": [*first, frozen]}, {"params": [a, b], **second}]
 
 
-def few() -> Net:
+def few():
     """Without those that differ from others in their sizes alone."""
     net = Net()
     for name in ("row", "column", "padded_columns", "long", "cube"):
@@ -111,7 +106,7 @@ def few() -> Net:
     return net
 
 
-def cut(t: Tensor, mesh: DeviceMesh, placements: list[Any]) -> Tensor:
+def cut(t, mesh, placements):
     """Returns this rank's part of a tensor; vectors are cut where possible."""
     if any(isinstance(x, Shard) and x.dim >= t.dim() for x in placements):
         if t.dim() == 0:
@@ -120,11 +115,11 @@ def cut(t: Tensor, mesh: DeviceMesh, placements: list[Any]) -> Tensor:
     return distribute_tensor(t.detach(), mesh, placements, src_data_rank=None)
 
 
-def whole(t: Any) -> Any:
+def whole(t):
     return t.full_tensor() if isinstance(t, DTensor) else t
 
 
-def shard(net: Net, mesh: DeviceMesh, placements: list[Any]) -> Net:
+def shard(net, mesh, placements):
     """Cuts all parameters but one, in the order in which they are."""
     net.place = (mesh, tuple(placements))
     for name, p in list(net.named_parameters()):
@@ -135,7 +130,7 @@ def shard(net: Net, mesh: DeviceMesh, placements: list[Any]) -> Net:
 
 
 @cache
-def gradients(place: Any, seed: int, size: float) -> dict[str, Tensor]:
+def gradients(place, seed, size):
     """They depend on the step and the call alone."""
     g = torch.Generator().manual_seed(seed)
     grads = {}
@@ -149,13 +144,7 @@ def gradients(place: Any, seed: int, size: float) -> dict[str, Tensor]:
     return grads
 
 
-def advance(
-    net: Net,
-    sampler: sg.Sampler,
-    steps: Iterable[int],
-    size: float = 1.0,
-    missing: bool = True,
-) -> None:
+def advance(net, sampler, steps, size=1.0, missing=True):
     """Makes a step for each number, of which the gradients are made.
 
     lr and T change, also where a parameter has no gradient.
@@ -167,7 +156,7 @@ def advance(
                 group["temperature"] = 0.0 if step % 6 == 2 else TARGET["temperature"]
         calls = count()
 
-        def closure(step: int = step, calls: Any = calls) -> Tensor:
+        def closure(step=step, calls=calls):
             seed = 1000 * step + next(calls)
             if sampler.param_groups[0].get("persistent_index_chain", False):
                 seed = int(sampler.minibatches)
@@ -186,13 +175,11 @@ def advance(
             sampler.step()
 
 
-def memory_of(p: Tensor) -> torch.memory_format:
+def memory_of(p):
     return torch.channels_last if p.dim() == 4 else torch.contiguous_format
 
 
-def differences(
-    one: tuple[nn.Module, sg.Sampler], other: tuple[nn.Module, sg.Sampler]
-) -> list[str]:
+def differences(one, other):
     """Returns the keys that differ, bitwise, from the second's shards put together."""
     found = []
     ours, theirs = (sampler.state_dict() for _, sampler in (one, other))
@@ -218,13 +205,13 @@ def differences(
     return found
 
 
-def pair_of(make: Any, place: Any, net: Any = Net, **settings: Any) -> Any:
+def pair_of(make, place, net=Net, **settings):
     """A chain of whole tensors and the same in shards."""
     nets = net(), shard(net(), *place)
     return [(each, make(each.groups(lr=0.05), seed=5, **settings)) for each in nets]
 
 
-def error_of(call: Callable[[], object]) -> str:
+def error_of(call):
     try:
         call()
     except (ValueError, RuntimeError) as error:
@@ -232,7 +219,7 @@ def error_of(call: Callable[[], object]) -> str:
     return "nothing was raised"
 
 
-def every_kind(results: dict[str, Any], ranks: int, meshes: dict[str, Any]) -> None:
+def every_kind(results, ranks, meshes):
     for kind, make in KINDS.items():
         if not any(is_run(kind, name, ranks) for name in meshes):
             continue
@@ -251,7 +238,7 @@ def every_kind(results: dict[str, Any], ranks: int, meshes: dict[str, Any]) -> N
             results[f"{kind} accepted"] = group["num_accepted"], group["num_proposals"]
 
 
-def more_chains(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> None:
+def more_chains(results, rank, meshes):
     for name in EITHER:
         place = meshes[name]
         # Estimated from enough gradients to be used, of which few are cut for it.
@@ -311,53 +298,7 @@ def more_chains(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> N
         results[f"precisions, {name}"] = draws
 
 
-def _local_offsets(tensor: Any, layout_of: Any = dtensor.layout_of) -> dtensor.Layout:
-    """Elements numbered as if the shard were all there is."""
-    layout = layout_of(tensor)
-    pieces = tuple(piece._replace(begin=0) for piece in layout.pieces)
-    return layout._replace(pieces=pieces)
-
-
-def _padded(p: DTensor) -> int:
-    """Elements, those among them that make all shards as large as the largest."""
-    ranks = p.device_mesh.size()
-    cuts = {x.dim for x in p.placements if isinstance(x, Shard)}
-    sizes = (-(-n // ranks) * ranks if d in cuts else n for d, n in enumerate(p.shape))
-    return prod(sizes)
-
-
-#: What is put in the place of what, where shards might go wrong.
-MUTANTS: dict[str, Any] = {
-    "local offsets": patch.object(dtensor, "layout_of", _local_offsets),
-    "local sums": patch.object(dtensor, "sum_over_ranks", lambda groups, value: value),
-    "padding counted": patch.object(DTensor, "numel", _padded),
-    # Without the check that refuses such seeds.
-    "seeds by rank": patch.object(distributed, "_check_seeds", lambda *_: None),
-}
-
-
-def mutants(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> None:
-    """Returns whether the comparisons of this file find what they must."""
-    for kind in ("SGLD", "EWSG"):
-        one = Net()
-        sampler = KINDS[kind](one.groups(), seed=5)
-        advance(one, sampler, range(3))
-        for name, mutant in product(EITHER, MUTANTS):
-            if (kind, mutant) == ("SGLD", "local sums"):  # it takes none
-                continue
-            with MUTANTS[mutant]:
-                net = shard(Net(), *meshes[name])
-                other = KINDS[kind](net.groups(), seed=5)
-                if mutant == "seeds by rank":
-                    other._rng.seed += rank
-                    other._show()
-                advance(net, other, range(3))
-            found = differences((one, sampler), (net, other))
-            parts = {key for key, _ in net.named_parameters()}.intersection(found)
-            results[f"{mutant}: {kind}, {name}"] = parts
-
-
-def decisions(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> None:
+def decisions(results, rank, meshes):
     """Returns the results on one rank."""
     for name in EITHER:
         for choice in ("raise", "skip"):
@@ -393,13 +334,13 @@ def decisions(results: dict[str, Any], rank: int, meshes: dict[str, Any]) -> Non
         results[f"draws, {name}"] = fresh_on_one_rank(rank, *meshes[name])
 
 
-def fresh_on_one_rank(rank: int, *mesh: Any) -> str:
+def fresh_on_one_rank(rank, *mesh):
     """Minibatches that only the part on rank 0 tells apart."""
     p = shard(Net(), *mesh).small
     sampler = sg.EWSG([p], **TARGET, seed=1)
     calls = 0
 
-    def closure() -> Tensor:
+    def closure():
         nonlocal calls
         calls += 1
         p.grad = torch.ones_like(p)
@@ -407,24 +348,24 @@ def fresh_on_one_rank(rank: int, *mesh: Any) -> str:
             p.grad.to_local()[0, 0] = calls
         return torch.zeros(())
 
-    def steps() -> None:
+    def steps():
         for _ in range(110):
             sampler.step(closure)
 
     return error_of(steps)
 
 
-def refusals(rank: int, meshes: dict[str, Any]) -> dict[str, str]:
+def refusals(rank, meshes):
     mesh, placements = meshes["Shard(0)"]
     net = shard(Net(), mesh, placements)
     p = net.small
     sampler = sg.SGLD([p], **TARGET, seed=1)
 
-    def with_grad(grad: Tensor | None) -> str:
+    def with_grad(grad):
         p.grad = grad
         return error_of(sampler.step)
 
-    def meaning(mean: Tensor, q: Tensor) -> str:
+    def meaning(mean, q):
         return error_of(partial(sg.SGLD, [q], **TARGET, prior_mean=[mean], seed=1))
 
     plain, columns = Net().small, shard(Net(), *meshes["Shard(1)"]).small
@@ -454,7 +395,7 @@ def refusals(rank: int, meshes: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def by_fully_shard(results: dict[str, Any], rank: int, ranks: int) -> None:
+def by_fully_shard(results, rank, ranks):
     torch.manual_seed(0)
     alone = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
     model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
@@ -476,7 +417,7 @@ def by_fully_shard(results: dict[str, Any], rank: int, ranks: int) -> None:
     results["fully_shard"] = differences((alone, reference), (model, sampler))
 
 
-def checkpointed(results: dict[str, Any], folder: Path, meshes: dict[str, Any]) -> None:
+def checkpointed(results, folder, meshes):
     """Goes on with a chain, however many ranks it had."""
     net = shard(Net(), *meshes["Shard(0)"])
     sampler = KINDS["SGHMC"](net.groups(), seed=99)
@@ -490,12 +431,12 @@ def checkpointed(results: dict[str, Any], folder: Path, meshes: dict[str, Any]) 
     save(net, sampler, folder / "saved")
 
 
-def save(net: Net, sampler: sg.Sampler, folder: Path) -> None:
+def save(net, sampler, folder):
     model_state, state = get_state_dict(net, sampler, options=FLAT)
     dcp.save({"model": model_state, "sampler": state}, checkpoint_id=folder)
 
 
-def load(net: Net, sampler: sg.Sampler, folder: Path) -> None:
+def load(net, sampler, folder):
     model_state, state = get_state_dict(net, sampler, options=FLAT)
     dcp.load({"model": model_state, "sampler": state}, checkpoint_id=folder)
     set_state_dict(
@@ -506,15 +447,12 @@ def load(net: Net, sampler: sg.Sampler, folder: Path) -> None:
     )
 
 
-def found(
-    rank: int, ranks: int, meshes: dict[str, Any], folder: Path
-) -> dict[str, Any]:
-    results: dict[str, Any] = {}
+def found(rank, ranks, meshes, folder):
+    results = {}
     every_kind(results, ranks, meshes)
     if ranks > 2:  # how shards lie differs there, and nothing else
         return results
     more_chains(results, rank, meshes)
-    mutants(results, rank, meshes)
     decisions(results, rank, meshes)
     results["refusals"] = refusals(rank, meshes)
     by_fully_shard(results, rank, ranks)

@@ -1,9 +1,7 @@
 """Ranks that sample one chain, or chains side by side, and what is refused there."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import chain_ranks
 import pytest
@@ -20,16 +18,14 @@ from torch_sgmcmc._impl import distributed
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.nightly)])
-def job(
-    request: Any, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[list[dict[str, Any]], Path]:
+def job(request, tmp_path_factory):
     """Returns the results of chain_ranks.py on each rank, and its folder."""
     folder = tmp_path_factory.mktemp("ranks")
     return launch(Path(chain_ranks.__file__), request.param, folder), folder
 
 
 @pytest.fixture
-def ranks(job: Any) -> list[dict[str, Any]]:
+def ranks(job):
     return job[0]
 
 
@@ -37,9 +33,7 @@ def ranks(job: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ranks_without_a_seed_sample_what_one_process_samples(
-    ranks: Any, kind: str, one_thread: None
-) -> None:
+def test_ranks_without_a_seed_sample_what_one_process_samples(ranks, kind, one_thread):
     """num_data and batch_size of all ranks together, gradients of which DDP is mean.
 
     Replicas are equal to the bit, and to one process up to rounding.
@@ -57,7 +51,7 @@ def test_ranks_without_a_seed_sample_what_one_process_samples(
     )
 
 
-def test_ranks_agree_when_the_group_comes_late(ranks: Any) -> None:
+def test_ranks_agree_when_the_group_comes_late(ranks):
     seeds = [rank["drawn seed"] for rank in ranks]
     assert len({*seeds}) == len(ranks)
     for rank in ranks:
@@ -65,11 +59,11 @@ def test_ranks_agree_when_the_group_comes_late(ranks: Any) -> None:
         assert rank["late"]["groups"][0]["seed"] == seeds[0]
 
 
-def test_a_seed_that_is_given_stays(ranks: Any) -> None:
+def test_a_seed_that_is_given_stays(ranks):
     assert [rank["seed given"] for rank in ranks] == [*range(len(ranks))]
 
 
-def gamma_is_refused(size: int) -> str:
+def gamma_is_refused(size):
     return (
         f"PSGLD cannot run in a process group of {size} ranks: each would go by its "
         "own Hessian, and replicas would drift apart. Set gamma=False, and stop "
@@ -77,7 +71,7 @@ def gamma_is_refused(size: int) -> str:
     )
 
 
-def test_refusals(ranks: Any) -> None:
+def test_refusals(ranks):
     fully_sharded = (
         "SGLD cannot sample the parameters of FullyShardedDataParallel: each rank's "
         "shard would get the same noise. Use fully_shard, or DistributedDataParallel"
@@ -99,7 +93,7 @@ def test_refusals(ranks: Any) -> None:
         }
 
 
-def test_the_ranks_that_differ_are_named(job: Any) -> None:
+def test_the_ranks_that_differ_are_named(job):
     ranks, _ = job
     last = len(ranks) - 1
     # Of two ranks the first is as good as any; of more, most of them.
@@ -133,7 +127,7 @@ def test_the_ranks_that_differ_are_named(job: Any) -> None:
         }
 
 
-def test_one_process_has_no_replicas_to_check() -> None:
+def test_one_process_has_no_replicas_to_check():
     theta = nn.Parameter(torch.ones(3))
     sampler = sg.SGLD([theta], **COMMON)
     sg.check_replicas(sampler)
@@ -141,7 +135,7 @@ def test_one_process_has_no_replicas_to_check() -> None:
         sg.check_replicas_every(sampler, 0)
 
 
-def test_a_closure_that_raises_leaves_no_rank_waiting(job: Any) -> None:
+def test_a_closure_that_raises_leaves_no_rank_waiting(job):
     *others, last = (rank["raising"] for rank in job[0])
     assert last == "step 2: the closure's own"
     for found in others:
@@ -151,16 +145,16 @@ def test_a_closure_that_raises_leaves_no_rank_waiting(job: Any) -> None:
 # ---- Chains side by side -----------------------------------------------------------
 
 
-def layouts(ranks: list[dict[str, Any]]) -> list[tuple[int, list[dict[str, Any]]]]:
+def layouts(ranks):
     """Returns the ranks' results for each number of chains."""
     numbers = [n for n in range(1, len(ranks) + 1) if f"{n} chains" in ranks[0]]
     assert len(numbers) >= 2
     return [(n, [rank[f"{n} chains"] for rank in ranks]) for n in numbers]
 
 
-def test_replicas_of_each_chain_agree_on_its_seed(job: Any) -> None:
+def test_replicas_of_each_chain_agree_on_its_seed(job):
     for number, ranks in layouts(job[0]):
-        chains: dict[int, list[Any]] = {}
+        chains = {}
         for rank in ranks:
             chains.setdefault(rank["chain"][0], []).append(rank["sampler"])
         assert sorted(chains) == list(range(number))
@@ -175,9 +169,7 @@ def test_replicas_of_each_chain_agree_on_its_seed(job: Any) -> None:
         assert len(seeds) == number
 
 
-def test_what_decides_alone_is_refused_where_a_chain_has_several_ranks(
-    job: Any,
-) -> None:
+def test_what_decides_alone_is_refused_where_a_chain_has_several_ranks(job):
     for number, ranks in layouts(job[0]):
         size = len(ranks) // number
         for rank in ranks:
@@ -185,7 +177,7 @@ def test_what_decides_alone_is_refused_where_a_chain_has_several_ranks(
             assert rank["refused"] == expected
 
 
-def test_the_first_rank_of_a_chain_stores_it(job: Any) -> None:
+def test_the_first_rank_of_a_chain_stores_it(job):
     for number, ranks in layouts(job[0]):
         store = sg.SampleStore(job[1] / f"draws-{number}")
         assert store.chains == list(range(number))
@@ -200,7 +192,7 @@ def test_the_first_rank_of_a_chain_stores_it(job: Any) -> None:
                 assert same_bits(draws[-1][name], p)
 
 
-def test_groups_that_do_not_fit(job: Any) -> None:
+def test_groups_that_do_not_fit(job):
     ranks = [rank["wrong groups"] for rank in job[0]]
     for number, found in enumerate(ranks):
         not_in_it = (
@@ -216,7 +208,7 @@ def test_groups_that_do_not_fit(job: Any) -> None:
     )
 
 
-def test_a_checkpoint_of_a_rank_that_stores_nothing(tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_rank_that_stores_nothing(tmp_path):
     model = nn.Linear(2, 1)
     sampler = sg.SGLD(model.parameters(), **COMMON)
     with sg.Collector(sampler, model, tmp_path) as collector:
@@ -237,12 +229,10 @@ def test_a_checkpoint_of_a_rank_that_stores_nothing(tmp_path: Path) -> None:
         ("cuda:nccl", "meta"),
     ],
 )
-def test_where_ranks_agree(
-    backends: str, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_ranks_agree(backends, device, monkeypatch):
     # On the CPU if the group can, and otherwise where the parameters are.
     on_device = [torch.zeros(1), torch.zeros(1, device="meta")]
-    chain: Any = SimpleNamespace(params=on_device, process_group=None)
+    chain = SimpleNamespace(params=on_device, process_group=None)
     monkeypatch.setattr(dist, "get_backend_config", lambda group: backends)
     assert distributed.device_of_group(chain).type == device
 
@@ -251,24 +241,22 @@ def test_where_ranks_agree(
 
 
 @pytest.fixture
-def group_of_one() -> Iterator[None]:
+def group_of_one():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
-def test_all_samplers_run_in_a_group_of_one(group_of_one: None) -> None:
+def test_all_samplers_run_in_a_group_of_one(group_of_one):
     theta = nn.Parameter(torch.ones(3))
     for make in KINDS.values():
         make([theta])
 
 
-def test_the_constructor_and_the_first_step_compare_ranks(
-    group_of_one: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks: list[str] = []
+def test_the_constructor_and_the_first_step_compare_ranks(group_of_one, monkeypatch):
+    looks = []
 
-    def settle(chain: Any) -> bool:
+    def settle(chain):
         looks.append(chain.name)
         return True
 
@@ -283,7 +271,7 @@ def test_the_constructor_and_the_first_step_compare_ranks(
 
 
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "EWSG"])
-def test_zero_of_one_rank_is_the_sampler_itself(group_of_one: None, kind: str) -> None:
+def test_zero_of_one_rank_is_the_sampler_itself(group_of_one, kind):
     # It says all that its constructor was given for every group again.
     make = KINDS[kind]
     chains = []
@@ -298,7 +286,7 @@ def test_zero_of_one_rank_is_the_sampler_itself(group_of_one: None, kind: str) -
             sampler = make(params, seed=3)
         g = torch.Generator().manual_seed(0)
 
-        def closure(params: Any = params, g: torch.Generator = g) -> torch.Tensor:
+        def closure(params=params, g=g):
             x = torch.randn((), generator=g)
             loss = sum((p - x).square().sum() for p in params)
             loss.backward()

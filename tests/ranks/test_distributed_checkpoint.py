@@ -1,8 +1,6 @@
 """torch.distributed.checkpoint saves and loads samplers, and never advances a chain."""
 
 import copy
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -44,22 +42,22 @@ pytestmark = [
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         g = torch.Generator().manual_seed(3)
         self.weight = nn.Parameter(torch.randn(7, 5, generator=g))
         self.frozen = nn.Parameter(torch.randn(3, generator=g), requires_grad=False)
         self.bias = nn.Parameter(torch.randn(5, generator=g).bfloat16())
 
-    def trained(self) -> list[nn.Parameter]:
+    def trained(self):
         return [self.weight, self.bias]
 
 
-def groups(net: Net) -> list[dict[str, Any]]:
+def groups(net):
     return [{"params": [net.weight, net.frozen]}, {"params": [net.bias]}]
 
 
-def sampler_of(kind: str, net: Net) -> sg.Sampler:
+def sampler_of(kind, net):
     if "SBPS" in kind:
         target = {key: value for key, value in TARGET.items() if key != "lr"}
         target = {**target, "preconditioned": "pSBPS" in kind}
@@ -70,10 +68,10 @@ def sampler_of(kind: str, net: Net) -> sg.Sampler:
     return make(kind, groups(net))
 
 
-def stranger_of(sampler: sg.Sampler, net: Net) -> sg.Sampler:
+def stranger_of(sampler, net):
     """A sampler with another seed and other hyperparameters, and the same state."""
     if isinstance(sampler, sg.SBPS):
-        twin: sg.Sampler = sg.SBPS(groups(net), num_data=1, seed=99)
+        twin = sg.SBPS(groups(net), num_data=1, seed=99)
     else:
         # torch loads what is there to be filled.
         has_means = any("prior_mean" in given(s) for s in sampler.state.values())
@@ -98,11 +96,11 @@ def stranger_of(sampler: sg.Sampler, net: Net) -> sg.Sampler:
     return twin
 
 
-def advance(sampler: sg.Sampler, net: Net, steps: range) -> None:
+def advance(sampler, net, steps):
     for step in steps:
         calls = iter(range(100))
 
-        def closure(step: int = step, calls: Any = calls) -> torch.Tensor:
+        def closure(step=step, calls=calls):
             if isinstance(sampler, sg.SBPS):
                 total = sum(p.float().square().sum() for p in net.trained())
                 return total * torch.linspace(0.4, 0.6, 8)
@@ -118,9 +116,7 @@ def advance(sampler: sg.Sampler, net: Net, steps: range) -> None:
     sampler.zero_grad()
 
 
-def assert_same_chain(
-    one: tuple[Net, sg.Sampler], other: tuple[Net, sg.Sampler]
-) -> None:
+def assert_same_chain(one, other):
     assert_same_bits([*one[0].parameters()], [*other[0].parameters()])
     ours, theirs = (sampler.state_dict() for _, sampler in (one, other))
     assert_same_bits(ours["param_groups"], theirs["param_groups"])
@@ -134,7 +130,7 @@ def assert_same_chain(
 
 @EACH
 @SAVED_AFTER
-def test_saving_never_advances_the_chain(kind: str, steps: int) -> None:
+def test_saving_never_advances_the_chain(kind, steps):
     nets = Net(), Net()
     saved, untouched = (sampler_of(kind, net) for net in nets)
     for sampler, net in zip((saved, untouched), nets, strict=True):
@@ -157,9 +153,7 @@ WITH_MASTERS_ALONE = (*PLAIN, "EWSG overdamped", "HMC")
 
 @EACH
 @pytest.mark.parametrize(("steps", "options"), [(0, None), (3, FLAT)])
-def test_a_loaded_chain_continues_bit_for_bit(
-    kind: str, steps: int, options: StateDictOptions | None, tmp_path: Path
-) -> None:
+def test_a_loaded_chain_continues_bit_for_bit(kind, steps, options, tmp_path):
     if options is None and kind in WITH_MASTERS_ALONE:
         options = StateDictOptions(strict=False)
     net = Net()
@@ -189,7 +183,7 @@ def test_a_loaded_chain_continues_bit_for_bit(
 
 
 @EACH
-def test_blank_state_equals_the_first_steps(kind: str) -> None:
+def test_blank_state_equals_the_first_steps(kind):
     net = Net()
     sampler = sampler_of(kind, net)
     blank = get_optimizer_state_dict(net, sampler)["state"]
@@ -205,7 +199,7 @@ def test_blank_state_equals_the_first_steps(kind: str) -> None:
                 assert blank[name][key].shape == value.shape
 
 
-def test_unused_blank_state_is_dropped() -> None:
+def test_unused_blank_state_is_dropped():
     nets = Net(), Net()
     one, other = (sampler_of("SGHMC", net) for net in nets)
     with pytest.raises(KeyError):
@@ -215,7 +209,7 @@ def test_unused_blank_state_is_dropped() -> None:
     assert_same_chain((nets[0], one), (nets[1], other))
 
 
-def test_a_learning_rate_that_changes_before_the_first_step(tmp_path: Path) -> None:
+def test_a_learning_rate_that_changes_before_the_first_step(tmp_path):
     # The first momentum belongs to the learning rate of the first step.
     nets = Net(), Net()
     one, other = (sampler_of("SGHMC", net) for net in nets)
@@ -228,7 +222,7 @@ def test_a_learning_rate_that_changes_before_the_first_step(tmp_path: Path) -> N
     assert_same_chain((nets[0], one), (nets[1], other))
 
 
-def test_masses_that_were_set_before_the_first_step_are_kept() -> None:
+def test_masses_that_were_set_before_the_first_step_are_kept():
     net = Net()
     sampler = sampler_of("HMC of given length", net)
     sampler.set_mass([2.0, 3.0, 4.0])
@@ -241,12 +235,10 @@ def test_masses_that_were_set_before_the_first_step_are_kept() -> None:
 
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "PSGLD without gamma", "pSBPS"])
 @SAVED_AFTER
-def test_means_of_priors_do_not_hide_other_state(
-    kind: str, steps: int, tmp_path: Path
-) -> None:
+def test_means_of_priors_do_not_hide_other_state(kind, steps, tmp_path):
     """They are there before the first step, and torch would make no other state."""
 
-    def begun(mean: float) -> tuple[Net, sg.Sampler]:
+    def begun(mean):
         net = Net()
         made = sampler_of(kind, net)
         common = {
@@ -285,7 +277,7 @@ def test_means_of_priors_do_not_hide_other_state(
     assert_same_chain((loaded, other), (net, sampler))
 
 
-def test_hmcecs_is_refused() -> None:
+def test_hmcecs_is_refused():
     """Its state that belongs to no single parameter is lost, which loading sees."""
     model = nn.Linear(3, 1)
     sampler = sg.HMCECS(

@@ -1,7 +1,6 @@
 """HMC in several processes; SBPS and HMC-ECS, which decide alone, are refused there."""
 
 from pathlib import Path
-from typing import Any
 
 import hmc_rank_programs
 import hmc_ranks
@@ -16,21 +15,19 @@ pytestmark = pytest.mark.full
 ranks = on_ranks(Path(hmc_rank_programs.__file__))
 
 
-def counts(found: dict[str, Any]) -> dict[str, int]:
+def counts(found):
     group = found["groups"][0]
     return {k: v for k, v in group.items() if k.startswith("num_")}
 
 
 @pytest.mark.parametrize("kind", [*hmc_ranks.KINDS, "all data", "gone on"])
-def test_ranks_of_hmc_stay_equal(ranks: Any, kind: str) -> None:
+def test_ranks_of_hmc_stay_equal(ranks, kind):
     for rank in ranks[1:]:
         assert_same_bits(rank["HMC"][kind], ranks[0]["HMC"][kind])
 
 
 @pytest.mark.parametrize("kind", hmc_ranks.KINDS)
-def test_ranks_of_hmc_sample_what_one_process_samples(
-    ranks: Any, kind: str, one_thread: None
-) -> None:
+def test_ranks_of_hmc_sample_what_one_process_samples(ranks, kind, one_thread):
     """Though their shares of the data are of different sizes."""
     found = ranks[0]["HMC"][kind]
     group = found["groups"][0]
@@ -42,17 +39,17 @@ def test_ranks_of_hmc_sample_what_one_process_samples(
         assert 0.3 < group["num_accepted"] / hmc_ranks.STEPS < 0.9
 
 
-def test_a_chain_of_hmc_resumes_from_a_state_dict(ranks: Any) -> None:
+def test_a_chain_of_hmc_resumes_from_a_state_dict(ranks):
     for rank in ranks:
         assert_same_bits(rank["HMC"]["gone on"], rank["HMC"]["kept"])
 
 
-def test_all_data_of_hmc_on_each_rank(ranks: Any, one_thread: None) -> None:
+def test_all_data_of_hmc_on_each_rank(ranks, one_thread):
     """The mean of equal numbers is that number: the bits are those of one process."""
     assert_same_bits(ranks[0]["HMC"]["all data"], hmc_ranks.all_data_on_each(1))
 
 
-def test_a_group_of_one(ranks: Any, one_thread: None) -> None:
+def test_a_group_of_one(ranks, one_thread):
     for number, rank in enumerate(ranks):
         assert_same_bits(rank["HMC"]["alone"], hmc_ranks.alone(number))
         for name in ("SBPS", "HMCECS"):
@@ -62,7 +59,7 @@ def test_a_group_of_one(ranks: Any, one_thread: None) -> None:
 @pytest.mark.parametrize(
     ("name", "by"), [("SBPS", "minibatches"), ("HMCECS", "subsamples")]
 )
-def test_what_decides_alone_is_refused(ranks: Any, name: str, by: str) -> None:
+def test_what_decides_alone_is_refused(ranks, name, by):
     """Raises in the constructor, or for a later group in its first step."""
     message = (
         f"{name} cannot run in a process group of {len(ranks)} ranks: each would go by "

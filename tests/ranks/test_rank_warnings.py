@@ -2,18 +2,16 @@
 
 import copy
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from driver_problem import ROWS, cycles, data, loader, loss, model, run, sghmc
-from torch import Tensor, nn
+from torch import nn
 
 import torch_sgmcmc as sg
 
 
-def linear() -> nn.Module:
+def linear():
     return nn.Linear(4, 3)
 
 
@@ -33,7 +31,7 @@ def linear() -> nn.Module:
         ),
     ],
 )
-def test_what_would_store_nothing(options: Any, words: str, tmp_path: Path) -> None:
+def test_what_would_store_nothing(options, words, tmp_path):
     given = {"steps": 20, **options}
     words = words or "18, and .* number 20 (burn_in 19, every 1"
     said = words.replace("(", r"\(") + r"\): nothing would be stored$"
@@ -42,14 +40,14 @@ def test_what_would_store_nothing(options: Any, words: str, tmp_path: Path) -> N
     assert not (tmp_path / "run").exists()
 
 
-def test_the_least_that_stores_something(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"steps": 20}
+def test_the_least_that_stores_something(tmp_path):
+    options = {"steps": 20}
     assert len(run(tmp_path / "1", **options, burn_in=18)) == 1
     assert len(run(tmp_path / "2", **options, burn_in=6, schedule=cycles)) == 1
 
 
 @pytest.mark.parametrize("exploration", [0.0, 0.3, 0.5, 0.8, 0.99])
-def test_steps_of_sampling_phases(exploration: float) -> None:
+def test_steps_of_sampling_phases(exploration):
     for length in (2, 7, 8):
         sampler = sghmc(linear().parameters(), seed=0)
         schedule = sg.CyclicalSchedule(sampler, length, exploration=exploration)
@@ -61,7 +59,7 @@ def test_steps_of_sampling_phases(exploration: float) -> None:
             schedule.step()
 
 
-def test_a_model_that_is_not_sampled(tmp_path: Path) -> None:
+def test_a_model_that_is_not_sampled(tmp_path):
     network = model()
     sampler = sghmc(network.parameters(), seed=0)
     words = (
@@ -78,7 +76,7 @@ def test_a_model_that_is_not_sampled(tmp_path: Path) -> None:
         sg.Collector(sampler, same, tmp_path / f"{i}").close()
 
 
-def test_a_model_whose_parameters_are_renamed(tmp_path: Path) -> None:
+def test_a_model_whose_parameters_are_renamed(tmp_path):
     network = nn.Sequential(nn.Linear(2, 2))
     sampler = sghmc(network.parameters(), seed=0)
     collector = sg.Collector(sampler, network, tmp_path)
@@ -93,7 +91,7 @@ def test_a_model_whose_parameters_are_renamed(tmp_path: Path) -> None:
     collector.close()
 
 
-def test_a_chain_that_never_accepts(tmp_path: Path) -> None:
+def test_a_chain_that_never_accepts(tmp_path):
     sampler = partial(sg.HMC, step_size=50.0, num_steps=3, num_data=ROWS)
     with pytest.warns(
         UserWarning, match=r"all 12 draws of chain 0 of .* same: 0 of its"
@@ -104,7 +102,7 @@ def test_a_chain_that_never_accepts(tmp_path: Path) -> None:
         )
 
 
-def test_a_chain_that_moves_nowhere(tmp_path: Path) -> None:
+def test_a_chain_that_moves_nowhere(tmp_path):
     """Twelve steps without a gradient."""
     network = linear()
     sampler = sghmc(network.parameters(), seed=0)
@@ -118,8 +116,8 @@ def test_a_chain_that_moves_nowhere(tmp_path: Path) -> None:
                 sampler.step()
 
 
-def test_a_chain_all_of_whose_steps_are_skipped(tmp_path: Path) -> None:
-    def nan(model: nn.Module, batch: Any) -> Tensor:
+def test_a_chain_all_of_whose_steps_are_skipped(tmp_path):
+    def nan(model, batch):
         return loss(model, batch) * torch.nan
 
     sampler = partial(sg.SGLD, lr=0.1, num_data=ROWS, nonfinite="skip")
@@ -132,7 +130,7 @@ def test_a_chain_all_of_whose_steps_are_skipped(tmp_path: Path) -> None:
         )
 
 
-def test_an_error_is_not_hidden_by_a_warning(tmp_path: Path) -> None:
+def test_an_error_is_not_hidden_by_a_warning(tmp_path):
     network = linear()
     sampler = sghmc(network.parameters(), seed=0)
     with pytest.raises(KeyError), sg.Collector(sampler, network, tmp_path):
@@ -144,11 +142,11 @@ def test_an_error_is_not_hidden_by_a_warning(tmp_path: Path) -> None:
         raise KeyError
 
 
-def quartic(model: nn.Module, batch: Any) -> Tensor:
+def quartic(model, batch):
     return (model(batch[0]) ** 4).mean() + 1
 
 
-def test_a_chain_that_diverges(tmp_path: Path) -> None:
+def test_a_chain_that_diverges(tmp_path):
     sampler = partial(sg.SGLD, lr=5.0, num_data=ROWS)
     with pytest.raises(
         RuntimeError,
@@ -163,14 +161,14 @@ def test_a_chain_that_diverges(tmp_path: Path) -> None:
         )
 
 
-def test_what_is_no_divergence(tmp_path: Path) -> None:
+def test_what_is_no_divergence(tmp_path):
     """One minibatch that is not a number."""
 
-    def once(model: nn.Module, batch: Any) -> Tensor:
+    def once(model, batch):
         calls.append(1)
         return loss(model, batch) * (torch.nan if len(calls) == 5 else 1.0)
 
-    calls: list[int] = []
+    calls = []
     with pytest.raises(RuntimeError, match=r"^chain 0, step 5: SGHMC got a gradient"):
         sg.sample(
             *(linear, sghmc, loader(), once, tmp_path),
@@ -178,7 +176,7 @@ def test_what_is_no_divergence(tmp_path: Path) -> None:
         )
 
 
-def skips(which: Any, steps: int) -> int:
+def skips(which, steps):
     p = torch.zeros(2, requires_grad=True)
     sampler = sg.SGLD([p], 0.01, num_data=10, nonfinite="skip", seed=0)
     for i in range(steps):
@@ -187,9 +185,7 @@ def skips(which: Any, steps: int) -> int:
     return sampler.num_skipped
 
 
-def test_a_tenth_of_skipped_steps_warns_once(
-    recwarn: pytest.WarningsRecorder,
-) -> None:
+def test_a_tenth_of_skipped_steps_warns_once(recwarn):
     assert skips(lambda i: i % 11 == 0, 1500) > 100
     assert skips(lambda i: i < 99, 1500) == 99
     assert not recwarn.list

@@ -3,13 +3,10 @@
 Each change is made to a chain of whole parameters too, whose elements are the same.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -21,11 +18,11 @@ pytestmark = pytest.mark.full
 COMMON = {"num_data": 10.0, "seed": 3, "nonfinite": "ignore"}
 
 
-def random(seed: int) -> Tensor:
+def random(seed):
     return torch.randn(6, 10, generator=torch.Generator().manual_seed(seed))
 
 
-KINDS: dict[str, Callable[[Any], sg.Sampler]] = {
+KINDS = {
     "SGLD": lambda p: sg.SGLD(p, 0.1, **COMMON),
     "SGLD with means": lambda p: sg.SGLD(
         p, 0.1, prior_mean=[random(7 + i) for i in range(3)], **COMMON
@@ -37,7 +34,7 @@ KINDS: dict[str, Callable[[Any], sg.Sampler]] = {
 
 
 @pytest.fixture(scope="module")
-def mesh() -> Iterator[Any]:
+def mesh():
     """The placement of the second of two ranks, without the first."""
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
     yield init_device_mesh("cpu", (2,))
@@ -47,13 +44,13 @@ def mesh() -> Iterator[Any]:
 class Chain:
     """Layouts of three parameters: whole, or sharded with the same spec."""
 
-    def __init__(self, kind: str, mesh: Any, dim: int | None) -> None:
+    def __init__(self, kind, mesh, dim):
         self.mesh, self.dim = mesh, dim
-        self.specs: dict[Any, Any] = {}
+        self.specs = {}
         self.params = [nn.Parameter(self.cut(random(i))) for i in range(3)]
         self.sampler = KINDS[kind](self.params)
 
-    def cut(self, whole: Tensor) -> Tensor:
+    def cut(self, whole):
         if self.dim is None:
             return whole.clone()
         key = self.dim, whole.dtype
@@ -63,7 +60,7 @@ class Chain:
             self.specs[key] = first._spec
         return DTensor(local, self.specs[key], requires_grad=False)
 
-    def step(self, seed: int, without: int | None = None) -> None:
+    def step(self, seed, without=None):
         for i, p in enumerate(self.params):
             grad = random(10 * seed + i).to(p.dtype)
             p.grad = self.cut(grad) if dtensor.is_dtensor(p) else grad
@@ -71,7 +68,7 @@ class Chain:
                 p.grad = None
         self.sampler.step()
 
-    def replace(self, i: int, whole: Tensor) -> None:
+    def replace(self, i, whole):
         group = self.sampler.param_groups[0]
         state = self.sampler.state.pop(self.params[i], {})
         self.params[i] = group["params"][i] = nn.Parameter(self.cut(whole))
@@ -80,31 +77,31 @@ class Chain:
         }
 
 
-def _other_gradients_are_missing(chain: Chain) -> None:
+def _other_gradients_are_missing(chain):
     chain.step(2, without=1)
     chain.step(3, without=2)
 
 
-def _parameters_are_cut_otherwise(chain: Chain) -> None:
+def _parameters_are_cut_otherwise(chain):
     if chain.dim is not None:
         chain.dim = 1 - chain.dim
     for i in range(3):
         chain.replace(i, random(20 + i))
 
 
-def _one_is_whole(chain: Chain) -> None:
+def _one_is_whole(chain):
     dim, chain.dim = chain.dim, None
     chain.replace(0, random(20))
     chain.dim = dim
 
 
-def _one_is_whole_for_a_step(chain: Chain) -> None:
+def _one_is_whole_for_a_step(chain):
     _one_is_whole(chain)
     chain.step(2)
     chain.replace(0, random(21))
 
 
-def _memory_is_in_another_order(chain: Chain) -> None:
+def _memory_is_in_another_order(chain):
     for i, p in enumerate(chain.params):
         other = dtensor.local(chain.cut(random(20 + i)))
         if chain.dim is not None:  # a whole one would be numbered otherwise, too
@@ -113,18 +110,18 @@ def _memory_is_in_another_order(chain: Chain) -> None:
             dtensor.local(p).set_(other)
 
 
-def _a_state_dict_is_loaded(chain: Chain) -> None:
+def _a_state_dict_is_loaded(chain):
     saved = chain.sampler.state_dict()
     chain.step(2)
     chain.sampler.load_state_dict(saved)
 
 
-def _a_group_is_added(chain: Chain) -> None:
+def _a_group_is_added(chain):
     chain.params.append(nn.Parameter(chain.cut(random(20))))
     chain.sampler.add_param_group({"params": chain.params[3:], "lr": 0.2})
 
 
-CHANGES: dict[str, Callable[[Chain], object]] = {
+CHANGES = {
     "other gradients are missing": _other_gradients_are_missing,
     "a parameter is replaced": lambda chain: chain.replace(1, random(20)),
     "parameters are cut otherwise": _parameters_are_cut_otherwise,
@@ -143,9 +140,7 @@ CHANGES: dict[str, Callable[[Chain], object]] = {
 
 @pytest.mark.parametrize(("kind", "dim"), [*zip(KINDS, (0, 1, 1, 0, 1), strict=True)])
 @pytest.mark.parametrize("change", CHANGES)
-def test_shards_equal_the_whole_after_changes(
-    mesh: Any, kind: str, dim: int, change: str
-) -> None:
+def test_shards_equal_the_whole_after_changes(mesh, kind, dim, change):
     whole, cut = (Chain(kind, mesh, d) for d in (None, dim))
     for chain in (whole, cut):
         chain.step(0)
@@ -160,10 +155,10 @@ def test_shards_equal_the_whole_after_changes(
         assert torch.equal(dtensor.local(part), expected)
 
 
-def test_each_gradient_must_be_cut_as_its_parameter(mesh: Any) -> None:
+def test_each_gradient_must_be_cut_as_its_parameter(mesh):
     chain = Chain("SGLD", mesh, 0)
 
-    def step(shape: tuple[int, int], dim: int) -> None:
+    def step(shape, dim):
         grad = DTensor.from_local(torch.ones(shape), mesh, [Shard(dim)])
         assert grad._spec is not chain.params[0]._spec
         chain.params[0].grad = grad

@@ -18,7 +18,7 @@ _install_threaded_pg()
 store, said = dist.HashStore(), {}
 
 
-def work(rank: int) -> None:
+def work(rank):
     dist.init_process_group("threaded", rank=rank, world_size=4, store=store)
     mesh = init_device_mesh("cpu", (2, 2))
     placements = [Replicate(), Shard(0)]

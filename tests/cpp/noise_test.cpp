@@ -1,0 +1,357 @@
+// The transform from random words to normals, against the formulas that
+// random/noise.inl documents, in double precision. lanes_test.cpp extends what
+// is proved here for the portable lanes to all others.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <set>
+#include <stdexcept>
+#include <vector>
+
+#include "host/gamma.h"
+#include "lane_probes.h"
+#include "random/counter.h"
+#include "random/portable_noise.h"
+#include "statistics.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+struct Pair {
+  double z0;
+  double z1;
+};
+
+Pair Reference(double radius, uint32_t w1) {
+  const double angle =
+      static_cast<double>(static_cast<int32_t>(w1)) * 0x1p-31 * std::atan(1.0);
+  const double sine = radius * std::sin(angle);
+  const double cosine = radius * std::cos(angle) * (w1 % 2 == 0 ? 1 : -1);
+  return w1 & 2 ? Pair{sine, cosine} : Pair{cosine, sine};
+}
+
+double Radius(double u) { return std::sqrt(-2 * std::log(u)); }
+
+// The uniform that word w0 stands for.
+double Uniform(uint32_t w0) {
+  return (static_cast<double>(w0 >> 1) + 0.5) * 0x1p-31;
+}
+
+// The same, rounded to float as the transform must.
+double RoundedUniform(uint32_t w0) {
+  const double k = static_cast<double>(static_cast<float>(w0 >> 1));
+  return static_cast<double>(static_cast<float>((k + 0.5) * 0x1p-31));
+}
+
+struct Words {
+  std::vector<uint32_t> w0;
+  std::vector<uint32_t> w1;
+
+  void Add(uint32_t a, uint32_t b) {
+    w0.push_back(a);
+    w1.push_back(b);
+  }
+};
+
+// Words with one, two or all bits alike, their neighbours, and those around the
+// places where the logarithm changes its exponent (2/3 of a power of two).
+std::vector<uint32_t> SpecialWords() {
+  std::vector<uint32_t> result;
+  for (int bit = 0; bit <= 32; ++bit) {
+    const uint64_t power = uint64_t{1} << bit;
+    for (const uint64_t center : {power, power / 3 * 2, power + power / 2}) {
+      for (int d = -40; d <= 40; ++d) {
+        result.push_back(
+            static_cast<uint32_t>(center + static_cast<uint64_t>(d)));
+      }
+    }
+  }
+  return result;
+}
+
+// Special words for the radius and the angle, and an even sweep of both.
+Words Sweep() {
+  Words words;
+  const uint32_t some_angles[] = {
+      0,          1,          2,          3,          0x7fffffff, 0x80000000,
+      0x80000003, 0xffffffff, 0x40000001, 0xc0000002, 0x12345678};
+  const uint32_t some_radii[] = {0,          1,          0xffffffff, 0xfffffffe,
+                                 0x80000000, 0x55555555, 0x12345678};
+  for (const uint32_t special : SpecialWords()) {
+    for (const uint32_t angle : some_angles) words.Add(special, angle);
+    for (const uint32_t radius : some_radii) words.Add(radius, special);
+  }
+  std::mt19937 random(7);
+  constexpr uint32_t kStride = 4093;  // a prime, so all low bits occur
+  for (uint64_t w = 0; w < uint64_t{1} << 32; w += kStride) {
+    words.Add(static_cast<uint32_t>(w), static_cast<uint32_t>(random()));
+    words.Add(static_cast<uint32_t>(random()), static_cast<uint32_t>(w));
+  }
+  while (words.w0.size() % 16 != 0) words.Add(0, 0);
+  return words;
+}
+
+class BoxMullerTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    words_ = Sweep();
+    z0_.resize(words_.w0.size());
+    z1_.resize(words_.w0.size());
+    LaneProbes()[0].box_muller(words_.w0.data(), words_.w1.data(),
+                               static_cast<int64_t>(z0_.size()), z0_.data(),
+                               z1_.data());
+  }
+
+  Words words_;
+  std::vector<float> z0_, z1_;
+};
+
+// The largest error relative to the radius: 3.2e-7 over all 2^31 radii at angle
+// 0, and another 1.6e-7 over all 2^32 angles.
+constexpr double kMaxError = 4.8e-7;
+
+TEST_F(BoxMullerTest, IsAccurateGivenTheRoundedUniform) {
+  for (size_t i = 0; i < z0_.size(); ++i) {
+    const uint32_t w0 = words_.w0[i];
+    const uint32_t w1 = words_.w1[i];
+    const double radius = Radius(RoundedUniform(w0));
+    const Pair want = Reference(radius, w1);
+    ASSERT_LE(std::abs(z0_[i] - want.z0), kMaxError * radius)
+        << std::hex << w0 << " " << w1;
+    ASSERT_LE(std::abs(z1_[i] - want.z1), kMaxError * radius)
+        << std::hex << w0 << " " << w1;
+  }
+}
+
+// Rounding u to 24 bits moves it by at most 2^-24 relatively: a shift of r by
+// at most 2^-24 / r, and never by more than r where r is as small as that.
+TEST_F(BoxMullerTest, IsAccurateGivenTheExactUniform) {
+  for (size_t i = 0; i < z0_.size(); ++i) {
+    const double radius = Radius(Uniform(words_.w0[i]));
+    const double bound =
+        kMaxError * radius + std::min(0x1p-24 / radius, std::sqrt(0x1p-23));
+    const Pair want = Reference(radius, words_.w1[i]);
+    ASSERT_LE(std::abs(z0_[i] - want.z0), bound) << std::hex << words_.w0[i];
+    ASSERT_LE(std::abs(z1_[i] - want.z1), bound) << std::hex << words_.w0[i];
+  }
+}
+
+TEST_F(BoxMullerTest, IsFiniteAndReachesTheDocumentedRadius) {
+  float largest = 0;
+  for (size_t i = 0; i < z0_.size(); ++i) {
+    ASSERT_TRUE(std::isfinite(z0_[i]) && std::isfinite(z1_[i]))
+        << std::hex << words_.w0[i] << " " << words_.w1[i];
+    largest = std::max({largest, std::abs(z0_[i]), std::abs(z1_[i])});
+  }
+  // sqrt(-2 ln 2^-32) = 6.6604
+  EXPECT_LE(largest, 6.661f);
+  EXPECT_GE(largest, 6.660f);
+}
+
+// The lowest two bits of the second word choose the quadrant.
+TEST(BoxMuller, UsesAllFourQuadrants) {
+  std::vector<uint32_t> w0(16, 12345), w1(16);
+  for (uint32_t i = 0; i < 16; ++i) w1[i] = 0x10000000 + i;
+  float z0[16], z1[16];
+  LaneProbes()[0].box_muller(w0.data(), w1.data(), 16, z0, z1);
+  for (int i = 0; i < 16; i += 4) {
+    EXPECT_GT(z0[i], z1[i]);           // (c, s)
+    EXPECT_LT(z0[i + 1], -z1[i + 1]);  // (-c, s)
+    EXPECT_LT(z0[i + 2], z1[i + 2]);   // (s, c)
+    EXPECT_LT(z1[i + 3], -z0[i + 3]);  // (s, -c)
+    EXPECT_EQ(z0[i], z1[i + 2]);
+    EXPECT_EQ(z0[i + 1], z1[i + 3]);
+  }
+}
+
+// Philox4x32-10 against the known-answer vectors that Random123 publishes
+// (kat_vectors), for every lane type, and the layout of the counter.
+
+struct KnownAnswer {
+  uint32_t counter[4];
+  uint32_t key[2];
+  std::array<uint32_t, 4> output;
+};
+
+constexpr KnownAnswer kKnownAnswers[] = {
+    {{0, 0, 0, 0}, {0, 0}, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
+    {{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff},
+     {0xffffffff, 0xffffffff},
+     {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
+    {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
+     {0xa4093822, 0x299f31d0},
+     {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
+};
+
+class PhiloxLanes : public LaneTest {};
+
+TEST_P(PhiloxLanes, KnownAnswers) {
+  for (const KnownAnswer& k : kKnownAnswers) {
+    uint32_t out[kMaxWideLanes][4];
+    GetParam().philox(k.counter, k.key, out);
+    for (int lane = 0; lane < GetParam().wide_lanes; ++lane) {
+      EXPECT_EQ(std::to_array(out[lane]), k.output) << "lane " << lane;
+    }
+  }
+}
+
+INSTANTIATE_LANE_TEST(PhiloxLanes);
+
+TEST(PhiloxBlock, KnownAnswers) {
+  for (const KnownAnswer& k : kKnownAnswers) {
+    uint32_t out[4];
+    portable::PhiloxBlock(
+        k.counter, static_cast<uint64_t>(k.key[1]) << 32 | k.key[0], out);
+    EXPECT_EQ(std::to_array(out), k.output);
+  }
+}
+
+// The layout is part of the checkpoint format, so it is pinned by numbers that
+// do not come from this library: the third vector, as the noise of an element.
+TEST(CounterLayout, IsPinnedByAKnownAnswer) {
+  const NoiseStream stream{
+      .seed = 0x299f31d0a4093822, .step = 0x734413198a2e, .purpose = 0x0370};
+  uint32_t out[4];
+  portable::QuadWords(stream, /*quad=*/0x85a308d3243f6a88, out);
+  EXPECT_EQ(std::to_array(out), kKnownAnswers[2].output);
+}
+
+TEST(CounterLayout, LargestStepAndPurposeFillTheWordsWithoutOverlap) {
+  const NoiseStream step{.seed = 0, .step = kMaxStep, .purpose = 0};
+  EXPECT_EQ(step.counter2(), 0xffffffffu);
+  EXPECT_EQ(step.counter3(), 0x0000ffffu);
+  const NoiseStream purpose{.seed = 0, .step = 0, .purpose = kMaxPurpose};
+  EXPECT_EQ(purpose.counter2(), 0u);
+  EXPECT_EQ(purpose.counter3(), 0xffff0000u);
+}
+
+// Gamma variates: moments and distribution against theory.
+
+constexpr int kDraws = 400000;
+
+NoiseStream Stream(uint64_t seed, uint64_t step) {
+  return {seed, step, static_cast<uint32_t>(Purpose::kPrecision)};
+}
+
+std::vector<double> Draws(double shape) {
+  std::vector<double> x(kDraws);
+  for (size_t i = 0; i < x.size(); ++i) {
+    x[i] = DrawGamma(shape, Stream(20240607, 3), i);
+  }
+  return x;
+}
+
+// 39201 = 1 + 78400 / 2 is the posterior shape of a 784 x 100 weight matrix.
+constexpr double kShapes[] = {0.1, 0.5, 1, 1.5, 2, 7.25, 100, 39201};
+
+class GammaMoments : public testing::TestWithParam<double> {};
+
+TEST_P(GammaMoments, MeanAndVariance) {
+  const double shape = GetParam();
+  double sum = 0;
+  double squares = 0;
+  for (const double x : Draws(shape)) {
+    sum += x - shape;
+    squares += (x - shape) * (x - shape);
+  }
+  // E(x - a)^2 = a and Var((x - a)^2) = 2 a^2 + 6 a.
+  EXPECT_LT(std::abs(sum / std::sqrt(kDraws * shape)), kMaxZ);
+  EXPECT_LT(std::abs((squares - kDraws * shape) /
+                     std::sqrt(kDraws * (2 * shape * shape + 6 * shape))),
+            kMaxZ);
+}
+
+// ln x has mean digamma(a): sensitive to the lower tail, where the moments of x
+// see nothing.
+TEST_P(GammaMoments, MeanLogarithm) {
+  const double shape = GetParam();
+  double sum = 0;
+  double squares = 0;
+  for (const double x : Draws(shape)) {
+    ASSERT_GT(x, 0);
+    sum += std::log(x);
+    squares += std::log(x) * std::log(x);
+  }
+  // By the recurrence psi(a) = psi(a + 1) - 1 / a and the asymptotic series.
+  double digamma = 0;
+  double a = shape;
+  for (; a < 20; ++a) digamma -= 1 / a;
+  const double r = 1 / (a * a);
+  digamma += std::log(a) - 0.5 / a - r * (1.0 / 12 - r * (1.0 / 120 - r / 252));
+  const double mean = sum / kDraws;
+  const double error = std::sqrt((squares / kDraws - mean * mean) / kDraws);
+  EXPECT_LT(std::abs(mean - digamma) / error, kMaxZ);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, GammaMoments, testing::ValuesIn(kShapes));
+
+// Shapes whose distribution function is elementary.
+double Cdf(double shape, double x) {
+  if (shape == 0.5) return std::erf(std::sqrt(x));
+  if (shape == 1) return -std::expm1(-x);
+  if (shape == 1.5) {
+    return std::erf(std::sqrt(x)) - 2 * std::sqrt(x / M_PI) * std::exp(-x);
+  }
+  if (shape == 3) return 1 - std::exp(-x) * (1 + x + x * x / 2);
+  throw std::logic_error("no formula for this shape");
+}
+
+class GammaDistribution : public testing::TestWithParam<double> {};
+
+TEST_P(GammaDistribution, KolmogorovSmirnov) {
+  std::vector<double> x = Draws(GetParam());
+  for (double& each : x) each = Cdf(GetParam(), each);
+  EXPECT_LT(Kolmogorov(x), kMaxKolmogorov);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, GammaDistribution,
+                         testing::Values(0.5, 1, 1.5, 3));
+
+TEST(Gamma, EveryArgumentMatters) {
+  std::set<double> seen;
+  int draws = 0;
+  for (const uint64_t seed : {0, 1}) {
+    for (const uint64_t step : {0, 1}) {
+      for (const uint32_t purpose : {1, 2}) {
+        for (const uint64_t element : {0, 1}) {
+          seen.insert(DrawGamma(2, {seed, step, purpose}, element));
+          ++draws;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(seen.size(), static_cast<size_t>(draws));
+}
+
+// Neighbouring elements use neighbouring counters; their draws are unrelated.
+TEST(Gamma, NeighboursAreUncorrelated) {
+  constexpr double kShape = 2;
+  const std::vector<double> x = Draws(kShape);
+  double sum = 0;
+  for (size_t i = 1; i < x.size(); ++i) {
+    sum += (x[i] - kShape) * (x[i - 1] - kShape);
+  }
+  EXPECT_LT(std::abs(sum) / (kShape * std::sqrt(kDraws - 1)), kMaxZ);
+}
+
+TEST(Gamma, RejectsInvalidShapes) {
+  for (const double shape :
+       {0.0, -1.0, std::numeric_limits<double>::infinity(), std::nan("")}) {
+    EXPECT_THROW(DrawGamma(shape, Stream(0, 0), 0), std::invalid_argument);
+  }
+  try {
+    DrawGamma(-1, Stream(0, 0), 0);
+    FAIL();
+  } catch (const std::invalid_argument& error) {
+    EXPECT_STREQ(error.what(),
+                 "Invalid shape: -1.000000 (must be finite and > 0)");
+  }
+}
+
+}  // namespace
+}  // namespace torch_sgmcmc

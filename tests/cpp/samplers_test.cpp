@@ -1,0 +1,190 @@
+// SGHMC in C++, beyond what tests/cpp/test_cpp_chains.py compares with Python.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <torch_sgmcmc/torch_sgmcmc.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "host/settings.h"
+#include "message_of.h"
+#include "torch_sgmcmc/torch_sgmcmc.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+std::vector<at::Tensor> Parameters() {
+  std::vector<at::Tensor> params = {torch::zeros({2}, at::kDouble),
+                                    torch::zeros({3}, at::kDouble)};
+  for (at::Tensor& param : params) {
+    param.requires_grad_(true);
+    param.mutable_grad() = torch::ones_like(param);
+  }
+  return params;
+}
+
+TEST(SGHMC, RefusesToCaptureAnOnlineEstimate) {
+  const auto options =
+      SGHMCOptions(0.01).num_data(50).noise_estimate("online").capturable(true);
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [&] { const SGHMC sampler(Parameters(), options); }),
+            "Invalid noise_estimate: 'online' is checked on the host at every "
+            "step and excludes capturable");
+}
+
+TEST(SGHMC, ComparesTheNoisiestCoordinateWithTheFriction) {
+  const std::vector<at::Tensor> params = Parameters();
+  SGHMC sampler(
+      params, SGHMCOptions(0.01).num_data(50).seed(5).noise_estimate("online"));
+  // Half the square of what consecutive ones differ by, V, is 0.6.
+  params[1].mutable_grad().fill_(std::sqrt(0.3));
+  const auto step = [&] {
+    params[1].mutable_grad().neg_();
+    sampler.step();
+  };
+  for (int i = 0; i < 100; ++i) step();
+  // β̂ = lr N V / (2T) = 0.25 V
+  EXPECT_EQ(MessageOf<std::invalid_argument>(step),
+            "Invalid noise_estimate: 0.15 in the noisiest coordinate. No "
+            "parameter has changed; the gradients have entered the estimate "
+            "(must not exceed the friction 1 - momentum = 0.1: lower momentum "
+            "or lr, or take larger minibatches)");
+}
+
+// PSGLD's preconditioner that stays: it is that of the present V and eps.
+
+TEST(PSGLD, TheRootIsThatOfThePresentVAndEps) {
+  const at::Tensor p = torch::ones({7}).set_requires_grad(true);
+  PSGLD sampler({p},
+                PSGLDOptions(0.5).num_data(10).temperature(0).eps(0.1).seed(1));
+  p.mutable_grad() = torch::rand({7});
+  sampler.step();
+  sampler.options().adapt(false);
+  const auto expect = [&](double eps) {
+    const at::Tensor v = sampler.state_of(p)["square_average"];
+    const at::Tensor wanted = p.detach() - 0.5 * p.grad() / (v.sqrt() + eps);
+    sampler.step();
+    EXPECT_TRUE(torch::allclose(p.detach(), wanted, 1e-5, 1e-6));
+  };
+  expect(0.1);
+  expect(0.1);  // as it was kept
+  sampler.options().eps(0.3);
+  expect(0.3);
+  sampler.own_state_of(p)["square_average"].add_(1);
+  expect(0.3);
+  sampler.own_state_of(p)["square_average"] = torch::rand({7});
+  expect(0.3);
+}
+
+TEST(PSGLD, AdaptationAfterRestIsNotLost) {
+  const auto run = [](bool rests) {
+    const at::Tensor p = torch::ones({5}).set_requires_grad(true);
+    PSGLD sampler({p}, PSGLDOptions(0.1).num_data(10).eps(0.1).seed(1));
+    for (int step = 0; step < 6; ++step) {
+      p.mutable_grad() = p.detach() * (step + 1);
+      const bool adapts = step != 2 && step != 5;
+      sampler.options().adapt(adapts);
+      if (step == 5 && !rests) {
+        // The same with a V that nothing has been kept of.
+        at::Tensor& v = sampler.own_state_of(p)["square_average"];
+        v = v.clone();
+      }
+      sampler.step();
+    }
+    return p.detach();
+  };
+  EXPECT_TRUE(torch::equal(run(true), run(false)));
+}
+
+// SBPS in C++, beyond what tests/cpp/test_cpp_chains.py compares with Python.
+
+SBPSOptions Bouncing() {
+  return SBPSOptions().num_data(50).prior_precision(20).num_std(3).seed(5);
+}
+
+at::Tensor Parameter(at::IntArrayRef shape) {
+  return torch::zeros(shape, at::kDouble).set_requires_grad(true);
+}
+
+// Losses |theta - x_i|^2 / 2 of 10 examples, other ones at every call.
+struct Minibatches {
+  at::Tensor param;
+  int64_t calls = 0;
+
+  at::Tensor operator()() {
+    ++calls;
+    const at::Tensor index = torch::arange(10, at::kDouble) + 10 * (calls % 5);
+    const at::Tensor x =
+        torch::sin(index.unsqueeze(1) + torch::arange(param.numel()));
+    return 0.5 * (param.flatten() - x).square().sum(1);
+  }
+};
+
+TEST(SBPS, RefusesLossesThatItCannotUseAndMovesNothing) {
+  const at::Tensor param = Parameter({3});
+  SBPS sampler({param}, Bouncing());
+  Minibatches draws{param};
+  for (int i = 0; i < 7; ++i) sampler.step(draws);
+  const at::Tensor place = param.detach().clone();
+  const auto message = [&](const std::function<at::Tensor()>& closure) {
+    const std::string text = MessageOf([&] { sampler.step(closure); });
+    EXPECT_TRUE(torch::equal(param, place)) << text;
+    EXPECT_FALSE(param.grad().defined()) << text;
+    return text;
+  };
+  EXPECT_EQ(message([&] { return draws().mean(); }),
+            "SBPS got losses of shape [] from the closure (must be the "
+            "examples' losses, of shape [n]: use reduction(torch::kNone))");
+  EXPECT_EQ(message([&] { return draws().slice(0, 0, 1); }),
+            "SBPS got the loss of 1 example from the closure (must be of 2 at "
+            "least, to estimate the noise of a minibatch)");
+  EXPECT_EQ(message([&] { return draws().repeat(6); }),
+            "SBPS got the losses of 60 examples from the closure, and num_data "
+            "= 50 (must not be more; if examples are drawn with replacement, "
+            "set replacement(true))");
+  EXPECT_EQ(message([&] {
+              const double infinity = std::numeric_limits<double>::infinity();
+              at::Tensor bad = torch::zeros(10, at::kDouble);
+              bad[1] = infinity;
+              bad[4] = -infinity;
+              return draws() + bad;
+            }),
+            "SBPS got 2 of 10 losses from the closure that are not finite");
+  EXPECT_EQ(message([&] {
+              at::Tensor losses = draws();
+              losses.sum().backward({}, /*retain_graph=*/true);
+              return losses;
+            }),
+            "SBPS found gradients after the closure: it must return the losses "
+            "of the examples and not call backward()");
+  EXPECT_EQ(message([&] { return draws().detach(); }),
+            "SBPS got losses from the closure that do not depend on its "
+            "parameters (were they computed under a torch::NoGradGuard?)");
+  EXPECT_EQ(message([&] { return draws().to(torch::kComplexFloat); }),
+            "SBPS got complex losses from the closure (must be real numbers)");
+  sampler.step(draws);
+  EXPECT_FALSE(torch::equal(param, place));
+}
+
+// Options that nobody set say what the table of hyperparameters does.
+
+TEST(Defaults, AreTheTables) {
+  EXPECT_TRUE(std::isnan(SGLDOptions().num_data()));
+  EXPECT_EQ(SGLDOptions().num_chains(), std::nullopt);
+  EXPECT_EQ(SGHMCOptions().momentum(), 0.9);
+  EXPECT_EQ(SGHMCOptions().noise_estimate(), SGHMCOptions::NoiseEstimate(0.0));
+  EXPECT_EQ(SGHMCOptions().initial_momentum(), "stationary");
+  EXPECT_FALSE(SBPSOptions().preconditioned());
+}
+
+TEST(SettingsOf, ThereAreNoneOfOthers) {
+  EXPECT_THROW(SettingsOf("Adam"), std::out_of_range);
+}
+
+}  // namespace
+}  // namespace torch_sgmcmc
