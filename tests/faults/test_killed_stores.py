@@ -108,7 +108,10 @@ def kill(go, kills, tmp_path):
     killed = runs = partial = unnamed = with_draws = 0
     while killed < kills:
         folder = tmp_path / "killed"
-        while not go(folder, generator.uniform(0, seconds)):
+        attempts = 0
+        # Later and later, since a busy machine may need longer than for the whole run.
+        while not go(folder, generator.uniform(0, seconds * (1 + attempts / 10))):
+            attempts += 1
             killed += 1
             store = opened(folder)
             for draw in store:
