@@ -1,7 +1,7 @@
 // The loops of chain_product, compiled once per instruction set (random/isa.h):
 // all operations are on vectors of chains.
 
-constexpr int64_t kLaneFloats = sizeof(Lanes::F32) / sizeof(float);
+constexpr int64_t kLaneFloats = Lanes::kQuads;
 
 SG_INLINE Lanes::F32 LoadLanes(const float* from) {
   Lanes::F32 x;

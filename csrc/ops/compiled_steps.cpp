@@ -97,8 +97,7 @@ Tensor MultiplyChainsLast(Tensor a, Tensor b) {
   if (a.stride(2) != 1 || b.stride(2) != 1) {
     Fail(kProduct, "the chains of a and b must be contiguous");
   }
-  const Tensor out =
-      torch::stable::new_empty(a, {a.size(0), b.size(1), a.size(2)});
+  Tensor out = torch::stable::new_empty(a, {a.size(0), b.size(1), a.size(2)});
   const ChainProduct product = {a.size(0),
                                 a.size(1),
                                 b.size(1),
