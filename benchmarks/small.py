@@ -14,8 +14,9 @@ SGHMC in fp32, all of 100 points at each step, on one core. Candidates take turn
 ``--network mnist`` compares compiled blocks with an eager loop, for 784-100-10 and
 minibatches of 100.
 
-After the times each candidate runs on with a larger lr, and its mean loss in
-equilibrium is printed, which all must share: a chain that ignores its gradient is seen.
+After the times each sampler (not SGD, nor ``mnist``) runs on with a larger lr, and its
+mean loss in equilibrium is printed, which all must share: a chain that ignores its
+gradient is seen.
 """
 
 from __future__ import annotations

@@ -45,6 +45,8 @@ _UNROLLED = 20, 5
 # Chains of a graph: one vector of AVX-512. More leave the processor's cache; fewer than
 # the minimum are faster one by one.
 _CHAINS, _MIN_CHAINS = 16, 7
+# Most kinds of minibatches whose graphs are kept.
+_KINDS = 8
 # Inductor's C++ wrapper makes calls between kernels without Python. tanh by one
 # exponential has an absolute error of 1e-7; the exact tanh takes most of a small
 # network's time.
@@ -86,14 +88,22 @@ def compile_steps(
         the losses, [steps] or [steps, num_chains], and leaves no gradients. Steps are
         made one by one, without a graph, where gradients are not finite (errors and
         skipped steps are then those of ``step()``), the sampler's state is created,
-        momenta are drawn afresh, or a group rests at lr = 0. Each 20 steps are a graph,
-        compiled at the first block; minibatches of other sizes compile another.
+        momenta are drawn afresh, or a group rests at lr = 0. Up to 20 steps are a graph
+        (5 with ``num_chains >= 7``), compiled when first needed; minibatches of other
+        shapes or strides compile another, and the last 8 kinds are kept. A parameter
+        that the loss does not use has gradient 0.
 
     Raises:
         ValueError: the sampler cannot be compiled, or ``params`` are not its own.
     """
     check_sampler(sampler)
     steps = check_integer("steps", steps, low=1)
+    if not callable(loss) or not isinstance(params, Mapping):
+        raise TypeError(
+            f"Invalid loss or params: got {type(loss).__name__} and "
+            f"{type(params).__name__} (must be a function, and parameters by name "
+            "such as dict(model.named_parameters()))"
+        )
     params = dict(params)
     own = {id(p) for group in sampler.param_groups for p in group["params"]}
     if {id(p) for p in params.values()} != own:
@@ -103,14 +113,17 @@ def compile_steps(
         )
     _check_params(sampler)
     _rules_of(sampler)
-    return _CompiledSteps(sampler, loss, params, steps, options or _OPTIONS)
+    return _CompiledSteps(
+        sampler, loss, params, steps, _OPTIONS if options is None else options
+    )
 
 
 def _check_params(sampler: Sampler) -> None:
     groups = sampler.param_groups
-    first = groups[0]["params"][0]
-    for p in (p for group in groups for p in group["params"]):
-        if p.dtype not in (torch.float32, torch.float64) or p.dtype is not first.dtype:
+    params = [p for group in groups for p in group["params"]]
+    for p in params:
+        known = (torch.float32, torch.float64)
+        if p.dtype not in known or p.dtype is not params[0].dtype:
             found = f"{p.dtype}"
             wanted = "torch.float32 or torch.float64, and the same for all"
         elif not p.is_cpu or type(p.data) is not Tensor:
@@ -192,6 +205,14 @@ def _tiles_of(num_chains: int | None, width: int) -> list[_Tile]:
     ]
 
 
+class _Traced(NamedTuple):
+    """A traced gradient: its graph, its tiles, and its compiled blocks."""
+
+    graph: GraphModule
+    tiles: list[_Tile]
+    blocks: dict[Any, Callable[..., Any]]
+
+
 class _CompiledSteps:
     """Makes blocks of steps; the result of :func:`compile_steps`."""
 
@@ -215,8 +236,7 @@ class _CompiledSteps:
         self._names = [names[id(p)] for p in self._params]
         self._num_chains = context_of(sampler).num_chains
         self._steps = steps
-        self._gradients: dict[Any, tuple[GraphModule, list[_Tile]]] = {}
-        self._graphs: dict[Any, Callable[..., Any]] = {}
+        self._traced: dict[Any, _Traced] = {}
         self._noise: dict[int, list[Tensor]] = {}
 
     def __call__(self, *batches: Tensor) -> Tensor:
@@ -237,8 +257,10 @@ class _CompiledSteps:
                 "(remove them, and inspect the chain between blocks; a Collector has "
                 "run())"
             )
+        self._check_sampler()
         with torch.no_grad():
-            gradient, tiles = self._gradient(batches)
+            traced = self._trace(batches)
+            tiles = traced.tiles
             most = _UNROLLED[tiles[0].width > 1]
             blocks = [
                 _Block(min(most, self._steps - i), [t[i : i + most] for t in batches])
@@ -246,15 +268,25 @@ class _CompiledSteps:
             ]
             losses: list[Tensor] = []
             while len(losses) < len(blocks):
-                losses += self._run(gradient, tiles, blocks[len(losses) :])
+                losses += self._run(traced, blocks[len(losses) :])
                 if len(losses) < len(blocks):
                     losses.append(self._make_single_steps(blocks[len(losses)]))
         return torch.cat(losses)
 
-    def _gradient(self, batches: Sequence[Tensor]) -> tuple[GraphModule, list[_Tile]]:
-        """Returns the traced gradient for these minibatches, and its tiles."""
-        key = tuple((batch.shape[1:], batch.dtype) for batch in batches)
-        if key not in self._gradients:
+    def _check_sampler(self) -> None:
+        groups = self._sampler.param_groups
+        params = [p for group in groups for p in group["params"]]
+        if list(map(id, params)) != list(map(id, self._params)):
+            raise ValueError(
+                "Invalid sampler: it has other parameters than when it was compiled "
+                "(call compile_steps again)"
+            )
+        _check_params(self._sampler)
+
+    def _trace(self, batches: Sequence[Tensor]) -> _Traced:
+        """Returns the traced gradient for these minibatches."""
+        key = tuple((b.shape[1:], b.dtype, b.stride()) for b in batches)
+        if key not in self._traced:
             own = [p.detach() for p in self._params]
             if self._num_chains is not None:
                 own = [p[0] for p in own]
@@ -265,22 +297,23 @@ class _CompiledSteps:
                 graph, width = trace(has_chains=True), _CHAINS
             if graph is None:
                 graph, width = trace(has_chains=False), 1
-            self._gradients[key] = graph, _tiles_of(self._num_chains, width)
-        return self._gradients[key]
+            if len(self._traced) == _KINDS:
+                del self._traced[next(iter(self._traced))]
+            tiles = _tiles_of(self._num_chains, width)
+            self._traced[key] = _Traced(graph, tiles, {})
+        return self._traced[key]
 
-    def _run(
-        self, gradient: GraphModule, tiles: list[_Tile], blocks: list[_Block]
-    ) -> list[Tensor]:
+    def _run(self, traced: _Traced, blocks: list[_Block]) -> list[Tensor]:
         """Makes blocks by graphs, up to one that needs single steps.
 
         Args:
-            gradient: the gradient.
-            tiles: the chains of each call.
+            traced: the gradient, for the blocks' minibatches.
             blocks: their steps and minibatches.
 
         Returns:
             The losses of the blocks made.
         """
+        tiles = traced.tiles
         sampler, context = self._sampler, context_of(self._sampler)
         check_groups_of(sampler)
         rules = _rules_of(sampler)
@@ -310,17 +343,18 @@ class _CompiledSteps:
         is_checked = context.groups[0]["nonfinite"] != "ignore"
         losses: list[Tensor] = []
         count = 0
+        begin = context.rng.steps
         for steps, batches in blocks:
-            noise = self._draw_noise(steps, rules[0], context.rng.steps + count)
+            if self._draws_momenta(begin + count, steps):
+                break
+            noise = self._draw_noise(steps, rules[0], begin + count)
             found = []
             for tile, now, mean in zip(tiles, values, own_means, strict=True):
                 inputs = []
                 for own, of, xi in zip(now, mean, noise, strict=True):
                     inputs += [*own, *of, tile.of(xi, 1)]
                 inputs += [*coefficients, *batches]
-                found.append(
-                    self._graph(gradient, params, tile, steps, inputs)(*inputs)
-                )
+                found.append(self._graph(traced, params, tile, steps, inputs)(*inputs))
             if is_checked and not all(math.isfinite(each[-1]) for each in found):
                 break
             for now, each in zip(values, found, strict=True):
@@ -341,18 +375,20 @@ class _CompiledSteps:
         return losses
 
     def _needs_single_steps(self, rules: list[Rule]) -> bool:
-        """Returns whether steps create state, draw momenta, or move some groups."""
+        """Returns whether steps create state, or move some groups only."""
         state = self._sampler.state
         if context_of(self._sampler).blank:
             return True
-        return any(
-            rests(group) or group.get("resample_momentum_every")
-            for group in self._sampler.param_groups
-        ) or any(
+        return any(map(rests, self._sampler.param_groups)) or any(
             key not in state.get(p, {})
             for p, g in zip(self._params, self._groups, strict=True)
             for key in (STEP, *rules[g].keys)
         )
+
+    def _draws_momenta(self, begin: int, steps: int) -> bool:
+        """Returns whether momenta are drawn afresh in one of the steps."""
+        every = [g.get("resample_momentum_every") for g in self._sampler.param_groups]
+        return any(k and -(-begin // k) * k < begin + steps for k in every)
 
     def _make_single_steps(self, block: _Block) -> Tensor:
         """Makes steps of the sampler, with gradients that are not compiled."""
@@ -414,21 +450,22 @@ class _CompiledSteps:
 
     def _graph(
         self,
-        gradient: GraphModule,
+        traced: _Traced,
         params: list[Updated],
         tile: _Tile,
         steps: int,
         inputs: list[Tensor],
     ) -> Callable[..., Any]:
         """Returns the compiled graph of some steps."""
-        kinds = tuple((p.rule.update, p.has_mean) for p in params)
-        key = id(gradient), kinds, steps
-        if key not in self._graphs:
-            block = trace_block(gradient, params, tile.width > 1, inputs)
+        key = tuple((p.rule.update, p.has_mean) for p in params), steps
+        if key not in traced.blocks:
+            num_groups = len(self._sampler.param_groups)
+            has_chains = tile.width > 1
+            block = trace_block(traced.graph, params, num_groups, has_chains, inputs)
             # The buffers of one chain fit into the cache, all steps' together.
-            options = {"memory_planning": tile.width <= 1, **self._options}
-            self._graphs[key] = compile_graph(block, inputs, options)
-        return self._graphs[key]
+            options = {"memory_planning": not has_chains, **self._options}
+            traced.blocks[key] = compile_graph(block, inputs, options)
+        return traced.blocks[key]
 
 
 #: Most steps of a block.

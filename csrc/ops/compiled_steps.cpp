@@ -50,11 +50,16 @@ void NoiseSteps(TensorList out, std::vector<int64_t> offsets, bool uniform,
                 int64_t seed, int64_t step, int64_t num_chains) {
   if (out.empty()) return;
   const int64_t steps = out[0].size(0);
-  const int64_t stride = out[0].stride(0);
+  int64_t stride = 0;  // from a step's row to the next
   TensorList first;
   for (const Tensor& tensor : out) {
-    if (tensor.size(0) != steps || tensor.stride(0) != stride) {
-      Fail(kOp, "out must be parts of one tensor with a row for each step");
+    if (tensor.size(0) == steps && steps > 1 && tensor.numel() > 0) {
+      if (stride == 0) stride = tensor.stride(0);
+      if (tensor.stride(0) != stride) {
+        Fail(kOp, "out must be parts of one tensor with a row for each step");
+      }
+    } else if (tensor.size(0) != steps) {
+      Fail(kOp, "out must have a row for each step");
     }
     first.push_back(torch::stable::select(tensor, 0, 0));
     if (!first.back().is_contiguous()) {

@@ -2,7 +2,7 @@
 // Box-Muller transform, or uniform numbers; written once for any lane type.
 //
 // This file has no include guard on purpose: whoever includes it sits inside a
-// namespace of its own that provides `Lanes` (see core/lanes_*.inl) and inside
+// namespace of its own that provides `Lanes` (see random/lanes_*.inl) and inside
 // a compiler region for one instruction set. The same lines thus become AVX-512
 // code, AVX2 code, portable code and CUDA device code.
 //

@@ -97,6 +97,7 @@ CASES = [
     (sg.SGHMC, {"noise_estimate": 0.02}),
     (sg.SGHMC, {"groups": MEANS}),
     (sg.SGHMC, {"resample_momentum_every": 2}),
+    (sg.SGHMC, {"resample_momentum_every": 7}),
     (sg.SGHMC, {"prior_mean": 0.4, "capturable": True}),
     (sg.BAOA, {"momentum": 0.7, "noise_estimate": 0.05}),
     (sg.SGLRW, {}),
@@ -181,20 +182,106 @@ def test_chain_product(rows: int, inner: int, columns: int) -> None:
 
 
 @graphs_without_code
-def test_blocks_of_any_length() -> None:
-    """Blocks longer than a graph, and a checkpoint between two."""
-    compiled, eager = Chain(sg.SGHMC), Chain(sg.SGHMC)
-    for chain in (compiled, eager):
-        chain.batches = torch.randn(90, 5, generator=torch.Generator().manual_seed(1))
-        chain.batches = chain.batches.double()
-    compiled.block(45)(compiled.batches[:45])
-    again = Chain(sg.SGHMC)
+@pytest.mark.parametrize("num_chains", [None, 9])
+@pytest.mark.parametrize("steps", [1, 21, 45])
+def test_blocks_of_any_length(steps: int, num_chains: int | None) -> None:
+    """Blocks of one step, and longer than a graph; a checkpoint between two."""
+    more = {} if num_chains is None else {"num_chains": num_chains}
+    compiled, eager, again = (Chain(sg.SGHMC, **more) for _ in range(3))
+    batches = torch.randn(3 * steps, 5, generator=torch.Generator().manual_seed(1))
+    eager.batches = batches = batches.double()
+    block = compiled.block(steps)
+    block(batches[:steps])
+    block(batches[steps : 2 * steps])
     for p, value in zip(again.params.values(), compiled.params.values(), strict=True):
         p.data.copy_(value.detach())
     again.sampler.load_state_dict(copy.deepcopy(compiled.sampler.state_dict()))
-    again.block(45)(compiled.batches[45:])
-    eager.eager(range(90))
+    again.block(steps)(batches[2 * steps :])
+    eager.eager(range(3 * steps))
     assert_equal(again, eager)
+
+
+@graphs_without_code
+def test_chains_draw_their_own_numbers_of_the_loss() -> None:
+    """Dropout of data, of activations, and plain numbers."""
+    draws = {
+        "dropout of data": lambda p, x: F.dropout(x, 0.5).sum(),
+        "dropout of activations": lambda p, x: F.dropout(x + 0 * p, 0.5).sum(),
+        "numbers": lambda p, x: torch.randn(3).sum(),
+        "like data": lambda p, x: torch.rand_like(x).sum(),
+        "like parameters": lambda p, x: torch.randn_like(p).sum(),
+    }
+    for what, draw in draws.items():
+        p = nn.Parameter(torch.ones(20, 30))
+        sampler = sg.SGLD([p], 0.01, num_data=20, seed=0, num_chains=20)
+
+        def loss(params: Any, x: Tensor, draw: Any = draw) -> Tensor:
+            return (params["a"] * 0).sum() + draw(params["a"], x)
+
+        block = sg.compile_steps(sampler, loss, {"a": p}, steps=4)
+        block(torch.randn(4, 30))
+        losses = block(torch.randn(4, 30))
+        assert all(len(row.unique()) > 10 for row in losses), what
+
+
+@graphs_without_code
+def test_losses_of_constants_and_single_numbers() -> None:
+    """A product of data alone, and sums of one number, for several chains."""
+    features = torch.randn(5, 200)
+    x = torch.randn(2, 60, 5)
+
+    def loss(params: dict[str, Tensor], x: Tensor) -> Tensor:
+        output = (x @ features).tanh() @ params["a"]
+        return output.square().mean().sum().sum() + (params["b"] - 1).square().amax()
+
+    ends = []
+    for is_compiled in (False, True):
+        params = {"a": torch.ones(8, 200), "b": torch.zeros(8)}
+        params = {name: nn.Parameter(p) for name, p in params.items()}
+        sampler = sg.SGLD(params.values(), 1e-3, num_data=9, seed=0, num_chains=8)
+        block = sg.compile_steps(sampler, loss, params, steps=2)
+        for _ in range(2):
+            if is_compiled:
+                block(x)
+                continue
+            for row in x:
+                vmap(loss, (0, None))(params, row).sum().backward()
+                sampler.step()
+                sampler.zero_grad()
+        ends.append(list(params.values()))
+    for a, b in zip(*ends, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@graphs_without_code
+def test_empty_groups_and_parameters() -> None:
+    p, empty = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(0, 2))
+    groups = [{"params": []}, {"params": [p, empty]}, {"params": []}]
+    sampler = sg.SGLD(groups, 0.1, num_data=20, seed=3)
+
+    def loss(params: dict[str, Tensor], x: Tensor) -> Tensor:
+        return (params["p"] * x).sum() + params["e"].sum()
+
+    block = sg.compile_steps(sampler, loss, {"p": p, "e": empty}, steps=2)
+    before = p.detach().clone()
+    for _ in range(2):
+        block(torch.ones(2, 3))
+    assert int(sampler.param_groups[0]["step"]) == 4
+    assert not same_bits(p.detach(), before)
+
+
+@graphs_without_code
+def test_changed_parameters_are_refused() -> None:
+    chain = Chain(sg.SGLD)
+    block = chain.block()
+    block(chain.batches[:STEPS])
+    chain.params["b"].requires_grad_(False)
+    with pytest.raises(ValueError, match="has requires_grad=False"):
+        block(chain.batches[:STEPS])
+    chain.params["b"].requires_grad_(True)
+    chain.sampler.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    with pytest.raises(ValueError, match="other parameters than when it was compiled"):
+        block(chain.batches[:STEPS])
 
 
 @graphs_without_code
@@ -335,7 +422,10 @@ def test_networks(num_chains: int | None, hidden: tuple[int, ...], of: Any) -> N
     whole = one if num_chains is None else vmap(one, (0, None, None))
     for k in range(3):
         rows = slice(k * steps, (k + 1) * steps)
-        losses = block(x[rows], y[rows])
+        own = x[rows]
+        if k == 2:  # the same values in other strides
+            own = own.transpose(0, 1).contiguous().transpose(0, 1)
+        losses = block(own, y[rows])
         for i in range(rows.start, rows.stop):
             eager.zero_grad()
             value = whole(plain, x[i], y[i])
@@ -470,6 +560,15 @@ def with_batch_norm() -> None:
     sg.compile_steps(sampler, loss, params, steps=1)(torch.ones(1, 3, 2))
 
 
+def with_loss(loss: Any) -> Callable[[], Any]:
+    def make() -> None:
+        p = nn.Parameter(torch.ones(2))
+        sampler = sg.SGLD([p], 0.1, num_data=2, seed=0)
+        sg.compile_steps(sampler, loss, {"a": p}, steps=1)(torch.ones(1, 2))
+
+    return make
+
+
 def in_half_precision() -> None:
     p = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
     sg.compile_steps(sg.SGLD([p], 0.1, num_data=2, seed=0), loss, {"a": p})
@@ -481,6 +580,13 @@ def in_half_precision() -> None:
         (block_of(cls=sg.PSGLD), ValueError, "PSGLD cannot be compiled with these"),
         (block_of(cls=sg.SGHMC, noise_estimate="online"), ValueError, "'online'"),
         (with_batch_norm, ValueError, "Invalid loss: it changes a tensor in place"),
+        (with_loss(lambda p, x: p["a"] * x), ValueError, r"returned \[2\] \(must be a"),
+        (
+            with_loss(lambda p, x: (p["a"] * x.sum().item()).sum()),
+            ValueError,
+            "it reads the value of a tensor",
+        ),
+        (with_loss(None), TypeError, "Invalid loss or params: got NoneType and dict"),
         (in_half_precision, ValueError, "has torch.bfloat16 .*must be torch.float32"),
         (
             lambda: sg.compile_steps(torch.optim.SGD([torch.ones(1)]), loss, {}),

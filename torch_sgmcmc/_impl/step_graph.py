@@ -183,7 +183,14 @@ def trace_gradient(
 
         def of(own: tuple[Tensor, ...]) -> Tensor:
             pairs = zip(own, names, strict=True)
-            return loss({name: p for p, some in pairs for name in some}, *rest)
+            value = loss({name: p for p, some in pairs for name in some}, *rest)
+            if not isinstance(value, Tensor) or value.dim():
+                got = list(value.shape) if isinstance(value, Tensor) else value
+                raise ValueError(
+                    f"Invalid loss: it returned {got!r} (must be a chain's mean loss, "
+                    "a Tensor of shape [])"
+                )
+            return value
 
         gradients, value = grad_and_value(of)(own)
         return (*gradients, value)
@@ -195,11 +202,14 @@ def trace_gradient(
             *params, *batch
         )
     except RuntimeError as error:
-        if "mutate a captured Tensor" not in str(error):
+        if "mutate a captured Tensor" in str(error):
+            what = "changes a tensor in place, such as a buffer of batch norm"
+        elif "get value out of a tracing tensor" in str(error):
+            what = "reads the value of a tensor, such as by item() or in an if"
+        else:
             raise
         raise ValueError(
-            "Invalid loss: it changes a tensor in place, such as a buffer of batch "
-            "norm (a compiled loss must not: call eval(), or use step())"
+            f"Invalid loss: it {what}, which a compiled loss must not (use step())"
         ) from error
     graph.graph.eliminate_dead_code()
     graph.recompile()
@@ -212,38 +222,48 @@ class ChainsLast(Interpreter):
     The dimension has size 1 where the chains have the same values.
     """
 
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluates the graph."""
+        self._width = max(tensor.shape[-1] for tensor in args)
+        return super().run(*args, **kwargs)
+
     def call_function(
         self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Evaluates an operation: by broadcasting, at its sizes, or by vmap."""
         if not isinstance(target, torch._ops.OpOverload):
             return super().call_function(target, args, kwargs)
+        if torch.Tag.nondeterministic_seeded in target.tags:
+            return _by_vmap(target, args, kwargs, self._width)
         if torch.Tag.pointwise in target.tags:
             return super().call_function(target, args, kwargs)
         rule = _WITH_CHAINS.get(target.overloadpacket)
-        if rule is not None:
-            return rule(*args, **kwargs)
-        return _by_vmap(target, args, kwargs)
+        if rule is None or target is aten.view.dtype:
+            return _by_vmap(target, args, kwargs)
+        return rule(*args, **kwargs)
 
     def get_attr(self, target: str, args: Any, kwargs: Any) -> Any:
         """Returns a constant."""
         return super().get_attr(target, args, kwargs).unsqueeze(-1)
 
 
-def _by_vmap(target: Any, args: Any, kwargs: Any) -> Any:
+def _by_vmap(target: Any, args: Any, kwargs: Any, drawn: int = 0) -> Any:
+    """Evaluates an operation for each chain; ``drawn`` chains draw own numbers."""
     flat, spec = tree_flatten((args, kwargs))
     places = [i for i, value in enumerate(flat) if isinstance(value, Tensor)]
-    dims = tuple(None if flat[i].shape[-1] == 1 else -1 for i in places)
+    dims = [None if flat[i].shape[-1] == 1 else -1 for i in places]
     tensors = [
         flat[i].squeeze(-1) if dim is None else flat[i]
         for i, dim in zip(places, dims, strict=True)
     ]
-
+    if drawn:
+        dims.append(-1)
+        tensors.append(torch.empty(drawn, device="cpu"))
     kinds: list[Any] = []
 
     def call(*tensors: Tensor) -> list[Tensor]:
         given = list(flat)
-        for i, tensor in zip(places, tensors, strict=True):
+        for i, tensor in zip(places, tensors, strict=False):
             given[i] = tensor
         args, kwargs = tree_unflatten(given, spec)
         found, kind = tree_flatten(target(*args, **kwargs))
@@ -251,7 +271,7 @@ def _by_vmap(target: Any, args: Any, kwargs: Any) -> Any:
         return [value for value in found if value is not None]
 
     if any(dim is not None for dim in dims):
-        made = vmap(call, dims, -1, randomness="different")(*tensors)
+        made = vmap(call, tuple(dims), -1, randomness="different")(*tensors)
     else:
         made = [value.unsqueeze(-1) for value in call(*tensors)]
     rest = iter(made)
@@ -269,15 +289,17 @@ def _before_chains(tensor: Tensor, dims: Any) -> list[int]:
 
 def _reduced(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def reduce(x: Tensor, dims: Any = None, keepdim: bool = False, **kw: Any) -> Tensor:
+        if x.dim() == 1:  # one number of each chain
+            return function(x.unsqueeze(0), [0], **kw)
         return function(x, _before_chains(x, dims), keepdim=keepdim, **kw)
 
     return reduce
 
 
 def _mm(a: Tensor, b: Tensor) -> Tensor:
-    if a.dtype is not torch.float32:
-        return _by_vmap(aten.mm.default, (a, b), {})
     chains = max(a.shape[-1], b.shape[-1])
+    if chains == 1 or a.dtype is not torch.float32:
+        return _by_vmap(aten.mm.default, (a, b), {})
     own = [
         t if t.shape[-1] == chains else t.expand(*t.shape[:-1], chains).contiguous()
         for t in (a, b)
@@ -332,6 +354,7 @@ def coefficients_of(rule: Rule, numbers: Mapping[str, Any]) -> list[float]:
 def trace_block(
     gradient: GraphModule,
     params: Sequence[Updated],
+    num_groups: int,
     has_chains: bool,
     inputs: Sequence[Tensor],
 ) -> GraphModule:
@@ -340,6 +363,7 @@ def trace_block(
     Args:
         gradient: of :func:`trace_gradient`.
         params: the parameters.
+        num_groups: the number of param groups.
         has_chains: whether chains are the last dimension of parameters and noise.
         inputs: for each parameter θ, its state, its prior mean if it has one, and its
             noise with a row for each step; the groups' coefficients; the minibatches,
@@ -360,7 +384,7 @@ def trace_block(
             state.append([next(rest) for _ in p.rule.keys])
             means.append(next(rest) if p.has_mean else None)
             noise.append(next(rest))
-        packed = [next(rest) for _ in range(1 + max(p.group for p in params))]
+        packed = [next(rest) for _ in range(num_groups)]
         coefficients = [[c[i] for i in range(len(c))] for c in packed]
         batches = [*rest]
         losses = []
