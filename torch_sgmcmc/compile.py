@@ -441,7 +441,7 @@ class _CompiledSteps:
         noise_steps_(
             self._noise[steps],
             [offset for group in context.groups for offset in group["offsets"]],
-            uniform=rule.is_uniform,
+            uniform=int(rule.is_uniform),
             seed=context.rng.seed,
             step=begin,
             num_chains=self._num_chains or 0,

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "launch/cpu.h"
@@ -46,29 +47,38 @@ constexpr const char* kOp = "noise_steps_";
 
 // Row s of each tensor gets the noise of step + s. The tensors have equally
 // long rows of memory, since they are parts of one array of rows.
-void NoiseSteps(TensorList out, std::vector<int64_t> offsets, bool uniform,
+void NoiseSteps(TensorList noise, std::vector<int64_t> offsets, int64_t uniform,
                 int64_t seed, int64_t step, int64_t num_chains) {
-  if (out.empty()) return;
-  const int64_t steps = out[0].size(0);
+  if (uniform != 0 && uniform != 1) {
+    Fail(kOp,
+         "Invalid uniform: " + std::to_string(uniform) + " (must be 0 or 1)");
+  }
+  if (noise.empty()) return;
+  for (const Tensor& tensor : noise) {
+    if (tensor.dim() == 0 || tensor.size(0) == 0) {
+      Fail(kOp, "noise must have a row for each step");
+    }
+  }
+  const int64_t steps = noise[0].size(0);
   int64_t stride = 0;  // from a step's row to the next
   TensorList first;
-  for (const Tensor& tensor : out) {
+  for (const Tensor& tensor : noise) {
     if (tensor.size(0) == steps && steps > 1 && tensor.numel() > 0) {
       if (stride == 0) stride = tensor.stride(0);
       if (tensor.stride(0) != stride) {
-        Fail(kOp, "out must be parts of one tensor with a row for each step");
+        Fail(kOp, "noise must be parts of one tensor with a row for each step");
       }
     } else if (tensor.size(0) != steps) {
-      Fail(kOp, "out must have a row for each step");
+      Fail(kOp, "noise must have a row for each step");
     }
     first.push_back(torch::stable::select(tensor, 0, 0));
     if (!first.back().is_contiguous()) {
-      Fail(kOp, "out must be contiguous within a row");
+      Fail(kOp, "noise must be contiguous within a row");
     }
   }
   const NoiseStream stream = MakeStream(kOp, seed, step, Purpose::kUpdate);
   MakeStream(kOp, seed, step + steps, Purpose::kUpdate);  // in range, too
-  const Plan plan(kOp, {{"out", Role::kOutput, first}}, offsets,
+  const Plan plan(kOp, {{"noise", Role::kOutput, first}}, offsets,
                   /*num_chains=*/1, {std::nullopt, num_chains});
   const CpuDriver driver(kOp, plan, std::nullopt);
   const GaussianCoefficients one(1.0);
@@ -76,7 +86,7 @@ void NoiseSteps(TensorList out, std::vector<int64_t> offsets, bool uniform,
   for (int64_t s = 0; s < steps; ++s) {
     NoiseStream now = stream;
     now.step += static_cast<uint64_t>(s);
-    if (uniform) {
+    if (uniform == 1) {
       driver.Apply<UniformFill>(one, now, segments);
     } else {
       driver.Apply<GaussianFill>(one, now, segments);

@@ -71,10 +71,11 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
       "ewsg_step_(Tensor(a!)[] params, Tensor[] grads, Tensor[] proposals, "
       "Tensor(b!)[] state, Tensor packed, Tensor weights, Tensor(c!) step, "
       "int proposal) -> int");
-  // Row s of each tensor: the noise of an update at step + s with std 1, or
-  // uniform on (-1, 1). The tensors are parts of one tensor of rows.
+  // Row s of each tensor: the noise of an update at step + s with std 1, or,
+  // with uniform = 1, uniform on (-1, 1). The tensors are parts of one tensor
+  // of rows.
   m.def(
-      "noise_steps_(Tensor(a!)[] out, int[] offsets, *, bool uniform, int seed, "
+      "noise_steps_(Tensor(a!)[] noise, int[] offsets, *, int uniform, int seed, "
       "int step, int num_chains) -> ()");
   // The product of [rows, inner] and [inner, columns] of each chain, the last
   // dimension.

@@ -38,7 +38,7 @@ std::vector<c10::OperatorHandle> OurOperators() {
 }
 
 // Shapes of arguments that are single tensors: d parameters, m data, c chains,
-// n counts, k kinds of gradients, b for what `hessian_terms` holds.
+// n counts, k kinds of gradients, b for what `hessian_terms` holds, v 16.
 const std::map<std::string, std::string>& Shapes() {
   static const std::map<std::string, std::string> shapes = {
       {"values", "m"},        {"theta", "d"},
@@ -53,6 +53,7 @@ const std::map<std::string, std::string>& Shapes() {
       {"log_ratios", "m"},    {"chosen", "c"},
       {"counts", "n2"},       {"device_step", ""},
       {"step", ""},           {"num_skipped", ""},
+      {"a", "mdv"},           {"b", "dmv"},
   };
   return shapes;
 }
@@ -124,6 +125,7 @@ class Arguments {
   c10::IValue right(const c10::Argument& argument) {
     const c10::TypePtr& type = argument.type();
     const std::string& name = argument.name();
+    if (name == "noise") return parts_of_rows();
     if (type->isSubtypeOf(*c10::ListType::ofTensors())) return list(name);
     if (type->isSubtypeOf(*c10::TensorType::get())) return single(name);
     if (type->kind() == c10::TypeKind::OptionalType) {
@@ -139,6 +141,8 @@ class Arguments {
       if (name == "seed") return random_.any();
       // Not of shards.
       if (name == "num_chains" && values_.back().isIntList()) return 0;
+      if (of_rows_ && name == "uniform") return random_.below(2);
+      if (of_rows_ && name == "num_chains") return 0;
       return random_.of({int64_t{0}, int64_t{1}, int64_t{2}, chains_});
     }
     if (type->isSubtypeOf(*c10::ListType::ofInts())) {
@@ -152,6 +156,25 @@ class Arguments {
     }
     ADD_FAILURE() << "no arguments of type " << type->str() << " are made";
     return {};
+  }
+
+  // Parts of one tensor with a row for each step.
+  std::vector<Tensor> parts_of_rows() {
+    of_rows_ = true;
+    const int64_t steps = 1 + random_.below(3);
+    int64_t total = 0;
+    for (const auto& shape : shapes_) total += c10::multiply_integers(shape);
+    const Tensor rows = random_.tensor({steps, total}, dtypes_[0]);
+    std::vector<Tensor> parts;
+    int64_t begin = 0;
+    for (const auto& shape : shapes_) {
+      const int64_t size = c10::multiply_integers(shape);
+      std::vector<int64_t> sizes = shape;
+      sizes.insert(sizes.begin(), steps);
+      parts.push_back(rows.narrow(1, begin, size).view(sizes));
+      begin += size;
+    }
+    return parts;
   }
 
   // Of a step of SGLD, and of what EWSG compares by.
@@ -207,6 +230,7 @@ class Arguments {
             sizes.push_back(letter == 'd'   ? dims_
                             : letter == 'm' ? data_
                             : letter == 'c' ? chains_
+                            : letter == 'v' ? 16
                             : letter == 'n' ? random_.below(4)
                                             : letter - '0');
         }
@@ -216,7 +240,8 @@ class Arguments {
                                  : name == "counts" || name == "device_step" ||
                                          name == "step" || name == "num_skipped"
                                      ? at::kLong
-                                     : at::kDouble);
+                                 : name == "a" || name == "b" ? at::kFloat
+                                                              : at::kDouble);
   }
 
   // A row and a pitch for each tensor.
@@ -302,6 +327,7 @@ class Arguments {
   int64_t data_ = 2 * random_.below(7);
   int64_t dims_ = random_.one_in(8) ? 0 : 1 + random_.below(11);
   int64_t kind_ = random_.below(3);  // of expansions
+  bool of_rows_ = false;             // of noise_steps_
   std::vector<std::vector<int64_t>> shapes_;
   std::vector<at::ScalarType> dtypes_;
   std::vector<c10::IValue> values_;

@@ -157,7 +157,7 @@ def test_noise_of_several_steps_is_that_of_each(
         for part, size in zip(rows.split(numel, 1), sizes, strict=True)
     ]
     offsets = [0, 4096, 8192]
-    noise_steps_(parts, offsets, uniform=False, seed=5, step=7, num_chains=num_chains)
+    noise_steps_(parts, offsets, uniform=0, seed=5, step=7, num_chains=num_chains)
     for i in range(4):
         single = [torch.empty(size, dtype=dtype) for size in sizes]
         more = {"num_chains": num_chains} if num_chains else {}

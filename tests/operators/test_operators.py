@@ -90,7 +90,7 @@ def opcheck_cases():
         "chain_product": ((torch.ones(3, 2, 16), torch.ones(2, 5, 16)), {}),
         "noise_steps_": (
             ([torch.empty(2, 3)], [0]),
-            {"uniform": True, "seed": 1, "step": 2, "num_chains": 0},
+            {"uniform": 1, "seed": 1, "step": 2, "num_chains": 0},
         ),
         "metropolis_decide": (
             (ratios,),
