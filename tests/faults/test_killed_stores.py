@@ -109,7 +109,8 @@ def kill(go, kills, tmp_path):
     while killed < kills:
         folder = tmp_path / "killed"
         attempts = 0
-        # Later and later, since a busy machine may need longer than for the whole run.
+        # Later and later, since a busy machine may need longer than for the whole run,
+        # and earlier after a run that no kill has hit.
         while not go(folder, generator.uniform(0, seconds * (1 + attempts / 10))):
             attempts += 1
             killed += 1
@@ -135,6 +136,7 @@ def kill(go, kills, tmp_path):
         assert found == contents(whole / "store")
         shutil.rmtree(folder)
         runs += 1
+        seconds *= 0.8 if attempts == 0 else 1
         print(
             f"{killed} kills of {runs} runs, {partial} in the middle of a file, "
             f"{unnamed} with files that the index did not name; {with_draws} stores "

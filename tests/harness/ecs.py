@@ -3,8 +3,8 @@
 The model is so small that all subsamples can be enumerated: what the sampler must leave
 as it is, the joint law of θ and u, is then a table. Chains can start with it, and are
 compared with it: the moments of θ, the signs, the sizes of the estimates, and how often
-a right sampler accepts. The sampler and its bugs (``harness.ecs_broken``) go through
-the same checks.
+a right sampler accepts. Sampler, reference and mutants (``harness.ecs_mutants``) go
+through the same checks.
 
 Note [What shows a bug of HMC-ECS]
 The leapfrog is reversible and keeps volumes whatever forces it is given, and is so on
@@ -12,7 +12,7 @@ average with forces of a fresh u at each kick. A Metropolis test with the right 
 then keeps the right law, so that no moment ever shows a wrong force. It costs
 acceptance: with the right force the energy's error falls like ε², with another one not
 at all. Hence :func:`check_rates`, which knows the acceptance rate of a right sampler,
-and the energies in ``test_hmc_ecs_mutants_law.py``. All else moves the law of θ,
+and the small steps in ``test_hmc_ecs_mutants_law.py``. All else moves the law of θ,
 that of u or the signs, which :func:`check_moments` sees.
 
 A constant factor of the estimate, as the block-Poisson estimator's exp(a + λ), is no

@@ -1,10 +1,14 @@
 """HMC-ECS and a bug of each known class, on models whose exact law is known.
 
-The sampler and the sampler with a bug put into it go through the same checks. Which bug
-shows where: see the note in ``harness.ecs``. False alarms: see ``harness.statistics``.
+The sampler, an independent reference, mutants of the reference, and the sampler itself
+with bugs put into it go through the same checks. Which bug shows where: see the note in
+``harness.ecs``. False alarms: see that in ``harness.statistics``.
 """
 
+from collections.abc import Iterable
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -13,6 +17,7 @@ from harness.ecs import (
     CONSTANT,
     PERTURBED,
     SIGNED,
+    Experiment,
     Observed,
     check_moments,
     check_rates,
@@ -22,10 +27,22 @@ from harness.ecs_broken import (
     FORCE_BUGS,
     ORDER_BUGS,
     SIGNED_BUGS,
+    Patch,
     run_sampler,
+)
+from harness.ecs_mutants import (
+    FORCE_MUTATIONS,
+    MIXING_MUTATIONS,
+    MUTATIONS,
+    SIGNED_FORCE_MUTATIONS,
+    SIGNED_MIXING_MUTATIONS,
+    SIGNED_MUTATIONS,
+    ReferenceECS,
+    run_reference,
 )
 from harness.statistics import StatisticalError
 from levels import at_levels
+from torch import Tensor
 
 import torch_sgmcmc as sg
 
@@ -36,22 +53,111 @@ EXPERIMENTS = {"perturbed": PERTURBED, "signed": SIGNED, "order 0": CONSTANT}
 _BUGS = {"perturbed": BUGS, "signed": SIGNED_BUGS, "order 0": ORDER_BUGS}
 
 
-def check(experiment, seen, label):
+def check(experiment: Experiment, seen: Observed, label: str) -> None:
     check_moments(experiment, seen, label=label)
     check_rates(experiment, seen, label=label)
 
 
-def pairs(*names):
+def pairs(*names: Iterable[str]) -> list[tuple[str, str]]:
     """The replicates of each experiment and its bugs, in the order of EXPERIMENTS."""
     each = zip(EXPERIMENTS, names, strict=False)
     return [(name, bug) for name, bugs in each for bug in bugs]
 
 
-def is_signed(name):
+def is_signed(name: str) -> bool:
     return EXPERIMENTS[name].num_factors > 0
 
 
-def length(name):
+def in_law(name: str, mutation: str | None) -> Observed:
+    """Chains of the reference that start in their law and must keep it."""
+    chains, steps = (1000, 10) if is_signed(name) else (3000, 20)
+    return run_reference(EXPERIMENTS[name], mutation, chains=chains, steps=steps)
+
+
+def from_afar(name: str, mutation: str | None) -> Observed:
+    """Chains that start all in the same bad place and must come to their law."""
+    far = 40 if EXPERIMENTS[name].model.order == 1 else 100
+    settings = {"chains": 1500, "steps": 10, "far": far}
+    if is_signed(name):
+        settings = {"chains": 500, "steps": 10, "far": 60}
+    return run_reference(EXPERIMENTS[name], mutation, **settings)
+
+
+@lru_cache
+def fine(name: str) -> Experiment:
+    """The same trajectories by a quarter of the step."""
+    right = EXPERIMENTS[name]
+    return replace(right, step_size=right.step_size / 4, num_steps=4 * right.num_steps)
+
+
+def in_fine_steps(name: str, mutation: str | None) -> Observed:
+    chains, steps = (800, 3) if is_signed(name) else (1500, 4)
+    return run_reference(fine(name), mutation, chains=chains, steps=steps)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_reference_is_right(name: str) -> None:
+    for run in (in_law, from_afar):
+        check(EXPERIMENTS[name], run(name, None), "reference")
+
+
+@pytest.mark.parametrize(("name", "mutation"), pairs(MUTATIONS, SIGNED_MUTATIONS))
+def test_a_bug_is_caught(name: str, mutation: str) -> None:
+    with pytest.raises(StatisticalError):
+        check_moments(EXPERIMENTS[name], in_law(name, mutation), label=mutation)
+
+
+@pytest.mark.parametrize(
+    ("name", "mutation"), pairs(MIXING_MUTATIONS, SIGNED_MIXING_MUTATIONS)
+)
+def test_a_bug_that_keeps_the_law_is_caught_from_afar(name: str, mutation: str) -> None:
+    with pytest.raises(StatisticalError):
+        check_moments(EXPERIMENTS[name], from_afar(name, mutation), label=mutation)
+
+
+@pytest.mark.parametrize(("name", "order"), [("perturbed", 2), ("signed", 1)])
+def test_a_right_force_is_accepted(name: str, order: int) -> None:
+    """Nearly always, if steps are small: 1 - α falls like ε² at least.
+
+    Signed, like ε: |L̂| is 0 where its sign changes, where exact trajectories turn
+    back, and what a step over such a place does to the energy does not become small.
+    """
+    right, small = EXPERIMENTS[name], fine(name)
+    check_rates(small, in_fine_steps(name, None), label="small steps")
+    lost = [1 - e.rates[0, 0] for e in (right, small)]
+    assert lost[1] < lost[0] / 4**order
+
+
+@pytest.mark.parametrize(
+    ("name", "mutation"), pairs(FORCE_MUTATIONS, SIGNED_FORCE_MUTATIONS)
+)
+def test_a_wrong_force_keeps_the_law_and_is_rejected(name: str, mutation: str) -> None:
+    """Only acceptance shows it: the Metropolis test has the right energies.
+
+    The error of the energy does not fall with the step, so that small steps are
+    accepted less often than the right force's.
+    """
+    check_moments(EXPERIMENTS[name], in_law(name, mutation), label=mutation)
+    with pytest.raises(StatisticalError):
+        check_rates(fine(name), in_fine_steps(name, mutation), label=mutation)
+
+
+def energy_error(mutation: str | None, num_steps: int) -> float:
+    """Root mean square of ΔH along trajectories of length 1, perturbed."""
+    experiment = replace(PERTURBED, step_size=1 / num_steps, num_steps=num_steps)
+    start = experiment.draw(np.random.default_rng(1), 2000)
+    sampler = ReferenceECS(experiment, start, mutation=mutation)
+    sampler.update_theta(sampler.estimate(start)[0])
+    return float(np.sqrt(np.mean(sampler.log_ratios**2)))
+
+
+def test_energy_is_conserved_by_the_reference_alone() -> None:
+    assert 3.7 < energy_error(None, 20) / energy_error(None, 40) < 4.3
+    for mutation in FORCE_MUTATIONS:
+        assert energy_error(mutation, 20) / energy_error(mutation, 40) < 2
+
+
+def length(name: str) -> dict[str, int]:
     if name == "order 0":  # whose bugs show later and less
         return {"replicates": 200, "steps": 10}
     return {"replicates": 150, "steps": 5}
@@ -60,7 +166,7 @@ def length(name):
 @pytest.mark.parametrize(
     "name", at_levels(EXPERIMENTS, default=["perturbed"], full=["signed"])
 )
-def test_the_sampler_keeps_its_law(name):
+def test_the_sampler_keeps_its_law(name: str) -> None:
     experiment = EXPERIMENTS[name]
     seen = run_sampler(experiment, **length(name))
     for parts in (4, 2, 1):  # by the first of which most bugs are caught
@@ -68,11 +174,11 @@ def test_the_sampler_keeps_its_law(name):
         check(experiment, some, f"{name}, a part of {parts}")
 
 
-def test_a_long_chain_of_the_sampler():
+def test_a_long_chain_of_the_sampler() -> None:
     """Stretches of one chain, each far longer than the chain remembers.
 
     The integrated autocorrelation times of all that is checked are at most 3.5, by 150
-    chains.
+    chains of the reference.
     """
     chain = run_sampler(PERTURBED, replicates=1, steps=30 * 50)
     check(PERTURBED, Observed(*(row.reshape(-1, 50) for row in chain)), "perturbed")
@@ -89,7 +195,7 @@ def test_a_long_chain_of_the_sampler():
         full=[("signed", "sign ignored")],
     ),
 )
-def test_a_bug_put_into_the_sampler_is_caught(name, bug):
+def test_a_bug_put_into_the_sampler_is_caught(name: str, bug: str) -> None:
     """Adds a fourth of the replicates, or as many again, up to twice the number."""
     experiment, full = EXPERIMENTS[name], length(name)
     size, parts = {**full, "replicates": full["replicates"] // 4}, []
@@ -101,7 +207,7 @@ def test_a_bug_put_into_the_sampler_is_caught(name, bug):
             check(experiment, seen, bug)
 
 
-def energy_errors(name, patch=nullcontext):
+def energy_errors(name: str, patch: Patch = nullcontext) -> list[float]:
     """|ΔH| of trajectories of one length from one place, in 20, 40 and 80 steps."""
     model, errors = EXPERIMENTS[name].model, []
     x, y = torch.tensor(model.x), torch.tensor(model.y)
@@ -121,7 +227,7 @@ def energy_errors(name, patch=nullcontext):
             seed=5,
         )
 
-        def closure(i, p=p):
+        def closure(i: Tensor, p: Tensor = p) -> Tensor:
             eta = x[i] * p[0] + (x[i] ** 2).sin() * p[1] ** 3
             return y[i] * eta - torch.nn.functional.softplus(eta)
 
@@ -135,7 +241,7 @@ def energy_errors(name, patch=nullcontext):
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_energy_is_conserved_by_the_sampler(name):
+def test_energy_is_conserved_by_the_sampler(name: str) -> None:
     """ΔH = c ε² + O(ε⁴)."""
     errors = energy_errors(name)
     assert errors[-1] > 1e-7  # far above rounding
@@ -146,8 +252,8 @@ def test_energy_is_conserved_by_the_sampler(name):
 @pytest.mark.parametrize(
     ("name", "bug"), pairs(FORCE_BUGS, ["fresh u in the forces"], ())
 )
-def test_a_wrong_force_put_into_the_sampler_is_caught(name, bug):
-    """The energy alone shows a wrong force in the sampler: no moment does."""
+def test_a_wrong_force_put_into_the_sampler_is_caught(name: str, bug: str) -> None:
+    """The energy alone shows a wrong force in the sampler, as above."""
     errors = energy_errors(name, FORCE_BUGS[bug])
     assert errors[1] / errors[2] < 2
     assert errors[2] > 30 * energy_errors(name)[2]
