@@ -2,9 +2,9 @@
 // Box-Muller transform, or uniform numbers; written once for any lane type.
 //
 // This file has no include guard on purpose: whoever includes it sits inside a
-// namespace of its own that provides `Lanes` (see random/lanes_*.inl) and inside
-// a compiler region for one instruction set. The same lines thus become AVX-512
-// code, AVX2 code, portable code and CUDA device code.
+// namespace of its own that provides `Lanes` (see random/lanes_*.inl) and
+// inside a compiler region for one instruction set. The same lines thus become
+// AVX-512 code, AVX2 code, portable code and CUDA device code.
 //
 // Every floating-point operation below is a correctly rounded IEEE operation
 // (conversion, add, multiply, fused multiply-add, square root) in a fixed
