@@ -35,6 +35,11 @@ _FUSED = 50_000, 20_000
 _LARGEST_OF_CHAINS = 500_000
 
 
+# Operations without a right vmap: strides are those of a tensor with chains, and torch
+# 2.11 reads wrong sizes of normalisations.
+_ALONE = (aten.as_strided, aten.native_layer_norm, aten.native_group_norm)
+
+
 class Rule(NamedTuple):
     """An update in tensor arithmetic; csrc/ops/ has the same as functors.
 
@@ -213,7 +218,9 @@ def trace_gradient(
         ) from error
     graph.graph.eliminate_dead_code()
     graph.recompile()
-    return None if has_chains and max(sizes) > _LARGEST_OF_CHAINS else graph
+    used = {getattr(n.target, "overloadpacket", None) for n in graph.graph.nodes}
+    is_alone = max(sizes) > _LARGEST_OF_CHAINS or not used.isdisjoint(_ALONE)
+    return None if has_chains and is_alone else graph
 
 
 class ChainsLast(Interpreter):
