@@ -83,6 +83,10 @@ def test_a_chain_resumes(tmp_path: Path) -> None:
     run(tmp_path / "b", steps=12)
     store = run(tmp_path / "b", steps=24)
     assert_same_draws(store, run(None, compile=False))
+    # Of equal blocks, as after an interrupt: bitwise.
+    assert all(
+        torch.equal(a["at"], b["at"]) for a, b in zip(store, run(None), strict=True)
+    )
     with pytest.raises(ValueError, match=r"Invalid compile: False .* begun with True"):
         run(tmp_path / "b", compile=False)
 
