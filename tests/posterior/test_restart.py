@@ -53,15 +53,6 @@ class Interrupts:
         return called
 
 
-def is_as_before(folder, expected):
-    """Checks that a run can go on; else its store must say so."""
-    try:
-        return contents(folder) == expected
-    except ValueError as error:
-        assert "deletion" in str(error)
-        return False
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("chains", [2, 1])
 def test_an_interrupted_deletion(chains, tmp_path):
@@ -82,25 +73,19 @@ def test_an_interrupted_deletion(chains, tmp_path):
                 pass
         if not interrupts.raised:
             break
-        if not (folder / "store.json").exists():
-            pass  # all is deleted
-        elif is_as_before(folder, contents(old)):
-            unchanged += 1  # it goes on as it was
+        try:
             run(folder, steps=8, chains=2)
-            assert contents(folder) == contents(old)
-        else:
+        except ValueError as error:  # never beside a rest of the earlier run
+            assert "and no checkpoint" in str(error) and "restart=True" in str(error)
             refused += 1
-            with pytest.raises(
-                ValueError, match=r"deletion of .* was interrupted \(restart"
-            ):
-                run(folder, steps=8, chains=chains, seed=6)
+        else:
+            assert contents(folder) == contents(old)
+            unchanged += 1
         run(folder, steps=8, chains=chains, seed=6, restart=True)
         assert contents(folder) == contents(fresh_run)
     assert contents(folder) == contents(fresh_run)
-    # The mark. Then two checkpoints, two forms of the report; of each chain an index, a
-    # lock, a file of draws, run.json and the folder; the store's folder, its file, and
-    # the folder again.
-    assert (unchanged, refused) == (1, 17)
+    # Before the first checkpoint is deleted, and after the last index is.
+    assert unchanged > 1 and refused > 5
 
 
 def hold(folder, chain, held, done):

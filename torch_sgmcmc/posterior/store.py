@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
-from itertools import chain as flattened
+from itertools import chain
 from pathlib import Path
 from typing import Any, overload
 
@@ -16,9 +14,9 @@ from torch import Tensor
 
 from torch_sgmcmc._impl.hyperparams import wrong_type
 from torch_sgmcmc.posterior.store_files import (
+    Chain,
     CorruptDrawError,
     DrawFile,
-    MemoryChain,
     StoreInfo,
     chains_in,
     read_index,
@@ -41,8 +39,7 @@ class Draw(Mapping[str, Tensor]):
     """One draw: tensors by name, read on the first access.
 
     The first access compares the file's checksum. Writes into a tensor stay in this
-    object. Draws are equal if they are one draw of one store with the same tensors, and
-    can be sent to other processes.
+    object. Draws can be sent to other processes.
 
     Attributes:
         chain: number of its chain.
@@ -77,21 +74,13 @@ class Draw(Mapping[str, Tensor]):
     def __repr__(self) -> str:
         return f"Draw(chain={self.chain}, step={self.step}, {len(self)} tensors)"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Draw) and self._identity == other._identity
-
-    def __hash__(self) -> int:
-        return hash(self._identity)
+    # Not a Mapping's, which compares tensors.
+    __eq__, __hash__ = object.__eq__, object.__hash__
 
     @property
     def path(self) -> Path | None:
         """The file in the format of safetensors; None for a store in memory."""
         return Path(self._file.path) if self._file.path else None
-
-    @property
-    def _identity(self) -> tuple[Any, ...]:
-        file = self._file
-        return file.path or id(file), file.crc32, self._row, self._names
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_tensors": None}
@@ -137,10 +126,9 @@ class Draws(Sequence[Draw]):
     """
 
     def __init__(
-        self, files: Sequence[DrawFile], rows: Sequence[int], names: tuple[str, ...]
+        self, rows: Sequence[tuple[DrawFile, int]], names: tuple[str, ...]
     ) -> None:
-        self._files, self._rows, self._names = files, rows, names
-        self._ends = list(accumulate(file.count for file in files))
+        self._rows, self._names = rows, names
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -169,33 +157,29 @@ class Draws(Sequence[Draw]):
     def __getitem__(self, index: slice | str | Iterable[str]) -> Draws: ...
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return Draws(self._files, self._rows[index], self._names)
+            return Draws(self._rows[index], self._names)
         if hasattr(index, "__index__"):
-            row = self._rows[index]
-            place = bisect_right(self._ends, row)
-            file = self._files[place]
-            row -= self._ends[place] - file.count
-            return Draw(file, row, self._names)
+            return Draw(*self._rows[index], self._names)
         names = [index] if isinstance(index, str) else list(index)
         for name in names:
             if name not in self._names:
                 raise KeyError(f"no draw has {name!r} (they have {self.names})")
-        return Draws(self._files, self._rows, tuple(names))
+        return Draws(self._rows, tuple(names))
 
     @property
     def likelihood(self) -> dict[str, Any] | None:
         """Settings of the chains' likelihood, None if unknown."""
-        return self._files[0].info.likelihood if self._files else None
+        return self._rows[0][0].info.likelihood if self._rows else None
 
     @property
     def names(self) -> list[str]:
         """Names of the tensors; empty without draws."""
-        return list(self._names) if len(self) else []
+        return [*self._names] if len(self) else []
 
     @property
     def chains(self) -> list[int]:
         """Numbers of the chains that have draws."""
-        return sorted({file.chain for file in self._by_file()})
+        return sorted({file.chain for file, _ in self._rows})
 
     def chain(self, chain: int) -> Draws:
         """Returns the draws of one chain.
@@ -203,34 +187,26 @@ class Draws(Sequence[Draw]):
         Raises:
             ValueError: the chain has no draws.
         """
-        found = [rows for file, rows in self._by_file().items() if file.chain == chain]
-        if not found:
+        rows = [row for row in self._rows if row[0].chain == chain]
+        if not rows:
             raise ValueError(
                 f"Invalid chain: {chain!r} (there are draws of {self.chains})"
             )
-        return Draws(self._files, [*flattened(*found)], self._names)
+        return Draws(rows, self._names)
 
     def intact(self) -> Draws:
         """Returns the draws whose files are intact; reads all files.
 
         A UserWarning names each damaged file and its damage.
         """
-        rows: list[int] = []
-        for file, of_file in self._by_file().items():
+        damaged = set()
+        for file in dict.fromkeys(file for file, _ in self._rows):
             try:
                 file.read()
             except CorruptDrawError as error:
                 warnings.warn(str(error), stacklevel=2)
-            else:
-                rows += of_file
-        return Draws(self._files, rows, self._names)
-
-    def _by_file(self) -> dict[DrawFile, list[int]]:
-        found: dict[DrawFile, list[int]] = {}
-        for row in self._rows:
-            file = self._files[bisect_right(self._ends, row)]
-            found.setdefault(file, []).append(row)
-        return found
+                damaged.add(file)
+        return Draws([row for row in self._rows if row[0] not in damaged], self._names)
 
 
 class SampleStore(Draws):
@@ -263,42 +239,21 @@ class SampleStore(Draws):
         if self.path is not None and os.path.isfile(self.path):
             raise ValueError(f"Invalid path: {self.path} is a file (must be a folder)")
         #: Chains of a store in memory.
-        self.memory: dict[int, MemoryChain] = {}
-        self.info: StoreInfo | None = None
+        self.memory: dict[int, Chain] = {}
         self.refresh()
 
     def __repr__(self) -> str:
         place = "in memory" if self.path is None else repr(self.path)
         return f"SampleStore({place}): {len(self)} draws of chains {self.chains}"
 
-    def open_in_memory(self, chain: int, info: StoreInfo) -> MemoryChain:
-        """Returns a chain in memory for its one writer."""
-        difference = self.info and self.info.difference(info)
-        if difference:
-            raise ValueError(
-                f"Invalid store: its draws are of another model: {difference}"
-            )
-        self.info = self.info or info
-        found = self.memory.setdefault(chain, MemoryChain(chain, self.info))
-        if found.is_open:
-            raise RuntimeError(
-                f"Cannot write to {found.place}: this process writes to it already"
-            )
-        found.is_open = True
-        return found
-
     def refresh(self) -> SampleStore:
         """Rereads the index, after writes or cuts, and returns itself."""
-        files: list[DrawFile] = []
-        if self.path is None:
-            for chain in sorted(self.memory):
-                files += self.memory[chain].files
-        else:
+        files = [f for chain in sorted(self.memory) for f in self.memory[chain].files]
+        if self.path is not None:
             folder = Path(self.path)
-            self.info = StoreInfo.read(folder)
-            for chain in chains_in(folder) if self.info is not None else ():
-                files += read_index(folder, chain, self.info)
-        names = () if self.info is None else tuple(self.info.tensors)
-        rows = range(sum(file.count for file in files))
-        super().__init__(files, rows, names)
+            if info := StoreInfo.read(folder):
+                of_chains = (read_index(folder, n, info) for n in chains_in(folder))
+                files = [*chain.from_iterable(of_chains)]
+        rows = [(file, row) for file in files for row in range(file.count)]
+        super().__init__(rows, tuple(files[0].info.tensors) if files else ())
         return self

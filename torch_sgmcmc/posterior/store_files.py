@@ -12,9 +12,7 @@ import json
 import math
 import os
 import re
-import weakref
 from array import array
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,13 +29,13 @@ from torch_sgmcmc._impl.state_dict import replace_file, sync_folder
 
 _FORMAT = 1
 _CHAIN = re.compile(r"chain-(0|[1-9][0-9]{0,17})")
-_WRITTEN = re.compile(
-    r"draws-[0-9]{6,}\.safetensors|(draws-[0-9]{6,}\.safetensors|run\.json)"
-    r"\.[0-9-]+\.partial"
+# Files of a chain and of a store, with unfinished ones: no others are ever deleted.
+_PARTIAL = r"(\.[0-9-]+\.partial)?"
+_OF_CHAIN = re.compile(
+    rf"(lock|index\.jsonl|run\.json|draws-[0-9]{{6,}}\.safetensors){_PARTIAL}"
 )
-_OF_CHAIN = re.compile(rf"lock|index\.jsonl|run\.json|{_WRITTEN.pattern}")
 _OF_STORE = re.compile(
-    r"(report\.(md|json)|checkpoint-(0|[1-9][0-9]*)\.pt|store\.json)(\.[0-9-]+\.partial)?"
+    rf"(report\.(md|json)|checkpoint-(0|[1-9][0-9]*)\.pt|store\.json){_PARTIAL}"
 )
 #: The columns of an index: numbers that belong to each draw.
 COLUMNS = ("step", "lr", "temperature", "weight", "loss")
@@ -49,8 +47,6 @@ DTYPES: dict[str, torch.dtype] = {
     **{"U16": torch.uint16, "I16": torch.int16, "I8": torch.int8},
     **{"U8": torch.uint8, "BOOL": torch.bool},
 }
-#: The names of dtypes in safetensors.
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def _unreadable(path: str | Path, reason: Any) -> NoReturn:
@@ -58,12 +54,13 @@ def _unreadable(path: str | Path, reason: Any) -> NoReturn:
 
 
 @contextlib.contextmanager
-def _writing(path: str | Path) -> Iterator[None]:
+def _writing(path: Path) -> Iterator[None]:
     """Turns an OSError into a RuntimeError that names the file."""
     try:
         yield
     except OSError as error:
-        raise RuntimeError(f"Cannot write {path}: {error.strerror}") from error
+        place = error.filename or path
+        raise RuntimeError(f"Cannot write {place}: {error.strerror}") from error
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -94,17 +91,24 @@ class StoreInfo:
     format: int = _FORMAT
 
     @classmethod
+    def of(
+        cls, like: Mapping[str, Tensor], not_sampled: dict[str, int], likelihood: Any
+    ) -> StoreInfo:
+        """Returns the content for draws of such tensors."""
+        names = {dtype: name for name, dtype in DTYPES.items()}
+        tensors = {
+            name: {"dtype": names[t.dtype], "shape": [*t.shape]}
+            for name, t in like.items()
+        }
+        return cls(tensors, not_sampled, likelihood)
+
+    @classmethod
     def read(cls, folder: Path) -> StoreInfo | None:
         """Returns the content of store.json, None if it is missing."""
         path = folder / "store.json"
         content = read_json(path)
         if content is None:
             return None
-        if content.get("deleting"):
-            raise ValueError(
-                f"Invalid store: the deletion of {folder} was interrupted "
-                "(restart=True deletes the rest and starts again)"
-            )
         if content.get("format") != _FORMAT:
             _unreadable(path, f"format {content.get('format')!r} (must be {_FORMAT})")
         try:
@@ -143,11 +147,11 @@ class DrawFile:
     crc32: int
     #: COLUMNS, and the "prior_precision" of each param group.
     columns: dict[str, Sequence[Any]]
-    memory: MemoryChain | None = None
+    memory: Chain | None = None
     tensors: dict[str, Tensor] | None = None
 
     def read(self) -> dict[str, Tensor]:
-        """Returns the tensors, [count, ...]; one draw is mapped into memory."""
+        """Returns the tensors, [count, ...], mapped into memory."""
         if self.tensors is not None:
             return self.tensors
         try:
@@ -155,15 +159,10 @@ class DrawFile:
             if size != self.size:
                 raise ValueError(f"it has {size} bytes of the {self.size} written")
             with torch.device("cpu"):  # whatever the default device is
-                if self.count > 1:
-                    data = Path(self.path).read_bytes()
-                    self._compare(crc32(data))
-                    tensors = safetensors.torch.load(data)
-                else:
-                    as_bytes = {"size": self.size, "dtype": torch.uint8}
-                    mapped = torch.from_file(self.path, False, **as_bytes)
-                    self._compare(crc32(mapped.numpy()))
-                    tensors = safetensors.torch.load_file(self.path)
+                data = torch.from_file(self.path, size=size, dtype=torch.uint8)
+                if crc32(data.numpy()) != self.crc32:
+                    raise ValueError("its bytes are altered")
+                tensors = safetensors.torch.load_file(self.path)
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or error
             raise CorruptDrawError(
@@ -172,22 +171,11 @@ class DrawFile:
             ) from error
         if self.count > 1:
             self.tensors = tensors
-            _recent.append(self)
-            if len(_recent) > 8:
-                _recent.popleft().tensors = None
         return tensors
-
-    def _compare(self, found: int) -> None:
-        if found != self.crc32:
-            raise ValueError("its bytes are altered")
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {} if self.memory else {"tensors": None}
         return {**self.__dict__, "memory": None, **kept}
-
-
-#: The last files of many draws that were read; their tensors stay in memory.
-_recent: deque[DrawFile] = deque()
 
 
 def chains_in(folder: Path) -> list[int]:
@@ -222,10 +210,8 @@ def read_index(folder: Path, chain: int, info: StoreInfo) -> list[DrawFile]:
 _LINE_SUM = b', "line_crc32": '
 
 
-def _line(file: DrawFile) -> bytes:
+def _line(content: Mapping[str, Any]) -> bytes:
     """Returns a line of an index: a JSON object that ends with the line's checksum."""
-    content: dict[str, Any] = {"file": os.path.basename(file.path), "count": file.count}
-    content |= {"bytes": file.size, "crc32": file.crc32, **file.columns}
     start = json.dumps(finite(content), allow_nan=False).encode()[:-1]
     return start + _LINE_SUM + b"%d}\n" % crc32(start)
 
@@ -269,8 +255,7 @@ def _file_name(number: int) -> str:
     return f"draws-{number:06d}.safetensors"
 
 
-def check_plain(name: str, tensor: Tensor) -> None:
-    """Raises a ValueError unless a tensor's memory holds its plain numbers."""
+def _check_plain(name: str, tensor: Tensor) -> None:
     is_wrapper = is_traceable_wrapper_subclass(tensor)
     is_dense = tensor.layout == torch.strided and not tensor.is_meta
     if is_wrapper or tensor.is_quantized or not is_dense:
@@ -283,79 +268,149 @@ def check_plain(name: str, tensor: Tensor) -> None:
         )
 
 
+def as_stored(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Returns a tensor without data, with the shape and dtype of stored ones."""
+    if name == "__metadata__":
+        raise ValueError(f"Invalid tensors: {name!r} is a name that safetensors keeps")
+    _check_plain(name, tensor)
+    stored = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+    if stored not in DTYPES.values():
+        known = ", ".join(map(str, DTYPES.values()))
+        raise ValueError(f"Invalid tensors: {name!r} is {stored} (not of {known})")
+    return torch.empty(tensor.shape, dtype=stored, device="meta")
+
+
 def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Returns a checksum of each tensor's bytes."""
     sums = {}
     for name, tensor in tensors.items():
-        check_plain(name, tensor)
+        _check_plain(name, tensor)
         flat = tensor.detach().cpu().flatten().view(torch.uint8)
         sums[name] = crc32(flat.numpy())
     return sums
 
 
-class _Lock:
+def _lock(path: Path, place: str) -> int:
     """Excludes other writers until release or the end of the process (``flock``)."""
-
-    def __init__(self, path: Path, place: str) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.read(self._file, 20).decode(errors="replace").strip()
-            self.close()
-            if not isinstance(error, BlockingIOError):
-                raise
-            who = f"process {holder or 'of another machine'} writes to it"
-            if holder == str(os.getpid()):
-                who = "this process writes to it already"
-            raise RuntimeError(f"Cannot write to {place}: {who}") from None
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, b"%d\n" % os.getpid(), 0)
-        _locks.add(self)
-
-    def release(self) -> None:
-        """Ends the exclusion of other writers."""
-        if self._file >= 0:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-            self.close()
-
-    def close(self) -> None:
-        """Closes the file, without ending the lock of a forked process's parent."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.read(lock, 20).decode(errors="replace").strip()
+        os.close(lock)
+        if not isinstance(error, BlockingIOError):
+            raise
+        who = f"process {holder or 'of another machine'} writes to it"
+        if holder == str(os.getpid()):
+            who = "this process writes to it already"
+        raise RuntimeError(f"Cannot write to {place}: {who}") from None
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, b"%d\n" % os.getpid(), 0)
+    _locks.add(lock)
+    return lock
 
 
-_locks: weakref.WeakSet[_Lock] = weakref.WeakSet()
+def _release(lock: int) -> None:
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    _locks.remove(lock)
+    os.close(lock)
+
+
+_locks: set[int] = set()
+
+
+def _close_locks() -> None:
+    while _locks:
+        os.close(_locks.pop())
 
 
 # A forked child closes its copies, or a lock would outlive its writer.
-os.register_at_fork(after_in_child=lambda: [lock.close() for lock in [*_locks]])
+os.register_at_fork(after_in_child=_close_locks)
 
 
-class FolderChain:
+class Chain:
+    """The writer's side of a chain, in memory."""
+
+    def __init__(self, chain: int, info: StoreInfo, place: str = "memory") -> None:
+        self.chain, self.info, self.place = chain, info, f"chain {chain} of {place}"
+        self.files: list[DrawFile] = []
+        self.run: Mapping[str, Any] | None = None
+        self.is_open = False
+
+    @classmethod
+    def in_memory(cls, chains: dict[int, Chain], chain: int, info: StoreInfo) -> Chain:
+        """Returns a chain of a store in memory for its one writer."""
+        known = next(iter(chains.values())).info if chains else info
+        if difference := known.difference(info):
+            raise ValueError(
+                f"Invalid store: its draws are of another model: {difference}"
+            )
+        found = chains.setdefault(chain, cls(chain, known))
+        if found.is_open:
+            raise RuntimeError(
+                f"Cannot write to {found.place}: this process writes to it already"
+            )
+        found.is_open = True
+        return found
+
+    @property
+    def num_draws(self) -> int:
+        """The number of stored draws."""
+        return sum(file.count for file in self.files)
+
+    @property
+    def last_step(self) -> int | None:
+        """The step of the last draw."""
+        return int(self.files[-1].columns["step"][-1]) if self.files else None
+
+    def add(self, tensors: dict[str, Tensor], columns: dict[str, Any]) -> None:
+        """Stores the tensors and numbers of draws; an error changes nothing."""
+        sizes = len(columns["step"]), 0, 0
+        file = DrawFile(self.info, self.chain, "", *sizes, columns, self, tensors)
+        self.files.append(file)
+
+    def position(self) -> dict[str, int]:
+        """Returns the chain's length, and a checksum."""
+        return {"size": len(self.files), "crc32": self.num_draws}
+
+    def cut_back(self, position: Mapping[str, int]) -> None:
+        """Deletes draws stored after a position of this chain."""
+        kept = self.files[: position["size"]]
+        if sum(file.count for file in kept) != position["crc32"]:
+            raise ValueError(f"Invalid checkpoint: it is not of {self.place}")
+        self.files = kept
+
+    def clear(self) -> None:
+        """Deletes all draws."""
+        self.files, self.run = [], None
+
+    def write_run(self, content: Mapping[str, Any]) -> None:
+        """Writes the chain's run record beside its draws."""
+        self.run = dict(content)
+
+    def close(self) -> None:
+        """Releases the chain for other writers."""
+        self.is_open = False
+
+
+class FolderChain(Chain):
     """The writer's side of a chain in a folder."""
 
     def __init__(self, store: Path, chain: int, info: StoreInfo) -> None:
-        self.chain, self.folder = chain, store / f"chain-{chain}"
-        self.place = f"chain {chain} of {store}"
+        super().__init__(chain, info, str(store))
+        self.folder, self._given = store / f"chain-{chain}", info
         self._path = self.folder / "index.jsonl"
-        self._index, self._lock, self._given = -1, None, info
-        try:
+        with contextlib.ExitStack() as undo, _writing(self.folder):
             self.info = self._make_store(store, info)
             self.folder.mkdir(exist_ok=True)
-            self._lock = _Lock(self.folder / "lock", self.place)
+            undo.callback(_release, _lock(self.folder / "lock", self.place))
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             self._index = os.open(self._path, flags, 0o666)
+            undo.callback(os.close, self._index)
             sync_folder(self.folder)
             sync_folder(store)
             self._take_index()
-        except BaseException as error:
-            self.close()
-            if isinstance(error, OSError):
-                with _writing(error.filename or self.folder):
-                    raise
-            raise
+            self._opened = undo.pop_all()
 
     @staticmethod
     def _make_store(store: Path, info: StoreInfo) -> StoreInfo:
@@ -366,45 +421,42 @@ class FolderChain:
         there = StoreInfo.read(store)
         indices = store.glob("chain-*/index.jsonl")
         if there is not None and any(os.path.getsize(path) > 0 for path in indices):
-            difference = there.difference(info)
-            if difference:
+            if difference := there.difference(info):
                 raise ValueError(
                     f"Invalid store: the draws in {store} are of another model: "
                     f"{difference}. Give restart=True, or another folder"
                 )
             return there
-        data = json.dumps(asdict(info), indent=1).encode()
-        replace_file(store / "store.json", data)
+        replace_file(store / "store.json", json.dumps(asdict(info), indent=1).encode())
         return info
 
     def _take_index(self) -> None:
-        files = read_index(self.folder.parent, self.chain, self.info)
+        self.files = read_index(self.folder.parent, self.chain, self.info)
         lines = self._path.read_bytes()
         self._size = lines.rfind(b"\n") + 1
         self._crc32 = crc32(lines[: self._size])
-        self.num_files, self.num_draws = len(files), sum(f.count for f in files)
-        self.last_step = int(files[-1].columns["step"][-1]) if files else None
         self._cut(self._size)
-        kept = {_file_name(n) for n in range(self.num_files)}
-        for path in _matching(self.folder, _WRITTEN):
-            if os.path.basename(path) not in kept:
-                os.unlink(path)
+        # Other files were not finished, or were cut back.
+        kept = {self.folder / name for name in ("lock", "index.jsonl", "run.json")}
+        kept |= {Path(file.path) for file in self.files}
+        for path in _matching(self.folder, _OF_CHAIN):
+            if path not in kept:
+                path.unlink()
 
     def _cut(self, size: int) -> None:
         if os.fstat(self._index).st_size != size:
             os.ftruncate(self._index, size)
             os.fsync(self._index)
 
-    def add(self, tensors: Mapping[str, Tensor], file: DrawFile) -> None:
-        """Writes a file of draws and its index line; an error changes nothing."""
-        file.path = str(self.folder / _file_name(self.num_files))
-        data = safetensors.torch.save(dict(tensors))
-        file.size, file.crc32 = len(data), crc32(data)
-        line, done = _line(file), 0
-        with _writing(file.path):
+    def add(self, tensors: dict[str, Tensor], columns: dict[str, Any]) -> None:  # noqa: D102
+        path = self.folder / _file_name(len(self.files))
+        data, count = safetensors.torch.save(tensors), len(columns["step"])
+        sizes = {"count": count, "bytes": len(data), "crc32": crc32(data)}
+        line, done = _line({"file": path.name, **sizes, **columns}), 0
+        with _writing(path):
             if os.fstat(self._index).st_nlink == 0:
                 raise FileNotFoundError(2, "the folder was deleted")
-            replace_file(Path(file.path), data)
+            replace_file(path, data)
         with _writing(self._path):
             try:
                 while done < len(line):
@@ -417,20 +469,15 @@ class FolderChain:
                 raise
         self._size += len(line)
         self._crc32 = crc32(line, self._crc32)
-        self.num_files += 1
-        self.num_draws += file.count
-        self.last_step = int(file.columns["step"][-1])
+        file = DrawFile(self.info, self.chain, str(path), *sizes.values(), columns)
+        self.files.append(file)
 
-    def position(self) -> dict[str, int]:
-        """Returns the length and the checksum of the index, as a signed number.
-
-        LibTorch reads only pickled ints of 32 bits.
-        """
+    def position(self) -> dict[str, int]:  # noqa: D102
+        # LibTorch reads only pickled ints of 32 bits, with a sign.
         signed = self._crc32 - (self._crc32 >> 31 << 32)
         return {"size": self._size, "crc32": signed}
 
-    def cut_back(self, position: Mapping[str, int]) -> None:
-        """Deletes draws stored after a position of this chain."""
+    def cut_back(self, position: Mapping[str, int]) -> None:  # noqa: D102
         size = position["size"]
         lines = self._path.read_bytes()[:size]
         if len(lines) != size or crc32(lines) != position["crc32"] % 2**32:
@@ -438,89 +485,48 @@ class FolderChain:
         self._cut(size)
         self._take_index()
 
-    def clear(self) -> None:
-        """Deletes all draws."""
+    def clear(self) -> None:  # noqa: D102
         self._cut(0)
         self._take_index()
         (self.folder / "run.json").unlink(missing_ok=True)
         self.info = self._make_store(self.folder.parent, self._given)
 
-    def write_run(self, content: Mapping[str, Any]) -> None:
-        """Writes the chain's run record beside its draws."""
+    def write_run(self, content: Mapping[str, Any]) -> None:  # noqa: D102
         path = self.folder / "run.json"
         with _writing(path):
             replace_file(path, json.dumps(content, allow_nan=False).encode())
 
-    def close(self) -> None:
-        """Closes the index and releases the lock."""
-        if self._index >= 0:
-            os.close(self._index)
-            self._index = -1
-        if self._lock is not None:
-            self._lock.release()
-
-
-class MemoryChain:
-    """The writer's side of a chain in memory, with the methods of a FolderChain."""
-
-    def __init__(self, chain: int, info: StoreInfo) -> None:
-        self.chain, self.info, self.place = chain, info, f"chain {chain} in memory"
-        self.files: list[DrawFile] = []
-        self.run: Mapping[str, Any] | None = None
-        self.is_open = False
-
-    num_draws = property(lambda self: sum(f.count for f in self.files))
-    last_step = property(
-        lambda self: int(self.files[-1].columns["step"][-1]) if self.files else None
-    )
-
-    def add(self, tensors: Mapping[str, Tensor], file: DrawFile) -> None:  # noqa: D102
-        file.tensors, file.memory = dict(tensors), self
-        self.files.append(file)
-
-    def position(self) -> dict[str, int]:  # noqa: D102
-        return {"size": len(self.files), "crc32": self.num_draws}
-
-    def cut_back(self, position: Mapping[str, int]) -> None:  # noqa: D102
-        kept = self.files[: position["size"]]
-        if sum(f.count for f in kept) != position["crc32"]:
-            raise ValueError(f"Invalid checkpoint: it is not of {self.place}")
-        self.files = kept
-
-    def clear(self) -> None:  # noqa: D102
-        self.files, self.run = [], None
-
-    def write_run(self, content: Mapping[str, Any]) -> None:  # noqa: D102
-        self.run = dict(content)
-
     def close(self) -> None:  # noqa: D102
-        self.is_open = False
+        self._opened.close()
 
 
 def delete_all(store: Path) -> None:
-    """Deletes a store's chains, checkpoints and reports, if no chain has a writer."""
+    """Deletes a store's chains, checkpoints and reports, if no chain has a writer.
+
+    The last chain goes first, and its checkpoint before its draws: draws without a
+    checkpoint are refused by the next run, so it never has the rest of another's.
+    """
     path = store / "store.json"
     if read_json(path) is None:
         return
-    chains = {chain: store / f"chain-{chain}" for chain in chains_in(store)}
+    chains = {n: store / f"chain-{n}" for n in reversed(chains_in(store))}
     with contextlib.ExitStack() as locks:
         for chain, folder in chains.items():
-            lock = _Lock(folder / "lock", f"chain {chain} of {store}")
-            locks.callback(lock.release)
-        replace_file(path, b'{"format": %d, "deleting": true}' % _FORMAT)
-        for folder in chains.values():
+            lock = _lock(folder / "lock", f"chain {chain} of {store}")
+            locks.callback(_release, lock)
+        for chain, folder in chains.items():
+            (store / f"checkpoint-{chain}.pt").unlink(missing_ok=True)
+            sync_folder(store)
             for file in _matching(folder, _OF_CHAIN):
-                os.unlink(file)
+                file.unlink()
             with contextlib.suppress(OSError):  # it holds other files
                 folder.rmdir()
+            sync_folder(store)
         for file in _matching(store, _OF_STORE):
-            if file != str(path):
-                os.unlink(file)
-        sync_folder(store)
-        path.unlink()
+            file.unlink()
         sync_folder(store)
 
 
-def _matching(folder: Path, names: re.Pattern[str]) -> Iterator[str]:
-    with os.scandir(folder) as entries:
-        yield from [e.path for e in entries if names.fullmatch(e.name)]
+def _matching(folder: Path, names: re.Pattern[str]) -> list[Path]:
+    """Returns the files of such names, sorted."""
+    return sorted(path for path in folder.iterdir() if names.fullmatch(path.name))

@@ -6,24 +6,22 @@ import math
 import os
 import threading
 import time
-from array import array
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torch_sgmcmc._impl.hyperparams import check_integer
 from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.posterior.store import SampleStore, folder_of
 from torch_sgmcmc.posterior.store_files import (
-    COLUMNS,
-    NAMES,
-    DrawFile,
+    Chain,
     FolderChain,
-    MemoryChain,
     StoreInfo,
-    check_plain,
+    as_stored,
     checksums,
 )
 
@@ -38,8 +36,8 @@ _Row = tuple[dict[str, Tensor], dict[str, Any]]
 class SampleWriter:
     """Appends draws to a chain of a :class:`SampleStore`: one writer for each chain.
 
-    Draws wait in memory until they have 4 MiB or are 1,024, or one comes 30 seconds
-    after the first. A thread then writes them, one file after the other. :meth:`flush`,
+    Draws wait in memory until they have 4 MiB, are 1,024 or have waited for 30 seconds.
+    A thread then writes them, one file after the other. :meth:`flush`,
     :meth:`checkpoint` and :meth:`close` write all. The methods can be called from
     several threads.
 
@@ -70,38 +68,28 @@ class SampleWriter:
         not_sampled: Mapping[str, Tensor] | None = None,
         likelihood: Likelihood | None = None,
     ) -> None:
-        if isinstance(chain, bool) or not isinstance(chain, int) or chain < 0:
-            raise ValueError(f"Invalid chain: {chain!r} (must be an integer >= 0)")
+        check_integer("chain", chain)
         if not tensors:
             raise ValueError("Invalid tensors: there are none to store")
-        self.chain, self._store = chain, store  # one in memory lives with its writer
-        self._dtypes = {k: _stored_in(k, t, dtype) for k, t in tensors.items()}
-        self._shapes = {k: t.shape for k, t in tensors.items()}
-        self._info = StoreInfo(
-            {
-                name: {"dtype": NAMES[dtype], "shape": [*self._shapes[name]]}
-                for name, dtype in self._dtypes.items()
-            },
-            checksums(not_sampled or {}),
-            None if likelihood is None else likelihood.settings(),
-        )
+        # Without data, for names, shapes and dtypes.
+        self._like = {k: as_stored(k, t, dtype) for k, t in tensors.items()}
+        self._size = sum(t.nbytes for t in self._like.values())
+        settings = None if likelihood is None else likelihood.settings()
+        info = StoreInfo.of(self._like, checksums(not_sampled or {}), settings)
+        self._store = store  # one in memory lives with its writer
         folder = folder_of(store)
-        #: The chain's files, or its memory.
-        self.files: FolderChain | MemoryChain
-        if isinstance(store, SampleStore) and folder is None:
-            self.files = store.open_in_memory(chain, self._info)
+        if folder is None:
+            self.files = Chain.in_memory(store.memory, chain, info)
         else:
-            self.files = FolderChain(folder, chain, self._info)
-        self._size = sum(
-            t.numel() * self._dtypes[name].itemsize for name, t in tensors.items()
-        )
+            self.files = FolderChain(folder, chain, info)
         # True while draws of an earlier run await a decision of the caller.
         self._is_undecided = len(self) > 0
         self._rows: list[_Row] = []
-        self._being_written: list[_Row] = []
-        self._since, self._has_failed, self._is_closed = 0.0, False, False
+        self._since, self._is_closed = 0.0, False
+        # The thread's work, which is on the first rows.
         self._writing: Future[None] | None = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._num_writing = 0
+        self._thread = ThreadPoolExecutor(1, "sgmcmc-store")
         self._lock, self._process = threading.RLock(), os.getpid()
 
     def __len__(self) -> int:
@@ -111,7 +99,7 @@ class SampleWriter:
     @property
     def num_waiting(self) -> int:
         """The number of draws that are in memory."""
-        return len(self._rows) + len(self._being_written)
+        return len(self._rows)
 
     @torch.no_grad()
     def append(
@@ -143,29 +131,41 @@ class SampleWriter:
                 this one; the next call tries again.
         """
         self.check_draw(draw)
-        numbers = {"lr": lr, "temperature": temperature, "weight": weight, "loss": loss}
-        values: dict[str, Any] = {k: _number(v) for k, v in numbers.items()}
-        values["step"] = int(step)
-        values["prior_precision"] = [_number(value) for value in prior_precision]
+        numbers: dict[str, Any] = {"step": int(step)}
+        given = {"lr": lr, "temperature": temperature, "weight": weight, "loss": loss}
+        numbers |= {name: _number(value) for name, value in given.items()}
+        numbers["prior_precision"] = [*map(_number, prior_precision)]
         with self._lock:
             self.check()
-            copies = {k: _copied(draw[k], dtype) for k, dtype in self._dtypes.items()}
-            if not self._rows:
+            copies = {
+                name: torch.empty_like(t, device="cpu").copy_(draw[name])
+                for name, t in self._like.items()
+            }
+            if len(self._rows) == self._num_writing:
                 self._since = time.monotonic()
-            self._rows.append((copies, values))
-            count, age = len(self._rows), time.monotonic() - self._since
-            if count >= _DRAWS or count * self._size >= _BYTES or age >= _SECONDS:
-                self._start_writing()
+            self._rows.append((copies, numbers))
+            if self._is_due():
+                self._wait()
+                rows = [*self._rows]
+                # The ending interpreter starts no threads; the next call writes.
+                with suppress(RuntimeError):
+                    self._writing = self._thread.submit(self._write, rows)
+                    self._num_writing = len(rows)
+
+    def _is_due(self) -> bool:
+        count = len(self._rows) - self._num_writing
+        is_old = count > 0 and time.monotonic() - self._since >= _SECONDS
+        return count >= _DRAWS or count * self._size >= _BYTES or is_old
 
     def check_draw(self, draw: Mapping[str, Tensor]) -> None:
         """Raises a ValueError if a tensor is missing or of another shape."""
-        for name, shape in self._shapes.items():
+        for name, like in self._like.items():
             tensor = draw.get(name)
-            if tensor is None or tensor.shape != shape:
+            if tensor is None or tensor.shape != like.shape:
                 found = "nothing" if tensor is None else f"shape {list(tensor.shape)}"
                 raise ValueError(
                     f"Invalid draw: {found} for {name!r} (must have the shape "
-                    f"{list(shape)})"
+                    f"{list(like.shape)})"
                 )
 
     def check(self) -> None:
@@ -192,8 +192,8 @@ class SampleWriter:
         with self._lock:
             if self._writing is not None and self._writing.done():
                 self._wait()
-            if self._has_failed:
-                self._write_rows()
+            if self._writing is None and self._is_due():  # the thread has failed
+                self._write(self._rows)
 
     def flush(self) -> None:
         """Writes the draws that wait in memory.
@@ -204,7 +204,7 @@ class SampleWriter:
         if self._process == os.getpid():
             with self._lock:
                 self._wait()
-                self._write_rows()
+                self._write(self._rows)
 
     def checkpoint(self) -> dict[str, int]:
         """Writes waiting draws; returns the chain's position for :meth:`cut_back`."""
@@ -244,8 +244,7 @@ class SampleWriter:
                 self.flush()
             finally:
                 self._is_closed = True
-                if self._thread is not None:
-                    self._thread.shutdown()
+                self._thread.shutdown()
                 self.files.close()
 
     def __enter__(self) -> SampleWriter:
@@ -254,60 +253,22 @@ class SampleWriter:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _start_writing(self) -> None:
-        self._wait()
-        self._thread = self._thread or ThreadPoolExecutor(1, "sgmcmc-store")
-        try:
-            self._writing = self._thread.submit(self._write, self._rows)
-        except RuntimeError:  # the ending interpreter starts no threads
-            self._has_failed = True  # the next call writes
-        else:
-            self._being_written, self._rows = self._rows, []
-
     def _wait(self) -> None:
         """Waits for the thread; draws that it could not write wait again."""
-        if self._writing is not None and self._writing.exception() is not None:
-            self._rows = self._being_written + self._rows
-            self._has_failed = True
-        self._writing, self._being_written = None, []
+        if self._writing is not None and self._writing.exception() is None:
+            del self._rows[: self._num_writing]
+        self._writing, self._num_writing = None, 0
 
-    def _write_rows(self) -> None:
-        if self._rows:
-            self._write(self._rows)
-            self._rows = []
-        self._has_failed = False
-
-    def _write(self, rows: Sequence[_Row]) -> None:
-        draws, values = zip(*rows, strict=True)
-        tensors = {
-            k: torch.stack([d[k] for d in draws])
-            if len(draws) > 1
-            else draws[0][k][None]
-            for k in self._dtypes
-        }
-        columns: dict[str, Sequence[Any]] = {
-            name: array("q" if name == "step" else "d", [v[name] for v in values])
-            for name in COLUMNS
-        }
-        columns["prior_precision"] = [v["prior_precision"] for v in values]
-        file = DrawFile(self._info, self.chain, "", len(rows), 0, 0, columns)
-        self.files.add(tensors, file)
-
-
-def _copied(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.empty(tensor.shape, dtype=dtype, device="cpu").copy_(tensor)
+    def _write(self, rows: list[_Row]) -> None:
+        """Writes draws as one file, and empties the list."""
+        if rows:
+            tensors = {
+                k: torch.stack([draw[k] for draw, _ in rows]) for k in self._like
+            }
+            columns = {k: [numbers[k] for _, numbers in rows] for k in rows[0][1]}
+            self.files.add(tensors, columns)
+            rows.clear()
 
 
 def _number(value: Any) -> float:
     return float(value.detach() if isinstance(value, Tensor) else value)
-
-
-def _stored_in(name: str, tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    if name == "__metadata__":
-        raise ValueError(f"Invalid tensors: {name!r} is a name that safetensors keeps")
-    check_plain(name, tensor)
-    stored = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-    if stored not in NAMES:
-        known = ", ".join(map(str, NAMES))
-        raise ValueError(f"Invalid tensors: {name!r} is {stored} (not of {known})")
-    return stored
