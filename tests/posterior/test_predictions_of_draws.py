@@ -211,7 +211,7 @@ def test_a_name_goes_before_a_pattern(tmp_path):
                 make()
         else:
             collector = make()
-            assert [*collector._chosen.now()] == expected
+            assert [*collector._model.now()] == expected
             collector.close()
 
 

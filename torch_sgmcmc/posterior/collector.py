@@ -22,68 +22,56 @@ from torch_sgmcmc._impl.utils import plain_names
 from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor
 from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.posterior.run_record import Trace, plain, record_run
-from torch_sgmcmc.posterior.store import SampleStore, folder_of
+from torch_sgmcmc.posterior.store import SampleStore
 from torch_sgmcmc.posterior.store_files import checksums
 from torch_sgmcmc.posterior.writer import SampleWriter
-from torch_sgmcmc.samplers.hmc import HMC
 from torch_sgmcmc.samplers.sampler import Sampler
 from torch_sgmcmc.samplers.sbps import SBPS
 
 __all__ = ["Collector"]
 
 
-class Chosen:
-    """The chosen names of a model's tensors, and the tensors at a time.
+# A chain that stands still for so many draws or steps has a fault.
+_MANY = 10
 
-    Takes arguments of :class:`Collector`.
-    """
+
+class _DrawOfModel:
+    """The tensors of a model that make a draw; takes arguments of a Collector."""
 
     def __init__(
         self,
         model: nn.Module | Mapping[str, Tensor],
-        sampler: Any,
+        sampler: Sampler,
         parameters: str | Iterable[str],
         buffers: bool,
     ) -> None:
-        self._model, is_module = model, isinstance(model, nn.Module)
-        every, self._plain = model, {}
-        if is_module:
+        self._model, self._plain, self._buffers = model, {}, []
+        every = model
+        if isinstance(model, nn.Module):
             every = {**dict(model.named_parameters()), **dict(model.named_buffers())}
             self._plain = plain_names(model, every)
-        named = self._parameters()
-        params = [p for group in sampler.param_groups for p in group["params"]]
-        sampled = {id(p) for p in params if p.requires_grad}
-        if parameters == "all":
-            self._names = list(named)
-        elif parameters == "sampled":
-            self._names = [name for name, p in named.items() if id(p) in sampled]
-        elif isinstance(parameters, str) or not isinstance(parameters, Iterable):
-            raise ValueError(
-                f"Invalid parameters: {parameters!r} (must be 'all', 'sampled' or a "
-                "list of names)"
-            )
-        else:
-            self._names = self._matching(list(parameters), list(named))
-        if not self._names:
-            raise ValueError("Invalid parameters: none of the model's is chosen")
-        refuse("parameters", (named[name] for name in self._names))
+            saved = model.state_dict() if buffers else {}
+            held = [name for name, _ in model.named_buffers() if name in saved]
+            self._buffers = [self._plain[name] for name in held]
         for name, tensor in every.items():
             if is_lazy(tensor):
                 raise ValueError(
                     f"Invalid model: {name!r} has no shape yet (call the model once)"
                 )
-        # A module's objects under these names.
-        chosen = {name: named[name] for name in self._names if is_module}
-        self._objects = {k: p for k, p in chosen.items() if isinstance(p, nn.Parameter)}
+        named = self._parameters()
+        params = [p for group in sampler.param_groups for p in group["params"]]
+        sampled = {id(p) for p in params if p.requires_grad}
+        if parameters == "sampled":
+            parameters = [name for name, p in named.items() if id(p) in sampled]
+        self._names = _chosen(parameters, list(named))
+        refuse("parameters", (named[name] for name in self._names))
         self._check_sampled(params, named)
+        # A module's objects under these names.
+        chosen = {k: named[k] for k in self._names if isinstance(model, nn.Module)}
+        self._objects = {k: p for k, p in chosen.items() if isinstance(p, nn.Parameter)}
         #: Tensors that are neither stored nor sampled.
         rest = {k: t for k, t in named.items() if k not in self._names}
         self.rest = {k: t for k, t in rest.items() if id(t) not in sampled}
-        self._buffers: list[str] = []
-        if buffers and is_module:
-            saved = model.state_dict()
-            held = [name for name, _ in model.named_buffers() if name in saved]
-            self._buffers = [self._plain[name] for name in held]
 
     def _check_sampled(
         self, params: Sequence[Tensor], named: Mapping[str, Tensor]
@@ -105,24 +93,11 @@ class Chosen:
                 "from names to all tensors that are to be stored)"
             )
 
-    @staticmethod
-    def _matching(patterns: list[str], names: list[str]) -> list[str]:
-        found: set[str] = set()
-        for pattern in patterns:
-            # "w[0]" is first a name, and only then a pattern for "w0".
-            some = [pattern] if pattern in names else fnmatch.filter(names, pattern)
-            if not some:
-                raise ValueError(
-                    f"Invalid parameters: no parameter is named {pattern!r} (there are "
-                    f"{names})"
-                )
-            found.update(some)
-        return [name for name in names if name in found]
-
     def _parameters(self) -> dict[str, Tensor]:
-        if isinstance(self._model, nn.Module):
-            return self._by_plain_name(self._model.named_parameters())
-        return dict(self._model)
+        is_module = isinstance(self._model, nn.Module)
+        return self._by_plain_name(
+            self._model.named_parameters() if is_module else self._model.items()
+        )
 
     def _by_plain_name(self, named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
         return {self._plain.get(name, name): tensor for name, tensor in named}
@@ -130,25 +105,46 @@ class Chosen:
     def now(self) -> dict[str, Tensor]:
         """Returns the model's own tensors by name."""
         named = self._parameters()
-        gone = next((name for name in self._names if name not in named), None)
-        if gone is not None:
-            raise RuntimeError(
-                f"the model has no parameter {gone!r} any more (weight_norm and the "
-                "like rename parameters: make the collector after them)"
-            )
-        other = next((n for n, p in self._objects.items() if named[n] is not p), None)
-        if other is not None:
-            raise RuntimeError(
-                f"the model's parameter {other!r} is another tensor than when the "
-                "collector was made (was a layer replaced? Make the sampler and the "
-                "collector after it)"
-            )
+        for name in self._names:
+            if name not in named:
+                raise RuntimeError(
+                    f"the model has no parameter {name!r} any more (weight_norm and "
+                    "the like rename parameters: make the collector after them)"
+                )
+            if self._objects.get(name, named[name]) is not named[name]:
+                raise RuntimeError(
+                    f"the model's parameter {name!r} is another tensor than when the "
+                    "collector was made (was a layer replaced? Make the sampler and "
+                    "the collector after it)"
+                )
         tensors = {name: named[name].detach() for name in self._names}
         if self._buffers:
-            assert isinstance(self._model, nn.Module)
             held = self._by_plain_name(self._model.named_buffers())
             tensors |= {name: held[name] for name in self._buffers}
         return tensors
+
+
+def _chosen(parameters: str | Iterable[str], names: list[str]) -> list[str]:
+    if parameters == "all":
+        parameters = names
+    if isinstance(parameters, str) or not isinstance(parameters, Iterable):
+        raise ValueError(
+            f"Invalid parameters: {parameters!r} (must be 'all', 'sampled' or a list "
+            "of names)"
+        )
+    found: set[str] = set()
+    for pattern in parameters:
+        # "w[0]" is first a name, and only then a pattern for "w0".
+        some = [pattern] if pattern in names else fnmatch.filter(names, pattern)
+        if not some:
+            raise ValueError(
+                f"Invalid parameters: no parameter is named {pattern!r} (there are "
+                f"{names})"
+            )
+        found.update(some)
+    if not found:
+        raise ValueError("Invalid parameters: none of the model's is chosen")
+    return [name for name in names if name in found]
 
 
 def _place(tensor: Tensor) -> int:
@@ -158,12 +154,8 @@ def _place(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-# A chain that stands still for so many draws or steps has a fault.
-_MANY = 10
-
-
 class Collector:
-    r"""Stores draws of a model while a sampler runs.
+    """Stores draws of a model while a sampler runs.
 
     Three lines are added to a training loop::
 
@@ -178,14 +170,10 @@ class Collector:
     ``every`` count these points. Steps of a warm-up and skipped steps
     (``nonfinite="skip"``) do not count.
 
-    **Resuming.** Put :meth:`state_dict` into the checkpoint, beside the sampler's and
-    the model's. Loading it cuts the store back to the checkpoint, and the chain makes
-    the later draws again. A run that starts again over the draws of a killed one calls
-    :meth:`restart`. More: docs/store.md.
-
-    **Several ranks.** If the sampler has a ``process_group``, its first rank stores the
-    chain. On other ranks the collector does nothing, and loads the first rank's state
-    dict.
+    A checkpoint holds :meth:`state_dict` beside the sampler's and the model's: loading
+    it cuts the store back, and the chain makes the later draws again. If the sampler
+    has a ``process_group``, its first rank stores the chain, and the others load its
+    state dict. More: docs/store.md.
 
     Args:
         sampler: a :class:`Sampler`.
@@ -223,7 +211,6 @@ class Collector:
         RuntimeError: the store cannot be written, or another writer has the chain. At a
             step: a draw could not be written; the message names the draws on the disk.
             The sampler is unchanged; the next step tries again, and no draw is lost.
-            (Where several ranks sample a chain, only the first one raises.)
     """
 
     def __init__(
@@ -266,18 +253,18 @@ class Collector:
                 "chain's parameters: its average is not a draw of the posterior"
             )
         self._settings = {"burn_in": burn_in, "every": every}
-        self._chosen = Chosen(model, sampler, parameters, buffers)
+        self._model = _DrawOfModel(model, sampler, parameters, buffers)
         group = sampler.process_group
         # The writers of other ranks than the first stay empty.
         self._stores = group is None or dist.get_rank(group) == 0
         self._writer = SampleWriter(
-            *(store if self._stores else SampleStore(), self._chosen.now()),
+            *(store if self._stores else SampleStore(), self._model.now()),
             **{"chain": chain, "dtype": dtype, "likelihood": likelihood},
-            not_sampled=self._chosen.rest if self._stores else None,
+            not_sampled=self._model.rest if self._stores else None,
         )
         if self._stores:
             self._compare_rest()
-        self._store, self._chain, self._process = store, chain, os.getpid()
+        self._process = os.getpid()
         self._weight, self._when = weight or _sign, when
         self.loss: float | Tensor = math.nan
         self.sampler = sampler
@@ -289,8 +276,9 @@ class Collector:
         self._skipped = sampler.num_skipped
         self._handles: list[Any] = []
         self._add_hooks()
-        left = self._handles, self._writer, self._process
-        self._finish = weakref.finalize(self, _finish, *left)
+        self._finish = weakref.finalize(self, _finish, self._handles, self._writer)
+        # Of this run: the number of draws, and checksums of the first.
+        self._num_taken, self._first = 0, {}
 
     def __repr__(self) -> str:
         if not self._stores:
@@ -303,7 +291,7 @@ class Collector:
 
     def _compare_rest(self) -> None:
         """Warns if earlier draws belong to other values of the tensors not stored."""
-        files, now = self._writer.files, checksums(self._chosen.rest)
+        files, now = self._writer.files, checksums(self._model.rest)
         stored = files.info.not_sampled.items()
         others = [name for name, checksum in stored if now.get(name) != checksum]
         if others:
@@ -319,24 +307,15 @@ class Collector:
         """The number of this chain's draws that are on the disk."""
         return len(self._writer)
 
-    def _is_due(self, count: int) -> bool:
-        burn_in, every = self._settings.values()
-        return count > burn_in and (count - burn_in) % every == 0
-
     def _add_hooks(self) -> None:
-        if not self._stores:
-            return
-        sampler, after = self.sampler, self.sampler.register_step_post_hook
-        self._handles += [sampler.register_step_pre_hook(self._before_step)]
-        if isinstance(sampler, SBPS):
-            self._handles += [sampler.register_sample_hook(self._at_sample)]
-        else:
-            self._handles += [after(self._after_step)]
-        self._handles += [after(self._clear_loss)]
-
-    def _remove_hooks(self) -> None:
-        while self._handles:
-            self._handles.pop().remove()
+        if self._stores:
+            sampler, after = self.sampler, self.sampler.register_step_post_hook
+            self._handles.append(sampler.register_step_pre_hook(self._before_step))
+            if isinstance(sampler, SBPS):
+                self._handles.append(sampler.register_sample_hook(self._at_sample))
+            else:
+                self._handles.append(after(self._after_step))
+            self._handles.append(after(self._clear_loss))
 
     def _before_step(self, sampler: Any, *_: Any) -> None:
         """Raises, before the update, any error that would prevent storing the draw."""
@@ -351,16 +330,22 @@ class Collector:
                 f"the sampler went back to step {_steps_made(sampler)}, and its "
                 f"collector is at {self._mark}: load the collector's state dict too"
             )
-        if self._is_due(self._count + 1):
-            self._writer.check_draw(self._chosen.now())
+        if any(self._due(1)):
+            self._writer.check_draw(self._model.now())
 
     def _after_step(self, sampler: Any, *_: Any) -> None:
         step = int(sampler.param_groups[0]["step"])
-        if step > self._mark and self._is_due(self._count + 1):
+        if any(self._due(step - self._mark)):
             # A GPU reports a skipped step late.
             step = _steps_made(sampler)
         if step > self._mark:
-            self._take(step, step)
+            self._take(step, step, step - self._mark)
+
+    def _due(self, steps: int) -> Iterator[bool]:
+        """Returns of each of the next steps whether its draw is stored."""
+        burn_in, every = self._settings.values()
+        for count in range(self._count + 1, self._count + steps + 1):
+            yield count > burn_in and (count - burn_in) % every == 0
 
     def _clear_loss(self, *_: Any) -> None:
         if isinstance(self.loss, Tensor) or self.loss == self.loss:
@@ -370,7 +355,7 @@ class Collector:
     def _at_sample(self, sampler: SBPS, time: float) -> None:
         # A step that another hook has undone repeats its samples.
         if self._mark is None or time > self._mark:
-            self._take(int(sampler.param_groups[0]["step"]) + 1, time)
+            self._take(int(sampler.param_groups[0]["step"]) + 1, time, 1)
 
     def run(self, block: Callable[..., Tensor], *batches: Tensor) -> Tensor:
         """Makes a block of :func:`compile_steps`, and stores its draw if one is due.
@@ -392,41 +377,33 @@ class Collector:
         """
         if not self._stores:
             return block(*batches)
-        ahead = range(self._count + 1, self._count + len(batches[0]) + 1)
-        if sum(map(self._is_due, ahead)) > 1 or self._when is not None:
+        if sum(self._due(len(batches[0]))) > 1 or self._when is not None:
             raise ValueError(
                 f"Invalid block: {len(batches[0])} steps (must have one draw at most, "
                 f"of a collector with every={self._settings['every']} and no when)"
             )
         self._before_step(self.sampler)
-        before, mark = self._count, _steps_made(self.sampler)
-        self._remove_hooks()
+        _remove(self._handles)
         try:
             losses = block(*batches)
         finally:
             self._add_hooks()
-            step = _steps_made(self.sampler)
-            self._count, self._mark = before + step - mark, step
-        for loss in losses:
-            self._trace.add(loss)
-        self.loss = losses[-1]
-        for count in range(before + 1, self._count + 1):
-            if self._is_due(count):
-                self._count = count - 1
-                self._take(step, step)
-        self._count, self.loss = before + step - mark, math.nan
+        for self.loss in losses:
+            self._trace.add(self.loss)
+        self._after_step(self.sampler)
+        self.loss = math.nan
         return losses
 
-    def _take(self, step: int, mark: float) -> None:
-        """Counts a step, and stores the draw if it is due."""
+    def _take(self, step: int, mark: float, steps: int) -> None:
+        """Counts steps, and stores the draw if it is due."""
         if self._when is not None and not self._when():
             self._mark = mark
             return
-        if self._is_due(self._count + 1):
-            groups = self.sampler.param_groups
+        if any(self._due(steps)):
+            groups, now = self.sampler.param_groups, self._model.now()
             self._temperature = float(groups[0]["temperature"])
             self._writer.append(
-                self._chosen.now(),
+                now,
                 step=step,
                 lr=groups[0].get("lr", groups[0].get("step_size", math.nan)),
                 temperature=self._temperature,
@@ -434,8 +411,11 @@ class Collector:
                 loss=self.loss,  # type: ignore[arg-type]
                 prior_precision=[g["prior_precision"] for g in groups],
             )
-        self._count, self._mark = self._count + 1, mark
-        if self._monitor is not None and self._count == self._settings["burn_in"]:
+            self._first = self._first or checksums(now)
+            self._num_taken += 1
+        in_burn_in = self._count < self._settings["burn_in"]
+        self._count, self._mark = self._count + steps, mark
+        if in_burn_in and self._count >= self._settings["burn_in"] and self._monitor:
             self._monitor.reset()
 
     @contextmanager
@@ -510,14 +490,13 @@ class Collector:
     def close(self) -> None:
         """Waits until all draws are on the disk, and detaches from the sampler.
 
-        A UserWarning is issued if all draws are the same, or all steps were skipped.
+        A UserWarning is issued if the chain has not moved, or all steps were skipped.
 
         Raises:
             RuntimeError: a draw cannot be written; the message names the draws on the
                 disk. The collector is closed.
         """
-        if self._finish.alive:
-            self._close(warns=True)
+        self._close(warns=True)
 
     def _write_run(self) -> None:
         if self._mark is None:
@@ -527,7 +506,7 @@ class Collector:
         self._writer.files.write_run(plain(ran))
 
     def _close(self, *, warns: bool) -> None:
-        if os.getpid() != self._process:
+        if not self._finish.alive or os.getpid() != self._process:
             return
         try:
             self.flush()
@@ -535,50 +514,32 @@ class Collector:
                 self._write_run()
                 self._warn_of_faults()
         finally:
-            self._finish.detach()
-            self._remove_hooks()
             with suppress(RuntimeError):  # flush() has raised it
-                self._writer.close()
+                self._finish()
 
     def _warn_of_faults(self) -> None:
-        writer, sampler = self._writer, self.sampler
-        if not self._stores:
-            return
-        skipped, place = sampler.num_skipped - self._skipped, writer.files.place
+        sampler, place = self.sampler, self._writer.files.place
+        kind, skipped = type(sampler).__name__, sampler.num_skipped - self._skipped
         if self._count == 0 and skipped >= _MANY:
             warnings.warn(
-                f"all {skipped} steps of {type(sampler).__name__} were skipped, since "
-                f"gradients were not finite: {place} has no draw of them",
+                f"all {skipped} steps of {kind} were skipped, since gradients were not "
+                f"finite: {place} has no draw of them",
                 stacklevel=4,
             )
-        elif len(writer) >= _MANY and self._has_not_moved():
-            reason = "it has not moved"
-            if isinstance(sampler, HMC):
-                rate = f"{sampler.acceptance_rate:.2g} of its trajectories were"
-                reason = f"{rate} accepted: a smaller step_size, or warmup(), is needed"
+        elif self._num_taken >= _MANY and checksums(self._model.now()) == self._first:
+            advice = ": a smaller step_size, or warmup(), is needed"
+            proposes = hasattr(sampler, "acceptance_rate")
             warnings.warn(
-                f"all {len(writer)} draws of {place} are the same: {reason}",
+                f"all {self._num_taken} draws of {place} are the same: {kind} has not "
+                f"moved{advice if proposes else ''}",
                 stacklevel=4,
             )
-
-    def _has_not_moved(self) -> bool:
-        store = self._store
-        if not isinstance(store, SampleStore) or store.path is not None:
-            store = SampleStore(folder_of(store))
-        draws = store.refresh().chain(self._chain)
-        first = draws[0]
-        return all(
-            torch.equal(first[name], other[name])
-            for other in draws[1 :: max(1, len(draws) // _MANY)]
-            for name in first
-        )
 
     def __enter__(self) -> Collector:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._finish.alive:
-            self._close(warns=error[0] is None)
+        self._close(warns=error[0] is None)
 
 
 def _steps_made(sampler: Sampler) -> int:
@@ -591,10 +552,12 @@ def _sign(sampler: Any) -> float:
     return getattr(sampler, "sign", 1.0)
 
 
-def _finish(handles: Iterable[Any], writer: SampleWriter, process: int) -> None:
+def _remove(handles: list[Any]) -> None:
+    while handles:
+        handles.pop().remove()
+
+
+def _finish(handles: list[Any], writer: SampleWriter) -> None:
     """Closes an abandoned collector, except in a forked child."""
-    if os.getpid() != process:
-        return
-    for handle in handles:
-        handle.remove()
+    _remove(handles)
     writer.close()
