@@ -174,12 +174,14 @@ class Task:
 
 fashion = partial(images, "FashionMNIST", "MNIST", 9000)
 mnist = partial(images, "MNIST", "FashionMNIST", 2000)
+fashion_2000 = partial(images, "FashionMNIST", "MNIST", 2000)
 small, tabular = partial(mlp, inputs=64), partial(mlp, inputs=54, classes=7)
 TASKS = {
     "cnn": Task(cnn, fashion, flipped_and_shifted, 0.2, 0.1, 20),
     "mlp": Task(mlp, fashion, unchanged, 0.2, 0.05, 20),
     "transformer": Task(Transformer, fashion, flipped_and_shifted, 0.1, 0.05, 10),
     "mnist": Task(pooled_cnn, mnist, unchanged, 0.2, 0.05, 40),
+    "fashion-2000": Task(pooled_cnn, fashion_2000, unchanged, 0.2, 0.05, 40),
     "digits": Task(small, digits, unchanged, 0.2, 0.05, 100),
     "covertype": Task(tabular, covertype, unchanged, 0.2, 0.05, 60),
 }

@@ -64,12 +64,12 @@ def test_all_methods_report_table_picture_and_json(example, tmp_path):
     assert len(finals) >= len(METHODS["paper"])
 
 
-def test_one_step_size_for_all(example, tmp_path):
-    options = ("--h", 0.001, "--passes", 0.1, "--reference-steps", 3)
+def test_step_sizes_of_all_methods(example, tmp_path):
+    options = ("--h", 0.001, 0.002, "--passes", 0.1, "--halved")
     printed, document = example(*options, "--method", "sghmc", "ewsg")
-    assert "*one step size for all*" in printed
-    (results,) = document["runs"].values()
-    assert [r["config"]["step_size"] for r in results.values()] == [0.001] * 2
+    assert "| SGHMC | 0.001 |" in printed and "| EWSG, halved | 0.002 |" in printed
+    assert [r["config"]["step_size"] for r in document["steps"]] == [1e-3, 2e-3] * 2
+    assert (tmp_path / "steps.png").exists()
 
 
 def test_the_noise_of_all_data(example, monkeypatch):

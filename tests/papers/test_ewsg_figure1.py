@@ -92,6 +92,26 @@ def test_gradients_are_counted(method, steps, used):
     assert run.gradients == used
 
 
+def test_the_integrator_of_the_paper():
+    """θ moves with the old momentum, and momenta by the gradient at the old θ."""
+    h, n = 0.05, TARGET.num_data
+    run = Chains(TARGET, Method("sghmc", h, GAMMA, euler=True), torch.zeros(3, 2), 0)
+    run.sampler.param_groups[0]["temperature"] = 0.0
+    run.step()
+    for _ in range(4):
+        theta, v = (
+            run.theta.clone(),
+            run.sampler.state[run.parameter]["momentum"].clone(),
+        )
+        run.step()
+        gradient = n * (theta - TARGET.data[run.index])
+        torch.testing.assert_close(run.theta, theta + v)
+        torch.testing.assert_close(
+            run.sampler.state[run.parameter]["momentum"],
+            (1 - GAMMA * h) * v - h**2 * gradient,
+        )
+
+
 def simulated(steps, h):
     """Squared errors of SGHMC's time averages, one for each chain."""
     g = torch.Generator().manual_seed(3)

@@ -12,9 +12,11 @@ paper's: --paper makes as many steps as one pass through all data.
     python examples/papers ewsg2021.covertype --data-root DIR --paper  # 6.25 passes
     python examples/papers ewsg2021.covertype --data-root DIR --tune  # choose steps
     python examples/papers ewsg2021.covertype --data-root DIR --noise  # of all data
+    python examples/papers ewsg2021.covertype --data-root DIR --method sghmc ewsg \
+        --h 2e-4 3e-4 5e-4 1e-3 2e-3 3e-3  # all methods with each step size
 
-Results go to --out: results.json, curves.png (with --tune search.png), and what each
-method has found, from which an interrupted run continues.
+Results go to --out: results.json, curves.png (with --tune search.png, with --h
+steps.png), and what each method has found, from which an interrupted run continues.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = Parser(__doc__, __name__)
     parser.add_data("covertype/", required=True)
     parser.add_choice("--method", METHODS)
-    parser.add_argument("--h", type=float, help="step size, of all methods alike")
+    parser.add_argument("--h", type=float, nargs="+", help="step sizes of all methods")
     parser.add_argument("--passes", type=float, default=1.0)
     parser.add_argument("--batch-size", type=int, default=50)
     parser.add_argument(
@@ -66,10 +68,8 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--splits", type=int, default=3, help="for --noise")
     args = parser.parse_args()
-    for name in ("passes", "h"):
-        value = getattr(args, name)
-        if value is not None and not value > 0:
-            parser.error(f"--{name} {value} must be > 0")
+    if not all(value > 0 for value in (args.passes, *(args.h or ()))):
+        parser.error(f"--passes {args.passes} and --h {args.h} must be > 0")
     parser.check_at_least(
         args, batch_size=2, chains=2, strata=1, seed=0, reference_steps=1, splits=2
     )
@@ -115,6 +115,17 @@ def tune(args: argparse.Namespace, split: Split) -> None:
     finish(args, {"search": search}, search_table(search))
 
 
+def by_step(args: argparse.Namespace, split: Split, passes: float) -> None:
+    """Prints test scores of all methods with each step size."""
+    runs = [
+        found(args, f"h-{name}", configuration(args, name, h, passes), split)
+        for name in args.method
+        for h in args.h
+    ]
+    search_picture(runs, args.out / "steps.png", "test log-likelihood", in_units=False)
+    finish(args, {"steps": runs}, search_table(runs))
+
+
 def noise(args: argparse.Namespace) -> None:
     """Prints scores with h as in the paper and with its noise, over several splits."""
     runs: dict[str, dict[str, list[dict[str, Any]]]] = {}
@@ -145,14 +156,13 @@ def run_all(args: argparse.Namespace) -> None:
         return noise(args)
     whole = args.size == "paper"
     passes = args.passes * FULL_SIZE / rows if whole else args.passes
-    kinds = ("paper", "tuned") if args.h is None else ("alike",)
-    runs: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
+    if args.h is not None:
+        return by_step(args, split, passes)
+    runs: dict[str, dict[str, Any]] = {"paper": {}, "tuned": {}}
     for which, results in runs.items():
         for name in args.method:
             method = METHODS[name]
             h = method.step_size if which == "paper" else method.tuned
-            if args.h is not None:
-                h = args.h
             if h is None:
                 continue
             config = configuration(args, name, h, passes)

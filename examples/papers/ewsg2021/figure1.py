@@ -9,6 +9,7 @@ averages scales with T and with h.
     python examples/papers ewsg2021.figure1                  # a few minutes
     python examples/papers ewsg2021.figure1 --paper          # more seeds, smaller steps
     python examples/papers ewsg2021.figure1 --only lengths   # panels f to i
+    python examples/papers ewsg2021.figure1 --only kl --euler  # θ moves as in eq. 3
 
 Panels a to e are "kl", j to l "errors". Results go to --out: results.json, kl.png,
 errors.png, lengths.png, and what each panel has found, from which an interrupted run
@@ -62,6 +63,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_choice("--only", PARTS)
     parser.add_argument("--chains", type=int, default=10_000, help="but of errors")
     parser.add_argument("--passes", type=float, default=30.0, help="over the data")
+    parser.add_argument(
+        "--euler",
+        action="store_true",
+        help="panels a to e with the paper's integrator, which moves by old momenta",
+    )
     for name, words in (
         ("seeds", "number of seeds of panels a, c, d, e"),
         ("other_data", "number of other draws of the data"),
@@ -110,25 +116,30 @@ def panels(
 
 def kl(args: argparse.Namespace) -> Part:
     """Panels a to e, and the same for other data."""
-    target, ewsg = Gaussian.draw(DATA_SEED), METHODS["EWSG"]
+    methods = {
+        name: replace(method, euler=args.euler and method.underdamped)
+        for name, method in METHODS.items()
+    }
+    target, ewsg = Gaussian.draw(DATA_SEED), methods["EWSG"]
     surrogates = {name: replace(ewsg, surrogate=name) for name in SURROGATES}
     lengths = {str(length): replace(ewsg, length=length) for length in LENGTHS}
     common = {"chains": args.chains, "seeds": range(args.seeds)}
     budget = {**common, "passes": args.passes}
     others = {
-        **METHODS,
+        **methods,
         **{f"EWSG, x: {name}": surrogates[name] for name in SURROGATES[1:]},
         **{f"EWSG, M = {length}": lengths[str(length)] for length in LENGTHS_ELSEWHERE},
     }
     elsewhere = range(1000, 1000 + args.other_data)
     by_steps = {
-        **{name: METHODS[name] for name in ("EWSG", "SGHMC")},
+        **{name: methods[name] for name in ("EWSG", "SGHMC")},
         "EWSG, x = 0": replace(ewsg, surrogate="zero"),
     }
     settings = {
         "chains": args.chains,
         "passes": args.passes,
         "seeds": args.seeds,
+        "euler": args.euler,
         "other_data": args.other_data,
         "data": target.data.tolist(),
         "num_data": target.num_data,
@@ -140,7 +151,7 @@ def kl(args: argparse.Namespace) -> Part:
         args,
         settings,
         {
-            "a": lambda: learning_curves(target, METHODS, **budget),
+            "a": lambda: learning_curves(target, methods, **budget),
             "b": lambda: accuracy_at_autocorrelation(
                 *(target, by_steps, list(STEPS)),
                 chains=args.chains,

@@ -23,7 +23,6 @@ COLORS = {
 SETTINGS = {
     "paper": "the paper's step sizes",
     "tuned": "step sizes tuned here",
-    "alike": "one step size for all",
 }
 SCORES = {"log_likelihood": "test log-likelihood", "accuracy": "test accuracy (%)"}
 
@@ -76,9 +75,16 @@ def search_table(search: list[dict[str, Any]]) -> str:
     for result in search:
         config, rate = result["config"], result.get("acceptance_rate")
         scores = [_cell(result["final"][score], k) for score, k in SCORED.items()]
-        settings = [METHODS[config["method"]].label, f"{config['step_size']:.2g}"]
+        settings = [_label(config), f"{config['step_size']:.2g}"]
         rows.append([*settings, *scores, "" if rate is None else f"{rate:.3f}"])
     return markdown([*HEAD, "acceptance"], rows)
+
+
+def _label(config: dict[str, Any]) -> str:
+    """A method's name, and whether its minibatches are halved."""
+    method = METHODS[config["method"]]
+    is_halved = config["halved"] and getattr(method, "gradients", 1) > 1
+    return f"{method.label}, halved" if is_halved else method.label
 
 
 def noise_table(runs: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
@@ -115,7 +121,7 @@ def curves(runs: Runs, reference: dict[str, Any], path: Path) -> None:
                 x = [p["passes"] for p in points]
                 mean = np.array([p[score] for p in points])
                 deviation = np.array([p[f"{score}_std"] for p in points])
-                ax.plot(x, mean, color=COLORS[name], label=METHODS[name].label)
+                ax.plot(x, mean, color=COLORS[name], label=_label(result["config"]))
                 together = [p[f"mixture_{score}"] for p in points]
                 ax.plot(x, together, "--", color=COLORS[name], linewidth=1)
                 ax.fill_between(
@@ -153,25 +159,31 @@ def curves(runs: Runs, reference: dict[str, Any], path: Path) -> None:
     save(figure, path, 84)
 
 
-def search_picture(search: list[dict[str, Any]], path: Path) -> None:
-    """Validation log-likelihood against the step size in units of the paper's."""
+def search_picture(
+    search: list[dict[str, Any]],
+    path: Path,
+    score: str = "validation log-likelihood",
+    *,
+    in_units: bool = True,
+) -> None:
+    """Log-likelihood against the step size, as it is or in units of the paper's."""
     figure, ax = plt.subplots(figsize=(6.2, 4.2))
     best = []
     for name, method in METHODS.items():
         results = [r for r in search if r["config"]["method"] == name]
         if not results:
             continue
-        x = [r["config"]["step_size"] / method.step_size for r in results]
+        unit = method.step_size if in_units else 1.0
+        x = [r["config"]["step_size"] / unit for r in results]
         y = [np.mean(r["final"]["log_likelihood"]) for r in results]
         best.append(max(y))
         spread = [np.std(r["final"]["log_likelihood"], ddof=1) for r in results]
-        ax.errorbar(
-            x, y, spread, fmt="o-", markersize=3, color=COLORS[name], label=method.label
-        )
+        style = {"fmt": "o-", "markersize": 3, "color": COLORS[name]}
+        ax.errorbar(x, y, spread, label=_label(results[0]["config"]), **style)
     ax.set(
         xscale="log",
-        xlabel="step size h / the paper's h",
-        ylabel="validation log-likelihood",
+        xlabel="step size h / the paper's h" if in_units else "step size h",
+        ylabel=score,
     )
     # Further down all is lost anyway.
     ax.set_ylim(min(max(best) - 0.12, min(best) - 0.01), max(best) + 0.01)

@@ -25,6 +25,7 @@ class Method:
         surrogate: EWSG's surrogate of the new momentum.
         persistent: whether EWSG's index chain goes on from step to step.
         anchored: whether gradients have SVRG's control variate.
+        euler: whether θ moves with the old momentum, as by the paper's eq. 3.
     """
 
     sampler: str
@@ -34,6 +35,7 @@ class Method:
     surrogate: str = "momentum"
     persistent: bool = False
     anchored: bool = False
+    euler: bool = False
 
     @property
     def underdamped(self) -> bool:
@@ -110,8 +112,17 @@ class Chains:
 
     @property
     def theta(self) -> Tensor:
-        """The chains' states, [chains, d]."""
-        return self.parameter.detach()
+        """The chains' states, [chains, d].
+
+        By eq. 3 the next state is θ + v, v = h r. The sampler adds its new momentum to
+        its parameter, which thus is θ + v after the step, and follows eq. 3 if
+        gradients are those at θ. (The first step's are at θ + v: v is drawn with it.)
+        """
+        parameter = self.parameter.detach()
+        state = self.sampler.state.get(self.parameter, {})
+        if self.method.euler and "momentum" in state:
+            return parameter - state["momentum"]
+        return parameter
 
     def _minibatches(self) -> Tensor:
         """Fresh ones, or for a persistent index chain those that it asks for."""
