@@ -117,11 +117,3 @@ def errors(run: Run, truth: Truth) -> dict[str, Any]:
         "deviation": spread(np.sqrt(variance / truth.variance)),
         "expected": float(np.sqrt(np.mean(_noise(run) + truth.noise))),
     }
-
-
-def badness(run: Run, truth: Truth) -> float:
-    """One number to choose step sizes by: errors of means and deviations together."""
-    mean, variance = moments(run)
-    shift = (mean - truth.mean) / np.sqrt(truth.variance)
-    scale = np.log(variance / truth.variance) / 2
-    return float(np.sqrt(np.mean(shift**2) + np.mean(scale**2)))

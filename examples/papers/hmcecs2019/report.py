@@ -109,7 +109,9 @@ def tables(document: dict[str, Any]) -> str:
     ]
     parts = [cost_table(document), accuracy_table(document)]
     if trials:
-        parts.append(markdown(["competitor", "step: error in a trial"], trials))
+        parts.append(
+            markdown(["competitor", "step: median ratio of sds, all seeds"], trials)
+        )
     return "\n\n".join(parts)
 
 

@@ -36,7 +36,6 @@ class Size:
         reference: draws of full HMC.
         warmup: steps of HMC-ECS before.
         subsample: m of perturbed HMC-ECS, SGLD and SGHMC.
-        trial: draws of a run that chooses a competitor's step size.
     """
 
     seeds: int
@@ -44,7 +43,6 @@ class Size:
     reference: int
     warmup: int
     subsample: int
-    trial: int
 
 
 @dataclass(frozen=True)

@@ -72,21 +72,21 @@ _SIGNED = {"subsample_size": 30, "num_factors": 100}
 SIZES = {
     "tiny": Sizes(
         3000,
-        Size(2, 24, 40, 20, 100, 8),
+        Size(2, 24, 40, 20, 100),
         {"subsample_size": 10, "num_factors": 20},
         Scaling(1, 3, 200, 20, 10),
         Variances(20, 10, 10, 100),
     ),
     "short": Sizes(
         100_000,
-        Size(2, 500, 1000, 500, 1300, 200),
+        Size(3, 500, 1000, 500, 1300),
         _SIGNED,
         Scaling(3, 8, warmup=300, draws=100),
         Variances(600, 200, 200),
     ),
     "paper": Sizes(
         1_000_000,
-        Size(3, 2000, 1000, 1000, 1300, 500),
+        Size(3, 2000, 1000, 1000, 1300),
         _SIGNED,
         Scaling(3, 8),
         Variances(),
