@@ -133,7 +133,7 @@ METHODS: dict[str, Method | Firefly] = {
     "cp_sghmc": Method(
         "CP-SGHMC", 1e-3, 5e-4, partial(_underdamped, sg.SGHMC), stratified=True
     ),
-    "ewsg": Method("EWSG", 3e-3, 6e-4, partial(_underdamped, sg.EWSG), gradients=2),
+    "ewsg": Method("EWSG", 3e-3, 9e-4, partial(_underdamped, sg.EWSG), gradients=2),
     "flymc": Firefly("FlyMC", 5e-3, 4e-2),
     "flymc_mode": Firefly("FlyMC from the mode", 5e-3, None, from_mode=True),
     # At first 2.38 / √54, at which random walks on a Gaussian are at their best.

@@ -185,7 +185,11 @@ def search_picture(
         xlabel="step size h / the paper's h" if in_units else "step size h",
         ylabel=score,
     )
-    # Further down all is lost anyway.
-    ax.set_ylim(min(max(best) - 0.12, min(best) - 0.01), max(best) + 0.01)
+    if in_units:  # further down all is lost anyway
+        ax.set_ylim(min(max(best) - 0.12, min(best) - 0.01), max(best) + 0.01)
+    else:
+        ticks = sorted({r["config"]["step_size"] for r in search})
+        ax.set_xticks(ticks, [f"{h:g}" for h in ticks])
+        ax.set_xticks([], minor=True)
     ax.legend()
     save(figure, path, 84)

@@ -186,7 +186,7 @@ def figure_3(runs: dict[str, list[list[dict[str, Any]]]], path: Path) -> None:
         xlabel="1 + Σ 2 (1 − s/L) ρ to the first ρ < 0.05,\nthe authors' program",
     )
 
-    middle.legend(loc="lower right", fontsize=8)
+    middle.legend(loc="upper right", fontsize=8)
 
     angle = np.linspace(0, 2 * np.pi, 200)
     circle = np.stack([np.cos(angle), np.sin(angle)])
