@@ -227,7 +227,7 @@ StoredTensors StoredAs(const torch::nn::Module& model) {
   StoredTensors stored;
   for (const auto& item : TensorsOf(model)) {
     const at::Tensor& t = item.value();
-    const auto dtype = std::ranges::find_if(
+    const auto* const dtype = std::ranges::find_if(
         kDtypes, [&](const auto& e) { return e.second == t.scalar_type(); });
     const auto is_control = [](unsigned char c) { return c < ' '; };
     if (dtype == std::end(kDtypes) || t.layout() != at::kStrided ||
@@ -244,13 +244,15 @@ StoredTensors StoredAs(const torch::nn::Module& model) {
 
 // Says which tensor one model has and another has not; empty if none.
 std::string Difference(const StoredTensors& one, const StoredTensors& other) {
-  if (one == other) return "";
-  for (const StoredTensor& t : one) {
-    if (std::ranges::find(other, t) == other.end()) {
+  if (one == other) return "";  // without comparing each with each
+  for (const auto& [all, among] :
+       {std::pair(&one, &other), std::pair(&other, &one)}) {
+    for (const StoredTensor& t : *all) {
+      if (std::ranges::find(*among, t) != among->end()) continue;
       return "'" + t.name + "' is " + t.dtype + " of shape " + Shape(t.shape);
     }
   }
-  return one.size() < other.size() ? Difference(other, one) : "";
+  return "";
 }
 
 // As store.json has tensors, or a header of so many draws.
@@ -597,7 +599,7 @@ struct Collector::Work {
     if (there && difference.empty()) return;
     disk::Replace(store + "/store.json",
                   "{\"tensors\": " + TensorsText(tensors) +
-                      ", \"not_sampled\": {}, \"format\": 1}");
+                      R"(, "not_sampled": {}, "format": 1})");
   }
 
   void Lock() {
