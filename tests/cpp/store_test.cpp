@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
@@ -12,8 +13,10 @@
 #include <iterator>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "host/crc32.h"
 #include "message_of.h"
 
 namespace {
@@ -108,25 +111,47 @@ TEST_F(Store, HasTheModelAfterEachStep) {
   }
 }
 
-TEST_F(Store, TakesSubsetsAndDtypes) {
+TEST_F(Store, TakesEveryFourthOfAChain) {
   Chain chain;
   Collector collector(chain.sampler, *chain.net, folder,
-                      CollectorOptions()
-                          .parameters({"0.*"})
-                          .buffers(false)
-                          .dtype(torch::kBFloat16)
-                          .every(4)
-                          .chain(2));
-  const auto states = chain.Run(collector, 11);
+                      CollectorOptions().every(4).chain(2));
+  chain.Run(collector, 11);
   collector.close();
   const SampleStore store(folder);
-  ASSERT_EQ(store.size(), 2);  // 4 and 8
-  for (const Draw& draw : store) {
-    EXPECT_EQ(draw.chain, 2);
-    EXPECT_EQ(draw.names(), (std::vector<std::string>{"0.weight", "0.bias"}));
-    EXPECT_TRUE(
-        torch::equal(draw.at("0.bias"),
-                     states[draw.step - 1]["0.bias"].to(torch::kBFloat16)));
+  ASSERT_EQ(store.size(), 2);
+  for (size_t i = 0; i < store.size(); ++i) {
+    EXPECT_EQ(store[i].chain, 2);
+    EXPECT_EQ(store[i].step, 4 + 4 * i);
+  }
+}
+
+// An odd number of elements of 2 bytes before some of 8.
+TEST_F(Store, TakesTensorsOfAllSizes) {
+  torch::nn::Module model;
+  const auto half = torch::dtype(torch::kHalf);
+  auto& p = model.register_parameter("p", torch::ones({3}, half));
+  model.register_buffer("mask", torch::tensor({true, false, true}));
+  model.register_buffer("seen", torch::tensor({int64_t{7}, int64_t{-1}}));
+  model.register_buffer("none", torch::empty({2, 0}));
+  SGLD sampler({p}, SGLDOptions(0.1).num_data(10).seed(1));
+  std::vector<torch::Tensor> points;
+  {
+    Collector collector(sampler, model, folder);
+    for (int i = 0; i < 3; ++i) {
+      p.mutable_grad() = torch::ones_like(p);
+      collector.step([&] { return torch::full({}, 0.1 + i, torch::kDouble); });
+      points.push_back(p.detach().clone());
+    }
+  }
+  const SampleStore store(folder);
+  ASSERT_EQ(store.size(), 3);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_TRUE(torch::equal(store[i].at("p"), points[i]));
+    EXPECT_EQ(store[i].at("p").scalar_type(), torch::kHalf);
+    EXPECT_EQ(store[i].loss, 0.1 + static_cast<double>(i));
+    for (const auto& item : model.named_buffers()) {
+      EXPECT_TRUE(torch::equal(store[i].at(item.key()), item.value()));
+    }
   }
 }
 
@@ -147,7 +172,7 @@ TEST_F(Store, HasNoStepThatWasLeftOut) {
   EXPECT_EQ(store[2].step, 3);
 }
 
-TEST_F(Store, HasPointsOfATrajectoryAndLosses) {
+TEST_F(Store, HasPointsOfATrajectory) {
   const auto options = torch::dtype(torch::kDouble);
   torch::nn::Module model;
   auto& theta = model.register_parameter("theta", torch::ones({3}, options));
@@ -162,7 +187,6 @@ TEST_F(Store, HasPointsOfATrajectoryAndLosses) {
   });
   {
     Collector collector(sampler, model, folder);
-    collector.set_loss(0.5);
     for (int i = 0; i < 40; ++i) {
       collector.step(
           [&] { return theta.square().sum() * torch::ones({8}, options); });
@@ -173,7 +197,7 @@ TEST_F(Store, HasPointsOfATrajectoryAndLosses) {
   ASSERT_EQ(store.size(), points.size());
   for (size_t i = 0; i < points.size(); ++i) {
     EXPECT_TRUE(torch::equal(store[i].at("theta"), points[i]));
-    EXPECT_EQ(store[i].loss, 0.5);
+    EXPECT_TRUE(std::isnan(store[i].loss));
     EXPECT_TRUE(std::isnan(store[i].lr));
   }
 }
@@ -198,12 +222,12 @@ TEST_F(Store, CopiesADrawIntoAModule) {
   torch::nn::Sequential wide(torch::nn::Linear(3, 5),
                              torch::nn::BatchNorm1d(4));
   const torch::Tensor before = wide->named_parameters()["1.weight"].clone();
-  EXPECT_NE(
-      MessageOf([&] { store[1].copy_to(*wide); }).find("the module's [5, 3]"),
-      std::string::npos);
+  EXPECT_EQ(MessageOf([&] { store[1].copy_to(*wide); }),
+            "Invalid state dict: 0.weight has shape [4, 3], expected [5, 3]");
   torch::nn::Sequential small(torch::nn::Linear(3, 4));
-  EXPECT_NE(MessageOf([&] { store[1].copy_to(*small); }).find("is missing"),
-            std::string::npos);
+  EXPECT_EQ(
+      MessageOf([&] { store[1].copy_to(*small); }),
+      "Invalid state dict: the module has nothing named 1.num_batches_tracked");
   EXPECT_TRUE(torch::equal(wide->named_parameters()["1.weight"], before));
 }
 
@@ -303,21 +327,113 @@ TEST_F(Store, RefusesWhatIsNotSampledAndWhatHasGrown) {
   SGLD sampler({p}, SGLDOptions(0.1).num_data(10).seed(1));
   EXPECT_NE(MessageOf([&] {
               const Collector of_others(sampler, Chain::Net(), folder);
-            }).find("the sampler has none of the ones that would be stored"),
+            }).find("Invalid model: the sampler has none of its parameters"),
             std::string::npos);
   torch::nn::Module wide;
   wide.register_parameter("p", p);
   wide.register_buffer("phase", torch::ones({2}, torch::kComplexDouble));
   EXPECT_EQ(MessageOf([&] { const Collector none(sampler, wide, folder); }),
-            "Invalid tensors: torch::kComplexDouble cannot be stored");
+            "Invalid model: 'phase', torch::kComplexDouble of layout "
+            "torch::kStrided, cannot be stored");
   EXPECT_FALSE(fs::exists(folder));
   Collector collector(sampler, model, folder);
   seen.resize_({3});
   const torch::Tensor before = p.detach().clone();
   p.mutable_grad() = torch::ones_like(p);
-  EXPECT_EQ(MessageOf([&] { collector.step(); }),
-            "Invalid draw: shape [3] for 'seen' (must have the shape [2])");
+  EXPECT_EQ(
+      MessageOf([&] { collector.step(); }),
+      "Invalid draw: 'seen' is F32 of shape [3], unlike when the collector "
+      "was made");
   EXPECT_TRUE(torch::equal(p, before));
+}
+
+// As of a line that was made to mislead, with the right checksum.
+TEST_F(Store, RefusesAbsurdNumbers) {
+  Chain chain;
+  {
+    Collector collector(chain.sampler, *chain.net, folder);
+    chain.Run(collector, 2);
+  }
+  const fs::path path = folder / "chain-0" / "index.jsonl";
+  std::ifstream file(path, std::ios::binary);
+  const std::string whole((std::istreambuf_iterator<char>(file)), {});
+  const std::string start = whole.substr(0, whole.rfind(", \"line_crc32\""));
+  const auto message_with = [&](const std::string& old,
+                                const std::string& absurd) {
+    std::string text = start;
+    EXPECT_NE(text.find(old), std::string::npos);
+    text.replace(text.find(old), old.size(), absurd);
+    std::ofstream(path, std::ios::binary)
+        << text
+        << ", \"line_crc32\": " << torch_sgmcmc::Crc32(text.data(), text.size())
+        << "}\n";
+    return MessageOf([&] {
+      for (const Draw& draw : SampleStore(folder)) draw.at("0.weight");
+    });
+  };
+  EXPECT_EQ(message_with("1, 2", "1, 2"), "no error");
+  const std::pair<const char*, const char*> absurd[] = {
+      {"\"count\": 2", "\"count\": 4611686018427387904"},
+      {"\"count\": 2", "\"count\": -2"},
+      {"\"count\": 2", "\"count\": 1e999"},
+      {"[1, 2]", "[]"},
+      {"[1, 2]", "[1, 99999999999999999999]"},
+      {"[1, 2]", "[1, 2, 3]"},
+      {"[1, 2]", "[[1], 2]"},
+      {"[1, 2]", "2"},
+      {"000000", "000001"},
+      {"draws-", "../../draws-"}};
+  for (const auto& [old, by] : absurd) {
+    EXPECT_EQ(message_with(old, by),
+              "Cannot read " + path.string() + ": line 1 is damaged")
+        << by;
+  }
+  const std::string draws = folder / "chain-0" / "draws-000000.safetensors";
+  for (const char* by : {"\"bytes\": -", "\"bytes\": 99999", "\"crc32\": 1"}) {
+    const std::string old(by, std::string(by).find(' ') + 1);
+    EXPECT_EQ(message_with(old, by).find("Cannot read " + draws), 0) << by;
+  }
+}
+
+TEST_F(Store, KeepsAndIgnoresWhatIsNotItsOwn) {
+  Chain chain;
+  {
+    Collector collector(chain.sampler, *chain.net, folder);
+    chain.Run(collector, 2);
+  }
+  const fs::path place = folder / "chain-0";
+  for (const char* name : {"chain-00", "chain-1x", "chain--1"}) {
+    fs::copy(place, folder / name);
+  }
+  for (const char* name : {"draws-1.safetensors", "draws-000009.pt", "notes"}) {
+    std::ofstream(place / name) << "kept";
+  }
+  const fs::path unnamed = place / "draws-000001.safetensors";
+  std::ofstream(unnamed) << "a file that was not finished";
+  EXPECT_EQ(SampleStore(folder).size(), 2);
+  Chain again;
+  Collector collector(again.sampler, *again.net, folder);
+  EXPECT_FALSE(fs::exists(unnamed));
+  collector.restart();
+  EXPECT_EQ(SampleStore(folder).size(), 0);
+  EXPECT_FALSE(fs::exists(place / "draws-000000.safetensors"));
+  EXPECT_TRUE(fs::exists(folder / "chain-00" / "draws-000000.safetensors"));
+  for (const char* name : {"draws-1.safetensors", "draws-000009.pt", "notes"}) {
+    EXPECT_TRUE(fs::exists(place / name)) << name;
+  }
+}
+
+TEST_F(Store, NoticesThatItsFolderWasDeleted) {
+  Chain chain;
+  Collector collector(chain.sampler, *chain.net, folder);
+  chain.Run(collector, 1);
+  fs::remove_all(folder);
+  const std::string message = MessageOf([&] { collector.flush(); });
+  EXPECT_EQ(message.find("Cannot write " + folder.string() + "/chain-0/draws-"),
+            0);
+  EXPECT_NE(message.find("1 more wait in memory"), std::string::npos);
+  EXPECT_FALSE(fs::exists(folder));
+  EXPECT_EQ(MessageOf([&] { collector.close(); }), message);
 }
 
 TEST_F(Store, RefusesOthers) {
@@ -329,15 +445,28 @@ TEST_F(Store, RefusesOthers) {
     });
   };
   EXPECT_EQ(refusal({}), "Cannot write to chain 0 of " + folder.string() +
-                             ": this process writes to it already");
+                             ": process " + std::to_string(::getpid()) +
+                             " writes to it");
   chain.Run(collector, 1);
   collector.flush();
-  EXPECT_EQ(refusal(CollectorOptions().chain(1).buffers(false)),
-            "Invalid store: the draws in " + folder.string() +
-                " are of another model: its '1.running_mean' is F32 of shape "
-                "[4], here missing. Give another folder");
-  EXPECT_EQ(refusal(CollectorOptions().chain(1).parameters({"2.*"})),
-            "Invalid parameters: no parameter is named '2.*'");
+  const auto of_another = [&](const torch::nn::Module& net) {
+    SGLD sampler(net.parameters(), SGLDOptions(0.1).num_data(10).seed(1));
+    return MessageOf([&] {
+      const Collector none(sampler, net, folder, CollectorOptions().chain(1));
+    });
+  };
+  const std::string start = "Invalid store: the draws in " + folder.string() +
+                            " are of another model: ";
+  EXPECT_EQ(
+      of_another(*torch::nn::Sequential(torch::nn::Linear(3, 4))),
+      start +
+          "'1.num_batches_tracked' is I64 of shape [] in one alone. Give another "
+          "folder");
+  EXPECT_EQ(of_another(*torch::nn::Sequential(torch::nn::Linear(3, 5),
+                                              torch::nn::BatchNorm1d(4))),
+            start +
+                "'0.weight' is F32 of shape [4, 3] in one alone. Give another "
+                "folder");
   EXPECT_EQ(refusal(CollectorOptions().every(0)),
             "Invalid every: 0 (must be >= 1)");
   EXPECT_EQ(SampleStore(folder / "none").size(), 0);

@@ -21,6 +21,7 @@ from stored_files import columns, contents
 from torch import nn
 
 import torch_sgmcmc as sg
+from torch_sgmcmc.posterior.store_files import DTYPES
 
 pytestmark = pytest.mark.full
 
@@ -43,9 +44,7 @@ def run(folder):
     torch.set_num_threads(1)
     net = Net()
     sampler = sg.SGLD(net.parameters(), 0.1, num_data=10, seed=7)
-    collector = sg.Collector(
-        *(sampler, net, folder / "store"), burn_in=5, every=2, dtype=torch.bfloat16
-    )
+    collector = sg.Collector(sampler, net, folder / "store", burn_in=5, every=2)
     data = torch.Generator().manual_seed(3)
     first, path = 0, folder / "run.pt"
     if path.exists():
@@ -198,3 +197,28 @@ def test_both_languages_continue_each_other(
             assert total == pytest.approx(
                 sum(float(t.double().sum()) for t in draw.values())
             )
+
+
+def test_cpp_reads_all_dtypes_and_names(consumer_program, tmp_path):
+    """Also a store with headers that safetensors' own library has written."""
+    tensors = {
+        f"{i}.{name}": torch.arange(i + 1).to(dtype)
+        for i, (name, dtype) in enumerate(DTYPES.items())
+    }
+    odd = ("a b", "é\u4e2d\U0001f600", 'q"\\/', "", "\\n", "format")
+    tensors |= {name: torch.full((2,), float(i)) for i, name in enumerate(odd)}
+    tensors |= {"empty": torch.ones(3, 0), "scalar": torch.tensor(2.5)}
+    rest = {"format": torch.ones(2), "tensors": torch.ones(1)}
+    likelihood = sg.losses.gaussian(0.3)
+    with sg.SampleWriter(
+        tmp_path / "store", tensors, not_sampled=rest, likelihood=likelihood
+    ) as writer:
+        for i in range(3):
+            writer.append(tensors, step=i, loss=-1e-310)
+    program = str(consumer_program("store"))
+    told = subprocess.check_output([program, "read", tmp_path], text=True)
+    total = sum(float(t.double().sum()) for t in tensors.values() if not t.is_complex())
+    total += sum(float(t.real.sum()) for t in tensors.values() if t.is_complex())
+    assert [[*map(float, line.split())] for line in told.splitlines()] == [
+        [i, 1, -1e-310, total] for i in range(3)
+    ]

@@ -427,7 +427,8 @@ class FolderChain(Chain):
                     f"{difference}. Give restart=True, or another folder"
                 )
             return there
-        replace_file(store / "store.json", json.dumps(asdict(info), indent=1).encode())
+        text = json.dumps(asdict(info), indent=1, ensure_ascii=False)
+        replace_file(store / "store.json", text.encode())
         return info
 
     def _take_index(self) -> None:

@@ -12,12 +12,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/ScalarType.h>
 #include <torch/arg.h>
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,10 +29,13 @@ class Module;
 
 namespace torch_sgmcmc {
 
-class DrawFile;
+struct DrawFile;
 
-/// What is stored beside a draw's tensors.
-struct DrawNumbers {
+/// One draw. Its file is mapped into memory, and compared with its checksum,
+/// when a tensor is first asked for; draws of one file share this.
+class TORCH_SGMCMC_API Draw {
+ public:
+  int64_t chain = 0;
   /// The sampler's step that made it.
   int64_t step = 0;
   /// NaN if there was none.
@@ -42,19 +43,12 @@ struct DrawNumbers {
   double temperature = 1;
   /// In averages: in Python the sign of an HMCECS, else 1.
   double weight = 1;
-  /// NaN if the collector was not told.
+  /// What the closure returned; NaN if that was no scalar.
   double loss = 0;
   /// Of each param group, as a GammaPrecision has last drawn it.
   std::vector<double> prior_precision = {};
-};
-
-/// One draw. Its file is mapped into memory, and compared with its checksum,
-/// when a tensor is first asked for; draws of one file share this.
-class TORCH_SGMCMC_API Draw : public DrawNumbers {
- public:
-  int64_t chain = 0;
   /// Its file, in the format of safetensors.
-  std::string path;
+  std::string path = {};
 
   const std::vector<std::string>& names() const { return *names_; }
   /// The tensor, in the dtype in which it was stored; what is written into it
@@ -73,9 +67,10 @@ class TORCH_SGMCMC_API Draw : public DrawNumbers {
   }
 
  private:
+  friend struct DrawFile;
   friend class SampleStore;
-  std::shared_ptr<const std::vector<std::string>> names_;
-  std::shared_ptr<DrawFile> file_;
+  std::shared_ptr<const std::vector<std::string>> names_ = nullptr;
+  std::shared_ptr<DrawFile> file_ = nullptr;
   int64_t row_ = 0;
 };
 
@@ -108,18 +103,12 @@ struct CollectorOptions {
   TORCH_ARG(int64_t, burn_in) = 0;
   /// Steps from one draw to the next, >= 1.
   TORCH_ARG(int64_t, every) = 1;
-  /// Names, of which * and ? stand for others; empty for all.
-  TORCH_ARG(std::vector<std::string>, parameters);
-  /// True if a module's buffers are stored as well.
-  TORCH_ARG(bool, buffers) = true;
-  /// In which floating-point tensors are stored; their own if there is none.
-  TORCH_ARG(std::optional<c10::ScalarType>, dtype);
 };
 
-/// Stores draws of a model while a sampler runs: copies made after a step, or
-/// of SBPS at its samples. They wait in memory until they have 4 MiB or are
-/// 1,024, or one comes 30 seconds after the first of them; then they are
-/// written as one file. Skipped steps are not counted. More: docs/store.md.
+/// Stores draws of a model while a sampler runs: copies of all parameters and
+/// buffers made after a step, or of SBPS at its samples. They wait in memory
+/// until they have 4 MiB or are 1,024; then they are written as one file.
+/// Skipped steps are not counted. More: docs/store.md.
 ///
 /// The model must live as long as the collector, and not be moved; a sampler
 /// that is moved is followed.
@@ -151,9 +140,6 @@ class TORCH_SGMCMC_API Collector {
   /// load_state_dict() or restart() comes first.
   torch::Tensor step(
       const torch::optim::Optimizer::LossClosure& closure = nullptr);
-
-  /// The loss that is stored with the next draws if the closure returns none.
-  void set_loss(double loss);
 
   /// Waits until all draws so far are on the disk.
   void flush();

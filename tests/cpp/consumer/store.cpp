@@ -32,8 +32,7 @@ void Run(const std::string& folder) {
       net.parameters(), torch_sgmcmc::SGLDOptions(0.1).num_data(10).seed(7));
   torch_sgmcmc::Collector collector(
       sampler, net, folder + "/store",
-      torch_sgmcmc::CollectorOptions().burn_in(5).every(2).dtype(
-          torch::kBFloat16));
+      torch_sgmcmc::CollectorOptions().burn_in(5).every(2));
   at::Generator data = at::detail::createCPUGenerator(3);
   int first = 0;
   const std::string path = folder + "/run.pt";
@@ -52,8 +51,7 @@ void Run(const std::string& folder) {
       p.mutable_grad() = p.detach() + torch::randn(p.sizes(), data);
     }
     net.seen.add_(1);
-    collector.set_loss(step / 7.0);
-    collector.step();
+    collector.step([&] { return torch::full({}, step / 7.0, torch::kDouble); });
     if (step % 10 == 9) {
       torch_sgmcmc::save({{"model", torch_sgmcmc::state_dict(net)},
                           {"sampler", sampler.state_dict()},
