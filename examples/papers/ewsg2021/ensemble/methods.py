@@ -114,7 +114,7 @@ FINALISTS = 3
 #: What --tune chose.
 TUNED: dict[str, dict[str, Settings]] = {
     "mlp": {
-        "ewsg": _at(1e-5, 1.0),
+        "ewsg": _at(2e-5, 0.1),
         "sghmc": _at(1e-5, 1.0),
         CONTROL: _at(1e-5, 1.0),
         "cp_sghmc": _at(1e-5, 1.0),
