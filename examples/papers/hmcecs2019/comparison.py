@@ -41,19 +41,21 @@ ECS: dict[str, dict[str, Any]] = {
     },
 }
 
-#: Its kind, the order of its control variates (0: none; the paper's: 2), and the steps
-#: to choose from.
-Competitor = tuple[str, int, tuple[float, ...]]
+#: Its kind, the order of its control variates (0: none; the paper's: 2), the steps ε to
+#: choose from, and L, None for ε L = 1.2.
+Competitor = tuple[str, int, tuple[float, ...], int | None]
 
 _SGHMC, _SGLD = (0.06, 0.12, 0.24, 0.32, 0.4), (0.03, 0.1, 0.3, 1.0)
 _COMPETITORS: dict[str, Competitor] = {
-    "SGHMC, CV, ε = 0.06": ("SGHMC", 2, (0.06,)),
-    "SGHMC, CV": ("SGHMC", 2, _SGHMC),
-    "SGHMC, CV of order 1": ("SGHMC", 1, _SGHMC),
-    "SGHMC": ("SGHMC", 0, _SGHMC),
-    "SGLD, CV": ("SGLD", 2, _SGLD),
-    "SGLD, CV of order 1": ("SGLD", 1, _SGLD),
-    "SGLD": ("SGLD", 0, _SGLD),
+    "SGHMC, CV, ε = 0.06": ("SGHMC", 2, (0.06,), None),
+    "SGHMC, CV, ε = 0.02": ("SGHMC", 2, (0.02,), None),
+    "SGHMC, CV, ε = 0.02, L = 7": ("SGHMC", 2, (0.02,), 7),
+    "SGHMC, CV": ("SGHMC", 2, _SGHMC, None),
+    "SGHMC, CV of order 1": ("SGHMC", 1, _SGHMC, None),
+    "SGHMC": ("SGHMC", 0, _SGHMC, None),
+    "SGLD, CV": ("SGLD", 2, _SGLD, None),
+    "SGLD, CV of order 1": ("SGLD", 1, _SGLD, None),
+    "SGLD": ("SGLD", 0, _SGLD, None),
 }
 METHODS = ("HMC", *ECS, *_COMPETITORS)
 # Draws that make a prediction.
@@ -111,12 +113,13 @@ def compare(
                 _hmc_ecs(problem, start, size, seed, cache, settings) for seed in seeds
             ]
     trials: dict[str, dict[float, float]] = {}
-    for name, (kind, order, steps) in _COMPETITORS.items():
+    for name, (kind, order, steps, length) in _COMPETITORS.items():
         if name not in methods:
             continue
         run = partial(
             *(gradient_method, problem, laplace, kind, order),
             **{"subsample": size.subsample, "draws": size.draws, "cache": cache},
+            num_steps=length,
         )
         tried = {step: [run(step=step, seed=i) for i in seeds] for step in steps}
         trials[name] = {

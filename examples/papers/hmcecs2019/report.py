@@ -18,6 +18,8 @@ _COLORS = {
     "perturbed, ε adapted": "C5",
     "perturbed, order 1": "C6",
     "perturbed, order 0": "C7",
+    "SGHMC, CV, ε = 0.02": "darkblue",
+    "SGHMC, CV, ε = 0.02, L = 7": "steelblue",
     "SGHMC, CV, ε = 0.06": "C0",
     "SGHMC, CV": "C9",
     "SGHMC, CV of order 1": "navy",

@@ -227,6 +227,7 @@ def gradient_method(
     subsample: int,
     seed: int,
     cache: Path,
+    num_steps: int | None = None,
 ) -> Run:
     r"""A run of SGLD or SGHMC from the mode on, of which the first tenth is left out.
 
@@ -248,8 +249,10 @@ def gradient_method(
         subsample: m, data of a minibatch, drawn with replacement.
         seed: of noise and minibatches.
         cache: folder for the finished run.
+        num_steps: SGHMC's iterations for a draw; None is 1.2/ε.
     """
     settings = [problem.identity, kind, order, step, draws, subsample, seed]
+    settings += [num_steps] * (num_steps is not None)
     run = partial(_gradient_run, problem, laplace, *settings[1:])
     name = f"{problem.name}-{kind}-{order}-{seed}"
     return Run.of(kept_arrays(cache, name, settings, run))
@@ -264,6 +267,7 @@ def _gradient_run(
     draws: int,
     subsample: int,
     seed: int,
+    num_steps: int | None = None,
 ) -> dict[str, Any]:
     n, d = problem.x.shape
     if kind == "SGLD":
@@ -276,7 +280,7 @@ def _gradient_run(
     else:
         root, epsilon = laplace.root, step
         friction = float(root.square().sum()) / d
-        inner, steps = _inner(laplace, root), max(1, round(LENGTH / step))
+        inner, steps = _inner(laplace, root), num_steps or max(1, round(LENGTH / step))
         sampler = sg.SGHMC(
             [inner],
             lr=step**2 * n,

@@ -100,6 +100,7 @@ def parse_arguments() -> argparse.Namespace:
     words = "what to run (default: all there are data for)"
     parser.add_choice("--only", PARTS, default=None, help=words)
     seldom = ("perturbed, order 0", "perturbed, G = 100", "signed, G = 100")
+    seldom += ("SGHMC, CV, ε = 0.02", "SGHMC, CV, ε = 0.02, L = 7")
     usual = [name for name in METHODS if name not in seldom]
     parser.add_choice("--method", METHODS, default=usual, metavar="METHOD")
     parser.add_data("covertype/, for splines too")
