@@ -95,7 +95,7 @@ def test_gradients_are_counted(method, steps, used):
 def test_the_integrator_of_the_paper():
     """θ moves with the old momentum, and momenta by the gradient at the old θ."""
     h, n = 0.05, TARGET.num_data
-    run = Chains(TARGET, Method("sghmc", h, GAMMA, euler=True), torch.zeros(3, 2), 0)
+    run = Chains(TARGET, Method("sghmc", h, GAMMA, euler=True), TARGET.data[:3], 0)
     run.sampler.param_groups[0]["temperature"] = 0.0
     run.step()
     for _ in range(4):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from harness.examples import run_experiment
 from hmcecs2019 import comparison, measures, realised, samplers, splines, variances
+from hmcecs2019.comparison import choose
 from hmcecs2019.higgs import higgs
 from hmcecs2019.problem import Covariate, Problem
 from hmcecs2019.samplers import Run, Size
@@ -244,7 +245,7 @@ def test_potential_and_laplace_approximation(problem, laplace):
 def test_all_methods_sample_the_posterior(problem, laplace, tmp_path):
     """Deviations to 15 %; a step on another scale would change them by 30 % or more."""
     truth = measures.Truth.laplace(laplace)
-    size = Size(1, 300, 300, 60, 500, 1)
+    size = Size(1, 300, 300, 60, 500)
     start = laplace.mode
     common = (problem, laplace)
     runs = {
@@ -268,7 +269,7 @@ def test_all_methods_sample_the_posterior(problem, laplace, tmp_path):
 
 def test_order_0_does_not_stay_where_the_posterior_is(problem, laplace, tmp_path):
     """Given u, its law is elsewhere; order 2's, without the settings' order, is not."""
-    size = Size(1, 300, 300, 60, 50, 1)
+    size = Size(1, 300, 300, 60, 50)
     common = (problem, laplace.mode, size, 0, tmp_path)
     samplers.hmc_ecs(*common, **comparison.ECS["perturbed"])
     with pytest.raises(RuntimeError, match="has left the posterior"):
@@ -395,3 +396,9 @@ def test_the_variance_that_order_0_leaves(problem):
     found = variances.zeroth_variance(problem, theta, anchor, some)
     expected = 30**2 * 100 * float(differences[:100].var(correction=0))
     assert found == pytest.approx(expected)
+
+
+def test_steps_are_chosen_by_the_ratio_of_deviations():
+    """The longest within 3 %, else the nearest to 1."""
+    assert choose({0.06: 1.01, 0.24: 0.98, 0.4: 1.04}) == 0.24
+    assert choose({0.03: 0.4, 0.3: 0.8, 1.0: 2.0}) == 0.3
