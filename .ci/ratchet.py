@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 GROWTH = 1.03
-CODE = (".py", ".pyi", ".h", ".cpp", ".cu", ".cuh", ".inl")
+CODE = (".py", ".h", ".cpp", ".cu", ".cuh", ".inl")
 KINDS = {
     "product": (("csrc/", "torch_sgmcmc/"), CODE),
     "tests": (("tests/",), CODE),
