@@ -8,6 +8,7 @@ import pickle
 import threading
 import time
 import zlib
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -238,6 +239,22 @@ def test_a_draw_does_not_wait_for_ever(tmp_path, monkeypatch):
             writer.append(draw(i), step=i)
     assert [json.loads(line)["count"] for line in
             files(tmp_path)["index.jsonl"].splitlines()] == [2, 2]  # fmt: skip
+
+
+def test_a_thread_that_ends_before_the_next_statement(tmp_path, monkeypatch):
+    """No draw is written twice."""
+
+    def submit(self, function, *arguments):
+        work = Future()
+        work.set_result(function(*arguments))
+        return work
+
+    monkeypatch.setattr(writers.ThreadPoolExecutor, "submit", submit)
+    monkeypatch.setattr(writers, "_DRAWS", 1)
+    with sg.SampleWriter(tmp_path, draw(0)) as writer:
+        for i in range(5):
+            writer.append(draw(i), step=i)
+    assert [one.step for one in sg.SampleStore(tmp_path)] == [0, 1, 2, 3, 4]
 
 
 def test_threads_append_to_one_writer(tmp_path):

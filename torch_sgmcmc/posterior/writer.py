@@ -146,11 +146,10 @@ class SampleWriter:
             self._rows.append((copies, numbers))
             if self._is_due():
                 self._wait()
-                rows = [*self._rows]
                 # The ending interpreter starts no threads; the next call writes.
                 with suppress(RuntimeError):
-                    self._writing = self._thread.submit(self._write, rows)
-                    self._num_writing = len(rows)
+                    self._writing = self._thread.submit(self._write, [*self._rows])
+                    self._num_writing = len(self._rows)
 
     def _is_due(self) -> bool:
         count = len(self._rows) - self._num_writing
@@ -193,7 +192,7 @@ class SampleWriter:
             if self._writing is not None and self._writing.done():
                 self._wait()
             if self._writing is None and self._is_due():  # the thread has failed
-                self._write(self._rows)
+                self._write_waiting()
 
     def flush(self) -> None:
         """Writes the draws that wait in memory.
@@ -204,7 +203,7 @@ class SampleWriter:
         if self._process == os.getpid():
             with self._lock:
                 self._wait()
-                self._write(self._rows)
+                self._write_waiting()
 
     def checkpoint(self) -> dict[str, int]:
         """Writes waiting draws; returns the chain's position for :meth:`cut_back`."""
@@ -259,15 +258,17 @@ class SampleWriter:
             del self._rows[: self._num_writing]
         self._writing, self._num_writing = None, 0
 
-    def _write(self, rows: list[_Row]) -> None:
-        """Writes draws as one file, and empties the list."""
-        if rows:
-            tensors = {
-                k: torch.stack([draw[k] for draw, _ in rows]) for k in self._like
-            }
-            columns = {k: [numbers[k] for _, numbers in rows] for k in rows[0][1]}
-            self.files.add(tensors, columns)
-            rows.clear()
+    def _write_waiting(self) -> None:
+        if self._rows:
+            self._write(self._rows)
+            self._rows.clear()
+
+    def _write(self, rows: Sequence[_Row]) -> None:
+        """Writes draws as one file."""
+        draws = [draw for draw, _ in rows]
+        tensors = {k: torch.stack([draw[k] for draw in draws]) for k in self._like}
+        columns = {k: [numbers[k] for _, numbers in rows] for k in rows[0][1]}
+        self.files.add(tensors, columns)
 
 
 def _number(value: Any) -> float:
