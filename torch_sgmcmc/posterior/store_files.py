@@ -174,7 +174,7 @@ class DrawFile:
         return tensors
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {} if self.memory else {"tensors": None}
+        kept = {"tensors": None} if self.path else {}
         return {**self.__dict__, "memory": None, **kept}
 
 
@@ -304,9 +304,13 @@ def _lock(path: Path, place: str) -> int:
         if holder == str(os.getpid()):
             who = "this process writes to it already"
         raise RuntimeError(f"Cannot write to {place}: {who}") from None
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, b"%d\n" % os.getpid(), 0)
     _locks.add(lock)
+    try:
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, b"%d\n" % os.getpid(), 0)
+    except BaseException:  # a full disk
+        _release(lock)
+        raise
     return lock
 
 
@@ -470,7 +474,9 @@ class FolderChain(Chain):
                 raise
         self._size += len(line)
         self._crc32 = crc32(line, self._crc32)
-        file = DrawFile(self.info, self.chain, str(path), *sizes.values(), columns)
+        # A writer of many draws does not keep their numbers.
+        last = {"step": columns["step"][-1:]}
+        file = DrawFile(self.info, self.chain, str(path), *sizes.values(), last)
         self.files.append(file)
 
     def position(self) -> dict[str, int]:  # noqa: D102
@@ -499,6 +505,7 @@ class FolderChain(Chain):
 
     def close(self) -> None:  # noqa: D102
         self._opened.close()
+        self._index = -1  # the number may become another file's
 
 
 def delete_all(store: Path) -> None:
