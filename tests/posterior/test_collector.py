@@ -432,6 +432,27 @@ def test_an_interrupt_while_a_draw_waits_for_the_disk(tmp_path, monkeypatch):
     assert [one.step for one in sg.SampleStore(tmp_path)] == [3, 7, 9, 12]
 
 
+def test_a_model_that_is_changed_before_the_collector_is_closed(tmp_path):
+    model = net()
+    with sg.Collector(sgld(model), model, tmp_path) as collector:
+        advance(model, collector.sampler, range(12))
+        model[0] = nn.Linear(3, 4)
+    assert len(sg.SampleStore(tmp_path)) == 12
+
+
+def test_views_among_the_tensors(tmp_path):
+    theta, buffer = nn.Parameter(torch.ones(2)), torch.tensor([1 + 2j])
+    model = {"theta": theta, "conj": buffer.conj(), "neg": buffer.conj().imag}
+    model |= {"row": torch.arange(6)[::2], "one": torch.tensor(3.0).expand(4)}
+    sampler = sg.SGLD([theta], 0.1, num_data=1, seed=0)
+    with sg.Collector(sampler, model, tmp_path):
+        theta.grad = torch.ones(2)
+        sampler.step()
+    (one,) = sg.SampleStore(tmp_path)
+    assert (one["conj"].item(), one["neg"].item()) == (1 - 2j, -2)
+    assert one["row"].tolist() == [0, 2, 4] and one["one"].tolist() == [3] * 4
+
+
 @pytest.mark.filterwarnings("error:draws of chain")
 def test_a_warning_that_is_an_error(tmp_path):
     model = net()

@@ -536,7 +536,7 @@ class Collector:
                 f"finite: {place} has no draw of them",
                 stacklevel=4,
             )
-        elif self._num_taken >= _MANY and checksums(self._model.now()) == self._first:
+        elif self._num_taken >= _MANY and self._stands_still():
             advice = ": a smaller step_size, or warmup(), is needed"
             proposes = hasattr(sampler, "acceptance_rate")
             warnings.warn(
@@ -544,6 +544,11 @@ class Collector:
                 f"moved{advice if proposes else ''}",
                 stacklevel=4,
             )
+
+    def _stands_still(self) -> bool:
+        with suppress(RuntimeError, ValueError):  # the model was changed since
+            return checksums(self._model.now()) == self._first
+        return False
 
     def __enter__(self) -> Collector:
         return self

@@ -285,8 +285,9 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     sums = {}
     for name, tensor in tensors.items():
         _check_plain(name, tensor)
-        flat = tensor.detach().cpu().flatten().view(torch.uint8)
-        sums[name] = crc32(flat.numpy())
+        plain = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        plain.copy_(tensor.detach())  # of any strides, or conjugate
+        sums[name] = crc32(plain.flatten().view(torch.uint8).numpy())
     return sums
 
 
