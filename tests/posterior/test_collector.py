@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import torch_sgmcmc as sg
+from torch_sgmcmc.posterior import writer as writer_module
+from torch_sgmcmc.posterior.writer import SampleWriter
 
 State = dict[str, Tensor]
 
@@ -192,9 +194,12 @@ def test_a_warm_up_is_not_stored(tmp_path):
         sampler.warmup(closure, 7, progress=False)
         for _ in range(5):
             sampler.step(closure)
+        sampler.warmup(closure, 7, progress=False)  # another one
+        for _ in range(3):
+            sampler.step(closure)
     store = sg.SampleStore(tmp_path)
-    assert [one.step for one in store] == [9, 11]
-    assert store[0].lr == sampler.param_groups[0]["step_size"]
+    assert [one.step for one in store] == [9, 11, 20, 22]
+    assert store[-1].lr == sampler.param_groups[0]["step_size"]
 
 
 def test_sbps_stores_points_of_the_trajectory(tmp_path):
@@ -404,6 +409,61 @@ def test_refusals(tmp_path):
     other = nn.Sequential(nn.Linear(3, 5))
     with pytest.raises(ValueError, match=r"another model: its '0.weight' is F32 of"):
         make(sgld(other), other, tmp_path)
+
+
+def test_an_interrupt_while_a_draw_waits_for_the_disk(tmp_path, monkeypatch):
+    """The next step's draw takes its place."""
+    model = net()
+    sampler, interrupts, waits = sgld(model), [6], SampleWriter._wait
+
+    def wait(writer):
+        if [int(sampler.param_groups[0]["step"])] == interrupts:
+            interrupts.clear()
+            raise KeyboardInterrupt
+        waits(writer)
+
+    monkeypatch.setattr(SampleWriter, "_wait", wait)
+    monkeypatch.setattr(writer_module, "_DRAWS", 1)
+    with sg.Collector(sampler, model, tmp_path, every=3):
+        advance(model, sampler, range(5))
+        with pytest.raises(KeyboardInterrupt):
+            advance(model, sampler, [5])
+        advance(model, sampler, range(6, 12))
+    assert [one.step for one in sg.SampleStore(tmp_path)] == [3, 7, 9, 12]
+
+
+def test_a_model_that_is_changed_before_the_collector_is_closed(tmp_path):
+    model = net()
+    with sg.Collector(sgld(model), model, tmp_path) as collector:
+        advance(model, collector.sampler, range(12))
+        model[0] = nn.Linear(3, 4)
+    assert len(sg.SampleStore(tmp_path)) == 12
+
+
+def test_views_among_the_tensors(tmp_path):
+    theta, buffer = nn.Parameter(torch.ones(2)), torch.tensor([1 + 2j])
+    model = {"theta": theta, "conj": buffer.conj(), "neg": buffer.conj().imag}
+    model |= {"row": torch.arange(6)[::2], "one": torch.tensor(3.0).expand(4)}
+    sampler = sg.SGLD([theta], 0.1, num_data=1, seed=0)
+    with sg.Collector(sampler, model, tmp_path):
+        theta.grad = torch.ones(2)
+        sampler.step()
+    (one,) = sg.SampleStore(tmp_path)
+    assert (one["conj"].item(), one["neg"].item()) == (1 - 2j, -2)
+    assert one["row"].tolist() == [0, 2, 4] and one["one"].tolist() == [3] * 4
+
+
+@pytest.mark.filterwarnings("error:draws of chain")
+def test_a_warning_that_is_an_error(tmp_path):
+    model = net()
+    sampler = sgld(model[0])
+    with sg.Collector(sampler, model, tmp_path, parameters="sampled"):
+        advance(model, sampler, range(3))
+    with torch.no_grad():
+        model[2].bias.add_(1)
+    for _ in range(2):  # and the chain is not left locked
+        with pytest.raises(UserWarning, match="are of a part of the model"):
+            sg.Collector(sampler, model, tmp_path, parameters="sampled")
 
 
 def test_capturable_samplers(tmp_path):

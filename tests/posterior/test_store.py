@@ -8,7 +8,7 @@ import pickle
 import threading
 import time
 import zlib
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch.testing._internal.two_tensor import TwoTensor
 
 import torch_sgmcmc as sg
+from torch_sgmcmc.posterior import store_files
 from torch_sgmcmc.posterior import writer as writers
 from torch_sgmcmc.posterior.store_files import delete_all
 
@@ -150,6 +151,11 @@ def test_draws_can_be_sent(tmp_path):
         pickle.loads(pickle.dumps([*store])),
     ):
         assert all(same(one, draw(i)) for i, one in enumerate(copied, start=1))
+    memory = sg.SampleStore()
+    write(memory, 3)
+    for sent in [*memory.refresh()]:
+        again = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(sent))))
+        assert same(again, dict(sent))
     one = pickle.loads(pickle.dumps(store[-1:]["count"]))[0]
     assert [*one] == ["count"] and (one.lr, one.loss) == (0.1 / 3, 1.0)
 
@@ -241,22 +247,6 @@ def test_a_draw_does_not_wait_for_ever(tmp_path, monkeypatch):
             files(tmp_path)["index.jsonl"].splitlines()] == [2, 2]  # fmt: skip
 
 
-def test_a_thread_that_ends_before_the_next_statement(tmp_path, monkeypatch):
-    """No draw is written twice."""
-
-    def submit(self, function, *arguments):
-        work = Future()
-        work.set_result(function(*arguments))
-        return work
-
-    monkeypatch.setattr(writers.ThreadPoolExecutor, "submit", submit)
-    monkeypatch.setattr(writers, "_DRAWS", 1)
-    with sg.SampleWriter(tmp_path, draw(0)) as writer:
-        for i in range(5):
-            writer.append(draw(i), step=i)
-    assert [one.step for one in sg.SampleStore(tmp_path)] == [0, 1, 2, 3, 4]
-
-
 def test_threads_append_to_one_writer(tmp_path):
     shape = (3000,)
 
@@ -273,6 +263,100 @@ def test_threads_append_to_one_writer(tmp_path):
     store = sg.SampleStore(tmp_path)
     assert sorted(one.step for one in store) == [*range(1200)]
     assert all(bool((one["w"] == one.step).all()) for one in store)
+
+
+class Quick(ThreadPoolExecutor):
+    """Has written the draws before the writer goes on."""
+
+    def submit(self, *arguments):
+        future = super().submit(*arguments)
+        future.exception()
+        return future
+
+
+def test_a_thread_that_is_quick(tmp_path, monkeypatch):
+    monkeypatch.setattr(writers, "ThreadPoolExecutor", Quick)
+    monkeypatch.setattr(writers, "_DRAWS", 2)
+    for store in (sg.SampleStore(), sg.SampleStore(tmp_path)):
+        write(store)
+        assert [one.step for one in store.refresh()] == [20, 40, 60, 80, 100]
+
+
+def test_no_thread_can_be_started(tmp_path, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(writers, "_DRAWS", 2)
+    with sg.SampleWriter(tmp_path, draw(0)) as writer:
+        with monkeypatch.context() as limit:
+            limit.setattr(threading.Thread, "start", refuse)
+            for i in range(3):
+                writer.append(draw(i), step=i)
+        for i in range(3, 8):
+            writer.append(draw(i), step=i)
+    assert [one.step for one in sg.SampleStore(tmp_path)] == [*range(8)]
+
+
+def test_a_failure_is_known_at_the_next_step(tmp_path, monkeypatch):
+    """Also if a draw has come while the thread tried."""
+    begin = threading.Event()
+
+    def fail(path, data):
+        begin.wait()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writers, "_DRAWS", 2)
+    with sg.SampleWriter(tmp_path, draw(0)) as writer:
+        with monkeypatch.context() as full:
+            full.setattr(store_files, "replace_file", fail)
+            for i in range(2):
+                writer.append(draw(i), step=i)
+            monkeypatch.setattr(writers, "_DRAWS", 1024)
+            writer.append(draw(2), step=2)
+            begin.set()
+            writer._writing.exception()
+            with pytest.raises(RuntimeError, match="No space left"):
+                writer.check()
+            assert writer.num_waiting == 3
+        writer.check()
+        assert len(writer) == 3
+
+
+def test_a_closed_writer_changes_no_file(tmp_path, monkeypatch):
+    """Whose number the closed index had."""
+    write(tmp_path / "draws", 2)
+    writer = sg.SampleWriter(tmp_path / "draws", draw(0))
+    position = writer.checkpoint()
+    writer.cut_back(position)
+    writer.append(draw(3), step=60)
+    with monkeypatch.context() as full, pytest.raises(RuntimeError, match="No space"):
+
+        def fail(path, data):
+            raise OSError(28, "No space left on device")
+
+        full.setattr(store_files, "replace_file", fail)
+        writer.close()
+    before = files(tmp_path / "draws")
+    others = [(tmp_path / f"{i}").open("w") for i in range(3)]
+    for other in others:
+        print("other", file=other, flush=True)
+    for change in (writer.flush, writer.restart, lambda: writer.cut_back(position)):
+        with pytest.raises(RuntimeError, match="the writer is closed"):
+            change()
+    for other in others:
+        other.close()
+        assert (tmp_path / other.name).read_text() == "other\n"
+    assert files(tmp_path / "draws") == before
+
+
+def test_a_writer_keeps_no_numbers_of_its_draws(tmp_path):
+    with sg.SampleWriter(tmp_path, draw(0)) as writer:
+        for i in range(5):
+            writer.append(draw(i), step=i)
+        writer.flush()
+        assert writer.files.last_step == 4 and len(writer) == 5
+        kept = [[*map(len, file.columns.values())] for file in writer.files.files]
+        assert kept == [[1]]
 
 
 def test_any_default_device(tmp_path):
@@ -552,6 +636,18 @@ def test_a_file_is_no_store(tmp_path):
     (tmp_path / "one").touch()
     with pytest.raises(ValueError, match=r"^Invalid path: .*one is a file \(must be"):
         sg.SampleStore(tmp_path / "one")
+
+
+def test_a_full_disk_leaves_no_lock(tmp_path, monkeypatch):
+    write(tmp_path, 1)
+
+    def fail(*arguments):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full, pytest.raises(RuntimeError, match="No space"):
+        full.setattr(os, "pwrite", fail)
+        sg.SampleWriter(tmp_path, draw(0))
+    sg.SampleWriter(tmp_path, draw(0)).close()
 
 
 def test_other_refusals(tmp_path):

@@ -1,5 +1,6 @@
 """Ranks that sample one chain, or chains side by side, and what is refused there."""
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -245,6 +246,19 @@ def group_of_one():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_rank_that_stores_nothing_knows_of_no_draws(group_of_one, monkeypatch):
+    theta, group = nn.Parameter(torch.ones(3)), dist.group.WORLD
+    sampler = sg.SGLD([theta], **COMMON, nonfinite="skip", process_group=group)
+    monkeypatch.setattr(dist, "get_rank", lambda group=None: 1)
+    with sg.Collector(sampler, {"theta": theta}, sg.SampleStore()) as collector:
+        for i in range(24):
+            theta.grad = torch.full((3,), math.nan if i % 2 else 0.0)
+            sampler.step()
+        assert repr(collector) == "Collector of a rank that stores nothing"
+    assert sampler.num_skipped == 12  # it would warn that all were
 
 
 def test_all_samplers_run_in_a_group_of_one(group_of_one):

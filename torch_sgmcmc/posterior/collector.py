@@ -262,8 +262,11 @@ class Collector:
             **{"chain": chain, "dtype": dtype, "likelihood": likelihood},
             not_sampled=self._model.rest if self._stores else None,
         )
-        if self._stores:
+        try:
             self._compare_rest()
+        except BaseException:  # warnings can be errors
+            self._writer.close()
+            raise
         self._process = os.getpid()
         self._weight, self._when = weight or _sign, when
         self.loss: float | Tensor = math.nan
@@ -291,6 +294,8 @@ class Collector:
 
     def _compare_rest(self) -> None:
         """Warns if earlier draws belong to other values of the tensors not stored."""
+        if not self._stores:
+            return
         files, now = self._writer.files, checksums(self._model.rest)
         stored = files.info.not_sampled.items()
         others = [name for name, checksum in stored if now.get(name) != checksum]
@@ -330,6 +335,8 @@ class Collector:
                 f"the sampler went back to step {_steps_made(sampler)}, and its "
                 f"collector is at {self._mark}: load the collector's state dict too"
             )
+        elif hasattr(sampler, "warmup"):  # its steps do not count
+            self._mark = max(self._mark, _steps_made(sampler))
         if any(self._due(1)):
             self._writer.check_draw(self._model.now())
 
@@ -402,6 +409,7 @@ class Collector:
         if any(self._due(steps)):
             groups, now = self.sampler.param_groups, self._model.now()
             self._temperature = float(groups[0]["temperature"])
+            self._first = self._first or checksums(now)
             self._writer.append(
                 now,
                 step=step,
@@ -411,7 +419,6 @@ class Collector:
                 loss=self.loss,  # type: ignore[arg-type]
                 prior_precision=[g["prior_precision"] for g in groups],
             )
-            self._first = self._first or checksums(now)
             self._num_taken += 1
         in_burn_in = self._count < self._settings["burn_in"]
         self._count, self._mark = self._count + steps, mark
@@ -484,6 +491,7 @@ class Collector:
         """Deletes the chain's draws, for a run that starts again."""
         self._writer.restart()
         self._count, self._mark, self._trace = 0, None, Trace()
+        self._num_taken, self._first = 0, {}
         if self._monitor is not None:
             self._monitor.reset()
 
@@ -518,6 +526,8 @@ class Collector:
                 self._finish()
 
     def _warn_of_faults(self) -> None:
+        if not self._stores:
+            return
         sampler, place = self.sampler, self._writer.files.place
         kind, skipped = type(sampler).__name__, sampler.num_skipped - self._skipped
         if self._count == 0 and skipped >= _MANY:
@@ -526,7 +536,7 @@ class Collector:
                 f"finite: {place} has no draw of them",
                 stacklevel=4,
             )
-        elif self._num_taken >= _MANY and checksums(self._model.now()) == self._first:
+        elif self._num_taken >= _MANY and self._stands_still():
             advice = ": a smaller step_size, or warmup(), is needed"
             proposes = hasattr(sampler, "acceptance_rate")
             warnings.warn(
@@ -534,6 +544,11 @@ class Collector:
                 f"moved{advice if proposes else ''}",
                 stacklevel=4,
             )
+
+    def _stands_still(self) -> bool:
+        with suppress(RuntimeError, ValueError):  # the model was changed since
+            return checksums(self._model.now()) == self._first
+        return False
 
     def __enter__(self) -> Collector:
         return self

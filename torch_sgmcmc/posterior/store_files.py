@@ -174,7 +174,7 @@ class DrawFile:
         return tensors
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {} if self.memory else {"tensors": None}
+        kept = {"tensors": None} if self.path else {}
         return {**self.__dict__, "memory": None, **kept}
 
 
@@ -285,8 +285,9 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     sums = {}
     for name, tensor in tensors.items():
         _check_plain(name, tensor)
-        flat = tensor.detach().cpu().flatten().view(torch.uint8)
-        sums[name] = crc32(flat.numpy())
+        plain = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        plain.copy_(tensor.detach())  # of any strides, or conjugate
+        sums[name] = crc32(plain.flatten().view(torch.uint8).numpy())
     return sums
 
 
@@ -304,9 +305,13 @@ def _lock(path: Path, place: str) -> int:
         if holder == str(os.getpid()):
             who = "this process writes to it already"
         raise RuntimeError(f"Cannot write to {place}: {who}") from None
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, b"%d\n" % os.getpid(), 0)
     _locks.add(lock)
+    try:
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, b"%d\n" % os.getpid(), 0)
+    except BaseException:  # a full disk
+        _release(lock)
+        raise
     return lock
 
 
@@ -470,7 +475,9 @@ class FolderChain(Chain):
                 raise
         self._size += len(line)
         self._crc32 = crc32(line, self._crc32)
-        file = DrawFile(self.info, self.chain, str(path), *sizes.values(), columns)
+        # A writer of many draws does not keep their numbers.
+        last = {"step": columns["step"][-1:]}
+        file = DrawFile(self.info, self.chain, str(path), *sizes.values(), last)
         self.files.append(file)
 
     def position(self) -> dict[str, int]:  # noqa: D102
@@ -499,6 +506,7 @@ class FolderChain(Chain):
 
     def close(self) -> None:  # noqa: D102
         self._opened.close()
+        self._index = -1  # the number may become another file's
 
 
 def delete_all(store: Path) -> None:

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -143,16 +142,24 @@ class SampleWriter:
             }
             if len(self._rows) == self._num_writing:
                 self._since = time.monotonic()
+            is_due = self._is_due(1)
+            if is_due:
+                self._wait()  # an interrupt leaves the draw to the next step
             self._rows.append((copies, numbers))
-            if self._is_due():
-                self._wait()
-                # The ending interpreter starts no threads; the next call writes.
-                with suppress(RuntimeError):
-                    self._writing = self._thread.submit(self._write, [*self._rows])
-                    self._num_writing = len(self._rows)
+            if is_due:
+                self._start_writing()
 
-    def _is_due(self) -> bool:
-        count = len(self._rows) - self._num_writing
+    def _start_writing(self) -> None:
+        rows = [*self._rows]
+        self._num_writing = len(rows)  # first, as the thread empties its list
+        try:
+            self._writing = self._thread.submit(self._write, rows)
+        except RuntimeError:  # no thread can be started; the next call writes
+            rows.clear()  # the executor keeps the task for a later thread
+            self._num_writing = 0
+
+    def _is_due(self, more: int = 0) -> bool:
+        count = len(self._rows) - self._num_writing + more
         is_old = count > 0 and time.monotonic() - self._since >= _SECONDS
         return count >= _DRAWS or count * self._size >= _BYTES or is_old
 
@@ -175,6 +182,19 @@ class SampleWriter:
             RuntimeError: the writer is closed or belongs to another process, or earlier
                 draws still cannot be written.
         """
+        self._check_open()
+        if self._is_undecided:
+            raise ValueError(
+                f"Invalid store: {self.files.place} has {len(self)} draws of an "
+                "earlier run (load the state dict of its checkpoint, or restart())"
+            )
+        with self._lock:
+            if self._writing is not None and self._writing.done():
+                self._wait()
+            if self._writing is None and self._is_due():  # or the thread has failed
+                self._write(self._rows)
+
+    def _check_open(self) -> None:
         place = self.files.place
         if self._process != os.getpid():
             raise RuntimeError(
@@ -183,16 +203,6 @@ class SampleWriter:
             )
         if self._is_closed:
             raise RuntimeError(f"Cannot write to {place}: the writer is closed")
-        if self._is_undecided:
-            raise ValueError(
-                f"Invalid store: {place} has {len(self)} draws of an earlier run (load "
-                "the state dict of its checkpoint, or restart())"
-            )
-        with self._lock:
-            if self._writing is not None and self._writing.done():
-                self._wait()
-            if self._writing is None and self._is_due():  # the thread has failed
-                self._write_waiting()
 
     def flush(self) -> None:
         """Writes the draws that wait in memory.
@@ -203,7 +213,7 @@ class SampleWriter:
         if self._process == os.getpid():
             with self._lock:
                 self._wait()
-                self._write_waiting()
+                self._write(self._rows)
 
     def checkpoint(self) -> dict[str, int]:
         """Writes waiting draws; returns the chain's position for :meth:`cut_back`."""
@@ -218,6 +228,7 @@ class SampleWriter:
             ValueError: the checkpoint is not of this chain, which is unchanged.
         """
         with self._lock:
+            self._check_open()
             self.flush()
             self.files.cut_back(position)
             self._is_undecided = False
@@ -225,6 +236,7 @@ class SampleWriter:
     def restart(self) -> None:
         """Deletes all draws of the chain, for a run that starts again."""
         with self._lock:
+            self._check_open()
             self._wait()
             self._rows.clear()
             self.files.clear()
@@ -254,21 +266,27 @@ class SampleWriter:
 
     def _wait(self) -> None:
         """Waits for the thread; draws that it could not write wait again."""
-        if self._writing is not None and self._writing.exception() is None:
-            del self._rows[: self._num_writing]
+        if self._writing is not None:
+            if self._writing.exception() is None:
+                del self._rows[: self._num_writing]
+            else:
+                self._since = -math.inf  # the next call writes
         self._writing, self._num_writing = None, 0
 
-    def _write_waiting(self) -> None:
-        if self._rows:
-            self._write(self._rows)
-            self._rows.clear()
-
-    def _write(self, rows: Sequence[_Row]) -> None:
-        """Writes draws as one file."""
-        draws = [draw for draw, _ in rows]
-        tensors = {k: torch.stack([draw[k] for draw in draws]) for k in self._like}
-        columns = {k: [numbers[k] for _, numbers in rows] for k in rows[0][1]}
-        self.files.add(tensors, columns)
+    def _write(self, rows: list[_Row]) -> None:
+        """Writes draws as one file, and empties the list."""
+        if rows:
+            self._check_open()
+            first = rows[0][0]
+            tensors = {
+                k: torch.stack([draw[k] for draw, _ in rows])
+                if len(rows) > 1
+                else first[k][None]  # a large draw is not copied
+                for k in self._like
+            }
+            columns = {k: [numbers[k] for _, numbers in rows] for k in rows[0][1]}
+            self.files.add(tensors, columns)
+            rows.clear()
 
 
 def _number(value: Any) -> float:
