@@ -75,10 +75,11 @@ def differences(runs: Runs) -> str:
 def learning_curves(runs: Runs, path: Path) -> None:
     """Error and negative log-likelihood against data passes."""
     config = next(iter(runs.values()))[0]["config"]
+    halved = {"ewsg": "EWSG, halved"} if config["halved"] else {}
     curves.learning_curves(
         runs,
         path,
-        LABELS,
+        {**LABELS, **halved},
         COLORS,
         title=f"{config['dataset']}, {config['model'].upper()}",
         abscissa="passes over the data",
