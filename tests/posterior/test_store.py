@@ -323,7 +323,7 @@ def test_a_failure_is_known_at_the_next_step(tmp_path, monkeypatch):
 
 
 def test_a_closed_writer_changes_no_file(tmp_path, monkeypatch):
-    """Whose number the closed index had."""
+    """Another file may have the number of the closed index."""
     write(tmp_path / "draws", 2)
     writer = sg.SampleWriter(tmp_path / "draws", draw(0))
     position = writer.checkpoint()
