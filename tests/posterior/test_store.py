@@ -710,10 +710,10 @@ def test_a_store_in_memory():
             model(torch.ones(1, 2)).sum().backward()
             sampler.step()
         with pytest.raises(
-            RuntimeError, match="chain 0 of memory: this process writes"
+            RuntimeError, match="chain 0 in memory: this process writes"
         ):
             sg.Collector(sampler, model, store)
-    assert len(store.refresh()) == 3 and store.path is None
+    assert len(store) == 3 and store.path is None
     one = store[-1]
     assert torch.equal(one["weight"], model.weight) and one.path is None
     one["weight"].zero_()

@@ -226,7 +226,8 @@ class SampleStore(Draws):
 
     Args:
         path: the folder; a missing one has no draws. None keeps draws in the memory of
-            this process, for as long as the object lives. Default: None.
+            this process, for as long as the object lives; closing a writer or collector
+            refreshes it. Default: None.
 
     Raises:
         RuntimeError: ``store.json`` or an index cannot be read; the message names the

@@ -336,8 +336,8 @@ os.register_at_fork(after_in_child=_close_locks)
 class Chain:
     """The writer's side of a chain, in memory."""
 
-    def __init__(self, chain: int, info: StoreInfo, place: str = "memory") -> None:
-        self.chain, self.info, self.place = chain, info, f"chain {chain} of {place}"
+    def __init__(self, chain: int, info: StoreInfo, where: str = "in memory") -> None:
+        self.chain, self.info, self.place = chain, info, f"chain {chain} {where}"
         self.files: list[DrawFile] = []
         self.run: Mapping[str, Any] | None = None
         self.is_open = False
@@ -402,7 +402,7 @@ class FolderChain(Chain):
     """The writer's side of a chain in a folder."""
 
     def __init__(self, store: Path, chain: int, info: StoreInfo) -> None:
-        super().__init__(chain, info, str(store))
+        super().__init__(chain, info, f"of {store}")
         self.folder, self._given = store / f"chain-{chain}", info
         self._path = self.folder / "index.jsonl"
         with contextlib.ExitStack() as undo, _writing(self.folder):

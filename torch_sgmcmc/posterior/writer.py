@@ -257,6 +257,8 @@ class SampleWriter:
                 self._is_closed = True
                 self._thread.shutdown()
                 self.files.close()
+                if isinstance(self._store, SampleStore) and self._store.path is None:
+                    self._store.refresh()
 
     def __enter__(self) -> SampleWriter:
         return self
