@@ -98,12 +98,12 @@ def test_other_forms(tmp_path):
     assert "autocorrelation, to where noise begins" in titles
     with pytest.raises(ValueError, match="Invalid monitor: 3"):
         sg.report(None, draws, monitor=[*monitor, monitor[0]])
-    with pytest.raises(TypeError, match="Invalid monitor: str"):
+    with pytest.raises(TypeError, match="Invalid monitor: of type str"):
         sg.report(None, draws, monitor="x")
     with pytest.raises(ValueError, match="no draws"):
         sg.report(Line(), [], INPUTS)
-    few = sg.report(Line(), draws, INPUTS, link="identity", max_draws=10)
-    assert few.convergence.num_draws <= 10
+    some = sg.report(Line(), draws[::10], INPUTS, link="identity")
+    assert some.convergence.num_draws <= 14
 
 
 def test_a_trace_is_of_means():
@@ -179,9 +179,6 @@ def test_targets_of_a_regression_are_used(tmp_path):
     assert f"Root mean squared error of all draws together {error:.3g}, of" in str(
         found
     )
-    assert "mean of outputs ± 2 sd of draws" in [
-        axes.get_title() for axes in found.plot().axes
-    ]
     x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
     loss = sg.losses.gaussian(noise=0.5)
     make = lambda: nn.Linear(4, 1)  # noqa: E731
@@ -211,13 +208,6 @@ def test_autocorrelations_end_where_noise_begins(tmp_path):
         assert lags[0] == 0 and set(lags % 4) == {0}
         noise = 2 / 200**0.5
         assert (values[:-1] > noise).all() and len(values) <= 51
-
-
-def test_few_draws_give_no_effective_size():
-    draws, *_ = chains_of(chains=1, steps=4000)
-    few = sg.report(Line(), draws, INPUTS, link="identity", max_draws=30)
-    assert not few.issues
-    assert any("a part of the draws was read" in words for words in few.unknown)
 
 
 def test_what_ran_before_is_not_taken_for_this_run(tmp_path):

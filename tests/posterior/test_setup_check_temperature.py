@@ -8,7 +8,6 @@ import pytest
 import torch
 from test_setup_check import (
     BATCH,
-    RIGHT,
     SGHMC,
     SMALL_NOISE,
     N,
@@ -17,6 +16,7 @@ from test_setup_check import (
     setup,
 )
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import torch_sgmcmc as sg
@@ -55,7 +55,7 @@ def test_curvature_and_heat_equal_those_of_a_quadratic(kind, limit, part):
     assert found.limit == "gradient noise"
     summary = str(found)
     assert f"stable up to lr = {found.largest_lr:.2g}." in summary
-    assert f"Minibatches add 5 % to T_kin at lr = {found.noise_lr:.2g}," in summary
+    assert f"Minibatches add 5 % to T_kin at lr = {found.noise_lr:.2g}." in summary
     assert f"smaller limit of lr is gradient noise: {found.noise_lr:.2g}." in summary
 
 
@@ -122,28 +122,6 @@ def test_groups_keep_the_ratios_of_their_lrs():
         assert then.heating[name] == pytest.approx(ratio * heat, rel=1e-9)
 
 
-def test_noise_that_preconditioners_weigh():
-    """Frozen pSGLD has lr G in the place of lr; while it adapts, heat is unknown."""
-    torch.manual_seed(0)
-    y = torch.randn(N, 1, dtype=torch.float64)
-    model, loss, loader = flat_and_noisy(y, curvature=2.0)
-    plain = sg.SGLD(model.parameters(), lr=0.01, num_data=N, seed=0)
-    expected = sg.check_setup(model, loss, loader, plain)
-    sampler = sg.PSGLD(
-        model.parameters(), lr=0.01, num_data=N, eps=1.0, gamma=False, seed=0
-    )
-    assert math.isnan(sg.check_setup(model, loss, loader, sampler).noise_lr)
-    for p in model:
-        p.grad = torch.zeros_like(p)
-    sampler.step()
-    sampler.param_groups[0]["adapt"] = False
-    for p in model:
-        sampler.state[p]["square_average"].fill_(9.0)  # G = 1 / (3 + 1)
-    found = sg.check_setup(model, loss, loader, sampler)
-    assert found.noise_lr == pytest.approx(4 * expected.noise_lr, rel=1e-6)
-    assert math.isnan(found.largest_lr) and found.limit == ""
-
-
 def test_predicted_temperatures_follow_the_residuals():
     """A start's residuals do not count; an offset that all share never did."""
     torch.manual_seed(0)
@@ -157,19 +135,21 @@ def test_predicted_temperatures_follow_the_residuals():
         nn.init.constant_(model.weight, weight)
         nn.init.constant_(model.bias, 3 * weight)
         found.append(sg.check_setup(model, loss, loader, sampler))
-    start, end = found
     # lr N (1/σ²) / batch / (2 (1 - m)), known to 50 coordinates of six pairs.
     exact = 1e-5 * N * 100 / BATCH / (2 * 0.1)
-    assert start.fitted_heating["weight"] == pytest.approx(exact, rel=0.3)
-    assert end.heating["weight"] == pytest.approx(exact, rel=0.3)
-    assert start.heating["weight"] > 20 * exact
-    # 32 draws of one number: 25 %.
-    assert exact / 2 < start.fitted_heating["bias"] < 2 * exact
-    assert "With residuals of the loss's own variance" in str(start)
-    for batch in loader:
-        loss(model, batch).backward()
-        sampler.step()
-    assert not sg.check_setup(model, loss, loader, sampler).fitted_heating
+    for each in found:
+        assert each.heating["weight"] == pytest.approx(exact, rel=0.3)
+        # 32 draws of one number: 25 %.
+        assert exact / 2 < each.heating["bias"] < 2 * exact
+    # After the first step the present residuals count.
+    loss(model, next(iter(loader))).backward()
+    sampler.step()
+    heats = []
+    for weight in (0.0, 1.0):
+        nn.init.constant_(model.weight, weight)
+        nn.init.constant_(model.bias, 3 * weight)
+        heats.append(sg.check_setup(model, loss, loader, sampler).heating["weight"])
+    assert heats[0] > 20 * exact and heats[1] == pytest.approx(exact, rel=0.3)
 
 
 def test_heat_above_twice_t_is_remarked():
@@ -180,6 +160,7 @@ def test_heat_above_twice_t_is_remarked():
     assert 1 < heat < 40
     (remark,) = found.remarks
     assert f"{1 + heat:.3g} in {name}" in remark and remark in str(found)
+    assert "with the present gradient noise" in remark
     assert "No issue was found" not in str(found)
 
 
@@ -209,15 +190,6 @@ def test_large_residuals_are_ignored_before_the_first_step_only():
     model.load_state_dict(start)
     (issue,) = sg.check_setup(model, loss, loader, sampler).issues
     assert issue.kind == "above T"
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, RIGHT["logits and labels"], RIGHT["label smoothing"]],
-    ids=["classes", "logits", "smoothed"],
-)
-def test_residuals_equal_those_of_a_gaussian(options):
-    assert not sg.check_setup(*setup(**options)).fitted_heating
 
 
 def test_stability_equals_that_of_each_group_s_lr():
@@ -274,8 +246,6 @@ def test_targets_are_where_outputs_are():
 
     x, y = torch.zeros(4, 2), torch.zeros(4, dtype=torch.long).as_subclass(Target)
     outputs = torch.zeros(4, 3)
-    assert [call.name for call in guess_calls([outputs], (y,))] == [
-        "cross_entropy",
-        "nll_loss",
-    ]
+    (call,) = guess_calls([outputs], (y,))
+    assert call.function is F.cross_entropy
     assert moves == [outputs.device] and guess_calls([x], (y,))

@@ -372,20 +372,3 @@ def kind_of(sampler: Optimizer) -> str:
 def has_hooks(sampler: Optimizer) -> bool:
     """Returns whether hooks are called before or after the steps."""
     return bool(sampler._optimizer_step_pre_hooks or sampler._optimizer_step_post_hooks)
-
-
-def state_bytes_of(sampler: Optimizer) -> int:
-    """Returns the bytes of the state after the first step."""
-    total = 0
-    for group in sampler.param_groups:
-        for p in group["params"]:
-            if not p.requires_grad:
-                continue
-            blank = sampler._all_blank_state(group, p)  # type: ignore[attr-defined]
-            kept = {**blank, **sampler.state.get(p, {})}
-            total += sum(
-                t.numel() * t.element_size()
-                for key, t in kept.items()
-                if torch.is_tensor(t) and key != STEP
-            )
-    return total

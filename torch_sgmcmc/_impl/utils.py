@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
 
 #: Dtypes of parameters.
@@ -180,3 +181,49 @@ def _plain(name: str, wrappers: Mapping[str, str]) -> str:
             kept.append(part)
         path = f"{path}.{part}" if path else part
     return ".".join(kept)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Returns this process's part of a DTensor, and other tensors as they are."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+class Snapshot:
+    """Values of tensors, and a model's buffers."""
+
+    def __init__(self, model: nn.Module, params: Iterable[Tensor]) -> None:
+        self._buffers = [
+            (module, name, buffer)
+            for module in model.modules()
+            for name, buffer in module._buffers.items()
+        ]
+        held = [*params, *(b for _, _, b in self._buffers if b is not None)]
+        self._values = [
+            (t, _distinct(t).clone())
+            for t in {id(t): t for t in held}.values()
+            if not (t.is_meta or is_lazy(t))
+        ]
+
+    def changed(self) -> list[Tensor]:
+        """Returns the tensors that have other values now."""
+        return [t for t, v in self._values if not torch.equal(_distinct(t), v)]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Puts buffers and values back."""
+        for module, name, buffer in self._buffers:
+            if module._buffers[name] is not buffer:  # or a ScriptModule's handle
+                setattr(module, name, buffer)
+        for tensor, value in self._values:
+            if not torch.equal(_distinct(tensor), value):
+                _distinct(tensor).copy_(value)
+
+
+def _distinct(tensor: Tensor) -> Tensor:
+    """Returns a view without the elements that an expanded tensor repeats."""
+    part = local(tensor.detach())
+    if part.layout is torch.strided:
+        for dim, stride in enumerate(part.stride()):
+            if stride == 0 and part.shape[dim]:
+                part = part.narrow(dim, 0, 1)
+    return part

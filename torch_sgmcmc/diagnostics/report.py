@@ -6,7 +6,7 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,20 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_sgmcmc._impl.hyperparams import check_integer, wrong_type
+from torch_sgmcmc._impl.hyperparams import wrong_type
 from torch_sgmcmc._impl.state_dict import replace_file
-from torch_sgmcmc.diagnostics.convergence import Convergence, convergence_of
-from torch_sgmcmc.diagnostics.run_issues import (
-    Issue,
-    Series,
-    by_chain,
-    check_runs,
-    compare_chains,
-    compare_values,
-    few_draws,
-    read,
-    sorted_by_kind,
-)
+from torch_sgmcmc.diagnostics import run_issues
+from torch_sgmcmc.diagnostics.convergence import Convergence
 from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor, panels
 from torch_sgmcmc.posterior.run_record import (
     RunRecord,
@@ -54,28 +44,25 @@ class Report:
     """The result of :func:`report`, which can be printed, saved and plotted."""
 
     #: Issues of the run, the worst first; empty if there are none.
-    issues: tuple[Issue, ...]
+    issues: tuple[run_issues.Issue, ...]
     #: What is unknown, and why.
     unknown: tuple[str, ...]
     #: The run record of each chain, None where unknown.
-    runs: Mapping[int, RunRecord | None]
-    #: R-hat and effective sample sizes of outputs; None without inputs.
+    runs: run_issues.Runs
+    #: R-hat and effective sample sizes of outputs, in one row; None without inputs.
     convergence: Convergence | None
     #: Outputs of the draws, [chains, draws, ...], and targets of the inputs.
     outputs: Tensor | None
     targets: Tensor | None
-    #: R-hat and effective sample sizes of the norm of each tensor, and the names.
+    #: R-hat and effective sample sizes of the norm of each tensor.
     norms: Convergence | None = None
-    names: tuple[str, ...] = ()
     #: Steps from one draw to the next; None if unknown.
     spacing: float | None = None
 
     def __str__(self) -> str:
         """Returns numbers, issues and unknowns as text."""
-        parts = [*self._numbers(), *self._lines(len(self.issues))]
-        if self.convergence is not None and not bool(self.convergence.constant.all()):
-            parts.append(str(self.convergence))
-        return "\n".join(parts)
+        table = [str(self.convergence)] if _varies(self.convergence) else []
+        return "\n".join([*self._numbers(), *self._lines(len(self.issues)), *table])
 
     def short(self) -> str:
         """Returns the text in at most five lines."""
@@ -90,9 +77,8 @@ class Report:
         lines = lines or ["The report found no issue."]
         if len(self.issues) > most:
             lines[-1] += f" ({len(self.issues) - most} more: print(report).)"
-        if self.unknown:
-            lines.append(f"Not known: {'; '.join(self.unknown)}.")
-        return lines
+        unknown = [f"Not known: {'; '.join(self.unknown)}."] if self.unknown else []
+        return lines + unknown
 
     def _temperatures(self) -> str:
         known = [ran for ran in self.runs.values() if ran and ran.tensors]
@@ -113,7 +99,7 @@ class Report:
     def _sizes(self) -> str:
         of = "outputs" if self.convergence is not None else "tensors' norms"
         found = self.norms if self.convergence is None else self.convergence
-        if found is None or bool(found.constant.all()):
+        if found is None or not _varies(found):
             return ""
         rhat, ess, tail = found.quantiles(0.5, 0.9, 1.0).values()
         draws, s = found.num_chains * found.num_draws, "s" * (found.num_chains > 1)
@@ -127,14 +113,15 @@ class Report:
         if self.outputs is None or self.targets is None:
             return ""
         targets, outputs = self.targets.cpu(), self.outputs.double().cpu()
-        if _are_classes(outputs, targets):
-            wrong = [outputs.mean((0, 1)), outputs]
-            wrong = [(p.argmax(-1) != targets).double().mean() for p in wrong]
+        both = outputs.mean((0, 1)), outputs
+        are_labels = not targets.is_floating_point() and outputs.dim() == 4
+        if are_labels and targets.shape == outputs.shape[2:3]:
             name, form = "Error", "{:.2%}"
+            wrong = [(each.argmax(-1) != targets).double().mean() for each in both]
         elif targets.is_floating_point() and targets.numel() == outputs[0, 0].numel():
-            off = outputs - targets.double().reshape(outputs.shape[2:])
-            wrong = [e.square().mean().sqrt() for e in (off.mean((0, 1)), off)]
             name, form = "Root mean squared error", "{:.3g}"
+            aims = targets.double().reshape(outputs.shape[2:])
+            wrong = [(each - aims).square().mean().sqrt() for each in both]
         else:
             return ""
         mean, one = (form.format(float(value)) for value in wrong)
@@ -150,10 +137,7 @@ class Report:
             "unknown": self.unknown,
             "convergence": _numbers_of(self.convergence),
             "norms": _numbers_of(self.norms),
-            "chains": {
-                chain: None if ran is None else plain(ran)
-                for chain, ran in self.runs.items()
-            },
+            "chains": {chain: ran and plain(ran) for chain, ran in self.runs.items()},
         }
         pairs = finite(content).items()
         parts = (f"{json.dumps(k)}: {json.dumps(v)}" for k, v in pairs)
@@ -161,42 +145,34 @@ class Report:
 
     def markdown(self) -> str:
         """Returns Markdown: issues, and a table of the tensors furthest above T."""
-        lines = ["# What was sampled", "", *self._numbers(), ""]
-        lines += [f"* **{v.kind}**: {v.message}" for v in self.issues]
-        if not self.issues:
-            lines.append("The report found no issue.")
-        lines += ["", *(f"Not known: {text}.\n" for text in self.unknown)]
+        lines = [f"* {line}" for line in self._lines(len(self.issues))]
+        lines = ["# What was sampled", "", *self._numbers(), "", *lines, ""]
         return "\n".join(lines + self._table())
 
     def _table(self) -> list[str]:
-        """Returns T_kin and T_conf over chains in units of T, and R-hat of norms."""
+        """Returns means of T_kin and T_conf over chains, in units of T."""
         known = [ran for ran in self.runs.values() if ran and ran.tensors]
-        rows: dict[str, tuple[float, list[str]]] = {}
+        rows = []
         for name in {name: 0 for ran in known for name in ran.tensors}:
             runs = [ran for ran in known if name in ran.tensors]
-            reads = [(ran.tensors[name], ran.temperature) for ran in runs]
-            cells = [
-                _interval([(getattr(read, key), t) for read, t in reads])
-                for key in ("kinetic", "configurational", "excess")
-            ]
-            ratios = [r.tensors[name].kinetic.mean / r.temperature for r in runs]
-            rows[name] = (-statistics.fmean(ratios), cells)
-        norms = self.norms
-        for i, name in enumerate(self.names if norms is not None else ()):
-            _, cells = rows.setdefault(name, (0.0, ["", "", ""]))
-            cells += [f"{float(norms.rhat[i]):.3f}", f"{float(norms.ess[i]):.0f}"]
+            cells = [name]
+            for key in ("kinetic", "configurational", "excess"):
+                reads = [(getattr(r.tensors[name], key), r.temperature) for r in runs]
+                mean = statistics.fmean(read.mean / t for read, t in reads)
+                width = math.hypot(*(read.half_width / t for read, t in reads))
+                is_known = math.isfinite(width)
+                cells.append(f"{mean:.3g}" + f" ± {width / len(runs):.2g}" * is_known)
+            heat = sum(r.tensors[name].kinetic.mean / r.temperature for r in runs)
+            rows.append((-heat / len(runs), f"| {' | '.join(cells)} |"))
         if not rows:
             return []
-        lines = [
-            "| tensor | T_kin / T | T_conf / T | difference | R-hat of norm | ESS |",
-            "| --- | --- | --- | --- | --- | --- |",
+        lines = ["| tensor | T_kin / T | T_conf / T | difference |"]
+        lines += [
+            "| --- | --- | --- | --- |",
+            *(row for _, row in sorted(rows)[:_ROWS]),
         ]
-        for name in sorted(rows, key=lambda name: rows[name][0])[:_ROWS]:
-            cells = [*rows[name][1], "", ""][:5]
-            lines.append(f"| {name} | {' | '.join(cells)} |")
-        if len(rows) > _ROWS:
-            lines += ["", f"{len(rows) - _ROWS} more are in report.json."]
-        return [*lines, ""]
+        more = f"{len(rows) - _ROWS} more are in report.json."
+        return [*lines, "", *([more] if len(rows) > _ROWS else [])]
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes ``report.md`` and ``report.json`` into a folder."""
@@ -206,7 +182,7 @@ class Report:
         replace_file(path / "report.json", self.json().encode())
 
     def plot(self) -> Any:
-        """Draws a page: losses, temperatures, R-hat, autocorrelation, reliability.
+        """Draws losses and temperatures over steps, and autocorrelations.
 
         Returns:
             The matplotlib figure, without panels for unknown parts.
@@ -215,23 +191,20 @@ class Report:
             ImportError: matplotlib is not installed.
         """
         runs = [ran for ran in self.runs.values() if ran is not None]
-        found, outputs, targets = self.convergence, self.outputs, self.targets
-        varies = found is not None and not bool(found.constant.all())
-        is_scored = found is not None and targets is not None
         parts = {
             _losses: any(ran.losses for ran in runs),
             _temperatures: any(ran.kinetic for ran in runs),
-            _tensors: any(ran.tensors for ran in runs),
-            _rhat: varies,
-            _autocorrelations: varies,
-            _reliability: is_scored and _are_classes(outputs, targets),
-            _against_targets: is_scored and _are_numbers(outputs, targets),
+            _autocorrelations: _varies(self.convergence),
         }
         shown = [draw for draw, is_known in parts.items() if is_known]
         figure, axes = panels("Report.plot()", len(shown), 4, 3)
         for draw, panel in zip(shown, axes, strict=True):
             draw(panel, self)
         return figure
+
+
+def _varies(found: Convergence | None) -> bool:
+    return found is not None and not bool(found.constant.all())
 
 
 def _numbers_of(found: Convergence | None) -> dict[str, Any] | None:
@@ -243,12 +216,6 @@ def _numbers_of(found: Convergence | None) -> dict[str, Any] | None:
     return {**counts, "levels": levels, **numbers}
 
 
-def _interval(reads: list[tuple[Any, float]]) -> str:
-    mean = statistics.fmean(read.mean / t for read, t in reads)
-    width = math.hypot(*(read.half_width / t for read, t in reads)) / len(reads)
-    return f"{mean:.3g} ± {width:.2g}" if math.isfinite(width) else f"{mean:.3g}"
-
-
 def report(
     model: nn.Module | None,
     store: str | os.PathLike[str] | Any,
@@ -256,9 +223,6 @@ def report(
     targets: Tensor | None = None,
     *,
     monitor: TemperatureMonitor | Sequence[TemperatureMonitor] | None = None,
-    max_draws: int | None = None,
-    link: str | Callable[[Tensor], Tensor] | None = None,
-    progress: bool = False,
     **options: Any,
 ) -> Report:
     """Reports whether the draws can be trusted, and what to do if not.
@@ -273,25 +237,22 @@ def report(
     identical, share their noise, stand still or have other settings are named by their
     numbers. Run records add T_kin and T_conf of each tensor in units of T
     (:class:`TemperatureMonitor`), skipped steps, and HMC's acceptance. The report's
-    rate of false alarms is at most 2 %. It lists what is unknown.
+    rate of false alarms is at most 2 %. It lists what is unknown. All draws weigh 1.
 
     :func:`sample` stores the run records and the report beside the draws.
 
     Args:
         model: the network that draws are put into; None without inputs.
-        store: a :class:`SampleStore`, its folder, or draws with an attribute ``chain``.
+        store: a :class:`SampleStore`, its folder, or draws with an attribute ``chain``
+            (``store[::10]`` takes less time).
         inputs: inputs of the compared outputs, as for :func:`predict`: a hundred or so
             are enough. None compares no outputs. Default: None.
-        targets: of the inputs, labels of classes or numbers: for the error, and the
-            picture of calibration. Default: None.
+        targets: of the inputs, labels of classes or numbers: for the error of all draws
+            together and of one draw. Default: None.
         monitor: the monitors of the chains, in their order, for runs without
             :func:`sample`. Default: the store's records.
-        max_draws: number of evenly spaced draws of each chain that are read; None is
-            all. Default: None.
-        link: as for :func:`predict`; "identity" for regression. None is the link of the
-            store's likelihood, else "softmax". Default: None.
-        progress: show a progress bar, if tqdm is installed. Default: False.
-        **options: other options of :class:`Predictive`.
+        **options: options of :func:`predict`, such as link: "identity" for regression.
+            Default: the link of the store's likelihood, else "softmax".
 
     Returns:
         A :class:`Report`.
@@ -299,12 +260,10 @@ def report(
     Raises:
         TypeError, ValueError: an argument is invalid; there are no draws.
     """
-    if max_draws is not None:
-        check_integer("max_draws", max_draws, low=1)
     draws = SampleStore(store) if isinstance(store, str | os.PathLike) else store
     if len(draws) == 0:
         raise ValueError("Invalid store: it has no draws")
-    chains = by_chain(draws)
+    chains = run_issues.by_chain(draws)
     runs = _runs(chains, monitor)
     unknown = []
     if inputs is None:
@@ -312,74 +271,48 @@ def report(
         unknown.append("whether outputs have converged (no inputs were given)")
     elif not isinstance(model, nn.Module):
         raise wrong_type("model", model, "a Module")
-    if "likelihood" not in options and link is not None:
-        options["link"] = link
-    elif link is None and getattr(draws, "likelihood", None) is not None:
-        options.setdefault("likelihood", draws.likelihood)
-    options["progress"] = progress
-    series, outputs = read(chains, model, inputs, max_draws=max_draws, **options)
-    count = sum(map(len, chains.values()))
-    is_thinned = sum(len(each.norms) for each in series.values()) < count
-    found = compare_chains(series, runs)
+    if not {"link", "likelihood"} & options.keys():
+        options["likelihood"] = getattr(draws, "likelihood", None)
+    series, outputs = run_issues.read(chains, model, inputs, **options)
+    found = run_issues.compare_chains(series, runs)
     is_finite = not any(issue.kind == "not finite" for issue in found)
     names, norms = _norms(series, runs)
     shared = norms.shape[1]
-    if shared < max(map(len, chains.values())) and not is_thinned:
-        lengths = ", ".join(str(len(chain)) for chain in chains.values())
-        unknown.append(
-            f"whether the first draws of longer chains agree (chains have {lengths} "
-            f"draws: the last {shared} of each are compared)"
-        )
+    if shared < max(map(len, chains.values())):
+        unknown.append(f"the longer chains' draws before the last {shared}")
     convergence = of_norms = None
     numbers, is_defined = [*chains], is_finite and shared >= _DEFINED
     if is_defined and outputs is not None and not bool(outputs.isfinite().all()):
         unknown.append("whether outputs have converged (some are not finite)")
     elif is_defined and outputs is not None:
-        values = _quantities(outputs)
-        is_whole = values[0, 0].numel() == outputs[0, 0].numel()
-        shape = outputs.shape if is_whole else values.shape
-        convergence = convergence_of(values.reshape(shape), "Outputs")
-        found += compare_values(values, convergence, numbers, "output {}".format)
-        if bool(convergence.constant.all()):
-            text = "All draws have the same outputs: the chain has not moved."
-            found.append(Issue("not moving", text))
+        compared = _quantities(outputs), "Outputs", numbers, "output {}".format
+        convergence, more = run_issues.compare_values(*compared)
+        found += more
     if is_defined and norms.shape[2]:
-        of_norms = convergence_of(norms, "Norms of tensors")
         of = [f"the norm of {name}" for name in names]
-        found += compare_values(norms, of_norms, numbers, of.__getitem__)
-    few = few_draws(convergence, count, len(chains))
-    if few and is_thinned and shared >= _DEFINED:
-        unknown.append(
-            "the effective sample size (a part of the draws was read: "
-            "sg.report(model, store, inputs))"
-        )
-    else:
-        found += few
+        compared = norms, "Norms of tensors", numbers, of.__getitem__
+        of_norms, more = run_issues.compare_values(*compared)
+        found += more
+    few = run_issues.few_draws(convergence, sum(map(len, chains.values())), len(chains))
     if shared < _COMPARED and not few:
         unknown.append(f"whether chains agree (each has {shared} draws)")
     if len(chains) == 1:
-        unknown.append(
-            "whether there are other modes (there is one chain: run some more, started "
-            "at different places)"
-        )
-    if len(set().union(*(each.weights for each in series.values()))) > 1:
-        unknown.append("the effect of the draws' weights (all weigh 1 here)")
-    judged, not_known = check_runs(runs)
+        unknown.append("other modes (there is one chain: start some at other places)")
+    judged, not_known = run_issues.check_runs(runs)
     return Report(
-        issues=sorted_by_kind([*judged, *found]),
+        issues=run_issues.sorted_by_kind([*judged, *found, *few]),
         unknown=(*unknown, *not_known),
         runs=runs,
         convergence=convergence,
         outputs=outputs,
         targets=targets,
         norms=of_norms,
-        names=names,
         spacing=_spacing(series),
     )
 
 
 def _norms(
-    series: Mapping[int, Series], runs: Mapping[int, RunRecord | None]
+    series: Mapping[int, run_issues.Series], runs: run_issues.Runs
 ) -> tuple[tuple[str, ...], Tensor]:
     sampled = {name for ran in runs.values() if ran for name in ran.tensors}
     first = next(iter(series.values())).names
@@ -398,7 +331,7 @@ def _quantities(outputs: Tensor) -> Tensor:
     return flat[:, :, :: -(-flat.shape[2] // _MOST)].double().cpu()
 
 
-def _spacing(series: Mapping[int, Series]) -> float | None:
+def _spacing(series: Mapping[int, run_issues.Series]) -> float | None:
     pairs = [pair for each in series.values() for pair in pairwise(each.steps)]
     gaps = [b - a for a, b in pairs if a is not None and b is not None]
     return statistics.median(gaps) if gaps else None
@@ -409,40 +342,21 @@ def _runs(
     monitor: TemperatureMonitor | Sequence[TemperatureMonitor] | None,
 ) -> dict[int, RunRecord | None]:
     if monitor is None:
-        firsts = ((chain, draws[0]) for chain, draws in chains.items())
-        return {
-            i: read_run_record(d) if isinstance(d, Draw) else None for i, d in firsts
-        }
+        firsts = {chain: draws[0] for chain, draws in chains.items()}
+        stored = {i: isinstance(draw, Draw) for i, draw in firsts.items()}
+        return {i: read_run_record(d) if stored[i] else None for i, d in firsts.items()}
     several = [monitor] if isinstance(monitor, TemperatureMonitor) else [*monitor]
     if not all(isinstance(each, TemperatureMonitor) for each in several):
-        raise TypeError(
-            f"Invalid monitor: {type(monitor).__name__} (must be TemperatureMonitor)"
-        )
+        raise wrong_type("monitor", monitor, "a TemperatureMonitor, or one a chain")
     if len(several) == 1:  # for example of many chains in one sampler
         several *= len(chains)
-    if len(several) != len(chains):
+    if len(several) != len(chains) or any(each.sampler is None for each in several):
         raise ValueError(
-            f"Invalid monitor: {len(several)} (there are {len(chains)} chains)"
-        )
-    if any(each.sampler is None for each in several):
-        raise ValueError(
-            "Invalid monitor: the sampler that it has observed no longer exists (keep "
-            "it until the report)"
+            f"Invalid monitor: {len(several)} (must be one for each of {len(chains)} "
+            "chains, whose samplers still exist)"
         )
     pairs = zip(chains, several, strict=True)
     return {chain: record_run(each.sampler, each) for chain, each in pairs}
-
-
-def _are_classes(outputs: Tensor, targets: Tensor) -> bool:
-    are_labels = not targets.is_floating_point()
-    if outputs.dim() != 4 or not are_labels or targets.shape != outputs.shape[2:3]:
-        return False
-    return bool((outputs >= 0).all())
-
-
-def _are_numbers(outputs: Tensor, targets: Tensor) -> bool:
-    is_other = _are_classes(outputs, targets)
-    return not is_other and targets.numel() == outputs[0, 0].numel()
 
 
 def _known(found: Report) -> Iterator[tuple[int, RunRecord]]:
@@ -468,28 +382,6 @@ def _temperatures(axes: Any, found: Report) -> None:
     axes.set(title="T_kin / T, and T_conf / T (dotted)", xlabel="step since burn-in")
 
 
-def _tensors(axes: Any, found: Report) -> None:
-    first = next(ran for _, ran in _known(found) if ran.tensors)
-    names = sorted(first.tensors, key=lambda n: -first.tensors[n].kinetic.mean)[:12]
-    for chain, ran in _known(found):
-        reads = [ran.tensors[n].kinetic for n in names if n in ran.tensors]
-        places = [i + 0.1 * (chain % 6) for i in range(len(reads))]
-        ratios = [read.mean / ran.temperature for read in reads]
-        widths = [read.half_width / ran.temperature for read in reads]
-        axes.errorbar(ratios, places, xerr=widths, fmt=".")
-    axes.axvline(1, color="0.6", linewidth=1)
-    axes.set_yticks(range(len(names)), names, fontsize="small")
-    axes.invert_yaxis()
-    axes.set(title="T_kin / T of the highest tensors")
-
-
-def _rhat(axes: Any, found: Report) -> None:
-    worst = found.convergence.rhat[found.convergence.rhat.isfinite()]
-    axes.plot(worst.sort().values, ".", markersize=3)
-    axes.axhline(1.01, color="0.6", linewidth=1)
-    axes.set(title="R-hat of outputs, sorted", xlabel="output")
-
-
 def _autocorrelations(axes: Any, found: Report) -> None:
     from arviz_stats.base import array_stats
 
@@ -507,24 +399,3 @@ def _autocorrelations(axes: Any, found: Report) -> None:
     axes.axhspan(-noise, noise, color="0.9")
     lags = "steps" if found.spacing else "draws"
     axes.set(title="autocorrelation, to where noise begins", xlabel=lags)
-
-
-def _reliability(axes: Any, found: Report) -> None:
-    from torch_sgmcmc.posterior.scores import plot_reliability
-
-    means = {
-        "posterior": found.outputs.mean((0, 1)),
-        "last draw": found.outputs[-1, -1],
-    }
-    means = {name: p / p.sum(-1, keepdim=True) for name, p in means.items()}
-    plot_reliability(means, found.targets.cpu(), at_least=5, axes=axes)
-    axes.set_title("reliability")
-
-
-def _against_targets(axes: Any, found: Report) -> None:
-    values = found.outputs.double().cpu().flatten(0, 1).flatten(1)
-    known, options = found.targets.cpu(), {"fmt": ".", "markersize": 3, "linewidth": 1}
-    axes.errorbar(known.flatten(), values.mean(0), yerr=2 * values.std(0), **options)
-    ends = [float(known.min()), float(known.max())]
-    axes.plot(ends, ends, color="0.6", linewidth=1)
-    axes.set(title="mean of outputs ± 2 sd of draws", xlabel="target")

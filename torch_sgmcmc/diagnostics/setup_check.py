@@ -3,55 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from torch_sgmcmc._impl.context import context_of, state_bytes_of
-from torch_sgmcmc._impl.hyperparams import wrong_result
+from torch_sgmcmc._impl.context import context_of
+from torch_sgmcmc._impl.hyperparams import wrong_result, wrong_type
+from torch_sgmcmc._impl.parameters import exchanged
 from torch_sgmcmc._impl.utils import (
+    Snapshot,
     halves,
+    local,
     mapped,
     rows_of,
     tensors_in,
     unwrapped,
 )
-from torch_sgmcmc.diagnostics.setup_gradients import (
-    LossSample,
-    Match,
-    as_double,
-    displaced,
-    failing_tensors,
-    find_outputs,
-    find_scale,
-    guess_calls,
-    has_known_heating,
-    hooked,
-    in_double,
-    largest_curvature,
-    match_likelihood,
-    moving,
-    noise_heating,
-    output_of,
-    recorded,
-    stable_lr,
-)
+from torch_sgmcmc.diagnostics import setup_gradients as gradients
 from torch_sgmcmc.diagnostics.setup_issues import (
     KINDS,
     Issue,
     Loader,
     SetupReport,
-    Snapshot,
-    has_dropout,
     issue,
-    local,
     some_of,
     untouched,
-    uses_minibatch,
 )
 from torch_sgmcmc.diagnostics.temperatures import names_of
 from torch_sgmcmc.losses import Likelihood
@@ -65,9 +46,8 @@ __all__ = ["check_setup"]
 _PAIRS, _ITERATIONS, _CURVED, _SAMPLES = 8, 10, 2, 4
 # Number of minibatches with drawn residuals, and draws for each.
 _DRAWN, _DRAWS = 8, 4
-# log2 of (gradient of a minibatch) / (mean of its halves'): 0 for means and 1 for sums;
-# and the allowed part of a gradient in another direction.
-_EXPONENT, _REST = 0.5, 0.1
+# The allowed part of a minibatch's gradient that is not along its halves' mean.
+_REST = 0.1
 # Limits of T_kin / T - 1, of the mean coordinate and of a tensor; at a random start,
 # whose noise falls in the first pass (docs/first_run.md), for one target of a datum and
 # for many. At noise_lr the mean coordinate has _HEATING; a tensor above _REMARKED gives
@@ -76,7 +56,7 @@ _LIMITS, _START_LIMITS, _MANY_LIMITS = (0.5, 4.0), (0.5, 20.0), (5.0, 40.0)
 _HEATING, _REMARKED = 0.05, 1.0
 
 Loss = Callable[[nn.Module, Any], Tensor]
-Gradients = Sequence[Tensor | None]
+Gradients = gradients.Tensors
 
 
 def check_setup(
@@ -99,9 +79,9 @@ def check_setup(
     .. math:: \frac{T_\text{kin}}{T} - 1 \approx \frac{\mathrm{lr}\, N V}{2 (1 - m) T}
         - \hat\beta \frac{1}{1 - m}
 
-    (:class:`BAOA`: (1 + m) / 2 of it). Before the first step of a Gaussian likelihood,
-    V is the variance for residuals with the loss's own variance. docs/first_run.md has
-    the temperatures that raise an issue.
+    (:class:`BAOA`: (1 + m) / 2 of it). V is the present one, except before the first
+    step of a Gaussian likelihood: then residuals are drawn with the loss's own
+    variance. docs/first_run.md has the temperatures that raise an issue.
 
     Parameters, buffers, gradients, training flags, the default random generators
     (torch, Python, NumPy) and the loader's generators are restored.
@@ -124,23 +104,18 @@ def check_setup(
 
     Note:
         A report without issues is not a proof. Curvature grows during training, and
-        noise mostly falls: check again after burn-in, and see
-        :class:`TemperatureMonitor`.
+        noise mostly falls: check again after burn-in.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"Invalid model: of type {type(model).__name__} (a Module)")
+        raise wrong_type("model", model, "a Module")
     if not isinstance(sampler, Sampler) or isinstance(sampler, HMCECS):
-        raise TypeError(
-            f"Invalid sampler: a {type(sampler).__name__} (must be a sampler of "
-            "torch_sgmcmc, but not HMCECS, which draws its own subsamples)"
-        )
+        wanted = "a sampler of torch_sgmcmc, but not HMCECS, which draws subsamples"
+        raise wrong_type("sampler", sampler, wanted)
     if not callable(loss):
-        raise TypeError(f"Invalid loss: {loss!r} (must be a function)")
+        raise wrong_type("loss", loss, "a function")
     if isinstance(loader, Iterator):
-        raise TypeError(
-            f"Invalid loader: an iterator of type {type(loader).__name__} (can be read "
-            "once only, and would lose minibatches: give a list or a DataLoader)"
-        )
+        wanted = "a list or a DataLoader: an iterator can be read once only"
+        raise wrong_type("loader", loader, wanted)
     run = _Run(model, loss, loader, sampler)
     with untouched(model, run.all, loader) as run.before:
         run.batches = [*islice(loader, 2 * _PAIRS)]
@@ -148,21 +123,16 @@ def check_setup(
             raise ValueError("Invalid loader: it has no minibatch")
         run.check_parameters()
         if run.sampled:
-            run.check_modes()
             run.check_loss()
         run.check_data()
         run.check_steps()
-    order = {kind: i for i, kind in enumerate(KINDS)}
-    tensors = [*unwrapped(model).state_dict().values()]
     return SetupReport(
-        issues=tuple(sorted(run.issues, key=lambda p: order[p.kind])),
+        issues=tuple(sorted(run.issues, key=lambda p: KINDS.index(p.kind))),
         remarks=tuple(run.remarks),
         unknown=tuple(run.unknown),
         target=sampler.target_summary(),
         num_data=run.data.num_data,
         num_sampled=sum(p.numel() for p in run.sampled),
-        draw_bytes=sum(t.numel() * t.element_size() for t in tensors),
-        state_bytes=state_bytes_of(sampler),
         gradients=run.gradients,
         **run.numbers,
     )
@@ -183,7 +153,7 @@ class _Run:
         self.names = dict(zip(params, names_of(groups), strict=True))
         self.names |= {p: name for name, p in unwrapped(model).named_parameters()}
         #: The param group of each sampled tensor.
-        self.groups = moving(groups)
+        self.groups = gradients.moving(groups)
         self.sampled = [*self.groups]
         #: num_data of the first group, and of all groups.
         self.num_data = float(groups[0]["num_data"])
@@ -192,13 +162,13 @@ class _Run:
         self.issues: list[Issue] = []
         self.remarks: list[str] = []
         self.unknown: list[str] = []
-        numbers = ("loss", "curvature", "largest_lr", "noise_lr")
-        self.numbers: dict[str, Any] = dict.fromkeys(numbers, math.nan)
-        self.numbers |= {"not_sampled": (), "heating": {}, "fitted_heating": {}}
-        self.match: Match | None = None
-        self.gradients, self.is_num_data_settled = 0, False
-        #: The tensors that have had a gradient.
+        self.numbers: dict[str, Any] = {"not_sampled": (), "heating": {}}
+        self.match: gradients.Match | None = None
+        self.gradients = 0
+        #: The tensors that have had a gradient, and names of those without.
         self.reached: set[Tensor] = set()
+        self.zeros: list[str] = []
+        self.is_sharded = context_of(sampler).placement.is_sharded
 
     @property
     def is_potential(self) -> bool:
@@ -252,10 +222,12 @@ class _Run:
 
     def precisely(self, function: Callable[..., Any], *batches: Any) -> Any:
         """Calls a function with rounding unit and batches, in float64 if possible."""
+        doubled = (mapped(gradients.as_double, batch) for batch in batches)
+        held = *self.sampled, *self.model.parameters(), *self.model.buffers()
+        own = [t for t in dict.fromkeys(held) if t.is_floating_point()]
         try:
-            with in_double(self.model, self.sampled):
-                unit = torch.finfo(torch.float64).eps
-                return function(unit, *(mapped(as_double, batch) for batch in batches))
+            with exchanged(own, [t.data.double() for t in own]):
+                return function(torch.finfo(torch.float64).eps, *doubled)
         except Exception:
             self.before.restore()
             unit = max(torch.finfo(p.dtype).eps for p in self.sampled)
@@ -264,43 +236,41 @@ class _Run:
             self.before.restore()
 
     def check_parameters(self) -> None:
-        """Compares the parameters of the sampler with the model's."""
+        """Compares the sampler's parameters with the model's, and looks at layers."""
         own, named = set(self.sampled), dict(self.model.named_parameters())
         missing = tuple(name for name, p in named.items() if p not in own)
         self.numbers["not_sampled"] = missing
         if not self.sampled:
             self.add("frozen")
         elif len(missing) == len(named):
-            self.add("other model")
-        for module in self.model.modules():
+            what = "None of the model's parameters is the sampler's"
+            self.add("other model", what=what)
+        norms = []
+        for name, module in self.model.named_modules():
+            is_norm = isinstance(module, _BatchNorm)
+            if is_norm and (module.training or module.running_mean is None):
+                module.training = False  # the other checks are of the rest
+                norms.append(name or type(module).__name__)
             row = getattr(module, "padding_idx", None)
-            if isinstance(module, nn.Embedding) and module.weight in own:
-                if row is not None:
-                    self._add_zeros([f"{self.names[module.weight]}[{row}]"])
-
-    def check_modes(self) -> None:
-        """Finds layers that are not a function of one input."""
-        kinds = {"random loss/dropout": has_dropout, "batch norm": uses_minibatch}
-        for kind, is_one in kinds.items():
-            found = {n: m for n, m in self.model.named_modules() if is_one(m)}
-            if found:
-                names = some_of(n or type(m).__name__ for n, m in found.items())
-                self.add(kind, names=names)
-            for module in found.values():  # the other checks are of the layers' rest
-                module.training = False
+            if row is not None and module.weight in own:
+                self.zeros.append(f"{self.names[module.weight]}[{row}]")
+        if norms:
+            self.add("batch norm", names=some_of(norms))
 
     def check_data(self) -> None:
         """Compares ``num_data`` with the loader, and checks the loader's order."""
         if self.is_potential:
             return
-        rows, widths = rows_of(self.batches[0]), set()
-        if rows and not isinstance(self.loss, Likelihood):
-            if self.match is None:
-                widths = {t.numel() // rows for t in tensors_in(self.batches[0])}
-            elif not self.match.is_exact:
-                widths = {round(self.match.width)}
-        if not self.is_num_data_settled:
-            self.issues += self.data.find_num_data(self.counts, rows, widths)
+        match, rows, tolerance = self.match, rows_of(self.batches[0]), 0.0
+        widths: set[float] = set()  # possible numbers of targets that a datum counts
+        if match is not None and match.is_exact:
+            widths, tolerance = {match.width / match.factor}, match.tolerance
+        elif match is not None and not isinstance(self.loss, Likelihood):
+            widths = {round(match.width)}
+        elif rows and not isinstance(self.loss, Likelihood):
+            widths = {t.numel() // rows for t in tensors_in(self.batches[0])}
+        if not self.has("num_data"):
+            self.issues += self.data.find_num_data(self.counts, widths, tolerance)
         several = len(self.batches) > 1
         self.issues += self.data.find_order(self.sampler, self.counts, several)
         if self.data.num_data is None:
@@ -323,99 +293,82 @@ class _Run:
             return
         parts = halves(first)
         self._check_penalty(*(parts[:2] if parts else (first, first)))
-        if context_of(self.sampler).placement.is_sharded:
-            self.unknown.append("whether gradients of DTensors are derivatives")
-        elif not changed:
+        if not changed and not self.is_sharded:
             self.precisely(partial(self._check_derivative, grads, loss), first)
         self._check_reached()
         if self.is_potential:
             self.unknown.append("the parts of the potential, as num_data is 1")
+            return
+        if parts is None:
+            self.unknown.append("whether the loss is a mean (no rows to cut)")
         else:
-            if parts is None:
-                self.unknown.append("whether the loss is a mean (no rows to cut)")
-            else:
-                self._check_halves(*parts)
-            if not self.has("sum"):
-                self._check_value([*self.batches[:_SAMPLES], *(parts or ())[:2]])
+            self._check_halves(*parts)
+        if not self.has("sum"):
+            self._check_value([*self.batches[:_SAMPLES], *(parts or ())[:2]])
 
     def _is_usable(self, grads: Gradients, loss: float) -> bool:
-        takes_each = isinstance(self.sampler, SBPS)
+        takes_each, count = isinstance(self.sampler, SBPS), len(grads)
         finite = [g is None or bool(g.isfinite().all()) for g in grads]
         pairs = zip(self.sampled, grads, strict=True)
         lost = sum(g is None and p not in self.own for p, g in pairs)
         if len(self.loss_shape) != takes_each:
-            wanted = ("their mean, one number", "the loss of each example")[takes_each]
-            kind = type(self.sampler).__name__
-            self.add("shape", shape=self.loss_shape, sampler=kind, what=wanted)
+            self.add("shape", shape=self.loss_shape)
         elif not math.isfinite(loss) or not all(finite):
-            some = finite.count(False)
-            self.add("not finite", loss=loss, some=some, count=len(finite))
-        elif not self.reached:
-            self.add("other model/none")
-        elif lost:
-            self.add("other model/lost", lost=lost, count=len(grads))
+            self.add("not finite", loss=loss, some=finite.count(False), count=count)
+        elif not self.reached or lost:
+            what = f"{lost or count} of {count} tensors have no gradient of the loss"
+            self.add("other model", what=what)
         else:
             return True
         return False
 
     def _check_penalty(self, first: Any, second: Any) -> None:
         """Finds gradients that remain when the model's outputs are constants."""
-        modules: list[nn.Module] = [self.model]
-        one = self._gradient_detached(modules, first)
-        if one is None:  # the loss calls the model's parts
-            modules = [*self.model.modules()][1:]
-            one = self._gradient_detached(modules, first)
-        other = one and self._gradient_detached(modules, second)
-        found: dict[str, float] = {}
-        for p, a, b in zip(self.sampled, one or (), other or (), strict=False):
-            prior = float(self.groups[p]["prior_precision"])
-            if a is None or b is None or prior <= 0:
-                continue
-            size = float(a.norm())
-            if float((a - b).norm()) < 1e-4 * size:
-                precision = self.num_data * size / float(p.detach().norm())
-                found[self.names[p]] = precision / prior
+        one, other = self._constant(first), self._constant(second)
+        found = []
+        for p, a, b in zip(self.sampled, one, other, strict=True):
+            has_prior = self.groups[p]["prior_precision"] > 0
+            if has_prior and a is not None and b is not None:
+                if float((a - b).norm()) < 1e-4 * float(a.norm()):
+                    found.append(self.names[p])
         if found:
-            self.add("penalty", names=some_of(found), ratio=max(found.values()))
+            self.add("penalty", names=some_of(found))
 
-    def _gradient_detached(
-        self, modules: list[nn.Module], batch: Any
-    ) -> Gradients | None:
-        """Returns the gradient for constant outputs, None if no module is called."""
+    def _constant(self, batch: Any) -> Gradients:
+        """Returns the gradient for constant outputs of all modules."""
         called: list[Any] = []
 
         def detach(out: Any) -> Any:
             called.append(out)
             return mapped(Tensor.detach, out)
 
-        with hooked(modules, detach):
+        with gradients.hooked([*self.model.modules()], detach):
             _, grads = self.gradient(batch)
-        return grads if called else None
+        return grads if called else [None] * len(grads)
 
     def _check_derivative(
         self, grads: Gradients, expected: float, unit: float, batch: Any
     ) -> None:
         is_double = unit < 1e-12
 
+        @torch.no_grad()
         def loss() -> float:
             nonlocal unit
-            with torch.no_grad():
-                value = self.value(batch)
+            value = self.value(batch)
             unit = max(unit, torch.finfo(value.dtype).eps)  # of a loss in float32
             return float(value.double().mean())
 
         error = abs(loss() - expected)
         if error > max(1e-2, 20 * unit) * abs(expected) + 1e-6:
-            if not is_double:
-                return
-            raise TypeError("the loss depends on the dtype")
+            if is_double:
+                raise TypeError("the loss depends on the dtype")
+            return
         # Gradients of autocast and TF32 have few digits.
         part = 0.005 if error <= 1e-5 * abs(expected) + 1e-9 else 0.1
-        failing = failing_tensors(self.sampled, grads, loss, unit, part)
-        if any(failing.values()):
-            zeros = [i for i, of_zeros in failing.items() if of_zeros]
-            self._add_zeros([self._place(i, grads[i]) for i in zeros])
-        elif failing:
+        failing = gradients.failing_tensors(self.sampled, grads, loss, unit, part)
+        zeros = [i for i, of_zeros in failing.items() if of_zeros]
+        self.zeros += [self._place(i, grads[i]) for i in zeros]
+        if failing and not zeros:
             names = [self.names[self.sampled[i]] for i in failing]
             self.add("gradient", names=some_of(names))
 
@@ -423,89 +376,84 @@ class _Run:
         name = self.names[self.sampled[i]]
         if grad is None or not grad.dim() or not bool(grad.any()):
             return name
-        rows = (grad == 0).flatten(1).all(1) if grad.dim() > 1 else grad == 0
+        rows = (grad == 0).reshape(len(grad), -1).all(1)
         some = [str(int(row)) for row in rows.nonzero()]
         return f"{name}[{some_of(some)}]" if some else f"{name} (some elements)"
-
-    def _add_zeros(self, places: list[str], size: str = "") -> None:
-        if not any(places[0] in p.message for p in self.issues):
-            self.add("no gradient", names=some_of(places), size=size)
 
     def _check_reached(self) -> None:
         for batch in self.batches[1:_SAMPLES]:
             if len(self.reached) < len(self.sampled):
                 self.gradient(batch)
-        found = [p for p in self.sampled if p in self.own - self.reached]
-        if found and not self.has("no gradient"):
-            size = f" ({sum(p.numel() for p in found):,} numbers)"
-            self._add_zeros([self.names[p] for p in found], size)
+        never = self.own - self.reached
+        self.zeros += [self.names[p] for p in self.sampled if p in never]
+        if self.zeros:
+            self.add("no gradient", names=some_of(dict.fromkeys(self.zeros)))
 
     def _check_halves(self, first: Any, second: Any, both: Any) -> None:
         try:
             one, other, whole = map(self.flat, (first, second, both))
+            problem = "" if (one + other).any() else "its gradient is 0"
         except Exception as error:
-            self.unknown.append(
-                f"whether the loss is a mean (of half a minibatch it raises {error!r})"
-            )
+            problem = f"of half a minibatch it raises {error!r}"
+        if problem:
+            self.unknown.append(f"whether the loss is a mean ({problem})")
             return
         mean = (one + other) / 2
-        if not mean.any():
-            self.unknown.append("whether the loss is a mean (its gradient is 0)")
-            return
         ratio = float((whole @ mean) / (mean @ mean))
-        exponent = math.log2(ratio) if ratio > 0 else math.nan
         # Halves with other sums of weights or tokens may differ by this.
         chance = max(_REST, 2 / math.sqrt(rows_of(both) or 1))
-        is_other = (whole - ratio * mean).norm() > chance * whole.norm()
-        if is_other or not -1.5 < exponent < 1.5:
+        is_along = (whole - ratio * mean).norm() <= chance * whole.norm()
+        if not is_along or not 2**-1.5 < ratio < 2**1.5:
             if not self.has("batch norm"):
                 self.add("minibatch")
-        elif abs(exponent) > _EXPONENT:
-            what = "a sum over" if exponent > 0 else "divided twice by"
+        elif not 2**-0.5 <= ratio <= 2**0.5:  # 2 of a sum, 1/2 if divided twice
+            what = "a sum over" if ratio > 1 else "divided twice by"
             self.add("sum", what=what, ratio=ratio)
 
-    def _sample_loss(self, batch: Any) -> LossSample:
-        with torch.no_grad(), recorded(self.model) as (outputs, calls):
-            loss = float(self.value(batch).double().mean())
-        some = calls or guess_calls(outputs, batch)
-        return LossSample(loss, rows_of(batch), some, is_called=bool(calls))
+    def _sample_losses(
+        self, unit: float, *batches: Any
+    ) -> tuple[list[gradients.LossSample], float]:
+        """Returns losses with what may have computed them, and their rounding."""
+        samples = []
+        for batch in batches:
+            with torch.no_grad(), gradients.recorded(self.model) as (outputs, calls):
+                loss = float(self.value(batch).double().mean())
+            some = calls or gradients.guess_calls(outputs, batch)
+            each = loss, rows_of(batch), some, bool(calls)
+            samples.append(gradients.LossSample(*each))
+        return samples, max(4 * unit, 1e-6)
 
     def _check_value(self, batches: list[Any]) -> None:
-        def evaluate(unit: float, *batches: Any) -> tuple[list[LossSample], float]:
-            return [*map(self._sample_loss, batches)], max(4 * unit, 1e-6)
-
-        samples, rounding = self.precisely(evaluate, *batches)
-        self.match = match = match_likelihood(samples, rounding)
+        samples, rounding = self.precisely(self._sample_losses, *batches)
+        self.match = match = gradients.match_likelihood(samples, rounding)
         # Probabilities stay in [0, 1] at other weights; logits may be there by chance.
         for batch in batches[:2]:
             direction = [torch.randn_like(p) for p in self.sampled]
-            with displaced(zip(self.sampled, direction, strict=True), 1.0):
-                samples.append(self._sample_loss(batch))
-        self.issues += find_outputs(samples, match)
-        if match is not None:
-            is_likelihood = isinstance(self.loss, Likelihood)
-            issues, self.is_num_data_settled = find_scale(
-                match, self.num_data, self.data.num_data, is_likelihood=is_likelihood
-            )
-            self.issues += issues
+            with gradients.displaced(zip(self.sampled, direction, strict=True), 1.0):
+                samples += self._sample_losses(0.0, batch)[0]
+        self.issues += gradients.find_outputs(samples, match)
+        is_given = isinstance(self.loss, Likelihood)
+        if match is not None and not (match.is_square and is_given):
+            data = self.data.num_data
+            self.issues += gradients.find_scale(match, self.num_data, data)
 
     def check_steps(self) -> None:
         """Compares lr with the curvature and the noise."""
-        if not self.sampled or self.has(*KINDS[: KINDS.index("sum")]):
+        if not self.sampled or self.has("random loss", *KINDS[: KINDS.index("sum")]):
             return
-        if context_of(self.sampler).placement.is_sharded:
-            self.unknown.append("curvature and gradient noise of DTensors")
+        kind, precise = type(self.sampler).__name__, (torch.float32, torch.float64)
+        if self.is_sharded:
+            self.unknown.append("derivatives, curvature and gradient noise of DTensors")
             return
-        if any(p.dtype not in (torch.float32, torch.float64) for p in self.sampled):
-            self.unknown.append("the curvature of parameters in low precision")
-        else:
+        if all(p.dtype in precise for p in self.sampled):
             self._check_curvature()
-        if len(self.batches) > 1 and has_known_heating(self.sampler):
+        else:
+            self.unknown.append("the curvature of parameters in low precision")
+        if len(self.batches) > 1 and gradients.has_known_heating(self.sampler):
             self._check_noise()
         elif len(self.batches) > 1:
             self.unknown.append(
-                "the gradient noise's effect on a "
-                f"{type(self.sampler).__name__} with these settings (a "
+                f"the gradient noise's effect on a {kind} with these settings (a "
                 "TemperatureMonitor measures it during the run)"
             )
 
@@ -515,96 +463,82 @@ class _Run:
         lr = max(lrs)
         # In these coordinates all have the largest group's lr.
         scales = [math.sqrt(own / lr) if lr > 0 else 1.0 for own in lrs]
-        of_loss = largest_curvature(
+        of_loss = gradients.largest_curvature(
             self.sampled, scales, lambda: self.flat(*some), _ITERATIONS
         )
         priors = [group["prior_precision"] / group["num_data"] for group in groups]
         curvature = of_loss + max(priors)
-        largest = stable_lr(self.sampler, curvature)
+        largest = gradients.stable_lr(self.sampler, curvature)
         self.numbers |= {"curvature": curvature, "largest_lr": largest}
         if lr > largest:
             values = {"limit": largest, "curvature": curvature, "begin": largest / 4}
             self.add("unstable", lr=lr, **values)
 
-    def _measure_noise(self) -> Iterator[Tensor]:
+    def _measured_noise(self) -> Iterator[Tensor]:
         """Yields differences of minibatches' gradients, with one gradient's noise."""
         for one, other in zip(self.batches[::2], self.batches[1::2], strict=False):
             yield (self.flat(other) - self.flat(one)) / 2**0.5
 
-    def _draw_noise(self, variance: float, factor: float) -> Iterator[Tensor]:
+    def _drawn_noise(self, variance: float, factor: float) -> Iterator[Tensor]:
         """Yields gradients of ``factor`` times a squared error for drawn residuals."""
         for batch in self.batches[:_DRAWN]:
-            with torch.enable_grad(), recorded(self.model) as (outputs, calls):
+            with torch.enable_grad(), gradients.recorded(self.model) as (outs, calls):
                 self.value(batch)
-            out = calls[0].args[0] if calls else output_of(outputs)
+            out = calls[0].args[0] if calls else gradients.output_of(outs)
             for _ in range(0 if out is None else _DRAWS):
                 scale = 2 * factor * math.sqrt(variance) / out.numel()
                 yield self.flatten(self.backward(out, scale * torch.randn_like(out)))
 
-    def _find_heating(
-        self, key: str, noises: Iterable[Tensor]
-    ) -> tuple[float, float, float, str] | None:
-        """Returns T_kin / T - 1 of the mean coordinate and the worst tensor.
-
-        That is the mean, and the tensor's least likely value, value, and name.
-        """
-        count, squares = 0, torch.zeros((), device="cpu")
-        for noise in noises:
-            count, squares = count + 1, squares + noise.square()
-        variance = squares / max(count, 1)
-        heating = noise_heating(self.sampler, variance, self.reached) if count else {}
-        if not heating:
-            return None
-        self.numbers[key] = {self.names[p]: excess for p, excess in heating.items()}
-        total = sum(excess * p.numel() for p, excess in heating.items())
-        mean = total / sum(p.numel() for p in heating)
-        # The noise of a tensor with few elements is known to this factor only.
-        factors = {p: 1 + math.sqrt(2 / (count * p.numel())) for p in heating}
-        worst = max((h / factors[p], h, self.names[p]) for p, h in heating.items())
-        return mean, *worst
-
     def _check_noise(self) -> None:
-        found = self._find_heating("heating", self._measure_noise())
-        if found is None:
-            return
-        groups, mean = self.groups.values(), found[0]
-        lr = max(float(group["lr"]) for group in groups)
-        if lr > 0:
-            self.numbers["noise_lr"] = lr * _HEATING / mean if mean > 0 else math.inf
-        allowed, where = _LIMITS, "with the present gradient noise"
-        match, is_start = self.match, int(next(iter(groups))["step"]) == 0
+        groups, match, limits = [*self.groups.values()], self.match, _LIMITS
+        where, noises = "with the present gradient noise", self._measured_noise()
+        is_start = int(groups[0]["step"]) == 0
         if is_start and match is not None and match.is_square and match.factor > 0:
             share = (self.data.num_data or self.num_data) / self.num_data * match.width
             variance = share / (2 * match.factor)
-            drawn = self._draw_noise(variance, match.factor)
-            if fitted := self._find_heating("fitted_heating", drawn):
-                found = fitted
-                where = f"once residuals have the loss's own variance {variance:.3g}"
+            where = f"once residuals have the loss's own variance {variance:.3g}"
+            noises = self._drawn_noise(variance, match.factor)
         elif is_start and self._has_learned_nothing():
             many = match is not None and match.width > 1
-            allowed = _MANY_LIMITS if many else _START_LIMITS
-        mean, surely, excess, name = found
+            limits = _MANY_LIMITS if many else _START_LIMITS
+        count, squares = 0, torch.zeros((), device="cpu")
+        for noise in noises:
+            count, squares = count + 1, squares + noise.square()
+        if not count:
+            return
+        heating = gradients.noise_heating(self.sampler, squares / count, self.reached)
+        if not heating:
+            return
+        self.numbers["heating"] = {self.names[p]: h for p, h in heating.items()}
+        mean = sum(h * p.numel() for p, h in heating.items())
+        mean /= sum(p.numel() for p in heating)
+        lr = max(float(group["lr"]) for group in groups)
+        if lr > 0:
+            self.numbers["noise_lr"] = lr * _HEATING / mean if mean > 0 else math.inf
+        # The noise of a tensor with few elements is known to this factor only.
+        factors = {p: 1 + math.sqrt(2 / (count * p.numel())) for p in heating}
+        worst = max(heating, key=lambda p: heating[p] / factors[p])
         text = (
             f"T_kin / T would be {1 + mean:.3g} on average over all coordinates and "
-            f"{1 + excess:.3g} in {name}, {where}"
+            f"{1 + heating[worst]:.3g} in {self.names[worst]}, {where}"
         )
-        too_much = max(mean / allowed[0], surely / allowed[1])
+        surely = heating[worst] / factors[worst]
+        too_much = max(mean / limits[0], surely / limits[1])
         if too_much > 1:
-            limits = {"mean": 1 + allowed[0], "tensor": 1 + allowed[1]}
-            self.add("above T", text=text, lr=lr / (1.5 * too_much), **limits)
-        elif excess > _REMARKED:
+            most = {"mean": 1 + limits[0], "tensor": 1 + limits[1]}
+            self.add("above T", text=text, lr=lr / (1.5 * too_much), **most)
+        elif heating[worst] > _REMARKED:
             self.remarks.append(
                 f"Minibatches raise the chain's temperature: {text} (exact: 1, "
-                f"reported from {1 + _REMARKED:g}). Check again after "
-                "burn-in, or lower lr."
+                f"reported from {1 + _REMARKED:g}). Check again after burn-in, or "
+                "lower lr."
             )
 
     def _has_learned_nothing(self) -> bool:
         """Returns whether a classifier's loss is not far below the labels' entropy."""
-        if self.match is None or not self.match.is_exact:
-            return True
-        labels = self.match.calls[0].args[1]
-        if labels.is_floating_point():
+        is_known = self.match is not None and self.match.is_exact
+        labels = self.match.calls[0].args[1] if is_known else None
+        if labels is None or labels.is_floating_point():
             return True
         shares = labels.unique(return_counts=True)[1] / labels.numel()
         entropy = float(-(shares * shares.log()).sum())

@@ -6,7 +6,7 @@ import math
 import statistics
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -16,19 +16,12 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
 from torch_sgmcmc._impl.context import kind_of
-from torch_sgmcmc._impl.parameters import exchanged
 from torch_sgmcmc._impl.utils import mapped, tensors_in
 from torch_sgmcmc.diagnostics.setup_issues import Issue, issue
-from torch_sgmcmc.diagnostics.temperature_means import MOTIONS
+from torch_sgmcmc.diagnostics.temperature_means import MOTIONS, Motion
 from torch_sgmcmc.diagnostics.temperatures import step_of
-from torch_sgmcmc.samplers.baoa import BAOA
-from torch_sgmcmc.samplers.ewsg import EWSG
-from torch_sgmcmc.samplers.psgld import PSGLD
+from torch_sgmcmc.posterior.forward import logits_of
 from torch_sgmcmc.samplers.sampler import Sampler
-from torch_sgmcmc.samplers.sghmc import SGHMC
-from torch_sgmcmc.samplers.sgld import SGLD
-from torch_sgmcmc.samplers.sglrw import SGLRW
-from torch_sgmcmc.samplers.sgnht import SGNHT
 
 Tensors = Sequence[Tensor | None]
 
@@ -38,25 +31,11 @@ def stable_lr(sampler: Sampler, curvature: float) -> float:
 
     NaN for samplers without a known limit: pSGLD, HMC and SBPS.
     """
-    if isinstance(sampler, BAOA) and curvature > 0:
-        return 4 / curvature
-    if not isinstance(sampler, SGLD | SGLRW | SGHMC | SGNHT | EWSG) or curvature <= 0:
+    kind = kind_of(sampler)
+    if kind not in MOTIONS or kind == "PSGLD" or curvature <= 0:
         return math.nan
     momenta = [group.get("momentum", 0.0) for group in sampler.param_groups]
-    return min(2 * (1 + momentum) / curvature for momentum in momenta)
-
-
-def has_known_heating(sampler: Sampler) -> bool:
-    """Returns whether a closed form gives T_kin for this sampler's settings."""
-    for group in sampler.param_groups:
-        is_online = isinstance(group.get("noise_estimate", 0.0), str)
-        if is_online or not group["temperature"] > 0:
-            return False
-        if isinstance(sampler, PSGLD):
-            states = (sampler.state.get(p, {}) for p in moving([group]))
-            if group["adapt"] or not all("square_average" in s for s in states):
-                return False
-    return isinstance(sampler, SGLD | SGHMC | BAOA | PSGLD)
+    return (4 if kind == "BAOA" else 2 * (1 + min(momenta))) / curvature
 
 
 def moving(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, Mapping[str, Any]]:
@@ -64,34 +43,38 @@ def moving(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, Mapping[str, Any
     return {p: g for g in groups for p in g["params"] if p.requires_grad}
 
 
+def has_known_heating(sampler: Sampler) -> bool:
+    """Returns whether a closed form gives T_kin for this sampler's settings."""
+    if kind_of(sampler) not in ("SGLD", "SGHMC", "BAOA"):
+        return False
+    steps = [step_of(group, Motion.LANGEVIN) for group in sampler.param_groups]
+    known = [each.minibatch_excess(1.0) for each in steps if each.temperature > 0]
+    return len(known) == len(steps) and all(map(math.isfinite, known))
+
+
 def noise_heating(
     sampler: Sampler, variance: Tensor, reached: set[Tensor]
 ) -> dict[Tensor, float]:
     """Returns T_kin / T - 1 of the reached tensors, which is proportional to lr.
 
-    (lr N V / (2 T) - β) / friction, β the noise estimate and V the variance by
-    minibatches of a gradient's elements, a vector of all sampled tensors.
+    ``variance`` is that of all sampled tensors' gradients by minibatches, one vector.
     """
     heating, motion = {}, MOTIONS[kind_of(sampler)]
     ours = moving(sampler.param_groups)
     parts = variance.split([p.numel() for p in ours])
     for (p, group), part in zip(ours.items(), parts, strict=True):
-        if p not in reached or p.numel() == 0:
-            continue
-        if "square_average" in sampler.state.get(p, {}):
-            root = sampler.state[p]["square_average"].sqrt() + group["eps"]
-            part = part / root.flatten().to(part)
-        step = step_of(group, motion)
-        excess = step.lr * step.num_data * float(part.mean()) / (2 * step.temperature)
-        heating[p] = (excess - step.noise_estimate) / step.friction
+        if p in reached and p.numel():
+            step = step_of(group, motion)
+            heating[p] = step.minibatch_excess(float(part.mean())) / step.temperature
     return heating
 
 
-# Distances along a direction with elements of about the parameters' size.
-_DISTANCES = {torch.float64: (1e-3, 1e-5, 1e-7), torch.float32: (1e-2, 1e-3)}
-# The least size of a direction's elements, the most elements to convert to float64, the
-# distance of a curvature's gradients, and the most tensors to name.
-_LEAST, _MOST, _APART, _NAMED = 0.1, 200_000_000, 0.01, 8
+# Distances along a direction with elements of about the parameters' size, in float32
+# and in float64.
+_DISTANCES = (1e-2, 1e-3), (1e-3, 1e-5, 1e-7)
+# The least size of a direction's elements, the distance of a curvature's gradients, and
+# the most tensors to name.
+_LEAST, _APART, _NAMED = 0.1, 0.01, 8
 
 
 @contextmanager
@@ -105,17 +88,6 @@ def displaced(moves: Iterable[tuple[Tensor, Tensor]], by: float) -> Iterator[Non
     finally:
         for p, _, value in kept:
             p.copy_(value)
-
-
-def in_double(
-    model: nn.Module, params: Sequence[Tensor]
-) -> AbstractContextManager[None]:
-    """Holds the model's tensors in float64, for losses without gradients."""
-    held = {id(t): t for t in (*params, *model.parameters(), *model.buffers())}
-    tensors = [t for t in held.values() if t.is_floating_point()]
-    if sum(t.numel() for t in tensors) > _MOST:
-        raise MemoryError
-    return exchanged(tensors, [t.data.double() for t in tensors])
 
 
 def failing_tensors(
@@ -140,25 +112,24 @@ def failing_tensors(
         for p, g in zip(params, grads, strict=True)
     ]
     norms = [float(g.norm()) for g in known]
-    squares = [float(p.detach().double().square().mean()) for p in params]
-    sizes = [3 * max(square**0.5, _LEAST) for square in squares]
+    scales = [p.detach().double().square().mean().sqrt() for p in params]
+    sizes = [3 * max(float(scale), _LEAST) for scale in scales]
     parts = sorted(n * s for n, s in zip(norms, sizes, strict=True) if n > 0)
     part, start = parts[len(parts) // 2] if parts else 0.0, loss()
     sizes = [min(s, part / n) if n else s for n, s in zip(norms, sizes, strict=True)]
-    distances = _DISTANCES[torch.float64 if unit < 1e-12 else torch.float32]
 
     def directions(chosen: Sequence[int]) -> Iterator[tuple[dict[int, Tensor], float]]:
         """Yields directions of tensors, and the size of their contributions."""
         # Contributions add up along the gradient, but not along random directions.
-        units = {i: known[i] / norms[i] for i in chosen if norms[i] > 0}
-        yield {i: d * sizes[i] for i, d in units.items()}, part * len(chosen)
+        along = {i: known[i] * (sizes[i] / norms[i]) for i in chosen if norms[i]}
+        yield along, part * len(chosen)
         for _ in range(2):
             drawn = {i: torch.randn_like(known[i]) * sizes[i] for i in chosen}
             yield drawn, part * math.sqrt(len(chosen))
 
     def differs(along: dict[int, Tensor], scale: float) -> bool:
         slope = sum(float((known[i] * d).sum()) for i, d in along.items())
-        for distance in distances:
+        for distance in _DISTANCES[unit < 1e-12]:
             ends = []
             for sign in (1, -1):
                 moves = [(params[i], d) for i, d in along.items()]
@@ -178,13 +149,12 @@ def failing_tensors(
         chosen = left.pop()
         if not any(differs(*each) for each in directions(chosen)):
             continue
-        if len(chosen) > 1:
-            half = len(chosen) // 2
+        half, i = len(chosen) // 2, chosen[0]
+        if half:
             left += [chosen[half:], chosen[:half]]
-            continue
-        (i,) = chosen
-        of_zeros = torch.randn_like(known[i]) * sizes[i] * (known[i] == 0)
-        found[i] = differs({i: of_zeros}, part)
+        else:
+            of_zeros = torch.randn_like(known[i]) * sizes[i] * (known[i] == 0)
+            found[i] = differs({i: of_zeros}, part)
     return found
 
 
@@ -204,19 +174,17 @@ def largest_curvature(
     sizes, start = [p.numel() for p in params], gradient()
     scale = start.new_tensor(scales).repeat_interleave(start.new_tensor(sizes).long())
     length = math.hypot(*(float(p.norm(dtype=torch.float64)) for p in params))
-    apart, direction, largest = _APART * (length or 1.0), scale * start, 0.0
+    apart, product, largest = _APART * (length or 1.0), scale * start, 0.0
     for _ in range(iterations):
-        length = float(direction.norm())
+        length = float(product.norm())
         if not 0 < length < math.inf:
-            return largest
-        direction = direction / length
+            break
+        direction = product / length
         parts = zip(params, (scale * direction).split(sizes), strict=True)
         with displaced([(p, part.view_as(p)) for p, part in parts], apart):
             product = scale * (gradient() - start) / apart
         found = float(direction @ product)
-        if not math.isfinite(found):
-            return largest
-        largest, direction = max(largest, found), product
+        largest = max(largest, found if math.isfinite(found) else 0.0)
     return largest
 
 
@@ -235,11 +203,6 @@ class Call(NamedTuple):
     options: dict[str, Any]
 
     @property
-    def name(self) -> str:
-        """The function's name."""
-        return self.function.__name__
-
-    @property
     def count(self) -> int:
         """The number of targets in the mean."""
         out, y = self.args[:2]
@@ -251,8 +214,7 @@ class Call(NamedTuple):
 
     def rows(self) -> Tensor:
         """The outputs with classes in dimension 1."""
-        out = self.args[0].detach().double()
-        return out if out.dim() > 1 else out[None]
+        return torch.atleast_2d(self.args[0].detach().double())
 
     def mean(self) -> float:
         """The loss of these outputs in the mean over all targets."""
@@ -274,9 +236,8 @@ class LossSample(NamedTuple):
 
     loss: float
     rows: int | None
-    #: Calls of torch's losses while the loss was computed; without these, possible
-    #: calls with the model's outputs and the minibatch's tensors.
     calls: list[Call]
+    #: False if the calls are guesses of the model's outputs and the batch's tensors.
     is_called: bool
 
 
@@ -284,10 +245,7 @@ class LossSample(NamedTuple):
 def hooked(
     modules: Sequence[nn.Module], function: Callable[[Any], Any]
 ) -> Iterator[None]:
-    """Replaces what these modules return by a function of it.
-
-    Uses a hook of all modules, the only kind that ScriptModules call.
-    """
+    """Replaces what these modules return, by a hook that ScriptModules call too."""
     chosen = {id(module) for module in modules}
     handle = register_module_forward_hook(
         lambda module, args, out: function(out) if id(module) in chosen else None
@@ -306,9 +264,10 @@ class _Recorder(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        options = kwargs or {}
         if len(args) > 1 and func in _LOSSES:
-            self.calls.append(Call(func, args, kwargs or {}))
-        return func(*args, **(kwargs or {}))
+            self.calls.append(Call(func, args, options))
+        return func(*args, **options)
 
 
 @contextmanager
@@ -321,8 +280,7 @@ def recorded(model: nn.Module) -> Iterator[tuple[list[Any], list[Call]]]:
 
 def output_of(outputs: Sequence[Any]) -> Tensor | None:
     """Returns the outputs or logits of a model, if they are one tensor."""
-    out = outputs[0] if len(outputs) == 1 else None
-    out = out.get("logits") if isinstance(out, Mapping) else getattr(out, "logits", out)
+    out = logits_of(outputs[0]) if len(outputs) == 1 else None
     out = out[0] if isinstance(out, list | tuple) and out else out
     is_usable = isinstance(out, Tensor) and out.is_floating_point() and out.dim() > 0
     return out if is_usable and len(out) else None
@@ -336,32 +294,27 @@ def guess_calls(outputs: Sequence[Any], batch: Any) -> list[Call]:
         if y.dim() == 0 or len(y) != len(out):
             continue
         if not y.is_floating_point() and y.dtype != torch.bool:
-            for pair in _of_classes(out, y):
-                found += [Call(function, pair, {}) for function in _CLASSES]
+            pairs = [(out, y)]
+            if y.dim() == 2 and out.dim() == 3 and y.shape[1] > 1:  # of next tokens
+                pairs.append((out[:, :-1], y[:, 1:]))
+            pairs += [(o.movedim(-1, 1), t) for o, t in pairs if o.dim() > 2]
+            known = [(o, t.long()) for o, t in pairs if _are_classes(o, t)]
+            found += [Call(F.cross_entropy, pair, {}) for pair in known]
         y = y.to(out.dtype)
-        if out.numel() != y.numel():
-            continue
-        pair = out, y.reshape(out.shape)
-        if 0 <= y.min() and y.max() <= 1:
-            found.append(Call(_BCE, pair, {}))
-        found.append(Call(F.mse_loss, pair, {}))
-        # A column beside a row broadcasts to all pairs.
-        if len(out) > 1 and out.dim() != y.dim() and 1 in (out.dim(), y.dim()):
-            found.append(Call(F.mse_loss, (out, y), {}))
+        if out.numel() == y.numel():
+            found.append(Call(F.mse_loss, (out, y.reshape(out.shape)), {}))
+            # A column beside a row broadcasts to all pairs.
+            if len(out) > 1 and out.dim() != y.dim() and 1 in (out.dim(), y.dim()):
+                found.append(Call(F.mse_loss, (out, y), {}))
     return found
 
 
-def _of_classes(out: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    pairs = [(out, y)]
-    if y.dim() == 2 and out.dim() == 3 and y.shape[1] > 1:  # of next tokens
-        pairs += [(out, y[:, 1:]), (out[:, :-1], y[:, 1:])]
-    for o, t in pairs:
-        valid = t[t != -100]
-        for logits in (o, o.movedim(-1, 1)) if o.dim() > 2 else (o,):
-            fits = logits.dim() == t.dim() + 1 and logits[:, 0].shape == t.shape
-            if fits and valid.numel() and 0 <= valid.min():
-                if valid.max() < logits.shape[1]:
-                    yield logits, t.long()
+def _are_classes(out: Tensor, y: Tensor) -> bool:
+    """Returns whether labels fit outputs, with classes in dimension 1."""
+    valid = y[y != -100]
+    if out.dim() != y.dim() + 1 or out[:, 0].shape != y.shape or not valid.numel():
+        return False
+    return bool(0 <= valid.min()) and bool(valid.max() < out.shape[1])
 
 
 class Match(NamedTuple):
@@ -388,9 +341,9 @@ def match_likelihood(samples: Sequence[LossSample], rounding: float) -> Match | 
     """Finds the known loss to which all samples are proportional."""
     if len(samples) < 3 or rounding > 1e-4 or not all(s.rows for s in samples):
         return None
-    names = {(*(call.name for call in sample.calls),) for sample in samples}
+    kinds = {(*(call.function for call in sample.calls),) for sample in samples}
     is_called = samples[0].is_called
-    if len(names) > 1 or (is_called and len(samples[0].calls) > 1):
+    if len(kinds) > 1 or (is_called and len(samples[0].calls) > 1):
         return None
     for calls in zip(*(sample.calls for sample in samples), strict=True):
         means = [call.mean() for call in calls]
@@ -429,51 +382,42 @@ def find_outputs(samples: Sequence[LossSample], match: Match | None) -> list[Iss
     calls = [call for s in samples if s.is_called for call in s.calls]
     calls = calls or (match.calls if match else [])
     for function in {call.function for call in calls}:
-        call = next(call for call in calls if call.function is function)
-        shapes = [list(t.shape) for t in call.args[:2]]
-        if function not in _CLASSES and shapes[0] != shapes[1]:
-            return [issue("broadcast", outputs=shapes[0], targets=shapes[1])]
-        outputs = [call.rows() for call in calls if call.function is function]
+        some = [call for call in calls if call.function is function]
+        outputs, name = [call.rows() for call in some], function.__name__
+        shape, target = (list(t.shape) for t in some[0].args[:2])
         within = all(bool(((o >= 0) & (o <= 1)).all()) for o in outputs)
-        if function is _BCE and within and any(bool(o.any()) for o in outputs):
-            return [issue("probabilities/sigmoid", name=_BCE.__name__)]
-        if function not in _CLASSES:
-            continue
-        if within and all(bool(((o.sum(1) - 1).abs() < 1e-3).all()) for o in outputs):
-            takes = "logits" if function is F.cross_entropy else "their logarithms"
-            return [issue("probabilities", name=function.__name__, takes=takes)]
-        logs = all(bool((o.logsumexp(1).abs() < 1e-3).all()) for o in outputs)
-        if function is F.nll_loss and not logs:
-            return [issue("probabilities/logits")]
+        if function in _CLASSES:
+            sums = max(float((o.sum(1) - 1).abs().max()) for o in outputs)
+            logs = max(float(o.logsumexp(1).abs().max()) for o in outputs)
+            if within and sums < 1e-3:
+                takes = "logits" if function is F.cross_entropy else "their logarithms"
+                return [issue("probabilities", name=name, takes=takes)]
+            if function is F.nll_loss and logs >= 1e-3:
+                return [issue("probabilities/logits")]
+        elif shape != target:
+            return [issue("broadcast", outputs=shape, targets=target)]
+        elif function is _BCE and within and any(bool(o.any()) for o in outputs):
+            return [issue("probabilities/sigmoid", name=name)]
     return []
 
 
-def find_scale(
-    match: Match, num_data: float, data: int | None, *, is_likelihood: bool
-) -> tuple[list[Issue], bool]:
-    """Compares the factor of a loss with ``num_data``.
-
-    Returns:
-        Issues, and whether they determine ``num_data``.
-    """
-    factor, width, call = match.factor, match.width, match.calls[0]
-    scaled = issue("scaled loss", factor=factor, name=call.name)
+def find_scale(match: Match, num_data: float, data: int | None) -> list[Issue]:
+    """Compares the factor of a loss with ``num_data``."""
+    factor, width, function = match.factor, match.width, match.calls[0].function
+    scaled = issue("scaled loss", factor=factor, name=function.__name__)
     if match.is_square:
-        found = _find_square(scaled, factor, round(width), num_data, data)
-        return ([] if is_likelihood else found), False
-    if not match.is_exact:
-        return [], False
-    if data is not None and _near(num_data * factor, data * width, match.tolerance):
-        return [], True
-    if _near(factor, width, match.tolerance):  # a sum over the targets of a datum
-        return [], False
+        return _find_square(scaled, factor, round(width), num_data, data)
+    is_right = _near(num_data * factor, (data or math.nan) * width, match.tolerance)
+    # Otherwise a sum over the targets of a datum.
+    if not match.is_exact or is_right or _near(factor, width, match.tolerance):
+        return []
     if not _near(factor, 1.0):
-        return [scaled], False
+        return [scaled]
     if data is None:
-        return [], True
+        return []
     values = {"width": width, "number": num_data, "total": round(data * width)}
     found = issue("num_data/targets", **values, power=num_data / (data * width))
-    return [found._replace(kind="scaled loss") if num_data == data else found], True
+    return [found._replace(kind="scaled loss") if num_data == data else found]
 
 
 def _near(a: float, b: float, part: float = 0.01) -> bool:
@@ -491,6 +435,5 @@ def _find_square(
     is_half = _near(factor, 0.5) and width > 1 and not is_counted
     if not _near(factor, 1.0) and not is_half:
         return []
-    over = f", a mean over {width} outputs too" if width > 1 else ""
-    variance, half = (1 if is_counted else width) / (2 * factor), "half " * is_half
-    return [issue("squared error", half=half, over=over, variance=variance)]
+    variance = (1 if is_counted else width) / (2 * factor)
+    return [issue("squared error", variance=variance)]

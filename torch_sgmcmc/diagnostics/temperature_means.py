@@ -210,12 +210,21 @@ class Step(NamedTuple):
             kept = 0.0 if is_drawn else m * position
             kinetic = per_lr / mean_part * (square / 2 + kept)
             configurational *= part / mean_part
-        minibatch = math.nan
+        minibatch = self.minibatch_excess(noise / max(numel, 1))
+        return kinetic, configurational, minibatch if has_noise else math.nan, math.nan
+
+    def minibatch_excess(self, variance: float) -> float:
+        """Returns the minibatches' part of T_kin, NaN if unknown.
+
+        Args:
+            variance: of a gradient's element by minibatches.
+        """
         # The thermostat removes the minibatches' excess, redrawn momenta a part of it.
-        if has_noise and self.motion != Motion.THERMOSTAT and every == 0:
-            excess = self.lr * scale / 2 * noise - self.noise_estimate * t
-            minibatch = excess / self.friction
-        return kinetic, configurational, minibatch, math.nan
+        unknown = Motion.THERMOSTAT, Motion.LATTICE, Motion.NONE
+        if self.motion in unknown or self.resample_momentum_every:
+            return math.nan
+        excess = self.lr * self.num_data / 2 * variance
+        return (excess - self.noise_estimate * self.temperature) / self.friction
 
 
 class TemperatureMeans(NamedTuple):

@@ -16,6 +16,7 @@ from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomS
 
 from torch_sgmcmc._impl.hyperparams import check_integer, check_real, wrong_type
 from torch_sgmcmc._impl.utils import (
+    Snapshot,
     mapped,
     plain_names,
     resolved,
@@ -128,6 +129,11 @@ def default_forward(model: nn.Module, batch: Any) -> Any:
         return default_forward(model, batch[0])
     else:
         outputs = model(batch)
+    return logits_of(outputs)
+
+
+def logits_of(outputs: Any) -> Any:
+    """Returns the logits of a Hugging Face model's outputs, or what was given."""
     if isinstance(outputs, Mapping) and "logits" in outputs:
         return outputs["logits"]
     return getattr(outputs, "logits", outputs)
@@ -167,8 +173,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """
     flags = [(module, module.training) for module in model.modules()]
     is_training = model.training
-    tensors = [*model.parameters(), *model.buffers()]
-    copies = [t.detach().clone() for t in tensors] if has_modes(model) else []
+    before = Snapshot(model, model.parameters()) if has_modes(model) else None
     device = model_device(model)
     cuda = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(cuda), torch.no_grad():  # loaders draw seeds
@@ -179,8 +184,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             model.train(is_training)
             for module, training in flags:
                 module.training = training
-            for tensor, copy in zip(tensors, copies, strict=False):
-                tensor.detach().copy_(copy)
+            if before is not None:
+                before.restore()
 
 
 class Replacements:
