@@ -135,7 +135,9 @@ class JsonReader {
     Take('"');
     text.clear();
     for (char c = 0; in_.get(c) && c != '"'; text += c) {
-      if (c == '\\' && in_.get(c) && c != '"' && c != '\\') {
+      if (c != '\\') continue;
+      in_.get(c);  // what is escaped
+      if (c != '"' && c != '\\') {
         throw std::runtime_error("a name has a control character");
       }
     }
@@ -645,8 +647,8 @@ struct Collector::Work {
   }
 
   void Write() {
-    const auto count = static_cast<int64_t>(waiting.size());
-    std::string header = TensorsText(tensors, count);
+    const auto num_rows = static_cast<int64_t>(waiting.size());
+    std::string header = TensorsText(tensors, num_rows);
     header.append((8 - header.size() % 8) % 8, ' ');
     const uint64_t header_size = header.size();
     std::string whole(sizeof(header_size), '\0');
@@ -741,9 +743,9 @@ struct Collector::Work {
     const auto now = TensorsOf(model);
     std::vector<at::Tensor> copies;
     for (const StoredTensor& t : tensors) {
-      const auto options = at::TensorOptions(DtypeOf(t));
+      const at::TensorOptions kind(DtypeOf(t));
       const at::Tensor& copy = copies.emplace_back(
-          at::empty(t.shape, options.device(at::kCPU)).copy_(now[t.name]));
+          at::empty(t.shape, kind.device(at::kCPU)).copy_(now[t.name]));
       // So that nothing fails between the first tensor and the last.
       std::string& all = bytes[copies.size() - 1];
       all.reserve(all.size() + copy.nbytes());
