@@ -159,7 +159,6 @@ MISUSES = {
     "the loss of each example": ({"loss": each}, "shape"),
     "one loss for SBPS": ({"sampler": SBPS, "loader": lambda d: independent(d)},
      "shape"),
-    "too hot": ({"sampler": partial(SGHMC, lr=3.0, momentum=0.99)}, "above T"),
     "too hot where residuals are large": ({**SMALL_NOISE,
      "sampler": partial(SGHMC, lr=3e-4, momentum=0.99)}, "above T"),
     "unstable": ({"sampler": partial(SGLD, lr=30.0)}, "unstable"),
@@ -232,7 +231,6 @@ RIGHT = {
     "a sigmoid network": {"model": lambda: nn.Sequential(nn.Linear(8, 9), nn.Sigmoid(),
      nn.Linear(9, 3))},
     "batches that differ in size": {"loader": partial(loader_of, batch_size=70)},
-    "drop_last": {"loader": partial(loader_of, batch_size=70, drop_last=True)},
     "a list of batches": {"loader": lambda data: [*loader_of(data)]},
     "independent minibatches": {"sampler": SBPS, "loss": each, "loader": independent},
     "logits and labels": {"model": lambda: mlp(1), "data": labels,
@@ -285,50 +283,28 @@ def test_is_silent_where_all_is_right(name):
     assert found.gradients <= 80
 
 
-def test_leaves_no_trace():
+@pytest.mark.parametrize("of_batches", [False, True])
+def test_leaves_no_trace(of_batches):
     model, loss, _, _ = setup(model=with_batch_norm)
-    data = classes()
-    loader = DataLoader(
-        data, BATCH, shuffle=True, generator=torch.Generator().manual_seed(1)
-    )
+    data, order = classes(), torch.Generator().manual_seed(1)
+    batches = BatchSampler(RandomSampler(data, generator=order), BATCH, False)
+    loader = DataLoader(data, BATCH, shuffle=True, generator=order)
+    loader = DataLoader(data, batch_sampler=batches) if of_batches else loader
     sampler = SGHMC(model.named_parameters(), seed=0)
     for p in model.parameters():
         p.grad = torch.randn_like(p)
     before = {name: t.clone() for name, t in model.state_dict().items()}
     grads = [p.grad for p in model.parameters()]
     values = [g.clone() for g in grads]
-    state, order = torch.get_rng_state(), loader.generator.get_state()
+    states = torch.get_rng_state(), order.get_state()
     sg.check_setup(model, loss, loader, sampler)
     for name, t in model.state_dict().items():
         assert torch.equal(t, before[name]), name
     for p, grad, value in zip(model.parameters(), grads, values, strict=True):
         assert p.grad is grad and torch.equal(grad, value)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(loader.generator.get_state(), order)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert torch.equal(order.get_state(), states[1])
     assert not sampler.state and model.training and model[1].training
-
-
-class Counting(nn.Module):
-    """Replaces a buffer at each call."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 3)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x):
-        self.calls = self.calls + 1
-        return self.layer(x)
-
-
-def test_leaves_no_trace_in_what_is_further_in():
-    model, loss, _, _ = setup(model=Counting)
-    data, order = classes(), torch.Generator().manual_seed(1)
-    batches = BatchSampler(RandomSampler(data, generator=order), BATCH, False)
-    loader, before = DataLoader(data, batch_sampler=batches), order.get_state()
-    sg.check_setup(model, loss, loader, SGHMC(model.named_parameters(), seed=0))
-    assert model.calls == 0
-    assert torch.equal(order.get_state(), before)
 
 
 class Written(nn.Module):
@@ -340,9 +316,11 @@ class Written(nn.Module):
         self.head = nn.Linear(8, 3)
         self.register_buffer("calls", torch.zeros(1).expand(5))
         self.register_buffer("last", None)
+        self.register_buffer("total", torch.zeros(()))
 
     def forward(self, ids):
         self.calls[:1].add_(1)
+        self.total = self.total + 1
         self.last = ids.float()
         random.random(), np.random.rand()
         self.train(not self.training)

@@ -9,7 +9,6 @@ from test_setup_check import (
     BATCH,
     SBPS,
     SGHMC,
-    SGLD,
     N,
     Pair,
     Words,
@@ -674,7 +673,6 @@ SETUPS = [
     (9, "a segmenter, larger lr",
      SEG | {"loss": sg.losses.categorical(), "sampler": with_lr(0.01)}, None),
     (9, "the usual lr", {"sampler": with_lr(0.03)}, None),
-    (9, "SGLD", {"sampler": SGLD}, None),
 ]  # fmt: skip
 #: The set-up of each point that the default level has, besides all of point 7.
 DEFAULT = {

@@ -20,12 +20,7 @@ from torch_sgmcmc._impl.state_dict import replace_file
 from torch_sgmcmc.diagnostics import run_issues
 from torch_sgmcmc.diagnostics.convergence import Convergence
 from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor, panels
-from torch_sgmcmc.posterior.run_record import (
-    RunRecord,
-    plain,
-    read_run_record,
-    record_run,
-)
+from torch_sgmcmc.posterior import run_record
 from torch_sgmcmc.posterior.store import Draw, SampleStore
 from torch_sgmcmc.posterior.store_files import finite
 
@@ -35,8 +30,6 @@ __all__ = ["Report", "report"]
 _MOST, _ROWS = 2000, 12
 # Number of outputs whose autocorrelations are drawn.
 _SHOWN = 5
-# Fewest draws of a chain for R-hat, and for a comparison of chains.
-_DEFINED, _COMPARED = 4, 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,12 +125,13 @@ class Report:
 
         Temperatures are absolute, beside each chain's T. Each part has a line.
         """
+        runs = ((i, ran and run_record.plain(ran)) for i, ran in self.runs.items())
         content = {
             "issues": [issue._asdict() for issue in self.issues],
             "unknown": self.unknown,
             "convergence": _numbers_of(self.convergence),
             "norms": _numbers_of(self.norms),
-            "chains": {chain: ran and plain(ran) for chain, ran in self.runs.items()},
+            "chains": dict(runs),
         }
         pairs = finite(content).items()
         parts = (f"{json.dumps(k)}: {json.dumps(v)}" for k, v in pairs)
@@ -212,8 +206,8 @@ def _numbers_of(found: Convergence | None) -> dict[str, Any] | None:
         return None
     levels = (0.5, 0.9, 0.99, 1.0)
     numbers = {name: v.tolist() for name, v in found.quantiles(*levels).items()}
-    counts = {"num_chains": found.num_chains, "num_draws": found.num_draws}
-    return {**counts, "levels": levels, **numbers}
+    numbers |= {"num_chains": found.num_chains, "num_draws": found.num_draws}
+    return {"levels": levels, **numbers}
 
 
 def report(
@@ -281,7 +275,7 @@ def report(
     if shared < max(map(len, chains.values())):
         unknown.append(f"the longer chains' draws before the last {shared}")
     convergence = of_norms = None
-    numbers, is_defined = [*chains], is_finite and shared >= _DEFINED
+    numbers, is_defined = [*chains], is_finite and shared >= run_issues.DEFINED
     if is_defined and outputs is not None and not bool(outputs.isfinite().all()):
         unknown.append("whether outputs have converged (some are not finite)")
     elif is_defined and outputs is not None:
@@ -294,8 +288,6 @@ def report(
         of_norms, more = run_issues.compare_values(*compared)
         found += more
     few = run_issues.few_draws(convergence, sum(map(len, chains.values())), len(chains))
-    if shared < _COMPARED and not few:
-        unknown.append(f"whether chains agree (each has {shared} draws)")
     if len(chains) == 1:
         unknown.append("other modes (there is one chain: start some at other places)")
     judged, not_known = run_issues.check_runs(runs)
@@ -340,11 +332,11 @@ def _spacing(series: Mapping[int, run_issues.Series]) -> float | None:
 def _runs(
     chains: Mapping[int, list[Any]],
     monitor: TemperatureMonitor | Sequence[TemperatureMonitor] | None,
-) -> dict[int, RunRecord | None]:
+) -> run_issues.Runs:
     if monitor is None:
-        firsts = {chain: draws[0] for chain, draws in chains.items()}
-        stored = {i: isinstance(draw, Draw) for i, draw in firsts.items()}
-        return {i: read_run_record(d) if stored[i] else None for i, d in firsts.items()}
+        stored = {i: d[0] for i, d in chains.items() if isinstance(d[0], Draw)}
+        found = {i: run_record.read_run_record(draw) for i, draw in stored.items()}
+        return {**dict.fromkeys(chains), **found}
     several = [monitor] if isinstance(monitor, TemperatureMonitor) else [*monitor]
     if not all(isinstance(each, TemperatureMonitor) for each in several):
         raise wrong_type("monitor", monitor, "a TemperatureMonitor, or one a chain")
@@ -356,10 +348,10 @@ def _runs(
             "chains, whose samplers still exist)"
         )
     pairs = zip(chains, several, strict=True)
-    return {chain: record_run(each.sampler, each) for chain, each in pairs}
+    return {chain: run_record.record_run(each.sampler, each) for chain, each in pairs}
 
 
-def _known(found: Report) -> Iterator[tuple[int, RunRecord]]:
+def _known(found: Report) -> Iterator[tuple[int, run_record.RunRecord]]:
     return ((chain, ran) for chain, ran in found.runs.items() if ran is not None)
 
 

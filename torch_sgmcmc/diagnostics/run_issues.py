@@ -112,7 +112,7 @@ _COMPARED = 100
 # Fewest effective draws: in the median quantity, and in the worst tenth.
 _MEDIAN, _WORST = 50, 25
 # Fewest draws of a chain for which R-hat is defined.
-_DEFINED = 4
+DEFINED = 4
 # The acceptance below which most of HMC's work is lost.
 _ACCEPTANCE = 0.4
 # Samplers without a monitor, and samplers whose warm-up sets each chain's step.
@@ -121,8 +121,8 @@ _WITHOUT, _TUNED = ("HMC", "HMCECS", "SBPS"), ("HMC", "HMCECS")
 
 # By kind, the worst first: what happened, why it matters, what to do.
 _TEXTS = {
-    "not finite": "Draws of {chains} are not finite, in chain {first} from {where} on: "
-    "the chain has diverged. Lower lr, and sample again.",
+    "not finite": "Draws of {chains} are not finite, in chain {first} from draw {draw} "
+    "on: the chain has diverged. Lower lr, and sample again.",
     "not moving": "{chains} are the same: the chain has not moved. Is lr 0, is every "
     "proposal rejected, or has the model no gradients?",
     "identical": "{chains} are identical at the end: they count as one chain. Give "
@@ -154,19 +154,16 @@ _TEXTS = {
     "were not finite): the target is another. Lower lr, or inspect the data.",
     "few draws": "{draws} draws of {chains} {what}",
 }
-KINDS = tuple(_TEXTS)
 
 
 def _issue(kind: str, *args: Any, **names: Any) -> Issue:
     return Issue(kind, _TEXTS[kind].format(*args, **names))
 
 
-def sorted_by_kind(issues: Iterable[Issue]) -> tuple[Issue, ...]:
+def sorted_by_kind(issues: Sequence[Issue]) -> tuple[Issue, ...]:
     """Sorts issues, the worst first, each kind once."""
-    first: dict[str, Issue] = {}
-    for issue in issues:
-        first.setdefault(issue.kind, issue)
-    return tuple(sorted(first.values(), key=lambda v: KINDS.index(v.kind)))
+    first = {issue.kind: issue for issue in reversed(issues)}
+    return tuple(first[kind] for kind in _TEXTS if kind in first)
 
 
 def _chains(numbers: Iterable[int]) -> str:
@@ -181,10 +178,8 @@ def compare_chains(series: Mapping[int, Series], runs: Runs) -> list[Issue]:
     if broken:
         first = broken[0]
         draw = int((~elements[first].isfinite().all(1)).nonzero()[0])
-        step = series[first].steps[draw]
-        where = f"draw {draw}" if step is None else f"step {step}"
         chains = _chains(broken)
-        return [_issue("not finite", chains=chains, first=first, where=where)]
+        return [_issue("not finite", chains=chains, first=first, draw=draw)]
     still = [i for i, e in elements.items() if compared.is_still(e)]
     moving = {i: e for i, e in elements.items() if i not in still}
     alike = {i for pair in compared.identical_chains(moving) for i in pair}
@@ -287,7 +282,7 @@ def few_draws(
 ) -> list[Issue]:
     """Finds too small an effective sample size of outputs, or too few draws."""
     wanted = _EACH * chains
-    if convergence is None or convergence.num_draws < _DEFINED:
+    if convergence is None or convergence.num_draws < DEFINED:
         median = worst = math.inf if draws >= _MEDIAN else 0.0
         what = f"are few, and errors of predictions unknown: {wanted} are a start."
     else:

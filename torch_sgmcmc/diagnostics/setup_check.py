@@ -10,30 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from torch_sgmcmc._impl import utils
 from torch_sgmcmc._impl.context import context_of
 from torch_sgmcmc._impl.hyperparams import wrong_result, wrong_type
 from torch_sgmcmc._impl.parameters import exchanged
-from torch_sgmcmc._impl.utils import (
-    Snapshot,
-    halves,
-    local,
-    mapped,
-    rows_of,
-    tensors_in,
-    unwrapped,
-)
 from torch_sgmcmc.diagnostics import setup_gradients as gradients
-from torch_sgmcmc.diagnostics.setup_issues import (
-    KINDS,
-    Issue,
-    Loader,
-    SetupReport,
-    issue,
-    some_of,
-    untouched,
-)
+from torch_sgmcmc.diagnostics import setup_issues as issues
 from torch_sgmcmc.diagnostics.temperatures import names_of
 from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.posterior.forward import model_device, moved
@@ -43,7 +28,7 @@ from torch_sgmcmc.samplers.sbps import SBPS
 
 __all__ = ["check_setup"]
 
-_PAIRS, _ITERATIONS, _CURVED, _SAMPLES = 8, 10, 2, 4
+_PAIRS, _CURVED, _SAMPLES = 8, 2, 4
 # Number of minibatches with drawn residuals, and draws for each.
 _DRAWN, _DRAWS = 8, 4
 # The allowed part of a minibatch's gradient that is not along its halves' mean.
@@ -61,7 +46,7 @@ Gradients = gradients.Tensors
 
 def check_setup(
     model: nn.Module, loss: Loss, loader: Iterable[Any], sampler: Sampler
-) -> SetupReport:
+) -> issues.SetupReport:
     r"""Checks a set-up before it is sampled.
 
     .. code-block:: python
@@ -83,6 +68,9 @@ def check_setup(
     step of a Gaussian likelihood: then residuals are drawn with the loss's own
     variance. docs/first_run.md has the temperatures that raise an issue.
 
+    A report without issues is not a proof. Curvature grows during training, and noise
+    mostly falls: check again after burn-in.
+
     Parameters, buffers, gradients, training flags, the default random generators
     (torch, Python, NumPy) and the loader's generators are restored.
 
@@ -101,10 +89,6 @@ def check_setup(
         TypeError: an argument is invalid.
         ValueError: the loader has no minibatch.
         Exception: an error of the loss.
-
-    Note:
-        A report without issues is not a proof. Curvature grows during training, and
-        noise mostly falls: check again after burn-in.
     """
     if not isinstance(model, nn.Module):
         raise wrong_type("model", model, "a Module")
@@ -117,7 +101,7 @@ def check_setup(
         wanted = "a list or a DataLoader: an iterator can be read once only"
         raise wrong_type("loader", loader, wanted)
     run = _Run(model, loss, loader, sampler)
-    with untouched(model, run.all, loader) as run.before:
+    with issues.untouched(model, run.all, loader) as run.before:
         run.batches = [*islice(loader, 2 * _PAIRS)]
         if not run.batches:
             raise ValueError("Invalid loader: it has no minibatch")
@@ -126,8 +110,8 @@ def check_setup(
             run.check_loss()
         run.check_data()
         run.check_steps()
-    return SetupReport(
-        issues=tuple(sorted(run.issues, key=lambda p: KINDS.index(p.kind))),
+    return issues.SetupReport(
+        issues=tuple(sorted(run.issues, key=lambda p: issues.KINDS.index(p.kind))),
         remarks=tuple(run.remarks),
         unknown=tuple(run.unknown),
         target=sampler.target_summary(),
@@ -139,7 +123,7 @@ def check_setup(
 
 
 class _Run:
-    before: Snapshot
+    before: utils.Snapshot
     batches: list[Any]
 
     def __init__(
@@ -151,15 +135,15 @@ class _Run:
         groups = sampler.param_groups
         params = (p for group in groups for p in group["params"])
         self.names = dict(zip(params, names_of(groups), strict=True))
-        self.names |= {p: name for name, p in unwrapped(model).named_parameters()}
+        self.names |= {p: name for name, p in utils.unwrapped(model).named_parameters()}
         #: The param group of each sampled tensor.
         self.groups = gradients.moving(groups)
         self.sampled = [*self.groups]
         #: num_data of the first group, and of all groups.
         self.num_data = float(groups[0]["num_data"])
         self.counts = {float(group["num_data"]) for group in groups}
-        self.data, self.loss_shape = Loader(loader), [0]
-        self.issues: list[Issue] = []
+        self.data, self.loss_shape = issues.Loader(loader), [0]
+        self.issues: list[issues.Issue] = []
         self.remarks: list[str] = []
         self.unknown: list[str] = []
         self.numbers: dict[str, Any] = {"not_sampled": (), "heating": {}}
@@ -176,7 +160,7 @@ class _Run:
         return self.counts == {1.0} and len(self.batches) == 1
 
     def add(self, key: str, **values: Any) -> None:
-        self.issues.append(issue(key, **values))
+        self.issues.append(issues.issue(key, **values))
 
     def has(self, *kinds: str) -> bool:
         return any(p.kind in kinds for p in self.issues)
@@ -217,12 +201,12 @@ class _Run:
     def flatten(self, grads: Gradients) -> Tensor:
         """Returns gradients as one vector, 0 for tensors without a gradient."""
         pairs, device = zip(grads, self.sampled, strict=True), self.sampled[0].device
-        parts = [local(torch.zeros_like(p) if g is None else g) for g, p in pairs]
+        parts = [utils.local(torch.zeros_like(p) if g is None else g) for g, p in pairs]
         return torch.cat([g.detach().double().flatten().to(device) for g in parts])
 
     def precisely(self, function: Callable[..., Any], *batches: Any) -> Any:
         """Calls a function with rounding unit and batches, in float64 if possible."""
-        doubled = (mapped(gradients.as_double, batch) for batch in batches)
+        doubled = (utils.mapped(gradients.as_double, batch) for batch in batches)
         held = *self.sampled, *self.model.parameters(), *self.model.buffers()
         own = [t for t in dict.fromkeys(held) if t.is_floating_point()]
         try:
@@ -243,8 +227,7 @@ class _Run:
         if not self.sampled:
             self.add("frozen")
         elif len(missing) == len(named):
-            what = "None of the model's parameters is the sampler's"
-            self.add("other model", what=what)
+            self.add("other model", what="No parameter of the model is the sampler's")
         norms = []
         for name, module in self.model.named_modules():
             is_norm = isinstance(module, _BatchNorm)
@@ -255,20 +238,20 @@ class _Run:
             if row is not None and module.weight in own:
                 self.zeros.append(f"{self.names[module.weight]}[{row}]")
         if norms:
-            self.add("batch norm", names=some_of(norms))
+            self.add("batch norm", names=issues.some_of(norms))
 
     def check_data(self) -> None:
         """Compares ``num_data`` with the loader, and checks the loader's order."""
         if self.is_potential:
             return
-        match, rows, tolerance = self.match, rows_of(self.batches[0]), 0.0
+        match, rows, tolerance = self.match, utils.rows_of(self.batches[0]), 0.0
         widths: set[float] = set()  # possible numbers of targets that a datum counts
-        if match is not None and match.is_exact:
+        if match is not None and match.function in gradients.EXACT:
             widths, tolerance = {match.width / match.factor}, match.tolerance
         elif match is not None and not isinstance(self.loss, Likelihood):
             widths = {round(match.width)}
         elif rows and not isinstance(self.loss, Likelihood):
-            widths = {t.numel() // rows for t in tensors_in(self.batches[0])}
+            widths = {t.numel() // rows for t in utils.tensors_in(self.batches[0])}
         if not self.has("num_data"):
             self.issues += self.data.find_num_data(self.counts, widths, tolerance)
         several = len(self.batches) > 1
@@ -285,13 +268,13 @@ class _Run:
         if not self._is_usable(grads, loss):
             return
         if changed:
-            self.add("gradient/written", names=some_of(changed))
+            self.add("gradient/written", names=issues.some_of(changed))
         self.before.restore()  # for example buffers that each call changes
         once, again = self.flatten(grads), self.flat(first)
         if (again - once).norm() > 1e-3 * once.norm():
             self.add("random loss")
             return
-        parts = halves(first)
+        parts = utils.halves(first)
         self._check_penalty(*(parts[:2] if parts else (first, first)))
         if not changed and not self.is_sharded:
             self.precisely(partial(self._check_derivative, grads, loss), first)
@@ -332,7 +315,7 @@ class _Run:
                 if float((a - b).norm()) < 1e-4 * float(a.norm()):
                     found.append(self.names[p])
         if found:
-            self.add("penalty", names=some_of(found))
+            self.add("penalty", names=issues.some_of(found))
 
     def _constant(self, batch: Any) -> Gradients:
         """Returns the gradient for constant outputs of all modules."""
@@ -340,7 +323,7 @@ class _Run:
 
         def detach(out: Any) -> Any:
             called.append(out)
-            return mapped(Tensor.detach, out)
+            return utils.mapped(Tensor.detach, out)
 
         with gradients.hooked([*self.model.modules()], detach):
             _, grads = self.gradient(batch)
@@ -370,7 +353,7 @@ class _Run:
         self.zeros += [self._place(i, grads[i]) for i in zeros]
         if failing and not zeros:
             names = [self.names[self.sampled[i]] for i in failing]
-            self.add("gradient", names=some_of(names))
+            self.add("gradient", names=issues.some_of(names))
 
     def _place(self, i: int, grad: Tensor | None) -> str:
         name = self.names[self.sampled[i]]
@@ -378,7 +361,7 @@ class _Run:
             return name
         rows = (grad == 0).reshape(len(grad), -1).all(1)
         some = [str(int(row)) for row in rows.nonzero()]
-        return f"{name}[{some_of(some)}]" if some else f"{name} (some elements)"
+        return f"{name}[{issues.some_of(some)}]" if some else f"{name} (some elements)"
 
     def _check_reached(self) -> None:
         for batch in self.batches[1:_SAMPLES]:
@@ -387,7 +370,7 @@ class _Run:
         never = self.own - self.reached
         self.zeros += [self.names[p] for p in self.sampled if p in never]
         if self.zeros:
-            self.add("no gradient", names=some_of(dict.fromkeys(self.zeros)))
+            self.add("no gradient", names=issues.some_of(dict.fromkeys(self.zeros)))
 
     def _check_halves(self, first: Any, second: Any, both: Any) -> None:
         try:
@@ -401,7 +384,7 @@ class _Run:
         mean = (one + other) / 2
         ratio = float((whole @ mean) / (mean @ mean))
         # Halves with other sums of weights or tokens may differ by this.
-        chance = max(_REST, 2 / math.sqrt(rows_of(both) or 1))
+        chance = max(_REST, 2 / math.sqrt(utils.rows_of(both) or 1))
         is_along = (whole - ratio * mean).norm() <= chance * whole.norm()
         if not is_along or not 2**-1.5 < ratio < 2**1.5:
             if not self.has("batch norm"):
@@ -419,7 +402,7 @@ class _Run:
             with torch.no_grad(), gradients.recorded(self.model) as (outputs, calls):
                 loss = float(self.value(batch).double().mean())
             some = calls or gradients.guess_calls(outputs, batch)
-            each = loss, rows_of(batch), some, bool(calls)
+            each = loss, utils.rows_of(batch), some, bool(calls)
             samples.append(gradients.LossSample(*each))
         return samples, max(4 * unit, 1e-6)
 
@@ -433,29 +416,27 @@ class _Run:
                 samples += self._sample_losses(0.0, batch)[0]
         self.issues += gradients.find_outputs(samples, match)
         is_given = isinstance(self.loss, Likelihood)
-        if match is not None and not (match.is_square and is_given):
+        if match is not None and not (match.function is F.mse_loss and is_given):
             data = self.data.num_data
             self.issues += gradients.find_scale(match, self.num_data, data)
 
     def check_steps(self) -> None:
         """Compares lr with the curvature and the noise."""
-        if not self.sampled or self.has("random loss", *KINDS[: KINDS.index("sum")]):
+        severe = issues.KINDS[: issues.KINDS.index("sum")]
+        if not self.sampled or self.has("random loss", *severe):
             return
-        kind, precise = type(self.sampler).__name__, (torch.float32, torch.float64)
         if self.is_sharded:
             self.unknown.append("derivatives, curvature and gradient noise of DTensors")
             return
-        if all(p.dtype in precise for p in self.sampled):
+        if all(p.dtype in (torch.float32, torch.float64) for p in self.sampled):
             self._check_curvature()
         else:
             self.unknown.append("the curvature of parameters in low precision")
         if len(self.batches) > 1 and gradients.has_known_heating(self.sampler):
             self._check_noise()
         elif len(self.batches) > 1:
-            self.unknown.append(
-                f"the gradient noise's effect on a {kind} with these settings (a "
-                "TemperatureMonitor measures it during the run)"
-            )
+            settings = f"a {type(self.sampler).__name__} with these settings"
+            self.unknown.append(f"T_kin of {settings} (a TemperatureMonitor reads it)")
 
     def _check_curvature(self) -> None:
         some, groups = self.batches[:_CURVED], self.sampler.param_groups
@@ -463,9 +444,8 @@ class _Run:
         lr = max(lrs)
         # In these coordinates all have the largest group's lr.
         scales = [math.sqrt(own / lr) if lr > 0 else 1.0 for own in lrs]
-        of_loss = gradients.largest_curvature(
-            self.sampled, scales, lambda: self.flat(*some), _ITERATIONS
-        )
+        gradient = partial(self.flat, *some)
+        of_loss = gradients.largest_curvature(self.sampled, scales, gradient)
         priors = [group["prior_precision"] / group["num_data"] for group in groups]
         curvature = of_loss + max(priors)
         largest = gradients.stable_lr(self.sampler, curvature)
@@ -493,7 +473,8 @@ class _Run:
         groups, match, limits = [*self.groups.values()], self.match, _LIMITS
         where, noises = "with the present gradient noise", self._measured_noise()
         is_start = int(groups[0]["step"]) == 0
-        if is_start and match is not None and match.is_square and match.factor > 0:
+        is_square = match is not None and match.function is F.mse_loss
+        if is_start and is_square and match.factor > 0:
             share = (self.data.num_data or self.num_data) / self.num_data * match.width
             variance = share / (2 * match.factor)
             where = f"once residuals have the loss's own variance {variance:.3g}"
@@ -516,30 +497,29 @@ class _Run:
         if lr > 0:
             self.numbers["noise_lr"] = lr * _HEATING / mean if mean > 0 else math.inf
         # The noise of a tensor with few elements is known to this factor only.
-        factors = {p: 1 + math.sqrt(2 / (count * p.numel())) for p in heating}
-        worst = max(heating, key=lambda p: heating[p] / factors[p])
+        surely = {p: heating[p] / (1 + (2 / count / p.numel()) ** 0.5) for p in heating}
+        worst = max(surely, key=surely.__getitem__)
         text = (
             f"T_kin / T would be {1 + mean:.3g} on average over all coordinates and "
             f"{1 + heating[worst]:.3g} in {self.names[worst]}, {where}"
         )
-        surely = heating[worst] / factors[worst]
-        too_much = max(mean / limits[0], surely / limits[1])
+        too_much = max(mean / limits[0], surely[worst] / limits[1])
         if too_much > 1:
             most = {"mean": 1 + limits[0], "tensor": 1 + limits[1]}
             self.add("above T", text=text, lr=lr / (1.5 * too_much), **most)
         elif heating[worst] > _REMARKED:
             self.remarks.append(
-                f"Minibatches raise the chain's temperature: {text} (exact: 1, "
-                f"reported from {1 + _REMARKED:g}). Check again after burn-in, or "
-                "lower lr."
+                f"Minibatches raise the chain's temperature: {text} (reported from "
+                f"{1 + _REMARKED:g}). Check again after burn-in, or lower lr."
             )
 
     def _has_learned_nothing(self) -> bool:
         """Returns whether a classifier's loss is not far below the labels' entropy."""
-        is_known = self.match is not None and self.match.is_exact
-        labels = self.match.calls[0].args[1] if is_known else None
+        match = self.match
+        is_known = match is not None and match.function in gradients.EXACT
+        labels = match.calls[0].args[1] if is_known else None
         if labels is None or labels.is_floating_point():
             return True
         shares = labels.unique(return_counts=True)[1] / labels.numel()
         entropy = float(-(shares * shares.log()).sum())
-        return self.numbers["loss"] > 0.5 * self.match.factor * entropy
+        return self.numbers["loss"] > 0.5 * match.factor * entropy

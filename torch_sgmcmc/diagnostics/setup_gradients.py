@@ -27,10 +27,7 @@ Tensors = Sequence[Tensor | None]
 
 
 def stable_lr(sampler: Sampler, curvature: float) -> float:
-    """Returns the largest group's lr at which this curvature is stable.
-
-    NaN for samplers without a known limit: pSGLD, HMC and SBPS.
-    """
+    """Returns the largest group's stable lr; NaN if unknown (pSGLD, HMC, SBPS)."""
     kind = kind_of(sampler)
     if kind not in MOTIONS or kind == "PSGLD" or curvature <= 0:
         return math.nan
@@ -55,10 +52,7 @@ def has_known_heating(sampler: Sampler) -> bool:
 def noise_heating(
     sampler: Sampler, variance: Tensor, reached: set[Tensor]
 ) -> dict[Tensor, float]:
-    """Returns T_kin / T - 1 of the reached tensors, which is proportional to lr.
-
-    ``variance`` is that of all sampled tensors' gradients by minibatches, one vector.
-    """
+    """Returns T_kin / T - 1 by tensor for the variances of all gradients' elements."""
     heating, motion = {}, MOTIONS[kind_of(sampler)]
     ours = moving(sampler.param_groups)
     parts = variance.split([p.numel() for p in ours])
@@ -72,9 +66,10 @@ def noise_heating(
 # Distances along a direction with elements of about the parameters' size, in float32
 # and in float64.
 _DISTANCES = (1e-2, 1e-3), (1e-3, 1e-5, 1e-7)
-# The least size of a direction's elements, the distance of a curvature's gradients, and
-# the most tensors to name.
-_LEAST, _APART, _NAMED = 0.1, 0.01, 8
+# The least size of a direction's elements, and the most tensors to name.
+_LEAST, _NAMED = 0.1, 8
+# The distance of a curvature's gradients, and the number of power iterations.
+_APART, _ITERATIONS = 0.01, 10
 
 
 @contextmanager
@@ -160,10 +155,7 @@ def failing_tensors(
 
 @torch.no_grad()
 def largest_curvature(
-    params: list[Tensor],
-    scales: list[float],
-    gradient: Callable[[], Tensor],
-    iterations: int,
+    params: list[Tensor], scales: list[float], gradient: Callable[[], Tensor]
 ) -> float:
     """Returns the largest curvature of the mean loss, by power iterations.
 
@@ -175,7 +167,7 @@ def largest_curvature(
     scale = start.new_tensor(scales).repeat_interleave(start.new_tensor(sizes).long())
     length = math.hypot(*(float(p.norm(dtype=torch.float64)) for p in params))
     apart, product, largest = _APART * (length or 1.0), scale * start, 0.0
-    for _ in range(iterations):
+    for _ in range(_ITERATIONS):
         length = float(product.norm())
         if not 0 < length < math.inf:
             break
@@ -190,9 +182,9 @@ def largest_curvature(
 
 _BCE, _CLASSES = F.binary_cross_entropy_with_logits, (F.cross_entropy, F.nll_loss)
 #: Losses whose factor is a power of the likelihood, and not the noise's scale.
-_EXACT = (*_CLASSES, F.binary_cross_entropy, _BCE, F.gaussian_nll_loss)
-_EXACT += (F.poisson_nll_loss,)
-_LOSSES = {*_EXACT, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss}
+EXACT = (*_CLASSES, F.binary_cross_entropy, _BCE, F.gaussian_nll_loss)
+EXACT += (F.poisson_nll_loss,)
+_LOSSES = {*EXACT, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss}
 
 
 class Call(NamedTuple):
@@ -219,7 +211,6 @@ class Call(NamedTuple):
     def mean(self) -> float:
         """The loss of these outputs in the mean over all targets."""
         options = {**self.options, "reduction": "mean"}
-        options |= {k: None for k in ("size_average", "reduce") if k in options}
         args, options = mapped(as_double, (self.args, options))
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
@@ -327,14 +318,9 @@ class Match(NamedTuple):
     tolerance: float
 
     @property
-    def is_exact(self) -> bool:
-        """True if the factor is a power of the likelihood."""
-        return self.calls[0].function in _EXACT
-
-    @property
-    def is_square(self) -> bool:
-        """True if the loss is a squared error."""
-        return self.calls[0].function is F.mse_loss
+    def function(self) -> Callable[..., Tensor]:
+        """The known loss."""
+        return self.calls[0].function
 
 
 def match_likelihood(samples: Sequence[LossSample], rounding: float) -> Match | None:
@@ -403,18 +389,18 @@ def find_outputs(samples: Sequence[LossSample], match: Match | None) -> list[Iss
 
 def find_scale(match: Match, num_data: float, data: int | None) -> list[Issue]:
     """Compares the factor of a loss with ``num_data``."""
-    factor, width, function = match.factor, match.width, match.calls[0].function
-    scaled = issue("scaled loss", factor=factor, name=function.__name__)
-    if match.is_square:
+    factor, width, name = match.factor, match.width, match.function.__name__
+    scaled = issue("scaled loss", factor=factor, name=name)
+    if match.function is F.mse_loss:
         return _find_square(scaled, factor, round(width), num_data, data)
     is_right = _near(num_data * factor, (data or math.nan) * width, match.tolerance)
-    # Otherwise a sum over the targets of a datum.
-    if not match.is_exact or is_right or _near(factor, width, match.tolerance):
+    # A factor of the width is a sum over the targets of a datum.
+    is_sum = _near(factor, width, match.tolerance)
+    if match.function not in EXACT or is_right or is_sum:
         return []
-    if not _near(factor, 1.0):
-        return [scaled]
-    if data is None:
-        return []
+    is_mean = _near(factor, 1.0)
+    if not is_mean or data is None:
+        return [] if is_mean else [scaled]
     values = {"width": width, "number": num_data, "total": round(data * width)}
     found = issue("num_data/targets", **values, power=num_data / (data * width))
     return [found._replace(kind="scaled loss") if num_data == data else found]

@@ -146,13 +146,6 @@ class SetupReport:
     #: before the first step of a Gaussian likelihood, with residuals of its variance.
     heating: Mapping[str, float] = field(default_factory=dict)
 
-    @property
-    def limit(self) -> str:
-        """The smaller limit of lr: "stability", "gradient noise", or "" if unknown."""
-        if math.isnan(self.largest_lr) or math.isnan(self.noise_lr):
-            return ""
-        return "stability" if self.largest_lr <= self.noise_lr else "gradient noise"
-
     def summary(self) -> str:
         """Returns issues and numbers as text."""
         lines = [f"{i}. {p.message}" for i, p in enumerate(self.issues, 1)]
@@ -167,9 +160,10 @@ class SetupReport:
             lines.append(f"Largest curvature {self.curvature:.3g}: {limit}")
         if math.isfinite(self.noise_lr):
             lines.append(f"Minibatches add 5 % to T_kin at lr = {self.noise_lr:.2g}.")
-        if self.limit:
+        if not math.isnan(self.largest_lr + self.noise_lr):
             smaller = min(self.largest_lr, self.noise_lr)
-            lines.append(f"The smaller limit of lr is {self.limit}: {smaller:.2g}.")
+            limit = "stability" if self.largest_lr == smaller else "gradient noise"
+            lines.append(f"The smaller limit of lr is {limit}: {smaller:.2g}.")
         highest = sorted(self.heating, key=lambda name: -self.heating[name])[:4]
         some = ", ".join(f"{name} {1 + self.heating[name]:.3g}" for name in highest)
         lines += [f"T_kin / T with minibatches' noise: {some}."] if highest else []
@@ -234,12 +228,9 @@ class Loader:
         """Compares the groups' ``num_data`` with the data, or ``widths`` times it."""
         data = self.num_data
         for number in sorted(given) if data else ():
-            if number == data - self._unseen or any(
-                abs(number - w * data) <= tolerance * number for w in (1, *widths)
-            ):
-                continue
-            power = number / data
-            yield issue("num_data", number=number, data=data, power=power)
+            off = min(abs(number - w * data) for w in (1, *widths))
+            if number != data - self._unseen and off > tolerance * number:
+                yield issue("num_data", number=number, data=data, power=number / data)
 
     def find_order(
         self, sampler: Sampler, given: set[float], several: bool
