@@ -49,7 +49,8 @@ def test_the_readme_on_mnist(data_root, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     exec(compile(program, "README.md", "exec"), names)
     said = capsys.readouterr().out
-    assert "No issue was found." in said
+    # Of the output's bias at a random start, and no issue.
+    assert said.startswith("Remark: Minibatches raise") and "in 2.bias," in said
     error = float((names["posterior"].mean.argmax(1) != y_test).double().mean())
     assert error <= 0.03
     monitor = names["monitor"]
