@@ -269,25 +269,26 @@ def report(
         options["likelihood"] = getattr(draws, "likelihood", None)
     series, outputs = run_issues.read(chains, model, inputs, **options)
     found = run_issues.compare_chains(series, runs)
-    is_finite = not any(issue.kind == "not finite" for issue in found)
     names, norms = _norms(series, runs)
     shared = norms.shape[1]
     if shared < max(map(len, chains.values())):
         unknown.append(f"the longer chains' draws before the last {shared}")
     convergence = of_norms = None
-    numbers, is_defined = [*chains], is_finite and shared >= run_issues.DEFINED
+    is_defined = shared >= run_issues.DEFINED and bool(norms.isfinite().all())
     if is_defined and outputs is not None and not bool(outputs.isfinite().all()):
         unknown.append("whether outputs have converged (some are not finite)")
     elif is_defined and outputs is not None:
-        compared = _quantities(outputs), "Outputs", numbers, "output {}".format
+        compared = _quantities(outputs), "Outputs", [*chains], "output {}".format
         convergence, more = run_issues.compare_values(*compared)
         found += more
     if is_defined and norms.shape[2]:
         of = [f"the norm of {name}" for name in names]
-        compared = norms, "Norms of tensors", numbers, of.__getitem__
+        compared = norms, "Norms of tensors", [*chains], of.__getitem__
         of_norms, more = run_issues.compare_values(*compared)
         found += more
     few = run_issues.few_draws(convergence, sum(map(len, chains.values())), len(chains))
+    if shared < 16 and not few:  # R-hat of so few is not judged
+        unknown.append(f"whether chains agree (each has {shared} draws)")
     if len(chains) == 1:
         unknown.append("other modes (there is one chain: start some at other places)")
     judged, not_known = run_issues.check_runs(runs)

@@ -211,6 +211,7 @@ class Call(NamedTuple):
     def mean(self) -> float:
         """The loss of these outputs in the mean over all targets."""
         options = {**self.options, "reduction": "mean"}
+        options |= {k: None for k in ("size_average", "reduce") if k in options}
         args, options = mapped(as_double, (self.args, options))
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
