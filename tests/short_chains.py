@@ -18,14 +18,15 @@ ALIKE = {
     for name, cls in vars(sg).items()
     if isinstance(cls, type)
     and issubclass(cls, sg.Sampler)
-    and cls._METHOD is not None
-    and cls._METHOD.operator in [getattr(ops, op) for op in by_gradients()]
+    and hasattr(cls, "_SPEC")
+    and cls._SPEC.operator is not None
+    and cls._SPEC.operator.function in [getattr(ops, op) for op in by_gradients()]
 }
 #: Those that keep nothing.
 PLAIN = {
     k: cls
     for k, cls in ALIKE.items()
-    if cls._METHOD.state.keys() <= {"master", "prior_mean"}
+    if cls._SPEC.operator.state.keys() <= {"master", "prior_mean"}
 }
 assert "SGLD" in PLAIN
 CLASSES = (

@@ -14,7 +14,7 @@ from torch_sgmcmc._impl.hyperparams import check_integer, check_real
 from torch_sgmcmc._impl.ops import sum_of_squares
 from torch_sgmcmc._impl.state_dict import check_count, saved_number
 from torch_sgmcmc._impl.user_state import away_from_mean
-from torch_sgmcmc.samplers.sampler import ManyChains, Sampler, check_sampler
+from torch_sgmcmc.samplers.sampler import Sampler, SharedSettings, check_sampler
 from torch_sgmcmc.samplers.sglrw import SGLRW
 
 __all__ = ["CyclicalSchedule", "GammaPrecision", "PolynomialDecay"]
@@ -22,7 +22,7 @@ __all__ = ["CyclicalSchedule", "GammaPrecision", "PolynomialDecay"]
 
 class _Schedule(LRScheduler):
     def __init__(self, sampler: Sampler) -> None:
-        if not isinstance(sampler, ManyChains):
+        if not isinstance(sampler, Sampler) or isinstance(sampler, SharedSettings):
             raise TypeError(
                 f"Invalid sampler: got {type(sampler).__name__} (must be "
                 "gradient-only, such as SGLD and SGHMC: other samplers have no lr, "

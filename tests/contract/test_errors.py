@@ -73,7 +73,7 @@ HOT = bad_numbers("temperature", "must be finite and > 0", 0, 0.0, -1e-9, *NOT_F
 
 def is_hot(kind):
     """Returns whether the sampler has no temperature of 0."""
-    (row,) = (row for row in kind._SETTINGS if row.name == "temperature")
+    (row,) = (row for row in kind._SPEC.settings if row.name == "temperature")
     return row.low_open
 
 

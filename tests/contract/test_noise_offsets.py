@@ -277,7 +277,7 @@ def test_saved_numbers_that_cannot_be(change, message):
 @each
 def test_settings_that_are_put_back_rewind_nothing(kind):
     chain, same = Chain(kind), Chain(kind)
-    counted = ("params", *chain.sampler._PROGRESS)
+    counted = ("params", *chain.sampler._SPEC.progress)
     saved = [
         {k: v for k, v in g.items() if k not in counted}
         for g in chain.sampler.param_groups

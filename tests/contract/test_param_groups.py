@@ -62,8 +62,8 @@ def test_a_key_that_would_be_ignored(kind):
 def test_what_the_sampler_has_for_all_groups(kind):
     chain = Chain(kind)
     name = type(chain.sampler).__name__
-    assert {"seed", "step", "offsets", "num_skipped"} < {*chain.sampler._MANAGED}
-    for key in chain.sampler._MANAGED:
+    assert {"seed", "step", "offsets", "num_skipped"} < {*chain.sampler._SPEC.managed}
+    for key in chain.sampler._SPEC.managed:
         message = (
             f"Invalid param group: {key!r} is managed by {name} and cannot be set for "
             "a group"
@@ -84,7 +84,7 @@ def given_to(sampler):
 
 
 def test_keys_without_a_near_one():
-    own = {row.name for row in sg.SGLD._SETTINGS} - {"num_chains"}
+    own = {row.name for row in sg.SGLD._SPEC.settings} - {"num_chains"}
     has = f"it has {', '.join(sorted(own))}"
     for key in ("betas", "maximize", "nesterov"):
         group = {"params": [parameter()], key: True}
@@ -125,7 +125,7 @@ def test_what_torch_writes_is_known():
     torch.optim.swa_utils.SWALR(sampler, 0.05)
     sampler.load_state_dict(sampler.state_dict())
     written = sampler.param_groups[0]
-    managed = ("params", *sampler._MANAGED)
+    managed = ("params", *sampler._SPEC.managed)
     given = {key: value for key, value in written.items() if key not in managed}
     keys = "initial_lr max_lr min_lr base_momentum max_momentum swa_lr"
     assert set(keys.split()) < set(given)
@@ -373,7 +373,7 @@ def default_of(row):
 @pytest.mark.parametrize("sampler", CLASSES)
 def test_defaults(sampler):
     given = inspect.signature(sampler.__init__).parameters
-    expected = {row.name: default_of(row) for row in sampler._SETTINGS}
+    expected = {row.name: default_of(row) for row in sampler._SPEC.settings}
     elsewhere = set(ELSEWHERE)
     if sampler is sg.HMCECS:
         expected["step_size"] = None  # of which trajectory_length decides
@@ -402,7 +402,7 @@ def test_shared_settings_have_equal_ranges():
         }
         if sampler is sg.HMCECS:  # whose subsamples are counted
             expected["num_data"] = ("whole", 1, math.inf, False)
-        rows = {row.name: row for row in sampler._SETTINGS}
+        rows = {row.name: row for row in sampler._SPEC.settings}
         for name in rows.keys() & expected.keys():
             row = rows[name]
             assert (row.kind, row.low, row.high, row.low_open) == expected[name]

@@ -266,8 +266,8 @@ def test_a_chain_resumes_with_its_means(kind):
     settings = {
         key: value
         for key, value in chain.sampler.param_groups[0].items()
-        if key in chain.sampler._group_keys - {*type(chain.sampler)._MANAGED}
-        or key in chain.sampler._SHARED
+        if key in chain.sampler._group_keys - {*chain.sampler._SPEC.managed}
+        or key in chain.sampler._SPEC.shared
     }
     settings.pop("prior_mean")
 

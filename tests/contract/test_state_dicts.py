@@ -258,7 +258,7 @@ def test_seed_and_counters_are_int64_tensors(kind):
     chain.run(range(3))
     saved = chain.sampler.state_dict()
     counters = {"seed", "step", "num_skipped", "next_offset"}
-    counters |= {k for k, v in chain.sampler._PROGRESS.items() if type(v) is int}
+    counters |= {k for k, v in chain.sampler._SPEC.progress.items() if type(v) is int}
     for group in saved["param_groups"]:
         for key in counters:
             assert group[key].dtype is torch.int64 and group[key].shape == ()
@@ -289,7 +289,7 @@ def test_ints_that_32_bits_do_not_hold_are_tensors():
 def test_what_is_counted_is_no_hyperparameter():
     for kind in EVERY:
         sampler = Chain(kind).sampler
-        counted = {"step", "num_skipped", "offsets", *sampler._PROGRESS}
+        counted = {"step", "num_skipped", "offsets", *sampler._SPEC.progress}
         assert counted.isdisjoint(sampler.defaults)
         assert all(counted <= group.keys() for group in sampler.param_groups)
 
@@ -361,8 +361,8 @@ def test_invalid_values(kind, key, value, error, message):
 def test_values_that_must_be_equal_in_all_groups(kind):
     chain = Chain(kind)
     chain.run(range(2))
-    why = chain.sampler._WHY_EQUAL
-    for key in chain.sampler._MANAGED:
+    why = chain.sampler._SPEC.why_equal
+    for key in chain.sampler._SPEC.managed:
         state = copy.deepcopy(chain.sampler.state_dict())
         value = plain_number(state["param_groups"][1][key])
         if key == "offsets" or isinstance(value, bool) or value is None:

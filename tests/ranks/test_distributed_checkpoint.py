@@ -88,7 +88,7 @@ def stranger_of(sampler, net):
             if torch.is_tensor(theirs[key]):
                 ours[key] = torch.zeros_like(theirs[key])
     twin._show()  # so that counters are where the other has them
-    if twin._NEEDS_CLOSURE:  # its state is that of its settings
+    if twin._SPEC.needs_closure:  # its state is that of its settings
         twin._fill_state()
     if any("preconditioner" in given(state) for state in sampler.state.values()):
         assert isinstance(twin, sg.SBPS)
@@ -245,7 +245,7 @@ def test_means_of_priors_do_not_hide_other_state(kind, steps, tmp_path):
             key: value
             for key, value in made.param_groups[0].items()
             if key in made._group_keys
-            and (key in made._SHARED or key not in made._MANAGED)
+            and (key in made._SPEC.shared or key not in made._SPEC.managed)
         }
         del common["prior_mean"]
         some = groups(net)

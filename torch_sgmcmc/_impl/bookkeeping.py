@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +16,6 @@ from torch_sgmcmc._impl.context import MissingGrads, StepContext
 from torch_sgmcmc._impl.dtensor import placement_of
 from torch_sgmcmc._impl.finite_check import read_pending
 from torch_sgmcmc._impl.hyperparams import (
-    Setting,
     check_capturable,
     check_choice,
     check_keys,
@@ -45,6 +44,7 @@ from torch_sgmcmc._impl.state_dict import (
     saved_number,
     saved_numbers,
 )
+from torch_sgmcmc._impl.step_plan import SamplerSpec
 from torch_sgmcmc._impl.user_state import (
     PRIOR_MEAN,
     STEP,
@@ -99,36 +99,7 @@ def _mean(context: StepContext, group: dict[str, Any]) -> str:
 class Bookkeeping(Optimizer):
     """The part of :class:`Sampler` that is used between steps."""
 
-    #: Keys that the sampler manages itself; a param group must not set them. Except for
-    #: offsets and sizes, their values are equal in all groups.
-    _MANAGED: ClassVar[tuple[str, ...]] = (
-        *("sampler", "format", "seed", "step", "offsets", "sizes", "next_offset"),
-        *("capturable", "nonfinite", "num_skipped"),
-    )
-    #: Keys of the settings that each group's state belongs to.
-    _RECORDS: ClassVar[tuple[str, ...]] = ()
-    #: The hyperparameters.
-    _SETTINGS: ClassVar[tuple[Setting, ...]] = ()
-    #: Hyperparameters that must be equal in all groups.
-    _SHARED: ClassVar[tuple[str, ...]] = ()
-    #: Further counters, equal in all groups, with their first values.
-    _PROGRESS: ClassVar[Mapping[str, Any]] = {}
-    _WHY_EQUAL: ClassVar[str] = "there is one stream of noise for all"
-    #: Accepted values of ``nonfinite``.
-    _NONFINITE: ClassVar[tuple[str, ...]] = ("raise", "skip", "ignore")
-
-    #: Whether ``num_chains`` chains have the same element numbers and a seed each.
-    _CHAINS_HAVE_SEEDS: ClassVar[bool] = False
-
-    #: Whether a CUDA graph can capture the step.
-    _CAPTURABLE: ClassVar[bool] = True
-
-    #: State of a parameter by key: tensors of the parameter's shape, and counts.
-    _STATE: ClassVar[Mapping[str, type]] = {}
-    #: Whether the step needs a closure.
-    _NEEDS_CLOSURE: ClassVar[bool] = False
-    #: String keys of state that no single parameter owns.
-    _COMMON_STATE: ClassVar[tuple[str, ...]] = ()
+    _SPEC: ClassVar[SamplerSpec]
 
     #: Whether the constructor has added all groups.
     _is_complete: bool = True
@@ -137,9 +108,6 @@ class Bookkeeping(Optimizer):
 
     # The constructor's tensors of prior_mean.
     _first_means: list[Tensor] | None = None
-
-    #: Whether the sampler takes DTensors.
-    _TAKES_SHARDS: ClassVar[bool] = True
 
     #: The ranks that sample this chain together; None is all. Not saved.
     process_group: ProcessGroup | None = None
@@ -158,16 +126,16 @@ class Bookkeeping(Optimizer):
         check_capturable(capturable)
         distributed.check_group(process_group)
         self.process_group = process_group
-        check_choice(nonfinite, self._NONFINITE)
+        check_choice(nonfinite, self._SPEC.nonfinite)
         defaults = {**defaults, "capturable": capturable, "nonfinite": nonfinite}
         defaults = plain(defaults)
         defaults[PRIOR_MEAN], self._first_means = number_or(defaults[PRIOR_MEAN])
         self._check_group(defaults)
         # Recorded now: torch adds keys to ``defaults`` later.
-        self._group_keys = frozenset((*defaults, *self._MANAGED))
+        self._group_keys = frozenset((*defaults, *self._SPEC.managed))
         if distributed.is_zero():
             distributed.refuse_zero(type(self).__name__)
-        rng = RandomState(self._saved_name(), self._PROGRESS, self._RECORDS)
+        rng = RandomState(self._saved_name(), self._SPEC.progress, self._SPEC.records)
         rng.seed = draw_seed(seed)
         self._begin(rng)
         self._is_complete = False
@@ -185,8 +153,7 @@ class Bookkeeping(Optimizer):
             type(self).__name__,
             self._group_keys,
             rng,
-            self._NONFINITE,
-            self._CHAINS_HAVE_SEEDS,
+            self._SPEC,
         )
 
     @property
@@ -233,7 +200,8 @@ class Bookkeeping(Optimizer):
         groups = self.param_groups
         is_copied = not hasattr(self, "_context")  # else it loads a state dict
         if is_copied:
-            self._begin(RandomState.of(groups, self._PROGRESS, self._RECORDS))
+            progress, records = self._SPEC.progress, self._SPEC.records
+            self._begin(RandomState.of(groups, progress, records))
         self._context.keep_created()
         self._context.missing_grads = MissingGrads(groups)
         self._find_placement()
@@ -251,11 +219,11 @@ class Bookkeeping(Optimizer):
                 "to the constructor or to add_param_group, and are then "
                 'state[p]["prior_mean"], which can be written to)'
             )
-        check_settings(self._SETTINGS, group)
+        check_settings(self._SPEC.settings, group)
         check_noise_scale(group)
 
     def _check_progress(self, group: dict[str, Any]) -> None:
-        check_records(group, self._RECORDS)
+        check_records(group, self._SPEC.records)
 
     def _check_saved_state(self, index: int, p: Tensor, state: dict[str, Any]) -> None:
         """Raises if a parameter's saved state is invalid."""
@@ -272,7 +240,7 @@ class Bookkeeping(Optimizer):
         return {}
 
     def _all_blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
-        masters = ["master"] if "master" in self._STATE and has_master(p) else []
+        masters = ["master"] if "master" in self._SPEC.state and has_master(p) else []
         return {**self._blank_state(group, p), **blank(p, *masters)}
 
     @property
@@ -304,16 +272,16 @@ class Bookkeeping(Optimizer):
             # A state dict may have been loaded.
             self._rng.check(type(self).__name__, self.param_groups)
             first = self.param_groups[0]
-            keys = ("capturable", "nonfinite", *self._SHARED)
+            keys = ("capturable", "nonfinite", *self._SPEC.shared)
             shared = {key: first[key] for key in keys}
         if isinstance(param_group, dict):
             if distributed.is_zero():  # it repeats the constructor's values
                 param_group = {
                     key: value
                     for key, value in param_group.items()
-                    if key not in self._MANAGED
+                    if key not in self._SPEC.managed
                 }
-            for key in self._MANAGED:
+            for key in self._SPEC.managed:
                 if key in param_group:
                     raise ValueError(
                         f"Invalid param group: {key!r} is managed by "
@@ -326,7 +294,7 @@ class Bookkeeping(Optimizer):
                 means = self._first_means
             group = {**self.defaults, **shared, **param_group}
             self._check_group(group)
-            settable = self._group_keys.difference(self._MANAGED)
+            settable = self._group_keys.difference(self._SPEC.managed)
             check_keys(type(self).__name__, settable, param_group, group["num_data"])
         before = len(self.param_groups)
         super().add_param_group(param_group)
@@ -402,7 +370,7 @@ class Bookkeeping(Optimizer):
         check_memory(group["params"] for group in self.param_groups)
 
     def _check_parameter(self, p: Tensor) -> None:
-        check_parameter(type(self).__name__, p, self._TAKES_SHARDS)
+        check_parameter(type(self).__name__, p, self._SPEC.takes_shards)
         check_chains(p, self.param_groups[0].get("num_chains"))
 
     def _check_all_groups(self) -> None:
@@ -419,7 +387,7 @@ class Bookkeeping(Optimizer):
             self._lengths = lengths
         for group in self.param_groups:
             self._check_group(group)
-        check_equal(self.param_groups, self._SHARED, self._WHY_EQUAL)
+        check_equal(self.param_groups, self._SPEC.shared, self._SPEC.why_equal)
 
     def _agree(self) -> bool:
         return distributed.settle(self._current_context())
@@ -444,7 +412,7 @@ class Bookkeeping(Optimizer):
 
     def _fill_state_early(self) -> None:
         """Fills the state where torch would make no step to create it."""
-        if self._NEEDS_CLOSURE or any(
+        if self._SPEC.needs_closure or any(
             given(state) for p, state in self.state.items() if isinstance(p, Tensor)
         ):
             self._fill_state()
@@ -453,11 +421,11 @@ class Bookkeeping(Optimizer):
         """Returns the param groups, with seed and step, and the parameters' state."""
         read_pending(self._current_context())
         state_dict = super().state_dict()
-        counters = frozenset(self._MANAGED).difference(self._SHARED)
+        counters = frozenset(self._SPEC.managed).difference(self._SPEC.shared)
         groups = []
         for i, group in enumerate(state_dict["param_groups"]):
             owned = {**self._rng.owned(i), **self._rng.progress}
-            owned |= {key: owned[key] or None for key in self._RECORDS}
+            owned |= {key: owned[key] or None for key in self._SPEC.records}
             groups.append(saved_numbers({**group, **owned}, counters))
         step = self._rng.step.clone()
         state = {
@@ -474,7 +442,7 @@ class Bookkeeping(Optimizer):
         return next(classes).__name__
 
     def _saved_state(self, kept: Any, step: Tensor) -> dict[str, Any]:
-        counts = [key for key, kind in self._STATE.items() if kind is int]
+        counts = [key for key, kind in self._SPEC.state.items() if kind is int]
         saved = {
             key: saved_number(value) if key in counts else value
             for key, value in kept.items()
@@ -482,12 +450,10 @@ class Bookkeeping(Optimizer):
         return {**saved, STEP: step} if STEP in saved else saved
 
     def _expected(self) -> Expected:
+        of_group = *OF_GROUP, *self._SPEC.records
         return Expected(
-            state=self._STATE,
-            common_state=self._COMMON_STATE,
-            equal=[k for k in self._MANAGED if k not in (*OF_GROUP, *self._RECORDS)],
-            why_equal=self._WHY_EQUAL,
-            capturable=self._CAPTURABLE,
+            spec=self._SPEC,
+            equal=[key for key in self._SPEC.managed if key not in of_group],
             check_group=self._check_group,
             check_progress=self._check_progress,
             check_saved_state=self._check_saved_state,

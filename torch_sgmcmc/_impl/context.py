@@ -143,8 +143,7 @@ class StepContext:
         name: the name of the sampler's class.
         keys: the keys of a param group.
         rng: the owner of seed, counters and noise offsets.
-        choices: the accepted values of ``nonfinite``.
-        chains_have_seeds: see :class:`ManyChains`.
+        spec: the :class:`SamplerSpec`.
     """
 
     def __init__(
@@ -152,8 +151,7 @@ class StepContext:
         name: str,
         keys: frozenset[str],
         rng: RandomState,
-        choices: tuple[str, ...],
-        chains_have_seeds: bool,
+        spec: Any,
     ) -> None:
         self.name = name
         #: The optimizer's present objects.
@@ -162,8 +160,7 @@ class StepContext:
         self.process_group: ProcessGroup | None = None
         self.keys = keys
         self.rng = rng
-        self.choices = choices
-        self.chains_have_seeds = chains_have_seeds
+        self.spec = spec
         #: Placement of the parameters: whole, or with DTensors among them.
         self.placement = Replicated()
         #: The TemperatureMonitor of the sampler.
@@ -219,8 +216,8 @@ class StepContext:
 
     @property
     def num_chains(self) -> int | None:
-        """The number of chains that have a seed each."""
-        return self.groups[0]["num_chains"] if self.chains_have_seeds else None
+        """The number of chains with equal element numbers and a seed each."""
+        return None if self.spec.needs_closure else self.groups[0]["num_chains"]
 
     def noise(self) -> dict[str, Any]:
         """Returns the operator arguments that key the noise."""
@@ -355,8 +352,8 @@ def operator_of(sampler: Optimizer, group: dict[str, Any]) -> str | None:
     """
     if sampler._uses_gradients(group):  # type: ignore[attr-defined]
         return None
-    method = sampler._method_of(group)  # type: ignore[attr-defined]
-    return method.operator.name().split("::")[1].split(".")[0]
+    operator = sampler._operator_of(group)  # type: ignore[attr-defined]
+    return operator.function.name().split("::")[1].split(".")[0]
 
 
 def numbers_of(sampler: Optimizer, group: dict[str, Any]) -> dict[str, Any]:

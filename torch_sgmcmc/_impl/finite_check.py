@@ -82,7 +82,7 @@ class DeferredFiniteCheck:
 def nonfinite_policy(context: StepContext) -> str:
     """Returns the groups' value of ``nonfinite``."""
     groups = context.groups
-    check_choice(groups[0]["nonfinite"], context.choices)
+    check_choice(groups[0]["nonfinite"], context.spec.nonfinite)
     check_equal(groups, ["nonfinite"], "a step is skipped as a whole")
     return groups[0]["nonfinite"]
 
@@ -228,7 +228,7 @@ def _message(
     if len(found) > 1:
         text += f" (and for {len(found) - 1} more)"
     text += ". The step was not made"
-    if "skip" in context.choices:
+    if "skip" in context.spec.nonfinite:
         text += (
             ". If losses have grown, the chain has diverged and needs a smaller lr; "
             "where it is rare, nonfinite='skip' skips such steps"

@@ -405,6 +405,14 @@ MOMENTUM_SETTINGS = "momentum_settings"
 ESTIMATE_SETTINGS = "noise_estimate_settings"
 
 
+#: Keys that every sampler manages itself. Their values are equal in all groups, except
+#: for offsets and sizes.
+MANAGED = (
+    *("sampler", "format", "seed", "step", "offsets", "sizes", "next_offset"),
+    *("capturable", "nonfinite", "num_skipped"),
+)
+
+
 def records_of(state: Iterable[str], settings: Iterable[str]) -> tuple[str, ...]:
     """Returns the records of a sampler with this state and these settings."""
     names = {*settings}

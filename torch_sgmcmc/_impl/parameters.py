@@ -308,8 +308,8 @@ def _of_group(context: StepContext, group: dict[str, Any]) -> list[TensorLists]:
     grads: list[Tensor] = []
     offsets: list[int] = []
     sizes = group["sizes"]
-    if context.chains_have_seeds and group["num_chains"] is not None:
-        sizes = [group["num_chains"] * size for size in sizes]
+    if context.num_chains is not None:
+        sizes = [context.num_chains * size for size in sizes]
     if len(group["params"]) != len(sizes):
         raise unlike_sizes(context, group)
     strided, on_cpu = torch.strided, True

@@ -40,17 +40,12 @@ from torch_sgmcmc._impl.utils import has_master, plain_name, state_dtype
 class Expected(NamedTuple):
     """The layout of a sampler's state dict.
 
-    ``state`` and ``common_state`` are the keys of each parameter's state and of the
-    rest. ``equal`` are keys with equal values in all groups, for the reason
-    ``why_equal``. The functions raise if a group, its progress, or a parameter's saved
-    state is invalid.
+    ``equal`` are keys with equal values in all groups. The functions raise if a group,
+    its progress, or a parameter's saved state is invalid.
     """
 
-    state: Mapping[str, type]
-    common_state: Collection[str]
+    spec: Any
     equal: Sequence[str]
-    why_equal: str
-    capturable: bool
     check_group: Callable[[dict[str, Any]], None]
     check_progress: Callable[[dict[str, Any]], None]
     check_saved_state: Callable[[int, Tensor, dict[str, Any]], None]
@@ -92,14 +87,14 @@ def in_our_order(
                 f"Invalid state_dict: its format is {saved['format']} (must be "
                 f"{FORMAT}: load it with the version of torch_sgmcmc that saved it)"
             )
-        together = set(state_dict["state"]).intersection(expected.common_state)
+        together = set(state_dict["state"]).intersection(expected.spec.common_state)
         groups.append(
             _ordered(i, plain_numbers(saved, context.keys), present, together)
         )
-    counts = [key for key, kind in expected.state.items() if kind is int]
+    counts = [key for key, kind in expected.spec.state.items() if kind is int]
     state = {}
     for key, kept in state_dict["state"].items():
-        if isinstance(kept, dict) and key not in expected.common_state:
+        if isinstance(kept, dict) and key not in expected.spec.common_state:
             # The groups have the step.
             kept = plain_numbers({k: v for k, v in kept.items() if k != STEP}, counts)
         state[key] = kept
@@ -153,10 +148,10 @@ def check_state_dict(
         check_seed(theirs["seed"])
         check_count("step", theirs["step"])
         check_capturable(theirs["capturable"])
-        check_choice(theirs["nonfinite"], context.choices)
+        check_choice(theirs["nonfinite"], context.spec.nonfinite)
         check_count("num_skipped", theirs["num_skipped"])
         expected.check_group(theirs)
-        if theirs["capturable"] and not expected.capturable:
+        if theirs["capturable"] and expected.spec.needs_closure:
             raise ValueError(
                 f"Invalid capturable: True ({context.name} decides on the "
                 "host, which a CUDA graph cannot)"
@@ -176,10 +171,10 @@ def check_state_dict(
                 f"Invalid state_dict: in param group {i} parameter {lacking} has no "
                 f"{PRIOR_MEAN}, and others have"
             )
-    unknown = set(state).difference(indices, expected.common_state)
+    unknown = set(state).difference(indices, expected.spec.common_state)
     if unknown:
         raise ValueError(_unknown(context.name, "its state", unknown))
-    check_equal(groups, expected.equal, expected.why_equal)
+    check_equal(groups, expected.equal, expected.spec.why_equal)
 
 
 def check_equal(
@@ -245,12 +240,12 @@ def check_tensor(
 def _check_state(
     name: str, expected: Expected, index: int, p: Tensor, state: Any
 ) -> None:
-    unknown = set(state).difference(expected.state)
+    unknown = set(state).difference(expected.spec.state)
     if unknown:
         raise ValueError(_unknown(name, f"the state of parameter {index}", unknown))
     ranged = given(state)  # these have their own checks
     for key, value in state.items():
-        if expected.state[key] is Tensor:
+        if expected.spec.state[key] is Tensor:
             check_tensor(f"{key} of parameter {index}", value, p.shape)
             dtensor.like(p, value, f"state_dict: {key} of parameter {index}")
             has_range = key in ranged and key != PRIOR_MEAN

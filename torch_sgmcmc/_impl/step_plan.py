@@ -24,7 +24,7 @@ import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import finite_check, ops
 from torch_sgmcmc._impl.context import StepContext, TensorLists
 from torch_sgmcmc._impl.finite_check import DeferredFiniteCheck, undo_skipped
-from torch_sgmcmc._impl.hyperparams import rests
+from torch_sgmcmc._impl.hyperparams import MANAGED, records_of, rests, settings
 from torch_sgmcmc._impl.ops import (
     deferred_step_,
     ewsg_step_,
@@ -43,14 +43,14 @@ from torch_sgmcmc._impl.user_state import PRIOR_MEAN, means_of
 from torch_sgmcmc._impl.utils import blank, state_dtype
 
 
-class Method:
+class Operator:
     """An operator with a spec (``csrc/ops/op_spec.h``), by its name."""
 
-    def __init__(self, operator: str) -> None:
-        spec = ops.OP_SPECS[operator]
-        self.operator = getattr(ops, operator)
+    def __init__(self, name: str) -> None:
+        spec = ops.OP_SPECS[name]
+        self.function = getattr(ops, name)
         #: The index of the spec.
-        self.place = [*ops.OP_SPECS].index(operator)
+        self.place = [*ops.OP_SPECS].index(name)
         self._numbers = [
             (each["name"], each["default"])
             for each in (*spec["numbers"], *spec["common"])
@@ -109,7 +109,7 @@ class Method:
             name: int(value) if name in self._integers else value
             for (name, _), value in zip(self._numbers, self.numbers(group), strict=True)
         }
-        self.operator(
+        self.function(
             *(params, grads, *lists),
             **numbers,
             offsets=offsets,
@@ -124,10 +124,60 @@ def _start_zeros(context: StepContext, params: list[Tensor], key: str) -> None:
             context.create(p, key, torch.zeros_like(p, dtype=state_dtype(p)))
 
 
+class SamplerSpec:
+    """The data of a sampler's class: tables of the C++ library, and exceptions.
+
+    Args:
+        name: the row of hyperparameters in ``csrc/host/settings.cpp``.
+        operator: the name of the operator that makes the updates, if one does.
+        state: further state of a parameter by key: tensors of its shape, and counts.
+        common_state: string keys of state that no single parameter owns.
+        needs_closure: the sampler makes one decision for all groups, on the host.
+        shared: hyperparameters that are equal in all groups; None are all but the
+            prior's with ``needs_closure``, else num_chains.
+        why_equal: the reason.
+        progress: further counters, equal in all groups, with their first values.
+        nonfinite: accepted values of ``nonfinite``.
+        takes_shards: DTensors can be sampled.
+        waits: the host waits for each step's finite check on a GPU.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        operator: str | None = None,
+        state: Mapping[str, type] | None = None,
+        *,
+        common_state: Sequence[str] = (),
+        needs_closure: bool = False,
+        shared: Sequence[str] | None = None,
+        why_equal: str = "there is one stream of noise for all",
+        progress: Mapping[str, Any] | None = None,
+        nonfinite: Sequence[str] = ("raise", "skip", "ignore"),
+        takes_shards: bool = True,
+        waits: bool = False,
+    ) -> None:
+        self.settings = settings(name)
+        self.operator = None if operator is None else Operator(operator)
+        own = {} if self.operator is None else self.operator.state
+        self.state: Mapping[str, type] = {**own, **(state or {})}
+        self.common_state, self.needs_closure = common_state, needs_closure
+        names = [row.name for row in self.settings]
+        if shared is None and needs_closure:
+            shared = [n for n in names if n not in ("prior_precision", PRIOR_MEAN)]
+        self.shared = tuple(shared or ("num_chains",))
+        self.why_equal, self.progress = why_equal, progress or {}
+        self.nonfinite, self.takes_shards, self.waits = nonfinite, takes_shards, waits
+        #: Keys of the settings that each group's state belongs to.
+        self.records = records_of(self.state, names)
+        #: Keys of a group that the sampler manages itself, and a user cannot set.
+        self.managed = (*MANAGED, *self.shared, *self.progress, *self.records)
+
+
 class Update(NamedTuple):
     """The update of a group's parameters on a device: its operator and its state."""
 
-    method: Method
+    operator: Operator
     work: TensorLists
     state: list[list[Tensor]]
 
@@ -213,8 +263,8 @@ class StepPlan:
         own = iter(instead)
         numbers = [
             [
-                u.method.numbers(u.work.group, next(own), factors.get(id(u.work.group)))
-                for u in call.updates
+                operator.numbers(work.group, next(own), factors.get(id(work.group)))
+                for operator, work, _ in call.updates
             ]
             for call in self._calls
         ]
@@ -253,7 +303,7 @@ class StepPlan:
         self, update: Update, numbers: list[float], places: Any
     ) -> tuple[Any, ...]:
         has_means = means_of(self._context.state, update.work.params) is not None
-        return (update.method.place, has_means, *places, numbers)
+        return (update.operator.place, has_means, *places, numbers)
 
     def watch(self, hyperparameters: Sequence[str]) -> None:
         """Makes the guard that compares the objects behind the plan."""
@@ -318,7 +368,7 @@ class StepPlan:
         self,
         grads: list[Tensor],
         proposals: list[Tensor],
-        ratio: Method,
+        ratio: Operator,
         numbers: Callable[[TensorLists], dict[str, Any]],
         proposal: int,
     ) -> int:
@@ -460,7 +510,7 @@ def trace(
         for lists in work:
             gate = step_if_finite(lists.grads, step=0, device_step=gate)
     for update, lists, numbers in zip(updates, work, instead, strict=True):
-        update.method.update(context, lists, update.state, gate, numbers)
+        update.operator.update(context, lists, update.state, gate, numbers)
         context.placement.mark_changed(lists.params)
     context.rng.step.add_(gate >= 0)
     context.rng.num_skipped.add_(gate < 0)

@@ -8,14 +8,14 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from torch_sgmcmc._impl.hyperparams import check_noise_estimate, settings
-from torch_sgmcmc._impl.step_plan import Method
-from torch_sgmcmc.samplers.sampler import ManyChains
+from torch_sgmcmc._impl.hyperparams import check_noise_estimate
+from torch_sgmcmc._impl.step_plan import SamplerSpec
+from torch_sgmcmc.samplers.sampler import Sampler
 
 __all__ = ["BAOA"]
 
 
-class BAOA(ManyChains):
+class BAOA(Sampler):
     r"""BAOA, SGHMC with an exact friction step (Leimkuhler and Matthews 2013).
 
     Replaces :class:`SGHMC` and ``torch.optim.SGD(params, lr, momentum)``. The
@@ -66,8 +66,7 @@ class BAOA(ManyChains):
         Methods for Molecular Sampling, AMRX 2013.
     """
 
-    _SETTINGS = settings("BAOA")
-    _METHOD = Method("baoa_step_")
+    _SPEC = SamplerSpec("BAOA", "baoa_step_")
 
     def __init__(
         self,

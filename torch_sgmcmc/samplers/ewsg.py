@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from torch_sgmcmc._impl.parameters import (
 )
 from torch_sgmcmc._impl.state import rescalings, start_masters, start_momenta
 from torch_sgmcmc._impl.state_dict import check_count, check_part
-from torch_sgmcmc._impl.step_plan import Method, StepPlan
+from torch_sgmcmc._impl.step_plan import Operator, SamplerSpec, StepPlan
 from torch_sgmcmc._impl.user_state import prior_of
 from torch_sgmcmc._impl.utils import blank
 from torch_sgmcmc.samplers.sampler import SharedSettings
@@ -158,17 +158,6 @@ class EWSG(SharedSettings):
         Non-uniform Subsampling of Gradients (2021), algorithm 1, theorem 2, eq. 5.
     """
 
-    _SHARED: ClassVar[tuple[str, ...]] = (
-        *("index_chain_length", "persistent_index_chain", "num_chains"),
-    )
-    # Minibatches are compared on the host.
-    _WAITS = True
-    # The last two: the number of minibatches numbered so far, and the minibatches at
-    # which a persistent index chain resumes.
-    _PROGRESS: ClassVar[Mapping[str, Any]] = {
-        **{"num_proposals": 0, "num_accepted": 0},
-        **{"num_drawn": 0, "minibatches": []},
-    }
     # Number of nonzero proposals in a row with the previous minibatch's gradient; None
     # after a proposal with another.
     _num_equal: int | None = 0
@@ -179,11 +168,21 @@ class EWSG(SharedSettings):
     # The group's num_drawn, plus the minibatches of the step in progress.
     _num_drawn = 0
 
-    _WHY_EQUAL: ClassVar[str] = "there is one decision for all"
-    _SETTINGS = settings("EWSG")
-    _METHOD = Method("sghmc_step_")
-    _OVERDAMPED = Method("sgld_step_")
-    _LOG_RATIO = Method("ewsg_log_ratio")
+    _SPEC = SamplerSpec(
+        *("EWSG", "sghmc_step_"),
+        needs_closure=True,
+        shared=("index_chain_length", "persistent_index_chain", "num_chains"),
+        why_equal="there is one decision for all",
+        # The last two: the number of minibatches numbered so far, and the minibatches
+        # at which a persistent index chain resumes.
+        progress={
+            **{"num_proposals": 0, "num_accepted": 0},
+            **{"num_drawn": 0, "minibatches": []},
+        },
+        waits=True,  # minibatches are compared on the host
+    )
+    _OVERDAMPED = Operator("sgld_step_")
+    _LOG_RATIO = Operator("ewsg_log_ratio")
 
     def __init__(
         self,
@@ -542,8 +541,9 @@ class EWSG(SharedSettings):
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         return blank(p, "momentum") if group["momentum"] > 0 else {}
 
-    def _method_of(self, group: dict[str, Any]) -> Method:
-        return self._METHOD if group["momentum"] > 0 else self._OVERDAMPED
+    def _operator_of(self, group: dict[str, Any]) -> Operator:
+        is_overdamped = group["momentum"] == 0
+        return self._OVERDAMPED if is_overdamped else super()._operator_of(group)
 
     def _prepare(self, context: StepContext, work: TensorLists) -> list[list[Tensor]]:
         """Returns the lists of the operator, the momenta first if it has any."""

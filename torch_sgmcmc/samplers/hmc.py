@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from torch_sgmcmc._impl.hmc_dynamics import (
     changes_running,
     mean_acceptance,
 )
-from torch_sgmcmc._impl.hyperparams import check_integer, check_real, settings, warn
+from torch_sgmcmc._impl.hyperparams import check_integer, check_real, warn
 from torch_sgmcmc._impl.parameters import (
     fresh_gradients,
     lightning_module,
@@ -36,6 +36,7 @@ from torch_sgmcmc._impl.parameters import (
     refuse_scaler,
 )
 from torch_sgmcmc._impl.state_dict import check_part
+from torch_sgmcmc._impl.step_plan import SamplerSpec
 from torch_sgmcmc._impl.user_state import MASS, check_saved_diagonal, diagonals
 from torch_sgmcmc._impl.utils import progress_bar
 
@@ -155,15 +156,13 @@ class HMC(Hamiltonian):
         Letters B 1991.
     """
 
-    _PROGRESS: ClassVar[Mapping[str, Any]] = {
-        **dict.fromkeys(_COUNTERS, 0),
-        # The state of the step size's adaptation; empty when there is none.
-        "dual_averaging": [],
-    }
-    _WHY_EQUAL: ClassVar[str] = "there is one trajectory for all"
-    _SETTINGS = settings("HMC")
-    _STATE: ClassVar[Mapping[str, type]] = dict.fromkeys(
-        ("momentum", MASS, "master", "prior_mean"), Tensor
+    _SPEC = SamplerSpec(
+        "HMC",
+        state=dict.fromkeys(("momentum", MASS, "master", "prior_mean"), Tensor),
+        needs_closure=True,
+        why_equal="there is one trajectory for all",
+        # The state of the step size's adaptation is empty when there is none.
+        progress={**dict.fromkeys(_COUNTERS, 0), "dual_averaging": []},
     )
     # The chains' losses at the end of the last step with the parameters' versions and
     # addresses, and the number of consecutive steps that began with another loss.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,10 +34,11 @@ from torch_sgmcmc._impl.hmc_dynamics import (
     leapfrog_steps,
     mean_acceptance,
 )
-from torch_sgmcmc._impl.hyperparams import check_integer, check_real, settings
+from torch_sgmcmc._impl.hyperparams import check_integer, check_real
 from torch_sgmcmc._impl.ops import hmc_momenta_, metropolis_decide, sum_of_squares
 from torch_sgmcmc._impl.parameters import by_lightning, refuse_scaler
 from torch_sgmcmc._impl.state_dict import check_count, check_part
+from torch_sgmcmc._impl.step_plan import SamplerSpec
 from torch_sgmcmc._impl.utils import progress_bar
 
 __all__ = ["HMCECS"]
@@ -171,21 +172,22 @@ class HMCECS(HMCECSBase):
         4.7 and 5.1 to 5.3.
     """
 
-    _SETTINGS = settings("HMCECS")
-    # Its momenta are drawn for all parameters together.
-    _TAKES_SHARDS = False
-    _PROGRESS: ClassVar[Mapping[str, Any]] = {
-        **dict.fromkeys(_COUNTERS, 0),
-        "num_evaluations": 0,
-        "sign": 1,
-        # The mean of the estimates of Σ d; a is this minus λ.
-        "mean_difference": 0.0,
-    }
-    _WHY_EQUAL: ClassVar[str] = "there is one trajectory for all"
-    # A chain cannot start from a density that is not finite.
-    _NONFINITE: ClassVar[tuple[str, ...]] = ("raise", "skip")
-    _STATE: ClassVar[Mapping[str, type]] = {"prior_mean": Tensor}
-    _COMMON_STATE: ClassVar[tuple[str, ...]] = KEYS
+    _SPEC = SamplerSpec(
+        "HMCECS",
+        state={"prior_mean": Tensor},
+        common_state=KEYS,
+        needs_closure=True,
+        why_equal="there is one trajectory for all",
+        progress={
+            **dict.fromkeys(_COUNTERS, 0),
+            **{"num_evaluations": 0, "sign": 1},
+            # The mean of the estimates of Σ d; a is this minus λ.
+            "mean_difference": 0.0,
+        },
+        # A chain cannot start from a density that is not finite.
+        nonfinite=("raise", "skip"),
+        takes_shards=False,  # its momenta are drawn for all parameters together
+    )
 
     def __init__(
         self,

@@ -13,13 +13,12 @@ import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl.context import StepContext, TensorLists
 from torch_sgmcmc._impl.distributed import refuse_lone_decisions
 from torch_sgmcmc._impl.finite_check import check_finite
-from torch_sgmcmc._impl.hyperparams import settings
 from torch_sgmcmc._impl.ops import gaussian_, sum_of_squares
 from torch_sgmcmc._impl.parameters import refuse_scaler
 from torch_sgmcmc._impl.state import check_not_capturing, root, start_masters
-from torch_sgmcmc._impl.step_plan import Method
+from torch_sgmcmc._impl.step_plan import Operator, SamplerSpec
 from torch_sgmcmc._impl.utils import blank, state_dtype
-from torch_sgmcmc.samplers.sampler import ManyChains, Sampler
+from torch_sgmcmc.samplers.sampler import Sampler
 
 __all__ = ["PSGLD", "needs_graph"]
 
@@ -30,7 +29,7 @@ _BY_THE_HESSIAN = (
 )
 
 
-class PSGLD(ManyChains):
+class PSGLD(Sampler):
     r"""Preconditioned SGLD (Li, Chen, Carlson and Carin 2016): SGLD with RMSprop.
 
     Each coordinate has a step size from a running mean of squared gradients. With
@@ -127,9 +126,8 @@ class PSGLD(ManyChains):
         Langevin Dynamics for Deep Neural Networks, AAAI 2016, algorithm 1.
     """
 
-    _SETTINGS = settings("PSGLD")
-    _METHOD = Method("psgld_step_")
-    _FROZEN = Method("psgld_frozen_step_")
+    _SPEC = SamplerSpec("PSGLD", "psgld_step_")
+    _FROZEN = Operator("psgld_frozen_step_")
 
     def __init__(
         self,
@@ -187,8 +185,8 @@ class PSGLD(ManyChains):
         refuse_scaler(self, "PSGLD with Γ", "the loss and so its curvature", more)
         super()._begin_step()
 
-    def _method_of(self, group: dict[str, Any]) -> Method:
-        return self._METHOD if group["adapt"] else self._FROZEN
+    def _operator_of(self, group: dict[str, Any]) -> Operator:
+        return super()._operator_of(group) if group["adapt"] else self._FROZEN
 
     def _uses_gradients(self, group: dict[str, Any]) -> bool:
         return group["adapt"] and group["gamma"]

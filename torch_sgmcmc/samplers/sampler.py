@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +40,6 @@ from torch_sgmcmc._impl.hyperparams import (
     ESTIMATE_SETTINGS,
     documented,
     noise_estimate,
-    records_of,
     rests,
     with_known_arguments,
 )
@@ -51,17 +50,17 @@ from torch_sgmcmc._impl.state import (
     rescale_now,
     rescalings,
 )
-from torch_sgmcmc._impl.step_plan import Method, StepPlan, Update, trace
+from torch_sgmcmc._impl.step_plan import Operator, StepPlan, Update, trace
 from torch_sgmcmc._impl.user_state import PRIOR_MEAN
 
-__all__ = ["ManyChains", "Sampler", "SharedSettings", "check_sampler"]
+__all__ = ["Sampler", "SharedSettings", "check_sampler"]
 
 
 class Sampler(Bookkeeping):
     r"""Base class of the samplers: a :class:`torch.optim.Optimizer`.
 
-    A subclass consists of its signature and ``_METHOD``, the operator whose table row
-    lists the state of a parameter and the update. Hooks express what no row can:
+    A subclass consists of its signature and ``_SPEC``, which reads hyperparameters,
+    state and update from tables of C++. Hooks express what no table can:
     :meth:`_check_group`, :meth:`_prepare`, :meth:`_operator_numbers`,
     :meth:`_uses_gradients`, :meth:`_run_step`.
 
@@ -129,31 +128,19 @@ class Sampler(Bookkeeping):
         is always a collective call. More: docs/distributed.md.
     """
 
-    #: The operator that makes the updates, if one does. It defines ``_STATE`` unless
-    #: the class has its own.
-    _METHOD: ClassVar[Method | None] = None
-    #: Whether the host waits for each step's check on a GPU.
-    _WAITS: ClassVar[bool] = False
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.__doc__ = documented(cls.__doc__)
-        own = cls.__dict__
-        if own.get("_METHOD") is not None and "_STATE" not in own:
-            cls._STATE = cls._METHOD.state
-        state = cls._METHOD.state if cls._METHOD is not None else cls._STATE
-        cls._RECORDS = records_of(state, [row.name for row in cls._SETTINGS])
-        new = (key for key in cls._RECORDS if key not in cls._MANAGED)
-        cls._MANAGED = (*cls._MANAGED, *new)
         if "__init__" in cls.__dict__:
             cls.__init__ = with_known_arguments(cls.__init__)  # type: ignore[method-assign]
 
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
-        return {} if self._METHOD is None else self._METHOD.blank_state(p)
+        operator = self._SPEC.operator
+        return {} if operator is None else operator.blank_state(p)
 
-    def _method_of(self, group: dict[str, Any]) -> Method:
-        assert self._METHOD is not None
-        return self._METHOD
+    def _operator_of(self, group: dict[str, Any]) -> Operator:
+        assert self._SPEC.operator is not None
+        return self._SPEC.operator
 
     def _prepare(self, context: StepContext, work: TensorLists) -> Any:
         """Initialises state and makes checks that need it, before any update.
@@ -161,7 +148,7 @@ class Sampler(Bookkeeping):
         Returns:
             The state lists that the operator takes, in its row's order.
         """
-        return self._method_of(work.group).prepare(context, work)
+        return self._operator_of(work.group).prepare(context, work)
 
     def _prepare_all(self, context: StepContext, work: list[TensorLists]) -> list[Any]:
         """Calls :meth:`_prepare` for all lists, for checks that concern several."""
@@ -333,12 +320,12 @@ class Sampler(Bookkeeping):
     def _pack_again(self, context: StepContext, plan: StepPlan) -> bool:
         """Packs the groups' numbers; returns False if a new plan is needed."""
         self._check_all_groups()
-        if self._RECORDS and self.defaults["capturable"]:
+        if self._SPEC.records and self.defaults["capturable"]:
             self._rescale_now(context)
-        changes = rescalings(context) if self._RECORDS else []
+        changes = rescalings(context) if self._SPEC.records else []
         if self._kinds(context) != plan.kinds or any(each.draws for each in changes):
             return False
-        if self._RECORDS:
+        if self._SPEC.records:
             record_estimate(context)
         plan.note_numbers()
         plan.pack([self._operator_numbers(work.group) for work in plan.work], changes)
@@ -348,7 +335,7 @@ class Sampler(Bookkeeping):
         """Returns the values that select each group's operator."""
         kinds: list[Any] = [nonfinite_policy(context), context.groups[0]["capturable"]]
         for group in context.groups:
-            kinds.append(None if rests(group) else self._method_of(group))
+            kinds.append(None if rests(group) else self._operator_of(group))
             kinds.append(self._uses_gradients(group))
         return kinds
 
@@ -359,7 +346,7 @@ class Sampler(Bookkeeping):
         if not work:
             return None, []
         plan, grads = self._plan_of(context, work)
-        changes = rescalings(context) if self._RECORDS else []
+        changes = rescalings(context) if self._SPEC.records else []
         plan.pack([self._operator_numbers(lists.group) for lists in plan.work], changes)
         if self._can_be_cached(context, work):
             plan.kinds = self._kinds(context)
@@ -381,7 +368,7 @@ class Sampler(Bookkeeping):
     def _work_of(self, context: StepContext) -> list[TensorLists]:
         """Checks groups and gradients; returns the lists to update."""
         self._check_all_groups()
-        if self._RECORDS:
+        if self._SPEC.records:
             record_estimate(context)
         work = gather(context)
         is_compiling = torch.compiler.is_compiling()
@@ -392,7 +379,7 @@ class Sampler(Bookkeeping):
         if not is_compiling:
             context.clear_blank_state()
             context.link_step()
-        if self._RECORDS and self.defaults["capturable"]:
+        if self._SPEC.records and self.defaults["capturable"]:
             self._rescale_now(context)
         if not work:
             self._handle_no_gradients(context)
@@ -403,7 +390,7 @@ class Sampler(Bookkeeping):
     ) -> tuple[StepPlan, list[Tensor]]:
         """Returns the plan of gathered lists, and their gradients."""
         updates, checks = self._updates_of(context, work)
-        plan = StepPlan(context, updates, checks=checks, waits=self._WAITS)
+        plan = StepPlan(context, updates, checks=checks, waits=self._SPEC.waits)
         grads_of = {id(lists.params): lists.grads for lists in work}
         grads = [g for lists in plan.work for g in grads_of[id(lists.params)]]
         return plan, grads
@@ -423,7 +410,7 @@ class Sampler(Bookkeeping):
         redraw_momenta(context)
         prepared = self._prepare_all(context, work)
         updates = [
-            Update(self._method_of(lists.group), lists._replace(grads=[]), state)
+            Update(self._operator_of(lists.group), lists._replace(grads=[]), state)
             for lists, state in zip(work, prepared, strict=True)
         ]
         return updates, nonfinite_policy(context) != "ignore" and not uses_gradients
@@ -462,7 +449,7 @@ class Sampler(Bookkeeping):
             raise_nonfinite(context, plan.params, grads)
 
     def _hyperparameters(self) -> list[str]:
-        names = [row.name for row in self._SETTINGS]
+        names = [row.name for row in self._SPEC.settings]
         return [*dict.fromkeys((*names, PRIOR_MEAN, "nonfinite", "capturable"))]
 
     def _gather(self, *, checked: bool = False) -> list[TensorLists]:
@@ -470,7 +457,7 @@ class Sampler(Bookkeeping):
         if not checked:
             self._check_all_groups()
         context = self._current_context()
-        if self._RECORDS:
+        if self._SPEC.records:
             record_estimate(context)
         work = gather(context)
         if len(work) > 1:
@@ -488,38 +475,14 @@ class Sampler(Bookkeeping):
         return bookkeeping.target_summary(self._current_context())
 
 
-class ManyChains(Sampler):
-    """A gradient-only sampler that can run many chains at once."""
-
-    _CHAINS_HAVE_SEEDS: ClassVar[bool] = True
-    _SHARED: ClassVar[tuple[str, ...]] = ("num_chains",)
-    _MANAGED: ClassVar[tuple[str, ...]] = (*Sampler._MANAGED, "num_chains")
-
-
-# Hyperparameters that each group may set, unless a sampler forbids it.
-_OF_GROUP = ("prior_precision", PRIOR_MEAN)
-
-
 class SharedSettings(Sampler):
     """A sampler that makes one decision for all param groups, on the host.
 
-    A subclass names in ``_PROGRESS`` its counters, and in ``_SHARED`` the
-    hyperparameters that must be equal in all groups (default: all but the prior's).
+    Its spec has ``needs_closure``, and names its counters and shared hyperparameters.
     """
 
-    _CAPTURABLE: ClassVar[bool] = False
-    _NEEDS_CLOSURE: ClassVar[bool] = True
     # GradScaler.step() then marks the sampler, and step() detects the mark.
     _step_supports_amp_scaling = True
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        own = vars(cls)
-        if "_SETTINGS" in own and "_SHARED" not in own:
-            names = (row.name for row in cls._SETTINGS)
-            cls._SHARED = tuple(name for name in names if name not in _OF_GROUP)
-        managed = (*Sampler._MANAGED, *cls._SHARED, *cls._PROGRESS)
-        cls._MANAGED = (*managed, *cls._RECORDS)
 
     def _begin_step(self) -> None:
         super()._begin_step()
@@ -529,7 +492,7 @@ class SharedSettings(Sampler):
         context.keep_created()
 
     def _set(self, **values: Any) -> None:
-        progress = {k: v for k, v in values.items() if k in self._PROGRESS}
+        progress = {k: v for k, v in values.items() if k in self._SPEC.progress}
         self._rng.set_progress(self.param_groups, **progress)
         for group in self.param_groups:
             group.update(values)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from itertools import chain
 from operator import is_, itemgetter
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from torch_sgmcmc._impl.finite_check import (
 from torch_sgmcmc._impl.hyperparams import check_real, settings, warn
 from torch_sgmcmc._impl.parameters import check_sizes, lightning_module, refuse_scaler
 from torch_sgmcmc._impl.state_dict import check_count, check_part
+from torch_sgmcmc._impl.step_plan import SamplerSpec
 from torch_sgmcmc._impl.user_state import PRECONDITIONER, PRIOR_MEAN, given
 from torch_sgmcmc._impl.utils import blank
 from torch_sgmcmc._sbps.segment_stats import SegmentStats
@@ -178,14 +179,16 @@ class SBPS(SegmentStats):
         way round.
     """
 
-    # Its velocities are drawn for whole tensors.
-    _TAKES_SHARDS = False
-    _PROGRESS: ClassVar[Mapping[str, Any]] = _PROGRESS
-    # It cannot bounce at a rate that is not finite.
-    _NONFINITE: ClassVar[tuple[str, ...]] = ("raise", "skip")
-    _WHY_EQUAL: ClassVar[str] = "there is one particle for all"
-    _SETTINGS = settings("SBPS")
-    _STATE: ClassVar[Mapping[str, type]] = dict.fromkeys((*STATE, "prior_mean"), Tensor)
+    _SPEC = SamplerSpec(
+        "SBPS",
+        state=dict.fromkeys((*STATE, "prior_mean"), Tensor),
+        needs_closure=True,
+        why_equal="there is one particle for all",
+        progress=_PROGRESS,
+        # It cannot bounce at a rate that is not finite.
+        nonfinite=("raise", "skip"),
+        takes_shards=False,  # its velocities are drawn for whole tensors
+    )
 
     def __init__(
         self,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,14 +14,13 @@ from torch_sgmcmc._impl.context import StepContext, TensorLists
 from torch_sgmcmc._impl.hyperparams import (
     check_friction,
     check_noise_estimate,
-    settings,
 )
 from torch_sgmcmc._impl.ops import gradient_variance_
 from torch_sgmcmc._impl.parameters import check_fits
 from torch_sgmcmc._impl.state import start_masters, start_momenta
-from torch_sgmcmc._impl.step_plan import Method
+from torch_sgmcmc._impl.step_plan import SamplerSpec
 from torch_sgmcmc._impl.utils import blank, state_dtype
-from torch_sgmcmc.samplers.sampler import ManyChains
+from torch_sgmcmc.samplers.sampler import Sampler
 
 __all__ = ["SGHMC"]
 
@@ -31,7 +30,7 @@ _FRICTION = "1 - momentum"
 _ONLINE = {"grad_variance": Tensor, "num_grads": int, "previous_grad": Tensor}
 
 
-class SGHMC(ManyChains):
+class SGHMC(Sampler):
     r"""Stochastic gradient Hamiltonian Monte Carlo (Chen, Fox and Guestrin 2014).
 
     Swap it in for ``torch.optim.SGD(params, lr, momentum)``: both numbers keep their
@@ -100,9 +99,7 @@ class SGHMC(ManyChains):
         Carlo, ICML 2014, eq. 15.
     """
 
-    _SETTINGS = settings("SGHMC")
-    _METHOD = Method("sghmc_step_")
-    _STATE: ClassVar[Mapping[str, type]] = {**_METHOD.state, **_ONLINE}
+    _SPEC = SamplerSpec("SGHMC", "sghmc_step_", _ONLINE)
 
     def __init__(
         self,

@@ -8,14 +8,13 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from torch_sgmcmc._impl.hyperparams import settings
-from torch_sgmcmc._impl.step_plan import Method
-from torch_sgmcmc.samplers.sampler import ManyChains
+from torch_sgmcmc._impl.step_plan import SamplerSpec
+from torch_sgmcmc.samplers.sampler import Sampler
 
 __all__ = ["SGLD"]
 
 
-class SGLD(ManyChains):
+class SGLD(Sampler):
     r"""Stochastic gradient Langevin dynamics (Welling and Teh 2011).
 
     Swap it in for :class:`torch.optim.SGD`: ``lr`` keeps its meaning, and the
@@ -69,8 +68,7 @@ class SGLD(ManyChains):
         Dynamics, ICML 2011, eq. 4.
     """
 
-    _SETTINGS = settings("SGLD")
-    _METHOD = Method("sgld_step_")
+    _SPEC = SamplerSpec("SGLD", "sgld_step_")
 
     def __init__(
         self,

@@ -8,14 +8,13 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from torch_sgmcmc._impl.hyperparams import settings
-from torch_sgmcmc._impl.step_plan import Method
-from torch_sgmcmc.samplers.sampler import ManyChains
+from torch_sgmcmc._impl.step_plan import SamplerSpec
+from torch_sgmcmc.samplers.sampler import Sampler
 
 __all__ = ["SGLRW"]
 
 
-class SGLRW(ManyChains):
+class SGLRW(Sampler):
     r"""Stochastic gradient lattice random walk (Mensch et al. 2026).
 
     :class:`SGLD` with steps of one length and a random sign that depends on the
@@ -54,8 +53,7 @@ class SGLRW(ManyChains):
         T. Mensch et al., 2026, arXiv 2602.15925; S. Duffield et al., 2025.
     """
 
-    _SETTINGS = settings("SGLRW")
-    _METHOD = Method("sglrw_step_")
+    _SPEC = SamplerSpec("SGLRW", "sglrw_step_")
 
     def __init__(
         self,

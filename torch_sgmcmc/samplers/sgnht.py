@@ -8,14 +8,13 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from torch_sgmcmc._impl.hyperparams import settings
-from torch_sgmcmc._impl.step_plan import Method
-from torch_sgmcmc.samplers.sampler import ManyChains
+from torch_sgmcmc._impl.step_plan import SamplerSpec
+from torch_sgmcmc.samplers.sampler import Sampler
 
 __all__ = ["SGNHT"]
 
 
-class SGNHT(ManyChains):
+class SGNHT(Sampler):
     r"""Stochastic gradient Nosé-Hoover thermostats (Ding et al. 2014), multivariate.
 
     :class:`SGHMC` whose friction regulates itself. The thermostat of each coordinate
@@ -75,8 +74,7 @@ class SGNHT(ManyChains):
         for Bayesian Learning of Deep Models, AAAI 2016 (one thermostat a coordinate).
     """
 
-    _SETTINGS = settings("SGNHT")
-    _METHOD = Method("sgnht_step_")
+    _SPEC = SamplerSpec("SGNHT", "sgnht_step_")
 
     def __init__(
         self,
