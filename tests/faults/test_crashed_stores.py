@@ -1,11 +1,11 @@
-"""Stores whose writer ends, or finds the disk full, at each of its calls.
+"""Stores whose writer ends, is interrupted or finds the disk full at each of its calls.
 
 A random run appends, flushes, makes checkpoints and goes back to them. At a call of the
 system the writer is given up, before the call or after it, as by a crash; or the call
-fails, as on a full disk, and the run goes on. After a crash the store must open, have a
-prefix of the run's draws with nothing before the last checkpoint lost, and be continued
-to the same end. Calls that were not synced are kept: what a power cut loses is not
-tried.
+is interrupted (Ctrl-C) or fails, as on a full disk, and the run goes on. After a crash
+the store must open, have a prefix of the run's draws with nothing before the last
+checkpoint lost, and be continued to the same end. Calls that were not synced are kept:
+what a power cut loses is not tried.
 """
 
 import errno
@@ -20,6 +20,8 @@ from torch_sgmcmc.posterior import writer as writers
 
 CALLS = ("fsync", "replace", "pwrite", "ftruncate", "unlink")
 STEPS = 30
+KINDS = ("before", "after", "full", "interrupted")
+SURVIVED = ("full", "interrupted")
 
 
 class Crash(BaseException):
@@ -42,9 +44,9 @@ class Calls:
             self.happened = True
             if self.how == "full":
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            if self.how == "after":
+            if self.how in ("after", "interrupted"):
                 function(*arguments)
-            raise Crash
+            raise KeyboardInterrupt if self.how == "interrupted" else Crash
 
         return call
 
@@ -85,8 +87,8 @@ class Run:
                     self.writer.flush()
                 else:
                     self.saved = self.step, self.writer.checkpoint()
-            except RuntimeError as error:
-                assert "No space left" in str(error)
+            except (RuntimeError, KeyboardInterrupt) as error:
+                assert "No space left" in str(error) or not str(error)
                 patience -= 1
                 assert patience >= 0
                 self.check_prefix()
@@ -106,21 +108,9 @@ class Run:
 
 
 @pytest.fixture
-def at_once(monkeypatch):
-    """Files of three draws at most, written by the thread that asks for it."""
-
-    class Executor:
-        def __init__(self, *arguments):
-            pass
-
-        def submit(self, *arguments):
-            raise RuntimeError("no thread")
-
-        def shutdown(self):
-            pass
-
+def files_of_three(monkeypatch):
+    """Files of three draws at most."""
     monkeypatch.setattr(writers, "_DRAWS", 3)
-    monkeypatch.setattr(writers, "ThreadPoolExecutor", Executor)
 
 
 def crashes(tmp_path, seeds, how):
@@ -133,13 +123,13 @@ def crashes(tmp_path, seeds, how):
             with pytest.MonkeyPatch.context() as patch:
                 calls = Calls(patch, at, how)
                 try:
-                    run.go_on(patience=1 if how == "full" else 0)
+                    run.go_on(patience=1 if how in SURVIVED else 0)
                 except Crash:
                     pass
             if not calls.happened:
                 break
             count += 1
-            if how != "full":
+            if how not in SURVIVED:
                 found = run.check_prefix()
                 assert found >= (run.saved[0] if run.saved else 0)
                 run.abandon()
@@ -152,14 +142,14 @@ def crashes(tmp_path, seeds, how):
     return count
 
 
-@pytest.mark.parametrize("how", ["before", "after", "full"])
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("how", KINDS)
+@pytest.mark.usefixtures("files_of_three")
 def test_a_few(tmp_path, how):
     assert crashes(tmp_path, range(1), how) > 20
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("how", ["before", "after", "full"])
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("how", KINDS)
+@pytest.mark.usefixtures("files_of_three")
 def test_many(tmp_path, how):
     assert crashes(tmp_path, range(1, 13), how) > 500

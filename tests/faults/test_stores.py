@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import wait
 from contextlib import suppress
 from pathlib import Path
 
@@ -53,10 +52,6 @@ def go_on_after_errors(folder, steps, room, inputs=10):
     while sampler.param_groups[0]["step"] < steps:
         before = [p.detach().clone() for p in model.parameters()]
         made = int(sampler.param_groups[0]["step"])
-        writer = collector._writer
-        assert writer is not None
-        if writer._writing is not None:
-            wait([writer._writing])
         try:
             step(model, sampler)
         except RuntimeError as error:

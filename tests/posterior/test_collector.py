@@ -2,6 +2,7 @@
 
 import copy
 import math
+import os
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from torch.nn import functional as F
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.posterior import writer as writer_module
-from torch_sgmcmc.posterior.writer import SampleWriter
 
 State = dict[str, Tensor]
 
@@ -411,25 +411,26 @@ def test_refusals(tmp_path):
         make(sgld(other), other, tmp_path)
 
 
-def test_an_interrupt_while_a_draw_waits_for_the_disk(tmp_path, monkeypatch):
-    """The next step's draw takes its place."""
-    model = net()
-    sampler, interrupts, waits = sgld(model), [6], SampleWriter._wait
+def test_an_interrupt_while_draws_are_written(tmp_path, monkeypatch):
+    """It comes before the update: the step is made again, and stored once."""
+    model, interrupts, sync = net(), [7], os.fsync
+    sampler = sgld(model)
 
-    def wait(writer):
+    def interrupted(file):
         if [int(sampler.param_groups[0]["step"])] == interrupts:
             interrupts.clear()
             raise KeyboardInterrupt
-        waits(writer)
+        sync(file)
 
-    monkeypatch.setattr(SampleWriter, "_wait", wait)
+    monkeypatch.setattr(os, "fsync", interrupted)
     monkeypatch.setattr(writer_module, "_DRAWS", 1)
     with sg.Collector(sampler, model, tmp_path, every=3):
-        advance(model, sampler, range(5))
+        advance(model, sampler, range(6))
+        interrupts[:] = [6]
         with pytest.raises(KeyboardInterrupt):
-            advance(model, sampler, [5])
+            advance(model, sampler, [6])
         advance(model, sampler, range(6, 12))
-    assert [one.step for one in sg.SampleStore(tmp_path)] == [3, 7, 9, 12]
+    assert [one.step for one in sg.SampleStore(tmp_path)] == [3, 6, 9, 12]
 
 
 def test_a_model_that_is_changed_before_the_collector_is_closed(tmp_path):

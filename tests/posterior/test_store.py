@@ -8,7 +8,6 @@ import pickle
 import threading
 import time
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -263,63 +262,6 @@ def test_threads_append_to_one_writer(tmp_path):
     store = sg.SampleStore(tmp_path)
     assert sorted(one.step for one in store) == [*range(1200)]
     assert all(bool((one["w"] == one.step).all()) for one in store)
-
-
-class Quick(ThreadPoolExecutor):
-    """Has written the draws before the writer goes on."""
-
-    def submit(self, *arguments):
-        future = super().submit(*arguments)
-        future.exception()
-        return future
-
-
-def test_a_thread_that_is_quick(tmp_path, monkeypatch):
-    monkeypatch.setattr(writers, "ThreadPoolExecutor", Quick)
-    monkeypatch.setattr(writers, "_DRAWS", 2)
-    for store in (sg.SampleStore(), sg.SampleStore(tmp_path)):
-        write(store)
-        assert [one.step for one in store.refresh()] == [20, 40, 60, 80, 100]
-
-
-def test_no_thread_can_be_started(tmp_path, monkeypatch):
-    def refuse(thread):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(writers, "_DRAWS", 2)
-    with sg.SampleWriter(tmp_path, draw(0)) as writer:
-        with monkeypatch.context() as limit:
-            limit.setattr(threading.Thread, "start", refuse)
-            for i in range(3):
-                writer.append(draw(i), step=i)
-        for i in range(3, 8):
-            writer.append(draw(i), step=i)
-    assert [one.step for one in sg.SampleStore(tmp_path)] == [*range(8)]
-
-
-def test_a_failure_is_known_at_the_next_step(tmp_path, monkeypatch):
-    """Also if a draw has come while the thread tried."""
-    begin = threading.Event()
-
-    def fail(path, data):
-        begin.wait()
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(writers, "_DRAWS", 2)
-    with sg.SampleWriter(tmp_path, draw(0)) as writer:
-        with monkeypatch.context() as full:
-            full.setattr(store_files, "replace_file", fail)
-            for i in range(2):
-                writer.append(draw(i), step=i)
-            monkeypatch.setattr(writers, "_DRAWS", 1024)
-            writer.append(draw(2), step=2)
-            begin.set()
-            writer._writing.exception()
-            with pytest.raises(RuntimeError, match="No space left"):
-                writer.check()
-            assert writer.num_waiting == 3
-        writer.check()
-        assert len(writer) == 3
 
 
 def test_a_closed_writer_changes_no_file(tmp_path, monkeypatch):

@@ -473,12 +473,12 @@ class FolderChain(Chain):
                 with contextlib.suppress(OSError):
                     os.ftruncate(self._index, self._size)
                 raise
-        self._size += len(line)
-        self._crc32 = crc32(line, self._crc32)
         # A writer of many draws does not keep their numbers.
         last = {"step": columns["step"][-1:]}
         file = DrawFile(self.info, self.chain, str(path), *sizes.values(), last)
-        self.files.append(file)
+        # Between these there is no call, after which an interrupt could come.
+        now = [*self.files, file], self._size + len(line), crc32(line, self._crc32)
+        self.files, self._size, self._crc32 = now
 
     def position(self) -> dict[str, int]:  # noqa: D102
         # LibTorch reads only pickled ints of 32 bits, with a sign.

@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -29,16 +28,13 @@ __all__ = ["SampleWriter"]
 # A file is written at so many bytes or draws, or seconds after its first draw.
 _BYTES, _DRAWS, _SECONDS = 4 << 20, 1024, 30.0
 
-_Row = tuple[dict[str, Tensor], dict[str, Any]]
-
 
 class SampleWriter:
     """Appends draws to a chain of a :class:`SampleStore`: one writer for each chain.
 
-    Draws wait in memory until they have 4 MiB, are 1,024 or have waited for 30 seconds.
-    A thread then writes them, one file after the other. :meth:`flush`,
-    :meth:`checkpoint` and :meth:`close` write all. The methods can be called from
-    several threads.
+    Draws wait in memory until they have 4 MiB, are 1,024 or have waited for 30 seconds,
+    and the next call then writes them as one file. :meth:`flush`, :meth:`checkpoint`
+    and :meth:`close` write all. The methods can be called from several threads.
 
     Args:
         store: a folder, which is made if missing, or a :class:`SampleStore`.
@@ -83,12 +79,8 @@ class SampleWriter:
             self.files = FolderChain(folder, chain, info)
         # True while draws of an earlier run await a decision of the caller.
         self._is_undecided = len(self) > 0
-        self._rows: list[_Row] = []
+        self._rows: list[tuple[dict[str, Tensor], dict[str, Any]]] = []
         self._since, self._is_closed = 0.0, False
-        # The thread's work, which is on the first rows.
-        self._writing: Future[None] | None = None
-        self._num_writing = 0
-        self._thread = ThreadPoolExecutor(1, "sgmcmc-store")
         self._lock, self._process = threading.RLock(), os.getpid()
 
     def __len__(self) -> int:
@@ -140,28 +132,9 @@ class SampleWriter:
                 name: torch.empty_like(t, device="cpu").copy_(draw[name])
                 for name, t in self._like.items()
             }
-            if len(self._rows) == self._num_writing:
+            if not self._rows:
                 self._since = time.monotonic()
-            is_due = self._is_due(1)
-            if is_due:
-                self._wait()  # an interrupt leaves the draw to the next step
             self._rows.append((copies, numbers))
-            if is_due:
-                self._start_writing()
-
-    def _start_writing(self) -> None:
-        rows = [*self._rows]
-        self._num_writing = len(rows)  # first, as the thread empties its list
-        try:
-            self._writing = self._thread.submit(self._write, rows)
-        except RuntimeError:  # no thread can be started; the next call writes
-            rows.clear()  # the executor keeps the task for a later thread
-            self._num_writing = 0
-
-    def _is_due(self, more: int = 0) -> bool:
-        count = len(self._rows) - self._num_writing + more
-        is_old = count > 0 and time.monotonic() - self._since >= _SECONDS
-        return count >= _DRAWS or count * self._size >= _BYTES or is_old
 
     def check_draw(self, draw: Mapping[str, Tensor]) -> None:
         """Raises a ValueError if a tensor is missing or of another shape."""
@@ -175,7 +148,7 @@ class SampleWriter:
                 )
 
     def check(self) -> None:
-        """Raises any error that would prevent storing the next draw.
+        """Writes draws that have waited, and raises if the next could not be stored.
 
         Raises:
             ValueError: there are draws of an earlier run.
@@ -189,10 +162,10 @@ class SampleWriter:
                 "earlier run (load the state dict of its checkpoint, or restart())"
             )
         with self._lock:
-            if self._writing is not None and self._writing.done():
-                self._wait()
-            if self._writing is None and self._is_due():  # or the thread has failed
-                self._write(self._rows)
+            count = len(self._rows)
+            is_old = count > 0 and time.monotonic() - self._since >= _SECONDS
+            if count >= _DRAWS or count * self._size >= _BYTES or is_old:
+                self.flush()
 
     def _check_open(self) -> None:
         place = self.files.place
@@ -210,10 +183,21 @@ class SampleWriter:
         Raises:
             RuntimeError: draws cannot be written; they stay in memory.
         """
-        if self._process == os.getpid():
-            with self._lock:
-                self._wait()
-                self._write(self._rows)
+        with self._lock:
+            rows = self._rows
+            if not rows or self._process != os.getpid():
+                return
+            self._check_open()
+            first = rows[0][0]
+            tensors = {
+                k: torch.stack([draw[k] for draw, _ in rows])
+                if len(rows) > 1
+                else first[k][None]  # a large draw is not copied
+                for k in self._like
+            }
+            columns = {k: [numbers[k] for _, numbers in rows] for k in rows[0][1]}
+            self.files.add(tensors, columns)
+            self._rows = []  # an interrupt follows a call: it cannot come before this
 
     def checkpoint(self) -> dict[str, int]:
         """Writes waiting draws; returns the chain's position for :meth:`cut_back`."""
@@ -237,8 +221,7 @@ class SampleWriter:
         """Deletes all draws of the chain, for a run that starts again."""
         with self._lock:
             self._check_open()
-            self._wait()
-            self._rows.clear()
+            self._rows = []
             self.files.clear()
             self._is_undecided = False
 
@@ -255,7 +238,6 @@ class SampleWriter:
                 self.flush()
             finally:
                 self._is_closed = True
-                self._thread.shutdown()
                 self.files.close()
                 if isinstance(self._store, SampleStore) and self._store.path is None:
                     self._store.refresh()
@@ -265,30 +247,6 @@ class SampleWriter:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _wait(self) -> None:
-        """Waits for the thread; draws that it could not write wait again."""
-        if self._writing is not None:
-            if self._writing.exception() is None:
-                del self._rows[: self._num_writing]
-            else:
-                self._since = -math.inf  # the next call writes
-        self._writing, self._num_writing = None, 0
-
-    def _write(self, rows: list[_Row]) -> None:
-        """Writes draws as one file, and empties the list."""
-        if rows:
-            self._check_open()
-            first = rows[0][0]
-            tensors = {
-                k: torch.stack([draw[k] for draw, _ in rows])
-                if len(rows) > 1
-                else first[k][None]  # a large draw is not copied
-                for k in self._like
-            }
-            columns = {k: [numbers[k] for _, numbers in rows] for k in rows[0][1]}
-            self.files.add(tensors, columns)
-            rows.clear()
 
 
 def _number(value: Any) -> float:
