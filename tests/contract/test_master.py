@@ -120,9 +120,12 @@ def variance_of_the_chain(momentum):
     return float(np.linalg.solve(np.eye(4) - np.kron(a, a), q.ravel())[0])
 
 
+LEAPFROG = ops.hmc_leapfrog_
+
+
 def rounded_leapfrog(*lists, **move):
     """The mutant of HMC: rounded after every leapfrog step."""
-    ops.hmc_leapfrog_(*lists, **move)
+    LEAPFROG(*lists, **move)
     for p, master in zip(lists[0], lists[-1], strict=True):
         master.copy_(p)
 
@@ -158,10 +161,10 @@ def law_of(kind, dtype, *, forget):
         p.grad = (x / sd**2).to(dtype)
         return (x.double() / sd).square() / 2
 
-    leapfrog = rounded_leapfrog if forget else ops.hmc_leapfrog_
+    leapfrog = rounded_leapfrog if forget else LEAPFROG
     for _ in range(steps):
         if needs_closure(sampler):
-            with mock.patch("torch_sgmcmc._impl.hmc_dynamics.hmc_leapfrog_", leapfrog):
+            with mock.patch("torch_sgmcmc._impl.ops.hmc_leapfrog_", leapfrog):
                 sampler.step(closure)
         else:
             closure()

@@ -8,12 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_sgmcmc._impl.hyperparams import (
-    check_callable,
-    wrong_result,
-    wrong_shape,
-    wrong_type,
-)
+from torch_sgmcmc._impl import hyperparams
 
 Closure = Callable[[Tensor], Tensor]
 
@@ -77,10 +72,10 @@ class PredictorLogLikelihood:
         log_likelihood: Callable[[Tensor, Tensor], Any],
         rows: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        check_callable("outputs", outputs)
-        check_callable("log_likelihood", log_likelihood)
+        hyperparams.check_callable("outputs", outputs)
+        hyperparams.check_callable("log_likelihood", log_likelihood)
         if rows is not None:
-            check_callable("rows", rows)
+            hyperparams.check_callable("rows", rows)
         self._outputs, self._log_likelihood, self._rows = outputs, log_likelihood, rows
 
     def __call__(self, indices: Tensor) -> Any:
@@ -91,10 +86,10 @@ class PredictorLogLikelihood:
         """Returns the model's outputs for the data with these indices, [M, ...]."""
         result = self._outputs(indices)
         if not isinstance(result, Tensor):
-            raise wrong_type("outputs", result, "a tensor")
+            raise hyperparams.wrong_type("outputs", result, "a tensor")
         if result.dim() == 0 or len(result) != len(indices):
             wanted = f"[{len(indices)}, ...], one row for each index"
-            raise wrong_shape("outputs", result, wanted)
+            raise hyperparams.wrong_shape("outputs", result, wanted)
         if torch.is_grad_enabled() and not result.requires_grad:
             raise RuntimeError(
                 "PredictorLogLikelihood got outputs that do not depend on the "
@@ -112,10 +107,10 @@ class PredictorLogLikelihood:
         assert self._rows is not None
         result = self._rows(indices)
         if not isinstance(result, Tensor):
-            raise wrong_type("rows", result, "a tensor")
+            raise hyperparams.wrong_type("rows", result, "a tensor")
         if result.shape != (len(indices), d):
             wanted = f"[{len(indices)}, {d}], one row for each index"
-            raise wrong_shape("rows", result, wanted)
+            raise hyperparams.wrong_shape("rows", result, wanted)
         return result.detach()
 
     def of_outputs(self, outputs: Tensor, indices: Tensor) -> Any:
@@ -205,10 +200,10 @@ def log_likelihoods(closure: Closure, indices: Tensor) -> Tensor:
     values = closure(indices)
     if not isinstance(values, Tensor):
         wanted = "a tensor, of one for each index"
-        raise wrong_result("log-likelihoods", values, wanted)
+        raise hyperparams.wrong_result("log-likelihoods", values, wanted)
     if values.shape != indices.shape:
         wanted = f"{list(indices.shape)}, one for each index"
-        raise wrong_shape("log-likelihoods", values, wanted)
+        raise hyperparams.wrong_shape("log-likelihoods", values, wanted)
     if torch.is_grad_enabled() and not values.requires_grad:
         raise RuntimeError(
             "HMCECS got log-likelihoods from the closure that do not depend on the "

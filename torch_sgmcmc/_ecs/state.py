@@ -13,27 +13,8 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc._ecs import target, taylor
 from torch_sgmcmc._ecs.likelihood import Closure, flat, split
-from torch_sgmcmc._ecs.target import (
-    Estimator,
-    Point,
-    Proposals,
-    Subsample,
-    SubsampledTarget,
-    layout_of,
-)
-from torch_sgmcmc._ecs.taylor import (
-    CONSTANT,
-    LINEAR,
-    PREDICTOR,
-    WHOLE,
-    AllData,
-    Anchor,
-    Prior,
-    TaylorTerms,
-    has_hessian,
-    kinds_of,
-)
 from torch_sgmcmc._impl.hmc_dynamics import leapfrog_steps
 from torch_sgmcmc._impl.hyperparams import check_integer, wrong_shape
 from torch_sgmcmc._impl.parameters import check_sizes
@@ -46,7 +27,7 @@ from torch_sgmcmc.samplers.sampler import SharedSettings
 # Keys of state that no single parameter owns.
 KEYS = ("control_variates", "subsample")
 
-_FORMS = (CONSTANT, LINEAR, PREDICTOR, WHOLE)
+_FORMS = (taylor.CONSTANT, taylor.LINEAR, taylor.PREDICTOR, taylor.WHOLE)
 _SIZES = ("num_data", "num_cells", "num_blocks", "batch_size")
 
 
@@ -54,9 +35,9 @@ class HMCECSBase(SharedSettings):
     """State and statistics of :class:`HMCECS`, with their checks."""
 
     # Recomputed from the state, not saved.
-    _present: Point | None = None
+    _present: target.Point | None = None
     _present_key: tuple[Any, ...] = ()
-    _proposals: Proposals | None = None
+    _proposals: target.Proposals | None = None
     # True from a warm-up's first step until its end.
     _is_warming_up: bool = False
 
@@ -132,7 +113,7 @@ class HMCECSBase(SharedSettings):
         group = self.param_groups[0]
         self._set(num_evaluations=group["num_evaluations"] + evaluations)
 
-    def _prior(self) -> Prior:
+    def _prior(self) -> taylor.Prior:
         like = {"dtype": torch.float64, "device": self._all_params()[0].device}
         precisions, means = [], []
         for group in self.param_groups:
@@ -141,15 +122,15 @@ class HMCECSBase(SharedSettings):
                 precisions.append(torch.full((p.numel(),), precision, **like))
                 mean = self.state.get(p, {}).get(PRIOR_MEAN, group[PRIOR_MEAN])
                 means.append(torch.as_tensor(mean, **like).expand(p.shape).flatten())
-        return Prior(torch.cat(precisions), torch.cat(means))
+        return taylor.Prior(torch.cat(precisions), torch.cat(means))
 
     def _layout(self) -> dict[str, Any]:
-        return layout_of(self.param_groups[0])
+        return target.layout_of(self.param_groups[0])
 
-    def _data(self, closure: Closure) -> AllData:
+    def _data(self, closure: Closure) -> taylor.AllData:
         group = self.param_groups[0]
         sizes = group["num_data"], group["chunk_size"], self._rng.seed
-        return AllData(closure, self._all_params(), *sizes)
+        return taylor.AllData(closure, self._all_params(), *sizes)
 
     def _target_key(self) -> tuple[Any, ...]:
         """Returns the other values that the estimated density depends on."""
@@ -164,31 +145,33 @@ class HMCECSBase(SharedSettings):
         ]
         return (*priors, *means, group["temperature"], group["mean_difference"])
 
-    def _target(self, closure: Closure) -> SubsampledTarget:
+    def _target(self, closure: Closure) -> target.SubsampledTarget:
         group, anchor = self.param_groups[0], self._anchor
-        return SubsampledTarget(
+        return target.SubsampledTarget(
             *(closure, self._all_params(), anchor.theta, anchor.sums, self._prior()),
             *(group["temperature"], self._estimator(), group["max_variance"]),
         )
 
-    def _estimator(self) -> Estimator:
+    def _estimator(self) -> target.Estimator:
         group = self.param_groups[0]
         if group["estimator"] == "perturbed":
-            return Estimator(group["num_data"])
+            return target.Estimator(group["num_data"])
         size, factors = group["subsample_size"], group["num_factors"]
         bound = group["mean_difference"] - factors
-        return Estimator(group["num_data"], size, factors, bound)
+        return target.Estimator(group["num_data"], size, factors, bound)
 
     @property
-    def _anchor(self) -> Anchor:
-        return Anchor.load(self.state["control_variates"])
+    def _anchor(self) -> taylor.Anchor:
+        return taylor.Anchor.load(self.state["control_variates"])
 
     def _anchor_at(
         self, closure: Closure, theta: Tensor, progress: bool, *, moved: bool = False
     ) -> None:
         """Chooses θ*; if draws moved it, θ* must be near the last one."""
         group, prior = self.param_groups[0], self._prior()
-        chosen = Anchor.choose(self._data(closure), theta, prior, group, progress)
+        chosen = taylor.Anchor.choose(
+            self._data(closure), theta, prior, group, progress
+        )
         if moved:
             total, temperature = chosen.sums.value, group["temperature"]
             self._anchor.check_near(total, chosen.theta, prior, temperature)
@@ -216,24 +199,26 @@ class HMCECSBase(SharedSettings):
         self._anchor.check_near(total, theta, self._prior(), group["temperature"])
 
     def _expand(
-        self, closure: Closure, indices: Tensor, anchor: Anchor | None = None
-    ) -> TaylorTerms:
+        self, closure: Closure, indices: Tensor, anchor: taylor.Anchor | None = None
+    ) -> taylor.TaylorTerms:
         self._count(len(indices))
         return (anchor or self._anchor).expand(self._data(closure), indices)
 
-    def _subsample(self, closure: Closure) -> Subsample:
+    def _subsample(self, closure: Closure) -> target.Subsample:
         """Returns the stored subsample; a new one if sizes or the seed have changed."""
         layout, kept = self._layout(), self.state.get("subsample")
         if kept is not None and kept["layout"] == layout:
-            return Subsample.load(kept)
+            return target.Subsample.load(kept)
         expand, device = partial(self._expand, closure), self._all_params()[0].device
-        return Subsample.draw(layout, self._rng.steps, expand, device)
+        return target.Subsample.draw(layout, self._rng.steps, expand, device)
 
-    def _proposed(self, closure: Closure, current: Subsample) -> Subsample:
+    def _proposed(
+        self, closure: Closure, current: target.Subsample
+    ) -> target.Subsample:
         layout, step = self._layout(), self._rng.steps
         if self._proposals is None or not self._proposals.covers(layout, step):
             expand, device = partial(self._expand, closure), current.indices.device
-            self._proposals = Proposals(layout, step, expand, device)
+            self._proposals = target.Proposals(layout, step, expand, device)
         return self._proposals.apply(step, current)
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -311,7 +296,7 @@ def _check_anchor(kept: Any, d: int) -> None:
     check_integer("num_data", kept["num_data"], low=1)
     _double("value", kept["value"], [])
     _double("gradient", kept["gradient"], [d])
-    _double("hessian", kept["hessian"], [d, d], has_hessian(form))
+    _double("hessian", kept["hessian"], [d, d], taylor.has_hessian(form))
     whitening = kept["whitening"]
     if whitening is not None:
         matrix = getattr(whitening, "ndim", 0) == 2
@@ -339,10 +324,10 @@ def _check_subsample(kept: Any, form: str, d: int) -> None:
     _check_number("terms", kept["terms"], 4)
     values, gradients, scales, hessians = kept["terms"]
     _double("values", values, [m])
-    kinds = kinds_of(form)
+    kinds = taylor.kinds_of(form)
     _double("gradients", gradients, [kinds, m, d])
     _double("scales", scales, [m], kinds == 2)
-    _double("hessians", hessians, [m, d, d], form == WHOLE)
+    _double("hessians", hessians, [m, d, d], form == taylor.WHOLE)
 
 
 def _need(what: str, kept: Any, keys: Sequence[str]) -> None:

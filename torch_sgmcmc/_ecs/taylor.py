@@ -21,15 +21,7 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._ecs.likelihood import (
-    Closure,
-    LikelihoodGraph,
-    PredictorLogLikelihood,
-    flat,
-    jacobian,
-    log_likelihoods,
-    split,
-)
+from torch_sgmcmc._ecs import likelihood
 from torch_sgmcmc._impl.hyperparams import wrong_shape
 from torch_sgmcmc._impl.ops import gaussian_
 from torch_sgmcmc._impl.parameters import exchanged
@@ -66,7 +58,7 @@ class TaylorTerms:
     @classmethod
     def at_present(
         cls,
-        closure: Closure,
+        closure: likelihood.Closure,
         params: list[Tensor],
         indices: Tensor,
         form: str,
@@ -96,9 +88,9 @@ class TaylorTerms:
         if form == LINEAR and len(like) > _MANY:
             return cls(*_one_by_one(closure, params, indices))
         with torch.enable_grad():
-            values = log_likelihoods(closure, indices)
+            values = likelihood.log_likelihoods(closure, indices)
         constants = values.detach().double()
-        graph = LikelihoodGraph(values, params)
+        graph = likelihood.LikelihoodGraph(values, params)
         gradients = graph.gradients().double()
         if form == LINEAR:
             return cls(constants, gradients[None].contiguous())
@@ -172,7 +164,7 @@ class TaylorSums:
     @classmethod
     def at_present(
         cls,
-        closure: Closure,
+        closure: likelihood.Closure,
         params: list[Tensor],
         chunks: Iterable[Tensor],
         form: str,
@@ -204,9 +196,9 @@ class TaylorSums:
                 hessian += (second[:, None] * rows).t() @ rows
                 continue
             with torch.enable_grad():
-                values = log_likelihoods(closure, indices)
+                values = likelihood.log_likelihoods(closure, indices)
             value += values.detach().double().sum()
-            graph = LikelihoodGraph(values, params)
+            graph = likelihood.LikelihoodGraph(values, params)
             gradient += graph.gradient.detach().double()
             if form == WHOLE:
                 hessian += graph.hessian().double()
@@ -232,30 +224,30 @@ def has_hessian(form: str) -> bool:
 
 
 def _one_by_one(
-    closure: Closure, params: list[Tensor], indices: Tensor
+    closure: likelihood.Closure, params: list[Tensor], indices: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Returns ℓ [M] and its gradients [1, M, d], by a backward pass for each datum."""
     values, rows = [], []
     for part in indices.split(_TOGETHER):
         with torch.enable_grad():
-            some = log_likelihoods(closure, part)
+            some = likelihood.log_likelihoods(closure, part)
         values.append(some.detach())
-        rows.append(jacobian(some, params, width=1))
+        rows.append(likelihood.jacobian(some, params, width=1))
     return torch.cat(values).double(), torch.cat(rows).double()[None]
 
 
-def _without_graph(closure: Closure, indices: Tensor) -> Tensor:
+def _without_graph(closure: likelihood.Closure, indices: Tensor) -> Tensor:
     with torch.no_grad():
-        return log_likelihoods(closure, indices).double()
+        return likelihood.log_likelihoods(closure, indices).double()
 
 
-def has_rows(closure: Closure) -> bool:
+def has_rows(closure: likelihood.Closure) -> bool:
     """Returns True for a PredictorLogLikelihood with rows."""
-    return isinstance(closure, PredictorLogLikelihood) and closure.has_rows
+    return isinstance(closure, likelihood.PredictorLogLikelihood) and closure.has_rows
 
 
 def _by_predictor(
-    closure: Closure, indices: Tensor, d: int
+    closure: likelihood.Closure, indices: Tensor, d: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns ℓ, its first and second derivative by η, and the rows x, in float64."""
     if not has_rows(closure):
@@ -263,13 +255,15 @@ def _by_predictor(
             "HMCECS's control variates need a PredictorLogLikelihood with rows: give "
             "step() such a closure, or call set_anchor() with this one"
         )
-    assert isinstance(closure, PredictorLogLikelihood)
+    assert isinstance(closure, likelihood.PredictorLogLikelihood)
     with torch.no_grad():
         eta = closure.outputs(indices).detach().requires_grad_()
     _check_predictors(eta, indices)
     second = None
     with torch.enable_grad():
-        values = log_likelihoods(lambda i: closure.of_outputs(eta, i), indices)
+        values = likelihood.log_likelihoods(
+            lambda i: closure.of_outputs(eta, i), indices
+        )
         ones = torch.ones_like(values)
         (first,) = torch.autograd.grad(values, eta, ones, create_graph=True)
         if first.requires_grad:  # else ℓ is linear in η
@@ -288,13 +282,13 @@ def _check_predictors(eta: Tensor, indices: Tensor) -> None:
 
 
 def _check_rows(
-    closure: Closure, params: list[Tensor], indices: Tensor, z: Tensor
+    closure: likelihood.Closure, params: list[Tensor], indices: Tensor, z: Tensor
 ) -> None:
-    assert isinstance(closure, PredictorLogLikelihood)
+    assert isinstance(closure, likelihood.PredictorLogLikelihood)
     with torch.enable_grad():
         eta = closure.outputs(indices)
     _check_predictors(eta, indices)
-    truth = LikelihoodGraph(eta, params).along(z).detach().double()
+    truth = likelihood.LikelihoodGraph(eta, params).along(z).detach().double()
     given = closure.rows(indices, len(z)).double() @ z
     tolerance = 1e-6 if params[0].dtype == torch.float64 else 1e-2
     if not (given - truth).abs().sum() <= tolerance * truth.abs().sum():
@@ -325,7 +319,7 @@ class Prior:
 class AllData:
     """The log-likelihoods of all data, chunk by chunk."""
 
-    closure: Closure
+    closure: likelihood.Closure
     params: list[Tensor]
     num_data: int
     chunk_size: int
@@ -342,7 +336,7 @@ class AllData:
         sums = []
         for chunk in self.chunks("log posterior", progress):
             with torch.enable_grad():
-                values = log_likelihoods(self.closure, chunk)
+                values = likelihood.log_likelihoods(self.closure, chunk)
             sums.append(values.detach().double().sum())
         return torch.stack(sums).sum()
 
@@ -351,7 +345,7 @@ class AllData:
         probe = torch.empty_like(like)
         stream = {"purpose": _C.Purpose.PROBE, "seed": self.seed, "step": 0}
         gaussian_([probe], std=1.0, offsets=[0], **stream)
-        return flat(split(probe, self.params)).double()
+        return likelihood.flat(likelihood.split(probe, self.params)).double()
 
 
 @dataclass(frozen=True)
@@ -373,8 +367,8 @@ class Anchor:
         progress: bool,
     ) -> Anchor:
         """Chooses θ*, by a pass through all data, with a param group's settings."""
-        there = split(theta, data.params)
-        theta = flat(there).double()  # as rounded
+        there = likelihood.split(theta, data.params)
+        theta = likelihood.flat(there).double()  # as rounded
         order = group["taylor_order"]
         form = low = CONSTANT if order == 0 else LINEAR
         if order == 2 or group["mass_matrix"] != "identity":
@@ -403,7 +397,7 @@ class Anchor:
     def expand(self, data: AllData, indices: Tensor) -> TaylorTerms:
         """Returns the expansions of the data with these indices."""
         params = data.params
-        with exchanged(params, split(self.theta, params)):
+        with exchanged(params, likelihood.split(self.theta, params)):
             return TaylorTerms.at_present(
                 data.closure, params, indices, self.sums.form, self.theta
             )

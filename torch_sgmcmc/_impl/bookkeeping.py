@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from torch_sgmcmc._impl import distributed
+from torch_sgmcmc._impl import distributed, parameters
 from torch_sgmcmc._impl.context import MissingGrads, StepContext
 from torch_sgmcmc._impl.dtensor import placement_of
 from torch_sgmcmc._impl.finite_check import read_pending
@@ -25,12 +25,6 @@ from torch_sgmcmc._impl.hyperparams import (
     draw_seed,
     number_of_lr,
     plain,
-)
-from torch_sgmcmc._impl.parameters import (
-    check_chains,
-    check_memory,
-    check_parameter,
-    reassign_noise_offsets,
 )
 from torch_sgmcmc._impl.random_state import OF_GROUP, RandomState
 from torch_sgmcmc._impl.state import check_records, record_estimate
@@ -346,7 +340,9 @@ class Bookkeeping(Optimizer):
         """
         self._refuse_monitor("parameters")
         self._rng.check(type(self).__name__, self.param_groups)
-        if reassign_noise_offsets(self._current_context(), self._check_parameter):
+        if parameters.reassign_noise_offsets(
+            self._current_context(), self._check_parameter
+        ):
             self._find_placement()
             self._parameters_changed()
             self._show()
@@ -367,11 +363,11 @@ class Bookkeeping(Optimizer):
         )
 
     def _check_memory(self) -> None:
-        check_memory(group["params"] for group in self.param_groups)
+        parameters.check_memory(group["params"] for group in self.param_groups)
 
     def _check_parameter(self, p: Tensor) -> None:
-        check_parameter(type(self).__name__, p, self._SPEC.takes_shards)
-        check_chains(p, self.param_groups[0].get("num_chains"))
+        parameters.check_parameter(type(self).__name__, p, self._SPEC.takes_shards)
+        parameters.check_chains(p, self.param_groups[0].get("num_chains"))
 
     def _check_all_groups(self) -> None:
         """Raises if a hyperparameter is out of range or misspelt.
@@ -517,7 +513,7 @@ class Bookkeeping(Optimizer):
         num_chains = state_dict["param_groups"][0].get("num_chains")
         for group in self.param_groups:
             for p in group["params"]:
-                check_chains(p, num_chains)
+                parameters.check_chains(p, num_chains)
 
     def _finish_loading(self, state_dict: dict[str, Any]) -> None:
         """Completes torch's loading of a checked state dict."""

@@ -13,17 +13,10 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl import dtensor
+from torch_sgmcmc._impl import dtensor, ops
 from torch_sgmcmc._impl.context import StepContext, TensorLists
 from torch_sgmcmc._impl.finite_check import check_finite
 from torch_sgmcmc._impl.hyperparams import check_real
-from torch_sgmcmc._impl.ops import (
-    hmc_energy,
-    hmc_leapfrog_,
-    hmc_momenta_,
-    metropolis_decide,
-    select_chains_,
-)
 from torch_sgmcmc._impl.parameters import fresh_gradients, same_parameters
 from torch_sgmcmc._impl.user_state import MASS, prior_of
 from torch_sgmcmc._impl.utils import blank, has_master, state_dtype
@@ -74,7 +67,7 @@ class Hamiltonian(SharedSettings):
         ]
         new = [i for i, s in enumerate(states) if draws_all or "momentum" not in s]
         if new:
-            context.placement.updating(hmc_momenta_)(
+            context.placement.updating(ops.hmc_momenta_)(
                 [momenta[i] for i in new],
                 [masses[i] for i in new] if masses else [],
                 temperature=group["temperature"],
@@ -143,7 +136,7 @@ class Hamiltonian(SharedSettings):
     def _leapfrog(
         self, work: list[TensorLists], motion: list[Motion], kick: float, drift: float
     ) -> None:
-        leapfrog_ = self._context.placement.without_noise(hmc_leapfrog_)
+        leapfrog_ = self._context.placement.without_noise(ops.hmc_leapfrog_)
         for (group, params, grads, _), moving in zip(work, motion, strict=True):
             leapfrog_(
                 params,
@@ -169,7 +162,7 @@ class Hamiltonian(SharedSettings):
             part.to(device)
             for (group, params, _, _), moving in zip(work, motion, strict=True)
             for part in self._context.placement.sums(
-                hmc_energy,
+                ops.hmc_energy,
                 params,
                 moving.momenta,
                 moving.masses,
@@ -195,7 +188,7 @@ class Hamiltonian(SharedSettings):
         """Makes the Metropolis test, restores rejected chains; returns acceptance."""
         group = self.param_groups[0]
         finite = log_ratios.isfinite()
-        accepted = finite & metropolis_decide(
+        accepted = finite & ops.metropolis_decide(
             log_ratios,
             proposal=0,
             purpose=_C.Purpose.METROPOLIS,
@@ -203,7 +196,7 @@ class Hamiltonian(SharedSettings):
         )
         num_accepted = int(accepted.sum())
 
-        select = self._context.placement.without_noise(select_chains_)
+        select = self._context.placement.without_noise(ops.select_chains_)
 
         def restore_params(
             tensors: list[Tensor], before: list[Tensor], mask: Tensor

@@ -24,14 +24,8 @@ import torch
 from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-from torch_sgmcmc._impl import dtensor
+from torch_sgmcmc._impl import dtensor, hyperparams
 from torch_sgmcmc._impl.context import StepContext
-from torch_sgmcmc._impl.hyperparams import (
-    check_capturable,
-    check_choice,
-    check_integer,
-    check_seed,
-)
 from torch_sgmcmc._impl.random_state import FORMAT, OFFSETS, SIZES, check_numbers
 from torch_sgmcmc._impl.user_state import PRIOR_MEAN, STEP, given
 from torch_sgmcmc._impl.utils import has_master, plain_name, state_dtype
@@ -145,10 +139,10 @@ def check_state_dict(
     check_numbers(groups, context.groups, context.numel)
     indices = set()
     for i, (theirs, ours) in enumerate(zip(groups, context.groups, strict=True)):
-        check_seed(theirs["seed"])
+        hyperparams.check_seed(theirs["seed"])
         check_count("step", theirs["step"])
-        check_capturable(theirs["capturable"])
-        check_choice(theirs["nonfinite"], context.spec.nonfinite)
+        hyperparams.check_capturable(theirs["capturable"])
+        hyperparams.check_choice(theirs["nonfinite"], context.spec.nonfinite)
         check_count("num_skipped", theirs["num_skipped"])
         expected.check_group(theirs)
         if theirs["capturable"] and expected.spec.needs_closure:
@@ -199,7 +193,7 @@ def check_count(name: str, value: object) -> int:
                 f"Invalid {name}: {value!r} (must be an int, or a Tensor of one int64)"
             )
         value = int(value)
-    count = check_integer(name, value)
+    count = hyperparams.check_integer(name, value)
     if count >= 2**62:  # C++ adds to it in 64 bits
         raise ValueError(f"Invalid {name}: {count} (must be in [0, 2^62))")
     return count

@@ -22,22 +22,10 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc._impl import ops
 from torch_sgmcmc._impl.context import StepContext
 from torch_sgmcmc._impl.finite_check import nonfinite_error
 from torch_sgmcmc._impl.hyperparams import wrong_type
-from torch_sgmcmc._impl.ops import (
-    gaussian_,
-    sbps_adapt_,
-    sbps_line_sums,
-    sbps_place_,
-    sbps_precondition_,
-    sbps_precondition_sums_,
-    sbps_preconditioner_sum,
-    sbps_reflect_,
-    sbps_reflect_sums_,
-    sbps_reflection_sums,
-    sum_of_squares,
-)
 from torch_sgmcmc._impl.parameters import check_cuda
 from torch_sgmcmc._impl.user_state import PRECONDITIONER, PRIOR_MEAN, given
 from torch_sgmcmc._impl.utils import state_dtype
@@ -203,14 +191,14 @@ class Trajectory:
     def place(self, time: float) -> None:
         """Moves the parameters to a time since the line began."""
         for part in self.parts:
-            sbps_place_(part.params, part.origin, part.directions, time=time)
+            ops.sbps_place_(part.params, part.origin, part.directions, time=time)
         increment_version(self.params)
 
     def is_at(self, time: float) -> bool:
         """Returns whether the parameters are at the trajectory's position of a time."""
         for part in self.parts:
             there = [torch.empty_like(p) for p in part.params]
-            sbps_place_(there, part.origin, part.directions, time=time)
+            ops.sbps_place_(there, part.origin, part.directions, time=time)
             if not all(map(torch.equal, there, part.params)):
                 return False
         return True
@@ -232,7 +220,7 @@ class Trajectory:
         origins = []
         for part in self.parts:
             there = [torch.empty_like(x) for x in part.origin]
-            sbps_place_(there, part.origin, part.directions, time=time)
+            ops.sbps_place_(there, part.origin, part.directions, time=time)
             origins.append(there)
         return origins
 
@@ -255,8 +243,8 @@ class Trajectory:
         for _ in range(2):
             squares = 0.0
             for part in parts:
-                gaussian_(part.velocity, std=std, offsets=part.offsets, **key)
-                squares += float(sum_of_squares(part.velocity))
+                ops.gaussian_(part.velocity, std=std, offsets=part.offsets, **key)
+                squares += float(ops.sum_of_squares(part.velocity))
             if squares == 0:  # once in 2^31 draws of a single number
                 parts[0].velocity[0].view(-1)[0] = 1.0
                 break
@@ -288,9 +276,9 @@ class Trajectory:
             lists = part.params, part_grads, velocities
             turn = {"scale": scale, "gain": gain, **part.prior}
             if common["preconditioned"] or part.prior_precision == 0:
-                sbps_reflect_(*lists, part.preconditioner, **turn)
+                ops.sbps_reflect_(*lists, part.preconditioner, **turn)
             else:
-                line_sums.append(sbps_reflect_sums_(*lists, origin, **turn))
+                line_sums.append(ops.sbps_reflect_sums_(*lists, origin, **turn))
             squares = _learned(part, part_grads, common)
             moved = {"origin": origin, "velocity": velocities}
             parts.append(replace(part, **moved, square_average=squares))
@@ -318,7 +306,7 @@ class Trajectory:
         product = gradient = velocity = 0.0
         for part, part_grads in zip(self.parts, self._split(grads), strict=True):
             lists = part.params, part_grads, part.velocity, part.preconditioner
-            a, b, c = sbps_reflection_sums(*lists, **part.prior).tolist()
+            a, b, c = ops.sbps_reflection_sums(*lists, **part.prior).tolist()
             product, gradient, velocity = product + a, gradient + b, velocity + c
         return product, gradient, velocity
 
@@ -331,7 +319,7 @@ class Trajectory:
         if self._prior is None:
             parts = [part for part in self.parts if part.prior_precision > 0]
             self._prior = self._prior_of(
-                [sbps_line_sums(p.origin, p.directions, **p.mean) for p in parts]
+                [ops.sbps_line_sums(p.origin, p.directions, **p.mean) for p in parts]
             )
         begin, slope = self._prior
         return begin + time * slope
@@ -356,7 +344,7 @@ def _learned(
     if not (part.square_average and common["adapt"]):
         return part.square_average
     squares = [v.clone() for v in part.square_average]
-    sbps_adapt_(part.params, grads, squares, decay=common["decay"], **part.prior)
+    ops.sbps_adapt_(part.params, grads, squares, decay=common["decay"], **part.prior)
     return squares
 
 
@@ -399,7 +387,7 @@ def _steered(
         return Trajectory(parts)
     eps, total, count = common["eps"], 0.0, 0
     for part in parts:
-        total += float(sbps_preconditioner_sum(part.square_average, eps=eps))
+        total += float(ops.sbps_preconditioner_sum(part.square_average, eps=eps))
         count += sum(p.numel() for p in part.params)
     line_sums = []
     for part in parts:
@@ -408,9 +396,11 @@ def _steered(
         lists = part.square_average, part.velocity, part.preconditioner, part.direction
         scale = {"eps": eps, "scale": count / total}
         if part.prior_precision == 0:
-            sbps_precondition_(*lists, **scale)
+            ops.sbps_precondition_(*lists, **scale)
         else:
-            sums = sbps_precondition_sums_(*lists, part.origin, **scale, **part.mean)
+            sums = ops.sbps_precondition_sums_(
+                *lists, part.origin, **scale, **part.mean
+            )
             line_sums.append(sums)
     return Trajectory(parts, line_sums)
 

@@ -11,14 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_sgmcmc._impl import hyperparams
 from torch_sgmcmc._impl.context import context_of
 from torch_sgmcmc._impl.dtensor import refuse
-from torch_sgmcmc._impl.hyperparams import (
-    check_integer,
-    check_real,
-    draw_seed,
-    wrong_type,
-)
 from torch_sgmcmc._impl.parameters import exchanged, kept_gradients
 from torch_sgmcmc._impl.random_state import fold_in
 from torch_sgmcmc._impl.user_state import PRIOR_MEAN
@@ -193,18 +188,18 @@ def local_learning_coefficient(
         E. Lau, Z. Furman, G. Wang, D. Murfet and S. Wei, The Local Learning
         Coefficient: A Singularity-Aware Complexity Measure, arXiv 2308.12108, 2023.
     """
-    check_integer("num_data", num_data, low=3)
-    check_integer("burn_in", burn_in)
-    check_integer("draws", draws, low=2)
-    check_integer("chains", chains, low=2)
-    check_real("localization", localization, low_open=True)
+    hyperparams.check_integer("num_data", num_data, low=3)
+    hyperparams.check_integer("burn_in", burn_in)
+    hyperparams.check_integer("draws", draws, low=2)
+    hyperparams.check_integer("chains", chains, low=2)
+    hyperparams.check_real("localization", localization, low_open=True)
     if inverse_temperature is None:
         inverse_temperature = num_data / math.log(num_data)
-    check_real("inverse_temperature", inverse_temperature, low_open=True)
+    hyperparams.check_real("inverse_temperature", inverse_temperature, low_open=True)
     if batch_size is not None:
-        check_integer("batch_size", batch_size, low=1, high=num_data + 1)
+        hyperparams.check_integer("batch_size", batch_size, low=1, high=num_data + 1)
         batch_size = None if batch_size == num_data else batch_size
-    seed = draw_seed(seed)
+    seed = hyperparams.draw_seed(seed)
     moving = [p for p in params if p.requires_grad]
     if not moving:
         raise ValueError("Invalid params: none requires gradients")
@@ -348,7 +343,9 @@ def _check(
     batch_size: int | None,
 ) -> None:
     if not isinstance(sampler, Sampler) or isinstance(sampler, (SBPS, HMCECS)):
-        raise wrong_type("sampler", sampler, "a sampler, and not SBPS or HMCECS")
+        raise hyperparams.wrong_type(
+            "sampler", sampler, "a sampler, and not SBPS or HMCECS"
+        )
     if isinstance(sampler, HMC) and batch_size is not None:
         raise ValueError("Invalid batch_size: HMC needs all data (None)")
     groups = sampler.param_groups

@@ -12,19 +12,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from torch_sgmcmc._impl import hyperparams
 from torch_sgmcmc._impl.context import (
     StepContext,
     TensorLists,
     context_of,
     kind_of,
     tensor_lists_of,
-)
-from torch_sgmcmc._impl.hyperparams import (
-    check_integer,
-    check_real,
-    noise_estimate,
-    scales,
-    wrong_type,
 )
 from torch_sgmcmc._impl.ops import temperature_sums
 from torch_sgmcmc._impl.parameters import fresh_gradients
@@ -211,8 +205,10 @@ class TemperatureMonitor:
         names: Sequence[str] | None = None,
     ) -> None:
         if not isinstance(sampler, Sampler):
-            raise wrong_type("sampler", sampler, "a sampler of torch_sgmcmc")
-        check_integer("every", every, low=1)
+            raise hyperparams.wrong_type(
+                "sampler", sampler, "a sampler of torch_sgmcmc"
+            )
+        hyperparams.check_integer("every", every, low=1)
         context_of(sampler).placement.refuse(
             "Invalid sampler: it has DTensors, and a monitor sums over whole "
             "parameters (observe replicas under DistributedDataParallel)"
@@ -292,7 +288,7 @@ class TemperatureMonitor:
         Raises:
             ValueError: the state belongs to other parameters. Nothing has been loaded.
         """
-        check_integer("every", state_dict["every"], low=1)
+        hyperparams.check_integer("every", state_dict["every"], low=1)
         previous = self._read_previous(state_dict.get("previous_gradients"))
         self._means.state = state_dict["series"]
         self._rows.clear()
@@ -432,7 +428,7 @@ class TemperatureMonitor:
             motion = Motion.NONE if plain else self._motion
             states = [state.get(p, {}) for p in params]
             kind, movers, statistics = _LANGEVIN, [], []
-            factors = {} if plain else scales(group)
+            factors = {} if plain else hyperparams.scales(group)
             if not plain and "momentum" in states[0]:
                 kind, movers = _MOMENTUM, [s["momentum"] for s in states]
                 if "momentum_scale" in factors:
@@ -543,7 +539,7 @@ class TemperatureMonitor:
 
     def group(self, index: int) -> Temperatures:
         """Returns the temperatures of a param group."""
-        check_integer("index", index, low=0)
+        hyperparams.check_integer("index", index, low=0)
         count = self._means.num_groups
         if index >= count:
             raise ValueError(f"Invalid index: {index} (there are {count} groups)")
@@ -572,8 +568,8 @@ class TemperatureMonitor:
             Tensors that are "above T", "below T", "not in equilibrium" or have a
             "biased gradient".
         """
-        check_real("budget", budget, low_open=True)
-        check_real("rate", rate, high=1.0, low_open=True)
+        hyperparams.check_real("budget", budget, low_open=True)
+        hyperparams.check_real("rate", rate, high=1.0, low_open=True)
         self._read()
         found = self._means.issues(budget, rate)
         return [
@@ -585,8 +581,8 @@ class TemperatureMonitor:
 
         The arguments are as for :meth:`issues`.
         """
-        check_real("budget", budget, low_open=True)
-        check_real("rate", rate, high=1.0, low_open=True)
+        hyperparams.check_real("budget", budget, low_open=True)
+        hyperparams.check_real("rate", rate, high=1.0, low_open=True)
         self._read()
         sampler = self.sampler
         takes = sampler is not None and "noise_estimate" in sampler.defaults
@@ -652,7 +648,7 @@ def step_of(group: Mapping[str, Any], motion: Motion) -> Step:
     estimate = 0.0
     if "noise_estimate" in group:
         is_online = isinstance(group["noise_estimate"], str)
-        estimate = math.nan if is_online else noise_estimate(group)
+        estimate = math.nan if is_online else hyperparams.noise_estimate(group)
     names = ("num_data", "temperature")
     return Step(
         *(motion, float(group.get("lr", 0.0)), *(float(group[name]) for name in names)),

@@ -14,15 +14,8 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
+from torch_sgmcmc._impl import utils
 from torch_sgmcmc._impl.hyperparams import check_integer, check_real, wrong_type
-from torch_sgmcmc._impl.utils import (
-    Snapshot,
-    mapped,
-    plain_names,
-    resolved,
-    tensors_in,
-    unwrapped,
-)
 from torch_sgmcmc.posterior.store import Draw
 from torch_sgmcmc.posterior.store_files import checksums
 
@@ -141,7 +134,9 @@ def logits_of(outputs: Any) -> Any:
 
 def moved(batch: Any, device: torch.device | None) -> Any:
     """Returns a batch (tensors, mappings, lists, tuples) moved to a device."""
-    return mapped(lambda t: t.to(device, non_blocking=True) if device else t, batch)
+    return utils.mapped(
+        lambda t: t.to(device, non_blocking=True) if device else t, batch
+    )
 
 
 def model_device(model: nn.Module) -> torch.device | None:
@@ -173,7 +168,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """
     flags = [(module, module.training) for module in model.modules()]
     is_training = model.training
-    before = Snapshot(model, model.parameters()) if has_modes(model) else None
+    before = utils.Snapshot(model, model.parameters()) if has_modes(model) else None
     device = model_device(model)
     cuda = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(cuda), torch.no_grad():  # loaders draw seeds
@@ -199,7 +194,7 @@ class Replacements:
             for name, tensor in named(remove_duplicate=False):
                 self._own[name] = tensor
                 self._first[name] = seen.setdefault(id(tensor), name)
-        named = plain_names(model, self._own).items()
+        named = utils.plain_names(model, self._own).items()
         self._of_plain = {plain: name for name, plain in named}
         self._places: dict[str, tuple[Tensor, str]] = {}
         self._checked: set[int] = set()  # ids of stores' checksums
@@ -207,7 +202,7 @@ class Replacements:
     def of(self, draw: Any) -> dict[str, Tensor]:
         """Returns the draw's tensors by name."""
         if isinstance(draw, nn.Module):
-            draw = unwrapped(draw)
+            draw = utils.unwrapped(draw)
             draw = {**dict(draw.named_parameters()), **dict(draw.named_buffers())}
         elif not isinstance(draw, Mapping):
             wanted = "a mapping from names to tensors, or a module"
@@ -239,7 +234,7 @@ class Replacements:
         """Returns the model's tensor and its first name for a name in a draw."""
         place = self._places.get(given)
         if place is None:
-            name = self._of_plain.get(resolved(given, self._of_plain), given)
+            name = self._of_plain.get(utils.resolved(given, self._of_plain), given)
             if name not in self._own:
                 raise ValueError(
                     f"Invalid draw: the model has no parameter or buffer {given!r}"
@@ -409,7 +404,7 @@ def _as_tensor(inputs: Any) -> Any:
 
 
 def _probe(batch: Any) -> Tensor | None:
-    for tensor in tensors_in(batch):
+    for tensor in utils.tensors_in(batch):
         flat = tensor.reshape(-1)
         return flat[:: max(1, len(flat) // _PROBED)].clone()
     return None

@@ -14,14 +14,8 @@ from torch import Tensor
 
 from torch_sgmcmc._impl.hyperparams import check_integer
 from torch_sgmcmc.losses import Likelihood
+from torch_sgmcmc.posterior import store_files
 from torch_sgmcmc.posterior.store import SampleStore, folder_of
-from torch_sgmcmc.posterior.store_files import (
-    Chain,
-    FolderChain,
-    StoreInfo,
-    as_stored,
-    checksums,
-)
 
 __all__ = ["SampleWriter"]
 
@@ -67,16 +61,18 @@ class SampleWriter:
         if not tensors:
             raise ValueError("Invalid tensors: there are none to store")
         # Without data, for names, shapes and dtypes.
-        self._like = {k: as_stored(k, t, dtype) for k, t in tensors.items()}
+        self._like = {k: store_files.as_stored(k, t, dtype) for k, t in tensors.items()}
         self._size = sum(t.nbytes for t in self._like.values())
         settings = None if likelihood is None else likelihood.settings()
-        info = StoreInfo.of(self._like, checksums(not_sampled or {}), settings)
+        info = store_files.StoreInfo.of(
+            self._like, store_files.checksums(not_sampled or {}), settings
+        )
         self._store = store  # one in memory lives with its writer
         folder = folder_of(store)
         if folder is None:
-            self.files = Chain.in_memory(store.memory, chain, info)
+            self.files = store_files.Chain.in_memory(store.memory, chain, info)
         else:
-            self.files = FolderChain(folder, chain, info)
+            self.files = store_files.FolderChain(folder, chain, info)
         # True while draws of an earlier run await a decision of the caller.
         self._is_undecided = len(self) > 0
         self._rows: list[tuple[dict[str, Tensor], dict[str, Any]]] = []

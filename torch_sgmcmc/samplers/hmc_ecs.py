@@ -21,19 +21,8 @@ from torch_sgmcmc._ecs.target import (
     follow,
     schedule,
 )
+from torch_sgmcmc._impl import finite_check, hmc_dynamics
 from torch_sgmcmc._impl.distributed import refuse_lone_decisions
-from torch_sgmcmc._impl.finite_check import (
-    SkipStep,
-    count_skipped_step,
-    nonfinite_error,
-    nonfinite_policy,
-)
-from torch_sgmcmc._impl.hmc_dynamics import (
-    MOST_WARMUP_STEPS,
-    DualAveraging,
-    leapfrog_steps,
-    mean_acceptance,
-)
 from torch_sgmcmc._impl.hyperparams import check_integer, check_real
 from torch_sgmcmc._impl.ops import hmc_momenta_, metropolis_decide, sum_of_squares
 from torch_sgmcmc._impl.parameters import by_lightning, refuse_scaler
@@ -292,8 +281,8 @@ class HMCECS(HMCECSBase):
         self._begin_step()
         try:
             self._sweep(closure)
-        except SkipStep:
-            count_skipped_step(self._current_context())
+        except finite_check.SkipStep:
+            finite_check.count_skipped_step(self._current_context())
             return torch.tensor(math.nan, dtype=torch.float64)
         assert self._present is not None
         group, present = self.param_groups[0], self._present
@@ -352,14 +341,14 @@ class HMCECS(HMCECSBase):
         self.set_anchor(closure, progress=progress)
         self._is_warming_up = True
         step_size = self.param_groups[0]["step_size"]
-        adaptation = DualAveraging(step_size, target_acceptance)
+        adaptation = hmc_dynamics.DualAveraging(step_size, target_acceptance)
         draws: list[tuple[Tensor, Estimate]] = []
         for done in progress_bar(range(1, steps + 1), "warm-up", progress):
             try:
-                log_ratio = self._sweep(closure, MOST_WARMUP_STEPS)
-            except SkipStep as skipped:  # a warm-up needs all of its steps
+                log_ratio = self._sweep(closure, hmc_dynamics.MOST_WARMUP_STEPS)
+            except finite_check.SkipStep as skipped:  # a warm-up needs all of its steps
                 raise RuntimeError(*skipped.args) from None
-            adaptation.update(mean_acceptance([log_ratio]))
+            adaptation.update(hmc_dynamics.mean_acceptance([log_ratio]))
             self._set(step_size=adaptation.step_size)
             assert self._present is not None
             draws.append((self._present.theta, self._present.estimate))
@@ -372,7 +361,9 @@ class HMCECS(HMCECSBase):
                 theta = torch.stack([theta for theta, _ in late]).mean(0)
                 self._anchor_at(closure, theta, progress, moved=True)
                 self._set(step_size=adaptation.averaged)
-                adaptation = DualAveraging(adaptation.averaged, target_acceptance)
+                adaptation = hmc_dynamics.DualAveraging(
+                    adaptation.averaged, target_acceptance
+                )
                 draws = []
         self._check_place(closure, progress)
         self._set(step_size=adaptation.averaged, **dict.fromkeys(_COUNTERS, 0))
@@ -434,8 +425,8 @@ class HMCECS(HMCECSBase):
         ):
             last = target.at(subsample, theta)
         if not math.isfinite(last.log):
-            raise nonfinite_error(
-                nonfinite_policy(self._current_context()),
+            raise finite_check.nonfinite_error(
+                finite_check.nonfinite_policy(self._current_context()),
                 "HMCECS got log-likelihoods or parameters that are not finite at the "
                 "start of a step",
             )
@@ -487,7 +478,7 @@ class HMCECS(HMCECSBase):
     def _num_steps(self, most: int | None = None) -> int:
         group = self.param_groups[0]
         sizes = group["trajectory_length"], group["step_size"]
-        return leapfrog_steps(None, *sizes, most)
+        return hmc_dynamics.leapfrog_steps(None, *sizes, most)
 
     def _is_check_due(self) -> bool:
         """Returns True at a rate that makes checks of θ a tenth of the evaluations."""

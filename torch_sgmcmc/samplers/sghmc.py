@@ -10,11 +10,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc._impl import hyperparams
 from torch_sgmcmc._impl.context import StepContext, TensorLists
-from torch_sgmcmc._impl.hyperparams import (
-    check_friction,
-    check_noise_estimate,
-)
 from torch_sgmcmc._impl.ops import gradient_variance_
 from torch_sgmcmc._impl.parameters import check_fits
 from torch_sgmcmc._impl.state import start_masters, start_momenta
@@ -141,7 +138,7 @@ class SGHMC(Sampler):
                 "Invalid noise_estimate: 'online' is checked on the host at every step "
                 "and excludes capturable=True"
             )
-        check_noise_estimate(group, 1.0 - group["momentum"], _FRICTION)
+        hyperparams.check_noise_estimate(group, 1.0 - group["momentum"], _FRICTION)
 
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         state = super()._blank_state(group, p)
@@ -221,7 +218,7 @@ class SGHMC(Sampler):
         largest = max((float(v.max()) for v in local), default=0.0)
         largest = self._context.placement.largest(params, largest)
         scale = group["lr"] * group["num_data"] / (2 * group["temperature"])
-        check_friction(
+        hyperparams.check_friction(
             scale * largest,
             1.0 - group["momentum"],
             _FRICTION,
