@@ -8,7 +8,6 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from torch_sgmcmc.samplers.sbps import SBPS
 __all__ = ["Collector"]
 
 
-# A chain that stands still for so many draws or steps has a fault.
+# So many skipped steps before the first draw are a fault.
 _MANY = 10
 
 
@@ -164,10 +163,10 @@ class Collector:
         ...  # the loop as it was
         collector.close()
 
-    A draw is the model after a step: a copy made before ``step()`` returns, which
-    :class:`SampleWriter` writes beside training. With :class:`SBPS` a draw is a point
-    of the trajectory, at each multiple of ``sample_interval``, and ``burn_in`` and
-    ``every`` count these points. Steps of a warm-up and skipped steps
+    A draw is the model after a step, copied before ``step()`` returns. The next step
+    writes it, or later ones if it is small (:class:`SampleWriter`). With :class:`SBPS`
+    a draw is a point of the trajectory, at each multiple of ``sample_interval``, and
+    ``burn_in`` and ``every`` count these points. Steps of a warm-up and skipped steps
     (``nonfinite="skip"``) do not count.
 
     A checkpoint holds :meth:`state_dict` beside the sampler's and the model's: loading
@@ -267,7 +266,6 @@ class Collector:
         except BaseException:  # warnings can be errors
             self._writer.close()
             raise
-        self._process = os.getpid()
         self._weight, self._when = weight or _sign, when
         self.loss: float | Tensor = math.nan
         self.sampler = sampler
@@ -280,8 +278,6 @@ class Collector:
         self._handles: list[Any] = []
         self._add_hooks()
         self._finish = weakref.finalize(self, _finish, self._handles, self._writer)
-        # Of this run: the number of draws, and checksums of the first.
-        self._num_taken, self._first = 0, {}
 
     def __repr__(self) -> str:
         if not self._stores:
@@ -324,8 +320,7 @@ class Collector:
 
     def _before_step(self, sampler: Any, *_: Any) -> None:
         """Raises, before the update, any error that would prevent storing the draw."""
-        with self._naming_stored_draws():
-            self._writer.check()
+        self._writer.check()
         if isinstance(sampler, SBPS):
             return
         if self._mark is None:
@@ -409,7 +404,6 @@ class Collector:
         if any(self._due(steps)):
             groups, now = self.sampler.param_groups, self._model.now()
             self._temperature = float(groups[0]["temperature"])
-            self._first = self._first or checksums(now)
             self._writer.append(
                 now,
                 step=step,
@@ -419,26 +413,10 @@ class Collector:
                 loss=self.loss,  # type: ignore[arg-type]
                 prior_precision=[g["prior_precision"] for g in groups],
             )
-            self._num_taken += 1
         in_burn_in = self._count < self._settings["burn_in"]
         self._count, self._mark = self._count + steps, mark
         if in_burn_in and self._count >= self._settings["burn_in"] and self._monitor:
             self._monitor.reset()
-
-    @contextmanager
-    def _naming_stored_draws(self) -> Iterator[None]:
-        writer = self._writer
-        try:
-            yield
-        except RuntimeError as error:
-            safe, last = f"{writer.files.place} has no draw yet", writer.files.last_step
-            if last is not None:
-                count = f"{len(writer)} draws of {writer.files.place}"
-                safe = f"{count}, up to step {last}, are safe"
-            raise RuntimeError(
-                f"{error}. {safe}; {writer.num_waiting} more wait in memory, and the "
-                "next step tries again"
-            ) from error
 
     def flush(self) -> None:
         """Waits until all draws so far are on the disk.
@@ -446,8 +424,7 @@ class Collector:
         Raises:
             RuntimeError: a draw cannot be written; the next call tries again.
         """
-        with self._naming_stored_draws():
-            self._writer.flush()
+        self._writer.flush()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the collector's progress, once all draws so far are on the disk."""
@@ -491,70 +468,47 @@ class Collector:
         """Deletes the chain's draws, for a run that starts again."""
         self._writer.restart()
         self._count, self._mark, self._trace = 0, None, Trace()
-        self._num_taken, self._first = 0, {}
         if self._monitor is not None:
             self._monitor.reset()
 
     def close(self) -> None:
         """Waits until all draws are on the disk, and detaches from the sampler.
 
-        A UserWarning is issued if the chain has not moved, or all steps were skipped.
+        A UserWarning is issued if all steps were skipped.
 
         Raises:
             RuntimeError: a draw cannot be written; the message names the draws on the
                 disk. The collector is closed.
         """
-        self._close(warns=True)
-
-    def _write_run(self) -> None:
-        if self._mark is None:
-            return
-        beside = self._monitor, self._trace
-        ran = record_run(self.sampler, *beside, temperature=self._temperature)
-        self._writer.files.write_run(plain(ran))
-
-    def _close(self, *, warns: bool) -> None:
-        if not self._finish.alive or os.getpid() != self._process:
-            return
         try:
-            self.flush()
-            if warns:
+            if self._stores and self._writer.is_open:
+                self.flush()
                 self._write_run()
-                self._warn_of_faults()
+                self._warn_if_all_are_skipped()
         finally:
-            with suppress(RuntimeError):  # flush() has raised it
-                self._finish()
+            self._finish()
 
-    def _warn_of_faults(self) -> None:
-        if not self._stores:
-            return
-        sampler, place = self.sampler, self._writer.files.place
-        kind, skipped = type(sampler).__name__, sampler.num_skipped - self._skipped
+    def _warn_if_all_are_skipped(self) -> None:
+        skipped = self.sampler.num_skipped - self._skipped
         if self._count == 0 and skipped >= _MANY:
             warnings.warn(
-                f"all {skipped} steps of {kind} were skipped, since gradients were not "
-                f"finite: {place} has no draw of them",
-                stacklevel=4,
-            )
-        elif self._num_taken >= _MANY and self._stands_still():
-            advice = ": a smaller step_size, or warmup(), is needed"
-            proposes = hasattr(sampler, "acceptance_rate")
-            warnings.warn(
-                f"all {self._num_taken} draws of {place} are the same: {kind} has not "
-                f"moved{advice if proposes else ''}",
-                stacklevel=4,
+                f"all {skipped} steps of {type(self.sampler).__name__} were skipped, "
+                "since gradients were not finite: "
+                f"{self._writer.files.place} has no draw of them",
+                stacklevel=3,
             )
 
-    def _stands_still(self) -> bool:
-        with suppress(RuntimeError, ValueError):  # the model was changed since
-            return checksums(self._model.now()) == self._first
-        return False
+    def _write_run(self) -> None:
+        if self._mark is not None:
+            beside = self._monitor, self._trace
+            ran = record_run(self.sampler, *beside, temperature=self._temperature)
+            self._writer.files.write_run(plain(ran))
 
     def __enter__(self) -> Collector:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._close(warns=error[0] is None)
+        (self.close if error[0] is None else self._finish)()
 
 
 def _steps_made(sampler: Sampler) -> int:
@@ -573,6 +527,5 @@ def _remove(handles: list[Any]) -> None:
 
 
 def _finish(handles: list[Any], writer: SampleWriter) -> None:
-    """Closes an abandoned collector, except in a forked child."""
     _remove(handles)
     writer.close()

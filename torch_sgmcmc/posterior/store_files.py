@@ -363,11 +363,6 @@ class Chain:
         """The number of stored draws."""
         return sum(file.count for file in self.files)
 
-    @property
-    def last_step(self) -> int | None:
-        """The step of the last draw."""
-        return int(self.files[-1].columns["step"][-1]) if self.files else None
-
     def add(self, tensors: dict[str, Tensor], columns: dict[str, Any]) -> None:
         """Stores the tensors and numbers of draws; an error changes nothing."""
         sizes = len(columns["step"]), 0, 0
@@ -474,8 +469,7 @@ class FolderChain(Chain):
                     os.ftruncate(self._index, self._size)
                 raise
         # A writer of many draws does not keep their numbers.
-        last = {"step": columns["step"][-1:]}
-        file = DrawFile(self.info, self.chain, str(path), *sizes.values(), last)
+        file = DrawFile(self.info, self.chain, str(path), *sizes.values(), {})
         # Between these there is no call, after which an interrupt could come.
         now = [*self.files, file], self._size + len(line), crc32(line, self._crc32)
         self.files, self._size, self._crc32 = now

@@ -192,7 +192,13 @@ class SampleWriter:
                 for k in self._like
             }
             columns = {k: [numbers[k] for _, numbers in rows] for k in rows[0][1]}
-            self.files.add(tensors, columns)
+            try:
+                self.files.add(tensors, columns)
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"{error}. {self.files.place} has {len(self)} draws; {len(rows)} "
+                    "more wait in memory, and the next step tries again"
+                ) from error
             self._rows = []  # an interrupt follows a call: it cannot come before this
 
     def checkpoint(self) -> dict[str, int]:
@@ -221,15 +227,20 @@ class SampleWriter:
             self.files.clear()
             self._is_undecided = False
 
+    @property
+    def is_open(self) -> bool:
+        """False once the writer is closed, and in a forked process."""
+        return not self._is_closed and self._process == os.getpid()
+
     def close(self) -> None:
         """Writes waiting draws, and releases the chain for other writers.
 
         Raises:
             RuntimeError: draws cannot be written; the writer is closed.
         """
-        if self._is_closed or self._process != os.getpid():
-            return
         with self._lock:
+            if not self.is_open:
+                return
             try:
                 self.flush()
             finally:
