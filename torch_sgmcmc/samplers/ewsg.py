@@ -202,18 +202,12 @@ class EWSG(SharedSettings):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = dict(
-            lr=lr,
-            num_data=num_data,
-            prior_precision=prior_precision,
-            prior_mean=prior_mean,
-            temperature=temperature,
-            momentum=momentum,
-            surrogate=surrogate,
-            index_chain_length=index_chain_length,
-            persistent_index_chain=persistent_index_chain,
-            num_chains=num_chains,
-        )
+        defaults = dict(lr=lr, num_data=num_data, prior_precision=prior_precision)
+        defaults |= dict(prior_mean=prior_mean, temperature=temperature)
+        defaults |= dict(momentum=momentum, surrogate=surrogate)
+        defaults |= dict(index_chain_length=index_chain_length)
+        defaults |= dict(persistent_index_chain=persistent_index_chain)
+        defaults |= dict(num_chains=num_chains)
         super().__init__(params, defaults, seed, nonfinite, False, process_group)
 
     @property

@@ -187,18 +187,12 @@ class HMC(Hamiltonian):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = dict(
-            step_size=step_size,
-            num_data=num_data,
-            prior_precision=prior_precision,
-            prior_mean=prior_mean,
-            temperature=temperature,
-            num_steps=num_steps,
-            trajectory_length=trajectory_length,
-            metropolis=metropolis,
-            resample_momentum_every=resample_momentum_every,
-            num_chains=num_chains,
-        )
+        defaults = dict(step_size=step_size, num_data=num_data)
+        defaults |= dict(prior_precision=prior_precision, prior_mean=prior_mean)
+        defaults |= dict(temperature=temperature, num_steps=num_steps)
+        defaults |= dict(trajectory_length=trajectory_length, metropolis=metropolis)
+        defaults |= dict(resample_momentum_every=resample_momentum_every)
+        defaults |= dict(num_chains=num_chains)
         super().__init__(params, defaults, seed, nonfinite, False, process_group)
 
     @property

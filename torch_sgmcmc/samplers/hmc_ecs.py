@@ -203,22 +203,13 @@ class HMCECS(HMCECSBase):
         check_real("trajectory_length", trajectory_length, low_open=True)
         if step_size is None:
             step_size = trajectory_length / 6
-        defaults = dict(
-            num_data=num_data,
-            prior_precision=prior_precision,
-            prior_mean=prior_mean,
-            temperature=temperature,
-            estimator=estimator,
-            subsample_size=subsample_size,
-            step_size=step_size,
-            trajectory_length=trajectory_length,
-            num_blocks=num_blocks,
-            taylor_order=taylor_order,
-            mass_matrix=mass_matrix,
-            num_factors=num_factors,
-            max_variance=max_variance,
-            chunk_size=chunk_size,
-        )
+        defaults = dict(num_data=num_data, prior_precision=prior_precision)
+        defaults |= dict(prior_mean=prior_mean, temperature=temperature)
+        defaults |= dict(estimator=estimator, subsample_size=subsample_size)
+        defaults |= dict(step_size=step_size, trajectory_length=trajectory_length)
+        defaults |= dict(num_blocks=num_blocks, taylor_order=taylor_order)
+        defaults |= dict(mass_matrix=mass_matrix, num_factors=num_factors)
+        defaults |= dict(max_variance=max_variance, chunk_size=chunk_size)
         super().__init__(params, defaults, seed, nonfinite, False, process_group)
 
     def _check_ranks(self) -> None:

@@ -213,22 +213,13 @@ class SBPS(SegmentStats):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = dict(
-            num_data=num_data,
-            prior_precision=prior_precision,
-            prior_mean=prior_mean,
-            temperature=temperature,
-            num_std=num_std,
-            observation_decay=observation_decay,
-            refresh_rate=refresh_rate,
-            preconditioned=preconditioned,
-            adapt=adapt,
-            adapt_every_step=adapt_every_step,
-            decay=decay,
-            eps=eps,
-            sample_interval=sample_interval,
-            replacement=replacement,
-        )
+        defaults = dict(num_data=num_data, prior_precision=prior_precision)
+        defaults |= dict(prior_mean=prior_mean, temperature=temperature)
+        defaults |= dict(num_std=num_std, observation_decay=observation_decay)
+        defaults |= dict(refresh_rate=refresh_rate, preconditioned=preconditioned)
+        defaults |= dict(adapt=adapt, adapt_every_step=adapt_every_step, decay=decay)
+        defaults |= dict(eps=eps, sample_interval=sample_interval)
+        defaults |= dict(replacement=replacement)
         super().__init__(params, defaults, seed, nonfinite, False, process_group)
         self.model = model
 
