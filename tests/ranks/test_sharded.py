@@ -330,17 +330,17 @@ def test_where_the_elements_of_shards_are(rank):
 
 def test_layouts_that_are_kept_equal_those_of_the_placements_there_are():
     with mesh_of((4,)) as mesh:
-        kept = dtensor.Layouts()
+        kept = dtensor.Sharded()
         p, *others = (
             distribute_tensor(torch.ones(6, 5), mesh, [way], src_data_rank=None)
             for way in (Shard(0), Shard(1), Replicate())
         )
-        assert kept.of(torch.ones(6, 5)) is None
+        assert kept.layout(torch.ones(6, 5)) is None
         for other in others:
-            assert kept.of(p) == dtensor.layout_of(p)
-            assert kept.of(p) is kept.of(p)
+            assert kept.layout(p) == dtensor.layout_of(p)
+            assert kept.layout(p) is kept.layout(p)
             torch.utils.swap_tensors(p, other)
-        assert kept.of(p) == dtensor.layout_of(p)
+        assert kept.layout(p) == dtensor.layout_of(p)
 
 
 def test_another_order_of_cuts_is_refused():

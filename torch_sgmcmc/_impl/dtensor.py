@@ -162,147 +162,12 @@ def _pieces(box: Sequence[Run], sizes: Sequence[int]) -> Iterator[Piece]:
         yield Piece(begin + shift, row, pitch, tuple(index))
 
 
-class Layouts:
-    """The layouts of a sampler's shards, each computed once.
-
-    Layouts are cached by the specs that DTensors share with derived tensors. No tensor
-    is kept, so parameters, gradients and their memory may be replaced at any time.
-    Keeping a spec prevents another one with its id.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, Layout]] = {}
-        self._alike: dict[int, tuple[Any, Any]] = {}
-
-    def of(self, tensor: Tensor) -> Layout | None:
-        """Returns the layout of a DTensor, None for other tensors."""
-        spec = getattr(tensor, "_spec", None)
-        if spec is None:
-            return None
-        known = self._known.get(id(spec))
-        if known is None:
-            _make_room(self._known)
-            known = self._known[id(spec)] = (spec, layout_of(tensor))
-        return known[1]
-
-    def check_same(self, name: str, p: Any, grad: Any) -> None:
-        """Raises unless a gradient is sharded as its parameter is."""
-        ours, theirs = getattr(p, "_spec", None), getattr(grad, "_spec", None)
-        if ours is theirs:
-            return
-        known = self._alike.get(id(ours))
-        if known is not None and known[1] is theirs:
-            return
-        if not same_shards(p, grad):
-            raise RuntimeError(
-                f"{name} got {_describe(grad)} as the gradient of {_describe(p)} of "
-                f"shape {list(p.shape)} (must be cut alike: see DTensor.redistribute)"
-            )
-        _make_room(self._alike)
-        self._alike[id(ours)] = (ours, theirs)
-
-    def on_shards(self, operator: Callable[..., None]) -> Callable[..., None]:
-        """Extends an operator on lists of tensors to lists with DTensors."""
-
-        def call(
-            params: list[Tensor],
-            *lists: list[Tensor],
-            offsets: list[int],
-            prior_means: list[Tensor] | None = None,
-            **arguments: Any,
-        ) -> None:
-            all_lists = [params, *lists, prior_means or []]
-            *cut, means, places, rows = self.local_parts(params, all_lists, offsets)
-            if not places:
-                return
-            if prior_means is not None:
-                arguments["prior_means"] = means
-            operator(*cut, offsets=places, rows=rows or None, **arguments)
-
-        return call
-
-    def local_parts(
-        self,
-        params: Sequence[Tensor],
-        lists: Iterable[Sequence[Tensor]],
-        offsets: Sequence[int],
-    ) -> list[Any]:
-        """Cuts lists of tensors into the pieces that an operator takes.
-
-        Returns:
-            The lists, the pieces' offsets, and their rows: two numbers for each.
-        """
-        layouts = [self.of(p) for p in params]
-        places, rows = [], []
-        for offset, layout in zip(offsets, layouts, strict=True):
-            for piece in (_WHOLE,) if layout is None else layout.pieces:
-                places.append(offset + piece.begin)
-                rows += (piece.row, piece.pitch)
-        cut = [_pieces_of(params, layouts, each) for each in lists]
-        # Contiguous elements need no rows, which cost an operator time.
-        if all(
-            row in (0, p.numel()) and p.is_contiguous()
-            for row, p in zip(rows[::2], cut[0], strict=True)
-        ):
-            rows = []
-        return [*cut, places, rows]
-
-    def cut(self, params: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the pieces of tensors that belong to the parameters."""
-        return _pieces_of(params, [self.of(p) for p in params], tensors)
-
-
 _MOST_KNOWN = 65536
 
 
 def _make_room(known: dict[int, Any]) -> None:
     if len(known) >= _MOST_KNOWN:
         known.clear()
-
-
-def on_locals(operator: Callable[..., None]) -> Callable[..., None]:
-    """Extends an operator without noise to lists with DTensors."""
-
-    def call(
-        *lists: Sequence[Tensor],
-        prior_means: Sequence[Tensor] | None = None,
-        **arguments: Any,
-    ) -> None:
-        if prior_means is not None:
-            arguments["prior_means"] = locals_of(prior_means)
-        operator(*map(locals_of, lists), **arguments)
-
-    return call
-
-
-def sums(
-    operator: Callable[..., Tensor],
-    params: Sequence[Tensor],
-    *lists: Sequence[Tensor],
-    prior_means: Sequence[Tensor] | None = None,
-    **arguments: Any,
-) -> list[Tensor]:
-    """Sums over the parts of the parameters on all ranks.
-
-    Returns:
-        A sum for each set of ranks that shards some parameters; replicas and whole
-        tensors are counted once.
-    """
-
-    def part(tensors: Sequence[Tensor] | None, indices: list[int]) -> Any:
-        return tensors and locals_of(tensors[i] for i in indices)
-
-    return [
-        sum_over_ranks(
-            groups,
-            operator(
-                *(part(tensors, indices) for tensors in (params, *lists)),
-                prior_means=part(prior_means, indices),
-                **arguments,
-            ),
-        )
-        for groups, indices in by_groups(params).items()
-    ]
 
 
 def _pieces_of(
@@ -435,16 +300,6 @@ def by_groups(params: Sequence[Tensor]) -> dict[tuple[Any, ...], list[int]]:
     return result
 
 
-def count_over_ranks(params: Sequence[Tensor], counts: Tensor) -> None:
-    """Adds up the ranks' counts, a row for each parameter."""
-    for group in _all_groups(params):
-        for i, p in enumerate(params):
-            # Replicated parameters count on one rank only.
-            if group not in groups_of(p) and dist.get_rank(group) > 0:
-                counts[i].zero_()
-        dist.all_reduce(counts, group=group)
-
-
 def is_finite(tensor: Tensor) -> bool:
     """Returns whether all elements on all ranks are finite."""
     return max_over_ranks([tensor], float(not local(tensor).isfinite().all())) == 0
@@ -506,7 +361,7 @@ class Replicated:
     def local_parts(
         self, params: list[Tensor], lists: list[list[Tensor]], offsets: list[int]
     ) -> list[Any]:
-        """Returns an operator's local lists, offsets and rows."""
+        """Returns an operator's local lists, offsets, and rows: two numbers each."""
         return [*lists, offsets, []]
 
     def local_gradients(
@@ -531,18 +386,74 @@ class Replicated:
 
 
 class Sharded(Replicated):
-    """Placement of parameters of which some are DTensors."""
+    """Placement of parameters of which some are DTensors.
+
+    Layouts are computed once, and cached by the specs that DTensors share with derived
+    tensors. No tensor is kept, so parameters, gradients and their memory may be
+    replaced at any time. Keeping a spec prevents another one with its id.
+    """
 
     is_sharded = True
 
     def __init__(self) -> None:
-        self._layouts = Layouts()
+        self._known: dict[int, tuple[Any, Layout]] = {}
+        self._alike: dict[int, tuple[Any, Any]] = {}
+
+    def layout(self, tensor: Tensor) -> Layout | None:
+        """Returns the layout of a DTensor, None for other tensors."""
+        spec = getattr(tensor, "_spec", None)
+        if spec is None:
+            return None
+        known = self._known.get(id(spec))
+        if known is None:
+            _make_room(self._known)
+            known = self._known[id(spec)] = (spec, layout_of(tensor))
+        return known[1]
+
+    def check_gradient(self, name: str, p: Any, grad: Any) -> None:
+        ours, theirs = getattr(p, "_spec", None), getattr(grad, "_spec", None)
+        if ours is theirs:
+            return
+        known = self._alike.get(id(ours))
+        if known is not None and known[1] is theirs:
+            return
+        if not same_shards(p, grad):
+            raise RuntimeError(
+                f"{name} got {_describe(grad)} as the gradient of {_describe(p)} of "
+                f"shape {list(p.shape)} (must be cut alike: see DTensor.redistribute)"
+            )
+        _make_room(self._alike)
+        self._alike[id(ours)] = (ours, theirs)
 
     def updating(self, operator: Callable[..., None]) -> Callable[..., None]:
-        return self._layouts.on_shards(operator)
+        def call(
+            params: list[Tensor],
+            *lists: list[Tensor],
+            offsets: list[int],
+            prior_means: list[Tensor] | None = None,
+            **arguments: Any,
+        ) -> None:
+            all_lists = [params, *lists, prior_means or []]
+            *cut, means, places, rows = self.local_parts(params, all_lists, offsets)
+            if not places:
+                return
+            if prior_means is not None:
+                arguments["prior_means"] = means
+            operator(*cut, offsets=places, rows=rows or None, **arguments)
+
+        return call
 
     def without_noise(self, operator: Callable[..., None]) -> Callable[..., None]:
-        return on_locals(operator)
+        def call(
+            *lists: list[Tensor],
+            prior_means: list[Tensor] | None = None,
+            **arguments: Any,
+        ) -> None:
+            if prior_means is not None:
+                arguments["prior_means"] = locals_of(prior_means)
+            operator(*map(locals_of, lists), **arguments)
+
+        return call
 
     def local(self, tensors: list[Tensor]) -> list[Tensor]:
         return locals_of(tensors)
@@ -552,33 +463,59 @@ class Sharded(Replicated):
         operator: Callable[..., Tensor],
         params: list[Tensor],
         *lists: list[Tensor],
+        prior_means: list[Tensor] | None = None,
         **arguments: Any,
     ) -> list[Tensor]:
-        return sums(operator, params, *lists, **arguments)
+        # Replicas and whole tensors are counted once.
+        found = []
+        for groups, indices in by_groups(params).items():
+
+            def part(tensors: Any, indices: list[int] = indices) -> Any:
+                return tensors and locals_of(tensors[i] for i in indices)
+
+            arguments["prior_means"] = part(prior_means)
+            value = operator(*map(part, (params, *lists)), **arguments)
+            found.append(sum_over_ranks(groups, value))
+        return found
 
     def count_nonfinite(self, params: list[Tensor], tensors: list[Tensor]) -> Tensor:
         counts = count_nonfinite(locals_of(tensors))
-        count_over_ranks(params, counts)
+        for group in _all_groups(params):
+            for i, p in enumerate(params):
+                # Replicated parameters count on one rank only.
+                if group not in groups_of(p) and dist.get_rank(group) > 0:
+                    counts[i].zero_()
+            dist.all_reduce(counts, group=group)
         return counts
 
     def local_parts(
         self, params: list[Tensor], lists: list[list[Tensor]], offsets: list[int]
     ) -> list[Any]:
-        return self._layouts.local_parts(params, lists, offsets)
+        layouts = [self.layout(p) for p in params]
+        places, rows = [], []
+        for offset, layout in zip(offsets, layouts, strict=True):
+            for piece in (_WHOLE,) if layout is None else layout.pieces:
+                places.append(offset + piece.begin)
+                rows += (piece.row, piece.pitch)
+        cut = [_pieces_of(params, layouts, each) for each in lists]
+        # Contiguous elements need no rows, which cost an operator time.
+        if all(
+            row in (0, p.numel()) and p.is_contiguous()
+            for row, p in zip(rows[::2], cut[0], strict=True)
+        ):
+            rows = []
+        return [*cut, places, rows]
 
     def local_gradients(
         self, params: list[Tensor], grads: list[Tensor]
     ) -> list[Tensor]:
-        return self._layouts.cut(params, grads)
+        return _pieces_of(params, [self.layout(p) for p in params], grads)
 
     def largest(self, params: list[Tensor], value: float) -> float:
         return max_over_ranks(params, value)
 
     def mark_changed(self, params: list[Tensor]) -> None:
         increment_version([*params, *locals_of(params)])
-
-    def check_gradient(self, name: str, p: Tensor, grad: Tensor) -> None:
-        self._layouts.check_same(name, p, grad)
 
     def refuse(self, message: str) -> None:
         raise ValueError(message)
