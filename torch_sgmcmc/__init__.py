@@ -36,7 +36,8 @@ from torch_sgmcmc.posterior.chain import ChainState
 from torch_sgmcmc.posterior.collector import Collector
 from torch_sgmcmc.posterior.predict import Prediction, Predictive, predict
 from torch_sgmcmc.posterior.run import sample
-from torch_sgmcmc.posterior.store import CorruptDrawError, Draw, Draws, SampleStore
+from torch_sgmcmc.posterior.store import Draw, Draws, SampleStore
+from torch_sgmcmc.posterior.store_files import CorruptDrawError
 from torch_sgmcmc.posterior.writer import SampleWriter
 from torch_sgmcmc.samplers.baoa import BAOA
 from torch_sgmcmc.samplers.ewsg import EWSG

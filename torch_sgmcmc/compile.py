@@ -38,8 +38,6 @@ from torch_sgmcmc._impl.user_state import PRIOR_MEAN, STEP
 from torch_sgmcmc.data import one_gradient_a_step
 from torch_sgmcmc.samplers.sampler import Sampler, check_sampler
 
-__all__ = ["compile_steps"]
-
 # Steps of a graph, of one chain and of many: compile time and memory grow with them.
 _UNROLLED = 20, 5
 # Chains of a graph: one vector of AVX-512. More leave the processor's cache; fewer than

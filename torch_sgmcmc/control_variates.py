@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch.optim import Optimizer
 
 from torch_sgmcmc._impl.dtensor import refuse
 from torch_sgmcmc._impl.hyperparams import (
-    check_callable,
+    check_function,
     check_integer,
     check_real,
     wrong_type,
@@ -20,10 +19,8 @@ from torch_sgmcmc._impl.hyperparams import (
 from torch_sgmcmc._impl.ops import control_variate_
 from torch_sgmcmc._impl.parameters import exchanged, kept_gradients
 from torch_sgmcmc._impl.state_dict import check_tensor
-from torch_sgmcmc._impl.utils import state_dtype, tensors_in
+from torch_sgmcmc._impl.utils import progress_bar, state_dtype, tensors_in
 from torch_sgmcmc.samplers.sampler import Sampler, check_sampler
-
-__all__ = ["SVRG", "ControlVariates", "LossFunction"]
 
 LossFunction = Callable[[Any], Tensor]
 
@@ -97,9 +94,9 @@ class ControlVariates:
         if not isinstance(sampler, Optimizer):
             wanted = "a sampler or another torch optimizer"
             raise wrong_type("sampler", sampler, wanted)
-        check_callable("loss_fn", loss_fn)
+        check_function("loss_fn", loss_fn)
         if batch_size is not None:
-            check_callable("batch_size", batch_size)
+            check_function("batch_size", batch_size)
         if not isinstance(progress, bool):
             raise TypeError(f"Invalid progress: {progress!r} (must be a bool)")
         refuse("parameters", (p for g in sampler.param_groups for p in g["params"]))
@@ -128,7 +125,7 @@ class ControlVariates:
         total_loss, count = 0.0, 0
         sums: list[Tensor | None] = [None] * len(params)
         with kept_gradients(params):
-            for batch in self._watched(loader):
+            for batch in progress_bar(loader, "full gradient", self.progress):
                 size = self._size(batch)
                 loss, grads = self._gradients(params, batch)
                 total_loss += float(loss.detach()) * size
@@ -326,15 +323,6 @@ class ControlVariates:
             )
         return size
 
-    def _watched(self, loader: Iterable[Any]) -> Iterable[Any]:
-        if not self.progress:
-            return loader
-        try:
-            bar = importlib.import_module("tqdm").tqdm
-        except ImportError:
-            return loader
-        return bar(loader, desc="full gradient", leave=False, disable=None)
-
 
 class SVRG(ControlVariates):
     r"""Control variates whose anchor follows the chain: SVRG.
@@ -437,9 +425,9 @@ class SVRG(ControlVariates):
 
 
 def _first_length(batch: Any) -> int:
-    for tensor in tensors_in(batch):
-        if tensor.dim() > 0:
-            return len(tensor)
+    lengths = [len(tensor) for tensor in tensors_in(batch) if tensor.dim() > 0]
+    if lengths:
+        return lengths[0]
     raise RuntimeError(
         f"the number of data in a batch of type {type(batch).__name__} is unknown: "
         "give batch_size, a function that returns it"

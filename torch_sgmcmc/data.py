@@ -20,8 +20,6 @@ from torch_sgmcmc.samplers.psgld import needs_graph
 from torch_sgmcmc.samplers.sampler import Sampler
 from torch_sgmcmc.samplers.sbps import SBPS
 
-__all__ = ["IndependentBatchSampler"]
-
 
 class IndependentBatchSampler(torch.utils.data.Sampler[list[int]]):
     """Uniform minibatches that are independent of each other.

@@ -17,8 +17,6 @@ from torch_sgmcmc._impl.user_state import away_from_mean
 from torch_sgmcmc.samplers.sampler import Sampler, SharedSettings, check_sampler
 from torch_sgmcmc.samplers.sglrw import SGLRW
 
-__all__ = ["CyclicalSchedule", "GammaPrecision", "PolynomialDecay"]
-
 
 class _Schedule(LRScheduler):
     def __init__(self, sampler: Sampler) -> None:

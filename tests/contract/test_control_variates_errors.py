@@ -11,7 +11,7 @@ from torch import nn
 
 import torch_sgmcmc as sg
 
-CALLABLE = "must be callable, got int"
+FUNCTION = "int (must be a function)"
 EVERY = "refresh_every: 0 (must be >= 1)"
 
 
@@ -42,8 +42,8 @@ def test_constructor_errors():
     no_sampler = "sampler: got SGD (must be a torch_sgmcmc sampler)"
     for call, kind, text in (
         (partial(make, problem.params, loss), TypeError, no_optimizer),
-        (partial(make, sampler, 3), TypeError, f"loss_fn: 3 ({CALLABLE})"),
-        (partial(ours, batch_size=3), TypeError, f"batch_size: 3 ({CALLABLE})"),
+        (partial(make, sampler, 3), TypeError, f"loss_fn: {FUNCTION}"),
+        (partial(ours, batch_size=3), TypeError, f"batch_size: {FUNCTION}"),
         (partial(ours, progress=1), TypeError, "progress: 1 (must be a bool)"),
         (partial(svrg, sgd, refresh_every=1), TypeError, no_sampler),
         (partial(svrg, sampler, refresh_every=0), ValueError, EVERY),

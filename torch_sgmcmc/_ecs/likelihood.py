@@ -72,10 +72,10 @@ class PredictorLogLikelihood:
         log_likelihood: Callable[[Tensor, Tensor], Any],
         rows: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        hyperparams.check_callable("outputs", outputs)
-        hyperparams.check_callable("log_likelihood", log_likelihood)
+        hyperparams.check_function("outputs", outputs)
+        hyperparams.check_function("log_likelihood", log_likelihood)
         if rows is not None:
-            hyperparams.check_callable("rows", rows)
+            hyperparams.check_function("rows", rows)
         self._outputs, self._log_likelihood, self._rows = outputs, log_likelihood, rows
 
     def __call__(self, indices: Tensor) -> Any:

@@ -71,22 +71,6 @@ def check_group(group: Any) -> None:
     )
 
 
-def called_from(module: str) -> bool:
-    """Returns whether a function of this module is being executed.
-
-    Only this function walks the stack: ZeroRedundancyOptimizer constructs an optimizer
-    as users do, and has no hook.
-    """
-    if module not in sys.modules:
-        return False
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__") == module:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
-
-
 def refuse_lone_decisions(context: StepContext, by: str, instead: str) -> None:
     """Raises if there are other ranks, which would decide differently."""
     size = world_size(context.process_group)
@@ -98,8 +82,15 @@ def refuse_lone_decisions(context: StepContext, by: str, instead: str) -> None:
 
 
 def is_zero() -> bool:
-    """Returns whether ZeroRedundancyOptimizer makes the sampler or adds a group."""
-    return called_from("torch.distributed.optim.zero_redundancy_optimizer")
+    """Returns whether ZeroRedundancyOptimizer makes the sampler or adds a group.
+
+    It constructs an optimizer as users do, and has no hook: this walks the stack.
+    """
+    module = "torch.distributed.optim.zero_redundancy_optimizer"
+    frame = sys._getframe(1) if module in sys.modules else None
+    while frame is not None and frame.f_globals.get("__name__") != module:
+        frame = frame.f_back
+    return frame is not None
 
 
 def refuse_zero(name: str) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from torch_sgmcmc._impl.ops import count_nonfinite
-from torch_sgmcmc._impl.utils import has_master
+from torch_sgmcmc._impl.utils import has_master, local
 
 
 def is_dtensor(tensor: Tensor) -> bool:
@@ -35,15 +35,9 @@ def is_dtensor(tensor: Tensor) -> bool:
     return hasattr(type(tensor), "placements")
 
 
-def local(tensor: Tensor) -> Tensor:
-    """Returns this process's part of a tensor, in the same memory."""
-    # to_local() returns the same in ten times the time.
-    return getattr(tensor, "_local_tensor", tensor)
-
-
 def locals_of(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Returns this process's part of each tensor."""
-    return [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]
+    return [*map(local, tensors)]
 
 
 def refuse(what: str, tensors: Iterable[Tensor]) -> None:

@@ -83,14 +83,6 @@ def check_integer(
     return operator.index(value)
 
 
-def check_callable(name: str, value: object) -> None:
-    """Raises a TypeError unless value is callable."""
-    if not callable(value):
-        raise TypeError(
-            f"Invalid {name}: {value!r} (must be callable, got {type(value).__name__})"
-        )
-
-
 def check_function(name: str, value: object) -> None:
     """Raises a TypeError, naming the type, unless value is callable."""
     if not callable(value):

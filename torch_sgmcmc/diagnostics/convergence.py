@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from torch_sgmcmc._impl.hyperparams import check_real, wrong_type
 from torch_sgmcmc._impl.utils import optional, plain_names
 
-__all__ = ["Convergence", "to_arviz"]
-
 # Levels of the shown quantiles, the worst last.
 _QUANTILES = (0.5, 0.9, 0.99, 1.0)
 _HEADS = ("median", "90 %", "99 %", "worst")

@@ -29,8 +29,6 @@ from torch_sgmcmc.samplers.psgld import needs_graph
 from torch_sgmcmc.samplers.sampler import Sampler
 from torch_sgmcmc.samplers.sbps import SBPS
 
-__all__ = ["LearningCoefficient", "local_learning_coefficient"]
-
 # Probability of the interval.
 _CONFIDENCE = 0.95
 # Thresholds of warnings: a change between the halves of the chains, in parts of λ̂;

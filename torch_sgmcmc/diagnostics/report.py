@@ -24,8 +24,6 @@ from torch_sgmcmc.posterior import run_record
 from torch_sgmcmc.posterior.store import Draw, SampleStore
 from torch_sgmcmc.posterior.store_files import finite
 
-__all__ = ["Report", "report"]
-
 # Most quantities of the outputs that are compared; rows of the table of tensors.
 _MOST, _ROWS = 2000, 12
 # Number of outputs whose autocorrelations are drawn.

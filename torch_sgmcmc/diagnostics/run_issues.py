@@ -19,8 +19,6 @@ from torch_sgmcmc.posterior.predict import predict
 from torch_sgmcmc.posterior.run_record import RunRecord
 from torch_sgmcmc.posterior.store import Draw
 
-__all__ = ["by_chain"]
-
 Runs = Mapping[int, RunRecord | None]
 
 # About the number of kept elements of a draw, at least one of each tensor.

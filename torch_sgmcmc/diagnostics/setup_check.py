@@ -26,8 +26,6 @@ from torch_sgmcmc.samplers.hmc_ecs import HMCECS
 from torch_sgmcmc.samplers.sampler import Sampler
 from torch_sgmcmc.samplers.sbps import SBPS
 
-__all__ = ["check_setup"]
-
 _PAIRS, _CURVED, _SAMPLES = 8, 2, 4
 # Number of minibatches with drawn residuals, and draws for each.
 _DRAWN, _DRAWS = 8, 4

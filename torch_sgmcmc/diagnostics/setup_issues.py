@@ -25,8 +25,6 @@ from torch_sgmcmc.samplers.hmc import HMC
 from torch_sgmcmc.samplers.sampler import Sampler
 from torch_sgmcmc.samplers.sbps import SBPS
 
-__all__ = ["Issue", "SetupReport"]
-
 
 class Issue(NamedTuple):
     """A fault of a set-up or a run: the draws are not the intended posterior's."""

@@ -37,8 +37,6 @@ from torch_sgmcmc.diagnostics.temperature_means import (
 )
 from torch_sgmcmc.samplers.sampler import Sampler
 
-__all__ = ["TemperatureMonitor"]
-
 
 def panels(user: str, count: int, width: float, height: float) -> tuple[Any, list[Any]]:
     """Returns a figure and its axes, at most three in a row, with sizes in inches."""

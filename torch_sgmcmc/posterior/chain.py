@@ -41,8 +41,6 @@ from torch_sgmcmc.samplers.sampler import Sampler
 from torch_sgmcmc.samplers.sbps import SBPS
 from torch_sgmcmc.schedules import CyclicalSchedule, GammaPrecision, PolynomialDecay
 
-__all__ = ["ChainState"]
-
 _RESTART = "restart=True starts a new run"
 
 

@@ -27,9 +27,6 @@ from torch_sgmcmc.posterior.writer import SampleWriter
 from torch_sgmcmc.samplers.sampler import Sampler
 from torch_sgmcmc.samplers.sbps import SBPS
 
-__all__ = ["Collector"]
-
-
 # So many skipped steps before the first draw are a fault.
 _MANY = 10
 

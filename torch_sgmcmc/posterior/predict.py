@@ -28,8 +28,6 @@ from torch_sgmcmc.posterior.forward import (
 )
 from torch_sgmcmc.posterior.store import SampleStore
 
-__all__ = ["Prediction", "Predictive", "predict"]
-
 
 @dataclass(frozen=True, eq=False)
 class Prediction:

@@ -40,8 +40,6 @@ from torch_sgmcmc.posterior.store import SampleStore, folder_of
 from torch_sgmcmc.posterior.store_files import delete_all
 from torch_sgmcmc.samplers.sampler import Sampler
 
-__all__ = ["sample"]
-
 # Rows of the outputs in the report.
 _ROWS = 50
 

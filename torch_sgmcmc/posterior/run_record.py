@@ -19,8 +19,6 @@ from torch_sgmcmc.posterior.store import Draw
 from torch_sgmcmc.posterior.store_files import finite, floats
 from torch_sgmcmc.samplers.sampler import Sampler
 
-__all__ = ["RunRecord"]
-
 # Steps of a trace's block at first.
 _WIDTH = 10
 # False alarm rate of a chain: 1 % for ten chains together.

@@ -23,8 +23,6 @@ from torch_sgmcmc.posterior.store_files import (
     read_json,
 )
 
-__all__ = ["CorruptDrawError", "Draw", "Draws", "SampleStore"]
-
 
 def folder_of(store: str | os.PathLike[str] | SampleStore) -> Path | None:
     """Returns a store's folder as an absolute path, None for a store in memory."""

@@ -17,8 +17,6 @@ from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.posterior import store_files
 from torch_sgmcmc.posterior.store import SampleStore, folder_of
 
-__all__ = ["SampleWriter"]
-
 # A file is written at so many bytes or draws, or seconds after its first draw.
 _BYTES, _DRAWS, _SECONDS = 4 << 20, 1024, 30.0
 

@@ -12,8 +12,6 @@ from torch_sgmcmc._impl.hyperparams import check_noise_estimate
 from torch_sgmcmc._impl.step_plan import SamplerSpec
 from torch_sgmcmc.samplers.sampler import Sampler
 
-__all__ = ["BAOA"]
-
 
 class BAOA(Sampler):
     r"""BAOA, SGHMC with an exact friction step (Leimkuhler and Matthews 2013).

@@ -31,8 +31,6 @@ from torch_sgmcmc._impl.user_state import prior_of
 from torch_sgmcmc._impl.utils import blank
 from torch_sgmcmc.samplers.sampler import SharedSettings
 
-__all__ = ["EWSG"]
-
 _SURROGATES = next(s.words for s in settings("EWSG") if s.name == "surrogate")
 
 _MANUAL = (

@@ -40,8 +40,6 @@ from torch_sgmcmc._impl.step_plan import SamplerSpec
 from torch_sgmcmc._impl.user_state import MASS, check_saved_diagonal, diagonals
 from torch_sgmcmc._impl.utils import progress_bar
 
-__all__ = ["HMC"]
-
 _COUNTERS = ("num_trajectories", "num_accepted", "num_divergences")
 
 _NO_CLOSURE = """\

@@ -30,8 +30,6 @@ from torch_sgmcmc._impl.state_dict import check_count, check_part
 from torch_sgmcmc._impl.step_plan import SamplerSpec
 from torch_sgmcmc._impl.utils import progress_bar
 
-__all__ = ["HMCECS"]
-
 _COUNTERS = (
     *("num_trajectories", "num_accepted", "num_divergences"),
     "num_subsamples_accepted",

@@ -20,8 +20,6 @@ from torch_sgmcmc._impl.step_plan import Operator, SamplerSpec
 from torch_sgmcmc._impl.utils import blank, state_dtype
 from torch_sgmcmc.samplers.sampler import Sampler
 
-__all__ = ["PSGLD", "needs_graph"]
-
 # DistributedDataParallel averages gradients, but not their graphs.
 _BY_THE_HESSIAN = (
     "Hessian",

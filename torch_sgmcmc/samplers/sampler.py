@@ -53,8 +53,6 @@ from torch_sgmcmc._impl.state import (
 from torch_sgmcmc._impl.step_plan import Operator, StepPlan, Update, trace
 from torch_sgmcmc._impl.user_state import PRIOR_MEAN
 
-__all__ = ["Sampler", "SharedSettings", "check_sampler"]
-
 
 class Sampler(Bookkeeping):
     r"""Base class of the samplers: a :class:`torch.optim.Optimizer`.

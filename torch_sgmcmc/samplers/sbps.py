@@ -37,8 +37,6 @@ from torch_sgmcmc._sbps.trajectory import (
     rate_of,
 )
 
-__all__ = ["SBPS"]
-
 _hyperparameters = itemgetter(*(row.name for row in settings("SBPS")))
 
 # Progress, the same in all param groups. A clock is never changed, only replaced; a

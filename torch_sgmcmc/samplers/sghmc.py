@@ -19,8 +19,6 @@ from torch_sgmcmc._impl.step_plan import SamplerSpec
 from torch_sgmcmc._impl.utils import blank, state_dtype
 from torch_sgmcmc.samplers.sampler import Sampler
 
-__all__ = ["SGHMC"]
-
 _FRICTION = "1 - momentum"
 
 # State of "online".

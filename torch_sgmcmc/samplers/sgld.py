@@ -11,8 +11,6 @@ from torch.distributed import ProcessGroup
 from torch_sgmcmc._impl.step_plan import SamplerSpec
 from torch_sgmcmc.samplers.sampler import Sampler
 
-__all__ = ["SGLD"]
-
 
 class SGLD(Sampler):
     r"""Stochastic gradient Langevin dynamics (Welling and Teh 2011).

@@ -11,8 +11,6 @@ from torch.distributed import ProcessGroup
 from torch_sgmcmc._impl.step_plan import SamplerSpec
 from torch_sgmcmc.samplers.sampler import Sampler
 
-__all__ = ["SGLRW"]
-
 
 class SGLRW(Sampler):
     r"""Stochastic gradient lattice random walk (Mensch et al. 2026).

@@ -11,8 +11,6 @@ from torch.distributed import ProcessGroup
 from torch_sgmcmc._impl.step_plan import SamplerSpec
 from torch_sgmcmc.samplers.sampler import Sampler
 
-__all__ = ["SGNHT"]
-
 
 class SGNHT(Sampler):
     r"""Stochastic gradient Nosé-Hoover thermostats (Ding et al. 2014), multivariate.
