@@ -22,26 +22,23 @@ std::string Shown(const std::string& value) { return "'" + value + "'"; }
 
 void CheckReal(const char* name, double value, const Range& range) {
   if (range.Has(value)) return;
-  Invalid(std::string("Invalid ") + name + ": " + Shown(value) + " (must be " +
-          range.Wanted() + ")");
+  Invalid("Invalid ", name, ": ", Shown(value), " (must be ", range.Wanted(),
+          ")");
 }
 
 void CheckInteger(const char* name, int64_t value, int64_t low, double high) {
   if (value >= low && static_cast<double>(value) < high) return;
   const std::string least = std::to_string(low);
-  Invalid(std::string("Invalid ") + name + ": " + std::to_string(value) +
-          " (must be " +
-          (std::isinf(high)
-               ? ">= " + least
-               : "in [" + least + ", " + Shortest(high - 1) + "]") +
+  Invalid("Invalid ", name, ": ", value, " (must be ",
+          (std::isinf(high) ? ">= " + least
+                            : "in [" + least + ", " + Shortest(high - 1) + "]"),
           ")");
 }
 
 void CheckCount(const char* name, int64_t value) {
   CheckInteger(name, value);
   if (value < int64_t{1} << 62) return;
-  Invalid(std::string("Invalid ") + name + ": " + std::to_string(value) +
-          " (must be in [0, 2^62))");
+  Invalid("Invalid ", name, ": ", value, " (must be in [0, 2^62))");
 }
 
 void CheckPart(const char* name, int64_t count, const char* whole,
@@ -49,38 +46,33 @@ void CheckPart(const char* name, int64_t count, const char* whole,
   CheckCount(name, count);
   CheckCount(whole, most);
   if (count <= most) return;
-  Invalid(std::string("Invalid ") + name + ": " + std::to_string(count) +
-          " (must be at most " + whole + " = " + std::to_string(most) + ")");
+  Invalid("Invalid ", name, ": ", count, " (must be at most ", whole, " = ",
+          most, ")");
 }
 
 void CheckFriction(double noise_estimate, double friction, const char* what,
                    const std::string& where) {
   // momentum 0.9 and noise_estimate 0.1 are equal parts of 1, up to rounding.
   if (noise_estimate > friction + 1e-12) {
-    Invalid("Invalid noise_estimate: " + Rounded(noise_estimate) + where +
-            " (must not exceed the friction " + what + " = " +
-            Rounded(friction) +
+    Invalid("Invalid noise_estimate: ", Rounded(noise_estimate), where,
+            " (must not exceed the friction ", what, " = ", Rounded(friction),
             ": lower momentum or lr, or take larger minibatches)");
   }
-}
-
-void Invalid(const std::string& message) {
-  throw std::invalid_argument(message);
 }
 
 void CheckTensor(const std::string& what, const c10::IValue& value,
                  c10::IntArrayRef shape) {
   if (!value.isTensor() || !value.toTensor().defined()) {
-    Invalid(what + " is a " + KindOf(value) + " (must be a Tensor)");
+    Invalid(what, " is a ", KindOf(value), " (must be a Tensor)");
   }
   const at::Tensor& tensor = value.toTensor();
   if (tensor.layout() != at::kStrided || tensor.is_meta()) {
-    Invalid(what + " has the layout " + LayoutName(tensor.layout()) +
-            " on the device " + tensor.device().str() +
+    Invalid(what, " has the layout ", LayoutName(tensor.layout()),
+            " on the device ", tensor.device().str(),
             " (must be torch::kStrided, with numbers)");
   }
   if (tensor.sizes() != shape) {
-    Invalid(what + " has shape " + Shape(tensor.sizes()) + ", expected " +
+    Invalid(what, " has shape ", Shape(tensor.sizes()), ", expected ",
             Shape(shape));
   }
 }

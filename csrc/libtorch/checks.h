@@ -5,9 +5,11 @@
 #include <c10/core/Layout.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
+#include <c10/util/StringUtil.h>
 
 #include <cstdint>
 #include <limits>
+#include <stdexcept>
 #include <string>
 
 #include "ops/op_spec.h"
@@ -39,8 +41,16 @@ void CheckPart(const char* name, int64_t count, const char* whole,
 void CheckFriction(double noise_estimate, double friction, const char* what,
                    const std::string& where = "");
 
-// Throws what Python raises as ValueError.
-[[noreturn]] void Invalid(const std::string& message);
+// Throws what Python raises as ValueError, with these parts of a message.
+template <typename... Part>
+[[noreturn]] void Invalid(const Part&... parts) {
+  throw std::invalid_argument(c10::str(parts...));
+}
+// Throws what Python raises as RuntimeError.
+template <typename... Part>
+[[noreturn]] void Fail(const Part&... parts) {
+  throw std::runtime_error(c10::str(parts...));
+}
 
 // Throws, beginning with `what`, unless a value of a state dict is a tensor
 // with numbers, of this shape.

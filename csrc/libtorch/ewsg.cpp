@@ -68,7 +68,7 @@ void CheckComparable(const std::vector<TensorLists>& current,
         return std::ranges::equal(a.params, b.params, is_same);
       });
   if (!are_same) {
-    throw std::runtime_error(
+    Fail(
         "EWSG got gradients of other parameters from the closure than at its "
         "first call in this step: minibatches could not be compared");
   }
@@ -77,7 +77,7 @@ void CheckComparable(const std::vector<TensorLists>& current,
       const at::Tensor& fresh = proposed[i].grads[j];
       if (fresh.numel() > 0 &&
           fresh.const_data_ptr() == current[i].grads[j].const_data_ptr()) {
-        throw std::runtime_error(
+        Fail(
             "EWSG got the gradients of a minibatch in the memory of the "
             "previous minibatch's, which it still needs: the closure must not "
             "reuse gradients");
@@ -155,9 +155,8 @@ void EWSGImpl::check_progress(const NamedValues& progress,
   const bool are_drawn = std::ranges::all_of(
       numbers, [&](int64_t number) { return number >= 0 && number < drawn; });
   if (are_drawn && (numbers.empty() || numbers.size() == expected)) return;
-  Invalid("Invalid minibatches: " + std::to_string(numbers.size()) +
-          " numbers (must be " + std::to_string(expected) +
-          " in [0, num_drawn = " + std::to_string(drawn) + "), or none)");
+  Invalid("Invalid minibatches: ", numbers.size(), " numbers (must be ",
+          expected, " in [0, num_drawn = ", drawn, "), or none)");
 }
 
 torch::Tensor EWSGImpl::step(
@@ -174,8 +173,7 @@ torch::Tensor EWSGImpl::step(
   if (rests()) return loss;
   std::vector<TensorLists> lists = gather();
   if (lists.empty()) {
-    throw std::runtime_error(
-        "EWSG got no gradients from the closure (does it call backward()?)");
+    Fail("EWSG got no gradients from the closure (does it call backward()?)");
   }
   std::vector<
       std::pair<void*, std::unique_ptr<torch::optim::OptimizerParamState>>>

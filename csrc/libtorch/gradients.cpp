@@ -42,11 +42,10 @@ std::string MessageOf(
       const int64_t infinities = numbers[2 * i + 1];
       if (nans == 0 && infinities == 0) continue;
       if (++more > 0) continue;
-      text = got + " a " + s.what +
-             " that is not finite: " + std::to_string(nans) + " NaN and " +
-             std::to_string(infinities) + " infinite of " +
-             std::to_string(s.params[i].numel()) + " elements, for parameter " +
-             NameOf(groups, s.params[i]);
+      text = c10::str(got, " a ", s.what, " that is not finite: ", nans,
+                      " NaN and ", infinities, " infinite of ",
+                      s.params[i].numel(), " elements, for parameter ",
+                      NameOf(groups, s.params[i]));
     }
   }
   if (more > 0) text += " (and for " + std::to_string(more) + " more)";
@@ -65,8 +64,8 @@ std::string NameOf(const std::vector<torch::optim::OptimizerParamGroup>& groups,
   for (size_t g = 0; g < groups.size(); ++g) {
     for (size_t i = 0; i < groups[g].params().size(); ++i) {
       if (groups[g].params()[i].is_same(param)) {
-        return std::to_string(i) + " of group " + std::to_string(g) +
-               ", of shape " + Shape(param.sizes());
+        return c10::str(i, " of group ", g, ", of shape ",
+                        Shape(param.sizes()));
       }
     }
   }
@@ -82,7 +81,7 @@ void SamplerImpl::check_nonfinite(const OptionValues& options) const {
     if (i > 0) wanted += i + 1 < choices.size() ? ", " : " or ";
     wanted += Shown(choices[i]);
   }
-  Invalid("Invalid nonfinite: " + Shown(value) + " (must be " + wanted + ")");
+  Invalid("Invalid nonfinite: ", Shown(value), " (must be ", wanted, ")");
 }
 
 // What to do, for all groups.
@@ -97,7 +96,7 @@ std::string SamplerImpl::nonfinite() const {
     all += (all.empty() ? "" : ", ") + Shown(own);
   }
   if (!equal) {
-    Invalid("Invalid nonfinite: [" + all +
+    Invalid("Invalid nonfinite: [", all,
             "] in the param groups (must be equal: a step is skipped as a "
             "whole)");
   }
@@ -129,8 +128,7 @@ void SamplerImpl::check_finite(
     seen.push_back({what, lists[i].params, count_nonfinite(tensors[i])});
   }
   if (!later) {
-    throw std::runtime_error(
-        MessageOf(std::string(name()) + " got", seen, groups()));
+    Fail(MessageOf(std::string(name()) + " got", seen, groups()));
   }
   for (FiniteCheck& s : seen) finite_check_.asked.push_back(std::move(s));
 }
@@ -210,7 +208,7 @@ void SamplerImpl::catch_up() {
 void SamplerImpl::throw_what_was_found() {
   catch_up();
   const std::string error = std::exchange(finite_check_.error, {});
-  if (!error.empty()) throw std::runtime_error(error);
+  if (!error.empty()) Fail(error);
 }
 
 int64_t SamplerImpl::num_skipped() const {

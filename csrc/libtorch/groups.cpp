@@ -34,19 +34,18 @@ bool AreSame(const std::vector<const void*>& impls,
                     });
 }
 
-[[noreturn]] void RefuseOther(const std::string& sampler,
-                              const std::string& what) {
-  throw std::runtime_error(
-      sampler + " got " + what +
-      ": make another sampler after parameters have grown, shrunk or been "
-      "replaced (further ones come with add_param_group)");
+template <typename... Part>
+[[noreturn]] void RefuseOther(const std::string& sampler, const Part&... what) {
+  Fail(sampler, " got ", what...,
+       ": make another sampler after parameters have grown, shrunk or been "
+       "replaced (further ones come with add_param_group)");
 }
 
 }  // namespace
 
 void CheckNotCapturable(const OptionValues& options) {
   if (!options.is_capturable()) return;
-  Invalid(std::string("Invalid capturable: true (") + options.sampler() +
+  Invalid("Invalid capturable: true (", options.sampler(),
           " decides on the host, which a CUDA graph cannot)");
 }
 
@@ -113,21 +112,16 @@ void SamplerImpl::check_numbers() {
     check_known(i);
     const GroupState& known = chain_.groups[i];
     const auto& params = groups()[i].params();
-    const std::string group = std::to_string(i);
     if (params.size() != known.sizes.size()) {
-      RefuseOther(name(), std::to_string(params.size()) +
-                              " parameters in group " + group +
-                              ", whose noise is numbered for " +
-                              std::to_string(known.sizes.size()));
+      RefuseOther(name(), params.size(), " parameters in group ", i,
+                  ", whose noise is numbered for ", known.sizes.size());
     }
     for (size_t j = 0; j < params.size(); ++j) {
       const int64_t size = SizeOf(params[j], chains);
       if (size == known.sizes[j]) continue;
-      RefuseOther(name(), "a parameter of " + std::to_string(size) +
-                              " elements, number " + std::to_string(j) +
-                              " of group " + group +
-                              ", whose noise is numbered for " +
-                              std::to_string(known.sizes[j]));
+      RefuseOther(name(), "a parameter of ", size, " elements, number ", j,
+                  " of group ", i, ", whose noise is numbered for ",
+                  known.sizes[j]);
     }
   }
   if (is_as_before) return;
@@ -144,16 +138,15 @@ void CheckRanges(const ChainState& saved) {
     const std::string where = "param group " + std::to_string(i);
     const auto& ours = group.sizes;
     if (group.offsets.size() != ours.size()) {
-      Invalid("Invalid state_dict: " + where + " has " +
-              std::to_string(group.offsets.size()) + " offsets for " +
-              std::to_string(ours.size()) + " parameters");
+      Invalid("Invalid state_dict: ", where, " has ", group.offsets.size(),
+              " offsets for ", ours.size(), " parameters");
     }
     for (size_t j = 0; j < ours.size(); ++j) {
       const int64_t offset = group.offsets[j];
       CheckCount("offsets", offset);
       if (offset % kNoiseBlock != 0) {
-        Invalid("Invalid offsets: " + std::to_string(offset) + " in " + where +
-                " (must be multiples of " + std::to_string(kNoiseBlock) + ")");
+        Invalid("Invalid offsets: ", offset, " in ", where,
+                " (must be multiples of ", kNoiseBlock, ")");
       }
       if (ours[j] > 0) ranges.emplace_back(offset, NextOffset(offset, ours[j]));
     }
@@ -161,19 +154,18 @@ void CheckRanges(const ChainState& saved) {
   const int64_t next = saved.next_offset;
   CheckCount("next_offset", next);
   if (next % kNoiseBlock != 0) {
-    Invalid("Invalid next_offset: " + std::to_string(next) +
-            " (must be a multiple of " + std::to_string(kNoiseBlock) + ")");
+    Invalid("Invalid next_offset: ", next, " (must be a multiple of ",
+            kNoiseBlock, ")");
   }
   std::sort(ranges.begin(), ranges.end());
   for (size_t i = 0; i < ranges.size(); ++i) {
     const int64_t following =
         i + 1 < ranges.size() ? ranges[i + 1].first : next;
     if (ranges[i].second <= following) continue;
-    Invalid("Invalid offsets: the range [" + std::to_string(ranges[i].first) +
-            ", " + std::to_string(ranges[i].second) + ") reaches beyond " +
-            std::to_string(following) +
-            " (each parameter needs one of its own, before next_offset = " +
-            std::to_string(next) + ")");
+    Invalid("Invalid offsets: the range [", ranges[i].first, ", ",
+            ranges[i].second, ") reaches beyond ", following,
+            " (each parameter needs one of its own, before next_offset = ",
+            next, ")");
   }
 }
 
@@ -182,7 +174,7 @@ void CheckRanges(const ChainState& saved) {
 void SamplerImpl::begin_step() {
   throw_what_was_found();
   if (groups().empty()) {
-    throw std::runtime_error(std::string(name()) + " has no param groups");
+    Fail(name(), " has no param groups");
   }
   for (size_t i = 0; i < groups().size(); ++i) complete(i);
   check_numbers();
@@ -197,14 +189,13 @@ void SamplerImpl::complete(size_t group) {
   const torch::optim::OptimizerOptions& made_of = owner_->defaults();
   const auto& own = kept.has_options() ? kept.options() : made_of;
   if (!kept.has_options() || typeid(own) != typeid(made_of)) {
-    Invalid("Invalid options: those" + where + " are not of class " + name() +
+    Invalid("Invalid options: those", where, " are not of class ", name(),
             "Options");
   }
   OptionValues& options = options_of(group);
   if (options.seed) {
-    Invalid("Invalid seed: " + std::to_string(*options.seed) +
-            " in the options" + where + " (" + name() + " has seed " +
-            std::to_string(seed()) + "; set it for a sampler to be)");
+    Invalid("Invalid seed: ", *options.seed, " in the options", where, " (",
+            name(), " has seed ", seed(), "; set it for a sampler to be)");
   }
   if (!options.is_complete) {
     options.inherit(defaults());
@@ -214,16 +205,14 @@ void SamplerImpl::complete(size_t group) {
   }
   if (options.is_capturable() != chain_.capturable) {
     const auto shown = [](bool value) { return value ? "true" : "false"; };
-    Invalid(std::string("Invalid capturable: ") +
-            shown(options.is_capturable()) + " in the options" + where + " (" +
-            name() + " has " + shown(chain_.capturable) +
-            "; set it for a sampler to be)");
+    Invalid("Invalid capturable: ", shown(options.is_capturable()),
+            " in the options", where, " (", name(), " has ",
+            shown(chain_.capturable), "; set it for a sampler to be)");
   }
   if (chains_with_seeds(options) != chain_.num_chains) {
-    Invalid(
-        "Invalid num_chains: " + std::to_string(chains_with_seeds(options)) +
-        " in the options" + where + " (" + name() + " has " +
-        std::to_string(chain_.num_chains) + "; set it for a sampler to be)");
+    Invalid("Invalid num_chains: ", chains_with_seeds(options),
+            " in the options", where, " (", name(), " has ", chain_.num_chains,
+            "; set it for a sampler to be)");
   }
   complete_means(group, options);
 }
@@ -241,8 +230,7 @@ void SamplerImpl::complete_means(size_t group, OptionValues& options) {
   }
   if (has_means == options.means_are_kept) return;
   if (!has_means) {
-    Invalid("Invalid prior_mean: the options of group " +
-            std::to_string(group) +
+    Invalid("Invalid prior_mean: the options of group ", group,
             " are of a group with tensors, which are its sampler's (give this "
             "group its own, or a number)");
   }

@@ -28,8 +28,8 @@ bool IsNumber(const c10::IValue& value) {
 
 [[noreturn]] void WrongType(std::string_view name, const c10::IValue& value,
                             const char* wanted) {
-  Invalid("Invalid " + std::string(name) + " in a state dict: a " +
-          KindOf(value) + " (must be " + wanted + ")");
+  Invalid("Invalid ", name, " in a state dict: a ", KindOf(value), " (must be ",
+          wanted, ")");
 }
 
 // Something or none, or something of one kind.
@@ -86,8 +86,7 @@ void CheckWord(const Setting& row, const std::string& value) {
     if (value == word) return;
     wanted += (wanted.empty() ? "" : " or ") + Shown(word);
   }
-  Invalid(std::string("Invalid ") + row.name + ": " + Shown(value) +
-          " (must be " + wanted + ")");
+  Invalid("Invalid ", row.name, ": ", Shown(value), " (must be ", wanted, ")");
 }
 
 // Throws if a value was left open that has no default, or is not in the range
@@ -103,8 +102,8 @@ void CheckSetting(const Setting& row, const c10::IValue& value,
   const double number =
       value.isInt() ? static_cast<double>(value.toInt()) : value.toDouble();
   if (row.purpose != nullptr && !is_set && std::isnan(number)) {
-    Invalid(std::string("Invalid ") + row.name + ": not set (" + sampler +
-            " needs " + row.purpose + ")");
+    Invalid("Invalid ", row.name, ": not set (", sampler, " needs ",
+            row.purpose, ")");
   }
   CheckReal(row.name, number, row.range());
 }
@@ -250,8 +249,8 @@ void CheckEqual(const std::vector<StateDict>& groups,
     }
     if (equal) continue;
     // NOLINTNEXTLINE(performance-inefficient-string-concatenation): it throws.
-    Invalid("Invalid " + key + ": [" + text +
-            "] in the param groups (must be equal: " + why + ")");
+    Invalid("Invalid ", key, ": [", text,
+            "] in the param groups (must be equal: ", why, ")");
   }
 }
 
@@ -345,10 +344,10 @@ void OptionValues::check_ranges() const {
   const double count = number_or("num_data", 1);
   const double scale = std::sqrt(2 * step_size) * std::sqrt(t / count);
   if (!(scale <= std::numeric_limits<float>::max())) {
-    Invalid("Invalid lr: " + Shown(step_size) + " with temperature " +
-            Shown(t) + " and num_data " + Shown(count) +
-            ": the noise has standard deviation sqrt(2 lr T / N) = " +
-            Shown(scale) + ", which float32 cannot hold. Give smaller numbers");
+    Invalid("Invalid lr: ", Shown(step_size), " with temperature ", Shown(t),
+            " and num_data ", Shown(count),
+            ": the noise has standard deviation sqrt(2 lr T / N) = ",
+            Shown(scale), ", which float32 cannot hold. Give smaller numbers");
   }
 }
 
@@ -365,8 +364,8 @@ void OptionValues::check_noise_estimate(double friction,
   }
   CheckFriction(value * estimate_scale, friction, what, where);
   if (temperature() == 0) {
-    Invalid("Invalid noise_estimate: " +
-            (is_word ? Shown(given.toStringRef()) : Shown(value)) +
+    Invalid("Invalid noise_estimate: ",
+            (is_word ? Shown(given.toStringRef()) : Shown(value)),
             " (must be 0 at temperature 0, where no noise is injected)");
   }
 }

@@ -76,7 +76,7 @@ void CheckCluster(const std::vector<Span>& spans, size_t begin, size_t end) {
     return "number " + std::to_string(at.second) + " of group " +
            std::to_string(at.first);
   };
-  Invalid("Invalid parameters: " + text(owners[0]) + " and " + text(owners[1]) +
+  Invalid("Invalid parameters: ", text(owners[0]), " and ", text(owners[1]),
           " overlap in memory (each must have its own)");
 }
 
@@ -101,10 +101,10 @@ void CheckParameter(const char* sampler, const at::Tensor& param,
                     const std::string& place) {
   const std::string cannot =
       std::string("Invalid parameter: ") + sampler + " cannot sample ";
-  if (!param.defined()) Invalid(cannot + "an undefined Tensor");
+  if (!param.defined()) Invalid(cannot, "an undefined Tensor");
   if (param.layout() != at::kStrided || param.is_nested()) {
-    Invalid(cannot + "the layout " +
-            (param.is_nested() ? "nested" : LayoutName(param.layout())) +
+    Invalid(cannot, "the layout ",
+            (param.is_nested() ? "nested" : LayoutName(param.layout())),
             " (must be torch::kStrided)");
   }
   switch (param.scalar_type()) {
@@ -114,32 +114,32 @@ void CheckParameter(const char* sampler, const at::Tensor& param,
     case at::kHalf:
       break;
     default:
-      Invalid(cannot + DtypeName(param.scalar_type()) + place +
+      Invalid(cannot, DtypeName(param.scalar_type()), place,
               " (must be torch::kFloat, kDouble, kBFloat16 or kHalf; a complex "
               "parameter can be kept as torch::view_as_real of it)");
   }
   if (!param.is_cpu() && !param.is_cuda()) {
-    Invalid(cannot + "on the device " + param.device().str() +
+    Invalid(cannot, "on the device ", param.device().str(),
             " (must be cpu or cuda; a module on meta has no numbers before "
             "to_empty() and its initialisation)");
   }
   if (param.is_neg()) {
-    Invalid(cannot + "a negative view (take resolve_neg() of it)");
+    Invalid(cannot, "a negative view (take resolve_neg() of it)");
   }
   if (!param.is_leaf()) Invalid("can't optimize a non-leaf Tensor");
   if (!MayRepeat(param) || FirstTwoEqual(BytesOf(param)).empty()) return;
-  Invalid(cannot +
-          "an expanded parameter (several elements share memory): shape " +
-          Shape(param.sizes()) + ", strides " + Shape(param.strides()));
+  Invalid(cannot,
+          "an expanded parameter (several elements share memory): shape ",
+          Shape(param.sizes()), ", strides ", Shape(param.strides()));
 }
 
 void CheckChains(const at::Tensor& param,
                  const std::optional<int64_t>& num_chains) {
   if (!num_chains) return;
   if (param.dim() == 0 || param.size(0) != *num_chains) {
-    Invalid("Invalid parameter: shape " + Shape(param.sizes()) +
-            " (must have a leading dimension of num_chains = " +
-            std::to_string(*num_chains) + ")");
+    Invalid("Invalid parameter: shape ", Shape(param.sizes()),
+            " (must have a leading dimension of num_chains = ", *num_chains,
+            ")");
   }
 }
 

@@ -13,8 +13,7 @@ namespace torch_sgmcmc {
 namespace {
 
 [[noreturn]] void Refuse(const at::Tensor& outputs, const std::string& wanted) {
-  Invalid("Invalid outputs: shape " + Shape(outputs.sizes()) + " (" + wanted +
-          ")");
+  Invalid("Invalid outputs: shape ", Shape(outputs.sizes()), " (", wanted, ")");
 }
 
 double Tiniest(const at::Tensor& p) {
@@ -48,7 +47,7 @@ at::Tensor Predictive::Entropy(const at::Tensor& values) const {
 
 void Predictive::update(const at::Tensor& outputs, double weight) {
   if (!std::isfinite(weight)) {
-    Invalid("Invalid weight: " + std::to_string(weight) + " (must be finite)");
+    Invalid("Invalid weight: ", weight, " (must be finite)");
   }
   if (!outputs.defined() || !outputs.is_floating_point()) {
     Invalid("Invalid outputs: undefined, or no floating-point numbers");

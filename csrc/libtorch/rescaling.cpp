@@ -32,8 +32,7 @@ std::optional<std::vector<double>> ReadRecord(const StateDict& group,
   if (record->size() != count || !std::ranges::all_of(*record, is_finite) ||
       (*record)[count - 3] <= 0 || (*record)[count - 2] < 0 ||
       (*record)[count - 1] <= 0) {
-    Invalid(std::string("Invalid ") + key + " in a state dict (must be None " +
-            "or " + std::to_string(count) +
+    Invalid("Invalid ", key, " in a state dict (must be None ", "or ", count,
             " finite numbers, with lr > 0, temperature >= 0 and num_data > 0)");
   }
   return record;

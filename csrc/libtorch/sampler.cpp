@@ -44,13 +44,12 @@ void CheckFit(const char* name, const at::Tensor& value,
       (value.is_contiguous() || !MayRepeat(value))) {
     return;
   }
-  throw std::runtime_error(
-      std::string(sampler) + " has a " + name + " of " +
-      DtypeName(value.scalar_type()) + " and shape " + Shape(value.sizes()) +
-      " on " + value.device().str() + " for a parameter of shape " +
-      Shape(param.sizes()) + " (must be of " + DtypeName(wanted) +
-      ", torch::kStrided and of its shape on " + param.device().str() +
-      ", each element with memory of its own): was the parameter replaced?");
+  Fail(sampler, " has a ", name, " of ", DtypeName(value.scalar_type()),
+       " and shape ", Shape(value.sizes()), " on ", value.device().str(),
+       " for a parameter of shape ", Shape(param.sizes()), " (must be of ",
+       DtypeName(wanted), ", torch::kStrided and of its shape on ",
+       param.device().str(),
+       ", each element with memory of its own): was the parameter replaced?");
 }
 
 // What makes the update of each class of samplers.
@@ -106,9 +105,9 @@ SamplerImpl& Sampler::impl() const {
 torch::optim::OptimizerParamGroup& Sampler::group_at(size_t group) {
   auto& groups = param_groups();
   if (group >= groups.size()) {
-    throw std::out_of_range("Invalid group: " + std::to_string(group) +
-                            " (the sampler has " +
-                            std::to_string(groups.size()) + " param groups)");
+    throw std::out_of_range(c10::str("Invalid group: ", group,
+                                     " (the sampler has ", groups.size(),
+                                     " param groups)"));
   }
   return groups[group];
 }
@@ -202,15 +201,14 @@ void SamplerImpl::add_param_group(const OptimizerParamGroup& param_group) {
     const auto* own =
         dynamic_cast<const SamplerOptions*>(&param_group.options());
     if (own == nullptr || typeid(*own) != typeid(made_of)) {
-      Invalid(
-          std::string("Invalid param group: its options are not of class ") +
-          name() + "Options");
+      Invalid("Invalid param group: its options are not of class ", name(),
+              "Options");
     }
     const OptionValues& given = OptionAccess::Of(*own);
     const auto managed = given.set_for_all(ours, shared);
     if (!managed.empty()) {
-      Invalid("Invalid param group: '" + managed[0] + "' is managed by " +
-              name() + " and cannot be set for a group");
+      Invalid("Invalid param group: '", managed[0], "' is managed by ", name(),
+              " and cannot be set for a group");
     }
     options = own->clone();
     if (given.means_are_kept) {
@@ -239,8 +237,7 @@ void SamplerImpl::add_param_group(const OptimizerParamGroup& param_group) {
   size_t number = 0;
   for (const at::Tensor& param : param_group.params()) {
     check_param(param, group,
-                ", number " + std::to_string(number++) + " of group " +
-                    std::to_string(groups().size()));
+                c10::str(", number ", number++, " of group ", groups().size()));
     if (known.contains(param.unsafeGetTensorImpl())) {
       Invalid("some parameters appear in more than one parameter group");
     }
@@ -397,11 +394,9 @@ std::vector<at::Tensor> SamplerImpl::all_params() const {
 
 void SamplerImpl::check_known(size_t group) const {
   if (group < chain_.groups.size()) return;
-  throw std::runtime_error(
-      std::string(name()) + " does not know the parameters of group " +
-      std::to_string(group) +
-      ": add groups with the add_param_group of torch_sgmcmc::Sampler, not "
-      "through a reference to torch::optim::Optimizer");
+  Fail(name(), " does not know the parameters of group ", group,
+       ": add groups with the add_param_group of torch_sgmcmc::Sampler, not "
+       "through a reference to torch::optim::Optimizer");
 }
 
 // The group's parameters that have a gradient, a list for each device.
@@ -425,11 +420,9 @@ void SamplerImpl::collect(size_t group, std::vector<TensorLists>& lists) {
     // What requires no gradient is not sampled, even if it has one.
     if (!grad.defined() || !param.requires_grad()) continue;
     if (grad.layout() != at::kStrided) {
-      throw std::runtime_error(
-          std::string(name()) +
-          " does not support sparse gradients: got one of layout " +
-          LayoutName(grad.layout()) + " for a parameter of shape " +
-          Shape(param.sizes()) + " (for an Embedding, use sparse(false))");
+      Fail(name(), " does not support sparse gradients: got one of layout ",
+           LayoutName(grad.layout()), " for a parameter of shape ",
+           Shape(param.sizes()), " (for an Embedding, use sparse(false))");
     }
     size_t place = begin;
     while (place < lists.size() &&
@@ -438,10 +431,9 @@ void SamplerImpl::collect(size_t group, std::vector<TensorLists>& lists) {
     }
     if (place == lists.size()) {
       if (param.is_cuda() && !has_cuda()) {
-        throw std::runtime_error(
-            std::string(name()) +
-            " got parameters on a CUDA device, but torch_sgmcmc was built "
-            "without CUDA kernels: rebuild it with -DTORCH_SGMCMC_CUDA=ON");
+        Fail(name(),
+             " got parameters on a CUDA device, but torch_sgmcmc was built "
+             "without CUDA kernels: rebuild it with -DTORCH_SGMCMC_CUDA=ON");
       }
       TensorLists& fresh = lists.emplace_back();
       fresh.options = &options;
@@ -461,11 +453,9 @@ void SamplerImpl::collect(size_t group, std::vector<TensorLists>& lists) {
     const at::Tensor mean = prior_mean_of(param);
     if (mean.defined()) own_lists.prior_means.push_back(mean);
     if (own.has_means && !mean.defined()) {
-      throw std::runtime_error(
-          std::string(name()) + " has no prior_mean for parameter " +
-          NameOf(groups(), param) +
-          ", and tensors for its group: was it replaced? Give one for each by "
-          "prior_mean()");
+      Fail(name(), " has no prior_mean for parameter ", NameOf(groups(), param),
+           ", and tensors for its group: was it replaced? Give one for each by "
+           "prior_mean()");
     }
     own_lists.grads.push_back(grad);
     own_lists.offsets.push_back(own.offsets[i]);
@@ -481,38 +471,33 @@ void SamplerImpl::check_fit(const TensorLists& lists, size_t index) const {
     try {
       CheckParameter(name(), param);
     } catch (const std::invalid_argument& error) {
-      throw std::runtime_error(error.what());  // a step has found it
+      Fail(error.what());  // a step has found it
     }
     if (MayRepeat(param)) {
-      throw std::runtime_error(
-          std::string(name()) +
-          " cannot update an expanded parameter (several elements share "
-          "memory): shape " +
-          Shape(param.sizes()) + ", strides " + Shape(param.strides()));
+      Fail(name(),
+           " cannot update an expanded parameter (several elements share "
+           "memory): shape ",
+           Shape(param.sizes()), ", strides ", Shape(param.strides()));
     }
   }
   CheckChains(param, lists.options->chains());
   if (grad.scalar_type() != param.scalar_type() ||
       grad.sizes() != param.sizes() || grad.device() != param.device()) {
-    throw std::runtime_error(
-        std::string(name()) + " got a gradient of " +
-        DtypeName(grad.scalar_type()) + " and shape " + Shape(grad.sizes()) +
-        " on " + grad.device().str() + " for a parameter of " +
-        DtypeName(param.scalar_type()) + " and shape " + Shape(param.sizes()) +
-        " on " + param.device().str() + " (must be equal)");
+    Fail(name(), " got a gradient of ", DtypeName(grad.scalar_type()),
+         " and shape ", Shape(grad.sizes()), " on ", grad.device().str(),
+         " for a parameter of ", DtypeName(param.scalar_type()), " and shape ",
+         Shape(param.sizes()), " on ", param.device().str(),
+         " (must be equal)");
   }
   if (lists.step.is_on_device() &&
       lists.step.device.device() != param.device()) {
-    throw std::runtime_error(
-        std::string(name()) + " counts the steps of a group on " +
-        lists.step.device.device().str() + ", and has a parameter on " +
-        param.device().str() +
-        " (with capturable each group must lie on one device)");
+    Fail(name(), " counts the steps of a group on ",
+         lists.step.device.device().str(), ", and has a parameter on ",
+         param.device().str(),
+         " (with capturable each group must lie on one device)");
   }
   if (!lists.step.is_on_device() && lists.step.host > kMaxStep) {
-    throw std::runtime_error(std::string(name()) + " has made " +
-                             std::to_string(lists.step.host) +
-                             " steps (must be below 2^48)");
+    Fail(name(), " has made ", lists.step.host, " steps (must be below 2^48)");
   }
   CheckFit("prior_mean", prior_mean_of(param), param, name());
   for (const auto& [key, value] : state_of(param).tensors()) {

@@ -35,14 +35,14 @@ std::string InARow(const Names& names) {
 
 [[noreturn]] void Unknown(const std::string& where, const Names& keys,
                           const std::string& sampler) {
-  Invalid("Invalid state_dict: " + where + " has " + InARow(keys) + ", which " +
-          sampler + " does not know; it is not one of " + sampler);
+  Invalid("Invalid state_dict: ", where, " has ", InARow(keys), ", which ",
+          sampler, " does not know; it is not one of ", sampler);
 }
 
 // Throws if a state dict is of what Python alone has.
 void RefusePythonsAlone(const StateDict& dict) {
   const auto refuse = [](const std::string& kind) {
-    Invalid("Invalid state dict: got one of " + kind +
+    Invalid("Invalid state dict: got one of ", kind,
             ", which C++ does not have. Continue it in Python");
   };
   constexpr std::pair<const char*, const char*> kByKey[] = {
@@ -92,10 +92,9 @@ void CheckGroupKeys(const StateDict& group, int64_t index,
   const std::string wanted = ours.at("sampler").toStringRef();
   if (group.contains("sampler") && !Alike(group.at("sampler"), wanted)) {
     const c10::IValue name = group.at("sampler");
-    Invalid("Invalid state dict: got one of " +
-            (name.isString() ? name.toStringRef() : "a " + KindOf(name)) +
-            " (must be of " + wanted +
-            "). Load it into a sampler of its class");
+    Invalid("Invalid state dict: got one of ",
+            (name.isString() ? name.toStringRef() : "a " + KindOf(name)),
+            " (must be of ", wanted, "). Load it into a sampler of its class");
   }
   Names missing;
   for (const auto& entry : ours.entries()) {
@@ -103,13 +102,12 @@ void CheckGroupKeys(const StateDict& group, int64_t index,
     if (!group.contains(key)) missing.insert(key);
   }
   if (!missing.empty()) {
-    Invalid("Invalid state_dict: param group " + std::to_string(index) +
-            " lacks " + InARow(missing) + "; it is not one of " + wanted);
+    Invalid("Invalid state_dict: param group ", index, " lacks ",
+            InARow(missing), "; it is not one of ", wanted);
   }
   const int64_t format = CountAt(group, "format");
   if (format != kFormat) {
-    Invalid("Invalid state_dict: its format is " + std::to_string(format) +
-            " (must be " + std::to_string(kFormat) +
+    Invalid("Invalid state_dict: its format is ", format, " (must be ", kFormat,
             ": load it with the version of torch_sgmcmc that saved it)");
   }
 }
@@ -132,8 +130,8 @@ void CheckKnownKeys(const StateDict& dict,
 void CheckFiniteState(const char* name, int64_t index,
                       const at::Tensor& value) {
   if (value.isfinite().all().item<bool>()) return;
-  Invalid("Invalid state_dict: " + std::string(name) + " of parameter " +
-          std::to_string(index) + " has elements that are not finite");
+  Invalid("Invalid state_dict: ", name, " of parameter ", index,
+          " has elements that are not finite");
 }
 
 // A tensor of the saved state of a parameter as it is to be; undefined if there
@@ -146,8 +144,8 @@ at::Tensor SavedTensor(const StateDict& kept, const char* name,
       std::string(name) + " of parameter " + std::to_string(index);
   CheckTensor("Invalid state_dict: " + what, value, param.sizes());
   if (!value.toTensor().is_floating_point()) {
-    Invalid("Invalid state_dict: " + what + " is of " +
-            DtypeName(value.toTensor().scalar_type()) +
+    Invalid("Invalid state_dict: ", what, " is of ",
+            DtypeName(value.toTensor().scalar_type()),
             " (must be floating point)");
   }
   // A copy: the chain must not change what the caller holds.
@@ -158,8 +156,7 @@ at::Tensor SavedTensor(const StateDict& kept, const char* name,
 StateDict DictAt(const c10::IValue& list, size_t index, const char* what) {
   const c10::IValue entry = list.toListRef()[index];
   if (!entry.isGenericDict()) {
-    Invalid(std::string("Invalid state_dict: ") + what + " " +
-            std::to_string(index) + " is a " + KindOf(entry) +
+    Invalid("Invalid state_dict: ", what, " ", index, " is a ", KindOf(entry),
             " (must be a dict)");
   }
   return entry;
@@ -168,8 +165,8 @@ StateDict DictAt(const c10::IValue& list, size_t index, const char* what) {
 c10::IValue ListOf(const StateDict& dict, const char* key) {
   c10::IValue value = dict.at(key);
   if (!value.isList()) {
-    Invalid(std::string("Invalid state_dict: ") + key + " is a " +
-            KindOf(value) + " (must be a list)");
+    Invalid("Invalid state_dict: ", key, " is a ", KindOf(value),
+            " (must be a list)");
   }
   return value;
 }
@@ -279,8 +276,8 @@ void SamplerImpl::load_state_dict(const StateDict& dict) {
   const StateDict state = dict.at("state");
   const size_t num_groups = theirs.toListRef().size();
   if (num_groups != groups().size()) {
-    Invalid("Invalid state_dict: it has " + std::to_string(num_groups) +
-            " param groups, expected " + std::to_string(groups().size()));
+    Invalid("Invalid state_dict: it has ", num_groups,
+            " param groups, expected ", groups().size());
   }
   for (size_t i = 0; i < num_groups; ++i) {
     CheckGroupKeys(DictAt(theirs, i, "param group"), static_cast<int64_t>(i),
@@ -301,9 +298,8 @@ void SamplerImpl::load_state_dict(const StateDict& dict) {
     const std::vector<at::Tensor>& params = groups()[i].params();
     const auto indices = IntegersOf(group, "params");
     if (indices.size() != params.size()) {
-      Invalid("Invalid state_dict: param group " + std::to_string(i) + " has " +
-              std::to_string(indices.size()) + " parameters, expected " +
-              std::to_string(params.size()));
+      Invalid("Invalid state_dict: param group ", i, " has ", indices.size(),
+              " parameters, expected ", params.size());
     }
     new_options.push_back(groups()[i].options().clone());
     OptionValues& options = OptionAccess::Of(*new_options.back());
@@ -402,9 +398,9 @@ void SamplerImpl::read_group(const StateDict& saved, size_t index,
   now.number(params, chain_.num_chains, /*begin=*/0);
   own.params = std::move(now.params);
   if (own.sizes != now.sizes) {
-    Invalid("Invalid state_dict: param group " + std::to_string(index) +
-            " was saved for parameters of other sizes (" + Shape(own.sizes) +
-            ", expected " + Shape(now.sizes) + ")");
+    Invalid("Invalid state_dict: param group ", index,
+            " was saved for parameters of other sizes (", Shape(own.sizes),
+            ", expected ", Shape(now.sizes), ")");
   }
   const auto next = FromValue<int64_t>("next_offset", saved.at("next_offset"));
   const auto key = FromValue<int64_t>("seed", saved.at("seed"));
@@ -464,8 +460,8 @@ void SamplerImpl::read_means(
                       : ZeroState(param).fill_(options_of(group).prior_mean());
   }
   if (lacking.empty()) return;
-  Invalid("Invalid state_dict: in param group " + std::to_string(group) +
-          " parameter " + lacking + " has no prior_mean, and others have");
+  Invalid("Invalid state_dict: in param group ", group, " parameter ", lacking,
+          " has no prior_mean, and others have");
 }
 
 }  // namespace torch_sgmcmc

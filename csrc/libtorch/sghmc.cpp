@@ -79,8 +79,8 @@ std::vector<std::string> SGHMCImpl::state_keys() const {
 void SGHMCImpl::check_saved_state(const SamplerParamState& state,
                                   int64_t index) const {
   const auto lacks = [&](const std::string& what) {
-    Invalid("Invalid state_dict: the state of parameter " +
-            std::to_string(index) + " lacks " + what);
+    Invalid("Invalid state_dict: the state of parameter ", index, " lacks ",
+            what);
   };
   std::string missing;
   int present = 0;

@@ -76,7 +76,7 @@ void CheckStorages(const c10::IValue& value, const Records& records) {
     const at::Storage& storage = value.toTensor().storage();
     const auto record = records.find(storage.data());
     if (record != records.end() && storage.nbytes() > record->second) {
-      throw std::runtime_error("a Tensor is larger than its record");
+      Fail("a Tensor is larger than its record");
     }
   } else if (value.isGenericDict()) {
     for (const auto& entry : value.toGenericDict()) {
@@ -137,7 +137,7 @@ StateDict::StateDict(
 
 StateDict::StateDict(const c10::IValue& value) : entries_(EmptyDict()) {
   if (!value.isGenericDict()) {
-    Invalid("Invalid state dict: a " + KindOf(value) +
+    Invalid("Invalid state dict: a ", KindOf(value),
             " (must be a dict; from Python, save dict(model.state_dict()) in "
             "place of an OrderedDict)");
   }
@@ -155,7 +155,7 @@ bool StateDict::contains(int64_t key) const { return entries_.contains(key); }
 c10::IValue StateDict::at(const std::string& key) const {
   const auto entry = entries_.find(key);
   if (entry == entries_.end()) {
-    Invalid("Invalid state dict: it has no key " + Shown(key));
+    Invalid("Invalid state dict: it has no key ", Shown(key));
   }
   return entry->value();
 }
@@ -163,7 +163,7 @@ c10::IValue StateDict::at(const std::string& key) const {
 c10::IValue StateDict::at(int64_t key) const {
   const auto entry = entries_.find(key);
   if (entry == entries_.end()) {
-    Invalid("Invalid state dict: it has no key " + std::to_string(key));
+    Invalid("Invalid state dict: it has no key ", key);
   }
   return entry->value();
 }
@@ -186,12 +186,10 @@ void save(const StateDict& dict, const std::string& path) {
 StateDict load(const std::string& path, c10::Device device) {
   errno = 0;
   if (!std::ifstream(path, std::ios::binary)) {
-    throw std::runtime_error("Cannot read " + path + ": " +
-                             std::generic_category().message(errno));
+    Fail("Cannot read ", path, ": ", std::generic_category().message(errno));
   }
   const auto refuse = [&](const char* what, const std::exception& error) {
-    throw std::runtime_error("Cannot read " + path + ": " + what + " (" +
-                             FirstLine(error) + ")");
+    Fail("Cannot read ", path, ": ", what, " (", FirstLine(error), ")");
   };
   std::optional<PyTorchStreamReader> reader;
   try {
@@ -211,8 +209,8 @@ StateDict load(const std::string& path, c10::Device device) {
         error);
   }
   if (!value.isGenericDict()) {
-    throw std::runtime_error("Cannot read " + path + ": it holds a " +
-                             KindOf(value) + " (must be a dict)");
+    Fail("Cannot read ", path, ": it holds a ", KindOf(value),
+         " (must be a dict)");
   }
   return value;
 }
@@ -243,7 +241,7 @@ void load_state_dict(torch::nn::Module& module, const StateDict& dict) {
   for (const auto& entry : dict.entries()) {
     const std::string key = KeyText(entry.key());
     if (!entry.key().isString() || !tensors.contains(key)) {
-      Invalid("Invalid state dict: the module has nothing named " + key);
+      Invalid("Invalid state dict: the module has nothing named ", key);
     }
   }
   const at::NoGradGuard no_grad;

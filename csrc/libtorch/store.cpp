@@ -86,11 +86,11 @@ constexpr double kNoNumber = std::numeric_limits<double>::quiet_NaN();
 
 [[noreturn]] void Unreadable(const std::string& path,
                              const std::string& reason) {
-  throw std::runtime_error("Cannot read " + path + ": " + reason);
+  Fail("Cannot read ", path, ": ", reason);
 }
 
 void Expect(bool is_so, const std::string& otherwise) {
-  if (!is_so) throw std::runtime_error(otherwise);
+  if (!is_so) Fail(otherwise);
 }
 
 // Nothing where there is no file.
@@ -138,7 +138,7 @@ class JsonReader {
       if (c != '\\') continue;
       in_.get(c);  // what is escaped
       if (c != '"' && c != '\\') {
-        throw std::runtime_error("a name has a control character");
+        Fail("a name has a control character");
       }
     }
   }
@@ -216,7 +216,7 @@ ScalarType DtypeOf(const StoredTensor& t) {
   for (const auto& [name, dtype] : kDtypes) {
     if (t.dtype == name) return dtype;
   }
-  throw std::runtime_error("it has an unknown dtype");
+  Fail("it has an unknown dtype");
 }
 
 int64_t ElementSize(const StoredTensor& t) {
@@ -234,9 +234,9 @@ StoredTensors StoredAs(const torch::nn::Module& model) {
     const auto is_control = [](unsigned char c) { return c < ' '; };
     if (dtype == std::end(kDtypes) || t.layout() != at::kStrided ||
         std::ranges::any_of(item.key(), is_control)) {
-      Invalid("Invalid model: " + Shown(item.key()) + ", " +
-              DtypeName(t.scalar_type()) + " of layout " +
-              LayoutName(t.layout()) + ", cannot be stored");
+      Invalid("Invalid model: ", Shown(item.key()), ", ",
+              DtypeName(t.scalar_type()), " of layout ", LayoutName(t.layout()),
+              ", cannot be stored");
     }
     stored.push_back({item.key(), dtype->first, t.sizes().vec()});
   }
@@ -422,8 +422,8 @@ void DrawFile::Read() {
   std::error_code error;
   const auto found = static_cast<int64_t>(fs::file_size(path, error));
   Expect(!error, error.message());
-  Expect(found == size, "it has " + std::to_string(found) + " bytes of the " +
-                            std::to_string(size) + " written");
+  Expect(found == size,
+         c10::str("it has ", found, " bytes of the ", size, " written"));
   const at::Tensor bytes = at::from_file(
       path, /*shared=*/false, size, at::TensorOptions(at::kByte).device("cpu"));
   const std::string_view whole(static_cast<const char*>(bytes.const_data_ptr()),
@@ -480,7 +480,7 @@ at::Tensor Draw::at(const std::string& name) const {
   }
   const auto found = file_->tensors.find(name);
   if (found == file_->tensors.end()) {
-    Invalid("Invalid name: no draw has '" + name + "'");
+    Invalid("Invalid name: no draw has '", name, "'");
   }
   return found->second.select(0, row_);
 }
@@ -522,8 +522,8 @@ const SampleStore& SampleStore::refresh() {
 
 const Draw& SampleStore::operator[](size_t index) const {
   if (index < size()) return draws_[index];
-  throw std::out_of_range("Invalid index: " + std::to_string(index) + " (" +
-                          path_ + " has " + std::to_string(size()) + " draws)");
+  throw std::out_of_range(c10::str("Invalid index: ", index, " (", path_,
+                                   " has ", size(), " draws)"));
 }
 
 // ---- Writing ----------------------------------------------------------------
@@ -591,8 +591,8 @@ struct Collector::Work {
     const auto there = ReadStore(store);
     const auto difference = Difference(there.value_or(tensors), tensors);
     if (!difference.empty() && SampleStore(store).size() > 0) {
-      Invalid("Invalid store: the draws in " + store +
-              " are of another model: " + difference +
+      Invalid("Invalid store: the draws in ", store,
+              " are of another model: ", difference,
               " in one alone. Give another folder");
     }
     std::error_code error;
@@ -610,9 +610,8 @@ struct Collector::Work {
     // file does not release it.
     if (::flock(*lock, LOCK_EX | LOCK_NB) != 0) {
       const std::string holder = TextOfFile(folder + "/lock").value_or("");
-      throw std::runtime_error("Cannot write to " + place + ": process " +
-                               holder.substr(0, holder.find('\n')) +
-                               " writes to it");
+      Fail("Cannot write to ", place, ": process ",
+           holder.substr(0, holder.find('\n')), " writes to it");
     }
     file = Open(index_path);
     const std::string id = std::to_string(::getpid()) + "\n";
@@ -678,7 +677,7 @@ struct Collector::Work {
     const auto kept = static_cast<size_t>(size);
     if (kept > lines.size() ||
         SumOf({lines.data(), kept}) != static_cast<uint32_t>(crc32)) {
-      Invalid("Invalid checkpoint: it is not of " + place);
+      Invalid("Invalid checkpoint: it is not of ", place);
     }
     Cut(size);
     TakeIndex();
@@ -698,8 +697,7 @@ struct Collector::Work {
   void BeforeStep() {
     CheckOpen();
     if (is_undecided) {
-      Invalid("Invalid store: " + place + " has " +
-              std::to_string(index.num_draws) +
+      Invalid("Invalid store: ", place, " has ", index.num_draws,
               " draws of an earlier run (load the state dict of its "
               "checkpoint, or restart())");
     }
@@ -707,17 +705,14 @@ struct Collector::Work {
     const auto changed =
         IsNextDue() ? Difference(StoredAs(model), tensors) : "";
     if (!changed.empty()) {
-      throw std::runtime_error("Invalid draw: " + changed +
-                               ", unlike when the collector was made");
+      Fail("Invalid draw: ", changed, ", unlike when the collector was made");
     }
     if (hook) return;
     if (!mark) mark = static_cast<double>(Locked(impl)->num_steps());
     const int64_t step = StepCounter();
     if (static_cast<double>(step) < *mark - 1) {
-      throw std::runtime_error("the sampler went back to step " +
-                               std::to_string(step) +
-                               ", and its collector is at " + Rounded(*mark) +
-                               ": load the collector's state dict too");
+      Fail("the sampler went back to step ", step, ", and its collector is at ",
+           Rounded(*mark), ": load the collector's state dict too");
     }
   }
 
@@ -782,7 +777,7 @@ struct Collector::Work {
 
   void CheckOpen() const {
     if (!lock) {
-      throw std::runtime_error("the collector of " + place + " is closed");
+      Fail("the collector of ", place, " is closed");
     }
   }
 
@@ -791,11 +786,9 @@ struct Collector::Work {
     try {
       Write();
     } catch (const std::exception& error) {
-      throw std::runtime_error(
-          std::string(error.what()) + ". " + place + " has " +
-          std::to_string(index.num_draws) + " draws; " +
-          std::to_string(waiting.size()) +
-          " more wait in memory, and the next step tries again");
+      Fail(error.what(), ". ", place, " has ", index.num_draws, " draws; ",
+           waiting.size(),
+           " more wait in memory, and the next step tries again");
     }
     DropWaiting();
   }
@@ -875,8 +868,8 @@ void Collector::load_state_dict(const StateDict& dict) {
   for (const auto& [name, value] : settings) {
     const int64_t begun = dict.at(name).toInt();
     if (begun == value) continue;
-    Invalid("Invalid " + std::string(name) + ": " + std::to_string(value) +
-            " (the run in progress has " + std::to_string(begun) + ")");
+    Invalid("Invalid ", name, ": ", value, " (the run in progress has ", begun,
+            ")");
   }
   const StateDict position = dict.at("position");
   const c10::IValue saved = dict.at("mark");

@@ -68,8 +68,8 @@ void StartState(const TensorLists& lists,
 std::vector<at::Tensor> CopiesOfMeans(const std::vector<at::Tensor>& means,
                                       const std::vector<at::Tensor>& params) {
   if (means.size() != params.size()) {
-    Invalid("Invalid prior_mean: " + std::to_string(means.size()) +
-            " tensors for a group of " + std::to_string(params.size()) +
+    Invalid("Invalid prior_mean: ", means.size(), " tensors for a group of ",
+            params.size(),
             " parameters (must be one for each; of several groups each needs "
             "its own)");
   }
@@ -79,19 +79,19 @@ std::vector<at::Tensor> CopiesOfMeans(const std::vector<at::Tensor>& means,
     const at::Tensor& mean = means[i];
     const std::string which =
         "Invalid prior_mean: number " + std::to_string(i) + " ";
-    if (!mean.defined()) Invalid(which + "is undefined");
+    if (!mean.defined()) Invalid(which, "is undefined");
     if (!mean.is_floating_point() || mean.layout() != at::kStrided) {
-      Invalid(which + "is of " + DtypeName(mean.scalar_type()) +
-              " and layout " + LayoutName(mean.layout()) +
+      Invalid(which, "is of ", DtypeName(mean.scalar_type()), " and layout ",
+              LayoutName(mean.layout()),
               " (must be floating point, and torch::kStrided)");
     }
     if (mean.sizes() != params[i].sizes()) {
-      Invalid(which + "has shape " + Shape(mean.sizes()) + " (must be " +
-              Shape(params[i].sizes()) + ", its parameter's shape)");
+      Invalid(which, "has shape ", Shape(mean.sizes()), " (must be ",
+              Shape(params[i].sizes()), ", its parameter's shape)");
     }
     copies.push_back(ZeroState(params[i]).copy_(mean.detach()));
     if (!copies.back().isfinite().all().item<bool>()) {
-      Invalid(which + "has elements that are not finite");
+      Invalid(which, "has elements that are not finite");
     }
   }
   return copies;

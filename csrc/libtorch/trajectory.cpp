@@ -94,31 +94,28 @@ constexpr const char* kUnrelated =
 
 void CheckLosses(const at::Tensor& losses, bool has_grads) {
   if (!losses.defined()) {
-    throw std::runtime_error(
+    Fail(
         "SBPS got an undefined Tensor from the closure (must return the losses "
         "of the examples, a Tensor of shape [n])");
   }
   if (has_grads) {
-    throw std::runtime_error(
+    Fail(
         "SBPS found gradients after the closure: it must return the losses of "
         "the examples and not call backward()");
   }
   if (losses.dim() != 1) {
-    throw std::runtime_error(
-        "SBPS got losses of shape " + Shape(losses.sizes()) +
-        " from the closure (must be the examples' losses, of shape [n]" +
-        (losses.dim() == 0 ? ": use reduction(torch::kNone))" : ")"));
+    Fail("SBPS got losses of shape ", Shape(losses.sizes()),
+         " from the closure (must be the examples' losses, of shape [n]",
+         (losses.dim() == 0 ? ": use reduction(torch::kNone))" : ")"));
   }
   if (losses.numel() < 2) {
-    throw std::runtime_error("SBPS got the loss of " +
-                             std::to_string(losses.numel()) +
-                             " example from the closure (must be of 2 at "
-                             "least, to estimate the noise of a minibatch)");
+    Fail("SBPS got the loss of ", losses.numel(),
+         " example from the closure (must be of 2 at "
+         "least, to estimate the noise of a minibatch)");
   }
-  if (!losses.requires_grad()) throw std::runtime_error(kUnrelated);
+  if (!losses.requires_grad()) Fail(kUnrelated);
   if (!losses.is_floating_point()) {
-    throw std::runtime_error(
-        "SBPS got complex losses from the closure (must be real numbers)");
+    Fail("SBPS got complex losses from the closure (must be real numbers)");
   }
 }
 
@@ -235,7 +232,7 @@ std::shared_ptr<Trajectory> Trajectory::reflected(
         std::string("SBPS got a gradient from the closure's losses that is ") +
         (s.gradient == 0 ? "zero" : "not finite") +
         ", where they grow along the velocity";
-    if (s.gradient == 0) throw std::runtime_error(text);
+    if (s.gradient == 0) Fail(text);
     throw NonfiniteError(text);
   }
   const double scale = 1 / std::sqrt(s.velocity);
@@ -360,7 +357,7 @@ MinibatchView Observe(const torch::optim::Optimizer::LossClosure& closure,
     used.push_back(grads[i]);
     directions.push_back(along[i]);
   }
-  if (used.empty()) throw std::runtime_error(kUnrelated);
+  if (used.empty()) Fail(kUnrelated);
   const at::Tensor derivatives =
       torch::autograd::grad(used, {weights}, directions)[0];
   MinibatchView result{losses.detach(), derivatives.detach(), {}};
@@ -377,11 +374,10 @@ RateEstimate RateOf(Trajectory& flight, double time, const MinibatchView& seen,
   const double num_data = options.num_data();
   if (!options.get<bool>("replacement") &&
       static_cast<double>(seen.losses.numel()) > num_data) {
-    throw std::runtime_error(
-        "SBPS got the losses of " + std::to_string(seen.losses.numel()) +
-        " examples from the closure, and num_data = " + Rounded(num_data) +
-        " (must not be more; if examples are drawn with replacement, set "
-        "replacement(true))");
+    Fail("SBPS got the losses of ", seen.losses.numel(),
+         " examples from the closure, and num_data = ", Rounded(num_data),
+         " (must not be more; if examples are drawn with replacement, set "
+         "replacement(true))");
   }
   const auto row = [](const at::Tensor& t) {
     return t.to(at::kCPU, at::kDouble).contiguous();
@@ -392,10 +388,10 @@ RateEstimate RateOf(Trajectory& flight, double time, const MinibatchView& seen,
       MomentsOf(losses.const_data_ptr<double>(),
                 derivatives.const_data_ptr<double>(), losses.numel());
   if (m.bad > 0) {
-    throw NonfiniteError("SBPS got " + std::to_string(m.bad) + " of " +
-                             std::to_string(seen.losses.numel()) +
-                             " losses from the closure that are not finite",
-                         seen.losses);
+    throw NonfiniteError(
+        c10::str("SBPS got ", m.bad, " of ", seen.losses.numel(),
+                 " losses from the closure that are not finite"),
+        seen.losses);
   }
   const RateEstimate rate =
       RateOf(m, num_data, options.temperature(),
