@@ -107,7 +107,7 @@ Tensor Sum(const Call& call) {
   CheckCall<Op>(call);
   const TensorList& first = call.lists[0];
   if (first.empty()) {
-    Fail(call.spec.op, std::string(call.spec.lists[0].name) + " is empty");
+    Fail(call.spec.op, call.spec.lists[0].name, " is empty");
   }
   Plan plan = call.MakePlan(ArgumentsOf<Op>(call));
   std::vector<int64_t> sizes;

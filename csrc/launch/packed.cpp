@@ -11,14 +11,13 @@ namespace torch_sgmcmc {
 PackedStep Unpacked(const char* op, const char* name, const Tensor& packed) {
   if (!packed.defined() || packed.scalar_type() != ScalarType::Long ||
       !packed.is_contiguous() || !packed.is_cpu()) {
-    Fail(op,
-         std::string(name) + " must be contiguous, of int64 and on the CPU");
+    Fail(op, name, " must be contiguous, of int64 and on the CPU");
   }
   try {
     return PackedStep::Unpack(static_cast<const int64_t*>(packed.data_ptr()),
                               static_cast<size_t>(packed.numel()));
   } catch (const std::exception& error) {
-    Fail(op, std::string(name) + ": " + error.what());
+    Fail(op, name, ": ", error.what());
   }
 }
 
@@ -33,7 +32,7 @@ TensorList PackedTensors::Take(const TensorList& tensors, int64_t& taken,
     const char* name = "state";
     if (&tensors == &params_) name = "params";
     if (&tensors == &grads_) name = "grads";
-    Fail(op_, std::string(name) + " has fewer tensors than packed says");
+    Fail(op_, name, " has fewer tensors than packed says");
   }
   taken += length;
   return {begin, begin + length};
@@ -47,7 +46,7 @@ Call PackedTensors::Next(const OpSpec& spec, const PackedCall& packed) {
   }
   if (packed.lengths.size() + kFirst != spec.lists.count ||
       packed.numbers.size() != count) {
-    Fail(op_, std::string("packed is not a call of ") + spec.op);
+    Fail(op_, "packed is not a call of ", spec.op);
   }
   Call call(spec);
   const auto length = static_cast<int64_t>(packed.offsets.size());
@@ -66,8 +65,8 @@ Call PackedTensors::Next(const OpSpec& spec, const PackedCall& packed) {
     } else if (std::fabs(number) < 0x1p53) {
       call.integers[i] = static_cast<int64_t>(number);
     } else {
-      Fail(op_, std::string("packed has a ") + spec.numbers[i].name +
-                    " that is no whole number");
+      Fail(op_, "packed has a ", spec.numbers[i].name,
+           " that is no whole number");
     }
   }
   size_t next = spec.numbers.count;
@@ -83,7 +82,7 @@ void PackedTensors::CheckIsEmpty() const {
   const auto check = [&](const TensorList& tensors, int64_t taken,
                          const char* name) {
     if (taken == static_cast<int64_t>(tensors.size())) return;
-    Fail(op_, std::string(name) + " has more tensors than packed says");
+    Fail(op_, name, " has more tensors than packed says");
   };
   check(params_, num_params_, "params");
   check(grads_, num_grads_, "grads");

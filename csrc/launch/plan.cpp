@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <sstream>
-#include <stdexcept>
 
 namespace torch_sgmcmc {
 namespace {
@@ -149,11 +148,10 @@ void CheckRow(const char* op, size_t i, int64_t row, int64_t pitch,
   if (row == 0 && pitch == 0) return;
   constexpr int64_t kMaxPitch = int64_t{1} << 40;
   if (row > 0 && row <= pitch && pitch <= kMaxPitch && numel % row == 0) return;
-  Fail(op,
-       "Invalid " + Where("rows", i) + ": (" + std::to_string(row) + ", " +
-           std::to_string(pitch) + ") for " + std::to_string(numel) +
-           " elements (must be (0, 0), or a length that divides their number, "
-           "and a pitch from it to 2^40)");
+  Fail(op, "Invalid ", Where("rows", i), ": (", row, ", ", pitch, ") for ",
+       numel,
+       " elements (must be (0, 0), or a length that divides their number, "
+       "and a pitch from it to 2^40)");
 }
 
 // True if a parameter has no such argument.
@@ -164,22 +162,17 @@ bool IsAbsent(const Argument& a, const Tensor& param) {
 
 }  // namespace
 
-void Fail(const char* op, const std::string& message) {
-  throw std::runtime_error("torch_sgmcmc::" + std::string(op) + ": " + message);
-}
-
 void CheckNumber(const char* op, const char* name, double value,
                  const Range& range) {
   if (range.Has(value)) return;
-  Fail(op, std::string("Invalid ") + name + ": " + Shortest(value) +
-               " (must be " + range.Wanted() + ")");
+  Fail(op, "Invalid ", name, ": ", Shortest(value), " (must be ",
+       range.Wanted(), ")");
 }
 
 void CheckCount(const char* op, const char* name, int64_t value,
                 int64_t least) {
   if (value >= least) return;
-  Fail(op, std::string("Invalid ") + name + ": " + std::to_string(value) +
-               " (must be >= " + std::to_string(least) + ")");
+  Fail(op, "Invalid ", name, ": ", value, " (must be >= ", least, ")");
 }
 
 Argument PriorMeans(const std::optional<TensorList>& tensors) {
@@ -190,12 +183,10 @@ Argument PriorMeans(const std::optional<TensorList>& tensors) {
 NoiseStream MakeStream(const char* op, int64_t seed, int64_t step,
                        int64_t purpose) {
   if (step < 0 || step > kMaxStep) {
-    Fail(op,
-         "Invalid step: " + std::to_string(step) + " (must be in [0, 2^48))");
+    Fail(op, "Invalid step: ", step, " (must be in [0, 2^48))");
   }
   if (purpose < 0 || purpose > kMaxPurpose) {
-    Fail(op, "Invalid purpose: " + std::to_string(purpose) +
-                 " (must be in [0, 2^16))");
+    Fail(op, "Invalid purpose: ", purpose, " (must be in [0, 2^16))");
   }
   return {static_cast<uint64_t>(seed), static_cast<uint64_t>(step),
           static_cast<uint32_t>(purpose)};
@@ -217,8 +208,8 @@ const int64_t* DeviceStep(const char* op, bool on_cuda, int32_t device_index,
   const Tensor& t = *device_step;
   if (!t.defined()) Fail(op, "device_step is undefined");
   if (Type(t) != ScalarType::Long || t.numel() != 1) {
-    Fail(op, "device_step must hold a single int64, got " +
-                 std::to_string(t.numel()) + " elements of " + Name(Type(t)));
+    Fail(op, "device_step must hold a single int64, got ", t.numel(),
+         " elements of ", Name(Type(t)));
   }
   if (t.is_cuda() != on_cuda || t.get_device_index() != device_index) {
     Fail(op, "device_step is on another device than the parameters");
@@ -243,14 +234,14 @@ Plan::Plan(const char* op, const std::vector<Argument>& arguments,
   const Rows& rows = numbering.rows;
   const int64_t with_seeds = numbering.num_chains;
   if (with_seeds < 0 || (with_seeds > 0 && rows)) {
-    Fail(op, "Invalid num_chains: " + std::to_string(with_seeds) +
-                 " (must be >= 0, and 0 with rows)");
+    Fail(op, "Invalid num_chains: ", with_seeds,
+         " (must be >= 0, and 0 with rows)");
   }
   if (with_seeds > 0) num_chains = with_seeds;
   const size_t count = first.tensors.size();
   for (const Argument& a : arguments) {
     for (size_t i = 0; i < a.tensors.size(); ++i) {
-      if (!a.tensors[i].defined()) Fail(op, Where(a.name, i) + " is undefined");
+      if (!a.tensors[i].defined()) Fail(op, Where(a.name, i), " is undefined");
     }
   }
   for (const Argument& a : arguments) {
@@ -258,28 +249,23 @@ Plan::Plan(const char* op, const std::vector<Argument>& arguments,
       const auto needed = static_cast<size_t>(std::count_if(
           first.tensors.begin(), first.tensors.end(), NeedsMaster));
       if (a.tensors.size() == needed) continue;
-      Fail(op, std::string(a.name) + " has " +
-                   std::to_string(a.tensors.size()) + " tensors, expected " +
-                   std::to_string(needed) + " (one for each of " + first.name +
-                   " in bfloat16 or float16)");
+      Fail(op, a.name, " has ", a.tensors.size(), " tensors, expected ", needed,
+           " (one for each of ", first.name, " in bfloat16 or float16)");
     }
     if (a.role == Role::kPriorMean && a.tensors.empty()) continue;
     if (a.tensors.size() != count) {
-      Fail(op, std::string(a.name) + " has " +
-                   std::to_string(a.tensors.size()) + " tensors, expected " +
-                   std::to_string(count) + " (as many as " + first.name + ")");
+      Fail(op, a.name, " has ", a.tensors.size(), " tensors, expected ", count,
+           " (as many as ", first.name, ")");
     }
   }
   if (offsets.size() != count) {
-    Fail(op, "offsets has " + std::to_string(offsets.size()) +
-                 " entries, expected " + std::to_string(count) +
-                 " (one for each tensor of " + first.name + ")");
+    Fail(op, "offsets has ", offsets.size(), " entries, expected ", count,
+         " (one for each tensor of ", first.name, ")");
   }
 
   if (rows && rows->size() != 2 * count) {
-    Fail(op, "rows has " + std::to_string(rows->size()) +
-                 " entries, expected " + std::to_string(2 * count) +
-                 " (two for each tensor of " + first.name + ")");
+    Fail(op, "rows has ", rows->size(), " entries, expected ", 2 * count,
+         " (two for each tensor of ", first.name, ")");
   }
 
   segments_.reserve(count);
@@ -288,18 +274,17 @@ Plan::Plan(const char* op, const std::vector<Argument>& arguments,
     const Tensor& lead = first.tensors[i];
     const ScalarType dtype = Type(lead);
     if (!IsSupported(dtype)) {
-      Fail(op, Where(first.name, i) + " has " + Name(dtype) +
-                   ", expected float32, float64, bfloat16 or float16");
+      Fail(op, Where(first.name, i), " has ", Name(dtype),
+           ", expected float32, float64, bfloat16 or float16");
     }
     if ((num_chains > 1 || with_seeds > 0) &&
         (lead.dim() == 0 || lead.sizes()[0] != num_chains)) {
-      Fail(op, Where(first.name, i) + " has shape " + Shape(lead.sizes()) +
-                   ", expected a leading dimension of " +
-                   std::to_string(num_chains) + " chains");
+      Fail(op, Where(first.name, i), " has shape ", Shape(lead.sizes()),
+           ", expected a leading dimension of ", num_chains, " chains");
     }
     if (offsets[i] < 0) {
-      Fail(op, "Invalid " + Where("offsets", i) + ": " +
-                   std::to_string(offsets[i]) + " (must be >= 0)");
+      Fail(op, "Invalid ", Where("offsets", i), ": ", offsets[i],
+           " (must be >= 0)");
     }
     if (rows) CheckRow(op, i, (*rows)[2 * i], (*rows)[2 * i + 1], lead.numel());
     if (i == 0) {
@@ -311,32 +296,31 @@ Plan::Plan(const char* op, const std::vector<Argument>& arguments,
       const size_t place = a.role == Role::kMaster ? master++ : i;
       const Tensor& t = a.tensors[place];
       if (!IsStrided(t)) {
-        Fail(op,
-             Where(a.name, place) + " is sparse, expected a strided tensor");
+        Fail(op, Where(a.name, place), " is sparse, expected a strided tensor");
       }
       if (t.is_cuda() != on_cuda_ || (!on_cuda_ && !t.is_cpu()) ||
           t.get_device_index() != device_index_) {
-        Fail(op, Where(a.name, place) +
-                     " is on another device than the first tensor of " +
-                     first.name + "; call the operator once for each device");
+        Fail(op, Where(a.name, place),
+             " is on another device than the first tensor of ", first.name,
+             "; call the operator once for each device");
       }
       const ScalarType want =
           IsInArithmeticType(a.role) ? ArithmeticType(dtype) : dtype;
       if (Type(t) != want) {
-        Fail(op, Where(a.name, place) + " has " + Name(Type(t)) +
-                     ", expected " + Name(want) + " (for " +
-                     Where(first.name, i) + " in " + Name(dtype) + ")");
+        Fail(op, Where(a.name, place), " has ", Name(Type(t)), ", expected ",
+             Name(want), " (for ", Where(first.name, i), " in ", Name(dtype),
+             ")");
       }
       if (!Equal(t.sizes(), lead.sizes())) {
-        Fail(op, Where(a.name, place) + " has shape " + Shape(t.sizes()) +
-                     ", expected " + Shape(lead.sizes()) + " (that of " +
-                     Where(first.name, i) + ")");
+        Fail(op, Where(a.name, place), " has shape ", Shape(t.sizes()),
+             ", expected ", Shape(lead.sizes()), " (that of ",
+             Where(first.name, i), ")");
       }
       if (IsWritten(a.role) && !t.is_contiguous() && t.numel() > 0 &&
           MayOverlap(t)) {
-        Fail(op, Where(a.name, place) +
-                     " is an expanded tensor (several elements share memory) "
-                     "and cannot be written");
+        Fail(op, Where(a.name, place),
+             " is an expanded tensor (several elements share memory) "
+             "and cannot be written");
       }
     }
   }

@@ -13,6 +13,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -180,6 +182,13 @@ void CheckNumber(const char* op, const char* name, double value,
 // Throws std::runtime_error unless the value is at least `least`.
 void CheckCount(const char* op, const char* name, int64_t value, int64_t least);
 
-[[noreturn]] void Fail(const char* op, const std::string& message);
+// Throws std::runtime_error with the operator and the parts of a message.
+template <typename... Part>
+[[noreturn]] void Fail(const char* op, const Part&... parts) {
+  std::ostringstream message;
+  message << "torch_sgmcmc::" << op << ": ";
+  (message << ... << parts);
+  throw std::runtime_error(message.str());
+}
 
 }  // namespace torch_sgmcmc

@@ -48,7 +48,7 @@ template <typename... Part>
 }
 // Throws what Python raises as RuntimeError.
 template <typename... Part>
-[[noreturn]] void Fail(const Part&... parts) {
+[[noreturn]] void Raise(const Part&... parts) {
   throw std::runtime_error(c10::str(parts...));
 }
 

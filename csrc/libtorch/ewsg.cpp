@@ -68,7 +68,7 @@ void CheckComparable(const std::vector<TensorLists>& current,
         return std::ranges::equal(a.params, b.params, is_same);
       });
   if (!are_same) {
-    Fail(
+    Raise(
         "EWSG got gradients of other parameters from the closure than at its "
         "first call in this step: minibatches could not be compared");
   }
@@ -77,7 +77,7 @@ void CheckComparable(const std::vector<TensorLists>& current,
       const at::Tensor& fresh = proposed[i].grads[j];
       if (fresh.numel() > 0 &&
           fresh.const_data_ptr() == current[i].grads[j].const_data_ptr()) {
-        Fail(
+        Raise(
             "EWSG got the gradients of a minibatch in the memory of the "
             "previous minibatch's, which it still needs: the closure must not "
             "reuse gradients");
@@ -173,7 +173,7 @@ torch::Tensor EWSGImpl::step(
   if (rests()) return loss;
   std::vector<TensorLists> lists = gather();
   if (lists.empty()) {
-    Fail("EWSG got no gradients from the closure (does it call backward()?)");
+    Raise("EWSG got no gradients from the closure (does it call backward()?)");
   }
   std::vector<
       std::pair<void*, std::unique_ptr<torch::optim::OptimizerParamState>>>

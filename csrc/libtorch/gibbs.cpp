@@ -82,9 +82,9 @@ double GammaPrecision::draw(size_t index) const {
       (options_.shape() + static_cast<double>(dimension) / 2 - 1) / t + 1;
   const double rate = (options_.rate() + squares / 2) / t;
   if (!std::isfinite(rate)) {
-    Fail("Cannot draw prior_precision of group ", index,
-         ": the sum of squares of its parameters is ", Shown(squares),
-         ". No group has changed. Begin again with a smaller lr");
+    Raise("Cannot draw prior_precision of group ", index,
+          ": the sum of squares of its parameters is ", Shown(squares),
+          ". No group has changed. Begin again with a smaller lr");
   }
   const NoiseStream stream{static_cast<uint64_t>(sampler->seed()),
                            static_cast<uint64_t>(num_updates_),

@@ -128,7 +128,7 @@ void SamplerImpl::check_finite(
     seen.push_back({what, lists[i].params, count_nonfinite(tensors[i])});
   }
   if (!later) {
-    Fail(MessageOf(std::string(name()) + " got", seen, groups()));
+    Raise(MessageOf(std::string(name()) + " got", seen, groups()));
   }
   for (FiniteCheck& s : seen) finite_check_.asked.push_back(std::move(s));
 }
@@ -208,7 +208,7 @@ void SamplerImpl::catch_up() {
 void SamplerImpl::throw_what_was_found() {
   catch_up();
   const std::string error = std::exchange(finite_check_.error, {});
-  if (!error.empty()) Fail(error);
+  if (!error.empty()) Raise(error);
 }
 
 int64_t SamplerImpl::num_skipped() const {

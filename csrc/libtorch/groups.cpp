@@ -36,9 +36,9 @@ bool AreSame(const std::vector<const void*>& impls,
 
 template <typename... Part>
 [[noreturn]] void RefuseOther(const std::string& sampler, const Part&... what) {
-  Fail(sampler, " got ", what...,
-       ": make another sampler after parameters have grown, shrunk or been "
-       "replaced (further ones come with add_param_group)");
+  Raise(sampler, " got ", what...,
+        ": make another sampler after parameters have grown, shrunk or been "
+        "replaced (further ones come with add_param_group)");
 }
 
 }  // namespace
@@ -174,7 +174,7 @@ void CheckRanges(const ChainState& saved) {
 void SamplerImpl::begin_step() {
   throw_what_was_found();
   if (groups().empty()) {
-    Fail(name(), " has no param groups");
+    Raise(name(), " has no param groups");
   }
   for (size_t i = 0; i < groups().size(); ++i) complete(i);
   check_numbers();

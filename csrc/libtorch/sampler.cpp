@@ -44,12 +44,12 @@ void CheckFit(const char* name, const at::Tensor& value,
       (value.is_contiguous() || !MayRepeat(value))) {
     return;
   }
-  Fail(sampler, " has a ", name, " of ", DtypeName(value.scalar_type()),
-       " and shape ", Shape(value.sizes()), " on ", value.device().str(),
-       " for a parameter of shape ", Shape(param.sizes()), " (must be of ",
-       DtypeName(wanted), ", torch::kStrided and of its shape on ",
-       param.device().str(),
-       ", each element with memory of its own): was the parameter replaced?");
+  Raise(sampler, " has a ", name, " of ", DtypeName(value.scalar_type()),
+        " and shape ", Shape(value.sizes()), " on ", value.device().str(),
+        " for a parameter of shape ", Shape(param.sizes()), " (must be of ",
+        DtypeName(wanted), ", torch::kStrided and of its shape on ",
+        param.device().str(),
+        ", each element with memory of its own): was the parameter replaced?");
 }
 
 // What makes the update of each class of samplers.
@@ -394,9 +394,9 @@ std::vector<at::Tensor> SamplerImpl::all_params() const {
 
 void SamplerImpl::check_known(size_t group) const {
   if (group < chain_.groups.size()) return;
-  Fail(name(), " does not know the parameters of group ", group,
-       ": add groups with the add_param_group of torch_sgmcmc::Sampler, not "
-       "through a reference to torch::optim::Optimizer");
+  Raise(name(), " does not know the parameters of group ", group,
+        ": add groups with the add_param_group of torch_sgmcmc::Sampler, not "
+        "through a reference to torch::optim::Optimizer");
 }
 
 // The group's parameters that have a gradient, a list for each device.
@@ -420,9 +420,9 @@ void SamplerImpl::collect(size_t group, std::vector<TensorLists>& lists) {
     // What requires no gradient is not sampled, even if it has one.
     if (!grad.defined() || !param.requires_grad()) continue;
     if (grad.layout() != at::kStrided) {
-      Fail(name(), " does not support sparse gradients: got one of layout ",
-           LayoutName(grad.layout()), " for a parameter of shape ",
-           Shape(param.sizes()), " (for an Embedding, use sparse(false))");
+      Raise(name(), " does not support sparse gradients: got one of layout ",
+            LayoutName(grad.layout()), " for a parameter of shape ",
+            Shape(param.sizes()), " (for an Embedding, use sparse(false))");
     }
     size_t place = begin;
     while (place < lists.size() &&
@@ -431,9 +431,9 @@ void SamplerImpl::collect(size_t group, std::vector<TensorLists>& lists) {
     }
     if (place == lists.size()) {
       if (param.is_cuda() && !has_cuda()) {
-        Fail(name(),
-             " got parameters on a CUDA device, but torch_sgmcmc was built "
-             "without CUDA kernels: rebuild it with -DTORCH_SGMCMC_CUDA=ON");
+        Raise(name(),
+              " got parameters on a CUDA device, but torch_sgmcmc was built "
+              "without CUDA kernels: rebuild it with -DTORCH_SGMCMC_CUDA=ON");
       }
       TensorLists& fresh = lists.emplace_back();
       fresh.options = &options;
@@ -453,9 +453,10 @@ void SamplerImpl::collect(size_t group, std::vector<TensorLists>& lists) {
     const at::Tensor mean = prior_mean_of(param);
     if (mean.defined()) own_lists.prior_means.push_back(mean);
     if (own.has_means && !mean.defined()) {
-      Fail(name(), " has no prior_mean for parameter ", NameOf(groups(), param),
-           ", and tensors for its group: was it replaced? Give one for each by "
-           "prior_mean()");
+      Raise(
+          name(), " has no prior_mean for parameter ", NameOf(groups(), param),
+          ", and tensors for its group: was it replaced? Give one for each by "
+          "prior_mean()");
     }
     own_lists.grads.push_back(grad);
     own_lists.offsets.push_back(own.offsets[i]);
@@ -471,33 +472,33 @@ void SamplerImpl::check_fit(const TensorLists& lists, size_t index) const {
     try {
       CheckParameter(name(), param);
     } catch (const std::invalid_argument& error) {
-      Fail(error.what());  // a step has found it
+      Raise(error.what());  // a step has found it
     }
     if (MayRepeat(param)) {
-      Fail(name(),
-           " cannot update an expanded parameter (several elements share "
-           "memory): shape ",
-           Shape(param.sizes()), ", strides ", Shape(param.strides()));
+      Raise(name(),
+            " cannot update an expanded parameter (several elements share "
+            "memory): shape ",
+            Shape(param.sizes()), ", strides ", Shape(param.strides()));
     }
   }
   CheckChains(param, lists.options->chains());
   if (grad.scalar_type() != param.scalar_type() ||
       grad.sizes() != param.sizes() || grad.device() != param.device()) {
-    Fail(name(), " got a gradient of ", DtypeName(grad.scalar_type()),
-         " and shape ", Shape(grad.sizes()), " on ", grad.device().str(),
-         " for a parameter of ", DtypeName(param.scalar_type()), " and shape ",
-         Shape(param.sizes()), " on ", param.device().str(),
-         " (must be equal)");
+    Raise(name(), " got a gradient of ", DtypeName(grad.scalar_type()),
+          " and shape ", Shape(grad.sizes()), " on ", grad.device().str(),
+          " for a parameter of ", DtypeName(param.scalar_type()), " and shape ",
+          Shape(param.sizes()), " on ", param.device().str(),
+          " (must be equal)");
   }
   if (lists.step.is_on_device() &&
       lists.step.device.device() != param.device()) {
-    Fail(name(), " counts the steps of a group on ",
-         lists.step.device.device().str(), ", and has a parameter on ",
-         param.device().str(),
-         " (with capturable each group must lie on one device)");
+    Raise(name(), " counts the steps of a group on ",
+          lists.step.device.device().str(), ", and has a parameter on ",
+          param.device().str(),
+          " (with capturable each group must lie on one device)");
   }
   if (!lists.step.is_on_device() && lists.step.host > kMaxStep) {
-    Fail(name(), " has made ", lists.step.host, " steps (must be below 2^48)");
+    Raise(name(), " has made ", lists.step.host, " steps (must be below 2^48)");
   }
   CheckFit("prior_mean", prior_mean_of(param), param, name());
   for (const auto& [key, value] : state_of(param).tensors()) {

@@ -301,7 +301,7 @@ std::shared_ptr<Trajectory> SBPSImpl::moving() const {
       const at::Tensor& p = params[j];
       if (!p.requires_grad() || p.numel() == 0) continue;
       if (p.is_cuda() && !has_cuda()) {
-        Fail(
+        Raise(
             "SBPS got parameters on a CUDA device, but torch_sgmcmc was built "
             "without CUDA kernels: rebuild it with -DTORCH_SGMCMC_CUDA=ON");
       }
@@ -325,7 +325,7 @@ std::shared_ptr<Trajectory> SBPSImpl::moving() const {
     }
   }
   if (parts.empty()) {
-    Fail("SBPS has no parameter that requires gradients");
+    Raise("SBPS has no parameter that requires gradients");
   }
   return std::make_shared<Trajectory>(std::move(parts));
 }

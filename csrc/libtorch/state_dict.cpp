@@ -76,7 +76,7 @@ void CheckStorages(const c10::IValue& value, const Records& records) {
     const at::Storage& storage = value.toTensor().storage();
     const auto record = records.find(storage.data());
     if (record != records.end() && storage.nbytes() > record->second) {
-      Fail("a Tensor is larger than its record");
+      Raise("a Tensor is larger than its record");
     }
   } else if (value.isGenericDict()) {
     for (const auto& entry : value.toGenericDict()) {
@@ -186,10 +186,10 @@ void save(const StateDict& dict, const std::string& path) {
 StateDict load(const std::string& path, c10::Device device) {
   errno = 0;
   if (!std::ifstream(path, std::ios::binary)) {
-    Fail("Cannot read ", path, ": ", std::generic_category().message(errno));
+    Raise("Cannot read ", path, ": ", std::generic_category().message(errno));
   }
   const auto refuse = [&](const char* what, const std::exception& error) {
-    Fail("Cannot read ", path, ": ", what, " (", FirstLine(error), ")");
+    Raise("Cannot read ", path, ": ", what, " (", FirstLine(error), ")");
   };
   std::optional<PyTorchStreamReader> reader;
   try {
@@ -209,8 +209,8 @@ StateDict load(const std::string& path, c10::Device device) {
         error);
   }
   if (!value.isGenericDict()) {
-    Fail("Cannot read ", path, ": it holds a ", KindOf(value),
-         " (must be a dict)");
+    Raise("Cannot read ", path, ": it holds a ", KindOf(value),
+          " (must be a dict)");
   }
   return value;
 }

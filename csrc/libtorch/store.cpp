@@ -86,11 +86,11 @@ constexpr double kNoNumber = std::numeric_limits<double>::quiet_NaN();
 
 [[noreturn]] void Unreadable(const std::string& path,
                              const std::string& reason) {
-  Fail("Cannot read ", path, ": ", reason);
+  Raise("Cannot read ", path, ": ", reason);
 }
 
 void Expect(bool is_so, const std::string& otherwise) {
-  if (!is_so) Fail(otherwise);
+  if (!is_so) Raise(otherwise);
 }
 
 // Nothing where there is no file.
@@ -138,7 +138,7 @@ class JsonReader {
       if (c != '\\') continue;
       in_.get(c);  // what is escaped
       if (c != '"' && c != '\\') {
-        Fail("a name has a control character");
+        Raise("a name has a control character");
       }
     }
   }
@@ -216,7 +216,7 @@ ScalarType DtypeOf(const StoredTensor& t) {
   for (const auto& [name, dtype] : kDtypes) {
     if (t.dtype == name) return dtype;
   }
-  Fail("it has an unknown dtype");
+  Raise("it has an unknown dtype");
 }
 
 int64_t ElementSize(const StoredTensor& t) {
@@ -610,8 +610,8 @@ struct Collector::Work {
     // file does not release it.
     if (::flock(*lock, LOCK_EX | LOCK_NB) != 0) {
       const std::string holder = TextOfFile(folder + "/lock").value_or("");
-      Fail("Cannot write to ", place, ": process ",
-           holder.substr(0, holder.find('\n')), " writes to it");
+      Raise("Cannot write to ", place, ": process ",
+            holder.substr(0, holder.find('\n')), " writes to it");
     }
     file = Open(index_path);
     const std::string id = std::to_string(::getpid()) + "\n";
@@ -705,14 +705,15 @@ struct Collector::Work {
     const auto changed =
         IsNextDue() ? Difference(StoredAs(model), tensors) : "";
     if (!changed.empty()) {
-      Fail("Invalid draw: ", changed, ", unlike when the collector was made");
+      Raise("Invalid draw: ", changed, ", unlike when the collector was made");
     }
     if (hook) return;
     if (!mark) mark = static_cast<double>(Locked(impl)->num_steps());
     const int64_t step = StepCounter();
     if (static_cast<double>(step) < *mark - 1) {
-      Fail("the sampler went back to step ", step, ", and its collector is at ",
-           Rounded(*mark), ": load the collector's state dict too");
+      Raise("the sampler went back to step ", step,
+            ", and its collector is at ", Rounded(*mark),
+            ": load the collector's state dict too");
     }
   }
 
@@ -777,7 +778,7 @@ struct Collector::Work {
 
   void CheckOpen() const {
     if (!lock) {
-      Fail("the collector of ", place, " is closed");
+      Raise("the collector of ", place, " is closed");
     }
   }
 
@@ -786,9 +787,9 @@ struct Collector::Work {
     try {
       Write();
     } catch (const std::exception& error) {
-      Fail(error.what(), ". ", place, " has ", index.num_draws, " draws; ",
-           waiting.size(),
-           " more wait in memory, and the next step tries again");
+      Raise(error.what(), ". ", place, " has ", index.num_draws, " draws; ",
+            waiting.size(),
+            " more wait in memory, and the next step tries again");
     }
     DropWaiting();
   }

@@ -94,28 +94,28 @@ constexpr const char* kUnrelated =
 
 void CheckLosses(const at::Tensor& losses, bool has_grads) {
   if (!losses.defined()) {
-    Fail(
+    Raise(
         "SBPS got an undefined Tensor from the closure (must return the losses "
         "of the examples, a Tensor of shape [n])");
   }
   if (has_grads) {
-    Fail(
+    Raise(
         "SBPS found gradients after the closure: it must return the losses of "
         "the examples and not call backward()");
   }
   if (losses.dim() != 1) {
-    Fail("SBPS got losses of shape ", Shape(losses.sizes()),
-         " from the closure (must be the examples' losses, of shape [n]",
-         (losses.dim() == 0 ? ": use reduction(torch::kNone))" : ")"));
+    Raise("SBPS got losses of shape ", Shape(losses.sizes()),
+          " from the closure (must be the examples' losses, of shape [n]",
+          (losses.dim() == 0 ? ": use reduction(torch::kNone))" : ")"));
   }
   if (losses.numel() < 2) {
-    Fail("SBPS got the loss of ", losses.numel(),
-         " example from the closure (must be of 2 at "
-         "least, to estimate the noise of a minibatch)");
+    Raise("SBPS got the loss of ", losses.numel(),
+          " example from the closure (must be of 2 at "
+          "least, to estimate the noise of a minibatch)");
   }
-  if (!losses.requires_grad()) Fail(kUnrelated);
+  if (!losses.requires_grad()) Raise(kUnrelated);
   if (!losses.is_floating_point()) {
-    Fail("SBPS got complex losses from the closure (must be real numbers)");
+    Raise("SBPS got complex losses from the closure (must be real numbers)");
   }
 }
 
@@ -232,7 +232,7 @@ std::shared_ptr<Trajectory> Trajectory::reflected(
         std::string("SBPS got a gradient from the closure's losses that is ") +
         (s.gradient == 0 ? "zero" : "not finite") +
         ", where they grow along the velocity";
-    if (s.gradient == 0) Fail(text);
+    if (s.gradient == 0) Raise(text);
     throw NonfiniteError(text);
   }
   const double scale = 1 / std::sqrt(s.velocity);
@@ -357,7 +357,7 @@ MinibatchView Observe(const torch::optim::Optimizer::LossClosure& closure,
     used.push_back(grads[i]);
     directions.push_back(along[i]);
   }
-  if (used.empty()) Fail(kUnrelated);
+  if (used.empty()) Raise(kUnrelated);
   const at::Tensor derivatives =
       torch::autograd::grad(used, {weights}, directions)[0];
   MinibatchView result{losses.detach(), derivatives.detach(), {}};
@@ -374,10 +374,10 @@ RateEstimate RateOf(Trajectory& flight, double time, const MinibatchView& seen,
   const double num_data = options.num_data();
   if (!options.get<bool>("replacement") &&
       static_cast<double>(seen.losses.numel()) > num_data) {
-    Fail("SBPS got the losses of ", seen.losses.numel(),
-         " examples from the closure, and num_data = ", Rounded(num_data),
-         " (must not be more; if examples are drawn with replacement, set "
-         "replacement(true))");
+    Raise("SBPS got the losses of ", seen.losses.numel(),
+          " examples from the closure, and num_data = ", Rounded(num_data),
+          " (must not be more; if examples are drawn with replacement, set "
+          "replacement(true))");
   }
   const auto row = [](const at::Tensor& t) {
     return t.to(at::kCPU, at::kDouble).contiguous();

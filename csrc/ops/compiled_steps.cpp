@@ -50,8 +50,7 @@ constexpr const char* kOp = "noise_steps_";
 void NoiseSteps(TensorList noise, std::vector<int64_t> offsets, int64_t uniform,
                 int64_t seed, int64_t step, int64_t num_chains) {
   if (uniform != 0 && uniform != 1) {
-    Fail(kOp,
-         "Invalid uniform: " + std::to_string(uniform) + " (must be 0 or 1)");
+    Fail(kOp, "Invalid uniform: ", uniform, " (must be 0 or 1)");
   }
   if (noise.empty()) return;
   for (const Tensor& tensor : noise) {

@@ -108,8 +108,7 @@ inline int64_t* DeviceCounter(const char* op, const char* name,
   if (!counter.defined() || counter.scalar_type() != ScalarType::Long ||
       counter.numel() != 1 || !counter.is_cuda() ||
       counter.get_device_index() != device) {
-    Fail(op,
-         std::string(name) + " must be a single int64 on the device of grads");
+    Fail(op, name, " must be a single int64 on the device of grads");
   }
   return static_cast<int64_t*>(counter.data_ptr());
 }

@@ -42,7 +42,7 @@ class ECSArrays {
  private:
   void Check(const char* name, const Tensor& tensor,
              const std::vector<int64_t>& shape) const {
-    if (!tensor.defined()) Fail(op_, std::string(name) + " is undefined");
+    if (!tensor.defined()) Fail(op_, name, " is undefined");
     const auto sizes = tensor.sizes();
     if (tensor.is_cpu() && tensor.scalar_type() == ScalarType::Double &&
         tensor.is_contiguous() && sizes.size() == shape.size() &&
@@ -53,8 +53,8 @@ class ECSArrays {
     for (const int64_t size : shape) {
       wanted += (wanted.empty() ? "" : ", ") + std::to_string(size);
     }
-    Fail(op_, std::string(name) + " must be contiguous float64 of shape [" +
-                  wanted + "] on the CPU");
+    Fail(op_, name, " must be contiguous float64 of shape [", wanted,
+         "] on the CPU");
   }
 
   const char* op_;
@@ -123,13 +123,12 @@ std::tuple<Tensor, Tensor, Tensor> ECSEstimateAt(
   CheckNumber(kOp, "num_data", num_data, {.low_open = true});
   const int64_t m = values.numel();
   if (batch_size < 1 || m % batch_size != 0) {
-    Fail(kOp, "Invalid batch_size: " + std::to_string(batch_size) +
-                  " (must divide " + std::to_string(m) +
-                  ", the number of values)");
+    Fail(kOp, "Invalid batch_size: ", batch_size, " (must divide ", m,
+         ", the number of values)");
   }
   if (num_factors < 0 || (num_factors == 0 && m == 0)) {
-    Fail(kOp, "Invalid num_factors: " + std::to_string(num_factors) +
-                  " (must be >= 1, or 0 with values)");
+    Fail(kOp, "Invalid num_factors: ", num_factors,
+         " (must be >= 1, or 0 with values)");
   }
   const ECSArrays arrays(kOp);
   const int64_t d = theta.numel();

@@ -19,8 +19,7 @@ inline NoiseStream MetropolisDecisions(const Tensor& log_ratios,
                                        int64_t seed, int64_t step) {
   constexpr const char* kOp = "metropolis_decide";
   if (proposal < 0 || proposal >= kMaxProposals) {
-    Fail(kOp, "Invalid proposal: " + std::to_string(proposal) +
-                  " (must be in [0, 2^24))");
+    Fail(kOp, "Invalid proposal: ", proposal, " (must be in [0, 2^24))");
   }
   if (!log_ratios.defined() || log_ratios.scalar_type() != ScalarType::Double ||
       log_ratios.dim() != 1 || !log_ratios.is_contiguous()) {

@@ -17,7 +17,7 @@ namespace torch_sgmcmc {
 
 inline Plan PlanToCount(const char* op, const TensorList& tensors,
                         const char* name = "tensors") {
-  if (tensors.empty()) Fail(op, std::string(name) + " is empty");
+  if (tensors.empty()) Fail(op, name, " is empty");
   std::vector<int64_t> offsets;
   for (size_t i = 0; i < tensors.size(); ++i) {
     offsets.push_back(static_cast<int64_t>(i * kOffsetOfNext));
