@@ -63,7 +63,7 @@ class SBPSImpl : public SamplerImpl {
  protected:
   std::vector<std::string> state_keys() const override {
     std::vector<std::string> keys;
-    for (const auto& [key, member] : kFlightState) keys.emplace_back(key);
+    for (const auto& [key, member] : kTrajectoryState) keys.emplace_back(key);
     return keys;
   }
   // A step does all by itself.
@@ -81,31 +81,31 @@ class SBPSImpl : public SamplerImpl {
   std::vector<std::string> nonfinite_choices() const override {
     return {"raise", "skip"};
   }
-  void parameters_changed() override { flight_ = nullptr; }
+  void parameters_changed() override { trajectory_ = nullptr; }
 
  private:
   std::shared_ptr<Trajectory> moving() const;
   std::shared_ptr<Trajectory> resumed();
-  std::shared_ptr<Trajectory> flight_now(NamedValues& progress,
-                                         BounceClock& clock);
-  bool is_current(const Trajectory& flight);
-  torch::Tensor event(std::shared_ptr<Trajectory>& flight,
+  std::shared_ptr<Trajectory> trajectory_now(NamedValues& progress,
+                                             BounceClock& clock);
+  bool is_current(const Trajectory& trajectory);
+  torch::Tensor event(std::shared_ptr<Trajectory>& trajectory,
                       NamedValues& progress, BounceClock& clock,
                       const torch::optim::Optimizer::LossClosure& closure);
-  void come_by(Trajectory& flight, NamedValues& progress, double begin,
+  void come_by(Trajectory& trajectory, NamedValues& progress, double begin,
                double line_begin, double line_end);
-  void remember(const Trajectory& flight);
+  void remember(const Trajectory& trajectory);
   void check_particle() const;
   bool is_preconditioned() const {
     return options_of(0).get<bool>("preconditioned");
   }
 
-  // What a flight keeps now.
+  // What a trajectory keeps now.
   auto kept_state() const {
-    return std::span(kFlightState).first(is_preconditioned() ? 5 : 2);
+    return std::span(kTrajectoryState).first(is_preconditioned() ? 5 : 2);
   }
 
-  std::shared_ptr<Trajectory> flight_;
+  std::shared_ptr<Trajectory> trajectory_;
   std::map<int64_t, SBPS::SampleHook> hooks_;
   int64_t next_hook_ = 0;
   bool is_warned_ = false;
@@ -158,12 +158,12 @@ torch::Tensor SBPSImpl::step(
   BounceClock clock =
       BounceClock::Load(progress.get<std::vector<double>>("clock"));
   clock.set_observation_decay(options.number("observation_decay"));
-  const std::shared_ptr<Trajectory> before = flight_now(progress, clock);
+  const std::shared_ptr<Trajectory> before = trajectory_now(progress, clock);
   const auto line_time = progress.get<double>("line_time");
-  std::shared_ptr<Trajectory> flight = before;
+  std::shared_ptr<Trajectory> trajectory = before;
   torch::Tensor losses;
   try {
-    losses = event(flight, progress, clock, closure);
+    losses = event(trajectory, progress, clock, closure);
   } catch (const NonfiniteError& error) {
     if (!before->is_at(line_time)) before->place(line_time);
     if (nonfinite() != "skip") throw;
@@ -174,8 +174,8 @@ torch::Tensor SBPSImpl::step(
     throw;
   }
   progress.put("clock", clock.Save());
-  if (flight != flight_) remember(*flight);
-  flight_ = flight;
+  if (trajectory != trajectory_) remember(*trajectory);
+  trajectory_ = trajectory;
   progress_ = progress;
   advance({});
   if (!is_warned_) {
@@ -190,10 +190,10 @@ torch::Tensor SBPSImpl::step(
   return losses;
 }
 
-// Flies to the next event; `flight` is then the one from there. Nothing else is
-// changed but the position, the clock and `progress`.
+// Flies to the next event; `trajectory` is then the one from there. Nothing
+// else is changed but the position, the clock and `progress`.
 torch::Tensor SBPSImpl::event(
-    std::shared_ptr<Trajectory>& flight, NamedValues& progress,
+    std::shared_ptr<Trajectory>& trajectory, NamedValues& progress,
     BounceClock& clock, const torch::optim::Optimizer::LossClosure& closure) {
   const OptionValues& options = options_of(0);
   const NoiseStream stream = ClockStream(seed(), num_steps());
@@ -202,13 +202,13 @@ torch::Tensor SBPSImpl::event(
   const auto begin = progress.get<double>("trajectory_time");
   const auto line_begin = progress.get<double>("line_time");
   const double line_end = line_begin + next.wait;
-  if (next.wait > 0) flight->place(line_end);
-  std::shared_ptr<Trajectory> ahead = flight;
+  if (next.wait > 0) trajectory->place(line_end);
+  std::shared_ptr<Trajectory> ahead = trajectory;
   if (next.event == ClockEvent::kRefreshment) {
-    ahead = flight->refreshed(line_end, options, seed(), num_steps());
+    ahead = trajectory->refreshed(line_end, options, seed(), num_steps());
   }
   const MinibatchView seen = Observe(closure, *ahead, all_params());
-  const double line_time = ahead == flight ? line_end : 0.0;
+  const double line_time = ahead == trajectory ? line_end : 0.0;
   const RateEstimate rate = RateOf(*ahead, line_time, seen, options);
   const bool proposal = next.event == ClockEvent::kProposal;
   const bool bounces =
@@ -218,7 +218,7 @@ torch::Tensor SBPSImpl::event(
   const double next_line_time = bounces ? 0.0 : line_time;
   try {
     if (bounces) {
-      ahead = flight->reflected(line_end, seen.grads, options);
+      ahead = trajectory->reflected(line_end, seen.grads, options);
     } else if (learns) {
       ahead = ahead->learned(seen.grads, options);
     }
@@ -245,15 +245,16 @@ torch::Tensor SBPSImpl::event(
   progress.add("num_gradients", seen.losses.numel());
   progress.put("trajectory_time", begin + next.wait);
   progress.put("line_time", next_line_time);
-  if (next.wait > 0) come_by(*flight, progress, begin, line_begin, line_end);
-  if (ahead != flight) ahead->mark(next_line_time);
-  flight = ahead;
+  if (next.wait > 0)
+    come_by(*trajectory, progress, begin, line_begin, line_end);
+  if (ahead != trajectory) ahead->mark(next_line_time);
+  trajectory = ahead;
   return seen.losses;
 }
 
 // Calls the hooks for what lies between the last event and this one.
-void SBPSImpl::come_by(Trajectory& flight, NamedValues& progress, double begin,
-                       double line_begin, double line_end) {
+void SBPSImpl::come_by(Trajectory& trajectory, NamedValues& progress,
+                       double begin, double line_begin, double line_end) {
   const auto end = progress.get<double>("trajectory_time");
   const auto interval =
       options_of(0).get<std::optional<double>>("sample_interval");
@@ -266,12 +267,12 @@ void SBPSImpl::come_by(Trajectory& flight, NamedValues& progress, double begin,
     const double time = static_cast<double>(k) * *interval;
     const auto hooks = hooks_;
     for (const auto& [key, hook] : hooks) {
-      flight.place(line_begin + (time - begin));
+      trajectory.place(line_begin + (time - begin));
       moved = true;
       hook(static_cast<SBPS&>(owner()), time);
     }
   }
-  if (moved) flight.place(line_end);
+  if (moved) trajectory.place(line_end);
 }
 
 int64_t SBPSImpl::register_sample_hook(SBPS::SampleHook hook) {
@@ -292,7 +293,7 @@ int64_t SBPSImpl::register_sample_hook(SBPS::SampleHook hook) {
 
 // The parameters that require gradients, by device and prior.
 std::shared_ptr<Trajectory> SBPSImpl::moving() const {
-  std::vector<FlightPart> parts;
+  std::vector<TrajectoryPart> parts;
   for (size_t i = 0; i < groups().size(); ++i) {
     const OptionValues& options = options_of(i);
     const auto& params = groups()[i].params();
@@ -306,8 +307,8 @@ std::shared_ptr<Trajectory> SBPSImpl::moving() const {
             "without CUDA kernels: rebuild it with -DTORCH_SGMCMC_CUDA=ON");
       }
       const at::Tensor mean = prior_mean_of(p);
-      auto part =
-          std::find_if(parts.begin(), parts.end(), [&](const FlightPart& x) {
+      auto part = std::find_if(
+          parts.begin(), parts.end(), [&](const TrajectoryPart& x) {
             return x.params[0].device() == p.device() &&
                    x.prior_precision == options.prior_precision() &&
                    x.prior_means.empty() != mean.defined() &&
@@ -346,7 +347,7 @@ void SBPSImpl::check_particle() const {
   check_fit(all);
 }
 
-// The flight that the state holds; null if it fits no longer.
+// The trajectory that the state holds; null if it fits no longer.
 std::shared_ptr<Trajectory> SBPSImpl::resumed() {
   const std::shared_ptr<Trajectory> still = moving();
   const auto flying = std::ranges::count_if(states(), [](const auto& known) {
@@ -354,8 +355,8 @@ std::shared_ptr<Trajectory> SBPSImpl::resumed() {
     return state["velocity"].defined();
   });
   if (static_cast<size_t>(flying) != still->params().size()) return nullptr;
-  std::vector<FlightPart> parts = still->parts();
-  for (FlightPart& part : parts) {
+  std::vector<TrajectoryPart> parts = still->parts();
+  for (TrajectoryPart& part : parts) {
     for (const at::Tensor& p : part.params) {
       for (const auto& [key, member] : kept_state()) {
         const at::Tensor& kept = state_of(p)[key];
@@ -367,17 +368,17 @@ std::shared_ptr<Trajectory> SBPSImpl::resumed() {
   return std::make_shared<Trajectory>(std::move(parts));
 }
 
-// True if a flight is the one that the state holds, of the same parameters.
-bool SBPSImpl::is_current(const Trajectory& flight) {
+// True if a trajectory is the one that the state holds, of the same parameters.
+bool SBPSImpl::is_current(const Trajectory& trajectory) {
   size_t wanted = 0;
   for (const auto& group : groups()) {
     for (const at::Tensor& p : group.params()) {
       if (p.requires_grad() && p.numel() > 0) ++wanted;
     }
   }
-  if (wanted != flight.params().size()) return false;
-  if (flight.preconditioned() != is_preconditioned()) return false;
-  for (const FlightPart& part : flight.parts()) {
+  if (wanted != trajectory.params().size()) return false;
+  if (trajectory.preconditioned() != is_preconditioned()) return false;
+  for (const TrajectoryPart& part : trajectory.parts()) {
     for (size_t i = 0; i < part.params.size(); ++i) {
       const at::Tensor& p = part.params[i];
       if (!p.requires_grad()) return false;
@@ -387,9 +388,9 @@ bool SBPSImpl::is_current(const Trajectory& flight) {
   return true;
 }
 
-// The current flight; another one if the user has changed something.
-std::shared_ptr<Trajectory> SBPSImpl::flight_now(NamedValues& progress,
-                                                 BounceClock& clock) {
+// The current trajectory; another one if the user has changed something.
+std::shared_ptr<Trajectory> SBPSImpl::trajectory_now(NamedValues& progress,
+                                                     BounceClock& clock) {
   const OptionValues& options = options_of(0);
   std::vector<double> target = {options.num_data(), options.temperature()};
   for (size_t i = 0; i < groups().size(); ++i) {
@@ -405,19 +406,20 @@ std::shared_ptr<Trajectory> SBPSImpl::flight_now(NamedValues& progress,
   }
   const bool same_target =
       target == progress.get<std::vector<double>>("observed_target");
-  std::shared_ptr<Trajectory> flight = flight_;
-  if (flight == nullptr || !same_target || !is_current(*flight)) {
-    flight = resumed();
+  std::shared_ptr<Trajectory> trajectory = trajectory_;
+  if (trajectory == nullptr || !same_target || !is_current(*trajectory)) {
+    trajectory = resumed();
   }
-  if (flight != nullptr && flight->is_at(progress.get<double>("line_time"))) {
+  if (trajectory != nullptr &&
+      trajectory->is_at(progress.get<double>("line_time"))) {
     if (!same_target) clock.Restart();
   } else {
-    if (flight != nullptr) {
-      flight = flight->rebased();
+    if (trajectory != nullptr) {
+      trajectory = trajectory->rebased();
     } else {
       const std::shared_ptr<Trajectory> still = moving();
       const bool preconditioned = is_preconditioned();
-      for (FlightPart& part : still->parts()) {
+      for (TrajectoryPart& part : still->parts()) {
         for (const at::Tensor& p : part.params) {
           part.velocity.push_back(ZeroState(p));
           part.origin.push_back(p.detach().to(
@@ -427,20 +429,20 @@ std::shared_ptr<Trajectory> SBPSImpl::flight_now(NamedValues& progress,
           part.square_average.push_back(known.defined() ? known : ZeroState(p));
         }
       }
-      flight = still->refreshed(0, options, seed(), num_steps());
+      trajectory = still->refreshed(0, options, seed(), num_steps());
     }
-    flight->mark(0);
+    trajectory->mark(0);
     progress.put("line_time", 0.0);
     clock.Restart();
   }
   progress.put("observed_target", target);
-  return flight;
+  return trajectory;
 }
 
-// Takes a flight into the state of the parameters.
-void SBPSImpl::remember(const Trajectory& flight) {
+// Takes a trajectory into the state of the parameters.
+void SBPSImpl::remember(const Trajectory& trajectory) {
   states().clear();
-  for (const FlightPart& part : flight.parts()) {
+  for (const TrajectoryPart& part : trajectory.parts()) {
     for (size_t i = 0; i < part.params.size(); ++i) {
       SamplerParamState& state = own_state_of(part.params[i]);
       for (const auto& [key, member] : kept_state()) {

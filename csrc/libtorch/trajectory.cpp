@@ -34,7 +34,7 @@ std::vector<at::Tensor> Clones(const std::vector<at::Tensor>& tensors) {
 class Split {
  public:
   explicit Split(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {}
-  std::vector<at::Tensor> Next(const FlightPart& part) {
+  std::vector<at::Tensor> Next(const TrajectoryPart& part) {
     const auto begin = tensors_.begin() + static_cast<int64_t>(done_);
     done_ += part.params.size();
     return {begin, tensors_.begin() + static_cast<int64_t>(done_)};
@@ -46,7 +46,7 @@ class Split {
 };
 
 // Takes gradients into V, if it learns.
-void Learn(FlightPart& part, const std::vector<at::Tensor>& grads,
+void Learn(TrajectoryPart& part, const std::vector<at::Tensor>& grads,
            const OptionValues& options) {
   if (part.square_average.empty() || !options.get<bool>("adapt")) return;
   part.square_average = Clones(part.square_average);
@@ -55,21 +55,21 @@ void Learn(FlightPart& part, const std::vector<at::Tensor>& grads,
               MeansOf(part.prior_means));
 }
 
-// A flight of these parts whose A and Av follow from V and v. Without them it
-// has the line's sums, if they are known.
-std::shared_ptr<Trajectory> Steered(std::vector<FlightPart> parts,
+// A trajectory of these parts whose A and Av follow from V and v. Without them
+// it has the line's sums, if they are known.
+std::shared_ptr<Trajectory> Steered(std::vector<TrajectoryPart> parts,
                                     const OptionValues& options,
                                     std::vector<at::Tensor> line_sums) {
   if (options.get<bool>("preconditioned")) {
     double total = 0;
     int64_t count = 0;
-    for (const FlightPart& part : parts) {
+    for (const TrajectoryPart& part : parts) {
       total +=
           sbps_preconditioner_sum(part.square_average, options.number("eps"))
               .item<double>();
       for (const at::Tensor& p : part.params) count += p.numel();
     }
-    for (FlightPart& part : parts) {
+    for (TrajectoryPart& part : parts) {
       part.preconditioner = EmptyLike(part.velocity);
       part.direction = EmptyLike(part.velocity);
       const double scale = static_cast<double>(count) / total;
@@ -121,10 +121,10 @@ void CheckLosses(const at::Tensor& losses, bool has_grads) {
 
 }  // namespace
 
-Trajectory::Trajectory(std::vector<FlightPart> parts,
+Trajectory::Trajectory(std::vector<TrajectoryPart> parts,
                        const std::vector<at::Tensor>& line_sums)
     : parts_(std::move(parts)) {
-  for (const FlightPart& part : parts_) {
+  for (const TrajectoryPart& part : parts_) {
     params_.insert(params_.end(), part.params.begin(), part.params.end());
   }
   if (!line_sums.empty()) set_prior(line_sums);
@@ -132,14 +132,14 @@ Trajectory::Trajectory(std::vector<FlightPart> parts,
 
 std::vector<at::Tensor> Trajectory::directions() const {
   std::vector<at::Tensor> all;
-  for (const FlightPart& part : parts_) {
+  for (const TrajectoryPart& part : parts_) {
     all.insert(all.end(), part.directions().begin(), part.directions().end());
   }
   return all;
 }
 
 void Trajectory::place(double time) {
-  for (const FlightPart& part : parts_) {
+  for (const TrajectoryPart& part : parts_) {
     sbps_place_(part.params, part.origin, part.directions(), time);
   }
   BumpVersions(params_);
@@ -162,7 +162,7 @@ void Trajectory::mark(double time) {
 
 bool Trajectory::is_at(double time) {
   if (time == marked_ && marks_ == marks()) return true;
-  for (const FlightPart& part : parts_) {
+  for (const TrajectoryPart& part : parts_) {
     const std::vector<at::Tensor> there = EmptyLike(part.params);
     sbps_place_(there, part.origin, part.directions(), time);
     for (size_t i = 0; i < there.size(); ++i) {
@@ -175,7 +175,7 @@ bool Trajectory::is_at(double time) {
 
 std::vector<std::vector<at::Tensor>> Trajectory::origins(double time) const {
   std::vector<std::vector<at::Tensor>> result;
-  for (const FlightPart& part : parts_) {
+  for (const TrajectoryPart& part : parts_) {
     result.push_back(EmptyLike(part.origin));
     sbps_place_(result.back(), part.origin, part.directions(), time);
   }
@@ -183,8 +183,8 @@ std::vector<std::vector<at::Tensor>> Trajectory::origins(double time) const {
 }
 
 std::shared_ptr<Trajectory> Trajectory::rebased() const {
-  std::vector<FlightPart> changed = parts_;
-  for (FlightPart& part : changed) {
+  std::vector<TrajectoryPart> changed = parts_;
+  for (TrajectoryPart& part : changed) {
     for (size_t i = 0; i < part.params.size(); ++i) {
       part.origin[i] = part.params[i].detach().to(
           part.origin[i].scalar_type(), /*non_blocking=*/false, /*copy=*/true);
@@ -198,7 +198,7 @@ std::shared_ptr<Trajectory> Trajectory::refreshed(double time,
                                                   int64_t seed,
                                                   int64_t step) const {
   const auto here = origins(time);
-  std::vector<FlightPart> changed = parts_;
+  std::vector<TrajectoryPart> changed = parts_;
   for (size_t i = 0; i < changed.size(); ++i) {
     changed[i].origin = here[i];
     changed[i].velocity = EmptyLike(changed[i].velocity);
@@ -207,7 +207,7 @@ std::shared_ptr<Trajectory> Trajectory::refreshed(double time,
   double std = 1;
   for (int round = 0; round < 2; ++round) {
     double squares = 0;
-    for (const FlightPart& part : changed) {
+    for (const TrajectoryPart& part : changed) {
       gaussian_(part.velocity, std, part.offsets, seed, step,
                 static_cast<int64_t>(Purpose::kRefreshment), std::nullopt,
                 std::nullopt,
@@ -226,7 +226,7 @@ std::shared_ptr<Trajectory> Trajectory::refreshed(double time,
 std::shared_ptr<Trajectory> Trajectory::reflected(
     double time, const std::vector<at::Tensor>& grads,
     const OptionValues& options) const {
-  const FlightSums s = sums(grads);
+  const TrajectorySums s = sums(grads);
   if (!(std::isfinite(s.gradient) && s.gradient > 0)) {
     const std::string text =
         std::string("SBPS got a gradient from the closure's losses that is ") +
@@ -238,11 +238,11 @@ std::shared_ptr<Trajectory> Trajectory::reflected(
   const double scale = 1 / std::sqrt(s.velocity);
   const double gain = 2 * s.product / s.gradient * scale;
   const auto here = origins(time);
-  std::vector<FlightPart> changed = parts_;
+  std::vector<TrajectoryPart> changed = parts_;
   std::vector<at::Tensor> line_sums;
   Split split(grads);
   for (size_t i = 0; i < changed.size(); ++i) {
-    FlightPart& part = changed[i];
+    TrajectoryPart& part = changed[i];
     const std::vector<at::Tensor> part_grads = split.Next(part);
     part.origin = here[i];
     part.velocity = Clones(part.velocity);
@@ -267,18 +267,18 @@ std::shared_ptr<Trajectory> Trajectory::learned(
     throw NonfiniteError(
         "SBPS got a gradient from the closure's losses that is not finite");
   }
-  auto flight = std::make_shared<Trajectory>(*this);
+  auto trajectory = std::make_shared<Trajectory>(*this);
   Split split(grads);
-  for (FlightPart& part : flight->parts_) {
+  for (TrajectoryPart& part : trajectory->parts_) {
     Learn(part, split.Next(part), options);
   }
-  return flight;
+  return trajectory;
 }
 
-FlightSums Trajectory::sums(const std::vector<at::Tensor>& grads) const {
-  FlightSums total;
+TrajectorySums Trajectory::sums(const std::vector<at::Tensor>& grads) const {
+  TrajectorySums total;
   Split split(grads);
-  for (const FlightPart& part : parts_) {
+  for (const TrajectoryPart& part : parts_) {
     const at::Tensor row =
         sbps_reflection_sums(part.params, split.Next(part), part.velocity,
                              part.preconditioner, part.weight_decay(),
@@ -295,7 +295,7 @@ FlightSums Trajectory::sums(const std::vector<at::Tensor>& grads) const {
 double Trajectory::prior(double time) {
   if (!prior_) {
     std::vector<at::Tensor> line_sums;
-    for (const FlightPart& part : parts_) {
+    for (const TrajectoryPart& part : parts_) {
       if (part.prior_precision == 0) continue;
       line_sums.push_back(sbps_line_sums(part.origin, part.directions(),
                                          part.prior_mean,
@@ -309,7 +309,7 @@ double Trajectory::prior(double time) {
 void Trajectory::set_prior(const std::vector<at::Tensor>& line_sums) {
   prior_.emplace();
   auto next = line_sums.begin();
-  for (const FlightPart& part : parts_) {
+  for (const TrajectoryPart& part : parts_) {
     if (part.prior_precision == 0) continue;
     const at::Tensor row = (next++)->cpu();
     const auto* s = row.const_data_ptr<double>();
@@ -324,7 +324,7 @@ void Trajectory::set_prior(const std::vector<at::Tensor>& line_sums) {
 // weights, and so is its product with a direction, whose coefficients are the
 // derivatives of the examples.
 MinibatchView Observe(const torch::optim::Optimizer::LossClosure& closure,
-                      const Trajectory& flight,
+                      const Trajectory& trajectory,
                       const std::vector<at::Tensor>& all_params) {
   const auto clear = [&] {
     bool found = false;
@@ -335,9 +335,9 @@ MinibatchView Observe(const torch::optim::Optimizer::LossClosure& closure,
     return found;
   };
   clear();
-  std::vector<at::Tensor> along = flight.directions();
+  std::vector<at::Tensor> along = trajectory.directions();
   for (size_t i = 0; i < along.size(); ++i) {
-    along[i] = along[i].to(flight.params()[i].scalar_type());
+    along[i] = along[i].to(trajectory.params()[i].scalar_type());
   }
   const at::AutoGradMode enable_grad(true);
   const at::Tensor losses = closure();
@@ -346,7 +346,7 @@ MinibatchView Observe(const torch::optim::Optimizer::LossClosure& closure,
       at::full_like(losses.detach(), 1.0 / static_cast<double>(losses.numel()))
           .requires_grad_();
   const std::vector<at::Tensor> grads =
-      torch::autograd::grad({losses}, flight.params(), {weights},
+      torch::autograd::grad({losses}, trajectory.params(), {weights},
                             /*retain_graph=*/std::nullopt,
                             /*create_graph=*/true,
                             /*allow_unused=*/true);
@@ -364,13 +364,13 @@ MinibatchView Observe(const torch::optim::Optimizer::LossClosure& closure,
   for (size_t i = 0; i < grads.size(); ++i) {
     result.grads.push_back(grads[i].defined()
                                ? grads[i].detach()
-                               : at::zeros_like(flight.params()[i]));
+                               : at::zeros_like(trajectory.params()[i]));
   }
   return result;
 }
 
-RateEstimate RateOf(Trajectory& flight, double time, const MinibatchView& seen,
-                    const OptionValues& options) {
+RateEstimate RateOf(Trajectory& trajectory, double time,
+                    const MinibatchView& seen, const OptionValues& options) {
   const double num_data = options.num_data();
   if (!options.get<bool>("replacement") &&
       static_cast<double>(seen.losses.numel()) > num_data) {
@@ -395,7 +395,7 @@ RateEstimate RateOf(Trajectory& flight, double time, const MinibatchView& seen,
   }
   const RateEstimate rate =
       RateOf(m, num_data, options.temperature(),
-             options.get<bool>("replacement"), flight.prior(time));
+             options.get<bool>("replacement"), trajectory.prior(time));
   if (!rate.finite()) {
     throw NonfiniteError(
         "SBPS got losses from the closure whose derivatives are not finite",

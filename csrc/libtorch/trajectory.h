@@ -1,8 +1,8 @@
 // A straight line of the bouncy particle: torch_sgmcmc/_sbps/trajectory.py in
 // C++.
 //
-// A flight is never changed: a bounce or a refreshment makes another one, so
-// that nothing is lost where a step fails.
+// A trajectory is never changed: a bounce or a refreshment makes another one,
+// so that nothing is lost where a step fails.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,7 +21,7 @@
 namespace torch_sgmcmc {
 
 // The moving parameters on one device with one prior, and their state.
-struct FlightPart {
+struct TrajectoryPart {
   double prior_precision = 0;
   double num_data = 1;
   double prior_mean = 0;
@@ -42,16 +42,16 @@ struct FlightPart {
   double weight_decay() const { return prior_precision / num_data; }
 };
 
-// What the state of a parameter keeps of a flight, by its keys; unless it is
-// preconditioned, of the first two alone.
-constexpr std::pair<const char*, std::vector<at::Tensor> FlightPart::*>
-    kFlightState[] = {{"origin", &FlightPart::origin},
-                      {"velocity", &FlightPart::velocity},
-                      {"square_average", &FlightPart::square_average},
-                      {"preconditioner", &FlightPart::preconditioner},
-                      {"direction", &FlightPart::direction}};
+// What the state of a parameter keeps of a trajectory, by its keys; unless it
+// is preconditioned, of the first two alone.
+constexpr std::pair<const char*, std::vector<at::Tensor> TrajectoryPart::*>
+    kTrajectoryState[] = {{"origin", &TrajectoryPart::origin},
+                          {"velocity", &TrajectoryPart::velocity},
+                          {"square_average", &TrajectoryPart::square_average},
+                          {"preconditioner", &TrajectoryPart::preconditioner},
+                          {"direction", &TrajectoryPart::direction}};
 
-struct FlightSums {
+struct TrajectorySums {
   double product = 0;   // v . Ag
   double gradient = 0;  // |Ag|^2
   double velocity = 0;  // |v|^2
@@ -67,11 +67,11 @@ class Trajectory {
  public:
   // `line_sums` are sbps_line_sums of the parts with a prior, if a pass over
   // them has taken them already.
-  explicit Trajectory(std::vector<FlightPart> parts,
+  explicit Trajectory(std::vector<TrajectoryPart> parts,
                       const std::vector<at::Tensor>& line_sums = {});
 
-  const std::vector<FlightPart>& parts() const { return parts_; }
-  std::vector<FlightPart>& parts() { return parts_; }
+  const std::vector<TrajectoryPart>& parts() const { return parts_; }
+  std::vector<TrajectoryPart>& parts() { return parts_; }
   const std::vector<at::Tensor>& params() const { return params_; }
   std::vector<at::Tensor> directions() const;
   bool preconditioned() const { return !parts_[0].preconditioner.empty(); }
@@ -80,7 +80,7 @@ class Trajectory {
   void place(double time);
   // Remembers that the parameters are where they are at that time.
   void mark(double time);
-  // True if the parameters are where this flight has them at that time.
+  // True if the parameters are where this trajectory has them at that time.
   bool is_at(double time);
 
   // Other lines from here.
@@ -96,7 +96,7 @@ class Trajectory {
   std::shared_ptr<Trajectory> learned(const std::vector<at::Tensor>& grads,
                                       const OptionValues& options) const;
 
-  FlightSums sums(const std::vector<at::Tensor>& grads) const;
+  TrajectorySums sums(const std::vector<at::Tensor>& grads) const;
   // The derivative of the prior's part of U along the direction, at a time
   // since the line began: the line's own, not of the rounded parameters.
   double prior(double time);
@@ -107,7 +107,7 @@ class Trajectory {
 
   void set_prior(const std::vector<at::Tensor>& line_sums);
 
-  std::vector<FlightPart> parts_;
+  std::vector<TrajectoryPart> parts_;
   std::vector<at::Tensor> params_;
   std::optional<PriorLine> prior_;
   std::vector<std::pair<int64_t, const void*>> marks_;
@@ -121,15 +121,16 @@ struct MinibatchView {
   std::vector<at::Tensor> grads;  // of the mean loss
 };
 
-// Calls the closure once and differentiates what it returns along the flight's
-// directions. Throws if that is not the losses of at least 2 examples, or if
-// any of `all_params` has a gradient then.
+// Calls the closure once and differentiates what it returns along the
+// trajectory's directions. Throws if that is not the losses of at least 2
+// examples, or if any of `all_params` has a gradient then.
 MinibatchView Observe(const torch::optim::Optimizer::LossClosure& closure,
-                      const Trajectory& flight,
+                      const Trajectory& trajectory,
                       const std::vector<at::Tensor>& all_params);
 
-// The rate of change of U / T along the flight, at a time since its line began.
-RateEstimate RateOf(Trajectory& flight, double time, const MinibatchView& seen,
-                    const OptionValues& options);
+// The rate of change of U / T along the trajectory, at a time since its line
+// began.
+RateEstimate RateOf(Trajectory& trajectory, double time,
+                    const MinibatchView& seen, const OptionValues& options);
 
 }  // namespace torch_sgmcmc

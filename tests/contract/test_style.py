@@ -18,7 +18,7 @@ RETIRED = re.compile(
     r"\b(Gauges|DamagedDraw|GatheredRows|ECSReport|compiled_steps|num_looks|adapt_always"
     r"|can_be_made_again|is_plain|Sameness|step_again_|Ledger|put_back|chain_of|work_of"
     r"|kByCode|kWarm|kHot|kCarried|kMemory|StepFilter|AfterDraw|WithoutDraw|Watched"
-    r"|is_as_left|renumber|num_products|bends)\b|\bsg\.(check|Check|Problem|Verdict)\b"
+    r"|is_as_left|renumber|num_products|bends|[Ff]light)\b|\bsg\.(check|Check|Problem|Verdict)\b"
     r"|\bcsrc/(core|apply|methods|python)\b|\btorch_sgmcmc[./](chain|judge|bouncy)\b"
 )
 # An ordinary word in a test of second differences.

@@ -461,11 +461,11 @@ class MeanOfData:
         with mock.patch.object(sbps, "observe", self.observe):
             self.sampler.step(list)  # the first look, where it starts
             for _ in range(steps):
-                flight = self.sampler._trajectory
-                if flight is not line:  # |theta - centre|^2 is a polynomial on it
-                    line = flight
-                    a = flight.parts[0].origin[0].numpy() - self.centre
-                    u = flight.directions[0].numpy()
+                trajectory = self.sampler._trajectory
+                if trajectory is not line:  # |theta - centre|^2 is a polynomial on it
+                    line = trajectory
+                    a = trajectory.parts[0].origin[0].numpy() - self.centre
+                    u = trajectory.directions[0].numpy()
                     factors = a @ a, a @ u, u @ u / 3
                 begin = group["line_time"]
                 end = begin - group["trajectory_time"]

@@ -30,7 +30,7 @@ class ChainConfig:
         setting: SGLD's lr; SBPS's refresh_rate.
         seed: of noise and minibatches.
         epochs: of N evaluations each: gradients of single images, and derivatives
-            along the flight.
+            along the trajectory.
         batch_size: n.
         dataset: its name.
         num_std: of SBPS, k.
@@ -90,7 +90,7 @@ class _Chain:
 
     @property
     def evaluations(self) -> int:
-        """Gradients of single images, and derivatives along the flight."""
+        """Gradients of single images, and derivatives along the trajectory."""
         if isinstance(self.sampler, sg.SBPS):
             return sum(self.sampler.evaluations)
         return self._gradients

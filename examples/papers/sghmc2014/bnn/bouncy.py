@@ -21,7 +21,7 @@ class BouncyChain(Chain):
     """A network whose parameters are a bouncy particle's position.
 
     An epoch is N evaluations as in every other method, N the number of training
-    images: derivatives of an image's loss along the flight, by forward-mode
+    images: derivatives of an image's loss along the trajectory, by forward-mode
     differentiation, and its gradient, where the particle bounces. The last event of
     an epoch may exceed it by less than two minibatches; the next one is shorter then.
 
