@@ -1,4 +1,4 @@
-// SGHMC without an error of its step: BAOA (Leimkuhler and Matthews 2013).
+// BAOA (Leimkuhler and Matthews 2013): SGHMC that is exact on quadratics.
 //
 //   torch_sgmcmc::BAOA sampler(
 //       net->parameters(),
@@ -34,9 +34,9 @@ class TORCH_SGMCMC_API BAOAOptions : public ManyChainsOf<BAOAOptions> {
 ///   v ← m u + (1 + m) √((α-β̂) lr T / (2N)) ξ,    ξ ~ N(0, I),
 ///   θ ← θ + (u + v) / 2    (the new v).
 ///
-/// lr and momentum mean what they do for SGHMC, and minibatches add as much to
-/// the temperature; but on a quadratic the variance is exact at any lr at which
-/// it is stable. More: docs/samplers/baoa.md.
+/// lr and momentum have SGHMC's meaning, and minibatches raise the temperature
+/// as much. On a quadratic the variance is exact at any stable lr. More:
+/// docs/samplers/baoa.md.
 ///
 /// State: "momentum".
 ///

@@ -20,52 +20,47 @@
 
 namespace torch_sgmcmc {
 
-/// Hyperparameters of EWSG: OptionsOf's (temperature > 0, not
-/// capturable), and the following.
+/// Hyperparameters of EWSG: OptionsOf's (temperature > 0, not capturable) and
+/// the following.
 class TORCH_SGMCMC_API EWSGOptions : public OptionsOf<EWSGOptions> {
  public:
   using OptionsOf::OptionsOf;
   static constexpr const char* kSampler = "EWSG";
 
-  /// 1 - α in [0, 1); α is the friction. 0 is the overdamped variant: no
-  /// momentum is kept, and the update is SGLD's. Default: 0.9.
+  /// 1 - α in [0, 1), α the friction. 0 is the overdamped variant, with SGLD's
+  /// update. Default: 0.9.
   TORCH_SGMCMC_ARG(double, momentum)
 
-  /// What stands for the new momentum in the weights: "momentum", "zero", "one"
-  /// or "full_momentum", the choices of the paper's figure 1c. Default:
-  /// "momentum".
+  /// The new momentum's surrogate in the weights: "momentum", "zero", "one" or
+  /// "full_momentum" (the paper's figure 1c). Default: "momentum".
   TORCH_SGMCMC_ARG(std::string, surrogate)
 
-  /// M >= 0, the number of further minibatches that a step draws; with 0 the
-  /// chain is SGHMC's. For the whole sampler. Default: 1.
+  /// M >= 0, the number of further minibatches of a step; 0 is SGHMC. Equal in
+  /// all groups. Default: 1.
   TORCH_SGMCMC_ARG(int64_t, index_chain_length)
 
-  /// K makes K independent chains at once: every parameter has a leading
-  /// dimension K, and the closure returns the sum of the chains' losses. For
-  /// the whole sampler. Default: none, one chain.
+  /// K runs K independent chains: every parameter has a leading dimension K,
+  /// and the closure returns the sum of the chains' losses. Equal in all
+  /// groups. Default: none, one chain.
   TORCH_SGMCMC_ARG(std::optional<int64_t>, num_chains)
 };
 
-/// The minibatch of each update is drawn with weights exp(W) that let the
-/// update with a minibatch follow the law of the update with the full gradient.
-/// With g and α as for SGHMC,
+/// Draws each update's minibatch with weights exp(W), for which the update has
+/// the law of the full gradient's. With g and α as for SGHMC,
 ///
 ///   W(g) = N / (4 α lr T) ‖α v + lr g‖²,    summed over all parameters.
 ///
-/// One step draws a minibatch, then index_chain_length times another one, with
-/// gradient g', which replaces the current one with probability
-/// min(1, exp(W(g') - W(g))), and makes one update of SGHMC with the gradient
-/// that is left.
+/// A step draws a minibatch, then index_chain_length times another one, whose
+/// gradient g' replaces g with probability min(1, exp(W(g') - W(g))), and makes
+/// SGHMC's update with the last g.
 ///
 /// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2, up to an error of
-/// the order of lr and what the weights leave of the minibatch noise.
+/// the order of lr and a rest of the minibatch noise.
 ///
-/// step() draws minibatches, chooses one of them and makes one update with it.
-/// Its closure is called index_chain_length + 1 times and must draw a fresh
-/// minibatch each time; the gradients are cleared before. It returns the loss
-/// of the first. After the step the parameters' gradients are those used. It
-/// throws if the first 100 proposals all had the gradient of the minibatch
-/// before.
+/// step() calls the closure index_chain_length + 1 times, each with cleared
+/// gradients and for a fresh minibatch, and returns the first loss. The
+/// parameters then have the gradients of the update. It throws if the first
+/// 100 proposals all have the previous minibatch's gradient.
 ///
 /// State: "momentum".
 ///
@@ -75,7 +70,7 @@ class TORCH_SGMCMC_API EWSG final : public SamplerOf<EWSGOptions> {
  public:
   using SamplerOf::SamplerOf;
 
-  /// The part of all proposed minibatches that was accepted; NaN before any.
+  /// The fraction of proposed minibatches that was accepted; NaN before any.
   double acceptance_rate() const;
 };
 

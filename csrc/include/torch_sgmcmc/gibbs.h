@@ -42,15 +42,15 @@ struct GammaPrecisionOptions {
 ///   λ | θ ~ Gamma(a + d/2, rate b + ‖θ‖²/2),
 ///
 /// and at temperature T from Gamma((a + d/2 - 1)/T + 1, rate (b + ‖θ‖²/2)/T).
-/// Put each layer in a param group of its own to give it its own precision.
-/// Draws are keyed by the sampler's seed and the number of updates made.
+/// For a precision per layer, give each layer a param group. Draws are keyed by
+/// the sampler's seed and the number of updates.
 ///
 /// Reference: T. Chen, E. B. Fox and C. Guestrin, Stochastic Gradient
 /// Hamiltonian Monte Carlo, ICML 2014, section 4.2.
 class TORCH_SGMCMC_API GammaPrecision {
  public:
-  /// Follows a sampler that is moved. Throws std::invalid_argument if shape or
-  /// rate is out of range.
+  /// Throws std::invalid_argument if shape or rate is out of range. The sampler
+  /// may be moved.
   explicit GammaPrecision(Sampler& sampler,
                           const GammaPrecisionOptions& options = {});
 
@@ -62,9 +62,8 @@ class TORCH_SGMCMC_API GammaPrecision {
   ~GammaPrecision() = default;
 
   /// Draws every group's prior_precision, given its parameters that require a
-  /// gradient, and returns the new values. Throws std::invalid_argument, and
-  /// changes nothing, at temperature 0; std::logic_error if the sampler has
-  /// been destroyed.
+  /// gradient, and returns the new values. Throws std::invalid_argument at
+  /// temperature 0, std::logic_error if the sampler has been destroyed.
   std::vector<double> step();
 
   int64_t num_updates() const { return num_updates_; }

@@ -1,8 +1,7 @@
 // Hyperparameters of a param group.
 //
-// Every hyperparameter knows whether it was set. What a param group leaves open
-// is taken from the sampler's own options, and what these leave open from the
-// library's defaults, as with the dicts of Python's param groups:
+// A hyperparameter that a param group does not set is the sampler's, and one
+// that the sampler does not set has the library's default:
 //
 //   std::vector<torch::optim::OptimizerParamGroup> groups;
 //   groups.emplace_back(body->parameters());
@@ -29,7 +28,7 @@ namespace torch_sgmcmc {
 
 class OptionValues;
 
-/// What the options of all samplers have in common.
+/// The common part of all samplers' options.
 // Moving copies: options are never empty.
 // NOLINTNEXTLINE(cppcoreguidelines-special-member-functions)
 class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
@@ -41,11 +40,11 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
   double temperature() const { return number("temperature"); }
   bool capturable() const;
   std::string nonfinite() const;
-  /// As set for a sampler to be, which then has it (Sampler::seed()).
+  /// The seed for a new sampler; afterwards Sampler::seed() has it.
   std::optional<int64_t> seed() const;
 
-  // For whoever holds a group of any sampler; torch's learning-rate schedulers
-  // use the first two.
+  // For groups of any sampler; torch's learning-rate schedulers use the first
+  // two.
   double get_lr() const override { return lr(); }
   void set_lr(double value) override { put("lr", value); }
   void set_prior_precision(double value) { put("prior_precision", value); }
@@ -56,11 +55,10 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
   ~SamplerOptions() override;
 
  protected:
-  /// With the defaults of the sampler with this name.
+  /// The defaults of the sampler with this name.
   explicit SamplerOptions(const char* sampler);
 
-  /// A hyperparameter by its name. Its default and range are in the table of
-  /// all hyperparameters (csrc/host/settings.cpp).
+  /// A hyperparameter by name. csrc/host/settings.cpp has defaults and ranges.
   c10::IValue value(std::string_view name) const;
   /// A number; NaN if the sampler has none of this name.
   double number(std::string_view name) const;
@@ -79,7 +77,7 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
 template <typename Derived>
 class OptionsOf : public SamplerOptions {
  public:
-  /// Options of a param group, which takes lr from the sampler.
+  /// Options of a param group with the sampler's lr.
   OptionsOf() : SamplerOptions(Derived::kSampler) {}
   /// Options with the given step size on SGD's scale.
   explicit OptionsOf(double lr) : OptionsOf() { put("lr", lr); }
@@ -95,11 +93,10 @@ class OptionsOf : public SamplerOptions {
 
   /// Step size on SGD's scale, >= 0.
   Derived& lr(double value) { return set("lr", value); }
-  /// N, the number of training examples, > 0; 1 means that the loss is U
-  /// itself. Must be set, here or for the sampler.
+  /// N > 0, the number of training examples; 1 if the loss is U itself. Must be
+  /// set here or for the sampler.
   Derived& num_data(double value) { return set("num_data", value); }
-  /// λ >= 0, precision of the Gaussian prior N(μ, 1/λ) on each parameter; 0 is
-  /// a flat prior. Default: 0.
+  /// λ >= 0 of the prior N(μ, 1/λ) on each parameter; 0 is flat. Default: 0.
   Derived& prior_precision(double value) {
     return set("prior_precision", value);
   }
@@ -108,10 +105,9 @@ class OptionsOf : public SamplerOptions {
     put_prior_means({});
     return set("prior_mean", value);
   }
-  /// μ, a tensor for each of a group's parameters, of its shape. The sampler
-  /// takes copies of what they are when it is made, the group is added, or at
-  /// the next step; they are then its state. Of several groups each needs its
-  /// own.
+  /// μ, a tensor of its shape for each parameter of the group. The sampler
+  /// copies them when it is made, when the group is added, or at the next step.
+  /// Each group needs its own.
   Derived& prior_mean(const std::vector<at::Tensor>& values) {
     put_prior_means(values);
     return set("prior_mean", 0.0);
@@ -119,24 +115,20 @@ class OptionsOf : public SamplerOptions {
   /// T >= 0; 1 is the Bayesian posterior, 0 an optimizer without noise.
   /// Default: 1.
   Derived& temperature(double value) { return set("temperature", value); }
-  /// Key of the noise, for a sampler to be: set later, it is refused. If it is
-  /// not set, one is drawn from torch's default generator, so that
-  /// torch::manual_seed makes it repeatable. No two samplers should have the
-  /// same, see seeds.h.
+  /// Key of the noise, set before the sampler is made. Default: drawn from
+  /// torch's default generator. Give each sampler its own, see seeds.h.
   Derived& seed(int64_t value) {
     put_seed(value);
     return self();
   }
   /// Keep the step counter in device memory, so that step() can be captured in
-  /// a CUDA graph: every replay then injects fresh noise. For a sampler to be.
-  /// Default: false.
+  /// a CUDA graph. Set before the sampler is made. Default: false.
   Derived& capturable(bool value) {
     put_capturable(value);
     return self();
   }
-  /// What to do about gradients that are not finite: "raise", "skip" or
-  /// "ignore" (see Sampler, also on clipping). For the whole sampler. Default:
-  /// "raise".
+  /// Policy for gradients that are not finite: "raise", "skip" or "ignore" (see
+  /// Sampler), equal in all groups. Default: "raise".
   Derived& nonfinite(const std::string& value) {
     put_nonfinite(value);
     return self();
@@ -157,8 +149,7 @@ class OptionsOf : public SamplerOptions {
   Derived& self() { return static_cast<Derived&>(*this); }
 };
 
-/// Options of a sampler that goes by gradients alone, of which many chains can
-/// run at once.
+/// Options of a gradient-only sampler, which can run many chains at once.
 template <typename Derived>
 class ManyChainsOf : public OptionsOf<Derived> {
  public:
@@ -167,17 +158,16 @@ class ManyChainsOf : public OptionsOf<Derived> {
   std::optional<int64_t> num_chains() const {
     return this->value("num_chains").template to<std::optional<int64_t>>();
   }
-  /// K makes K independent chains at once, one for each index of the
-  /// parameters' leading dimension, whose loss is the sum of the chains' mean
-  /// losses. Chain k is the chain of a sampler with the seed fold_in(seed, k),
-  /// bit for bit. For the whole sampler. Default: none, one chain.
+  /// K runs K independent chains, one for each index of the parameters' leading
+  /// dimension; the loss is the sum of the chains' mean losses. Chain k is
+  /// bitwise that of a sampler with the seed fold_in(seed, k). Equal in all
+  /// groups. Default: none, one chain.
   Derived& num_chains(std::optional<int64_t> value) {
     return this->set("num_chains", value);
   }
 };
 
-// A hyperparameter of a class of options, as torch's TORCH_ARG: read by its
-// name, and set by it in a chain.
+// Getter and chained setter of a hyperparameter, as torch's TORCH_ARG.
 // NOLINTBEGIN(bugprone-macro-parentheses)
 #define TORCH_SGMCMC_ARG(T, name)                 \
   T name() const { return value(#name).to<T>(); } \

@@ -1,4 +1,4 @@
-// What the draws of a posterior predict together.
+// Predictions from the draws of a posterior.
 //
 //   torch_sgmcmc::Predictive predictive;  // of class probabilities
 //   for (const auto& draw : torch_sgmcmc::SampleStore("draws")) {
@@ -18,56 +18,51 @@
 
 namespace torch_sgmcmc {
 
-/// From a model's outputs to what is averaged over draws. Classes are the last
-/// dimension.
+/// The function from outputs to the averaged values; classes come last.
 enum class Link { kSoftmax, kSigmoid, kIdentity };
 
-/// What weighted draws predict together for each of many inputs. All means over
-/// draws are sums of w f over the sum of w. Weights of both signs, as of signed
-/// draws, may leave a mean of probabilities outside of [0, 1] by its error
-/// (`total` is NaN where one is negative) and a variance negative.
+/// Predictions for each input; means over draws are Σ w f / Σ w. With weights
+/// of both signs a mean of probabilities may be outside of [0, 1] by its error
+/// (`total` is NaN where one is negative), and a variance negative.
 struct Prediction {
-  /// [inputs, ...], of probabilities with a link to them, else of outputs.
+  /// [inputs, ...], of probabilities, with kIdentity of outputs.
   at::Tensor mean;
-  /// Like `mean`, over draws: of the posterior, without the noise of data.
+  /// Like `mean`, the posterior variance over draws.
   at::Tensor variance;
-  /// Entropy of the mean probabilities, in nats; undefined with kIdentity, as
-  /// the next two.
+  /// Entropy of the mean probabilities, in nats; these three are undefined with
+  /// kIdentity.
   at::Tensor total;
-  /// Mean of the draws' entropies, which no data will reduce.
+  /// Mean of the draws' entropies, which no data reduces.
   at::Tensor aleatoric;
-  /// Their difference, the mutual information of label and parameters.
+  /// total - aleatoric, the mutual information of label and parameters.
   at::Tensor epistemic;
   int64_t num_draws = 0;
   /// The sum of weights.
   double weight = 0;
-  /// (sum of w)^2 / sum of w^2. That draws are correlated is not in it.
+  /// (Σ w)² / Σ w², which ignores correlation between draws.
   double effective_draws = 0;
 };
 
-/// Adds up what draws give for the same inputs, in float64: memory does not
-/// grow with their number. Outputs come from a model in eval mode; no graph
-/// is kept. The same numbers as Python's Predictive.
+/// Sums over draws in float64, in memory that does not grow with their number.
+/// Evaluate the model in eval mode. The numbers are Python's Predictive's.
 class TORCH_SGMCMC_API Predictive {
  public:
   explicit Predictive(Link link = Link::kSoftmax) : link_(link) {}
 
   /// Adds a draw's outputs for all inputs, [inputs, ...]. Throws
-  /// std::invalid_argument if their shape differs from the earlier draws' or
-  /// the weight is not finite; nothing has been added.
+  /// std::invalid_argument, and adds nothing, if their shape differs from
+  /// earlier draws' or the weight is not finite.
   void update(const at::Tensor& outputs, double weight = 1);
   /// Throws std::invalid_argument if there is no draw, or weights sum to 0.
   Prediction result() const;
-  /// The draws that have been added.
+  /// The number of added draws.
   int64_t num_draws() const { return static_cast<int64_t>(weights_.size()); }
 
-  /// The sums so far, under the keys of Python's Predictive: either continues
-  /// with the other's. Tensors are shared, not copied.
+  /// The sums so far, as in Python. Tensors are shared, not copied.
   StateDict state_dict() const;
-  /// Goes on with the sums of another run, on a device. Throws
-  /// std::invalid_argument if they do not come from a Predictive with this
-  /// link, or have averages of functions or quantiles, which are Python's;
-  /// nothing has been loaded.
+  /// Continues with the sums of another run. Throws std::invalid_argument, and
+  /// loads nothing, if they are of another link, or have averages of functions
+  /// or quantiles.
   void load_state_dict(const StateDict& state, c10::Device device = c10::kCPU);
 
  private:
@@ -75,8 +70,7 @@ class TORCH_SGMCMC_API Predictive {
   at::Tensor Entropy(const at::Tensor& values) const;
 
   Link link_;
-  // Of values minus the first draw's: variances of numbers
-  // far from 0 keep their digits.
+  // Sums of distances from the first draw's values keep more digits.
   at::Tensor origin_;
   at::Tensor distances_;
   at::Tensor squares_;

@@ -7,7 +7,7 @@
 //   ... the training loop of sgld.h; after burn-in, for every group:
 //   sampler.options(group).adapt(false);
 //
-// Γ, which keeps the target while V adapts, is Python's alone.
+// Only Python has Γ, which keeps the target while V adapts.
 #pragma once
 
 #include "torch_sgmcmc/options.h"
@@ -23,7 +23,7 @@ class TORCH_SGMCMC_API PSGLDOptions : public ManyChainsOf<PSGLDOptions> {
   explicit PSGLDOptions(double lr) : PSGLDOptions() { put("lr", lr); }
   static constexpr const char* kSampler = "PSGLD";
 
-  /// a in [0, 1), the memory of V. Default: 0.99.
+  /// a in [0, 1), the decay of V. Default: 0.99.
   TORCH_SGMCMC_ARG(double, decay)
 
   /// ε > 0, added to the root of V; the paper's λ. Default: 1e-5.
@@ -41,10 +41,10 @@ class TORCH_SGMCMC_API PSGLDOptions : public ManyChainsOf<PSGLDOptions> {
 ///   θ ← θ - lr G g + √(2 lr T G / N) ξ,    ξ ~ N(0, I).
 ///
 /// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2, once adapt is false.
-/// While it is true it does not: the chain is too wide wherever large gradients
-/// mark the tails (docs/samplers/psgld.md).
+/// Before, the chain is too wide where gradients grow in the tails
+/// (docs/samplers/psgld.md).
 ///
-/// State: "square_average", V, which starts as the first gradient's square.
+/// State: "square_average", V, at first the first gradient's square.
 ///
 /// Reference: C. Li, C. Chen, D. Carlson and L. Carin, Preconditioned
 /// Stochastic Gradient Langevin Dynamics for Deep Neural Networks, AAAI 2016,

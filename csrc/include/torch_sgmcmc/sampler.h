@@ -1,6 +1,5 @@
-// What all samplers share: a torch::optim::Optimizer that keeps track of its
-// noise. Param groups, seeds and noise offsets, missing gradients, closures and
-// state dicts are here; a sampler's own header says how it moves (see sgld.h).
+// The base class of all samplers, a torch::optim::Optimizer. A sampler's own
+// header has its equations (see sgld.h).
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -19,17 +18,16 @@
 
 namespace torch_sgmcmc {
 
-/// What a sampler remembers of one parameter: tensors of its shape by their
-/// names, as its class documents them, in fp64 for fp64 parameters and in fp32
-/// for all others. With every sampler but SBPS, of a parameter in bf16 or fp16
-/// "master" is θ, of which the parameter is the rounded value.
+/// A parameter's state: tensors of its shape by name (see the sampler's class),
+/// in fp64 for fp64 parameters, else in fp32. For parameters in bf16 or fp16,
+/// "master" is θ and the parameter is θ rounded (not with SBPS).
 class TORCH_SGMCMC_API SamplerParamState
     : public torch::optim::OptimizerParamState {
  public:
-  /// The tensor of this name, undefined while there is none.
+  /// The tensor of this name; undefined if there is none.
   at::Tensor& operator[](std::string_view name);
   const at::Tensor& operator[](std::string_view name) const;
-  /// All that were asked for to be changed, some of which may be undefined.
+  /// All tensors, of which some may be undefined.
   const std::list<std::pair<std::string, at::Tensor>>& tensors() const {
     return tensors_;
   }
@@ -37,11 +35,11 @@ class TORCH_SGMCMC_API SamplerParamState
     return std::make_unique<SamplerParamState>(*this);
   }
 
-  /// How many gradients SGHMC's online noise estimate has seen, if any.
+  /// Number of gradients in SGHMC's online noise estimate.
   std::optional<int64_t> num_grads;
 
  private:
-  // A list: references last.
+  // A list, so that references stay valid.
   std::list<std::pair<std::string, at::Tensor>> tensors_;
 };
 
@@ -49,68 +47,62 @@ class SamplerImpl;
 
 /// Base class of the samplers.
 ///
-/// Errors: std::invalid_argument if what was given (an option, a parameter, a
-/// state dict) is not as it should be; std::runtime_error if what a step finds
-/// (a gradient, a closure's loss, state, parameters that have changed) is not,
-/// or, rarely, c10::Error, from an operator; std::logic_error if the object may
-/// not be used so, as after it was moved from. All name what was expected and
-/// what there is. A call that throws has changed no parameter, no state and no
-/// counter. (SGHMC's online noise estimate keeps gradients that it objects to.)
+/// Errors: std::invalid_argument for invalid options, parameters and state
+/// dicts; std::runtime_error for what a step finds (gradients, losses, state,
+/// changed parameters), rarely c10::Error from an operator; std::logic_error
+/// for an object that was moved from. A call that throws has changed no
+/// parameter, state or counter (but SGHMC's online noise estimate keeps the
+/// gradients of a refused step).
 ///
-/// Threads: an object is for one thread at a time, as are its parameters.
-/// Different samplers, of different parameters, may step in different threads;
-/// their chains do not depend on it.
+/// Threads: one thread at a time uses an object and its parameters. Samplers of
+/// different parameters may step in different threads, with the same chains.
 ///
 /// lr, temperature and num_data may change between steps: momenta and noise
-/// estimates follow. At lr 0 nothing moves, and a step in which all groups have
-/// it is not counted. More: docs/changing_settings.md.
+/// estimates are rescaled. Groups with lr 0 do not move; a step in which all
+/// have lr 0 is not counted. More: docs/changing_settings.md.
 ///
-/// What is sampled are the parameters that require a gradient. A parameter that
-/// has none in a step is skipped, as by torch's optimizers; one that has
-/// a gradient in some steps only has another target.
+/// Parameters that require a gradient are sampled. A step skips a parameter
+/// without a gradient, as torch does. A parameter with a gradient in some steps
+/// only has another target.
 ///
-/// Gradients that are not finite reach neither parameters nor state, noise and
-/// step counter: nonfinite("raise"), the default, throws std::runtime_error,
-/// which names the parameter (on a GPU at the next step; with capturable it
-/// does not, and the step is skipped), "skip" leaves the step out and counts
-/// it in num_skipped(), "ignore" does not check. Clipping gradients changes the
-/// target density, and so does leaving out steps. More:
-/// docs/samplers/sampler.md.
+/// Gradients that are not finite never reach parameters, state, noise or step
+/// counter. nonfinite("raise"), the default, throws std::runtime_error with the
+/// parameter's place, on a GPU at the next step (with capturable the step is
+/// skipped). "skip" skips the step and counts it in num_skipped(). "ignore"
+/// makes no check. Clipped gradients and skipped steps change the target
+/// density. More: docs/samplers/sampler.md.
 class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
  public:
-  /// Makes one update of all parameters that have a gradient. The closure, if
-  /// there is one, computes the loss, calls backward() and returns the loss; it
-  /// is called once, before the update. (EWSG and SBPS need another one.)
+  /// Makes one update of all parameters that have a gradient. The closure
+  /// computes the loss, calls backward() and returns the loss; it is called
+  /// once, before the update (EWSG and SBPS differ).
   // NOLINTNEXTLINE(google-default-arguments): as torch's own.
   torch::Tensor step(LossClosure closure = nullptr) final;
 
-  /// Adds a param group; its noise follows the existing groups'. What
-  /// its options leave open is taken from the sampler's.
+  /// Adds a param group. Options that it does not set are the sampler's.
   ///
-  /// torch's own add_param_group is not virtual, and through a reference to
-  /// torch::optim::Optimizer it would drop the group's options: step() refuses
-  /// a group that was added so.
+  /// torch's own add_param_group, called through a reference to
+  /// torch::optim::Optimizer, drops the group's options: step() then throws.
   void add_param_group(const torch::optim::OptimizerParamGroup& param_group);
 
   /// The seed that keys all noise of this sampler.
   int64_t seed() const;
-  /// The number of updates made; skipped steps are none. On a GPU it waits for
-  /// the last one.
+  /// The number of updates, without skipped steps. Waits for a GPU.
   int64_t num_steps() const;
-  /// The number of skipped steps, whose gradients were not finite.
+  /// The number of steps skipped because gradients were not finite.
   int64_t num_skipped() const;
 
-  /// What Python's state_dict() of the same sampler returns. Tensors of
-  /// parameters are shared with the sampler: save them before the next step.
+  /// Returns the state dict, as in Python. Tensors are shared with the sampler:
+  /// save them before the next step.
   StateDict state_dict() const;
-  /// Continues the chain of a state dict bit for bit, from Python or from C++.
-  /// Throws std::invalid_argument, and loads nothing, if it is of another class
-  /// or of other parameters, or has a value out of range.
+  /// Loads a state dict from Python or C++; the chain continues bitwise
+  /// identically. Throws std::invalid_argument, and loads nothing, if it is of
+  /// another class or other parameters, or has a value out of range.
   void load_state_dict(const StateDict& dict);
 
-  /// What is remembered of a parameter; empty if that is nothing.
+  /// A parameter's state; empty without any.
   const SamplerParamState& state_of(const at::Tensor& param) const;
-  /// The same to be changed; begun, if there was none.
+  /// The same, mutable; created if missing.
   SamplerParamState& own_state_of(const at::Tensor& param);
 
   // For torch::save and torch::load.
@@ -155,10 +147,8 @@ class SamplerOf : public Sampler {
             const Options& defaults)
       : Sampler(param_groups, std::make_unique<Options>(defaults)) {}
 
-  /// The options of a group, which may be changed or exchanged between steps.
-  /// What new ones leave open is taken from the sampler's. Seed, counters and
-  /// what else the sampler keeps are none of them.
-  /// Throws std::out_of_range if there is no such group.
+  /// The options of a group, which may be changed or replaced between steps.
+  /// Options that are not set are the sampler's. Throws std::out_of_range.
   Options& options(size_t group = 0) {
     return dynamic_cast<Options&>(group_at(group).options());
   }

@@ -26,8 +26,8 @@
 namespace torch_sgmcmc {
 
 /// Hyperparameters of SBPS: num_data, prior_precision, prior_mean, temperature
-/// > 0 and seed of OptionsOf, and the following. There is no lr. A param
-/// group can have its own prior, all else is for the whole sampler.
+/// > 0 and seed of OptionsOf, and the following, without lr. All but the prior
+/// are equal in all groups.
 class TORCH_SGMCMC_API SBPSOptions : public OptionsOf<SBPSOptions> {
  public:
   static constexpr const char* kSampler = "SBPS";
@@ -35,13 +35,13 @@ class TORCH_SGMCMC_API SBPSOptions : public OptionsOf<SBPSOptions> {
   // The particle has unit speed.
   SBPSOptions& lr(double value) = delete;
 
-  /// k >= 0, half width of the band of predictions in standard deviations: more
-  /// is less bias and more proposals; the paper has 3. Default: 5.
+  /// k >= 0, half width of the prediction band in standard deviations: a larger
+  /// one has less bias and more proposals; the paper has 3. Default: 5.
   TORCH_SGMCMC_ARG(double, num_std)
 
-  /// Decay, >= 0, of the weights of observations in the regression, per 1 / √b
-  /// that was flown since, b the scale of slopes: local, for targets whose
-  /// slope changes along a line. Default: 0.
+  /// Decay >= 0 of the weights of observations in the regression, per length
+  /// 1 / √b of the trajectory, b the scale of slopes: for targets whose slope
+  /// changes along a line. Default: 0.
   TORCH_SGMCMC_ARG(double, observation_decay)
 
   /// Rate, per trajectory time, of drawing a new velocity; >= 0. Default: 0.
@@ -53,11 +53,11 @@ class TORCH_SGMCMC_API SBPSOptions : public OptionsOf<SBPSOptions> {
   /// True if the preconditioner is learned. Default: true.
   TORCH_SGMCMC_ARG(bool, adapt)
 
-  /// True if V learns from every minibatch and not only from those at which the
-  /// particle bounces. A follows at bounces and refreshments. Default: false.
+  /// True if V learns from every minibatch, not only at bounces. A is updated
+  /// at bounces and refreshments. Default: false.
   TORCH_SGMCMC_ARG(bool, adapt_every_step)
 
-  /// Of the preconditioner's running mean, in [0, 1). Default: 0.99.
+  /// Decay of the preconditioner's running mean, in [0, 1). Default: 0.99.
   TORCH_SGMCMC_ARG(double, decay)
 
   /// ε > 0 of the preconditioner. Default: 1e-4.
@@ -69,40 +69,38 @@ class TORCH_SGMCMC_API SBPSOptions : public OptionsOf<SBPSOptions> {
   /// True if minibatches are drawn with replacement. Default: false.
   TORCH_SGMCMC_ARG(bool, replacement)
 
-  // What torch's learning-rate schedulers use: they throw std::logic_error.
+  // For torch's learning-rate schedulers: these throw std::logic_error.
   double get_lr() const override;
   void set_lr(double value) override;
 };
 
-/// What a trajectory has been like so far; NaN where nothing has happened.
+/// Statistics of the trajectory; NaN without data.
 struct SBPSDiagnostics {
   double trajectory_time;
   int64_t bounces;
   int64_t refreshments;
   double bounce_rate;           // per trajectory time
   double proposals_per_bounce;  // 1 / the rate of acceptance
-  double violation_rate;        // of the proposals: where the bias comes from
+  double violation_rate;        // fraction of proposals; causes the bias
   double mean_segment_length;   // between two changes of velocity
 };
 
 /// A particle moves at unit speed along straight lines, θ(t) = θ₀ + vt. With g
-/// the stochastic gradient of U/T on a fresh, independent minibatch, it bounces
-/// at the rate [v·g]₊,
+/// the gradient of U/T on a fresh, independent minibatch, it bounces at the
+/// rate [v·g]₊,
 ///
 ///   v ← v - 2 (v·g / ‖g‖²) g,
 ///
-/// by thinning of proposals at the rate of the upper end of the band in which a
-/// regression predicts the next v·g. Preconditioned, θ moves along Av and
-/// bounces with Ag, A diagonal and learned.
+/// by thinning of proposals, whose rate is the upper end of the band in which a
+/// regression predicts v·g. Preconditioned, θ moves along Av and bounces with
+/// Ag, A diagonal and learned.
 ///
-/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2: points uniform in
-/// trajectory time, see register_sample_hook. Derivatives are made in reverse
-/// mode.
+/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2, at points uniform in
+/// trajectory time (register_sample_hook). Derivatives use reverse mode.
 ///
 /// step() moves the particle to its next event and observes a minibatch there.
-/// Its closure draws a fresh minibatch and returns the losses of its examples,
-/// shape [n], n >= 2, without calling backward(). step() returns them, without
-/// a graph. A step that throws has moved nothing.
+/// The closure draws it and returns the losses of its examples, [n], n >= 2,
+/// without backward(). step() returns them without a graph.
 ///
 /// State: "origin" and "velocity"; only if preconditioned, "square_average",
 /// "preconditioner" and "direction".
@@ -114,9 +112,9 @@ class TORCH_SGMCMC_API SBPS final : public SamplerOf<SBPSOptions> {
   using SamplerOf::SamplerOf;
   using SampleHook = std::function<void(SBPS&, double)>;
 
-  /// Calls the hook, at every multiple of sample_interval of trajectory time
-  /// that a step passes, with the parameters standing where the particle is at
-  /// that very time. Returns a key for remove_sample_hook.
+  /// Calls the hook at every multiple of sample_interval that a step passes,
+  /// with the parameters at the particle's position of that time. Returns a key
+  /// for remove_sample_hook.
   int64_t register_sample_hook(SampleHook hook);
   void remove_sample_hook(int64_t key);
 

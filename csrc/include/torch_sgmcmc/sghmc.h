@@ -25,7 +25,7 @@ class TORCH_SGMCMC_API SGHMCOptions : public ManyChainsOf<SGHMCOptions> {
   using ManyChainsOf::ManyChainsOf;
   static constexpr const char* kSampler = "SGHMC";
 
-  /// 1 - α in [0, 1); α is the friction. Default: 0.9.
+  /// 1 - α in [0, 1), α the friction. Default: 0.9.
   TORCH_SGMCMC_ARG(double, momentum)
 
   NoiseEstimate noise_estimate() const {
@@ -38,9 +38,9 @@ class TORCH_SGMCMC_API SGHMCOptions : public ManyChainsOf<SGHMCOptions> {
   SGHMCOptions& noise_estimate(double value) {
     return set("noise_estimate", value);
   }
-  /// "online": β̂ is estimated for each coordinate from the gradients seen, as
-  /// half the mean squared difference of consecutive gradients, and used after
-  /// the first 100 of them. β̂ > α is then an error of the step.
+  /// "online": β̂ of each coordinate, from half the mean squared difference of
+  /// consecutive gradients, is used after 100 gradients. A step throws if β̂ >
+  /// α.
   SGHMCOptions& noise_estimate(const std::string& value) {
     return set("noise_estimate", value);
   }
@@ -61,8 +61,8 @@ class TORCH_SGMCMC_API SGHMCOptions : public ManyChainsOf<SGHMCOptions> {
 ///   v ← (1-α) v - lr g + √(2 (α-β̂) lr T / N) ξ,    ξ ~ N(0, I),
 ///   θ ← θ + v    (the new v).
 ///
-/// lr and momentum keep the meaning that they have for torch::optim::SGD, and
-/// neither changes the target.
+/// lr and momentum have the meaning of torch::optim::SGD's, and do not change
+/// the target.
 ///
 /// State: "momentum"; with noise_estimate("online") "grad_variance" and
 /// "previous_grad".

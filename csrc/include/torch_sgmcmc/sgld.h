@@ -25,18 +25,16 @@ class TORCH_SGMCMC_API SGLDOptions : public ManyChainsOf<SGLDOptions> {
 };
 
 /// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2. With ḡ the gradient
-/// of the mean loss of a minibatch, which backward() leaves,
+/// of the mean loss of a minibatch, as backward() leaves it,
 ///
 ///   g = ḡ + (λ/N) θ,    θ ← θ - lr g + √(2 lr T / N) ξ,    ξ ~ N(0, I).
 ///
-/// lr keeps the meaning that it has for torch::optim::SGD. The error is of the
-/// order of lr, plus the variance that the minibatches' noise adds. No state
-/// but the seed, the step counter and the noise offsets in the groups' options.
+/// lr has the meaning of torch::optim::SGD's. The error is of the order of lr,
+/// plus the variance of the minibatches' noise. Parameters have no state.
 ///
-/// With every sampler of this library, of a parameter in bf16 or fp16 θ is kept
-/// in fp32, as "master" of its state; the parameter is θ rounded to
-/// nearest, and the gradient is that at the rounded θ. Where the parameter is
-/// changed between steps, θ is what it then is.
+/// All samplers keep θ of a parameter in bf16 or fp16 in fp32, as state
+/// "master". The parameter is θ rounded to nearest, and the gradient is
+/// evaluated there. A parameter that is changed between steps sets θ.
 ///
 /// Reference: M. Welling and Y. W. Teh, Bayesian Learning via Stochastic
 /// Gradient Langevin Dynamics, ICML 2011, eq. 4.

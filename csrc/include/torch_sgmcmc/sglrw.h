@@ -25,10 +25,9 @@ class TORCH_SGMCMC_API SGLRWOptions : public ManyChainsOf<SGLRWOptions> {
 ///   g = ḡ + (λ/N) θ,
 ///   θ ← θ ± δ,    up with probability (1 - clip(lr g / δ, -1, 1)) / 2.
 ///
-/// Where nothing clips, the minibatches' noise heats no coordinate, and on a
-/// quadratic the variance is exact at any lr; the part of coordinates that
-/// clips is a reading of Python's TemperatureMonitor. State: SGLD's. More:
-/// docs/samplers/sglrw.md.
+/// Without clipping, minibatches do not raise the temperature, and on a
+/// quadratic the variance is exact at any lr. Python's TemperatureMonitor has
+/// the clipped fraction. More: docs/samplers/sglrw.md.
 ///
 /// Reference: T. Mensch et al., 2026, arXiv 2602.15925.
 class TORCH_SGMCMC_API SGLRW final : public SamplerOf<SGLRWOptions> {

@@ -20,32 +20,28 @@ class TORCH_SGMCMC_API SGNHTOptions : public ManyChainsOf<SGNHTOptions> {
   using ManyChainsOf::ManyChainsOf;
   static constexpr const char* kSampler = "SGNHT";
 
-  /// 1 - A in [0, 1); A is the injected noise, and the friction without
-  /// minibatch noise. Default: 0.9.
+  /// 1 - A in [0, 1), A the injected noise and the initial friction. Default:
+  /// 0.9.
   TORCH_SGMCMC_ARG(double, momentum)
 
-  /// κ >= 0, how fast friction adapts: the thermostats settle within about
-  /// (A + β̂) / κ steps. 0 leaves the friction at A, which is SGHMC. Default:
-  /// lr T / N, the papers' unit thermostat mass.
+  /// κ >= 0, the friction's rate of adaptation, within about (A + β̂) / κ steps;
+  /// 0 is SGHMC. Default: lr T / N, the papers' unit thermostat mass.
   TORCH_SGMCMC_ARG(std::optional<double>, thermostat_rate)
 };
 
-/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2, with a friction that
-/// regulates itself: one thermostat for each coordinate watches the momentum's
-/// heat. With ḡ the gradient of the mean loss of a minibatch and A = 1 -
-/// momentum, elementwise
+/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2, with a thermostat
+/// for each coordinate that adapts the friction α, A at first. With ḡ the
+/// gradient of the mean loss of a minibatch and A = 1 - momentum, elementwise
 ///
 ///   g = ḡ + (λ/N) θ,
 ///   v ← (1-α) v - lr g + √(2 A lr T / N) ξ,    ξ ~ N(0, I),
 ///   θ ← θ + v    (the new v),
 ///   α ← α + κ (u² N / (lr T) - 1),    u = (old v + new v) / 2,
 ///
-/// where α starts at A. Minibatch noise is absorbed where it is Gaussian,
-/// independent between coordinates and the same for all θ. More:
-/// docs/samplers/sgnht.md.
+/// This absorbs minibatch noise that is Gaussian, independent between
+/// coordinates and equal for all θ. More: docs/samplers/sgnht.md.
 ///
-/// State: "momentum", and "thermostat", α - A, whose mean over time estimates
-/// β̂, the noise of the minibatches.
+/// State: "momentum"; "thermostat", α - A, whose time average estimates β̂.
 ///
 /// Reference: N. Ding et al., Bayesian Sampling Using Stochastic Gradient
 /// Thermostats, NIPS 2014, algorithm 2; C. Li et al., High-Order Stochastic

@@ -1,9 +1,7 @@
 // State dicts and the files that Python and C++ exchange.
 //
-// The format is torch's own: what Python's torch.save writes for a nest of
-// dicts, lists, tensors, numbers and strings. A sampler's state dict has the
-// same keys and values in both languages, so either continues the other's
-// chain:
+// The format is that of Python's torch.save for nested dicts, lists, tensors,
+// numbers and strings. A sampler's state dict is the same in both languages:
 //
 //   torch_sgmcmc::save({{"model", torch_sgmcmc::state_dict(*net)},
 //                       {"sampler", sampler.state_dict()}}, "chain.pt");
@@ -41,28 +39,26 @@ class ModuleHolder;
 
 namespace torch_sgmcmc {
 
-/// A dict as Python has them: keys of strings or ints, values of any type that
-/// torch can save. Copies share their contents, as IValues do.
+/// A dict with string or int keys and any values that torch can save. Copies
+/// share their contents, as IValues do.
 class TORCH_SGMCMC_API StateDict {
  public:
   StateDict();
   StateDict(std::initializer_list<std::pair<std::string, c10::IValue>> entries);
 
-  /// Takes a dict out of an IValue; throws std::invalid_argument if it holds
-  /// something else.
+  /// Throws std::invalid_argument if the IValue is not a dict.
   // Converts like an IValue.
   // cppcheck-suppress noExplicitConstructor
   // NOLINTNEXTLINE(google-explicit-constructor)
   StateDict(const c10::IValue& value);
 
-  /// The dict as torch's own functions take it.
   // As do IValues. NOLINTNEXTLINE(google-explicit-constructor)
   operator c10::IValue() const;
 
   bool contains(const std::string& key) const;
   bool contains(int64_t key) const;
 
-  /// The value of a key; throws std::invalid_argument if there is none.
+  /// Throws std::invalid_argument if the key is missing.
   c10::IValue at(const std::string& key) const;
   c10::IValue at(int64_t key) const;
 
@@ -78,30 +74,26 @@ class TORCH_SGMCMC_API StateDict {
   c10::impl::GenericDict entries_;
 };
 
-/// Writes a file that torch.load reads in Python (with weights_only=True, its
-/// default) and load() in C++. The file is complete or not there, and an older
-/// one stays until then: it is written beside its final name, synced and then
-/// renamed, and the folder is synced. Throws std::runtime_error if it cannot be
-/// written.
+/// Writes a file for load() and Python's torch.load (weights_only=True),
+/// completely or not at all: until the new file is on the disk, an older one
+/// stays. Throws std::runtime_error if it cannot be written.
 TORCH_SGMCMC_API void save(const StateDict& dict, const std::string& path);
 
-/// Reads what save() or Python's torch.save wrote, with all tensors on one
-/// device, wherever they were saved. As torch.load it does not check the sums
-/// in the file. Throws std::runtime_error if there is no such file, or it is
-/// damaged or not one of torch's, or holds no dict.
+/// Reads a file of save() or Python's torch.save; all tensors are then on one
+/// device. Like torch.load, compares no checksums. Throws std::runtime_error if
+/// the file is missing, damaged, not torch's, or not a dict.
 TORCH_SGMCMC_API StateDict load(const std::string& path,
                                 c10::Device device = c10::kCPU);
 
-/// The parameters and buffers of a module by name: model.state_dict() of
-/// Python.
+/// The parameters and buffers of a module by name, as in Python.
 TORCH_SGMCMC_API StateDict state_dict(const torch::nn::Module& module);
 template <typename Module>
 StateDict state_dict(const torch::nn::ModuleHolder<Module>& net) {
   return state_dict(*net);
 }
 
-/// Copies parameters and buffers into a module. Throws std::invalid_argument if
-/// a name is missing or unknown, or a shape differs; nothing is copied then.
+/// Copies parameters and buffers into a module. Throws std::invalid_argument,
+/// and copies nothing, if a name is missing or unknown, or a shape differs.
 TORCH_SGMCMC_API void load_state_dict(torch::nn::Module& module,
                                       const StateDict& dict);
 template <typename Module>

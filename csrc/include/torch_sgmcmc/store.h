@@ -1,4 +1,4 @@
-// Draws of a model's parameters on disk, and what collects them from a sampler.
+// Draws of a model's parameters on disk, and their collector.
 //
 //   torch_sgmcmc::Collector collector(
 //       sampler, *net, "draws",
@@ -31,35 +31,33 @@ namespace torch_sgmcmc {
 
 struct DrawFile;
 
-/// One draw. Its file is mapped into memory, and compared with its checksum,
-/// when a tensor is first asked for; draws of one file share this.
+/// One draw. The first access maps its file and compares the checksum; draws of
+/// one file share this.
 class TORCH_SGMCMC_API Draw {
  public:
   int64_t chain = 0;
-  /// The sampler's step that made it.
+  /// The sampler's step.
   int64_t step = 0;
   /// NaN if there was none.
   double lr = 0;
   double temperature = 1;
-  /// In averages: in Python the sign of an HMCECS, else 1.
+  /// Weight in averages; C++ writes 1.
   double weight = 1;
-  /// What the closure returned; NaN if that was no scalar.
+  /// The closure's result; NaN if it was not a scalar.
   double loss = 0;
-  /// Of each param group, as a GammaPrecision has last drawn it.
+  /// λ of each param group.
   std::vector<double> prior_precision = {};
-  /// Its file, in the format of safetensors.
+  /// The file, in the format of safetensors.
   std::string path = {};
 
   const std::vector<std::string>& names() const { return *names_; }
-  /// The tensor, in the dtype in which it was stored; what is written into it
-  /// stays in this process. Throws std::invalid_argument if there is none of
-  /// this name, std::runtime_error, which names the file, if it is missing, cut
-  /// off or altered.
+  /// The tensor in its stored dtype; writes into it stay in this process.
+  /// Throws std::invalid_argument if the name is unknown, std::runtime_error
+  /// with the file's name if the file is missing, cut off or altered.
   at::Tensor at(const std::string& name) const;
   /// Copies the tensors into the module's parameters and buffers of the same
-  /// names; others are left alone. Throws as at(), and std::invalid_argument,
-  /// and changes nothing, if the module has none of a name, or of another
-  /// shape.
+  /// names. Throws as at(), and std::invalid_argument, without a change, if a
+  /// name or shape does not fit.
   void copy_to(torch::nn::Module& module) const;
   template <typename Module>
   void copy_to(torch::nn::ModuleHolder<Module>& net) const {
@@ -74,13 +72,13 @@ class TORCH_SGMCMC_API Draw {
   int64_t row_ = 0;
 };
 
-/// The draws of a folder, in the order of chains and steps; Python and C++
-/// write and read the same files. A store can be opened while a collector
-/// writes to it, and has the draws that it had when it was opened or refreshed.
+/// The draws of a folder, in the order of chains and steps, in the format of
+/// Python's. A store can be opened while a collector writes to it, and shows
+/// the draws of the time when it was opened or refreshed.
 class TORCH_SGMCMC_API SampleStore {
  public:
-  /// The folder need not exist yet. Throws std::runtime_error, which names the
-  /// line, if store.json or an index cannot be read.
+  /// A missing folder has no draws. Throws std::runtime_error with the line if
+  /// store.json or an index cannot be read.
   explicit SampleStore(std::string path) : path_(std::move(path)) { refresh(); }
   const SampleStore& refresh();
 
@@ -97,62 +95,59 @@ class TORCH_SGMCMC_API SampleStore {
 };
 
 struct CollectorOptions {
-  /// The number of this chain in the store, >= 0; each has one writer.
+  /// The chain's number in the store, >= 0; each has one writer.
   TORCH_ARG(int64_t, chain) = 0;
-  /// Steps (of SBPS, samples) that come first and are not stored.
+  /// Number of first steps (SBPS: samples) that are not stored, >= 0.
   TORCH_ARG(int64_t, burn_in) = 0;
   /// Steps from one draw to the next, >= 1.
   TORCH_ARG(int64_t, every) = 1;
 };
 
 /// Stores draws of a model while a sampler runs: copies of all parameters and
-/// buffers made after a step, or of SBPS at its samples. They wait in memory
-/// until they have 4 MiB or are 1,024; then they are written as one file.
-/// Skipped steps are not counted. More: docs/store.md.
+/// buffers after a step, or at samples of SBPS. Draws wait in memory until they
+/// have 4 MiB or are 1,024, and are then written as one file. Skipped steps do
+/// not count. More: docs/store.md.
 ///
-/// The model must live as long as the collector, and not be moved; a sampler
-/// that is moved is followed.
+/// The model must outlive the collector and not be moved; the sampler may be.
 class TORCH_SGMCMC_API Collector {
  public:
   /// Throws std::invalid_argument if an option is out of range or the store is
-  /// of another model, std::runtime_error if it cannot be written or somebody
-  /// else writes this chain.
+  /// of another model, std::runtime_error if it cannot be written or another
+  /// writer has the chain.
   Collector(Sampler& sampler, const torch::nn::Module& model,
             const std::string& store, const CollectorOptions& options = {});
   template <typename Module>
   Collector(Sampler& sampler, const torch::nn::ModuleHolder<Module>& net,
             const std::string& store, const CollectorOptions& options = {})
       : Collector(sampler, *net, store, options) {}
-  /// Waits until all draws are on the disk; close() says what went wrong.
+  /// Writes waiting draws; an error is a warning (close() throws).
   ~Collector();
   Collector(const Collector&) = delete;
   Collector(Collector&&) = delete;
   Collector& operator=(const Collector&) = delete;
   Collector& operator=(Collector&&) = delete;
 
-  /// Makes the sampler's step and stores the draw if it is one, with what the
-  /// closure returned, if that is a scalar, as its loss.
+  /// Makes the sampler's step and stores the draw if it is due, with the
+  /// closure's scalar result as its loss.
   ///
-  /// Throws std::runtime_error if an earlier draw could not be written; it says
-  /// which ones are on the disk. The sampler is as before then, and the next
-  /// step tries again to write what is waiting, of which nothing is lost.
-  /// Throws std::invalid_argument if the chain has draws already, as of
-  /// load_state_dict() or restart() comes first.
+  /// Throws std::runtime_error, before the step, if earlier draws cannot be
+  /// written; they stay in memory and the next step tries again. Throws
+  /// std::invalid_argument if the chain has draws of an earlier run: call
+  /// load_state_dict() or restart() first.
   torch::Tensor step(
       const torch::optim::Optimizer::LossClosure& closure = nullptr);
 
-  /// Waits until all draws so far are on the disk.
+  /// Writes waiting draws.
   void flush();
-  /// How far collecting is, for a checkpoint; flushes. Keys and values are
-  /// Python's.
+  /// The collector's progress, for a checkpoint, as in Python; flushes.
   StateDict state_dict();
-  /// Cuts the store back to a checkpoint and continues from there, to the bytes
-  /// of a run that was never interrupted. Throws std::invalid_argument if it is
-  /// of another store, run or options; the store is as before.
+  /// Cuts the store back to a checkpoint, from which the chain continues.
+  /// Throws std::invalid_argument, without a change, if the checkpoint is of
+  /// another store, run or options.
   void load_state_dict(const StateDict& dict);
-  /// Deletes the chain's draws, for a run that starts again.
+  /// Deletes the chain's draws.
   void restart();
-  /// Waits until all draws are on the disk, and lets others write the chain.
+  /// Writes waiting draws, and releases the chain for other writers.
   void close();
 
  private:
