@@ -1,5 +1,4 @@
-// What a step makes of the spec of an operator that updates parameters:
-// torch_sgmcmc/_impl/step_plan.py in C++.
+// Calls of operators with a spec: torch_sgmcmc/_impl/step_plan.py in C++.
 #pragma once
 
 #include <array>
@@ -16,24 +15,22 @@
 
 namespace torch_sgmcmc {
 
-// The spec of the operator with this name.
 const OpSpec& OpSpecNamed(std::string_view op);
 
-// The keys of what a spec keeps of a parameter, the master's last.
+// The keys of a spec's state, the master's last.
 std::vector<std::string> KeysOf(const OpSpec& spec);
 
-// What an update's operator takes besides what its lists say.
+// An update's numbers.
 struct UpdateNumbers {
-  std::array<double, kMaxArguments> own = {};  // of its spec
+  std::array<double, kMaxArguments> own = {};
   CommonNumbers common;
 };
 
-// An operator with a spec, called with the hyperparameters of one class.
+// An operator with a spec, called with a class's hyperparameters.
 class Method {
  public:
   Method(const char* op, const OptionValues& options);
 
-  // As it was named.
   const char* op() const { return op_; }
   const OpSpec& spec() const { return spec_; }
 

@@ -1,11 +1,11 @@
-// A sampler without its interface: what it keeps, and how a step goes.
+// The implementation of a sampler: its data, and the parts of a step.
 //
 // Note [Numbers of elements]
-// Noise is a function of (seed, step, purpose, element). Each parameter has a
-// range of elements of its own, from its offset on and as long as its size;
-// beyond next_offset nothing has ever been numbered. A parameter that grows
-// would reach into its neighbour's range, and independent coordinates would
-// share their noise: every step checks sizes and refuses changes.
+// Noise is a function of (seed, step, purpose, element). Each parameter has its
+// own range of elements: offset, size; next_offset was never used. A parameter
+// that grows would reach into its neighbour's range, and independent
+// coordinates would share noise. So every step checks sizes and refuses
+// changes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,11 +31,10 @@
 
 namespace torch_sgmcmc {
 
-// The step is to be skipped. It is not an error, and never leaves step().
+// Thrown inside of step() to skip the step.
 struct StepSkipped {};
 
-// What a closure has made is not finite; and its losses, where they are
-// returned if the step is skipped.
+// Values of a closure are not finite. A skipped step returns the losses.
 class NonfiniteError : public std::runtime_error {
  public:
   explicit NonfiniteError(const std::string& message, at::Tensor losses = {})
@@ -47,15 +46,15 @@ class NonfiniteError : public std::runtime_error {
   at::Tensor losses_;
 };
 
-// The lr, T and N that the state of a param group belongs to: Note [Rescaled
-// momenta] of torch_sgmcmc/_impl/state.py.
+// The lr, T and N of a param group's state: Note [Rescaled momenta],
+// torch_sgmcmc/_impl/state.py.
 struct GroupRecords {
   struct Estimate {
     double value = 0;
     MomentumSettings settings;
   };
 
-  // None until there are momenta, or a number.
+  // None without momenta, or without a number.
   std::optional<MomentumSettings> momenta;
   std::optional<Estimate> estimate;
 };
@@ -66,30 +65,30 @@ struct Scales {
   double thermostat = 1;
 };
 Scales ScalesOf(const GroupRecords& records, const OptionValues& options);
-// Records where a noise estimate was given, if it is a new number; returns its
-// factor for these options.
+// Records the settings of a new noise estimate; returns its factor for these
+// options.
 double FollowEstimate(GroupRecords& records, const OptionValues& options);
 
 // To and from a param group of a state dict. Reading throws
-// std::invalid_argument if a record is one that no chain leaves.
+// std::invalid_argument for an impossible record.
 void WriteRecords(const GroupRecords& records, const OptionValues& options,
                   StateDict& group);
 GroupRecords ReadRecords(const StateDict& group, const OptionValues& options);
-// The keys of the records that a sampler with these options keeps.
+// The keys of the records of a sampler with these options.
 std::vector<std::string> RecordKeys(const OptionValues& options);
 
-// What a sampler keeps of one param group.
+// A sampler's data of one param group.
 struct GroupState {
-  std::vector<const void*> params;  // their TensorImpl, by which it is known
+  std::vector<const void*> params;  // TensorImpl, which identify the group
   std::vector<int64_t> offsets;
   std::vector<int64_t> sizes;
   Count step;
   Count num_skipped;
-  // True if the means of its priors are tensors.
+  // True if prior means are tensors.
   bool has_means = false;
   GroupRecords records;
 
-  // Numbers all parameters from `begin` on; returns where the next begin.
+  // Numbers all parameters from `begin` on; returns the next free number.
   int64_t number(const std::vector<at::Tensor>& all, int64_t num_chains,
                  int64_t begin);
   // Counters on the device of these parameters, if capturable.
@@ -97,7 +96,7 @@ struct GroupState {
                     const std::vector<at::Tensor>& all);
 };
 
-// Whose noise it is, and what was counted.
+// Seed, counters and noise offsets.
 struct ChainState {
   std::vector<GroupState> groups;
   int64_t next_offset = 0;
@@ -107,35 +106,34 @@ struct ChainState {
   int64_t num_chains = 0;
 };
 
-// Throws unless each parameter has a saved range of its own.
+// Throws if saved ranges of elements overlap.
 void CheckRanges(const ChainState& saved);
 
-// What a device counted of one kind of tensor, for each parameter.
+// A device's counts of NaNs and infinities for one kind of tensor.
 struct FiniteCheck {
   const char* what;
   std::vector<at::Tensor> params;
   at::Tensor counts;
 };
 
-// The finite check of gradients: Note [Who checks gradients]
-// of torch_sgmcmc/_impl/finite_check.py.
+// The finite check of gradients (torch_sgmcmc/_impl/finite_check.py).
 struct DeferredFiniteCheck {
-  // What the device was asked in this step.
+  // Checks of this step.
   std::vector<FiniteCheck> asked;
-  // What it has yet to tell of the last step, and what was then to be done.
+  // Unread checks of the last step, and its policy.
   std::vector<FiniteCheck> pending;
   std::string choice;
   std::optional<c10::Event> event;
-  // Records of momenta as they were before it, by group.
+  // Former records of momenta, by group.
   std::vector<std::pair<size_t, std::optional<MomentumSettings>>> undo;
-  // The error that this has turned out to be; empty if there is none.
+  // The last step's error, if any.
   std::string error;
 };
 
 class SamplerImpl {
  public:
-  // `op` is the operator whose row (csrc/ops/op_spec.h) says how state begins
-  // and what makes an update, null if code does.
+  // `op` is the operator whose spec (csrc/ops/op_spec.h) defines state and
+  // update; null if code does.
   explicit SamplerImpl(const char* op) : op_(op) {}
   virtual ~SamplerImpl() = default;
   SamplerImpl(const SamplerImpl&) = delete;
@@ -143,7 +141,6 @@ class SamplerImpl {
   SamplerImpl& operator=(const SamplerImpl&) = delete;
   SamplerImpl& operator=(SamplerImpl&&) = delete;
 
-  // Of the sampler, as it is now.
   void set_owner(Sampler* owner) { owner_ = owner; }
   Sampler& owner() const { return *owner_; }
 
@@ -169,38 +166,36 @@ class SamplerImpl {
   OptionValues& options_of(size_t group) const {
     return OptionAccess::Of(groups()[group].options());
   }
-  // The mean of a parameter's prior, undefined if that is its group's number.
+  // A parameter's prior mean; undefined if it is the group's number.
   at::Tensor prior_mean_of(const at::Tensor& param) const;
-  // The steps before a device has told what came of the last one.
+  // The number of steps, without waiting for a device's last one.
   int64_t steps_counted() const;
 
  protected:
-  // ---- What samplers override -----------------------------------------------
+  // ---- Hooks
+  // -----------------------------------------------------------------
 
-  // Initialises state and makes the checks that need it; fills lists.state and
-  // lists.masters. Called for all lists before the first update.
+  // Initialises and checks state; fills lists.state and lists.masters. Called
+  // for all lists before the first update.
   virtual void prepare(TensorLists& lists);
-  // Calls prepare() for all lists; for what concerns them together.
+  // Calls prepare() for all lists.
   virtual void prepare_all(std::vector<TensorLists>& lists);
-  // Makes one update of lists.params, which are on one device.
+  // Updates lists.params, on one device.
   virtual void update(const TensorLists& lists) { update_by(op_, lists); }
-  // How momenta begin.
   virtual Start start_of_momenta(const OptionValues& /*options*/) const {
     return Start::kStationary;
   }
-  // The names of what is remembered of a parameter, in the order of a state
-  // dict.
+  // The keys of a parameter's state, in the order of a state dict.
   virtual std::vector<std::string> state_keys() const;
-  // Throws std::invalid_argument if saved state of the parameter number `index`
-  // is not as no row can say that it must be.
+  // Makes further checks of saved state of the parameter number `index`.
   virtual void check_saved_state(const SamplerParamState& /*state*/,
                                  int64_t /*index*/) const {}
-  // Throws if options are not as no range can say that they must be.
+  // Makes checks that ranges cannot express.
   virtual void check_options(const OptionValues& /*options*/) const {}
-  // Throws if a saved group says something invalid of what the sampler counts.
+  // Checks saved counters.
   virtual void check_progress(const NamedValues& /*progress*/,
                               const OptionValues& /*options*/) const {}
-  // The hyperparameters that are equal in all groups, and why.
+  // Hyperparameters that are equal in all groups, and the reason.
   virtual std::vector<std::string> shared_names() const {
     return {"num_chains"};
   }
@@ -210,52 +205,51 @@ class SamplerImpl {
   virtual std::vector<std::string> nonfinite_choices() const {
     return {"raise", "skip", "ignore"};
   }
-  // K if each of K chains has its own seed, else 0.
+  // K for K chains with a seed each, else 0.
   virtual int64_t chains_with_seeds(const OptionValues& options) const {
     return options.chains().value_or(0);
   }
-  // True if the host waits until the next step to see what was found.
+  // True if the host reads the finite check at the next step.
   virtual bool is_check_deferred(const std::vector<TensorLists>& lists) const;
-  // Called when parameters or their states may have been exchanged for others.
+  // Called when parameters or their state may have been replaced.
   virtual void parameters_changed() {}
 
   // ---- The parts of a step --------------------------------------------------
 
-  // Comes first in a step. Throws unless the parameters are those whose noise
-  // is numbered, and options are as they may be.
+  // Checks options, and that parameters have their noise offsets.
   void begin_step();
-  // Checks groups and gradients and lists what there is to update.
+  // Checks groups and gradients; returns the lists to update.
   std::vector<TensorLists> gather();
   // Throws if an operator would refuse parameters, gradients or state.
   void check_fit(const std::vector<TensorLists>& lists) const;
-  // Throws (and with "skip" something that step() catches) if a gradient is not
-  // finite, or another tensor for each parameter that enters an update.
+  // Throws (StepSkipped with "skip") if a gradient, or another tensor of an
+  // update, is not finite.
   void check_finite(const std::vector<TensorLists>& lists);
   void check_finite(const std::vector<TensorLists>& lists,
                     const std::vector<std::vector<at::Tensor>>& tensors,
                     const char* what);
-  // Makes the update of everything listed and counts the step.
+  // Updates all lists and counts the step.
   void advance(const std::vector<TensorLists>& lists);
-  // Makes the update of an operator with a row, with the group's
-  // hyperparameters except for those given instead.
+  // Calls an operator with the group's hyperparameters, except those given
+  // instead.
   void update_by(
       const char* op, const TensorLists& lists,
       std::initializer_list<std::pair<std::string_view, double>> instead = {});
   // Counts a skipped step.
   void skip_step();
-  // Fills lists.masters, with new ones of parameters that have none yet.
+  // Fills lists.masters; creates missing ones.
   void start_masters(TensorLists& lists);
 
-  // Throws unless all groups are known, have values in their ranges, and agree
-  // on what they share.
+  // Throws unless all groups are known, valid, and have equal shared values.
   void check_groups() const;
-  // Throws if a group was added in a way that passes this class by.
+  // Throws if a group was not added by this class.
   void check_known(size_t group) const;
-  // Throws if options are out of range, once for what they are.
+  // Throws if options are out of range; unchanged options are not checked
+  // again.
   void check(const OptionValues& options) const;
-  // "raise", "skip" or "ignore", for all groups.
+  // The policy of all groups.
   std::string nonfinite() const;
-  // True if lr is 0 in all groups: a step then does nothing.
+  // True if lr is 0 in all groups.
   bool rests() const;
   std::vector<at::Tensor> all_params() const;
   auto& states() const { return owner_->state(); }
@@ -264,7 +258,7 @@ class SamplerImpl {
   }
 
   const char* op_;
-  // What the class of sampler counts besides.
+  // Further counters.
   NamedValues progress_;
 
  private:
@@ -287,7 +281,7 @@ class SamplerImpl {
   void catch_up();
   void throw_what_was_found();
 
-  // Of momenta whose lr, T or N have changed.
+  // For changed lr, T or N.
   bool leaves_momenta(const std::vector<TensorLists>& lists) const;
   void redraw_momenta();
   void multiply_state(size_t group, const Scales& scales,
@@ -295,7 +289,7 @@ class SamplerImpl {
   void finish_rescaling(const std::vector<TensorLists>& lists);
   void rescale_now(std::vector<TensorLists>& lists);
 
-  // Of state dicts.
+  // For state dicts.
   StateDict write_group(const OptionValues& options,
                         const NamedValues& progress, const ChainState& chain,
                         size_t index) const;
@@ -311,21 +305,20 @@ class SamplerImpl {
   Sampler* owner_ = nullptr;
   ChainState chain_;
   DeferredFiniteCheck finite_check_;
-  // What was given as tensors, of parameters by their TensorImpl.
+  // Prior means that are tensors, by the parameter's TensorImpl.
   std::unordered_map<const void*, at::Tensor> prior_means_;
-  // The parameters of the last step, all of which had a gradient and state that
-  // fits.
+  // The parameters of the last step, with gradients and state that fit.
   std::vector<const void*> moved_;
-  // True if there are momenta that follow lr.
+  // True if momenta are rescaled.
   bool keeps_momenta_ = false;
-  // The operators that have made updates.
+  // The operators of updates.
   std::vector<Method> methods_;
 
   bool is_warned_of_nothing_ = false;
 };
 
-// What follows a sampler when it is moved. Throws std::logic_error if it was
-// moved from.
+// A reference that stays valid when the sampler is moved. Throws
+// std::logic_error if it was moved from.
 struct SamplerAccess {
   static std::weak_ptr<SamplerImpl> Of(const Sampler& sampler) {
     sampler.impl();
@@ -333,24 +326,23 @@ struct SamplerAccess {
   }
 };
 
-// Throws std::logic_error if there is no sampler any more.
+// Throws std::logic_error if the sampler was destroyed.
 std::shared_ptr<SamplerImpl> Locked(const std::weak_ptr<SamplerImpl>& impl);
 
 // "0 of group 1, of shape [2, 3]"
 std::string NameOf(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                    const at::Tensor& param);
 
-// For tests, where there is no GPU: whether the host reads at the next step
-// what was found of gradients on the CPU.
+// For tests without a GPU: defers finite checks on the CPU, too.
 TORCH_SGMCMC_API void DeferFiniteChecksOnCpu(bool value);
 
-// Throws if capturable: of samplers that decide on the host.
+// Throws if capturable, which samplers that decide on the host cannot be.
 void CheckNotCapturable(const OptionValues& options);
 
 // The first multiple of the noise block at or after offset + size.
 int64_t NextOffset(int64_t offset, int64_t size);
 
-// Samplers that have code, by their classes' names.
+// Samplers with code of their own.
 std::shared_ptr<SamplerImpl> MakeSGHMC();
 std::shared_ptr<SamplerImpl> MakeBAOA();
 std::shared_ptr<SamplerImpl> MakePSGLD();

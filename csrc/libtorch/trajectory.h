@@ -1,8 +1,6 @@
 // A straight line of the bouncy particle: torch_sgmcmc/_sbps/trajectory.py in
-// C++.
-//
-// A trajectory is never changed: a bounce or a refreshment makes another one,
-// so that nothing is lost where a step fails.
+// C++. A bounce or refreshment makes another trajectory, so that a failed step
+// changes nothing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,12 +18,12 @@
 
 namespace torch_sgmcmc {
 
-// The moving parameters on one device with one prior, and their state.
+// Moving parameters on one device with one prior, and their state.
 struct TrajectoryPart {
   double prior_precision = 0;
   double num_data = 1;
   double prior_mean = 0;
-  // Empty if that is the mean of all.
+  // Empty if prior_mean is the mean.
   std::vector<at::Tensor> prior_means = {};
   std::vector<at::Tensor> params = {};
   std::vector<int64_t> offsets = {};
@@ -65,8 +63,7 @@ struct PriorLine {
 
 class Trajectory {
  public:
-  // `line_sums` are sbps_line_sums of the parts with a prior, if a pass over
-  // them has taken them already.
+  // `line_sums` are sbps_line_sums of the parts with a prior, if known.
   explicit Trajectory(std::vector<TrajectoryPart> parts,
                       const std::vector<at::Tensor>& line_sums = {});
 
@@ -76,11 +73,11 @@ class Trajectory {
   std::vector<at::Tensor> directions() const;
   bool preconditioned() const { return !parts_[0].preconditioner.empty(); }
 
-  // Moves the parameters to a time since the line began.
+  // Moves the parameters to a time since the line's start.
   void place(double time);
-  // Remembers that the parameters are where they are at that time.
+  // Records that the parameters are at the place of this time.
   void mark(double time);
-  // True if the parameters are where this trajectory has them at that time.
+  // True if the parameters are at the place of this time.
   bool is_at(double time);
 
   // Other lines from here.
@@ -91,14 +88,14 @@ class Trajectory {
   std::shared_ptr<Trajectory> reflected(double time,
                                         const std::vector<at::Tensor>& grads,
                                         const OptionValues& options) const;
-  // The same line with what its V learns here; A follows where it ends. Were A
-  // to follow at once, Av would turn within the line that G is regressed on.
+  // The same line with V after learning. A is updated at the line's end, since
+  // Av must not turn within the line on which G is regressed.
   std::shared_ptr<Trajectory> learned(const std::vector<at::Tensor>& grads,
                                       const OptionValues& options) const;
 
   TrajectorySums sums(const std::vector<at::Tensor>& grads) const;
-  // The derivative of the prior's part of U along the direction, at a time
-  // since the line began: the line's own, not of the rounded parameters.
+  // The derivative of the prior's part of U along the line, not at the rounded
+  // parameters.
   double prior(double time);
 
  private:
@@ -114,22 +111,22 @@ class Trajectory {
   double marked_ = std::numeric_limits<double>::quiet_NaN();
 };
 
-// What a minibatch says along a direction.
+// A minibatch's losses and derivatives along a direction.
 struct MinibatchView {
   at::Tensor losses;
   at::Tensor derivatives;
   std::vector<at::Tensor> grads;  // of the mean loss
 };
 
-// Calls the closure once and differentiates what it returns along the
-// trajectory's directions. Throws if that is not the losses of at least 2
-// examples, or if any of `all_params` has a gradient then.
+// Calls the closure once and differentiates its losses along the trajectory.
+// Throws unless there are losses of 2 examples and `all_params` have no
+// gradients.
 MinibatchView Observe(const torch::optim::Optimizer::LossClosure& closure,
                       const Trajectory& trajectory,
                       const std::vector<at::Tensor>& all_params);
 
-// The rate of change of U / T along the trajectory, at a time since its line
-// began.
+// The rate of change of U / T along the trajectory, at a time since the line's
+// start.
 RateEstimate RateOf(Trajectory& trajectory, double time,
                     const MinibatchView& seen, const OptionValues& options);
 
