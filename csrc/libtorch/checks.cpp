@@ -13,7 +13,7 @@ namespace torch_sgmcmc {
 
 std::string Shown(double value) {
   std::string text = Shortest(value);
-  // So that it is seen to be no integer.
+  // Shows that it is not an integer.
   if (text.find_first_of(".en") == std::string::npos) text += ".0";
   return text;
 }
@@ -52,7 +52,7 @@ void CheckPart(const char* name, int64_t count, const char* whole,
 
 void CheckFriction(double noise_estimate, double friction, const char* what,
                    const std::string& where) {
-  // momentum 0.9 and noise_estimate 0.1 are equal parts of 1, up to rounding.
+  // momentum 0.9 and noise_estimate 0.1 add up to 1 only after rounding.
   if (noise_estimate > friction + 1e-12) {
     Invalid("Invalid noise_estimate: ", Rounded(noise_estimate), where,
             " (must not exceed the friction ", what, " = ", Rounded(friction),

@@ -29,7 +29,7 @@ constexpr const char* kEWSGNeedsClosure =
     "      return loss;\n"
     "    });";
 
-// The operator's number of a surrogate: its place in the table.
+// The operator's number of a surrogate.
 int64_t IndexOf(const std::string& surrogate) {
   const auto rows = SettingsOf("EWSG");
   const auto row =
@@ -46,7 +46,7 @@ Count Sum(const Count& a, const Count& b) {
   return {0, a.device + b.device.to(a.device.device())};
 }
 
-// Has the closure make gradients, where there are none; returns its loss.
+// Clears gradients, and calls the closure.
 torch::Tensor FreshGradients(
     std::vector<torch::optim::OptimizerParamGroup>& groups,
     const torch::optim::Optimizer::LossClosure& closure) {
@@ -90,10 +90,9 @@ class EWSGImpl : public SamplerImpl {
  public:
   EWSGImpl() : SamplerImpl("sghmc_step_") {
     progress_.keep<int64_t>("num_proposals", 0);
-    // A tensor, on their device, for several chains.
+    // A tensor on the device for several chains.
     progress_.keep("num_accepted", Count());
-    // The minibatches drawn so far; and what Python's persistent index chain
-    // continues from, nothing here.
+    // The number of minibatches drawn; `minibatches` is Python's.
     progress_.keep<int64_t>("num_drawn", 0);
     progress_.keep("minibatches", std::vector<int64_t>());
   }
@@ -137,10 +136,10 @@ class EWSGImpl : public SamplerImpl {
                    const std::vector<TensorLists>& proposed);
   int64_t num_chains() const { return options_of(0).chains().value_or(1); }
 
-  // How many proposals had the gradient of the minibatch before, and were not
-  // zero; none once a proposal had another.
+  // Number of nonzero proposals in a row with the previous minibatch's
+  // gradient; none after another gradient.
   std::optional<int64_t> num_equal_ = 0;
-  // The minibatches drawn, the present step's included.
+  // The number of minibatches drawn, including this step's.
   int64_t num_drawn_ = 0;
 };
 
@@ -197,7 +196,7 @@ torch::Tensor EWSGImpl::step(
   };
   Count accepted;
   try {
-    // Else it is looked at with what it is compared with.
+    // Otherwise the log ratio shows it.
     if (length == 0 || chains > 1) check_finite(lists);
     prepare_all(lists);
     for (int64_t proposal = 0; proposal < length; ++proposal) {
@@ -228,9 +227,8 @@ torch::Tensor EWSGImpl::step(
   return loss;
 }
 
-// One step of the index chain: `lists` gets the gradients that are then
-// current. Returns how many chains accepted the proposal, in a tensor if that
-// would take waiting for.
+// Makes a step of the index chain: `lists` gets the current gradients. Returns
+// the number of chains that accepted, as a tensor if the host would wait.
 Count EWSGImpl::propose(const torch::optim::Optimizer::LossClosure& closure,
                         std::vector<TensorLists>& lists, int64_t proposal) {
   num_drawn_ += num_chains();
@@ -253,8 +251,7 @@ Count EWSGImpl::propose(const torch::optim::Optimizer::LossClosure& closure,
   if (chains == 1) {
     double total = 0;
     for (const at::Tensor& ratio : ratios) total += ratio.item<double>();
-    // That is (g' - g)(lr (g + g') + ...) over all elements: one that is not
-    // finite makes it so.
+    // A gradient that is not finite makes the ratio so.
     if (!std::isfinite(total)) {
       check_finite(lists);
       check_finite(proposed);
@@ -285,7 +282,7 @@ Count EWSGImpl::propose(const torch::optim::Optimizer::LossClosure& closure,
   return {0, mask.sum()};
 }
 
-// Throws if it is plain that the closure does not draw minibatches.
+// Throws if the closure obviously does not draw minibatches.
 void EWSGImpl::check_draws(const std::vector<TensorLists>& current,
                            const std::vector<TensorLists>& proposed) {
   if (!num_equal_) return;
@@ -316,7 +313,7 @@ void EWSGImpl::update(const TensorLists& lists) {
     return update_by(op_, lists);
   }
   update_by("sgld_step_", lists);
-  // What a schedule of the momentum left behind.
+  // Momenta from before a schedule set momentum to 0.
   for (const at::Tensor& param : lists.params) {
     const auto found = states().find(param.unsafeGetTensorImpl());
     if (found == states().end()) continue;

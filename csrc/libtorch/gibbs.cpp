@@ -17,7 +17,7 @@
 namespace torch_sgmcmc {
 namespace {
 
-// θ - μ of a parameter, in the type of the arithmetic where μ is not 0.
+// θ - μ of a parameter, in the dtype of arithmetic if μ is not 0.
 at::Tensor AwayFromMean(const SamplerImpl& sampler, double mean_of_group,
                         const at::Tensor& param) {
   const at::NoGradGuard no_grad;
@@ -62,7 +62,7 @@ double GammaPrecision::draw(size_t index) const {
   const OptionValues& group = sampler->options_of(index);
   const double t = group.temperature();
   int64_t dimension = 0;
-  // One sum for each device, added in the order in which devices first occur.
+  // One sum for each device, in the order of their first parameters.
   std::vector<std::pair<c10::Device, std::vector<at::Tensor>>> by_device;
   for (const at::Tensor& param : sampler->groups()[index].params()) {
     if (!param.requires_grad()) continue;  // it is not sampled

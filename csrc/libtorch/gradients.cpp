@@ -1,4 +1,4 @@
-// What a step checks of gradients: that they are finite.
+// The finite check of gradients.
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -84,7 +84,6 @@ void SamplerImpl::check_nonfinite(const OptionValues& options) const {
   Invalid("Invalid nonfinite: ", Shown(value), " (must be ", wanted, ")");
 }
 
-// What to do, for all groups.
 std::string SamplerImpl::nonfinite() const {
   std::string choice = options_of(0).nonfinite_choice();
   check_nonfinite(options_of(0));
@@ -150,8 +149,7 @@ bool SamplerImpl::is_check_deferred(
   });
 }
 
-// Lets the device decide whether to make the update, if the host has not
-// checked.
+// Sets the gate of updates whose check is deferred.
 void SamplerImpl::set_gate(std::vector<TensorLists>& lists) {
   const std::vector<FiniteCheck> seen = std::exchange(finite_check_.asked, {});
   if (seen.empty()) return;
@@ -184,7 +182,7 @@ void SamplerImpl::skip_step() {
   for (GroupState& group : chain_.groups) group.num_skipped.add(1);
 }
 
-// Takes into account what the last step's device found, if it is yet to be.
+// Reads the last step's deferred check.
 void SamplerImpl::catch_up() {
   const std::vector<FiniteCheck> seen =
       std::exchange(finite_check_.pending, {});
@@ -204,7 +202,7 @@ void SamplerImpl::catch_up() {
   }
 }
 
-// Throws what the last step's device found, once.
+// Throws the error of the last step's deferred check, once.
 void SamplerImpl::throw_what_was_found() {
   catch_up();
   const std::string error = std::exchange(finite_check_.error, {});
@@ -212,7 +210,6 @@ void SamplerImpl::throw_what_was_found() {
 }
 
 int64_t SamplerImpl::num_skipped() const {
-  // What is yet to come of the last step is a part of what is asked for.
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
   const_cast<SamplerImpl*>(this)->catch_up();
   return chain_.groups.empty() ? 0 : chain_.groups[0].num_skipped.get();

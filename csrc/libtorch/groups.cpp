@@ -1,5 +1,5 @@
-// Whose elements are which in the noise stream, and what options may say: Note
-// [Numbers of elements] in sampler_impl.h.
+// Noise offsets (Note [Numbers of elements], sampler_impl.h), and options of
+// groups.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -80,7 +80,7 @@ void GroupState::set_counters(int64_t steps, int64_t skipped, bool capturable,
   num_skipped = {0, at::full({}, skipped, like)};
 }
 
-// Groups may have been put in another order, or taken out.
+// Follows groups that were reordered or removed.
 void SamplerImpl::follow_groups() {
   std::vector<GroupState>& known = chain_.groups;
   for (size_t i = 0; i < std::min(known.size(), groups().size()); ++i) {
@@ -94,7 +94,7 @@ void SamplerImpl::follow_groups() {
   if (known.size() > groups().size()) known.resize(groups().size());
 }
 
-// Throws unless the parameters are as they were numbered.
+// Throws unless parameters have the sizes of their noise offsets.
 void SamplerImpl::check_numbers() {
   const auto are_followed = [&] {
     if (chain_.groups.size() != groups().size()) return false;
@@ -180,8 +180,7 @@ void SamplerImpl::begin_step() {
   check_numbers();
 }
 
-// Takes what a group's options leave open from the sampler's, and what has been
-// set late, unless it is refused.
+// Completes a group's options from the sampler's; refuses late changes.
 void SamplerImpl::complete(size_t group) {
   check_known(group);
   const auto& kept = groups()[group];
@@ -244,7 +243,6 @@ void SamplerImpl::complete_means(size_t group, OptionValues& options) {
   has_means = false;
 }
 
-// What is left open is not a part of what is seen from outside.
 void SamplerImpl::complete_all() const {
   for (size_t i = 0; i < groups().size(); ++i) {
     // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)

@@ -14,8 +14,7 @@
 namespace torch_sgmcmc {
 namespace {
 
-// Lists of a spec that updates: the parameters, their gradients, state,
-// masters.
+// The lists of an update: parameters, gradients, state, masters.
 constexpr size_t kFirstState = 2;
 
 template <class Op>
@@ -23,13 +22,12 @@ constexpr bool kUpdates =
     Op::kSpec.noise == Noise::kUpdate&& Op::kSpec.lists[0].role ==
     Role::kParameter;
 
-// An integer that was a double on its way: beyond 2^63 the largest there is.
+// A double as an integer, at most the largest int64.
 int64_t WholeOf(double number) {
   return number < 0x1p63 ? static_cast<int64_t>(number)
                          : std::numeric_limits<int64_t>::max();
 }
 
-// An argument of an update, by its slot.
 template <class Op, Slot kSlot>
 auto ArgumentAt(const TensorLists& lists, const NoiseKey& key,
                 const UpdateNumbers& numbers) {
@@ -67,7 +65,7 @@ auto ArgumentAt(const TensorLists& lists, const NoiseKey& key,
   }
 }
 
-// Where a number is that lists say, and not a hyperparameter.
+// The member of TensorLists that holds a number; null for hyperparameters.
 double TensorLists::*FromLists(std::string_view name) {
   if (name == args::kMomentumScale.name) return &TensorLists::momentum_scale;
   if (name == args::kThermostatScale.name) {
@@ -149,7 +147,7 @@ void Method::update(
   call_(lists, numbers);
 }
 
-// ---- Samplers as their rows say ---------------------------------------------
+// ---- Samplers defined by their specs ----------------------------------------
 
 std::vector<std::string> SamplerImpl::state_keys() const {
   return KeysOf(OpSpecNamed(op_));
@@ -178,7 +176,7 @@ void SamplerImpl::update_by(
   method_of(op, *lists.options).update(lists, instead);
 }
 
-// What a sampler names at every step, by the same literal, is made once.
+// Each operator is looked up once.
 const Method& SamplerImpl::method_of(const char* op,
                                      const OptionValues& options) {
   for (const Method& known : methods_) {

@@ -18,7 +18,7 @@ namespace {
 constexpr double kExactIntegers = 9007199254740992.0;  // 2^53
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
-// True if a value is a number that can be read.
+// True for a tensor of one readable number.
 bool IsNumber(const c10::IValue& value) {
   if (!value.isTensor() || !value.toTensor().defined()) return false;
   const at::Tensor& tensor = value.toTensor();
@@ -32,7 +32,6 @@ bool IsNumber(const c10::IValue& value) {
           wanted, ")");
 }
 
-// Something or none, or something of one kind.
 template <typename T>
 constexpr bool kIsOptional = false;
 template <typename T>
@@ -42,7 +41,7 @@ constexpr bool kIsList = false;
 template <typename T>
 constexpr bool kIsList<std::vector<T>> = true;
 
-// A count of data is an int where it can be, as Python's users give it.
+// num_data as an int where possible, as in Python.
 c10::IValue WholeIfData(std::string_view name, const c10::IValue& value) {
   if (name != "num_data" || !value.isDouble()) return value;
   const double number = value.toDouble();
@@ -52,7 +51,7 @@ c10::IValue WholeIfData(std::string_view name, const c10::IValue& value) {
   return static_cast<int64_t>(number);
 }
 
-// As a setting's row says that it must be in a state dict.
+// Reads a hyperparameter from a state dict.
 c10::IValue ReadSetting(const Setting& row, const c10::IValue& value) {
   if (row.optional && value.isNone()) return value;
   switch (row.kind) {
@@ -89,8 +88,7 @@ void CheckWord(const Setting& row, const std::string& value) {
   Invalid("Invalid ", row.name, ": ", Shown(value), " (must be ", wanted, ")");
 }
 
-// Throws if a value was left open that has no default, or is not in the range
-// of its row.
+// Throws if a required value was not set, or is out of range.
 void CheckSetting(const Setting& row, const c10::IValue& value,
                   const char* sampler, bool is_set) {
   if (value.isNone() || value.isBool()) return;
@@ -169,7 +167,7 @@ T FromValue(std::string_view name, const c10::IValue& value) {
   }
 }
 
-// All types of hyperparameters, and of values of the sampler's own.
+// All types of hyperparameters and counters.
 #define TORCH_SGMCMC_CONVERT(...)                                     \
   template c10::IValue ToValue(std::string_view, const __VA_ARGS__&); \
   template __VA_ARGS__ FromValue(std::string_view, const c10::IValue&)
@@ -201,7 +199,7 @@ c10::IValue Narrow(const c10::IValue& value) {
 
 namespace {
 
-// NOLINTNEXTLINE(misc-no-recursion): as deep as what is shown.
+// NOLINTNEXTLINE(misc-no-recursion)
 std::string TextOf(const c10::IValue& value) {
   if (value.isNone()) return "none";
   if (value.isBool()) return value.toBool() ? "true" : "false";
@@ -330,7 +328,7 @@ OptionValues::OptionValues(const char* sampler) : sampler_(sampler) {
 std::optional<int64_t> OptionValues::chains() const {
   const double chains = number_or("num_chains", kNone);
   if (std::isnan(chains)) return std::nullopt;
-  // Of a number that int64 does not hold, what check_ranges() refuses too.
+  // check_ranges() refuses numbers beyond int64.
   return static_cast<int64_t>(std::clamp(chains, -1.0, 0x1p62));
 }
 
@@ -338,7 +336,7 @@ void OptionValues::check_ranges() const {
   for (const Value& each : values_) {
     CheckSetting(*each.row, each.value, sampler_, each.is_set);
   }
-  // The products of numbers in range may overflow.
+  // Products of valid numbers may overflow.
   const double step_size = number_or("lr", 0);
   const double t = number_or("temperature", 1);
   const double count = number_or("num_data", 1);
@@ -412,7 +410,7 @@ std::vector<std::string> OptionValues::set_for_all(
   return names;
 }
 
-// ---- As users have them -----------------------------------------------------
+// ---- The public options -----------------------------------------------------
 
 SamplerOptions::SamplerOptions(const char* sampler)
     : values_(std::make_unique<OptionValues>(sampler)) {}

@@ -27,7 +27,7 @@ intptr_t Address(const at::Tensor& param) {
   return reinterpret_cast<intptr_t>(param.const_data_ptr());
 }
 
-// The number of elements from the first in memory to the last.
+// The number of elements between the first in memory and the last, inclusive.
 int64_t Extent(const at::Tensor& param) {
   int64_t extent = 1;
   for (int64_t i = 0; i < param.dim(); ++i) {
@@ -47,7 +47,7 @@ at::Tensor BytesOf(const at::Tensor& param) {
          Address(param);
 }
 
-// The places, in order, of the first two equal numbers; empty if all differ.
+// The places of the first two equal numbers; empty if all differ.
 std::vector<int64_t> FirstTwoEqual(const at::Tensor& numbers) {
   const auto [sorted, order] = at::sort(numbers);
   const at::Tensor equal = sorted.diff().eq(0).nonzero();
@@ -56,8 +56,8 @@ std::vector<int64_t> FirstTwoEqual(const at::Tensor& numbers) {
   return {order[first].item<int64_t>(), order[first + 1].item<int64_t>()};
 }
 
-// Throws if any of the spans [begin, end), which overlap as wholes, overlap.
-// Columns of a matrix, say, interleave without sharing anything.
+// Throws if two of the spans [begin, end) share a byte; columns of a matrix,
+// for example, interleave without sharing any.
 void CheckCluster(const std::vector<Span>& spans, size_t begin, size_t end) {
   if (end - begin < 2) return;
   std::vector<at::Tensor> bytes;

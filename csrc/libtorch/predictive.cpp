@@ -56,7 +56,7 @@ void Predictive::update(const at::Tensor& outputs, double weight) {
   const at::NoGradGuard no_graph;
   const bool is_low = outputs.scalar_type() == at::kHalf ||
                       outputs.scalar_type() == at::kBFloat16;
-  // So that log and softmax have the digits that the sums keep.
+  // log and softmax need more digits than 16 bits have.
   const at::Tensor values =
       Values(is_low ? outputs.to(at::kFloat) : outputs.detach());
   if (!weights_.empty() && values.sizes() != origin_.sizes()) {
@@ -103,7 +103,7 @@ Prediction Predictive::result() const {
   result.variance = (squares_ / sum - shift.square()).to(dtype_);
   if (link_ != Link::kIdentity) {
     const at::Tensor aleatoric = entropies_ / sum;
-    // There is none of negative probabilities, as signed draws may have.
+    // Negative probabilities, possible with signed draws, have no entropy.
     const at::Tensor total = Entropy(mean.masked_fill(mean < 0, std::nan("")));
     result.total = total.to(dtype_);
     result.aleatoric = aleatoric.to(dtype_);

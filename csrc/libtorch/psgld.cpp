@@ -14,22 +14,21 @@
 namespace torch_sgmcmc {
 namespace {
 
-// A square root that is the same on every processor.
+// The correctly rounded square root, equal on all processors.
 at::Tensor Root(const at::Tensor& tensor) {
   at::Tensor roots = tensor.detach().clone();
   square_root_({roots});
   return roots;
 }
 
-// √G, kept while V and ε are unchanged by torch's counts.
+// √G, cached while V and ε are unchanged.
 class KeptRoot {
  public:
   const at::Tensor& of(const at::Tensor& v, double eps) {
     const int64_t version = VersionOf(v);
     if (!root_.defined() || !v_.is_same(v) || version_ != version ||
         eps_ != eps) {
-      // Operations that are rounded in one way only, so that this is the same
-      // on every processor, as all updates are.
+      // Correctly rounded operations, equal on all processors.
       root_ = Root(Root(v).add_(eps)).reciprocal_();
       v_ = v;
       version_ = version;
@@ -40,7 +39,6 @@ class KeptRoot {
 
  private:
   at::Tensor root_;
-  // What it was made of.
   at::Tensor v_;
   int64_t version_ = 0;
   double eps_ = 0;
@@ -83,7 +81,7 @@ class PSGLDImpl : public SamplerImpl {
   void parameters_changed() override { roots_.clear(); }
 
  private:
-  // Of parameters, by their TensorImpl, whose preconditioner rests.
+  // Of frozen preconditioners, by the parameter's TensorImpl.
   std::unordered_map<const void*, KeptRoot> roots_;
 };
 

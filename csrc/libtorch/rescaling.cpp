@@ -1,5 +1,4 @@
-// Momenta follow lr, T and N: Note [Rescaled momenta] of
-// torch_sgmcmc/_impl/state.py.
+// Note [Rescaled momenta] in torch_sgmcmc/_impl/state.py.
 
 #include <ATen/ATen.h>
 
@@ -22,7 +21,6 @@ std::vector<double> Numbers(const MomentumSettings& s) {
   return {s.lr, s.temperature, s.num_data};
 }
 
-// The numbers of a record, of which the last three are settings.
 std::optional<std::vector<double>> ReadRecord(const StateDict& group,
                                               const char* key, size_t count) {
   auto record =
@@ -47,13 +45,13 @@ MomentumSettings MomentumSettingsOf(const OptionValues& options) {
   return {options.lr(), options.temperature(), options.num_data()};
 }
 
-// True if the record of the momenta is not of these options.
+// True if the momenta belong to other settings.
 bool HasChanged(const GroupRecords& records, const OptionValues& options) {
   return options.lr() > 0 &&
          (!records.momenta || *records.momenta != MomentumSettingsOf(options));
 }
 
-// True if the step begins with new momenta, after T = 0.
+// True if new momenta are drawn, as after T = 0.
 bool IsDrawn(const GroupRecords& records, const OptionValues& options) {
   return records.momenta && HasChanged(records, options) &&
          !MomentumScale(*records.momenta, MomentumSettingsOf(options));
@@ -128,8 +126,6 @@ GroupRecords ReadRecords(const StateDict& group, const OptionValues& options) {
   return records;
 }
 
-// ---- What a sampler does ----------------------------------------------------
-
 bool SamplerImpl::rests() const {
   for (size_t group = 0; group < groups().size(); ++group) {
     if (options_of(group).lr() != 0) return false;
@@ -137,8 +133,8 @@ bool SamplerImpl::rests() const {
   return !groups().empty();
 }
 
-// Draws the momenta of groups whose T is no longer 0, in their own memory
-// where a graph may know it.
+// Draws the momenta of groups whose T is no longer 0; in place if a CUDA graph
+// may use them.
 void SamplerImpl::redraw_momenta() {
   for (size_t g = 0; g < groups().size(); ++g) {
     const OptionValues& options = options_of(g);
@@ -166,7 +162,7 @@ void SamplerImpl::redraw_momenta() {
   }
 }
 
-// Multiplies momenta and thermostats of a group, except some parameters'.
+// Multiplies momenta and thermostats of a group, except updated parameters'.
 void SamplerImpl::multiply_state(size_t group, const Scales& scales,
                                  const std::vector<TensorLists>& updated) {
   for (const at::Tensor& param : groups()[group].params()) {
@@ -185,7 +181,7 @@ void SamplerImpl::multiply_state(size_t group, const Scales& scales,
   }
 }
 
-// Rescales what the update of `lists` has skipped, and sets the records.
+// Rescales state of parameters that were not updated, and sets the records.
 void SamplerImpl::finish_rescaling(const std::vector<TensorLists>& lists) {
   for (size_t g = 0; g < groups().size(); ++g) {
     GroupRecords& records = chain_.groups[g].records;
@@ -193,14 +189,14 @@ void SamplerImpl::finish_rescaling(const std::vector<TensorLists>& lists) {
     if (!HasChanged(records, options)) continue;
     if (records.momenta) multiply_state(g, ScalesOf(records, options), lists);
     if (!finite_check_.pending.empty()) {
-      // The device may yet have left the step out.
+      // The device may have skipped the step.
       finite_check_.undo.emplace_back(g, records.momenta);
     }
     records.momenta = MomentumSettingsOf(options);
   }
 }
 
-// Of a capturable sampler: the host does not know what the device skips.
+// For capturable samplers: the host does not know of skipped steps.
 void SamplerImpl::rescale_now(std::vector<TensorLists>& lists) {
   redraw_momenta();
   for (size_t g = 0; g < groups().size(); ++g) {
@@ -215,7 +211,6 @@ void SamplerImpl::rescale_now(std::vector<TensorLists>& lists) {
   }
 }
 
-// True if there are momenta to rescale that an update skips.
 bool SamplerImpl::leaves_momenta(const std::vector<TensorLists>& lists) const {
   size_t updated = 0;
   for (const TensorLists& each : lists) updated += each.params.size();

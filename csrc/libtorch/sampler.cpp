@@ -25,16 +25,14 @@ using torch::optim::OptimizerParamGroup;
 
 namespace {
 
-// As draw_seed of torch_sgmcmc/_impl/hyperparams.py: the same seed from the
-// same state of torch's generator.
+// Equal to draw_seed in torch_sgmcmc/_impl/hyperparams.py.
 int64_t DrawSeed() {
   return torch::randint(std::numeric_limits<int64_t>::max(), {},
                         at::TensorOptions(at::kLong))
       .item<int64_t>();
 }
 
-// Throws unless state has its parameter's shape and device and the type of
-// state; what is undefined is not there.
+// Throws unless state, if defined, fits its parameter.
 void CheckFit(const char* name, const at::Tensor& value,
               const at::Tensor& param, const char* sampler) {
   if (!value.defined()) return;
@@ -52,7 +50,6 @@ void CheckFit(const char* name, const at::Tensor& value,
         ", each element with memory of its own): was the parameter replaced?");
 }
 
-// What makes the update of each class of samplers.
 std::shared_ptr<SamplerImpl> MakeImpl(const std::string& name) {
   if (name == "SGLD") return std::make_shared<SamplerImpl>("sgld_step_");
   if (name == "SGLRW") return std::make_shared<SamplerImpl>("sglrw_step_");
@@ -172,7 +169,7 @@ void SamplerImpl::construct(const std::vector<OptimizerParamGroup>& groups) {
   chain_.capturable = options.is_capturable();
   chain_.num_chains = chains_with_seeds(options);
   keeps_momenta_ = !RecordKeys(options).empty();
-  // Groups may bring what the defaults leave open; they are checked whole.
+  // Groups may set what the defaults do not.
   for (const OptimizerParamGroup& group : groups) add_param_group(group);
   options.prior_means.clear();  // the group has them
   chain_.seed = given ? *given : DrawSeed();
@@ -183,7 +180,6 @@ int64_t SamplerImpl::num_steps() const {
   return steps_counted();
 }
 
-// That before a device has told what came of the last step.
 int64_t SamplerImpl::steps_counted() const {
   return chain_.groups.empty() ? 0 : chain_.groups[0].step.get();
 }
@@ -259,7 +255,6 @@ void SamplerImpl::add_param_group(const OptimizerParamGroup& param_group) {
     numbers.has_means = group.means_are_kept = true;
   }
   group.is_complete = true;
-  // It begins where nothing has ever been numbered.
   chain_.next_offset = numbers.number(
       param_group.params(), chains_with_seeds(group), chain_.next_offset);
   numbers.set_counters(num_steps(), num_skipped(), chain_.capturable,
@@ -308,9 +303,8 @@ std::vector<TensorLists> SamplerImpl::gather() {
   for (size_t group = 0; group < groups().size(); ++group) {
     collect(group, lists);
   }
-  // An operator changes nothing if its arguments do not fit, but by then
-  // another group's operator may have made its update, or a parameter been
-  // given its first state.
+  // An operator changes nothing if its arguments do not fit, but another
+  // group's update may have been made before, or state created.
   if (lists.size() > 1 || !has_moved(lists)) check_fit(lists);
   return lists;
 }
@@ -345,7 +339,7 @@ void SamplerImpl::advance(const std::vector<TensorLists>& lists) {
   }
 }
 
-// True if these parameters are all that moved in the last step.
+// True if exactly these parameters moved in the last step.
 bool SamplerImpl::has_moved(const std::vector<TensorLists>& lists) const {
   auto known = moved_.begin();
   for (const TensorLists& each : lists) {
@@ -399,7 +393,7 @@ void SamplerImpl::check_known(size_t group) const {
         "through a reference to torch::optim::Optimizer");
 }
 
-// The group's parameters that have a gradient, a list for each device.
+// Adds the group's parameters with a gradient, a list for each device.
 void SamplerImpl::collect(size_t group, std::vector<TensorLists>& lists) {
   OptionValues& options = options_of(group);
   const std::vector<at::Tensor>& params = groups()[group].params();
@@ -417,7 +411,6 @@ void SamplerImpl::collect(size_t group, std::vector<TensorLists>& lists) {
   for (size_t i = 0; i < params.size(); ++i) {
     const at::Tensor& param = params[i];
     const at::Tensor& grad = param.grad();
-    // What requires no gradient is not sampled, even if it has one.
     if (!grad.defined() || !param.requires_grad()) continue;
     if (grad.layout() != at::kStrided) {
       Raise(name(), " does not support sparse gradients: got one of layout ",
@@ -463,7 +456,6 @@ void SamplerImpl::collect(size_t group, std::vector<TensorLists>& lists) {
   }
 }
 
-// Throws if an operator would refuse the parameter, gradient or state.
 void SamplerImpl::check_fit(const TensorLists& lists, size_t index) const {
   const at::Tensor& param = lists.params[index];
   const at::Tensor& grad = lists.grads[index];

@@ -1,4 +1,4 @@
-// What a sampler saves, and what it must be to be loaded.
+// State dicts of samplers: saving, checks and loading.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -39,7 +39,7 @@ std::string InARow(const Names& names) {
           sampler, " does not know; it is not one of ", sampler);
 }
 
-// Throws if a state dict is of what Python alone has.
+// Throws for state dicts of features that only Python has.
 void RefusePythonsAlone(const StateDict& dict) {
   const auto refuse = [](const std::string& kind) {
     Invalid("Invalid state dict: got one of ", kind,
@@ -52,7 +52,7 @@ void RefusePythonsAlone(const StateDict& dict) {
   for (const auto& [key, kind] : kByKey) {
     if (dict.contains(key)) refuse(kind);
   }
-  // What is of another type is none of them, and refused where it is read.
+  // Other types are refused where they are read.
   if (dict.contains("param_groups") && dict.at("param_groups").isList()) {
     for (const c10::IValue& value : dict.at("param_groups").toList().vec()) {
       if (!value.isGenericDict()) continue;
@@ -112,7 +112,7 @@ void CheckGroupKeys(const StateDict& group, int64_t index,
   }
 }
 
-// Throws if a dict has a key that is none of these; `where` names the dict.
+// Throws if a dict has an unknown key; `where` names the dict.
 void CheckKnownKeys(const StateDict& dict,
                     const std::vector<std::string>& known,
                     const std::string& where, const char* sampler) {
@@ -134,8 +134,7 @@ void CheckFiniteState(const char* name, int64_t index,
           " has elements that are not finite");
 }
 
-// A tensor of the saved state of a parameter as it is to be; undefined if there
-// is none.
+// A copy of a saved tensor of a parameter, converted; undefined if missing.
 at::Tensor SavedTensor(const StateDict& kept, const char* name,
                        const at::Tensor& param, int64_t index) {
   if (!kept.contains(name)) return {};
@@ -148,7 +147,6 @@ at::Tensor SavedTensor(const StateDict& kept, const char* name,
             DtypeName(value.toTensor().scalar_type()),
             " (must be floating point)");
   }
-  // A copy: the chain must not change what the caller holds.
   return value.toTensor().detach().to(param.device(), StateDtype(param),
                                       /*non_blocking=*/false, true);
 }
@@ -205,7 +203,7 @@ const at::Tensor& SamplerParamState::operator[](std::string_view name) const {
 
 // ---- Saving -----------------------------------------------------------------
 
-// A param group except for its parameters' numbers.
+// A param group without its parameters' numbers.
 StateDict SamplerImpl::write_group(const OptionValues& options,
                                    const NamedValues& progress,
                                    const ChainState& chain,
@@ -265,7 +263,7 @@ StateDict SamplerImpl::state_dict() const {
 
 // ---- Loading ----------------------------------------------------------------
 
-// All is read and checked first, and put in place when nothing can fail.
+// Reads and checks everything before the first change.
 void SamplerImpl::load_state_dict(const StateDict& dict) {
   catch_up();
   follow_groups();
@@ -319,8 +317,7 @@ void SamplerImpl::load_state_dict(const StateDict& dict) {
       CheckKnownKeys(kept, keys,
                      "the state of parameter " + std::to_string(indices[p]),
                      name());
-      // Before the first step other state is blank, and a parameter that has
-      // made none has no other.
+      // Before the first step other state is blank.
       size_t own = kept.size();
       for (const char* key : {"prior_mean", "step"}) {
         if (kept.contains(key)) --own;
@@ -363,8 +360,7 @@ void SamplerImpl::load_state_dict(const StateDict& dict) {
   parameters_changed();
 }
 
-// What was saved of a parameter, on its device and in the precision that it
-// asks for.
+// A parameter's saved state, on its device and of its state's dtype.
 std::unique_ptr<SamplerParamState> SamplerImpl::read_state(
     const StateDict& kept, const at::Tensor& param, int64_t index) const {
   auto state = std::make_unique<SamplerParamState>();
@@ -381,12 +377,12 @@ std::unique_ptr<SamplerParamState> SamplerImpl::read_state(
   for (const auto& [key, value] : state->tensors()) {
     CheckFiniteState(key.c_str(), index, value);
   }
-  // In lower precision the chain had one.
+  // The chain may have been in lower precision.
   if (!HasMaster(param)) (*state)["master"] = at::Tensor();
   return state;
 }
 
-// Takes a saved group into options and progress of ours, and into `chain`.
+// Reads a saved group into options, progress and `chain`.
 void SamplerImpl::read_group(const StateDict& saved, size_t index,
                              OptionValues& options, NamedValues& progress,
                              ChainState& chain) const {
@@ -424,7 +420,7 @@ void SamplerImpl::read_group(const StateDict& saved, size_t index,
   chain.num_chains = chains_with_seeds(options);
 }
 
-// Takes the means of a saved group's priors, if it has them.
+// Reads the prior means of a saved group.
 void SamplerImpl::read_means(
     const StateDict& state, size_t group, const std::vector<int64_t>& indices,
     std::unordered_map<const void*, at::Tensor>& means) const {
@@ -441,7 +437,7 @@ void SamplerImpl::read_means(
     }
     const std::string index = std::to_string(indices[p]);
     if (!mean.defined()) {
-      // torch.distributed.checkpoint skips what requires no gradients.
+      // torch.distributed.checkpoint skips parameters without gradients.
       if (!params[p].requires_grad()) {
         still.push_back(params[p]);
       } else if (lacking.empty()) {

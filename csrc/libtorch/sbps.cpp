@@ -66,7 +66,6 @@ class SBPSImpl : public SamplerImpl {
     for (const auto& [key, member] : kTrajectoryState) keys.emplace_back(key);
     return keys;
   }
-  // A step does all by itself.
   void update(const TensorLists& /*lists*/) override {}
   void check_options(const OptionValues& options) const override {
     CheckNotCapturable(options);
@@ -100,7 +99,6 @@ class SBPSImpl : public SamplerImpl {
     return options_of(0).get<bool>("preconditioned");
   }
 
-  // What a trajectory keeps now.
   auto kept_state() const {
     return std::span(kTrajectoryState).first(is_preconditioned() ? 5 : 2);
   }
@@ -190,8 +188,8 @@ torch::Tensor SBPSImpl::step(
   return losses;
 }
 
-// Flies to the next event; `trajectory` is then the one from there. Nothing
-// else is changed but the position, the clock and `progress`.
+// Moves to the next event and sets the next trajectory. Also changes the
+// position, the clock and `progress`.
 torch::Tensor SBPSImpl::event(
     std::shared_ptr<Trajectory>& trajectory, NamedValues& progress,
     BounceClock& clock, const torch::optim::Optimizer::LossClosure& closure) {
@@ -252,7 +250,7 @@ torch::Tensor SBPSImpl::event(
   return seen.losses;
 }
 
-// Calls the hooks for what lies between the last event and this one.
+// Calls the hooks for samples between the last event and this one.
 void SBPSImpl::come_by(Trajectory& trajectory, NamedValues& progress,
                        double begin, double line_begin, double line_end) {
   const auto end = progress.get<double>("trajectory_time");
@@ -288,8 +286,7 @@ int64_t SBPSImpl::register_sample_hook(SBPS::SampleHook hook) {
   return next_hook_++;
 }
 
-// ---- Which line the particle is on
-// -------------------------------------------
+// ---- The current trajectory -------------------------------------------------
 
 // The parameters that require gradients, by device and prior.
 std::shared_ptr<Trajectory> SBPSImpl::moving() const {
@@ -331,8 +328,7 @@ std::shared_ptr<Trajectory> SBPSImpl::moving() const {
   return std::make_shared<Trajectory>(std::move(parts));
 }
 
-// Throws if an operator would refuse a parameter or its state, as one may after
-// others have moved.
+// Throws if an operator would refuse a parameter or its state.
 void SBPSImpl::check_particle() const {
   std::vector<TensorLists> all(groups().size());
   for (size_t i = 0; i < all.size(); ++i) {
@@ -347,7 +343,7 @@ void SBPSImpl::check_particle() const {
   check_fit(all);
 }
 
-// The trajectory that the state holds; null if it fits no longer.
+// The trajectory in the state; null if it does not fit.
 std::shared_ptr<Trajectory> SBPSImpl::resumed() {
   const std::shared_ptr<Trajectory> still = moving();
   const auto flying = std::ranges::count_if(states(), [](const auto& known) {
@@ -368,7 +364,7 @@ std::shared_ptr<Trajectory> SBPSImpl::resumed() {
   return std::make_shared<Trajectory>(std::move(parts));
 }
 
-// True if a trajectory is the one that the state holds, of the same parameters.
+// True if a trajectory is the one in the state, of the same parameters.
 bool SBPSImpl::is_current(const Trajectory& trajectory) {
   size_t wanted = 0;
   for (const auto& group : groups()) {
@@ -388,7 +384,7 @@ bool SBPSImpl::is_current(const Trajectory& trajectory) {
   return true;
 }
 
-// The current trajectory; another one if the user has changed something.
+// The current trajectory, a new one after changes by the user.
 std::shared_ptr<Trajectory> SBPSImpl::trajectory_now(NamedValues& progress,
                                                      BounceClock& clock) {
   const OptionValues& options = options_of(0);
@@ -400,7 +396,7 @@ std::shared_ptr<Trajectory> SBPSImpl::trajectory_now(NamedValues& progress,
   for (size_t i = 0; i < groups().size(); ++i) {
     means.push_back(options_of(i).prior_mean());
   }
-  // As in Python, which has them only where one is not 0.
+  // As in Python: only if one is not 0.
   if (std::ranges::any_of(means, [](double mean) { return mean != 0; })) {
     target.insert(target.end(), means.begin(), means.end());
   }
@@ -439,7 +435,7 @@ std::shared_ptr<Trajectory> SBPSImpl::trajectory_now(NamedValues& progress,
   return trajectory;
 }
 
-// Takes a trajectory into the state of the parameters.
+// Stores a trajectory in the parameters' state.
 void SBPSImpl::remember(const Trajectory& trajectory) {
   states().clear();
   for (const TrajectoryPart& part : trajectory.parts()) {

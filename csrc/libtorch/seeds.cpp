@@ -9,7 +9,7 @@ namespace torch_sgmcmc {
 namespace {
 
 NoiseStream Stream(int64_t seed, int64_t step, Purpose purpose) {
-  // A negative step becomes one that is too large, which is refused.
+  // A negative step becomes too large, and is refused.
   return {static_cast<uint64_t>(seed), static_cast<uint64_t>(step),
           static_cast<uint32_t>(purpose)};
 }

@@ -22,7 +22,6 @@ namespace {
 
 constexpr const char* kFriction = "1 - momentum";
 
-// "online", the one word that there is, and no number.
 bool IsOnline(const OptionValues& options) {
   return std::isnan(options.number_or("noise_estimate", 0));
 }
@@ -117,7 +116,7 @@ void SGHMCImpl::prepare(TensorLists& lists) {
 }
 
 void SGHMCImpl::prepare_all(std::vector<TensorLists>& lists) {
-  // An estimate takes gradients in before the update.
+  // The estimate changes before the update.
   if (std::ranges::any_of(lists, [](const TensorLists& each) {
         return IsOnline(*each.options);
       })) {
@@ -126,7 +125,7 @@ void SGHMCImpl::prepare_all(std::vector<TensorLists>& lists) {
   SamplerImpl::prepare_all(lists);
 }
 
-// Not with a noise estimate that is checked on the host at every step.
+// The online noise estimate is checked on the host at every step.
 bool SGHMCImpl::is_check_deferred(const std::vector<TensorLists>& lists) const {
   return SamplerImpl::is_check_deferred(lists) &&
          std::none_of(lists.begin(), lists.end(), [](const TensorLists& each) {
@@ -134,8 +133,8 @@ bool SGHMCImpl::is_check_deferred(const std::vector<TensorLists>& lists) const {
          });
 }
 
-// Updates the gradients' variances and checks them against the friction; the
-// update uses them once all rest on enough gradients.
+// Updates the gradients' variances. With enough gradients the update uses them,
+// and they must not exceed the friction.
 void SGHMCImpl::observe_gradients(TensorLists& lists) {
   struct Gradients {
     std::vector<at::Tensor> grads;

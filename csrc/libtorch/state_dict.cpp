@@ -36,9 +36,7 @@ c10::impl::GenericDict EmptyDict() {
   return c10::impl::GenericDict(c10::AnyType::get(), c10::AnyType::get());
 }
 
-// torch::pickle_save tags dicts and lists with the types of their contents,
-// which torch.load refuses to read unless it is told to trust the file. Plain
-// dicts and lists, as torch.save writes them, need no tags.
+// torch::pickle_save tags dicts and lists with types, which torch.load refuses.
 std::vector<char> Pickled(const c10::IValue& value) {
   std::vector<char> pickle;
   torch::jit::Pickler pickler(
@@ -69,8 +67,8 @@ std::vector<char> Pickled(const c10::IValue& value) {
 // The bytes that storages were read from.
 using Records = std::unordered_map<const void*, size_t>;
 
-// torch believes a pickle that says how large its storages are.
-// NOLINTNEXTLINE(misc-no-recursion): as deep as what was saved.
+// torch does not check the sizes of storages in a pickle.
+// NOLINTNEXTLINE(misc-no-recursion)
 void CheckStorages(const c10::IValue& value, const Records& records) {
   if (value.isTensor() && value.toTensor().has_storage()) {
     const at::Storage& storage = value.toTensor().storage();
@@ -118,7 +116,7 @@ c10::IValue Unpickled(PyTorchStreamReader& reader, c10::Device device) {
 // The first line of torch's message, without its stack trace.
 std::string FirstLine(const std::exception& error) {
   const std::string text = error.what();
-  // torch's own words ask for a report to PyTorch.
+  // This text asks for a report to PyTorch.
   if (text.find("INTERNAL ASSERT") != std::string::npos) {
     return "it has an object that LibTorch does not read";
   }
@@ -230,7 +228,7 @@ StateDict state_dict(const torch::nn::Module& module) {
   return dict;
 }
 
-// Not const: what the module holds changes.
+// Not const: the module's tensors change.
 // cppcheck-suppress constParameter
 void load_state_dict(torch::nn::Module& module, const StateDict& dict) {
   auto tensors = TensorsOf(module);

@@ -41,18 +41,18 @@
 // torch_sgmcmc/posterior/store_files.py does the same in Python.
 namespace torch_sgmcmc {
 
-// What store.json and the header of a file say of a tensor.
+// A tensor in store.json, or in the header of a file.
 struct StoredTensor {
   std::string name;
   std::string dtype;
   std::vector<int64_t> shape = {};
-  // Where its bytes begin and end; in a header alone.
+  // Begin and end of its bytes, in a header.
   std::vector<int64_t> offsets = {};
   bool operator==(const StoredTensor&) const = default;
 };
 using StoredTensors = std::vector<StoredTensor>;
 
-// What the complete lines of a chain's index add up to.
+// Totals of the complete lines of a chain's index.
 struct ChainIndex {
   int64_t size = 0;
   uint32_t crc32 = 0;
@@ -67,7 +67,7 @@ struct ChainIndex {
   }
 };
 
-// An open file. A forked process may hold it, and so its lock, as well.
+// An open file. The lock is released explicitly: a forked process may hold it.
 struct Close {
   void operator()(const int* file) const {
     ::flock(*file, LOCK_UN);
@@ -93,7 +93,7 @@ void Expect(bool is_so, const std::string& otherwise) {
   if (!is_so) Raise(otherwise);
 }
 
-// Nothing where there is no file.
+// The content of a file, nothing if it is missing.
 std::optional<std::string> TextOfFile(const std::string& path) {
   errno = 0;
   std::ifstream file(path, std::ios::binary);
@@ -107,9 +107,9 @@ uint32_t SumOf(std::string_view bytes) {
   return Crc32(bytes.data(), bytes.size());
 }
 
-// ---- JSON, in which writers of both languages keep the order of keys --------
+// ---- JSON; both languages write keys in one order ---------------------------
 
-// Reads what must come next; throws std::runtime_error if it does not.
+// Reads expected content; throws std::runtime_error for other content.
 class JsonReader {
  public:
   explicit JsonReader(const std::string& text) : in_(text) {
@@ -121,9 +121,9 @@ class JsonReader {
     in_.get();
     return true;
   }
-  // Also fails after a number or a string that could not be read.
+  // Also fails after an unreadable number or string.
   void Take(char wanted) { Expect(Takes(wanted), "it is empty or damaged"); }
-  // A key of an object, with the comma before it.
+  // A key of an object, after an optional comma.
   void Key(std::string_view wanted) {
     Takes(',');
     std::string key;
@@ -156,7 +156,7 @@ class JsonReader {
     list.clear();
     Items('[', ']', [&] { Read(list.emplace_back()); });
   }
-  // Calls `read` for what stands between commas.
+  // Calls `read` for each item.
   template <class Item>
   void Items(char begin, char end, const Item& read) {
     Take(begin);
@@ -176,7 +176,7 @@ std::string ToJson(const std::string& text) {
   out << std::quoted(text);
   return out.str();
 }
-// With as many digits as it takes to read a number back.
+// With the fewest digits that identify the number.
 template <class T>
 std::string ToJson(T number) {
   if (!std::isfinite(static_cast<double>(number))) return "null";
@@ -184,7 +184,7 @@ std::string ToJson(T number) {
   const auto end = std::to_chars(digits.begin(), digits.end(), number);
   return {digits.data(), end.ptr};
 }
-// What a function gives for each value, between brackets and commas.
+// Joins the texts of values.
 template <class Values, class Text>
 std::string InARow(char begin, char end, const Values& values,
                    const Text& text_of) {
@@ -223,8 +223,7 @@ int64_t ElementSize(const StoredTensor& t) {
   return static_cast<int64_t>(c10::elementSize(DtypeOf(t)));
 }
 
-// Of a model's tensors, those of large elements first: each then lies in a file
-// at a multiple of its elements' size.
+// A model's tensors, large elements first, which aligns all of them.
 StoredTensors StoredAs(const torch::nn::Module& model) {
   StoredTensors stored;
   for (const auto& item : TensorsOf(model)) {
@@ -244,7 +243,7 @@ StoredTensors StoredAs(const torch::nn::Module& model) {
   return stored;
 }
 
-// Says which tensor one model has and another has not; empty if none.
+// Describes the first difference; empty if there is none.
 std::string Difference(const StoredTensors& one, const StoredTensors& other) {
   if (one == other) return "";  // without comparing each with each
   for (const auto& [all, among] :
@@ -257,7 +256,7 @@ std::string Difference(const StoredTensors& one, const StoredTensors& other) {
   return "";
 }
 
-// As store.json has tensors, or a header of so many draws.
+// Tensors as in store.json, or in the header of a file of `count` draws.
 std::string TensorsText(const StoredTensors& tensors,
                         std::optional<int64_t> count = {}) {
   int64_t begin = 0;
@@ -297,7 +296,7 @@ StoredTensors ReadTensors(JsonReader& json, bool has_offsets) {
   return tensors;
 }
 
-// Of store.json; nothing where there is no store.
+// The tensors of store.json, nothing without a store.
 std::optional<StoredTensors> ReadStore(const std::string& store) {
   const std::string path = store + "/store.json";
   const auto text = TextOfFile(path);
@@ -307,7 +306,7 @@ std::optional<StoredTensors> ReadStore(const std::string& store) {
     json.Take('{');
     json.Key("tensors");
     auto tensors = ReadTensors(json, /*has_offsets=*/false);
-    // What is in between is for Python.
+    // Only Python reads the keys between.
     JsonReader end(
         text->substr(std::min(text->rfind("\"format\""), text->size())));
     int64_t format = 0;
@@ -323,7 +322,7 @@ std::optional<StoredTensors> ReadStore(const std::string& store) {
 
 // ---- Indices and files of draws ---------------------------------------------
 
-// The columns of an index: lists with an entry for each draw.
+// The columns of an index, with an entry for each draw.
 template <class Visit>
 void ForEachColumn(const Visit& visit) {
   visit("step", &Draw::step);
@@ -344,7 +343,6 @@ std::string FileName(size_t number) {
   return name.data();
 }
 
-// How a line ends.
 constexpr std::string_view kLineSum = ", \"line_crc32\": ";
 std::string EndOf(std::string_view line) {
   return std::string(kLineSum) + std::to_string(SumOf(line)) + "}\n";
@@ -365,7 +363,7 @@ std::string LineOf(const std::vector<Draw>& draws, const std::string& file,
 
 }  // namespace
 
-// A file of draws. Its tensors, [count, ...], stay mapped once they were read.
+// A file of draws; its tensors, [count, ...], stay mapped after the first read.
 struct DrawFile {
   std::string path;
   int64_t size = 0;
@@ -374,7 +372,7 @@ struct DrawFile {
   std::mutex mutex;
   std::map<std::string, at::Tensor> tensors;
 
-  // The draws of a line of an index, which is number `number` from 0 on.
+  // The draws of line `number` of an index.
   static std::vector<Draw> Listed(const std::string& line, size_t number,
                                   const std::string& folder);
   void Read();
@@ -445,7 +443,7 @@ void DrawFile::Read() {
 
 namespace {
 
-// Adds a chain's draws. Throws std::runtime_error that names the line.
+// Adds a chain's draws. Throws std::runtime_error with the line's number.
 ChainIndex ReadIndex(const std::string& folder, std::vector<Draw>& draws) {
   const std::string path = folder + "/index.jsonl";
   std::istringstream lines(TextOfFile(path).value_or(""));
@@ -485,7 +483,7 @@ at::Tensor Draw::at(const std::string& name) const {
   return found->second.select(0, row_);
 }
 
-// Not const: what the module holds changes.
+// Not const: the module's tensors change.
 // cppcheck-suppress constParameter
 void Draw::copy_to(torch::nn::Module& module) const {
   StateDict dict = state_dict(module);
@@ -530,7 +528,7 @@ const Draw& SampleStore::operator[](size_t index) const {
 
 namespace {
 
-// Draws are written when they have so many bytes or are so many.
+// Draws are written at so many bytes or draws.
 constexpr size_t kBytes = size_t{4} << 20;
 constexpr size_t kDraws = 1024;
 
@@ -578,14 +576,14 @@ struct Collector::Work {
     is_undecided = index.num_draws > 0;
     if (auto* const sbps = dynamic_cast<SBPS*>(&of)) {
       hook = sbps->register_sample_hook(
-          // A step that another hook has undone makes its samples again.
+          // A step that another hook has undone repeats its samples.
           [this](SBPS&, double time) {
             if (!mark || time > *mark) Take(StepCounter() + 1, time, kNoNumber);
           });
     }
   }
 
-  // ---- The chain's files: what cannot be written leaves them as before ------
+  // ---- The chain's files; an error leaves them as before --------------------
 
   void MakeFolder() const {
     const auto there = ReadStore(store);
@@ -606,8 +604,6 @@ struct Collector::Work {
 
   void Lock() {
     lock = Open(folder + "/lock");
-    // A lock of flock belongs to the open file: closing another one of the same
-    // file does not release it.
     if (::flock(*lock, LOCK_EX | LOCK_NB) != 0) {
       const std::string holder = TextOfFile(folder + "/lock").value_or("");
       Raise("Cannot write to ", place, ": process ",
@@ -625,7 +621,7 @@ struct Collector::Work {
     std::vector<Draw> draws;
     index = ReadIndex(folder, draws);
     Cut(index.size);
-    // What the index does not name was not finished, or was cut back.
+    // Other files were not finished, or were cut back.
     static const std::regex kOurs(
         R"(draws-[0-9]{6,}\.safetensors(\.[0-9-]+\.partial)?)");
     std::set<std::string> kept;
@@ -663,14 +659,14 @@ struct Collector::Work {
     const std::string line = LineOf(waiting, name, whole);
     if (!disk::WriteAll(*file, line, index.size) || ::fsync(*file) != 0) {
       const int reason = errno;
-      // A part of a line has no end: readers do not count it.
+      // Readers ignore a line without an end.
       [[maybe_unused]] const int cut = ::ftruncate(*file, index.size);
       disk::Unwritable(index_path, reason);
     }
     index.Add(line, waiting.size());
   }
 
-  // Continues from an index of this length.
+  // Cuts the index back to this length.
   void Resume(int64_t size, int64_t crc32, int64_t from_count,
               std::optional<double> from_mark) {
     const std::string lines = TextOfFile(index_path).value_or("");
@@ -693,7 +689,7 @@ struct Collector::Work {
     return after > 0 && after % options.every() == 0;
   }
 
-  // Whatever keeps a draw from being stored is an error before the update.
+  // Throws, before the update, any error that would prevent storing the draw.
   void BeforeStep() {
     CheckOpen();
     if (is_undecided) {
@@ -742,7 +738,7 @@ struct Collector::Work {
       const at::TensorOptions kind(DtypeOf(t));
       const at::Tensor& copy = copies.emplace_back(
           at::empty(t.shape, kind.device(at::kCPU)).copy_(now[t.name]));
-      // So that nothing fails between the first tensor and the last.
+      // Nothing can fail between the first tensor and the last.
       std::string& all = bytes[copies.size() - 1];
       all.reserve(all.size() + copy.nbytes());
     }
@@ -763,11 +759,11 @@ struct Collector::Work {
     try {
       if (IsFull()) Flush();
     } catch (const std::exception&) {
-      // The step was made: the next one tries again, and throws.
+      // The next step tries again, and throws.
     }
   }
 
-  // Without waiting for a GPU to tell what came of the last step.
+  // Without waiting for a GPU.
   int64_t StepCounter() const { return Locked(impl)->steps_counted(); }
 
   bool IsFull() const {
@@ -810,13 +806,13 @@ struct Collector::Work {
   OpenFile file;  // the index
   ChainIndex index;
   StoredTensors tensors;
-  // True if draws of an earlier run are there, about which nobody has decided.
+  // True while draws of an earlier run await a decision of the caller.
   bool is_undecided = false;
   // Draws in memory, and their tensors' bytes: [count, ...] of each tensor.
   std::vector<Draw> waiting;
   std::vector<std::string> bytes;
   std::optional<int64_t> hook;  // of SBPS
-  // The number of steps that counted, and where the sampler was then.
+  // The number of counted steps, and the sampler's step or time after the last.
   int64_t count = 0;
   std::optional<double> mark;
 };

@@ -30,7 +30,7 @@ std::vector<at::Tensor> Clones(const std::vector<at::Tensor>& tensors) {
   return result;
 }
 
-// Hands out tensors, as many as each part has parameters.
+// Splits tensors by parts.
 class Split {
  public:
   explicit Split(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {}
@@ -45,7 +45,7 @@ class Split {
   size_t done_ = 0;
 };
 
-// Takes gradients into V, if it learns.
+// Updates V, if it is learned.
 void Learn(TrajectoryPart& part, const std::vector<at::Tensor>& grads,
            const OptionValues& options) {
   if (part.square_average.empty() || !options.get<bool>("adapt")) return;
@@ -55,8 +55,8 @@ void Learn(TrajectoryPart& part, const std::vector<at::Tensor>& grads,
               MeansOf(part.prior_means));
 }
 
-// A trajectory of these parts whose A and Av follow from V and v. Without them
-// it has the line's sums, if they are known.
+// A trajectory with A and Av computed from V and v; without a preconditioner,
+// with the line's sums, if known.
 std::shared_ptr<Trajectory> Steered(std::vector<TrajectoryPart> parts,
                                     const OptionValues& options,
                                     std::vector<at::Tensor> line_sums) {
@@ -203,7 +203,7 @@ std::shared_ptr<Trajectory> Trajectory::refreshed(double time,
     changed[i].origin = here[i];
     changed[i].velocity = EmptyLike(changed[i].velocity);
   }
-  // The same normals twice: for their length, and divided by it.
+  // The same normals twice: for their length, and scaled by it.
   double std = 1;
   for (int round = 0; round < 2; ++round) {
     double squares = 0;
@@ -320,9 +320,8 @@ void Trajectory::set_prior(const std::vector<at::Tensor>& line_sums) {
 
 // ---- Minibatches ------------------------------------------------------------
 
-// Reverse mode: the gradient of the weighted sum of the losses is linear in the
-// weights, and so is its product with a direction, whose coefficients are the
-// derivatives of the examples.
+// The gradient of the weighted sum of losses is linear in the weights, and so
+// is its product with a direction, whose coefficients are the derivatives.
 MinibatchView Observe(const torch::optim::Optimizer::LossClosure& closure,
                       const Trajectory& trajectory,
                       const std::vector<at::Tensor>& all_params) {
