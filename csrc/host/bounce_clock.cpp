@@ -16,13 +16,11 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Pieces per width of the hyperbola's bend, where the chord is 0.8 % too high;
-// further out they grow with the distance.
+// Pieces per width of the hyperbola's bend, where chords are 0.8 % too high.
 constexpr double kPieces = 4;
 constexpr int kMaxPieces = 256;
 
-// The first horizon of a particle without slopes, in times in which the
-// upper end of the band lets one proposal arrive.
+// The first line's horizon, in mean times of a proposal.
 constexpr double kNearby = 0x1p-10;
 
 // Quads of a step.
@@ -39,8 +37,8 @@ constexpr size_t kEach = 3;
 
 }  // namespace
 
-// The band is a line and a branch of a hyperbola, which is convex: its chords
-// lie above.
+// The band's end is a line plus a branch of a hyperbola: convex, below its
+// chords.
 PiecewiseRate BounceClock::Rate(double num_std) const {
   const LineFit fit = regression_.Fit();
   const auto upper = [&](double time) {
@@ -51,8 +49,8 @@ PiecewiseRate BounceClock::Rate(double num_std) const {
   const double vertex =
       (fit.slope_variance * fit.centre + fit.curvature * fit.last) / spread;
   const double bend = std::sqrt(fit.Variance(vertex) / spread);
-  // The horizon: twice the time that the rate takes to become another, or far
-  // enough to arrive (except for a chance of e^-8) at a rate that grows from 0.
+  // The horizon: twice the time in which the rate changes, or far enough for an
+  // arrival (except with probability e^-8) at a rate that grows from 0.
   const double level =
       std::abs(fit.Mean(now_)) + num_std * std::sqrt(fit.Variance(now_));
   const double change = std::abs(fit.slope) + num_std * std::sqrt(spread);
@@ -60,9 +58,7 @@ PiecewiseRate BounceClock::Rate(double num_std) const {
                                    (4 + 4 * num_std));
   double reach =
       blind ? blind_ : std::max(2 * level / change, 4 / std::sqrt(change));
-  // Before a line has ended, the scale of the slope is a guess, far too small
-  // where the rate is small by chance: the particle looks nearby, and then at
-  // most twice as far each time.
+  // On the first line the slope's scale is a guess, which may be far too small.
   if (!blind && regression_.prior().lines == 0) {
     reach = std::min(reach, std::max(now_, kNearby / level));
   }
@@ -192,8 +188,8 @@ BounceClock BounceClock::Load(const std::vector<double>& saved) {
 
 namespace {
 
-// The part of a piece where y > 0, from `begin` to `end` in units of the
-// piece's length; a and b are y at its ends in units of `height`.
+// The part of a piece with y > 0, from `begin` to `end` in units of the piece's
+// length; a and b are y at its ends in units of `height`.
 struct PositivePart {
   double begin;
   double end;
@@ -231,8 +227,7 @@ PiecewiseRate::Arrival PiecewiseRate::Find(double area) const {
       area -= piece;
       continue;
     }
-    // a x + (b - a) x^2 / 2 = r over a length of 1, solved without
-    // cancellation.
+    // Solves a x + (b - a) x^2 / 2 = r without cancellation.
     const double width = p.end - p.begin;
     const double r = area / (unit * width);
     const double root =

@@ -6,7 +6,7 @@
 
 namespace torch_sgmcmc {
 
-// Of bytes that follow others, whose sum is `before`.
+// The sum of bytes after others with the sum `before`.
 uint32_t Crc32(const void* bytes, size_t size, uint32_t before = 0);
 
 }  // namespace torch_sgmcmc

@@ -9,8 +9,8 @@
 
 namespace torch_sgmcmc {
 
-// What a likelihood is estimated with; num_factors is 0 for the perturbed
-// estimator, whose only batch is the subsample.
+// An estimator's settings; num_factors is 0 for the perturbed estimator, whose
+// only batch is the subsample.
 struct ECSEstimator {
   double num_data = 1;
   int64_t batch_size = 1;   // m, of the block-Poisson estimator
@@ -18,8 +18,8 @@ struct ECSEstimator {
   double lower_bound = 0;   // a
 };
 
-// The estimate's logarithm (of its absolute value), the estimated variance of
-// that, the estimate of Σ d, the sign, and the least that a batch has for Σ d.
+// log|estimate|, its estimated variance, the estimate of Σ d, the sign, and the
+// lowest estimate of Σ d by a batch.
 struct ECSEstimate {
   double log = 0;
   double variance = 0;
@@ -119,7 +119,7 @@ inline ECSEstimate ECSBlockPoisson(const ECSEstimator& e,
   return result;
 }
 
-// Either; `count` is a multiple of the batch size, and not 0 without factors.
+// `count` is a multiple of the batch size, and not 0 without factors.
 inline ECSEstimate EstimateLikelihood(const ECSEstimator& e,
                                       const double* differences, int64_t count,
                                       double* weights) {

@@ -1,8 +1,7 @@
 // Gamma random numbers from the counter-based noise, in float64 on the host.
 //
-// Draw `element` of a stream is a pure function of (seed, step, purpose,
-// element, shape), like every other draw (Note [Counter layout]): it owns the
-// quads [element 2^16, (element + 1) 2^16), far more than rejection ever uses.
+// Draw `element` owns the quads [element 2^16, (element + 1) 2^16) (Note
+// [Counter layout]), far more than rejection uses.
 #pragma once
 
 #include <cmath>

@@ -1,10 +1,8 @@
 // The decisions of Metropolis chains: EWSG's chain over minibatches (eq. 5 of
 // its paper), and HMC's over trajectories, which has one proposal a step.
 //
-// A decision is a pure function of the log ratio of the weights and of (seed,
-// step, chain, proposal), like every draw (Note [Counter layout]): proposal m
-// of chain k owns the quad 2^24 k + m. Written in plain operations, for host
-// and device: both decide alike to the last bit.
+// Proposal m of chain k owns the quad 2^24 k + m (Note [Counter layout]). Host
+// and device decide bitwise identically.
 #pragma once
 
 #include <string.h>
@@ -49,24 +47,21 @@ SG_INLINE double IndexUniform(const NoiseStream& stream, uint64_t chain,
   return (static_cast<double>(bits) + 0.5) * 0x1p-52;
 }
 
-// True if the proposal becomes the current state: with probability
-// min(1, exp(log_ratio)). Not if the ratio is not a number.
+// True with probability min(1, exp(log_ratio)), false for NaN.
 SG_INLINE bool IndexChainAccepts(double log_ratio, const NoiseStream& stream,
                                  uint64_t chain, uint64_t proposal) {
   if (log_ratio >= 0) return true;
   return LogOfUniform(IndexUniform(stream, chain, proposal)) < log_ratio;
 }
 
-// So many proposals with the gradient of the minibatch before them, from the
-// first on, are no chance: if of all pairs of minibatches a share p has equal
-// gradients, it is one of probability p^100, below 2^-40 up to p = 0.75.
-// (Minibatches of one datum of two have p = 0.5.)
+// So many first proposals with the previous minibatch's gradient are a fault:
+// if a fraction p of pairs has equal gradients, their probability is p^100,
+// below 2^-40 for p <= 0.75.
 constexpr int64_t kMostEqual = 100;
 
-// How many there are with a present one whose gradient is `equal` to that
-// before, after so many; none once one was not. Zero gradients do not count: of
-// a loss without data, say. Throws std::runtime_error if there are kMostEqual:
-// `hint` is on what to do, and `off` the setting that chooses from nothing.
+// Returns the number of equal proposals so far, none after an unequal one. Zero
+// gradients do not count. Throws std::runtime_error at kMostEqual, with a
+// `hint` and `off`, the setting that makes no proposals.
 inline std::optional<int64_t> EqualRunning(std::optional<int64_t> before,
                                            bool equal, bool zero,
                                            const std::string& hint,

@@ -8,8 +8,8 @@
 namespace torch_sgmcmc {
 namespace {
 
-// Observations are never trusted to more than this part of the largest rate:
-// exact gradients are rounded, too, and need finite weights.
+// The smallest standard deviation of an observation, as a part of the largest
+// rate: exact gradients are rounded, too.
 constexpr double kFloor = 1e-3;
 constexpr double kSmallest = std::numeric_limits<double>::min();
 constexpr double kLargest = std::numeric_limits<double>::max();
@@ -55,7 +55,7 @@ LineRegression::Sums LineRegression::Weigh() const {
   const bool is_first = prior_.lines == 0;
   const double slope =
       is_first ? curvature : std::abs(prior_.mean) + std::sqrt(prior_.variance);
-  // Never infinite, for the last observation to have a weight.
+  // Finite, so that the last observation has a weight.
   const double decay =
       std::min(kLargest, observation_decay_ * std::sqrt(slope));
   const auto weight = [&](const Observation& o) {
@@ -113,7 +113,7 @@ void LineRegression::Restart() {
     if (s.square > 0) {
       const double slope = s.slope();
       if (prior_.lines == 0) {
-        // One slope says nothing of the spread: it may well be as large.
+        // One slope does not determine the spread.
         prior_.mean = slope;
         prior_.variance = 1 / s.precision() + slope * slope;
       } else {

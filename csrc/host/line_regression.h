@@ -1,22 +1,19 @@
-// What noisy observations of a rate along a straight line say of its future.
+// Predicts a rate along a straight line from noisy observations.
 //
-// Observations (t, G, c^2) are taken for G = b0 + b1 t + N(0, c^2), with a flat
-// prior on b0 and N(m, s^2) on b1 (Pakman et al. 2017, eq. 9 to 12). Around the
-// weighted mean time the two are independent given the data:
+// The model is G = b0 + b1 t + N(0, c^2), with a flat prior on b0 and N(m, s^2)
+// on b1 (Pakman et al. 2017, eq. 9 to 12). Around the weighted mean time b0 and
+// b1 are independent given the data:
 //
 //   E G(t)   = mean + slope (t - centre)
 //   rho^2(t) = 1 / sum(1 / c^2) + (t - centre)^2 / (precision of the slope)
 //              + c_last^2 + d^2 (t - t_last)^2
 //
-// The last term is ours. It is 0 where G is linear, and where it is not, keeps
-// the band open when the regression is sure of a slope that soon is another
-// (see Note [Prior of the slope]).
+// The last term is not the paper's. It is 0 for a linear G, and else widens the
+// band, as slopes change (Note [Prior of the slope]).
 //
-// The regression is local, if it is to be, by weights that decay: 1 / c^2 is
-// multiplied by exp(-observation_decay sqrt(b) (t_last - t)). The paper leaves
-// open how they do. Here it is by the time that was flown since, and
-// observation_decay has no unit: b is the scale of slopes that were seen, |m| +
-// s, and 1 / sqrt(b) the standard deviation of a Gaussian of such a slope.
+// A local regression multiplies 1 / c^2 by exp(-observation_decay sqrt(b)
+// (t_last - t)), b = |m| + s the scale of slopes, 1 / sqrt(b) the standard
+// deviation of a Gaussian of such a slope. The paper leaves the decay open.
 #pragma once
 
 #include <cstddef>
@@ -31,17 +28,14 @@ struct Observation {
 };
 
 // Note [Prior of the slope]
-// After every line m and s^2 make a step up the logarithm of the marginal
-// likelihood of the line's observations, in the metric of the EM algorithm:
+// After every line m and s^2 make an EM step of the line's marginal likelihood:
 //   m   += w (E[b1 | data] - m)                     = w s^2 d/dm
 //   s^2 += w (E[(b1 - m)^2 | data] - s^2)           = 2 w s^4 d/ds^2
-// which needs no step size: w = 1 / lines, and kForget at least, so that the
-// slopes of the way to the posterior are forgotten. Before the first line has
-// ended, s is the square of the largest rate seen: that is the scale of the
-// curvature, wherever the rate itself is of the order of its root, and larger
-// elsewhere. d^2 is the excess of the squared errors of prediction over what
-// the regression expects, per squared time since the observation before, as a
-// ratio of running means.
+// with w = max(1 / lines, kForget), so that slopes of the burn-in lose their
+// weight. On the first line s is the square of the largest observed rate, at
+// least the scale of the curvature. d^2 is the excess of squared prediction
+// errors over the expected ones, per squared time since the last observation,
+// as a ratio of running means.
 struct SlopePrior {
   double mean = 0;
   double variance = 0;
@@ -57,7 +51,7 @@ struct SlopePrior {
   }
 };
 
-// The regression at one moment: all that is needed to predict.
+// The regression's present fit.
 struct LineFit {
   double centre;
   double mean;
@@ -74,11 +68,9 @@ struct LineFit {
 
 class LineRegression {
  public:
-  // More observations than this push out the oldest: the line is fitted to
-  // where the particle is now.
+  // The number of latest observations that are used.
   static constexpr size_t kHistory = 32;
 
-  // Of the weights, >= 0; with 0 they do not decay.
   double observation_decay() const { return observation_decay_; }
   void set_observation_decay(double observation_decay) {
     observation_decay_ = observation_decay;
@@ -89,16 +81,15 @@ class LineRegression {
   const std::vector<Observation>& history() const { return history_; }
   const SlopePrior& prior() const { return prior_; }
 
-  // Takes an observation, and learns from the error of its prediction.
+  // Adds an observation, and updates d^2 by its prediction error.
   void Add(const Observation& observation);
 
-  // Forgets the line, and learns from its slope.
+  // Starts another line, and updates the prior by the last slope.
   void Restart();
 
   // Needs an observation.
   LineFit Fit() const;
 
-  // For who saves and loads.
   LineRegression() = default;
   LineRegression(std::vector<Observation> history, const SlopePrior& prior);
 

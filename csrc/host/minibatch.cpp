@@ -32,15 +32,15 @@ void CheckSizes(int64_t num_data, int64_t batch_size, int64_t count,
   }
 }
 
-// The swaps of a Fisher-Yates shuffle of 0, ..., size - 1 whose first few
-// places alone are wanted: only elements that have moved are kept.
+// The first places of a Fisher-Yates shuffle of 0, ..., size - 1; keeps only
+// moved elements.
 class PartialShuffle {
  public:
   PartialShuffle(int64_t size, int64_t places) : size_(size) {
     moved_.reserve(static_cast<size_t>(places));
   }
 
-  // Puts a uniform choice of what is left into the next place.
+  // Draws the next place.
   int64_t Next(const NoiseStream& stream, uint64_t element) {
     const int64_t chosen =
         next_ + static_cast<int64_t>(DrawBelow(
@@ -62,8 +62,8 @@ class PartialShuffle {
   std::unordered_map<int64_t, int64_t> moved_;
 };
 
-// The places of a rank, of minibatches one after the other: as their size is a
-// multiple of the number of ranks, so are the places from one to the next.
+// The places of a rank in consecutive minibatches, whose size is a multiple of
+// the number of ranks.
 std::vector<int64_t> PlacesOf(const Share& share, std::vector<int64_t> all) {
   if (share.num_replicas == 1) return all;
   const auto distance = static_cast<size_t>(share.num_replicas);
@@ -97,7 +97,7 @@ void CheckShare(int64_t batch_size, const Share& share) {
 
 uint64_t DrawBelow(uint64_t bound, const NoiseStream& stream,
                    uint64_t element) {
-  // The largest multiple of bound is where 64 random bits are cut off.
+  // Random bits beyond the largest multiple of bound are rejected.
   constexpr uint64_t kMax = std::numeric_limits<uint64_t>::max();
   const uint64_t rest = (kMax % bound + 1) % bound;
   for (uint64_t quad = element << 16;; ++quad) {

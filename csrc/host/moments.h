@@ -1,5 +1,4 @@
-// What the examples of a minibatch say together, for SBPS: they are few, and on
-// the host. And the rate at which the particle bounces by that.
+// Moments of a minibatch's losses and derivatives, and SBPS's bounce rate.
 #pragma once
 
 #include <cmath>
@@ -14,7 +13,7 @@ struct Moments {
   double squares;  // the sum of the squares of their distances from it
 };
 
-// Of `count` losses and as many derivatives, 2 at least, one after the other.
+// Of `count` >= 2 losses and derivatives.
 template <class T>
 Moments MomentsOf(const T* losses, const T* derivatives, int64_t count) {
   Moments m{0, count, 0, 0};
@@ -39,9 +38,8 @@ struct RateEstimate {
   }
 };
 
-// The rate of change of U / T along a line, by the moments of 2 examples at
-// least of `num_data`, and the prior's part of the derivative of U. What is
-// drawn without replacement varies less, and not at all if it is all data.
+// The rate of change of U / T along a line, from the moments and the prior's
+// part of the derivative of U. Draws without replacement have less variance.
 inline RateEstimate RateOf(const Moments& m, double num_data,
                            double temperature, bool replacement, double prior) {
   const auto n = static_cast<double>(m.count);

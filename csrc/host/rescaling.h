@@ -1,9 +1,5 @@
-// What momenta and noise estimates become when lr, T or N change.
-//
-// A momentum is the move of a step, v = sqrt(lr / N) r with r the momentum of
-// unit mass: in equilibrium Var(v) = lr T / N. Momenta of other settings are
-// multiplied by the change of that scale. So is the part of the friction that
-// balances minibatch noise, beta = lr N Var(grad) / (2 T).
+// The rescaling of momenta and noise estimates when lr, T or N change: in
+// equilibrium Var(v) = lr T / N, and beta = lr N Var(grad) / (2 T).
 #pragma once
 
 #include <cmath>
@@ -11,7 +7,6 @@
 
 namespace torch_sgmcmc {
 
-// The numbers of a param group that the scale of a momentum depends on.
 struct MomentumSettings {
   friend bool operator==(const MomentumSettings&,
                          const MomentumSettings&) = default;
@@ -21,8 +16,8 @@ struct MomentumSettings {
   double num_data = 1;
 };
 
-// The factor for momenta; none where they are to be drawn, as there was no
-// temperature, or one of the scales underflows. Both lr are positive.
+// The factor for momenta; none if they are to be drawn: after T = 0, or if a
+// scale underflows. Both lr are positive.
 inline std::optional<double> MomentumScale(const MomentumSettings& from,
                                            const MomentumSettings& to) {
   double scale = to.lr / from.lr;  // as in SGD, whose buffer is -v / lr
@@ -39,7 +34,7 @@ inline std::optional<double> MomentumScale(const MomentumSettings& from,
   return scale;
 }
 
-// The factor for beta, which has no meaning at T = 0: it then follows lr and N.
+// The factor for beta; at T = 0 that of lr and N.
 inline double NoiseEstimateScale(const MomentumSettings& from,
                                  const MomentumSettings& to) {
   const double scale = to.lr / from.lr * (to.num_data / from.num_data);

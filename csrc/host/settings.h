@@ -1,5 +1,4 @@
-// The hyperparameters of all samplers: of what kind they are, in which range,
-// and what they are where nobody says.
+// The hyperparameters of all samplers: kinds, ranges and defaults.
 #pragma once
 
 #include <array>
@@ -14,27 +13,27 @@ namespace torch_sgmcmc {
 
 enum class SettingKind { kReal, kWhole, kFlag, kWord };
 
-// NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding): as rows read best.
+// NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding)
 struct Setting {
   constexpr Range range() const { return {low, high, low_open}; }
 
   const char* name = nullptr;
   SettingKind kind = SettingKind::kReal;
-  // The default, of a flag 0 or 1; NaN if there is none.
+  // The default (flags: 0 or 1); NaN if there is none.
   double fallback = std::numeric_limits<double>::quiet_NaN();
   // In [low, high), or (low, high).
   double low = 0;
   double high = std::numeric_limits<double>::infinity();
   bool low_open = false;
-  // True if there may be no value, which is the default then.
+  // True if the value may be none, the default.
   bool optional = false;
-  // What a word may be, the default first; of a number, what it may be besides.
+  // The words, the default first; also accepted in place of a number.
   std::array<const char*, 4> words = {};
-  // What the sampler needs it for, where it must be set.
+  // For the message if it must be set.
   const char* purpose = nullptr;
 };
 
-// A setting that operators take as well, in the same domain.
+// A setting that is also an operator's argument.
 constexpr Setting Of(const ScalarArg& number, Setting rest = {}) {
   rest.name = number.name;
   rest.kind = IsInteger(number.domain) ? SettingKind::kWhole : rest.kind;
@@ -46,20 +45,19 @@ constexpr Setting Of(const ScalarArg& number, Setting rest = {}) {
   return rest;
 }
 
-// Those of the sampler with this name. Throws std::out_of_range if there is
-// none.
+// The settings of a sampler. Throws std::out_of_range for unknown names.
 std::span<const Setting> SettingsOf(std::string_view sampler);
 
-// The ratio of two counts: part / whole; NaN if there is no whole.
+// part / whole; NaN without a whole.
 inline double Ratio(double part, double whole) {
   return whole > 0 ? part / whole : std::numeric_limits<double>::quiet_NaN();
 }
 
-// SGHMC's noise_estimate="online": the mean over the first 1 / kVarianceDecay
-// gradients, then an exponential mean. The weight of a gradient in it:
+// The weight of a gradient in SGHMC's noise_estimate="online": a mean over the
+// first 1 / kVarianceDecay gradients, then an exponential mean.
 constexpr double kVarianceDecay = 1e-3;
 
-// The estimate is not used before so many gradients.
+// Fewest gradients before the estimate is used.
 constexpr int64_t kMinGradients = 100;
 
 }  // namespace torch_sgmcmc

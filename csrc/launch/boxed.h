@@ -1,14 +1,13 @@
-// From an operator's spec to its kernel on a device: what all operators on
-// lists of tensors do alike.
+// Kernels of operators on lists of tensors, made from their specs.
 //
 // An Op is a struct with a spec (ops/op_spec.h) and either Update and
-// Coefficients, which are made of a call, or Apply(driver, plan, call, stream).
-// Its functions are given a NamedCall. It may besides have
-//   Refusal(call)    a message if its numbers do not go together, or none;
-//   Lead(call)       the role of its first list, if that depends on the call;
-//   Lists(call)      its arguments, where they are not the spec's lists.
-// One that sums has Reduce<Reducer>(plan, call, result), and Sizes(call), those
-// of its result, where the spec does not tell.
+// Coefficients, made of a call, or Apply(driver, plan, call, stream). Optional
+// functions of a NamedCall:
+//   Refusal(call)    a message if numbers do not fit together, else empty;
+//   Lead(call)       the role of the first list, if it depends on the call;
+//   Lists(call)      the arguments, if they are not the spec's lists.
+// An operator of sums has Reduce<Reducer>(plan, call, result), and
+// Sizes(call) of the result, unless the spec has them.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -61,14 +60,14 @@ void CheckCall(const Call& call) {
   }
 }
 
-// An update that has been checked, and is yet to be made.
+// A checked update.
 class PreparedUpdate {
  public:
   virtual ~PreparedUpdate() = default;
   virtual void Apply() = 0;
 };
 
-// Refers to its call. Whatever its constructor throws, nothing has changed.
+// Refers to its call. If the constructor throws, nothing has changed.
 template <class Op, class Driver>
 class Update final : public PreparedUpdate {
  public:
@@ -127,7 +126,6 @@ Tensor Sum(const Call& call) {
   return result;
 }
 
-// As torch's dispatcher calls them.
 template <class Op, class Driver>
 void Boxed(StableIValue* stack, uint64_t inputs, uint64_t outputs) {
   constexpr size_t kInputs = ArgLayoutOf(Op::kSpec).count;

@@ -1,5 +1,5 @@
-// A call of an operator that has a spec: its schema, and its arguments, taken
-// from torch's stack, checked, and laid out in a plan.
+// A call of an operator with a spec: its schema, and the arguments on torch's
+// stack.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -23,18 +23,17 @@ namespace torch_sgmcmc {
 std::string SchemaOf(const OpSpec& spec);
 
 struct Call {
-  // Takes what torch has put on the stack.
   Call(const OpSpec& spec, const StableIValue* stack);
   explicit Call(const OpSpec& spec) : spec(spec) {}
 
-  // Throws std::runtime_error, naming what is not in its range.
+  // Throws std::runtime_error if a number is out of range.
   void CheckNumbers() const;
   NoiseStream Stream() const;
-  // The lists that there are, in their order, with the means of the prior
-  // before masters; `lead`, if given, is the role of the first.
+  // The lists in their order, with prior means before masters; `lead` is the
+  // role of the first.
   std::vector<Argument> Arguments(std::optional<Role> lead) const;
   Plan MakePlan(const std::vector<Argument>& arguments) const;
-  // How many chains tensors hold of what sums for each.
+  // The number of chains with sums of their own.
   int64_t chains() const;
 
   const OpSpec& spec;
@@ -52,8 +51,8 @@ struct Call {
   int64_t num_chains = 0;
 };
 
-// A call of the operator Op, which finds its arguments by their names in the
-// spec, at compile time: a name that the spec does not have does not compile.
+// A call of the operator Op with arguments by name; unknown names do not
+// compile.
 template <class Op>
 class NamedCall {
  public:

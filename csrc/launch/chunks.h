@@ -1,10 +1,9 @@
 // Where a CUDA thread works: block -> segment -> chunk -> quad -> elements.
 //
-// All of the CUDA driver's index arithmetic, as plain functions for host and
-// device, so that CPU tests can exercise it exhaustively. A thread handles
-// whole quads, the four elements that share one Philox block. Quads are aligned
-// in the element numbering, not in the tensor: with an offset that is no
-// multiple of four, the first and last quad of a segment are incomplete.
+// The CUDA driver's index arithmetic, as functions for host and device that CPU
+// tests run. A thread handles quads, the four elements of one Philox block.
+// Quads are aligned in the element numbering: with an offset that is not a
+// multiple of four, a segment's first and last quad are incomplete.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // The CPU driver: plan -> stretches for threads -> functor.
 //
-// Work is cut at fixed places and every element's result depends on its own
-// inputs and its own noise alone, so the number of threads cannot matter.
+// Work is cut at fixed places, and an element's result depends on its own
+// inputs and noise alone, not on the number of threads.
 #pragma once
 
 #include <math.h>
@@ -81,8 +81,8 @@ class CpuDriver {
             const std::optional<Tensor>& device_step)
       : op_(op), plan_(plan), device_step_(DeviceStep(op, plan, device_step)) {}
 
-  // Constructs Update<float> and Update<double> from the coefficients and
-  // applies them to every element of the plan (or of `segments`).
+  // Applies Update<float> and Update<double> with these coefficients to every
+  // element of the plan (or of `segments`).
   template <template <class> class Update, class Coefficients>
   void Apply(const Coefficients& coefficients, NoiseStream stream) const {
     Apply<Update>(coefficients, stream, plan_.segments());

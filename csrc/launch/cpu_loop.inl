@@ -2,19 +2,17 @@
 // set (see random/isa.h): make a block of noise, then read gradients, update
 // and write parameters, in one pass over memory.
 
-// Asks for the memory of kNoiseBlock elements of one array.
+// Prefetches kNoiseBlock elements of one array.
 template <bool is_written, class Element>
 SG_INLINE void PrefetchBlock(const Element* array) {
   constexpr int64_t kLine = 64 / sizeof(Element);
   SG_UNROLL for (int64_t i = 0; i < kNoiseBlock; i += kLine) {
     __builtin_prefetch(array + i, is_written ? 1 : 0);
   }
-  // gcc takes a function that only prefetches for one without effects, and
-  // drops its calls before it inlines them.
+  // gcc drops calls of a function that only prefetches.
   __asm__ volatile("");
 }
 
-// Of one argument, and of its masters.
 template <Role role, class T>
 SG_INLINE void PrefetchArgument(const void* array, const void* masters,
                                 int64_t begin) {
@@ -26,8 +24,7 @@ SG_INLINE void PrefetchArgument(const void* array, const void* masters,
   }
 }
 
-// Asks for elements [begin, begin + kNoiseBlock) of all arrays, so that they
-// arrive while their noise is being made.
+// Prefetches [begin, begin + kNoiseBlock) of all arrays, while noise is made.
 template <class Update, class T, size_t... kIndex>
 SG_INLINE void Prefetch(void* const* data, int64_t begin,
                         std::index_sequence<kIndex...>) {
@@ -36,21 +33,18 @@ SG_INLINE void Prefetch(void* const* data, int64_t begin,
    ...);
 }
 
-// What a segment's loop needs of an update. The loop, with the noise in it, is
-// long: it is compiled once for each kind of noise, and not for each update and
-// type.
+// An update's part of a segment's loop, which is long and compiled once for
+// each kind of noise, not for each update and type.
 struct ElementsOfUpdate {
   const void* context;
   bool needs_noise;
   // Updates `count` elements from `begin` on.
   void (*run)(const void* context, void* const* data, int64_t begin,
               int64_t count, const float* noise);
-  // Asks for a block of them.
   void (*prefetch)(void* const* data, int64_t begin);
 };
 
-// So many floats of noise are left over at most, that lines of the cache stay
-// whole; and elements that are updated at a time.
+// Floats of a cache line, and elements that are updated at a time.
 constexpr int64_t kFloatsOfLine = 16;
 constexpr int64_t kBuffer = RowNoise<BoxMuller>::kBlocks * kNoiseBlock;
 constexpr int64_t kMostElements = kFloatsOfLine + kBuffer;
@@ -86,10 +80,9 @@ __attribute__((noinline)) void RunElements(const ElementsOfUpdate& of,
     }
     return;
   }
-  // Blocks begin where they do in the numbering, or at a row's first
-  // quad, so that little of them is left over.
+  // Blocks begin as in the numbering, or at a row's first quad.
   const uint64_t mask = StartsAtQuads(segment) ? 3 : kNoiseBlock - 1;
-  // Counted on: a division for each row would take its time.
+  // Incremented, since a division for each row is slow.
   uint64_t index = IndexOf(segment, begin);
   int64_t row_end = RowEnd(segment, begin);
   auto skip = static_cast<int64_t>(index & mask);

@@ -1,9 +1,8 @@
 // The CUDA driver: plan -> tables of segments -> one kernel launch per table.
 //
-// A table travels in the kernel's arguments, so a launch needs no copy, no
-// allocation and no synchronisation, and can be captured in a CUDA graph. What
-// a thread does is in launch/tables.h, where CPU tests run it; what is written
-// here is only the kernel and its launch.
+// A table is a kernel argument, so a launch needs no copy, allocation or
+// synchronisation, and can be captured in a CUDA graph. launch/tables.h has the
+// work of a thread.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -43,8 +42,7 @@ inline cudaStream_t CurrentStream(int32_t device) {
   return static_cast<cudaStream_t>(stream);
 }
 
-// A graph that is being captured would freeze the step counter of the host, and
-// every replay would inject the same noise.
+// A captured graph would freeze the host's step counter, and repeat its noise.
 inline void RefuseCapture(const char* op, int32_t device) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   CheckCuda(cudaStreamIsCapturing(CurrentStream(device), &status),
@@ -56,8 +54,8 @@ inline void RefuseCapture(const char* op, int32_t device) {
   }
 }
 
-// The type for which a functor is compiled for parameters of type T: where it
-// works on nothing in their type, the type of the arithmetic does.
+// The type for which a functor is compiled: the arithmetic type if no argument
+// has the parameters' type.
 template <class Functor>
 constexpr bool kIsArithmeticAlone = [] {
   for (const Role role : Functor::kRoles) {
@@ -82,8 +80,7 @@ __global__ void __launch_bounds__(kThreads)
                           static_cast<int>(threadIdx.x));
 }
 
-// Applies update functors to a plan on its CUDA device, on torch's current
-// stream.
+// Applies update functors on a plan's CUDA device and torch's current stream.
 class CudaDriver {
  public:
   CudaDriver(const char* op, const Plan& plan,
@@ -127,7 +124,7 @@ class CudaDriver {
   template <class T, class Update>
   void Launch(const Update& update, const NoiseStream& stream,
               const SegmentTable& table, int64_t blocks) const {
-    // What a grid takes in its second dimension, and further chains in its
+    // The most blocks in a grid's second dimension; further chains use the
     // third.
     constexpr int64_t kMost = 65535;
     const int64_t chains = std::max<int64_t>(1, table.num_chains);

@@ -22,8 +22,8 @@ SG_INLINE void StoreElement(Stored<role, T>* array, float* masters, int64_t i,
   }
 }
 
-// Elements from `begin` on of an array, or, for the mean of a prior that has
-// none, of a block that is filled with the number.
+// Elements from `begin` on; without an array of prior means, of a block filled
+// with the number.
 template <Role role, class T>
 SG_INLINE Stored<role, T>* ArrayAt(void* array, int64_t begin,
                                    [[maybe_unused]] Arithmetic<T>* means) {

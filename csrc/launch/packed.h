@@ -13,19 +13,17 @@
 
 namespace torch_sgmcmc {
 
-// Throws std::runtime_error unless the argument of this name has the words of a
-// step.
+// Throws std::runtime_error unless the argument is a packed step.
 PackedStep Unpacked(const char* op, const char* name, const Tensor& packed);
 
-// The tensors of a packed step, handed out call by call.
+// The tensors of a packed step, call by call.
 class PackedTensors {
  public:
   PackedTensors(const char* op, const TensorList& params,
                 const TensorList& grads, const TensorList& state);
 
-  // The next call, of a spec's operator: `state` has its lists except for the
-  // first two, and then the prior's means. Throws std::runtime_error where
-  // these are not what was packed.
+  // The next call: `state` has its lists after the first two, then prior means.
+  // Throws std::runtime_error if these do not fit.
   Call Next(const OpSpec& spec, const PackedCall& packed);
   // Throws std::runtime_error if tensors are left over.
   void CheckIsEmpty() const;

@@ -1,8 +1,8 @@
-// A sampler's step as integers: what its operator is told besides tensors.
+// A step's arguments, except tensors, packed into integers.
 //
-// torch looks for each of a call's arguments by its name, which takes most of
-// the time of a call with a dozen of them. Python packs a step once, and hands
-// it over until a hyperparameter changes (torch_sgmcmc/_impl/step_plan.py).
+// torch matches each argument by name, which would take most of a step's time.
+// Python packs a step again only if a hyperparameter has changed
+// (torch_sgmcmc/_impl/step_plan.py).
 #pragma once
 
 #include <bit>
@@ -20,7 +20,7 @@ struct PackedCall {
   std::vector<int64_t> lengths;  // of the lists of state, in the op's order
   std::vector<int64_t> offsets;  // one for each parameter
   std::vector<int64_t> rows;     // of shards; empty: all parameters are whole
-  // In the op's order, integers among them, and the common ones that it has.
+  // In the op's order, integers included, then the common ones.
   std::vector<double> numbers;
 
   template <class Call, class Visitor>
@@ -46,7 +46,7 @@ struct PackedStep {
     return words;
   }
 
-  // Throws std::runtime_error unless these are the words of a step.
+  // Throws std::runtime_error unless this is a packed step.
   static PackedStep Unpack(const int64_t* words, size_t count) {
     PackedStep step;
     const int64_t* end = words + count;

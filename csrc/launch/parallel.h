@@ -11,15 +11,13 @@
 
 namespace torch_sgmcmc {
 
-// The unit of scheduling, in elements: a multiple of the noise block, small
-// enough to balance two threads over a network of 10^5 weights.
+// The unit of scheduling, in elements: a multiple of the noise block that
+// balances two threads over 10^5 weights.
 constexpr int64_t kStretch = 4096;
-// Stretches a thread gets at least: below about 10 us of work a second thread
-// costs more than it brings.
+// Fewest stretches of a thread: below 10 us of work a second one does not pay.
 constexpr int64_t kGrain = 4;
 
-// Segments, of which each has one chain; `storage` is for them if they had
-// more.
+// Segments of one chain each, in `storage` if they had several.
 inline const std::vector<Segment>& Apart(const std::vector<Segment>& segments,
                                          std::vector<Segment>& storage) {
   if (segments.empty() || segments[0].num_chains == 0) return segments;
@@ -31,8 +29,8 @@ inline const std::vector<Segment>& Apart(const std::vector<Segment>& segments,
   return storage;
 }
 
-// Calls run(segment, begin, end) on ranges of elements that cover all segments.
-// Every begin is a multiple of kStretch, whatever the number of threads.
+// Calls run(segment, begin, end) on ranges that cover all segments; each begins
+// at a multiple of kStretch.
 template <class Run>
 void ParallelOverStretches(const std::vector<Segment>& segments, const Run& run,
                            int64_t grain = kGrain) {

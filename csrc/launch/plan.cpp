@@ -72,8 +72,7 @@ std::vector<size_t> DimensionsByStride(const Tensor& t) {
   return order;
 }
 
-// True if the elements fill their memory without gaps or overlap, in any order
-// of the dimensions.
+// True if elements fill their memory without gaps or overlap.
 bool IsDense(const Tensor& t) {
   const auto sizes = t.sizes();
   const auto strides = t.strides();
@@ -95,9 +94,8 @@ bool SameStrides(const Tensor& a, const Tensor& b) {
   return true;
 }
 
-// True if elements share memory, or if strides are so entangled that this
-// cannot be ruled out: with dimensions in the order of their strides, each
-// stride must reach beyond everything that the smaller ones span.
+// True if elements may share memory: unless each stride exceeds the span of all
+// smaller ones.
 bool MayOverlap(const Tensor& t) {
   const auto sizes = t.sizes();
   const auto strides = t.strides();
@@ -120,8 +118,7 @@ std::string Where(const char* name, size_t index) {
   return std::string(name) + "[" + std::to_string(index) + "]";
 }
 
-// The memory of t as a tensor that autograd knows nothing of: what requires
-// gradients, or was made in inference mode, would not be copied into.
+// The memory of t, unknown to autograd, which may refuse writes into t.
 Tensor Untracked(const Tensor& t) {
   return torch::stable::from_blob(t.data_ptr(), t.sizes(), t.strides(),
                                   t.device(), Type(t));
@@ -325,7 +322,7 @@ Plan::Plan(const char* op, const std::vector<Argument>& arguments,
     }
   }
 
-  // Everything is valid; from here on only memory is arranged.
+  // All arguments are valid.
   master = 0;
   for (size_t i = 0; i < count; ++i) {
     const Tensor& lead = first.tensors[i];
@@ -343,7 +340,7 @@ Plan::Plan(const char* op, const std::vector<Argument>& arguments,
       if (NeedsMaster(lead)) ++master;
       continue;
     }
-    // A tensor with the layout to work in: the parameter itself if it is dense.
+    // A tensor with the working layout: the parameter if it is dense.
     const bool contiguous = lead.is_contiguous();
     const bool dense = contiguous || (!in_rows && IsDense(lead) &&
                                       IsChainByChain(lead, num_chains));

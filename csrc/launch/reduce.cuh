@@ -1,6 +1,6 @@
-// The reduction of launch/reduce.h on a GPU, in the same order: one thread per
-// lane of a stretch, one of them adds the lanes, then one block of threads per
-// sum of a chain adds the stretches in a tree.
+// The reduction of launch/reduce.h on a GPU, in the same order: a thread per
+// lane of a stretch, of which one adds the lanes, then a block per sum of a
+// chain.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kBranches)
   if (b == 0) out[row] = map.Finish(branches[0]);
 }
 
-// Reduces plans on a GPU, for operators that are written for any device.
+// Reduces plans on a GPU.
 struct CudaReducer {
   // As CpuReducer's; `out` is on the plan's device.
   template <class Map>

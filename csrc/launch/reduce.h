@@ -1,15 +1,13 @@
-// Sums over all elements of a plan, in float64 and in one fixed order; several
-// of them in one pass over memory, which can make an update first.
+// Sums over all elements of a plan, in float64 and in a fixed order; several in
+// one pass over memory, optionally after an update.
 //
 // Note [Order of sums]
-// Elements are cut into stretches; inside a stretch, kLanes running sums take
-// every kLanes-th element and are then added in order. The stretches' sums, in
-// the order of the segments, are dealt out to kBranches running sums, which are
-// added in a binary tree. Where several chains share the tensors (a leading
-// dimension), each chain's elements are summed so, by themselves. The order
-// depends on the sizes alone: neither on the number of threads, nor on the
-// instruction set, nor on the device. On a GPU a lane and a branch are a thread
-// each, and run the functions below.
+// In a stretch, kLanes running sums take every kLanes-th element and are added
+// in order. The stretches' sums, in the order of segments, are dealt out to
+// kBranches running sums, which are added in a binary tree. Each chain of a
+// leading dimension has sums of its own. The order depends on sizes alone, not
+// on threads, instruction set or device. On a GPU a lane and a branch are a
+// thread each.
 #pragma once
 
 #include <string.h>
@@ -38,10 +36,9 @@ constexpr int kLanes = 16;
 constexpr int kBranches = 256;
 
 // Note [Maps]
-// What is summed: a map takes one element of every array to a number, or to an
-// array of numbers, each of which is summed by itself. kReads says which arrays
-// it reads (the others may be absent), and Finish turns a sum into the
-// result.
+// A map returns the terms of an element: a number, or an array of numbers with
+// a sum each. kReads are the arrays it reads (others may be absent); Finish
+// turns a sum into the result.
 template <class Map, class T, size_t kIndex>
 SG_INLINE double ElementAsDouble(const Stored<Map::kRoles[kIndex], T>* array,
                                  int64_t i) {
@@ -74,7 +71,7 @@ struct TermsOf<double> {
   using Type = std::array<double, 1>;
 };
 
-// What a map makes of one element, and its sums.
+// A map's terms.
 template <class Map>
 using Terms = typename TermsOf<
     std::invoke_result_t<const Map&, const double (&)[kArguments<Map>]>>::Type;
@@ -119,8 +116,7 @@ SG_INLINE double BranchSum(const double* sums, int64_t count, int branch) {
   return sum;
 }
 
-// All branches, added in a tree. Those past the end hold zeros, which may be
-// skipped.
+// All branches, added in a tree, without zeros past the end.
 inline double AddInTree(const double* sums, int64_t count) {
   double branches[kBranches];
   int width = 1;
@@ -134,7 +130,7 @@ inline double AddInTree(const double* sums, int64_t count) {
   return branches[0];
 }
 
-// How one segment is cut: into rows, one a chain, and those into stretches.
+// The cut of a segment into rows, one a chain, and stretches.
 struct Cut {
   int64_t row;        // elements of a row
   int64_t stretches;  // in a row
@@ -155,7 +151,7 @@ struct Cuts {
   int64_t per_chain = 0;  // stretches of a chain in all segments
 };
 
-// Where a stretch, the unit-th of a segment, lies, and where its sum belongs.
+// The place of a segment's stretch, and of its sum.
 struct Unit {
   int64_t begin;
   int64_t end;
@@ -171,15 +167,14 @@ SG_INLINE Unit UnitAt(const Cut& cut, int64_t per_chain, int64_t unit) {
           chain * per_chain + cut.first + stretch};
 }
 
-// Where the sums of stretches go: sum k of the stretch with target t, of which
-// there are `targets`, to sums[k * targets + t].
+// Sum k of the stretch with target t is sums[k * targets + t].
 struct StretchSums {
   double* sums;
   int64_t targets;
   int64_t per_chain;
 };
 
-// What may be done to the elements of a stretch before they are summed up.
+// No update before the sums.
 struct Nothing {
   template <class T>
   const Nothing& For() const {
@@ -187,7 +182,7 @@ struct Nothing {
   }
 };
 
-// An update functor (ops/*.h) that needs no noise.
+// An update functor (ops/*.h) without noise.
 template <template <class> class Update>
 class UpdateFirst {
  public:
@@ -234,8 +229,8 @@ void ReduceUnitsOnIsa(const Update& update, const Map& map,
   portable::ReduceUnits<T>(update, map, segment.data, cut, begin, end, to);
 }
 
-// Writes every chain's k-th sum to out[k * num_chains + chain]. `first` is made
-// to each stretch before: Nothing or UpdateFirst.
+// Writes every chain's k-th sum to out[k * num_chains + chain], after `first`:
+// Nothing or UpdateFirst.
 template <class Map, class First = Nothing>
 void ReduceOnCpu(const std::vector<Segment>& segments, const Map& map,
                  int64_t num_chains, double* out, Isa isa = ActiveIsa(),
@@ -294,14 +289,13 @@ void ReduceOnCpu(const std::vector<Segment>& segments, const Map& map,
   }
 }
 
-// A row of a float64 tensor that has a column for each of a map's sums.
 template <class Map>
 double* RowOf(Tensor& out, int64_t row) {
   return static_cast<double*>(out.data_ptr()) +
          row * static_cast<int64_t>(kSums<Map>);
 }
 
-// Reduces plans on the CPU, for operators that are written for any device.
+// Reduces plans on the CPU.
 struct CpuReducer {
   // Writes every chain's sums to `out`, a float64 tensor: the first of all
   // chains, then the second.
@@ -322,7 +316,7 @@ struct CpuReducer {
     }
   }
 
-  // Makes an update that needs no noise, and writes sums of what is then there.
+  // Makes an update without noise, and writes sums of the result.
   template <template <class> class Update, class Coefficients, class Map>
   static void UpdateAndReduce(const char* /*op*/, const Plan& plan,
                               const Coefficients& coefficients, const Map& map,

@@ -1,11 +1,10 @@
 // The CPU loop over stretches of Note [Order of sums], compiled once per
 // instruction set (see random/isa.h).
 
-// Elements that are mapped at a time: so many that gcc unrolls the loop that
-// adds their terms, whose sums are in registers then and not in memory.
+// Elements that are mapped at a time: gcc then unrolls the loop over their
+// terms and keeps sums in registers.
 constexpr int64_t kBlock = 16 * kLanes;
 
-// Of an array that a map reads, the elements from `begin` on.
 template <class Map, class T, size_t kIndex>
 SG_INLINE auto* ReadAt(void* const* data, int64_t begin, Arithmetic<T>* means) {
   constexpr Role kRole = Map::kRoles[kIndex];
@@ -16,7 +15,7 @@ SG_INLINE auto* ReadAt(void* const* data, int64_t begin, Arithmetic<T>* means) {
   }
 }
 
-// Asks for the memory of kBlock elements of one array.
+// Prefetches kBlock elements of one array.
 template <class Element>
 SG_INLINE void PrefetchArray(const Element* array) {
   if (array == nullptr) return;
@@ -27,7 +26,7 @@ SG_INLINE void PrefetchArray(const Element* array) {
   __asm__ volatile("");  // see PrefetchBlock in launch/cpu_loop.inl
 }
 
-// An update and a map, for parameters of type T, and a block of a prior's mean.
+// An update and a map for parameters of type T, and a block of prior means.
 template <class T, class Update, class Map>
 struct TermsOfUpdated {
   const Update& update;
@@ -70,9 +69,8 @@ struct TermsOfUpdated {
   }
 };
 
-// Updates elements [begin, begin + count), kBlock at most, and writes their
-// terms: what the loop over a stretch needs of an update and a map. The loop is
-// compiled once for each number of sums, and not for each of them and type.
+// Updates elements [begin, begin + count), at most kBlock, and writes their
+// terms. The loop is compiled once for each number of sums.
 struct BlockTerms {
   const void* of;
   void (*write)(const void* of, void* const* data, int64_t begin, int64_t count,
@@ -83,7 +81,7 @@ struct BlockTerms {
 template <size_t kCount>
 __attribute__((noinline)) std::array<double, kCount> ReduceStretch(
     const BlockTerms& block, void* const* data, int64_t begin, int64_t end) {
-  // All lanes as one vector, which the compiler cuts into registers.
+  // All lanes as one vector.
   using Vector = double __attribute__((vector_size(kLanes * sizeof(double))));
   alignas(Vector) double terms[kCount][kBlock];
   Vector sums[kCount] = {};
@@ -101,7 +99,7 @@ __attribute__((noinline)) std::array<double, kCount> ReduceStretch(
   if (begin < end) {
     const int64_t count = end - begin;
     block.write(block.of, data, begin, count, terms);
-    // Some lanes have no more elements.
+    // Some lanes have no element left.
     const int64_t rest = -count & (kLanes - 1);
     for (size_t k = 0; k < kCount; ++k) {
       std::fill_n(terms[k] + count, rest, 0.0);

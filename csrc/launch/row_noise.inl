@@ -1,9 +1,8 @@
 // The noise of rows (Note [Rows of shards] in launch/plan.h) on the CPU,
 // compiled once per instruction set (see random/isa.h).
 
-// Numbers the quads of a segment's rows, in their order. All rows are given as
-// many, so that they are counted without a branch; a row's last may be of none
-// of its elements. It takes SpansLittle().
+// Numbers the quads of a segment's rows. All rows get equally many, so that no
+// branch is needed; a row's last may have no element. Needs SpansLittle().
 class RowQuads {
  public:
   // Begins with the quad of an element.
@@ -32,7 +31,7 @@ class RowQuads {
     elements_ = static_cast<uint32_t>(rows * s.pitch + 4 * columns) + gap_;
   }
 
-  // As many as any row has elements in.
+  // The most quads of a row.
   static int64_t CountIn(const Segment& s) {
     const int64_t step = s.pitch % 4 == 0 ? 4 : s.pitch % 2 == 0 ? 2 : 1;
     const int64_t skip = static_cast<int64_t>(s.offset) % step + 4 - step;
@@ -56,24 +55,22 @@ class RowQuads {
   }
 
  private:
-  // Of the next quads: an element in each, and which of its row's quads it is.
+  // An element of each of the next quads, and its place in its row.
   Lanes::U32 index_;
   Lanes::U32 column_;
   uint64_t base_;
   int64_t row_quads_;
-  // How far on those that follow are, the latter if a row ends besides those
-  // that always do.
+  // The steps to the following quads, the latter if one more row ends.
   uint32_t columns_;
   uint32_t elements_;
   uint32_t gap_;  // from the end of a row's quads to the next row's
 };
 
-// Which numbers of the quads of rows are of elements, as bits. They come again
-// after four rows, which are whole bytes of them however long a row is.
+// The numbers of rows' quads that belong to elements, as bits, which repeat
+// after four rows.
 class KeptNoise {
  public:
-  // Begins with the quad of an element, of which it skips what is before
-  // that. All rows have as many quads, `row_quads`.
+  // Begins at an element; all rows have `row_quads` quads.
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init)
   KeptNoise(const Segment& s, int64_t begin, int64_t row_quads)
       : period_(static_cast<uint64_t>(row_quads) * (row_quads < 4 ? 64 : 16)) {
@@ -96,13 +93,13 @@ class KeptNoise {
     kept_[0] &= static_cast<uint8_t>(0xffU << (skip + column) % 4);
   }
 
-  // Those of Lanes::kQuads quads, from the lowest bit on.
+  // The bits of the next Lanes::kQuads quads.
   SG_INLINE uint64_t Next() {
     uint64_t word;
     memcpy(&word, kept_ + at_ / 8, sizeof word);
     word >>= at_ % 8;
     at_ += uint64_t{4} * Lanes::kQuads;
-    // To no place in the first word: something is skipped there only once.
+    // Not into the first word, where bits are skipped only once.
     if (at_ >= kWordBits + period_) at_ -= period_;
     return word;
   }
@@ -125,9 +122,8 @@ class KeptNoise {
   uint8_t kept_[2 * kMostQuads + 2 * kWordBits / 8];
 };
 
-// The noise of a segment's elements, in their order. Blocks of noise continue
-// from row to row, so that narrow rows leave none half empty; what quads have
-// for elements outside of their row is skipped. It takes what
+// The noise of a segment's elements. Blocks continue from row to row, which
+// wastes nothing on narrow rows; numbers outside of rows are skipped. Needs
 // SpansLittle() and not FillsBlocks().
 template <template <int> class Noise>
 class RowNoise {
@@ -147,14 +143,13 @@ class RowNoise {
         kept_(s, begin, quads_.in_row()),
         are_quads_(IsOfQuads(s) && begin % 4 == 0) {}
 
-  // Writes the next numbers, of as many blocks as `wanted` ones take at least,
-  // but of kBlocks at most, and returns how many. Before each block, calls
-  // prefetch(data, its first element).
+  // Writes the next numbers, at least `wanted` unless kBlocks blocks have
+  // fewer, and returns their count. Calls prefetch(data, first element) before
+  // a block.
   __attribute__((noinline)) int64_t Next(float* out, int64_t wanted,
                                          Ahead prefetch) {
     float* to = out;
-    // Copies: what is written to `out` could be them, for all the compiler
-    // knows.
+    // Copies, which do not alias `out`.
     RowQuads quads = quads_;
     NoiseSource<Noise> source = source_;
     const int64_t blocks =
@@ -177,7 +172,6 @@ class RowNoise {
   }
 
  private:
-  // In the order that leaves the least room between them.
   RowQuads quads_;
   NoiseSource<Noise> source_;
   void* const* data_;

@@ -1,12 +1,10 @@
 // Products of vectors with many rows of a float64 matrix, in a fixed order.
 //
-// HMC-ECS is made of two of them: one number from each row (the expansions of
-// many data at a point), and a weighted sum of all rows (their gradient). A row
-// is cut into eights; eight running sums take a row's elements and are added
-// in a tree. Rows are weighed and added one after the other. The last eight of
-// a row overlaps the one before where it has to, so that all loads are whole.
-// Threads share rows in the former and columns in the latter, so that neither
-// their number nor the instruction set changes a bit.
+// HMC-ECS needs a number from each row (the expansions of many data), and a
+// weighted sum of all rows (their gradient). Eight running sums take a row's
+// elements and are added in a tree; the last eight elements may overlap the
+// eight before. Threads share rows in the former and columns in the latter, so
+// that results depend neither on their number nor on the instruction set.
 #pragma once
 
 #include <string.h>
@@ -21,9 +19,9 @@
 namespace torch_sgmcmc {
 
 constexpr int64_t kEight = 8;
-// Columns whose running sums are kept at hand at a time.
+// Columns with running sums at a time.
 constexpr int64_t kColumns = 256;
-// Products that are worth a second thread.
+// Fewest products for a second thread.
 constexpr int64_t kRowGrain = 65536;
 
 }  // namespace torch_sgmcmc

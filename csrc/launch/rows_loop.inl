@@ -21,7 +21,7 @@ inline void RowProducts(const double* rows, int64_t count, int64_t width,
     return;
   }
   const int64_t whole = width / kEight * kEight;
-  // What the last eight adds: nothing where it overlaps the one before.
+  // The last eight elements, without the overlap.
   double last[kEight] = {};
   for (int64_t j = whole; j < width; ++j) {
     last[j - (width - kEight)] = vector[j];
@@ -50,7 +50,7 @@ inline void AddRows(const double* rows, int64_t count, int64_t width,
     }
     return;
   }
-  // Sums that overlap are the same numbers.
+  // Overlapping sums are equal.
   constexpr int64_t kMost = kColumns / kEight;
   const int64_t eights = (columns + kEight - 1) / kEight;
   int64_t start[kMost];

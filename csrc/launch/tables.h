@@ -1,8 +1,7 @@
 // A thread's work on the GPU: tables of segments, quads in, update, quads out.
 //
-// Plain functions for host and device: launch/cuda.cuh wraps them in a kernel
-// and a launch, and CPU tests run the very same ones as loops over blocks and
-// threads.
+// Functions for host and device: launch/cuda.cuh launches them, and CPU tests
+// run them as loops over blocks and threads.
 #pragma once
 
 #include <algorithm>
@@ -24,8 +23,7 @@ namespace torch_sgmcmc {
 // Kernel arguments may take 4 KiB on every architecture.
 constexpr int kMaxSegments = 44;
 
-// The segments of one launch, all of one dtype: `count` of each, the rest is
-// left as it is.
+// The segments of one launch, of one dtype; entries beyond `count` are not set.
 // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init)
 struct SegmentTable {
   void* data[kMaxArguments][kMaxSegments];
@@ -37,7 +35,7 @@ struct SegmentTable {
 };
 static_assert(sizeof(SegmentTable) < 3900);
 
-// Calls use(row) for each row of a segment, as their own segments.
+// Calls use(row) for each row of a segment, as a segment.
 template <class Use>
 void ForEachRow(const Segment& s, const Use& use) {
   if (s.row == 0) return use(s);
@@ -54,8 +52,7 @@ void ForEachRow(const Segment& s, const Use& use) {
   }
 }
 
-// Calls launch(table, blocks) for all segments of one dtype, with as few tables
-// as they fit in.
+// Calls launch(table, blocks) for all segments of one dtype, with few tables.
 template <class Launch>
 void ForEachTable(const std::vector<Segment>& segments, ScalarType dtype,
                   const Launch& launch) {
@@ -144,15 +141,13 @@ SG_INLINE bool IsAligned(const void* data, int64_t origin) {
          0;
 }
 
-// Of one argument, and of its masters.
 template <Role role, class T, class Update>
 SG_INLINE void LoadArgument([[maybe_unused]] const Update& update,
                             const void* data, const void* masters,
                             const QuadSpan& span, bool whole,
                             Arithmetic<T> (&out)[4]) {
   if constexpr (role == Role::kPriorMean) {
-    // One by one, whether whole or not: a second way would be a tenth of the
-    // library's size, and they share their cache lines.
+    // One by one: whole quads would add a tenth to the library's size.
     const auto* p = static_cast<const Arithmetic<T>*>(data);
     SG_UNROLL for (int w = 0; w < 4; ++w) {
       const bool has_own = p != nullptr && span.begin <= w && w < span.end;
@@ -224,8 +219,7 @@ SG_INLINE void UpdateQuad(const Update& update, void* const* data,
    ...);
 }
 
-// What one thread of one block does, for one of the chains if there are
-// several.
+// The work of a thread of a block, for one chain.
 template <class Update, class T>
 SG_INLINE void UpdateThread(const Update& update, const SegmentTable& table,
                             const NoiseStream& stream, int64_t block,
