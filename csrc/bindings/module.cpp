@@ -27,8 +27,8 @@ using torch_sgmcmc::TensorListArg;
 
 namespace {
 
-// Of each hyperparameter of a sampler: name, kind, default, range, whether it
-// may be None, and words.
+// Each hyperparameter's name, kind, default, range, whether None is allowed,
+// and words.
 py::list Settings(const std::string& sampler) {
   constexpr const char* kKinds[] = {"real", "whole", "flag", "word"};
   py::list rows;
@@ -44,7 +44,7 @@ py::list Settings(const std::string& sampler) {
   return rows;
 }
 
-// The memory of int64 numbers, for an array of Python's.
+// The memory of int64 numbers.
 py::bytearray Memory(const std::vector<int64_t>& numbers) {
   return {reinterpret_cast<const char*>(numbers.data()),
           numbers.size() * sizeof(int64_t)};
@@ -111,9 +111,7 @@ py::dict AsDict(const OpSpec& spec) {
 
 }  // namespace
 
-// csrc/bindings/sbps.cpp
 void BindBouncy(py::module_& m);
-// csrc/bindings/plan_guard.cpp
 void BindPlanGuard(py::module_& m);
 
 PYBIND11_MODULE(_C, m) {

@@ -1,9 +1,6 @@
-// True if a step plan is still valid (torch_sgmcmc/_impl/step_plan.py).
-//
-// A plan was made of param groups, parameters and state, which are compared
-// object by object. They are Python's, and so are compared by its C interface:
-// a dozen lookups take a third of a small network's step where an interpreter
-// makes them.
+// The guard of a step plan (torch_sgmcmc/_impl/step_plan.py): compares param
+// groups, parameters and state object by object. In Python a dozen lookups
+// would take a third of a small network's step.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -23,7 +20,7 @@ py::object Interned(const char* name) {
   return py::reinterpret_steal<py::object>(PyUnicode_InternFromString(name));
 }
 
-// True if an object's value can change only by another object taking its place.
+// True for immutable objects.
 bool IsPlain(PyObject* object) {
   return object == Py_None || PyBool_Check(object) ||
          PyFloat_CheckExact(object) || PyLong_CheckExact(object) ||
@@ -67,9 +64,8 @@ struct State {
 
 class PlanGuard {
  public:
-  // `owned` has, for each group, what the sampler shows in it, `is_updated`
-  // whether it is in the plan; `hyperparameters` are the keys of what a plan
-  // packs.
+  // `owned` are the sampler's values in each group, `is_updated` whether the
+  // plan has the group, `hyperparameters` the packed keys.
   PlanGuard(const py::list& groups, const std::vector<py::dict>& owned,
             const std::vector<bool>& is_updated,
             const std::vector<py::str>& hyperparameters, const py::dict& state)
@@ -100,7 +96,7 @@ class PlanGuard {
     }
   }
 
-  // True if all hyperparameters are as they were noted.
+  // True if all hyperparameters are unchanged.
   bool HasSameValues() const {
     for (const Group& group : groups_) {
       for (const auto& [key, value] : group.values) {
@@ -111,7 +107,7 @@ class PlanGuard {
     return true;
   }
 
-  // Takes hyperparameters as they are now.
+  // Records the present hyperparameters.
   void Note() {
     for (Group& group : groups_) {
       for (auto& [key, value] : group.values) {
@@ -121,8 +117,8 @@ class PlanGuard {
     }
   }
 
-  // The gradients of the parameters that the plan updates; None if anything but
-  // gradients and hyperparameters differs.
+  // The gradients of the plan's parameters; None if anything but gradients and
+  // hyperparameters has changed.
   py::object Gradients(py::handle groups, py::handle state) const {
     if (state.ptr() != state_ || !PyList_CheckExact(groups.ptr()) ||
         PyList_GET_SIZE(groups.ptr()) != Size(groups_) || !HasSameState()) {
@@ -139,7 +135,7 @@ class PlanGuard {
     return grads;
   }
 
-  // For the garbage collector, which a parameter that knows its sampler needs.
+  // For the garbage collector: a parameter may refer to its sampler.
   int Traverse(visitproc visit, void* arg) const {
     Py_VISIT(kept_.ptr());
     for (const Group& group : groups_) {
@@ -209,8 +205,8 @@ class PlanGuard {
     return true;
   }
 
-  // Names are compared by identity: nearly all are literals, and where another
-  // string has the same name, a plan is only rebuilt.
+  // Compares names by identity; another string of the same name rebuilds the
+  // plan.
   static bool HasItems(PyObject* dict, const Items& items) {
     if (PyDict_GET_SIZE(dict) != Size(items)) return false;
     PyObject* key = nullptr;
@@ -234,7 +230,7 @@ class PlanGuard {
   std::vector<State> states_;
 };
 
-// Null while it is being made.
+// Null during construction.
 PlanGuard* GuardOf(PyObject* object) {
   const auto* instance = reinterpret_cast<py::detail::instance*>(object);
   if (!instance->simple_layout || !instance->simple_holder_constructed) {

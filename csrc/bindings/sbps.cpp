@@ -1,4 +1,4 @@
-// The trajectory of SBPS: its clock, and what minibatches say of its rate.
+// SBPS's clock and bounce rates.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

@@ -1,16 +1,15 @@
-// The BAOA update, shared by CPU and CUDA: SGHMC whose friction stands between
-// two halves of the drift.
+// The BAOA update, shared by CPU and CUDA: SGHMC with the friction between two
+// halves of the drift.
 //
 //   u     <- f v - lr g
 //   v     <- m u + sqrt((1 + m)^2 (f - beta) lr T / (2 N)) xi
 //   theta <- theta + (u + v) / 2     (the new v)
 //
 // with f = 1 unless lr, T or N have changed (host/rescaling.h), g = grad +
-// (lambda / N) (theta - mu), m the momentum and f = 2 (1 - m) / (1 + m), so
-// that without beta v has (1 - m^2) lr T / N, what an exact step of Ornstein
-// and Uhlenbeck has: BAOAB of Leimkuhler and Matthews 2013, observed where its
-// gradient is. beta = lr N Var(grad) / (2 T) is what minibatches bring, to
-// first order in lr.
+// (lambda / N) (theta - mu), m the momentum and f = 2 (1 - m) / (1 + m).
+// Without beta the noise is an exact Ornstein-Uhlenbeck step's: BAOAB of
+// Leimkuhler and Matthews 2013, observed at its gradient. beta = lr N Var(grad)
+// / (2 T) is the minibatches' noise, to first order in lr.
 #pragma once
 
 #include <algorithm>
@@ -95,7 +94,7 @@ struct BAOAStep {
   static std::string Refusal(const Call& call) {
     const double friction = BAOACoefficients::Friction(call("momentum"));
     const double estimate = call("noise_estimate");
-    // Up to rounding, as in SGHMC.
+    // Up to rounding.
     if (estimate <= friction + 1e-12) return "";
     return "Invalid noise_estimate: " + std::to_string(estimate) +
            " (must not exceed the friction 2 (1 - momentum) / (1 + momentum)"

@@ -4,9 +4,8 @@
 //
 // with the minibatch's gradients g at theta and a at an anchor theta*, and the
 // full data's gradient f at the anchor (Baker et al. 2017; Dubey et al. 2016).
-// The difference comes first: near the anchor it is free of rounding, and at
-// the anchor g is f to the last bit. Plain tensor operations would go over
-// memory six times instead of four, and round the difference to bf16.
+// The difference comes first: at the anchor g is exactly f. Tensor operations
+// would pass over memory six times, not four, and round the difference to bf16.
 #pragma once
 
 #include <array>

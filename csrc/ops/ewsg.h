@@ -1,10 +1,8 @@
-// EWSG's weights, shared by CPU and CUDA: by how much a proposed minibatch is
-// to be preferred to the current one.
-//
-// The decision between two minibatches needs the difference alone,
+// EWSG's weights, shared by CPU and CUDA. The decision between two minibatches
+// needs the difference
 //   W(g') - W(g) = N / (4 alpha T) sum (g' - g) (lr (g + g') + 2 u),
-// in which theta cancels from g' - g, the large common |u|^2 never appears, and
-// lr = 0 is not a special case. W is derived in docs/samplers/ewsg.md.
+// without theta in g' - g, the large common |u|^2, or a special case for lr =
+// 0. W is derived in docs/samplers/ewsg.md.
 #pragma once
 
 #include <array>
@@ -63,12 +61,11 @@ struct EWSGCoefficients {
   double twice_shift = 0;
 };
 
-// What a log ratio knows of the prior; to take off a mean of 0 would change
-// nothing, and takes time.
+// The prior in a log ratio; subtracting a mean of 0 would take time.
 enum class EWSGPrior { kFlat, kAboutZero, kAboutMean };
 
-// A term of the sum W(g') - W(g). Arrays: theta, grad, proposed grad, v, mu;
-// all but the gradients are read only if they matter.
+// A term of W(g') - W(g). Arrays: theta, grad, proposed grad, v, mu; all but
+// the gradients are read only if needed.
 template <EWSGPrior prior, bool has_momentum>
 class EWSGLogRatio {
  public:
@@ -83,7 +80,7 @@ class EWSGLogRatio {
 
   SG_INLINE double prior_mean() const { return c_.prior_mean; }
 
-  // Not fused: all devices would have to be told to, and nothing is gained.
+  // Not fused, like all arithmetic without Fma.
   SG_INLINE double operator()(const double (&x)[5]) const {
     double s = c_.lr * (x[1] + x[2]);
     if constexpr (prior == EWSGPrior::kAboutZero) s += c_.twice_decay * x[0];
@@ -127,7 +124,6 @@ struct EWSGLogRatios {
     return "Invalid surrogate: " + std::to_string(surrogate) +
            " (must be 0, 1, 2 or 3)";
   }
-  // With a map that reads no more than it needs.
   template <class Reducer, class Plan, class Call, class Tensor>
   static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
     const EWSGCoefficients c(call);

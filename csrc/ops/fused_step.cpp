@@ -21,7 +21,7 @@ bool FusedStep(TensorList params, TensorList grads, TensorList state,
                      step);
 }
 
-// Counts like a GPU, whose host learns later what was found.
+// Counts like a GPU, whose check the host reads later.
 std::tuple<Tensor, Tensor> DeferredStep(TensorList params, TensorList grads,
                                         TensorList state, Tensor packed,
                                         Tensor step,
@@ -52,8 +52,8 @@ std::tuple<Tensor, Tensor> DeferredStep(TensorList params, TensorList grads,
   return {found, gate};
 }
 
-// 1 or 0: whether the last proposal was accepted, whose gradients were then
-// taken. -1: the log ratio is not finite, and nothing has changed.
+// 1: the last proposal was accepted, and its gradients used; 0: rejected. -1:
+// the log ratio is not finite, and nothing has changed.
 int64_t EWSGStep(TensorList params, TensorList grads, TensorList proposals,
                  TensorList state, Tensor packed, Tensor weights, Tensor step,
                  int64_t proposal) {
@@ -71,7 +71,7 @@ int64_t EWSGStep(TensorList params, TensorList grads, TensorList proposals,
   double log_ratio = 0;
   int64_t first_param = 0;
   int64_t first_state = 0;
-  // A part of a list, shorter where the list ends.
+  // A part of a list, up to its end.
   const auto part = [](const TensorList& tensors, int64_t begin, int64_t n) {
     const auto size = static_cast<int64_t>(tensors.size());
     return TensorList(tensors.begin() + std::min(begin, size),

@@ -1,9 +1,8 @@
-// torch_sgmcmc::fused_step_, deferred_step_ and ewsg_step_: whole steps of a
-// sampler, all of its param groups on a device in one call.
+// torch_sgmcmc::fused_step_, deferred_step_ and ewsg_step_: a sampler's step
+// for all param groups on a device.
 //
-// All updates are checked before the first is made. The step counter is an
-// argument that the operator advances itself: no interrupt of Python can come
-// between an update and its count, so no noise is drawn twice.
+// All updates are checked before the first. The operator itself advances the
+// step counter: no interrupt of Python can separate an update and its count.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +24,7 @@ namespace torch_sgmcmc {
 class Updates {
  public:
   virtual ~Updates() = default;
-  // Throws std::runtime_error, with nothing changed, where an operator would.
+  // Throws as an operator would; nothing has changed.
   virtual std::unique_ptr<PreparedUpdate> Prepare(const char* op, int64_t index,
                                                   const Call& call) const = 0;
 };
@@ -49,8 +48,7 @@ class UpdatesOn final : public Updates {
 const Updates& CpuUpdates();
 const Updates& CudaUpdates();
 
-// A step whose updates have been checked. With `device_step` the device knows
-// the step; `step` is 0 then.
+// A step with checked updates. With `device_step`, `step` is 0.
 class PreparedStep {
  public:
   PreparedStep(const char* op, const Updates& device, const PackedStep& packed,
@@ -77,7 +75,7 @@ class PreparedStep {
     }
   }
 
-  // Makes all updates, and counts the step if it is the host's to count.
+  // Makes all updates, and counts the step on the host, if given.
   void Apply(int64_t* step) {
     if (step != nullptr) ++*step;
     try {
@@ -93,7 +91,7 @@ class PreparedStep {
   std::vector<std::unique_ptr<PreparedUpdate>> updates_;
 };
 
-// The address of a step counter of the host.
+// The address of a step counter on the host.
 inline int64_t* HostCounter(const char* op, const Tensor& step) {
   if (!step.defined() || step.scalar_type() != ScalarType::Long ||
       step.numel() != 1 || !step.is_cpu()) {
@@ -102,7 +100,7 @@ inline int64_t* HostCounter(const char* op, const Tensor& step) {
   return static_cast<int64_t*>(step.data_ptr());
 }
 
-// The same of a counter on a GPU.
+// The address of a counter on a GPU.
 inline int64_t* DeviceCounter(const char* op, const char* name,
                               const Tensor& counter, int32_t device) {
   if (!counter.defined() || counter.scalar_type() != ScalarType::Long ||
@@ -113,8 +111,7 @@ inline int64_t* DeviceCounter(const char* op, const char* name,
   return static_cast<int64_t*>(counter.data_ptr());
 }
 
-// fused_step_: false, with nothing changed, if gradients must be finite and are
-// not. The host waits for the answer.
+// fused_step_: false, without a change, if a checked gradient is not finite.
 template <class AnyNonfinite>
 bool FusedStepOn(const Updates& device, const AnyNonfinite& any_nonfinite,
                  const TensorList& params, const TensorList& grads,

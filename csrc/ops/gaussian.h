@@ -1,7 +1,6 @@
 // Gaussian fill, shared by CPU and CUDA: out <- std xi.
 //
-// It writes the very noise that an update with the same seed, step, purpose and
-// offsets injects, which is how the tests take an update apart.
+// The same noise as in an update with this seed, step, purpose and offsets.
 #pragma once
 
 #include <array>
@@ -13,8 +12,8 @@
 
 namespace torch_sgmcmc {
 
-// The steps at which an update is made. In a CUDA graph only the device knows
-// the step: an operator that does different things launches all, with filters.
+// The steps of an update. In a CUDA graph only the device knows the step: an
+// operator with several updates launches all, with filters.
 struct EveryKSteps {
   int64_t every = 0;         // 0: all steps
   bool on_multiples = true;  // of `every`, or on all other steps
@@ -62,7 +61,7 @@ struct Gaussian {
   template <class Real>
   using Update = GaussianFill<Real>;
 
-  // The device may leave `out` as it is, which must then be known.
+  // With a device_step, `out` may keep its values.
   template <class Call>
   static Role Lead(const Call& call) {
     return call->device_step ? Role::kParameter : Role::kOutput;

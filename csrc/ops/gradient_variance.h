@@ -2,10 +2,9 @@
 //
 //   V <- V + w ((grad - previous)^2 / 2 - V),   previous <- grad
 //
-// Half the squared difference of consecutive gradients has mean Var(grad) plus
-// half the squared drift of the mean gradient over one step. The usual running
-// mean and running square would count the whole wandering of the mean gradient
-// along the chain as noise; on N(0, 1) that doubles the estimate.
+// The mean is Var(grad) plus half the squared drift of the mean gradient in one
+// step. A running variance would include the whole drift along the chain: twice
+// the estimate on N(0, 1).
 #pragma once
 
 #include <array>

@@ -5,9 +5,8 @@
 //   theta <- theta + drift M^-1 r,
 // and a trajectory of m steps of size eps (algorithm 1 of Chen, Fox and
 // Guestrin 2014) is kick eps / 2, drift eps; m - 1 times kick eps, drift eps;
-// kick eps / 2 without a drift. Each call is a shear, so the trajectory keeps
-// volume, and with the sign of r turned round it runs back to where it began,
-// to rounding.
+// kick eps / 2 without a drift. Calls are shears: trajectories keep volume, and
+// are reversible up to rounding.
 #pragma once
 
 #include <array>
@@ -37,7 +36,7 @@ struct LeapfrogCoefficients {
   double prior_mean;
 };
 
-// What leapfrogs have in common: r + kick grad U, without the mass.
+// The common part of leapfrogs: r + kick grad U, without the mass.
 template <class Real>
 class Kicks {
  public:
@@ -100,9 +99,8 @@ class LeapfrogMassUpdate : public Kicks<Real> {
   Real drift_;
 };
 
-// theta, grad, r, mu: the last half step, which leaves theta alone. It pulls
-// from theta's master as the other half steps do, so that the trajectory can be
-// reversed.
+// theta, grad, r, mu: the last half step, with theta unchanged. It reads
+// theta's master like other half steps, so that the trajectory is reversible.
 template <class Real>
 class KickUpdate : public Kicks<Real> {
  public:
@@ -142,7 +140,7 @@ class MomentumFill {
 };
 
 // A term of lambda (theta - mu)^2 / 2 + r^2 / (2 m). Arrays: theta, r, mass,
-// mu; all but r are read only if they matter.
+// mu; all but r are read only if needed.
 template <bool has_prior, bool has_mass>
 class EnergyTerm {
  public:
@@ -239,7 +237,6 @@ struct HMCEnergy {
       .has_prior_mean = true,
       .sums = kForEachChain};
 
-  // With a map that reads no more than it needs.
   template <class Reducer, class Plan, class Call, class Tensor>
   static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
     const double precision = call("prior_precision");

@@ -1,5 +1,5 @@
-// torch_sgmcmc::ecs_*: one evaluation of HMC-ECS, except for the closure and
-// its backward pass, and one step of its leapfrog. On the CPU, in float64.
+// torch_sgmcmc::ecs_*: an evaluation of HMC-ECS without the closure and its
+// backward pass, and a leapfrog step; on the CPU, in float64.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -19,7 +19,7 @@ namespace {
 
 using ECSMaybe = std::optional<Tensor>;
 
-// The arrays of one operator's call, once they are known to be what they must.
+// The checked arrays of a call.
 class ECSArrays {
  public:
   explicit ECSArrays(const char* op) : op_(op) {}
@@ -79,14 +79,13 @@ std::vector<double> ECSOffset(const double* theta, const double* anchor,
   return delta;
 }
 
-// True if expansions have no gradients: gradients are of shape [0, M, d].
+// True if expansions have no gradients: their shape is [0, M, d].
 bool IsConstant(const Tensor& gradients, const ECSMaybe& hessians) {
   return !hessians && gradients.defined() && gradients.dim() == 3 &&
          gradients.size(0) == 0;
 }
 
-// Expansions of M data: M, d, and what there is of them. See
-// torch_sgmcmc/_ecs/taylor.py.
+// Expansions of M data (torch_sgmcmc/_ecs/taylor.py).
 struct ECSTerms {
   ECSTerms(const ECSArrays& arrays, const Tensor& theta,
            const Tensor& gradients_of, const ECSMaybe& scales_of,
@@ -105,7 +104,7 @@ struct ECSTerms {
   const double* scales;
   const double* hessians;
 
-  // What `hessian_terms` holds for each datum: scale yᵀδ, or H δ.
+  // The shape of `hessian_terms`, of each datum scale yᵀδ or H δ.
   std::vector<int64_t> HessianTermsShape() const {
     if (scales != nullptr) return {m};
     if (hessians != nullptr) return {m, d};

@@ -1,7 +1,5 @@
-// torch_sgmcmc::metropolis_decide and select_chains_: what they have in common
-// on all devices. A Metropolis test of many chains at once is two operators,
-// one that decides for each chain and one that moves what belongs to the
-// chosen.
+// The common part of metropolis_decide and select_chains_: Metropolis tests of
+// many chains, and the moves of accepted ones.
 #pragma once
 
 #include <cstdint>

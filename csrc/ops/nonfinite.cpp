@@ -13,7 +13,7 @@
 namespace torch_sgmcmc {
 namespace {
 
-// To count takes a tenth of the time of an update (see kGrain).
+// Counting takes a tenth of an update's time (see kGrain).
 constexpr int64_t kGrainToCount = 10 * kGrain;
 
 template <class T>

@@ -1,8 +1,5 @@
-// Which elements are not finite, shared by CPU and CUDA.
-//
-// Told by their bits: an exponent of all ones is an infinity if the rest is
-// zero, and NaN if not. No arithmetic is done, so no compiler flag and no
-// processor's mode can hide one, and the loops are as fast as memory.
+// Finds elements that are not finite, shared by CPU and CUDA, by their bits:
+// without arithmetic, no compiler flag or processor mode can hide one.
 #pragma once
 
 #include <torch/headeronly/util/BFloat16.h>
@@ -16,8 +13,8 @@
 
 namespace torch_sgmcmc {
 
-// The bits of a type: as an integer, signed since vector units compare such,
-// and the bits of its infinity. The integers may alias the numbers.
+// A type's bits as a signed integer, which vector units compare, and the bits
+// of infinity. The integers may alias the numbers.
 template <class T>
 struct BitsOf;
 template <>
@@ -53,17 +50,15 @@ struct Nonfinite {
   int64_t infinities = 0;
 };
 
-// The counts of tensor i are elements 2 i and 2 i + 1 of the result: NaN, then
-// infinities. Plans know a tensor by an offset, on a GPU a multiple of four
-// since quads are aligned to it.
+// Elements 2 i and 2 i + 1 of the result are tensor i's NaNs and infinities.
+// Plans identify tensors by offsets, multiples of four for a GPU's quads.
 constexpr uint64_t kOffsetOfNext = 4;
 
 SG_INLINE int64_t PlaceOfCounts(uint64_t offset) {
   return static_cast<int64_t>(offset / kOffsetOfNext * 2);
 }
 
-// What a thread of a GPU counts: every kThreads-th element of its block's
-// chunk. `place` is where the counts belong.
+// A GPU thread's counts: every kThreads-th element of its block's chunk.
 template <class T>
 SG_INLINE Nonfinite CountThread(const SegmentTable& table, int64_t block,
                                 int thread, int64_t* place) {
@@ -84,7 +79,7 @@ SG_INLINE Nonfinite CountThread(const SegmentTable& table, int64_t block,
   return counts;
 }
 
-// True if one of the counts is not 0, as read by one thread of `threads`.
+// True if a count is not 0, among those of one thread of `threads`.
 SG_INLINE bool AnyCount(const int64_t* counts, int64_t size, int thread,
                         int threads) {
   bool any = false;

@@ -59,8 +59,8 @@ Tensor CountNonfinite(TensorList tensors) {
   return CountNonfiniteOf("count_nonfinite", tensors, "tensors");
 }
 
-// Writes the step of the updates that follow, negative if they are skipped,
-// and counts, if the counters are on the device.
+// Writes the step of the following updates, negative if they are skipped, and
+// advances counters on the device.
 __global__ void __launch_bounds__(kThreads)
     GateKernel(const int64_t* counts, int64_t size, int64_t step,
                const int64_t* device_step, int64_t* gate, int64_t* counter,
@@ -119,7 +119,7 @@ bool FusedStep(TensorList params, TensorList grads, TensorList state,
                      step);
 }
 
-// The updates are launched behind the check, and read what it has found.
+// The updates are launched after the check, and read its result.
 std::tuple<Tensor, Tensor> DeferredStep(TensorList params, TensorList grads,
                                         TensorList state, Tensor packed,
                                         Tensor step,
@@ -142,7 +142,7 @@ std::tuple<Tensor, Tensor> DeferredStep(TensorList params, TensorList grads,
     RefuseCapture(kOp, device);
     MakeStream(kOp, /*seed=*/0, *count, /*purpose=*/int64_t{0});
   }
-  // A place for the gate, which updates are checked with before it is written.
+  // The gate, which is written after the updates' arguments are checked.
   Tensor gate = torch::stable::new_empty(grads[0], {}, ScalarType::Long);
   PreparedStep prepared(kOp, CudaUpdates(), known, params, grads, state,
                         /*step=*/0, gate);

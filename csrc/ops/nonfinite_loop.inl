@@ -1,5 +1,5 @@
-// The CPU loops over a stretch that find values that are not finite and count
-// it, compiled once per instruction set (see random/isa.h).
+// The CPU loops that find and count values that are not finite, compiled once
+// per instruction set (random/isa.h).
 
 template <class T>
 bool AnyNonfiniteIn(const void* data, int64_t begin, int64_t end) {
@@ -15,7 +15,7 @@ bool AnyNonfiniteIn(const void* data, int64_t begin, int64_t end) {
 template <class T>
 Nonfinite CountNonfiniteIn(const void* data, int64_t begin, int64_t end) {
   using Bits = typename BitsOf<T>::Type;
-  // Counted in the width of the elements, in which a block's count fits.
+  // Counts of a block fit into the elements' width.
   constexpr int64_t kBlock = 4096;
   const Bits* x = static_cast<const Bits*>(data);
   Nonfinite total;

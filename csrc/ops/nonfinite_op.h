@@ -1,5 +1,5 @@
-// torch_sgmcmc::any_nonfinite, count_nonfinite, step_or_nothing and
-// step_if_finite: what they have in common on all devices.
+// The common part of any_nonfinite, count_nonfinite, step_or_nothing and
+// step_if_finite.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -37,19 +37,19 @@ inline void CheckCounts(const char* op, const Tensor& counts) {
   }
 }
 
-// Counts a step that was made, or skipped, where the device counts both.
+// Counts a made or skipped step on the device.
 SG_INLINE void CountStep(bool any, int64_t* step, int64_t* num_skipped) {
   int64_t* count = any && num_skipped != nullptr ? num_skipped : step;
   ++*count;
 }
 
-// Both on the CPU alone.
+// On the CPU.
 bool AnyNonfiniteOf(const char* op, const TensorList& tensors,
                     const char* name = "tensors");
 Tensor CountNonfiniteOf(const char* op, const TensorList& tensors,
                         const char* name = "tensors");
 
-// Checks the step that an operator is to return, on a tensor's device.
+// Checks a step on a tensor's device.
 inline const int64_t* CheckedDeviceStep(
     const char* op, const Tensor& like, int64_t step,
     const std::optional<Tensor>& device_step) {

@@ -1,10 +1,9 @@
 // An operator on lists of tensors, as data: its spec.
 //
-// Rows stand beside functors (ops/*.h) and are listed in ops/registry.h.
-// Whatever is said of an operator is made of its spec: its schema and the
-// checks of its numbers (launch/call.h), its boxed kernels (launch/boxed.h),
-// how C++ calls it (libtorch/operators.h, method.h) and what torch.compile is
-// told of it. What needs an `if` is code of the struct that holds the spec.
+// Specs stand beside functors (ops/*.h) and are listed in ops/registry.h. From
+// its spec an operator gets schema and checks of numbers (launch/call.h), boxed
+// kernels (launch/boxed.h), C++ calls (libtorch/operators.h, method.h) and its
+// fake kernel for torch.compile. The struct with the spec has the rest as code.
 #pragma once
 
 #include <array>
@@ -20,7 +19,7 @@
 
 namespace torch_sgmcmc {
 
-// With as many digits as it takes to read it back.
+// With the fewest digits that identify the number.
 inline std::string Shortest(double value) {
   std::array<char, 32> text{};
   const auto end = std::to_chars(text.data(), text.data() + text.size(), value);
@@ -49,8 +48,7 @@ struct Range {
   bool low_open = false;
 };
 
-// Where a number may be: all are finite. The last are integers, that are not
-// negative, positive, or what the operator's code says.
+// A number's domain. The last three are integers; code checks kCode.
 enum class Domain {
   kFinite,
   kNotNegative,
@@ -85,30 +83,29 @@ constexpr Range RangeOf(Domain domain) {
 struct ScalarArg {
   const char* name = nullptr;
   Domain domain = Domain::kFinite;
-  // What it is where nobody says; NaN if it must be said.
+  // The default; NaN if there is none.
   double fallback = std::numeric_limits<double>::quiet_NaN();
 };
 
-// How a parameter's state begins: by code, with zeros, or drawn from the
-// momentum's stationary law N(0, lr T / N).
+// The start of a parameter's state: by code, zeros, or the momentum's
+// stationary law N(0, lr T / N).
 enum class Start { kCustom, kZeros, kStationary };
 
 struct TensorListArg {
   const char* name = nullptr;
   Role role = Role::kGradient;
-  // Lists that may all be empty together, and then are not there.
+  // Optional lists are all given or all empty.
   bool is_optional = false;
-  // Its key in a parameter's state, if it is kept there.
+  // Its key in a parameter's state, or null.
   const char* key = nullptr;
   Start start = Start::kCustom;
 };
 
-// What is said of the noise.
 enum class Noise {
   kNone,
-  kUpdate,   // Purpose::kUpdate; the device may add to the step
-  kMomenta,  // Purpose::kMomentum; drawn by the host alone
-  kGiven     // as kUpdate, for any purpose
+  kUpdate,   // Purpose::kUpdate, with device_step
+  kMomenta,  // Purpose::kMomentum, without device_step
+  kGiven     // any purpose, with device_step
 };
 
 template <class T, size_t kMost>
@@ -131,10 +128,10 @@ struct OpSpec {
   InlineVector<TensorListArg, kMaxArguments> lists;
   InlineVector<ScalarArg, kMaxArguments> numbers = {};
   Noise noise = Noise::kNone;
-  // prior_mean, a common number, and prior_means, tensors that go before it.
+  // Whether it takes prior_mean, a number, or prior_means, tensors.
   bool has_prior_mean = false;
-  // How many numbers it returns, as a tensor of float64, or one of kOneNumber,
-  // kForEachChain (of a number num_chains, its last), kCustom.
+  // The number of sums, returned in float64, or kOneNumber, kForEachChain (with
+  // num_chains as the last number), kCustom.
   int sums = 0;
 };
 
@@ -142,14 +139,14 @@ inline constexpr int kOneNumber = -1;
 inline constexpr int kForEachChain = -2;
 inline constexpr int kCustom = -3;
 
-// Of an operator without numbers.
+// For operators without numbers.
 struct NoCoefficients {
   NoCoefficients() = default;
   template <class Call>
   explicit NoCoefficients(const Call& /*call*/) {}
 };
 
-// What samplers have in common.
+// Common arguments of samplers.
 namespace args {
 
 inline constexpr TensorListArg kParams{"params", Role::kParameter};
@@ -177,8 +174,7 @@ inline constexpr ScalarArg kResampleEvery{"resample_momentum_every",
                                           Domain::kCount, 0};
 inline constexpr ScalarArg kThermostatRate{"thermostat_rate",
                                            Domain::kNotNegative};
-// What momenta and thermostats of other settings are multiplied by, see
-// host/rescaling.h.
+// Factors of momenta and thermostats for changed settings (host/rescaling.h).
 inline constexpr ScalarArg kMomentumScale{"momentum_scale",
                                           Domain::kNotNegative, 1};
 inline constexpr ScalarArg kThermostatScale{"thermostat_scale",
@@ -187,11 +183,10 @@ inline constexpr ScalarArg kNumChains{"num_chains", Domain::kPositiveCount};
 
 }  // namespace args
 
-// Numbers that operators have in common and no spec lists: one more is a
-// member, a line of the table, which operators have it, and what an update
-// makes of it.
+// Common numbers, which are not in specs. A new one needs a member, a line in
+// the table, a condition in Has(), and its use in updates.
 struct CommonNumbers {
-  double prior_mean = args::kPriorMean.fallback;  // where there are no tensors
+  double prior_mean = args::kPriorMean.fallback;  // without tensors
 };
 
 struct CommonNumber {
@@ -206,8 +201,7 @@ constexpr bool Has(const OpSpec& spec, const CommonNumber& /*number*/) {
   return spec.has_prior_mean;
 }
 
-// The place of what is named so, at compile time: a name that no item has does
-// not compile.
+// The place of a name, at compile time: unknown names do not compile.
 template <class Items>
 consteval size_t PlaceOfName(const Items& items, std::string_view name) {
   for (size_t i = 0; i < items.count; ++i) {
@@ -234,7 +228,7 @@ enum class Kind {
 
 struct Slot {
   Kind kind = Kind::kList;
-  size_t index = 0;  // of a list or a number among its like
+  size_t index = 0;  // among lists or numbers
 };
 
 constexpr int kMaxSlots =

@@ -1,8 +1,7 @@
-// The gradient of updates, shared by CPU and CUDA: the gradient of U / N,
+// The gradient of U / N in updates, shared by CPU and CUDA, grad the mean
+// loss's:
 //
-//   g = grad + (lambda / N) (theta - mu),
-//
-// grad being the mean loss's gradient, and the rest the prior's.
+//   g = grad + (lambda / N) (theta - mu).
 #pragma once
 
 #include <cstdint>
@@ -12,8 +11,8 @@
 
 namespace torch_sgmcmc {
 
-// Coefficients are made of numbers by their names: number("lr") is a number of
-// a call (NamedCall, launch/call.h).
+// Coefficients from numbers by name: number("lr") of a NamedCall
+// (launch/call.h).
 struct PriorCoefficients {
   template <class Call>
   explicit PriorCoefficients(const Call& number)

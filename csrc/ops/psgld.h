@@ -5,8 +5,7 @@
 //
 // with g = grad + (lambda / N) (theta - mu) and a = decay: Li, Chen, Carlson
 // and Carin 2016, algorithm 1. With V frozen it is SGLD with a step size for
-// each coordinate, which leaves the target alone; while V adapts, Gamma is
-// needed.
+// each coordinate; while V adapts, the target needs Gamma.
 #pragma once
 
 #include <array>
@@ -24,9 +23,8 @@ namespace torch_sgmcmc {
 
 // Note [Gamma of a running mean]
 //   Gamma = dG/dV W,   W_t = a J_{t - 1} W_{t - 1} + 2 (1 - a) grad h_t,
-// with h_t = d grad / d theta of the same minibatch and J = 1 - lr G h kept in
-// [0, 1 / a], so that W can never grow on its own; docs/samplers/psgld.md tells
-// why, and where Gamma begins.
+// with h_t = d grad / d theta of the same minibatch and J = 1 - lr G h clipped
+// to [0, 1 / a], so that W cannot grow by itself (docs/samplers/psgld.md).
 
 struct PSGLDMoveCoefficients : PriorCoefficients {
   template <class Call>
@@ -84,8 +82,7 @@ class PSGLDMove {
   Real prior_mean_;
 };
 
-// G is given as its root and stays: two roots an element less, which cost more
-// than the memory of a third tensor.
+// A frozen G is given as its root, which saves two roots per element.
 template <class Real>
 class PSGLDFrozenUpdate {
  public:
@@ -136,9 +133,9 @@ class PSGLDAdaptingUpdate {
   Real weight_;
 };
 
-// V adapts, and so does its sensitivity to theta, of which Gamma is made: see
-// Note [Gamma of a running mean]. The state holds J W. The second gradient is
-// the diagonal of the minibatch's Hessian.
+// V adapts, and its sensitivity to theta, from which Gamma follows (Note [Gamma
+// of a running mean]). The state is J W. The second gradient is the diagonal of
+// the minibatch's Hessian.
 template <class Real>
 class PSGLDCorrectedUpdate {
  public:
@@ -166,8 +163,8 @@ class PSGLDCorrectedUpdate {
     const Real root = SquareRoot(x[2]);
     const Real root_of_g = ReciprocalRoot(root + eps_);
     const Real g = root_of_g * root_of_g;
-    // dG/dV = -G^2 / (2 sqrt(V)). V = 0 only if all gradients were 0 or too
-    // small to be squared, and then W is 0 or as small.
+    // dG/dV = -G^2 / (2 sqrt(V)). V = 0 only if all squares of gradients were
+    // 0, and then W is 0 or tiny.
     const Real slope = w / (root + Real(0x1p-63));
     const Real gamma = minus_half_scaled_temperature_ * (g * g) * slope;
     x[0] = move_.Theta(x[0], x[5], x[1], root_of_g, xi) + gamma;
@@ -206,7 +203,6 @@ struct PSGLDStep {
       .has_prior_mean = true};
   using Coefficients = PSGLDCoefficients;
 
-  // With Gamma where there is what it is made of.
   template <class Driver, class Plan, class Call>
   static void Apply(const Driver& driver, const Plan& /*plan*/,
                     const Call& call, const NoiseStream& stream) {

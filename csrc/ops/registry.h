@@ -1,5 +1,4 @@
-// All operators that have a spec: whoever adds one adds it here, and nowhere
-// else.
+// All operators with a spec.
 #pragma once
 
 #include <array>
@@ -38,11 +37,11 @@ struct Operators {
   }
 };
 
-// A step of a sampler: compiled by themselves, in half of the library's time.
+// Steps of samplers, compiled apart to use a second processor.
 using SamplerOperators =
     Operators<SGLDStep, SGHMCStep, PSGLDStep, PSGLDFrozenStep, SGNHTStep,
               SGLRWStep, BAOAStep>;
-// Others that update, and what sums.
+// Other updates, and sums.
 using UpdateOperators =
     Operators<GradientVarianceStep, ControlVariate, Gaussian, SquareRoots,
               HMCMomenta, HMCLeapfrog, SBPSPlace, SBPSReflect, SBPSAdapt,
@@ -72,7 +71,7 @@ struct Joined {
 using AllOperators = Joined<SamplerOperators, UpdateOperators, SumOperators>;
 inline constexpr auto& kOpSpecs = AllOperators::kOpSpecs;
 
-// Where a spec stands among them.
+// The index of a spec.
 constexpr int64_t PlaceOf(const OpSpec& spec) {
   for (size_t i = 0; i < kOpSpecs.size(); ++i) {
     if (kOpSpecs[i] == &spec) return static_cast<int64_t>(i);

@@ -1,22 +1,17 @@
-// What an update does with each of its tensor lists, and in which type.
-//
-// An update functor (ops/*.h) lists the roles of its arguments; the
-// drivers (launch/*) load, convert and store accordingly. Parameters and
-// gradients come in fp64, fp32, bf16 or fp16. Arithmetic and sampler state are
-// fp64 for fp64 parameters and fp32 for all others.
+// Roles and dtypes of an update's tensor lists. Drivers (launch/*) load,
+// convert and store by role. Parameters and gradients are fp64, fp32, bf16 or
+// fp16; arithmetic and state are fp64 for fp64 parameters, else fp32.
 //
 // Note [Master parameters]
 // An update's move is mostly smaller than a unit in the last place of bf16 or
 // fp16. Rounded to nearest after every update, the chain forgets small moves:
 // on N(1, 0.03^2) at lr h = 0.001 a bf16 chain has 0.3 (SGHMC) of the variance.
-// Stochastic rounding keeps their mean, but a move of deviation s is rounded
-// with a variance of about 0.8 s ulp, which exceeds s^2 where s <
-// ulp. So the chain runs on a master in fp32, a state of the sampler like a
-// momentum, and the parameter is the master rounded to nearest: what a model
-// computes with, what the gradient is taken at. A parameter that is not its
-// rounded master has been changed since the last update (clamped, loaded,
-// averaged) or has a master that was made for another: there the master starts
-// from it.
+// Stochastic rounding keeps their mean, but adds a variance of about 0.8 s ulp
+// to a move of deviation s, more than s^2 for s < ulp. So the chain runs on a
+// master in fp32, part of the state, and the parameter is the master rounded to
+// nearest. A parameter that differs from its rounded master has been changed
+// since the last update (clamped, loaded, averaged): the master restarts from
+// it.
 #pragma once
 
 #include <cstddef>
@@ -65,13 +60,13 @@ constexpr bool kHasMaster = (role == Role::kParameter ||
                              role == Role::kPosition) &&
                             !std::is_same_v<T, Arithmetic<T>>;
 
-// An operator's lists of tensors at most. Among a parameter's arrays its master
-// comes last, and the mean of its prior before.
+// The most lists of an operator. A parameter's last arrays are the prior mean
+// and the master.
 constexpr int kMaxArguments = 8;
 constexpr int kMasters = kMaxArguments - 1;
 constexpr int kPriorMeans = kMaxArguments - 2;
 
-// Where the array of an update's index-th argument is.
+// The place of the array of an update's index-th argument.
 constexpr size_t SlotOf(Role role, size_t index) {
   return role == Role::kPriorMean ? kPriorMeans : index;
 }
@@ -82,8 +77,8 @@ constexpr size_t kArguments = std::tuple_size_v<decltype(Update::kRoles)>;
 template <class Update>
 constexpr auto kIndices = std::make_index_sequence<kArguments<Update>>();
 
-// True if an update (or a map) subtracts the prior's mean. Where there is no
-// array of it, it is update.prior_mean().
+// True if an update (or a map) subtracts the prior mean: an array, or the
+// number update.prior_mean().
 template <class Update>
 constexpr bool kHasPriorMean = [] {
   // NOLINTNEXTLINE(readability-use-anyofallof): nvcc compiles this too.
@@ -93,14 +88,13 @@ constexpr bool kHasPriorMean = [] {
   return false;
 }();
 
-// What an update draws for an element: a standard normal, or, where it says
-// kUniformNoise, a number uniform on (-1, 1).
+// True for noise uniform on (-1, 1), by kUniformNoise; else it is normal.
 template <class Update>
 constexpr bool kTakesUniforms = requires {
   Update::kUniformNoise;
 };
 
-// What an update takes for a parameter.
+// A parameter's value: its master, if the parameter is the rounded master.
 template <class T>
 SG_INLINE float ValueOf(T parameter, float master) {
   return static_cast<T>(master).x == parameter.x

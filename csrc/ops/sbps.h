@@ -8,8 +8,7 @@
 //   V <- b V + (1 - b) g^2,  A = 1 / (sqrt(V) + eps) / (mean of the same)
 //
 // with g = grad + (lambda / N) (theta - mu). Positions are computed from the
-// line's origin, so that going back and forth leaves no trace, and the
-// reflection normalises v, so that its length stays 1 to rounding for ever.
+// line's origin, without accumulated rounding, and reflections normalise v.
 #pragma once
 
 #include <math.h>
@@ -180,8 +179,8 @@ class SBPSPreconditionUpdate {
   Real scale_;
 };
 
-// (origin - mu) . A v and |A v|^2 of a line, of which two of a plan's arrays
-// are the origin and A v.
+// (origin - mu) . A v and |A v|^2 of a line; two of a plan's arrays are the
+// origin and A v.
 template <size_t kArrays, size_t kOrigin, size_t kDirection>
 class SBPSLineSums {
  public:
@@ -316,8 +315,7 @@ struct SBPSPrecondition {
   using Update = SBPSPreconditionUpdate<Real>;
 };
 
-// SBPSReflect without a preconditioner, and the sums of the line that the new
-// velocities make from `origins`, in one pass.
+// SBPSReflect without a preconditioner, and the new line's sums, in one pass.
 struct SBPSReflectSums {
   static constexpr OpSpec kSpec = {
       .op = "sbps_reflect_sums_",
@@ -336,8 +334,7 @@ struct SBPSReflectSums {
   }
 };
 
-// SBPSPrecondition, and the sums of the line that the directions make from
-// `origins`, in one pass.
+// SBPSPrecondition, and the new line's sums, in one pass.
 struct SBPSPreconditionSums {
   static constexpr OpSpec kSpec = {
       .op = "sbps_precondition_sums_",

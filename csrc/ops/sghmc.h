@@ -5,10 +5,9 @@
 //
 // with f = 1 unless lr, T or N have changed (host/rescaling.h), g = grad +
 // (lambda / N) (theta - mu) and alpha = 1 - momentum: eq. 15 of Chen, Fox and
-// Guestrin 2014 with eta = lr / N. beta accounts for the noise that the
-// minibatch itself brings: beta = lr N Var(grad) / (2 T). If Var(grad) is given
-// for each coordinate, 2 (alpha - beta) lr T / N becomes 2 alpha lr T / N -
-// lr^2 Var(grad).
+// Guestrin 2014 with eta = lr / N. beta = lr N Var(grad) / (2 T) is the
+// minibatches' noise. With Var(grad) for each coordinate, 2 (alpha - beta) lr T
+// / N is 2 alpha lr T / N - lr^2 Var(grad).
 #pragma once
 
 #include <algorithm>
@@ -29,10 +28,9 @@
 namespace torch_sgmcmc {
 
 // Note [Momentum drawn afresh]
-// The mean of v's stationary law given theta (docs/samplers/sghmc.md) is added
-// within the update that follows the draw: with m = momentum,
-// m lr g / (1 + m) - lr g = -lr g / (1 + m), the part 1 / (1 + m) of its
-// gradient, and with it of the minibatch's noise.
+// The update after a draw adds the mean of v's stationary law given theta
+// (docs/samplers/sghmc.md): with m = momentum, m lr g / (1 + m) - lr g = -lr g
+// / (1 + m), the part 1 / (1 + m) of its gradient and minibatch noise.
 
 struct SGHMCCoefficients : PriorCoefficients {
   template <class Call>
@@ -44,7 +42,7 @@ struct SGHMCCoefficients : PriorCoefficients {
         noise_estimate(number("noise_estimate")),
         momentum_scale(number("momentum_scale")) {}
 
-  // The update that follows a draw of the momentum, and its standard deviation.
+  // The update after a draw of the momentum, and the momentum's std.
   SGHMCCoefficients AfterResample(int64_t every) const {
     SGHMCCoefficients c = *this;
     c.lr = lr / (1 + momentum);
@@ -125,7 +123,7 @@ class SGHMCNoiseAwareUpdate : public PosteriorGradient<Real> {
 
   SG_INLINE void operator()(Real (&x)[5], Real xi) const {
     const Real g = this->Gradient(x[0], x[4], x[1]);
-    // The caller has checked that this is not negative up to rounding.
+    // Not negative up to rounding, as the caller has checked.
     const Real variance = Fma(minus_lr_squared_, x[3], noise_variance_);
     const Real noise = sqrt(variance > 0 ? variance : Real(0)) * xi;
     x[2] = Fma(momentum_, x[2], Fma(minus_lr_, g, noise));
@@ -140,7 +138,7 @@ class SGHMCNoiseAwareUpdate : public PosteriorGradient<Real> {
   EveryKSteps filter_;
 };
 
-// The update, before every k-th of which momenta are drawn.
+// The update, with momenta drawn before every k-th step.
 template <template <class> class Update, class Driver, class Plan>
 void UpdateMomenta(const Driver& driver, const Plan& plan,
                    const SGHMCCoefficients& coefficients,
@@ -178,7 +176,7 @@ struct SGHMCStep {
   static std::string Refusal(const Call& call) {
     const double friction = 1 - call("momentum");
     const double estimate = call("noise_estimate");
-    // Up to rounding: momentum 0.9 and noise_estimate 0.1 are parts of 1.
+    // momentum 0.9 and noise_estimate 0.1 add up to 1 only after rounding.
     if (estimate <= friction + 1e-12) return "";
     return "Invalid noise_estimate: " + std::to_string(estimate) +
            " (must not exceed the friction 1 - momentum = " +

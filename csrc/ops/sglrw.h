@@ -48,7 +48,7 @@ class SGLRWUpdate : public PosteriorGradient<Real> {
   SG_INLINE void operator()(Real (&x)[3], Real u) const {
     const Real move = minus_lr_ * this->Gradient(x[0], x[2], x[1]);
     const Real step = delta_ * u < move ? delta_ : -delta_;
-    // What is not finite is not to walk on as if it were.
+    // Values that are not finite stay so.
     // cppcheck-suppress knownConditionTrueFalse
     x[0] = x[0] + (move * 0 == 0 ? step : move);
   }

@@ -8,9 +8,8 @@
 // with g = grad + (lambda / N) (theta - mu) and A = 1 - momentum: Ding et al.
 // 2014, algorithm 2, with a thermostat for each coordinate as in Li et al.
 // 2015. f is 1 unless lr, T or N have changed (host/rescaling.h). The state is
-// delta = alpha - A, which is then multiplied by its own scale, first. Why
-// u^2 stands where the papers have v^2, and why delta, is in
-// docs/samplers/sgnht.md.
+// delta = alpha - A, with its own scale. docs/samplers/sgnht.md explains delta,
+// and u^2 in place of the papers' v^2.
 #pragma once
 
 #include <array>
@@ -32,7 +31,7 @@ struct SGNHTCoefficients : PriorCoefficients {
         lr(number("lr")),
         momentum(number("momentum")),
         scaled_temperature(lr * number("temperature") / number("num_data")),
-        // Where no momentum is to be had in equilibrium, the thermostat rests.
+        // Without momentum in equilibrium the thermostat rests.
         rate(scaled_temperature > 0 ? number("thermostat_rate") : 0),
         momentum_scale(number("momentum_scale")),
         thermostat_scale(number("thermostat_scale")) {}

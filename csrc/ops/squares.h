@@ -1,5 +1,5 @@
-// Square roots in place, correctly rounded, shared by CPU and CUDA: torch's own
-// are not on every processor, and a chain would depend on which one it is.
+// Correctly rounded square roots in place, shared by CPU and CUDA: torch's
+// differ between processors.
 #pragma once
 
 #include <array>

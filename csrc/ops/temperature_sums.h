@@ -8,10 +8,10 @@
 //   kThermostat                   x . g,  v . v,  sum x s v
 //   kLattice                      x . g,  x . clip(g),  how many clip(g) != g
 //   kNoise, kPreconditionedNoise  sum w (grad - grad before)^2 / 2
-// w = 1 / (sqrt(V) + eps) with V as the update will have it, else 1; s what a
-// thermostat has learnt; clip(g) is within a bound, given as eps. Temperatures
-// are made of them in torch_sgmcmc/diagnostics/temperature_means.py. A list
-// that is not there is replaced by another one, which is not read.
+// w = 1 / (sqrt(V) + eps) with the update's V, else 1; s is the thermostat;
+// clip(g) is within a bound, given as eps. temperature_means.py in
+// torch_sgmcmc/diagnostics computes temperatures. A missing list is replaced by
+// another one, which is not read.
 #pragma once
 
 #include <math.h>
@@ -113,7 +113,7 @@ class TemperatureTerms {
   TemperatureNumbers n_;
 };
 
-// OpSpec i of the result: sums over tensor i, by their kind.
+// Row i of the result has the sums over tensor i.
 struct TemperatureSums {
   static constexpr OpSpec kSpec = {
       .op = "temperature_sums",

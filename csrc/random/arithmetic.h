@@ -1,9 +1,9 @@
 // Fused multiply-add and reciprocal roots for host and device, float and
 // double.
 //
-// Update functors spell out every fused operation and the compilers are told
-// not to fuse anything else (-ffp-contract=off, -fmad=false): that is what
-// makes a chain equal to the last bit on all instruction sets and devices.
+// Functors spell out fused operations, and compilers fuse nothing else
+// (-ffp-contract=off, -fmad=false), so that chains are bitwise identical on all
+// instruction sets and devices.
 #pragma once
 
 #include <math.h>
@@ -30,8 +30,7 @@ SG_INLINE double Fma(double x, double y, double z) {
 #endif
 }
 
-// The correctly rounded square root. One of them in an update hides behind its
-// other operations; a second one would not, see below.
+// The correctly rounded square root; an update has time for one.
 SG_INLINE float SquareRoot(float x) {
 #if defined(__CUDA_ARCH__)
   return __fsqrt_rn(x);
@@ -50,12 +49,10 @@ SG_INLINE double SquareRoot(double x) {
 
 // 1 / sqrt(x) for x > 0, to 1.5 units in the last place; finite at 0.
 //
-// Division and square root are the slowest instructions there are, several of
-// them slower than the noise of an element. For floats of the normal range a
-// first guess from the exponent, an iteration whose constants spread its error
-// evenly (Moroz, Walczyk, Hrynchyshyn, Holimath and Cieslinski 2018; then
-// 6.5e-4) and one of third order give the same in ten operations, with the same
-// bits on every processor.
+// Division and square root are slow. For floats of the normal range, a guess
+// from the exponent, an iteration with equal error bounds (6.5e-4, Moroz et al.
+// 2018) and one of third order take ten operations, bitwise identical on all
+// processors.
 SG_INLINE float ReciprocalRoot(float x) {
 #if defined(__CUDA_ARCH__)
   float y = __uint_as_float(0x5F1FFFF9u - (__float_as_uint(x) >> 1));

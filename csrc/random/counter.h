@@ -1,4 +1,4 @@
-// The one place that says which random bits belong to what.
+// The layout of all random bits.
 //
 // Note [Counter layout]
 // All randomness is Philox4x32-10 keyed by the 64-bit seed, with counter words
@@ -7,11 +7,10 @@
 //   c2 = step, low 32 bits     step counts the sampler's updates
 //   c3 = step bits 32..47, then the 16-bit purpose in the high half
 // The element index is offset + position: every parameter owns a range of
-// element indices, fixed when the sampler is constructed, so that a missing
-// gradient, another grouping or another order of calls cannot shift anybody's
-// noise. (seed, step, purpose, element) is never used twice: a new kind of draw
-// gets a new Purpose. Nothing else enters, so a chain depends neither on the
-// number of threads, nor on the device, nor on the instruction set.
+// element indices from the sampler's construction on, so that a missing
+// gradient, another grouping or order of calls does not shift noise. (seed,
+// step, purpose, element) is never used twice: a new kind of draw needs a new
+// Purpose. A chain depends on neither threads, device nor instruction set.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +19,7 @@
 
 namespace torch_sgmcmc {
 
-// What a draw is for. Values are part of the checkpoint format: never
-// reassign_noise_offsets.
+// The purpose of a draw. Resumed chains depend on the values: never change one.
 enum class Purpose : uint32_t {
   kUpdate = 0,       // the noise injected by one update
   kMomentum = 1,     // momentum drawn from its stationary law
@@ -42,8 +40,8 @@ enum class Purpose : uint32_t {
 constexpr int64_t kMaxStep = (int64_t{1} << 48) - 1;
 constexpr int64_t kMaxPurpose = (int64_t{1} << 16) - 1;
 
-// Noise is made in aligned blocks of this many elements. A sampler starts each
-// parameter at a multiple of it, though operators accept any offset.
+// Noise is made in aligned blocks of so many elements. Samplers start
+// parameters at multiples; operators accept any offset.
 constexpr int64_t kNoiseBlock = 128;
 constexpr int64_t kQuadBlock = kNoiseBlock / 4;
 
@@ -62,9 +60,9 @@ struct NoiseStream {
 };
 
 // Note [Skipped steps]
-// A device_step is added to an operator's step. A negative one means that the
-// operator is to leave everything as it is: what an update would bring in is
-// not finite (ops/nonfinite.h), which on a GPU the host need not know.
+// A device_step is added to an operator's step. With a negative one the
+// operator changes nothing: on a GPU the host need not know of a failed finite
+// check.
 constexpr int64_t kLeftOut = -1;
 
 // Adds the device's part of the step; false if the update is skipped.
@@ -75,7 +73,7 @@ SG_INLINE bool AddDeviceStep(const int64_t* device_step, NoiseStream& stream) {
   return true;
 }
 
-// The device_step of an update that is skipped if something is not finite.
+// The device_step of an update that is skipped if a value is not finite.
 SG_INLINE int64_t GatedStep(bool is_nonfinite, int64_t step,
                             const int64_t* device_step) {
   if (is_nonfinite) return kLeftOut;

@@ -1,5 +1,5 @@
-// Includes the file that SG_EACH_ISA names once for each instruction set, in
-// its namespace.
+// Includes the file SG_EACH_ISA once for each instruction set, in its
+// namespace.
 
 // NOLINTBEGIN(readability-duplicate-include)
 #if defined(SG_X86)

@@ -1,15 +1,14 @@
-// Which instruction set the CPU loops use.
+// The instruction set of the CPU loops.
 //
-// The hot loops are compiled for several instruction sets in one binary: a file
-// with the suffix .inl is included once per region below, each time inside a
-// namespace of its own (see launch/cpu.h). All regions give the same bits; the
-// choice, made once per process, only affects speed. TORCH_SGMCMC_ISA=portable
-// (or avx2) lowers it, which is how the tests compare the regions.
+// Loops are compiled for several instruction sets in one binary: .inl files are
+// included once per region below, each in its namespace (launch/cpu.h). All
+// give the same bits; TORCH_SGMCMC_ISA=portable (or avx2) restricts the choice,
+// which is made once per process.
 #pragma once
 
 #if defined(__x86_64__) && !defined(__CUDACC__)
 #define SG_X86 1
-// gcc 12 takes the undefined vectors of its own header for uninitialised ones.
+// gcc 12 warns of uninitialised vectors in its own header.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>

@@ -1,9 +1,8 @@
 // Sixteen 32-bit lanes (AVX-512F and DQ) for random/noise.inl.
 //
-// A vector of 16 quads is built from two Philox states of eight 64-bit lanes,
-// "even" and "odd", merged lane by lane. The quad numbers are dealt out such
-// that the final 4 x 4 transposes inside 128-bit lanes leave 64 consecutive
-// elements in memory order.
+// A vector of 16 quads is merged from two Philox states of eight 64-bit lanes,
+// "even" and "odd". Quads are numbered so that the final 4 x 4 transposes
+// inside of 128-bit lanes leave 64 elements in memory order.
 
 struct Lanes {
   using U64 = __m512i;
@@ -81,8 +80,8 @@ struct Lanes {
     quads[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
     quads[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
   }
-  // Writes the floats whose bits are set, and returns where they end.
-  // Up to a vector behind that is overwritten.
+  // Writes the floats whose bits are set, and returns their end; may overwrite
+  // a vector after it.
   static SG_INLINE float* StoreKept(float* out, const F32 quads[4],
                                     uint64_t kept) {
     SG_UNROLL for (int i = 0; i < 4; ++i) {

@@ -1,6 +1,5 @@
-// One 32-bit lane for random/noise.inl: plain C++ for any processor, and the
-// device code of a CUDA thread. This is the definition that the vector lanes
-// must match bit for bit.
+// One 32-bit lane for random/noise.inl: plain C++ for any processor and CUDA
+// thread. Vector lanes must be bitwise identical.
 
 struct Lanes {
   using U64 = uint64_t;
@@ -45,7 +44,7 @@ struct Lanes {
   }
   static SG_INLINE U32 ShiftLeft(U32 x, int n) { return x << n; }
   static SG_INLINE U32 Subtract(U32 x, U32 y) { return x - y; }
-  // x + y where the signed `sign` is negative, x elsewhere.
+  // x + y if the signed `sign` is negative, else x.
   static SG_INLINE U32 AddIfNegative(U32 x, uint32_t y, U32 sign) {
     return static_cast<int32_t>(sign) < 0 ? x + y : x;
   }

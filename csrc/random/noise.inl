@@ -1,25 +1,21 @@
-// Philox4x32-10, and what becomes of its words: standard normals by the
-// Box-Muller transform, or uniform numbers; written once for any lane type.
+// Philox4x32-10, and its words as standard normals (Box-Muller) or uniforms,
+// for any lane type.
 //
-// This file has no include guard on purpose: whoever includes it sits inside a
-// namespace of its own that provides `Lanes` (see random/lanes_*.inl) and
-// inside a compiler region for one instruction set. The same lines thus become
-// AVX-512 code, AVX2 code, portable code and CUDA device code.
+// Without an include guard: each inclusion is in a namespace with `Lanes`
+// (random/lanes_*.inl) and a compiler region of one instruction set, for
+// AVX-512, AVX2, portable and CUDA code.
 //
-// Every floating-point operation below is a correctly rounded IEEE operation
-// (conversion, add, multiply, fused multiply-add, square root) in a fixed
-// order, so all of these produce the same bits. See Note [Counter layout] in
-// random/counter.h for what is fed in.
+// Every floating-point operation is a correctly rounded IEEE operation in a
+// fixed order, so all versions give the same bits. Note [Counter layout] in
+// random/counter.h has the inputs.
 
 struct PhiloxWords {
   Lanes::U64 w0, w1, w2, w3;
 };
 
-// Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011) of kStates counters at once.
-// Words live in the low halves of 64-bit lanes; the high halves hold leftovers
-// that no operation reads, because the 32 x 32 -> 64 bit multiplication
-// reads low halves only. A round is a chain of three dependent instructions, so
-// several counters advance in step to keep the processor busy.
+// Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011) of kStates counters at once:
+// a round is a chain of three dependent instructions. Words are the low halves
+// of 64-bit lanes; the multiplication does not read the high halves.
 template <int kStates>
 struct Philox {
   PhiloxWords c[kStates];
@@ -149,7 +145,7 @@ class Uniforms {
   }
 };
 
-// Writes the floats of Lanes::kQuads quads, and returns where they end.
+// Writes the floats of Lanes::kQuads quads, and returns their end.
 SG_INLINE float* StoreQuads(float* out, const Lanes::F32 z[4]) {
   SG_UNROLL for (int i = 0; i < 4; ++i) {
     memcpy(out, &z[i], sizeof z[i]);
@@ -158,14 +154,12 @@ SG_INLINE float* StoreQuads(float* out, const Lanes::F32 z[4]) {
   return out;
 }
 
-// The noise of quads, a block of them at a time. While one block's words become
-// normals, the next block's words are made: the two chains of dependent
-// instructions, mixed round by step, fill each other's gaps.
+// The noise of quads by blocks. The next block's words are made while this
+// block's become normals: the two chains of dependent instructions interleave.
 //
-// Quads are the number of the first, if they follow each other and do not reach
-// beyond a multiple of 2^32, or something that numbers them: Next() returns a
-// vector of their low words (its lanes as Lanes::OfState has them), high() the
-// word above, which all of them have.
+// Quads are the first number of consecutive ones below the next multiple of
+// 2^32, or an object: Next() returns a vector of low words (lanes as in
+// Lanes::OfState), high() the common high word.
 template <template <int> class Noise>
 class NoiseSource {
  public:
@@ -179,8 +173,7 @@ class NoiseSource {
     Take(next);
   }
 
-  // Writes the noise of quads that follow each other, which are those it
-  // began or continues with, and continues with others.
+  // Writes the noise of consecutive quads, and begins those at `then`.
   SG_INLINE void Next(float* out, uint64_t quad, uint64_t then) {
     const auto write = [&](const Lanes::F32* z) { out = StoreQuads(out, z); };
     for (int64_t n = kQuads; n <= kQuadBlock; n += kQuads) {
@@ -188,8 +181,8 @@ class NoiseSource {
     }
   }
 
-  // Passes a block's quads to write(z), Lanes::kQuads quads at a time,
-  // and continues with the next.
+  // Passes a block to write(z), Lanes::kQuads quads at a time, and begins the
+  // next.
   template <class Quads, class Write>
   SG_INLINE void Next(Quads& quads, const Write& write) {
     for (int64_t n = 0; n < kQuadBlock; n += kQuads) {
@@ -204,7 +197,7 @@ class NoiseSource {
   using Words = Philox<kVectors * kStates>;
   using Numbers = Noise<2 * kVectors>;
 
-  // Writes the numbers that are next, while those after them begin.
+  // Writes the current numbers while the next begin.
   template <class Write>
   SG_INLINE void Finish(Write& write, Words next) {
     Numbers numbers;

@@ -1,5 +1,4 @@
-// The noise of random/noise.inl for a single quad, in plain C++: for host code
-// and tests, and for CUDA device code.
+// The noise of random/noise.inl for one quad in plain C++, for host and device.
 #pragma once
 
 #include <math.h>
@@ -37,7 +36,7 @@ SG_INLINE void QuadWords(const NoiseStream& stream, uint64_t quad,
               stream.seed, out);
 }
 
-// The seed that one makes for its own stream: 64 bits of Philox.
+// The seed of a chain: 64 bits of Philox.
 SG_INLINE uint64_t ChainSeed(uint64_t seed, uint64_t chain) {
   const NoiseStream stream{seed, 0, static_cast<uint32_t>(Purpose::kSeed)};
   Philox<1> p{
@@ -51,7 +50,7 @@ SG_INLINE uint64_t ChainSeed(uint64_t seed, uint64_t chain) {
          static_cast<uint32_t>(p.c[0].w0);
 }
 
-// The four numbers of one quad of a stream, as Noise makes them of its words.
+// The four numbers of one quad of a stream.
 template <template <int> class Noise>
 SG_INLINE void QuadNoise(const NoiseStream& stream, uint64_t quad,
                          float (&out)[4]) {
