@@ -203,7 +203,7 @@ void SamplerImpl::catch_up() {
 }
 
 // Throws the error of the last step's deferred check, once.
-void SamplerImpl::throw_what_was_found() {
+void SamplerImpl::throw_pending_error() {
   catch_up();
   const std::string error = std::exchange(finite_check_.error, {});
   if (!error.empty()) Raise(error);

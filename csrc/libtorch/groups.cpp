@@ -172,7 +172,7 @@ void CheckRanges(const ChainState& saved) {
 // ---- Before a step ----------------------------------------------------------
 
 void SamplerImpl::begin_step() {
-  throw_what_was_found();
+  throw_pending_error();
   if (groups().empty()) {
     Raise(name(), " has no param groups");
   }

@@ -22,7 +22,7 @@ at::Tensor Root(const at::Tensor& tensor) {
 }
 
 // √G, cached while V and ε are unchanged.
-class KeptRoot {
+class CachedRoot {
  public:
   const at::Tensor& of(const at::Tensor& v, double eps) {
     const int64_t version = VersionOf(v);
@@ -62,7 +62,7 @@ class PSGLDImpl : public SamplerImpl {
         if (!roots_.empty()) roots_.erase(param.unsafeGetTensorImpl());
         lists.state[0].push_back(square);
       } else {
-        KeptRoot& root = roots_[param.unsafeGetTensorImpl()];
+        CachedRoot& root = roots_[param.unsafeGetTensorImpl()];
         lists.state[0].push_back(root.of(square, lists.options->number("eps")));
       }
     }
@@ -82,7 +82,7 @@ class PSGLDImpl : public SamplerImpl {
 
  private:
   // Of frozen preconditioners, by the parameter's TensorImpl.
-  std::unordered_map<const void*, KeptRoot> roots_;
+  std::unordered_map<const void*, CachedRoot> roots_;
 };
 
 }  // namespace

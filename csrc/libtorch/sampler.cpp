@@ -278,7 +278,7 @@ torch::Tensor SamplerImpl::step(
   std::vector<TensorLists> lists = gather();
   if (rests()) return loss;
   if (keeps_momenta_ && chain_.capturable) rescale_now(lists);
-  if (lists.empty() && !std::exchange(is_warned_of_nothing_, true)) {
+  if (lists.empty() && !std::exchange(has_warned_of_no_gradient_, true)) {
     TORCH_WARN(name(),
                " has counted a step in which no parameter had a gradient (of "
                "those that require one): nothing has moved. Was backward() "

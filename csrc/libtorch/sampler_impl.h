@@ -279,7 +279,7 @@ class SamplerImpl {
   bool has_moved(const std::vector<TensorLists>& lists) const;
   void set_gate(std::vector<TensorLists>& lists);
   void catch_up();
-  void throw_what_was_found();
+  void throw_pending_error();
 
   // For changed lr, T or N.
   bool leaves_momenta(const std::vector<TensorLists>& lists) const;
@@ -314,7 +314,7 @@ class SamplerImpl {
   // The operators of updates.
   std::vector<Method> methods_;
 
-  bool is_warned_of_nothing_ = false;
+  bool has_warned_of_no_gradient_ = false;
 };
 
 // A reference that stays valid when the sampler is moved. Throws

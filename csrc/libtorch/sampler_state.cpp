@@ -40,7 +40,7 @@ std::string InARow(const Names& names) {
 }
 
 // Throws for state dicts of features that only Python has.
-void RefusePythonsAlone(const StateDict& dict) {
+void RefusePythonOnlyState(const StateDict& dict) {
   const auto refuse = [](const std::string& kind) {
     Invalid("Invalid state dict: got one of ", kind,
             ", which C++ does not have. Continue it in Python");
@@ -269,7 +269,7 @@ void SamplerImpl::load_state_dict(const StateDict& dict) {
   follow_groups();
   for (size_t i = 0; i < groups().size(); ++i) check_known(i);
   complete_all();
-  RefusePythonsAlone(dict);
+  RefusePythonOnlyState(dict);
   const c10::IValue theirs = ListOf(dict, "param_groups");
   const StateDict state = dict.at("state");
   const size_t num_groups = theirs.toListRef().size();

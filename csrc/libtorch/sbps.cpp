@@ -91,8 +91,8 @@ class SBPSImpl : public SamplerImpl {
   torch::Tensor event(std::shared_ptr<Trajectory>& trajectory,
                       NamedValues& progress, BounceClock& clock,
                       const torch::optim::Optimizer::LossClosure& closure);
-  void come_by(Trajectory& trajectory, NamedValues& progress, double begin,
-               double line_begin, double line_end);
+  void call_sample_hooks(Trajectory& trajectory, NamedValues& progress,
+                         double begin, double line_begin, double line_end);
   void remember(const Trajectory& trajectory);
   void check_particle() const;
   bool is_preconditioned() const {
@@ -244,15 +244,16 @@ torch::Tensor SBPSImpl::event(
   progress.put("trajectory_time", begin + next.wait);
   progress.put("line_time", next_line_time);
   if (next.wait > 0)
-    come_by(*trajectory, progress, begin, line_begin, line_end);
+    call_sample_hooks(*trajectory, progress, begin, line_begin, line_end);
   if (ahead != trajectory) ahead->mark(next_line_time);
   trajectory = ahead;
   return seen.losses;
 }
 
 // Calls the hooks for samples between the last event and this one.
-void SBPSImpl::come_by(Trajectory& trajectory, NamedValues& progress,
-                       double begin, double line_begin, double line_end) {
+void SBPSImpl::call_sample_hooks(Trajectory& trajectory, NamedValues& progress,
+                                 double begin, double line_begin,
+                                 double line_end) {
   const auto end = progress.get<double>("trajectory_time");
   const auto interval =
       options_of(0).get<std::optional<double>>("sample_interval");

@@ -89,8 +89,8 @@ constexpr double kNoNumber = std::numeric_limits<double>::quiet_NaN();
   Raise("Cannot read ", path, ": ", reason);
 }
 
-void Expect(bool is_so, const std::string& otherwise) {
-  if (!is_so) Raise(otherwise);
+void Expect(bool condition, const std::string& message) {
+  if (!condition) Raise(message);
 }
 
 // The content of a file, nothing if it is missing.

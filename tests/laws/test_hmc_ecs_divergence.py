@@ -83,7 +83,7 @@ def without_bound():
         def __getattr__(self, name):
             return getattr(self.estimator, name)
 
-        def is_overturned(self, mean):
+        def has_unreliable_sign(self, mean):
             return False
 
         def is_out_of_bounds(self, variance, mean, **more):

@@ -84,7 +84,9 @@ class Fitted:
 
     def found(self, chunk=5):
         chunks = torch.arange(len(self.x)).split(chunk)
-        return TaylorSums.at_present(self, self.params, chunks, WHOLE, self.probes[0])
+        return TaylorSums.at_current_params(
+            self, self.params, chunks, WHOLE, self.probes[0]
+        )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -103,7 +105,7 @@ def test_sums_over_all_data(name):
 def test_terms_of_the_form_that_is_found(name, count):
     fitted = Fitted(MODELS[name])
     sums = fitted.found()
-    terms = TaylorTerms.at_present(
+    terms = TaylorTerms.at_current_params(
         fitted, fitted.params, torch.arange(count), sums.form, fitted.probes[0]
     )
     for i in range(count):
@@ -125,7 +127,7 @@ def test_terms_of_the_form_that_is_found(name, count):
 def test_expansions_around_the_anchor(name, form):
     """And their weighted gradients at θ; the order of the data is free."""
     fitted, indices = Fitted(MODELS[name]), [5, 0, 5, 11, 7]
-    terms = TaylorTerms.at_present(
+    terms = TaylorTerms.at_current_params(
         *(fitted, fitted.params, torch.tensor(indices), form, fitted.probes[0])
     )
     one_by_one = [fitted.derivatives(i) for i in indices]
@@ -149,7 +151,7 @@ def test_first_order_in_many_parameters(monkeypatch):
     for many in (3, 4):
         monkeypatch.setattr(taylor, "_MANY", many)
         both.append(
-            TaylorTerms.at_present(
+            TaylorTerms.at_current_params(
                 fitted, fitted.params, indices, LINEAR, fitted.probes[0]
             )
         )
@@ -164,7 +166,7 @@ def test_first_order_in_many_parameters(monkeypatch):
 def test_passes_by_single_directions_and_by_batches():
     fitted = Fitted(MODELS["sums of products"], 2500)
     few, many = (
-        TaylorSums.at_present(
+        TaylorSums.at_current_params(
             *(fitted, fitted.params, torch.arange(2500).split(size)),
             *(WHOLE, fitted.probes[0]),
         )
@@ -187,7 +189,7 @@ def test_a_hessian_of_many_passes(monkeypatch):
 def test_parameters_that_are_their_own_log_likelihoods():
     theta = torch.randn(4, dtype=F64, requires_grad=True)
     probes = torch.randn(2, 4, dtype=F64)
-    sums = TaylorSums.at_present(
+    sums = TaylorSums.at_current_params(
         lambda indices: theta, [theta], [torch.arange(4)], WHOLE, probes[0]
     )
     assert torch.equal(sums.gradient, torch.ones(4, dtype=F64))

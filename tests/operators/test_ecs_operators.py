@@ -382,9 +382,9 @@ def test_out_of_bounds():
     signed = Estimator(400.0, 10, num_factors=10, lower_bound=-3.0)
     few = Estimator(400.0, 10, num_factors=9, lower_bound=-3.0)
     perturbed = Estimator(400.0)
-    assert [signed.is_overturned(mean) for mean in (-3.1, -3.0)] == [True, False]
-    assert not few.is_overturned(-3.1)
-    assert not perturbed.is_overturned(-3.1)
+    assert [signed.has_unreliable_sign(mean) for mean in (-3.1, -3.0)] == [True, False]
+    assert not few.has_unreliable_sign(-3.1)
+    assert not perturbed.has_unreliable_sign(-3.1)
 
     def rejected(variance, mean, present):
         limits = {"present_variance": present, "max_variance": 5.0}

@@ -45,14 +45,14 @@ def test_expansions_and_sums(name):
     v, first = v.detach(), first.detach()
 
     chunks = torch.arange(N).split(25)
-    sums = TaylorSums.at_present(closure, params, chunks, PREDICTOR, PROBES[0])
+    sums = TaylorSums.at_current_params(closure, params, chunks, PREDICTOR, PROBES[0])
     torch.testing.assert_close(sums.value, v.sum())
     torch.testing.assert_close(sums.gradient, first @ x)
     torch.testing.assert_close(sums.hessian, x.t() @ (second[:, None] * x))
 
     indices, delta = torch.tensor([5, 0, 5, 17, 59]), PROBES[1]
     for form in (PREDICTOR, LINEAR):
-        terms = TaylorTerms.at_present(closure, params, indices, form, PROBES[0])
+        terms = TaylorTerms.at_current_params(closure, params, indices, form, PROBES[0])
         hessian_term = (
             second * (x @ delta) if form == PREDICTOR else torch.zeros_like(v)
         )

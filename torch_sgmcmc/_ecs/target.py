@@ -232,8 +232,8 @@ class Estimator(NamedTuple):
     num_factors: int = 0  # λ
     lower_bound: float = 0.0  # a
 
-    def is_overturned(self, mean: float) -> bool:
-        """Returns True for a signed estimate from a mean below its lower bound."""
+    def has_unreliable_sign(self, mean: float) -> bool:
+        """Returns True if the mean is below the bound of a signed estimate."""
         return self.num_factors >= 10 and mean < self.lower_bound
 
     def is_out_of_bounds(
@@ -244,12 +244,12 @@ class Estimator(NamedTuple):
         present_variance: float,
         max_variance: float,
     ) -> bool:
-        """Returns True for an overturned estimate, or too large a variance that grew.
+        """Returns True for an unreliable sign, or too large a variance that grew.
 
         The same rule holds for u and θ, so that the target is the density elsewhere.
         """
         highest = max(max_variance, present_variance)
-        return variance > highest or self.is_overturned(mean)
+        return variance > highest or self.has_unreliable_sign(mean)
 
 
 def estimate(estimator: Estimator, differences: Tensor) -> tuple[Estimate, Tensor]:

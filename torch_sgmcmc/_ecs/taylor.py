@@ -56,7 +56,7 @@ class TaylorTerms:
     hessians: Tensor | None = None  # [M, d, d]
 
     @classmethod
-    def at_present(
+    def at_current_params(
         cls,
         closure: likelihood.Closure,
         params: list[Tensor],
@@ -162,7 +162,7 @@ class TaylorSums:
     form: str  # form of each datum's expansion
 
     @classmethod
-    def at_present(
+    def at_current_params(
         cls,
         closure: likelihood.Closure,
         params: list[Tensor],
@@ -375,7 +375,7 @@ class Anchor:
             form = PREDICTOR if has_rows(data.closure) else WHOLE
         with exchanged(data.params, there):
             chunks = data.chunks("control variates", progress)
-            sums = TaylorSums.at_present(
+            sums = TaylorSums.at_current_params(
                 data.closure, data.params, chunks, form, data.probe(theta)
             )
         finite = (sums.value, sums.gradient, sums.hessian)
@@ -398,7 +398,7 @@ class Anchor:
         """Returns the expansions of the data with these indices."""
         params = data.params
         with exchanged(params, likelihood.split(self.theta, params)):
-            return TaylorTerms.at_present(
+            return TaylorTerms.at_current_params(
                 data.closure, params, indices, self.sums.form, self.theta
             )
 

@@ -32,9 +32,9 @@ from torch_sgmcmc._impl.state_dict import (
     Expected,
     check_equal,
     check_state_dict,
+    drop_blank_state,
     finish_loading,
-    forget_blank_state,
-    in_our_order,
+    matched_by_name,
     saved_number,
     saved_numbers,
 )
@@ -473,7 +473,7 @@ class Bookkeeping(Optimizer):
 
         def check(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
             loading.update(
-                in_our_order(self._current_context(), self._expected(), given)
+                matched_by_name(self._current_context(), self._expected(), given)
             )
             self._check_state_dict(loading)
             return loading
@@ -519,4 +519,4 @@ class Bookkeeping(Optimizer):
         """Completes torch's loading of a checked state dict."""
         finish_loading(self._current_context(), state_dict)
         if int(state_dict["param_groups"][0]["step"]) == 0:
-            forget_blank_state(self._current_context(), self._all_blank_state)
+            drop_blank_state(self._current_context(), self._all_blank_state)

@@ -71,7 +71,7 @@ def check_group(group: Any) -> None:
     )
 
 
-def refuse_lone_decisions(context: StepContext, by: str, instead: str) -> None:
+def refuse_several_ranks(context: StepContext, by: str, instead: str) -> None:
     """Raises if there are other ranks, which would decide differently."""
     size = world_size(context.process_group)
     if size > 1:

@@ -45,7 +45,7 @@ class Expected(NamedTuple):
     check_saved_state: Callable[[int, Tensor, dict[str, Any]], None]
 
 
-def in_our_order(
+def matched_by_name(
     context: StepContext, expected: Expected, state_dict: dict[str, Any]
 ) -> dict[str, Any]:
     """Returns the state dict with parameters matched by name, in the sampler's order.
@@ -337,7 +337,7 @@ def finish_loading(context: StepContext, state_dict: Mapping[str, Any]) -> None:
                 context.state.get(p, {}).pop("master", None)
 
 
-def forget_blank_state(
+def drop_blank_state(
     context: StepContext, blank: Callable[[dict[str, Any], Tensor], dict[str, Any]]
 ) -> None:
     """Drops blank state that a checkpoint of a chain at its start has filled."""

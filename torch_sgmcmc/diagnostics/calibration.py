@@ -531,13 +531,13 @@ class _Simulated:
             return params[0]
         return dict(zip(self._names, params, strict=True))
 
-    def _some(self, indices: Tensor) -> Any:
+    def _minibatch(self, indices: Tensor) -> Any:
         some = tuple(each[:, indices.to(each.device)] for each in self._data)
         return some if self._is_tuple else some[0]
 
     def losses(self, params: list[Tensor], indices: Tensor) -> Tensor:
         """Returns losses [simulations, len(indices)]."""
-        losses = self._loss(self._theta(params), self._some(indices))
+        losses = self._loss(self._theta(params), self._minibatch(indices))
         wanted = [self._size, len(indices)]
         if not isinstance(losses, Tensor) or list(losses.shape) != wanted:
             shape = f"a Tensor of shape {wanted}, "
@@ -582,7 +582,7 @@ class _Simulated:
                 both = (theta.square().sum(1), log_likelihood)
                 values = torch.cat([theta, torch.stack(both, 1)], 1)
             else:
-                given = self._theta(params), self._some(self._everything)
+                given = self._theta(params), self._minibatch(self._everything)
                 columns = (self._quantity(k, f(*given)) for k, f in chosen.items())
                 values = torch.stack([*columns], 1)
             if not bool(values.isfinite().all()):

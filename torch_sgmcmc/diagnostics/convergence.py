@@ -135,8 +135,8 @@ def convergence_of(values: Tensor, title: str) -> Convergence:
         found[0, ~constant] = arviz("rhat", parts[:, :, ~constant], method="rank")
         found[1, ~constant] = arviz("ess", varying, method="bulk")
         found[2, ~constant] = arviz("ess", varying, method="tail", prob=(0.05, 0.95))
-        is_still = (flat == flat[:, :1]).flatten(0, 1).all(0) & ~constant
-        found[0, is_still] = torch.inf  # ranks would round it
+        still = (flat == flat[:, :1]).flatten(0, 1).all(0) & ~constant
+        found[0, still] = torch.inf  # ranks would round it
     rhat, ess, tail = (row.reshape(shape) for row in found)
     return Convergence(rhat, ess, tail, constant.reshape(shape), chains, draws, title)
 
@@ -146,7 +146,7 @@ def convergence_of(values: Tensor, title: str) -> Convergence:
 _FEWEST_SHARED, _CORRELATION, _SIGMAS = 20, 0.1, 8.0
 
 
-def is_still(chain: Tensor) -> bool:
+def never_moves(chain: Tensor) -> bool:
     """Returns whether draws [draws, ...] are all the same."""
     return len(chain) > 1 and bool((chain == chain[:1]).all())
 
@@ -162,7 +162,7 @@ def identical_chains(chains: Mapping[int, Tensor]) -> list[tuple[int, int]]:
         part = slice(0 if length < 4 else 3 * length // 4, length)
         one, other = chains[i][part], chains[j][part]
         if length and torch.equal(one[-1], other[-1]) and torch.equal(one, other):
-            if not is_still(chains[i]):
+            if not never_moves(chains[i]):
                 found.append((i, j))
     return found
 

@@ -257,7 +257,7 @@ class _Losses:
         return self._seen[0] / max(self._seen[1], 1)
 
     @torch.no_grad()
-    def _at_best(self, indices: Tensor) -> float:
+    def _loss_at_center(self, indices: Tensor) -> float:
         if self._batch_size is None and self._of_all is not None:
             return self._of_all
         with exchanged(self._params, self._best):
@@ -282,7 +282,7 @@ class _Losses:
                 on_host = {"generator": generator, "device": "cpu"}
                 order = torch.randperm(self._num_data, **on_host)
                 indices = order[: self._batch_size].to(indices.device)
-            base = 0.0 if first else self._at_best(indices)
+            base = 0.0 if first else self._loss_at_center(indices)
             for p in self._params:
                 p.grad = None
             with torch.enable_grad():

@@ -178,7 +178,7 @@ def compare_chains(series: Mapping[int, Series], runs: Runs) -> list[Issue]:
         draw = int((~elements[first].isfinite().all(1)).nonzero()[0])
         chains = _chains(broken)
         return [_issue("not finite", chains=chains, first=first, draw=draw)]
-    still = [i for i, e in elements.items() if compared.is_still(e)]
+    still = [i for i, e in elements.items() if compared.never_moves(e)]
     moving = {i: e for i, e in elements.items() if i not in still}
     alike = {i for pair in compared.identical_chains(moving) for i in pair}
     who = f"Draws of {_chains(still)}" if moving else "All draws"

@@ -243,7 +243,7 @@ def run_chain(settings: Settings, chain: int) -> None:
         _Run(settings, chain, seed).run()
 
 
-def rehearse(settings: Settings) -> None:
+def check_construction(settings: Settings) -> None:
     """Raises the errors of a first chain before its first step; changes no store."""
     with _random_numbers(settings, 0) as seed:
         _Run(settings, 0, seed).collector(SampleStore()).close()

@@ -29,11 +29,11 @@ from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.posterior.chain import (
     ChainState,
     Settings,
+    check_construction,
     check_first_chain,
     checkpoint,
     checkpoint_path,
     first_chain_of,
-    rehearse,
     run_chain,
 )
 from torch_sgmcmc.posterior.store import SampleStore, folder_of
@@ -383,7 +383,7 @@ def sample(
             text = "\n".join(issue.message for issue in found.issues)
             warnings.warn(f"before the first step:\n{text}", stacklevel=2)
     if restart:
-        rehearse(settings)
+        check_construction(settings)
         if folder is not None:
             delete_all(folder)
         else:

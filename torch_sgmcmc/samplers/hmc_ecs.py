@@ -22,7 +22,7 @@ from torch_sgmcmc._ecs.target import (
     schedule,
 )
 from torch_sgmcmc._impl import finite_check, hmc_dynamics
-from torch_sgmcmc._impl.distributed import refuse_lone_decisions
+from torch_sgmcmc._impl.distributed import refuse_several_ranks
 from torch_sgmcmc._impl.hyperparams import check_integer, check_real
 from torch_sgmcmc._impl.ops import hmc_momenta_, metropolis_decide, sum_of_squares
 from torch_sgmcmc._impl.parameters import by_lightning, refuse_scaler
@@ -212,7 +212,7 @@ class HMCECS(HMCECSBase):
 
     def _check_ranks(self) -> None:
         super()._check_ranks()
-        refuse_lone_decisions(
+        refuse_several_ranks(
             self._current_context(),
             "subsamples",
             "Give each rank its own chain, with a process_group of that rank alone",
@@ -419,7 +419,7 @@ class HMCECS(HMCECSBase):
                 "HMCECS got log-likelihoods or parameters that are not finite at the "
                 "start of a step",
             )
-        if target.estimator.is_overturned(last.estimate.mean):
+        if target.estimator.has_unreliable_sign(last.estimate.mean):
             raise RuntimeError(
                 "HMCECS's estimate of the sum of all d at the start of a step is "
                 f"{last.estimate.mean:.4g} (must be > a = "

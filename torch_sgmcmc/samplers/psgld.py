@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl.context import StepContext, TensorLists
-from torch_sgmcmc._impl.distributed import refuse_lone_decisions
+from torch_sgmcmc._impl.distributed import refuse_several_ranks
 from torch_sgmcmc._impl.finite_check import check_finite
 from torch_sgmcmc._impl.ops import gaussian_, sum_of_squares
 from torch_sgmcmc._impl.parameters import refuse_scaler
@@ -187,7 +187,7 @@ class PSGLD(Sampler):
 
     def _check_ranks(self) -> None:
         if needs_graph(self):
-            refuse_lone_decisions(self._current_context(), *_BY_THE_HESSIAN)
+            refuse_several_ranks(self._current_context(), *_BY_THE_HESSIAN)
             self._context.placement.refuse(
                 "Invalid gamma: True needs second derivatives, which are not taken of "
                 f"DTensors ({_BY_THE_HESSIAN[1]})"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl.distributed import refuse_lone_decisions
+from torch_sgmcmc._impl.distributed import refuse_several_ranks
 from torch_sgmcmc._impl.finite_check import (
     SkipStep,
     count_skipped_step,
@@ -223,7 +223,7 @@ class SBPS(SegmentStats):
 
     def _check_ranks(self) -> None:
         super()._check_ranks()
-        refuse_lone_decisions(
+        refuse_several_ranks(
             self._current_context(),
             "minibatches",
             "Give each rank its own chain, with a process_group of that rank alone",
