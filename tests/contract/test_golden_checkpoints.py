@@ -25,10 +25,7 @@ SAMPLERS = {
     "sgnht": (sg.SGNHT, {"lr": 0.1}),
     "psgld": (sg.PSGLD, {"lr": 0.1, "eps": 0.1, "gamma": False}),
     "ewsg": (sg.EWSG, {"lr": 0.1}),
-    "hmc": (
-        sg.HMC,
-        {"step_size": 0.1, "num_steps": 2, "resample_momentum_every": 3},
-    ),
+    "hmc": (sg.HMC, {"step_size": 0.1, "num_steps": 2, "resample_momentum_every": 3}),
     "sbps": (sg.SBPS, {"preconditioned": True}),
     "hmc_ecs": (sg.HMCECS, {"subsample_size": 4, "num_blocks": 4, "step_size": 0.1}),
 }

@@ -207,11 +207,7 @@ def test_errors_within_a_step():
             ValueError,
             r"Invalid estimator: 'exact' \(must be 'perturbed' or 'signed'\)",
         ),
-        (
-            {"step_size": 0.0},
-            ValueError,
-            r"Invalid step_size: 0.0 \(must be fin",
-        ),
+        ({"step_size": 0.0}, ValueError, r"Invalid step_size: 0.0 \(must be fin"),
         ({"trajectory_length": -1}, ValueError, "Invalid trajectory_length: -1"),
         ({"num_blocks": 0}, ValueError, r"Invalid num_blocks: 0 \(must be >= 1\)"),
         (
@@ -382,10 +378,7 @@ def test_warmup_of_the_signed_sampler_to_the_least_time():
     """λ is three times a factor's deepest fall, or that of a variance of 1."""
     plan = {"anchor_every": 12, "target_variance": math.inf, "progress": False}
     deciding = set()
-    for settings in (
-        {"subsample_size": 1, "taylor_order": 1},
-        {"subsample_size": 5},
-    ):
+    for settings in ({"subsample_size": 1, "taylor_order": 1}, {"subsample_size": 5}):
         data = Data("tanh")
         sampler = make(data, estimator="signed", **settings)
         with mock.patch.object(hmc_ecs, "choose_sizes", wraps=choose_sizes) as watched:

@@ -124,11 +124,7 @@ def test_priors_means_belong_to_chains():
         chains.together, seed=SEED, num_chains=CHAINS, means=means
     )
     chains.samplers = [
-        chains.make(
-            params,
-            seed=sg.fold_in(SEED, k),
-            means=[mean[k] for mean in means],
-        )
+        chains.make(params, seed=sg.fold_in(SEED, k), means=[mean[k] for mean in means])
         for k, params in enumerate(chains.alone)
     ]
     for _ in range(3):

@@ -115,12 +115,7 @@ def test_parameters_stay_leaves_and_clipping_works(kind):
 @EACH
 def test_hyperparameters_of_a_group(kind):
     # Two groups with everything different equal two samplers, but for the noise.
-    special = {
-        "lr": 0.02,
-        "num_data": 3,
-        "prior_precision": 7.0,
-        "temperature": 0.0,
-    }
+    special = {"lr": 0.02, "num_data": 3, "prior_precision": 7.0, "temperature": 0.0}
     a, b = one_parameter(), one_parameter()
     sampler = make(kind, [{"params": [a]}, {"params": [b], **special}])
     assert {k: sampler.param_groups[0][k] for k in TARGET} == TARGET
@@ -163,11 +158,7 @@ DEFAULTS = {
         "noise_estimate_settings": [],
     },
     sg.PSGLD: {"decay": 0.99, "eps": 1e-5, "adapt": True, "gamma": True},
-    sg.SGNHT: {
-        "momentum": 0.9,
-        "thermostat_rate": None,
-        "momentum_settings": [],
-    },
+    sg.SGNHT: {"momentum": 0.9, "thermostat_rate": None, "momentum_settings": []},
     sg.EWSG: {
         "momentum": 0.9,
         "surrogate": "momentum",

@@ -127,8 +127,7 @@ def test_beside_the_package_of_torch(
         pytest.skip(f"find_package(Torch) fails here: {str(error)[-500:]}")
     consumer.path = cpp.PROGRAMS
     consumer.configure(
-        *(cpp_package, prefix),
-        options=(*options, "-DWITH_TORCH_PACKAGE=ON", *objects),
+        *(cpp_package, prefix), options=(*options, "-DWITH_TORCH_PACKAGE=ON", *objects)
     )
     check_line(consumer.program("line"))
     check_loaded(consumer.program("loaded"), has_cuda_kernels)

@@ -7,12 +7,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from harness.statistics import (
-    AffineMap,
-    StatisticalError,
-    check_gaussian,
-    check_z,
-)
+from harness.statistics import AffineMap, StatisticalError, check_gaussian, check_z
 from levels import at_levels
 from operator_tensors import (
     STREAM,

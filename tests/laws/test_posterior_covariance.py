@@ -17,12 +17,7 @@ F64 = torch.float64
 T, PRIOR, N = 0.6, 8.0, 20
 #: The curvature of the mean loss: correlated, also between the tensors.
 HESSIAN = np.array([[1.0, 0.3, 0.2], [0.3, 0.8, -0.25], [0.2, -0.25, 0.6]])
-TARGET = {
-    "num_data": N,
-    "prior_precision": PRIOR,
-    "temperature": T,
-    "seed": 5,
-}
+TARGET = {"num_data": N, "prior_precision": PRIOR, "temperature": T, "seed": 5}
 
 
 def target(temperature=T, prior=PRIOR):

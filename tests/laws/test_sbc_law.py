@@ -2,15 +2,7 @@
 
 import pytest
 from levels import at_levels
-from sbc_problem import (
-    TARGET,
-    calibrate,
-    gaussian,
-    gaussian_loss,
-    hmc,
-    prior,
-    sgld,
-)
+from sbc_problem import TARGET, calibrate, gaussian, gaussian_loss, hmc, prior, sgld
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.diagnostics.calibration import sbc

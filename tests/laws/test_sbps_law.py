@@ -175,10 +175,7 @@ def short(**settings):
     posterior(target, refresh_rate=2.0, events=40, replicates=600, **settings)
 
 
-WHERE = {
-    "wrong sign after refreshment": short,
-    "every proposal a bounce": exact,
-}
+WHERE = {"wrong sign after refreshment": short, "every proposal a bounce": exact}
 
 
 @pytest.mark.parametrize(
@@ -205,9 +202,7 @@ def test_experiments_pass_without_a_bug(experiment):
 def test_logistic_regression_sees_a_missing_prior():
     with pytest.raises(StatisticalError):
         check_average(
-            logistic(prior_precision=0.0),
-            **logistic_moments(logistic()),
-            num_std=6.0,
+            logistic(prior_precision=0.0), **logistic_moments(logistic()), num_std=6.0
         )
 
 

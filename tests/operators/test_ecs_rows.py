@@ -188,8 +188,7 @@ def test_another_closure_needs_another_anchor():
     sampler.step(data.closure)
     sampler.param_groups[0]["subsample_size"] = 9
     with pytest.raises(
-        RuntimeError,
-        match=r"need a PredictorLogLikelihood with rows: give step\(\)",
+        RuntimeError, match=r"need a PredictorLogLikelihood with rows: give step\(\)"
     ):
         sampler.step(data)
     sampler.set_anchor(data, progress=False)

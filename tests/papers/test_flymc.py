@@ -9,12 +9,7 @@ from functools import cache
 import pytest
 import torch
 from ewsg2021.blr.flymc import FlyMC, LogisticBound
-from harness.statistics import (
-    StatisticalError,
-    check_gaussian,
-    check_mean,
-    check_z,
-)
+from harness.statistics import StatisticalError, check_gaussian, check_mean, check_z
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
