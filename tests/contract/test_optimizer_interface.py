@@ -22,9 +22,6 @@ import torch_sgmcmc as sg
 EACH = pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "PSGLD without gamma"])
 
 
-# ---- step() ----------------------------------------------------------------------
-
-
 @EACH
 def test_is_an_optimizer(kind):
     sampler = make(kind, make_params())
@@ -82,8 +79,7 @@ def test_zero_grad(kind):
 
 @EACH
 def test_step_counts_as_an_inplace_change(kind):
-    p = one_parameter()
-    idle = one_parameter()
+    p, idle = one_parameter(), one_parameter()
     idle.grad = None
     sampler = make(kind, [p, idle])
     versions = p._version, idle._version
@@ -109,9 +105,6 @@ def test_parameters_stay_leaves_and_clipping_works(kind):
     assert torch.isfinite(nn.utils.parameters_to_vector(net.parameters())).all()
 
 
-# ---- Groups ----------------------------------------------------------------------
-
-
 @EACH
 def test_hyperparameters_of_a_group(kind):
     # Two groups with everything different equal two samplers, but for the noise.
@@ -131,44 +124,24 @@ def test_hyperparameters_of_a_group(kind):
 
 
 SHARED_DEFAULTS = {
-    "format": 1,
-    "lr": 0.1,
-    "num_data": 2,
-    "prior_precision": 0.0,
-    "prior_mean": 0.0,
-    "temperature": 1.0,
-    "num_chains": None,
-    "capturable": False,
-    "nonfinite": "raise",
-    "seed": -3,
-    "step": 0,
-    "num_skipped": 0,
-    "offsets": [0],
-    "sizes": [5],
-    "next_offset": 128,
+    **{"format": 1, "lr": 0.1, "num_data": 2, "num_chains": None, "capturable": False},
+    **{"prior_precision": 0.0, "prior_mean": 0.0, "temperature": 1.0, "seed": -3},
+    **{"nonfinite": "raise", "step": 0, "num_skipped": 0, "sizes": [5]},
+    **{"offsets": [0], "next_offset": 128},
 }
+MOMENTUM = {"momentum": 0.9, "momentum_settings": []}
 DEFAULTS = {
     sg.SGLD: {},
     sg.SGHMC: {
-        "momentum": 0.9,
-        "noise_estimate": 0.0,
-        "resample_momentum_every": 0,
-        "initial_momentum": "stationary",
-        "momentum_settings": [],
-        "noise_estimate_settings": [],
+        **{"noise_estimate": 0.0, "noise_estimate_settings": [], **MOMENTUM},
+        **{"resample_momentum_every": 0, "initial_momentum": "stationary"},
     },
     sg.PSGLD: {"decay": 0.99, "eps": 1e-5, "adapt": True, "gamma": True},
-    sg.SGNHT: {"momentum": 0.9, "thermostat_rate": None, "momentum_settings": []},
+    sg.SGNHT: {"thermostat_rate": None, **MOMENTUM},
     sg.EWSG: {
-        "momentum": 0.9,
-        "surrogate": "momentum",
-        "index_chain_length": 1,
-        "num_proposals": 0,
-        "num_accepted": 0,
+        **{"surrogate": "momentum", "index_chain_length": 1, **MOMENTUM},
+        **{"num_proposals": 0, "num_accepted": 0, "num_drawn": 0, "minibatches": []},
         "persistent_index_chain": False,
-        "num_drawn": 0,
-        "minibatches": [],
-        "momentum_settings": [],
     },
 }
 
@@ -200,13 +173,8 @@ def test_offsets_are_aligned_and_disjoint():
         {"params": [nn.Parameter(torch.zeros(s)) for s in shapes[4:]]},
     ]
     sampler = sg.SGLD(groups, 0.1, num_data=1)
-    assert [g["offsets"] for g in sampler.param_groups] == [
-        [0, 128, 256, 384],
-        [384, 640],
-    ]
-
-
-# ---- What a sampler's step computes ----------------------------------------------
+    offsets = [g["offsets"] for g in sampler.param_groups]
+    assert offsets == [[0, 128, 256, 384], [384, 640]]
 
 
 def test_first_momentum_is_drawn_from_its_stationary_law():
@@ -226,37 +194,22 @@ def test_first_momentum_is_drawn_from_its_stationary_law():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "state"),
-    [
-        (torch.float64, torch.float64),
-        (torch.float32, torch.float32),
-        (torch.bfloat16, torch.float32),
-        (torch.float16, torch.float32),
-    ],
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 )
-def test_state_dtypes_and_layouts(dtype, state):
-    p = nn.Parameter(
-        torch.zeros(2, 3, 4, 5, dtype=dtype).to(memory_format=torch.channels_last)
-    )
+def test_state_dtypes_and_layouts(dtype):
+    values = torch.zeros(2, 3, 4, 5, dtype=dtype)
+    p = nn.Parameter(values.to(memory_format=torch.channels_last))
     p.grad = torch.ones_like(p)
     sampler = make("SGHMC online", [p])
     sampler.step()
-    masters = ["master"] if dtype.itemsize == 2 else []
-    assert set(sampler.state[p]) == {
-        "momentum",
-        "previous_grad",
-        "grad_variance",
-        "num_grads",
-        "step",
-        *masters,
-    }
-    for key in ("momentum", "previous_grad", "grad_variance", *masters):
+    wanted = torch.float64 if dtype == torch.float64 else torch.float32
+    kept = {"momentum", "previous_grad", "grad_variance"}
+    kept |= {"master"} if dtype.itemsize == 2 else set()
+    assert set(sampler.state[p]) == kept | {"num_grads", "step"}
+    for key in kept:
         value = sampler.state[p][key]
-        assert (value.dtype, value.shape, value.stride()) == (
-            state,
-            p.shape,
-            p.stride(),
-        )
+        assert value.dtype is wanted
+        assert (value.shape, value.stride()) == (p.shape, p.stride())
     assert sampler.state[p]["num_grads"] == 1
 
 
