@@ -12,8 +12,6 @@ from torch import nn
 
 import torch_sgmcmc as sg
 
-# ---- The estimate ----------------------------------------------------------------
-
 
 def test_the_formula():
     problem = Problem()
@@ -128,9 +126,6 @@ def test_the_full_gradient_is_kept_in_the_type_of_arithmetic():
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         assert [f.dtype for f in state["full_grads"]] == [wide] * 3
         assert [a.dtype for a in state["anchor"]] == [dtype] * 3
-
-
-# ---- Gradients that are there, and that are not ----------------------------------
 
 
 def test_gradients_add_up():
@@ -328,9 +323,6 @@ def test_chains_in_a_leading_dimension():
     for _ in range(5):
         sampler.step(lambda: estimator.backward(x[batches.draw(chains)]))
     assert torch.isfinite(theta).all() and 0 <= sampler.acceptance_rate <= 1
-
-
-# ---- SVRG ------------------------------------------------------------------------
 
 
 def test_the_refresh_schedule():

@@ -53,9 +53,6 @@ def step_fails(sampler, kind, message):
         assert snapshot(sampler) == before
 
 
-# ---- Hyperparameters -------------------------------------------------------------
-
-
 NOT_FINITE = (torch.nan, torch.inf, -torch.inf)
 COMMON = [
     *bad_numbers("lr", "must be finite and >= 0", -0.1, *NOT_FINITE),
@@ -188,9 +185,6 @@ def test_bad_capturable(kind):
         kind([parameter()], **GOOD, capturable=1)
 
 
-# ---- The account of the minibatches' noise ---------------------------------------
-
-
 def test_noise_estimate_needs_noise():
     for estimate in (0.1, "online"):
         with refused(
@@ -299,9 +293,6 @@ def test_gamma_excludes_capturable():
         sg.PSGLD([parameter()], **GOOD, capturable=True)
     for options in ({"gamma": False}, {"adapt": False}):
         sg.PSGLD([parameter()], **GOOD, **options, capturable=True).step()
-
-
-# ---- Parameters and gradients ----------------------------------------------------
 
 
 @each_kind

@@ -29,8 +29,6 @@ from torch import nn
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
 
-# ---- The closure -----------------------------------------------------------------
-
 
 @pytest.mark.parametrize("length", [0, 1, 4])
 def test_the_closure_draws_all_minibatches(length):
@@ -181,9 +179,6 @@ def test_gradients_written_over():
     sg.EWSG([empty], **GOOD).step(lambda: setattr(empty, "grad", torch.ones(0)))
 
 
-# ---- Decisions -------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("surrogate", ["momentum", "zero", "one", "full_momentum"])
 @pytest.mark.parametrize("momentum", [0.8, 0.0])
 def test_every_decision(momentum, surrogate):
@@ -272,9 +267,6 @@ def test_acceptance_rate():
     assert sampler.acceptance_rate == 1.0
 
 
-# ---- SGHMC and SGLD as special cases ---------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_without_proposals_ewsg_equals_sghmc(dtype):
     params, others = make_params(dtype), make_params(dtype)
@@ -326,9 +318,6 @@ def test_with_exact_gradients_ewsg_equals_sghmc():
         take_step(sghmc, others, step)
     assert_same(params, others)
     assert sampler.acceptance_rate == 1.0
-
-
-# ---- Settings --------------------------------------------------------------------
 
 
 def test_settings_out_of_range():

@@ -19,8 +19,6 @@ import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import ops as ops
 
-# ---- Decisions -------------------------------------------------------------------
-
 
 def by_hand(params, closure, momenta, masses, priors, chains, temperature):
     """One trajectory of the settings of ``test_every_decision``, by the operators.
@@ -198,9 +196,6 @@ def test_momenta_that_a_schedule_no_longer_keeps():
     sampler.param_groups[0]["resample_momentum_every"] = 1
     sampler.step(Quartic(params))
     assert kept_state(sampler) == {}
-
-
-# ---- Mass ------------------------------------------------------------------------
 
 
 def test_masses():

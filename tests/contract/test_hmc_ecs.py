@@ -22,8 +22,6 @@ from torch_sgmcmc._ecs.target import (
 from torch_sgmcmc._ecs.taylor import WHOLE
 from torch_sgmcmc.samplers import hmc_ecs
 
-# ---- Proposals --------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("estimator", ["perturbed", "signed"])
 def test_one_block_is_proposed_again(estimator):
@@ -131,9 +129,6 @@ def test_operators_equal_tensor_code(kind, estimator, order):
         one, other = (getattr(p.estimate, name) for p in (ours, theirs))
         assert math.isclose(one, other, rel_tol=1e-9)
     assert math.isclose(ours.log, theirs.log, rel_tol=1e-12)
-
-
-# ---- Bad points -------------------------------------------------------------------
 
 
 def test_divergences_are_rejected_and_counted():
@@ -246,9 +241,6 @@ def test_bad_warmups():
             sampler.warmup(data, **{"steps": 5, **settings})
     assert "subsample" not in sampler.state
     assert not data.seen
-
-
-# ---- The optimizer interface ------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:num_blocks")  # the warm-up chooses few factors

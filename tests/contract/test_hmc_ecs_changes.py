@@ -264,9 +264,6 @@ def test_the_first_anchor_is_part_of_no_warmup():
     sampler.state_dict()
 
 
-# ---- Devices and dtypes ------------------------------------------------------------
-
-
 def tensors(value):
     """All in nested lists and dicts."""
     if isinstance(value, dict):

@@ -16,8 +16,6 @@ from torch_sgmcmc._ecs.target import Estimator, SubsampleDraws, estimate
 from torch_sgmcmc._ecs.taylor import whitening
 from torch_sgmcmc._impl.ops import ecs_estimate
 
-# ---- Control variates -------------------------------------------------------------
-
 
 def test_the_second_order_of_a_gaussian_model_has_no_variance():
     data = Data("gaussian")
@@ -63,9 +61,6 @@ def test_whitening():
     torch.testing.assert_close(
         whitening("diagonal", torch.zeros(2, 2, dtype=F64)), torch.ones(2, dtype=F64)
     )
-
-
-# ---- Subsamples -------------------------------------------------------------------
 
 
 def draws_of(num_data, cells, blocks, batch_size, poisson, seed):
@@ -157,9 +152,6 @@ def test_steps_of_draws_out_of_range():
     for draw in (draws.draw, draws.propose):
         with pytest.raises(ValueError, match="Invalid step: "):
             draw(2**48)
-
-
-# ---- Estimators -------------------------------------------------------------------
 
 
 def perturbed(d, n):

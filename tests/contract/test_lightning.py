@@ -135,9 +135,6 @@ def collecting(kind, store):
     return Collecting(kind)
 
 
-# ---- What works ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", [*PLAIN, *CLOSED])
 def test_a_chain_that_resumes_from_lightnings_checkpoint(kind, tmp_path):
     """Resumes under automatic optimization, or manual where there is a closure."""
@@ -283,9 +280,6 @@ def test_lightnings_own_example(kind):
         assert sampler.param_groups[0]["lr"] == start / 4
         chains.append(list(module.parameters()))
     assert_same(*chains)
-
-
-# ---- What does not ---------------------------------------------------------------
 
 
 def fit_fails(module, kind, message, **settings):

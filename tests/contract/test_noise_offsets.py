@@ -37,9 +37,6 @@ def forget_state(sampler, p):
     assert "prior_mean" not in mean
 
 
-# ---- What is heard ---------------------------------------------------------------
-
-
 @each
 def test_a_grown_parameter_raises_before_anything_moves(kind):
     chain = Chain(kind)
@@ -76,9 +73,6 @@ def test_so_are_other_lists(kind, change):
         RuntimeError, match=r"reassign_noise_offsets\(\) after parameters have"
     ):
         chain.run(range(1, 2))
-
-
-# ---- What reassign_noise_offsets() does ---------------------------------------------
 
 
 @each
@@ -220,9 +214,6 @@ def test_a_program_that_prunes_and_grows_points():
         assert torch.equal(group["params"][0], p)
 
 
-# ---- Errors ------------------------------------------------------------------------
-
-
 def test_state_of_another_shape_is_refused_and_nothing_changes():
     chain = Chain("SGHMC")
     chain.run(range(2))
@@ -269,9 +260,6 @@ def test_saved_numbers_that_cannot_be(change, message):
     with pytest.raises((ValueError, TypeError), match=message):
         sampler.load_state_dict(saved)
     assert bits(sampler.state_dict()) == before
-
-
-# ---- What is the sampler's own -------------------------------------------------------
 
 
 @each

@@ -341,9 +341,6 @@ def test_thermostats_start_at_rest_beside_stationary_momenta():
     torch.testing.assert_close(state["thermostat"].double(), change, rtol=0, atol=1e-6)
 
 
-# ---- In words --------------------------------------------------------------------
-
-
 def test_target_summary():
     p = [nn.Parameter(torch.zeros(n)) for n in (1234, 5, 6, 7)]
 

@@ -156,9 +156,6 @@ def test_hmc_of_chains_accepts_by_the_right_energy(chains):
     assert float((p.detach() - 30).abs().mean()) > 0.1
 
 
-# ---- What it is given, and keeps --------------------------------------------------
-
-
 def two():
     g = torch.Generator().manual_seed(1)
     return [
@@ -357,9 +354,6 @@ def test_temperatures_use_the_whole_gradient(tensors):
         readings.append(monitor.all().configurational)
     assert readings[0].mean == pytest.approx(readings[1].mean, rel=1e-9)
     assert readings[1].mean == pytest.approx(1.0, abs=0.3)
-
-
-# ---- Errors -----------------------------------------------------------------------
 
 
 def test_errors():

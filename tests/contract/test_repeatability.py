@@ -32,8 +32,6 @@ import torch_sgmcmc as sg
 
 each = pytest.mark.parametrize("kind", [*THREE, "EWSG"])
 
-# ---- Threads ---------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     "sizes",
@@ -80,9 +78,6 @@ for count in (1, 3):
         check=False,
     )
     assert process.stdout.split("\n")[:2] == ["1 0 True", "3 2 True"], process.stderr
-
-
-# ---- Groups and missing gradients ------------------------------------------------
 
 
 @each
@@ -193,9 +188,6 @@ def test_a_group_added_later_has_the_noise_of_an_original_group(kind):
         take_step(b, late, step)
     assert_same(late, early)
     assert [int(g["step"]) for g in b.param_groups] == [8, 8]
-
-
-# ---- Seeds -----------------------------------------------------------------------
 
 
 @each

@@ -215,9 +215,6 @@ def test_a_group_added_later_moves_along():
     assert sampler.param_groups[1]["clock"] == sampler.param_groups[0]["clock"]
 
 
-# ---- What it says of a trajectory, and what it warns of --------------------------
-
-
 def test_diagnostics():
     params = two()
     sampler = make(params, refresh_rate=3.0)

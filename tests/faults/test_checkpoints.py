@@ -45,9 +45,6 @@ def path(tmp_path):
     return path
 
 
-# ---- Written -------------------------------------------------------------------------
-
-
 def test_the_file_is_synced_before_it_is_renamed_and_the_folder_after(
     path, monkeypatch
 ):
@@ -166,9 +163,6 @@ def test_a_read_only_folder(read_only):
     assert owned == f"SystemExit: Cannot write {read_only}/.lock: Permission denied"
     assert same(sg.load(path), content(0))
     assert list(read_only.iterdir()) == [path]
-
-
-# ---- Read ----------------------------------------------------------------------------
 
 
 def refusal(path):

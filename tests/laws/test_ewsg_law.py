@@ -127,9 +127,6 @@ def test_ewsg_is_closer_to_the_posterior_than_sghmc():
     assert errors[0] > 2.5 * errors[1] > 5 * errors[2] > 0
 
 
-# ---- The references, and every bug -----------------------------------------------
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("surrogate", ["momentum", "full_momentum"])
 def test_the_reference_is_right(surrogate):
@@ -160,9 +157,6 @@ def test_the_posterior_sees_bugs(mutation):
     build = partial(ReferenceEWSG, mutation=mutation)
     with pytest.raises(StatisticalError):
         check_posterior(posterior(build), reach=6.5, steps=60)
-
-
-# ---- A persistent index chain ----------------------------------------------------
 
 
 def persistent(build=ewsg, **settings):
@@ -300,9 +294,6 @@ def test_wrong_weights_do_not(factor):
         Theorem2(1000, factor).check_identity()
     with pytest.raises(StatisticalError):
         Theorem2(400_000, factor).check_transition()
-
-
-# ---- The index chain -------------------------------------------------------------
 
 
 def test_the_index_law_converges_to_the_weights():

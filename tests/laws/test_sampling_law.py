@@ -118,9 +118,6 @@ def test_double_well_law_tends_to_its_target(method):
     assert np.all(np.abs(2 * fine - coarse) < 1e-3)
 
 
-# ---- SGHMC: momentum, and the account of the gradients' noise --------------------
-
-
 def test_momentum_drawn_afresh():
     check_stationary(suite.resampled(SGHMC))
     check_transient(suite.resampled(SGHMC))
@@ -216,9 +213,6 @@ def test_noise_account_online():
     variances = chains.state(["grad_variance"], theta=False).mean(axis=0)
     np.testing.assert_allclose(variances, estimated, rtol=0.005)
     check_gaussian(chains.state(["momentum"]), cov=cov, label="online account")
-
-
-# ---- pSGLD: Γ while V adapts -----------------------------------------------------
 
 
 @pytest.mark.default
@@ -400,9 +394,6 @@ def test_mass_friction_and_estimate_of_each_group():
 )
 def test_other_units_of_algorithm_2_are_caught(mistake):
     assert_caught(check_stationary, algorithm_2(mistake))
-
-
-# ---- SGNHT: thermostats ----------------------------------------------------------
 
 
 @pytest.mark.default

@@ -57,9 +57,6 @@ def posterior(target, **settings):
     )
 
 
-# ---- What is sampled ---------------------------------------------------------------
-
-
 @pytest.mark.parametrize("noisy", [False, True])
 def test_gaussian(noisy):
     d = 4
@@ -100,9 +97,6 @@ def test_logistic_regression():
     """Against quadrature on a grid."""
     target = logistic()
     check_average(target, **logistic_moments(target), num_std=6.0)
-
-
-# ---- A local regression ----------------------------------------------------------
 
 
 def test_gaussian_by_a_local_regression():
@@ -158,9 +152,6 @@ def test_a_local_regression_violates_its_band_less():
 @pytest.mark.nightly
 def test_growing_weights_are_caught():
     assert not violates_less(-1.0)
-
-
-# ---- What is not -------------------------------------------------------------------
 
 
 def exact(**settings):
@@ -230,9 +221,6 @@ def test_a_missing_population_factor_is_caught():
 
     with pytest.raises(StatisticalError):
         check_noise(target, without)
-
-
-# ---- Refreshments --------------------------------------------------------------------
 
 
 def refreshments(steps, rate, curvature):

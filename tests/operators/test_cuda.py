@@ -306,9 +306,6 @@ def test_device_step():
     assert same_bits(other.cpu(), cpu)
 
 
-# ---- Samplers --------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ANY_DRAWS)
 def test_samplers_make_the_same_chain(kind):
     params = [
@@ -404,9 +401,6 @@ def test_a_chain_moves_between_devices():
         sampler.step()
         twin.step()
     assert_same([q.cpu() for q in others], params)
-
-
-# ---- CUDA graphs -----------------------------------------------------------------
 
 
 def on_gpu(kind):

@@ -326,9 +326,6 @@ def test_zero_temperature_is_sgd_exactly(sampler, dtype):
         assert torch.equal(velocity, -0.25 * sgd.state[theirs]["momentum_buffer"])
 
 
-# ---- Sums of squares -------------------------------------------------------------
-
-
 def test_sum_of_squares_equals_reference():
     tensors = mixed_list(1)
     expected = sum(float(t.double().square().sum()) for t in tensors)

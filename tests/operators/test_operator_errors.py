@@ -102,9 +102,6 @@ def test_no_operator_is_skipped():
     assert registered() == ARGUMENTS.keys() | OTHERS
 
 
-# ---- Tensors ---------------------------------------------------------------------
-
-
 @each_argument
 def test_list_lengths(op):
     first, *others = ARGUMENTS[op]
@@ -262,9 +259,6 @@ def test_sparse_tensors(op):
         fresh = make_lists(op)
         for key, tensors in lists.items():
             assert all(map(same_bits, tensors[1:], fresh[key][1:]))
-
-
-# ---- Numbers ---------------------------------------------------------------------
 
 
 def wanted(number):

@@ -235,9 +235,6 @@ def test_a_gaussian_posterior_is_unchanged():
     check_gaussian(sampler.position.numpy(), mean=mean, cov=covariance, label="θ")
 
 
-# ---- What it costs -----------------------------------------------------------------
-
-
 def test_the_evaluations_are_those_that_were_made():
     """The bright at the proposal, and dark ones at θ: none whose L̃ is known."""
     target = GaussianTarget()

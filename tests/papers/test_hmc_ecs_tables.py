@@ -71,9 +71,6 @@ def test_splines_and_the_order_of_expansions(tmp_path):
     assert pictures >= {"figure6", "figure9", "splines_moments"}
 
 
-# ---- Data ------------------------------------------------------------------------
-
-
 def test_simulated_rows_do_not_depend_on_chunks(tmp_path):
     x, y = rows(0, BLOCK + 500, seed=0)
     parts = [(0, 7), (7, BLOCK - 1), (BLOCK - 1, BLOCK + 1), (BLOCK + 1, BLOCK + 500)]
@@ -274,9 +271,6 @@ def test_order_0_does_not_stay_where_the_posterior_is(problem, laplace, tmp_path
     samplers.hmc_ecs(*common, **comparison.ECS["perturbed"])
     with pytest.raises(RuntimeError, match="has left the posterior"):
         samplers.hmc_ecs(*common, **comparison.ECS["perturbed, order 0"])
-
-
-# ---- What is measured ------------------------------------------------------------
 
 
 def autoregressive(rho, count, seed):

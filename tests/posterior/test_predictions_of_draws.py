@@ -177,9 +177,6 @@ def test_likelihoods_of_settings(given):
     assert Own().settings() is None
 
 
-# ---- What is stored is what is sampled -----------------------------------------------
-
-
 def test_a_layer_replaced_after_the_sampler(tmp_path):
     net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     sampler = sg.SGLD(net.parameters(), 0.1, num_data=4, seed=0)
@@ -237,9 +234,6 @@ def test_buffers_that_cannot_be_stored(tmp_path):
         assert torch.equal(net.weight, before)  # found before the step
         net.seen = torch.ones(1)
         sampler.step()
-
-
-# ---- Inputs, devices, paths ----------------------------------------------------------
 
 
 class Frame:

@@ -30,9 +30,6 @@ def ranks(job):
     return job[0]
 
 
-# ---- One chain ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_without_a_seed_sample_what_one_process_samples(ranks, kind, one_thread):
     """num_data and batch_size of all ranks together, gradients of which DDP is mean.
@@ -143,9 +140,6 @@ def test_a_closure_that_raises_leaves_no_rank_waiting(job):
         assert found.startswith("step 2: ") and "gloo" in found
 
 
-# ---- Chains side by side -----------------------------------------------------------
-
-
 def layouts(ranks):
     """Returns the ranks' results for each number of chains."""
     numbers = [n for n in range(1, len(ranks) + 1) if f"{n} chains" in ranks[0]]
@@ -236,9 +230,6 @@ def test_where_ranks_agree(backends, device, monkeypatch):
     chain = SimpleNamespace(params=on_device, process_group=None)
     monkeypatch.setattr(dist, "get_backend_config", lambda group: backends)
     assert distributed.device_of_group(chain).type == device
-
-
-# ---- A group of one ----------------------------------------------------------------
 
 
 @pytest.fixture

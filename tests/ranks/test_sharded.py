@@ -167,9 +167,6 @@ def test_refusals(ranks):
         }
 
 
-# ---- HMC ---------------------------------------------------------------------------
-
-
 @pytest.fixture
 def of_hmc(ranks):
     """Returns the results of sharded_hmc_ranks.py on each rank."""
@@ -266,9 +263,6 @@ def test_a_chain_resumes_in_other_numbers_of_processes(ranks, folder):
     advance(net, sampler, range(10, 15), missing=False)
     advance(alone, reference, range(15), missing=False)
     assert differences((alone, reference), (net, sampler)) == []
-
-
-# ---- In one process --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sizes", [(7,), (4, 5), (2, 3, 4), (3, 2, 2, 3)])
