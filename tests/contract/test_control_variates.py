@@ -23,19 +23,15 @@ def test_the_formula():
     theta = problem.values()
     addresses = [p.data_ptr() for p in problem.params]
     loss = estimator.backward(problem.batch([1, 4]))
-    want = [
-        g - a + f
-        for g, a, f in zip(
-            problem.gradient([1, 4]),
-            problem.gradient([1, 4], anchor),
-            problem.gradient(range(7), anchor),
-            strict=True,
-        )
-    ]
-    assert_close(problem.grads(), want)
-    assert float(loss.detach()) == float(
-        problem.loss_fn(problem.batch([1, 4])).detach()
+    minibatch = problem.batch([1, 4])
+    parts = (
+        problem.gradient([1, 4]),
+        problem.gradient([1, 4], anchor),
+        problem.gradient(range(7), anchor),
     )
+    want = [g - a + f for g, a, f in zip(*parts, strict=True)]
+    assert_close(problem.grads(), want)
+    assert float(loss.detach()) == float(problem.loss_fn(minibatch).detach())
     assert_same(problem.values(), theta)
     assert [p.data_ptr() for p in problem.params] == addresses
 
@@ -65,9 +61,9 @@ def test_no_variance_at_the_anchor(dtype):
         assert_same(grads, seen[0])
         assert [g.dtype for g in grads] == [dtype] * 3
     want = [g.double() for g in Problem(dtype=dtype).gradient(range(7))]
-    tolerance = {"rtol": 8 * torch.finfo(dtype).eps, "atol": 8 * torch.finfo(dtype).eps}
+    eps = 8 * torch.finfo(dtype).eps
     for g, w in zip(seen[0], want, strict=True):
-        torch.testing.assert_close(g.double(), w, **tolerance)
+        torch.testing.assert_close(g.double(), w, rtol=eps, atol=eps)
 
 
 def spread(estimates):
@@ -111,11 +107,11 @@ def test_batch_sizes_of_nested_batches():
     estimator = sg.ControlVariates(problem.sampler, nested)
     estimator.set_anchor(loader)
     assert_close(estimator.state_dict()["full_grads"], want)
-    by_index = sg.ControlVariates(
-        problem.sampler,
-        lambda batch: problem.loss_fn(problem.batch(batch)),
-        batch_size=len,
-    )
+
+    def of_indices(batch):
+        return problem.loss_fn(problem.batch(batch))
+
+    by_index = sg.ControlVariates(problem.sampler, of_indices, batch_size=len)
     by_index.set_anchor([[0, 1, 2, 3], [4, 5, 6]])
     assert_close(by_index.state_dict()["full_grads"], want)
 
@@ -196,14 +192,11 @@ def test_hooks_see_both_gradients():
     full = estimator.state_dict()["full_grads"]
     # f was made without the hooks: -(g - a) + f.
     assert_close(problem.grads(), [w + 2 * f for w, f in zip(want, full, strict=True)])
-    assert_close(negated.state_dict()["full_grads"], problem_gradient_negated(problem))
-
-
-def problem_gradient_negated(problem):
     twin = Problem()
     for p, q in zip(twin.params, problem.params, strict=True):
         p.data.copy_(q.data)
-    return [-g for g in twin.gradient(range(7))]
+    want = [-g for g in twin.gradient(range(7))]
+    assert_close(negated.state_dict()["full_grads"], want)
 
 
 def test_buffers_see_every_evaluation():
@@ -396,7 +389,6 @@ def test_resumes_in_the_middle_of_an_epoch(make, kind, dtype):
     saved = [problem.params, *(part.state_dict() for part in parts)]
     params, *states = through_file(saved)
     run(problem, estimator, batches, 5)
-
     other = Problem(kind, dtype, seed=77)
     for p, q in zip(other.params, params, strict=True):
         p.data.copy_(q)

@@ -184,30 +184,17 @@ def test_gradients_written_over():
 def test_every_decision(momentum, surrogate):
     """Against W in plain PyTorch, over two groups and four dtypes."""
     g = torch.Generator().manual_seed(1)
+    kinds = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
     params = [
-        nn.Parameter(torch.randn(n, generator=g).to(d))
-        for n, d in (
-            (40, torch.float32),
-            (3, torch.float64),
-            (5, torch.bfloat16),
-            (9, torch.float16),
-        )
+        nn.Parameter(torch.randn(n, generator=g).to(dtype))
+        for n, dtype in zip((40, 3, 5, 9), kinds, strict=True)
     ]
-    second = {
-        "lr": 0.05,
-        "num_data": 30.0,
-        "prior_precision": 0.0,
-        "temperature": 1.3,
-        "momentum": momentum and 0.6,
-    }
     first = {**TARGET, "momentum": momentum}
-    sampler = sg.EWSG(
-        [{"params": params[:2]}, {"params": params[2:], **second}],
-        **first,
-        index_chain_length=3,
-        surrogate=surrogate,
-        seed=-5,
-    )
+    second = {"lr": 0.05, "num_data": 30.0, "prior_precision": 0.0, "temperature": 1.3}
+    second["momentum"] = momentum and 0.6
+    groups = [{"params": params[:2]}, {"params": params[2:], **second}]
+    options = {"index_chain_length": 3, "surrogate": surrogate, "seed": -5}
+    sampler = sg.EWSG(groups, **first, **options)
     closure = Draws(params, noise=0.3)
     sampler.step(closure)  # makes the momenta
     before = sampler.param_groups[0]["num_accepted"]
@@ -219,14 +206,11 @@ def test_every_decision(momentum, surrogate):
         sampler.step(closure)
 
         def weight(grads, old=old, momenta=momenta):
-            return sum(
-                float(
-                    ewsg_log_weights(
-                        old[part], grads[part], momenta[part], surrogate=surrogate, **c
-                    )
-                )
-                for part, c in ((slice(0, 2), first), (slice(2, 4), second))
-            )
+            total = 0.0
+            for part, c in ((slice(0, 2), first), (slice(2, 4), second)):
+                tensors = old[part], grads[part], momenta[part]
+                total += float(ewsg_log_weights(*tensors, surrogate=surrogate, **c))
+            return total
 
         current = closure.grads[0]
         for m, proposed in enumerate(closure.grads[1:]):
@@ -234,8 +218,7 @@ def test_every_decision(momentum, surrogate):
             if _C.index_chain_accepts(rise, seed=-5, step=step, proposal=m):
                 current = proposed
                 accepted += 1
-        for p, grad in zip(params, current, strict=True):
-            assert p.grad is grad
+        assert all(p.grad is g for p, g in zip(params, current, strict=True))
     assert 10 < accepted < 75
     assert sampler.param_groups[0]["num_accepted"] == before + accepted
 
@@ -246,7 +229,6 @@ def test_acceptance_rate():
     assert math.isnan(sampler.acceptance_rate)
     sampler.step(Draws(params))
     assert math.isnan(sampler.acceptance_rate)
-
     sampler = sg.EWSG(params, **GOOD, index_chain_length=3)
     closure = Draws(params)
     for _ in range(10):
@@ -336,10 +318,9 @@ def test_settings_that_differ_between_groups():
     sampler = sg.EWSG([{"params": [p]} for p in params], **GOOD)
     for name, values in (("index_chain_length", [3, 1]), ("num_chains", [1, None])):
         sampler.param_groups[0][name] = values[0]
-        message = (
-            f"Invalid {name}: {values} in the param groups (must be equal: there is "
-            "one decision for all)"
-        )
+        equal = f"{values} in the param groups (must be equal: there is one decision"
+        message = f"Invalid {name}: {equal} for all)"
+
         step_fails(sampler, Draws(params), ValueError, message)
         sampler.param_groups[0][name] = values[1]
     # For all groups it may change, and a new group follows.
