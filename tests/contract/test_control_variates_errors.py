@@ -141,12 +141,10 @@ def test_the_loss_must_be_one_number_with_a_graph():
         "has made gradients: it must return the loss and leave backward() to the "
         "estimator": calls_backward,
         "returned a loss without a graph: it must compute it from the sampler's "
-        "parameters, with gradients enabled": lambda batch: right(batch).detach(),
-        "returned float, expected the loss as a tensor": lambda batch: float(
-            right(batch).detach()
-        ),
-        "returned a tensor of shape [3, 4], expected one number": lambda batch: (
-            problem.params[0] * right(batch)
+        "parameters, with gradients enabled": lambda b: right(b).detach(),
+        "returned float, expected the loss as a tensor": lambda b: right(b).item(),
+        "returned a tensor of shape [3, 4], expected one number": lambda b: (
+            problem.params[0] * right(b)
         ),
     }
     for text, loss_fn in functions.items():
@@ -176,12 +174,8 @@ def test_weights_and_batch_sizes():
         ):
             estimator.set_anchor(problem.loader())
     unknown = sg.ControlVariates(problem.sampler, problem.loss_fn)
-    with fails(
-        problem,
-        RuntimeError,
-        "the number of data in a batch of type str is unknown: give batch_size, a "
-        "function that returns it",
-    ):
+    text = "the number of data in a batch of type str is unknown: give batch_size, a"
+    with fails(problem, RuntimeError, f"{text} function that returns it"):
         unknown.set_anchor(["text"])
 
 
@@ -224,13 +218,12 @@ def test_gradients_in_the_memory_of_the_anchors():
         p.register_post_accumulate_grad_hook(
             lambda p, buffer=buffer: into_buffer(p, buffer)
         )
-    with fails(
-        problem,
-        RuntimeError,
-        "ControlVariates got the gradients at θ in the memory of the gradients "
-        "at the anchor, still in use: gradients must not be reused (for "
-        "DistributedDataParallel, set gradient_as_bucket_view=False)",
-    ):
+    text = (
+        "ControlVariates got the gradients at θ in the memory of the gradients at the "
+        "anchor, still in use: gradients must not be reused (for "
+        "DistributedDataParallel, set gradient_as_bucket_view=False)"
+    )
+    with fails(problem, RuntimeError, text):
         estimator.backward(problem.batch([0]))
 
 

@@ -6,6 +6,7 @@ Its law is the subject of ``test_hmc_law.py``, its operators of
 
 import math
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -69,19 +70,13 @@ def test_every_decision(every):
     ]
     priors = [2.0, 0.5]
     masses = [(0.5 + torch.rand(p.shape, generator=g)).to(p.dtype) for p in params]
-    sampler = sg.HMC(
-        [
-            {"params": [p], "prior_precision": prior}
-            for p, prior in zip(params, priors, strict=True)
-        ],
-        step_size=0.15,
-        num_steps=3,
-        num_data=10.0,
-        temperature=temperature,
-        resample_momentum_every=every,
-        num_chains=chains,
-        seed=-5,
-    )
+    groups = [
+        {"params": [p], "prior_precision": prior}
+        for p, prior in zip(params, priors, strict=True)
+    ]
+    options = {"resample_momentum_every": every, "num_chains": chains, "seed": -5}
+    target = {"num_data": 10.0, "temperature": temperature}
+    sampler = sg.HMC(groups, 0.15, num_steps=3, **target, **options)
     sampler.set_mass(masses)
     offsets = [o for group in sampler.param_groups for o in group["offsets"]]
     twins = [nn.Parameter(p.detach().clone()) for p in params]
@@ -90,14 +85,8 @@ def test_every_decision(every):
     for step in range(40):
         if not momenta or (every and step % every == 0):
             momenta = [torch.empty_like(m) for m in masses]
-            ops.hmc_momenta_(
-                momenta,
-                masses,
-                temperature=temperature,
-                offsets=offsets,
-                seed=-5,
-                step=step,
-            )
+            stream = {"offsets": offsets, "seed": -5, "step": step}
+            ops.hmc_momenta_(momenta, masses, temperature=temperature, **stream)
         start = [t.detach().clone() for t in twins]
         turned = [-r for r in momenta]
         ratios = by_hand(
@@ -287,13 +276,9 @@ def test_groups_must_stay_equal():
     assert sampler.param_groups[1]["num_trajectories"] == 1
     sampler.step(Quartic(params + others))
     sampler.param_groups[1]["step_size"] = 0.08
-    step_fails(
-        sampler,
-        Quartic(params + others),
-        ValueError,
-        "Invalid step_size: [0.07, 0.08] in the param groups (must be equal: there is "
-        "one trajectory for all)",
-    )
+    equal = "must be equal: there is one trajectory for all"
+    message = f"Invalid step_size: [0.07, 0.08] in the param groups ({equal})"
+    step_fails(sampler, Quartic(params + others), ValueError, message)
 
 
 @pytest.mark.parametrize(
@@ -328,28 +313,18 @@ def test_losses_of_wrong_kinds():
 
         return closure
 
-    step_fails(
-        sampler,
-        returning(None),
-        TypeError,
+    message = (
         "HMC got no loss from the closure, which must return it for the Metropolis "
-        "test (metropolis=False makes none)",
+        "test (metropolis=False makes none)"
     )
+    step_fails(sampler, returning(None), TypeError, message)
     for shape in ([1], [3], [2, 2]):
-        step_fails(
-            sampler,
-            returning(torch.zeros(shape)),
-            ValueError,
-            f"Invalid loss: shape {shape} (must be a scalar)",
-        )
+        message = f"Invalid loss: shape {shape} (must be a scalar)"
+        step_fails(sampler, returning(torch.zeros(shape)), ValueError, message)
+    message = "not finite at the start of a trajectory"
+    message = f"HMC got a loss or parameters that are {message}"
     for value in (math.nan, math.inf, torch.tensor(math.nan)):
-        step_fails(
-            sampler,
-            returning(value),
-            RuntimeError,
-            "HMC got a loss or parameters that are not finite at the start of a "
-            "trajectory",
-        )
+        step_fails(sampler, returning(value), RuntimeError, message)
     sampler.step(returning(1.0))  # a number will do
     sampler.step(returning(torch.tensor(1.0, dtype=torch.bfloat16)))
     # Without a test the loss is not looked at.
@@ -406,11 +381,7 @@ def test_losses_of_chains_of_wrong_shapes():
         return torch.zeros(shape)
 
     for shape in ((), (3,), (4, 1)):
-        step_fails(
-            sampler,
-            lambda shape=shape: closure(shape),
-            ValueError,
-            f"Invalid loss: shape {list(shape)} (must be [4], the mean loss of each "
-            "chain; call backward() on its sum)",
-        )
+        wanted = "must be [4], the mean loss of each chain; call backward() on its sum"
+        message = f"Invalid loss: shape {list(shape)} ({wanted})"
+        step_fails(sampler, partial(closure, shape), ValueError, message)
     sampler.step(lambda: closure((4,)))

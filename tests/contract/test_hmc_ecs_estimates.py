@@ -185,17 +185,15 @@ def test_the_operator_makes_the_same_estimates():
             {"num_data": 7e3, "batch_size": 1, "num_factors": 0, "lower_bound": 0.0},
             {"num_data": 9.0, "batch_size": size, "num_factors": 4, "lower_bound": -5},
         ):
+            plain = (
+                d,
+                zero,
+                zero,
+                torch.zeros_like(d),
+                torch.zeros(1, len(d), 1).double(),
+            )
             weights, _, numbers = ecs_estimate(
-                *(
-                    d,
-                    zero,
-                    zero,
-                    torch.zeros_like(d),
-                    torch.zeros(1, len(d), 1).double(),
-                ),
-                *(None, None),
-                temperature=1.0,
-                **sizes,
+                *plain, None, None, temperature=1.0, **sizes
             )
             ours, derivatives = estimate(Estimator(**sizes), d)
             assert torch.equal(derivatives, weights)
@@ -264,18 +262,9 @@ pytest.importorskip("arviz")
 
 def run():
     p = torch.zeros(2, dtype=torch.float64, requires_grad=True)
-    sampler = sg.HMCECS(
-        [p],
-        num_data=40,
-        subsample_size=3,
-        estimator="signed",
-        num_factors=4,
-        num_blocks=4,
-        trajectory_length=1.0,
-        step_size=0.3,
-        prior_precision=1.0,
-        seed=0,
-    )
+    sizes = {"num_data": 40, "subsample_size": 3, "num_factors": 4, "num_blocks": 4}
+    settings = {"trajectory_length": 1.0, "step_size": 0.3, "prior_precision": 1.0}
+    sampler = sg.HMCECS([p], estimator="signed", **sizes, **settings, seed=0)
     x = torch.linspace(-1, 1, 40, dtype=torch.float64)
 
     def closure(indices):

@@ -170,12 +170,8 @@ def test_a_program_that_prunes_and_grows_points():
     torch.manual_seed(0)
     points = nn.Parameter(torch.randn(50, 3))
     colors = nn.Parameter(torch.randn(50, 4))
-    sampler = sg.SGHMC(
-        [{"params": [points], "name": "xyz"}, {"params": [colors], "name": "rgb"}],
-        lr=0.01,
-        num_data=100,
-        seed=0,
-    )
+    groups = [{"params": [points], "name": "xyz"}, {"params": [colors], "name": "rgb"}]
+    sampler = sg.SGHMC(groups, lr=0.01, num_data=100, seed=0)
 
     def step():
         sampler.zero_grad()

@@ -10,13 +10,8 @@ from reference import assert_same_bits
 
 import torch_sgmcmc as sg
 
-SAMPLERS = {
-    "SGLD": sg.SGLD,
-    "SGHMC": sg.SGHMC,
-    "PSGLD": partial(sg.PSGLD, gamma=False),
-    "PSGLD with Γ": sg.PSGLD,
-    "SGNHT": sg.SGNHT,
-}
+SAMPLERS = {"SGLD": sg.SGLD, "SGHMC": sg.SGHMC, "SGNHT": sg.SGNHT}
+SAMPLERS |= {"PSGLD": partial(sg.PSGLD, gamma=False), "PSGLD with Γ": sg.PSGLD}
 
 
 def quadratic(p, *, graph=False):
@@ -43,12 +38,8 @@ def moved(sampler, schedule, steps):
 def test_cycles_are_the_paper_s():
     """Equation 1, with k from 1 and K / M = 7 of 3 cycles, and algorithm 1's phases."""
     p, q = torch.zeros(2, requires_grad=True), torch.zeros(3, requires_grad=True)
-    sampler = sg.SGLD(
-        [{"params": [p]}, {"params": [q], "lr": 0.5, "temperature": 0.25}],
-        lr=0.2,
-        num_data=10,
-        temperature=2.0,
-    )
+    groups = [{"params": [p]}, {"params": [q], "lr": 0.5, "temperature": 0.25}]
+    sampler = sg.SGLD(groups, lr=0.2, num_data=10, temperature=2.0)
     schedule = sg.CyclicalSchedule(sampler, 7, exploration=0.5)
     for k in range(1, 22):
         r = ((k - 1) % 7) / 7

@@ -67,42 +67,22 @@ def info(cls, *inputs, closure=False):
     )
 
 
+LR = {"lr": 0.01}
+FROZEN = {"lr": 1e-3, "gamma": False}
+WARM = {"lr": 0.01, "temperature": 0.1}
+STEPS = {"step_size": 0.05, "num_steps": 3}
+ECS = {"subsample_size": 4, "num_blocks": 2, "step_size": 0.05}
+RESAMPLED = {"lr": 0.01, "momentum": 0.5, "resample_momentum_every": 3}
+OVERDAMPED = {"lr": 0.01, "momentum": 0.0, "index_chain_length": 2}
 INFOS = [
-    *(info(cls, {"lr": 0.01}) for cls in ALIKE.values()),
-    info(
-        sg.SGHMC,
-        {"lr": 0.01},
-        {"lr": 0.01, "momentum": 0.5, "resample_momentum_every": 3},
-        {"lr": 0.01, "noise_estimate": "online"},
-    ),
-    info(
-        sg.PSGLD,
-        {"lr": 1e-3, "gamma": False},
-        {"lr": 1e-3, "gamma": False, "adapt": False},
-    ),
-    info(
-        sg.SGNHT,
-        {"lr": 0.01, "temperature": 0.1},
-        {"lr": 0.01, "temperature": 0.1, "thermostat_rate": 0.02},
-    ),
-    info(
-        sg.EWSG,
-        {"lr": 0.01},
-        {"lr": 0.01, "momentum": 0.0, "index_chain_length": 2},
-        closure=True,
-    ),
-    info(
-        sg.HMC,
-        {"step_size": 0.05, "num_steps": 3},
-        {"step_size": 0.05, "num_steps": 3, "resample_momentum_every": 0},
-        closure=True,
-    ),
+    *(info(cls, LR) for cls in ALIKE.values()),
+    info(sg.SGHMC, LR, RESAMPLED, {"lr": 0.01, "noise_estimate": "online"}),
+    info(sg.PSGLD, FROZEN, {**FROZEN, "adapt": False}),
+    info(sg.SGNHT, WARM, {**WARM, "thermostat_rate": 0.02}),
+    info(sg.EWSG, LR, OVERDAMPED, closure=True),
+    info(sg.HMC, STEPS, {**STEPS, "resample_momentum_every": 0}, closure=True),
     info(sg.SBPS, {}, {"preconditioned": True}, closure=True),
-    info(
-        sg.HMCECS,
-        {"subsample_size": 4, "num_blocks": 2, "step_size": 0.05},
-        closure=True,
-    ),
+    info(sg.HMCECS, ECS, closure=True),
 ]
 
 

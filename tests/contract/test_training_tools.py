@@ -20,24 +20,18 @@ import torch_sgmcmc as sg
 EACH = pytest.mark.parametrize("kind", ["SGLD", "SGHMC"])
 
 
+CYCLE = {"step_size_up": 3, "cycle_momentum": False}
 ON_LR = {
     "StepLR": lambda o: schedulers.StepLR(o, 2, gamma=0.5),
     "CosineAnnealingLR": lambda o: schedulers.CosineAnnealingLR(o, T_max=7),
     "LambdaLR": lambda o: schedulers.LambdaLR(o, lambda i: (1 + i) ** -0.55),
-    "OneCycleLR": lambda o: schedulers.OneCycleLR(
-        o, max_lr=0.2, total_steps=10, cycle_momentum=False
-    ),
-    "CyclicLR": lambda o: schedulers.CyclicLR(
-        o, 0.01, 0.2, step_size_up=3, cycle_momentum=False
-    ),
+    "OneCycleLR": lambda o: schedulers.OneCycleLR(o, 0.2, 10, cycle_momentum=False),
+    "CyclicLR": lambda o: schedulers.CyclicLR(o, 0.01, 0.2, **CYCLE),
 }
+MOMENTA = {"base_momentum": 0.7, "max_momentum": 0.95}
 ON_MOMENTUM = {
-    "OneCycleLR": lambda o: schedulers.OneCycleLR(
-        o, max_lr=0.2, total_steps=10, base_momentum=0.7, max_momentum=0.95
-    ),
-    "CyclicLR": lambda o: schedulers.CyclicLR(
-        o, 0.01, 0.2, step_size_up=3, base_momentum=0.7, max_momentum=0.95
-    ),
+    "OneCycleLR": lambda o: schedulers.OneCycleLR(o, 0.2, 10, **MOMENTA),
+    "CyclicLR": lambda o: schedulers.CyclicLR(o, 0.01, 0.2, step_size_up=3, **MOMENTA),
 }
 CASES = [
     (kind, name, schedule)

@@ -99,14 +99,9 @@ def test_the_chain_resumes_from_a_checkpoint(kind, tmp_path):
 
 @pytest.mark.parametrize("parts", [1, 3])
 def test_the_chain_equals_that_of_a_loop(parts, tmp_path):
-    trainer = train(
-        "SGHMC",
-        tmp_path,
-        steps=4,
-        dropout=0.0,
-        per_device_train_batch_size=NUM_DATA // parts,
-        gradient_accumulation_steps=parts,
-    )
+    sizes = {"per_device_train_batch_size": NUM_DATA // parts}
+    sizes["gradient_accumulation_steps"] = parts
+    trainer = train("SGHMC", tmp_path, steps=4, dropout=0.0, **sizes)
     # A step is of all data then, in whatever order.
     model = new_model(0.0).train()
     sampler = EVERY["SGHMC"](model.parameters())

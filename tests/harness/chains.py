@@ -90,16 +90,13 @@ class Experiment:
     def coordinates(self) -> Coordinates:
         """Every number that the sampler was given, for each coordinate."""
         shared = {**_DEFAULTS, **self.all_settings}
-        return {
-            name: np.concatenate(
-                [
-                    np.full(sum(g.widths), g.settings.get(name, value), dtype=float)
-                    for g in self.all_groups
-                ]
-            )
-            for name, value in shared.items()
-            if not isinstance(value, str)
-        }
+        groups = [(sum(g.widths), g.settings) for g in self.all_groups]
+
+        def column(name: str, value: Any) -> Array:
+            parts = [np.full(n, given.get(name, value)) for n, given in groups]
+            return np.concatenate(parts).astype(float)
+
+        return {k: column(k, v) for k, v in shared.items() if not isinstance(v, str)}
 
     @property
     def law(self) -> Law:
@@ -267,12 +264,8 @@ def check_transient(
         chains.advance((stop - done) * law.steps)
         expected, spread = law.cycle.power(stop - done).push(expected, spread)
         done = stop
-        check_gaussian(
-            chains.state(law.state),
-            mean=expected,
-            cov=spread,
-            label=experiment.label(f"law after {stop} cycles"),
-        )
+        label = experiment.label(f"law after {stop} cycles")
+        check_gaussian(chains.state(law.state), mean=expected, cov=spread, label=label)
 
 
 def check_double_well(experiment: Experiment) -> None:
@@ -356,14 +349,12 @@ def check_start(experiment: Experiment) -> None:
 def check_memoryless(experiment: Experiment) -> None:
     """Checks pSGLD without memory against its law by quadrature, in one dimension."""
     c, target = experiment.coordinates, experiment.target
+    names = ("lr", "num_data", "prior_precision", "temperature", "eps")
     law = memoryless_law(
         curvature=float(target.hessian[0, 0]),
         centre=float(target.centre[0]),
         gamma=bool(c["gamma"][0]),
-        **{
-            name: float(c[name][0])
-            for name in ("lr", "num_data", "prior_precision", "temperature", "eps")
-        },
+        **{name: float(c[name][0]) for name in names},
     )
     chains = Chains(experiment, target.centre)
     chains.advance(law.burn_in(_FORGOTTEN))

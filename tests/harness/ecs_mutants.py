@@ -12,10 +12,8 @@ from harness.statistics import Array
 # Bugs that change what is sampled: they show in moments. One of each class that
 # ``harness.ecs_broken`` does not put into the sampler itself.
 MUTATIONS = (
-    "energy of the old u where a trajectory starts",
-    "every trajectory accepted",
-    "momentum kept, and not turned round",
-    "N missing in the estimate",
+    *("energy of the old u where a trajectory starts", "every trajectory accepted"),
+    *("momentum kept, and not turned round", "N missing in the estimate"),
     "correction without its half",
 )
 SIGNED_MUTATIONS = (

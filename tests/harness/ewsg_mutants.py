@@ -16,23 +16,17 @@ WEIGHT_MUTATIONS: dict[str, Callable[[dict[str, Any]], float]] = {
 
 EWSG_MUTATIONS = (
     *WEIGHT_MUTATIONS,
-    "one decision for each tensor",
-    "one decision for all chains",
+    *("one decision for each tensor", "one decision for all chains"),
+    *("uniform reused by the next proposal", "uniform reused by the next step"),
+    *("first group's settings in every weight", "prior missing in W"),
+    *("every proposal accepted", "proposals compared with the first minibatch"),
     "chain not restarted",
-    "uniform reused by the next proposal",
-    "uniform reused by the next step",
-    "first group's settings in every weight",
-    "prior missing in W",
-    "every proposal accepted",
-    "proposals compared with the first minibatch",
 )
 
 # Bugs of a persistent index chain.
 PERSISTENT_MUTATIONS = (
-    "former minibatch not evaluated again",
-    "chain restarted",
-    "last proposal kept",
-    "first minibatch kept",
+    *("former minibatch not evaluated again", "chain restarted"),
+    *("last proposal kept", "first minibatch kept"),
 )
 
 

@@ -290,12 +290,9 @@ def check_consecutive(
 
     sampler = build(
         [{"params": [a]}, {"params": [b]}],
-        lr=1e-12,
-        momentum=0.5,
-        num_data=1e12,
+        **{"lr": 1e-12, "momentum": 0.5, "num_data": 1e12, "surrogate": "zero"},
         index_chain_length=length,
         persistent_index_chain=persistent,
-        surrogate="zero",
         seed=2,
     )
     log_weights = data.numpy() ** 2 * (1 + 4) / (4 * 0.5)

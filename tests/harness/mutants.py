@@ -28,30 +28,21 @@ _SCALES: dict[str, Callable[[Group], float]] = {
 
 # Of what all references share.
 SGLD_MUTATIONS = (
-    *_SCALES,
-    "prior dropped",
-    "gradient 2 % too large",
-    "uniform noise",
-    "noise shared between parameters",
-    "noise shared between neighbouring elements",
+    *(*_SCALES, "prior dropped", "gradient 2 % too large", "uniform noise"),
+    *("noise shared between parameters", "noise shared between neighbouring elements"),
     "seed reused every second step",
 )
 
 SGHMC_MUTATIONS = (
-    "explicit Euler",
-    "momentum means friction",
-    "friction forgotten in the noise",
-    "noise account ignored",
-    "momentum never resampled",
-    "momentum resampled one step late",
-    "momentum starts at rest",
+    *("explicit Euler", "momentum means friction", "friction forgotten in the noise"),
+    *("noise account ignored", "momentum never resampled"),
+    *("momentum resampled one step late", "momentum starts at rest"),
 )
 
 # Frozen.
 PSGLD_MUTATIONS = (
-    "preconditioner not in the noise",
     "preconditioner without its root in the noise",
-    "preconditioner without its root",
+    *("preconditioner not in the noise", "preconditioner without its root"),
     "frozen too late",
 )
 
@@ -62,11 +53,8 @@ SGNHT_MUTATIONS = ("explicit Euler", "friction forgotten in the noise")
 
 # At work.
 THERMOSTAT_MUTATIONS = (
-    "thermostat ignored",
-    "thermostat watches a norm",
-    "thermostat watches the new momentum",
-    "N forgotten in the thermostat",
-    "thermostat twice as fast",
+    *("thermostat ignored", "thermostat watches a norm", "thermostat twice as fast"),
+    *("thermostat watches the new momentum", "N forgotten in the thermostat"),
 )
 
 
@@ -82,22 +70,15 @@ class _Reference(Optimizer):
         lr: float,
         *,
         num_data: float,
-        prior_precision: float = 0.0,
-        temperature: float = 1.0,
         seed: int = 0,
         mutation: str | None = None,
         **own: Any,
     ) -> None:
-        assert own.keys() <= self.OWN.keys()
-        own = self.OWN | own
+        default = {"prior_precision": 0.0, "temperature": 1.0, **self.OWN}
+        assert own.keys() <= default.keys()
+        own = default | own
         assert not any(isinstance(value, type) for value in own.values())
-        common = {
-            "lr": lr,
-            "num_data": num_data,
-            "prior_precision": prior_precision,
-            "temperature": temperature,
-        }
-        super().__init__(params, common | own)
+        super().__init__(params, {"lr": lr, "num_data": num_data} | own)
         self.seed, self.mutation = seed, mutation
         self.step_count = 0
         self.generator = torch.Generator().manual_seed(seed + 2**32)

@@ -24,19 +24,15 @@ import torch_sgmcmc._C as _C
 from harness.statistics import Array, check_ks, check_mean, check_z
 
 MUTATIONS = (
-    "gradient noise not fresh",
-    "prior left out of the rate",
-    "wrong sign after refreshment",
-    "bounce off the coordinate axis",
+    *("gradient noise not fresh", "prior left out of the rate"),
+    *("wrong sign after refreshment", "bounce off the coordinate axis"),
     "every proposal a bounce",
 )
 
 # Seen by what refreshments are like alone.
 REFRESHMENT_MUTATIONS = (
-    "rate * 1.1",
-    "their times restart at bounces",
-    "none right after a bounce",
-    "velocity correlated with the old one",
+    *("rate * 1.1", "their times restart at bounces"),
+    *("none right after a bounce", "velocity correlated with the old one"),
 )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import integrate
+from scipy import integrate, linalg
 from torch import Tensor
 
 from harness.statistics import (
@@ -109,14 +109,8 @@ class Run:
             {"params": [p], "prior_precision": prior}
             for p, prior in zip(self.params, problem.priors, strict=True)
         ]
-        self.sampler = build(
-            groups,
-            num_data=problem.num_data,
-            temperature=problem.temperature,
-            num_chains=len(start),
-            seed=11,
-            **settings,
-        )
+        settings |= {"num_data": problem.num_data, "temperature": problem.temperature}
+        self.sampler = build(groups, num_chains=len(start), seed=11, **settings)
         self.sampler.set_mass(
             [torch.tensor(m) for m in np.split(problem.masses, [problem.widths[0]])]
         )
@@ -195,31 +189,19 @@ def check_kept_momenta(build: Build) -> None:
         problem, build, problem.draw(seed=2), resample_momentum_every=4, **COARSE
     ).advance(4)
     d = len(problem.mean)
-    joint = np.block(
-        [
-            [problem.cov, np.zeros((d, d))],
-            [np.zeros((d, d)), problem.temperature * np.diag(problem.masses)],
-        ]
+    joint = linalg.block_diag(
+        problem.cov, problem.temperature * np.diag(problem.masses)
     )
-    check_gaussian(
-        np.hstack([run.theta, run.momenta]),
-        mean=np.concatenate([problem.mean, np.zeros(d)]),
-        cov=joint,
-        label="HMC, kept momenta",
-    )
+    state = np.hstack([run.theta, run.momenta])
+    mean = np.concatenate([problem.mean, np.zeros(d)])
+    check_gaussian(state, mean=mean, cov=joint, label="HMC, kept momenta")
 
 
 def check_double_well(build: Build) -> None:
     """Moments and histogram on U = -2θ² + θ⁴, whatever the step size."""
     theta = torch.ones((CHAINS, 1), dtype=torch.float64, requires_grad=True)
-    sampler = build(
-        [{"params": [theta]}],
-        step_size=0.4,
-        num_steps=3,
-        num_data=1,
-        num_chains=CHAINS,
-        seed=12,
-    )
+    settings = {"step_size": 0.4, "num_steps": 3, "num_data": 1, "num_chains": CHAINS}
+    sampler = build([{"params": [theta]}], **settings, seed=12)
 
     def closure() -> Tensor:
         square = theta * theta

@@ -33,12 +33,8 @@ pytestmark = pytest.mark.full
 CHAINS = 100_000
 # Of a mean loss (θ - CENTRE)² / 2 by minibatches whose gradients are N(0, noise²) off.
 CENTRE, START = -0.4, 0.6
-TARGET = {
-    "num_data": 20.0,
-    "prior_precision": 3.0,
-    "prior_mean": 0.5,
-    "temperature": 0.7,
-}
+PRIOR = {"prior_precision": 3.0, "prior_mean": 0.5}
+TARGET = {"num_data": 20.0, "temperature": 0.7, **PRIOR}
 HEAT = TARGET["temperature"] / TARGET["num_data"]
 PULL = TARGET["prior_precision"] / TARGET["num_data"]
 CURVATURE = 1 + PULL
@@ -277,33 +273,28 @@ def test_the_operator_equals_its_reference(temperature, momentum):
     assert_all_same(grads, untouched)
 
 
+FRICTION = (
+    "must not exceed the friction 2 (1 - momentum) / (1 + momentum) = 0.5: lower "
+    "momentum or lr, or take larger minibatches"
+)
+NO_NOISE = "must be 0 at temperature 0, where no noise is injected"
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("estimate", "options", "message"),
     [
-        (
-            {"momentum": 0.6, "noise_estimate": 0.6},
-            "Invalid noise_estimate: 0.6 (must not exceed the friction "
-            "2 (1 - momentum) / (1 + momentum) = 0.5: lower momentum or lr, or take "
-            "larger minibatches)",
-        ),
-        (
-            {"noise_estimate": 0.05, "temperature": 0.0},
-            "Invalid noise_estimate: 0.05 (must be 0 at temperature 0, where no noise "
-            "is injected)",
-        ),
-        (
-            {"noise_estimate": "online"},
-            "Invalid noise_estimate: 'online' (must be a number, got str)",
-        ),
+        (0.6, {"momentum": 0.6}, FRICTION),
+        (0.05, {"temperature": 0.0}, NO_NOISE),
+        ("online", {}, "must be a number, got str"),
     ],
 )
-def test_refusals(options, message):
+def test_refusals(estimate, options, message):
     p = nn.Parameter(torch.zeros(3))
     with pytest.raises((ValueError, TypeError)) as error:
-        sg.BAOA([p], 0.1, num_data=10, **options)
-    assert str(error.value) == message
+        sg.BAOA([p], 0.1, num_data=10, noise_estimate=estimate, **options)
+    assert str(error.value) == f"Invalid noise_estimate: {estimate!r} ({message})"
     sampler = sg.BAOA([p], 0.1, num_data=10, seed=0)
-    sampler.param_groups[0].update(options)
+    sampler.param_groups[0].update(options, noise_estimate=estimate)
     p.grad = torch.ones(3)
     with pytest.raises((ValueError, TypeError)):
         sampler.step()

@@ -38,11 +38,9 @@ def test_hmc_after_a_change(changes):
     p = (start / math.sqrt(NUM_DATA * CURVATURE)).requires_grad_()
     sampler = sg.HMC(
         [p],
-        step_size=0.02,
+        0.02,
         num_steps=3,  # no half period, after which nothing would have mixed
-        num_data=NUM_DATA,
-        num_chains=chains,
-        seed=3,
+        **{"num_data": NUM_DATA, "num_chains": chains, "seed": 3},
     )
 
     def closure():
@@ -109,15 +107,8 @@ def test_hmcecs_after_a_change(changes):
     def closure(rows):
         return -(theta - x[rows]).square().sum(1) / 2
 
-    sampler = sg.HMCECS(
-        [theta],
-        num_data=200,
-        subsample_size=20,
-        num_blocks=10,
-        step_size=0.3,
-        trajectory_length=1.2,
-        seed=1,
-    )
+    sizes = {"num_data": 200, "subsample_size": 20, "num_blocks": 10}
+    sampler = sg.HMCECS([theta], **sizes, step_size=0.3, trajectory_length=1.2, seed=1)
     sampler.step(closure)
     sampler.param_groups[0].update(changes)
     draws = []

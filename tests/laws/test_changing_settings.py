@@ -167,15 +167,12 @@ KINDS = {
 LONG_MEMORY = ["SGHMC 0.99", "BAOA", "EWSG"]
 
 
+def never(k):
+    return False
+
+
 def run(
-    kind,
-    name,
-    *,
-    absent=lambda k: False,
-    skipped=lambda k: False,
-    resumed=lambda k: False,
-    make=None,
-    estimate=0.0,
+    kind, name, *, absent=never, skipped=never, resumed=never, make=None, estimate=0.0
 ):
     """Returns the largest deviation of the variance in the last fifth, relative."""
     family, made = KINDS[kind]
@@ -197,16 +194,9 @@ def run(
             # Schedulers go on with the sampler that they know.
             sampler.load_state_dict(loaded.state_dict())
         group = sampler.param_groups[0]
-        steps.append(
-            Step(
-                float(group["lr"]),
-                float(group["temperature"]),
-                float(group["num_data"]),
-                float(group["momentum"]),
-                not absent(k),
-                skipped(k),
-            )
-        )
+        names = ("lr", "temperature", "num_data", "momentum")
+        values = (float(group[name]) for name in names)
+        steps.append(Step(*values, not absent(k), skipped(k)))
 
         def closure(k=k):
             p.grad = None if absent(k) else CURVATURE * p.detach()

@@ -257,19 +257,9 @@ class Theorem2:
         index = torch.randint(6, (self.count,), generator=self.generator)
         start = self.theta.expand(self.count, 3).contiguous()
         theta, v = start.clone(), self.v.expand(self.count, 3).clone()
-        ops.sghmc_step_(
-            [theta],
-            [self.grads[index]],
-            [v],
-            [],
-            [],
-            **TARGET,
-            noise_estimate=0.0,
-            resample_momentum_every=0,
-            offsets=[0],
-            seed=8,
-            step=0,
-        )
+        lists = [theta], [self.grads[index]], [v], [], []
+        settings = {"noise_estimate": 0.0, "resample_momentum_every": 0, **TARGET}
+        ops.sghmc_step_(*lists, **settings, offsets=[0], seed=8, step=0)
         weights = self.log_weights(v, index).exp().numpy()
         z = ((v - self.mean(self.full)) / NOISE**0.5).numpy()
         d = 3
@@ -343,19 +333,12 @@ def local_variances(shape, push):
     grads = noise + push
     lr, momentum, num_data = 0.05, 0.5, 20.0
     v = (lr / num_data) ** 0.5 * torch.randn(count, d, generator=g, dtype=torch.float64)
+    target = {"lr": lr, "momentum": momentum, "num_data": num_data}
+    target |= {"prior_precision": 0.0, "temperature": 1.0}
+    zeros, options = [torch.zeros_like(v)], {"surrogate": 0, "num_chains": count}
     w = [
         ops.ewsg_log_ratio(
-            [v],
-            [torch.zeros_like(v)],
-            [grads[:, i].contiguous()],
-            [v],
-            lr=lr,
-            momentum=momentum,
-            num_data=num_data,
-            prior_precision=0.0,
-            temperature=1.0,
-            surrogate=0,
-            num_chains=count,
+            [v], zeros, [grads[:, i].contiguous()], [v], **target, **options
         )
         for i in range(n)
     ]

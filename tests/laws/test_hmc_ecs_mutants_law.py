@@ -213,18 +213,17 @@ def energy_errors(name: str, patch: Patch = nullcontext) -> list[float]:
     x, y = torch.tensor(model.x), torch.tensor(model.y)
     for steps in (20, 40, 80):
         p = torch.tensor([1.9, -0.4], dtype=torch.float64, requires_grad=True)
+        sizes = {"num_data": model.n, "subsample_size": model.m, "num_factors": 5}
+        target = {"prior_precision": 0.7, "temperature": 1.7}
         sampler = sg.HMCECS(
             [p],
-            num_data=model.n,
-            subsample_size=model.m,
             estimator="signed" if is_signed(name) else "perturbed",
-            num_factors=5,
             taylor_order=0 if model.order == 0 else 2,
             mass_matrix="diagonal",
-            prior_precision=0.7,
-            temperature=1.7,
             step_size=1.2 / steps,
             seed=5,
+            **sizes,
+            **target,
         )
 
         def closure(i: Tensor, p: Tensor = p) -> Tensor:

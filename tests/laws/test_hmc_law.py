@@ -26,13 +26,8 @@ import torch_sgmcmc as sg
 
 pytestmark = pytest.mark.full
 
-CHECKS = [
-    check_invariance,
-    check_mixing,
-    check_dynamics,
-    check_kept_momenta,
-    check_double_well,
-]
+CHECKS = [check_invariance, check_mixing, check_dynamics]
+CHECKS += [check_kept_momenta, check_double_well]
 BUILDS = {"HMC": sg.HMC, "reference": ReferenceHMC}
 
 
@@ -121,15 +116,9 @@ def test_the_energy_error_is_of_second_order():
 def test_a_trajectory_runs_back(dtype):
     g = torch.Generator().manual_seed(0)
     p = torch.randn(200, 2, generator=g, dtype=dtype).requires_grad_()
+    options = {"metropolis": False, "resample_momentum_every": 0, "seed": 3}
     sampler = sg.HMC(
-        [p],
-        0.02,
-        num_steps=40,
-        num_data=1,
-        prior_precision=0.5,
-        metropolis=False,
-        resample_momentum_every=0,
-        seed=3,
+        [p], 0.02, num_steps=40, num_data=1, prior_precision=0.5, **options
     )
     sampler.set_mass([torch.tensor([0.5, 2.0])])
 

@@ -47,12 +47,8 @@ from levels import at_levels
 
 pytestmark = pytest.mark.nightly
 
-REFERENCES = {
-    "SGLD": ReferenceSGLD,
-    "SGHMC": ReferenceSGHMC,
-    "PSGLD frozen": ReferencePSGLD,
-    "SGNHT": ReferenceSGNHT,
-}
+REFERENCES = {"SGLD": ReferenceSGLD, "SGHMC": ReferenceSGHMC}
+REFERENCES |= {"PSGLD frozen": ReferencePSGLD, "SGNHT": ReferenceSGNHT}
 
 # Bugs that leave the plain experiment as it is: where they show instead.
 ELSEWHERE = {

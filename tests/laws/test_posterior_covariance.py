@@ -72,14 +72,10 @@ def test_hmcecs():
         away = torch.cat([p, q]) - x[rows]
         return -(away @ hessian * away).sum(1) / 2
 
+    sizes = {"subsample_size": 8, "num_blocks": 4, "step_size": 0.3}
+    # Of order 1, so that the subsample matters.
     sampler = sg.HMCECS(
-        [p, q],
-        subsample_size=8,
-        num_blocks=4,
-        taylor_order=1,  # so that the subsample matters
-        step_size=0.3,
-        trajectory_length=1.2,
-        **TARGET,
+        [p, q], **sizes, taylor_order=1, trajectory_length=1.2, **TARGET
     )
     draws = []
     for k in range(4000):

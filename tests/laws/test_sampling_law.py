@@ -130,12 +130,8 @@ def test_drawing_momentum_keeps_the_target(every, momentum):
     target = Quadratic(correlated(2, seed=70), np.zeros(2))
     laws = []
     for k in (0, every):
-        settings = {
-            "lr": 0.3,
-            "num_data": 1,
-            "momentum": momentum,
-            "resample_momentum_every": k,
-        }
+        settings = {"lr": 0.3, "num_data": 1, "momentum": momentum}
+        settings["resample_momentum_every"] = k
         experiment = Experiment(SGHMC, target, settings)
         laws.append(experiment.law.cycle.stationary()[1][:2, :2])
     np.testing.assert_allclose(laws[1], laws[0], rtol=1e-9)
@@ -168,13 +164,10 @@ def test_noise_account():
 )
 def test_noise_account_restores_the_variance(noise_estimate, variance):
     """η = α = 0.05, V = 1 on N(0, 1): β̂ = η V / 2."""
-    experiment = Experiment(
-        SGHMC,
-        Quadratic(np.eye(1), np.zeros(1), np.eye(1)),
-        {"lr": 0.05, "momentum": 0.95, "num_data": 1, "noise_estimate": noise_estimate},
-        chains=100_000,
-        seed=70,
-    )
+    target = Quadratic(np.eye(1), np.zeros(1), np.eye(1))
+    settings = {"lr": 0.05, "momentum": 0.95, "num_data": 1}
+    settings["noise_estimate"] = noise_estimate
+    experiment = Experiment(SGHMC, target, settings, chains=100_000, seed=70)
     _, cov = experiment.law.cycle.stationary()
     assert cov[0, 0] == pytest.approx(variance, abs=0.005)
     check_stationary(experiment)
@@ -190,13 +183,9 @@ def test_noise_account_online():
     """
     noise = np.diag([1.0, 0.05])
     lr = 0.05
-    experiment = Experiment(
-        SGHMC,
-        Quadratic(np.eye(2), np.zeros(2), noise),
-        {"lr": lr, "momentum": 0.9, "num_data": 1, "noise_estimate": "online"},
-        chains=20_000,
-        seed=71,
-    )
+    target = Quadratic(np.eye(2), np.zeros(2), noise)
+    settings = {"lr": lr, "momentum": 0.9, "num_data": 1, "noise_estimate": "online"}
+    experiment = Experiment(SGHMC, target, settings, chains=20_000, seed=71)
     without = {**experiment.coordinates, "noise_estimate": np.zeros(2)}
     _, cov = SGHMC.law(experiment.target, without).cycle.stationary()
     assert cov[0, 0] > 1.25
@@ -263,11 +252,8 @@ def test_gamma_with_a_memory(make, exact):
 @pytest.mark.parametrize(
     ("decay", "gamma", "variance"),
     [
-        (0.9, False, 1.79),
-        (0.99, False, 1.34),
-        (0.9, True, 1.09),
-        (0.99, True, 1.05),
-        (0.999, True, 1.00),
+        *((0.9, False, 1.79), (0.99, False, 1.34)),
+        *((0.9, True, 1.09), (0.99, True, 1.05), (0.999, True, 1.00)),
     ],
 )
 def test_documented_bias(decay, gamma, variance):
@@ -331,13 +317,9 @@ def algorithm_2_law(target, _):
     hessian = DATA * target.hessian
     noise = np.diag(2 * STEP * (friction - estimate))
     noise = noise + (STEP * DATA) ** 2 * target.noise
+    slow = np.diag(1 - STEP * friction / mass)
     kick = AffineMap(
-        np.block(
-            [
-                [one, nothing],
-                [-STEP * (hessian + PRIOR * one), np.diag(1 - STEP * friction / mass)],
-            ]
-        ),
+        np.block([[one, nothing], [-STEP * (hessian + PRIOR * one), slow]]),
         np.concatenate([np.zeros(d), STEP * hessian @ target.centre]),
         np.block([[nothing, nothing], [nothing, noise]]),
     )

@@ -105,13 +105,9 @@ def test_gaussian_by_a_local_regression():
 
 def quartic(observation_decay):
     target = Quartic(noise=0.2)
-    return check_average(
-        *(target,),
-        mean=np.zeros(3),
-        cov=target.covariance,
-        refresh_rate=0.2,
-        observation_decay=observation_decay,
-    )
+    law = {"mean": np.zeros(3), "cov": target.covariance}
+    options = {"refresh_rate": 0.2, "observation_decay": observation_decay}
+    return check_average(target, **law, **options)
 
 
 @pytest.mark.nightly
@@ -241,13 +237,9 @@ def refreshments(steps, rate, curvature):
         before, then, done = velocity(), sampler.trajectory_time, sampler.diagnostics
         sampler.step(closure)
         now = sampler.diagnostics
-        seen.add(
-            now.refreshments > done.refreshments,
-            now.bounces > done.bounces,
-            sampler.trajectory_time - then,
-            before,
-            velocity(),
-        )
+        refreshed = now.refreshments > done.refreshments
+        bounced, wait = now.bounces > done.bounces, sampler.trajectory_time - then
+        seen.add(refreshed, bounced, wait, before, velocity())
     return seen
 
 
@@ -300,16 +292,10 @@ class Pair:
         self.net = nn.Module()
         self.net.a = nn.Parameter(values[:2].clone())
         self.net.b = nn.Parameter(values[2:].clone())
-        self.sampler = sg.SBPS(
-            [{"params": [self.net.a]}, {"params": [self.net.b]}],
-            num_data=200,
-            prior_precision=60.0,
-            temperature=1.7,
-            num_std=3.0,
-            seed=11,
-            model=self.net if model else None,
-            **settings,
-        )
+        target = {"num_data": 200, "prior_precision": 60.0, "temperature": 1.7}
+        groups = [{"params": [self.net.a]}, {"params": [self.net.b]}]
+        settings |= {"num_std": 3.0, "seed": 11, "model": self.net if model else None}
+        self.sampler = sg.SBPS(groups, **target, **settings)
         if scale is not None:
             a = torch.tensor(scale, dtype=torch.float64)
             self.sampler.set_preconditioner([a[:2], a[2:]])
@@ -336,14 +322,8 @@ class Pair:
 
     def velocity(self, step):
         z = [torch.empty(n, dtype=torch.float64) for n in (2, 3)]
-        ops.gaussian_(
-            z,
-            std=1.0,
-            offsets=[0, _C.NOISE_BLOCK],
-            seed=11,
-            step=step,
-            purpose=_C.Purpose.REFRESHMENT,
-        )
+        stream = {"offsets": [0, _C.NOISE_BLOCK], "seed": 11, "step": step}
+        ops.gaussian_(z, std=1.0, purpose=_C.Purpose.REFRESHMENT, **stream)
         v = torch.cat(z).numpy()
         return v / np.linalg.norm(v)
 
@@ -363,14 +343,14 @@ def test_it_follows_the_reference(settings, model):
     pair = Pair(model=model, **settings)
     scale = settings.get("scale")
     start = pair.theta.detach().numpy().copy()
+    rates = {k: settings.get(k, 0.0) for k in ("refresh_rate", "observation_decay")}
     reference = ReferenceSBPS(
         pair.target,
         11,
-        refresh_rate=settings.get("refresh_rate", 0.0),
-        observation_decay=settings.get("observation_decay", 0.0),
         scale=None if scale is None else np.array(scale),
         start=(start, pair.velocity(0)),
         velocity=pair.velocity,
+        **rates,
     )
     square = np.zeros(5)
     for _ in range(300):
@@ -410,12 +390,8 @@ class MeanOfData:
         self.x = random.standard_normal((self.SIZE, self.D))
         self.centre = self.x.mean(axis=0)
         start = self.centre + random.standard_normal(self.D) / self.SIZE**0.5
-        self.sampler = sg.SBPS(
-            [nn.Parameter(torch.tensor(start))],
-            num_data=self.SIZE,
-            num_std=3.0,
-            seed=seed,
-        )
+        p = nn.Parameter(torch.tensor(start))
+        self.sampler = sg.SBPS([p], num_data=self.SIZE, num_std=3.0, seed=seed)
         draw = self.epochs if shuffled else self.independent
         self.minibatches = draw(random)
 

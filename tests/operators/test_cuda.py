@@ -506,12 +506,8 @@ def test_tensors_of_several_devices_in_one_call():
         "tensor of params; call the operator once for each device"
     )
     with pytest.raises(RuntimeError) as error:
-        ops.sgld_step_(
-            *([p], [p], []),
-            **{**TARGET, **STREAM},
-            offsets=[0],
-            device_step=torch.tensor(1),
-        )
+        stream = {**STREAM, "offsets": [0], "device_step": torch.tensor(1)}
+        ops.sgld_step_([p], [p], [], **TARGET, **stream)
     assert str(error.value).splitlines()[0] == (
         "torch_sgmcmc::sgld_step_: device_step is on another device than the parameters"
     )

@@ -273,13 +273,9 @@ def test_other_wrong_numbers():
 @pytest.mark.parametrize(
     ("steps", "every", "anchors", "sizing"),
     [
-        (1000, 200, [200, 400, 600, 800], 900),
-        (899, 200, [200, 400, 600], 749),
-        (900, 200, [200, 400, 600, 800], 850),
-        (10, 4, [4, 8], 9),
-        (9, 4, [4], 6),
-        (5, 1, [1, 2, 3, 4, 5], 5),
-        (30, 200, [], 15),
+        *((1000, 200, [200, 400, 600, 800], 900), (899, 200, [200, 400, 600], 749)),
+        *((900, 200, [200, 400, 600, 800], 850), (10, 4, [4, 8], 9), (9, 4, [4], 6)),
+        *((5, 1, [1, 2, 3, 4, 5], 5), (30, 200, [], 15)),
     ],
 )
 def test_what_a_warm_up_does_when(steps, every, anchors, sizing):
@@ -290,12 +286,8 @@ def test_what_a_warm_up_does_when(steps, every, anchors, sizing):
 
 
 def group(**settings):
-    return {
-        "estimator": "signed",
-        "subsample_size": 100,
-        "num_data": 100_000,
-        **settings,
-    }
+    sizes = {"subsample_size": 100, "num_data": 100_000}
+    return {"estimator": "signed", **sizes, **settings}
 
 
 def estimates(variances, means=(0.0, 0.0), lowest=(0.0, 0.0)):

@@ -85,14 +85,8 @@ class Made:
     def by_name(self):
         lists = [*map(clones, self.lists)]
         more = {"num_chains": self.num_chains, "prior_means": self.means}
-        getattr(ops, self.row["op"])(
-            *lists,
-            **self.numbers,
-            offsets=self.offsets,
-            **STREAM,
-            **self.common,
-            **more,
-        )
+        settings = {**self.numbers, **STREAM, **self.common, **more}
+        getattr(ops, self.row["op"])(*lists, offsets=self.offsets, **settings)
         return lists
 
     def packed(self, words=None):

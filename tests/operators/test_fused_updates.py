@@ -112,14 +112,10 @@ def test_psgld_equals_reference(decay, prior_precision, temperature, corrected):
     squares = [s.square() for s in update.states(3)]
     sensitivities = update.states(4) if corrected else []
     curvatures = mixed_list(5) if corrected else []
+    more = [*zip(sensitivities, curvatures, strict=True)] or [()] * len(squares)
     expected = [
-        psgld(
-            *each,
-            *((sensitivities[i], curvatures[i]) if corrected else ()),
-            **update.hyper,
-            adapt=True,
-        )
-        for i, each in enumerate(update.each(squares))
+        psgld(*each, *rest, **update.hyper, adapt=True)
+        for each, rest in zip(update.each(squares), more, strict=True)
     ]
     untouched = clones(curvatures)
     update.make(ops.psgld_step_, squares, sensitivities, curvatures)
@@ -263,12 +259,10 @@ def test_gradient_variance_equals_reference():
 def test_control_variate_equals_reference():
     grads, anchors = mixed_list(1), mixed_list(2)
     full = states(grads, 3)
+    wide = ([t.double() for t in ts] for ts in (grads, anchors, full))
     expected = [
-        Exact(
-            g.double() - a.double() + f.double(),
-            g.double().abs() + a.double().abs() + f.double().abs(),
-        )
-        for g, a, f in zip(grads, anchors, full, strict=True)
+        Exact(g - a + f, g.abs() + a.abs() + f.abs())
+        for g, a, f in zip(*wide, strict=True)
     ]
     untouched = clones(anchors + full)
     ops.control_variate_(grads, anchors, full)
@@ -305,16 +299,11 @@ def test_zero_temperature_is_sgd_exactly(sampler, dtype):
         grad = dyadic(1000, seed=2 + step, dtype=dtype)
         theirs.grad = grad.clone()
         sgd.step()
+        still, rest = torch.zeros_like(velocity), {"resample_momentum_every": 0}
         state, more = {
             "sgld": ([], {}),
-            "sghmc": (
-                [[velocity], []],
-                {"noise_estimate": 0.0, "resample_momentum_every": 0},
-            ),
-            "sgnht": (
-                [[velocity], [torch.zeros_like(velocity)]],
-                {"thermostat_rate": 0.01},
-            ),
+            "sghmc": ([[velocity], []], {"noise_estimate": 0.0, **rest}),
+            "sgnht": ([[velocity], [still]], {"thermostat_rate": 0.01}),
         }[sampler]
         if state:
             more["momentum"] = momentum

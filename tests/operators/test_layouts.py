@@ -84,14 +84,8 @@ def test_every_layout_of_every_argument(layout, dtype):
         assert torch.equal(g, gradient)
 
         # Momentum and thermostat in different layouts.
-        q, u, a = (
-            make(t)
-            for make, t in (
-                (LAYOUTS[layout], theta),
-                (LAYOUTS[other], velocity),
-                (LAYOUTS[layout], velocity / 8),
-            )
-        )
+        one, two = LAYOUTS[layout], LAYOUTS[other]
+        q, u, a = one(theta), two(velocity), one(velocity / 8)
         masters = masters_of([q])
         (value,) = values_of([q], masters)
         expected = sgnht(value, g, u, a, noise, **TARGET, **THERMOSTAT)
@@ -101,15 +95,9 @@ def test_every_layout_of_every_argument(layout, dtype):
         for got, want in zip((u, a), expected[1:], strict=True):
             assert_rounded(got, want)
 
-        q, v, w, h = (
-            make(t)
-            for make, t in (
-                (LAYOUTS[layout], theta),
-                (LAYOUTS[other], velocity.square()),
-                (LAYOUTS[layout], velocity),
-                (LAYOUTS[other], gradient / 2),
-            )
-        )
+        one, two = LAYOUTS[layout], LAYOUTS[other]
+        q, v, w = one(theta), two(velocity.square()), one(velocity)
+        h = two(gradient / 2)
         masters = masters_of([q])
         (value,) = values_of([q], masters)
         expected = psgld(value, g, v, noise, w, h, **TARGET, **MEAN, adapt=True)

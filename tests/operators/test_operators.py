@@ -19,12 +19,8 @@ def opcheck_cases():
 
     stream = {"offsets": [0, 128, 512, 640], "seed": -1, "step": 3}
     on_device = {**stream, "device_step": torch.tensor(4)}
-    shared = {
-        **TARGET,
-        "momentum": 0.9,
-        "noise_estimate": 0.05,
-        "resample_momentum_every": 7,
-    }
+    shared = {**TARGET, "momentum": 0.9, "noise_estimate": 0.05}
+    shared["resample_momentum_every"] = 7
     preconditioner = {**TARGET, "decay": 0.9, "eps": 1e-3}
     thermostat = {**TARGET, "momentum": 0.9, "thermostat_rate": 0.01}
     p, g, v, s = lists(4)

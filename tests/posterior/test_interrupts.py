@@ -55,13 +55,10 @@ def interrupted(folder, signals):
 
 
 def go(folder, signals, loader=None):
-    return sg.sample(
-        *(model, sghmc, loader or DataLoader(data(), 10, shuffle=True), signals.loss),
-        folder,
-        **{**OPTIONS, "burn_in": 3, "every": 2, "seed": 5, "progress": False},
-        check=False,
-        callbacks=signals,
-    )
+    loader = loader or DataLoader(data(), 10, shuffle=True)
+    options = {**OPTIONS, "burn_in": 3, "every": 2, "seed": 5, "progress": False}
+    options |= {"check": False, "callbacks": signals}
+    return sg.sample(model, sghmc, loader, signals.loss, folder, **options)
 
 
 def in_a_process(function, *args):
@@ -143,12 +140,8 @@ def with_workers(folder, steps):
 
 
 def run_with(folder, loader, callback=()):
-    sg.sample(
-        *(model, sghmc, loader, loss, folder),
-        **{**OPTIONS, "seed": 5, "progress": False},
-        check=False,
-        callbacks=callback,
-    )
+    options = {**OPTIONS, "seed": 5, "progress": False, "check": False}
+    sg.sample(model, sghmc, loader, loss, folder, callbacks=callback, **options)
 
 
 def test_workers_of_a_loader(tmp_path):

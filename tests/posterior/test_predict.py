@@ -126,13 +126,9 @@ def test_mean_variance_and_quantiles_of_outputs_with_weights():
     mean = torch.einsum("d,dic->ic", share, out)
     close(found.mean, mean)
     close(found.variance, torch.einsum("d,dic->ic", share, (out - mean).square()))
-    expected = np.quantile(
-        out[[i for i in range(9) if w[i]]].numpy(),
-        levels,
-        axis=0,
-        weights=[v for v in w if v],
-        method="inverted_cdf",
-    )
+    kept, weights = out[[i for i in range(9) if w[i]]].numpy(), [v for v in w if v]
+    options = {"weights": weights, "method": "inverted_cdf"}
+    expected = np.quantile(kept, levels, axis=0, **options)
     close(found.quantiles, torch.from_numpy(expected))
     assert found.levels == levels
     assert found.total is None and found.aleatoric is None and found.epistemic is None
@@ -228,17 +224,12 @@ def test_many_at_once_are_as_one_by_one(chunk_size):
 def test_functions_of_outputs():
     model, x = network(), inputs()
     draws = draws_of(model, 6)
-    found = sg.predict(
-        model,
-        draws,
-        x,
-        link=lambda out: out[:, 0],
-        functions={
-            "noise": lambda out: out[:, 1].exp(),
-            "outer": lambda out: out**2,
-            "is_2": lambda out: out.argmax(1) == 2,
-        },
-    )
+    functions = {
+        "noise": lambda out: out[:, 1].exp(),
+        "outer": lambda out: out**2,
+        "is_2": lambda out: out.argmax(1) == 2,
+    }
+    found = sg.predict(model, draws, x, link=lambda out: out[:, 0], functions=functions)
     out = outputs(model, draws, x)
     close(found.mean, out[..., 0].mean(0))
     torch.testing.assert_close(

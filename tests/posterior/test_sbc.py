@@ -35,13 +35,8 @@ def test_the_band_covers(simulations, draws):
     law = RankLaw(simulations, draws)
     low, high = law.band(0.9)
     ranks = torch.randint(draws + 1, (4000, 1, simulations), generator=g)
-    inside = torch.stack(
-        [
-            ((count := (ranks[i] <= law.ranks[:, None]).sum(1)) >= low).all()
-            & (count <= high).all()
-            for i in range(len(ranks))
-        ]
-    )
+    counts = ((ranks[i] <= law.ranks[:, None]).sum(1) for i in range(len(ranks)))
+    inside = torch.stack([((k >= low) & (k <= high)).all() for k in counts])
     # Three standard errors, and what a band of whole numbers covers too much.
     error = 3 * math.sqrt(0.9 * 0.1 / 4000)
     assert 0.9 - error < float(inside.double().mean()) < 0.9 + error + 0.02
@@ -118,17 +113,14 @@ def test_dicts_and_quantities():
         return torch.cat([theta["constant"][:, None], theta["contrast"]], 1)
 
     options = {"simulations": 50, "draws": 7, "thin": 1, "warmup": 5}
+    arguments = (
+        two,
+        lambda theta, g: gaussian(joined(theta), g),
+        lambda theta, data: gaussian_loss(joined(theta), data),
+        hmc,
+    )
     results = [
-        sbc(
-            two,
-            lambda theta, g: gaussian(joined(theta), g),
-            lambda theta, data: gaussian_loss(joined(theta), data),
-            hmc,
-            quantities=quantities,
-            seed=3,
-            progress=False,
-            **options,
-        )
+        sbc(*arguments, quantities=quantities, seed=3, progress=False, **options)
         for quantities in (None, {"sum": lambda theta, data: joined(theta).sum(1)})
     ]
     assert list(results[0].ranks) == [
