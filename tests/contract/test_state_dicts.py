@@ -47,7 +47,7 @@ def test_a_chain_is_rolled_back_again_and_again(kind):
 
 
 def wrapped(chain):
-    """As Lightning does: a user's subclass of the same name."""
+    """Gives a sampler a user's subclass of the same name, as Lightning does."""
     own = type(chain.sampler)
     chain.sampler.__class__ = type(own.__name__, (own,), {})
     return chain

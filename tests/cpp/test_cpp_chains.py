@@ -114,9 +114,7 @@ def test_steps_that_are_skipped(name, run_in_cpp):
     ("saved", "loaded"),
     [(torch.float32, torch.float64), (torch.float64, torch.bfloat16)],
 )
-def test_the_same_bits_from_a_state_of_another_precision(
-    name, saved, loaded, run_in_cpp
-):
+def test_a_state_of_another_precision(name, saved, loaded, run_in_cpp):
     begun = run_in_python(name, first_steps(make_job(name, saved), name))
     begun["model"] = {key: value.to(loaded) for key, value in begun["model"].items()}
     # What torch and its schedulers keep there, and users, is none of C++'s business.

@@ -62,31 +62,27 @@ def test_the_same_message_of_a_gradient_that_is_not_finite(name, run_in_cpp):
     assert_same_message(name, job, run_in_cpp, "not finite", RuntimeError)
 
 
+BAD_SETTINGS = {
+    "SGLD": (
+        *(("lr", -0.5), ("lr", float("nan")), ("num_data", 0.0)),
+        *(("prior_precision", float("inf")), ("temperature", -1e-05)),
+    ),
+    "SGHMC": (
+        *(("momentum", 1.0), ("momentum", -1e20), ("noise_estimate", "offline")),
+        *(("noise_estimate", 0.25), ("noise_estimate", -1.5)),
+        *(("resample_momentum_every", -1), ("initial_momentum", "random")),
+    ),
+    "SGHMC-online": (("temperature", 0.0),),
+    "PSGLD": (("decay", 1.0), ("eps", 0.0)),
+    "SGNHT": (("momentum", -0.1), ("thermostat_rate", -2.0)),
+    "EWSG": (("momentum", 1.0), ("temperature", 0.0), ("surrogate", "friction")),
+    "SBPS": (("prior_precision", -2.0),),
+}
+
+
 @pytest.mark.parametrize(
     ("name", "key", "value"),
-    [
-        ("SGLD", "lr", -0.5),
-        ("SGLD", "lr", float("nan")),
-        ("SGLD", "num_data", 0.0),
-        ("SGLD", "prior_precision", float("inf")),
-        ("SGLD", "temperature", -1e-05),
-        ("SGHMC", "momentum", 1.0),
-        ("SGHMC", "momentum", -1e20),
-        ("SGHMC", "noise_estimate", "offline"),
-        ("SGHMC", "noise_estimate", 0.25),
-        ("SGHMC", "noise_estimate", -1.5),
-        ("SGHMC", "resample_momentum_every", -1),
-        ("SGHMC", "initial_momentum", "random"),
-        ("SGHMC-online", "temperature", 0.0),
-        ("PSGLD", "decay", 1.0),
-        ("PSGLD", "eps", 0.0),
-        ("SGNHT", "momentum", -0.1),
-        ("SGNHT", "thermostat_rate", -2.0),
-        ("EWSG", "momentum", 1.0),
-        ("EWSG", "temperature", 0.0),
-        ("EWSG", "surrogate", "friction"),
-        ("SBPS", "prior_precision", -2.0),
-    ],
+    [(name, *row) for name, rows in BAD_SETTINGS.items() for row in rows],
 )
 def test_the_same_is_refused(name, key, value, run_in_cpp):
     job = make_job(name, torch.float32)
@@ -100,36 +96,29 @@ def test_the_same_is_refused(name, key, value, run_in_cpp):
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"),
+    ("name", "key", "value"),
     [
-        ("EWSG", {"index_chain_length": -1}),
-        ("EWSG-chains", {"num_chains": 0}),
-        ("EWSG-chains", {"num_chains": 4}),
-        ("SBPS", {"temperature": 0.0}),
-        ("SBPS", {"num_std": -1.0}),
-        ("SBPS", {"sample_interval": 0.0}),
+        *(("EWSG", "index_chain_length", -1), ("EWSG-chains", "num_chains", 0)),
+        *(("EWSG-chains", "num_chains", 4), ("SBPS", "temperature", 0.0)),
+        *(("SBPS", "num_std", -1.0), ("SBPS", "sample_interval", 0.0)),
     ],
 )
-def test_shared_settings_are_refused_alike(name, changes, run_in_cpp):
+def test_shared_settings_are_refused_alike(name, key, value, run_in_cpp):
     job = make_job(name, torch.float32)
     net = make_net(name, torch.float32)
     method, common, _ = CHAINS[name]
     with pytest.raises(ValueError) as in_python:
-        method(net.parameters(), **{**common, **changes}, num_data=500)
+        method(net.parameters(), **{**common, key: value}, num_data=500)
     for group in job["groups"]:
-        group.update(changes)
+        group[key] = value
     assert_same_refused(refusal(run_in_cpp, job), in_python.value)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("temperature", 2.0),
-        ("preconditioned", True),
-        ("sample_interval", None),
-        ("num_std", 2.5),
-    ],
-)
+DIFFERENT = {"temperature": 2.0, "preconditioned": True, "num_std": 2.5}
+DIFFERENT["sample_interval"] = None
+
+
+@pytest.mark.parametrize(("key", "value"), DIFFERENT.items())
 def test_groups_that_differ(key, value, run_in_cpp):
     name = "SBPS"
     job = begun(name)
@@ -177,18 +166,6 @@ def test_the_same_state_dicts_are_refused(name, change, run_in_cpp):
     assert_same_message(name, job, run_in_cpp)
 
 
-def of_hmcecs(params):
-    return sg.HMCECS(params, num_data=500, subsample_size=10).state_dict()
-
-
-def of_hmc(params):
-    return sg.HMC(params, step_size=0.1, num_steps=2, num_data=500).state_dict()
-
-
-def of_gamma(params):
-    return sg.PSGLD(params, lr=0.1, num_data=500).state_dict()
-
-
 def of_frozen_gamma(params):
     """State of Γ is refused where Γ is not used."""
     sampler = sg.PSGLD(params, lr=1e-3, num_data=500)
@@ -200,23 +177,10 @@ def of_frozen_gamma(params):
     return sampler.state_dict()
 
 
-def of_a_persistent_index_chain(params):
-    settings = {"num_data": 500, "persistent_index_chain": True}
-    return sg.EWSG(params, lr=0.1, **settings).state_dict()
-
-
 def of_a_given_preconditioner(params):
     sampler = sg.SBPS(params, num_data=500, preconditioned=True)
     sampler.set_preconditioner([torch.ones(1)] * len(params))
     return sampler.state_dict()
-
-
-def of_gauges(params):
-    return sg.TemperatureMonitor(sg.SGLD(params, lr=0.1, num_data=500)).state_dict()
-
-
-def of_a_time_average(params):
-    return sg.TimeAverage(sg.SBPS(params, num_data=500)).state_dict()
 
 
 def of_control_variates(params):
@@ -226,16 +190,33 @@ def of_control_variates(params):
     return estimator.state_dict()
 
 
+def of_target(make, **settings):
+    """Makes the state dict of what is made of parameters."""
+    return lambda params: make(params, num_data=500, **settings).state_dict()
+
+
+def of_a_time_average(params):
+    return sg.TimeAverage(sg.SBPS(params, num_data=500)).state_dict()
+
+
+def of_temperatures(params):
+    return sg.TemperatureMonitor(sg.SGLD(params, lr=0.1, num_data=500)).state_dict()
+
+
 @pytest.mark.parametrize(
     ("loads", "saved", "kind"),
     [
-        ("SGLD", of_hmcecs, "HMCECS"),
-        ("SGLD", of_hmc, "HMC"),
-        ("PSGLD", of_gamma, "PSGLD with Γ"),
+        ("SGLD", of_target(sg.HMCECS, subsample_size=10), "HMCECS"),
+        ("SGLD", of_target(sg.HMC, step_size=0.1, num_steps=2), "HMC"),
+        ("PSGLD", of_target(sg.PSGLD, lr=0.1), "PSGLD with Γ"),
         ("PSGLD", of_frozen_gamma, "PSGLD with Γ"),
-        ("EWSG", of_a_persistent_index_chain, "EWSG with a persistent index chain"),
+        (
+            "EWSG",
+            of_target(sg.EWSG, lr=0.1, persistent_index_chain=True),
+            "EWSG with a persistent index chain",
+        ),
         ("PSBPS", of_a_given_preconditioner, "SBPS with a given preconditioner"),
-        ("SGLD", of_gauges, "TemperatureMonitor"),
+        ("SGLD", of_temperatures, "TemperatureMonitor"),
         ("SBPS", of_a_time_average, "TimeAverage"),
         ("SGLD", of_control_variates, "ControlVariates or SVRG"),
     ],

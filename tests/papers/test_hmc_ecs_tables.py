@@ -245,15 +245,12 @@ def test_all_methods_sample_the_posterior(problem, laplace, tmp_path):
     size = Size(1, 300, 300, 60, 500)
     start = laplace.mode
     common = (problem, laplace)
+    plain, rest = samplers.gradient_method, (300, 500, 0, tmp_path)
     runs = {
         "HMC": samplers.hmc(*common, 320, 0, tmp_path),
         "perturbed": samplers.hmc_ecs(problem, start, size, 0, tmp_path),
-        "SGHMC": samplers.gradient_method(
-            *common, "SGHMC", 2, 0.24, 300, 500, 0, tmp_path
-        ),
-        "SGLD": samplers.gradient_method(
-            *common, "SGLD", 1, 0.3, 300, 500, 0, tmp_path
-        ),
+        "SGHMC": plain(*common, "SGHMC", 2, 0.24, *rest),
+        "SGLD": plain(*common, "SGLD", 1, 0.3, *rest),
     }
     for name, run in runs.items():
         found = measures.errors(run, truth)

@@ -142,13 +142,9 @@ def side_by_side(chains, folder):
         collector.load_state_dict(state)
         found = {"draws": collector.num_draws, "position": state["position"]}
     theta = nn.Parameter(torch.ones(3))
-    found |= {
-        "chain": (index, replica),
-        "sampler": state_of(Run(model, sampler, model)),
-        "refused": refusal(
-            partial(sg.PSGLD, [theta], **COMMON, seed=1, process_group=group)
-        ),
-    }
+    other = partial(sg.PSGLD, [theta], **COMMON, seed=1, process_group=group)
+    found |= {"chain": (index, replica), "refused": refusal(other)}
+    found["sampler"] = state_of(Run(model, sampler, model))
     return found
 
 
@@ -186,15 +182,10 @@ def differences(rank):
             group.update(step=group["step"] + 1, seed=5)
 
     found = {}
+    of_last = ("places in a tensor", "places of tensors", "state", "lr", "counters")
     for kind, altered in (
-        ("nothing", last),
-        ("lowest bit", last),
-        ("lowest bit", 0),
-        ("places in a tensor", last),
-        ("places of tensors", last),
-        ("state", last),
-        ("lr", last),
-        ("counters", last),
+        *(("nothing", last), ("lowest bit", last), ("lowest bit", 0)),
+        *((kind, last) for kind in of_last),
     ):
         params, sampler = two_vectors(2)
         if rank == altered:

@@ -106,6 +106,11 @@ def few():
     return net
 
 
+def like(t, p):
+    """Returns a tensor, cut as a parameter is."""
+    return cut(t, p.device_mesh, list(p.placements)) if isinstance(p, DTensor) else t
+
+
 def cut(t, mesh, placements):
     """Returns this rank's part of a tensor; vectors are cut where possible."""
     if any(isinstance(x, Shard) and x.dim >= t.dim() for x in placements):
@@ -269,26 +274,19 @@ def more_chains(results, rank, meshes):
             if in_shards:
                 sharded = shard(Net(), *place)
                 parts = zip(means, sharded.parameters(), strict=True)
-                means = [
-                    cut(mean, p.device_mesh, list(p.placements))
-                    if isinstance(p, DTensor)
-                    else mean
-                    for mean, p in parts
-                ]
+                means = [like(mean, p) for mean, p in parts]
             sampler = sg.SGLD(net.parameters(), **TARGET, prior_mean=means, seed=1)
             advance(net, sampler, range(3))
             pairs.append((net, sampler))
-        results[f"means, {name}"] = [
-            *differences(pairs[0], pairs[1]),
-            *differences(pairs[0], pairs[2]),
-        ]
+        first, second, third = pairs
+        found = [*differences(first, second), *differences(first, third)]
+        results[f"means, {name}"] = found
         # A state dict of whole tensors.
         one, other = pair_of(KINDS["SGHMC"], place)
         advance(*one, range(3))
         with torch.no_grad():
             for p, q in zip(one[0].parameters(), other[0].parameters(), strict=True):
-                here = isinstance(q, DTensor)
-                q.copy_(cut(p, q.device_mesh, list(q.placements)) if here else p)
+                q.copy_(like(p, q))
         other[1].load_state_dict(one[1].state_dict())
         for pair in (one, other):
             advance(*pair, range(3, 6))
@@ -316,15 +314,8 @@ def decisions(results, rank, meshes):
             after = [whole(p.detach()) for p in net.parameters()]
             same = all(map(torch.equal, before, after))
             results[f"{choice}, {name}"] = (message, sampler.num_skipped, same)
-
-        online = sg.SGHMC(
-            [shard(Net(), *meshes[name]).small],
-            *(0.1, 0.0),
-            num_data=1.0,
-            noise_estimate="online",
-            seed=0,
-        )
-        (p,) = online.param_groups[0]["params"]
+        p, options = shard(Net(), *meshes[name]).small, {"num_data": 1.0, "seed": 0}
+        online = sg.SGHMC([p], 0.1, 0.0, noise_estimate="online", **options)
         for step in range(100):
             p.grad = torch.zeros_like(p)
             if rank == 0:  # noisy in its first element alone
@@ -439,12 +430,8 @@ def save(net, sampler, folder):
 def load(net, sampler, folder):
     model_state, state = get_state_dict(net, sampler, options=FLAT)
     dcp.load({"model": model_state, "sampler": state}, checkpoint_id=folder)
-    set_state_dict(
-        *(net, sampler),
-        model_state_dict=model_state,
-        optim_state_dict=state,
-        options=FLAT,
-    )
+    states = {"model_state_dict": model_state, "optim_state_dict": state}
+    set_state_dict(net, sampler, **states, options=FLAT)
 
 
 def found(rank, ranks, meshes, folder):

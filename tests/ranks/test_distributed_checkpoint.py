@@ -169,13 +169,8 @@ def test_a_loaded_chain_continues_bit_for_bit(kind, steps, options, tmp_path):
     other = stranger_of(sampler, loaded)
     model_state, state = get_state_dict(loaded, other, options=options)
     dcp.load({"model": model_state, "sampler": state}, checkpoint_id=tmp_path)
-    set_state_dict(
-        loaded,
-        other,
-        model_state_dict=model_state,
-        optim_state_dict=state,
-        options=options,
-    )
+    states = {"model_state_dict": model_state, "optim_state_dict": state}
+    set_state_dict(loaded, other, **states, options=options)
     assert_same_chain((loaded, other), (net, sampler))
     for some, its in ((sampler, net), (other, loaded)):
         advance(some, its, range(steps, steps + 4))
@@ -261,13 +256,8 @@ def test_means_of_priors_do_not_hide_other_state(kind, steps, tmp_path):
     loaded, other = begun(-1.0)
     model_state, state = get_state_dict(loaded, other, options=FLAT)
     dcp.load({"model": model_state, "sampler": state}, checkpoint_id=tmp_path)
-    set_state_dict(
-        loaded,
-        other,
-        model_state_dict=model_state,
-        optim_state_dict=state,
-        options=FLAT,
-    )
+    states = {"model_state_dict": model_state, "optim_state_dict": state}
+    set_state_dict(loaded, other, **states, options=FLAT)
     for p in loaded.trained():
         assert torch.all(other.state[p]["prior_mean"] == 0.5)
     # torch saves nothing of what requires no gradients.

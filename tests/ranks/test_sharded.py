@@ -111,20 +111,19 @@ def test_precisions_are_drawn_given_all_elements(ranks, placement):
 @pytest.mark.parametrize("placement", EITHER)
 def test_what_one_rank_sees_all_ranks_go_by(ranks, placement):
     for rank in ranks:
-        assert rank[f"raise, {placement}"] == (
+        message, *rest = rank[f"raise, {placement}"]
+        assert rest == [0, True]
+        assert message == (
             "RuntimeError: SGHMC got a gradient that is not finite: 1 NaN and 0 "
             "infinite of 15 elements, for parameter 0 of group 0, of shape [5, 3] (and "
             "for 2 more). The step was not made. If losses have grown, the chain has "
             "diverged and needs a smaller lr; where it is rare, nonfinite='skip' "
-            "skips such steps",
-            0,
-            True,
+            "skips such steps"
         )
         assert rank[f"skip, {placement}"] == ("nothing was raised", 1, True)
         assert rank[f"draws, {placement}"] == "nothing was raised"
-        assert rank[f"friction, {placement}"].startswith(
-            "ValueError: Invalid noise_estimate: 990 in the noisiest coordinate."
-        )
+        friction = "ValueError: Invalid noise_estimate: 990 in the noisiest coordinate."
+        assert rank[f"friction, {placement}"].startswith(friction)
 
 
 def test_refusals(ranks):
@@ -212,19 +211,15 @@ def test_hmc_under_fully_shard_samples_what_one_process_samples(
         draws.append(theta([*model.parameters()]))
     assert sampler.param_groups[0]["num_accepted"] == found["accepted"]
     assert 2 < found["accepted"] < len(draws) - 2
-    torch.testing.assert_close(
-        found["draws"], torch.stack(draws), rtol=1e-9, atol=1e-11
-    )
+    close = {"rtol": 1e-9, "atol": 1e-11}
+    torch.testing.assert_close(found["draws"], torch.stack(draws), **close)
 
 
 def test_what_one_rank_of_hmc_sees_all_ranks_go_by(of_hmc):
     for rank in of_hmc:
-        assert rank["not finite, start"] == (
-            "RuntimeError: HMC got a loss or parameters that are not finite at the "
-            "start of a trajectory",
-            True,
-            0,
-        )
+        bad = "RuntimeError: HMC got a loss or parameters that are not finite at the"
+        bad = f"{bad} start of a trajectory"
+        assert rank["not finite, start"] == (bad, True, 0)
         assert rank["not finite, end"] == ("nothing was raised", True, 1)
         said, stands, _ = rank["not finite, gradient"]
         assert said.startswith(
@@ -312,9 +307,8 @@ def test_where_the_elements_of_shards_are(rank):
                 here = whole.to_local()
                 assert layout.shape == here.shape
                 found = []
-                for piece, part in zip(
-                    layout.pieces, dtensor._cut(here, layout), strict=True
-                ):
+                pieces = zip(layout.pieces, dtensor._cut(here, layout), strict=True)
+                for piece, part in pieces:
                     k = torch.arange(part.numel())
                     at = piece.begin + k // piece.row * piece.pitch + k % piece.row
                     assert torch.equal(part.flatten(), at)
@@ -366,16 +360,11 @@ def group_of_one():
 
 
 def test_samplers_that_decide_by_all_parameters_refuse(group_of_one):
-    for placement, make in product(
-        (Shard(0), Replicate()),
-        (
-            lambda p: sg.HMCECS(p, num_data=40, subsample_size=5),
-            lambda p: sg.SBPS(p, num_data=40),
-        ),
-    ):
+    makes = (partial(sg.HMCECS, subsample_size=5), sg.SBPS)
+    for placement, make in product((Shard(0), Replicate()), makes):
         p = nn.Parameter(distribute_tensor(torch.ones(3), group_of_one, [placement]))
         with pytest.raises(ValueError) as error:
-            make([p])
+            make([p], num_data=40)
         name = str(error.value).split()[2]
         assert name in ("HMCECS", "SBPS")
         assert str(error.value) == (

@@ -22,11 +22,10 @@ def random(seed):
     return torch.randn(6, 10, generator=torch.Generator().manual_seed(seed))
 
 
+MEANS = [random(7 + i) for i in range(3)]
 KINDS = {
     "SGLD": lambda p: sg.SGLD(p, 0.1, **COMMON),
-    "SGLD with means": lambda p: sg.SGLD(
-        p, 0.1, prior_mean=[random(7 + i) for i in range(3)], **COMMON
-    ),
+    "SGLD with means": lambda p: sg.SGLD(p, 0.1, prior_mean=MEANS, **COMMON),
     "SGHMC": lambda p: sg.SGHMC(p, 0.1, 0.9, **COMMON),
     "PSGLD": lambda p: sg.PSGLD(p, 0.1, gamma=False, **COMMON),
     "SGNHT": lambda p: sg.SGNHT(p, 0.1, 0.9, **COMMON),
