@@ -46,14 +46,11 @@ def test_a_grown_parameter_raises_before_anything_moves(kind):
     before = bits([chain.params, chain.sampler.state_dict()])
     name = type(chain.sampler).__name__
     for _ in range(2):
-        with pytest.raises(
-            RuntimeError, match=r"call reassign_noise_offsets\(\) after"
-        ) as error:
+        with pytest.raises(RuntimeError) as error:
             chain.run(range(2, 3))
-        assert str(error.value).startswith(
-            f"{name} got a parameter of {p.numel()} elements, number 0 of group 0, "
-            f"whose noise is numbered for {p.numel() // 2}: "
-        )
+        text = f"{name} got a parameter of {p.numel()} elements, number 0 of group 0,"
+        text = f"{text} whose noise is numbered for {p.numel() // 2}: call "
+        assert str(error.value).startswith(f"{text}reassign_noise_offsets() after")
     assert bits([chain.params, chain.sampler.state_dict()]) == before
 
 
@@ -69,9 +66,7 @@ def test_so_are_other_lists(kind, change):
         params.append(nn.Parameter(torch.zeros(3, dtype=params[0].dtype)))
     else:
         params.pop()
-    with pytest.raises(
-        RuntimeError, match=r"reassign_noise_offsets\(\) after parameters have"
-    ):
+    with pytest.raises(RuntimeError, match=r"reassign_noise_offsets\(\) after param"):
         chain.run(range(1, 2))
 
 
@@ -198,9 +193,8 @@ def test_a_program_that_prunes_and_grows_points():
     for _ in range(3):
         step()
     saved = sampler.state_dict()
-    copies = [
-        nn.Parameter(g["params"][0].detach().clone()) for g in sampler.param_groups
-    ]
+    ends = [g["params"][0].detach().clone() for g in sampler.param_groups]
+    copies = [*map(nn.Parameter, ends)]
     other = sg.SGHMC([{"params": [p]} for p in copies], lr=1, num_data=1)
     other.load_state_dict(copy.deepcopy(saved))
     step()
@@ -216,17 +210,16 @@ def test_state_of_another_shape_is_refused_and_nothing_changes():
     p = chain.params[0]
     p.data = torch.zeros(9)
     before = copy.deepcopy(chain.sampler.param_groups[0]["offsets"])
-    with refused(
-        ValueError,
+    text = (
         "Invalid state: momentum of shape [3] for a parameter of shape [9] (put one of "
-        "its shape into state[p]['momentum'], or delete it to restart it)",
-    ):
+        "its shape into state[p]['momentum'], or delete it to restart it)"
+    )
+    with refused(ValueError, text):
         chain.sampler.reassign_noise_offsets()
     assert chain.sampler.param_groups[0]["offsets"] == before
     monitor = sg.TemperatureMonitor(chain.sampler)
-    with pytest.raises(
-        ValueError, match=r"TemperatureMonitor observes .* \(detach\(\) it first"
-    ):
+    words = r"TemperatureMonitor observes .* \(detach\(\) it first"
+    with pytest.raises(ValueError, match=words):
         chain.sampler.reassign_noise_offsets()
     monitor.detach()
     chain.sampler.param_groups[1]["params"].append(p)
@@ -274,10 +267,9 @@ def test_settings_that_are_put_back_rewind_nothing(kind):
     assert bits(chain.sampler.state_dict()) == bits(same.sampler.state_dict())
     other = Chain(kind, seed=6)
     other.run(range(2))
-    for group, theirs in zip(
-        other.sampler.param_groups, chain.sampler.param_groups, strict=True
-    ):
-        group.update({k: v for k, v in theirs.items() if k != "params"})
+    theirs = chain.sampler.param_groups
+    for group, their in zip(other.sampler.param_groups, theirs, strict=True):
+        group.update({k: v for k, v in their.items() if k != "params"})
     with pytest.raises(RuntimeError, match="was replaced"):
         other.sampler.reassign_noise_offsets()
     assert other.sampler.seed == 6

@@ -331,23 +331,6 @@ def test_control_variates():
         assert_unchanged(sampler, before)
 
 
-def test_grad_scaler_skips_first():
-    # It looks at the gradients itself and does not call step(): nothing is left out
-    # twice, and nothing is raised.
-    for choice in ("raise", "skip"):
-        p = nn.Parameter(torch.ones(5))
-        sampler = sg.SGLD([p], 0.1, num_data=5, seed=0, nonfinite=choice)
-        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
-        p.grad = torch.full((5,), torch.inf)
-        scaler.scale(torch.zeros(()))
-        scaler.step(sampler)
-        scaler.update()
-        assert scaler.get_scale() == 8.0 and sampler.num_skipped == 0
-        p.grad = torch.full((5,), 8.0)
-        scaler.step(sampler)
-        assert sampler.param_groups[0]["step"] == 1
-
-
 def test_choices():
     p = nn.Parameter(torch.ones(2))
     wanted = "Invalid nonfinite: {} (must be 'raise', 'skip' or 'ignore')"

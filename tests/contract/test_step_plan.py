@@ -314,21 +314,6 @@ def test_an_estimate_of_noise_that_is_asked_for_later_begins():
     assert all(sampler.state[p]["num_grads"] == 1 for p in params)
 
 
-def test_an_lr_changed_in_place_takes_effect():
-    """It is the same object, and another number."""
-    chains = []
-    for go_on in (step, whole):
-        value = torch.tensor(0.1)
-        sampler, params = make("SGHMC", lr=0.1)
-        for i in range(6):
-            if i == 2:
-                sampler.param_groups[0]["lr"] = value
-            go_on(sampler, params)
-            value *= 0.5
-        chains.append(params)
-    assert_same(*chains)
-
-
 @pytest.mark.parametrize("method", ["step", "_run_step", "_launch"])
 def test_what_a_subclass_does_is_done_at_each_step(method):
     calls = []

@@ -91,9 +91,8 @@ def test_hooks_do_not_change_the_chain(base):
 def test_profiler_shows_the_step(kind):
     p, q = one_parameter(), one_parameter()
     sampler, other = make(kind, [p]), make(kind, [q])
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU]
-    ) as profile:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as profile:
         take_step(sampler, [p], 0)
     take_step(other, [q], 0)
     names = {event.key for event in profile.key_averages()}
@@ -126,9 +125,11 @@ def test_grad_scaler_unscales_before_the_noise(kind):
 
 
 @EACH
-def test_grad_scaler_skips_steps_that_overflow(kind):
+@pytest.mark.parametrize("nonfinite", ["raise", "skip"])
+def test_grad_scaler_skips_steps_that_overflow(kind, nonfinite):
+    """It looks at the gradients itself: nothing is left out twice, or raised."""
     p, q = one_parameter(), one_parameter()
-    sampler, other = make(kind, [p]), make(kind, [q])
+    sampler, other = make(kind, [p], nonfinite=nonfinite), make(kind, [q])
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
     for overflow in (False, True, True, False):
         before = p.detach().clone(), sampler.param_groups[0]["step"]
@@ -147,7 +148,7 @@ def test_grad_scaler_skips_steps_that_overflow(kind):
         else:
             q.grad = grad
             other.step()
-    assert sampler.param_groups[0]["step"] == 2
+    assert sampler.param_groups[0]["step"] == 2 and sampler.num_skipped == 0
     assert same_bits(p, q)
 
 
@@ -158,12 +159,12 @@ def test_grad_scaler_is_refused_where_closures_make_gradients(kind):
     for closure in ((), (lambda *_: pytest.fail("it was called"),)):
         scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
         scaler.scale(torch.ones(()))
-        with refused(
-            RuntimeError,
-            f"{type(chain.sampler).__name__} cannot be used with GradScaler, which "
-            "scales the gradients of the closure: use torch.autocast with bfloat16, "
-            "which needs no scaler",
-        ):
+        name = type(chain.sampler).__name__
+        text = (
+            f"{name} cannot be used with GradScaler, which scales the gradients of the "
+            "closure: use torch.autocast with bfloat16, which needs no scaler"
+        )
+        with refused(RuntimeError, text):
             scaler.step(chain.sampler, *closure)
     assert bits([chain.params, chain.sampler.state_dict()]) == before
     chain.run(range(2))  # no trace of it

@@ -77,9 +77,8 @@ def test_sbps_after_a_change(changes):
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(40, 4, dtype=F64, generator=generator)
     theta = torch.zeros(4, dtype=F64, requires_grad=True)
-    sampler = sg.SBPS(
-        [theta], num_data=40, sample_interval=0.05, refresh_rate=1.0, seed=1
-    )
+    settings = {"sample_interval": 0.05, "refresh_rate": 1.0, "seed": 1}
+    sampler = sg.SBPS([theta], num_data=40, **settings)
     draws = []
     sampler.register_sample_hook(lambda *_: draws.append(theta.detach().clone()))
 

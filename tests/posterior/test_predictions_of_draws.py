@@ -2,6 +2,7 @@
 
 import copy
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -128,15 +129,8 @@ def test_a_model_that_remembers_is_warned_of():
         sg.predict(net, drawn(net, ("scale",)), x, link="identity")
 
 
-class TwoHeads(nn.Module):
-    """Means and log σ."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-
-    def forward(self, x):
-        return self.layer(x)
+#: Means and log σ.
+TwoHeads = partial(nn.Linear, 3, 2)
 
 
 def test_a_store_remembers_its_likelihood(tmp_path):
@@ -145,9 +139,8 @@ def test_a_store_remembers_its_likelihood(tmp_path):
     batches = [(x, x[:, :1])]
     options = {"steps": 8, "seed": 0, "progress": False}
     for folder in (tmp_path, None):
-        store = sg.sample(
-            *(TwoHeads, sghmc, batches, losses.heteroscedastic(), folder), **options
-        )
+        given = (TwoHeads, sghmc, batches, losses.heteroscedastic(), folder)
+        store = sg.sample(*given, **options)
         assert store.likelihood == {"name": "heteroscedastic"}
         found = sg.predict(TwoHeads(), store[2:], x)
         expected = sg.predict(TwoHeads(), [*store[2:]], x, link="gaussian")
@@ -268,9 +261,8 @@ def test_averaged_models_have_plain_names():
     averaged = AveragedModel(net)
     assert torch.equal(sg.predict(averaged, draws, x).mean, expected)
     given = [averaged.module, copy.deepcopy(net)]
-    assert torch.equal(
-        sg.predict(net, [averaged], x).mean, sg.predict(net, given[:1], x).mean
-    )
+    expected = sg.predict(net, given[:1], x).mean
+    assert torch.equal(sg.predict(net, [averaged], x).mean, expected)
 
 
 @pytest.fixture
