@@ -17,7 +17,7 @@ from scipy import stats
 
 import torch_sgmcmc as sg
 from torch_sgmcmc._ecs.taylor import Anchor, Prior
-from torch_sgmcmc.samplers import hmc_ecs
+from torch_sgmcmc._impl import hmc_dynamics
 
 # Warm-ups choose few factors here.
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore:num_blocks")]
@@ -121,7 +121,7 @@ def test_a_warmup_that_leaves_raises(settings):
 def test_without_a_guard_the_draws_are_elsewhere(settings):
     regression = Regression(3, **settings)
     # Far away the steps become tiny, and trajectories would be long.
-    short = mock.patch.object(hmc_ecs, "MOST_WARMUP_STEPS", 16)
+    short = mock.patch.object(hmc_dynamics, "MOST_WARMUP_STEPS", 16)
     with without_bound(), short, mock.patch.object(Anchor, "check_near"):
         height = regression.run(draws=0)
     with pytest.raises(StatisticalError):
