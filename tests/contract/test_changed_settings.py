@@ -1,7 +1,4 @@
-"""Momenta, records and estimates in a step after a change of lr, T or N.
-
-The laws of such chains are in tests/laws/test_changing_settings.py.
-"""
+"""Momenta, records and estimates in a step after a change of lr, T or N."""
 
 import copy
 import math

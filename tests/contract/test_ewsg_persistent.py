@@ -1,7 +1,4 @@
-"""EWSG's index chain that goes on from step to step: which minibatches, and when.
-
-Its law is tested in ``test_ewsg_law.py``.
-"""
+"""EWSG's index chain that goes on from step to step: which minibatches, and when."""
 
 import copy
 import pickle

@@ -1,8 +1,4 @@
-"""HMC as a class: its decisions, many chains, masses, and errors.
-
-Its law is the subject of ``test_hmc_law.py``, its operators of
-``test_hmc_operators.py``.
-"""
+"""HMC as a class: its decisions, many chains, masses, and errors."""
 
 import math
 import warnings

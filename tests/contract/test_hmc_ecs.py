@@ -14,12 +14,7 @@ from short_chains import assert_same
 from stored_files import through_file
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._ecs.target import (
-    SubsampleDraws,
-    choose_num_factors,
-    choose_sizes,
-    place,
-)
+from torch_sgmcmc._ecs import target as parts
 from torch_sgmcmc._ecs.taylor import WHOLE
 from torch_sgmcmc.samplers import hmc_ecs
 
@@ -33,7 +28,7 @@ def test_one_block_is_proposed_again(estimator):
         kept = sampler.state["subsample"]
         before, counts = kept["indices"], list(kept["counts"])
         layout, step = sampler._layout(), int(sampler.param_groups[0]["step"])
-        draws = SubsampleDraws(layout)
+        draws = parts.SubsampleDraws(layout)
         block, fresh, indices = draws.propose(step)
         low, high = draws.begin(block), draws.begin(block + 1)
         expected = [
@@ -117,7 +112,7 @@ def test_operators_equal_tensor_code(kind, estimator, order):
     sampler = make(data, estimator=estimator, taylor_order=order, temperature=1.7)
     sampler.set_anchor(data, progress=False)
     target, subsample = sampler._target(data), sampler._subsample(data)
-    theta = place(data.params, torch.tensor([0.5, -0.4, 0.3, 0.6], dtype=F64))
+    theta = parts.place(data.params, torch.tensor([0.5, -0.4, 0.3, 0.6], dtype=F64))
     ours, theirs = (
         way(subsample, theta, *target._evaluate(subsample))
         for way in (target._fused, target._composed)
@@ -353,13 +348,15 @@ def test_warmup_of_the_signed_sampler_to_the_least_time():
     for settings in ({"subsample_size": 1, "taylor_order": 1}, {"subsample_size": 5}):
         data = Data("tanh")
         sampler = make(data, estimator="signed", **settings)
-        with mock.patch.object(hmc_ecs, "choose_sizes", wraps=choose_sizes) as watched:
+        with mock.patch.object(
+            hmc_ecs, "choose_sizes", wraps=parts.choose_sizes
+        ) as watched:
             sampler.warmup(data, 24, **plan)
         (seen,) = [call.args[0] for call in watched.call_args_list]
         assert len(seen) == 3
         mean = np.mean([e.mean for e in seen])
         fall = mean - min(e.lowest for e in seen)
-        bounded = choose_num_factors(100 * sum(e.variance for e in seen) / 3, 1.0)
+        bounded = parts.choose_num_factors(100 * sum(e.variance for e in seen) / 3, 1.0)
         group = sampler.param_groups[0]
         assert group["num_factors"] == min(math.ceil(3 * fall), bounded)
         assert math.isclose(group["mean_difference"], mean)

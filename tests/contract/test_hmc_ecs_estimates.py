@@ -1,7 +1,4 @@
-"""HMC-ECS: control variates and estimators.
-
-Expansions of single data, and their sums, are in test_ecs_forms.py.
-"""
+"""HMC-ECS: control variates and estimators."""
 
 import math
 from itertools import pairwise, product

@@ -1,7 +1,4 @@
-"""State dicts, masses and preconditioners that do not fit are refused.
-
-Those of one sampler for another are in test_state_dicts.py.
-"""
+"""State dicts, masses and preconditioners that do not fit are refused."""
 
 import copy
 

@@ -3,16 +3,9 @@
 import copy
 
 import pytest
+import short_chains as short
 import torch
 from reference import draw, same_bits
-from short_chains import (
-    TARGET,
-    assert_same,
-    kept_state,
-    make,
-    make_params,
-    one_parameter,
-)
 from short_chains import set_grads as set_gradients
 from torch import nn
 
@@ -24,17 +17,17 @@ EACH = pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "PSGLD without gamma"])
 
 @EACH
 def test_is_an_optimizer(kind):
-    sampler = make(kind, make_params())
+    sampler = short.make(kind, short.make_params())
     assert isinstance(sampler, torch.optim.Optimizer)
     assert isinstance(sampler, sg.Sampler)
     assert sampler.step() is None  # without any gradient: nothing to do
-    assert kept_state(sampler) == {}
+    assert short.kept_state(sampler) == {}
 
 
 @EACH
 def test_closure(kind):
-    p, twin = one_parameter(), one_parameter()
-    sampler, other = make(kind, [p]), make(kind, [twin])
+    p, twin = short.one_parameter(), short.one_parameter()
+    sampler, other = short.make(kind, [p]), short.make(kind, [twin])
     seen = []
 
     def closure():
@@ -55,8 +48,8 @@ def test_closure(kind):
 
 @EACH
 def test_gradients_are_never_changed(kind):
-    params = make_params()
-    sampler = make(kind, params)
+    params = short.make_params()
+    sampler = short.make(kind, params)
     for step in range(3):
         set_gradients(params, step)
         grads = [p.grad for p in params]
@@ -69,8 +62,8 @@ def test_gradients_are_never_changed(kind):
 
 @EACH
 def test_zero_grad(kind):
-    p = one_parameter()
-    sampler = make(kind, [p])
+    p = short.one_parameter()
+    sampler = short.make(kind, [p])
     sampler.zero_grad(set_to_none=False)
     assert p.grad is not None and not p.grad.any()
     sampler.zero_grad()
@@ -79,9 +72,9 @@ def test_zero_grad(kind):
 
 @EACH
 def test_step_counts_as_an_inplace_change(kind):
-    p, idle = one_parameter(), one_parameter()
+    p, idle = short.one_parameter(), short.one_parameter()
     idle.grad = None
-    sampler = make(kind, [p, idle])
+    sampler = short.make(kind, [p, idle])
     versions = p._version, idle._version
     loss = (p * p).sum()
     sampler.step()
@@ -93,7 +86,7 @@ def test_step_counts_as_an_inplace_change(kind):
 @EACH
 def test_parameters_stay_leaves_and_clipping_works(kind):
     net = nn.Linear(3, 2)
-    sampler = make(kind, net.parameters())
+    sampler = short.make(kind, net.parameters())
     for _ in range(2):
         sampler.zero_grad()
         (100 * net(torch.ones(4, 3)).square().sum()).backward()
@@ -109,12 +102,12 @@ def test_parameters_stay_leaves_and_clipping_works(kind):
 def test_hyperparameters_of_a_group(kind):
     # Two groups with everything different equal two samplers, but for the noise.
     special = {"lr": 0.02, "num_data": 3, "prior_precision": 7.0, "temperature": 0.0}
-    a, b = one_parameter(), one_parameter()
-    sampler = make(kind, [{"params": [a]}, {"params": [b], **special}])
-    assert {k: sampler.param_groups[0][k] for k in TARGET} == TARGET
+    a, b = short.one_parameter(), short.one_parameter()
+    sampler = short.make(kind, [{"params": [a]}, {"params": [b], **special}])
+    assert {k: sampler.param_groups[0][k] for k in short.TARGET} == short.TARGET
     assert {k: sampler.param_groups[1][k] for k in special} == special
-    c, d = one_parameter(), one_parameter()
-    first, second = make(kind, [c]), make(kind, [d], seed=1, **special)
+    c, d = short.one_parameter(), short.one_parameter()
+    first, second = short.make(kind, [c]), short.make(kind, [d], seed=1, **special)
     for s in (sampler, first, second):
         s.step()
         s.step()
@@ -148,7 +141,7 @@ DEFAULTS = {
 
 @pytest.mark.parametrize("kind", DEFAULTS)
 def test_defaults(kind):
-    sampler = kind([one_parameter()], 0.1, num_data=2, seed=-3)
+    sampler = kind([short.one_parameter()], 0.1, num_data=2, seed=-3)
     group = {k: v for k, v in sampler.param_groups[0].items() if k != "params"}
     own = {"sampler": kind.__name__, **DEFAULTS[kind]}
     assert group == SHARED_DEFAULTS | own
@@ -179,7 +172,7 @@ def test_offsets_are_aligned_and_disjoint():
 
 def test_first_momentum_is_drawn_from_its_stationary_law():
     for initial in ("stationary", "zeros"):
-        p = one_parameter(1000)
+        p = short.one_parameter(1000)
         sampler = sg.SGHMC([p], 0.2, 0.75, num_data=7, initial_momentum=initial, seed=4)
         p.grad = torch.zeros(1000)
         stream = {"offsets": [0], "seed": 4, "step": 0}
@@ -200,7 +193,7 @@ def test_state_dtypes_and_layouts(dtype):
     values = torch.zeros(2, 3, 4, 5, dtype=dtype)
     p = nn.Parameter(values.to(memory_format=torch.channels_last))
     p.grad = torch.ones_like(p)
-    sampler = make("SGHMC online", [p])
+    sampler = short.make("SGHMC online", [p])
     sampler.step()
     wanted = torch.float64 if dtype == torch.float64 else torch.float32
     kept = {"momentum", "previous_grad", "grad_variance"}
@@ -214,7 +207,7 @@ def test_state_dtypes_and_layouts(dtype):
 
 
 def test_noise_estimate_takes_its_share_of_the_friction_noise():
-    p, q = one_parameter(1000), one_parameter(1000)
+    p, q = short.one_parameter(1000), short.one_parameter(1000)
     common = {"num_data": 1, "initial_momentum": "zeros", "seed": 0}
     a = sg.SGHMC([p], 0.1, 0.5, noise_estimate=0.375, **common)
     b = sg.SGHMC([q], 0.1, 0.5, **common)
@@ -230,7 +223,7 @@ def test_noise_estimate_takes_its_share_of_the_friction_noise():
 def test_online_noise_estimate():
     # Gradients of alternating sign: half the mean squared difference of consecutive
     # ones is 2 (g)^2, exactly, for each coordinate.
-    p = one_parameter(300)
+    p = short.one_parameter(300)
     size = torch.linspace(0, 0.05, 300)
     sampler = sg.SGHMC([p], 0.1, 0.5, num_data=10, noise_estimate="online", seed=1)
     for step in range(101):
@@ -265,7 +258,7 @@ def test_online_noise_estimate_of_an_empty_parameter():
 
 
 def test_noise_estimate_may_equal_the_friction():
-    p = one_parameter()
+    p = short.one_parameter()
     sg.SGHMC([p], 0.1, 0.9, num_data=1, noise_estimate=0.1).step()
     assert torch.isfinite(p).all()
 
@@ -311,7 +304,7 @@ def test_groups_that_the_hessian_couples():
             sampler.step()
         sampler.zero_grad()
         chains.append([p.detach() for p in params])
-    assert_same(*chains)
+    short.assert_same(*chains)
 
 
 def test_parameters_without_second_derivatives():
@@ -325,7 +318,7 @@ def test_parameters_without_second_derivatives():
 
 
 def test_thermostats_start_at_rest_beside_stationary_momenta():
-    p = one_parameter(1000)
+    p = short.one_parameter(1000)
     sampler = sg.SGNHT([p], 0.2, 0.75, num_data=7, thermostat_rate=0.1, seed=4)
     p.grad = torch.zeros(1000)
     stream = {"offsets": [0], "seed": 4, "step": 0}

@@ -1,7 +1,4 @@
-"""Schedulers, profilers and gradient scalers work on samplers.
-
-Hooks are in test_torch_optimizer_cases.py.
-"""
+"""Schedulers, profilers and gradient scalers work on samplers."""
 
 import copy
 

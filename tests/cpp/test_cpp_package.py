@@ -13,11 +13,6 @@ CONSUMER = cpp.CHECKOUT / "tests" / "cpp" / "consumer"
 TORCH = Path(torch.__file__).parent
 
 
-def unwrapped(message):
-    """A message of CMake's on one line."""
-    return " ".join(message.split())
-
-
 @pytest.fixture
 def consumer(tmp_path, bare_path):
     return cpp.Project(CONSUMER, tmp_path / "consumer", bare_path)
@@ -160,7 +155,7 @@ def test_headers_equal_those_of_the_source(cpp_package):
 def refusal(consumer, *prefixes):
     with pytest.raises(AssertionError) as error:
         consumer.configure(*prefixes)
-    return unwrapped(str(error.value))
+    return " ".join(str(error.value).split())  # CMake wraps its messages
 
 
 def test_a_torch_of_another_version_is_refused(cpp_package, consumer, tmp_path):

@@ -1,7 +1,4 @@
-"""Runs many chains of a sampler at once and checks them against their exact law.
-
-Real samplers and mutants (``harness.mutants``) go through these functions alike.
-"""
+"""Runs many chains of a sampler at once and checks them against their exact law."""
 
 import math
 import warnings
@@ -13,24 +10,10 @@ import numpy as np
 import torch
 from scipy import stats
 
+from harness import statistics, targets
 from harness.methods import Coordinates, Law, Method
 from harness.preconditioned import memoryless_law
-from harness.statistics import (
-    FALSE_ALARM,
-    Array,
-    StatisticalError,
-    check_gaussian,
-    check_mean,
-    check_z,
-    whiten,
-)
-from harness.targets import (
-    DoubleWell,
-    GaussianMean,
-    LogGamma,
-    Quadratic,
-    double_well_law,
-)
+from harness.statistics import Array, StatisticalError
 
 # What burn-in may leave of the start; standard errors are above 1e-3 everywhere.
 _FORGOTTEN = 1e-5
@@ -68,7 +51,9 @@ class Experiment:
     """
 
     method: Method
-    target: Quadratic | GaussianMean | DoubleWell | LogGamma
+    target: (
+        targets.Quadratic | targets.GaussianMean | targets.DoubleWell | targets.LogGamma
+    )
     settings: Mapping[str, Any]
     groups: tuple[Group, ...] = ()
     chains: int = 20_000
@@ -225,8 +210,11 @@ def check_stationary(experiment: Experiment, *, lag: int = 5) -> None:
     chains.advance(lag * law.steps)
     second = chains.state(law.state)
     innovation = second - first @ between.a.T - between.b
-    both = [whiten(first - mean, cov), whiten(innovation, between.q)]
-    check_gaussian(np.hstack(both), label=experiment.label("stationary law"))
+    both = [
+        statistics.whiten(first - mean, cov),
+        statistics.whiten(innovation, between.q),
+    ]
+    statistics.check_gaussian(np.hstack(both), label=experiment.label("stationary law"))
 
 
 def _burn_in(law: Law, d: int) -> int:
@@ -265,7 +253,9 @@ def check_transient(
         expected, spread = law.cycle.power(stop - done).push(expected, spread)
         done = stop
         label = experiment.label(f"law after {stop} cycles")
-        check_gaussian(chains.state(law.state), mean=expected, cov=spread, label=label)
+        statistics.check_gaussian(
+            chains.state(law.state), mean=expected, cov=spread, label=label
+        )
 
 
 def check_double_well(experiment: Experiment) -> None:
@@ -276,7 +266,7 @@ def check_double_well(experiment: Experiment) -> None:
     c = experiment.coordinates
     carry, injected = experiment.method.inertia(c)
     lr = float(c["lr"][0])
-    law = double_well_law(
+    law = targets.double_well_law(
         lr, carry, injected + lr**2 * experiment.target.gradient_noise
     )
     chains = Chains(experiment, np.ones(1))
@@ -310,11 +300,11 @@ def check_thermostats(experiment: Experiment) -> None:
     thermostats = chains.state(["thermostat"], theta=False)
     label = experiment.label("thermostats")
     heat = c["lr"] * c["temperature"] / c["num_data"]
-    check_mean((before + state[:, d:]) ** 2 / 4 / heat, 1.0, label=label)
-    check_gaussian(state, mean=mean, cov=cov, label=label)
+    statistics.check_mean((before + state[:, d:]) ** 2 / 4 / heat, 1.0, label=label)
+    statistics.check_gaussian(state, mean=mean, cov=cov, label=label)
     spread = thermostats.var(axis=0) / (c["thermostat_rate"] * (1 + friction / 2))
     error = math.sqrt(2 / len(thermostats))
-    check_z({"spread of the thermostats": (spread - 1) / error}, label=label)
+    statistics.check_z({"spread of the thermostats": (spread - 1) / error}, label=label)
 
 
 def check_start(experiment: Experiment) -> None:
@@ -333,7 +323,7 @@ def check_start(experiment: Experiment) -> None:
     before = chains.state()
     chains.advance(1)
     after = chains.state()
-    reach = stats.norm.isf(FALSE_ALARM / 2 / len(after))
+    reach = stats.norm.isf(statistics.FALSE_ALARM / 2 / len(after))
     reach = drift + reach * math.sqrt(2 * lr * heat / math.sqrt(square))
     if not np.all(np.abs(after - before) < reach):
         raise StatisticalError(
@@ -343,7 +333,9 @@ def check_start(experiment: Experiment) -> None:
     mean = change.mean()
     beyond = max(-mean, mean - drift**2, 0.0)
     error = change.std() / math.sqrt(len(change))
-    check_z({"growth of the variance": beyond / error}, label=experiment.label("start"))
+    statistics.check_z(
+        {"growth of the variance": beyond / error}, label=experiment.label("start")
+    )
 
 
 def check_memoryless(experiment: Experiment) -> None:
@@ -386,4 +378,4 @@ def check_extrapolated(experiment: Experiment, moments: Array, *, time: float) -
         variances.append(values.var(axis=0) / len(values))
     error = np.sqrt(4 * variances[1] + variances[0])
     z = (2 * means[1] - means[0] - moments) / error
-    check_z({"moments": z}, label=experiment.label("small steps"))
+    statistics.check_z({"moments": z}, label=experiment.label("small steps"))

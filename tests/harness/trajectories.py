@@ -16,14 +16,8 @@ import torch
 from scipy import integrate, linalg
 from torch import Tensor
 
-from harness.statistics import (
-    AffineMap,
-    Array,
-    check_counts,
-    check_gaussian,
-    check_mean,
-    check_z,
-)
+from harness import statistics
+from harness.statistics import Array
 from harness.targets import DoubleWell
 
 # Makes a sampler from groups of parameters of shape [chains, width] and settings.
@@ -69,29 +63,33 @@ class GaussianProblem:
         random = np.random.default_rng(seed)
         return random.multivariate_normal(self.mean, self.cov, CHAINS)
 
-    def leapfrog(self, step_size: float, num_steps: int) -> AffineMap:
+    def leapfrog(self, step_size: float, num_steps: int) -> statistics.AffineMap:
         """Returns the matrix by which a trajectory maps (θ, r)."""
         d = len(self.mean)
         one, zero = np.eye(d), np.zeros((d, d))
         still = np.zeros((2 * d, 2 * d))
 
-        def kick(size: float) -> AffineMap:
+        def kick(size: float) -> statistics.AffineMap:
             pull = size * self.precision
             shift = np.concatenate([np.zeros(d), pull @ self.mean])
-            return AffineMap(np.block([[one, zero], [-pull, one]]), shift, still)
+            return statistics.AffineMap(
+                np.block([[one, zero], [-pull, one]]), shift, still
+            )
 
         speed = step_size * np.diag(1 / self.masses)
-        drift = AffineMap(np.block([[one, speed], [zero, one]]), np.zeros(2 * d), still)
+        drift = statistics.AffineMap(
+            np.block([[one, speed], [zero, one]]), np.zeros(2 * d), still
+        )
         half = kick(step_size / 2)
         return half.then(drift).then(half).power(num_steps)
 
-    def chain(self, step_size: float, num_steps: int) -> AffineMap:
+    def chain(self, step_size: float, num_steps: int) -> statistics.AffineMap:
         """Returns the map of θ by a trajectory with a fresh momentum."""
         d = len(self.mean)
         move = self.leapfrog(step_size, num_steps)
         carry, throw = move.a[:d, :d], move.a[:d, d:]
         heat = self.temperature * np.diag(self.masses)
-        return AffineMap(carry, move.b[:d], throw @ heat @ throw.T)
+        return statistics.AffineMap(carry, move.b[:d], throw @ heat @ throw.T)
 
 
 class Run:
@@ -149,7 +147,7 @@ def check_invariance(build: Build) -> None:
     """Chains that begin with the target's law have it after some trajectories."""
     problem = GaussianProblem()
     run = Run(problem, build, problem.draw(seed=1), **COARSE).advance(4)
-    check_gaussian(
+    statistics.check_gaussian(
         run.theta, mean=problem.mean, cov=problem.cov, label="HMC, invariance"
     )
 
@@ -160,10 +158,14 @@ def check_mixing(build: Build) -> None:
     far = problem.mean + 3 * np.sqrt(np.diag(problem.cov))
     run = Run(problem, build, np.tile(far, (CHAINS, 1)), **COARSE).advance(120)
     first = run.theta.copy()
-    check_gaussian(first, mean=problem.mean, cov=problem.cov, label="HMC, mixing")
+    statistics.check_gaussian(
+        first, mean=problem.mean, cov=problem.cov, label="HMC, mixing"
+    )
     second = run.advance(60).theta
     z = [(x - problem.mean) / np.sqrt(np.diag(problem.cov)) for x in (first, second)]
-    check_z({"memory": (z[0] * z[1]).mean(axis=0) * CHAINS**0.5}, label="HMC, memory")
+    statistics.check_z(
+        {"memory": (z[0] * z[1]).mean(axis=0) * CHAINS**0.5}, label="HMC, memory"
+    )
 
 
 def check_dynamics(build: Build) -> None:
@@ -177,7 +179,7 @@ def check_dynamics(build: Build) -> None:
         run.advance(stop - done)
         done = stop
         mean, cov = step.power(stop).push(far, np.zeros_like(problem.cov))
-        check_gaussian(
+        statistics.check_gaussian(
             run.theta, mean=mean, cov=cov, label=f"leapfrog, {stop} trajectories"
         )
 
@@ -194,7 +196,7 @@ def check_kept_momenta(build: Build) -> None:
     )
     state = np.hstack([run.theta, run.momenta])
     mean = np.concatenate([problem.mean, np.zeros(d)])
-    check_gaussian(state, mean=mean, cov=joint, label="HMC, kept momenta")
+    statistics.check_gaussian(state, mean=mean, cov=joint, label="HMC, kept momenta")
 
 
 def check_double_well(build: Build) -> None:
@@ -221,9 +223,9 @@ def check_double_well(build: Build) -> None:
     total = integral(-3, 3)  # beyond which 1e-27 of the mass lies
     powers = np.array([1, 2, 4])
     moments = np.array([integral(-3, 3, int(k)) / total for k in powers])
-    check_mean(samples[:, None] ** powers, moments, label="HMC, double well")
+    statistics.check_mean(samples[:, None] ** powers, moments, label="HMC, double well")
     edges = np.linspace(-2, 2, 41)
     bins = [(-3.0, edges[0]), *pairwise(edges), (edges[-1], 3.0)]
     probabilities = np.array([integral(a, b) for a, b in bins]) / total
     counts = np.histogram(samples, np.concatenate([[-np.inf], edges, [np.inf]]))[0]
-    check_counts(counts, probabilities, label="HMC, double well")
+    statistics.check_counts(counts, probabilities, label="HMC, double well")

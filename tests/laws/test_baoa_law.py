@@ -5,21 +5,11 @@ import re
 from contextlib import nullcontext
 
 import numpy as np
+import operator_tensors as tensors
 import pytest
 import torch
 from harness.statistics import AffineMap, StatisticalError, check_gaussian, check_z
 from levels import at_levels
-from operator_tensors import (
-    STREAM,
-    assert_all_same,
-    assert_updated,
-    clones,
-    masters_of,
-    mixed_list,
-    scattered_offsets,
-    states,
-    values_of,
-)
 from operator_tensors import TARGET as OF_OPERATORS
 from reference import Exact, draw
 from scipy.integrate import quad
@@ -257,20 +247,22 @@ def reference(param, grad, velocity, noise, h):
 @pytest.mark.parametrize("momentum", [0.0, 0.8])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_the_operator_equals_its_reference(temperature, momentum):
-    params, grads = mixed_list(1), mixed_list(2)
-    momenta, offsets = states(params, 3), scattered_offsets(params)
+    params, grads = tensors.mixed_list(1), tensors.mixed_list(2)
+    momenta, offsets = tensors.states(params, 3), tensors.scattered_offsets(params)
     hyper = {
         **OF_OPERATORS,
         **{"temperature": temperature, "momentum": momentum, "noise_estimate": 0.05},
     }
-    noise = draw(params, offsets=offsets, **STREAM)
-    masters, untouched = masters_of(params), clones(grads)
-    every = zip(values_of(params, masters), grads, momenta, noise, strict=True)
+    noise = draw(params, offsets=offsets, **tensors.STREAM)
+    masters, untouched = tensors.masters_of(params), tensors.clones(grads)
+    every = zip(tensors.values_of(params, masters), grads, momenta, noise, strict=True)
     expected = [reference(*arguments, hyper) for arguments in every]
-    ops.baoa_step_(params, grads, momenta, masters, **hyper, offsets=offsets, **STREAM)
-    assert_updated(params, masters, [theta for theta, _ in expected])
-    assert_updated(momenta, [], [v for _, v in expected])
-    assert_all_same(grads, untouched)
+    ops.baoa_step_(
+        params, grads, momenta, masters, **hyper, offsets=offsets, **tensors.STREAM
+    )
+    tensors.assert_updated(params, masters, [theta for theta, _ in expected])
+    tensors.assert_updated(momenta, [], [v for _, v in expected])
+    tensors.assert_all_same(grads, untouched)
 
 
 FRICTION = (

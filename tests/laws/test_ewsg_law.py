@@ -12,18 +12,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from harness import index_chain
 from harness.ewsg_mutants import EWSG_MUTATIONS, PERSISTENT_MUTATIONS, ReferenceEWSG
-from harness.index_chain import (
-    Problem,
-    Run,
-    check_consecutive,
-    check_posterior,
-    check_transition,
-    exact_weights,
-    index_law,
-    stationary_law,
-    with_settings,
-)
+from harness.index_chain import check_transition
 from harness.statistics import StatisticalError, check_mean, check_z
 from levels import at_levels
 
@@ -46,7 +37,7 @@ def posterior(build=ewsg, **settings):
         **{"lr": 0.3, "momentum": 0.6, "num_data": 4, "prior_precision": 1.0},
         **{"temperature": 1.5, "index_chain_length": 1},
     }
-    return Problem(data, build, {**shared, **settings}, seed=5)
+    return index_chain.Problem(data, build, {**shared, **settings}, seed=5)
 
 
 def transition(build=ewsg, **settings):
@@ -60,7 +51,9 @@ def transition(build=ewsg, **settings):
         **{"lr": 0.2, "momentum": 0.7, "num_data": 7, "prior_precision": 0.0},
         **{"temperature": 1.3},
     }
-    return Problem(data, build, {**shared, **settings}, other, chains=200_000, seed=6)
+    return index_chain.Problem(
+        data, build, {**shared, **settings}, other, chains=200_000, seed=6
+    )
 
 
 HERE = np.array([0.4, -0.6])
@@ -89,7 +82,7 @@ def test_overdamped_transition():
     check_transition(problem, HERE, np.zeros(2))
     # With no momentum carried over, v = 0: the surrogates of the momentum agree.
     for surrogate in ("momentum", "full_momentum"):
-        same = with_settings(problem, surrogate=surrogate)
+        same = index_chain.with_settings(problem, surrogate=surrogate)
         check_transition(same, HERE, np.zeros(2))
 
 
@@ -110,7 +103,7 @@ def test_overdamped_transition():
     ids=str,
 )
 def test_posterior_by_minibatches(settings):
-    check_posterior(posterior(**settings), reach=6.5, steps=60)
+    index_chain.check_posterior(posterior(**settings), reach=6.5, steps=60)
 
 
 def test_ewsg_is_closer_to_the_posterior_than_sghmc():
@@ -122,7 +115,9 @@ def test_ewsg_is_closer_to_the_posterior_than_sghmc():
     full = exact / (1 - lr * (1 + 1 / n) / 2 / (1 + m))
     errors = []
     for length in (0, 1, 2):
-        law = stationary_law(posterior(index_chain_length=length), reach=6.5)
+        law = index_chain.stationary_law(
+            posterior(index_chain_length=length), reach=6.5
+        )
         errors.append(law.moment(2, law.moment(1)) - full)
     assert errors[0] > 2.5 * errors[1] > 5 * errors[2] > 0
 
@@ -131,7 +126,9 @@ def test_ewsg_is_closer_to_the_posterior_than_sghmc():
 @pytest.mark.parametrize("surrogate", ["momentum", "full_momentum"])
 def test_the_reference_is_right(surrogate):
     check_transition(transition(ReferenceEWSG, surrogate=surrogate), HERE, MOVING)
-    check_posterior(posterior(ReferenceEWSG, surrogate=surrogate), reach=6.5, steps=60)
+    index_chain.check_posterior(
+        posterior(ReferenceEWSG, surrogate=surrogate), reach=6.5, steps=60
+    )
 
 
 # Bugs that one step does not show.
@@ -146,7 +143,7 @@ def test_a_bug_is_caught(mutation):
     build = partial(ReferenceEWSG, mutation=mutation)
     with pytest.raises(StatisticalError):
         if mutation in ACROSS_STEPS:
-            check_consecutive(build, 1)
+            index_chain.check_consecutive(build, 1)
         else:
             check_transition(transition(build), HERE, MOVING)
 
@@ -156,7 +153,7 @@ def test_a_bug_is_caught(mutation):
 def test_the_posterior_sees_bugs(mutation):
     build = partial(ReferenceEWSG, mutation=mutation)
     with pytest.raises(StatisticalError):
-        check_posterior(posterior(build), reach=6.5, steps=60)
+        index_chain.check_posterior(posterior(build), reach=6.5, steps=60)
 
 
 def persistent(build=ewsg, **settings):
@@ -167,24 +164,26 @@ def persistent(build=ewsg, **settings):
 @pytest.fixture(scope="module")
 def persistent_law():
     """The reference of ``persistent()``."""
-    return stationary_law(persistent(), reach=6.5)
+    return index_chain.stationary_law(persistent(), reach=6.5)
 
 
 @pytest.mark.parametrize("build", at_levels([ewsg, ReferenceEWSG], full=[ewsg]))
 def test_posterior_by_a_persistent_index_chain(build, persistent_law):
-    check_posterior(persistent(build), reach=6.5, steps=60, law=persistent_law)
+    index_chain.check_posterior(
+        persistent(build), reach=6.5, steps=60, law=persistent_law
+    )
 
 
 @pytest.mark.nightly
 def test_overdamped_posterior_by_a_persistent_index_chain():
     settings = {"momentum": 0.0, "surrogate": "zero", "lr": 0.2}
-    check_posterior(persistent(**settings), reach=5.0, steps=60)
+    index_chain.check_posterior(persistent(**settings), reach=5.0, steps=60)
 
 
 @pytest.mark.parametrize("build", at_levels([ewsg, ReferenceEWSG], full=[ewsg]))
 @pytest.mark.parametrize("length", [1, 3])
 def test_indices_of_consecutive_steps_of_a_persistent_index_chain(build, length):
-    check_consecutive(build, length, persistent=True)
+    index_chain.check_consecutive(build, length, persistent=True)
 
 
 @pytest.mark.nightly
@@ -192,10 +191,12 @@ def test_indices_of_consecutive_steps_of_a_persistent_index_chain(build, length)
 def test_a_bug_of_a_persistent_index_chain_is_caught(mutation, persistent_law):
     build = partial(ReferenceEWSG, mutation=mutation)
     with pytest.raises(StatisticalError):
-        check_posterior(persistent(build), reach=6.5, steps=60, law=persistent_law)
+        index_chain.check_posterior(
+            persistent(build), reach=6.5, steps=60, law=persistent_law
+        )
     if mutation != "former minibatch not evaluated again":  # where θ is still
         with pytest.raises(StatisticalError):
-            check_consecutive(build, 1, persistent=True)
+            index_chain.check_consecutive(build, 1, persistent=True)
 
 
 TARGET = {
@@ -289,9 +290,10 @@ def test_wrong_weights_do_not(factor):
 def test_the_index_law_converges_to_the_weights():
     problem = transition()
     w = problem.log_weights(HERE, MOVING)
-    exact = exact_weights(w)
+    exact = index_chain.exact_weights(w)
     distances = [
-        0.5 * np.abs(index_law(w, length) - exact).sum() for length in range(60)
+        0.5 * np.abs(index_chain.index_law(w, length) - exact).sum()
+        for length in range(60)
     ]
     assert distances[0] > 0.3
     assert all(b < a for a, b in pairwise(distances))
@@ -304,14 +306,14 @@ def test_the_index_law_converges_to_the_weights():
 @pytest.mark.parametrize("length", at_levels([0, 1, 3, 40], full=[0, 1, 3]))
 def test_indices_of_consecutive_steps(length):
     """The used minibatch: after M proposals, fresh in each step."""
-    check_consecutive(ewsg, length)
+    index_chain.check_consecutive(ewsg, length)
 
 
 def test_acceptance_rate_follows_the_weights():
     problem = transition(index_chain_length=1)
     w = problem.log_weights(HERE, MOVING)
     expected = np.minimum(np.exp(w[None] - w[:, None]), 1).mean()
-    run = Run(problem, HERE, MOVING)
+    run = index_chain.Run(problem, HERE, MOVING)
     run.advance(1)
     n = problem.chains
     error = (expected * (1 - expected) / n) ** 0.5
@@ -342,7 +344,7 @@ def local_variances(shape, push):
         )
         for i in range(n)
     ]
-    p = exact_weights(torch.stack(w, dim=1).numpy())
+    p = index_chain.exact_weights(torch.stack(w, dim=1).numpy())
     values = grads.numpy()
 
     def trace(p):

@@ -10,23 +10,8 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from harness.ecs import (
-    CONSTANT,
-    PERTURBED,
-    SIGNED,
-    Experiment,
-    Observed,
-    check_moments,
-    check_rates,
-)
-from harness.ecs_broken import (
-    BUGS,
-    FORCE_BUGS,
-    ORDER_BUGS,
-    SIGNED_BUGS,
-    Patch,
-    run_sampler,
-)
+from harness import ecs
+from harness import ecs_broken as broken
 from harness.statistics import StatisticalError
 from levels import at_levels
 from torch import Tensor
@@ -36,23 +21,27 @@ import torch_sgmcmc as sg
 # Subsamples of a few data.
 pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore:num_blocks")]
 
-EXPERIMENTS = {"perturbed": PERTURBED, "signed": SIGNED, "order 0": CONSTANT}
-_BUGS = {"perturbed": BUGS, "signed": SIGNED_BUGS, "order 0": ORDER_BUGS}
+EXPERIMENTS = {
+    "perturbed": ecs.PERTURBED,
+    "signed": ecs.SIGNED,
+    "order 0": ecs.CONSTANT,
+}
+_BUGS = {
+    "perturbed": broken.BUGS,
+    "signed": broken.SIGNED_BUGS,
+    "order 0": broken.ORDER_BUGS,
+}
 
 
-def check(experiment: Experiment, seen: Observed, label: str) -> None:
-    check_moments(experiment, seen, label=label)
-    check_rates(experiment, seen, label=label)
+def check(experiment: ecs.Experiment, seen: ecs.Observed, label: str) -> None:
+    ecs.check_moments(experiment, seen, label=label)
+    ecs.check_rates(experiment, seen, label=label)
 
 
 def pairs(*names: Iterable[str]) -> list[tuple[str, str]]:
     """The replicates of each experiment and its bugs, in the order of EXPERIMENTS."""
     each = zip(EXPERIMENTS, names, strict=False)
     return [(name, bug) for name, bugs in each for bug in bugs]
-
-
-def is_signed(name: str) -> bool:
-    return EXPERIMENTS[name].num_factors > 0
 
 
 def length(name: str) -> dict[str, int]:
@@ -66,9 +55,9 @@ def length(name: str) -> dict[str, int]:
 )
 def test_the_sampler_keeps_its_law(name: str) -> None:
     experiment = EXPERIMENTS[name]
-    seen = run_sampler(experiment, **length(name))
+    seen = broken.run_sampler(experiment, **length(name))
     for parts in (4, 2, 1):  # by the first of which most bugs are caught
-        some = Observed(*(rows[: len(rows) // parts] for rows in seen))
+        some = ecs.Observed(*(rows[: len(rows) // parts] for rows in seen))
         check(experiment, some, f"{name}, a part of {parts}")
 
 
@@ -77,10 +66,14 @@ def test_a_long_chain_of_the_sampler() -> None:
 
     The integrated autocorrelation times of all that is checked are at most 3.5.
     """
-    chain = run_sampler(PERTURBED, replicates=1, steps=30 * 50)
-    check(PERTURBED, Observed(*(row.reshape(-1, 50) for row in chain)), "perturbed")
+    chain = broken.run_sampler(ecs.PERTURBED, replicates=1, steps=30 * 50)
+    check(
+        ecs.PERTURBED,
+        ecs.Observed(*(row.reshape(-1, 50) for row in chain)),
+        "perturbed",
+    )
     # The posterior itself is another one, by far more than the check's error.
-    mean = PERTURBED.model.law() @ PERTURBED.model.grid()
+    mean = ecs.PERTURBED.model.law() @ ecs.PERTURBED.model.grid()
     assert abs(chain.theta.mean() - mean) > 0.15
 
 
@@ -99,12 +92,12 @@ def test_a_bug_put_into_the_sampler_is_caught(name: str, bug: str) -> None:
     with pytest.raises(StatisticalError):
         for seed in range(11, 19):
             with _BUGS[name][bug]():
-                parts.append(run_sampler(experiment, **size, seed=seed))
-            seen = Observed(*map(np.concatenate, zip(*parts, strict=True)))
+                parts.append(broken.run_sampler(experiment, **size, seed=seed))
+            seen = ecs.Observed(*map(np.concatenate, zip(*parts, strict=True)))
             check(experiment, seen, bug)
 
 
-def energy_errors(name: str, patch: Patch = nullcontext) -> list[float]:
+def energy_errors(name: str, patch: broken.Patch = nullcontext) -> list[float]:
     """|ΔH| of trajectories of one length from one place, in 20, 40 and 80 steps."""
     model, errors = EXPERIMENTS[name].model, []
     x, y = torch.tensor(model.x), torch.tensor(model.y)
@@ -114,7 +107,7 @@ def energy_errors(name: str, patch: Patch = nullcontext) -> list[float]:
         target = {"prior_precision": 0.7, "temperature": 1.7}
         sampler = sg.HMCECS(
             [p],
-            estimator="signed" if is_signed(name) else "perturbed",
+            estimator="signed" if EXPERIMENTS[name].num_factors > 0 else "perturbed",
             taylor_order=0 if model.order == 0 else 2,
             mass_matrix="diagonal",
             step_size=1.2 / steps,
@@ -146,10 +139,10 @@ def test_energy_is_conserved_by_the_sampler(name: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("name", "bug"), pairs(FORCE_BUGS, ["fresh u in the forces"], ())
+    ("name", "bug"), pairs(broken.FORCE_BUGS, ["fresh u in the forces"], ())
 )
 def test_a_wrong_force_put_into_the_sampler_is_caught(name: str, bug: str) -> None:
     """The energy alone shows a wrong force: its error does not fall with the step."""
-    errors = energy_errors(name, FORCE_BUGS[bug])
+    errors = energy_errors(name, broken.FORCE_BUGS[bug])
     assert errors[1] / errors[2] < 2
     assert errors[2] > 30 * energy_errors(name)[2]

@@ -9,13 +9,7 @@ import pytest
 import torch
 from ecs_data import Data, make
 
-from torch_sgmcmc._ecs.target import (
-    Estimate,
-    Estimator,
-    choose_num_factors,
-    choose_sizes,
-    schedule,
-)
+from torch_sgmcmc._ecs import target
 from torch_sgmcmc._ecs.taylor import Anchor, Prior, TaylorSums
 from torch_sgmcmc._impl import ops as ops
 
@@ -280,7 +274,7 @@ def test_other_wrong_numbers():
 )
 def test_what_a_warm_up_does_when(steps, every, anchors, sizing):
     """θ* not so late that less than half as many steps are left."""
-    last_anchor, chosen = schedule(steps, every)
+    last_anchor, chosen = target.schedule(steps, every)
     assert [i for i in range(1, last_anchor + 1) if i % every == 0] == anchors
     assert chosen == sizing
 
@@ -292,7 +286,7 @@ def group(**settings):
 
 def estimates(variances, means=(0.0, 0.0), lowest=(0.0, 0.0)):
     rows = zip(variances, means, lowest, strict=False)
-    return [Estimate(0.0, v, mean, 1.0, low) for v, mean, low in rows]
+    return [target.Estimate(0.0, v, mean, 1.0, low) for v, mean, low in rows]
 
 
 @pytest.mark.parametrize(
@@ -311,7 +305,7 @@ def estimates(variances, means=(0.0, 0.0), lowest=(0.0, 0.0)):
 )
 def test_the_size_of_perturbed_subsamples(variances, size, num_data, chosen):
     settings = group(estimator="perturbed", subsample_size=size, num_data=num_data)
-    found = choose_sizes(estimates(variances), 0.5, settings)
+    found = target.choose_sizes(estimates(variances), 0.5, settings)
     assert found == {"subsample_size": chosen}
 
 
@@ -323,13 +317,13 @@ def kept_by_signs(spread, factors):
 
 def test_factors_keep_the_signs_positive():
     # A large variance: that of the log decides. A small one: the signs do.
-    assert choose_num_factors(400.0, 0.5) == 800
+    assert target.choose_num_factors(400.0, 0.5) == 800
     for spread in (0.5, 4.0, 60.0):
-        chosen = choose_num_factors(spread, 1e9)
+        chosen = target.choose_num_factors(spread, 1e9)
         assert kept_by_signs(spread, chosen) >= 0.98
         assert chosen > 1
         assert kept_by_signs(spread, chosen - 1 - chosen // 10) < 0.98
-    assert choose_num_factors(0.0, 0.5) == 1
+    assert target.choose_num_factors(0.0, 0.5) == 1
 
 
 @pytest.mark.parametrize(
@@ -342,7 +336,7 @@ def test_factors_keep_the_signs_positive():
 )
 def test_factors_for_the_least_time(variances, means, lowest, chosen):
     settings = group(num_factors=50)
-    found = choose_sizes(estimates(variances, means, lowest), math.inf, settings)
+    found = target.choose_sizes(estimates(variances, means, lowest), math.inf, settings)
     mean = sum(means) / len(means)
     assert found == {"mean_difference": mean, "num_factors": chosen}
 
@@ -371,9 +365,9 @@ def test_how_far_a_draw_may_fall(fall, left):
 
 
 def test_out_of_bounds():
-    signed = Estimator(400.0, 10, num_factors=10, lower_bound=-3.0)
-    few = Estimator(400.0, 10, num_factors=9, lower_bound=-3.0)
-    perturbed = Estimator(400.0)
+    signed = target.Estimator(400.0, 10, num_factors=10, lower_bound=-3.0)
+    few = target.Estimator(400.0, 10, num_factors=9, lower_bound=-3.0)
+    perturbed = target.Estimator(400.0)
     assert [signed.is_overturned(mean) for mean in (-3.1, -3.0)] == [True, False]
     assert not few.is_overturned(-3.1)
     assert not perturbed.is_overturned(-3.1)

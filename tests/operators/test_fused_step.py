@@ -2,17 +2,9 @@
 
 import math
 
+import operator_tensors as tensors
 import pytest
 import torch
-from operator_tensors import (
-    STREAM,
-    assert_all_same,
-    clones,
-    masters_of,
-    mixed_list,
-    scattered_offsets,
-    states,
-)
 
 from torch_sgmcmc import _C
 from torch_sgmcmc._impl import ops as ops
@@ -29,7 +21,7 @@ def common(op, **more):
     }
 
 
-def counter(step=STREAM["step"]):
+def counter(step=tensors.STREAM["step"]):
     return torch.tensor(step)
 
 
@@ -38,25 +30,25 @@ class Made:
 
     def __init__(self, op, *, checks=True, **more):
         self.row = OP_SPECS[op]
-        params = mixed_list(1)
+        params = tensors.mixed_list(1)
         self.num_chains = more.get("num_chains", 0)
         if self.num_chains:
             params = [p for p in params if p.numel() % 3 == 0 and p.numel()]
             params = [p.reshape(3, -1) for p in params]
         own = {"params": params, "grads": [p * 0.5 for p in params]}
         own["curvatures"] = [p * 0.25 for p in params]
-        own["masters"] = masters_of(params)
+        own["masters"] = tensors.masters_of(params)
         self.lists = [
-            own.get(each["name"], [t.abs() for t in states(params, i)])
+            own.get(each["name"], [t.abs() for t in tensors.states(params, i)])
             for i, each in enumerate(self.row["lists"])
         ]
         self.numbers = {
             each["name"]: 3 if each["is_integer"] else NUMBERS.get(each["name"], 0.3)
             for each in self.row["numbers"]
         }
-        self.offsets = scattered_offsets(params)
+        self.offsets = tensors.scattered_offsets(params)
         self.common = common(op, **more)
-        self.means = states(params, 9) if more.get("means") else None
+        self.means = tensors.states(params, 9) if more.get("means") else None
         self.checks = checks
 
     def call(self, **instead):
@@ -74,7 +66,7 @@ class Made:
     def words(self, *more, **instead):
         step = {
             "checks": self.checks,
-            "seed": STREAM["seed"],
+            "seed": tensors.STREAM["seed"],
             "num_chains": self.num_chains,
         }
         of_step = {key: instead.pop(key) for key in [*step] if key in instead}
@@ -83,25 +75,25 @@ class Made:
         return torch.frombuffer(memory, dtype=torch.int64)
 
     def by_name(self):
-        lists = [*map(clones, self.lists)]
+        lists = [*map(tensors.clones, self.lists)]
         more = {"num_chains": self.num_chains, "prior_means": self.means}
-        settings = {**self.numbers, **STREAM, **self.common, **more}
+        settings = {**self.numbers, **tensors.STREAM, **self.common, **more}
         getattr(ops, self.row["op"])(*lists, offsets=self.offsets, **settings)
         return lists
 
     def packed(self, words=None):
-        lists = [*map(clones, self.lists)]
+        lists = [*map(tensors.clones, self.lists)]
         state = [t for each in (*lists[2:], self.means or []) for t in each]
         words = self.words() if words is None else words
         step = counter()
         made = ops.fused_step_(*lists[:2], state, words, step)
-        assert int(step) == STREAM["step"] + made
+        assert int(step) == tensors.STREAM["step"] + made
         return made, lists
 
 
 def assert_lists_same(a, b):
     for one, other in zip(a, b, strict=True):
-        assert_all_same(one, other)
+        tensors.assert_all_same(one, other)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +130,7 @@ def both(name):
     calls = [Made(name, prior_mean=0.4), Made("sgld_step_", means=True)]
     for each in calls[1].lists[0]:
         each.add_(1.0)
-    joined = [[t for c in calls for t in clones(c.lists[i])] for i in (0, 1)]
+    joined = [[t for c in calls for t in tensors.clones(c.lists[i])] for i in (0, 1)]
     state = [
         t for c in calls for each in (*c.lists[2:], c.means or []) for t in each.copy()
     ]
@@ -151,13 +143,13 @@ def test_several_groups_are_one_call(name):
     step = counter()
     assert ops.fused_step_(params, grads, state, calls[0].words(calls[1]), step)
     expected = [call.by_name() for call in calls]
-    assert_all_same(params, [t for lists in expected for t in lists[0]])
-    assert int(step) == STREAM["step"] + 1
+    tensors.assert_all_same(params, [t for lists in expected for t in lists[0]])
+    assert int(step) == tensors.STREAM["step"] + 1
 
 
 def test_all_groups_are_checked_before_the_first_update():
     calls, (params, grads), state = both("sghmc_step_")
-    before = [*map(clones, (params, state))]
+    before = [*map(tensors.clones, (params, state))]
     grads[-1].view(-1)[-1] = math.inf
     words, step = calls[0].words(calls[1]), counter()
     assert not ops.fused_step_(params, grads, state, words, step)
@@ -165,14 +157,14 @@ def test_all_groups_are_checked_before_the_first_update():
     with pytest.raises(RuntimeError, match="sgld_step_: grads"):
         ops.fused_step_(params, grads, state, words, step)
     assert_lists_same([params, state], before)
-    assert int(step) == STREAM["step"]
+    assert int(step) == tensors.STREAM["step"]
 
 
 @pytest.mark.parametrize("counts_there", [True, False])
 @pytest.mark.parametrize("value", [None, math.nan])
 def test_a_deferred_step_skips_nonfinite_gradients(value, counts_there):
     calls, (params, grads), state = both("sghmc_step_")
-    before = [*map(clones, (params, state))]
+    before = [*map(tensors.clones, (params, state))]
     if value is not None:
         grads[-1].view(-1)[-1] = value
     step, skipped = counter(), torch.tensor(4)
@@ -180,28 +172,28 @@ def test_a_deferred_step_skips_nonfinite_gradients(value, counts_there):
         *(params, grads, state, calls[0].words(calls[1]), step),
         skipped if counts_there else None,
     )
-    assert_all_same([counts], [ops.count_nonfinite(grads)])
+    tensors.assert_all_same([counts], [ops.count_nonfinite(grads)])
     if value is None:
         expected = [call.by_name() for call in calls]
-        assert_all_same(params, [t for lists in expected for t in lists[0]])
+        tensors.assert_all_same(params, [t for lists in expected for t in lists[0]])
     else:
         assert_lists_same([params, state], before)
     is_made = value is None or not counts_there
-    assert int(gate) == (STREAM["step"] if value is None else -1)
-    assert int(step) == STREAM["step"] + is_made
+    assert int(gate) == (tensors.STREAM["step"] if value is None else -1)
+    assert int(step) == tensors.STREAM["step"] + is_made
     assert int(skipped) == 4 + (not is_made)
 
 
 def test_a_deferred_step_takes_counts():
     """Such as those of all ranks."""
     calls, (params, grads), state = both("sghmc_step_")
-    before = clones(params)
+    before = tensors.clones(params)
     counts = torch.zeros(len(params), 2, dtype=torch.int64)
     counts[0, 1] = 1
     words = calls[0].words(calls[1], checks=False)
     _, gate = ops.deferred_step_(params, grads, state, words, counter(), None, counts)
     assert int(gate) == -1
-    assert_all_same(params, before)
+    tensors.assert_all_same(params, before)
     with pytest.raises(RuntimeError, match="counts must be contiguous and of int64"):
         ops.deferred_step_(
             *(params, grads, state, words, counter(), None, counts.double())
@@ -225,7 +217,7 @@ def wrong():
 @pytest.mark.parametrize(("key", "value", "words"), [*wrong()])
 def test_words_that_do_not_fit_change_nothing(key, value, words):
     call = Made("sgld_step_")
-    lists = [*map(clones, call.lists)]
+    lists = [*map(tensors.clones, call.lists)]
     with pytest.raises(RuntimeError, match=words):
         ops.fused_step_(*lists, call.words(**{key: value}), counter())
     assert_lists_same(lists, call.lists)
@@ -302,7 +294,7 @@ class Compared(Made):
         return torch.frombuffer(memory, dtype=torch.int64)
 
     def step(self, proposal, weights):
-        lists = [*map(clones, self.lists)]
+        lists = [*map(tensors.clones, self.lists)]
         state = [t for each in (*lists[2:], self.means or []) for t in each]
         numbers = (self.words(), weights, counter(), proposal)
         return ops.ewsg_step_(*lists[:2], self.proposals, state, *numbers), lists
@@ -334,12 +326,16 @@ def test_ewsg_decides_and_makes_the_update(op, more):
         expected.append(chosen.by_name())
     decisions = []
     for proposal in range(40):
-        stream = {"seed": STREAM["seed"], "step": STREAM["step"], "proposal": proposal}
+        stream = {
+            "seed": tensors.STREAM["seed"],
+            "step": tensors.STREAM["step"],
+            "proposal": proposal,
+        }
         wanted = _C.index_chain_accepts(call.log_ratio(), **stream)
         made, lists = call.step(proposal, call.weight_words())
         assert made == wanted
         for i in (0, *range(2, len(lists))):
-            assert_all_same(lists[i], expected[wanted][i])
+            tensors.assert_all_same(lists[i], expected[wanted][i])
         decisions.append(wanted)
     assert 5 < sum(decisions) < 30
 
@@ -371,10 +367,10 @@ def test_ewsg_changes_nothing_if_not_finite(which, value):
 )
 def test_ewsg_refuses_weights_that_do_not_fit(key, value, words):
     call = Compared("sgld_step_")
-    before = clones(call.lists[0])
+    before = tensors.clones(call.lists[0])
     with pytest.raises(RuntimeError, match=words):
         call.step(0, call.weight_words(**{key: value}))
     for proposal in (-1, 2**24):
         with pytest.raises(RuntimeError, match="proposal"):
             call.step(proposal, call.weight_words())
-    assert_all_same(call.lists[0], before)
+    tensors.assert_all_same(call.lists[0], before)

@@ -1,7 +1,4 @@
-"""The noise is one stream, however it is cut, rounded or computed.
-
-That it is the documented one, and how good it is, is in test_noise_quality.py.
-"""
+"""The noise is one stream, however it is cut, rounded or computed."""
 
 import json
 import os

@@ -1,7 +1,4 @@
-"""SBPS's operators equal their formulas in float64, to rounding, everywhere.
-
-Forward mode and reverse mode give the same chain.
-"""
+"""SBPS's operators equal their formulas in float64, to rounding, everywhere."""
 
 import math
 

@@ -1,7 +1,4 @@
-"""The SGHMC paper's figure 4, and the bouncy particle on it, as a user runs them.
-
-That runs survive is in tests/faults.
-"""
+"""The SGHMC paper's figure 4, and the bouncy particle on it, as a user runs them."""
 
 import numpy as np
 import pytest

@@ -123,12 +123,6 @@ def test_both_temperatures_equal_those_of_the_samples(name, dtype):
         assert abs(kinetic.mean - predicted) < 0.1 * predicted
 
 
-def sgld_temperature(k, lr):
-    """N k Var(θ) of SGLD on a quadratic, exactly."""
-    noise = 2 * lr / N + (lr * SPREAD) ** 2
-    return N * k * noise / (1 - (1 - lr * k) ** 2)
-
-
 @pytest.mark.nightly
 def test_intervals_cover():
     """95 % intervals of 400 independent chains hold what is known exactly."""
@@ -156,7 +150,9 @@ def test_intervals_cover():
         if i == 100:
             monitor.reset()
     k = curvatures(6).double().numpy() + PRIOR / N
-    exact = sgld_temperature(k, lr).mean()
+    noise = 2 * lr / N + (lr * SPREAD) ** 2
+    # N k Var(θ) of SGLD on a quadratic.
+    exact = (N * k * noise / (1 - (1 - lr * k) ** 2)).mean()
     covered = np.zeros(4)
     for i in range(count):
         kinetic, configurational, excess, _, bias, _ = monitor.tensor(i)

@@ -3,7 +3,7 @@
 import copy
 from contextlib import contextmanager
 from functools import partial
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 
 import pytest
@@ -15,16 +15,6 @@ import torch.distributed as dist
 from hmc_ranks import Loss
 from launch import launch, run_ranks
 from one_rank import theta
-from sharded_ranks import (
-    EITHER,
-    KINDS,
-    Net,
-    advance,
-    differences,
-    load,
-    placements_of,
-    save,
-)
 from torch import nn
 from torch.distributed.tensor import (
     DTensor,
@@ -50,10 +40,10 @@ MORE = ("online", "drawn", "means", "loaded")
 def folder(tmp_path_factory):
     """Starts a chain in one process, to resume in two."""
     folder = tmp_path_factory.mktemp("ranks")
-    net = Net()
-    sampler = KINDS["SGHMC"](net.groups(), seed=5)
-    advance(net, sampler, range(5), missing=False)
-    save(net, sampler, folder / "begun")
+    net = sharded_ranks.Net()
+    sampler = sharded_ranks.KINDS["SGHMC"](net.groups(), seed=5)
+    sharded_ranks.advance(net, sampler, range(5), missing=False)
+    sharded_ranks.save(net, sampler, folder / "begun")
     return folder
 
 
@@ -67,7 +57,9 @@ def ranks(folder):
     ("kind", "placement"),
     [
         (kind, placement)
-        for kind, placement in product(KINDS, placements_of(RANKS))
+        for kind, placement in product(
+            sharded_ranks.KINDS, sharded_ranks.placements_of(RANKS)
+        )
         if sharded_ranks.is_run(kind, placement)
     ],
 )
@@ -81,10 +73,10 @@ def test_shards_are_parts_of_one_chain(ranks, kind, placement):
 
 @pytest.mark.parametrize("number", [4, pytest.param(3, marks=pytest.mark.nightly)])
 def test_shards_equal_the_whole_on_more_ranks(tmp_path, number):
-    ways = placements_of(number)
+    ways = sharded_ranks.placements_of(number)
     chains = [
         f"{kind}, {placement}"
-        for kind, placement in product(KINDS, ways)
+        for kind, placement in product(sharded_ranks.KINDS, ways)
         if sharded_ranks.is_run(kind, placement, number)
     ]
     assert len(chains) >= 2 * len(ways)
@@ -93,14 +85,14 @@ def test_shards_equal_the_whole_on_more_ranks(tmp_path, number):
 
 
 @pytest.mark.parametrize(
-    "chain", [*map(", ".join, product(MORE, EITHER)), "fully_shard"]
+    "chain", [*map(", ".join, product(MORE, sharded_ranks.EITHER)), "fully_shard"]
 )
 def test_more_chains(ranks, chain):
     for rank in ranks:
         assert rank[chain] == []
 
 
-@pytest.mark.parametrize("placement", EITHER)
+@pytest.mark.parametrize("placement", sharded_ranks.EITHER)
 def test_precisions_are_drawn_given_all_elements(ranks, placement):
     (whole, one), (_, other) = (rank[f"precisions, {placement}"] for rank in ranks)
     assert one == other
@@ -108,7 +100,7 @@ def test_precisions_are_drawn_given_all_elements(ranks, placement):
     assert one == pytest.approx(whole, rel=1e-13)
 
 
-@pytest.mark.parametrize("placement", EITHER)
+@pytest.mark.parametrize("placement", sharded_ranks.EITHER)
 def test_what_one_rank_sees_all_ranks_go_by(ranks, placement):
     for rank in ranks:
         message, *rest = rank[f"raise, {placement}"]
@@ -174,7 +166,11 @@ def of_hmc(ranks):
 
 @pytest.mark.parametrize(
     ("kind", "placement"),
-    [each for each in product(hmc.KINDS, placements_of(RANKS)) if hmc.is_run(*each)],
+    [
+        each
+        for each in product(hmc.KINDS, sharded_ranks.placements_of(RANKS))
+        if hmc.is_run(*each)
+    ],
 )
 def test_shards_are_parts_of_one_chain_of_hmc(of_hmc, kind, placement):
     """Bitwise identical; energies alone, which decide, are rounded differently."""
@@ -250,22 +246,22 @@ def test_refusals_of_hmc(of_hmc):
 def test_a_chain_resumes_in_other_numbers_of_processes(ranks, folder):
     for rank in ranks:  # one, then two
         assert rank["checkpoint"] == []
-    net, alone = Net(), Net()
-    sampler = KINDS["SGHMC"](net.groups(), seed=98)
-    reference = KINDS["SGHMC"](alone.groups(), seed=5)
-    load(net, sampler, folder / "saved")
+    net, alone = sharded_ranks.Net(), sharded_ranks.Net()
+    sampler = sharded_ranks.KINDS["SGHMC"](net.groups(), seed=98)
+    reference = sharded_ranks.KINDS["SGHMC"](alone.groups(), seed=5)
+    sharded_ranks.load(net, sampler, folder / "saved")
     assert sampler.param_groups[0]["step"] == 10
-    advance(net, sampler, range(10, 15), missing=False)
-    advance(alone, reference, range(15), missing=False)
-    assert differences((alone, reference), (net, sampler)) == []
+    sharded_ranks.advance(net, sampler, range(10, 15), missing=False)
+    sharded_ranks.advance(alone, reference, range(15), missing=False)
+    assert sharded_ranks.differences((alone, reference), (net, sampler)) == []
 
 
 @pytest.mark.parametrize("sizes", [(7,), (4, 5), (2, 3, 4), (3, 2, 2, 3)])
 def test_pieces_are_all_of_a_box_in_its_order(sizes):
     indices = torch.arange(torch.Size(sizes).numel()).view(sizes)
-    for runs in product(*(_runs_in(n) for n in sizes)):
-        box = [(0, first, length) for first, length in runs]
-        expected = indices[tuple(slice(first, first + n) for first, n in runs)]
+    slices = ([(0, i, j - i) for i, j in combinations(range(n + 1), 2)] for n in sizes)
+    for box in map(list, product(*slices)):
+        expected = indices[tuple(slice(i, i + n) for _, i, n in box)]
         found = torch.full_like(expected, -1)
         for piece in dtensor._pieces(box, sizes):
             part = found[piece.index]
@@ -273,10 +269,6 @@ def test_pieces_are_all_of_a_box_in_its_order(sizes):
             values = piece.begin + k // piece.row * piece.pitch + k % piece.row
             part.copy_(values.view(part.shape))
         assert torch.equal(found, expected)
-
-
-def _runs_in(n):
-    return [(i, j - i) for i in range(n) for j in range(i + 1, n + 1)]
 
 
 WAYS = (Replicate(), Shard(0), Shard(1), Shard(2), _StridedShard(0, split_factor=2))

@@ -76,11 +76,6 @@ class Chain:
         }
 
 
-def _other_gradients_are_missing(chain):
-    chain.step(2, without=1)
-    chain.step(3, without=2)
-
-
 def _parameters_are_cut_otherwise(chain):
     if chain.dim is not None:
         chain.dim = 1 - chain.dim
@@ -121,7 +116,10 @@ def _a_group_is_added(chain):
 
 
 CHANGES = {
-    "other gradients are missing": _other_gradients_are_missing,
+    "other gradients are missing": lambda chain: (
+        chain.step(2, without=1),
+        chain.step(3, without=2),
+    ),
     "a parameter is replaced": lambda chain: chain.replace(1, random(20)),
     "parameters are cut otherwise": _parameters_are_cut_otherwise,
     # A parameter has a master then, and the others have none.
