@@ -1,8 +1,4 @@
-"""SBPS as an optimizer: pSBPS, what users change between steps, errors.
-
-Its law is the subject of ``test_sbps_law.py``, its operators of
-``test_sbps_operators.py``, its clock of ``cpp/bounce_clock_test.cpp``.
-"""
+"""SBPS as an optimizer: pSBPS, what users change between steps, errors."""
 
 import copy
 import warnings
@@ -334,51 +330,34 @@ NO_GRAPH = (
 )
 #: Wrong closures, and what is said of them after "SBPS ".
 BAD_CLOSURES = {
-    "no tensor": (
-        lambda p: 3.0,
-        "got a float from the closure (must return the losses of the examples, a "
-        "Tensor of shape [n])",
-    ),
-    "reduced": (
-        lambda p: Draws(p)().mean(),
-        "got losses of shape [] from the closure (must be the examples' losses, of "
-        "shape [n]: use reduction='none')",
-    ),
-    "a matrix": (
-        lambda p: Draws(p)()[:, None],
-        "got losses of shape [10, 1] from the closure (must be the examples' losses, "
-        "of shape [n])",
-    ),
-    "one": (
-        lambda p: Draws(p, 1)(),
-        "got the loss of 1 example from the closure (must be of 2 at least, to "
-        "estimate the noise of a minibatch)",
-    ),
-    "too many": (
-        lambda p: torch.cat([Draws(p, 50)(), Draws(p, 1)()]),
-        "got the losses of 51 examples from the closure, and num_data = 50 (must not "
-        "be more; if examples are drawn with replacement, set replacement=True)",
-    ),
-    "complex": (
-        lambda p: Draws(p)().to(torch.complex64),
-        "got complex losses from the closure (must be real numbers)",
-    ),
-    "not finite": (
-        lambda p: Draws(p)() + torch.tensor([torch.nan, torch.inf] + 8 * [0.0]),
-        "got 2 of 10 losses from the closure that are not finite",
-    ),
-    "slopes not finite": (
-        lambda p: Draws(p)() + (0 * p[0].sum()).sqrt(),
-        "got losses from the closure whose derivatives are not finite",
-    ),
+    "no tensor": (lambda p: 3.0,
+     "got a float from the closure (must return the losses of the examples, a "
+     "Tensor of shape [n])"),
+    "reduced": (lambda p: Draws(p)().mean(),
+     "got losses of shape [] from the closure (must be the examples' losses, of "
+     "shape [n]: use reduction='none')"),
+    "a matrix": (lambda p: Draws(p)()[:, None],
+     "got losses of shape [10, 1] from the closure (must be the examples' losses, "
+     "of shape [n])"),
+    "one": (lambda p: Draws(p, 1)(),
+     "got the loss of 1 example from the closure (must be of 2 at least, to "
+     "estimate the noise of a minibatch)"),
+    "too many": (lambda p: torch.cat([Draws(p, 50)(), Draws(p, 1)()]),
+     "got the losses of 51 examples from the closure, and num_data = 50 (must not "
+     "be more; if examples are drawn with replacement, set replacement=True)"),
+    "complex": (lambda p: Draws(p)().to(torch.complex64),
+     "got complex losses from the closure (must be real numbers)"),
+    "not finite": (lambda p:
+     Draws(p)() + torch.tensor([torch.nan, torch.inf] + 8 * [0.0]),
+     "got 2 of 10 losses from the closure that are not finite"),
+    "slopes not finite": (lambda p: Draws(p)() + (0 * p[0].sum()).sqrt(),
+     "got losses from the closure whose derivatives are not finite"),
     "no graph": (lambda p: Draws(p)().detach(), NO_GRAPH),
     "others' graph": (lambda p: Draws(two())(), NO_GRAPH),
-    "backward": (
-        with_backward,
-        "found gradients after the closure: it must return the losses of the examples "
-        "and not call backward()",
-    ),
-}
+    "backward": (with_backward,
+     "found gradients after the closure: it must return the losses of the examples "
+     "and not call backward()"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("bad", BAD_CLOSURES)

@@ -5,17 +5,7 @@ import re
 
 import pytest
 import torch
-from harness.cpp_jobs import (
-    CHAINS,
-    FAULTY,
-    ONE_EACH,
-    first_steps,
-    make_faulty_job,
-    make_job,
-    make_net,
-    make_sampler,
-    run_in_python,
-)
+from harness import cpp_jobs as jobs
 
 import torch_sgmcmc as sg
 
@@ -32,8 +22,8 @@ def in_words_of_cpp(error):
 
 def begun(name):
     """A job that goes on after three steps."""
-    job = first_steps(make_job(name, torch.float32), name)
-    return {**job, **run_in_python(name, job)}
+    job = jobs.first_steps(jobs.make_job(name, torch.float32), name)
+    return {**job, **jobs.run_in_python(name, job)}
 
 
 def refusal(run_in_cpp, job):
@@ -44,7 +34,7 @@ def refusal(run_in_cpp, job):
 
 def assert_same_message(name, job, run_in_cpp, match="", kind=ValueError):
     with pytest.raises(kind, match=match) as in_python:
-        run_in_python(name, job)
+        jobs.run_in_python(name, job)
     assert refusal(run_in_cpp, job) == in_words_of_cpp(in_python.value)
 
 
@@ -56,9 +46,9 @@ def assert_same_refused(in_cpp, in_python):
     assert all(len(text) > len(what[0]) + 10 for text in texts)
 
 
-@pytest.mark.parametrize("name", FAULTY)
+@pytest.mark.parametrize("name", jobs.FAULTY)
 def test_the_same_message_of_a_gradient_that_is_not_finite(name, run_in_cpp):
-    job = make_faulty_job(name, "raise")
+    job = jobs.make_faulty_job(name, "raise")
     assert_same_message(name, job, run_in_cpp, "not finite", RuntimeError)
 
 
@@ -85,9 +75,9 @@ BAD_SETTINGS = {
     [(name, *row) for name, rows in BAD_SETTINGS.items() for row in rows],
 )
 def test_the_same_is_refused(name, key, value, run_in_cpp):
-    job = make_job(name, torch.float32)
-    net = make_net(name, torch.float32)
-    method, common, special = CHAINS[name]
+    job = jobs.make_job(name, torch.float32)
+    net = jobs.make_net(name, torch.float32)
+    method, common, special = jobs.CHAINS[name]
     bad = {"params": net[2].parameters(), **special, key: value}
     with pytest.raises(ValueError) as in_python:
         method([{"params": net[0].parameters()}, bad], **common, num_data=500)
@@ -104,9 +94,9 @@ def test_the_same_is_refused(name, key, value, run_in_cpp):
     ],
 )
 def test_shared_settings_are_refused_alike(name, key, value, run_in_cpp):
-    job = make_job(name, torch.float32)
-    net = make_net(name, torch.float32)
-    method, common, _ = CHAINS[name]
+    job = jobs.make_job(name, torch.float32)
+    net = jobs.make_net(name, torch.float32)
+    method, common, _ = jobs.CHAINS[name]
     with pytest.raises(ValueError) as in_python:
         method(net.parameters(), **{**common, key: value}, num_data=500)
     for group in job["groups"]:
@@ -195,10 +185,6 @@ def of_target(make, **settings):
     return lambda params: make(params, num_data=500, **settings).state_dict()
 
 
-def of_a_time_average(params):
-    return sg.TimeAverage(sg.SBPS(params, num_data=500)).state_dict()
-
-
 def of_temperatures(params):
     return sg.TemperatureMonitor(sg.SGLD(params, lr=0.1, num_data=500)).state_dict()
 
@@ -210,40 +196,38 @@ def of_temperatures(params):
         ("SGLD", of_target(sg.HMC, step_size=0.1, num_steps=2), "HMC"),
         ("PSGLD", of_target(sg.PSGLD, lr=0.1), "PSGLD with Γ"),
         ("PSGLD", of_frozen_gamma, "PSGLD with Γ"),
-        (
-            "EWSG",
-            of_target(sg.EWSG, lr=0.1, persistent_index_chain=True),
-            "EWSG with a persistent index chain",
-        ),
+        ("EWSG", of_target(sg.EWSG, lr=0.1, persistent_index_chain=True),
+         "EWSG with a persistent index chain"),
         ("PSBPS", of_a_given_preconditioner, "SBPS with a given preconditioner"),
         ("SGLD", of_temperatures, "TemperatureMonitor"),
-        ("SBPS", of_a_time_average, "TimeAverage"),
+        ("SBPS", lambda ps: sg.TimeAverage(sg.SBPS(ps, num_data=500)).state_dict(),
+         "TimeAverage"),
         ("SGLD", of_control_variates, "ControlVariates or SVRG"),
     ],
-)
+)  # fmt: skip
 def test_what_python_alone_has_is_refused_by_name(loads, saved, kind, run_in_cpp):
     job = begun(loads)
-    job["state"] = saved([*make_net(loads, torch.float32).parameters()])
+    job["state"] = saved([*jobs.make_net(loads, torch.float32).parameters()])
     assert refusal(run_in_cpp, job) == (
         f"Invalid state dict: got one of {kind}, which C++ does not have. Continue "
         "it in Python"
     )
 
 
-@pytest.mark.parametrize("loads", ONE_EACH)
+@pytest.mark.parametrize("loads", jobs.ONE_EACH)
 def test_the_same_message_of_another_samplers_state_dict(loads, run_in_cpp):
     job = begun(loads)
-    for saved in ONE_EACH:
+    for saved in jobs.ONE_EACH:
         if saved == loads:
             continue
-        net = make_net(saved, torch.float32)
-        job["state"] = make_sampler(saved, net).state_dict()
+        net = jobs.make_net(saved, torch.float32)
+        job["state"] = jobs.make_sampler(saved, net).state_dict()
         match = rf"got one of {saved} \(must be of {loads}\)"
         assert_same_message(loads, job, run_in_cpp, match)
 
 
 def test_the_same_message_of_a_step(run_in_cpp):
     name = "SGHMC-online"
-    job = make_job(name, torch.float32)
+    job = jobs.make_job(name, torch.float32)
     job["lrs"] = 1000 * job["lrs"]
     assert_same_message(name, job, run_in_cpp, "in the noisiest coordinate")

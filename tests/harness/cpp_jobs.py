@@ -19,77 +19,39 @@ ADAPTING = {"preconditioned": True, "decay": 0.9}
 PRIOR = {"prior_precision": 2.0}
 FRICTION = {"momentum": 0.8, "noise_estimate": 0.03}
 CHAINS: dict[str, Row] = {
-    **{
-        name: (
-            cls,
-            {"lr": 0.1, "prior_precision": 2.0},
-            {"temperature": 0.5} | ({} if name in PLAIN else FRICTION),
-        )
-        for name, cls in ALIKE.items()
-    },
-    "SGHMC": (
-        sg.SGHMC,
-        {"momentum": 0.95, **SHARED},
-        {"initial_momentum": "zeros", **FRICTION},
-    ),
-    "SGHMC-resampled": (
-        sg.SGHMC,
-        {"lr": 0.02, "resample_momentum_every": 10},
-        {"temperature": 1.5},
-    ),
-    "SGHMC-online": (
-        sg.SGHMC,
-        {"lr": 1e-3, "momentum": 0.5},
-        {"noise_estimate": "online"},
-    ),
-    "PSGLD": (
-        sg.PSGLD,
-        {"lr": 1e-3, "gamma": False, "prior_precision": 1.0},
-        {"adapt": False, "eps": 1e-3, "temperature": 0.5},
-    ),
+    **{name: (cls, {"lr": 0.1, "prior_precision": 2.0},
+     {"temperature": 0.5} | ({} if name in PLAIN else FRICTION))
+     for name, cls in ALIKE.items()},
+    "SGHMC": (sg.SGHMC, {"momentum": 0.95, **SHARED},
+     {"initial_momentum": "zeros", **FRICTION}),
+    "SGHMC-resampled": (sg.SGHMC, {"lr": 0.02, "resample_momentum_every": 10},
+     {"temperature": 1.5}),
+    "SGHMC-online": (sg.SGHMC, {"lr": 1e-3, "momentum": 0.5},
+     {"noise_estimate": "online"}),
+    "PSGLD": (sg.PSGLD, {"lr": 1e-3, "gamma": False, "prior_precision": 1.0},
+     {"adapt": False, "eps": 1e-3, "temperature": 0.5}),
     "SGNHT": (sg.SGNHT, SHARED, {"momentum": 0.8, "thermostat_rate": 1e-3}),
-    "EWSG": (
-        sg.EWSG,
-        {"index_chain_length": 2, **SHARED},
-        {"momentum": 0.8, "surrogate": "full_momentum", "temperature": 1.5},
-    ),
-    "EWSG-overdamped": (
-        sg.EWSG,
-        {"lr": 0.02, "momentum": 0.0, "surrogate": "zero"},
-        {"surrogate": "one", "prior_precision": 2.0},
-    ),
-    "SBPS": (
-        sg.SBPS,
-        {
-            **{"prior_precision": 2.0, "refresh_rate": 1.0, "sample_interval": 0.3},
-            **{"num_std": 2.0, "observation_decay": 1.5},
-        },
-        {"prior_precision": 1.0},
-    ),
+    "EWSG": (sg.EWSG, {"index_chain_length": 2, **SHARED},
+     {"momentum": 0.8, "surrogate": "full_momentum", "temperature": 1.5}),
+    "EWSG-overdamped": (sg.EWSG, {"lr": 0.02, "momentum": 0.0, "surrogate": "zero"},
+     {"surrogate": "one", "prior_precision": 2.0}),
+    "SBPS": (sg.SBPS,
+     {"prior_precision": 2.0, "refresh_rate": 1.0, "sample_interval": 0.3,
+      "num_std": 2.0, "observation_decay": 1.5},
+     {"prior_precision": 1.0}),
     "PSBPS": (sg.SBPS, {"num_std": 2.0, **ADAPTING}, PRIOR),
-    "PSBPS-always": (
-        sg.SBPS,
-        {"refresh_rate": 1.0, "adapt_every_step": True, **ADAPTING},
-        PRIOR,
-    ),
+    "PSBPS-always": (sg.SBPS,
+     {"refresh_rate": 1.0, "adapt_every_step": True, **ADAPTING}, PRIOR),
     # For the sampler the rows of all parameters are chains; that the network couples
     # them is no concern of its arithmetic.
-    "EWSG-chains": (
-        sg.EWSG,
-        {"lr": 0.02, "index_chain_length": 2, "num_chains": 5},
-        {"momentum": 0.8},
-    ),
-    "SGHMC-chains": (
-        sg.SGHMC,
-        {"num_chains": 5, **SHARED},
-        {"resample_momentum_every": 10},
-    ),
-    "PSGLD-chains": (
-        sg.PSGLD,
-        {"lr": 1e-3, "decay": 0.9, "eps": 1e-2, "num_chains": 5, "gamma": False},
-        {"decay": 0.99},
-    ),
-}
+    "EWSG-chains": (sg.EWSG, {"lr": 0.02, "index_chain_length": 2, "num_chains": 5},
+     {"momentum": 0.8}),
+    "SGHMC-chains": (sg.SGHMC, {"num_chains": 5, **SHARED},
+     {"resample_momentum_every": 10}),
+    "PSGLD-chains": (sg.PSGLD,
+     {"lr": 1e-3, "decay": 0.9, "eps": 1e-2, "num_chains": 5, "gamma": False},
+     {"decay": 0.99}),
+}  # fmt: skip
 
 
 #: What adds to those only how an operator is called.

@@ -18,20 +18,14 @@ SAMPLERS = {
     "SGHMC": (lambda p, s: sg.SGHMC(p, 0.05, 0.7, **TARGET, seed=s), {"thin": 15}),
     "PSGLD": (lambda p, s: sg.PSGLD(p, 0.05, **PRECONDITIONED, seed=s), {"thin": 40}),
     "SGNHT": (lambda p, s: sg.SGNHT(p, 0.05, 0.7, **TARGET, seed=s), {"thin": 15}),
-    "EWSG": (
-        lambda p, s: sg.EWSG(p, 0.02, 0.8, num_chains=len(p[0]), **TARGET, seed=s),
-        {"thin": 40, "batch_size": 4},
-    ),
+    "EWSG": (lambda p, s: sg.EWSG(p, 0.02, 0.8, num_chains=len(p[0]), **TARGET, seed=s),
+     {"thin": 40, "batch_size": 4}),
     "HMC": (hmc, {"thin": 2, "warmup": 20}),
-    "HMCECS": (
-        lambda p, s: sg.HMCECS(p, **ECS, seed=s),
-        {"thin": 4, "warmup": 20, "at_once": 10, "simulations": 60},
-    ),
-    "SBPS": (
-        lambda p, s: sg.SBPS(p, **BOUNCY, seed=s),
-        {"thin": 3, "warmup": 50, "at_once": 4, "simulations": 40},
-    ),
-}
+    "HMCECS": (lambda p, s: sg.HMCECS(p, **ECS, seed=s),
+     {"thin": 4, "warmup": 20, "at_once": 10, "simulations": 60}),
+    "SBPS": (lambda p, s: sg.SBPS(p, **BOUNCY, seed=s),
+     {"thin": 3, "warmup": 50, "at_once": 4, "simulations": 40}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -131,46 +131,23 @@ def outputs(change):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        (
-            {"rows": lambda i: 3.0},
-            TypeError,
-            "Invalid rows: of type float (must be a tensor)",
-        ),
-        (
-            {"rows": lambda i: torch.zeros(len(i), 3)},
-            ValueError,
-            "Invalid rows: shape [60, 3] (must be [60, 4], one row for each ind",
-        ),
-        (
-            outputs(lambda eta: 3.0),
-            TypeError,
-            "Invalid outputs: of type float (must be a tensor)",
-        ),
-        *(
-            (
-                outputs(part),
-                ValueError,
-                f"Invalid outputs: shape [{shape}] (must be [60, ...], one r",
-            )
-            for part, shape in ((torch.sum, ""), (lambda eta: eta[:1], "1"))
-        ),
-        (
-            outputs(torch.detach),
-            RuntimeError,
-            "outputs that do not depend on the parameters, or have no graph",
-        ),
-        (
-            outputs(lambda eta: eta[:, None]),
-            ValueError,
-            "Invalid outputs: shape [60, 1] (must be [60], one linear predictor",
-        ),
-        (
-            {"log_likelihood": lambda eta, i: eta.sum()},
-            ValueError,
-            "Invalid log-likelihoods: shape [] (must be [60], one for each ind",
-        ),
+        ({"rows": lambda i: 3.0}, TypeError,
+         "Invalid rows: of type float (must be a tensor)"),
+        ({"rows": lambda i: torch.zeros(len(i), 3)}, ValueError,
+         "Invalid rows: shape [60, 3] (must be [60, 4], one row for each ind"),
+        (outputs(lambda eta: 3.0), TypeError,
+         "Invalid outputs: of type float (must be a tensor)"),
+        *((outputs(part), ValueError,
+         f"Invalid outputs: shape [{shape}] (must be [60, ...], one r")
+         for part, shape in ((torch.sum, ""), (lambda eta: eta[:1], "1"))),
+        (outputs(torch.detach), RuntimeError,
+         "outputs that do not depend on the parameters, or have no graph"),
+        (outputs(lambda eta: eta[:, None]), ValueError,
+         "Invalid outputs: shape [60, 1] (must be [60], one linear predictor"),
+        ({"log_likelihood": lambda eta, i: eta.sum()}, ValueError,
+         "Invalid log-likelihoods: shape [] (must be [60], one for each ind"),
     ],
-)
+)  # fmt: skip
 def test_bad_parts(changes, error, message):
     data = Regression()
     outputs = changes.pop("outputs", lambda data, i: data.predictor(data.x[i]))

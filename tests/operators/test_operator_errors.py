@@ -328,25 +328,18 @@ def test_counts(op):
 
 FRICTION = "(must not exceed the friction 1 - momentum = 0.250000)"
 OF_ONE = [
-    (
-        *("sghmc_step_", {"noise_estimate": 0.3, "momentum": 0.75}),
-        f"noise_estimate: 0.300000 {FRICTION}",
-    ),
-    *(
-        (op, {name: value}, f"{name}: {value} (must be {wanted})")
-        for op, name, values, wanted in (
-            ("temperature_sums", "kind", (-1, 7), "in [0, 6]"),
-            ("ewsg_log_ratio", "surrogate", (-1, 4), "0, 1, 2 or 3"),
-            ("ewsg_log_ratio", "num_chains", (-1, 0), ">= 1"),
-            ("hmc_energy", "num_chains", (-1, 0), ">= 1"),
-        )
-        for value in values
-    ),
-    *(
-        ("temperature_sums", {"decay": x}, f"decay: {x:.6f} (must be in [0, 1])")
-        for x in (-0.5, 1.5)
-    ),
-]
+    (*("sghmc_step_", {"noise_estimate": 0.3, "momentum": 0.75}),
+     f"noise_estimate: 0.300000 {FRICTION}"),
+    *((op, {name: value}, f"{name}: {value} (must be {wanted})")
+     for op, name, values, wanted in (
+         ("temperature_sums", "kind", (-1, 7), "in [0, 6]"),
+         ("ewsg_log_ratio", "surrogate", (-1, 4), "0, 1, 2 or 3"),
+         ("ewsg_log_ratio", "num_chains", (-1, 0), ">= 1"),
+         ("hmc_energy", "num_chains", (-1, 0), ">= 1"))
+     for value in values),
+    *(("temperature_sums", {"decay": x}, f"decay: {x:.6f} (must be in [0, 1])")
+     for x in (-0.5, 1.5)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("op", "numbers", "message"), OF_ONE)
