@@ -53,10 +53,8 @@ def test_double_well_with_the_noise_accounted_for():
     settings = {**noisy.settings, "noise_estimate": lr * 4 / 2}
     accounted = replace(noisy, settings=settings)
     checks.check_double_well(accounted)
-
-    inertia = [
-        SGHMC.inertia(e.coordinates) for e in (accounted, suite.double_well(SGHMC))
-    ]
+    both = (accounted, suite.double_well(SGHMC))
+    inertia = [SGHMC.inertia(each.coordinates) for each in both]
     assert inertia[0][1] + lr**2 * 4 == pytest.approx(inertia[1][1])
 
 
@@ -208,22 +206,13 @@ def test_gamma_from_the_first_step_on():
     checks.check_start(suite.started(ADAPTING))
 
 
-@pytest.mark.parametrize(
-    ("make", "exact"),
-    [
-        (suite.normal, (0.0, 1.0)),
-        (
-            suite.skewed,
-            (
-                targets.LogGamma.mean,
-                targets.LogGamma.variance + targets.LogGamma.mean**2,
-            ),
-        ),
-    ],
-    ids=["normal", "skewed"],
-)
-def test_gamma_with_a_memory(make, exact):
-    moments = np.array(exact)
+@pytest.mark.parametrize("name", ["normal", "skewed"])
+def test_gamma_with_a_memory(name):
+    make = getattr(suite, name)
+    mean, variance = 0.0, 1.0
+    if name == "skewed":
+        mean, variance = targets.LogGamma.mean, targets.LogGamma.variance
+    moments = np.array([mean, variance + mean**2])
     checks.check_extrapolated(make(ADAPTING, **suite.FELT_GAMMA), moments, time=12)
     without = make(ADAPTING, gamma=False, **suite.FELT_GAMMA)
     with pytest.raises(StatisticalError):
@@ -273,8 +262,7 @@ def test_frozen_preconditioner_may_come_from_adaptation():
     assert np.array_equal(chains.state(["square_average"], theta=False), v)
     step = 0.05 / (np.sqrt(v) + 1.0)
     assert step.std() > 0.1 * step.mean()
-    whitened = chains.state() * np.sqrt(1 - step / 2)
-    check_gaussian(whitened, label="frozen after adaptation")
+    check_gaussian(chains.state() * np.sqrt(1 - step / 2), label="after adaptation")
 
 
 STEP, DATA, PRIOR = 0.08, 20.0, 2.0
@@ -308,9 +296,8 @@ def algorithm_2_law(target, _):
     move = np.block([[one, np.diag(STEP / mass)], [nothing, one]])
     step = kick.then(AffineMap(move, np.zeros(2 * d), np.zeros((2 * d, 2 * d))))
     to_v = np.diag(np.concatenate([np.ones(d), STEP / mass]))
-    cycle = AffineMap(
-        to_v @ step.a @ np.linalg.inv(to_v), to_v @ step.b, to_v @ step.q @ to_v
-    )
+    back = np.linalg.inv(to_v)
+    cycle = AffineMap(to_v @ step.a @ back, to_v @ step.b, to_v @ step.q @ to_v)
     start = np.block([[nothing, nothing], [nothing, np.diag(mass)]])
     return Law(cycle, to_v @ start @ to_v, state=("momentum",))
 
@@ -335,9 +322,8 @@ def algorithm_2(mistake=""):
     # B̂ = ε V̂ / 2, V̂ = N² Var(ḡ)
     estimates = [each["estimate"] for w, each in SCALARS.items() for _ in range(w)]
     noise = 2 * np.diag(estimates) / (STEP * DATA**2)
-    target = targets.Quadratic(
-        targets.correlated(3, seed=5, condition=3.0), np.array([1.0, -1.0, 0.5]), noise
-    )
+    hessian = targets.correlated(3, seed=5, condition=3.0)
+    target = targets.Quadratic(hessian, np.array([1.0, -1.0, 0.5]), noise)
     method = Method("algorithm 2", sg.SGHMC, algorithm_2_law, lambda _: (0.0, 0.0))
     common = {"lr": 0.1, "num_data": DATA, "prior_precision": PRIOR}
     return checks.Experiment(method, target, common, tuple(groups), seed=12)

@@ -58,21 +58,16 @@ class Case:
             total = total + delta @ self.sum_hessian @ delta / 2
         return (total - (self.prior * theta**2).sum() / 2) / T
 
-    def estimate(self, sizes):
-        return ops.ecs_estimate(
-            *(self.values, self.theta, self.anchor, self.expansions, *self.fields),
-            temperature=T,
-            **sizes,
-        )
+    def estimate(self, sizes, temperature=T):
+        first = (self.values, self.theta, self.anchor, self.expansions)
+        return ops.ecs_estimate(*first, *self.fields, temperature=temperature, **sizes)
 
-    def density(self, estimated, weighted):
+    def density(self, estimated, weighted, temperature=T):
         weights, hessian_terms, numbers = estimated
         sums = (self.sum_value, self.sum_gradient, self.sum_hessian)
-        return ops.ecs_density(
-            *(numbers, weighted, weights, hessian_terms, self.theta, self.anchor),
-            *(*self.fields, *sums, self.prior),
-            temperature=T,
-        )
+        first = (numbers, weighted, weights, hessian_terms, self.theta, self.anchor)
+        lists = (*first, *self.fields, *sums, self.prior)
+        return ops.ecs_density(*lists, temperature=temperature)
 
 
 def plain(d, sizes):
@@ -236,13 +231,10 @@ def test_wrong_arrays(fault):
     ],
 )
 def test_wrong_numbers_of_an_estimate(change, message):
-    case = Case("linear", 6, 3)
-    numbers = {"temperature": T, **PERTURBED, **change}
+    sizes = {**PERTURBED, **change}
+    temperature = sizes.pop("temperature", T)
     with pytest.raises(RuntimeError, match=re.escape(f"ecs_estimate: {message}")):
-        ops.ecs_estimate(
-            *(case.values, case.theta, case.anchor, case.expansions, *case.fields),
-            **numbers,
-        )
+        Case("linear", 6, 3).estimate(sizes, temperature)
 
 
 def test_other_wrong_numbers():
@@ -250,12 +242,7 @@ def test_other_wrong_numbers():
     with pytest.raises(RuntimeError, match=r"Invalid num_factors: 0 \(must be >= 1"):
         empty.estimate(PERTURBED)
     with pytest.raises(RuntimeError, match="ecs_density: Invalid temperature: -1"):
-        weights, hessian_terms, numbers = case.estimate(PERTURBED)
-        ops.ecs_density(
-            *(numbers, case.prior, weights, hessian_terms, case.theta, case.anchor),
-            *(*case.fields, case.sum_value, case.sum_gradient, None, case.prior),
-            temperature=-1.0,
-        )
+        case.density(case.estimate(PERTURBED), case.prior, -1.0)
     for name in ("kick", "drift"):
         steps = {"kick": 0.1, "drift": 0.1, name: -0.5}
         x = case.theta.clone()

@@ -16,13 +16,22 @@ NUMBERS = {"decay": 0.9, "eps": 0.1, "momentum": 0.8, "noise_estimate": 0.05}
 
 def common(op, **more):
     """Numbers that the operator's row does not list."""
-    return {
-        n["name"]: more.get(n["name"], n["default"]) for n in OP_SPECS[op]["common"]
-    }
+    numbers = OP_SPECS[op]["common"]
+    return {n["name"]: more.get(n["name"], n["default"]) for n in numbers}
 
 
 def counter(step=tensors.STREAM["step"]):
     return torch.tensor(step)
+
+
+def packed_call(op, means, lists, offsets, numbers, instead):
+    """Returns a call as it is packed; ``instead`` has other parts of it."""
+    called = {
+        **{"row": [*OP_SPECS].index(op), "has_means": means is not None},
+        **{"lengths": [*map(len, lists)], "offsets": offsets, "rows": []},
+        "numbers": [*map(float, numbers)],
+    }
+    return (*(called | instead).values(),)
 
 
 class Made:
@@ -52,23 +61,14 @@ class Made:
         self.checks = checks
 
     def call(self, **instead):
-        """Returns the packed call; ``instead`` has other parts of it."""
-        called = {
-            "row": [*OP_SPECS].index(self.row["op"]),
-            "has_means": self.means is not None,
-            "lengths": [*map(len, self.lists[2:])],
-            "offsets": self.offsets,
-            "rows": [],
-            "numbers": [*map(float, [*self.numbers.values(), *self.common.values()])],
-        }
-        return (*(called | instead).values(),)
+        numbers = (*self.numbers.values(), *self.common.values())
+        lists = self.lists[2:]
+        name = self.row["op"]
+        return packed_call(name, self.means, lists, self.offsets, numbers, instead)
 
     def words(self, *more, **instead):
-        step = {
-            "checks": self.checks,
-            "seed": tensors.STREAM["seed"],
-            "num_chains": self.num_chains,
-        }
+        seed = tensors.STREAM["seed"]
+        step = {"checks": self.checks, "seed": seed, "num_chains": self.num_chains}
         of_step = {key: instead.pop(key) for key in [*step] if key in instead}
         calls = [self.call(**instead), *(each.call() for each in more)]
         memory = _C.packed_step(**step | of_step, calls=calls)
@@ -131,9 +131,8 @@ def both(name):
     for each in calls[1].lists[0]:
         each.add_(1.0)
     joined = [[t for c in calls for t in tensors.clones(c.lists[i])] for i in (0, 1)]
-    state = [
-        t for c in calls for each in (*c.lists[2:], c.means or []) for t in each.copy()
-    ]
+    lists = [each for c in calls for each in (*c.lists[2:], c.means or [])]
+    state = [t for each in lists for t in each]
     return calls, joined, [t.clone() for t in state]
 
 
@@ -168,10 +167,8 @@ def test_a_deferred_step_skips_nonfinite_gradients(value, counts_there):
     if value is not None:
         grads[-1].view(-1)[-1] = value
     step, skipped = counter(), torch.tensor(4)
-    counts, gate = ops.deferred_step_(
-        *(params, grads, state, calls[0].words(calls[1]), step),
-        skipped if counts_there else None,
-    )
+    words, counted = calls[0].words(calls[1]), skipped if counts_there else None
+    counts, gate = ops.deferred_step_(params, grads, state, words, step, counted)
     tensors.assert_all_same([counts], [ops.count_nonfinite(grads)])
     if value is None:
         expected = [call.by_name() for call in calls]
@@ -194,10 +191,9 @@ def test_a_deferred_step_takes_counts():
     _, gate = ops.deferred_step_(params, grads, state, words, counter(), None, counts)
     assert int(gate) == -1
     tensors.assert_all_same(params, before)
+    numbers = (words, counter(), None, counts.double())
     with pytest.raises(RuntimeError, match="counts must be contiguous and of int64"):
-        ops.deferred_step_(
-            *(params, grads, state, words, counter(), None, counts.double())
-        )
+        ops.deferred_step_(params, grads, state, *numbers)
 
 
 def wrong():
@@ -258,11 +254,9 @@ def test_opcheck():
     arguments = (*call.lists[:2], state, call.words(), counter())
     # It answers the host, and so is no part of a graph: there is nothing to fake.
     with torch.no_grad():
-        result = torch.library.opcheck(
-            torch.ops.torch_sgmcmc.fused_step_.default,
-            arguments,
-            test_utils=("test_schema", "test_autograd_registration"),
-        )
+        op = torch.ops.torch_sgmcmc.fused_step_.default
+        tests = ("test_schema", "test_autograd_registration")
+        result = torch.library.opcheck(op, arguments, test_utils=tests)
     assert set(result.values()) == {"SUCCESS"}
 
 
@@ -281,15 +275,10 @@ class Compared(Made):
         self.prior = common("ewsg_log_ratio", **more)
 
     def weight_words(self, **instead):
-        called = {
-            "row": [*OP_SPECS].index("ewsg_log_ratio"),
-            "has_means": self.means is not None,
-            "lengths": [len(self.proposals), len(self.momenta)],
-            "offsets": self.offsets,
-            "rows": [],
-            "numbers": [*map(float, self.weights.values()), 1.0, *self.prior.values()],
-        }
-        calls = [(*(called | instead).values(),)]
+        numbers = (*self.weights.values(), 1.0, *self.prior.values())
+        lists = (self.proposals, self.momenta)
+        called = ("ewsg_log_ratio", self.means, lists, self.offsets, numbers, instead)
+        calls = [packed_call(*called)]
         memory = _C.packed_step(checks=False, seed=0, num_chains=0, calls=calls)
         return torch.frombuffer(memory, dtype=torch.int64)
 
@@ -325,13 +314,9 @@ def test_ewsg_decides_and_makes_the_update(op, more):
         chosen.lists[1] = grads
         expected.append(chosen.by_name())
     decisions = []
+    stream = {key: tensors.STREAM[key] for key in ("seed", "step")}
     for proposal in range(40):
-        stream = {
-            "seed": tensors.STREAM["seed"],
-            "step": tensors.STREAM["step"],
-            "proposal": proposal,
-        }
-        wanted = _C.index_chain_accepts(call.log_ratio(), **stream)
+        wanted = _C.index_chain_accepts(call.log_ratio(), **stream, proposal=proposal)
         made, lists = call.step(proposal, call.weight_words())
         assert made == wanted
         for i in (0, *range(2, len(lists))):

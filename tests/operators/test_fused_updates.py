@@ -21,10 +21,8 @@ class Update:
         self.hyper = {**shared.TARGET, **hyper}
         self.masters = shared.masters_of(self.params)
         self.values = shared.values_of(self.params, self.masters)
-        self.stream = {
-            "offsets": shared.scattered_offsets(self.params),
-            **shared.STREAM,
-        }
+        offsets = shared.scattered_offsets(self.params)
+        self.stream = {"offsets": offsets, **shared.STREAM}
         self.noise = reference.draw(self.params, **self.stream)
 
     def states(self, seed):
@@ -115,10 +113,8 @@ def test_frozen_psgld_equals_reference(prior_precision, temperature):
     update = Update(temperature=temperature, prior_precision=prior_precision)
     squares = [s.square() for s in update.states(3)]
     mean = {"decay": 0.5, "eps": 0.05, "adapt": False}
-    expected = [
-        reference.psgld(*each, **update.hyper, **mean)[0]
-        for each in update.each(squares)
-    ]
+    each = update.each(squares)
+    expected = [reference.psgld(*t, **update.hyper, **mean)[0] for t in each]
     roots = [(v.double().sqrt() + 0.05).rsqrt().to(v.dtype) for v in squares]
     untouched = shared.clones(roots)
     update.make(ops.psgld_frozen_step_, roots)
@@ -136,9 +132,8 @@ def test_the_preconditioner_over_the_whole_range(dtype):
     hyper = {**shared.TARGET, "temperature": 0.0, "decay": 0.0, "eps": 1e-5}
     (noise,) = reference.draw([params], offsets=[0], **shared.STREAM)
     want, _, _ = reference.psgld(params, grads, squares, noise, **hyper, adapt=True)
-    ops.psgld_step_(
-        [params], [grads], [squares], [], [], [], **hyper, offsets=[0], **shared.STREAM
-    )
+    hyper |= {"offsets": [0], **shared.STREAM}
+    ops.psgld_step_([params], [grads], [squares], [], [], [], **hyper)
     reference.assert_rounded(params, want, 8)
 
 
@@ -167,10 +162,8 @@ def test_sgnht_equals_reference(rate, prior_precision, temperature):
     target = {"temperature": temperature, "prior_precision": prior_precision}
     update = Update(**target, momentum=0.8, thermostat_rate=rate)
     momenta, thermostats = update.states(3), update.states(4)
-    expected = [
-        reference.sgnht(*each, **update.hyper)
-        for each in update.each(momenta, thermostats)
-    ]
+    each = update.each(momenta, thermostats)
+    expected = [reference.sgnht(*t, **update.hyper) for t in each]
     before = shared.clones(thermostats)
     update.make(ops.sgnht_step_, momenta, thermostats)
     update.assert_moved([new for new, _, _ in expected])
@@ -260,9 +253,8 @@ def test_control_variate_at_the_anchor_is_the_full_gradient():
     grads = [1e4 * g for g in shared.mixed_list(1)]
     full = states(grads, 3)
     ops.control_variate_(grads, shared.clones(grads), full)
-    shared.assert_all_same(
-        grads, [f.to(g.dtype) for f, g in zip(full, grads, strict=True)]
-    )
+    full = [f.to(g.dtype) for f, g in zip(full, grads, strict=True)]
+    shared.assert_all_same(grads, full)
 
 
 def dyadic(*shape, seed, dtype):
@@ -330,8 +322,7 @@ def test_square_roots_are_correctly_rounded(dtype):
     tensors = [(1e3 * t).to(dtype) for t in tensors]
     # Of a number in a wider type, and rounded once.
     wide = torch.float32 if dtype.itemsize == 2 else dtype
-    expected = [
-        torch.from_numpy(np.sqrt(t.to(wide).numpy())).to(dtype) for t in tensors
-    ]
+    roots = (np.sqrt(t.to(wide).numpy()) for t in tensors)
+    expected = [torch.from_numpy(root).to(dtype) for root in roots]
     ops.square_root_(tensors)
     shared.assert_all_same(tensors, expected)

@@ -45,59 +45,40 @@ def test_layouts_match_their_names():
 @pytest.mark.parametrize("dtype", reference.DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_of_every_argument(layout, dtype):
-    shape = (5, 4, 6, 7)
-    theta = normal(*shape, seed=1, dtype=dtype)
-    gradient = normal(*shape, seed=2, dtype=dtype)
-    velocity = normal(*shape, seed=3, dtype=reference.arithmetic(dtype))
-    for other in LAYOUTS:
-        # The parameter in one layout, gradient and momentum in another one.
-        p, g = LAYOUTS[layout](theta), LAYOUTS[other](gradient)
-        (noise,) = reference.draw([p], offsets=[9], **STREAM)
-        masters = masters_of([p])
-        expected = reference.sgld(*values_of([p], masters), g, noise, **TARGET)
-        masters = [LAYOUTS[other](m) for m in masters]
-        ops.sgld_step_([p], [g], masters, **TARGET, offsets=[9], **STREAM)
-        assert_updated([p], masters, [expected])
-        assert torch.equal(g, gradient)
-
-        q, u = LAYOUTS[layout](theta), LAYOUTS[other](velocity)
-        masters = masters_of([q])
-        new_q, new_u = reference.sghmc(
-            *values_of([q], masters), g, u, noise, **TARGET, **FRICTION
-        )
-        lists = ([q], [g], [u], [], masters)
-        numbers = {**TARGET, **FRICTION, "resample_momentum_every": 0}
-        ops.sghmc_step_(*lists, **numbers, offsets=[9], **STREAM)
-        assert_updated([q], masters, [new_q])
-        reference.assert_rounded(u, new_u)
-        assert torch.equal(g, gradient)
-
-        # Momentum and thermostat in different layouts.
-        one, two = LAYOUTS[layout], LAYOUTS[other]
-        q, u, a = one(theta), two(velocity), one(velocity / 8)
-        masters = masters_of([q])
-        (value,) = values_of([q], masters)
-        expected = reference.sgnht(value, g, u, a, noise, **TARGET, **THERMOSTAT)
-        lists = ([q], [g], [u], [a], masters)
-        ops.sgnht_step_(*lists, **TARGET, **THERMOSTAT, offsets=[9], **STREAM)
-        assert_updated([q], masters, expected[:1])
-        for got, want in zip((u, a), expected[1:], strict=True):
-            reference.assert_rounded(got, want)
-
-        one, two = LAYOUTS[layout], LAYOUTS[other]
-        q, v, w = one(theta), two(velocity.square()), one(velocity)
-        h = two(gradient / 2)
-        masters = masters_of([q])
-        (value,) = values_of([q], masters)
-        expected = reference.psgld(
-            value, g, v, noise, w, h, **TARGET, **MEAN, adapt=True
-        )
-        lists = ([q], [g], [v], [w], [h], masters)
-        ops.psgld_step_(*lists, **TARGET, **MEAN, offsets=[9], **STREAM)
-        assert_updated([q], masters, expected[:1], roundings=24)
-        for got, want in zip((v, w), expected[1:], strict=True):
-            reference.assert_rounded(got, want, 24)
-        assert torch.equal(g, gradient) and torch.equal(h, gradient / 2)
+    theta, gradient, velocity = (
+        normal(5, 4, 6, 7, seed=i + 1, dtype=each)
+        for i, each in enumerate((dtype, dtype, reference.arithmetic(dtype)))
+    )
+    one = LAYOUTS[layout]
+    for two in LAYOUTS.values():
+        # The parameter in one layout, gradient and momentum in another one; momentum
+        # and thermostat in different layouts.
+        (noise,) = reference.draw([one(theta)], offsets=[9], **STREAM)
+        g, h, u, v = map(two, (gradient, gradient / 2, velocity, velocity.square()))
+        faster, a, w = two(velocity), one(velocity / 8), one(velocity)
+        whole = {"resample_momentum_every": 0}
+        # The state, in the reference before and after the noise, and in the operator.
+        for name, before, after, lists, numbers, more in (
+            ("sgld", [], [], [], {}, {}),
+            ("sghmc", [u], [], [[u], []], FRICTION, whole),
+            ("sgnht", [faster, a], [], [[faster], [a]], THERMOSTAT, {}),
+            ("psgld", [v], [w, h], [[v], [w], [h]], MEAN, {}),
+        ):
+            p = one(theta)
+            masters = masters_of([p])
+            (value,) = values_of([p], masters)
+            masters = [two(m) for m in masters]
+            adapt = {"adapt": True} if name == "psgld" else {}
+            numbers = {**TARGET, **numbers}
+            formula, op = getattr(reference, name), getattr(ops, f"{name}_step_")
+            expected = formula(value, g, *before, noise, *after, **numbers, **adapt)
+            op([p], [g], *lists, masters, **numbers, **more, offsets=[9], **STREAM)
+            moved, *states = [expected] if name == "sgld" else expected
+            allowed = {"roundings": 24} if name == "psgld" else {}
+            assert_updated([p], masters, [moved], **allowed)
+            for got, want in zip((*before, *after[:1]), states, strict=True):
+                reference.assert_rounded(got, want, **allowed)
+            assert torch.equal(g, gradient) and torch.equal(h, gradient / 2)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -109,9 +90,9 @@ def test_noise_and_statistics_in_every_layout(layout):
     ops.gaussian_([out], std=1.0, offsets=[9], purpose=0, **STREAM)
     assert torch.equal(out.double(), noise)
 
-    assert float(ops.sum_of_squares([make(values)])) == pytest.approx(
-        float(values.double().square().sum()), rel=1e-14, abs=0
-    )
+    exact = float(values.double().square().sum())
+    found = float(ops.sum_of_squares([make(values)]))
+    assert found == pytest.approx(exact, rel=1e-14, abs=0)
 
     expected = values.clone()
     before = torch.zeros_like(values)
@@ -151,9 +132,8 @@ def test_weights_and_selection_in_every_layout(chains, layout):
         ratio = weights(make(p), other(g), make(h), other(v))
         # Elements are added in another order.
         torch.testing.assert_close(ratio, expected, rtol=1e-12, atol=0)
-        energy = ops.hmc_energy(
-            [make(p)], [other(v)], [], prior_precision=0.3, num_chains=chains
-        )
+        target = {"prior_precision": 0.3, "num_chains": chains}
+        energy = ops.hmc_energy([make(p)], [other(v)], [], **target)
         rows_of = (0.15 * p.square() + 0.5 * v.square()).reshape(chains, -1)
         torch.testing.assert_close(energy, rows_of.double().sum(1), rtol=1e-5, atol=0)
         grad, proposal = make(g), other(h)
@@ -192,9 +172,8 @@ def test_rows_of_a_shard_are_numbered_as_in_the_whole(offset, dtype):
     stream = {**STREAM, "offsets": [offset]}
     for n, m, first, end in COLUMNS:
         whole = [normal(n, m, seed=i, dtype=dtype) for i in range(2)]
-        whole += [
-            normal(n, m, seed=i, dtype=reference.arithmetic(dtype)) for i in range(2, 4)
-        ]
+        state = reference.arithmetic(dtype)
+        whole += [normal(n, m, seed=i, dtype=state) for i in range(2, 4)]
         whole += masters_of(whole[:1])
         parts = [t[:, first:end].clone() for t in whole]
         # A transposed one goes through a copy, but is numbered in row-major order.
@@ -202,12 +181,9 @@ def test_rows_of_a_shard_are_numbered_as_in_the_whole(offset, dtype):
         at = {"offsets": [offset + first], "rows": [end - first, m]}
         for lists, more in ((whole, {}), (parts, at)):
             p, g, v, mean, *masters = lists
-            ops.sghmc_step_(
-                *([p], [g], [v], [], masters),
-                **(TARGET | FRICTION | {"resample_momentum_every": 3}),
-                prior_means=[mean],
-                **(stream | more),
-            )
+            settings = TARGET | FRICTION | {"resample_momentum_every": 3}
+            settings |= {"prior_means": [mean]} | stream | more
+            ops.sghmc_step_([p], [g], [v], [], masters, **settings)
             ops.sgld_step_([p], [v.to(p.dtype)], masters, **TARGET, **(stream | more))
         for t, part in zip(whole, parts, strict=True):
             assert reference.same_bits(t[:, first:end], part)
@@ -225,9 +201,10 @@ def test_size_one_dimensions_do_not_matter():
 
 def test_scalars_and_empty_tensors():
     shapes = [(), (0,), (3,), (2, 0, 5), (1, 1), (0,), ()]
-    params = [normal(*s, seed=i) for i, s in enumerate(shapes)]
-    grads = [normal(*s, seed=9 + i) for i, s in enumerate(shapes)]
-    momenta = [normal(*s, seed=19 + i) for i, s in enumerate(shapes)]
+    params, grads, momenta = (
+        [normal(*s, seed=i) for i, s in enumerate(shapes, first)]
+        for first in (0, 9, 19)
+    )
     offsets = [128 * i for i in range(len(shapes))]
     noise = reference.draw(params, offsets=offsets, **STREAM)
     expected = [
@@ -272,19 +249,16 @@ def test_surrounding_memory_is_untouched(dtype):
             ops.psgld_step_([p], [g], [w], [v], [g], m, **TARGET, **MEAN, **stream)
             ops.sgnht_step_([p], [g], [v], [w], m, **TARGET, **THERMOSTAT, **stream)
             ops.hmc_momenta_([v], [1 + w.abs()], temperature=1.0, **stream)
-            ops.hmc_leapfrog_(
-                *([p], [g], [v], [w], m),
-                **{"kick": 0.1, "drift": 0.1, "num_data": 1.0, "prior_precision": 0.1},
-            )
+            drift = {"kick": 0.1, "drift": 0.1, "num_data": 1, "prior_precision": 0.1}
+            ops.hmc_leapfrog_([p], [g], [v], [w], m, **drift)
             ops.gaussian_([g], std=0.5, purpose=0, **stream)
             for b in buffers:
                 outside = torch.cat([b[:lead], b[lead + numel :]])
                 assert reference.same_bits(outside, torch.full_like(outside, torch.nan))
                 assert bool(torch.isfinite(b[span]).all())
             assert torch.isfinite(ops.sum_of_squares([p, g, v, w]))
-            ratio = ops.ewsg_log_ratio(
-                [p], [g], [p], [v], **TARGET, momentum=0.8, surrogate=0, num_chains=1
-            )
+            chain = {"momentum": 0.8, "surrogate": 0, "num_chains": 1}
+            ratio = ops.ewsg_log_ratio([p], [g], [p], [v], **TARGET, **chain)
             assert torch.isfinite(ratio)
             ops.select_chains_([p], [g], torch.tensor([True]))
             assert reference.same_bits(p, g)

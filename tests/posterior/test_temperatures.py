@@ -81,10 +81,8 @@ def assert_near(value, expected, half_width):
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [
-        *((name, torch.float32) for name in STEPPING),
-        *((name, torch.bfloat16) for name in ("SGLD", "SGHMC-resampled", "EWSG")),
-    ],
+    [(name, torch.float32) for name in STEPPING]
+    + [(name, torch.bfloat16) for name in ("SGLD", "SGHMC-resampled", "EWSG")],
 )
 def test_both_temperatures_equal_those_of_the_samples(name, dtype):
     """T_kin = T_conf = N k Var(θ), with minibatch noise."""
@@ -491,10 +489,8 @@ def test_samplers_that_cannot_be_observed():
     class Bouncy(sg.SBPS):
         pass
 
-    for sampler in (
-        sg.HMC(params, 0.1, num_steps=2, num_data=1.0),
-        Bouncy(params, num_data=1.0),
-    ):
+    hmc = sg.HMC(params, 0.1, num_steps=2, num_data=1.0)
+    for sampler in (hmc, Bouncy(params, num_data=1.0)):
         with pytest.raises(ValueError, match="cannot be monitored"):
             sg.TemperatureMonitor(sampler)
     with pytest.raises(TypeError, match="of type SGD"):
@@ -508,8 +504,7 @@ def test_plot_shows_every_tensor():
     monitor = sg.TemperatureMonitor(sampler := sg.SGLD(params, 0.01, **TARGET), every=1)
     run(sampler, params, 64)
     figure = monitor.plot()
-    titles = [axis.get_title() for axis in figure.axes]
-    assert titles[:5] == monitor.names
+    assert [axis.get_title() for axis in figure.axes][:5] == monitor.names
     lines = figure.axes[0].lines
     assert [line.get_label() for line in lines] == ["T_kin", "T_conf"]
     mean = monitor.tensor(0).kinetic.mean
