@@ -30,12 +30,9 @@ def test_one_block_is_proposed_again(estimator):
         layout, step = sampler._layout(), int(sampler.param_groups[0]["step"])
         draws = parts.SubsampleDraws(layout)
         block, fresh, indices = draws.propose(step)
-        low, high = draws.begin(block), draws.begin(block + 1)
-        expected = [
-            *before[: layout["batch_size"] * sum(counts[:low])].tolist(),
-            *indices.tolist(),
-            *before[layout["batch_size"] * sum(counts[:high]) :].tolist(),
-        ]
+        begin, end = draws.begin(block), draws.begin(block + 1)
+        low, high = (layout["batch_size"] * sum(counts[:i]) for i in (begin, end))
+        expected = [*before[:low].tolist(), *indices.tolist(), *before[high:].tolist()]
         accepted = sampler.param_groups[0]["num_subsamples_accepted"]
         sampler.step(data)
         kept = sampler.state["subsample"]
@@ -43,7 +40,7 @@ def test_one_block_is_proposed_again(estimator):
             assert kept["indices"] is before  # the same object, for the closure
             continue
         assert kept["indices"].tolist() == expected
-        assert kept["counts"] == [*counts[:low], *fresh, *counts[high:]]
+        assert kept["counts"] == [*counts[:begin], *fresh, *counts[end:]]
         # The expansions moved along with their data.
         again = sampler._expand(data, kept["indices"])
         for ours, theirs in zip(kept["terms"], again.fields(), strict=True):
@@ -133,18 +130,17 @@ def test_divergences_are_rejected_and_counted():
     before = [p.detach().clone() for p in data.params]
 
     def broken(indices):
-        values = data(indices)
         inside = torch.equal(data.weight, before[0])
-        return values if inside else values * math.nan
+        return data(indices) * (1.0 if inside else math.nan)
 
     sampler.step(broken)
     assert sampler.num_divergences == 1
-    assert all(torch.equal(p, q) for p, q in zip(data.params, before, strict=True))
+    assert_same(data.params, before)
     # Nor does it go where the estimate is too uncertain.
     sampler.param_groups[0]["max_variance"] = 1e-300
     sampler.step(data)
     assert sampler.num_divergences == 2
-    assert all(torch.equal(p, q) for p, q in zip(data.params, before, strict=True))
+    assert_same(data.params, before)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +158,7 @@ def test_bad_log_likelihoods(closure, error, message):
     before = [p.detach().clone() for p in data.params]
     with pytest.raises(error, match=message):
         sampler.step(lambda i: closure(data, i))
-    assert all(torch.equal(p, q) for p, q in zip(data.params, before, strict=True))
+    assert_same(data.params, before)
     sampler.step(data)
 
 
@@ -181,21 +177,15 @@ def test_errors_within_a_step():
 @pytest.mark.parametrize(
     ("name", "value", "wanted"),
     [
-        ("num_data", 0, "must be >= 1"),
-        ("num_data", 3.5, "must be an int"),
+        *(("num_data", 0, "must be >= 1"), ("num_data", 3.5, "must be an int")),
         ("subsample_size", 0, "must be >="),
         ("estimator", "exact", "must be 'perturbed' or 'signed'"),
-        ("step_size", 0.0, "must be fin"),
-        ("trajectory_length", -1, ""),
-        ("num_blocks", 0, "must be >= 1"),
-        ("taylor_order", 3, "must be in [0, 2]"),
+        *(("step_size", 0.0, "must be fin"), ("trajectory_length", -1, "")),
+        *(("num_blocks", 0, "must be >= 1"), ("taylor_order", 3, "must be in [0, 2]")),
         ("mass_matrix", "sparse", "must be 'dense', 'diagonal' or 'ident"),
-        ("prior_precision", -1.0, ""),
-        ("temperature", 0.0, ""),
-        ("num_factors", 0, "must be >= 1"),
-        ("max_variance", 0.0, ""),
-        ("chunk_size", 0, "must be >= 1"),
-        ("seed", 1.5, "must be an int"),
+        *(("prior_precision", -1.0, ""), ("temperature", 0.0, "")),
+        *(("num_factors", 0, "must be >= 1"), ("max_variance", 0.0, "")),
+        *(("chunk_size", 0, "must be >= 1"), ("seed", 1.5, "must be an int")),
     ],
 )
 def test_bad_hyperparameters(name, value, wanted):
@@ -238,11 +228,9 @@ def test_resuming_is_exact(estimator):
     assert_same(expected, chain(twin, other, 9))
     assert twin.sign == sampler.sign
     # Proposals that were looked up ahead have to be expanded again.
-    different = {"params", "num_evaluations"}
-    ours, theirs = (
-        {k: v for k, v in each.param_groups[0].items() if k not in different}
-        for each in (sampler, twin)
-    )
+    ours, theirs = (dict(each.param_groups[0]) for each in (sampler, twin))
+    for each in (ours, theirs):
+        del each["params"], each["num_evaluations"]
     assert ours == theirs
 
 
@@ -348,9 +336,8 @@ def test_warmup_of_the_signed_sampler_to_the_least_time():
     for settings in ({"subsample_size": 1, "taylor_order": 1}, {"subsample_size": 5}):
         data = Data("tanh")
         sampler = make(data, estimator="signed", **settings)
-        with mock.patch.object(
-            hmc_ecs, "choose_sizes", wraps=parts.choose_sizes
-        ) as watched:
+        choose = parts.choose_sizes
+        with mock.patch.object(hmc_ecs, "choose_sizes", wraps=choose) as watched:
             sampler.warmup(data, 24, **plan)
         (seen,) = [call.args[0] for call in watched.call_args_list]
         assert len(seen) == 3
@@ -402,18 +389,18 @@ def test_gradients_may_be_expanded():
     assert sampler.num_divergences == 0
 
 
+TWO_FACTORS = {"estimator": "signed", "subsample_size": 5, "num_factors": 2}
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"subsample_size": 30}, r"than the 30 data of .* \(rho = 1 - 1/30 = 0.967\)"),
-        (
-            {"estimator": "signed", "subsample_size": 5, "num_factors": 2},
-            r"than the 2 factors of .* \(rho = 1 - 1/2 = 0.5\)",
-        ),
+        ({"subsample_size": 30}, r"30 data of .* \(rho = 1 - 1/30 = 0.967\)"),
+        (TWO_FACTORS, r"2 factors of .* \(rho = 1 - 1/2 = 0.5\)"),
     ],
 )
 def test_fewer_blocks_warn(settings, words):
     data = Data()
     sampler = sg.HMCECS(data.params, num_data=N, num_blocks=100, seed=0, **settings)
-    with pytest.warns(UserWarning, match="num_blocks = 100 is more " + words):
+    with pytest.warns(UserWarning, match="num_blocks = 100 is more than the " + words):
         sampler.step(data)

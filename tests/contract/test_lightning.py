@@ -73,11 +73,9 @@ class Manual(Automatic):
             self.manual_backward(loss, **shared.graphs(self.kind))
             sampler.step()
             return
-        wrapped = self.kind != "HMCECS"
-        sampler = self.optimizers(use_pl_optimizer=wrapped)
-        sampler.step(
-            shared.closure_of(self.kind, self.net, self.batches, self.manual_backward)
-        )
+        sampler = self.optimizers(use_pl_optimizer=self.kind != "HMCECS")
+        given = (self.kind, self.net, self.batches, self.manual_backward)
+        sampler.step(shared.closure_of(*given))
 
     def on_save_checkpoint(self, checkpoint):
         checkpoint["batches"] = self.batches.state_dict()
@@ -136,12 +134,10 @@ def test_a_chain_that_resumes_from_lightnings_checkpoint(kind, tmp_path):
 def test_draws_equal_those_of_a_loop_and_resume(kind, tmp_path):
     shared.by_hand(kind, 24, store=tmp_path / "loop")
     run = tmp_path / "run"
-    fit = trainer(3)
+    fit, last = trainer(3), tmp_path / "last.ckpt"
     fit.fit(collecting(kind, run), shared.loader())
-    fit.save_checkpoint(tmp_path / "last.ckpt")
-    trainer(6).fit(
-        collecting(kind, run), shared.loader(), ckpt_path=tmp_path / "last.ckpt"
-    )
+    fit.save_checkpoint(last)
+    trainer(6).fit(collecting(kind, run), shared.loader(), ckpt_path=last)
     whole = contents(tmp_path / "loop")["draws"]
     assert len(whole) > 2
     assert contents(run)["draws"] == whole
@@ -202,10 +198,8 @@ def test_methods_of_a_sampler_through_lightnings_wrapper():
         def on_train_start(self):
             sampler = self.optimizers()
             assert isinstance(sampler, sg.HMC)
-            closure = shared.closure_of(
-                "HMC", self.net, self.batches, self.manual_backward
-            )
-            sampler.warmup(closure, 5, progress=False)
+            given = ("HMC", self.net, self.batches, self.manual_backward)
+            sampler.warmup(shared.closure_of(*given), 5, progress=False)
 
     module = Warmed("HMC")
     fit = trainer()

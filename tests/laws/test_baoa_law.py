@@ -45,9 +45,8 @@ def one_step(lr, momentum, noise, estimate):
     )
     drift = AffineMap(np.array([[1.0, 0.5], [0.0, 1.0]]), np.zeros(2), nothing)
     injected = (1 - momentum**2) - (1 + momentum) ** 2 * estimate / 2
-    thermostat = AffineMap(
-        np.diag([1.0, momentum]), np.zeros(2), np.diag([0.0, injected * lr * HEAT])
-    )
+    heat = np.diag([0.0, injected * lr * HEAT])
+    thermostat = AffineMap(np.diag([1.0, momentum]), np.zeros(2), heat)
     return kick.then(drift).then(thermostat).then(drift)
 
 
@@ -62,8 +61,9 @@ def started(lr, momentum, estimate=0.0):
     return p, sg.BAOA([("theta", p)], lr, momentum, **options, seed=7)
 
 
-def places(sampler, p):
-    return torch.stack([p.detach(), sampler.state[p]["momentum"]], 1).numpy()
+def check_places(sampler, p, mean, cov, label):
+    places = torch.stack([p.detach(), sampler.state[p]["momentum"]], 1)
+    check_gaussian(places.numpy(), mean=mean, cov=cov, label=label)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +91,7 @@ def check_law(p, sampler, momentum, noise, estimate):
         sampler.step()
         law = step.push(*law)
         if count in (2, 7, 30):
-            check_gaussian(
-                places(sampler, p), mean=law[0], cov=law[1], label=f"step {count}"
-            )
+            check_places(sampler, p, *law, f"step {count}")
 
 
 class Reference:
@@ -140,9 +138,7 @@ def test_no_step_has_an_error_on_a_quadratic(lr, momentum):
         set_noisy(p, 0.0, g)
         sampler.step()
     exact = HEAT * np.array([[1 / CURVATURE, lr / 2], [lr / 2, lr]])
-    check_gaussian(
-        places(sampler, p), mean=np.array([MEAN, 0.0]), cov=exact, label="the target"
-    )
+    check_places(sampler, p, np.array([MEAN, 0.0]), exact, "the target")
 
 
 @pytest.mark.parametrize(
@@ -182,10 +178,8 @@ def test_temperatures_see_the_heat_of_minibatches(momentum, noise, part):
 def test_the_summary_recommends_a_momentum():
     lr, noise = 0.02, 0.5
     p, sampler = started(lr, 0.9)
-    g, monitor = (
-        torch.Generator().manual_seed(2),
-        sg.TemperatureMonitor(sampler, every=1),
-    )
+    g = torch.Generator().manual_seed(2)
+    monitor = sg.TemperatureMonitor(sampler, every=1)
     for i in range(140):
         if i == 100:
             monitor.reset()
@@ -249,17 +243,14 @@ def reference(param, grad, velocity, noise, h):
 def test_the_operator_equals_its_reference(temperature, momentum):
     params, grads = tensors.mixed_list(1), tensors.mixed_list(2)
     momenta, offsets = tensors.states(params, 3), tensors.scattered_offsets(params)
-    hyper = {
-        **OF_OPERATORS,
-        **{"temperature": temperature, "momentum": momentum, "noise_estimate": 0.05},
-    }
+    changes = {"temperature": temperature, "momentum": momentum, "noise_estimate": 0.05}
+    hyper = {**OF_OPERATORS, **changes}
     noise = draw(params, offsets=offsets, **tensors.STREAM)
     masters, untouched = tensors.masters_of(params), tensors.clones(grads)
     every = zip(tensors.values_of(params, masters), grads, momenta, noise, strict=True)
     expected = [reference(*arguments, hyper) for arguments in every]
-    ops.baoa_step_(
-        params, grads, momenta, masters, **hyper, offsets=offsets, **tensors.STREAM
-    )
+    lists, stream = (params, grads, momenta, masters), tensors.STREAM
+    ops.baoa_step_(*lists, **hyper, offsets=offsets, **stream)
     tensors.assert_updated(params, masters, [theta for theta, _ in expected])
     tensors.assert_updated(momenta, [], [v for _, v in expected])
     tensors.assert_all_same(grads, untouched)

@@ -7,7 +7,7 @@ gradients leave SGHMC's law, and are tested with all samplers in
 
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -47,29 +47,25 @@ def transition(build=ewsg, **settings):
         **{"lr": 0.3, "momentum": 0.6, "num_data": 5, "prior_precision": 2.0},
         **{"temperature": 0.8, "index_chain_length": 2},
     }
-    other = {
-        **{"lr": 0.2, "momentum": 0.7, "num_data": 7, "prior_precision": 0.0},
-        **{"temperature": 1.3},
-    }
-    return index_chain.Problem(
-        data, build, {**shared, **settings}, other, chains=200_000, seed=6
-    )
+    other = {"lr": 0.2, "momentum": 0.7, "num_data": 7, "prior_precision": 0.0}
+    sizes = {"other": {**other, "temperature": 1.3}, "chains": 200_000, "seed": 6}
+    return index_chain.Problem(data, build, {**shared, **settings}, **sizes)
+
+
+def check_posterior(problem, reach=6.5, **law):
+    index_chain.check_posterior(problem, reach=reach, steps=60, **law)
 
 
 HERE = np.array([0.4, -0.6])
 MOVING = np.array([0.3, 0.2])
 
 
+LENGTHS = [(0, "momentum"), (1, "momentum"), (5, "one"), *product([2], SURROGATES)]
+
+
 @pytest.mark.parametrize(
     ("length", "surrogate"),
-    at_levels(
-        [
-            *((0, "momentum"), (1, "momentum"), (5, "one")),
-            *((2, name) for name in SURROGATES),
-        ],
-        default=[(2, "momentum")],
-        otherwise="full",
-    ),
+    at_levels(LENGTHS, default=[(2, "momentum")], otherwise="full"),
 )
 def test_transition(length, surrogate):
     problem = transition(index_chain_length=length, surrogate=surrogate)
@@ -86,24 +82,20 @@ def test_overdamped_transition():
         check_transition(same, HERE, np.zeros(2))
 
 
+OVERDAMPED = {"momentum": 0.0, "surrogate": "zero", "lr": 0.2}
+SETTINGS = [
+    *({"surrogate": name} for name in SURROGATES),
+    *({"index_chain_length": 0}, {"index_chain_length": 4}, OVERDAMPED),
+]
+
+
 @pytest.mark.parametrize(
     "settings",
-    at_levels(
-        [
-            *({"surrogate": name} for name in SURROGATES),
-            {"index_chain_length": 0},
-            {"index_chain_length": 4},
-            {"momentum": 0.0, "surrogate": "zero", "lr": 0.2},
-        ],
-        full=[
-            {"surrogate": "momentum"},
-            {"momentum": 0.0, "surrogate": "zero", "lr": 0.2},
-        ],
-    ),
+    at_levels(SETTINGS, full=[{"surrogate": "momentum"}, OVERDAMPED]),
     ids=str,
 )
 def test_posterior_by_minibatches(settings):
-    index_chain.check_posterior(posterior(**settings), reach=6.5, steps=60)
+    check_posterior(posterior(**settings))
 
 
 def test_ewsg_is_closer_to_the_posterior_than_sghmc():
@@ -115,9 +107,8 @@ def test_ewsg_is_closer_to_the_posterior_than_sghmc():
     full = exact / (1 - lr * (1 + 1 / n) / 2 / (1 + m))
     errors = []
     for length in (0, 1, 2):
-        law = index_chain.stationary_law(
-            posterior(index_chain_length=length), reach=6.5
-        )
+        problem = posterior(index_chain_length=length)
+        law = index_chain.stationary_law(problem, reach=6.5)
         errors.append(law.moment(2, law.moment(1)) - full)
     assert errors[0] > 2.5 * errors[1] > 5 * errors[2] > 0
 
@@ -126,9 +117,7 @@ def test_ewsg_is_closer_to_the_posterior_than_sghmc():
 @pytest.mark.parametrize("surrogate", ["momentum", "full_momentum"])
 def test_the_reference_is_right(surrogate):
     check_transition(transition(ReferenceEWSG, surrogate=surrogate), HERE, MOVING)
-    index_chain.check_posterior(
-        posterior(ReferenceEWSG, surrogate=surrogate), reach=6.5, steps=60
-    )
+    check_posterior(posterior(ReferenceEWSG, surrogate=surrogate))
 
 
 # Bugs that one step does not show.
@@ -153,7 +142,7 @@ def test_a_bug_is_caught(mutation):
 def test_the_posterior_sees_bugs(mutation):
     build = partial(ReferenceEWSG, mutation=mutation)
     with pytest.raises(StatisticalError):
-        index_chain.check_posterior(posterior(build), reach=6.5, steps=60)
+        check_posterior(posterior(build))
 
 
 def persistent(build=ewsg, **settings):
@@ -169,15 +158,12 @@ def persistent_law():
 
 @pytest.mark.parametrize("build", at_levels([ewsg, ReferenceEWSG], full=[ewsg]))
 def test_posterior_by_a_persistent_index_chain(build, persistent_law):
-    index_chain.check_posterior(
-        persistent(build), reach=6.5, steps=60, law=persistent_law
-    )
+    check_posterior(persistent(build), law=persistent_law)
 
 
 @pytest.mark.nightly
 def test_overdamped_posterior_by_a_persistent_index_chain():
-    settings = {"momentum": 0.0, "surrogate": "zero", "lr": 0.2}
-    index_chain.check_posterior(persistent(**settings), reach=5.0, steps=60)
+    check_posterior(persistent(**OVERDAMPED), reach=5.0)
 
 
 @pytest.mark.parametrize("build", at_levels([ewsg, ReferenceEWSG], full=[ewsg]))
@@ -191,9 +177,7 @@ def test_indices_of_consecutive_steps_of_a_persistent_index_chain(build, length)
 def test_a_bug_of_a_persistent_index_chain_is_caught(mutation, persistent_law):
     build = partial(ReferenceEWSG, mutation=mutation)
     with pytest.raises(StatisticalError):
-        index_chain.check_posterior(
-            persistent(build), reach=6.5, steps=60, law=persistent_law
-        )
+        check_posterior(persistent(build), law=persistent_law)
     if mutation != "former minibatch not evaluated again":  # where θ is still
         with pytest.raises(StatisticalError):
             index_chain.check_consecutive(build, 1, persistent=True)
@@ -204,13 +188,6 @@ TARGET = {
     **{"temperature": 0.7},
 }
 NOISE = 2 * 0.4 * 0.3 * 0.7 / 6
-
-
-def rises(theta, v, grads, base):
-    """W(grads) - W(base) of rows, by the operator, at surrogates u = αv."""
-    return ops.ewsg_log_ratio(
-        [theta], [base], [grads], [v], **TARGET, surrogate=0, num_chains=len(theta)
-    )
 
 
 class Theorem2:
@@ -233,14 +210,12 @@ class Theorem2:
     def log_weights(self, new, index):
         """W(gᵢ) - W(full gradient) at the true surrogate u = v' - (1 - α) v."""
         u = new - TARGET["momentum"] * self.v
-        rows = (self.count, 3)
-        rise = rises(
-            self.theta.expand(rows).contiguous(),
-            u / (1 - TARGET["momentum"]),
-            self.grads[index],
-            self.full.expand(rows).contiguous(),
+        theta, base = (
+            t.expand(self.count, 3).contiguous() for t in (self.theta, self.full)
         )
-        return self.weight * rise
+        lists = ([theta], [base], [self.grads[index]], [u / (1 - TARGET["momentum"])])
+        settings = {**TARGET, "surrogate": 0, "num_chains": self.count}
+        return self.weight * ops.ewsg_log_ratio(*lists, **settings)
 
     def check_identity(self):
         """Each minibatch's density times its weight is the full gradient's density."""
@@ -248,10 +223,8 @@ class Theorem2:
         for i in range(6):
             density = -(new - self.mean(self.grads[i])).square().sum(1) / (2 * NOISE)
             wanted = -(new - self.mean(self.full)).square().sum(1) / (2 * NOISE)
-            index = torch.full((self.count,), i)
-            torch.testing.assert_close(
-                density + self.log_weights(new, index), wanted, rtol=1e-10, atol=1e-10
-            )
+            found = density + self.log_weights(new, torch.full((self.count,), i))
+            torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
 
     def check_transition(self):
         """Transitions by minibatches, weighted, follow the full gradient's kernel."""
@@ -291,10 +264,8 @@ def test_the_index_law_converges_to_the_weights():
     problem = transition()
     w = problem.log_weights(HERE, MOVING)
     exact = index_chain.exact_weights(w)
-    distances = [
-        0.5 * np.abs(index_chain.index_law(w, length) - exact).sum()
-        for length in range(60)
-    ]
+    laws = (index_chain.index_law(w, length) for length in range(60))
+    distances = [0.5 * np.abs(law - exact).sum() for law in laws]
     assert distances[0] > 0.3
     assert all(b < a for a, b in pairwise(distances))
     assert distances[-1] < 1e-4
@@ -338,12 +309,8 @@ def local_variances(shape, push):
     target = {"lr": lr, "momentum": momentum, "num_data": num_data}
     target |= {"prior_precision": 0.0, "temperature": 1.0}
     zeros, options = [torch.zeros_like(v)], {"surrogate": 0, "num_chains": count}
-    w = [
-        ops.ewsg_log_ratio(
-            [v], zeros, [grads[:, i].contiguous()], [v], **target, **options
-        )
-        for i in range(n)
-    ]
+    each = (grads[:, i].contiguous() for i in range(n))
+    w = [ops.ewsg_log_ratio([v], zeros, [g], [v], **target, **options) for g in each]
     p = index_chain.exact_weights(torch.stack(w, dim=1).numpy())
     values = grads.numpy()
 
