@@ -23,14 +23,10 @@ def test_the_formula():
     theta = problem.values()
     addresses = [p.data_ptr() for p in problem.params]
     loss = estimator.backward(problem.batch([1, 4]))
+    few, all_data = problem.gradient([1, 4], anchor), problem.gradient(range(7), anchor)
+    parts = zip(problem.gradient([1, 4]), few, all_data, strict=True)
+    assert_close(problem.grads(), [g - a + f for g, a, f in parts])
     minibatch = problem.batch([1, 4])
-    parts = (
-        problem.gradient([1, 4]),
-        problem.gradient([1, 4], anchor),
-        problem.gradient(range(7), anchor),
-    )
-    want = [g - a + f for g, a, f in zip(*parts, strict=True)]
-    assert_close(problem.grads(), want)
     assert float(loss.detach()) == float(problem.loss_fn(minibatch).detach())
     assert_same(problem.values(), theta)
     assert [p.data_ptr() for p in problem.params] == addresses
@@ -98,22 +94,16 @@ def test_unequal_batches_weigh_by_their_size():
 
 def test_batch_sizes_of_nested_batches():
     problem = Problem()
-    want = problem.gradient(range(7))
-
-    def nested(batch):
-        return problem.loss_fn((batch["in"][0]["x"], batch["y"]))
-
-    loader = [{"name": "a", "in": [{"x": x}], "y": y} for x, y in problem.loader()]
-    estimator = sg.ControlVariates(problem.sampler, nested)
-    estimator.set_anchor(loader)
-    assert_close(estimator.state_dict()["full_grads"], want)
-
-    def of_indices(batch):
-        return problem.loss_fn(problem.batch(batch))
-
-    by_index = sg.ControlVariates(problem.sampler, of_indices, batch_size=len)
-    by_index.set_anchor([[0, 1, 2, 3], [4, 5, 6]])
-    assert_close(by_index.state_dict()["full_grads"], want)
+    nested = [{"name": "a", "in": [{"x": x}], "y": y} for x, y in problem.loader()]
+    for loader, batch_of, how in (
+        (nested, lambda batch: (batch["in"][0]["x"], batch["y"]), {}),
+        ([[0, 1, 2, 3], [4, 5, 6]], problem.batch, {"batch_size": len}),
+    ):
+        loss_fn = lambda batch, of=batch_of: problem.loss_fn(of(batch))  # noqa: E731
+        estimator = sg.ControlVariates(problem.sampler, loss_fn, **how)
+        estimator.set_anchor(loader)
+        full = estimator.state_dict()["full_grads"]
+        assert_close(full, problem.gradient(range(7)))
 
 
 def test_the_full_gradient_is_kept_in_the_type_of_arithmetic():

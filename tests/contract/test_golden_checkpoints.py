@@ -71,10 +71,8 @@ def write():
     for name in SAMPLERS:
         sampler, params = begin(name)
         advance(sampler, params, 5)
-        saved = {
-            "params": [p.detach().clone() for p in params],
-            "sampler": copy.deepcopy(sampler.state_dict()),
-        }
+        saved = {"params": [p.detach().clone() for p in params]}
+        saved["sampler"] = copy.deepcopy(sampler.state_dict())
         advance(sampler, params, 5)
         saved["later"] = [p.detach().clone() for p in params]
         torch.save(saved, FOLDER / f"{name}.pt")

@@ -18,11 +18,7 @@ from torch_sgmcmc._impl import ops as ops
 
 
 def by_hand(params, closure, momenta, masses, priors, chains, temperature):
-    """One trajectory of the settings of ``test_every_decision``, by the operators.
-
-    Moves the parameters to its end and returns the log ratios of the decision.
-    """
-    move = {"num_data": 10.0}
+    """The log ratios of a trajectory of ``test_every_decision``, by the operators."""
 
     def gradients():
         for p in params:
@@ -30,13 +26,11 @@ def by_hand(params, closure, momenta, masses, priors, chains, temperature):
         return closure().detach()
 
     def leapfrog(kick, drift):
-        for i, p in enumerate(params):
+        move = {"kick": kick, "drift": drift, "num_data": 10.0}
+        for p, r, m, prior in zip(params, momenta, masses, priors, strict=True):
             with torch.no_grad():
-                ops.hmc_leapfrog_(
-                    *([p], [p.grad], [momenta[i]], [masses[i]], []),
-                    **{"kick": kick, "drift": drift, "prior_precision": priors[i]},
-                    **move,
-                )
+                lists = ([p], [p.grad], [r], [m], [])
+                ops.hmc_leapfrog_(*lists, **move, prior_precision=prior)
 
     def energy(loss):
         total = 10.0 * loss
@@ -66,10 +60,8 @@ def test_every_decision(every):
     ]
     priors = [2.0, 0.5]
     masses = [(0.5 + torch.rand(p.shape, generator=g)).to(p.dtype) for p in params]
-    groups = [
-        {"params": [p], "prior_precision": prior}
-        for p, prior in zip(params, priors, strict=True)
-    ]
+    each = zip(params, priors, strict=True)
+    groups = [{"params": [p], "prior_precision": prior} for p, prior in each]
     options = {"resample_momentum_every": every, "num_chains": chains, "seed": -5}
     target = {"num_data": 10.0, "temperature": temperature}
     sampler = sg.HMC(groups, 0.15, num_steps=3, **target, **options)
@@ -85,12 +77,10 @@ def test_every_decision(every):
             ops.hmc_momenta_(momenta, masses, temperature=temperature, **stream)
         start = [t.detach().clone() for t in twins]
         turned = [-r for r in momenta]
-        ratios = by_hand(
-            twins, Quartic(twins, True), momenta, masses, priors, chains, temperature
-        )
-        yes = ops.metropolis_decide(
-            ratios, proposal=0, purpose=_C.Purpose.METROPOLIS, seed=-5, step=step
-        )
+        of = (twins, Quartic(twins, True), momenta, masses, priors)
+        ratios = by_hand(*of, chains, temperature)
+        decision = {"proposal": 0, "purpose": _C.Purpose.METROPOLIS, "seed": -5}
+        yes = ops.metropolis_decide(ratios, **decision, step=step)
         with torch.no_grad():
             for t, old, r, back in zip(twins, start, momenta, turned, strict=True):
                 rows = yes.view(-1, *[1] * (t.dim() - 1))
@@ -280,14 +270,13 @@ def test_groups_must_stay_equal():
 @pytest.mark.parametrize(
     ("settings", "calls"),
     [
-        ({"num_steps": 1}, 2),
-        ({"num_steps": 5}, 6),
-        ({"num_steps": None, "trajectory_length": 0.349}, 4),
-        ({"num_steps": None, "trajectory_length": 0.351}, 5),
-        ({"num_steps": None, "trajectory_length": 0.001}, 2),
+        *(({"num_steps": 1}, 2), ({"num_steps": 5}, 6)),
+        *(({"trajectory_length": 0.349}, 4), ({"trajectory_length": 0.351}, 5)),
+        ({"trajectory_length": 0.001}, 2),
     ],
 )
 def test_the_number_of_gradients(settings, calls):
+    settings = {"num_steps": None, **settings}
     params = two()
     closure = Quartic(params)
     with torch.no_grad():

@@ -60,10 +60,8 @@ class Problem:
     def __init__(self, shifts):
         g = torch.Generator().manual_seed(3)
         self.shifts = shifts
-        self.params = [
-            nn.Parameter(0.5 * torch.randn(c.shape, generator=g).double() + c)
-            for c in shifts
-        ]
+        start = [0.5 * torch.randn(c.shape, generator=g).double() for c in shifts]
+        self.params = [nn.Parameter(x + c) for x, c in zip(start, shifts, strict=True)]
         self.draw = torch.Generator().manual_seed(4)
 
     def losses(self, index):
@@ -174,9 +172,9 @@ def test_a_number_is_a_tensor_of_equal_numbers():
         params = two()
         ends.append(follow(sgld(params, prior_mean=mean), params))
     # As fp32 has it: a number in fp64 is another one where the parameter is in fp64.
-    assert same(ends[0][0], ends[1][0])
-    assert same(ends[0][0], ends[2][0])
-    assert same(ends[0][1], ends[2][1])
+    number, scalar, tensors = ends
+    assert same(number[0], scalar[0])
+    assert same(number, tensors)
 
 
 def test_parameters_themselves_localise_around_where_they_are():
@@ -248,13 +246,9 @@ def test_a_chain_resumes_with_its_means(kind):
     """State dicts, before the first step and later, pickles and copies."""
     chain = Chain(kind)
     means = [p.detach() * 0.5 + 1 for p in chain.params]
-    settings = {
-        key: value
-        for key, value in chain.sampler.param_groups[0].items()
-        if key in chain.sampler._group_keys - {*chain.sampler._SPEC.managed}
-        or key in chain.sampler._SPEC.shared
-    }
-    settings.pop("prior_mean")
+    group, spec = chain.sampler.param_groups[0], chain.sampler._SPEC
+    names = chain.sampler._group_keys - {*spec.managed} | {*spec.shared}
+    settings = {key: group[key] for key in names & {*group} if key != "prior_mean"}
 
     def make(means, seed):
         first, second = {"params": chain.params[:1]}, {"params": chain.params[1:]}

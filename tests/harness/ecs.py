@@ -162,11 +162,8 @@ class Experiment:
         chosen = blocks == rng.integers(self.num_blocks, size=(len(state.theta), 1))
         fresh = self.fresh(rng, state.theta)
         wide = chosen.reshape(*chosen.shape, *(1,) * (state.u.ndim - 2))
-        return State(
-            state.theta,
-            np.where(wide, fresh.u, state.u),
-            np.where(chosen, fresh.counts, state.counts),
-        )
+        u = np.where(wide, fresh.u, state.u)
+        return State(state.theta, u, np.where(chosen, fresh.counts, state.counts))
 
     def fresh(self, rng: Generator, theta: Array) -> State:
         """A whole u, with replacement, as it is proposed."""
@@ -188,9 +185,8 @@ class Experiment:
     @cached_property
     def _table(self) -> Array:
         """Perturbed: the probabilities of (θ, u), [grid, n^m]."""
-        theta = np.broadcast_to(
-            self.model.grid()[:, None], (len(self.model.grid()), len(self._subsamples))
-        )
+        grid = self.model.grid()
+        theta = np.broadcast_to(grid[:, None], (len(grid), len(self._subsamples)))
         logs, _, _ = self.log_density(State(theta, self._subsamples, self._subsamples))
         weights = np.exp(logs - logs.max())
         return weights / weights.sum()
@@ -245,11 +241,8 @@ class Experiment:
             flat = self._table.ravel()
             chosen = rng.choice(len(flat), size=chains, p=flat)
             row, column = np.divmod(chosen, self._table.shape[1])
-            return State(
-                grid[row],
-                self._subsamples[column],
-                np.ones((chains, self.model.m), dtype=int),
-            )
+            counts = np.ones((chains, self.model.m), dtype=int)
+            return State(grid[row], self._subsamples[column], counts)
         row = rng.choice(len(grid), size=chains, p=self.law)
         factors = np.abs(self._signed_table) / len(self._subsamples)
         rates = factors.sum(axis=1)[row, None]
@@ -259,11 +252,8 @@ class Experiment:
         steps += np.arange(len(grid))[:, None]
         shape = (chains, self.num_factors, MOST)
         at = np.searchsorted(steps.ravel(), row[:, None, None] + rng.random(shape))
-        return State(
-            grid[row],
-            self._subsamples[at - row[:, None, None] * factors.shape[1]],
-            np.minimum(counts, MOST),
-        )
+        u = self._subsamples[at - row[:, None, None] * factors.shape[1]]
+        return State(grid[row], u, np.minimum(counts, MOST))
 
     # ---- How often a right sampler accepts -------------------------------------
 
@@ -295,10 +285,8 @@ class Experiment:
 
     def _force(self, state: State) -> Array:
         h = 1e-6
-        up, down = (
-            self.log_density(state._replace(theta=state.theta + move))[0]
-            for move in (h, -h)
-        )
+        moved = (state._replace(theta=state.theta + move) for move in (h, -h))
+        up, down = (self.log_density(each)[0] for each in moved)
         return (up - down) / (2 * h)
 
 
@@ -306,14 +294,8 @@ class Experiment:
 PERTURBED = Experiment(Logistic(anchor=1.2), step_size=0.6, num_steps=3, num_blocks=2)
 # A third of the signs differ from the rest. A strong prior, without which |L̂| is large
 # far away, where L is not, and chains stay there for long.
-SIGNED = Experiment(
-    Logistic(anchor=1.0, prior=16.0),
-    step_size=0.3,
-    num_steps=2,
-    num_blocks=3,
-    num_factors=3,
-    lower_bound=-2.0,
-)
+_SIZES = {"num_blocks": 3, "num_factors": 3, "lower_bound": -2.0}
+SIGNED = Experiment(Logistic(anchor=1.0, prior=16.0), 0.3, num_steps=2, **_SIZES)
 # Of order 0.
 CONSTANT = replace(PERTURBED, model=Logistic(anchor=0.2, prior=2.0, order=0, m=3))
 

@@ -47,17 +47,15 @@ FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 def placements_of(ranks):
     """Shapes of meshes, and how matrices lie on them."""
+    first = (2, 2) if ranks == 4 else (ranks, 1)
+    second = (2, 2) if ranks == 4 else (1, ranks)
     found = {
-        "Shard(0)": ((ranks,), [Shard(0)]),
-        "Shard(1)": ((ranks,), [Shard(1)]),
-        "replicas": ((ranks, 1), [Replicate(), Shard(0)]),
-        "replicas of columns": ((1, ranks), [Replicate(), Shard(1)]),
-        "columns of columns": ((1, ranks), [Shard(1), Shard(1)]),
+        **{"Shard(0)": ((ranks,), [Shard(0)]), "Shard(1)": ((ranks,), [Shard(1)])},
+        "replicas": (first, [Replicate(), Shard(0)]),
+        "replicas of columns": (second, [Replicate(), Shard(1)]),
+        "columns of columns": (second, [Shard(1), Shard(1)]),
     }
     if ranks == 4:
-        found["replicas"] = ((2, 2), [Replicate(), Shard(0)])
-        found["replicas of columns"] = ((2, 2), [Replicate(), Shard(1)])
-        found["columns of columns"] = ((2, 2), [Shard(1), Shard(1)])
         found["blocks"] = ((2, 2), [Shard(1), Shard(0)])
         found["inner blocks"] = ((2, 2), [Shard(1), Shard(2)])
     return found
@@ -69,11 +67,7 @@ def is_run(kind, placement, ranks=2):
 
 
 class Net(nn.Module):
-    """Sizes that ranks cannot share evenly.
-
-    With padding, some would take a block of noise more than they do. Nothing is
-    computed with it.
-    """
+    """Sizes that ranks cannot share evenly, unless padded to more blocks of noise."""
 
     place: Any = None
 
@@ -150,10 +144,7 @@ def gradients(place, seed, size):
 
 
 def advance(net, sampler, steps, size=1.0, missing=True):
-    """Makes a step for each number, of which the gradients are made.
-
-    lr and T change, also where a parameter has no gradient.
-    """
+    """Makes a step for each number; lr and T change, also with a gradient missing."""
     for step in steps:
         for group in sampler.param_groups:
             group["lr"] *= {4: 0.5, 5: 2.0}.get(step % 6, 1.0)
@@ -190,8 +181,7 @@ def differences(one, other):
     ours, theirs = (sampler.state_dict() for _, sampler in (one, other))
     if ours["param_groups"] != theirs["param_groups"]:
         found.append("groups")
-    names = [name for name, _ in one[0].named_parameters()]
-    for name in names:
+    for name, _ in one[0].named_parameters():
         p, q = (pair[0].get_parameter(name) for pair in (one, other))
         if not same_bits(p.detach(), whole(q.detach())):
             found.append(name)
@@ -265,9 +255,8 @@ def more_chains(results, rank, meshes):
         pairs = []
         for in_shards in (None, False, True):
             net = Net()
-            means = [
-                torch.full_like(p, 0.5 + i) for i, p in enumerate(net.parameters())
-            ]
+            parts = enumerate(net.parameters())
+            means = [torch.full_like(p, 0.5 + i) for i, p in parts]
             means[0][0, 0] = 7.0
             if in_shards is not None:
                 shard(net, *place)
