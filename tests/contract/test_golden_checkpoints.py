@@ -60,11 +60,7 @@ def advance(sampler, params, steps):
     closures = {sg.SBPS: lambda: -losses(), sg.HMCECS: losses}
     closure = closures.get(type(sampler), gradients)
     for _ in range(steps):
-        if isinstance(sampler, (sg.EWSG, sg.HMC, sg.SBPS, sg.HMCECS)):
-            sampler.step(closure)
-        else:
-            closure()
-            sampler.step()
+        sampler.step(closure)
 
 
 def write():

@@ -42,11 +42,7 @@ def take_step(sampler, params, step, dtype):
             losses.append(x.detach().double().square().sum() / 2)
         return torch.stack(losses).sum()
 
-    if chains.needs_closure(sampler):
-        sampler.step(closure)
-    else:
-        closure()
-        sampler.step()
+    sampler.step(closure)
 
 
 def masters(sampler, params):
@@ -154,12 +150,8 @@ def law_of(kind, dtype, *, forget):
 
     leapfrog = rounded_leapfrog if forget else LEAPFROG
     for _ in range(steps):
-        if chains.needs_closure(sampler):
-            with mock.patch("torch_sgmcmc._impl.ops.hmc_leapfrog_", leapfrog):
-                sampler.step(closure)
-        else:
-            closure()
-            sampler.step()
+        with mock.patch("torch_sgmcmc._impl.ops.hmc_leapfrog_", leapfrog):
+            sampler.step(closure)
         moved |= p.detach() != begin
         if forget:
             sampler.state[p]["master"].copy_(p.detach())

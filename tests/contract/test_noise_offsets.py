@@ -100,9 +100,8 @@ def test_a_sampler_built_with_the_new_sizes_resumes(kind):
     chain.run(range(2, 4))
     saved = copy.deepcopy(chain.sampler.state_dict())
     twin = chain.twin()
-    assert (
-        twin.sampler.param_groups[1]["offsets"] != saved["param_groups"][1]["offsets"]
-    )
+    offsets = twin.sampler.param_groups[1]["offsets"]
+    assert offsets != saved["param_groups"][1]["offsets"]
     twin.sampler.load_state_dict(saved)
     assert bits(twin.run(range(4, 7))) == bits(chain.run(range(4, 7)))
     assert bits(twin.sampler.state_dict()) == bits(chain.sampler.state_dict())
@@ -251,10 +250,8 @@ def test_saved_numbers_that_cannot_be(change, message):
 def test_settings_that_are_put_back_rewind_nothing(kind):
     chain, same = Chain(kind), Chain(kind)
     counted = ("params", *chain.sampler._SPEC.progress)
-    saved = [
-        {k: v for k, v in g.items() if k not in counted}
-        for g in chain.sampler.param_groups
-    ]
+    groups = chain.sampler.param_groups
+    saved = [{k: v for k, v in g.items() if k not in counted} for g in groups]
     for step in range(4):
         chain.run(range(step, step + 1))
         same.run(range(step, step + 1))

@@ -1,16 +1,8 @@
 // The regression of the bounce clock, against the normal equations.
 #include "host/line_regression.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <limits>
-#include <random>
-#include <vector>
-
 #include "host/moments.h"
+#include "testing.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -60,11 +60,7 @@ def run(sampler, params, steps, *, spread=SPREAD, before=lambda i: None):
 
     for i in range(steps):
         before(i)
-        if isinstance(sampler, sg.EWSG):
-            sampler.step(closure)
-        else:
-            closure()
-            sampler.step()
+        sampler.step(closure)
 
 
 def parameters(count, shape, dtype):

@@ -164,11 +164,7 @@ def advance(net, sampler, steps, size=1.0, missing=True):
 
         for p in net.parameters():
             p.grad = None
-        if isinstance(sampler, sg.EWSG):
-            sampler.step(closure)
-        else:
-            closure()
-            sampler.step()
+        sampler.step(closure)
 
 
 def memory_of(p):

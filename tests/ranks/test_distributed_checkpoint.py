@@ -100,11 +100,7 @@ def advance(sampler, net, steps):
             halves = [p.detach().double().square().sum() / 2 for p in net.trained()]
             return torch.stack(halves).sum()
 
-        if chains.needs_closure(sampler) or isinstance(sampler, sg.SBPS):
-            sampler.step(closure)
-        else:
-            closure()
-            sampler.step()
+        sampler.step(closure)
     sampler.zero_grad()
 
 
