@@ -110,21 +110,17 @@ def test_minibatches_that_are_always_the_same(length, num_chains):
 def test_minibatches_that_are_often_the_same():
     p = nn.Parameter(torch.ones(4))
 
-    def closure(gradients):
-        def call():
-            p.grad = torch.full_like(p, next(gradients))
-
-        return call
+    def steps(gradients):
+        sampler = sg.EWSG([p], **GOOD)
+        for _ in range(300):
+            sampler.step(
+                lambda: setattr(p, "grad", torch.full_like(p, next(gradients)))
+            )
 
     # One other gradient before the hundredth clears all doubts.
-    sampler = sg.EWSG([p], **GOOD)
-    gradients = chain([1.0] * 197, [2.0], repeat(1.0))
-    for _ in range(300):
-        sampler.step(closure(gradients))
+    steps(chain([1.0] * 197, [2.0], repeat(1.0)))
     # Gradients of zero are those of a loss without data.
-    sampler = sg.EWSG([p], **GOOD)
-    for _ in range(300):
-        sampler.step(closure(repeat(0.0)))
+    steps(repeat(0.0))
 
 
 def test_minibatches_of_one_of_two_data():
@@ -238,10 +234,9 @@ def test_acceptance_rate():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_without_proposals_ewsg_equals_sghmc(dtype):
     params, others = short.make_params(dtype), short.make_params(dtype)
-    sampler = sg.EWSG(
-        params, **short.TARGET, momentum=0.8, index_chain_length=0, seed=3
-    )
-    sghmc = sg.SGHMC(others, **short.TARGET, momentum=0.8, seed=3)
+    target = {**short.TARGET, "momentum": 0.8, "seed": 3}
+    sampler = sg.EWSG(params, **target, index_chain_length=0)
+    sghmc = sg.SGHMC(others, **target)
     for step in range(5):
         short.take_step(sampler, params, step)
         short.take_step(sghmc, others, step)
@@ -374,9 +369,8 @@ def test_many_chains_resume_bit_for_bit():
 
 def test_chains_in_several_groups():
     expected = batched(20)
-    short.advance(
-        sg.EWSG(expected, **short.TARGET, num_chains=20, seed=4), expected, range(9)
-    )
+    whole = sg.EWSG(expected, **short.TARGET, num_chains=20, seed=4)
+    short.advance(whole, expected, range(9))
     params = batched(20)
     groups = [{"params": params[:1]}, {"params": params[1:]}]
     sampler = sg.EWSG(groups, **short.TARGET, num_chains=20, seed=4)

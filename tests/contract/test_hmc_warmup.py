@@ -22,9 +22,8 @@ def test_warmup_finds_the_step_size(start, target):
     """Warm-up from far too small and too large sizes; 64 chains steady the estimate."""
     g = torch.Generator().manual_seed(0)
     p = nn.Parameter(torch.randn(64, 20, generator=g))
-    sampler = sg.HMC(
-        [p], start, trajectory_length=0.5, num_data=5, num_chains=64, seed=1
-    )
+    settings = {"trajectory_length": 0.5, "num_data": 5, "num_chains": 64, "seed": 1}
+    sampler = sg.HMC([p], start, **settings)
     closure = Quartic([p], chains=True)
     sampler.warmup(closure, 150, target, progress=False)
     group = sampler.param_groups[0]
@@ -57,9 +56,8 @@ def test_warmup_resumes_bit_for_bit(stop):
     resumed = [nn.Parameter(v.detach()) for v in values]
     late = sg.HMC(resumed, 9.0, trajectory_length=1.0, num_data=1)
     late.load_state_dict(state)
-    with refused(
-        ValueError, "Invalid target_acceptance: 0.7 (the warm-up in progress has 0.8)"
-    ):
+    message = "Invalid target_acceptance: 0.7 (the warm-up in progress has 0.8)"
+    with refused(ValueError, message):
         late.warmup(Quartic(resumed), 3, 0.7)
     late.warmup(Quartic(resumed), 30 - stop, progress=False)
     assert sampler.param_groups[0]["step_size"] == late.param_groups[0]["step_size"]

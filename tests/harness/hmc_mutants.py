@@ -58,9 +58,8 @@ class ReferenceHMC(Optimizer):
         self.count = 0
 
     def set_mass(self, masses: Iterable[Tensor]) -> None:
-        self.masses = [
-            m.expand_as(p) for m, (p, _) in zip(masses, self.members, strict=True)
-        ]
+        each = zip(masses, self.members, strict=True)
+        self.masses = [m.expand_as(p) for m, (p, _) in each]
 
     @property
     def members(self) -> list[tuple[Tensor, float]]:
@@ -133,9 +132,8 @@ class ReferenceHMC(Optimizer):
     def energies(self, loss: Tensor) -> list[Tensor]:
         """Returns the energy of each tensor; the first includes the loss."""
         bug, result = self.mutation, []
-        for (p, prior), r, m in zip(
-            self.members, self.momenta, self.masses, strict=True
-        ):
+        each = zip(self.members, self.momenta, self.masses, strict=True)
+        for (p, prior), r, m in each:
             mass = torch.ones_like(m) if bug == "kinetic energy without masses" else m
             kinetic = 0.5 * (r * r / mass).sum(dim=1)
             decay = 0.0 if bug == "prior missing in the energy" else prior

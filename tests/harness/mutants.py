@@ -64,24 +64,21 @@ class _Reference(Optimizer):
     #: Hyperparameters that not all of them have; a type is of one that must be given.
     OWN: ClassVar[Group] = {}
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float,
-        *,
-        num_data: float,
-        seed: int = 0,
-        mutation: str | None = None,
-        **own: Any,
-    ) -> None:
-        default = {"prior_precision": 0.0, "temperature": 1.0, **self.OWN}
-        assert own.keys() <= default.keys()
-        own = default | own
+    def __init__(self, params: Iterable[Any], lr: float, **settings: Any) -> None:
+        own = {
+            "prior_precision": 0.0,
+            "temperature": 1.0,
+            "num_data": float,
+            **self.OWN,
+        }
+        own |= {"seed": 0, "mutation": None}
+        assert settings.keys() <= own.keys()
+        own |= settings
         assert not any(isinstance(value, type) for value in own.values())
-        super().__init__(params, {"lr": lr, "num_data": num_data} | own)
-        self.seed, self.mutation = seed, mutation
+        self.seed, self.mutation = own.pop("seed"), own.pop("mutation")
+        super().__init__(params, {"lr": lr} | own)
         self.step_count = 0
-        self.generator = torch.Generator().manual_seed(seed + 2**32)
+        self.generator = torch.Generator().manual_seed(self.seed + 2**32)
 
     def gradient(self, p: Tensor, c: Group) -> Tensor:
         """ḡ + (λ / N) θ."""
@@ -150,9 +147,8 @@ class ReferenceSGHMC(_Reference):
                 # With the mean lr g / (1 + m), which leaves a part of the step's -lr g.
                 part = 1 / (1 + momentum)
                 variance, lr, account = 2 * part * scale, part * lr, part**2 * account
-            v = variance**0.5 * torch.randn(
-                p.shape, generator=self.generator, dtype=p.dtype
-            )
+            xi = torch.randn(p.shape, generator=self.generator, dtype=p.dtype)
+            v = variance**0.5 * xi
             if self.step_count == 0 and self.mutation == "momentum starts at rest":
                 v.zero_()
             state["momentum"] = v

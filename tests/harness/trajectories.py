@@ -24,6 +24,7 @@ from harness.targets import DoubleWell
 Build = Callable[..., Any]
 
 CHAINS = 20_000
+_HESSIAN = np.array([[1.0, 0.4, -0.3], [0.4, 0.6, 0.2], [-0.3, 0.2, 0.8]])
 
 
 @dataclass(frozen=True)
@@ -36,24 +37,18 @@ class GaussianProblem:
     widths: tuple[int, int] = (2, 1)
     masses: Array = field(default_factory=lambda: np.array([12.0, 3.0, 7.0]))
     centre: Array = field(default_factory=lambda: np.array([0.5, -0.3, 1.0]))
-    hessian: Array = field(
-        default_factory=lambda: np.array(
-            [[1.0, 0.4, -0.3], [0.4, 0.6, 0.2], [-0.3, 0.2, 0.8]]
-        )
-    )
+    hessian: Array = field(default_factory=lambda: _HESSIAN)
 
     @property
     def precision(self) -> Array:
         """The Hessian of U at T = 1."""
-        return self.num_data * self.hessian + np.diag(
-            np.repeat(self.priors, self.widths)
-        )
+        priors = np.repeat(self.priors, self.widths)
+        return self.num_data * self.hessian + np.diag(priors)
 
     @property
     def mean(self) -> Array:
-        return np.linalg.solve(
-            self.precision, self.num_data * self.hessian @ self.centre
-        )
+        pull = self.num_data * self.hessian @ self.centre
+        return np.linalg.solve(self.precision, pull)
 
     @property
     def cov(self) -> Array:
@@ -72,14 +67,12 @@ class GaussianProblem:
         def kick(size: float) -> statistics.AffineMap:
             pull = size * self.precision
             shift = np.concatenate([np.zeros(d), pull @ self.mean])
-            return statistics.AffineMap(
-                np.block([[one, zero], [-pull, one]]), shift, still
-            )
+            move = np.block([[one, zero], [-pull, one]])
+            return statistics.AffineMap(move, shift, still)
 
         speed = step_size * np.diag(1 / self.masses)
-        drift = statistics.AffineMap(
-            np.block([[one, speed], [zero, one]]), np.zeros(2 * d), still
-        )
+        move = np.block([[one, speed], [zero, one]])
+        drift = statistics.AffineMap(move, np.zeros(2 * d), still)
         half = kick(step_size / 2)
         return half.then(drift).then(half).power(num_steps)
 
@@ -103,15 +96,12 @@ class Run:
             torch.tensor(rows, dtype=torch.float64, requires_grad=True)
             for rows in np.split(start, [problem.widths[0]], axis=1)
         ]
-        groups = [
-            {"params": [p], "prior_precision": prior}
-            for p, prior in zip(self.params, problem.priors, strict=True)
-        ]
+        each = zip(self.params, problem.priors, strict=True)
+        groups = [{"params": [p], "prior_precision": prior} for p, prior in each]
         settings |= {"num_data": problem.num_data, "temperature": problem.temperature}
         self.sampler = build(groups, num_chains=len(start), seed=11, **settings)
-        self.sampler.set_mass(
-            [torch.tensor(m) for m in np.split(problem.masses, [problem.widths[0]])]
-        )
+        masses = np.split(problem.masses, [problem.widths[0]])
+        self.sampler.set_mass([torch.tensor(m) for m in masses])
 
     def closure(self) -> Tensor:
         delta = torch.cat(self.params, dim=1) - torch.as_tensor(self.problem.centre)
@@ -147,9 +137,8 @@ def check_invariance(build: Build) -> None:
     """Chains that begin with the target's law have it after some trajectories."""
     problem = GaussianProblem()
     run = Run(problem, build, problem.draw(seed=1), **COARSE).advance(4)
-    statistics.check_gaussian(
-        run.theta, mean=problem.mean, cov=problem.cov, label="HMC, invariance"
-    )
+    law = {"mean": problem.mean, "cov": problem.cov}
+    statistics.check_gaussian(run.theta, **law, label="HMC, invariance")
 
 
 def check_mixing(build: Build) -> None:
@@ -158,14 +147,12 @@ def check_mixing(build: Build) -> None:
     far = problem.mean + 3 * np.sqrt(np.diag(problem.cov))
     run = Run(problem, build, np.tile(far, (CHAINS, 1)), **COARSE).advance(120)
     first = run.theta.copy()
-    statistics.check_gaussian(
-        first, mean=problem.mean, cov=problem.cov, label="HMC, mixing"
-    )
+    law = {"mean": problem.mean, "cov": problem.cov}
+    statistics.check_gaussian(first, **law, label="HMC, mixing")
     second = run.advance(60).theta
     z = [(x - problem.mean) / np.sqrt(np.diag(problem.cov)) for x in (first, second)]
-    statistics.check_z(
-        {"memory": (z[0] * z[1]).mean(axis=0) * CHAINS**0.5}, label="HMC, memory"
-    )
+    memory = (z[0] * z[1]).mean(axis=0) * CHAINS**0.5
+    statistics.check_z({"memory": memory}, label="HMC, memory")
 
 
 def check_dynamics(build: Build) -> None:
@@ -179,21 +166,18 @@ def check_dynamics(build: Build) -> None:
         run.advance(stop - done)
         done = stop
         mean, cov = step.power(stop).push(far, np.zeros_like(problem.cov))
-        statistics.check_gaussian(
-            run.theta, mean=mean, cov=cov, label=f"leapfrog, {stop} trajectories"
-        )
+        label = f"leapfrog, {stop} trajectories"
+        statistics.check_gaussian(run.theta, mean=mean, cov=cov, label=label)
 
 
 def check_kept_momenta(build: Build) -> None:
     """Kept momenta: their joint law with θ is preserved, too."""
     problem = GaussianProblem()
-    run = Run(
-        problem, build, problem.draw(seed=2), resample_momentum_every=4, **COARSE
-    ).advance(4)
+    settings = {"resample_momentum_every": 4, **COARSE}
+    run = Run(problem, build, problem.draw(seed=2), **settings).advance(4)
     d = len(problem.mean)
-    joint = linalg.block_diag(
-        problem.cov, problem.temperature * np.diag(problem.masses)
-    )
+    heat = problem.temperature * np.diag(problem.masses)
+    joint = linalg.block_diag(problem.cov, heat)
     state = np.hstack([run.theta, run.momenta])
     mean = np.concatenate([problem.mean, np.zeros(d)])
     statistics.check_gaussian(state, mean=mean, cov=joint, label="HMC, kept momenta")
@@ -216,9 +200,8 @@ def check_double_well(build: Build) -> None:
     samples = theta.detach().numpy()[:, 0]
 
     def integral(low: float, high: float, power: int = 0) -> float:
-        return integrate.quad(
-            lambda x: x**power * np.exp(-DoubleWell.potential(x)), low, high
-        )[0]
+        weight = lambda x: x**power * np.exp(-DoubleWell.potential(x))  # noqa: E731
+        return integrate.quad(weight, low, high)[0]
 
     total = integral(-3, 3)  # beyond which 1e-27 of the mass lies
     powers = np.array([1, 2, 4])

@@ -240,9 +240,6 @@ def test_the_picture(monkeypatch):
         result.plot()
 
 
-__all__ = ["learning_coefficient", "linear_network"]
-
-
 def learning_coefficient(sizes, rank):
     """λ of a network of these widths, the true map having this rank.
 
@@ -278,10 +275,8 @@ def linear_network(sizes, rank):
     At the weights the loss is least. They are in balance: all have the rank of the map.
     """
     g = torch.Generator().manual_seed(1)
-    turns = [
-        torch.linalg.qr(torch.randn(size, size, generator=g).double())[0]
-        for size in sizes
-    ]
+    squares = (torch.randn(size, size, generator=g).double() for size in sizes)
+    turns = [torch.linalg.qr(square)[0] for square in squares]
     weights, product = [], torch.eye(sizes[0], dtype=torch.float64)
     for i in range(len(sizes) - 1):
         core = torch.zeros(sizes[i + 1], sizes[i], dtype=torch.float64)

@@ -53,16 +53,15 @@ def ranks(folder):
     return launch(PROGRAM, RANKS, folder)
 
 
-@pytest.mark.parametrize(
-    ("kind", "placement"),
-    [
-        (kind, placement)
-        for kind, placement in product(
-            sharded_ranks.KINDS, sharded_ranks.placements_of(RANKS)
-        )
-        if sharded_ranks.is_run(kind, placement)
-    ],
-)
+def of_ranks(kinds, is_run):
+    """Kinds of chains with the placements that they are run with."""
+    every = product(kinds, sharded_ranks.placements_of(RANKS))
+    return pytest.mark.parametrize(
+        ("kind", "placement"), [each for each in every if is_run(*each)]
+    )
+
+
+@of_ranks(sharded_ranks.KINDS, sharded_ranks.is_run)
 def test_shards_are_parts_of_one_chain(ranks, kind, placement):
     for rank in ranks:
         assert rank[f"{kind}, {placement}"] == []
@@ -164,14 +163,7 @@ def of_hmc(ranks):
     return [rank["HMC"] for rank in ranks]
 
 
-@pytest.mark.parametrize(
-    ("kind", "placement"),
-    [
-        each
-        for each in product(hmc.KINDS, sharded_ranks.placements_of(RANKS))
-        if hmc.is_run(*each)
-    ],
-)
+@of_ranks(hmc.KINDS, hmc.is_run)
 def test_shards_are_parts_of_one_chain_of_hmc(of_hmc, kind, placement):
     """Bitwise identical; energies alone, which decide, are rounded differently."""
     for rank in of_hmc:
@@ -287,9 +279,8 @@ def mesh_of(shape, rank=1):
 @pytest.mark.parametrize("rank", range(4))
 def test_where_the_elements_of_shards_are(rank):
     with mesh_of((2, 2), rank) as mesh:
-        for shape, placements in product(
-            ((5, 3, 4), (1, 2, 7), (8, 8, 2), (2, 0, 3)), product(WAYS, WAYS)
-        ):
+        shapes = ((5, 3, 4), (1, 2, 7), (8, 8, 2), (2, 0, 3))
+        for shape, placements in product(shapes, product(WAYS, WAYS)):
             indices = torch.arange(torch.Size(shape).numel()).view(shape)
             for order in ((0, 1, 2), (2, 0, 1)):  # in memory
                 back = sorted(range(3), key=order.__getitem__)
@@ -311,10 +302,9 @@ def test_where_the_elements_of_shards_are(rank):
 def test_layouts_that_are_kept_equal_those_of_the_placements_there_are():
     with mesh_of((4,)) as mesh:
         kept = dtensor.Sharded()
-        p, *others = (
-            distribute_tensor(torch.ones(6, 5), mesh, [way], src_data_rank=None)
-            for way in (Shard(0), Shard(1), Replicate())
-        )
+        ways = [[Shard(0)], [Shard(1)], [Replicate()]]
+        place = partial(distribute_tensor, torch.ones(6, 5), mesh, src_data_rank=None)
+        p, *others = map(place, ways)
         assert kept.layout(torch.ones(6, 5)) is None
         for other in others:
             assert kept.layout(p) == dtensor.layout_of(p)
