@@ -229,14 +229,9 @@ def test_what_is_refused_is_refused(change, words):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("seed", 77),
-        ("step", torch.tensor(2)),
-        ("num_skipped", 0),
-        ("offsets", [0, 128]),
-        ("sizes", [5, 3]),
-        ("next_offset", 0),
-        ("sampler", "SGLD"),
-        ("momentum_settings", [1.0, 1.0, 10.0]),
+        *(("seed", 77), ("step", torch.tensor(2)), ("num_skipped", 0)),
+        *(("offsets", [0, 128]), ("sizes", [5, 3]), ("next_offset", 0)),
+        *(("sampler", "SGLD"), ("momentum_settings", [1.0, 1.0, 10.0])),
     ],
 )
 def test_what_the_sampler_owns_is_not_replaced(kind, key, value):

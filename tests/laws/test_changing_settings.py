@@ -277,11 +277,8 @@ _SETTINGS = {
     "temperature": {"temperature": 0.25},
     "num_data": {"num_data": 4 * NUM_DATA},
     "prior_precision": {"prior_precision": 2 * NUM_DATA},
-    "momentum": {"momentum": 0.5},
-    "minibatches": {},
-    "groups": {},
-    "frozen": {"lr": 0.03},
-    "sizes": {},
+    **{"momentum": {"momentum": 0.5}, "minibatches": {}, "groups": {}},
+    **{"frozen": {"lr": 0.03}, "sizes": {}},
 }
 
 

@@ -285,9 +285,7 @@ def estimates(variances, means=(0.0, 0.0), lowest=(0.0, 0.0)):
         ([0.01], 100, 100_000, 30),
         ([0.01], 12, 100_000, 12),
         # Not more than there are data.
-        ([2.0], 100, 250, 250),
-        ([2.0], 100, 1, 2),
-        ([math.inf], 100, 250, 250),
+        *(([2.0], 100, 250, 250), ([2.0], 100, 1, 2), ([math.inf], 100, 250, 250)),
     ],
 )
 def test_the_size_of_perturbed_subsamples(variances, size, num_data, chosen):

@@ -191,9 +191,7 @@ def test_a_name_goes_before_a_pattern(tmp_path):
     tensors = {name: torch.ones(2, requires_grad=True) for name in ("w[0]", "w0", "v")}
     sampler = sg.SGLD(tensors.values(), 0.1, num_data=4, seed=0)
     for choice, expected in (
-        (["w[0]"], ["w[0]"]),
-        (["w*"], ["w[0]", "w0"]),
-        (["w[1]", "v"], None),
+        *((["w[0]"], ["w[0]"]), (["w*"], ["w[0]", "w0"]), (["w[1]", "v"], None)),
     ):
         make = lambda c=choice: sg.Collector(sampler, tensors, tmp_path, parameters=c)  # noqa: E731
         if expected is None:

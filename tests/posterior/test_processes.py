@@ -221,8 +221,6 @@ def test_a_guarded_script(tmp_path):
 
 @pytest.mark.usefixtures("forked")
 def test_more_chains_than_processes(tmp_path):
-    store = sg.sample(
-        *(model, sghmc, loader(), loss, tmp_path),
-        **{"steps": 3, "chains": 3, "processes": 2, "seed": 1, "progress": False},
-    )
+    options = {"steps": 3, "chains": 3, "processes": 2, "seed": 1, "progress": False}
+    store = sg.sample(model, sghmc, loader(), loss, tmp_path, **options)
     assert [len(store.chain(i)) for i in range(3)] == [3, 3, 3]
