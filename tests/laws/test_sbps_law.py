@@ -408,8 +408,8 @@ class MeanOfData:
 
 def mean_variance(*, shuffled, chains, steps):
     """The mean over chains, and its error."""
-    chain_of = partial(MeanOfData, shuffled=shuffled)
-    found = np.array([chain_of(seed).variance(steps) for seed in range(chains)])
+    make = partial(MeanOfData, shuffled=shuffled)
+    found = np.array([make(seed).variance(steps) for seed in range(chains)])
     return found.mean(), found.std(ddof=1) / chains**0.5
 
 
