@@ -211,12 +211,8 @@ def chain_program(consumer_program):
     It ends at the word "end" and not at the end of its input, whose pipe a forked
     process may hold; what does not end is killed.
     """
-    program = subprocess.Popen(
-        [consumer_program("chain")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    program = subprocess.Popen([consumer_program("chain")], **pipes)
     assert program.stdin and program.stdout
     try:
         yield program

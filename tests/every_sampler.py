@@ -23,13 +23,8 @@ SIZES = (3, 130, 4)
 class Chain:
     """A sampler of two groups of parameters; a step depends on its number alone."""
 
-    def __init__(
-        self,
-        kind,
-        dtype=torch.float32,
-        seed=5,
-        sizes=SIZES,  # HMC-ECS has its own
-    ):
+    def __init__(self, kind, dtype=torch.float32, seed=5, sizes=SIZES):
+        """HMC-ECS has sizes of its own."""
         self.kind = kind
         g = torch.Generator().manual_seed(3)
         self.params = [
@@ -46,15 +41,10 @@ class Chain:
             signed = {"estimator": "signed", "num_factors": 9}
             settings = signed if self.kind == "HMCECS signed" else {}
             sampler = make_ecs(self.data, seed=seed, **settings)
-            return type(sampler)(
-                groups,
-                **{
-                    key: value
-                    for key, value in sampler.param_groups[0].items()
-                    if key in ("num_data", "subsample_size", "num_blocks", "seed")
-                    or key in ("prior_precision", "step_size", *settings)
-                },
-            )
+            names = {"num_data", "subsample_size", "num_blocks", "seed", *settings}
+            names |= {"prior_precision", "step_size"}
+            given = {k: v for k, v in sampler.param_groups[0].items() if k in names}
+            return type(sampler)(groups, **given)
         if self.kind.startswith("SBPS"):
             preconditioned = self.kind == "SBPS preconditioned"
             return make_sbps(

@@ -28,11 +28,10 @@ def digest(tensors):
 
 def values(like, scale):
     """Values of many magnitudes without any random number generator."""
+    waves = (torch.arange(t.numel(), dtype=torch.float64) * 0.7 for t in like)
     return [
-        (scale * torch.sin(torch.arange(t.numel(), dtype=torch.float64) * 0.7 + i)).to(
-            t.dtype
-        )
-        for i, t in enumerate(like)
+        (scale * torch.sin(wave + i)).to(t.dtype)
+        for i, (t, wave) in enumerate(zip(like, waves, strict=True))
     ]
 
 
@@ -127,13 +126,10 @@ def subsampled():
             (gradients[:1].clone(), None, hessians),
         ):
             for factors in (0, 5):
+                sizes = {"num_data": 50.0, "batch_size": 3, "num_factors": factors}
                 weights, hessian_terms, numbers = ops.ecs_estimate(
                     *(y, theta, anchor, v, *fields),
-                    temperature=0.9,
-                    num_data=50.0,
-                    batch_size=3,
-                    num_factors=factors,
-                    lower_bound=-5.5,
+                    **{"temperature": 0.9, "lower_bound": -5.5, **sizes},
                 )
                 density, gradient = ops.ecs_density(
                     *(numbers, s, weights, hessian_terms, theta, anchor, *fields),

@@ -93,11 +93,8 @@ def by_gradients():
     The latter take FRICTION as well.
     """
     wanted = {
-        with_momenta: (
-            ["params", "grads", *(["momenta"] if with_momenta else []), "masters"],
-            {*TARGET, *(FRICTION if with_momenta else ())},
-        )
-        for with_momenta in (False, True)
+        False: (["params", "grads", "masters"], {*TARGET}),
+        True: (["params", "grads", "momenta", "masters"], {*TARGET, *FRICTION}),
     }
     return {
         op: with_momenta

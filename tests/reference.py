@@ -6,6 +6,7 @@ differ by rounding alone, and :func:`assert_rounded` allows no more than that.
 """
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -78,36 +79,24 @@ def sgld(param, grad, noise, *, lr, num_data, prior_precision, temperature):
     )
 
 
-def sghmc(
-    param,
-    grad,
-    momentum_buffer,
-    noise,
-    grad_variance=None,
-    *,
-    lr,
-    momentum,
-    num_data,
-    prior_precision,
-    temperature,
-    noise_estimate,
-):
+def sghmc(param, grad, momentum_buffer, noise, grad_variance=None, **settings):
     """METHODS, SGHMC: the new parameter and the new momentum.
 
     With a gradient variance, the noise estimate of a coordinate is
     lr N Var / (2 T).
     """
+    c = SimpleNamespace(**settings)
     param, grad = param.double(), grad.double()
     v = momentum_buffer.double()
-    beta = noise_estimate
+    beta = c.noise_estimate
     if grad_variance is not None:
-        beta = lr * num_data * grad_variance.double() / (2 * temperature)
-    variance = 2 * ((1 - momentum) - beta) * lr * temperature / num_data
+        beta = c.lr * c.num_data * grad_variance.double() / (2 * c.temperature)
+    variance = 2 * ((1 - c.momentum) - beta) * c.lr * c.temperature / c.num_data
     jump = torch.as_tensor(variance, dtype=torch.float64).sqrt() * noise
-    pull = prior_precision / num_data * param
+    pull = c.prior_precision / c.num_data * param
     new = Exact(
-        momentum * v - lr * (grad + pull) + jump,
-        momentum * v.abs() + lr * (grad.abs() + pull.abs()) + jump.abs(),
+        c.momentum * v - c.lr * (grad + pull) + jump,
+        c.momentum * v.abs() + c.lr * (grad.abs() + pull.abs()) + jump.abs(),
     )
     return Exact(param + new.value, param.abs() + new.scale), new
 
@@ -122,21 +111,12 @@ def leapfrog(param, grad, momentum, mass, *, kick, drift, num_data, prior_precis
 
 
 def ewsg_log_weights(
-    params,
-    grads,
-    momenta,
-    *,
-    lr,
-    momentum,
-    num_data,
-    prior_precision,
-    temperature,
-    surrogate="momentum",
-    num_chains=1,
+    params, grads, momenta, *, surrogate="momentum", num_chains=1, **settings
 ):
     """METHODS, EWSG: W of each chain; without momenta v = 0."""
-    alpha = 1 - momentum
-    variance = 2 * alpha * lr * temperature / num_data
+    c = SimpleNamespace(**settings)
+    alpha = 1 - c.momentum
+    variance = 2 * alpha * c.lr * c.temperature / c.num_data
     total = torch.zeros(num_chains, dtype=torch.float64)
     for i, (p, g) in enumerate(zip(params, grads, strict=True)):
         v = momenta[i].double() if momenta else torch.zeros_like(p, dtype=torch.float64)
@@ -146,48 +126,36 @@ def ewsg_log_weights(
             "one": 0 * v + variance**0.5,
             "full_momentum": -(1 - alpha) * v,
         }[surrogate]
-        pull = u + lr * (g.double() + prior_precision / num_data * p.double())
+        pull = u + c.lr * (g.double() + c.prior_precision / c.num_data * p.double())
         total += pull.reshape(num_chains, -1).square().sum(dim=1) / (2 * variance)
     return total
 
 
 def psgld(
-    param,
-    grad,
-    square_average,
-    noise,
-    sensitivity=None,
-    curvature=None,
-    *,
-    lr,
-    num_data,
-    prior_precision,
-    temperature,
-    decay,
-    eps,
-    adapt,
+    param, grad, square_average, noise, sensitivity=None, curvature=None, **settings
 ):
     """METHODS, pSGLD: the new parameter, V, and J W if Γ is added.
 
     Γ = dG/dV W with W = a (J W) + 2 (1 - a) ḡ h, h the curvature.
     """
+    c = SimpleNamespace(**settings)
     param, grad, v = param.double(), grad.double(), square_average.double()
-    if adapt:
-        v = decay * v + (1 - decay) * grad**2
-    g_factor = 1 / (v.sqrt() + eps)
-    pull = prior_precision / num_data * param
-    jump = (2 * lr * temperature / num_data * g_factor).sqrt() * noise
-    new = param - lr * g_factor * (grad + pull) + jump
-    size = param.abs() + lr * g_factor * (grad.abs() + pull.abs()) + jump.abs()
+    if c.adapt:
+        v = c.decay * v + (1 - c.decay) * grad**2
+    g_factor = 1 / (v.sqrt() + c.eps)
+    pull = c.prior_precision / c.num_data * param
+    jump = (2 * c.lr * c.temperature / c.num_data * g_factor).sqrt() * noise
+    new = param - c.lr * g_factor * (grad + pull) + jump
+    size = param.abs() + c.lr * g_factor * (grad.abs() + pull.abs()) + jump.abs()
     if sensitivity is None or curvature is None:
         return Exact(new, size), Exact(v, v), None
-    old, h = decay * sensitivity.double(), curvature.double()
-    w = old + 2 * (1 - decay) * grad * h
-    w_size = old.abs() + 2 * (1 - decay) * (grad * h).abs()
-    slope = lr * temperature / num_data * g_factor**2 / (2 * v.sqrt())
-    bend = lr * g_factor * (h + prior_precision / num_data)
-    bend_size = lr * g_factor * (h.abs() + prior_precision / num_data)
-    jacobian = (1 - bend).clamp(0, 1 / decay)
+    old, h = c.decay * sensitivity.double(), curvature.double()
+    w = old + 2 * (1 - c.decay) * grad * h
+    w_size = old.abs() + 2 * (1 - c.decay) * (grad * h).abs()
+    slope = c.lr * c.temperature / c.num_data * g_factor**2 / (2 * v.sqrt())
+    bend = c.lr * g_factor * (h + c.prior_precision / c.num_data)
+    bend_size = c.lr * g_factor * (h.abs() + c.prior_precision / c.num_data)
+    jacobian = (1 - bend).clamp(0, 1 / c.decay)
     return (
         Exact(new - slope * w, size + slope * w_size),
         Exact(v, v),
@@ -195,42 +163,30 @@ def psgld(
     )
 
 
-def sgnht(
-    param,
-    grad,
-    momentum_buffer,
-    thermostat,
-    noise,
-    *,
-    lr,
-    momentum,
-    num_data,
-    prior_precision,
-    temperature,
-    thermostat_rate,
-):
+def sgnht(param, grad, momentum_buffer, thermostat, noise, **settings):
     """METHODS, SGNHT: the new parameter, momentum, and thermostat α - A."""
+    c = SimpleNamespace(**settings)
     param, grad = param.double(), grad.double()
     v, delta = momentum_buffer.double(), thermostat.double()
-    friction = 1 - momentum + delta
-    pull = prior_precision / num_data * param
-    jump = (2 * (1 - momentum) * lr * temperature / num_data) ** 0.5 * noise
+    friction = 1 - c.momentum + delta
+    pull = c.prior_precision / c.num_data * param
+    jump = (2 * (1 - c.momentum) * c.lr * c.temperature / c.num_data) ** 0.5 * noise
     new = Exact(
-        (1 - friction) * v - lr * (grad + pull) + jump,
-        (momentum + delta.abs()) * v.abs()
-        + lr * (grad.abs() + pull.abs())
+        (1 - friction) * v - c.lr * (grad + pull) + jump,
+        (c.momentum + delta.abs()) * v.abs()
+        + c.lr * (grad.abs() + pull.abs())
         + jump.abs(),
     )
-    gain = thermostat_rate * num_data / (lr * temperature)
+    gain = c.thermostat_rate * c.num_data / (c.lr * c.temperature)
     mean = (v + new.value) / 2
     mean_size = (v.abs() + new.scale) / 2
     return (
         Exact(param + new.value, param.abs() + new.scale),
         new,
         Exact(
-            delta + gain * mean**2 - thermostat_rate,
+            delta + gain * mean**2 - c.thermostat_rate,
             # An error of the mean counts twice in its square.
-            delta.abs() + 2 * gain * mean.abs() * mean_size + thermostat_rate,
+            delta.abs() + 2 * gain * mean.abs() * mean_size + c.thermostat_rate,
         ),
     )
 

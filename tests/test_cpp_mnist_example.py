@@ -34,12 +34,8 @@ def images(tmp_path_factory):
 
 
 def run(program, *arguments):
-    return subprocess.run(
-        [program, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    options = {"env": os.environ | {"OMP_NUM_THREADS": "1"}, "capture_output": True}
+    return subprocess.run([program, *map(str, arguments)], text=True, **options)
 
 
 def test_it_learns(consumer_program, images, tmp_path):

@@ -1,20 +1,8 @@
 """Samplers with Hugging Face's accelerate, and in its own tests."""
 
+import framework_problem as shared
 import pytest
 import torch
-from framework_problem import (
-    EVERY,
-    NUM_DATA,
-    PLAIN,
-    by_hand,
-    closure_of,
-    collector_of,
-    graphs,
-    loader,
-    new_model,
-    new_sampler,
-    takes_closure,
-)
 from short_chains import assert_same
 from stored_files import contents
 from torch.nn.functional import mse_loss
@@ -43,42 +31,42 @@ class Run:
             cpu=True, gradient_accumulation_steps=parts
         )
         self.kind, self.parts = kind, parts
-        self.batches = sg.IndependentBatchSampler(NUM_DATA, 8, seed=5)
-        model = new_model()
-        sampler = new_sampler(kind, model)
+        self.batches = sg.IndependentBatchSampler(shared.NUM_DATA, 8, seed=5)
+        model = shared.new_model()
+        sampler = shared.new_sampler(kind, model)
         self.model, self.sampler, self.loader = self.accelerator.prepare(
-            model, sampler, loader()
+            model, sampler, shared.loader()
         )
         self.accelerator.register_for_checkpointing(self.batches)
         if store is not None:
-            self.collector = collector_of(sampler, model, store)
+            self.collector = shared.collector_of(sampler, model, store)
             self.accelerator.register_for_checkpointing(self.collector)
 
     def epochs(self, number):
         for _ in range(number):
             for x, y in self.loader:
-                if takes_closure(self.kind):
+                if shared.takes_closure(self.kind):
                     backward = self.accelerator.backward
                     self.sampler.step(
-                        closure_of(self.kind, self.model, self.batches, backward)
+                        shared.closure_of(self.kind, self.model, self.batches, backward)
                     )
                     continue
                 with self.accelerator.accumulate(self.model):
                     loss = mse_loss(self.model(x), y)
-                    self.accelerator.backward(loss, **graphs(self.kind))
+                    self.accelerator.backward(loss, **shared.graphs(self.kind))
                     self.sampler.step()
                     self.sampler.zero_grad()
         return list(self.model.parameters())
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
-@pytest.mark.parametrize("kind", EVERY)
+@pytest.mark.parametrize("kind", shared.EVERY)
 def test_the_chain_equals_that_of_a_loop_and_resumes(kind, tmp_path):
     run = Run(kind)
     run.epochs(1)
     run.accelerator.save_state(str(tmp_path))
     whole = run.epochs(2)
-    assert_same(whole, by_hand(kind, 12))
+    assert_same(whole, shared.by_hand(kind, 12))
     accelerate.state.AcceleratorState._reset_state(True)
     resumed = Run(kind)
     resumed.accelerator.load_state(str(tmp_path))
@@ -87,12 +75,12 @@ def test_the_chain_equals_that_of_a_loop_and_resumes(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", ["SGHMC", "SGHMC with means"])
 def test_accumulated_gradients(kind):
-    assert_same(Run(kind, parts=2).epochs(2), by_hand(kind, 4, parts=2))
+    assert_same(Run(kind, parts=2).epochs(2), shared.by_hand(kind, 4, parts=2))
 
 
 @pytest.mark.parametrize(("kind", "parts"), [("SGHMC", 2), ("SBPS", 1)])
 def test_draws_equal_those_of_a_loop_and_resume(kind, parts, tmp_path):
-    by_hand(kind, 24 // parts, parts=parts, store=tmp_path / "loop")
+    shared.by_hand(kind, 24 // parts, parts=parts, store=tmp_path / "loop")
     run = Run(kind, parts, tmp_path / "run")
     run.epochs(3)
     run.accelerator.save_state(str(tmp_path / "state"))
@@ -111,7 +99,7 @@ def test_draws_equal_those_of_a_loop_and_resume(kind, parts, tmp_path):
 @pytest.fixture(params=["SGLD", "SGHMC with means"])
 def in_place(request, monkeypatch):
     def make(params, lr):
-        sampler = PLAIN[request.param](params)
+        sampler = shared.PLAIN[request.param](params)
         for group in sampler.param_groups:
             group["lr"] = lr / 10
         return sampler

@@ -1,7 +1,4 @@
-"""Requirements on closures that a sampler calls several times a step.
-
-More of EWSG's closures is in test_ewsg.py, of HMC's in test_hmc.py.
-"""
+"""Requirements on closures that a sampler calls several times a step."""
 
 from functools import partial
 

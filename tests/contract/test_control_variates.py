@@ -12,8 +12,6 @@ from torch import nn
 
 import torch_sgmcmc as sg
 
-# ---- The estimate ----------------------------------------------------------------
-
 
 def test_the_formula():
     problem = Problem()
@@ -25,19 +23,11 @@ def test_the_formula():
     theta = problem.values()
     addresses = [p.data_ptr() for p in problem.params]
     loss = estimator.backward(problem.batch([1, 4]))
-    want = [
-        g - a + f
-        for g, a, f in zip(
-            problem.gradient([1, 4]),
-            problem.gradient([1, 4], anchor),
-            problem.gradient(range(7), anchor),
-            strict=True,
-        )
-    ]
-    assert_close(problem.grads(), want)
-    assert float(loss.detach()) == float(
-        problem.loss_fn(problem.batch([1, 4])).detach()
-    )
+    few, all_data = problem.gradient([1, 4], anchor), problem.gradient(range(7), anchor)
+    parts = zip(problem.gradient([1, 4]), few, all_data, strict=True)
+    assert_close(problem.grads(), [g - a + f for g, a, f in parts])
+    minibatch = problem.batch([1, 4])
+    assert float(loss.detach()) == float(problem.loss_fn(minibatch).detach())
     assert_same(problem.values(), theta)
     assert [p.data_ptr() for p in problem.params] == addresses
 
@@ -67,9 +57,9 @@ def test_no_variance_at_the_anchor(dtype):
         assert_same(grads, seen[0])
         assert [g.dtype for g in grads] == [dtype] * 3
     want = [g.double() for g in Problem(dtype=dtype).gradient(range(7))]
-    tolerance = {"rtol": 8 * torch.finfo(dtype).eps, "atol": 8 * torch.finfo(dtype).eps}
+    eps = 8 * torch.finfo(dtype).eps
     for g, w in zip(seen[0], want, strict=True):
-        torch.testing.assert_close(g.double(), w, **tolerance)
+        torch.testing.assert_close(g.double(), w, rtol=eps, atol=eps)
 
 
 def spread(estimates):
@@ -104,22 +94,16 @@ def test_unequal_batches_weigh_by_their_size():
 
 def test_batch_sizes_of_nested_batches():
     problem = Problem()
-    want = problem.gradient(range(7))
-
-    def nested(batch):
-        return problem.loss_fn((batch["in"][0]["x"], batch["y"]))
-
-    loader = [{"name": "a", "in": [{"x": x}], "y": y} for x, y in problem.loader()]
-    estimator = sg.ControlVariates(problem.sampler, nested)
-    estimator.set_anchor(loader)
-    assert_close(estimator.state_dict()["full_grads"], want)
-    by_index = sg.ControlVariates(
-        problem.sampler,
-        lambda batch: problem.loss_fn(problem.batch(batch)),
-        batch_size=len,
-    )
-    by_index.set_anchor([[0, 1, 2, 3], [4, 5, 6]])
-    assert_close(by_index.state_dict()["full_grads"], want)
+    nested = [{"name": "a", "in": [{"x": x}], "y": y} for x, y in problem.loader()]
+    for loader, batch_of, how in (
+        (nested, lambda batch: (batch["in"][0]["x"], batch["y"]), {}),
+        ([[0, 1, 2, 3], [4, 5, 6]], problem.batch, {"batch_size": len}),
+    ):
+        loss_fn = lambda batch, of=batch_of: problem.loss_fn(of(batch))  # noqa: E731
+        estimator = sg.ControlVariates(problem.sampler, loss_fn, **how)
+        estimator.set_anchor(loader)
+        full = estimator.state_dict()["full_grads"]
+        assert_close(full, problem.gradient(range(7)))
 
 
 def test_the_full_gradient_is_kept_in_the_type_of_arithmetic():
@@ -128,9 +112,6 @@ def test_the_full_gradient_is_kept_in_the_type_of_arithmetic():
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         assert [f.dtype for f in state["full_grads"]] == [wide] * 3
         assert [a.dtype for a in state["anchor"]] == [dtype] * 3
-
-
-# ---- Gradients that are there, and that are not ----------------------------------
 
 
 def test_gradients_add_up():
@@ -201,14 +182,11 @@ def test_hooks_see_both_gradients():
     full = estimator.state_dict()["full_grads"]
     # f was made without the hooks: -(g - a) + f.
     assert_close(problem.grads(), [w + 2 * f for w, f in zip(want, full, strict=True)])
-    assert_close(negated.state_dict()["full_grads"], problem_gradient_negated(problem))
-
-
-def problem_gradient_negated(problem):
     twin = Problem()
     for p, q in zip(twin.params, problem.params, strict=True):
         p.data.copy_(q.data)
-    return [-g for g in twin.gradient(range(7))]
+    want = [-g for g in twin.gradient(range(7))]
+    assert_close(negated.state_dict()["full_grads"], want)
 
 
 def test_buffers_see_every_evaluation():
@@ -330,9 +308,6 @@ def test_chains_in_a_leading_dimension():
     assert torch.isfinite(theta).all() and 0 <= sampler.acceptance_rate <= 1
 
 
-# ---- SVRG ------------------------------------------------------------------------
-
-
 def test_the_refresh_schedule():
     problem = Problem()
     estimator = problem.svrg(refresh_every=3)
@@ -404,7 +379,6 @@ def test_resumes_in_the_middle_of_an_epoch(make, kind, dtype):
     saved = [problem.params, *(part.state_dict() for part in parts)]
     params, *states = through_file(saved)
     run(problem, estimator, batches, 5)
-
     other = Problem(kind, dtype, seed=77)
     for p, q in zip(other.params, params, strict=True):
         p.data.copy_(q)

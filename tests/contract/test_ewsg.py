@@ -1,40 +1,24 @@
-"""EWSG as a class: its closure, decisions, settings, and what it shares with SGHMC.
-
-Its law is the subject of ``test_ewsg_law.py``, its operators of
-``test_ewsg_operators.py``; what it has of torch's interface is in
-``test_optimizer_interface.py`` and ``test_training_tools.py``.
-"""
+"""EWSG as a class: its closure, decisions, settings, and what it shares with SGHMC."""
 
 import copy
 import math
 from itertools import chain, repeat
 
 import pytest
+import short_chains as short
 import torch
 from ewsg_chains import GOOD, Draws
 from failed_steps import refused, step_fails
 from reference import ewsg_log_weights, same_bits
-from short_chains import (
-    TARGET,
-    advance,
-    assert_same,
-    kept_state,
-    make_params,
-    set_grads,
-    take_step,
-    two,
-)
 from torch import nn
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
 
-# ---- The closure -----------------------------------------------------------------
-
 
 @pytest.mark.parametrize("length", [0, 1, 4])
 def test_the_closure_draws_all_minibatches(length):
-    params = two()
+    params = short.two()
     sampler = sg.EWSG(params, **GOOD, index_chain_length=length)
     closure = Draws(params)
     used = set()
@@ -54,7 +38,7 @@ def test_the_closure_draws_all_minibatches(length):
 
 
 def test_gradients_are_not_changed():
-    params = two()
+    params = short.two()
     sampler = sg.EWSG(params, **GOOD, index_chain_length=3)
     seen = []
     closure = Draws(params)
@@ -72,7 +56,7 @@ def test_gradients_are_not_changed():
 def test_a_closure_may_clear_gradients_itself_and_accumulate():
     chains = []
     for parts in (1, 4):
-        params = two()
+        params = short.two()
         sampler = sg.EWSG(params, **GOOD)
         g = torch.Generator().manual_seed(0)
 
@@ -87,7 +71,7 @@ def test_a_closure_may_clear_gradients_itself_and_accumulate():
         for _ in range(5):
             sampler.step(closure)
         chains.append(params)
-    assert_same(*chains)
+    short.assert_same(*chains)
 
 
 SAME = (
@@ -126,21 +110,17 @@ def test_minibatches_that_are_always_the_same(length, num_chains):
 def test_minibatches_that_are_often_the_same():
     p = nn.Parameter(torch.ones(4))
 
-    def closure(gradients):
-        def call():
-            p.grad = torch.full_like(p, next(gradients))
-
-        return call
+    def steps(gradients):
+        sampler = sg.EWSG([p], **GOOD)
+        for _ in range(300):
+            sampler.step(
+                lambda: setattr(p, "grad", torch.full_like(p, next(gradients)))
+            )
 
     # One other gradient before the hundredth clears all doubts.
-    sampler = sg.EWSG([p], **GOOD)
-    gradients = chain([1.0] * 197, [2.0], repeat(1.0))
-    for _ in range(300):
-        sampler.step(closure(gradients))
+    steps(chain([1.0] * 197, [2.0], repeat(1.0)))
     # Gradients of zero are those of a loss without data.
-    sampler = sg.EWSG([p], **GOOD)
-    for _ in range(300):
-        sampler.step(closure(repeat(0.0)))
+    steps(repeat(0.0))
 
 
 def test_minibatches_of_one_of_two_data():
@@ -181,38 +161,22 @@ def test_gradients_written_over():
     sg.EWSG([empty], **GOOD).step(lambda: setattr(empty, "grad", torch.ones(0)))
 
 
-# ---- Decisions -------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("surrogate", ["momentum", "zero", "one", "full_momentum"])
 @pytest.mark.parametrize("momentum", [0.8, 0.0])
 def test_every_decision(momentum, surrogate):
     """Against W in plain PyTorch, over two groups and four dtypes."""
     g = torch.Generator().manual_seed(1)
+    kinds = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
     params = [
-        nn.Parameter(torch.randn(n, generator=g).to(d))
-        for n, d in (
-            (40, torch.float32),
-            (3, torch.float64),
-            (5, torch.bfloat16),
-            (9, torch.float16),
-        )
+        nn.Parameter(torch.randn(n, generator=g).to(dtype))
+        for n, dtype in zip((40, 3, 5, 9), kinds, strict=True)
     ]
-    second = {
-        "lr": 0.05,
-        "num_data": 30.0,
-        "prior_precision": 0.0,
-        "temperature": 1.3,
-        "momentum": momentum and 0.6,
-    }
-    first = {**TARGET, "momentum": momentum}
-    sampler = sg.EWSG(
-        [{"params": params[:2]}, {"params": params[2:], **second}],
-        **first,
-        index_chain_length=3,
-        surrogate=surrogate,
-        seed=-5,
-    )
+    first = {**short.TARGET, "momentum": momentum}
+    second = {"lr": 0.05, "num_data": 30.0, "prior_precision": 0.0, "temperature": 1.3}
+    second["momentum"] = momentum and 0.6
+    groups = [{"params": params[:2]}, {"params": params[2:], **second}]
+    options = {"index_chain_length": 3, "surrogate": surrogate, "seed": -5}
+    sampler = sg.EWSG(groups, **first, **options)
     closure = Draws(params, noise=0.3)
     sampler.step(closure)  # makes the momenta
     before = sampler.param_groups[0]["num_accepted"]
@@ -224,14 +188,11 @@ def test_every_decision(momentum, surrogate):
         sampler.step(closure)
 
         def weight(grads, old=old, momenta=momenta):
-            return sum(
-                float(
-                    ewsg_log_weights(
-                        old[part], grads[part], momenta[part], surrogate=surrogate, **c
-                    )
-                )
-                for part, c in ((slice(0, 2), first), (slice(2, 4), second))
-            )
+            total = 0.0
+            for part, c in ((slice(0, 2), first), (slice(2, 4), second)):
+                tensors = old[part], grads[part], momenta[part]
+                total += float(ewsg_log_weights(*tensors, surrogate=surrogate, **c))
+            return total
 
         current = closure.grads[0]
         for m, proposed in enumerate(closure.grads[1:]):
@@ -239,19 +200,17 @@ def test_every_decision(momentum, surrogate):
             if _C.index_chain_accepts(rise, seed=-5, step=step, proposal=m):
                 current = proposed
                 accepted += 1
-        for p, grad in zip(params, current, strict=True):
-            assert p.grad is grad
+        assert all(p.grad is g for p, g in zip(params, current, strict=True))
     assert 10 < accepted < 75
     assert sampler.param_groups[0]["num_accepted"] == before + accepted
 
 
 def test_acceptance_rate():
-    params = two()
+    params = short.two()
     sampler = sg.EWSG(params, **GOOD, index_chain_length=0)
     assert math.isnan(sampler.acceptance_rate)
     sampler.step(Draws(params))
     assert math.isnan(sampler.acceptance_rate)
-
     sampler = sg.EWSG(params, **GOOD, index_chain_length=3)
     closure = Draws(params)
     for _ in range(10):
@@ -260,7 +219,7 @@ def test_acceptance_rate():
     assert isinstance(rate, float)
     assert sampler.param_groups[0]["num_proposals"] == 30
     assert rate == sampler.param_groups[0]["num_accepted"] / 30 > 0
-    other = sg.EWSG(two(), **GOOD)
+    other = sg.EWSG(short.two(), **GOOD)
     other.load_state_dict(copy.deepcopy(sampler.state_dict()))
     assert other.acceptance_rate == rate
     # Equal minibatches are always accepted.
@@ -272,45 +231,43 @@ def test_acceptance_rate():
     assert sampler.acceptance_rate == 1.0
 
 
-# ---- SGHMC and SGLD as special cases ---------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_without_proposals_ewsg_equals_sghmc(dtype):
-    params, others = make_params(dtype), make_params(dtype)
-    sampler = sg.EWSG(params, **TARGET, momentum=0.8, index_chain_length=0, seed=3)
-    sghmc = sg.SGHMC(others, **TARGET, momentum=0.8, seed=3)
+    params, others = short.make_params(dtype), short.make_params(dtype)
+    target = {**short.TARGET, "momentum": 0.8, "seed": 3}
+    sampler = sg.EWSG(params, **target, index_chain_length=0)
+    sghmc = sg.SGHMC(others, **target)
     for step in range(5):
-        take_step(sampler, params, step)
-        take_step(sghmc, others, step)
-    assert_same(params, others)
+        short.take_step(sampler, params, step)
+        short.take_step(sghmc, others, step)
+    short.assert_same(params, others)
     for p, q in zip(params, others, strict=True):
         assert same_bits(sampler.state[p]["momentum"], sghmc.state[q]["momentum"])
 
 
 def test_the_overdamped_variant_is_sgld_with_weights():
-    params, others = make_params(), make_params()
-    sampler = sg.EWSG(params, **TARGET, momentum=0, index_chain_length=2, seed=3)
-    sgld = sg.SGLD(others, **TARGET, seed=3)
+    params, others = short.make_params(), short.make_params()
+    sampler = sg.EWSG(params, **short.TARGET, momentum=0, index_chain_length=2, seed=3)
+    sgld = sg.SGLD(others, **short.TARGET, seed=3)
     for step in range(20):
-        take_step(sampler, params, step)
+        short.take_step(sampler, params, step)
         for p, q in zip(params, others, strict=True):
             q.grad = p.grad
         sgld.step()
-    assert_same(params, others)
-    assert kept_state(sampler) == {}
+    short.assert_same(params, others)
+    assert short.kept_state(sampler) == {}
     assert 0 < sampler.acceptance_rate < 1
 
 
 def test_a_schedule_switches_momentum_off():
-    params = two()
+    params = short.two()
     sampler = sg.EWSG(params, **GOOD)
     closure = Draws(params)
     sampler.step(closure)
     assert set(sampler.state) == set(params)
     sampler.param_groups[0]["momentum"] = 0.0
     sampler.step(closure)
-    assert kept_state(sampler) == {}
+    assert short.kept_state(sampler) == {}
     sampler.param_groups[0]["momentum"] = 0.5
     sampler.step(closure)
     assert set(sampler.state) == set(params)
@@ -318,17 +275,14 @@ def test_a_schedule_switches_momentum_off():
 
 def test_with_exact_gradients_ewsg_equals_sghmc():
     # All minibatches weigh the same: to the last bit, so that all are accepted.
-    params, others = make_params(), make_params()
-    sampler = sg.EWSG(params, **TARGET, index_chain_length=3, seed=3)
-    sghmc = sg.SGHMC(others, **TARGET, seed=3)
+    params, others = short.make_params(), short.make_params()
+    sampler = sg.EWSG(params, **short.TARGET, index_chain_length=3, seed=3)
+    sghmc = sg.SGHMC(others, **short.TARGET, seed=3)
     for step in range(5):
-        sampler.step(lambda step=step: set_grads(params, step))
-        take_step(sghmc, others, step)
-    assert_same(params, others)
+        sampler.step(lambda step=step: short.set_grads(params, step))
+        short.take_step(sghmc, others, step)
+    short.assert_same(params, others)
     assert sampler.acceptance_rate == 1.0
-
-
-# ---- Settings --------------------------------------------------------------------
 
 
 def test_settings_out_of_range():
@@ -339,18 +293,17 @@ def test_settings_out_of_range():
         ("num_chains", "2", TypeError, "'2' (must be an int, got str)"),
     ):
         with refused(kind, f"Invalid {name}: {message}"):
-            sg.EWSG(two(), **{**GOOD, name: value})
+            sg.EWSG(short.two(), **{**GOOD, name: value})
 
 
 def test_settings_that_differ_between_groups():
-    params = two()
+    params = short.two()
     sampler = sg.EWSG([{"params": [p]} for p in params], **GOOD)
     for name, values in (("index_chain_length", [3, 1]), ("num_chains", [1, None])):
         sampler.param_groups[0][name] = values[0]
-        message = (
-            f"Invalid {name}: {values} in the param groups (must be equal: there is "
-            "one decision for all)"
-        )
+        equal = f"{values} in the param groups (must be equal: there is one decision"
+        message = f"Invalid {name}: {equal} for all)"
+
         step_fails(sampler, Draws(params), ValueError, message)
         sampler.param_groups[0][name] = values[1]
     # For all groups it may change, and a new group follows.
@@ -364,16 +317,16 @@ def test_settings_that_differ_between_groups():
 
 
 def test_a_learning_rate_of_zero_is_no_special_case():
-    params = two()
+    params = short.two()
     sampler = sg.EWSG(params, **{**GOOD, "lr": 0.0})
     before = [p.detach().clone() for p in params]
     sampler.step(Draws(params))
-    assert_same(params, before)
+    short.assert_same(params, before)
 
 
 @pytest.mark.full
 def test_step_under_torch_compile():
-    params, others = two(), two()
+    params, others = short.two(), short.two()
     eager, compiled = sg.EWSG(params, **GOOD), sg.EWSG(others, **GOOD)
     first, second = Draws(params), Draws(others)
     torch._dynamo.reset()
@@ -381,7 +334,7 @@ def test_step_under_torch_compile():
     for _ in range(3):
         eager.step(first)
         step()
-        assert_same(others, params)
+        short.assert_same(others, params)
     torch._dynamo.reset()
 
 
@@ -394,31 +347,32 @@ def batched(chains):
 def test_one_chain_with_a_leading_dimension_is_one_chain():
     params, others = batched(1), batched(1)
     for ps, chains in ((params, 1), (others, None)):
-        sampler = sg.EWSG(ps, **TARGET, num_chains=chains, seed=4)
+        sampler = sg.EWSG(ps, **short.TARGET, num_chains=chains, seed=4)
         closure = Draws(ps)
         for _ in range(10):
             sampler.step(closure)
-    assert_same(params, others)
+    short.assert_same(params, others)
 
 
 def test_many_chains_resume_bit_for_bit():
     params = batched(20)
-    sampler = sg.EWSG(params, **TARGET, num_chains=20, seed=4)
-    advance(sampler, params, range(5))
+    sampler = sg.EWSG(params, **short.TARGET, num_chains=20, seed=4)
+    short.advance(sampler, params, range(5))
     others = [nn.Parameter(p.detach().clone()) for p in params]
     twin = sg.EWSG(others, lr=1.0, num_data=1, num_chains=20)
     twin.load_state_dict(copy.deepcopy(sampler.state_dict()))
     for s, ps in ((sampler, params), (twin, others)):
-        advance(s, ps, range(5, 10))
-    assert_same(params, others)
+        short.advance(s, ps, range(5, 10))
+    short.assert_same(params, others)
     assert twin.acceptance_rate == sampler.acceptance_rate > 0
 
 
 def test_chains_in_several_groups():
     expected = batched(20)
-    advance(sg.EWSG(expected, **TARGET, num_chains=20, seed=4), expected, range(9))
+    whole = sg.EWSG(expected, **short.TARGET, num_chains=20, seed=4)
+    short.advance(whole, expected, range(9))
     params = batched(20)
     groups = [{"params": params[:1]}, {"params": params[1:]}]
-    sampler = sg.EWSG(groups, **TARGET, num_chains=20, seed=4)
-    advance(sampler, params, range(9))
-    assert_same(params, expected)
+    sampler = sg.EWSG(groups, **short.TARGET, num_chains=20, seed=4)
+    short.advance(sampler, params, range(9))
+    short.assert_same(params, expected)

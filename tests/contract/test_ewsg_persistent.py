@@ -1,7 +1,4 @@
-"""EWSG's index chain that goes on from step to step: which minibatches, and when.
-
-Its law is tested in ``test_ewsg_law.py``.
-"""
+"""EWSG's index chain that goes on from step to step: which minibatches, and when."""
 
 import copy
 import pickle
@@ -85,13 +82,11 @@ def test_every_decision(persistent, chains, momentum):
         first = current
 
         def weight(numbers, theta=theta, v=v):
-            return ewsg_log_weights(
-                [theta],
-                [mean.gradients(numbers, theta)],
-                [v],
-                **{**TARGET, "momentum": momentum},
-                num_chains=count,
+            grads, target = (
+                mean.gradients(numbers, theta),
+                {**TARGET, "momentum": momentum},
             )
+            return ewsg_log_weights([theta], [grads], [v], **target, num_chains=count)
 
         for m, proposed in enumerate(proposals):
             rise = weight(proposed) - weight(current)

@@ -25,10 +25,7 @@ SAMPLERS = {
     "sgnht": (sg.SGNHT, {"lr": 0.1}),
     "psgld": (sg.PSGLD, {"lr": 0.1, "eps": 0.1, "gamma": False}),
     "ewsg": (sg.EWSG, {"lr": 0.1}),
-    "hmc": (
-        sg.HMC,
-        {"step_size": 0.1, "num_steps": 2, "resample_momentum_every": 3},
-    ),
+    "hmc": (sg.HMC, {"step_size": 0.1, "num_steps": 2, "resample_momentum_every": 3}),
     "sbps": (sg.SBPS, {"preconditioned": True}),
     "hmc_ecs": (sg.HMCECS, {"subsample_size": 4, "num_blocks": 4, "step_size": 0.1}),
 }
@@ -63,21 +60,15 @@ def advance(sampler, params, steps):
     closures = {sg.SBPS: lambda: -losses(), sg.HMCECS: losses}
     closure = closures.get(type(sampler), gradients)
     for _ in range(steps):
-        if isinstance(sampler, (sg.EWSG, sg.HMC, sg.SBPS, sg.HMCECS)):
-            sampler.step(closure)
-        else:
-            closure()
-            sampler.step()
+        sampler.step(closure)
 
 
 def write():
     for name in SAMPLERS:
         sampler, params = begin(name)
         advance(sampler, params, 5)
-        saved = {
-            "params": [p.detach().clone() for p in params],
-            "sampler": copy.deepcopy(sampler.state_dict()),
-        }
+        saved = {"params": [p.detach().clone() for p in params]}
+        saved["sampler"] = copy.deepcopy(sampler.state_dict())
         advance(sampler, params, 5)
         saved["later"] = [p.detach().clone() for p in params]
         torch.save(saved, FOLDER / f"{name}.pt")

@@ -1,11 +1,8 @@
-"""HMC as a class: its decisions, many chains, masses, and errors.
-
-Its law is the subject of ``test_hmc_law.py``, its operators of
-``test_hmc_operators.py``.
-"""
+"""HMC as a class: its decisions, many chains, masses, and errors."""
 
 import math
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -19,15 +16,9 @@ import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import ops as ops
 
-# ---- Decisions -------------------------------------------------------------------
-
 
 def by_hand(params, closure, momenta, masses, priors, chains, temperature):
-    """One trajectory of the settings of ``test_every_decision``, by the operators.
-
-    Moves the parameters to its end and returns the log ratios of the decision.
-    """
-    move = {"num_data": 10.0}
+    """The log ratios of a trajectory of ``test_every_decision``, by the operators."""
 
     def gradients():
         for p in params:
@@ -35,13 +26,11 @@ def by_hand(params, closure, momenta, masses, priors, chains, temperature):
         return closure().detach()
 
     def leapfrog(kick, drift):
-        for i, p in enumerate(params):
+        move = {"kick": kick, "drift": drift, "num_data": 10.0}
+        for p, r, m, prior in zip(params, momenta, masses, priors, strict=True):
             with torch.no_grad():
-                ops.hmc_leapfrog_(
-                    *([p], [p.grad], [momenta[i]], [masses[i]], []),
-                    **{"kick": kick, "drift": drift, "prior_precision": priors[i]},
-                    **move,
-                )
+                lists = ([p], [p.grad], [r], [m], [])
+                ops.hmc_leapfrog_(*lists, **move, prior_precision=prior)
 
     def energy(loss):
         total = 10.0 * loss
@@ -71,19 +60,11 @@ def test_every_decision(every):
     ]
     priors = [2.0, 0.5]
     masses = [(0.5 + torch.rand(p.shape, generator=g)).to(p.dtype) for p in params]
-    sampler = sg.HMC(
-        [
-            {"params": [p], "prior_precision": prior}
-            for p, prior in zip(params, priors, strict=True)
-        ],
-        step_size=0.15,
-        num_steps=3,
-        num_data=10.0,
-        temperature=temperature,
-        resample_momentum_every=every,
-        num_chains=chains,
-        seed=-5,
-    )
+    each = zip(params, priors, strict=True)
+    groups = [{"params": [p], "prior_precision": prior} for p, prior in each]
+    options = {"resample_momentum_every": every, "num_chains": chains, "seed": -5}
+    target = {"num_data": 10.0, "temperature": temperature}
+    sampler = sg.HMC(groups, 0.15, num_steps=3, **target, **options)
     sampler.set_mass(masses)
     offsets = [o for group in sampler.param_groups for o in group["offsets"]]
     twins = [nn.Parameter(p.detach().clone()) for p in params]
@@ -92,22 +73,14 @@ def test_every_decision(every):
     for step in range(40):
         if not momenta or (every and step % every == 0):
             momenta = [torch.empty_like(m) for m in masses]
-            ops.hmc_momenta_(
-                momenta,
-                masses,
-                temperature=temperature,
-                offsets=offsets,
-                seed=-5,
-                step=step,
-            )
+            stream = {"offsets": offsets, "seed": -5, "step": step}
+            ops.hmc_momenta_(momenta, masses, temperature=temperature, **stream)
         start = [t.detach().clone() for t in twins]
         turned = [-r for r in momenta]
-        ratios = by_hand(
-            twins, Quartic(twins, True), momenta, masses, priors, chains, temperature
-        )
-        yes = ops.metropolis_decide(
-            ratios, proposal=0, purpose=_C.Purpose.METROPOLIS, seed=-5, step=step
-        )
+        of = (twins, Quartic(twins, True), momenta, masses, priors)
+        ratios = by_hand(*of, chains, temperature)
+        decision = {"proposal": 0, "purpose": _C.Purpose.METROPOLIS, "seed": -5}
+        yes = ops.metropolis_decide(ratios, **decision, step=step)
         with torch.no_grad():
             for t, old, r, back in zip(twins, start, momenta, turned, strict=True):
                 rows = yes.view(-1, *[1] * (t.dim() - 1))
@@ -200,9 +173,6 @@ def test_momenta_that_a_schedule_no_longer_keeps():
     assert kept_state(sampler) == {}
 
 
-# ---- Mass ------------------------------------------------------------------------
-
-
 def test_masses():
     params = two()
     sampler = sg.HMC(params, **GOOD, resample_momentum_every=0)
@@ -292,26 +262,21 @@ def test_groups_must_stay_equal():
     assert sampler.param_groups[1]["num_trajectories"] == 1
     sampler.step(Quartic(params + others))
     sampler.param_groups[1]["step_size"] = 0.08
-    step_fails(
-        sampler,
-        Quartic(params + others),
-        ValueError,
-        "Invalid step_size: [0.07, 0.08] in the param groups (must be equal: there is "
-        "one trajectory for all)",
-    )
+    equal = "must be equal: there is one trajectory for all"
+    message = f"Invalid step_size: [0.07, 0.08] in the param groups ({equal})"
+    step_fails(sampler, Quartic(params + others), ValueError, message)
 
 
 @pytest.mark.parametrize(
     ("settings", "calls"),
     [
-        ({"num_steps": 1}, 2),
-        ({"num_steps": 5}, 6),
-        ({"num_steps": None, "trajectory_length": 0.349}, 4),
-        ({"num_steps": None, "trajectory_length": 0.351}, 5),
-        ({"num_steps": None, "trajectory_length": 0.001}, 2),
+        *(({"num_steps": 1}, 2), ({"num_steps": 5}, 6)),
+        *(({"trajectory_length": 0.349}, 4), ({"trajectory_length": 0.351}, 5)),
+        ({"trajectory_length": 0.001}, 2),
     ],
 )
 def test_the_number_of_gradients(settings, calls):
+    settings = {"num_steps": None, **settings}
     params = two()
     closure = Quartic(params)
     with torch.no_grad():
@@ -333,28 +298,18 @@ def test_losses_of_wrong_kinds():
 
         return closure
 
-    step_fails(
-        sampler,
-        returning(None),
-        TypeError,
+    message = (
         "HMC got no loss from the closure, which must return it for the Metropolis "
-        "test (metropolis=False makes none)",
+        "test (metropolis=False makes none)"
     )
+    step_fails(sampler, returning(None), TypeError, message)
     for shape in ([1], [3], [2, 2]):
-        step_fails(
-            sampler,
-            returning(torch.zeros(shape)),
-            ValueError,
-            f"Invalid loss: shape {shape} (must be a scalar)",
-        )
+        message = f"Invalid loss: shape {shape} (must be a scalar)"
+        step_fails(sampler, returning(torch.zeros(shape)), ValueError, message)
+    message = "not finite at the start of a trajectory"
+    message = f"HMC got a loss or parameters that are {message}"
     for value in (math.nan, math.inf, torch.tensor(math.nan)):
-        step_fails(
-            sampler,
-            returning(value),
-            RuntimeError,
-            "HMC got a loss or parameters that are not finite at the start of a "
-            "trajectory",
-        )
+        step_fails(sampler, returning(value), RuntimeError, message)
     sampler.step(returning(1.0))  # a number will do
     sampler.step(returning(torch.tensor(1.0, dtype=torch.bfloat16)))
     # Without a test the loss is not looked at.
@@ -411,11 +366,7 @@ def test_losses_of_chains_of_wrong_shapes():
         return torch.zeros(shape)
 
     for shape in ((), (3,), (4, 1)):
-        step_fails(
-            sampler,
-            lambda shape=shape: closure(shape),
-            ValueError,
-            f"Invalid loss: shape {list(shape)} (must be [4], the mean loss of each "
-            "chain; call backward() on its sum)",
-        )
+        wanted = "must be [4], the mean loss of each chain; call backward() on its sum"
+        message = f"Invalid loss: shape {list(shape)} ({wanted})"
+        step_fails(sampler, partial(closure, shape), ValueError, message)
     sampler.step(lambda: closure((4,)))

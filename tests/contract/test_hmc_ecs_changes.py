@@ -24,12 +24,9 @@ def sizes(sampler):
 @pytest.mark.parametrize(
     ("estimator", "changes"),
     [
-        ("perturbed", {"subsample_size": 20}),
-        ("perturbed", {"subsample_size": 5}),
-        ("perturbed", {"num_blocks": 2}),
-        ("signed", {"num_factors": 30}),
-        ("signed", {"num_factors": 6}),
-        ("signed", {"subsample_size": 12}),
+        *(("perturbed", {"subsample_size": size}) for size in (20, 5)),
+        *(("signed", {"num_factors": count}) for count in (30, 6)),
+        *(("perturbed", {"num_blocks": 2}), ("signed", {"subsample_size": 12})),
         ("signed", {"num_data": 50}),
     ],
 )
@@ -104,12 +101,10 @@ def test_no_subsample_of_one():
     with pytest.raises(ValueError, match=r"subsample_size: 1 \(must be >= 2\)"):
         make(data, subsample_size=1)
     make(data, subsample_size=1, estimator="signed")
-    sampler = make(data, subsample_size=40)
-    sampler.warmup(data, 30, target_variance=1e6, progress=False)
-    assert sampler.param_groups[0]["subsample_size"] == 30
-    sampler = make(data, subsample_size=20)
-    sampler.warmup(data, 30, target_variance=1e6, progress=False)
-    assert sampler.param_groups[0]["subsample_size"] == 20
+    for size, chosen in ((40, 30), (20, 20)):
+        sampler = make(data, subsample_size=size)
+        sampler.warmup(data, 30, target_variance=1e6, progress=False)
+        assert sampler.param_groups[0]["subsample_size"] == chosen
 
 
 def test_a_subsample_that_is_too_uncertain_is_refused():
@@ -264,9 +259,6 @@ def test_the_first_anchor_is_part_of_no_warmup():
     sampler.state_dict()
 
 
-# ---- Devices and dtypes ------------------------------------------------------------
-
-
 def tensors(value):
     """All in nested lists and dicts."""
     if isinstance(value, dict):
@@ -286,9 +278,8 @@ def test_a_state_moves_to_the_device_of_the_parameters(settings, monkeypatch):
     chain(sampler, data, 2)
     state = sampler.state_dict()
     elsewhere = Data("tanh")
-    elsewhere.weight, elsewhere.bias = (
-        p.detach().to("meta").requires_grad_() for p in data.params
-    )
+    away = [p.detach().to("meta").requires_grad_() for p in data.params]
+    elsewhere.weight, elsewhere.bias = away
     moved = make(elsewhere, **settings)
     moved.load_state_dict(state)
     for key in ("control_variates", "subsample"):

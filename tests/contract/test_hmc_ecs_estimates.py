@@ -1,9 +1,7 @@
-"""HMC-ECS: control variates and estimators.
-
-Expansions of single data, and their sums, are in test_ecs_forms.py.
-"""
+"""HMC-ECS: control variates and estimators."""
 
 import math
+from functools import partial
 from itertools import pairwise, product
 
 import numpy as np
@@ -15,8 +13,6 @@ import torch_sgmcmc as sg
 from torch_sgmcmc._ecs.target import Estimator, SubsampleDraws, estimate
 from torch_sgmcmc._ecs.taylor import whitening
 from torch_sgmcmc._impl.ops import ecs_estimate
-
-# ---- Control variates -------------------------------------------------------------
 
 
 def test_the_second_order_of_a_gaussian_model_has_no_variance():
@@ -60,19 +56,13 @@ def test_whitening():
     inverse = (saddle @ saddle.t()).diagonal()
     expected = torch.tensor([1 / 4, 1 / 9, 1e8 / 9], dtype=F64)
     torch.testing.assert_close(inverse, expected)
-    torch.testing.assert_close(
-        whitening("diagonal", torch.zeros(2, 2, dtype=F64)), torch.ones(2, dtype=F64)
-    )
+    flat = whitening("diagonal", torch.zeros(2, 2, dtype=F64))
+    torch.testing.assert_close(flat, torch.ones(2, dtype=F64))
 
 
-# ---- Subsamples -------------------------------------------------------------------
-
-
-def draws_of(num_data, cells, blocks, batch_size, poisson, seed):
-    sizes = {"num_data": num_data, "num_cells": cells, "num_blocks": blocks}
-    return SubsampleDraws(
-        {**sizes, "batch_size": batch_size, "poisson": poisson, "seed": seed}
-    )
+def draws_of(*layout):
+    names = ("num_data", "num_cells", "num_blocks", "batch_size", "poisson", "seed")
+    return SubsampleDraws(dict(zip(names, layout, strict=True)))
 
 
 def z_of_share(count, draws, share):
@@ -136,20 +126,14 @@ def test_draws_are_pure_functions_of_layout_and_step():
     assert draws_of(50, 8, 2, 3, True, 9).propose(3)[:2] == (1, [2, 2, 1, 1])
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [
-        ("num_data", (0, 1, 1, 1)),
-        ("num_cells", (1, 0, 1, 1)),
-        ("num_blocks", (1, 1, 2, 1)),
-        ("batch_size", (1, 1, 1, 0)),
-        ("num_cells", (1, 2**27, 1, 1)),
-        ("num_cells", (1, 2**25, 1, 3)),
-    ],
-)
-def test_sizes_of_draws_out_of_range(name, sizes):
-    with pytest.raises(ValueError, match=f"Invalid {name}: "):
-        draws_of(*sizes, False, 0)
+def test_sizes_of_draws_out_of_range():
+    for name, sizes in (
+        *(("num_data", (0, 1, 1, 1)), ("num_cells", (1, 0, 1, 1))),
+        *(("num_blocks", (1, 1, 2, 1)), ("batch_size", (1, 1, 1, 0))),
+        *(("num_cells", (1, 2**27, 1, 1)), ("num_cells", (1, 2**25, 1, 3))),
+    ):
+        with pytest.raises(ValueError, match=f"Invalid {name}: "):
+            draws_of(*sizes, False, 0)
 
 
 def test_steps_of_draws_out_of_range():
@@ -159,13 +143,6 @@ def test_steps_of_draws_out_of_range():
             draw(2**48)
 
 
-# ---- Estimators -------------------------------------------------------------------
-
-
-def perturbed(d, n):
-    return estimate(Estimator(n), d)
-
-
 def block_poisson(d, n, m, products, low):
     return estimate(Estimator(n, m, products, low), d)
 
@@ -173,10 +150,8 @@ def block_poisson(d, n, m, products, low):
 def test_weights_are_derivatives():
     g = torch.Generator().manual_seed(1)
     d = torch.randn(12, generator=g, dtype=F64)
-    for function in (
-        lambda d: perturbed(d, 30.0),
-        lambda d: block_poisson(d, 30.0, 3, 5, -4.0),
-    ):
+    for sizes in ((30.0,), (30.0, 3, 5, -4.0)):
+        function = partial(estimate, Estimator(*sizes))
         _, weights = function(d)
         for i, h in enumerate(1e-6 * torch.eye(12, dtype=F64)):
             slope = (function(d + h)[0].log - function(d - h)[0].log) / 2e-6
@@ -193,18 +168,9 @@ def test_the_operator_makes_the_same_estimates():
             {"num_data": 7e3, "batch_size": 1, "num_factors": 0, "lower_bound": 0.0},
             {"num_data": 9.0, "batch_size": size, "num_factors": 4, "lower_bound": -5},
         ):
-            weights, _, numbers = ecs_estimate(
-                *(
-                    d,
-                    zero,
-                    zero,
-                    torch.zeros_like(d),
-                    torch.zeros(1, len(d), 1).double(),
-                ),
-                *(None, None),
-                temperature=1.0,
-                **sizes,
-            )
+            gradients = torch.zeros(1, len(d), 1, dtype=F64)
+            plain = (d, zero, zero, torch.zeros_like(d), gradients, None, None)
+            weights, _, numbers = ecs_estimate(*plain, temperature=1.0, **sizes)
             ours, derivatives = estimate(Estimator(**sizes), d)
             assert torch.equal(derivatives, weights)
             assert [*ours] == numbers.tolist()
@@ -212,7 +178,7 @@ def test_the_operator_makes_the_same_estimates():
 
 def test_the_perturbed_estimate():
     d = [0.5, -0.25, 1.0]
-    result, _ = perturbed(torch.tensor(d, dtype=F64), 12)
+    result, _ = estimate(Estimator(12), torch.tensor(d, dtype=F64))
     mean = sum(d) / 3
     variance = 12**2 / 3**2 * sum((x - mean) ** 2 for x in d)
     assert math.isclose(float(result.variance), variance)
@@ -238,9 +204,8 @@ def test_the_signed_estimator_is_unbiased():
     # What four and more minibatches add is known: by
     # E f^X, f the mean of one factor's term.
     f = float((3.0 * d.mean() - bound) / 2)
-    rest = math.exp(bound + 2 - 2) * (
-        math.exp(2 * f) - sum((2 * f) ** k / math.factorial(k) for k in range(4))
-    )
+    first = sum((2 * f) ** k / math.factorial(k) for k in range(4))
+    rest = math.exp(bound + 2 - 2) * (math.exp(2 * f) - first)
     assert 0.8 < probability < 1
     assert math.isclose(total + rest, math.exp(float(d.sum())), rel_tol=1e-9)
     assert abs(rest) < 0.1 * total
@@ -272,18 +237,9 @@ pytest.importorskip("arviz")
 
 def run():
     p = torch.zeros(2, dtype=torch.float64, requires_grad=True)
-    sampler = sg.HMCECS(
-        [p],
-        num_data=40,
-        subsample_size=3,
-        estimator="signed",
-        num_factors=4,
-        num_blocks=4,
-        trajectory_length=1.0,
-        step_size=0.3,
-        prior_precision=1.0,
-        seed=0,
-    )
+    sizes = {"num_data": 40, "subsample_size": 3, "num_factors": 4, "num_blocks": 4}
+    settings = {"trajectory_length": 1.0, "step_size": 0.3, "prior_precision": 1.0}
+    sampler = sg.HMCECS([p], estimator="signed", **sizes, **settings, seed=0)
     x = torch.linspace(-1, 1, 40, dtype=torch.float64)
 
     def closure(indices):

@@ -13,15 +13,7 @@ from torch import nn
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl.hmc_dynamics import (
-    MOST_CHANGES,
-    MOST_WARMUP_STEPS,
-    DualAveraging,
-    changed_target,
-    changes_running,
-    leapfrog_steps,
-    mean_acceptance,
-)
+from torch_sgmcmc._impl import hmc_dynamics as dynamics
 
 
 @pytest.mark.parametrize("target", [0.6, 0.9])
@@ -30,9 +22,8 @@ def test_warmup_finds_the_step_size(start, target):
     """Warm-up from far too small and too large sizes; 64 chains steady the estimate."""
     g = torch.Generator().manual_seed(0)
     p = nn.Parameter(torch.randn(64, 20, generator=g))
-    sampler = sg.HMC(
-        [p], start, trajectory_length=0.5, num_data=5, num_chains=64, seed=1
-    )
+    settings = {"trajectory_length": 0.5, "num_data": 5, "num_chains": 64, "seed": 1}
+    sampler = sg.HMC([p], start, **settings)
     closure = Quartic([p], chains=True)
     sampler.warmup(closure, 150, target, progress=False)
     group = sampler.param_groups[0]
@@ -65,9 +56,8 @@ def test_warmup_resumes_bit_for_bit(stop):
     resumed = [nn.Parameter(v.detach()) for v in values]
     late = sg.HMC(resumed, 9.0, trajectory_length=1.0, num_data=1)
     late.load_state_dict(state)
-    with refused(
-        ValueError, "Invalid target_acceptance: 0.7 (the warm-up in progress has 0.8)"
-    ):
+    message = "Invalid target_acceptance: 0.7 (the warm-up in progress has 0.8)"
+    with refused(ValueError, message):
         late.warmup(Quartic(resumed), 3, 0.7)
     late.warmup(Quartic(resumed), 30 - stop, progress=False)
     assert sampler.param_groups[0]["step_size"] == late.param_groups[0]["step_size"]
@@ -164,7 +154,7 @@ def test_warmup_shows_progress(capsys, monkeypatch):
 def test_dual_averaging_follows_the_paper():
     accepted = (0.1, 0.9, 1.0, 0.0, 0.75, 0.3)
     mu, error, log_average = math.log(10 * 0.3), 0.0, 0.0
-    adaptation = DualAveraging(0.3, 0.8)
+    adaptation = dynamics.DualAveraging(0.3, 0.8)
     assert math.isclose(adaptation.step_size, 0.3, rel_tol=1e-15)
     for t in range(1, 61):
         a = accepted[t % len(accepted)]
@@ -180,17 +170,17 @@ def test_dual_averaging_follows_the_paper():
 
 def test_dual_averaging_finds_the_size_of_a_target():
     """Accepted with probability exp(-size): 0.65 at -log 0.65."""
-    adaptation = DualAveraging(100, 0.65)
+    adaptation = dynamics.DualAveraging(100, 0.65)
     for _ in range(3000):
         adaptation.update(math.exp(-adaptation.step_size))
     assert math.isclose(adaptation.averaged, -math.log(0.65), rel_tol=0.02)
 
 
 def test_dual_averaging_resumes_from_its_state():
-    whole = DualAveraging(0.5, 0.7)
+    whole = dynamics.DualAveraging(0.5, 0.7)
     for t in range(20):
         whole.update(t % 3 / 2)
-    rest = DualAveraging.load(whole.state)
+    rest = dynamics.DualAveraging.load(whole.state)
     assert rest.target == 0.7
     for t in range(20):
         whole.update(t % 5 / 4)
@@ -200,7 +190,7 @@ def test_dual_averaging_resumes_from_its_state():
 
 
 def test_dual_averaging_stays_finite():
-    adaptation = DualAveraging(1, 0.5)
+    adaptation = dynamics.DualAveraging(1, 0.5)
     for acceptance, times in ((0, 1000), (1, 100_000)):
         for _ in range(times):
             adaptation.update(acceptance)
@@ -219,37 +209,37 @@ def test_dual_averaging_stays_finite():
 def test_what_is_no_state_of_dual_averaging(state):
     message = "Invalid state of dual averaging (must be finite, with a whole count)"
     with refused(ValueError, message):
-        DualAveraging.load(state)
+        dynamics.DualAveraging.load(state)
 
 
 @pytest.mark.parametrize("target", [0.0, 1.0])
 def test_a_target_of_dual_averaging_out_of_range(target):
     with refused(ValueError, f"Invalid target: {target} (must be in (0, 1))"):
-        DualAveraging.load([target, 0, 0, 0, 0, 0])
+        dynamics.DualAveraging.load([target, 0, 0, 0, 0, 0])
 
 
 def test_nonfinite_trajectories_count_as_rejected():
-    assert mean_acceptance([]) == 0
-    assert mean_acceptance([0, 5]) == 1
+    assert dynamics.mean_acceptance([]) == 0
+    assert dynamics.mean_acceptance([0, 5]) == 1
     rejected = (math.nan, math.inf, -math.inf)
-    assert mean_acceptance([-1, *rejected]) == math.exp(-1) / 4
+    assert dynamics.mean_acceptance([-1, *rejected]) == math.exp(-1) / 4
 
 
 @pytest.mark.parametrize(
     ("arguments", "steps"),
     [
         *(((7, None, 0.1), 7), ((7, None, 0.1, 5), 5)),
-        ((7, None, 0.1, MOST_WARMUP_STEPS), 7),
+        ((7, None, 0.1, dynamics.MOST_WARMUP_STEPS), 7),
         *(((None, 1.0, 0.25), 4), ((None, 1.24, 0.5), 2), ((None, 1.25, 0.5), 3)),
         *(((None, 0.01, 0.5), 1), ((None, 1.0, 1e-3), 1000)),
-        ((None, 1.0, 1e-4, MOST_WARMUP_STEPS), 1024),
+        ((None, 1.0, 1e-4, dynamics.MOST_WARMUP_STEPS), 1024),
         *(((None, 1e30, 1e-300), 2**53), ((None, 1e300, 1e-300), 2**53)),
         *(((None, x, 1e-300, 1024), 1024) for x in (1e30, 1e300)),
     ],
 )
 def test_the_number_of_leapfrog_steps(arguments, steps):
     """The number of steps: the given one, or the nearest to the length, bounded."""
-    assert leapfrog_steps(*arguments) == steps
+    assert dynamics.leapfrog_steps(*arguments) == steps
 
 
 def test_ratios_are_no_number_before_there_is_any():
@@ -261,7 +251,7 @@ def test_changed_losses_are_counted():
     """Changed is what is beyond rounding, and matters."""
 
     def after(before, known, first):
-        return changes_running(before, known, [first, *known[1:]], 2, 100)
+        return dynamics.changes_running(before, known, [first, *known[1:]], 2, 100)
 
     assert [after(0, [5, 7], x) for x in (5, 6)] == [0, 1]
     assert [after(2, [5, 7], x) for x in (4, 5)] == [3, 0]
@@ -270,8 +260,8 @@ def test_changed_losses_are_counted():
     assert after(1, [-0.5], -0.5021) == 2
     assert [after(1, [-1000], x) for x in (-1000.9, -1001.1)] == [0, 2]
     # Any chain's is enough; other chains are not to be compared.
-    assert changes_running(0, [1, 1, 1], [1, 1, 2], 1, 1) == 1
-    assert changes_running(2, [1], [5, 6], 1, 1) == 0
-    assert changes_running(2, [5, 6], [1], 1, 1) == 0
-    assert MOST_CHANGES == 3
-    assert "start of 3 consecutive trajectories" in changed_target()
+    assert dynamics.changes_running(0, [1, 1, 1], [1, 1, 2], 1, 1) == 1
+    assert dynamics.changes_running(2, [1], [5, 6], 1, 1) == 0
+    assert dynamics.changes_running(2, [5, 6], [1], 1, 1) == 0
+    assert dynamics.MOST_CHANGES == 3
+    assert "start of 3 consecutive trajectories" in dynamics.changed_target()

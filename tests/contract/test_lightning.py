@@ -5,22 +5,9 @@ import logging
 import warnings
 from typing import Any
 
+import framework_problem as shared
 import pytest
 import torch
-from framework_problem import (
-    CLOSED,
-    NUM_DATA,
-    PLAIN,
-    by_hand,
-    closure_of,
-    collector_of,
-    data,
-    graphs,
-    loader,
-    new_model,
-    new_sampler,
-    takes_closure,
-)
 from short_chains import assert_same
 from stored_files import contents
 from torch import Tensor, nn
@@ -48,15 +35,9 @@ MANUAL = (
 
 
 def trainer(epochs=1, **settings):
-    return lightning.Trainer(
-        accelerator="cpu",
-        max_epochs=epochs,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **settings,
-    )
+    names = ("enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    quiet = dict.fromkeys(("logger", *names), False)
+    return lightning.Trainer(accelerator="cpu", max_epochs=epochs, **quiet, **settings)
 
 
 class Automatic(lightning.LightningModule):
@@ -64,13 +45,13 @@ class Automatic(lightning.LightningModule):
 
     def __init__(self, kind, **settings):
         super().__init__()
-        self.net, self.kind, self.settings = new_model(), kind, settings
+        self.net, self.kind, self.settings = shared.new_model(), kind, settings
 
     def training_step(self, batch, index):
         return mse_loss(self.net(batch[0]), batch[1])
 
     def configure_optimizers(self):
-        sampler = new_sampler(self.kind, self.net)
+        sampler = shared.new_sampler(self.kind, self.net)
         for group in sampler.param_groups:
             group.update(self.settings)
         return sampler
@@ -82,21 +63,19 @@ class Manual(Automatic):
     def __init__(self, kind):
         super().__init__(kind)
         self.automatic_optimization = False
-        self.batches = sg.IndependentBatchSampler(NUM_DATA, 8, seed=5)
+        self.batches = sg.IndependentBatchSampler(shared.NUM_DATA, 8, seed=5)
 
     def training_step(self, batch, index):
-        if not takes_closure(self.kind):
+        if not shared.takes_closure(self.kind):
             sampler = self.optimizers()
             sampler.zero_grad()
             loss = mse_loss(self.net(batch[0]), batch[1])
-            self.manual_backward(loss, **graphs(self.kind))
+            self.manual_backward(loss, **shared.graphs(self.kind))
             sampler.step()
             return
-        wrapped = self.kind != "HMCECS"
-        sampler = self.optimizers(use_pl_optimizer=wrapped)
-        sampler.step(
-            closure_of(self.kind, self.net, self.batches, self.manual_backward)
-        )
+        sampler = self.optimizers(use_pl_optimizer=self.kind != "HMCECS")
+        given = (self.kind, self.net, self.batches, self.manual_backward)
+        sampler.step(shared.closure_of(*given))
 
     def on_save_checkpoint(self, checkpoint):
         checkpoint["batches"] = self.batches.state_dict()
@@ -107,14 +86,14 @@ class Manual(Automatic):
 
 def collecting(kind, store):
     """The same with a collector, which Lightning's checkpoints have as well."""
-    base = Automatic if kind in PLAIN else Manual
+    base = Automatic if kind in shared.PLAIN else Manual
 
     class Collecting(base):
         saved = None
 
         def configure_optimizers(self):
             sampler = super().configure_optimizers()
-            self.collector = collector_of(sampler, self.net, store)
+            self.collector = shared.collector_of(sampler, self.net, store)
             return sampler
 
         def on_save_checkpoint(self, checkpoint):
@@ -135,33 +114,30 @@ def collecting(kind, store):
     return Collecting(kind)
 
 
-# ---- What works ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", [*PLAIN, *CLOSED])
+@pytest.mark.parametrize("kind", [*shared.PLAIN, *shared.CLOSED])
 def test_a_chain_that_resumes_from_lightnings_checkpoint(kind, tmp_path):
     """Resumes under automatic optimization, or manual where there is a closure."""
-    make = Automatic if kind in PLAIN else Manual
+    make = Automatic if kind in shared.PLAIN else Manual
     first, second = make(kind), make(kind)
     fit = trainer(1)
-    fit.fit(first, loader())
+    fit.fit(first, shared.loader())
     assert fit.optimizers[0].param_groups[0]["step"] == 4
-    assert_same(list(first.net.parameters()), by_hand(kind, 4))
+    assert_same(list(first.net.parameters()), shared.by_hand(kind, 4))
     fit.save_checkpoint(tmp_path / "last.ckpt")
     fit = trainer(3)
-    fit.fit(second, loader(), ckpt_path=tmp_path / "last.ckpt")
-    assert fit.global_step == 12 or kind in CLOSED
-    assert_same(list(second.net.parameters()), by_hand(kind, 12))
+    fit.fit(second, shared.loader(), ckpt_path=tmp_path / "last.ckpt")
+    assert fit.global_step == 12 or kind in shared.CLOSED
+    assert_same(list(second.net.parameters()), shared.by_hand(kind, 12))
 
 
 @pytest.mark.parametrize("kind", ["SGHMC", "EWSG", "SBPS"])
 def test_draws_equal_those_of_a_loop_and_resume(kind, tmp_path):
-    by_hand(kind, 24, store=tmp_path / "loop")
+    shared.by_hand(kind, 24, store=tmp_path / "loop")
     run = tmp_path / "run"
-    fit = trainer(3)
-    fit.fit(collecting(kind, run), loader())
-    fit.save_checkpoint(tmp_path / "last.ckpt")
-    trainer(6).fit(collecting(kind, run), loader(), ckpt_path=tmp_path / "last.ckpt")
+    fit, last = trainer(3), tmp_path / "last.ckpt"
+    fit.fit(collecting(kind, run), shared.loader())
+    fit.save_checkpoint(last)
+    trainer(6).fit(collecting(kind, run), shared.loader(), ckpt_path=last)
     whole = contents(tmp_path / "loop")["draws"]
     assert len(whole) > 2
     assert contents(run)["draws"] == whole
@@ -170,8 +146,8 @@ def test_draws_equal_those_of_a_loop_and_resume(kind, tmp_path):
 @pytest.mark.parametrize("kind", ["SGHMC", "SGHMC with means"])
 def test_accumulated_gradients_equal_those_of_a_larger_batch(kind):
     module = Automatic(kind)
-    trainer(2, accumulate_grad_batches=2).fit(module, loader())
-    assert_same(list(module.net.parameters()), by_hand(kind, 4, parts=2))
+    trainer(2, accumulate_grad_batches=2).fit(module, shared.loader())
+    assert_same(list(module.net.parameters()), shared.by_hand(kind, 4, parts=2))
 
 
 def test_gamma_in_automatic_optimization():
@@ -180,18 +156,18 @@ def test_gamma_in_automatic_optimization():
             loss.backward(create_graph=True)
 
     module = WithGraph("PSGLD")
-    trainer(2).fit(module, loader())
-    assert_same(list(module.net.parameters()), by_hand("PSGLD", 8))
+    trainer(2).fit(module, shared.loader())
+    assert_same(list(module.net.parameters()), shared.by_hand("PSGLD", 8))
 
 
 def test_hmc_in_automatic_optimization_has_all_data_in_a_batch():
     class Repeated(torch.utils.data.IterableDataset[Any]):
         def __iter__(self):
-            return iter([data()] * 12)
+            return iter([shared.data()] * 12)
 
-    x, y = data()
+    x, y = shared.data()
     for batches in (
-        DataLoader(TensorDataset(x, y), NUM_DATA),  # one an epoch
+        DataLoader(TensorDataset(x, y), shared.NUM_DATA),  # one an epoch
         DataLoader(Repeated(), batch_size=None),  # many
     ):
         module = Automatic("HMC")
@@ -200,7 +176,7 @@ def test_hmc_in_automatic_optimization_has_all_data_in_a_batch():
         sampler = fit.optimizers[0]
         assert sampler.param_groups[0]["step"] == 12
         assert 0 < sampler.acceptance_rate <= 1
-        assert_same(list(module.net.parameters()), by_hand("HMC", 12))
+        assert_same(list(module.net.parameters()), shared.by_hand("HMC", 12))
 
 
 def test_ewsg_with_one_minibatch_a_step_in_automatic_optimization():
@@ -208,11 +184,11 @@ def test_ewsg_with_one_minibatch_a_step_in_automatic_optimization():
     module = Automatic("EWSG", index_chain_length=0)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="EWSG")
-        trainer(2).fit(module, loader())
-    model = new_model()
-    sampler = new_sampler("EWSG", model)
+        trainer(2).fit(module, shared.loader())
+    model = shared.new_model()
+    sampler = shared.new_sampler("EWSG", model)
     sampler.param_groups[0]["index_chain_length"] = 0
-    for x, y in [*loader(), *loader()]:
+    for x, y in [*shared.loader(), *shared.loader()]:
         sampler.step(lambda x=x, y=y: mse_loss(model(x), y).backward())
     assert_same(list(module.net.parameters()), list(model.parameters()))
 
@@ -222,15 +198,15 @@ def test_methods_of_a_sampler_through_lightnings_wrapper():
         def on_train_start(self):
             sampler = self.optimizers()
             assert isinstance(sampler, sg.HMC)
-            closure = closure_of("HMC", self.net, self.batches, self.manual_backward)
-            sampler.warmup(closure, 5, progress=False)
+            given = ("HMC", self.net, self.batches, self.manual_backward)
+            sampler.warmup(shared.closure_of(*given), 5, progress=False)
 
     module = Warmed("HMC")
     fit = trainer()
-    fit.fit(module, loader())
-    model = new_model()
-    sampler = new_sampler("HMC", model)
-    closure = closure_of("HMC", model, module.batches, Tensor.backward)
+    fit.fit(module, shared.loader())
+    model = shared.new_model()
+    sampler = shared.new_sampler("HMC", model)
+    closure = shared.closure_of("HMC", model, module.batches, Tensor.backward)
     sampler.warmup(closure, 5, progress=False)
     for _ in range(4):
         sampler.step(closure)
@@ -267,7 +243,7 @@ def test_lightnings_own_example(kind):
     # Its boring model, with validation and a schedule of the learning rate.
     class Boring(boring.BoringModel):
         def configure_optimizers(self):
-            sampler = PLAIN[kind](self.parameters())
+            sampler = shared.PLAIN[kind](self.parameters())
             schedule = torch.optim.lr_scheduler.StepLR(sampler, step_size=1, gamma=0.5)
             return [sampler], [schedule]
 
@@ -279,20 +255,17 @@ def test_lightnings_own_example(kind):
         fit.fit(module)
         (sampler,) = fit.optimizers
         assert sampler.param_groups[0]["step"] == 10
-        start = PLAIN[kind]([nn.Parameter(torch.ones(1))]).param_groups[0]["lr"]
+        start = shared.PLAIN[kind]([nn.Parameter(torch.ones(1))]).param_groups[0]["lr"]
         assert sampler.param_groups[0]["lr"] == start / 4
         chains.append(list(module.parameters()))
     assert_same(*chains)
-
-
-# ---- What does not ---------------------------------------------------------------
 
 
 def fit_fails(module, kind, message, **settings):
     """Fits until this error; returns the number of steps made before."""
     fit = trainer(100, **settings)
     with pytest.raises(kind) as error:
-        fit.fit(module, loader())
+        fit.fit(module, shared.loader())
     assert str(error.value) == message
     return fit.strategy.optimizers[0].param_groups[0]["step"]
 
@@ -338,37 +311,28 @@ def test_samplers_that_clear_what_lightning_accumulates(kind):
     module = Automatic(kind)
     steps = fit_fails(module, RuntimeError, message, accumulate_grad_batches=2)
     assert steps == 0
-    assert_same(list(module.net.parameters()), list(new_model().parameters()))
+    assert_same(list(module.net.parameters()), list(shared.new_model().parameters()))
 
 
 @pytest.mark.parametrize(
-    ("module", "kind", "message"),
+    ("kind", "error", "message"),
     [
-        (
-            Automatic("SBPS"),
-            RuntimeError,
-            "SBPS cannot be used in Lightning's automatic optimization, whose closure "
-            "calls backward(): set self.automatic_optimization = False, and in "
-            "training_step call self.optimizers().step(closure) with a closure that "
-            "returns the losses of the examples",
-        ),
-        (
-            Automatic("HMCECS"),
-            TypeError,
-            "HMCECS calls its closure with the indices of data, which Lightning does "
-            "not pass on: set self.automatic_optimization = False, and in "
-            "training_step call self.optimizers(use_pl_optimizer=False).step(closure)",
-        ),
-        (
-            Automatic("PSGLD"),
-            RuntimeError,
-            "PSGLD got gradients without a graph, and Γ needs second derivatives: call "
-            "loss.backward(create_graph=True), or set gamma=False and stop adaptation "
-            "(adapt=False) after burn-in",
-        ),
+        ("SBPS", RuntimeError,
+         "SBPS cannot be used in Lightning's automatic optimization, whose closure "
+         "calls backward(): set self.automatic_optimization = False, and in "
+         "training_step call self.optimizers().step(closure) with a closure that "
+         "returns the losses of the examples"),
+        ("HMCECS", TypeError,
+         "HMCECS calls its closure with the indices of data, which Lightning does "
+         "not pass on: set self.automatic_optimization = False, and in "
+         "training_step call self.optimizers(use_pl_optimizer=False).step(closure)"),
+        ("PSGLD", RuntimeError,
+         "PSGLD got gradients without a graph, and Γ needs second derivatives: call "
+         "loss.backward(create_graph=True), or set gamma=False and stop adaptation "
+         "(adapt=False) after burn-in"),
     ],
-    ids=["SBPS", "HMCECS", "PSGLD"],
-)
-def test_samplers_that_automatic_optimization_cannot_serve(module, kind, message):
-    assert fit_fails(module, kind, message) == 0
-    assert_same(list(module.net.parameters()), list(new_model().parameters()))
+)  # fmt: skip
+def test_samplers_that_automatic_optimization_cannot_serve(kind, error, message):
+    module = Automatic(kind)
+    assert fit_fails(module, error, message) == 0
+    assert_same(list(module.net.parameters()), list(shared.new_model().parameters()))

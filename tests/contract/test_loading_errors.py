@@ -1,7 +1,4 @@
-"""State dicts, masses and preconditioners that do not fit are refused.
-
-Those of one sampler for another are in test_state_dicts.py.
-"""
+"""State dicts, masses and preconditioners that do not fit are refused."""
 
 import copy
 
@@ -43,13 +40,13 @@ def refuses(sampler, state, message):
 @each_kind
 def test_states_of_other_parameters(kind):
     one_group = kind([nn.Parameter(torch.ones(4))], lr=0.1, num_data=10)
+    sizes = "sizes ([300, 3], expected [200, 3])"
     for other, message in (
         (one_group, "it has 1 param groups, expected 2"),
         (make(kind, split=2), "param group 0 has 2 parameters, expected 1"),
         (
             make(kind, sizes=(4, 300, 3)),
-            "param group 1 was saved for parameters of other sizes ([300, 3], expected "
-            "[200, 3])",
+            f"param group 1 was saved for parameters of other {sizes}",
         ),
     ):
         refuses(make(kind), other.state_dict(), f"Invalid state_dict: {message}")
@@ -130,35 +127,23 @@ def test_gamma_precision_state_dicts_that_do_not_fit():
     precision = hyperprior()
     precision.step()
     good = precision.state_dict()
-    for key, value, kind, message in (
-        ("shape", -1.0, ValueError, "Invalid shape: -1.0 (must be finite and > 0)"),
-        ("rate", 0.0, ValueError, "Invalid rate: 0.0 (must be finite and > 0)"),
-        ("num_updates", -1, ValueError, "Invalid num_updates: -1 (must be >= 0)"),
-        (
-            "num_updates",
-            2**63 - 1,
-            ValueError,
-            f"Invalid num_updates: {2**63 - 1} (must be in [0, 2^62))",
-        ),
-        (
-            "num_updates",
-            1.0,
-            TypeError,
-            "Invalid num_updates: 1.0 (must be an int, got float)",
-        ),
+    for key, value, kind, wanted in (
+        ("shape", -1.0, ValueError, "must be finite and > 0"),
+        ("rate", 0.0, ValueError, "must be finite and > 0"),
+        ("num_updates", -1, ValueError, "must be >= 0"),
+        ("num_updates", 2**63 - 1, ValueError, "must be in [0, 2^62)"),
+        ("num_updates", 1.0, TypeError, "must be an int, got float"),
     ):
-        with refused(kind, message):
+        with refused(kind, f"Invalid {key}: {value} ({wanted})"):
             precision.load_state_dict({**good, "shape": 3.0, key: value})
         assert precision.state_dict() == good
 
 
 #: To whom each is given, how, and its key in the state.
 GIVEN = {
-    "masses": ("HMC", lambda sampler: sampler.set_mass, "mass"),
+    "masses": ("HMC", sg.HMC.set_mass, "mass"),
     "preconditioner": (
-        "SBPS preconditioned",
-        lambda sampler: sampler.set_preconditioner,
-        "preconditioner",
+        *("SBPS preconditioned", sg.SBPS.set_preconditioner, "preconditioner"),
     ),
 }
 each_given = pytest.mark.parametrize("name", GIVEN)
@@ -171,7 +156,7 @@ OUT_OF_RANGE = "has elements out of range (must be finite and > 0)"
 @pytest.mark.parametrize("steps", [0, 4])
 @each_given
 def test_bad_ones_change_nothing(name, steps):
-    kind, setter_of, _ = GIVEN[name]
+    kind, set_all, _ = GIVEN[name]
     chain, twin = Chain(kind), Chain(kind)
     for each in (chain, twin):
         each.run(range(steps))
@@ -185,7 +170,7 @@ def test_bad_ones_change_nothing(name, steps):
         ),
     ):
         with refused(ValueError, f"Invalid {name}: {message}"):
-            setter_of(chain.sampler)(tensors)
+            set_all(chain.sampler, tensors)
         assert bits(chain.sampler.state_dict()) == before
     rest = range(steps, steps + 4)
     assert bits(chain.run(rest)) == bits(twin.run(rest))
@@ -193,9 +178,9 @@ def test_bad_ones_change_nothing(name, steps):
 
 @each_given
 def test_a_state_dict_with_a_bad_one(name):
-    kind, setter_of, key = GIVEN[name]
+    kind, set_all, key = GIVEN[name]
     sampler = Chain(kind).sampler
-    setter_of(sampler)([2.0, 3.0, 4.0])
+    set_all(sampler, [2.0, 3.0, 4.0])
     saved = copy.deepcopy(sampler.state_dict())
     for number in WRONG:
         saved["state"][1][key][7] = number

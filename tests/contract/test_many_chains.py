@@ -53,18 +53,21 @@ class Chains:
             for k in range(CHAINS)
         ]
         self.sampler = self.make(self.together, seed=SEED, num_chains=CHAINS)
-        self.samplers = [
-            self.make(params, seed=sg.fold_in(SEED, k))
-            for k, params in enumerate(self.alone)
-        ]
+        self.samplers = self.make_alone()
         self.step_number = 0
 
-    def make(self, params, **arguments):
-        means = arguments.pop("means", None)
+    def make(self, params, *, means=None, **arguments):
         groups = [{"params": params[:2]}, {"params": params[2:], "temperature": 2.0}]
         if means is not None:
             groups[1]["prior_mean"] = means
         return self.method(groups, **self.options, **arguments)
+
+    def make_alone(self, means=None):
+        """Samplers of chains by themselves, of which each has its part of the means."""
+        own = [means and [mean[k] for mean in means] for k in range(CHAINS)]
+        seeds = [sg.fold_in(SEED, k) for k in range(CHAINS)]
+        each = zip(self.alone, seeds, own, strict=True)
+        return [self.make(params, seed=seed, means=m) for params, seed, m in each]
 
     def step(self, *, missing=None):
         for i, p in enumerate(self.together):
@@ -77,9 +80,8 @@ class Chains:
             sampler.step()
 
     def assert_same(self):
-        for k, (params, sampler) in enumerate(
-            zip(self.alone, self.samplers, strict=True)
-        ):
+        each = zip(self.alone, self.samplers, strict=True)
+        for k, (params, sampler) in enumerate(each):
             for p, own in zip(self.together, params, strict=True):
                 assert torch.equal(p[k], own), k
                 for key, value in kept_state(sampler).get(own, {}).items():
@@ -120,17 +122,9 @@ def test_large_chains(threads, set_threads):
 def test_priors_means_belong_to_chains():
     chains = Chains("SGHMC", torch.float32, prior_precision=40.0)
     means = [normal(*p.shape, seed=9) for p in chains.together[2:]]
-    chains.sampler = chains.make(
-        chains.together, seed=SEED, num_chains=CHAINS, means=means
-    )
-    chains.samplers = [
-        chains.make(
-            params,
-            seed=sg.fold_in(SEED, k),
-            means=[mean[k] for mean in means],
-        )
-        for k, params in enumerate(chains.alone)
-    ]
+    whole = {"seed": SEED, "num_chains": CHAINS, "means": means}
+    chains.sampler = chains.make(chains.together, **whole)
+    chains.samplers = chains.make_alone(means)
     for _ in range(3):
         chains.step()
     chains.assert_same()
@@ -138,10 +132,8 @@ def test_priors_means_belong_to_chains():
 
 def nets(count, dtype):
     torch.manual_seed(0)
-    return [
-        nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
-        for _ in range(count)
-    ]
+    layers = ((nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)) for _ in range(count))
+    return [nn.Sequential(*each).to(dtype) for each in layers]
 
 
 def test_networks_in_one():
@@ -243,18 +235,17 @@ def test_a_group_added_later_follows():
         sampler.add_param_group({"params": [torch.zeros(3)], "num_chains": 3})
 
 
-@pytest.mark.parametrize(
-    "method",
-    [sg.SGLD, sg.SGHMC, sg.PSGLD, sg.SGNHT, sg.EWSG, partial(sg.HMC, num_steps=3)],
-)
+CLASSES = (sg.SGLD, sg.SGHMC, sg.PSGLD, sg.SGNHT, sg.EWSG)
+
+
+@pytest.mark.parametrize("method", [*CLASSES, partial(sg.HMC, num_steps=3)])
 def test_what_is_refused(method):
     p = torch.zeros(CHAINS, 4, requires_grad=True)
     for wrong, error in ((0, ValueError), (2.5, TypeError), (True, TypeError)):
         with pytest.raises(error, match="Invalid num_chains"):
             method([p], 0.1, num_data=10, num_chains=wrong)
-    message = (
-        "Invalid parameter: shape {} (must have a leading dimension of num_chains = {})"
-    )
+    shape_of = "shape {} (must have a leading dimension of num_chains = {})"
+    message = f"Invalid parameter: {shape_of}"
     sampler = method([p], 0.1, num_data=10, num_chains=CHAINS)
     for shape in ([4, 3], []):
         q = torch.zeros(shape, requires_grad=True)
@@ -300,14 +291,10 @@ def test_each_chain_has_its_draws(tmp_path):
     models = nets(CHAINS, torch.float32)
     params, _ = stack_module_state(models)
     sampler = sg.SGLD(params.values(), 0.1, num_data=10, num_chains=CHAINS, seed=1)
+    stacks = [{k: p.detach()[i] for k, p in params.items()} for i in range(CHAINS)]
     collectors = [
-        sg.Collector(
-            sampler,
-            {name: p.detach()[k] for name, p in params.items()},
-            tmp_path / "together",
-            chain=k,
-        )
-        for k in range(CHAINS)
+        sg.Collector(sampler, stack, tmp_path / "together", chain=k)
+        for k, stack in enumerate(stacks)
     ]
     seeds = [sg.fold_in(1, k) for k in range(CHAINS)]
     alone = [
@@ -325,8 +312,7 @@ def test_each_chain_has_its_draws(tmp_path):
             each.step()
     for collector in collectors:
         collector.close()
-    together, apart = (
-        contents(tmp_path / name)["draws"] for name in ("together", "alone")
-    )
+    stores = (tmp_path / "together", tmp_path / "alone")
+    together, apart = (contents(store)["draws"] for store in stores)
     assert together == apart
     assert len(sg.SampleStore(tmp_path / "together")) == 4 * CHAINS

@@ -11,18 +11,9 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import short_chains as chains
 import torch
 from reference import same_bits
-from short_chains import (
-    ANY_DRAWS,
-    KINDS,
-    THREE,
-    advance,
-    assert_same,
-    make,
-    make_params,
-    needs_closure,
-)
 from torch import nn
 
 import torch_sgmcmc as sg
@@ -31,7 +22,7 @@ from torch_sgmcmc._impl import ops as ops
 LOW = (torch.bfloat16, torch.float16)
 # What is rounded is each sampler's own; to which type it is, their base class's.
 BFLOAT16 = torch.bfloat16
-EACH_LOW = [*((kind, BFLOAT16) for kind in ANY_DRAWS), ("SGHMC", torch.float16)]
+EACH_LOW = [*((kind, BFLOAT16) for kind in chains.ANY_DRAWS), ("SGHMC", torch.float16)]
 
 
 def take_step(sampler, params, step, dtype):
@@ -51,11 +42,7 @@ def take_step(sampler, params, step, dtype):
             losses.append(x.detach().double().square().sum() / 2)
         return torch.stack(losses).sum()
 
-    if needs_closure(sampler):
-        sampler.step(closure)
-    else:
-        closure()
-        sampler.step()
+    sampler.step(closure)
 
 
 def masters(sampler, params):
@@ -69,18 +56,18 @@ def test_rounding_is_no_part_of_the_chain(kind, dtype):
     Bit for bit. Where a decision is made, without a prior, whose part in it is that of
     the rounded value.
     """
-    low = make_params(dtype)
+    low = chains.make_params(dtype)
     full = [nn.Parameter(p.detach().float()) for p in low]
-    cls, options = KINDS[kind]
+    cls, options = chains.KINDS[kind]
     decides = cls is sg.EWSG or (cls is sg.HMC and "metropolis" not in options)
     prior = {"prior_precision": 0.0} if decides else {}
-    sampler, other = make(kind, low, **prior), make(kind, full, **prior)
+    sampler, other = chains.make(kind, low, **prior), chains.make(kind, full, **prior)
     steps = 103 if kind == "SGHMC online" else 6
     for step in range(steps):
         take_step(sampler, low, step, dtype)
         take_step(other, full, step, dtype)
-        assert_same(masters(sampler, low), full)
-        assert_same(low, [q.detach().to(dtype) for q in full])
+        chains.assert_same(masters(sampler, low), full)
+        chains.assert_same(low, [q.detach().to(dtype) for q in full])
     for p, q in zip(low, full, strict=True):
         ours, theirs = dict(sampler.state[p]), other.state.get(q, {})
         del ours["master"]
@@ -163,12 +150,8 @@ def law_of(kind, dtype, *, forget):
 
     leapfrog = rounded_leapfrog if forget else LEAPFROG
     for _ in range(steps):
-        if needs_closure(sampler):
-            with mock.patch("torch_sgmcmc._impl.ops.hmc_leapfrog_", leapfrog):
-                sampler.step(closure)
-        else:
-            closure()
-            sampler.step()
+        with mock.patch("torch_sgmcmc._impl.ops.hmc_leapfrog_", leapfrog):
+            sampler.step(closure)
         moved |= p.detach() != begin
         if forget:
             sampler.state[p]["master"].copy_(p.detach())
@@ -194,23 +177,26 @@ def test_the_law_of_small_moves(kind, dtype):
         assert max(map(abs, law_of(kind, dtype, forget=True))) > 9
 
 
-@pytest.mark.parametrize("kind", THREE)
+@pytest.mark.parametrize("kind", chains.THREE)
 def test_only_low_precision_has_a_master(kind):
-    params = [*make_params(torch.float32)[:2], *make_params(torch.float64)[:2]]
-    low = make_params(torch.bfloat16)[:1]
-    sampler = make(kind, [*params[:2], *low, *params[2:]])
-    advance(sampler, [*params, *low], range(2))
+    params = [
+        *chains.make_params(torch.float32)[:2],
+        *chains.make_params(torch.float64)[:2],
+    ]
+    low = chains.make_params(torch.bfloat16)[:1]
+    sampler = chains.make(kind, [*params[:2], *low, *params[2:]])
+    chains.advance(sampler, [*params, *low], range(2))
     assert not any("master" in sampler.state.get(p, {}) for p in params)
     (master,) = masters(sampler, low)
     assert master.dtype is torch.float32
     assert not same_bits(master, low[0].detach().float())
 
 
-@pytest.mark.parametrize("kind", THREE)
+@pytest.mark.parametrize("kind", chains.THREE)
 def test_the_chain_continues_from_a_changed_parameter(kind):
     """Element by element; an lr that moves nothing shows where each is taken from."""
-    (p,) = params = make_params(torch.bfloat16)[-1:]
-    sampler = make(kind, params)
+    (p,) = params = chains.make_params(torch.bfloat16)[-1:]
+    sampler = chains.make(kind, params)
     for step in range(4):
         take_step(sampler, params, step, torch.bfloat16)
     with torch.no_grad():
@@ -236,12 +222,12 @@ def test_the_chain_continues_from_a_changed_parameter(kind):
     assert same_bits(p, seen)
 
 
-@pytest.mark.parametrize("kind", THREE)
+@pytest.mark.parametrize("kind", chains.THREE)
 def test_a_state_dict_without_masters(kind):
     """Files without masters load: the chain starts from the parameter."""
     dtype = torch.bfloat16
-    params = make_params(dtype)
-    sampler = make(kind, params)
+    params = chains.make_params(dtype)
+    sampler = chains.make(kind, params)
     for step in range(3):
         take_step(sampler, params, step, dtype)
     saved = copy.deepcopy(sampler.state_dict())
@@ -249,12 +235,12 @@ def test_a_state_dict_without_masters(kind):
         del saved["state"][i]["master"]
         sampler.state[p]["master"] = p.detach().float()
     others = [nn.Parameter(p.detach().clone()) for p in params]
-    resumed = make(kind, others, seed=99)
+    resumed = chains.make(kind, others, seed=99)
     resumed.load_state_dict(saved)
     for step in range(3, 6):
         take_step(sampler, params, step, dtype)
         take_step(resumed, others, step, dtype)
-    assert_same(masters(resumed, others), masters(sampler, params))
+    chains.assert_same(masters(resumed, others), masters(sampler, params))
 
 
 def test_a_parameter_that_changes_its_type():

@@ -27,17 +27,10 @@ def are_apart(sampler):
     return all(a.stop <= b.start for a, b in pairwise(found))
 
 
-def numbers(sampler):
-    return {i for r in ranges(sampler) for i in r}
-
-
 def forget_state(sampler, p):
     """Has its state begin anew."""
     mean = sampler.state.pop(p, {})
     assert "prior_mean" not in mean
-
-
-# ---- What is heard ---------------------------------------------------------------
 
 
 @each
@@ -49,14 +42,11 @@ def test_a_grown_parameter_raises_before_anything_moves(kind):
     before = bits([chain.params, chain.sampler.state_dict()])
     name = type(chain.sampler).__name__
     for _ in range(2):
-        with pytest.raises(
-            RuntimeError, match=r"call reassign_noise_offsets\(\) after"
-        ) as error:
+        with pytest.raises(RuntimeError) as error:
             chain.run(range(2, 3))
-        assert str(error.value).startswith(
-            f"{name} got a parameter of {p.numel()} elements, number 0 of group 0, "
-            f"whose noise is numbered for {p.numel() // 2}: "
-        )
+        text = f"{name} got a parameter of {p.numel()} elements, number 0 of group 0,"
+        text = f"{text} whose noise is numbered for {p.numel() // 2}: call "
+        assert str(error.value).startswith(f"{text}reassign_noise_offsets() after")
     assert bits([chain.params, chain.sampler.state_dict()]) == before
 
 
@@ -72,13 +62,8 @@ def test_so_are_other_lists(kind, change):
         params.append(nn.Parameter(torch.zeros(3, dtype=params[0].dtype)))
     else:
         params.pop()
-    with pytest.raises(
-        RuntimeError, match=r"reassign_noise_offsets\(\) after parameters have"
-    ):
+    with pytest.raises(RuntimeError, match=r"reassign_noise_offsets\(\) after param"):
         chain.run(range(1, 2))
-
-
-# ---- What reassign_noise_offsets() does ---------------------------------------------
 
 
 @each
@@ -86,7 +71,7 @@ def test_grown_parameters_get_numbers_behind_all_others(kind):
     chain = Chain(kind)
     chain.run(range(2))
     sampler, p = chain.sampler, chain.params[0]
-    used, others = numbers(sampler), ranges(sampler)[1:]
+    used, others = set().union(*ranges(sampler)), ranges(sampler)[1:]
     end = sampler.param_groups[0]["next_offset"]
     for numel in (140, 2, 300):  # it never comes back to what it had
         p.data = torch.linspace(-1, 1, numel, dtype=p.dtype)
@@ -115,9 +100,8 @@ def test_a_sampler_built_with_the_new_sizes_resumes(kind):
     chain.run(range(2, 4))
     saved = copy.deepcopy(chain.sampler.state_dict())
     twin = chain.twin()
-    assert (
-        twin.sampler.param_groups[1]["offsets"] != saved["param_groups"][1]["offsets"]
-    )
+    offsets = twin.sampler.param_groups[1]["offsets"]
+    assert offsets != saved["param_groups"][1]["offsets"]
     twin.sampler.load_state_dict(saved)
     assert bits(twin.run(range(4, 7))) == bits(chain.run(range(4, 7)))
     assert bits(twin.sampler.state_dict()) == bits(chain.sampler.state_dict())
@@ -176,12 +160,8 @@ def test_a_program_that_prunes_and_grows_points():
     torch.manual_seed(0)
     points = nn.Parameter(torch.randn(50, 3))
     colors = nn.Parameter(torch.randn(50, 4))
-    sampler = sg.SGHMC(
-        [{"params": [points], "name": "xyz"}, {"params": [colors], "name": "rgb"}],
-        lr=0.01,
-        num_data=100,
-        seed=0,
-    )
+    groups = [{"params": [points], "name": "xyz"}, {"params": [colors], "name": "rgb"}]
+    sampler = sg.SGHMC(groups, lr=0.01, num_data=100, seed=0)
 
     def step():
         sampler.zero_grad()
@@ -208,9 +188,8 @@ def test_a_program_that_prunes_and_grows_points():
     for _ in range(3):
         step()
     saved = sampler.state_dict()
-    copies = [
-        nn.Parameter(g["params"][0].detach().clone()) for g in sampler.param_groups
-    ]
+    ends = [g["params"][0].detach().clone() for g in sampler.param_groups]
+    copies = [*map(nn.Parameter, ends)]
     other = sg.SGHMC([{"params": [p]} for p in copies], lr=1, num_data=1)
     other.load_state_dict(copy.deepcopy(saved))
     step()
@@ -220,26 +199,22 @@ def test_a_program_that_prunes_and_grows_points():
         assert torch.equal(group["params"][0], p)
 
 
-# ---- Errors ------------------------------------------------------------------------
-
-
 def test_state_of_another_shape_is_refused_and_nothing_changes():
     chain = Chain("SGHMC")
     chain.run(range(2))
     p = chain.params[0]
     p.data = torch.zeros(9)
     before = copy.deepcopy(chain.sampler.param_groups[0]["offsets"])
-    with refused(
-        ValueError,
+    text = (
         "Invalid state: momentum of shape [3] for a parameter of shape [9] (put one of "
-        "its shape into state[p]['momentum'], or delete it to restart it)",
-    ):
+        "its shape into state[p]['momentum'], or delete it to restart it)"
+    )
+    with refused(ValueError, text):
         chain.sampler.reassign_noise_offsets()
     assert chain.sampler.param_groups[0]["offsets"] == before
     monitor = sg.TemperatureMonitor(chain.sampler)
-    with pytest.raises(
-        ValueError, match=r"TemperatureMonitor observes .* \(detach\(\) it first"
-    ):
+    words = r"TemperatureMonitor observes .* \(detach\(\) it first"
+    with pytest.raises(ValueError, match=words):
         chain.sampler.reassign_noise_offsets()
     monitor.detach()
     chain.sampler.param_groups[1]["params"].append(p)
@@ -271,17 +246,12 @@ def test_saved_numbers_that_cannot_be(change, message):
     assert bits(sampler.state_dict()) == before
 
 
-# ---- What is the sampler's own -------------------------------------------------------
-
-
 @each
 def test_settings_that_are_put_back_rewind_nothing(kind):
     chain, same = Chain(kind), Chain(kind)
     counted = ("params", *chain.sampler._SPEC.progress)
-    saved = [
-        {k: v for k, v in g.items() if k not in counted}
-        for g in chain.sampler.param_groups
-    ]
+    groups = chain.sampler.param_groups
+    saved = [{k: v for k, v in g.items() if k not in counted} for g in groups]
     for step in range(4):
         chain.run(range(step, step + 1))
         same.run(range(step, step + 1))
@@ -290,10 +260,9 @@ def test_settings_that_are_put_back_rewind_nothing(kind):
     assert bits(chain.sampler.state_dict()) == bits(same.sampler.state_dict())
     other = Chain(kind, seed=6)
     other.run(range(2))
-    for group, theirs in zip(
-        other.sampler.param_groups, chain.sampler.param_groups, strict=True
-    ):
-        group.update({k: v for k, v in theirs.items() if k != "params"})
+    theirs = chain.sampler.param_groups
+    for group, their in zip(other.sampler.param_groups, theirs, strict=True):
+        group.update({k: v for k, v in their.items() if k != "params"})
     with pytest.raises(RuntimeError, match="was replaced"):
         other.sampler.reassign_noise_offsets()
     assert other.sampler.seed == 6

@@ -3,16 +3,9 @@
 import copy
 
 import pytest
+import short_chains as short
 import torch
 from reference import draw, same_bits
-from short_chains import (
-    TARGET,
-    assert_same,
-    kept_state,
-    make,
-    make_params,
-    one_parameter,
-)
 from short_chains import set_grads as set_gradients
 from torch import nn
 
@@ -22,22 +15,19 @@ import torch_sgmcmc as sg
 EACH = pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "PSGLD without gamma"])
 
 
-# ---- step() ----------------------------------------------------------------------
-
-
 @EACH
 def test_is_an_optimizer(kind):
-    sampler = make(kind, make_params())
+    sampler = short.make(kind, short.make_params())
     assert isinstance(sampler, torch.optim.Optimizer)
     assert isinstance(sampler, sg.Sampler)
     assert sampler.step() is None  # without any gradient: nothing to do
-    assert kept_state(sampler) == {}
+    assert short.kept_state(sampler) == {}
 
 
 @EACH
 def test_closure(kind):
-    p, twin = one_parameter(), one_parameter()
-    sampler, other = make(kind, [p]), make(kind, [twin])
+    p, twin = short.one_parameter(), short.one_parameter()
+    sampler, other = short.make(kind, [p]), short.make(kind, [twin])
     seen = []
 
     def closure():
@@ -58,8 +48,8 @@ def test_closure(kind):
 
 @EACH
 def test_gradients_are_never_changed(kind):
-    params = make_params()
-    sampler = make(kind, params)
+    params = short.make_params()
+    sampler = short.make(kind, params)
     for step in range(3):
         set_gradients(params, step)
         grads = [p.grad for p in params]
@@ -72,8 +62,8 @@ def test_gradients_are_never_changed(kind):
 
 @EACH
 def test_zero_grad(kind):
-    p = one_parameter()
-    sampler = make(kind, [p])
+    p = short.one_parameter()
+    sampler = short.make(kind, [p])
     sampler.zero_grad(set_to_none=False)
     assert p.grad is not None and not p.grad.any()
     sampler.zero_grad()
@@ -82,10 +72,9 @@ def test_zero_grad(kind):
 
 @EACH
 def test_step_counts_as_an_inplace_change(kind):
-    p = one_parameter()
-    idle = one_parameter()
+    p, idle = short.one_parameter(), short.one_parameter()
     idle.grad = None
-    sampler = make(kind, [p, idle])
+    sampler = short.make(kind, [p, idle])
     versions = p._version, idle._version
     loss = (p * p).sum()
     sampler.step()
@@ -97,7 +86,7 @@ def test_step_counts_as_an_inplace_change(kind):
 @EACH
 def test_parameters_stay_leaves_and_clipping_works(kind):
     net = nn.Linear(3, 2)
-    sampler = make(kind, net.parameters())
+    sampler = short.make(kind, net.parameters())
     for _ in range(2):
         sampler.zero_grad()
         (100 * net(torch.ones(4, 3)).square().sum()).backward()
@@ -109,24 +98,16 @@ def test_parameters_stay_leaves_and_clipping_works(kind):
     assert torch.isfinite(nn.utils.parameters_to_vector(net.parameters())).all()
 
 
-# ---- Groups ----------------------------------------------------------------------
-
-
 @EACH
 def test_hyperparameters_of_a_group(kind):
     # Two groups with everything different equal two samplers, but for the noise.
-    special = {
-        "lr": 0.02,
-        "num_data": 3,
-        "prior_precision": 7.0,
-        "temperature": 0.0,
-    }
-    a, b = one_parameter(), one_parameter()
-    sampler = make(kind, [{"params": [a]}, {"params": [b], **special}])
-    assert {k: sampler.param_groups[0][k] for k in TARGET} == TARGET
+    special = {"lr": 0.02, "num_data": 3, "prior_precision": 7.0, "temperature": 0.0}
+    a, b = short.one_parameter(), short.one_parameter()
+    sampler = short.make(kind, [{"params": [a]}, {"params": [b], **special}])
+    assert {k: sampler.param_groups[0][k] for k in short.TARGET} == short.TARGET
     assert {k: sampler.param_groups[1][k] for k in special} == special
-    c, d = one_parameter(), one_parameter()
-    first, second = make(kind, [c]), make(kind, [d], seed=1, **special)
+    c, d = short.one_parameter(), short.one_parameter()
+    first, second = short.make(kind, [c]), short.make(kind, [d], seed=1, **special)
     for s in (sampler, first, second):
         s.step()
         s.step()
@@ -136,55 +117,31 @@ def test_hyperparameters_of_a_group(kind):
 
 
 SHARED_DEFAULTS = {
-    "format": 1,
-    "lr": 0.1,
-    "num_data": 2,
-    "prior_precision": 0.0,
-    "prior_mean": 0.0,
-    "temperature": 1.0,
-    "num_chains": None,
-    "capturable": False,
-    "nonfinite": "raise",
-    "seed": -3,
-    "step": 0,
-    "num_skipped": 0,
-    "offsets": [0],
-    "sizes": [5],
-    "next_offset": 128,
+    **{"format": 1, "lr": 0.1, "num_data": 2, "num_chains": None, "capturable": False},
+    **{"prior_precision": 0.0, "prior_mean": 0.0, "temperature": 1.0, "seed": -3},
+    **{"nonfinite": "raise", "step": 0, "num_skipped": 0, "sizes": [5]},
+    **{"offsets": [0], "next_offset": 128},
 }
+MOMENTUM = {"momentum": 0.9, "momentum_settings": []}
 DEFAULTS = {
     sg.SGLD: {},
     sg.SGHMC: {
-        "momentum": 0.9,
-        "noise_estimate": 0.0,
-        "resample_momentum_every": 0,
-        "initial_momentum": "stationary",
-        "momentum_settings": [],
-        "noise_estimate_settings": [],
+        **{"noise_estimate": 0.0, "noise_estimate_settings": [], **MOMENTUM},
+        **{"resample_momentum_every": 0, "initial_momentum": "stationary"},
     },
     sg.PSGLD: {"decay": 0.99, "eps": 1e-5, "adapt": True, "gamma": True},
-    sg.SGNHT: {
-        "momentum": 0.9,
-        "thermostat_rate": None,
-        "momentum_settings": [],
-    },
+    sg.SGNHT: {"thermostat_rate": None, **MOMENTUM},
     sg.EWSG: {
-        "momentum": 0.9,
-        "surrogate": "momentum",
-        "index_chain_length": 1,
-        "num_proposals": 0,
-        "num_accepted": 0,
+        **{"surrogate": "momentum", "index_chain_length": 1, **MOMENTUM},
+        **{"num_proposals": 0, "num_accepted": 0, "num_drawn": 0, "minibatches": []},
         "persistent_index_chain": False,
-        "num_drawn": 0,
-        "minibatches": [],
-        "momentum_settings": [],
     },
 }
 
 
 @pytest.mark.parametrize("kind", DEFAULTS)
 def test_defaults(kind):
-    sampler = kind([one_parameter()], 0.1, num_data=2, seed=-3)
+    sampler = kind([short.one_parameter()], 0.1, num_data=2, seed=-3)
     group = {k: v for k, v in sampler.param_groups[0].items() if k != "params"}
     own = {"sampler": kind.__name__, **DEFAULTS[kind]}
     assert group == SHARED_DEFAULTS | own
@@ -209,18 +166,13 @@ def test_offsets_are_aligned_and_disjoint():
         {"params": [nn.Parameter(torch.zeros(s)) for s in shapes[4:]]},
     ]
     sampler = sg.SGLD(groups, 0.1, num_data=1)
-    assert [g["offsets"] for g in sampler.param_groups] == [
-        [0, 128, 256, 384],
-        [384, 640],
-    ]
-
-
-# ---- What a sampler's step computes ----------------------------------------------
+    offsets = [g["offsets"] for g in sampler.param_groups]
+    assert offsets == [[0, 128, 256, 384], [384, 640]]
 
 
 def test_first_momentum_is_drawn_from_its_stationary_law():
     for initial in ("stationary", "zeros"):
-        p = one_parameter(1000)
+        p = short.one_parameter(1000)
         sampler = sg.SGHMC([p], 0.2, 0.75, num_data=7, initial_momentum=initial, seed=4)
         p.grad = torch.zeros(1000)
         stream = {"offsets": [0], "seed": 4, "step": 0}
@@ -235,42 +187,27 @@ def test_first_momentum_is_drawn_from_its_stationary_law():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "state"),
-    [
-        (torch.float64, torch.float64),
-        (torch.float32, torch.float32),
-        (torch.bfloat16, torch.float32),
-        (torch.float16, torch.float32),
-    ],
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 )
-def test_state_dtypes_and_layouts(dtype, state):
-    p = nn.Parameter(
-        torch.zeros(2, 3, 4, 5, dtype=dtype).to(memory_format=torch.channels_last)
-    )
+def test_state_dtypes_and_layouts(dtype):
+    values = torch.zeros(2, 3, 4, 5, dtype=dtype)
+    p = nn.Parameter(values.to(memory_format=torch.channels_last))
     p.grad = torch.ones_like(p)
-    sampler = make("SGHMC online", [p])
+    sampler = short.make("SGHMC online", [p])
     sampler.step()
-    masters = ["master"] if dtype.itemsize == 2 else []
-    assert set(sampler.state[p]) == {
-        "momentum",
-        "previous_grad",
-        "grad_variance",
-        "num_grads",
-        "step",
-        *masters,
-    }
-    for key in ("momentum", "previous_grad", "grad_variance", *masters):
+    wanted = torch.float64 if dtype == torch.float64 else torch.float32
+    kept = {"momentum", "previous_grad", "grad_variance"}
+    kept |= {"master"} if dtype.itemsize == 2 else set()
+    assert set(sampler.state[p]) == kept | {"num_grads", "step"}
+    for key in kept:
         value = sampler.state[p][key]
-        assert (value.dtype, value.shape, value.stride()) == (
-            state,
-            p.shape,
-            p.stride(),
-        )
+        assert value.dtype is wanted
+        assert (value.shape, value.stride()) == (p.shape, p.stride())
     assert sampler.state[p]["num_grads"] == 1
 
 
 def test_noise_estimate_takes_its_share_of_the_friction_noise():
-    p, q = one_parameter(1000), one_parameter(1000)
+    p, q = short.one_parameter(1000), short.one_parameter(1000)
     common = {"num_data": 1, "initial_momentum": "zeros", "seed": 0}
     a = sg.SGHMC([p], 0.1, 0.5, noise_estimate=0.375, **common)
     b = sg.SGHMC([q], 0.1, 0.5, **common)
@@ -286,7 +223,7 @@ def test_noise_estimate_takes_its_share_of_the_friction_noise():
 def test_online_noise_estimate():
     # Gradients of alternating sign: half the mean squared difference of consecutive
     # ones is 2 (g)^2, exactly, for each coordinate.
-    p = one_parameter(300)
+    p = short.one_parameter(300)
     size = torch.linspace(0, 0.05, 300)
     sampler = sg.SGHMC([p], 0.1, 0.5, num_data=10, noise_estimate="online", seed=1)
     for step in range(101):
@@ -321,7 +258,7 @@ def test_online_noise_estimate_of_an_empty_parameter():
 
 
 def test_noise_estimate_may_equal_the_friction():
-    p = one_parameter()
+    p = short.one_parameter()
     sg.SGHMC([p], 0.1, 0.9, num_data=1, noise_estimate=0.1).step()
     assert torch.isfinite(p).all()
 
@@ -367,7 +304,7 @@ def test_groups_that_the_hessian_couples():
             sampler.step()
         sampler.zero_grad()
         chains.append([p.detach() for p in params])
-    assert_same(*chains)
+    short.assert_same(*chains)
 
 
 def test_parameters_without_second_derivatives():
@@ -381,7 +318,7 @@ def test_parameters_without_second_derivatives():
 
 
 def test_thermostats_start_at_rest_beside_stationary_momenta():
-    p = one_parameter(1000)
+    p = short.one_parameter(1000)
     sampler = sg.SGNHT([p], 0.2, 0.75, num_data=7, thermostat_rate=0.1, seed=4)
     p.grad = torch.zeros(1000)
     stream = {"offsets": [0], "seed": 4, "step": 0}
@@ -395,9 +332,6 @@ def test_thermostats_start_at_rest_beside_stationary_momenta():
     state = sampler.state[p]
     torch.testing.assert_close(state["momentum"].double(), second, rtol=0, atol=1e-6)
     torch.testing.assert_close(state["thermostat"].double(), change, rtol=0, atol=1e-6)
-
-
-# ---- In words --------------------------------------------------------------------
 
 
 def test_target_summary():

@@ -21,22 +21,19 @@ def parameter(numel=3):
     return nn.Parameter(torch.ones(numel, dtype=torch.float64))
 
 
-# ---- Keys ---------------------------------------------------------------------------
-
-
 @each
 def test_a_key_that_would_be_ignored(kind):
     chain = Chain(kind)
     name = type(chain.sampler).__name__
     num_data = chain.sampler.param_groups[0]["num_data"]
+    decay = 0.02 * num_data
+    decay = (
+        f"weight_decay = 0.02 is prior_precision = weight_decay * num_data = {decay:g}"
+    )
     for key, value, reason in (
         ("prior_precison", 2.0, "did you mean 'prior_precision'?"),
         ("priorprecision", 2.0, "did you mean 'prior_precision'?"),
-        (
-            *("weight_decay", 0.02),
-            f"weight_decay = 0.02 is prior_precision = weight_decay * num_data = "
-            f"{0.02 * num_data:g}",
-        ),
+        ("weight_decay", 0.02, decay),
     ):
         message = (
             f"Invalid param group: {name} has no hyperparameter {key!r} ({reason})"
@@ -64,15 +61,13 @@ def test_what_the_sampler_has_for_all_groups(kind):
     name = type(chain.sampler).__name__
     assert {"seed", "step", "offsets", "num_skipped"} < {*chain.sampler._SPEC.managed}
     for key in chain.sampler._SPEC.managed:
-        message = (
-            f"Invalid param group: {key!r} is managed by {name} and cannot be set for "
-            "a group"
-        )
-        group = {"params": [parameter()], key: 0}
+        managed = f"{key!r} is managed by {name}"
+        message = f"Invalid param group: {managed} and cannot be set for a group"
         with refused(ValueError, message):
+            group = {"params": [parameter()], key: 0}
             chain.sampler.add_param_group(group)
         mixed = [{"params": [parameter()]}, {"params": [parameter()], key: 0}]
-        with pytest.raises(ValueError, match=f"{key}' is managed by {name}"):
+        with pytest.raises(ValueError, match=managed):
             type(chain.sampler)(mixed, **given_to(chain.sampler))
     assert len(chain.sampler.param_groups) == 2
 
@@ -85,19 +80,14 @@ def given_to(sampler):
 
 def test_keys_without_a_near_one():
     own = {row.name for row in sg.SGLD._SPEC.settings} - {"num_chains"}
-    has = f"it has {', '.join(sorted(own))}"
+    unknown = "Invalid param group: {} has no hyperparameter {!r} (it has {})"
     for key in ("betas", "maximize", "nesterov"):
         group = {"params": [parameter()], key: True}
-        with refused(
-            ValueError,
-            f"Invalid param group: SGLD has no hyperparameter {key!r} ({has})",
-        ):
+        has = ", ".join(sorted(own))
+        with refused(ValueError, unknown.format("SGLD", key, has)):
             sg.SGLD([group], 0.1, num_data=1)
-    with refused(
-        ValueError,
-        "Invalid param group: HMC has no hyperparameter 'lr' (it has prior_mean, "
-        "prior_precision)",
-    ):
+    has = "prior_mean, prior_precision"
+    with refused(ValueError, unknown.format("HMC", "lr", has)):
         sg.HMC([{"params": [parameter()], "lr": 1.0}], 0.1, num_steps=1, num_data=1)
 
 
@@ -107,10 +97,8 @@ def test_weight_decay_is_the_prior_precision_of_the_message(num_data):
     p, q = parameter(), parameter()
     p.grad = q.grad = torch.tensor([0.3, -1.0, 0.0], dtype=torch.float64)
     sgd = torch.optim.SGD([p], 0.1, weight_decay=0.25)
-    precision = 0.25 * num_data
-    sgld = sg.SGLD(
-        [q], 0.1, num_data=num_data, prior_precision=precision, temperature=0
-    )
+    target = {"num_data": num_data, "prior_precision": 0.25 * num_data}
+    sgld = sg.SGLD([q], 0.1, **target, temperature=0)
     for _ in range(3):
         sgd.step()
         sgld.step()
@@ -129,11 +117,9 @@ def test_what_torch_writes_is_known():
     given = {key: value for key, value in written.items() if key not in managed}
     keys = "initial_lr max_lr min_lr base_momentum max_momentum swa_lr"
     assert set(keys.split()) < set(given)
-    again = sg.SGHMC(
-        [{"params": [parameter()], **given}, {"params": [parameter()], "name": "head"}],
-        *(0.2, 0.5),
-        num_data=2,
-    )
+    groups = [{"params": [parameter()], **given}]
+    groups.append({"params": [parameter()], "name": "head"})
+    again = sg.SGHMC(groups, 0.2, 0.5, num_data=2)
     assert given.items() <= again.param_groups[0].items()
     again.param_groups[1]["initial_lr"] = 0.2
     lr.StepLR(again, 5, last_epoch=3)
@@ -157,52 +143,30 @@ def test_group_dicts_can_be_used_twice():
     assert set(groups[0]) == {"params"}
 
 
-# ---- Parameters ---------------------------------------------------------------------
-
-
 def unusable():
     dtypes = "must be float32, float64, bfloat16 or float16; a complex parameter can be"
     dtypes = f"({dtypes} kept as torch.view_as_real of it)"
-    shared = "an expanded parameter (several elements share memory)"
+    meta = "must be cpu or cuda; a module on meta has no numbers before to_empty() and"
+    shared = "an expanded parameter (several elements share memory): shape"
+    lazy = "an uninitialized parameter (run the lazy module once before)"
+    ones = torch.ones(3)
     return {
-        "meta": (
-            lambda: torch.ones(3, device="meta"),
-            "on the device meta (must be cpu or cuda; a module on meta has no numbers "
-            "before to_empty() and its initialisation)",
-        ),
-        "complex": (
-            lambda: torch.ones(3, dtype=torch.complex64),
-            f"torch.complex64 {dtypes}",
-        ),
-        "conjugate": (
-            lambda: torch.ones(3, dtype=torch.complex128).conj(),
-            f"torch.complex128 {dtypes}",
-        ),
-        "integer": (lambda: torch.ones(3).long(), f"torch.int64 {dtypes}"),
-        "float8": (
-            lambda: torch.ones(3).to(torch.float8_e4m3fn),
-            f"torch.float8_e4m3fn {dtypes}",
-        ),
+        "meta": (ones.to("meta"), f"on the device meta ({meta} its initialisation)"),
+        "complex": (ones.to(torch.complex64), f"torch.complex64 {dtypes}"),
+        "conjugate": (ones.to(torch.complex128).conj(), f"torch.complex128 {dtypes}"),
+        "integer": (ones.long(), f"torch.int64 {dtypes}"),
+        "float8": (ones.to(torch.float8_e4m3fn), f"torch.float8_e4m3fn {dtypes}"),
         "negative": (
-            lambda: torch._neg_view(torch.ones(3)),
+            torch._neg_view(ones),
             "a negative view (take resolve_neg() of it)",
         ),
         "sparse": (
-            lambda: torch.ones(3).to_sparse(),
+            ones.to_sparse(),
             "the layout torch.sparse_coo (must be torch.strided)",
         ),
-        "expanded": (
-            lambda: torch.ones(2, 1).expand(2, 4),
-            f"{shared}: shape [2, 4], strides [1, 0]",
-        ),
-        "windows": (
-            lambda: torch.ones(8).unfold(0, 3, 2),
-            f"{shared}: shape [3, 3], strides [2, 1]",
-        ),
-        "lazy": (
-            lambda: nn.LazyLinear(2).weight,
-            "an uninitialized parameter (run the lazy module once before)",
-        ),
+        "expanded": (torch.ones(2, 1).expand(2, 4), f"{shared} [2, 4], strides [1, 0]"),
+        "windows": (torch.ones(8).unfold(0, 3, 2), f"{shared} [3, 3], strides [2, 1]"),
+        "lazy": (nn.LazyLinear(2).weight, lazy),
     }
 
 
@@ -210,10 +174,10 @@ def unusable():
 @pytest.mark.parametrize("which", unusable())
 def test_parameters_that_cannot_be_sampled(kind, which):
     chain = Chain(kind)
-    make, reason = unusable()[which]
+    value, reason = unusable()[which]
     name = type(chain.sampler).__name__
     message = f"Invalid parameter: {name} cannot sample {reason}"
-    for group in ([make()], [parameter(), make()]):
+    for group in ([value], [parameter(), value]):
         with refused(ValueError, message):
             chain.sampler_of([parameter(), *group])
         added = {"params": group}
@@ -284,9 +248,6 @@ def test_fake_tensors_have_no_memory_to_share():
         assert len(sg.SGLD(params, 0.1, num_data=1, seed=0).param_groups) == 1
 
 
-# ---- Numbers ------------------------------------------------------------------------
-
-
 @each
 def test_numbers_of_numpy(kind):
     """NumPy's numbers in constructors, groups and later; files are as before."""
@@ -307,9 +268,8 @@ def test_numbers_of_numpy(kind):
         if key in own - {"step", "offsets", "capturable"}
     }
     groups = [{"params": other.params[:1]}, {"params": other.params[1:]}]
-    groups[1]["prior_precision"] = np.float64(
-        sampler.param_groups[1]["prior_precision"]
-    )
+    precision = sampler.param_groups[1]["prior_precision"]
+    groups[1]["prior_precision"] = np.float64(precision)
     other.sampler = type(sampler)(groups, **given)
     expected = chain.run(range(2))
     assert all(map(torch.equal, expected, other.run(range(2))))
@@ -347,17 +307,14 @@ def test_lr_as_a_tensor(kind):
 
 
 def test_lr_as_a_tensor_excludes_capturable():
-    with refused(
-        ValueError,
-        "Invalid lr: a Tensor is read on the host at every step and excludes "
-        "capturable=True",
-    ):
+    why = "a Tensor is read on the host at every step and excludes capturable=True"
+    with refused(ValueError, f"Invalid lr: {why}"):
         sg.SGLD([parameter()], torch.tensor(0.1), num_data=1, capturable=True)
 
 
 # What the table does not have: what is more than a number, a word or a flag.
 ELSEWHERE = {"self", "params", "seed", "capturable", "nonfinite", "model"}
-ELSEWHERE.add("process_group")
+ELSEWHERE |= {"process_group"}
 
 
 def default_of(row):
@@ -374,14 +331,9 @@ def default_of(row):
 def test_defaults(sampler):
     given = inspect.signature(sampler.__init__).parameters
     expected = {row.name: default_of(row) for row in sampler._SPEC.settings}
-    elsewhere = set(ELSEWHERE)
     if sampler is sg.HMCECS:
         expected["step_size"] = None  # of which trajectory_length decides
-    found = {
-        name: parameter.default
-        for name, parameter in given.items()
-        if name not in elsewhere
-    }
+    found = {k: row.default for k, row in given.items() if k not in ELSEWHERE}
     assert found == expected
     for name, default in expected.items():
         assert type(found[name]) is type(default)

@@ -21,20 +21,14 @@ THETA, MOMENTUM = 0.5, 0.03
 OURS = {
     "sgld": lambda p, **target: sg.SGLD(p, LR, **target),
     "sglrw": lambda p, **target: sg.SGLRW(p, LR, **target),
-    "sghmc": lambda p, **target: sg.SGHMC(
-        p,
-        (LR / SIGMA) ** 2,
-        momentum=1 - LR * ALPHA / SIGMA**2,
-        noise_estimate=(LR / SIGMA) ** 2 * TEMPERATURE / N * BETA / 2,
-        **target,
-    ),
-    "sgnht": lambda p, **target: sg.SGNHT(
-        p, (LR / SIGMA) ** 2, momentum=1 - LR * ALPHA / SIGMA**2, **target
-    ),
-    "baoa": lambda p, **target: sg.BAOA(
-        p, (LR / SIGMA) ** 2, momentum=math.exp(-LR * ALPHA / SIGMA**2), **target
-    ),
-}
+    "sghmc": lambda p, **target:
+     sg.SGHMC(p, (LR / SIGMA) ** 2, momentum=1 - LR * ALPHA / SIGMA**2,
+     noise_estimate=(LR / SIGMA) ** 2 * TEMPERATURE / N * BETA / 2, **target),
+    "sgnht": lambda p, **target:
+     sg.SGNHT(p, (LR / SIGMA) ** 2, momentum=1 - LR * ALPHA / SIGMA**2, **target),
+    "baoa": lambda p, **target:
+     sg.BAOA(p, (LR / SIGMA) ** 2, momentum=math.exp(-LR * ALPHA / SIGMA**2), **target),
+}  # fmt: skip
 
 
 def loss(theta):

@@ -19,6 +19,16 @@ STRONG = {**SHARED, "prior_precision": 100.0}
 HMC = {"step_size": 0.05, "num_steps": 3, **SHARED}
 ECS = {**SHARED, "subsample_size": 8, "num_blocks": 4, "step_size": 0.4}
 
+
+def overdamped(p):
+    settings = {"momentum": 0.0, "surrogate": "zero", "index_chain_length": 3}
+    return sg.EWSG(p, lr=0.01, **settings, **STRONG)
+
+
+PSGLD = {"lr": 0.02, "eps": 0.1, **SHARED}
+ONLINE = {"lr": 1e-3, "momentum": 0.5, "noise_estimate": "online", **SHARED}
+SIGNED = {"estimator": "signed", "num_factors": 9, **ECS}
+SBPS = {"refresh_rate": 0.5, **SHARED}
 #: With how many steps. Samplers of param groups.
 SAMPLERS = {
     "SGLD": (9, lambda p: sg.SGLD(p, lr=0.1, **SHARED)),
@@ -27,37 +37,20 @@ SAMPLERS = {
         9,
         lambda p: sg.SGHMC(p, lr=0.1, resample_momentum_every=3, **SHARED),
     ),
-    "SGHMC online": (
-        104,
-        lambda p: sg.SGHMC(p, lr=1e-3, momentum=0.5, noise_estimate="online", **SHARED),
-    ),
-    "PSGLD": (9, lambda p: sg.PSGLD(p, lr=0.02, eps=0.1, **SHARED)),
-    "PSGLD without gamma": (
-        9,
-        lambda p: sg.PSGLD(p, lr=0.02, eps=0.1, gamma=False, **SHARED),
-    ),
-    "PSGLD frozen": (9, lambda p: sg.PSGLD(p, lr=0.02, eps=0.1, adapt=False, **SHARED)),
+    "SGHMC online": (104, lambda p: sg.SGHMC(p, **ONLINE)),
+    "PSGLD": (9, lambda p: sg.PSGLD(p, **PSGLD)),
+    "PSGLD without gamma": (9, lambda p: sg.PSGLD(p, gamma=False, **PSGLD)),
+    "PSGLD frozen": (9, lambda p: sg.PSGLD(p, adapt=False, **PSGLD)),
     "SGNHT": (9, lambda p: sg.SGNHT(p, lr=0.1, thermostat_rate=2e-3, **SHARED)),
     # A prior so strong that its part of the weights decides.
     "EWSG": (20, lambda p: sg.EWSG(p, lr=0.01, index_chain_length=3, **STRONG)),
-    "EWSG overdamped": (
-        20,
-        lambda p: sg.EWSG(
-            p, lr=0.01, momentum=0.0, surrogate="zero", index_chain_length=3, **STRONG
-        ),
-    ),
+    "EWSG overdamped": (20, overdamped),
     "HMC": (8, lambda p: sg.HMC(p, **HMC)),
     "HMC kept": (8, lambda p: sg.HMC(p, **HMC, resample_momentum_every=3)),
-    "SBPS": (25, lambda p: sg.SBPS(p, refresh_rate=0.5, **SHARED)),
-    "SBPS preconditioned": (
-        25,
-        lambda p: sg.SBPS(p, refresh_rate=0.5, preconditioned=True, **SHARED),
-    ),
+    "SBPS": (25, lambda p: sg.SBPS(p, **SBPS)),
+    "SBPS preconditioned": (25, lambda p: sg.SBPS(p, preconditioned=True, **SBPS)),
     "HMCECS": (8, lambda p: sg.HMCECS(p, **ECS)),
-    "HMCECS signed": (
-        8,
-        lambda p: sg.HMCECS(p, estimator="signed", num_factors=9, **ECS),
-    ),
+    "HMCECS signed": (8, lambda p: sg.HMCECS(p, **SIGNED)),
 }
 
 
@@ -67,10 +60,8 @@ class Problem:
     def __init__(self, shifts):
         g = torch.Generator().manual_seed(3)
         self.shifts = shifts
-        self.params = [
-            nn.Parameter(0.5 * torch.randn(c.shape, generator=g).double() + c)
-            for c in shifts
-        ]
+        start = [0.5 * torch.randn(c.shape, generator=g).double() for c in shifts]
+        self.params = [nn.Parameter(x + c) for x, c in zip(start, shifts, strict=True)]
         self.draw = torch.Generator().manual_seed(4)
 
     def losses(self, index):
@@ -120,19 +111,14 @@ def test_it_is_the_model_with_the_origin_elsewhere(kind):
     origin = Problem([torch.zeros(n, dtype=torch.float64) for n in SIZES])
     first, second = origin.params[:1], origin.params[1:]
     expected = origin.run(kind, [{"params": first}, {"params": second}])
-
     g = torch.Generator().manual_seed(8)
     means = [torch.randn(n, generator=g).double() for n in SIZES]
     means[0].fill_(1.375)
     moved = Problem(means)
     first, second = moved.params[:1], moved.params[1:]
-    found = moved.run(
-        kind,
-        [
-            {"params": first, "prior_mean": 1.375},
-            {"params": second, "prior_mean": means[1:]},
-        ],
-    )
+    groups = [{"params": first, "prior_mean": 1.375}]
+    groups.append({"params": second, "prior_mean": means[1:]})
+    found = moved.run(kind, groups)
     assert len({*map(bytes, (p.numpy() for p in expected))}) > 3  # it has moved
     for a, b in zip(expected, found, strict=True):
         torch.testing.assert_close(b, a, rtol=1e-12, atol=1e-11)
@@ -154,9 +140,6 @@ def test_hmc_of_chains_accepts_by_the_right_energy(chains):
         sampler.step(closure)
     assert sampler.acceptance_rate > 0.95
     assert float((p.detach() - 30).abs().mean()) > 0.1
-
-
-# ---- What it is given, and keeps --------------------------------------------------
 
 
 def two():
@@ -189,9 +172,9 @@ def test_a_number_is_a_tensor_of_equal_numbers():
         params = two()
         ends.append(follow(sgld(params, prior_mean=mean), params))
     # As fp32 has it: a number in fp64 is another one where the parameter is in fp64.
-    assert same(ends[0][0], ends[1][0])
-    assert same(ends[0][0], ends[2][0])
-    assert same(ends[0][1], ends[2][1])
+    number, scalar, tensors = ends
+    assert same(number[0], scalar[0])
+    assert same(number, tensors)
 
 
 def test_parameters_themselves_localise_around_where_they_are():
@@ -263,18 +246,12 @@ def test_a_chain_resumes_with_its_means(kind):
     """State dicts, before the first step and later, pickles and copies."""
     chain = Chain(kind)
     means = [p.detach() * 0.5 + 1 for p in chain.params]
-    settings = {
-        key: value
-        for key, value in chain.sampler.param_groups[0].items()
-        if key in chain.sampler._group_keys - {*chain.sampler._SPEC.managed}
-        or key in chain.sampler._SPEC.shared
-    }
-    settings.pop("prior_mean")
+    group, spec = chain.sampler.param_groups[0], chain.sampler._SPEC
+    names = chain.sampler._group_keys - {*spec.managed} | {*spec.shared}
+    settings = {key: group[key] for key in names & {*group} if key != "prior_mean"}
 
     def make(means, seed):
-        params = chain.params
-        first = {"params": params[:1]}
-        second = {"params": params[1:]}
+        first, second = {"params": chain.params[:1]}, {"params": chain.params[1:]}
         if means is not None:
             first["prior_mean"], second["prior_mean"] = means[:1], means[1:]
         return type(chain.sampler)([first, second], **settings, seed=seed)
@@ -288,12 +265,10 @@ def test_a_chain_resumes_with_its_means(kind):
     kept = chain.sampler.state_dict()["state"]
     for i, mean in enumerate(means):
         assert same(kept[i]["prior_mean"], mean)
-
     chain.set(middle)
     chain.sampler = make(None, 99)
     chain.sampler.load_state_dict(saved)
     assert same(chain.run(range(3, 6)), end)
-
     chain.set(start)
     chain.sampler = make([torch.zeros_like(m) for m in means], 99)
     chain.sampler.load_state_dict(before)
@@ -347,9 +322,8 @@ def test_temperatures_use_the_whole_gradient(tensors):
     for shift in (0.0, 4.0):
         p = nn.Parameter(torch.full((200,), shift, dtype=torch.float64))
         mean = torch.full_like(p, shift) if tensors else shift
-        sampler = sg.SGLD(
-            [p], 0.5, num_data=10, prior_precision=5, seed=1, prior_mean=mean
-        )
+        prior = {"prior_precision": 5, "prior_mean": mean}
+        sampler = sg.SGLD([p], 0.5, num_data=10, seed=1, **prior)
         monitor = sg.TemperatureMonitor(sampler, every=1, center="prior_mean")
         for _ in range(200):
             p.grad = torch.zeros_like(p)
@@ -357,9 +331,6 @@ def test_temperatures_use_the_whole_gradient(tensors):
         readings.append(monitor.all().configurational)
     assert readings[0].mean == pytest.approx(readings[1].mean, rel=1e-9)
     assert readings[1].mean == pytest.approx(1.0, abs=0.3)
-
-
-# ---- Errors -----------------------------------------------------------------------
 
 
 def test_errors():
@@ -391,14 +362,12 @@ def test_errors_change_nothing():
         sampler.add_param_group({"params": params[1:], "prior_mean": [torch.ones(2)]})
     assert len(sampler.param_groups) == 1
     assert list(sampler.state) == params[:1]
-
     group = sampler.param_groups[0]
     group["prior_mean"] = torch.ones(3, 2)
     params[0].grad = torch.ones(3, 2)
     with pytest.raises(TypeError, match=r'state\[p\]\["prior_mean"\]'):
         sampler.step()
     group["prior_mean"] = 0.0
-
     saved = sampler.state_dict()
     saved["state"][0]["prior_mean"] = torch.full((3, 2), math.nan)
     with pytest.raises(ValueError, match="prior_mean of parameter 0 has elements"):
@@ -416,9 +385,8 @@ def test_ecs_sees_a_mean_that_was_written_to():
     ends = []
     for written in (False, True):
         data = Data()
-        sampler = sg.HMCECS(
-            data.params, prior_mean=data.params, **{**ECS, "num_data": 60}
-        )
+        settings = {**ECS, "num_data": 60, "prior_mean": data.params}
+        sampler = sg.HMCECS(data.params, **settings)
         sampler.step(data)
         if written:
             sampler.state[data.params[0]]["prior_mean"].add_(5.0)

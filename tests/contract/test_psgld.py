@@ -132,12 +132,11 @@ def test_v_and_its_sensitivity_begin_with_gradient_and_curvature(dtype):
     v = grad**2 + 0.3 * h.abs()
     assert v[3] == 0
     v[3] = v.mean()
-    torch.testing.assert_close(
-        state["square_average"], 0.75 * v + 0.25 * grad**2, rtol=1e-6, atol=0
-    )
-    torch.testing.assert_close(
-        state["sensitivity"], 2 * grad * h, rtol=1e-6, atol=1e-12
-    )
+    expected = 0.75 * v + 0.25 * grad**2
+    close = {"rtol": 1e-6, "atol": 0}
+    torch.testing.assert_close(state["square_average"], expected, **close)
+    close = {"rtol": 1e-6, "atol": 1e-12}
+    torch.testing.assert_close(state["sensitivity"], 2 * grad * h, **close)
 
 
 def test_gamma_that_begins_later():

@@ -8,31 +8,16 @@ from itertools import cycle, pairwise, product
 from pathlib import Path
 
 import pytest
+import short_chains as short
 import torch
 from fingerprint import operators
-from reference import same_bits
-from short_chains import (
-    KINDS,
-    THREE,
-    WITH_MEANS,
-    advance,
-    assert_same,
-    make,
-    make_params,
-    needs_closure,
-    set_grads,
-    take_step,
-    twin_of,
-    with_means,
-)
+from reference import assert_same_bits, same_bits
 from stored_files import through_file
 from torch import nn
 
 import torch_sgmcmc as sg
 
-each = pytest.mark.parametrize("kind", [*THREE, "EWSG"])
-
-# ---- Threads ---------------------------------------------------------------------
+each = pytest.mark.parametrize("kind", [*short.THREE, "EWSG"])
 
 
 @pytest.mark.parametrize(
@@ -46,7 +31,7 @@ def test_any_number_of_threads_gives_the_same_bits(sizes, dtype, set_threads):
     expected = operators(dtype, sizes)
     for threads in (2, 3):
         set_threads(threads)
-        assert_same(operators(dtype, sizes), expected)
+        short.assert_same(operators(dtype, sizes), expected)
 
 
 @pytest.mark.full
@@ -74,27 +59,21 @@ for count in (1, 3):
     process = subprocess.run(
         [sys.executable, "-c", program],
         cwd=Path(__file__).parent,  # where the checkout does not hide what is installed
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+        **{"capture_output": True, "text": True, "timeout": 300, "check": False},
     )
     assert process.stdout.split("\n")[:2] == ["1 0 True", "3 2 True"], process.stderr
 
 
-# ---- Groups and missing gradients ------------------------------------------------
-
-
 @each
 def test_any_split_into_groups_gives_the_same_chain(kind):
-    expected = make_params()
-    advance(make(kind, expected), expected, range(8))
+    expected = short.make_params()
+    short.advance(short.make(kind, expected), expected, range(8))
     for cuts in ([1], [3], [2, 4], [1, 2, 3, 4, 5]):
-        params = make_params()
+        params = short.make_params()
         edges = [0, *cuts, len(params)]
         groups = [{"params": params[a:b]} for a, b in pairwise(edges)]
-        advance(make(kind, groups), params, range(8))
-        assert_same(params, expected)
+        short.advance(short.make(kind, groups), params, range(8))
+        short.assert_same(params, expected)
 
 
 def drop(params):
@@ -102,41 +81,38 @@ def drop(params):
         p.grad = None
 
 
-def offsets_of(sampler):
-    return [o for group in sampler.param_groups for o in group["offsets"]]
-
-
 @each
 def test_missing_gradients_shift_nobody_elses_noise(kind):
-    expected = make_params()
-    advance(make(kind, expected), expected, range(8))
-    params = make_params()
-    sampler = make(kind, params)
+    expected = short.make_params()
+    short.advance(short.make(kind, expected), expected, range(8))
+    params = short.make_params()
+    sampler = short.make(kind, params)
     start = params[2].detach().clone()
-    if needs_closure(sampler):
+    if short.needs_closure(sampler):
         # A gradient that is missing is missing in the weights: the decisions differ.
-        expected = make_params()
-        twin = make(kind, expected[:2] + expected[3:])
+        expected = short.make_params()
+        twin = short.make(kind, expected[:2] + expected[3:])
         for group in twin.param_groups:
-            known = [o for i, o in enumerate(offsets_of(sampler)) if i != 2]
+            known = [o for each in sampler.param_groups for o in each["offsets"]]
+            del known[2]
             group["offsets"][:] = known
         for step in range(8):
-            take_step(twin, expected, step)
+            short.take_step(twin, expected, step)
     for step in range(8):
-        take_step(sampler, params, step, lambda: drop(params[2:3]))
+        short.take_step(sampler, params, step, lambda: drop(params[2:3]))
     assert same_bits(params[2], start)
     assert sampler.state.get(params[2], {}).keys() <= {"step", "prior_mean"}
-    assert_same(params[:2] + params[3:], expected[:2] + expected[3:])
+    short.assert_same(params[:2] + params[3:], expected[:2] + expected[3:])
 
 
 def test_a_gradient_that_comes_and_goes():
     # While its gradient is missing, nothing of a parameter moves; its noise later
     # is that of the later steps.
-    params, others = make_params(), make_params()
-    a, b = make("SGHMC", params), make("SGHMC", others)
+    params, others = short.make_params(), short.make_params()
+    a, b = short.make("SGHMC", params), short.make("SGHMC", others)
     for step in range(6):
-        set_grads(params, step)
-        set_grads(others, step)
+        short.set_grads(params, step)
+        short.set_grads(others, step)
         if step in (1, 2):
             params[0].grad = None
             kept = params[0].detach().clone(), a.state[params[0]]["momentum"].clone()
@@ -146,7 +122,7 @@ def test_a_gradient_that_comes_and_goes():
             assert same_bits(params[0], kept[0])
             assert same_bits(a.state[params[0]]["momentum"], kept[1])
     assert not torch.equal(params[0], others[0])
-    assert_same(params[1:], others[1:])
+    short.assert_same(params[1:], others[1:])
 
 
 @each
@@ -157,7 +133,7 @@ def test_frozen_parameters(kind):
     net[0].requires_grad_(False)
     before = [p.detach().clone() for p in net[0].parameters()]
     for model in (net, twin):
-        sampler = make(kind, model.parameters())
+        sampler = short.make(kind, model.parameters())
 
         def closure(model=model):
             model.zero_grad()
@@ -169,33 +145,32 @@ def test_frozen_parameters(kind):
 
         torch.manual_seed(0)
         for _ in range(4):
-            if needs_closure(sampler):
+            if short.needs_closure(sampler):
                 sampler.step(closure)
             else:
                 closure()
                 sampler.step()
-    assert_same(list(net[0].parameters()), before)
-    assert_same(list(net.parameters()), list(twin.parameters()))
+    short.assert_same(list(net[0].parameters()), before)
+    short.assert_same(list(net.parameters()), list(twin.parameters()))
 
 
-@pytest.mark.parametrize("kind", [*THREE, "EWSG", WITH_MEANS])
+@pytest.mark.parametrize("kind", [*short.THREE, "EWSG", short.WITH_MEANS])
 def test_a_group_added_later_has_the_noise_of_an_original_group(kind):
     # Compared with a sampler that had the group from the start, without gradients.
-    early, late = make_params(), make_params()
-    a = make(kind, [{"params": early[:2]}, {"params": early[2:]}])
-    b = make(kind, [{"params": late[:2]}])
+    early, late = short.make_params(), short.make_params()
+    a = short.make(kind, [{"params": early[:2]}, {"params": early[2:]}])
+    b = short.make(kind, [{"params": late[:2]}])
     for step in range(8):
         if step == 4:
             groups = [{"params": late[2:]}]
-            b.add_param_group(*(with_means(groups) if kind == WITH_MEANS else groups))
+            b.add_param_group(
+                *(short.with_means(groups) if kind == short.WITH_MEANS else groups)
+            )
         absent = early[2:] if step < 4 else []
-        take_step(a, early, step, lambda absent=absent: drop(absent))
-        take_step(b, late, step)
-    assert_same(late, early)
+        short.take_step(a, early, step, lambda absent=absent: drop(absent))
+        short.take_step(b, late, step)
+    short.assert_same(late, early)
     assert [int(g["step"]) for g in b.param_groups] == [8, 8]
-
-
-# ---- Seeds -----------------------------------------------------------------------
 
 
 @each
@@ -203,38 +178,40 @@ def test_seed_none_follows_manual_seed(kind):
     chains = []
     for _ in range(2):
         torch.manual_seed(17)
-        params = make_params()
-        sampler = make(kind, params, seed=None)
-        chains.append((sampler.seed, advance(sampler, params, range(3))))
+        params = short.make_params()
+        sampler = short.make(kind, params, seed=None)
+        chains.append((sampler.seed, short.advance(sampler, params, range(3))))
     (seed, first), (same_seed, second) = chains
     assert seed == same_seed
-    assert_same(first, second)
+    short.assert_same(first, second)
     # The seed that was drawn is shown, and gives the same chain.
-    third = make_params()
-    advance(make(kind, third, seed=seed), third, range(3))
-    assert_same(first, third)
+    third = short.make_params()
+    short.advance(short.make(kind, third, seed=seed), third, range(3))
+    short.assert_same(first, third)
     # A second sampler draws another one.
-    assert make(kind, make_params(), seed=None).seed != seed
+    assert short.make(kind, short.make_params(), seed=None).seed != seed
 
 
 @each
 def test_steps_use_no_global_random_state(kind):
-    params = make_params()
-    sampler = make(kind, params)
+    params = short.make_params()
+    sampler = short.make(kind, params)
     before = torch.get_rng_state()
-    take_step(sampler, params, 0)
+    short.take_step(sampler, params, 0)
     assert torch.equal(torch.get_rng_state(), before)
-    others = make_params()
+    others = short.make_params()
     torch.manual_seed(12345)
-    advance(make(kind, others), others, range(1))
-    assert_same(others, params)
+    short.advance(short.make(kind, others), others, range(1))
+    short.assert_same(others, params)
 
 
 def test_different_seeds_give_different_chains():
     chains = []
     for seed in (0, 1, -1, 2**40):
-        params = make_params()
-        chains.append(advance(make("SGLD", params, seed=seed), params, range(1)))
+        params = short.make_params()
+        chains.append(
+            short.advance(short.make("SGLD", params, seed=seed), params, range(1))
+        )
     for i, a in enumerate(chains):
         for b in chains[:i]:
             assert not any(torch.equal(x, y) for x, y in zip(a, b, strict=True))
@@ -247,7 +224,7 @@ def in_groups(params):
 def through_state_dict(params, sampler):
     state = copy.deepcopy(sampler.state_dict())
     new = [nn.Parameter(p.detach().clone()) for p in params]
-    other = twin_of(sampler, in_groups(new))
+    other = short.twin_of(sampler, in_groups(new))
     other.load_state_dict(state)
     return new, other
 
@@ -255,17 +232,9 @@ def through_state_dict(params, sampler):
 def through_torch_save(params, sampler):
     loaded = through_file({"params": params, "sampler": sampler.state_dict()})
     new = [nn.Parameter(p.detach()) for p in loaded["params"]]
-    other = twin_of(sampler, in_groups(new))
+    other = short.twin_of(sampler, in_groups(new))
     other.load_state_dict(loaded["sampler"])
     return new, other
-
-
-def through_deepcopy(params, sampler):
-    return copy.deepcopy((params, sampler))
-
-
-def through_pickle(params, sampler):
-    return pickle.loads(pickle.dumps((params, sampler)))
 
 
 def in_many_dtypes():
@@ -273,7 +242,7 @@ def in_many_dtypes():
     dtypes = (torch.float32, torch.bfloat16, torch.float64, torch.float16)
     return [
         nn.Parameter(p.detach().to(dtype))
-        for p, dtype in zip(make_params(), cycle(dtypes), strict=False)
+        for p, dtype in zip(short.make_params(), cycle(dtypes), strict=False)
     ]
 
 
@@ -282,30 +251,32 @@ def in_many_dtypes():
 @pytest.mark.parametrize(
     ("kind", "way"),
     [
-        *((kind, through_torch_save) for kind in KINDS),
-        *product(THREE, (through_state_dict, through_deepcopy, through_pickle)),
+        *((kind, through_torch_save) for kind in short.KINDS),
+        *product(
+            short.THREE,
+            (
+                through_state_dict,
+                lambda *chain: copy.deepcopy(chain),
+                lambda *chain: pickle.loads(pickle.dumps(chain)),
+            ),
+        ),
     ],
 )
 def test_a_resumed_chain_continues_bit_for_bit(kind, way):
     first = 102 if kind == "SGHMC online" else 4  # the estimate in use
     params = in_many_dtypes()
-    sampler = make(kind, in_groups(params))
+    sampler = short.make(kind, in_groups(params))
     sampler.param_groups[1]["prior_precision"] = 0.5
-    advance(sampler, params, range(first))
+    short.advance(sampler, params, range(first))
     resumed, other = way(params, sampler)
     assert type(other) is type(sampler)
     assert other.seed == sampler.seed
     for p, q in zip(params, resumed, strict=True):
         assert p is not q
-        assert sampler.state[p].keys() == other.state[q].keys()
-        for key, value in sampler.state[p].items():
-            if torch.is_tensor(value):
-                assert same_bits(value, other.state[q][key])
-            else:
-                assert value == other.state[q][key]
-    advance(sampler, params, range(first, first + 4))
-    advance(other, resumed, range(first, first + 4))
-    assert_same(resumed, params)
+        assert_same_bits(dict(sampler.state[p]), dict(other.state[q]))
+    short.advance(sampler, params, range(first, first + 4))
+    short.advance(other, resumed, range(first, first + 4))
+    short.assert_same(resumed, params)
     assert [int(g["step"]) for g in other.param_groups] == [first + 4] * 2
 
 
@@ -314,26 +285,25 @@ def test_gamma_precision_resumes_bit_for_bit(kind):
     def half(params, sampler, gibbs):
         drawn = []
         for step in range(3):
-            advance(sampler, params, range(step, step + 1))
+            short.advance(sampler, params, range(step, step + 1))
             drawn.append(gibbs.step())
         return drawn
 
-    params = make_params()
+    params = short.make_params()
     groups = [{"params": params[:3]}, {"params": params[3:]}]
-    sampler = make(kind, groups)
+    sampler = short.make(kind, groups)
     gibbs = sg.GammaPrecision(sampler, shape=2.0, rate=0.5)
     half(params, sampler, gibbs)
     saved = [params, sampler.state_dict(), gibbs.state_dict()]
     values, sampler_state, gibbs_state = through_file(saved)
     expected = half(params, sampler, gibbs)
-
     resumed = [nn.Parameter(v.detach()) for v in values]
-    other = make(kind, [{"params": resumed[:3]}, {"params": resumed[3:]}], seed=0)
+    other = short.make(kind, [{"params": resumed[:3]}, {"params": resumed[3:]}], seed=0)
     other_gibbs = sg.GammaPrecision(other)
     other.load_state_dict(sampler_state)
     other_gibbs.load_state_dict(gibbs_state)
     assert half(resumed, other, other_gibbs) == expected
-    assert_same(resumed, params)
+    short.assert_same(resumed, params)
     assert [g["prior_precision"] for g in other.param_groups] == expected[-1]
     # Every draw differs from every other one.
     assert len({x for pair in expected for x in pair}) == 6

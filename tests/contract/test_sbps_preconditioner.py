@@ -1,9 +1,4 @@
-"""The preconditioner that users give SBPS; test_loading_errors.py has bad ones.
-
-Its law is in ``test_sbps_law.py``, and that its chains go
-on from any checkpoint, in both languages, in ``test_sbps_repeatability.py``,
-``test_distributed_checkpoint.py`` and ``test_cpp_chains.py``.
-"""
+"""The preconditioner that users give SBPS; test_loading_errors.py has bad ones."""
 
 import copy
 

@@ -15,29 +15,21 @@ from torch import nn
 
 import torch_sgmcmc as sg
 
+LEARNED = {"preconditioned": True, "decay": 0.8, "eps": 0.1}
 KINDS = {
     "SBPS": {"refresh_rate": 2.0},
-    "pSBPS": {"preconditioned": True, "decay": 0.8, "eps": 0.1},
-    "always": {
-        "preconditioned": True,
-        "adapt_every_step": True,
-        "decay": 0.8,
-        "eps": 0.1,
-    },
+    "pSBPS": LEARNED,
+    "always": {"adapt_every_step": True, **LEARNED},
     "given": {"preconditioned": True, "given": uneven},
     "local": {"refresh_rate": 2.0, "observation_decay": 0.5, "num_std": 2.0},
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
 # Each dtype, each kind, and two of them with and without masters.
-each_kind_and_dtype = pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [
-        *product(("SBPS", "pSBPS"), (torch.float32, torch.bfloat16)),
-        ("always", torch.float64),
-        ("given", torch.float32),
-        ("local", torch.float16),
-    ],
-)
+CASES = [
+    *product(("SBPS", "pSBPS"), (torch.float32, torch.bfloat16)),
+    *(("always", torch.float64), ("given", torch.float32), ("local", torch.float16)),
+]
+each_kind_and_dtype = pytest.mark.parametrize(("kind", "dtype"), CASES)
 
 
 @each_kind_and_dtype

@@ -10,13 +10,8 @@ from reference import assert_same_bits
 
 import torch_sgmcmc as sg
 
-SAMPLERS = {
-    "SGLD": sg.SGLD,
-    "SGHMC": sg.SGHMC,
-    "PSGLD": partial(sg.PSGLD, gamma=False),
-    "PSGLD with Γ": sg.PSGLD,
-    "SGNHT": sg.SGNHT,
-}
+SAMPLERS = {"SGLD": sg.SGLD, "SGHMC": sg.SGHMC, "SGNHT": sg.SGNHT}
+SAMPLERS |= {"PSGLD": partial(sg.PSGLD, gamma=False), "PSGLD with Γ": sg.PSGLD}
 
 
 def quadratic(p, *, graph=False):
@@ -43,21 +38,16 @@ def moved(sampler, schedule, steps):
 def test_cycles_are_the_paper_s():
     """Equation 1, with k from 1 and K / M = 7 of 3 cycles, and algorithm 1's phases."""
     p, q = torch.zeros(2, requires_grad=True), torch.zeros(3, requires_grad=True)
-    sampler = sg.SGLD(
-        [{"params": [p]}, {"params": [q], "lr": 0.5, "temperature": 0.25}],
-        lr=0.2,
-        num_data=10,
-        temperature=2.0,
-    )
+    groups = [{"params": [p]}, {"params": [q], "lr": 0.5, "temperature": 0.25}]
+    sampler = sg.SGLD(groups, lr=0.2, num_data=10, temperature=2.0)
     schedule = sg.CyclicalSchedule(sampler, 7, exploration=0.5)
     for k in range(1, 22):
         r = ((k - 1) % 7) / 7
-        for group, first, temperature in zip(
-            sampler.param_groups, (0.2, 0.5), (2.0, 0.25), strict=True
-        ):
+        started = ((0.2, 2.0), (0.5, 0.25))
+        for group, (first, heat) in zip(sampler.param_groups, started, strict=True):
             expected = first / 2 * (math.cos(math.pi * r) + 1)
             assert group["lr"] == pytest.approx(expected, rel=1e-12)
-            assert group["temperature"] == (0.0 if r < 0.5 else temperature)
+            assert group["temperature"] == (0.0 if r < 0.5 else heat)
         quadratic(p)
         quadratic(q)
         sampler.step()
@@ -137,9 +127,8 @@ def test_cycles_find_modes_that_small_steps_do_not():
 
 def test_polynomial_decay_is_welling_and_teh_s():
     p, q = torch.zeros(2, requires_grad=True), torch.zeros(3, requires_grad=True)
-    sampler = sg.SGLD(
-        [{"params": [p]}, {"params": [q], "lr": 0.5}], lr=0.2, num_data=10, seed=0
-    )
+    groups = [{"params": [p]}, {"params": [q], "lr": 0.5}]
+    sampler = sg.SGLD(groups, lr=0.2, num_data=10, seed=0)
     schedule = sg.PolynomialDecay(sampler, b=4, gamma=0.7)
     for t in range(30):
         for group, first in zip(sampler.param_groups, (0.2, 0.5), strict=True):
@@ -181,12 +170,8 @@ def test_weighted_draws_of_a_decaying_chain_have_the_posterior_s_variance():
 
 def test_samplers_without_lr_are_refused():
     p = torch.zeros(3, requires_grad=True)
-    others = (
-        sg.HMC([p], 0.1, num_steps=2, num_data=1),
-        sg.EWSG([p], 0.1, num_data=10),
-        sg.SBPS([p], num_data=10),
-        torch.optim.SGD([p], 0.1),
-    )
+    others = (sg.HMC([p], 0.1, num_steps=2, num_data=1), sg.EWSG([p], 0.1, num_data=10))
+    others += (sg.SBPS([p], num_data=10), torch.optim.SGD([p], 0.1))
     for make in (sg.CyclicalSchedule, sg.PolynomialDecay):
         for other in others:
             before = copy.deepcopy(other.state_dict())
@@ -200,20 +185,17 @@ def test_samplers_without_lr_are_refused():
 
 def test_wrong_arguments():
     sampler = sampler_of("SGLD")
-    for arguments, match in (
-        ({"steps_per_cycle": 1}, "steps_per_cycle: 1"),
-        ({"steps_per_cycle": 5, "exploration": 1.0}, "exploration: 1.0"),
-        ({"steps_per_cycle": 5, "exploration": -0.1}, "exploration: -0.1"),
+    cycles, decay = sg.CyclicalSchedule, sg.PolynomialDecay
+    for make, arguments, match in (
+        (cycles, {"steps_per_cycle": 1}, "steps_per_cycle: 1"),
+        (cycles, {"steps_per_cycle": 5, "exploration": 1.0}, "exploration: 1.0"),
+        (cycles, {"steps_per_cycle": 5, "exploration": -0.1}, "exploration: -0.1"),
+        (decay, {"b": 0}, "b: 0"),
+        (decay, {"b": 1, "gamma": 0.5}, "gamma: 0.5"),
+        (decay, {"b": 1, "gamma": 1.1}, "gamma: 1.1"),
     ):
         with pytest.raises(ValueError, match=f"Invalid {match}"):
-            sg.CyclicalSchedule(sampler, **arguments)
-    for arguments, match in (
-        ({"b": 0}, "b: 0"),
-        ({"b": 1, "gamma": 0.5}, "gamma: 0.5"),
-        ({"b": 1, "gamma": 1.1}, "gamma: 1.1"),
-    ):
-        with pytest.raises(ValueError, match=f"Invalid {match}"):
-            sg.PolynomialDecay(sampler, **arguments)
+            make(sampler, **arguments)
     assert sampler.param_groups[0]["lr"] == 0.04
     assert "initial_lr" not in sampler.param_groups[0]
     cold = sg.SGLD([torch.zeros(1, requires_grad=True)], 0.1, num_data=1, temperature=0)
@@ -271,9 +253,7 @@ def test_a_later_group_at_zero_temperature():
 def test_cycles_and_a_noise_estimate(estimate):
     p = torch.zeros(5, requires_grad=True)
     options = {"num_data": 10, "noise_estimate": estimate, "seed": 0}
-    words = (
-        rf"^Invalid noise_estimate: {estimate!r}, of a sampler that explores without"
-    )
+    words = f"Invalid noise_estimate: {estimate!r}, of a sampler that explores without"
     with pytest.raises(ValueError, match=words):
         sg.CyclicalSchedule(sg.SGHMC([p], 0.01, 0.8, **options), 4)
     # Without exploration there is noise in each step.

@@ -76,16 +76,12 @@ assert posterior.epistemic.shape == (200,) and monitor.num_observed == 7
 """
 
 
-def environment():
-    return {**os.environ, "TQDM_DISABLE": "1", "MPLBACKEND": "agg"}
-
-
 def run(*command, cwd):
     """A program that has to end well and in silence."""
     done = subprocess.run(
         [sys.executable, *command],
         cwd=cwd,
-        env=environment(),
+        env={**os.environ, "TQDM_DISABLE": "1", "MPLBACKEND": "agg"},
         capture_output=True,
         text=True,
     )

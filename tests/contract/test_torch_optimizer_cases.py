@@ -56,53 +56,29 @@ def info(cls, *inputs, closure=False):
         return errors
 
     has_lr = "lr" in inputs[0]
-    return OptimizerInfo(
-        cls,
-        optim_inputs_func=optim_inputs,
-        optim_error_inputs_func=error_inputs,
-        scheduler_inputs=OF_SGD.scheduler_inputs if has_lr else ([],),
-        supported_impls=(),
-        supports_complex=False,
-        step_requires_closure=closure,
-    )
+    schedules = OF_SGD.scheduler_inputs if has_lr else ([],)
+    settings = {"scheduler_inputs": schedules, "step_requires_closure": closure}
+    settings |= {"supported_impls": (), "supports_complex": False}
+    settings |= {"optim_error_inputs_func": error_inputs}
+    return OptimizerInfo(cls, optim_inputs_func=optim_inputs, **settings)
 
 
+LR = {"lr": 0.01}
+FROZEN = {"lr": 1e-3, "gamma": False}
+WARM = {"lr": 0.01, "temperature": 0.1}
+STEPS = {"step_size": 0.05, "num_steps": 3}
+ECS = {"subsample_size": 4, "num_blocks": 2, "step_size": 0.05}
+RESAMPLED = {"lr": 0.01, "momentum": 0.5, "resample_momentum_every": 3}
+OVERDAMPED = {"lr": 0.01, "momentum": 0.0, "index_chain_length": 2}
 INFOS = [
-    *(info(cls, {"lr": 0.01}) for cls in ALIKE.values()),
-    info(
-        sg.SGHMC,
-        {"lr": 0.01},
-        {"lr": 0.01, "momentum": 0.5, "resample_momentum_every": 3},
-        {"lr": 0.01, "noise_estimate": "online"},
-    ),
-    info(
-        sg.PSGLD,
-        {"lr": 1e-3, "gamma": False},
-        {"lr": 1e-3, "gamma": False, "adapt": False},
-    ),
-    info(
-        sg.SGNHT,
-        {"lr": 0.01, "temperature": 0.1},
-        {"lr": 0.01, "temperature": 0.1, "thermostat_rate": 0.02},
-    ),
-    info(
-        sg.EWSG,
-        {"lr": 0.01},
-        {"lr": 0.01, "momentum": 0.0, "index_chain_length": 2},
-        closure=True,
-    ),
-    info(
-        sg.HMC,
-        {"step_size": 0.05, "num_steps": 3},
-        {"step_size": 0.05, "num_steps": 3, "resample_momentum_every": 0},
-        closure=True,
-    ),
+    *(info(cls, LR) for cls in ALIKE.values()),
+    info(sg.SGHMC, LR, RESAMPLED, {"lr": 0.01, "noise_estimate": "online"}),
+    info(sg.PSGLD, FROZEN, {**FROZEN, "adapt": False}),
+    info(sg.SGNHT, WARM, {**WARM, "thermostat_rate": 0.02}),
+    info(sg.EWSG, LR, OVERDAMPED, closure=True),
+    info(sg.HMC, STEPS, {**STEPS, "resample_momentum_every": 0}, closure=True),
     info(sg.SBPS, {}, {"preconditioned": True}, closure=True),
-    info(
-        sg.HMCECS,
-        {"subsample_size": 4, "num_blocks": 2, "step_size": 0.05},
-        closure=True,
-    ),
+    info(sg.HMCECS, ECS, closure=True),
 ]
 
 
@@ -116,12 +92,10 @@ class Problem:
     def __init__(self, of, dtype=torch.float32, contiguous=True):
         g = torch.Generator().manual_seed(0)
         rows = torch.randn(10, 5, 2, generator=g, dtype=dtype)
+        self.weight, self.bias = map(nn.Parameter, (rows[..., 0], rows[:, 0, 1]))
         if contiguous:
-            self.weight = nn.Parameter(rows[..., 0].clone())
-            self.bias = nn.Parameter(rows[:, 0, 1].clone())
-        else:
-            self.weight = nn.Parameter(rows[..., 0])
-            self.bias = nn.Parameter(rows[:, 0, 1])
+            for p in self.params:
+                p.data = p.data.clone()
         self.x = torch.randn(5, generator=g, dtype=dtype)
         self.of, self.calls = of, 0
 
@@ -170,11 +144,8 @@ class TestSamplers(TestCase):
         assert len(errors) >= 5
         for error in errors:
             given = error.optimizer_error_input
-            expects = (
-                self.assertWarnsRegex
-                if issubclass(error.error_type, Warning)
-                else self.assertRaisesRegex
-            )
+            warns = issubclass(error.error_type, Warning)
+            expects = self.assertWarnsRegex if warns else self.assertRaisesRegex
             params = given.params or [nn.Parameter(torch.ones(2))]
             with self.subTest(given.desc), expects(error.error_type, error.error_regex):
                 optim_info.optim_cls(params, **given.kwargs)
@@ -254,10 +225,8 @@ class TestSamplers(TestCase):
         for given in optim_info.optim_inputs_func(device):
             for schedules in optim_info.scheduler_inputs:
                 problem = Problem(optim_info.optim_cls, dtype)
-                groups = [
-                    {"params": [problem.weight]},
-                    {"params": [problem.bias], "lr": 0.0},
-                ]
+                groups = [{"params": [problem.weight]}, {"params": [problem.bias]}]
+                groups[1]["lr"] = 0.0
                 optimizer = optim_info.optim_cls(groups, **given.kwargs)
                 start, bias = problem.losses().sum(), problem.bias.detach().clone()
                 scheduled = [make(optimizer) for make in schedules]

@@ -1,7 +1,4 @@
-"""Schedulers, profilers and gradient scalers work on samplers.
-
-Hooks are in test_torch_optimizer_cases.py.
-"""
+"""Schedulers, profilers and gradient scalers work on samplers."""
 
 import copy
 
@@ -20,24 +17,18 @@ import torch_sgmcmc as sg
 EACH = pytest.mark.parametrize("kind", ["SGLD", "SGHMC"])
 
 
+CYCLE = {"step_size_up": 3, "cycle_momentum": False}
 ON_LR = {
     "StepLR": lambda o: schedulers.StepLR(o, 2, gamma=0.5),
     "CosineAnnealingLR": lambda o: schedulers.CosineAnnealingLR(o, T_max=7),
     "LambdaLR": lambda o: schedulers.LambdaLR(o, lambda i: (1 + i) ** -0.55),
-    "OneCycleLR": lambda o: schedulers.OneCycleLR(
-        o, max_lr=0.2, total_steps=10, cycle_momentum=False
-    ),
-    "CyclicLR": lambda o: schedulers.CyclicLR(
-        o, 0.01, 0.2, step_size_up=3, cycle_momentum=False
-    ),
+    "OneCycleLR": lambda o: schedulers.OneCycleLR(o, 0.2, 10, cycle_momentum=False),
+    "CyclicLR": lambda o: schedulers.CyclicLR(o, 0.01, 0.2, **CYCLE),
 }
+MOMENTA = {"base_momentum": 0.7, "max_momentum": 0.95}
 ON_MOMENTUM = {
-    "OneCycleLR": lambda o: schedulers.OneCycleLR(
-        o, max_lr=0.2, total_steps=10, base_momentum=0.7, max_momentum=0.95
-    ),
-    "CyclicLR": lambda o: schedulers.CyclicLR(
-        o, 0.01, 0.2, step_size_up=3, base_momentum=0.7, max_momentum=0.95
-    ),
+    "OneCycleLR": lambda o: schedulers.OneCycleLR(o, 0.2, 10, **MOMENTA),
+    "CyclicLR": lambda o: schedulers.CyclicLR(o, 0.01, 0.2, step_size_up=3, **MOMENTA),
 }
 CASES = [
     (kind, name, schedule)
@@ -97,9 +88,8 @@ def test_hooks_do_not_change_the_chain(base):
 def test_profiler_shows_the_step(kind):
     p, q = one_parameter(), one_parameter()
     sampler, other = make(kind, [p]), make(kind, [q])
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU]
-    ) as profile:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as profile:
         take_step(sampler, [p], 0)
     take_step(other, [q], 0)
     names = {event.key for event in profile.key_averages()}
@@ -132,9 +122,11 @@ def test_grad_scaler_unscales_before_the_noise(kind):
 
 
 @EACH
-def test_grad_scaler_skips_steps_that_overflow(kind):
+@pytest.mark.parametrize("nonfinite", ["raise", "skip"])
+def test_grad_scaler_skips_steps_that_overflow(kind, nonfinite):
+    """It looks at the gradients itself: nothing is left out twice, or raised."""
     p, q = one_parameter(), one_parameter()
-    sampler, other = make(kind, [p]), make(kind, [q])
+    sampler, other = make(kind, [p], nonfinite=nonfinite), make(kind, [q])
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
     for overflow in (False, True, True, False):
         before = p.detach().clone(), sampler.param_groups[0]["step"]
@@ -153,7 +145,7 @@ def test_grad_scaler_skips_steps_that_overflow(kind):
         else:
             q.grad = grad
             other.step()
-    assert sampler.param_groups[0]["step"] == 2
+    assert sampler.param_groups[0]["step"] == 2 and sampler.num_skipped == 0
     assert same_bits(p, q)
 
 
@@ -164,12 +156,12 @@ def test_grad_scaler_is_refused_where_closures_make_gradients(kind):
     for closure in ((), (lambda *_: pytest.fail("it was called"),)):
         scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
         scaler.scale(torch.ones(()))
-        with refused(
-            RuntimeError,
-            f"{type(chain.sampler).__name__} cannot be used with GradScaler, which "
-            "scales the gradients of the closure: use torch.autocast with bfloat16, "
-            "which needs no scaler",
-        ):
+        name = type(chain.sampler).__name__
+        text = (
+            f"{name} cannot be used with GradScaler, which scales the gradients of the "
+            "closure: use torch.autocast with bfloat16, which needs no scaler"
+        )
+        with refused(RuntimeError, text):
             scaler.step(chain.sampler, *closure)
     assert bits([chain.params, chain.sampler.state_dict()]) == before
     chain.run(range(2))  # no trace of it

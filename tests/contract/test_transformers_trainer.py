@@ -40,16 +40,10 @@ class Sentences(torch.utils.data.Dataset[Any]):
 
 def new_model(dropout=0.1):
     transformers.set_seed(7)
-    config = transformers.BertConfig(
-        vocab_size=20,
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=8,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-    )
+    sizes = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2, "intermediate_size": 16}
+    sizes |= {"max_position_embeddings": 8, "hidden_dropout_prob": dropout}
+    config = transformers.BertConfig(**sizes, attention_probs_dropout_prob=dropout)
     return transformers.BertForSequenceClassification(config)
 
 
@@ -99,14 +93,9 @@ def test_the_chain_resumes_from_a_checkpoint(kind, tmp_path):
 
 @pytest.mark.parametrize("parts", [1, 3])
 def test_the_chain_equals_that_of_a_loop(parts, tmp_path):
-    trainer = train(
-        "SGHMC",
-        tmp_path,
-        steps=4,
-        dropout=0.0,
-        per_device_train_batch_size=NUM_DATA // parts,
-        gradient_accumulation_steps=parts,
-    )
+    sizes = {"per_device_train_batch_size": NUM_DATA // parts}
+    sizes["gradient_accumulation_steps"] = parts
+    trainer = train("SGHMC", tmp_path, steps=4, dropout=0.0, **sizes)
     # A step is of all data then, in whatever order.
     model = new_model(0.0).train()
     sampler = EVERY["SGHMC"](model.parameters())
@@ -138,14 +127,11 @@ def test_draws_equal_those_of_a_loop_and_resume(tmp_path):
         collector = collector_of(sampler, model, tmp_path / "run")
         if resume is not None:
             collector.load_state_dict(sg.load(resume / "collector.pt"))
-        transformers.Trainer(
-            model,
-            arguments_of(tmp_path, steps, save_strategy="steps", save_steps=9),
-            train_dataset=Sentences(),
-            data_collator=collate,
-            optimizers=(sampler, None),
-            callbacks=[Saved()],
-        ).train(resume_from_checkpoint=str(resume) if resume else None)
+        given = {"train_dataset": Sentences(), "data_collator": collate}
+        given |= {"optimizers": (sampler, None), "callbacks": [Saved()]}
+        saving = arguments_of(tmp_path, steps, save_strategy="steps", save_steps=9)
+        trainer = transformers.Trainer(model, saving, **given)
+        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         collector.close()
 
     collector = None

@@ -69,16 +69,12 @@ def test_names_equal_those_of_the_model(name, tmp_path):
     states = [copy.deepcopy(model.state_dict())]
     assert torch.equal(sg.predict(model, plain, X).mean, expected)
     assert torch.equal(sg.predict(made(), store, X).mean, expected)
-    last = sg.predict(made(), [made_like(plain[-1])], X).mean
+    network = made()
+    network.load_state_dict(dict(plain[-1]))
+    last = sg.predict(made(), [network], X).mean
     for network in (model, made()):
         assert torch.equal(sg.predict(network, states, X).mean, last)
         assert torch.equal(sg.predict(network, [model], X).mean, last)
-
-
-def made_like(draw):
-    network = made()
-    network.load_state_dict(dict(draw))
-    return network
 
 
 def test_distributed_data_parallel(tmp_path):

@@ -1,24 +1,10 @@
 // The bounce clock against closed forms, and its arrivals against its rates.
 #include "host/bounce_clock.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <functional>
-#include <limits>
-#include <optional>
-#include <random>
-#include <stdexcept>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "host/line_regression.h"
-#include "message_of.h"
 #include "random/counter.h"
 #include "statistics.h"
+#include "testing.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -1,11 +1,7 @@
 // The CUDA driver's index arithmetic, exhaustively, on the host.
 #include "launch/chunks.h"
 
-#include <gtest/gtest.h>
-
-#include <cstdint>
-#include <random>
-#include <vector>
+#include "testing.h"
 
 namespace torch_sgmcmc {
 namespace {

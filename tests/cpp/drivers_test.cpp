@@ -1,16 +1,10 @@
 // Whole operators, of the library on the CPU and on the CUDA driver's
 // arithmetic: equal bit for bit. ctest runs this with one and with two threads
 // and with every instruction set.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <limits>
-#include <type_traits>
-#include <vector>
-
 #include "cuda_on_host.h"
 #include "op_calls.h"
 #include "tensors.h"
+#include "testing.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -34,34 +34,19 @@ Tensor LossesOfChains(const std::vector<Tensor>& params, int64_t draw) {
   return losses;
 }
 
+// With chains, each has a loss of its own.
 template <typename Method, typename Options>
 Chain Minibatched(int64_t width, const Options& options) {
   Chain chain = {TwoParams(width), nullptr, std::make_shared<Calls>(), nullptr};
   auto sampler = std::make_shared<Method>(chain.params, options);
+  const bool has_chains = options.num_chains().has_value();
   chain.sampler = sampler;
   chain.step = [=, params = chain.params, calls = chain.calls] {
     sampler->step([&] {
       return calls->call([&](int64_t draw) {
         ZeroGrad(params);
-        const Tensor loss = Losses(params, draw).mean();
-        loss.backward();
-        return loss;
-      });
-    });
-  };
-  return chain;
-}
-
-Chain WeightedChains(int64_t width) {
-  Chain chain = {TwoParams(width), nullptr, std::make_shared<Calls>(), nullptr};
-  auto sampler = std::make_shared<EWSG>(
-      chain.params, EWSGOptions(0.1).num_data(50).seed(5).num_chains(4));
-  chain.sampler = sampler;
-  chain.step = [=, params = chain.params, calls = chain.calls] {
-    sampler->step([&] {
-      return calls->call([&](int64_t draw) {
-        ZeroGrad(params);
-        const Tensor loss = LossesOfChains(params, draw);
+        const Tensor loss = has_chains ? LossesOfChains(params, draw)
+                                       : Losses(params, draw).mean();
         loss.sum().backward();
         return loss;
       });
@@ -122,7 +107,11 @@ const std::map<std::string, Maker>& Makers() {
        [](int64_t width) {
          return Minibatched<EWSG>(width, Common(EWSGOptions(0.1)).momentum(0));
        }},
-      {"EWSG, many chains", WeightedChains},
+      {"EWSG, many chains",
+       [](int64_t width) {
+         return Minibatched<EWSG>(width,
+                                  Common(EWSGOptions(0.1)).num_chains(4));
+       }},
       {"SBPS", [](int64_t width) { return Bouncy(width, false); }},
       {"pSBPS", [](int64_t width) { return Bouncy(width, true); }},
   };

@@ -4,14 +4,8 @@
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
 
-#include <cstdint>
-#include <functional>
-#include <map>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "same_values.h"  // IWYU pragma: export
+#include "testing.h"
 
 namespace torch_sgmcmc {
 

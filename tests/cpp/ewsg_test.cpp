@@ -1,20 +1,9 @@
 // EWSG as a LibTorch program uses it: its closure, its index chain, its chains.
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
 
-#include <cmath>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <sstream>
-#include <stdexcept>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "message_of.h"
 #include "small_chains.h"
+#include "testing.h"
 
 namespace torch_sgmcmc {
 namespace {

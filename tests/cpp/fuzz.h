@@ -7,21 +7,14 @@
 #pragma once
 
 #include <ATen/ATen.h>
-#include <gtest/gtest.h>
 
 #include <cctype>
-#include <cmath>
-#include <cstdint>
 #include <cstdlib>
 #include <exception>
-#include <functional>
 #include <initializer_list>
 #include <iostream>
-#include <limits>
-#include <random>
-#include <string>
-#include <utility>
-#include <vector>
+
+#include "testing.h"
 
 namespace torch_sgmcmc {
 

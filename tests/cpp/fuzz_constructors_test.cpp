@@ -1,22 +1,12 @@
 // Samplers made of options, parameters and param groups that are right or
 // nearly so: they are made, or an error says what is wrong; and so with a group
 // that is added later, which changes nothing then.
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
 
-#include <functional>
-#include <map>
-#include <memory>
-#include <set>
-#include <stdexcept>
-#include <string>
-#include <type_traits>
-#include <utility>
-#include <vector>
-
 #include "fuzz.h"
 #include "same_values.h"
+#include "testing.h"
 
 namespace torch_sgmcmc {
 namespace {

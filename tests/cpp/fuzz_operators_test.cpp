@@ -4,19 +4,14 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <gtest/gtest.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
 
 #include <iostream>
-#include <map>
-#include <optional>
-#include <sstream>
-#include <string>
-#include <vector>
 
 #include "fuzz.h"
 #include "launch/packed_step.h"
 #include "ops/registry.h"
+#include "testing.h"
 
 namespace torch_sgmcmc {
 namespace {

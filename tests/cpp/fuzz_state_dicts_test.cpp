@@ -1,20 +1,13 @@
 // What has a state dict takes one that is right or nearly so, or throws an
 // error that says what is wrong; then parameters and state are as before.
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
 
-#include <functional>
 #include <iostream>
-#include <map>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "fuzz.h"
 #include "same_values.h"
+#include "testing.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -1,17 +1,8 @@
 // The index chain's decisions: the logarithm, the uniforms, the probabilities.
 #include "host/index_chain.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstdint>
-#include <limits>
-#include <optional>
-#include <set>
-#include <stdexcept>
-#include <string>
-
 #include "statistics.h"
+#include "testing.h"
 
 namespace torch_sgmcmc {
 namespace {

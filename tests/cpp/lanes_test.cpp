@@ -1,19 +1,12 @@
 // Every lane type gives the bits of the portable one.
-#include <gtest/gtest.h>
-
 #include <bit>
-#include <cmath>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <random>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
 #include "lane_probes.h"
 #include "random/isa.h"
 #include "random/portable_noise.h"
+#include "testing.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -1,16 +1,8 @@
 // The regression of the bounce clock, against the normal equations.
 #include "host/line_regression.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <limits>
-#include <random>
-#include <vector>
-
 #include "host/moments.h"
+#include "testing.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -60,20 +52,24 @@ std::vector<Observation> SomeData(uint64_t seed, int count) {
   return data;
 }
 
+void ExpectPredictions(const LineFit& fit, const Posterior& p, double last,
+                       double tolerance) {
+  for (const double t : {0.0, 0.3, 1.0, 40.0}) {
+    const double mean = p.mean[0] + p.mean[1] * t;
+    const double rho2 =
+        p.cov[0][0] + 2 * t * p.cov[0][1] + t * t * p.cov[1][1] + last;
+    EXPECT_NEAR(fit.Mean(t), mean, tolerance * (1 + std::abs(mean)));
+    EXPECT_NEAR(fit.Variance(t), rho2, tolerance * rho2);
+  }
+}
+
 TEST(LineRegression, IsThePosteriorOfTheNormalEquations) {
   for (int count = 1; count < 12; ++count) {
     const std::vector<Observation> data = SomeData(7, count);
     const LineRegression regression(data, {1.5, 0.7, 3, 0, 0});
-    const LineFit fit = regression.Fit();
     const Posterior p = Solve(data, 1.5, 0.7);
     const double last = data.back().variance + FloorOf(data);
-    for (const double t : {0.0, 0.3, 1.0, 40.0}) {
-      const double mean = p.mean[0] + p.mean[1] * t;
-      const double rho2 =
-          p.cov[0][0] + 2 * t * p.cov[0][1] + t * t * p.cov[1][1] + last;
-      EXPECT_NEAR(fit.Mean(t), mean, 1e-12 * (1 + std::abs(mean)));
-      EXPECT_NEAR(fit.Variance(t), rho2, 1e-12 * rho2);
-    }
+    ExpectPredictions(regression.Fit(), p, last, 1e-12);
   }
 }
 
@@ -85,7 +81,6 @@ TEST(LineRegression, ALocalOneForgets) {
       const SlopePrior prior = {-1.5, 0.7, lines, 0, 0};
       LineRegression regression(data, prior);
       regression.set_observation_decay(kObservationDecay);
-      const LineFit fit = regression.Fit();
       double square = 0;
       for (const auto& o : data) {
         square = std::max(square, o.value * o.value + o.variance);
@@ -102,13 +97,7 @@ TEST(LineRegression, ALocalOneForgets) {
       }
       const Posterior p = lines > 0 ? Solve(data, -1.5, 0.7)
                                     : Solve(data, -1.5, square * square);
-      for (const double t : {0.0, 0.3, 1.0, 40.0}) {
-        const double mean = p.mean[0] + p.mean[1] * t;
-        const double rho2 =
-            p.cov[0][0] + 2 * t * p.cov[0][1] + t * t * p.cov[1][1] + last;
-        EXPECT_NEAR(fit.Mean(t), mean, 1e-11 * (1 + std::abs(mean)));
-        EXPECT_NEAR(fit.Variance(t), rho2, 1e-11 * rho2);
-      }
+      ExpectPredictions(regression.Fit(), p, last, 1e-11);
     }
   }
 }

@@ -3,21 +3,9 @@
 // tests/posterior/test_data.py.
 #include "host/minibatch.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <functional>
-#include <limits>
-#include <set>
-#include <stdexcept>
-#include <string>
-#include <vector>
-
-#include "message_of.h"
 #include "random/counter.h"
 #include "statistics.h"
+#include "testing.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -1,23 +1,11 @@
 // What is done with samplers as with torch's own optimizers, and by mistake:
 // options put back and exchanged, objects copied, moved and outlived, warnings.
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
 
-#include <cstdint>
-#include <limits>
-#include <memory>
-#include <optional>
-#include <sstream>
-#include <stdexcept>
-#include <string>
-#include <type_traits>
-#include <utility>
-#include <vector>
-
-#include "message_of.h"
 #include "same_values.h"
 #include "small_chains.h"
+#include "testing.h"
 #include "warnings_of.h"
 
 namespace torch_sgmcmc {

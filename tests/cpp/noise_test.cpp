@@ -1,23 +1,12 @@
 // The transform from random words to normals, against the formulas that
 // random/noise.inl documents, in double precision. lanes_test.cpp extends what
 // is proved here for the portable lanes to all others.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstdint>
-#include <limits>
-#include <random>
-#include <set>
-#include <stdexcept>
-#include <vector>
-
 #include "host/gamma.h"
 #include "lane_probes.h"
 #include "random/counter.h"
 #include "random/portable_noise.h"
 #include "statistics.h"
+#include "testing.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -1,18 +1,10 @@
 // Gradients that are not finite, in a LibTorch program.
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
 
-#include <cmath>
-#include <cstdint>
-#include <limits>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "libtorch/sampler_impl.h"
-#include "message_of.h"
 #include "small_chains.h"
+#include "testing.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -1,23 +1,11 @@
 // Whose noise is whose when parameters grow, shrink, are replaced, reordered or
 // frozen; and that a step which fails has moved nothing: of every sampler.
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
 
-#include <cstdint>
-#include <functional>
-#include <limits>
-#include <memory>
-#include <set>
-#include <sstream>
-#include <stdexcept>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "message_of.h"
 #include "same_values.h"
 #include "small_chains.h"
+#include "testing.h"
 
 namespace torch_sgmcmc {
 namespace {

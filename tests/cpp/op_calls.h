@@ -2,26 +2,17 @@
 // owns: by the library, or by a driver of the test's own.
 #pragma once
 
-#include <gtest/gtest.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include <cmath>
-#include <cstdint>
 #include <cstring>
-#include <optional>
-#include <random>
-#include <string>
-#include <tuple>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "launch/boxed.h"
 #include "launch/call.h"
 #include "ops/op_spec.h"
 #include "ops/registry.h"
 #include "tensors.h"
+#include "testing.h"
 
 #if !defined(STABLE_TORCH_ERROR_CODE_CHECK)  // torch 2.11
 #define STABLE_TORCH_ERROR_CODE_CHECK TORCH_ERROR_CODE_CHECK

@@ -1,12 +1,7 @@
 // The operators as the samplers find them.
-#include <gtest/gtest.h>
-
-#include <set>
-#include <string>
-#include <tuple>
-
 #include "libtorch/operators.h"
 #include "ops/registry.h"
+#include "testing.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -2,21 +2,13 @@
 // as in Python, and that messages are the same, is tested from Python
 // (tests/cpp/test_cpp_chains.py); here is what belongs to C++: options of
 // groups, torch's schedulers, and that a failure changes nothing.
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
 
-#include <cstdint>
-#include <limits>
-#include <memory>
-#include <stdexcept>
-#include <string>
-#include <utility>
 #include <variant>
-#include <vector>
 
-#include "message_of.h"
 #include "small_chains.h"
+#include "testing.h"
 
 namespace torch_sgmcmc {
 namespace {

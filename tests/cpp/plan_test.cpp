@@ -3,17 +3,13 @@
 // test_operator_errors.py.
 #include "launch/plan.h"
 
-#include <gtest/gtest.h>
-
 #include <mutex>
 #include <numeric>
-#include <set>
 #include <thread>
-#include <tuple>
-#include <vector>
 
 #include "launch/parallel.h"
 #include "tensors.h"
+#include "testing.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -1,15 +1,10 @@
 // The streaming predictive against plain averages over kept outputs.
 #include "torch_sgmcmc/predictive.h"
 
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
 
-#include <cmath>
-#include <limits>
-#include <vector>
-
-#include "message_of.h"
+#include "testing.h"
 
 namespace {
 

@@ -3,16 +3,11 @@
 // kernels, over all elements and for each of many chains.
 #include "launch/reduce.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <random>
-#include <vector>
-
 #include "cuda_on_host.h"
 #include "ops/hmc.h"
 #include "ops/squares.h"
 #include "tensors.h"
+#include "testing.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -1,18 +1,9 @@
 // SGHMC in C++, beyond what tests/cpp/test_cpp_chains.py compares with Python.
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
 
-#include <cmath>
-#include <functional>
-#include <limits>
-#include <optional>
-#include <stdexcept>
-#include <string>
-#include <vector>
-
 #include "host/settings.h"
-#include "message_of.h"
+#include "testing.h"
 #include "torch_sgmcmc/torch_sgmcmc.h"
 
 namespace torch_sgmcmc {

@@ -1,18 +1,8 @@
 // One segment through the CPU loop of every instruction set and through the
 // CUDA kernel's arithmetic: all must equal, bit for bit, the plain loop over
 // elements that draws each element's noise by its definition.
-#include <gtest/gtest.h>
-
-#include <array>
-#include <cmath>
-#include <cstdint>
 #include <cstring>
 #include <iterator>
-#include <random>
-#include <string>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "cuda_on_host.h"
 #include "lane_probes.h"
@@ -26,6 +16,7 @@
 #include "ops/sgld.h"
 #include "ops/sgnht.h"
 #include "tensors.h"
+#include "testing.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -1,12 +1,10 @@
 // Parameters, options and comparisons of the samplers' tests.
 #pragma once
 
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
 
-#include <cstdint>
-#include <vector>
+#include "testing.h"
 
 namespace torch_sgmcmc {
 

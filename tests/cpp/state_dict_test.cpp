@@ -1,23 +1,16 @@
 // State dicts of samplers: torch's serialization, files, what is refused.
 #include <caffe2/serialize/inline_container.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
 #include <unistd.h>
 
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <sstream>
-#include <stdexcept>
-#include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
-#include "message_of.h"
 #include "small_chains.h"
+#include "testing.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -4,18 +4,7 @@ from itertools import product
 
 import pytest
 import torch
-from harness.cpp_jobs import (
-    CHAINS,
-    FAULTY,
-    ONE_EACH,
-    SHORT,
-    first_steps,
-    make_faulty_job,
-    make_job,
-    make_net,
-    run_in_python,
-    steps_from,
-)
+from harness import cpp_jobs as jobs
 from harness.exactness import assert_same
 from torch import nn
 
@@ -28,15 +17,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        *((name, torch.bfloat16) for name in CHAINS),
-        *product(ONE_EACH, (torch.float64, torch.float16)),
+        *((name, torch.bfloat16) for name in jobs.CHAINS),
+        *product(jobs.ONE_EACH, (torch.float64, torch.float16)),
     ],
     ids=str,
 )
 def test_the_same_bits(name, dtype, run_in_cpp):
     steps = 480 if "SBPS" in name else 120  # some of its events are bounces
-    job = first_steps(make_job(name, dtype), name, steps)
-    expected = run_in_python(name, job)
+    job = jobs.first_steps(jobs.make_job(name, dtype), name, steps)
+    expected = jobs.run_in_python(name, job)
     moved = expected["model"]["0.weight"] - job["model"]["0.weight"]
     assert moved.abs().max() > 0.01
     group = expected["state"]["param_groups"][0]
@@ -50,82 +39,85 @@ def test_the_same_bits(name, dtype, run_in_cpp):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("name", jobs.SHORT)
 def test_the_same_bits_of_a_few_steps(name, dtype, run_in_cpp):
-    job = first_steps(make_job(name, dtype), name, 40)
-    assert_same(run_in_python(name, job), run_in_cpp(job))
+    job = jobs.first_steps(jobs.make_job(name, dtype), name, 40)
+    assert_same(jobs.run_in_python(name, job), run_in_cpp(job))
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("name", jobs.CHAINS)
 def test_each_continues_the_others_chain(name, run_in_cpp):
-    job = make_job(name, torch.float32)
+    job = jobs.make_job(name, torch.float32)
     job["gibbs_every"] //= 5
     # Missing gradients, comparisons and Gibbs updates fall on the same steps as in
     # the whole.
     split, steps = 7 * 20, 160
-    first, rest = first_steps(job, name, split), steps_from(job, name, split, steps)
-    whole = run_in_python(name, first_steps(job, name, steps))
+    first, rest = (
+        jobs.first_steps(job, name, split),
+        jobs.steps_from(job, name, split, steps),
+    )
+    whole = jobs.run_in_python(name, jobs.first_steps(job, name, steps))
 
-    begun = run_in_python(name, first)
+    begun = jobs.run_in_python(name, first)
     assert_same(whole, run_in_cpp({**rest, **begun}))
 
     begun = run_in_cpp(first)
-    assert_same(whole, run_in_python(name, {**rest, **begun}))
+    assert_same(whole, jobs.run_in_python(name, {**rest, **begun}))
 
 
 def test_a_checkpoint_of_a_gpu_is_read_without_one(run_in_cpp, monkeypatch):
     name = "SGHMC"
-    job = first_steps(make_job(name, torch.float32), name)
-    begun = run_in_python(name, job)
-    expected = run_in_python(name, {**job, **begun})
+    job = jobs.first_steps(jobs.make_job(name, torch.float32), name)
+    begun = jobs.run_in_python(name, job)
+    expected = jobs.run_in_python(name, {**job, **begun})
     # torch.save has it written to the file that storages are a GPU's.
     monkeypatch.setattr(torch.serialization, "location_tag", lambda _: "cuda:0")
     assert_same(expected, run_in_cpp({**job, **begun}))
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("name", jobs.CHAINS)
 def test_priors_about_other_places(name, run_in_cpp):
     """Means that C++ was given, and those of a state dict that it continues."""
     dtype = torch.bfloat16 if name == "SGHMC" else torch.float32
-    net = make_net(name, dtype)
+    net = jobs.make_net(name, dtype)
     means = [0.5 + p.detach().float() for p in net[2].parameters()]
-    job = make_job(name, dtype, means)
+    job = jobs.make_job(name, dtype, means)
     job["gibbs_every"] //= 2
-    plain, rest = first_steps(job, name, 70), steps_from(job, name, 70, 120)
-    begun = run_in_python(name, plain)
+    plain, rest = jobs.first_steps(job, name, 70), jobs.steps_from(job, name, 70, 120)
+    begun = jobs.run_in_python(name, plain)
     for i, mean in enumerate(means):
         assert torch.equal(begun["state"]["state"][2 + i]["prior_mean"], mean)
     assert_same(begun, run_in_cpp(plain))
     del rest["means"]
-    assert_same(run_in_python(name, {**rest, **begun}), run_in_cpp({**rest, **begun}))
+    assert_same(
+        jobs.run_in_python(name, {**rest, **begun}), run_in_cpp({**rest, **begun})
+    )
 
 
-@pytest.mark.parametrize("name", FAULTY)
+@pytest.mark.parametrize("name", jobs.FAULTY)
 def test_steps_that_are_skipped(name, run_in_cpp):
-    job = make_faulty_job(name, "skip")
-    expected = run_in_python(name, job)
+    job = jobs.make_faulty_job(name, "skip")
+    expected = jobs.run_in_python(name, job)
     group = expected["state"]["param_groups"][0]
     assert 3 < group["num_skipped"] == 200 - group["step"] < 80
     assert_same(expected, run_in_cpp(job))
 
 
-@pytest.mark.parametrize("name", [*ONE_EACH, "SGHMC-online", "PSBPS"])
+@pytest.mark.parametrize("name", [*jobs.ONE_EACH, "SGHMC-online", "PSBPS"])
 @pytest.mark.parametrize(
     ("saved", "loaded"),
     [(torch.float32, torch.float64), (torch.float64, torch.bfloat16)],
 )
-def test_the_same_bits_from_a_state_of_another_precision(
-    name, saved, loaded, run_in_cpp
-):
-    begun = run_in_python(name, first_steps(make_job(name, saved), name))
+def test_a_state_of_another_precision(name, saved, loaded, run_in_cpp):
+    begun = jobs.run_in_python(name, jobs.first_steps(jobs.make_job(name, saved), name))
     begun["model"] = {key: value.to(loaded) for key, value in begun["model"].items()}
     # What torch and its schedulers keep there, and users, is none of C++'s business.
     for group in begun["state"]["param_groups"]:
         group.update(initial_lr=0.1, differentiable=False, name="layer", my_own=None)
         if "lr" in group:
             group["lr"] = torch.tensor(group["lr"], dtype=torch.float64)
-    job = {**first_steps(make_job(name, loaded), name), **begun}
-    expected = run_in_python(name, job)
+    job = {**jobs.first_steps(jobs.make_job(name, loaded), name), **begun}
+    expected = jobs.run_in_python(name, job)
     for group in expected["state"]["param_groups"]:
         for key in ("initial_lr", "differentiable", "name", "my_own"):
             group.pop(key)
@@ -133,7 +125,10 @@ def test_the_same_bits_from_a_state_of_another_precision(
 
 
 def test_the_same_seed_from_torchs_generator(run_in_cpp):
-    job = {**first_steps(make_job("SGLD", torch.float32), "SGLD", 1), "seed": None}
+    job = {
+        **jobs.first_steps(jobs.make_job("SGLD", torch.float32), "SGLD", 1),
+        "seed": None,
+    }
     drawn = run_in_cpp(job)["state"]["param_groups"][0]["seed"]
     torch.manual_seed(0)
     assert drawn == sg.SGLD([nn.Parameter(torch.zeros(1))], lr=1, num_data=1).seed

@@ -27,13 +27,8 @@ def test_commands_equal_those_of_presets():
     (build,) = (p for p in presets["buildPresets"] if p["name"] == "install")
     assert configure["cacheVariables"] == {"TORCH_SGMCMC_TESTS": "OFF"}
     assert build["targets"] == ["install"]
-    (listed,) = (
-        line
-        for line in cpp.run(
-            cpp.tool("cmake"), "-S", cpp.CHECKOUT, "--list-presets"
-        ).splitlines()
-        if '"install"' in line
-    )
+    listing = cpp.run(cpp.tool("cmake"), "-S", cpp.CHECKOUT, "--list-presets")
+    (listed,) = (line for line in listing.splitlines() if '"install"' in line)
     assert "no tests" in listed
 
 

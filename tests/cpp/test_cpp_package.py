@@ -13,11 +13,6 @@ CONSUMER = cpp.CHECKOUT / "tests" / "cpp" / "consumer"
 TORCH = Path(torch.__file__).parent
 
 
-def unwrapped(message):
-    """A message of CMake's on one line."""
-    return " ".join(message.split())
-
-
 @pytest.fixture
 def consumer(tmp_path, bare_path):
     return cpp.Project(CONSUMER, tmp_path / "consumer", bare_path)
@@ -113,23 +108,19 @@ def test_beside_the_package_of_torch(
     alone = tmp_path / "alone"
     alone.mkdir()
     (alone / "CMakeLists.txt").write_text(
-        "cmake_minimum_required(VERSION 3.25)\n"
-        "project(alone LANGUAGES CXX)\n"
+        "cmake_minimum_required(VERSION 3.25)\nproject(alone LANGUAGES CXX)\n"
         "find_package(Torch REQUIRED)\n"
     )
     options = ("-DTORCH_CUDA_ARCH_LIST=8.0",)
     prefix = torch.utils.cmake_prefix_path
     try:
-        cpp.Project(alone, alone / "build", cpp.PROGRAMS).configure(
-            prefix, options=options
-        )
+        project = cpp.Project(alone, alone / "build", cpp.PROGRAMS)
+        project.configure(prefix, options=options)
     except AssertionError as error:
         pytest.skip(f"find_package(Torch) fails here: {str(error)[-500:]}")
     consumer.path = cpp.PROGRAMS
-    consumer.configure(
-        *(cpp_package, prefix),
-        options=(*options, "-DWITH_TORCH_PACKAGE=ON", *objects),
-    )
+    options = (*options, "-DWITH_TORCH_PACKAGE=ON", *objects)
+    consumer.configure(cpp_package, prefix, options=options)
     check_line(consumer.program("line"))
     check_loaded(consumer.program("loaded"), has_cuda_kernels)
 
@@ -161,7 +152,7 @@ def test_headers_equal_those_of_the_source(cpp_package):
 def refusal(consumer, *prefixes):
     with pytest.raises(AssertionError) as error:
         consumer.configure(*prefixes)
-    return unwrapped(str(error.value))
+    return " ".join(str(error.value).split())  # CMake wraps its messages
 
 
 def test_a_torch_of_another_version_is_refused(cpp_package, consumer, tmp_path):
@@ -169,9 +160,8 @@ def test_a_torch_of_another_version_is_refused(cpp_package, consumer, tmp_path):
     another = f"{major}.{int(minor) + 1}.0"
     other = archive(tmp_path / "libtorch")
     file = other / "share" / "cmake" / "Torch" / "TorchConfigVersion.cmake"
-    text, changes = re.subn(
-        r'(?<=PACKAGE_VERSION ")\d+\.\d+\.\d+', another, file.read_text()
-    )
+    version = r'(?<=PACKAGE_VERSION ")\d+\.\d+\.\d+'
+    text, changes = re.subn(version, another, file.read_text())
     assert changes == 1
     file.write_text(text)
     assert (
@@ -203,9 +193,7 @@ def test_a_component_is_refused(cpp_package, consumer, tmp_path):
 @pytest.mark.nightly
 def test_sources_within_another_project(consumer):
     """Builds with FetchContent, which adds the checkout as a subdirectory."""
-    consumer.configure(
-        torch.utils.cmake_prefix_path,
-        options=(f"-DTORCH_SGMCMC_SOURCES={cpp.CHECKOUT}", "-DTORCH_SGMCMC_CUDA=OFF"),
-    )
+    options = (f"-DTORCH_SGMCMC_SOURCES={cpp.CHECKOUT}", "-DTORCH_SGMCMC_CUDA=OFF")
+    consumer.configure(torch.utils.cmake_prefix_path, options=options)
     check_line(consumer.program("line"))
     assert not [*consumer.build.rglob("*_test")]  # tests are not built there

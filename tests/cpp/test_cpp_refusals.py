@@ -5,17 +5,7 @@ import re
 
 import pytest
 import torch
-from harness.cpp_jobs import (
-    CHAINS,
-    FAULTY,
-    ONE_EACH,
-    first_steps,
-    make_faulty_job,
-    make_job,
-    make_net,
-    make_sampler,
-    run_in_python,
-)
+from harness import cpp_jobs as jobs
 
 import torch_sgmcmc as sg
 
@@ -32,8 +22,8 @@ def in_words_of_cpp(error):
 
 def begun(name):
     """A job that goes on after three steps."""
-    job = first_steps(make_job(name, torch.float32), name)
-    return {**job, **run_in_python(name, job)}
+    job = jobs.first_steps(jobs.make_job(name, torch.float32), name)
+    return {**job, **jobs.run_in_python(name, job)}
 
 
 def refusal(run_in_cpp, job):
@@ -44,7 +34,7 @@ def refusal(run_in_cpp, job):
 
 def assert_same_message(name, job, run_in_cpp, match="", kind=ValueError):
     with pytest.raises(kind, match=match) as in_python:
-        run_in_python(name, job)
+        jobs.run_in_python(name, job)
     assert refusal(run_in_cpp, job) == in_words_of_cpp(in_python.value)
 
 
@@ -56,42 +46,38 @@ def assert_same_refused(in_cpp, in_python):
     assert all(len(text) > len(what[0]) + 10 for text in texts)
 
 
-@pytest.mark.parametrize("name", FAULTY)
+@pytest.mark.parametrize("name", jobs.FAULTY)
 def test_the_same_message_of_a_gradient_that_is_not_finite(name, run_in_cpp):
-    job = make_faulty_job(name, "raise")
+    job = jobs.make_faulty_job(name, "raise")
     assert_same_message(name, job, run_in_cpp, "not finite", RuntimeError)
+
+
+BAD_SETTINGS = {
+    "SGLD": (
+        *(("lr", -0.5), ("lr", float("nan")), ("num_data", 0.0)),
+        *(("prior_precision", float("inf")), ("temperature", -1e-05)),
+    ),
+    "SGHMC": (
+        *(("momentum", 1.0), ("momentum", -1e20), ("noise_estimate", "offline")),
+        *(("noise_estimate", 0.25), ("noise_estimate", -1.5)),
+        *(("resample_momentum_every", -1), ("initial_momentum", "random")),
+    ),
+    "SGHMC-online": (("temperature", 0.0),),
+    "PSGLD": (("decay", 1.0), ("eps", 0.0)),
+    "SGNHT": (("momentum", -0.1), ("thermostat_rate", -2.0)),
+    "EWSG": (("momentum", 1.0), ("temperature", 0.0), ("surrogate", "friction")),
+    "SBPS": (("prior_precision", -2.0),),
+}
 
 
 @pytest.mark.parametrize(
     ("name", "key", "value"),
-    [
-        ("SGLD", "lr", -0.5),
-        ("SGLD", "lr", float("nan")),
-        ("SGLD", "num_data", 0.0),
-        ("SGLD", "prior_precision", float("inf")),
-        ("SGLD", "temperature", -1e-05),
-        ("SGHMC", "momentum", 1.0),
-        ("SGHMC", "momentum", -1e20),
-        ("SGHMC", "noise_estimate", "offline"),
-        ("SGHMC", "noise_estimate", 0.25),
-        ("SGHMC", "noise_estimate", -1.5),
-        ("SGHMC", "resample_momentum_every", -1),
-        ("SGHMC", "initial_momentum", "random"),
-        ("SGHMC-online", "temperature", 0.0),
-        ("PSGLD", "decay", 1.0),
-        ("PSGLD", "eps", 0.0),
-        ("SGNHT", "momentum", -0.1),
-        ("SGNHT", "thermostat_rate", -2.0),
-        ("EWSG", "momentum", 1.0),
-        ("EWSG", "temperature", 0.0),
-        ("EWSG", "surrogate", "friction"),
-        ("SBPS", "prior_precision", -2.0),
-    ],
+    [(name, *row) for name, rows in BAD_SETTINGS.items() for row in rows],
 )
 def test_the_same_is_refused(name, key, value, run_in_cpp):
-    job = make_job(name, torch.float32)
-    net = make_net(name, torch.float32)
-    method, common, special = CHAINS[name]
+    job = jobs.make_job(name, torch.float32)
+    net = jobs.make_net(name, torch.float32)
+    method, common, special = jobs.CHAINS[name]
     bad = {"params": net[2].parameters(), **special, key: value}
     with pytest.raises(ValueError) as in_python:
         method([{"params": net[0].parameters()}, bad], **common, num_data=500)
@@ -100,36 +86,29 @@ def test_the_same_is_refused(name, key, value, run_in_cpp):
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"),
+    ("name", "key", "value"),
     [
-        ("EWSG", {"index_chain_length": -1}),
-        ("EWSG-chains", {"num_chains": 0}),
-        ("EWSG-chains", {"num_chains": 4}),
-        ("SBPS", {"temperature": 0.0}),
-        ("SBPS", {"num_std": -1.0}),
-        ("SBPS", {"sample_interval": 0.0}),
+        *(("EWSG", "index_chain_length", -1), ("EWSG-chains", "num_chains", 0)),
+        *(("EWSG-chains", "num_chains", 4), ("SBPS", "temperature", 0.0)),
+        *(("SBPS", "num_std", -1.0), ("SBPS", "sample_interval", 0.0)),
     ],
 )
-def test_shared_settings_are_refused_alike(name, changes, run_in_cpp):
-    job = make_job(name, torch.float32)
-    net = make_net(name, torch.float32)
-    method, common, _ = CHAINS[name]
+def test_shared_settings_are_refused_alike(name, key, value, run_in_cpp):
+    job = jobs.make_job(name, torch.float32)
+    net = jobs.make_net(name, torch.float32)
+    method, common, _ = jobs.CHAINS[name]
     with pytest.raises(ValueError) as in_python:
-        method(net.parameters(), **{**common, **changes}, num_data=500)
+        method(net.parameters(), **{**common, key: value}, num_data=500)
     for group in job["groups"]:
-        group.update(changes)
+        group[key] = value
     assert_same_refused(refusal(run_in_cpp, job), in_python.value)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("temperature", 2.0),
-        ("preconditioned", True),
-        ("sample_interval", None),
-        ("num_std", 2.5),
-    ],
-)
+DIFFERENT = {"temperature": 2.0, "preconditioned": True, "num_std": 2.5}
+DIFFERENT["sample_interval"] = None
+
+
+@pytest.mark.parametrize(("key", "value"), DIFFERENT.items())
 def test_groups_that_differ(key, value, run_in_cpp):
     name = "SBPS"
     job = begun(name)
@@ -177,18 +156,6 @@ def test_the_same_state_dicts_are_refused(name, change, run_in_cpp):
     assert_same_message(name, job, run_in_cpp)
 
 
-def of_hmcecs(params):
-    return sg.HMCECS(params, num_data=500, subsample_size=10).state_dict()
-
-
-def of_hmc(params):
-    return sg.HMC(params, step_size=0.1, num_steps=2, num_data=500).state_dict()
-
-
-def of_gamma(params):
-    return sg.PSGLD(params, lr=0.1, num_data=500).state_dict()
-
-
 def of_frozen_gamma(params):
     """State of Γ is refused where Γ is not used."""
     sampler = sg.PSGLD(params, lr=1e-3, num_data=500)
@@ -200,23 +167,10 @@ def of_frozen_gamma(params):
     return sampler.state_dict()
 
 
-def of_a_persistent_index_chain(params):
-    settings = {"num_data": 500, "persistent_index_chain": True}
-    return sg.EWSG(params, lr=0.1, **settings).state_dict()
-
-
 def of_a_given_preconditioner(params):
     sampler = sg.SBPS(params, num_data=500, preconditioned=True)
     sampler.set_preconditioner([torch.ones(1)] * len(params))
     return sampler.state_dict()
-
-
-def of_gauges(params):
-    return sg.TemperatureMonitor(sg.SGLD(params, lr=0.1, num_data=500)).state_dict()
-
-
-def of_a_time_average(params):
-    return sg.TimeAverage(sg.SBPS(params, num_data=500)).state_dict()
 
 
 def of_control_variates(params):
@@ -226,43 +180,54 @@ def of_control_variates(params):
     return estimator.state_dict()
 
 
+def of_target(make, **settings):
+    """Makes the state dict of what is made of parameters."""
+    return lambda params: make(params, num_data=500, **settings).state_dict()
+
+
+def of_temperatures(params):
+    return sg.TemperatureMonitor(sg.SGLD(params, lr=0.1, num_data=500)).state_dict()
+
+
 @pytest.mark.parametrize(
     ("loads", "saved", "kind"),
     [
-        ("SGLD", of_hmcecs, "HMCECS"),
-        ("SGLD", of_hmc, "HMC"),
-        ("PSGLD", of_gamma, "PSGLD with Γ"),
+        ("SGLD", of_target(sg.HMCECS, subsample_size=10), "HMCECS"),
+        ("SGLD", of_target(sg.HMC, step_size=0.1, num_steps=2), "HMC"),
+        ("PSGLD", of_target(sg.PSGLD, lr=0.1), "PSGLD with Γ"),
         ("PSGLD", of_frozen_gamma, "PSGLD with Γ"),
-        ("EWSG", of_a_persistent_index_chain, "EWSG with a persistent index chain"),
+        ("EWSG", of_target(sg.EWSG, lr=0.1, persistent_index_chain=True),
+         "EWSG with a persistent index chain"),
         ("PSBPS", of_a_given_preconditioner, "SBPS with a given preconditioner"),
-        ("SGLD", of_gauges, "TemperatureMonitor"),
-        ("SBPS", of_a_time_average, "TimeAverage"),
+        ("SGLD", of_temperatures, "TemperatureMonitor"),
+        ("SBPS", lambda ps: sg.TimeAverage(sg.SBPS(ps, num_data=500)).state_dict(),
+         "TimeAverage"),
         ("SGLD", of_control_variates, "ControlVariates or SVRG"),
     ],
-)
+)  # fmt: skip
 def test_what_python_alone_has_is_refused_by_name(loads, saved, kind, run_in_cpp):
     job = begun(loads)
-    job["state"] = saved([*make_net(loads, torch.float32).parameters()])
+    job["state"] = saved([*jobs.make_net(loads, torch.float32).parameters()])
     assert refusal(run_in_cpp, job) == (
         f"Invalid state dict: got one of {kind}, which C++ does not have. Continue "
         "it in Python"
     )
 
 
-@pytest.mark.parametrize("loads", ONE_EACH)
+@pytest.mark.parametrize("loads", jobs.ONE_EACH)
 def test_the_same_message_of_another_samplers_state_dict(loads, run_in_cpp):
     job = begun(loads)
-    for saved in ONE_EACH:
+    for saved in jobs.ONE_EACH:
         if saved == loads:
             continue
-        net = make_net(saved, torch.float32)
-        job["state"] = make_sampler(saved, net).state_dict()
+        net = jobs.make_net(saved, torch.float32)
+        job["state"] = jobs.make_sampler(saved, net).state_dict()
         match = rf"got one of {saved} \(must be of {loads}\)"
         assert_same_message(loads, job, run_in_cpp, match)
 
 
 def test_the_same_message_of_a_step(run_in_cpp):
     name = "SGHMC-online"
-    job = make_job(name, torch.float32)
+    job = jobs.make_job(name, torch.float32)
     job["lrs"] = 1000 * job["lrs"]
     assert_same_message(name, job, run_in_cpp, "in the noisiest coordinate")

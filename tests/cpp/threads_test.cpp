@@ -1,17 +1,11 @@
 // Samplers in several threads of one program: each draws the chain that it
 // draws alone. The preset tsan looks for races meanwhile; tests/faults/
 // test_threads.py is the same in Python.
-#include <gtest/gtest.h>
-
-#include <cstdint>
 #include <latch>
-#include <map>
-#include <string>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "every_chain.h"
+#include "testing.h"
 
 namespace torch_sgmcmc {
 namespace {

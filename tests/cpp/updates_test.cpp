@@ -5,19 +5,12 @@
 // Tolerances are proved, not tuned: with u half an ulp of 1, each rounding of a
 // coefficient or an operation adds u times the sum of the magnitudes of all
 // terms; the number of roundings is that of the longest chain of them.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <random>
-#include <vector>
-
 #include "numbers.h"
 #include "ops/baoa.h"
 #include "ops/psgld.h"
 #include "ops/sghmc.h"
 #include "ops/sgnht.h"
+#include "testing.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -45,9 +45,6 @@ def path(tmp_path):
     return path
 
 
-# ---- Written -------------------------------------------------------------------------
-
-
 def test_the_file_is_synced_before_it_is_renamed_and_the_folder_after(
     path, monkeypatch
 ):
@@ -71,11 +68,8 @@ def test_the_file_is_synced_before_it_is_renamed_and_the_folder_after(
     sg.save(content(1), path)
     partial = done[0][1]
     assert partial.startswith(f"{path}.{os.getpid()}-")
-    assert done == [
-        ("fsync", partial),
-        ("replace", partial, str(path)),
-        ("fsync", str(path.parent)),
-    ]
+    replaced = ("replace", partial, str(path))
+    assert done == [("fsync", partial), replaced, ("fsync", str(path.parent))]
     assert same(sg.load(path), content(1))
 
 
@@ -110,10 +104,8 @@ def small_disk(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
-    if (
-        not shutil.which("mount")
-        or subprocess.run(mount, capture_output=True).returncode
-    ):
+    can_mount = shutil.which("mount")
+    if not can_mount or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("needs the right to mount a small file system")
     yield disk
     gc.collect()  # files that are mapped by tensors in a traceback
@@ -168,9 +160,6 @@ def test_a_read_only_folder(read_only):
     assert list(read_only.iterdir()) == [path]
 
 
-# ---- Read ----------------------------------------------------------------------------
-
-
 def refusal(path):
     """Returns why a file cannot be read; None if it can."""
     try:
@@ -220,8 +209,7 @@ def test_a_flipped_bit_of_a_number(path):
     damaged[len(damaged) // 2] ^= 1
     path.write_bytes(damaged)
     assert not same(torch.load(path), content(0))
-    text = f"Cannot read {path}: archive/data/0 is damaged"
-    assert refusal(path) == text
+    assert refusal(path) == f"Cannot read {path}: archive/data/0 is damaged"
 
 
 def test_a_checkpoint_that_is_not_there_or_no_archive(tmp_path):
@@ -260,16 +248,14 @@ def test_a_checkpoint_of_another_run_or_sampler(tmp_path):
     wanted = ours["config"] | {"epochs": 3}
     for changes in (other["config"], {"seed": 1}, {"batch_size": 7}, {"dataset": "x"}):
         config = ours["config"] | changes
-        assert refused(ours | {"config": config}) == (
-            f"{path} holds a run with other settings:\n  {config}\nnot\n  {wanted}"
-        )
+        text = f"{path} holds a run with other settings:\n  {config}\nnot\n  {wanted}"
+        assert refused(ours | {"config": config}) == text
     # All of these are found before the first run begins.
     assert not paths["sgd"].exists()
 
     fits = f"{path} does not fit: "
-    assert refused(ours | {"predictions": {}}) == (
-        f"{fits}predictions for  images, not for labelled"
-    )
+    other_images = f"{fits}predictions for  images, not for labelled"
+    assert refused(ours | {"predictions": {}}) == other_images
     for key in ("model", "optimizer", "precision", "predictions"):
         assert refused({k: v for k, v in ours.items() if k != key}) == f"{fits}'{key}'"
     assert "must be of SGHMC" in refused(ours | {"optimizer": other["optimizer"]})
@@ -281,10 +267,8 @@ def test_a_checkpoint_of_another_run_or_sampler(tmp_path):
 
 
 def test_a_folder_is_one_runs(tmp_path):
-    message = (
-        f"Another run writes to {tmp_path}.\n"
-        "Wait until it ends or choose another --out."
-    )
+    message = f"Another run writes to {tmp_path}."
+    message = f"{message}\nWait until it ends or choose another --out."
     with checkpoint.owned(tmp_path):
         for options in (("--method", "sgd"), ("--method", "sgd", "--tune")):
             with pytest.raises(SystemExit) as error:

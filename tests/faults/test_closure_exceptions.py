@@ -101,6 +101,7 @@ def make(name, anchored=True):
     return Chain(sampler, params, Closure(work))
 
 
+KEPT = {"step_size": 0.05, "num_steps": 2, "resample_momentum_every": 2}
 SAMPLERS = {
     "SGLD": (sg.SGLD, {"lr": 0.1}),
     "SGHMC": (sg.SGHMC, {"lr": 0.1, "noise_estimate": "online"}),
@@ -110,10 +111,7 @@ SAMPLERS = {
     "EWSG, overdamped": (sg.EWSG, {"lr": 0.1, "momentum": 0.0}),
     "EWSG, many chains": (sg.EWSG, {"lr": 0.1, "num_chains": 4}),
     "HMC": (sg.HMC, {"step_size": 0.05, "num_steps": 3}),
-    "HMC, momenta kept": (
-        sg.HMC,
-        {"step_size": 0.05, "num_steps": 2, "resample_momentum_every": 2},
-    ),
+    "HMC, momenta kept": (sg.HMC, KEPT),
     "HMC, many chains": (sg.HMC, {"step_size": 0.1, "num_steps": 3, "num_chains": 4}),
     "HMC-ECS": (sg.HMCECS, {}),
     "HMC-ECS, order 1": (sg.HMCECS, {"taylor_order": 1}),
@@ -161,14 +159,9 @@ def test_a_step_that_fails_was_not_begun(name, one_thread):
     assert calls > 1 or cls not in (sg.EWSG, sg.HMC, sg.HMCECS)
 
 
-WARMUPS = {
-    "HMC": (5, {}),
-    "HMC, momenta kept": (5, {}),
-    "HMC, many chains": (5, {}),
-    "HMC-ECS": (4, {"anchor_every": 2, "target_variance": 0.5}),
-    "HMC-ECS, order 1": (4, {"anchor_every": 2, "target_variance": 0.5}),
-    "HMC-ECS, signed": (4, {"anchor_every": 2, "target_variance": 0.5}),
-}
+OF_ECS = (4, {"anchor_every": 2, "target_variance": 0.5})
+WARMUPS = dict.fromkeys(("HMC", "HMC, momenta kept", "HMC, many chains"), (5, {}))
+WARMUPS |= {kind: OF_ECS for kind in SAMPLERS if kind.startswith("HMC-ECS")}
 
 
 @pytest.mark.filterwarnings("ignore:num_blocks")  # it chooses few factors

@@ -26,12 +26,9 @@ def run(consumer_program):
     program = consumer_program("resumable")
 
     def run(out, steps, **more):
-        return subprocess.run(
-            [program, out, str(steps)],
-            capture_output=True,
-            text=True,
-            **{"env": os.environ | {"OMP_NUM_THREADS": "1"}} | more,
-        )
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        options = {"env": env, "capture_output": True, "text": True} | more
+        return subprocess.run([program, out, str(steps)], **options)
 
     return run
 

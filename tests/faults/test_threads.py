@@ -130,10 +130,6 @@ def test_steps_inside_a_backward_pass(kind, one_thread):
     assert end_of_network(kind, True) == end_of_network(kind, False)
 
 
-def unmoved(net):
-    return all(map(torch.equal, net.parameters(), Network().parameters()))
-
-
 @pytest.mark.parametrize("kind", ["EWSG", "HMC", "SBPS", "HMCECS"])
 def test_a_required_closure_inside_a_backward_pass(kind):
     net = Network()
@@ -143,7 +139,7 @@ def test_a_required_closure_inside_a_backward_pass(kind):
         net.loss(0).backward()
     hook.remove()
     net.loss(0).backward()
-    assert unmoved(net)
+    assert all(map(torch.equal, net.parameters(), Network().parameters()))
 
 
 @pytest.mark.parametrize("in_backward", [True, False])
@@ -174,12 +170,9 @@ def test_gamma_of_parameters_that_have_changed(in_backward):
 def test_a_forked_process_resumes():
     kinds = ["SGD", *THREE, "PSGLD", "SBPS", "HMCECS"]
     # A child that hangs goes too.
-    process = subprocess.Popen(
-        [sys.executable, FORKED_STEPS, "1", *kinds],
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    command = [sys.executable, FORKED_STEPS, "1", *kinds]
+    options = {"stdout": subprocess.PIPE, "text": True, "start_new_session": True}
+    process = subprocess.Popen(command, **options)
     try:
         text, _ = process.communicate(timeout=300)
     except subprocess.TimeoutExpired:
@@ -201,13 +194,10 @@ class Waves(Dataset):
 def end_with_workers(num_workers):
     chain = Chain("SGHMC", sizes=(4, 50_000))
     batches = sg.IndependentBatchSampler(12, 3, seed=1)
-    loader = DataLoader(
-        Waves(),
-        batch_sampler=batches,
-        num_workers=num_workers,
-        multiprocessing_context="fork" if num_workers else None,
-        timeout=120 if num_workers else 0,
-    )
+    workers = {"num_workers": num_workers}
+    if num_workers:
+        workers |= {"multiprocessing_context": "fork", "timeout": 120}
+    loader = DataLoader(Waves(), batch_sampler=batches, **workers)
     chain.run(range(2))
     for _ in range(2):  # workers are forked for each
         for x in loader:

@@ -1,7 +1,4 @@
-"""Runs many chains of a sampler at once and checks them against their exact law.
-
-Real samplers and mutants (``harness.mutants``) go through these functions alike.
-"""
+"""Runs many chains of a sampler at once and checks them against their exact law."""
 
 import math
 import warnings
@@ -13,24 +10,10 @@ import numpy as np
 import torch
 from scipy import stats
 
+from harness import statistics, targets
 from harness.methods import Coordinates, Law, Method
 from harness.preconditioned import memoryless_law
-from harness.statistics import (
-    FALSE_ALARM,
-    Array,
-    StatisticalError,
-    check_gaussian,
-    check_mean,
-    check_z,
-    whiten,
-)
-from harness.targets import (
-    DoubleWell,
-    GaussianMean,
-    LogGamma,
-    Quadratic,
-    double_well_law,
-)
+from harness.statistics import Array, StatisticalError
 
 # What burn-in may leave of the start; standard errors are above 1e-3 everywhere.
 _FORGOTTEN = 1e-5
@@ -56,19 +39,12 @@ class Group:
 class Experiment:
     """A sampler, a target and settings, to be run as independent chains.
 
-    Args:
-        method: the sampler.
-        target: what is sampled.
-        settings: keyword arguments of the sampler, added to those of ``method``.
-        groups: how the coordinates are spread over param groups and parameters;
-            default: one group, coordinates halved between two parameters.
-        chains: number of independent replicates.
-        seed: of the sampler and of the gradient noise.
-        dtype: of the parameters.
+    ``settings`` are added to the method's; ``groups`` spread the coordinates (default:
+    one group, halves in two parameters); ``seed`` is of gradient noise as well.
     """
 
     method: Method
-    target: Quadratic | GaussianMean | DoubleWell | LogGamma
+    target: Any  # of harness.targets
     settings: Mapping[str, Any]
     groups: tuple[Group, ...] = ()
     chains: int = 20_000
@@ -90,16 +66,13 @@ class Experiment:
     def coordinates(self) -> Coordinates:
         """Every number that the sampler was given, for each coordinate."""
         shared = {**_DEFAULTS, **self.all_settings}
-        return {
-            name: np.concatenate(
-                [
-                    np.full(sum(g.widths), g.settings.get(name, value), dtype=float)
-                    for g in self.all_groups
-                ]
-            )
-            for name, value in shared.items()
-            if not isinstance(value, str)
-        }
+        groups = [(sum(g.widths), g.settings) for g in self.all_groups]
+
+        def column(name: str, value: Any) -> Array:
+            parts = [np.full(n, given.get(name, value)) for n, given in groups]
+            return np.concatenate(parts).astype(float)
+
+        return {k: column(k, v) for k, v in shared.items() if not isinstance(v, str)}
 
     @property
     def law(self) -> Law:
@@ -135,9 +108,8 @@ class Chains:
                 settings["prior_mean"] = parts
             groups.append({"params": members, **settings})
         assert len(rest) == 0, "the groups do not cover the target's coordinates"
-        self.sampler = experiment.method.build(
-            groups, seed=experiment.seed, **experiment.all_settings
-        )
+        settings = experiment.all_settings
+        self.sampler = experiment.method.build(groups, seed=self.seed, **settings)
         if self.chooses:  # among equal gradients too, which EWSG refuses to users
             self.sampler._num_equal = None
 
@@ -151,10 +123,8 @@ class Chains:
         """Draws the present positions anew, from N(mean, cov)."""
         random = np.random.default_rng(self.seed)  # the references have torch's
         drawn = random.multivariate_normal(mean, cov, len(self.params[0]))
-        widths = [p.shape[1] for p in self.params]
-        for p, part in zip(
-            self.params, torch.from_numpy(drawn).split(widths, 1), strict=True
-        ):
+        parts = torch.from_numpy(drawn).split([p.shape[1] for p in self.params], 1)
+        for p, part in zip(self.params, parts, strict=True):
             p.detach().copy_(part)
 
     def closure(self) -> None:
@@ -227,9 +197,9 @@ def check_stationary(experiment: Experiment, *, lag: int = 5) -> None:
     between = law.cycle.power(lag)
     chains.advance(lag * law.steps)
     second = chains.state(law.state)
-    innovation = second - first @ between.a.T - between.b
-    both = [whiten(first - mean, cov), whiten(innovation, between.q)]
-    check_gaussian(np.hstack(both), label=experiment.label("stationary law"))
+    one, other = first - mean, second - first @ between.a.T - between.b
+    both = [statistics.whiten(one, cov), statistics.whiten(other, between.q)]
+    statistics.check_gaussian(np.hstack(both), label=experiment.label("stationary law"))
 
 
 def _burn_in(law: Law, d: int) -> int:
@@ -251,9 +221,7 @@ def _burn_in(law: Law, d: int) -> int:
         count += stretch
 
 
-def check_transient(
-    experiment: Experiment, *, cycles: Sequence[int] = (2, 4, 12)
-) -> None:
+def check_transient(experiment: Experiment) -> None:
     """Checks the law of a chain on a Gaussian target soon after a fixed start."""
     law = experiment.law
     mean, cov = law.cycle.stationary()
@@ -263,16 +231,12 @@ def check_transient(
     spread = law.start
     chains = Chains(experiment, start)
     done = 0
-    for stop in cycles:
+    for stop in (2, 4, 12):
         chains.advance((stop - done) * law.steps)
         expected, spread = law.cycle.power(stop - done).push(expected, spread)
-        done = stop
-        check_gaussian(
-            chains.state(law.state),
-            mean=expected,
-            cov=spread,
-            label=experiment.label(f"law after {stop} cycles"),
-        )
+        done, found = stop, chains.state(law.state)
+        label = experiment.label(f"law after {stop} cycles")
+        statistics.check_gaussian(found, mean=expected, cov=spread, label=label)
 
 
 def check_double_well(experiment: Experiment) -> None:
@@ -283,15 +247,12 @@ def check_double_well(experiment: Experiment) -> None:
     c = experiment.coordinates
     carry, injected = experiment.method.inertia(c)
     lr = float(c["lr"][0])
-    law = double_well_law(
-        lr, carry, injected + lr**2 * experiment.target.gradient_noise
-    )
+    noise = lr**2 * experiment.target.gradient_noise
+    law = targets.double_well_law(lr, carry, injected + noise)
     chains = Chains(experiment, np.ones(1))
     chains.advance(law.burn_in(_FORGOTTEN))
-    law.check(
-        *(chains.state()[:, 0], (1, 2, 4), np.linspace(-2, 2, 81)),
-        label=experiment.label("double well"),
-    )
+    found, edges = chains.state()[:, 0], np.linspace(-2, 2, 81)
+    law.check(found, (1, 2, 4), edges, label=experiment.label("double well"))
 
 
 def check_thermostats(experiment: Experiment) -> None:
@@ -317,11 +278,11 @@ def check_thermostats(experiment: Experiment) -> None:
     thermostats = chains.state(["thermostat"], theta=False)
     label = experiment.label("thermostats")
     heat = c["lr"] * c["temperature"] / c["num_data"]
-    check_mean((before + state[:, d:]) ** 2 / 4 / heat, 1.0, label=label)
-    check_gaussian(state, mean=mean, cov=cov, label=label)
+    statistics.check_mean((before + state[:, d:]) ** 2 / 4 / heat, 1.0, label=label)
+    statistics.check_gaussian(state, mean=mean, cov=cov, label=label)
     spread = thermostats.var(axis=0) / (c["thermostat_rate"] * (1 + friction / 2))
     error = math.sqrt(2 / len(thermostats))
-    check_z({"spread of the thermostats": (spread - 1) / error}, label=label)
+    statistics.check_z({"spread of the thermostats": (spread - 1) / error}, label=label)
 
 
 def check_start(experiment: Experiment) -> None:
@@ -340,30 +301,27 @@ def check_start(experiment: Experiment) -> None:
     before = chains.state()
     chains.advance(1)
     after = chains.state()
-    reach = stats.norm.isf(FALSE_ALARM / 2 / len(after))
+    reach = stats.norm.isf(statistics.FALSE_ALARM / 2 / len(after))
     reach = drift + reach * math.sqrt(2 * lr * heat / math.sqrt(square))
-    if not np.all(np.abs(after - before) < reach):
-        raise StatisticalError(
-            f"{experiment.label('start')}: moved by {np.abs(after - before).max():.3g}"
-        )
+    label, most = experiment.label("start"), np.abs(after - before).max()
+    if not most < reach:
+        raise StatisticalError(f"{label}: moved by {most:.3g}")
     change = after**2 - before**2
     mean = change.mean()
     beyond = max(-mean, mean - drift**2, 0.0)
     error = change.std() / math.sqrt(len(change))
-    check_z({"growth of the variance": beyond / error}, label=experiment.label("start"))
+    statistics.check_z({"growth of the variance": beyond / error}, label=label)
 
 
 def check_memoryless(experiment: Experiment) -> None:
     """Checks pSGLD without memory against its law by quadrature, in one dimension."""
     c, target = experiment.coordinates, experiment.target
+    names = ("lr", "num_data", "prior_precision", "temperature", "eps")
     law = memoryless_law(
         curvature=float(target.hessian[0, 0]),
         centre=float(target.centre[0]),
         gamma=bool(c["gamma"][0]),
-        **{
-            name: float(c[name][0])
-            for name in ("lr", "num_data", "prior_precision", "temperature", "eps")
-        },
+        **{name: float(c[name][0]) for name in names},
     )
     chains = Chains(experiment, target.centre)
     chains.advance(law.burn_in(_FORGOTTEN))
@@ -376,12 +334,8 @@ def check_memoryless(experiment: Experiment) -> None:
 def check_extrapolated(experiment: Experiment, moments: Array, *, time: float) -> None:
     """Checks E[θ] and E[θ²] for vanishing lr: Richardson's 2 f(lr / 2) - f(lr).
 
-    For a chain whose law at a given lr is not known. What is left is O(lr²).
-
-    Args:
-        experiment: in one dimension.
-        moments: [2], the target's.
-        time: lr times the number of steps that burn in.
+    For a chain whose law at a given lr is not known. What is left is O(lr²). ``time``
+    is lr times the number of steps that burn in.
     """
     lr = experiment.all_settings["lr"]
     means, variances = [], []
@@ -395,4 +349,4 @@ def check_extrapolated(experiment: Experiment, moments: Array, *, time: float) -
         variances.append(values.var(axis=0) / len(values))
     error = np.sqrt(4 * variances[1] + variances[0])
     z = (2 * means[1] - means[0] - moments) / error
-    check_z({"moments": z}, label=experiment.label("small steps"))
+    statistics.check_z({"moments": z}, label=experiment.label("small steps"))

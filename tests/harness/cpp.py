@@ -32,13 +32,8 @@ def run(*command: str | Path, path: str = PROGRAMS) -> str:
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
     for hint in ("CUDA_HOME", "CUDA_PATH", "CUDACXX", "CMAKE_PREFIX_PATH"):
         environment.pop(hint, None)
-    done = subprocess.run(
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(command, env=environment, **pipes, text=True)
     text = " ".join(map(str, command))
     assert done.returncode == 0, f"{text} exited with {done.returncode}\n{done.stdout}"
     return done.stdout

@@ -12,94 +12,50 @@ import torch_sgmcmc as sg
 STEPS = 480
 ONE_EACH = (*ALIKE, "SGHMC", "PSGLD", "SGNHT", "EWSG", "SBPS")
 #: For each sampler, hyperparameters of its two groups.
-CHAINS: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
-    **{
-        name: (
-            cls,
-            {"lr": 0.1, "prior_precision": 2.0},
-            {"temperature": 0.5}
-            | ({} if name in PLAIN else {"momentum": 0.8, "noise_estimate": 0.03}),
-        )
-        for name, cls in ALIKE.items()
-    },
-    "SGHMC": (
-        sg.SGHMC,
-        {"lr": 0.02, "momentum": 0.95, "prior_precision": 2.0},
-        {"momentum": 0.8, "noise_estimate": 0.03, "initial_momentum": "zeros"},
-    ),
-    "SGHMC-resampled": (
-        sg.SGHMC,
-        {"lr": 0.02, "resample_momentum_every": 10},
-        {"temperature": 1.5},
-    ),
-    "SGHMC-online": (
-        sg.SGHMC,
-        {"lr": 1e-3, "momentum": 0.5},
-        {"noise_estimate": "online"},
-    ),
-    "PSGLD": (
-        sg.PSGLD,
-        {"lr": 1e-3, "gamma": False, "prior_precision": 1.0},
-        {"adapt": False, "eps": 1e-3, "temperature": 0.5},
-    ),
-    "SGNHT": (
-        sg.SGNHT,
-        {"lr": 0.02, "prior_precision": 2.0},
-        {"momentum": 0.8, "thermostat_rate": 1e-3},
-    ),
-    "EWSG": (
-        sg.EWSG,
-        {"lr": 0.02, "prior_precision": 2.0, "index_chain_length": 2},
-        {"momentum": 0.8, "surrogate": "full_momentum", "temperature": 1.5},
-    ),
-    "EWSG-overdamped": (
-        sg.EWSG,
-        {"lr": 0.02, "momentum": 0.0, "surrogate": "zero"},
-        {"surrogate": "one", "prior_precision": 2.0},
-    ),
-    "SBPS": (
-        sg.SBPS,
-        {
-            **{"prior_precision": 2.0, "refresh_rate": 1.0, "sample_interval": 0.3},
-            **{"num_std": 2.0, "observation_decay": 1.5},
-        },
-        {"prior_precision": 1.0},
-    ),
-    "PSBPS": (
-        sg.SBPS,
-        {"preconditioned": True, "decay": 0.9, "num_std": 2.0},
-        {"prior_precision": 2.0},
-    ),
-    "PSBPS-always": (
-        sg.SBPS,
-        {
-            **{"preconditioned": True, "refresh_rate": 1.0, "decay": 0.9},
-            "adapt_every_step": True,
-        },
-        {"prior_precision": 2.0},
-    ),
+#: Class, settings of both groups, and those of the second alone.
+Row = tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]
+SHARED = {"lr": 0.02, "prior_precision": 2.0}
+ADAPTING = {"preconditioned": True, "decay": 0.9}
+PRIOR = {"prior_precision": 2.0}
+FRICTION = {"momentum": 0.8, "noise_estimate": 0.03}
+CHAINS: dict[str, Row] = {
+    **{name: (cls, {"lr": 0.1, "prior_precision": 2.0},
+     {"temperature": 0.5} | ({} if name in PLAIN else FRICTION))
+     for name, cls in ALIKE.items()},
+    "SGHMC": (sg.SGHMC, {"momentum": 0.95, **SHARED},
+     {"initial_momentum": "zeros", **FRICTION}),
+    "SGHMC-resampled": (sg.SGHMC, {"lr": 0.02, "resample_momentum_every": 10},
+     {"temperature": 1.5}),
+    "SGHMC-online": (sg.SGHMC, {"lr": 1e-3, "momentum": 0.5},
+     {"noise_estimate": "online"}),
+    "PSGLD": (sg.PSGLD, {"lr": 1e-3, "gamma": False, "prior_precision": 1.0},
+     {"adapt": False, "eps": 1e-3, "temperature": 0.5}),
+    "SGNHT": (sg.SGNHT, SHARED, {"momentum": 0.8, "thermostat_rate": 1e-3}),
+    "EWSG": (sg.EWSG, {"index_chain_length": 2, **SHARED},
+     {"momentum": 0.8, "surrogate": "full_momentum", "temperature": 1.5}),
+    "EWSG-overdamped": (sg.EWSG, {"lr": 0.02, "momentum": 0.0, "surrogate": "zero"},
+     {"surrogate": "one", "prior_precision": 2.0}),
+    "SBPS": (sg.SBPS,
+     {"prior_precision": 2.0, "refresh_rate": 1.0, "sample_interval": 0.3,
+      "num_std": 2.0, "observation_decay": 1.5},
+     {"prior_precision": 1.0}),
+    "PSBPS": (sg.SBPS, {"num_std": 2.0, **ADAPTING}, PRIOR),
+    "PSBPS-always": (sg.SBPS,
+     {"refresh_rate": 1.0, "adapt_every_step": True, **ADAPTING}, PRIOR),
     # For the sampler the rows of all parameters are chains; that the network couples
     # them is no concern of its arithmetic.
-    "EWSG-chains": (
-        sg.EWSG,
-        {"lr": 0.02, "index_chain_length": 2, "num_chains": 5},
-        {"momentum": 0.8},
-    ),
-    "SGHMC-chains": (
-        sg.SGHMC,
-        {"lr": 0.02, "num_chains": 5, "prior_precision": 2.0},
-        {"resample_momentum_every": 10},
-    ),
-    "PSGLD-chains": (
-        sg.PSGLD,
-        {"lr": 1e-3, "decay": 0.9, "eps": 1e-2, "num_chains": 5, "gamma": False},
-        {"decay": 0.99},
-    ),
-}
+    "EWSG-chains": (sg.EWSG, {"lr": 0.02, "index_chain_length": 2, "num_chains": 5},
+     {"momentum": 0.8}),
+    "SGHMC-chains": (sg.SGHMC, {"num_chains": 5, **SHARED},
+     {"resample_momentum_every": 10}),
+    "PSGLD-chains": (sg.PSGLD,
+     {"lr": 1e-3, "decay": 0.9, "eps": 1e-2, "num_chains": 5, "gamma": False},
+     {"decay": 0.99}),
+}  # fmt: skip
 
 
 #: What adds to those only how an operator is called.
-SHORT: dict[str, tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]] = {
+SHORT: dict[str, Row] = {
     "SGLD-chains": (sg.SGLD, {"lr": 0.1, "num_chains": 5}, {"temperature": 0.5}),
     "SGNHT-chains": (sg.SGNHT, {"lr": 0.02, "num_chains": 5}, {"momentum": 0.8}),
     "PSGLD-chains-frozen": (
@@ -253,10 +209,5 @@ def make_faulty_job(name: str, choice: str) -> dict[str, Any]:
     sampler = make_sampler(name, make_net(name, torch.float32))
     for group in sampler.param_groups:
         group["nonfinite"] = choice
-    return {
-        **job,
-        "state": sampler.state_dict(),
-        "precision": (
-            sg.GammaPrecision(sampler).state_dict() if job["gibbs_every"] else {}
-        ),
-    }
+    gibbs = sg.GammaPrecision(sampler).state_dict() if job["gibbs_every"] else {}
+    return {**job, "state": sampler.state_dict(), "precision": gibbs}

@@ -1,8 +1,4 @@
-"""HMCECS on the experiments of ``harness.ecs``, and known bugs put into it.
-
-The bugs are those of ``harness.ecs_mutants`` that a wrapper around a part of the
-sampler can bring about.
-"""
+"""HMCECS on the experiments of ``harness.ecs``, and known bugs put into it."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager

@@ -16,23 +16,17 @@ WEIGHT_MUTATIONS: dict[str, Callable[[dict[str, Any]], float]] = {
 
 EWSG_MUTATIONS = (
     *WEIGHT_MUTATIONS,
-    "one decision for each tensor",
-    "one decision for all chains",
+    *("one decision for each tensor", "one decision for all chains"),
+    *("uniform reused by the next proposal", "uniform reused by the next step"),
+    *("first group's settings in every weight", "prior missing in W"),
+    *("every proposal accepted", "proposals compared with the first minibatch"),
     "chain not restarted",
-    "uniform reused by the next proposal",
-    "uniform reused by the next step",
-    "first group's settings in every weight",
-    "prior missing in W",
-    "every proposal accepted",
-    "proposals compared with the first minibatch",
 )
 
 # Bugs of a persistent index chain.
 PERSISTENT_MUTATIONS = (
-    "former minibatch not evaluated again",
-    "chain restarted",
-    "last proposal kept",
-    "first minibatch kept",
+    *("former minibatch not evaluated again", "chain restarted"),
+    *("last proposal kept", "first minibatch kept"),
 )
 
 
@@ -54,16 +48,11 @@ class ReferenceEWSG(Optimizer):
         seed: int = 0,
         mutation: str | None = None,
     ) -> None:
-        defaults = {
-            **{"lr": lr, "momentum": momentum, "num_data": num_data},
-            **{"prior_precision": prior_precision, "temperature": temperature},
-        }
-        super().__init__(params, defaults)
-        self.length, self.surrogate, self.mutation = (
-            index_chain_length,
-            surrogate,
-            mutation,
-        )
+        target = {"prior_precision": prior_precision, "temperature": temperature}
+        lists = {"lr": lr, "momentum": momentum, "num_data": num_data}
+        super().__init__(params, lists | target)
+        self.length, self.surrogate = index_chain_length, surrogate
+        self.mutation = mutation
         self.generator = torch.Generator().manual_seed(seed + 2**32)
         self.persistent = persistent_index_chain
         self.kept: list[Tensor] | None = None
@@ -144,9 +133,8 @@ class ReferenceEWSG(Optimizer):
             or self.mutation == "uniform reused by the next step"
         )
         if not reuse:
-            self.uniforms = torch.rand(
-                like.shape, generator=self.generator, dtype=like.dtype
-            )
+            g, dtype = self.generator, like.dtype
+            self.uniforms = torch.rand(like.shape, generator=g, dtype=dtype)
         return self.uniforms
 
     def accepts(self, uniform: Tensor, rise: Tensor) -> Tensor:

@@ -26,13 +26,8 @@ def check_conditional(
         [torch.randn(7, generator=generator)],
         [torch.randn(size, generator=generator) for size in ((10, 20), (100,))],
     ]
-    sampler = SGLD(
-        [{"params": [w.requires_grad_() for w in group]} for group in weights],
-        lr=0.1,
-        num_data=10,
-        temperature=temperature,
-        seed=seed,
-    )
+    groups = [{"params": [w.requires_grad_() for w in group]} for group in weights]
+    sampler = SGLD(groups, lr=0.1, num_data=10, temperature=temperature, seed=seed)
     precision = build(sampler, shape=shape, rate=rate)
     sampled = []
     for _ in range(draws):
@@ -76,17 +71,12 @@ def check_joint(
     groups, d, looks, apart = 400, 2, 5, 5
     random = np.random.default_rng(seed)
     theta = torch.empty(groups, d, dtype=torch.float64)
-    sampler = SGLD(
-        [
-            {"params": [p.detach().requires_grad_() for p in row.split(1)]}
-            for row in theta.unbind()
-        ],
-        lr=0.1,
-        num_data=10,
-        prior_precision=100.0,
-        temperature=temperature,
-        seed=seed,
-    )
+    rows = [
+        {"params": [p.detach().requires_grad_() for p in row.split(1)]}
+        for row in theta.unbind()
+    ]
+    settings = {"lr": 0.1, "num_data": 10, "prior_precision": 100.0, "seed": seed}
+    sampler = SGLD(rows, temperature=temperature, **settings)
     precision = build(sampler, shape=shape, rate=rate)
     sampled = []
     for _ in range(looks):
@@ -103,11 +93,8 @@ def check_joint(
 
 
 PRECISION_MUTATIONS = (
-    "d instead of d/2",
-    "mean instead of a draw",
-    "T on the rate only",
-    "first parameter of the group only",
-    "one draw for all groups",
+    *("d instead of d/2", "mean instead of a draw", "T on the rate only"),
+    *("first parameter of the group only", "one draw for all groups"),
     "draw of the update before",
 )
 

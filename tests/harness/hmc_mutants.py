@@ -7,30 +7,24 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+Tensors = list[Tensor]
+
 # Bugs of the dynamics, which a test of the uncorrected leapfrog sees. A gradient of
 # another function than U is among them alone: the Metropolis test puts it right.
 DYNAMICS_MUTATIONS = (
-    "explicit Euler",
-    "momentum not resampled",
-    "mass multiplied and not divided by",
-    "prior missing in the gradient",
+    *("explicit Euler", "momentum not resampled"),
+    *("mass multiplied and not divided by", "prior missing in the gradient"),
 )
 # Bugs of the corrected chain. (The last half step is of the momentum alone: without
 # a test it does not matter, if momenta are drawn afresh. With one, explicit Euler is
 # nearly always rejected.)
 HMC_MUTATIONS = (
-    "first half step whole",
-    "last half step missing",
-    "momentum with T and not its root",
-    "momentum of unit mass",
-    "every trajectory accepted",
-    "kinetic energy without masses",
-    "Metropolis test without T",
-    "prior missing in the energy",
-    "one decision for all chains",
-    "one decision for each tensor",
-    "first group's prior in all",
-    "uniform reused by the next step",
+    *("first half step whole", "last half step missing"),
+    *("momentum with T and not its root", "momentum of unit mass"),
+    *("every trajectory accepted", "kinetic energy without masses"),
+    *("Metropolis test without T", "prior missing in the energy"),
+    *("one decision for all chains", "one decision for each tensor"),
+    *("first group's prior in all", "uniform reused by the next step"),
 )
 
 
@@ -64,9 +58,8 @@ class ReferenceHMC(Optimizer):
         self.count = 0
 
     def set_mass(self, masses: Iterable[Tensor]) -> None:
-        self.masses = [
-            m.expand_as(p) for m, (p, _) in zip(masses, self.members, strict=True)
-        ]
+        each = zip(masses, self.members, strict=True)
+        self.masses = [m.expand_as(p) for m, (p, _) in each]
 
     @property
     def members(self) -> list[tuple[Tensor, float]]:
@@ -139,9 +132,8 @@ class ReferenceHMC(Optimizer):
     def energies(self, loss: Tensor) -> list[Tensor]:
         """Returns the energy of each tensor; the first includes the loss."""
         bug, result = self.mutation, []
-        for (p, prior), r, m in zip(
-            self.members, self.momenta, self.masses, strict=True
-        ):
+        each = zip(self.members, self.momenta, self.masses, strict=True)
+        for (p, prior), r, m in each:
             mass = torch.ones_like(m) if bug == "kinetic energy without masses" else m
             kinetic = 0.5 * (r * r / mass).sum(dim=1)
             decay = 0.0 if bug == "prior missing in the energy" else prior
@@ -150,11 +142,7 @@ class ReferenceHMC(Optimizer):
         return result
 
     def decide(
-        self,
-        start: list[Tensor],
-        end: list[Tensor],
-        saved: list[Tensor],
-        before: list[Tensor],
+        self, start: Tensors, end: Tensors, saved: Tensors, before: Tensors
     ) -> None:
         bug = self.mutation
         falls = [a - b for a, b in zip(start, end, strict=True)]

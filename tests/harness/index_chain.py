@@ -40,19 +40,12 @@ def index_law(log_weights: Array, length: int) -> Array:
 
 @dataclass(frozen=True)
 class Problem:
-    """The mean of data under a Gaussian prior; minibatches of one datum.
+    """The mean of data [N, d] under a Gaussian prior; minibatches of one datum.
 
     The loss of datum i is (θ - xᵢ)² / 2 summed over coordinates. Each coordinate is
-    a parameter of its own, and the last is in a second group if ``other`` is given.
-
-    Args:
-        data: [N, d].
-        build: ``build(groups, seed=..., **settings)`` makes the sampler of as many
-            chains as the parameters' leading dimension says.
-        settings: lr, momentum, ...; ``surrogate`` and ``index_chain_length`` too.
-        other: settings of the last coordinate.
-        chains: number of independent replicates.
-        seed: of the sampler and of the minibatches.
+    a parameter of its own, and the last is in a second group if ``other``, its
+    settings, is given. ``build(groups, seed=..., **settings)`` makes the sampler of as
+    many chains as the parameters' leading dimension says.
     """
 
     data: Array
@@ -118,18 +111,13 @@ class Run:
     def __init__(self, problem: Problem, theta: Array, v: Array | None = None) -> None:
         self.problem = problem
         self.generator = torch.Generator().manual_seed(problem.seed)
-        self.params = [
-            torch.full((problem.chains, 1), float(x), dtype=torch.float64)
-            for x in theta
-        ]
-        for p in self.params:
-            p.requires_grad_()
+        like = {"dtype": torch.float64, "requires_grad": True}
+        shape = (problem.chains, 1)
+        self.params = [torch.full(shape, float(x), **like) for x in theta]
         groups: list[dict[str, Any]] = [{"params": self.params}]
         if problem.other:
-            groups = [
-                {"params": self.params[:-1]},
-                {"params": self.params[-1:], **problem.other},
-            ]
+            last = {"params": self.params[-1:], **problem.other}
+            groups = [{"params": self.params[:-1]}, last]
         self.sampler = problem.build(groups, seed=problem.seed, **problem.settings)
         for p, start in zip(self.params, v if v is not None else (), strict=False):
             momentum = torch.full_like(p, float(start)).detach()
@@ -184,13 +172,10 @@ def check_transition(problem: Problem, theta: Array, v: Array) -> None:
     weights = weights / weights.sum()
     d = problem.data.shape[1]
     grid = np.stack(np.meshgrid(*[nodes] * d, indexing="ij"), axis=-1).reshape(-1, d)
-    joint = np.prod(
-        np.stack(np.meshgrid(*[weights] * d, indexing="ij"), axis=-1), axis=-1
-    ).ravel()
-    expected = sum(
-        p * (joint @ _features(grid + mean - centre))
-        for p, mean in zip(law, means, strict=True)
-    )
+    product = np.stack(np.meshgrid(*[weights] * d, indexing="ij"), axis=-1)
+    joint = np.prod(product, axis=-1).ravel()
+    features = (_features(grid + mean - centre) for mean in means)
+    expected = sum(p * (joint @ each) for p, each in zip(law, features, strict=True))
     check_mean(samples, expected, label=f"transition {problem.settings}")
 
 
@@ -202,9 +187,7 @@ def _features(x: Array) -> Array:
     return np.column_stack([x, *second, *third, fourth])
 
 
-def stationary_law(
-    problem: Problem, *, reach: float, points_per_sigma: float = 3.0
-) -> Mixture:
+def stationary_law(problem: Problem, *, reach: float) -> Mixture:
     """The stationary law in one dimension, by quadrature in the pair (θ, θ').
 
     The Gaussian kernels are integrated exactly (see ``harness.targets``), the
@@ -213,7 +196,7 @@ def stationary_law(
     """
     nu = float(np.sqrt(problem.noise_variance[0]))
     centre = float(problem.data.mean())
-    half = int(np.ceil(reach / nu * points_per_sigma))
+    half = int(np.ceil(reach / nu * 3))  # three points a deviation
     grid = centre + np.linspace(-reach, reach, 2 * half + 1)
     before, now = np.meshgrid(grid, grid, indexing="ij")
     theta, v = now[..., None], (now - before)[..., None]
@@ -275,29 +258,19 @@ def check_consecutive(
     """
     chains = 60_000
     data = torch.tensor([-0.6, 0.2, 0.5, 1.1], dtype=torch.float64)
-    a, b = (
-        torch.zeros(chains, 1, dtype=torch.float64, requires_grad=True)
-        for _ in range(2)
-    )
+    like = {"dtype": torch.float64, "requires_grad": True}
+    a, b = (torch.zeros(chains, 1, **like) for _ in range(2))
     generator = torch.Generator().manual_seed(1)
-    drawn = torch.randint(
-        len(data), (3 * (length + 1) * chains, 1), generator=generator
-    )
+    count = 3 * (length + 1) * chains
+    drawn = torch.randint(len(data), (count, 1), generator=generator)
 
     def closure() -> None:
         index = drawn[sampler.minibatches]
         a.grad, b.grad = data[index].clone(), 2 * data[index]
 
-    sampler = build(
-        [{"params": [a]}, {"params": [b]}],
-        lr=1e-12,
-        momentum=0.5,
-        num_data=1e12,
-        index_chain_length=length,
-        persistent_index_chain=persistent,
-        surrogate="zero",
-        seed=2,
-    )
+    settings = {"lr": 1e-12, "momentum": 0.5, "num_data": 1e12, "surrogate": "zero"}
+    settings |= {"index_chain_length": length, "persistent_index_chain": persistent}
+    sampler = build([{"params": [a]}, {"params": [b]}], **settings, seed=2)
     log_weights = data.numpy() ** 2 * (1 + 4) / (4 * 0.5)
     moves = index_moves(log_weights, length)
     law = moves.mean(axis=0)

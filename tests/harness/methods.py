@@ -170,48 +170,28 @@ def sgnht_law(target: Quadratic | GaussianMean, c: Coordinates) -> Law:
     return sghmc_law(target, {**c, "momentum": carry, "noise_estimate": account})
 
 
+def _inertia(c: Coordinates) -> tuple[float, float]:
+    """Returns SGHMC's, with its account of the gradients' noise."""
+    friction = 1 - c["momentum"] - c["noise_estimate"]
+    return float(c["momentum"][0]), float(_injected(c, friction)[0])
+
+
+def _no_inertia(c: Coordinates) -> tuple[float, float]:
+    return 0.0, float(_injected(c, 1.0)[0])
+
+
+_MOMENTUM = {"momentum": 0.6}
 METHODS: tuple[Method, ...] = (
-    Method("SGLD", SGLD, sgld_law, lambda c: (0.0, float(_injected(c, 1.0)[0]))),
-    Method(
-        "SGHMC",
-        SGHMC,
-        sghmc_law,
-        lambda c: (
-            float(c["momentum"][0]),
-            float(_injected(c, 1 - c["momentum"] - c["noise_estimate"])[0]),
-        ),
-        {"momentum": 0.6},
-    ),
-    Method(
-        "EWSG",
-        _ewsg,
-        sghmc_law,
-        lambda c: (float(c["momentum"][0]), float(_injected(c, 1 - c["momentum"])[0])),
-        {"momentum": 0.6},
-        chooses=True,
-    ),
-    Method(
-        "PSGLD frozen",
-        frozen_psgld,
-        psgld_law,
-        lambda c: (0.0, float(_injected(c, 1.0)[0])),
-        {"eps": 0.1},
-    ),
+    Method("SGLD", SGLD, sgld_law, _no_inertia),
+    Method("SGHMC", SGHMC, sghmc_law, _inertia, _MOMENTUM),
+    Method("EWSG", _ewsg, sghmc_law, _inertia, _MOMENTUM, chooses=True),
+    Method("PSGLD frozen", frozen_psgld, psgld_law, _no_inertia, {"eps": 0.1}),
     # Thermostats too slow to move: SGHMC, everything but the thermostats themselves.
     Method(
-        "SGNHT",
-        SGNHT,
-        sghmc_law,
-        lambda c: (float(c["momentum"][0]), float(_injected(c, 1 - c["momentum"])[0])),
-        {"momentum": 0.6, "thermostat_rate": 1e-12},
+        "SGNHT", SGNHT, sghmc_law, _inertia, {**_MOMENTUM, "thermostat_rate": 1e-12}
     ),
 )
 
 # SGNHT with thermostats at work.
-THERMOSTATS = Method(
-    "SGNHT at work",
-    SGNHT,
-    sgnht_law,
-    METHODS[-1].inertia,
-    {"momentum": 0.8, "thermostat_rate": 2e-3},
-)
+_AT_WORK = {"momentum": 0.8, "thermostat_rate": 2e-3}
+THERMOSTATS = Method("SGNHT at work", SGNHT, sgnht_law, _inertia, _AT_WORK)

@@ -11,18 +11,12 @@ from harness.statistics import Array, check_counts, check_z
 Draw = Callable[[int, int, int], Array]
 
 UNIFORM_MUTATIONS = (
-    "epoch shuffle",
-    "with replacement",
-    "biased shuffle",
-    "first datum never drawn",
-    "contiguous block",
-    "every minibatch drawn twice",
+    *("epoch shuffle", "with replacement", "biased shuffle", "contiguous block"),
+    *("first datum never drawn", "every minibatch drawn twice"),
 )
 STRATA_MUTATIONS = (
-    "equal allocation",
-    "allocation rounded down, rest to the largest",
-    "allocation rounded up at most",
-    "first of each stratum",
+    *("equal allocation", "allocation rounded down, rest to the largest"),
+    *("allocation rounded up at most", "first of each stratum"),
 )
 
 

@@ -28,30 +28,21 @@ _SCALES: dict[str, Callable[[Group], float]] = {
 
 # Of what all references share.
 SGLD_MUTATIONS = (
-    *_SCALES,
-    "prior dropped",
-    "gradient 2 % too large",
-    "uniform noise",
-    "noise shared between parameters",
-    "noise shared between neighbouring elements",
+    *(*_SCALES, "prior dropped", "gradient 2 % too large", "uniform noise"),
+    *("noise shared between parameters", "noise shared between neighbouring elements"),
     "seed reused every second step",
 )
 
 SGHMC_MUTATIONS = (
-    "explicit Euler",
-    "momentum means friction",
-    "friction forgotten in the noise",
-    "noise account ignored",
-    "momentum never resampled",
-    "momentum resampled one step late",
-    "momentum starts at rest",
+    *("explicit Euler", "momentum means friction", "friction forgotten in the noise"),
+    *("noise account ignored", "momentum never resampled"),
+    *("momentum resampled one step late", "momentum starts at rest"),
 )
 
 # Frozen.
 PSGLD_MUTATIONS = (
-    "preconditioner not in the noise",
     "preconditioner without its root in the noise",
-    "preconditioner without its root",
+    *("preconditioner not in the noise", "preconditioner without its root"),
     "frozen too late",
 )
 
@@ -62,11 +53,8 @@ SGNHT_MUTATIONS = ("explicit Euler", "friction forgotten in the noise")
 
 # At work.
 THERMOSTAT_MUTATIONS = (
-    "thermostat ignored",
-    "thermostat watches a norm",
-    "thermostat watches the new momentum",
-    "N forgotten in the thermostat",
-    "thermostat twice as fast",
+    *("thermostat ignored", "thermostat watches a norm", "thermostat twice as fast"),
+    *("thermostat watches the new momentum", "N forgotten in the thermostat"),
 )
 
 
@@ -76,31 +64,21 @@ class _Reference(Optimizer):
     #: Hyperparameters that not all of them have; a type is of one that must be given.
     OWN: ClassVar[Group] = {}
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float,
-        *,
-        num_data: float,
-        prior_precision: float = 0.0,
-        temperature: float = 1.0,
-        seed: int = 0,
-        mutation: str | None = None,
-        **own: Any,
-    ) -> None:
-        assert own.keys() <= self.OWN.keys()
-        own = self.OWN | own
-        assert not any(isinstance(value, type) for value in own.values())
-        common = {
-            "lr": lr,
-            "num_data": num_data,
-            "prior_precision": prior_precision,
-            "temperature": temperature,
+    def __init__(self, params: Iterable[Any], lr: float, **settings: Any) -> None:
+        own = {
+            "prior_precision": 0.0,
+            "temperature": 1.0,
+            "num_data": float,
+            **self.OWN,
         }
-        super().__init__(params, common | own)
-        self.seed, self.mutation = seed, mutation
+        own |= {"seed": 0, "mutation": None}
+        assert settings.keys() <= own.keys()
+        own |= settings
+        assert not any(isinstance(value, type) for value in own.values())
+        self.seed, self.mutation = own.pop("seed"), own.pop("mutation")
+        super().__init__(params, {"lr": lr} | own)
         self.step_count = 0
-        self.generator = torch.Generator().manual_seed(seed + 2**32)
+        self.generator = torch.Generator().manual_seed(self.seed + 2**32)
 
     def gradient(self, p: Tensor, c: Group) -> Tensor:
         """ḡ + (λ / N) θ."""
@@ -169,9 +147,8 @@ class ReferenceSGHMC(_Reference):
                 # With the mean lr g / (1 + m), which leaves a part of the step's -lr g.
                 part = 1 / (1 + momentum)
                 variance, lr, account = 2 * part * scale, part * lr, part**2 * account
-            v = variance**0.5 * torch.randn(
-                p.shape, generator=self.generator, dtype=p.dtype
-            )
+            xi = torch.randn(p.shape, generator=self.generator, dtype=p.dtype)
+            v = variance**0.5 * xi
             if self.step_count == 0 and self.mutation == "momentum starts at rest":
                 v.zero_()
             state["momentum"] = v

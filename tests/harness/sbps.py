@@ -24,19 +24,15 @@ import torch_sgmcmc._C as _C
 from harness.statistics import Array, check_ks, check_mean, check_z
 
 MUTATIONS = (
-    "gradient noise not fresh",
-    "prior left out of the rate",
-    "wrong sign after refreshment",
-    "bounce off the coordinate axis",
+    *("gradient noise not fresh", "prior left out of the rate"),
+    *("wrong sign after refreshment", "bounce off the coordinate axis"),
     "every proposal a bounce",
 )
 
 # Seen by what refreshments are like alone.
 REFRESHMENT_MUTATIONS = (
-    "rate * 1.1",
-    "their times restart at bounces",
-    "none right after a bounce",
-    "velocity correlated with the old one",
+    *("rate * 1.1", "their times restart at bounces"),
+    *("none right after a bounce", "velocity correlated with the old one"),
 )
 
 
@@ -103,9 +99,8 @@ class Noisy(Gaussian):
             gradient = gradient + batch
             variance = float(direction @ self.noise @ direction)
         gradient = gradient / self.temperature
-        return Sight(
-            float(direction @ gradient), variance / self.temperature**2, gradient
-        )
+        variance /= self.temperature**2
+        return Sight(float(direction @ gradient), variance, gradient)
 
 
 @dataclass(frozen=True)
@@ -162,9 +157,8 @@ class GaussianData(Gaussian):
         return np.linalg.solve(self.hessian, pull)
 
     def batch(self, random: Generator) -> Array:
-        return random.choice(
-            len(self.data), self.n, replace=self.replacement, shuffle=False
-        )
+        how = {"replace": self.replacement, "shuffle": False}
+        return random.choice(len(self.data), self.n, **how)
 
     def gradients(self, theta: Array, batch: Array) -> Array:
         """Returns the gradients of the examples' losses."""
@@ -211,9 +205,8 @@ class LogisticData(GaussianData):
             curvature = (x.T * (p * (1 - p))) @ x
             curvature += self.prior_precision * np.eye(self.dimension)
             slope = self.gradients(theta, everything).sum(axis=0)
-            theta = theta - np.linalg.solve(
-                curvature, slope + self.prior_precision * theta
-            )
+            slope += self.prior_precision * theta
+            theta = theta - np.linalg.solve(curvature, slope)
         axes = np.linalg.cholesky(self.temperature * np.linalg.inv(curvature))
         z = np.linspace(-9, 9, self.grid)
         white = np.stack(np.meshgrid(z, z), axis=-1).reshape(-1, 2)
@@ -233,18 +226,10 @@ def on_sphere(random: Generator, d: int) -> Array:
 
 
 class ReferenceSBPS:
-    """One trajectory.
+    """One trajectory, the clock and the rest of one seed.
 
-    Args:
-        target: what to sample, with ``draw``, ``batch`` and ``observe``.
-        seed: of the clock and of the rest.
-        num_std: k.
-        observation_decay: of the regression.
-        refresh_rate: of new velocities.
-        scale: diagonal of A; None is the identity.
-        mutation: one of :data:`MUTATIONS` or :data:`REFRESHMENT_MUTATIONS`.
-        start: θ and v; None draws them.
-        velocity: draws the velocity of a refreshment in that step.
+    ``num_std`` is k; ``scale`` the diagonal of A (None is the identity); ``start`` is θ
+    and v (None draws them); ``velocity`` draws that of a refreshment in a step.
     """
 
     def __init__(
@@ -416,11 +401,7 @@ def check_noise(target: Any, observe: Callable[..., Sight], *, seed: int = 1) ->
 
 
 class Refreshments:
-    """Statistics of a trajectory's refreshments, event by event.
-
-    Args:
-        rate: of refreshments, as it should be.
-    """
+    """Statistics of a trajectory's refreshments, which should have this rate."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate

@@ -35,12 +35,7 @@ class StatisticalError(AssertionError):
 
 
 def check_z(scores: Mapping[str, float | Array], *, label: str) -> None:
-    """Raises if any z-score is beyond what chance explains.
-
-    Args:
-        scores: z-scores by name: numbers or arrays of them.
-        label: what is tested, for the message.
-    """
+    """Raises if any z-score, of numbers or arrays, is beyond what chance explains."""
     flat = {name: np.abs(np.asarray(z, dtype=float)) for name, z in scores.items()}
     tests = sum(z.size for z in flat.values())
     threshold = stats.norm.isf(FALSE_ALARM / 2 / tests)
@@ -98,17 +93,11 @@ def chi_square(counts: Array, probabilities: Array) -> float:
 def check_gaussian(
     samples: Array, *, label: str, mean: Array | None = None, cov: Array | None = None
 ) -> None:
-    """Checks that rows are independent draws from N(mean, cov).
+    """Checks that rows are independent draws from N(mean, cov); default: N(0, I).
 
     The rows are whitened with the expected law; then all means, second moments,
     skewnesses and fourth moments have known expectations and known variances.
     The pooled statistics notice small errors common to many coordinates.
-
-    Args:
-        samples: [replicates, d].
-        label: what is tested, for the message.
-        mean: [d]; default 0.
-        cov: [d, d]; default the identity.
     """
     z = np.asarray(samples, dtype=float)
     n, d = z.shape

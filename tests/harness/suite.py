@@ -28,9 +28,8 @@ def gaussian(method: Method, d: int, *, noisy: bool = False) -> Experiment:
     """The loss is U itself, gradients exact or with Gaussian noise."""
     noise = 0.5 * correlated(d, seed=100 + d) if noisy else None
     target = Quadratic(correlated(d, seed=d), _centre(d), noise)
-    return Experiment(
-        method, target, {"lr": 0.8, "num_data": 1}, chains=_CHAINS[d], seed=d
-    )
+    settings = {"lr": 0.8, "num_data": 1}
+    return Experiment(method, target, settings, chains=_CHAINS[d], seed=d)
 
 
 def minibatches(method: Method, d: int) -> Experiment:
@@ -58,10 +57,8 @@ def all_at_once(method: Method, **settings: Any) -> Experiment:
 
 def localised(method: Method) -> Experiment:
     """Priors about other places than 0: a number in one group, tensors in another."""
-    groups = (
-        Group((1, 1), {"prior_mean": -1.5}),
-        Group((1, 1), {"prior_mean": (2.0, 0.5)}),
-    )
+    means = (-1.5, (2.0, 0.5))
+    groups = tuple(Group((1, 1), {"prior_mean": mean}) for mean in means)
     return replace(all_at_once(method), groups=groups, seed=46)
 
 
@@ -83,15 +80,10 @@ def per_group(method: Method) -> Experiment:
     hessian = correlated(4, seed=50, condition=3.0)
     noise = None if method.chooses else 0.05 * correlated(4, seed=51)
     target = Quadratic(hessian, _centre(4), noise)
-    return Experiment(
-        method,
-        target,
-        {"lr": 0.5, **POSTERIOR},
-        groups=(Group((1, 1)), Group((2,), other)),
-        chains=_CHAINS[4],
-        seed=52,
-        dtype=torch.float64,
-    )
+    groups = (Group((1, 1)), Group((2,), other))
+    shared = {"groups": groups, "chains": _CHAINS[4], "seed": 52}
+    settings = {"lr": 0.5, **POSTERIOR}
+    return Experiment(method, target, settings, **shared, dtype=torch.float64)
 
 
 def double_well(method: Method, *, noisy: bool = False) -> Experiment:
@@ -136,8 +128,7 @@ def normal(method: Method, **settings: Any) -> Experiment:
 
 def skewed(method: Method, **settings: Any) -> Experiment:
     """The same on a skewed target."""
-    shared = {"lr": 0.02, "num_data": 1, "decay": 0.5, "eps": 1.0, **settings}
-    return Experiment(method, LogGamma(), shared, chains=50_000, seed=84)
+    return replace(normal(method, **settings), target=LogGamma(), seed=84)
 
 
 #: Experiments on Gaussian targets, for all methods.

@@ -13,23 +13,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import integrate
+from scipy import integrate, linalg
 from torch import Tensor
 
-from harness.statistics import (
-    AffineMap,
-    Array,
-    check_counts,
-    check_gaussian,
-    check_mean,
-    check_z,
-)
+from harness import statistics
+from harness.statistics import Array
 from harness.targets import DoubleWell
 
 # Makes a sampler from groups of parameters of shape [chains, width] and settings.
 Build = Callable[..., Any]
 
 CHAINS = 20_000
+_HESSIAN = np.array([[1.0, 0.4, -0.3], [0.4, 0.6, 0.2], [-0.3, 0.2, 0.8]])
 
 
 @dataclass(frozen=True)
@@ -42,24 +37,18 @@ class GaussianProblem:
     widths: tuple[int, int] = (2, 1)
     masses: Array = field(default_factory=lambda: np.array([12.0, 3.0, 7.0]))
     centre: Array = field(default_factory=lambda: np.array([0.5, -0.3, 1.0]))
-    hessian: Array = field(
-        default_factory=lambda: np.array(
-            [[1.0, 0.4, -0.3], [0.4, 0.6, 0.2], [-0.3, 0.2, 0.8]]
-        )
-    )
+    hessian: Array = field(default_factory=lambda: _HESSIAN)
 
     @property
     def precision(self) -> Array:
         """The Hessian of U at T = 1."""
-        return self.num_data * self.hessian + np.diag(
-            np.repeat(self.priors, self.widths)
-        )
+        priors = np.repeat(self.priors, self.widths)
+        return self.num_data * self.hessian + np.diag(priors)
 
     @property
     def mean(self) -> Array:
-        return np.linalg.solve(
-            self.precision, self.num_data * self.hessian @ self.centre
-        )
+        pull = self.num_data * self.hessian @ self.centre
+        return np.linalg.solve(self.precision, pull)
 
     @property
     def cov(self) -> Array:
@@ -69,29 +58,31 @@ class GaussianProblem:
         random = np.random.default_rng(seed)
         return random.multivariate_normal(self.mean, self.cov, CHAINS)
 
-    def leapfrog(self, step_size: float, num_steps: int) -> AffineMap:
+    def leapfrog(self, step_size: float, num_steps: int) -> statistics.AffineMap:
         """Returns the matrix by which a trajectory maps (θ, r)."""
         d = len(self.mean)
         one, zero = np.eye(d), np.zeros((d, d))
         still = np.zeros((2 * d, 2 * d))
 
-        def kick(size: float) -> AffineMap:
+        def kick(size: float) -> statistics.AffineMap:
             pull = size * self.precision
             shift = np.concatenate([np.zeros(d), pull @ self.mean])
-            return AffineMap(np.block([[one, zero], [-pull, one]]), shift, still)
+            move = np.block([[one, zero], [-pull, one]])
+            return statistics.AffineMap(move, shift, still)
 
         speed = step_size * np.diag(1 / self.masses)
-        drift = AffineMap(np.block([[one, speed], [zero, one]]), np.zeros(2 * d), still)
+        move = np.block([[one, speed], [zero, one]])
+        drift = statistics.AffineMap(move, np.zeros(2 * d), still)
         half = kick(step_size / 2)
         return half.then(drift).then(half).power(num_steps)
 
-    def chain(self, step_size: float, num_steps: int) -> AffineMap:
+    def chain(self, step_size: float, num_steps: int) -> statistics.AffineMap:
         """Returns the map of θ by a trajectory with a fresh momentum."""
         d = len(self.mean)
         move = self.leapfrog(step_size, num_steps)
         carry, throw = move.a[:d, :d], move.a[:d, d:]
         heat = self.temperature * np.diag(self.masses)
-        return AffineMap(carry, move.b[:d], throw @ heat @ throw.T)
+        return statistics.AffineMap(carry, move.b[:d], throw @ heat @ throw.T)
 
 
 class Run:
@@ -105,21 +96,12 @@ class Run:
             torch.tensor(rows, dtype=torch.float64, requires_grad=True)
             for rows in np.split(start, [problem.widths[0]], axis=1)
         ]
-        groups = [
-            {"params": [p], "prior_precision": prior}
-            for p, prior in zip(self.params, problem.priors, strict=True)
-        ]
-        self.sampler = build(
-            groups,
-            num_data=problem.num_data,
-            temperature=problem.temperature,
-            num_chains=len(start),
-            seed=11,
-            **settings,
-        )
-        self.sampler.set_mass(
-            [torch.tensor(m) for m in np.split(problem.masses, [problem.widths[0]])]
-        )
+        each = zip(self.params, problem.priors, strict=True)
+        groups = [{"params": [p], "prior_precision": prior} for p, prior in each]
+        settings |= {"num_data": problem.num_data, "temperature": problem.temperature}
+        self.sampler = build(groups, num_chains=len(start), seed=11, **settings)
+        masses = np.split(problem.masses, [problem.widths[0]])
+        self.sampler.set_mass([torch.tensor(m) for m in masses])
 
     def closure(self) -> Tensor:
         delta = torch.cat(self.params, dim=1) - torch.as_tensor(self.problem.centre)
@@ -155,9 +137,8 @@ def check_invariance(build: Build) -> None:
     """Chains that begin with the target's law have it after some trajectories."""
     problem = GaussianProblem()
     run = Run(problem, build, problem.draw(seed=1), **COARSE).advance(4)
-    check_gaussian(
-        run.theta, mean=problem.mean, cov=problem.cov, label="HMC, invariance"
-    )
+    law = {"mean": problem.mean, "cov": problem.cov}
+    statistics.check_gaussian(run.theta, **law, label="HMC, invariance")
 
 
 def check_mixing(build: Build) -> None:
@@ -166,10 +147,12 @@ def check_mixing(build: Build) -> None:
     far = problem.mean + 3 * np.sqrt(np.diag(problem.cov))
     run = Run(problem, build, np.tile(far, (CHAINS, 1)), **COARSE).advance(120)
     first = run.theta.copy()
-    check_gaussian(first, mean=problem.mean, cov=problem.cov, label="HMC, mixing")
+    law = {"mean": problem.mean, "cov": problem.cov}
+    statistics.check_gaussian(first, **law, label="HMC, mixing")
     second = run.advance(60).theta
     z = [(x - problem.mean) / np.sqrt(np.diag(problem.cov)) for x in (first, second)]
-    check_z({"memory": (z[0] * z[1]).mean(axis=0) * CHAINS**0.5}, label="HMC, memory")
+    memory = (z[0] * z[1]).mean(axis=0) * CHAINS**0.5
+    statistics.check_z({"memory": memory}, label="HMC, memory")
 
 
 def check_dynamics(build: Build) -> None:
@@ -183,43 +166,28 @@ def check_dynamics(build: Build) -> None:
         run.advance(stop - done)
         done = stop
         mean, cov = step.power(stop).push(far, np.zeros_like(problem.cov))
-        check_gaussian(
-            run.theta, mean=mean, cov=cov, label=f"leapfrog, {stop} trajectories"
-        )
+        label = f"leapfrog, {stop} trajectories"
+        statistics.check_gaussian(run.theta, mean=mean, cov=cov, label=label)
 
 
 def check_kept_momenta(build: Build) -> None:
     """Kept momenta: their joint law with θ is preserved, too."""
     problem = GaussianProblem()
-    run = Run(
-        problem, build, problem.draw(seed=2), resample_momentum_every=4, **COARSE
-    ).advance(4)
+    settings = {"resample_momentum_every": 4, **COARSE}
+    run = Run(problem, build, problem.draw(seed=2), **settings).advance(4)
     d = len(problem.mean)
-    joint = np.block(
-        [
-            [problem.cov, np.zeros((d, d))],
-            [np.zeros((d, d)), problem.temperature * np.diag(problem.masses)],
-        ]
-    )
-    check_gaussian(
-        np.hstack([run.theta, run.momenta]),
-        mean=np.concatenate([problem.mean, np.zeros(d)]),
-        cov=joint,
-        label="HMC, kept momenta",
-    )
+    heat = problem.temperature * np.diag(problem.masses)
+    joint = linalg.block_diag(problem.cov, heat)
+    state = np.hstack([run.theta, run.momenta])
+    mean = np.concatenate([problem.mean, np.zeros(d)])
+    statistics.check_gaussian(state, mean=mean, cov=joint, label="HMC, kept momenta")
 
 
 def check_double_well(build: Build) -> None:
     """Moments and histogram on U = -2θ² + θ⁴, whatever the step size."""
     theta = torch.ones((CHAINS, 1), dtype=torch.float64, requires_grad=True)
-    sampler = build(
-        [{"params": [theta]}],
-        step_size=0.4,
-        num_steps=3,
-        num_data=1,
-        num_chains=CHAINS,
-        seed=12,
-    )
+    settings = {"step_size": 0.4, "num_steps": 3, "num_data": 1, "num_chains": CHAINS}
+    sampler = build([{"params": [theta]}], **settings, seed=12)
 
     def closure() -> Tensor:
         square = theta * theta
@@ -232,16 +200,15 @@ def check_double_well(build: Build) -> None:
     samples = theta.detach().numpy()[:, 0]
 
     def integral(low: float, high: float, power: int = 0) -> float:
-        return integrate.quad(
-            lambda x: x**power * np.exp(-DoubleWell.potential(x)), low, high
-        )[0]
+        weight = lambda x: x**power * np.exp(-DoubleWell.potential(x))  # noqa: E731
+        return integrate.quad(weight, low, high)[0]
 
     total = integral(-3, 3)  # beyond which 1e-27 of the mass lies
     powers = np.array([1, 2, 4])
     moments = np.array([integral(-3, 3, int(k)) / total for k in powers])
-    check_mean(samples[:, None] ** powers, moments, label="HMC, double well")
+    statistics.check_mean(samples[:, None] ** powers, moments, label="HMC, double well")
     edges = np.linspace(-2, 2, 41)
     bins = [(-3.0, edges[0]), *pairwise(edges), (edges[-1], 3.0)]
     probabilities = np.array([integral(a, b) for a, b in bins]) / total
     counts = np.histogram(samples, np.concatenate([[-np.inf], edges, [np.inf]]))[0]
-    check_counts(counts, probabilities, label="HMC, double well")
+    statistics.check_counts(counts, probabilities, label="HMC, double well")

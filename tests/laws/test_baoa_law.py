@@ -5,26 +5,11 @@ import re
 from contextlib import nullcontext
 
 import numpy as np
+import operator_tensors as tensors
 import pytest
 import torch
-from harness.statistics import (
-    AffineMap,
-    StatisticalError,
-    check_gaussian,
-    check_z,
-)
+from harness.statistics import AffineMap, StatisticalError, check_gaussian, check_z
 from levels import at_levels
-from operator_tensors import (
-    STREAM,
-    assert_all_same,
-    assert_updated,
-    clones,
-    masters_of,
-    mixed_list,
-    scattered_offsets,
-    states,
-    values_of,
-)
 from operator_tensors import TARGET as OF_OPERATORS
 from reference import Exact, draw
 from scipy.integrate import quad
@@ -38,12 +23,8 @@ pytestmark = pytest.mark.full
 CHAINS = 100_000
 # Of a mean loss (θ - CENTRE)² / 2 by minibatches whose gradients are N(0, noise²) off.
 CENTRE, START = -0.4, 0.6
-TARGET = {
-    "num_data": 20.0,
-    "prior_precision": 3.0,
-    "prior_mean": 0.5,
-    "temperature": 0.7,
-}
+PRIOR = {"prior_precision": 3.0, "prior_mean": 0.5}
+TARGET = {"num_data": 20.0, "temperature": 0.7, **PRIOR}
 HEAT = TARGET["temperature"] / TARGET["num_data"]
 PULL = TARGET["prior_precision"] / TARGET["num_data"]
 CURVATURE = 1 + PULL
@@ -64,9 +45,8 @@ def one_step(lr, momentum, noise, estimate):
     )
     drift = AffineMap(np.array([[1.0, 0.5], [0.0, 1.0]]), np.zeros(2), nothing)
     injected = (1 - momentum**2) - (1 + momentum) ** 2 * estimate / 2
-    thermostat = AffineMap(
-        np.diag([1.0, momentum]), np.zeros(2), np.diag([0.0, injected * lr * HEAT])
-    )
+    heat = np.diag([0.0, injected * lr * HEAT])
+    thermostat = AffineMap(np.diag([1.0, momentum]), np.zeros(2), heat)
     return kick.then(drift).then(thermostat).then(drift)
 
 
@@ -81,8 +61,9 @@ def started(lr, momentum, estimate=0.0):
     return p, sg.BAOA([("theta", p)], lr, momentum, **options, seed=7)
 
 
-def places(sampler, p):
-    return torch.stack([p.detach(), sampler.state[p]["momentum"]], 1).numpy()
+def check_places(sampler, p, mean, cov, label):
+    places = torch.stack([p.detach(), sampler.state[p]["momentum"]], 1)
+    check_gaussian(places.numpy(), mean=mean, cov=cov, label=label)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +91,7 @@ def check_law(p, sampler, momentum, noise, estimate):
         sampler.step()
         law = step.push(*law)
         if count in (2, 7, 30):
-            check_gaussian(
-                places(sampler, p), mean=law[0], cov=law[1], label=f"step {count}"
-            )
+            check_places(sampler, p, *law, f"step {count}")
 
 
 class Reference:
@@ -159,9 +138,7 @@ def test_no_step_has_an_error_on_a_quadratic(lr, momentum):
         set_noisy(p, 0.0, g)
         sampler.step()
     exact = HEAT * np.array([[1 / CURVATURE, lr / 2], [lr / 2, lr]])
-    check_gaussian(
-        places(sampler, p), mean=np.array([MEAN, 0.0]), cov=exact, label="the target"
-    )
+    check_places(sampler, p, np.array([MEAN, 0.0]), exact, "the target")
 
 
 @pytest.mark.parametrize(
@@ -201,10 +178,8 @@ def test_temperatures_see_the_heat_of_minibatches(momentum, noise, part):
 def test_the_summary_recommends_a_momentum():
     lr, noise = 0.02, 0.5
     p, sampler = started(lr, 0.9)
-    g, monitor = (
-        torch.Generator().manual_seed(2),
-        sg.TemperatureMonitor(sampler, every=1),
-    )
+    g = torch.Generator().manual_seed(2)
+    monitor = sg.TemperatureMonitor(sampler, every=1)
     for i in range(140):
         if i == 100:
             monitor.reset()
@@ -266,49 +241,43 @@ def reference(param, grad, velocity, noise, h):
 @pytest.mark.parametrize("momentum", [0.0, 0.8])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_the_operator_equals_its_reference(temperature, momentum):
-    params, grads = mixed_list(1), mixed_list(2)
-    momenta, offsets = states(params, 3), scattered_offsets(params)
-    hyper = {
-        **OF_OPERATORS,
-        **{"temperature": temperature, "momentum": momentum, "noise_estimate": 0.05},
-    }
-    noise = draw(params, offsets=offsets, **STREAM)
-    masters, untouched = masters_of(params), clones(grads)
-    every = zip(values_of(params, masters), grads, momenta, noise, strict=True)
+    params, grads = tensors.mixed_list(1), tensors.mixed_list(2)
+    momenta, offsets = tensors.states(params, 3), tensors.scattered_offsets(params)
+    changes = {"temperature": temperature, "momentum": momentum, "noise_estimate": 0.05}
+    hyper = {**OF_OPERATORS, **changes}
+    noise = draw(params, offsets=offsets, **tensors.STREAM)
+    masters, untouched = tensors.masters_of(params), tensors.clones(grads)
+    every = zip(tensors.values_of(params, masters), grads, momenta, noise, strict=True)
     expected = [reference(*arguments, hyper) for arguments in every]
-    ops.baoa_step_(params, grads, momenta, masters, **hyper, offsets=offsets, **STREAM)
-    assert_updated(params, masters, [theta for theta, _ in expected])
-    assert_updated(momenta, [], [v for _, v in expected])
-    assert_all_same(grads, untouched)
+    lists, stream = (params, grads, momenta, masters), tensors.STREAM
+    ops.baoa_step_(*lists, **hyper, offsets=offsets, **stream)
+    tensors.assert_updated(params, masters, [theta for theta, _ in expected])
+    tensors.assert_updated(momenta, [], [v for _, v in expected])
+    tensors.assert_all_same(grads, untouched)
+
+
+FRICTION = (
+    "must not exceed the friction 2 (1 - momentum) / (1 + momentum) = 0.5: lower "
+    "momentum or lr, or take larger minibatches"
+)
+NO_NOISE = "must be 0 at temperature 0, where no noise is injected"
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("estimate", "options", "message"),
     [
-        (
-            {"momentum": 0.6, "noise_estimate": 0.6},
-            "Invalid noise_estimate: 0.6 (must not exceed the friction "
-            "2 (1 - momentum) / (1 + momentum) = 0.5: lower momentum or lr, or take "
-            "larger minibatches)",
-        ),
-        (
-            {"noise_estimate": 0.05, "temperature": 0.0},
-            "Invalid noise_estimate: 0.05 (must be 0 at temperature 0, where no noise "
-            "is injected)",
-        ),
-        (
-            {"noise_estimate": "online"},
-            "Invalid noise_estimate: 'online' (must be a number, got str)",
-        ),
+        (0.6, {"momentum": 0.6}, FRICTION),
+        (0.05, {"temperature": 0.0}, NO_NOISE),
+        ("online", {}, "must be a number, got str"),
     ],
 )
-def test_refusals(options, message):
+def test_refusals(estimate, options, message):
     p = nn.Parameter(torch.zeros(3))
     with pytest.raises((ValueError, TypeError)) as error:
-        sg.BAOA([p], 0.1, num_data=10, **options)
-    assert str(error.value) == message
+        sg.BAOA([p], 0.1, num_data=10, noise_estimate=estimate, **options)
+    assert str(error.value) == f"Invalid noise_estimate: {estimate!r} ({message})"
     sampler = sg.BAOA([p], 0.1, num_data=10, seed=0)
-    sampler.param_groups[0].update(options)
+    sampler.param_groups[0].update(options, noise_estimate=estimate)
     p.grad = torch.ones(3)
     with pytest.raises((ValueError, TypeError)):
         sampler.step()

@@ -22,11 +22,8 @@ F64 = torch.float64
 @pytest.mark.parametrize(
     "changes",
     [
-        {"step_size": 0.05},
-        {"temperature": 0.25},
-        {"num_data": 4 * NUM_DATA},
-        {"prior_precision": 2 * NUM_DATA},
-        {"num_steps": 5},
+        *({"step_size": 0.05}, {"temperature": 0.25}, {"num_data": 4 * NUM_DATA}),
+        *({"prior_precision": 2 * NUM_DATA}, {"num_steps": 5}),
     ],
     ids=lambda changes: next(iter(changes)),
 )
@@ -38,11 +35,9 @@ def test_hmc_after_a_change(changes):
     p = (start / math.sqrt(NUM_DATA * CURVATURE)).requires_grad_()
     sampler = sg.HMC(
         [p],
-        step_size=0.02,
+        0.02,
         num_steps=3,  # no half period, after which nothing would have mixed
-        num_data=NUM_DATA,
-        num_chains=chains,
-        seed=3,
+        **{"num_data": NUM_DATA, "num_chains": chains, "seed": 3},
     )
 
     def closure():
@@ -79,9 +74,8 @@ def test_sbps_after_a_change(changes):
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(40, 4, dtype=F64, generator=generator)
     theta = torch.zeros(4, dtype=F64, requires_grad=True)
-    sampler = sg.SBPS(
-        [theta], num_data=40, sample_interval=0.05, refresh_rate=1.0, seed=1
-    )
+    settings = {"sample_interval": 0.05, "refresh_rate": 1.0, "seed": 1}
+    sampler = sg.SBPS([theta], num_data=40, **settings)
     draws = []
     sampler.register_sample_hook(lambda *_: draws.append(theta.detach().clone()))
 
@@ -109,15 +103,8 @@ def test_hmcecs_after_a_change(changes):
     def closure(rows):
         return -(theta - x[rows]).square().sum(1) / 2
 
-    sampler = sg.HMCECS(
-        [theta],
-        num_data=200,
-        subsample_size=20,
-        num_blocks=10,
-        step_size=0.3,
-        trajectory_length=1.2,
-        seed=1,
-    )
+    sizes = {"num_data": 200, "subsample_size": 20, "num_blocks": 10}
+    sampler = sg.HMCECS([theta], **sizes, step_size=0.3, trajectory_length=1.2, seed=1)
     sampler.step(closure)
     sampler.param_groups[0].update(changes)
     draws = []

@@ -7,6 +7,7 @@ uses nothing of the library.
 """
 
 import math
+from functools import partial
 from itertools import product
 from typing import NamedTuple
 
@@ -106,14 +107,11 @@ def _of_torch(make):
 
 
 def _of_setting(name, value):
-    def set_up(sampler):
-        def change(k):
-            for group in sampler.param_groups:
-                group[name] = value(k)
+    def change(sampler, k):
+        for group in sampler.param_groups:
+            group[name] = value(k)
 
-        return change
-
-    return set_up
+    return lambda sampler: partial(change, sampler)
 
 
 def _decay_of_tensor(sampler):
@@ -128,26 +126,21 @@ def _of_lambda(factor):
 
 _CYCLE_MOMENTA = {"base_momentum": 0.85, "max_momentum": 0.95}
 _SCHEDULES = {
-    "cosine": (
-        *(1000, _of_torch(lambda s: lr_scheduler.CosineAnnealingWarmRestarts(s, 500))),
-    ),
-    "one_cycle": (
-        600,
-        _of_torch(lambda s: lr_scheduler.OneCycleLR(s, LR, 600, **_CYCLE_MOMENTA)),
-    ),
+    "cosine": (1000,
+     _of_torch(lambda s: lr_scheduler.CosineAnnealingWarmRestarts(s, 500))),
+    "one_cycle": (600,
+     _of_torch(lambda s: lr_scheduler.OneCycleLR(s, LR, 600, **_CYCLE_MOMENTA))),
     "drop": (500, _of_torch(lambda s: lr_scheduler.MultiStepLR(s, [250], 0.02))),
     # Falls to 0, rests there, and comes back.
     "through_zero": (600, _of_lambda(lambda k: max(0.0, abs(k - 300) / 300 - 0.05))),
     "warm_up": (600, _of_lambda(lambda k: min(k / 300, 1.0))),
     "tensor": (500, _of_torch(_decay_of_tensor)),
-    "more_data": (
-        400,
-        _of_setting("num_data", lambda k: NUM_DATA * (1, 1, 4, 16)[k // 100]),
-    ),
+    "more_data": (400,
+     _of_setting("num_data", lambda k: NUM_DATA * (1, 1, 4, 16)[k // 100])),
     "cooling": (400, _of_setting("temperature", lambda k: 1.0 if k < 200 else 0.1)),
     # Cycles that explore at T = 0.
     "phases": (600, _of_torch(lambda s: sg.CyclicalSchedule(s, 300, exploration=0.3))),
-}
+}  # fmt: skip
 
 _SHARED = {"num_data": NUM_DATA, "seed": 3, "nonfinite": "skip"}
 
@@ -167,15 +160,12 @@ KINDS = {
 LONG_MEMORY = ["SGHMC 0.99", "BAOA", "EWSG"]
 
 
+def never(k):
+    return False
+
+
 def run(
-    kind,
-    name,
-    *,
-    absent=lambda k: False,
-    skipped=lambda k: False,
-    resumed=lambda k: False,
-    make=None,
-    estimate=0.0,
+    kind, name, *, absent=never, skipped=never, resumed=never, make=None, estimate=0
 ):
     """Returns the largest deviation of the variance in the last fifth, relative."""
     family, made = KINDS[kind]
@@ -197,16 +187,9 @@ def run(
             # Schedulers go on with the sampler that they know.
             sampler.load_state_dict(loaded.state_dict())
         group = sampler.param_groups[0]
-        steps.append(
-            Step(
-                float(group["lr"]),
-                float(group["temperature"]),
-                float(group["num_data"]),
-                float(group["momentum"]),
-                not absent(k),
-                skipped(k),
-            )
-        )
+        names = ("lr", "temperature", "num_data", "momentum")
+        values = (float(group[name]) for name in names)
+        steps.append(Step(*values, not absent(k), skipped(k)))
 
         def closure(k=k):
             p.grad = None if absent(k) else CURVATURE * p.detach()
@@ -294,11 +277,8 @@ _SETTINGS = {
     "temperature": {"temperature": 0.25},
     "num_data": {"num_data": 4 * NUM_DATA},
     "prior_precision": {"prior_precision": 2 * NUM_DATA},
-    "momentum": {"momentum": 0.5},
-    "minibatches": {},
-    "groups": {},
-    "frozen": {"lr": 0.03},
-    "sizes": {},
+    **{"momentum": {"momentum": 0.5}, "minibatches": {}, "groups": {}},
+    **{"frozen": {"lr": 0.03}, "sizes": {}},
 }
 
 
@@ -418,54 +398,36 @@ def test_thermostats_follow(lr_of, noise, rate):
     assert abs(np.mean(ratios) - 1) < (0.05 if rate == 1e-2 else 0.03)
 
 
-def _without(monkeypatch):
-    monkeypatch.setattr(hyperparams, "momentum_scale", lambda former, now: 1.0)
-
-
-def _squared(monkeypatch):
-    right = hyperparams.momentum_scale
-    monkeypatch.setattr(
-        hyperparams, "momentum_scale", lambda former, now: right(former, now) ** 2
-    )
-
-
-def _twice(monkeypatch):
-    monkeypatch.setattr(step_plan, "set_records", lambda chain, changes: None)
-
-
-def _with_gradient_only(monkeypatch):
-    monkeypatch.setattr(state, "_multiply", lambda *args: None)
-
-
-def _unsaved(monkeypatch):
+def _unsaved(right):
     """The record of a resumed chain is of the lr at which it resumes."""
-    right = sampler_module.Sampler._finish_loading
 
     def finish(self, state_dict):
         right(self, state_dict)
         for group in self.param_groups:
             group["momentum_settings"] = hyperparams.settings_of(group)
 
-    monkeypatch.setattr(sampler_module.Sampler, "_finish_loading", finish)
+    return finish
 
 
+#: What is replaced, by what is made of it, and what must happen for it to show.
 BUGS = {
-    "factor left out": (_without, {}),
-    "factor squared": (_squared, {}),
-    "factor applied twice": (_twice, {}),
-    "only with a gradient": (_with_gradient_only, {"absent": lambda k: k == 250}),
-    "record not loaded": (_unsaved, {"resumed": lambda k: k == 250}),
-}
-
-
-@pytest.fixture(params=BUGS)
-def bug(request, monkeypatch):
-    plant, options = BUGS[request.param]
-    plant(monkeypatch)
-    yield options
+    "factor left out":
+     (hyperparams, "momentum_scale", lambda right: lambda *_: 1.0, {}),
+    "factor squared":
+     (hyperparams, "momentum_scale", lambda right: lambda *of: right(*of) ** 2, {}),
+    "factor applied twice":
+     (step_plan, "set_records", lambda right: lambda *_: None, {}),
+    "only with a gradient": (state, "_multiply", lambda right: lambda *_: None,
+     {"absent": lambda k: k == 250}),
+    "record not loaded": (sampler_module.Sampler, "_finish_loading", _unsaved,
+     {"resumed": lambda k: k == 250}),
+}  # fmt: skip
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", LONG_MEMORY)
-def test_bugs_are_caught(kind, bug):
-    assert run(kind, "drop", **bug) > 2 * TOLERANCE
+@pytest.mark.parametrize("bug", BUGS)
+def test_bugs_are_caught(kind, bug, monkeypatch):
+    where, name, wrong, options = BUGS[bug]
+    monkeypatch.setattr(where, name, wrong(getattr(where, name)))
+    assert run(kind, "drop", **options) > 2 * TOLERANCE

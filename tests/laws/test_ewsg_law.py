@@ -7,23 +7,14 @@ gradients leave SGHMC's law, and are tested with all samplers in
 
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
 import torch
+from harness import index_chain
 from harness.ewsg_mutants import EWSG_MUTATIONS, PERSISTENT_MUTATIONS, ReferenceEWSG
-from harness.index_chain import (
-    Problem,
-    Run,
-    check_consecutive,
-    check_posterior,
-    check_transition,
-    exact_weights,
-    index_law,
-    stationary_law,
-    with_settings,
-)
+from harness.index_chain import check_transition
 from harness.statistics import StatisticalError, check_mean, check_z
 from levels import at_levels
 
@@ -46,7 +37,7 @@ def posterior(build=ewsg, **settings):
         **{"lr": 0.3, "momentum": 0.6, "num_data": 4, "prior_precision": 1.0},
         **{"temperature": 1.5, "index_chain_length": 1},
     }
-    return Problem(data, build, {**shared, **settings}, seed=5)
+    return index_chain.Problem(data, build, {**shared, **settings}, seed=5)
 
 
 def transition(build=ewsg, **settings):
@@ -56,27 +47,25 @@ def transition(build=ewsg, **settings):
         **{"lr": 0.3, "momentum": 0.6, "num_data": 5, "prior_precision": 2.0},
         **{"temperature": 0.8, "index_chain_length": 2},
     }
-    other = {
-        **{"lr": 0.2, "momentum": 0.7, "num_data": 7, "prior_precision": 0.0},
-        **{"temperature": 1.3},
-    }
-    return Problem(data, build, {**shared, **settings}, other, chains=200_000, seed=6)
+    other = {"lr": 0.2, "momentum": 0.7, "num_data": 7, "prior_precision": 0.0}
+    sizes = {"other": {**other, "temperature": 1.3}, "chains": 200_000, "seed": 6}
+    return index_chain.Problem(data, build, {**shared, **settings}, **sizes)
+
+
+def check_posterior(problem, reach=6.5, **law):
+    index_chain.check_posterior(problem, reach=reach, steps=60, **law)
 
 
 HERE = np.array([0.4, -0.6])
 MOVING = np.array([0.3, 0.2])
 
 
+LENGTHS = [(0, "momentum"), (1, "momentum"), (5, "one"), *product([2], SURROGATES)]
+
+
 @pytest.mark.parametrize(
     ("length", "surrogate"),
-    at_levels(
-        [
-            *((0, "momentum"), (1, "momentum"), (5, "one")),
-            *((2, name) for name in SURROGATES),
-        ],
-        default=[(2, "momentum")],
-        otherwise="full",
-    ),
+    at_levels(LENGTHS, default=[(2, "momentum")], otherwise="full"),
 )
 def test_transition(length, surrogate):
     problem = transition(index_chain_length=length, surrogate=surrogate)
@@ -89,28 +78,24 @@ def test_overdamped_transition():
     check_transition(problem, HERE, np.zeros(2))
     # With no momentum carried over, v = 0: the surrogates of the momentum agree.
     for surrogate in ("momentum", "full_momentum"):
-        same = with_settings(problem, surrogate=surrogate)
+        same = index_chain.with_settings(problem, surrogate=surrogate)
         check_transition(same, HERE, np.zeros(2))
+
+
+OVERDAMPED = {"momentum": 0.0, "surrogate": "zero", "lr": 0.2}
+SETTINGS = [
+    *({"surrogate": name} for name in SURROGATES),
+    *({"index_chain_length": 0}, {"index_chain_length": 4}, OVERDAMPED),
+]
 
 
 @pytest.mark.parametrize(
     "settings",
-    at_levels(
-        [
-            *({"surrogate": name} for name in SURROGATES),
-            {"index_chain_length": 0},
-            {"index_chain_length": 4},
-            {"momentum": 0.0, "surrogate": "zero", "lr": 0.2},
-        ],
-        full=[
-            {"surrogate": "momentum"},
-            {"momentum": 0.0, "surrogate": "zero", "lr": 0.2},
-        ],
-    ),
+    at_levels(SETTINGS, full=[{"surrogate": "momentum"}, OVERDAMPED]),
     ids=str,
 )
 def test_posterior_by_minibatches(settings):
-    check_posterior(posterior(**settings), reach=6.5, steps=60)
+    check_posterior(posterior(**settings))
 
 
 def test_ewsg_is_closer_to_the_posterior_than_sghmc():
@@ -122,19 +107,17 @@ def test_ewsg_is_closer_to_the_posterior_than_sghmc():
     full = exact / (1 - lr * (1 + 1 / n) / 2 / (1 + m))
     errors = []
     for length in (0, 1, 2):
-        law = stationary_law(posterior(index_chain_length=length), reach=6.5)
+        problem = posterior(index_chain_length=length)
+        law = index_chain.stationary_law(problem, reach=6.5)
         errors.append(law.moment(2, law.moment(1)) - full)
     assert errors[0] > 2.5 * errors[1] > 5 * errors[2] > 0
-
-
-# ---- The references, and every bug -----------------------------------------------
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("surrogate", ["momentum", "full_momentum"])
 def test_the_reference_is_right(surrogate):
     check_transition(transition(ReferenceEWSG, surrogate=surrogate), HERE, MOVING)
-    check_posterior(posterior(ReferenceEWSG, surrogate=surrogate), reach=6.5, steps=60)
+    check_posterior(posterior(ReferenceEWSG, surrogate=surrogate))
 
 
 # Bugs that one step does not show.
@@ -149,7 +132,7 @@ def test_a_bug_is_caught(mutation):
     build = partial(ReferenceEWSG, mutation=mutation)
     with pytest.raises(StatisticalError):
         if mutation in ACROSS_STEPS:
-            check_consecutive(build, 1)
+            index_chain.check_consecutive(build, 1)
         else:
             check_transition(transition(build), HERE, MOVING)
 
@@ -159,10 +142,7 @@ def test_a_bug_is_caught(mutation):
 def test_the_posterior_sees_bugs(mutation):
     build = partial(ReferenceEWSG, mutation=mutation)
     with pytest.raises(StatisticalError):
-        check_posterior(posterior(build), reach=6.5, steps=60)
-
-
-# ---- A persistent index chain ----------------------------------------------------
+        check_posterior(posterior(build))
 
 
 def persistent(build=ewsg, **settings):
@@ -173,24 +153,23 @@ def persistent(build=ewsg, **settings):
 @pytest.fixture(scope="module")
 def persistent_law():
     """The reference of ``persistent()``."""
-    return stationary_law(persistent(), reach=6.5)
+    return index_chain.stationary_law(persistent(), reach=6.5)
 
 
 @pytest.mark.parametrize("build", at_levels([ewsg, ReferenceEWSG], full=[ewsg]))
 def test_posterior_by_a_persistent_index_chain(build, persistent_law):
-    check_posterior(persistent(build), reach=6.5, steps=60, law=persistent_law)
+    check_posterior(persistent(build), law=persistent_law)
 
 
 @pytest.mark.nightly
 def test_overdamped_posterior_by_a_persistent_index_chain():
-    settings = {"momentum": 0.0, "surrogate": "zero", "lr": 0.2}
-    check_posterior(persistent(**settings), reach=5.0, steps=60)
+    check_posterior(persistent(**OVERDAMPED), reach=5.0)
 
 
 @pytest.mark.parametrize("build", at_levels([ewsg, ReferenceEWSG], full=[ewsg]))
 @pytest.mark.parametrize("length", [1, 3])
 def test_indices_of_consecutive_steps_of_a_persistent_index_chain(build, length):
-    check_consecutive(build, length, persistent=True)
+    index_chain.check_consecutive(build, length, persistent=True)
 
 
 @pytest.mark.nightly
@@ -198,10 +177,10 @@ def test_indices_of_consecutive_steps_of_a_persistent_index_chain(build, length)
 def test_a_bug_of_a_persistent_index_chain_is_caught(mutation, persistent_law):
     build = partial(ReferenceEWSG, mutation=mutation)
     with pytest.raises(StatisticalError):
-        check_posterior(persistent(build), reach=6.5, steps=60, law=persistent_law)
+        check_posterior(persistent(build), law=persistent_law)
     if mutation != "former minibatch not evaluated again":  # where θ is still
         with pytest.raises(StatisticalError):
-            check_consecutive(build, 1, persistent=True)
+            index_chain.check_consecutive(build, 1, persistent=True)
 
 
 TARGET = {
@@ -209,13 +188,6 @@ TARGET = {
     **{"temperature": 0.7},
 }
 NOISE = 2 * 0.4 * 0.3 * 0.7 / 6
-
-
-def rises(theta, v, grads, base):
-    """W(grads) - W(base) of rows, by the operator, at surrogates u = αv."""
-    return ops.ewsg_log_ratio(
-        [theta], [base], [grads], [v], **TARGET, surrogate=0, num_chains=len(theta)
-    )
 
 
 class Theorem2:
@@ -238,14 +210,12 @@ class Theorem2:
     def log_weights(self, new, index):
         """W(gᵢ) - W(full gradient) at the true surrogate u = v' - (1 - α) v."""
         u = new - TARGET["momentum"] * self.v
-        rows = (self.count, 3)
-        rise = rises(
-            self.theta.expand(rows).contiguous(),
-            u / (1 - TARGET["momentum"]),
-            self.grads[index],
-            self.full.expand(rows).contiguous(),
+        theta, base = (
+            t.expand(self.count, 3).contiguous() for t in (self.theta, self.full)
         )
-        return self.weight * rise
+        lists = ([theta], [base], [self.grads[index]], [u / (1 - TARGET["momentum"])])
+        settings = {**TARGET, "surrogate": 0, "num_chains": self.count}
+        return self.weight * ops.ewsg_log_ratio(*lists, **settings)
 
     def check_identity(self):
         """Each minibatch's density times its weight is the full gradient's density."""
@@ -253,29 +223,17 @@ class Theorem2:
         for i in range(6):
             density = -(new - self.mean(self.grads[i])).square().sum(1) / (2 * NOISE)
             wanted = -(new - self.mean(self.full)).square().sum(1) / (2 * NOISE)
-            index = torch.full((self.count,), i)
-            torch.testing.assert_close(
-                density + self.log_weights(new, index), wanted, rtol=1e-10, atol=1e-10
-            )
+            found = density + self.log_weights(new, torch.full((self.count,), i))
+            torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
 
     def check_transition(self):
         """Transitions by minibatches, weighted, follow the full gradient's kernel."""
         index = torch.randint(6, (self.count,), generator=self.generator)
         start = self.theta.expand(self.count, 3).contiguous()
         theta, v = start.clone(), self.v.expand(self.count, 3).clone()
-        ops.sghmc_step_(
-            [theta],
-            [self.grads[index]],
-            [v],
-            [],
-            [],
-            **TARGET,
-            noise_estimate=0.0,
-            resample_momentum_every=0,
-            offsets=[0],
-            seed=8,
-            step=0,
-        )
+        lists = [theta], [self.grads[index]], [v], [], []
+        settings = {"noise_estimate": 0.0, "resample_momentum_every": 0, **TARGET}
+        ops.sghmc_step_(*lists, **settings, offsets=[0], seed=8, step=0)
         weights = self.log_weights(v, index).exp().numpy()
         z = ((v - self.mean(self.full)) / NOISE**0.5).numpy()
         d = 3
@@ -302,16 +260,12 @@ def test_wrong_weights_do_not(factor):
         Theorem2(400_000, factor).check_transition()
 
 
-# ---- The index chain -------------------------------------------------------------
-
-
 def test_the_index_law_converges_to_the_weights():
     problem = transition()
     w = problem.log_weights(HERE, MOVING)
-    exact = exact_weights(w)
-    distances = [
-        0.5 * np.abs(index_law(w, length) - exact).sum() for length in range(60)
-    ]
+    exact = index_chain.exact_weights(w)
+    laws = (index_chain.index_law(w, length) for length in range(60))
+    distances = [0.5 * np.abs(law - exact).sum() for law in laws]
     assert distances[0] > 0.3
     assert all(b < a for a, b in pairwise(distances))
     assert distances[-1] < 1e-4
@@ -323,14 +277,14 @@ def test_the_index_law_converges_to_the_weights():
 @pytest.mark.parametrize("length", at_levels([0, 1, 3, 40], full=[0, 1, 3]))
 def test_indices_of_consecutive_steps(length):
     """The used minibatch: after M proposals, fresh in each step."""
-    check_consecutive(ewsg, length)
+    index_chain.check_consecutive(ewsg, length)
 
 
 def test_acceptance_rate_follows_the_weights():
     problem = transition(index_chain_length=1)
     w = problem.log_weights(HERE, MOVING)
     expected = np.minimum(np.exp(w[None] - w[:, None]), 1).mean()
-    run = Run(problem, HERE, MOVING)
+    run = index_chain.Run(problem, HERE, MOVING)
     run.advance(1)
     n = problem.chains
     error = (expected * (1 - expected) / n) ** 0.5
@@ -352,23 +306,12 @@ def local_variances(shape, push):
     grads = noise + push
     lr, momentum, num_data = 0.05, 0.5, 20.0
     v = (lr / num_data) ** 0.5 * torch.randn(count, d, generator=g, dtype=torch.float64)
-    w = [
-        ops.ewsg_log_ratio(
-            [v],
-            [torch.zeros_like(v)],
-            [grads[:, i].contiguous()],
-            [v],
-            lr=lr,
-            momentum=momentum,
-            num_data=num_data,
-            prior_precision=0.0,
-            temperature=1.0,
-            surrogate=0,
-            num_chains=count,
-        )
-        for i in range(n)
-    ]
-    p = exact_weights(torch.stack(w, dim=1).numpy())
+    target = {"lr": lr, "momentum": momentum, "num_data": num_data}
+    target |= {"prior_precision": 0.0, "temperature": 1.0}
+    zeros, options = [torch.zeros_like(v)], {"surrogate": 0, "num_chains": count}
+    each = (grads[:, i].contiguous() for i in range(n))
+    w = [ops.ewsg_log_ratio([v], zeros, [g], [v], **target, **options) for g in each]
+    p = index_chain.exact_weights(torch.stack(w, dim=1).numpy())
     values = grads.numpy()
 
     def trace(p):

@@ -17,7 +17,7 @@ from scipy import stats
 
 import torch_sgmcmc as sg
 from torch_sgmcmc._ecs.taylor import Anchor, Prior
-from torch_sgmcmc.samplers import hmc_ecs
+from torch_sgmcmc._impl import hmc_dynamics
 
 # Warm-ups choose few factors here.
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore:num_blocks")]
@@ -35,9 +35,8 @@ class Regression:
         self.x = torch.randn(n, D, **like)
         self.theta = torch.linspace(1, -1, D, dtype=torch.float64).requires_grad_()
         self.y = (torch.rand(n, **like) < (self.x @ self.theta).sigmoid()).double()
-        self.sampler = sg.HMCECS(
-            [self.theta], num_data=n, seed=seed, **{"num_blocks": 10, **settings}
-        )
+        settings = {"num_blocks": 10, **settings}
+        self.sampler = sg.HMCECS([self.theta], num_data=n, seed=seed, **settings)
 
     def __call__(self, indices):
         eta = self.x[indices] @ self.theta
@@ -51,9 +50,8 @@ class Regression:
         theta = torch.zeros(D, dtype=torch.float64)
         for _ in range(20):
             slope = torch.func.grad(self.potential)(theta)
-            theta -= torch.linalg.solve(
-                torch.func.hessian(self.potential)(theta), slope
-            )
+            hessian = torch.func.hessian(self.potential)(theta)
+            theta -= torch.linalg.solve(hessian, slope)
         return self.potential(theta)
 
     def run(self, draws=30):
@@ -123,7 +121,7 @@ def test_a_warmup_that_leaves_raises(settings):
 def test_without_a_guard_the_draws_are_elsewhere(settings):
     regression = Regression(3, **settings)
     # Far away the steps become tiny, and trajectories would be long.
-    short = mock.patch.object(hmc_ecs, "MOST_WARMUP_STEPS", 16)
+    short = mock.patch.object(hmc_dynamics, "MOST_WARMUP_STEPS", 16)
     with without_bound(), short, mock.patch.object(Anchor, "check_near"):
         height = regression.run(draws=0)
     with pytest.raises(StatisticalError):
@@ -155,9 +153,8 @@ def test_few_factors_have_no_bound():
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 def test_how_far_draws_may_fall(temperature):
     n, d, prior = 400, 2, 30.0
-    regression = Regression(
-        0, n, **SIZES, temperature=temperature, prior_precision=prior
-    )
+    settings = {"temperature": temperature, "prior_precision": prior, **SIZES}
+    regression = Regression(0, n, **settings)
     regression.sampler.set_anchor(regression, progress=False)
 
     def log_posterior(theta):

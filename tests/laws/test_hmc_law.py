@@ -8,18 +8,9 @@ from itertools import product
 
 import pytest
 import torch
+from harness import trajectories
 from harness.hmc_mutants import DYNAMICS_MUTATIONS, HMC_MUTATIONS, ReferenceHMC
 from harness.statistics import StatisticalError
-from harness.trajectories import (
-    COARSE,
-    GaussianProblem,
-    Run,
-    check_double_well,
-    check_dynamics,
-    check_invariance,
-    check_kept_momenta,
-    check_mixing,
-)
 from levels import at_levels
 
 import torch_sgmcmc as sg
@@ -27,12 +18,11 @@ import torch_sgmcmc as sg
 pytestmark = pytest.mark.full
 
 CHECKS = [
-    check_invariance,
-    check_mixing,
-    check_dynamics,
-    check_kept_momenta,
-    check_double_well,
+    trajectories.check_invariance,
+    trajectories.check_mixing,
+    trajectories.check_dynamics,
 ]
+CHECKS += [trajectories.check_kept_momenta, trajectories.check_double_well]
 BUILDS = {"HMC": sg.HMC, "reference": ReferenceHMC}
 
 
@@ -40,8 +30,15 @@ BUILDS = {"HMC": sg.HMC, "reference": ReferenceHMC}
     ("name", "check"),
     at_levels(
         product(BUILDS, CHECKS),
-        default=[("HMC", check_invariance), ("HMC", check_dynamics)],
-        full=[("HMC", check) for check in CHECKS[1:] if check is not check_dynamics],
+        default=[
+            ("HMC", trajectories.check_invariance),
+            ("HMC", trajectories.check_dynamics),
+        ],
+        full=[
+            ("HMC", check)
+            for check in CHECKS[1:]
+            if check is not trajectories.check_dynamics
+        ],
     ),
 )
 def test_law(name, check):
@@ -53,7 +50,7 @@ def test_law(name, check):
 )
 def test_a_bug_of_the_dynamics_is_caught(mutation):
     with pytest.raises(StatisticalError):
-        check_dynamics(partial(ReferenceHMC, mutation=mutation))
+        trajectories.check_dynamics(partial(ReferenceHMC, mutation=mutation))
 
 
 # Bugs that leave one step's law as it is.
@@ -69,20 +66,28 @@ ACROSS_STEPS = {"uniform reused by the next step"}
     ),
 )
 def test_a_bug_is_caught(mutation):
-    check = check_mixing if mutation in ACROSS_STEPS else check_invariance
+    check = (
+        trajectories.check_mixing
+        if mutation in ACROSS_STEPS
+        else trajectories.check_invariance
+    )
     with pytest.raises(StatisticalError):
         check(partial(ReferenceHMC, mutation=mutation))
 
 
 def test_a_momentum_that_is_not_turned_round_is_caught():
     with pytest.raises(StatisticalError):
-        check_kept_momenta(partial(ReferenceHMC, mutation="momentum not turned round"))
+        trajectories.check_kept_momenta(
+            partial(ReferenceHMC, mutation="momentum not turned round")
+        )
 
 
 def test_the_checks_reject_and_accept():
     """Acceptance is far from 0 and 1 where the Metropolis test is under test."""
-    problem = GaussianProblem()
-    run = Run(problem, sg.HMC, problem.draw(seed=1), **COARSE).advance(3)
+    problem = trajectories.GaussianProblem()
+    run = trajectories.Run(
+        problem, sg.HMC, problem.draw(seed=1), **trajectories.COARSE
+    ).advance(3)
     assert 0.3 < run.sampler.acceptance_rate < 0.8
     assert run.sampler.num_divergences == 0
 
@@ -121,15 +126,9 @@ def test_the_energy_error_is_of_second_order():
 def test_a_trajectory_runs_back(dtype):
     g = torch.Generator().manual_seed(0)
     p = torch.randn(200, 2, generator=g, dtype=dtype).requires_grad_()
+    options = {"metropolis": False, "resample_momentum_every": 0, "seed": 3}
     sampler = sg.HMC(
-        [p],
-        0.02,
-        num_steps=40,
-        num_data=1,
-        prior_precision=0.5,
-        metropolis=False,
-        resample_momentum_every=0,
-        seed=3,
+        [p], 0.02, num_steps=40, num_data=1, prior_precision=0.5, **options
     )
     sampler.set_mass([torch.tensor([0.5, 2.0])])
 

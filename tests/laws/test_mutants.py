@@ -1,8 +1,4 @@
-"""A bug of each known class fails the checks that the samplers pass.
-
-The checks are those of ``test_sampling_law.py``; real samplers, right references and
-mutants differ only in the class that :class:`harness.methods.Method` builds.
-"""
+"""A bug of each known class fails the checks that the samplers pass."""
 
 from dataclasses import replace
 from functools import partial
@@ -10,56 +6,24 @@ from itertools import product
 
 import numpy as np
 import pytest
-from harness import suite
-from harness.chains import (
-    Chains,
-    assert_caught,
-    check_double_well,
-    check_extrapolated,
-    check_memoryless,
-    check_start,
-    check_stationary,
-    check_thermostats,
-    check_transient,
-)
-from harness.gibbs import (
-    PRECISION_MUTATIONS,
-    ReferencePrecision,
-    check_conditional,
-    check_joint,
-)
+from harness import chains as checks
+from harness import gibbs, mutants, suite
 from harness.methods import METHODS, THERMOSTATS, Method, frozen_psgld
-from harness.mutants import (
-    GAMMA_MUTATIONS,
-    PSGLD_MUTATIONS,
-    SGHMC_MUTATIONS,
-    SGLD_MUTATIONS,
-    SGNHT_MUTATIONS,
-    THERMOSTAT_MUTATIONS,
-    ReferencePSGLD,
-    ReferenceSGHMC,
-    ReferenceSGLD,
-    ReferenceSGNHT,
-)
 from harness.statistics import StatisticalError
 from harness.targets import LogGamma
 from levels import at_levels
 
 pytestmark = pytest.mark.nightly
 
-REFERENCES = {
-    "SGLD": ReferenceSGLD,
-    "SGHMC": ReferenceSGHMC,
-    "PSGLD frozen": ReferencePSGLD,
-    "SGNHT": ReferenceSGNHT,
-}
+REFERENCES = {"SGLD": mutants.ReferenceSGLD, "SGHMC": mutants.ReferenceSGHMC}
+REFERENCES |= {"PSGLD frozen": mutants.ReferencePSGLD, "SGNHT": mutants.ReferenceSGNHT}
 
 # Bugs that leave the plain experiment as it is: where they show instead.
 ELSEWHERE = {
-    "noise account ignored": (check_stationary, suite.accounted),
-    "momentum never resampled": (check_stationary, suite.resampled),
-    "momentum resampled one step late": (check_stationary, suite.resampled),
-    "momentum starts at rest": (check_transient, suite.all_at_once),
+    "noise account ignored": (checks.check_stationary, suite.accounted),
+    "momentum never resampled": (checks.check_stationary, suite.resampled),
+    "momentum resampled one step late": (checks.check_stationary, suite.resampled),
+    "momentum starts at rest": (checks.check_transient, suite.all_at_once),
 }
 
 
@@ -73,13 +37,15 @@ def reference(name, mutation):
 
 def adapting(mutation):
     """pSGLD that has not been frozen."""
-    build = partial(ReferencePSGLD, mutation=mutation)
+    build = partial(mutants.ReferencePSGLD, mutation=mutation)
     return Method("PSGLD mutant", build, lambda *_: None, lambda *_: None)
 
 
 def at_work(mutation):
     """SGNHT with thermostats that move."""
-    return replace(THERMOSTATS, build=partial(ReferenceSGNHT, mutation=mutation))
+    return replace(
+        THERMOSTATS, build=partial(mutants.ReferenceSGNHT, mutation=mutation)
+    )
 
 
 # Thermostats that settle in half the steps of those that the sampler is tested with.
@@ -95,10 +61,10 @@ def few(experiment):
     ("name", "mutation"),
     at_levels(
         [
-            *(("SGLD", mutation) for mutation in SGLD_MUTATIONS),
-            *(("SGHMC", mutation) for mutation in SGHMC_MUTATIONS),
-            *(("PSGLD frozen", mutation) for mutation in PSGLD_MUTATIONS),
-            *(("SGNHT", mutation) for mutation in SGNHT_MUTATIONS),
+            *(("SGLD", mutation) for mutation in mutants.SGLD_MUTATIONS),
+            *(("SGHMC", mutation) for mutation in mutants.SGHMC_MUTATIONS),
+            *(("PSGLD frozen", mutation) for mutation in mutants.PSGLD_MUTATIONS),
+            *(("SGNHT", mutation) for mutation in mutants.SGNHT_MUTATIONS),
         ],
         default=[
             ("SGLD", "T instead of sqrt(T)"),
@@ -110,39 +76,46 @@ def few(experiment):
     ),
 )
 def test_a_bug_is_caught(name, mutation):
-    check, experiment = ELSEWHERE.get(mutation, (check_stationary, suite.all_at_once))
-    assert_caught(check, experiment(reference(name, mutation)))
+    check, experiment = ELSEWHERE.get(
+        mutation, (checks.check_stationary, suite.all_at_once)
+    )
+    checks.assert_caught(check, experiment(reference(name, mutation)))
 
 
 @pytest.mark.parametrize(
-    "mutation", at_levels(THERMOSTAT_MUTATIONS, full=["N forgotten in the thermostat"])
+    "mutation",
+    at_levels(mutants.THERMOSTAT_MUTATIONS, full=["N forgotten in the thermostat"]),
 )
 def test_a_bug_of_the_thermostat_is_caught(mutation):
-    assert_caught(check_thermostats, suite.absorbed(at_work(mutation), **QUICKLY))
+    checks.assert_caught(
+        checks.check_thermostats, suite.absorbed(at_work(mutation), **QUICKLY)
+    )
 
 
 def test_the_thermostat_reference_is_right():
-    check_thermostats(suite.absorbed(at_work(None), **QUICKLY))
-    check_thermostats(few(suite.absorbed(at_work(None), **QUICKLY)))
+    checks.check_thermostats(suite.absorbed(at_work(None), **QUICKLY))
+    checks.check_thermostats(few(suite.absorbed(at_work(None), **QUICKLY)))
 
 
 @pytest.mark.parametrize(
-    "mutation", at_levels(GAMMA_MUTATIONS, full=["gamma without T"])
+    "mutation", at_levels(mutants.GAMMA_MUTATIONS, full=["gamma without T"])
 )
 def test_a_bug_of_gamma_is_caught(mutation):
-    assert_caught(check_memoryless, suite.memoryless(adapting(mutation), gamma=True))
+    checks.assert_caught(
+        checks.check_memoryless, suite.memoryless(adapting(mutation), gamma=True)
+    )
 
 
 def test_a_bug_of_the_start_is_caught():
     mutant = adapting("gamma starts with the first square and its slope")
-    assert_caught(check_start, suite.started(mutant))
+    checks.assert_caught(checks.check_start, suite.started(mutant))
 
 
 def test_gamma_of_the_last_gradient_alone_is_caught():
     """The term of the paper's text: most of the bias stays without it."""
     mutant = adapting("gamma of the last gradient alone")
-    check = partial(check_extrapolated, moments=np.array([0.0, 1.0]), time=12)
-    assert_caught(check, suite.normal(mutant, **suite.FELT_GAMMA))
+    check = partial(checks.check_extrapolated, moments=np.array([0.0, 1.0]), time=12)
+    checks.assert_caught(check, suite.normal(mutant, **suite.FELT_GAMMA))
 
 
 def test_gamma_without_the_jacobians_is_caught():
@@ -150,7 +123,7 @@ def test_gamma_without_the_jacobians_is_caught():
     means = {}
     for mutation in (None, "gamma without the Jacobians"):
         experiment = suite.skewed(adapting(mutation), decay=0.998, eps=1e-5)
-        chains = Chains(replace(experiment, chains=8000), np.ones(1))
+        chains = checks.Chains(replace(experiment, chains=8000), np.ones(1))
         chains.advance(2000)
         means[mutation] = chains.state().mean() - LogGamma.mean
     assert abs(means[None]) < 0.05  # 3.5 standard errors
@@ -158,38 +131,40 @@ def test_gamma_without_the_jacobians_is_caught():
 
 
 def test_the_adapting_reference_is_right():
-    check_memoryless(suite.memoryless(adapting(None), gamma=True))
-    check_memoryless(few(suite.memoryless(adapting(None), gamma=True)))
+    checks.check_memoryless(suite.memoryless(adapting(None), gamma=True))
+    checks.check_memoryless(few(suite.memoryless(adapting(None), gamma=True)))
     moments = np.array([0.0, 1.0])
     normal = suite.normal(adapting(None), **suite.FELT_GAMMA)
-    check_extrapolated(normal, moments, time=12)
-    check_extrapolated(few(normal), moments, time=12)
-    check_start(suite.started(adapting(None)))
-    check_start(few(suite.started(adapting(None))))
+    checks.check_extrapolated(normal, moments, time=12)
+    checks.check_extrapolated(few(normal), moments, time=12)
+    checks.check_start(suite.started(adapting(None)))
+    checks.check_start(few(suite.started(adapting(None))))
 
 
 @pytest.mark.parametrize(
     ("check", "name"),
     [
-        *product([check_stationary], ["Gaussian", *suite.NOISY, "groups"]),
-        *product([check_transient], ["Gaussian", "minibatches", "groups"]),
+        *product([checks.check_stationary], ["Gaussian", *suite.NOISY, "groups"]),
+        *product([checks.check_transient], ["Gaussian", "minibatches", "groups"]),
     ],
 )
 def test_every_experiment_sees_noise_2_percent_too_large(check, name):
     """One mild bug in every experiment: none of them is blind."""
     experiment = suite.EXPERIMENTS[name]
-    assert_caught(check, experiment(reference("SGHMC", "noise 2 % too large")))
+    checks.assert_caught(check, experiment(reference("SGHMC", "noise 2 % too large")))
 
 
 @pytest.mark.parametrize(
     ("name", "mutation"), [("SGLD", "factor 2 missing"), ("SGHMC", "explicit Euler")]
 )
 def test_the_double_well_sees_bugs(name, mutation):
-    assert_caught(check_double_well, suite.double_well(reference(name, mutation)))
+    checks.assert_caught(
+        checks.check_double_well, suite.double_well(reference(name, mutation))
+    )
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-@pytest.mark.parametrize("check", [check_stationary, check_transient])
+@pytest.mark.parametrize("check", [checks.check_stationary, checks.check_transient])
 def test_the_references_are_right(name, check):
     right = reference(name, None)
     for experiment in (suite.all_at_once(right), suite.per_group(right)):
@@ -197,7 +172,7 @@ def test_the_references_are_right(name, check):
         check(few(experiment))  # by which most bugs are caught
 
 
-@pytest.mark.parametrize("check", [check_stationary, check_transient])
+@pytest.mark.parametrize("check", [checks.check_stationary, checks.check_transient])
 def test_the_sghmc_reference_is_right(check):
     right = reference("SGHMC", None)
     for experiment in (suite.accounted(right), suite.resampled(right)):
@@ -210,19 +185,21 @@ GIBBS = {"shape": 3.0, "rate": 0.3, "temperature": 0.5, "seed": 3}
 
 
 @pytest.mark.parametrize(
-    "mutation", at_levels(PRECISION_MUTATIONS, full=PRECISION_MUTATIONS[:1])
+    "mutation", at_levels(gibbs.PRECISION_MUTATIONS, full=gibbs.PRECISION_MUTATIONS[:1])
 )
 def test_a_bug_in_the_conditional_is_caught(mutation):
     with pytest.raises(StatisticalError):
-        check_conditional(partial(ReferencePrecision, mutation=mutation), **GIBBS)
+        gibbs.check_conditional(
+            partial(gibbs.ReferencePrecision, mutation=mutation), **GIBBS
+        )
 
 
 def test_a_bug_in_the_joint_law_is_caught():
     with pytest.raises(StatisticalError):
-        mutant = partial(ReferencePrecision, mutation="T on the rate only")
-        check_joint(mutant, **GIBBS)
+        mutant = partial(gibbs.ReferencePrecision, mutation="T on the rate only")
+        gibbs.check_joint(mutant, **GIBBS)
 
 
-@pytest.mark.parametrize("check", [check_conditional, check_joint])
+@pytest.mark.parametrize("check", [gibbs.check_conditional, gibbs.check_joint])
 def test_the_gibbs_reference_is_right(check):
-    check(ReferencePrecision, **GIBBS)
+    check(gibbs.ReferencePrecision, **GIBBS)

@@ -17,12 +17,7 @@ F64 = torch.float64
 T, PRIOR, N = 0.6, 8.0, 20
 #: The curvature of the mean loss: correlated, also between the tensors.
 HESSIAN = np.array([[1.0, 0.3, 0.2], [0.3, 0.8, -0.25], [0.2, -0.25, 0.6]])
-TARGET = {
-    "num_data": N,
-    "prior_precision": PRIOR,
-    "temperature": T,
-    "seed": 5,
-}
+TARGET = {"num_data": N, "prior_precision": PRIOR, "temperature": T, "seed": 5}
 
 
 def target(temperature=T, prior=PRIOR):
@@ -77,14 +72,10 @@ def test_hmcecs():
         away = torch.cat([p, q]) - x[rows]
         return -(away @ hessian * away).sum(1) / 2
 
+    sizes = {"subsample_size": 8, "num_blocks": 4, "step_size": 0.3}
+    # Of order 1, so that the subsample matters.
     sampler = sg.HMCECS(
-        [p, q],
-        subsample_size=8,
-        num_blocks=4,
-        taylor_order=1,  # so that the subsample matters
-        step_size=0.3,
-        trajectory_length=1.2,
-        **TARGET,
+        [p, q], **sizes, taylor_order=1, trajectory_length=1.2, **TARGET
     )
     draws = []
     for k in range(4000):

@@ -2,15 +2,7 @@
 
 import pytest
 from levels import at_levels
-from sbc_problem import (
-    TARGET,
-    calibrate,
-    gaussian,
-    gaussian_loss,
-    hmc,
-    prior,
-    sgld,
-)
+from sbc_problem import TARGET, calibrate, gaussian, gaussian_loss, hmc, prior, sgld
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.diagnostics.calibration import sbc
@@ -18,32 +10,22 @@ from torch_sgmcmc.diagnostics.calibration import sbc
 pytestmark = pytest.mark.nightly
 
 #: Samplers, and what each needs of the calibration.
+ECS = {"subsample_size": 40, "num_blocks": 4, "step_size": 0.5, **TARGET}
+BOUNCY = {"sample_interval": 2.0, "refresh_rate": 1.0, **TARGET}
+PRECONDITIONED = {"decay": 0.99, "eps": 0.5, **TARGET}
 SAMPLERS = {
     "SGLD": (sgld, {"thin": 25}),
     "SGHMC": (lambda p, s: sg.SGHMC(p, 0.05, 0.7, **TARGET, seed=s), {"thin": 15}),
-    "PSGLD": (
-        lambda p, s: sg.PSGLD(p, 0.05, decay=0.99, eps=0.5, **TARGET, seed=s),
-        {"thin": 40},
-    ),
+    "PSGLD": (lambda p, s: sg.PSGLD(p, 0.05, **PRECONDITIONED, seed=s), {"thin": 40}),
     "SGNHT": (lambda p, s: sg.SGNHT(p, 0.05, 0.7, **TARGET, seed=s), {"thin": 15}),
-    "EWSG": (
-        lambda p, s: sg.EWSG(p, 0.02, 0.8, num_chains=len(p[0]), **TARGET, seed=s),
-        {"thin": 40, "batch_size": 4},
-    ),
+    "EWSG": (lambda p, s: sg.EWSG(p, 0.02, 0.8, num_chains=len(p[0]), **TARGET, seed=s),
+     {"thin": 40, "batch_size": 4}),
     "HMC": (hmc, {"thin": 2, "warmup": 20}),
-    "HMCECS": (
-        lambda p, s: sg.HMCECS(
-            p, subsample_size=40, num_blocks=4, step_size=0.5, **TARGET, seed=s
-        ),
-        {"thin": 4, "warmup": 20, "at_once": 10, "simulations": 60},
-    ),
-    "SBPS": (
-        lambda p, s: sg.SBPS(
-            p, sample_interval=2.0, refresh_rate=1.0, **TARGET, seed=s
-        ),
-        {"thin": 3, "warmup": 50, "at_once": 4, "simulations": 40},
-    ),
-}
+    "HMCECS": (lambda p, s: sg.HMCECS(p, **ECS, seed=s),
+     {"thin": 4, "warmup": 20, "at_once": 10, "simulations": 60}),
+    "SBPS": (lambda p, s: sg.SBPS(p, **BOUNCY, seed=s),
+     {"thin": 3, "warmup": 50, "at_once": 4, "simulations": 40}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -73,27 +55,22 @@ def test_every_sampler(sampler, model):
 
 
 #: What is wrong with each; a wrong one is to be refused at a rate of 1e-6.
+def sghmc(*settings, **options):
+    return lambda p, s: sg.SGHMC(p, *settings, **options, **TARGET, seed=s)
+
+
 MUTANTS = {
     "temperature": (lambda p, s: hmc(p, s, temperature=1.5), {}),
     "prior": (lambda p, s: hmc(p, s, prior_precision=2.0), {}),
     "no prior": (lambda p, s: hmc(p, s, prior_precision=0.0), {}),
-    "no noise": (
-        lambda p, s: sg.SGHMC(p, 0.05, 0.7, temperature=0, **TARGET, seed=s),
-        {"thin": 5},
-    ),
+    "no noise": (sghmc(0.05, 0.7, temperature=0), {"thin": 5}),
     "minibatches": (
         lambda p, s: sg.SGLD(p, 0.5, **TARGET, seed=s),
         {"thin": 5, "batch_size": 1},
     ),
     "no test": (lambda p, s: hmc(p, s, metropolis=False), {"batch_size": 2}),
-    "no warm-up": (
-        lambda p, s: sg.SGHMC(p, 1e-4, 0.0, **TARGET, seed=s),
-        {"thin": 1, "warmup": 0},
-    ),
-    "correlated": (
-        lambda p, s: sg.SGHMC(p, 0.01, 0.0, **TARGET, seed=s),
-        {"thin": 1, "warmup": 500},
-    ),
+    "no warm-up": (sghmc(1e-4, 0.0), {"thin": 1, "warmup": 0}),
+    "correlated": (sghmc(0.01, 0.0), {"thin": 1, "warmup": 500}),
 }
 
 
@@ -110,14 +87,12 @@ def test_wrong_samplers_are_flagged(mutant):
 
 def test_the_wrong_loss_scale_is_flagged():
     """Not the model's likelihood, but its square."""
-    result = sbc(
-        prior,
-        gaussian,
-        lambda theta, data: 2 * gaussian_loss(theta, data),
-        hmc,
-        **{"simulations": 2000, "draws": 15, "thin": 2, "warmup": 20, "seed": 0},
-        progress=False,
-    )
+
+    def doubled(theta, data):
+        return 2 * gaussian_loss(theta, data)
+
+    options = {"simulations": 2000, "draws": 15, "thin": 2, "warmup": 20, "seed": 0}
+    result = sbc(prior, gaussian, doubled, hmc, **options, progress=False)
     assert not result.passed(1e-6)
     _, off = result.ecdf_difference("theta[0]")
     assert float(off[0]) > 0 > float(off[-1])  # too narrow

@@ -43,14 +43,8 @@ class Copy:
         self.environment = {**os.environ, **own}
 
     def run(self, command):
-        return subprocess.run(
-            command,
-            shell=True,
-            cwd=self.root,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-        )
+        options = {"cwd": self.root, "env": self.environment, "capture_output": True}
+        return subprocess.run(command, shell=True, text=True, **options)
 
     def take_binaries(self):
         for path in (CHECKOUT / "torch_sgmcmc").glob("*.so"):

@@ -66,51 +66,38 @@ def run_of(op):
 RUNS = {
     **{op: run_of(op) for op in by_gradients()},
     "square_root_": lambda p, g, v, s, m, o: ops.square_root_(s),
-    "sgld_step_ about a number": lambda p, g, v, s, m, o: ops.sgld_step_(
-        p, g, m, **TARGET, prior_mean=0.7, offsets=o, **STREAM
-    ),
-    "sgld_step_ about means": lambda p, g, v, s, m, o: ops.sgld_step_(
-        p, g, m, **TARGET, prior_means=v, offsets=o, **STREAM
-    ),
-    "sgld_step_ without noise": lambda p, g, v, s, m, o: ops.sgld_step_(
-        p, g, m, **{**TARGET, "temperature": 0.0}, offsets=o, **STREAM
-    ),
+    "sgld_step_ about a number": lambda p, g, v, s, m, o:
+     ops.sgld_step_(p, g, m, **TARGET, prior_mean=0.7, offsets=o, **STREAM),
+    "sgld_step_ about means": lambda p, g, v, s, m, o:
+     ops.sgld_step_(p, g, m, **TARGET, prior_means=v, offsets=o, **STREAM),
+    "sgld_step_ without noise": lambda p, g, v, s, m, o:
+     ops.sgld_step_(p, g, m, **{**TARGET, "temperature": 0.0}, offsets=o, **STREAM),
     "sghmc_step_": lambda p, g, v, s, m, o: sghmc(p, g, v, [], m, o, 0),
     "sghmc_step_ with variances": lambda p, g, v, s, m, o: sghmc(p, g, v, s, m, o, 0),
     "sghmc_step_ that resamples": lambda p, g, v, s, m, o: sghmc(p, g, v, [], m, o, 2),
     "sghmc_step_ that does not": lambda p, g, v, s, m, o: sghmc(p, g, v, [], m, o, 3),
     "psgld_step_": lambda p, g, v, s, m, o: psgld(p, g, s, [], [], m, o),
-    "psgld_frozen_step_": lambda p, g, v, s, m, o: ops.psgld_frozen_step_(
-        p, g, s, m, **TARGET, offsets=o, **STREAM
-    ),
-    "psgld_step_ with gamma": lambda p, g, v, s, m, o: psgld(
-        p, g, s, v, [t * 0.5 for t in g], m, o
-    ),
-    "sgnht_step_": lambda p, g, v, s, m, o: ops.sgnht_step_(
-        *(p, g, v, s, m),
-        **{**TARGET, "momentum": 0.8, "thermostat_rate": 0.03},
-        offsets=o,
-        **STREAM,
-    ),
-    "hmc_momenta_": lambda p, g, v, s, m, o: ops.hmc_momenta_(
-        v, s, temperature=0.7, offsets=o, **STREAM
-    ),
+    "psgld_frozen_step_": lambda p, g, v, s, m, o:
+     ops.psgld_frozen_step_(p, g, s, m, **TARGET, offsets=o, **STREAM),
+    "psgld_step_ with gamma": lambda p, g, v, s, m, o:
+     psgld(p, g, s, v, [t * 0.5 for t in g], m, o),
+    "sgnht_step_": lambda p, g, v, s, m, o:
+     ops.sgnht_step_(*(p, g, v, s, m),
+     **{**TARGET, "momentum": 0.8, "thermostat_rate": 0.03}, offsets=o, **STREAM),
+    "hmc_momenta_": lambda p, g, v, s, m, o:
+     ops.hmc_momenta_(v, s, temperature=0.7, offsets=o, **STREAM),
     "hmc_leapfrog_": lambda p, g, v, s, m, o: leapfrog(p, g, v, [], m, 0.1),
     "hmc_leapfrog_ with masses": lambda p, g, v, s, m, o: leapfrog(p, g, v, s, m, 0.1),
-    "hmc_leapfrog_ without a drift": lambda p, g, v, s, m, o: leapfrog(
-        p, g, v, s, m, 0.0
-    ),
-    "gradient_variance_": lambda p, g, v, s, m, o: ops.gradient_variance_(
-        g, s, v, weight=0.3
-    ),
+    "hmc_leapfrog_ without a drift": lambda p, g, v, s, m, o:
+     leapfrog(p, g, v, s, m, 0.0),
+    "gradient_variance_": lambda p, g, v, s, m, o:
+     ops.gradient_variance_(g, s, v, weight=0.3),
     "control_variate_": lambda p, g, v, s, m, o: ops.control_variate_(p, g, v),
-    "gaussian_": lambda p, g, v, s, m, o: ops.gaussian_(
-        p, std=0.7, purpose=1, offsets=o, **STREAM
-    ),
-    "gaussian_ for state": lambda p, g, v, s, m, o: ops.gaussian_(
-        v, std=0.7, purpose=1, offsets=o, **STREAM
-    ),
-}
+    "gaussian_": lambda p, g, v, s, m, o:
+     ops.gaussian_(p, std=0.7, purpose=1, offsets=o, **STREAM),
+    "gaussian_ for state": lambda p, g, v, s, m, o:
+     ops.gaussian_(v, std=0.7, purpose=1, offsets=o, **STREAM),
+}  # fmt: skip
 
 
 def misaligned(t, by):
@@ -306,9 +293,6 @@ def test_device_step():
     assert same_bits(other.cpu(), cpu)
 
 
-# ---- Samplers --------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ANY_DRAWS)
 def test_samplers_make_the_same_chain(kind):
     params = [
@@ -404,9 +388,6 @@ def test_a_chain_moves_between_devices():
         sampler.step()
         twin.step()
     assert_same([q.cpu() for q in others], params)
-
-
-# ---- CUDA graphs -----------------------------------------------------------------
 
 
 def on_gpu(kind):
@@ -512,12 +493,8 @@ def test_tensors_of_several_devices_in_one_call():
         "tensor of params; call the operator once for each device"
     )
     with pytest.raises(RuntimeError) as error:
-        ops.sgld_step_(
-            *([p], [p], []),
-            **{**TARGET, **STREAM},
-            offsets=[0],
-            device_step=torch.tensor(1),
-        )
+        stream = {**STREAM, "offsets": [0], "device_step": torch.tensor(1)}
+        ops.sgld_step_([p], [p], [], **TARGET, **stream)
     assert str(error.value).splitlines()[0] == (
         "torch_sgmcmc::sgld_step_: device_step is on another device than the parameters"
     )

@@ -257,10 +257,9 @@ def test_sharded_parameters_make_the_chain(kind, tmp_path):
         start = torch.randn(shape, generator=torch.Generator().manual_seed(0))
         plain = [nn.Parameter(start.to(DEVICE, copy=True)) for _ in range(3)]
         placements = [[Shard(0)], [Shard(1)], [Replicate()]]
+        whole = start.to(DEVICE, copy=True)
         sharded = [
-            nn.Parameter(
-                distribute_tensor(start.to(DEVICE, copy=True), mesh, placement)
-            )
+            nn.Parameter(distribute_tensor(whole, mesh, placement))
             for placement in placements
         ]
         sampler, twin = make(kind, plain), make(kind, sharded)

@@ -30,28 +30,22 @@ SCALES = torch.tensor([2.0, 0.5, 1.0], dtype=F64)
 MODELS = {
     "products with a matrix": Model(lambda p, x, y: logistic(y, x @ p[0])),
     "a weight and a bias": Model(lambda p, x, y: logistic(y, x @ p[0] + p[1]), (3, 1)),
-    "a linear layer": Model(
-        lambda p, x, y: logistic(y, F.linear(x, p[0][None], p[1]).squeeze(-1)), (3, 1)
-    ),
+    "a linear layer": Model(lambda p, x, y:
+     logistic(y, F.linear(x, p[0][None], p[1]).squeeze(-1)), (3, 1)),
     "sums of products": Model(lambda p, x, y: logistic(y, (x * p[0]).sum(dim=1))),
     "scaled parameters": Model(lambda p, x, y: logistic(y, x @ (SCALES * p[0]))),
     "no curvature": Model(lambda p, x, y: y * (x @ p[0])),
-    "a part that is not used": Model(
-        lambda p, x, y: -0.5 * (y - x @ p[1]) ** 2, (2, 3)
-    ),
-    "a predictor that is computed twice": Model(
-        lambda p, x, y: y * (x @ p[0]) - F.softplus(x @ p[0])
-    ),
-    "a predictor that is not linear": Model(
-        lambda p, x, y: logistic(y, x @ p[0].exp())
-    ),
-    "another way to the parameters": Model(
-        lambda p, x, y: logistic(y, x @ p[0]) - 0.1 * (p[0] ** 2).sum()
-    ),
-    "two predictors": Model(
-        lambda p, x, y: -0.5 * (y - (x @ p[0]).tanh() * p[1]) ** 2, (3, 1)
-    ),
-}
+    "a part that is not used":
+     Model(lambda p, x, y: -0.5 * (y - x @ p[1]) ** 2, (2, 3)),
+    "a predictor that is computed twice":
+     Model(lambda p, x, y: y * (x @ p[0]) - F.softplus(x @ p[0])),
+    "a predictor that is not linear":
+     Model(lambda p, x, y: logistic(y, x @ p[0].exp())),
+    "another way to the parameters":
+     Model(lambda p, x, y: logistic(y, x @ p[0]) - 0.1 * (p[0] ** 2).sum()),
+    "two predictors": Model(lambda p, x, y: -0.5 * (y - (x @ p[0]).tanh() * p[1]) ** 2,
+     (3, 1)),
+}  # fmt: skip
 
 
 class Fitted:

@@ -9,13 +9,7 @@ import pytest
 import torch
 from ecs_data import Data, make
 
-from torch_sgmcmc._ecs.target import (
-    Estimate,
-    Estimator,
-    choose_num_factors,
-    choose_sizes,
-    schedule,
-)
+from torch_sgmcmc._ecs import target
 from torch_sgmcmc._ecs.taylor import Anchor, Prior, TaylorSums
 from torch_sgmcmc._impl import ops as ops
 
@@ -64,21 +58,16 @@ class Case:
             total = total + delta @ self.sum_hessian @ delta / 2
         return (total - (self.prior * theta**2).sum() / 2) / T
 
-    def estimate(self, sizes):
-        return ops.ecs_estimate(
-            *(self.values, self.theta, self.anchor, self.expansions, *self.fields),
-            temperature=T,
-            **sizes,
-        )
+    def estimate(self, sizes, temperature=T):
+        first = (self.values, self.theta, self.anchor, self.expansions)
+        return ops.ecs_estimate(*first, *self.fields, temperature=temperature, **sizes)
 
-    def density(self, estimated, weighted):
+    def density(self, estimated, weighted, temperature=T):
         weights, hessian_terms, numbers = estimated
         sums = (self.sum_value, self.sum_gradient, self.sum_hessian)
-        return ops.ecs_density(
-            *(numbers, weighted, weights, hessian_terms, self.theta, self.anchor),
-            *(*self.fields, *sums, self.prior),
-            temperature=T,
-        )
+        first = (numbers, weighted, weights, hessian_terms, self.theta, self.anchor)
+        lists = (*first, *self.fields, *sums, self.prior)
+        return ops.ecs_density(*lists, temperature=temperature)
 
 
 def plain(d, sizes):
@@ -242,13 +231,10 @@ def test_wrong_arrays(fault):
     ],
 )
 def test_wrong_numbers_of_an_estimate(change, message):
-    case = Case("linear", 6, 3)
-    numbers = {"temperature": T, **PERTURBED, **change}
+    sizes = {**PERTURBED, **change}
+    temperature = sizes.pop("temperature", T)
     with pytest.raises(RuntimeError, match=re.escape(f"ecs_estimate: {message}")):
-        ops.ecs_estimate(
-            *(case.values, case.theta, case.anchor, case.expansions, *case.fields),
-            **numbers,
-        )
+        Case("linear", 6, 3).estimate(sizes, temperature)
 
 
 def test_other_wrong_numbers():
@@ -256,12 +242,7 @@ def test_other_wrong_numbers():
     with pytest.raises(RuntimeError, match=r"Invalid num_factors: 0 \(must be >= 1"):
         empty.estimate(PERTURBED)
     with pytest.raises(RuntimeError, match="ecs_density: Invalid temperature: -1"):
-        weights, hessian_terms, numbers = case.estimate(PERTURBED)
-        ops.ecs_density(
-            *(numbers, case.prior, weights, hessian_terms, case.theta, case.anchor),
-            *(*case.fields, case.sum_value, case.sum_gradient, None, case.prior),
-            temperature=-1.0,
-        )
+        case.density(case.estimate(PERTURBED), case.prior, -1.0)
     for name in ("kick", "drift"):
         steps = {"kick": 0.1, "drift": 0.1, name: -0.5}
         x = case.theta.clone()
@@ -273,34 +254,26 @@ def test_other_wrong_numbers():
 @pytest.mark.parametrize(
     ("steps", "every", "anchors", "sizing"),
     [
-        (1000, 200, [200, 400, 600, 800], 900),
-        (899, 200, [200, 400, 600], 749),
-        (900, 200, [200, 400, 600, 800], 850),
-        (10, 4, [4, 8], 9),
-        (9, 4, [4], 6),
-        (5, 1, [1, 2, 3, 4, 5], 5),
-        (30, 200, [], 15),
+        *((1000, 200, [200, 400, 600, 800], 900), (899, 200, [200, 400, 600], 749)),
+        *((900, 200, [200, 400, 600, 800], 850), (10, 4, [4, 8], 9), (9, 4, [4], 6)),
+        *((5, 1, [1, 2, 3, 4, 5], 5), (30, 200, [], 15)),
     ],
 )
 def test_what_a_warm_up_does_when(steps, every, anchors, sizing):
     """θ* not so late that less than half as many steps are left."""
-    last_anchor, chosen = schedule(steps, every)
+    last_anchor, chosen = target.schedule(steps, every)
     assert [i for i in range(1, last_anchor + 1) if i % every == 0] == anchors
     assert chosen == sizing
 
 
 def group(**settings):
-    return {
-        "estimator": "signed",
-        "subsample_size": 100,
-        "num_data": 100_000,
-        **settings,
-    }
+    sizes = {"subsample_size": 100, "num_data": 100_000}
+    return {"estimator": "signed", **sizes, **settings}
 
 
 def estimates(variances, means=(0.0, 0.0), lowest=(0.0, 0.0)):
     rows = zip(variances, means, lowest, strict=False)
-    return [Estimate(0.0, v, mean, 1.0, low) for v, mean, low in rows]
+    return [target.Estimate(0.0, v, mean, 1.0, low) for v, mean, low in rows]
 
 
 @pytest.mark.parametrize(
@@ -312,14 +285,12 @@ def estimates(variances, means=(0.0, 0.0), lowest=(0.0, 0.0)):
         ([0.01], 100, 100_000, 30),
         ([0.01], 12, 100_000, 12),
         # Not more than there are data.
-        ([2.0], 100, 250, 250),
-        ([2.0], 100, 1, 2),
-        ([math.inf], 100, 250, 250),
+        *(([2.0], 100, 250, 250), ([2.0], 100, 1, 2), ([math.inf], 100, 250, 250)),
     ],
 )
 def test_the_size_of_perturbed_subsamples(variances, size, num_data, chosen):
     settings = group(estimator="perturbed", subsample_size=size, num_data=num_data)
-    found = choose_sizes(estimates(variances), 0.5, settings)
+    found = target.choose_sizes(estimates(variances), 0.5, settings)
     assert found == {"subsample_size": chosen}
 
 
@@ -331,13 +302,13 @@ def kept_by_signs(spread, factors):
 
 def test_factors_keep_the_signs_positive():
     # A large variance: that of the log decides. A small one: the signs do.
-    assert choose_num_factors(400.0, 0.5) == 800
+    assert target.choose_num_factors(400.0, 0.5) == 800
     for spread in (0.5, 4.0, 60.0):
-        chosen = choose_num_factors(spread, 1e9)
+        chosen = target.choose_num_factors(spread, 1e9)
         assert kept_by_signs(spread, chosen) >= 0.98
         assert chosen > 1
         assert kept_by_signs(spread, chosen - 1 - chosen // 10) < 0.98
-    assert choose_num_factors(0.0, 0.5) == 1
+    assert target.choose_num_factors(0.0, 0.5) == 1
 
 
 @pytest.mark.parametrize(
@@ -350,7 +321,7 @@ def test_factors_keep_the_signs_positive():
 )
 def test_factors_for_the_least_time(variances, means, lowest, chosen):
     settings = group(num_factors=50)
-    found = choose_sizes(estimates(variances, means, lowest), math.inf, settings)
+    found = target.choose_sizes(estimates(variances, means, lowest), math.inf, settings)
     mean = sum(means) / len(means)
     assert found == {"mean_difference": mean, "num_factors": chosen}
 
@@ -379,9 +350,9 @@ def test_how_far_a_draw_may_fall(fall, left):
 
 
 def test_out_of_bounds():
-    signed = Estimator(400.0, 10, num_factors=10, lower_bound=-3.0)
-    few = Estimator(400.0, 10, num_factors=9, lower_bound=-3.0)
-    perturbed = Estimator(400.0)
+    signed = target.Estimator(400.0, 10, num_factors=10, lower_bound=-3.0)
+    few = target.Estimator(400.0, 10, num_factors=9, lower_bound=-3.0)
+    perturbed = target.Estimator(400.0)
     assert [signed.has_unreliable_sign(mean) for mean in (-3.1, -3.0)] == [True, False]
     assert not few.has_unreliable_sign(-3.1)
     assert not perturbed.has_unreliable_sign(-3.1)

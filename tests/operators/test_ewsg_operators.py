@@ -17,11 +17,9 @@ SURROGATES = ("momentum", "zero", "one", "full_momentum")
 
 def assert_log_ratio(lists, surrogate, hyper, chains=1):
     params, grads, proposals, momenta = lists
+    settings = {**hyper, "surrogate": surrogate, "num_chains": chains}
     before, after = (
-        ewsg_log_weights(
-            params, g, momenta, **hyper, surrogate=surrogate, num_chains=chains
-        )
-        for g in (grads, proposals)
+        ewsg_log_weights(params, g, momenta, **settings) for g in (grads, proposals)
     )
     choice = {"surrogate": SURROGATES.index(surrogate), "num_chains": chains}
     result = ops.ewsg_log_ratio(*lists, **hyper, **choice)

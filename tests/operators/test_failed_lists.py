@@ -14,20 +14,6 @@ def second(chain):
     return chain.params[1]
 
 
-def to_double(chain):
-    p = second(chain)
-    p.data = p.data.double()
-
-
-def to_expanded(chain):
-    second(chain).data = torch.zeros(1).expand(second(chain).numel())
-
-
-def to_other_shape(chain):
-    p = second(chain)
-    p.data = p.data[:, None].clone()
-
-
 def state_of(chain, change):
     """Changes all tensors of the second parameter's state."""
     state = chain.sampler.state[second(chain)]
@@ -37,10 +23,12 @@ def state_of(chain, change):
     state.update({key: change(value) for key, value in tensors.items()})
 
 
+REPLACED = "was the parameter replaced, or moved"
+EXPANDED = "cannot sample an expanded parameter"
 PARAMETERS = {
-    "dtype": (to_double, "was the parameter replaced, or moved"),
-    "expanded": (to_expanded, "cannot sample an expanded parameter"),
-    "shape": (to_other_shape, "was the parameter replaced, or moved"),
+    "dtype": (lambda t: t.double(), REPLACED),
+    "expanded": (lambda t: torch.zeros(1).expand(t.numel()), EXPANDED),
+    "shape": (lambda t: t[:, None].clone(), REPLACED),
 }
 STATE = {
     "dtype": lambda t: t.double(),
@@ -75,7 +63,7 @@ def test_parameters(kind, change, steps):
     chain = Chain(kind)
     chain.run(range(steps))
     make_unlike, words = PARAMETERS[change]
-    make_unlike(chain)
+    second(chain).data = make_unlike(second(chain).data)
     kept = kept_state(chain.sampler).get(second(chain), {}) if steps else {}
     if change != "expanded" and not any(map(torch.is_tensor, kept.values())):
         chain.run(range(2, 3))  # nothing holds it to what it was

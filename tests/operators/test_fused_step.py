@@ -2,17 +2,9 @@
 
 import math
 
+import operator_tensors as tensors
 import pytest
 import torch
-from operator_tensors import (
-    STREAM,
-    assert_all_same,
-    clones,
-    masters_of,
-    mixed_list,
-    scattered_offsets,
-    states,
-)
 
 from torch_sgmcmc import _C
 from torch_sgmcmc._impl import ops as ops
@@ -24,13 +16,22 @@ NUMBERS = {"decay": 0.9, "eps": 0.1, "momentum": 0.8, "noise_estimate": 0.05}
 
 def common(op, **more):
     """Numbers that the operator's row does not list."""
-    return {
-        n["name"]: more.get(n["name"], n["default"]) for n in OP_SPECS[op]["common"]
-    }
+    numbers = OP_SPECS[op]["common"]
+    return {n["name"]: more.get(n["name"], n["default"]) for n in numbers}
 
 
-def counter(step=STREAM["step"]):
+def counter(step=tensors.STREAM["step"]):
     return torch.tensor(step)
+
+
+def packed_call(op, means, lists, offsets, numbers, instead):
+    """Returns a call as it is packed; ``instead`` has other parts of it."""
+    called = {
+        **{"row": [*OP_SPECS].index(op), "has_means": means is not None},
+        **{"lengths": [*map(len, lists)], "offsets": offsets, "rows": []},
+        "numbers": [*map(float, numbers)],
+    }
+    return (*(called | instead).values(),)
 
 
 class Made:
@@ -38,76 +39,61 @@ class Made:
 
     def __init__(self, op, *, checks=True, **more):
         self.row = OP_SPECS[op]
-        params = mixed_list(1)
+        params = tensors.mixed_list(1)
         self.num_chains = more.get("num_chains", 0)
         if self.num_chains:
             params = [p for p in params if p.numel() % 3 == 0 and p.numel()]
             params = [p.reshape(3, -1) for p in params]
         own = {"params": params, "grads": [p * 0.5 for p in params]}
         own["curvatures"] = [p * 0.25 for p in params]
-        own["masters"] = masters_of(params)
+        own["masters"] = tensors.masters_of(params)
         self.lists = [
-            own.get(each["name"], [t.abs() for t in states(params, i)])
+            own.get(each["name"], [t.abs() for t in tensors.states(params, i)])
             for i, each in enumerate(self.row["lists"])
         ]
         self.numbers = {
             each["name"]: 3 if each["is_integer"] else NUMBERS.get(each["name"], 0.3)
             for each in self.row["numbers"]
         }
-        self.offsets = scattered_offsets(params)
+        self.offsets = tensors.scattered_offsets(params)
         self.common = common(op, **more)
-        self.means = states(params, 9) if more.get("means") else None
+        self.means = tensors.states(params, 9) if more.get("means") else None
         self.checks = checks
 
     def call(self, **instead):
-        """Returns the packed call; ``instead`` has other parts of it."""
-        called = {
-            "row": [*OP_SPECS].index(self.row["op"]),
-            "has_means": self.means is not None,
-            "lengths": [*map(len, self.lists[2:])],
-            "offsets": self.offsets,
-            "rows": [],
-            "numbers": [*map(float, [*self.numbers.values(), *self.common.values()])],
-        }
-        return (*(called | instead).values(),)
+        numbers = (*self.numbers.values(), *self.common.values())
+        lists = self.lists[2:]
+        name = self.row["op"]
+        return packed_call(name, self.means, lists, self.offsets, numbers, instead)
 
     def words(self, *more, **instead):
-        step = {
-            "checks": self.checks,
-            "seed": STREAM["seed"],
-            "num_chains": self.num_chains,
-        }
+        seed = tensors.STREAM["seed"]
+        step = {"checks": self.checks, "seed": seed, "num_chains": self.num_chains}
         of_step = {key: instead.pop(key) for key in [*step] if key in instead}
         calls = [self.call(**instead), *(each.call() for each in more)]
         memory = _C.packed_step(**step | of_step, calls=calls)
         return torch.frombuffer(memory, dtype=torch.int64)
 
     def by_name(self):
-        lists = [*map(clones, self.lists)]
+        lists = [*map(tensors.clones, self.lists)]
         more = {"num_chains": self.num_chains, "prior_means": self.means}
-        getattr(ops, self.row["op"])(
-            *lists,
-            **self.numbers,
-            offsets=self.offsets,
-            **STREAM,
-            **self.common,
-            **more,
-        )
+        settings = {**self.numbers, **tensors.STREAM, **self.common, **more}
+        getattr(ops, self.row["op"])(*lists, offsets=self.offsets, **settings)
         return lists
 
     def packed(self, words=None):
-        lists = [*map(clones, self.lists)]
+        lists = [*map(tensors.clones, self.lists)]
         state = [t for each in (*lists[2:], self.means or []) for t in each]
         words = self.words() if words is None else words
         step = counter()
         made = ops.fused_step_(*lists[:2], state, words, step)
-        assert int(step) == STREAM["step"] + made
+        assert int(step) == tensors.STREAM["step"] + made
         return made, lists
 
 
 def assert_lists_same(a, b):
     for one, other in zip(a, b, strict=True):
-        assert_all_same(one, other)
+        tensors.assert_all_same(one, other)
 
 
 @pytest.mark.parametrize(
@@ -144,10 +130,9 @@ def both(name):
     calls = [Made(name, prior_mean=0.4), Made("sgld_step_", means=True)]
     for each in calls[1].lists[0]:
         each.add_(1.0)
-    joined = [[t for c in calls for t in clones(c.lists[i])] for i in (0, 1)]
-    state = [
-        t for c in calls for each in (*c.lists[2:], c.means or []) for t in each.copy()
-    ]
+    joined = [[t for c in calls for t in tensors.clones(c.lists[i])] for i in (0, 1)]
+    lists = [each for c in calls for each in (*c.lists[2:], c.means or [])]
+    state = [t for each in lists for t in each]
     return calls, joined, [t.clone() for t in state]
 
 
@@ -157,13 +142,13 @@ def test_several_groups_are_one_call(name):
     step = counter()
     assert ops.fused_step_(params, grads, state, calls[0].words(calls[1]), step)
     expected = [call.by_name() for call in calls]
-    assert_all_same(params, [t for lists in expected for t in lists[0]])
-    assert int(step) == STREAM["step"] + 1
+    tensors.assert_all_same(params, [t for lists in expected for t in lists[0]])
+    assert int(step) == tensors.STREAM["step"] + 1
 
 
 def test_all_groups_are_checked_before_the_first_update():
     calls, (params, grads), state = both("sghmc_step_")
-    before = [*map(clones, (params, state))]
+    before = [*map(tensors.clones, (params, state))]
     grads[-1].view(-1)[-1] = math.inf
     words, step = calls[0].words(calls[1]), counter()
     assert not ops.fused_step_(params, grads, state, words, step)
@@ -171,47 +156,44 @@ def test_all_groups_are_checked_before_the_first_update():
     with pytest.raises(RuntimeError, match="sgld_step_: grads"):
         ops.fused_step_(params, grads, state, words, step)
     assert_lists_same([params, state], before)
-    assert int(step) == STREAM["step"]
+    assert int(step) == tensors.STREAM["step"]
 
 
 @pytest.mark.parametrize("counts_there", [True, False])
 @pytest.mark.parametrize("value", [None, math.nan])
 def test_a_deferred_step_skips_nonfinite_gradients(value, counts_there):
     calls, (params, grads), state = both("sghmc_step_")
-    before = [*map(clones, (params, state))]
+    before = [*map(tensors.clones, (params, state))]
     if value is not None:
         grads[-1].view(-1)[-1] = value
     step, skipped = counter(), torch.tensor(4)
-    counts, gate = ops.deferred_step_(
-        *(params, grads, state, calls[0].words(calls[1]), step),
-        skipped if counts_there else None,
-    )
-    assert_all_same([counts], [ops.count_nonfinite(grads)])
+    words, counted = calls[0].words(calls[1]), skipped if counts_there else None
+    counts, gate = ops.deferred_step_(params, grads, state, words, step, counted)
+    tensors.assert_all_same([counts], [ops.count_nonfinite(grads)])
     if value is None:
         expected = [call.by_name() for call in calls]
-        assert_all_same(params, [t for lists in expected for t in lists[0]])
+        tensors.assert_all_same(params, [t for lists in expected for t in lists[0]])
     else:
         assert_lists_same([params, state], before)
     is_made = value is None or not counts_there
-    assert int(gate) == (STREAM["step"] if value is None else -1)
-    assert int(step) == STREAM["step"] + is_made
+    assert int(gate) == (tensors.STREAM["step"] if value is None else -1)
+    assert int(step) == tensors.STREAM["step"] + is_made
     assert int(skipped) == 4 + (not is_made)
 
 
 def test_a_deferred_step_takes_counts():
     """Such as those of all ranks."""
     calls, (params, grads), state = both("sghmc_step_")
-    before = clones(params)
+    before = tensors.clones(params)
     counts = torch.zeros(len(params), 2, dtype=torch.int64)
     counts[0, 1] = 1
     words = calls[0].words(calls[1], checks=False)
     _, gate = ops.deferred_step_(params, grads, state, words, counter(), None, counts)
     assert int(gate) == -1
-    assert_all_same(params, before)
+    tensors.assert_all_same(params, before)
+    numbers = (words, counter(), None, counts.double())
     with pytest.raises(RuntimeError, match="counts must be contiguous and of int64"):
-        ops.deferred_step_(
-            *(params, grads, state, words, counter(), None, counts.double())
-        )
+        ops.deferred_step_(params, grads, state, *numbers)
 
 
 def wrong():
@@ -231,7 +213,7 @@ def wrong():
 @pytest.mark.parametrize(("key", "value", "words"), [*wrong()])
 def test_words_that_do_not_fit_change_nothing(key, value, words):
     call = Made("sgld_step_")
-    lists = [*map(clones, call.lists)]
+    lists = [*map(tensors.clones, call.lists)]
     with pytest.raises(RuntimeError, match=words):
         ops.fused_step_(*lists, call.words(**{key: value}), counter())
     assert_lists_same(lists, call.lists)
@@ -272,11 +254,9 @@ def test_opcheck():
     arguments = (*call.lists[:2], state, call.words(), counter())
     # It answers the host, and so is no part of a graph: there is nothing to fake.
     with torch.no_grad():
-        result = torch.library.opcheck(
-            torch.ops.torch_sgmcmc.fused_step_.default,
-            arguments,
-            test_utils=("test_schema", "test_autograd_registration"),
-        )
+        op = torch.ops.torch_sgmcmc.fused_step_.default
+        tests = ("test_schema", "test_autograd_registration")
+        result = torch.library.opcheck(op, arguments, test_utils=tests)
     assert set(result.values()) == {"SUCCESS"}
 
 
@@ -295,20 +275,15 @@ class Compared(Made):
         self.prior = common("ewsg_log_ratio", **more)
 
     def weight_words(self, **instead):
-        called = {
-            "row": [*OP_SPECS].index("ewsg_log_ratio"),
-            "has_means": self.means is not None,
-            "lengths": [len(self.proposals), len(self.momenta)],
-            "offsets": self.offsets,
-            "rows": [],
-            "numbers": [*map(float, self.weights.values()), 1.0, *self.prior.values()],
-        }
-        calls = [(*(called | instead).values(),)]
+        numbers = (*self.weights.values(), 1.0, *self.prior.values())
+        lists = (self.proposals, self.momenta)
+        called = ("ewsg_log_ratio", self.means, lists, self.offsets, numbers, instead)
+        calls = [packed_call(*called)]
         memory = _C.packed_step(checks=False, seed=0, num_chains=0, calls=calls)
         return torch.frombuffer(memory, dtype=torch.int64)
 
     def step(self, proposal, weights):
-        lists = [*map(clones, self.lists)]
+        lists = [*map(tensors.clones, self.lists)]
         state = [t for each in (*lists[2:], self.means or []) for t in each]
         numbers = (self.words(), weights, counter(), proposal)
         return ops.ewsg_step_(*lists[:2], self.proposals, state, *numbers), lists
@@ -339,13 +314,13 @@ def test_ewsg_decides_and_makes_the_update(op, more):
         chosen.lists[1] = grads
         expected.append(chosen.by_name())
     decisions = []
+    stream = {key: tensors.STREAM[key] for key in ("seed", "step")}
     for proposal in range(40):
-        stream = {"seed": STREAM["seed"], "step": STREAM["step"], "proposal": proposal}
-        wanted = _C.index_chain_accepts(call.log_ratio(), **stream)
+        wanted = _C.index_chain_accepts(call.log_ratio(), **stream, proposal=proposal)
         made, lists = call.step(proposal, call.weight_words())
         assert made == wanted
         for i in (0, *range(2, len(lists))):
-            assert_all_same(lists[i], expected[wanted][i])
+            tensors.assert_all_same(lists[i], expected[wanted][i])
         decisions.append(wanted)
     assert 5 < sum(decisions) < 30
 
@@ -377,10 +352,10 @@ def test_ewsg_changes_nothing_if_not_finite(which, value):
 )
 def test_ewsg_refuses_weights_that_do_not_fit(key, value, words):
     call = Compared("sgld_step_")
-    before = clones(call.lists[0])
+    before = tensors.clones(call.lists[0])
     with pytest.raises(RuntimeError, match=words):
         call.step(0, call.weight_words(**{key: value}))
     for proposal in (-1, 2**24):
         with pytest.raises(RuntimeError, match="proposal"):
             call.step(proposal, call.weight_words())
-    assert_all_same(call.lists[0], before)
+    tensors.assert_all_same(call.lists[0], before)

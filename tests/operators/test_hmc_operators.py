@@ -1,18 +1,8 @@
 """HMC's operators equal plain-PyTorch references, to rounding."""
 
+import operator_tensors as tensors
 import pytest
 import torch
-from operator_tensors import (
-    STREAM,
-    assert_all_same,
-    assert_updated,
-    clones,
-    masters_of,
-    mixed_list,
-    scattered_offsets,
-    states,
-    values_of,
-)
 from reference import DTYPES, Exact, assert_rounded, draw, leapfrog, same_bits
 
 import torch_sgmcmc._C as _C
@@ -23,33 +13,41 @@ from torch_sgmcmc._impl import ops as ops
 @pytest.mark.parametrize("prior_precision", [0.0, 1.9])
 @pytest.mark.parametrize("drift", [0.0, 0.3])
 def test_leapfrog_equals_reference(drift, prior_precision, massive):
-    params, grads = mixed_list(1), mixed_list(2)
-    momenta = states(params, 3)
-    masses = [0.3 + s.square() for s in states(params, 4)] if massive else []
+    params, grads = tensors.mixed_list(1), tensors.mixed_list(2)
+    momenta = tensors.states(params, 3)
+    masses = [0.3 + s.square() for s in tensors.states(params, 4)] if massive else []
     move = {"kick": 0.2, "num_data": 7.0, "prior_precision": prior_precision}
-    masters = masters_of(params)
-    values = values_of(params, masters)
+    masters = tensors.masters_of(params)
+    values = tensors.values_of(params, masters)
     expected = [
         leapfrog(p, g, r, masses[i] if massive else None, drift=drift, **move)
         for i, (p, g, r) in enumerate(zip(values, grads, momenta, strict=True))
     ]
-    untouched, before = clones(grads + masses), clones(params + masters)
+    untouched, before = tensors.clones(grads + masses), tensors.clones(params + masters)
     ops.hmc_leapfrog_(params, grads, momenta, masses, masters, drift=drift, **move)
-    assert_updated(params, masters, [new for new, _ in expected])
+    tensors.assert_updated(params, masters, [new for new, _ in expected])
     for r, (_, new_r) in zip(momenta, expected, strict=True):
         assert_rounded(r, new_r)
-    assert_all_same(grads + masses, untouched)
+    tensors.assert_all_same(grads + masses, untouched)
     if drift == 0:
-        assert_all_same(params + masters, before)
+        tensors.assert_all_same(params + masters, before)
 
 
 @pytest.mark.parametrize("massive", [False, True])
 def test_momenta_equal_reference(massive):
-    momenta = states(mixed_list(1), 3)
-    masses = [0.3 + s.square() for s in states(mixed_list(1), 4)] if massive else []
-    offsets = scattered_offsets(momenta)
-    noise = draw(momenta, offsets=offsets, purpose=_C.Purpose.MOMENTUM, **STREAM)
-    ops.hmc_momenta_(momenta, masses, temperature=0.7, offsets=offsets, **STREAM)
+    momenta = tensors.states(tensors.mixed_list(1), 3)
+    masses = (
+        [0.3 + s.square() for s in tensors.states(tensors.mixed_list(1), 4)]
+        if massive
+        else []
+    )
+    offsets = tensors.scattered_offsets(momenta)
+    noise = draw(
+        momenta, offsets=offsets, purpose=_C.Purpose.MOMENTUM, **tensors.STREAM
+    )
+    ops.hmc_momenta_(
+        momenta, masses, temperature=0.7, offsets=offsets, **tensors.STREAM
+    )
     for i, (r, z) in enumerate(zip(momenta, noise, strict=True)):
         mass = masses[i].double() if massive else 1.0
         value = torch.as_tensor(0.7 * mass, dtype=torch.float64).sqrt() * z
@@ -66,8 +64,8 @@ def test_energy_equals_reference(chains, prior_precision, massive):
     params = [
         torch.randn(s, generator=g).to(d) for s, d in zip(shapes, dtypes, strict=True)
     ]
-    momenta = states(params, 3)
-    masses = [0.3 + s.square() for s in states(params, 4)] if massive else []
+    momenta = tensors.states(params, 3)
+    masses = [0.3 + s.square() for s in tensors.states(params, 4)] if massive else []
     lists = [params, momenta, masses]
     hyper = {"prior_precision": prior_precision}
     energy = ops.hmc_energy(*lists, **hyper, num_chains=chains)

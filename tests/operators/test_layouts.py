@@ -1,20 +1,9 @@
 """Any memory format, any strides: right results, and nothing else is touched."""
 
 import pytest
+import reference
 import torch
 from operator_tensors import TARGET, assert_updated, masters_of, values_of
-from reference import (
-    DTYPES,
-    arithmetic,
-    assert_rounded,
-    draw,
-    is_dense,
-    psgld,
-    same_bits,
-    sghmc,
-    sgld,
-    sgnht,
-)
 
 from torch_sgmcmc._impl import ops as ops
 
@@ -50,75 +39,46 @@ def test_layouts_match_their_names():
     t = normal(5, 4, 6, 7, seed=0)
     for name, layout in LAYOUTS.items():
         assert torch.equal(layout(t), t)
-        assert is_dense(layout(t)) == (name in DENSE)
+        assert reference.is_dense(layout(t)) == (name in DENSE)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", reference.DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_of_every_argument(layout, dtype):
-    shape = (5, 4, 6, 7)
-    theta = normal(*shape, seed=1, dtype=dtype)
-    gradient = normal(*shape, seed=2, dtype=dtype)
-    velocity = normal(*shape, seed=3, dtype=arithmetic(dtype))
-    for other in LAYOUTS:
-        # The parameter in one layout, gradient and momentum in another one.
-        p, g = LAYOUTS[layout](theta), LAYOUTS[other](gradient)
-        (noise,) = draw([p], offsets=[9], **STREAM)
-        masters = masters_of([p])
-        expected = sgld(*values_of([p], masters), g, noise, **TARGET)
-        masters = [LAYOUTS[other](m) for m in masters]
-        ops.sgld_step_([p], [g], masters, **TARGET, offsets=[9], **STREAM)
-        assert_updated([p], masters, [expected])
-        assert torch.equal(g, gradient)
-
-        q, u = LAYOUTS[layout](theta), LAYOUTS[other](velocity)
-        masters = masters_of([q])
-        new_q, new_u = sghmc(
-            *values_of([q], masters), g, u, noise, **TARGET, **FRICTION
-        )
-        lists = ([q], [g], [u], [], masters)
-        numbers = {**TARGET, **FRICTION, "resample_momentum_every": 0}
-        ops.sghmc_step_(*lists, **numbers, offsets=[9], **STREAM)
-        assert_updated([q], masters, [new_q])
-        assert_rounded(u, new_u)
-        assert torch.equal(g, gradient)
-
-        # Momentum and thermostat in different layouts.
-        q, u, a = (
-            make(t)
-            for make, t in (
-                (LAYOUTS[layout], theta),
-                (LAYOUTS[other], velocity),
-                (LAYOUTS[layout], velocity / 8),
-            )
-        )
-        masters = masters_of([q])
-        (value,) = values_of([q], masters)
-        expected = sgnht(value, g, u, a, noise, **TARGET, **THERMOSTAT)
-        lists = ([q], [g], [u], [a], masters)
-        ops.sgnht_step_(*lists, **TARGET, **THERMOSTAT, offsets=[9], **STREAM)
-        assert_updated([q], masters, expected[:1])
-        for got, want in zip((u, a), expected[1:], strict=True):
-            assert_rounded(got, want)
-
-        q, v, w, h = (
-            make(t)
-            for make, t in (
-                (LAYOUTS[layout], theta),
-                (LAYOUTS[other], velocity.square()),
-                (LAYOUTS[layout], velocity),
-                (LAYOUTS[other], gradient / 2),
-            )
-        )
-        masters = masters_of([q])
-        (value,) = values_of([q], masters)
-        expected = psgld(value, g, v, noise, w, h, **TARGET, **MEAN, adapt=True)
-        lists = ([q], [g], [v], [w], [h], masters)
-        ops.psgld_step_(*lists, **TARGET, **MEAN, offsets=[9], **STREAM)
-        assert_updated([q], masters, expected[:1], roundings=24)
-        for got, want in zip((v, w), expected[1:], strict=True):
-            assert_rounded(got, want, 24)
-        assert torch.equal(g, gradient) and torch.equal(h, gradient / 2)
+    theta, gradient, velocity = (
+        normal(5, 4, 6, 7, seed=i + 1, dtype=each)
+        for i, each in enumerate((dtype, dtype, reference.arithmetic(dtype)))
+    )
+    one = LAYOUTS[layout]
+    for two in LAYOUTS.values():
+        # The parameter in one layout, gradient and momentum in another one; momentum
+        # and thermostat in different layouts.
+        (noise,) = reference.draw([one(theta)], offsets=[9], **STREAM)
+        g, h, u, v = map(two, (gradient, gradient / 2, velocity, velocity.square()))
+        faster, a, w = two(velocity), one(velocity / 8), one(velocity)
+        whole = {"resample_momentum_every": 0}
+        # The state, in the reference before and after the noise, and in the operator.
+        for name, before, after, lists, numbers, more in (
+            ("sgld", [], [], [], {}, {}),
+            ("sghmc", [u], [], [[u], []], FRICTION, whole),
+            ("sgnht", [faster, a], [], [[faster], [a]], THERMOSTAT, {}),
+            ("psgld", [v], [w, h], [[v], [w], [h]], MEAN, {}),
+        ):
+            p = one(theta)
+            masters = masters_of([p])
+            (value,) = values_of([p], masters)
+            masters = [two(m) for m in masters]
+            adapt = {"adapt": True} if name == "psgld" else {}
+            numbers = {**TARGET, **numbers}
+            formula, op = getattr(reference, name), getattr(ops, f"{name}_step_")
+            expected = formula(value, g, *before, noise, *after, **numbers, **adapt)
+            op([p], [g], *lists, masters, **numbers, **more, offsets=[9], **STREAM)
+            moved, *states = [expected] if name == "sgld" else expected
+            allowed = {"roundings": 24} if name == "psgld" else {}
+            assert_updated([p], masters, [moved], **allowed)
+            for got, want in zip((*before, *after[:1]), states, strict=True):
+                reference.assert_rounded(got, want, **allowed)
+            assert torch.equal(g, gradient) and torch.equal(h, gradient / 2)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -126,13 +86,13 @@ def test_noise_and_statistics_in_every_layout(layout):
     make = LAYOUTS[layout]
     values = normal(5, 4, 6, 7, seed=1)
     out = make(values)
-    (noise,) = draw([out], offsets=[9], **STREAM)
+    (noise,) = reference.draw([out], offsets=[9], **STREAM)
     ops.gaussian_([out], std=1.0, offsets=[9], purpose=0, **STREAM)
     assert torch.equal(out.double(), noise)
 
-    assert float(ops.sum_of_squares([make(values)])) == pytest.approx(
-        float(values.double().square().sum()), rel=1e-14, abs=0
-    )
+    exact = float(values.double().square().sum())
+    found = float(ops.sum_of_squares([make(values)]))
+    assert found == pytest.approx(exact, rel=1e-14, abs=0)
 
     expected = values.clone()
     before = torch.zeros_like(values)
@@ -172,9 +132,8 @@ def test_weights_and_selection_in_every_layout(chains, layout):
         ratio = weights(make(p), other(g), make(h), other(v))
         # Elements are added in another order.
         torch.testing.assert_close(ratio, expected, rtol=1e-12, atol=0)
-        energy = ops.hmc_energy(
-            [make(p)], [other(v)], [], prior_precision=0.3, num_chains=chains
-        )
+        target = {"prior_precision": 0.3, "num_chains": chains}
+        energy = ops.hmc_energy([make(p)], [other(v)], [], **target)
         rows_of = (0.15 * p.square() + 0.5 * v.square()).reshape(chains, -1)
         torch.testing.assert_close(energy, rows_of.double().sum(1), rtol=1e-5, atol=0)
         grad, proposal = make(g), other(h)
@@ -193,7 +152,7 @@ def test_channels_last_3d_is_worked_on_in_place():
     flat.copy_(in_memory)
     ops.sgld_step_([flat], [g_memory], [], **TARGET, offsets=[0], **STREAM)
     ops.sgld_step_([p], [g], [], **TARGET, offsets=[0], **STREAM)
-    assert same_bits(in_memory, flat)
+    assert reference.same_bits(in_memory, flat)
 
 
 # Columns of a matrix: (rows, columns, first, end), from single ones to many blocks.
@@ -207,13 +166,14 @@ COLUMNS = [
 OFFSETS = [0, 128, 5, 2**34 - 512, 2**34 - 2048]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", reference.DTYPES)
 @pytest.mark.parametrize("offset", OFFSETS)
 def test_rows_of_a_shard_are_numbered_as_in_the_whole(offset, dtype):
     stream = {**STREAM, "offsets": [offset]}
     for n, m, first, end in COLUMNS:
         whole = [normal(n, m, seed=i, dtype=dtype) for i in range(2)]
-        whole += [normal(n, m, seed=i, dtype=arithmetic(dtype)) for i in range(2, 4)]
+        state = reference.arithmetic(dtype)
+        whole += [normal(n, m, seed=i, dtype=state) for i in range(2, 4)]
         whole += masters_of(whole[:1])
         parts = [t[:, first:end].clone() for t in whole]
         # A transposed one goes through a copy, but is numbered in row-major order.
@@ -221,15 +181,12 @@ def test_rows_of_a_shard_are_numbered_as_in_the_whole(offset, dtype):
         at = {"offsets": [offset + first], "rows": [end - first, m]}
         for lists, more in ((whole, {}), (parts, at)):
             p, g, v, mean, *masters = lists
-            ops.sghmc_step_(
-                *([p], [g], [v], [], masters),
-                **(TARGET | FRICTION | {"resample_momentum_every": 3}),
-                prior_means=[mean],
-                **(stream | more),
-            )
+            settings = TARGET | FRICTION | {"resample_momentum_every": 3}
+            settings |= {"prior_means": [mean]} | stream | more
+            ops.sghmc_step_([p], [g], [v], [], masters, **settings)
             ops.sgld_step_([p], [v.to(p.dtype)], masters, **TARGET, **(stream | more))
         for t, part in zip(whole, parts, strict=True):
-            assert same_bits(t[:, first:end], part)
+            assert reference.same_bits(t[:, first:end], part)
 
 
 def test_size_one_dimensions_do_not_matter():
@@ -239,18 +196,19 @@ def test_size_one_dimensions_do_not_matter():
     g = normal(4, 1, 6, seed=2)
     ops.sgld_step_([p], [g], [], **TARGET, offsets=[0], **STREAM)
     ops.sgld_step_([q], [g.view(24)], [], **TARGET, offsets=[0], **STREAM)
-    assert same_bits(p.flatten(), q)
+    assert reference.same_bits(p.flatten(), q)
 
 
 def test_scalars_and_empty_tensors():
     shapes = [(), (0,), (3,), (2, 0, 5), (1, 1), (0,), ()]
-    params = [normal(*s, seed=i) for i, s in enumerate(shapes)]
-    grads = [normal(*s, seed=9 + i) for i, s in enumerate(shapes)]
-    momenta = [normal(*s, seed=19 + i) for i, s in enumerate(shapes)]
+    params, grads, momenta = (
+        [normal(*s, seed=i) for i, s in enumerate(shapes, first)]
+        for first in (0, 9, 19)
+    )
     offsets = [128 * i for i in range(len(shapes))]
-    noise = draw(params, offsets=offsets, **STREAM)
+    noise = reference.draw(params, offsets=offsets, **STREAM)
     expected = [
-        sghmc(p, g, v, z, **TARGET, **FRICTION)
+        reference.sghmc(p, g, v, z, **TARGET, **FRICTION)
         for p, g, v, z in zip(params, grads, momenta, noise, strict=True)
     ]
     lists = (params, grads, momenta, [], [])
@@ -258,20 +216,20 @@ def test_scalars_and_empty_tensors():
     ops.sghmc_step_(*lists, **numbers, offsets=offsets, **STREAM)
     for p, v, (new_p, new_v) in zip(params, momenta, expected, strict=True):
         if p.numel() > 0:
-            assert_rounded(p, new_p)
-            assert_rounded(v, new_v)
+            reference.assert_rounded(p, new_p)
+            reference.assert_rounded(v, new_v)
     # Lists of nothing but empty tensors are no special case.
     ops.sgld_step_(params[1:2], grads[1:2], [], **TARGET, offsets=[0], **STREAM)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", reference.DTYPES)
 def test_surrounding_memory_is_untouched(dtype):
     # Slices of bigger buffers, at every alignment and around block boundaries; the
     # rest of the buffers holds NaNs, which must stay as they are and stay out.
     for numel in (1, 2, 5, 31, 127, 128, 129, 513, 4095, 4097):
         for lead in (1, 2, 3, 16, 33):
             span = slice(lead, lead + numel)
-            state = arithmetic(dtype)
+            state = reference.arithmetic(dtype)
             buffers = [
                 torch.full((numel + 160,), torch.nan, dtype=t)
                 for t in (dtype, dtype, state, state, torch.float32)
@@ -291,25 +249,22 @@ def test_surrounding_memory_is_untouched(dtype):
             ops.psgld_step_([p], [g], [w], [v], [g], m, **TARGET, **MEAN, **stream)
             ops.sgnht_step_([p], [g], [v], [w], m, **TARGET, **THERMOSTAT, **stream)
             ops.hmc_momenta_([v], [1 + w.abs()], temperature=1.0, **stream)
-            ops.hmc_leapfrog_(
-                *([p], [g], [v], [w], m),
-                **{"kick": 0.1, "drift": 0.1, "num_data": 1.0, "prior_precision": 0.1},
-            )
+            drift = {"kick": 0.1, "drift": 0.1, "num_data": 1, "prior_precision": 0.1}
+            ops.hmc_leapfrog_([p], [g], [v], [w], m, **drift)
             ops.gaussian_([g], std=0.5, purpose=0, **stream)
             for b in buffers:
                 outside = torch.cat([b[:lead], b[lead + numel :]])
-                assert same_bits(outside, torch.full_like(outside, torch.nan))
+                assert reference.same_bits(outside, torch.full_like(outside, torch.nan))
                 assert bool(torch.isfinite(b[span]).all())
             assert torch.isfinite(ops.sum_of_squares([p, g, v, w]))
-            ratio = ops.ewsg_log_ratio(
-                [p], [g], [p], [v], **TARGET, momentum=0.8, surrogate=0, num_chains=1
-            )
+            chain = {"momentum": 0.8, "surrogate": 0, "num_chains": 1}
+            ratio = ops.ewsg_log_ratio([p], [g], [p], [v], **TARGET, **chain)
             assert torch.isfinite(ratio)
             ops.select_chains_([p], [g], torch.tensor([True]))
-            assert same_bits(p, g)
+            assert reference.same_bits(p, g)
             for b in buffers:
                 outside = torch.cat([b[:lead], b[lead + numel :]])
-                assert same_bits(outside, torch.full_like(outside, torch.nan))
+                assert reference.same_bits(outside, torch.full_like(outside, torch.nan))
 
 
 def test_whether_autograd_follows_does_not_matter():
@@ -321,8 +276,8 @@ def test_whether_autograd_follows_does_not_matter():
     expected, leaf = make(), make().requires_grad_()
     for t in (expected, leaf, inferred):
         ops.sgld_step_([t], [make()], [], **TARGET, offsets=[0], **STREAM)
-        assert same_bits(t.detach(), expected)
-    assert not same_bits(expected, make())
+        assert reference.same_bits(t.detach(), expected)
+    assert not reference.same_bits(expected, make())
 
 
 def test_gradient_views_are_resolved():
@@ -331,4 +286,4 @@ def test_gradient_views_are_resolved():
     p, q = normal(50, seed=2), normal(50, seed=2)
     ops.sgld_step_([p], [torch._neg_view(values)], [], **TARGET, offsets=[0], **STREAM)
     ops.sgld_step_([q], [-values], [], **TARGET, offsets=[0], **STREAM)
-    assert same_bits(p, q)
+    assert reference.same_bits(p, q)

@@ -14,14 +14,9 @@ pytestmark = pytest.mark.full
 
 # Random123's kat_vectors: counter, key, output of philox4x32 10.
 KNOWN_ANSWERS = [
+    ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
     (
-        [0x00000000] * 4,
-        [0x00000000] * 2,
-        [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8],
-    ),
-    (
-        [0xFFFFFFFF] * 4,
-        [0xFFFFFFFF] * 2,
+        *([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2),
         [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD],
     ),
     (
@@ -141,6 +136,11 @@ def _same_radius(count, **stream):
     return torch.stack([z[:, 0], z[:, 0].copysign(z[:, 1])], dim=1).view(-1)
 
 
+def altered(name, change):
+    """The stream of another seed, step, purpose or offset."""
+    return lambda n, **s: draw(n, **{**s, name: change(s.get(name, 0))})
+
+
 BAD_NOISE = {
     "sum of twelve uniforms": _twelve_uniforms,
     "16 bits an element": _sixteen_bits,
@@ -151,27 +151,15 @@ BAD_NOISE = {
     "neighbours correlated by 0.005": _correlated,
     "neighbours of one magnitude": _same_radius,
     "period of 1024 elements": lambda n, **s: draw(n, **s)[torch.arange(n) % 1024],
-    "low word of the step ignored": lambda n, **s: draw(
-        n, **{**s, "step": s.get("step", 0) >> 32}
-    ),
-    "high word of the step ignored": lambda n, **s: draw(
-        n, **{**s, "step": s.get("step", 0) % 2**32}
-    ),
-    "purpose ignored": lambda n, **s: draw(n, **{**s, "purpose": 0}),
-    "high bit of the purpose ignored": lambda n, **s: draw(
-        n, **{**s, "purpose": s.get("purpose", 0) % 2**15}
-    ),
-    "seed ignored": lambda n, **s: draw(n, **{**s, "seed": 0}),
-    "high word of the seed ignored": lambda n, **s: draw(
-        n, **{**s, "seed": s.get("seed", 0) % 2**32}
-    ),
-    "sign of the seed ignored": lambda n, **s: draw(
-        n, **{**s, "seed": s.get("seed", 0) % 2**63}
-    ),
-    "offset ignored": lambda n, **s: draw(n, **{**s, "offset": 0}),
-    "high word of the quad ignored": lambda n, **s: draw(
-        n, **{**s, "offset": s.get("offset", 0) % 2**34}
-    ),
+    "low word of the step ignored": altered("step", lambda k: k >> 32),
+    "high word of the step ignored": altered("step", lambda k: k % 2**32),
+    "purpose ignored": altered("purpose", lambda k: 0),
+    "high bit of the purpose ignored": altered("purpose", lambda k: k % 2**15),
+    "seed ignored": altered("seed", lambda k: 0),
+    "high word of the seed ignored": altered("seed", lambda k: k % 2**32),
+    "sign of the seed ignored": altered("seed", lambda k: k % 2**63),
+    "offset ignored": altered("offset", lambda k: 0),
+    "high word of the quad ignored": altered("offset", lambda k: k % 2**34),
 }
 
 

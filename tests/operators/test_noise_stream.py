@@ -1,7 +1,4 @@
-"""The noise is one stream, however it is cut, rounded or computed.
-
-That it is the documented one, and how good it is, is in test_noise_quality.py.
-"""
+"""The noise is one stream, however it is cut, rounded or computed."""
 
 import json
 import os
@@ -54,28 +51,17 @@ def test_every_dtype_gets_the_same_noise_rounded(dtype):
 def test_device_step_is_added_to_step():
     out = torch.empty(1000)
     for shape in ((), (1,), (1, 1)):
-        ops.gaussian_(
-            [out],
-            std=1.0,
-            offsets=[5],
-            seed=1,
-            step=2,
-            purpose=1,
-            device_step=torch.full(shape, 2**33),
-        )
+        stream = {"offsets": [5], "seed": 1, "step": 2, "purpose": 1}
+        device_step = torch.full(shape, 2**33)
+        ops.gaussian_([out], std=1.0, **stream, device_step=device_step)
         assert same_bits(out, fill(1000, 5, step=2**33 + 2, purpose=1))
 
 
 def run(program, isa):
     environment = {**os.environ, "TORCH_SGMCMC_ISA": isa, "OMP_NUM_THREADS": "1"}
+    command, pipes = [sys.executable, *program], {"capture_output": True, "text": True}
     return subprocess.run(
-        [sys.executable, *program],
-        cwd=HERE,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+        command, cwd=HERE, env=environment, timeout=300, check=False, **pipes
     )
 
 

@@ -26,20 +26,14 @@ def test_every_position_is_checked(dtype):
         assert ops.count_nonfinite([t]).tolist() == [[0, 0]]
         assert ops.any_nonfinite([t, t]) is False
         for at in {0, numel // 2, numel - 1}:
-            for value, count in (
-                (torch.nan, [1, 0]),
-                (-torch.nan, [1, 0]),
-                (torch.inf, [0, 1]),
-                (-torch.inf, [0, 1]),
-            ):
+            nan, inf = [1, 0], [0, 1]
+            values = (torch.nan, -torch.nan, torch.inf, -torch.inf)
+            for value, count in zip(values, (nan, nan, inf, inf), strict=True):
                 bad = t.clone()
                 bad[at] = value
                 assert ops.any_nonfinite([t, bad, t]) is True
-                assert ops.count_nonfinite([t, bad, t]).tolist() == [
-                    [0, 0],
-                    count,
-                    [0, 0],
-                ]
+                counted = ops.count_nonfinite([t, bad, t]).tolist()
+                assert counted == [[0, 0], count, [0, 0]]
 
 
 @pytest.mark.parametrize(

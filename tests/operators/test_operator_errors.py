@@ -102,9 +102,6 @@ def test_no_operator_is_skipped():
     assert registered() == ARGUMENTS.keys() | OTHERS
 
 
-# ---- Tensors ---------------------------------------------------------------------
-
-
 @each_argument
 def test_list_lengths(op):
     first, *others = ARGUMENTS[op]
@@ -137,12 +134,9 @@ def test_shapes(op):
 
 
 DTYPES = {
-    torch.int64: "int64",
-    torch.int32: "an unsupported dtype",
-    torch.complex64: "an unsupported dtype",
-    torch.float64: "float64",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
+    **dict.fromkeys((torch.int32, torch.complex64), "an unsupported dtype"),
+    **{torch.int64: "int64", torch.float64: "float64"},
+    **{torch.bfloat16: "bfloat16", torch.float16: "float16"},
 }
 
 
@@ -184,12 +178,8 @@ def test_state_is_in_the_type_of_arithmetic(op):
             wrong = torch.float32 if dtype == torch.float64 else dtype
             lists[name] = [t.to(wrong) for t in lists[name]]
             got = str(wrong).removeprefix("torch.")
-            check(
-                op,
-                lists,
-                f"{name}[0] has {got}, expected {state} (for {ARGUMENTS[op][0]}[0] in "
-                f"{shown})",
-            )
+            of = f"(for {ARGUMENTS[op][0]}[0] in {shown})"
+            check(op, lists, f"{name}[0] has {got}, expected {state} {of}")
 
 
 @pytest.mark.parametrize("op", WITH_MASTERS)
@@ -205,12 +195,10 @@ def test_masters(op):
     lists = make_lists(op)
     for name in (each for each in LISTS[op] if not is_state(op, each)):
         lists[name][1] = lists[name][1].half()
+    half = torch.ones(4, dtype=torch.float16)
     for bad, message in (
         (torch.ones(3), "shape [3], expected [4] (that of params[1])"),
-        (
-            torch.ones(4, dtype=torch.float16),
-            "float16, expected float32 (for params[1] in float16)",
-        ),
+        (half, "float16, expected float32 (for params[1] in float16)"),
     ):
         lists["masters"] = [bad]
         check(op, lists, f"masters[0] has {message}")
@@ -227,12 +215,8 @@ def test_expanded_tensors_cannot_be_written(op):
         lists = make_lists(op)
         lists[name][0] = torch.full((3,), 0.5).expand(2, 3)
         if LISTS[op][name]["is_written"]:
-            check(
-                op,
-                lists,
-                f"{name}[0] is an expanded tensor (several elements share memory) "
-                "and cannot be written",
-            )
+            why = "is an expanded tensor (several elements share memory)"
+            check(op, lists, f"{name}[0] {why} and cannot be written")
         else:  # reading them is fine
             other = make_lists(op)
             results = [
@@ -262,9 +246,6 @@ def test_sparse_tensors(op):
         fresh = make_lists(op)
         for key, tensors in lists.items():
             assert all(map(same_bits, tensors[1:], fresh[key][1:]))
-
-
-# ---- Numbers ---------------------------------------------------------------------
 
 
 def wanted(number):
@@ -305,14 +286,12 @@ def test_means_of_priors(op):
     lists = make_lists(op)
     first = next(iter(lists))
     good = [torch.zeros(2, 3), torch.zeros(4)]
+    one, other = good
     for bad, message in (
-        (good[:1], f" has 1 tensors, expected 2 (as many as {first})"),
+        ([one], f" has 1 tensors, expected 2 (as many as {first})"),
+        ([one, one], f"[1] has shape [2, 3], expected [4] (that of {first}[1])"),
         (
-            [good[0], good[0]],
-            f"[1] has shape [2, 3], expected [4] (that of {first}[1])",
-        ),
-        (
-            [good[0], good[1].double()],
+            [one, other.double()],
             f"[1] has float64, expected float32 (for {first}[1] in float32)",
         ),
     ):
@@ -349,32 +328,18 @@ def test_counts(op):
 
 FRICTION = "(must not exceed the friction 1 - momentum = 0.250000)"
 OF_ONE = [
-    (
-        *("sghmc_step_", {"noise_estimate": 0.3, "momentum": 0.75}),
-        f"noise_estimate: 0.300000 {FRICTION}",
-    ),
-    *(
-        ("temperature_sums", {"kind": kind}, f"kind: {kind} (must be in [0, 6])")
-        for kind in (-1, 7)
-    ),
-    *(
-        (
-            "temperature_sums",
-            {"decay": decay},
-            f"decay: {decay:.6f} (must be in [0, 1])",
-        )
-        for decay in (-0.5, 1.5)
-    ),
-    *(
-        ("ewsg_log_ratio", {"surrogate": i}, f"surrogate: {i} (must be 0, 1, 2 or 3)")
-        for i in (-1, 4)
-    ),
-    *(
-        (op, {"num_chains": number}, f"num_chains: {number} (must be >= 1)")
-        for op in ("ewsg_log_ratio", "hmc_energy")
-        for number in (-1, 0)
-    ),
-]
+    (*("sghmc_step_", {"noise_estimate": 0.3, "momentum": 0.75}),
+     f"noise_estimate: 0.300000 {FRICTION}"),
+    *((op, {name: value}, f"{name}: {value} (must be {wanted})")
+     for op, name, values, wanted in (
+         ("temperature_sums", "kind", (-1, 7), "in [0, 6]"),
+         ("ewsg_log_ratio", "surrogate", (-1, 4), "0, 1, 2 or 3"),
+         ("ewsg_log_ratio", "num_chains", (-1, 0), ">= 1"),
+         ("hmc_energy", "num_chains", (-1, 0), ">= 1"))
+     for value in values),
+    *(("temperature_sums", {"decay": x}, f"decay: {x:.6f} (must be in [0, 1])")
+     for x in (-0.5, 1.5)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("op", "numbers", "message"), OF_ONE)
@@ -398,13 +363,9 @@ def test_num_chains(op):
 @pytest.mark.parametrize(
     ("op", "name"),
     [
-        ("hmc_momenta_", "masses"),
-        ("hmc_leapfrog_", "masses"),
-        ("hmc_energy", "masses"),
-        ("sbps_reflect_", "preconditioners"),
-        ("sbps_reflection_sums", "preconditioners"),
-        ("sghmc_step_", "grad_variances"),
-        ("ewsg_log_ratio", "momenta"),
+        *((op, "masses") for op in ("hmc_momenta_", "hmc_leapfrog_", "hmc_energy")),
+        *((f"sbps_reflect{k}", "preconditioners") for k in ("_", "ion_sums")),
+        *(("sghmc_step_", "grad_variances"), ("ewsg_log_ratio", "momenta")),
     ],
 )
 def test_lists_that_may_be_skipped_but_not_in_part(op, name):

@@ -19,12 +19,8 @@ def opcheck_cases():
 
     stream = {"offsets": [0, 128, 512, 640], "seed": -1, "step": 3}
     on_device = {**stream, "device_step": torch.tensor(4)}
-    shared = {
-        **TARGET,
-        "momentum": 0.9,
-        "noise_estimate": 0.05,
-        "resample_momentum_every": 7,
-    }
+    shared = {**TARGET, "momentum": 0.9, "noise_estimate": 0.05}
+    shared["resample_momentum_every"] = 7
     preconditioner = {**TARGET, "decay": 0.9, "eps": 1e-3}
     thermostat = {**TARGET, "momentum": 0.9, "thermostat_rate": 0.01}
     p, g, v, s = lists(4)
@@ -38,11 +34,8 @@ def opcheck_cases():
     ratios = torch.tensor([-1.0, 0.5, torch.nan], dtype=torch.float64)
     rows = {kind: ecs_arguments(kind) for kind in ("linear", "predictor", "whole")}
     return {
-        **{
-            op: (tensors, {**numbers, **stream})
-            for op in by_gradients()
-            for tensors, numbers in [arguments_of(op, p, g, v, [])]
-        },
+        **{op: (tensors, {**numbers, **stream}) for op in by_gradients()
+         for tensors, numbers in [arguments_of(op, p, g, v, [])]},
         "square_root_": ((q,), {}),
         "sgld_step_ bf16": ((b, c, m32), {**TARGET, **on_device}),
         "sghmc_step_": ((p, g, v, [], []), {**shared, **stream}),
@@ -61,21 +54,16 @@ def opcheck_cases():
         "gaussian_": ((p,), {"std": 0.5, "purpose": 0, **stream}),
         "gaussian_ on device": ((p,), {"std": 0.5, "purpose": 1, **on_device}),
         "sum_of_squares": ((p,), {}),
-        **{
-            f"temperature_sums of kind {kind}": (
-                (g, p, s if kind % 2 else [], movers, q if kind in (1, 3, 5) else []),
-                {"kind": kind, "weight_decay": 0.1, "decay": 0.9, "eps": 0.1},
-            )
-            for kind, movers in enumerate(([], [], v, v, p, p))
-        },
+        **{f"temperature_sums of kind {kind}":
+         ((g, p, s if kind % 2 else [], movers, q if kind in (1, 3, 5) else []),
+         {"kind": kind, "weight_decay": 0.1, "decay": 0.9, "eps": 0.1})
+         for kind, movers in enumerate(([], [], v, v, p, p))},
         "count_nonfinite": ((p,), {}),
         "count_nonfinite bf16": ((b,), {}),
         "step_or_nothing": ((torch.zeros(4, 2).long(),), {"step": 3}),
         "step_if_finite": ((p,), {"step": 3, "device_step": torch.tensor(5)}),
-        "step_or_nothing on device": (
-            (torch.ones(4, 2).long(),),
-            {"step": 0, "device_step": torch.tensor(4)},
-        ),
+        "step_or_nothing on device":
+         ((torch.ones(4, 2).long(),), {"step": 0, "device_step": torch.tensor(4)}),
         "ewsg_log_ratio": ((p, g, s, v), {**weights, "num_chains": 1}),
         "ewsg_log_ratio without momenta": ((b, c, b, []), {**weights, "num_chains": 1}),
         "ewsg_log_ratio of chains": ((k, k, m, m), {**weights, "num_chains": 3}),
@@ -88,52 +76,37 @@ def opcheck_cases():
         "hmc_energy": ((p, v, []), {"prior_precision": 0.0, "num_chains": 1}),
         "hmc_energy of chains": ((k, m, m), {"prior_precision": 2.0, "num_chains": 3}),
         "chain_product": ((torch.ones(3, 2, 16), torch.ones(2, 5, 16)), {}),
-        "noise_steps_": (
-            ([torch.empty(2, 3)], [0]),
-            {"uniform": 1, "seed": 1, "step": 2, "num_chains": 0},
-        ),
-        "metropolis_decide": (
-            (ratios,),
-            {"proposal": 2, "purpose": 3, "seed": 5, "step": 7},
-        ),
+        "noise_steps_": (([torch.empty(2, 3)], [0]),
+         {"uniform": 1, "seed": 1, "step": 2, "num_chains": 0}),
+        "metropolis_decide": ((ratios,),
+         {"proposal": 2, "purpose": 3, "seed": 5, "step": 7}),
         "select_chains_": ((k, m, ratios > 0), {}),
         **{f"ecs_estimate {kind}": rows[kind][0] for kind in rows},
         **{f"ecs_density {kind}": rows[kind][1] for kind in rows},
-        "ecs_leapfrog_": (
-            tuple(torch.ones(s, dtype=torch.float64) for s in (3, 3, 3, (3, 3), 3)),
-            {"kick": 0.1, "drift": 0.2},
-        ),
+        "ecs_leapfrog_": (tuple(torch.ones(s, dtype=torch.float64)
+         for s in (3, 3, 3, (3, 3), 3)), {"kick": 0.1, "drift": 0.2}),
         "sbps_place_": ((p, g, v), {"time": 0.7}),
         "sbps_place_ bf16": ((b, v, s), {"time": 0.7}),
-        "sbps_reflect_": (
-            (p, g, v, []),
-            {"weight_decay": 0.1, "scale": 0.9, "gain": 0.3},
-        ),
-        "sbps_reflect_ preconditioned": (
-            (b, c, v, q),
-            {"weight_decay": 0.1, "scale": 0.9, "gain": 0.3},
-        ),
+        "sbps_reflect_": ((p, g, v, []),
+         {"weight_decay": 0.1, "scale": 0.9, "gain": 0.3}),
+        "sbps_reflect_ preconditioned":
+         ((b, c, v, q), {"weight_decay": 0.1, "scale": 0.9, "gain": 0.3}),
         "sbps_reflection_sums": ((b, c, v, q), {"weight_decay": 0.1}),
         "sbps_adapt_": ((b, c, q), {"weight_decay": 0.1, "decay": 0.9}),
         "sbps_precondition_": ((q, v, s, g), {"eps": 0.1, "scale": 2.0}),
         "sbps_preconditioner_sum": ((q,), {"eps": 0.1}),
-        "sbps_reflect_sums_": (
-            (b, c, v, s),
-            {"weight_decay": 0.1, "scale": 0.9, "gain": 0.3},
-        ),
+        "sbps_reflect_sums_":
+         ((b, c, v, s), {"weight_decay": 0.1, "scale": 0.9, "gain": 0.3}),
         "sbps_precondition_sums_": ((q, v, s, g, p), {"eps": 0.1, "scale": 2.0}),
         "sbps_line_sums": ((v, s), {}),
         "sgld_step_ about means": ((b, c, m32), {**TARGET, **stream, **means}),
-        "hmc_energy about means": (
-            (b, v, []),
-            {"prior_precision": 2.0, "num_chains": 1, **means},
-        ),
+        "hmc_energy about means":
+         ((b, v, []), {"prior_precision": 2.0, "num_chains": 1, **means}),
         "sbps_line_sums about means": ((v, s), means),
-        "temperature_sums about means": (
-            (g, p, [], [], []),
-            {"kind": 0, "weight_decay": 0.1, "decay": 1.0, "eps": 0.1, **means},
-        ),
-    }
+        "temperature_sums about means":
+         ((g, p, [], [], []), {"kind": 0, "weight_decay": 0.1, "decay": 1.0, "eps": 0.1,
+         **means}),
+    }  # fmt: skip
 
 
 def ecs_arguments(kind):

@@ -138,9 +138,8 @@ def test_the_gradient_is_autograds():
     assert all(p.grad is g for p, g in zip(model.parameters(), buffers, strict=True))
     mean = (model.u[users] * model.v[items]).sum(1) + model.a[users] + model.b[items]
     torch.testing.assert_close(model.predict(users, items), mean.detach())
-    right = torch.autograd.grad(
-        2.5 * (mean - y).square().mean() / 2, list(model.parameters())
-    )
+    loss = 2.5 * (mean - y).square().mean() / 2
+    right = torch.autograd.grad(loss, list(model.parameters()))
     torch.testing.assert_close(mine, list(right))
     untouched = torch.ones(60, dtype=torch.bool)
     untouched[users] = False
@@ -162,9 +161,8 @@ def test_precisions_have_their_conditionals():
     draws = [[*chain.precision.step(), chain.noise.step()] for _ in range(400)]
     tensors = [*chain.model.parameters(), errors]
     for values, t in zip(zip(*draws, strict=True), tensors, strict=True):
-        law = stats.gamma(
-            1 + t.numel() / 2, scale=1 / (1 + float(t.detach().square().sum()) / 2)
-        )
+        scale = 1 / (1 + float(t.detach().square().sum()) / 2)
+        law = stats.gamma(1 + t.numel() / 2, scale=scale)
         assert stats.kstest(values, law.cdf).pvalue > 1e-3
     assert chain.report()["precisions"] == draws[-1]
 
@@ -214,9 +212,8 @@ def test_the_reference_draws_rows_from_their_conditionals():
         x = torch.cat([v[train.items[of]], torch.ones(int(of.sum()), 1)], 1).double()
         covariance = torch.linalg.inv(0.7 * x.T @ x + torch.diag(prior))
         mean = covariance @ (0.7 * x.T @ (y - b[train.items])[of].double())
-        white = torch.linalg.solve_triangular(
-            torch.linalg.cholesky(covariance), (draws[:, user] - mean).T, upper=False
-        )
+        factor, away = torch.linalg.cholesky(covariance), draws[:, user] - mean
+        white = torch.linalg.solve_triangular(factor, away.T, upper=False)
         for row in white:
             assert stats.kstest(row.numpy(), "norm").pvalue > 1e-3
         assert (torch.corrcoef(white) - torch.eye(4)).abs().max() < 0.2

@@ -29,9 +29,8 @@ def data_root(tmp_path_factory):
     rows[:, 54] = np.where(is_second, 2, random.choice([1, 3, 7], 1500))
     root = tmp_path_factory.mktemp("data")
     (root / "covertype").mkdir()
-    np.savetxt(
-        root / "covertype" / "covtype_subset.data.gz", rows, fmt="%d", delimiter=","
-    )
+    path = root / "covertype" / "covtype_subset.data.gz"
+    np.savetxt(path, rows, fmt="%d", delimiter=",")
     return root
 
 
@@ -104,11 +103,8 @@ def test_the_papers_step_sizes(data_root):
     x, s = split.train_x[:50], split.train_s[:50]
     count = len(split.train_x)
     gradient = -(s[:, None] * x).mean(0) / 2 * count  # of U at θ = 0
-    for name, factor in (
-        ("sgld", 2e-5),  # h
-        ("sghmc", 1e-6),  # h²
-        ("ewsg", 9e-6),
-    ):
+    # h, h² and as much for EWSG.
+    for name, factor in (("sgld", 2e-5), ("sghmc", 1e-6), ("ewsg", 9e-6)):
         method = blr.methods.METHODS[name]
         theta = torch.nn.Parameter(torch.zeros(3, 54))
         sampler = method.build(theta, count, method.step_size, 0)

@@ -99,17 +99,13 @@ def test_the_integrator_of_the_paper():
     run.sampler.param_groups[0]["temperature"] = 0.0
     run.step()
     for _ in range(4):
-        theta, v = (
-            run.theta.clone(),
-            run.sampler.state[run.parameter]["momentum"].clone(),
-        )
+        state = run.sampler.state[run.parameter]
+        theta, v = run.theta.clone(), state["momentum"].clone()
         run.step()
         gradient = n * (theta - TARGET.data[run.index])
         torch.testing.assert_close(run.theta, theta + v)
-        torch.testing.assert_close(
-            run.sampler.state[run.parameter]["momentum"],
-            (1 - GAMMA * h) * v - h**2 * gradient,
-        )
+        expected = (1 - GAMMA * h) * v - h**2 * gradient
+        torch.testing.assert_close(state["momentum"], expected)
 
 
 def simulated(steps, h):

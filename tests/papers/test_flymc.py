@@ -9,12 +9,7 @@ from functools import cache
 import pytest
 import torch
 from ewsg2021.blr.flymc import FlyMC, LogisticBound
-from harness.statistics import (
-    StatisticalError,
-    check_gaussian,
-    check_mean,
-    check_z,
-)
+from harness.statistics import StatisticalError, check_gaussian, check_mean, check_z
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -94,11 +89,12 @@ def check(sampler, centre):
     often = variance.sum(0) > 100  # normal enough; the others together
     assert 5 < int(often.sum())
     scores = {}
-    for name, weight in {
+    weights_of_z = {
         "z": torch.ones(len(z), 1),
         "z θ₁": theta[:, :1],
         "z θ₂": theta[:, 1:],
-    }.items():
+    }
+    for name, weight in weights_of_z.items():
         surplus = torch.where(often, weight * (z - p), 0).sum(0)[often]
         error = torch.where(often, weight**2 * variance, 0).sum(0)[often].sqrt()
         scores[name] = (surplus / error).numpy()
@@ -132,9 +128,8 @@ def test_chains_decorrelate_from_their_start():
     """Otherwise the test above could not see a mistake; and here all data are dark."""
     start = torch.tensor([-1.0, 1.0]).repeat(CHAINS, 1)
     factor = torch.tensor([[1.0, 0.0], [-0.5, 0.8]]).double()
-    sampler = FlyMC(
-        bound("tuned"), start, step_size=0.7, brighten=0.1, seed=1, factor=factor
-    )
+    settings = {"step_size": 0.7, "brighten": 0.1, "seed": 1}
+    sampler = FlyMC(bound("tuned"), start, **settings, factor=factor)
     assert len(sampler.bright[0]) == 0
     for _ in range(3 * STEPS):
         sampler.step()
@@ -154,9 +149,8 @@ def test_the_bound_is_below_the_likelihood_and_touches_it():
     m = torch.linspace(-300, 300, 6001).double()
     for tight in xi:
         for label in (-1.0, 1.0):
-            target = LogisticBound(
-                torch.ones(1, 1), torch.tensor([label]), tight[None], 0.1
-            )
+            one = torch.tensor([label])
+            target = LogisticBound(torch.ones(1, 1), one, tight[None], 0.1)
             zeros = torch.zeros(len(m), dtype=torch.int64)
             ratio = target.log_ratio(m[:, None], torch.arange(len(m)), zeros)
             difference = logsigmoid(m * label) - log_bound(m * label, tight)
@@ -164,14 +158,10 @@ def test_the_bound_is_below_the_likelihood_and_touches_it():
             assert (ratio >= 0).all() and float(difference.min()) > -1e-12
             touching = torch.stack([tight, -tight])[:, None]
             equal = target.log_ratio(touching, torch.arange(2), zeros[:2])
-            torch.testing.assert_close(
-                equal, torch.zeros(2).double(), atol=1e-13, rtol=0
-            )
-            away = target.log_ratio(
-                1.5 * touching + touching.sign() + (touching == 0),
-                torch.arange(2),
-                zeros[:2],
-            )
+            nothing = torch.zeros(2).double()
+            torch.testing.assert_close(equal, nothing, atol=1e-13, rtol=0)
+            theta = 1.5 * touching + touching.sign() + (touching == 0)
+            away = target.log_ratio(theta, torch.arange(2), zeros[:2])
             assert (away > 1e-9).all()
 
 
@@ -238,9 +228,6 @@ def test_a_gaussian_posterior_is_unchanged():
     assert 0.1 < float(sampler.accepted.sum() / sampler.steps.sum()) < 0.9
     mean, covariance = target.mean.numpy(), target.covariance.numpy()
     check_gaussian(sampler.position.numpy(), mean=mean, cov=covariance, label="θ")
-
-
-# ---- What it costs -----------------------------------------------------------------
 
 
 def test_the_evaluations_are_those_that_were_made():

@@ -64,14 +64,10 @@ def test_splines_and_the_order_of_expansions(tmp_path):
     printed, found = run_experiment("hmcecs2019.tables", tmp_path / "out", *options)
     assert "n = 4,000, d = 81" in printed and "width of bands" in printed
     assert len(found["splines"]["realised"]["perturbed"]["difference"]) == 1
-    assert list(found["figure9"]["methods"]) == [
-        *("HMC", "perturbed", "perturbed, order 1", "perturbed, order 0")
-    ]
+    names = ["HMC", "perturbed", "perturbed, order 1", "perturbed, order 0"]
+    assert list(found["figure9"]["methods"]) == names
     pictures = {f.stem for f in (tmp_path / "out").glob("*.png")}
     assert pictures >= {"figure6", "figure9", "splines_moments"}
-
-
-# ---- Data ------------------------------------------------------------------------
 
 
 def test_simulated_rows_do_not_depend_on_chunks(tmp_path):
@@ -212,9 +208,8 @@ def test_potential_and_laplace_approximation(problem, laplace):
 
     def energy(theta):
         logits = x @ theta
-        losses = torch.nn.functional.binary_cross_entropy_with_logits(
-            logits, y, reduction="sum"
-        )
+        of = torch.nn.functional.binary_cross_entropy_with_logits
+        losses = of(logits, y, reduction="sum")
         return losses + 0.5 * problem.prior_precision * theta @ theta
 
     thetas = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
@@ -228,18 +223,15 @@ def test_potential_and_laplace_approximation(problem, laplace):
         likelihoods = problem.log_likelihoods(thetas[0])(indices)
     prior = 0.5 * problem.prior_precision * thetas[0].detach().square().sum()
     torch.testing.assert_close(prior - likelihoods.sum(), value[0])
-
     hessian = torch.autograd.functional.hessian(energy, laplace.mode)
     torch.testing.assert_close(laplace.hessian, hessian, rtol=1e-4, atol=1e-2)
     shift = torch.linalg.solve(hessian, problem.potential(laplace.mode[None])[1][0])
     assert float((shift / laplace.deviations).abs().max()) < 1e-3
     root = laplace.root
-    torch.testing.assert_close(
-        root.T @ laplace.hessian @ root, torch.eye(5, dtype=torch.float64)
-    )
-    torch.testing.assert_close(
-        laplace.deviations**2, torch.linalg.inv(laplace.hessian).diag()
-    )
+    eye = torch.eye(5, dtype=torch.float64)
+    torch.testing.assert_close(root.T @ laplace.hessian @ root, eye)
+    variances = torch.linalg.inv(laplace.hessian).diag()
+    torch.testing.assert_close(laplace.deviations**2, variances)
 
 
 def test_all_methods_sample_the_posterior(problem, laplace, tmp_path):
@@ -248,15 +240,12 @@ def test_all_methods_sample_the_posterior(problem, laplace, tmp_path):
     size = Size(1, 300, 300, 60, 500)
     start = laplace.mode
     common = (problem, laplace)
+    plain, rest = samplers.gradient_method, (300, 500, 0, tmp_path)
     runs = {
         "HMC": samplers.hmc(*common, 320, 0, tmp_path),
         "perturbed": samplers.hmc_ecs(problem, start, size, 0, tmp_path),
-        "SGHMC": samplers.gradient_method(
-            *common, "SGHMC", 2, 0.24, 300, 500, 0, tmp_path
-        ),
-        "SGLD": samplers.gradient_method(
-            *common, "SGLD", 1, 0.3, 300, 500, 0, tmp_path
-        ),
+        "SGHMC": plain(*common, "SGHMC", 2, 0.24, *rest),
+        "SGLD": plain(*common, "SGLD", 1, 0.3, *rest),
     }
     for name, run in runs.items():
         found = measures.errors(run, truth)
@@ -274,9 +263,6 @@ def test_order_0_does_not_stay_where_the_posterior_is(problem, laplace, tmp_path
     samplers.hmc_ecs(*common, **comparison.ECS["perturbed"])
     with pytest.raises(RuntimeError, match="has left the posterior"):
         samplers.hmc_ecs(*common, **comparison.ECS["perturbed, order 0"])
-
-
-# ---- What is measured ------------------------------------------------------------
 
 
 def autoregressive(rho, count, seed):
@@ -350,9 +336,8 @@ def test_realised_frequencies(bug):
     x = torch.column_stack([torch.ones(20_000), torch.randn(20_000, **like)])
     theta = torch.tensor([-1.0, 2.0], dtype=torch.float64)
     y = (torch.rand(20_000, **like) < torch.sigmoid(x @ theta)).float()
-    problem = Problem(
-        *("known", x.float(), y, x[:0], y[:0]), covariate=Covariate("x", x[:, 1])
-    )
+    data = ("known", x.float(), y, x[:0], y[:0])
+    problem = Problem(*data, covariate=Covariate("x", x[:, 1]))
     spread = 0.05 * torch.randn(300, 2, **like)
     draws = (theta + spread).numpy()[None]
     hmc = Run(draws, np.ones((1, 300)), 1.0, {})

@@ -81,9 +81,8 @@ def test_an_interrupted_run_continues_to_the_same_bits(
     assert resumed["costs"] == whole["costs"]
     assert torch.equal(resumed["samples"], whole["samples"])
     # A shorter run is the beginning of it, and needs no more work.
-    half = run_chain(
-        ChainConfig("sbps", 0.0, 0, 15, BATCH, images.name), images, tmp_path
-    )
+    short = ChainConfig("sbps", 0.0, 0, 15, BATCH, images.name)
+    half = run_chain(short, images, tmp_path)
     assert max(half["costs"]) < 15 * IMAGES + 2 * BATCH < max(whole["costs"])
     assert torch.equal(half["samples"], whole["samples"][: len(half["samples"])])
     other = ChainConfig("sbps", 0.0, 0, 30, 2 * BATCH, images.name)
@@ -107,10 +106,8 @@ def test_sums_of_blocks_are_another_unit_and_a_weaker_prior(tmp_path):
     printed, found = run_experiment("sbps2017.figure6", tmp_path, *options)
     assert "digits 4x4, summed, N 563, d 64, 20 epochs" in printed
     sampler = found["runs"][1]["config"]
-    assert (sampler["dataset"], sampler["sample_interval"]) == (
-        "digits 4x4, summed",
-        0.125,
-    )
+    assert sampler["dataset"] == "digits 4x4, summed"
+    assert sampler["sample_interval"] == 0.125
 
 
 def test_mnist_has_the_papers_dimension(data_root):

@@ -45,7 +45,6 @@ def test_the_corners_equal_those_of_the_trajectory(problem):
     path = paths.bounce(problem, start, 300, seed=4)
     lengths = np.linalg.norm(np.diff(path.corners, axis=0), axis=1)
     np.testing.assert_allclose(lengths, np.diff(path.times), atol=1e-9)
-
     w = torch.nn.Parameter(torch.from_numpy(start.copy()))
     interval = path.times[-1] / 40
     sampler = sg.SBPS([w], num_data=1000, num_std=3.0, seed=4, sample_interval=interval)
@@ -80,9 +79,8 @@ def test_measures_of_independent_draws():
     """All are 1, and the effective size their number; others where draws are wrong."""
     random = np.random.default_rng(1)
     deviations = np.array([2.0, 0.1])
-    reference = comparison.Reference(
-        np.empty((1, 20)), np.array([1.0, 0.0]), deviations**2, 0.0
-    )
+    moments = np.array([1.0, 0.0]), deviations**2
+    reference = comparison.Reference(np.empty((1, 20)), *moments, 0.0)
     extremes = reference.mean + deviations * random.standard_normal((2, 4000, 2))
     runs = {"epochs": np.arange(1, 4001) / 10, "excess": np.linspace(99, 0, 4000)}
     first = {key: np.tile(value, (2, 1)) for key, value in runs.items()}
@@ -133,9 +131,8 @@ def test_the_noise_of_figure_1():
     # What SBPS sees of it: the spread of the examples along a direction.
     losses = closure()
     assert losses.shape == (figure1.EXAMPLES,)
-    along = torch.stack(
-        [torch.autograd.grad(loss, w, retain_graph=True)[0][0] for loss in losses]
-    )
+    grads = (torch.autograd.grad(loss, w, retain_graph=True)[0] for loss in losses)
+    along = torch.stack([grad[0] for grad in grads])
     assert 0.7 * 25 < along.var() / len(losses) < 1.4 * 25
     plain = figure1.closure_of(w, False, seed=0)()
     torch.testing.assert_close(plain.detach(), figure1.energy(w).detach().expand(2))

@@ -56,12 +56,8 @@ def test_unbiased_with_a_variance_like_the_fourth_power():
     assert traces[1] / traces[0] == pytest.approx(16, rel=0.1)
 
 
-SETTINGS = {
-    "num_data": 40,
-    "prior_precision": 12.0,
-    "prior_mean": 0.0,
-    "temperature": 0.8,
-}
+SETTINGS = {"num_data": 40, "prior_precision": 12.0, "temperature": 0.8}
+SETTINGS["prior_mean"] = 0.0
 
 
 def check_least_squares(with_hessian=True):

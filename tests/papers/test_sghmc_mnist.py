@@ -1,7 +1,4 @@
-"""The SGHMC paper's figure 4, and the bouncy particle on it, as a user runs them.
-
-That runs survive is in tests/faults.
-"""
+"""The SGHMC paper's figure 4, and the bouncy particle on it, as a user runs them."""
 
 import numpy as np
 import pytest
@@ -33,12 +30,10 @@ def test_the_digits_are_learnt_by_all_methods(tmp_path):
     With MNIST's minibatches SGHMC is no better than chance: nine in ten are wrong.
     """
     options = ("--digits", "--seeds", 1, "--epochs", 30, "--burn-in", 12)
-    printed, found = run_experiment(
-        "sghmc2014.mnist", tmp_path, *options, "--method", *METHODS
-    )
-    assert {f.stem for f in tmp_path.glob("*.png")} == {
-        *("figure4", "uncertainty", "learning")
-    }
+    options += ("--method", *METHODS)
+    printed, found = run_experiment("sghmc2014.mnist", tmp_path, *options)
+    pictures = {f.stem for f in tmp_path.glob("*.png")}
+    assert pictures == {"figure4", "uncertainty", "learning"}
     assert printed.count(" points | ") == 15, "each two methods"
     runs = {run["config"]["method"]: run for run in found["runs"]}
     assert list(runs) == list(METHODS)
@@ -88,9 +83,8 @@ def test_the_particle_starts_where_sgd_with_momentum_ends(tmp_path):
     options = ("--method", "sbps", *common, "--start-epochs")
     (two,) = example(tmp_path / "two", *options, 2)
     (none,) = example(tmp_path / "none", *options, 0)
-    assert [r["nll"] for r in two["history"]][:2] == (
-        [r["nll"] for r in sgdm["history"]][:2]
-    )
+    first, same = ([r["nll"] for r in run["history"]][:2] for run in (two, sgdm))
+    assert first == same
     assert two["final"]["nll"] != sgdm["final"]["nll"]
     assert none["history"][0]["nll"] != sgdm["history"][0]["nll"]
 

@@ -4,12 +4,7 @@ import numpy as np
 import pytest
 import torch
 from ewsg2021.strata import StratifiedBatches, cluster
-from harness.minibatches import (
-    STRATA_MUTATIONS,
-    check_inclusion,
-    check_plain_mean,
-    mutant_strata,
-)
+from harness import minibatches
 from harness.statistics import StatisticalError
 
 import torch_sgmcmc as sg
@@ -35,20 +30,20 @@ def test_they_are_unbiased(n):
     if n == 40:
         assert (np.sort(batches, axis=1) == np.arange(40)).all()
         return
-    check_inclusion(batches, 40)
-    check_plain_mean(batches, VALUES)
+    minibatches.check_inclusion(batches, 40)
+    minibatches.check_plain_mean(batches, VALUES)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("mutation", [None, *STRATA_MUTATIONS])
+@pytest.mark.parametrize("mutation", [None, *minibatches.STRATA_MUTATIONS])
 def test_bugs_are_caught(mutation):
-    batches = mutant_strata(mutation)(STRATA, 8, 20_000)
+    batches = minibatches.mutant_strata(mutation)(STRATA, 8, 20_000)
     if mutation is None:
-        check_inclusion(batches, 40)
-        check_plain_mean(batches, VALUES)
+        minibatches.check_inclusion(batches, 40)
+        minibatches.check_plain_mean(batches, VALUES)
         return
     with pytest.raises(StatisticalError):
-        check_inclusion(batches, 40)
+        minibatches.check_inclusion(batches, 40)
 
 
 def test_every_stratum_gets_its_share():
@@ -71,7 +66,7 @@ def test_they_reduce_the_variance():
 def test_one_stratum_and_a_stratum_for_each_datum():
     for strata in ([0] * 12, range(12)):
         batches = StratifiedBatches(torch.tensor([*strata]), 5, seed=1)
-        check_inclusion(batches.draw(5000).numpy(), 12)
+        minibatches.check_inclusion(batches.draw(5000).numpy(), 12)
 
 
 def test_resuming():

@@ -29,16 +29,12 @@ def network():
 
 def chains(count=2, length=5):
     g = torch.Generator().manual_seed(1)
-    return [
-        [
-            {
-                n: torch.randn(p.shape, generator=g)
-                for n, p in network().named_parameters()
-            }
-            for _ in range(length)
-        ]
-        for _ in range(count)
-    ]
+
+    def draw():
+        named = network().named_parameters()
+        return {n: torch.randn(p.shape, generator=g) for n, p in named}
+
+    return [[draw() for _ in range(length)] for _ in range(count)]
 
 
 def test_all_of_a_small_model():
@@ -119,20 +115,14 @@ def test_modules_and_low_precision_and_a_draw_that_is_written_again():
 
 def test_wrong_arguments():
     draws = chains()
+    unequal = [{"a": torch.zeros(3)}, {"a": torch.zeros(2)}]
+    large = [{"a": torch.zeros(10_001)}]
     for given, error, match in (
         ([], ValueError, r"chains of \[\] draws"),
         ([draws[0], draws[1][:3]], ValueError, r"chains of \[5, 3\] draws"),
         ([torch.zeros(3)], TypeError, "Invalid draw: of type Tensor"),
-        (
-            [{"a": torch.zeros(3)}, {"a": torch.zeros(2)}],
-            ValueError,
-            r"\[2\] and \[3\]",
-        ),
-        (
-            [{"a": torch.zeros(10_001)}],
-            ValueError,
-            "10,001 numbers each, of which some",
-        ),
+        (unequal, ValueError, r"\[2\] and \[3\]"),
+        (large, ValueError, "10,001 numbers each, of which some"),
     ):
         with pytest.raises(error, match=match):
             sg.to_arviz(given)
@@ -150,13 +140,11 @@ def test_leave_one_out_equals_that_of_a_normal_mean():
     """Exact draws: leave-one-out equals predictive densities without each datum."""
     g = torch.Generator().manual_seed(2)
     y = torch.randn(20, generator=g, dtype=torch.float64)
-    draws = [
-        [
-            {"mean": y.mean() + torch.randn((), generator=g) / 20**0.5}
-            for _ in range(1000)
-        ]
-        for _ in range(2)
-    ]
+
+    def draw():
+        return {"mean": y.mean() + torch.randn((), generator=g) / 20**0.5}
+
+    draws = [[draw() for _ in range(1000)] for _ in range(2)]
     normal = torch.distributions.Normal
     data = sg.to_arviz(
         draws,

@@ -5,10 +5,7 @@ import math
 import pytest
 import torch
 
-from torch_sgmcmc.diagnostics.convergence import (
-    convergence_of,
-    shared_noise,
-)
+from torch_sgmcmc.diagnostics.convergence import convergence_of, shared_noise
 
 pytestmark = pytest.mark.full
 

@@ -6,12 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from harness.minibatches import (
-    UNIFORM_MUTATIONS,
-    check_independent,
-    check_uniform,
-    mutant_uniform,
-)
+from harness import minibatches
 from harness.philox import philox
 from harness.statistics import StatisticalError
 from torch.utils.data import DataLoader, TensorDataset
@@ -25,22 +20,26 @@ def by_library(num_data, n, count):
 
 
 def test_minibatches_are_uniform():
-    check_uniform(by_library)
+    minibatches.check_uniform(by_library)
 
 
 def test_minibatches_are_independent():
-    check_independent(by_library)
+    minibatches.check_independent(by_library)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("mutation", [None, *UNIFORM_MUTATIONS])
+@pytest.mark.parametrize("mutation", [None, *minibatches.UNIFORM_MUTATIONS])
 def test_bugs_of_uniform_minibatches_are_caught(mutation):
-    draw = mutant_uniform(mutation)
+    draw = minibatches.mutant_uniform(mutation)
     in_law = ("epoch shuffle", "every minibatch drawn twice")
-    check = check_independent if mutation in in_law else check_uniform
+    check = (
+        minibatches.check_independent
+        if mutation in in_law
+        else minibatches.check_uniform
+    )
     if mutation is None:
-        check_uniform(draw)
-        check_independent(draw)
+        minibatches.check_uniform(draw)
+        minibatches.check_independent(draw)
         return
     with pytest.raises(StatisticalError):
         check(draw)

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -55,13 +56,10 @@ def interrupted(folder, signals):
 
 
 def go(folder, signals, loader=None):
-    return sg.sample(
-        *(model, sghmc, loader or DataLoader(data(), 10, shuffle=True), signals.loss),
-        folder,
-        **{**OPTIONS, "burn_in": 3, "every": 2, "seed": 5, "progress": False},
-        check=False,
-        callbacks=signals,
-    )
+    loader = loader or DataLoader(data(), 10, shuffle=True)
+    options = {**OPTIONS, "burn_in": 3, "every": 2, "seed": 5, "progress": False}
+    options |= {"check": False, "callbacks": signals}
+    return sg.sample(model, sghmc, loader, signals.loss, folder, **options)
 
 
 def in_a_process(function, *args):
@@ -76,6 +74,12 @@ def nothing():
     return Signals(0, 0, within=True)
 
 
+def goes_on_as_if_whole(folder, resume):
+    for name in ("run", "whole"):
+        resume(folder / name)
+    return contents(folder / "run") == contents(folder / "whole")
+
+
 @pytest.mark.parametrize("within", [False, True])
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_what_was_done_is_saved(name, within, tmp_path):
@@ -88,9 +92,7 @@ def test_what_was_done_is_saved(name, within, tmp_path):
     else:  # as of a program without a handler
         assert code == -number and not (tmp_path / "said").exists()
     assert sg.load(tmp_path / "run" / "checkpoint-0.pt")["step"] == 12
-    go(tmp_path / "run", nothing())
-    go(tmp_path / "whole", nothing())
-    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+    assert goes_on_as_if_whole(tmp_path, partial(go, signals=nothing()))
 
 
 @pytest.mark.nightly
@@ -143,21 +145,15 @@ def with_workers(folder, steps):
 
 
 def run_with(folder, loader, callback=()):
-    sg.sample(
-        *(model, sghmc, loader, loss, folder),
-        **{**OPTIONS, "seed": 5, "progress": False},
-        check=False,
-        callbacks=callback,
-    )
+    options = {**OPTIONS, "seed": 5, "progress": False, "check": False}
+    sg.sample(model, sghmc, loader, loss, folder, callbacks=callback, **options)
 
 
 def test_workers_of_a_loader(tmp_path):
     in_a_process(with_workers, tmp_path / "run", 9)
     assert sg.load(tmp_path / "run" / "checkpoint-0.pt")["step"] == 9
     loader = DataLoader(data(), 10, shuffle=True)
-    run_with(tmp_path / "run", loader)
-    run_with(tmp_path / "whole", loader)
-    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+    assert goes_on_as_if_whole(tmp_path, partial(run_with, loader=loader))
 
 
 class Fails(DataLoader[Any]):
@@ -179,9 +175,7 @@ def test_a_loader_whose_workers_have_ended(tmp_path):
     assert in_a_process(with_a_dead_worker, tmp_path / "run") == 1
     assert sg.load(tmp_path / "run" / "checkpoint-0.pt")["step"] == 3
     loader = DataLoader(data(), 10, shuffle=True)
-    run_with(tmp_path / "run", loader)
-    run_with(tmp_path / "whole", loader)
-    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+    assert goes_on_as_if_whole(tmp_path, partial(run_with, loader=loader))
 
 
 def test_a_callback_that_interrupts(tmp_path):
@@ -192,9 +186,7 @@ def test_a_callback_that_interrupts(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "run", **OPTIONS, callbacks=[interrupt])
     assert sg.load(tmp_path / "run" / "checkpoint-0.pt")["step"] == 9
-    run(tmp_path / "run", **OPTIONS)
-    run(tmp_path / "whole", **OPTIONS)
-    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+    assert goes_on_as_if_whole(tmp_path, partial(run, **OPTIONS))
 
 
 def test_a_thread(tmp_path):
@@ -221,14 +213,9 @@ def test_a_checkpoint_every_few_minutes(tmp_path, monkeypatch):
 
     def steps_saved(seconds):
         monkeypatch.setattr(driver, "CHECKPOINT_SECONDS", seconds)
-        saved = []
-        folder = tmp_path / str(seconds)
-        look = folder / "checkpoint-0.pt"
-        run(
-            folder,
-            **OPTIONS,
-            callbacks=lambda state: saved.append(torch.load(look)["step"]),
-        )
+        saved, folder = [], tmp_path / str(seconds)
+        look = partial(torch.load, folder / "checkpoint-0.pt")
+        run(folder, **OPTIONS, callbacks=lambda state: saved.append(look()["step"]))
         return saved
 
     assert steps_saved(0.0) == [*range(20)]

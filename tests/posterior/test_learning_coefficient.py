@@ -28,6 +28,10 @@ def test_the_formula():
     assert learning_coefficient((2, 2, 2), 0) == 1.5
 
 
+LINEAR = {"num_data": 100_000, "localization": 10.0, "burn_in": 400}
+LINEAR |= {"seed": 0, "progress": False}
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("sizes", "rank", "draws"),
@@ -36,17 +40,7 @@ def test_the_formula():
 )
 def test_linear_networks(sizes, rank, draws):
     weights, loss = linear_network(sizes, rank)
-    result = local_learning_coefficient(
-        weights,
-        loss,
-        sghmc,
-        num_data=100_000,
-        localization=10.0,
-        burn_in=400,
-        draws=draws,
-        seed=0,
-        progress=False,
-    )
+    result = local_learning_coefficient(weights, loss, sghmc, draws=draws, **LINEAR)
     expected = learning_coefficient(sizes, rank)
     assert result.warnings == ()
     assert result.value == pytest.approx(expected, rel=0.05)
@@ -71,14 +65,8 @@ class Regression:
         return residual.square().mean() / 2
 
     def estimate(self, sampler, **settings):
-        shared = {
-            "num_data": self.n,
-            "localization": 1.0,
-            "burn_in": 100,
-            "draws": 400,
-            "seed": 3,
-            "progress": False,
-        }
+        shared = {"num_data": self.n, "localization": 1.0, "seed": 3}
+        shared |= {"burn_in": 100, "draws": 400, "progress": False}
         shared.update(settings)
         return local_learning_coefficient([self.weight], self.loss, sampler, **shared)
 
@@ -135,17 +123,8 @@ def test_of_a_part_of_the_parameters(layer):
     for weight in weights:
         weight.grad = torch.ones_like(weight)
     before = [bits(w.detach()) for w in weights]
-    result = local_learning_coefficient(
-        [weights[layer]],
-        loss,
-        sghmc,
-        num_data=100_000,
-        localization=10.0,
-        burn_in=400,
-        draws=1500,
-        seed=0,
-        progress=False,
-    )
+    given = [weights[layer]]
+    result = local_learning_coefficient(given, loss, sghmc, draws=1500, **LINEAR)
     assert result.warnings == ()
     assert abs(result.value - 4) < result.half_width + 0.05
     assert result.half_width < 0.3
@@ -261,9 +240,6 @@ def test_the_picture(monkeypatch):
         result.plot()
 
 
-__all__ = ["learning_coefficient", "linear_network"]
-
-
 def learning_coefficient(sizes, rank):
     """λ of a network of these widths, the true map having this rank.
 
@@ -299,10 +275,8 @@ def linear_network(sizes, rank):
     At the weights the loss is least. They are in balance: all have the rank of the map.
     """
     g = torch.Generator().manual_seed(1)
-    turns = [
-        torch.linalg.qr(torch.randn(size, size, generator=g).double())[0]
-        for size in sizes
-    ]
+    squares = (torch.randn(size, size, generator=g).double() for size in sizes)
+    turns = [torch.linalg.qr(square)[0] for square in squares]
     weights, product = [], torch.eye(sizes[0], dtype=torch.float64)
     for i in range(len(sizes) - 1):
         core = torch.zeros(sizes[i + 1], sizes[i], dtype=torch.float64)

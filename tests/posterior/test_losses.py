@@ -100,13 +100,12 @@ NOISY = sg.losses.gaussian("log_noise")
 
 def some_draws(count=30):
     generator = torch.Generator().manual_seed(3)
-    return [
-        {
-            "a": 1 + 0.3 * torch.randn(1, 2, generator=generator),
-            "log_noise": -1 + 0.2 * torch.randn(2, generator=generator),
-        }
-        for _ in range(count)
-    ]
+
+    def draw():
+        a = 1 + 0.3 * torch.randn(1, 2, generator=generator)
+        return {"a": a, "log_noise": -1 + 0.2 * torch.randn(2, generator=generator)}
+
+    return [draw() for _ in range(count)]
 
 
 def mixture(draws):
@@ -142,12 +141,8 @@ def test_scores_of_mixtures():
     inside = ((ranks > 0.05) & (ranks < 0.95)).double().mean()
     assert found.coverage == float(inside) < 1
     # Outputs of an input share a draw: a mixture of products, not a product of them.
-    joint = torch.stack(
-        [
-            Normal(INPUTS @ d["a"], d["log_noise"].exp()).log_prob(TARGETS).sum(1)
-            for d in draws
-        ]
-    )
+    laws = [Normal(INPUTS @ d["a"], d["log_noise"].exp()) for d in draws]
+    joint = torch.stack([law.log_prob(TARGETS).sum(1) for law in laws])
     nll = math.log(len(draws)) - float(joint.logsumexp(0).mean())
     assert found.nll == pytest.approx(nll, rel=1e-5)
     # CRPS is the integral of (cdf - [y <= t])².

@@ -41,13 +41,8 @@ class Made:
 
 
 def _loader(persistent=False, shuffle=True):
-    return DataLoader(
-        problem.data(),
-        batch_size=10,
-        shuffle=shuffle,
-        num_workers=1,
-        persistent_workers=persistent,
-    )
+    workers = {"num_workers": 1, "persistent_workers": persistent}
+    return DataLoader(problem.data(), batch_size=10, shuffle=shuffle, **workers)
 
 
 def _children():
@@ -120,13 +115,8 @@ def test_a_sampler_is_released(no_gc):
     model = problem.model()
     sampler = problem.sghmc(model.named_parameters(), seed=1)
     alive = weakref.ref(model), weakref.ref(sampler)
-    with sg.Collector(
-        sampler,
-        model,
-        sg.SampleStore(),
-        every=1,
-        monitor=sg.TemperatureMonitor(sampler),
-    ):
+    monitor = sg.TemperatureMonitor(sampler)
+    with sg.Collector(sampler, model, sg.SampleStore(), every=1, monitor=monitor):
         for _ in range(3):
             sampler.zero_grad()
             problem.loss(model, problem.data()[:10]).backward()

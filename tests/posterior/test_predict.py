@@ -33,18 +33,13 @@ def draws_of(model, count, *, buffers=False):
     g = torch.Generator().manual_seed(2)
     draws = []
     for _ in range(count):
-        draw = {
-            name: torch.randn(p.shape, generator=g)
-            for name, p in model.named_parameters()
+        made = {
+            k: torch.randn(p.shape, generator=g) for k, p in model.named_parameters()
         }
-        if buffers:
-            for name, b in model.named_buffers():
-                draw[name] = (
-                    0.5 + torch.rand(b.shape, generator=g)
-                    if b.is_floating_point()
-                    else b.clone()
-                )
-        draws.append(draw)
+        for name, b in model.named_buffers() if buffers else ():
+            number = b.is_floating_point()
+            made[name] = 0.5 + torch.rand(b.shape, generator=g) if number else b.clone()
+        draws.append(made)
     return draws
 
 
@@ -117,22 +112,17 @@ def test_mean_variance_and_quantiles_of_outputs_with_weights():
     draws = draws_of(model, 9)
     w = [0.5, 2.0, 1.0, 0.0, 3.0, 0.25, 1.0, 1.5, 4.0]
     levels = (0.0, 0.05, 0.5, 0.9, 1.0)
-    found = sg.predict(
-        model, draws, x, weights=w, link="identity", quantiles=levels, batch_size=7
-    )
+    options = {"link": "identity", "quantiles": levels, "batch_size": 7}
+    found = sg.predict(model, draws, x, weights=w, **options)
     out = outputs(model, draws, x)
     share = torch.tensor(w, dtype=torch.float64)
     share /= share.sum()
     mean = torch.einsum("d,dic->ic", share, out)
     close(found.mean, mean)
     close(found.variance, torch.einsum("d,dic->ic", share, (out - mean).square()))
-    expected = np.quantile(
-        out[[i for i in range(9) if w[i]]].numpy(),
-        levels,
-        axis=0,
-        weights=[v for v in w if v],
-        method="inverted_cdf",
-    )
+    kept, weights = out[[i for i in range(9) if w[i]]].numpy(), [v for v in w if v]
+    method = {"weights": weights, "method": "inverted_cdf"}
+    expected = np.quantile(kept, levels, axis=0, **method)
     close(found.quantiles, torch.from_numpy(expected))
     assert found.levels == levels
     assert found.total is None and found.aleatoric is None and found.epistemic is None
@@ -228,25 +218,17 @@ def test_many_at_once_are_as_one_by_one(chunk_size):
 def test_functions_of_outputs():
     model, x = network(), inputs()
     draws = draws_of(model, 6)
-    found = sg.predict(
-        model,
-        draws,
-        x,
-        link=lambda out: out[:, 0],
-        functions={
-            "noise": lambda out: out[:, 1].exp(),
-            "outer": lambda out: out**2,
-            "is_2": lambda out: out.argmax(1) == 2,
-        },
-    )
+    functions = {
+        "noise": lambda out: out[:, 1].exp(),
+        "outer": lambda out: out**2,
+        "is_2": lambda out: out.argmax(1) == 2,
+    }
+    found = sg.predict(model, draws, x, link=lambda out: out[:, 0], functions=functions)
     out = outputs(model, draws, x)
     close(found.mean, out[..., 0].mean(0))
-    torch.testing.assert_close(
-        found.averages["noise"].double(), out[..., 1].exp().mean(0), rtol=1e-6, atol=0
-    )
-    torch.testing.assert_close(
-        found.averages["outer"].double(), out.square().mean(0), rtol=1e-6, atol=0
-    )
+    for name, expected in (("noise", out[..., 1].exp()), ("outer", out.square())):
+        found_mean = found.averages[name].double()
+        torch.testing.assert_close(found_mean, expected.mean(0), rtol=1e-6, atol=0)
     close(found.averages["is_2"], (out.argmax(-1) == 2).double().mean(0))
     votes = sg.predict(model, draws, x, link=lambda out: out.argmax(1))
     close(votes.mean, out.argmax(-1).double().mean(0))
@@ -345,11 +327,8 @@ def test_mappings_as_hugging_face_models_take_them():
     plain = [{k.removeprefix("layer."): t for k, t in d.items()} for d in draws]
     expected = outputs(nn.Linear(6, 4), plain, x * mask).softmax(-1).mean(0)
     batch = {"values": x, "mask": mask}
-    for given in (
-        batch,
-        [batch],
-        [{k: t[i : i + 5] for k, t in batch.items()} for i in range(0, 23, 5)],
-    ):
+    cut = [{k: t[i : i + 5] for k, t in batch.items()} for i in range(0, 23, 5)]
+    for given in (batch, [batch], cut):
         close(sg.predict(model, draws, given, batch_size=4).mean, expected)
 
 
@@ -364,12 +343,10 @@ def test_the_model_and_random_numbers_are_unchanged():
     state = torch.get_rng_state()
     draws = draws_of(model, 3, buffers=True)
     loader = DataLoader(TensorDataset(x), batch_size=5)
-    count = 0
+    calls = iter(range(100))
 
     def fails(out):
-        nonlocal count
-        count += 1
-        if count == 3:
+        if next(calls) == 2:
             raise RuntimeError("half-way")
         return out
 
@@ -469,10 +446,10 @@ def test_batch_norm_refreshed_for_each_draw(buffers):
         torch.optim.swa_utils.update_bn(data, one)
         expected.append(one.eval()(x).softmax(-1).detach().double())
     for chunk_size in (1, 4):
-        found = sg.predict(
-            model, draws, x, refresh_batch_norm=data, chunk_size=chunk_size
+        options = {"refresh_batch_norm": data, "chunk_size": chunk_size}
+        close(
+            sg.predict(model, draws, x, **options).mean, torch.stack(expected).mean(0)
         )
-        close(found.mean, torch.stack(expected).mean(0))
 
 
 def test_batch_norm_of_other_parameters_is_warned_of_once():
@@ -554,9 +531,8 @@ def test_inputs_that_change_are_refused():
         with pytest.raises(ValueError, match=match):
             predictive.update(draws[1])
         predictive.update(draws[1])
-        assert torch.equal(
-            predictive.result().mean, sg.predict(model, draws, x, batch_size=8).mean
-        )
+        whole = sg.predict(model, draws, x, batch_size=8)
+        assert torch.equal(predictive.result().mean, whole.mean)
 
 
 @pytest.mark.parametrize(

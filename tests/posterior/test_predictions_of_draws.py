@@ -2,6 +2,7 @@
 
 import copy
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -128,15 +129,8 @@ def test_a_model_that_remembers_is_warned_of():
         sg.predict(net, drawn(net, ("scale",)), x, link="identity")
 
 
-class TwoHeads(nn.Module):
-    """Means and log σ."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-
-    def forward(self, x):
-        return self.layer(x)
+#: Means and log σ.
+TwoHeads = partial(nn.Linear, 3, 2)
 
 
 def test_a_store_remembers_its_likelihood(tmp_path):
@@ -145,9 +139,8 @@ def test_a_store_remembers_its_likelihood(tmp_path):
     batches = [(x, x[:, :1])]
     options = {"steps": 8, "seed": 0, "progress": False}
     for folder in (tmp_path, None):
-        store = sg.sample(
-            *(TwoHeads, sghmc, batches, losses.heteroscedastic(), folder), **options
-        )
+        given = (TwoHeads, sghmc, batches, losses.heteroscedastic(), folder)
+        store = sg.sample(*given, **options)
         assert store.likelihood == {"name": "heteroscedastic"}
         found = sg.predict(TwoHeads(), store[2:], x)
         expected = sg.predict(TwoHeads(), [*store[2:]], x, link="gaussian")
@@ -177,9 +170,6 @@ def test_likelihoods_of_settings(given):
     assert Own().settings() is None
 
 
-# ---- What is stored is what is sampled -----------------------------------------------
-
-
 def test_a_layer_replaced_after_the_sampler(tmp_path):
     net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     sampler = sg.SGLD(net.parameters(), 0.1, num_data=4, seed=0)
@@ -201,9 +191,7 @@ def test_a_name_goes_before_a_pattern(tmp_path):
     tensors = {name: torch.ones(2, requires_grad=True) for name in ("w[0]", "w0", "v")}
     sampler = sg.SGLD(tensors.values(), 0.1, num_data=4, seed=0)
     for choice, expected in (
-        (["w[0]"], ["w[0]"]),
-        (["w*"], ["w[0]", "w0"]),
-        (["w[1]", "v"], None),
+        *((["w[0]"], ["w[0]"]), (["w*"], ["w[0]", "w0"]), (["w[1]", "v"], None)),
     ):
         make = lambda c=choice: sg.Collector(sampler, tensors, tmp_path, parameters=c)  # noqa: E731
         if expected is None:
@@ -239,9 +227,6 @@ def test_buffers_that_cannot_be_stored(tmp_path):
         sampler.step()
 
 
-# ---- Inputs, devices, paths ----------------------------------------------------------
-
-
 class Frame:
     """A data frame with the methods that predict() needs."""
 
@@ -274,9 +259,8 @@ def test_averaged_models_have_plain_names():
     averaged = AveragedModel(net)
     assert torch.equal(sg.predict(averaged, draws, x).mean, expected)
     given = [averaged.module, copy.deepcopy(net)]
-    assert torch.equal(
-        sg.predict(net, [averaged], x).mean, sg.predict(net, given[:1], x).mean
-    )
+    expected = sg.predict(net, given[:1], x).mean
+    assert torch.equal(sg.predict(net, [averaged], x).mean, expected)
 
 
 @pytest.fixture

@@ -71,10 +71,7 @@ def test_the_first_error_ends_all(raised, error, words, tmp_path):
 @pytest.mark.usefixtures("forked")
 def test_a_process_that_is_killed(tmp_path):
     with pytest.raises(RuntimeError, match="process of chain 0 has ended") as caught:
-        run(
-            tmp_path / "run",
-            **{"chains": 2, "processes": 2, "callbacks": KilledAt(tmp_path, 0, 5)},
-        )
+        run(tmp_path / "run", chains=2, processes=2, callbacks=KilledAt(tmp_path, 0, 5))
     assert "SIGKILL" in str(caught.value.__cause__)
     assert len(run(tmp_path / "run", chains=2, processes=2)) > 0
 
@@ -190,11 +187,8 @@ def test_what_has_no_file(tmp_path):
     before = contents(tmp_path)
     more = ", restart=True"
     code = script(CALL.format(loss="loss", folder=str(tmp_path), more=more))
-    ended = subprocess.run(
-        [sys.executable, "-"],
-        cwd=tmp_path,
-        **{"input": code, "capture_output": True, "text": True},
-    )
+    options = {"cwd": tmp_path, "input": code, "capture_output": True, "text": True}
+    ended = subprocess.run([sys.executable, "-"], **options)
     assert ended.returncode == 1
     assert ended.stderr.rstrip().endswith(
         "TypeError: Invalid processes: 2, and they cannot import definitions of a "
@@ -209,10 +203,8 @@ def test_a_script_without_a_guard(tmp_path):
     before = contents(tmp_path / "run")
     call = CALL.format(loss="loss", folder=str(tmp_path / "run"), more="")
     (tmp_path / "bare.py").write_text(script(call))
-    ended = subprocess.run(
-        [sys.executable, str(tmp_path / "bare.py")],
-        **{"capture_output": True, "text": True},
-    )
+    command = [sys.executable, str(tmp_path / "bare.py")]
+    ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 1
     assert "that reads this script: functions belong into a file" in ended.stderr
     assert 'under if __name__ == "__main__":' in ended.stderr.splitlines()[-1]
@@ -221,17 +213,14 @@ def test_a_script_without_a_guard(tmp_path):
 
 def test_a_guarded_script(tmp_path):
     call = CALL.format(loss="loss", folder=str(tmp_path / "run"), more="")
-    (tmp_path / "guarded.py").write_text(
-        script(f'if __name__ == "__main__":\n  {call}')
-    )
+    guarded = script(f'if __name__ == "__main__":\n  {call}')
+    (tmp_path / "guarded.py").write_text(guarded)
     subprocess.run([sys.executable, str(tmp_path / "guarded.py")], check=True)
     assert sg.SampleStore(tmp_path / "run").chains == [0, 1]
 
 
 @pytest.mark.usefixtures("forked")
 def test_more_chains_than_processes(tmp_path):
-    store = sg.sample(
-        *(model, sghmc, loader(), loss, tmp_path),
-        **{"steps": 3, "chains": 3, "processes": 2, "seed": 1, "progress": False},
-    )
+    options = {"steps": 3, "chains": 3, "processes": 2, "seed": 1, "progress": False}
+    store = sg.sample(model, sghmc, loader(), loss, tmp_path, **options)
     assert [len(store.chain(i)) for i in range(3)] == [3, 3, 3]

@@ -35,13 +35,8 @@ def test_the_band_covers(simulations, draws):
     law = RankLaw(simulations, draws)
     low, high = law.band(0.9)
     ranks = torch.randint(draws + 1, (4000, 1, simulations), generator=g)
-    inside = torch.stack(
-        [
-            ((count := (ranks[i] <= law.ranks[:, None]).sum(1)) >= low).all()
-            & (count <= high).all()
-            for i in range(len(ranks))
-        ]
-    )
+    counts = ((ranks[i] <= law.ranks[:, None]).sum(1) for i in range(len(ranks)))
+    inside = torch.stack([((k >= low) & (k <= high)).all() for k in counts])
     # Three standard errors, and what a band of whole numbers covers too much.
     error = 3 * math.sqrt(0.9 * 0.1 / 4000)
     assert 0.9 - error < float(inside.double().mean()) < 0.9 + error + 0.02
@@ -118,22 +113,16 @@ def test_dicts_and_quantities():
         return torch.cat([theta["constant"][:, None], theta["contrast"]], 1)
 
     options = {"simulations": 50, "draws": 7, "thin": 1, "warmup": 5}
+    simulate = lambda theta, g: gaussian(joined(theta), g)  # noqa: E731
+    loss = lambda theta, data: gaussian_loss(joined(theta), data)  # noqa: E731
     results = [
         sbc(
-            two,
-            lambda theta, g: gaussian(joined(theta), g),
-            lambda theta, data: gaussian_loss(joined(theta), data),
-            hmc,
-            quantities=quantities,
-            seed=3,
-            progress=False,
-            **options,
+            two, simulate, loss, hmc, quantities=each, seed=3, progress=False, **options
         )
-        for quantities in (None, {"sum": lambda theta, data: joined(theta).sum(1)})
+        for each in (None, {"sum": lambda theta, data: joined(theta).sum(1)})
     ]
-    assert list(results[0].ranks) == [
-        *("constant", "contrast[0]", "squared norm", "log likelihood")
-    ]
+    names = ["constant", "contrast[0]", "squared norm", "log likelihood"]
+    assert list(results[0].ranks) == names
     assert list(results[1].ranks) == ["sum"]
     assert len(set(results[1].ranks["sum"].tolist())) > 4
 
@@ -200,10 +189,8 @@ def test_the_picture(monkeypatch):
         figure = result.plot(0.9)
     (axes,) = figure.axes
     assert axes.lines[0].get_ydata() == pytest.approx([0.0] * 15)
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
-        "90 % of uniform ranks",
-        "a",
-    ]
+    texts = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert texts == ["90 % of uniform ranks", "a"]
     matplotlib.pyplot.close(figure)
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ImportError, match=r"Calibration\.plot\(\) needs matplotlib"):

@@ -25,24 +25,22 @@ pytestmark = pytest.mark.full
 N, PRIOR, SPREAD = 100.0, 20.0, 0.4
 
 #: Samplers that are observed while they step, with settings for the target below.
+TARGET = {"num_data": N, "prior_precision": PRIOR, "seed": 3}
+ESTIMATED = {"noise_estimate": 0.015, "temperature": 2.0, **TARGET}
+RESAMPLED = {"resample_momentum_every": 4, **TARGET}
 STEPPING = {
     "SGLD": lambda p: sg.SGLD(p, 0.05, **TARGET),
     "SGLD-cold": lambda p: sg.SGLD(p, 0.05, temperature=0.3, **TARGET),
     "SGHMC": lambda p: sg.SGHMC(p, 0.02, 0.9, **TARGET),
     "SGHMC-short-memory": lambda p: sg.SGHMC(p, 0.1, 0.3, **TARGET),
-    "SGHMC-noise-estimate": lambda p: sg.SGHMC(
-        p, 0.005, 0.9, noise_estimate=0.015, temperature=2.0, **TARGET
-    ),
+    "SGHMC-noise-estimate": lambda p: sg.SGHMC(p, 0.005, 0.9, **ESTIMATED),
     "SGHMC-online": lambda p: sg.SGHMC(p, 4e-3, noise_estimate="online", **TARGET),
-    "SGHMC-resampled": lambda p: sg.SGHMC(
-        p, 0.02, 0.9, resample_momentum_every=4, **TARGET
-    ),
+    "SGHMC-resampled": lambda p: sg.SGHMC(p, 0.02, 0.9, **RESAMPLED),
     "SGNHT": lambda p: sg.SGNHT(p, 0.02, 0.9, thermostat_rate=1e-3, **TARGET),
     "PSGLD": lambda p: sg.PSGLD(p, 0.01, decay=0.999, gamma=False, **TARGET),
     "EWSG": lambda p: sg.EWSG(p, 0.02, 0.9, **TARGET),
     "EWSG-overdamped": lambda p: sg.EWSG(p, 0.02, 0.0, **TARGET),
 }
-TARGET = {"num_data": N, "prior_precision": PRIOR, "seed": 3}
 
 
 def curvatures(d):
@@ -62,11 +60,7 @@ def run(sampler, params, steps, *, spread=SPREAD, before=lambda i: None):
 
     for i in range(steps):
         before(i)
-        if isinstance(sampler, sg.EWSG):
-            sampler.step(closure)
-        else:
-            closure()
-            sampler.step()
+        sampler.step(closure)
 
 
 def parameters(count, shape, dtype):
@@ -83,10 +77,8 @@ def assert_near(value, expected, half_width):
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [
-        *((name, torch.float32) for name in STEPPING),
-        *((name, torch.bfloat16) for name in ("SGLD", "SGHMC-resampled", "EWSG")),
-    ],
+    [(name, torch.float32) for name in STEPPING]
+    + [(name, torch.bfloat16) for name in ("SGLD", "SGHMC-resampled", "EWSG")],
 )
 def test_both_temperatures_equal_those_of_the_samples(name, dtype):
     """T_kin = T_conf = N k Var(θ), with minibatch noise."""
@@ -125,12 +117,6 @@ def test_both_temperatures_equal_those_of_the_samples(name, dtype):
         assert abs(kinetic.mean - predicted) < 0.1 * predicted
 
 
-def sgld_temperature(k, lr):
-    """N k Var(θ) of SGLD on a quadratic, exactly."""
-    noise = 2 * lr / N + (lr * SPREAD) ** 2
-    return N * k * noise / (1 - (1 - lr * k) ** 2)
-
-
 @pytest.mark.nightly
 def test_intervals_cover():
     """95 % intervals of 400 independent chains hold what is known exactly."""
@@ -158,7 +144,9 @@ def test_intervals_cover():
         if i == 100:
             monitor.reset()
     k = curvatures(6).double().numpy() + PRIOR / N
-    exact = sgld_temperature(k, lr).mean()
+    noise = 2 * lr / N + (lr * SPREAD) ** 2
+    # N k Var(θ) of SGLD on a quadratic.
+    exact = (N * k * noise / (1 - (1 - lr * k) ** 2)).mean()
     covered = np.zeros(4)
     for i in range(count):
         kinetic, configurational, excess, _, bias, _ = monitor.tensor(i)
@@ -280,7 +268,6 @@ def test_what_is_asked_for_a_sample_at_a_time():
     p = nn.Parameter(torch.zeros(6, 5))
     sampler = sg.EWSG(*([p], 0.01, 0.5), num_data=2.0, temperature=temperature, seed=0)
     monitor = sg.TemperatureMonitor(sampler, every=10**9)
-
     noise = torch.Generator().manual_seed(1)
 
     def closure():  # N times the loss is k/2 |p|², and hardly any noise
@@ -345,17 +332,9 @@ def test_the_operator_sums_each_tensor_by_itself(kind, dtype):
     movers = make(dtype if kind >= 4 else state) if 2 <= kind < 6 else []
     statistics = [s.abs() for s in make(state)] if kind in (1, 3, 5) else []
     decay, eps, weight_decay = 0.9, 0.1, 0.3
-    result = torch.ops.torch_sgmcmc.temperature_sums(
-        grads,
-        positions,
-        centers,
-        movers,
-        statistics,
-        kind=kind,
-        weight_decay=weight_decay,
-        decay=decay,
-        eps=eps,
-    )
+    numbers = {"kind": kind, "weight_decay": weight_decay, "decay": decay, "eps": eps}
+    lists = grads, positions, centers, movers, statistics
+    result = torch.ops.torch_sgmcmc.temperature_sums(*lists, **numbers)
     nothing = [torch.zeros(())] * 5
     lists = (grads, positions, centers, movers or nothing, statistics or nothing)
     for row, tensors in zip(result, zip(*lists, strict=True), strict=True):
@@ -506,10 +485,8 @@ def test_samplers_that_cannot_be_observed():
     class Bouncy(sg.SBPS):
         pass
 
-    for sampler in (
-        sg.HMC(params, 0.1, num_steps=2, num_data=1.0),
-        Bouncy(params, num_data=1.0),
-    ):
+    hmc = sg.HMC(params, 0.1, num_steps=2, num_data=1.0)
+    for sampler in (hmc, Bouncy(params, num_data=1.0)):
         with pytest.raises(ValueError, match="cannot be monitored"):
             sg.TemperatureMonitor(sampler)
     with pytest.raises(TypeError, match="of type SGD"):
@@ -523,13 +500,11 @@ def test_plot_shows_every_tensor():
     monitor = sg.TemperatureMonitor(sampler := sg.SGLD(params, 0.01, **TARGET), every=1)
     run(sampler, params, 64)
     figure = monitor.plot()
-    titles = [axis.get_title() for axis in figure.axes]
-    assert titles[:5] == monitor.names
+    assert [axis.get_title() for axis in figure.axes][:5] == monitor.names
     lines = figure.axes[0].lines
     assert [line.get_label() for line in lines] == ["T_kin", "T_conf"]
-    assert np.mean(lines[0].get_ydata()) == pytest.approx(
-        monitor.tensor(0).kinetic.mean
-    )
+    mean = monitor.tensor(0).kinetic.mean
+    assert np.mean(lines[0].get_ydata()) == pytest.approx(mean)
 
 
 @pytest.mark.default

@@ -62,9 +62,8 @@ def train(model, sampler, batches, steps):
 
 def train_together(model, sampler, rank, size):
     """Steps of all ranks, each with its part of every minibatch."""
-    batches = sg.IndependentBatchSampler(
-        *(NUM_DATA, 12), seed=7, num_replicas=size, rank=rank
-    )
+    part = {"seed": 7, "num_replicas": size, "rank": rank}
+    batches = sg.IndependentBatchSampler(NUM_DATA, 12, **part)
     train(model, sampler, batches, LONGER)
     return state_of(Run(model, sampler, model))
 
@@ -101,11 +100,8 @@ def refused(rank, begun):
     later.step()
     later.param_groups[0]["gamma"] = True
     found["PSGLD step"] = refusal(later.step)
-    found["zero"] = refusal(
-        lambda: ZeroRedundancyOptimizer(
-            network().parameters(), optimizer_class=sg.SGLD, **COMMON, seed=0
-        )
-    )
+    zero = partial(ZeroRedundancyOptimizer, optimizer_class=sg.SGLD, **COMMON, seed=0)
+    found["zero"] = refusal(lambda: zero(network().parameters()))
     cpu = torch.device("cpu")
     for original in (False, True):
         model = FSDP(network(), use_orig_params=original, device_id=cpu)
@@ -120,21 +116,18 @@ def refused(rank, begun):
 def side_by_side(chains, folder):
     """So many chains, each of as many ranks as there are for it."""
     replicas = dist.get_world_size() // chains
-    mesh = init_device_mesh(
-        "cpu", (chains, replicas), mesh_dim_names=("chain", "replica")
-    )
+    names = {"mesh_dim_names": ("chain", "replica")}
+    mesh = init_device_mesh("cpu", (chains, replicas), **names)
     index, replica = mesh.get_coordinate()
     group = mesh.get_group("replica")
     model = DDP(network(), process_group=group)
     torch.manual_seed(replica)  # as all chains do
     sampler = sg.SGHMC(model.parameters(), **COMMON, process_group=group)
-    batches = sg.IndependentBatchSampler(
-        *(NUM_DATA, 12), seed=sampler.seed, num_replicas=replicas, rank=replica
-    )
+    part = {"seed": sampler.seed, "num_replicas": replicas, "rank": replica}
+    batches = sg.IndependentBatchSampler(NUM_DATA, 12, **part)
     sg.check_replicas_every(sampler, 5)
-    with sg.Collector(
-        sampler, model.module, folder / f"draws-{chains}", chain=index, every=5
-    ) as collector:
+    draws = folder / f"draws-{chains}"
+    with sg.Collector(sampler, model.module, draws, chain=index, every=5) as collector:
         assert replica == 0 or collector.num_draws == 0
 
         train(model, sampler, batches, STEPS)
@@ -142,13 +135,9 @@ def side_by_side(chains, folder):
         collector.load_state_dict(state)
         found = {"draws": collector.num_draws, "position": state["position"]}
     theta = nn.Parameter(torch.ones(3))
-    found |= {
-        "chain": (index, replica),
-        "sampler": state_of(Run(model, sampler, model)),
-        "refused": refusal(
-            partial(sg.PSGLD, [theta], **COMMON, seed=1, process_group=group)
-        ),
-    }
+    other = partial(sg.PSGLD, [theta], **COMMON, seed=1, process_group=group)
+    found |= {"chain": (index, replica), "refused": refusal(other)}
+    found["sampler"] = state_of(Run(model, sampler, model))
     return found
 
 
@@ -186,15 +175,10 @@ def differences(rank):
             group.update(step=group["step"] + 1, seed=5)
 
     found = {}
+    of_last = ("places in a tensor", "places of tensors", "state", "lr", "counters")
     for kind, altered in (
-        ("nothing", last),
-        ("lowest bit", last),
-        ("lowest bit", 0),
-        ("places in a tensor", last),
-        ("places of tensors", last),
-        ("state", last),
-        ("lr", last),
-        ("counters", last),
+        *(("nothing", last), ("lowest bit", last), ("lowest bit", 0)),
+        *((kind, last) for kind in of_last),
     ):
         params, sampler = two_vectors(2)
         if rank == altered:

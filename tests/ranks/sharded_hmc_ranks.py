@@ -1,7 +1,4 @@
-"""HMC's chains of shards on one rank of several, beside those of whole tensors.
-
-What sharded_program.py runs.
-"""
+"""HMC's chains of shards on one rank of several, beside those of whole tensors."""
 
 import copy
 from functools import partial

@@ -47,17 +47,15 @@ FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 def placements_of(ranks):
     """Shapes of meshes, and how matrices lie on them."""
+    first = (2, 2) if ranks == 4 else (ranks, 1)
+    second = (2, 2) if ranks == 4 else (1, ranks)
     found = {
-        "Shard(0)": ((ranks,), [Shard(0)]),
-        "Shard(1)": ((ranks,), [Shard(1)]),
-        "replicas": ((ranks, 1), [Replicate(), Shard(0)]),
-        "replicas of columns": ((1, ranks), [Replicate(), Shard(1)]),
-        "columns of columns": ((1, ranks), [Shard(1), Shard(1)]),
+        **{"Shard(0)": ((ranks,), [Shard(0)]), "Shard(1)": ((ranks,), [Shard(1)])},
+        "replicas": (first, [Replicate(), Shard(0)]),
+        "replicas of columns": (second, [Replicate(), Shard(1)]),
+        "columns of columns": (second, [Shard(1), Shard(1)]),
     }
     if ranks == 4:
-        found["replicas"] = ((2, 2), [Replicate(), Shard(0)])
-        found["replicas of columns"] = ((2, 2), [Replicate(), Shard(1)])
-        found["columns of columns"] = ((2, 2), [Shard(1), Shard(1)])
         found["blocks"] = ((2, 2), [Shard(1), Shard(0)])
         found["inner blocks"] = ((2, 2), [Shard(1), Shard(2)])
     return found
@@ -69,11 +67,7 @@ def is_run(kind, placement, ranks=2):
 
 
 class Net(nn.Module):
-    """Sizes that ranks cannot share evenly.
-
-    With padding, some would take a block of noise more than they do. Nothing is
-    computed with it.
-    """
+    """Sizes that ranks cannot share evenly, unless padded to more blocks of noise."""
 
     place: Any = None
 
@@ -104,6 +98,11 @@ def few():
     for name in ("row", "column", "padded_columns", "long", "cube"):
         delattr(net, name)
     return net
+
+
+def like(t, p):
+    """Returns a tensor, cut as a parameter is."""
+    return cut(t, p.device_mesh, list(p.placements)) if isinstance(p, DTensor) else t
 
 
 def cut(t, mesh, placements):
@@ -145,10 +144,7 @@ def gradients(place, seed, size):
 
 
 def advance(net, sampler, steps, size=1.0, missing=True):
-    """Makes a step for each number, of which the gradients are made.
-
-    lr and T change, also where a parameter has no gradient.
-    """
+    """Makes a step for each number; lr and T change, also with a gradient missing."""
     for step in steps:
         for group in sampler.param_groups:
             group["lr"] *= {4: 0.5, 5: 2.0}.get(step % 6, 1.0)
@@ -168,11 +164,7 @@ def advance(net, sampler, steps, size=1.0, missing=True):
 
         for p in net.parameters():
             p.grad = None
-        if isinstance(sampler, sg.EWSG):
-            sampler.step(closure)
-        else:
-            closure()
-            sampler.step()
+        sampler.step(closure)
 
 
 def memory_of(p):
@@ -185,8 +177,7 @@ def differences(one, other):
     ours, theirs = (sampler.state_dict() for _, sampler in (one, other))
     if ours["param_groups"] != theirs["param_groups"]:
         found.append("groups")
-    names = [name for name, _ in one[0].named_parameters()]
-    for name in names:
+    for name, _ in one[0].named_parameters():
         p, q = (pair[0].get_parameter(name) for pair in (one, other))
         if not same_bits(p.detach(), whole(q.detach())):
             found.append(name)
@@ -260,35 +251,27 @@ def more_chains(results, rank, meshes):
         pairs = []
         for in_shards in (None, False, True):
             net = Net()
-            means = [
-                torch.full_like(p, 0.5 + i) for i, p in enumerate(net.parameters())
-            ]
+            parts = enumerate(net.parameters())
+            means = [torch.full_like(p, 0.5 + i) for i, p in parts]
             means[0][0, 0] = 7.0
             if in_shards is not None:
                 shard(net, *place)
             if in_shards:
                 sharded = shard(Net(), *place)
                 parts = zip(means, sharded.parameters(), strict=True)
-                means = [
-                    cut(mean, p.device_mesh, list(p.placements))
-                    if isinstance(p, DTensor)
-                    else mean
-                    for mean, p in parts
-                ]
+                means = [like(mean, p) for mean, p in parts]
             sampler = sg.SGLD(net.parameters(), **TARGET, prior_mean=means, seed=1)
             advance(net, sampler, range(3))
             pairs.append((net, sampler))
-        results[f"means, {name}"] = [
-            *differences(pairs[0], pairs[1]),
-            *differences(pairs[0], pairs[2]),
-        ]
+        first, second, third = pairs
+        found = [*differences(first, second), *differences(first, third)]
+        results[f"means, {name}"] = found
         # A state dict of whole tensors.
         one, other = pair_of(KINDS["SGHMC"], place)
         advance(*one, range(3))
         with torch.no_grad():
             for p, q in zip(one[0].parameters(), other[0].parameters(), strict=True):
-                here = isinstance(q, DTensor)
-                q.copy_(cut(p, q.device_mesh, list(q.placements)) if here else p)
+                q.copy_(like(p, q))
         other[1].load_state_dict(one[1].state_dict())
         for pair in (one, other):
             advance(*pair, range(3, 6))
@@ -316,15 +299,8 @@ def decisions(results, rank, meshes):
             after = [whole(p.detach()) for p in net.parameters()]
             same = all(map(torch.equal, before, after))
             results[f"{choice}, {name}"] = (message, sampler.num_skipped, same)
-
-        online = sg.SGHMC(
-            [shard(Net(), *meshes[name]).small],
-            *(0.1, 0.0),
-            num_data=1.0,
-            noise_estimate="online",
-            seed=0,
-        )
-        (p,) = online.param_groups[0]["params"]
+        p, options = shard(Net(), *meshes[name]).small, {"num_data": 1.0, "seed": 0}
+        online = sg.SGHMC([p], 0.1, 0.0, noise_estimate="online", **options)
         for step in range(100):
             p.grad = torch.zeros_like(p)
             if rank == 0:  # noisy in its first element alone
@@ -439,12 +415,8 @@ def save(net, sampler, folder):
 def load(net, sampler, folder):
     model_state, state = get_state_dict(net, sampler, options=FLAT)
     dcp.load({"model": model_state, "sampler": state}, checkpoint_id=folder)
-    set_state_dict(
-        *(net, sampler),
-        model_state_dict=model_state,
-        optim_state_dict=state,
-        options=FLAT,
-    )
+    states = {"model_state_dict": model_state, "optim_state_dict": state}
+    set_state_dict(net, sampler, **states, options=FLAT)
 
 
 def found(rank, ranks, meshes, folder):

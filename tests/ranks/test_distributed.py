@@ -30,15 +30,9 @@ def ranks(job):
     return job[0]
 
 
-# ---- One chain ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_without_a_seed_sample_what_one_process_samples(ranks, kind, one_thread):
-    """num_data and batch_size of all ranks together, gradients of which DDP is mean.
-
-    Replicas are equal to the bit, and to one process up to rounding.
-    """
+    """The chain of all ranks' num_data and batch_size together, up to rounding."""
     first, *others = (rank["one chain"][kind] for rank in ranks)
     for other in others:
         assert_same_bits(other, first)
@@ -47,9 +41,8 @@ def test_ranks_without_a_seed_sample_what_one_process_samples(ranks, kind, one_t
     if kind.startswith("EWSG"):  # something has been decided on
         assert 0 < group["num_accepted"] < group["num_proposals"]
     expected = chain_ranks.one_chain(kind, 0, 1, int(group["seed"]))
-    torch.testing.assert_close(
-        first["params"], expected["params"], rtol=1e-9, atol=1e-11
-    )
+    near = {"rtol": 1e-9, "atol": 1e-11}
+    torch.testing.assert_close(first["params"], expected["params"], **near)
 
 
 def test_ranks_agree_when_the_group_comes_late(ranks):
@@ -99,13 +92,10 @@ def test_the_ranks_that_differ_are_named(job):
     last = len(ranks) - 1
     # Of two ranks the first is as good as any; of more, most of them.
     odd = "rank 1's: rank 0" if last > 1 else "rank 0's: rank 1"
+    places = (f"places in a tensor of {last}", f"places of tensors of {last}")
     expected = {
-        f"lowest bit of {last}": "parameters",
-        f"places in a tensor of {last}": "parameters",
-        f"places of tensors of {last}": "parameters",
-        f"state of {last}": "state",
-        f"lr of {last}": "settings",
-        "hook": "parameters",
+        **dict.fromkeys((f"lowest bit of {last}", *places, "hook"), "parameters"),
+        **{f"state of {last}": "state", f"lr of {last}": "settings"},
     }
     for rank in ranks:
         found = dict(rank["differences"])
@@ -114,18 +104,13 @@ def test_the_ranks_that_differ_are_named(job):
         first, second, third, fourth = found["hook"].split("|")
         assert {first, second, fourth} == {"nothing was raised"}
         found["hook"] = third
-        assert found.pop("lowest bit of 0") == (
-            f"SGHMC's replicas differ from {odd} in parameters"
-        )
+        replicas = "SGHMC's replicas differ from"
+        of_first = found.pop("lowest bit of 0")
+        assert of_first == f"{replicas} {odd} in parameters"
         counters = found.pop(f"counters of {last}")
-        assert counters.startswith(
-            f"SGHMC's replicas differ from rank 0's: rank {last} in step (3 for "
-            "2), seed (5 for "
-        )
-        assert found == {
-            key: f"SGHMC's replicas differ from rank 0's: rank {last} in {part}"
-            for key, part in expected.items()
-        }
+        differs = f"{replicas} rank 0's: rank {last} in"
+        assert counters.startswith(f"{differs} step (3 for 2), seed (5 for ")
+        assert found == {key: f"{differs} {part}" for key, part in expected.items()}
 
 
 def test_one_process_has_no_replicas_to_check():
@@ -141,9 +126,6 @@ def test_a_closure_that_raises_leaves_no_rank_waiting(job):
     assert last == "step 2: the closure's own"
     for found in others:
         assert found.startswith("step 2: ") and "gloo" in found
-
-
-# ---- Chains side by side -----------------------------------------------------------
 
 
 def layouts(ranks):
@@ -238,9 +220,6 @@ def test_where_ranks_agree(backends, device, monkeypatch):
     assert distributed.device_of_group(chain).type == device
 
 
-# ---- A group of one ----------------------------------------------------------------
-
-
 @pytest.fixture
 def group_of_one():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -292,9 +271,8 @@ def test_zero_of_one_rank_is_the_sampler_itself(group_of_one, kind):
     for wrapped in (True, False):
         params = [nn.Parameter(torch.ones(n)) for n in (5, 3)]
         if wrapped:
-            sampler = ZeroRedundancyOptimizer(
-                params, optimizer_class=make.func, **make.keywords, seed=3
-            )
+            settings = {"optimizer_class": make.func, **make.keywords, "seed": 3}
+            sampler = ZeroRedundancyOptimizer(params, **settings)
         else:
             # Zero sorts parameters by size, which these are.
             sampler = make(params, seed=3)

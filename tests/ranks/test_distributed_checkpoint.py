@@ -3,20 +3,10 @@
 import copy
 
 import pytest
+import short_chains as chains
 import torch
 import torch.distributed.checkpoint as dcp
 from reference import assert_same_bits
-from short_chains import (
-    KINDS,
-    PLAIN,
-    TARGET,
-    make,
-    minibatch_of,
-    needs_closure,
-    set_grads,
-    twin_of,
-    with_means,
-)
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -29,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 import torch_sgmcmc as sg
 from torch_sgmcmc._impl.user_state import given
 
-ALL = [*KINDS, "SBPS", "pSBPS", "pSBPS given"]
+ALL = [*chains.KINDS, "SBPS", "pSBPS", "pSBPS given"]
 EACH = pytest.mark.parametrize("kind", ALL)
 # No state has been made before the first step, nor is there ever any of SGLD.
 SAVED_AFTER = pytest.mark.parametrize("steps", [0, 3])
@@ -59,13 +49,13 @@ def groups(net):
 
 def sampler_of(kind, net):
     if "SBPS" in kind:
-        target = {key: value for key, value in TARGET.items() if key != "lr"}
+        target = {key: value for key, value in chains.TARGET.items() if key != "lr"}
         target = {**target, "preconditioned": "pSBPS" in kind}
         sampler = sg.SBPS(groups(net), **target, seed=5)
         if "given" in kind:
             sampler.set_preconditioner([0.5, 1.0, torch.linspace(1, 2, 5)])
         return sampler
-    return make(kind, groups(net))
+    return chains.make(kind, groups(net))
 
 
 def stranger_of(sampler, net):
@@ -75,8 +65,8 @@ def stranger_of(sampler, net):
     else:
         # torch loads what is there to be filled.
         has_means = any("prior_mean" in given(s) for s in sampler.state.values())
-        own = with_means(groups(net)) if has_means else groups(net)
-        twin = twin_of(sampler, own)
+        own = chains.with_means(groups(net)) if has_means else groups(net)
+        twin = chains.twin_of(sampler, own)
         for p in net.trained() if has_means else ():
             twin.state[p]["prior_mean"].fill_(9.0)
     layout = ("preconditioned", "noise_estimate", "resample_momentum_every", "adapt")
@@ -104,15 +94,13 @@ def advance(sampler, net, steps):
             if isinstance(sampler, sg.SBPS):
                 total = sum(p.float().square().sum() for p in net.trained())
                 return total * torch.linspace(0.4, 0.6, 8)
-            set_grads(net.trained(), *minibatch_of(sampler, step, next(calls)))
+            chains.set_grads(
+                net.trained(), *chains.minibatch_of(sampler, step, next(calls))
+            )
             halves = [p.detach().double().square().sum() / 2 for p in net.trained()]
             return torch.stack(halves).sum()
 
-        if needs_closure(sampler) or isinstance(sampler, sg.SBPS):
-            sampler.step(closure)
-        else:
-            closure()
-            sampler.step()
+        sampler.step(closure)
     sampler.zero_grad()
 
 
@@ -148,7 +136,7 @@ def test_saving_never_advances_the_chain(kind, steps):
 
 # Of whose parameters only those in bf16 and fp16 have state: torch would miss that of
 # the others.
-WITH_MASTERS_ALONE = (*PLAIN, "EWSG overdamped", "HMC")
+WITH_MASTERS_ALONE = (*chains.PLAIN, "EWSG overdamped", "HMC")
 
 
 @EACH
@@ -169,13 +157,8 @@ def test_a_loaded_chain_continues_bit_for_bit(kind, steps, options, tmp_path):
     other = stranger_of(sampler, loaded)
     model_state, state = get_state_dict(loaded, other, options=options)
     dcp.load({"model": model_state, "sampler": state}, checkpoint_id=tmp_path)
-    set_state_dict(
-        loaded,
-        other,
-        model_state_dict=model_state,
-        optim_state_dict=state,
-        options=options,
-    )
+    states = {"model_state_dict": model_state, "optim_state_dict": state}
+    set_state_dict(loaded, other, **states, options=options)
     assert_same_chain((loaded, other), (net, sampler))
     for some, its in ((sampler, net), (other, loaded)):
         advance(some, its, range(steps, steps + 4))
@@ -261,13 +244,8 @@ def test_means_of_priors_do_not_hide_other_state(kind, steps, tmp_path):
     loaded, other = begun(-1.0)
     model_state, state = get_state_dict(loaded, other, options=FLAT)
     dcp.load({"model": model_state, "sampler": state}, checkpoint_id=tmp_path)
-    set_state_dict(
-        loaded,
-        other,
-        model_state_dict=model_state,
-        optim_state_dict=state,
-        options=FLAT,
-    )
+    states = {"model_state_dict": model_state, "optim_state_dict": state}
+    set_state_dict(loaded, other, **states, options=FLAT)
     for p in loaded.trained():
         assert torch.all(other.state[p]["prior_mean"] == 0.5)
     # torch saves nothing of what requires no gradients.

@@ -15,20 +15,18 @@ def linear():
     return nn.Linear(4, 3)
 
 
+LONG = partial(sg.CyclicalSchedule, steps_per_cycle=100)
+PHASES = "20, {} of them in sampling phases, and .* number {} (burn_in {}, every 2"
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"burn_in": 20}, "20, and .* number 22 (burn_in 20, every 2"),
         ({"every": 18}, "20, and .* number 21 (burn_in 3, every 18"),
         ({"burn_in": 19, "every": 1, "epochs": 3, "steps": None}, None),
-        (
-            {"schedule": cycles, "burn_in": 7},
-            "20, 8 of them in sampling phases, and .* number 9 (burn_in 7, every 2",
-        ),
-        (
-            {"schedule": partial(sg.CyclicalSchedule, steps_per_cycle=100)},
-            "20, 0 of them in sampling phases, and .* number 5 (burn_in 3, every 2",
-        ),
+        ({"schedule": cycles, "burn_in": 7}, PHASES.format(8, 9, 7)),
+        ({"schedule": LONG}, PHASES.format(0, 5, 3)),
     ],
 )
 def test_what_would_store_nothing(options, words, tmp_path):

@@ -3,7 +3,7 @@
 import copy
 from contextlib import contextmanager
 from functools import partial
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 
 import pytest
@@ -15,16 +15,6 @@ import torch.distributed as dist
 from hmc_ranks import Loss
 from launch import launch, run_ranks
 from one_rank import theta
-from sharded_ranks import (
-    EITHER,
-    KINDS,
-    Net,
-    advance,
-    differences,
-    load,
-    placements_of,
-    save,
-)
 from torch import nn
 from torch.distributed.tensor import (
     DTensor,
@@ -50,10 +40,10 @@ MORE = ("online", "drawn", "means", "loaded")
 def folder(tmp_path_factory):
     """Starts a chain in one process, to resume in two."""
     folder = tmp_path_factory.mktemp("ranks")
-    net = Net()
-    sampler = KINDS["SGHMC"](net.groups(), seed=5)
-    advance(net, sampler, range(5), missing=False)
-    save(net, sampler, folder / "begun")
+    net = sharded_ranks.Net()
+    sampler = sharded_ranks.KINDS["SGHMC"](net.groups(), seed=5)
+    sharded_ranks.advance(net, sampler, range(5), missing=False)
+    sharded_ranks.save(net, sampler, folder / "begun")
     return folder
 
 
@@ -63,14 +53,15 @@ def ranks(folder):
     return launch(PROGRAM, RANKS, folder)
 
 
-@pytest.mark.parametrize(
-    ("kind", "placement"),
-    [
-        (kind, placement)
-        for kind, placement in product(KINDS, placements_of(RANKS))
-        if sharded_ranks.is_run(kind, placement)
-    ],
-)
+def of_ranks(kinds, is_run):
+    """Kinds of chains with the placements that they are run with."""
+    every = product(kinds, sharded_ranks.placements_of(RANKS))
+    return pytest.mark.parametrize(
+        ("kind", "placement"), [each for each in every if is_run(*each)]
+    )
+
+
+@of_ranks(sharded_ranks.KINDS, sharded_ranks.is_run)
 def test_shards_are_parts_of_one_chain(ranks, kind, placement):
     for rank in ranks:
         assert rank[f"{kind}, {placement}"] == []
@@ -81,10 +72,10 @@ def test_shards_are_parts_of_one_chain(ranks, kind, placement):
 
 @pytest.mark.parametrize("number", [4, pytest.param(3, marks=pytest.mark.nightly)])
 def test_shards_equal_the_whole_on_more_ranks(tmp_path, number):
-    ways = placements_of(number)
+    ways = sharded_ranks.placements_of(number)
     chains = [
         f"{kind}, {placement}"
-        for kind, placement in product(KINDS, ways)
+        for kind, placement in product(sharded_ranks.KINDS, ways)
         if sharded_ranks.is_run(kind, placement, number)
     ]
     assert len(chains) >= 2 * len(ways)
@@ -93,14 +84,14 @@ def test_shards_equal_the_whole_on_more_ranks(tmp_path, number):
 
 
 @pytest.mark.parametrize(
-    "chain", [*map(", ".join, product(MORE, EITHER)), "fully_shard"]
+    "chain", [*map(", ".join, product(MORE, sharded_ranks.EITHER)), "fully_shard"]
 )
 def test_more_chains(ranks, chain):
     for rank in ranks:
         assert rank[chain] == []
 
 
-@pytest.mark.parametrize("placement", EITHER)
+@pytest.mark.parametrize("placement", sharded_ranks.EITHER)
 def test_precisions_are_drawn_given_all_elements(ranks, placement):
     (whole, one), (_, other) = (rank[f"precisions, {placement}"] for rank in ranks)
     assert one == other
@@ -108,23 +99,22 @@ def test_precisions_are_drawn_given_all_elements(ranks, placement):
     assert one == pytest.approx(whole, rel=1e-13)
 
 
-@pytest.mark.parametrize("placement", EITHER)
+@pytest.mark.parametrize("placement", sharded_ranks.EITHER)
 def test_what_one_rank_sees_all_ranks_go_by(ranks, placement):
     for rank in ranks:
-        assert rank[f"raise, {placement}"] == (
+        message, *rest = rank[f"raise, {placement}"]
+        assert rest == [0, True]
+        assert message == (
             "RuntimeError: SGHMC got a gradient that is not finite: 1 NaN and 0 "
             "infinite of 15 elements, for parameter 0 of group 0, of shape [5, 3] (and "
             "for 2 more). The step was not made. If losses have grown, the chain has "
             "diverged and needs a smaller lr; where it is rare, nonfinite='skip' "
-            "skips such steps",
-            0,
-            True,
+            "skips such steps"
         )
         assert rank[f"skip, {placement}"] == ("nothing was raised", 1, True)
         assert rank[f"draws, {placement}"] == "nothing was raised"
-        assert rank[f"friction, {placement}"].startswith(
-            "ValueError: Invalid noise_estimate: 990 in the noisiest coordinate."
-        )
+        friction = "ValueError: Invalid noise_estimate: 990 in the noisiest coordinate."
+        assert rank[f"friction, {placement}"].startswith(friction)
 
 
 def test_refusals(ranks):
@@ -167,19 +157,13 @@ def test_refusals(ranks):
         }
 
 
-# ---- HMC ---------------------------------------------------------------------------
-
-
 @pytest.fixture
 def of_hmc(ranks):
     """Returns the results of sharded_hmc_ranks.py on each rank."""
     return [rank["HMC"] for rank in ranks]
 
 
-@pytest.mark.parametrize(
-    ("kind", "placement"),
-    [each for each in product(hmc.KINDS, placements_of(RANKS)) if hmc.is_run(*each)],
-)
+@of_ranks(hmc.KINDS, hmc.is_run)
 def test_shards_are_parts_of_one_chain_of_hmc(of_hmc, kind, placement):
     """Bitwise identical; energies alone, which decide, are rounded differently."""
     for rank in of_hmc:
@@ -215,19 +199,15 @@ def test_hmc_under_fully_shard_samples_what_one_process_samples(
         draws.append(theta([*model.parameters()]))
     assert sampler.param_groups[0]["num_accepted"] == found["accepted"]
     assert 2 < found["accepted"] < len(draws) - 2
-    torch.testing.assert_close(
-        found["draws"], torch.stack(draws), rtol=1e-9, atol=1e-11
-    )
+    close = {"rtol": 1e-9, "atol": 1e-11}
+    torch.testing.assert_close(found["draws"], torch.stack(draws), **close)
 
 
 def test_what_one_rank_of_hmc_sees_all_ranks_go_by(of_hmc):
     for rank in of_hmc:
-        assert rank["not finite, start"] == (
-            "RuntimeError: HMC got a loss or parameters that are not finite at the "
-            "start of a trajectory",
-            True,
-            0,
-        )
+        bad = "RuntimeError: HMC got a loss or parameters that are not finite at the"
+        bad = f"{bad} start of a trajectory"
+        assert rank["not finite, start"] == (bad, True, 0)
         assert rank["not finite, end"] == ("nothing was raised", True, 1)
         said, stands, _ = rank["not finite, gradient"]
         assert said.startswith(
@@ -258,25 +238,22 @@ def test_refusals_of_hmc(of_hmc):
 def test_a_chain_resumes_in_other_numbers_of_processes(ranks, folder):
     for rank in ranks:  # one, then two
         assert rank["checkpoint"] == []
-    net, alone = Net(), Net()
-    sampler = KINDS["SGHMC"](net.groups(), seed=98)
-    reference = KINDS["SGHMC"](alone.groups(), seed=5)
-    load(net, sampler, folder / "saved")
+    net, alone = sharded_ranks.Net(), sharded_ranks.Net()
+    sampler = sharded_ranks.KINDS["SGHMC"](net.groups(), seed=98)
+    reference = sharded_ranks.KINDS["SGHMC"](alone.groups(), seed=5)
+    sharded_ranks.load(net, sampler, folder / "saved")
     assert sampler.param_groups[0]["step"] == 10
-    advance(net, sampler, range(10, 15), missing=False)
-    advance(alone, reference, range(15), missing=False)
-    assert differences((alone, reference), (net, sampler)) == []
-
-
-# ---- In one process --------------------------------------------------------------
+    sharded_ranks.advance(net, sampler, range(10, 15), missing=False)
+    sharded_ranks.advance(alone, reference, range(15), missing=False)
+    assert sharded_ranks.differences((alone, reference), (net, sampler)) == []
 
 
 @pytest.mark.parametrize("sizes", [(7,), (4, 5), (2, 3, 4), (3, 2, 2, 3)])
 def test_pieces_are_all_of_a_box_in_its_order(sizes):
     indices = torch.arange(torch.Size(sizes).numel()).view(sizes)
-    for runs in product(*(_runs_in(n) for n in sizes)):
-        box = [(0, first, length) for first, length in runs]
-        expected = indices[tuple(slice(first, first + n) for first, n in runs)]
+    slices = ([(0, i, j - i) for i, j in combinations(range(n + 1), 2)] for n in sizes)
+    for box in map(list, product(*slices)):
+        expected = indices[tuple(slice(i, i + n) for _, i, n in box)]
         found = torch.full_like(expected, -1)
         for piece in dtensor._pieces(box, sizes):
             part = found[piece.index]
@@ -284,10 +261,6 @@ def test_pieces_are_all_of_a_box_in_its_order(sizes):
             values = piece.begin + k // piece.row * piece.pitch + k % piece.row
             part.copy_(values.view(part.shape))
         assert torch.equal(found, expected)
-
-
-def _runs_in(n):
-    return [(i, j - i) for i in range(n) for j in range(i + 1, n + 1)]
 
 
 WAYS = (Replicate(), Shard(0), Shard(1), Shard(2), _StridedShard(0, split_factor=2))
@@ -306,9 +279,8 @@ def mesh_of(shape, rank=1):
 @pytest.mark.parametrize("rank", range(4))
 def test_where_the_elements_of_shards_are(rank):
     with mesh_of((2, 2), rank) as mesh:
-        for shape, placements in product(
-            ((5, 3, 4), (1, 2, 7), (8, 8, 2), (2, 0, 3)), product(WAYS, WAYS)
-        ):
+        shapes = ((5, 3, 4), (1, 2, 7), (8, 8, 2), (2, 0, 3))
+        for shape, placements in product(shapes, product(WAYS, WAYS)):
             indices = torch.arange(torch.Size(shape).numel()).view(shape)
             for order in ((0, 1, 2), (2, 0, 1)):  # in memory
                 back = sorted(range(3), key=order.__getitem__)
@@ -318,9 +290,8 @@ def test_where_the_elements_of_shards_are(rank):
                 here = whole.to_local()
                 assert layout.shape == here.shape
                 found = []
-                for piece, part in zip(
-                    layout.pieces, dtensor._cut(here, layout), strict=True
-                ):
+                pieces = zip(layout.pieces, dtensor._cut(here, layout), strict=True)
+                for piece, part in pieces:
                     k = torch.arange(part.numel())
                     at = piece.begin + k // piece.row * piece.pitch + k % piece.row
                     assert torch.equal(part.flatten(), at)
@@ -331,10 +302,9 @@ def test_where_the_elements_of_shards_are(rank):
 def test_layouts_that_are_kept_equal_those_of_the_placements_there_are():
     with mesh_of((4,)) as mesh:
         kept = dtensor.Sharded()
-        p, *others = (
-            distribute_tensor(torch.ones(6, 5), mesh, [way], src_data_rank=None)
-            for way in (Shard(0), Shard(1), Replicate())
-        )
+        ways = [[Shard(0)], [Shard(1)], [Replicate()]]
+        place = partial(distribute_tensor, torch.ones(6, 5), mesh, src_data_rank=None)
+        p, *others = map(place, ways)
         assert kept.layout(torch.ones(6, 5)) is None
         for other in others:
             assert kept.layout(p) == dtensor.layout_of(p)
@@ -372,16 +342,11 @@ def group_of_one():
 
 
 def test_samplers_that_decide_by_all_parameters_refuse(group_of_one):
-    for placement, make in product(
-        (Shard(0), Replicate()),
-        (
-            lambda p: sg.HMCECS(p, num_data=40, subsample_size=5),
-            lambda p: sg.SBPS(p, num_data=40),
-        ),
-    ):
+    makes = (partial(sg.HMCECS, subsample_size=5), sg.SBPS)
+    for placement, make in product((Shard(0), Replicate()), makes):
         p = nn.Parameter(distribute_tensor(torch.ones(3), group_of_one, [placement]))
         with pytest.raises(ValueError) as error:
-            make([p])
+            make([p], num_data=40)
         name = str(error.value).split()[2]
         assert name in ("HMCECS", "SBPS")
         assert str(error.value) == (

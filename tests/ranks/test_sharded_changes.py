@@ -22,11 +22,10 @@ def random(seed):
     return torch.randn(6, 10, generator=torch.Generator().manual_seed(seed))
 
 
+MEANS = [random(7 + i) for i in range(3)]
 KINDS = {
     "SGLD": lambda p: sg.SGLD(p, 0.1, **COMMON),
-    "SGLD with means": lambda p: sg.SGLD(
-        p, 0.1, prior_mean=[random(7 + i) for i in range(3)], **COMMON
-    ),
+    "SGLD with means": lambda p: sg.SGLD(p, 0.1, prior_mean=MEANS, **COMMON),
     "SGHMC": lambda p: sg.SGHMC(p, 0.1, 0.9, **COMMON),
     "PSGLD": lambda p: sg.PSGLD(p, 0.1, gamma=False, **COMMON),
     "SGNHT": lambda p: sg.SGNHT(p, 0.1, 0.9, **COMMON),
@@ -77,11 +76,6 @@ class Chain:
         }
 
 
-def _other_gradients_are_missing(chain):
-    chain.step(2, without=1)
-    chain.step(3, without=2)
-
-
 def _parameters_are_cut_otherwise(chain):
     if chain.dim is not None:
         chain.dim = 1 - chain.dim
@@ -122,7 +116,10 @@ def _a_group_is_added(chain):
 
 
 CHANGES = {
-    "other gradients are missing": _other_gradients_are_missing,
+    "other gradients are missing": lambda chain: (
+        chain.step(2, without=1),
+        chain.step(3, without=2),
+    ),
     "a parameter is replaced": lambda chain: chain.replace(1, random(20)),
     "parameters are cut otherwise": _parameters_are_cut_otherwise,
     # A parameter has a master then, and the others have none.
