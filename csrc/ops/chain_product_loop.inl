@@ -8,23 +8,17 @@ constexpr int kLaneFloats = Lanes::kQuads;
 constexpr int kRowBlock = 4;
 constexpr int kVectors = kLaneFloats == 16 ? 4 : 2;
 
-SG_INLINE Lanes::F32 LoadLanes(const float* from) {
-  Lanes::F32 x;
-  memcpy(&x, from, sizeof x);
-  return x;
-}
-
 template <int kChains>
-void MultiplyGroup(const ChainProduct& p, int64_t chain,
-                   std::vector<float>& packed) {
+void MultiplyGroup(const ChainProduct& p, int64_t chain) {
   constexpr size_t kBytes = kChains * sizeof(float);
   constexpr int64_t kColumns = kVectors * kLaneFloats / kChains;
   constexpr int64_t kStep = kVectors * kLaneFloats;
   const int64_t blocks = (p.columns + kColumns - 1) / kColumns;
   // What is read again and again lies side by side, and stays in the cache: a's
   // rows do so, but for a transposed a.
-  packed.assign(
-      static_cast<size_t>(p.inner * (blocks * kStep + kRowBlock * kChains)), 0);
+  static thread_local std::vector<float> packed;
+  packed.resize(
+      static_cast<size_t>(p.inner * (blocks * kStep + kRowBlock * kChains)));
   float* const a = packed.data();
   float* const b = a + p.inner * kRowBlock * kChains;
   for (int64_t l = 0; l < p.inner; ++l) {
@@ -56,7 +50,8 @@ void MultiplyGroup(const ChainProduct& p, int64_t chain,
       for (int64_t l = 0; l < p.inner; ++l) {
         Lanes::F32 factors[kVectors];
         SG_UNROLL for (int v = 0; v < kVectors; ++v) {
-          factors[v] = LoadLanes(own + l * kStep + v * kLaneFloats);
+          memcpy(&factors[v], own + l * kStep + v * kLaneFloats,
+                 sizeof factors[v]);
         }
         SG_UNROLL for (int r = 0; r < kRowBlock; ++r) {
           const Lanes::F32 x = Lanes::Repeat<kChains>(of_row[r] + l * a_step);
@@ -84,15 +79,13 @@ void MultiplyGroup(const ChainProduct& p, int64_t chain,
 }
 
 template <int kChains>
-void MultiplyGroups(const ChainProduct& p, int64_t chain,
-                    std::vector<float>& packed) {
+void MultiplyFrom(const ChainProduct& p, int64_t chain) {
   for (; chain + kChains <= p.chains; chain += kChains) {
-    MultiplyGroup<kChains>(p, chain, packed);
+    MultiplyGroup<kChains>(p, chain);
   }
-  if constexpr (kChains > 1) MultiplyGroups<kChains / 2>(p, chain, packed);
+  if constexpr (kChains > 1) MultiplyFrom<kChains / 2>(p, chain);
 }
 
 inline void MultiplyChains(const ChainProduct& p) {
-  std::vector<float> packed;
-  MultiplyGroups<std::min(kLaneFloats, 8)>(p, 0, packed);
+  MultiplyFrom<std::min(kLaneFloats, 8)>(p, 0);
 }

@@ -329,13 +329,12 @@ def _mm(a: Tensor, b: Tensor) -> Tensor:
     return chain_product(*own)
 
 
-def _view(x: Tensor, size: Sequence[int]) -> Tensor:
-    return x.reshape(*size, x.shape[-1])
-
-
 # Operations that know the chains' dimension, where vmap would move it.
 _WITH_CHAINS: dict[Any, Callable[..., Tensor]] = {
-    **dict.fromkeys((aten.view, aten._unsafe_view, aten.reshape), _view),
+    **dict.fromkeys(
+        (aten.view, aten._unsafe_view, aten.reshape),
+        lambda x, size: x.reshape(*size, x.shape[-1]),
+    ),
     aten.expand: lambda x, size, **_: x.expand(*size, x.shape[-1]),
     aten.permute: lambda x, dims: x.permute(
         *(d % (x.dim() - 1) for d in dims), x.dim() - 1
@@ -422,7 +421,8 @@ def trace_block(
                 weight_decay, mean, *own = coefficients[p.group]
                 if means[i] is not None:
                     mean = means[i]
-                g = grad + weight_decay * (theta[i] - mean)
+                # A difference: inductor takes the sum for an addmm, and copies.
+                g = grad - weight_decay * (mean - theta[i])
                 theta[i], *state[i] = p.rule.update(
                     own, theta[i], g, grad, noise[i][step], *state[i]
                 )
