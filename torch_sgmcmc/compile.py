@@ -40,15 +40,21 @@ from torch_sgmcmc.samplers.sampler import Sampler, check_sampler
 
 # Steps of a graph, of one chain and of many: compile time and memory grow with them.
 _UNROLLED = 20, 5
-# Chains of a graph: one vector of AVX-512. More leave the processor's cache; fewer than
-# the minimum are faster one by one.
-_CHAINS, _MIN_CHAINS = 16, 7
+# Most chains of a graph: more leave the processor's cache. Fewer than the minimum are
+# faster one by one.
+_CHAINS, _MIN_CHAINS = 20, 7
 # Most kinds of minibatches whose graphs are kept.
 _KINDS = 8
-# Inductor's C++ wrapper makes calls between kernels without Python. tanh by one
-# exponential has an absolute error of 1e-7; the exact tanh takes most of a small
-# network's time.
-_OPTIONS = {"cpp_wrapper": True, "cpp.use_decompose_tanh": True}
+# Inductor's C++ wrapper makes calls between kernels without Python. tanh takes most of
+# a small network's time: here it is one exponential in fp64, and in fp32 a ratio of
+# polynomials by fused multiplications, whose operations exceed the threshold, so that
+# it is computed once for all that read it.
+_OPTIONS = {
+    "cpp_wrapper": True,
+    "cpp.use_decompose_tanh": True,
+    "cpp.enable_floating_point_contract_flag": "fast",
+    "realize_opcount_threshold": 20,
+}
 
 
 def compile_steps(
@@ -77,8 +83,7 @@ def compile_steps(
             chains.
         params: the sampler's parameters by name.
         steps: steps of a block, >= 1. Default: 20.
-        options: options of inductor. Default: ``{"cpp_wrapper": True,
-            "cpp.use_decompose_tanh": True}``.
+        options: options of inductor, instead of those that are fast here.
 
     Returns:
         ``block(*batches)``, which makes the steps. Batches are tensors [steps, ...];
@@ -159,46 +164,40 @@ class _Block(NamedTuple):
 
 
 class _Tile(NamedTuple):
-    """The chains of a graph's call: ``count`` of them, filled up to ``width``.
+    """The chains of a graph's call: ``width`` from ``begin`` on.
 
     ``width`` is 0 if the sampler has no dimension of chains.
     """
 
     begin: int
-    count: int
     width: int
 
     def of(self, tensor: Tensor, dim: int = 0) -> Tensor:
         """Returns the tile's chains of a tensor, as the graph takes them."""
-        if self.width == 0:
-            return tensor
         if self.width == 1:
             return tensor.select(dim, self.begin)
-        own = tensor.narrow(dim, self.begin, self.count)
-        if self.count < self.width:
-            repeated = torch.arange(self.width, device="cpu") % self.count
-            own = own.index_select(dim, repeated)
-        return own.movedim(dim, -1).contiguous()
+        own = self.place_in(tensor, dim)
+        # The graph transposes noise, of which it reads each number once.
+        return own if self.width == 0 or dim else own.movedim(0, -1).contiguous()
 
     def back(self, tensor: Tensor, dim: int = 0) -> Tensor:
         """Returns a graph's result with the chains in their own dimension."""
         if self.width == 0:
             return tensor
-        if self.width == 1:
-            return tensor.unsqueeze(dim)
-        return tensor.narrow(-1, 0, self.count).movedim(-1, dim)
+        return tensor.unsqueeze(dim) if self.width == 1 else tensor.movedim(-1, dim)
 
-    def place_in(self, tensor: Tensor) -> Tensor:
+    def place_in(self, tensor: Tensor, dim: int = 0) -> Tensor:
         """Returns the tile's place in a tensor of all chains."""
-        return tensor if self.width == 0 else tensor.narrow(0, self.begin, self.count)
+        return tensor.narrow(dim, self.begin, self.width) if self.width else tensor
 
 
-def _tiles_of(num_chains: int | None, width: int) -> list[_Tile]:
-    """Returns the tiles of so many chains."""
+def _tiles_of(num_chains: int | None, most: int) -> list[_Tile]:
+    """Returns tiles of one width: the last begins in the one before, if need be."""
     if num_chains is None:
-        return [_Tile(0, 1, 0)]
+        return [_Tile(0, 0)]
+    width = -(-num_chains // -(-num_chains // most))
     return [
-        _Tile(begin, min(width, num_chains - begin), width)
+        _Tile(min(begin, num_chains - width), width)
         for begin in range(0, num_chains, width)
     ]
 
@@ -292,12 +291,12 @@ class _CompiledSteps:
             trace = partial(trace_gradient, self._loss, own, self._names, rows)
             graph = None
             if (self._num_chains or 0) >= _MIN_CHAINS:
-                graph, width = trace(has_chains=True), _CHAINS
+                graph, most = trace(has_chains=True), _CHAINS
             if graph is None:
-                graph, width = trace(has_chains=False), 1
+                graph, most = trace(has_chains=False), 1
             if len(self._traced) == _KINDS:
                 del self._traced[next(iter(self._traced))]
-            tiles = _tiles_of(self._num_chains, width)
+            tiles = _tiles_of(self._num_chains, most)
             self._traced[key] = _Traced(graph, tiles, {})
         return self._traced[key]
 
@@ -358,10 +357,10 @@ class _CompiledSteps:
             for now, each in zip(values, found, strict=True):
                 rest = iter(each)
                 now[:] = [[next(rest) for _ in own] for own in now]
-            of_chains = [
-                tile.back(each[-2], 1) for tile, each in zip(tiles, found, strict=True)
-            ]
-            losses.append(of_chains[0] if len(found) == 1 else torch.cat(of_chains, 1))
+            shape = [steps] if self._num_chains is None else [steps, self._num_chains]
+            losses.append(found[0][-2].new_empty(shape))
+            for tile, each in zip(tiles, found, strict=True):
+                tile.place_in(losses[-1], 1).copy_(tile.back(each[-2], 1))
             count += steps
         if count:
             # One call, so that no interrupt comes between parameters and counter.

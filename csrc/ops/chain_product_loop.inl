@@ -1,75 +1,91 @@
-// The loops of chain_product, compiled once per instruction set (random/isa.h):
-// all operations are on vectors of chains.
+// The loops of chain_product, compiled once per instruction set (random/isa.h).
+// A vector has some chains of one or several columns, so that no lane is empty
+// whatever the number of chains: 10 are 8, of two columns of AVX-512, and 2, of
+// eight columns.
 
-constexpr int64_t kLaneFloats = Lanes::kQuads;
+constexpr int kLaneFloats = Lanes::kQuads;
+// Sums that fit into the registers: of so many rows, and vectors of columns.
+constexpr int kRowBlock = 4;
+constexpr int kVectors = kLaneFloats == 16 ? 4 : 2;
 
-SG_INLINE Lanes::F32 LoadLanes(const float* from) {
-  Lanes::F32 x;
-  memcpy(&x, from, sizeof x);
-  return x;
-}
-
-// Some columns of some rows, of which `packed` has [inner, kRows] vectors.
-template <int kRows, int kColumns>
-SG_INLINE void MultiplyBlock(const ChainProduct& p, const float* packed,
-                             int64_t row, int64_t column, int64_t chain) {
-  Lanes::F32 sums[kRows][kColumns];
-  SG_UNROLL for (int r = 0; r < kRows; ++r) {
-    SG_UNROLL for (int j = 0; j < kColumns; ++j) sums[r][j] = Lanes::Set(0);
-  }
-  const float* b = p.b + column * p.b_column + chain;
+template <int kChains>
+void MultiplyGroup(const ChainProduct& p, int64_t chain) {
+  constexpr size_t kBytes = kChains * sizeof(float);
+  constexpr int64_t kColumns = kVectors * kLaneFloats / kChains;
+  constexpr int64_t kStep = kVectors * kLaneFloats;
+  const int64_t blocks = (p.columns + kColumns - 1) / kColumns;
+  // What is read again and again lies side by side, and stays in the cache: a's
+  // rows do so, but for a transposed a.
+  static thread_local std::vector<float> packed;
+  packed.resize(
+      static_cast<size_t>(p.inner * (blocks * kStep + kRowBlock * kChains)));
+  float* const a = packed.data();
+  float* const b = a + p.inner * kRowBlock * kChains;
   for (int64_t l = 0; l < p.inner; ++l) {
-    SG_UNROLL for (int j = 0; j < kColumns; ++j) {
-      const Lanes::F32 factor = LoadLanes(b + j * p.b_column);
-      SG_UNROLL for (int r = 0; r < kRows; ++r) {
-        sums[r][j] =
-            Lanes::Fma(LoadLanes(packed + r * kLaneFloats), factor, sums[r][j]);
+    const float* from = p.b + l * p.b_row + chain;
+    for (int64_t j = 0; j < p.columns; ++j) {
+      memcpy(b + (j / kColumns * p.inner + l) * kStep + j % kColumns * kChains,
+             from + j * p.b_column, kBytes);
+    }
+  }
+  const bool is_packed = p.a_column > p.a_row;
+  const int64_t a_step = is_packed ? kRowBlock * kChains : p.a_column;
+  for (int64_t row = 0; row < p.rows; row += kRowBlock) {
+    const int64_t rows = std::min<int64_t>(kRowBlock, p.rows - row);
+    const float* of_row[kRowBlock];
+    for (int64_t r = 0; r < kRowBlock; ++r) {
+      of_row[r] = p.a + (row + std::min(r, rows - 1)) * p.a_row + chain;
+      for (int64_t l = 0; is_packed && l < p.inner; ++l) {
+        memcpy(a + (l * kRowBlock + r) * kChains, of_row[r] + l * p.a_column,
+               kBytes);
+      }
+      if (is_packed) of_row[r] = a + r * kChains;
+    }
+    for (int64_t block = 0; block < blocks; ++block) {
+      Lanes::F32 sums[kRowBlock][kVectors];
+      SG_UNROLL for (int r = 0; r < kRowBlock; ++r) {
+        SG_UNROLL for (int v = 0; v < kVectors; ++v) sums[r][v] = Lanes::Set(0);
+      }
+      const float* own = b + block * p.inner * kStep;
+      for (int64_t l = 0; l < p.inner; ++l) {
+        Lanes::F32 factors[kVectors];
+        SG_UNROLL for (int v = 0; v < kVectors; ++v) {
+          memcpy(&factors[v], own + l * kStep + v * kLaneFloats,
+                 sizeof factors[v]);
+        }
+        SG_UNROLL for (int r = 0; r < kRowBlock; ++r) {
+          const Lanes::F32 x = Lanes::Repeat<kChains>(of_row[r] + l * a_step);
+          SG_UNROLL for (int v = 0; v < kVectors; ++v) {
+            sums[r][v] = Lanes::Fma(x, factors[v], sums[r][v]);
+          }
+        }
+      }
+      const int64_t first = block * kColumns;
+      const int64_t columns = std::min(kColumns, p.columns - first);
+      float found[kRowBlock][kStep];
+      SG_UNROLL for (int r = 0; r < kRowBlock; ++r) {
+        SG_UNROLL for (int v = 0; v < kVectors; ++v) {
+          memcpy(found[r] + v * kLaneFloats, &sums[r][v], sizeof sums[r][v]);
+        }
+      }
+      for (int64_t r = 0; r < rows; ++r) {
+        float* out = p.out + ((row + r) * p.columns + first) * p.chains + chain;
+        for (int64_t j = 0; j < columns; ++j) {
+          memcpy(out + j * p.chains, found[r] + j * kChains, kBytes);
+        }
       }
     }
-    b += p.b_row;
-    packed += kRows * kLaneFloats;
-  }
-  SG_UNROLL for (int r = 0; r < kRows; ++r) {
-    SG_UNROLL for (int j = 0; j < kColumns; ++j) {
-      float* out = p.out + ((row + r) * p.columns + column + j) * p.chains;
-      memcpy(out + chain, &sums[r][j], sizeof sums[r][j]);
-    }
   }
 }
 
-template <int kRows>
-void MultiplyRows(const ChainProduct& p, float* packed, int64_t row,
-                  int64_t chain) {
-  // Lines that are read again and again lie side by side, and stay in the
-  // cache.
-  for (int64_t l = 0; l < p.inner; ++l) {
-    for (int r = 0; r < kRows; ++r) {
-      memcpy(packed + (l * kRows + r) * kLaneFloats,
-             p.a + (row + r) * p.a_row + l * p.a_column + chain,
-             sizeof(Lanes::F32));
-    }
+template <int kChains>
+void MultiplyFrom(const ChainProduct& p, int64_t chain) {
+  for (; chain + kChains <= p.chains; chain += kChains) {
+    MultiplyGroup<kChains>(p, chain);
   }
-  int64_t column = 0;
-  for (; column + 2 <= p.columns; column += 2) {
-    MultiplyBlock<kRows, 2>(p, packed, row, column, chain);
-  }
-  if (column < p.columns) {
-    MultiplyBlock<kRows, 1>(p, packed, row, column, chain);
-  }
+  if constexpr (kChains > 1) MultiplyFrom<kChains / 2>(p, chain);
 }
 
 inline void MultiplyChains(const ChainProduct& p) {
-  // Sums that fit into the registers.
-  constexpr int kBlock = kLaneFloats == 16 ? 8 : 4;
-  std::vector<float> packed(
-      static_cast<size_t>(kBlock * p.inner * kLaneFloats));
-  for (int64_t chain = 0; chain < p.chains; chain += kLaneFloats) {
-    int64_t row = 0;
-    for (; row + kBlock <= p.rows; row += kBlock) {
-      MultiplyRows<kBlock>(p, packed.data(), row, chain);
-    }
-    for (; row < p.rows; ++row) {
-      MultiplyRows<1>(p, packed.data(), row, chain);
-    }
-  }
+  MultiplyFrom<std::min(kLaneFloats, 8)>(p, 0);
 }

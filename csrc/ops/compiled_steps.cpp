@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -99,14 +100,12 @@ void NoiseSteps(TensorList noise, std::vector<int64_t> offsets, int64_t uniform,
 
 Tensor MultiplyChainsLast(Tensor a, Tensor b) {
   constexpr const char* kProduct = "chain_product";
-  constexpr int64_t kMultiple = 16;
   if (a.dim() != 3 || b.dim() != 3 || a.size(1) != b.size(0) ||
-      a.size(2) != b.size(2) || a.size(2) % kMultiple != 0 ||
-      a.scalar_type() != ScalarType::Float ||
+      a.size(2) != b.size(2) || a.scalar_type() != ScalarType::Float ||
       b.scalar_type() != ScalarType::Float) {
     Fail(kProduct,
          "a and b must be float32 [rows, inner, chains] and [inner, columns, "
-         "chains], with a multiple of 16 chains");
+         "chains]");
   }
   if (a.stride(2) != 1 || b.stride(2) != 1) {
     Fail(kProduct, "the chains of a and b must be contiguous");

@@ -46,6 +46,21 @@ struct Lanes {
   }
 
   static SG_INLINE F32 Set(float x) { return _mm256_set1_ps(x); }
+  // kCount floats again and again.
+  template <int kCount>
+  static SG_INLINE F32 Repeat(const float* x) {
+    if constexpr (kCount == 8) {
+      return _mm256_loadu_ps(x);
+    } else if constexpr (kCount == 4) {
+      return _mm256_broadcast_ps(reinterpret_cast<const __m128*>(x));
+    } else if constexpr (kCount == 2) {
+      double both;
+      memcpy(&both, x, sizeof both);
+      return _mm256_castpd_ps(_mm256_set1_pd(both));
+    } else {
+      return Set(*x);
+    }
+  }
   static SG_INLINE F32 ToFloat(U32 x) { return _mm256_cvtepi32_ps(x); }
   static SG_INLINE U32 Bits(F32 x) { return _mm256_castps_si256(x); }
   static SG_INLINE F32 FromBits(U32 x) { return _mm256_castsi256_ps(x); }

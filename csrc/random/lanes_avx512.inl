@@ -34,6 +34,21 @@ struct Lanes {
   }
 
   static SG_INLINE F32 Set(float x) { return _mm512_set1_ps(x); }
+  // kCount floats again and again.
+  template <int kCount>
+  static SG_INLINE F32 Repeat(const float* x) {
+    if constexpr (kCount == 8) {
+      return _mm512_broadcast_f32x8(_mm256_loadu_ps(x));
+    } else if constexpr (kCount == 4) {
+      return _mm512_broadcast_f32x4(_mm_loadu_ps(x));
+    } else if constexpr (kCount == 2) {
+      double both;
+      memcpy(&both, x, sizeof both);
+      return _mm512_castpd_ps(_mm512_set1_pd(both));
+    } else {
+      return Set(*x);
+    }
+  }
   static SG_INLINE F32 ToFloat(U32 x) { return _mm512_cvtepi32_ps(x); }
   static SG_INLINE U32 Bits(F32 x) { return _mm512_castps_si512(x); }
   static SG_INLINE F32 FromBits(U32 x) { return _mm512_castsi512_ps(x); }

@@ -25,6 +25,10 @@ struct Lanes {
   }
 
   static SG_INLINE F32 Set(float x) { return x; }
+  template <int kCount>
+  static SG_INLINE F32 Repeat(const float* x) {
+    return *x;
+  }
   static SG_INLINE F32 ToFloat(U32 x) {
     return static_cast<float>(static_cast<int32_t>(x));
   }
