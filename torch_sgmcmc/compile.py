@@ -30,6 +30,7 @@ from torch_sgmcmc._impl.step_graph import (
     Updated,
     coefficients_of,
     compile_graph,
+    has_products,
     rule_of,
     trace_block,
     trace_gradient,
@@ -40,9 +41,10 @@ from torch_sgmcmc.samplers.sampler import Sampler, check_sampler
 
 # Steps of a graph, of one chain and of many: compile time and memory grow with them.
 _UNROLLED = 20, 5
-# Most chains of a graph: more leave the processor's cache. Fewer than the minimum are
-# faster one by one.
-_CHAINS, _MIN_CHAINS = 20, 7
+# Most chains of a graph: one vector of AVX-512, and more if most work is in products,
+# which leave no lane empty. Still more leave the processor's cache; fewer than the
+# minimum are faster one by one.
+_CHAINS, _CHAINS_OF_PRODUCTS, _MIN_CHAINS = 16, 20, 7
 # Most kinds of minibatches whose graphs are kept.
 _KINDS = 8
 # Inductor's C++ wrapper makes calls between kernels without Python. tanh takes most of
@@ -191,11 +193,10 @@ class _Tile(NamedTuple):
         return tensor.narrow(dim, self.begin, self.width) if self.width else tensor
 
 
-def _tiles_of(num_chains: int | None, most: int) -> list[_Tile]:
+def _tiles_of(num_chains: int | None, width: int) -> list[_Tile]:
     """Returns tiles of one width: the last begins in the one before, if need be."""
     if num_chains is None:
         return [_Tile(0, 0)]
-    width = -(-num_chains // -(-num_chains // most))
     return [
         _Tile(min(begin, num_chains - width), width)
         for begin in range(0, num_chains, width)
@@ -289,14 +290,18 @@ class _CompiledSteps:
                 own = [p[0] for p in own]
             rows = [batch[0] for batch in batches]
             trace = partial(trace_gradient, self._loss, own, self._names, rows)
-            graph = None
-            if (self._num_chains or 0) >= _MIN_CHAINS:
-                graph, most = trace(has_chains=True), _CHAINS
+            chains, graph = self._num_chains or 0, None
+            if chains >= _MIN_CHAINS:
+                graph = trace(has_chains=True)
             if graph is None:
-                graph, most = trace(has_chains=False), 1
+                graph, width = trace(has_chains=False), 1
+            elif has_products(graph):
+                width = -(-chains // -(-chains // _CHAINS_OF_PRODUCTS))
+            else:
+                width = min(chains, _CHAINS)
             if len(self._traced) == _KINDS:
                 del self._traced[next(iter(self._traced))]
-            tiles = _tiles_of(self._num_chains, most)
+            tiles = _tiles_of(self._num_chains, width)
             self._traced[key] = _Traced(graph, tiles, {})
         return self._traced[key]
 

@@ -238,6 +238,12 @@ def trace_gradient(
     return None if has_chains and is_alone else graph
 
 
+def has_products(graph: GraphModule) -> bool:
+    """Returns whether a graph has matrix products that are not fused."""
+    products = (aten.mm.default, aten.addmm.default)
+    return any(node.target in products for node in graph.graph.nodes)
+
+
 class ChainsLast(Interpreter):
     """Evaluates a chain's graph for several chains: the last dimension of all tensors.
 
