@@ -39,11 +39,10 @@ from torch_sgmcmc._impl.user_state import PRIOR_MEAN, STEP
 from torch_sgmcmc.data import one_gradient_a_step
 from torch_sgmcmc.samplers.sampler import Sampler, check_sampler
 
-# Steps of a graph, of one chain and of many: compile time and memory grow with them.
-_UNROLLED = 20, 5
-# Most chains of a graph: one vector of AVX-512, and more if most work is in products,
-# which leave no lane empty. Still more leave the processor's cache; fewer than the
-# minimum are faster one by one.
+# Steps of a graph of one chain, of many nodes, of many chains: they take compile time.
+_UNROLLED, _NODES = (20, 10, 5), 80
+# Most chains of a graph: one vector of AVX-512, or more if products do most of the
+# work; still more leave the cache. Fewer than the minimum are faster one by one.
 _CHAINS, _CHAINS_OF_PRODUCTS, _MIN_CHAINS = 16, 20, 7
 # Most kinds of minibatches whose graphs are kept.
 _KINDS = 8
@@ -259,7 +258,8 @@ class _CompiledSteps:
         with torch.no_grad():
             traced = self._trace(batches)
             tiles = traced.tiles
-            most = _UNROLLED[tiles[0].width > 1]
+            is_large = len(traced.graph.graph.nodes) > _NODES
+            most = _UNROLLED[2 if tiles[0].width > 1 else is_large]
             blocks = [
                 _Block(min(most, self._steps - i), [t[i : i + most] for t in batches])
                 for i in range(0, self._steps, most)
