@@ -243,8 +243,9 @@ torch::Tensor SBPSImpl::event(
   progress.add("num_gradients", seen.losses.numel());
   progress.put("trajectory_time", begin + next.wait);
   progress.put("line_time", next_line_time);
-  if (next.wait > 0)
+  if (next.wait > 0) {
     call_sample_hooks(*trajectory, progress, begin, line_begin, line_end);
+  }
   if (ahead != trajectory) ahead->mark(next_line_time);
   trajectory = ahead;
   return seen.losses;

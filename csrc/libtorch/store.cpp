@@ -773,9 +773,7 @@ struct Collector::Work {
   }
 
   void CheckOpen() const {
-    if (!lock) {
-      Raise("the collector of ", place, " is closed");
-    }
+    if (!lock) Raise("the collector of ", place, " is closed");
   }
 
   void Flush() {

@@ -43,8 +43,8 @@ void MultiplyGroup(const ChainProduct& p, int64_t chain) {
     }
     for (int64_t block = 0; block < blocks; ++block) {
       Lanes::F32 sums[kRowBlock][kVectors];
-      SG_UNROLL for (int r = 0; r < kRowBlock; ++r) {
-        SG_UNROLL for (int v = 0; v < kVectors; ++v) sums[r][v] = Lanes::Set(0);
+      SG_UNROLL for (auto& of_a_row : sums) {
+        SG_UNROLL for (Lanes::F32& sum : of_a_row) sum = Lanes::Set(0);
       }
       const float* own = b + block * p.inner * kStep;
       for (int64_t l = 0; l < p.inner; ++l) {
