@@ -12,7 +12,7 @@ template <int kChains>
 void MultiplyGroup(const ChainProduct& p, int64_t chain) {
   constexpr size_t kBytes = kChains * sizeof(float);
   constexpr int64_t kColumns = kVectors * kLaneFloats / kChains;
-  constexpr int64_t kStep = kVectors * kLaneFloats;
+  constexpr int64_t kStep = int64_t{kVectors} * kLaneFloats;
   const int64_t blocks = (p.columns + kColumns - 1) / kColumns;
   // What is read again and again lies side by side, and stays in the cache: a's
   // rows do so, but for a transposed a.
@@ -62,6 +62,7 @@ void MultiplyGroup(const ChainProduct& p, int64_t chain) {
       }
       const int64_t first = block * kColumns;
       const int64_t columns = std::min(kColumns, p.columns - first);
+      // cppcheck-suppress constVariable
       float found[kRowBlock][kStep];
       SG_UNROLL for (int r = 0; r < kRowBlock; ++r) {
         SG_UNROLL for (int v = 0; v < kVectors; ++v) {
