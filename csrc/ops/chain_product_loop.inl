@@ -62,17 +62,15 @@ void MultiplyGroup(const ChainProduct& p, int64_t chain) {
       }
       const int64_t first = block * kColumns;
       const int64_t columns = std::min(kColumns, p.columns - first);
-      // cppcheck-suppress constVariable
-      float found[kRowBlock][kStep];
+      Lanes::F32 found[kRowBlock][kVectors];
       SG_UNROLL for (int r = 0; r < kRowBlock; ++r) {
-        SG_UNROLL for (int v = 0; v < kVectors; ++v) {
-          memcpy(found[r] + v * kLaneFloats, &sums[r][v], sizeof sums[r][v]);
-        }
+        SG_UNROLL for (int v = 0; v < kVectors; ++v) found[r][v] = sums[r][v];
       }
       for (int64_t r = 0; r < rows; ++r) {
         float* out = p.out + ((row + r) * p.columns + first) * p.chains + chain;
+        const auto* of_a_row = reinterpret_cast<const float*>(found[r]);
         for (int64_t j = 0; j < columns; ++j) {
-          memcpy(out + j * p.chains, found[r] + j * kChains, kBytes);
+          memcpy(out + j * p.chains, of_a_row + j * kChains, kBytes);
         }
       }
     }
