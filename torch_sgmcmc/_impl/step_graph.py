@@ -445,4 +445,7 @@ def compile_graph(
     graph: GraphModule, inputs: list[Tensor], options: dict[str, Any]
 ) -> Callable[..., Any]:
     """Compiles a graph by inductor."""
-    return torch._inductor.compile(graph, inputs, options)
+    # Named, since the key of inductor's cache has the options but not the processor:
+    # another machine's graph of wider vectors would leave elements uncomputed.
+    width = {"AVX2": 256, "AVX512": 512}.get(torch.backends.cpu.get_cpu_capability())
+    return torch._inductor.compile(graph, inputs, {"cpp.simdlen": width, **options})
