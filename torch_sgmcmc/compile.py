@@ -46,6 +46,8 @@ _UNROLLED, _NODES = (20, 10, 5), 80
 _CHAINS, _CHAINS_OF_PRODUCTS, _MIN_CHAINS = 16, 20, 7
 # Most kinds of minibatches whose graphs are kept.
 _KINDS = 8
+# Bytes of inputs of one chain whose graph has one allocation.
+_POOL = 1 << 20
 # Inductor's C++ wrapper makes calls between kernels without Python. tanh takes most of
 # a small network's time: here it is one exponential in fp64, and in fp32 a ratio of
 # polynomials by fused multiplications, whose operations exceed the threshold, so that
@@ -464,8 +466,10 @@ class _CompiledSteps:
             num_groups = len(self._sampler.param_groups)
             has_chains = tile.width > 1
             block = trace_block(traced.graph, params, num_groups, has_chains, inputs)
-            # The buffers of one chain fit into the cache, all steps' together.
-            options = {"memory_planning": not has_chains, **self._options}
+            # One allocation for the buffers of all steps, where the cache holds them.
+            is_small = sum(t.nbytes for t in inputs) < _POOL
+            planning = is_small and not has_chains
+            options = {"memory_planning": planning, **self._options}
             traced.blocks[key] = compile_graph(block, inputs, options)
         return traced.blocks[key]
 

@@ -195,8 +195,13 @@ def trace_gradient(
         return a * b if a.shape[1] == 1 else (a.unsqueeze(2) * b.unsqueeze(0)).sum(1)
 
     def addmm(c: Tensor, a: Tensor, b: Tensor, **scales: float) -> Tensor:
-        product = NotImplemented if scales else mm(a, b)
-        return product if product is NotImplemented else c + product
+        if scales:
+            return NotImplemented
+        product = mm(a, b)
+        if product is not NotImplemented:
+            return c + product
+        # A difference: inductor takes a sum for an addmm, which copies c.
+        return aten.mm(a, b) - (-c)
 
     def gradient(*tensors: Tensor) -> tuple[Tensor, ...]:
         own, rest = tensors[: len(params)], tensors[len(params) :]
