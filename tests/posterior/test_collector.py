@@ -454,8 +454,7 @@ def test_views_among_the_tensors(tmp_path):
     assert one["row"].tolist() == [0, 2, 4] and one["one"].tolist() == [3] * 4
 
 
-@pytest.mark.filterwarnings("error:draws of chain")
-def test_a_warning_that_is_an_error(tmp_path):
+def test_other_tensors_that_are_not_sampled(tmp_path):
     model = net()
     sampler = sgld(model[0])
     with sg.Collector(sampler, model, tmp_path, parameters="sampled"):
@@ -463,7 +462,7 @@ def test_a_warning_that_is_an_error(tmp_path):
     with torch.no_grad():
         model[2].bias.add_(1)
     for _ in range(2):  # and the chain is not left locked
-        with pytest.raises(UserWarning, match="are of a part of the model"):
+        with pytest.raises(ValueError, match=r"its '2.bias', which is not sampled"):
             sg.Collector(sampler, model, tmp_path, parameters="sampled")
 
 

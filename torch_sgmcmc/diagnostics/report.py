@@ -347,7 +347,10 @@ def _runs(
             "chains, whose samplers still exist)"
         )
     pairs = zip(chains, several, strict=True)
-    return {chain: run_record.record_run(each.sampler, each) for chain, each in pairs}
+    return {
+        chain: run_record.RunRecorder(each.sampler, each).record()
+        for chain, each in pairs
+    }
 
 
 def _known(found: Report) -> Iterator[tuple[int, run_record.RunRecord]]:

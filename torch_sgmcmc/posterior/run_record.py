@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,43 +77,77 @@ class RunRecord:
     settings: tuple[Mapping[str, float], ...] = ()
 
 
-def record_run(
-    sampler: Sampler,
-    monitor: TemperatureMonitor | None = None,
-    losses: Trace | None = None,
-    *,
-    temperature: float | None = None,
-) -> RunRecord:
-    """Returns the record of a chain's run.
+class RunRecorder:
+    """Observes a run for its record: losses, temperatures, the intended temperature."""
 
-    ``temperature`` is the intended one; None takes the sampler's present one.
-    """
-    parts: dict[str, Any] = {}
-    if monitor is not None and monitor.num_observed:
-        kinetic, configurational = monitor.over_time()
-        parts = {
-            **{"num_observed": monitor.num_observed, "interval": monitor.interval},
-            "tensors": {name: monitor.tensor(name) for name in monitor.names},
-            **{"all": monitor.all(), "issues": tuple(monitor.issues(rate=_RATE))},
-            **{"kinetic": tuple(kinetic), "configurational": tuple(configurational)},
+    def __init__(
+        self, sampler: Sampler, monitor: TemperatureMonitor | None = None
+    ) -> None:
+        self._sampler, self._monitor = sampler, monitor
+        self._losses = Trace()
+        #: T of the last draw; None is the sampler's present one.
+        self.temperature: float | None = None
+
+    def add_loss(self, loss: Tensor | float) -> None:
+        """Adds a step's loss, unless it is the number NaN."""
+        if isinstance(loss, Tensor) or not math.isnan(loss):
+            self._losses.add(loss)
+
+    def end_burn_in(self) -> None:
+        """Deletes the temperatures so far."""
+        if self._monitor is not None:
+            self._monitor.reset()
+
+    def restart(self) -> None:
+        """Deletes losses and temperatures."""
+        self._losses = Trace()
+        self.end_burn_in()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the observations so far."""
+        return {
+            "monitor": self._monitor and self._monitor.state_dict(),
+            "losses": self._losses.state,
+            "temperature": self.temperature,
         }
-    if losses is not None:
-        parts |= {"loss_width": losses.width, "losses": tuple(losses.means)}
-    acceptance, group = (
-        getattr(sampler, "acceptance_rate", None),
-        sampler.param_groups[0],
-    )
-    return RunRecord(
-        sampler=type(sampler).__name__,
-        temperature=float(group["temperature"]) if temperature is None else temperature,
-        steps=int(group["step"]),
-        num_skipped=sampler.num_skipped,
-        acceptance=None if acceptance != acceptance else acceptance,
-        num_divergences=getattr(sampler, "num_divergences", None),
-        seed=int(sampler.seed),
-        settings=tuple(map(_settings, sampler.param_groups)),
-        **parts,
-    )
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes over observations."""
+        if self._monitor is not None and state_dict["monitor"] is not None:
+            self._monitor.load_state_dict(state_dict["monitor"])
+        self._losses = Trace(state_dict["losses"])
+        self.temperature = state_dict["temperature"]
+
+    def record(self) -> RunRecord:
+        """Returns the record of the run so far."""
+        sampler, monitor = self._sampler, self._monitor
+        parts: dict[str, Any] = {}
+        if monitor is not None and monitor.num_observed:
+            kinetic, configurational = monitor.over_time()
+            parts = {
+                "num_observed": monitor.num_observed,
+                "interval": monitor.interval,
+                "tensors": {name: monitor.tensor(name) for name in monitor.names},
+                "all": monitor.all(),
+                "issues": tuple(monitor.issues(rate=_RATE)),
+                "kinetic": tuple(kinetic),
+                "configurational": tuple(configurational),
+            }
+        group, temperature = sampler.param_groups[0], self.temperature
+        acceptance = getattr(sampler, "acceptance_rate", None)
+        return RunRecord(
+            sampler=type(sampler).__name__,
+            temperature=group["temperature"] if temperature is None else temperature,
+            steps=int(group["step"]),
+            num_skipped=sampler.num_skipped,
+            acceptance=None if acceptance != acceptance else acceptance,
+            num_divergences=getattr(sampler, "num_divergences", None),
+            loss_width=self._losses.width,
+            losses=tuple(self._losses.means),
+            seed=int(sampler.seed),
+            settings=tuple(map(_settings, sampler.param_groups)),
+            **parts,
+        )
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, float]:
