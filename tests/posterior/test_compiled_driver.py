@@ -169,3 +169,19 @@ def test_a_block_has_one_draw_at_most() -> None:
             sampler.step()
     assert losses.shape == (4,)
     assert [draw.step for draw in store.refresh()] == [4, 8]
+
+
+@pytest.mark.usefixtures("graphs_alone")
+def test_the_loss_of_several_chains_is_their_mean() -> None:
+    p = torch.nn.Parameter(torch.zeros(3, 5))
+    sampler = SGHMC([p], seed=0, num_chains=3)
+
+    def loss(params: dict[str, Tensor], x: Tensor) -> Tensor:
+        return ((params["p"] - x[0]) ** 2).sum()
+
+    block = sg.compile_steps(sampler, loss, {"p": p}, steps=4)
+    store = sg.SampleStore()
+    with sg.Collector(sampler, {"p": p}, store, every=4) as collector:
+        losses = collector.run(block, DATA[:16].reshape(4, 4, 5))
+    assert losses.shape == (4, 3) and store[0]["p"].shape == (3, 5)
+    assert store[0].loss == losses.mean(1)[-1].item()

@@ -321,9 +321,9 @@ class Collector(AbstractContextManager["Collector"]):
             losses = block(*batches)
         finally:
             self._add_hooks()
-        for loss in losses[:-1]:
+        *before, self.loss = losses.reshape(len(losses), -1).mean(1)  # over chains
+        for loss in before:
             self._record.add_loss(loss)
-        self.loss = losses[-1]
         self._after_step(self.sampler)
         return losses
 
