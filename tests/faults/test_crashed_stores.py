@@ -18,7 +18,7 @@ import torch
 import torch_sgmcmc as sg
 from torch_sgmcmc.posterior import writer as writers
 
-CALLS = ("fsync", "replace", "pwrite", "ftruncate", "unlink")
+CALLS = ("fsync", "replace", "write", "ftruncate", "unlink")
 STEPS = 30
 KINDS = ("before", "after", "full", "interrupted")
 SURVIVED = ("full", "interrupted")

@@ -449,7 +449,7 @@ def test_a_truncated_index_has_the_draws_before(tmp_path):
     [
         ({"count": 10**18}, "count 1000"),
         ({"count": 0}, "count 0"),
-        ({"count": 2}, "not 2 numbers for 2 draws"),
+        ({"count": 2}, "count 2"),
         ({"count": "1"}, "count '1'"),
         ({"step": [1e300]}, "integer"),
         ({"step": [10**30]}, "large|big"),
@@ -586,7 +586,7 @@ def test_a_full_disk_leaves_no_lock(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as full, pytest.raises(RuntimeError, match="No space"):
-        full.setattr(os, "pwrite", fail)
+        full.setattr(os, "write", fail)
         sg.SampleWriter(tmp_path, draw(0))
     sg.SampleWriter(tmp_path, draw(0)).close()
 
@@ -596,14 +596,14 @@ def test_other_refusals(tmp_path):
         ({}, "there are none to store"),
         ({"a": torch.ones(1).to(torch.float8_e5m2)}, "'a' is torch.float8_e5m2"),
         ({"__metadata__": torch.ones(1)}, "'__metadata__'"),
-        ({"a": torch.ones(2).to_sparse()}, "'a' is a torch.sparse_coo tensor"),
+        ({"a": torch.ones(2).to_sparse()}, "'a' is a torch.sparse_coo Tensor"),
         ({"a": torch.ones(2, device="meta")}, "'a' is a .* on meta"),
-        ({"a": TwoTensor(torch.ones(2), torch.ones(2))}, "'a' is a TwoTensor"),
+        ({"a": TwoTensor(torch.ones(2), torch.ones(2))}, "'a' is a .* TwoTensor of"),
     ):
         with pytest.raises(ValueError, match=words):
             sg.SampleWriter(tmp_path, tensors)
     sparse = {"base": torch.ones(2).to_sparse()}
-    with pytest.raises(ValueError, match=r"'base' is a torch\.sparse_coo tensor"):
+    with pytest.raises(ValueError, match=r"'base' is a torch\.sparse_coo Tensor"):
         sg.SampleWriter(tmp_path, draw(0), not_sampled=sparse)
     for chain in (-1, True, 1.0):
         with pytest.raises((TypeError, ValueError), match=r"^Invalid chain: .* \(must"):

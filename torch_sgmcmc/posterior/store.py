@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, overload
 
@@ -14,9 +13,9 @@ from torch import Tensor
 
 from torch_sgmcmc._impl.hyperparams import wrong_type
 from torch_sgmcmc.posterior.store_files import (
-    Chain,
     CorruptDrawError,
     DrawFile,
+    MemoryChain,
     StoreInfo,
     chains_in,
     read_index,
@@ -87,7 +86,7 @@ class Draw(Mapping[str, Tensor]):
         """Returns the record kept beside the chain's draws, or None."""
         if self.path is not None:
             return read_json(self.path.with_name("run.json"))
-        return self._file.memory and self._file.memory.run
+        return self._file.run or None
 
     @property
     def not_sampled(self) -> dict[str, int]:
@@ -238,7 +237,7 @@ class SampleStore(Draws):
         if self.path is not None and os.path.isfile(self.path):
             raise ValueError(f"Invalid path: {self.path} is a file (must be a folder)")
         #: Chains of a store in memory.
-        self.memory: dict[int, Chain] = {}
+        self.memory: dict[int, MemoryChain] = {}
         self.refresh()
 
     def __repr__(self) -> str:
@@ -247,12 +246,11 @@ class SampleStore(Draws):
 
     def refresh(self) -> SampleStore:
         """Rereads the index, after writes or cuts, and returns itself."""
-        files = [f for chain in sorted(self.memory) for f in self.memory[chain].files]
-        if self.path is not None:
-            folder = Path(self.path)
-            if info := StoreInfo.read(folder):
-                of_chains = (read_index(folder, n, info) for n in chains_in(folder))
-                files = [*chain.from_iterable(of_chains)]
+        chains = [self.memory[chain].files for chain in sorted(self.memory)]
+        folder = Path(self.path or "")
+        if self.path is not None and (info := StoreInfo.read(folder)):
+            chains = [read_index(folder, chain, info) for chain in chains_in(folder)]
+        files = [file for chain in chains for file in chain]
         rows = [(file, row) for file in files for row in range(file.count)]
         super().__init__(rows, tuple(files[0].info.tensors) if files else ())
         return self
