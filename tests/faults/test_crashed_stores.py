@@ -74,7 +74,7 @@ class Run:
 
     def go_on(self, patience=0):
         """Writes to the end, up to a limit of full-disk errors."""
-        while self.step < STEPS or self.writer.num_waiting:
+        while self.step < STEPS or self.writer._rows:
             try:
                 choice = self.random.random()
                 if self.step == STEPS:

@@ -17,7 +17,7 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from zlib import crc32
 
 import safetensors.torch
@@ -30,14 +30,10 @@ from torch_sgmcmc._impl.state_dict import replace_file, sync_folder
 
 _FORMAT = 1
 _CHAIN = re.compile(r"chain-(0|[1-9][0-9]{0,17})")
-# Files of a chain and of a store, with unfinished ones: no others are ever deleted.
-_PARTIAL = r"(\.[0-9-]+\.partial)?"
-_OF_CHAIN = re.compile(
-    rf"(lock|index\.jsonl|run\.json|draws-[0-9]{{6,}}\.safetensors){_PARTIAL}"
-)
-_OF_STORE = re.compile(
-    rf"(report\.(md|json)|checkpoint-(0|[1-9][0-9]*)\.pt|store\.json){_PARTIAL}"
-)
+# Files of a chain and of a store, finished or not: no others are ever deleted.
+_OF_CHAIN = re.compile(r"lock|index\.jsonl|run\.json|draws-[0-9]{6,}\.safetensors")
+_OF_STORE = re.compile(r"report\.(md|json)|checkpoint-(0|[1-9][0-9]*)\.pt|store\.json")
+_PARTIAL = re.compile(r"\.[0-9-]+\.partial\Z")
 #: The columns of an index: numbers that belong to each draw.
 COLUMNS = ("step", "lr", "temperature", "weight", "loss")
 #: The dtypes of draws, by their names in safetensors.
@@ -84,20 +80,16 @@ def read_json(path: Path) -> dict[str, Any] | None:
 class StoreInfo:
     """The content of ``store.json``."""
 
-    #: "dtype", as safetensors names it, and "shape" of each tensor of a draw.
-    tensors: dict[str, dict[str, Any]]
-    #: Checksums of the model's tensors that are neither sampled nor stored.
-    not_sampled: dict[str, int]
-    #: Settings of the chain's loss.
-    likelihood: dict[str, Any] | None = None
+    tensors: dict[str, dict[str, Any]]  # "dtype", as safetensors names it, and "shape"
+    not_sampled: dict[str, int]  # checksums of tensors neither sampled nor stored
+    likelihood: dict[str, Any] | None = None  # settings
     format: int = _FORMAT
 
     @classmethod
     def read(cls, folder: Path) -> StoreInfo | None:
         """Returns the content of store.json, None if it is missing."""
         path = folder / "store.json"
-        content = read_json(path)
-        if content is None:
+        if (content := read_json(path)) is None:
             return None
         if content.get("format") != _FORMAT:
             found = f"format {content.get('format')!r} (must be {_FORMAT})"
@@ -118,8 +110,7 @@ class StoreInfo:
             if one != other:
                 raise ValueError(
                     f"Invalid store: the draws {where} are of another model: its "
-                    f"{name!r} is {one}, here {other} (give restart=True, or another "
-                    "store)"
+                    f"{name!r} is {one}, here {other} (restart=True, or another store)"
                 )
 
 
@@ -133,22 +124,17 @@ class DrawFile:
 
     info: StoreInfo
     chain: int
-    #: None in memory.
-    path: str | None
+    path: str | None  # None in memory
     count: int
     size: int
     crc32: int
-    #: COLUMNS, and the "prior_precision" of each param group.
-    columns: dict[str, Sequence[Any]]
-    #: Bytes of the index to the end of this line, and their CRC-32.
-    end: tuple[int, int]
-    #: The tensors, [count, ...]; empty until a file is read.
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    #: The chain's run record, in memory.
-    run: dict[str, Any] = field(default_factory=dict)
+    columns: dict[str, Sequence[Any]]  # COLUMNS and "prior_precision" of each draw
+    end: tuple[int, int]  # bytes of the index to the end of this line, their CRC-32
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # empty: not read yet
+    run: dict[str, Any] = field(default_factory=dict)  # the chain's record, in memory
 
     def read(self) -> dict[str, Tensor]:
-        """Returns the tensors, mapped into memory."""
+        """Returns the tensors, [count, ...], mapped into memory."""
         if self.path is None:
             return self.tensors
         try:
@@ -177,15 +163,14 @@ class DrawFile:
         return self.__dict__ if self.path is None else {**self.__dict__, "tensors": {}}
 
 
-def chains_in(folder: Path) -> list[int]:
+def chains_in(folder: str | Path) -> list[int]:
     """Returns the numbers of a store's chains."""
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-        found = (_CHAIN.fullmatch(entry.name) for entry in entries)
+    with _reading(folder):
+        found = map(_CHAIN.fullmatch, os.listdir(folder))
         return sorted(int(match[1]) for match in found if match)
-    return []
 
 
-def read_index(folder: Path, chain: int, info: StoreInfo) -> list[DrawFile]:
+def read_index(folder: str | Path, chain: int, info: StoreInfo) -> list[DrawFile]:
     """Returns the files of a chain's draws, in order."""
     place = f"{folder}/chain-{chain}"
     path = f"{place}/index.jsonl"
@@ -252,44 +237,45 @@ def _file_name(number: int) -> str:
     return f"draws-{number:06d}.safetensors"
 
 
-def _check_plain(name: str, tensor: Tensor) -> None:
+def as_stored(name: str, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Returns a tensor without data, of a stored tensor's shape and dtype."""
     is_wrapper = is_traceable_wrapper_subclass(tensor) or tensor.is_quantized
     if is_wrapper or tensor.layout != torch.strided or tensor.is_meta:
         kind = f"{tensor.layout} {type(tensor).__name__} of {tensor.dtype}"
         raise ValueError(
             f"Invalid model: {name!r} is a {kind} on {tensor.device} (must be a "
-            "strided tensor of plain numbers). Dequantize it, or write draws with a "
-            "SampleWriter"
+            "strided tensor of plain numbers: dequantize it, or use a SampleWriter)"
         )
+    stored = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+    return torch.empty(tensor.shape, dtype=stored, device="meta")
 
 
-def as_stored(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Returns a tensor without data, with the shape and dtype of stored ones."""
+def described(name: str, tensor: Tensor) -> dict[str, Any]:
+    """Returns what store.json says about a tensor."""
     if name == "__metadata__":
         raise ValueError(f"Invalid tensors: {name!r} is a name that safetensors keeps")
-    _check_plain(name, tensor)
-    stored = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-    if stored not in DTYPE_NAMES:
+    if tensor.dtype not in DTYPE_NAMES:
         known = ", ".join(map(str, DTYPE_NAMES))
-        raise ValueError(f"Invalid tensors: {name!r} is {stored} (not of {known})")
-    return torch.empty(tensor.shape, dtype=stored, device="meta")
+        raise ValueError(
+            f"Invalid tensors: {name!r} is {tensor.dtype} (not of {known})"
+        )
+    return {"dtype": DTYPE_NAMES[tensor.dtype], "shape": [*tensor.shape]}
 
 
 def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Returns a checksum of each tensor's bytes."""
     sums = {}
     for name, tensor in tensors.items():
-        _check_plain(name, tensor)
-        plain = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        plain = torch.empty_like(as_stored(name, tensor), device="cpu")
         plain.copy_(tensor.detach())  # of any strides, or conjugate
         sums[name] = crc32(plain.flatten().view(torch.uint8).numpy())
     return sums
 
 
 @contextlib.contextmanager
-def _locked(path: Path, place: str) -> Iterator[None]:
+def _locked(store: Path, chain: int) -> Iterator[None]:
     """Excludes other writers, until the process ends at the latest (``flock``)."""
-    with path.open("ab+", buffering=0) as lock:
+    with (store / f"chain-{chain}" / "lock").open("ab+", buffering=0) as lock:
         _locks.add(lock)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -298,7 +284,8 @@ def _locked(path: Path, place: str) -> Iterator[None]:
             who = f"process {holder or 'of another machine'} writes to it"
             if holder == str(os.getpid()):
                 who = "this process writes to it already"
-            raise RuntimeError(f"Cannot write to {place}: {who}") from None
+            message = f"Cannot write to chain {chain} of {store}: {who}"
+            raise RuntimeError(message) from None
         try:
             os.ftruncate(lock.fileno(), 0)
             os.write(lock.fileno(), b"%d\n" % os.getpid())
@@ -316,20 +303,17 @@ os.register_at_fork(after_in_child=lambda: [lock.close() for lock in _locks])
 class MemoryChain:
     """The writer's side of a chain in memory, which takes over from an earlier one."""
 
-    def __init__(
-        self, chains: dict[int, MemoryChain], chain: int, info: StoreInfo
-    ) -> None:
+    def __init__(self, chains: dict[int, Self], chain: int, info: StoreInfo) -> None:
         self.chain, self.place, self._given = chain, f"chain {chain} in memory", info
         self.info = next((c.info for c in chains.values() if c.files), info)
         self.info.check_same(info, "in memory")
-        self.files: list[DrawFile] = []
-        self.run: dict[str, Any] = {}
-        if earlier := chains.get(chain):
-            if earlier.is_open:
-                raise RuntimeError(
-                    f"Cannot write to {self.place}: this process writes to it already"
-                )
-            self.files, self.run = earlier.files, earlier.run
+        earlier = chains.get(chain)
+        if earlier is not None and earlier.is_open:
+            raise RuntimeError(
+                f"Cannot write to {self.place}: this process writes to it already"
+            )
+        self.files: list[DrawFile] = earlier.files if earlier else []
+        self.run: dict[str, Any] = earlier.run if earlier else {}
         chains[chain], self.is_open = self, True
 
     def add(self, tensors: dict[str, Tensor], columns: dict[str, Any]) -> None:
@@ -363,7 +347,7 @@ class FolderChain:
         with contextlib.ExitStack() as undo, _writing(self.folder):
             self.info = _make_store(store, info)
             self.folder.mkdir(exist_ok=True)
-            undo.enter_context(_locked(self.folder / "lock", self.place))
+            undo.enter_context(_locked(store, chain))
             self._index = undo.enter_context(path.open("ab+", buffering=0))
             sync_folder(self.folder)
             sync_folder(store)
@@ -378,7 +362,8 @@ class FolderChain:
         with _writing(path):
             if os.fstat(self._index.fileno()).st_nlink == 0:
                 raise FileNotFoundError(2, "the folder was deleted")
-            self._cut_index()
+            # An interrupted or failed write may have left a line.
+            os.ftruncate(self._index.fileno(), end_of(self.files)[0])
             replace_file(path, data)
         with _writing(self.folder / "index.jsonl"):
             while rest:
@@ -389,16 +374,10 @@ class FolderChain:
         file = DrawFile(self.info, self.chain, *parts)
         self.files = [*self.files, file]  # no call, after which an interrupt could come
 
-    def _cut_index(self) -> None:
-        """Cuts off lines of unknown files: cut back, or not finished."""
-        size, _ = end_of(self.files)
-        if os.fstat(self._index.fileno()).st_size != size:
-            os.ftruncate(self._index.fileno(), size)
-            os.fsync(self._index)
-
     def keep(self, files: list[DrawFile]) -> None:  # noqa: D102
         self.files = files
-        self._cut_index()
+        os.ftruncate(self._index.fileno(), end_of(files)[0])
+        os.fsync(self._index)
         kept = {"lock", "index.jsonl", *map(_file_name, range(len(files)))}
         _delete(self.folder, _OF_CHAIN, kept | ({"run.json"} if files else set()))
         if not files:
@@ -439,24 +418,23 @@ def delete_all(store: Path) -> None:
     """
     if StoreInfo.read(store) is None:
         return
-    chains = {n: store / f"chain-{n}" for n in reversed(chains_in(store))}
+    chains = [*reversed(chains_in(store))]
     with contextlib.ExitStack() as locks:
-        for chain, folder in chains.items():
-            place = f"chain {chain} of {store}"
-            locks.enter_context(_locked(folder / "lock", place))
-        for chain, folder in chains.items():
+        for chain in chains:
+            locks.enter_context(_locked(store, chain))
+        for chain in chains:
             (store / f"checkpoint-{chain}.pt").unlink(missing_ok=True)
             sync_folder(store)
-            _delete(folder, _OF_CHAIN)
+            _delete(store / f"chain-{chain}", _OF_CHAIN)
             with contextlib.suppress(OSError):  # it holds other files
-                folder.rmdir()
+                (store / f"chain-{chain}").rmdir()
             sync_folder(store)
         _delete(store, _OF_STORE)
         sync_folder(store)
 
 
 def _delete(folder: Path, names: re.Pattern[str], kept: Collection[str] = ()) -> None:
-    """Deletes files of such names, sorted, but not the kept ones."""
+    """Deletes the files of such names, in their order, but not the kept ones."""
     for path in sorted(folder.iterdir()):
-        if names.fullmatch(path.name) and path.name not in kept:
+        if names.fullmatch(_PARTIAL.sub("", path.name)) and path.name not in kept:
             path.unlink()

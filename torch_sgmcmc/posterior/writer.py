@@ -24,9 +24,8 @@ _BYTES, _DRAWS, _SECONDS = 4 << 20, 1024, 30.0
 class SampleWriter:
     """Appends draws to a chain of a :class:`SampleStore`: one writer for each chain.
 
-    Draws wait in memory until they have 4 MiB, are 1,024 or have waited for 30 seconds,
-    and the next call then writes them as one file. :meth:`flush`, :meth:`checkpoint`
-    and :meth:`close` write all. The methods can be called from several threads.
+    Draws wait in memory until they have 4 MiB, are 1,024 or have waited for 30 seconds:
+    the next call then writes them as one file. Several threads can call the methods.
 
     Args:
         store: a folder, which is made if missing, or a :class:`SampleStore`.
@@ -35,8 +34,7 @@ class SampleWriter:
         dtype: dtype of stored floating-point tensors. Default: each tensor's.
         not_sampled: tensors that are neither stored nor sampled. Their checksums are
             kept, to detect draws that are put into another model. Default: none.
-        likelihood: one of :mod:`torch_sgmcmc.losses`, the default likelihood of
-            predictions with the draws. Default: None.
+        likelihood: the predictions' default, one of :mod:`torch_sgmcmc.losses`.
 
     Raises:
         ValueError: the store has draws of another model, there is nothing to store, or
@@ -60,14 +58,10 @@ class SampleWriter:
         # Without data, for names, shapes and dtypes.
         self._like = {k: store_files.as_stored(k, t, dtype) for k, t in tensors.items()}
         self._size = sum(t.nbytes for t in self._like.values())
-        info = store_files.StoreInfo(
-            {
-                name: {"dtype": store_files.DTYPE_NAMES[t.dtype], "shape": [*t.shape]}
-                for name, t in self._like.items()
-            },
-            store_files.checksums(not_sampled or {}),
-            None if likelihood is None else likelihood.settings(),
-        )
+        tensor_info = {k: store_files.described(k, t) for k, t in self._like.items()}
+        sums = store_files.checksums(not_sampled or {})
+        settings = None if likelihood is None else likelihood.settings()
+        info = store_files.StoreInfo(tensor_info, sums, settings)
         self._store = store  # one in memory lives with its writer
         folder = folder_of(store)
         if folder is None:
@@ -83,11 +77,6 @@ class SampleWriter:
     def __len__(self) -> int:
         """The number of draws that are on the disk."""
         return sum(file.count for file in self.files.files)
-
-    @property
-    def num_waiting(self) -> int:
-        """The number of draws that are in memory."""
-        return len(self._rows)
 
     @torch.no_grad()
     def append(
@@ -115,8 +104,7 @@ class SampleWriter:
         Raises:
             ValueError: a tensor is missing or has another shape, or there are draws of
                 an earlier run: call :meth:`cut_back` or :meth:`restart` first.
-            RuntimeError: earlier draws cannot be written. They stay in memory without
-                this one; the next call tries again.
+            RuntimeError: earlier draws cannot be written: they wait, without this one.
         """
         self.check_draw(draw)
         given = {"lr": lr, "temperature": temperature, "weight": weight, "loss": loss}
@@ -161,18 +149,12 @@ class SampleWriter:
         if not self.is_open:
             reason = "the writer is closed"
             if self._process != os.getpid():
-                reason = (
-                    f"process {self._process} has opened it, and this is a fork of it "
-                    "(give each process its own chain)"
-                )
+                reason = f"process {self._process} has opened it, and this is a fork "
+                reason += "of it (give each process its own chain)"
             raise RuntimeError(f"Cannot write to {self.files.place}: {reason}")
 
     def flush(self) -> None:
-        """Writes the draws that wait in memory.
-
-        Raises:
-            RuntimeError: draws cannot be written; they stay in memory.
-        """
+        """Writes the draws that wait in memory; a RuntimeError leaves them there."""
         with self._lock:
             rows = self._rows
             if not rows:
@@ -203,11 +185,7 @@ class SampleWriter:
             return {"size": size, "crc32": checksum - (checksum >> 31 << 32)}
 
     def cut_back(self, position: Mapping[str, int]) -> None:
-        """Deletes draws stored after a checkpoint.
-
-        Raises:
-            ValueError: the checkpoint is not of this chain, which is unchanged.
-        """
+        """Deletes draws stored after a checkpoint; a ValueError if it is another's."""
         end = position["size"], position["crc32"] % 2**32
         with self._lock:
             self._check_open()
@@ -233,11 +211,7 @@ class SampleWriter:
         return self.files.is_open and self._process == os.getpid()
 
     def close(self) -> None:
-        """Writes waiting draws, and releases the chain for other writers.
-
-        Raises:
-            RuntimeError: draws cannot be written; the writer is closed.
-        """
+        """Writes waiting draws, and releases the chain, even after a RuntimeError."""
         with self._lock:
             if not self.is_open:
                 return
