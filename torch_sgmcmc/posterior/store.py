@@ -35,9 +35,9 @@ def folder_of(store: str | os.PathLike[str] | SampleStore) -> Path | None:
 class Draw(Mapping[str, Tensor]):
     """One draw: tensors by name, read on the first access.
 
-    The first access compares the file's checksum: a CorruptDrawError, if the file is
-    missing, cut off or altered. Writes into a tensor stay in this object. Draws can be
-    sent to other processes.
+    The first access compares the file's checksum, and raises a CorruptDrawError if the
+    file is missing, cut off or altered. Writes into a tensor stay in this object. Draws
+    can be sent to other processes.
 
     Attributes:
         chain: number of its chain.
@@ -163,7 +163,7 @@ class Draws(Sequence[Draw]):
         return sorted({file.chain for file, _ in self._rows})
 
     def chain(self, chain: int) -> Draws:
-        """Returns the draws of one chain; a ValueError says that it has none."""
+        """Returns the draws of one chain; raises a ValueError if there are none."""
         rows = [row for row in self._rows if row[0].chain == chain]
         if not rows:
             raise ValueError(

@@ -251,7 +251,7 @@ def as_stored(name: str, tensor: Tensor, dtype: torch.dtype | None = None) -> Te
 
 
 def described(name: str, tensor: Tensor) -> dict[str, Any]:
-    """Returns what store.json says about a tensor."""
+    """Returns a tensor's entry in store.json."""
     if name == "__metadata__":
         raise ValueError(f"Invalid tensors: {name!r} is a name that safetensors keeps")
     if tensor.dtype not in DTYPE_NAMES:
@@ -434,7 +434,7 @@ def delete_all(store: Path) -> None:
 
 
 def _delete(folder: Path, names: re.Pattern[str], kept: Collection[str] = ()) -> None:
-    """Deletes the files of such names, in their order, but not the kept ones."""
+    """Deletes the files of such names in order, except for kept ones."""
     for path in sorted(folder.iterdir()):
         if names.fullmatch(_PARTIAL.sub("", path.name)) and path.name not in kept:
             path.unlink()

@@ -185,7 +185,7 @@ class SampleWriter:
             return {"size": size, "crc32": checksum - (checksum >> 31 << 32)}
 
     def cut_back(self, position: Mapping[str, int]) -> None:
-        """Deletes draws stored after a checkpoint; a ValueError if it is another's."""
+        """Deletes draws after a checkpoint; a ValueError refuses another chain's."""
         end = position["size"], position["crc32"] % 2**32
         with self._lock:
             self._check_open()
@@ -211,7 +211,7 @@ class SampleWriter:
         return self.files.is_open and self._process == os.getpid()
 
     def close(self) -> None:
-        """Writes waiting draws, and releases the chain, even after a RuntimeError."""
+        """Writes waiting draws or raises a RuntimeError, and releases the chain."""
         with self._lock:
             if not self.is_open:
                 return
