@@ -18,7 +18,7 @@ import torch
 import torch_sgmcmc as sg
 from torch_sgmcmc.posterior import writer as writers
 
-CALLS = ("fsync", "replace", "pwrite", "ftruncate", "unlink")
+CALLS = ("fsync", "replace", "write", "ftruncate", "unlink")
 STEPS = 30
 KINDS = ("before", "after", "full", "interrupted")
 SURVIVED = ("full", "interrupted")
@@ -74,7 +74,7 @@ class Run:
 
     def go_on(self, patience=0):
         """Writes to the end, up to a limit of full-disk errors."""
-        while self.step < STEPS or self.writer.num_waiting:
+        while self.step < STEPS or self.writer._rows:
             try:
                 choice = self.random.random()
                 if self.step == STEPS:

@@ -130,7 +130,7 @@ def test_a_large_draw_that_does_not_fit(tmp_path, limit):
         with pytest.raises(RuntimeError, match=r"^Cannot write .*File too large"):
             writer.flush()
         assert not [*tmp_path.rglob("*.safetensors*")]
-        assert len(sg.SampleStore(tmp_path)) == 0 and writer.num_waiting == 1
+        assert len(sg.SampleStore(tmp_path)) == 0 and len(writer._rows) == 1
         resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
         writer.close()
         (stored,) = sg.SampleStore(tmp_path).intact()

@@ -207,7 +207,7 @@ def test_buffers_that_cannot_be_stored(tmp_path):
     net = nn.Linear(3, 2)
     sampler = sg.SGLD(net.parameters(), 0.1, num_data=4, seed=0)
     net.register_buffer("graph", torch.ones(2, 2).to_sparse())
-    with pytest.raises(ValueError, match=r"'graph' is a torch\.sparse_coo tensor"):
+    with pytest.raises(ValueError, match=r"'graph' is a torch\.sparse_coo Tensor"):
         sg.Collector(sampler, net, tmp_path / "none")
     sg.Collector(sampler, net, tmp_path / "without", buffers=False).close()
     lazy = nn.Sequential(net, nn.LazyBatchNorm1d(affine=False))

@@ -129,9 +129,7 @@ def test_slices_by_chain_draw_and_name(tmp_path):
     assert same(last[1], {"a.bias": draw(24)["a.bias"]})
     assert same(store[["count"]][3], {"count": torch.tensor(21)})
     assert last[0].chain == 2 and store[7:].names == []
-    with pytest.raises(
-        ValueError, match=r"Invalid chain: 1 \(there are draws of \[0, "
-    ):
+    with pytest.raises(ValueError, match=r"Invalid chain: 1 \(there are draws of \[0"):
         store.chain(1)
     with pytest.raises(KeyError, match=r"no draw has 'c' \(they have"):
         store["c"]
@@ -353,9 +351,7 @@ def test_cut_back(tmp_path, memory):
 def test_draws_of_an_earlier_run_are_not_mixed_with(tmp_path):
     write(tmp_path, 2)
     with sg.SampleWriter(tmp_path, draw(0)) as writer:
-        with pytest.raises(
-            ValueError, match=r"chain 0 of .* has 2 draws of an earlier"
-        ):
+        with pytest.raises(ValueError, match=r"chain 0 of .* has 2 draws of an earl"):
             writer.append(draw(3), step=3)
         writer.restart()
         assert len(writer) == 0
@@ -367,19 +363,22 @@ def test_draws_of_an_earlier_run_are_not_mixed_with(tmp_path):
 # ---- Damage --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("damage", ["cut off", "altered", "missing"])
+@pytest.mark.parametrize("damage", ["cut off", "emptied", "altered", "missing"])
 def test_a_corrupt_file_is_named_and_the_rest_readable(tmp_path, damage):
     write(tmp_path, per_file=2)
     path = tmp_path / "chain-0" / name(1)
     whole = bytearray(path.read_bytes())
+    store = sg.SampleStore(tmp_path)
     if damage == "cut off":
         path.write_bytes(whole[:-1])
+    elif damage == "emptied":
+        dict(store[3])  # access to the mapped file would now be a SIGBUS
+        path.write_bytes(b"")
     elif damage == "missing":
         path.unlink()
     else:
         whole[-1] ^= 1
         path.write_bytes(whole)
-    store = sg.SampleStore(tmp_path)
     with pytest.raises(sg.CorruptDrawError, match=f"^Cannot read {path}: "):
         dict(store[2])
     with pytest.warns(UserWarning, match=f"Cannot read {path}"):
@@ -449,7 +448,7 @@ def test_a_truncated_index_has_the_draws_before(tmp_path):
     [
         ({"count": 10**18}, "count 1000"),
         ({"count": 0}, "count 0"),
-        ({"count": 2}, "not 2 numbers for 2 draws"),
+        ({"count": 2}, "count 2"),
         ({"count": "1"}, "count '1'"),
         ({"step": [1e300]}, "integer"),
         ({"step": [10**30]}, "large|big"),
@@ -528,9 +527,7 @@ def test_a_fork_does_not_write(tmp_path):
         writer.append(draw(1), step=1)
         words = f"RuntimeError: Cannot write to chain 0 of {tmp_path}: process "
         found = outcome(lambda: writer.append(draw(2), step=2))
-        assert found is not None and found.startswith(
-            f"{words}{os.getpid()} has opened"
-        )
+        assert (found or "").startswith(f"{words}{os.getpid()} has opened")
     assert len(sg.SampleStore(tmp_path)) == 1
     # Nor does a fork that lives on keep the lock.
     writer = sg.SampleWriter(tmp_path, draw(0), chain=1)
@@ -586,7 +583,7 @@ def test_a_full_disk_leaves_no_lock(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as full, pytest.raises(RuntimeError, match="No space"):
-        full.setattr(os, "pwrite", fail)
+        full.setattr(os, "write", fail)
         sg.SampleWriter(tmp_path, draw(0))
     sg.SampleWriter(tmp_path, draw(0)).close()
 
@@ -596,14 +593,14 @@ def test_other_refusals(tmp_path):
         ({}, "there are none to store"),
         ({"a": torch.ones(1).to(torch.float8_e5m2)}, "'a' is torch.float8_e5m2"),
         ({"__metadata__": torch.ones(1)}, "'__metadata__'"),
-        ({"a": torch.ones(2).to_sparse()}, "'a' is a torch.sparse_coo tensor"),
+        ({"a": torch.ones(2).to_sparse()}, "'a' is a torch.sparse_coo Tensor"),
         ({"a": torch.ones(2, device="meta")}, "'a' is a .* on meta"),
-        ({"a": TwoTensor(torch.ones(2), torch.ones(2))}, "'a' is a TwoTensor"),
+        ({"a": TwoTensor(torch.ones(2), torch.ones(2))}, "'a' is a .* TwoTensor of"),
     ):
         with pytest.raises(ValueError, match=words):
             sg.SampleWriter(tmp_path, tensors)
     sparse = {"base": torch.ones(2).to_sparse()}
-    with pytest.raises(ValueError, match=r"'base' is a torch\.sparse_coo tensor"):
+    with pytest.raises(ValueError, match=r"'base' is a torch\.sparse_coo Tensor"):
         sg.SampleWriter(tmp_path, draw(0), not_sampled=sparse)
     for chain in (-1, True, 1.0):
         with pytest.raises((TypeError, ValueError), match=r"^Invalid chain: .* \(must"):
@@ -662,3 +659,6 @@ def test_a_store_in_memory():
     assert pickle.loads(pickle.dumps([*store]))[0]["weight"].equal(store[0]["weight"])
     with pytest.raises(ValueError, match="of another model: its 'weight' is F32"):
         sg.SampleWriter(store, {"weight": torch.ones(3)})
+    with sg.SampleWriter(store, dict(one)) as writer:
+        writer.restart()
+    sg.SampleWriter(store, {"weight": torch.ones(3)}).close()

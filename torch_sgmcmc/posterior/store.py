@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, overload
 
@@ -14,9 +13,9 @@ from torch import Tensor
 
 from torch_sgmcmc._impl.hyperparams import wrong_type
 from torch_sgmcmc.posterior.store_files import (
-    Chain,
     CorruptDrawError,
     DrawFile,
+    MemoryChain,
     StoreInfo,
     chains_in,
     read_index,
@@ -36,22 +35,19 @@ def folder_of(store: str | os.PathLike[str] | SampleStore) -> Path | None:
 class Draw(Mapping[str, Tensor]):
     """One draw: tensors by name, read on the first access.
 
-    The first access compares the file's checksum. Writes into a tensor stay in this
-    object. Draws can be sent to other processes.
+    The first access compares the file's checksum, and raises a CorruptDrawError if the
+    file is missing, cut off or altered. Writes into a tensor stay in this object. Draws
+    can be sent to other processes.
 
     Attributes:
         chain: number of its chain.
         step: the sampler's step that made it.
         lr: step size of the first param group; NaN if there was none.
         temperature: T of the first param group.
-        weight: weight in averages: the sign of a signed :class:`HMCECS`, else the
-            collector's ``weight``, by default 1.
+        weight: in averages: the collector's ``weight``, by default 1 or HMCECS's sign.
         loss: the collector's ``loss``, else NaN.
         prior_precision: λ of each param group; empty if unknown.
-        path: the file; None for a store in memory.
-
-    Raises:
-        CorruptDrawError: on access: the file is missing, cut off, or altered.
+        not_sampled: checksums of tensors that are neither sampled nor stored.
     """
 
     step: int
@@ -61,12 +57,11 @@ class Draw(Mapping[str, Tensor]):
     loss: float
     prior_precision: tuple[float, ...]
 
-    def __init__(self, file: DrawFile, row: int, names: tuple[str, ...]) -> None:
+    def __init__(self, file: DrawFile, row: int, names: Sequence[str]) -> None:
         self._file, self._row, self._names = file, row, names
-        self.chain = file.chain
+        self.chain, self.not_sampled = file.chain, file.info.not_sampled
         for name, column in file.columns.items():
             setattr(self, name, column[row])
-        self.prior_precision = tuple(self.prior_precision)
         self._tensors: dict[str, Tensor] | None = None
 
     def __repr__(self) -> str:
@@ -85,14 +80,9 @@ class Draw(Mapping[str, Tensor]):
 
     def read_run(self) -> dict[str, Any] | None:
         """Returns the record kept beside the chain's draws, or None."""
-        if self.path is not None:
-            return read_json(self.path.with_name("run.json"))
-        return self._file.memory and self._file.memory.run
-
-    @property
-    def not_sampled(self) -> dict[str, int]:
-        """Checksums of the model's tensors that are neither sampled nor stored."""
-        return self._file.info.not_sampled
+        if self.path is None:
+            return self._file.run or None
+        return read_json(self.path.with_name("run.json"))
 
     def __len__(self) -> int:
         return len(self._names)
@@ -105,13 +95,11 @@ class Draw(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         if self._tensors is None:
-            found, row = self._file.read(), self._row
-            # Rows of shared files and of memory are copied.
-            alone = self._file.count == 1 and self.path is not None
-            self._tensors = {
-                key: found[key][row] if alone else found[key][row].clone()
-                for key in self._names
-            }
+            found = self._file.read()
+            tensors = {key: found[key][self._row] for key in self._names}
+            if self._file.tensors:  # which other draws read too
+                tensors = {key: tensor.clone() for key, tensor in tensors.items()}
+            self._tensors = tensors
         return self._tensors[name]
 
 
@@ -123,24 +111,24 @@ class Draws(Sequence[Draw]):
     tensor.
     """
 
-    def __init__(
-        self, rows: Sequence[tuple[DrawFile, int]], names: tuple[str, ...]
-    ) -> None:
-        self._rows, self._names = rows, names
+    def __init__(self, rows: list[tuple[DrawFile, int]], names: Sequence[str]) -> None:
+        self._rows, self._names = rows, names if rows else ()
+        #: Settings of the chains' likelihood, None if unknown.
+        self.likelihood = rows[0][0].info.likelihood if rows else None
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __repr__(self) -> str:
-        names = self.names
-        some = ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")
+        more = ", ..." if len(self.names) > 3 else ""
+        some = ", ".join(map(repr, self.names[:3])) + more
         return f"{len(self)} draws of chains {self.chains}: {some or 'no tensor'}"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         """Returns the one tensor of ``draws[name]`` for all draws, [draws, ...]."""
         if len(self.names) != 1:
             raise TypeError(
-                f"Invalid draws: an array is of one tensor, and they have "
+                "Invalid draws: an array is of one tensor, and they have "
                 f"{len(self.names)} (draws[name] has one)"
             )
         (name,) = self.names
@@ -165,14 +153,9 @@ class Draws(Sequence[Draw]):
         return Draws(self._rows, tuple(names))
 
     @property
-    def likelihood(self) -> dict[str, Any] | None:
-        """Settings of the chains' likelihood, None if unknown."""
-        return self._rows[0][0].info.likelihood if self._rows else None
-
-    @property
     def names(self) -> list[str]:
         """Names of the tensors; empty without draws."""
-        return [*self._names] if len(self) else []
+        return [*self._names]
 
     @property
     def chains(self) -> list[int]:
@@ -180,11 +163,7 @@ class Draws(Sequence[Draw]):
         return sorted({file.chain for file, _ in self._rows})
 
     def chain(self, chain: int) -> Draws:
-        """Returns the draws of one chain.
-
-        Raises:
-            ValueError: the chain has no draws.
-        """
+        """Returns the draws of one chain; raises a ValueError if there are none."""
         rows = [row for row in self._rows if row[0].chain == chain]
         if not rows:
             raise ValueError(
@@ -212,15 +191,8 @@ class SampleStore(Draws):
 
     A folder of safetensors files, with an index of JSON lines for each chain that
     describes each draw (docs/store.md). C++ writes and reads the same files. A store
-    can be opened while :class:`Collector` or :class:`SampleWriter` write to it, and
-    shows the draws of the time when it was opened or last refreshed. Only requested
-    tensors are read::
-
-        store = sg.SampleStore("draws")
-        len(store), store.chains, store.names
-        for draw in store:                      # a Mapping from names to tensors
-            draw["fc.weight"], draw.step, draw.weight
-        store.chain(1)[-10:]["fc.weight"]       # the last ten of chain 1, one tensor
+    can be opened while a :class:`Collector` or :class:`SampleWriter` writes to it, and
+    shows the draws of the time when it was opened or last refreshed.
 
     Args:
         path: the folder; a missing one has no draws. None keeps draws in the memory of
@@ -228,8 +200,7 @@ class SampleStore(Draws):
             refreshes it. Default: None.
 
     Raises:
-        RuntimeError: ``store.json`` or an index cannot be read; the message names the
-            line.
+        RuntimeError: ``store.json`` or a line of an index cannot be read.
         ValueError: the path is a file.
     """
 
@@ -237,22 +208,18 @@ class SampleStore(Draws):
         self.path = None if path is None else str(folder_of(path))
         if self.path is not None and os.path.isfile(self.path):
             raise ValueError(f"Invalid path: {self.path} is a file (must be a folder)")
-        #: Chains of a store in memory.
-        self.memory: dict[int, Chain] = {}
+        self.memory: dict[int, MemoryChain] = {}  # the chains of a store in memory
         self.refresh()
 
     def __repr__(self) -> str:
-        place = "in memory" if self.path is None else repr(self.path)
-        return f"SampleStore({place}): {len(self)} draws of chains {self.chains}"
+        return f"SampleStore({self.path!r}): {super().__repr__()}"
 
     def refresh(self) -> SampleStore:
         """Rereads the index, after writes or cuts, and returns itself."""
-        files = [f for chain in sorted(self.memory) for f in self.memory[chain].files]
-        if self.path is not None:
-            folder = Path(self.path)
-            if info := StoreInfo.read(folder):
-                of_chains = (read_index(folder, n, info) for n in chains_in(folder))
-                files = [*chain.from_iterable(of_chains)]
+        chains = [self.memory[chain].files for chain in sorted(self.memory)]
+        if self.path is not None and (info := StoreInfo.read(Path(self.path))):
+            chains = [read_index(self.path, n, info) for n in chains_in(self.path)]
+        files = [file for chain in chains for file in chain]
         rows = [(file, row) for file in files for row in range(file.count)]
         super().__init__(rows, tuple(files[0].info.tensors) if files else ())
         return self

@@ -24,20 +24,17 @@ _BYTES, _DRAWS, _SECONDS = 4 << 20, 1024, 30.0
 class SampleWriter:
     """Appends draws to a chain of a :class:`SampleStore`: one writer for each chain.
 
-    Draws wait in memory until they have 4 MiB, are 1,024 or have waited for 30 seconds,
-    and the next call then writes them as one file. :meth:`flush`, :meth:`checkpoint`
-    and :meth:`close` write all. The methods can be called from several threads.
+    Draws wait in memory until they have 4 MiB, are 1,024 or have waited for 30 seconds:
+    the next call then writes them as one file. Several threads can call the methods.
 
     Args:
         store: a folder, which is made if missing, or a :class:`SampleStore`.
         tensors: a draw, for names, shapes and dtypes; it is not stored.
         chain: >= 0; processes that write at once write different chains. Default: 0.
-        dtype: dtype of stored floating-point tensors; None keeps each tensor's.
-            Default: None.
+        dtype: dtype of stored floating-point tensors. Default: each tensor's.
         not_sampled: tensors that are neither stored nor sampled. Their checksums are
-            kept, to detect draws that are put into another model. Default: None.
-        likelihood: one of :mod:`torch_sgmcmc.losses`, the default likelihood of
-            predictions with the draws. Default: None.
+            kept, to detect draws that are put into another model. Default: none.
+        likelihood: the predictions' default, one of :mod:`torch_sgmcmc.losses`.
 
     Raises:
         ValueError: the store has draws of another model, there is nothing to store, or
@@ -61,30 +58,25 @@ class SampleWriter:
         # Without data, for names, shapes and dtypes.
         self._like = {k: store_files.as_stored(k, t, dtype) for k, t in tensors.items()}
         self._size = sum(t.nbytes for t in self._like.values())
+        tensor_info = {k: store_files.described(k, t) for k, t in self._like.items()}
+        sums = store_files.checksums(not_sampled or {})
         settings = None if likelihood is None else likelihood.settings()
-        info = store_files.StoreInfo.of(
-            self._like, store_files.checksums(not_sampled or {}), settings
-        )
+        info = store_files.StoreInfo(tensor_info, sums, settings)
         self._store = store  # one in memory lives with its writer
         folder = folder_of(store)
         if folder is None:
-            self.files = store_files.Chain.in_memory(store.memory, chain, info)
+            self.files = store_files.MemoryChain(store.memory, chain, info)
         else:
             self.files = store_files.FolderChain(folder, chain, info)
         # True while draws of an earlier run await a decision of the caller.
         self._is_undecided = len(self) > 0
         self._rows: list[tuple[dict[str, Tensor], dict[str, Any]]] = []
-        self._since, self._is_closed = 0.0, False
+        self._since = 0.0
         self._lock, self._process = threading.RLock(), os.getpid()
 
     def __len__(self) -> int:
         """The number of draws that are on the disk."""
-        return self.files.num_draws
-
-    @property
-    def num_waiting(self) -> int:
-        """The number of draws that are in memory."""
-        return len(self._rows)
+        return sum(file.count for file in self.files.files)
 
     @torch.no_grad()
     def append(
@@ -112,14 +104,12 @@ class SampleWriter:
         Raises:
             ValueError: a tensor is missing or has another shape, or there are draws of
                 an earlier run: call :meth:`cut_back` or :meth:`restart` first.
-            RuntimeError: earlier draws cannot be written. They stay in memory without
-                this one; the next call tries again.
+            RuntimeError: earlier draws cannot be written: they wait, without this one.
         """
         self.check_draw(draw)
-        numbers: dict[str, Any] = {"step": int(step)}
         given = {"lr": lr, "temperature": temperature, "weight": weight, "loss": loss}
-        numbers |= {name: _number(value) for name, value in given.items()}
-        numbers["prior_precision"] = [*map(_number, prior_precision)]
+        numbers = {"step": int(step), **{k: _number(x) for k, x in given.items()}}
+        numbers["prior_precision"] = tuple(map(_number, prior_precision))
         with self._lock:
             self.check()
             copies = {
@@ -142,13 +132,7 @@ class SampleWriter:
                 )
 
     def check(self) -> None:
-        """Writes draws that have waited, and raises if the next could not be stored.
-
-        Raises:
-            ValueError: there are draws of an earlier run.
-            RuntimeError: the writer is closed or belongs to another process, or earlier
-                draws still cannot be written.
-        """
+        """Writes draws that have waited, and raises if the next could not be stored."""
         self._check_open()
         if self._is_undecided:
             raise ValueError(
@@ -162,32 +146,25 @@ class SampleWriter:
                 self.flush()
 
     def _check_open(self) -> None:
-        place = self.files.place
-        if self._process != os.getpid():
-            raise RuntimeError(
-                f"Cannot write to {place}: process {self._process} has opened it, and "
-                "this is a fork of it (give each process its own chain)"
-            )
-        if self._is_closed:
-            raise RuntimeError(f"Cannot write to {place}: the writer is closed")
+        if not self.is_open:
+            reason = "the writer is closed"
+            if self._process != os.getpid():
+                reason = f"process {self._process} has opened it, and this is a fork "
+                reason += "of it (give each process its own chain)"
+            raise RuntimeError(f"Cannot write to {self.files.place}: {reason}")
 
     def flush(self) -> None:
-        """Writes the draws that wait in memory.
-
-        Raises:
-            RuntimeError: draws cannot be written; they stay in memory.
-        """
+        """Writes the draws that wait in memory; a RuntimeError leaves them there."""
         with self._lock:
             rows = self._rows
-            if not rows or self._process != os.getpid():
+            if not rows:
                 return
             self._check_open()
-            first = rows[0][0]
             tensors = {
-                k: torch.stack([draw[k] for draw, _ in rows])
+                name: torch.stack([draw[name] for draw, _ in rows])
                 if len(rows) > 1
-                else first[k][None]  # a large draw is not copied
-                for k in self._like
+                else rows[0][0][name][None]  # a large draw is not copied
+                for name in self._like
             }
             columns = {k: [numbers[k] for _, numbers in rows] for k in rows[0][1]}
             try:
@@ -203,18 +180,21 @@ class SampleWriter:
         """Writes waiting draws; returns the chain's position for :meth:`cut_back`."""
         with self._lock:
             self.flush()
-            return self.files.position()
+            size, checksum = store_files.end_of(self.files.files)
+            # LibTorch reads only pickled ints of 32 bits, with a sign.
+            return {"size": size, "crc32": checksum - (checksum >> 31 << 32)}
 
     def cut_back(self, position: Mapping[str, int]) -> None:
-        """Deletes draws stored after a checkpoint.
-
-        Raises:
-            ValueError: the checkpoint is not of this chain, which is unchanged.
-        """
+        """Deletes draws after a checkpoint; a ValueError refuses another chain's."""
+        end = position["size"], position["crc32"] % 2**32
         with self._lock:
             self._check_open()
             self.flush()
-            self.files.cut_back(position)
+            files = self.files.files
+            ends = [store_files.end_of([]), *(file.end for file in files)]
+            if end not in ends:
+                raise ValueError(f"Invalid checkpoint: it is not of {self.files.place}")
+            self.files.keep(files[: ends.index(end)])
             self._is_undecided = False
 
     def restart(self) -> None:
@@ -222,27 +202,22 @@ class SampleWriter:
         with self._lock:
             self._check_open()
             self._rows = []
-            self.files.clear()
+            self.files.keep([])
             self._is_undecided = False
 
     @property
     def is_open(self) -> bool:
         """False once the writer is closed, and in a forked process."""
-        return not self._is_closed and self._process == os.getpid()
+        return self.files.is_open and self._process == os.getpid()
 
     def close(self) -> None:
-        """Writes waiting draws, and releases the chain for other writers.
-
-        Raises:
-            RuntimeError: draws cannot be written; the writer is closed.
-        """
+        """Writes waiting draws or raises a RuntimeError, and releases the chain."""
         with self._lock:
             if not self.is_open:
                 return
             try:
                 self.flush()
             finally:
-                self._is_closed = True
                 self.files.close()
                 if isinstance(self._store, SampleStore) and self._store.path is None:
                     self._store.refresh()
