@@ -159,7 +159,7 @@ def test_a_part_belongs_to_the_rest(tmp_path):
     sg.Collector(sampler, other, tmp_path, **options).close()
     other.module.bias.data += 1
     for chain in range(2):
-        with pytest.raises(ValueError, match=r"its 'module.bias', which is not samp"):
+        with pytest.raises(ValueError, match=r"its 'module.bias' is not sampled"):
             sg.Collector(sampler, other, tmp_path, chain=chain, **options)
 
 

@@ -401,7 +401,7 @@ def test_refusals(tmp_path):
     ):
         with pytest.raises(ValueError, match=f"Invalid {words}"):
             make(sampler, model, tmp_path, **settings)
-    with pytest.raises(TypeError, match="Invalid sampler: of type SGD"):
+    with pytest.raises(TypeError, match="Invalid sampler: got SGD"):
         make(torch.optim.SGD(model.parameters(), 0.1), model, tmp_path)
     assert list(tmp_path.iterdir()) == []
     with make(sampler, model, tmp_path):
@@ -462,7 +462,7 @@ def test_other_tensors_that_are_not_sampled(tmp_path):
     with torch.no_grad():
         model[2].bias.add_(1)
     for _ in range(2):  # and the chain is not left locked
-        with pytest.raises(ValueError, match=r"its '2.bias', which is not sampled"):
+        with pytest.raises(ValueError, match=r"its '2.bias' is not sampled"):
             sg.Collector(sampler, model, tmp_path, parameters="sampled")
 
 

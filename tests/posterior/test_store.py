@@ -129,7 +129,7 @@ def test_slices_by_chain_draw_and_name(tmp_path):
     assert same(last[1], {"a.bias": draw(24)["a.bias"]})
     assert same(store[["count"]][3], {"count": torch.tensor(21)})
     assert last[0].chain == 2 and store[7:].names == []
-    with pytest.raises(ValueError, match=r"Invalid chain: 1 \(there are draws of \[0"):
+    with pytest.raises(ValueError, match=r"Invalid chain: 1 \(must be in \[0"):
         store.chain(1)
     with pytest.raises(KeyError, match=r"no draw has 'c' \(they have"):
         store["c"]

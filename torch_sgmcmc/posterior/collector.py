@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from torch_sgmcmc._impl.dtensor import is_dtensor, refuse
-from torch_sgmcmc._impl.hyperparams import check_function, check_integer, wrong_type
+from torch_sgmcmc._impl.hyperparams import check_function, check_integer
 from torch_sgmcmc._impl.utils import plain_names
 from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor
 from torch_sgmcmc.losses import Likelihood
@@ -25,9 +25,6 @@ from torch_sgmcmc.posterior.store import SampleStore
 from torch_sgmcmc.posterior.writer import SampleWriter
 from torch_sgmcmc.samplers.sampler import Sampler, check_sampler
 from torch_sgmcmc.samplers.sbps import SBPS
-
-# The position in the state dict of a rank that stores nothing: of no chain.
-_NOWHERE = {"size": -1, "crc32": 0}
 
 
 class _ModelTensors:
@@ -158,8 +155,7 @@ class Collector(AbstractContextManager["Collector"]):
             schedule.collecting`` of a :class:`CyclicalSchedule`. Default: None.
         monitor: a :class:`TemperatureMonitor` of the sampler, whose temperatures since
             the burn-in are stored for :func:`report`. Default: None.
-        likelihood: the loss, if it is one of :mod:`torch_sgmcmc.losses`: the default
-            likelihood of predictions with the draws. Default: None.
+        likelihood: the predictions' default, one of :mod:`torch_sgmcmc.losses`.
 
     Attributes:
         loss: a number or scalar tensor that is set before a step and stored with the
@@ -194,12 +190,6 @@ class Collector(AbstractContextManager["Collector"]):
         check_sampler(sampler)
         check_integer("burn_in", burn_in)
         check_integer("every", every, low=1)
-        if dtype is not None and not getattr(dtype, "is_floating_point", False):
-            raise ValueError(
-                f"Invalid dtype: {dtype!r} (must be a floating-point torch.dtype)"
-            )
-        if likelihood is not None and not isinstance(likelihood, Likelihood):
-            raise wrong_type("likelihood", likelihood, "one of torch_sgmcmc.losses")
         for name, function in {"weight": weight, "when": when}.items():
             if function is not None:
                 check_function(name, function)
@@ -295,14 +285,10 @@ class Collector(AbstractContextManager["Collector"]):
             self._take(int(sampler.param_groups[0]["step"]) + 1, time, 1)
 
     def run(self, block: Callable[..., Tensor], *batches: Tensor) -> Tensor:
-        """Makes a block of :func:`compile_steps`, and stores its draw if one is due.
+        """Calls a block of :func:`compile_steps`, and stores its draw if one is due.
 
         The draw is the chain at the block's end. Blocks whose length divides
         ``burn_in`` and ``every`` store the draws of single steps.
-
-        Args:
-            block: the result of :func:`compile_steps` for this sampler.
-            batches: the block's arguments.
 
         Raises:
             ValueError: more than one draw would be due in the block, or there is a
@@ -355,11 +341,13 @@ class Collector(AbstractContextManager["Collector"]):
         """Returns the collector's progress, once all draws so far are on the disk."""
         self.flush()
         self._write_run()
+        # The first rank refuses another's: no chain has a negative size.
+        nowhere = {"size": -1, "crc32": 0}
         return {
             **self._record.state_dict(),
             "count": self._count,
             "mark": self._mark,
-            "position": self._writer.checkpoint() if self._stores else _NOWHERE,
+            "position": self._writer.checkpoint() if self._stores else nowhere,
             **self._settings,
         }
 

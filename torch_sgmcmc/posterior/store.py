@@ -166,9 +166,7 @@ class Draws(Sequence[Draw]):
         """Returns the draws of one chain; raises a ValueError if there are none."""
         rows = [row for row in self._rows if row[0].chain == chain]
         if not rows:
-            raise ValueError(
-                f"Invalid chain: {chain!r} (there are draws of {self.chains})"
-            )
+            raise ValueError(f"Invalid chain: {chain!r} (must be in {self.chains})")
         return Draws(rows, self._names)
 
     def intact(self) -> Draws:

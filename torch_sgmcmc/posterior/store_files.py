@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch_sgmcmc._impl.state_dict import replace_file, sync_folder
 
 _FORMAT = 1
+_LINE_SUM = b', "line_crc32": '
 _CHAIN = re.compile(r"chain-(0|[1-9][0-9]{0,17})")
 # Files of a chain and of a store, finished or not: no others are ever deleted.
 _OF_CHAIN = re.compile(r"lock|index\.jsonl|run\.json|draws-[0-9]{6,}\.safetensors")
@@ -102,16 +103,19 @@ class StoreInfo:
 
     def check_same(self, given: StoreInfo, where: str) -> None:
         """Raises if a model's draws differ from the ones that are there."""
-        for name in (*self.tensors, *given.tensors):
-            one, other = (
-                "missing" if t is None else f"{t['dtype']} of shape {t['shape']}"
-                for t in (self.tensors.get(name), given.tensors.get(name))
-            )
-            if one != other:
+        one, other = self._described(), given._described()
+        for name in (*one, *other):
+            there, here = one.get(name, "missing"), other.get(name, "missing")
+            if there != here:
                 raise ValueError(
                     f"Invalid store: the draws {where} are of another model: its "
-                    f"{name!r} is {one}, here {other} (restart=True, or another store)"
+                    f"{name!r} is {there}, here {here} (restart=True, or another store)"
                 )
+
+    def _described(self) -> dict[str, str]:
+        tensors, sums = self.tensors.items(), self.not_sampled.items()
+        kinds = {k: f"{t['dtype']} of shape {t['shape']}" for k, t in tensors}
+        return kinds | {k: f"not sampled, with checksum {v}" for k, v in sums}
 
 
 class CorruptDrawError(RuntimeError):
@@ -191,9 +195,6 @@ def end_of(files: Sequence[DrawFile], line: bytes = b"") -> tuple[int, int]:
     """Returns the bytes of an index of some files and a line, and their CRC-32."""
     size, checksum = files[-1].end if files else (0, 0)
     return size + len(line), crc32(line, checksum)
-
-
-_LINE_SUM = b', "line_crc32": '
 
 
 def _line(content: Mapping[str, Any]) -> bytes:

@@ -7,12 +7,13 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_sgmcmc._impl.hyperparams import check_integer
+from torch_sgmcmc._impl.hyperparams import check_integer, wrong_type
 from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.posterior import store_files
 from torch_sgmcmc.posterior.store import SampleStore, folder_of
@@ -21,7 +22,7 @@ from torch_sgmcmc.posterior.store import SampleStore, folder_of
 _BYTES, _DRAWS, _SECONDS = 4 << 20, 1024, 30.0
 
 
-class SampleWriter:
+class SampleWriter(AbstractContextManager["SampleWriter"]):
     """Appends draws to a chain of a :class:`SampleStore`: one writer for each chain.
 
     Draws wait in memory until they have 4 MiB, are 1,024 or have waited for 30 seconds:
@@ -53,6 +54,10 @@ class SampleWriter:
         likelihood: Likelihood | None = None,
     ) -> None:
         check_integer("chain", chain)
+        if dtype is not None and not getattr(dtype, "is_floating_point", False):
+            raise ValueError(f"Invalid dtype: {dtype!r} (must be a floating-point one)")
+        if likelihood is not None and not isinstance(likelihood, Likelihood):
+            raise wrong_type("likelihood", likelihood, "one of torch_sgmcmc.losses")
         if not tensors:
             raise ValueError("Invalid tensors: there are none to store")
         # Without data, for names, shapes and dtypes.
@@ -63,8 +68,7 @@ class SampleWriter:
         settings = None if likelihood is None else likelihood.settings()
         info = store_files.StoreInfo(tensor_info, sums, settings)
         self._store = store  # one in memory lives with its writer
-        folder = folder_of(store)
-        if folder is None:
+        if (folder := folder_of(store)) is None:
             self.files = store_files.MemoryChain(store.memory, chain, info)
         else:
             self.files = store_files.FolderChain(folder, chain, info)
@@ -221,9 +225,6 @@ class SampleWriter:
                 self.files.close()
                 if isinstance(self._store, SampleStore) and self._store.path is None:
                     self._store.refresh()
-
-    def __enter__(self) -> SampleWriter:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
