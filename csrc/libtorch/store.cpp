@@ -9,12 +9,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <regex>
 #include <set>
 #include <sstream>
 #include <string_view>
@@ -33,8 +33,7 @@ namespace torch_sgmcmc {
 using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
-// A tensor of the model: its entry in store.json, and its bytes in the draws
-// that wait in memory.
+// A model's tensor: its entry in store.json, and its bytes in waiting draws.
 struct Column {
   std::string name;
   Json entry;
@@ -115,6 +114,12 @@ Json ReadStore(const std::string& store) {
   }
 }
 
+// The number after a word that a file's name begins with, else 0.
+int64_t NumberAfter(std::string_view word, const std::string& name) {
+  if (!name.starts_with(word)) return 0;
+  return std::strtoll(name.c_str() + word.size(), nullptr, 10);
+}
+
 std::string FileName(size_t number) {
   const std::string digits = std::to_string(number);
   const size_t zeros = 6 - std::min<size_t>(digits.size(), 6);
@@ -128,8 +133,6 @@ std::string EndOf(std::string_view line) {
 }
 
 }  // namespace
-
-// ---- Reading ----------------------------------------------------------------
 
 // A file of draws; its tensors, [count, ...], stay mapped after the first read.
 struct DrawFile {
@@ -252,14 +255,12 @@ const SampleStore& SampleStore::refresh() {
   auto names = std::make_shared<std::vector<std::string>>();
   for (const auto& [name, t] : tensors.items()) names->push_back(name);
   std::set<int64_t> chains;
-  static const std::regex kName("chain-(0|[1-9][0-9]{0,17})");
   if (!tensors.is_null()) {
     for (const auto& entry : fs::directory_iterator(path_)) {
       const std::string name = entry.path().filename();
-      std::smatch match;
-      if (std::regex_match(name, match, kName)) {
-        chains.insert(std::stoll(match[1]));
-      }
+      const int64_t chain = NumberAfter("chain-", name);
+      const bool is_chain = name == "chain-" + std::to_string(chain);
+      if (is_chain && chain >= 0) chains.insert(chain);
     }
   }
   std::vector<Draw> draws;
@@ -365,13 +366,14 @@ struct Collector::Work {
     disk::Append(*file, index_path, "", size);
     last = {draws.empty() ? 0 : draws.back().step, INFINITY};
     // Other files were not finished, or were cut back.
-    static const std::regex kOurs(
-        R"(draws-[0-9]{6,}\.safetensors(\.[0-9-]+\.partial)?)");
-    std::set<fs::path> kept;
-    for (const Draw& draw : draws) kept.insert(draw.path);
     for (const auto& entry : fs::directory_iterator(folder)) {
       const std::string name = entry.path().filename();
-      if (std::regex_match(name, kOurs) && !kept.contains(entry)) {
+      const size_t number = NumberAfter("draws-", name);
+      const std::string own = FileName(number);
+      const size_t end = name.find_first_not_of("0123456789-", own.size() + 1);
+      const bool is_partial = name.starts_with(own + ".") && end != name.npos &&
+                              name.substr(end) == ".partial";
+      if (is_partial || (name == own && number >= num_files)) {
         ::unlink(entry.path().c_str());
       }
     }

@@ -82,7 +82,6 @@ class TORCH_SGMCMC_API SampleStore {
 
 /// Stores draws: copies of all parameters and buffers of a model. Draws wait in
 /// memory until they have 4 MiB or are 1,024, and are then written as one file.
-/// More: docs/store.md.
 ///
 /// The model must outlive the collector and not be moved; the sampler may be.
 class TORCH_SGMCMC_API Collector {
