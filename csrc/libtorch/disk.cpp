@@ -1,28 +1,18 @@
 #include "libtorch/disk.h"
 
-#include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <stdexcept>
 #include <system_error>
 
 namespace torch_sgmcmc::disk {
-
-void Unwritable(const std::string& path, int reason) {
-  throw std::runtime_error("Cannot write " + path + ": " +
-                           std::generic_category().message(reason));
-}
-
-bool Sync(const std::string& path) {
-  const int file =
-      ::open(path.empty() ? "." : path.c_str(), O_RDONLY | O_CLOEXEC);
-  const bool synced = file >= 0 && ::fsync(file) == 0;
-  if (file >= 0) ::close(file);
-  return synced;
-}
+namespace {
 
 bool WriteAll(int file, std::string_view bytes, int64_t at) {
   while (!bytes.empty()) {
@@ -36,22 +26,63 @@ bool WriteAll(int file, std::string_view bytes, int64_t at) {
   return true;
 }
 
+}  // namespace
+
+void Unreadable(const std::string& path, const std::string& reason) {
+  throw std::runtime_error("Cannot read " + path + ": " + reason);
+}
+
+void Unwritable(const std::string& path, int reason) {
+  throw std::runtime_error("Cannot write " + path + ": " +
+                           std::generic_category().message(reason));
+}
+
+void Close::operator()(const int* file) const {
+  ::flock(*file, LOCK_UN);
+  ::close(*file);
+  delete file;
+}
+
+OpenFile Open(const std::string& path, int flags) {
+  const int file = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
+  return OpenFile(file < 0 ? nullptr : new int(file));
+}
+
+bool Sync(const std::string& path) {
+  const OpenFile file = Open(path.empty() ? "." : path, O_RDONLY);
+  return file && ::fsync(*file) == 0;
+}
+
+void Append(int file, const std::string& path, std::string_view bytes,
+            int64_t at) {
+  if (::ftruncate(file, at) == 0 && WriteAll(file, bytes, at) &&
+      ::fsync(file) == 0)
+    return;
+  const int reason = errno;
+  [[maybe_unused]] const int cut = ::ftruncate(file, at);
+  Unwritable(path, reason);
+}
+
+std::optional<std::string> Read(const std::string& path) {
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  if (!file && errno == ENOENT) return std::nullopt;
+  std::string bytes((std::istreambuf_iterator<char>(file)), {});
+  if (!file) Unreadable(path, std::generic_category().message(errno));
+  return bytes;
+}
+
 void Replace(const std::string& path, std::string_view bytes) {
   static std::atomic<int> counter{0};
   const std::string partial = path + "." + std::to_string(::getpid()) + "-" +
                               std::to_string(counter++) + ".partial";
-  const int file =
-      ::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (file < 0) Unwritable(path);
-  bool done = WriteAll(file, bytes, 0) && ::fsync(file) == 0;
-  int reason = errno;
-  ::close(file);
-  if (done) {
-    done = std::rename(partial.c_str(), path.c_str()) == 0 &&
-           Sync(std::filesystem::path(path).parent_path());
-    reason = errno;
+  const OpenFile file = Open(partial, O_WRONLY | O_CREAT | O_TRUNC);
+  if (file && WriteAll(*file, bytes, 0) && ::fsync(*file) == 0 &&
+      std::rename(partial.c_str(), path.c_str()) == 0 &&
+      Sync(std::filesystem::path(path).parent_path())) {
+    return;
   }
-  if (done) return;
+  const int reason = errno;
   ::unlink(partial.c_str());
   Unwritable(path, reason);
 }

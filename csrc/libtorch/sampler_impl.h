@@ -170,6 +170,11 @@ class SamplerImpl {
   at::Tensor prior_mean_of(const at::Tensor& param) const;
   // The number of steps, without waiting for a device's last one.
   int64_t steps_counted() const;
+  std::vector<at::Tensor> all_params() const;
+  // The step, and in a hook of SBPS the time, of the parameters' values.
+  virtual std::pair<int64_t, double> draw_time() const {
+    return {num_steps(), 0};
+  }
 
  protected:
   // ---- Hooks
@@ -251,7 +256,6 @@ class SamplerImpl {
   std::string nonfinite() const;
   // True if lr is 0 in all groups.
   bool rests() const;
-  std::vector<at::Tensor> all_params() const;
   auto& states() const { return owner_->state(); }
   const std::vector<int64_t>& offsets_of(size_t group) const {
     return chain_.groups[group].offsets;

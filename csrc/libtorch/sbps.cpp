@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <cmath>
@@ -59,6 +60,7 @@ class SBPSImpl : public SamplerImpl {
   int64_t register_sample_hook(SBPS::SampleHook hook);
   void remove_sample_hook(int64_t key) { hooks_.erase(key); }
   const NamedValues& counts() const { return progress_; }
+  std::pair<int64_t, double> draw_time() const override;
 
  protected:
   std::vector<std::string> state_keys() const override {
@@ -106,6 +108,7 @@ class SBPSImpl : public SamplerImpl {
   std::shared_ptr<Trajectory> trajectory_;
   std::map<int64_t, SBPS::SampleHook> hooks_;
   int64_t next_hook_ = 0;
+  std::optional<double> sample_time_;  // in a hook
   bool is_warned_ = false;
 };
 
@@ -263,8 +266,11 @@ void SBPSImpl::call_sample_hooks(Trajectory& trajectory, NamedValues& progress,
   progress.put("observed_interval", interval);
   progress.put("num_samples", last);
   bool moved = false;
+  const auto after =
+      c10::make_scope_exit([this] { sample_time_ = std::nullopt; });
   for (int64_t k = first + 1; k <= last; ++k) {
     const double time = static_cast<double>(k) * *interval;
+    sample_time_ = time;
     const auto hooks = hooks_;
     for (const auto& [key, hook] : hooks) {
       trajectory.place(line_begin + (time - begin));
@@ -273,6 +279,15 @@ void SBPSImpl::call_sample_hooks(Trajectory& trajectory, NamedValues& progress,
     }
   }
   if (moved) trajectory.place(line_end);
+}
+
+std::pair<int64_t, double> SBPSImpl::draw_time() const {
+  if (!sample_time_) {
+    Invalid(
+        "Invalid draw: SBPS is between two samples, where its positions do not "
+        "follow the posterior (collect in a hook of register_sample_hook)");
+  }
+  return {steps_counted() + 1, *sample_time_};
 }
 
 int64_t SBPSImpl::register_sample_hook(SBPS::SampleHook hook) {

@@ -184,7 +184,7 @@ void save(const StateDict& dict, const std::string& path) {
 StateDict load(const std::string& path, c10::Device device) {
   errno = 0;
   if (!std::ifstream(path, std::ios::binary)) {
-    Raise("Cannot read ", path, ": ", std::generic_category().message(errno));
+    disk::Unreadable(path, std::generic_category().message(errno));
   }
   const auto refuse = [&](const char* what, const std::exception& error) {
     Raise("Cannot read ", path, ": ", what, " (", FirstLine(error), ")");

@@ -36,9 +36,7 @@ int Run(const std::filesystem::path& folder, int64_t steps) {
                                   .prior_precision(1)
                                   .seed(1));
   torch_sgmcmc::GammaPrecision precision(sampler);
-  torch_sgmcmc::Collector collector(
-      sampler, *net, folder / "draws",
-      torch_sgmcmc::CollectorOptions().burn_in(200).every(20));
+  torch_sgmcmc::Collector collector(sampler, *net, folder / "draws");
   if (std::filesystem::exists(file)) {
     const auto saved = torch_sgmcmc::load(file);
     torch_sgmcmc::load_state_dict(*net, saved.at("model"));
@@ -53,14 +51,16 @@ int Run(const std::filesystem::path& folder, int64_t steps) {
   while (sampler.num_steps() < steps) {
     const auto batch = torch::tensor(torch_sgmcmc::draw_minibatch(
         kPoints, /*batch_size=*/50, sampler.seed(), sampler.num_steps()));
-    collector.step([&] {
+    const auto loss = sampler.step([&] {
       sampler.zero_grad();
       const auto out = net->forward(x.index_select(0, batch));
-      auto loss = 10 * torch::mse_loss(out, y.index_select(0, batch));
-      loss.backward();
-      return loss;
+      auto energy = 10 * torch::mse_loss(out, y.index_select(0, batch));
+      energy.backward();
+      return energy;
     });
-    if (sampler.num_steps() % kSteps == 0) {
+    const int64_t step = sampler.num_steps();
+    if (step > 200 && step % 20 == 0) collector.collect(loss);
+    if (step % kSteps == 0) {
       precision.step();
       torch_sgmcmc::save({{"model", torch_sgmcmc::state_dict(*net)},
                           {"sampler", sampler.state_dict()},

@@ -12,6 +12,8 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <map>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,7 +24,6 @@
 namespace {
 
 using torch_sgmcmc::Collector;
-using torch_sgmcmc::CollectorOptions;
 using torch_sgmcmc::Draw;
 using torch_sgmcmc::MessageOf;
 using torch_sgmcmc::SampleStore;
@@ -42,6 +43,23 @@ class Store : public testing::Test {
 
   fs::path folder;
 };
+
+using State = std::map<std::string, torch::Tensor>;
+
+State StateOf(const torch::nn::Module& module) {
+  State state;
+  for (const auto& entry : torch_sgmcmc::state_dict(module).entries()) {
+    state[entry.key().toStringRef()] = entry.value().toTensor().clone();
+  }
+  return state;
+}
+
+void ExpectState(const Draw& draw, const State& state) {
+  EXPECT_EQ(draw.names().size(), state.size());
+  for (const auto& [name, value] : state) {
+    EXPECT_TRUE(torch::equal(draw.at(name), value)) << name;
+  }
+}
 
 // A network with batch norm, so with buffers that each step changes.
 struct Chain {
@@ -66,22 +84,21 @@ struct Chain {
     }
   }
 
-  // The state after each step.
-  std::vector<torch::OrderedDict<std::string, torch::Tensor>> Run(
-      Collector& collector, int steps) {
-    std::vector<torch::OrderedDict<std::string, torch::Tensor>> states;
+  // The state after each step, all of which are stored.
+  std::vector<State> Run(Collector& collector, int steps) {
+    std::vector<State> states;
     for (int i = 0; i < steps; ++i) {
       Gradients();
-      collector.step();
-      states.emplace_back();
-      for (const auto& item : net->named_parameters()) {
-        states.back().insert(item.key(), item.value().detach().clone());
-      }
-      for (const auto& item : net->named_buffers()) {
-        states.back().insert(item.key(), item.value().clone());
-      }
+      sampler.step();
+      collector.collect();
+      states.push_back(StateOf(*net));
     }
     return states;
+  }
+
+  void Store(const std::string& folder) {
+    Collector collector(sampler, *net, folder);
+    Run(collector, 2);
   }
 
   torch::nn::Sequential net;
@@ -90,39 +107,48 @@ struct Chain {
 
 TEST_F(Store, HasTheModelAfterEachStep) {
   Chain chain;
-  Collector collector(chain.sampler, *chain.net, folder,
-                      CollectorOptions().burn_in(2).every(3));
-  const auto states = chain.Run(collector, 12);
+  Collector collector(chain.sampler, *chain.net, folder, /*chain=*/2);
+  const auto states = chain.Run(collector, 3);
   collector.close();
   const SampleStore store(folder);
   ASSERT_EQ(store.size(), 3);
   for (size_t i = 0; i < store.size(); ++i) {
     const Draw& draw = store[i];
-    EXPECT_EQ(draw.step, 5 + 3 * i);
+    EXPECT_EQ(draw.chain, 2);
+    EXPECT_EQ(draw.step, i + 1);
     EXPECT_EQ(draw.lr, 0.1);
     EXPECT_EQ(draw.weight, 1);
     EXPECT_EQ(draw.prior_precision, std::vector<double>{0.5});
     EXPECT_TRUE(std::isnan(draw.loss));
-    const auto& state = states[draw.step - 1];
-    EXPECT_EQ(draw.names().size(), state.size());
-    for (const auto& item : state) {
-      EXPECT_TRUE(torch::equal(draw.at(item.key()), item.value()));
-    }
+    ExpectState(draw, states[i]);
   }
 }
 
-TEST_F(Store, TakesEveryFourthOfAChain) {
-  Chain chain;
-  Collector collector(chain.sampler, *chain.net, folder,
-                      CollectorOptions().every(4).chain(2));
-  chain.Run(collector, 11);
+TEST_F(Store, HasEachDrawOnceAfterAnError) {
+  torch::nn::Module model;
+  auto& p = model.register_parameter("p", torch::ones({1 << 18}));
+  SGLD sampler({p}, SGLDOptions(0.1).num_data(10).seed(1));
+  Collector collector(sampler, model, folder);
+  const fs::path in_the_way = folder / "chain-0" / "draws-000001.safetensors";
+  fs::create_directories(in_the_way);
+  for (int i = 0; i < 9; ++i) {  // a MiB each, and four to a file
+    p.mutable_grad() = torch::ones_like(p);
+    sampler.step();
+    const std::string message = MessageOf([&] { collector.collect(i); });
+    const auto place = message.find(" has 4 draws; 4 more wait in memory");
+    EXPECT_EQ(place != std::string::npos, i == 8) << message;
+  }
+  fs::remove(in_the_way);
+  collector.collect(8);
+  collector.collect(9);
   collector.close();
   const SampleStore store(folder);
-  ASSERT_EQ(store.size(), 2);
-  for (size_t i = 0; i < store.size(); ++i) {
-    EXPECT_EQ(store[i].chain, 2);
-    EXPECT_EQ(store[i].step, 4 + 4 * i);
+  ASSERT_EQ(store.size(), 9);
+  for (int i = 0; i < 9; ++i) {
+    EXPECT_EQ(store[i].step, i + 1);
+    EXPECT_EQ(store[i].loss, i);
   }
+  EXPECT_TRUE(torch::equal(store[8].at("p"), p));
 }
 
 // An odd number of elements of 2 bytes before some of 8.
@@ -134,28 +160,26 @@ TEST_F(Store, TakesTensorsOfAllSizes) {
   model.register_buffer("seen", torch::tensor({int64_t{7}, int64_t{-1}}));
   model.register_buffer("none", torch::empty({2, 0}));
   SGLD sampler({p}, SGLDOptions(0.1).num_data(10).seed(1));
-  std::vector<torch::Tensor> points;
+  std::vector<State> states;
   {
     Collector collector(sampler, model, folder);
     for (int i = 0; i < 3; ++i) {
       p.mutable_grad() = torch::ones_like(p);
-      collector.step([&] { return torch::full({}, 0.1 + i, torch::kDouble); });
-      points.push_back(p.detach().clone());
+      sampler.step();
+      collector.collect(torch::full({}, 0.1 + i, torch::kDouble));
+      states.push_back(StateOf(model));
     }
   }
   const SampleStore store(folder);
   ASSERT_EQ(store.size(), 3);
   for (size_t i = 0; i < 3; ++i) {
-    EXPECT_TRUE(torch::equal(store[i].at("p"), points[i]));
+    ExpectState(store[i], states[i]);
     EXPECT_EQ(store[i].at("p").scalar_type(), torch::kHalf);
     EXPECT_EQ(store[i].loss, 0.1 + static_cast<double>(i));
-    for (const auto& item : model.named_buffers()) {
-      EXPECT_TRUE(torch::equal(store[i].at(item.key()), item.value()));
-    }
   }
 }
 
-TEST_F(Store, HasNoStepThatWasLeftOut) {
+TEST_F(Store, HasNoStepThatWasSkipped) {
   Chain chain("skip");
   Collector collector(chain.sampler, *chain.net, folder);
   for (int i = 0; i < 6; ++i) {
@@ -164,8 +188,13 @@ TEST_F(Store, HasNoStepThatWasLeftOut) {
       chain.net->parameters()[0].mutable_grad().fill_(
           std::numeric_limits<float>::quiet_NaN());
     }
-    collector.step();
+    chain.sampler.step();
+    collector.collect();
+    collector.collect();
   }
+  chain.sampler.load_state_dict(Chain().sampler.state_dict());
+  const std::string message = MessageOf([&] { collector.collect(); });
+  EXPECT_EQ(message.find("the sampler went back"), 0) << message;
   collector.close();
   const SampleStore store(folder);
   ASSERT_EQ(store.size(), 3);
@@ -181,70 +210,52 @@ TEST_F(Store, HasPointsOfATrajectory) {
                                           .num_std(3)
                                           .sample_interval(0.3)
                                           .seed(0));
-  std::vector<torch::Tensor> points;
-  sampler.register_sample_hook([&](torch_sgmcmc::SBPS&, double) {
-    points.push_back(theta.detach().clone());
-  });
+  std::map<double, std::pair<int64_t, torch::Tensor>> points;
   {
     Collector collector(sampler, model, folder);
+    sampler.register_sample_hook([&](torch_sgmcmc::SBPS&, double time) {
+      collector.collect();
+      const std::pair point(sampler.num_steps() + 1, theta.detach().clone());
+      const bool is_new = points.emplace(time, point).second;
+      // The step is undone and repeated.
+      if (is_new && points.size() % 4 == 0) throw std::runtime_error("stop");
+    });
     for (int i = 0; i < 40; ++i) {
-      collector.step(
-          [&] { return theta.square().sum() * torch::ones({8}, options); });
+      MessageOf([&] {
+        sampler.step(
+            [&] { return theta.square().sum() * torch::ones({8}, options); });
+      });
     }
+    const std::string message = MessageOf([&] { collector.collect(); });
+    EXPECT_EQ(message.find("Invalid draw: SBPS is between two samples"), 0);
   }
   const SampleStore store(folder);
   ASSERT_GT(points.size(), 10);
   ASSERT_EQ(store.size(), points.size());
-  for (size_t i = 0; i < points.size(); ++i) {
-    EXPECT_TRUE(torch::equal(store[i].at("theta"), points[i]));
+  size_t i = 0;
+  for (const auto& [time, point] : points) {
+    EXPECT_EQ(store[i].step, point.first);
+    EXPECT_TRUE(torch::equal(store[i].at("theta"), point.second));
     EXPECT_TRUE(std::isnan(store[i].loss));
-    EXPECT_TRUE(std::isnan(store[i].lr));
+    EXPECT_TRUE(std::isnan(store[i++].lr));
   }
 }
 
 TEST_F(Store, CopiesADrawIntoAModule) {
-  Chain chain;
-  {
-    Collector collector(chain.sampler, chain.net, folder);
-    chain.Run(collector, 2);
-  }
+  Chain().Store(folder);
   auto other = Chain::Net();
   const SampleStore store(folder);
-  store[1].copy_to(other);
-  const auto wanted = chain.net->named_parameters();
-  for (const auto& item : other->named_parameters()) {
-    EXPECT_TRUE(torch::equal(item.value(), wanted[item.key()]));
-  }
-  const auto buffers = chain.net->named_buffers();
-  for (const auto& item : other->named_buffers()) {
-    EXPECT_TRUE(torch::equal(item.value(), buffers[item.key()]));
-  }
+  store[1].copy_to(*other);
+  ExpectState(store[1], StateOf(*other));
   torch::nn::Sequential wide(torch::nn::Linear(3, 5),
                              torch::nn::BatchNorm1d(4));
   const torch::Tensor before = wide->named_parameters()["1.weight"].clone();
   EXPECT_EQ(MessageOf([&] { store[1].copy_to(*wide); }),
             "Invalid state dict: 0.weight has shape [4, 3], expected [5, 3]");
   torch::nn::Sequential small(torch::nn::Linear(3, 4));
-  EXPECT_EQ(
-      MessageOf([&] { store[1].copy_to(*small); }),
-      "Invalid state dict: the module has nothing named 1.num_batches_tracked");
+  EXPECT_EQ(MessageOf([&] { store[1].copy_to(*small); }),
+            "Invalid state dict: the module has nothing named 1.bias");
   EXPECT_TRUE(torch::equal(wide->named_parameters()["1.weight"], before));
-}
-
-// Those of runs that are resumed: tests/faults/test_killed_stores.py.
-TEST_F(Store, KeepsDrawsOfAnEarlierRun) {
-  Chain chain;
-  {
-    Collector collector(chain.sampler, *chain.net, folder);
-    chain.Run(collector, 2);
-  }
-  Chain again;
-  Collector collector(again.sampler, *again.net, folder);
-  EXPECT_NE(MessageOf([&] {
-              again.Run(collector, 1);
-            }).find("draws of an earlier run"),
-            std::string::npos);
-  EXPECT_EQ(SampleStore(folder).size(), 2);
 }
 
 std::string ReadAll(const Draw& draw) {
@@ -276,17 +287,12 @@ TEST_F(Store, NamesWhatIsDamaged) {
       ReadAll(store[2]).find("Cannot read " + store[2].path + ": it has "), 0);
   EXPECT_EQ(MessageOf([&] { store[0].at("2"); }),
             "Invalid name: no draw has '2'");
-  EXPECT_EQ(MessageOf([&] { store[3]; }),
-            "Invalid index: 3 (" + folder.string() + " has 3 draws)");
+  EXPECT_THROW(store[3], std::out_of_range);
 }
 
 // Every bit of an index and of store.json, and each truncation.
 TEST_F(Store, RefusesDamagedTexts) {
-  Chain chain;
-  {
-    Collector collector(chain.sampler, *chain.net, folder);
-    chain.Run(collector, 2);
-  }
+  Chain().Store(folder);
   for (const fs::path& path :
        {folder / "chain-0" / "index.jsonl", folder / "store.json"}) {
     const bool is_index = path.filename() == "index.jsonl";
@@ -325,10 +331,9 @@ TEST_F(Store, RefusesWhatIsNotSampledAndWhatHasGrown) {
   const auto p = model.register_parameter("p", torch::ones({5}));
   auto seen = model.register_buffer("seen", torch::ones({2}));
   SGLD sampler({p}, SGLDOptions(0.1).num_data(10).seed(1));
-  EXPECT_NE(MessageOf([&] {
-              const Collector of_others(sampler, Chain::Net(), folder);
-            }).find("Invalid model: the sampler has none of its parameters"),
-            std::string::npos);
+  const std::string message =
+      MessageOf([&] { const Collector none(sampler, *Chain::Net(), folder); });
+  EXPECT_EQ(message.find("Invalid model: the sampler has none of its"), 0);
   torch::nn::Module wide;
   wide.register_parameter("p", p);
   wide.register_buffer("phase", torch::ones({2}, torch::kComplexDouble));
@@ -338,22 +343,17 @@ TEST_F(Store, RefusesWhatIsNotSampledAndWhatHasGrown) {
   EXPECT_FALSE(fs::exists(folder));
   Collector collector(sampler, model, folder);
   seen.resize_({3});
-  const torch::Tensor before = p.detach().clone();
   p.mutable_grad() = torch::ones_like(p);
+  sampler.step();
   EXPECT_EQ(
-      MessageOf([&] { collector.step(); }),
-      "Invalid draw: 'seen' is F32 of shape [3], unlike when the collector "
-      "was made");
-  EXPECT_TRUE(torch::equal(p, before));
+      MessageOf<std::invalid_argument>([&] { collector.collect(); }),
+      "Invalid draw: 'seen' is not {\"dtype\":\"F32\",\"shape\":[2]} as when "
+      "the collector was made");
 }
 
 // As of a line that was made to mislead, with the right checksum.
 TEST_F(Store, RefusesAbsurdNumbers) {
-  Chain chain;
-  {
-    Collector collector(chain.sampler, *chain.net, folder);
-    chain.Run(collector, 2);
-  }
+  Chain().Store(folder);
   const fs::path path = folder / "chain-0" / "index.jsonl";
   std::ifstream file(path, std::ios::binary);
   const std::string whole((std::istreambuf_iterator<char>(file)), {});
@@ -371,54 +371,59 @@ TEST_F(Store, RefusesAbsurdNumbers) {
       for (const Draw& draw : SampleStore(folder)) draw.at("0.weight");
     });
   };
-  EXPECT_EQ(message_with("1, 2", "1, 2"), "no error");
-  const std::pair<const char*, const char*> absurd[] = {
-      {"\"count\": 2", "\"count\": 4611686018427387904"},
-      {"\"count\": 2", "\"count\": -2"},
-      {"\"count\": 2", "\"count\": 1e999"},
-      {"[1, 2]", "[]"},
-      {"[1, 2]", "[1, 99999999999999999999]"},
-      {"[1, 2]", "[1, 2, 3]"},
-      {"[1, 2]", "[[1], 2]"},
-      {"[1, 2]", "2"},
-      {"000000", "000001"},
-      {"draws-", "../../draws-"}};
-  for (const auto& [old, by] : absurd) {
-    EXPECT_EQ(message_with(old, by),
-              "Cannot read " + path.string() + ": line 1 is damaged")
-        << by;
+  EXPECT_EQ(message_with("1,2", "1,2"), "no error");
+  const std::string damaged =
+      "Cannot read " + path.string() + ": line 1 is damaged";
+  for (const char* count :
+       {"4611686018427387904", "-2", "1e999", "null", "true", "2.5"}) {
+    const std::string by = "\"count\":" + std::string(count);
+    EXPECT_EQ(message_with("\"count\":2", by), damaged) << by;
   }
+  for (const char* steps :
+       {"[]", "[1,99999999999999999999]", "[1,2,3]", "[[1],2]", "2"}) {
+    EXPECT_EQ(message_with("[1,2]", steps), damaged) << steps;
+  }
+  EXPECT_EQ(message_with("000000", "000001"), damaged);
+  EXPECT_EQ(message_with("draws-", "../../draws-"), damaged);
   const std::string draws = folder / "chain-0" / "draws-000000.safetensors";
-  for (const char* by : {"\"bytes\": -", "\"bytes\": 99999", "\"crc32\": 1"}) {
-    const std::string old(by, std::string(by).find(' ') + 1);
+  for (const char* by : {"\"bytes\":-", "\"bytes\":99999", "\"crc32\":1"}) {
+    const std::string old(by, std::string(by).find(':') + 1);
     EXPECT_EQ(message_with(old, by).find("Cannot read " + draws), 0) << by;
+  }
+  const std::string store = folder / "store.json";
+  for (const char* t :
+       {"7", "[]", R"({"p": 1})", R"({"p": {"dtype": "F32", "shape": [1e9]}})",
+        R"({"p": {"dtype": "F31", "shape": []}})"}) {
+    std::ofstream(store) << R"({"format": 1, "tensors": )" << t << "}";
+    const std::string message = MessageOf([&] { SampleStore{folder}; });
+    EXPECT_EQ(message.find("Cannot read " + store + ": "), 0) << t;
   }
 }
 
 TEST_F(Store, KeepsAndIgnoresWhatIsNotItsOwn) {
-  Chain chain;
-  {
-    Collector collector(chain.sampler, *chain.net, folder);
-    chain.Run(collector, 2);
-  }
+  Chain().Store(folder);
   const fs::path place = folder / "chain-0";
+  const auto kept = {"draws-1.safetensors", "draws-000009.pt", "notes",
+                     "draws-000009.safetensors.old.partial"};
   for (const char* name : {"chain-00", "chain-1x", "chain--1"}) {
     fs::copy(place, folder / name);
   }
-  for (const char* name : {"draws-1.safetensors", "draws-000009.pt", "notes"}) {
-    std::ofstream(place / name) << "kept";
-  }
-  const fs::path unnamed = place / "draws-000001.safetensors";
-  std::ofstream(unnamed) << "a file that was not finished";
-  EXPECT_EQ(SampleStore(folder).size(), 2);
+  for (const char* name : kept) std::ofstream(place / name) << "kept";
+  const std::string unnamed = place / "draws-000001.safetensors";
+  std::ofstream(unnamed) << "a file that the index does not name";
+  std::ofstream(unnamed + ".12-3.partial") << "one that was not finished";
   Chain again;
   Collector collector(again.sampler, *again.net, folder);
-  EXPECT_FALSE(fs::exists(unnamed));
+  EXPECT_FALSE(fs::exists(unnamed) || fs::exists(unnamed + ".12-3.partial"));
+  // How runs are resumed: tests/faults/test_killed_stores.py.
+  const std::string message = MessageOf([&] { again.Run(collector, 1); });
+  EXPECT_NE(message.find("draws of an earlier run"), std::string::npos);
+  EXPECT_EQ(SampleStore(folder).size(), 2);
   collector.restart();
   EXPECT_EQ(SampleStore(folder).size(), 0);
   EXPECT_FALSE(fs::exists(place / "draws-000000.safetensors"));
   EXPECT_TRUE(fs::exists(folder / "chain-00" / "draws-000000.safetensors"));
-  for (const char* name : {"draws-1.safetensors", "draws-000009.pt", "notes"}) {
+  for (const char* name : kept) {
     EXPECT_TRUE(fs::exists(place / name)) << name;
   }
 }
@@ -439,36 +444,31 @@ TEST_F(Store, NoticesThatItsFolderWasDeleted) {
 TEST_F(Store, RefusesOthers) {
   Chain chain;
   Collector collector(chain.sampler, *chain.net, folder);
-  const auto refusal = [&](const CollectorOptions& options) {
+  const auto refusal = [&](int64_t number) {
     return MessageOf([&] {
-      const Collector second(chain.sampler, *chain.net, folder, options);
+      const Collector second(chain.sampler, *chain.net, folder, number);
     });
   };
-  EXPECT_EQ(refusal({}), "Cannot write to chain 0 of " + folder.string() +
-                             ": process " + std::to_string(::getpid()) +
-                             " writes to it");
+  EXPECT_EQ(refusal(0), "Cannot write to chain 0 of " + folder.string() +
+                            ": process " + std::to_string(::getpid()) +
+                            " writes to it");
+  EXPECT_EQ(refusal(-1), "Invalid chain: -1 (must be >= 0)");
   chain.Run(collector, 1);
   collector.flush();
   const auto of_another = [&](const torch::nn::Module& net) {
     SGLD sampler(net.parameters(), SGLDOptions(0.1).num_data(10).seed(1));
-    return MessageOf([&] {
-      const Collector none(sampler, net, folder, CollectorOptions().chain(1));
-    });
+    return MessageOf([&] { const Collector none(sampler, net, folder, 1); });
   };
   const std::string start = "Invalid store: the draws in " + folder.string() +
                             " are of another model: ";
-  EXPECT_EQ(
-      of_another(*torch::nn::Sequential(torch::nn::Linear(3, 4))),
-      start +
-          "'1.num_batches_tracked' is I64 of shape [] in one alone. Give another "
-          "folder");
+  const std::string bias = R"('1.bias' is {"dtype":"F32","shape":[4]}, here )";
+  EXPECT_EQ(of_another(*torch::nn::Sequential(torch::nn::Linear(3, 4))),
+            start + "its " + bias + "null. Give another folder");
   EXPECT_EQ(of_another(*torch::nn::Sequential(torch::nn::Linear(3, 5),
-                                              torch::nn::BatchNorm1d(4))),
-            start +
-                "'0.weight' is F32 of shape [4, 3] in one alone. Give another "
-                "folder");
-  EXPECT_EQ(refusal(CollectorOptions().every(0)),
-            "Invalid every: 0 (must be >= 1)");
+                                              torch::nn::BatchNorm1d(5))),
+            start + "its " +
+                R"('0.bias' is {"dtype":"F32","shape":[4]}, here )" +
+                R"({"dtype":"F32","shape":[5]}. Give another folder)");
   EXPECT_EQ(SampleStore(folder / "none").size(), 0);
 }
 

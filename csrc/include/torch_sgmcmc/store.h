@@ -1,9 +1,10 @@
 // Draws of a model's parameters on disk, and their collector.
 //
-//   torch_sgmcmc::Collector collector(
-//       sampler, *net, "draws",
-//       torch_sgmcmc::CollectorOptions().burn_in(1000).every(20));
-//   for (...) collector.step(closure);  // in place of sampler.step(closure)
+//   torch_sgmcmc::Collector collector(sampler, *net, "draws");
+//   while (sampler.num_steps() < 9000) {
+//     const auto loss = sampler.step(closure);
+//     if (sampler.num_steps() % 20 == 0) collector.collect(loss);
+//   }
 //   collector.close();
 //
 //   for (const torch_sgmcmc::Draw& draw : torch_sgmcmc::SampleStore("draws")) {
@@ -12,9 +13,9 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/arg.h>
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -22,10 +23,6 @@
 
 #include "torch_sgmcmc/sampler.h"
 #include "torch_sgmcmc/state_dict.h"
-
-namespace torch::nn {
-class Module;
-}  // namespace torch::nn
 
 namespace torch_sgmcmc {
 
@@ -36,19 +33,13 @@ struct DrawFile;
 class TORCH_SGMCMC_API Draw {
  public:
   int64_t chain = 0;
-  /// The sampler's step.
-  int64_t step = 0;
-  /// NaN if there was none.
-  double lr = 0;
+  int64_t step = 0;  // of the sampler
+  double lr = 0;     // NaN if there is none
   double temperature = 1;
-  /// Weight in averages; C++ writes 1.
-  double weight = 1;
-  /// The closure's result; NaN if it was not a scalar.
-  double loss = 0;
-  /// λ of each param group.
-  std::vector<double> prior_precision = {};
-  /// The file, in the format of safetensors.
-  std::string path = {};
+  double weight = 1;                         // in averages; C++ writes 1
+  double loss = 0;                           // NaN if there is none
+  std::vector<double> prior_precision = {};  // λ of each param group
+  std::string path = {};                     // a file of safetensors
 
   const std::vector<std::string>& names() const { return *names_; }
   /// The tensor in its stored dtype; writes into it stay in this process.
@@ -59,10 +50,6 @@ class TORCH_SGMCMC_API Draw {
   /// names. Throws as at(), and std::invalid_argument, without a change, if a
   /// name or shape does not fit.
   void copy_to(torch::nn::Module& module) const;
-  template <typename Module>
-  void copy_to(torch::nn::ModuleHolder<Module>& net) const {
-    copy_to(*net);
-  }
 
  private:
   friend struct DrawFile;
@@ -84,42 +71,27 @@ class TORCH_SGMCMC_API SampleStore {
 
   size_t size() const { return draws_.size(); }
   /// Throws std::out_of_range.
-  const Draw& operator[](size_t index) const;
+  const Draw& operator[](size_t index) const { return draws_.at(index); }
   auto begin() const { return draws_.begin(); }
   auto end() const { return draws_.end(); }
-  const std::string& path() const { return path_; }
 
  private:
   std::string path_;
   std::vector<Draw> draws_;
 };
 
-struct CollectorOptions {
-  /// The chain's number in the store, >= 0; each has one writer.
-  TORCH_ARG(int64_t, chain) = 0;
-  /// Number of first steps (SBPS: samples) that are not stored, >= 0.
-  TORCH_ARG(int64_t, burn_in) = 0;
-  /// Steps from one draw to the next, >= 1.
-  TORCH_ARG(int64_t, every) = 1;
-};
-
-/// Stores draws of a model while a sampler runs: copies of all parameters and
-/// buffers after a step, or at samples of SBPS. Draws wait in memory until they
-/// have 4 MiB or are 1,024, and are then written as one file. Skipped steps do
-/// not count. More: docs/store.md.
+/// Stores draws: copies of all parameters and buffers of a model. Draws wait in
+/// memory until they have 4 MiB or are 1,024, and are then written as one file.
 ///
 /// The model must outlive the collector and not be moved; the sampler may be.
 class TORCH_SGMCMC_API Collector {
  public:
-  /// Throws std::invalid_argument if an option is out of range or the store is
-  /// of another model, std::runtime_error if it cannot be written or another
-  /// writer has the chain.
+  /// Each chain >= 0 of a store has one writer. Throws std::invalid_argument if
+  /// the sampler has no parameter of the model or the store is of another
+  /// model, std::runtime_error if it cannot be written or another writer has
+  /// the chain.
   Collector(Sampler& sampler, const torch::nn::Module& model,
-            const std::string& store, const CollectorOptions& options = {});
-  template <typename Module>
-  Collector(Sampler& sampler, const torch::nn::ModuleHolder<Module>& net,
-            const std::string& store, const CollectorOptions& options = {})
-      : Collector(sampler, *net, store, options) {}
+            const std::string& store, int64_t chain = 0);
   /// Writes waiting draws; an error is a warning (close() throws).
   ~Collector();
   Collector(const Collector&) = delete;
@@ -127,23 +99,24 @@ class TORCH_SGMCMC_API Collector {
   Collector& operator=(const Collector&) = delete;
   Collector& operator=(Collector&&) = delete;
 
-  /// Makes the sampler's step and stores the draw if it is due, with the
-  /// closure's scalar result as its loss.
+  /// Stores a draw and its loss, a number or a tensor of one element; of SBPS
+  /// in a sample hook. Does nothing if the sampler has not moved since the last
+  /// draw, as after a skipped step.
   ///
-  /// Throws std::runtime_error, before the step, if earlier draws cannot be
-  /// written; they stay in memory and the next step tries again. Throws
-  /// std::invalid_argument if the chain has draws of an earlier run: call
-  /// load_state_dict() or restart() first.
-  torch::Tensor step(
-      const torch::optim::Optimizer::LossClosure& closure = nullptr);
+  /// Throws std::runtime_error, before it copies anything, if earlier draws
+  /// cannot be written: they stay in memory, and the call can be repeated.
+  /// Throws std::invalid_argument if the chain has draws of an earlier run
+  /// (call load_state_dict() or restart() first), or a tensor of the model has
+  /// another shape or dtype than at first.
+  void collect(double loss = std::numeric_limits<double>::quiet_NaN());
+  void collect(const at::Tensor& loss);
 
   /// Writes waiting draws.
   void flush();
-  /// The collector's progress, for a checkpoint, as in Python; flushes.
+  /// The chain's length, for a checkpoint; flushes.
   StateDict state_dict();
-  /// Cuts the store back to a checkpoint, from which the chain continues.
-  /// Throws std::invalid_argument, without a change, if the checkpoint is of
-  /// another store, run or options.
+  /// Cuts the chain back to a checkpoint, from which it continues. Throws
+  /// std::invalid_argument, without a change, if it is of another chain or run.
   void load_state_dict(const StateDict& dict);
   /// Deletes the chain's draws.
   void restart();

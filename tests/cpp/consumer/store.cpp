@@ -30,9 +30,7 @@ void Run(const std::string& folder) {
   Net net;
   torch_sgmcmc::SGLD sampler(
       net.parameters(), torch_sgmcmc::SGLDOptions(0.1).num_data(10).seed(7));
-  torch_sgmcmc::Collector collector(
-      sampler, net, folder + "/store",
-      torch_sgmcmc::CollectorOptions().burn_in(5).every(2));
+  torch_sgmcmc::Collector collector(sampler, net, folder + "/store");
   at::Generator data = at::detail::createCPUGenerator(3);
   int first = 0;
   const std::string path = folder + "/run.pt";
@@ -51,7 +49,8 @@ void Run(const std::string& folder) {
       p.mutable_grad() = p.detach() + torch::randn(p.sizes(), data);
     }
     net.seen.add_(1);
-    collector.step([&] { return torch::full({}, step / 7.0, torch::kDouble); });
+    sampler.step();
+    if (step > 5 && step % 2 == 0) collector.collect(step / 7.0);
     if (step % 10 == 9) {
       torch_sgmcmc::save({{"model", torch_sgmcmc::state_dict(net)},
                           {"sampler", sampler.state_dict()},
