@@ -56,8 +56,9 @@ bool Sync(const std::string& path) {
 void Append(int file, const std::string& path, std::string_view bytes,
             int64_t at) {
   if (::ftruncate(file, at) == 0 && WriteAll(file, bytes, at) &&
-      ::fsync(file) == 0)
+      ::fsync(file) == 0) {
     return;
+  }
   const int reason = errno;
   [[maybe_unused]] const int cut = ::ftruncate(file, at);
   Unwritable(path, reason);

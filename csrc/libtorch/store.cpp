@@ -371,7 +371,8 @@ struct Collector::Work {
       const size_t number = NumberAfter("draws-", name);
       const std::string own = FileName(number);
       const size_t end = name.find_first_not_of("0123456789-", own.size() + 1);
-      const bool is_partial = name.starts_with(own + ".") && end != name.npos &&
+      const bool is_partial = name.starts_with(own + ".") &&
+                              end != std::string::npos &&
                               name.substr(end) == ".partial";
       if (is_partial || (name == own && number >= num_files)) {
         ::unlink(entry.path().c_str());
