@@ -210,7 +210,7 @@ class SampleStore(Draws):
         self.refresh()
 
     def __repr__(self) -> str:
-        return f"SampleStore({self.path!r}): {super().__repr__()}"
+        return f"SampleStore({self.path!r}): {len(self)} draws of chains {self.chains}"
 
     def refresh(self) -> SampleStore:
         """Rereads the index, after writes or cuts, and returns itself."""
