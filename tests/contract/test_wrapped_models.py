@@ -154,13 +154,19 @@ def test_a_part_belongs_to_the_rest(tmp_path):
     other.module.weight.data.copy_(model.module.weight)
     other.body[1].weight.data.zero_()  # which a draw has
     sg.predict(other, store, X)
-    # Nor does a chain resume with another.
+    # Nor does a chain go on with another.
     sampler = sg.SGLD(other.body[1].parameters(), 0.1, num_data=6, seed=0)
     sg.Collector(sampler, other, tmp_path, **options).close()
     other.module.bias.data += 1
-    for chain in range(2):
-        with pytest.raises(ValueError, match=r"its 'module.bias' is not sampled"):
-            sg.Collector(sampler, other, tmp_path, chain=chain, **options)
+    with pytest.warns(UserWarning, match=r"'module.bias' and 0 more of its other"):
+        collector = sg.Collector(sampler, other, tmp_path, **options)
+    collector.restart()
+    collector.close()
+    with pytest.warns(UserWarning, match=r"'module.bias' and 0 more of its other"):
+        collector = sg.Collector(sampler, other, tmp_path, chain=1, **options)
+    collector.restart()  # no draw is left
+    collector.close()
+    sg.Collector(sampler, other, tmp_path, **options).close()
 
 
 def test_a_whole_has_no_rest(tmp_path):

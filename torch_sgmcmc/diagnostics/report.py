@@ -254,7 +254,7 @@ def report(
     """
     draws = SampleStore(store) if isinstance(store, str | os.PathLike) else store
     if len(draws) == 0:
-        raise ValueError("Invalid store: it has no draws")
+        raise ValueError("Invalid store: it has no draws (was each step skipped?)")
     chains = run_issues.by_chain(draws)
     runs = _runs(chains, monitor)
     unknown = []

@@ -37,26 +37,30 @@ class _ModelTensors:
         parameters: str | Iterable[str],
         buffers: bool,
     ) -> None:
-        self._model = model
-        named, held = _named(model, "parameters"), _named(model, "buffers")
+        self._model, self._plain = model, {}
+        if isinstance(model, nn.Module):
+            every = (*model.named_parameters(), *model.named_buffers())
+            self._plain = plain_names(model, (name for name, _ in every))
+        named, held = self._named("parameters"), self._named("buffers")
         for name, tensor in {**named, **held}.items():
             if is_lazy(tensor):
                 raise ValueError(
                     f"Invalid model: {name!r} has no shape yet (call the model once)"
                 )
         params = [p for group in sampler.param_groups for p in group["params"]]
-        sampled = {_place(p): p for p in params if p.requires_grad}
-        own = [name for name, p in named.items() if _place(p) in sampled]
+        sampled = {id(p) for p in params if p.requires_grad}
+        own = [name for name, p in named.items() if id(p) in sampled]
         chosen = _chosen(own if parameters == "sampled" else parameters, [*named])
         refuse("parameters", (named[name] for name in chosen))
-        if chosen.isdisjoint(own):
+        places = {_place(p): p for p in params}
+        if places.keys().isdisjoint(_place(named[name]) for name in chosen):
             raise ValueError(
                 "Invalid parameters: the sampler has none of the ones that would be "
                 "stored, so all draws would be the same (was the model copied after "
                 "the sampler was made?)"
             )
         known = {*map(_place, named.values())}
-        missing = [p for place, p in sampled.items() if place not in known]
+        missing = [p for place, p in places.items() if place not in known]
         # Users choose the content of a mapping.
         if missing and isinstance(model, nn.Module):
             raise ValueError(
@@ -65,16 +69,15 @@ class _ModelTensors:
                 "replaced after the sampler was made? Make the sampler after it; or "
                 "give a mapping from names to all tensors that are to be stored)"
             )
-        saved = plain_names(model, model.state_dict()) if buffers and held else {}
+        saved = model.state_dict() if buffers and held else {}
         self._first = {name: p for name, p in named.items() if name in chosen}
-        self._first |= {k: t for k, t in held.items() if k in saved.values()}
+        self._first |= {k: held[k] for k in map(self._plain.get, saved) if k in held}
         #: Tensors that are neither stored nor sampled.
         self.rest = {k: t for k, t in named.items() if k not in chosen | {*own}}
 
     def now(self) -> dict[str, Tensor]:
         """Returns the model's own tensors by name."""
-        model = self._model
-        named = {**_named(model, "parameters"), **_named(model, "buffers")}
+        named = {**self._named("parameters"), **self._named("buffers")}
         for name, first in self._first.items():
             is_same = named.get(name) is first or not isinstance(first, nn.Parameter)
             if name not in named or not is_same:
@@ -85,13 +88,12 @@ class _ModelTensors:
                 )
         return {name: named[name].detach() for name in self._first}
 
-
-def _named(model: nn.Module | Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
-    """Returns parameters or buffers by names without wrappers."""
-    if not isinstance(model, nn.Module):
-        return dict(model) if kind == "parameters" else {}
-    named = dict(getattr(model, f"named_{kind}")())
-    return {plain: named[name] for name, plain in plain_names(model, named).items()}
+    def _named(self, kind: str) -> dict[str, Tensor]:
+        """Returns parameters or buffers by names without wrappers."""
+        if not isinstance(self._model, nn.Module):
+            return dict(self._model) if kind == "parameters" else {}
+        named = getattr(self._model, f"named_{kind}")()
+        return {self._plain.get(name, name): tensor for name, tensor in named}
 
 
 def _chosen(parameters: str | Iterable[str], names: list[str]) -> set[str]:
@@ -149,12 +151,10 @@ class Collector(AbstractContextManager["Collector"]):
             ``*`` and ``?`` are wildcards: ``["fc.*", "*lora*"]``. Default: "all".
         buffers: whether to store the buffers of the module's state dict. Default: True.
         dtype: of stored floating-point tensors; None keeps each one's. Default: None.
-        weight: ``weight(sampler)`` is a draw's weight in averages. Default: the sign
-            of an :class:`HMCECS`, 1 for other samplers.
+        weight: ``weight(sampler)`` weighs a draw. Default: the sign of HMCECS, else 1.
         when: ``when()`` returns after a step whether the step counts: ``lambda:
             schedule.collecting`` of a :class:`CyclicalSchedule`. Default: None.
-        monitor: a :class:`TemperatureMonitor` of the sampler, whose temperatures since
-            the burn-in are stored for :func:`report`. Default: None.
+        monitor: a :class:`TemperatureMonitor` of the sampler, for :func:`report`.
         likelihood: the predictions' default, one of :mod:`torch_sgmcmc.losses`.
 
     Attributes:

@@ -134,10 +134,12 @@ class RunRecorder:
                 "configurational": tuple(configurational),
             }
         group, temperature = sampler.param_groups[0], self.temperature
+        if temperature is None:
+            temperature = group["temperature"]
         acceptance = getattr(sampler, "acceptance_rate", None)
         return RunRecord(
             sampler=type(sampler).__name__,
-            temperature=group["temperature"] if temperature is None else temperature,
+            temperature=float(temperature),
             steps=int(group["step"]),
             num_skipped=sampler.num_skipped,
             acceptance=None if acceptance != acceptance else acceptance,

@@ -112,7 +112,7 @@ class Draws(Sequence[Draw]):
     """
 
     def __init__(self, rows: list[tuple[DrawFile, int]], names: Sequence[str]) -> None:
-        self._rows, self._names = rows, names if rows else ()
+        self._rows, self._names = rows, names
         #: Settings of the chains' likelihood, None if unknown.
         self.likelihood = rows[0][0].info.likelihood if rows else None
 
@@ -155,7 +155,7 @@ class Draws(Sequence[Draw]):
     @property
     def names(self) -> list[str]:
         """Names of the tensors; empty without draws."""
-        return [*self._names]
+        return [*self._names] if self._rows else []
 
     @property
     def chains(self) -> list[int]:

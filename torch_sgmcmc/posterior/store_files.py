@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import warnings
 import weakref
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -102,20 +103,21 @@ class StoreInfo:
         return info
 
     def check_same(self, given: StoreInfo, where: str) -> None:
-        """Raises if a model's draws differ from the ones that are there."""
-        one, other = self._described(), given._described()
-        for name in (*one, *other):
-            there, here = one.get(name, "missing"), other.get(name, "missing")
+        """Raises if another model has the draws; warns of other unsampled tensors."""
+        for name in (*self.tensors, *given.tensors):
+            there, here = (i.tensors.get(name, "missing") for i in (self, given))
             if there != here:
                 raise ValueError(
                     f"Invalid store: the draws {where} are of another model: its "
-                    f"{name!r} is {there}, here {here} (restart=True, or another store)"
+                    f"{name!r} is {there}, here {here} (delete them, or use another)"
                 )
-
-    def _described(self) -> dict[str, str]:
-        tensors, sums = self.tensors.items(), self.not_sampled.items()
-        kinds = {k: f"{t['dtype']} of shape {t['shape']}" for k, t in tensors}
-        return kinds | {k: f"not sampled, with checksum {v}" for k, v in sums}
+        others = sorted(dict(self.not_sampled.items() - given.not_sampled.items()))
+        if others:
+            warnings.warn(
+                f"draws {where} are of a part of the model: {others[0]!r} and "
+                f"{len(others) - 1} more of its other parameters have changed since",
+                stacklevel=6,
+            )
 
 
 class CorruptDrawError(RuntimeError):
@@ -229,7 +231,7 @@ def _parsed(line: bytes, number: int) -> tuple[Any, ...]:
     columns: dict[str, Sequence[Any]] = {"step": array("q", content["step"])}
     columns |= {column: floats(content[column]) for column in COLUMNS[1:]}
     columns["prior_precision"] = [(*floats(x),) for x in content["prior_precision"]]
-    if not isinstance(count, int) or {*map(len, columns.values())} != {count}:
+    if type(count) is not int or {*map(len, columns.values())} != {count or -1}:
         raise ValueError(f"count {count!r}")
     return name, count, int(content["bytes"]), int(content["crc32"]), columns
 
@@ -306,7 +308,8 @@ class MemoryChain:
 
     def __init__(self, chains: dict[int, Self], chain: int, info: StoreInfo) -> None:
         self.chain, self.place, self._given = chain, f"chain {chain} in memory", info
-        self.info = next((c.info for c in chains.values() if c.files), info)
+        known = (c.info for c in chains.values() if c.files or c.is_open)
+        self.info = next(known, info)
         self.info.check_same(info, "in memory")
         earlier = chains.get(chain)
         if earlier is not None and earlier.is_open:
@@ -405,9 +408,8 @@ def _make_store(store: Path, info: StoreInfo) -> StoreInfo:
     if there is not None and any(os.path.getsize(path) > 0 for path in indices):
         there.check_same(info, f"in {store}")
         return there
-    if there != info:
-        text = json.dumps(asdict(info), indent=1, ensure_ascii=False)
-        replace_file(store / "store.json", text.encode())
+    text = json.dumps(asdict(info), indent=1, ensure_ascii=False)
+    replace_file(store / "store.json", text.encode())
     return info
 
 
@@ -417,7 +419,7 @@ def delete_all(store: Path) -> None:
     The last chain goes first, and its checkpoint before its draws: draws without a
     checkpoint are refused by the next run, so it never has the rest of another's.
     """
-    if StoreInfo.read(store) is None:
+    if read_json(store / "store.json") is None:
         return
     chains = [*reversed(chains_in(store))]
     with contextlib.ExitStack() as locks:
