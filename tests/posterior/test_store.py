@@ -552,7 +552,7 @@ def test_a_store_of_another_model(tmp_path):
         ),
         (
             draw(0) | {"c": torch.ones(1)},
-            r"its 'c' is missing, here F32 of shape \[1\]",
+            r"its 'c' is missing, here .*F32",
         ),
         (
             draw(0) | {"a.bias": torch.ones(5)},
@@ -657,7 +657,7 @@ def test_a_store_in_memory():
     one["weight"].zero_()
     assert torch.equal(store[-1]["weight"], model.weight)
     assert pickle.loads(pickle.dumps([*store]))[0]["weight"].equal(store[0]["weight"])
-    with pytest.raises(ValueError, match="of another model: its 'weight' is .*F32"):
+    with pytest.raises(ValueError, match=r"another model: its 'weight' is .*F32"):
         sg.SampleWriter(store, {"weight": torch.ones(3)})
     with sg.SampleWriter(store, dict(one)) as writer:
         writer.restart()
