@@ -546,19 +546,13 @@ def test_a_fork_does_not_write(tmp_path):
 def test_a_store_of_another_model(tmp_path):
     write(tmp_path)
     for other, words in (
-        (
-            {"a.bias": torch.ones(4)},
-            r"its '(b.weight|count)' is .*, here missing",
-        ),
-        (
-            draw(0) | {"c": torch.ones(1)},
-            r"its 'c' is missing, here .*F32",
-        ),
+        ({"a.bias": torch.ones(4)}, r"its '(b.weight|count)' is .*, here missing"),
+        (draw(0) | {"c": torch.ones(1)}, r"its 'c' is missing, here .*F32.*\[1\]"),
         (
             draw(0) | {"a.bias": torch.ones(5)},
-            r"its 'a.bias' is F32 of shape \[4\], here F32 of shape \[5\]",
+            r"its 'a.bias' is .*F32.*\[4\].*, here .*F32.*\[5\]",
         ),
-        (draw(0, torch.bfloat16), r"its 'b.weight' is F32 of .*, here BF16 of"),
+        (draw(0, torch.bfloat16), r"its 'b.weight' is .*'F32'.*, here .*'BF16'"),
     ):
         for chain in (0, 1):
             with pytest.raises(ValueError, match=f"are of another model: {words}"):
