@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <limits>
 #include <optional>
 
 namespace torch_sgmcmc {
@@ -16,10 +17,11 @@ struct MomentumSettings {
   double num_data = 1;
 };
 
-// The factor for momenta; none if they are to be drawn: after T = 0, or if a
-// scale underflows. Both lr are positive.
-inline std::optional<double> MomentumScale(const MomentumSettings& from,
-                                           const MomentumSettings& to) {
+// The factor for momenta of type Real; none if they are to be drawn: after T =
+// 0, or if the factor is not a normal number. Both lr are positive.
+template <class Real>
+std::optional<double> MomentumScale(const MomentumSettings& from,
+                                    const MomentumSettings& to) {
   double scale = to.lr / from.lr;  // as in SGD, whose buffer is -v / lr
   if (from.temperature == 0) {
     if (to.temperature > 0) return std::nullopt;
@@ -30,8 +32,9 @@ inline std::optional<double> MomentumScale(const MomentumSettings& from,
     const double after = to.lr * to.temperature / to.num_data;
     scale = std::sqrt(after / before);
   }
-  if (!(scale > 0) || !std::isfinite(scale)) return std::nullopt;
-  return scale;
+  using Limits = std::numeric_limits<Real>;
+  const bool is_normal = scale >= Limits::min() && scale <= Limits::max();
+  return is_normal ? std::optional(scale) : std::nullopt;
 }
 
 // The factor for beta; at T = 0 that of lr and N.

@@ -51,10 +51,22 @@ bool HasChanged(const GroupRecords& records, const OptionValues& options) {
          (!records.momenta || *records.momenta != MomentumSettingsOf(options));
 }
 
+// The factor for the momenta of all parameters; none if they are drawn.
+std::optional<double> ScaleOf(const MomentumSettings& from,
+                              const MomentumSettings& to,
+                              const std::vector<at::Tensor>& params) {
+  const bool in_double = std::ranges::all_of(params, [](const at::Tensor& p) {
+    return p.scalar_type() == at::kDouble;
+  });
+  return in_double ? MomentumScale<double>(from, to)
+                   : MomentumScale<float>(from, to);
+}
+
 // True if new momenta are drawn, as after T = 0.
-bool IsDrawn(const GroupRecords& records, const OptionValues& options) {
+bool IsDrawn(const GroupRecords& records, const OptionValues& options,
+             const std::vector<at::Tensor>& params) {
   return records.momenta && HasChanged(records, options) &&
-         !MomentumScale(*records.momenta, MomentumSettingsOf(options));
+         !ScaleOf(*records.momenta, MomentumSettingsOf(options), params);
 }
 
 }  // namespace
@@ -68,11 +80,12 @@ std::vector<std::string> RecordKeys(const OptionValues& options) {
   return keys;
 }
 
-Scales ScalesOf(const GroupRecords& records, const OptionValues& options) {
+Scales ScalesOf(const GroupRecords& records, const OptionValues& options,
+                const std::vector<at::Tensor>& params) {
   if (!records.momenta || !HasChanged(records, options)) return {};
   const MomentumSettings& from = *records.momenta;
   const MomentumSettings to = MomentumSettingsOf(options);
-  Scales scales{MomentumScale(from, to).value_or(1)};
+  Scales scales{ScaleOf(from, to, params).value_or(1)};
   if (std::string_view(options.sampler()) == "SGNHT") {
     // A ratio above 1 would multiply fluctuations beyond the friction.
     scales.thermostat = std::min(1.0, NoiseEstimateScale(from, to));
@@ -139,8 +152,8 @@ void SamplerImpl::redraw_momenta() {
   for (size_t g = 0; g < groups().size(); ++g) {
     const OptionValues& options = options_of(g);
     const GroupState& own = chain_.groups[g];
-    if (!IsDrawn(own.records, options)) continue;
     const auto& params = groups()[g].params();
+    if (!IsDrawn(own.records, options, params)) continue;
     for (size_t i = 0; i < params.size(); ++i) {
       if (!state_of(params[i])["momentum"].defined()) continue;
       TensorLists one;
@@ -187,7 +200,10 @@ void SamplerImpl::finish_rescaling(const std::vector<TensorLists>& lists) {
     GroupRecords& records = chain_.groups[g].records;
     const OptionValues& options = options_of(g);
     if (!HasChanged(records, options)) continue;
-    if (records.momenta) multiply_state(g, ScalesOf(records, options), lists);
+    if (records.momenta) {
+      multiply_state(g, ScalesOf(records, options, groups()[g].params()),
+                     lists);
+    }
     if (!finite_check_.pending.empty()) {
       // The device may have skipped the step.
       finite_check_.undo.emplace_back(g, records.momenta);
@@ -203,7 +219,7 @@ void SamplerImpl::rescale_now(std::vector<TensorLists>& lists) {
     GroupRecords& records = chain_.groups[g].records;
     const OptionValues& options = options_of(g);
     if (!records.momenta || !HasChanged(records, options)) continue;
-    multiply_state(g, ScalesOf(records, options), {});
+    multiply_state(g, ScalesOf(records, options, groups()[g].params()), {});
     records.momenta = MomentumSettingsOf(options);
   }
   for (TensorLists& each : lists) {

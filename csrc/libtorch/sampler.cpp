@@ -406,7 +406,7 @@ void SamplerImpl::collect(size_t group, std::vector<TensorLists>& lists) {
   }
   check(options);
   if (options.lr() == 0) return;
-  const Scales scales = ScalesOf(own.records, options);
+  const Scales scales = ScalesOf(own.records, options, params);
   const size_t begin = lists.size();
   for (size_t i = 0; i < params.size(); ++i) {
     const at::Tensor& param = params[i];

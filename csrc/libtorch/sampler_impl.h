@@ -64,7 +64,8 @@ struct Scales {
   double momentum = 1;
   double thermostat = 1;
 };
-Scales ScalesOf(const GroupRecords& records, const OptionValues& options);
+Scales ScalesOf(const GroupRecords& records, const OptionValues& options,
+                const std::vector<at::Tensor>& params);
 // Records the settings of a new noise estimate; returns its factor for these
 // options.
 double FollowEstimate(GroupRecords& records, const OptionValues& options);

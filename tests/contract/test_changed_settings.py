@@ -187,15 +187,44 @@ def test_an_estimate_is_given_again_after_none():
     assert group["noise_estimate_settings"] == [0.05, 0.01, 1.0, 100.0]
 
 
-def test_a_scale_that_underflows():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("key", ["lr", "temperature"])
+@pytest.mark.parametrize("tiny", [1e-80, 1e-320])
+@pytest.mark.parametrize("kind", [sg.SGHMC, sg.BAOA, sg.SGNHT, sg.EWSG])
+def test_a_factor_that_is_no_normal_number(kind, tiny, key, dtype):
     """Momenta are then drawn."""
-    p, sampler = _one()
-    for lr in (1e-320, 0.1, 0.1):
+    p = torch.zeros(4000, dtype=dtype, requires_grad=True)
+    sampler = kind([p], 0.1, 0.9, num_data=100, seed=5)
+
+    def closure():
+        p.grad = torch.zeros_like(p)
+        return 0.0
+
+    group = sampler.param_groups[0]
+    first = group[key]
+    for value in (first, first, tiny, tiny, first):
+        group[key] = value
+        sampler.step(closure)
+        assert bool(p.isfinite().all())
+        momentum, former = sampler.state[p]["momentum"], group["momentum_settings"]
+        assert former[:2] == [group["lr"], group["temperature"]]
+    assert float(momentum.var()) == pytest.approx(0.1 / 100, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "momentum"),
+    [(torch.float32, -0.1), (torch.float64, -0.1 * (1 + 0.9 + 0.81))],
+)
+def test_such_a_factor_without_temperature(dtype, momentum):
+    """float32 begins with momenta of 0; float64 holds the factor."""
+    p = torch.zeros(10, dtype=dtype, requires_grad=True)
+    p.grad = torch.ones_like(p)
+    sampler = sg.SGHMC([p], 0.1, 0.9, num_data=100, temperature=0.0, seed=5)
+    for lr in (0.1, 1e-80, 0.1):
         sampler.param_groups[0]["lr"] = lr
         sampler.step()
-        assert bool(p.isfinite().all())
-    variance = float(sampler.state[p]["momentum"].var())
-    assert variance == pytest.approx(0.1 / 100, rel=0.2)
+    expected = torch.full_like(p, momentum)
+    torch.testing.assert_close(sampler.state[p]["momentum"], expected.detach())
 
 
 def test_a_warm_up_from_0_is_silent(recwarn):

@@ -255,8 +255,8 @@ FOREIGN_KEYS = frozenset(
     ]
 )
 
-# Foreign keys that would change the target if samplers used them.
-_MEANINGFUL = ("weight_decay", "maximize", "differentiable")
+#: Foreign keys that would change the target if samplers used them.
+MEANINGFUL_KEYS = ("weight_decay", "maximize", "differentiable")
 
 
 def check_keys(
@@ -270,7 +270,7 @@ def check_keys(
         group: the given group.
         num_data: the group's num_data.
     """
-    _check_meaningful(sampler, settable, group, num_data)
+    check_meaningful(sampler, settable, group, num_data)
     for key in group:
         if key not in settable and key not in FOREIGN_KEYS:
             near = get_close_matches(key, settable, n=1)
@@ -310,7 +310,6 @@ def check_later_keys(
 
     Other programs may keep values in a group under other names.
     """
-    _check_meaningful(sampler, known, group, group["num_data"])
     if "lookahead_alpha" in group:
         raise ValueError(
             f"Invalid optimizer: {sampler} is inside of a Lookahead, which pulls the "
@@ -324,10 +323,11 @@ def check_later_keys(
                 raise ValueError(_unknown(sampler, key, f"did you mean {near[0]!r}?"))
 
 
-def _check_meaningful(
+def check_meaningful(
     sampler: str, settable: Collection[str], group: Mapping[str, Any], num_data: float
 ) -> None:
-    for key in _MEANINGFUL:
+    """Raises if a foreign key has a value that would change the target."""
+    for key in MEANINGFUL_KEYS:
         value = group.get(key)
         if not value:
             continue
@@ -423,11 +423,21 @@ def settings_of(group: Mapping[str, Any]) -> list[float]:
     return [float(group[key]) for key in ("lr", "temperature", "num_data")]
 
 
-def momentum_scale(former: Sequence[float], now: Sequence[float]) -> float | None:
+# The least and the largest normal number of a type of state.
+_NORMAL = {
+    torch.float32: (1.1754943508222875e-38, _FLOAT32_MAX),
+    torch.float64: (sys.float_info.min, sys.float_info.max),
+}
+
+
+def momentum_scale(group: Mapping[str, Any], now: Sequence[float]) -> float | None:
     """Returns the factor for momenta whose (lr, T, N) change; None if they are drawn.
 
     The arithmetic is csrc/host/rescaling.h's, and traceable.
     """
+    former = group[MOMENTUM_SETTINGS]
+    in_double = all(p.dtype is torch.float64 for p in group["params"])
+    low, high = _NORMAL[torch.float64 if in_double else torch.float32]
     lr = now[0] / former[0]
     if former[1] == 0:
         scale = math.inf if now[1] > 0 else lr  # as in SGD, whose buffer is -v / lr
@@ -437,7 +447,7 @@ def momentum_scale(former: Sequence[float], now: Sequence[float]) -> float | Non
         before, after = (n[0] * n[1] / n[2] for n in (former, now))
         # An underflowing product does not determine the factor.
         scale = math.sqrt(after / before) if before > 0 else math.inf
-    return scale if 0 < scale < math.inf else None
+    return scale if low <= scale <= high else None
 
 
 def noise_estimate_scale(former: Sequence[float], now: Sequence[float]) -> float:
@@ -457,7 +467,7 @@ def scales(group: Mapping[str, Any]) -> dict[str, float]:
     now = settings_of(group)
     if former == now or now[0] == 0:
         return {}
-    scale = momentum_scale(former, now)
+    scale = momentum_scale(group, now)
     found = {} if scale is None else {"momentum_scale": scale}
     if "thermostat_rate" in group:
         # A thermostat's mean is β̂, but its fluctuations do not follow the ratio: a
@@ -473,7 +483,13 @@ def is_drawn(group: Mapping[str, Any]) -> bool:
     if not former or rests(group):
         return False
     now = settings_of(group)
-    return former != now and momentum_scale(former, now) is None
+    return former != now and momentum_scale(group, now) is None
+
+
+def least_root(group: Mapping[str, Any]) -> float:
+    """Returns the number that pSGLD adds to √V, as in csrc/ops/psgld.h."""
+    weight_decay = group["prior_precision"] / group["num_data"]
+    return max(group["eps"], 10 * float(group["lr"]) * weight_decay)
 
 
 def noise_estimate(group: Mapping[str, Any]) -> float:
