@@ -33,23 +33,6 @@ def arithmetic(dtype):
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def is_dense(t):
-    """Returns whether a tensor (that does not overlap itself) fills its memory."""
-    extent = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-    return t.numel() == 0 or extent + 1 == t.numel()
-
-
-def in_noise_order(flat, like):
-    """Arranges flat noise as an operator does for a tensor.
-
-    Elements are numbered as they lie in memory if the tensor is dense, and in
-    row-major order if it is not.
-    """
-    if is_dense(like) and like.numel() > 0:
-        return flat.as_strided(like.shape, like.stride())
-    return flat.view(like.shape)
-
-
 def draw(tensors, *, offsets, seed, step, purpose=_C.Purpose.UPDATE):
     """The standard normals, in float64, that a step uses for each tensor."""
     flat = [torch.zeros(t.numel(), dtype=torch.float64) for t in tensors]
@@ -57,7 +40,7 @@ def draw(tensors, *, offsets, seed, step, purpose=_C.Purpose.UPDATE):
         ops.gaussian_(
             flat, std=1.0, offsets=offsets, seed=seed, step=step, purpose=purpose
         )
-    return [in_noise_order(z, t) for z, t in zip(flat, tensors, strict=True)]
+    return [z.view(t.shape) for z, t in zip(flat, tensors, strict=True)]
 
 
 @dataclass
@@ -142,7 +125,8 @@ def psgld(
     param, grad, v = param.double(), grad.double(), square_average.double()
     if c.adapt:
         v = c.decay * v + (1 - c.decay) * grad**2
-    g_factor = 1 / (v.sqrt() + c.eps)
+    least = max(c.eps, 10 * c.lr * c.prior_precision / c.num_data)
+    g_factor = 1 / (v.sqrt() + least)
     pull = c.prior_precision / c.num_data * param
     jump = (2 * c.lr * c.temperature / c.num_data * g_factor).sqrt() * noise
     new = param - c.lr * g_factor * (grad + pull) + jump

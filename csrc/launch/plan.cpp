@@ -72,28 +72,6 @@ std::vector<size_t> DimensionsByStride(const Tensor& t) {
   return order;
 }
 
-// True if elements fill their memory without gaps or overlap.
-bool IsDense(const Tensor& t) {
-  const auto sizes = t.sizes();
-  const auto strides = t.strides();
-  int64_t expected = 1;
-  for (const size_t i : DimensionsByStride(t)) {
-    if (strides[i] != expected) return false;
-    expected *= sizes[i];
-  }
-  return true;
-}
-
-bool SameStrides(const Tensor& a, const Tensor& b) {
-  const auto sizes = a.sizes();
-  const auto sa = a.strides();
-  const auto sb = b.strides();
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] != 1 && sa[i] != sb[i]) return false;
-  }
-  return true;
-}
-
 // True if elements may share memory: unless each stride exceeds the span of all
 // smaller ones.
 bool MayOverlap(const Tensor& t) {
@@ -106,12 +84,6 @@ bool MayOverlap(const Tensor& t) {
     span += (sizes[i] - 1) * strides[i];
   }
   return false;
-}
-
-// True if a dense tensor has its leading dimension outermost in memory.
-bool IsChainByChain(const Tensor& t, int64_t num_chains) {
-  return num_chains == 1 || t.numel() == 0 ||
-         t.strides()[0] == t.numel() / num_chains;
 }
 
 std::string Where(const char* name, size_t index) {
@@ -331,8 +303,7 @@ Plan::Plan(const char* op, const std::vector<Argument>& arguments,
     segment.offset = static_cast<uint64_t>(offsets[i]);
     segment.num_chains = with_seeds;
     segment.dtype = Type(lead);
-    const bool in_rows = rows && (*rows)[2 * i] > 0;
-    if (in_rows && (*rows)[2 * i] < segment.numel) {
+    if (rows && (*rows)[2 * i] > 0 && (*rows)[2 * i] < segment.numel) {
       segment.row = (*rows)[2 * i];
       segment.pitch = (*rows)[2 * i + 1];
     }
@@ -340,11 +311,6 @@ Plan::Plan(const char* op, const std::vector<Argument>& arguments,
       if (NeedsMaster(lead)) ++master;
       continue;
     }
-    // A tensor with the working layout: the parameter if it is dense.
-    const bool contiguous = lead.is_contiguous();
-    const bool dense = contiguous || (!in_rows && IsDense(lead) &&
-                                      IsChainByChain(lead, num_chains));
-    const Tensor layout = dense ? lead : torch::stable::contiguous(lead);
     for (size_t j = 0; j < arguments.size(); ++j) {
       const Argument& a = arguments[j];
       const bool is_master = a.role == Role::kMaster;
@@ -353,14 +319,11 @@ Plan::Plan(const char* op, const std::vector<Argument>& arguments,
       const auto slot = is_master ? kMasters : SlotOf(a.role, j);
       segment.bytes[slot] = Bytes(Type(t));
       void*& data = segment.data[slot];
-      if (contiguous ? t.is_contiguous() : SameStrides(t, layout)) {
+      if (t.is_contiguous()) {
         data = t.data_ptr();
         continue;
       }
-      Tensor work = torch::stable::empty_like(layout);
-      if (Type(t) != segment.dtype) {
-        work = torch::stable::to(work, Type(t));
-      }
+      Tensor work = torch::stable::new_empty(t, t.sizes(), Type(t));
       if (IsRead(a.role)) torch::stable::copy_(work, Untracked(t));
       data = work.data_ptr();
       if (IsWritten(a.role)) copy_backs_.push_back({t, work});

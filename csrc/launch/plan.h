@@ -1,9 +1,9 @@
 // From lists of tensors to flat arrays: checks, memory layouts, offsets.
 //
 // A plan has an operator's checked arguments: for each parameter, one pointer
-// per argument to arrays of equal length and order. The order is the memory
-// order of a dense parameter, which is updated in place. Tensors with other
-// strides go through temporary copies. Building a plan changes no tensor.
+// per argument to arrays of equal length in row-major order: an element's noise
+// does not depend on memory formats. Tensors that are not contiguous go through
+// temporary copies. Building a plan changes no tensor.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
