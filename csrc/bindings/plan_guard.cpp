@@ -83,7 +83,7 @@ class PlanGuard {
         group.owned.emplace_back(Keep(key), Keep(value));
       }
       for (const py::str& key : hyperparameters) {
-        group.values.emplace_back(Keep(key), dict[key]);
+        if (dict.contains(key)) group.values.emplace_back(Keep(key), dict[key]);
       }
       groups_.push_back(std::move(group));
     }

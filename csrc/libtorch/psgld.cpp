@@ -10,6 +10,7 @@
 
 #include "libtorch/operators.h"
 #include "libtorch/sampler_impl.h"
+#include "ops/psgld.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -52,6 +53,10 @@ class PSGLDImpl : public SamplerImpl {
   void prepare(TensorLists& lists) override {
     const bool adapts = lists.options->get<bool>("adapt");
     lists.state.resize(3);  // the operator's lists of Γ stay empty
+    const OptionValues& options = *lists.options;
+    const double eps =
+        LeastRoot(options.number("eps"), options.lr(),
+                  options.number("prior_precision") / options.num_data());
     for (size_t i = 0; i < lists.params.size(); ++i) {
       const at::Tensor& param = lists.params[i];
       at::Tensor& square = own_state_of(param)["square_average"];
@@ -63,7 +68,7 @@ class PSGLDImpl : public SamplerImpl {
         lists.state[0].push_back(square);
       } else {
         CachedRoot& root = roots_[param.unsafeGetTensorImpl()];
-        lists.state[0].push_back(root.of(square, lists.options->number("eps")));
+        lists.state[0].push_back(root.of(square, eps));
       }
     }
     start_masters(lists);

@@ -1,13 +1,14 @@
 // The pSGLD update, shared by CPU and CUDA.
 //
-//   V     <- a V + (1 - a) grad^2,   G = 1 / (sqrt(V) + eps)   (elementwise)
+//   V     <- a V + (1 - a) grad^2,   G = 1 / (sqrt(V) + e)   (elementwise)
 //   theta <- theta - lr G g + (lr T / N) Gamma + sqrt(2 lr T G / N) xi
 //
-// with g = grad + (lambda / N) (theta - mu) and a = decay: Li, Chen, Carlson
-// and Carin 2016, algorithm 1. With V frozen it is SGLD with a step size for
+// with g = grad + (lambda / N) (theta - mu), a = decay and e = LeastRoot(): Li,
+// Chen, Carlson and Carin 2016, algorithm 1. With V frozen it is SGLD with a step size for
 // each coordinate; while V adapts, the target needs Gamma.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -26,6 +27,13 @@ namespace torch_sgmcmc {
 // with h_t = d grad / d theta of the same minibatch and J = 1 - lr G h clipped
 // to [0, 1 / a], so that W cannot grow by itself (docs/samplers/psgld.md).
 
+// The number that is added to sqrt(V): eps, unless the prior's part of a step
+// were more than a tenth of theta - mu where V is 0. Python has the same
+// (least_root in torch_sgmcmc/_impl/hyperparams.py).
+inline double LeastRoot(double eps, double lr, double weight_decay) {
+  return std::max(eps, 10 * lr * weight_decay);
+}
+
 struct PSGLDMoveCoefficients : PriorCoefficients {
   template <class Call>
   explicit PSGLDMoveCoefficients(const Call& number)
@@ -42,7 +50,7 @@ struct PSGLDCoefficients : PSGLDMoveCoefficients {
   explicit PSGLDCoefficients(const Call& number)
       : PSGLDMoveCoefficients(number),
         decay(number("decay")),
-        eps(number("eps")) {}
+        eps(LeastRoot(number("eps"), lr, weight_decay)) {}
 
   double decay;
   double eps;

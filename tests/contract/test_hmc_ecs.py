@@ -330,7 +330,7 @@ def test_warmup_of_the_signed_sampler():
 
 @pytest.mark.filterwarnings("ignore:num_blocks")  # it chooses few factors
 def test_warmup_of_the_signed_sampler_to_the_least_time():
-    """λ is three times a factor's deepest fall, or that of a variance of 1."""
+    """λ is three times a factor's deepest fall, or that of a variance of 1; or 10."""
     plan = {"anchor_every": 12, "target_variance": math.inf, "progress": False}
     deciding = set()
     for settings in ({"subsample_size": 1, "taylor_order": 1}, {"subsample_size": 5}):
@@ -345,7 +345,7 @@ def test_warmup_of_the_signed_sampler_to_the_least_time():
         fall = mean - min(e.lowest for e in seen)
         bounded = parts.choose_num_factors(100 * sum(e.variance for e in seen) / 3, 1.0)
         group = sampler.param_groups[0]
-        assert group["num_factors"] == min(math.ceil(3 * fall), bounded)
+        assert group["num_factors"] == max(10, min(math.ceil(3 * fall), bounded))
         assert math.isclose(group["mean_difference"], mean)
         deciding.add(bounded < 3 * fall)
     assert deciding == {True, False}

@@ -364,3 +364,20 @@ def test_shared_settings_have_equal_ranges():
 def test_there_is_no_table_of_others():
     with pytest.raises(IndexError, match="no sampler Adam"):
         sg._C.settings("Adam")
+
+
+@each
+@pytest.mark.parametrize(("key", "value"), [("weight_decay", 0.02), ("maximize", True)])
+def test_a_foreign_key_whose_value_changes(kind, key, value):
+    """A schedule sets it later, as those of timm and transformers do."""
+    chain = Chain(kind)
+    for group in chain.sampler.param_groups:
+        group.update(weight_decay=0.0, maximize=False)
+    chain.run(range(3))
+    chain.sampler.param_groups[1][key] = value
+    before = [p.detach().clone() for p in chain.params]
+    with pytest.raises(ValueError, match=f"has no hyperparameter '{key}'"):
+        chain.run(range(3, 4))
+    assert all(map(torch.equal, before, chain.params))
+    chain.sampler.param_groups[1][key] = type(value)(0)
+    chain.run(range(3, 5))

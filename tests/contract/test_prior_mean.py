@@ -1,5 +1,6 @@
 """prior_mean: priors about other places than 0, in every sampler."""
 
+import collections
 import copy
 import math
 
@@ -273,6 +274,54 @@ def test_a_chain_resumes_with_its_means(kind):
     chain.sampler = make([torch.zeros_like(m) for m in means], 99)
     chain.sampler.load_state_dict(before)
     assert same(chain.run(range(6)), end)
+
+
+def _cleared(sampler, way):
+    if way == "clear":
+        sampler.state.clear()
+    elif way == "dicts":
+        for p in [*sampler.state]:
+            sampler.state[p] = {}
+    else:
+        sampler.state = collections.defaultdict(dict)
+
+
+@pytest.mark.parametrize("way", ["clear", "dicts", "state"])
+@pytest.mark.parametrize("kind", [*THREE, "SGNHT", "SBPS", "SBPS preconditioned"])
+def test_means_stay_when_a_user_clears_the_state(kind, way):
+    """As restarts of momenta do."""
+    ends = []
+    for mean in (2.0, [torch.full((n,), 2.0) for n in (3, 130, 4)]):
+        chain = Chain(kind)
+        group, spec = chain.sampler.param_groups[0], chain.sampler._SPEC
+        names = chain.sampler._group_keys - {*spec.managed} | {*spec.shared}
+        settings = {key: group[key] for key in names & {*group}}
+        settings |= {"prior_mean": mean, "prior_precision": 5.0}
+        chain.sampler = type(chain.sampler)(chain.params, **settings, seed=5)
+        chain.run(range(3))
+        _cleared(chain.sampler, way)
+        ends.append(chain.run(range(3, 9)))
+        if mean != 2.0:
+            kept = chain.sampler.state_dict()["state"]
+            assert all(float(kept[i]["prior_mean"].mean()) == 2 for i in range(3))
+    assert same(*ends)
+
+
+def test_masses_and_preconditioners_stay_when_a_user_clears_the_state():
+    hmc, sbps = Chain("HMC"), Chain("SBPS preconditioned")
+    given = [torch.full_like(p, 3.0).detach() for p in hmc.params]
+    hmc.sampler.set_mass(given)
+    sbps.sampler.set_preconditioner(given)
+    for chain, key in ((hmc, "mass"), (sbps, "preconditioner")):
+        chain.run(range(2))
+        chain.sampler.state.clear()
+        chain.run(range(2, 4))
+        state = chain.sampler.state_dict()["state"]
+        assert same([state[i][key] for i in range(3)], given)
+    # What is taken back stays so.
+    hmc.sampler.set_mass(None)
+    hmc.run(range(4, 6))
+    assert "mass" not in hmc.sampler.state[hmc.params[0]]
 
 
 def test_copies_and_pickles():

@@ -46,6 +46,25 @@ def test_a_chain_is_rolled_back_again_and_again(kind):
         assert bits(saved) == before  # the chain has copies
 
 
+@each
+def test_a_state_dict_is_a_snapshot(kind):
+    """Without a copy: later steps do not change it, nor does a chain that loads it."""
+    chain = Chain(kind)
+    chain.run(range(4))
+    params = [p.detach().clone() for p in chain.params]
+    saved = chain.sampler.state_dict()
+    before = bits(saved)
+    expected = chain.run(range(4, 9))
+    for _ in range(2):
+        assert bits(saved) == before
+        chain.set(params)
+        chain.sampler.load_state_dict(saved)
+        assert same(chain.run(range(4, 9)), expected)
+    present = held(chain.sampler)
+    chain.sampler.load_state_dict(chain.sampler.state_dict())
+    assert held(chain.sampler) == present
+
+
 def wrapped(chain):
     """Gives a sampler a user's subclass of the same name, as Lightning does."""
     own = type(chain.sampler)

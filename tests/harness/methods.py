@@ -128,8 +128,8 @@ def _ewsg(params: Any, **settings: Any) -> EWSG:
     return EWSG(params, num_chains=len(first[0]), **settings)
 
 
-# The preconditioners of frozen pSGLD, taken in turn by the coordinates. The first is 1:
-# in one dimension it is SGLD.
+# The preconditioners of frozen pSGLD, taken in turn by the coordinates, which a prior
+# may bound. The first is 1: in one dimension it is SGLD.
 _PRECONDITIONERS = (1.0, 0.6, 1.2)
 
 
@@ -150,6 +150,8 @@ def frozen_psgld(params: Iterable[Any], cls: type = PSGLD, **settings: Any) -> A
 def psgld_law(target: Quadratic | GaussianMean, c: Coordinates) -> Law:
     """Frozen, it is SGLD with a step size lr G for each coordinate."""
     g = np.array([_PRECONDITIONERS[i % 3] for i in range(len(c["lr"]))])
+    least = 10 * c["lr"] * c["prior_precision"] / c["num_data"]
+    g = 1 / (1 / g - c["eps"] + np.maximum(c["eps"], least))
     return sgld_law(target, {**c, "lr": c["lr"] * g})
 
 

@@ -409,3 +409,25 @@ def test_thermostat_rate_by_default():
         rates[rate] = chains.state(["thermostat"])
     first, second = rates.values()
     assert np.array_equal(first, second)
+
+
+@pytest.mark.default
+@pytest.mark.parametrize("settings", [{"gamma": False}, {"adapt": False}, {}])
+@pytest.mark.parametrize("lr", [1e-3, 1e-2, 1.0])
+def test_psgld_samples_the_prior_where_gradients_are_0(lr, settings):
+    """Of unused tokens and dead units: an AR(1) chain whose coefficient is bounded.
+
+    20,000 coordinates: the error of a variance is 1 %, and the bound's mutant (none, as
+    G = 1 / eps) has 1.33 of it at lr 1e-3 and diverges at the others.
+    """
+    p = torch.zeros(20_000, dtype=torch.float64, requires_grad=True)
+    sampler = PSGLD([p], lr, num_data=200, prior_precision=1.0, seed=3, **settings)
+    for _ in range(60):
+        # A graph for Γ, of second derivatives that are 0.
+        p.grad = (p**2 * 0.0) if not settings else torch.zeros_like(p)
+        sampler.step()
+    coefficient = min(lr / 200 / 1e-5, 0.1)
+    variance = 1 / (1 - coefficient / 2)
+    left = (1 - coefficient) ** 120  # of the start at 0
+    expected = variance * (1 - left)
+    assert float(p.detach().var()) == pytest.approx(expected, rel=0.04)

@@ -309,6 +309,11 @@ def test_factors_keep_the_signs_positive():
         assert chosen > 1
         assert kept_by_signs(spread, chosen - 1 - chosen // 10) < 0.98
     assert target.choose_num_factors(0.0, 0.5) == 1
+    # A warm-up chooses as many as detect a divergence, if it chooses.
+    seen = [target.Estimate(log=0.0, variance=1e-9, mean=0.0, sign=1.0, lowest=0.0)]
+    given = {"estimator": "signed", "num_factors": 3}
+    for wanted, factors in ((0.5, 10), (math.inf, 10), (None, 3)):
+        assert target.choose_sizes(seen, wanted, given)["num_factors"] == factors
 
 
 @pytest.mark.parametrize(
@@ -316,7 +321,7 @@ def test_factors_keep_the_signs_positive():
     [
         ([2.0, 4.0], (-4.0, -6.0), (-9.5, -11.5), 20),  # three times the deepest fall
         ([2.0, 4.0], (-4.0, -6.0), (-9.5, -999.0), 150),  # or a variance of 1
-        ([0.0], (0.0,), (0.0,), 1),
+        ([0.0], (0.0,), (0.0,), 10),
     ],
 )
 def test_factors_for_the_least_time(variances, means, lowest, chosen):

@@ -1,6 +1,7 @@
 """The fused updates equal plain-PyTorch references, to rounding, everywhere."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import operator_tensors as shared
@@ -115,7 +116,9 @@ def test_frozen_psgld_equals_reference(prior_precision, temperature):
     mean = {"decay": 0.5, "eps": 0.05, "adapt": False}
     each = update.each(squares)
     expected = [reference.psgld(*t, **update.hyper, **mean)[0] for t in each]
-    roots = [(v.double().sqrt() + 0.05).rsqrt().to(v.dtype) for v in squares]
+    numbers = SimpleNamespace(**update.hyper, **mean)
+    least = max(0.05, 10 * numbers.lr * prior_precision / numbers.num_data)
+    roots = [(v.double().sqrt() + least).rsqrt().to(v.dtype) for v in squares]
     untouched = shared.clones(roots)
     update.make(ops.psgld_frozen_step_, roots)
     update.assert_moved(expected, roundings=PSGLD_ROUNDINGS)

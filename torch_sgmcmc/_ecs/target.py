@@ -24,6 +24,9 @@ Expand = Callable[[Tensor], TaylorTerms]
 # Computes Σ wᵢ ∇ℓᵢ [d] from weights [M], in float64.
 _Sum = Callable[[Tensor], Tensor]
 
+#: Fewest factors whose d̂ show that a chain diverges (docs/samplers/hmc_ecs.md).
+LEAST_FACTORS = 10
+
 
 def layout_of(group: dict[str, Any]) -> dict[str, Any]:
     """Returns a subsample's sizes, see :class:`SubsampleDraws`."""
@@ -234,7 +237,7 @@ class Estimator(NamedTuple):
 
     def has_unreliable_sign(self, mean: float) -> bool:
         """Returns True if the mean is below the bound of a signed estimate."""
-        return self.num_factors >= 10 and mean < self.lower_bound
+        return self.num_factors >= LEAST_FACTORS and mean < self.lower_bound
 
     def is_out_of_bounds(
         self,
@@ -455,9 +458,11 @@ def choose_sizes(
         # are negative the chain sticks and leaves the posterior
         # (docs/samplers/hmc_ecs.md).
         fall = mean - min(e.lowest for e in estimates)
-        factors = min(max(1, _ceil(3 * fall)), choose_num_factors(spread, 1.0))
+        factors = min(_ceil(3 * fall), choose_num_factors(spread, 1.0))
     elif target is not None:
         factors = choose_num_factors(spread, target)
+    if target is not None:
+        factors = max(LEAST_FACTORS, factors)
     return {"mean_difference": mean, "num_factors": factors}
 
 

@@ -20,6 +20,7 @@ from torch_sgmcmc._impl.hyperparams import (
     check_choice,
     check_keys,
     check_later_keys,
+    check_meaningful,
     check_noise_scale,
     check_settings,
     draw_seed,
@@ -43,9 +44,11 @@ from torch_sgmcmc._impl.user_state import (
     PRIOR_MEAN,
     STEP,
     complete_given,
+    copied,
     copies,
     given,
     number_or,
+    restore_given,
 )
 from torch_sgmcmc._impl.utils import blank, has_master
 
@@ -173,10 +176,16 @@ class Bookkeeping(Optimizer):
         is_on_device = self.param_groups[0]["capturable"] and params
         self._rng.put_on(params[0].device if is_on_device else torch.device("cpu"))
         self._rng.show(self.param_groups)
+        self._note_given()
         self._lengths = tuple(map(len, self.param_groups))
         if self.state and self._rng.steps > 0:
             self._current_context().link_step()
             self._context.keep_created()
+
+    def _note_given(self) -> None:
+        """Records the state that the user has given."""
+        context = self._current_context()
+        context.given = restore_given(context.params, context.state, {})
 
     def __getstate__(self) -> dict[str, Any]:
         read_pending(self._current_context())
@@ -382,6 +391,9 @@ class Bookkeeping(Optimizer):
                 check_later_keys(type(self).__name__, self._group_keys, group)
             self._lengths = lengths
         for group in self.param_groups:
+            check_meaningful(
+                type(self).__name__, self._group_keys, group, group["num_data"]
+            )
             self._check_group(group)
         check_equal(self.param_groups, self._SPEC.shared, self._SPEC.why_equal)
 
@@ -414,7 +426,11 @@ class Bookkeeping(Optimizer):
             self._fill_state()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the param groups, with seed and step, and the parameters' state."""
+        """Returns the param groups, with seed and step, and the parameters' state.
+
+        The result is a snapshot: later steps do not change it. (A state dict of torch's
+        optimizers shares its tensors with the optimizer.)
+        """
         read_pending(self._current_context())
         state_dict = super().state_dict()
         counters = frozenset(self._SPEC.managed).difference(self._SPEC.shared)
@@ -440,7 +456,7 @@ class Bookkeeping(Optimizer):
     def _saved_state(self, kept: Any, step: Tensor) -> dict[str, Any]:
         counts = [key for key, kind in self._SPEC.state.items() if kind is int]
         saved = {
-            key: saved_number(value) if key in counts else value
+            key: saved_number(value) if key in counts else copied(value)
             for key, value in kept.items()
         }
         return {**saved, STEP: step} if STEP in saved else saved

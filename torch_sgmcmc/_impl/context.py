@@ -169,6 +169,8 @@ class StepContext:
         self.created: list[tuple[dict[str, Any], str, Any]] = []
         #: Records of settings that the step has changed, and their former values.
         self.changed_records: list[tuple[list[float], list[float]]] = []
+        #: State that the user has given, by parameter.
+        self.given: dict[Tensor, dict[str, Any]] = {}
         #: Parameters without a gradient.
         self.missing_grads = MissingGrads()
         #: The last step's deferred finite check, the error of an earlier one, the

@@ -24,6 +24,7 @@ from torch.fx import GraphModule, Interpreter
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from torch_sgmcmc._impl.hyperparams import least_root
 from torch_sgmcmc._impl.ops import chain_product
 
 aten = torch.ops.aten
@@ -126,7 +127,7 @@ def _sgnht(
 
 def _psgld_numbers(n: Mapping[str, float]) -> tuple[float, ...]:
     decay = n.get("decay", 1.0)
-    return n["lr"], math.sqrt(2 * _variance(n)), decay, 1 - decay, n["eps"]
+    return n["lr"], math.sqrt(2 * _variance(n)), decay, 1 - decay, least_root(n)
 
 
 def _psgld(

@@ -115,12 +115,30 @@ PRECONDITIONER = "preconditioner"
 MASS = "mass"
 
 
+def copied(value: Any) -> Any:
+    """Returns a clone of a tensor, other values unchanged."""
+    return value.clone() if isinstance(value, Tensor) else value
+
+
 def given(state: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the part of a parameter's state that a user gave."""
     keys = [PRIOR_MEAN, MASS]
     if "square_average" not in state:  # a learned A comes from it
         keys.append(PRECONDITIONER)
     return {key: state[key] for key in keys if key in state}
+
+
+def restore_given(
+    params: Iterable[Tensor], state: Any, known: Mapping[Tensor, dict[str, Any]]
+) -> dict[Tensor, dict[str, Any]]:
+    """Returns the user's state by parameter, after restoring what was dropped.
+
+    Users clear ``state`` to start with new momenta.
+    """
+    for p in params:
+        for key, value in known.get(p, {}).items():
+            state[p].setdefault(key, value)
+    return {p: given(state[p]) for p in params if given(state.get(p, {}))}
 
 
 def complete_given(

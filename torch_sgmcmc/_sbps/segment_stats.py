@@ -172,6 +172,7 @@ class SegmentStats(SharedSettings):
                 state[PRECONDITIONER] = new[i]
             if state:
                 self.state[p] = state
+        self._note_given()
         self._fill_state()
 
     def _check_saved_state(self, index: int, p: Tensor, state: dict[str, Any]) -> None:

@@ -72,6 +72,11 @@ class _Part:
         return {"weight_decay": self.prior_precision / self.num_data, **self.mean}
 
 
+def moves(p: Tensor) -> bool:
+    """Returns whether a parameter is part of a trajectory."""
+    return p.requires_grad and p.numel() > 0
+
+
 class Trajectory:
     """All moving parameters on one straight line.
 
@@ -99,7 +104,7 @@ class Trajectory:
         for group in context.groups:
             prior, number = float(group["prior_precision"]), float(group[PRIOR_MEAN])
             for p, offset in zip(group["params"], group["offsets"], strict=True):
-                if p.requires_grad and p.numel() > 0:
+                if moves(p):
                     mean = context.state.get(p, {}).get(PRIOR_MEAN)
                     key = p.device, prior, number if mean is None else None
                     if key not in parts:
@@ -155,7 +160,7 @@ class Trajectory:
 
     def same_as(self, params: Iterable[Tensor], preconditioned: bool) -> bool:
         """Returns whether the sampler still moves these parameters."""
-        wanted = [id(p) for p in params if p.requires_grad and p.numel() > 0]
+        wanted = [id(p) for p in params if moves(p)]
         return (
             len(wanted) == len(self._ids)
             and self._ids.issuperset(wanted)

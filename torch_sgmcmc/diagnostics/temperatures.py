@@ -478,7 +478,7 @@ class TemperatureMonitor:
             scale, lr = 2 * group["temperature"] / group["num_data"], group["lr"]
             bound = math.sqrt(scale / lr) if lr else math.inf  # no move
             return min(bound, sys.float_info.max)
-        return group.get("eps", 0.0)
+        return hyperparams.least_root(group) if "eps" in group else 0.0
 
     def _positions(self, params: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         state = self._observed_context().state

@@ -258,6 +258,7 @@ class HMC(Hamiltonian):
                 self._drop_state(p, MASS)
             else:
                 self.state[p][MASS] = mass
+        self._note_given()
         self._fill_state()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]

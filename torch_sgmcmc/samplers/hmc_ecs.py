@@ -305,7 +305,8 @@ class HMCECS(HMCECSBase):
             anchor_every: >= 1. Default: 200.
             target_variance: > 0: m ("perturbed") or λ ("signed") is chosen so that the
                 variance of log|L̂| is about this, or less with "signed"; 1 is the
-                guideline. m does not fall below 30, or below its value if smaller.
+                guideline. m does not fall below 30, or below its value if smaller; λ
+                does not fall below 10.
                 ``math.inf`` ("signed" alone): as few factors as are safely positive, to
                 save computing time. None keeps the sizes. Default: None.
             progress: show progress bars, if tqdm is installed. Default: True.

@@ -13,6 +13,7 @@ import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl.context import StepContext, TensorLists
 from torch_sgmcmc._impl.distributed import refuse_several_ranks
 from torch_sgmcmc._impl.finite_check import check_finite
+from torch_sgmcmc._impl.hyperparams import least_root
 from torch_sgmcmc._impl.ops import gaussian_, sum_of_squares
 from torch_sgmcmc._impl.parameters import refuse_scaler
 from torch_sgmcmc._impl.state import check_not_capturing, root, start_masters
@@ -36,7 +37,8 @@ class PSGLD(Sampler):
 
     .. math::
         V &\leftarrow a V + (1 - a)\, \bar g^2, \qquad
-            G = 1 / (\sqrt{V} + \epsilon), \qquad
+            G = 1 / (\sqrt{V} + \max(\epsilon, 10\, \mathrm{lr} \lambda / N)),
+            \qquad
             g = \bar g + \tfrac{\lambda}{N} (\theta - \mu), \\
         \theta &\leftarrow \theta - \mathrm{lr}\, G g
             + \tfrac{\mathrm{lr}\, T}{N}\, \Gamma
@@ -67,7 +69,9 @@ class PSGLD(Sampler):
             paper's notation ε_t = 2 lr / N.
         {num_data}
         decay: a in [0, 1), the memory of V. Default: 0.99.
-        eps: ε > 0, added to the root of V; the paper's λ. Default: 1e-5.
+        eps: ε > 0, added to the root of V; the paper's λ. Where 10 lr λ / N is larger,
+            it is added instead: where gradients are 0, the prior's part of a step is
+            then at most a tenth of θ - μ. Default: 1e-5.
         adapt: whether V follows the gradients; can be set in a group at any time.
             Default: True.
         gamma: whether Γ is added while V adapts. It needs second derivatives: call
@@ -115,9 +119,9 @@ class PSGLD(Sampler):
         This Γ differs from the paper's, which leaves nearly all of the bias. Call
         ``zero_grad()`` before every backward pass with ``create_graph=True``: the graph
         lives as long as ``p.grad``. Not for ``torch.amp.GradScaler`` while Γ is on: use
-        bfloat16 autocast. A coordinate whose gradients are all 0 has G = 1/ε: give it a
-        prior, or a larger ``eps``. With ``decay`` near 0, or gradients that are mostly
-        0, do not trust the chain with Γ. More: docs/samplers/psgld.md.
+        bfloat16 autocast. Where gradients are always 0, only a prior keeps θ from
+        spreading. With ``decay`` near 0, or gradients that are mostly 0, do not trust
+        the chain with Γ. More: docs/samplers/psgld.md.
 
     Reference:
         C. Li, C. Chen, D. Carlson and L. Carin, Preconditioned Stochastic Gradient
@@ -231,10 +235,11 @@ class PSGLD(Sampler):
                 second_ones = [curvatures[p] for p in params if corrected]
                 prepared.append((squares, sensitivities, second_ones, masters))
                 continue
+            eps = least_root(group)
             for p, square in zip(params, squares, strict=True):
-                if p not in roots or not roots[p].is_of(square, group["eps"]):
+                if p not in roots or not roots[p].is_of(square, eps):
                     check_not_capturing(context.name, p, "preconditioner that stays")
-                    roots[p] = _Root(context, square, group["eps"])
+                    roots[p] = _Root(context, square, eps)
             prepared.append(([roots[p].value for p in params], masters))
         return prepared
 

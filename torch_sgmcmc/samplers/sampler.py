@@ -38,6 +38,7 @@ from torch_sgmcmc._impl.finite_check import (
 )
 from torch_sgmcmc._impl.hyperparams import (
     ESTIMATE_SETTINGS,
+    MEANINGFUL_KEYS,
     documented,
     noise_estimate,
     rests,
@@ -51,7 +52,7 @@ from torch_sgmcmc._impl.state import (
     rescalings,
 )
 from torch_sgmcmc._impl.step_plan import Operator, StepPlan, Update, trace
-from torch_sgmcmc._impl.user_state import PRIOR_MEAN
+from torch_sgmcmc._impl.user_state import PRIOR_MEAN, restore_given
 
 
 class Sampler(Bookkeeping):
@@ -225,6 +226,7 @@ class Sampler(Bookkeeping):
     def _begin_step(self) -> None:
         context = self._current_context()
         context.rng.check(context.name, context.groups)
+        context.given = restore_given(context.params, context.state, context.given)
         self._settle()
         claim_seed(context)
 
@@ -448,7 +450,8 @@ class Sampler(Bookkeeping):
 
     def _hyperparameters(self) -> list[str]:
         names = [row.name for row in self._SPEC.settings]
-        return [*dict.fromkeys((*names, PRIOR_MEAN, "nonfinite", "capturable"))]
+        more = (PRIOR_MEAN, "nonfinite", "capturable", *MEANINGFUL_KEYS)
+        return [*dict.fromkeys((*names, *more))]
 
     def _gather(self, *, checked: bool = False) -> list[TensorLists]:
         """Checks gradients, and groups unless checked; returns the lists to update."""

@@ -19,7 +19,12 @@ from torch_sgmcmc._impl.finite_check import (
     count_skipped_step,
     nonfinite_error,
 )
-from torch_sgmcmc._impl.hyperparams import check_real, settings, warn
+from torch_sgmcmc._impl.hyperparams import (
+    MEANINGFUL_KEYS,
+    check_real,
+    settings,
+    warn,
+)
 from torch_sgmcmc._impl.parameters import check_sizes, lightning_module, refuse_scaler
 from torch_sgmcmc._impl.state_dict import check_count, check_part
 from torch_sgmcmc._impl.step_plan import SamplerSpec
@@ -33,6 +38,7 @@ from torch_sgmcmc._sbps.trajectory import (
     Trajectory,
     check_model,
     kept_of,
+    moves,
     observe,
     rate_of,
 )
@@ -266,6 +272,7 @@ class SBPS(SegmentStats):
         first = self.param_groups[0]
         values = list(chain.from_iterable(map(_hyperparameters, self.param_groups)))
         values += map(len, self.param_groups)
+        values += [g.get(key) for g in self.param_groups for key in MEANINGFUL_KEYS]
         checked = self.__dict__.get("_checked", ())
         if len(values) == len(checked) and all(map(is_, values, checked)):
             return first  # numbers and bools cannot have changed in themselves
@@ -341,6 +348,8 @@ class SBPS(SegmentStats):
         clock: _C.BounceClock,
     ) -> Trajectory:
         """Returns the current trajectory; a new one after a change by the user."""
+        if any("velocity" not in self.state.get(p, ()) for p in params if moves(p)):
+            self.__dict__.pop("_trajectory", None)  # the user has cleared the state
         trajectory = self.__dict__.get("_trajectory")
         preconditioned, line_time = common["preconditioned"], progress["line_time"]
         same_target = self._target == progress["observed_target"]
