@@ -135,6 +135,7 @@ PYBIND11_MODULE(_C, m) {
   purposes["SUBSAMPLE_BLOCK"] = static_cast<int>(Purpose::kSubsampleBlock);
   purposes["POISSON"] = static_cast<int>(Purpose::kPoisson);
   purposes["SEED"] = static_cast<int>(Purpose::kSeed);
+  purposes["PRIOR"] = static_cast<int>(Purpose::kPrior);
   m.attr("Purpose") = py::module_::import("enum").attr("IntEnum")(
       "Purpose", purposes, py::arg("module") = m.attr("__name__"));
 

@@ -34,7 +34,8 @@ enum class Purpose : uint32_t {
   kSubsampleBlock =
       11,         // which block of a subsample is drawn again (host side)
   kPoisson = 12,  // numbers of minibatches in its factors (host side)
-  kSeed = 13      // seeds made of seeds (host side)
+  kSeed = 13,     // seeds made of seeds (host side)
+  kPrior = 14     // parameters drawn from the prior
 };
 
 constexpr int64_t kMaxStep = (int64_t{1} << 48) - 1;

@@ -285,6 +285,27 @@ def test_sparse_gradients(kind):
     step_fails(sampler, RuntimeError, text)
 
 
+@pytest.mark.parametrize("kind", [sg.SGLD, sg.SGHMC, sg.EWSG])
+@pytest.mark.parametrize("observed", [False, True])
+def test_a_sparse_gradient_after_a_dense_one(kind, observed):
+    p = parameter()
+    sampler = kind([p], **options(kind))
+    monitor = sg.TemperatureMonitor(sampler, every=1) if observed else None
+    is_sparse = False
+
+    def closure():
+        p.grad = None
+        grad = torch.randn(p.shape, dtype=p.dtype)
+        p.grad = grad.to_sparse() if is_sparse else grad
+
+    sampler.step(closure)
+    before, is_sparse = p.detach().clone(), True
+    with pytest.raises(RuntimeError, match="does not support sparse gradients"):
+        sampler.step(closure)
+    assert torch.equal(p, before)
+    assert monitor is None or monitor.num_observed == 1
+
+
 # (EWSG's gradients are set anew in each step, and torch refuses those.)
 @pytest.mark.parametrize("kind", [sg.SGLD, sg.SGHMC])
 def test_gradients_that_do_not_fit(kind):

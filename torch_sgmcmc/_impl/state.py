@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl.context import StepContext
+from torch_sgmcmc._impl.context import StepContext, name_of
 from torch_sgmcmc._impl.hyperparams import (
     ESTIMATE_SETTINGS,
     MOMENTUM_SETTINGS,
@@ -36,6 +36,7 @@ from torch_sgmcmc._impl.hyperparams import (
     settings_of,
 )
 from torch_sgmcmc._impl.ops import gaussian_, square_root_
+from torch_sgmcmc._impl.user_state import PRIOR_MEAN
 from torch_sgmcmc._impl.utils import has_master, state_dtype
 
 
@@ -106,6 +107,34 @@ def draw_stationary(
             **context.noise(),
         )
     return momenta
+
+
+@torch.no_grad()
+def draw_from_prior(context: StepContext) -> list[str]:
+    """Draws parameters from their prior; returns the names of others (λ = 0)."""
+    kept = []
+    for group in context.groups:
+        precision = group["prior_precision"]
+        by_device: dict[torch.device, list[tuple[Tensor, int]]] = {}
+        for p, offset in zip(group["params"], group["offsets"], strict=True):
+            if p.requires_grad and precision == 0:
+                kept.append(name_of(context.groups, p))
+            elif p.requires_grad:
+                by_device.setdefault(p.device, []).append((p, offset))
+        for drawn in by_device.values():
+            params = [p for p, _ in drawn]
+            values = [torch.empty_like(p, dtype=state_dtype(p)) for p in params]
+            context.placement.updating(gaussian_)(
+                values,
+                std=math.sqrt((group["temperature"] or 1.0) / precision),
+                offsets=[offset for _, offset in drawn],
+                purpose=_C.Purpose.PRIOR,
+                **context.noise(),
+            )
+            for p, value in zip(params, values, strict=True):
+                value += context.state.get(p, {}).get(PRIOR_MEAN, group[PRIOR_MEAN])
+                p.copy_(value)
+    return kept
 
 
 # Names of rescaled state, and of the operators' factors.

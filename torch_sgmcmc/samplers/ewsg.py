@@ -313,7 +313,11 @@ class EWSG(SharedSettings):
             plan, grads = self._plan(context)
             if plan is None:
                 return loss
-            numbers, accepted = self._choose(closure, context, plan, grads, numbers)
+            try:
+                numbers, accepted = self._choose(closure, context, plan, grads, numbers)
+            except RuntimeError:
+                self._gather()  # its error names the parameter
+                raise
         except BaseException as error:
             self._settle_created(context, plan)
             if not isinstance(error, SkipStep):
@@ -368,21 +372,17 @@ class EWSG(SharedSettings):
             is_last = proposal == length - 1 and context.monitor is None
             is_fused = is_last and chains is None and plan.decides
             more: int | Tensor
-            try:
-                if is_fused:
-                    of_ratio = (self._LOG_RATIO, self._ratio_numbers, proposal)
-                    more = plan.decide(grads, proposed, *of_ratio)
-                    if more < 0:
-                        check_finite(context, work)
-                        check_finite(context, other)
-                    grads, numbers = (proposed, fresh) if more else (grads, numbers)
-                else:
-                    grads, numbers, more = self._decide(
-                        context, plan, grads, proposed, numbers, fresh, proposal
-                    )
-            except RuntimeError:
-                self._gather()  # its error names the parameter
-                raise
+            if is_fused:
+                of_ratio = (self._LOG_RATIO, self._ratio_numbers, proposal)
+                more = plan.decide(grads, proposed, *of_ratio)
+                if more < 0:
+                    check_finite(context, work)
+                    check_finite(context, other)
+                grads, numbers = (proposed, fresh) if more else (grads, numbers)
+            else:
+                grads, numbers, more = self._decide(
+                    context, plan, grads, proposed, numbers, fresh, proposal
+                )
             accepted = accepted + more
             if is_fused:
                 self._show_gradients(plan, grads)

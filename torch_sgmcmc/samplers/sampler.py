@@ -46,6 +46,7 @@ from torch_sgmcmc._impl.hyperparams import (
 )
 from torch_sgmcmc._impl.parameters import check_fits, gather
 from torch_sgmcmc._impl.state import (
+    draw_from_prior,
     record_estimate,
     redraw_momenta,
     rescale_now,
@@ -436,11 +437,11 @@ class Sampler(Bookkeeping):
         self, context: StepContext, plan: StepPlan, grads: list[Tensor]
     ) -> None:
         """Makes the updates of a plan and counts the step."""
-        if context.monitor is not None and context.monitor._is_due():
-            if plan.checks and is_any_nonfinite(context, plan.params, grads):
-                raise_nonfinite(context, plan.params, grads)
-            context.monitor._observe(plan.observed(grads))
         try:
+            if context.monitor is not None and context.monitor._is_due():
+                if plan.checks and is_any_nonfinite(context, plan.params, grads):
+                    raise_nonfinite(context, plan.params, grads)
+                context.monitor._observe(plan.observed(grads))
             is_made = plan.launch(grads)
         except RuntimeError:
             self._gather()  # its error names the parameter
@@ -470,6 +471,20 @@ class Sampler(Bookkeeping):
     def _rescale_now(self, context: StepContext) -> None:
         redraw_momenta(context)
         rescale_now(context)
+
+    def draw_from_prior(self) -> list[str]:
+        """Moves the parameters to a draw from N(μ, T / λ), the start of a chain.
+
+        It is in equilibrium in every direction without data (docs/priors.md). At
+        temperature 0 T is 1. The noise has its own stream and follows from the seed and
+        the number of steps, as a step's noise does.
+
+        Returns:
+            The names of parameters without a prior (λ = 0), which stay as they are.
+        """
+        context = self._current_context()
+        context.rng.check(context.name, context.groups)
+        return draw_from_prior(context)
 
     def target_summary(self) -> str:
         """Describes the sampled distribution: data scale, prior, temperature."""
