@@ -39,6 +39,7 @@ from torch_sgmcmc.posterior.run import sample
 from torch_sgmcmc.posterior.store import Draw, Draws, SampleStore
 from torch_sgmcmc.posterior.store_files import CorruptDrawError
 from torch_sgmcmc.posterior.writer import SampleWriter
+from torch_sgmcmc.priors import prior_groups
 from torch_sgmcmc.samplers.baoa import BAOA
 from torch_sgmcmc.samplers.ewsg import EWSG
 from torch_sgmcmc.samplers.hmc import HMC
@@ -102,6 +103,7 @@ __all__ = [
     "local_learning_coefficient",
     "losses",
     "predict",
+    "prior_groups",
     "report",
     "sample",
     "save",
