@@ -194,7 +194,7 @@ void SamplerImpl::complete(size_t group) {
   OptionValues& options = options_of(group);
   if (options.seed) {
     Invalid("Invalid seed: ", *options.seed, " in the options", where, " (",
-            name(), " has seed ", seed(), "; set it for a sampler to be)");
+            name(), " has seed ", seed(), "; give it to the sampler's constructor)");
   }
   if (!options.is_complete) {
     options.inherit(defaults());
@@ -206,12 +206,12 @@ void SamplerImpl::complete(size_t group) {
     const auto shown = [](bool value) { return value ? "true" : "false"; };
     Invalid("Invalid capturable: ", shown(options.is_capturable()),
             " in the options", where, " (", name(), " has ",
-            shown(chain_.capturable), "; set it for a sampler to be)");
+            shown(chain_.capturable), "; give it to the sampler's constructor)");
   }
   if (chains_with_seeds(options) != chain_.num_chains) {
     Invalid("Invalid num_chains: ", chains_with_seeds(options),
             " in the options", where, " (", name(), " has ", chain_.num_chains,
-            "; set it for a sampler to be)");
+            "; give it to the sampler's constructor)");
   }
   complete_means(group, options);
 }

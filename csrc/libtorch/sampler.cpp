@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 #include <typeinfo>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -50,15 +51,31 @@ void CheckFit(const char* name, const at::Tensor& value,
         ", each element with memory of its own): was the parameter replaced?");
 }
 
+// A parameter's state, which torch gives to everybody.
+SamplerParamState& Ours(torch::optim::OptimizerParamState& state,
+                        const char* sampler) {
+  if (typeid(state) == typeid(SamplerParamState)) {
+    return static_cast<SamplerParamState&>(state);
+  }
+  Raise(sampler,
+        " has an object of another class in state() (must be "
+        "torch_sgmcmc::SamplerParamState: use own_state_of())");
+}
+
 std::shared_ptr<SamplerImpl> MakeImpl(const std::string& name) {
-  if (name == "SGLD") return std::make_shared<SamplerImpl>("sgld_step_");
-  if (name == "SGLRW") return std::make_shared<SamplerImpl>("sglrw_step_");
-  if (name == "SGHMC") return MakeSGHMC();
-  if (name == "BAOA") return MakeBAOA();
-  if (name == "PSGLD") return MakePSGLD();
-  if (name == "SGNHT") return MakeSGNHT();
-  if (name == "EWSG") return MakeEWSG();
-  return MakeSBPS();
+  static const std::unordered_map<std::string, std::shared_ptr<SamplerImpl> (*)()>
+      kMakers = {
+          {"SGLD", [] { return std::make_shared<SamplerImpl>("sgld_step_"); }},
+          {"SGLRW", [] { return std::make_shared<SamplerImpl>("sglrw_step_"); }},
+          {"SGHMC", &MakeSGHMC},
+          {"BAOA", &MakeBAOA},
+          {"PSGLD", &MakePSGLD},
+          {"SGNHT", &MakeSGNHT},
+          {"EWSG", &MakeEWSG},
+          {"SBPS", &MakeSBPS}};
+  const auto maker = kMakers.find(name);
+  if (maker != kMakers.end()) return maker->second();
+  throw std::logic_error("no sampler is registered for options of " + name);
 }
 
 }  // namespace
@@ -519,14 +536,14 @@ void SamplerImpl::prepare_all(std::vector<TensorLists>& lists) {
 const SamplerParamState& SamplerImpl::state_of(const at::Tensor& param) const {
   static const SamplerParamState none;
   const auto found = states().find(param.unsafeGetTensorImpl());
-  if (found == states().end()) return none;
-  return static_cast<const SamplerParamState&>(*found->second);
+  if (found == states().end() || found->second == nullptr) return none;
+  return Ours(*found->second, name());
 }
 
 SamplerParamState& SamplerImpl::own_state_of(const at::Tensor& param) {
   auto& state = states()[param.unsafeGetTensorImpl()];
   if (state == nullptr) state = std::make_unique<SamplerParamState>();
-  return static_cast<SamplerParamState&>(*state);
+  return Ours(*state, name());
 }
 
 }  // namespace torch_sgmcmc

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <set>
 #include <string>
@@ -19,6 +20,14 @@ namespace torch_sgmcmc {
 namespace {
 
 constexpr std::string_view kNumGrads = "num_grads";
+
+// Keys that Python's tools write into param groups (FOREIGN_KEYS of
+// torch_sgmcmc/_impl/hyperparams.py).
+constexpr const char* kForeignKeys[] = {
+    "params",       "param_names", "differentiable", "foreach",
+    "fused",        "maximize",    "initial_lr",     "max_lr",
+    "min_lr",       "base_momentum", "max_momentum", "swa_lr",
+    "weight_decay", "name"};
 
 // The format of state dicts; torch_sgmcmc/_impl/random_state.py has it, too.
 constexpr int64_t kFormat = 1;
@@ -42,7 +51,7 @@ std::string InARow(const Names& names) {
 // Throws for state dicts of features that only Python has.
 void RefusePythonOnlyState(const StateDict& dict) {
   const auto refuse = [](const std::string& kind) {
-    Invalid("Invalid state dict: got one of ", kind,
+    Invalid("Invalid state_dict: got one of ", kind,
             ", which C++ does not have. Continue it in Python");
   };
   constexpr std::pair<const char*, const char*> kByKey[] = {
@@ -92,7 +101,7 @@ void CheckGroupKeys(const StateDict& group, int64_t index,
   const std::string wanted = ours.at("sampler").toStringRef();
   if (group.contains("sampler") && !Alike(group.at("sampler"), wanted)) {
     const c10::IValue name = group.at("sampler");
-    Invalid("Invalid state dict: got one of ",
+    Invalid("Invalid state_dict: got one of ",
             (name.isString() ? name.toStringRef() : "a " + KindOf(name)),
             " (must be of ", wanted, "). Load it into a sampler of its class");
   }
@@ -242,12 +251,12 @@ StateDict SamplerImpl::state_dict() const {
       const SamplerParamState& known = state_of(param);
       StateDict kept;
       for (const std::string& key : keys) {
-        if (known[key].defined()) kept.set(key, known[key]);
+        if (known[key].defined()) kept.set(key, known[key].clone());
         if (key == kNumGrads && known.num_grads) {
           kept.set(key, SavedCount({*known.num_grads}));
         }
       }
-      if (mean.defined()) kept.set("prior_mean", mean);
+      if (mean.defined()) kept.set("prior_mean", mean.clone());
       const bool has_state = found != states().end();
       if (steps > 0 && (has_state || param.requires_grad())) {
         kept.set("step", SavedCount(chain_.groups[i].step));
@@ -278,8 +287,15 @@ void SamplerImpl::load_state_dict(const StateDict& dict) {
             " param groups, expected ", groups().size());
   }
   for (size_t i = 0; i < num_groups; ++i) {
-    CheckGroupKeys(DictAt(theirs, i, "param group"), static_cast<int64_t>(i),
-                   write_group(options_of(i), progress_, chain_, i));
+    const StateDict group = DictAt(theirs, i, "param group");
+    const StateDict ours = write_group(options_of(i), progress_, chain_, i);
+    CheckGroupKeys(group, static_cast<int64_t>(i), ours);
+    std::vector<std::string> known(std::begin(kForeignKeys),
+                                   std::end(kForeignKeys));
+    for (const auto& entry : ours.entries()) {
+      known.push_back(entry.key().toStringRef());
+    }
+    CheckKnownKeys(group, known, "param group " + std::to_string(i), name());
   }
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> new_options;
   std::vector<std::pair<void*, std::unique_ptr<SamplerParamState>>> new_states;
@@ -371,6 +387,13 @@ std::unique_ptr<SamplerParamState> SamplerImpl::read_state(
       CheckCount("num_grads", *state->num_grads);
     } else {
       (*state)[key] = SavedTensor(kept, key.c_str(), param, index);
+    }
+  }
+  if (op_ != nullptr && !state->tensors().empty()) {
+    for (const TensorListArg& list : OpSpecNamed(op_).lists) {
+      if (list.start == Start::kCustom || kept.contains(list.key)) continue;
+      Invalid("Invalid state_dict: the state of parameter ", index, " lacks ",
+              list.key);
     }
   }
   check_saved_state(*state, index);

@@ -7,6 +7,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -39,9 +40,13 @@ void CheckVariances(const TensorLists& lists) {
   const OptionValues& options = *lists.options;
   const double scale =
       options.lr() * options.num_data() / (2 * options.temperature());
-  CheckFriction(scale * largest, 1 - options.number("momentum"), kFriction,
-                " in the noisiest coordinate. No parameter has changed; the "
-                "gradients have entered the estimate");
+  try {
+    CheckFriction(scale * largest, 1 - options.number("momentum"), kFriction,
+                  " in the noisiest coordinate. No parameter has changed; the "
+                  "gradients have entered the estimate");
+  } catch (const std::invalid_argument& error) {
+    Raise(error.what());  // a step has found it
+  }
 }
 
 class SGHMCImpl : public SamplerImpl {

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <exception>
 #include <fstream>
@@ -22,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "host/crc32.h"
 #include "libtorch/checks.h"
 #include "libtorch/disk.h"
 #include "libtorch/tensor_lists.h"
@@ -87,8 +89,56 @@ void CheckStorages(const c10::IValue& value, const Records& records) {
   }
 }
 
-c10::IValue Unpickled(PyTorchStreamReader& reader, c10::Device device) {
-  const auto [pickle, pickle_size] = reader.getRecord("data.pkl");
+// The checksums of an archive's records, from its central directory: the
+// reader compares none (APPNOTE.TXT of PKWARE, 4.3.12 to 4.3.16).
+using Sums = std::unordered_map<std::string, uint32_t>;
+
+Sums ReadSums(const std::string& path) {
+  const std::optional<std::string> bytes = disk::Read(path);
+  const auto number = [&](size_t at, size_t size) {
+    uint64_t value = 0;
+    if (!bytes || at > bytes->size() || size > bytes->size() - at) {
+      Raise("its directory is damaged");
+    }
+    for (size_t i = size; i-- > 0;) {
+      value = value << 8 | static_cast<uint8_t>((*bytes)[at + i]);
+    }
+    return value;
+  };
+  constexpr size_t kEnd = 22;  // bytes of the end record; torch adds no comment
+  constexpr size_t kLocator = 20;
+  const size_t end = bytes->size() - std::min(kEnd, bytes->size());
+  const bool is_zip64 = number(end - kLocator, 4) == 0x07064b50;
+  size_t at = is_zip64 ? number(number(end - kLocator + 8, 8) + 48, 8)
+                       : number(end + 16, 4);
+  Sums sums;
+  for (constexpr uint64_t kEntry = 0x02014b50; number(at, 4) == kEntry;) {
+    const uint64_t length = number(at + 28, 2);
+    number(at + 46, length);  // checks that the name is whole
+    const std::string name = bytes->substr(at + 46, length);
+    // All are in one folder.
+    sums[name.substr(name.find('/') + 1)] =
+        static_cast<uint32_t>(number(at + 16, 4));
+    at += 46 + length + number(at + 30, 2) + number(at + 32, 2);
+  }
+  return sums;
+}
+
+// A record whose checksum is right.
+std::tuple<at::DataPtr, size_t> RecordOf(PyTorchStreamReader& reader,
+                                         const Sums& sums,
+                                         const std::string& name) {
+  auto [data, size] = reader.getRecord(name);
+  const auto sum = sums.find(name);
+  if (sum == sums.end() || Crc32(data.get(), size) != sum->second) {
+    Raise("the checksum of ", name, " differs");
+  }
+  return {std::move(data), size};
+}
+
+c10::IValue Unpickled(PyTorchStreamReader& reader, const Sums& sums,
+                      c10::Device device) {
+  const auto [pickle, pickle_size] = RecordOf(reader, sums, "data.pkl");
   const char* next = static_cast<const char*>(pickle.get());
   const char* const end = next + pickle_size;
   Records records;
@@ -102,7 +152,7 @@ c10::IValue Unpickled(PyTorchStreamReader& reader, c10::Device device) {
       /*type_resolver=*/nullptr,
       /*obj_loader=*/nullptr,
       [&](const std::string& name) {
-        auto [data, size] = reader.getRecord("data/" + name);
+        auto [data, size] = RecordOf(reader, sums, "data/" + name);
         records[data.get()] = size;
         return std::move(data);
       },
@@ -135,7 +185,7 @@ StateDict::StateDict(
 
 StateDict::StateDict(const c10::IValue& value) : entries_(EmptyDict()) {
   if (!value.isGenericDict()) {
-    Invalid("Invalid state dict: a ", KindOf(value),
+    Invalid("Invalid state_dict: a ", KindOf(value),
             " (must be a dict; from Python, save dict(model.state_dict()) in "
             "place of an OrderedDict)");
   }
@@ -153,7 +203,7 @@ bool StateDict::contains(int64_t key) const { return entries_.contains(key); }
 c10::IValue StateDict::at(const std::string& key) const {
   const auto entry = entries_.find(key);
   if (entry == entries_.end()) {
-    Invalid("Invalid state dict: it has no key ", Shown(key));
+    Invalid("Invalid state_dict: it has no key ", Shown(key));
   }
   return entry->value();
 }
@@ -161,7 +211,7 @@ c10::IValue StateDict::at(const std::string& key) const {
 c10::IValue StateDict::at(int64_t key) const {
   const auto entry = entries_.find(key);
   if (entry == entries_.end()) {
-    Invalid("Invalid state dict: it has no key ", key);
+    Invalid("Invalid state_dict: it has no key ", key);
   }
   return entry->value();
 }
@@ -197,7 +247,7 @@ StateDict load(const std::string& path, c10::Device device) {
   }
   c10::IValue value;
   try {
-    value = Unpickled(*reader, device);
+    value = Unpickled(*reader, ReadSums(path), device);
   } catch (const std::exception& error) {
     refuse(
         "damaged, or not a file of torch.save with dicts, lists, tensors, "
@@ -233,13 +283,13 @@ StateDict state_dict(const torch::nn::Module& module) {
 void load_state_dict(torch::nn::Module& module, const StateDict& dict) {
   auto tensors = TensorsOf(module);
   for (const auto& item : tensors) {
-    CheckTensor("Invalid state dict: " + item.key(), dict.at(item.key()),
+    CheckTensor("Invalid state_dict: " + item.key(), dict.at(item.key()),
                 item.value().sizes());
   }
   for (const auto& entry : dict.entries()) {
     const std::string key = KeyText(entry.key());
     if (!entry.key().isString() || !tensors.contains(key)) {
-      Invalid("Invalid state dict: the module has nothing named ", key);
+      Invalid("Invalid state_dict: the module has nothing named ", key);
     }
   }
   const at::NoGradGuard no_grad;

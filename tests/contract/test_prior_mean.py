@@ -289,7 +289,7 @@ def _cleared(sampler, way):
 @pytest.mark.parametrize("way", ["clear", "dicts", "state"])
 @pytest.mark.parametrize("kind", [*THREE, "SGNHT", "SBPS", "SBPS preconditioned"])
 def test_means_stay_when_a_user_clears_the_state(kind, way):
-    """As restarts of momenta do."""
+    """Restarts of momenta clear it."""
     ends = []
     for mean in (2.0, [torch.full((n,), 2.0) for n in (3, 130, 4)]):
         chain = Chain(kind)

@@ -224,7 +224,7 @@ def test_another_samplers_state_dict():
             if name == other:
                 continue
             assert refused(chain.sampler, state) == (
-                f"Invalid state dict: got one of {other} (must be of {name}). Load it "
+                f"Invalid state_dict: got one of {other} (must be of {name}). Load it "
                 "into a sampler of its class"
             )
 
@@ -380,7 +380,7 @@ def test_states_of_other_keys_types_and_shapes(kind):
             )
     for key in ("param_groups", "state"):
         state = {k: v for k, v in good.items() if k != key}
-        message = f"Invalid state dict: it has no key {key!r}"
+        message = f"Invalid state_dict: it has no key {key!r}"
         assert refused(chain.sampler, state) == message
 
 

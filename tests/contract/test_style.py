@@ -23,6 +23,13 @@ RETIRED = re.compile(
 )
 # An ordinary word in a test of second differences.
 RETIRED_ALLOWED = {("torch_sgmcmc/diagnostics/convergence.py", "bends")}
+# A path in a document, a comment or a docstring: folders, and a name or several in braces.
+PATH = re.compile(
+    r"(?<![\w/.<{*$-])((?:[\w-]+/)+(?:[\w-]+|[\w-]*\{[\w,]+\}[\w-]*)"
+    r"\.(?:py|pyi|h|cpp|cu|cuh|inl|md|txt|yml|cmake))\b"
+)
+# Files of a sampler X, of torch, and of a run.
+NOT_HERE = re.compile(r"(.*/)?[xX]\.\w+|torch/.*|chain-0/.*")
 OLD_ENGLISH = re.compile(r"\b(that|those) of\b")
 
 
@@ -63,6 +70,27 @@ def test_retired_names_stay_retired():
         if name != here
         for match in RETIRED.finditer((ROOT / name).read_text())
         if (name, match[0]) not in RETIRED_ALLOWED
+    ]
+    assert not found, "\n".join(found)
+
+
+def paths_in(text):
+    for match in PATH.finditer(text):
+        before, brace, rest = match[1].partition("{")
+        names, _, after = rest.partition("}")
+        yield from (before + name + after for name in names.split(","))
+
+
+def test_paths_lead_to_files():
+    """A path may lack the folders before it."""
+    endings = (".py", ".h", ".cpp", ".inl", ".cu", ".cuh", ".md", ".txt", ".cmake")
+    known = tracked(endings=("",))
+    found = [
+        f"{name}: {path}"
+        for name in tracked(endings=endings)
+        for path in paths_in((ROOT / name).read_text())
+        if not NOT_HERE.fullmatch(path)
+        and not any(each == path or each.endswith(f"/{path}") for each in known)
     ]
     assert not found, "\n".join(found)
 

@@ -121,14 +121,14 @@ TEST(LateOptions, AreTakenOrRefused) {
     return message;
   };
   EXPECT_EQ(after([](SGLDOptions& o) { o.seed(5); }),
-            "Invalid seed: 5 in the options of group 0 (SGLD has seed 7; set "
-            "it for a sampler to be)");
+            "Invalid seed: 5 in the options of group 0 (SGLD has seed 7; "
+            "give it to the sampler's constructor)");
   EXPECT_EQ(after([](SGLDOptions& o) { o.capturable(true); }),
             "Invalid capturable: true in the options of group 0 (SGLD has "
-            "false; set it for a sampler to be)");
+            "false; give it to the sampler's constructor)");
   EXPECT_EQ(after([](SGLDOptions& o) { o.num_chains(3); }),
-            "Invalid num_chains: 3 in the options of group 0 (SGLD has 0; set "
-            "it for a sampler to be)");
+            "Invalid num_chains: 3 in the options of group 0 (SGLD has 0; "
+            "give it to the sampler's constructor)");
   EXPECT_EQ(after([](SGLDOptions& o) { o.prior_mean({torch::ones({4})}); }),
             "Invalid prior_mean: number 0 has shape [4] (must be [3], "
             "its parameter's shape)");
@@ -352,6 +352,69 @@ TEST(LoadedState, IsFinite) {
   const Tensor f = Param(3);
   SBPS sbps({f}, SBPSOptions().num_data(50).preconditioned(true).seed(5));
   check(sbps, f, 1);
+}
+
+TEST(Misuse, AForeignStateOfAParameter) {
+  const Tensor p = Param(3);
+  SGHMC sampler({p}, Hamiltonian());
+  sampler.state()[p.unsafeGetTensorImpl()] =
+      std::make_unique<torch::optim::SGDParamState>();
+  EXPECT_EQ(MessageOf<std::runtime_error>([&] { sampler.step(); }),
+            "SGHMC has an object of another class in state() (must be "
+            "torch_sgmcmc::SamplerParamState: use own_state_of())");
+}
+
+TEST(Misuse, OptionsOfAnotherClass) {
+  SGLD sampler({Param(3)}, Langevin());
+  sampler.param_groups()[0].set_options(
+      std::make_unique<torch::optim::SGDOptions>(0.1));
+  EXPECT_EQ(MessageOf<std::invalid_argument>([&] { sampler.options(); }),
+            "Invalid options: those of group 0 are not of class SGLDOptions");
+}
+
+TEST(Misuse, OptionsThatNoSamplerHas) {
+  class Options : public ManyChainsOf<Options> {
+   public:
+    using ManyChainsOf::ManyChainsOf;
+    static constexpr const char* kSampler = "SGD";
+  };
+  EXPECT_NE(MessageOf<std::exception>([] {
+              SamplerOf<Options>({Param(3)}, Options(0.1).num_data(5));
+            }).find("SGD"),
+            std::string::npos);
+}
+
+TEST(Misuse, AnLrThatFallsToNothingAndRises) {
+  const Tensor p = Param(1000);
+  SGHMC sampler({p}, Hamiltonian());
+  for (const double lr : {0.1, 1e-80, 0.1}) {
+    sampler.options().lr(lr);
+    sampler.step();
+    EXPECT_TRUE(p.isfinite().all().item<bool>());
+  }
+  const auto variance = sampler.state_of(p)["momentum"].var().item<double>();
+  EXPECT_NEAR(variance, 0.1 / 50, 0.3 * 0.1 / 50);
+}
+
+TEST(Misuse, ANoiseThatOutgrowsTheFriction) {
+  const Tensor p = Param(3);
+  SGHMC sampler({p}, Hamiltonian().noise_estimate("online"));
+  const auto make_steps = [&] {
+    for (int i = 0; i < 200; ++i) {
+      p.mutable_grad() = torch::full({3}, i % 2 == 0 ? 100.0 : -100.0);
+      sampler.step();
+    }
+  };
+  EXPECT_NE(MessageOf<std::runtime_error>(make_steps).find("noise_estimate"),
+            std::string::npos);
+}
+
+TEST(Misuse, TheVersionIsAMacro) {
+  EXPECT_EQ(std::string(TORCH_SGMCMC_VERSION)
+                .rfind(std::to_string(TORCH_SGMCMC_VERSION_MAJOR) + "." +
+                           std::to_string(TORCH_SGMCMC_VERSION_MINOR) + ".",
+                       0),
+            0U);
 }
 
 // ---- Warnings ---------------------------------------------------------------

@@ -99,15 +99,15 @@ TEST_F(Files, HoldAModule) {
   const auto before = wide[0]->parameters()[0].detach().clone();
   EXPECT_EQ(MessageOf<std::invalid_argument>(
                 [&] { load_state_dict(*wide, load(Path("net.pt"))); }),
-            "Invalid state dict: 0.weight has shape [2, 3], expected [4, 3]");
+            "Invalid state_dict: 0.weight has shape [2, 3], expected [4, 3]");
   EXPECT_TRUE(torch::equal(wide[0]->parameters()[0], before));
   torch::nn::Sequential small(torch::nn::Linear(3, 2));
   EXPECT_EQ(MessageOf<std::invalid_argument>(
                 [&] { load_state_dict(*small, load(Path("net.pt"))); }),
-            "Invalid state dict: the module has nothing named 1.weight");
+            "Invalid state_dict: the module has nothing named 1.weight");
   EXPECT_EQ(MessageOf<std::invalid_argument>(
                 [&] { load_state_dict(*net, state_dict(*small)); }),
-            "Invalid state dict: it has no key '1.weight'");
+            "Invalid state_dict: it has no key '1.weight'");
 }
 
 TEST_F(Files, ThatAreNotOnesOfTorchAreRefused) {
@@ -201,6 +201,24 @@ TEST_F(Files, WithAFlippedBitAreReadOrRefused) {
   EXPECT_GT(refused, damaged_files / 10);
 }
 
+TEST_F(Files, WithAFlippedBitInATensorAreRefused) {
+  const auto a = torch::randn({40});
+  save({{"a", a}, {"b", 0.5}}, Path("x.pt"));
+  const auto whole = Bytes(Path("x.pt"));
+  const std::string_view text(whole.data(), whole.size());
+  const std::string_view numbers(a.const_data_ptr<char>(), a.nbytes());
+  const size_t begin = text.find(numbers);
+  ASSERT_NE(begin, std::string_view::npos);
+  for (size_t bit = 0; bit < 8 * numbers.size(); bit += 7) {
+    auto damaged = whole;
+    char& byte = damaged[begin + bit / 8];
+    byte = static_cast<char>(byte ^ 1 << bit % 8);
+    EXPECT_NE(Refusal(Path("x.pt"), damaged)
+                  .find("the checksum of data/0 differs"),
+              std::string::npos);
+  }
+}
+
 TEST_F(Files, OfATensorThatIsLargerThanItsRecordAreRefused) {
   // {"a": torch.zeros(n)}, whose storage has four bytes.
   const auto pickle = [](char n) {
@@ -228,7 +246,7 @@ TEST(StateDict, OfAnotherChainIsRefusedAndChangesNothing) {
         [&] { pair.other.load_state_dict(dict); });
   };
   EXPECT_EQ(refused(StateDict()),
-            "Invalid state dict: it has no key 'param_groups'");
+            "Invalid state_dict: it has no key 'param_groups'");
 
   SGHMC fewer({Param(300)}, Hamiltonian());
   EXPECT_EQ(refused(fewer.state_dict()),
@@ -256,6 +274,46 @@ TEST(StateDict, OfAnotherChainIsRefusedAndChangesNothing) {
   EXPECT_TRUE(pair.other.state().empty());
   pair.other.load_state_dict(good);
   pair.ExpectSameChain();
+}
+
+TEST(StateDict, OfUnknownKeysOrLackingStateIsRefused) {
+  Pair<SGNHT, SGNHTOptions> pair(SGNHTOptions(0.1).num_data(50).seed(7));
+  const auto good = pair.sampler.state_dict();
+  const auto refusal = [&] {
+    return MessageOf<std::invalid_argument>(
+        [&] { pair.other.load_state_dict(good); });
+  };
+  StateDict group = good.at("param_groups").toListRef()[0];
+  group.set("mass_matrix", 2.0);
+  EXPECT_EQ(refusal(),
+            "Invalid state_dict: param group 0 has mass_matrix, which SGNHT "
+            "does not know; it is not one of SGNHT");
+  group.entries().erase("mass_matrix");
+  group.set("initial_lr", 0.1);  // of Python's schedulers
+  StateDict state = good.at("state");
+  StateDict first = state.at(0);
+  const auto momentum = first.at("momentum");
+  first.entries().erase("momentum");
+  EXPECT_EQ(refusal(),
+            "Invalid state_dict: the state of parameter 0 lacks momentum");
+  first.set("momentum", momentum);
+  pair.other.load_state_dict(good);
+  pair.ExpectSameChain();
+}
+
+TEST(StateDict, IsASnapshot) {
+  Pair<SGHMC, SGHMCOptions> pair(Hamiltonian());
+  const auto saved = pair.sampler.state_dict();
+  const auto start = Copies(pair.params);
+  for (int i = 0; i < 3; ++i) pair.sampler.step();
+  const auto end = Copies(pair.params);
+  {
+    const torch::NoGradGuard no_grad;
+    for (size_t i = 0; i < start.size(); ++i) pair.params[i].copy_(start[i]);
+  }
+  pair.sampler.load_state_dict(saved);
+  for (int i = 0; i < 3; ++i) pair.sampler.step();
+  ExpectEqual(pair.params, end);
 }
 
 TEST(StateDict, IsLoadedAgainAndAgain) {

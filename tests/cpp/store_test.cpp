@@ -251,10 +251,10 @@ TEST_F(Store, CopiesADrawIntoAModule) {
                              torch::nn::BatchNorm1d(4));
   const torch::Tensor before = wide->named_parameters()["1.weight"].clone();
   EXPECT_EQ(MessageOf([&] { store[1].copy_to(*wide); }),
-            "Invalid state dict: 0.weight has shape [4, 3], expected [5, 3]");
+            "Invalid state_dict: 0.weight has shape [4, 3], expected [5, 3]");
   torch::nn::Sequential small(torch::nn::Linear(3, 4));
   EXPECT_EQ(MessageOf([&] { store[1].copy_to(*small); }),
-            "Invalid state dict: the module has nothing named 1.bias");
+            "Invalid state_dict: the module has nothing named 1.bias");
   EXPECT_TRUE(torch::equal(wide->named_parameters()["1.weight"], before));
 }
 

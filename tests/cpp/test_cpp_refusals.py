@@ -209,7 +209,7 @@ def test_what_python_alone_has_is_refused_by_name(loads, saved, kind, run_in_cpp
     job = begun(loads)
     job["state"] = saved([*jobs.make_net(loads, torch.float32).parameters()])
     assert refusal(run_in_cpp, job) == (
-        f"Invalid state dict: got one of {kind}, which C++ does not have. Continue "
+        f"Invalid state_dict: got one of {kind}, which C++ does not have. Continue "
         "it in Python"
     )
 

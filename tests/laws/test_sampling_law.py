@@ -415,7 +415,7 @@ def test_thermostat_rate_by_default():
 @pytest.mark.parametrize("settings", [{"gamma": False}, {"adapt": False}, {}])
 @pytest.mark.parametrize("lr", [1e-3, 1e-2, 1.0])
 def test_psgld_samples_the_prior_where_gradients_are_0(lr, settings):
-    """Of unused tokens and dead units: an AR(1) chain whose coefficient is bounded.
+    """Unused tokens and dead units follow an AR(1) chain with a bounded coefficient.
 
     20,000 coordinates: the error of a variance is 1 %, and the bound's mutant (none, as
     G = 1 / eps) has 1.33 of it at lr 1e-3 and diverges at the others.

@@ -55,7 +55,7 @@ def matched_by_name(
     """
     for key in ("param_groups", "state"):
         if key not in state_dict:
-            raise ValueError(f"Invalid state dict: it has no key {key!r}")
+            raise ValueError(f"Invalid state_dict: it has no key {key!r}")
     theirs, ours = state_dict["param_groups"], context.groups
     if len(theirs) != len(ours):
         raise ValueError(
@@ -67,7 +67,7 @@ def matched_by_name(
         name = saved.get("sampler", present["sampler"])
         if name != present["sampler"]:
             raise ValueError(
-                f"Invalid state dict: got one of {name} (must be of "
+                f"Invalid state_dict: got one of {name} (must be of "
                 f"{present['sampler']}). Load it into a sampler of its class"
             )
         missing = context.keys.difference(saved)
@@ -238,6 +238,12 @@ def _check_state(
     if unknown:
         raise ValueError(_unknown(name, f"the state of parameter {index}", unknown))
     ranged = given(state)  # these have their own checks
+    starts = expected.spec.operator.starts if expected.spec.operator else ()
+    missing = set(starts).difference(state)
+    if missing and set(state).difference(ranged, missing):
+        raise ValueError(
+            f"Invalid state_dict: the state of parameter {index} lacks {_row(missing)}"
+        )
     for key, value in state.items():
         if expected.spec.state[key] is Tensor:
             check_tensor(f"{key} of parameter {index}", value, p.shape)

@@ -181,7 +181,7 @@ class Step(NamedTuple):
         Args:
             sums: x·g, Σ w g², v·v (of half drifts u·u), x·v (SGNHT: Σ x s v), Σ w (grad
                 - grad before)² / 2, x·clip(g), the number of clipped coordinates
-                (csrc/ops/means.h).
+                (csrc/ops/temperature_sums.h).
             numel: the number of elements.
             has_noise: whether the fifth sum is known.
         """

@@ -127,7 +127,7 @@ def centers_of(
     return centers
 
 
-# Kinds of sums (csrc/ops/means.h).
+# Kinds of sums (csrc/ops/temperature_sums.h).
 _LANGEVIN, _PRECONDITIONED, _MOMENTUM, _THERMOSTAT = range(4)
 _NOISE, _PRECONDITIONED_NOISE, _LATTICE = range(4, 7)
 # The places of a kind's sums among the host's.

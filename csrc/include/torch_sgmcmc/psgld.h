@@ -37,10 +37,10 @@ class TORCH_SGMCMC_API PSGLDOptions : public ManyChainsOf<PSGLDOptions> {
 /// A step size for each coordinate, from a running mean of squared gradients.
 /// With ḡ the gradient of the mean loss of a minibatch, elementwise
 ///
-///   V ← a V + (1-a) ḡ²,    G = 1 / (√V + ε),    g = ḡ + (λ/N) θ,
+///   V ← a V + (1-a) ḡ²,    G = 1 / (√V + ε),    g = ḡ + (λ/N) (θ - μ),
 ///   θ ← θ - lr G g + √(2 lr T G / N) ξ,    ξ ~ N(0, I).
 ///
-/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2, once adapt is false.
+/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ - μ‖²/2, once adapt is false.
 /// Before, the chain is too wide where gradients grow in the tails
 /// (docs/samplers/psgld.md).
 ///

@@ -8,6 +8,7 @@
 #include <list>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -92,8 +93,8 @@ class TORCH_SGMCMC_API Sampler : public torch::optim::Optimizer {
   /// The number of steps skipped because gradients were not finite.
   int64_t num_skipped() const;
 
-  /// Returns the state dict, as in Python. Tensors are shared with the sampler:
-  /// save them before the next step.
+  /// Returns the state dict, as in Python: a snapshot, which later steps do not
+  /// change.
   StateDict state_dict() const;
   /// Loads a state dict from Python or C++; the chain continues bitwise
   /// identically. Throws std::invalid_argument, and loads nothing, if it is of
@@ -148,9 +149,14 @@ class SamplerOf : public Sampler {
       : Sampler(param_groups, std::make_unique<Options>(defaults)) {}
 
   /// The options of a group, which may be changed or replaced between steps.
-  /// Options that are not set are the sampler's. Throws std::out_of_range.
+  /// Options that are not set are the sampler's. Throws std::out_of_range, or
+  /// std::invalid_argument for options of another class.
   Options& options(size_t group = 0) {
-    return dynamic_cast<Options&>(group_at(group).options());
+    auto* own = dynamic_cast<Options*>(&group_at(group).options());
+    if (own != nullptr) return *own;
+    throw std::invalid_argument("Invalid options: those of group " +
+                                std::to_string(group) + " are not of class " +
+                                Options::kSampler + "Options");
   }
 };
 

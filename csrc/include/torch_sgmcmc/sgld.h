@@ -24,10 +24,10 @@ class TORCH_SGMCMC_API SGLDOptions : public ManyChainsOf<SGLDOptions> {
   static constexpr const char* kSampler = "SGLD";
 };
 
-/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2. With ḡ the gradient
+/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ - μ‖²/2. With ḡ the gradient
 /// of the mean loss of a minibatch, as backward() leaves it,
 ///
-///   g = ḡ + (λ/N) θ,    θ ← θ - lr g + √(2 lr T / N) ξ,    ξ ~ N(0, I).
+///   g = ḡ + (λ/N) (θ - μ),    θ ← θ - lr g + √(2 lr T / N) ξ,    ξ ~ N(0, I).
 ///
 /// lr has the meaning of torch::optim::SGD's. The error is of the order of lr,
 /// plus the variance of the minibatches' noise. Parameters have no state.

@@ -18,11 +18,11 @@ class TORCH_SGMCMC_API SGLRWOptions : public ManyChainsOf<SGLRWOptions> {
   static constexpr const char* kSampler = "SGLRW";
 };
 
-/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ‖²/2, by steps of one
+/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ - μ‖²/2, by steps of one
 /// length. With ḡ the gradient of the mean loss of a minibatch and
 /// δ = √(2 lr T / N), each coordinate by itself,
 ///
-///   g = ḡ + (λ/N) θ,
+///   g = ḡ + (λ/N) (θ - μ),
 ///   θ ← θ ± δ,    up with probability (1 - clip(lr g / δ, -1, 1)) / 2.
 ///
 /// Without clipping, minibatches do not raise the temperature, and on a

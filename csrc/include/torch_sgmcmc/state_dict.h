@@ -80,7 +80,7 @@ class TORCH_SGMCMC_API StateDict {
 TORCH_SGMCMC_API void save(const StateDict& dict, const std::string& path);
 
 /// Reads a file of save() or Python's torch.save; all tensors are then on one
-/// device. Like torch.load, compares no checksums. Throws std::runtime_error if
+/// device. Compares the file's checksums. Throws std::runtime_error if
 /// the file is missing, damaged, not torch's, or not a dict.
 TORCH_SGMCMC_API StateDict load(const std::string& path,
                                 c10::Device device = c10::kCPU);
