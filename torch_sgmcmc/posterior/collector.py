@@ -223,7 +223,7 @@ class Collector(AbstractContextManager["Collector"]):
         self._hooks = ExitStack()
         self._add_hooks()
         closing = ExitStack()
-        closing.callback(self._writer.close)
+        closing.callback(self._writer.release)
         closing.callback(self._hooks.close)
         self._finish = weakref.finalize(self, closing.close)
 
@@ -374,17 +374,16 @@ class Collector(AbstractContextManager["Collector"]):
         self._count, self._mark = 0, None
 
     def close(self) -> None:
-        """Writes all draws, and detaches from the sampler, also after an error.
+        """Writes all draws, and detaches from the sampler.
 
         Raises:
-            RuntimeError: a draw cannot be written; the message counts those written.
+            RuntimeError: a draw cannot be written. No draw is lost: the collector stays
+                open, and ``close()`` can be called again.
         """
-        try:
-            if self._stores and self._writer.is_open:
-                self.flush()
-                self._write_run()
-        finally:
-            self._finish()
+        if self._stores and self._writer.is_open:
+            self.flush()
+            self._write_run()
+        self._finish()
 
     def _write_run(self) -> None:
         if self._mark is not None:
