@@ -187,6 +187,15 @@ def check_equal(
             )
 
 
+def check_keys(state_dict: Any, kind: str, *keys: str) -> None:
+    """Raises if a state dict lacks a key, as another object's does."""
+    for key in keys:
+        if not isinstance(state_dict, Mapping) or key not in state_dict:
+            raise ValueError(
+                f"Invalid state_dict: it lacks {key!r} (must be of a {kind})"
+            )
+
+
 def check_count(name: str, value: object) -> int:
     """Returns a count, given as an int or a Tensor of one int64; else raises."""
     if isinstance(value, Tensor):

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._decomp import core_aten_decompositions
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize, grad_and_value, vmap
 from torch.fx import GraphModule, Interpreter
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -38,6 +39,10 @@ _LARGEST_OF_CHAINS = 500_000
 # Operations without a right vmap: strides are those of a tensor with chains, and torch
 # 2.11 reads wrong sizes of normalisations.
 _ALONE = (aten.as_strided, aten.native_layer_norm, aten.native_group_norm)
+
+
+# Operations whose decompositions do not return what their backwards read.
+_WHOLE = (aten._scaled_dot_product_flash_attention_for_cpu.default,)
 
 
 class Rule(NamedTuple):
@@ -250,6 +255,8 @@ def trace_gradient(
 
     own = {aten.mm.default: mm, aten.addmm.default: addmm, aten.tanh.default: _tanh}
     table = {**core_aten_decompositions(), **own}
+    for operator in _WHOLE:
+        table.pop(operator, None)
     try:
         graph = make_fx(functionalize(gradient), decomposition_table=table)(
             *params, *batch
@@ -268,7 +275,26 @@ def trace_gradient(
     graph.recompile()
     used = {getattr(n.target, "overloadpacket", None) for n in graph.graph.nodes}
     is_alone = max(sizes) > _LARGEST_OF_CHAINS or not used.isdisjoint(_ALONE)
+    if has_chains and not is_alone:
+        is_alone = not _fits_chains(graph, params, batch)
     return None if has_chains and is_alone else graph
+
+
+def _fits_chains(
+    graph: GraphModule, params: Sequence[Tensor], batch: Sequence[Tensor]
+) -> bool:
+    """Returns whether vmap can evaluate a graph."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        tensors = [
+            torch.empty(*p.shape, 2, dtype=p.dtype, device="cpu") for p in params
+        ]
+        rows = [torch.empty(*t.shape, 1, dtype=t.dtype, device="cpu") for t in batch]
+        try:
+            *gradients, loss = ChainsLast(graph).run(*tensors, *rows)
+        except Exception:  # of an operation that vmap refuses
+            return False
+    found = [g.shape[:-1] for g in gradients]
+    return found == [p.shape for p in params] and loss.dim() == 1
 
 
 def has_products(graph: GraphModule) -> bool:
@@ -393,7 +419,9 @@ _WITH_CHAINS: dict[Any, Callable[..., Tensor]] = {
     aten.slice: lambda x, dim=0, *ends: aten.slice(x, *_before_chains(x, dim), *ends),
     aten.slice_scatter: _slice_scatter,
     aten.mm: _mm,
-    aten.addmm: lambda c, a, b: c + _mm(a, b),
+    aten.addmm: lambda c, a, b, **scales: (
+        _by_vmap(aten.addmm.default, (c, a, b), scales) if scales else c + _mm(a, b)
+    ),
     aten.sum: _reduced(torch.sum),
     aten.mean: _reduced(torch.mean),
     aten.amax: _reduced(torch.amax),
