@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from inspect import unwrap
 from typing import Any, NamedTuple
 
 import torch
@@ -146,6 +147,13 @@ def _check_params(sampler: Sampler) -> None:
 
 
 def _rules_of(sampler: Sampler) -> list[Rule]:
+    if unwrap(type(sampler).step) is not unwrap(Sampler.step) and one_gradient_a_step(
+        sampler
+    ):
+        raise ValueError(
+            f"Invalid sampler: {type(sampler).__name__} has a step() of its own, which "
+            "a compiled block does not call (must be a class of torch_sgmcmc)"
+        )
     rules = [
         rule_of(operator_of(sampler, group)) if one_gradient_a_step(sampler) else None
         for group in sampler.param_groups
@@ -157,6 +165,20 @@ def _rules_of(sampler: Sampler) -> list[Rule]:
             "SGLRW, SGNHT, or PSGLD with gamma=False)"
         )
     return rules  # type: ignore[return-value]
+
+
+def _layouts(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+    """Returns what a graph keeps of its inputs."""
+    return tuple((t.shape, t.dtype, t.stride()) for t in tensors)
+
+
+def _as_numbered(noise: Tensor, p: Tensor, num_chains: int | None) -> Tensor:
+    """Returns noise in the order in which a step numbers the parameter's elements."""
+    own = torch.empty_like(p).stride()
+    is_dense = own == p.stride()  # of other tensors a step makes contiguous copies
+    if is_dense and num_chains is not None:
+        is_dense = own[0] * num_chains == p.numel()
+    return noise.as_strided(noise.shape, (noise.stride(0), *own)) if is_dense else noise
 
 
 class _Block(NamedTuple):
@@ -236,7 +258,7 @@ class _CompiledSteps:
         self._num_chains = context_of(sampler).num_chains
         self._steps = steps
         self._traced: dict[Any, _Traced] = {}
-        self._noise: dict[int, list[Tensor]] = {}
+        self._noise: dict[Any, list[Tensor]] = {}
 
     def __call__(self, *batches: Tensor) -> Tensor:
         for k, batch in enumerate(batches):
@@ -285,12 +307,12 @@ class _CompiledSteps:
 
     def _trace(self, batches: Sequence[Tensor]) -> _Traced:
         """Returns the traced gradient for these minibatches."""
-        key = tuple((b.shape[1:], b.dtype, b.stride()) for b in batches)
+        own = [p.detach() for p in self._params]
+        if self._num_chains is not None:
+            own = [p[0] for p in own]
+        rows = [batch[0] for batch in batches]
+        key = _layouts(own + rows)
         if key not in self._traced:
-            own = [p.detach() for p in self._params]
-            if self._num_chains is not None:
-                own = [p[0] for p in own]
-            rows = [batch[0] for batch in batches]
             trace = partial(trace_gradient, self._loss, own, self._names, rows)
             chains, graph = self._num_chains or 0, None
             if chains >= _MIN_CHAINS:
@@ -379,15 +401,20 @@ class _CompiledSteps:
         return losses
 
     def _needs_single_steps(self, rules: list[Rule]) -> bool:
-        """Returns whether steps create state, or move some groups only."""
+        """Returns whether steps create state, refuse it, or move some groups only."""
         state = self._sampler.state
         if context_of(self._sampler).blank:
             return True
-        return any(map(rests, self._sampler.param_groups)) or any(
-            key not in state.get(p, {})
-            for p, g in zip(self._params, self._groups, strict=True)
-            for key in (STEP, *rules[g].keys)
-        )
+        if any(map(rests, self._sampler.param_groups)):
+            return True
+        for p, g in zip(self._params, self._groups, strict=True):
+            own = state.get(p, {})
+            if any(key not in own for key in (STEP, *rules[g].keys)):
+                return True
+            kept = [own.get(key, p) for key in (PRIOR_MEAN, *rules[g].keys)]
+            if any(t.dtype is not p.dtype or t.shape != p.shape for t in kept):
+                return True  # a step's error names it
+        return False
 
     def _draws_momenta(self, begin: int, steps: int) -> bool:
         """Returns whether momenta are drawn afresh in one of the steps."""
@@ -433,24 +460,26 @@ class _CompiledSteps:
     def _draw_noise(self, steps: int, rule: Rule, begin: int) -> list[Tensor]:
         """Draws the noise of the next steps by one call."""
         context = context_of(self._sampler)
-        if steps not in self._noise:
+        dtype = self._params[0].dtype
+        if (steps, dtype) not in self._noise:
             sizes = [p.numel() for p in self._params]
-            dtype = self._params[0].dtype
             rows = torch.empty((steps, sum(sizes)), dtype=dtype, device="cpu")
-            parts = rows.split(sizes, 1)
-            self._noise[steps] = [
+            self._noise[steps, dtype] = [
                 part.view(steps, *p.shape)
-                for part, p in zip(parts, self._params, strict=True)
+                for part, p in zip(rows.split(sizes, 1), self._params, strict=True)
             ]
         noise_steps_(
-            self._noise[steps],
+            self._noise[steps, dtype],
             [offset for group in context.groups for offset in group["offsets"]],
             uniform=int(rule.is_uniform),
             seed=context.rng.seed,
             step=begin,
             num_chains=self._num_chains or 0,
         )
-        return self._noise[steps]
+        return [
+            _as_numbered(xi, p, self._num_chains)
+            for xi, p in zip(self._noise[steps, dtype], self._params, strict=True)
+        ]
 
     def _graph(
         self,
@@ -461,7 +490,8 @@ class _CompiledSteps:
         inputs: list[Tensor],
     ) -> Callable[..., Any]:
         """Returns the compiled graph of some steps."""
-        key = tuple((p.rule.update, p.has_mean) for p in params), steps
+        rules = tuple((p.rule.update, p.has_mean) for p in params)
+        key = rules, steps, _layouts(inputs)
         if key not in traced.blocks:
             num_groups = len(self._sampler.param_groups)
             has_chains = tile.width > 1

@@ -18,7 +18,7 @@ from torch_sgmcmc._impl.hyperparams import (
 )
 from torch_sgmcmc._impl.ops import control_variate_
 from torch_sgmcmc._impl.parameters import exchanged, kept_gradients
-from torch_sgmcmc._impl.state_dict import check_tensor
+from torch_sgmcmc._impl.state_dict import check_keys, check_tensor
 from torch_sgmcmc._impl.utils import progress_bar, state_dtype, tensors_in
 from torch_sgmcmc.samplers.sampler import Sampler, check_sampler
 
@@ -198,6 +198,7 @@ class ControlVariates:
         Raises:
             ValueError: the state belongs to other parameters. Nothing has been loaded.
         """
+        check_keys(state_dict, type(self).__name__, "anchor", "full_grads")
         anchor, full = state_dict["anchor"], state_dict["full_grads"]
         if anchor is None:
             self._anchor, self._full_grads = None, []
@@ -413,6 +414,8 @@ class SVRG(ControlVariates):
             ValueError: the state belongs to other parameters, or a number is out of
                 range. Nothing has been loaded.
         """
+        keys = ("anchor_step", "refresh_every", "anchor", "full_grads")
+        check_keys(state_dict, type(self).__name__, *keys)
         anchor_step = check_integer("anchor_step", state_dict["anchor_step"])
         refresh_every = check_integer(
             "refresh_every", state_dict["refresh_every"], low=1

@@ -12,7 +12,7 @@ from torch import Tensor
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl.hyperparams import check_integer, draw_seed, wrong_shape
 from torch_sgmcmc._impl.random_state import fold_in
-from torch_sgmcmc._impl.state_dict import plain_number, saved_number
+from torch_sgmcmc._impl.state_dict import check_keys, plain_number, saved_number
 from torch_sgmcmc.samplers.ewsg import EWSG
 from torch_sgmcmc.samplers.hmc import HMC
 from torch_sgmcmc.samplers.hmc_ecs import HMCECS
@@ -174,8 +174,10 @@ class IndependentBatchSampler(torch.utils.data.Sampler[list[int]]):
         minibatches.
 
         Raises:
-            ValueError: an entry is out of range. Nothing has been loaded.
+            ValueError: an entry is missing or out of range. Nothing has been loaded.
         """
+        keys = ("seed", "num_drawn", "position")
+        check_keys(state_dict, type(self).__name__, *keys)
         seed = draw_seed(plain_number(state_dict["seed"]))
         num_drawn = check_integer("num_drawn", plain_number(state_dict["num_drawn"]))
         position = check_integer("position", state_dict["position"])

@@ -12,13 +12,16 @@ import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import dtensor
 from torch_sgmcmc._impl.hyperparams import check_integer, check_real
 from torch_sgmcmc._impl.ops import sum_of_squares
-from torch_sgmcmc._impl.state_dict import check_count, saved_number
+from torch_sgmcmc._impl.state_dict import check_count, check_keys, saved_number
 from torch_sgmcmc._impl.user_state import away_from_mean
 from torch_sgmcmc.samplers.sampler import Sampler, SharedSettings, check_sampler
 from torch_sgmcmc.samplers.sglrw import SGLRW
 
 
 class _Schedule(LRScheduler):
+    # Keys of the state dict beside torch's.
+    _KEYS: tuple[str, ...] = ()
+
     def __init__(self, sampler: Sampler) -> None:
         if not isinstance(sampler, Sampler) or isinstance(sampler, SharedSettings):
             raise TypeError(
@@ -45,12 +48,19 @@ class _Schedule(LRScheduler):
     def _take_in(self) -> None:
         """Includes param groups that were added since, with their present lr."""
         for group in self.optimizer.param_groups[len(self.base_lrs) :]:
-            self.base_lrs.append(group.setdefault("initial_lr", group["lr"]))
+            lr = group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"]
+            self.base_lrs.append(group.setdefault("initial_lr", lr))
 
     def get_lr(self) -> list[float | Tensor]:
         """Returns the lr of each group; called by :meth:`step`."""
         factor = self._factor()
         return [lr * factor for lr in self.base_lrs]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads the schedule's state; a ValueError refuses another object's."""
+        keys = ("last_epoch", "base_lrs", *self._KEYS)
+        check_keys(state_dict, type(self).__name__, *keys)
+        super().load_state_dict(state_dict)
 
 
 class CyclicalSchedule(_Schedule):
@@ -103,6 +113,8 @@ class CyclicalSchedule(_Schedule):
         R. Zhang, C. Li, J. Zhang, C. Chen and A. G. Wilson, Cyclical Stochastic
         Gradient MCMC for Bayesian Deep Learning, ICLR 2020, eq. 1 and algorithm 1.
     """
+
+    _KEYS = ("steps_per_cycle", "exploration", "temperatures")
 
     def __init__(
         self, sampler: Sampler, steps_per_cycle: int, *, exploration: float = 0.8
@@ -214,6 +226,8 @@ class PolynomialDecay(_Schedule):
         M. Welling and Y. W. Teh, Bayesian Learning via Stochastic Gradient Langevin
         Dynamics, ICML 2011, eq. 2 and section 4.
     """
+
+    _KEYS = ("b", "gamma")
 
     def __init__(self, sampler: Sampler, b: float, *, gamma: float = 0.55) -> None:
         self.b = check_real("b", b, low_open=True)
@@ -338,7 +352,8 @@ class GammaPrecision:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what :meth:`state_dict` returned."""
+        """Loads what :meth:`state_dict` returned; a ValueError refuses other dicts."""
+        check_keys(state_dict, type(self).__name__, "shape", "rate", "num_updates")
         shape = check_real("shape", state_dict["shape"], low_open=True)
         rate = check_real("rate", state_dict["rate"], low_open=True)
         num_updates = check_count("num_updates", state_dict["num_updates"])

@@ -139,6 +139,40 @@ def test_gamma_precision_state_dicts_that_do_not_fit():
         assert precision.state_dict() == good
 
 
+def vars_of(sampler):
+    return {"p": sampler.param_groups[0]["params"][0]}
+
+
+@pytest.mark.parametrize(
+    ("make_owner", "key"),
+    [
+        (lambda _: sg.IndependentBatchSampler(9, 3, seed=0), "seed"),
+        (sg.GammaPrecision, "shape"),
+        (sg.TemperatureMonitor, "every"),
+        (lambda s: sg.CyclicalSchedule(s, 4), "last_epoch"),
+        (lambda s: sg.PolynomialDecay(s, 4), "last_epoch"),
+        (lambda s: sg.ControlVariates(s, len), "anchor"),
+        (lambda s: sg.SVRG(s, len, [0], refresh_every=3), "anchor_step"),
+        (lambda s: sg.Collector(s, vars_of(s), sg.SampleStore()), "position"),
+    ],
+)
+def test_state_dicts_of_other_objects(make_owner, key):
+    sampler = sg.SGLD([nn.Parameter(torch.ones(3))], 0.1, num_data=9, seed=0)
+    owner = make_owner(sampler)
+    before = copy.deepcopy(owner.state_dict())
+    kind = type(owner).__name__
+    for other in ({}, {"state": {}, "param_groups": []}, None):
+        with refused(
+            ValueError, f"Invalid state_dict: it lacks {key!r} (must be of a {kind})"
+        ):
+            owner.load_state_dict(other)
+    for lacking in before:
+        if key != "last_epoch" or lacking in ("b", "temperatures"):
+            with pytest.raises(ValueError, match=f"it lacks '{lacking}'"):
+                owner.load_state_dict({k: before[k] for k in before if k != lacking})
+    assert owner.state_dict() == before
+
+
 #: To whom each is given, how, and its key in the state.
 GIVEN = {
     "masses": ("HMC", sg.HMC.set_mass, "mass"),

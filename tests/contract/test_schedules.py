@@ -238,6 +238,23 @@ def test_a_group_that_comes_later(make):
         assert (one["lr"], one["temperature"]) == (same["lr"], same["temperature"])
 
 
+@pytest.mark.parametrize("make", [partial(sg.CyclicalSchedule, steps_per_cycle=4),
+                                  partial(sg.PolynomialDecay, b=3.0)])  # fmt: skip
+def test_a_later_group_with_a_tensor_as_lr(make):
+    """Its first lr stays what it was, while the schedule changes the Tensor."""
+    p, q = torch.zeros(2, requires_grad=True), torch.zeros(3, requires_grad=True)
+    sampler = sg.SGLD([p], lr=torch.tensor(0.2), num_data=10, seed=0)
+    schedule = make(sampler)
+    sampler.add_param_group({"params": [q], "lr": torch.tensor(0.2)})
+    for _ in range(9):
+        quadratic(p)
+        sampler.step()
+        schedule.step()
+        first, second = (float(group["lr"]) for group in sampler.param_groups)
+        assert second == first
+    assert second > 0.01
+
+
 def test_a_later_group_at_zero_temperature():
     sampler = sampler_of("SGLD")
     schedule = sg.CyclicalSchedule(sampler, 4)

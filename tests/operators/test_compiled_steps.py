@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from harness import chains, suite
@@ -24,7 +25,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl.ops import chain_product, gaussian_, noise_steps_
+from torch_sgmcmc._impl.ops import OP_SPECS, chain_product, gaussian_, noise_steps_
 
 pytestmark = pytest.mark.full
 
@@ -290,6 +291,142 @@ def test_changed_parameters_are_refused() -> None:
     chain.sampler.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
     with pytest.raises(ValueError, match="other parameters than when it was compiled"):
         block(chain.batches[:STEPS])
+
+
+@NEEDS_COMPILER
+def test_other_dtypes_and_strides_are_compiled_again() -> None:
+    """A graph reads memory of the dtype and the strides that it was compiled for."""
+    compiled, eager = Chain(sg.SGHMC), Chain(sg.SGHMC)
+    block = compiled.block()
+
+    def compare() -> None:
+        for _ in range(2):
+            block(compiled.batches[:STEPS])
+            eager.eager(range(STEPS))
+        for a, b in zip(compiled.values(), eager.values(), strict=True):
+            torch.testing.assert_close(a, b)
+
+    compare()
+    for chain in (compiled, eager):
+        for p in chain.params.values():
+            p.data = p.data.float()
+        chain.sampler.load_state_dict(copy.deepcopy(chain.sampler.state_dict()))
+        chain.batches = chain.batches.float()
+    compare()
+    for chain in (compiled, eager):
+        chain.params["b"].data = chain.params["b"].data.T.contiguous().T
+    compare()
+
+
+@graphs_without_code
+@pytest.mark.parametrize("num_chains", [None, 9])
+def test_noise_has_the_order_of_a_step(num_chains: int | None) -> None:
+    """Of tensors that are dense in another order, and that are not dense."""
+    more = {} if num_chains is None else {"num_chains": num_chains}
+    compiled, eager = Chain(sg.SGHMC, **more), Chain(sg.SGHMC, **more)
+    block = compiled.block()
+    for change in (
+        lambda p: p.transpose(-1, -2).contiguous().transpose(-1, -2),
+        lambda p: p.repeat_interleave(2, -1)[..., ::2],
+        lambda p: p.movedim(0, -1).contiguous().movedim(-1, 0),
+    ):
+        for chain in (compiled, eager):
+            chain.params["b"].data = change(chain.params["b"].data)
+        for _ in range(2):
+            block(compiled.batches[:STEPS])
+            eager.eager(range(STEPS))
+        assert_equal(compiled, eager)
+
+
+@graphs_without_code
+def test_state_of_another_dtype_is_an_error_as_in_a_step() -> None:
+    chain = Chain(sg.SGHMC)
+    block = chain.block()
+    block(chain.batches[:STEPS])
+    for state in chain.sampler.state.values():
+        state["momentum"] = state["momentum"].float()
+    with pytest.raises(RuntimeError, match=r"must be of torch\.float64"):
+        block(chain.batches[:STEPS])
+
+
+@graphs_without_code
+@pytest.mark.parametrize("mean", [np.float32(1.5), np.int64(2), 1])
+def test_numbers_of_numpy(mean: Any) -> None:
+    compiled, eager = Chain(sg.SGHMC, **PRIOR), Chain(sg.SGHMC, **PRIOR)
+    for chain in (compiled, eager):
+        for group in chain.sampler.param_groups:
+            group.update(prior_mean=mean, lr=np.float32(0.03))
+    block = compiled.block()
+    for _ in range(2):
+        block(compiled.batches[:STEPS])
+        eager.eager(range(STEPS))
+    assert_equal(compiled, eager)
+
+
+class Counting(sg.SGLD):
+    """A sampler that does more than its class in each step."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Makes a step."""
+        return super().step(closure)
+
+
+class Renamed(sg.SGLD):
+    """A sampler that does what its class does."""
+
+
+def test_a_step_of_a_subclass_is_not_left_out() -> None:
+    Chain(Renamed).block()
+    with pytest.raises(ValueError, match=r"Counting has a step\(\) of its own"):
+        Chain(Counting).block()
+
+
+def test_rules_know_all_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number that an operator gets and its rule does not know is refused."""
+    chain = Chain(sg.SGLD)
+    chain.block()
+    spec = OP_SPECS["sgld_step_"]
+    more = {**spec, "numbers": [*spec["numbers"], {"name": "curvature"}]}
+    monkeypatch.setitem(OP_SPECS, "sgld_step_", more)
+    with pytest.raises(ValueError, match="SGLD cannot be compiled"):
+        chain.block()
+
+
+SLICES = {
+    "after": lambda o: o[:, 1:],
+    "last": lambda o: o[..., -2:],
+    "every": lambda o: o[:, ::2],
+    "beyond": lambda o: o[:, -9:99],
+    "of rows": lambda o: o[1:] - o[:-1],
+    "one": lambda o: o[:, -1] * o[0, 0],
+    "parts": lambda o: torch.cat([*o.split([1, 2], 1), *o.chunk(2, -1)], -1),
+    "put in": lambda o: torch.slice_scatter(o, o[:1].cos(), 0, -2, -1),
+}
+
+
+@graphs_without_code
+@pytest.mark.parametrize("of", SLICES)
+def test_slices_of_chains(of: str) -> None:
+    def loss(params: dict[str, Tensor], x: Tensor) -> Tensor:
+        return SLICES[of](params["a"] * x).sin().sum()
+
+    ends = []
+    for is_compiled in (False, True):
+        start = torch.linspace(0, 1, 72, dtype=torch.float64).view(8, 3, 3)
+        params = {"a": nn.Parameter(start)}
+        sampler = sg.SGLD(params.values(), 1e-3, num_data=9, seed=0, num_chains=8)
+        x = torch.linspace(1, 2, 6, dtype=torch.float64).view(2, 3, 1)
+        block = sg.compile_steps(sampler, loss, params, steps=2)
+        for _ in range(2):
+            if is_compiled:
+                block(x)
+                continue
+            for row in x:
+                sum(loss({"a": p}, row) for p in params["a"]).backward()
+                sampler.step()
+                sampler.zero_grad()
+        ends.append(params["a"].detach())
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-12, atol=1e-13)
 
 
 @graphs_without_code

@@ -370,6 +370,22 @@ def test_a_checkpoint_of_another_store_or_schedule(tmp_path):
     assert len(sg.SampleStore(tmp_path / "a")) == 2
 
 
+@pytest.mark.parametrize("draws", [0, 3])
+def test_a_run_of_cpp_is_continued(tmp_path, draws):
+    """C++ keeps the position in the store alone; the next draw is `every` steps on."""
+    model = net()
+    sampler = sgld(model)
+    with sg.Collector(sampler, model, tmp_path) as collector:
+        advance(model, sampler, range(draws))
+        saved = {"position": collector.state_dict()["position"]}
+        advance(model, sampler, range(1))
+    with sg.Collector(sampler, model, tmp_path, burn_in=3, every=2) as collector:
+        collector.load_state_dict(saved)
+        advance(model, sampler, range(8))
+    steps = [draw.step for draw in sg.SampleStore(tmp_path)]
+    assert steps == ([1, 2, 3, 6, 8, 10, 12] if draws else [6, 8])
+
+
 def test_a_sampler_that_went_back_alone(tmp_path):
     model = net()
     sampler = sgld(model)

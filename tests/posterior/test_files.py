@@ -113,3 +113,29 @@ def test_threads_and_processes_save_to_one_name(tmp_path):
             assert said.read() == ""
         os.waitpid(child, 0)
     assert [*tmp_path.iterdir()] == [path]
+
+
+def test_links_and_modes_stay(tmp_path):
+    """The file that a link names is replaced, with its mode."""
+    path, link = tmp_path / "run.pt", tmp_path / "latest.pt"
+    sg.save({"step": 1}, path)
+    path.chmod(0o600)
+    link.symlink_to("run.pt")
+    sg.save({"step": 2}, link)
+    assert link.is_symlink() and sg.load(path) == {"step": 2}
+    assert path.stat().st_mode & 0o777 == 0o600
+    (tmp_path / "new.pt").symlink_to(tmp_path / "later.pt")  # whose target is missing
+    sg.save({"step": 3}, tmp_path / "new.pt")
+    assert sg.load(tmp_path / "later.pt") == {"step": 3}
+
+
+def test_other_kinds_of_files_are_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "folder").mkdir()
+    for name in ("fifo", "folder", "/dev/null"):
+        path, kind = tmp_path / name, os.stat(tmp_path / name).st_mode
+        words = f"^Cannot write {path}: it is not a regular file$"
+        with pytest.raises(RuntimeError, match=words):
+            sg.save({"step": 1}, path)
+        assert os.stat(path).st_mode == kind
+    assert len([*tmp_path.iterdir()]) == 2

@@ -130,6 +130,26 @@ def test_draws_of_others_are_not_gone_on_with(tmp_path):
     assert contents(tmp_path) == before
 
 
+@pytest.mark.parametrize("name", ["checkpoint-0.pt", "checkpoint-7.pt", "report.md"])
+@pytest.mark.parametrize("has_store", [False, True])
+def test_files_of_others_stay(name, has_store, tmp_path):
+    """A file with a name of this library's is refused, and never deleted."""
+    if has_store:
+        run(tmp_path, steps=5)
+    path = tmp_path / name
+    sg.save({"epoch": 3, "model": model().state_dict()}, path)
+    before = path.read_bytes()
+    for _ in range(2):
+        for restart in (False, True):
+            with pytest.raises(ValueError, match=f"Invalid store: {path} was not writ"):
+                run(tmp_path, steps=8, restart=restart)
+    assert path.read_bytes() == before
+    path.unlink()
+    run(tmp_path, steps=8, restart=True)
+    assert len(sg.SampleStore(tmp_path).intact()) == 2
+    assert (tmp_path / "report.md").exists()
+
+
 def test_a_model_that_fails_is_no_reason_to_delete(tmp_path):
     run(tmp_path, steps=8, chains=2)
     before = contents(tmp_path)

@@ -275,7 +275,7 @@ def test_a_closed_writer_changes_no_file(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
 
         full.setattr(store_files, "replace_file", fail)
-        writer.close()
+        writer.release()
     before = files(tmp_path / "draws")
     others = [(tmp_path / f"{i}").open("w") for i in range(3)]
     for other in others:
@@ -492,6 +492,51 @@ def test_only_exact_names_are_chains(tmp_path):
     assert len(sg.SampleStore(tmp_path)) == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("a.bias", None, r"its 'a.bias' is F32 \[2, 4\], in store.json missing"),
+        ("more", {"dtype": "F32", "shape": []}, "its 'more' is missing, in store.json"),
+        ("a.bias", {"dtype": "I32", "shape": [4]}, r"is F32 .*, in store.json I32"),
+        ("a.bias", {"dtype": "F32", "shape": [2, 2]}, r"in store.json F32 \[2, 2, 2\]"),
+    ],
+)
+def test_headers_are_compared_with_store_json(tmp_path, name, change, words):
+    write(tmp_path, 2)
+    path = tmp_path / "store.json"
+    content = json.loads(path.read_bytes())
+    content["tensors"].pop(name, None)
+    if change is not None:
+        content["tensors"][name] = change
+    path.write_text(json.dumps(content))
+    store = sg.SampleStore(tmp_path)
+    file = tmp_path / "chain-0" / "draws-000000.safetensors"
+    with pytest.raises(sg.CorruptDrawError, match=f"Cannot read {file}: .*{words}"):
+        store[0]["b.weight"]
+    with pytest.warns(UserWarning, match=words):
+        assert len(store.intact()) == 0
+
+
+def test_deep_json_and_fifos_are_named(tmp_path):
+    write(tmp_path, 1)
+    for name in ("store.json", "chain-0/index.jsonl", "chain-0/run.json"):
+        path = tmp_path / name
+        whole = path.read_bytes() if path.exists() else b""
+        deep = b'{"format": ' + b"[" * 200_000
+        if path.suffix == ".jsonl":
+            deep += b', "line_crc32": %d}\n' % zlib.crc32(deep)
+        path.write_bytes(deep)
+        words = f"^Cannot read {path}: "
+        with pytest.raises(RuntimeError, match=f"{words}.* damaged .*recursion"):
+            sg.SampleStore(tmp_path)[0].read_run()
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises(RuntimeError, match=f"{words}it is not a regular file"):
+            sg.SampleStore(tmp_path)[0].read_run()
+        path.unlink()
+        path.write_bytes(whole)
+
+
 # ---- Writers -------------------------------------------------------------------------
 
 
@@ -564,6 +609,30 @@ def test_a_store_of_another_model(tmp_path):
     sg.SampleWriter(tmp_path / "new", {"c": torch.ones(1)}).close()
 
 
+@pytest.mark.parametrize("first", [None, 0, 1])
+def test_a_writer_of_another_model_that_has_not_flushed(tmp_path, first):
+    """Writers opened before any draw agree on the model; a restart keeps to it."""
+    with sg.SampleWriter(tmp_path, draw(0)) as writer:
+        if first is not None:
+            writer.append(draw(1), step=1)
+            if first == 1:
+                writer.restart()
+        for chain in (0, 1):
+            with pytest.raises(ValueError, match=r"its '.*' is .*, here missing"):
+                sg.SampleWriter(tmp_path, {"c": torch.ones(1)}, chain=chain)
+        with sg.SampleWriter(tmp_path, draw(0), chain=1) as other:
+            writer.restart()
+            other.append(draw(2), step=1)
+        writer.append(draw(1), step=1)
+    assert len(sg.SampleStore(tmp_path).intact()) == 2
+
+
+def test_a_restart_of_the_only_writer_forgets_the_model(tmp_path):
+    write(tmp_path)
+    sg.SampleWriter(tmp_path, draw(0)).restart()
+    sg.SampleWriter(tmp_path, {"c": torch.ones(1)}).close()
+
+
 def test_a_file_is_no_store(tmp_path):
     (tmp_path / "one").touch()
     with pytest.raises(ValueError, match=r"^Invalid path: .*one is a file \(must be"):
@@ -608,6 +677,8 @@ def test_other_refusals(tmp_path):
         writer.append(draw(1), step=1)
         writer.flush()
         assert len(writer) == 1
+        with pytest.raises(ValueError, match=r"Invalid step: 1180591620717411303424 "):
+            writer.append(draw(1), step=2**70)
     with pytest.raises(RuntimeError, match=r"chain 0 of .*: the writer is closed"):
         writer.append(draw(1), step=1)
 

@@ -8,9 +8,11 @@ are int64 tensors, and so is any other wider int. Samplers themselves hold ints.
 from __future__ import annotations
 
 import copy
+import errno
 import io
 import itertools
 import os
+import stat
 import sys
 import zipfile
 from collections import OrderedDict
@@ -182,6 +184,15 @@ def check_equal(
         if not all(_alike(value, values[0]) for value in values[1:]):
             raise ValueError(
                 f"Invalid {key}: {values} in the param groups (must be equal: {why})"
+            )
+
+
+def check_keys(state_dict: Any, kind: str, *keys: str) -> None:
+    """Raises if a state dict lacks a key, as another object's does."""
+    for key in keys:
+        if not isinstance(state_dict, Mapping) or key not in state_dict:
+            raise ValueError(
+                f"Invalid state_dict: it lacks {key!r} (must be of a {kind})"
             )
 
 
@@ -365,12 +376,13 @@ def save(content: Any, path: str | os.PathLike[str]) -> None:
 
     Args:
         content: a nest of dicts, lists, tensors, numbers and strings: state dicts.
-        path: the file.
+        path: the file. A symbolic link stays one, and an older file's mode is kept.
 
     Raises:
         TypeError: the content has an object that :func:`load` would refuse; the message
             names its place. An older file is unchanged.
-        RuntimeError: the file cannot be written; an older file is unchanged.
+        RuntimeError: the file cannot be written, or the path is not a regular file's.
+            An older file is unchanged.
     """
     path = Path(path).expanduser()
     content = _plain(content, {})
@@ -389,12 +401,22 @@ _counter = itertools.count()
 
 
 def replace_file(path: Path, data: bytes | memoryview) -> None:
-    """Writes a file, completely or not at all, and waits until it is on the disk."""
+    """Writes a file, completely or not at all, and waits until it is on the disk.
+
+    A link stays, and its target is replaced; the file keeps its mode.
+    """
+    path, mode = Path(os.path.realpath(path)), None
+    with suppress(FileNotFoundError):
+        mode = os.stat(path).st_mode
+    if mode is not None and not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     # No other process or thread has this name.
     name = f"{path.name}.{os.getpid()}-{next(_counter)}.partial"
     partial = path.with_name(name)
     try:
         with partial.open("wb") as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(mode))
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

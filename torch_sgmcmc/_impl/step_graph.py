@@ -19,13 +19,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._decomp import core_aten_decompositions
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize, grad_and_value, vmap
 from torch.fx import GraphModule, Interpreter
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torch_sgmcmc._impl.hyperparams import least_root
-from torch_sgmcmc._impl.ops import chain_product
+from torch_sgmcmc._impl.ops import OP_SPECS, chain_product
 
 aten = torch.ops.aten
 
@@ -41,18 +42,24 @@ _LARGEST_OF_CHAINS = 500_000
 _ALONE = (aten.as_strided, aten.native_layer_norm, aten.native_group_norm)
 
 
+# Operations whose decompositions do not return what their backwards read.
+_WHOLE = (aten._scaled_dot_product_flash_attention_for_cpu.default,)
+
+
 class Rule(NamedTuple):
     """An update in tensor arithmetic; csrc/ops/ has the same as functors.
 
     Attributes:
         keys: the parameter's state that the update reads.
-        coefficients: returns the update's numbers from the operator's numbers.
+        names: the operator's numbers that the update reads, without the prior's.
+        coefficients: returns the update's numbers from those.
         update: returns θ and the new state, from the coefficients, θ, g (the gradient
             of U / N), the minibatch's gradient, the noise ξ, and the state.
         is_uniform: whether ξ is uniform on (-1, 1), and not normal.
     """
 
     keys: tuple[str, ...]
+    names: tuple[str, ...]
     coefficients: Callable[[Mapping[str, float]], tuple[float, ...]]
     update: Callable[..., tuple[Tensor, ...]]
     is_uniform: bool = False
@@ -61,6 +68,10 @@ class Rule(NamedTuple):
 def _variance(n: Mapping[str, float]) -> float:
     """Returns lr T / N."""
     return n["lr"] * n["temperature"] / n["num_data"]
+
+
+def _sgld_numbers(n: Mapping[str, float]) -> tuple[float, ...]:
+    return n["lr"], math.sqrt(2 * _variance(n))
 
 
 def _sgld(c: Any, theta: Tensor, g: Tensor, _: Tensor, xi: Tensor) -> tuple[Tensor]:
@@ -126,7 +137,7 @@ def _sgnht(
 
 
 def _psgld_numbers(n: Mapping[str, float]) -> tuple[float, ...]:
-    decay = n.get("decay", 1.0)
+    decay = n.get("decay", 1.0)  # without, V is frozen
     return n["lr"], math.sqrt(2 * _variance(n)), decay, 1 - decay, least_root(n)
 
 
@@ -139,24 +150,46 @@ def _psgld(
     return theta + root * (noise * xi - lr * root * g), square
 
 
+_COMMON = ("lr", "temperature", "num_data")
+_WITH_MOMENTUM = (*_COMMON, "momentum")
 _RULES = {
-    "sgld_step_": Rule((), lambda n: (n["lr"], math.sqrt(2 * _variance(n))), _sgld),
-    "sglrw_step_": Rule(
-        (), lambda n: (n["lr"], math.sqrt(2 * _variance(n))), _sglrw, is_uniform=True
+    "sgld_step_": Rule((), _COMMON, _sgld_numbers, _sgld),
+    "sglrw_step_": Rule((), _COMMON, _sgld_numbers, _sglrw, is_uniform=True),
+    "sghmc_step_": Rule(
+        ("momentum",), (*_WITH_MOMENTUM, "noise_estimate"), _sghmc_numbers, _sghmc
     ),
-    "sghmc_step_": Rule(("momentum",), _sghmc_numbers, _sghmc),
-    "baoa_step_": Rule(("momentum",), _baoa_numbers, _baoa),
-    "sgnht_step_": Rule(("momentum", "thermostat"), _sgnht_numbers, _sgnht),
-    "psgld_step_": Rule(("square_average",), _psgld_numbers, _psgld),
+    "baoa_step_": Rule(
+        ("momentum",), (*_WITH_MOMENTUM, "noise_estimate"), _baoa_numbers, _baoa
+    ),
+    "sgnht_step_": Rule(
+        ("momentum", "thermostat"),
+        (*_WITH_MOMENTUM, "thermostat_rate"),
+        _sgnht_numbers,
+        _sgnht,
+    ),
+    "psgld_step_": Rule(
+        ("square_average",), (*_COMMON, "decay", "eps"), _psgld_numbers, _psgld
+    ),
     "psgld_frozen_step_": Rule(
-        ("square_average",), lambda n: _psgld_numbers({**n, "decay": 1.0}), _psgld
+        ("square_average",), (*_COMMON, "eps"), _psgld_numbers, _psgld
     ),
 }
+_PRIOR = ("num_data", "prior_precision", "prior_mean")
+# Numbers that change state between graphs, which the block does.
+_OF_BLOCKS = ("momentum_scale", "thermostat_scale", "resample_momentum_every")
 
 
 def rule_of(operator: str | None) -> Rule | None:
-    """Returns an operator's rule, None if it cannot be compiled."""
-    return None if operator is None else _RULES.get(operator)
+    """Returns an operator's rule, None if it cannot be compiled.
+
+    An operator with a number that its rule does not know cannot: it would be ignored.
+    """
+    rule = _RULES.get(operator or "")
+    if rule is None:
+        return None
+    spec = OP_SPECS[operator or ""]
+    numbers = {each["name"] for each in (*spec["numbers"], *spec["common"])}
+    return rule if numbers <= {*rule.names, *_PRIOR, *_OF_BLOCKS} else None
 
 
 def _tanh(x: Tensor) -> Tensor:
@@ -223,6 +256,8 @@ def trace_gradient(
 
     own = {aten.mm.default: mm, aten.addmm.default: addmm, aten.tanh.default: _tanh}
     table = {**core_aten_decompositions(), **own}
+    for operator in _WHOLE:
+        table.pop(operator, None)
     try:
         graph = make_fx(functionalize(gradient), decomposition_table=table)(
             *params, *batch
@@ -241,7 +276,26 @@ def trace_gradient(
     graph.recompile()
     used = {getattr(n.target, "overloadpacket", None) for n in graph.graph.nodes}
     is_alone = max(sizes) > _LARGEST_OF_CHAINS or not used.isdisjoint(_ALONE)
+    if has_chains and not is_alone:
+        is_alone = not _fits_chains(graph, params, batch)
     return None if has_chains and is_alone else graph
+
+
+def _fits_chains(
+    graph: GraphModule, params: Sequence[Tensor], batch: Sequence[Tensor]
+) -> bool:
+    """Returns whether vmap can evaluate a graph."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        tensors = [
+            torch.empty(*p.shape, 2, dtype=p.dtype, device="cpu") for p in params
+        ]
+        rows = [torch.empty(*t.shape, 1, dtype=t.dtype, device="cpu") for t in batch]
+        try:
+            *gradients, loss = ChainsLast(graph).run(*tensors, *rows)
+        except Exception:  # of an operation that vmap refuses
+            return False
+    found = [g.shape[:-1] for g in gradients]
+    return found == [p.shape for p in params] and loss.dim() == 1
 
 
 def has_products(graph: GraphModule) -> bool:
@@ -282,16 +336,19 @@ class ChainsLast(Interpreter):
 
 
 def _by_vmap(target: Any, args: Any, kwargs: Any, drawn: int = 0) -> Any:
-    """Evaluates an operation for each chain; ``drawn`` chains draw own numbers."""
+    """Evaluates an operation for each chain; ``drawn`` chains draw own numbers.
+
+    Kernels get what one chain gives them: many read memory as if it were contiguous.
+    """
     flat, spec = tree_flatten((args, kwargs))
     places = [i for i, value in enumerate(flat) if isinstance(value, Tensor)]
-    dims = [None if flat[i].shape[-1] == 1 else -1 for i in places]
+    dims = [None if flat[i].shape[-1] == 1 else 0 for i in places]
     tensors = [
-        flat[i].squeeze(-1) if dim is None else flat[i]
+        (flat[i].squeeze(-1) if dim is None else flat[i].movedim(-1, 0)).contiguous()
         for i, dim in zip(places, dims, strict=True)
     ]
     if drawn:
-        dims.append(-1)
+        dims.append(0)
         tensors.append(torch.empty(drawn, device="cpu"))
     kinds: list[Any] = []
 
@@ -341,7 +398,13 @@ def _mm(a: Tensor, b: Tensor) -> Tensor:
     return chain_product(*own)
 
 
-# Operations that know the chains' dimension, where vmap would move it.
+def _slice_scatter(x: Tensor, part: Tensor, dim: int = 0, *ends: Any) -> Tensor:
+    chains = max(x.shape[-1], part.shape[-1])
+    own = [t.expand(*t.shape[:-1], chains) for t in (x, part)]
+    return aten.slice_scatter(*own, *_before_chains(x, dim), *ends)
+
+
+# Operations that know the chains' dimension, where vmap would move it, or overflows.
 _WITH_CHAINS: dict[Any, Callable[..., Tensor]] = {
     **dict.fromkeys(
         (aten.view, aten._unsafe_view, aten.reshape),
@@ -354,8 +417,12 @@ _WITH_CHAINS: dict[Any, Callable[..., Tensor]] = {
     aten.t: lambda x: x.transpose(0, 1) if x.dim() > 2 else x,
     aten.unsqueeze: lambda x, dim: x.unsqueeze(*_before_chains(x, dim)),
     aten.squeeze: lambda x, dims: x.squeeze(_before_chains(x, dims)),
+    aten.slice: lambda x, dim=0, *ends: aten.slice(x, *_before_chains(x, dim), *ends),
+    aten.slice_scatter: _slice_scatter,
     aten.mm: _mm,
-    aten.addmm: lambda c, a, b: c + _mm(a, b),
+    aten.addmm: lambda c, a, b, **scales: (
+        _by_vmap(aten.addmm.default, (c, a, b), scales) if scales else c + _mm(a, b)
+    ),
     aten.sum: _reduced(torch.sum),
     aten.mean: _reduced(torch.mean),
     aten.amax: _reduced(torch.amax),
@@ -378,10 +445,9 @@ class Updated(NamedTuple):
 
 def coefficients_of(rule: Rule, numbers: Mapping[str, Any]) -> list[float]:
     """Returns a group's input of the graph: λ / N, μ, and the rule's numbers."""
-    mean = numbers["prior_mean"]
-    weight_decay = numbers["prior_precision"] / numbers["num_data"]
-    own = rule.coefficients(numbers)
-    return [weight_decay, mean if isinstance(mean, int | float) else 0.0, *own]
+    num_data, precision, mean = (float(numbers[name]) for name in _PRIOR)
+    own = rule.coefficients({name: float(numbers[name]) for name in rule.names})
+    return [precision / num_data, mean, *own]
 
 
 def trace_block(

@@ -22,7 +22,7 @@ from torch_sgmcmc._impl.context import (
 )
 from torch_sgmcmc._impl.ops import temperature_sums
 from torch_sgmcmc._impl.parameters import fresh_gradients
-from torch_sgmcmc._impl.state_dict import check_count, check_tensor
+from torch_sgmcmc._impl.state_dict import check_count, check_keys, check_tensor
 from torch_sgmcmc._impl.user_state import PRIOR_MEAN, prior_of
 from torch_sgmcmc._impl.utils import has_master, optional, state_dtype
 from torch_sgmcmc.diagnostics.temperature_means import (
@@ -286,6 +286,7 @@ class TemperatureMonitor:
         Raises:
             ValueError: the state belongs to other parameters. Nothing has been loaded.
         """
+        check_keys(state_dict, type(self).__name__, "every", "series")
         hyperparams.check_integer("every", state_dict["every"], low=1)
         previous = self._read_previous(state_dict.get("previous_gradients"))
         self._means.state = state_dict["series"]

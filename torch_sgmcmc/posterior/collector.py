@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from torch_sgmcmc._impl.dtensor import is_dtensor, refuse
 from torch_sgmcmc._impl.hyperparams import check_function, check_integer
+from torch_sgmcmc._impl.state_dict import check_keys
 from torch_sgmcmc._impl.utils import plain_names
 from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor
 from torch_sgmcmc.losses import Likelihood
@@ -223,7 +224,7 @@ class Collector(AbstractContextManager["Collector"]):
         self._hooks = ExitStack()
         self._add_hooks()
         closing = ExitStack()
-        closing.callback(self._writer.close)
+        closing.callback(self._writer.release)
         closing.callback(self._hooks.close)
         self._finish = weakref.finalize(self, closing.close)
 
@@ -355,17 +356,29 @@ class Collector(AbstractContextManager["Collector"]):
         """Cuts the store back to a checkpoint, from which the chain continues.
 
         Raises:
-            ValueError: the checkpoint is of another store or an earlier run, or made
-                with another ``burn_in`` or ``every``. The store is as before.
+            ValueError: the checkpoint is of another store or an earlier run, made with
+                another ``burn_in`` or ``every``, or of another object. The store is as
+                before.
         """
+        check_keys(state_dict, "Collector", "position")
+        check_keys(state_dict["position"], "Collector", "size", "crc32")
+        if is_of_python := len(state_dict) > 1:
+            keys = ("count", "mark", "monitor", "losses", "temperature")
+            check_keys(state_dict, "Collector", *keys, *self._settings)
         for name, value in self._settings.items():
-            if state_dict[name] != value:
+            if state_dict.get(name, value) != value:
                 run = f"the run in progress has {state_dict[name]}"
                 raise ValueError(f"Invalid {name}: {value} ({run})")
         if self._stores:
             self._writer.cut_back(state_dict["position"])
-        self._record.load_state_dict(state_dict)
-        self._count, self._mark = state_dict["count"], state_dict["mark"]
+        if is_of_python:
+            self._record.load_state_dict(state_dict)
+            self._count, self._mark = state_dict["count"], state_dict["mark"]
+            return
+        burn_in, every = self._settings.values()  # in C++ the program chose the draws
+        self._record.restart()
+        self._count = (burn_in + every * self.num_draws) if self.num_draws else 0
+        self._mark = None
 
     def restart(self) -> None:
         """Deletes the chain's draws, for a run that starts again."""
@@ -374,17 +387,16 @@ class Collector(AbstractContextManager["Collector"]):
         self._count, self._mark = 0, None
 
     def close(self) -> None:
-        """Writes all draws, and detaches from the sampler, also after an error.
+        """Writes all draws, and detaches from the sampler.
 
         Raises:
-            RuntimeError: a draw cannot be written; the message counts those written.
+            RuntimeError: a draw cannot be written. No draw is lost: the collector stays
+                open, and ``close()`` can be called again.
         """
-        try:
-            if self._stores and self._writer.is_open:
-                self.flush()
-                self._write_run()
-        finally:
-            self._finish()
+        if self._stores and self._writer.is_open:
+            self.flush()
+            self._write_run()
+        self._finish()
 
     def _write_run(self) -> None:
         if self._mark is not None:

@@ -37,7 +37,7 @@ from torch_sgmcmc.posterior.chain import (
     run_chain,
 )
 from torch_sgmcmc.posterior.store import SampleStore, folder_of
-from torch_sgmcmc.posterior.store_files import delete_all
+from torch_sgmcmc.posterior.store_files import check_files, delete_all
 from torch_sgmcmc.samplers.sampler import Sampler
 
 # Rows of the outputs in the report.
@@ -361,10 +361,12 @@ def sample(
             f"Invalid store: in memory, with processes={processes} (must be a folder, "
             "into which all processes write)"
         )
+    if folder is not None:
+        check_files(folder)
     begun = None if folder is None else checkpoint_path(folder, 0)
     is_resumed = begun is not None and begun.exists() and not restart
     if seed is None and is_resumed:
-        seed = checkpoint(begun)["seed"]
+        seed = checkpoint(begun).get("seed")
     schedules = _functions("schedule", schedule)
     settings = Settings(
         *(model, sampler, loader, loss, folder or store, steps, epochs),

@@ -7,18 +7,20 @@ is written. Format: docs/store.md.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import math
 import os
 import re
+import stat
 import warnings
 import weakref
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 from zlib import crc32
 
 import safetensors.torch
@@ -35,6 +37,12 @@ _CHAIN = re.compile(r"chain-(0|[1-9][0-9]{0,17})")
 # Files of a chain and of a store, finished or not: no others are ever deleted.
 _OF_CHAIN = re.compile(r"lock|index\.jsonl|run\.json|draws-[0-9]{6,}\.safetensors")
 _OF_STORE = re.compile(r"report\.(md|json)|checkpoint-(0|[1-9][0-9]*)\.pt|store\.json")
+# A file of sample() has one of these in its beginning.
+_MARKS = {
+    ".pt": (b"group 0 has ", b"random_cuda"),
+    ".md": (b"# What was sampled",),
+    ".json": (b'"convergence": ',),
+}
 _PARTIAL = re.compile(r"\.[0-9-]+\.partial\Z")
 #: The columns of an index: numbers that belong to each draw.
 COLUMNS = ("step", "lr", "temperature", "weight", "loss")
@@ -49,6 +57,11 @@ DTYPES: dict[str, torch.dtype] = {
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
+# Errors of contents: RecursionError is of deeply nested JSON.
+_DAMAGE = (ValueError, KeyError, TypeError, ArithmeticError, AttributeError)
+_DAMAGE += (RecursionError,)
+
+
 @contextlib.contextmanager
 def _reading(path: str | Path, part: str = "it") -> Iterator[None]:
     """Turns errors of a file and its content into a RuntimeError that names it."""
@@ -56,7 +69,7 @@ def _reading(path: str | Path, part: str = "it") -> Iterator[None]:
         yield
     except OSError as error:
         raise RuntimeError(f"Cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, OverflowError, AttributeError) as error:
+    except _DAMAGE as error:
         message = f"Cannot read {path}: {part} is damaged ({error})"
         raise RuntimeError(message) from error
 
@@ -74,8 +87,16 @@ def _writing(path: Path) -> Iterator[None]:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Returns the object in a file, None if the file is missing."""
     with _reading(path), contextlib.suppress(FileNotFoundError):
-        return dict(json.loads(path.read_bytes()))
+        with _open(path) as file:
+            return dict(json.loads(file.read()))
     return None
+
+
+def _open(path: str | Path) -> BinaryIO:
+    """Opens a file to read it: a FIFO would wait for a writer."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return open(path, "rb")
 
 
 @dataclass
@@ -155,6 +176,8 @@ class DrawFile:
                 if crc32(data.numpy()) != self.crc32:
                     raise ValueError("its bytes are altered")
                 tensors = safetensors.torch.load_file(self.path)
+            for name in {**tensors, **self.info.tensors}:
+                self._check(name, tensors.get(name))
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or error
             raise CorruptDrawError(
@@ -164,6 +187,17 @@ class DrawFile:
         if self.count > 1:
             self.tensors = tensors
         return tensors
+
+    def _check(self, name: str, tensor: Tensor | None) -> None:
+        """Raises unless a tensor is as store.json and the index describe it."""
+        known, found = self.info.tensors.get(name), "missing"
+        if tensor is not None:
+            found = f"{DTYPE_NAMES.get(tensor.dtype)} {[*tensor.shape]}"
+        wanted = "missing"
+        if known is not None:
+            wanted = f"{known['dtype']} {[self.count, *known['shape']]}"
+        if found != wanted:
+            raise ValueError(f"its {name!r} is {found}, in store.json {wanted}")
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ if self.path is None else {**self.__dict__, "tensors": {}}
@@ -182,7 +216,7 @@ def read_index(folder: str | Path, chain: int, info: StoreInfo) -> list[DrawFile
     path = f"{place}/index.jsonl"
     files: list[DrawFile] = []
     missing = contextlib.suppress(FileNotFoundError)
-    with _reading(path), missing, open(path, "rb") as index:
+    with _reading(path), missing, _open(path) as index:
         for line in index:
             if not line.endswith(b"\n"):
                 break  # an unfinished line
@@ -349,9 +383,11 @@ class FolderChain:
         self.folder, self.is_open = store / f"chain-{chain}", True
         path = self.folder / "index.jsonl"
         with contextlib.ExitStack() as undo, _writing(self.folder):
-            self.info = _make_store(store, info)
-            self.folder.mkdir(exist_ok=True)
-            undo.enter_context(_locked(store, chain))
+            _make_folder(store)
+            with _opening(store):
+                self.info = _make_store(store, info)
+                self.folder.mkdir(exist_ok=True)
+                undo.enter_context(_locked(store, chain))
             self._index = undo.enter_context(path.open("ab+", buffering=0))
             sync_folder(self.folder)
             sync_folder(store)
@@ -385,7 +421,8 @@ class FolderChain:
         kept = {"lock", "index.jsonl", *map(_file_name, range(len(files)))}
         _delete(self.folder, _OF_CHAIN, kept | ({"run.json"} if files else set()))
         if not files:
-            self.info = _make_store(self.folder.parent, self._given)
+            with _opening(self.folder.parent):
+                self.info = _make_store(self.folder.parent, self._given, self.chain)
 
     def write_run(self, content: Mapping[str, Any]) -> None:  # noqa: D102
         path = self.folder / "run.json"
@@ -397,20 +434,65 @@ class FolderChain:
         self._opened.close()
 
 
-def _make_store(store: Path, info: StoreInfo) -> StoreInfo:
-    """Makes a folder for such draws; returns what its store.json has then."""
+def _make_folder(store: Path) -> None:
     made = [p for p in (store, *store.parents) if not p.exists()]
     store.mkdir(parents=True, exist_ok=True)
     for path in made:
         sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def _opening(store: Path) -> Iterator[None]:
+    """Waits for others that open, restart or delete chains, and excludes them."""
+    folder = os.open(store, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        fcntl.flock(folder, fcntl.LOCK_UN)  # also of a fork's copy
+        os.close(folder)
+
+
+def _is_held(path: Path) -> bool:
+    """Returns whether a chain has a writer, from its lock."""
+    with path.open("rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _make_store(store: Path, info: StoreInfo, own: int | None = None) -> StoreInfo:
+    """Makes a store of such draws; returns what its store.json has then.
+
+    Draws and writers, except for the writer of the chain ``own``, keep store.json.
+    """
     there = StoreInfo.read(store)
-    indices = store.glob("chain-*/index.jsonl")
-    if there is not None and any(os.path.getsize(path) > 0 for path in indices):
+    indices, locks = store.glob("chain-*/index.jsonl"), store.glob("chain-*/lock")
+    others = (path for path in locks if path.parent.name != f"chain-{own}")
+    is_used = any(os.path.getsize(p) > 0 for p in indices) or any(map(_is_held, others))
+    if there is not None and is_used:
         there.check_same(info, f"in {store}")
         return there
     text = json.dumps(asdict(info), indent=1, ensure_ascii=False)
     replace_file(store / "store.json", text.encode())
     return info
+
+
+def check_files(store: Path) -> None:
+    """Raises if somebody else's file has a name of the files that sample() writes."""
+    for path in sorted(store.glob("*")):
+        if not _OF_STORE.fullmatch(path.name) or path.name == "store.json":
+            continue
+        head = b""
+        with contextlib.suppress(OSError), _open(path) as file:
+            head = file.read(1 << 20)
+        if not any(mark in head for mark in _MARKS[path.suffix]):
+            raise ValueError(
+                f"Invalid store: {path} was not written by sample(), which would "
+                "replace it (must be moved, or give another folder)"
+            )
 
 
 def delete_all(store: Path) -> None:
@@ -423,6 +505,7 @@ def delete_all(store: Path) -> None:
         return
     chains = [*reversed(chains_in(store))]
     with contextlib.ExitStack() as locks:
+        locks.enter_context(_opening(store))
         for chain in chains:
             locks.enter_context(_locked(store, chain))
         for chain in chains:

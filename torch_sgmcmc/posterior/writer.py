@@ -112,7 +112,8 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
         """
         self.check_draw(draw)
         given = {"lr": lr, "temperature": temperature, "weight": weight, "loss": loss}
-        numbers = {"step": int(step), **{k: _number(x) for k, x in given.items()}}
+        step = check_integer("step", int(step), low=-(2**63), high=2**63)
+        numbers = {"step": step, **{k: _number(x) for k, x in given.items()}}
         numbers["prior_precision"] = tuple(map(_number, prior_precision))
         with self._lock:
             self.check()
@@ -176,7 +177,7 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
             except RuntimeError as error:
                 raise RuntimeError(
                     f"{error}. {self.files.place} has {len(self)} draws; {len(rows)} "
-                    "more wait in memory, and the next step tries again"
+                    "more wait in memory, and the next step or close() tries again"
                 ) from error
             self._rows = []  # an interrupt follows a call: it cannot come before this
 
@@ -215,7 +216,18 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
         return self.files.is_open and self._process == os.getpid()
 
     def close(self) -> None:
-        """Writes waiting draws or raises a RuntimeError, and releases the chain."""
+        """Writes waiting draws, and releases the chain.
+
+        Raises:
+            RuntimeError: draws cannot be written. They wait, and the writer is open.
+        """
+        with self._lock:
+            if self.is_open:
+                self.flush()
+                self.release()
+
+    def release(self) -> None:
+        """Releases the chain, also if waiting draws cannot be written, which raises."""
         with self._lock:
             if not self.is_open:
                 return
@@ -227,7 +239,7 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
                     self._store.refresh()
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        (self.close if error[0] is None else self.release)()
 
 
 def _number(value: Any) -> float:
