@@ -449,3 +449,114 @@ def test_any_default_device():
     assert [p.kind for p in found.issues] == [p.kind for p in expected.issues]
     assert found.curvature == pytest.approx(expected.curvature, rel=1e-6)
     assert found.heating == pytest.approx(expected.heating, rel=1e-6)
+
+
+class Graph(nn.Module):
+    """A graph network: nodes take the mean of their neighbours."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+
+    def forward(self, x, edges):
+        out = self.layer(x)
+        return out.index_add(0, edges[1], out[edges[0]])
+
+
+def of_graph(model, batch):
+    x, edges, y, known = batch
+    return F.cross_entropy(model(x, edges)[known], y[known])
+
+
+def test_a_batch_that_cannot_be_cut_is_not_known(tmp_path):
+    """One batch is the whole graph, whose edges name nodes; no half has them all."""
+    torch.manual_seed(0)
+    x, y = classes().tensors
+    known = torch.arange(N) < 100
+    loader = [(x, torch.randint(N, (2, 900)), y, known)]
+    sampler = partial(SGHMC, num_data=100)
+    options = {"steps": 4, "seed": 0, "progress": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sg.sample(Graph, sampler, loader, of_graph, tmp_path, report=False, **options)
+    model = Graph()
+    of = model, of_graph, loader, sampler(model.named_parameters(), seed=0)
+    found = sg.check_setup(*of)
+    assert not found.issues and "whether the loss is a mean" in str(found), found
+
+
+def fixed_size(model, batch):
+    x = batch[0].view(BATCH, 8)
+    return F.cross_entropy(model(x), batch[1])
+
+
+def test_a_fixed_batch_size_is_not_known():
+    found = sg.check_setup(*setup(loss=fixed_size))
+    assert not found.issues and found.num_data == N
+    assert "whether the loss is a mean" in str(found)
+
+
+def cox(model, batch):
+    """Minus Cox's partial log-likelihood: each event is compared with who is left."""
+    x, times, events = batch
+    risk = model(x)[:, 0]
+    order = times.argsort(descending=True)
+    risk, events = risk[order], events[order]
+    return -((risk - risk.logcumsumexp(0)) * events).mean()
+
+
+def test_examples_of_one_batch_may_depend_on_each_other():
+    """Each step has all data; of minibatches it is still an issue."""
+    torch.manual_seed(0)
+    x, times = torch.randn(N, 8), torch.rand(N)
+    data = TensorDataset(x, times, (torch.rand(N) < 0.01).float())
+    model = nn.Linear(8, 1, bias=False)
+    sampler = SGHMC(model.named_parameters(), seed=0)
+    found = sg.check_setup(model, cox, [data.tensors], sampler)
+    assert not found.issues and "whether the loss is a mean" in str(found), found
+    found = sg.check_setup(model, cox, loader_of(data, batch_size=60), sampler)
+    assert "minibatch" in [issue.kind for issue in found.issues]
+
+
+class Rows(dict):
+    """Such as a TensorDict: a mapping with checked lengths that can be cut."""
+
+    def __init__(self, source):
+        super().__init__(source)
+        self.batch_size = torch.Size([])
+
+    def auto_batch_size_(self, dims):
+        self.batch_size = torch.Size({len(t) for t in self.values()})
+        return self
+
+    def __setitem__(self, key, value):
+        raise RuntimeError(f"batch_size is {self.batch_size}, not {len(value)}")
+
+
+class Moved:
+    """Such as a batch of graphs, which can be moved and not cut."""
+
+    def __init__(self, x, y, moves):
+        self.x, self.y, self.moves = x, y, moves
+
+    def to(self, device, non_blocking=False):
+        self.moves.append(device)
+        return self
+
+
+def test_batches_of_other_libraries():
+    model, _, loader, sampler = setup()
+    sizes = []
+
+    def of_rows(model, batch):
+        sizes.append(batch.batch_size[0])
+        return F.cross_entropy(model(batch["x"]), batch["y"])
+
+    batches = [Rows({"x": x, "y": y}).auto_batch_size_(1) for x, y in loader]
+    assert not sg.check_setup(model, of_rows, batches, sampler).issues
+    assert {*sizes} == {BATCH, BATCH // 2} and batches[0]["x"].dtype == torch.float32
+    moves = []
+    batches = [Moved(x, y, moves) for x, y in loader]
+    loss = lambda model, batch: F.cross_entropy(model(batch.x), batch.y)  # noqa: E731
+    found = sg.check_setup(model, loss, batches, sampler)
+    assert not found.issues and "no rows to cut" in str(found) and moves

@@ -272,7 +272,7 @@ class _Run:
         if (again - once).norm() > 1e-3 * once.norm():
             self.add("random loss")
             return
-        parts = utils.halves(first)
+        parts = self._halves_of(first)
         self._check_penalty(*(parts[:2] if parts else (first, first)))
         if not changed and not self.is_sharded:
             self.precisely(partial(self._check_derivative, grads, loss), first)
@@ -280,9 +280,7 @@ class _Run:
         if self.is_potential:
             self.unknown.append("the parts of the potential, as num_data is 1")
             return
-        if parts is None:
-            self.unknown.append("whether the loss is a mean (no rows to cut)")
-        else:
+        if parts is not None:
             self._check_halves(*parts)
         if not self.has("sum"):
             self._check_value([*self.batches[:_SAMPLES], *(parts or ())[:2]])
@@ -370,22 +368,37 @@ class _Run:
         if self.zeros:
             self.add("no gradient", names=issues.some_of(dict.fromkeys(self.zeros)))
 
-    def _check_halves(self, first: Any, second: Any, both: Any) -> None:
+    def _halves_of(self, batch: Any) -> tuple[Any, Any, Any] | None:
+        """Returns a batch's halves and both together, if the loss takes halves."""
+        parts = utils.halves(batch)
+        if parts is None:
+            return self._no_mean("no rows to cut")
         try:
-            one, other, whole = map(self.flat, (first, second, both))
-            problem = "" if (one + other).any() else "its gradient is 0"
+            for part in parts[:2]:
+                self.gradient(part)
+            return parts
         except Exception as error:
-            problem = f"of half a minibatch it raises {error!r}"
-        if problem:
-            self.unknown.append(f"whether the loss is a mean ({problem})")
-            return
+            self.before.restore()
+            if self.data.is_list:  # the rows may not be data, as a graph's nodes
+                self.data.num_data = None
+            return self._no_mean(f"of half a minibatch it raises {error!r}")
+
+    def _no_mean(self, why: str) -> None:
+        self.unknown.append(f"whether the loss is a mean ({why})")
+
+    def _check_halves(self, first: Any, second: Any, both: Any) -> None:
+        one, other, whole = map(self.flat, (first, second, both))
+        if not (one + other).any():
+            return self._no_mean("its gradient is 0")
         mean = (one + other) / 2
         ratio = float((whole @ mean) / (mean @ mean))
         # Halves with other sums of weights or tokens may differ by this.
         chance = max(_REST, 2 / math.sqrt(utils.rows_of(both) or 1))
         is_along = (whole - ratio * mean).norm() <= chance * whole.norm()
         if not is_along or not 2**-1.5 < ratio < 2**1.5:
-            if not self.has("batch norm"):
+            if len(self.batches) == 1:  # each step has all data
+                self._no_mean("halves of all data have other gradients")
+            elif not self.has("batch norm"):
                 self.add("minibatch")
         elif not 2**-0.5 <= ratio <= 2**0.5:  # 2 of a sum, 1/2 if divided twice
             what = "a sum over" if ratio > 1 else "divided twice by"

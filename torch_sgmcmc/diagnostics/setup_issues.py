@@ -201,11 +201,11 @@ class Loader:
         self._indices = batches if draws else getattr(batches, "sampler", None)
         indices = self._indices
         is_ordered = isinstance(indices, DistributedSampler) and not indices.shuffle
-        self._is_list = isinstance(loader, list | tuple)
-        is_ordered |= self._is_list or isinstance(indices, SequentialSampler)
+        self.is_list = isinstance(loader, list | tuple)
+        is_ordered |= self.is_list or isinstance(indices, SequentialSampler)
         self.is_in_order = is_ordered
         data, count = length_of(getattr(loader, "dataset", None)), length_of(indices)
-        if self._is_list:
+        if self.is_list:
             rows = [rows_of(batch) for batch in loader]
             if None not in rows:
                 self._sizes, self.num_data = rows, sum(rows)
@@ -260,7 +260,7 @@ class Loader:
     def _is_sorted(self) -> bool:
         """Compares pairs of neighbours with all pairs of these targets."""
         rows = getattr(self.loader, "dataset", None)
-        if self._is_list:
+        if self.is_list:
             last = [[*tensors_in(batch)][-1:] for batch in self.loader]
             flat = [t for ts in last for t in ts if t.dim() and t.numel() == len(t)]
             rows = [value for t in flat for value in t.flatten().tolist()]
