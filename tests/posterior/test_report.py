@@ -13,9 +13,11 @@ from test_report_battery import run as chains_of
 from torch import nn
 
 import torch_sgmcmc as sg
+from torch_sgmcmc.diagnostics import run_issues
 from torch_sgmcmc.diagnostics.convergence import differences
+from torch_sgmcmc.diagnostics.run_issues import check_runs
 from torch_sgmcmc.posterior.run_record import _RATE as RATE
-from torch_sgmcmc.posterior.run_record import RunRecord, Trace
+from torch_sgmcmc.posterior.run_record import RunRecord, RunRecorder, Trace
 
 pytestmark = pytest.mark.full
 
@@ -104,6 +106,46 @@ def test_other_forms(tmp_path):
         sg.report(Line(), [], INPUTS)
     some = sg.report(Line(), draws[::10], INPUTS, link="identity")
     assert some.convergence.num_draws <= 14
+
+
+def record_of(sampler, **numbers):
+    return RunRecord(sampler, 1.0, 100, 0, **numbers)
+
+
+@pytest.mark.default
+def test_an_index_chain_may_accept_few():
+    """Its acceptance says how unequal minibatches are, and not how long a step is."""
+    rejected = check_runs({0: record_of("EWSG", acceptance=0.27)})[0]
+    assert not rejected
+    (issue,) = check_runs({0: record_of("HMC", acceptance=0.27)})[0]
+    assert issue.kind == "rejected"
+
+
+class OwnHMC(sg.HMC):
+    """A user's class, of another name."""
+
+
+@pytest.mark.default
+def test_a_subclass_is_judged_as_its_sampler():
+    """Each chain's warm-up has set its step."""
+    draws, records = [], {}
+    for i, kind in enumerate((sg.HMC, OwnHMC)):
+        theta = nn.Parameter(torch.zeros(3))
+        sampler = kind([theta], 0.1 + i, num_steps=3, num_data=1.0, seed=i)
+        for _ in range(20):
+            sampler.step(lambda t=theta: energy(t))
+            draws.append(Drawn({"theta": theta.detach().clone()}, i))
+        records[i] = RunRecorder(sampler).record()
+    assert {ran.sampler for ran in records.values()} == {"HMC"}
+    series = run_issues.read(run_issues.by_chain(draws), None, None)[0]
+    assert not run_issues.compare_chains(series, records)
+
+
+def energy(theta):
+    theta.grad = None
+    loss = theta.square().sum() / 2
+    loss.backward()
+    return loss
 
 
 def test_a_trace_is_of_means():

@@ -560,3 +560,14 @@ def test_batches_of_other_libraries():
     loss = lambda model, batch: F.cross_entropy(model(batch.x), batch.y)  # noqa: E731
     found = sg.check_setup(model, loss, batches, sampler)
     assert not found.issues and "no rows to cut" in str(found) and moves
+
+
+@pytest.mark.parametrize("kind", ["PSGLD", "HMC", "SBPS"])
+def test_a_limit_without_closed_form_is_not_known(kind):
+    own = {"PSGLD": {"lr": 1e-3}, "HMC": {"step_size": 1e-3, "num_steps": 3}}
+    sampler = partial(getattr(sg, kind), **own.get(kind, {}), num_data=N)
+    loss = each if kind == "SBPS" else mean
+    found = sg.check_setup(*setup(loss=loss, sampler=sampler))
+    assert found.curvature > 0 and "nan" not in str(found), found
+    assert f"Not known: the largest stable lr of a {kind} with" in str(found)
+    assert ("TemperatureMonitor" in str(found)) == (kind == "PSGLD")

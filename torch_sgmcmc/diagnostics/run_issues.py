@@ -113,7 +113,8 @@ _MEDIAN, _WORST = 50, 25
 DEFINED = 4
 # The acceptance below which most of HMC's work is lost.
 _ACCEPTANCE = 0.4
-# Samplers without a monitor, and samplers whose warm-up sets each chain's step.
+# Samplers without a monitor, and samplers whose warm-up sets each chain's step by the
+# acceptance.
 _WITHOUT, _TUNED = ("HMC", "HMCECS", "SBPS"), ("HMC", "HMCECS")
 
 
@@ -308,8 +309,8 @@ def check_runs(runs: Runs) -> tuple[list[Issue], list[str]]:
         steps = count + sum(ran.steps for ran in skipped.values())
         chains = _chains(skipped)
         found.append(_issue("skipped steps", count=count, steps=steps, chains=chains))
-    rates = {i: 1.0 if r.acceptance is None else r.acceptance for i, r in known.items()}
-    low = {i: rate for i, rate in rates.items() if rate < _ACCEPTANCE}
+    rates = {i: r.acceptance for i, r in known.items() if r.sampler in _TUNED}
+    low = {i: x for i, x in rates.items() if x is not None and x < _ACCEPTANCE}
     if low:
         found.append(_issue("rejected", rate=min(low.values()), chains=_chains(low)))
     observed = {i for i, r in known.items() if r.tensors or r.sampler in _WITHOUT}

@@ -19,7 +19,7 @@ from torch_sgmcmc._impl.hyperparams import wrong_result, wrong_type
 from torch_sgmcmc._impl.parameters import exchanged
 from torch_sgmcmc.diagnostics import setup_gradients as gradients
 from torch_sgmcmc.diagnostics import setup_issues as issues
-from torch_sgmcmc.diagnostics.temperatures import names_of
+from torch_sgmcmc.diagnostics.temperatures import has_temperatures, names_of
 from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.posterior.forward import model_device, moved
 from torch_sgmcmc.samplers.hmc_ecs import HMCECS
@@ -446,8 +446,13 @@ class _Run:
         if len(self.batches) > 1 and gradients.has_known_heating(self.sampler):
             self._check_noise()
         elif len(self.batches) > 1:
-            settings = f"a {type(self.sampler).__name__} with these settings"
-            self.unknown.append(f"T_kin of {settings} (a TemperatureMonitor reads it)")
+            reads = " (a TemperatureMonitor reads it)"
+            reads = reads if has_temperatures(self.sampler) else ""
+            self.unknown.append(f"T_kin of {self._settings}{reads}")
+
+    @property
+    def _settings(self) -> str:
+        return f"a {type(self.sampler).__name__} with these settings"
 
     def _check_curvature(self) -> None:
         some, groups = self.batches[:_CURVED], self.sampler.param_groups
@@ -461,6 +466,8 @@ class _Run:
         curvature = of_loss + max(priors)
         largest = gradients.stable_lr(self.sampler, curvature)
         self.numbers |= {"curvature": curvature, "largest_lr": largest}
+        if math.isnan(largest) and curvature > 0:
+            self.unknown.append(f"the largest stable lr of {self._settings}")
         if lr > largest:
             values = {"limit": largest, "curvature": curvature, "begin": largest / 4}
             self.add("unstable", lr=lr, **values)

@@ -154,8 +154,9 @@ class SetupReport:
             sampled += f" Not sampled: {some_of(self.not_sampled, 6)}."
         lines += ["", self.target, sampled]
         if not math.isnan(self.curvature):
-            limit = f"stable up to lr = {self.largest_lr:.2g}."
-            lines.append(f"Largest curvature {self.curvature:.3g}: {limit}")
+            limit = f": stable up to lr = {self.largest_lr:.2g}"
+            limit = "" if math.isnan(self.largest_lr) else limit
+            lines.append(f"Largest curvature {self.curvature:.3g}{limit}.")
         if math.isfinite(self.noise_lr):
             lines.append(f"Minibatches add 5 % to T_kin at lr = {self.noise_lr:.2g}.")
         if not math.isnan(self.largest_lr + self.noise_lr):
