@@ -113,6 +113,17 @@ def record_of(sampler, **numbers):
 
 
 @pytest.mark.default
+def test_effective_draws_of_short_chains_are_not_known():
+    chains = slow(4, 20, 0.0)
+    some = [Drawn({"theta": t}, c) for c in range(4) for t in chains[c]]
+    found = sg.report(Line(), some, INPUTS, link="identity")
+    assert not found.issues
+    assert "80 draws of 4 chains have too few draws a chain for an eff" in str(found)
+    assert "whether draws are enough (each chain has 20 of 25)" in str(found)
+    assert "nan" not in str(found) and "nan" not in found.markdown()
+
+
+@pytest.mark.default
 def test_an_index_chain_may_accept_few():
     """Its acceptance says how unequal minibatches are, and not how long a step is."""
     rejected = check_runs({0: record_of("EWSG", acceptance=0.27)})[0]

@@ -281,7 +281,7 @@ def few_draws(
 ) -> list[Issue]:
     """Finds too small an effective sample size of outputs, or too few draws."""
     wanted = _EACH * chains
-    if convergence is None or convergence.num_draws < DEFINED:
+    if convergence is None or not convergence.is_ess_known:
         median = worst = math.inf if draws >= _MEDIAN else 0.0
         what = f"are few, and errors of predictions unknown: {wanted} are a start."
     else:
