@@ -2,6 +2,7 @@
 
 import copy
 import random
+import re
 import warnings
 from collections import UserDict, namedtuple
 from functools import partial
@@ -19,6 +20,7 @@ from torch.utils.data import (
     RandomSampler,
     SubsetRandomSampler,
     TensorDataset,
+    WeightedRandomSampler,
 )
 
 import torch_sgmcmc as sg
@@ -119,6 +121,37 @@ def several_labels():
     return TensorDataset(x, (x[:, :3] > 0).float())
 
 
+def shares():
+    x = torch.randn(N, 8)
+    return TensorDataset(x, (x[:, :3] / 2).softmax(1))
+
+
+def divergence(model, batch, reduction="mean"):
+    logs = model(batch[0]).log_softmax(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own of this mean
+        return F.kl_div(logs, batch[1], reduction=reduction)
+
+
+class Ordinal(nn.Module):
+    """Ordered classes: probabilities are differences at ordered thresholds."""
+
+    def __init__(self):
+        super().__init__()
+        self.score, self.at = mlp(1), nn.Parameter(torch.linspace(-1, 1, 6))
+
+    def forward(self, x):
+        below = (self.at - self.score(x)).sigmoid()
+        ones = torch.ones_like(below[:, :1])
+        edges = torch.cat([0 * ones, below, ones], 1)
+        return edges.diff(dim=1).clamp_min(1e-6).log()
+
+
+def half_weighted(data):
+    weights = (torch.arange(N) % 2).double()
+    return DataLoader(data, BATCH, sampler=WeightedRandomSampler(weights, N // 2))
+
+
 def with_another_head(model):
     return nn.Sequential(model[0], nn.ReLU(), nn.Linear(20, 3))
 
@@ -153,6 +186,16 @@ MISUSES = {
      "loader": partial(loader_of, batch_size=6)}, "minibatch"),
     "all pairs": ({"model": lambda: mlp(1), "data": row_of_numbers, "loss": all_pairs},
      "broadcast"),
+    "weights of classes": ({"loss": partial(scaled,
+     weight=torch.tensor([1.0, 2.0, 3.0]))}, "not a likelihood"),
+    "smoothed labels": ({"loss": partial(scaled, label_smoothing=0.1)},
+     "not a likelihood"),
+    "weights of positives": ({"model": lambda: mlp(1), "data": labels,
+     "loss": partial(scaled, loss=F.binary_cross_entropy_with_logits,
+     pos_weight=torch.tensor(3.0))}, "not a likelihood"),
+    "smooth absolute error": ({"model": lambda: mlp(2), "data": partial(numbers, 2),
+     "loss": partial(scaled, loss=F.smooth_l1_loss)}, "squared error"),
+    "a mean over classes": ({"data": shares, "loss": divergence}, "scaled loss"),
     "a mean over labels": ({"data": several_labels,
      "loss": partial(scaled, loss=F.binary_cross_entropy_with_logits)}, "scaled loss"),
     "a head that was replaced": ({"other": with_another_head}, "other model"),
@@ -247,7 +290,7 @@ RIGHT = {
     "all labels counted": {"data": several_labels,
      "loss": partial(scaled, loss=F.binary_cross_entropy_with_logits),
      "sampler": partial(SGHMC, num_data=3 * N)},
-    "one datum at a time": {"loss": partial(scaled, label_smoothing=0.3),
+    "one datum at a time": {
      "loader": partial(loader_of, batch_size=1), "sampler": partial(SGHMC, lr=1e-4)},
     "a part of the data in batches": {"loader": lambda data: DataLoader(data,
      batch_sampler=BatchSampler(SubsetRandomSampler(range(300)), BATCH, False)),
@@ -260,9 +303,12 @@ RIGHT = {
      "loss": partial(scaled, loss=F.mse_loss, by=50.0),
      "sampler": partial(SGHMC, lr=3e-5, momentum=0.99)},
     "batch norm that is over": {"model": evaluated},
-    "label smoothing": {"loss": partial(scaled, label_smoothing=0.1)},
-    "weights of classes": {"loss": partial(scaled,
-     weight=torch.tensor([1.0, 2.0, 3.0]))},
+    "equal weights of classes": {"loss": partial(scaled, weight=torch.ones(3))},
+    "shares of classes": {"data": shares, "loss": partial(divergence,
+     reduction="batchmean")},
+    "ordered classes": {"model": Ordinal, "loss": partial(scaled, loss=F.nll_loss)},
+    "weights of 0 and 1": {"loader": half_weighted,
+     "sampler": partial(SGHMC, num_data=N // 2)},
     "a part of the data": {"loader": lambda data: DataLoader(data, BATCH,
      sampler=SubsetRandomSampler(range(300))), "sampler": partial(SGHMC, num_data=300)},
     "minibatches taken at once": {"loader": lambda data: DataLoader(data,
@@ -571,3 +617,79 @@ def test_a_limit_without_closed_form_is_not_known(kind):
     assert found.curvature > 0 and "nan" not in str(found), found
     assert f"Not known: the largest stable lr of a {kind} with" in str(found)
     assert ("TemperatureMonitor" in str(found)) == (kind == "PSGLD")
+
+
+def words(lengths):
+    ids = torch.randint(11, (N, 8))
+    nexts = ids.roll(-1, 1)
+    nexts[torch.arange(8) >= lengths[:, None]] = -100
+    return [{"ids": i, "labels": n} for i, n in zip(ids, nexts, strict=True)]
+
+
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_a_number_of_targets_by_few_minibatches_is_a_guess(is_equal):
+    torch.manual_seed(0)
+    lengths = torch.full((N,), 5) if is_equal else torch.randint(1, 9, (N,))
+    model, loader = Words(), loader_of(words(lengths))
+    loss = lambda model, batch: model(**batch)["loss"]  # noqa: E731
+    sampler = SGHMC(model.named_parameters(), seed=0)
+    (issue,) = sg.check_setup(model, loss, loader, sampler).issues
+    number = re.search(r"num_data to (about )?(\d+), the number", issue.message)
+    assert bool(number[1]) != is_equal
+    assert abs(int(number[2]) - int(lengths.sum())) <= 0.1 * 8 * N * (not is_equal)
+
+
+class Latent(nn.Module):
+    """Random in each call, like a variational autoencoder."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.mean(x)
+        random.random(), np.random.rand()
+        return self.head(x + 0.3 * torch.randn_like(x))
+
+
+def mixed(model, batch):
+    x, y = batch
+    part = np.random.beta(1, 1) * random.random()
+    order = torch.randperm(len(x))
+    logits = model(part * x + (1 - part) * x[order])
+    return part * F.cross_entropy(logits, y) + (1 - part) * F.cross_entropy(
+        logits, y[order]
+    )
+
+
+def penalised_mixed(model, batch):
+    return mixed(model, batch) + 1e-2 * model[0].weight.square().sum()
+
+
+WRONG = {"sampler": partial(SGHMC, num_data=BATCH, lr=30.0)}
+
+
+@pytest.mark.parametrize(
+    ("options", "kinds"),
+    [
+        ({"model": Latent}, {"random loss"}),
+        ({"loss": mixed}, {"random loss"}),
+        ({"model": Latent, **WRONG}, {"random loss", "num_data", "unstable"}),
+        ({"loss": penalised_mixed}, {"random loss", "penalty"}),
+    ],
+)
+def test_a_random_loss_stops_no_other_check(options, kinds):
+    found = sg.check_setup(*setup(**options))
+    assert kinds <= {issue.kind for issue in found.issues}, found
+    assert len(kinds) > 1 or len(found.issues) == 1, found
+    assert found.curvature > 0 and found.heating and found.gradients <= 80
+
+
+def test_a_loss_with_random_numbers_of_its_own_is_random():
+    own = torch.Generator().manual_seed(0)
+
+    def loss(model, batch):
+        return mean(model, batch) * torch.rand((), generator=own)
+
+    found = sg.check_setup(*setup(loss=loss))
+    assert [issue.kind for issue in found.issues] == ["random loss"]

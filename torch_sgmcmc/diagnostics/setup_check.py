@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -145,6 +146,8 @@ class _Run:
         self.remarks: list[str] = []
         self.unknown: list[str] = []
         self.numbers: dict[str, Any] = {"not_sampled": (), "heating": {}}
+        #: True if each call of the loss gets the same random numbers.
+        self.repeats = False
         self.match: gradients.Match | None = None
         self.gradients = 0
         #: The tensors that have had a gradient, and names of those without.
@@ -165,7 +168,10 @@ class _Run:
 
     def value(self, batch: Any) -> Tensor:
         """Returns the loss of a minibatch, or of each example."""
-        value = self.loss(self.model, moved(batch, model_device(self.model)))
+        batch = moved(batch, model_device(self.model))
+        numbers = issues.kept_numbers(self.all, 0) if self.repeats else nullcontext()
+        with numbers:
+            value = self.loss(self.model, batch)
         if not isinstance(value, Tensor):
             wanted = "the mean loss of the minibatch, a Tensor"
             raise wrong_result("loss", value, wanted)
@@ -268,10 +274,13 @@ class _Run:
         if changed:
             self.add("gradient/written", names=issues.some_of(changed))
         self.before.restore()  # for example buffers that each call changes
-        once, again = self.flatten(grads), self.flat(first)
-        if (again - once).norm() > 1e-3 * once.norm():
+        if self._differs(grads, first):
             self.add("random loss")
-            return
+            self.repeats = True
+            loss, grads = self.gradient(first)
+            if self._differs(grads, first):  # it has a generator of its own
+                self.repeats = False
+                return
         parts = self._halves_of(first)
         self._check_penalty(*(parts[:2] if parts else (first, first)))
         if not changed and not self.is_sharded:
@@ -284,6 +293,10 @@ class _Run:
             self._check_halves(*parts)
         if not self.has("sum"):
             self._check_value([*self.batches[:_SAMPLES], *(parts or ())[:2]])
+
+    def _differs(self, grads: Gradients, batch: Any) -> bool:
+        once, again = self.flatten(grads), self.flat(batch)
+        return bool((again - once).norm() > 1e-3 * once.norm())
 
     def _is_usable(self, grads: Gradients, loss: float) -> bool:
         takes_each, count = isinstance(self.sampler, SBPS), len(grads)
@@ -398,7 +411,7 @@ class _Run:
         if not is_along or not 2**-1.5 < ratio < 2**1.5:
             if len(self.batches) == 1:  # each step has all data
                 self._no_mean("halves of all data have other gradients")
-            elif not self.has("batch norm"):
+            elif not self.has("batch norm", "random loss"):
                 self.add("minibatch")
         elif not 2**-0.5 <= ratio <= 2**0.5:  # 2 of a sum, 1/2 if divided twice
             what = "a sum over" if ratio > 1 else "divided twice by"
@@ -421,11 +434,12 @@ class _Run:
         samples, rounding = self.precisely(self._sample_losses, *batches)
         self.match = match = gradients.match_likelihood(samples, rounding)
         # Probabilities stay in [0, 1] at other weights; logits may be there by chance.
+        displaced: list[gradients.LossSample] = []
         for batch in batches[:2]:
             direction = [torch.randn_like(p) for p in self.sampled]
             with gradients.displaced(zip(self.sampled, direction, strict=True), 1.0):
-                samples += self._sample_losses(0.0, batch)[0]
-        self.issues += gradients.find_outputs(samples, match)
+                displaced += self._sample_losses(0.0, batch)[0]
+        self.issues += gradients.find_outputs(samples, displaced, match)
         is_given = isinstance(self.loss, Likelihood)
         if match is not None and not (match.function is F.mse_loss and is_given):
             data = self.data.num_data
@@ -434,7 +448,8 @@ class _Run:
     def check_steps(self) -> None:
         """Compares lr with the curvature and the noise."""
         severe = issues.KINDS[: issues.KINDS.index("sum")]
-        if not self.sampled or self.has("random loss", *severe):
+        is_random = self.has("random loss") and not self.repeats
+        if not self.sampled or is_random or self.has(*severe):
             return
         if self.is_sharded:
             self.unknown.append("derivatives, curvature and gradient noise of DTensors")
@@ -488,6 +503,7 @@ class _Run:
                 yield self.flatten(self.backward(out, scale * torch.randn_like(out)))
 
     def _check_noise(self) -> None:
+        self.repeats = False  # the loss's own noise raises T_kin too
         groups, match, limits = [*self.groups.values()], self.match, _LIMITS
         where, noises = "with the present gradient noise", self._measured_noise()
         is_start = int(groups[0]["step"]) == 0
