@@ -15,7 +15,13 @@ from torch import nn
 import torch_sgmcmc as sg
 from torch_sgmcmc.diagnostics import run_issues
 from torch_sgmcmc.diagnostics.convergence import differences
+from torch_sgmcmc.diagnostics.report import Report
 from torch_sgmcmc.diagnostics.run_issues import check_runs
+from torch_sgmcmc.diagnostics.temperatures import (
+    Reading,
+    TemperatureIssue,
+    Temperatures,
+)
 from torch_sgmcmc.posterior.run_record import _RATE as RATE
 from torch_sgmcmc.posterior.run_record import RunRecord, RunRecorder, Trace
 
@@ -150,6 +156,30 @@ def test_a_subclass_is_judged_as_its_sampler():
     assert {ran.sampler for ran in records.values()} == {"HMC"}
     series = run_issues.read(run_issues.by_chain(draws), None, None)[0]
     assert not run_issues.compare_chains(series, records)
+
+
+@pytest.mark.default
+def test_the_first_line_and_the_issue_name_one_chain():
+    """A tensor of few observations may be higher by chance."""
+
+    def temperatures(mean):
+        return Temperatures(*[Reading(mean, 0.01)] * 6)
+
+    runs = {
+        i: record_of(
+            "SGHMC",
+            all=temperatures(mean),
+            tensors={"hot": temperatures(mean), "short": temperatures(3.0)},
+            issues=(TemperatureIssue("hot", "above T", mean - 1),),
+        )
+        for i, mean in enumerate((1.5, 1.75, 1.25))
+    }
+    found = Report((), (), runs, None, None, None)
+    assert "highest in hot: 1.75 T (T = 1), chain 1." in str(found)
+    (issue,) = check_runs(runs)[0]
+    assert "1.75 T in hot (chain 1 most of chains 0, 1, 2)" in issue.message
+    (issue,) = check_runs({**runs, 1: record_of("SGHMC"), 2: record_of("SGHMC")})[0]
+    assert "1.5 T in hot (chain 0)" in issue.message
 
 
 def energy(theta):

@@ -72,19 +72,16 @@ class Report:
         return lines + unknown
 
     def _temperatures(self) -> str:
-        known = [ran for ran in self.runs.values() if ran and ran.tensors]
-        if not known:
+        runs = {i: ran for i, ran in self.runs.items() if ran and ran.tensors}
+        if not runs:
             return ""
-        highest, name = max(
-            (read.kinetic.mean / ran.temperature, name)
-            for ran in known
-            for name, read in ran.tensors.items()
-        )
+        highest, name, chain = run_issues.hottest(runs)
+        where, known = f", chain {chain}" * (len(self.runs) > 1), runs.values()
         of_all = [r.all.kinetic.mean / r.temperature for r in known if r.all]
         temperatures = " or ".join(f"{t:g}" for t in {r.temperature: 0 for r in known})
         return (
             f"T_kin is {sum(of_all) / len(of_all):.3g} T on average, highest in "
-            f"{name}: {highest:.3g} T (T = {temperatures})."
+            f"{name}: {highest:.3g} T (T = {temperatures}){where}."
         )
 
     def _sizes(self) -> str:

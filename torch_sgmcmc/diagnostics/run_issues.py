@@ -155,6 +155,10 @@ _TEXTS = {
 }
 
 
+#: Kinds of issues that make draws useless.
+SERIOUS = tuple(_TEXTS)[: [*_TEXTS].index("burn-in too short")]
+
+
 def _issue(kind: str, *args: Any, **names: Any) -> Issue:
     return Issue(kind, _TEXTS[kind].format(*args, **names))
 
@@ -319,6 +323,23 @@ def check_runs(runs: Runs) -> tuple[list[Issue], list[str]]:
     return found, [some] if len(observed) < len(runs) else []
 
 
+def hottest(runs: Mapping[int, RunRecord]) -> tuple[float, str, int]:
+    """Returns the highest T_kin / T, its tensor and chain: of issues, if there are."""
+    ratios = {
+        (i, name): read.kinetic.mean / ran.temperature
+        for i, ran in runs.items()
+        for name, read in ran.tensors.items()
+    }
+    above = [
+        (i, each.name)
+        for i, ran in runs.items()
+        for each in ran.issues
+        if each.fault == "above T" and each.name in ran.tensors
+    ]
+    chain, name = max(above or ratios, key=ratios.__getitem__)
+    return ratios[chain, name], name, chain
+
+
 def _temperature_issues(runs: Mapping[int, RunRecord]) -> list[Issue]:
     """Returns an issue for each fault, with the worst tensors in units of T."""
     sizes: dict[str, dict[str, dict[int, float]]] = {}
@@ -329,9 +350,11 @@ def _temperature_issues(runs: Mapping[int, RunRecord]) -> list[Issue]:
     for fault, tensors in sizes.items():
         parts = []
         for name in sorted(tensors, key=lambda name: -max(tensors[name].values())):
-            size, chains = max(tensors[name].values()), tensors[name]
+            chains = tensors[name]
+            worst = max(chains, key=chains.__getitem__)
+            size, most = chains[worst], f" most of {_chains(chains)}"
             number = {"above T": f"{1 + size:.3g}", "below T": f"{1 - size:.3g}"}
-            where = "" if len(chains) == len(runs) else f" ({_chains(chains)})"
+            where = f" (chain {worst}{most * (len(chains) > 1)})" * (len(runs) > 1)
             parts.append(f"{number.get(fault, f'by {size:.3g}')} T in {name}{where}")
         found.append(_issue(fault, some_of(parts)))
     return found

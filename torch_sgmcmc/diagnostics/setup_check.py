@@ -454,6 +454,11 @@ class _Run:
         if self.is_sharded:
             self.unknown.append("derivatives, curvature and gradient noise of DTensors")
             return
+        if any(float(group.get("lr", 1.0)) == 0 for group in self.groups.values()):
+            self.remarks.append(
+                "lr is 0, as at the start of a warm-up: T_kin at a later lr is not "
+                "known. Check again with the largest lr."
+            )
         if all(p.dtype in (torch.float32, torch.float64) for p in self.sampled):
             self._check_curvature()
         else:
