@@ -74,10 +74,10 @@ _TEXTS = {
     "num_data/classes": 'kl_div(reduction="mean") divides by the {width:.4g} classes '
     "too: with num_data {number:,.10g} the likelihood is raised to the power "
     '{power:.3g}. Use reduction="batchmean".',
-    "not a likelihood": "{name} has label_smoothing={smoothing:g}: the posterior is "
-    "that of data with other labels. Remove it: averages over draws are smooth.",
-    "not a likelihood/weights": "{name} has weights: the posterior is that of data of "
-    "which some count more than once. Remove weight= and pos_weight=.",
+    "not a likelihood": "{name} has label_smoothing={smoothing:g}: the chain samples "
+    "the posterior of other labels. Remove it: averages over draws are smooth.",
+    "not a likelihood/weights": "{name} has weights: the chain samples the posterior "
+    "of data of which some count more than once. Remove weight= and pos_weight=.",
     "scaled loss": "The loss is {factor:.4g} times the mean {name}, and so is the "
     "log-likelihood. Return the mean loss (temperature= sets another temperature).",
     "probabilities": "The outputs are probabilities, and {name} takes {takes}: the "
