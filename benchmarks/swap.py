@@ -382,10 +382,7 @@ class SGHMC:
             schedule=schedule,
             **{"check": False, "report": False, "progress": False},
         )
-        scores, refresh = run.scores(store, model()), run.refresh[:10]
-        report = sg.report(model(), store, run.x[:100], refresh_batch_norm=refresh)
-        ess = report.convergence.quantiles(0.5)["ess"]
-        return scores | {"ess": float(ess), "draws": len(store)}
+        return run.scores(store, model()) | {"draws": len(store)}
 
 
 BASELINES = {
@@ -450,8 +447,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     for group in dict.fromkeys(tuple(row[name] for name in settings) for row in rows):
         mine = [row for row in rows if tuple(row[name] for name in settings) == group]
         title = f"{group[0]}, {group[2]} epochs{', validation' if group[1] else ''}"
-        heads = "method | seeds | error, % | NLL | ECE | AUROC | effective draws"
-        lines += [f"\n{title}\n", f"| {heads} |", "|" + " --- |" * 7]
+        heads = "method | seeds | error, % | NLL | ECE | AUROC"
+        lines += [f"\n{title}\n", f"| {heads} |", "|" + " --- |" * 6]
         for method in dict.fromkeys(row["method"] for row in mine):
             some = [row for row in mine if row["method"] == method]
             cells = [method, str(len(some))]
@@ -464,8 +461,6 @@ def table(rows: list[dict[str, Any]]) -> str:
                 if len(values) > 1:
                     error = statistics.stdev(values) / math.sqrt(len(values))
                     cells[-1] += f" ± {error:.{form}f}"
-            draws = [row["ess"] for row in some if "ess" in row]
-            cells.append(f"{statistics.fmean(draws):.0f}" if draws else "")
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

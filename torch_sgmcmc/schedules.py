@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -249,9 +250,9 @@ class PolynomialDecay(_Schedule):
 
 
 class GammaPrecision:
-    r"""A Gamma hyperprior on the prior precision of every param group.
+    r"""A Gamma hyperprior on the prior precision of every param group, or of some.
 
-    Used like a learning-rate scheduler: each :meth:`step` draws every group's
+    Used like a learning-rate scheduler: each :meth:`step` draws each group's
     ``prior_precision`` λ from its full conditional given the group's d sampled
     parameters θ (that require a gradient). With
     λ ~ Gamma(shape a, rate b) and θ | λ ~ N(μ, I/λ),
@@ -269,13 +270,15 @@ class GammaPrecision:
         sampler: the sampler whose param groups are updated.
         shape: a > 0. Default: 1.
         rate: b > 0. Default: 1.
+        groups: positions of the param groups with this hyperprior; others keep their
+            ``prior_precision``. None is all. Default: None.
 
     Draws are keyed by the sampler's seed and a counter, ``num_updates``. A chain
     restored through both ``state_dict`` s is bitwise identical.
 
     Raises:
-        ValueError: shape or rate out of range, a sampler of several chains, or, in
-            :meth:`step`, T = 0.
+        ValueError: shape, rate or groups out of range, a sampler of several chains, or,
+            in :meth:`step`, T = 0.
         RuntimeError: in :meth:`step`, a parameter is not finite. No group has changed.
 
     Example:
@@ -293,7 +296,12 @@ class GammaPrecision:
     """
 
     def __init__(
-        self, sampler: Sampler, *, shape: float = 1.0, rate: float = 1.0
+        self,
+        sampler: Sampler,
+        *,
+        shape: float = 1.0,
+        rate: float = 1.0,
+        groups: Iterable[int] | None = None,
     ) -> None:
         check_sampler(sampler)
         if sampler.param_groups[0].get("num_chains") is not None:
@@ -305,14 +313,26 @@ class GammaPrecision:
         self.shape = check_real("shape", shape, low_open=True)
         self.rate = check_real("rate", rate, low_open=True)
         self.num_updates = 0
+        #: Positions of the groups with the hyperprior; None is all.
+        self.groups = None if groups is None else [*groups]
+        every, chosen = [*range(len(sampler.param_groups))], self._chosen
+        if not chosen or len({*chosen} & {*every}) < len(chosen):
+            raise ValueError(
+                f"Invalid groups: {chosen} (must be some of {every}, each once)"
+            )
+
+    @property
+    def _chosen(self) -> list[int]:
+        every = range(len(self.sampler.param_groups))  # groups may have been added
+        return [*every] if self.groups is None else self.groups
 
     def step(self) -> list[float]:
-        """Draws every group's ``prior_precision`` and returns the new values."""
-        groups = self.sampler.param_groups
-        for group in groups:
+        """Draws each group's ``prior_precision`` and returns the new values."""
+        groups = {i: self.sampler.param_groups[i] for i in self._chosen}
+        for group in groups.values():
             check_real("temperature", group["temperature"], low_open=True)
-        precisions = [self._draw(group, index) for index, group in enumerate(groups)]
-        for group, precision in zip(groups, precisions, strict=True):
+        precisions = [self._draw(group, index) for index, group in groups.items()]
+        for group, precision in zip(groups.values(), precisions, strict=True):
             group["prior_precision"] = precision
         self.num_updates += 1
         return precisions
@@ -345,10 +365,12 @@ class GammaPrecision:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the counter and the hyperprior; the sampler saves the precisions."""
+        chosen = {} if self.groups is None else {"groups": [*self.groups]}
         return {
             "shape": self.shape,
             "rate": self.rate,
             "num_updates": saved_number(self.num_updates),
+            **chosen,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -357,4 +379,9 @@ class GammaPrecision:
         shape = check_real("shape", state_dict["shape"], low_open=True)
         rate = check_real("rate", state_dict["rate"], low_open=True)
         num_updates = check_count("num_updates", state_dict["num_updates"])
+        groups = state_dict.get("groups", [*range(len(self.sampler.param_groups))])
+        if groups != self._chosen:
+            raise ValueError(
+                f"Invalid groups: {self._chosen} (the state_dict has {groups})"
+            )
         self.shape, self.rate, self.num_updates = shape, rate, num_updates

@@ -91,8 +91,8 @@ def test_values_out_of_range(kind):
         refuses(sampler, state, message)
 
 
-def hyperprior():
-    return sg.GammaPrecision(make(sg.SGLD))
+def hyperprior(**options):
+    return sg.GammaPrecision(make(sg.SGLD), **options)
 
 
 @pytest.mark.parametrize("name", ["shape", "rate"])
@@ -111,6 +111,26 @@ def test_gamma_precision_needs_a_sampler():
         TypeError, "Invalid sampler: got SGD (must be a torch_sgmcmc sampler)"
     ):
         sg.GammaPrecision(sgd)
+
+
+def test_gamma_precision_of_some_groups():
+    """Others keep their precision; each group's draw is that of all groups' update."""
+    every, some = hyperprior(), hyperprior(groups=[1])
+    second = some.sampler.param_groups[1]
+    for _ in range(2):
+        assert some.step() == every.step()[1:] == [second["prior_precision"]]
+    assert [g["prior_precision"] > 0 for g in some.sampler.param_groups] == [0, 1]
+    some.sampler.param_groups[0]["temperature"] = 0.0
+    some.step()  # a group without a hyperprior
+    again = hyperprior(groups=[1])
+    again.load_state_dict(some.state_dict())
+    assert again.num_updates == 3 and "groups" not in every.state_dict()
+    with refused(ValueError, "Invalid groups: [1] (the state_dict has [0, 1])"):
+        again.load_state_dict(every.state_dict())
+    for groups in ([2], [-1], [0, 0], []):
+        wanted = f"Invalid groups: {groups} (must be some of [0, 1], each once)"
+        with refused(ValueError, wanted):
+            hyperprior(groups=groups)
 
 
 def test_gamma_precision_at_temperature_zero():

@@ -28,6 +28,25 @@ def autoregressive(rho, chains, draws, quantities):
     return kicks
 
 
+@pytest.mark.default
+@pytest.mark.parametrize(("chains", "draws"), [(5, 4), (4, 10), (2, 24)])
+def test_effective_draws_of_few_are_not_known(chains, draws):
+    """ArviZ's number is its own limit there, n log10 n of all draws."""
+    pytest.importorskip("arviz_stats")
+    found = of(noise(chains, draws, 50))
+    assert found.rhat.isfinite().all()
+    assert all(found.quantiles(0.5)[name].isnan() for name in ("ess", "ess_tail"))
+    assert "bulk-ESS  not known below 25 draws a chain" in str(found)
+    assert of(noise(chains, 25, 50)).quantiles(0.5)["ess"].isfinite()
+
+
+@pytest.mark.default
+def test_no_more_effective_draws_than_draws_are_printed():
+    found = of(autoregressive(-0.7, 2, 100, 20))
+    assert float(found.ess.median()) > 300
+    assert max(map(float, str(found).splitlines()[3].split()[1:])) <= 200
+
+
 @pytest.mark.parametrize("draws", [4, 62, 1000])
 def test_numbers_are_arviz_s(draws):
     arviz = pytest.importorskip("arviz")

@@ -343,3 +343,37 @@ def test_files_that_differ_in_their_suffix(tmp_path):
     assert other.read_text() == "kept"
     assert sg.load(tmp_path / "run.rank0") == {"rank": 0}
     assert len([*tmp_path.iterdir()]) == 2
+
+
+def layers(params, seed):
+    """A group for weights, one for biases."""
+    params = [*params]
+    groups = [
+        [p for p in params if is_weight == (p[1].dim() > 1)]
+        for is_weight in (True, False)
+    ]
+    groups = [{"params": group} for group in groups]
+    return sg.SGHMC(groups, 0.05, num_data=ROWS, prior_precision=1.0, seed=seed)
+
+
+def test_a_hyperprior_of_some_groups(tmp_path):
+    gibbs = partial(sg.GammaPrecision, groups=[0])
+    options = {"sampler": layers, "report": False}
+    store = run(tmp_path / "whole", schedule=gibbs, **options)
+    first, second = store[-1].prior_precision
+    assert first != 1.0 and second == 1.0
+    for steps in (20, 50):
+        run(tmp_path / "parts", schedule=gibbs, steps=steps, **options)
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+    with pytest.raises(ValueError, match="GammaPrecision has groups"):
+        run(tmp_path / "parts", schedule=partial(gibbs, groups=[1]), **options)
+
+
+def test_draws_of_no_use_are_warned_of(tmp_path):
+    """Without progress bars a report is read by nobody."""
+    options = {"steps": 20, "check": False, "progress": False}
+    for lr, words in ((1e-30, "All draws are the same"), (0.0, "No draw was stored")):
+        still = partial(sg.SGHMC, lr=lr, num_data=ROWS)
+        with pytest.warns(UserWarning, match=f"after the run:\n{words}"):
+            folder = tmp_path / str(lr)
+            sg.sample(lambda: nn.Linear(4, 3), still, loader(), loss, folder, **options)

@@ -13,9 +13,17 @@ from test_report_battery import run as chains_of
 from torch import nn
 
 import torch_sgmcmc as sg
+from torch_sgmcmc.diagnostics import run_issues
 from torch_sgmcmc.diagnostics.convergence import differences
+from torch_sgmcmc.diagnostics.report import Report
+from torch_sgmcmc.diagnostics.run_issues import check_runs
+from torch_sgmcmc.diagnostics.temperatures import (
+    Reading,
+    TemperatureIssue,
+    Temperatures,
+)
 from torch_sgmcmc.posterior.run_record import _RATE as RATE
-from torch_sgmcmc.posterior.run_record import RunRecord, Trace
+from torch_sgmcmc.posterior.run_record import RunRecord, RunRecorder, Trace
 
 pytestmark = pytest.mark.full
 
@@ -104,6 +112,81 @@ def test_other_forms(tmp_path):
         sg.report(Line(), [], INPUTS)
     some = sg.report(Line(), draws[::10], INPUTS, link="identity")
     assert some.convergence.num_draws <= 14
+
+
+def record_of(sampler, **numbers):
+    return RunRecord(sampler, 1.0, 100, 0, **numbers)
+
+
+@pytest.mark.default
+def test_effective_draws_of_short_chains_are_not_known():
+    chains = slow(4, 20, 0.0)
+    some = [Drawn({"theta": t}, c) for c in range(4) for t in chains[c]]
+    found = sg.report(Line(), some, INPUTS, link="identity")
+    assert not found.issues
+    assert "80 draws of 4 chains have too few draws a chain for an eff" in str(found)
+    assert "whether draws are enough (each chain has 20 of 25)" in str(found)
+    assert "nan" not in str(found) and "nan" not in found.markdown()
+
+
+@pytest.mark.default
+def test_an_index_chain_may_accept_few():
+    """Its acceptance says how unequal minibatches are, and not how long a step is."""
+    rejected = check_runs({0: record_of("EWSG", acceptance=0.27)})[0]
+    assert not rejected
+    (issue,) = check_runs({0: record_of("HMC", acceptance=0.27)})[0]
+    assert issue.kind == "rejected"
+
+
+class OwnHMC(sg.HMC):
+    """A user's class, of another name."""
+
+
+@pytest.mark.default
+def test_a_subclass_is_judged_as_its_sampler():
+    """Each chain's warm-up has set its step."""
+    draws, records = [], {}
+    for i, kind in enumerate((sg.HMC, OwnHMC)):
+        theta = nn.Parameter(torch.zeros(3))
+        sampler = kind([theta], 0.1 + i, num_steps=3, num_data=1.0, seed=i)
+        for _ in range(20):
+            sampler.step(lambda t=theta: energy(t))
+            draws.append(Drawn({"theta": theta.detach().clone()}, i))
+        records[i] = RunRecorder(sampler).record()
+    assert {ran.sampler for ran in records.values()} == {"HMC"}
+    series = run_issues.read(run_issues.by_chain(draws), None, None)[0]
+    assert not run_issues.compare_chains(series, records)
+
+
+@pytest.mark.default
+def test_the_first_line_and_the_issue_name_one_chain():
+    """A tensor of few observations may be higher by chance."""
+
+    def temperatures(mean):
+        return Temperatures(*[Reading(mean, 0.01)] * 6)
+
+    runs = {
+        i: record_of(
+            "SGHMC",
+            all=temperatures(mean),
+            tensors={"hot": temperatures(mean), "short": temperatures(3.0)},
+            issues=(TemperatureIssue("hot", "above T", mean - 1),),
+        )
+        for i, mean in enumerate((1.5, 1.75, 1.25))
+    }
+    found = Report((), (), runs, None, None, None)
+    assert "highest in hot: 1.75 T (T = 1), chain 1." in str(found)
+    (issue,) = check_runs(runs)[0]
+    assert "1.75 T in hot (chain 1 most of chains 0, 1, 2)" in issue.message
+    (issue,) = check_runs({**runs, 1: record_of("SGHMC"), 2: record_of("SGHMC")})[0]
+    assert "1.5 T in hot (chain 0)" in issue.message
+
+
+def energy(theta):
+    theta.grad = None
+    loss = theta.square().sum() / 2
+    loss.backward()
+    return loss
 
 
 def test_a_trace_is_of_means():

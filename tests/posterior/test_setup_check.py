@@ -2,6 +2,7 @@
 
 import copy
 import random
+import re
 import warnings
 from collections import UserDict, namedtuple
 from functools import partial
@@ -19,6 +20,7 @@ from torch.utils.data import (
     RandomSampler,
     SubsetRandomSampler,
     TensorDataset,
+    WeightedRandomSampler,
 )
 
 import torch_sgmcmc as sg
@@ -119,6 +121,37 @@ def several_labels():
     return TensorDataset(x, (x[:, :3] > 0).float())
 
 
+def shares():
+    x = torch.randn(N, 8)
+    return TensorDataset(x, (x[:, :3] / 2).softmax(1))
+
+
+def divergence(model, batch, reduction="mean"):
+    logs = model(batch[0]).log_softmax(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own of this mean
+        return F.kl_div(logs, batch[1], reduction=reduction)
+
+
+class Ordinal(nn.Module):
+    """Ordered classes: probabilities are differences at ordered thresholds."""
+
+    def __init__(self):
+        super().__init__()
+        self.score, self.at = mlp(1), nn.Parameter(torch.linspace(-1, 1, 6))
+
+    def forward(self, x):
+        below = (self.at - self.score(x)).sigmoid()
+        ones = torch.ones_like(below[:, :1])
+        edges = torch.cat([0 * ones, below, ones], 1)
+        return edges.diff(dim=1).clamp_min(1e-6).log()
+
+
+def half_weighted(data):
+    weights = (torch.arange(N) % 2).double()
+    return DataLoader(data, BATCH, sampler=WeightedRandomSampler(weights, N // 2))
+
+
 def with_another_head(model):
     return nn.Sequential(model[0], nn.ReLU(), nn.Linear(20, 3))
 
@@ -153,6 +186,16 @@ MISUSES = {
      "loader": partial(loader_of, batch_size=6)}, "minibatch"),
     "all pairs": ({"model": lambda: mlp(1), "data": row_of_numbers, "loss": all_pairs},
      "broadcast"),
+    "weights of classes": ({"loss": partial(scaled,
+     weight=torch.tensor([1.0, 2.0, 3.0]))}, "not a likelihood"),
+    "smoothed labels": ({"loss": partial(scaled, label_smoothing=0.1)},
+     "not a likelihood"),
+    "weights of positives": ({"model": lambda: mlp(1), "data": labels,
+     "loss": partial(scaled, loss=F.binary_cross_entropy_with_logits,
+     pos_weight=torch.tensor(3.0))}, "not a likelihood"),
+    "smooth absolute error": ({"model": lambda: mlp(2), "data": partial(numbers, 2),
+     "loss": partial(scaled, loss=F.smooth_l1_loss)}, "squared error"),
+    "a mean over classes": ({"data": shares, "loss": divergence}, "scaled loss"),
     "a mean over labels": ({"data": several_labels,
      "loss": partial(scaled, loss=F.binary_cross_entropy_with_logits)}, "scaled loss"),
     "a head that was replaced": ({"other": with_another_head}, "other model"),
@@ -247,7 +290,7 @@ RIGHT = {
     "all labels counted": {"data": several_labels,
      "loss": partial(scaled, loss=F.binary_cross_entropy_with_logits),
      "sampler": partial(SGHMC, num_data=3 * N)},
-    "one datum at a time": {"loss": partial(scaled, label_smoothing=0.3),
+    "one datum at a time": {
      "loader": partial(loader_of, batch_size=1), "sampler": partial(SGHMC, lr=1e-4)},
     "a part of the data in batches": {"loader": lambda data: DataLoader(data,
      batch_sampler=BatchSampler(SubsetRandomSampler(range(300)), BATCH, False)),
@@ -260,9 +303,12 @@ RIGHT = {
      "loss": partial(scaled, loss=F.mse_loss, by=50.0),
      "sampler": partial(SGHMC, lr=3e-5, momentum=0.99)},
     "batch norm that is over": {"model": evaluated},
-    "label smoothing": {"loss": partial(scaled, label_smoothing=0.1)},
-    "weights of classes": {"loss": partial(scaled,
-     weight=torch.tensor([1.0, 2.0, 3.0]))},
+    "equal weights of classes": {"loss": partial(scaled, weight=torch.ones(3))},
+    "shares of classes": {"data": shares, "loss": partial(divergence,
+     reduction="batchmean")},
+    "ordered classes": {"model": Ordinal, "loss": partial(scaled, loss=F.nll_loss)},
+    "weights of 0 and 1": {"loader": half_weighted,
+     "sampler": partial(SGHMC, num_data=N // 2)},
     "a part of the data": {"loader": lambda data: DataLoader(data, BATCH,
      sampler=SubsetRandomSampler(range(300))), "sampler": partial(SGHMC, num_data=300)},
     "minibatches taken at once": {"loader": lambda data: DataLoader(data,
@@ -449,3 +495,201 @@ def test_any_default_device():
     assert [p.kind for p in found.issues] == [p.kind for p in expected.issues]
     assert found.curvature == pytest.approx(expected.curvature, rel=1e-6)
     assert found.heating == pytest.approx(expected.heating, rel=1e-6)
+
+
+class Graph(nn.Module):
+    """A graph network: nodes take the mean of their neighbours."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+
+    def forward(self, x, edges):
+        out = self.layer(x)
+        return out.index_add(0, edges[1], out[edges[0]])
+
+
+def of_graph(model, batch):
+    x, edges, y, known = batch
+    return F.cross_entropy(model(x, edges)[known], y[known])
+
+
+def test_a_batch_that_cannot_be_cut_is_not_known(tmp_path):
+    """One batch is the whole graph, whose edges name nodes; no half has them all."""
+    torch.manual_seed(0)
+    x, y = classes().tensors
+    known = torch.arange(N) < 100
+    loader = [(x, torch.randint(N, (2, 900)), y, known)]
+    sampler = partial(SGHMC, num_data=100)
+    options = {"steps": 4, "seed": 0, "progress": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sg.sample(Graph, sampler, loader, of_graph, tmp_path, report=False, **options)
+    model = Graph()
+    of = model, of_graph, loader, sampler(model.named_parameters(), seed=0)
+    found = sg.check_setup(*of)
+    assert not found.issues and "whether the loss is a mean" in str(found), found
+
+
+def fixed_size(model, batch):
+    x = batch[0].view(BATCH, 8)
+    return F.cross_entropy(model(x), batch[1])
+
+
+def test_a_fixed_batch_size_is_not_known():
+    found = sg.check_setup(*setup(loss=fixed_size))
+    assert not found.issues and found.num_data == N
+    assert "whether the loss is a mean" in str(found)
+
+
+def cox(model, batch):
+    """Minus Cox's partial log-likelihood: each event is compared with who is left."""
+    x, times, events = batch
+    risk = model(x)[:, 0]
+    order = times.argsort(descending=True)
+    risk, events = risk[order], events[order]
+    return -((risk - risk.logcumsumexp(0)) * events).mean()
+
+
+def test_examples_of_one_batch_may_depend_on_each_other():
+    """Each step has all data; of minibatches it is still an issue."""
+    torch.manual_seed(0)
+    x, times = torch.randn(N, 8), torch.rand(N)
+    data = TensorDataset(x, times, (torch.rand(N) < 0.01).float())
+    model = nn.Linear(8, 1, bias=False)
+    sampler = SGHMC(model.named_parameters(), seed=0)
+    found = sg.check_setup(model, cox, [data.tensors], sampler)
+    assert not found.issues and "whether the loss is a mean" in str(found), found
+    found = sg.check_setup(model, cox, loader_of(data, batch_size=60), sampler)
+    assert "minibatch" in [issue.kind for issue in found.issues]
+
+
+class Rows(dict):
+    """Such as a TensorDict: a mapping with checked lengths that can be cut."""
+
+    def __init__(self, source):
+        super().__init__(source)
+        self.batch_size = torch.Size([])
+
+    def auto_batch_size_(self, dims):
+        self.batch_size = torch.Size({len(t) for t in self.values()})
+        return self
+
+    def __setitem__(self, key, value):
+        raise RuntimeError(f"batch_size is {self.batch_size}, not {len(value)}")
+
+
+class Moved:
+    """Such as a batch of graphs, which can be moved and not cut."""
+
+    def __init__(self, x, y, moves):
+        self.x, self.y, self.moves = x, y, moves
+
+    def to(self, device, non_blocking=False):
+        self.moves.append(device)
+        return self
+
+
+def test_batches_of_other_libraries():
+    model, _, loader, sampler = setup()
+    sizes = []
+
+    def of_rows(model, batch):
+        sizes.append(batch.batch_size[0])
+        return F.cross_entropy(model(batch["x"]), batch["y"])
+
+    batches = [Rows({"x": x, "y": y}).auto_batch_size_(1) for x, y in loader]
+    assert not sg.check_setup(model, of_rows, batches, sampler).issues
+    assert {*sizes} == {BATCH, BATCH // 2} and batches[0]["x"].dtype == torch.float32
+    moves = []
+    batches = [Moved(x, y, moves) for x, y in loader]
+    loss = lambda model, batch: F.cross_entropy(model(batch.x), batch.y)  # noqa: E731
+    found = sg.check_setup(model, loss, batches, sampler)
+    assert not found.issues and "no rows to cut" in str(found) and moves
+
+
+@pytest.mark.parametrize("kind", ["PSGLD", "HMC", "SBPS"])
+def test_a_limit_without_closed_form_is_not_known(kind):
+    own = {"PSGLD": {"lr": 1e-3}, "HMC": {"step_size": 1e-3, "num_steps": 3}}
+    sampler = partial(getattr(sg, kind), **own.get(kind, {}), num_data=N)
+    loss = each if kind == "SBPS" else mean
+    found = sg.check_setup(*setup(loss=loss, sampler=sampler))
+    assert found.curvature > 0 and "nan" not in str(found), found
+    assert f"Not known: the largest stable lr of a {kind} with" in str(found)
+    assert ("TemperatureMonitor" in str(found)) == (kind == "PSGLD")
+
+
+def words(lengths):
+    ids = torch.randint(11, (N, 8))
+    nexts = ids.roll(-1, 1)
+    nexts[torch.arange(8) >= lengths[:, None]] = -100
+    return [{"ids": i, "labels": n} for i, n in zip(ids, nexts, strict=True)]
+
+
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_a_number_of_targets_by_few_minibatches_is_a_guess(is_equal):
+    torch.manual_seed(0)
+    lengths = torch.full((N,), 5) if is_equal else torch.randint(1, 9, (N,))
+    model, loader = Words(), loader_of(words(lengths))
+    loss = lambda model, batch: model(**batch)["loss"]  # noqa: E731
+    sampler = SGHMC(model.named_parameters(), seed=0)
+    (issue,) = sg.check_setup(model, loss, loader, sampler).issues
+    number = re.search(r"num_data to (about )?(\d+), the number", issue.message)
+    assert bool(number[1]) != is_equal
+    assert abs(int(number[2]) - int(lengths.sum())) <= 0.1 * 8 * N * (not is_equal)
+
+
+class Latent(nn.Module):
+    """Random in each call, like a variational autoencoder."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.mean(x)
+        random.random(), np.random.rand()
+        return self.head(x + 0.3 * torch.randn_like(x))
+
+
+def mixed(model, batch):
+    x, y = batch
+    part = np.random.beta(1, 1) * random.random()
+    order = torch.randperm(len(x))
+    logits = model(part * x + (1 - part) * x[order])
+    return part * F.cross_entropy(logits, y) + (1 - part) * F.cross_entropy(
+        logits, y[order]
+    )
+
+
+def penalised_mixed(model, batch):
+    return mixed(model, batch) + 1e-2 * model[0].weight.square().sum()
+
+
+WRONG = {"sampler": partial(SGHMC, num_data=BATCH, lr=30.0)}
+
+
+@pytest.mark.parametrize(
+    ("options", "kinds"),
+    [
+        ({"model": Latent}, {"random loss"}),
+        ({"loss": mixed}, {"random loss"}),
+        ({"model": Latent, **WRONG}, {"random loss", "num_data", "unstable"}),
+        ({"loss": penalised_mixed}, {"random loss", "penalty"}),
+    ],
+)
+def test_a_random_loss_stops_no_other_check(options, kinds):
+    found = sg.check_setup(*setup(**options))
+    assert kinds <= {issue.kind for issue in found.issues}, found
+    assert len(kinds) > 1 or len(found.issues) == 1, found
+    assert found.curvature > 0 and found.heating and found.gradients <= 80
+
+
+def test_a_loss_with_random_numbers_of_its_own_is_random():
+    own = torch.Generator().manual_seed(0)
+
+    def loss(model, batch):
+        return mean(model, batch) * torch.rand((), generator=own)
+
+    found = sg.check_setup(*setup(loss=loss))
+    assert [issue.kind for issue in found.issues] == ["random loss"]

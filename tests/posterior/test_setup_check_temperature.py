@@ -248,3 +248,10 @@ def test_targets_are_where_outputs_are():
     (call,) = guess_calls([outputs], (y,))
     assert call.function is F.cross_entropy
     assert moves == [outputs.device] and guess_calls([x], (y,))
+
+
+def test_the_start_of_a_warm_up_has_no_heat_of_its_own():
+    found = sg.check_setup(*setup(sampler=partial(SGHMC, lr=0.0)))
+    assert not found.issues and found.largest_lr > 0
+    (remark,) = found.remarks
+    assert remark.startswith("lr is 0") and "No issue was found" not in str(found)

@@ -485,9 +485,17 @@ def test_samplers_that_cannot_be_observed():
     class Bouncy(sg.SBPS):
         pass
 
+    class New(sg.SGLD):
+        """A sampler of which the monitor has no equations."""
+
+        _saved_name = classmethod(lambda cls: cls.__name__)
+
     hmc = sg.HMC(params, 0.1, num_steps=2, num_data=1.0)
-    for sampler in (hmc, Bouncy(params, num_data=1.0)):
-        with pytest.raises(ValueError, match="cannot be monitored"):
+    bouncy = Bouncy(params, num_data=1.0)
+    new = New(params, 0.1, num_data=1.0)
+    reasons = {hmc: "acceptance_rate", bouncy: "violation_rate", new: "no equations"}
+    for sampler, reason in reasons.items():
+        with pytest.raises(ValueError, match=f"cannot be monitored .*{reason}"):
             sg.TemperatureMonitor(sampler)
     with pytest.raises(TypeError, match="of type SGD"):
         sg.TemperatureMonitor(torch.optim.SGD(params, 0.1))

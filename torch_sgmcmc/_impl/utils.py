@@ -72,24 +72,29 @@ def tensors_in(batch: Any) -> Iterator[Tensor]:
             yield from tensors_in(part)
 
 
-def mapped(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
-    """Applies a function to all tensors of a nest; keeps the types."""
+def mapped(function: Callable[[Any], Any], batch: Any, method: str = "") -> Any:
+    """Applies a function to all tensors of a nest; keeps the types.
+
+    Also to objects with this method, such as batches of graphs.
+    """
     if isinstance(batch, Tensor):
         return function(batch)
     if isinstance(batch, Mapping):
-        values = {key: mapped(function, value) for key, value in batch.items()}
+        values = {key: mapped(function, v, method) for key, v in batch.items()}
         if type(batch) is dict or not isinstance(batch, MutableMapping):
             return values
+        if hasattr(batch, "auto_batch_size_"):  # a TensorDict checks lengths
+            return type(batch)(values).auto_batch_size_(1)
         same = copy.copy(batch)  # for example a BatchEncoding
         for key, value in values.items():
             same[key] = value
         return same
     if isinstance(batch, list | tuple):
-        parts = [mapped(function, value) for value in batch]
+        parts = [mapped(function, value, method) for value in batch]
         if hasattr(batch, "_fields"):
             return type(batch)(*parts)
         return type(batch)(parts)
-    return batch
+    return function(batch) if method and hasattr(batch, method) else batch
 
 
 def rows_of(batch: Any) -> int | None:

@@ -17,6 +17,8 @@ from torch_sgmcmc._impl.utils import optional, plain_names
 # Levels of the shown quantiles, the worst last.
 _QUANTILES = (0.5, 0.9, 0.99, 1.0)
 _HEADS = ("median", "90 %", "99 %", "worst")
+# Fewest draws of a chain with an effective sample size.
+_FEWEST = 25
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +28,9 @@ class Convergence:
     The rank-normalised R̂ compares all draws with the draws within the halves of the
     chains, in location and scale: it is 1 if all halves of all chains are alike. The
     effective sample size (ESS) of a chain of n draws with autocorrelations ρ is
-    :math:`n / (1 + 2 \sum_t \rho_t)`. The numbers are ArviZ's (``arviz_stats``).
+    :math:`n / (1 + 2 \sum_t \rho_t)`. The numbers are ArviZ's (``arviz_stats``),
+    whose ESS is at most n log10(n) of all n draws. Below 25 draws a chain this limit
+    decides: texts and quantiles then have no ESS. Texts never show more than all draws.
 
     A quantity with one value in all draws of all chains is constant: its numbers are
     NaN, and quantiles ignore it. If each chain stands still at another value,
@@ -58,6 +62,11 @@ class Convergence:
     def __repr__(self) -> str:
         return str(self)
 
+    @property
+    def is_ess_known(self) -> bool:
+        """True if chains are long enough for effective sample sizes."""
+        return self.num_draws >= _FEWEST
+
     def quantiles(self, *levels: float) -> dict[str, Tensor]:
         """Returns quantiles over the quantities that vary, counted from the best.
 
@@ -68,7 +77,7 @@ class Convergence:
         Returns:
             For "rhat", "ess" and "ess_tail" a float64 tensor with a number for each
             level, not interpolated (of two quantities, the worse); NaN where nothing
-            varies.
+            varies, and for effective sample sizes below 25 draws a chain.
 
         Raises:
             ValueError: a level is out of range.
@@ -82,9 +91,14 @@ class Convergence:
         for name, values in worse.items():
             varying = values[~self.constant]
             found[name] = torch.full_like(q, torch.nan)
-            if len(varying) > 0:
+            if len(varying) > 0 and (self.is_ess_known or name == "rhat"):
                 found[name] = varying.quantile(q, interpolation="higher").abs()
         return found
+
+    def shown(self, *levels: float) -> dict[str, Tensor]:
+        """Returns quantiles with effective sample sizes of at most all draws."""
+        most, found = self.num_chains * self.num_draws, self.quantiles(*levels)
+        return {k: v if k == "rhat" else v.clamp(max=most) for k, v in found.items()}
 
     def __str__(self) -> str:
         """Returns a table of quantiles."""
@@ -96,9 +110,11 @@ class Convergence:
         if constant < count:
             lines.append(" " * 9 + "".join(f"{head:>9}" for head in _HEADS))
             labels = {"rhat": "R-hat", "ess": "bulk-ESS", "ess_tail": "tail-ESS"}
-            for name, values in self.quantiles(*_QUANTILES).items():
+            for name, values in self.shown(*_QUANTILES).items():
                 form = ".3f" if name == "rhat" else ".0f"
                 row = "".join(f"{value:>9{form}}" for value in values.tolist())
+                if not self.is_ess_known and name != "rhat":
+                    row = f" not known below {_FEWEST} draws a chain"
                 lines.append(f"{labels[name]:<9}{row}")
         if constant:
             lines.append(f"constant in all draws: {constant} of {count}")

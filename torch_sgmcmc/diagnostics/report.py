@@ -72,19 +72,16 @@ class Report:
         return lines + unknown
 
     def _temperatures(self) -> str:
-        known = [ran for ran in self.runs.values() if ran and ran.tensors]
-        if not known:
+        runs = {i: ran for i, ran in self.runs.items() if ran and ran.tensors}
+        if not runs:
             return ""
-        highest, name = max(
-            (read.kinetic.mean / ran.temperature, name)
-            for ran in known
-            for name, read in ran.tensors.items()
-        )
+        highest, name, chain = run_issues.hottest(runs)
+        where, known = f", chain {chain}" * (len(self.runs) > 1), runs.values()
         of_all = [r.all.kinetic.mean / r.temperature for r in known if r.all]
         temperatures = " or ".join(f"{t:g}" for t in {r.temperature: 0 for r in known})
         return (
             f"T_kin is {sum(of_all) / len(of_all):.3g} T on average, highest in "
-            f"{name}: {highest:.3g} T (T = {temperatures})."
+            f"{name}: {highest:.3g} T (T = {temperatures}){where}."
         )
 
     def _sizes(self) -> str:
@@ -92,12 +89,17 @@ class Report:
         found = self.norms if self.convergence is None else self.convergence
         if found is None or not _varies(found):
             return ""
-        rhat, ess, tail = found.quantiles(0.5, 0.9, 1.0).values()
+        rhat, ess, tail = found.shown(0.5, 0.9, 1.0).values()
         draws, s = found.num_chains * found.num_draws, "s" * (found.num_chains > 1)
+        size = (
+            f"an effective sample size of {ess[0]:.3g} (worst tenth of {of}: "
+            f"{ess[1]:.3g}, for their tails {tail[1]:.3g})"
+        )
+        if not found.is_ess_known:  # of each chain
+            size = "too few draws a chain for an effective sample size"
         return (
-            f"{draws} draws of {found.num_chains} chain{s} have an effective sample "
-            f"size of {ess[0]:.3g} (worst tenth of {of}: {ess[1]:.3g}, for their tails "
-            f"{tail[1]:.3g}); R-hat {rhat[0]:.3f}, {rhat[2]:.3f} in the worst."
+            f"{draws} draws of {found.num_chains} chain{s} have {size}; R-hat "
+            f"{rhat[0]:.3f}, {rhat[2]:.3f} in the worst."
         )
 
     def _score(self) -> str:
@@ -203,7 +205,7 @@ def _numbers_of(found: Convergence | None) -> dict[str, Any] | None:
     if found is None:
         return None
     levels = (0.5, 0.9, 0.99, 1.0)
-    numbers = {name: v.tolist() for name, v in found.quantiles(*levels).items()}
+    numbers = {name: v.tolist() for name, v in found.shown(*levels).items()}
     numbers |= {"num_chains": found.num_chains, "num_draws": found.num_draws}
     return {"levels": levels, **numbers}
 
@@ -287,6 +289,8 @@ def report(
     few = run_issues.few_draws(convergence, sum(map(len, chains.values())), len(chains))
     if shared < 16 and not few:  # R-hat of so few is not judged
         unknown.append(f"whether chains agree (each has {shared} draws)")
+    if not few and convergence is not None and not convergence.is_ess_known:
+        unknown.append(f"whether draws are enough (each chain has {shared} of 25)")
     if len(chains) == 1:
         unknown.append("other modes (there is one chain: start some at other places)")
     judged, not_known = run_issues.check_runs(runs)

@@ -113,7 +113,8 @@ _MEDIAN, _WORST = 50, 25
 DEFINED = 4
 # The acceptance below which most of HMC's work is lost.
 _ACCEPTANCE = 0.4
-# Samplers without a monitor, and samplers whose warm-up sets each chain's step.
+# Samplers without a monitor, and samplers whose warm-up sets each chain's step by the
+# acceptance.
 _WITHOUT, _TUNED = ("HMC", "HMCECS", "SBPS"), ("HMC", "HMCECS")
 
 
@@ -152,6 +153,10 @@ _TEXTS = {
     "were not finite): the target is another. Lower lr, or inspect the data.",
     "few draws": "{draws} draws of {chains} {what}",
 }
+
+
+#: Kinds of issues that make draws useless.
+SERIOUS = tuple(_TEXTS)[: [*_TEXTS].index("burn-in too short")]
 
 
 def _issue(kind: str, *args: Any, **names: Any) -> Issue:
@@ -280,7 +285,7 @@ def few_draws(
 ) -> list[Issue]:
     """Finds too small an effective sample size of outputs, or too few draws."""
     wanted = _EACH * chains
-    if convergence is None or convergence.num_draws < DEFINED:
+    if convergence is None or not convergence.is_ess_known:
         median = worst = math.inf if draws >= _MEDIAN else 0.0
         what = f"are few, and errors of predictions unknown: {wanted} are a start."
     else:
@@ -308,14 +313,31 @@ def check_runs(runs: Runs) -> tuple[list[Issue], list[str]]:
         steps = count + sum(ran.steps for ran in skipped.values())
         chains = _chains(skipped)
         found.append(_issue("skipped steps", count=count, steps=steps, chains=chains))
-    rates = {i: 1.0 if r.acceptance is None else r.acceptance for i, r in known.items()}
-    low = {i: rate for i, rate in rates.items() if rate < _ACCEPTANCE}
+    rates = {i: r.acceptance for i, r in known.items() if r.sampler in _TUNED}
+    low = {i: x for i, x in rates.items() if x is not None and x < _ACCEPTANCE}
     if low:
         found.append(_issue("rejected", rate=min(low.values()), chains=_chains(low)))
     observed = {i for i, r in known.items() if r.tensors or r.sampler in _WITHOUT}
     chains = _chains([i for i in runs if i not in observed][:6])
     some = f"temperatures of {chains} (no monitor has observed them)"
     return found, [some] if len(observed) < len(runs) else []
+
+
+def hottest(runs: Mapping[int, RunRecord]) -> tuple[float, str, int]:
+    """Returns the highest T_kin / T, its tensor and chain: of issues, if there are."""
+    ratios = {
+        (i, name): read.kinetic.mean / ran.temperature
+        for i, ran in runs.items()
+        for name, read in ran.tensors.items()
+    }
+    above = [
+        (i, each.name)
+        for i, ran in runs.items()
+        for each in ran.issues
+        if each.fault == "above T" and each.name in ran.tensors
+    ]
+    chain, name = max(above or ratios, key=ratios.__getitem__)
+    return ratios[chain, name], name, chain
 
 
 def _temperature_issues(runs: Mapping[int, RunRecord]) -> list[Issue]:
@@ -328,9 +350,11 @@ def _temperature_issues(runs: Mapping[int, RunRecord]) -> list[Issue]:
     for fault, tensors in sizes.items():
         parts = []
         for name in sorted(tensors, key=lambda name: -max(tensors[name].values())):
-            size, chains = max(tensors[name].values()), tensors[name]
+            chains = tensors[name]
+            worst = max(chains, key=chains.__getitem__)
+            size, most = chains[worst], f" most of {_chains(chains)}"
             number = {"above T": f"{1 + size:.3g}", "below T": f"{1 - size:.3g}"}
-            where = "" if len(chains) == len(runs) else f" ({_chains(chains)})"
+            where = f" (chain {worst}{most * (len(chains) > 1)})" * (len(runs) > 1)
             parts.append(f"{number.get(fault, f'by {size:.3g}')} T in {name}{where}")
         found.append(_issue(fault, some_of(parts)))
     return found

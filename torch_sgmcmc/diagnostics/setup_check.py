@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -19,7 +20,7 @@ from torch_sgmcmc._impl.hyperparams import wrong_result, wrong_type
 from torch_sgmcmc._impl.parameters import exchanged
 from torch_sgmcmc.diagnostics import setup_gradients as gradients
 from torch_sgmcmc.diagnostics import setup_issues as issues
-from torch_sgmcmc.diagnostics.temperatures import names_of
+from torch_sgmcmc.diagnostics.temperatures import has_temperatures, names_of
 from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.posterior.forward import model_device, moved
 from torch_sgmcmc.samplers.hmc_ecs import HMCECS
@@ -145,6 +146,8 @@ class _Run:
         self.remarks: list[str] = []
         self.unknown: list[str] = []
         self.numbers: dict[str, Any] = {"not_sampled": (), "heating": {}}
+        #: True if each call of the loss gets the same random numbers.
+        self.repeats = False
         self.match: gradients.Match | None = None
         self.gradients = 0
         #: The tensors that have had a gradient, and names of those without.
@@ -165,7 +168,10 @@ class _Run:
 
     def value(self, batch: Any) -> Tensor:
         """Returns the loss of a minibatch, or of each example."""
-        value = self.loss(self.model, moved(batch, model_device(self.model)))
+        batch = moved(batch, model_device(self.model))
+        numbers = issues.kept_numbers(self.all, 0) if self.repeats else nullcontext()
+        with numbers:
+            value = self.loss(self.model, batch)
         if not isinstance(value, Tensor):
             wanted = "the mean loss of the minibatch, a Tensor"
             raise wrong_result("loss", value, wanted)
@@ -268,11 +274,14 @@ class _Run:
         if changed:
             self.add("gradient/written", names=issues.some_of(changed))
         self.before.restore()  # for example buffers that each call changes
-        once, again = self.flatten(grads), self.flat(first)
-        if (again - once).norm() > 1e-3 * once.norm():
+        if self._differs(grads, first):
             self.add("random loss")
-            return
-        parts = utils.halves(first)
+            self.repeats = True
+            loss, grads = self.gradient(first)
+            if self._differs(grads, first):  # it has a generator of its own
+                self.repeats = False
+                return
+        parts = self._halves_of(first)
         self._check_penalty(*(parts[:2] if parts else (first, first)))
         if not changed and not self.is_sharded:
             self.precisely(partial(self._check_derivative, grads, loss), first)
@@ -280,12 +289,14 @@ class _Run:
         if self.is_potential:
             self.unknown.append("the parts of the potential, as num_data is 1")
             return
-        if parts is None:
-            self.unknown.append("whether the loss is a mean (no rows to cut)")
-        else:
+        if parts is not None:
             self._check_halves(*parts)
         if not self.has("sum"):
             self._check_value([*self.batches[:_SAMPLES], *(parts or ())[:2]])
+
+    def _differs(self, grads: Gradients, batch: Any) -> bool:
+        once, again = self.flatten(grads), self.flat(batch)
+        return bool((again - once).norm() > 1e-3 * once.norm())
 
     def _is_usable(self, grads: Gradients, loss: float) -> bool:
         takes_each, count = isinstance(self.sampler, SBPS), len(grads)
@@ -370,22 +381,37 @@ class _Run:
         if self.zeros:
             self.add("no gradient", names=issues.some_of(dict.fromkeys(self.zeros)))
 
-    def _check_halves(self, first: Any, second: Any, both: Any) -> None:
+    def _halves_of(self, batch: Any) -> tuple[Any, Any, Any] | None:
+        """Returns a batch's halves and both together, if the loss takes halves."""
+        parts = utils.halves(batch)
+        if parts is None:
+            return self._no_mean("no rows to cut")
         try:
-            one, other, whole = map(self.flat, (first, second, both))
-            problem = "" if (one + other).any() else "its gradient is 0"
+            for part in parts[:2]:
+                self.gradient(part)
+            return parts
         except Exception as error:
-            problem = f"of half a minibatch it raises {error!r}"
-        if problem:
-            self.unknown.append(f"whether the loss is a mean ({problem})")
-            return
+            self.before.restore()
+            if self.data.is_list:  # the rows may not be data, as a graph's nodes
+                self.data.num_data = None
+            return self._no_mean(f"of half a minibatch it raises {error!r}")
+
+    def _no_mean(self, why: str) -> None:
+        self.unknown.append(f"whether the loss is a mean ({why})")
+
+    def _check_halves(self, first: Any, second: Any, both: Any) -> None:
+        one, other, whole = map(self.flat, (first, second, both))
+        if not (one + other).any():
+            return self._no_mean("its gradient is 0")
         mean = (one + other) / 2
         ratio = float((whole @ mean) / (mean @ mean))
         # Halves with other sums of weights or tokens may differ by this.
         chance = max(_REST, 2 / math.sqrt(utils.rows_of(both) or 1))
         is_along = (whole - ratio * mean).norm() <= chance * whole.norm()
         if not is_along or not 2**-1.5 < ratio < 2**1.5:
-            if not self.has("batch norm"):
+            if len(self.batches) == 1:  # each step has all data
+                self._no_mean("halves of all data have other gradients")
+            elif not self.has("batch norm", "random loss"):
                 self.add("minibatch")
         elif not 2**-0.5 <= ratio <= 2**0.5:  # 2 of a sum, 1/2 if divided twice
             what = "a sum over" if ratio > 1 else "divided twice by"
@@ -408,11 +434,12 @@ class _Run:
         samples, rounding = self.precisely(self._sample_losses, *batches)
         self.match = match = gradients.match_likelihood(samples, rounding)
         # Probabilities stay in [0, 1] at other weights; logits may be there by chance.
+        displaced: list[gradients.LossSample] = []
         for batch in batches[:2]:
             direction = [torch.randn_like(p) for p in self.sampled]
             with gradients.displaced(zip(self.sampled, direction, strict=True), 1.0):
-                samples += self._sample_losses(0.0, batch)[0]
-        self.issues += gradients.find_outputs(samples, match)
+                displaced += self._sample_losses(0.0, batch)[0]
+        self.issues += gradients.find_outputs(samples, displaced, match)
         is_given = isinstance(self.loss, Likelihood)
         if match is not None and not (match.function is F.mse_loss and is_given):
             data = self.data.num_data
@@ -421,11 +448,17 @@ class _Run:
     def check_steps(self) -> None:
         """Compares lr with the curvature and the noise."""
         severe = issues.KINDS[: issues.KINDS.index("sum")]
-        if not self.sampled or self.has("random loss", *severe):
+        is_random = self.has("random loss") and not self.repeats
+        if not self.sampled or is_random or self.has(*severe):
             return
         if self.is_sharded:
             self.unknown.append("derivatives, curvature and gradient noise of DTensors")
             return
+        if any(float(group.get("lr", 1.0)) == 0 for group in self.groups.values()):
+            self.remarks.append(
+                "lr is 0, as at the start of a warm-up: T_kin at a later lr is not "
+                "known. Check again with the largest lr."
+            )
         if all(p.dtype in (torch.float32, torch.float64) for p in self.sampled):
             self._check_curvature()
         else:
@@ -433,8 +466,13 @@ class _Run:
         if len(self.batches) > 1 and gradients.has_known_heating(self.sampler):
             self._check_noise()
         elif len(self.batches) > 1:
-            settings = f"a {type(self.sampler).__name__} with these settings"
-            self.unknown.append(f"T_kin of {settings} (a TemperatureMonitor reads it)")
+            reads = " (a TemperatureMonitor reads it)"
+            reads = reads if has_temperatures(self.sampler) else ""
+            self.unknown.append(f"T_kin of {self._settings}{reads}")
+
+    @property
+    def _settings(self) -> str:
+        return f"a {type(self.sampler).__name__} with these settings"
 
     def _check_curvature(self) -> None:
         some, groups = self.batches[:_CURVED], self.sampler.param_groups
@@ -448,6 +486,8 @@ class _Run:
         curvature = of_loss + max(priors)
         largest = gradients.stable_lr(self.sampler, curvature)
         self.numbers |= {"curvature": curvature, "largest_lr": largest}
+        if math.isnan(largest) and curvature > 0:
+            self.unknown.append(f"the largest stable lr of {self._settings}")
         if lr > largest:
             values = {"limit": largest, "curvature": curvature, "begin": largest / 4}
             self.add("unstable", lr=lr, **values)
@@ -468,6 +508,7 @@ class _Run:
                 yield self.flatten(self.backward(out, scale * torch.randn_like(out)))
 
     def _check_noise(self) -> None:
+        self.repeats = False  # the loss's own noise raises T_kin too
         groups, match, limits = [*self.groups.values()], self.match, _LIMITS
         where, noises = "with the present gradient noise", self._measured_noise()
         is_start = int(groups[0]["step"]) == 0

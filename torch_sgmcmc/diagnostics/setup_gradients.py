@@ -183,8 +183,9 @@ def largest_curvature(
 _BCE, _CLASSES = F.binary_cross_entropy_with_logits, (F.cross_entropy, F.nll_loss)
 #: Losses whose factor is a power of the likelihood, and not the noise's scale.
 EXACT = (*_CLASSES, F.binary_cross_entropy, _BCE, F.gaussian_nll_loss)
-EXACT += (F.poisson_nll_loss,)
-_LOSSES = {*EXACT, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss}
+EXACT += (F.poisson_nll_loss, F.kl_div)
+_ABSOLUTE = F.l1_loss, F.smooth_l1_loss, F.huber_loss
+_LOSSES = {*EXACT, *_ABSOLUTE, F.mse_loss}
 
 
 class Call(NamedTuple):
@@ -364,10 +365,38 @@ def _factor(
     return 0.0
 
 
-def find_outputs(samples: Sequence[LossSample], match: Match | None) -> list[Issue]:
-    """Finds outputs that do not fit the called loss."""
-    calls = [call for s in samples if s.is_called for call in s.calls]
-    calls = calls or (match.calls if match else [])
+def _find_weights(call: Call) -> Iterator[Issue]:
+    """Finds weights of data and changed labels, of which the posterior is another."""
+    options, name = call.options, call.function.__name__
+    weights = options.get("weight")
+    if len(call.args) > 2 and call.function in (
+        *_CLASSES,
+        F.binary_cross_entropy,
+        _BCE,
+    ):
+        weights = call.args[2]
+    positive = options.get("pos_weight")
+    is_uneven = isinstance(weights, Tensor) and len(weights[weights > 0].unique()) > 1
+    if is_uneven or (isinstance(positive, Tensor) and bool((positive != 1).any())):
+        yield issue("not a likelihood/weights", name=name)
+    if smoothing := options.get("label_smoothing"):
+        yield issue("not a likelihood", name=name, smoothing=smoothing)
+
+
+def find_outputs(
+    samples: Sequence[LossSample], moved: Sequence[LossSample], match: Match | None
+) -> list[Issue]:
+    """Finds outputs that do not fit the called loss, and losses of no likelihood.
+
+    Args:
+        samples: at the present weights.
+        moved: at others, where outputs need not be normalised.
+        match: the known loss, if the calls are not seen.
+    """
+    present = [call for s in samples if s.is_called for call in s.calls]
+    present = present or (match.calls if match else [])
+    calls = present + [call for s in moved if s.is_called for call in s.calls]
+    found = [each for call in present[:1] for each in _find_weights(call)]
     for function in {call.function for call in calls}:
         some = [call for call in calls if call.function is function]
         outputs, name = [call.rows() for call in some], function.__name__
@@ -375,23 +404,26 @@ def find_outputs(samples: Sequence[LossSample], match: Match | None) -> list[Iss
         within = all(bool(((o >= 0) & (o <= 1)).all()) for o in outputs)
         if function in _CLASSES:
             sums = max(float((o.sum(1) - 1).abs().max()) for o in outputs)
-            logs = max(float(o.logsumexp(1).abs().max()) for o in outputs)
+            now = [call.rows() for call in present if call.function is function]
+            logs = max(float(o.logsumexp(1).abs().max()) for o in now)
             if within and sums < 1e-3:
                 takes = "logits" if function is F.cross_entropy else "their logarithms"
-                return [issue("probabilities", name=name, takes=takes)]
+                return [*found, issue("probabilities", name=name, takes=takes)]
             if function is F.nll_loss and logs >= 1e-3:
-                return [issue("probabilities/logits")]
+                return [*found, issue("probabilities/logits")]
         elif shape != target:
-            return [issue("broadcast", outputs=shape, targets=target)]
+            return [*found, issue("broadcast", outputs=shape, targets=target)]
         elif function is _BCE and within and any(bool(o.any()) for o in outputs):
-            return [issue("probabilities/sigmoid", name=name)]
-    return []
+            return [*found, issue("probabilities/sigmoid", name=name)]
+    return found
 
 
 def find_scale(match: Match, num_data: float, data: int | None) -> list[Issue]:
     """Compares the factor of a loss with ``num_data``."""
     factor, width, name = match.factor, match.width, match.function.__name__
     scaled = issue("scaled loss", factor=factor, name=name)
+    if match.function in _ABSOLUTE and _near(factor, 1.0):
+        return [issue("squared error/absolute", name=name, scale=width / factor)]
     if match.function is F.mse_loss:
         return _find_square(scaled, factor, round(width), num_data, data)
     is_right = _near(num_data * factor, (data or math.nan) * width, match.tolerance)
@@ -402,8 +434,10 @@ def find_scale(match: Match, num_data: float, data: int | None) -> list[Issue]:
     is_mean = _near(factor, 1.0)
     if not is_mean or data is None:
         return [] if is_mean else [scaled]
-    values = {"width": width, "number": num_data, "total": round(data * width)}
-    found = issue("num_data/targets", **values, power=num_data / (data * width))
+    about = "about " * (match.tolerance > 0.01)  # minibatches have other numbers
+    values = {"width": width, "number": num_data, "total": f"{about}{data * width:.0f}"}
+    key = "num_data/classes" if match.function is F.kl_div else "num_data/targets"
+    found = issue(key, **values, power=num_data / (data * width))
     return [found._replace(kind="scaled loss") if num_data == data else found]
 
 

@@ -69,8 +69,15 @@ _TEXTS = {
     "sets another temperature).",
     "num_data/targets": "The loss is a mean over the {width:.4g} targets (tokens, "
     "pixels, labels) of each datum too: with num_data {number:,.10g} the likelihood is "
-    "raised to the power {power:.3g}. Set num_data={total}, the number of all targets, "
-    "or sum over the targets of a datum.",
+    "raised to the power {power:.3g}. Set num_data to {total}, the number of all "
+    "targets, or sum over the targets of a datum.",
+    "num_data/classes": 'kl_div(reduction="mean") divides by the {width:.4g} classes '
+    "too: with num_data {number:,.10g} the likelihood is raised to the power "
+    '{power:.3g}. Use reduction="batchmean".',
+    "not a likelihood": "{name} has label_smoothing={smoothing:g}: the chain samples "
+    "the posterior of other labels. Remove it: averages over draws are smooth.",
+    "not a likelihood/weights": "{name} has weights: the chain samples the posterior "
+    "of data of which some count more than once. Remove weight= and pos_weight=.",
     "scaled loss": "The loss is {factor:.4g} times the mean {name}, and so is the "
     "log-likelihood. Return the mean loss (temperature= sets another temperature).",
     "probabilities": "The outputs are probabilities, and {name} takes {takes}: the "
@@ -82,8 +89,8 @@ _TEXTS = {
     "penalty": "The loss contains a penalty on weights ({names}): with prior_precision "
     "there are two priors. Remove it, or set prior_precision=0.",
     "random loss": "The loss of one minibatch changes from call to call (dropout, "
-    "noise): it is not a likelihood. Make it a function of weights and data: call "
-    "model.eval() or set the dropout's p=0; the prior regularises.",
+    "noise, mixup): it is not a likelihood. Make it a function of weights and data: "
+    "call model.eval() or set the dropout's p=0; the prior regularises.",
     "batch norm": "Batch norm uses the minibatch's statistics ({names}): the loss of "
     "an example depends on others, and predictions use another function. Call eval() "
     "on these layers once they have statistics, or use group norm.",
@@ -107,6 +114,9 @@ _TEXTS = {
     "squared error": "As a likelihood, this mean squared error is Gaussian noise of "
     "variance {variance:.4g}. For noise of sd σ, the loss is the sum over outputs of "
     "(y - f)² / (2 σ²), averaged over data: sg.losses.gaussian(σ).",
+    "squared error/absolute": "As a likelihood, this mean {name} is noise with a "
+    "density that falls as exp(-|y - f| / s), s = {scale:.4g}. For another s, sum "
+    "{name} of y / s and f / s over outputs, and average over data.",
 }
 #: All kinds of issues, the worst first.
 KINDS = tuple(dict.fromkeys(key.split("/")[0] for key in _TEXTS))
@@ -154,8 +164,9 @@ class SetupReport:
             sampled += f" Not sampled: {some_of(self.not_sampled, 6)}."
         lines += ["", self.target, sampled]
         if not math.isnan(self.curvature):
-            limit = f"stable up to lr = {self.largest_lr:.2g}."
-            lines.append(f"Largest curvature {self.curvature:.3g}: {limit}")
+            limit = f": stable up to lr = {self.largest_lr:.2g}"
+            limit = "" if math.isnan(self.largest_lr) else limit
+            lines.append(f"Largest curvature {self.curvature:.3g}{limit}.")
         if math.isfinite(self.noise_lr):
             lines.append(f"Minibatches add 5 % to T_kin at lr = {self.noise_lr:.2g}.")
         if not math.isnan(self.largest_lr + self.noise_lr):
@@ -201,11 +212,11 @@ class Loader:
         self._indices = batches if draws else getattr(batches, "sampler", None)
         indices = self._indices
         is_ordered = isinstance(indices, DistributedSampler) and not indices.shuffle
-        self._is_list = isinstance(loader, list | tuple)
-        is_ordered |= self._is_list or isinstance(indices, SequentialSampler)
+        self.is_list = isinstance(loader, list | tuple)
+        is_ordered |= self.is_list or isinstance(indices, SequentialSampler)
         self.is_in_order = is_ordered
         data, count = length_of(getattr(loader, "dataset", None)), length_of(indices)
-        if self._is_list:
+        if self.is_list:
             rows = [rows_of(batch) for batch in loader]
             if None not in rows:
                 self._sizes, self.num_data = rows, sum(rows)
@@ -215,6 +226,8 @@ class Loader:
             # A SubsetRandomSampler has less; num_samples is the length of an epoch.
             is_of_all = isinstance(indices, _OF_ALL) or not count
             self.num_data = data if is_of_all else min(count, data)
+            if isinstance(indices, WeightedRandomSampler):
+                self.num_data = int(indices.weights.count_nonzero())
         size = getattr(batches, "batch_size", None)
         if size and count and is_ordered:
             self._unseen = count % size * getattr(batches, "drop_last", False)
@@ -246,7 +259,7 @@ class Loader:
         if isinstance(sampler, SBPS) and (is_shuffled or self.is_in_order):
             yield issue("dependent minibatches")
         if isinstance(indices, WeightedRandomSampler):
-            if len(indices.weights.unique()) > 1:
+            if len(indices.weights[indices.weights > 0].unique()) > 1:
                 yield issue("weighted data")
         if not self.is_in_order:
             return
@@ -260,7 +273,7 @@ class Loader:
     def _is_sorted(self) -> bool:
         """Compares pairs of neighbours with all pairs of these targets."""
         rows = getattr(self.loader, "dataset", None)
-        if self._is_list:
+        if self.is_list:
             last = [[*tensors_in(batch)][-1:] for batch in self.loader]
             flat = [t for ts in last for t in ts if t.dim() and t.numel() == len(t)]
             rows = [value for t in flat for value in t.flatten().tolist()]
@@ -283,18 +296,32 @@ def _target_of(row: Any) -> float | None:
 
 
 @contextmanager
+def kept_numbers(params: list[Tensor], seed: int | None = None) -> Iterator[None]:
+    """Restores the default generators at the end, and seeds them before."""
+    devices = sorted({p.device.index for p in params if p.device.type == "cuda"})
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices))
+        stack.callback(random.setstate, random.getstate())
+        if "numpy" in sys.modules:
+            numbers = sys.modules["numpy"].random
+            stack.callback(numbers.set_state, numbers.get_state())
+            if seed is not None:
+                numbers.seed(seed)
+        if seed is not None:
+            random.seed(seed)
+            torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
 def untouched(
     model: nn.Module, params: list[Tensor], loader: Any
 ) -> Iterator[Snapshot]:
     """Restores tensors, gradients, flags and random numbers at the end."""
     owners = [loader, *(getattr(loader, k, None) for k in ("sampler", "batch_sampler"))]
     owners += [getattr(owner, "sampler", None) for owner in owners[1:]]
-    devices = sorted({p.device.index for p in params if p.device.type == "cuda"})
     with ExitStack() as stack:
-        stack.callback(random.setstate, random.getstate())
-        if "numpy" in sys.modules:
-            numbers = sys.modules["numpy"].random
-            stack.callback(numbers.set_state, numbers.get_state())
+        stack.enter_context(kept_numbers(params))
         for owner in owners:
             generator = getattr(owner, "generator", None)
             if isinstance(generator, torch.Generator):
@@ -306,7 +333,6 @@ def untouched(
             stack.callback(setattr, loader, "_iterator", None)
         for module in model.modules():
             stack.callback(setattr, module, "training", module.training)
-        stack.enter_context(torch.random.fork_rng(devices))
         stack.enter_context(kept_gradients(params))
         if "torch._dynamo" in sys.modules:  # compiling takes longer than a check
             stack.enter_context(torch.compiler.set_stance("force_eager"))

@@ -418,10 +418,10 @@ class Means:
         if not found and not math.isfinite(every.kinetic.error):
             lines.append("Too few steps to find an issue.")
         elif not found:
-            more = " or with other gradients than the closure's" if compared else ""
+            more = ", or with other gradients than the closure's" if compared else ""
             lines.append(
-                "No issue was found: no tensor is above T by more than "
-                f"{100 * budget:.3g} %, and none is out of equilibrium{more}."
+                "No issue was found: no tensor is shown to be above T by more than "
+                f"{100 * budget:.3g} %, or out of equilibrium{more}."
             )
         for tensor, fault, size in found:
             text = self._describe(tensor, fault, size, budget, takes_estimate)

@@ -127,6 +127,10 @@ def centers_of(
     return centers
 
 
+# Where other samplers show whether they work.
+_INSTEAD = dict.fromkeys(("HMC", "HMCECS"), "see acceptance_rate")
+_INSTEAD["SBPS"] = "see diagnostics.violation_rate"
+
 # Kinds of sums (csrc/ops/temperature_sums.h).
 _LANGEVIN, _PRECONDITIONED, _MOMENTUM, _THERMOSTAT = range(4)
 _NOISE, _PRECONDITIONED_NOISE, _LATTICE = range(4, 7)
@@ -216,10 +220,9 @@ class TemperatureMonitor:
                 "Invalid sampler: it is capturable, and a monitor is read on the host"
             )
         if not has_temperatures(sampler):
-            raise ValueError(
-                f"Invalid sampler: {kind_of(sampler)} cannot be monitored (see "
-                "its acceptance and violation rates)"
-            )
+            why = _INSTEAD.get(kind_of(sampler), "it has no equations of temperatures")
+            name = type(sampler).__name__
+            raise ValueError(f"Invalid sampler: {name} cannot be monitored ({why})")
         chain = context_of(sampler)
         if chain.monitor is not None:
             raise ValueError(

@@ -133,10 +133,10 @@ def logits_of(outputs: Any) -> Any:
 
 
 def moved(batch: Any, device: torch.device | None) -> Any:
-    """Returns a batch (tensors, mappings, lists, tuples) moved to a device."""
-    return utils.mapped(
-        lambda t: t.to(device, non_blocking=True) if device else t, batch
-    )
+    """Returns a batch (a nest of tensors and of objects with ``to``) on a device."""
+    if device is None:
+        return batch
+    return utils.mapped(lambda t: t.to(device, non_blocking=True), batch, "to")
 
 
 def model_device(model: nn.Module) -> torch.device | None:

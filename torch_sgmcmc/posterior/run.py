@@ -25,6 +25,7 @@ from torch.multiprocessing.spawn import ProcessException, start_processes
 from torch_sgmcmc._impl.hyperparams import check_function, check_integer, draw_seed
 from torch_sgmcmc._impl.utils import first_rows, length_of
 from torch_sgmcmc.diagnostics.report import Report, report
+from torch_sgmcmc.diagnostics.run_issues import SERIOUS
 from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.posterior.chain import (
     ChainState,
@@ -285,7 +286,8 @@ def sample(
         report: observe each chain with a :class:`TemperatureMonitor`, and end with a
             :class:`Report` of the outputs for the loader's first minibatch:
             ``report.md`` and ``report.json`` beside the draws, a short form printed
-            with the progress bars. Default: True.
+            with the progress bars. Issues that make draws useless are a UserWarning.
+            Default: True.
         compile: make steps in blocks of one compiled call, :func:`compile_steps`, for
             small networks. Callbacks and checkpoints come at the ends of blocks. For
             gradient-only samplers without a schedule. Minibatches are tensors of one
@@ -405,6 +407,12 @@ def sample(
             found.save(folder)
         if progress:
             print(found.short())
+    if report:
+        serious = ["No draw was stored: is lr 0, or was each step skipped?"]
+        if found is not None:
+            serious = [p.message for p in found.issues if p.kind in SERIOUS]
+        if serious:
+            warnings.warn("after the run:\n" + "\n".join(serious), stacklevel=2)
     return store.refresh() if isinstance(store, SampleStore) else SampleStore(folder)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from torch_sgmcmc._impl.context import kind_of
 from torch_sgmcmc.diagnostics.temperature_means import BatchMeans
 from torch_sgmcmc.diagnostics.temperatures import (
     Reading,
@@ -55,7 +56,7 @@ class RunRecord:
     temperature: float
     steps: int
     num_skipped: int
-    #: Of HMC; None for other samplers.
+    #: The rate of accepted proposals; None for samplers without.
     acceptance: float | None = None
     num_divergences: int | None = None
     #: Number of observations, and the temperatures by tensor.
@@ -138,7 +139,7 @@ class RunRecorder:
             temperature = group["temperature"]
         acceptance = getattr(sampler, "acceptance_rate", None)
         return RunRecord(
-            sampler=type(sampler).__name__,
+            sampler=kind_of(sampler),
             temperature=float(temperature),
             steps=int(group["step"]),
             num_skipped=sampler.num_skipped,
