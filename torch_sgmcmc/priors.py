@@ -17,6 +17,8 @@ from torch_sgmcmc._impl.utils import resolved
 _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 # The prior of norms' scales and offsets: standard deviation 0.2 around 1 and 0.
 _NORM_PRECISION = 25.0
+# Draws of all weights, over which the mean squares of layers' inputs are averaged.
+_DRAWS = 10
 
 
 class _Layer(NamedTuple):
@@ -49,7 +51,7 @@ def prior_groups(
     model: nn.Module,
     inputs: Any = None,
     *,
-    gain: float = math.sqrt(2),
+    scale: float = 1.0,
     lr: Mapping[str, float] | None = None,
     params: Iterable[tuple[str, Tensor]] | None = None,
 ) -> list[dict[str, Any]]:
@@ -58,20 +60,20 @@ def prior_groups(
     The weights and the bias of a layer have the prior precision
 
     .. math::
-        \lambda = \mathrm{fan\_in} \cdot \overline{x^2} / \mathrm{gain}^2,
+        \lambda = \mathrm{fan\_in} \cdot \overline{x^2} / (2\, \mathrm{scale}^2),
 
-    with :math:`\overline{x^2}` the mean square of the layer's inputs. Its outputs then
-    have the variance gain² under the prior (He et al. 2015; Neal 1996). Such a prior
-    lets a chain reach its posterior in few passes (docs/priors.md).
+    with :math:`\overline{x^2}` the mean square of the layer's inputs. With scale 1 its
+    outputs have the variance 2 under the prior (He et al. 2015; Neal 1996). Such a
+    prior lets a chain reach its posterior in few passes (docs/priors.md).
 
     Args:
         model: the module whose parameters are sampled. It is left as it is.
         inputs: the model's inputs for a minibatch: a tensor, a tuple of arguments or a
-            dict of keywords. The model is called once, with weights drawn from the
-            prior layer by layer. None takes standardised inputs, :math:`\overline{x^2}
-            = 1`, for all layers (``fan_in`` alone). Default: None.
-        gain: > 0, as in :func:`torch.nn.init.kaiming_normal_`: a larger one widens all
-            priors. Default: √2.
+            dict of keywords. The model is called ten times, with weights drawn from
+            the priors of scale 1. None takes standardised inputs,
+            :math:`\overline{x^2} = 1`, for all layers (``fan_in`` alone). Default:
+            None.
+        scale: > 0, multiplies the prior's standard deviation of all layers. Default: 1.
         lr: step sizes of layers, by their names, in place of the sampler's. Default:
             None.
         params: named parameters to sample in place of the model's: of a wrapped model,
@@ -81,18 +83,18 @@ def prior_groups(
         Param groups for a sampler, with named parameters. Layers of equal priors are in
         one group. Scales of norms have ``prior_mean`` 1 and, as their offsets, the
         precision 25; embeddings have fan_in 1; other vectors and numbers, such as a log
-        σ, have the precision 1. Precisions are rounded to three digits.
+        σ, have the precision 1. Precisions are rounded to two digits.
 
     Raises:
-        ValueError: the model has no parameter that requires a gradient, ``gain`` is out
-            of range, or ``lr`` or ``params`` have a name that the model lacks.
+        ValueError: the model has no parameter that requires a gradient, ``scale`` is
+            out of range, or ``lr`` or ``params`` have a name that the model lacks.
 
     Example:
         >>> sampler = sg.SGHMC(sg.prior_groups(model, x[:500]), lr=0.03, num_data=N)
     """
-    check_real("gain", gain, low_open=True)
+    check_real("scale", scale, low_open=True)
     layers = [_Layer(name, module) for name, module in model.named_modules()]
-    squares = {} if inputs is None else _mean_squares(model, layers, inputs, gain)
+    squares = {} if inputs is None else _mean_squares(model, layers, inputs)
     rates = dict(lr or {})
     found: dict[tuple[float, float, float | None], list[tuple[str, Tensor]]] = {}
     seen: set[int] = set()
@@ -101,7 +103,7 @@ def prior_groups(
         for name, p in layer.params():
             if id(p) not in seen:  # else shared
                 seen.add(id(p))
-                prior = _prior(layer, name, squares.get(layer.name, 1.0), gain)
+                prior = _prior(layer, name, squares.get(layer.name, 1.0), scale)
                 found.setdefault((*prior, rate), []).append((name, p))
     if rates:
         raise ValueError(f"Invalid lr: the model has no layer {next(iter(rates))!r}")
@@ -138,35 +140,39 @@ def with_params(
     return result
 
 
-def _prior(layer: _Layer, name: str, square: float, gain: float) -> tuple[float, float]:
+def _prior(
+    layer: _Layer, name: str, square: float, scale: float
+) -> tuple[float, float]:
     """Returns a parameter's prior precision and mean."""
     if isinstance(layer.module, _NORMS):
         return _NORM_PRECISION, float(name.endswith("weight"))
     if layer.weight() is None:
         return 1.0, 0.0
-    precision = layer.fan_in() * square / gain**2
-    return float(f"{precision:.3g}"), 0.0
+    precision = layer.fan_in() * square / (2 * scale**2)
+    return float(f"{precision:.2g}"), 0.0
 
 
 @torch.no_grad()
 def _mean_squares(
-    model: nn.Module, layers: list[_Layer], inputs: Any, gain: float
+    model: nn.Module, layers: list[_Layer], inputs: Any
 ) -> dict[str, float]:
-    """Measures layers' inputs while weights are drawn from the prior, in order."""
+    """Measures layers' inputs while weights are drawn from their priors, in order."""
     generator = torch.Generator().manual_seed(0)
-    found: dict[str, float] = {}
+    squares: dict[str, list[float]] = {}
+    drawn: set[str] = set()
 
     def hook(layer: _Layer) -> Callable[..., None]:
         def measure(_: nn.Module, given: tuple[Any, ...]) -> None:
             x = given[0] if given else None
-            if layer.name in found or not isinstance(x, Tensor):
+            if layer.name in drawn or not isinstance(x, Tensor):
                 return
             square = float(x.double().square().mean()) if x.is_floating_point() else 1.0
             if not (math.isfinite(square) and square > 0):
                 return
-            found[layer.name] = square
+            drawn.add(layer.name)
+            squares.setdefault(layer.name, []).append(square)
             for name, p in layer.params():
-                precision, mean = _prior(layer, name, square, gain)
+                precision, mean = _prior(layer, name, square, 1.0)
                 noise = torch.randn(p.shape, generator=generator)
                 p.copy_(mean + noise / math.sqrt(precision))
 
@@ -176,17 +182,25 @@ def _mean_squares(
     handles = [
         layer.module.register_forward_pre_hook(hook(layer))
         for layer in layers
-        if next(layer.params(), None) is not None
+        if layer.weight() is not None or isinstance(layer.module, _NORMS)
     ]
     try:
         with torch.random.fork_rng():
-            if isinstance(inputs, Mapping):
-                model(**inputs)
-            else:
-                model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+            for _ in range(_DRAWS):
+                drawn.clear()
+                _call(model, inputs)
     finally:
         for handle in handles:
             handle.remove()
         for tensor, value in kept.items():
             tensor.copy_(value)
-    return found
+    return {name: math.fsum(found) / len(found) for name, found in squares.items()}
+
+
+def _call(model: nn.Module, inputs: Any) -> None:
+    if isinstance(inputs, Mapping):
+        model(**inputs)
+    elif isinstance(inputs, tuple | list):
+        model(*inputs)
+    else:
+        model(inputs)

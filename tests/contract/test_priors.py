@@ -39,7 +39,7 @@ class Everything(nn.Module):
 
 def test_fan_in():
     model = Everything()
-    found = precisions(sg.prior_groups(model, gain=1))
+    found = precisions(sg.prior_groups(model, scale=0.5**0.5))
     assert found == {
         "log_noise": 1.0,
         "embedding.weight": 1.0,
@@ -48,25 +48,28 @@ def test_fan_in():
         **dict.fromkeys(("up.weight", "up.bias"), 12.0),
         **dict.fromkeys(("head.weight", "head.bias"), 5.0),
     }
-    assert means(sg.prior_groups(model)) == {**dict.fromkeys(found, 0), "norm.weight": 1}
+    assert means(sg.prior_groups(model)) == {
+        **dict.fromkeys(found, 0),
+        "norm.weight": 1,
+    }
 
 
-def test_a_minibatch_sets_the_first_layer_and_outputs_have_the_variance_of_gain():
+def test_a_minibatch_sets_the_first_layer_and_outputs_have_the_variance_2():
     torch.manual_seed(0)
     x = 0.3 * torch.rand(400, 200)
     model = nn.Sequential(nn.Linear(200, 300), nn.ReLU(), nn.Linear(300, 2000))
-    groups = sg.prior_groups(model, x, gain=1.5)
+    groups = sg.prior_groups(model, x)
     found = precisions(groups)
-    exact = 200 * float(x.double().square().mean()) / 1.5**2
-    assert found["0.weight"] == found["0.bias"] == pytest.approx(exact, rel=5e-3)
-    # Half of a normal's square passes a ReLU, and the bias adds 1 / λ.
-    hidden = 300 * (1.5**2 + 1 / exact) / 2 / 1.5**2
-    assert found["2.weight"] == pytest.approx(hidden, rel=0.25)
+    exact = 200 * float(x.double().square().mean()) / 2
+    assert found["0.weight"] == found["0.bias"] == float(f"{exact:.2g}")
+    # Half of a normal's square passes a ReLU, and the bias adds 1 / λ. Ten draws.
+    assert found["2.weight"] == pytest.approx(300 * (2 + 1 / exact) / 4, rel=0.1)
     sampler = sg.SGLD(groups, 0.1, num_data=400, seed=1)
     assert sampler.draw_from_prior() == []
     outputs = model(x).detach().double()
-    expected = 1.5**2 + 1 / found["2.bias"]
-    assert float(outputs.square().mean()) == pytest.approx(expected, rel=0.3)
+    assert float(outputs.square().mean()) == pytest.approx(2, rel=0.3)
+    wide = precisions(sg.prior_groups(model, x, scale=2.0))
+    assert wide["2.weight"] == pytest.approx(found["2.weight"] / 4, rel=0.06)
 
 
 def test_nothing_of_the_model_or_of_randomness_changes():
@@ -98,18 +101,29 @@ def test_samplers_of_such_groups():
     for p in stacked.values():
         p.grad = torch.ones_like(p)
     sampler.step()
-    sg.GammaPrecision(sampler).step()
     other = sg.SGHMC(
-        sg.prior_groups(models[0], params=stacked.items()), 0.1, num_data=9, num_chains=3
+        sg.prior_groups(models[0], params=stacked.items()),
+        0.1,
+        num_data=9,
+        num_chains=3,
     )
     other.load_state_dict(sampler.state_dict())
     assert bits(other.state_dict()) == bits(sampler.state_dict())
 
 
+def test_precisions_of_layers_are_sampled_one_by_one():
+    model = nn.Sequential(nn.Linear(400, 50), nn.Linear(50, 200))
+    sampler = sg.SGLD(sg.prior_groups(model), 0.1, num_data=9, seed=1)
+    sampler.draw_from_prior()
+    sg.GammaPrecision(sampler).step()
+    first, second = (group["prior_precision"] for group in sampler.param_groups)
+    assert first == pytest.approx(200, rel=0.1) and second == pytest.approx(25, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"gain": 0.0}, "Invalid gain: 0.0"),
+        ({"scale": 0.0}, "Invalid scale: 0.0"),
         ({"lr": {"9": 0.1}}, "Invalid lr: the model has no layer '9'"),
         ({"params": []}, "Invalid params: '0.bias' is in the groups or in params"),
     ],
@@ -130,7 +144,7 @@ def test_draws_from_the_prior_follow_from_the_seed(kind):
         assert each.sampler.draw_from_prior() == []
     for p, q in zip(chain.params, twin.params, strict=True):
         assert torch.equal(p, q)
-    drawn = chain.params[1].detach()
+    drawn = chain.params[1].detach().clone()
     assert float(drawn.mean()) == pytest.approx(2, abs=5 * 0.25 / 13000**0.5)
     assert float(drawn.std()) == pytest.approx(0.25, rel=5 / 26000**0.5)
     # Its noise is not the update's.

@@ -23,7 +23,7 @@ RETIRED = re.compile(
 )
 # An ordinary word in a test of second differences.
 RETIRED_ALLOWED = {("torch_sgmcmc/diagnostics/convergence.py", "bends")}
-# A path in a document, a comment or a docstring: folders, and a name or several in braces.
+# A path in a document or a comment: folders, and a name or several in braces.
 PATH = re.compile(
     r"(?<![\w/.<{*$-])((?:[\w-]+/)+(?:[\w-]+|[\w-]*\{[\w,]+\}[\w-]*)"
     r"\.(?:py|pyi|h|cpp|cu|cuh|inl|md|txt|yml|cmake))\b"
@@ -76,7 +76,7 @@ def test_retired_names_stay_retired():
 
 def paths_in(text):
     for match in PATH.finditer(text):
-        before, brace, rest = match[1].partition("{")
+        before, _, rest = match[1].partition("{")
         names, _, after = rest.partition("}")
         yield from (before + name + after for name in names.split(","))
 

@@ -34,6 +34,8 @@ def test_a_loop_of_ones_own(tmp_path):
         torch.manual_seed(fold_in(seed, 0))
         network = model()
         sampler = sghmc(network.named_parameters(), seed=fold_in(seed, 1))
+        if chain == 1:
+            sampler.draw_from_prior()
         with sg.Collector(
             *(sampler, network, tmp_path / "loop"),
             **{"chain": chain, "burn_in": 3, "every": 2},

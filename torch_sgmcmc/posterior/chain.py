@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from torch_sgmcmc._impl.context import context_of
@@ -36,7 +37,9 @@ from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor, has_temper
 from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.posterior.collector import Collector
 from torch_sgmcmc.posterior.forward import model_device, moved
+from torch_sgmcmc.posterior.start import Start, describe, optimize, place, start_of
 from torch_sgmcmc.posterior.store import SampleStore
+from torch_sgmcmc.priors import with_params
 from torch_sgmcmc.samplers.sampler import Sampler
 from torch_sgmcmc.samplers.sbps import SBPS
 from torch_sgmcmc.schedules import CyclicalSchedule, GammaPrecision, PolynomialDecay
@@ -230,6 +233,10 @@ class Settings:
     chains: int
     reports: bool
     compiles: bool
+    groups: tuple[dict[str, Any], ...] = ()
+    starts: tuple[Start, ...] = ()
+    optimizer: Callable[..., Optimizer] | None = None
+    optimizer_epochs: int = 0
     collecting: dict[str, Any] = field(default_factory=dict)
 
 
@@ -312,7 +319,8 @@ class _Run:
         named = dict(self._model.named_parameters())
         plain = plain_names(self._model, named)
         trained = [(plain[name], p) for name, p in named.items() if p.requires_grad]
-        self._sampler = settings.sampler(trained, seed=fold_in(seed, 1))
+        params = with_params(settings.groups, trained) if settings.groups else trained
+        self._sampler = settings.sampler(params, seed=fold_in(seed, 1))
         if not isinstance(self._sampler, Sampler):
             raise wrong_result("sampler", self._sampler, "a sampler")
         group = self._sampler.process_group
@@ -321,6 +329,16 @@ class _Run:
                 "Invalid sampler: its process_group has other ranks, and sample() runs "
                 "a chain in one process (write the loop, with a Collector)"
             )
+        is_made = not isinstance(settings.model, nn.Module)
+        self._start = start_of(settings.starts, chain, self._sampler, is_made=is_made)
+        self._seed = seed
+        kept = place(self._start, self._model, self._sampler)
+        if kept:
+            warnings.warn(
+                f"chain {chain} starts at a draw from the prior. Parameters without a "
+                f"prior (prior_precision=0) stay as they are: {', '.join(kept)}",
+                stacklevel=2,
+            )
         self._groups = hyperparameters(self._sampler)
         closure_of(self._sampler, self._loss_of_next)  # raises for an HMCECS
         self._schedules = [_checked(make(self._sampler)) for make in settings.schedules]
@@ -328,6 +346,7 @@ class _Run:
             *(self._groups, self._model, settings.loader, settings.loss),
             *(self._schedules, settings.compiles),
         )
+        self._identity["start", 0, ""] = self._describe_start()
         self._batches = Minibatches(settings.loader, fold_in(seed, 2))
         self._steps = self._length()
         self._check_stores_some()
@@ -385,8 +404,37 @@ class _Run:
                         f"has {collector.num_draws} draws and no checkpoint: they were "
                         "not made by sample() (restart=True deletes them)"
                     )
+                self._optimize()
                 self._save(collector, path)
             self._go(collector, path)
+
+    def _describe_start(self) -> str:
+        settings = self._settings
+        text = describe(self._start)
+        if settings.optimizer is None or settings.optimizer_epochs == 0:
+            return text
+        return (
+            f"{text}, {settings.optimizer_epochs} epochs of {_name(settings.optimizer)}"
+        )
+
+    def _optimize(self) -> None:
+        """Makes an optimizer's passes from the start."""
+        settings, length = self._settings, length_of(self._settings.loader)
+        if settings.optimizer is None or settings.optimizer_epochs == 0:
+            return
+        trained = [p for p in self._model.parameters() if p.requires_grad]
+        steps = progress_bar(
+            range(settings.optimizer_epochs * int(length or 0)),
+            f"optimizer of chain {self._chain + 1}",
+            settings.progress,
+        )
+        with closing(Minibatches(settings.loader, fold_in(self._seed, 3))) as batches:
+
+            def loss() -> Tensor:
+                batch = moved(batches.next(), self._device)
+                return settings.loss(self._model, batch)
+
+            optimize(settings.optimizer(trained), (loss for _ in steps))
 
     def _go(self, collector: Collector, path: Path | None) -> None:
         if self._blocks is not None and self._done % self._blocks.steps:

@@ -12,7 +12,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -37,6 +37,7 @@ from torch_sgmcmc.posterior.chain import (
     first_chain_of,
     run_chain,
 )
+from torch_sgmcmc.posterior.start import Start, check_starts
 from torch_sgmcmc.posterior.store import SampleStore, folder_of
 from torch_sgmcmc.posterior.store_files import check_files, delete_all
 from torch_sgmcmc.samplers.sampler import Sampler
@@ -224,6 +225,10 @@ def sample(
     burn_in: int = 0,
     every: int = 1,
     chains: int = 1,
+    groups: Iterable[Mapping[str, Any]] = (),
+    start: Start | Sequence[Start] | None = None,
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+    optimizer_epochs: int = 0,
     processes: int = 1,
     seed: int | None = None,
     schedule: Callable[[Sampler], Any]
@@ -265,6 +270,19 @@ def sample(
             phases. Default: 0.
         every: steps from one draw to the next. Default: 1.
         chains: number of chains, >= 1. Default: 1.
+        groups: param groups of a model, as made by :func:`prior_groups`, whose options
+            the chains' parameters of the same names have. Default: one group.
+        start: where chains begin, or a list from which they take turns: "model", as it
+            is; "reset", after its modules' ``reset_parameters()``; "prior", a draw from
+            the prior (:meth:`Sampler.draw_from_prior`); or a function that changes the
+            chain's model. None lets chains begin at different places, whose agreement
+            shows that they have reached the posterior: the first at "model", every
+            second at "prior" (if there is one), others at new initial values. Default:
+            None.
+        optimizer: ``optimizer(params)`` returns a torch optimizer, which first makes
+            ``optimizer_epochs`` passes from the start: ``partial(Adam, lr=1e-3)``.
+            Default: None.
+        optimizer_epochs: passes of the optimizer over the loader, >= 0. Default: 0.
         processes: number of chains that run at a time, each in its own process.
             Arguments must then be importable, and the script guarded by ``if __name__
             == "__main__"``. The first error ends all. Default: 1, one after another.
@@ -346,9 +364,18 @@ def sample(
     chains = check_integer("chains", chains, low=1)
     check_integer("burn_in", burn_in)
     check_integer("every", every, low=1)
+    check_integer("optimizer_epochs", optimizer_epochs)
+    if (optimizer is None) != (optimizer_epochs == 0):
+        raise ValueError(
+            f"Invalid optimizer_epochs: {optimizer_epochs}, with optimizer="
+            f"{optimizer!r} (give both, or neither)"
+        )
     processes = check_integer("processes", processes, low=1)
-    if epochs is not None and length_of(loader) is None:
-        raise TypeError("Invalid loader: it has no length (give steps, not epochs)")
+    if length_of(loader) is None and (epochs is not None or optimizer_epochs > 0):
+        raise TypeError(
+            "Invalid loader: it has no length (give steps, not epochs, and no "
+            "optimizer_epochs)"
+        )
     for name, function in {"model": model, "sampler": sampler, "loss": loss}.items():
         check_function(name, function)
     if "chain" in collecting:
@@ -375,7 +402,11 @@ def sample(
         draw_seed(seed),
         *(schedules, _functions("callbacks", callbacks), checkpoint_every),
         *(progress, chains, report, bool(compile)),
-        {"burn_in": burn_in, "every": every, **collecting},
+        groups=_without_params(groups),
+        starts=check_starts(start),
+        optimizer=optimizer,
+        optimizer_epochs=optimizer_epochs,
+        collecting={"burn_in": burn_in, "every": every, **collecting},
     )
     processes = min(processes, chains)
     if processes > 1:
@@ -414,6 +445,20 @@ def sample(
         if serious:
             warnings.warn("after the run:\n" + "\n".join(serious), stacklevel=2)
     return store.refresh() if isinstance(store, SampleStore) else SampleStore(folder)
+
+
+def _without_params(groups: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """Returns groups with the names of their parameters alone."""
+    found = []
+    for group in groups:
+        params = [*group["params"]]
+        if not all(isinstance(p, tuple) and isinstance(p[0], str) for p in params):
+            raise TypeError(
+                "Invalid groups: a group has parameters without names (must have "
+                "named parameters, as those of sg.prior_groups(model))"
+            )
+        found.append({**group, "params": [(name, None) for name, _ in params]})
+    return tuple(found)
 
 
 def _functions(name: str, given: Any) -> tuple[Any, ...]:

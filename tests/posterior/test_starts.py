@@ -1,0 +1,146 @@
+"""sample: where chains begin, passes of an optimizer, priors by layer."""
+
+from functools import partial
+
+import pytest
+import torch
+from driver_problem import ROWS, data, loader, loss, model, run, sghmc
+from stored_files import contents
+from torch import nn
+
+import torch_sgmcmc as sg
+from torch_sgmcmc._impl.random_state import fold_in
+
+FLAT = partial(sg.SGHMC, lr=0.05, num_data=ROWS)
+
+
+def starts(given, chains, **options):
+    """Each chain's first weights at the end of a step that moves nothing far."""
+    found = []
+
+    def look(state):
+        found.append(state.model.state_dict()["0.weight"].clone())
+
+    tiny = partial(sg.SGLD, lr=1e-20, num_data=ROWS, prior_precision=400.0)
+    options = {"sampler": tiny, "every": 1, "burn_in": 0, "report": False} | options
+    callbacks = {"steps": 1, "checkpoint_every": None, "callbacks": [look]}
+    made = options.pop("model", model)
+    sampler = options.pop("sampler")
+    given = {} if given is None else {"start": given}
+    sg.sample(
+        *(made, sampler, loader(), loss),
+        **{"chains": chains, "seed": 5, "progress": False, "check": False},
+        **callbacks,
+        **given,
+        **options,
+    )
+    return found
+
+
+def initial(chain):
+    torch.manual_seed(fold_in(fold_in(5, chain), 0))
+    return model().state_dict()["0.weight"]
+
+
+def test_chains_begin_at_different_places():
+    """The model, a draw from the prior, the next model; of a module other values."""
+    first, second, third = starts(None, 3)
+    assert torch.equal(first, initial(0)) and torch.equal(third, initial(2))
+    assert float(second.std()) == pytest.approx(0.05, rel=0.6)
+    network = model()
+    own = network.state_dict()["0.weight"].clone()
+    found = starts(None, 3, model=network)
+    assert torch.equal(found[0], own) and not torch.equal(found[2], own)
+    assert float(found[2].abs().max()) <= 0.5  # of torch's initial values
+    assert torch.equal(network.state_dict()["0.weight"], own)
+    # Without a prior there is no draw from it.
+    flat = starts(None, 2, model=network, sampler=partial(sg.SGLD, lr=1e-20, num_data=9))
+    assert not torch.equal(flat[1], own) and float(flat[1].abs().max()) <= 0.5
+
+
+def fill(network):
+    with torch.no_grad():
+        network[0].weight.fill_(3)
+
+
+def test_given_starts_take_turns():
+    found = starts([fill, "model"], 3)
+    assert [bool((each == 3).all()) for each in found] == [True, False, True]
+    alike = starts("model", 2, model=model())
+    assert torch.equal(*alike)
+
+
+def test_frozen_parameters_and_buffers_stay():
+    network = model()
+    network[0].requires_grad_(False)
+    network[1].running_mean.fill_(7)
+    kept = {}
+
+    def look(state):
+        kept.update({k: v.clone() for k, v in state.model.state_dict().items()})
+
+    before = network.state_dict()["4.weight"].clone()
+    sg.sample(
+        *(network.eval(), sghmc, loader(), loss),
+        **{"steps": 1, "start": "reset", "callbacks": look, "seed": 1},
+        **{"progress": False, "check": False, "report": False},
+    )
+    assert torch.equal(kept["0.weight"], network[0].weight)
+    assert torch.equal(kept["1.running_mean"], torch.full((8,), 7.0))
+    assert not torch.allclose(kept["4.weight"], before, atol=0.05)
+
+
+def test_parameters_without_a_prior_are_named():
+    with pytest.warns(UserWarning, match="stay as they are: '0.weight', "):
+        run(None, steps=5, start="prior", sampler=FLAT, report=False)
+
+
+def test_an_optimizer_makes_the_first_passes(tmp_path):
+    """Once, however often a chain resumes."""
+    adam = partial(torch.optim.Adam, lr=0.05)
+    options = {"optimizer": adam, "optimizer_epochs": 20, "chains": 2}
+    losses = []
+
+    def look(state):
+        if state.step == 1:
+            losses.append(float(state.loss))
+
+    run(tmp_path / "cold", chains=2, callbacks=[look])
+    run(tmp_path / "once", callbacks=[look], **options)
+    assert max(losses[2:]) < 0.6 * min(losses[:2])
+    run(tmp_path / "twice", steps=20, **options)
+    run(tmp_path / "twice", **options)
+    assert contents(tmp_path / "once") == contents(tmp_path / "twice")
+    with pytest.raises(ValueError, match="Invalid start: model .*20 epochs of Adam"):
+        run(tmp_path / "once", chains=2, steps=60)
+
+
+def test_priors_by_layer(tmp_path):
+    groups = sg.prior_groups(model(), data().tensors[0])
+    assert len(groups) > 1
+    settings = []
+
+    def look(state):
+        settings.append([g["prior_precision"] for g in state.sampler.param_groups])
+
+    sampler = partial(sg.SGHMC, lr=0.05, num_data=ROWS)
+    given = {"sampler": sampler, "groups": groups, "callbacks": [look], "steps": 9}
+    run(tmp_path, chains=2, **given)
+    expected = [group["prior_precision"] for group in groups]
+    assert settings[0] == settings[-1] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"start": "he"}, ValueError, "Invalid start: 'he'"),
+        ({"start": []}, ValueError, "Invalid start: an empty list"),
+        ({"optimizer_epochs": 3}, ValueError, "Invalid optimizer_epochs: 3"),
+        ({"optimizer": torch.optim.Adam}, ValueError, "Invalid optimizer_epochs: 0"),
+        ({"groups": [{"params": [nn.Parameter(torch.ones(2))]}]}, TypeError, "names"),
+        ({"groups": sg.prior_groups(nn.Linear(2, 2))}, ValueError, "'0.bias' is in"),
+    ],
+)
+def test_errors(options, error, message):
+    with pytest.raises(error, match=message):
+        run(None, **options)
