@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 import torch.utils.data
 from torch import Tensor
@@ -220,11 +222,42 @@ def closure_of(
     return backward
 
 
+def seed_generators(seed: int) -> None:
+    """Seeds the default generators of torch, NumPy and Python."""
+    if torch.cuda.is_initialized():
+        torch.manual_seed(seed)
+    else:  # torch.manual_seed records its caller for each device: 1 ms
+        torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed([seed % 2**32, seed // 2**32 % 2**32])
+
+
+def generator_states() -> dict[str, Any]:
+    """Returns the states of these generators on the CPU, as a checkpoint holds them."""
+    kind, words, *rest = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "numpy": (kind, torch.from_numpy(words.astype(np.int64)), *rest),
+        "python": random.getstate(),
+    }
+
+
+def set_generator_states(states: Mapping[str, Any] | Tensor) -> None:
+    """Restores these states; earlier checkpoints have torch's alone, a Tensor."""
+    if isinstance(states, Tensor):
+        states = {"torch": states}
+    torch.set_rng_state(states["torch"])
+    if "numpy" in states:
+        kind, words, *rest = states["numpy"]
+        np.random.set_state((kind, words.numpy().astype(np.uint32), *rest))
+        random.setstate(states["python"])
+
+
 class Minibatches:
     """Endless passes over a loader, each in another reproducible order.
 
-    At the start of every epoch, seeds are set in torch's default generator, from which
-    loaders shuffle, in generators that a loader was given, and in this library's batch
+    At the start of every epoch, seeds are set in the default generators of torch, NumPy
+    and Python, in generators that a loader was given, and in this library's batch
     samplers. A place is found again by reading an epoch up to it. A DataLoader's
     workers restart with each epoch, with ``persistent_workers`` too.
     """
@@ -271,10 +304,7 @@ class Minibatches:
         # iterator draws other numbers than a new one.
         self.close()
         seed = fold_in(self._seed, self.epoch)
-        if torch.cuda.is_initialized():
-            torch.manual_seed(seed)
-        else:  # torch.manual_seed records its caller for each device: 1 ms
-            torch.default_generator.manual_seed(seed)
+        seed_generators(seed)
         for owner in (
             self._loader,
             getattr(self._loader, "sampler", None),

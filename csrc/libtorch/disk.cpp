@@ -1,6 +1,7 @@
 #include "libtorch/disk.h"
 
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -13,6 +14,12 @@
 
 namespace torch_sgmcmc::disk {
 namespace {
+
+// True of a folder, a device and the like, and a FIFO, which would wait.
+bool IsSpecial(const std::string& path) {
+  struct stat status = {};
+  return ::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode);
+}
 
 bool WriteAll(int file, std::string_view bytes, int64_t at) {
   while (!bytes.empty()) {
@@ -65,6 +72,7 @@ void Append(int file, const std::string& path, std::string_view bytes,
 }
 
 std::optional<std::string> Read(const std::string& path) {
+  if (IsSpecial(path)) Unreadable(path, "it is not a regular file");
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   if (!file && errno == ENOENT) return std::nullopt;
@@ -75,12 +83,22 @@ std::optional<std::string> Read(const std::string& path) {
 
 void Replace(const std::string& path, std::string_view bytes) {
   static std::atomic<int> counter{0};
-  const std::string partial = path + "." + std::to_string(::getpid()) + "-" +
+  std::error_code error;
+  const auto real = std::filesystem::weakly_canonical(path, error);
+  const std::string target = error ? path : real.string();
+  if (IsSpecial(target)) {
+    throw std::runtime_error("Cannot write " + path +
+                             ": it is not a regular file");
+  }
+  const std::string partial = target + "." + std::to_string(::getpid()) + "-" +
                               std::to_string(counter++) + ".partial";
   const OpenFile file = Open(partial, O_WRONLY | O_CREAT | O_TRUNC);
-  if (file && WriteAll(*file, bytes, 0) && ::fsync(*file) == 0 &&
-      std::rename(partial.c_str(), path.c_str()) == 0 &&
-      Sync(std::filesystem::path(path).parent_path())) {
+  struct stat older = {};
+  const bool is_new = ::stat(target.c_str(), &older) != 0;
+  if (file && (is_new || ::fchmod(*file, older.st_mode & 07777) == 0) &&
+      WriteAll(*file, bytes, 0) && ::fsync(*file) == 0 &&
+      std::rename(partial.c_str(), target.c_str()) == 0 &&
+      Sync(std::filesystem::path(target).parent_path())) {
     return;
   }
   const int reason = errno;

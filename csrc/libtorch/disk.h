@@ -36,7 +36,8 @@ void Append(int file, const std::string& path, std::string_view bytes,
             int64_t at);
 
 // Writes a file, all of it or nothing, and waits until it and its name are on
-// the disk. Throws std::runtime_error, and an older file is as before.
+// the disk. A link stays, and an older file's mode. Throws std::runtime_error,
+// and an older file is as before.
 void Replace(const std::string& path, std::string_view bytes);
 
 }  // namespace torch_sgmcmc::disk

@@ -1,7 +1,6 @@
 #include "torch_sgmcmc/store.h"
 
 #include <ATen/ATen.h>
-#include <c10/util/ScopeExit.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <torch/nn/module.h>
@@ -197,7 +196,11 @@ struct DrawFile {
     for (const auto& [name, t] : json.get_ref<const Json::object_t&>()) {
       const auto [dtype, shape] = KindIn(t);
       const Json& place = t.at("data_offsets");
-      Expect(shape.at(0) == count, "its header is damaged");
+      Json known = t;
+      known.erase("data_offsets");
+      known.at("shape").erase(0);
+      Expect(shape.at(0) == count && known == described.value(name, Json()),
+             "its '" + name + "' is not as in store.json");
       const at::Tensor part =
           data.slice(0, IntegerIn(place.at(0)), IntegerIn(place.at(1)));
       tensors[name] = part.view(dtype).view(shape);
@@ -313,10 +316,28 @@ struct Collector::Work {
               DtypeName(t.scalar_type()), " of layout ", LayoutName(t.layout()),
               ", cannot be stored");
     }
-    MakeFolder();
-    Lock();
+    std::error_code error;
+    fs::create_directories(store, error);
+    if (error) disk::Unwritable(store, error.value());
+    {
+      // Waits for others that open chains, and excludes them.
+      const disk::OpenFile opening = disk::Open(store, O_RDONLY);
+      if (!opening || ::flock(*opening, LOCK_EX) != 0) disk::Unwritable(store);
+      MakeFolder();
+      Lock();
+    }
     TakeIndex();
     is_undecided = num_draws > 0;
+  }
+
+  // True if the store has draws, or a chain has a writer.
+  bool IsUsed() const {
+    if (SampleStore(store).size() > 0) return true;
+    for (const auto& entry : fs::directory_iterator(store)) {
+      const disk::OpenFile other = disk::Open(entry.path() / "lock", O_RDONLY);
+      if (other && ::flock(*other, LOCK_SH | LOCK_NB) != 0) return true;
+    }
+    return false;
   }
 
   void MakeFolder() const {
@@ -326,7 +347,7 @@ struct Collector::Work {
         {"tensors", tensors}, {"not_sampled", Json::object()}, {"format", 1}};
     const std::string text = content.dump(1);
     const Json there = ReadStore(store);
-    if (there != tensors && SampleStore(store).size() > 0) {
+    if (there != tensors && !there.is_null() && IsUsed()) {
       Json all = there;
       all.update(tensors);
       for (const auto& [name, t] : all.items()) {
@@ -524,7 +545,7 @@ Collector::~Collector() {
   try {
     close();
   } catch (const std::exception& error) {
-    TORCH_WARN(error.what());
+    TORCH_WARN(error.what(), ", but the collector is gone, and they are lost");
   }
 }
 
@@ -562,8 +583,8 @@ void Collector::restart() {
 
 void Collector::close() {
   if (!work_->lock) return;
-  const auto last = c10::make_scope_exit([this] { work_->lock = nullptr; });
   work_->Flush();
+  work_->lock = nullptr;
 }
 
 }  // namespace torch_sgmcmc

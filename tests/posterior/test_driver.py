@@ -1,8 +1,10 @@
 """sample: the chains of a loop of one's own, kills that leave no trace, errors."""
 
 import json
+import random
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from driver_problem import (
@@ -271,6 +273,47 @@ def test_a_module_is_copied(tmp_path):
     assert len(seen) == 2 and network not in seen
     after = network.state_dict()
     assert all(torch.equal(after[name], t) for name, t in before.items())
+
+
+DRAWS = {
+    "numpy": np.random.rand,
+    "python": random.random,
+    "torch": lambda: torch.rand(()),
+}
+
+
+class Augmented(torch.utils.data.Dataset):
+    """Data with noise of one of the default generators."""
+
+    def __init__(self, kind):
+        self.draw, self.data = DRAWS[kind], data()
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        x, y = self.data[index]
+        return x + float(self.draw()), y
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+def test_data_sets_that_draw(tmp_path, kind):
+    """One seed gives one chain, also resumed; the program's generators go on."""
+    loader = torch.utils.data.DataLoader(Augmented(kind), 10, shuffle=True)
+    args, options = (model, sghmc, loader, loss), {"seed": 1, "progress": False}
+
+    def go(folder, *steps):
+        for count in steps:
+            for draw in DRAWS.values():
+                draw()
+            states = np.random.get_state()[1].tolist(), random.getstate()
+            sg.sample(*args, tmp_path / folder, steps=count, **options)
+            assert (np.random.get_state()[1].tolist(), random.getstate()) == states
+        return contents(tmp_path / folder)
+
+    whole = go("whole", 20)
+    assert go("again", 20) == whole
+    assert go("parts", 8, 20) == whole
 
 
 @pytest.mark.parametrize("kind", ["independent", "generator", "frozen", "workers"])

@@ -365,6 +365,38 @@ def test_the_model_and_random_numbers_are_unchanged():
     assert not sg.predict(model, draws, x).mean.requires_grad
 
 
+def test_a_forward_that_writes_into_its_weights():
+    """An Embedding with max_norm, whose draws and model stay as they were."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(5, 3, max_norm=1.0), nn.Linear(3, 2))
+    draws, x = draws_of(model, 4), torch.arange(5)
+    before = copy.deepcopy([*draws, model.state_dict()])
+    expected = []
+    for draw in draws:
+        one = copy.deepcopy(model).eval()
+        one.load_state_dict(draw)
+        expected.append(one(x).detach())
+    found = sg.predict(model, draws, [x[:2], x[2:]], link="identity")
+    close(found.mean, torch.stack(expected).double().mean(0))
+    predictive = sg.Predictive(model, x, link="identity")
+    predictive.update()
+    for after, was in zip([*draws, model.state_dict()], before, strict=True):
+        assert all(torch.equal(after[name], was[name]) for name in was)
+
+
+def test_cached_parametrizations_are_of_each_draw():
+    torch.manual_seed(0)
+    model = nn.Linear(6, 4)
+    nn.utils.parametrizations.weight_norm(model)
+    draws = draws_of(model, 5)
+    alone = sg.predict(model, draws, inputs(), link="identity")
+    with nn.utils.parametrize.cached():
+        weight = model.weight
+        together = sg.predict(model, draws, inputs(), link="identity")
+        assert model.weight is weight
+    assert torch.equal(together.mean, alone.mean)
+
+
 def test_a_failed_update_adds_nothing():
     model, x = network(), inputs()
     draws = draws_of(model, 3)

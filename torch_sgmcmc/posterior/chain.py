@@ -30,7 +30,14 @@ from torch_sgmcmc._impl.random_state import fold_in
 from torch_sgmcmc._impl.state_dict import load, save
 from torch_sgmcmc._impl.utils import length_of, plain_names, progress_bar
 from torch_sgmcmc.compile import Blocks, length_of_blocks
-from torch_sgmcmc.data import Minibatches, closure_of, one_gradient_a_step
+from torch_sgmcmc.data import (
+    Minibatches,
+    closure_of,
+    generator_states,
+    one_gradient_a_step,
+    seed_generators,
+    set_generator_states,
+)
 from torch_sgmcmc.diagnostics.setup_check import check_setup
 from torch_sgmcmc.diagnostics.setup_issues import SetupReport
 from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor, has_temperatures
@@ -244,7 +251,7 @@ def run_chain(settings: Settings, chain: int) -> None:
     """Runs a chain to its end, from its last checkpoint if it has one.
 
     All randomness follows from the seed and the chain's number, unless the loss or a
-    callback uses another generator than torch's default.
+    callback uses another generator than the default ones of torch, NumPy and Python.
     """
     with _random_numbers(settings, chain) as seed:
         _Run(settings, chain, seed).run()
@@ -282,9 +289,13 @@ def _random_numbers(settings: Settings, chain: int) -> Iterator[int]:
     """Seeds the random generators within the context; returns the chain's seed."""
     seed = fold_in(settings.seed, chain)
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(fold_in(seed, 0))
-        yield seed
+    before = generator_states()
+    try:
+        with torch.random.fork_rng(devices):
+            seed_generators(fold_in(seed, 0))
+            yield seed
+    finally:
+        set_generator_states(before)
 
 
 def checkpoint(path: Path) -> dict[str, Any]:
@@ -307,7 +318,7 @@ class Saved(NamedTuple):
     sampler: dict[str, Any]
     schedule: list[Any]
     collector: dict[str, Any]
-    random: Tensor
+    random: dict[str, Any]
     random_cuda: list[Tensor]
 
 
@@ -632,7 +643,7 @@ class _Run:
             sampler=self._sampler.state_dict(),
             schedule=[schedule.state_dict() for schedule in self._schedules],
             collector=collector.state_dict(),
-            random=torch.get_rng_state(),
+            random=generator_states(),
             random_cuda=cuda,
         )
         save(content._asdict(), path)
@@ -659,7 +670,7 @@ class _Run:
         collector.load_state_dict(content["collector"])
         self._batches.move_to(content["epoch"], content["position"])
         self._done = content["step"]
-        torch.set_rng_state(content["random"])
+        set_generator_states(content["random"])
         if content["random_cuda"]:
             torch.cuda.set_rng_state_all(content["random_cuda"])
 

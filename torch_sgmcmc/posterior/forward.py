@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import parametrize
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from torch_sgmcmc._impl import utils
@@ -32,16 +33,29 @@ class Evaluation:
     def __init__(self, model: nn.Module, forward: Forward | None) -> None:
         self._caller = _Caller(model, forward or default_forward)
         self.has_modes = has_modes(model)
+        # Whether calls write into tensors, as an Embedding with max_norm does, and
+        # train() and eval() may; None is unknown.
+        self._writes = True if self.has_modes else None
 
     def outputs(self, tensors: Mapping[str, Tensor], batches: Iterable[Any]) -> Tensor:
         """Returns all batches' outputs, [inputs, ...]; no tensors: the model's own."""
-        if self.has_modes:  # train() and eval() may write into the tensors
-            model = self._caller.model
-            named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-            tensors = {k: t.clone() for k, t in {**named, **tensors}.items()}
+        tensors = self.protected(tensors)
+        if self.has_modes:
             batches = list(batches)
         given = batches, self.has_modes
-        return functional_call(self._caller, _inside(tensors), given)
+        outputs = functional_call(self._caller, _inside(tensors), given)
+        if self._writes is None:
+            own = tensors.values()
+            self._writes = any(t.is_inference() or t._version > 0 for t in own)
+        return outputs
+
+    def protected(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Returns copies, with the model's tensors, if calls may write into these."""
+        if self._writes is False:
+            return tensors
+        model = self._caller.model
+        named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        return {k: t.clone() for k, t in {**named, **tensors}.items()}
 
     def together(
         self, draws: Sequence[Mapping[str, Tensor]], batches: Iterable[Any]
@@ -74,11 +88,16 @@ class _Caller(nn.Module):
     def forward(
         self, batches: Iterable[Any], changes_mode: bool = False, keep: bool = True
     ) -> Tensor | None:
-        if changes_mode:  # as a user would after loading the draw
-            self.model.eval()
-        outputs = self._outputs(batches, keep)
-        if changes_mode:
-            self.model.train()
+        # A caller's parametrize.cached() has weights of other draws.
+        cached, parametrize._cache = parametrize._cache, {}
+        try:
+            if changes_mode:  # as a user would after loading the draw
+                self.model.eval()
+            outputs = self._outputs(batches, keep)
+            if changes_mode:
+                self.model.train()
+        finally:
+            parametrize._cache = cached
         return outputs
 
     def _outputs(self, batches: Iterable[Any], keep: bool) -> Tensor | None:
@@ -465,7 +484,7 @@ class BatchNorm:
             for kind in ("running_mean", "running_var", "num_batches_tracked"):
                 new = torch.full_like(getattr(layer, kind), kind == "running_var")
                 fresh[f"{name}.{kind}" if name else kind] = new
-        together = {**tensors, **fresh}
+        together = {**evaluation.protected(tensors), **fresh}
         with self._averaging():
             evaluation.run(together, batches)  # writes into the fresh ones
         return together
