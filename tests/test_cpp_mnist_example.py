@@ -42,14 +42,16 @@ def test_it_learns(consumer_program, images, tmp_path):
     program = consumer_program("mnist_bnn")
     done = run(program, images, 3)
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    *lines, both, differ = done.stdout.splitlines()
     assert [line.partition(":")[0] for line in lines] == [
-        f"epoch {epoch} of 3" for epoch in (1, 2, 3)
+        f"chain {chain}, epoch {epoch} of 3" for chain in (0, 1) for epoch in (1, 2, 3)
     ]
-    found = re.search(r"posterior (\S+) %, NLL (\S+) \(3 draws\)$", lines[-1])
-    assert found
-    # Nine errors in ten would be chance, and an NLL of 2.3.
-    assert float(found[1]) < 30 and float(found[2]) < 1.5
+    for line, draws in ((lines[2], 2), (lines[5], 2), (both, 4)):
+        found = re.search(rf"posterior (\S+) %, NLL (\S+) \({draws} draws\)$", line)
+        assert found
+        # Nine errors in ten would be chance, and an NLL of 2.3.
+        assert float(found[1]) < 30 and float(found[2]) < 1.5
+    assert re.fullmatch(r"NLL of a draw: .* which differ by \S+ standard errors", differ)
     assert run(program, images, 3).stdout == done.stdout
 
     for arguments, message in (

@@ -194,7 +194,8 @@ void SamplerImpl::complete(size_t group) {
   OptionValues& options = options_of(group);
   if (options.seed) {
     Invalid("Invalid seed: ", *options.seed, " in the options", where, " (",
-            name(), " has seed ", seed(), "; give it to the sampler's constructor)");
+            name(), " has seed ", seed(),
+            "; give it to the sampler's constructor)");
   }
   if (!options.is_complete) {
     options.inherit(defaults());
@@ -206,7 +207,8 @@ void SamplerImpl::complete(size_t group) {
     const auto shown = [](bool value) { return value ? "true" : "false"; };
     Invalid("Invalid capturable: ", shown(options.is_capturable()),
             " in the options", where, " (", name(), " has ",
-            shown(chain_.capturable), "; give it to the sampler's constructor)");
+            shown(chain_.capturable),
+            "; give it to the sampler's constructor)");
   }
   if (chains_with_seeds(options) != chain_.num_chains) {
     Invalid("Invalid num_chains: ", chains_with_seeds(options),

@@ -63,10 +63,12 @@ SamplerParamState& Ours(torch::optim::OptimizerParamState& state,
 }
 
 std::shared_ptr<SamplerImpl> MakeImpl(const std::string& name) {
-  static const std::unordered_map<std::string, std::shared_ptr<SamplerImpl> (*)()>
+  static const std::unordered_map<std::string,
+                                  std::shared_ptr<SamplerImpl> (*)()>
       kMakers = {
           {"SGLD", [] { return std::make_shared<SamplerImpl>("sgld_step_"); }},
-          {"SGLRW", [] { return std::make_shared<SamplerImpl>("sglrw_step_"); }},
+          {"SGLRW",
+           [] { return std::make_shared<SamplerImpl>("sglrw_step_"); }},
           {"SGHMC", &MakeSGHMC},
           {"BAOA", &MakeBAOA},
           {"PSGLD", &MakePSGLD},

@@ -24,10 +24,9 @@ constexpr std::string_view kNumGrads = "num_grads";
 // Keys that Python's tools write into param groups (FOREIGN_KEYS of
 // torch_sgmcmc/_impl/hyperparams.py).
 constexpr const char* kForeignKeys[] = {
-    "params",       "param_names", "differentiable", "foreach",
-    "fused",        "maximize",    "initial_lr",     "max_lr",
-    "min_lr",       "base_momentum", "max_momentum", "swa_lr",
-    "weight_decay", "name"};
+    "params",       "param_names", "differentiable", "foreach", "fused",
+    "maximize",     "initial_lr",  "max_lr",         "min_lr",  "base_momentum",
+    "max_momentum", "swa_lr",      "weight_decay",   "name"};
 
 // The format of state dicts; torch_sgmcmc/_impl/random_state.py has it, too.
 constexpr int64_t kFormat = 1;

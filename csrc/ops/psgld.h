@@ -4,8 +4,8 @@
 //   theta <- theta - lr G g + (lr T / N) Gamma + sqrt(2 lr T G / N) xi
 //
 // with g = grad + (lambda / N) (theta - mu), a = decay and e = LeastRoot(): Li,
-// Chen, Carlson and Carin 2016, algorithm 1. With V frozen it is SGLD with a step size for
-// each coordinate; while V adapts, the target needs Gamma.
+// Chen, Carlson and Carin 2016, algorithm 1. With V frozen it is SGLD with a
+// step size for each coordinate; while V adapts, the target needs Gamma.
 #pragma once
 
 #include <algorithm>

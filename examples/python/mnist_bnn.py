@@ -1,9 +1,11 @@
 """The posterior of a network on MNIST: its temperatures and its predictions.
 
-An ordinary training loop with SGHMC where SGD was, a 784-100-10 network. After burn-in
-a draw an epoch is stored. Printed are the temperatures at which tensors were sampled,
-and scores of the posterior and of its last draw, which is a network as SGD finds one;
-the picture shows calibration, and how sure they are of MNIST and of Fashion-MNIST.
+An ordinary training loop with SGHMC where SGD was, a 784-100-10 network with a prior
+for each layer. Two chains begin at torch's initial values and at a draw from the prior;
+after burn-in a draw an epoch is stored. Printed are the temperatures at which tensors
+were sampled, whether the chains agree, and scores of the posterior and of its last
+draw, which is a network as SGD finds one. The picture shows both chains, calibration,
+and how sure the posterior is of MNIST and of Fashion-MNIST.
 
     python examples/python/mnist_bnn.py                     # downloads the images
     python examples/python/mnist_bnn.py --data-root DIR     # has MNIST/raw
@@ -17,7 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
 import torch
+from arviz_stats.base import array_stats
 from matplotlib import pyplot
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
@@ -52,6 +56,25 @@ def auroc(inside: Tensor, outside: Tensor) -> Tensor:
     return binary_auroc(torch.cat([inside, outside]), is_outside.long())
 
 
+def agreement(
+    model: nn.Module, store: sg.SampleStore, x: Tensor, labels: Tensor
+) -> str:
+    """R-hat of log-probabilities over both chains, and each chain's NLL."""
+    logs = [sg.predict(model, store.chain(i), x, keep_draws=True).draws.log()
+            for i in store.chains]  # fmt: skip
+    quantities = torch.stack([each.flatten(1) for each in logs]).double().numpy()
+    r_hat = array_stats.rhat(quantities, chain_axis=0, draw_axis=1)
+    middle, high = np.quantile(r_hat, [0.5, 0.9])
+    text = f"R-hat of log-probabilities: median {middle:.3f}, nine of ten {high:.3f}"
+    for i, each in enumerate(logs):
+        losses = torch.stack([F.nll_loss(draw, labels) for draw in each])
+        # Five batches of draws show how far their mean may be off.
+        means = torch.stack([part.mean() for part in losses.tensor_split(5)])
+        error = float(means.std()) / 5**0.5
+        text += f"\nchain {i}: NLL of a draw {float(losses.mean()):.4f} ± {error:.4f}"
+    return text
+
+
 def load(arguments: argparse.Namespace) -> tuple[Tensor, ...]:
     """Images in rows and labels, for training and for the test; other images."""
     root, download = arguments.data_root or "data", arguments.data_root is None
@@ -83,7 +106,7 @@ def main() -> None:
     parser.add_argument("--digits", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("runs/mnist_bnn"))
     parser.add_argument("--epochs", type=int, default=100)
-    parser.add_argument("--burn-in", type=int, default=20, help="epochs")
+    parser.add_argument("--burn-in", type=int, default=30, help="epochs")
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--momentum", type=float, default=0.9)
     arguments = parser.parse_args()
@@ -91,30 +114,39 @@ def main() -> None:
     size = 500 if len(x) > 10_000 else 50
     epoch_steps = -(-len(x) // size)
 
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(x.shape[1], 100), nn.ReLU(), nn.Linear(100, 10))
-    sampler = sg.SGHMC(
-        model.named_parameters(),
-        lr=arguments.lr,
-        momentum=arguments.momentum,
-        num_data=len(x),
-        prior_precision=1.0,
-        seed=0,
-    )
     store, burn_in = arguments.out / "draws", arguments.burn_in * epoch_steps
-    monitor = sg.TemperatureMonitor(sampler, every=10)
-    with sg.Collector(
-        sampler, model, store, burn_in=burn_in, every=epoch_steps, monitor=monitor
-    ) as collector:
-        collector.restart()  # over what an earlier run has left
-        for _ in trange(arguments.epochs, unit="epoch"):
-            for batch in torch.randperm(len(x)).split(size):
-                sampler.zero_grad()
-                F.cross_entropy(model(x[batch]), y[batch]).backward()
-                sampler.step()
+    traces: dict[str, list[float]] = {}
+    for chain, start in enumerate(("initial values", "prior")):
+        torch.manual_seed(chain)
+        model = nn.Sequential(nn.Linear(x.shape[1], 100), nn.ReLU(), nn.Linear(100, 10))
+        sampler = sg.SGHMC(
+            sg.prior_groups(model, x[:1000]),
+            lr=arguments.lr,
+            momentum=arguments.momentum,
+            num_data=len(x),
+            seed=chain,
+        )
+        if start == "prior":
+            sampler.draw_from_prior()
+        trace = traces[start] = []
+        monitor = sg.TemperatureMonitor(sampler, every=10)
+        with sg.Collector(
+            *(sampler, model, store),
+            **{"chain": chain, "burn_in": burn_in, "every": epoch_steps},
+            monitor=monitor,
+        ) as collector:
+            collector.restart()  # over what an earlier run has left
+            for _ in trange(arguments.epochs, unit="epoch", desc=f"chain {chain}"):
+                for batch in torch.randperm(len(x)).split(size):
+                    sampler.zero_grad()
+                    F.cross_entropy(model(x[batch]), y[batch]).backward()
+                    sampler.step()
+                with torch.no_grad():
+                    trace.append(float(F.cross_entropy(model(test_x), test_y)))
+        print(f"chain {chain}, from {start}: {monitor.summary()}")
     draws = sg.SampleStore(store)
-    print(monitor.summary())
     print(sg.report(model, draws, test_x[:200]).short())
+    print(agreement(model, draws, test_x[:1000], test_y[:1000]))
 
     found = {
         name: [sg.predict(model, some, images) for images in (test_x, other_x)]
@@ -130,10 +162,15 @@ def main() -> None:
     print(f"and by the epistemic part: {area:.4f}")
 
     mpl.use("Agg")
-    figure, panels = pyplot.subplots(1, 3, figsize=(11, 3.4), layout="constrained")
+    figure, panels = pyplot.subplots(1, 4, figsize=(14, 3.4), layout="constrained")
+    for start, trace in traces.items():
+        panels[0].semilogy(range(1, len(trace) + 1), trace, label=f"from {start}")
+    panels[0].axvline(arguments.burn_in, color="grey", linewidth=0.8)
+    panels[0].set(xlabel="epoch", title="NLL of one draw, two chains")
+    panels[0].legend()
     probabilities = {name: known.mean for name, (known, _) in found.items()}
-    scoring.plot_reliability(probabilities, test_y, axes=panels[0])
-    for axes, part in zip(panels[1:], ("total", "epistemic"), strict=True):
+    scoring.plot_reliability(probabilities, test_y, axes=panels[1])
+    for axes, part in zip(panels[2:], ("total", "epistemic"), strict=True):
         entropies = {"test": getattr(inside, part), "other": getattr(outside, part)}
         scoring.plot_entropies(entropies, axes=axes)
         axes.set_title(f"{part} uncertainty")

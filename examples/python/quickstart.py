@@ -3,7 +3,8 @@
     python examples/python/quickstart.py [--out DIR]
 
 A network 1-50-1 and the noise's σ are sampled together by two chains of SGHMC, of 100
-points with a gap. The picture shows the mean, 90 % bands of the function and of new
+points with a gap: one chain begins at torch's initial values, one at a draw from the
+prior. The picture shows the mean, 90 % bands of the function and of new
 data, and some draws.
 """
 
@@ -49,8 +50,7 @@ def main() -> None:
 
     torch.manual_seed(0)
     x, y = data()
-    sampler = partial(sg.SGHMC, lr=3e-4, momentum=0.98, num_data=len(x),
-                      prior_precision=1.0)  # fmt: skip
+    sampler = partial(sg.SGHMC, lr=3e-4, momentum=0.98, num_data=len(x))
     store = sg.sample(
         *(Network, sampler, DataLoader(TensorDataset(x, y), batch_size=len(x))),
         *(sg.losses.gaussian(noise="log_noise"), arguments.out / "draws"),
@@ -58,6 +58,7 @@ def main() -> None:
         burn_in=arguments.steps // 4,
         every=20,
         chains=2,
+        groups=sg.prior_groups(Network(), x),
         seed=0,
         restart=True,
     )

@@ -213,9 +213,9 @@ TEST_F(Files, WithAFlippedBitInATensorAreRefused) {
     auto damaged = whole;
     char& byte = damaged[begin + bit / 8];
     byte = static_cast<char>(byte ^ 1 << bit % 8);
-    EXPECT_NE(Refusal(Path("x.pt"), damaged)
-                  .find("the checksum of data/0 differs"),
-              std::string::npos);
+    EXPECT_NE(
+        Refusal(Path("x.pt"), damaged).find("the checksum of data/0 differs"),
+        std::string::npos);
   }
 }
 

@@ -26,8 +26,9 @@ class TORCH_SGMCMC_API BAOAOptions : public ManyChainsOf<BAOAOptions> {
   TORCH_SGMCMC_ARG(double, noise_estimate)
 };
 
-/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ - μ‖²/2. With ḡ the gradient
-/// of the mean loss of a minibatch, m = momentum and α = 2 (1 - m) / (1 + m),
+/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ - μ‖²/2. With ḡ the
+/// gradient of the mean loss of a minibatch, m = momentum and α = 2 (1 - m) /
+/// (1 + m),
 ///
 ///   g = ḡ + (λ/N) (θ - μ),
 ///   u = v - lr g,

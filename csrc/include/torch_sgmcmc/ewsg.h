@@ -54,8 +54,8 @@ class TORCH_SGMCMC_API EWSGOptions : public OptionsOf<EWSGOptions> {
 /// gradient g' replaces g with probability min(1, exp(W(g') - W(g))), and makes
 /// SGHMC's update with the last g.
 ///
-/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ - μ‖²/2, up to an error of
-/// the order of lr and a rest of the minibatch noise.
+/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ - μ‖²/2, up to an error
+/// of the order of lr and a rest of the minibatch noise.
 ///
 /// step() calls the closure index_chain_length + 1 times, each with cleared
 /// gradients and for a fresh minibatch, and returns the first loss. The

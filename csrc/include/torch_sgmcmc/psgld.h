@@ -40,8 +40,8 @@ class TORCH_SGMCMC_API PSGLDOptions : public ManyChainsOf<PSGLDOptions> {
 ///   V ← a V + (1-a) ḡ²,    G = 1 / (√V + ε),    g = ḡ + (λ/N) (θ - μ),
 ///   θ ← θ - lr G g + √(2 lr T G / N) ξ,    ξ ~ N(0, I).
 ///
-/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ - μ‖²/2, once adapt is false.
-/// Before, the chain is too wide where gradients grow in the tails
+/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ - μ‖²/2, once adapt is
+/// false. Before, the chain is too wide where gradients grow in the tails
 /// (docs/samplers/psgld.md).
 ///
 /// State: "square_average", V, at first the first gradient's square.

@@ -95,8 +95,9 @@ struct SBPSDiagnostics {
 /// regression predicts v·g. Preconditioned, θ moves along Av and bounces with
 /// Ag, A diagonal and learned.
 ///
-/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ - μ‖²/2, at points uniform in
-/// trajectory time (register_sample_hook). Derivatives use reverse mode.
+/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ - μ‖²/2, at points
+/// uniform in trajectory time (register_sample_hook). Derivatives use reverse
+/// mode.
 ///
 /// step() moves the particle to its next event and observes a minibatch there.
 /// The closure draws it and returns the losses of its examples, [n], n >= 2,

@@ -54,8 +54,8 @@ class TORCH_SGMCMC_API SGHMCOptions : public ManyChainsOf<SGHMCOptions> {
   TORCH_SGMCMC_ARG(std::string, initial_momentum)
 };
 
-/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ - μ‖²/2. With ḡ the gradient
-/// of the mean loss of a minibatch and α = 1 - momentum,
+/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ - μ‖²/2. With ḡ the
+/// gradient of the mean loss of a minibatch and α = 1 - momentum,
 ///
 ///   g = ḡ + (λ/N) (θ - μ),
 ///   v ← (1-α) v - lr g + √(2 (α-β̂) lr T / N) ξ,    ξ ~ N(0, I),

@@ -24,8 +24,8 @@ class TORCH_SGMCMC_API SGLDOptions : public ManyChainsOf<SGLDOptions> {
   static constexpr const char* kSampler = "SGLD";
 };
 
-/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ - μ‖²/2. With ḡ the gradient
-/// of the mean loss of a minibatch, as backward() leaves it,
+/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ - μ‖²/2. With ḡ the
+/// gradient of the mean loss of a minibatch, as backward() leaves it,
 ///
 ///   g = ḡ + (λ/N) (θ - μ),    θ ← θ - lr g + √(2 lr T / N) ξ,    ξ ~ N(0, I).
 ///

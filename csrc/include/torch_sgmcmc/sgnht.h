@@ -29,9 +29,10 @@ class TORCH_SGMCMC_API SGNHTOptions : public ManyChainsOf<SGNHTOptions> {
   TORCH_SGMCMC_ARG(std::optional<double>, thermostat_rate)
 };
 
-/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ - μ‖²/2, with a thermostat
-/// for each coordinate that adapts the friction α, A at first. With ḡ the
-/// gradient of the mean loss of a minibatch and A = 1 - momentum, elementwise
+/// Samples exp(-U(θ)/T), U(θ) = -Σ log p(x_i|θ) + λ‖θ - μ‖²/2, with a
+/// thermostat for each coordinate that adapts the friction α, A at first. With
+/// ḡ the gradient of the mean loss of a minibatch and A = 1 - momentum,
+/// elementwise
 ///
 ///   g = ḡ + (λ/N) (θ - μ),
 ///   v ← (1-α) v - lr g + √(2 A lr T / N) ξ,    ξ ~ N(0, I),
