@@ -138,6 +138,7 @@ struct DrawFile {
   int64_t size = 0;
   int64_t crc32 = 0;
   int64_t count = 0;
+  std::shared_ptr<const Json> described = nullptr;  // by store.json
   std::mutex mutex;
   std::map<std::string, at::Tensor> tensors;
 
@@ -193,13 +194,16 @@ struct DrawFile {
     const Json json = Json::parse(whole.substr(sizeof(header), header));
     const auto begin = static_cast<int64_t>(sizeof(header) + header);
     const at::Tensor data = bytes.slice(0, begin);
+    Expect(json.size() == described->size(),
+           "its names are not those of store.json");
     for (const auto& [name, t] : json.get_ref<const Json::object_t&>()) {
       const auto [dtype, shape] = KindIn(t);
       const Json& place = t.at("data_offsets");
+      Expect(!shape.empty() && shape[0] == count, "its header is damaged");
       Json known = t;
       known.erase("data_offsets");
       known.at("shape").erase(0);
-      Expect(shape.at(0) == count && known == described.value(name, Json()),
+      Expect( known == described->value(name, Json()),
              "its '" + name + "' is not as in store.json");
       const at::Tensor part =
           data.slice(0, IntegerIn(place.at(0)), IntegerIn(place.at(1)));
@@ -254,7 +258,8 @@ void Draw::copy_to(torch::nn::Module& module) const {
 }
 
 const SampleStore& SampleStore::refresh() {
-  const Json tensors = ReadStore(path_);
+  const auto described = std::make_shared<const Json>(ReadStore(path_));
+  const Json& tensors = *described;
   auto names = std::make_shared<std::vector<std::string>>();
   for (const auto& [name, t] : tensors.items()) names->push_back(name);
   std::set<int64_t> chains;
@@ -273,6 +278,7 @@ const SampleStore& SampleStore::refresh() {
     for (; next < draws.size(); ++next) {
       draws[next].chain = chain;
       draws[next].names_ = names;
+      draws[next].file_->described = described;
     }
   }
   draws_ = std::move(draws);

@@ -191,3 +191,36 @@ def test_what_is_printed_is_short(tmp_path):
     for text in (repr(prediction), repr(estimate), repr(collector)):
         assert "tensor(" not in text
     copy.deepcopy(prediction)
+
+
+@pytest.mark.parametrize("kind", [sg.SGLD, sg.SGHMC])
+def test_parameters_are_swapped_after_a_step(kind):
+    """As fully_shard and future versions of torch convert a module."""
+    net = torch.nn.Linear(3, 2)
+    sampler = kind(net.parameters(), 0.1, num_data=9, seed=1)
+    p = net.weight
+
+    def step():
+        net(torch.ones(4, 3, dtype=p.dtype)).sum().backward()
+        sampler.step()
+        sampler.zero_grad()
+
+    step()
+    torch.utils.swap_tensors(p, torch.nn.Parameter(torch.zeros(2, 3)))
+    step()
+    try:
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        net.double()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert net.weight is p and p.dtype is torch.float64
+    sampler.load_state_dict(sampler.state_dict())
+    step()
+    assert int(sampler.param_groups[0]["step"]) == 3
+
+
+def test_a_schedule_s_scale_of_lr():
+    """Of timm, whose schedulers multiply lr by it."""
+    groups = [{"params": [torch.ones(2, requires_grad=True)], "lr_scale": 0.5}]
+    sampler = sg.SGLD(groups, 0.1, num_data=9, seed=1)
+    assert sampler.param_groups[0]["lr_scale"] == 0.5

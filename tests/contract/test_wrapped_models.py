@@ -36,6 +36,11 @@ def compiled(module):
     return torch.compile(module, backend="eager")
 
 
+def of_fabric(module):
+    fabric = pytest.importorskip("lightning.fabric").Fabric
+    return fabric(accelerator="cpu", devices=1).setup_module(module)
+
+
 WRAPPERS = {
     "plain": lambda: made(),
     "compiled": lambda: compiled(made()),
@@ -43,6 +48,7 @@ WRAPPERS = {
     "twice": lambda: compiled(made(compiled)),
     "parallel": lambda: DataParallel(made()),
     "both": lambda: DataParallel(compiled(made())),
+    "fabric": lambda: of_fabric(made()),
 }
 
 

@@ -428,6 +428,77 @@ TEST_F(Store, KeepsAndIgnoresWhatIsNotItsOwn) {
   }
 }
 
+TEST_F(Store, LosesNoDrawAtAFailedClose) {
+  Chain chain;
+  Collector collector(chain.sampler, *chain.net, folder);
+  const fs::path in_the_way = folder / "chain-0" / "draws-000000.safetensors";
+  fs::create_directories(in_the_way);
+  chain.Run(collector, 2);
+  for (int i = 0; i < 2; ++i) {
+    const std::string message = MessageOf([&] { collector.close(); });
+    EXPECT_NE(message.find("2 more wait in memory"), std::string::npos);
+  }
+  fs::remove(in_the_way);
+  collector.close();
+  EXPECT_EQ(SampleStore(folder).size(), 2);
+}
+
+// Of draws whose store.json was replaced.
+TEST_F(Store, ComparesHeaders) {
+  Chain().Store(folder);
+  const fs::path path = folder / "store.json";
+  std::ifstream file(path, std::ios::binary);
+  const std::string whole((std::istreambuf_iterator<char>(file)), {});
+  for (const auto& [old, by] : std::map<std::string, std::string>{
+           {"F32", "I32"}, {"1.bias", "1.sibs"}, {"I64", "F64"}}) {
+    std::string text = whole;
+    text.replace(text.find(old), old.size(), by);
+    std::ofstream(path, std::ios::binary) << text;
+    const SampleStore store(folder);
+    const std::string message = MessageOf([&] { store[0].at("0.weight"); });
+    EXPECT_EQ(message.find("Cannot read " + store[0].path + ": its '"), 0)
+        << message;
+  }
+}
+
+TEST_F(Store, RefusesAnotherModelBeforeTheFirstDraw) {
+  Chain chain;
+  Collector collector(chain.sampler, *chain.net, folder);
+  torch::nn::Sequential other(torch::nn::Linear(3, 5));
+  SGLD sampler(other->parameters(), SGLDOptions(0.1).num_data(10).seed(1));
+  for (const int64_t number : {0, 1}) {
+    const std::string message = MessageOf(
+        [&] { const Collector none(sampler, *other, folder, number); });
+    EXPECT_EQ(message.find("Invalid store: the draws in "), 0) << message;
+  }
+  Collector second(chain.sampler, *chain.net, folder, 1);
+  chain.Run(collector, 1);
+  collector.close();
+  second.close();
+  EXPECT_EQ(ReadAll(SampleStore(folder)[0]), "no error");
+  Collector(chain.sampler, *chain.net, folder).restart();
+  const Collector taken(sampler, *other, folder);
+}
+
+TEST_F(Store, SavesToLinksAndRefusesOtherKindsOfFiles) {
+  fs::create_directories(folder);
+  const fs::path path = folder / "run.pt";
+  const fs::path link = folder / "latest.pt";
+  torch_sgmcmc::save({{"step", 1}}, path);
+  fs::permissions(path, fs::perms::owner_read | fs::perms::owner_write);
+  fs::create_symlink("run.pt", link);
+  torch_sgmcmc::save({{"step", 2}}, link);
+  EXPECT_TRUE(fs::is_symlink(link));
+  EXPECT_EQ(torch_sgmcmc::load(path).at("step").toInt(), 2);
+  EXPECT_EQ(fs::status(path).permissions(),
+            fs::perms::owner_read | fs::perms::owner_write);
+  for (const std::string other : {folder.string(), std::string("/dev/null")}) {
+    EXPECT_EQ(MessageOf([&] { torch_sgmcmc::save({{"step", 1}}, other); }),
+              "Cannot write " + other + ": it is not a regular file");
+  }
+  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+}
+
 TEST_F(Store, NoticesThatItsFolderWasDeleted) {
   Chain chain;
   Collector collector(chain.sampler, *chain.net, folder);

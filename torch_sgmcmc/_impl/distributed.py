@@ -35,6 +35,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.distributed import ProcessGroup
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.hooks import RemovableHandle
 
 from torch_sgmcmc._impl import dtensor
@@ -220,14 +221,15 @@ _SAMPLE = 64
 class _SeedUse:
     """The use of a seed by its last sampler."""
 
-    __slots__ = ("context", "name", "param", "start")
+    __slots__ = ("context", "name", "start", "storage")
 
     def __init__(self, context: StepContext, param: Tensor | None) -> None:
         self.name = context.name
         self.context = weakref.ref(context)
         # The start of the sampler's chain, if known.
-        self.param = None if param is None else weakref.ref(param)
         self.start = None if param is None else _sample(param)
+        # torch swaps no tensor that has weak references.
+        self.storage = self.start is not None and StorageWeakRef(_storage(param))
 
 
 # The seed registry: the last use of each seed.
@@ -288,13 +290,18 @@ def _begins(step: Tensor) -> bool:
 
 def _has_moved(last: _SeedUse, context: StepContext) -> bool:
     """Returns whether the last sampler has moved one of these parameters."""
-    param = None if last.param is None else last.param()
-    if param is None or last.start is None:
+    if last.start is None or not last.storage:
         return False
-    if not any(p is param for group in context.groups for p in group["params"]):
-        return False
-    now = _sample(param)
-    return now is not None and not torch.equal(now, last.start)
+    for p in context.params:
+        if _storage(p)._cdata == last.storage.cdata:
+            now = _sample(p)
+            return now is not None and not torch.equal(now, last.start)
+    return False
+
+
+def _storage(param: Tensor | None) -> Any:
+    assert param is not None
+    return dtensor.local(param).untyped_storage()
 
 
 @torch.no_grad()

@@ -252,6 +252,7 @@ FOREIGN_KEYS = frozenset(
         *("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"),
         # Hugging Face's Trainer (always 0 with samplers) and Lightning's monitor
         *("weight_decay", "name"),
+        "lr_scale",  # timm's schedulers multiply lr by it
     ]
 )
 

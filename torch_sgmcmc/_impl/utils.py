@@ -175,6 +175,8 @@ def plain_name(name: str) -> str:
 def _inside(module: nn.Module) -> str | None:
     if "_orig_mod" in module._modules:  # torch.compile's; its import is slow
         return "_orig_mod"
+    if "_original_module" in module._modules:  # Lightning Fabric's
+        return "_forward_module"
     wrappers = (DataParallel, DistributedDataParallel, AveragedModel)
     return "module" if isinstance(module, wrappers) else None
 

@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from torch_sgmcmc._impl.dtensor import is_dtensor, refuse
 from torch_sgmcmc._impl.hyperparams import check_function, check_integer
 from torch_sgmcmc._impl.state_dict import check_keys
-from torch_sgmcmc._impl.utils import plain_names
+from torch_sgmcmc._impl.utils import plain_names, unwrapped
 from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor
 from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.posterior.run_record import RunRecorder, plain
@@ -38,6 +38,8 @@ class _ModelTensors:
         parameters: str | Iterable[str],
         buffers: bool,
     ) -> None:
+        if isinstance(model, nn.Module):
+            model = unwrapped(model)
         self._model, self._plain = model, {}
         if isinstance(model, nn.Module):
             every = (*model.named_parameters(), *model.named_buffers())

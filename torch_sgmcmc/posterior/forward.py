@@ -309,6 +309,7 @@ class Batches:
             iterable of batches that can be read again.
         batch_size: rows of a batch, unless the inputs are batches.
         in_order: refuse shuffled inputs.
+        dtype: of NumPy's floating-point numbers. Default: torch's default.
 
     Raises:
         TypeError: an iterator, which can be read once only, or not an iterable.
@@ -316,7 +317,13 @@ class Batches:
     """
 
     def __init__(
-        self, name: str, inputs: Any, batch_size: int, *, in_order: bool
+        self,
+        name: str,
+        inputs: Any,
+        batch_size: int,
+        *,
+        in_order: bool,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self._name = name
         self._size = check_integer("batch_size", batch_size, low=1)
@@ -325,7 +332,7 @@ class Batches:
         self._inputs: Iterable[Any] | None = None
         #: The first batch of the last pass.
         self.first: Any = None
-        inputs = _as_tensor(inputs)
+        inputs = _as_tensor(inputs, dtype or torch.get_default_dtype())
         if isinstance(inputs, Tensor):
             if inputs.dim() == 0 or len(inputs) == 0:
                 raise ValueError(
@@ -410,7 +417,7 @@ class Batches:
         ]
 
 
-def _as_tensor(inputs: Any) -> Any:
+def _as_tensor(inputs: Any, dtype: torch.dtype) -> Any:
     if isinstance(inputs, Tensor | Mapping) or not hasattr(inputs, "__array__"):
         return inputs
     array = inputs.__array__()
@@ -419,7 +426,7 @@ def _as_tensor(inputs: Any) -> Any:
             f"Invalid inputs: an array of dtype {array.dtype} (must have numbers)"
         )
     tensor = torch.from_numpy(array.copy())
-    return tensor.to(torch.get_default_dtype()) if array.dtype.kind == "f" else tensor
+    return tensor.to(dtype) if array.dtype.kind == "f" else tensor
 
 
 def _probe(batch: Any) -> Tensor | None:

@@ -390,7 +390,10 @@ class Predictive:
         if not isinstance(model, nn.Module):
             raise wrong_type("model", model, "a Module")
         self._model = model = unwrapped(model)
-        self._batches = Batches("inputs", inputs, batch_size, in_order=True)
+        dtypes = (p.dtype for p in model.parameters() if p.is_floating_point())
+        self._batches = Batches(
+            "inputs", inputs, batch_size, in_order=True, dtype=next(dtypes, None)
+        )
         if likelihood is not None:
             if link != "softmax":
                 raise ValueError("Invalid link: give link or likelihood, not both")

@@ -120,7 +120,9 @@ class TORCH_SGMCMC_API Collector {
   void load_state_dict(const StateDict& dict);
   /// Deletes the chain's draws.
   void restart();
-  /// Writes waiting draws, and releases the chain for other writers.
+  /// Writes waiting draws, and releases the chain for other writers. Throws
+  /// std::runtime_error if they cannot be written, and loses none: make room,
+  /// and call it again.
   void close();
 
  private:
