@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -156,8 +155,6 @@ class _Run:
         self.reached: set[Tensor] = set()
         self.zeros: list[str] = []
         self.curvature: gradients.Curvature | None = None
-        #: The direction of the largest curvature, and gradients along it.
-        self.stiffest, self.along = torch.zeros(0, device="cpu"), list[float]()
         self.is_sharded = context_of(sampler).placement.is_sharded
 
     @property
@@ -487,7 +484,7 @@ class _Run:
         scales = [math.sqrt(own / lr) if lr > 0 else 1.0 for own in lrs]
         gradient = partial(self.flat, *some)
         self.curvature = gradients.Curvature(self.sampled, gradient)
-        of_loss, self.stiffest = self.curvature.largest(scales)
+        of_loss = self.curvature.largest(scales)
         priors = [group["prior_precision"] / group["num_data"] for group in groups]
         curvature = of_loss + max(priors)
         largest = gradients.stable_lr(self.sampler, curvature)
@@ -500,14 +497,8 @@ class _Run:
 
     def _measured_noise(self) -> Iterator[Tensor]:
         """Yields differences of minibatches' gradients, with one gradient's noise."""
-        for pair in zip(self.batches[::2], self.batches[1::2], strict=False):
-            one, other = (self._along_stiffest(self.flat(batch)) for batch in pair)
-            yield (other - one) / 2**0.5
-
-    def _along_stiffest(self, noise: Tensor) -> Tensor:
-        if self.curvature is not None:
-            self.along.append(float(self.stiffest @ noise))
-        return noise
+        for one, other in zip(self.batches[::2], self.batches[1::2], strict=False):
+            yield (self.flat(other) - self.flat(one)) / 2**0.5
 
     def _drawn_noise(self, variance: float, factor: float) -> Iterator[Tensor]:
         """Yields gradients of ``factor`` times a squared error for drawn residuals."""
@@ -517,8 +508,7 @@ class _Run:
             out = calls[0].args[0] if calls else gradients.output_of(outs)
             for _ in range(0 if out is None else _DRAWS):
                 scale = 2 * factor * math.sqrt(variance) / out.numel()
-                grads = self.backward(out, scale * torch.randn_like(out))
-                yield self._along_stiffest(self.flatten(grads))
+                yield self.flatten(self.backward(out, scale * torch.randn_like(out)))
 
     def _draws(self) -> gradients.Draws:
         data, size = self.data, utils.rows_of(self.batches[0])
@@ -537,92 +527,74 @@ class _Run:
         found = {}
         for (p, group), (e, he) in zip(self.groups.items(), parts, strict=True):
             own = float(e @ he) * length / max(float(e @ e), 1e-300)
-            prior = group["prior_precision"] / group["num_data"]
-            found[p] = max(own, 0.0) + prior
+            found[p] = max(own, 0.0) + group["prior_precision"] / group["num_data"]
         return found
 
-    def _heat(self) -> tuple[gradients.Heat | None, int, str, tuple[float, float]]:
-        """Returns the heat, the number of noises, their kind, and limits."""
-        groups, match, limits = [*self.groups.values()], self.match, _LIMITS
+    def _noise(self) -> tuple[Iterator[Tensor], bool, str, tuple[float, float]]:
+        """Returns noises, whether they are measured, their kind, and limits."""
+        match, limits = self.match, _LIMITS
         where, noises = "with the present gradient noise", self._measured_noise()
-        is_start = int(groups[0]["step"]) == 0
+        is_start = int(self.sampler.param_groups[0]["step"]) == 0
         is_square = match is not None and match.function is F.mse_loss
-        is_drawn = is_start and is_square and match.factor > 0
-        if is_drawn:
+        if is_start and is_square and match.factor > 0:
             share = (self.data.num_data or self.num_data) / self.num_data * match.width
             variance = share / (2 * match.factor)
             where = f"once residuals have the loss's own variance {variance:.3g}"
-            noises = self._drawn_noise(variance, match.factor)
-        elif is_start and self._has_learned_nothing():
+            return self._drawn_noise(variance, match.factor), False, where, limits
+        if is_start and self._has_learned_nothing():
             many = match is not None and match.width > 1
             limits = _MANY_LIMITS if many else _START_LIMITS
-        zero = torch.zeros((), device="cpu")
-        count, squares, total = 0, zero, zero
+        return noises, True, where, limits
+
+    def _check_noise(self) -> None:
+        noises, is_measured, where, limits = self._noise()
+        count, squares, total = 0, torch.zeros((), device="cpu"), 0.0
         repeats, self.repeats = self.repeats, False  # its own noise raises T_kin too
         for noise in noises:
             count, squares, total = count + 1, squares + noise.square(), total + noise
         self.repeats = repeats
         if not count:
-            return None, 0, where, limits
+            return
         draws = self._draws()
         curvatures = self._curvatures(total) if draws.is_pass else {}
-        values = squares / count, self.reached, curvatures, draws, not is_drawn
-        heat = gradients.Heat(self.sampler, *values)
-        if self.curvature is not None:
-            # The first two may have chosen the direction.
-            along = self.along[2:] if self.along[4:] else self.along
-            self._check_variance(
-                heat, statistics.variance(along), squares.mean() / count
-            )
-        return heat, count, where, limits
-
-    def _check_variance(self, heat: gradients.Heat, stiff: float, mean: float) -> None:
-        p = max(heat.of(), key=lambda p: float(self.groups[p]["lr"]), default=None)
-        if p is not None:
-            curvature, group = self.numbers["curvature"], self.groups[p]
-            flat = group["prior_precision"] / group["num_data"]
-            of = {"flat": (float(mean), flat), "stiff": (stiff, curvature)}
-            self.numbers |= {
-                f"{name}_variance": heat.variance_along(p, *values)
-                for name, values in of.items()
-            }
-
-    def _check_noise(self) -> None:
-        heat, count, where, limits = self._heat()
-        heating = {} if heat is None else heat.of()
+        values = squares / count, self.reached, curvatures, draws, is_measured
+        heat = gradients.heat_of(self.sampler, *values)
+        heating = heat.of()
         if not heating:
             return
-        self.numbers["heating"] = {self.names[p]: h for p, h in heating.items()}
         numel = sum(p.numel() for p in heating)
 
-        def mean_of(found: gradients.Heating) -> float:
-            return sum(h * p.numel() for p, h in found.items()) / numel
+        def mean_of(heating: dict[Tensor, float]) -> float:
+            return sum(h * p.numel() for p, h in heating.items()) / numel
 
-        def surely(p: Tensor, found: gradients.Heating) -> float:
-            # The noise of a tensor with few elements is known to this factor only.
-            return found[p] / (1 + (2 / count / p.numel()) ** 0.5)
-
-        def too_much(found: gradients.Heating) -> float:
-            highest = max(surely(p, found) for p in found)
-            return max(mean_of(found) / limits[0], highest / limits[1])
-
-        lr = max(float(group["lr"]) for group in self.groups.values())
-        if lr > 0:
-            times = heat.lr_for(lambda found: mean_of(found) / _HEATING)
-            self.numbers["noise_lr"] = lr * times
-        worst = max(heating, key=lambda p: surely(p, heating))
+        lr, mean = max(float(g["lr"]) for g in self.groups.values()), mean_of(heating)
+        times = 1.0
+        for _ in range(40):  # the part that cancels depends on lr
+            excess = mean_of(heat.of(times))
+            times = times * _HEATING / excess if excess > 0 else math.inf
+            if times == math.inf:
+                break
+        self.numbers |= {
+            "heating": {self.names[p]: h for p, h in heating.items()},
+            "noise_lr": lr * times if lr > 0 else math.nan,
+            "flat_variance": 1 + max(heat.flat().of(kind=1).values()),
+            "stiff_variance": 1 + max(heat.of(kind=1).values()),
+        }
+        # The noise of a tensor with few elements is known to this factor only.
+        surely = {p: heating[p] / (1 + (2 / count / p.numel()) ** 0.5) for p in heating}
+        worst = max(surely, key=surely.__getitem__)
         text = (
-            f"T_kin / T would be {1 + mean_of(heating):.3g} on average over all "
-            f"coordinates and {1 + heating[worst]:.3g} in {self.names[worst]}, {where}"
+            f"T_kin / T would be {1 + mean:.3g} on average over all coordinates and "
+            f"{1 + heating[worst]:.3g} in {self.names[worst]}, {where}"
         )
-        if too_much(heating) > 1:
-            lr *= heat.lr_for(lambda found: 1.5 * too_much(found))
-            size = ", or use larger minibatches"
-            if heat.draws.num_data < math.inf:
-                size = heat.size_for(lambda found: 1.5 * too_much(found))
-                size = f", or with minibatches of {size:,}"
+        too_much = max(mean / limits[0], surely[worst] / limits[1])
+        if too_much > 1:
             most = {"mean": 1 + limits[0], "tensor": 1 + limits[1]}
-            self.add("above T", text=text, lr=lr, size=size, **most)
+            size = "larger minibatches"
+            if draws.num_data < math.inf:
+                size = math.ceil(min(1.5 * too_much * draws.size, draws.num_data))
+                size = f"minibatches of {size:,}"
+            self.add("above T", text=text, lr=lr / (1.5 * too_much), size=size, **most)
         elif heating[worst] > _REMARKED:
             self.remarks.append(
                 f"Minibatches raise the chain's temperature: {text} (reported from "

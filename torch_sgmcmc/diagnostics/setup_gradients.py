@@ -50,114 +50,70 @@ def has_known_heating(sampler: Sampler) -> bool:
 
 
 class Draws(NamedTuple):
-    """How a loader draws minibatches; by default independent, of a size of 1."""
+    """The way a loader draws minibatches; by default independent, of unknown size."""
 
     num_data: float = math.inf
     size: float = 1.0
     #: True if each pass takes each datum once; False if minibatches are independent.
     is_pass: bool = False
-    #: True if a datum can be in a minibatch several times.
     has_repeats: bool = True
 
-    def variance(self, size: float) -> tuple[float, float]:
-        """Returns a minibatch's variance over one datum's, and minibatches a pass."""
-        count = max(1.0, self.num_data / size)
-        part = 1.0 if self.has_repeats else 1 - 1 / count
-        return part / size, count if self.is_pass else math.inf
+    def batches(self) -> float:
+        """Returns the number of minibatches of a pass; infinite if there is none."""
+        return self.num_data / self.size if self.is_pass else math.inf
 
 
-Heating = Mapping[Tensor, float]
-# The excess over a limit, of heating by tensor.
-Ratio = Callable[[Heating], float]
+class Heat(NamedTuple):
+    """The heat of minibatches: the step of each tensor, and its gradient's noise."""
 
+    #: With the variance of an element, and the curvature along the noise.
+    steps: Mapping[Tensor, tuple[Step, float, float]]
+    draws: Draws
 
-class Heat:
-    """The heat of minibatches, T_kin / T - 1, for other lr and sizes too.
-
-    Args:
-        variances: of all elements of a minibatch's gradient, as one vector.
-        curvatures: h of loss and prior, along the noise of each tensor.
-        is_measured: variances are half squared differences of two minibatches, which
-            in a pass have none of their covariance.
-    """
-
-    def __init__(
-        self,
-        sampler: Sampler,
-        variances: Tensor,
-        reached: set[Tensor],
-        curvatures: Mapping[Tensor, float],
-        draws: Draws,
-        is_measured: bool,
-    ) -> None:
-        ours, motion = moving(sampler.param_groups), MOTIONS[kind_of(sampler)]
-        parts = variances.split([p.numel() for p in ours])
-        #: A datum's variance over the one that was found.
-        self.of_datum = draws.size
-        if is_measured and not draws.is_pass:
-            self.of_datum = 1 / draws.variance(draws.size)[0]
-        self.draws, self._steps = draws, {}
-        for (p, group), part in zip(ours.items(), parts, strict=True):
-            if p in reached and p.numel():
-                datum = self.of_datum * float(part.mean())
-                step = step_of(group, motion)
-                self._steps[p] = step, datum, curvatures.get(p, 0.0)
-
-    def of(self, times: float = 1.0, size: float = 0.0) -> dict[Tensor, float]:
-        """Returns T_kin / T - 1 by tensor, at a multiple of lr or another size."""
-        return {
-            p: self._excess(step, datum, curvature, times, size)[0]
-            for p, (step, datum, curvature) in self._steps.items()
-        }
-
-    def _excess(
-        self, step: Step, datum: float, curvature: float, times: float, size: float
-    ) -> list[float]:
-        """Returns the excess of T_kin and of the variance in such a direction."""
-        part, batches = self.draws.variance(size or self.draws.size)
-        # noise_estimate belongs to lr.
-        estimate = times * step.noise_estimate
-        step = step._replace(lr=times * step.lr, noise_estimate=estimate)
-        both = 1.0, 1.0
-        if batches < math.inf:
-            both = step.shuffled_parts(curvature, batches)
-        found = (step.minibatch_excess(part * datum * each) for each in both)
-        return [excess / step.temperature for excess in found]
-
-    def variance_along(self, p: Tensor, variance: float, curvature: float) -> float:
-        """Returns a direction's variance over the posterior's.
+    def of(self, times: float = 1.0, kind: int = 0) -> dict[Tensor, float]:
+        """Returns the excess by tensor of T_kin / T, or (kind 1) of the variance.
 
         Args:
-            p: a tensor with the direction's step.
-            variance: of a minibatch's gradient along the direction.
-            curvature: of the mean loss and the prior.
+            times: factor of lr, and of estimates, which belong to it.
+            kind: 0, or 1 for the variance along the noise over the posterior's.
         """
-        step = self._steps[p][0]
-        excess = self._excess(step, self.of_datum * variance, curvature, 1.0, 0.0)[1]
-        m = step.momentum * (step.motion != Motion.LANGEVIN)
-        k = step.lr * curvature * (step.motion != Motion.HALF_DRIFTS)
-        return (1 + excess) / (1 - k / (2 * (1 + m))) if k < 2 * (1 + m) else math.inf
+        found = {}
+        for p, (step, variance, curvature) in self.steps.items():
+            estimate = times * step.noise_estimate
+            now = step._replace(lr=times * step.lr, noise_estimate=estimate)
+            part = now.shuffled_parts(curvature, self.draws.batches())[kind]
+            found[p] = now.minibatch_excess(part * variance) / step.temperature
+        return found
 
-    def lr_for(self, ratio: Ratio) -> float:
-        """Returns the multiple of lr at which the ratio is 1."""
-        times = 1.0
-        for _ in range(40):
-            found = ratio(self.of(times))
-            if not found > 0:
-                return math.inf
-            times /= found
-        return times
+    def flat(self) -> Heat:
+        """Returns the heat of the same noise in directions without curvature."""
+        return self._replace(steps={p: (*s[:2], 0.0) for p, s in self.steps.items()})
 
-    def size_for(self, ratio: Ratio) -> int:
-        """Returns the least size at which the ratio is at most 1, or all data."""
-        low, high = self.draws.size, self.draws.num_data
-        if high == math.inf or self.draws.has_repeats:
-            return math.ceil(min(high, low * ratio(self.of())))
-        while high - low > 1:
-            middle = (low + high) // 2
-            is_enough = ratio(self.of(size=middle)) <= 1
-            low, high = (low, middle) if is_enough else (middle, high)
-        return int(high)
+
+def heat_of(
+    sampler: Sampler,
+    variances: Tensor,
+    reached: set[Tensor],
+    curvatures: Mapping[Tensor, float],
+    draws: Draws,
+    is_measured: bool,
+) -> Heat:
+    """Returns the heat for the variances of all elements of a minibatch's gradient.
+
+    Half squared differences (``is_measured``) of two minibatches of a pass have none of
+    their covariance; residuals that were drawn have no correction for a finite number.
+    """
+    ours, motion = moving(sampler.param_groups), MOTIONS[kind_of(sampler)]
+    factor = 1.0
+    if draws.is_pass or not (is_measured or draws.has_repeats):
+        factor -= draws.size / draws.num_data
+    parts = variances.split([p.numel() for p in ours])
+    steps = {
+        p: (step_of(group, motion), factor * float(part.mean()), curvatures.get(p, 0.0))
+        for (p, group), part in zip(ours.items(), parts, strict=True)
+        if p in reached and p.numel()
+    }
+    return Heat(steps, draws)
 
 
 # Distances along a direction with elements of about the parameters' size, in float32
@@ -273,16 +229,15 @@ class Curvature:
         with displaced(moves, self._apart):
             return (self._gradient() - self._start) / self._apart
 
-    def largest(self, scales: list[float]) -> tuple[float, Tensor]:
-        """Returns the largest curvature, by power iterations, and its direction.
+    def largest(self, scales: list[float]) -> float:
+        """Returns the largest curvature, by power iterations.
 
         The coordinates are parameters divided by their scales: the result approaches
-        the largest eigenvalue of D H D, D the scales, from below, and is >= 0. The
-        direction d is D times the eigenvector: noise e moves along it by d · e.
+        the largest eigenvalue of D H D, D the scales, from below, and is >= 0.
         """
         sizes = self._start.new_tensor(self.sizes).long()
         scale = self._start.new_tensor(scales).repeat_interleave(sizes)
-        product, largest, along = scale * self._start, 0.0, torch.zeros_like(scale)
+        product, largest = scale * self._start, 0.0
         for _ in range(_ITERATIONS):
             length = float(product.norm())
             if not 0 < length < math.inf:
@@ -290,9 +245,8 @@ class Curvature:
             direction = product / length
             product = scale * self.product(scale * direction)
             found = float(direction @ product)
-            if math.isfinite(found) and found > largest:
-                largest, along = found, scale * direction
-        return largest, along
+            largest = max(largest, found if math.isfinite(found) else 0.0)
+        return largest
 
 
 _BCE, _CLASSES = F.binary_cross_entropy_with_logits, (F.cross_entropy, F.nll_loss)

@@ -110,7 +110,7 @@ _TEXTS = {
     "curvature, {curvature:.3g}: the chain diverges. Start with {begin:.1g}.",
     "above T": "Minibatches raise the chain's temperature: {text} (reported from "
     "{mean:g} on average, {tensor:g} in a tensor). The excess falls with "
-    "lr / (1 - momentum). Start with lr = {lr:.1g}{size}.",
+    "lr / (1 - momentum). Start with lr = {lr:.1g}, or use {size}.",
     "squared error": "As a likelihood, this mean squared error is Gaussian noise of "
     "variance {variance:.4g}. For noise of sd σ, the loss is the sum over outputs of "
     "(y - f)² / (2 σ²), averaged over data: sg.losses.gaussian(σ).",
@@ -153,8 +153,8 @@ class SetupReport:
     #: By tensor, the minibatches' part of T_kin / T with the present gradient noise;
     #: before the first step of a Gaussian likelihood, with residuals of its variance.
     heating: Mapping[str, float] = field(default_factory=dict)
-    #: The variance over the posterior's, of directions that relax in many passes, with
-    #: the mean noise, and of the direction of the largest curvature; NaN if unknown.
+    #: The variance over the posterior's with the noise of the hottest tensor: in flat
+    #: directions, and with the curvature along the noise; NaN if unknown.
     flat_variance: float = math.nan
     stiff_variance: float = math.nan
 
@@ -184,7 +184,7 @@ class SetupReport:
             lines.append(
                 "Variance with this noise over the posterior's: "
                 f"{self.flat_variance:.3g} in flat directions, "
-                f"{self.stiff_variance:.3g} in the stiffest."
+                f"{self.stiff_variance:.3g} in stiff ones."
             )
         return "\n".join(lines + [f"Not known: {text}." for text in self.unknown])
 

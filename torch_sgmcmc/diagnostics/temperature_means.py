@@ -211,12 +211,12 @@ class Step(NamedTuple):
 
         Args:
             curvature: h of the mean loss and the prior.
-            batches: M, the minibatches of a pass.
+            batches: M, the minibatches of a pass; infinite if they are independent.
         """
         m = 0.0 if self.motion == Motion.LANGEVIN else self.momentum
         k = self.lr * curvature
         k *= (1 + m) / 2 if self.motion == Motion.HALF_DRIFTS else 1.0
-        if batches < 2 or k >= 2 * (1 + m):  # no noise; no equilibrium
+        if not 2 <= batches < math.inf or k >= 2 * (1 + m):  # no equilibrium
             return (0.0, 0.0) if batches < 2 else (1.0, 1.0)
         r = roots(m, k)
         if abs(r[0] - r[1]) < 1e-6:
