@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 from functools import partial
 
 import pytest
@@ -12,6 +13,7 @@ from test_setup_check import (
     SMALL_NOISE,
     N,
     classes,
+    independent,
     loader_of,
     setup,
 )
@@ -21,6 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.diagnostics.setup_gradients import guess_calls
+from torch_sgmcmc.diagnostics.temperature_means import Motion, Step
 
 
 @pytest.mark.parametrize(
@@ -128,7 +131,7 @@ def test_predicted_temperatures_follow_the_residuals():
     y = 3 + x.sum(1, keepdim=True) + 0.1 * torch.randn(N, 1)
     model, loss = nn.Linear(50, 1), sg.losses.gaussian(noise=0.1)
     sampler = SGHMC(model.named_parameters(), lr=1e-5, seed=0)
-    loader = loader_of(TensorDataset(x, y))
+    loader = independent(TensorDataset(x, y))
     found = []
     for weight in (0.0, 1.0):
         nn.init.constant_(model.weight, weight)
@@ -180,7 +183,9 @@ def test_a_classifier_that_has_learned_has_the_heat_of_here():
 
 def test_large_residuals_are_ignored_before_the_first_step_only():
     model, loss, loader, sampler = setup(
-        **SMALL_NOISE, sampler=partial(SGHMC, lr=3e-5, momentum=0.99)
+        **SMALL_NOISE,
+        loader=independent,
+        sampler=partial(SGHMC, lr=3e-5, momentum=0.99),
     )
     assert not sg.check_setup(model, loss, loader, sampler).issues
     start = copy.deepcopy(model.state_dict())
@@ -248,6 +253,130 @@ def test_targets_are_where_outputs_are():
     (call,) = guess_calls([outputs], (y,))
     assert call.function is F.cross_entropy
     assert moves == [outputs.device] and guess_calls([x], (y,))
+
+
+def shuffled_moments(curvature, lr, momentum, batches):
+    """Mean squares of v and θ over a pass, for errors of variance 1 and no other noise.
+
+    The exact linear recursion over one pass: errors e of a pass are u - mean(u) for
+    independent u, and passes are independent.
+    """
+    step = torch.tensor(
+        [[1 - lr * curvature, momentum], [-lr * curvature, momentum]],
+        dtype=torch.float64,
+    )  # of (θ, v): v' = m v - lr h θ, θ' = θ + v'
+    kick = -lr * torch.ones(2, 1, dtype=torch.float64)
+    count = batches
+    errors = torch.eye(count, dtype=torch.float64) - 1 / count
+    errors *= (count / (count - 1)) ** 0.5
+    at = [torch.zeros(2, count, dtype=torch.float64)]  # by the pass's u
+    for error in errors:
+        at.append(step @ at[-1] + kick @ error[None])
+    powers = [torch.matrix_power(step, t) for t in range(count + 1)]
+    # C = P C P' + B B' of the state at the start of a pass.
+    whole = powers[-1]
+    system = torch.eye(4, dtype=torch.float64) - torch.kron(whole, whole)
+    start = torch.linalg.solve(system, (at[-1] @ at[-1].T).flatten()).view(2, 2)
+    means = torch.zeros(2, 2, dtype=torch.float64)
+    for power, part in zip(powers[1:], at[1:], strict=True):
+        means += (power @ start @ power.T + part @ part.T) / count
+    return float(means[1, 1]), float(means[0, 0])
+
+
+@pytest.mark.parametrize("momentum", [0.9, 0.5, 0.0])
+@pytest.mark.parametrize("curvature", [0.01, 1.0, 20.0])
+@pytest.mark.parametrize("batches", [2, 10, 50])
+def test_heat_of_shuffled_minibatches_is_exact(momentum, curvature, batches):
+    lr = 0.03
+    motion = Motion.MOMENTUM if momentum else Motion.LANGEVIN
+    step = Step(motion, lr=lr, momentum=momentum)
+    k = lr * curvature
+    v, theta = shuffled_moments(curvature, lr, momentum, batches)
+    # Of independent errors of variance 1.
+    scale = lr * lr / (1 - momentum) / (1 - k / 2 / (1 + momentum))
+    whole = scale * 2 / (1 + momentum) / 2, scale / (2 * k)
+    found = step.shuffled_parts(curvature, batches)
+    assert found == pytest.approx((v / whole[0], theta / whole[1]), abs=1e-8)
+
+
+def mean_of_numbers(draws, seed=0, spread=1.0, d=200, size=50):
+    """A Gaussian mean: curvature 1, and a datum's gradient has variance spread²."""
+    torch.manual_seed(seed)
+    x = torch.randn(500, d, dtype=torch.float64)
+    x = spread * 500**0.5 * torch.linalg.qr(x - x.mean(0))[0]
+    model = nn.ParameterList([nn.Parameter(torch.zeros(d, dtype=torch.float64))])
+    loss = lambda m, b: (m[0] - b[0]).square().sum(1).mean() / 2  # noqa: E731
+    data = TensorDataset(x)
+    if draws == "shuffled":
+        return model, loss, DataLoader(data, size, shuffle=True)
+    options = {"replacement": draws == "repeated", "seed": seed}
+    batches = sg.IndependentBatchSampler(500, size, **options)
+    return model, loss, DataLoader(data, batch_sampler=batches)
+
+
+def sampler_of(model):
+    return sg.SGHMC(model.parameters(), 0.03, 0.9, num_data=500, seed=0)
+
+
+# By the exact recursion.
+VARIANCES = {"shuffled": 1.306, "afresh": 2.371, "repeated": 2.520}
+
+
+@pytest.mark.parametrize("draws", VARIANCES)
+def test_predicted_temperature_is_what_a_monitor_shows(draws):
+    model, loss, loader = mean_of_numbers(draws)
+    sampler = sampler_of(model)
+    (p,) = model.parameters()
+    found = sg.check_setup(model, loss, loader, sampler)
+    (heat,) = found.heating.values()
+    monitor, square, count = sg.TemperatureMonitor(sampler), 0.0, 0
+    for epoch in range(220):
+        for batch in loader:
+            sampler.zero_grad()
+            loss(model, batch).backward()
+            sampler.step()
+            if epoch >= 20:
+                square, count = square + float(p.detach().square().mean()), count + 1
+        if epoch == 20:
+            monitor.reset()
+    read = monitor.all()
+    # Eight pairs and 200 coordinates know a variance to 2.5 %.
+    assert 1 + heat == pytest.approx(read.kinetic.mean, rel=0.1)
+    assert 500 * square / count == pytest.approx(VARIANCES[draws], rel=0.03)
+    assert found.stiff_variance == pytest.approx(VARIANCES[draws], rel=0.1)
+    assert (found.flat_variance < 1.01) == (draws == "shuffled")
+    assert "variance" in str(found).lower()
+    excess = read.kinetic.mean - 1
+    assert read.minibatch_heating.mean <= excess + read.kinetic.half_width
+    assert read.minibatch_heating.mean > 0.8 * excess
+    kinds = {issue.fault for issue in monitor.issues()}
+    assert kinds == {"above T"}  # in equilibrium, as means over whole passes are
+
+
+@pytest.mark.parametrize("draws", VARIANCES)
+def test_advice_comes_from_one_formula(draws):
+    """At the lr, and with the minibatches, that an issue names, there is none."""
+    model, loss, loader = mean_of_numbers(draws, spread=3.0)
+    sampler = sampler_of(model)
+    loss(model, next(iter(loader))).backward()
+    sampler.step()
+    (issue,) = sg.check_setup(model, loss, loader, sampler).issues
+    lr, size = re.search(
+        r"lr = ([\d.e-]+), or use minibatches of (\d+)\.$", issue.message
+    ).groups()
+    large = mean_of_numbers(draws, spread=3.0, size=int(size))[2]
+    assert 50 < int(size) <= 500
+    assert not sg.check_setup(model, loss, large, sampler).issues
+    assert 0.03 / float(lr) == pytest.approx(int(size) / 50, rel=0.1) or size == "500"
+    for group in sampler.param_groups:
+        group["lr"] = float(lr)
+    found = sg.check_setup(model, loss, loader, sampler)
+    assert not found.issues
+    # noise_lr has 5 %.
+    for group in sampler.param_groups:
+        group["lr"] = found.noise_lr
+    again = sg.check_setup(model, loss, loader, sampler)
+    assert [*again.heating.values()] == pytest.approx([0.05], rel=0.01)
 
 
 def test_the_start_of_a_warm_up_has_no_heat_of_its_own():

@@ -230,8 +230,9 @@ def report(
     tensor. Chains and their halves are compared beyond their errors. Chains that are
     identical, share their noise, stand still or have other settings are named by their
     numbers. Run records add T_kin and T_conf of each tensor in units of T
-    (:class:`TemperatureMonitor`), skipped steps, and HMC's acceptance. The report's
-    rate of false alarms is at most 2 %. It lists what is unknown. All draws weigh 1.
+    (:class:`TemperatureMonitor`), skipped steps, and HMC's acceptance. About one report
+    of a hundred has a false alarm (docs/first_run.md). It lists what is unknown. All
+    draws weigh 1.
 
     :func:`sample` stores the run records and the report beside the draws.
 

@@ -63,9 +63,10 @@ def check_setup(
     .. math:: \frac{T_\text{kin}}{T} - 1 \approx \frac{\mathrm{lr}\, N V}{2 (1 - m) T}
         - \hat\beta \frac{1}{1 - m}
 
-    (:class:`BAOA`: (1 + m) / 2 of it). V is the present one, except before the first
-    step of a Gaussian likelihood: then residuals are drawn with the loss's own
-    variance. docs/first_run.md has the temperatures that raise an issue.
+    (:class:`BAOA`: (1 + m) / 2 of it; where a loader shuffles, the part that remains
+    of it by docs/temperatures.md). V is the present one, except before the first step
+    of a Gaussian likelihood: then residuals are drawn with the loss's own variance.
+    docs/first_run.md has the temperatures that raise an issue.
 
     A report without issues is not a proof. Curvature grows during training, and noise
     mostly falls: check again after burn-in.
@@ -153,6 +154,7 @@ class _Run:
         #: The tensors that have had a gradient, and names of those without.
         self.reached: set[Tensor] = set()
         self.zeros: list[str] = []
+        self.curvature: gradients.Curvature | None = None
         self.is_sharded = context_of(sampler).placement.is_sharded
 
     @property
@@ -481,7 +483,8 @@ class _Run:
         # In these coordinates all have the largest group's lr.
         scales = [math.sqrt(own / lr) if lr > 0 else 1.0 for own in lrs]
         gradient = partial(self.flat, *some)
-        of_loss = gradients.largest_curvature(self.sampled, scales, gradient)
+        self.curvature = gradients.Curvature(self.sampled, gradient)
+        of_loss = self.curvature.largest(scales)
         priors = [group["prior_precision"] / group["num_data"] for group in groups]
         curvature = of_loss + max(priors)
         largest = gradients.stable_lr(self.sampler, curvature)
@@ -507,34 +510,76 @@ class _Run:
                 scale = 2 * factor * math.sqrt(variance) / out.numel()
                 yield self.flatten(self.backward(out, scale * torch.randn_like(out)))
 
-    def _check_noise(self) -> None:
-        self.repeats = False  # the loss's own noise raises T_kin too
-        groups, match, limits = [*self.groups.values()], self.match, _LIMITS
+    def _draws(self) -> gradients.Draws:
+        data, size = self.data, utils.rows_of(self.batches[0])
+        if not size or not data.num_data or data.is_pass is None:
+            return gradients.Draws()
+        size = min(size, data.num_data)
+        return gradients.Draws(data.num_data, size, data.is_pass, data.has_repeats)
+
+    def _curvatures(self, noise: Tensor) -> dict[Tensor, float]:
+        """Returns the curvature of loss and prior along the noise of each tensor."""
+        length = float(noise.norm())
+        if self.curvature is None or not length:
+            return {}
+        product, sizes = self.curvature.product(noise / length), self.curvature.sizes
+        parts = zip(noise.split(sizes), product.split(sizes), strict=True)
+        found = {}
+        for (p, group), (e, he) in zip(self.groups.items(), parts, strict=True):
+            own = float(e @ he) * length / max(float(e @ e), 1e-300)
+            found[p] = max(own, 0.0) + group["prior_precision"] / group["num_data"]
+        return found
+
+    def _noise(self) -> tuple[Iterator[Tensor], bool, str, tuple[float, float]]:
+        """Returns noises, whether they are measured, their kind, and limits."""
+        match, limits = self.match, _LIMITS
         where, noises = "with the present gradient noise", self._measured_noise()
-        is_start = int(groups[0]["step"]) == 0
+        is_start = int(self.sampler.param_groups[0]["step"]) == 0
         is_square = match is not None and match.function is F.mse_loss
         if is_start and is_square and match.factor > 0:
             share = (self.data.num_data or self.num_data) / self.num_data * match.width
             variance = share / (2 * match.factor)
             where = f"once residuals have the loss's own variance {variance:.3g}"
-            noises = self._drawn_noise(variance, match.factor)
-        elif is_start and self._has_learned_nothing():
+            return self._drawn_noise(variance, match.factor), False, where, limits
+        if is_start and self._has_learned_nothing():
             many = match is not None and match.width > 1
             limits = _MANY_LIMITS if many else _START_LIMITS
-        count, squares = 0, torch.zeros((), device="cpu")
+        return noises, True, where, limits
+
+    def _check_noise(self) -> None:
+        noises, is_measured, where, limits = self._noise()
+        count, squares, total = 0, torch.zeros((), device="cpu"), 0.0
+        repeats, self.repeats = self.repeats, False  # its own noise raises T_kin too
         for noise in noises:
-            count, squares = count + 1, squares + noise.square()
+            count, squares, total = count + 1, squares + noise.square(), total + noise
+        self.repeats = repeats
         if not count:
             return
-        heating = gradients.noise_heating(self.sampler, squares / count, self.reached)
+        draws = self._draws()
+        curvatures = self._curvatures(total) if draws.is_pass else {}
+        values = squares / count, self.reached, curvatures, draws, is_measured
+        heat = gradients.heat_of(self.sampler, *values)
+        heating = heat.of()
         if not heating:
             return
-        self.numbers["heating"] = {self.names[p]: h for p, h in heating.items()}
-        mean = sum(h * p.numel() for p, h in heating.items())
-        mean /= sum(p.numel() for p in heating)
-        lr = max(float(group["lr"]) for group in groups)
-        if lr > 0:
-            self.numbers["noise_lr"] = lr * _HEATING / mean if mean > 0 else math.inf
+        numel = sum(p.numel() for p in heating)
+
+        def mean_of(heating: dict[Tensor, float]) -> float:
+            return sum(h * p.numel() for p, h in heating.items()) / numel
+
+        lr, mean = max(float(g["lr"]) for g in self.groups.values()), mean_of(heating)
+        times = 1.0
+        for _ in range(40):  # the part that cancels depends on lr
+            excess = mean_of(heat.of(times))
+            times = times * _HEATING / excess if excess > 0 else math.inf
+            if times == math.inf:
+                break
+        self.numbers |= {
+            "heating": {self.names[p]: h for p, h in heating.items()},
+            "noise_lr": lr * times if lr > 0 else math.nan,
+            "flat_variance": 1 + max(heat.flat().of(kind=1).values()),
+            "stiff_variance": 1 + max(heat.of(kind=1).values()),
+        }
         # The noise of a tensor with few elements is known to this factor only.
         surely = {p: heating[p] / (1 + (2 / count / p.numel()) ** 0.5) for p in heating}
         worst = max(surely, key=surely.__getitem__)
@@ -545,7 +590,11 @@ class _Run:
         too_much = max(mean / limits[0], surely[worst] / limits[1])
         if too_much > 1:
             most = {"mean": 1 + limits[0], "tensor": 1 + limits[1]}
-            self.add("above T", text=text, lr=lr / (1.5 * too_much), **most)
+            size = "larger minibatches"
+            if draws.num_data < math.inf:
+                size = math.ceil(min(1.5 * too_much * draws.size, draws.num_data))
+                size = f"minibatches of {size:,}"
+            self.add("above T", text=text, lr=lr / (1.5 * too_much), size=size, **most)
         elif heating[worst] > _REMARKED:
             self.remarks.append(
                 f"Minibatches raise the chain's temperature: {text} (reported from "

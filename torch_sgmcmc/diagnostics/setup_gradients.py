@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch_sgmcmc._impl.context import kind_of
 from torch_sgmcmc._impl.utils import mapped, tensors_in
 from torch_sgmcmc.diagnostics.setup_issues import Issue, issue
-from torch_sgmcmc.diagnostics.temperature_means import MOTIONS, Motion
+from torch_sgmcmc.diagnostics.temperature_means import MOTIONS, Motion, Step
 from torch_sgmcmc.diagnostics.temperatures import step_of
 from torch_sgmcmc.posterior.forward import logits_of
 from torch_sgmcmc.samplers.sampler import Sampler
@@ -49,18 +49,71 @@ def has_known_heating(sampler: Sampler) -> bool:
     return len(known) == len(steps) and all(map(math.isfinite, known))
 
 
-def noise_heating(
-    sampler: Sampler, variance: Tensor, reached: set[Tensor]
-) -> dict[Tensor, float]:
-    """Returns T_kin / T - 1 by tensor for the variances of all gradients' elements."""
-    heating, motion = {}, MOTIONS[kind_of(sampler)]
-    ours = moving(sampler.param_groups)
-    parts = variance.split([p.numel() for p in ours])
-    for (p, group), part in zip(ours.items(), parts, strict=True):
-        if p in reached and p.numel():
-            step = step_of(group, motion)
-            heating[p] = step.minibatch_excess(float(part.mean())) / step.temperature
-    return heating
+class Draws(NamedTuple):
+    """The way a loader draws minibatches; by default independent, of unknown size."""
+
+    num_data: float = math.inf
+    size: float = 1.0
+    #: True if each pass takes each datum once; False if minibatches are independent.
+    is_pass: bool = False
+    has_repeats: bool = True
+
+    def batches(self) -> float:
+        """Returns the number of minibatches of a pass; infinite if there is none."""
+        return self.num_data / self.size if self.is_pass else math.inf
+
+
+class Heat(NamedTuple):
+    """The heat of minibatches: the step of each tensor, and its gradient's noise."""
+
+    #: With the variance of an element, and the curvature along the noise.
+    steps: Mapping[Tensor, tuple[Step, float, float]]
+    draws: Draws
+
+    def of(self, times: float = 1.0, kind: int = 0) -> dict[Tensor, float]:
+        """Returns the excess by tensor of T_kin / T, or (kind 1) of the variance.
+
+        Args:
+            times: factor of lr, and of estimates, which belong to it.
+            kind: 0, or 1 for the variance along the noise over the posterior's.
+        """
+        found = {}
+        for p, (step, variance, curvature) in self.steps.items():
+            estimate = times * step.noise_estimate
+            now = step._replace(lr=times * step.lr, noise_estimate=estimate)
+            part = now.shuffled_parts(curvature, self.draws.batches())[kind]
+            found[p] = now.minibatch_excess(part * variance) / step.temperature
+        return found
+
+    def flat(self) -> Heat:
+        """Returns the heat of the same noise in directions without curvature."""
+        return self._replace(steps={p: (*s[:2], 0.0) for p, s in self.steps.items()})
+
+
+def heat_of(
+    sampler: Sampler,
+    variances: Tensor,
+    reached: set[Tensor],
+    curvatures: Mapping[Tensor, float],
+    draws: Draws,
+    is_measured: bool,
+) -> Heat:
+    """Returns the heat for the variances of all elements of a minibatch's gradient.
+
+    Half squared differences (``is_measured``) of two minibatches of a pass have none of
+    their covariance; residuals that were drawn have no correction for a finite number.
+    """
+    ours, motion = moving(sampler.param_groups), MOTIONS[kind_of(sampler)]
+    factor = 1.0
+    if draws.is_pass or not (is_measured or draws.has_repeats):
+        factor -= draws.size / draws.num_data
+    parts = variances.split([p.numel() for p in ours])
+    steps = {
+        p: (step_of(group, motion), factor * float(part.mean()), curvatures.get(p, 0.0))
+        for (p, group), part in zip(ours.items(), parts, strict=True)
+        if p in reached and p.numel()
+    }
+    return Heat(steps, draws)
 
 
 # Distances along a direction with elements of about the parameters' size, in float32
@@ -153,31 +206,47 @@ def failing_tensors(
     return found
 
 
-@torch.no_grad()
-def largest_curvature(
-    params: list[Tensor], scales: list[float], gradient: Callable[[], Tensor]
-) -> float:
-    """Returns the largest curvature of the mean loss, by power iterations.
+class Curvature:
+    """Products with the Hessian of a loss, each by one gradient.
 
-    The coordinates are parameters divided by their scales: the result approaches the
-    largest eigenvalue of D H D, D the scales, from below, and is >= 0. The start and
-    each iteration take one gradient of the same loss, a vector.
+    Args:
+        params: the tensors, whose elements follow each other in vectors.
+        gradient: returns the gradient of the same loss as a vector.
     """
-    sizes, start = [p.numel() for p in params], gradient()
-    scale = start.new_tensor(scales).repeat_interleave(start.new_tensor(sizes).long())
-    length = math.hypot(*(float(p.norm(dtype=torch.float64)) for p in params))
-    apart, product, largest = _APART * (length or 1.0), scale * start, 0.0
-    for _ in range(_ITERATIONS):
-        length = float(product.norm())
-        if not 0 < length < math.inf:
-            break
-        direction = product / length
-        parts = zip(params, (scale * direction).split(sizes), strict=True)
-        with displaced([(p, part.view_as(p)) for p, part in parts], apart):
-            product = scale * (gradient() - start) / apart
-        found = float(direction @ product)
-        largest = max(largest, found if math.isfinite(found) else 0.0)
-    return largest
+
+    @torch.no_grad()
+    def __init__(self, params: list[Tensor], gradient: Callable[[], Tensor]) -> None:
+        self._params, self._gradient, self._start = params, gradient, gradient()
+        length = math.hypot(*(float(p.norm(dtype=torch.float64)) for p in params))
+        self._apart = _APART * (length or 1.0)
+        self.sizes = [p.numel() for p in params]
+
+    @torch.no_grad()
+    def product(self, direction: Tensor) -> Tensor:
+        """Returns H d of a direction d of about length 1."""
+        parts = zip(self._params, direction.split(self.sizes), strict=True)
+        moves = [(p, part.view_as(p)) for p, part in parts]
+        with displaced(moves, self._apart):
+            return (self._gradient() - self._start) / self._apart
+
+    def largest(self, scales: list[float]) -> float:
+        """Returns the largest curvature, by power iterations.
+
+        The coordinates are parameters divided by their scales: the result approaches
+        the largest eigenvalue of D H D, D the scales, from below, and is >= 0.
+        """
+        sizes = self._start.new_tensor(self.sizes).long()
+        scale = self._start.new_tensor(scales).repeat_interleave(sizes)
+        product, largest = scale * self._start, 0.0
+        for _ in range(_ITERATIONS):
+            length = float(product.norm())
+            if not 0 < length < math.inf:
+                break
+            direction = product / length
+            product = scale * self.product(scale * direction)
+            found = float(direction @ product)
+            largest = max(largest, found if math.isfinite(found) else 0.0)
+        return largest
 
 
 _BCE, _CLASSES = F.binary_cross_entropy_with_logits, (F.cross_entropy, F.nll_loss)

@@ -110,7 +110,7 @@ _TEXTS = {
     "curvature, {curvature:.3g}: the chain diverges. Start with {begin:.1g}.",
     "above T": "Minibatches raise the chain's temperature: {text} (reported from "
     "{mean:g} on average, {tensor:g} in a tensor). The excess falls with "
-    "lr / (1 - momentum). Start with lr = {lr:.1g}, or use larger minibatches.",
+    "lr / (1 - momentum). Start with lr = {lr:.1g}, or use {size}.",
     "squared error": "As a likelihood, this mean squared error is Gaussian noise of "
     "variance {variance:.4g}. For noise of sd σ, the loss is the sum over outputs of "
     "(y - f)² / (2 σ²), averaged over data: sg.losses.gaussian(σ).",
@@ -153,6 +153,10 @@ class SetupReport:
     #: By tensor, the minibatches' part of T_kin / T with the present gradient noise;
     #: before the first step of a Gaussian likelihood, with residuals of its variance.
     heating: Mapping[str, float] = field(default_factory=dict)
+    #: The variance over the posterior's with the noise of the hottest tensor: in flat
+    #: directions, and with the curvature along the noise; NaN if unknown.
+    flat_variance: float = math.nan
+    stiff_variance: float = math.nan
 
     def summary(self) -> str:
         """Returns issues and numbers as text."""
@@ -176,6 +180,12 @@ class SetupReport:
         highest = sorted(self.heating, key=lambda name: -self.heating[name])[:4]
         some = ", ".join(f"{name} {1 + self.heating[name]:.3g}" for name in highest)
         lines += [f"T_kin / T with minibatches' noise: {some}."] if highest else []
+        if not math.isnan(self.flat_variance + self.stiff_variance):
+            lines.append(
+                "Variance with this noise over the posterior's: "
+                f"{self.flat_variance:.3g} in flat directions, "
+                f"{self.stiff_variance:.3g} in stiff ones."
+            )
         return "\n".join(lines + [f"Not known: {text}." for text in self.unknown])
 
     __str__ = summary
@@ -228,6 +238,12 @@ class Loader:
             self.num_data = data if is_of_all else min(count, data)
             if isinstance(indices, WeightedRandomSampler):
                 self.num_data = int(indices.weights.count_nonzero())
+        # Passes take each datum once, in any order.
+        repeats = getattr(indices, "replacement", False)
+        #: True of loaders whose minibatches are parts of a pass; None if unknown.
+        self.is_pass = None if indices is None and not self.is_list else not draws
+        self.has_repeats = bool(repeats)
+        self.is_pass = self.is_pass and not repeats
         size = getattr(batches, "batch_size", None)
         if size and count and is_ordered:
             self._unseen = count % size * getattr(batches, "drop_last", False)

@@ -38,6 +38,19 @@ redrawn momenta. The other samplers:
 * pSGLD multiplies by G: in the sums of g, and for |g|² and Var(grad), each coordinate
   is weighted with G. This holds if G is constant during the time in which θ moves.
 
+Note [Shuffled minibatches]
+The errors e_t of a pass of M minibatches without replacement sum to 0: their covariance
+is -Var(e) / (M - 1) between two steps of one pass. On a quadratic, θ and v are linear
+in the errors, with autocorrelations ρ_j, and their mean squares over a pass are
+
+    1 - 2 / (M (M - 1)) Σ_{j < M} (M - j) ρ_j
+
+of those with independent errors of the same variance. With k = lr h (half drifts: k (1
++ m) / 2), ρ_{j+1} = (1 + m - k) ρ_j - m ρ_{j-1} for both, ρ_1 = m - k / 2 of v and 1 -
+k / (1 + m) of θ. For k to 0 the variance of θ has none of the heat, T_kin and T_conf
+keep what a momentum sees within its memory. Both temperatures then overstate the
+variance. Their identity holds for means over whole passes.
+
 The identities hold for any g that a step uses. An unbiased gradient h, computed at the
 same θ on other minibatches, tests whether g is the loss's: the gradient bias N E[x·(g -
 h)] / d is T_conf of the used gradients minus T_conf of unbiased ones.
@@ -45,6 +58,7 @@ h)] / d is T_conf of the used gradients minus T_conf of unbiased ones.
 
 from __future__ import annotations
 
+import cmath
 import math
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
@@ -137,6 +151,25 @@ def _error(means: Sequence[float]) -> float:
     return math.sqrt(sum((x - mean) ** 2 for x in means) / (count - 1) / count)
 
 
+def roots(m: float, k: float) -> tuple[complex, complex]:
+    """Returns the solutions of r² - (1 + m - k) r + m = 0, the larger one first.
+
+    A step of momentum m multiplies a deviation by them where k = lr h.
+    """
+    half = (1 + m - k) / 2
+    away = cmath.sqrt(((1 - m - k) ** 2 - 4 * k * m) / 4)
+    first = half + away if half >= 0 else half - away
+    return first, m / first if first else 0j
+
+
+def _sum_of_powers(r: complex, batches: float) -> complex:
+    """Returns the sum of (M - j) r^j over 0 < j < M."""
+    away = 1 - r
+    if abs(away) * batches < 1e-4:
+        return batches * (batches - 1) / 2 * (1 - away * (batches + 1) / 3)
+    return r * (batches * away - (1 - r**batches)) / away**2
+
+
 class Motion(IntEnum):
     """The dynamics of a sampler; with NONE only x·g is used, and T_kin is T."""
 
@@ -170,6 +203,32 @@ class Step(NamedTuple):
         kept = 1 - self.momentum
         half_drifts = self.motion == Motion.HALF_DRIFTS
         return 2 * kept / (1 + self.momentum) if half_drifts else kept
+
+    def shuffled_parts(self, curvature: float, batches: float) -> tuple[float, float]:
+        """Returns the parts of independent minibatches' heat that shuffled ones add.
+
+        Of T_kin, and of the variance; Note [Shuffled minibatches].
+
+        Args:
+            curvature: h of the mean loss and the prior.
+            batches: M, the minibatches of a pass; infinite if they are independent.
+        """
+        m = 0.0 if self.motion == Motion.LANGEVIN else self.momentum
+        k = self.lr * curvature
+        k *= (1 + m) / 2 if self.motion == Motion.HALF_DRIFTS else 1.0
+        if not 2 <= batches < math.inf or k >= 2 * (1 + m):  # no equilibrium
+            return (0.0, 0.0) if batches < 2 else (1.0, 1.0)
+        r = roots(m, k)
+        if abs(r[0] - r[1]) < 1e-6:
+            k += 1e-5
+            r = roots(m, k)
+        sums = [_sum_of_powers(root, batches) for root in r]
+        parts = []
+        for first in (m - k / 2, 1 - k / (1 + m)):  # the autocorrelation at 1
+            weight = (first - r[1]) / (r[0] - r[1])
+            total = (weight * sums[0] + (1 - weight) * sums[1]).real
+            parts.append(max(0.0, 1 - 2 * total / (batches * (batches - 1))))
+        return parts[0], parts[1]
 
     def temperatures(
         self, sums: Sequence[float], numel: int, has_noise: bool
@@ -258,6 +317,22 @@ class Means:
 
     def _sums_of(self, tensor: int) -> tuple[int, int]:
         return self.num_tensors + self._groups[tensor], len(self.series) - 1
+
+    def readings(self, place: int) -> list[tuple[float, float]]:
+        """Returns means, and half widths of 95 % intervals, of a place's series.
+
+        The errors of shuffled minibatches cancel partly: where independent ones would
+        surely add more than T_kin - T, their part is T_kin - T.
+        """
+        means = self.series[place]
+        found = [(series.mean, series.half_width(0.95)) for series in means]
+        tensors = range(self.num_tensors)
+        sizes = {i: self._numels[i] for i in tensors if place in (i, *self._sums_of(i))}
+        total = sum(n * self._steps[i].temperature for i, n in sizes.items())
+        excess = means.kinetic.mean - total / max(1, sum(sizes.values()))
+        if means.minibatch.mean > excess + found[0][1]:
+            found[3] = max(0.0, excess), found[0][1]
+        return found
 
     def add(
         self, observed: Iterable[tuple[int, Sequence[float], Step]], has_noise: bool
@@ -404,14 +479,15 @@ class Means:
             f"  {'tensor':<{widest}}    elements"
             + f"  {'T_kin':<18}  {'T_conf':<18}  {last}",
         ]
-        rows = [(names[i], self._numels[i], self.series[i]) for i in order]
-        rows = [row for row in rows if row[1] > 0]
-        for name, numel, means in [*rows, ("all", sum(self._numels), every)]:
+        rows = [(names[i], self._numels[i], i) for i in order if self._numels[i]]
+        last_place = len(self.series) - 1
+        for name, numel, place in [*rows, ("all", sum(self._numels), last_place)]:
+            means = self.series[place]
             cells = map(_interval, (means.kinetic, means.configurational))
             line = f"  {name:<{widest}}  {numel:>10}"
             line += "".join(f"  {cell:<18}" for cell in cells)
             if means.minibatch.count:
-                line += f"  {means.minibatch.mean:+.3g}"
+                line += f"  {self.readings(place)[3][0]:+.3g}"
             if means.clipped.count:
                 line += f"  {100 * means.clipped.mean:.3g} %"
             lines.append(line.rstrip())
@@ -435,7 +511,8 @@ class Means:
         ratio = means.kinetic.mean / step.temperature
         is_lattice = step.motion == Motion.LATTICE
         if fault == "above T":
-            advice = _advice(step, means, size, budget, takes_estimate)
+            heat = self.readings(i)[3][0]
+            advice = _advice(step, means, size, heat, budget, takes_estimate)
             return f"is above T: T_kin is {ratio:.3g} T{advice}"
         if fault == "below T":
             why = (
@@ -484,6 +561,7 @@ def _advice(
     step: Step,
     means: TemperatureMeans,
     excess: float,
+    heat: float,
     budget: float,
     takes_estimate: bool,
 ) -> str:
@@ -494,17 +572,17 @@ def _advice(
             f"; the cause is clipping, of {100 * means.clipped.mean:.3g} % of its "
             "coordinates' steps: a smaller lr clips fewer, and so do larger minibatches"
         )
-    lr = step.lr * budget / excess
+    times = excess / budget
     text = f"; the excess grows with lr: within {100 * budget:.3g} % it takes lr <= "
-    text += f"{lr:.2g}"
-    minibatch, friction = means.minibatch.mean / step.temperature, step.friction
+    text += f"{step.lr / times:.2g}"
+    minibatch, friction = heat / step.temperature, step.friction
     if not minibatch > excess / 2:
         return text + (
             " (minibatches cause little of it: the step is long for the curvature)"
         )
-    times = math.ceil(10 * minibatch / budget) / 10
-    text += f", or minibatches {times:.2g} times as large"
-    wanted = friction * minibatch / budget
+    times = min(math.ceil(10 * times) / 10, step.num_data)
+    text += f", or minibatches {times:.3g} times as large (at most all data)"
+    wanted = friction * excess / budget
     drifts_twice = step.motion == Motion.HALF_DRIFTS
     momentum = (2 - wanted) / (2 + wanted) if drifts_twice else 1 - wanted
     if (drifts_twice or step.motion == Motion.MOMENTUM) and momentum > 0:

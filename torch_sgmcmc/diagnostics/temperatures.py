@@ -29,7 +29,6 @@ from torch_sgmcmc.diagnostics.temperature_means import (
     MOST_ROWS,
     MOTIONS,
     NOISE_EVERY,
-    BatchMeans,
     Means,
     Motion,
     Step,
@@ -64,8 +63,9 @@ class Temperatures(NamedTuple):
     configurational: Reading
     #: T_conf − T_kin: 0 in equilibrium.
     excess: Reading
-    #: The part of the minibatches' noise, computed from differences of gradients. NaN
-    #: if unknown: SGNHT, SGLRW, redrawn momenta, and "online" noise estimates.
+    #: The part of the minibatches' noise, computed from differences of gradients; T_kin
+    #: - T where shuffled minibatches' errors cancel. NaN if unknown: SGNHT, SGLRW,
+    #: redrawn momenta, and "online" noise estimates.
     minibatch_heating: Reading
     #: T_conf of the used gradients minus T_conf of the gradients of
     #: :meth:`TemperatureMonitor.observe`: 0 if the former are unbiased.
@@ -80,10 +80,6 @@ class TemperatureIssue(NamedTuple):
     name: str
     fault: str
     size: float
-
-
-def _temperatures(series: Iterable[BatchMeans]) -> Temperatures:
-    return Temperatures(*(Reading(s.mean, s.half_width(0.95)) for s in series))
 
 
 def centers_of(
@@ -173,7 +169,8 @@ class TemperatureMonitor:
     * T_kin ≠ T_conf: the chain is not in equilibrium (or has other dynamics);
     * T_kin / T − 1 is the **excess** by minibatches and by the step's length, on a
       quadratic the relative error of the variance. The minibatches' part is lr N Var(ḡ)
-      / (2 T α), α = 1 − m (SGLD: 1), minus the part of ``noise_estimate``.
+      / (2 T α), α = 1 − m (SGLD: 1), minus the part of ``noise_estimate``. Shuffled
+      minibatches add less, and less to variances than to T (docs/temperatures.md).
 
     Equations of other samplers are in docs/temperatures.md, and derived in
     ``temperature_means.py``. Intervals are by batch means (16 to 31 batches that grow
@@ -185,9 +182,9 @@ class TemperatureMonitor:
         sampler: the sampler to observe, from its next step until :meth:`detach`. One
             monitor for each sampler, not ``capturable``. Not for HMC, HMCECS and SBPS:
             use their acceptance and violation rates.
-        every: steps between observations (slightly more with
-            ``resample_momentum_every``). An observation costs about as much as an
-            update. Default: 20.
+        every: steps between observations. From 10 on, and with
+            ``resample_momentum_every``, slightly more, so that all of a pass is seen:
+            23 for 20. An observation costs about as much as an update. Default: 20.
         center: c, a tensor or number for each parameter in the order of the groups, or
             "current" for the present parameters, or "prior_mean"; None is 0. A good
             center (a mode, the prior's mean) makes intervals shorter. Default: None.
@@ -537,7 +534,7 @@ class TemperatureMonitor:
 
     def tensor(self, name: str | int) -> Temperatures:
         """Returns the temperatures of a tensor, by its name or index."""
-        return _temperatures(self._series(self._index(name)))
+        return self._temperatures(self._index(name))
 
     def group(self, index: int) -> Temperatures:
         """Returns the temperatures of a param group."""
@@ -545,11 +542,15 @@ class TemperatureMonitor:
         count = self._means.num_groups
         if index >= count:
             raise ValueError(f"Invalid index: {index} (there are {count} groups)")
-        return _temperatures(self._series(self._means.num_tensors + index))
+        return self._temperatures(self._means.num_tensors + index)
 
     def all(self) -> Temperatures:
         """Returns the temperatures of all parameters together."""
-        return _temperatures(self._series(-1))
+        return self._temperatures(len(self._means.series) - 1)
+
+    def _temperatures(self, place: int) -> Temperatures:
+        self._read()
+        return Temperatures(*(Reading(*each) for each in self._means.readings(place)))
 
     def over_time(self, name: str | int | None = None) -> tuple[list[float], ...]:
         """Returns T_kin and T_conf of a tensor, or of all, by batches of steps."""
@@ -627,9 +628,12 @@ def _observed(rows: list[_Row]) -> Iterator[tuple[int, list[float], Step]]:
 
 
 def _interval_of(every: int, group: Mapping[str, Any]) -> int:
-    """Returns an interval that observes all of a cycle of redrawn momenta."""
-    redraws = group.get("resample_momentum_every", 0)
-    while redraws > 0 and math.gcd(every, redraws) > 1:
+    """Returns an interval that observes all of passes and of cycles of momenta.
+
+    With shuffled minibatches temperatures depend on the place in the pass.
+    """
+    periods = max(1, group.get("resample_momentum_every", 0)) * (30 if every > 9 else 1)
+    while math.gcd(every, periods) > 1:
         every += 1
     return every
 
