@@ -1,11 +1,13 @@
 """lr and momentum that work at the first try: five networks, some settings each.
 
     python benchmarks/settings.py --data-root DATA [--models relu cnn ...]
-        [--settings 0.03:0.9 ...] [--epochs 20] [--burn-in 5]
+        [--settings 0.03:0.9 ...] [--epochs 20] [--burn-in 10] [--scale 1]
 
-SGHMC, minibatches of 100, prior N(0, 1), a draw an epoch after burn-in. Printed are the
-test error of the posterior and of its last draw, and the monitor' temperatures after
-burn-in: T_kin of all parameters and of the hottest tensor, T_conf of all.
+SGHMC, minibatches of 100, priors by layer (``prior_groups``), a draw an epoch after
+burn-in, two chains: from torch's initial values and from a draw of the prior. Printed
+are the test error of all draws and of the last one, the NLL of a draw of each chain,
+R-hat of the log-probabilities of 1,000 test inputs, and T_kin and T_conf of the tensor
+of at least 1,000 elements where they differ most, and T_kin of the hottest tensor.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from arviz_stats.base import array_stats
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, nll_loss
 from torchvision.datasets import MNIST, FashionMNIST
 
 import torch_sgmcmc as sg
@@ -44,9 +47,9 @@ class Transformer(nn.Module):
         return self.head(self.layers(x).mean(1))
 
 
-def network(name: str) -> nn.Module:
-    """One of the five, at its random start."""
-    torch.manual_seed(0)
+def network(name: str, seed: int) -> nn.Module:
+    """One of the five, at torch's initial values."""
+    torch.manual_seed(seed)
     if name in ("relu", "sigmoid"):
         unit = nn.ReLU() if name == "relu" else nn.Sigmoid()
         return nn.Sequential(nn.Linear(784, 100), unit, nn.Linear(100, 10))
@@ -93,18 +96,26 @@ def load(name: str, root: Path) -> tuple[Tensor, ...]:
 
 
 class Run:
-    """A chain of a network, with its monitor."""
+    """A chain of a network, with its monitor and its draws' log-probabilities."""
 
-    def __init__(self, name: str, data: tuple[Tensor, ...], lr: float, momentum: float):
+    def __init__(
+        self,
+        name: str,
+        data: tuple[Tensor, ...],
+        setting: str,
+        chain: int,
+        *,
+        scale: float,
+    ) -> None:
+        lr, momentum = map(float, setting.split(":"))
         self.x, self.y, self.test_x, self.test_y = data
-        self.model = network(name)
-        self.sampler = sg.SGHMC(
-            self.model.named_parameters(),
-            *(lr, momentum),
-            num_data=len(self.x),
-            prior_precision=1.0,
-            seed=0,
-        )
+        self.model = network(name, chain)
+        groups = sg.prior_groups(self.model, self.x[:500], scale=scale)
+        numbers = {"num_data": len(self.x), "seed": chain}
+        self.sampler = sg.SGHMC(groups, lr, momentum, **numbers)
+        if chain == 1:
+            self.sampler.draw_from_prior()
+        self.logs: list[Tensor] = []
 
     def closure(self, rows: Tensor) -> Tensor:
         """The mean loss of a minibatch, with its gradient."""
@@ -113,33 +124,55 @@ class Run:
         loss.backward()
         return loss
 
-    def go(self, epochs: int, predictive: sg.Predictive | None = None) -> None:
-        """So many passes; a draw after each."""
-        for _ in range(epochs):
+    def go(self, epochs: int, burn_in: int) -> None:
+        """Makes passes; keeps a draw after each one behind burn-in."""
+        for epoch in range(epochs):
+            if epoch == burn_in:
+                self.monitor = sg.TemperatureMonitor(self.sampler, every=10)
             for rows in torch.randperm(len(self.x)).split(BATCH):
                 self.sampler.step(lambda rows=rows: self.closure(rows))
-            if predictive is not None:
-                predictive.update()
+            if epoch >= burn_in:
+                with torch.no_grad():
+                    self.logs.append(self.model(self.test_x).log_softmax(1))
 
-    def measure(self, epochs: int) -> str:
-        """Samples, and what came of it."""
-        monitor = sg.TemperatureMonitor(self.sampler, every=10)
-        predictive = sg.Predictive(self.model, self.test_x)
-        self.go(epochs, predictive)
-        last = sg.Predictive(self.model, self.test_x)
-        last.update()
-        errors = [
-            100 * float((p.result().mean.argmax(1) != self.test_y).float().mean())
-            for p in (predictive, last)
-        ]
-        hottest = max(monitor.names, key=lambda n: monitor.tensor(n).kinetic.mean)
-        total, worst = monitor.all(), monitor.tensor(hottest)
-        monitor.detach()
-        return (
-            f"{errors[0]:.2f} % | {errors[1]:.2f} % | {total.kinetic.mean:.2f} | "
-            f"{worst.kinetic.mean:.2f} (`{hottest}`) | "
-            f"{total.configurational.mean:.2f} ± {total.configurational.half_width:.2f}"
+    def nll(self) -> str:
+        """The mean NLL of a draw and its standard error, by five batches."""
+        losses = torch.stack([nll_loss(each, self.test_y) for each in self.logs])
+        means = torch.stack([part.mean() for part in losses.tensor_split(5)])
+        return f"{float(losses.mean()):.4f} ± {float(means.std()) / 5**0.5:.4f}"
+
+    def temperatures(self) -> str:
+        """T_kin and T_conf of the worst large tensor, T_kin of the hottest one."""
+        sizes = dict(self.model.named_parameters())
+        found = {name: self.monitor.tensor(name) for name in self.monitor.names}
+        large = [name for name in found if sizes[name].numel() >= 1000]
+        worst = max(
+            large,
+            key=lambda n: abs(found[n].kinetic.mean - found[n].configurational.mean),
         )
+        hottest = max(found, key=lambda n: found[n].kinetic.mean)
+        own = found[worst]
+        return (
+            f"{own.kinetic.mean:.2f}, {own.configurational.mean:.2f} ± "
+            f"{own.configurational.half_width:.2f} (`{worst}`) | "
+            f"{found[hottest].kinetic.mean:.2f} (`{hottest}`)"
+        )
+
+
+def measure(runs: list[Run]) -> str:
+    """A row's numbers."""
+    labels = runs[0].test_y
+    logs = torch.stack([torch.stack(run.logs) for run in runs])
+    mean = logs.exp().flatten(0, 1).mean(0)
+    errors = [(p.argmax(1) != labels).float().mean() for p in (mean, logs[0, -1])]
+    some = logs[:, :, :1000].flatten(2).double().numpy()
+    r_hat = array_stats.rhat(some, chain_axis=0, draw_axis=1)
+    middle, high = np.quantile(r_hat, [0.5, 0.9])
+    return (
+        f"{100 * float(errors[0]):.2f} % | {100 * float(errors[1]):.2f} % | "
+        f"{runs[0].nll()}, {runs[1].nll()} | {middle:.2f}, {high:.2f} | "
+        f"{runs[0].temperatures()}"
+    )
 
 
 def main() -> None:
@@ -149,23 +182,26 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=DATA, default=list(DATA))
     parser.add_argument("--settings", nargs="+", default=["0.03:0.9"])
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--burn-in", type=int, default=5)
-    given = parser.parse_args()
+    parser.add_argument("--burn-in", type=int, default=10)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the priors")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print("| network | lr, momentum | error | last draw | T_kin | hottest | T_conf |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    for name in given.models:
-        data = load(name, given.data_root)
-        for setting in given.settings:
-            lr, momentum = map(float, setting.split(":"))
-            run = Run(name, data, lr, momentum)
-            label = f"{lr:g}, {momentum:g}"
-            try:
-                run.go(given.burn_in)
-                row = run.measure(given.epochs - given.burn_in)
-            except (RuntimeError, ValueError) as error:
-                row = f"{str(error).partition(chr(10))[0][:80]} | | | |"
-            print(f"| {name} ({DATA[name]}) | {label} | {row} |", flush=True)
+    print(
+        "| network | λ | lr, momentum | error | last draw | NLL of a draw, each chain "
+        "| R-hat, median and 90 % | T_kin, T_conf | largest T_kin |"
+    )
+    for name in arguments.models:
+        data = load(name, arguments.data_root)
+        for setting in arguments.settings:
+            runs = [
+                Run(name, data, setting, chain, scale=arguments.scale)
+                for chain in range(2)
+            ]
+            for run in runs:
+                run.go(arguments.epochs, arguments.burn_in)
+            groups = runs[0].sampler.param_groups
+            priors = ", ".join(f"{group['prior_precision']:g}" for group in groups)
+            print(f"| {name} | {priors} | {setting} | {measure(runs)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <stdexcept>
@@ -235,6 +236,9 @@ StateDict load(const std::string& path, c10::Device device) {
   errno = 0;
   if (!std::ifstream(path, std::ios::binary)) {
     disk::Unreadable(path, std::generic_category().message(errno));
+  }
+  if (!std::filesystem::is_regular_file(path)) {
+    disk::Unreadable(path, "it is not a regular file");
   }
   const auto refuse = [&](const char* what, const std::exception& error) {
     Raise("Cannot read ", path, ": ", what, " (", FirstLine(error), ")");

@@ -57,6 +57,12 @@ void Expect(bool condition, const std::string& message) {
   if (!condition) Raise(message);
 }
 
+// The name of a store's folder, which must not be empty.
+const std::string& NamedFolder(const std::string& name) {
+  if (name.empty()) Invalid("Invalid store: '' (must be the name of a folder)");
+  return name;
+}
+
 uint32_t SumOf(std::string_view bytes) {
   return Crc32(bytes.data(), bytes.size());
 }
@@ -257,7 +263,15 @@ void Draw::copy_to(torch::nn::Module& module) const {
   load_state_dict(module, dict);
 }
 
+const Draw& SampleStore::operator[](size_t index) const {
+  if (index < draws_.size()) return draws_[index];
+  throw std::out_of_range(c10::str("Invalid index: ", index,
+                                   " (the store has ", draws_.size(),
+                                   " draws)"));
+}
+
 const SampleStore& SampleStore::refresh() {
+  NamedFolder(path_);
   const auto described = std::make_shared<const Json>(ReadStore(path_));
   const Json& tensors = *described;
   auto names = std::make_shared<std::vector<std::string>>();
@@ -293,7 +307,7 @@ struct Collector::Work {
       : impl(SamplerAccess::Of(sampler)),
         model(its_model),
         place("chain " + std::to_string(chain) + " of " + its_store),
-        store(fs::absolute(its_store)),
+        store(fs::absolute(NamedFolder(its_store))),
         folder(store + "/chain-" + std::to_string(chain)),
         index_path(folder + "/index.jsonl") {
     CheckInteger("chain", chain);
@@ -558,6 +572,11 @@ Collector::~Collector() {
 void Collector::collect(double loss) { work_->Collect(loss); }
 
 void Collector::collect(const at::Tensor& loss) {
+  if (!loss.defined() || loss.numel() != 1) {
+    Invalid("Invalid loss: ",
+            loss.defined() ? "shape " + Shape(loss.sizes()) : "undefined",
+            " (must be a number, or a tensor of one element)");
+  }
   collect(loss.item<double>());
 }
 

@@ -50,7 +50,7 @@ def test_python(file, tmp_path, monkeypatch):
         for block in blocks(file, "python"):
             exec(compile(block, str(file), "exec"), names)
         if file.name == "README.md":
-            assert names["posterior"].num_draws == 3
+            assert names["posterior"].num_draws == 20
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()

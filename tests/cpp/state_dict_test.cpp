@@ -288,12 +288,12 @@ TEST(StateDict, OfUnknownKeysOrLackingStateIsRefused) {
   EXPECT_EQ(refusal(),
             "Invalid state_dict: param group 0 has mass_matrix, which SGNHT "
             "does not know; it is not one of SGNHT");
-  group.entries().erase("mass_matrix");
+  EXPECT_EQ(group.entries().erase("mass_matrix"), 1U);
   group.set("initial_lr", 0.1);  // of Python's schedulers
   StateDict state = good.at("state");
   StateDict first = state.at(0);
   const auto momentum = first.at("momentum");
-  first.entries().erase("momentum");
+  EXPECT_EQ(first.entries().erase("momentum"), 1U);
   EXPECT_EQ(refusal(),
             "Invalid state_dict: the state of parameter 0 lacks momentum");
   first.set("momentum", momentum);

@@ -543,4 +543,50 @@ TEST_F(Store, RefusesOthers) {
   EXPECT_EQ(SampleStore(folder / "none").size(), 0);
 }
 
+TEST_F(Store, NamesWhatIsWrongWithAnArgument) {
+  Chain chain;
+  EXPECT_EQ(MessageOf<std::invalid_argument>([] { SampleStore(""); }),
+            "Invalid store: '' (must be the name of a folder)");
+  EXPECT_EQ(MessageOf<std::invalid_argument>([&] {
+              const Collector none(chain.sampler, *chain.net, "");
+            }),
+            "Invalid store: '' (must be the name of a folder)");
+  chain.Store(folder);
+  const SampleStore store(folder);
+  EXPECT_EQ(MessageOf<std::out_of_range>([&] { store[7].names(); }),
+            "Invalid index: 7 (the store has 2 draws)");
+  Collector collector(chain.sampler, *chain.net, folder, 1);
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [&] { collector.collect(torch::zeros({3})); }),
+            "Invalid loss: shape [3] (must be a number, or a tensor of one "
+            "element)");
+  EXPECT_EQ(
+      MessageOf<std::runtime_error>([&] { torch_sgmcmc::load(folder); }),
+      "Cannot read " + folder.string() + ": it is not a regular file");
+}
+
+// A module that has one layer under two names.
+struct Tied : torch::nn::Module {
+  Tied() {
+    first = register_module("first", torch::nn::Linear(3, 3));
+    second = register_module("second", first);
+  }
+  torch::nn::Linear first = nullptr;
+  torch::nn::Linear second = nullptr;
+};
+
+TEST_F(Store, OfTiedModules) {
+  Tied net;
+  SGLD sampler(net.parameters(), SGLDOptions(0.1).num_data(10).seed(1));
+  Collector collector(sampler, net, folder);
+  net.first(torch::ones({1, 3})).sum().backward();
+  sampler.step();
+  collector.collect();
+  collector.close();
+  const SampleStore store(folder);
+  Tied other;
+  store[0].copy_to(other);
+  EXPECT_TRUE(torch::equal(other.first->weight, net.first->weight));
+}
+
 }  // namespace

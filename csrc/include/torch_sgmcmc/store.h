@@ -65,13 +65,14 @@ class TORCH_SGMCMC_API Draw {
 class TORCH_SGMCMC_API SampleStore {
  public:
   /// A missing folder has no draws. Throws std::runtime_error with the line if
-  /// store.json or an index cannot be read.
+  /// store.json or an index cannot be read, std::invalid_argument for an empty
+  /// name.
   explicit SampleStore(std::string path) : path_(std::move(path)) { refresh(); }
   const SampleStore& refresh();
 
   size_t size() const { return draws_.size(); }
   /// Throws std::out_of_range.
-  const Draw& operator[](size_t index) const { return draws_.at(index); }
+  const Draw& operator[](size_t index) const;
   auto begin() const { return draws_.begin(); }
   auto end() const { return draws_.end(); }
 
