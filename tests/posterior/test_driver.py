@@ -42,6 +42,7 @@ def test_a_loop_of_ones_own(tmp_path):
             *(sampler, network, tmp_path / "loop"),
             **{"chain": chain, "burn_in": 3, "every": 2},
         ) as collector:
+            collector.start, collector.steps_per_pass = ("model", "prior")[chain], 6
             step = 0
             for epoch in range(9):
                 torch.manual_seed(fold_in(fold_in(seed, 2), epoch))

@@ -460,7 +460,8 @@ def test_arguments(change, error, words):
 def in_folder(folder, loss=mean, **options):
     return sg.sample(
         *(mlp, SGHMC, loader_of(classes()), loss, folder),
-        **{"steps": 20, "every": 5, "seed": 0, "progress": False, **options},
+        **{"steps": 20, "every": 5, "seed": 0, "progress": False, "start": "prior"},
+        **options,
     )
 
 
@@ -521,7 +522,7 @@ def test_a_batch_that_cannot_be_cut_is_not_known(tmp_path):
     known = torch.arange(N) < 100
     loader = [(x, torch.randint(N, (2, 900)), y, known)]
     sampler = partial(SGHMC, num_data=100)
-    options = {"steps": 4, "seed": 0, "progress": False}
+    options = {"steps": 4, "seed": 0, "progress": False, "start": "prior"}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sg.sample(Graph, sampler, loader, of_graph, tmp_path, report=False, **options)

@@ -295,9 +295,10 @@ def report(
     if len(chains) == 1:
         unknown.append("other modes (there is one chain: start some at other places)")
     judged, not_known = run_issues.check_runs(runs)
+    late, more_unknown = run_issues.check_relaxation(series, runs)
     return Report(
-        issues=run_issues.sorted_by_kind([*judged, *found, *few]),
-        unknown=(*unknown, *not_known),
+        issues=run_issues.sorted_by_kind([*judged, *late, *found, *few]),
+        unknown=(*unknown, *not_known, *more_unknown),
         runs=runs,
         convergence=convergence,
         outputs=outputs,

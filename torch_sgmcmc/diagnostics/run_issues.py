@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from torch_sgmcmc.diagnostics import convergence as compared
-from torch_sgmcmc.diagnostics.setup_issues import Issue, some_of
+from torch_sgmcmc.diagnostics.setup_issues import Issue, in_passes, some_of
+from torch_sgmcmc.diagnostics.temperature_means import relaxation
 from torch_sgmcmc.posterior.predict import predict
 from torch_sgmcmc.posterior.run_record import RunRecord
 from torch_sgmcmc.posterior.store import Draw
@@ -137,6 +139,10 @@ _TEXTS = {
     "drop the first draws.",
     "not in equilibrium": "Not in equilibrium, T_conf is not T_kin: {}. The chain has "
     "not converged, or flat directions take longer than the run: use a longer burn_in.",
+    "relaxation": "{names} of {chains} did not leave the start: where there are no "
+    "data it is forgotten in {steps:,.0f} steps{passes}, and the run had {run:,}. "
+    "Raise prior_precision, start at draws from the prior, or run {times:.2g} times as "
+    "long.",
     "chains differ": "Chains differ{spreads} by more than their errors: chain {chain} "
     "most, in {quantity} (R-hat {rhat:.3g}). They sample different parts of the "
     "posterior, or have different faults. Compare their settings, and run them longer.",
@@ -301,6 +307,55 @@ def few_draws(
         return []
     several = f"{chains} chain{'s' * (chains > 1)}"
     return [_issue("few draws", draws=draws, chains=several, what=what)]
+
+
+def check_relaxation(
+    series: Mapping[int, Series], runs: Runs
+) -> tuple[list[Issue], list[str]]:
+    """Finds param groups whose run is too short to forget the start, and unknowns."""
+    late: dict[int, dict[str, Any]] = {}
+    unknown: dict[str, int] = {}
+    for i, ran in runs.items():
+        if ran is None or not ran.settings or (ran.start or "").startswith("prior"):
+            continue
+        for j, group in enumerate(_mean_settings(ran, series[i].settings)):
+            steps, names = relaxation(ran.sampler, group), "parameters"
+            names = some_of(ran.names[j]) if j < len(ran.names) else names
+            if math.isnan(steps):
+                unknown["how long the start is remembered (of these settings)"] = i
+            elif group["prior_precision"] == 0:
+                unknown["how long the start is remembered (no prior)"] = i
+            elif ran.steps >= 3 * steps:
+                continue
+            elif ran.start is None:
+                passes = in_passes(steps, ran.steps_per_pass)
+                words = (
+                    f"whether {names} has left its start ({steps:,.0f} steps{passes}"
+                )
+                unknown[f"{words}, if not a draw from the prior)"] = i
+            elif steps > late.get(i, {"steps": 0.0})["steps"]:
+                passes = in_passes(steps, ran.steps_per_pass)
+                late[i] = {"names": names, "steps": steps, "passes": passes}
+                late[i] |= {"run": ran.steps, "times": 3 * steps / max(1, ran.steps)}
+    found = []
+    if late:
+        worst = max(late, key=lambda i: late[i]["times"])
+        found = [_issue("relaxation", chains=_chains(late), **late[worst])]
+    return found, [*unknown]
+
+
+def _mean_settings(
+    ran: RunRecord, drawn: Mapping[str, list[tuple[float, ...]]]
+) -> Iterator[dict[str, float]]:
+    """Yields each group's settings, lr and precision as means over the draws."""
+    first, lrs = ran.settings[0].get("lr", math.nan), drawn.get("lr", [])
+    mean_lr = statistics.fmean(row[0] for row in lrs) if lrs else first
+    for j, group in enumerate(ran.settings):
+        precisions = [row[j] for row in drawn.get("prior_precision", []) if row[j:]]
+        mean = statistics.fmean(precisions or [group["prior_precision"]])
+        # Schedules keep the groups' ratios; at their end all may be 0.
+        lr = mean_lr * (group.get("lr", math.nan) / first if first else 1.0)
+        yield {**group, "prior_precision": mean, "lr": lr}
 
 
 def check_runs(runs: Runs) -> tuple[list[Issue], list[str]]:

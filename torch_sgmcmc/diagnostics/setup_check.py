@@ -15,11 +15,13 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torch_sgmcmc._impl import utils
-from torch_sgmcmc._impl.context import context_of
-from torch_sgmcmc._impl.hyperparams import wrong_result, wrong_type
+from torch_sgmcmc._impl.context import context_of, kind_of
+from torch_sgmcmc._impl.hyperparams import check_integer, wrong_result, wrong_type
 from torch_sgmcmc._impl.parameters import exchanged
+from torch_sgmcmc.data import one_gradient_a_step
 from torch_sgmcmc.diagnostics import setup_gradients as gradients
 from torch_sgmcmc.diagnostics import setup_issues as issues
+from torch_sgmcmc.diagnostics.temperature_means import relaxation
 from torch_sgmcmc.diagnostics.temperatures import has_temperatures, names_of
 from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.posterior.forward import model_device, moved
@@ -44,7 +46,13 @@ Gradients = gradients.Tensors
 
 
 def check_setup(
-    model: nn.Module, loss: Loss, loader: Iterable[Any], sampler: Sampler
+    model: nn.Module,
+    loss: Loss,
+    loader: Iterable[Any],
+    sampler: Sampler,
+    *,
+    num_steps: int | None = None,
+    start: str | None = None,
 ) -> issues.SetupReport:
     r"""Checks a set-up before it is sampled.
 
@@ -81,6 +89,11 @@ def check_setup(
             each example.
         loader: minibatches, an iterable that can be read again.
         sampler: the sampler, before its first step or later. Not an HMCECS.
+        num_steps: the length of the run. A run of less than three relaxation times
+            (docs/temperatures.md) that does not start at a draw from the prior is an
+            issue. Default: None, not known.
+        start: how the chain begins; "prior" for a draw from the prior
+            (:meth:`Sampler.draw_from_prior`). Default: None, not there.
 
     Returns:
         A :class:`SetupReport` to print: issues, the worst first, and numbers.
@@ -100,6 +113,8 @@ def check_setup(
     if isinstance(loader, Iterator):
         wanted = "a list or a DataLoader: an iterator can be read once only"
         raise wrong_type("loader", loader, wanted)
+    if num_steps is not None:
+        check_integer("num_steps", num_steps, low=1)
     run = _Run(model, loss, loader, sampler)
     with issues.untouched(model, run.all, loader) as run.before:
         run.batches = [*islice(loader, 2 * _PAIRS)]
@@ -110,6 +125,7 @@ def check_setup(
             run.check_loss()
         run.check_data()
         run.check_steps()
+    run.check_relaxation(num_steps, (start or "").startswith("prior"))
     return issues.SetupReport(
         issues=tuple(sorted(run.issues, key=lambda p: issues.KINDS.index(p.kind))),
         remarks=tuple(run.remarks),
@@ -600,6 +616,29 @@ class _Run:
                 f"Minibatches raise the chain's temperature: {text} (reported from "
                 f"{1 + _REMARKED:g}). Check again after burn-in, or lower lr."
             )
+
+    def check_relaxation(self, num_steps: int | None, is_prior: bool) -> None:
+        """Compares the time in which the start is forgotten with the run."""
+        kind, groups = kind_of(self.sampler), self.sampler.param_groups
+        found = tuple(relaxation(kind, group) for group in groups)
+        is_one = one_gradient_a_step(self.sampler)
+        length = utils.length_of(self.data.loader) if is_one else None
+        self.numbers |= {"relaxation": found, "steps_per_pass": length}
+        self.numbers["num_steps"] = num_steps
+        if any(map(math.isnan, found)):
+            self.unknown.append(f"the relaxation of {self._settings}")
+        elif any(group["prior_precision"] == 0 for group in groups):
+            self.unknown.append("the relaxation (no prior in the sampler)")
+        finite = {i: steps for i, steps in enumerate(found) if math.isfinite(steps)}
+        if not num_steps or not finite or is_prior:
+            return
+        slowest = max(finite, key=finite.__getitem__)
+        steps, needed = finite[slowest], 3 * finite[slowest]
+        if num_steps < needed:
+            values = {"passes": issues.in_passes(steps, length), "run": num_steps}
+            precision = groups[slowest]["prior_precision"] * needed / num_steps
+            values |= {"precision": precision, "needed": needed}
+            self.add("relaxation", group=slowest, steps=steps, **values)
 
     def _has_learned_nothing(self) -> bool:
         """Returns whether a classifier's loss is not far below the labels' entropy."""

@@ -111,6 +111,10 @@ _TEXTS = {
     "above T": "Minibatches raise the chain's temperature: {text} (reported from "
     "{mean:g} on average, {tensor:g} in a tensor). The excess falls with "
     "lr / (1 - momentum). Start with lr = {lr:.1g}, or use {size}.",
+    "relaxation": "Where there are no data (constant inputs, dead units), group "
+    "{group} forgets its start in {steps:,.0f} steps{passes}, and the run has {run:,}: "
+    "such weights stay where they begin. Raise prior_precision to {precision:.2g} or "
+    "more, start at a draw from the prior, or make {needed:,.0f} steps.",
     "squared error": "As a likelihood, this mean squared error is Gaussian noise of "
     "variance {variance:.4g}. For noise of sd σ, the loss is the sum over outputs of "
     "(y - f)² / (2 σ²), averaged over data: sg.losses.gaussian(σ).",
@@ -157,6 +161,11 @@ class SetupReport:
     #: directions, and with the curvature along the noise; NaN if unknown.
     flat_variance: float = math.nan
     stiff_variance: float = math.nan
+    #: Steps in which directions without data forget the start by a factor of e, by
+    #: param group; NaN if not known. Steps of a pass, and of the run; None if unknown.
+    relaxation: tuple[float, ...] = ()
+    steps_per_pass: int | None = None
+    num_steps: int | None = None
 
     def summary(self) -> str:
         """Returns issues and numbers as text."""
@@ -186,9 +195,25 @@ class SetupReport:
                 f"{self.flat_variance:.3g} in flat directions, "
                 f"{self.stiff_variance:.3g} in stiff ones."
             )
+        lines += self._relaxations()
         return "\n".join(lines + [f"Not known: {text}." for text in self.unknown])
 
     __str__ = summary
+
+    def _relaxations(self) -> Iterator[str]:
+        """Yields a line for groups with the same relaxation."""
+        groups: dict[float, list[str]] = {}
+        for i, steps in enumerate(self.relaxation):
+            if math.isfinite(steps):
+                groups.setdefault(steps, []).append(str(i))
+        run = (
+            "" if self.num_steps is None else f"; the run has {self.num_steps:,} steps"
+        )
+        for steps, some in groups.items():
+            many = f"group{'s' * (len(some) > 1)} {some_of(some, 6)}"
+            passes = in_passes(steps, self.steps_per_pass)
+            time = f"{steps:,.0f} steps{passes} ({many}){run}"
+            yield f"Directions without data forget the start in {time}."
 
 
 def some_of(names: Iterable[str], most: int = 3) -> str:
@@ -196,6 +221,11 @@ def some_of(names: Iterable[str], most: int = 3) -> str:
     every = list(names)
     more = f" and {len(every) - most} more" if every[most:] else ""
     return ", ".join(every[:most]) + more
+
+
+def in_passes(steps: float, steps_per_pass: float | None) -> str:
+    """Returns the passes of so many steps in words, nothing if unknown."""
+    return f", {steps / steps_per_pass:.3g} passes" if steps_per_pass else ""
 
 
 _OF_ALL = SequentialSampler, RandomSampler, DistributedSampler, WeightedRandomSampler

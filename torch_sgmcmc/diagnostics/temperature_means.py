@@ -60,9 +60,9 @@ from __future__ import annotations
 
 import cmath
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # Observations between two measurements of the minibatches' noise, which take a copy of
 # the gradients; observations that a device keeps before the host waits for them.
@@ -160,6 +160,31 @@ def roots(m: float, k: float) -> tuple[complex, complex]:
     away = cmath.sqrt(((1 - m - k) ** 2 - 4 * k * m) / 4)
     first = half + away if half >= 0 else half - away
     return first, m / first if first else 0j
+
+
+# Samplers whose deviations relax as roots() says: SGNHT without gradient noise.
+_RELAXING = ("SGLD", "SGHMC", "EWSG", "SGNHT", "BAOA")
+
+
+def relaxation(kind: str, group: Mapping[str, Any], curvature: float = 0.0) -> float:
+    """Returns the steps in which the start of a direction decays by a factor of e.
+
+    NaN for samplers and settings without a closed form, infinite if nothing pulls back.
+
+    Args:
+        kind: the sampler's name.
+        group: lr, prior_precision, num_data and momentum of its param group.
+        curvature: h of the mean loss; 0 for directions without data.
+    """
+    needs_momentum, redraws = kind != "SGLD", group.get("resample_momentum_every")
+    if kind not in _RELAXING or redraws or (needs_momentum and "momentum" not in group):
+        return math.nan
+    m = float(group["momentum"]) if needs_momentum else 0.0
+    k = float(group["lr"]) * (curvature + group["prior_precision"] / group["num_data"])
+    r = max(map(abs, roots(m, k * (1 + m) / 2 if kind == "BAOA" else k)))
+    if r >= 1:  # rounded, or unstable
+        return math.inf if k < 1 else math.nan
+    return -1 / math.log(r) if r else 0.0
 
 
 def _sum_of_powers(r: complex, batches: float) -> complex:

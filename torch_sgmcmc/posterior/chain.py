@@ -394,14 +394,19 @@ class _Run:
         if cycles:
             given = options.get("when") or (lambda: True)
             options["when"] = lambda: all(s.collecting for s in cycles) and given()
-        return Collector(
+        collector = Collector(
             self._sampler, self._model, store, chain=self._chain, **options
         )
+        collector.start = self._describe_start()
+        if one_gradient_a_step(self._sampler):
+            collector.steps_per_pass = length_of(self._settings.loader)
+        return collector
 
     def check(self) -> SetupReport:
         """Runs the setup check."""
         settings = self._settings
-        return check_setup(self._model, settings.loss, settings.loader, self._sampler)
+        setup = self._model, settings.loss, settings.loader, self._sampler
+        return check_setup(*setup, num_steps=self._steps, start=self._describe_start())
 
     def run(self) -> None:
         path = checkpoint_path(self._settings.store, self._chain)

@@ -8,6 +8,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -163,6 +164,9 @@ class Collector(AbstractContextManager["Collector"]):
     Attributes:
         loss: a number or scalar tensor that is set before a step and stored with the
             step's draw. NaN afterwards.
+        start: how the chain begins, such as "model", or "prior" for a draw from the
+            prior; for :func:`report`. None is not known.
+        steps_per_pass: steps of a pass over the data; None is not known.
 
     Raises:
         ValueError: an argument is out of range, the sampler has none of the stored
@@ -219,6 +223,8 @@ class Collector(AbstractContextManager["Collector"]):
         self._when = when
         self.loss: float | Tensor = math.nan
         self.sampler = sampler
+        self.start: str | None = None
+        self.steps_per_pass: int | None = None
         self._record = RunRecorder(sampler, monitor)
         # The number of counted steps, and the sampler's step or time after the last.
         self._count = 0
@@ -402,7 +408,8 @@ class Collector(AbstractContextManager["Collector"]):
 
     def _write_run(self) -> None:
         if self._mark is not None:
-            self._writer.files.write_run(plain(self._record.record()))
+            known = {"start": self.start, "steps_per_pass": self.steps_per_pass}
+            self._writer.files.write_run(plain(replace(self._record.record(), **known)))
 
     def __exit__(self, *error: object) -> None:
         (self.close if error[0] is None else self._finish)()

@@ -16,6 +16,7 @@ from torch_sgmcmc.diagnostics.temperatures import (
     TemperatureIssue,
     TemperatureMonitor,
     Temperatures,
+    names_of,
 )
 from torch_sgmcmc.posterior.store import Draw
 from torch_sgmcmc.posterior.store_files import finite, floats
@@ -27,6 +28,7 @@ _WIDTH = 10
 _RATE = 0.001
 # Settings of param groups that determine the sampled posterior and its error.
 _SETTINGS = ("num_data", "prior_precision", "temperature", "lr", "step_size")
+_SETTINGS += ("momentum", "resample_momentum_every")
 
 
 class Trace(BatchMeans):
@@ -74,8 +76,13 @@ class RunRecord:
     interval: int = 1
     #: The sampler's seed, the key of its noise.
     seed: int | None = None
-    #: num_data, prior_precision, temperature and lr of each param group.
+    #: num_data, prior_precision, temperature, lr and momentum of each param group.
     settings: tuple[Mapping[str, float], ...] = ()
+    #: The names of each group's parameters.
+    names: tuple[Sequence[str], ...] = ()
+    #: The start of the chain ("prior" of a draw from it), and steps of a pass.
+    start: str | None = None
+    steps_per_pass: int | None = None
 
 
 class RunRecorder:
@@ -149,6 +156,7 @@ class RunRecorder:
             losses=tuple(self._losses.means),
             seed=int(sampler.seed),
             settings=tuple(map(_settings, sampler.param_groups)),
+            names=tuple(names_of([g]) for g in sampler.param_groups),
             **parts,
         )
 
@@ -181,7 +189,7 @@ def _parsed(content: dict[str, Any]) -> RunRecord:
     if content["all"] is not None:
         content["all"] = _temperatures(content["all"])
     content["issues"] = tuple(TemperatureIssue(**f) for f in content["issues"])
-    for name in ("kinetic", "configurational", "losses", "settings"):
+    for name in ("kinetic", "configurational", "losses", "settings", "names"):
         content[name] = tuple(content.get(name, ()))
     return RunRecord(**content)
 
