@@ -13,10 +13,13 @@ from torch_sgmcmc._impl.step_graph import ChainsLast, trace_gradient
 pytestmark = pytest.mark.nightly
 
 CHAINS, SAMPLES, LARGEST = 8, 3, 3000
+NEAR = {"rtol": 1e-5, "atol": 1e-7, "equal_nan": True}
 OPERATORS = {
     f"{op.name}.{op.variant_test_name}".rstrip("."): op
     for op in op_db
     if torch.float64 in op.supported_dtypes("cpu") and op.supports_autograd
+    # Parts of a view's memory are not those of its copies.
+    if op.variant_test_name != "partial_views"
 }
 #: Operators whose chains must be evaluated together.
 TOGETHER = [
@@ -31,9 +34,7 @@ def samples(op):
         flat, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
         tensors = [i for i, value in enumerate(flat) if isinstance(value, Tensor)]
         params = [i for i in tensors if flat[i].requires_grad]
-        # A view's parts of memory are not those of its copies.
-        is_whole = all(flat[i]._base is None for i in tensors)
-        if params and is_whole and sum(flat[i].numel() for i in tensors) <= LARGEST:
+        if params and sum(flat[i].numel() for i in tensors) <= LARGEST:
             yield flat, spec, params, [i for i in tensors if i not in params]
 
 
@@ -69,7 +70,9 @@ def gradients(loss, own, data):
 def test_gradients_are_those_of_autograd(name):
     op = OPERATORS[name]
     are_together = []
-    for flat, spec, places, rest in itertools.islice(samples(op), SAMPLES):
+    for flat, spec, places, rest in itertools.islice(samples(op), 4 * SAMPLES):
+        if len(are_together) == SAMPLES:
+            break
         loss = loss_of(op, flat, spec, places, rest)
         params, data = ([flat[i].detach() for i in some] for some in (places, rest))
         chains = [[p * (1 - 0.02 * k) for p in params] for k in range(CHAINS)]
@@ -79,11 +82,11 @@ def test_gradients_are_those_of_autograd(name):
             alone = [gradients(loss, own, data) for own in chains]
         except (RuntimeError, ValueError, NotImplementedError):
             continue  # torch traces no gradient of these, and says so
-        tags = [getattr(node.target, "tags", ()) for node in one.graph.nodes]
-        if any(torch.Tag.nondeterministic_seeded in each for each in tags):
-            continue
+        pairs = zip(one(*params, *data), one(*params, *data), strict=True)
+        if not all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs):
+            continue  # the loss draws random numbers
         for own, wanted in zip(chains, alone, strict=True):
-            torch.testing.assert_close([*one(*own, *data)], wanted, equal_nan=True)
+            torch.testing.assert_close([*one(*own, *data)], wanted, **NEAR)
         graph = trace_gradient(loss, params, names, data, has_chains=True)
         are_together.append(graph is not None)
         if graph is None:  # the chains are evaluated one by one
@@ -93,7 +96,7 @@ def test_gradients_are_those_of_autograd(name):
         for found, *each in zip(ChainsLast(graph).run(*inputs), *alone, strict=True):
             wanted = torch.stack(each, -1)
             found = found.expand(*found.shape[:-1], CHAINS)
-            torch.testing.assert_close(found, wanted, equal_nan=True)
+            torch.testing.assert_close(found, wanted, **NEAR)
     assert name not in TOGETHER or (are_together and all(are_together))
 
 
