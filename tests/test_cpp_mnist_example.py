@@ -51,7 +51,8 @@ def test_it_learns(consumer_program, images, tmp_path):
         assert found
         # Nine errors in ten would be chance, and an NLL of 2.3.
         assert float(found[1]) < 30 and float(found[2]) < 1.5
-    assert re.fullmatch(r"NLL of a draw: .* which differ by \S+ standard errors", differ)
+    pattern = r"NLL of a draw: .* which differ by \S+ standard errors"
+    assert re.fullmatch(pattern, differ)
     assert run(program, images, 3).stdout == done.stdout
 
     for arguments, message in (

@@ -372,16 +372,18 @@ TEST(Misuse, OptionsOfAnotherClass) {
             "Invalid options: those of group 0 are not of class SGLDOptions");
 }
 
+class ForeignOptions : public ManyChainsOf<ForeignOptions> {
+ public:
+  using ManyChainsOf::ManyChainsOf;
+  static constexpr const char* kSampler = "SGD";
+};
+
 TEST(Misuse, OptionsThatNoSamplerHas) {
-  class Options : public ManyChainsOf<Options> {
-   public:
-    using ManyChainsOf::ManyChainsOf;
-    static constexpr const char* kSampler = "SGD";
-  };
-  EXPECT_NE(MessageOf<std::exception>([] {
-              SamplerOf<Options>({Param(3)}, Options(0.1).num_data(5));
-            }).find("SGD"),
-            std::string::npos);
+  const std::string message = MessageOf([] {
+    SamplerOf<ForeignOptions>(std::vector{Param(3)},
+                              ForeignOptions(0.1).num_data(5));
+  });
+  EXPECT_NE(message.find("SGD"), std::string::npos) << message;
 }
 
 TEST(Misuse, AnLrThatFallsToNothingAndRises) {

@@ -492,7 +492,7 @@ TEST_F(Store, SavesToLinksAndRefusesOtherKindsOfFiles) {
   EXPECT_EQ(torch_sgmcmc::load(path).at("step").toInt(), 2);
   EXPECT_EQ(fs::status(path).permissions(),
             fs::perms::owner_read | fs::perms::owner_write);
-  for (const std::string other : {folder.string(), std::string("/dev/null")}) {
+  for (const auto& other : {folder.string(), std::string("/dev/null")}) {
     EXPECT_EQ(MessageOf([&] { torch_sgmcmc::save({{"step", 1}}, other); }),
               "Cannot write " + other + ": it is not a regular file");
   }

@@ -54,7 +54,8 @@ def test_chains_begin_at_different_places():
     assert float(found[2].abs().max()) <= 0.5  # of torch's initial values
     assert torch.equal(network.state_dict()["0.weight"], own)
     # Without a prior there is no draw from it.
-    flat = starts(None, 2, model=network, sampler=partial(sg.SGLD, lr=1e-20, num_data=9))
+    given = partial(sg.SGLD, lr=1e-20, num_data=9)
+    flat = starts(None, 2, model=network, sampler=given)
     assert not torch.equal(flat[1], own) and float(flat[1].abs().max()) <= 0.5
 
 
@@ -111,7 +112,7 @@ def test_an_optimizer_makes_the_first_passes(tmp_path):
     run(tmp_path / "twice", steps=20, **options)
     run(tmp_path / "twice", **options)
     assert contents(tmp_path / "once") == contents(tmp_path / "twice")
-    with pytest.raises(ValueError, match="Invalid start: model .*20 epochs of Adam"):
+    with pytest.raises(ValueError, match=r"Invalid start: model .*20 epochs of Adam"):
         run(tmp_path / "once", chains=2, steps=60)
 
 

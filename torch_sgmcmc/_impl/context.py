@@ -169,6 +169,8 @@ class StepContext:
         self.created: list[tuple[dict[str, Any], str, Any]] = []
         #: Records of settings that the step has changed, and their former values.
         self.changed_records: list[tuple[list[float], list[float]]] = []
+        #: "prior" if the chain began at a draw from the prior; None is not known.
+        self.start: str | None = None
         #: State that the user has given, by parameter.
         self.given: dict[Tensor, dict[str, Any]] = {}
         #: Parameters without a gradient.

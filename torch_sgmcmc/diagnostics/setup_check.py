@@ -92,8 +92,8 @@ def check_setup(
         num_steps: the length of the run. A run of less than three relaxation times
             (docs/temperatures.md) that does not start at a draw from the prior is an
             issue. Default: None, not known.
-        start: how the chain begins; "prior" for a draw from the prior
-            (:meth:`Sampler.draw_from_prior`). Default: None, not there.
+        start: how the chain begins. Default: "prior" after
+            :meth:`Sampler.draw_from_prior`, else not there.
 
     Returns:
         A :class:`SetupReport` to print: issues, the worst first, and numbers.
@@ -125,7 +125,8 @@ def check_setup(
             run.check_loss()
         run.check_data()
         run.check_steps()
-    run.check_relaxation(num_steps, (start or "").startswith("prior"))
+    start = start or context_of(sampler).start or ""
+    run.check_relaxation(num_steps, start.startswith("prior"))
     return issues.SetupReport(
         issues=tuple(sorted(run.issues, key=lambda p: issues.KINDS.index(p.kind))),
         remarks=tuple(run.remarks),

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from torch_sgmcmc._impl.context import context_of
 from torch_sgmcmc._impl.dtensor import is_dtensor, refuse
 from torch_sgmcmc._impl.hyperparams import check_function, check_integer
 from torch_sgmcmc._impl.state_dict import check_keys
@@ -164,8 +165,9 @@ class Collector(AbstractContextManager["Collector"]):
     Attributes:
         loss: a number or scalar tensor that is set before a step and stored with the
             step's draw. NaN afterwards.
-        start: how the chain begins, such as "model", or "prior" for a draw from the
-            prior; for :func:`report`. None is not known.
+        start: how the chain begins, for :func:`report`: "prior" after
+            :meth:`Sampler.draw_from_prior`, or another word, such as "model". None is
+            not known.
         steps_per_pass: steps of a pass over the data; None is not known.
 
     Raises:
@@ -223,7 +225,7 @@ class Collector(AbstractContextManager["Collector"]):
         self._when = when
         self.loss: float | Tensor = math.nan
         self.sampler = sampler
-        self.start: str | None = None
+        self.start: str | None = context_of(sampler).start
         self.steps_per_pass: int | None = None
         self._record = RunRecorder(sampler, monitor)
         # The number of counted steps, and the sampler's step or time after the last.

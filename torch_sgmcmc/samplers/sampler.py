@@ -484,7 +484,9 @@ class Sampler(Bookkeeping):
         """
         context = self._current_context()
         context.rng.check(context.name, context.groups)
-        return draw_from_prior(context)
+        kept = draw_from_prior(context)
+        context.start = "prior" if context.rng.steps == 0 and not kept else None
+        return kept
 
     def target_summary(self) -> str:
         """Describes the sampled distribution: data scale, prior, temperature."""
