@@ -206,7 +206,8 @@ TEST_F(Files, WithAFlippedBitInATensorAreRefused) {
   save({{"a", a}, {"b", 0.5}}, Path("x.pt"));
   const auto whole = Bytes(Path("x.pt"));
   const std::string_view text(whole.data(), whole.size());
-  const std::string_view numbers(a.const_data_ptr<char>(), a.nbytes());
+  const std::string_view numbers(static_cast<const char*>(a.const_data_ptr()),
+                                 a.nbytes());
   const size_t begin = text.find(numbers);
   ASSERT_NE(begin, std::string_view::npos);
   for (size_t bit = 0; bit < 8 * numbers.size(); bit += 7) {

@@ -33,12 +33,15 @@ def test_the_readme_on_mnist(data_root, tmp_path, monkeypatch, capsys):
     _, program = re.findall(
         r"```python\n(.*?)```", (cpp.CHECKOUT / "README.md").read_text(), re.DOTALL
     )
-    train = TensorDataset(*images(data_root, "train"))
+    x, y = images(data_root, "train")
+    train = TensorDataset(x, y)
     x_test, y_test = images(data_root, "t10k")
     torch.manual_seed(0)
     names = {
-        **{"torch": torch, "F": F, "train": train, "x_test": x_test},
-        "model": nn.Sequential(nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10)),
+        **{"torch": torch, "F": F, "train": train, "x": x[:500], "x_test": x_test},
+        "network": lambda: nn.Sequential(
+            nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10)
+        ),
         # A hundred at once, since a datum at a time takes longer than the rest.
         "loader": DataLoader(
             train,
@@ -52,7 +55,7 @@ def test_the_readme_on_mnist(data_root, tmp_path, monkeypatch, capsys):
     # Of the output's bias at a random start, and no issue.
     assert said.startswith("Remark: Minibatches raise") and "in 2.bias," in said
     error = float((names["posterior"].mean.argmax(1) != y_test).double().mean())
-    assert error <= 0.03
+    assert error <= 0.026
     monitor = names["monitor"]
     heats = {name: monitor.tensor(name).kinetic.mean for name in monitor.names}
     hottest = max(heats, key=heats.__getitem__)
@@ -65,7 +68,7 @@ def test_the_readme_on_mnist(data_root, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.full
 def test_the_readme_runs_twice(tmp_path, monkeypatch, capsys):
-    """Its 3 draws are few, and a tensor is hot; a second run begins again."""
+    """Its 20 draws are few; a second run begins again."""
     readme = (cpp.CHECKOUT / "README.md").read_text()
     program = "".join(re.findall(r"```python\n(.*?)```", readme, re.DOTALL))
     monkeypatch.chdir(tmp_path)
@@ -75,6 +78,5 @@ def test_the_readme_runs_twice(tmp_path, monkeypatch, capsys):
         exec(compile(program, "README.md", "exec"), names)
         said = capsys.readouterr().out
         assert "The report found no issue" not in said
-        assert "3 draws of 1 chain are few" in said
-        assert re.search(r"Sampled above T, T_kin is 2\.\d+ T in 2\.weight", said)
-        assert len(names["store"]) == 3
+        assert "20 draws of 2 chains are few" in said
+        assert len(names["store"]) == 20
