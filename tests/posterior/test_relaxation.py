@@ -169,6 +169,20 @@ def test_a_report_says_what_has_not_left_its_start(tmp_path):
     ]
 
 
+def test_a_record_of_cpp_is_read(tmp_path):
+    """tests/cpp/store_test.cpp has such a file; it has no temperatures."""
+    with pytest.warns(UserWarning, match="group 0 forgets its start"):
+        sampled(tmp_path)
+    path = tmp_path / "chain-0" / "run.json"
+    kept = ("names", "num_skipped", "sampler", "seed", "settings", "start", "steps")
+    kept += ("steps_per_pass", "temperature")
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({key: record[key] for key in kept}))
+    found = sg.report(None, tmp_path)
+    assert "relaxation" in {issue.kind for issue in found.issues}
+    assert not found.runs[0].tensors and found.runs[0].steps == 60
+
+
 def test_a_report_takes_the_mean_lr_of_a_schedule(tmp_path):
     """A cosine ends at 0, where nothing would relax."""
     strong = partial(SGHMC, lr=0.1, prior_precision=200.0)
