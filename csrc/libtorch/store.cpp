@@ -415,7 +415,9 @@ struct Collector::Work {
       const bool is_partial = name.starts_with(own + ".") &&
                               end != std::string::npos &&
                               name.substr(end) == ".partial";
-      if (is_partial || (name == own && number >= num_files)) {
+      const bool is_record =
+          name.starts_with("run.json.") && name.ends_with(".partial");
+      if (is_partial || is_record || (name == own && number >= num_files)) {
         ::unlink(entry.path().c_str());
       }
     }
@@ -528,6 +530,45 @@ struct Collector::Work {
     DropWaiting();
   }
 
+  // Writes run.json, which Python's report() reads, once the sampler has moved.
+  void WriteRun() const {
+    const auto sampler = impl.lock();
+    if (!sampler || sampler->num_steps() == 0) return;
+    Json settings = Json::array();
+    Json names = Json::array();
+    for (size_t i = 0; i < sampler->groups().size(); ++i) {
+      Json numbers = Json::object();
+      for (const char* name :
+           {"num_data", "prior_precision", "temperature", "lr", "momentum"}) {
+        const double number = sampler->options_of(i).number_or(name, NAN);
+        if (std::isfinite(number)) numbers[name] = number;
+      }
+      settings.push_back(numbers);
+      names.push_back(Json::array());
+      for (const auto& item : model.named_parameters()) {
+        const auto is_own = [&](const at::Tensor& p) {
+          return p.is_same(item.value());
+        };
+        const bool is_here =
+            std::ranges::any_of(sampler->groups()[i].params(), is_own);
+        if (is_here) names.back().push_back(item.key());
+      }
+    }
+    // Python's temperatures of the chain's first part stay.
+    const std::string path = folder + "/run.json";
+    Json run = Json::parse(disk::Read(path).value_or("{}"), nullptr, false);
+    if (!run.is_object() || is_new) run = Json::object();
+    run.update({{"sampler", sampler->name()},
+                {"temperature", sampler->options_of(0).temperature()},
+                {"steps", sampler->num_steps()},
+                {"num_skipped", sampler->num_skipped()},
+                {"seed", sampler->seed()},
+                {"settings", settings},
+                {"names", names}});
+    run.update(described);
+    disk::Replace(path, run.dump());
+  }
+
   void DropWaiting() {
     num_waiting = 0;
     numbers.clear();
@@ -548,6 +589,10 @@ struct Collector::Work {
   size_t num_draws = 0;
   // True while draws of an earlier run await a decision of the caller.
   bool is_undecided = false;
+  // True after restart(), when run.json is another run's.
+  bool is_new = false;
+  // How the chain began, and steps of a pass, if known.
+  Json described = Json::object();
   // The step and time of the last draw.
   std::pair<int64_t, double> last;
   // The draws in memory: their number, tensors, and lists for the index.
@@ -582,8 +627,14 @@ void Collector::collect(const at::Tensor& loss) {
 
 void Collector::flush() { work_->Flush(); }
 
+void Collector::describe(const std::string& start, int64_t steps_per_pass) {
+  CheckInteger("steps_per_pass", steps_per_pass, 1);
+  work_->described = {{"start", start}, {"steps_per_pass", steps_per_pass}};
+}
+
 StateDict Collector::state_dict() {
   flush();
+  work_->WriteRun();
   const int64_t size = work_->size;
   const int64_t crc32 = work_->SumOfIndex(size);
   return {{"position", StateDict{{"size", size}, {"crc32", crc32}}}};
@@ -604,11 +655,13 @@ void Collector::restart() {
   work_->CheckOpen();
   work_->DropWaiting();
   work_->Resume(0);
+  work_->is_new = true;
 }
 
 void Collector::close() {
   if (!work_->lock) return;
   work_->Flush();
+  work_->WriteRun();
   work_->lock = nullptr;
 }
 

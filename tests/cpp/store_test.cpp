@@ -105,6 +105,32 @@ struct Chain {
   SGLD sampler;
 };
 
+// For Python's report(): tests/posterior/test_relaxation.py.
+TEST_F(Store, HasTheRunRecord) {
+  Chain chain;
+  Collector collector(chain.sampler, *chain.net, folder);
+  EXPECT_EQ(MessageOf([&] { collector.describe("prior", 0); }),
+            "Invalid steps_per_pass: 0 (must be >= 1)");
+  collector.describe("prior", 12);
+  chain.Run(collector, 3);
+  const auto record = [&] {
+    std::ifstream file(folder / "chain-0" / "run.json");
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  EXPECT_EQ(record(), "");
+  collector.state_dict();
+  const std::string expected =
+      R"({"names":[["0.weight","0.bias","1.weight","1.bias"]],"num_skipped":0,)"
+      R"("sampler":"SGLD","seed":1,"settings":[{"lr":0.1,"num_data":10.0,)"
+      R"("prior_precision":0.5,"temperature":1.0}],"start":"prior","steps":3,)"
+      R"("steps_per_pass":12,"temperature":1.0})";
+  EXPECT_EQ(record(), expected);
+  collector.close();
+  // A later writer does not know the start, and keeps it.
+  Collector(chain.sampler, *chain.net, folder).close();
+  EXPECT_EQ(record(), expected);
+}
+
 TEST_F(Store, HasTheModelAfterEachStep) {
   Chain chain;
   Collector collector(chain.sampler, *chain.net, folder, /*chain=*/2);

@@ -191,6 +191,11 @@ def test_cpp_continues_runs_of_python(
     program = str(consumer_program("store"))
     for written_by in ("python", "cpp"):
         folder = tmp_path / written_by
+        ran = sg.report(None, folder / "store").runs[0]
+        assert (ran.sampler, ran.steps, ran.seed) == ("SGLD", 200, 7)
+        names = {"cpp": ["weight", "bias"], "python": ["0.0 [30, 20]", "0.1 [20]"]}
+        assert ran.names == (names[written_by],)
+        assert ran.settings[0]["lr"] == 0.1 and ran.settings[0]["num_data"] == 10
         told = subprocess.check_output([program, "read", folder], text=True)
         draws = sg.SampleStore(folder / "store")
         for line, draw in zip(told.splitlines(), draws, strict=True):

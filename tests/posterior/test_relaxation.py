@@ -25,7 +25,7 @@ SETTINGS = {
 CASES = [(kind, *each) for kind, some in SETTINGS.items() for each in some]
 
 
-def chain_of(kind, lr, momentum, precision, *, d=1, start=1.0, **options):
+def decaying(kind, lr, momentum, precision, *, d=1, start=1.0, **options):
     """A chain without data, whose start decays, and its closed form."""
     p = nn.Parameter(torch.full((d,), start, dtype=torch.float64))
     options |= {"num_data": 100, "prior_precision": precision, "seed": 0}
@@ -49,7 +49,7 @@ def move(p, sampler, steps):
 )
 def test_decay_without_noise(kind, lr, momentum, precision):
     given = kind, lr, momentum, precision
-    p, sampler, tau = chain_of(*given, temperature=0.0)
+    p, sampler, tau = decaying(*given, temperature=0.0)
     move(p, sampler, round(12 * tau))  # the faster root is gone
     before, steps = p.item(), max(1, round(tau))
     move(p, sampler, steps)
@@ -65,7 +65,7 @@ def test_decay_in_noise(kind, lr, momentum, precision):
     d, away = (200_000, 0.4) if kind == "SGNHT" else (40_000, 3.0)
     spread = precision**-0.5
     given = kind, lr, momentum, precision
-    p, sampler, tau = chain_of(*given, d=d, start=away * spread)
+    p, sampler, tau = decaying(*given, d=d, start=away * spread)
     # The first momenta are of the law, and not of a start that moves inward.
     move(p, sampler, round(tau / 4))
     before, steps = float(p.mean()), round(tau)
@@ -167,6 +167,20 @@ def test_a_report_says_what_has_not_left_its_start(tmp_path):
     assert check_relaxation(series, oldest)[1] == [
         "how long the start is remembered (of these settings)"
     ]
+
+
+def test_a_record_of_cpp_is_read(tmp_path):
+    """tests/cpp/store_test.cpp has such a file; it has no temperatures."""
+    with pytest.warns(UserWarning, match="group 0 forgets its start"):
+        sampled(tmp_path)
+    path = tmp_path / "chain-0" / "run.json"
+    kept = ("names", "num_skipped", "sampler", "seed", "settings", "start", "steps")
+    kept += ("steps_per_pass", "temperature")
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({key: record[key] for key in kept}))
+    found = sg.report(None, tmp_path)
+    assert "relaxation" in {issue.kind for issue in found.issues}
+    assert not found.runs[0].tensors and found.runs[0].steps == 60
 
 
 def test_a_report_takes_the_mean_lr_of_a_schedule(tmp_path):

@@ -355,7 +355,7 @@ def test_predicted_temperature_is_what_a_monitor_shows(draws):
 
 @pytest.mark.parametrize("draws", VARIANCES)
 def test_advice_comes_from_one_formula(draws):
-    """At the lr, and with the minibatches, that an issue names, there is none."""
+    """There is no issue at the lr, nor with the minibatches, that an issue names."""
     model, loss, loader = mean_of_numbers(draws, spread=3.0)
     sampler = sampler_of(model)
     loss(model, next(iter(loader))).backward()

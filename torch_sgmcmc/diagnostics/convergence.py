@@ -251,7 +251,7 @@ class TooShort(NamedTuple):
 
     quantity: int
     chain: int
-    #: Standard deviation of all its draws over that of the second half.
+    #: Standard deviation of all its draws over the second half's.
     factor: float
 
 

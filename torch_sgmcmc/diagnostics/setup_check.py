@@ -171,7 +171,6 @@ class _Run:
         #: The tensors that have had a gradient, and names of those without.
         self.reached: set[Tensor] = set()
         self.zeros: list[str] = []
-        self.curvature: gradients.Curvature | None = None
         self.is_sharded = context_of(sampler).placement.is_sharded
 
     @property
@@ -478,12 +477,16 @@ class _Run:
                 "lr is 0, as at the start of a warm-up: T_kin at a later lr is not "
                 "known. Check again with the largest lr."
             )
+        curvature = None
         if all(p.dtype in (torch.float32, torch.float64) for p in self.sampled):
-            self._check_curvature()
+            curvature = gradients.Curvature(
+                self.sampled, partial(self.flat, *self.batches[:_CURVED])
+            )
+            self._check_curvature(curvature)
         else:
             self.unknown.append("the curvature of parameters in low precision")
         if len(self.batches) > 1 and gradients.has_known_heating(self.sampler):
-            self._check_noise()
+            self._check_noise(curvature)
         elif len(self.batches) > 1:
             reads = " (a TemperatureMonitor reads it)"
             reads = reads if has_temperatures(self.sampler) else ""
@@ -493,17 +496,14 @@ class _Run:
     def _settings(self) -> str:
         return f"a {type(self.sampler).__name__} with these settings"
 
-    def _check_curvature(self) -> None:
-        some, groups = self.batches[:_CURVED], self.sampler.param_groups
+    def _check_curvature(self, of: gradients.Curvature) -> None:
+        groups = self.sampler.param_groups
         lrs = [float(group.get("lr", 0.0)) for group in self.groups.values()]
         lr = max(lrs)
         # In these coordinates all have the largest group's lr.
         scales = [math.sqrt(own / lr) if lr > 0 else 1.0 for own in lrs]
-        gradient = partial(self.flat, *some)
-        self.curvature = gradients.Curvature(self.sampled, gradient)
-        of_loss = self.curvature.largest(scales)
         priors = [group["prior_precision"] / group["num_data"] for group in groups]
-        curvature = of_loss + max(priors)
+        curvature = of.largest(scales) + max(priors)
         largest = gradients.stable_lr(self.sampler, curvature)
         self.numbers |= {"curvature": curvature, "largest_lr": largest}
         if math.isnan(largest) and curvature > 0:
@@ -534,12 +534,14 @@ class _Run:
         size = min(size, data.num_data)
         return gradients.Draws(data.num_data, size, data.is_pass, data.has_repeats)
 
-    def _curvatures(self, noise: Tensor) -> dict[Tensor, float]:
+    def _curvatures(
+        self, of: gradients.Curvature | None, noise: Tensor
+    ) -> dict[Tensor, float]:
         """Returns the curvature of loss and prior along the noise of each tensor."""
         length = float(noise.norm())
-        if self.curvature is None or not length:
+        if of is None or not length:
             return {}
-        product, sizes = self.curvature.product(noise / length), self.curvature.sizes
+        product, sizes = of.product(noise / length), of.sizes
         parts = zip(noise.split(sizes), product.split(sizes), strict=True)
         found = {}
         for (p, group), (e, he) in zip(self.groups.items(), parts, strict=True):
@@ -563,7 +565,7 @@ class _Run:
             limits = _MANY_LIMITS if many else _START_LIMITS
         return noises, True, where, limits
 
-    def _check_noise(self) -> None:
+    def _check_noise(self, curvature: gradients.Curvature | None) -> None:
         noises, is_measured, where, limits = self._noise()
         count, squares, total = 0, torch.zeros((), device="cpu"), 0.0
         repeats, self.repeats = self.repeats, False  # its own noise raises T_kin too
@@ -573,7 +575,7 @@ class _Run:
         if not count:
             return
         draws = self._draws()
-        curvatures = self._curvatures(total) if draws.is_pass else {}
+        curvatures = self._curvatures(curvature, total) if draws.is_pass else {}
         values = squares / count, self.reached, curvatures, draws, is_measured
         heat = gradients.heat_of(self.sampler, *values)
         heating = heat.of()

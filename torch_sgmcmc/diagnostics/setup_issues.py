@@ -97,14 +97,14 @@ _TEXTS = {
     "minibatch": "The gradient of a minibatch is not the mean of its halves'. Either "
     "the loss is divided by weights or by tokens that are not padding (divide by the "
     "number of data), or the loss of an example depends on others.",
-    "dependent minibatches": "SBPS needs independent minibatches, and those of an "
-    "epoch depend on each other. Give the DataLoader "
+    "dependent minibatches": "SBPS needs independent minibatches, and minibatches of "
+    "an epoch depend on each other. Give the DataLoader "
     "batch_sampler=IndependentBatchSampler(num_data, batch_size).",
     "dependent minibatches/HMC": "HMC needs the potential of all data, and the loader "
     "has minibatches: its acceptance compares different potentials. Use one batch of "
     "all data, or SGHMC.",
     "weighted data": "WeightedRandomSampler draws some data more often than others: "
-    "the posterior is that of repeated data. Use shuffle=True.",
+    "the chain samples the posterior of repeated data. Use shuffle=True.",
     "data order": "The loader does not shuffle, and {what}. Set shuffle=True.",
     "unstable": "lr {lr:.3g} is beyond {limit:.2g}, the limit at the largest "
     "curvature, {curvature:.3g}: the chain diverges. Start with {begin:.1g}.",

@@ -185,6 +185,7 @@ def read_run_record(draw: Draw) -> RunRecord | None:
 
 
 def _parsed(content: dict[str, Any]) -> RunRecord:
+    content = {"tensors": {}, "all": None, "issues": (), **content}  # none in C++
     content["tensors"] = {k: _temperatures(v) for k, v in content["tensors"].items()}
     if content["all"] is not None:
         content["all"] = _temperatures(content["all"])

@@ -112,6 +112,11 @@ class TORCH_SGMCMC_API Collector {
   void collect(double loss = std::numeric_limits<double>::quiet_NaN());
   void collect(const at::Tensor& loss);
 
+  /// Describes the run for Python's report(): how the chain began ("model", or
+  /// "prior" for a draw from the prior), and the steps of a pass over the data.
+  /// Throws std::invalid_argument if there are none.
+  void describe(const std::string& start, int64_t steps_per_pass);
+
   /// Writes waiting draws.
   void flush();
   /// The chain's length, for a checkpoint; flushes.
