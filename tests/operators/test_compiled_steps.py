@@ -592,7 +592,31 @@ class Attention(nn.Module):
         return self.mixes(x, x, x)[0]
 
 
+class DotProducts(nn.Module):
+    """Attention by torch's fused operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixes = nn.Linear(4, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*self.mixes(x)[None].chunk(3, -1))
+
+
+class Distances(nn.Module):
+    """Distances to some centres."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.centres = nn.Parameter(torch.randn(5, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cdist(x, self.centres)
+
+
 LAYERS = {
+    "dot products": DotProducts,
+    "distances": Distances,
     "convolution": lambda: nn.Sequential(nn.Conv1d(4, 2, 2), nn.MaxPool1d(2)),
     "normalised": lambda: nn.Sequential(nn.LayerNorm(4), nn.GELU(), nn.GroupNorm(2, 4)),
     "attention": Attention,
