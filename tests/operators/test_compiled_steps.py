@@ -321,7 +321,7 @@ def test_other_dtypes_and_strides_are_compiled_again() -> None:
 @graphs_without_code
 @pytest.mark.parametrize("num_chains", [None, 9])
 def test_noise_has_the_order_of_a_step(num_chains: int | None) -> None:
-    """Of tensors that are dense in another order, and that are not dense."""
+    """Tensors are dense in another order, or not dense."""
     more = {} if num_chains is None else {"num_chains": num_chains}
     compiled, eager = Chain(sg.SGHMC, **more), Chain(sg.SGHMC, **more)
     block = compiled.block()
