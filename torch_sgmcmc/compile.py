@@ -147,15 +147,14 @@ def _check_params(sampler: Sampler) -> None:
 
 
 def _rules_of(sampler: Sampler) -> list[Rule]:
-    if unwrap(type(sampler).step) is not unwrap(Sampler.step) and one_gradient_a_step(
-        sampler
-    ):
+    is_single = one_gradient_a_step(sampler)
+    if is_single and unwrap(type(sampler).step) is not unwrap(Sampler.step):
         raise ValueError(
             f"Invalid sampler: {type(sampler).__name__} has a step() of its own, which "
             "a compiled block does not call (must be a class of torch_sgmcmc)"
         )
     rules = [
-        rule_of(operator_of(sampler, group)) if one_gradient_a_step(sampler) else None
+        rule_of(operator_of(sampler, group)) if is_single else None
         for group in sampler.param_groups
     ]
     if not all(rules):

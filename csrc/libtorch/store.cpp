@@ -201,7 +201,7 @@ struct DrawFile {
     const auto begin = static_cast<int64_t>(sizeof(header) + header);
     const at::Tensor data = bytes.slice(0, begin);
     Expect(json.size() == described->size(),
-           "its names are not those of store.json");
+           "its names differ from store.json's");
     for (const auto& [name, t] : json.get_ref<const Json::object_t&>()) {
       const auto [dtype, shape] = KindIn(t);
       const Json& place = t.at("data_offsets");
@@ -209,7 +209,7 @@ struct DrawFile {
       Json known = t;
       known.erase("data_offsets");
       known.at("shape").erase(0);
-      Expect( known == described->value(name, Json()),
+      Expect(known == described->value(name, Json()),
              "its '" + name + "' is not as in store.json");
       const at::Tensor part =
           data.slice(0, IntegerIn(place.at(0)), IntegerIn(place.at(1)));

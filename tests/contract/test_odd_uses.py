@@ -195,7 +195,7 @@ def test_what_is_printed_is_short(tmp_path):
 
 @pytest.mark.parametrize("kind", [sg.SGLD, sg.SGHMC])
 def test_parameters_are_swapped_after_a_step(kind):
-    """As fully_shard and future versions of torch convert a module."""
+    """Swaps as fully_shard and future versions of torch convert a module."""
     net = torch.nn.Linear(3, 2)
     sampler = kind(net.parameters(), 0.1, num_data=9, seed=1)
     p = net.weight
@@ -220,7 +220,7 @@ def test_parameters_are_swapped_after_a_step(kind):
 
 
 def test_a_schedule_s_scale_of_lr():
-    """Of timm, whose schedulers multiply lr by it."""
+    """The key of timm, whose schedulers multiply lr by it."""
     groups = [{"params": [torch.ones(2, requires_grad=True)], "lr_scale": 0.5}]
     sampler = sg.SGLD(groups, 0.1, num_data=9, seed=1)
     assert sampler.param_groups[0]["lr_scale"] == 0.5

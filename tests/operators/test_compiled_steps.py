@@ -321,7 +321,7 @@ def test_other_dtypes_and_strides_are_compiled_again() -> None:
 @graphs_without_code
 @pytest.mark.parametrize("num_chains", [None, 9])
 def test_noise_has_the_order_of_a_step(num_chains: int | None) -> None:
-    """Of tensors that are dense in another order, and that are not dense."""
+    """Tensors are dense in another order, or not dense."""
     more = {} if num_chains is None else {"num_chains": num_chains}
     compiled, eager = Chain(sg.SGHMC, **more), Chain(sg.SGHMC, **more)
     block = compiled.block()
@@ -592,7 +592,31 @@ class Attention(nn.Module):
         return self.mixes(x, x, x)[0]
 
 
+class DotProducts(nn.Module):
+    """Attention by torch's fused operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixes = nn.Linear(4, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*self.mixes(x)[None].chunk(3, -1))
+
+
+class Distances(nn.Module):
+    """Distances to some centres."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.centres = nn.Parameter(torch.randn(5, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cdist(x, self.centres)
+
+
 LAYERS = {
+    "dot products": DotProducts,
+    "distances": Distances,
     "convolution": lambda: nn.Sequential(nn.Conv1d(4, 2, 2), nn.MaxPool1d(2)),
     "normalised": lambda: nn.Sequential(nn.LayerNorm(4), nn.GELU(), nn.GroupNorm(2, 4)),
     "attention": Attention,

@@ -13,7 +13,7 @@ from torch_sgmcmc._impl.step_graph import ChainsLast, trace_gradient
 pytestmark = pytest.mark.nightly
 
 CHAINS, SAMPLES, LARGEST = 8, 3, 3000
-NEAR = {"rtol": 1e-5, "atol": 1e-7, "equal_nan": True}
+NEAR = {"rtol": 1e-6, "atol": 1e-8, "equal_nan": True}
 OPERATORS = {
     f"{op.name}.{op.variant_test_name}".rstrip("."): op
     for op in op_db
@@ -52,10 +52,16 @@ def loss_of(op, flat, spec, params, rest):
                 value = torch.view_as_real(value.resolve_conj())
             if isinstance(value, Tensor) and value.is_floating_point():
                 weights = torch.linspace(0.5, 1.5, value.numel(), dtype=torch.float64)
-                total = total + (value * weights.view(value.shape)).sin().sum()
+                total = total + (value * weights.view(value.shape)).atan().sum()
         return total
 
     return loss
+
+
+def draws_numbers(node):
+    """Returns whether an operator is random; attention is where it drops numbers."""
+    is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return is_random and "dot_product" not in str(node.target)
 
 
 def gradients(loss, own, data):
@@ -83,8 +89,9 @@ def test_gradients_are_those_of_autograd(name):
         except (RuntimeError, ValueError, NotImplementedError):
             continue  # torch traces no gradient of these, and says so
         pairs = zip(one(*params, *data), one(*params, *data), strict=True)
-        if not all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs):
-            continue  # the loss draws random numbers
+        is_same = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
+        if not is_same or any(map(draws_numbers, one.graph.nodes)):
+            continue
         for own, wanted in zip(chains, alone, strict=True):
             torch.testing.assert_close([*one(*own, *data)], wanted, **NEAR)
         graph = trace_gradient(loss, params, names, data, has_chains=True)

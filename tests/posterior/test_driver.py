@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 from functools import partial
 
 import numpy as np
@@ -375,10 +377,33 @@ def test_errors(tmp_path):
 
 def test_a_damaged_checkpoint(tmp_path):
     run(tmp_path, steps=5)
-    (tmp_path / "checkpoint-0.pt").write_bytes(b"nothing")
+    path = tmp_path / "checkpoint-0.pt"
+    path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(RuntimeError, match=r"Cannot read .*checkpoint-0.pt: "):
         run(tmp_path, steps=6)
     run(tmp_path, steps=6, restart=True)
+
+
+_WITHOUT_DOCSTRINGS = """
+import sys, torch, torch_sgmcmc as sg
+model, data = torch.nn.Linear(2, 1), [torch.ones(4, 2)]
+make = lambda params, seed: sg.SGLD(params, 0.01, num_data=4, seed=seed)
+loss, quiet = lambda m, x: m(x).square().mean(), {"progress": False, "check": False}
+sg.sample(model, make, data, loss, steps=9, report=False, **quiet)
+try:
+    sg.sample(model, make, data, loss, sys.argv[1], steps=9, **quiet)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.full
+def test_without_docstrings(tmp_path):
+    """The report's libraries need docstrings, which is found before the run."""
+    program = [sys.executable, "-OO", "-c", _WITHOUT_DOCSTRINGS, tmp_path / "store"]
+    said = subprocess.check_output(program, text=True)
+    assert said.startswith("Cannot report convergence under python -OO, ")
+    assert not (tmp_path / "store").exists()
 
 
 def test_files_that_differ_in_their_suffix(tmp_path):

@@ -36,7 +36,7 @@ _FUSED = 50_000, 20_000
 _LARGEST_OF_CHAINS = 500_000
 
 
-# Operations without a right vmap: strides are those of a tensor with chains, and torch
+# Operations without a right vmap: a tensor with chains has other strides, and torch
 # 2.11 reads wrong sizes of normalisations.
 _ALONE = (aten.as_strided, aten.native_layer_norm, aten.native_group_norm)
 

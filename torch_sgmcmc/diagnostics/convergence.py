@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
@@ -121,9 +122,20 @@ class Convergence:
         return "\n".join(lines)
 
 
+def check_docstrings() -> None:
+    """Raises under ``python -OO``, where arviz_stats cannot be imported."""
+    if sys.flags.optimize > 1:
+        raise RuntimeError(
+            "Cannot report convergence under python -OO, which removes docstrings that "
+            "arviz_stats reads (use python -O, or sample(report=False))"
+        )
+
+
 def arviz(name: str, values: Tensor, **options: Any) -> Tensor:
     """Calls a function of ArviZ, whose import is slow, with [chains, draws, ...]."""
     import numpy as np
+
+    check_docstrings()
     from arviz_stats.base import array_stats
 
     array = values.double().cpu().numpy()

@@ -24,6 +24,7 @@ from torch.multiprocessing.spawn import ProcessException, start_processes
 
 from torch_sgmcmc._impl.hyperparams import check_function, check_integer, draw_seed
 from torch_sgmcmc._impl.utils import first_rows, length_of
+from torch_sgmcmc.diagnostics.convergence import check_docstrings
 from torch_sgmcmc.diagnostics.report import Report, report
 from torch_sgmcmc.diagnostics.run_issues import SERIOUS
 from torch_sgmcmc.losses import Likelihood
@@ -392,6 +393,8 @@ def sample(
         )
     if folder is not None:
         check_files(folder)
+    if report:
+        check_docstrings()
     begun = None if folder is None else checkpoint_path(folder, 0)
     is_resumed = begun is not None and begun.exists() and not restart
     if seed is None and is_resumed:

@@ -57,9 +57,8 @@ DTYPES: dict[str, torch.dtype] = {
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-# Errors of contents: RecursionError is of deeply nested JSON.
-_DAMAGE = (ValueError, KeyError, TypeError, ArithmeticError, AttributeError)
-_DAMAGE += (RecursionError,)
+# Errors of contents; RecursionError is of deep JSON.
+_DAMAGE = ValueError, KeyError, TypeError, OverflowError, AttributeError, RecursionError
 
 
 @contextlib.contextmanager
@@ -176,8 +175,7 @@ class DrawFile:
                 if crc32(data.numpy()) != self.crc32:
                     raise ValueError("its bytes are altered")
                 tensors = safetensors.torch.load_file(self.path)
-            for name in {**tensors, **self.info.tensors}:
-                self._check(name, tensors.get(name))
+            self._check(tensors)
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or error
             raise CorruptDrawError(
@@ -188,16 +186,19 @@ class DrawFile:
             self.tensors = tensors
         return tensors
 
-    def _check(self, name: str, tensor: Tensor | None) -> None:
-        """Raises unless a tensor is as store.json and the index describe it."""
-        known, found = self.info.tensors.get(name), "missing"
-        if tensor is not None:
-            found = f"{DTYPE_NAMES.get(tensor.dtype)} {[*tensor.shape]}"
-        wanted = "missing"
-        if known is not None:
-            wanted = f"{known['dtype']} {[self.count, *known['shape']]}"
-        if found != wanted:
-            raise ValueError(f"its {name!r} is {found}, in store.json {wanted}")
+    def _check(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raises unless tensors are as store.json and the index describe them."""
+        found = {
+            k: f"{DTYPE_NAMES.get(t.dtype)} {[*t.shape]}" for k, t in tensors.items()
+        }
+        wanted = {
+            k: f"{t['dtype']} {[self.count, *t['shape']]}"
+            for k, t in self.info.tensors.items()
+        }
+        for name in {**found, **wanted}:
+            there, here = (of.get(name, "missing") for of in (found, wanted))
+            if there != here:
+                raise ValueError(f"its {name!r} is {there}, in store.json {here}")
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ if self.path is None else {**self.__dict__, "tensors": {}}
