@@ -33,6 +33,18 @@ int64_t DrawSeed() {
       .item<int64_t>();
 }
 
+// The parameters of modules that are tied are listed under each name.
+std::vector<at::Tensor> WithoutRepeats(const std::vector<at::Tensor>& params) {
+  std::unordered_set<const void*> known;
+  std::vector<at::Tensor> unique;
+  for (const at::Tensor& param : params) {
+    if (known.insert(param.unsafeGetTensorImpl()).second) {
+      unique.push_back(param);
+    }
+  }
+  return unique;
+}
+
 // Throws unless state, if defined, fits its parameter.
 void CheckFit(const char* name, const at::Tensor& value,
               const at::Tensor& param, const char* sampler) {
@@ -237,6 +249,7 @@ void SamplerImpl::add_param_group(const OptimizerParamGroup& param_group) {
     inheriting.inherit(defaults());
     if (is_default_mean) inheriting.prior_means = defaults().prior_means;
   }
+  const std::vector<at::Tensor> params = WithoutRepeats(param_group.params());
   OptionValues& group = OptionAccess::Of(*options);
   group.share(ours, shared);
   check(group);
@@ -250,14 +263,14 @@ void SamplerImpl::add_param_group(const OptimizerParamGroup& param_group) {
     all.push_back(previous.params());
   }
   size_t number = 0;
-  for (const at::Tensor& param : param_group.params()) {
+  for (const at::Tensor& param : params) {
     check_param(param, group,
                 c10::str(", number ", number++, " of group ", groups().size()));
     if (known.contains(param.unsafeGetTensorImpl())) {
       Invalid("some parameters appear in more than one parameter group");
     }
   }
-  all.push_back(param_group.params());
+  all.push_back(params);
   CheckMemory(all);
   GroupState numbers;
   if (!group.prior_means.empty()) {
@@ -266,19 +279,18 @@ void SamplerImpl::add_param_group(const OptimizerParamGroup& param_group) {
           "Invalid prior_mean: tensors for a sampler of several param groups "
           "(give each group its own prior_mean)");
     }
-    const auto means = CopiesOfMeans(group.prior_means, param_group.params());
+    const auto means = CopiesOfMeans(group.prior_means, params);
     group.prior_means.clear();
     for (size_t i = 0; i < means.size(); ++i) {
-      prior_means_[param_group.params()[i].unsafeGetTensorImpl()] = means[i];
+      prior_means_[params[i].unsafeGetTensorImpl()] = means[i];
     }
     numbers.has_means = group.means_are_kept = true;
   }
   group.is_complete = true;
-  chain_.next_offset = numbers.number(
-      param_group.params(), chains_with_seeds(group), chain_.next_offset);
-  numbers.set_counters(num_steps(), num_skipped(), chain_.capturable,
-                       param_group.params());
-  groups().emplace_back(param_group.params(), std::move(options));
+  chain_.next_offset =
+      numbers.number(params, chains_with_seeds(group), chain_.next_offset);
+  numbers.set_counters(num_steps(), num_skipped(), chain_.capturable, params);
+  groups().emplace_back(params, std::move(options));
   chain_.groups.push_back(std::move(numbers));
   moved_.clear();
 }

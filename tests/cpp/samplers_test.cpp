@@ -40,7 +40,7 @@ TEST(SGHMC, ComparesTheNoisiestCoordinateWithTheFriction) {
   };
   for (int i = 0; i < 100; ++i) step();
   // β̂ = lr N V / (2T) = 0.25 V
-  EXPECT_EQ(MessageOf<std::invalid_argument>(step),
+  EXPECT_EQ(MessageOf<std::runtime_error>(step),
             "Invalid noise_estimate: 0.15 in the noisiest coordinate. No "
             "parameter has changed; the gradients have entered the estimate "
             "(must not exceed the friction 1 - momentum = 0.1: lower momentum "

@@ -145,3 +145,14 @@ def test_priors_by_layer(tmp_path):
 def test_errors(options, error, message):
     with pytest.raises(error, match=message):
         run(None, **options)
+
+
+def test_a_report_names_the_starts_of_chains_that_agree():
+    sampler = partial(sg.SGHMC, lr=0.1, momentum=0.5, num_data=ROWS, prior_precision=30)
+    given = {"sampler": sampler, "steps": 1500, "burn_in": 300, "every": 3, "chains": 2}
+    texts = []
+    for start in (None, "reset"):
+        store = run(None, start=start, report=True, **given)
+        texts.append(str(sg.report(model(), store, data().tensors[0][:5])))
+    assert "from different starts agree: model (chain 0), prior (chain 1)" in texts[0]
+    assert "whether chains from other starts agree (all: reset)" in texts[1]

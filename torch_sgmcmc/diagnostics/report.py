@@ -60,8 +60,18 @@ class Report:
         return "\n".join([*self._numbers()[:2], *self._lines(2)])
 
     def _numbers(self) -> list[str]:
-        lines = self._temperatures(), self._sizes(), self._score()
+        sizes = " ".join(filter(None, (self._sizes(), self._starts())))
+        lines = self._temperatures(), sizes, self._score()
         return [line for line in lines if line]
+
+    def _starts(self) -> str:
+        """Describes the starts of chains that agree."""
+        starts = run_issues.starts_of(self.runs)
+        kinds = {issue.kind for issue in self.issues}
+        if len({*starts.values()}) < 2 or kinds & {"chains differ", "few draws"}:
+            return ""
+        row = ", ".join(f"{start} (chain {i})" for i, start in starts.items())
+        return f"Chains from different starts agree: {row}."
 
     def _lines(self, most: int) -> list[str]:
         lines = [issue.message for issue in self.issues[:most]]
@@ -294,6 +304,9 @@ def report(
         unknown.append(f"whether draws are enough (each chain has {shared} of 25)")
     if len(chains) == 1:
         unknown.append("other modes (there is one chain: start some at other places)")
+    starts = {*run_issues.starts_of(runs).values()}
+    if len(runs) > 1 and len(starts) == 1:
+        unknown.append(f"whether chains from other starts agree (all: {min(starts)})")
     judged, not_known = run_issues.check_runs(runs)
     late, more_unknown = run_issues.check_relaxation(series, runs)
     return Report(

@@ -309,6 +309,12 @@ def few_draws(
     return [_issue("few draws", draws=draws, chains=several, what=what)]
 
 
+def starts_of(runs: Runs) -> dict[int, str]:
+    """Returns the kind of each chain's start, nothing if one is not known."""
+    starts = {i: ran.start for i, ran in runs.items() if ran is not None and ran.start}
+    return starts if len(starts) == len(runs) else {}
+
+
 def check_relaxation(
     series: Mapping[int, Series], runs: Runs
 ) -> tuple[list[Issue], list[str]]:
