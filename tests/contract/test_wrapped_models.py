@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.testing._internal.two_tensor import TwoTensor
 
 import torch_sgmcmc as sg
 from torch_sgmcmc._impl.utils import plain_names, unwrapped
@@ -164,11 +165,11 @@ def test_a_part_belongs_to_the_rest(tmp_path):
     sampler = sg.SGLD(other.body[1].parameters(), 0.1, num_data=6, seed=0)
     sg.Collector(sampler, other, tmp_path, **options).close()
     other.module.bias.data += 1
-    with pytest.warns(UserWarning, match=r"'module.bias' and 0 more of its other"):
+    with pytest.warns(UserWarning, match=r"since: 1, among them 'module.bias'"):
         collector = sg.Collector(sampler, other, tmp_path, **options)
     collector.restart()
     collector.close()
-    with pytest.warns(UserWarning, match=r"'module.bias' and 0 more of its other"):
+    with pytest.warns(UserWarning, match=r"since: 1, among them 'module.bias'"):
         collector = sg.Collector(sampler, other, tmp_path, chain=1, **options)
     collector.restart()  # no draw is left
     collector.close()
@@ -178,3 +179,21 @@ def test_a_part_belongs_to_the_rest(tmp_path):
 def test_a_whole_has_no_rest(tmp_path):
     stored(made(), tmp_path)
     assert sg.SampleStore(tmp_path)[0].not_sampled == {}
+
+
+def test_frozen_tensors_that_consist_of_others(tmp_path):
+    """Quantized weights, for example: they are named, and can be left out."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    pair = TwoTensor(torch.ones(4, 3), torch.ones(4, 3))
+    model[0].weight = nn.Parameter(pair, requires_grad=False)
+    trained = {k: p for k, p in model.named_parameters() if p.requires_grad}
+    sampler = sg.SGLD([*trained.items()], 0.1, num_data=5, seed=1)
+    with pytest.raises(
+        ValueError, match=r"'0.weight' is a .* TwoTensor"
+    ):
+        sg.Collector(sampler, model, tmp_path)
+    with sg.Collector(sampler, model, tmp_path, parameters="sampled"):
+        for p in trained.values():
+            p.grad = torch.ones_like(p)
+        sampler.step()
+    assert list(sg.SampleStore(tmp_path)[0]) == [*trained]

@@ -364,6 +364,12 @@ TEST(Misuse, AForeignStateOfAParameter) {
             "torch_sgmcmc::SamplerParamState: use own_state_of())");
 }
 
+class ForeignOptions : public ManyChainsOf<ForeignOptions> {
+ public:
+  using ManyChainsOf::ManyChainsOf;
+  static constexpr const char* kSampler = "SGD";
+};
+
 TEST(Misuse, OptionsThatNoSamplerHas) {
   const std::string message = MessageOf([] {
     SamplerOf<ForeignOptions>(std::vector{Param(3)},

@@ -519,7 +519,9 @@ TEST_F(Store, SavesToLinksAndRefusesOtherKindsOfFiles) {
   EXPECT_EQ(fs::status(path).permissions(),
             fs::perms::owner_read | fs::perms::owner_write);
   for (const auto& other : {folder.string(), std::string("/dev/null")}) {
-    EXPECT_EQ(MessageOf([&] { torch_sgmcmc::save({{"step", 1}}, other); }),
+    EXPECT_EQ(MessageOf([&] {
+                torch_sgmcmc::save({{"step", 1}}, other);
+              }),
               "Cannot write " + other + ": it is not a regular file");
   }
   EXPECT_TRUE(fs::is_character_file("/dev/null"));
@@ -573,9 +575,8 @@ TEST_F(Store, NamesWhatIsWrongWithAnArgument) {
   Chain chain;
   EXPECT_EQ(MessageOf<std::invalid_argument>([] { SampleStore(""); }),
             "Invalid store: '' (must be the name of a folder)");
-  EXPECT_EQ(MessageOf<std::invalid_argument>([&] {
-              const Collector none(chain.sampler, *chain.net, "");
-            }),
+  EXPECT_EQ(MessageOf<std::invalid_argument>(
+                [&] { const Collector none(chain.sampler, *chain.net, ""); }),
             "Invalid store: '' (must be the name of a folder)");
   chain.Store(folder);
   const SampleStore store(folder);
@@ -586,9 +587,8 @@ TEST_F(Store, NamesWhatIsWrongWithAnArgument) {
                 [&] { collector.collect(torch::zeros({3})); }),
             "Invalid loss: shape [3] (must be a number, or a tensor of one "
             "element)");
-  EXPECT_EQ(
-      MessageOf<std::runtime_error>([&] { torch_sgmcmc::load(folder); }),
-      "Cannot read " + folder.string() + ": it is not a regular file");
+  EXPECT_EQ(MessageOf<std::runtime_error>([&] { torch_sgmcmc::load(folder); }),
+            "Cannot read " + folder.string() + ": it is not a regular file");
 }
 
 // A module that has one layer under two names.

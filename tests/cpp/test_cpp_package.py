@@ -1,5 +1,6 @@
 """The installed CMake package, as programs find, link and run it."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -188,6 +189,30 @@ def test_a_component_is_refused(cpp_package, consumer, tmp_path):
     consumer.source = project
     found = refusal(consumer, cpp_package, torch.utils.cmake_prefix_path)
     assert "has no component samplers, nor any other. Leave COMPONENTS out." in found
+
+
+def test_a_parent_project_keeps_its_settings(tmp_path):
+    """Build type and kind of libraries; a list in the environment is read."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.25)\nproject(p LANGUAGES CXX)\n"
+        f"add_subdirectory({cpp.CHECKOUT} sampling)\n"
+    )
+    prefixes = f"{tmp_path / 'nothing'};{torch.utils.cmake_prefix_path}"
+    done = subprocess.run(
+        [
+            *(cpp.tool("cmake"), "-S", project, "-B", tmp_path / "build"),
+            *("-DBUILD_SHARED_LIBS=OFF", "-DTORCH_SGMCMC_CUDA=OFF"),
+        ],
+        env=os.environ | {"CMAKE_PREFIX_PATH": prefixes},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "BUILD_SHARED_LIBS=OFF has no effect on torch_sgmcmc" in done.stderr
+    cache = (tmp_path / "build" / "CMakeCache.txt").read_text()
+    assert re.search(r"^CMAKE_BUILD_TYPE:STRING=$", cache, re.MULTILINE)
 
 
 @pytest.mark.nightly

@@ -15,9 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torch_sgmcmc._impl.context import context_of
-from torch_sgmcmc._impl.dtensor import is_dtensor, refuse
+from torch_sgmcmc._impl.dtensor import refuse
 from torch_sgmcmc._impl.hyperparams import check_function, check_integer
 from torch_sgmcmc._impl.state_dict import check_keys
 from torch_sgmcmc._impl.utils import plain_names, unwrapped
@@ -122,7 +123,7 @@ def _chosen(parameters: str | Iterable[str], names: list[str]) -> set[str]:
 
 def _place(tensor: Tensor) -> int:
     """Returns a key that identifies a parameter, also through views."""
-    if is_dtensor(tensor) or tensor.numel() == 0:
+    if is_traceable_wrapper_subclass(tensor) or tensor.numel() == 0:
         return id(tensor)
     return tensor.untyped_storage().data_ptr()
 

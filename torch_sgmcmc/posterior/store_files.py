@@ -134,8 +134,8 @@ class StoreInfo:
         others = sorted(dict(self.not_sampled.items() - given.not_sampled.items()))
         if others:
             warnings.warn(
-                f"draws {where} are of a part of the model: {others[0]!r} and "
-                f"{len(others) - 1} more of its other parameters have changed since",
+                f"draws {where} are of a part of the model, whose other parameters "
+                f"have changed since: {len(others)}, among them {others[0]!r}",
                 stacklevel=6,
             )
 
@@ -282,7 +282,8 @@ def as_stored(name: str, tensor: Tensor, dtype: torch.dtype | None = None) -> Te
         kind = f"{tensor.layout} {type(tensor).__name__} of {tensor.dtype}"
         raise ValueError(
             f"Invalid model: {name!r} is a {kind} on {tensor.device} (must be a "
-            "strided tensor of plain numbers: dequantize it, or use a SampleWriter)"
+            "strided tensor of plain numbers: dequantize it, or leave it out by "
+            "parameters='sampled')"
         )
     stored = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
     return torch.empty(tensor.shape, dtype=stored, device="meta")
@@ -301,9 +302,11 @@ def described(name: str, tensor: Tensor) -> dict[str, Any]:
 
 
 def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Returns a checksum of each tensor's bytes."""
+    """Returns a checksum of each tensor's bytes, without tensors made of others."""
     sums = {}
     for name, tensor in tensors.items():
+        if is_traceable_wrapper_subclass(tensor):  # such as quantized weights
+            continue
         plain = torch.empty_like(as_stored(name, tensor), device="cpu")
         plain.copy_(tensor.detach())  # of any strides, or conjugate
         sums[name] = crc32(plain.flatten().view(torch.uint8).numpy())
