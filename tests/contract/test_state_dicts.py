@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from stored_files import through_file
 from torch import nn
 
 import torch_sgmcmc as sg
+from torch_sgmcmc._impl.hyperparams import FOREIGN_KEYS
 from torch_sgmcmc._impl.state_dict import plain_number
 
 # What is kept is each sampler's own; what is done with it is their base class's.
@@ -536,3 +539,10 @@ def test_other_names_are_refused():
     groups = [{"params": rest[:2]}, {"params": rest[2:]}]
     plain = sg.SGHMC(groups, lr=0.1, num_data=10)
     plain.load_state_dict(sampler.state_dict())
+
+
+def test_both_languages_take_the_same_keys_of_other_programs():
+    sources = Path(__file__).parents[2] / "csrc/libtorch"
+    text = (sources / "sampler_state.cpp").read_text()
+    keys = re.search(r"kForeignKeys\[\] = \{(.*?)\}", text, re.DOTALL)
+    assert {*re.findall(r'"(\w+)"', keys[1])} == FOREIGN_KEYS
