@@ -32,6 +32,13 @@ def same(ours, theirs):
     return all(map(torch.equal, ours, theirs))
 
 
+def test_a_snapshot_keeps_a_tensor_lr():
+    sampler = sg.SGHMC([nn.Parameter(torch.ones(2))], torch.tensor(0.1), num_data=1)
+    saved = sampler.state_dict()
+    sampler.param_groups[0]["lr"].fill_(0.5)
+    assert float(saved["param_groups"][0]["lr"]) == pytest.approx(0.1)
+
+
 @each
 def test_a_chain_is_rolled_back_again_and_again(kind):
     chain = Chain(kind)
