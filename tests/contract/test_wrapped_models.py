@@ -188,9 +188,7 @@ def test_frozen_tensors_that_consist_of_others(tmp_path):
     model[0].weight = nn.Parameter(pair, requires_grad=False)
     trained = {k: p for k, p in model.named_parameters() if p.requires_grad}
     sampler = sg.SGLD([*trained.items()], 0.1, num_data=5, seed=1)
-    with pytest.raises(
-        ValueError, match=r"'0.weight' is a .* TwoTensor"
-    ):
+    with pytest.raises(ValueError, match=r"'0.weight' is a .* TwoTensor"):
         sg.Collector(sampler, model, tmp_path)
     with sg.Collector(sampler, model, tmp_path, parameters="sampled"):
         for p in trained.values():
