@@ -171,15 +171,6 @@ def _layouts(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
     return tuple((t.shape, t.dtype, t.stride()) for t in tensors)
 
 
-def _as_numbered(noise: Tensor, p: Tensor, num_chains: int | None) -> Tensor:
-    """Returns noise in the order in which a step numbers the parameter's elements."""
-    own = torch.empty_like(p).stride()
-    is_dense = own == p.stride()  # of other tensors a step makes contiguous copies
-    if is_dense and num_chains is not None:
-        is_dense = own[0] * num_chains == p.numel()
-    return noise.as_strided(noise.shape, (noise.stride(0), *own)) if is_dense else noise
-
-
 class _Block(NamedTuple):
     """The steps of a graph, and their minibatches."""
 
@@ -475,10 +466,7 @@ class _CompiledSteps:
             step=begin,
             num_chains=self._num_chains or 0,
         )
-        return [
-            _as_numbered(xi, p, self._num_chains)
-            for xi, p in zip(self._noise[steps, dtype], self._params, strict=True)
-        ]
+        return self._noise[steps, dtype]
 
     def _graph(
         self,

@@ -71,8 +71,8 @@ def prior_groups(
     Args:
         model: the module whose parameters are sampled. It is left as it is.
         inputs: the model's inputs for a minibatch: a tensor, a tuple of arguments or a
-            dict of keywords. The model is called ten times, with weights drawn from
-            the priors of scale 1. None takes standardised inputs,
+            dict of keywords, the same on all ranks. The model is called ten times, with
+            weights drawn from the priors of scale 1. None takes standardised inputs,
             :math:`\overline{x^2} = 1`, for all layers (``fan_in`` alone). Default:
             None.
         scale: > 0, multiplies the prior's standard deviation of all layers. Default: 1.
@@ -180,6 +180,7 @@ def _mean_squares(
 
         return measure
 
+    _cut(layers)
     kept = {t: t.clone() for t in (*model.parameters(), *model.buffers())}
     handles = [
         layer.module.register_forward_pre_hook(hook(layer))
@@ -194,9 +195,18 @@ def _mean_squares(
     finally:
         for handle in handles:
             handle.remove()
+        _cut(layers)
         for tensor, value in kept.items():
             tensor.copy_(value)
     return {name: math.fsum(found) / len(found) for name, found in squares.items()}
+
+
+def _cut(layers: list[_Layer]) -> None:
+    """Frees whole parameters that fully_shard keeps after a call."""
+    for layer in layers:
+        reshard = getattr(layer.module, "reshard", None)
+        if callable(reshard):
+            reshard()
 
 
 def _call(model: nn.Module, inputs: Any) -> None:

@@ -328,6 +328,7 @@ class GammaPrecision:
 
     def step(self) -> list[float]:
         """Draws each group's ``prior_precision`` and returns the new values."""
+        self.sampler._restore_given()
         groups = {i: self.sampler.param_groups[i] for i in self._chosen}
         for group in groups.values():
             check_real("temperature", group["temperature"], low_open=True)

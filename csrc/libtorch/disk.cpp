@@ -15,12 +15,6 @@
 namespace torch_sgmcmc::disk {
 namespace {
 
-// True of a folder, a device and the like, and a FIFO, which would wait.
-bool IsSpecial(const std::string& path) {
-  struct stat status = {};
-  return ::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode);
-}
-
 bool WriteAll(int file, std::string_view bytes, int64_t at) {
   while (!bytes.empty()) {
     const ssize_t done = ::pwrite(file, bytes.data(), bytes.size(), at);
@@ -69,6 +63,11 @@ void Append(int file, const std::string& path, std::string_view bytes,
   const int reason = errno;
   [[maybe_unused]] const int cut = ::ftruncate(file, at);
   Unwritable(path, reason);
+}
+
+bool IsSpecial(const std::string& path) {
+  struct stat status = {};
+  return ::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode);
 }
 
 std::optional<std::string> Read(const std::string& path) {

@@ -27,6 +27,9 @@ using OpenFile = std::unique_ptr<const int, Close>;
 OpenFile Open(const std::string& path, int flags = O_RDWR | O_CREAT);
 bool Sync(const std::string& path);
 
+// True of a folder, a device and the like, and a FIFO, which would wait.
+bool IsSpecial(const std::string& path);
+
 // Returns a file's content, nothing if it is missing.
 std::optional<std::string> Read(const std::string& path);
 

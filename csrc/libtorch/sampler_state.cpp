@@ -26,7 +26,7 @@ constexpr std::string_view kNumGrads = "num_grads";
 constexpr const char* kForeignKeys[] = {
     "params",       "param_names", "differentiable", "foreach", "fused",
     "maximize",     "initial_lr",  "max_lr",         "min_lr",  "base_momentum",
-    "max_momentum", "swa_lr",      "weight_decay",   "name"};
+    "max_momentum", "swa_lr",      "weight_decay",   "name",    "lr_scale"};
 
 // The format of state dicts; torch_sgmcmc/_impl/random_state.py has it, too.
 constexpr int64_t kFormat = 1;

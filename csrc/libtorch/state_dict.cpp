@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
-#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <stdexcept>
@@ -233,12 +232,12 @@ void save(const StateDict& dict, const std::string& path) {
 }
 
 StateDict load(const std::string& path, c10::Device device) {
+  if (disk::IsSpecial(path)) {
+    disk::Unreadable(path, "it is not a regular file");
+  }
   errno = 0;
   if (!std::ifstream(path, std::ios::binary)) {
     disk::Unreadable(path, std::generic_category().message(errno));
-  }
-  if (!std::filesystem::is_regular_file(path)) {
-    disk::Unreadable(path, "it is not a regular file");
   }
   const auto refuse = [&](const char* what, const std::exception& error) {
     Raise("Cannot read ", path, ": ", what, " (", FirstLine(error), ")");

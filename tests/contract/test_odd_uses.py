@@ -105,7 +105,8 @@ class Stream(IterableDataset[Any]):
 
 def test_a_stream_has_no_epochs(tmp_path):
     args = (model, sghmc, DataLoader(Stream(), 5), loss, tmp_path)
-    with pytest.raises(TypeError, match=r"it has no length \(give steps, not epochs\)"):
+    message = r"it has no length \(give steps, not epochs, and no optimizer_epochs\)"
+    with pytest.raises(TypeError, match=message):
         sg.sample(*args, epochs=2, progress=False)
     assert len(sg.sample(*args, steps=5, seed=1, progress=False)) == 5
 

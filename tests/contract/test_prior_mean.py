@@ -307,6 +307,24 @@ def test_means_stay_when_a_user_clears_the_state(kind, way):
     assert same(*ends)
 
 
+def test_all_that_reads_means_finds_them_after_the_state_was_cleared():
+    p, q = (nn.Parameter(torch.zeros(500)) for _ in range(2))
+    samplers = [
+        sg.SGLD([p], 0.1, num_data=1, prior_precision=4.0, prior_mean=mean, seed=1)
+        for p, mean in ((p, 3.0), (q, [torch.full((500,), 3.0)]))
+    ]
+    for read in (
+        lambda s: s.draw_from_prior(),
+        lambda s: sg.GammaPrecision(s).step(),
+    ):
+        samplers[1].state.clear()
+        found = [read(sampler) for sampler in samplers]
+        assert found[0] == found[1] and torch.equal(p, q)
+    samplers[1].state.clear()
+    kept = samplers[1].state_dict()["state"][0]["prior_mean"]
+    assert torch.equal(kept, torch.full((500,), 3.0))
+
+
 def test_masses_and_preconditioners_stay_when_a_user_clears_the_state():
     hmc, sbps = Chain("HMC"), Chain("SBPS preconditioned")
     given = [torch.full_like(p, 3.0).detach() for p in hmc.params]

@@ -1,5 +1,6 @@
 // State dicts of samplers: torch's serialization, files, what is refused.
 #include <caffe2/serialize/inline_container.h>
+#include <sys/stat.h>
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
 #include <unistd.h>
@@ -118,6 +119,9 @@ TEST_F(Files, ThatAreNotOnesOfTorchAreRefused) {
                 .find("Cannot read " + Path("text.pt") +
                       ": cut off, damaged, or not a file of torch.save ("),
             0U);
+  ASSERT_EQ(::mkfifo(Path("fifo").c_str(), 0600), 0);
+  EXPECT_EQ(MessageOf<std::runtime_error>([&] { load(Path("fifo")); }),
+            "Cannot read " + Path("fifo") + ": it is not a regular file");
   EXPECT_EQ(
       MessageOf<std::runtime_error>([&] { save({}, Path("no/folder.pt")); }),
       "Cannot write " + Path("no/folder.pt") + ": No such file or directory");
@@ -291,6 +295,7 @@ TEST(StateDict, OfUnknownKeysOrLackingStateIsRefused) {
             "does not know; it is not one of SGNHT");
   EXPECT_EQ(group.entries().erase("mass_matrix"), 1U);
   group.set("initial_lr", 0.1);  // of Python's schedulers
+  group.set("lr_scale", 0.5);
   StateDict state = good.at("state");
   StateDict first = state.at(0);
   const auto momentum = first.at("momentum");

@@ -1,5 +1,6 @@
 """sample: where chains begin, passes of an optimizer, priors by layer."""
 
+import warnings
 from functools import partial
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 import torch_sgmcmc as sg
 from torch_sgmcmc._impl.random_state import fold_in
+from torch_sgmcmc.posterior.run_record import read_run_record
 
 FLAT = partial(sg.SGHMC, lr=0.05, num_data=ROWS)
 
@@ -96,6 +98,41 @@ def test_parameters_without_a_prior_are_named():
         run(None, steps=5, start="prior", sampler=FLAT, report=False)
 
 
+def test_a_reset_of_nothing_is_the_model(tmp_path):
+    class Raw(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return x @ self.w[:, None]
+
+    given = {"steps": 5, "chains": 2, "check": False, "progress": False}
+    with pytest.warns(UserWarning, match=r"without reset_parameters\(\) stay .*: 'w'"):
+        store = sg.sample(
+            *(Raw(), FLAT, [torch.ones(2, 4)], lambda net, x: net(x).sum(), tmp_path),
+            **given,
+            report=False,
+        )
+    records = [read_run_record(store.chain(i)[0]) for i in range(2)]
+    assert [record.start for record in records] == ["model", "model"]
+
+
+def prior_mode(network):
+    """Begins as "prior", but is no draw from it."""
+
+
+def test_the_start_of_a_function_is_no_draw_from_the_prior():
+    weak = partial(sg.SGHMC, lr=1e-4, num_data=ROWS, prior_precision=1.0)
+    given = {"sampler": weak, "steps": 40, "report": False, "check": True}
+    for start, warns in (("prior", False), (prior_mode, True)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run(None, start=start, **given)
+        texts = [str(each.message) for each in caught]
+        assert any("forgets its start" in text for text in texts) == warns
+
+
 def test_an_optimizer_makes_the_first_passes(tmp_path):
     """Once, however often a chain resumes."""
     adam = partial(torch.optim.Adam, lr=0.05)
@@ -156,3 +193,7 @@ def test_a_report_names_the_starts_of_chains_that_agree():
         texts.append(str(sg.report(model(), store, data().tensors[0][:5])))
     assert "from different starts agree: model (chain 0), prior (chain 1)" in texts[0]
     assert "whether chains from other starts agree (all: reset)" in texts[1]
+    store = run(None, report=True, **given | {"chains": 4, "steps": 345})
+    text = str(sg.report(model(), store, data().tensors[0][:5]))
+    assert "whether chains agree (each has 15 draws)" in text
+    assert "starts agree:" not in text

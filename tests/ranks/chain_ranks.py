@@ -76,6 +76,16 @@ def one_chain(kind, rank, size, seed=None):
     return train_together(model, sampler, rank, size)
 
 
+def from_the_prior(rank, size):
+    """A chain that begins at a draw from priors by layer."""
+    model = DDP(network()) if size > 1 else network()
+    torch.manual_seed(rank)
+    options = {"lr": 0.05, "num_data": NUM_DATA, "seed": 4}
+    sampler = sg.SGHMC(sg.prior_groups(model, data()[0]), **options)
+    sampler.draw_from_prior()
+    return train_together(model, sampler, rank, size)
+
+
 def begun_before_the_group(rank):
     """Samplers with seeds of their own: of no step, of one, and of shards to be."""
     late, early, sharded = (network(rank) for _ in range(3))
@@ -236,6 +246,7 @@ def main(rank, size, folder):
         "one chain": {kind: one_chain(kind, rank, size) for kind in KINDS},
         "drawn seed": drawn,
         "late": train_together(DDP(model), late, rank, size),
+        "prior": from_the_prior(rank, size),
         "seed given": sg.SGLD([theta], **COMMON, seed=rank).seed,
         "refused": refused(rank, begun),
         "differences": differences(rank),

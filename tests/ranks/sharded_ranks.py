@@ -266,6 +266,11 @@ def more_chains(results, rank, meshes):
         first, second, third = pairs
         found = [*differences(first, second), *differences(first, third)]
         results[f"means, {name}"] = found
+        one, other = pair_of(KINDS["SGLD"], place)
+        kept = [sampler.draw_from_prior() for _, sampler in (one, other)]
+        advance(*one, range(2))
+        advance(*other, range(2))
+        results[f"prior draws, {name}"] = [*kept[0], *kept[1], *differences(one, other)]
         # A state dict of whole tensors.
         one, other = pair_of(KINDS["SGHMC"], place)
         advance(*one, range(3))
@@ -393,6 +398,21 @@ def by_fully_shard(results, rank, ranks):
     results["fully_shard"] = differences((alone, reference), (model, sampler))
 
 
+def by_prior_groups(results, ranks):
+    """Priors measured in a model whose root keeps its parameters whole after a call."""
+    alone, model = (nn.Sequential(nn.Linear(5, 7), nn.Tanh()) for _ in range(2))
+    model.load_state_dict(alone.state_dict())
+    fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+    x = torch.ones(4, 5)
+    pairs = []
+    for net in (alone, model):
+        sampler = sg.SGHMC(sg.prior_groups(net, x), 0.1, num_data=9, seed=1)
+        pairs.append((net, sampler))
+    results["prior_groups"] = differences(*pairs)
+    if not torch.allclose(alone(x), model(x)):
+        results["prior_groups"].append("outputs")
+
+
 def checkpointed(results, folder, meshes):
     """Goes on with a chain, however many ranks it had."""
     net = shard(Net(), *meshes["Shard(0)"])
@@ -428,5 +448,6 @@ def found(rank, ranks, meshes, folder):
     decisions(results, rank, meshes)
     results["refusals"] = refusals(rank, meshes)
     by_fully_shard(results, rank, ranks)
+    by_prior_groups(results, ranks)
     checkpointed(results, folder, meshes)
     return results

@@ -45,6 +45,14 @@ def test_ranks_without_a_seed_sample_what_one_process_samples(ranks, kind, one_t
     torch.testing.assert_close(first["params"], expected["params"], **near)
 
 
+def test_replicas_start_at_one_draw_from_the_prior(ranks, one_thread):
+    for rank in ranks:
+        assert_same_bits(rank["prior"], ranks[0]["prior"])
+    expected = chain_ranks.from_the_prior(0, 1)
+    near = {"rtol": 1e-9, "atol": 1e-11}
+    torch.testing.assert_close(ranks[0]["prior"]["params"], expected["params"], **near)
+
+
 def test_ranks_agree_when_the_group_comes_late(ranks):
     seeds = [rank["drawn seed"] for rank in ranks]
     assert len({*seeds}) == len(ranks)

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.full
 
 PROGRAM = Path(sharded_program.__file__)
 RANKS = 2
-MORE = ("online", "drawn", "means", "loaded")
+MORE = ("online", "drawn", "means", "prior draws", "loaded")
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,11 @@ def test_shards_equal_the_whole_on_more_ranks(tmp_path, number):
 
 
 @pytest.mark.parametrize(
-    "chain", [*map(", ".join, product(MORE, sharded_ranks.EITHER)), "fully_shard"]
+    "chain",
+    [
+        *map(", ".join, product(MORE, sharded_ranks.EITHER)),
+        *("fully_shard", "prior_groups"),
+    ],
 )
 def test_more_chains(ranks, chain):
     for rank in ranks:
@@ -284,7 +288,7 @@ def test_where_the_elements_of_shards_are(rank):
             indices = torch.arange(torch.Size(shape).numel()).view(shape)
             for order in ((0, 1, 2), (2, 0, 1)):  # in memory
                 back = sorted(range(3), key=order.__getitem__)
-                memory = indices.view([shape[d] for d in order]).permute(back)
+                memory = indices.permute(order).contiguous().permute(back)
                 whole = distribute_tensor(memory, mesh, placements, src_data_rank=None)
                 layout = dtensor.layout_of(whole)
                 here = whole.to_local()

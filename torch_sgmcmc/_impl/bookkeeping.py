@@ -187,6 +187,11 @@ class Bookkeeping(Optimizer):
         context = self._current_context()
         context.given = restore_given(context.params, context.state, {})
 
+    def _restore_given(self) -> None:
+        """Restores what the user has given and then cleared, and records the rest."""
+        context = self._current_context()
+        context.given = restore_given(context.params, context.state, context.given)
+
     def __getstate__(self) -> dict[str, Any]:
         read_pending(self._current_context())
         self._rng.check(type(self).__name__, self.param_groups)
@@ -432,13 +437,15 @@ class Bookkeeping(Optimizer):
         optimizers shares its tensors with the optimizer.)
         """
         read_pending(self._current_context())
+        self._restore_given()
         state_dict = super().state_dict()
         counters = frozenset(self._SPEC.managed).difference(self._SPEC.shared)
         groups = []
         for i, group in enumerate(state_dict["param_groups"]):
             owned = {**self._rng.owned(i), **self._rng.progress}
             owned |= {key: owned[key] or None for key in self._SPEC.records}
-            groups.append(saved_numbers({**group, **owned}, counters))
+            whole = {key: copied(value) for key, value in {**group, **owned}.items()}
+            groups.append(saved_numbers(whole, counters))
         step = self._rng.step.clone()
         state = {
             key: self._saved_state(kept, step) if isinstance(key, int) else kept

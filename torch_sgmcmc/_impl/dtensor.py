@@ -3,11 +3,11 @@
 Note [Shards]
 A shard has its element indices in the whole parameter, and so draws its part of the
 same noise: each element's update is bitwise identical, however parameters are sharded.
-Operators take local tensors and their element indices. A shard along the outermost
-dimension in memory is contiguous from an offset on; along another dimension it consists
-of rows at a fixed distance; shards along several dimensions are cut into several
-pieces. Only sums and decisions over all elements communicate, in one order on all
-ranks.
+Operators take local tensors and their element indices, row by row in any memory format.
+A shard along the first dimension has all indices from an offset on; along another
+dimension it consists of rows at a fixed distance; shards along several dimensions are
+cut into several pieces. Only sums and decisions over all elements communicate, in one
+order on all ranks.
 
 A parameter, its gradient and its state are DTensors of the same placements. Only this
 module takes them apart; a sampler calls its :class:`Replicated` or :class:`Sharded`
@@ -66,7 +66,6 @@ class Layout(NamedTuple):
     """The local shard of one parameter."""
 
     shape: tuple[int, ...]
-    order: tuple[int, ...]  # dimensions from outermost to innermost in memory
     pieces: tuple[Piece, ...]
 
 
@@ -75,35 +74,17 @@ def layout_of(tensor: Any) -> Layout:
     mesh = tensor.device_mesh
     coordinate = mesh.get_coordinate()
     if coordinate is None:  # a rank outside of the mesh
-        return Layout((0,), (0,), ())
+        return Layout((0,), ())
     shape = tuple(tensor.shape)
-    order = _order(shape, tensor.stride())
     indices = [
         _indices(mesh, coordinate, tensor.placements, d, n) for d, n in enumerate(shape)
     ]
-    local_shape = tuple(map(len, indices))
-    runs = [_runs(indices[d]) for d in order]
-    sizes = [shape[d] for d in order]
     pieces: list[Piece] = []
-    for box in product(*runs):
-        pieces += _pieces(box, sizes)
+    for box in product(*map(_runs, indices)):
+        pieces += _pieces(box, shape)
     if len(pieces) == 1:
         pieces[0] = pieces[0]._replace(index=None)
-    return Layout(local_shape, order, tuple(pieces))
-
-
-def _order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the dimensions in the operators' order of element indices."""
-    rows = tuple(range(len(shape)))
-    by_stride = sorted((d for d in rows if shape[d] > 1), key=lambda d: -strides[d])
-    if by_stride == sorted(by_stride):
-        return rows
-    expected = 1
-    for d in reversed(by_stride):
-        if strides[d] != expected:
-            return rows  # not dense: row by row
-        expected *= shape[d]
-    return (*(d for d in rows if shape[d] <= 1), *by_stride)
+    return Layout(tuple(map(len, indices)), tuple(pieces))
 
 
 Run = tuple[int, int, int]
@@ -181,13 +162,8 @@ def _pieces_of(
 
 
 def _cut(tensor: Tensor, layout: Layout | None) -> Iterator[Tensor]:
-    """Yields the pieces of a local tensor, with dimensions in index order."""
-    if layout is None:
-        yield tensor
-        return
-    if layout.pieces and layout.order != tuple(range(tensor.dim())):
-        tensor = tensor.permute(layout.order)
-    for piece in layout.pieces:
+    """Yields the pieces of a local tensor."""
+    for piece in (_WHOLE,) if layout is None else layout.pieces:
         yield tensor if piece.index is None else tensor[piece.index]
 
 
@@ -492,11 +468,9 @@ class Sharded(Replicated):
                 places.append(offset + piece.begin)
                 rows += (piece.row, piece.pitch)
         cut = [_pieces_of(params, layouts, each) for each in lists]
-        # Contiguous elements need no rows, which cost an operator time.
-        if all(
-            row in (0, p.numel()) and p.is_contiguous()
-            for row, p in zip(rows[::2], cut[0], strict=True)
-        ):
+        # Consecutive elements need no rows, which cost an operator time.
+        pairs = zip(rows[::2], cut[0], strict=True)
+        if all(row in (0, p.numel()) for row, p in pairs):
             rows = []
         return [*cut, places, rows]
 

@@ -39,8 +39,6 @@ _LARGEST_OF_CHAINS = 500_000
 # Operations without a right vmap: a tensor with chains has other strides, and torch
 # 2.11 reads wrong sizes of normalisations.
 _ALONE = (aten.as_strided, aten.native_layer_norm, aten.native_group_norm)
-
-
 # Operations whose decompositions do not return what their backwards read.
 _WHOLE = (aten._scaled_dot_product_flash_attention_for_cpu.default,)
 
@@ -50,7 +48,7 @@ class Rule(NamedTuple):
 
     Attributes:
         keys: the parameter's state that the update reads.
-        names: the operator's numbers that the update reads, without the prior's.
+        names: the operator's numbers that the update reads, beside g's.
         coefficients: returns the update's numbers from those.
         update: returns θ and the new state, from the coefficients, θ, g (the gradient
             of U / N), the minibatch's gradient, the noise ξ, and the state.
@@ -167,10 +165,16 @@ _RULES = {
         _sgnht,
     ),
     "psgld_step_": Rule(
-        ("square_average",), (*_COMMON, "decay", "eps"), _psgld_numbers, _psgld
+        ("square_average",),
+        (*_COMMON, "prior_precision", "decay", "eps"),
+        _psgld_numbers,
+        _psgld,
     ),
     "psgld_frozen_step_": Rule(
-        ("square_average",), (*_COMMON, "eps"), _psgld_numbers, _psgld
+        ("square_average",),
+        (*_COMMON, "prior_precision", "eps"),
+        _psgld_numbers,
+        _psgld,
     ),
 }
 _PRIOR = ("num_data", "prior_precision", "prior_mean")

@@ -67,8 +67,12 @@ class Report:
     def _starts(self) -> str:
         """Describes the starts of chains that agree."""
         starts = run_issues.starts_of(self.runs)
-        kinds = {issue.kind for issue in self.issues}
-        if len({*starts.values()}) < 2 or kinds & {"chains differ", "few draws"}:
+        against = {*run_issues.SERIOUS, "chains differ", "not converged", "few draws"}
+        found = self.norms if self.convergence is None else self.convergence
+        is_judged = found is not None and found.num_draws >= run_issues.JUDGED
+        if not is_judged or against & {issue.kind for issue in self.issues}:
+            return ""
+        if len({*starts.values()}) < 2:
             return ""
         row = ", ".join(f"{start} (chain {i})" for i, start in starts.items())
         return f"Chains from different starts agree: {row}."
@@ -298,7 +302,7 @@ def report(
         of_norms, more = run_issues.compare_values(*compared)
         found += more
     few = run_issues.few_draws(convergence, sum(map(len, chains.values())), len(chains))
-    if shared < 16 and not few:  # R-hat of so few is not judged
+    if shared < run_issues.JUDGED and not few:  # R-hat of so few is not judged
         unknown.append(f"whether chains agree (each has {shared} draws)")
     if not few and convergence is not None and not convergence.is_ess_known:
         unknown.append(f"whether draws are enough (each chain has {shared} of 25)")

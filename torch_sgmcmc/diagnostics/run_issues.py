@@ -15,7 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from torch_sgmcmc.diagnostics import convergence as compared
-from torch_sgmcmc.diagnostics.setup_issues import Issue, in_passes, some_of
+from torch_sgmcmc.diagnostics.setup_issues import (
+    Issue,
+    in_passes,
+    is_from_prior,
+    some_of,
+)
 from torch_sgmcmc.diagnostics.temperature_means import relaxation
 from torch_sgmcmc.posterior.predict import predict
 from torch_sgmcmc.posterior.run_record import RunRecord
@@ -111,8 +116,8 @@ _RHAT, _EACH = 1.01, 100
 _COMPARED = 100
 # Fewest effective draws: in the median quantity, and in the worst tenth.
 _MEDIAN, _WORST = 50, 25
-# Fewest draws of a chain for which R-hat is defined.
-DEFINED = 4
+# Fewest draws of a chain for which R-hat is defined, and is judged.
+DEFINED, JUDGED = 4, 16
 # The acceptance below which most of HMC's work is lost.
 _ACCEPTANCE = 0.4
 # Samplers without a monitor, and samplers whose warm-up sets each chain's step by the
@@ -322,7 +327,7 @@ def check_relaxation(
     late: dict[int, dict[str, Any]] = {}
     unknown: dict[str, int] = {}
     for i, ran in runs.items():
-        if ran is None or not ran.settings or (ran.start or "").startswith("prior"):
+        if ran is None or not ran.settings or is_from_prior(ran.start):
             continue
         for j, group in enumerate(_mean_settings(ran, series[i].settings)):
             steps, names = relaxation(ran.sampler, group), "parameters"

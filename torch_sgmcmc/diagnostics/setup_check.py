@@ -125,8 +125,8 @@ def check_setup(
             run.check_loss()
         run.check_data()
         run.check_steps()
-    start = start or context_of(sampler).start or ""
-    run.check_relaxation(num_steps, start.startswith("prior"))
+    start = start or context_of(sampler).start
+    run.check_relaxation(num_steps, issues.is_from_prior(start))
     return issues.SetupReport(
         issues=tuple(sorted(run.issues, key=lambda p: issues.KINDS.index(p.kind))),
         remarks=tuple(run.remarks),

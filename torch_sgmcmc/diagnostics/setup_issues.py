@@ -223,6 +223,11 @@ def some_of(names: Iterable[str], most: int = 3) -> str:
     return ", ".join(every[:most]) + more
 
 
+def is_from_prior(start: str | None) -> bool:
+    """Returns whether a start's name is of a draw from the prior."""
+    return (start or "").partition(",")[0] == "prior"
+
+
 def in_passes(steps: float, steps_per_pass: float | None) -> str:
     """Returns the passes of so many steps in words, nothing if unknown."""
     return f", {steps / steps_per_pass:.3g} passes" if steps_per_pass else ""

@@ -345,11 +345,15 @@ class _Run:
         self._seed = seed
         kept = place(self._start, self._model, self._sampler)
         if kept:
+            lack = {"prior": "a prior (prior_precision=0)"}
             warnings.warn(
-                f"chain {chain} starts at a draw from the prior. Parameters without a "
-                f"prior (prior_precision=0) stay as they are: {', '.join(kept)}",
+                f"chain {chain} starts at {self._start!r}. Parameters without "
+                f"{lack.get(str(self._start), 'reset_parameters()')} stay as they are: "
+                f"{', '.join(kept)}",
                 stacklevel=2,
             )
+        if len(kept) == sum(p.requires_grad for _, p in trained):
+            self._start = "model"
         self._groups = hyperparameters(self._sampler)
         closure_of(self._sampler, self._loss_of_next)  # raises for an HMCECS
         self._schedules = [_checked(make(self._sampler)) for make in settings.schedules]

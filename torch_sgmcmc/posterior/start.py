@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torch_sgmcmc._impl.context import context_of, name_of
 from torch_sgmcmc.samplers.sampler import Sampler
 
 #: A kind of start, or a function that changes the chain's model.
@@ -57,16 +58,23 @@ def start_of(
 
 
 def describe(start: Start) -> str:
-    """Returns a start's name."""
+    """Returns a start's name; a function's has parentheses."""
     if isinstance(start, str):
         return start
-    return getattr(start, "__qualname__", type(start).__qualname__)
+    return f"{getattr(start, '__qualname__', type(start).__qualname__)}()"
 
 
 def place(start: Start, model: nn.Module, sampler: Sampler) -> list[str]:
-    """Moves a model to its start; returns names of parameters without a prior draw."""
+    """Moves a model to its start.
+
+    Returns:
+        Names of parameters that stay as they are, without a prior or, where nothing is
+        reset, of all.
+    """
     if start == "prior":
         return sampler.draw_from_prior()
+    groups = sampler.param_groups
+    before = {p: p.detach().clone() for p in context_of(sampler).params}
     with _unsampled_kept(model):
         if start == "reset":
             for module in model.modules():
@@ -75,7 +83,9 @@ def place(start: Start, model: nn.Module, sampler: Sampler) -> list[str]:
                     reset()
         elif callable(start):
             start(model)
-    return []
+    if start != "reset" or not all(torch.equal(p, old) for p, old in before.items()):
+        return []
+    return [name_of(groups, p) for p in before]
 
 
 @contextmanager
