@@ -58,7 +58,7 @@ def main() -> None:
         burn_in=arguments.steps // 4,
         every=20,
         chains=2,
-        groups=sg.prior_groups(Network(), x, scale=2.0),  # for a function that bends
+        groups=sg.prior_groups(Network(), x, scale=2.0),  # wiggly
         seed=0,
         restart=True,
     )
