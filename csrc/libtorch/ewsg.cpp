@@ -108,6 +108,9 @@ class EWSGImpl : public SamplerImpl {
  protected:
   void prepare(TensorLists& lists) override;
   void update(const TensorLists& lists) override;
+  const char* op_of(const OptionValues& options) const override {
+    return options.number("momentum") > 0 ? op_ : "sgld_step_";
+  }
   void check_options(const OptionValues& options) const override {
     CheckNotCapturable(options);
   }
@@ -312,7 +315,7 @@ void EWSGImpl::update(const TensorLists& lists) {
   if (!lists.state[0].empty()) {
     return update_by(op_, lists);
   }
-  update_by("sgld_step_", lists);
+  update_by(op_of(*lists.options), lists);
   // Momenta from before a schedule set momentum to 0.
   for (const at::Tensor& param : lists.params) {
     const auto found = states().find(param.unsafeGetTensorImpl());

@@ -186,6 +186,10 @@ class SamplerImpl {
   virtual void prepare(TensorLists& lists);
   // Calls prepare() for all lists.
   virtual void prepare_all(std::vector<TensorLists>& lists);
+  // The operator of an update with these options; null if code is.
+  virtual const char* op_of(const OptionValues& /*options*/) const {
+    return op_;
+  }
   // Updates lists.params, on one device.
   virtual void update(const TensorLists& lists) { update_by(op_, lists); }
   virtual Start start_of_momenta(const OptionValues& /*options*/) const {
@@ -300,9 +304,9 @@ class SamplerImpl {
                         size_t index) const;
   void read_group(const StateDict& saved, size_t index, OptionValues& options,
                   NamedValues& progress, ChainState& chain) const;
-  std::unique_ptr<SamplerParamState> read_state(const StateDict& kept,
-                                                const at::Tensor& param,
-                                                int64_t index) const;
+  std::unique_ptr<SamplerParamState> read_state(
+      const StateDict& kept, const at::Tensor& param, int64_t index,
+      const OptionValues& options) const;
   void read_means(const StateDict& state, size_t group,
                   const std::vector<int64_t>& indices,
                   std::unordered_map<const void*, at::Tensor>& means) const;

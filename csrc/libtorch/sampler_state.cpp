@@ -337,7 +337,7 @@ void SamplerImpl::load_state_dict(const StateDict& dict) {
       for (const char* key : {"prior_mean", "step"}) {
         if (kept.contains(key)) --own;
       }
-      auto restored = read_state(kept, params[p], indices[p]);
+      auto restored = read_state(kept, params[p], indices[p], options);
       if (own == 0 || CountAt(group, "step") == 0) continue;
       new_states.emplace_back(params[p].unsafeGetTensorImpl(),
                               std::move(restored));
@@ -377,7 +377,8 @@ void SamplerImpl::load_state_dict(const StateDict& dict) {
 
 // A parameter's saved state, on its device and of its state's dtype.
 std::unique_ptr<SamplerParamState> SamplerImpl::read_state(
-    const StateDict& kept, const at::Tensor& param, int64_t index) const {
+    const StateDict& kept, const at::Tensor& param, int64_t index,
+    const OptionValues& options) const {
   auto state = std::make_unique<SamplerParamState>();
   for (const std::string& key : state_keys()) {
     if (!kept.contains(key)) continue;
@@ -388,8 +389,9 @@ std::unique_ptr<SamplerParamState> SamplerImpl::read_state(
       (*state)[key] = SavedTensor(kept, key.c_str(), param, index);
     }
   }
-  if (op_ != nullptr && !state->tensors().empty()) {
-    for (const TensorListArg& list : OpSpecNamed(op_).lists) {
+  const char* op = op_of(options);
+  if (op != nullptr && !state->tensors().empty()) {
+    for (const TensorListArg& list : OpSpecNamed(op).lists) {
       if (list.start == Start::kCustom || kept.contains(list.key)) continue;
       Invalid("Invalid state_dict: the state of parameter ", index, " lacks ",
               list.key);

@@ -265,9 +265,8 @@ void Draw::copy_to(torch::nn::Module& module) const {
 
 const Draw& SampleStore::operator[](size_t index) const {
   if (index < draws_.size()) return draws_[index];
-  throw std::out_of_range(c10::str("Invalid index: ", index,
-                                   " (the store has ", draws_.size(),
-                                   " draws)"));
+  throw std::out_of_range(c10::str("Invalid index: ", index, " (the store has ",
+                                   draws_.size(), " draws)"));
 }
 
 const SampleStore& SampleStore::refresh() {

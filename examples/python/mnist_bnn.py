@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--digits", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("runs/mnist_bnn"))
-    parser.add_argument("--epochs", type=int, default=300)
+    parser.add_argument("--epochs", type=int, default=400)
     parser.add_argument("--burn-in", type=int, default=60, help="epochs")
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--momentum", type=float, default=0.9)

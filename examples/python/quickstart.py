@@ -50,7 +50,7 @@ def main() -> None:
 
     torch.manual_seed(0)
     x, y = data()
-    sampler = partial(sg.SGHMC, lr=3e-4, momentum=0.98, num_data=len(x))
+    sampler = partial(sg.SGHMC, lr=1e-3, momentum=0.995, num_data=len(x))
     store = sg.sample(
         *(Network, sampler, DataLoader(TensorDataset(x, y), batch_size=len(x))),
         *(sg.losses.gaussian(noise="log_noise"), arguments.out / "draws"),
@@ -58,7 +58,7 @@ def main() -> None:
         burn_in=arguments.steps // 4,
         every=20,
         chains=2,
-        groups=sg.prior_groups(Network(), x),
+        groups=sg.prior_groups(Network(), x, scale=2.0),  # wiggly
         seed=0,
         restart=True,
     )

@@ -548,6 +548,17 @@ def test_other_names_are_refused():
     plain.load_state_dict(sampler.state_dict())
 
 
+def test_states_that_lack_what_a_step_creates():
+    p = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    sampler = sg.SGNHT([p], 0.1, num_data=5, seed=1)
+    p.grad = torch.ones_like(p)
+    sampler.step()
+    for key in ("momentum", "thermostat"):
+        state = sampler.state_dict()
+        del state["state"][0][key]
+        assert f"the state of parameter 0 lacks {key}" in refused(sampler, state)
+
+
 def test_both_languages_take_the_same_keys_of_other_programs():
     sources = Path(__file__).parents[2] / "csrc/libtorch"
     text = (sources / "sampler_state.cpp").read_text()

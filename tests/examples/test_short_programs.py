@@ -52,11 +52,12 @@ def test_the_posterior_on_mnist(data, request, tmp_path):
     options = ["--digits", "--epochs", 40]
     if data == "MNIST":
         root = request.getfixturevalue("data_root")
-        options = ["--data-root", root, "--epochs", 5]
+        options = ["--data-root", root, "--epochs", 8]
     picture = tmp_path / "predictions.png"
     printed = run("mnist_bnn", picture, *options, "--burn-in", 2)
     draws = len(sg.SampleStore(tmp_path / "draws"))
-    assert draws == (3 if data == "MNIST" else 38)
+    assert draws == (12 if data == "MNIST" else 76)
+    assert "R-hat of log-probabilities: median 1." in printed
     assert f"\nposterior, {draws} draws:\n" in printed
     assert "\nlast draw, 1 draws:\n" in printed
     errors = [float(e) for e in re.findall(r"error ([\d.]+)%", printed)]

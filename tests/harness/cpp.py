@@ -82,6 +82,8 @@ MODEL = """
 """
 CALLS = {
     "main": "  {}::program();",
+    "group": "  {}::group(net, 1.0);",
+    "with_priors": "  {}::with_priors(net, torch::nn::Linear(3, 2));",
     "save_chain": "  {}::save_chain(*net, sampler);",
     "load_chain": "  {}::load_chain(*net, sampler);",
     "collect": "  {}::collect(net, sampler, x, y);",

@@ -127,6 +127,27 @@ def test_a_run_that_is_shorter_than_its_memory_is_named(steps, start):
     assert "prior_precision to 60 or more" in issue.message  # 3 τ / 1000
 
 
+def test_relaxation_with_data_is_of_the_flattest_tensor():
+    """Curvatures 4 and 0.5 of two tensors, both with noise."""
+    torch.manual_seed(0)
+    y = torch.randn(N, 2, dtype=torch.float64)
+    params = [nn.Parameter(torch.ones(1, dtype=torch.float64)) for _ in range(2)]
+    model = nn.ParameterList(params)
+
+    def loss(model, batch):
+        away = torch.cat([*model.parameters()]) - batch[0]
+        return (away.square() @ torch.tensor([2.0, 0.25]).double()).mean()
+
+    data = torch.utils.data.TensorDataset(y)
+    sampler = sg.SGHMC(params, 0.01, 0.5, num_data=N, prior_precision=6.0, seed=0)
+    found = sg.check_setup(model, loss, loader_of(data), sampler)
+    group = sampler.param_groups[0]
+    assert found.relaxation == (relaxation("SGHMC", group),)
+    expected = relaxation("SGHMC", group, 0.5)
+    assert found.relaxation_with_data == pytest.approx((expected,), rel=1e-6)
+    assert f"the flattest tensor with data in {expected:,.0f}." in str(found)
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "reason"),
     [

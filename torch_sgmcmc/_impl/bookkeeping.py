@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -464,11 +464,16 @@ class Bookkeeping(Optimizer):
         }
         return {**saved, STEP: step} if STEP in saved else saved
 
+    def _starts_of(self, group: dict[str, Any]) -> Collection[str]:
+        """Returns the keys of state that a group's first step creates by its spec."""
+        return self._SPEC.operator.starts if self._SPEC.operator else ()
+
     def _expected(self) -> Expected:
         of_group = *OF_GROUP, *self._SPEC.records
         return Expected(
             spec=self._SPEC,
             equal=[key for key in self._SPEC.managed if key not in of_group],
+            starts_of=self._starts_of,
             check_group=self._check_group,
             check_progress=self._check_progress,
             check_saved_state=self._check_saved_state,

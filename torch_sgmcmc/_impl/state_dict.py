@@ -36,12 +36,14 @@ from torch_sgmcmc._impl.utils import has_master, plain_name, state_dtype
 class Expected(NamedTuple):
     """The layout of a sampler's state dict.
 
-    ``equal`` are keys with equal values in all groups. The functions raise if a group,
-    its progress, or a parameter's saved state is invalid.
+    ``equal`` are keys with equal values in all groups; ``starts_of`` returns the keys
+    of state that a group's first step creates by its operator's spec. The others raise
+    if a group, its progress, or a parameter's saved state is invalid.
     """
 
     spec: Any
     equal: Sequence[str]
+    starts_of: Callable[[dict[str, Any]], Collection[str]]
     check_group: Callable[[dict[str, Any]], None]
     check_progress: Callable[[dict[str, Any]], None]
     check_saved_state: Callable[[int, Tensor, dict[str, Any]], None]
@@ -153,9 +155,10 @@ def check_state_dict(
                 "host, which a CUDA graph cannot)"
             )
         expected.check_progress(theirs)
+        starts = expected.starts_of(theirs)
         for index, p in zip(theirs["params"], ours["params"], strict=True):
             indices.add(index)
-            _check_state(context.name, expected, index, p, state.get(index, {}))
+            _check_state(context.name, expected, index, p, state.get(index, {}), starts)
         pairs = zip(theirs["params"], ours["params"], strict=True)
         # torch.distributed.checkpoint skips parameters that do not require gradients.
         having = {
@@ -243,13 +246,17 @@ def check_tensor(
 
 
 def _check_state(
-    name: str, expected: Expected, index: int, p: Tensor, state: Any
+    name: str,
+    expected: Expected,
+    index: int,
+    p: Tensor,
+    state: Any,
+    starts: Collection[str],
 ) -> None:
     unknown = set(state).difference(expected.spec.state)
     if unknown:
         raise ValueError(_unknown(name, f"the state of parameter {index}", unknown))
     ranged = given(state)  # these have their own checks
-    starts = expected.spec.operator.starts if expected.spec.operator else ()
     missing = set(starts).difference(state)
     if missing and set(state).difference(ranged, missing):
         raise ValueError(

@@ -164,6 +164,8 @@ class _Run:
         self.remarks: list[str] = []
         self.unknown: list[str] = []
         self.numbers: dict[str, Any] = {"not_sampled": (), "heating": {}}
+        #: The curvature of loss and prior along the gradient noise of each tensor.
+        self.along: dict[Tensor, float] = {}
         #: True if each call of the loss gets the same random numbers.
         self.repeats = False
         self.match: gradients.Match | None = None
@@ -575,7 +577,7 @@ class _Run:
         if not count:
             return
         draws = self._draws()
-        curvatures = self._curvatures(curvature, total) if draws.is_pass else {}
+        self.along = curvatures = self._curvatures(curvature, total)
         values = squares / count, self.reached, curvatures, draws, is_measured
         heat = gradients.heat_of(self.sampler, *values)
         heating = heat.of()
@@ -627,6 +629,12 @@ class _Run:
         is_one = one_gradient_a_step(self.sampler)
         length = utils.length_of(self.data.loader) if is_one else None
         self.numbers |= {"relaxation": found, "steps_per_pass": length}
+        self.numbers["relaxation_with_data"] = tuple(
+            relaxation(kind, {**group, "prior_precision": 0.0}, min(known))
+            if (known := [self.along[p] for p in group["params"] if p in self.along])
+            else math.nan
+            for group in groups
+        )
         self.numbers["num_steps"] = num_steps
         if any(map(math.isnan, found)):
             self.unknown.append(f"the relaxation of {self._settings}")

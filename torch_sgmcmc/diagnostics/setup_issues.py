@@ -113,8 +113,8 @@ _TEXTS = {
     "lr / (1 - momentum). Start with lr = {lr:.1g}, or use {size}.",
     "relaxation": "Where there are no data (constant inputs, dead units), group "
     "{group} forgets its start in {steps:,.0f} steps{passes}, and the run has {run:,}: "
-    "such weights stay where they begin. Raise prior_precision to {precision:.2g} or "
-    "more, start at a draw from the prior, or make {needed:,.0f} steps.",
+    "such weights remember where they begin. Raise prior_precision to {precision:.2g} "
+    "or more, start at a draw from the prior, or make {needed:,.0f} steps.",
     "squared error": "As a likelihood, this mean squared error is Gaussian noise of "
     "variance {variance:.4g}. For noise of sd σ, the loss is the sum over outputs of "
     "(y - f)² / (2 σ²), averaged over data: sg.losses.gaussian(σ).",
@@ -164,6 +164,8 @@ class SetupReport:
     #: Steps in which directions without data forget the start by a factor of e, by
     #: param group; NaN if not known. Steps of a pass, and of the run; None if unknown.
     relaxation: tuple[float, ...] = ()
+    #: The same with data, along the flattest gradient noise of a tensor of the group.
+    relaxation_with_data: tuple[float, ...] = ()
     steps_per_pass: int | None = None
     num_steps: int | None = None
 
@@ -202,18 +204,22 @@ class SetupReport:
 
     def _relaxations(self) -> Iterator[str]:
         """Yields a line for groups with the same relaxation."""
-        groups: dict[float, list[str]] = {}
-        for i, steps in enumerate(self.relaxation):
-            if math.isfinite(steps):
-                groups.setdefault(steps, []).append(str(i))
+        groups: dict[tuple[float, float], list[str]] = {}
+        for i, times in enumerate(
+            zip(self.relaxation, self.relaxation_with_data, strict=True)
+        ):
+            if math.isfinite(times[0]):
+                groups.setdefault(times, []).append(str(i))
         run = (
             "" if self.num_steps is None else f"; the run has {self.num_steps:,} steps"
         )
-        for steps, some in groups.items():
+        for (steps, with_data), some in groups.items():
             many = f"group{'s' * (len(some) > 1)} {some_of(some, 6)}"
             passes = in_passes(steps, self.steps_per_pass)
-            time = f"{steps:,.0f} steps{passes} ({many}){run}"
-            yield f"Directions without data forget the start in {time}."
+            time = f"{steps:,.0f} steps{passes} ({many})"
+            if math.isfinite(with_data):
+                time += f", the flattest tensor with data in {with_data:,.0f}"
+            yield f"Directions without data forget the start in {time}{run}."
 
 
 def some_of(names: Iterable[str], most: int = 3) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import sys
 import weakref
@@ -182,9 +184,10 @@ class TemperatureMonitor:
         sampler: the sampler to observe, from its next step until :meth:`detach`. One
             monitor for each sampler, not ``capturable``. Not for HMC, HMCECS and SBPS:
             use their acceptance and violation rates.
-        every: steps between observations. From 10 on, and with
-            ``resample_momentum_every``, slightly more, so that all of a pass is seen:
-            23 for 20. An observation costs about as much as an update. Default: 20.
+        every: steps between observations (slightly more with
+            ``resample_momentum_every``), from 10 on as a mean: observed steps go round
+            the places of a pass. An observation costs about as much as an update.
+            Default: 20.
         center: c, a tensor or number for each parameter in the order of the groups, or
             "current" for the present parameters, or "prior_mean"; None is 0. A good
             center (a mode, the prior's mean) makes intervals shorter. Default: None.
@@ -375,8 +378,8 @@ class TemperatureMonitor:
 
     def _is_due(self) -> bool:
         step, interval = self._observed_context().rng.steps, self._interval
-        is_before = (step + 1) % (NOISE_EVERY * interval) == 0
-        return step % interval == 0 or is_before or bool(self._others)
+        is_before = _observes(step + 1, interval, NOISE_EVERY)
+        return _observes(step, interval) or is_before or bool(self._others)
 
     def _observe(self, work: list[TensorLists]) -> None:
         """Observes an update that is due; the sampler calls this before it."""
@@ -388,7 +391,7 @@ class TemperatureMonitor:
         if not work:
             return
         step, interval = self._observed_context().rng.steps, self._interval
-        if step % interval == 0:
+        if _observes(step, interval):
             at, previous = self._previous or (-1, {})
             has_noise = at == step - 1 and all(
                 p in previous for _, params, _, _ in work for p in params
@@ -396,7 +399,7 @@ class TemperatureMonitor:
             self._add(work, plain=False, has_noise=has_noise)
             self._previous = None
             self._interval = interval = _interval_of(self._every, work[0].group)
-        if (step + 1) % (NOISE_EVERY * interval) == 0:
+        if _observes(step + 1, interval, NOISE_EVERY):
             # A clone: a later backward pass may add to the same memory.
             pairs = (zip(w.params, w.grads, strict=True) for w in work)
             kept = {p: g.detach().clone() for some in pairs for p, g in some}
@@ -628,14 +631,27 @@ def _observed(rows: list[_Row]) -> Iterator[tuple[int, list[float], Step]]:
 
 
 def _interval_of(every: int, group: Mapping[str, Any]) -> int:
-    """Returns an interval that observes all of passes and of cycles of momenta.
-
-    With shuffled minibatches temperatures depend on the place in the pass.
-    """
-    periods = max(1, group.get("resample_momentum_every", 0)) * (30 if every > 9 else 1)
-    while math.gcd(every, periods) > 1:
+    """Returns an interval that observes all of a cycle of redrawn momenta."""
+    redraws = group.get("resample_momentum_every", 0)
+    while redraws > 0 and math.gcd(every, redraws) > 1:
         every += 1
     return every
+
+
+def _observes(step: int, interval: int, kth: int = 1) -> bool:
+    """Returns whether a step is observed, as the one of every k-th interval.
+
+    With shuffled minibatches temperatures depend on the place in a pass. Places in long
+    intervals go round by the golden ratio, so that no place of a pass is left out.
+    """
+    number, place = divmod(step, interval)
+    return number % kth == 0 and place == _shift_of(interval) * number % interval
+
+
+@functools.cache
+def _shift_of(interval: int) -> int:
+    golden = itertools.count(round(0.618 * interval))
+    return next(n for n in golden if math.gcd(n, interval) == 1) * (interval > 9)
 
 
 def has_temperatures(sampler: Sampler) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -532,6 +532,9 @@ class EWSG(SharedSettings):
 
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         return blank(p, "momentum") if group["momentum"] > 0 else {}
+
+    def _starts_of(self, group: dict[str, Any]) -> Collection[str]:
+        return self._operator_of(group).starts
 
     def _operator_of(self, group: dict[str, Any]) -> Operator:
         is_overdamped = group["momentum"] == 0
