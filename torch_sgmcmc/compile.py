@@ -154,7 +154,9 @@ def _rules_of(sampler: Sampler) -> list[Rule]:
             "a compiled block does not call (must be a class of torch_sgmcmc)"
         )
     rules = [
-        rule_of(operator_of(sampler, group)) if is_single else None
+        rule_of(operator_of(sampler, group), numbers_of(sampler, group))
+        if is_single
+        else None
         for group in sampler.param_groups
     ]
     if not all(rules):

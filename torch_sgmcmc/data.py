@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -251,6 +252,20 @@ def set_generator_states(states: Mapping[str, Any] | Tensor) -> None:
         kind, words, *rest = states["numpy"]
         np.random.set_state((kind, words.numpy().astype(np.uint32), *rest))
         random.setstate(states["python"])
+
+
+@contextmanager
+def kept_generators(seed: int | None = None) -> Iterator[None]:
+    """Restores these generators at the end, and seeds them before."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    before = generator_states()
+    with torch.random.fork_rng(devices):
+        try:
+            if seed is not None:
+                seed_generators(seed)
+            yield
+        finally:
+            set_generator_states(before)
 
 
 class Minibatches:

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvTransposeNd
 
 from torch_sgmcmc._impl.hyperparams import check_real
-from torch_sgmcmc._impl.utils import resolved
+from torch_sgmcmc._impl.utils import Snapshot, resolved
 
 _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 # The prior of norms' scales and offsets: standard deviation 0.2 around 1 and 0.
@@ -181,7 +181,7 @@ def _mean_squares(
         return measure
 
     _cut(layers)
-    kept = {t: t.clone() for t in (*model.parameters(), *model.buffers())}
+    kept = Snapshot(model, model.parameters())
     handles = [
         layer.module.register_forward_pre_hook(hook(layer))
         for layer in layers
@@ -191,13 +191,15 @@ def _mean_squares(
         with torch.random.fork_rng():
             for _ in range(_DRAWS):
                 drawn.clear()
-                _call(model, inputs)
+                if isinstance(inputs, Mapping):
+                    model(**inputs)
+                else:
+                    model(*(inputs if isinstance(inputs, tuple | list) else (inputs,)))
     finally:
         for handle in handles:
             handle.remove()
         _cut(layers)
-        for tensor, value in kept.items():
-            tensor.copy_(value)
+        kept.restore()
     return {name: math.fsum(found) / len(found) for name, found in squares.items()}
 
 
@@ -207,12 +209,3 @@ def _cut(layers: list[_Layer]) -> None:
         reshard = getattr(layer.module, "reshard", None)
         if callable(reshard):
             reshard()
-
-
-def _call(model: nn.Module, inputs: Any) -> None:
-    if isinstance(inputs, Mapping):
-        model(**inputs)
-    elif isinstance(inputs, tuple | list):
-        model(*inputs)
-    else:
-        model(inputs)

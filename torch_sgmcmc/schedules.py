@@ -11,10 +11,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import dtensor
+from torch_sgmcmc._impl.context import context_of
 from torch_sgmcmc._impl.hyperparams import check_integer, check_real
 from torch_sgmcmc._impl.ops import sum_of_squares
 from torch_sgmcmc._impl.state_dict import check_count, check_keys, saved_number
-from torch_sgmcmc._impl.user_state import away_from_mean
+from torch_sgmcmc._impl.user_state import away_from_mean, restore_given
 from torch_sgmcmc.samplers.sampler import Sampler, SharedSettings, check_sampler
 from torch_sgmcmc.samplers.sglrw import SGLRW
 
@@ -328,7 +329,7 @@ class GammaPrecision:
 
     def step(self) -> list[float]:
         """Draws each group's ``prior_precision`` and returns the new values."""
-        self.sampler._restore_given()
+        restore_given(context_of(self.sampler))
         groups = {i: self.sampler.param_groups[i] for i in self._chosen}
         for group in groups.values():
             check_real("temperature", group["temperature"], low_open=True)

@@ -11,7 +11,6 @@
 #include <stdexcept>
 #include <string>
 #include <typeinfo>
-#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -75,20 +74,14 @@ SamplerParamState& Ours(torch::optim::OptimizerParamState& state,
 }
 
 std::shared_ptr<SamplerImpl> MakeImpl(const std::string& name) {
-  static const std::unordered_map<std::string,
-                                  std::shared_ptr<SamplerImpl> (*)()>
-      kMakers = {
-          {"SGLD", [] { return std::make_shared<SamplerImpl>("sgld_step_"); }},
-          {"SGLRW",
-           [] { return std::make_shared<SamplerImpl>("sglrw_step_"); }},
-          {"SGHMC", &MakeSGHMC},
-          {"BAOA", &MakeBAOA},
-          {"PSGLD", &MakePSGLD},
-          {"SGNHT", &MakeSGNHT},
-          {"EWSG", &MakeEWSG},
-          {"SBPS", &MakeSBPS}};
-  const auto maker = kMakers.find(name);
-  if (maker != kMakers.end()) return maker->second();
+  if (name == "SGLD") return std::make_shared<SamplerImpl>("sgld_step_");
+  if (name == "SGLRW") return std::make_shared<SamplerImpl>("sglrw_step_");
+  if (name == "SGHMC") return MakeSGHMC();
+  if (name == "BAOA") return MakeBAOA();
+  if (name == "PSGLD") return MakePSGLD();
+  if (name == "SGNHT") return MakeSGNHT();
+  if (name == "EWSG") return MakeEWSG();
+  if (name == "SBPS") return MakeSBPS();
   throw std::logic_error("no sampler is registered for options of " + name);
 }
 

@@ -183,14 +183,10 @@ class Bookkeeping(Optimizer):
             self._context.keep_created()
 
     def _note_given(self) -> None:
-        """Records the state that the user has given."""
+        """Records the state that the user has given, in place of what was known."""
         context = self._current_context()
-        context.given = restore_given(context.params, context.state, {})
-
-    def _restore_given(self) -> None:
-        """Restores what the user has given and then cleared, and records the rest."""
-        context = self._current_context()
-        context.given = restore_given(context.params, context.state, context.given)
+        context.given = {}
+        restore_given(context)
 
     def __getstate__(self) -> dict[str, Any]:
         read_pending(self._current_context())
@@ -437,7 +433,7 @@ class Bookkeeping(Optimizer):
         optimizers shares its tensors with the optimizer.)
         """
         read_pending(self._current_context())
-        self._restore_given()
+        restore_given(self._context)
         state_dict = super().state_dict()
         counters = frozenset(self._SPEC.managed).difference(self._SPEC.shared)
         groups = []

@@ -424,13 +424,6 @@ def settings_of(group: Mapping[str, Any]) -> list[float]:
     return [float(group[key]) for key in ("lr", "temperature", "num_data")]
 
 
-# The least and the largest normal number of a type of state.
-_NORMAL = {
-    torch.float32: (1.1754943508222875e-38, _FLOAT32_MAX),
-    torch.float64: (sys.float_info.min, sys.float_info.max),
-}
-
-
 def momentum_scale(group: Mapping[str, Any], now: Sequence[float]) -> float | None:
     """Returns the factor for momenta whose (lr, T, N) change; None if they are drawn.
 
@@ -438,7 +431,7 @@ def momentum_scale(group: Mapping[str, Any], now: Sequence[float]) -> float | No
     """
     former = group[MOMENTUM_SETTINGS]
     in_double = all(p.dtype is torch.float64 for p in group["params"])
-    low, high = _NORMAL[torch.float64 if in_double else torch.float32]
+    normal = torch.finfo(torch.float64 if in_double else torch.float32)
     lr = now[0] / former[0]
     if former[1] == 0:
         scale = math.inf if now[1] > 0 else lr  # as in SGD, whose buffer is -v / lr
@@ -448,7 +441,7 @@ def momentum_scale(group: Mapping[str, Any], now: Sequence[float]) -> float | No
         before, after = (n[0] * n[1] / n[2] for n in (former, now))
         # An underflowing product does not determine the factor.
         scale = math.sqrt(after / before) if before > 0 else math.inf
-    return scale if low <= scale <= high else None
+    return scale if normal.tiny <= scale <= normal.max else None
 
 
 def noise_estimate_scale(former: Sequence[float], now: Sequence[float]) -> float:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -43,31 +44,41 @@ _ALONE = (aten.as_strided, aten.native_layer_norm, aten.native_group_norm)
 _WHOLE = (aten._scaled_dot_product_flash_attention_for_cpu.default,)
 
 
+class Numbers(dict[str, Any]):
+    """An operator's numbers as floats, with the names of those that were read."""
+
+    def __init__(self, numbers: Mapping[str, Any]) -> None:
+        super().__init__(numbers)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> float:
+        self.read.add(name)
+        return float(super().__getitem__(name))
+
+
 class Rule(NamedTuple):
     """An update in tensor arithmetic; csrc/ops/ has the same as functors.
 
     Attributes:
         keys: the parameter's state that the update reads.
-        names: the operator's numbers that the update reads, beside g's.
-        coefficients: returns the update's numbers from those.
+        coefficients: returns the update's numbers from the operator's :class:`Numbers`.
         update: returns θ and the new state, from the coefficients, θ, g (the gradient
             of U / N), the minibatch's gradient, the noise ξ, and the state.
         is_uniform: whether ξ is uniform on (-1, 1), and not normal.
     """
 
     keys: tuple[str, ...]
-    names: tuple[str, ...]
-    coefficients: Callable[[Mapping[str, float]], tuple[float, ...]]
+    coefficients: Callable[[Numbers], tuple[float, ...]]
     update: Callable[..., tuple[Tensor, ...]]
     is_uniform: bool = False
 
 
-def _variance(n: Mapping[str, float]) -> float:
+def _variance(n: Numbers) -> float:
     """Returns lr T / N."""
     return n["lr"] * n["temperature"] / n["num_data"]
 
 
-def _sgld_numbers(n: Mapping[str, float]) -> tuple[float, ...]:
+def _sgld_numbers(n: Numbers) -> tuple[float, ...]:
     return n["lr"], math.sqrt(2 * _variance(n))
 
 
@@ -83,7 +94,7 @@ def _sglrw(c: Any, theta: Tensor, g: Tensor, _: Tensor, xi: Tensor) -> tuple[Ten
     return (theta + torch.where(move * 0 == 0, step, move),)  # not finite stays so
 
 
-def _sghmc_numbers(n: Mapping[str, float]) -> tuple[float, ...]:
+def _sghmc_numbers(n: Numbers) -> tuple[float, ...]:
     friction = max(0.0, 1 - n["momentum"] - n["noise_estimate"])
     return n["lr"], n["momentum"], math.sqrt(2 * friction * _variance(n))
 
@@ -96,7 +107,7 @@ def _sghmc(
     return theta + v, v
 
 
-def _baoa_numbers(n: Mapping[str, float]) -> tuple[float, ...]:
+def _baoa_numbers(n: Numbers) -> tuple[float, ...]:
     m = n["momentum"]
     friction = max(0.0, 2 * (1 - m) / (1 + m) - n["noise_estimate"])
     return n["lr"], m, (1 + m) * math.sqrt(friction * _variance(n) / 2)
@@ -111,9 +122,9 @@ def _baoa(
     return theta + 0.5 * (kicked + v), v
 
 
-def _sgnht_numbers(n: Mapping[str, float]) -> tuple[float, ...]:
+def _sgnht_numbers(n: Numbers) -> tuple[float, ...]:
     variance = _variance(n)
-    rate = n["thermostat_rate"] if variance > 0 else 0.0
+    rate = n["thermostat_rate"] * (variance > 0)
     noise = math.sqrt(2 * (1 - n["momentum"]) * variance)
     gain = rate / (4 * variance) if rate > 0 else 0.0
     return n["lr"], n["momentum"], noise, rate, gain
@@ -133,8 +144,8 @@ def _sgnht(
     return theta + new, new, thermostat + gain * (v + new) ** 2 - rate
 
 
-def _psgld_numbers(n: Mapping[str, float]) -> tuple[float, ...]:
-    decay = n.get("decay", 1.0)  # without, V is frozen
+def _psgld_numbers(n: Numbers, decay: float | None = None) -> tuple[float, ...]:
+    decay = n["decay"] if decay is None else decay
     return n["lr"], math.sqrt(2 * _variance(n)), decay, 1 - decay, least_root(n)
 
 
@@ -147,34 +158,15 @@ def _psgld(
     return theta + root * (noise * xi - lr * root * g), square
 
 
-_COMMON = ("lr", "temperature", "num_data")
-_WITH_MOMENTUM = (*_COMMON, "momentum")
 _RULES = {
-    "sgld_step_": Rule((), _COMMON, _sgld_numbers, _sgld),
-    "sglrw_step_": Rule((), _COMMON, _sgld_numbers, _sglrw, is_uniform=True),
-    "sghmc_step_": Rule(
-        ("momentum",), (*_WITH_MOMENTUM, "noise_estimate"), _sghmc_numbers, _sghmc
-    ),
-    "baoa_step_": Rule(
-        ("momentum",), (*_WITH_MOMENTUM, "noise_estimate"), _baoa_numbers, _baoa
-    ),
-    "sgnht_step_": Rule(
-        ("momentum", "thermostat"),
-        (*_WITH_MOMENTUM, "thermostat_rate"),
-        _sgnht_numbers,
-        _sgnht,
-    ),
-    "psgld_step_": Rule(
-        ("square_average",),
-        (*_COMMON, "prior_precision", "decay", "eps"),
-        _psgld_numbers,
-        _psgld,
-    ),
+    "sgld_step_": Rule((), _sgld_numbers, _sgld),
+    "sglrw_step_": Rule((), _sgld_numbers, _sglrw, is_uniform=True),
+    "sghmc_step_": Rule(("momentum",), _sghmc_numbers, _sghmc),
+    "baoa_step_": Rule(("momentum",), _baoa_numbers, _baoa),
+    "sgnht_step_": Rule(("momentum", "thermostat"), _sgnht_numbers, _sgnht),
+    "psgld_step_": Rule(("square_average",), _psgld_numbers, _psgld),
     "psgld_frozen_step_": Rule(
-        ("square_average",),
-        (*_COMMON, "prior_precision", "eps"),
-        _psgld_numbers,
-        _psgld,
+        ("square_average",), partial(_psgld_numbers, decay=1.0), _psgld
     ),
 }
 _PRIOR = ("num_data", "prior_precision", "prior_mean")
@@ -182,17 +174,19 @@ _PRIOR = ("num_data", "prior_precision", "prior_mean")
 _OF_BLOCKS = ("momentum_scale", "thermostat_scale", "resample_momentum_every")
 
 
-def rule_of(operator: str | None) -> Rule | None:
-    """Returns an operator's rule, None if it cannot be compiled.
+def rule_of(operator: str | None, numbers: Mapping[str, Any]) -> Rule | None:
+    """Returns an operator's rule for such numbers, None if it cannot be compiled.
 
-    An operator with a number that its rule does not know cannot: it would be ignored.
+    An operator with a number that its rule does not read cannot: it would be ignored.
     """
     rule = _RULES.get(operator or "")
     if rule is None:
         return None
     spec = OP_SPECS[operator or ""]
-    numbers = {each["name"] for each in (*spec["numbers"], *spec["common"])}
-    return rule if numbers <= {*rule.names, *_PRIOR, *_OF_BLOCKS} else None
+    names = {each["name"] for each in (*spec["numbers"], *spec["common"])}
+    known = Numbers(numbers)
+    rule.coefficients(known)
+    return rule if names <= known.read | {*_PRIOR, *_OF_BLOCKS} else None
 
 
 def _tanh(x: Tensor) -> Tensor:
@@ -460,9 +454,9 @@ class Updated(NamedTuple):
 
 def coefficients_of(rule: Rule, numbers: Mapping[str, Any]) -> list[float]:
     """Returns a group's input of the graph: λ / N, μ, and the rule's numbers."""
-    num_data, precision, mean = (float(numbers[name]) for name in _PRIOR)
-    own = rule.coefficients({name: float(numbers[name]) for name in rule.names})
-    return [precision / num_data, mean, *own]
+    numbers = Numbers(numbers)
+    num_data, precision, mean = map(numbers.__getitem__, _PRIOR)
+    return [precision / num_data, mean, *rule.coefficients(numbers)]
 
 
 def trace_block(

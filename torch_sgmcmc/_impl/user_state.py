@@ -128,17 +128,16 @@ def given(state: Mapping[str, Any]) -> dict[str, Any]:
     return {key: state[key] for key in keys if key in state}
 
 
-def restore_given(
-    params: Iterable[Tensor], state: Any, known: Mapping[Tensor, dict[str, Any]]
-) -> dict[Tensor, dict[str, Any]]:
-    """Returns the user's state by parameter, after restoring what was dropped.
+def restore_given(context: Any) -> None:
+    """Restores what the user has given and then cleared, and records all of it.
 
     Users clear ``state`` to start with new momenta.
     """
-    for p in params:
-        for key, value in known.get(p, {}).items():
-            state[p].setdefault(key, value)
-    return {p: given(state[p]) for p in params if given(state.get(p, {}))}
+    for p in context.params:
+        for key, value in context.given.get(p, {}).items():
+            context.state[p].setdefault(key, value)
+    own = {p: given(context.state.get(p, {})) for p in context.params}
+    context.given = {p: found for p, found in own.items() if found}
 
 
 def complete_given(

@@ -18,7 +18,7 @@ from torch_sgmcmc._impl import utils
 from torch_sgmcmc._impl.context import context_of, kind_of
 from torch_sgmcmc._impl.hyperparams import check_integer, wrong_result, wrong_type
 from torch_sgmcmc._impl.parameters import exchanged
-from torch_sgmcmc.data import one_gradient_a_step
+from torch_sgmcmc.data import kept_generators, one_gradient_a_step
 from torch_sgmcmc.diagnostics import setup_gradients as gradients
 from torch_sgmcmc.diagnostics import setup_issues as issues
 from torch_sgmcmc.diagnostics.temperature_means import relaxation
@@ -189,7 +189,7 @@ class _Run:
     def value(self, batch: Any) -> Tensor:
         """Returns the loss of a minibatch, or of each example."""
         batch = moved(batch, model_device(self.model))
-        numbers = issues.kept_numbers(self.all, 0) if self.repeats else nullcontext()
+        numbers = kept_generators(0) if self.repeats else nullcontext()
         with numbers:
             value = self.loss(self.model, batch)
         if not isinstance(value, Tensor):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -21,6 +20,7 @@ from torch.utils.data import (
 
 from torch_sgmcmc._impl.parameters import kept_gradients
 from torch_sgmcmc._impl.utils import Snapshot, length_of, rows_of, tensors_in
+from torch_sgmcmc.data import kept_generators
 from torch_sgmcmc.samplers.hmc import HMC
 from torch_sgmcmc.samplers.sampler import Sampler
 from torch_sgmcmc.samplers.sbps import SBPS
@@ -353,24 +353,6 @@ def _target_of(row: Any) -> float | None:
 
 
 @contextmanager
-def kept_numbers(params: list[Tensor], seed: int | None = None) -> Iterator[None]:
-    """Restores the default generators at the end, and seeds them before."""
-    devices = sorted({p.device.index for p in params if p.device.type == "cuda"})
-    with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices))
-        stack.callback(random.setstate, random.getstate())
-        if "numpy" in sys.modules:
-            numbers = sys.modules["numpy"].random
-            stack.callback(numbers.set_state, numbers.get_state())
-            if seed is not None:
-                numbers.seed(seed)
-        if seed is not None:
-            random.seed(seed)
-            torch.manual_seed(seed)
-        yield
-
-
-@contextmanager
 def untouched(
     model: nn.Module, params: list[Tensor], loader: Any
 ) -> Iterator[Snapshot]:
@@ -378,7 +360,7 @@ def untouched(
     owners = [loader, *(getattr(loader, k, None) for k in ("sampler", "batch_sampler"))]
     owners += [getattr(owner, "sampler", None) for owner in owners[1:]]
     with ExitStack() as stack:
-        stack.enter_context(kept_numbers(params))
+        stack.enter_context(kept_generators())
         for owner in owners:
             generator = getattr(owner, "generator", None)
             if isinstance(generator, torch.Generator):

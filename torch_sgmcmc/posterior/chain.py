@@ -10,9 +10,8 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing import parent_process
 from numbers import Real
 from pathlib import Path
@@ -34,8 +33,8 @@ from torch_sgmcmc.data import (
     Minibatches,
     closure_of,
     generator_states,
+    kept_generators,
     one_gradient_a_step,
-    seed_generators,
     set_generator_states,
 )
 from torch_sgmcmc.diagnostics.setup_check import check_setup
@@ -44,7 +43,7 @@ from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor, has_temper
 from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.posterior.collector import Collector
 from torch_sgmcmc.posterior.forward import model_device, moved
-from torch_sgmcmc.posterior.start import Start, describe, optimize, place, start_of
+from torch_sgmcmc.posterior.start import Start, describe, name_of, place, start_of
 from torch_sgmcmc.posterior.store import SampleStore
 from torch_sgmcmc.priors import with_params
 from torch_sgmcmc.samplers.sampler import Sampler
@@ -86,7 +85,10 @@ def identity(
     for i, schedule in enumerate(schedules):
         state = _plain(schedule.state_dict()).items()
         found |= {("schedule", i, f"{kinds[i]} has {k} "): v for k, v in state}
-    return found | {("loss", 0, ""): _name(loss), ("model", 0, ""): _name(type(model))}
+    return found | {
+        ("loss", 0, ""): name_of(loss),
+        ("model", 0, ""): name_of(type(model)),
+    }
 
 
 def hyperparameters(sampler: Sampler) -> list[dict[str, Any]]:
@@ -122,12 +124,6 @@ def check_same(former: Identity, now: Identity, where: str) -> None:
             f"is another posterior, {_RESTART}",
             stacklevel=2,
         )
-
-
-def _name(function: Any) -> str:
-    while isinstance(function, partial):
-        function = function.func
-    return getattr(function, "__qualname__", type(function).__qualname__)
 
 
 def _plain(value: Any) -> Any:
@@ -253,25 +249,29 @@ def run_chain(settings: Settings, chain: int) -> None:
     All randomness follows from the seed and the chain's number, unless the loss or a
     callback uses another generator than the default ones of torch, NumPy and Python.
     """
-    with _random_numbers(settings, chain) as seed:
+    seed = fold_in(settings.seed, chain)
+    with kept_generators(fold_in(seed, 0)):
         _Run(settings, chain, seed).run()
 
 
 def check_construction(settings: Settings) -> None:
     """Raises the errors of a first chain before its first step; changes no store."""
-    with _random_numbers(settings, 0) as seed:
+    seed = fold_in(settings.seed, 0)
+    with kept_generators(fold_in(seed, 0)):
         _Run(settings, 0, seed).collector(SampleStore()).close()
 
 
 def check_first_chain(settings: Settings) -> SetupReport:
     """Runs the setup check on a first chain; stores nothing."""
-    with _random_numbers(settings, 0) as seed:
+    seed = fold_in(settings.seed, 0)
+    with kept_generators(fold_in(seed, 0)):
         return _Run(settings, 0, seed).check()
 
 
 def first_chain_of(settings: Settings) -> tuple[nn.Module, Any]:
     """Returns a first chain's model at its start, and its first minibatch."""
-    with _random_numbers(settings, 0) as seed:
+    seed = fold_in(settings.seed, 0)
+    with kept_generators(fold_in(seed, 0)):
         with closing(Minibatches(settings.loader, fold_in(seed, 2))) as batches:
             return _model_of(settings), batches.next()
 
@@ -282,20 +282,6 @@ def _model_of(settings: Settings) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise wrong_result("model", model, "a torch.nn.Module")
     return model
-
-
-@contextmanager
-def _random_numbers(settings: Settings, chain: int) -> Iterator[int]:
-    """Seeds the random generators within the context; returns the chain's seed."""
-    seed = fold_in(settings.seed, chain)
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-    before = generator_states()
-    try:
-        with torch.random.fork_rng(devices):
-            seed_generators(fold_in(seed, 0))
-            yield seed
-    finally:
-        set_generator_states(before)
 
 
 def checkpoint(path: Path) -> dict[str, Any]:
@@ -433,9 +419,8 @@ class _Run:
         text = describe(self._start)
         if settings.optimizer is None or settings.optimizer_epochs == 0:
             return text
-        return (
-            f"{text}, {settings.optimizer_epochs} epochs of {_name(settings.optimizer)}"
-        )
+        passes = f"{settings.optimizer_epochs} epochs of"
+        return f"{text}, {passes} {name_of(settings.optimizer)}"
 
     def _optimize(self) -> None:
         """Makes an optimizer's passes from the start."""
@@ -448,13 +433,15 @@ class _Run:
             f"optimizer of chain {self._chain + 1}",
             settings.progress,
         )
+        optimizer = settings.optimizer(trained)
         with closing(Minibatches(settings.loader, fold_in(self._seed, 3))) as batches:
-
-            def loss() -> Tensor:
+            for _ in steps:
+                optimizer.zero_grad()
                 batch = moved(batches.next(), self._device)
-                return settings.loss(self._model, batch)
-
-            optimize(settings.optimizer(trained), (loss for _ in steps))
+                with torch.enable_grad():
+                    settings.loss(self._model, batch).mean().backward()
+                optimizer.step()
+        optimizer.zero_grad()
 
     def _go(self, collector: Collector, path: Path | None) -> None:
         if self._blocks is not None and self._done % self._blocks.steps:

@@ -1,16 +1,15 @@
-"""The starts of chains: where they begin, and an optimizer's passes before."""
+"""The starts of chains."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import nn
 
-from torch_sgmcmc._impl.context import context_of, name_of
+from torch_sgmcmc._impl import context
+from torch_sgmcmc._impl.utils import Snapshot
 from torch_sgmcmc.samplers.sampler import Sampler
 
 #: A kind of start, or a function that changes the chain's model.
@@ -59,9 +58,14 @@ def start_of(
 
 def describe(start: Start) -> str:
     """Returns a start's name; a function's has parentheses."""
-    if isinstance(start, str):
-        return start
-    return f"{getattr(start, '__qualname__', type(start).__qualname__)}()"
+    return start if isinstance(start, str) else f"{name_of(start)}()"
+
+
+def name_of(function: Any) -> str:
+    """Returns the name of a function, a class, or a partial's function."""
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__qualname__", type(function).__qualname__)
 
 
 def place(start: Start, model: nn.Module, sampler: Sampler) -> list[str]:
@@ -73,38 +77,17 @@ def place(start: Start, model: nn.Module, sampler: Sampler) -> list[str]:
     """
     if start == "prior":
         return sampler.draw_from_prior()
-    groups = sampler.param_groups
-    before = {p: p.detach().clone() for p in context_of(sampler).params}
-    with _unsampled_kept(model):
-        if start == "reset":
-            for module in model.modules():
-                reset = getattr(module, "reset_parameters", None)
-                if callable(reset):
-                    reset()
-        elif callable(start):
-            start(model)
-    if start != "reset" or not all(torch.equal(p, old) for p, old in before.items()):
+    params = context.context_of(sampler).params
+    others = Snapshot(model, [p for p in model.parameters() if not p.requires_grad])
+    before = Snapshot(nn.Module(), params)
+    if start == "reset":
+        for module in model.modules():
+            reset = getattr(module, "reset_parameters", None)
+            if callable(reset):
+                reset()
+    elif callable(start):
+        start(model)
+    others.restore()
+    if start != "reset" or before.changed():
         return []
-    return [name_of(groups, p) for p in before]
-
-
-@contextmanager
-def _unsampled_kept(model: nn.Module) -> Iterator[None]:
-    """Restores frozen parameters and buffers at the end."""
-    tensors: list[Tensor] = [p for p in model.parameters() if not p.requires_grad]
-    tensors += model.buffers()
-    kept = [t.detach().clone() for t in tensors]
-    yield
-    with torch.no_grad():
-        for tensor, value in zip(tensors, kept, strict=True):
-            tensor.copy_(value)
-
-
-def optimize(optimizer: Optimizer, losses: Iterable[Callable[[], Tensor]]) -> None:
-    """Makes a step of an optimizer for each loss."""
-    for loss in losses:
-        optimizer.zero_grad()
-        with torch.enable_grad():
-            loss().mean().backward()
-        optimizer.step()
-    optimizer.zero_grad()
+    return [context.name_of(sampler.param_groups, p) for p in params]

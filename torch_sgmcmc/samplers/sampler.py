@@ -53,7 +53,7 @@ from torch_sgmcmc._impl.state import (
     rescalings,
 )
 from torch_sgmcmc._impl.step_plan import Operator, StepPlan, Update, trace
-from torch_sgmcmc._impl.user_state import PRIOR_MEAN
+from torch_sgmcmc._impl.user_state import PRIOR_MEAN, restore_given
 
 
 class Sampler(Bookkeeping):
@@ -227,7 +227,7 @@ class Sampler(Bookkeeping):
     def _begin_step(self) -> None:
         context = self._current_context()
         context.rng.check(context.name, context.groups)
-        self._restore_given()
+        restore_given(context)
         self._settle()
         claim_seed(context)
 
@@ -484,7 +484,7 @@ class Sampler(Bookkeeping):
         """
         context = self._current_context()
         context.rng.check(context.name, context.groups)
-        self._restore_given()
+        restore_given(context)
         kept = draw_from_prior(context)
         context.start = "prior" if context.rng.steps == 0 and not kept else None
         return kept
