@@ -105,8 +105,8 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--digits", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("runs/mnist_bnn"))
-    parser.add_argument("--epochs", type=int, default=400)
-    parser.add_argument("--burn-in", type=int, default=60, help="epochs")
+    parser.add_argument("--epochs", type=int, default=450)
+    parser.add_argument("--burn-in", type=int, default=50, help="epochs")
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--momentum", type=float, default=0.9)
     arguments = parser.parse_args()
@@ -136,6 +136,7 @@ def main() -> None:
             monitor=monitor,
         ) as collector:
             collector.restart()  # over what an earlier run has left
+            collector.start, collector.steps_per_pass = start, epoch_steps
             for _ in trange(arguments.epochs, unit="epoch", desc=f"chain {chain}"):
                 for batch in torch.randperm(len(x)).split(size):
                     sampler.zero_grad()

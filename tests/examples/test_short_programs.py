@@ -20,7 +20,7 @@ def run(name, picture, *options):
 
 
 def test_a_regression_with_its_noise(tmp_path, one_thread):
-    printed = run("quickstart", tmp_path / "quickstart.png", "--steps", 2400)
+    printed = run("quickstart", tmp_path / "quickstart.png", "--steps", 4800)
     assert "effective sample size" in printed and "R-hat" in printed  # the verdict
     (sigma,) = re.findall(r"sigma: ([\d.]+)", printed)
     assert 0.08 < float(sigma) < 0.3  # begun at 1
