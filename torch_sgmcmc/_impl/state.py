@@ -115,25 +115,22 @@ def draw_from_prior(context: StepContext) -> list[str]:
     kept = []
     for group in context.groups:
         precision = group["prior_precision"]
-        by_device: dict[torch.device, list[tuple[Tensor, int]]] = {}
         for p, offset in zip(group["params"], group["offsets"], strict=True):
-            if p.requires_grad and precision == 0:
+            if not p.requires_grad:
+                continue
+            if precision == 0:
                 kept.append(name_of(context.groups, p))
-            elif p.requires_grad:
-                by_device.setdefault(p.device, []).append((p, offset))
-        for drawn in by_device.values():
-            params = [p for p, _ in drawn]
-            values = [torch.empty_like(p, dtype=state_dtype(p)) for p in params]
+                continue
+            value = torch.empty_like(p, dtype=state_dtype(p))
             context.placement.updating(gaussian_)(
-                values,
+                [value],
                 std=math.sqrt((group["temperature"] or 1.0) / precision),
-                offsets=[offset for _, offset in drawn],
+                offsets=[offset],
                 purpose=_C.Purpose.PRIOR,
                 **context.noise(),
             )
-            for p, value in zip(params, values, strict=True):
-                value += context.state.get(p, {}).get(PRIOR_MEAN, group[PRIOR_MEAN])
-                p.copy_(value)
+            value += context.state.get(p, {}).get(PRIOR_MEAN, group[PRIOR_MEAN])
+            p.copy_(value)
     return kept
 
 
