@@ -83,7 +83,8 @@ def prior_groups(
 
     Returns:
         Param groups for a sampler, with named parameters. Layers of equal priors are in
-        one group. Scales of norms have ``prior_mean`` 1 and, as their offsets, the
+        one group; shared weights have the largest precision of their layers. Scales of
+        norms have ``prior_mean`` 1 and, as their offsets, the
         precision 25; embeddings have fan_in 1; other vectors and numbers, such as a log
         σ, have the precision 1. Precisions are rounded to two digits.
 
@@ -98,15 +99,17 @@ def prior_groups(
     layers = [_Layer(name, module) for name, module in model.named_modules()]
     squares = {} if inputs is None else _mean_squares(model, layers, inputs)
     rates = dict(lr or {})
-    found: dict[tuple[float, float, float | None], list[tuple[str, Tensor]]] = {}
-    seen: set[int] = set()
+    chosen: dict[nn.Parameter, tuple[str, tuple[float, float], float | None]] = {}
     for layer in layers:
         rate = rates.pop(layer.name, None)
         for name, p in layer.params():
-            if id(p) not in seen:  # else shared
-                seen.add(id(p))
-                prior = _prior(layer, name, squares.get(layer.name, 1.0), scale)
-                found.setdefault((*prior, rate), []).append((name, p))
+            prior = _prior(layer, name, squares.get(layer.name, 1.0), scale)
+            first = chosen.setdefault(p, (name, prior, rate))
+            if prior > first[1]:  # of a layer that shares it
+                chosen[p] = first[0], prior, first[2]
+    found: dict[tuple[float, float, float | None], list[tuple[str, Tensor]]] = {}
+    for p, (name, prior, rate) in chosen.items():
+        found.setdefault((*prior, rate), []).append((name, p))
     if rates:
         raise ValueError(f"Invalid lr: the model has no layer {next(iter(rates))!r}")
     if not found:

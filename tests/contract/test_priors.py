@@ -54,6 +54,15 @@ def test_fan_in():
     }
 
 
+def test_shared_weights_have_the_largest_precision():
+    model = nn.ModuleDict({"words": nn.Embedding(5, 64), "head": nn.Linear(64, 5)})
+    model["head"].weight = model["words"].weight
+    assert precisions(sg.prior_groups(model)) == {
+        "words.weight": 32.0,
+        "head.bias": 32.0,
+    }
+
+
 def test_a_minibatch_sets_the_first_layer_and_outputs_have_the_variance_2():
     torch.manual_seed(0)
     x = 0.3 * torch.rand(400, 200)
