@@ -213,13 +213,3 @@ def test_a_report_takes_the_mean_lr_of_a_schedule(tmp_path):
     found = sg.report(None, tmp_path)
     assert found.runs[0].settings[0]["lr"] < 1e-4
     assert "relaxation" not in {issue.kind for issue in found.issues}
-
-
-def test_a_collector_knows_of_a_draw_from_the_prior(tmp_path):
-    for chain in range(2):
-        model = torch.nn.Linear(3, 2)
-        sampler = sg.SGHMC(sg.prior_groups(model), 0.01, num_data=50, seed=chain)
-        if chain == 1:
-            sampler.draw_from_prior()
-        with sg.Collector(sampler, model, tmp_path, chain=chain) as collector:
-            assert collector.start == (None if chain == 0 else "prior")

@@ -184,6 +184,29 @@ def test_errors(options, error, message):
         run(None, **options)
 
 
+def test_a_loops_chains_have_starts(tmp_path):
+    """Also after a checkpoint."""
+    starts, saved = [], ({}, {})
+    for chain, resumes in ((0, False), (1, False), (1, True)):
+        p = nn.Parameter(torch.zeros(3))
+        settings = {"num_data": 1, "prior_precision": 1.0, "seed": chain}
+        sampler = sg.SGLD([("p", p)], 0.1, **settings)
+        if resumes:
+            sampler.load_state_dict(saved[0])
+        elif chain == 1:
+            sampler.draw_from_prior()
+        with sg.Collector(sampler, {"p": p}, tmp_path, chain=chain) as collector:
+            if resumes:
+                collector.load_state_dict(saved[1])
+            p.grad = torch.zeros(3)
+            sampler.step()
+            saved = sampler.state_dict(), collector.state_dict()
+        draws = sg.SampleStore(tmp_path).chain(chain)
+        assert len(draws) == 1 + resumes
+        starts.append(read_run_record(draws[0]).start)
+    assert starts == ["model", "prior", "prior"]
+
+
 def test_a_report_names_the_starts_of_chains_that_agree():
     sampler = partial(sg.SGHMC, lr=0.1, momentum=0.5, num_data=ROWS, prior_precision=30)
     given = {"sampler": sampler, "steps": 1500, "burn_in": 300, "every": 3, "chains": 2}

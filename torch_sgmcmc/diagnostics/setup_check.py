@@ -529,12 +529,11 @@ class _Run:
                 scale = 2 * factor * math.sqrt(variance) / out.numel()
                 yield self.flatten(self.backward(out, scale * torch.randn_like(out)))
 
-    def _draws(self) -> gradients.Draws:
+    def _share(self) -> float:
+        """Returns the part of the data in a minibatch, 0 if it is unknown."""
         data, size = self.data, utils.rows_of(self.batches[0])
-        if not size or not data.num_data or data.is_pass is None:
-            return gradients.Draws()
-        size = min(size, data.num_data)
-        return gradients.Draws(data.num_data, size, data.is_pass, data.has_repeats)
+        is_known = size and data.num_data and data.is_pass is not None
+        return min(1.0, size / data.num_data) if is_known else 0.0
 
     def _curvatures(
         self, of: gradients.Curvature | None, noise: Tensor
@@ -576,9 +575,14 @@ class _Run:
         self.repeats = repeats
         if not count:
             return
-        draws = self._draws()
+        data, size, share = self.data, utils.rows_of(self.batches[0]), self._share()
+        # Half squared differences of two minibatches of a pass have none of their
+        # covariance; drawn residuals have no correction for a finite number.
+        if data.is_pass or not (is_measured or data.has_repeats):
+            squares = squares * (1 - share)
+        batches = 1 / share if data.is_pass and share else math.inf
         self.along = curvatures = self._curvatures(curvature, total)
-        values = squares / count, self.reached, curvatures, draws, is_measured
+        values = squares / count, self.reached, curvatures, batches
         heat = gradients.heat_of(self.sampler, *values)
         heating = heat.of()
         if not heating:
@@ -611,11 +615,12 @@ class _Run:
         too_much = max(mean / limits[0], surely[worst] / limits[1])
         if too_much > 1:
             most = {"mean": 1 + limits[0], "tensor": 1 + limits[1]}
-            size = "larger minibatches"
-            if draws.num_data < math.inf:
-                size = math.ceil(min(1.5 * too_much * draws.size, draws.num_data))
-                size = f"minibatches of {size:,}"
-            self.add("above T", text=text, lr=lr / (1.5 * too_much), size=size, **most)
+            larger = "larger minibatches"
+            if share:
+                wanted = min(1.5 * too_much * size, data.num_data)
+                larger = f"minibatches of {math.ceil(wanted):,}"
+            lr /= 1.5 * too_much
+            self.add("above T", text=text, lr=lr, size=larger, **most)
         elif heating[worst] > _REMARKED:
             self.remarks.append(
                 f"Minibatches raise the chain's temperature: {text} (reported from "

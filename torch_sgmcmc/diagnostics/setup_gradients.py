@@ -49,26 +49,13 @@ def has_known_heating(sampler: Sampler) -> bool:
     return len(known) == len(steps) and all(map(math.isfinite, known))
 
 
-class Draws(NamedTuple):
-    """The way a loader draws minibatches; by default independent, of unknown size."""
-
-    num_data: float = math.inf
-    size: float = 1.0
-    #: True if each pass takes each datum once; False if minibatches are independent.
-    is_pass: bool = False
-    has_repeats: bool = True
-
-    def batches(self) -> float:
-        """Returns the number of minibatches of a pass; infinite if there is none."""
-        return self.num_data / self.size if self.is_pass else math.inf
-
-
 class Heat(NamedTuple):
     """The heat of minibatches: the step of each tensor, and its gradient's noise."""
 
     #: With the variance of an element, and the curvature along the noise.
     steps: Mapping[Tensor, tuple[Step, float, float]]
-    draws: Draws
+    #: Minibatches of a pass; infinite if they are independent.
+    batches: float
 
     def of(self, times: float = 1.0, kind: int = 0) -> dict[Tensor, float]:
         """Returns the excess by tensor of T_kin / T, or (kind 1) of the variance.
@@ -81,7 +68,7 @@ class Heat(NamedTuple):
         for p, (step, variance, curvature) in self.steps.items():
             estimate = times * step.noise_estimate
             now = step._replace(lr=times * step.lr, noise_estimate=estimate)
-            part = now.shuffled_parts(curvature, self.draws.batches())[kind]
+            part = now.shuffled_parts(curvature, self.batches)[kind]
             found[p] = now.minibatch_excess(part * variance) / step.temperature
         return found
 
@@ -95,25 +82,17 @@ def heat_of(
     variances: Tensor,
     reached: set[Tensor],
     curvatures: Mapping[Tensor, float],
-    draws: Draws,
-    is_measured: bool,
+    batches: float,
 ) -> Heat:
-    """Returns the heat for the variances of all elements of a minibatch's gradient.
-
-    Half squared differences (``is_measured``) of two minibatches of a pass have none of
-    their covariance; residuals that were drawn have no correction for a finite number.
-    """
+    """Returns the heat for the variances of all elements of a minibatch's gradient."""
     ours, motion = moving(sampler.param_groups), MOTIONS[kind_of(sampler)]
-    factor = 1.0
-    if draws.is_pass or not (is_measured or draws.has_repeats):
-        factor -= draws.size / draws.num_data
     parts = variances.split([p.numel() for p in ours])
     steps = {
-        p: (step_of(group, motion), factor * float(part.mean()), curvatures.get(p, 0.0))
+        p: (step_of(group, motion), float(part.mean()), curvatures.get(p, 0.0))
         for (p, group), part in zip(ours.items(), parts, strict=True)
         if p in reached and p.numel()
     }
-    return Heat(steps, draws)
+    return Heat(steps, batches)
 
 
 # Distances along a direction with elements of about the parameters' size, in float32

@@ -166,9 +166,9 @@ class Collector(AbstractContextManager["Collector"]):
     Attributes:
         loss: a number or scalar tensor that is set before a step and stored with the
             step's draw. NaN afterwards.
-        start: how the chain begins, for :func:`report`: "prior" after
-            :meth:`Sampler.draw_from_prior`, or another word, such as "model". None is
-            not known.
+        start: how the chain begins, for :func:`report`; None is not known. At the
+            chain's first step, if not set: "prior" after
+            :meth:`Sampler.draw_from_prior`, else "model".
         steps_per_pass: steps of a pass over the data; None is not known.
 
     Raises:
@@ -226,7 +226,7 @@ class Collector(AbstractContextManager["Collector"]):
         self._when = when
         self.loss: float | Tensor = math.nan
         self.sampler = sampler
-        self.start: str | None = context_of(sampler).start
+        self.start: str | None = None
         self.steps_per_pass: int | None = None
         self._record = RunRecorder(sampler, monitor)
         # The number of counted steps, and the sampler's step or time after the last.
@@ -261,6 +261,12 @@ class Collector(AbstractContextManager["Collector"]):
     def _before_step(self, sampler: Any, *_: Any) -> None:
         """Raises, before the update, any error that would prevent storing the draw."""
         self._writer.check()
+        if (
+            self._mark is None
+            and self.start is None
+            and context_of(sampler).rng.steps == 0
+        ):
+            self.start = context_of(sampler).start or "model"
         if isinstance(sampler, SBPS):
             return
         if self._mark is None:
@@ -359,6 +365,7 @@ class Collector(AbstractContextManager["Collector"]):
             **self._record.state_dict(),
             "count": self._count,
             "mark": self._mark,
+            "start": self.start,
             "position": self._writer.checkpoint() if self._stores else nowhere,
             **self._settings,
         }
@@ -384,6 +391,7 @@ class Collector(AbstractContextManager["Collector"]):
             self._writer.cut_back(state_dict["position"])
         if is_of_python:
             self._record.load_state_dict(state_dict)
+            self.start = state_dict.get("start", self.start)
             self._count, self._mark = state_dict["count"], state_dict["mark"]
             return
         burn_in, every = self._settings.values()  # in C++ the program chose the draws
