@@ -70,7 +70,7 @@ for _ in range(5):
 """
 LOUD_SCRIPTS = {"loud": 'import warnings; warnings.warn("old")'}
 PREDICTED = """
-assert posterior.num_draws == 3
+assert posterior.num_draws == 20
 torch.testing.assert_close(posterior.mean.sum(1), torch.ones(200))
 assert posterior.epistemic.shape == (200,) and monitor.num_observed == 7
 """
