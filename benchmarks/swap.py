@@ -2,6 +2,7 @@
 
     python benchmarks/swap.py --data-root DATA --screen     # settings, on one seed
     python benchmarks/swap.py --data-root DATA --tasks cnn mlp transformer mnist digits
+    python benchmarks/swap.py --data-root DATA --tasks mlp --methods "posterior*"
     python benchmarks/swap.py --table                       # of what has been run
 
 A training script (augmentation, batch norm, dropout, cosine lr, weight decay) is run
@@ -378,11 +379,49 @@ class SGHMC:
             burn_in=burn_in,
             every=max(1, (counted - burn_in) * self.chains // DRAWS),
             chains=self.chains,
+            start="model",
             seed=run.seed,
             schedule=schedule,
             **{"check": False, "report": False, "progress": False},
         )
         return run.scores(store, model()) | {"draws": len(store)}
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """A chain at a constant lr, half of it burn-in, with its temperatures."""
+
+    temperature: float
+    precision: float | None  # of the prior; None is by layer
+    start: str
+
+    def __call__(self, run: Run) -> dict[str, Any]:
+        """Samples, and returns scores, T_kin and T_conf of the weights."""
+        steps, burn_in = RUNS * run.steps, RUNS * run.steps // 2
+        data, network = len(run.loader.x), partial(run.task.network, 0.0)
+        inputs = run.loader.augment(run.loader.x[:500])
+        groups = sg.prior_groups(network(), inputs) if self.precision is None else ()
+        options = {} if self.precision is None else {"prior_precision": self.precision}
+        options |= {"temperature": self.temperature, "num_data": data}
+        found: dict[str, str] = {}
+
+        def look(state: sg.ChainState) -> None:
+            if state.step == steps and state.monitor is not None:
+                for name in state.monitor.names:
+                    t = state.monitor.tensor(name)
+                    pair = f"{t.configurational.mean:.2f}/{t.kinetic.mean:.2f}"
+                    found.update({name: pair} if name.endswith("weight") else {})
+
+        store = sg.sample(
+            *(network, partial(sg.SGHMC, lr=0.03, momentum=MOMENTUM, **options)),
+            *(run.loader, LOSS),
+            **{"steps": steps, "burn_in": burn_in, "every": burn_in // DRAWS},
+            **{"start": self.start, "groups": groups, "seed": run.seed},
+            callbacks=look,
+            **{"check": False, "progress": False},
+        )
+        temperatures = ", ".join(found.values())
+        return run.scores(store, network()) | {"T_conf / T_kin": temperatures}
 
 
 BASELINES = {
@@ -429,7 +468,11 @@ CHOSEN = {
     "cycles, no dropout": last_cycles(),
     "cycles, from SGD": cyclical(0.03, start=0.5, peak=0.5, dropout=True),
 }
-METHODS = BASELINES | SCREENED | CHOSEN
+POSTERIORS = {
+    f"posterior: T {t}, λ {p or 'by layer'}, from {start}": Posterior(t, p, start)
+    for t, p, start in product((1, 0.1), (5, 20, 80, None), ("model", "prior"))
+}
+METHODS = BASELINES | SCREENED | CHOSEN | POSTERIORS
 
 
 # ---- Output --------------------------------------------------------------------------
@@ -461,6 +504,8 @@ def table(rows: list[dict[str, Any]]) -> str:
                 if len(values) > 1:
                     error = statistics.stdev(values) / math.sqrt(len(values))
                     cells[-1] += f" ± {error:.{form}f}"
+            if "T_conf / T_kin" in some[0]:
+                cells.append(f"T_conf/T_kin {some[0]['T_conf / T_kin']}")
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

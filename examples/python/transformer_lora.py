@@ -128,6 +128,7 @@ def main() -> None:
         burn_in=arguments.steps // 4,
         every=20,
         chains=2,
+        start="model",  # the pretrained network
         seed=0,
         restart=True,
         parameters="sampled",

@@ -348,7 +348,7 @@ def sample(
         ...                   prior_precision=N * weight_decay, temperature=0.03)
         >>> store = sg.sample(
         ...     make_model, sampler, loader, loss, "cold", steps=steps, chains=5,
-        ...     schedule=partial(CosineAnnealingLR, T_max=steps), seed=0,
+        ...     schedule=partial(CosineAnnealingLR, T_max=steps), start="model", seed=0,
         ...     burn_in=3 * steps // 4, every=steps // 16)
 
     Note:
