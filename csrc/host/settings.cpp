@@ -159,4 +159,13 @@ std::span<const Setting> SettingsOf(std::string_view sampler) {
   throw std::out_of_range("no sampler " + std::string(sampler));
 }
 
+bool IsSetting(std::string_view name) {
+  for (const OfSampler& row : kSamplers) {
+    for (const Setting& setting : row.settings) {
+      if (setting.name == name) return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace torch_sgmcmc

@@ -48,6 +48,9 @@ constexpr Setting Of(const ScalarArg& number, Setting rest = {}) {
 // The settings of a sampler. Throws std::out_of_range for unknown names.
 std::span<const Setting> SettingsOf(std::string_view sampler);
 
+// True if any sampler has a setting of this name.
+bool IsSetting(std::string_view name);
+
 // part / whole; NaN without a whole.
 inline double Ratio(double part, double whole) {
   return whole > 0 ? part / whole : std::numeric_limits<double>::quiet_NaN();

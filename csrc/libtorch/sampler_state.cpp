@@ -2,7 +2,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <iterator>
 #include <memory>
 #include <set>
 #include <string>
@@ -12,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "host/settings.h"
 #include "libtorch/checks.h"
 #include "libtorch/sampler_impl.h"
 
@@ -20,13 +20,6 @@ namespace torch_sgmcmc {
 namespace {
 
 constexpr std::string_view kNumGrads = "num_grads";
-
-// Keys that Python's tools write into param groups (FOREIGN_KEYS of
-// torch_sgmcmc/_impl/hyperparams.py).
-constexpr const char* kForeignKeys[] = {
-    "params",       "param_names", "differentiable", "foreach", "fused",
-    "maximize",     "initial_lr",  "max_lr",         "min_lr",  "base_momentum",
-    "max_momentum", "swa_lr",      "weight_decay",   "name",    "lr_scale"};
 
 // The format of state dicts; torch_sgmcmc/_impl/random_state.py has it, too.
 constexpr int64_t kFormat = 1;
@@ -289,12 +282,14 @@ void SamplerImpl::load_state_dict(const StateDict& dict) {
     const StateDict group = DictAt(theirs, i, "param group");
     const StateDict ours = write_group(options_of(i), progress_, chain_, i);
     CheckGroupKeys(group, static_cast<int64_t>(i), ours);
-    std::vector<std::string> known(std::begin(kForeignKeys),
-                                   std::end(kForeignKeys));
-    for (const auto& entry : ours.entries()) {
-      known.push_back(entry.key().toStringRef());
+    Names of_others;  // a user's own keys are left alone
+    for (const auto& entry : group.entries()) {
+      const std::string key = KeyText(entry.key());
+      if (IsSetting(key) && !ours.contains(key)) of_others.insert(key);
     }
-    CheckKnownKeys(group, known, "param group " + std::to_string(i), name());
+    if (!of_others.empty()) {
+      Unknown("param group " + std::to_string(i), of_others, name());
+    }
   }
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> new_options;
   std::vector<std::pair<void*, std::unique_ptr<SamplerParamState>>> new_states;

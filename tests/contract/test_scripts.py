@@ -72,7 +72,7 @@ LOUD_SCRIPTS = {"loud": 'import warnings; warnings.warn("old")'}
 PREDICTED = """
 assert posterior.num_draws == 20
 torch.testing.assert_close(posterior.mean.sum(1), torch.ones(200))
-assert posterior.epistemic.shape == (200,) and monitor.num_observed == 7
+assert posterior.epistemic.shape == (200,) and monitor.num_observed == 5
 """
 
 

@@ -2,8 +2,6 @@
 
 import copy
 import pickle
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +10,6 @@ from stored_files import through_file
 from torch import nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl.hyperparams import FOREIGN_KEYS
 from torch_sgmcmc._impl.state_dict import plain_number
 
 # What is kept is each sampler's own; what is done with it is their base class's.
@@ -557,10 +554,3 @@ def test_states_that_lack_what_a_step_creates():
         state = sampler.state_dict()
         del state["state"][0][key]
         assert f"the state of parameter 0 lacks {key}" in refused(sampler, state)
-
-
-def test_both_languages_take_the_same_keys_of_other_programs():
-    sources = Path(__file__).parents[2] / "csrc/libtorch"
-    text = (sources / "sampler_state.cpp").read_text()
-    keys = re.search(r"kForeignKeys\[\] = \{(.*?)\}", text, re.DOTALL)
-    assert {*re.findall(r'"(\w+)"', keys[1])} == FOREIGN_KEYS

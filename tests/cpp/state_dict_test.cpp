@@ -295,7 +295,7 @@ TEST(StateDict, OfUnknownKeysOrLackingStateIsRefused) {
             "does not know; it is not one of SGNHT");
   EXPECT_EQ(group.entries().erase("mass_matrix"), 1U);
   group.set("initial_lr", 0.1);  // of Python's schedulers
-  group.set("lr_scale", 0.5);
+  group.set("my_own", 0.5);
   StateDict state = good.at("state");
   StateDict first = state.at(0);
   const auto momentum = first.at("momentum");

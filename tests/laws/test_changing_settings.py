@@ -323,6 +323,10 @@ def test_the_law_after_a_change(kind, what):
         numbers = [group[key] for key in ("lr", "temperature", "num_data")]
         curvature = CURVATURE + group["prior_precision"] / group["num_data"]
         momentum = group.get("momentum", 0.0)
+        if (
+            kind == "PSGLD"
+        ):  # its steps are bounded by the prior (docs/samplers/psgld.md)
+            numbers[0] /= 1 + 10 * numbers[0] * group["prior_precision"] / numbers[2]
         steps.append(Step(*numbers, momentum, not is_frozen, False, curvature, noise))
 
         def closure(k=k, noise=noise, still=is_frozen):

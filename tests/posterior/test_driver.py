@@ -401,7 +401,7 @@ except RuntimeError as error:
 def test_without_docstrings(tmp_path):
     """The report's libraries need docstrings, which is found before the run."""
     program = [sys.executable, "-OO", "-c", _WITHOUT_DOCSTRINGS, tmp_path / "store"]
-    said = subprocess.check_output(program, text=True)
+    said = subprocess.check_output(program, text=True, cwd=tmp_path)
     assert said.startswith("Cannot report convergence under python -OO, ")
     assert not (tmp_path / "store").exists()
 
