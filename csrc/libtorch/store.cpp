@@ -352,11 +352,11 @@ struct Collector::Work {
   // True if the store has draws, or a chain has a writer.
   bool IsUsed() const {
     if (SampleStore(store).size() > 0) return true;
-    for (const auto& entry : fs::directory_iterator(store)) {
-      const disk::OpenFile other = disk::Open(entry.path() / "lock", O_RDONLY);
-      if (other && ::flock(*other, LOCK_SH | LOCK_NB) != 0) return true;
-    }
-    return false;
+    const auto is_held = [](const fs::directory_entry& entry) {
+      const disk::OpenFile lock = disk::Open(entry.path() / "lock", O_RDONLY);
+      return lock && ::flock(*lock, LOCK_SH | LOCK_NB) != 0;
+    };
+    return std::any_of(fs::directory_iterator(store), {}, is_held);
   }
 
   void MakeFolder() const {
