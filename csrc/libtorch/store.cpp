@@ -536,13 +536,13 @@ struct Collector::Work {
     Json settings = Json::array();
     Json names = Json::array();
     for (size_t i = 0; i < sampler->groups().size(); ++i) {
-      Json numbers = Json::object();
+      Json own = Json::object();
       for (const char* name :
            {"num_data", "prior_precision", "temperature", "lr", "momentum"}) {
         const double number = sampler->options_of(i).number_or(name, NAN);
-        if (std::isfinite(number)) numbers[name] = number;
+        if (std::isfinite(number)) own[name] = number;
       }
-      settings.push_back(numbers);
+      settings.push_back(own);
       names.push_back(Json::array());
       for (const auto& item : model.named_parameters()) {
         const auto is_own = [&](const at::Tensor& p) {
