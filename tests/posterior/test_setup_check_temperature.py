@@ -124,6 +124,37 @@ def test_groups_keep_the_ratios_of_their_lrs():
         assert then.heating[name] == pytest.approx(ratio * heat, rel=1e-9)
 
 
+@pytest.mark.parametrize("kind", [sg.SGHMC, sg.BAOA])
+def test_both_limits_of_lr_by_group(kind):
+    """Each is the limit of a sampler of that group alone."""
+    torch.manual_seed(0)
+    x, y = torch.randn(N, 3, dtype=torch.float64), torch.randint(2, (N,))
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)).double()
+    loader = DataLoader(
+        TensorDataset(x, y),
+        batch_sampler=sg.IndependentBatchSampler(N, BATCH, replacement=True, seed=0),
+    )
+    loss = sg.losses.categorical()
+    numbers = {"lr": 1e-4, "momentum": 0.5, "num_data": N}
+    groups = [
+        {"params": [*part.parameters()], "prior_precision": precision, "lr": lr}
+        for part, precision, lr in zip(model, (0.0, 300.0), (1e-4, 3e-4), strict=True)
+    ]
+    found = sg.check_setup(model, loss, loader, kind(groups, **numbers))
+    assert found.gradients <= 80 + 2 * 10
+    lines = [line for line in str(found).splitlines() if "by group" in line]
+    assert [line.partition(":")[0] for line in lines] == [
+        "Limits of lr by group, stability alone",
+        "Limits of lr by group, 5 % of T_kin",
+    ]
+    for i, group in enumerate(groups):
+        alone = sg.check_setup(model, loss, loader, kind([group], **numbers))
+        assert found.largest_lrs[i] == pytest.approx(alone.largest_lr, rel=0.02)
+        assert found.noise_lrs[i] == pytest.approx(alone.noise_lr, rel=1e-6)
+        assert (alone.largest_lrs, alone.noise_lrs) == ((), ())
+        assert f"{found.noise_lrs[i]:.2g} (group {i})" in lines[1]
+
+
 def test_predicted_temperatures_follow_the_residuals():
     """A start's residuals do not count; an offset that all share never did."""
     torch.manual_seed(0)

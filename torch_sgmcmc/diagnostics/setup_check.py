@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from itertools import islice
@@ -30,6 +30,8 @@ from torch_sgmcmc.samplers.sampler import Sampler
 from torch_sgmcmc.samplers.sbps import SBPS
 
 _PAIRS, _CURVED, _SAMPLES = 8, 2, 4
+# Lanczos iterations for a group's own curvature.
+_GROUP_ITERATIONS = 5
 # Number of minibatches with drawn residuals, and draws for each.
 _DRAWN, _DRAWS = 8, 4
 # The allowed part of a minibatch's gradient that is not along its halves' mean.
@@ -60,13 +62,14 @@ def check_setup(
 
         print(sg.check_setup(model, loss, loader, sampler))
 
-    At most 80 gradients of a few minibatches test that the loss is the mean negative
-    log-likelihood of ``num_data`` data, that its gradient is its derivative, that every
-    sampled tensor gets a gradient, and that minibatches represent the data
-    (docs/first_run.md lists all checks). They give two limits of lr. Up to
-    ``largest_lr`` the chain is stable, :math:`2 (1 + m) / h`, h the largest curvature
-    of the mean loss. At ``noise_lr`` minibatches raise T_kin of the mean coordinate by
-    5 %, with m the momentum (SGLD: 0) and V the variance of a gradient's element by
+    At most 80 gradients of a few minibatches, and ten for each of several groups, test
+    that the loss is the mean negative log-likelihood of ``num_data`` data, that its
+    gradient is its derivative, that every sampled tensor gets a gradient, and that
+    minibatches represent the data (docs/first_run.md lists all checks). They give two
+    limits of lr, also by group. Up to ``largest_lr`` the chain is stable,
+    :math:`2 (1 + m) / h`, h the largest curvature of the mean loss. At ``noise_lr``
+    minibatches raise T_kin of the mean coordinate by 5 %, with m the momentum (SGLD: 0)
+    and V the variance of a gradient's element by
 
     .. math:: \frac{T_\text{kin}}{T} - 1 \approx \frac{\mathrm{lr}\, N V}{2 (1 - m) T}
         - \hat\beta \frac{1}{1 - m}
@@ -506,13 +509,26 @@ class _Run:
         scales = [math.sqrt(own / lr) if lr > 0 else 1.0 for own in lrs]
         priors = [group["prior_precision"] / group["num_data"] for group in groups]
         curvature = of.largest(scales) + max(priors)
-        largest = gradients.stable_lr(self.sampler, curvature)
+        largest = gradients.stable_lr(self.sampler, groups, curvature)
         self.numbers |= {"curvature": curvature, "largest_lr": largest}
+        if len(groups) > 1:
+            self.numbers["largest_lrs"] = tuple(
+                gradients.stable_lr(self.sampler, [group], own + prior)
+                for group, own, prior in zip(
+                    groups, self._curvature_by_group(of), priors, strict=True
+                )
+            )
         if math.isnan(largest) and curvature > 0:
             self.unknown.append(f"the largest stable lr of {self._settings}")
         if lr > largest:
             values = {"limit": largest, "curvature": curvature, "begin": largest / 4}
             self.add("unstable", lr=lr, **values)
+
+    def _curvature_by_group(self, of: gradients.Curvature) -> Iterator[float]:
+        """Yields the largest curvature where the other groups are at rest."""
+        for group in self.sampler.param_groups:
+            scales = [float(own is group) for own in self.groups.values()]
+            yield of.largest(scales, _GROUP_ITERATIONS) if any(scales) else 0.0
 
     def _measured_noise(self) -> Iterator[Tensor]:
         """Yields differences of minibatches' gradients, with one gradient's noise."""
@@ -587,21 +603,21 @@ class _Run:
         heating = heat.of()
         if not heating:
             return
-        numel = sum(p.numel() for p in heating)
+        lr = max(float(g["lr"]) for g in self.groups.values())
+        mean = gradients.mean_of(heating)
 
-        def mean_of(heating: dict[Tensor, float]) -> float:
-            return sum(h * p.numel() for p, h in heating.items()) / numel
+        def limit(lr: float, params: Collection[Tensor]) -> float:
+            return lr * heat.lr_factor(params, _HEATING) if lr > 0 else math.nan
 
-        lr, mean = max(float(g["lr"]) for g in self.groups.values()), mean_of(heating)
-        times = 1.0
-        for _ in range(40):  # the part that cancels depends on lr
-            excess = mean_of(heat.of(times))
-            times = times * _HEATING / excess if excess > 0 else math.inf
-            if times == math.inf:
-                break
+        groups = self.sampler.param_groups
         self.numbers |= {
             "heating": {self.names[p]: h for p, h in heating.items()},
-            "noise_lr": lr * times if lr > 0 else math.nan,
+            "noise_lr": limit(lr, heating),
+            "noise_lrs": tuple(
+                limit(float(group["lr"]), {*group["params"]}) for group in groups
+            )
+            if len(groups) > 1
+            else (),
             "flat_variance": 1 + max(heat.flat().of(kind=1).values()),
             "stiff_variance": 1 + max(heat.of(kind=1).values()),
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -26,12 +26,14 @@ from torch_sgmcmc.samplers.sampler import Sampler
 Tensors = Sequence[Tensor | None]
 
 
-def stable_lr(sampler: Sampler, curvature: float) -> float:
-    """Returns the largest group's stable lr; NaN if unknown (pSGLD, HMC, SBPS)."""
+def stable_lr(
+    sampler: Sampler, groups: Iterable[Mapping[str, Any]], curvature: float
+) -> float:
+    """Returns the groups' stable lr; NaN if unknown (pSGLD, HMC, SBPS)."""
     kind = kind_of(sampler)
     if kind not in MOTIONS or kind == "PSGLD" or curvature <= 0:
         return math.nan
-    momenta = [group.get("momentum", 0.0) for group in sampler.param_groups]
+    momenta = [group.get("momentum", 0.0) for group in groups]
     return (4 if kind == "BAOA" else 2 * (1 + min(momenta))) / curvature
 
 
@@ -72,9 +74,28 @@ class Heat(NamedTuple):
             found[p] = now.minibatch_excess(part * variance) / step.temperature
         return found
 
+    def lr_factor(self, params: Collection[Tensor], heating: float) -> float:
+        """Returns the factor of lr at which the tensors' mean excess is ``heating``."""
+        own = Heat(
+            {p: step for p, step in self.steps.items() if p in params}, self.batches
+        )
+        times = 1.0
+        for _ in range(40):  # the part that cancels depends on lr
+            excess = mean_of(own.of(times))
+            times = times * heating / excess if excess > 0 else math.inf
+            if times == math.inf:
+                break
+        return times
+
     def flat(self) -> Heat:
         """Returns the heat of the same noise in directions without curvature."""
         return self._replace(steps={p: (*s[:2], 0.0) for p, s in self.steps.items()})
+
+
+def mean_of(heating: Mapping[Tensor, float]) -> float:
+    """Returns the mean over all elements of tensors; 0 without any."""
+    numel = sum(p.numel() for p in heating)
+    return sum(h * p.numel() for p, h in heating.items()) / max(numel, 1)
 
 
 def heat_of(
@@ -100,8 +121,8 @@ def heat_of(
 _DISTANCES = (1e-2, 1e-3), (1e-3, 1e-5, 1e-7)
 # The least size of a direction's elements, and the most tensors to name.
 _LEAST, _NAMED = 0.1, 8
-# The distance of a curvature's gradients, and the number of power iterations.
-_APART, _ITERATIONS = 0.01, 10
+# The distance of a curvature's gradients, and the relative error of their differences.
+_APART, _ROUNDING = 0.01, 1e-3
 
 
 @contextmanager
@@ -208,24 +229,37 @@ class Curvature:
         with displaced(moves, self._apart):
             return (self._gradient() - self._start) / self._apart
 
-    def largest(self, scales: list[float]) -> float:
-        """Returns the largest curvature, by power iterations.
+    def largest(self, scales: list[float], iterations: int = 10) -> float:
+        """Returns the largest curvature, by Lanczos iterations.
 
         The coordinates are parameters divided by their scales: the result approaches
         the largest eigenvalue of D H D, D the scales, from below, and is >= 0.
         """
         sizes = self._start.new_tensor(self.sizes).long()
         scale = self._start.new_tensor(scales).repeat_interleave(sizes)
-        product, largest = scale * self._start, 0.0
-        for _ in range(_ITERATIONS):
-            length = float(product.norm())
-            if not 0 < length < math.inf:
+        vector, before = scale * self._start, torch.zeros_like(scale)
+        lengths, diagonal = [float(vector.norm())], list[float]()
+        while len(diagonal) < iterations and 0 < lengths[-1] < math.inf:
+            direction = vector / lengths[-1]
+            vector = scale * self.product(scale * direction)
+            own = float(direction @ vector)
+            if not math.isfinite(own):
                 break
-            direction = product / length
-            product = scale * self.product(scale * direction)
-            found = float(direction @ product)
-            largest = max(largest, found if math.isfinite(found) else 0.0)
-        return largest
+            diagonal.append(own)
+            if len(diagonal) > 1:
+                vector -= lengths[-1] * before
+            vector -= own * direction
+            before, rest = direction, float(vector.norm())
+            # What is left of an invariant space is rounding.
+            lengths.append(rest if rest > _ROUNDING * abs(own) else 0.0)
+        if not diagonal:
+            return 0.0
+        matrix, beside = (
+            torch.tensor(numbers, dtype=torch.float64, device="cpu")
+            for numbers in (diagonal, lengths[1 : len(diagonal)])
+        )
+        matrix = matrix.diag() + beside.diag(1) + beside.diag(-1)
+        return max(0.0, float(torch.linalg.eigvalsh(matrix)[-1]))
 
 
 _BCE, _CLASSES = F.binary_cross_entropy_with_logits, (F.cross_entropy, F.nll_loss)

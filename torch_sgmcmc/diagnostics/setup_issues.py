@@ -154,6 +154,11 @@ class SetupReport:
     #: The lr at which minibatches add 5 % to T_kin, averaged over coordinates; NaN if
     #: unknown. Both limits are the largest group's lr; other groups keep their ratios.
     noise_lr: float = math.nan
+    #: Both limits of each of several groups: the lr that is stable while the others are
+    #: at rest, and the one at which minibatches add 5 % to the mean T_kin of the group.
+    #: At equal momenta, a sum of lr / largest_lrs of at most 1 is stable.
+    largest_lrs: tuple[float, ...] = ()
+    noise_lrs: tuple[float, ...] = ()
     #: By tensor, the minibatches' part of T_kin / T with the present gradient noise;
     #: before the first step of a Gaussian likelihood, with residuals of its variance.
     heating: Mapping[str, float] = field(default_factory=dict)
@@ -188,6 +193,7 @@ class SetupReport:
             smaller = min(self.largest_lr, self.noise_lr)
             limit = "stability" if self.largest_lr == smaller else "gradient noise"
             lines.append(f"The smaller limit of lr is {limit}: {smaller:.2g}.")
+        lines += self._limits()
         highest = sorted(self.heating, key=lambda name: -self.heating[name])[:4]
         some = ", ".join(f"{name} {1 + self.heating[name]:.3g}" for name in highest)
         lines += [f"T_kin / T with minibatches' noise: {some}."] if highest else []
@@ -201,6 +207,20 @@ class SetupReport:
         return "\n".join(lines + [f"Not known: {text}." for text in self.unknown])
 
     __str__ = summary
+
+    def _limits(self) -> Iterator[str]:
+        """Yields both limits of lr of several groups."""
+        for what, limits in (
+            ("stability alone", self.largest_lrs),
+            ("5 % of T_kin", self.noise_lrs),
+        ):
+            known = [
+                f"{lr:.2g} (group {i})"
+                for i, lr in enumerate(limits)
+                if math.isfinite(lr)
+            ]
+            if known:
+                yield f"Limits of lr by group, {what}: {some_of(known, 6)}."
 
     def _relaxations(self) -> Iterator[str]:
         """Yields a line for groups with the same relaxation."""
