@@ -2,6 +2,7 @@
 
     python benchmarks/settings.py --data-root DATA [--models relu cnn ...]
         [--settings 0.03:0.9 ...] [--epochs 20] [--burn-in 10] [--scale 1]
+        [--layer-lr 2=0.01 ...]
 
 SGHMC, minibatches of 100, priors by layer (``prior_groups``), a draw an epoch after
 burn-in, two chains: from torch's initial values and from a draw of the prior. Printed
@@ -106,11 +107,12 @@ class Run:
         chain: int,
         *,
         scale: float,
+        rates: dict[str, float],
     ) -> None:
         lr, momentum = map(float, setting.split(":"))
         self.x, self.y, self.test_x, self.test_y = data
         self.model = network(name, chain)
-        groups = sg.prior_groups(self.model, self.x[:500], scale=scale)
+        groups = sg.prior_groups(self.model, self.x[:500], scale=scale, lr=rates)
         numbers = {"num_data": len(self.x), "seed": chain}
         self.sampler = sg.SGHMC(groups, lr, momentum, **numbers)
         if chain == 1:
@@ -184,7 +186,10 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--burn-in", type=int, default=10)
     parser.add_argument("--scale", type=float, default=1.0, help="of the priors")
+    parser.add_argument("--layer-lr", nargs="+", default=[], help="LAYER=lr")
     arguments = parser.parse_args()
+    rates = dict(given.split("=") for given in arguments.layer_lr)
+    rates = {layer: float(lr) for layer, lr in rates.items()}
     torch.set_num_threads(1)
     print(
         "| network | λ | lr, momentum | error | last draw | NLL of a draw, each chain "
@@ -194,7 +199,7 @@ def main() -> None:
         data = load(name, arguments.data_root)
         for setting in arguments.settings:
             runs = [
-                Run(name, data, setting, chain, scale=arguments.scale)
+                Run(name, data, setting, chain, scale=arguments.scale, rates=rates)
                 for chain in range(2)
             ]
             for run in runs:

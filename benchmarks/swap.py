@@ -88,6 +88,15 @@ def pooled_cnn(dropout: float) -> nn.Module:
     )
 
 
+def small_cnn(dropout: float) -> nn.Module:
+    """Two convolutions of images of half the size without a norm, 27,000 parameters."""
+    return nn.Sequential(
+        *(nn.AvgPool2d(2), nn.Conv2d(1, 8, 3, padding=1), nn.ReLU()),
+        *(nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten()),
+        *(nn.Linear(784, 32), nn.ReLU(), nn.Dropout(dropout), nn.Linear(32, 10)),
+    )
+
+
 class Transformer(nn.Module):
     """Two pre-norm layers over 16 patches of 7 x 7 pixels, 19,000 parameters."""
 
@@ -180,6 +189,8 @@ small, tabular = partial(mlp, inputs=64), partial(mlp, inputs=54, classes=7)
 TASKS = {
     "cnn": Task(cnn, fashion, flipped_and_shifted, 0.2, 0.1, 20),
     "mlp": Task(mlp, fashion, unchanged, 0.2, 0.05, 20),
+    "small": Task(small_cnn, fashion, unchanged, 0.2, 0.05, 20),
+    "small-augmented": Task(small_cnn, fashion, flipped_and_shifted, 0.2, 0.05, 20),
     "transformer": Task(Transformer, fashion, flipped_and_shifted, 0.1, 0.05, 10),
     "mnist": Task(pooled_cnn, mnist, unchanged, 0.2, 0.05, 40),
     "fashion-2000": Task(pooled_cnn, fashion_2000, unchanged, 0.2, 0.05, 40),
@@ -346,9 +357,12 @@ class SGHMC:
     burn_in: float = 0.5  # part of the steps at T > 0 that is not stored
     dropout: bool = False
     options: tuple[tuple[str, object], ...] = ()  # of the network
+    lr: float | None = None  # in place of the script's
+    by_layer: bool = False  # priors of prior_groups, in place of precision
+    begin: str = "model"  # or "prior"
 
-    def __call__(self, run: Run) -> dict[str, float]:
-        """Samples, and returns scores."""
+    def __call__(self, run: Run) -> dict[str, Any]:
+        """Samples, and returns scores, T_conf and T_kin of weights (of chain 0)."""
         task, data = run.task, len(run.loader.x)
         steps, dropout = RUNS * run.steps // self.chains, self.dropout * task.dropout
         model = partial(task.network, dropout, **dict(self.options))
@@ -358,7 +372,7 @@ class SGHMC:
             model, steps = (lambda: first), steps - before
         sampler = partial(
             sg.SGHMC,
-            lr=self.peak * task.lr,
+            lr=self.lr or self.peak * task.lr,
             momentum=MOMENTUM,
             num_data=data,
             prior_precision=DECAY * data if self.precision is None else self.precision,
@@ -373,55 +387,34 @@ class SGHMC:
             schedule = partial(sg.CyclicalSchedule, **options)
             counted = round(steps * (1 - self.exploration))
         burn_in = round(self.burn_in * counted)
+        inputs, groups = run.loader.augment(run.loader.x[:500]), ()
+        if self.by_layer:
+            groups = sg.prior_groups(model(), inputs)
+        temperatures: dict[str, str] = {}
+
+        def look(state: sg.ChainState) -> None:
+            if state.step == steps and state.monitor is not None:
+                for name in state.monitor.names:
+                    t = state.monitor.tensor(name)
+                    if name.endswith("weight") and name not in temperatures:
+                        pair = t.configurational.mean, t.kinetic.mean
+                        temperatures[name] = "{:.2f}/{:.2f}".format(*pair)
+
         store = sg.sample(
             *(model, sampler, run.loader, LOSS),
             steps=steps,
             burn_in=burn_in,
             every=max(1, (counted - burn_in) * self.chains // DRAWS),
             chains=self.chains,
-            start="model",
+            start=self.begin,
             seed=run.seed,
             schedule=schedule,
-            **{"check": False, "report": False, "progress": False},
-        )
-        return run.scores(store, model()) | {"draws": len(store)}
-
-
-@dataclass(frozen=True)
-class Posterior:
-    """A chain at a constant lr, half of it burn-in, with its temperatures."""
-
-    temperature: float
-    precision: float | None  # of the prior; None is by layer
-    start: str
-
-    def __call__(self, run: Run) -> dict[str, Any]:
-        """Samples, and returns scores, T_kin and T_conf of the weights."""
-        steps, burn_in = RUNS * run.steps, RUNS * run.steps // 2
-        data, network = len(run.loader.x), partial(run.task.network, 0.0)
-        inputs = run.loader.augment(run.loader.x[:500])
-        groups = sg.prior_groups(network(), inputs) if self.precision is None else ()
-        options = {} if self.precision is None else {"prior_precision": self.precision}
-        options |= {"temperature": self.temperature, "num_data": data}
-        found: dict[str, str] = {}
-
-        def look(state: sg.ChainState) -> None:
-            if state.step == steps and state.monitor is not None:
-                for name in state.monitor.names:
-                    t = state.monitor.tensor(name)
-                    pair = f"{t.configurational.mean:.2f}/{t.kinetic.mean:.2f}"
-                    found.update({name: pair} if name.endswith("weight") else {})
-
-        store = sg.sample(
-            *(network, partial(sg.SGHMC, lr=0.03, momentum=MOMENTUM, **options)),
-            *(run.loader, LOSS),
-            **{"steps": steps, "burn_in": burn_in, "every": burn_in // DRAWS},
-            **{"start": self.start, "groups": groups, "seed": run.seed},
+            groups=groups,
             callbacks=look,
             **{"check": False, "progress": False},
         )
-        temperatures = ", ".join(found.values())
-        return run.scores(store, network()) | {"T_conf / T_kin": temperatures}
+        scores = run.scores(store, model()) | {"draws": len(store)}
+        return scores | {"T_conf / T_kin": ", ".join(temperatures.values())}
 
 
 BASELINES = {
@@ -435,6 +428,7 @@ BASELINES = {
 }
 cyclical = partial(SGHMC, schedule="cyclical", burn_in=0.0)
 constant = partial(SGHMC, schedule="constant")
+STARTS = "model", "prior"
 last_cycles = partial(cyclical, 0.03, burn_in=0.4)
 SCREENED = {
     "T 1, cosine, dropout (naive)": SGHMC(1.0, burn_in=0.75, dropout=True),
@@ -469,8 +463,14 @@ CHOSEN = {
     "cycles, from SGD": cyclical(0.03, start=0.5, peak=0.5, dropout=True),
 }
 POSTERIORS = {
-    f"posterior: T {t}, λ {p or 'by layer'}, from {start}": Posterior(t, p, start)
-    for t, p, start in product((1, 0.1), (5, 20, 80, None), ("model", "prior"))
+    f"posterior: T {t}, λ {p or 'by layer'}, from {begin}": constant(
+        t, p, lr=0.03, by_layer=p is None, begin=begin
+    )
+    for t, p, begin in product((1, 0.3, 0.1, 0.03), (5, 20, 80, None), STARTS)
+}
+CHOSEN |= {
+    f"{name}, from prior": replace(CHOSEN[name], begin="prior")
+    for name in ("five chains", "cycles")
 }
 METHODS = BASELINES | SCREENED | CHOSEN | POSTERIORS
 

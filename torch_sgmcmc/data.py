@@ -15,13 +15,9 @@ from torch import Tensor
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl.hyperparams import check_integer, draw_seed, wrong_shape
 from torch_sgmcmc._impl.random_state import fold_in
+from torch_sgmcmc._impl.spec import Takes, needs_graph, traits_of
 from torch_sgmcmc._impl.state_dict import check_keys, plain_number, saved_number
-from torch_sgmcmc.samplers.ewsg import EWSG
-from torch_sgmcmc.samplers.hmc import HMC
-from torch_sgmcmc.samplers.hmc_ecs import HMCECS
-from torch_sgmcmc.samplers.psgld import needs_graph
 from torch_sgmcmc.samplers.sampler import Sampler
-from torch_sgmcmc.samplers.sbps import SBPS
 
 
 class IndependentBatchSampler(torch.utils.data.Sampler[list[int]]):
@@ -195,7 +191,7 @@ class IndependentBatchSampler(torch.utils.data.Sampler[list[int]]):
 
 def one_gradient_a_step(sampler: Sampler) -> bool:
     """Returns whether each step takes one minibatch."""
-    return not isinstance(sampler, EWSG | HMC | HMCECS | SBPS)
+    return traits_of(sampler).takes is Takes.GRADIENT
 
 
 def closure_of(
@@ -205,12 +201,13 @@ def closure_of(
 
     ``loss()`` draws a minibatch and returns its mean loss; for SBPS, each example's.
     """
-    if isinstance(sampler, HMCECS):
+    takes = traits_of(sampler).takes
+    if takes is Takes.SUBSAMPLES:
         raise TypeError(
             "Invalid sampler: HMCECS draws its own subsamples by index (make a loop of "
             "its steps, and collect with Collector)"
         )
-    if isinstance(sampler, SBPS):
+    if takes is Takes.EXAMPLES:
         return loss
 
     def backward() -> Tensor:

@@ -11,13 +11,12 @@ from torch.optim.lr_scheduler import LRScheduler
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import dtensor
-from torch_sgmcmc._impl.context import context_of
-from torch_sgmcmc._impl.hyperparams import check_integer, check_real
+from torch_sgmcmc._impl.context import context_of, kind_of
+from torch_sgmcmc._impl.hyperparams import check_integer, check_real, settings
 from torch_sgmcmc._impl.ops import sum_of_squares
 from torch_sgmcmc._impl.state_dict import check_count, check_keys, saved_number
 from torch_sgmcmc._impl.user_state import away_from_mean, restore_given
 from torch_sgmcmc.samplers.sampler import Sampler, SharedSettings, check_sampler
-from torch_sgmcmc.samplers.sglrw import SGLRW
 
 
 class _Schedule(LRScheduler):
@@ -124,15 +123,17 @@ class CyclicalSchedule(_Schedule):
         self.steps_per_cycle = check_integer("steps_per_cycle", steps_per_cycle, low=2)
         self.exploration = check_real("exploration", exploration, high=1.0)
         self.temperatures: list[float] = []
-        if isinstance(sampler, SGLRW) and self.exploration > 0:
-            raise ValueError(
-                f"Invalid exploration: {exploration} (must be 0 with SGLRW, which has "
-                "no updates at temperature 0)"
-            )
         super().__init__(sampler)
 
     def _initial_step(self) -> None:
         # After the check of the sampler, and before its first step is prepared.
+        kind = kind_of(self.optimizer)
+        rows = {row.name: row for row in settings(kind)}
+        if self.exploration > 0 and rows["temperature"].low_open:
+            raise ValueError(
+                f"Invalid exploration: {self.exploration} (must be 0 with {kind}, "
+                "which has no updates at temperature 0)"
+            )
         self.temperatures = []
         super()._initial_step()
 

@@ -21,6 +21,7 @@ SETTINGS = {
     "BAOA": [(0.1, 0.9, 1.0), (0.5, 0.5, 3.0), (0.2, 0.2, 10.0)],
     "SGLD": [(0.1, 0.0, 2.0), (0.5, 0.0, 1.0), (1.0, 0.0, 5.0)],
     "SGNHT": [(0.1, 0.9, 1.0), (0.5, 0.5, 3.0), (0.2, 0.2, 10.0)],
+    "SGLRW": [(0.1, 0.0, 2.0), (0.5, 0.0, 1.0)],
 }
 CASES = [(kind, *each) for kind, some in SETTINGS.items() for each in some]
 
@@ -29,7 +30,7 @@ def decaying(kind, lr, momentum, precision, *, d=1, start=1.0, **options):
     """A chain without data, whose start decays, and its closed form."""
     p = nn.Parameter(torch.full((d,), start, dtype=torch.float64))
     options |= {"num_data": 100, "prior_precision": precision, "seed": 0}
-    options |= {} if kind == "SGLD" else {"momentum": momentum}
+    options |= {} if kind in ("SGLD", "SGLRW") else {"momentum": momentum}
     sampler = getattr(sg, kind)([p], lr, **options)
     loader = loader_of(classes())
     model = nn.ParameterList([p])
@@ -45,7 +46,8 @@ def move(p, sampler, steps):
 
 
 @pytest.mark.parametrize(
-    ("kind", "lr", "momentum", "precision"), [c for c in CASES if c[0] != "SGNHT"]
+    ("kind", "lr", "momentum", "precision"),
+    [case for case in CASES if case[0] not in ("SGNHT", "SGLRW")],
 )
 def test_decay_without_noise(kind, lr, momentum, precision):
     given = kind, lr, momentum, precision
@@ -86,7 +88,7 @@ def test_closed_forms_by_settings():
     assert relaxation("SGHMC", group, 10.0) == pytest.approx(-2 / math.log(0.9))
     assert relaxation("SGHMC", {**group, "prior_precision": 0.0}) == math.inf
     assert relaxation("SGHMC", {**group, "lr": 0.0}) == math.inf
-    unknown = [("PSGLD", group), ("HMC", group), ("MCLMC", group), ("SGLRW", group)]
+    unknown = [("PSGLD", group), ("HMC", group), ("unknown", group)]
     unknown += [("SGHMC", {**group, "resample_momentum_every": 3})]
     unknown += [("SGHMC", {**group, "lr": 1e9})]
     unknown += [("BAOA", {k: v for k, v in group.items() if k != "momentum"})]

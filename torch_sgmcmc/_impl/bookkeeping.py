@@ -28,6 +28,7 @@ from torch_sgmcmc._impl.hyperparams import (
     plain,
 )
 from torch_sgmcmc._impl.random_state import OF_GROUP, RandomState
+from torch_sgmcmc._impl.spec import SamplerSpec
 from torch_sgmcmc._impl.state import check_records, record_estimate
 from torch_sgmcmc._impl.state_dict import (
     Expected,
@@ -39,7 +40,6 @@ from torch_sgmcmc._impl.state_dict import (
     saved_number,
     saved_numbers,
 )
-from torch_sgmcmc._impl.step_plan import SamplerSpec
 from torch_sgmcmc._impl.user_state import (
     PRIOR_MEAN,
     STEP,

@@ -24,7 +24,7 @@ import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import finite_check, ops
 from torch_sgmcmc._impl.context import StepContext, TensorLists
 from torch_sgmcmc._impl.finite_check import DeferredFiniteCheck, undo_skipped
-from torch_sgmcmc._impl.hyperparams import MANAGED, records_of, rests, settings
+from torch_sgmcmc._impl.hyperparams import rests
 from torch_sgmcmc._impl.ops import (
     deferred_step_,
     ewsg_step_,
@@ -122,56 +122,6 @@ def _start_zeros(context: StepContext, params: list[Tensor], key: str) -> None:
     for p in params:
         if key not in context.state[p]:
             context.create(p, key, torch.zeros_like(p, dtype=state_dtype(p)))
-
-
-class SamplerSpec:
-    """The data of a sampler's class: tables of the C++ library, and exceptions.
-
-    Args:
-        name: the row of hyperparameters in ``csrc/host/settings.cpp``.
-        operator: the name of the operator that makes the updates, if one does.
-        state: further state of a parameter by key: tensors of its shape, and counts.
-        common_state: string keys of state that no single parameter owns.
-        needs_closure: the sampler makes one decision for all groups, on the host.
-        shared: hyperparameters that are equal in all groups; None are all but the
-            prior's with ``needs_closure``, else num_chains.
-        why_equal: the reason.
-        progress: further counters, equal in all groups, with their first values.
-        nonfinite: accepted values of ``nonfinite``.
-        takes_shards: DTensors can be sampled.
-        waits: the host waits for each step's finite check on a GPU.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        operator: str | None = None,
-        state: Mapping[str, type] | None = None,
-        *,
-        common_state: Sequence[str] = (),
-        needs_closure: bool = False,
-        shared: Sequence[str] | None = None,
-        why_equal: str = "there is one stream of noise for all",
-        progress: Mapping[str, Any] | None = None,
-        nonfinite: Sequence[str] = ("raise", "skip", "ignore"),
-        takes_shards: bool = True,
-        waits: bool = False,
-    ) -> None:
-        self.settings = settings(name)
-        self.operator = None if operator is None else Operator(operator)
-        own = {} if self.operator is None else self.operator.state
-        self.state: Mapping[str, type] = {**own, **(state or {})}
-        self.common_state, self.needs_closure = common_state, needs_closure
-        names = [row.name for row in self.settings]
-        if shared is None and needs_closure:
-            shared = [n for n in names if n not in ("prior_precision", PRIOR_MEAN)]
-        self.shared = tuple(shared or ("num_chains",))
-        self.why_equal, self.progress = why_equal, progress or {}
-        self.nonfinite, self.takes_shards, self.waits = nonfinite, takes_shards, waits
-        #: Keys of the settings that each group's state belongs to.
-        self.records = records_of(self.state, names)
-        #: Keys of a group that the sampler manages itself, and a user cannot set.
-        self.managed = (*MANAGED, *self.shared, *self.progress, *self.records)
 
 
 class Update(NamedTuple):

@@ -14,14 +14,12 @@ from torch import Tensor
 
 from torch_sgmcmc._impl.hyperparams import check_integer, check_real, draw_seed
 from torch_sgmcmc._impl.random_state import fold_in
+from torch_sgmcmc._impl.spec import Takes, traits_of
 from torch_sgmcmc._impl.utils import progress_bar
 from torch_sgmcmc.data import closure_of
 from torch_sgmcmc.diagnostics.convergence import arviz
 from torch_sgmcmc.diagnostics.temperatures import panels
-from torch_sgmcmc.samplers.hmc import HMC
-from torch_sgmcmc.samplers.hmc_ecs import HMCECS
 from torch_sgmcmc.samplers.sampler import Sampler
-from torch_sgmcmc.samplers.sbps import SBPS
 
 __all__ = ["Calibration", "sbc"]
 
@@ -59,12 +57,15 @@ class Chain:
             )
         self.closure: Callable[..., Any]
         self._samples: list[list[Tensor]] | None = None
-        if isinstance(sampler, SBPS):
-            self.closure, self._samples = self._examples, []
-            sampler.register_sample_hook(self._keep)
-        elif isinstance(sampler, HMCECS):
+        traits = traits_of(sampler)
+        if traits.is_path:
+            self._samples = []
+            sampler.register_sample_hook(self._keep)  # type: ignore[attr-defined]
+        if traits.takes is Takes.EXAMPLES:
+            self.closure = self._examples
+        elif traits.takes is Takes.SUBSAMPLES:
             self.closure = self._log_likelihoods
-        elif isinstance(sampler, HMC):
+        elif traits.takes is Takes.POTENTIAL:
             self.closure = self._each_chain
         else:
             self.closure = closure_of(sampler, self._sum)
@@ -82,7 +83,7 @@ class Chain:
             f"There was no sample in {_MOST_EVENTS} events: sample_interval is too long"
         )
 
-    def _keep(self, sampler: SBPS, time: float) -> None:
+    def _keep(self, sampler: Sampler, time: float) -> None:
         assert self._samples is not None
         self._samples.append([p.detach().clone() for p in self._params])
 

@@ -16,6 +16,7 @@ from torch_sgmcmc._impl.context import context_of
 from torch_sgmcmc._impl.dtensor import refuse
 from torch_sgmcmc._impl.parameters import exchanged, kept_gradients
 from torch_sgmcmc._impl.random_state import fold_in
+from torch_sgmcmc._impl.spec import Takes, needs_graph, traits_of
 from torch_sgmcmc._impl.user_state import PRIOR_MEAN
 from torch_sgmcmc._impl.utils import progress_bar
 from torch_sgmcmc.diagnostics.temperatures import (
@@ -23,11 +24,7 @@ from torch_sgmcmc.diagnostics.temperatures import (
     has_temperatures,
     panels,
 )
-from torch_sgmcmc.samplers.hmc import HMC
-from torch_sgmcmc.samplers.hmc_ecs import HMCECS
-from torch_sgmcmc.samplers.psgld import needs_graph
 from torch_sgmcmc.samplers.sampler import Sampler
-from torch_sgmcmc.samplers.sbps import SBPS
 
 # Probability of the interval.
 _CONFIDENCE = 0.95
@@ -340,11 +337,14 @@ def _check(
     target: dict[str, float],
     batch_size: int | None,
 ) -> None:
-    if not isinstance(sampler, Sampler) or isinstance(sampler, (SBPS, HMCECS)):
+    if not isinstance(sampler, Sampler) or traits_of(sampler).takes in (
+        Takes.EXAMPLES,
+        Takes.SUBSAMPLES,
+    ):
         raise hyperparams.wrong_type(
             "sampler", sampler, "a sampler, and not SBPS or HMCECS"
         )
-    if isinstance(sampler, HMC) and batch_size is not None:
+    if traits_of(sampler).takes is Takes.POTENTIAL and batch_size is not None:
         raise ValueError("Invalid batch_size: HMC needs all data (None)")
     groups = sampler.param_groups
     if {*map(id, params)} != {id(p) for g in groups for p in g["params"]}:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torch_sgmcmc._impl.spec import traits_of
 from torch_sgmcmc.diagnostics import convergence as compared
 from torch_sgmcmc.diagnostics.setup_issues import (
     Issue,
@@ -120,9 +121,6 @@ _MEDIAN, _WORST = 50, 25
 DEFINED, JUDGED = 4, 16
 # The acceptance below which most of HMC's work is lost.
 _ACCEPTANCE = 0.4
-# Samplers without a monitor, and samplers whose warm-up sets each chain's step by the
-# acceptance.
-_WITHOUT, _TUNED = ("HMC", "HMCECS", "SBPS"), ("HMC", "HMCECS")
 
 
 # By kind, the worst first: what happened, why it matters, what to do.
@@ -229,8 +227,8 @@ def _sharing(
 def _different_settings(series: Mapping[int, Series], runs: Runs) -> list[str]:
     found = []
     names = ["temperature", "prior_precision", "num_data", "lr"]
-    if any(ran and ran.sampler in _TUNED for ran in runs.values()):
-        names.remove("lr")
+    if any(ran and traits_of(ran.sampler).accepts for ran in runs.values()):
+        names.remove("lr")  # each chain's warm-up has set it
     for name in names:
         groups: dict[str, list[int]] = {}
         for chain, values in _settings(name, series, runs).items():
@@ -379,11 +377,13 @@ def check_runs(runs: Runs) -> tuple[list[Issue], list[str]]:
         steps = count + sum(ran.steps for ran in skipped.values())
         chains = _chains(skipped)
         found.append(_issue("skipped steps", count=count, steps=steps, chains=chains))
-    rates = {i: r.acceptance for i, r in known.items() if r.sampler in _TUNED}
+    rates = {i: r.acceptance for i, r in known.items() if traits_of(r.sampler).accepts}
     low = {i: x for i, x in rates.items() if x is not None and x < _ACCEPTANCE}
     if low:
         found.append(_issue("rejected", rate=min(low.values()), chains=_chains(low)))
-    observed = {i for i, r in known.items() if r.tensors or r.sampler in _WITHOUT}
+    observed = {
+        i for i, r in known.items() if r.tensors or traits_of(r.sampler).motion is None
+    }
     chains = _chains([i for i in runs if i not in observed][:6])
     some = f"temperatures of {chains} (no monitor has observed them)"
     return found, [some] if len(observed) < len(runs) else []

@@ -18,6 +18,7 @@ from torch_sgmcmc._impl import utils
 from torch_sgmcmc._impl.context import context_of, kind_of
 from torch_sgmcmc._impl.hyperparams import check_integer, wrong_result, wrong_type
 from torch_sgmcmc._impl.parameters import exchanged
+from torch_sgmcmc._impl.spec import Takes, traits_of
 from torch_sgmcmc.data import kept_generators, one_gradient_a_step
 from torch_sgmcmc.diagnostics import setup_gradients as gradients
 from torch_sgmcmc.diagnostics import setup_issues as issues
@@ -25,9 +26,7 @@ from torch_sgmcmc.diagnostics.temperature_means import relaxation
 from torch_sgmcmc.diagnostics.temperatures import has_temperatures, names_of
 from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.posterior.forward import model_device, moved
-from torch_sgmcmc.samplers.hmc_ecs import HMCECS
 from torch_sgmcmc.samplers.sampler import Sampler
-from torch_sgmcmc.samplers.sbps import SBPS
 
 _PAIRS, _CURVED, _SAMPLES = 8, 2, 4
 # Lanczos iterations for a group's own curvature.
@@ -108,7 +107,9 @@ def check_setup(
     """
     if not isinstance(model, nn.Module):
         raise wrong_type("model", model, "a Module")
-    if not isinstance(sampler, Sampler) or isinstance(sampler, HMCECS):
+    if not isinstance(sampler, Sampler) or (
+        traits_of(sampler).takes is Takes.SUBSAMPLES
+    ):
         wanted = "a sampler of torch_sgmcmc, but not HMCECS, which draws subsamples"
         raise wrong_type("sampler", sampler, wanted)
     if not callable(loss):
@@ -322,7 +323,7 @@ class _Run:
         return bool((again - once).norm() > 1e-3 * once.norm())
 
     def _is_usable(self, grads: Gradients, loss: float) -> bool:
-        takes_each, count = isinstance(self.sampler, SBPS), len(grads)
+        takes_each, count = traits_of(self.sampler).takes is Takes.EXAMPLES, len(grads)
         finite = [g is None or bool(g.isfinite().all()) for g in grads]
         pairs = zip(self.sampled, grads, strict=True)
         lost = sum(g is None and p not in self.own for p, g in pairs)

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
-from torch_sgmcmc._impl.context import kind_of
+from torch_sgmcmc._impl.spec import Motion, traits_of
 from torch_sgmcmc._impl.utils import mapped, tensors_in
 from torch_sgmcmc.diagnostics.setup_issues import Issue, issue
-from torch_sgmcmc.diagnostics.temperature_means import MOTIONS, Motion, Step
+from torch_sgmcmc.diagnostics.temperature_means import Step
 from torch_sgmcmc.diagnostics.temperatures import step_of
 from torch_sgmcmc.posterior.forward import logits_of
 from torch_sgmcmc.samplers.sampler import Sampler
@@ -30,11 +30,11 @@ def stable_lr(
     sampler: Sampler, groups: Iterable[Mapping[str, Any]], curvature: float
 ) -> float:
     """Returns the groups' stable lr; NaN if unknown (pSGLD, HMC, SBPS)."""
-    kind = kind_of(sampler)
-    if kind not in MOTIONS or kind == "PSGLD" or curvature <= 0:
+    pull = traits_of(sampler).pull
+    if pull is None or curvature <= 0:
         return math.nan
-    momenta = [group.get("momentum", 0.0) for group in groups]
-    return (4 if kind == "BAOA" else 2 * (1 + min(momenta))) / curvature
+    momenta = [float(group.get("momentum", 0.0)) for group in groups]
+    return min(2 * (1 + m) / pull(m) for m in momenta) / curvature
 
 
 def moving(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, Mapping[str, Any]]:
@@ -44,7 +44,7 @@ def moving(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, Mapping[str, Any
 
 def has_known_heating(sampler: Sampler) -> bool:
     """Returns whether a closed form gives T_kin for this sampler's settings."""
-    if kind_of(sampler) not in ("SGLD", "SGHMC", "BAOA"):
+    if not traits_of(sampler).has_known_heat:
         return False
     steps = [step_of(group, Motion.LANGEVIN) for group in sampler.param_groups]
     known = [each.minibatch_excess(1.0) for each in steps if each.temperature > 0]
@@ -106,7 +106,7 @@ def heat_of(
     batches: float,
 ) -> Heat:
     """Returns the heat for the variances of all elements of a minibatch's gradient."""
-    ours, motion = moving(sampler.param_groups), MOTIONS[kind_of(sampler)]
+    ours, motion = moving(sampler.param_groups), traits_of(sampler).motion
     parts = variances.split([p.numel() for p in ours])
     steps = {
         p: (step_of(group, motion), float(part.mean()), curvatures.get(p, 0.0))

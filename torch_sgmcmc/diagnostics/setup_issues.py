@@ -19,11 +19,10 @@ from torch.utils.data import (
 )
 
 from torch_sgmcmc._impl.parameters import kept_gradients
+from torch_sgmcmc._impl.spec import Takes, traits_of
 from torch_sgmcmc._impl.utils import Snapshot, length_of, rows_of, tensors_in
 from torch_sgmcmc.data import kept_generators
-from torch_sgmcmc.samplers.hmc import HMC
 from torch_sgmcmc.samplers.sampler import Sampler
-from torch_sgmcmc.samplers.sbps import SBPS
 
 
 class Issue(NamedTuple):
@@ -330,10 +329,11 @@ class Loader:
             yield issue("data order", what=what)
         if not several:
             return
-        if isinstance(sampler, HMC):
+        takes = traits_of(sampler).takes
+        if takes is Takes.POTENTIAL:
             yield issue("dependent minibatches/HMC")
         is_shuffled = isinstance(indices, RandomSampler) and not indices.replacement
-        if isinstance(sampler, SBPS) and (is_shuffled or self.is_in_order):
+        if takes is Takes.EXAMPLES and (is_shuffled or self.is_in_order):
             yield issue("dependent minibatches")
         if isinstance(indices, WeightedRandomSampler):
             if len(indices.weights[indices.weights > 0].unique()) > 1:

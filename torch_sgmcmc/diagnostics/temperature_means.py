@@ -61,8 +61,9 @@ from __future__ import annotations
 import cmath
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from enum import IntEnum
 from typing import Any, NamedTuple
+
+from torch_sgmcmc._impl.spec import Motion, traits_of
 
 # Observations between two measurements of the minibatches' noise, which take a copy of
 # the gradients; observations that a device keeps before the host waits for them.
@@ -162,10 +163,6 @@ def roots(m: float, k: float) -> tuple[complex, complex]:
     return first, m / first if first else 0j
 
 
-# Samplers whose deviations relax as roots() says: SGNHT without gradient noise.
-_RELAXING = ("SGLD", "SGHMC", "EWSG", "SGNHT", "BAOA")
-
-
 def relaxation(kind: str, group: Mapping[str, Any], curvature: float = 0.0) -> float:
     """Returns the steps in which the start of a direction decays by a factor of e.
 
@@ -176,12 +173,14 @@ def relaxation(kind: str, group: Mapping[str, Any], curvature: float = 0.0) -> f
         group: lr, prior_precision, num_data and momentum of its param group.
         curvature: h of the mean loss; 0 for directions without data.
     """
-    needs_momentum, redraws = kind != "SGLD", group.get("resample_momentum_every")
-    if kind not in _RELAXING or redraws or (needs_momentum and "momentum" not in group):
+    traits, redraws = traits_of(kind), group.get("resample_momentum_every")
+    needs_momentum = traits.motion not in (Motion.LANGEVIN, Motion.LATTICE)
+    if traits.pull is None or redraws or (needs_momentum and "momentum" not in group):
         return math.nan
     m = float(group["momentum"]) if needs_momentum else 0.0
-    k = float(group["lr"]) * (curvature + group["prior_precision"] / group["num_data"])
-    r = max(map(abs, roots(m, k * (1 + m) / 2 if kind == "BAOA" else k)))
+    h = curvature + group["prior_precision"] / group["num_data"]
+    k = traits.pull(m) * float(group["lr"]) * h
+    r = max(map(abs, roots(m, k)))
     if r >= 1:  # rounded, or unstable
         return math.inf if k < 1 else math.nan
     return -1 / math.log(r) if r else 0.0
@@ -193,19 +192,6 @@ def _sum_of_powers(r: complex, batches: float) -> complex:
     if abs(away) * batches < 1e-4:
         return batches * (batches - 1) / 2 * (1 - away * (batches + 1) / 3)
     return r * (batches * away - (1 - r**batches)) / away**2
-
-
-class Motion(IntEnum):
-    """The dynamics of a sampler; with NONE only x·g is used, and T_kin is T."""
-
-    LANGEVIN, MOMENTUM, THERMOSTAT, LATTICE, HALF_DRIFTS, NONE = range(6)
-
-
-MOTIONS = {
-    **{"SGLD": Motion.LANGEVIN, "PSGLD": Motion.LANGEVIN, "SGLRW": Motion.LATTICE},
-    **{"SGHMC": Motion.MOMENTUM, "EWSG": Motion.MOMENTUM, "SGNHT": Motion.THERMOSTAT},
-    "BAOA": Motion.HALF_DRIFTS,
-}
 
 
 class Step(NamedTuple):

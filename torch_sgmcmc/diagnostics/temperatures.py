@@ -19,20 +19,18 @@ from torch_sgmcmc._impl.context import (
     StepContext,
     TensorLists,
     context_of,
-    kind_of,
     tensor_lists_of,
 )
 from torch_sgmcmc._impl.ops import temperature_sums
 from torch_sgmcmc._impl.parameters import fresh_gradients
+from torch_sgmcmc._impl.spec import Motion, traits_of
 from torch_sgmcmc._impl.state_dict import check_count, check_keys, check_tensor
 from torch_sgmcmc._impl.user_state import PRIOR_MEAN, prior_of
 from torch_sgmcmc._impl.utils import has_master, optional, state_dtype
 from torch_sgmcmc.diagnostics.temperature_means import (
     MOST_ROWS,
-    MOTIONS,
     NOISE_EVERY,
     Means,
-    Motion,
     Step,
     TemperatureMeans,
 )
@@ -125,10 +123,6 @@ def centers_of(
     return centers
 
 
-# Where other samplers show whether they work.
-_INSTEAD = dict.fromkeys(("HMC", "HMCECS"), "see acceptance_rate")
-_INSTEAD["SBPS"] = "see diagnostics.violation_rate"
-
 # Kinds of sums (csrc/ops/temperature_sums.h).
 _LANGEVIN, _PRECONDITIONED, _MOMENTUM, _THERMOSTAT = range(4)
 _NOISE, _PRECONDITIONED_NOISE, _LATTICE = range(4, 7)
@@ -220,7 +214,7 @@ class TemperatureMonitor:
                 "Invalid sampler: it is capturable, and a monitor is read on the host"
             )
         if not has_temperatures(sampler):
-            why = _INSTEAD.get(kind_of(sampler), "it has no equations of temperatures")
+            why = traits_of(sampler).instead
             name = type(sampler).__name__
             raise ValueError(f"Invalid sampler: {name} cannot be monitored ({why})")
         chain = context_of(sampler)
@@ -231,9 +225,9 @@ class TemperatureMonitor:
         self._sampler = weakref.ref(sampler)
         # The context outlives a wrapper of the sampler.
         self._context: weakref.ref[StepContext] = weakref.ref(chain)
-        kind = kind_of(sampler)
-        self._motion = MOTIONS[kind]
-        self._compares = kind != "EWSG"  # biased gradients by design
+        motion = traits_of(sampler).motion
+        assert motion is not None
+        self._motion, self._compares = motion, not traits_of(sampler).is_biased
         groups = sampler.param_groups
         self._params = [p for group in groups for p in group["params"]]
         self._group_of = [i for i, g in enumerate(groups) for _ in g["params"]]
@@ -656,7 +650,7 @@ def _shift_of(interval: int) -> int:
 
 def has_temperatures(sampler: Sampler) -> bool:
     """Returns whether a monitor can observe the sampler: not HMC, HMCECS and SBPS."""
-    return kind_of(sampler) in MOTIONS
+    return traits_of(sampler).motion is not None
 
 
 def _share_memory(a: Tensor | None, b: Tensor | None) -> bool:

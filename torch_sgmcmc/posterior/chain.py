@@ -26,6 +26,7 @@ from torch_sgmcmc._impl.context import context_of
 from torch_sgmcmc._impl.distributed import world_size
 from torch_sgmcmc._impl.hyperparams import wrong_result
 from torch_sgmcmc._impl.random_state import fold_in
+from torch_sgmcmc._impl.spec import traits_of
 from torch_sgmcmc._impl.state_dict import load, save
 from torch_sgmcmc._impl.utils import length_of, plain_names, progress_bar
 from torch_sgmcmc.compile import Blocks, length_of_blocks
@@ -47,7 +48,6 @@ from torch_sgmcmc.posterior.start import Start, describe, name_of, place, start_
 from torch_sgmcmc.posterior.store import SampleStore
 from torch_sgmcmc.priors import with_params
 from torch_sgmcmc.samplers.sampler import Sampler
-from torch_sgmcmc.samplers.sbps import SBPS
 from torch_sgmcmc.schedules import CyclicalSchedule, GammaPrecision, PolynomialDecay
 
 _RESTART = "restart=True starts a new run"
@@ -609,7 +609,7 @@ class _Run:
         return epochs * length
 
     def _check_stores_some(self) -> None:
-        if isinstance(self._sampler, SBPS):  # counts samples, not steps
+        if traits_of(self._sampler).is_path:  # counts samples, not steps
             return
         given = self._settings.collecting
         count, phases = self._steps, ""

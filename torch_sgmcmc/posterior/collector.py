@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch_sgmcmc._impl.context import context_of
 from torch_sgmcmc._impl.dtensor import refuse
 from torch_sgmcmc._impl.hyperparams import check_function, check_integer
+from torch_sgmcmc._impl.spec import traits_of
 from torch_sgmcmc._impl.state_dict import check_keys
 from torch_sgmcmc._impl.utils import plain_names, unwrapped
 from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor
@@ -28,7 +29,6 @@ from torch_sgmcmc.posterior.run_record import RunRecorder, plain
 from torch_sgmcmc.posterior.store import SampleStore
 from torch_sgmcmc.posterior.writer import SampleWriter
 from torch_sgmcmc.samplers.sampler import Sampler, check_sampler
-from torch_sgmcmc.samplers.sbps import SBPS
 
 
 class _ModelTensors:
@@ -215,6 +215,7 @@ class Collector(AbstractContextManager["Collector"]):
         self._settings = {"burn_in": burn_in, "every": every}
         self._model = _ModelTensors(model, sampler, parameters, buffers)
         group = sampler.process_group
+        self._is_path = traits_of(sampler).is_path
         # The writers of other ranks than the first stay empty.
         self._stores = group is None or dist.get_rank(group) == 0
         self._writer = SampleWriter(
@@ -255,8 +256,8 @@ class Collector(AbstractContextManager["Collector"]):
         if self._stores:
             add(sampler.register_step_pre_hook(self._before_step).remove)
             add(sampler.register_step_post_hook(self._after_step).remove)
-        if self._stores and isinstance(sampler, SBPS):
-            add(sampler.register_sample_hook(self._at_sample).remove)
+        if self._stores and self._is_path:
+            add(sampler.register_sample_hook(self._at_sample).remove)  # type: ignore[attr-defined]
 
     def _before_step(self, sampler: Any, *_: Any) -> None:
         """Raises, before the update, any error that would prevent storing the draw."""
@@ -267,7 +268,7 @@ class Collector(AbstractContextManager["Collector"]):
             and context_of(sampler).rng.steps == 0
         ):
             self.start = context_of(sampler).start or "model"
-        if isinstance(sampler, SBPS):
+        if self._is_path:
             return
         if self._mark is None:
             self._mark = _steps_made(sampler)
@@ -282,7 +283,7 @@ class Collector(AbstractContextManager["Collector"]):
             self._writer.check_draw(self._model.now())
 
     def _after_step(self, sampler: Any, *_: Any) -> None:
-        if not isinstance(sampler, SBPS):
+        if not self._is_path:
             step = int(sampler.param_groups[0]["step"])
             if any(self._due(step - self._mark)):
                 step = _steps_made(sampler)  # a GPU reports a skipped step late
@@ -297,7 +298,7 @@ class Collector(AbstractContextManager["Collector"]):
         for count in range(self._count + 1, self._count + steps + 1):
             yield count > burn_in and (count - burn_in) % every == 0
 
-    def _at_sample(self, sampler: SBPS, time: float) -> None:
+    def _at_sample(self, sampler: Sampler, time: float) -> None:
         # A step that another hook has undone repeats its samples.
         if self._mark is None or time > self._mark:
             self._take(int(sampler.param_groups[0]["step"]) + 1, time, 1)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from torch_sgmcmc._impl.hyperparams import check_noise_estimate
-from torch_sgmcmc._impl.step_plan import SamplerSpec
+from torch_sgmcmc._impl.spec import Motion, SamplerSpec, Traits
 from torch_sgmcmc.samplers.sampler import Sampler
 
 
@@ -64,7 +64,13 @@ class BAOA(Sampler):
         Methods for Molecular Sampling, AMRX 2013.
     """
 
-    _SPEC = SamplerSpec("BAOA", "baoa_step_")
+    _SPEC = SamplerSpec(
+        "BAOA",
+        "baoa_step_",
+        traits=Traits(
+            motion=Motion.HALF_DRIFTS, pull=lambda m: (1 + m) / 2, has_known_heat=True
+        ),
+    )
 
     def __init__(
         self,

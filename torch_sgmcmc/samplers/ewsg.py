@@ -24,9 +24,10 @@ from torch_sgmcmc._impl.parameters import (
     refuse_accumulation,
     refuse_scaler,
 )
+from torch_sgmcmc._impl.spec import Motion, SamplerSpec, Takes, Traits
 from torch_sgmcmc._impl.state import rescalings, start_masters, start_momenta
 from torch_sgmcmc._impl.state_dict import check_count, check_part
-from torch_sgmcmc._impl.step_plan import Operator, SamplerSpec, StepPlan
+from torch_sgmcmc._impl.step_plan import Operator, StepPlan
 from torch_sgmcmc._impl.user_state import prior_of
 from torch_sgmcmc._impl.utils import blank
 from torch_sgmcmc.samplers.sampler import SharedSettings
@@ -178,6 +179,12 @@ class EWSG(SharedSettings):
             **{"num_drawn": 0, "minibatches": []},
         },
         waits=True,  # minibatches are compared on the host
+        traits=Traits(
+            takes=Takes.GRADIENTS,
+            motion=Motion.MOMENTUM,
+            pull=lambda m: 1.0,
+            is_biased=True,
+        ),
     )
     _OVERDAMPED = Operator("sgld_step_")
     _LOG_RATIO = Operator("ewsg_log_ratio")

@@ -35,8 +35,8 @@ from torch_sgmcmc._impl.parameters import (
     refuse_accumulation,
     refuse_scaler,
 )
+from torch_sgmcmc._impl.spec import SamplerSpec, Takes, Traits
 from torch_sgmcmc._impl.state_dict import check_part
-from torch_sgmcmc._impl.step_plan import SamplerSpec
 from torch_sgmcmc._impl.user_state import MASS, check_saved_diagonal, diagonals
 from torch_sgmcmc._impl.utils import progress_bar
 
@@ -161,6 +161,9 @@ class HMC(Hamiltonian):
         why_equal="there is one trajectory for all",
         # The state of the step size's adaptation is empty when there is none.
         progress={**dict.fromkeys(_COUNTERS, 0), "dual_averaging": []},
+        traits=Traits(
+            takes=Takes.POTENTIAL, instead="see acceptance_rate", accepts=True
+        ),
     )
     # The chains' losses at the end of the last step with the parameters' versions and
     # addresses, and the number of consecutive steps that began with another loss.

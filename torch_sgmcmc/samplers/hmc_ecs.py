@@ -26,8 +26,8 @@ from torch_sgmcmc._impl.distributed import refuse_several_ranks
 from torch_sgmcmc._impl.hyperparams import check_integer, check_real
 from torch_sgmcmc._impl.ops import hmc_momenta_, metropolis_decide, sum_of_squares
 from torch_sgmcmc._impl.parameters import by_lightning, refuse_scaler
+from torch_sgmcmc._impl.spec import SamplerSpec, Takes, Traits
 from torch_sgmcmc._impl.state_dict import check_count, check_part
-from torch_sgmcmc._impl.step_plan import SamplerSpec
 from torch_sgmcmc._impl.utils import progress_bar
 
 _COUNTERS = (
@@ -174,6 +174,9 @@ class HMCECS(HMCECSBase):
         # A chain cannot start from a density that is not finite.
         nonfinite=("raise", "skip"),
         takes_shards=False,  # its momenta are drawn for all parameters together
+        traits=Traits(
+            takes=Takes.SUBSAMPLES, instead="see acceptance_rate", accepts=True
+        ),
     )
 
     def __init__(

@@ -16,8 +16,9 @@ from torch_sgmcmc._impl.finite_check import check_finite
 from torch_sgmcmc._impl.hyperparams import least_root
 from torch_sgmcmc._impl.ops import gaussian_, sum_of_squares
 from torch_sgmcmc._impl.parameters import refuse_scaler
+from torch_sgmcmc._impl.spec import Motion, SamplerSpec, Traits, needs_graph
 from torch_sgmcmc._impl.state import check_not_capturing, root, start_masters
-from torch_sgmcmc._impl.step_plan import Operator, SamplerSpec
+from torch_sgmcmc._impl.step_plan import Operator
 from torch_sgmcmc._impl.utils import blank, state_dtype
 from torch_sgmcmc.samplers.sampler import Sampler
 
@@ -128,7 +129,14 @@ class PSGLD(Sampler):
         Langevin Dynamics for Deep Neural Networks, AAAI 2016, algorithm 1.
     """
 
-    _SPEC = SamplerSpec("PSGLD", "psgld_step_")
+    _SPEC = SamplerSpec(
+        "PSGLD",
+        "psgld_step_",
+        traits=Traits(
+            motion=Motion.LANGEVIN,
+            needs_graph=lambda group: group["adapt"] and group["gamma"],
+        ),
+    )
     _FROZEN = Operator("psgld_frozen_step_")
 
     def __init__(
@@ -278,13 +286,6 @@ class PSGLD(Sampler):
             p: torch.zeros_like(z) if product is None else product * z
             for p, z, product in zip(params, probes, products, strict=True)
         }
-
-
-def needs_graph(sampler: Sampler) -> bool:
-    """True if gradients come from ``backward(create_graph=True)``."""
-    return isinstance(sampler, PSGLD) and any(
-        group["adapt"] and group["gamma"] for group in sampler.param_groups
-    )
 
 
 def _begin_gamma(

@@ -26,8 +26,8 @@ from torch_sgmcmc._impl.hyperparams import (
     warn,
 )
 from torch_sgmcmc._impl.parameters import check_sizes, lightning_module, refuse_scaler
+from torch_sgmcmc._impl.spec import SamplerSpec, Takes, Traits
 from torch_sgmcmc._impl.state_dict import check_count, check_part
-from torch_sgmcmc._impl.step_plan import SamplerSpec
 from torch_sgmcmc._impl.user_state import PRECONDITIONER, PRIOR_MEAN, given
 from torch_sgmcmc._impl.utils import blank
 from torch_sgmcmc._sbps.segment_stats import SegmentStats
@@ -192,6 +192,9 @@ class SBPS(SegmentStats):
         # It cannot bounce at a rate that is not finite.
         nonfinite=("raise", "skip"),
         takes_shards=False,  # its velocities are drawn for whole tensors
+        traits=Traits(
+            takes=Takes.EXAMPLES, instead="see diagnostics.violation_rate", is_path=True
+        ),
     )
 
     def __init__(

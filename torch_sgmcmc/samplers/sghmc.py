@@ -14,8 +14,8 @@ from torch_sgmcmc._impl import hyperparams
 from torch_sgmcmc._impl.context import StepContext, TensorLists
 from torch_sgmcmc._impl.ops import gradient_variance_
 from torch_sgmcmc._impl.parameters import check_fits
+from torch_sgmcmc._impl.spec import Motion, SamplerSpec, Traits
 from torch_sgmcmc._impl.state import start_masters, start_momenta
-from torch_sgmcmc._impl.step_plan import SamplerSpec
 from torch_sgmcmc._impl.utils import blank, state_dtype
 from torch_sgmcmc.samplers.sampler import Sampler
 
@@ -94,7 +94,12 @@ class SGHMC(Sampler):
         Carlo, ICML 2014, eq. 15.
     """
 
-    _SPEC = SamplerSpec("SGHMC", "sghmc_step_", _ONLINE)
+    _SPEC = SamplerSpec(
+        "SGHMC",
+        "sghmc_step_",
+        _ONLINE,
+        traits=Traits(motion=Motion.MOMENTUM, pull=lambda m: 1.0, has_known_heat=True),
+    )
 
     def __init__(
         self,

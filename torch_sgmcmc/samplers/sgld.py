@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from torch_sgmcmc._impl.step_plan import SamplerSpec
+from torch_sgmcmc._impl.spec import Motion, SamplerSpec, Traits
 from torch_sgmcmc.samplers.sampler import Sampler
 
 
@@ -66,7 +66,11 @@ class SGLD(Sampler):
         Dynamics, ICML 2011, eq. 4.
     """
 
-    _SPEC = SamplerSpec("SGLD", "sgld_step_")
+    _SPEC = SamplerSpec(
+        "SGLD",
+        "sgld_step_",
+        traits=Traits(motion=Motion.LANGEVIN, pull=lambda m: 1.0, has_known_heat=True),
+    )
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from torch_sgmcmc._impl.step_plan import SamplerSpec
+from torch_sgmcmc._impl.spec import Motion, SamplerSpec, Traits
 from torch_sgmcmc.samplers.sampler import Sampler
 
 
@@ -51,7 +51,9 @@ class SGLRW(Sampler):
         T. Mensch et al., 2026, arXiv 2602.15925; S. Duffield et al., 2025.
     """
 
-    _SPEC = SamplerSpec("SGLRW", "sglrw_step_")
+    _SPEC = SamplerSpec(
+        "SGLRW", "sglrw_step_", traits=Traits(motion=Motion.LATTICE, pull=lambda m: 1.0)
+    )
 
     def __init__(
         self,

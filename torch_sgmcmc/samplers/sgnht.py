@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from torch_sgmcmc._impl.step_plan import SamplerSpec
+from torch_sgmcmc._impl.spec import Motion, SamplerSpec, Traits
 from torch_sgmcmc.samplers.sampler import Sampler
 
 
@@ -72,7 +72,11 @@ class SGNHT(Sampler):
         for Bayesian Learning of Deep Models, AAAI 2016 (one thermostat a coordinate).
     """
 
-    _SPEC = SamplerSpec("SGNHT", "sgnht_step_")
+    _SPEC = SamplerSpec(
+        "SGNHT",
+        "sgnht_step_",
+        traits=Traits(motion=Motion.THERMOSTAT, pull=lambda m: 1.0),
+    )
 
     def __init__(
         self,
