@@ -4,7 +4,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.diagnostics.calibration import sbc
+from torch_sgmcmc.calibration import sbc
 
 N = 6
 #: A constant and a contrast.

@@ -1,7 +1,5 @@
 """Stochastic-gradient MCMC as torch optimizers: a posterior instead of a point."""
 
-import sys as _sys
-
 try:
     from torch_sgmcmc import _C as _C
 except ImportError as error:
@@ -11,7 +9,7 @@ except ImportError as error:
         "another folder, or install with `pip install -e .`"
     ) from error
 
-from torch_sgmcmc import losses
+from torch_sgmcmc import calibration, losses, scoring
 from torch_sgmcmc._ecs.likelihood import PredictorLogLikelihood, RowCache
 from torch_sgmcmc._ecs.state import ECSEfficiency
 from torch_sgmcmc._impl.distributed import check_replicas, check_replicas_every
@@ -21,7 +19,6 @@ from torch_sgmcmc._sbps.segment_stats import TimeAverage
 from torch_sgmcmc.compile import compile_steps
 from torch_sgmcmc.control_variates import SVRG, ControlVariates
 from torch_sgmcmc.data import IndependentBatchSampler
-from torch_sgmcmc.diagnostics import calibration
 from torch_sgmcmc.diagnostics.convergence import to_arviz
 from torch_sgmcmc.diagnostics.learning_coefficient import (
     LearningCoefficient,
@@ -31,7 +28,6 @@ from torch_sgmcmc.diagnostics.report import Report, report
 from torch_sgmcmc.diagnostics.setup_check import check_setup
 from torch_sgmcmc.diagnostics.setup_issues import Issue, SetupReport
 from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor
-from torch_sgmcmc.posterior import scores as scoring
 from torch_sgmcmc.posterior.chain import ChainState
 from torch_sgmcmc.posterior.collector import Collector
 from torch_sgmcmc.posterior.predict import Prediction, Predictive, predict
@@ -110,7 +106,3 @@ __all__ = [
     "scoring",
     "to_arviz",
 ]
-
-# Public modules, whatever folder they are in: ``import torch_sgmcmc.calibration``.
-for _name in ("calibration", "scoring"):
-    _sys.modules[f"{__name__}.{_name}"] = globals()[_name]

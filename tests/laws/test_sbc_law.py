@@ -5,7 +5,7 @@ from levels import at_levels
 from sbc_problem import TARGET, calibrate, gaussian, gaussian_loss, hmc, prior, sgld
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.diagnostics.calibration import sbc
+from torch_sgmcmc.calibration import sbc
 
 pytestmark = pytest.mark.nightly
 

@@ -9,7 +9,7 @@ import torch
 from sbc_problem import TARGET, N, calibrate, gaussian, gaussian_loss, hmc, prior, sgld
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.diagnostics.calibration import Calibration, RankLaw, sbc
+from torch_sgmcmc.calibration import Calibration, RankLaw, sbc
 
 pytestmark = pytest.mark.full
 
@@ -247,7 +247,7 @@ def test_no_sampler():
 
 
 def test_chains_too_slow_to_measure(monkeypatch):
-    from torch_sgmcmc.diagnostics import calibration
+    from torch_sgmcmc import calibration
 
     monkeypatch.setattr(calibration, "_LONGEST_PILOT", 512)
     with pytest.raises(RuntimeError, match="still correlate over 512 steps"):

@@ -461,7 +461,7 @@ def sbc(
     seed = draw_seed(seed)
     begins = range(0, simulations, at_once)
     sizes = [min(at_once, simulations - begin) for begin in begins]
-    truths, values, names = [], [], []  # type: ignore[var-annotated]
+    truths, values, names = [], [], list[str]()
     several, functions = len(sizes) > 1, (prior, simulate, loss)
     for i in progress_bar(range(len(sizes)), "calibration", progress and several):
         model = _Simulated(*functions, sizes[i], batch_size, fold_in(seed, 2 * i))
@@ -561,8 +561,7 @@ class _Simulated:
     def _draw_indices(self) -> Tensor:
         if self._batch_size is None:
             return self._everything
-        options = {"generator": self._generator, "device": "cpu"}
-        order = torch.randperm(self.num_data, **options)
+        order = torch.randperm(self.num_data, generator=self._generator, device="cpu")
         return order[: self._batch_size]
 
     def quantities(
@@ -612,7 +611,7 @@ class _Simulated:
 
 
 def _measured_thin(chain: Chain, found: Callable[[list[Tensor]], Tensor]) -> int:
-    values, length = [], _FIRST_PILOT
+    values, length = list[Tensor](), _FIRST_PILOT
     while length <= _LONGEST_PILOT:
         values += [found(chain.move()) for _ in range(length - len(values))]
         traces = torch.stack(values)  # [steps, simulations, quantities]

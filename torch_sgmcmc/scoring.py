@@ -56,10 +56,8 @@ def plot_reliability(
     """
     bins = check_integer("bins", bins, low=1)
     several = probabilities if isinstance(probabilities, Mapping) else None
-    pairs = [
-        (name, *_checked(p, targets))
-        for name, p in (several or {"": probabilities}).items()
-    ]
+    named: Mapping[str, Any] = several or {"": probabilities}
+    pairs = [(name, *_checked(p, targets)) for name, p in named.items()]
     figure, axes = _axes(axes, "plot_reliability()")
     axes.plot([0, 1], [0, 1], color="0.6", linewidth=1)
     for name, p, y in pairs:
