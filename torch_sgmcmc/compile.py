@@ -153,19 +153,18 @@ def _rules_of(sampler: Sampler) -> list[Rule]:
             f"Invalid sampler: {type(sampler).__name__} has a step() of its own, which "
             "a compiled block does not call (must be a class of torch_sgmcmc)"
         )
-    rules = [
+    found = (
         rule_of(operator_of(sampler, group), numbers_of(sampler, group))
-        if is_single
-        else None
-        for group in sampler.param_groups
-    ]
-    if not all(rules):
+        for group in (sampler.param_groups if is_single else ())
+    )
+    rules = [rule for rule in found if rule is not None]
+    if len(rules) < len(sampler.param_groups):
         raise ValueError(
             f"Invalid sampler: {type(sampler).__name__} cannot be compiled with these "
             "settings (must be SGLD, SGHMC without noise_estimate='online', BAOA, "
             "SGLRW, SGNHT, or PSGLD with gamma=False)"
         )
-    return rules  # type: ignore[return-value]
+    return rules
 
 
 def _layouts(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
@@ -306,11 +305,13 @@ class _CompiledSteps:
         key = _layouts(own + rows)
         if key not in self._traced:
             trace = partial(trace_gradient, self._loss, own, self._names, rows)
-            chains, graph = self._num_chains or 0, None
+            chains = self._num_chains or 0
+            graph: GraphModule | None = None
             if chains >= _MIN_CHAINS:
                 graph = trace(has_chains=True)
             if graph is None:
                 graph, width = trace(has_chains=False), 1
+                assert graph is not None  # of one chain
             elif has_products(graph):
                 width = -(-chains // -(-chains // _CHAINS_OF_PRODUCTS))
             else:
@@ -549,7 +550,8 @@ class Blocks:
         self._put_together: Callable[[list[Tensor]], Any] | None = None
 
         def of_minibatch(params: dict[str, Tensor], *parts: Tensor) -> Tensor:
-            batch = self._put_together(list(parts))  # type: ignore[misc]
+            assert self._put_together is not None
+            batch = self._put_together(list(parts))
             return functional_call(whole, params, (batch,))
 
         self.block = compile_steps(sampler, of_minibatch, params, steps=steps)

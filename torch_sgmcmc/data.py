@@ -101,9 +101,14 @@ class IndependentBatchSampler(torch.utils.data.Sampler[list[int]]):
 
     def _rows(self, step: int, count: int) -> Tensor:
         memory = _C.minibatches(
-            *(self.num_data, self.batch_size),
-            **{"count": count, "step": step, "seed": self.seed, "rank": self.rank},
-            **{"replacement": self.replacement, "num_replicas": self.num_replicas},
+            self.num_data,
+            self.batch_size,
+            count=count,
+            replacement=self.replacement,
+            seed=self.seed,
+            step=step,
+            num_replicas=self.num_replicas,
+            rank=self.rank,
         )
         flat = torch.frombuffer(memory, dtype=torch.int64)
         return flat.view(count, self.batch_size // self.num_replicas)
@@ -232,7 +237,9 @@ def seed_generators(seed: int) -> None:
 
 def generator_states() -> dict[str, Any]:
     """Returns the states of these generators on the CPU, as a checkpoint holds them."""
-    kind, words, *rest = np.random.get_state(legacy=True)
+    state = np.random.get_state(legacy=True)
+    assert isinstance(state, tuple)  # as legacy asks
+    kind, words, *rest = state
     return {
         "torch": torch.get_rng_state(),
         "numpy": (kind, torch.from_numpy(words.astype(np.int64)), *rest),
@@ -317,6 +324,7 @@ class Minibatches:
         self.close()
         seed = fold_in(self._seed, self.epoch)
         seed_generators(seed)
+        owner: Any
         for owner in (
             self._loader,
             getattr(self._loader, "sampler", None),

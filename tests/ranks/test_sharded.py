@@ -260,7 +260,7 @@ def test_pieces_are_all_of_a_box_in_its_order(sizes):
         expected = indices[tuple(slice(i, i + n) for _, i, n in box)]
         found = torch.full_like(expected, -1)
         for piece in dtensor._pieces(box, sizes):
-            part = found[piece.index]
+            part = found[piece.part]
             k = torch.arange(part.numel())
             values = piece.begin + k // piece.row * piece.pitch + k % piece.row
             part.copy_(values.view(part.shape))

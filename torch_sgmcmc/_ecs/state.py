@@ -114,14 +114,17 @@ class HMCECSBase(SharedSettings):
         self._set(num_evaluations=group["num_evaluations"] + evaluations)
 
     def _prior(self) -> taylor.Prior:
-        like = {"dtype": torch.float64, "device": self._all_params()[0].device}
+        device = self._all_params()[0].device
         precisions, means = [], []
         for group in self.param_groups:
             precision = float(group["prior_precision"])
             for p in (p for p in group["params"] if p.requires_grad):
-                precisions.append(torch.full((p.numel(),), precision, **like))
+                precisions.append(
+                    p.new_full((p.numel(),), precision, dtype=torch.float64)
+                )
                 mean = self.state.get(p, {}).get(PRIOR_MEAN, group[PRIOR_MEAN])
-                means.append(torch.as_tensor(mean, **like).expand(p.shape).flatten())
+                mean = torch.as_tensor(mean, dtype=torch.float64, device=device)
+                means.append(mean.expand(p.shape).flatten())
         return taylor.Prior(torch.cat(precisions), torch.cat(means))
 
     def _layout(self) -> dict[str, Any]:
@@ -284,7 +287,8 @@ def _check_anchor(kept: Any, d: int) -> None:
     what = "control_variates"
     names = ("anchor", "num_data", "value", "gradient", "hessian", "form")
     _need(what, kept, (*names, "whitening"))
-    form, size = kept["form"], getattr(kept["anchor"], "shape", ())
+    form = kept["form"]
+    size: tuple[int, ...] = getattr(kept["anchor"], "shape", ())
     if form not in _FORMS:
         raise ValueError(f"Invalid state_dict: {what} of the form {form!r}")
     if len(size) == 1 and size[0] != d:

@@ -85,7 +85,7 @@ class SubsampleDraws:
 
     def propose(self, step: int) -> tuple[int, list[int], Tensor]:
         """Draws a block, and its new cells."""
-        block = self._below("num_blocks", 1, _C.Purpose.SUBSAMPLE_BLOCK, step, 0).item()
+        block = int(self._below("num_blocks", 1, _C.Purpose.SUBSAMPLE_BLOCK, step, 0))
         size = self.begin(block + 1) - self.begin(block)
         return block, *self._cells(size, step, 2**32)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,6 +44,11 @@ _TOGETHER = 8
 
 # Data of the first chunk whose rows are compared with the predictors' derivatives.
 _TESTED = 256
+
+
+def _joined(parts: list[Tensor | None]) -> Tensor | None:
+    tensors = [part for part in parts if part is not None]
+    return torch.cat(tensors) if tensors else None
 
 
 @dataclass
@@ -117,12 +123,12 @@ class TaylorTerms:
     @classmethod
     def join(cls, parts: list[TaylorTerms]) -> TaylorTerms:
         """Concatenates expansions."""
-        columns = list(zip(*(part.fields() for part in parts), strict=True))
-        joined = [
-            None if column[0] is None else torch.cat(column, dim=int(i == 1))
-            for i, column in enumerate(columns)
-        ]
-        return cls(*joined)  # type: ignore[arg-type]
+        return cls(
+            torch.cat([part.values for part in parts]),
+            torch.cat([part.gradients for part in parts], dim=1),
+            _joined([part.scales for part in parts]),
+            _joined([part.hessians for part in parts]),
+        )
 
     def expand(self, delta: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the values qᵢ at θ* + δ, and an argument of :meth:`gradient`."""
@@ -178,9 +184,9 @@ class TaylorSums:
             ValueError: the closure's rows are not the derivatives of its outputs.
         """
         d = len(probe)
-        like = {"dtype": torch.float64, "device": probe.device}
-        value, gradient = torch.zeros((), **like), torch.zeros(d, **like)
-        hessian = torch.zeros(d, d, **like) if has_hessian(form) else None
+        zeros = partial(probe.new_zeros, dtype=torch.float64)
+        value, gradient = zeros(()), zeros(d)
+        hessian = zeros((d, d)) if has_hessian(form) else None
         tested = False
         for indices in chunks:
             if has_rows(closure) and not tested:
@@ -193,6 +199,7 @@ class TaylorSums:
                 values, first, second, rows = _by_predictor(closure, indices, d)
                 value += values.sum()
                 gradient += torch.mv(rows.t(), first)
+                assert hessian is not None  # of this form
                 hessian += (second[:, None] * rows).t() @ rows
                 continue
             with torch.enable_grad():
@@ -200,7 +207,7 @@ class TaylorSums:
             value += values.detach().double().sum()
             graph = likelihood.LikelihoodGraph(values, params)
             gradient += graph.gradient.detach().double()
-            if form == WHOLE:
+            if hessian is not None:
                 hessian += graph.hessian().double()
         return cls(value, gradient, hessian, form)
 
@@ -272,7 +279,8 @@ def _by_predictor(
     if second is None:
         second = torch.zeros_like(first)
     parts = (values, first, second, closure.rows(indices, d))
-    return tuple(t.detach().double() for t in parts)  # type: ignore[return-value]
+    values, first, second, rows = (t.detach().double() for t in parts)
+    return values, first, second, rows
 
 
 def _check_predictors(eta: Tensor, indices: Tensor) -> None:

@@ -97,6 +97,7 @@ class Bookkeeping(Optimizer):
     """The part of :class:`Sampler` that is used between steps."""
 
     _SPEC: ClassVar[SamplerSpec]
+    state: defaultdict[Any, Any]  # also by a name: common_state
 
     #: Whether the constructor has added all groups.
     _is_complete: bool = True

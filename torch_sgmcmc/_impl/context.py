@@ -16,7 +16,7 @@ context is updated before each use.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -320,19 +320,37 @@ def name_of(groups: list[dict[str, Any]], p: Tensor) -> str:
     return f"of shape {list(p.shape)}"
 
 
+class _Parts(Protocol):
+    """The parts of a sampler, whose class is not known here."""
+
+    def _current_context(self) -> StepContext: ...
+    def _gather(self) -> list[TensorLists]: ...
+    def _check_all_groups(self) -> None: ...
+    def _rescale_now(self, context: StepContext) -> None: ...
+    def _begin_step(self) -> None: ...
+    def _uses_gradients(self, group: dict[str, Any]) -> bool: ...
+    def _operator_of(self, group: dict[str, Any]) -> Any: ...
+    def _operator_numbers(self, group: dict[str, Any]) -> dict[str, Any]: ...
+    def _saved_name(self) -> str: ...
+
+
+def _parts(sampler: Optimizer) -> _Parts:
+    return cast(_Parts, sampler)
+
+
 def context_of(sampler: Optimizer) -> StepContext:
     """Returns the sampler's step context."""
-    return sampler._current_context()  # type: ignore[attr-defined]
+    return _parts(sampler)._current_context()
 
 
 def tensor_lists_of(sampler: Optimizer) -> list[TensorLists]:
     """Returns the tensor lists of the next step; checks groups and gradients."""
-    return sampler._gather()  # type: ignore[attr-defined]
+    return _parts(sampler)._gather()
 
 
 def check_groups_of(sampler: Optimizer) -> None:
     """Raises if a hyperparameter is invalid."""
-    sampler._check_all_groups()  # type: ignore[attr-defined]
+    _parts(sampler)._check_all_groups()
 
 
 def rescale_momenta(sampler: Optimizer) -> None:
@@ -341,12 +359,12 @@ def rescale_momenta(sampler: Optimizer) -> None:
     Raises if a hyperparameter is out of range; nothing has changed then.
     """
     check_groups_of(sampler)
-    sampler._rescale_now(sampler._current_context())  # type: ignore[attr-defined]
+    _parts(sampler)._rescale_now(context_of(sampler))
 
 
 def begin_step(sampler: Optimizer) -> None:
     """Checks seed, counters and ranks before a step."""
-    sampler._begin_step()  # type: ignore[attr-defined]
+    _parts(sampler)._begin_step()
 
 
 def operator_of(sampler: Optimizer, group: dict[str, Any]) -> str | None:
@@ -354,20 +372,19 @@ def operator_of(sampler: Optimizer, group: dict[str, Any]) -> str | None:
 
     None if gradients change its state before the operator does.
     """
-    if sampler._uses_gradients(group):  # type: ignore[attr-defined]
+    if _parts(sampler)._uses_gradients(group):
         return None
-    operator = sampler._operator_of(group)  # type: ignore[attr-defined]
-    return operator.function.name().split("::")[1].split(".")[0]
+    return _parts(sampler)._operator_of(group).name
 
 
 def numbers_of(sampler: Optimizer, group: dict[str, Any]) -> dict[str, Any]:
     """Returns a group with the numbers of its next step."""
-    return {**group, **sampler._operator_numbers(group)}  # type: ignore[attr-defined]
+    return {**group, **_parts(sampler)._operator_numbers(group)}
 
 
 def kind_of(sampler: Optimizer) -> str:
     """Returns the name of the sampler's first class that this library defines."""
-    return sampler._saved_name()  # type: ignore[attr-defined]
+    return _parts(sampler)._saved_name()
 
 
 def has_hooks(sampler: Optimizer) -> bool:

@@ -165,7 +165,8 @@ def _agree_on_seed(context: StepContext) -> None:
 
 def _check_seeds(context: StepContext) -> None:
     meshes = {p.device_mesh: None for p in context.params if is_dtensor(p)}
-    least = most = (context.rng.seed, int(context.rng.step))
+    least: tuple[int, ...] = (context.rng.seed, int(context.rng.step))
+    most = least
     for mesh in meshes:
         if mesh.get_coordinate() is None:
             continue
@@ -210,7 +211,7 @@ def digest(tensors: Iterable[Tensor]) -> int:
     result = 0
     for tensor in tensors:
         on_host = tensor.detach().cpu().flatten().view(torch.uint8)
-        result = crc32(crc32(on_host.numpy()).to_bytes(4, "little"), result)
+        result = crc32(crc32(on_host.numpy().data).to_bytes(4, "little"), result)
     return result
 
 

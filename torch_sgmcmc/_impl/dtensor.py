@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from math import prod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -29,8 +29,11 @@ from torch.autograd.graph import increment_version
 from torch_sgmcmc._impl.ops import count_nonfinite
 from torch_sgmcmc._impl.utils import has_master, local
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
-def is_dtensor(tensor: Tensor) -> bool:
+
+def is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
     """Returns whether a tensor is a DTensor, without importing DTensor."""
     return hasattr(type(tensor), "placements")
 
@@ -56,7 +59,7 @@ class Piece(NamedTuple):
     begin: int  # index of its first element, relative to the parameter's
     row: int
     pitch: int
-    index: tuple[slice, ...] | None  # in the shard; None: all of it
+    part: tuple[slice, ...] | None  # in the shard; None: all of it
 
 
 _WHOLE = Piece(0, 0, 0, None)  # a plain tensor
@@ -83,7 +86,7 @@ def layout_of(tensor: Any) -> Layout:
     for box in product(*map(_runs, indices)):
         pieces += _pieces(box, shape)
     if len(pieces) == 1:
-        pieces[0] = pieces[0]._replace(index=None)
+        pieces[0] = pieces[0]._replace(part=None)
     return Layout(tuple(map(len, indices)), tuple(pieces))
 
 
@@ -164,7 +167,7 @@ def _pieces_of(
 def _cut(tensor: Tensor, layout: Layout | None) -> Iterator[Tensor]:
     """Yields the pieces of a local tensor."""
     for piece in (_WHOLE,) if layout is None else layout.pieces:
-        yield tensor if piece.index is None else tensor[piece.index]
+        yield tensor if piece.part is None else tensor[piece.part]
 
 
 def check_shard(cannot: str, p: Any) -> Tensor:
@@ -462,7 +465,8 @@ class Sharded(Replicated):
         self, params: list[Tensor], lists: list[list[Tensor]], offsets: list[int]
     ) -> list[Any]:
         layouts = [self.layout(p) for p in params]
-        places, rows = [], []
+        places: list[int] = []
+        rows: list[int] = []
         for offset, layout in zip(offsets, layouts, strict=True):
             for piece in (_WHOLE,) if layout is None else layout.pieces:
                 places.append(offset + piece.begin)

@@ -228,7 +228,7 @@ def _losses(loss: Any, chains: int | None, device: torch.device) -> Tensor:
         )
     loss = torch.as_tensor(loss).detach()
     if dtensor.is_dtensor(loss):
-        loss = loss.full_tensor()  # type: ignore[attr-defined]
+        loss = loss.full_tensor()
     expected = [] if chains is None else [chains]
     if list(loss.shape) != expected:
         wanted = (

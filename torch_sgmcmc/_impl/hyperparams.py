@@ -19,6 +19,7 @@ from difflib import get_close_matches
 from functools import wraps
 from numbers import Integral, Real
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -77,10 +78,11 @@ def check_integer(
         raise TypeError(
             f"Invalid {name}: {value!r} (must be an int, got {type(value).__name__})"
         )
-    if not low <= value < high:
+    number = operator.index(value)
+    if not low <= number < high:
         wanted = f">= {low}" if high == math.inf else f"in [{low}, {high - 1:g}]"
         raise ValueError(f"Invalid {name}: {value} (must be {wanted})")
-    return operator.index(value)
+    return number
 
 
 def check_function(name: str, value: object) -> None:
@@ -131,9 +133,10 @@ def check_seed(seed: object) -> int:
             f"Invalid seed: {seed!r} (must be an int or None, "
             f"got {type(seed).__name__})"
         )
-    if not -(2**63) <= seed < 2**63:
+    number = operator.index(seed)
+    if not -(2**63) <= number < 2**63:
         raise ValueError(f"Invalid seed: {seed} (must fit in 64 bits)")
-    return operator.index(seed)
+    return number
 
 
 def draw_seed(seed: object) -> int:
@@ -162,9 +165,10 @@ _LIBRARIES = tuple(str(Path(f).parent) for f in (Path(__file__).parent, torch.__
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Issues a warning at the line of the program that called the library."""
-    level, frame = 1, sys._getframe(0)
+    level = 1
+    frame: FrameType | None = sys._getframe(0)
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
-        level, frame = level + 1, frame.f_back  # type: ignore[assignment]
+        level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
 
 

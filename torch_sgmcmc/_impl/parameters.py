@@ -387,7 +387,8 @@ def refuse_scaler(
 ) -> None:
     """Raises if ``torch.amp.GradScaler.step`` has called, and clears its marks."""
     if hasattr(sampler, "grad_scale"):
-        del sampler.grad_scale, sampler.found_inf
+        for mark in ("grad_scale", "found_inf"):
+            delattr(sampler, mark)
         raise RuntimeError(
             f"{name or type(sampler).__name__} cannot be used with GradScaler, which "
             f"scales {scaled}: use torch.autocast with bfloat16, which needs no scaler"

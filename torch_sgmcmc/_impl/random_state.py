@@ -100,8 +100,9 @@ class RandomState:
     def check(self, name: str, groups: Sequence[dict[str, Any]]) -> None:
         """Raises if a group holds other objects."""
         known = {id(own[OFFSETS]): own for own in self.of_groups}
-        in_order = [known.get(id(group.get(OFFSETS))) for group in groups]
-        if all(in_order):  # groups may have been reordered or removed
+        found = (known.get(id(group.get(OFFSETS))) for group in groups)
+        in_order = [own for own in found if own is not None]
+        if len(in_order) == len(groups):  # groups may have been reordered or removed
             self.of_groups = in_order
         elif len(groups) != len(known):
             raise RuntimeError(

@@ -126,3 +126,7 @@ class SamplerSpec:
         self.records = records_of(self.state, names)
         #: Keys of a group that the sampler manages itself, and a user cannot set.
         self.managed = (*MANAGED, *self.shared, *self.progress, *self.records)
+
+    def defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the hyperparameters among a constructor's arguments."""
+        return {row.name: arguments[row.name] for row in self.settings}

@@ -303,7 +303,7 @@ def saved_number(value: int | Tensor) -> Tensor:
 
 def saved_numbers(group: dict[str, Any], counters: Collection[str]) -> dict[str, Any]:
     """Converts a group's counters and wide ints for a state dict."""
-    saved = {}
+    saved: dict[str, Any] = {}
     for key, value in group.items():
         if key in counters and (_is_count(value) or isinstance(value, Tensor)):
             saved[key] = saved_number(value)

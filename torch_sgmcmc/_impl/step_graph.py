@@ -338,7 +338,7 @@ class ChainsLast(Interpreter):
             return _by_vmap(target, args, kwargs)
         return rule(*args, **kwargs)
 
-    def get_attr(self, target: str, args: Any, kwargs: Any) -> Any:
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Returns a constant."""
         return super().get_attr(target, args, kwargs).unsqueeze(-1)
 
@@ -484,9 +484,11 @@ def trace_block(
     """
     evaluate = ChainsLast(gradient).run if has_chains else gradient
 
-    def block(*inputs: Tensor) -> tuple[Tensor, ...]:
+    def block(*inputs: Tensor) -> tuple[Tensor | int, ...]:
         rest = iter(inputs)
-        theta, state, means, noise = [], [], [], []
+        theta, noise = [], []
+        state: list[list[Tensor]] = []
+        means: list[Tensor | None] = []
         for p in params:
             theta.append(next(rest))
             state.append([next(rest) for _ in p.rule.keys])
@@ -505,8 +507,8 @@ def trace_block(
             losses.append(loss)
             for i, (p, grad) in enumerate(zip(params, gradients, strict=True)):
                 weight_decay, mean, *own = coefficients[p.group]
-                if means[i] is not None:
-                    mean = means[i]
+                if (tensor := means[i]) is not None:
+                    mean = tensor
                 # A difference: inductor takes the sum for an addmm, and copies.
                 g = grad - weight_decay * (mean - theta[i])
                 theta[i], *state[i] = p.rule.update(
@@ -528,4 +530,4 @@ def compile_graph(
     # Named, since the key of inductor's cache has the options but not the processor:
     # another machine's graph of wider vectors would leave elements uncomputed.
     width = {"AVX2": 256, "AVX512": 512}.get(torch.backends.cpu.get_cpu_capability())
-    return torch._inductor.compile(graph, inputs, {"cpp.simdlen": width, **options})
+    return torch._inductor.compile(graph, [*inputs], {"cpp.simdlen": width, **options})

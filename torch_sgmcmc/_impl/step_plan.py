@@ -48,7 +48,7 @@ class Operator:
 
     def __init__(self, name: str) -> None:
         spec = ops.OP_SPECS[name]
-        self.function = getattr(ops, name)
+        self.name, self.function = name, getattr(ops, name)
         #: The index of the spec.
         self.place = [*ops.OP_SPECS].index(name)
         self._numbers = [
@@ -132,13 +132,17 @@ class Update(NamedTuple):
     state: list[list[Tensor]]
 
 
+_Places = tuple[list[int], list[int], list[int]]  # lengths, offsets, rows
+_Packed = tuple[int, bool, list[int], list[int], list[int], list[float]]
+
+
 class _Call(NamedTuple):
     """One operator call: all updates on a device."""
 
     updates: list[Update]
     params: list[Tensor]
     state: list[Tensor]
-    places: list[tuple[list[int], list[int], list[int]]]  # lengths, offsets, rows
+    places: list[_Places]
     begin: int  # index of its first gradient
 
 
@@ -250,10 +254,10 @@ class StepPlan:
             self.packed.append(torch.frombuffer(memory, dtype=torch.int64))
 
     def _packed_call(
-        self, update: Update, numbers: list[float], places: Any
-    ) -> tuple[Any, ...]:
+        self, update: Update, numbers: list[float], places: _Places
+    ) -> _Packed:
         has_means = means_of(self._context.state, update.work.params) is not None
-        return (update.operator.place, has_means, *places, numbers)
+        return update.operator.place, has_means, *places, numbers
 
     def watch(self, hyperparameters: Sequence[str]) -> None:
         """Makes the guard that compares the objects behind the plan."""
@@ -337,24 +341,32 @@ class StepPlan:
         """
         [call], [packed] = self._calls, self.packed
         if self._weights is None:
-            calls = [
+            calls: list[_Packed] = [
                 (
                     ratio.place,
                     means_of(self._context.state, work.params) is not None,
                     [len(work.params), 0 if len(state) == 1 else len(work.params)],
-                    *(places[1], []),
+                    places[1],
+                    [],
                     ratio.numbers({**work.group, **numbers(work)}),
                 )
                 for (_, work, state), places in zip(
                     call.updates, call.places, strict=True
                 )
             ]
-            self._weights = _packed(checks=False, seed=0, num_chains=0, calls=calls)
+            memory = _C.packed_step(checks=False, seed=0, num_chains=0, calls=calls)
+            self._weights = torch.frombuffer(memory, dtype=torch.int64)
         if self._changes:
             set_records(self._context, self._changes)
         decision = ewsg_step_(
-            *(call.params, grads, proposals, call.state, packed, self._weights),
-            *(self._context.rng.step, proposal),
+            call.params,
+            grads,
+            proposals,
+            call.state,
+            packed,
+            self._weights,
+            self._context.rng.step,
+            proposal,
         )
         if decision >= 0:
             self.finish()
@@ -466,11 +478,7 @@ def trace(
     context.rng.num_skipped.add_(gate < 0)
 
 
-def _packed(**step: Any) -> Tensor:
-    return torch.frombuffer(_C.packed_step(**step), dtype=torch.int64)
-
-
-def _places_of_numbers(calls: list[tuple[Any, ...]]) -> list[int]:
+def _places_of_numbers(calls: list[_Packed]) -> list[int]:
     """Returns the bytes where the numbers of each call begin (packed_step.h)."""
     places, words = [], 4  # checks, seed, num_chains, number of calls
     for _, _, *lists, numbers in calls:

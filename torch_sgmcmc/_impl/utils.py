@@ -83,8 +83,9 @@ def mapped(function: Callable[[Any], Any], batch: Any, method: str = "") -> Any:
         values = {key: mapped(function, v, method) for key, v in batch.items()}
         if type(batch) is dict or not isinstance(batch, MutableMapping):
             return values
-        if hasattr(batch, "auto_batch_size_"):  # a TensorDict checks lengths
-            return type(batch)(values).auto_batch_size_(1)
+        kind: Any = type(batch)
+        if hasattr(kind, "auto_batch_size_"):  # a TensorDict checks lengths
+            return kind(values).auto_batch_size_(1)
         same = copy.copy(batch)  # for example a BatchEncoding
         for key, value in values.items():
             same[key] = value

@@ -285,8 +285,11 @@ class Trajectory:
             else:
                 line_sums.append(ops.sbps_reflect_sums_(*lists, origin, **turn))
             squares = _learned(part, part_grads, common)
-            moved = {"origin": origin, "velocity": velocities}
-            parts.append(replace(part, **moved, square_average=squares))
+            parts.append(
+                replace(
+                    part, origin=origin, velocity=velocities, square_average=squares
+                )
+            )
         return _steered(parts, common, line_sums)
 
     def learned(self, grads: Sequence[Tensor], common: dict[str, Any]) -> Trajectory:
@@ -388,7 +391,8 @@ def _steered(
         return Trajectory(parts, line_sums)
     if not parts[0].square_average:
         for part in parts:
-            part.direction = torch._foreach_mul(part.preconditioner, part.velocity)
+            directions = torch._foreach_mul(part.preconditioner, part.velocity)
+            part.direction = [*directions]
         return Trajectory(parts)
     eps, total, count = common["eps"], 0.0, 0
     for part in parts:
@@ -498,11 +502,16 @@ def observe(
 
 
 def rate_of(
-    losses: Tensor, derivatives: Tensor, *numbers: float
+    losses: Tensor,
+    derivatives: Tensor,
+    num_data: float,
+    temperature: float,
+    replacement: bool,
+    prior: float,
 ) -> tuple[int, float, float]:
     """Returns moments of n >= 2 examples (csrc/host/moments.h), [n] of any dtype.
 
-    The numbers are N, T, replacement, and the prior's part of the derivative.
+    ``prior`` is the prior's part of the derivative.
     """
     single = losses.dtype is derivatives.dtype is torch.float32
     dtype = torch.float32 if single else torch.float64
@@ -511,8 +520,16 @@ def rate_of(
         losses = losses.to("cpu", dtype).contiguous()
     if not (single and derivatives.is_cpu and derivatives.is_contiguous()):
         derivatives = derivatives.to("cpu", dtype).contiguous()
-    rows = losses.data_ptr(), derivatives.data_ptr()
-    return _C.rate_of(*rows, losses.shape[0], not single, *numbers)
+    return _C.rate_of(
+        losses.data_ptr(),
+        derivatives.data_ptr(),
+        losses.shape[0],
+        not single,
+        num_data,
+        temperature,
+        replacement,
+        prior,
+    )
 
 
 def _forward(

@@ -285,7 +285,7 @@ def differences(values: Tensor, tests: int | None = None) -> list[Difference]:
         return []
     flat = values[:, draws - 2 * length :, varying].double()
     centers = flat.median(1, keepdim=True).values
-    kinds = [("halves", 1, centers)]
+    kinds: list[tuple[str, int | None, Tensor]] = [("halves", 1, centers)]
     if chains > 1:
         kinds.append(("chains", None, flat.flatten(0, 1).median(0).values))
     found = []

@@ -100,9 +100,9 @@ class LearningCoefficient:
         right.set(xlabel="draws so far", title=title)
         settled = running[:, count // 20 :]  # the first few vary most
         if settled.isfinite().all():
-            low, high = float(settled.min()), float(settled.max())
-            margin = 0.5 * (high - low)
-            right.set_ylim(low - margin, high + margin)
+            least, most = float(settled.min()), float(settled.max())
+            margin = 0.5 * (most - least)
+            right.set_ylim(least - margin, most + margin)
         right.legend(fontsize="small")
         return figure
 
@@ -276,8 +276,9 @@ class _Losses:
         def closure() -> Tensor:
             indices = self._all
             if self._batch_size is not None:
-                on_host = {"generator": generator, "device": "cpu"}
-                order = torch.randperm(self._num_data, **on_host)
+                order = torch.randperm(
+                    self._num_data, generator=generator, device="cpu"
+                )
                 indices = order[: self._batch_size].to(indices.device)
             base = 0.0 if first else self._loss_at_center(indices)
             for p in self._params:

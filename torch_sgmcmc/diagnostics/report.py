@@ -219,9 +219,9 @@ def _numbers_of(found: Convergence | None) -> dict[str, Any] | None:
     if found is None:
         return None
     levels = (0.5, 0.9, 0.99, 1.0)
-    numbers = {name: v.tolist() for name, v in found.shown(*levels).items()}
-    numbers |= {"num_chains": found.num_chains, "num_draws": found.num_draws}
-    return {"levels": levels, **numbers}
+    shown = {name: v.tolist() for name, v in found.shown(*levels).items()}
+    counts = {"num_chains": found.num_chains, "num_draws": found.num_draws}
+    return {"levels": levels, **shown, **counts}
 
 
 def report(
@@ -293,13 +293,15 @@ def report(
     if is_defined and outputs is not None and not bool(outputs.isfinite().all()):
         unknown.append("whether outputs have converged (some are not finite)")
     elif is_defined and outputs is not None:
-        compared = _quantities(outputs), "Outputs", [*chains], "output {}".format
-        convergence, more = run_issues.compare_values(*compared)
+        convergence, more = run_issues.compare_values(
+            _quantities(outputs), "Outputs", [*chains], "output {}".format
+        )
         found += more
     if is_defined and norms.shape[2]:
         of = [f"the norm of {name}" for name in names]
-        compared = norms, "Norms of tensors", [*chains], of.__getitem__
-        of_norms, more = run_issues.compare_values(*compared)
+        of_norms, more = run_issues.compare_values(
+            norms, "Norms of tensors", [*chains], of.__getitem__
+        )
         found += more
     few = run_issues.few_draws(convergence, sum(map(len, chains.values())), len(chains))
     if shared < run_issues.JUDGED and not few:  # R-hat of so few is not judged
@@ -402,6 +404,7 @@ def _temperatures(axes: Any, found: Report) -> None:
 def _autocorrelations(axes: Any, found: Report) -> None:
     from arviz_stats.base import array_stats
 
+    assert found.convergence is not None and found.outputs is not None
     ess = found.convergence.ess.flatten().nan_to_num(nan=torch.inf)
     values, finite = _quantities(found.outputs), int(ess.isfinite().sum())
     places = torch.linspace(0, finite - 1, min(_SHOWN, finite), device="cpu").long()

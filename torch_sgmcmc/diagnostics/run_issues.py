@@ -89,15 +89,17 @@ def read(
     Outputs are of the last draws, as many of each chain as the shortest has.
     """
     length = min(map(len, chains.values()))
-    series, outputs = {number: Series() for number in chains}, []
+    series = {number: Series() for number in chains}
+    outputs: list[Tensor] = []
     for number, chain in chains.items():
         some = _read(chain, series[number], len(chain) - length)
         if model is None:
             deque(some, 0)
         else:
             predicted = predict(model, some, inputs, keep_draws=True, **options)
+            assert predicted.draws is not None  # kept
             outputs.append(predicted.draws)
-    return series, torch.stack(outputs) if outputs else None  # type: ignore[arg-type]
+    return series, torch.stack(outputs) if outputs else None
 
 
 def _read(chain: list[Any], series: Series, first: int) -> Iterator[Any]:
@@ -216,9 +218,9 @@ def _sharing(
         one, other = runs.get(i), runs.get(j)
         if one is None or other is None or one is other or one.seed is None:
             continue
-        a, b = series[i].steps, series[j].steps
+        a, b = ([s for s in series[k].steps if s is not None] for k in (i, j))
         # Noise of one seed differs between steps.
-        are_apart = None not in (a[0], b[0]) and (a[-1] < b[0] or b[-1] < a[0])  # type: ignore[operator]
+        are_apart = a and b and (a[-1] < b[0] or b[-1] < a[0])
         if one.seed == other.seed and not are_apart:
             found |= {i, j}
     return found

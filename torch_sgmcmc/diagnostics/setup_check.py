@@ -409,7 +409,8 @@ class _Run:
         """Returns a batch's halves and both together, if the loss takes halves."""
         parts = utils.halves(batch)
         if parts is None:
-            return self._no_mean("no rows to cut")
+            self._no_mean("no rows to cut")
+            return None
         try:
             for part in parts[:2]:
                 self.gradient(part)
@@ -418,7 +419,8 @@ class _Run:
             self.before.restore()
             if self.data.is_list:  # the rows may not be data, as a graph's nodes
                 self.data.num_data = None
-            return self._no_mean(f"of half a minibatch it raises {error!r}")
+            self._no_mean(f"of half a minibatch it raises {error!r}")
+            return None
 
     def _no_mean(self, why: str) -> None:
         self.unknown.append(f"whether the loss is a mean ({why})")
@@ -542,15 +544,18 @@ class _Run:
             with torch.enable_grad(), gradients.recorded(self.model) as (outs, calls):
                 self.value(batch)
             out = calls[0].args[0] if calls else gradients.output_of(outs)
-            for _ in range(0 if out is None else _DRAWS):
+            if out is None:
+                continue
+            for _ in range(_DRAWS):
                 scale = 2 * factor * math.sqrt(variance) / out.numel()
                 yield self.flatten(self.backward(out, scale * torch.randn_like(out)))
 
     def _share(self) -> float:
         """Returns the part of the data in a minibatch, 0 if it is unknown."""
         data, size = self.data, utils.rows_of(self.batches[0])
-        is_known = size and data.num_data and data.is_pass is not None
-        return min(1.0, size / data.num_data) if is_known else 0.0
+        if not size or not data.num_data or data.is_pass is None:
+            return 0.0
+        return min(1.0, size / data.num_data)
 
     def _curvatures(
         self, of: gradients.Curvature | None, noise: Tensor
@@ -572,8 +577,8 @@ class _Run:
         match, limits = self.match, _LIMITS
         where, noises = "with the present gradient noise", self._measured_noise()
         is_start = int(self.sampler.param_groups[0]["step"]) == 0
-        is_square = match is not None and match.function is F.mse_loss
-        if is_start and is_square and match.factor > 0:
+        is_square = match and match.function is F.mse_loss and match.factor > 0
+        if is_start and match is not None and is_square:
             share = (self.data.num_data or self.num_data) / self.num_data * match.width
             variance = share / (2 * match.factor)
             where = f"once residuals have the loss's own variance {variance:.3g}"
@@ -585,7 +590,8 @@ class _Run:
 
     def _check_noise(self, curvature: gradients.Curvature | None) -> None:
         noises, is_measured, where, limits = self._noise()
-        count, squares, total = 0, torch.zeros((), device="cpu"), 0.0
+        count = 0
+        squares = total = torch.zeros((), device="cpu")
         repeats, self.repeats = self.repeats, False  # its own noise raises T_kin too
         for noise in noises:
             count, squares, total = count + 1, squares + noise.square(), total + noise
@@ -676,9 +682,10 @@ class _Run:
     def _has_learned_nothing(self) -> bool:
         """Returns whether a classifier's loss is not far below the labels' entropy."""
         match = self.match
-        is_known = match is not None and match.function in gradients.EXACT
-        labels = match.calls[0].args[1] if is_known else None
-        if labels is None or labels.is_floating_point():
+        if match is None or match.function not in gradients.EXACT:
+            return True
+        labels = match.calls[0].args[1]
+        if labels.is_floating_point():
             return True
         shares = labels.unique(return_counts=True)[1] / labels.numel()
         entropy = float(-(shares * shares.log()).sum())

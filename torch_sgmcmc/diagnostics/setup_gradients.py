@@ -107,6 +107,7 @@ def heat_of(
 ) -> Heat:
     """Returns the heat for the variances of all elements of a minibatch's gradient."""
     ours, motion = moving(sampler.param_groups), traits_of(sampler).motion
+    assert motion is not None  # has_known_heating()
     parts = variances.split([p.numel() for p in ours])
     steps = {
         p: (step_of(group, motion), float(part.mean()), curvatures.get(p, 0.0))
@@ -264,8 +265,10 @@ class Curvature:
 
 _BCE, _CLASSES = F.binary_cross_entropy_with_logits, (F.cross_entropy, F.nll_loss)
 #: Losses whose factor is a power of the likelihood, and not the noise's scale.
-EXACT = (*_CLASSES, F.binary_cross_entropy, _BCE, F.gaussian_nll_loss)
-EXACT += (F.poisson_nll_loss, F.kl_div)
+EXACT: tuple[Callable[..., Tensor], ...] = (
+    *(*_CLASSES, F.binary_cross_entropy, _BCE, F.gaussian_nll_loss),
+    *(F.poisson_nll_loss, F.kl_div),
+)
 _ABSOLUTE = F.l1_loss, F.smooth_l1_loss, F.huber_loss
 _LOSSES = {*EXACT, *_ABSOLUTE, F.mse_loss}
 
@@ -278,7 +281,7 @@ class Call(NamedTuple):
     options: dict[str, Any]
 
     @property
-    def count(self) -> int:
+    def num_targets(self) -> int:
         """The number of targets in the mean."""
         out, y = self.args[:2]
         if self.function not in _CLASSES:
@@ -357,14 +360,16 @@ def output_of(outputs: Sequence[Any]) -> Tensor | None:
     """Returns the outputs or logits of a model, if they are one tensor."""
     out = logits_of(outputs[0]) if len(outputs) == 1 else None
     out = out[0] if isinstance(out, list | tuple) and out else out
-    is_usable = isinstance(out, Tensor) and out.is_floating_point() and out.dim() > 0
-    return out if is_usable and len(out) else None
+    is_one = isinstance(out, Tensor) and out.is_floating_point() and out.dim() > 0
+    return out if isinstance(out, Tensor) and is_one and len(out) else None
 
 
 def guess_calls(outputs: Sequence[Any], batch: Any) -> list[Call]:
     """Lists losses that could be computed from outputs and a tensor of the batch."""
-    out, found = output_of(outputs), []
-    for y in tensors_in(batch) if out is not None else ():
+    out, found = output_of(outputs), list[Call]()
+    if out is None:
+        return found
+    for y in tensors_in(batch):
         y = y.to(out.device)  # the loss may have moved it
         if y.dim() == 0 or len(y) != len(out):
             continue
@@ -420,7 +425,7 @@ def match_likelihood(samples: Sequence[LossSample], rounding: float) -> Match | 
         factor = _factor([s.loss for s in samples], means, rounding, is_called)
         if factor:
             pairs = zip(calls, samples, strict=True)
-            widths = [call.count / (sample.rows or 1) for call, sample in pairs]
+            widths = [call.num_targets / (sample.rows or 1) for call, sample in pairs]
             width, spread = statistics.fmean(widths), statistics.stdev(widths)
             error = spread / len(samples) ** 0.5 / max(width, 1e-9)
             return Match([*calls], factor, width, 0.01 + 4 * error)
@@ -431,8 +436,7 @@ def _factor(
     losses: list[float], means: list[float], rounding: float, is_called: bool
 ) -> float:
     """Returns a where losses are a · means + b; 0 where they are not."""
-    options = {"dtype": torch.float64, "device": "cpu"}
-    x, m = (torch.tensor(values, **options) for values in (losses, means))
+    x, m = torch.tensor([losses, means], dtype=torch.float64, device="cpu")
     size = rounding * float(x.abs().max())
     if not math.isfinite(size * float(m.square().sum())) or size == 0 or not m.any():
         return 0.0

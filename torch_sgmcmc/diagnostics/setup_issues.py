@@ -273,29 +273,30 @@ class Loader:
         #: The number of data of all ranks together; None if unknown.
         self.num_data: int | None = None
         #: Number of data that drop_last drops in every epoch, and sizes of minibatches.
-        self._unseen, self._sizes, self.loader = 0, [], loader
+        self._unseen, self.loader = 0, loader
+        self._sizes: list[int] = []
         batches = getattr(loader, "batch_sampler", None)
         # A loader without batch_size takes its sampler's batches.
         batches = getattr(loader, "sampler", None) if batches is None else batches
         draws = hasattr(batches, "num_drawn")
         # The sampler of single data or this library's batch sampler; None if unknown.
         self._indices = batches if draws else getattr(batches, "sampler", None)
-        indices = self._indices
+        indices: Any = self._indices
         is_ordered = isinstance(indices, DistributedSampler) and not indices.shuffle
         self.is_list = isinstance(loader, list | tuple)
         is_ordered |= self.is_list or isinstance(indices, SequentialSampler)
         self.is_in_order = is_ordered
         data, count = length_of(getattr(loader, "dataset", None)), length_of(indices)
         if self.is_list:
-            rows = [rows_of(batch) for batch in loader]
-            if None not in rows:
+            rows = [n for batch in loader if (n := rows_of(batch)) is not None]
+            if len(rows) == len(loader):
                 self._sizes, self.num_data = rows, sum(rows)
         elif draws:
             self.num_data = indices.num_data
         elif data is not None and indices is not None:
             # A SubsetRandomSampler has less; num_samples is the length of an epoch.
-            is_of_all = isinstance(indices, _OF_ALL) or not count
-            self.num_data = data if is_of_all else min(count, data)
+            is_part = count and not isinstance(indices, _OF_ALL)
+            self.num_data = min(count or data, data) if is_part else data
             if isinstance(indices, WeightedRandomSampler):
                 self.num_data = int(indices.weights.count_nonzero())
         # Passes take each datum once, in any order.
@@ -314,7 +315,9 @@ class Loader:
     ) -> Iterator[Issue]:
         """Compares the groups' ``num_data`` with the data, or ``widths`` times it."""
         data = self.num_data
-        for number in sorted(given) if data else ():
+        if not data:
+            return
+        for number in sorted(given):
             off = min(abs(number - w * data) for w in (1, *widths))
             if number != data - self._unseen and off > tolerance * number:
                 yield issue("num_data", number=number, data=data, power=number / data)
@@ -349,7 +352,7 @@ class Loader:
 
     def _is_sorted(self) -> bool:
         """Compares pairs of neighbours with all pairs of these targets."""
-        rows = getattr(self.loader, "dataset", None)
+        rows: Any = getattr(self.loader, "dataset", None)
         if self.is_list:
             last = [[*tensors_in(batch)][-1:] for batch in self.loader]
             flat = [t for ts in last for t in ts if t.dim() and t.numel() == len(t)]

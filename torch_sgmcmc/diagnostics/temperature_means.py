@@ -92,7 +92,7 @@ class BatchMeans:
         if not is_right or count != len(self.means) * length + rest:
             raise ValueError("Invalid state of batch means")
         self.count, self._length, self._rest = int(count), int(length), int(rest)
-        self._total = total[0]
+        self._total: Any = total[0]  # a number, or a tensor of one
 
     @property
     def state(self) -> list[float]:
@@ -100,8 +100,8 @@ class BatchMeans:
         counts = map(float, (self.count, self._length, self._rest))
         return [*counts, float(self._total), *self.means]
 
-    def add(self, value: float) -> None:
-        """Adds the next number."""
+    def add(self, value: Any) -> None:
+        """Adds the next number, or a tensor of one."""
         self.count += 1
         self._rest += 1
         self._total = self._total + value
@@ -132,7 +132,7 @@ class BatchMeans:
         """
         from scipy.special import stdtrit
 
-        means, widths = self.means, []
+        means, widths = self.means, list[float]()
         while not widths or (widest and len(means) >= self.FEWEST):
             quantile = stdtrit(max(len(means) - 1, 1), 0.5 + probability / 2)
             widths.append(_error(means) * float(quantile))
@@ -415,10 +415,11 @@ class Means:
         for numbers in state[count:]:
             if len(numbers) != 8 or not all(0 <= numbers[i] < 2**53 for i in (0, 6, 7)):
                 raise ValueError("Invalid state: settings of a tensor")
-            motion, *reals, estimate, every, step = numbers
+            motion, lr, num_data, temperature, momentum, estimate, every, step = numbers
             estimate = math.nan if estimate < 0 else estimate
+            kind, every, step = Motion(int(motion)), int(every), int(step)
             steps.append(
-                Step(Motion(int(motion)), *reals, estimate, int(every), int(step))
+                Step(kind, lr, num_data, temperature, momentum, estimate, every, step)
             )
         self.series = [TemperatureMeans(*means[i : i + 6]) for i in range(0, count, 6)]
         self._steps = steps

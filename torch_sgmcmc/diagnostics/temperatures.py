@@ -428,14 +428,15 @@ class TemperatureMonitor:
             if not plain and "momentum" in states[0]:
                 kind, movers = _MOMENTUM, [s["momentum"] for s in states]
                 if "momentum_scale" in factors:
-                    movers = torch._foreach_mul(movers, factors["momentum_scale"])
+                    factor = factors["momentum_scale"]
+                    movers = [*torch._foreach_mul(movers, factor)]
             elif motion is Motion.MOMENTUM:
                 motion = Motion.LANGEVIN  # overdamped EWSG
             if motion is Motion.THERMOSTAT:
                 kind, statistics = _THERMOSTAT, [s["thermostat"] for s in states]
                 if "thermostat_scale" in factors:
                     factor = factors["thermostat_scale"]
-                    statistics = torch._foreach_mul(statistics, factor)
+                    statistics = [*torch._foreach_mul(statistics, factor)]
             elif motion is Motion.LATTICE:
                 kind = _LATTICE
             if motion is Motion.LANGEVIN and "square_average" in states[0]:
@@ -665,11 +666,15 @@ def step_of(group: Mapping[str, Any], motion: Motion) -> Step:
     if "noise_estimate" in group:
         is_online = isinstance(group["noise_estimate"], str)
         estimate = math.nan if is_online else hyperparams.noise_estimate(group)
-    names = ("num_data", "temperature")
     return Step(
-        *(motion, float(group.get("lr", 0.0)), *(float(group[name]) for name in names)),
-        *(float(group.get("momentum", 0.0)), float(estimate)),
-        *(int(group.get("resample_momentum_every", 0)), int(group["step"])),
+        motion,
+        float(group.get("lr", 0.0)),
+        float(group["num_data"]),
+        float(group["temperature"]),
+        float(group.get("momentum", 0.0)),
+        float(estimate),
+        int(group.get("resample_momentum_every", 0)),
+        int(group["step"]),
     )
 
 

@@ -43,7 +43,8 @@ class _ModelTensors:
     ) -> None:
         if isinstance(model, nn.Module):
             model = unwrapped(model)
-        self._model, self._plain = model, {}
+        self._model = model
+        self._plain: dict[str, str] = {}
         if isinstance(model, nn.Module):
             every = (*model.named_parameters(), *model.named_buffers())
             self._plain = plain_names(model, (name for name, _ in every))
@@ -75,7 +76,9 @@ class _ModelTensors:
                 "replaced after the sampler was made? Make the sampler after it; or "
                 "give a mapping from names to all tensors that are to be stored)"
             )
-        saved = model.state_dict() if buffers and held else {}
+        saved: Mapping[str, Any] = {}
+        if buffers and held and isinstance(model, nn.Module):
+            saved = model.state_dict()
         self._first = {name: p for name, p in named.items() if name in chosen}
         self._first |= {k: held[k] for k in map(self._plain.get, saved) if k in held}
         #: Tensors that are neither stored nor sampled.
@@ -219,8 +222,11 @@ class Collector(AbstractContextManager["Collector"]):
         # The writers of other ranks than the first stay empty.
         self._stores = group is None or dist.get_rank(group) == 0
         self._writer = SampleWriter(
-            *(store if self._stores else SampleStore(), self._model.now()),
-            **{"chain": chain, "dtype": dtype, "likelihood": likelihood},
+            store if self._stores else SampleStore(),
+            self._model.now(),
+            chain=chain,
+            dtype=dtype,
+            likelihood=likelihood,
             not_sampled=self._model.rest if self._stores else None,
         )
         self._weight = weight or (lambda own: getattr(own, "sign", 1.0))
@@ -285,10 +291,12 @@ class Collector(AbstractContextManager["Collector"]):
     def _after_step(self, sampler: Any, *_: Any) -> None:
         if not self._is_path:
             step = int(sampler.param_groups[0]["step"])
-            if any(self._due(step - self._mark)):
+            assert self._mark is not None  # set before the step
+            mark = int(self._mark)
+            if any(self._due(step - mark)):
                 step = _steps_made(sampler)  # a GPU reports a skipped step late
-            if step > self._mark:
-                self._take(step, step, step - self._mark)
+            if step > mark:
+                self._take(step, step, step - mark)
         self._record.add_loss(self.loss)
         self.loss = math.nan
 
@@ -345,7 +353,7 @@ class Collector(AbstractContextManager["Collector"]):
                 lr=groups[0].get("lr", groups[0].get("step_size", math.nan)),
                 temperature=self._record.temperature,
                 weight=self._weight(self.sampler),
-                loss=self.loss,  # type: ignore[arg-type]
+                loss=self.loss,
                 prior_precision=[g["prior_precision"] for g in groups],
             )
         before, self._count, self._mark = self._count, self._count + steps, mark
@@ -420,8 +428,12 @@ class Collector(AbstractContextManager["Collector"]):
 
     def _write_run(self) -> None:
         if self._mark is not None:
-            known = {"start": self.start, "steps_per_pass": self.steps_per_pass}
-            self._writer.files.write_run(plain(replace(self._record.record(), **known)))
+            record = replace(
+                self._record.record(),
+                start=self.start,
+                steps_per_pass=self.steps_per_pass,
+            )
+            self._writer.files.write_run(plain(record))
 
     def __exit__(self, *error: object) -> None:
         (self.close if error[0] is None else self._finish)()

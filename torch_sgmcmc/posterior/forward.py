@@ -66,7 +66,7 @@ class Evaluation:
             return torch.stack([self.outputs(draw, batches) for draw in draws])
         tensors = _inside({k: torch.stack([d[k] for d in draws]) for k in draws[0]})
 
-        def one(tensors: Mapping[str, Tensor], batch: Any) -> Tensor:
+        def one(tensors: dict[str, Tensor], batch: Any) -> Tensor:
             return functional_call(self._caller, tensors, ([batch],))
 
         # The loop is outside of vmap, in which loaders may not draw their seeds.
@@ -213,8 +213,8 @@ class Replacements:
             for name, tensor in named(remove_duplicate=False):
                 self._own[name] = tensor
                 self._first[name] = seen.setdefault(id(tensor), name)
-        named = utils.plain_names(model, self._own).items()
-        self._of_plain = {plain: name for name, plain in named}
+        plain_names = utils.plain_names(model, self._own)
+        self._of_plain = {plain: name for name, plain in plain_names.items()}
         self._places: dict[str, tuple[Tensor, str]] = {}
         self._checked: set[int] = set()  # ids of stores' checksums
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
 from typing import Any
@@ -512,16 +512,17 @@ class Predictive:
         dtype = self._sums.dtype
         mean, variance = self._sums.mean(weight), self._sums.variance(weight)
         averages = {name: sums / weight for name, sums in self._sums.means.items()}
-        parts: list[Tensor] | list[None] = [None] * 3
+        total: Tensor | None = None
+        aleatoric: Tensor | None = None
+        epistemic: Tensor | None = None
         if self._link.has_noise:
             aleatoric = averages.pop("")
-            parts = [aleatoric + variance, aleatoric, variance]
+            total, epistemic = aleatoric + variance, variance
         if self._link.has_entropy:
             aleatoric = averages.pop("")
             # Negative probabilities, possible with signed draws, have no entropy.
             total = self._link.entropy(mean.where(mean >= 0, torch.nan))
-            parts = [total, aleatoric, total - aleatoric]
-        total, aleatoric, epistemic = (p if p is None else p.to(dtype) for p in parts)
+            epistemic = total - aleatoric
         quantiles = None
         if self._levels:
             levels = torch.tensor(self._levels, dtype=torch.float64, device="cpu")
@@ -530,9 +531,9 @@ class Predictive:
         return Prediction(
             mean=mean.to(dtype),
             variance=variance.to(dtype),
-            total=total,
-            aleatoric=aleatoric,
-            epistemic=epistemic,
+            total=None if total is None else total.to(dtype),
+            aleatoric=None if aleatoric is None else aleatoric.to(dtype),
+            epistemic=None if epistemic is None else epistemic.to(dtype),
             quantiles=quantiles,
             levels=self._levels,
             draws=torch.stack(self._sums.kept) if self._keep_draws else None,
@@ -661,15 +662,15 @@ def predict(
     size = check_integer("chunk_size", chunk_size, low=1)
     predictive = Predictive(model, inputs, **options)
     pairs = _pairs(progress_bar(draws, "Draws", progress), weights)
-    can_repeat = isinstance(draws, Sequence) and len(draws) > 1
+    again = draws if isinstance(draws, Sequence) and len(draws) > 1 else None
     before = None
     while chunk := list(islice(pairs, size)):
         predictive.update_together(*map(list, zip(*chunk, strict=True)))
         del chunk  # else two chunks would be in memory
-        if can_repeat and before is None:
-            before = predictive.of_first_batch(draws[0])  # type: ignore[index]
-    if before is not None:
-        _check_repeats(predictive, draws[0], before)  # type: ignore[index]
+        if again is not None and before is None:
+            before = predictive.of_first_batch(again[0])
+    if again is not None and before is not None:
+        _check_repeats(predictive, again[0], before)
     return predictive.result()
 
 
@@ -723,8 +724,9 @@ def _places(draw: Any) -> dict[str, int]:
 def _pairs(
     draws: Iterable[Any], weights: Iterable[float] | None
 ) -> Iterable[tuple[Any, float | None]]:
-    given = repeat(None) if weights is None else chain(weights, repeat(_END))
-    given = iter(given)
+    given: Iterator[Any] = (
+        repeat(None) if weights is None else chain(weights, repeat(_END))
+    )
     count = 0
     for draw in draws:
         weight = next(given)

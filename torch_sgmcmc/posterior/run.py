@@ -386,6 +386,8 @@ def sample(
     if store is None:
         store = SampleStore()
     folder = folder_of(store)
+    kept = store if folder is None else folder
+    assert isinstance(kept, Path | SampleStore)
     if folder is None and processes > 1:
         raise ValueError(
             f"Invalid store: in memory, with processes={processes} (must be a folder, "
@@ -397,14 +399,25 @@ def sample(
         check_docstrings()
     begun = None if folder is None else checkpoint_path(folder, 0)
     is_resumed = begun is not None and begun.exists() and not restart
-    if seed is None and is_resumed:
+    if seed is None and begun is not None and is_resumed:
         seed = checkpoint(begun).get("seed")
     schedules = _functions("schedule", schedule)
     settings = Settings(
-        *(model, sampler, loader, loss, folder or store, steps, epochs),
-        draw_seed(seed),
-        *(schedules, _functions("callbacks", callbacks), checkpoint_every),
-        *(progress, chains, report, bool(compile)),
+        model=model,
+        sampler=sampler,
+        loader=loader,
+        loss=loss,
+        store=kept,
+        steps=steps,
+        epochs=epochs,
+        seed=draw_seed(seed),
+        schedules=schedules,
+        callbacks=_functions("callbacks", callbacks),
+        checkpoint_every=checkpoint_every,
+        progress=progress,
+        chains=chains,
+        reports=report,
+        compiles=bool(compile),
         groups=_without_params(groups),
         starts=check_starts(start),
         optimizer=optimizer,
@@ -416,9 +429,9 @@ def sample(
         check_processes(settings, processes)
     is_read_once = isinstance(loader, Iterator)  # the check would lose minibatches
     if check and not is_read_once and not is_resumed:
-        found = check_first_chain(settings)
-        if found.issues:
-            text = "\n".join(issue.message for issue in found.issues)
+        issues = check_first_chain(settings).issues
+        if issues:
+            text = "\n".join(issue.message for issue in issues)
             warnings.warn(f"before the first step:\n{text}", stacklevel=2)
     if restart:
         check_construction(settings)

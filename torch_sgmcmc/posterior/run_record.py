@@ -27,8 +27,10 @@ _WIDTH = 10
 # False alarm rate of a chain: 1 % for ten chains together.
 _RATE = 0.001
 # Settings of param groups that determine the sampled posterior and its error.
-_SETTINGS = ("num_data", "prior_precision", "temperature", "lr", "step_size")
-_SETTINGS += ("momentum", "resample_momentum_every")
+_SETTINGS = (
+    *("num_data", "prior_precision", "temperature", "lr", "step_size"),
+    *("momentum", "resample_momentum_every"),
+)
 
 
 class Trace(BatchMeans):
@@ -46,8 +48,10 @@ class Trace(BatchMeans):
 
     def add(self, value: Tensor | float) -> None:
         """Adds a step's value; waits for a device once a block."""
-        is_tensor = isinstance(value, Tensor)
-        super().add(value.detach().double() if is_tensor else float(value))
+        if isinstance(value, Tensor):
+            super().add(value.detach().double())
+        else:
+            super().add(float(value))
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,11 @@ def check_starts(given: Start | Sequence[Start] | None) -> tuple[Start, ...]:
     """Returns the starts that the chains take in turn; none for the default."""
     if given is None:
         return ()
-    several = isinstance(given, Sequence) and not isinstance(given, str)
-    starts: tuple[Start, ...] = tuple(given) if several else (given,)  # type: ignore
+    starts: tuple[Start, ...]
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        starts = tuple(given)
+    else:
+        starts = (given,)
     for start in starts:
         if not callable(start) and start not in KINDS:
             raise ValueError(

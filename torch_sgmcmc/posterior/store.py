@@ -145,7 +145,8 @@ class Draws(Sequence[Draw]):
         if isinstance(index, slice):
             return Draws(self._rows[index], self._names)
         if hasattr(index, "__index__"):
-            return Draw(*self._rows[index], self._names)
+            file, row = self._rows[index]
+            return Draw(file, row, self._names)
         names = [index] if isinstance(index, str) else list(index)
         for name in names:
             if name not in self._names:

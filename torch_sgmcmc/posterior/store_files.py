@@ -172,7 +172,7 @@ class DrawFile:
                 return self.tensors
             with torch.device("cpu"):  # whatever the default device is
                 data = torch.from_file(self.path, size=size, dtype=torch.uint8)
-                if crc32(data.numpy()) != self.crc32:
+                if crc32(data.numpy().data) != self.crc32:
                     raise ValueError("its bytes are altered")
                 tensors = safetensors.torch.load_file(self.path)
             self._check(tensors)
@@ -222,9 +222,9 @@ def read_index(folder: str | Path, chain: int, info: StoreInfo) -> list[DrawFile
             if not line.endswith(b"\n"):
                 break  # an unfinished line
             with _reading(path, f"line {len(files) + 1}"):
-                name, *parts = _parsed(line, len(files))
-            end = end_of(files, line)
-            files.append(DrawFile(info, chain, f"{place}/{name}", *parts, end))
+                name, count, size, crc, columns = _parsed(line, len(files))
+            end, path_of = end_of(files, line), f"{place}/{name}"
+            files.append(DrawFile(info, chain, path_of, count, size, crc, columns, end))
     return files
 
 
@@ -309,7 +309,7 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
             continue
         plain = torch.empty_like(as_stored(name, tensor), device="cpu")
         plain.copy_(tensor.detach())  # of any strides, or conjugate
-        sums[name] = crc32(plain.flatten().view(torch.uint8).numpy())
+        sums[name] = crc32(plain.flatten().view(torch.uint8).numpy().data)
     return sums
 
 
@@ -344,6 +344,10 @@ os.register_at_fork(after_in_child=lambda: [lock.close() for lock in _locks])
 class MemoryChain:
     """The writer's side of a chain in memory, which takes over from an earlier one."""
 
+    info: StoreInfo
+    files: list[DrawFile]
+    is_open: bool
+
     def __init__(self, chains: dict[int, Self], chain: int, info: StoreInfo) -> None:
         self.chain, self.place, self._given = chain, f"chain {chain} in memory", info
         known = (c.info for c in chains.values() if c.files or c.is_open)
@@ -354,14 +358,16 @@ class MemoryChain:
             raise RuntimeError(
                 f"Cannot write to {self.place}: this process writes to it already"
             )
-        self.files: list[DrawFile] = earlier.files if earlier else []
+        self.files = earlier.files if earlier else []
         self.run: dict[str, Any] = earlier.run if earlier else {}
         chains[chain], self.is_open = self, True
 
     def add(self, tensors: dict[str, Tensor], columns: dict[str, Any]) -> None:
         """Stores the tensors and numbers of draws; an error changes nothing."""
-        parts = len(columns["step"]), 0, 0, columns, end_of(self.files, _line(columns))
-        file = DrawFile(self.info, self.chain, None, *parts, tensors, self.run)
+        count, end = len(columns["step"]), end_of(self.files, _line(columns))
+        file = DrawFile(
+            self.info, self.chain, None, count, 0, 0, columns, end, tensors, self.run
+        )
         self.files = [*self.files, file]  # no call, after which an interrupt could come
 
     def keep(self, files: list[DrawFile]) -> None:
@@ -382,6 +388,9 @@ class MemoryChain:
 class FolderChain:
     """The writer's side of a chain in a folder, with the methods of a MemoryChain."""
 
+    info: StoreInfo
+    files: list[DrawFile]
+
     def __init__(self, store: Path, chain: int, info: StoreInfo) -> None:
         self.chain, self.place, self._given = chain, f"chain {chain} of {store}", info
         self.folder, self.is_open = store / f"chain-{chain}", True
@@ -401,7 +410,8 @@ class FolderChain:
     def add(self, tensors: dict[str, Tensor], columns: dict[str, Any]) -> None:  # noqa: D102
         path = self.folder / _file_name(len(self.files))
         data, count = safetensors.torch.save(tensors), len(columns["step"])
-        sizes = {"count": count, "bytes": len(data), "crc32": crc32(data)}
+        size, crc = len(data), crc32(data)
+        sizes = {"count": count, "bytes": size, "crc32": crc}
         line = rest = _line({"file": path.name, **sizes, **columns})
         with _writing(path):
             if os.fstat(self._index.fileno()).st_nlink == 0:
@@ -414,8 +424,8 @@ class FolderChain:
                 rest = rest[os.write(self._index.fileno(), rest) :]
             os.fsync(self._index)
         # A writer of many draws does not keep their numbers.
-        parts = str(path), *sizes.values(), {}, end_of(self.files, line)
-        file = DrawFile(self.info, self.chain, *parts)
+        end = end_of(self.files, line)
+        file = DrawFile(self.info, self.chain, str(path), count, size, crc, {}, end)
         self.files = [*self.files, file]  # no call, after which an interrupt could come
 
     def keep(self, files: list[DrawFile]) -> None:  # noqa: D102

@@ -68,10 +68,12 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
         settings = None if likelihood is None else likelihood.settings()
         info = store_files.StoreInfo(tensor_info, sums, settings)
         self._store = store  # one in memory lives with its writer
-        if (folder := folder_of(store)) is None:
-            self.files = store_files.MemoryChain(store.memory, chain, info)
-        else:
+        folder = folder_of(store)
+        self.files: store_files.MemoryChain | store_files.FolderChain
+        if folder is not None:
             self.files = store_files.FolderChain(folder, chain, info)
+        elif isinstance(store, SampleStore):  # as without a folder
+            self.files = store_files.MemoryChain(store.memory, chain, info)
         # True while draws of an earlier run await a decision of the caller.
         self._is_undecided = len(self) > 0
         self._rows: list[tuple[dict[str, Tensor], dict[str, Any]]] = []
@@ -91,7 +93,7 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
         lr: float = math.nan,
         temperature: float = 1.0,
         weight: float = 1.0,
-        loss: float = math.nan,
+        loss: float | Tensor = math.nan,
         prior_precision: Sequence[float] = (),
     ) -> None:
         """Copies a draw, which is on the disk after :meth:`flush` at the latest.
@@ -113,7 +115,10 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
         self.check_draw(draw)
         given = {"lr": lr, "temperature": temperature, "weight": weight, "loss": loss}
         step = check_integer("step", int(step), low=-(2**63), high=2**63)
-        numbers = {"step": step, **{k: _number(x) for k, x in given.items()}}
+        numbers: dict[str, Any] = {
+            "step": step,
+            **{k: _number(x) for k, x in given.items()},
+        }
         numbers["prior_precision"] = tuple(map(_number, prior_precision))
         with self._lock:
             self.check()

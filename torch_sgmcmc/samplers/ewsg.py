@@ -207,12 +207,7 @@ class EWSG(SharedSettings):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = dict(lr=lr, num_data=num_data, prior_precision=prior_precision)
-        defaults |= dict(prior_mean=prior_mean, temperature=temperature)
-        defaults |= dict(momentum=momentum, surrogate=surrogate)
-        defaults |= dict(index_chain_length=index_chain_length)
-        defaults |= dict(persistent_index_chain=persistent_index_chain)
-        defaults |= dict(num_chains=num_chains)
+        defaults = self._SPEC.defaults(locals())
         super().__init__(params, defaults, seed, nonfinite, False, process_group)
 
     @property
@@ -277,7 +272,7 @@ class EWSG(SharedSettings):
                 f"num_drawn = {drawn}), or none)"
             )
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Draws minibatches, chooses one of them and makes one update with it.
 
         Args:
@@ -476,10 +471,16 @@ class EWSG(SharedSettings):
             momenta = []
             if group["momentum"] > 0:
                 momenta = [self.state[p]["momentum"] for p in params]
-            keys = ("momentum", "num_data", "prior_precision", "temperature")
             ratios += context.placement.sums(
-                *(ewsg_log_ratio, params, current, proposals, momenta),
-                **{key: group[key] for key in keys},
+                ewsg_log_ratio,
+                params,
+                current,
+                proposals,
+                momenta,
+                momentum=group["momentum"],
+                num_data=group["num_data"],
+                prior_precision=group["prior_precision"],
+                temperature=group["temperature"],
                 **self._ratio_numbers(work[0]._replace(group=group)),
                 **prior_of(context.state, group, params),
             )

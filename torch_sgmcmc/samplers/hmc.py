@@ -188,12 +188,7 @@ class HMC(Hamiltonian):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = dict(step_size=step_size, num_data=num_data)
-        defaults |= dict(prior_precision=prior_precision, prior_mean=prior_mean)
-        defaults |= dict(temperature=temperature, num_steps=num_steps)
-        defaults |= dict(trajectory_length=trajectory_length, metropolis=metropolis)
-        defaults |= dict(resample_momentum_every=resample_momentum_every)
-        defaults |= dict(num_chains=num_chains)
+        defaults = self._SPEC.defaults(locals())
         super().__init__(params, defaults, seed, nonfinite, False, process_group)
 
     @property
@@ -264,7 +259,7 @@ class HMC(Hamiltonian):
         self._note_given()
         self._fill_state()
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Simulates one trajectory and decides on it.
 
         Args:

@@ -204,13 +204,7 @@ class HMCECS(HMCECSBase):
         check_real("trajectory_length", trajectory_length, low_open=True)
         if step_size is None:
             step_size = trajectory_length / 6
-        defaults = dict(num_data=num_data, prior_precision=prior_precision)
-        defaults |= dict(prior_mean=prior_mean, temperature=temperature)
-        defaults |= dict(estimator=estimator, subsample_size=subsample_size)
-        defaults |= dict(step_size=step_size, trajectory_length=trajectory_length)
-        defaults |= dict(num_blocks=num_blocks, taylor_order=taylor_order)
-        defaults |= dict(mass_matrix=mass_matrix, num_factors=num_factors)
-        defaults |= dict(max_variance=max_variance, chunk_size=chunk_size)
+        defaults = self._SPEC.defaults(locals())
         super().__init__(params, defaults, seed, nonfinite, False, process_group)
 
     def _check_ranks(self) -> None:
@@ -255,6 +249,7 @@ class HMCECS(HMCECSBase):
         self._anchor_at(closure, flat(self._all_params()).double(), progress)
         self._is_warming_up = False
 
+    # Its closure takes indices.
     def step(self, closure: Closure | None = None) -> Tensor:  # type: ignore[override]
         """Updates the subsample, then simulates one trajectory and decides on it.
 

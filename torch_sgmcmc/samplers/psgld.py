@@ -158,10 +158,7 @@ class PSGLD(Sampler):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = dict(lr=lr, num_data=num_data, prior_precision=prior_precision)
-        defaults |= dict(prior_mean=prior_mean, temperature=temperature)
-        defaults |= dict(num_chains=num_chains, decay=decay, eps=eps, adapt=adapt)
-        defaults |= dict(gamma=gamma)
+        defaults = self._SPEC.defaults(locals())
         super().__init__(params, defaults, seed, nonfinite, capturable, process_group)
         self._roots: dict[Tensor, _Root] = {}
 
@@ -255,7 +252,7 @@ class PSGLD(Sampler):
         self, context: StepContext, work: list[TensorLists]
     ) -> dict[Tensor, Tensor]:
         """Estimates the diagonal of the Hessian of all groups (Hutchinson)."""
-        params, grads, probes = [], [], []  # type: ignore[var-annotated]
+        params, grads, probes = [], [], []
         stream = {"purpose": _C.Purpose.PROBE, **context.noise()}
         for _, some, theirs, offsets in work:
             normal = [torch.empty_like(p) for p in some]

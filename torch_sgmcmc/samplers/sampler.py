@@ -236,7 +236,7 @@ class Sampler(Bookkeeping):
             self._check_ranks()
             self._context.is_settled = self._agree()
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[..., Any] | None = None) -> Any:
         """Makes one update of all parameters that have a gradient.
 
         Inside ``torch.compile`` a ``capturable`` sampler is traced; any other causes a
@@ -273,7 +273,7 @@ class Sampler(Bookkeeping):
             self._context.missing_grads.check(type(self).__name__, self.param_groups)
         return result
 
-    def _run_step(self, closure: Callable[[], Any] | None) -> Any:
+    def _run_step(self, closure: Callable[..., Any] | None) -> Any:
         """Makes a step without autograd and returns the closure's result."""
         loss = self._evaluate(closure)
         context, plan = self._current_context(), None

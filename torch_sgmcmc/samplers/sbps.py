@@ -220,13 +220,7 @@ class SBPS(SegmentStats):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = dict(num_data=num_data, prior_precision=prior_precision)
-        defaults |= dict(prior_mean=prior_mean, temperature=temperature)
-        defaults |= dict(num_std=num_std, observation_decay=observation_decay)
-        defaults |= dict(refresh_rate=refresh_rate, preconditioned=preconditioned)
-        defaults |= dict(adapt=adapt, adapt_every_step=adapt_every_step, decay=decay)
-        defaults |= dict(eps=eps, sample_interval=sample_interval)
-        defaults |= dict(replacement=replacement)
+        defaults = self._SPEC.defaults(locals())
         super().__init__(params, defaults, seed, nonfinite, False, process_group)
         self.model = model
 
@@ -292,7 +286,7 @@ class SBPS(SegmentStats):
             self._target += means
         return first
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Moves the particle to its next event and observes a minibatch there.
 
         Args:
@@ -403,7 +397,7 @@ class SBPS(SegmentStats):
         observed = observe("SBPS", closure, ahead.params, ahead.tangents, slots, params)
         prior = ahead.prior(line_end if ahead is trajectory else 0.0)
         value, variance = self._rate(observed, prior, common)
-        grads = None
+        grads: list[Tensor] | None = None
         if checks:
             grads = self._check_forward_mode(ahead, observed, value, common)
         bounces = event == _C.PROPOSAL and clock.accepts(rate, value, **key)
@@ -424,7 +418,7 @@ class SBPS(SegmentStats):
                 raise
         if bounces:
             reflected = -value
-            if learns:
+            if learns and grads is not None:
                 scale = common["num_data"] / common["temperature"]
                 reflected = scale * ahead.sums(grads)[0]
         clock.take(event, wait, value, variance, reflected)

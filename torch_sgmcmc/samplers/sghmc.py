@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -120,12 +121,7 @@ class SGHMC(Sampler):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = dict(lr=lr, num_data=num_data, prior_precision=prior_precision)
-        defaults |= dict(prior_mean=prior_mean, temperature=temperature)
-        defaults |= dict(num_chains=num_chains, momentum=momentum)
-        defaults |= dict(noise_estimate=noise_estimate)
-        defaults |= dict(resample_momentum_every=resample_momentum_every)
-        defaults |= dict(initial_momentum=initial_momentum)
+        defaults = self._SPEC.defaults(locals())
         super().__init__(params, defaults, seed, nonfinite, capturable, process_group)
 
     def _check_group(self, group: dict[str, Any]) -> None:
@@ -187,10 +183,9 @@ class SGHMC(Sampler):
         for p, state, grad in zip(params, states, grads, strict=True):
             count = state.get("num_grads", 0)
             if count == 0:
-                like = {"dtype": state_dtype(p)}
-                context.create(p, "grad_variance", torch.zeros_like(p, **like))
-                previous = torch.zeros_like(p, **like).copy_(grad)
-                context.create(p, "previous_grad", previous)
+                zeros = partial(torch.zeros_like, p, dtype=state_dtype(p))
+                context.create(p, "grad_variance", zeros())
+                context.create(p, "previous_grad", zeros().copy_(grad))
                 context.create(p, "num_grads", 0)
             else:
                 by_count.setdefault(count, []).append((state, grad))

@@ -87,7 +87,5 @@ class SGLD(Sampler):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = dict(lr=lr, num_data=num_data, prior_precision=prior_precision)
-        defaults |= dict(prior_mean=prior_mean, temperature=temperature)
-        defaults |= dict(num_chains=num_chains)
+        defaults = self._SPEC.defaults(locals())
         super().__init__(params, defaults, seed, nonfinite, capturable, process_group)
