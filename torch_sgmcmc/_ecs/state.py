@@ -151,8 +151,14 @@ class HMCECSBase(SharedSettings):
     def _target(self, closure: Closure) -> target.SubsampledTarget:
         group, anchor = self.param_groups[0], self._anchor
         return target.SubsampledTarget(
-            *(closure, self._all_params(), anchor.theta, anchor.sums, self._prior()),
-            *(group["temperature"], self._estimator(), group["max_variance"]),
+            closure=closure,
+            params=self._all_params(),
+            anchor=anchor.theta,
+            sums=anchor.sums,
+            prior=self._prior(),
+            temperature=group["temperature"],
+            estimator=self._estimator(),
+            max_variance=group["max_variance"],
         )
 
     def _estimator(self) -> target.Estimator:

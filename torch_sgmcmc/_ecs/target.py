@@ -265,7 +265,12 @@ def estimate(estimator: Estimator, differences: Tensor) -> tuple[Estimate, Tenso
     none = on_host.new_empty(0)  # expansions without parameters
     expansions = torch.zeros_like(on_host), on_host.new_empty(0, len(on_host), 0)
     weights, _, numbers = ecs_estimate(
-        *(on_host, none, none, *expansions, None, None),
+        on_host,
+        none,
+        none,
+        *expansions,
+        None,
+        None,
         temperature=1.0,
         **estimator._asdict(),
     )
@@ -334,13 +339,26 @@ class SubsampledTarget:
         terms, sums = subsample.terms, self.sums
         fields = (terms.gradients, terms.scales, terms.hessians)
         weights, hessian_terms, numbers = ecs_estimate(
-            *(values, theta, self.anchor, terms.values, *fields),
+            values,
+            theta,
+            self.anchor,
+            terms.values,
+            *fields,
             temperature=self.temperature,
             **self.estimator._asdict(),
         )
         density, gradient = ecs_density(
-            *(numbers, weighted(weights), weights, hessian_terms, theta, self.anchor),
-            *(*fields, sums.value, sums.gradient, sums.hessian, self.prior.precision),
+            numbers,
+            weighted(weights),
+            weights,
+            hessian_terms,
+            theta,
+            self.anchor,
+            *fields,
+            sums.value,
+            sums.gradient,
+            sums.hessian,
+            self.prior.precision,
             temperature=self.temperature,
             prior_mean=self.prior.mean,
         )

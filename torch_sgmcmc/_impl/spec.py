@@ -127,6 +127,8 @@ class SamplerSpec:
         #: Keys of a group that the sampler manages itself, and a user cannot set.
         self.managed = (*MANAGED, *self.shared, *self.progress, *self.records)
 
-    def defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the hyperparameters among a constructor's arguments."""
-        return {row.name: arguments[row.name] for row in self.settings}
+    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the base class's arguments, from those of a constructor."""
+        names = ("params", "seed", "nonfinite", "capturable", "process_group")
+        own = {name: given[name] for name in names if name in given}
+        return {**own, "defaults": {row.name: given[row.name] for row in self.settings}}

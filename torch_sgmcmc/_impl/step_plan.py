@@ -109,12 +109,15 @@ class Operator:
             name: int(value) if name in self._integers else value
             for (name, _), value in zip(self._numbers, self.numbers(group), strict=True)
         }
+        noise = {**context.noise(), "step": 0, "device_step": device_step}
         self.function(
-            *(params, grads, *lists),
+            params,
+            grads,
+            *lists,
             **numbers,
             offsets=offsets,
             prior_means=means_of(context.state, params),
-            **{**context.noise(), "step": 0, "device_step": device_step},
+            **noise,
         )
 
 
@@ -402,7 +405,11 @@ class StepPlan:
         context, [call], [packed] = self._context, self._calls, self.packed
         rng, capturable = context.rng, context.groups[0]["capturable"]
         found, gate = deferred_step_(
-            *(call.params, grads, call.state, packed, rng.step),
+            call.params,
+            grads,
+            call.state,
+            packed,
+            rng.step,
             rng.num_skipped if capturable else None,
             counts,
         )

@@ -284,12 +284,9 @@ class Trajectory:
                 ops.sbps_reflect_(*lists, part.preconditioner, **turn)
             else:
                 line_sums.append(ops.sbps_reflect_sums_(*lists, origin, **turn))
-            squares = _learned(part, part_grads, common)
-            parts.append(
-                replace(
-                    part, origin=origin, velocity=velocities, square_average=squares
-                )
-            )
+            moved = replace(part, origin=origin, velocity=velocities)
+            moved.square_average = _learned(part, part_grads, common)
+            parts.append(moved)
         return _steered(parts, common, line_sums)
 
     def learned(self, grads: Sequence[Tensor], common: dict[str, Any]) -> Trajectory:
@@ -520,15 +517,9 @@ def rate_of(
         losses = losses.to("cpu", dtype).contiguous()
     if not (single and derivatives.is_cpu and derivatives.is_contiguous()):
         derivatives = derivatives.to("cpu", dtype).contiguous()
+    rows = losses.data_ptr(), derivatives.data_ptr()
     return _C.rate_of(
-        losses.data_ptr(),
-        derivatives.data_ptr(),
-        losses.shape[0],
-        not single,
-        num_data,
-        temperature,
-        replacement,
-        prior,
+        *rows, losses.shape[0], not single, num_data, temperature, replacement, prior
     )
 
 

@@ -393,8 +393,14 @@ def _estimate(
             "there are too few draws"
         )
     return LearningCoefficient(
-        *(value, half_width, means, traces, initial, inverse_temperature),
-        *(temperatures, tuple(found)),
+        value=value,
+        half_width=half_width,
+        chains=means,
+        traces=traces,
+        initial_loss=initial,
+        inverse_temperature=inverse_temperature,
+        temperatures=temperatures,
+        warnings=tuple(found),
     )
 
 

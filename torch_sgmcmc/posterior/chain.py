@@ -344,8 +344,12 @@ class _Run:
         closure_of(self._sampler, self._loss_of_next)  # raises for an HMCECS
         self._schedules = [_checked(make(self._sampler)) for make in settings.schedules]
         self._identity = identity(
-            *(self._groups, self._model, settings.loader, settings.loss),
-            *(self._schedules, settings.compiles),
+            self._groups,
+            self._model,
+            settings.loader,
+            settings.loss,
+            self._schedules,
+            settings.compiles,
         )
         self._identity["start", 0, ""] = self._describe_start()
         self._batches = Minibatches(settings.loader, fold_in(seed, 2))
@@ -526,7 +530,10 @@ class _Run:
         if given.get("when") is not None:
             raise ValueError("Invalid when: with compile, the draws follow `every`")
         return Blocks(
-            *(self._model, self._sampler, self._settings.loss, self._schedules),
+            self._model,
+            self._sampler,
+            self._settings.loss,
+            self._schedules,
             length_of_blocks(given["burn_in"], given["every"], self._done, self._steps),
         )
 
@@ -545,9 +552,14 @@ class _Run:
     def _call_back(self, collector: Collector) -> None:
         schedules: Any = tuple(self._schedules) or None
         state = ChainState(
-            *(self._chain, self._done, self._loss, self._model, self._sampler),
-            *(collector, schedules[0] if len(self._schedules) == 1 else schedules),
-            self._monitor,
+            chain=self._chain,
+            step=self._done,
+            loss=self._loss,
+            model=self._model,
+            sampler=self._sampler,
+            collector=collector,
+            schedule=schedules[0] if len(self._schedules) == 1 else schedules,
+            monitor=self._monitor,
         )
         for callback in self._settings.callbacks:
             callback(state)

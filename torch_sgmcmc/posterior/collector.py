@@ -428,11 +428,8 @@ class Collector(AbstractContextManager["Collector"]):
 
     def _write_run(self) -> None:
         if self._mark is not None:
-            record = replace(
-                self._record.record(),
-                start=self.start,
-                steps_per_pass=self.steps_per_pass,
-            )
+            record = replace(self._record.record(), start=self.start)
+            record = replace(record, steps_per_pass=self.steps_per_pass)
             self._writer.files.write_run(plain(record))
 
     def __exit__(self, *error: object) -> None:

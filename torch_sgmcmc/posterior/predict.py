@@ -512,9 +512,7 @@ class Predictive:
         dtype = self._sums.dtype
         mean, variance = self._sums.mean(weight), self._sums.variance(weight)
         averages = {name: sums / weight for name, sums in self._sums.means.items()}
-        total: Tensor | None = None
-        aleatoric: Tensor | None = None
-        epistemic: Tensor | None = None
+        total = aleatoric = epistemic = None
         if self._link.has_noise:
             aleatoric = averages.pop("")
             total, epistemic = aleatoric + variance, variance

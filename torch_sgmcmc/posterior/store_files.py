@@ -223,8 +223,8 @@ def read_index(folder: str | Path, chain: int, info: StoreInfo) -> list[DrawFile
                 break  # an unfinished line
             with _reading(path, f"line {len(files) + 1}"):
                 name, count, size, crc, columns = _parsed(line, len(files))
-            end, path_of = end_of(files, line), f"{place}/{name}"
-            files.append(DrawFile(info, chain, path_of, count, size, crc, columns, end))
+            end, where = end_of(files, line), f"{place}/{name}"
+            files.append(DrawFile(info, chain, where, count, size, crc, columns, end))
     return files
 
 

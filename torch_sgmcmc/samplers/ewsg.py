@@ -168,15 +168,18 @@ class EWSG(SharedSettings):
     _num_drawn = 0
 
     _SPEC = SamplerSpec(
-        *("EWSG", "sghmc_step_"),
+        "EWSG",
+        "sghmc_step_",
         needs_closure=True,
         shared=("index_chain_length", "persistent_index_chain", "num_chains"),
         why_equal="there is one decision for all",
         # The last two: the number of minibatches numbered so far, and the minibatches
         # at which a persistent index chain resumes.
         progress={
-            **{"num_proposals": 0, "num_accepted": 0},
-            **{"num_drawn": 0, "minibatches": []},
+            "num_proposals": 0,
+            "num_accepted": 0,
+            "num_drawn": 0,
+            "minibatches": [],
         },
         waits=True,  # minibatches are compared on the host
         traits=Traits(
@@ -207,8 +210,7 @@ class EWSG(SharedSettings):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = self._SPEC.defaults(locals())
-        super().__init__(params, defaults, seed, nonfinite, False, process_group)
+        super().__init__(**self._SPEC.arguments(locals()))
 
     @property
     def minibatches(self) -> Tensor:

@@ -188,8 +188,7 @@ class HMC(Hamiltonian):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = self._SPEC.defaults(locals())
-        super().__init__(params, defaults, seed, nonfinite, False, process_group)
+        super().__init__(**self._SPEC.arguments(locals()))
 
     @property
     def acceptance_rate(self) -> float:

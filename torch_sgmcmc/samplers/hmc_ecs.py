@@ -204,8 +204,7 @@ class HMCECS(HMCECSBase):
         check_real("trajectory_length", trajectory_length, low_open=True)
         if step_size is None:
             step_size = trajectory_length / 6
-        defaults = self._SPEC.defaults(locals())
-        super().__init__(params, defaults, seed, nonfinite, False, process_group)
+        super().__init__(**self._SPEC.arguments(locals()))
 
     def _check_ranks(self) -> None:
         super()._check_ranks()

@@ -158,8 +158,7 @@ class PSGLD(Sampler):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = self._SPEC.defaults(locals())
-        super().__init__(params, defaults, seed, nonfinite, capturable, process_group)
+        super().__init__(**self._SPEC.arguments(locals()))
         self._roots: dict[Tensor, _Root] = {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

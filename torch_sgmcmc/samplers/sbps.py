@@ -220,8 +220,7 @@ class SBPS(SegmentStats):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = self._SPEC.defaults(locals())
-        super().__init__(params, defaults, seed, nonfinite, False, process_group)
+        super().__init__(**self._SPEC.arguments(locals()))
         self.model = model
 
     def _check_ranks(self) -> None:

@@ -70,5 +70,4 @@ class SGLRW(Sampler):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = self._SPEC.defaults(locals())
-        super().__init__(params, defaults, seed, nonfinite, capturable, process_group)
+        super().__init__(**self._SPEC.arguments(locals()))

@@ -95,8 +95,7 @@ class SGNHT(Sampler):
         nonfinite: str = "raise",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = self._SPEC.defaults(locals())
-        super().__init__(params, defaults, seed, nonfinite, capturable, process_group)
+        super().__init__(**self._SPEC.arguments(locals()))
 
     def _operator_numbers(self, group: dict[str, Any]) -> dict[str, Any]:
         rate = group["thermostat_rate"]
