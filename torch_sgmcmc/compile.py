@@ -25,7 +25,8 @@ from torch_sgmcmc._impl.context import (
 )
 from torch_sgmcmc._impl.hyperparams import check_integer, rests
 from torch_sgmcmc._impl.ops import noise_steps_
-from torch_sgmcmc._impl.state import record_estimate
+from torch_sgmcmc._impl.random_state import STEP
+from torch_sgmcmc._impl.state import PRIOR_MEAN, record_estimate
 from torch_sgmcmc._impl.step_graph import (
     Rule,
     Updated,
@@ -36,7 +37,6 @@ from torch_sgmcmc._impl.step_graph import (
     trace_block,
     trace_gradient,
 )
-from torch_sgmcmc._impl.user_state import PRIOR_MEAN, STEP
 from torch_sgmcmc.data import one_gradient_a_step
 from torch_sgmcmc.samplers.sampler import Sampler, check_sampler
 

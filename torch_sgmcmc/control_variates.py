@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from torch_sgmcmc._impl.context import state_dtype
 from torch_sgmcmc._impl.dtensor import refuse
 from torch_sgmcmc._impl.hyperparams import (
     check_function,
@@ -19,7 +20,7 @@ from torch_sgmcmc._impl.hyperparams import (
 from torch_sgmcmc._impl.ops import control_variate_
 from torch_sgmcmc._impl.parameters import exchanged, kept_gradients
 from torch_sgmcmc._impl.state_dict import check_keys, check_tensor
-from torch_sgmcmc._impl.utils import progress_bar, state_dtype, tensors_in
+from torch_sgmcmc._impl.utils import progress_bar, tensors_in
 from torch_sgmcmc.samplers.sampler import Sampler, check_sampler
 
 LossFunction = Callable[[Any], Tensor]

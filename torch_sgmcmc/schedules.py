@@ -11,11 +11,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import dtensor
-from torch_sgmcmc._impl.context import context_of, kind_of
+from torch_sgmcmc._impl.context import context_of, kind_of, local
 from torch_sgmcmc._impl.hyperparams import check_integer, check_real, settings
 from torch_sgmcmc._impl.ops import sum_of_squares
+from torch_sgmcmc._impl.state import away_from_mean, restore_given
 from torch_sgmcmc._impl.state_dict import check_count, check_keys, saved_number
-from torch_sgmcmc._impl.user_state import away_from_mean, restore_given
 from torch_sgmcmc.samplers.sampler import Sampler, SharedSettings, check_sampler
 
 
@@ -347,7 +347,7 @@ class GammaPrecision:
         # Parameters by device and the ranks that share them.
         together: dict[Any, list[Tensor]] = {}
         for p in params:
-            away = dtensor.local(away_from_mean(self.sampler.state, group, p))
+            away = local(away_from_mean(self.sampler.state, group, p))
             together.setdefault((p.device, dtensor.groups_of(p)), []).append(away)
         squares = sum(
             float(dtensor.sum_over_ranks(groups, sum_of_squares(ps)))

@@ -12,6 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_sgmcmc as sg
 from torch_sgmcmc._impl import dtensor
+from torch_sgmcmc._impl.context import local
 
 pytestmark = pytest.mark.full
 
@@ -97,11 +98,11 @@ def _one_is_whole_for_a_step(chain):
 
 def _memory_is_in_another_order(chain):
     for i, p in enumerate(chain.params):
-        other = dtensor.local(chain.cut(random(20 + i)))
+        other = local(chain.cut(random(20 + i)))
         if chain.dim is not None:  # a whole one would be numbered otherwise, too
             other = other.t().contiguous().t()
         with torch.no_grad():
-            dtensor.local(p).set_(other)
+            local(p).set_(other)
 
 
 def _a_state_dict_is_loaded(chain):
@@ -149,7 +150,7 @@ def test_shards_equal_the_whole_after_changes(mesh, kind, dim, change):
         expected = p.detach()
         if dtensor.is_dtensor(part):
             expected = expected.chunk(2, part.placements[0].dim)[1]
-        assert torch.equal(dtensor.local(part), expected)
+        assert torch.equal(local(part), expected)
 
 
 def test_each_gradient_must_be_cut_as_its_parameter(mesh):

@@ -15,11 +15,12 @@ from torch import Tensor
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._ecs import target, taylor
 from torch_sgmcmc._ecs.likelihood import Closure, flat, split
+from torch_sgmcmc._impl.context import context_of
 from torch_sgmcmc._impl.hmc_dynamics import leapfrog_steps
 from torch_sgmcmc._impl.hyperparams import check_integer, wrong_shape
 from torch_sgmcmc._impl.parameters import check_sizes
+from torch_sgmcmc._impl.state import PRIOR_MEAN
 from torch_sgmcmc._impl.state_dict import check_tensor
-from torch_sgmcmc._impl.user_state import PRIOR_MEAN
 from torch_sgmcmc._impl.utils import mapped
 from torch_sgmcmc.diagnostics.convergence import arviz
 from torch_sgmcmc.samplers.sampler import SharedSettings
@@ -85,7 +86,7 @@ class HMCECSBase(SharedSettings):
 
     def _check_groups(self) -> None:
         self._check_all_groups()
-        check_sizes(self._current_context())
+        check_sizes(context_of(self))
         params = self._all_params()
         if not params:
             raise RuntimeError("HMCECS has no parameters that require gradients")

@@ -12,7 +12,14 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from torch_sgmcmc._impl import distributed, parameters
-from torch_sgmcmc._impl.context import MissingGrads, StepContext
+from torch_sgmcmc._impl.context import (
+    MissingGrads,
+    StepContext,
+    blank,
+    check_equal,
+    context_of,
+    has_master,
+)
 from torch_sgmcmc._impl.dtensor import placement_of
 from torch_sgmcmc._impl.finite_check import read_pending
 from torch_sgmcmc._impl.hyperparams import (
@@ -27,12 +34,21 @@ from torch_sgmcmc._impl.hyperparams import (
     number_of_lr,
     plain,
 )
-from torch_sgmcmc._impl.random_state import OF_GROUP, RandomState
+from torch_sgmcmc._impl.random_state import OF_GROUP, STEP, RandomState
 from torch_sgmcmc._impl.spec import SamplerSpec
-from torch_sgmcmc._impl.state import check_records, record_estimate
+from torch_sgmcmc._impl.state import (
+    PRIOR_MEAN,
+    check_records,
+    complete_given,
+    copied,
+    copies,
+    given,
+    number_or,
+    record_estimate,
+    restore_given,
+)
 from torch_sgmcmc._impl.state_dict import (
     Expected,
-    check_equal,
     check_state_dict,
     drop_blank_state,
     finish_loading,
@@ -40,17 +56,6 @@ from torch_sgmcmc._impl.state_dict import (
     saved_number,
     saved_numbers,
 )
-from torch_sgmcmc._impl.user_state import (
-    PRIOR_MEAN,
-    STEP,
-    complete_given,
-    copied,
-    copies,
-    given,
-    number_or,
-    restore_given,
-)
-from torch_sgmcmc._impl.utils import blank, has_master
 
 
 def target_summary(context: StepContext) -> str:
@@ -158,18 +163,6 @@ class Bookkeeping(Optimizer):
     def _rng(self) -> RandomState:
         return self._context.rng
 
-    def _current_context(self) -> StepContext:
-        """Returns the step context, with the optimizer's present groups and state."""
-        context = self._context
-        # Sets changed objects only: torch 2.11's dynamo cannot always set attributes.
-        if context.groups is not self.param_groups:
-            context.groups = self.param_groups
-        if context.state is not self.state:
-            context.state = self.state
-        if context.process_group is not self.process_group:
-            context.process_group = self.process_group
-        return context
-
     def _show(self) -> None:
         """Shows the sampler's own values in the groups, and drops the plan."""
         self._context.plan = None
@@ -180,19 +173,19 @@ class Bookkeeping(Optimizer):
         self._note_given()
         self._lengths = tuple(map(len, self.param_groups))
         if self.state and self._rng.steps > 0:
-            self._current_context().link_step()
+            context_of(self).link_step()
             self._context.keep_created()
 
     def _note_given(self) -> None:
         """Records the state that the user has given, in place of what was known."""
-        context = self._current_context()
+        context = context_of(self)
         context.given = {}
         restore_given(context)
 
     def __getstate__(self) -> dict[str, Any]:
-        read_pending(self._current_context())
+        read_pending(context_of(self))
         self._rng.check(type(self).__name__, self.param_groups)
-        self._current_context().clear_blank_state()  # a copy could not recognise it
+        context_of(self).clear_blank_state()  # a copy could not recognise it
         state = {**super().__getstate__(), "_group_keys": self._group_keys}
         kept = {p: dict(each) for p, each in self.state.items()}
         state["state"] = defaultdict(dict, kept)
@@ -213,7 +206,7 @@ class Bookkeeping(Optimizer):
         if is_copied:
             self._show()
             self._fill_state_early()
-        self._current_context()
+        context_of(self)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         if isinstance(group.get("lr"), Tensor):
@@ -256,7 +249,7 @@ class Bookkeeping(Optimizer):
     @property
     def num_skipped(self) -> int:
         """The number of steps skipped because gradients were not finite."""
-        read_pending(self._current_context())
+        read_pending(context_of(self))
         return int(self._rng.num_skipped)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -322,11 +315,11 @@ class Bookkeeping(Optimizer):
         except BaseException:
             del self.param_groups[before]
             raise
-        self._rng.add_group([*map(self._current_context().numel, group["params"])])
+        self._rng.add_group([*map(context_of(self).numel, group["params"])])
         self._context.is_settled = False
         self._find_placement()
         self._show()
-        record_estimate(self._current_context())
+        record_estimate(context_of(self))
         if self._is_complete:
             self._fill_state_early()
 
@@ -351,9 +344,7 @@ class Bookkeeping(Optimizer):
         """
         self._refuse_monitor("parameters")
         self._rng.check(type(self).__name__, self.param_groups)
-        if parameters.reassign_noise_offsets(
-            self._current_context(), self._check_parameter
-        ):
+        if parameters.reassign_noise_offsets(context_of(self), self._check_parameter):
             self._find_placement()
             self._parameters_changed()
             self._show()
@@ -400,7 +391,7 @@ class Bookkeeping(Optimizer):
         check_equal(self.param_groups, self._SPEC.shared, self._SPEC.why_equal)
 
     def _agree(self) -> bool:
-        return distributed.settle(self._current_context())
+        return distributed.settle(context_of(self))
 
     def _fill_state(self) -> None:
         """Fills a chain's state at its start, for torch's checkpoints.
@@ -409,7 +400,7 @@ class Bookkeeping(Optimizer):
         there is some. So samplers that need a closure, and samplers with state from the
         user, get state from the beginning.
         """
-        context = self._current_context()
+        context = context_of(self)
         if self._rng.steps > 0:
             return
         context.clear_blank_state()
@@ -433,7 +424,7 @@ class Bookkeeping(Optimizer):
         The result is a snapshot: later steps do not change it. (A state dict of torch's
         optimizers shares its tensors with the optimizer.)
         """
-        read_pending(self._current_context())
+        read_pending(context_of(self))
         restore_given(self._context)
         state_dict = super().state_dict()
         counters = frozenset(self._SPEC.managed).difference(self._SPEC.shared)
@@ -497,9 +488,7 @@ class Bookkeeping(Optimizer):
         loading: dict[str, Any] = {}
 
         def check(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
-            loading.update(
-                matched_by_name(self._current_context(), self._expected(), given)
-            )
+            loading.update(matched_by_name(context_of(self), self._expected(), given))
             self._check_state_dict(loading)
             return loading
 
@@ -518,7 +507,7 @@ class Bookkeeping(Optimizer):
         except BaseException:
             self.__dict__.update(present)
             self._context.restore(context)
-            self._current_context()
+            context_of(self)
             raise
         finally:
             before.remove()
@@ -534,7 +523,7 @@ class Bookkeeping(Optimizer):
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raises unless the state dict fits this sampler and its parameters."""
-        check_state_dict(self._current_context(), self._expected(), state_dict)
+        check_state_dict(context_of(self), self._expected(), state_dict)
         num_chains = state_dict["param_groups"][0].get("num_chains")
         for group in self.param_groups:
             for p in group["params"]:
@@ -542,6 +531,6 @@ class Bookkeeping(Optimizer):
 
     def _finish_loading(self, state_dict: dict[str, Any]) -> None:
         """Completes torch's loading of a checked state dict."""
-        finish_loading(self._current_context(), state_dict)
+        finish_loading(context_of(self), state_dict)
         if int(state_dict["param_groups"][0]["step"]) == 0:
-            drop_blank_state(self._current_context(), self._all_blank_state)
+            drop_blank_state(context_of(self), self._all_blank_state)

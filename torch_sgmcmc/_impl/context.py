@@ -16,20 +16,104 @@ context is updated before each use.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from torch_sgmcmc._impl.dtensor import Replicated
-from torch_sgmcmc._impl.hyperparams import warn
-from torch_sgmcmc._impl.random_state import RandomState
-from torch_sgmcmc._impl.user_state import STEP
+from torch_sgmcmc._impl.hyperparams import check_choice, warn
+from torch_sgmcmc._impl.ops import count_nonfinite
+from torch_sgmcmc._impl.random_state import STEP, RandomState
 
 # A warning comes after so many steps without a gradient, after one with it.
 _LONG = 20
+
+
+def state_dtype(p: Tensor) -> torch.dtype:
+    """Returns the dtype of arithmetic and state for a parameter."""
+    return torch.float64 if p.dtype == torch.float64 else torch.float32
+
+
+def has_master(p: Tensor) -> bool:
+    """Returns whether a parameter is the rounded value of a master.
+
+    See Note [Master parameters] in ``csrc/ops/roles.h``.
+    """
+    dtype = p.dtype
+    return dtype is torch.bfloat16 or dtype is torch.float16
+
+
+def blank(p: Tensor, *names: str) -> dict[str, Any]:
+    """Returns zeros of these names, with the dtype and shape of a parameter's state."""
+    return {name: torch.zeros_like(p, dtype=state_dtype(p)) for name in names}
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Returns this process's part of a tensor, in the same memory."""
+    # to_local() returns the same in ten times the time.
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+class Replicated:
+    """Placement of parameters that are whole on each rank."""
+
+    is_sharded = False
+
+    def updating(self, operator: Callable[..., None]) -> Callable[..., None]:
+        """Adapts an operator that updates lists of tensors with noise by offsets."""
+        return operator
+
+    def without_noise(self, operator: Callable[..., None]) -> Callable[..., None]:
+        """Adapts an elementwise operator without noise."""
+        return operator
+
+    def local(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Returns the local part of each tensor."""
+        return tensors
+
+    def sums(
+        self,
+        operator: Callable[..., Tensor],
+        params: list[Tensor],
+        *lists: list[Tensor],
+        **arguments: Any,
+    ) -> list[Tensor]:
+        """Returns an operator's sums, one for each way of sharding."""
+        return [operator(params, *lists, **arguments)]
+
+    def count_nonfinite(self, params: list[Tensor], tensors: list[Tensor]) -> Tensor:
+        """Counts NaNs and infinities in each tensor, on all ranks."""
+        return count_nonfinite(tensors)
+
+    def local_parts(
+        self, params: list[Tensor], lists: list[list[Tensor]], offsets: list[int]
+    ) -> list[Any]:
+        """Returns an operator's local lists, offsets, and rows: two numbers each."""
+        return [*lists, offsets, []]
+
+    def local_gradients(
+        self, params: list[Tensor], grads: list[Tensor]
+    ) -> list[Tensor]:
+        """Returns the gradients of the parameters' local parts."""
+        return grads
+
+    def largest(self, params: list[Tensor], value: float) -> float:
+        """Returns the largest of the ranks' numbers."""
+        return value
+
+    def mark_changed(self, params: list[Tensor]) -> None:
+        """Increments versions, since autograd does not see the operators' writes."""
+        increment_version(params)
+
+    def check_gradient(self, name: str, p: Tensor, grad: Tensor) -> None:
+        """Raises if a gradient is sharded in another way than its parameter."""
+
+    def refuse(self, message: str) -> None:
+        """Raises a ValueError with this message if parameters are sharded."""
 
 
 class MissingGrads:
@@ -320,10 +404,40 @@ def name_of(groups: list[dict[str, Any]], p: Tensor) -> str:
     return f"of shape {list(p.shape)}"
 
 
+def check_equal(
+    groups: Sequence[dict[str, Any]], keys: Sequence[str], why: str
+) -> None:
+    """Raises if a value differs between param groups."""
+    if len(groups) == 1:
+        return
+    for key in keys:
+        values = [group[key] for group in groups]
+        if not all(_alike(value, values[0]) for value in values[1:]):
+            raise ValueError(
+                f"Invalid {key}: {values} in the param groups (must be equal: {why})"
+            )
+
+
+def _alike(a: object, b: object) -> bool:
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(_alike, a, b))
+    return bool(a == b) or (a != a and b != b)  # NaN is like NaN
+
+
+def nonfinite_policy(context: StepContext) -> str:
+    """Returns the groups' value of ``nonfinite``."""
+    groups = context.groups
+    check_choice(groups[0]["nonfinite"], context.spec.nonfinite)
+    check_equal(groups, ["nonfinite"], "a step is skipped as a whole")
+    return groups[0]["nonfinite"]
+
+
 class _Parts(Protocol):
     """The parts of a sampler, whose class is not known here."""
 
-    def _current_context(self) -> StepContext: ...
+    _context: StepContext
+    process_group: ProcessGroup | None
+
     def _gather(self) -> list[TensorLists]: ...
     def _check_all_groups(self) -> None: ...
     def _rescale_now(self, context: StepContext) -> None: ...
@@ -339,8 +453,17 @@ def _parts(sampler: Optimizer) -> _Parts:
 
 
 def context_of(sampler: Optimizer) -> StepContext:
-    """Returns the sampler's step context."""
-    return _parts(sampler)._current_context()
+    """Returns the step context, with the optimizer's present groups and state."""
+    own: Any = sampler  # a cast would take time in each step
+    context: StepContext = own._context
+    # Sets changed objects only: torch 2.11's dynamo cannot always set attributes.
+    if context.groups is not sampler.param_groups:
+        context.groups = sampler.param_groups
+    if context.state is not sampler.state:
+        context.state = sampler.state
+    if context.process_group is not own.process_group:
+        context.process_group = own.process_group
+    return context
 
 
 def tensor_lists_of(sampler: Optimizer) -> list[TensorLists]:

@@ -38,8 +38,7 @@ from torch.distributed import ProcessGroup
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.hooks import RemovableHandle
 
-from torch_sgmcmc._impl import dtensor
-from torch_sgmcmc._impl.context import StepContext, context_of
+from torch_sgmcmc._impl.context import StepContext, context_of, local
 from torch_sgmcmc._impl.dtensor import is_dtensor, refuse
 from torch_sgmcmc._impl.hyperparams import check_integer, warn
 from torch_sgmcmc._impl.random_state import SharedNoiseWarning, fold_in
@@ -302,16 +301,16 @@ def _has_moved(last: _SeedUse, context: StepContext) -> bool:
 
 def _storage(param: Tensor | None) -> Any:
     assert param is not None
-    return dtensor.local(param).untyped_storage()
+    return local(param).untyped_storage()
 
 
 @torch.no_grad()
 def _sample(param: Tensor) -> Tensor | None:
     """Returns a few of a parameter's elements, on the host."""
-    local = dtensor.local(param).detach()
-    if isinstance(local, FakeTensor) or local.device.type not in ("cpu", "cuda"):
+    part = local(param).detach()
+    if isinstance(part, FakeTensor) or part.device.type not in ("cpu", "cuda"):
         return None
-    return local.reshape(-1)[:_SAMPLE].to("cpu", copy=True)
+    return part.reshape(-1)[:_SAMPLE].to("cpu", copy=True)
 
 
 def _drop_deleted() -> None:

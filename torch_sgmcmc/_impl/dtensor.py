@@ -26,8 +26,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from torch_sgmcmc._impl.context import Replicated, has_master, local
 from torch_sgmcmc._impl.ops import count_nonfinite
-from torch_sgmcmc._impl.utils import has_master, local
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -298,64 +298,6 @@ def sum_over_ranks(groups: Iterable[Any], value: Tensor) -> Tensor:
         for row in rows[1:]:
             value = value + row
     return value
-
-
-class Replicated:
-    """Placement of parameters that are whole on each rank."""
-
-    is_sharded = False
-
-    def updating(self, operator: Callable[..., None]) -> Callable[..., None]:
-        """Adapts an operator that updates lists of tensors with noise by offsets."""
-        return operator
-
-    def without_noise(self, operator: Callable[..., None]) -> Callable[..., None]:
-        """Adapts an elementwise operator without noise."""
-        return operator
-
-    def local(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Returns the local part of each tensor."""
-        return tensors
-
-    def sums(
-        self,
-        operator: Callable[..., Tensor],
-        params: list[Tensor],
-        *lists: list[Tensor],
-        **arguments: Any,
-    ) -> list[Tensor]:
-        """Returns an operator's sums, one for each way of sharding."""
-        return [operator(params, *lists, **arguments)]
-
-    def count_nonfinite(self, params: list[Tensor], tensors: list[Tensor]) -> Tensor:
-        """Counts NaNs and infinities in each tensor, on all ranks."""
-        return count_nonfinite(tensors)
-
-    def local_parts(
-        self, params: list[Tensor], lists: list[list[Tensor]], offsets: list[int]
-    ) -> list[Any]:
-        """Returns an operator's local lists, offsets, and rows: two numbers each."""
-        return [*lists, offsets, []]
-
-    def local_gradients(
-        self, params: list[Tensor], grads: list[Tensor]
-    ) -> list[Tensor]:
-        """Returns the gradients of the parameters' local parts."""
-        return grads
-
-    def largest(self, params: list[Tensor], value: float) -> float:
-        """Returns the largest of the ranks' numbers."""
-        return value
-
-    def mark_changed(self, params: list[Tensor]) -> None:
-        """Increments versions, since autograd does not see the operators' writes."""
-        increment_version(params)
-
-    def check_gradient(self, name: str, p: Tensor, grad: Tensor) -> None:
-        """Raises if a gradient is sharded in another way than its parameter."""
-
-    def refuse(self, message: str) -> None:
-        """Raises a ValueError with this message if parameters are sharded."""
 
 
 class Sharded(Replicated):

@@ -20,11 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_sgmcmc._impl.context import StepContext, TensorLists, name_of
-from torch_sgmcmc._impl.hyperparams import check_choice, warn
+from torch_sgmcmc._impl.context import (
+    StepContext,
+    TensorLists,
+    name_of,
+    nonfinite_policy,
+)
+from torch_sgmcmc._impl.hyperparams import warn
 from torch_sgmcmc._impl.ops import any_nonfinite, count_nonfinite
 from torch_sgmcmc._impl.parameters import refuse_capture
-from torch_sgmcmc._impl.state_dict import check_equal
 
 # Tests set it, so that deferred checks run on the CPU, too.
 DEFERS_ON_CPU = False
@@ -77,14 +81,6 @@ class DeferredFiniteCheck:
         if self._event is not None:
             self._event.synchronize()
         return [] if int(self._gate) >= 0 else self._counts.tolist()
-
-
-def nonfinite_policy(context: StepContext) -> str:
-    """Returns the groups' value of ``nonfinite``."""
-    groups = context.groups
-    check_choice(groups[0]["nonfinite"], context.spec.nonfinite)
-    check_equal(groups, ["nonfinite"], "a step is skipped as a whole")
-    return groups[0]["nonfinite"]
 
 
 def nonfinite_error(

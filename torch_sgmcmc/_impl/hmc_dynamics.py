@@ -14,12 +14,18 @@ from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import dtensor, ops
-from torch_sgmcmc._impl.context import StepContext, TensorLists
+from torch_sgmcmc._impl.context import (
+    StepContext,
+    TensorLists,
+    blank,
+    context_of,
+    has_master,
+    state_dtype,
+)
 from torch_sgmcmc._impl.finite_check import check_finite
 from torch_sgmcmc._impl.hyperparams import check_real
 from torch_sgmcmc._impl.parameters import fresh_gradients, same_parameters
-from torch_sgmcmc._impl.user_state import MASS, prior_of
-from torch_sgmcmc._impl.utils import blank, has_master, state_dtype
+from torch_sgmcmc._impl.state import MASS, prior_of
 from torch_sgmcmc.samplers.sampler import SharedSettings
 
 # Early in a warm-up the step size may be far too small, and a trajectory very long.
@@ -128,7 +134,7 @@ class Hamiltonian(SharedSettings):
                     "its first call in this step"
                 )
             if not group["metropolis"]:  # the test would reject it
-                check_finite(self._current_context(), following)
+                check_finite(context_of(self), following)
             work = following
         self._leapfrog(work, motion, step_size / 2, drift=0.0)
         return loss
@@ -192,7 +198,7 @@ class Hamiltonian(SharedSettings):
             log_ratios,
             proposal=0,
             purpose=_C.Purpose.METROPOLIS,
-            **self._current_context().noise(),
+            **context_of(self).noise(),
         )
         num_accepted = int(accepted.sum())
 

@@ -16,13 +16,17 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from torch_sgmcmc._impl import dtensor
-from torch_sgmcmc._impl.context import StepContext, TensorLists, name_of
-from torch_sgmcmc._impl.dtensor import Replicated
+from torch_sgmcmc._impl.context import (
+    Replicated,
+    StepContext,
+    TensorLists,
+    name_of,
+    state_dtype,
+)
 from torch_sgmcmc._impl.hyperparams import rests
 from torch_sgmcmc._impl.ops import HAS_CUDA
-from torch_sgmcmc._impl.random_state import SIZES
-from torch_sgmcmc._impl.user_state import STEP
-from torch_sgmcmc._impl.utils import DTYPES, state_dtype
+from torch_sgmcmc._impl.random_state import SIZES, STEP
+from torch_sgmcmc._impl.utils import DTYPES
 
 
 def check_parameter(sampler: str, p: Tensor, takes_shards: bool = True) -> None:

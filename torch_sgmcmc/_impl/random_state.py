@@ -29,6 +29,8 @@ from torch_sgmcmc._impl.hyperparams import check_integer, draw_seed
 #: Keys of a group: the start and the size of each of its parameters, and, equal in all
 #: groups, the first unused element.
 OFFSETS, SIZES, NEXT = "offsets", "sizes", "next_offset"
+#: The key of the step counter in a parameter's state, one tensor for all.
+STEP = "step"
 #: Counters that are equal in all groups, on the device if ``capturable``.
 COUNTERS = ("step", "num_skipped")
 #: Keys whose values differ between groups.

@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from torch_sgmcmc._impl.context import kind_of
 from torch_sgmcmc._impl.hyperparams import MANAGED, records_of, settings
+from torch_sgmcmc._impl.state import PRIOR_MEAN
 from torch_sgmcmc._impl.step_plan import Operator
-from torch_sgmcmc._impl.user_state import PRIOR_MEAN
 
 
 class Takes(Enum):

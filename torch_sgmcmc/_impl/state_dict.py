@@ -27,10 +27,10 @@ from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from torch_sgmcmc._impl import dtensor, hyperparams
-from torch_sgmcmc._impl.context import StepContext
-from torch_sgmcmc._impl.random_state import FORMAT, OFFSETS, SIZES, check_numbers
-from torch_sgmcmc._impl.user_state import PRIOR_MEAN, STEP, given
-from torch_sgmcmc._impl.utils import has_master, plain_name, state_dtype
+from torch_sgmcmc._impl.context import StepContext, check_equal, has_master, state_dtype
+from torch_sgmcmc._impl.random_state import FORMAT, OFFSETS, SIZES, STEP, check_numbers
+from torch_sgmcmc._impl.state import PRIOR_MEAN, given
+from torch_sgmcmc._impl.utils import plain_name
 
 
 class Expected(NamedTuple):
@@ -176,20 +176,6 @@ def check_state_dict(
     check_equal(groups, expected.equal, expected.spec.why_equal)
 
 
-def check_equal(
-    groups: Sequence[dict[str, Any]], keys: Sequence[str], why: str
-) -> None:
-    """Raises if a value differs between param groups."""
-    if len(groups) == 1:
-        return
-    for key in keys:
-        values = [group[key] for group in groups]
-        if not all(_alike(value, values[0]) for value in values[1:]):
-            raise ValueError(
-                f"Invalid {key}: {values} in the param groups (must be equal: {why})"
-            )
-
-
 def check_keys(state_dict: Any, kind: str, *keys: str) -> None:
     """Raises if a state dict lacks a key, as another object's does."""
     for key in keys:
@@ -275,12 +261,6 @@ def _check_state(
         else:
             check_count(key, value)
     expected.check_saved_state(index, p, state)
-
-
-def _alike(a: object, b: object) -> bool:
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(map(_alike, a, b))
-    return bool(a == b) or (a != a and b != b)  # NaN is like NaN
 
 
 def _unknown(name: str, where: str, keys: Collection[object]) -> str:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import finite_check, ops
-from torch_sgmcmc._impl.context import StepContext, TensorLists
+from torch_sgmcmc._impl.context import StepContext, TensorLists, blank, state_dtype
 from torch_sgmcmc._impl.finite_check import DeferredFiniteCheck, undo_skipped
 from torch_sgmcmc._impl.hyperparams import rests
 from torch_sgmcmc._impl.ops import (
@@ -32,15 +32,15 @@ from torch_sgmcmc._impl.ops import (
     step_if_finite,
 )
 from torch_sgmcmc._impl.state import (
+    PRIOR_MEAN,
     Rescaling,
     leaves_momenta,
+    means_of,
     rescale_others,
     set_records,
     start_masters,
     start_momenta,
 )
-from torch_sgmcmc._impl.user_state import PRIOR_MEAN, means_of
-from torch_sgmcmc._impl.utils import blank, state_dtype
 
 
 class Operator:

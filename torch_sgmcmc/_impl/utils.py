@@ -18,25 +18,6 @@ from torch.optim.swa_utils import AveragedModel
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def state_dtype(p: Tensor) -> torch.dtype:
-    """Returns the dtype of arithmetic and state for a parameter."""
-    return torch.float64 if p.dtype == torch.float64 else torch.float32
-
-
-def has_master(p: Tensor) -> bool:
-    """Returns whether a parameter is the rounded value of a master.
-
-    See Note [Master parameters] in ``csrc/ops/roles.h``.
-    """
-    dtype = p.dtype
-    return dtype is torch.bfloat16 or dtype is torch.float16
-
-
-def blank(p: Tensor, *names: str) -> dict[str, Any]:
-    """Returns zeros of these names, with the dtype and shape of a parameter's state."""
-    return {name: torch.zeros_like(p, dtype=state_dtype(p)) for name in names}
-
-
 T = TypeVar("T")
 
 
@@ -191,12 +172,6 @@ def _plain(name: str, wrappers: Mapping[str, str]) -> str:
     return ".".join(kept)
 
 
-def local(tensor: Tensor) -> Tensor:
-    """Returns this process's part of a tensor, in the same memory."""
-    # to_local() returns the same in ten times the time.
-    return getattr(tensor, "_local_tensor", tensor)
-
-
 class Snapshot:
     """Values of tensors, and a model's buffers."""
 
@@ -230,7 +205,8 @@ class Snapshot:
 
 def _distinct(tensor: Tensor) -> Tensor:
     """Returns a view without the elements that an expanded tensor repeats."""
-    part = local(tensor.detach())
+    tensor = tensor.detach()
+    part = getattr(tensor, "_local_tensor", tensor)
     if part.layout is torch.strided:
         for dim, stride in enumerate(part.stride()):
             if stride == 0 and part.shape[dim]:

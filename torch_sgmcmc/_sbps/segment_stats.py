@@ -13,15 +13,16 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc._impl.context import context_of
 from torch_sgmcmc._impl.hyperparams import check_real, wrong_type
-from torch_sgmcmc._impl.state_dict import check_tensor
-from torch_sgmcmc._impl.user_state import (
+from torch_sgmcmc._impl.random_state import STEP
+from torch_sgmcmc._impl.state import (
     PRECONDITIONER,
-    STEP,
     check_saved_diagonal,
     diagonals,
     given,
 )
+from torch_sgmcmc._impl.state_dict import check_tensor
 from torch_sgmcmc._sbps.trajectory import STATE, Trajectory
 from torch_sgmcmc.samplers.sampler import SharedSettings
 
@@ -162,7 +163,7 @@ class SegmentStats(SharedSettings):
             new = diagonals(PRECONDITIONER, preconditioner, params)
         elif not any(map(self._has_given, params)):
             return
-        self._current_context().clear_blank_state()
+        context_of(self).clear_blank_state()
         self.__dict__.pop("_trajectory", None)
         for i, p in enumerate(params):
             # A new dict: the former one may be in a state dict.

@@ -23,12 +23,11 @@ from torch.autograd.graph import increment_version
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import ops
-from torch_sgmcmc._impl.context import StepContext
+from torch_sgmcmc._impl.context import StepContext, state_dtype
 from torch_sgmcmc._impl.finite_check import nonfinite_error
 from torch_sgmcmc._impl.hyperparams import wrong_type
 from torch_sgmcmc._impl.parameters import check_cuda
-from torch_sgmcmc._impl.user_state import PRECONDITIONER, PRIOR_MEAN, given
-from torch_sgmcmc._impl.utils import state_dtype
+from torch_sgmcmc._impl.state import PRECONDITIONER, PRIOR_MEAN, given
 
 # Id of a tensor; version and address if it moves.
 _Mark = tuple[int, int, int] | tuple[int]

@@ -17,7 +17,7 @@ from torch_sgmcmc._impl.dtensor import refuse
 from torch_sgmcmc._impl.parameters import exchanged, kept_gradients
 from torch_sgmcmc._impl.random_state import fold_in
 from torch_sgmcmc._impl.spec import Takes, needs_graph, traits_of
-from torch_sgmcmc._impl.user_state import PRIOR_MEAN
+from torch_sgmcmc._impl.state import PRIOR_MEAN
 from torch_sgmcmc._impl.utils import progress_bar
 from torch_sgmcmc.diagnostics.temperatures import (
     TemperatureMonitor,

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torch_sgmcmc._impl import utils
-from torch_sgmcmc._impl.context import context_of, kind_of
+from torch_sgmcmc._impl.context import context_of, kind_of, local
 from torch_sgmcmc._impl.hyperparams import check_integer, wrong_result, wrong_type
 from torch_sgmcmc._impl.parameters import exchanged
 from torch_sgmcmc._impl.spec import Takes, traits_of
@@ -229,7 +229,7 @@ class _Run:
     def flatten(self, grads: Gradients) -> Tensor:
         """Returns gradients as one vector, 0 for tensors without a gradient."""
         pairs, device = zip(grads, self.sampled, strict=True), self.sampled[0].device
-        parts = [utils.local(torch.zeros_like(p) if g is None else g) for g, p in pairs]
+        parts = [local(torch.zeros_like(p) if g is None else g) for g, p in pairs]
         return torch.cat([g.detach().double().flatten().to(device) for g in parts])
 
     def precisely(self, function: Callable[..., Any], *batches: Any) -> Any:

@@ -19,14 +19,16 @@ from torch_sgmcmc._impl.context import (
     StepContext,
     TensorLists,
     context_of,
+    has_master,
+    state_dtype,
     tensor_lists_of,
 )
 from torch_sgmcmc._impl.ops import temperature_sums
 from torch_sgmcmc._impl.parameters import fresh_gradients
 from torch_sgmcmc._impl.spec import Motion, traits_of
+from torch_sgmcmc._impl.state import PRIOR_MEAN, prior_of
 from torch_sgmcmc._impl.state_dict import check_count, check_keys, check_tensor
-from torch_sgmcmc._impl.user_state import PRIOR_MEAN, prior_of
-from torch_sgmcmc._impl.utils import has_master, optional, state_dtype
+from torch_sgmcmc._impl.utils import optional
 from torch_sgmcmc.diagnostics.temperature_means import (
     MOST_ROWS,
     NOISE_EVERY,

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl.context import StepContext, TensorLists
+from torch_sgmcmc._impl.context import StepContext, TensorLists, blank, context_of
 from torch_sgmcmc._impl.finite_check import SkipStep, check_finite, count_skipped_step
 from torch_sgmcmc._impl.hyperparams import rests, scales, settings, warn
 from torch_sgmcmc._impl.ops import ewsg_log_ratio, metropolis_decide, select_chains_
@@ -25,11 +25,9 @@ from torch_sgmcmc._impl.parameters import (
     refuse_scaler,
 )
 from torch_sgmcmc._impl.spec import Motion, SamplerSpec, Takes, Traits
-from torch_sgmcmc._impl.state import rescalings, start_masters, start_momenta
+from torch_sgmcmc._impl.state import prior_of, rescalings, start_masters, start_momenta
 from torch_sgmcmc._impl.state_dict import check_count, check_part
 from torch_sgmcmc._impl.step_plan import Operator, StepPlan
-from torch_sgmcmc._impl.user_state import prior_of
-from torch_sgmcmc._impl.utils import blank
 from torch_sgmcmc.samplers.sampler import SharedSettings
 
 _SURROGATES = next(s.words for s in settings("EWSG") if s.name == "surrogate")
@@ -291,7 +289,7 @@ class EWSG(SharedSettings):
         refuse_scaler(self)
         if closure is None:
             raise TypeError(_NO_CLOSURE)
-        context = self._current_context()
+        context = context_of(self)
         if context.plan is None or not context.plan.has_same_numbers():
             self._check_all_groups()
         first, progress = self.param_groups[0], context.rng.progress
@@ -312,7 +310,7 @@ class EWSG(SharedSettings):
         loss = self._evaluate_minibatch(closure, numbers)
         if all(map(rests, self.param_groups)):
             return loss
-        context, plan = self._current_context(), None
+        context, plan = context_of(self), None
         try:
             plan, grads = self._plan(context)
             if plan is None:

@@ -10,14 +10,13 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl.context import TensorLists
+from torch_sgmcmc._impl.context import TensorLists, context_of, nonfinite_policy
 from torch_sgmcmc._impl.distributed import refuse_other_meshes
 from torch_sgmcmc._impl.finite_check import (
     SkipStep,
     check_finite,
     count_skipped_step,
     nonfinite_error,
-    nonfinite_policy,
 )
 from torch_sgmcmc._impl.hmc_dynamics import (
     MOST_CHANGES,
@@ -36,8 +35,8 @@ from torch_sgmcmc._impl.parameters import (
     refuse_scaler,
 )
 from torch_sgmcmc._impl.spec import SamplerSpec, Takes, Traits
+from torch_sgmcmc._impl.state import MASS, check_saved_diagonal, diagonals
 from torch_sgmcmc._impl.state_dict import check_part
-from torch_sgmcmc._impl.user_state import MASS, check_saved_diagonal, diagonals
 from torch_sgmcmc._impl.utils import progress_bar
 
 _COUNTERS = ("num_trajectories", "num_accepted", "num_divergences")
@@ -207,7 +206,7 @@ class HMC(Hamiltonian):
     def _check_ranks(self) -> None:
         super()._check_ranks()
         if self._context.placement.is_sharded:
-            refuse_other_meshes(self._current_context())
+            refuse_other_meshes(context_of(self))
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
@@ -243,7 +242,7 @@ class HMC(Hamiltonian):
             ValueError: the number of masses is wrong, or a mass has a wrong shape or
                 elements out of range. Nothing has changed.
         """
-        context = self._current_context()
+        context = context_of(self)
         params = context.params
         new: Sequence[Tensor | None] = [None] * len(params)
         if masses is not None:
@@ -360,7 +359,7 @@ class HMC(Hamiltonian):
         try:
             return loss, self._simulate(closure, loss, work, most_steps)
         except SkipStep:
-            count_skipped_step(self._current_context())
+            count_skipped_step(context_of(self))
             return loss, torch.empty(0, dtype=torch.float64)
 
     def _simulate(
@@ -372,7 +371,7 @@ class HMC(Hamiltonian):
     ) -> Tensor:
         """Continues a step from its first gradients; returns the log ratios."""
         group = self.param_groups[0]
-        context = self._current_context()
+        context = context_of(self)
         check_finite(context, work)
         motion = self._prepare_all(context, work)
         start = None

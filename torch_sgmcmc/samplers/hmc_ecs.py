@@ -22,6 +22,7 @@ from torch_sgmcmc._ecs.target import (
     schedule,
 )
 from torch_sgmcmc._impl import finite_check, hmc_dynamics
+from torch_sgmcmc._impl.context import context_of, nonfinite_policy
 from torch_sgmcmc._impl.distributed import refuse_several_ranks
 from torch_sgmcmc._impl.hyperparams import check_integer, check_real
 from torch_sgmcmc._impl.ops import hmc_momenta_, metropolis_decide, sum_of_squares
@@ -209,7 +210,7 @@ class HMCECS(HMCECSBase):
     def _check_ranks(self) -> None:
         super()._check_ranks()
         refuse_several_ranks(
-            self._current_context(),
+            context_of(self),
             "subsamples",
             "Give each rank its own chain, with a process_group of that rank alone",
         )
@@ -268,7 +269,7 @@ class HMCECS(HMCECSBase):
         try:
             self._sweep(closure)
         except finite_check.SkipStep:
-            finite_check.count_skipped_step(self._current_context())
+            finite_check.count_skipped_step(context_of(self))
             return torch.tensor(math.nan, dtype=torch.float64)
         assert self._present is not None
         group, present = self.param_groups[0], self._present
@@ -413,7 +414,7 @@ class HMCECS(HMCECSBase):
             last = target.at(subsample, theta)
         if not math.isfinite(last.log):
             raise finite_check.nonfinite_error(
-                finite_check.nonfinite_policy(self._current_context()),
+                nonfinite_policy(context_of(self)),
                 "HMCECS got log-likelihoods or parameters that are not finite at the "
                 "start of a step",
             )
@@ -446,9 +447,7 @@ class HMCECS(HMCECSBase):
         """Makes the step for θ; returns the point, the log ratio, and if θ moved."""
         group = self.param_groups[0]
         r = torch.empty_like(present.theta)
-        hmc_momenta_(
-            [r], [], temperature=1.0, offsets=[0], **self._current_context().noise()
-        )
+        hmc_momenta_([r], [], temperature=1.0, offsets=[0], **context_of(self).noise())
         before = present.log - float(sum_of_squares([r])) / 2
         steps = self._num_steps(most_steps)
         factor = self._anchor.whitening
@@ -482,6 +481,6 @@ class HMCECS(HMCECSBase):
             torch.tensor([log_ratio], dtype=torch.float64),
             proposal=test,
             purpose=_C.Purpose.METROPOLIS,
-            **self._current_context().noise(),
+            **context_of(self).noise(),
         )
         return bool(accepted)

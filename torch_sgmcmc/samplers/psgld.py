@@ -10,7 +10,13 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl.context import StepContext, TensorLists
+from torch_sgmcmc._impl.context import (
+    StepContext,
+    TensorLists,
+    blank,
+    context_of,
+    state_dtype,
+)
 from torch_sgmcmc._impl.distributed import refuse_several_ranks
 from torch_sgmcmc._impl.finite_check import check_finite
 from torch_sgmcmc._impl.hyperparams import least_root
@@ -19,7 +25,6 @@ from torch_sgmcmc._impl.parameters import refuse_scaler
 from torch_sgmcmc._impl.spec import Motion, SamplerSpec, Traits, needs_graph
 from torch_sgmcmc._impl.state import check_not_capturing, root, start_masters
 from torch_sgmcmc._impl.step_plan import Operator
-from torch_sgmcmc._impl.utils import blank, state_dtype
 from torch_sgmcmc.samplers.sampler import Sampler
 
 # DistributedDataParallel averages gradients, but not their graphs.
@@ -195,7 +200,7 @@ class PSGLD(Sampler):
 
     def _check_ranks(self) -> None:
         if needs_graph(self):
-            refuse_several_ranks(self._current_context(), *_BY_THE_HESSIAN)
+            refuse_several_ranks(context_of(self), *_BY_THE_HESSIAN)
             self._context.placement.refuse(
                 "Invalid gamma: True needs second derivatives, which are not taken of "
                 f"DTensors ({_BY_THE_HESSIAN[1]})"

@@ -25,14 +25,18 @@ from torch.optim.optimizer import (
 
 from torch_sgmcmc._impl import bookkeeping, distributed
 from torch_sgmcmc._impl.bookkeeping import Bookkeeping
-from torch_sgmcmc._impl.context import StepContext, TensorLists
+from torch_sgmcmc._impl.context import (
+    StepContext,
+    TensorLists,
+    context_of,
+    nonfinite_policy,
+)
 from torch_sgmcmc._impl.distributed import claim_seed, holds_seed
 from torch_sgmcmc._impl.finite_check import (
     SkipStep,
     check_finite,
     count_skipped_step,
     is_any_nonfinite,
-    nonfinite_policy,
     raise_nonfinite,
     raise_pending_error,
 )
@@ -46,14 +50,15 @@ from torch_sgmcmc._impl.hyperparams import (
 )
 from torch_sgmcmc._impl.parameters import check_fits, gather
 from torch_sgmcmc._impl.state import (
+    PRIOR_MEAN,
     draw_from_prior,
     record_estimate,
     redraw_momenta,
     rescale_now,
     rescalings,
+    restore_given,
 )
 from torch_sgmcmc._impl.step_plan import Operator, StepPlan, Update, trace
-from torch_sgmcmc._impl.user_state import PRIOR_MEAN, restore_given
 
 
 class Sampler(Bookkeeping):
@@ -225,7 +230,7 @@ class Sampler(Bookkeeping):
             super().zero_grad(set_to_none)
 
     def _begin_step(self) -> None:
-        context = self._current_context()
+        context = context_of(self)
         context.rng.check(context.name, context.groups)
         restore_given(context)
         self._settle()
@@ -276,7 +281,7 @@ class Sampler(Bookkeeping):
     def _run_step(self, closure: Callable[..., Any] | None) -> Any:
         """Makes a step without autograd and returns the closure's result."""
         loss = self._evaluate(closure)
-        context, plan = self._current_context(), None
+        context, plan = context_of(self), None
         try:
             plan, grads = self._plan(context)
             if plan is not None:
@@ -297,7 +302,7 @@ class Sampler(Bookkeeping):
 
     def _evaluate(self, closure: Callable[[], Any] | None) -> Any:
         """Raises a GPU's pending error of the last step, then calls the closure."""
-        context = self._current_context()
+        context = context_of(self)
         if context.pending is not None or context.error is not None:
             raise_pending_error(context)
         if closure is None:
@@ -346,7 +351,10 @@ class Sampler(Bookkeeping):
         work = self._work_of(context)
         if not work:
             return None, []
-        plan, grads = self._plan_of(context, work)
+        updates, checks = self._updates_of(context, work)
+        plan = StepPlan(context, updates, checks=checks, waits=self._SPEC.waits)
+        grads_of = {id(lists.params): lists.grads for lists in work}
+        grads = [g for lists in plan.work for g in grads_of[id(lists.params)]]
         changes = rescalings(context) if self._SPEC.records else []
         plan.pack([self._operator_numbers(lists.group) for lists in plan.work], changes)
         if self._can_be_cached(context, work):
@@ -358,7 +366,7 @@ class Sampler(Bookkeeping):
     def _trace_step(self, closure: Callable[[], Any] | None) -> Any:
         """Makes a step under torch.compile, without plan guards."""
         loss = self._evaluate(closure)
-        context = self._current_context()
+        context = context_of(self)
         work = self._work_of(context)
         if work:
             updates, checks = self._updates_of(context, work)
@@ -385,16 +393,6 @@ class Sampler(Bookkeeping):
         if not work:
             self._handle_no_gradients(context)
         return work
-
-    def _plan_of(
-        self, context: StepContext, work: list[TensorLists]
-    ) -> tuple[StepPlan, list[Tensor]]:
-        """Returns the plan of gathered lists, and their gradients."""
-        updates, checks = self._updates_of(context, work)
-        plan = StepPlan(context, updates, checks=checks, waits=self._SPEC.waits)
-        grads_of = {id(lists.params): lists.grads for lists in work}
-        grads = [g for lists in plan.work for g in grads_of[id(lists.params)]]
-        return plan, grads
 
     def _updates_of(
         self, context: StepContext, work: list[TensorLists]
@@ -458,7 +456,7 @@ class Sampler(Bookkeeping):
         """Checks gradients, and groups unless checked; returns the lists to update."""
         if not checked:
             self._check_all_groups()
-        context = self._current_context()
+        context = context_of(self)
         if self._SPEC.records:
             record_estimate(context)
         work = gather(context)
@@ -482,7 +480,7 @@ class Sampler(Bookkeeping):
         Returns:
             The names of parameters without a prior (λ = 0), which stay as they are.
         """
-        context = self._current_context()
+        context = context_of(self)
         context.rng.check(context.name, context.groups)
         restore_given(context)
         kept = draw_from_prior(context)
@@ -491,7 +489,7 @@ class Sampler(Bookkeeping):
 
     def target_summary(self) -> str:
         """Describes the sampled distribution: data scale, prior, temperature."""
-        return bookkeeping.target_summary(self._current_context())
+        return bookkeeping.target_summary(context_of(self))
 
 
 class SharedSettings(Sampler):
@@ -505,7 +503,7 @@ class SharedSettings(Sampler):
 
     def _begin_step(self) -> None:
         super()._begin_step()
-        context = self._current_context()
+        context = context_of(self)
         context.clear_blank_state()
         context.link_step()
         context.keep_created()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc._impl.context import blank, context_of
 from torch_sgmcmc._impl.distributed import refuse_several_ranks
 from torch_sgmcmc._impl.finite_check import (
     SkipStep,
@@ -27,9 +28,8 @@ from torch_sgmcmc._impl.hyperparams import (
 )
 from torch_sgmcmc._impl.parameters import check_sizes, lightning_module, refuse_scaler
 from torch_sgmcmc._impl.spec import SamplerSpec, Takes, Traits
+from torch_sgmcmc._impl.state import PRECONDITIONER, PRIOR_MEAN, given
 from torch_sgmcmc._impl.state_dict import check_count, check_part
-from torch_sgmcmc._impl.user_state import PRECONDITIONER, PRIOR_MEAN, given
-from torch_sgmcmc._impl.utils import blank
 from torch_sgmcmc._sbps.segment_stats import SegmentStats
 from torch_sgmcmc._sbps.trajectory import (
     STATE,
@@ -226,7 +226,7 @@ class SBPS(SegmentStats):
     def _check_ranks(self) -> None:
         super()._check_ranks()
         refuse_several_ranks(
-            self._current_context(),
+            context_of(self),
             "minibatches",
             "Give each rank its own chain, with a process_group of that rank alone",
         )
@@ -264,7 +264,7 @@ class SBPS(SegmentStats):
         return blank(p, *(name for name in names if name not in known))
 
     def _check_common(self) -> dict[str, Any]:
-        check_sizes(self._current_context())
+        check_sizes(context_of(self))
         first = self.param_groups[0]
         values = list(chain.from_iterable(map(_hyperparameters, self.param_groups)))
         values += map(len, self.param_groups)
@@ -325,7 +325,7 @@ class SBPS(SegmentStats):
             if not trajectory.is_at(line_time):
                 trajectory.place(line_time)
             if isinstance(error, SkipStep):
-                count_skipped_step(self._current_context())
+                count_skipped_step(context_of(self))
                 return error.losses
             raise
         progress["clock"] = clock
@@ -361,10 +361,10 @@ class SBPS(SegmentStats):
             or not same_target
             or not trajectory.same_as(params, preconditioned)
         ):
-            trajectory = Trajectory.resumed(self._current_context(), preconditioned)
+            trajectory = Trajectory.resumed(context_of(self), preconditioned)
         if trajectory is None or not trajectory.is_at(line_time):
             begun = trajectory and trajectory.rebased()
-            trajectory = begun or Trajectory.started(self._current_context(), common)
+            trajectory = begun or Trajectory.started(context_of(self), common)
             progress["line_time"] = 0.0
             clock.restart()
         elif not same_target:

@@ -12,12 +12,11 @@ from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc._impl import hyperparams
-from torch_sgmcmc._impl.context import StepContext, TensorLists
+from torch_sgmcmc._impl.context import StepContext, TensorLists, blank, state_dtype
 from torch_sgmcmc._impl.ops import gradient_variance_
 from torch_sgmcmc._impl.parameters import check_fits
 from torch_sgmcmc._impl.spec import Motion, SamplerSpec, Traits
 from torch_sgmcmc._impl.state import start_masters, start_momenta
-from torch_sgmcmc._impl.utils import blank, state_dtype
 from torch_sgmcmc.samplers.sampler import Sampler
 
 _FRICTION = "1 - momentum"
