@@ -48,8 +48,12 @@ def together(chains: int) -> Callable[[], int]:
 
     losses = vmap(loss)
     sampler = sg.SGHMC(
-        *(params.values(), LR, MOMENTUM),
-        **{"num_data": N, "prior_precision": PRIOR, "num_chains": chains},
+        params.values(),
+        LR,
+        MOMENTUM,
+        num_data=N,
+        prior_precision=PRIOR,
+        num_chains=chains,
     )
 
     def step() -> int:
@@ -72,7 +76,7 @@ def apart(chains: int) -> Callable[[], int]:
     x, y = data()
     models = [network() for _ in range(chains)]
     samplers = [
-        sg.SGHMC(*(model.parameters(), LR, MOMENTUM), num_data=N, prior_precision=PRIOR)
+        sg.SGHMC(model.parameters(), LR, MOMENTUM, num_data=N, prior_precision=PRIOR)
         for model in models
     ]
 

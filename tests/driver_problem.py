@@ -19,8 +19,7 @@ ROWS = 60
 def model():
     """A network with dropout and batch norm: random numbers and buffers to restore."""
     return nn.Sequential(
-        *(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2)),
-        nn.Linear(8, 3),
+        nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3)
     )
 
 

@@ -128,12 +128,25 @@ def subsampled():
             for factors in (0, 5):
                 sizes = {"num_data": 50.0, "batch_size": 3, "num_factors": factors}
                 weights, hessian_terms, numbers = ops.ecs_estimate(
-                    *(y, theta, anchor, v, *fields),
+                    y,
+                    theta,
+                    anchor,
+                    v,
+                    *fields,
                     **{"temperature": 0.9, "lower_bound": -5.5, **sizes},
                 )
                 density, gradient = ops.ecs_density(
-                    *(numbers, s, weights, hessian_terms, theta, anchor, *fields),
-                    *(v[0].clone(), s, b, prior),
+                    numbers,
+                    s,
+                    weights,
+                    hessian_terms,
+                    theta,
+                    anchor,
+                    *fields,
+                    v[0].clone(),
+                    s,
+                    b,
+                    prior,
                     temperature=0.9,
                 )
                 results += [weights, hessian_terms, numbers, density, gradient]

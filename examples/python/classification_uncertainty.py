@@ -67,7 +67,9 @@ def main() -> None:
     store = sg.sample(
         network,
         partial(sg.SGHMC, lr=0.1, momentum=0.9, num_data=1400, prior_precision=1.0),
-        *(loader, sg.losses.categorical(), arguments.out / "draws"),
+        loader,
+        sg.losses.categorical(),
+        arguments.out / "draws",
         epochs=arguments.epochs,
         burn_in=arguments.epochs * len(loader) // 4,
         every=20,

@@ -42,9 +42,14 @@ PARTS = 5  # members, and cycles
 def network() -> nn.Module:
     """The model: no batch norm, whose statistics would be no function of one image."""
     return nn.Sequential(
-        *(nn.Conv2d(1, 16, 5, stride=2, padding=2), nn.ReLU()),
-        *(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU()),
-        *(nn.Flatten(), nn.Linear(1568, 64), nn.ReLU(), nn.Linear(64, 10)),
+        nn.Conv2d(1, 16, 5, stride=2, padding=2),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(1568, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
     )
 
 
@@ -96,7 +101,10 @@ def main() -> None:
     steps, part = arguments.steps, arguments.steps // PARTS
     sampler = partial(sg.SGHMC, lr=LR, momentum=MOMENTUM, prior_precision=PRECISION)
     store = sg.sample(
-        *(network, partial(sampler, num_data=len(train)), loader, LOSS),
+        network,
+        partial(sampler, num_data=len(train)),
+        loader,
+        LOSS,
         arguments.out / "draws",
         steps=steps,
         every=max(1, part // 16),  # eight in the second half of a cycle

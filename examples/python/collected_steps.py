@@ -44,7 +44,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # of such a network, others would be in the way
     figure, panels = pyplot.subplots(
-        *(3, 1), figsize=(8, 5), sharex=True, layout="constrained"
+        3, 1, figsize=(8, 5), sharex=True, layout="constrained"
     )
     chains = zip(panels, ways(arguments.steps).items(), strict=True)
     for i, (axes, (title, options)) in enumerate(chains):
@@ -60,7 +60,11 @@ def main() -> None:
             return made
 
         store = sg.sample(
-            *(network(), recorded, Minibatches(), loss, arguments.out / f"draws-{i}"),
+            network(),
+            recorded,
+            Minibatches(),
+            loss,
+            arguments.out / f"draws-{i}",
             steps=arguments.steps,
             seed=0,
             restart=True,

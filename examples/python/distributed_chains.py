@@ -40,17 +40,21 @@ def main() -> None:
     torch.manual_seed(seed)  # chains begin at different places
     model = DistributedDataParallel(network(), process_group=replicas)
     sampler = sg.SGHMC(
-        *(model.parameters(), 1e-3, 0.9),
+        model.parameters(),
+        lr=1e-3,
+        momentum=0.9,
         num_data=len(x),
         prior_precision=1.0,
         seed=seed,
         process_group=replicas,
     )
     batches = sg.IndependentBatchSampler(
-        *(len(x), 60), seed=seed, num_replicas=shape[1], rank=replica
+        len(x), 60, seed=seed, num_replicas=shape[1], rank=replica
     )
     collector = sg.Collector(
-        *(sampler, model.module, arguments.out / "draws"),
+        sampler,
+        model.module,
+        arguments.out / "draws",
         chain=chain,
         burn_in=arguments.steps // 5,
         every=10,

@@ -50,20 +50,23 @@ def main() -> None:
     train = data()
     model = DistributedDataParallel(network())
     sampler = sg.SGHMC(
-        *(model.parameters(), 1e-3, 0.9),
+        model.parameters(),
+        lr=1e-3,
+        momentum=0.9,
         num_data=len(train),  # of all ranks together
         prior_precision=1.0,
         process_group=dist.group.WORLD,  # one chain: its first rank stores it
     )
     batches = sg.IndependentBatchSampler(
-        *(len(train), 60),  # n too is that of all ranks together
+        len(train),
+        60,  # n too is that of all ranks together
         seed=sampler.seed,  # on which the ranks have agreed
         num_replicas=dist.get_world_size(),
         rank=dist.get_rank(),
     )
     sg.check_replicas_every(sampler, 100)
     collector = sg.Collector(
-        *(sampler, model.module, f"{arguments.out}/draws"), burn_in=500, every=10
+        sampler, model.module, f"{arguments.out}/draws", burn_in=500, every=10
     )
     collector.restart()  # over what an earlier run has left
     for _ in range(arguments.epochs):

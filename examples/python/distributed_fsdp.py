@@ -41,12 +41,15 @@ def main() -> None:
     for layer in (model[0], model[2], model):
         fully_shard(layer)
     sampler = sg.SGHMC(  # after fully_shard
-        *(model.parameters(), 1e-3, 0.9),
+        model.parameters(),
+        lr=1e-3,
+        momentum=0.9,
         num_data=len(train),  # of all ranks together
         prior_precision=1.0,
     )
     batches = sg.IndependentBatchSampler(
-        *(len(train), 60),  # n too is that of all ranks together
+        len(train),
+        60,  # n too is that of all ranks together
         seed=sampler.seed,  # on which the ranks have agreed
         num_replicas=dist.get_world_size(),
         rank=dist.get_rank(),
@@ -61,7 +64,7 @@ def main() -> None:
         content = {"model": model_state, "sampler": state, "rest": rest}
         dcp.load(content, checkpoint_id=path)
         set_state_dict(
-            *(model, sampler), model_state_dict=model_state, optim_state_dict=state
+            model, sampler, model_state_dict=model_state, optim_state_dict=state
         )
         done = rest["epoch"]
         arguments.epochs = max(done, arguments.epochs)

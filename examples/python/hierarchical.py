@@ -87,7 +87,10 @@ def main() -> None:
             drawn[state.chain].append([g["prior_precision"] for g in groups])
 
     store = sg.sample(
-        *(Lines, sampler, [(rows, y)], sg.losses.gaussian(noise=NOISE)),
+        Lines,
+        sampler,
+        [(rows, y)],
+        sg.losses.gaussian(noise=NOISE),
         arguments.out / "draws",
         steps=arguments.steps,
         burn_in=burn_in,

@@ -131,8 +131,12 @@ def main() -> None:
         trace = traces[start] = []
         monitor = sg.TemperatureMonitor(sampler, every=10)
         with sg.Collector(
-            *(sampler, model, store),
-            **{"chain": chain, "burn_in": burn_in, "every": epoch_steps},
+            sampler,
+            model,
+            store,
+            chain=chain,
+            burn_in=burn_in,
+            every=epoch_steps,
             monitor=monitor,
         ) as collector:
             collector.restart()  # over what an earlier run has left

@@ -52,8 +52,11 @@ def main() -> None:
     x, y = data()
     sampler = partial(sg.SGHMC, lr=1e-3, momentum=0.995, num_data=len(x))
     store = sg.sample(
-        *(Network, sampler, DataLoader(TensorDataset(x, y), batch_size=len(x))),
-        *(sg.losses.gaussian(noise="log_noise"), arguments.out / "draws"),
+        Network,
+        sampler,
+        DataLoader(TensorDataset(x, y), batch_size=len(x)),
+        sg.losses.gaussian(noise="log_noise"),
+        arguments.out / "draws",
         steps=arguments.steps,
         burn_in=arguments.steps // 4,
         every=20,

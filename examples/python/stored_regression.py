@@ -35,7 +35,7 @@ def network() -> nn.Sequential:
     """The model, from one start."""
     torch.manual_seed(0)
     return nn.Sequential(
-        *(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
+        nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1)
     )
 
 
@@ -59,10 +59,7 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 def sampler(parameters: Any, seed: int) -> sg.Sampler:
     """Whatever the chain's seed, since the picture shows this one."""
     return sg.SGHMC(
-        *(parameters, 2e-4, 0.99),
-        num_data=len(X),
-        prior_precision=1.0,
-        seed=0,
+        parameters, 2e-4, 0.99, num_data=len(X), prior_precision=1.0, seed=0
     )
 
 

@@ -29,9 +29,16 @@ LR, MOMENTUM, DECAY, BATCH = 0.1, 0.9, 5e-4, 100
 def network() -> nn.Module:
     """Two convolutions with batch norm, and a hidden layer."""
     return nn.Sequential(
-        *(nn.Conv2d(1, 16, 5, stride=2, padding=2), nn.BatchNorm2d(16), nn.ReLU()),
-        *(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.BatchNorm2d(32), nn.ReLU()),
-        *(nn.Flatten(), nn.Linear(1568, 64), nn.ReLU(), nn.Linear(64, 10)),
+        nn.Conv2d(1, 16, 5, stride=2, padding=2),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(1568, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
     )
 
 
@@ -81,7 +88,9 @@ def main() -> None:
         schedule = sg.CyclicalSchedule(optimizer, steps // 5, exploration=0.5)
         draws = sg.SampleStore()  # 20 draws, of the last three of five cycles
         collector = sg.Collector(
-            *(optimizer, model, draws),
+            optimizer,
+            model,
+            draws,
             burn_in=steps // 5,
             every=steps * 3 // 200,
             when=lambda: schedule.collecting,

@@ -123,7 +123,11 @@ def main() -> None:
     train, (test_x, test_y) = words(100, twice=3), words(2000, twice=3)
     sampler = partial(sg.SGHMC, lr=0.01, num_data=100, prior_precision=PRECISION)
     store = sg.sample(
-        *(model, sampler, [train], LOSS, arguments.out / "draws"),
+        model,
+        sampler,
+        [train],
+        LOSS,
+        arguments.out / "draws",
         steps=arguments.steps,
         burn_in=arguments.steps // 4,
         every=20,

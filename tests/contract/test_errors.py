@@ -99,7 +99,9 @@ OWN = {
         *bad_words(
             "surrogate",
             "'momentum', 'zero', 'one' or 'full_momentum'",
-            *("friction", None, 0),
+            "friction",
+            None,
+            0,
         ),
     ],
     sg.PSGLD: [

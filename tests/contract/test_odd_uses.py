@@ -184,9 +184,15 @@ def test_what_is_printed_is_short(tmp_path):
     assert repr(store[1:]).endswith("', ...")
     p = torch.zeros(2, requires_grad=True)
     estimate = sg.local_learning_coefficient(
-        *([p], lambda rows: (p * p).sum(), partial(sg.SGLD, lr=0.01)),
-        **{"num_data": ROWS, "localization": 1.0, "burn_in": 1, "draws": 3},
-        **{"seed": 0, "progress": False},
+        [p],
+        lambda rows: (p * p).sum(),
+        partial(sg.SGLD, lr=0.01),
+        num_data=ROWS,
+        localization=1.0,
+        burn_in=1,
+        draws=3,
+        seed=0,
+        progress=False,
     )
     assert repr(estimate) == str(estimate) == estimate.summary()
     for text in (repr(prediction), repr(estimate), repr(collector)):

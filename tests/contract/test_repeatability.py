@@ -59,7 +59,10 @@ for count in (1, 3):
     process = subprocess.run(
         [sys.executable, "-c", program],
         cwd=Path(__file__).parent,  # where the checkout does not hide what is installed
-        **{"capture_output": True, "text": True, "timeout": 300, "check": False},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert process.stdout.split("\n")[:2] == ["1 0 True", "3 2 True"], process.stderr
 

@@ -37,7 +37,9 @@ def test_hmc_after_a_change(changes):
         [p],
         0.02,
         num_steps=3,  # no half period, after which nothing would have mixed
-        **{"num_data": NUM_DATA, "num_chains": chains, "seed": 3},
+        num_data=NUM_DATA,
+        num_chains=chains,
+        seed=3,
     )
 
     def closure():

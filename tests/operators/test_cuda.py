@@ -82,7 +82,7 @@ RUNS = {
     "psgld_step_ with gamma": lambda p, g, v, s, m, o:
      psgld(p, g, s, v, [t * 0.5 for t in g], m, o),
     "sgnht_step_": lambda p, g, v, s, m, o:
-     ops.sgnht_step_(*(p, g, v, s, m),
+     ops.sgnht_step_(p, g, v, s, m,
      **{**TARGET, "momentum": 0.8, "thermostat_rate": 0.03}, offsets=o, **STREAM),
     "hmc_momenta_": lambda p, g, v, s, m, o:
      ops.hmc_momenta_(v, s, temperature=0.7, offsets=o, **STREAM),

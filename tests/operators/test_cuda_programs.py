@@ -139,8 +139,8 @@ def test_svrg():
         indices = torch.arange(N, device=device)
         sampler = sg.SGLD([data.theta], lr=0.05, num_data=N, seed=1)
         variates = sg.SVRG(
-            *(sampler, lambda i, data=data: data.losses(i).mean(), indices.split(50)),
-            refresh_every=5, batch_size=len, progress=False,
+            sampler, lambda i, data=data: data.losses(i).mean(), indices.split(50),
+            refresh_every=5, batch_size=len, progress=False
         )  # fmt: skip
         for step in range(12):
             variates.backward(indices.split(50)[step % 4])
@@ -178,8 +178,8 @@ def test_a_run_is_resumed_and_predicts(sampler, tmp_path):
     for folder, parts in (("whole", [40]), ("parts", [17, 40])):
         for steps in parts:
             store = sg.sample(
-                *(network, sampler, batches(), cross_entropy, tmp_path / folder),
-                steps=steps, burn_in=10, every=5, chains=2, seed=4, progress=False,
+                network, sampler, batches(), cross_entropy, tmp_path / folder,
+                steps=steps, burn_in=10, every=5, chains=2, seed=4, progress=False
             )  # fmt: skip
         stores.append(store)
     draws = [list(store) for store in stores]

@@ -122,7 +122,7 @@ def test_expansions_around_the_anchor(name, form):
     """And their weighted gradients at θ; the order of the data is free."""
     fitted, indices = Fitted(MODELS[name]), [5, 0, 5, 11, 7]
     terms = TaylorTerms.at_current_params(
-        *(fitted, fitted.params, torch.tensor(indices), form, fitted.probes[0])
+        fitted, fitted.params, torch.tensor(indices), form, fitted.probes[0]
     )
     one_by_one = [fitted.derivatives(i) for i in indices]
     v, g, h = (torch.stack(part) for part in zip(*one_by_one, strict=True))
@@ -161,8 +161,11 @@ def test_passes_by_single_directions_and_by_batches():
     fitted = Fitted(MODELS["sums of products"], 2500)
     few, many = (
         TaylorSums.at_current_params(
-            *(fitted, fitted.params, torch.arange(2500).split(size)),
-            *(WHOLE, fitted.probes[0]),
+            fitted,
+            fitted.params,
+            torch.arange(2500).split(size),
+            WHOLE,
+            fitted.probes[0],
         )
         for size in (800, 1200)
     )

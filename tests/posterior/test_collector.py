@@ -236,7 +236,7 @@ def signed(theta):
         return -F.binary_cross_entropy_with_logits(eta, y[indices], reduction="none")
 
     sampler = sg.HMCECS(
-        *([theta],),
+        [theta],
         num_data=200,
         subsample_size=1,
         num_factors=3,

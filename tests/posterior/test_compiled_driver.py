@@ -126,9 +126,9 @@ def test_steps_that_would_be_skipped_are_refused() -> None:
          *(ValueError, r"Invalid compile: with a ConstantLR")),
         (lambda path: run(path, when=lambda: True),
          *(ValueError, r"Invalid when: with compile")),
-        (lambda path: sg.sample(*(Point,
-         partial(sg.HMC, step_size=0.1, num_steps=2, num_data=24), LOADER, loss),
-         *(path,), **{"steps": 4, "compile": True, "check": False, "progress": False}),
+        (lambda path: sg.sample(Point,
+         partial(sg.HMC, step_size=0.1, num_steps=2, num_data=24), LOADER, loss,
+         path, steps=4, compile=True, check=False, progress=False),
          *(ValueError, r"Invalid compile: HMC \(must be a sampler whose steps")),
     ],
 )  # fmt: skip

@@ -41,8 +41,7 @@ def test_a_loop_of_ones_own(tmp_path):
         if chain == 1:
             sampler.draw_from_prior()
         with sg.Collector(
-            *(sampler, network, tmp_path / "loop"),
-            **{"chain": chain, "burn_in": 3, "every": 2},
+            sampler, network, tmp_path / "loop", chain=chain, burn_in=3, every=2
         ) as collector:
             collector.start, collector.steps_per_pass = ("model", "prior")[chain], 6
             step = 0
@@ -97,8 +96,15 @@ def test_processes(tmp_path):
 def test_an_error_in_a_process_is_raised(tmp_path):
     with pytest.raises(TypeError, match="must return the mean loss"):
         sg.sample(
-            *(model, sghmc, loader(), print, tmp_path),
-            **{"steps": 3, "chains": 2, "processes": 2, "progress": False},
+            model,
+            sghmc,
+            loader(),
+            print,
+            tmp_path,
+            steps=3,
+            chains=2,
+            processes=2,
+            progress=False,
         )
     with pytest.raises(TypeError, match="can be imported, or processes=1"):
         run(tmp_path, chains=2, processes=2, callbacks=[lambda state: None])
@@ -189,11 +195,7 @@ def test_cycles_are_collected_where_they_sample(tmp_path):
 
 def test_cycles_keep_temperatures_and_losses(tmp_path):
     """Draws of sampling phases, and every loss (docs/predict.md)."""
-    run(
-        tmp_path,
-        **{"schedule": cycles, "burn_in": 0, "every": 1},
-        **{"steps": 400, "report": True},
-    )
+    run(tmp_path, schedule=cycles, burn_in=0, every=1, steps=400, report=True)
     kept = json.loads((tmp_path / "chain-0" / "run.json").read_text())
     assert kept["num_observed"] > 5
     assert set(kept["tensors"]) == {name for name, _ in model().named_parameters()}
@@ -205,7 +207,9 @@ def test_some_of_a_cycles_samples(tmp_path):
     steps = iter(range(1, 51))
     store = run(
         tmp_path,
-        **{"schedule": cycles, "burn_in": 0, "every": 1},
+        schedule=cycles,
+        burn_in=0,
+        every=1,
         when=lambda: next(steps) % 2 == 0,  # asked in sampling phases alone
     )
     wanted = [step for step in range(1, 51) if (step - 1) % 8 >= 4]
@@ -255,8 +259,14 @@ def test_hmc_of_all_data(tmp_path):
     sampler = partial(sg.HMC, step_size=0.01, num_steps=3, num_data=ROWS)
     batches = [data()[:]]
     store = sg.sample(
-        *(lambda: nn.Linear(4, 3), sampler, batches, loss, tmp_path),
-        **{"steps": 5, "seed": 1, "progress": False},
+        lambda: nn.Linear(4, 3),
+        sampler,
+        batches,
+        loss,
+        tmp_path,
+        steps=5,
+        seed=1,
+        progress=False,
     )
     assert [draw.step for draw in store] == [1, 2, 3, 4, 5]
 
@@ -268,8 +278,14 @@ def test_a_module_is_copied(tmp_path):
     random = torch.get_rng_state()
     seen = []
     sg.sample(
-        *(network, sghmc, loader(), loss, tmp_path),
-        **{"steps": 2, "seed": 1, "progress": False},
+        network,
+        sghmc,
+        loader(),
+        loss,
+        tmp_path,
+        steps=2,
+        seed=1,
+        progress=False,
         callbacks=[lambda state: seen.append(state.model)],
     )
     assert torch.equal(torch.get_rng_state(), random)

@@ -109,7 +109,8 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path):
     ended = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "alone")],
         cwd=tmp_path,  # not that of the sources, which have no binaries
-        **{"capture_output": True, "text": True},
+        capture_output=True,
+        text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert ended.stderr.rstrip().endswith("KeyboardInterrupt")

@@ -99,7 +99,9 @@ def program(folder, start, ignores):
     return subprocess.Popen(
         [sys.executable, "-c", code, str(folder), start],
         cwd=folder,  # not that of the sources, which have no binaries
-        **{"stderr": subprocess.PIPE, "text": True, "start_new_session": True},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         preexec_fn=lambda: signal.signal(signal.SIGINT, interrupt),
     )

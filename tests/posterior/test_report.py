@@ -48,7 +48,10 @@ def alarms_of(size, steps, monkeypatch, seed=0):
         names = monitor.names[first : first + 4]
         runs = {
             i: RunRecord(
-                *("SGHMC", 1.0, steps, 0),
+                "SGHMC",
+                1.0,
+                steps,
+                0,
                 tensors={"theta": monitor.tensor(name)},
                 issues=tuple(f for f in found if f.name == name),
                 kinetic=tuple(monitor.over_time(name)[0]),
@@ -305,8 +308,15 @@ def test_the_verdict_is_by_the_loss_s_own_likelihood(tmp_path):
     x = torch.randn(60, 4)
     batches = [(x, (x[:, :1] > 0).float())]
     sg.sample(
-        *(lambda: nn.Linear(4, 1), sghmc, batches, sg.losses.bernoulli(), tmp_path),
-        **{"steps": 400, "every": 2, "seed": 0, "progress": False},
+        lambda: nn.Linear(4, 1),
+        sghmc,
+        batches,
+        sg.losses.bernoulli(),
+        tmp_path,
+        steps=400,
+        every=2,
+        seed=0,
+        progress=False,
     )
     text = (tmp_path / "report.md").read_text()
     assert "R-hat" in text and "whether outputs have converged" not in text

@@ -159,8 +159,14 @@ def test_a_model_that_fails_is_no_reason_to_delete(tmp_path):
 
     with pytest.raises(OSError, match="no weights"):
         sg.sample(
-            *(fails, sghmc, loader(), loss, tmp_path),
-            **{"steps": 8, "restart": True, "progress": False},
+            fails,
+            sghmc,
+            loader(),
+            loss,
+            tmp_path,
+            steps=8,
+            restart=True,
+            progress=False,
         )
     assert contents(tmp_path) == before
 
@@ -252,8 +258,7 @@ def test_gibbs_draws_beside_cycles(tmp_path):
 def test_another_loader(tmp_path):
     def go(loader, steps=9):
         sg.sample(
-            *(model, sghmc, loader, loss, tmp_path),
-            **{"steps": steps, "seed": 1, "progress": False},
+            model, sghmc, loader, loss, tmp_path, steps=steps, seed=1, progress=False
         )
 
     go(loader())
@@ -286,8 +291,14 @@ def test_another_loss_or_model(tmp_path):
 
     def go(network, loss, steps):
         sg.sample(
-            *(network, sghmc, loader(), loss, tmp_path),
-            **{"steps": steps, "seed": 1, "progress": False},
+            network,
+            sghmc,
+            loader(),
+            loss,
+            tmp_path,
+            steps=steps,
+            seed=1,
+            progress=False,
         )
 
     go(network, partial(loss), 3)

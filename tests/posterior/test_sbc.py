@@ -93,8 +93,8 @@ def test_autocorrelation_equals_the_draws():
 def test_one_seed_one_result():
     options = {"simulations": 30, "thin": 2}
     first, again = (calibrate(hmc, **options) for _ in range(2))
-    other = calibrate(hmc, **options, **{"seed": 1})
-    apart = calibrate(hmc, **options, **{"at_once": 7})
+    other = calibrate(hmc, **options, seed=1)
+    apart = calibrate(hmc, **options, at_once=7)
     for name, ranks in first.ranks.items():
         assert torch.equal(ranks, again.ranks[name])
         assert not torch.equal(ranks, other.ranks[name])
@@ -266,8 +266,13 @@ def test_any_default_device() -> None:
             lambda theta, g: theta[:, None] + normal(len(theta), 4, 2, generator=g),
             lambda theta, data: (data - theta[:, None]).square().sum(2) / 2,
             lambda p, s: sg.SGLD(p, 0.1, num_data=4, prior_precision=1.0, seed=s),
-            **{"simulations": 20, "draws": 7, "warmup": 5, "batch_size": 2},
-            **{"thin": 2, "seed": 0, "progress": False},
+            simulations=20,
+            draws=7,
+            warmup=5,
+            batch_size=2,
+            thin=2,
+            seed=0,
+            progress=False,
         )
 
     expected = calibrated()

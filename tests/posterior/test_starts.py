@@ -30,8 +30,14 @@ def starts(given, chains, **options):
     sampler = options.pop("sampler")
     given = {} if given is None else {"start": given}
     sg.sample(
-        *(made, sampler, loader(), loss),
-        **{"chains": chains, "seed": 5, "progress": False, "check": False},
+        made,
+        sampler,
+        loader(),
+        loss,
+        chains=chains,
+        seed=5,
+        progress=False,
+        check=False,
         **callbacks,
         **given,
         **options,
@@ -84,9 +90,17 @@ def test_frozen_parameters_and_buffers_stay():
 
     before = network.state_dict()["4.weight"].clone()
     sg.sample(
-        *(network.eval(), sghmc, loader(), loss),
-        **{"steps": 1, "start": "reset", "callbacks": look, "seed": 1},
-        **{"progress": False, "check": False, "report": False},
+        network.eval(),
+        sghmc,
+        loader(),
+        loss,
+        steps=1,
+        start="reset",
+        callbacks=look,
+        seed=1,
+        progress=False,
+        check=False,
+        report=False,
     )
     assert torch.equal(kept["0.weight"], network[0].weight)
     assert torch.equal(kept["1.running_mean"], torch.full((8,), 7.0))
@@ -110,7 +124,11 @@ def test_a_reset_of_nothing_is_the_model(tmp_path):
     given = {"steps": 5, "chains": 2, "check": False, "progress": False}
     with pytest.warns(UserWarning, match=r"without reset_parameters\(\) stay .*: 'w'"):
         store = sg.sample(
-            *(Raw(), FLAT, [torch.ones(2, 4)], lambda net, x: net(x).sum(), tmp_path),
+            Raw(),
+            FLAT,
+            [torch.ones(2, 4)],
+            lambda net, x: net(x).sum(),
+            tmp_path,
             **given,
             report=False,
         )

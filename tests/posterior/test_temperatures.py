@@ -266,7 +266,7 @@ def test_what_is_asked_for_a_sample_at_a_time():
     """EWSG: T_conf, by gradients of their own, beside T."""
     k, temperature = 4.0, 0.5
     p = nn.Parameter(torch.zeros(6, 5))
-    sampler = sg.EWSG(*([p], 0.01, 0.5), num_data=2.0, temperature=temperature, seed=0)
+    sampler = sg.EWSG([p], 0.01, 0.5, num_data=2.0, temperature=temperature, seed=0)
     monitor = sg.TemperatureMonitor(sampler, every=10**9)
     noise = torch.Generator().manual_seed(1)
 

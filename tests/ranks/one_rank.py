@@ -25,7 +25,9 @@ def join(rank, ranks, folder):
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",
-        **{"rank": rank, "world_size": ranks, "timeout": timedelta(seconds=60)},
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=60),
     )
 
 

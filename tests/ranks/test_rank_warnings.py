@@ -92,8 +92,7 @@ def test_a_model_whose_parameters_are_renamed(tmp_path):
 def test_a_chain_that_never_accepts(tmp_path):
     sampler = partial(sg.HMC, step_size=50.0, num_steps=3, num_data=ROWS)
     sg.sample(
-        *(linear, sampler, [data()[:]], loss, tmp_path),
-        **{"steps": 12, "seed": 1, "progress": False},
+        linear, sampler, [data()[:]], loss, tmp_path, steps=12, seed=1, progress=False
     )
     issues = sg.report(None, tmp_path).issues
     assert issues[0].kind == "not moving"
@@ -140,8 +139,15 @@ def test_a_chain_that_diverges(tmp_path):
         r"and restart=True starts a new run$",
     ):
         sg.sample(
-            *(linear, sampler, loader(), quartic, tmp_path),
-            **{"steps": 50, "chains": 2, "seed": 1, "progress": False},
+            linear,
+            sampler,
+            loader(),
+            quartic,
+            tmp_path,
+            steps=50,
+            chains=2,
+            seed=1,
+            progress=False,
             callbacks=lambda state: None,
         )
 
@@ -156,8 +162,15 @@ def test_what_is_no_divergence(tmp_path):
     calls = []
     with pytest.raises(RuntimeError, match=r"^chain 0, step 5: SGHMC got a gradient"):
         sg.sample(
-            *(linear, sghmc, loader(), once, tmp_path),
-            **{"steps": 50, "seed": 1, "progress": False, "check": False},
+            linear,
+            sghmc,
+            loader(),
+            once,
+            tmp_path,
+            steps=50,
+            seed=1,
+            progress=False,
+            check=False,
         )
 
 

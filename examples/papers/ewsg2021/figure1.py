@@ -153,7 +153,9 @@ def kl(args: argparse.Namespace) -> Part:
         {
             "a": lambda: learning_curves(target, methods, **budget),
             "b": lambda: accuracy_at_autocorrelation(
-                *(target, by_steps, list(STEPS)),
+                target,
+                by_steps,
+                list(STEPS),
                 chains=args.chains,
                 burn_in=6.0,
                 time=12.0,
@@ -217,22 +219,22 @@ def lengths(args: argparse.Namespace) -> Part:
         settings,
         {
             "fgh": lambda: lengths_of(
-                *(DATA_SIZES, LONGER),
+                DATA_SIZES,
+                LONGER,
                 data_seed=DATA_SEED,
                 chains=args.chains,
                 passes=args.passes,
                 seeds=seeds,
             ),
             "steps": lambda: by_step(
-                *(Gaussian.draw(DATA_SEED), STEPS_BY_KIND),
+                Gaussian.draw(DATA_SEED),
+                STEPS_BY_KIND,
                 chains=args.chains,
                 time=12.0,
                 seeds=seeds,
             ),
             "i": lambda: lengths_elsewhere(
-                *(DATA_SIZES, LONGER),
-                seeds=range(1000, 1000 + args.other_data),
-                **few,
+                DATA_SIZES, LONGER, seeds=range(1000, 1000 + args.other_data), **few
             ),
         },
     )

@@ -117,8 +117,14 @@ def compare(
         if name not in methods:
             continue
         run = partial(
-            *(gradient_method, problem, laplace, kind, order),
-            **{"subsample": size.subsample, "draws": size.draws, "cache": cache},
+            gradient_method,
+            problem,
+            laplace,
+            kind,
+            order,
+            subsample=size.subsample,
+            draws=size.draws,
+            cache=cache,
             num_steps=length,
         )
         tried = {step: [run(step=step, seed=i) for i in seeds] for step in steps}

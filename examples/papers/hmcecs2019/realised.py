@@ -101,7 +101,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
     """The paper's two panels, of the first seeds."""
     found = document["groups"]
     shown = found["probability"]
-    figure, axes = plt.subplots(*(1, len(shown)), figsize=(10, 4), sharey=True)
+    figure, axes = plt.subplots(1, len(shown), figsize=(10, 4), sharey=True)
     panels = np.atleast_1d(axes)
     for (name, seeds), panel in zip(shown.items(), panels, strict=True):
         mean, low, high = seeds[0]

@@ -103,7 +103,7 @@ def run_chain(
             stack.enter_context(collector)
         run = _Run(chain, inputs)
         for epoch in checkpoint.epochs(
-            *(path, config.as_dict(), run, state, config.epochs), device=labels.device
+            path, config.as_dict(), run, state, config.epochs, device=labels.device
         ):
             started = time.perf_counter()
             chain.train(epoch)

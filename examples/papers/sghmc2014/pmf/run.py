@@ -184,8 +184,7 @@ def run(config: RunConfig, ratings: Ratings, folder: Path) -> dict[str, Any]:
     chain = Chain(config, train, test)
     state: dict[str, Any] = {"history": [], "seconds": 0.0}
     for epoch in checkpoint.epochs(
-        *(config.checkpoint(folder), config.as_dict(), chain.parts, state),
-        config.rounds,
+        config.checkpoint(folder), config.as_dict(), chain.parts, state, config.rounds
     ):
         started = time.perf_counter()
         chain.round(epoch - 1)
