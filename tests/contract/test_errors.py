@@ -315,9 +315,9 @@ def test_gradients_that_do_not_fit(kind):
     sampler = kind([{"params": [first]}, {"params": [second]}], **options(kind))
     second.data = torch.zeros(5)  # the gradient is still [4, 3]
     text = (
-        f"{kind.__name__} got a parameter of 5 elements, number 0 of group 1, whose "
-        "noise is numbered for 12: call reassign_noise_offsets() after parameters "
-        "have grown, shrunk or been replaced (add_param_group adds further ones)"
+        f"{kind.__name__}: parameter 0 of group 1 has 5 elements; it had 12 when noise "
+        "offsets were assigned: call reassign_noise_offsets() after parameters have "
+        "grown, shrunk or been replaced (add_param_group adds further ones)"
     )
     step_fails(sampler, RuntimeError, text)
     text = (

@@ -44,8 +44,8 @@ def test_a_grown_parameter_raises_before_anything_moves(kind):
     for _ in range(2):
         with pytest.raises(RuntimeError) as error:
             chain.run(range(2, 3))
-        text = f"{name} got a parameter of {p.numel()} elements, number 0 of group 0,"
-        text = f"{text} whose noise is numbered for {p.numel() // 2}: call "
+        text = f"{name}: parameter 0 of group 0 has {p.numel()} elements; it had "
+        text += f"{p.numel() // 2} when noise offsets were assigned: call "
         assert str(error.value).startswith(f"{text}reassign_noise_offsets() after")
     assert bits([chain.params, chain.sampler.state_dict()]) == before
 

@@ -112,9 +112,9 @@ def test_live_tensors_warn():
     live = []
     for _ in range(3):
         live.append(model.state_dict())
-    with pytest.warns(UserWarning, match="draws share one memory, as with"):
+    with pytest.warns(UserWarning, match="All draws share storage, as with"):
         sg.predict(model, live, X)
-    with pytest.warns(UserWarning, match="draws share one memory"):
+    with pytest.warns(UserWarning, match="All draws share storage"):
         sg.predict(model, [model] * 3, X)
     sg.predict(model, [copy.deepcopy(state) for state in live], X)
     sg.predict(model, [model.state_dict()], X)

@@ -87,7 +87,7 @@ def test_a_chain_resumes(tmp_path: Path) -> None:
     assert all(
         torch.equal(a["at"], b["at"]) for a, b in zip(store, run(None), strict=True)
     )
-    with pytest.raises(ValueError, match=r"Invalid compile: False .* begun with True"):
+    with pytest.raises(ValueError, match=r"Invalid compile: False .* written with True"):
         run(tmp_path / "b", compile=False)
 
 

@@ -140,7 +140,7 @@ def test_another_samplers_chain_does_not_resume(tmp_path):
     before = contents(tmp_path)
     with pytest.raises(
         ValueError,
-        match=r"^Invalid sampler: group 0 has lr 0.06 \(chain 0 in .* was begun with "
+        match=r"^Invalid sampler: group 0 has lr 0.06 \(chain 0 in .* was written with "
         r"0.05; restart=True starts a new run\)$",
     ):
         run(tmp_path, steps=20, sampler=faster)
@@ -461,6 +461,6 @@ def test_draws_of_no_use_are_warned_of(tmp_path):
     options = {"steps": 20, "check": False, "progress": False}
     for lr, words in ((1e-30, "All draws are the same"), (0.0, "No draw was stored")):
         still = partial(sg.SGHMC, lr=lr, num_data=ROWS)
-        with pytest.warns(UserWarning, match=f"after the run:\n{words}"):
+        with pytest.warns(UserWarning, match=f"the report found issues:\n{words}"):
             folder = tmp_path / str(lr)
             sg.sample(lambda: nn.Linear(4, 3), still, loader(), loss, folder, **options)

@@ -180,25 +180,25 @@ STEPS = partial(lr_scheduler.MultiStepLR, milestones=[3, 5])
 @pytest.mark.parametrize(
     ("begun", "given", "words"),
     [
-        (CYCLES, None, "none (W was begun with CyclicalSchedule"),
-        (None, CYCLES, "CyclicalSchedule (W was begun with none"),
-        (CYCLES, DECAY, "PolynomialDecay (W was begun with CyclicalSchedule"),
+        (CYCLES, None, "none (W was written with CyclicalSchedule"),
+        (None, CYCLES, "CyclicalSchedule (W was written with none"),
+        (CYCLES, DECAY, "PolynomialDecay (W was written with CyclicalSchedule"),
         (partial(CYCLES, steps_per_cycle=7), CYCLES,
-         "CyclicalSchedule has steps_per_cycle 8 (W was begun with 7"),
+         "CyclicalSchedule has steps_per_cycle 8 (W was written with 7"),
         (partial(CYCLES, exploration=0.25), CYCLES,
-         "CyclicalSchedule has exploration 0.5 (W was begun with 0.25"),
+         "CyclicalSchedule has exploration 0.5 (W was written with 0.25"),
         (partial(DECAY, b=9.0), DECAY,
-         "PolynomialDecay has b 10.0 (W was begun with 9"),
+         "PolynomialDecay has b 10.0 (W was written with 9"),
         (partial(DECAY, gamma=0.6), DECAY,
-         "PolynomialDecay has gamma 0.55 (W was begun with 0.6"),
+         "PolynomialDecay has gamma 0.55 (W was written with 0.6"),
         (partial(COSINE, T_max=10), COSINE,
-         "CosineAnnealingLR has T_max 20 (W was begun with 10"),
+         "CosineAnnealingLR has T_max 20 (W was written with 10"),
         (partial(STEPS, milestones=[3, 6]), STEPS,
-         "MultiStepLR has milestones {3: 1, 5: 1} (W was begun with {3: 1, 6: 1}"),
+         "MultiStepLR has milestones {3: 1, 5: 1} (W was written with {3: 1, 6: 1}"),
         ([CYCLES, sg.GammaPrecision], CYCLES,
-         "CyclicalSchedule (W was begun with CyclicalSchedule and GammaPrecision"),
+         "CyclicalSchedule (W was written with CyclicalSchedule and GammaPrecision"),
         ([CYCLES, partial(sg.GammaPrecision, rate=2.0)], [CYCLES, sg.GammaPrecision],
-         "GammaPrecision has rate 1.0 (W was begun with 2.0"),
+         "GammaPrecision has rate 1.0 (W was written with 2.0"),
     ],
 )  # fmt: skip
 def test_another_schedule(begun, given, words, tmp_path):
@@ -263,7 +263,7 @@ def test_another_loader(tmp_path):
 
     go(loader())
     before = contents(tmp_path)
-    where = rf"\(chain 0 in {tmp_path} was begun with"
+    where = rf"\(chain 0 in {tmp_path} was written with"
     for other, words in (
         (DataLoader(data(), 12), rf"number of minibatches 5 {where} 6; restart"),
         (DataLoader(data(), 11), rf"batch_size 11 {where} 10; restart"),
@@ -303,9 +303,9 @@ def test_another_loss_or_model(tmp_path):
 
     go(network, partial(loss), 3)
     go(network, loss, 4)
-    with pytest.warns(UserWarning, match=r"the loss is another_loss, and chain 0 in"):
+    with pytest.warns(UserWarning, match=r"written with loss loss; now it is another"):
         go(network, another_loss, 5)
-    with pytest.warns(UserWarning, match=r"model is Another, .* begun with Sequential"):
+    with pytest.warns(UserWarning, match=r"written with model Sequential; now it is A"):
         go(other, another_loss, 6)
 
 

@@ -241,8 +241,7 @@ def unlike_sizes(context: StepContext, group: dict[str, Any]) -> RuntimeError:
     params, sizes = group["params"], group[SIZES]
     at = next(i for i, g in enumerate(context.groups) if g["params"] is params)
     if len(params) != len(sizes):
-        what = f"{len(params)} parameters in group {at}, whose noise is numbered for "
-        what += f"{len(sizes)}"
+        what = f"group {at} has {len(params)} parameters; it had {len(sizes)}"
     else:
         now = map(context.numel, params)
         i, new, old = next(
@@ -250,11 +249,11 @@ def unlike_sizes(context: StepContext, group: dict[str, Any]) -> RuntimeError:
             for i, (new, old) in enumerate(zip(now, sizes, strict=True))
             if new != old
         )
-        what = f"a parameter of {new} elements, number {i} of group {at}, whose noise "
-        what += f"is numbered for {old}"
+        what = f"parameter {i} of group {at} has {new} elements; it had {old}"
     return RuntimeError(
-        f"{context.name} got {what}: call reassign_noise_offsets() after parameters "
-        "have grown, shrunk or been replaced (add_param_group adds further ones)"
+        f"{context.name}: {what} when noise offsets were assigned: call "
+        "reassign_noise_offsets() after parameters have grown, shrunk or been replaced "
+        "(add_param_group adds further ones)"
     )
 
 

@@ -435,7 +435,7 @@ def match_likelihood(samples: Sequence[LossSample], rounding: float) -> Match | 
 def _factor(
     losses: list[float], means: list[float], rounding: float, is_called: bool
 ) -> float:
-    """Returns a where losses are a · means + b; 0 where they are not."""
+    """Returns the slope a of losses ≈ a · means + b, or 0 if they are not linear."""
     x, m = torch.tensor([losses, means], dtype=torch.float64, device="cpu")
     size = rounding * float(x.abs().max())
     if not math.isfinite(size * float(m.square().sum())) or size == 0 or not m.any():

@@ -116,12 +116,12 @@ def check_same(former: Identity, now: Identity, where: str) -> None:
             continue
         if argument not in ("loss", "model"):
             raise ValueError(
-                f"Invalid {argument}: {name}{given} ({where} was begun with {before}; "
+                f"Invalid {argument}: {name}{given} ({where} was written with {before}; "
                 f"{_RESTART})"
             )
         warnings.warn(
-            f"the {argument} is {given}, and {where} was begun with {before}: if that "
-            f"is another posterior, {_RESTART}",
+            f"{where} was written with {argument} {before}; now it is {given}: if "
+            f"that is another posterior, {_RESTART}",
             stacklevel=2,
         )
 

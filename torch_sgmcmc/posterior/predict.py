@@ -702,8 +702,8 @@ def _check_memory(draws: Iterable[Any]) -> None:
     first, last = map(_places, (draws[0], draws[-1]))
     if first and first == last:
         warnings.warn(
-            "The draws share one memory, as with draws.append(model.state_dict()), and "
-            "so all are the last one. Copy them, {name: t.clone() for name, t in "
+            "All draws share storage, as with draws.append(model.state_dict()), so all "
+            "equal the last one. Copy them, {name: t.clone() for name, t in "
             "model.state_dict().items()}",
             UserWarning,
             stacklevel=3,

@@ -432,7 +432,7 @@ def sample(
         issues = check_first_chain(settings).issues
         if issues:
             text = "\n".join(issue.message for issue in issues)
-            warnings.warn(f"before the first step:\n{text}", stacklevel=2)
+            warnings.warn(f"check_setup found issues:\n{text}", stacklevel=2)
     if restart:
         check_construction(settings)
         if folder is not None:
@@ -459,7 +459,7 @@ def sample(
         if found is not None:
             serious = [p.message for p in found.issues if p.kind in SERIOUS]
         if serious:
-            warnings.warn("after the run:\n" + "\n".join(serious), stacklevel=2)
+            warnings.warn("the report found issues:\n" + "\n".join(serious), stacklevel=2)
     return store.refresh() if isinstance(store, SampleStore) else SampleStore(folder)
 
 
