@@ -1,5 +1,7 @@
 #include "host/settings.h"
 
+#include <algorithm>
+#include <iterator>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -152,11 +154,19 @@ constexpr OfSampler kSamplers[] = {
 
 }  // namespace
 
+bool IsSampler(std::string_view name) {
+  return std::ranges::find(kSamplers, name, &OfSampler::sampler) !=
+         std::end(kSamplers);
+}
+
 std::span<const Setting> SettingsOf(std::string_view sampler) {
+  std::string known;
   for (const OfSampler& row : kSamplers) {
     if (row.sampler == sampler) return row.settings;
+    known += (known.empty() ? "" : ", ") + std::string(row.sampler);
   }
-  throw std::out_of_range("no sampler " + std::string(sampler));
+  throw std::out_of_range("no sampler " + std::string(sampler) + " (must be " +
+                          known + ")");
 }
 
 bool IsSetting(std::string_view name) {

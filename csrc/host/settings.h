@@ -45,6 +45,9 @@ constexpr Setting Of(const ScalarArg& number, Setting rest = {}) {
   return rest;
 }
 
+// True for the samplers of the table, of which C++ has some.
+bool IsSampler(std::string_view name);
+
 // The settings of a sampler. Throws std::out_of_range for unknown names.
 std::span<const Setting> SettingsOf(std::string_view sampler);
 

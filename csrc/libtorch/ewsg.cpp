@@ -31,7 +31,7 @@ constexpr const char* kEWSGNeedsClosure =
 
 // The operator's number of a surrogate.
 int64_t IndexOf(const std::string& surrogate) {
-  const auto rows = SettingsOf("EWSG");
+  const auto rows = SettingsOf(EWSGOptions::kSampler);
   const auto row =
       std::ranges::find(rows, std::string_view("surrogate"), &Setting::name);
   return std::ranges::find(row->words, surrogate) - row->words.begin();
@@ -329,9 +329,9 @@ void EWSGImpl::update(const TensorLists& lists) {
   }
 }
 
-}  // namespace
+const bool kEWSG = Register<EWSGOptions, EWSGImpl>();
 
-std::shared_ptr<SamplerImpl> MakeEWSG() { return std::make_shared<EWSGImpl>(); }
+}  // namespace
 
 double EWSG::acceptance_rate() const {
   return static_cast<const EWSGImpl&>(impl()).acceptance_rate();

@@ -265,7 +265,7 @@ size_t NamedValues::place_of(std::string_view name) const {
   for (size_t i = 0; i < values_.size(); ++i) {
     if (values_[i].name == name) return i;
   }
-  throw std::out_of_range("there is no hyperparameter " + std::string(name));
+  throw std::out_of_range(c10::str("'", name, "' is not known for ", sampler_));
 }
 
 double NamedValues::number_or(std::string_view name, double otherwise) const {
@@ -319,7 +319,8 @@ void NamedValues::read(const StateDict& group) {
 
 // ---- Options ----------------------------------------------------------------
 
-OptionValues::OptionValues(const char* sampler) : sampler_(sampler) {
+OptionValues::OptionValues(const char* sampler) {
+  sampler_ = sampler;
   for (const Setting& row : SettingsOf(sampler)) {
     values_.push_back({row.name, &row, nullptr, DefaultOf(row)});
   }

@@ -114,6 +114,7 @@ class NamedValues {
     bool is_set = false;
   };
 
+  const char* sampler_ = "this sampler";
   std::vector<Value> values_;
   // True if the present values were checked.
   mutable bool is_checked_ = false;
@@ -160,9 +161,6 @@ class OptionValues : public NamedValues {
   double estimate_scale = 1;
   // True if a sampler has completed these options.
   bool is_complete = false;
-
- private:
-  const char* sampler_;
 };
 
 struct OptionAccess {

@@ -90,10 +90,7 @@ class PSGLDImpl : public SamplerImpl {
   std::unordered_map<const void*, CachedRoot> roots_;
 };
 
+const bool kPSGLD = Register<PSGLDOptions, PSGLDImpl>();
+
 }  // namespace
-
-std::shared_ptr<SamplerImpl> MakePSGLD() {
-  return std::make_shared<PSGLDImpl>();
-}
-
 }  // namespace torch_sgmcmc

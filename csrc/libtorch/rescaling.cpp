@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "libtorch/checks.h"
@@ -85,12 +84,10 @@ Scales ScalesOf(const GroupRecords& records, const OptionValues& options,
   if (!records.momenta || !HasChanged(records, options)) return {};
   const MomentumSettings& from = *records.momenta;
   const MomentumSettings to = MomentumSettingsOf(options);
-  Scales scales{ScaleOf(from, to, params).value_or(1)};
-  if (std::string_view(options.sampler()) == "SGNHT") {
-    // A ratio above 1 would multiply fluctuations beyond the friction.
-    scales.thermostat = std::min(1.0, NoiseEstimateScale(from, to));
-  }
-  return scales;
+  // A ratio above 1 would multiply a thermostat's fluctuations beyond the
+  // friction.
+  return {ScaleOf(from, to, params).value_or(1),
+          std::min(1.0, NoiseEstimateScale(from, to))};
 }
 
 double FollowEstimate(GroupRecords& records, const OptionValues& options) {
@@ -188,7 +185,7 @@ void SamplerImpl::multiply_state(size_t group, const Scales& scales,
     if (is_updated || !state_of(param)["momentum"].defined()) continue;
     SamplerParamState& state = own_state_of(param);
     if (scales.momentum != 1) state["momentum"].mul_(scales.momentum);
-    if (scales.thermostat != 1 && state["thermostat"].defined()) {
+    if (scales.thermostat != 1 && state_of(param)["thermostat"].defined()) {
       state["thermostat"].mul_(scales.thermostat);
     }
   }

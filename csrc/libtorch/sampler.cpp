@@ -8,8 +8,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <typeinfo>
 #include <unordered_set>
 #include <utility>
@@ -73,19 +75,30 @@ SamplerParamState& Ours(torch::optim::OptimizerParamState& state,
         "torch_sgmcmc::SamplerParamState: use own_state_of())");
 }
 
-std::shared_ptr<SamplerImpl> MakeImpl(const std::string& name) {
-  if (name == "SGLD") return std::make_shared<SamplerImpl>("sgld_step_");
-  if (name == "SGLRW") return std::make_shared<SamplerImpl>("sglrw_step_");
-  if (name == "SGHMC") return MakeSGHMC();
-  if (name == "BAOA") return MakeBAOA();
-  if (name == "PSGLD") return MakePSGLD();
-  if (name == "SGNHT") return MakeSGNHT();
-  if (name == "EWSG") return MakeEWSG();
-  if (name == "SBPS") return MakeSBPS();
-  throw std::logic_error("no sampler is registered for options of " + name);
+// Made by the first static variable that registers a sampler.
+std::map<std::string_view, MakeSampler>& Registry() {
+  static std::map<std::string_view, MakeSampler> registry;
+  return registry;
+}
+
+std::shared_ptr<SamplerImpl> MakeImpl(const char* name) {
+  const auto found = Registry().find(name);
+  if (found != Registry().end()) return found->second();
+  std::string known;
+  for (const auto& [each, make] : Registry()) {
+    known += (known.empty() ? "" : ", ") + std::string(each);
+  }
+  throw std::logic_error(c10::str("no sampler is registered for options of ",
+                                  name, " (must be of ", known, ")"));
 }
 
 }  // namespace
+
+bool Register(const char* name, MakeSampler make) {
+  return Registry().emplace(name, make).second;
+}
+
+bool IsRegistered(std::string_view name) { return Registry().contains(name); }
 
 // ---- The interface ----------------------------------------------------------
 

@@ -351,12 +351,17 @@ void CheckNotCapturable(const OptionValues& options);
 // The first multiple of the noise block at or after offset + size.
 int64_t NextOffset(int64_t offset, int64_t size);
 
-// Samplers with code of their own.
-std::shared_ptr<SamplerImpl> MakeSGHMC();
-std::shared_ptr<SamplerImpl> MakeBAOA();
-std::shared_ptr<SamplerImpl> MakePSGLD();
-std::shared_ptr<SamplerImpl> MakeSGNHT();
-std::shared_ptr<SamplerImpl> MakeEWSG();
-std::shared_ptr<SamplerImpl> MakeSBPS();
+// Samplers by name. Each registers itself in the file of its stem, where a
+// static variable keeps the result, true.
+using MakeSampler = std::shared_ptr<SamplerImpl> (*)();
+bool Register(const char* name, MakeSampler make);
+bool IsRegistered(std::string_view name);
+
+template <class Options, class Impl>
+bool Register() {
+  return Register(Options::kSampler, []() -> std::shared_ptr<SamplerImpl> {
+    return std::make_shared<Impl>();
+  });
+}
 
 }  // namespace torch_sgmcmc

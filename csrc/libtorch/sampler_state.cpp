@@ -58,9 +58,11 @@ void RefusePythonOnlyState(const StateDict& dict) {
     for (const c10::IValue& value : dict.at("param_groups").toList().vec()) {
       if (!value.isGenericDict()) continue;
       const StateDict group = value;
+      if (group.contains("sampler") && group.at("sampler").isString()) {
+        const std::string sampler = group.at("sampler").toStringRef();
+        if (IsSampler(sampler) && !IsRegistered(sampler)) refuse(sampler);
+      }
       const std::tuple<const char*, c10::IValue, const char*> kByValue[] = {
-          {"sampler", "HMC", "HMC"},
-          {"sampler", "HMCECS", "HMCECS"},
           {"gamma", true, "PSGLD with Γ"},
           {"persistent_index_chain", true,
            "EWSG with a persistent index chain"}};

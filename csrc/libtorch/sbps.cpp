@@ -138,7 +138,7 @@ void SBPSImpl::check_progress(const NamedValues& progress,
 
 std::vector<std::string> SBPSImpl::shared_names() const {
   std::vector<std::string> names;
-  for (const Setting& row : SettingsOf("SBPS")) {
+  for (const Setting& row : SettingsOf(name())) {
     const std::string_view name = row.name;
     if (!name.starts_with("prior_")) names.emplace_back(name);
   }
@@ -465,11 +465,12 @@ void SBPSImpl::remember(const Trajectory& trajectory) {
   }
 }
 
+const bool kSBPS = Register<SBPSOptions, SBPSImpl>();
+
 }  // namespace
 
-std::shared_ptr<SamplerImpl> MakeSBPS() { return std::make_shared<SBPSImpl>(); }
-
-// ---- The interface ----------------------------------------------------------
+// ---- The interface
+// ----------------------------------------------------------
 
 double SBPSOptions::get_lr() const {
   throw std::logic_error(

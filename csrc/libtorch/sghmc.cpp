@@ -15,8 +15,6 @@
 #include "libtorch/checks.h"
 #include "libtorch/operators.h"
 #include "libtorch/sampler_impl.h"
-#include "torch_sgmcmc/baoa.h"
-#include "torch_sgmcmc/sgnht.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -176,54 +174,7 @@ void SGHMCImpl::observe_gradients(TensorLists& lists) {
   CheckVariances(lists);
 }
 
-}  // namespace
-
-std::shared_ptr<SamplerImpl> MakeSGHMC() {
-  return std::make_shared<SGHMCImpl>();
-}
-
-// ---- BAOA ------------------------------------------------------------------
-
-namespace {
-
-class BAOAImpl : public SamplerImpl {
- public:
-  BAOAImpl() : SamplerImpl("baoa_step_") {}
-
- protected:
-  void check_options(const OptionValues& options) const override {
-    const double momentum = options.number("momentum");
-    options.check_noise_estimate(2 * (1 - momentum) / (1 + momentum),
-                                 "2 (1 - momentum) / (1 + momentum)");
-  }
-};
+const bool kSGHMC = Register<SGHMCOptions, SGHMCImpl>();
 
 }  // namespace
-
-std::shared_ptr<SamplerImpl> MakeBAOA() { return std::make_shared<BAOAImpl>(); }
-
-// ---- SGNHT -----------------------------------------------------------------
-
-namespace {
-
-class SGNHTImpl : public SamplerImpl {
- public:
-  SGNHTImpl() : SamplerImpl("sgnht_step_") {}
-
- protected:
-  void update(const TensorLists& lists) override {
-    const OptionValues& options = *lists.options;
-    const auto rate = options.get<std::optional<double>>("thermostat_rate");
-    const double unit_mass =
-        options.lr() * options.temperature() / options.num_data();
-    update_by(op_, lists, {{"thermostat_rate", rate.value_or(unit_mass)}});
-  }
-};
-
-}  // namespace
-
-std::shared_ptr<SamplerImpl> MakeSGNHT() {
-  return std::make_shared<SGNHTImpl>();
-}
-
 }  // namespace torch_sgmcmc

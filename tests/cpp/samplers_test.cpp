@@ -175,6 +175,23 @@ TEST(Defaults, AreTheTables) {
 
 TEST(SettingsOf, ThereAreNoneOfOthers) {
   EXPECT_THROW(SettingsOf("Adam"), std::out_of_range);
+  EXPECT_FALSE(IsSampler("Adam"));
+}
+
+// A class of options, as somebody may write it, for a sampler of Python alone.
+class HMCOptions : public OptionsOf<HMCOptions> {
+ public:
+  static constexpr const char* kSampler = "HMC";
+  double lr() const { return value("lr").toDouble(); }
+};
+
+TEST(Registry, NamesWhatItKnows) {
+  EXPECT_EQ(MessageOf<std::logic_error>(
+                [] { SamplerOf<HMCOptions>({torch::zeros(2)}, HMCOptions()); }),
+            "no sampler is registered for options of HMC (must be of BAOA, "
+            "EWSG, PSGLD, SBPS, SGHMC, SGLD, SGLRW, SGNHT)");
+  EXPECT_EQ(MessageOf<std::out_of_range>([] { HMCOptions().lr(); }),
+            "'lr' is not known for HMC");
 }
 
 }  // namespace
