@@ -111,6 +111,55 @@ uint8_t Bytes(ScalarType type) {
   }
 }
 
+// True if a parameter has no such argument.
+bool IsAbsent(const Argument& a, const Tensor& param) {
+  return (a.role == Role::kMaster && !NeedsMaster(param)) ||
+         (a.role == Role::kPriorMean && a.tensors.empty());
+}
+
+// ---- Checks of arguments ----------------------------------------------------
+
+void CheckDefined(const char* op, const std::vector<Argument>& arguments) {
+  for (const Argument& a : arguments) {
+    for (size_t i = 0; i < a.tensors.size(); ++i) {
+      if (!a.tensors[i].defined()) Fail(op, Where(a.name, i), " is undefined");
+    }
+  }
+}
+
+void CheckLengths(const char* op, const std::vector<Argument>& arguments) {
+  const Argument& first = arguments[0];
+  const size_t count = first.tensors.size();
+  for (const Argument& a : arguments) {
+    if (a.role == Role::kMaster) {
+      const auto needed = static_cast<size_t>(std::count_if(
+          first.tensors.begin(), first.tensors.end(), NeedsMaster));
+      if (a.tensors.size() == needed) continue;
+      Fail(op, a.name, " has ", a.tensors.size(), " tensors, expected ", needed,
+           " (one for each of ", first.name, " in bfloat16 or float16)");
+    }
+    if (a.role == Role::kPriorMean && a.tensors.empty()) continue;
+    if (a.tensors.size() != count) {
+      Fail(op, a.name, " has ", a.tensors.size(), " tensors, expected ", count,
+           " (as many as ", first.name, ")");
+    }
+  }
+}
+
+// Throws unless there are numbers of elements for each tensor.
+void CheckNumbering(const char* op, const Argument& first,
+                    const std::vector<int64_t>& offsets, const Rows& rows) {
+  const size_t count = first.tensors.size();
+  if (offsets.size() != count) {
+    Fail(op, "offsets has ", offsets.size(), " entries, expected ", count,
+         " (one for each tensor of ", first.name, ")");
+  }
+  if (rows && rows->size() != 2 * count) {
+    Fail(op, "rows has ", rows->size(), " entries, expected ", 2 * count,
+         " (two for each tensor of ", first.name, ")");
+  }
+}
+
 // Element indices must be different, and fit.
 void CheckRow(const char* op, size_t i, int64_t row, int64_t pitch,
               int64_t numel) {
@@ -123,10 +172,48 @@ void CheckRow(const char* op, size_t i, int64_t row, int64_t pitch,
        "and a pitch from it to 2^40)");
 }
 
-// True if a parameter has no such argument.
-bool IsAbsent(const Argument& a, const Tensor& param) {
-  return (a.role == Role::kMaster && !NeedsMaster(param)) ||
-         (a.role == Role::kPriorMean && a.tensors.empty());
+// Throws unless parameter i has a dtype of the operators and, with chains, one
+// index for each.
+void CheckLead(const char* op, const Argument& first, size_t i,
+               ScalarType dtype, std::optional<int64_t> num_chains) {
+  const Tensor& lead = first.tensors[i];
+  if (!IsSupported(dtype)) {
+    Fail(op, Where(first.name, i), " has ", Name(dtype),
+         ", expected float32, float64, bfloat16 or float16");
+  }
+  if (num_chains && (lead.dim() == 0 || lead.sizes()[0] != *num_chains)) {
+    Fail(op, Where(first.name, i), " has shape ", Shape(lead.sizes()),
+         ", expected a leading dimension of ", *num_chains, " chains");
+  }
+}
+
+// Throws unless a tensor fits parameter i, which is of this dtype.
+void CheckFit(const char* op, const Argument& first, size_t i, ScalarType dtype,
+              const Argument& a, size_t place) {
+  const Tensor& lead = first.tensors[i];
+  const Tensor& t = a.tensors[place];
+  const ScalarType want =
+      IsInArithmeticType(a.role) ? ArithmeticType(dtype) : dtype;
+  if (Type(t) != want) {
+    Fail(op, Where(a.name, place), " has ", Name(Type(t)), ", expected ",
+         Name(want), " (for ", Where(first.name, i), " in ", Name(dtype), ")");
+  }
+  if (!Equal(t.sizes(), lead.sizes())) {
+    Fail(op, Where(a.name, place), " has shape ", Shape(t.sizes()),
+         ", expected ", Shape(lead.sizes()), " (that of ", Where(first.name, i),
+         ")");
+  }
+}
+
+// Throws if an operator would write to memory of several elements.
+void CheckMemory(const char* op, const Argument& a, size_t place) {
+  const Tensor& t = a.tensors[place];
+  if (IsWritten(a.role) && !t.is_contiguous() && t.numel() > 0 &&
+      MayOverlap(t)) {
+    Fail(op, Where(a.name, place),
+         " is an expanded tensor (several elements share memory) "
+         "and cannot be written");
+  }
 }
 
 }  // namespace
@@ -199,58 +286,53 @@ std::vector<Segment> Plan::ArithmeticArgument(int j) const {
 Plan::Plan(const char* op, const std::vector<Argument>& arguments,
            const std::vector<int64_t>& offsets, int64_t num_chains,
            const Numbering& numbering) {
-  const Argument& first = arguments[0];
   const Rows& rows = numbering.rows;
   const int64_t with_seeds = numbering.num_chains;
   if (with_seeds < 0 || (with_seeds > 0 && rows)) {
     Fail(op, "Invalid num_chains: ", with_seeds,
          " (must be >= 0, and 0 with rows)");
   }
-  if (with_seeds > 0) num_chains = with_seeds;
-  const size_t count = first.tensors.size();
-  for (const Argument& a : arguments) {
-    for (size_t i = 0; i < a.tensors.size(); ++i) {
-      if (!a.tensors[i].defined()) Fail(op, Where(a.name, i), " is undefined");
-    }
-  }
-  for (const Argument& a : arguments) {
-    if (a.role == Role::kMaster) {
-      const auto needed = static_cast<size_t>(std::count_if(
-          first.tensors.begin(), first.tensors.end(), NeedsMaster));
-      if (a.tensors.size() == needed) continue;
-      Fail(op, a.name, " has ", a.tensors.size(), " tensors, expected ", needed,
-           " (one for each of ", first.name, " in bfloat16 or float16)");
-    }
-    if (a.role == Role::kPriorMean && a.tensors.empty()) continue;
-    if (a.tensors.size() != count) {
-      Fail(op, a.name, " has ", a.tensors.size(), " tensors, expected ", count,
-           " (as many as ", first.name, ")");
-    }
-  }
-  if (offsets.size() != count) {
-    Fail(op, "offsets has ", offsets.size(), " entries, expected ", count,
-         " (one for each tensor of ", first.name, ")");
-  }
+  CheckDefined(op, arguments);
+  CheckLengths(op, arguments);
+  CheckNumbering(op, arguments[0], offsets, rows);
+  std::optional<int64_t> chains;
+  if (num_chains > 1) chains = num_chains;
+  if (with_seeds > 0) chains = with_seeds;
+  CheckTensors(op, arguments, offsets, chains, rows);
 
-  if (rows && rows->size() != 2 * count) {
-    Fail(op, "rows has ", rows->size(), " entries, expected ", 2 * count,
-         " (two for each tensor of ", first.name, ")");
-  }
-
-  segments_.reserve(count);
+  // All arguments are valid.
+  const TensorList& leads = arguments[0].tensors;
+  segments_.reserve(leads.size());
   size_t master = 0;  // of the next parameter that has one
-  for (size_t i = 0; i < count; ++i) {
+  for (size_t i = 0; i < leads.size(); ++i) {
+    Segment segment{};
+    segment.numel = leads[i].numel();
+    segment.offset = static_cast<uint64_t>(offsets[i]);
+    segment.num_chains = with_seeds;
+    segment.dtype = Type(leads[i]);
+    if (rows && (*rows)[2 * i] > 0 && (*rows)[2 * i] < segment.numel) {
+      segment.row = (*rows)[2 * i];
+      segment.pitch = (*rows)[2 * i + 1];
+    }
+    if (segment.numel > 0) {
+      TakeMemory(arguments, i, master, segment);
+      segments_.push_back(segment);
+    } else if (NeedsMaster(leads[i])) {
+      ++master;
+    }
+  }
+}
+
+// Checks each parameter and what belongs to it, in this order.
+void Plan::CheckTensors(const char* op, const std::vector<Argument>& arguments,
+                        const std::vector<int64_t>& offsets,
+                        std::optional<int64_t> chains, const Rows& rows) {
+  const Argument& first = arguments[0];
+  size_t master = 0;
+  for (size_t i = 0; i < first.tensors.size(); ++i) {
     const Tensor& lead = first.tensors[i];
     const ScalarType dtype = Type(lead);
-    if (!IsSupported(dtype)) {
-      Fail(op, Where(first.name, i), " has ", Name(dtype),
-           ", expected float32, float64, bfloat16 or float16");
-    }
-    if ((num_chains > 1 || with_seeds > 0) &&
-        (lead.dim() == 0 || lead.sizes()[0] != num_chains)) {
-      Fail(op, Where(first.name, i), " has shape ", Shape(lead.sizes()),
-           ", expected a leading dimension of ", num_chains, " chains");
-    }
+    CheckLead(op, first, i, dtype, chains);
     if (offsets[i] < 0) {
       Fail(op, "Invalid ", Where("offsets", i), ": ", offsets[i],
            " (must be >= 0)");
@@ -263,73 +345,49 @@ Plan::Plan(const char* op, const std::vector<Argument>& arguments,
     for (const Argument& a : arguments) {
       if (IsAbsent(a, lead)) continue;
       const size_t place = a.role == Role::kMaster ? master++ : i;
-      const Tensor& t = a.tensors[place];
-      if (!IsStrided(t)) {
-        Fail(op, Where(a.name, place), " is sparse, expected a strided tensor");
-      }
-      if (t.is_cuda() != on_cuda_ || (!on_cuda_ && !t.is_cpu()) ||
-          t.get_device_index() != device_index_) {
-        Fail(op, Where(a.name, place),
-             " is on another device than the first tensor of ", first.name,
-             "; call the operator once for each device");
-      }
-      const ScalarType want =
-          IsInArithmeticType(a.role) ? ArithmeticType(dtype) : dtype;
-      if (Type(t) != want) {
-        Fail(op, Where(a.name, place), " has ", Name(Type(t)), ", expected ",
-             Name(want), " (for ", Where(first.name, i), " in ", Name(dtype),
-             ")");
-      }
-      if (!Equal(t.sizes(), lead.sizes())) {
-        Fail(op, Where(a.name, place), " has shape ", Shape(t.sizes()),
-             ", expected ", Shape(lead.sizes()), " (that of ",
-             Where(first.name, i), ")");
-      }
-      if (IsWritten(a.role) && !t.is_contiguous() && t.numel() > 0 &&
-          MayOverlap(t)) {
-        Fail(op, Where(a.name, place),
-             " is an expanded tensor (several elements share memory) "
-             "and cannot be written");
-      }
+      CheckPlace(op, first, a, place);
+      CheckFit(op, first, i, dtype, a, place);
+      CheckMemory(op, a, place);
     }
   }
+}
 
-  // All arguments are valid.
-  master = 0;
-  for (size_t i = 0; i < count; ++i) {
-    const Tensor& lead = first.tensors[i];
-    Segment segment{};
-    segment.numel = lead.numel();
-    segment.offset = static_cast<uint64_t>(offsets[i]);
-    segment.num_chains = with_seeds;
-    segment.dtype = Type(lead);
-    if (rows && (*rows)[2 * i] > 0 && (*rows)[2 * i] < segment.numel) {
-      segment.row = (*rows)[2 * i];
-      segment.pitch = (*rows)[2 * i + 1];
-    }
-    if (segment.numel == 0) {
-      if (NeedsMaster(lead)) ++master;
+// Throws unless a tensor is strided and on the plan's device.
+void Plan::CheckPlace(const char* op, const Argument& first, const Argument& a,
+                      size_t place) const {
+  const Tensor& t = a.tensors[place];
+  if (!IsStrided(t)) {
+    Fail(op, Where(a.name, place), " is sparse, expected a strided tensor");
+  }
+  if (t.is_cuda() != on_cuda_ || (!on_cuda_ && !t.is_cpu()) ||
+      t.get_device_index() != device_index_) {
+    Fail(op, Where(a.name, place),
+         " is on another device than the first tensor of ", first.name,
+         "; call the operator once for each device");
+  }
+}
+
+// Sets a segment's arrays: tensors of parameter i, or copies of them.
+void Plan::TakeMemory(const std::vector<Argument>& arguments, size_t i,
+                      size_t& master, Segment& segment) {
+  const Tensor& lead = arguments[0].tensors[i];
+  for (size_t j = 0; j < arguments.size(); ++j) {
+    const Argument& a = arguments[j];
+    if (IsAbsent(a, lead)) continue;
+    const bool is_master = a.role == Role::kMaster;
+    const Tensor& t = a.tensors[is_master ? master++ : i];
+    const auto slot = is_master ? kMasters : SlotOf(a.role, j);
+    segment.bytes[slot] = Bytes(Type(t));
+    void*& data = segment.data[slot];
+    if (t.is_contiguous()) {
+      data = t.data_ptr();
       continue;
     }
-    for (size_t j = 0; j < arguments.size(); ++j) {
-      const Argument& a = arguments[j];
-      const bool is_master = a.role == Role::kMaster;
-      if (IsAbsent(a, lead)) continue;
-      const Tensor& t = a.tensors[is_master ? master++ : i];
-      const auto slot = is_master ? kMasters : SlotOf(a.role, j);
-      segment.bytes[slot] = Bytes(Type(t));
-      void*& data = segment.data[slot];
-      if (t.is_contiguous()) {
-        data = t.data_ptr();
-        continue;
-      }
-      Tensor work = torch::stable::new_empty(t, t.sizes(), Type(t));
-      if (IsRead(a.role)) torch::stable::copy_(work, Untracked(t));
-      data = work.data_ptr();
-      if (IsWritten(a.role)) copy_backs_.push_back({t, work});
-      keep_alive_.push_back(work);
-    }
-    segments_.push_back(segment);
+    Tensor work = torch::stable::new_empty(t, t.sizes(), Type(t));
+    if (IsRead(a.role)) torch::stable::copy_(work, Untracked(t));
+    data = work.data_ptr();
+    if (IsWritten(a.role)) copy_backs_.push_back({t, work});
+    keep_alive_.push_back(work);
   }
 }
 

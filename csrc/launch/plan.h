@@ -143,6 +143,14 @@ class Plan {
     Tensor source;
   };
 
+  void CheckTensors(const char* op, const std::vector<Argument>& arguments,
+                    const std::vector<int64_t>& offsets,
+                    std::optional<int64_t> chains, const Rows& rows);
+  void CheckPlace(const char* op, const Argument& first, const Argument& a,
+                  size_t place) const;
+  void TakeMemory(const std::vector<Argument>& arguments, size_t i,
+                  size_t& master, Segment& segment);
+
   std::vector<Segment> segments_;
   std::vector<Tensor> keep_alive_;
   std::vector<CopyBack> copy_backs_;
