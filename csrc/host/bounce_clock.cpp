@@ -154,7 +154,9 @@ std::vector<double> BounceClock::Save() const {
   return saved;
 }
 
-BounceClock BounceClock::Load(const std::vector<double>& saved) {
+namespace {
+
+void CheckSaved(const std::vector<double>& saved) {
   const auto count = saved.size();
   if (count < kHead || (count - kHead) % kEach != 0 ||
       (count - kHead) / kEach > LineRegression::kHistory) {
@@ -165,8 +167,14 @@ BounceClock BounceClock::Load(const std::vector<double>& saved) {
   for (const double number : saved) {
     if (!std::isfinite(number)) InvalidClock("a number is not finite");
   }
+}
+
+}  // namespace
+
+BounceClock BounceClock::Load(const std::vector<double>& saved) {
+  CheckSaved(saved);
   std::vector<Observation> history;
-  for (size_t i = kHead; i < count; i += kEach) {
+  for (size_t i = kHead; i < saved.size(); i += kEach) {
     history.push_back({saved[i], saved[i + 1], saved[i + 2]});
     const double before =
         history.size() > 1 ? history[history.size() - 2].time : 0;

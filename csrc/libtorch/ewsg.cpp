@@ -133,6 +133,11 @@ class EWSGImpl : public SamplerImpl {
   }
 
  private:
+  using KeptStates = std::vector<
+      std::pair<void*, std::unique_ptr<torch::optim::OptimizerParamState>>>;
+
+  KeptStates kept_states(const std::vector<TensorLists>& lists) const;
+  void restore(KeptStates& kept);
   Count propose(const torch::optim::Optimizer::LossClosure& closure,
                 std::vector<TensorLists>& lists, int64_t proposal);
   void check_draws(const std::vector<TensorLists>& current,
@@ -177,26 +182,7 @@ torch::Tensor EWSGImpl::step(
   if (lists.empty()) {
     Raise("EWSG got no gradients from the closure (does it call backward()?)");
   }
-  std::vector<
-      std::pair<void*, std::unique_ptr<torch::optim::OptimizerParamState>>>
-      before;
-  for (const TensorLists& each : lists) {
-    for (const at::Tensor& param : each.params) {
-      void* key = param.unsafeGetTensorImpl();
-      const auto found = states().find(key);
-      before.emplace_back(
-          key, found == states().end() ? nullptr : found->second->clone());
-    }
-  }
-  const auto restore = [&] {
-    for (auto& [key, state] : before) {
-      if (state == nullptr) {
-        states().erase(key);
-      } else {
-        states()[key] = std::move(state);
-      }
-    }
-  };
+  KeptStates before = kept_states(lists);
   Count accepted;
   try {
     // Otherwise the log ratio shows it.
@@ -206,12 +192,12 @@ torch::Tensor EWSGImpl::step(
       accepted = Sum(accepted, propose(closure, lists, proposal));
     }
   } catch (const StepSkipped&) {
-    restore();
+    restore(before);
     skip_step();
     progress_.put("num_drawn", num_drawn_);
     return loss;
   } catch (...) {
-    restore();
+    restore(before);
     throw;
   }
   for (const TensorLists& each : lists) {
@@ -228,6 +214,31 @@ torch::Tensor EWSGImpl::step(
   progress_.put("num_accepted", ToValue("num_accepted", accepted));
   progress_.put("num_drawn", num_drawn_);
   return loss;
+}
+
+// Copies of the parameters' state; null where there is none.
+EWSGImpl::KeptStates EWSGImpl::kept_states(
+    const std::vector<TensorLists>& lists) const {
+  KeptStates kept;
+  for (const TensorLists& each : lists) {
+    for (const at::Tensor& param : each.params) {
+      void* key = param.unsafeGetTensorImpl();
+      const auto found = states().find(key);
+      kept.emplace_back(
+          key, found == states().end() ? nullptr : found->second->clone());
+    }
+  }
+  return kept;
+}
+
+void EWSGImpl::restore(KeptStates& kept) {
+  for (auto& [key, state] : kept) {
+    if (state == nullptr) {
+      states().erase(key);
+    } else {
+      states()[key] = std::move(state);
+    }
+  }
 }
 
 // Makes a step of the index chain: `lists` gets the current gradients. Returns

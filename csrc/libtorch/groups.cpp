@@ -218,16 +218,23 @@ void SamplerImpl::complete(size_t group) {
   complete_means(group, options);
 }
 
+// Takes the tensors of options to itself.
+void SamplerImpl::keep_means(OptionValues& options,
+                             const std::vector<at::Tensor>& params) {
+  const auto means = CopiesOfMeans(options.prior_means, params);
+  options.prior_means.clear();
+  for (size_t i = 0; i < means.size(); ++i) {
+    prior_means_[params[i].unsafeGetTensorImpl()] = means[i];
+  }
+  options.means_are_kept = true;
+}
+
 void SamplerImpl::complete_means(size_t group, OptionValues& options) {
   bool& has_means = chain_.groups[group].has_means;
   const auto& params = groups()[group].params();
   if (!options.prior_means.empty()) {
-    const auto means = CopiesOfMeans(options.prior_means, params);
-    options.prior_means.clear();
-    for (size_t i = 0; i < means.size(); ++i) {
-      prior_means_[params[i].unsafeGetTensorImpl()] = means[i];
-    }
-    options.means_are_kept = has_means = true;
+    keep_means(options, params);
+    has_means = true;
   }
   if (has_means == options.means_are_kept) return;
   if (!has_means) {

@@ -32,6 +32,24 @@ bool IsNumber(const c10::IValue& value) {
           wanted, ")");
 }
 
+double RealFrom(std::string_view name, const c10::IValue& value) {
+  if (value.isDouble()) return value.toDouble();
+  if (value.isInt()) return static_cast<double>(value.toInt());
+  if (IsNumber(value) && (value.toTensor().is_floating_point() ||
+                          value.toTensor().scalar_type() == at::kLong)) {
+    return value.toTensor().item<double>();  // a step size may be one
+  }
+  WrongType(name, value, "a number");
+}
+
+int64_t WholeFrom(std::string_view name, const c10::IValue& value) {
+  if (value.isInt()) return value.toInt();
+  if (IsNumber(value) && value.toTensor().scalar_type() == at::kLong) {
+    return value.toTensor().item<int64_t>();
+  }
+  WrongType(name, value, "an int, or a Tensor of one int64");
+}
+
 template <typename T>
 constexpr bool kIsOptional = false;
 template <typename T>
@@ -141,19 +159,9 @@ T FromValue(std::string_view name, const c10::IValue& value) {
     }
     return result;
   } else if constexpr (std::is_same_v<T, double>) {
-    if (value.isDouble()) return value.toDouble();
-    if (value.isInt()) return static_cast<double>(value.toInt());
-    if (IsNumber(value) && (value.toTensor().is_floating_point() ||
-                            value.toTensor().scalar_type() == at::kLong)) {
-      return value.toTensor().item<double>();  // a step size may be one
-    }
-    WrongType(name, value, "a number");
+    return RealFrom(name, value);
   } else if constexpr (std::is_same_v<T, int64_t>) {
-    if (value.isInt()) return value.toInt();
-    if (IsNumber(value) && value.toTensor().scalar_type() == at::kLong) {
-      return value.toTensor().item<int64_t>();
-    }
-    WrongType(name, value, "an int, or a Tensor of one int64");
+    return WholeFrom(name, value);
   } else if constexpr (std::is_same_v<T, bool>) {
     if (!value.isBool()) WrongType(name, value, "a bool");
     return value.toBool();

@@ -225,41 +225,71 @@ void SamplerImpl::add_param_group(const OptimizerParamGroup& param_group) {
   catch_up();  // which may put the counters back
   complete_all();
   follow_groups();
-  const auto& made_of = static_cast<const SamplerOptions&>(owner_->defaults());
+  auto options = options_for(param_group);
+  OptionValues& group = OptionAccess::Of(*options);
+  const std::vector<at::Tensor> params = WithoutRepeats(param_group.params());
+  check_new(params, group);
+  GroupState numbers;
+  if (!group.prior_means.empty()) {
+    const bool is_own = param_group.has_options() && group.is_set("prior_mean");
+    if (!is_own && !groups().empty()) {
+      Invalid(
+          "Invalid prior_mean: tensors for a sampler of several param groups "
+          "(give each group its own prior_mean)");
+    }
+    keep_means(group, params);
+    numbers.has_means = true;
+  }
+  group.is_complete = true;
+  chain_.next_offset =
+      numbers.number(params, chains_with_seeds(group), chain_.next_offset);
+  numbers.set_counters(num_steps(), num_skipped(), chain_.capturable, params);
+  groups().emplace_back(params, std::move(options));
+  chain_.groups.push_back(std::move(numbers));
+  moved_.clear();
+}
+
+// A new group's options, checked; the sampler's where it sets none.
+std::unique_ptr<torch::optim::OptimizerOptions> SamplerImpl::options_for(
+    const OptimizerParamGroup& param_group) const {
   const std::vector<std::string> shared = shared_names();
   const OptionValues& ours = groups().empty() ? defaults() : options_of(0);
   auto options = owner_->defaults().clone();
-  bool is_default_mean = true;
   if (param_group.has_options()) {
-    const auto* own =
-        dynamic_cast<const SamplerOptions*>(&param_group.options());
-    if (own == nullptr || typeid(*own) != typeid(made_of)) {
+    const torch::optim::OptimizerOptions& own = param_group.options();
+    const torch::optim::OptimizerOptions& made_of = owner_->defaults();
+    if (typeid(own) != typeid(made_of)) {
       Invalid("Invalid param group: its options are not of class ", name(),
               "Options");
     }
-    const OptionValues& given = OptionAccess::Of(*own);
+    const OptionValues& given = OptionAccess::Of(own);
     const auto managed = given.set_for_all(ours, shared);
     if (!managed.empty()) {
       Invalid("Invalid param group: '", managed[0], "' is managed by ", name(),
               " and cannot be set for a group");
     }
-    options = own->clone();
     if (given.means_are_kept) {
       Invalid(
           "Invalid prior_mean: the param group's options are of a group with "
           "tensors, which are its sampler's (give this group its own, or a "
           "number)");
     }
-    is_default_mean = !given.is_set("prior_mean");
+    options = own.clone();
     OptionValues& inheriting = OptionAccess::Of(*options);
     inheriting.inherit(defaults());
-    if (is_default_mean) inheriting.prior_means = defaults().prior_means;
+    if (!given.is_set("prior_mean")) {
+      inheriting.prior_means = defaults().prior_means;
+    }
   }
-  const std::vector<at::Tensor> params = WithoutRepeats(param_group.params());
-  OptionValues& group = OptionAccess::Of(*options);
-  group.share(ours, shared);
-  check(group);
+  OptionValues& values = OptionAccess::Of(*options);
+  values.share(ours, shared);
+  check(values);
+  return options;
+}
 
+// Throws unless these can be the parameters of a further group.
+void SamplerImpl::check_new(const std::vector<at::Tensor>& params,
+                            const OptionValues& options) const {
   std::unordered_set<const void*> known;
   std::vector<std::vector<at::Tensor>> all;
   for (const OptimizerParamGroup& previous : groups()) {
@@ -270,7 +300,7 @@ void SamplerImpl::add_param_group(const OptimizerParamGroup& param_group) {
   }
   size_t number = 0;
   for (const at::Tensor& param : params) {
-    check_param(param, group,
+    check_param(param, options,
                 c10::str(", number ", number++, " of group ", groups().size()));
     if (known.contains(param.unsafeGetTensorImpl())) {
       Invalid("some parameters appear in more than one parameter group");
@@ -278,27 +308,6 @@ void SamplerImpl::add_param_group(const OptimizerParamGroup& param_group) {
   }
   all.push_back(params);
   CheckMemory(all);
-  GroupState numbers;
-  if (!group.prior_means.empty()) {
-    if (is_default_mean && !groups().empty()) {
-      Invalid(
-          "Invalid prior_mean: tensors for a sampler of several param groups "
-          "(give each group its own prior_mean)");
-    }
-    const auto means = CopiesOfMeans(group.prior_means, params);
-    group.prior_means.clear();
-    for (size_t i = 0; i < means.size(); ++i) {
-      prior_means_[params[i].unsafeGetTensorImpl()] = means[i];
-    }
-    numbers.has_means = group.means_are_kept = true;
-  }
-  group.is_complete = true;
-  chain_.next_offset =
-      numbers.number(params, chains_with_seeds(group), chain_.next_offset);
-  numbers.set_counters(num_steps(), num_skipped(), chain_.capturable, params);
-  groups().emplace_back(params, std::move(options));
-  chain_.groups.push_back(std::move(numbers));
-  moved_.clear();
 }
 
 // ---- A step -----------------------------------------------------------------
@@ -460,23 +469,7 @@ void SamplerImpl::collect(size_t group, std::vector<TensorLists>& lists) {
       ++place;
     }
     if (place == lists.size()) {
-      if (param.is_cuda() && !has_cuda()) {
-        Raise(name(),
-              " got parameters on a CUDA device, but torch_sgmcmc was built "
-              "without CUDA kernels: rebuild it with -DTORCH_SGMCMC_CUDA=ON");
-      }
-      TensorLists& fresh = lists.emplace_back();
-      fresh.options = &options;
-      fresh.seed = chain_.seed;
-      fresh.step = own.step;
-      fresh.num_chains = chains_with_seeds(options);
-      fresh.momentum_scale = scales.momentum;
-      fresh.thermostat_scale = scales.thermostat;
-      const double estimate = options.number_or("noise_estimate", 0);
-      fresh.noise_estimate = std::isnan(estimate) ? 0 : estimate * scale;
-      fresh.params.reserve(params.size());
-      fresh.grads.reserve(params.size());
-      fresh.offsets.reserve(params.size());
+      lists.push_back(begin_lists(group, param.is_cuda(), scales));
     }
     TensorLists& own_lists = lists[place];
     own_lists.params.push_back(param);
@@ -493,23 +486,55 @@ void SamplerImpl::collect(size_t group, std::vector<TensorLists>& lists) {
   }
 }
 
+// Lists of a group for one device, without tensors.
+TensorLists SamplerImpl::begin_lists(size_t group, bool on_cuda,
+                                     const Scales& scales) const {
+  if (on_cuda && !has_cuda()) {
+    Raise(name(),
+          " got parameters on a CUDA device, but torch_sgmcmc was built "
+          "without CUDA kernels: rebuild it with -DTORCH_SGMCMC_CUDA=ON");
+  }
+  const OptionValues& options = options_of(group);
+  TensorLists lists;
+  lists.options = &options;
+  lists.seed = chain_.seed;
+  lists.step = chain_.groups[group].step;
+  lists.num_chains = chains_with_seeds(options);
+  lists.momentum_scale = scales.momentum;
+  lists.thermostat_scale = scales.thermostat;
+  const double estimate = options.number_or("noise_estimate", 0);
+  lists.noise_estimate =
+      std::isnan(estimate) ? 0 : estimate * options.estimate_scale;
+  const size_t count = groups()[group].params().size();
+  lists.params.reserve(count);
+  lists.grads.reserve(count);
+  lists.offsets.reserve(count);
+  return lists;
+}
+
+// Throws unless a parameter is as it was added.
+void SamplerImpl::check_unchanged(const at::Tensor& param) const {
+  if (param.is_contiguous() && param.layout() == at::kStrided &&
+      param.is_floating_point() && (param.is_cpu() || param.is_cuda())) {
+    return;
+  }
+  try {
+    CheckParameter(name(), param);
+  } catch (const std::invalid_argument& error) {
+    Raise(error.what());  // a step has found it
+  }
+  if (MayRepeat(param)) {
+    Raise(name(),
+          " cannot update an expanded parameter (several elements share "
+          "memory): shape ",
+          Shape(param.sizes()), ", strides ", Shape(param.strides()));
+  }
+}
+
 void SamplerImpl::check_fit(const TensorLists& lists, size_t index) const {
   const at::Tensor& param = lists.params[index];
   const at::Tensor& grad = lists.grads[index];
-  if (!param.is_contiguous() || param.layout() != at::kStrided ||
-      !param.is_floating_point() || !(param.is_cpu() || param.is_cuda())) {
-    try {
-      CheckParameter(name(), param);
-    } catch (const std::invalid_argument& error) {
-      Raise(error.what());  // a step has found it
-    }
-    if (MayRepeat(param)) {
-      Raise(name(),
-            " cannot update an expanded parameter (several elements share "
-            "memory): shape ",
-            Shape(param.sizes()), ", strides ", Shape(param.strides()));
-    }
-  }
+  check_unchanged(param);
   CheckChains(param, lists.options->chains());
   if (grad.scalar_type() != param.scalar_type() ||
       grad.sizes() != param.sizes() || grad.device() != param.device()) {

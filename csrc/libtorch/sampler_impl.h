@@ -275,7 +275,15 @@ class SamplerImpl {
     return OptionAccess::Of(owner_->defaults());
   }
   void collect(size_t group, std::vector<TensorLists>& lists);
+  TensorLists begin_lists(size_t group, bool on_cuda,
+                          const Scales& scales) const;
+  void check_unchanged(const at::Tensor& param) const;
   void check_fit(const TensorLists& lists, size_t index) const;
+  std::unique_ptr<torch::optim::OptimizerOptions> options_for(
+      const torch::optim::OptimizerParamGroup& param_group) const;
+  void check_new(const std::vector<at::Tensor>& params,
+                 const OptionValues& options) const;
+  void keep_means(OptionValues& options, const std::vector<at::Tensor>& params);
   void check_param(const at::Tensor& param, const OptionValues& options,
                    const std::string& place = "") const;
   void check_nonfinite(const OptionValues& options) const;
@@ -299,6 +307,13 @@ class SamplerImpl {
   void rescale_now(std::vector<TensorLists>& lists);
 
   // For state dicts.
+  struct Loaded;
+  void check_saved_groups(const c10::IValue& theirs) const;
+  Loaded read(const c10::IValue& theirs, const StateDict& state) const;
+  void read_states(const StateDict& state, size_t group,
+                   const std::vector<int64_t>& indices, bool is_blank,
+                   Loaded& loaded) const;
+  void take(Loaded loaded);
   StateDict write_group(const OptionValues& options,
                         const NamedValues& progress, const ChainState& chain,
                         size_t index) const;

@@ -6,7 +6,6 @@
 #include <set>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -40,35 +39,39 @@ std::string InARow(const Names& names) {
           sampler, " does not know; it is not one of ", sampler);
 }
 
-// Throws for state dicts of features that only Python has.
+[[noreturn]] void RefusePythonOnly(const std::string& kind) {
+  Invalid("Invalid state_dict: got one of ", kind,
+          ", which C++ does not have. Continue it in Python");
+}
+
+void RefusePythonOnlyGroup(const StateDict& group) {
+  if (group.contains("sampler") && group.at("sampler").isString()) {
+    const std::string sampler = group.at("sampler").toStringRef();
+    if (IsSampler(sampler) && !IsRegistered(sampler)) RefusePythonOnly(sampler);
+  }
+  constexpr std::pair<const char*, const char*> kByFlag[] = {
+      {"gamma", "PSGLD with Γ"},
+      {"persistent_index_chain", "EWSG with a persistent index chain"}};
+  for (const auto& [key, kind] : kByFlag) {
+    if (group.contains(key) && Alike(group.at(key), true)) {
+      RefusePythonOnly(kind);
+    }
+  }
+}
+
+// Throws for state dicts of features that only Python has. Other types are
+// refused where they are read.
 void RefusePythonOnlyState(const StateDict& dict) {
-  const auto refuse = [](const std::string& kind) {
-    Invalid("Invalid state_dict: got one of ", kind,
-            ", which C++ does not have. Continue it in Python");
-  };
   constexpr std::pair<const char*, const char*> kByKey[] = {
       {"full_grads", "ControlVariates or SVRG"},
       {"series", "TemperatureMonitor"},
       {"means", "TimeAverage"}};
   for (const auto& [key, kind] : kByKey) {
-    if (dict.contains(key)) refuse(kind);
+    if (dict.contains(key)) RefusePythonOnly(kind);
   }
-  // Other types are refused where they are read.
   if (dict.contains("param_groups") && dict.at("param_groups").isList()) {
     for (const c10::IValue& value : dict.at("param_groups").toList().vec()) {
-      if (!value.isGenericDict()) continue;
-      const StateDict group = value;
-      if (group.contains("sampler") && group.at("sampler").isString()) {
-        const std::string sampler = group.at("sampler").toStringRef();
-        if (IsSampler(sampler) && !IsRegistered(sampler)) refuse(sampler);
-      }
-      const std::tuple<const char*, c10::IValue, const char*> kByValue[] = {
-          {"gamma", true, "PSGLD with Γ"},
-          {"persistent_index_chain", true,
-           "EWSG with a persistent index chain"}};
-      for (const auto& [key, wanted, kind] : kByValue) {
-        if (group.contains(key) && Alike(group.at(key), wanted)) refuse(kind);
-      }
+      if (value.isGenericDict()) RefusePythonOnlyGroup(value);
     }
   }
   if (!dict.contains("state") || !dict.at("state").isGenericDict()) return;
@@ -76,9 +79,9 @@ void RefusePythonOnlyState(const StateDict& dict) {
   for (const auto& entry : states.entries()) {
     if (!entry.value().isGenericDict()) continue;
     const StateDict state = entry.value();
-    if (state.contains("sensitivity")) refuse("PSGLD with Γ");
+    if (state.contains("sensitivity")) RefusePythonOnly("PSGLD with Γ");
     if (state.contains("preconditioner") && !state.contains("square_average")) {
-      refuse("SBPS with a given preconditioner");
+      RefusePythonOnly("SBPS with a given preconditioner");
     }
   }
 }
@@ -266,7 +269,15 @@ StateDict SamplerImpl::state_dict() const {
 
 // ---- Loading ----------------------------------------------------------------
 
-// Reads and checks everything before the first change.
+// All of a state dict, read and checked before the first change.
+struct SamplerImpl::Loaded {
+  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options;
+  std::vector<std::pair<void*, std::unique_ptr<SamplerParamState>>> states;
+  std::unordered_map<const void*, at::Tensor> means;
+  NamedValues progress;
+  ChainState chain;
+};
+
 void SamplerImpl::load_state_dict(const StateDict& dict) {
   catch_up();
   follow_groups();
@@ -275,6 +286,12 @@ void SamplerImpl::load_state_dict(const StateDict& dict) {
   RefusePythonOnlyState(dict);
   const c10::IValue theirs = ListOf(dict, "param_groups");
   const StateDict state = dict.at("state");
+  check_saved_groups(theirs);
+  take(read(theirs, state));
+}
+
+// Throws unless saved groups are as many as ours, and have their keys.
+void SamplerImpl::check_saved_groups(const c10::IValue& theirs) const {
   const size_t num_groups = theirs.toListRef().size();
   if (num_groups != groups().size()) {
     Invalid("Invalid state_dict: it has ", num_groups,
@@ -293,78 +310,91 @@ void SamplerImpl::load_state_dict(const StateDict& dict) {
       Unknown("param group " + std::to_string(i), of_others, name());
     }
   }
-  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> new_options;
-  std::vector<std::pair<void*, std::unique_ptr<SamplerParamState>>> new_states;
-  std::unordered_map<const void*, at::Tensor> new_means;
-  NamedValues first_progress;
-  ChainState chain;
+}
+
+SamplerImpl::Loaded SamplerImpl::read(const c10::IValue& theirs,
+                                      const StateDict& state) const {
+  Loaded loaded;
   std::vector<std::string> indices_of_all;
-  std::vector<std::string> keys = state_keys();
-  keys.emplace_back("prior_mean");
-  keys.emplace_back("step");  // in Python's, the groups' step
   std::vector<StateDict> written;
-  for (size_t i = 0; i < num_groups; ++i) {
+  for (size_t i = 0; i < groups().size(); ++i) {
     const StateDict group = DictAt(theirs, i, "param group");
-    const std::vector<at::Tensor>& params = groups()[i].params();
     const auto indices = IntegersOf(group, "params");
-    if (indices.size() != params.size()) {
+    if (indices.size() != groups()[i].params().size()) {
       Invalid("Invalid state_dict: param group ", i, " has ", indices.size(),
-              " parameters, expected ", params.size());
+              " parameters, expected ", groups()[i].params().size());
     }
-    new_options.push_back(groups()[i].options().clone());
-    OptionValues& options = OptionAccess::Of(*new_options.back());
+    loaded.options.push_back(groups()[i].options().clone());
+    OptionValues& options = OptionAccess::Of(*loaded.options.back());
     NamedValues progress = progress_;
-    read_group(group, i, options, progress, chain);
+    read_group(group, i, options, progress, loaded.chain);
     StateDict& values =
-        written.emplace_back(write_group(options, progress, chain, i));
+        written.emplace_back(write_group(options, progress, loaded.chain, i));
     for (const char* key : {"seed", "next_offset"}) {
       values.set(key, SavedCount({FromValue<int64_t>(key, group.at(key))}));
     }
-    if (i == 0) first_progress = progress;
-    read_means(state, i, indices, new_means);
-    for (size_t p = 0; p < indices.size(); ++p) {
-      indices_of_all.push_back(std::to_string(indices[p]));
-      if (!state.contains(indices[p])) continue;
-      const StateDict kept = state.at(indices[p]);
-      CheckKnownKeys(kept, keys,
-                     "the state of parameter " + std::to_string(indices[p]),
-                     name());
-      // Before the first step other state is blank.
-      size_t own = kept.size();
-      for (const char* key : {"prior_mean", "step"}) {
-        if (kept.contains(key)) --own;
-      }
-      auto restored = read_state(kept, params[p], indices[p], options);
-      if (own == 0 || CountAt(group, "step") == 0) continue;
-      new_states.emplace_back(params[p].unsafeGetTensorImpl(),
-                              std::move(restored));
+    if (i == 0) loaded.progress = progress;
+    read_means(state, i, indices, loaded.means);
+    read_states(state, i, indices, CountAt(group, "step") == 0, loaded);
+    for (const int64_t index : indices) {
+      indices_of_all.push_back(std::to_string(index));
     }
   }
   CheckKnownKeys(state, indices_of_all, "its state", name());
   std::vector<std::string> equal = {"seed",       "step",      "next_offset",
                                     "capturable", "nonfinite", "num_skipped"};
-  for (const auto& names : {shared_names(), first_progress.keys()}) {
+  for (const auto& names : {shared_names(), loaded.progress.keys()}) {
     equal.insert(equal.end(), names.begin(), names.end());
   }
   CheckEqual(written, equal, why_equal());
-  CheckRanges(chain);
+  CheckRanges(loaded.chain);
+  return loaded;
+}
 
+// Reads the state of a group's parameters. Before the first step, what is not a
+// user's is blank.
+void SamplerImpl::read_states(const StateDict& state, size_t group,
+                              const std::vector<int64_t>& indices,
+                              bool is_blank, Loaded& loaded) const {
+  const OptionValues& options = OptionAccess::Of(*loaded.options[group]);
+  std::vector<std::string> keys = state_keys();
+  keys.emplace_back("prior_mean");
+  keys.emplace_back("step");  // in Python's, the groups' step
+  for (size_t p = 0; p < indices.size(); ++p) {
+    if (!state.contains(indices[p])) continue;
+    const at::Tensor& param = groups()[group].params()[p];
+    const StateDict kept = state.at(indices[p]);
+    CheckKnownKeys(kept, keys,
+                   "the state of parameter " + std::to_string(indices[p]),
+                   name());
+    size_t own = kept.size();
+    for (const char* key : {"prior_mean", "step"}) {
+      if (kept.contains(key)) --own;
+    }
+    auto restored = read_state(kept, param, indices[p], options);
+    if (own == 0 || is_blank) continue;
+    loaded.states.emplace_back(param.unsafeGetTensorImpl(),
+                               std::move(restored));
+  }
+}
+
+void SamplerImpl::take(Loaded loaded) {
   finite_check_ = DeferredFiniteCheck();  // of the chain that is left
   states().clear();
-  for (auto& [param, restored] : new_states) {
+  for (auto& [param, restored] : loaded.states) {
     states()[param] = std::move(restored);
   }
-  prior_means_ = std::move(new_means);
-  progress_ = std::move(first_progress);
-  for (size_t i = 0; i < num_groups; ++i) {
-    GroupState& own = chain.groups[i];
+  prior_means_ = std::move(loaded.means);
+  progress_ = std::move(loaded.progress);
+  for (size_t i = 0; i < groups().size(); ++i) {
+    GroupState& own = loaded.chain.groups[i];
     for (const at::Tensor& param : groups()[i].params()) {
       own.has_means = own.has_means || prior_mean_of(param).defined();
     }
-    OptionAccess::Of(*new_options[i]).means_are_kept = own.has_means;
-    groups()[i].set_options(std::move(new_options[i]));
+    OptionAccess::Of(*loaded.options[i]).means_are_kept = own.has_means;
+    groups()[i].set_options(std::move(loaded.options[i]));
   }
-  chain_ = std::move(chain);
+  chain_ = std::move(loaded.chain);
   moved_.clear();
   OptionValues& made_of = OptionAccess::Of(owner_->defaults());
   made_of.capturable = options_of(0).capturable;

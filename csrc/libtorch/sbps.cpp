@@ -191,6 +191,26 @@ torch::Tensor SBPSImpl::step(
   return losses;
 }
 
+// True if the preconditioner takes an event's gradients.
+bool Learns(const Trajectory& trajectory, const OptionValues& options,
+            bool bounces) {
+  return trajectory.preconditioned() && options.get<bool>("adapt") &&
+         (bounces || options.get<bool>("adapt_every_step"));
+}
+
+// Counts an event; `exceeds` says that the rate was above its bound.
+void CountEvent(ClockEvent event, bool bounces, bool exceeds,
+                int64_t num_losses, NamedValues& progress) {
+  const bool proposal = event == ClockEvent::kProposal;
+  progress.add("num_observations", event == ClockEvent::kObserve ? 1 : 0);
+  progress.add("num_proposals", proposal ? 1 : 0);
+  progress.add("num_bounces", bounces ? 1 : 0);
+  progress.add("num_violations", proposal && exceeds ? 1 : 0);
+  progress.add("num_refreshments", event == ClockEvent::kRefreshment ? 1 : 0);
+  progress.add("num_derivatives", num_losses);
+  progress.add("num_gradients", num_losses);
+}
+
 // Moves to the next event and sets the next trajectory. Also changes the
 // position, the clock and `progress`.
 torch::Tensor SBPSImpl::event(
@@ -214,8 +234,7 @@ torch::Tensor SBPSImpl::event(
   const bool proposal = next.event == ClockEvent::kProposal;
   const bool bounces =
       proposal && BounceClock::Accepts(next.rate, rate.value, stream);
-  const bool learns = ahead->preconditioned() && options.get<bool>("adapt") &&
-                      (bounces || options.get<bool>("adapt_every_step"));
+  const bool learns = Learns(*ahead, options, bounces);
   const double next_line_time = bounces ? 0.0 : line_time;
   try {
     if (bounces) {
@@ -235,15 +254,8 @@ torch::Tensor SBPSImpl::event(
     }
   }
   clock.Take(next.event, next.wait, rate.value, rate.variance, reflected);
-  const bool violated = proposal && rate.value > next.rate;
-  progress.add("num_observations", next.event == ClockEvent::kObserve ? 1 : 0);
-  progress.add("num_proposals", proposal ? 1 : 0);
-  progress.add("num_bounces", reflected ? 1 : 0);
-  progress.add("num_violations", violated ? 1 : 0);
-  progress.add("num_refreshments",
-               next.event == ClockEvent::kRefreshment ? 1 : 0);
-  progress.add("num_derivatives", seen.losses.numel());
-  progress.add("num_gradients", seen.losses.numel());
+  CountEvent(next.event, bounces, rate.value > next.rate, seen.losses.numel(),
+             progress);
   progress.put("trajectory_time", begin + next.wait);
   progress.put("line_time", next_line_time);
   if (next.wait > 0) {

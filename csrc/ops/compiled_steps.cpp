@@ -46,6 +46,29 @@ namespace {
 
 constexpr const char* kOp = "noise_steps_";
 
+// From a step's row to the next, in elements; 0 if it does not matter. Throws
+// unless it is equal for all tensors, which have equally many rows.
+int64_t RowStride(const TensorList& noise) {
+  for (const Tensor& tensor : noise) {
+    if (tensor.dim() == 0 || tensor.size(0) == 0) {
+      Fail(kOp, "noise must have a row for each step");
+    }
+  }
+  const int64_t steps = noise[0].size(0);
+  int64_t stride = 0;
+  for (const Tensor& tensor : noise) {
+    if (tensor.size(0) != steps) {
+      Fail(kOp, "noise must have a row for each step");
+    }
+    if (steps == 1 || tensor.numel() == 0) continue;
+    if (stride == 0) stride = tensor.stride(0);
+    if (tensor.stride(0) != stride) {
+      Fail(kOp, "noise must be parts of one tensor with a row for each step");
+    }
+  }
+  return stride;
+}
+
 // Row s of each tensor gets the noise of step + s. The tensors have equally
 // long rows of memory, since they are parts of one array of rows.
 void NoiseSteps(TensorList noise, std::vector<int64_t> offsets, int64_t uniform,
@@ -54,23 +77,10 @@ void NoiseSteps(TensorList noise, std::vector<int64_t> offsets, int64_t uniform,
     Fail(kOp, "Invalid uniform: ", uniform, " (must be 0 or 1)");
   }
   if (noise.empty()) return;
-  for (const Tensor& tensor : noise) {
-    if (tensor.dim() == 0 || tensor.size(0) == 0) {
-      Fail(kOp, "noise must have a row for each step");
-    }
-  }
+  const int64_t stride = RowStride(noise);
   const int64_t steps = noise[0].size(0);
-  int64_t stride = 0;  // from a step's row to the next
   TensorList first;
   for (const Tensor& tensor : noise) {
-    if (tensor.size(0) == steps && steps > 1 && tensor.numel() > 0) {
-      if (stride == 0) stride = tensor.stride(0);
-      if (tensor.stride(0) != stride) {
-        Fail(kOp, "noise must be parts of one tensor with a row for each step");
-      }
-    } else if (tensor.size(0) != steps) {
-      Fail(kOp, "noise must have a row for each step");
-    }
     first.push_back(torch::stable::select(tensor, 0, 0));
     if (!first.back().is_contiguous()) {
       Fail(kOp, "noise must be contiguous within a row");

@@ -52,6 +52,13 @@ std::tuple<Tensor, Tensor> DeferredStep(TensorList params, TensorList grads,
   return {found, gate};
 }
 
+// A part of a list, up to its end.
+TensorList PartOf(const TensorList& tensors, int64_t begin, int64_t n) {
+  const auto size = static_cast<int64_t>(tensors.size());
+  return {tensors.begin() + std::min(begin, size),
+          tensors.begin() + std::min(begin + n, size)};
+}
+
 // 1: the last proposal was accepted, and its gradients used; 0: rejected. -1:
 // the log ratio is not finite, and nothing has changed.
 int64_t EWSGStep(TensorList params, TensorList grads, TensorList proposals,
@@ -71,12 +78,6 @@ int64_t EWSGStep(TensorList params, TensorList grads, TensorList proposals,
   double log_ratio = 0;
   int64_t first_param = 0;
   int64_t first_state = 0;
-  // A part of a list, up to its end.
-  const auto part = [](const TensorList& tensors, int64_t begin, int64_t n) {
-    const auto size = static_cast<int64_t>(tensors.size());
-    return TensorList(tensors.begin() + std::min(begin, size),
-                      tensors.begin() + std::min(begin + n, size));
-  };
   const auto append = [](TensorList& tensors, const TensorList& more) {
     tensors.insert(tensors.end(), more.begin(), more.end());
   };
@@ -92,14 +93,14 @@ int64_t EWSGStep(TensorList params, TensorList grads, TensorList proposals,
     }
     int64_t lists = 0;
     for (const int64_t each : of.lengths) lists += std::max<int64_t>(0, each);
-    TensorList compared = part(proposals, first_param, length);
-    append(compared, part(state, first_state, momenta));
+    TensorList compared = PartOf(proposals, first_param, length);
+    append(compared, PartOf(state, first_state, momenta));
     if (of.has_means != 0) {
-      append(compared, part(state, first_state + lists, length));
+      append(compared, PartOf(state, first_state + lists, length));
       lists += length;
     }
-    const TensorList own_params = part(params, first_param, length);
-    const TensorList own_grads = part(grads, first_param, length);
+    const TensorList own_params = PartOf(params, first_param, length);
+    const TensorList own_grads = PartOf(grads, first_param, length);
     PackedTensors tensors(kOp, own_params, own_grads, compared);
     Call call = tensors.Next(EWSGLogRatios::kSpec, ratio);
     tensors.CheckIsEmpty();

@@ -112,6 +112,17 @@ struct ECSTerms {
   }
 };
 
+Tensor AsTensor(const ECSEstimate& estimate, const Tensor& like) {
+  Tensor result = NewDoubles(like, {kECSEstimate});
+  double* out = DoublesOf(result);
+  out[0] = estimate.log;
+  out[1] = estimate.variance;
+  out[2] = estimate.mean;
+  out[3] = estimate.sign;
+  out[4] = estimate.lowest;
+  return result;
+}
+
 std::tuple<Tensor, Tensor, Tensor> ECSEstimateAt(
     Tensor values, Tensor theta, Tensor anchor, Tensor expansions,
     Tensor gradients, ECSMaybe scales, ECSMaybe hessians, double temperature,
@@ -168,14 +179,7 @@ std::tuple<Tensor, Tensor, Tensor> ECSEstimateAt(
   const ECSEstimator estimator{num_data, batch_size, num_factors, lower_bound};
   const ECSEstimate result =
       EstimateLikelihood(estimator, differences.data(), m, weight);
-  Tensor estimate = NewDoubles(values, {kECSEstimate});
-  double* out = DoublesOf(estimate);
-  out[0] = result.log;
-  out[1] = result.variance;
-  out[2] = result.mean;
-  out[3] = result.sign;
-  out[4] = result.lowest;
-  return {weights, hessian_terms, estimate};
+  return {weights, hessian_terms, AsTensor(result, values)};
 }
 
 // log |L̂|^(1/T) + log prior / T and whether all is finite; and the gradient.
