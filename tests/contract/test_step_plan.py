@@ -225,6 +225,38 @@ def test_what_is_refused_is_refused(change, words):
     assert sampler.param_groups[0]["step"] == 2
 
 
+def test_other_elements_in_as_many_bytes_are_seen():
+    """SGLD has no state that would not fit them."""
+    sampler, params = make("SGLD", torch.float64)
+    step(sampler, params, 2)
+    params[0].data = torch.ones(10)
+    with pytest.raises(RuntimeError, match="reassign_noise_offsets"):
+        step(sampler, params)
+    assert sampler.param_groups[0]["step"] == 2
+
+
+def test_an_update_that_fails_is_not_counted():
+    """Here the result cannot be copied to a parameter that is not contiguous."""
+    p = nn.Parameter(torch.ones(3, 2).t())
+    sampler = sg.SGLD([p], 0.1, num_data=10, seed=0)
+    step(sampler, [p], 2)
+    p.grad = torch.ones_like(p)
+
+    def copy(to, source, non_blocking=False):
+        if to.data_ptr() == p.data_ptr():
+            raise RuntimeError("no copy")
+        to.numpy()[...] = source.numpy()
+        return to
+
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("copy_", copy, "CPU")
+        with pytest.raises(RuntimeError, match="no copy"):
+            sampler.step()
+    assert sampler.param_groups[0]["step"] == 2
+    sampler.step()
+    assert sampler.param_groups[0]["step"] == 3
+
+
 @pytest.mark.parametrize("kind", ["SGHMC", "EWSG"])
 @pytest.mark.parametrize(
     ("key", "value"),

@@ -226,5 +226,11 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         Mutant("EWSG: minibatches are weighed with momenta of another lr", "ops/ewsg.h",
             "twice_share = 2 * alpha * momentum_scale;", "twice_share = 2 * alpha;",
             ("tests/operators/test_ewsg_operators.py -k equals_reference",)),
+        Mutant("a plan goes on with parameters of another dtype",
+            "bindings/plan_guard.cpp", "dtype.ptr() != known.dtype ||", "",
+            ("tests/contract/test_step_plan.py -k as_many_bytes_are_seen",)),
+        Mutant("an update that fails is counted", "ops/fused_step.h",
+            "if (step != nullptr) --*step;", "",
+            ("tests/contract/test_step_plan.py -k is_not_counted",)),
     ),
 )  # fmt: skip

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from _pytest.mark import deselect_by_keyword
 
+import torch_sgmcmc as sg
+
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parents[1]
 if not (CHECKOUT / "csrc").exists():
@@ -35,6 +37,14 @@ def test_levels_see_enough_bugs(table):
     assert sum(bug.is_default for bug in bugs) >= 12
     levels = {table.level_of(arguments) for bug in bugs for arguments in bug.tests}
     assert levels == {"default", "full"}
+
+
+def test_each_sampler_has_a_bug_of_the_default_level(table):
+    bugs = [bug for build in table.BUILDS for bug in build if bug.is_default]
+    named = {bug.name.split(":")[0].replace("-", "") for bug in bugs}
+    classes = [getattr(sg, name) for name in sg.__all__]
+    kinds = {c for c in classes if isinstance(c, type) and issubclass(c, sg.Sampler)}
+    assert {kind.__name__ for kind in kinds - {sg.Sampler}} <= named
 
 
 class Counts:
