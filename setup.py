@@ -11,6 +11,8 @@ Environment variables:
         unset, they are built if nvcc is found (CUDA_HOME, then PATH).
     TORCH_CUDA_ARCH_LIST: GPU architectures, as for every torch extension.
     MAX_JOBS: number of parallel compilations.
+    TORCH_SGMCMC_DEV: 1 builds for development: each source alone, little optimised,
+        with symbols. A repeated build_ext --inplace compiles what has changed.
 """
 
 import os
@@ -31,6 +33,7 @@ from torch.utils.cpp_extension import (
 # Architectures that nvcc 12 and 13 both know, and PTX for what comes later. Code for
 # 8.0 runs on 8.6 and 8.9.
 DEFAULT_ARCHITECTURES = "7.5;8.0;9.0+PTX"
+DEV = os.environ.get("TORCH_SGMCMC_DEV") == "1"
 # Units of compilation: two processors have one each, but where headers, pybind11's,
 # take most of the time.
 UNITS = {"torch_sgmcmc._C": 1}
@@ -47,7 +50,7 @@ def flags(file: str) -> list[str]:
     return [f for line in lines if not line.startswith("#") for f in line.split()]
 
 
-CXX_FLAGS = [*flags("cxx_flags.txt"), "-g0"]
+CXX_FLAGS = [*flags("cxx_flags.txt"), *(["-O1", "-g"] if DEV else ["-g0"])]
 NVCC_FLAGS = flags("nvcc_flags.txt")
 
 
@@ -67,7 +70,7 @@ class Build(BuildExtension):
         most = UNITS.get(extension.name, MOST_UNITS)
         for suffix in sorted({Path(source).suffix for source in extension.sources}):
             alike = [s for s in extension.sources if Path(s).suffix == suffix]
-            count = min(most, len(alike))
+            count = len(alike) if DEV else min(most, len(alike))
             for i in range(count):
                 unit = folder / f"unit_{i}_{suffix[1:]}{suffix}"
                 text = "".join(
@@ -118,7 +121,7 @@ def nvcc_major() -> str:
 
 
 # Symbols for a debugger would be 90 % of the binaries.
-STRIP = ["-Wl,--strip-all"]
+STRIP = [] if DEV else ["-Wl,--strip-all"]
 extensions = [
     CppExtension(
         "torch_sgmcmc._operators",
@@ -130,7 +133,7 @@ extensions = [
     ),
     Extension(
         "torch_sgmcmc._C",
-        sources("bindings/*.cpp", "host/*.cpp", "random/*.cpp"),
+        sources("bindings/*.cpp", "host/*.cpp", "random/*.cpp", "ops/specs.cpp"),
         include_dirs=[*INCLUDE_DIRS, pybind11.get_include()],
         extra_compile_args={"cxx": CXX_FLAGS},
         extra_link_args=STRIP,
@@ -144,7 +147,7 @@ if wants_cuda():
     extensions.append(
         CUDAExtension(
             "torch_sgmcmc._operators_cuda",
-            sources("launch/*.cpp", "ops/*.cu"),
+            sources("launch/*.cpp", "ops/specs.cpp", "ops/*.cu"),
             include_dirs=[*INCLUDE_DIRS],
             extra_compile_args={"cxx": [*CXX_FLAGS, "-DUSE_CUDA"], "nvcc": NVCC_FLAGS},
             extra_link_args=STRIP,

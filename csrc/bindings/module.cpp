@@ -13,7 +13,6 @@
 #include "host/settings.h"
 #include "host/uniforms.h"
 #include "ops/op_spec.h"
-#include "ops/registry.h"
 #include "random/counter.h"
 #include "random/isa.h"
 #include "random/portable_noise.h"
@@ -236,7 +235,7 @@ PYBIND11_MODULE(_C, m) {
       "op_specs",
       [] {
         py::list specs;
-        for (const OpSpec* spec : torch_sgmcmc::kOpSpecs) {
+        for (const OpSpec* spec : torch_sgmcmc::OpSpecs()) {
           specs.append(AsDict(*spec));
         }
         return specs;

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "host/index_chain.h"
+#include "ops/ewsg.h"
 
 namespace torch_sgmcmc {
 
@@ -87,7 +88,7 @@ int64_t EWSGStep(TensorList params, TensorList grads, TensorList proposals,
     const auto length = static_cast<int64_t>(of.offsets.size());
     // A group's momenta come first in its state, its means last.
     const int64_t momenta = ratio.lengths.size() == 2 ? ratio.lengths[1] : -1;
-    if (ratio.op != PlaceOf(EWSGLogRatios::kSpec) || momenta < 0 ||
+    if (SpecOf(ratio) != &EWSGLogRatios::kSpec || momenta < 0 ||
         ratio.offsets != of.offsets || ratio.has_means != of.has_means) {
       Fail(kOp, "weights is no call of ewsg_log_ratio for each group");
     }

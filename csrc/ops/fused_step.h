@@ -16,27 +16,33 @@
 #include "launch/boxed.h"
 #include "launch/packed.h"
 #include "ops/nonfinite_op.h"
-#include "ops/registry.h"
+#include "ops/op_spec.h"
 
 namespace torch_sgmcmc {
+
+// The operator of a packed call; null if there is none.
+inline const OpSpec* SpecOf(const PackedCall& call) {
+  const auto place = static_cast<uint64_t>(call.op);
+  return place < OpSpecs().size() ? OpSpecs()[place] : nullptr;
+}
 
 // The updates of a step, on one device.
 class Updates {
  public:
   virtual ~Updates() = default;
   // Throws as an operator would; nothing has changed.
-  virtual std::unique_ptr<PreparedUpdate> Prepare(const char* op, int64_t index,
+  virtual std::unique_ptr<PreparedUpdate> Prepare(const char* op,
                                                   const Call& call) const = 0;
 };
 
-template <class Driver>
+template <class Driver, class Operators>
 class UpdatesOn final : public Updates {
  public:
-  std::unique_ptr<PreparedUpdate> Prepare(const char* op, int64_t index,
+  std::unique_ptr<PreparedUpdate> Prepare(const char* op,
                                           const Call& call) const override {
     std::unique_ptr<PreparedUpdate> update;
-    SamplerOperators::ForEach([&]<class Op>(std::type_identity<Op> /*op*/) {
-      if (index == PlaceOf(Op::kSpec)) {
+    Operators::ForEach([&]<class Op>(std::type_identity<Op> /*op*/) {
+      if (&call.spec == &Op::kSpec) {
         update = std::make_unique<Update<Op, Driver>>(call);
       }
     });
@@ -58,11 +64,9 @@ class PreparedStep {
     PackedTensors tensors(op, params, grads, state);
     calls_.reserve(packed.calls.size());  // updates refer to them
     for (const PackedCall& each : packed.calls) {
-      if (each.op < 0 || each.op >= static_cast<int64_t>(kOpSpecs.size())) {
-        Fail(op, "packed is no call of a sampler's step");
-      }
-      const auto index = static_cast<size_t>(each.op);
-      calls_.push_back(tensors.Next(*kOpSpecs[index], each));
+      const OpSpec* spec = SpecOf(each);
+      if (spec == nullptr) Fail(op, "packed is no call of a sampler's step");
+      calls_.push_back(tensors.Next(*spec, each));
       Call& call = calls_.back();
       call.seed = packed.seed;
       call.step = step;
@@ -70,8 +74,8 @@ class PreparedStep {
       call.num_chains = packed.num_chains;
     }
     tensors.CheckIsEmpty();
-    for (size_t i = 0; i < calls_.size(); ++i) {
-      updates_.push_back(device.Prepare(op, packed.calls[i].op, calls_[i]));
+    for (const Call& call : calls_) {
+      updates_.push_back(device.Prepare(op, call));
     }
   }
 

@@ -12,6 +12,7 @@
 #include <initializer_list>
 #include <iterator>
 #include <limits>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -267,5 +268,10 @@ constexpr ArgLayout ArgLayoutOf(const OpSpec& spec) {
   if (has_device) slots.Add(Kind::kNumChains);
   return slots;
 }
+
+// The specs of all operators, in the order of packed calls. In a source of its
+// own: what includes ops/registry.h is compiled again after a change of any
+// operator.
+std::span<const OpSpec* const> OpSpecs();
 
 }  // namespace torch_sgmcmc

@@ -4,7 +4,7 @@
 #include "launch/cpu.h"
 #include "launch/reduce.h"
 #include "ops/fused_step.h"
-#include "ops/registry.h"
+#include "ops/other_operators.h"
 
 double torch_sgmcmc::LogRatioOf(const Call& call) {
   return *static_cast<const double*>(

@@ -3,7 +3,7 @@
 #include "launch/boxed.h"
 #include "launch/cuda.cuh"
 #include "launch/reduce.cuh"
-#include "ops/registry.h"
+#include "ops/other_operators.h"
 
 STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CUDA, m) {
   using namespace torch_sgmcmc;  // NOLINT(google-build-using-namespace)

@@ -10,14 +10,13 @@
 // pitch of each shard, 0 and 0 for whole parameters (Note [Rows of shards],
 // launch/plan.h). With `num_chains` > 0, tensors have a leading dimension of
 // chains with a seed each (Note [Chains side by side], launch/plan.h).
-#include "ops/registry.h"
-
 #include <torch/csrc/stable/library.h>
 
 #include "launch/call.h"
+#include "ops/op_spec.h"
 
 STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
-  for (const torch_sgmcmc::OpSpec* spec : torch_sgmcmc::kOpSpecs) {
+  for (const torch_sgmcmc::OpSpec* spec : torch_sgmcmc::OpSpecs()) {
     m.def(torch_sgmcmc::SchemaOf(*spec).c_str());
   }
   // Operators without specs.

@@ -3,10 +3,10 @@
 #include "launch/boxed.h"
 #include "launch/cpu.h"
 #include "ops/fused_step.h"
-#include "ops/registry.h"
+#include "ops/sampler_operators.h"
 
 const torch_sgmcmc::Updates& torch_sgmcmc::CpuUpdates() {
-  static const UpdatesOn<CpuDriver> updates;
+  static const UpdatesOn<CpuDriver, SamplerOperators> updates;
   return updates;
 }
 

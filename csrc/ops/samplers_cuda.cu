@@ -3,10 +3,10 @@
 #include "launch/boxed.h"
 #include "launch/cuda.cuh"
 #include "ops/fused_step.h"
-#include "ops/registry.h"
+#include "ops/sampler_operators.h"
 
 const torch_sgmcmc::Updates& torch_sgmcmc::CudaUpdates() {
-  static const UpdatesOn<CudaDriver> updates;
+  static const UpdatesOn<CudaDriver, SamplerOperators> updates;
   return updates;
 }
 

@@ -6,6 +6,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
 
+#include <algorithm>
 #include <iostream>
 
 #include "fuzz.h"
@@ -191,7 +192,7 @@ class Arguments {
     for (const CommonNumber& each : kCommonNumbers) {
       if (Has(*row, each)) call.numbers.push_back(random_.fraction());
     }
-    call.op = PlaceOf(*row);
+    call.op = std::ranges::find(kOpSpecs, row) - kOpSpecs.begin();
     PackedStep step;
     step.checks = random_.below(2);
     step.seed = random_.any();

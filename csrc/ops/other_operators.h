@@ -1,0 +1,25 @@
+// Updates that are no sampler's step, and sums.
+#pragma once
+
+#include "ops/control_variate.h"
+#include "ops/ewsg.h"
+#include "ops/gaussian.h"
+#include "ops/gradient_variance.h"
+#include "ops/hmc.h"
+#include "ops/operator_list.h"
+#include "ops/sbps.h"
+#include "ops/squares.h"
+#include "ops/temperature_sums.h"
+
+namespace torch_sgmcmc {
+
+using UpdateOperators =
+    Operators<GradientVarianceStep, ControlVariate, Gaussian, SquareRoots,
+              HMCMomenta, HMCLeapfrog, SBPSPlace, SBPSReflect, SBPSAdapt,
+              SBPSPrecondition>;
+using SumOperators =
+    Operators<EWSGLogRatios, HMCEnergy, SBPSReflectSums, SBPSPreconditionSums,
+              SBPSSumsOfLine, SBPSSumsOfReflection, SBPSSumOfPreconditioner,
+              TemperatureSums, SumOfSquares>;
+
+}  // namespace torch_sgmcmc
