@@ -36,9 +36,10 @@ bool AreSame(const std::vector<const void*>& impls,
 
 template <typename... Part>
 [[noreturn]] void RefuseOther(const std::string& sampler, const Part&... what) {
-  Raise(sampler, " got ", what...,
-        ": make another sampler after parameters have grown, shrunk or been "
-        "replaced (further ones come with add_param_group)");
+  Raise(sampler, ": ", what...,
+        " when noise offsets were assigned: make another sampler after "
+        "parameters have grown, shrunk or been replaced (further ones come "
+        "with add_param_group)");
 }
 
 }  // namespace
@@ -113,15 +114,14 @@ void SamplerImpl::check_numbers() {
     const GroupState& known = chain_.groups[i];
     const auto& params = groups()[i].params();
     if (params.size() != known.sizes.size()) {
-      RefuseOther(name(), params.size(), " parameters in group ", i,
-                  ", whose noise is numbered for ", known.sizes.size());
+      RefuseOther(name(), "group ", i, " has ", params.size(),
+                  " parameters; it had ", known.sizes.size());
     }
     for (size_t j = 0; j < params.size(); ++j) {
       const int64_t size = SizeOf(params[j], chains);
       if (size == known.sizes[j]) continue;
-      RefuseOther(name(), "a parameter of ", size, " elements, number ", j,
-                  " of group ", i, ", whose noise is numbered for ",
-                  known.sizes[j]);
+      RefuseOther(name(), "parameter ", j, " of group ", i, " has ", size,
+                  " elements; it had ", known.sizes[j]);
     }
   }
   if (is_as_before) return;

@@ -128,10 +128,11 @@ TEST(Numbers, OfEverySamplerAreOfParametersWithTheirSizes) {
       params[0].set_data(torch::linspace(-1, 1, size));
       const c10::IValue before = Snapshot(*sampler, params);
       EXPECT_EQ(MessageOf<std::runtime_error>([&] { Step(*sampler); }),
-                method.name + " got a parameter of " + std::to_string(size) +
-                    " elements, number 0 of group 0, whose noise is numbered "
-                    "for 3: make another sampler after parameters have grown, "
-                    "shrunk or been replaced (further ones come with "
+                method.name + ": parameter 0 of group 0 has " +
+                    std::to_string(size) +
+                    " elements; it had 3 when noise offsets were assigned: "
+                    "make another sampler after parameters have grown, shrunk "
+                    "or been replaced (further ones come with "
                     "add_param_group)");
       EXPECT_TRUE(SameValues(Snapshot(*sampler, params), before));
     }
@@ -147,9 +148,10 @@ TEST(Numbers, OfListsOfAnotherLengthAreRefused) {
     sampler->param_groups()[0].params().push_back(Param(4));
     EXPECT_EQ(MessageOf<std::runtime_error>([&] { Step(*sampler); }),
               method.name +
-                  " got 3 parameters in group 0, whose noise is numbered for "
-                  "2: make another sampler after parameters have grown, shrunk "
-                  "or been replaced (further ones come with add_param_group)");
+                  ": group 0 has 3 parameters; it had 2 when noise offsets "
+                  "were assigned: make another sampler after parameters have "
+                  "grown, shrunk or been replaced (further ones come with "
+                  "add_param_group)");
     sampler->param_groups()[0].params().pop_back();
     Step(*sampler);
   }
